@@ -8,10 +8,9 @@ from typing import Any
 from warploom.bench.peers import torch_module
 from warploom.core.dtypes import DType
 from warploom.kernels.attention.problem import AttentionProblem
-from warploom.kernels.attention.reference import F32_SLACK, UNIT_ROUNDOFF, ErrorReport
+from warploom.kernels.attention.reference import ErrorReport, largest_errors, reported
 
 _BLOCK_ELEMENTS = 1 << 27  # of a block of scores: 1 GiB in float64
-_TINY = 1e-300  # allowed where nothing but 0 is right
 
 
 def torch_error(out: Any, q: Any, k: Any, v: Any, dtype: DType, problem: AttentionProblem | None = None) -> ErrorReport:
@@ -34,7 +33,7 @@ def torch_error(out: Any, q: Any, k: Any, v: Any, dtype: DType, problem: Attenti
                 worst, largest, rounding = (
                     torch.maximum(x, y) for x, y in zip((worst, largest, rounding), found, strict=True)
                 )
-    return ErrorReport(float(worst), 1.0, float(largest) / max(float(rounding), 1e-300))
+    return reported(worst, largest, rounding)
 
 
 def _scores(torch: Any, q: Any, k: Any, diagonal: int, problem: AttentionProblem | None) -> Any:
@@ -61,6 +60,4 @@ def _block(torch: Any, got: Any, scores: Any, v: Any, dtype: DType, kind: Any) -
     weights = torch.nan_to_num_(torch.softmax(scores, -1), nan=0.0)  # of a row that sees no key
     expected, magnitude = weights @ v, weights @ v.abs()
     rounded = (weights.to(kind).double() @ v).to(kind).double()
-    error = torch.nan_to_num((got - expected).abs(), nan=math.inf)
-    allowed = UNIT_ROUNDOFF[dtype.name] * (expected.abs() + magnitude) + F32_SLACK * magnitude
-    return (error / allowed.clamp_min(_TINY)).max(), error.max(), (rounded - expected).abs().max()
+    return largest_errors(got, expected, magnitude, rounded, dtype)

@@ -16,18 +16,11 @@ from warploom.bench.timing import Candidate
 from warploom.bench.workload import OnGpu
 from warploom.core.dtypes import DType, f16, f32
 from warploom.core.errors import ConfigError, ProblemError
-from warploom.interop.arrays import address, describe
+from warploom.interop.arrays import address, describe, torch_element_type
 from warploom.kernels.ladder import Rung
 from warploom.kernels.matmul.ladder import BEST, summed_in
 from warploom.kernels.matmul.problem import MatmulConfig, MatmulProblem, contiguous_problem
-from warploom.kernels.matmul.reference import (
-    F16_TINY,
-    UNIT_ROUNDOFF,
-    GemmError,
-    accumulation_bound,
-    gemm_error,
-    gemm_reference,
-)
+from warploom.kernels.matmul.reference import GemmError, GemmReference, gemm_error, gemm_reference, largest_error
 from warploom.kernels.settings import refuse
 from warploom.ops.backends import EMULATION_OVERHEAD, SECONDS_PER_FLOP, emulator_arguments
 from warploom.ops.matmul import plan_matmul
@@ -171,27 +164,15 @@ def _entry(found: GemmError) -> ErrorEntry:
 
 @dataclass(frozen=True)
 class TorchBlock:
-    """Rows of a float64 product from row ``start`` on, with Σ|a|·|b| of each element; torch tensors of one device."""
+    """Rows of a float64 product from row ``start`` on."""
 
     start: int
-    product: Any
-    magnitudes: Any
-    depth: int
+    rows: GemmReference
 
     def error(self, out: Any, accumulate: DType) -> Any:
-        """The largest |c - c64| of these rows of ``out`` over what the types allow at that element; of NaN, infinity.
-
-        The bounds of :func:`warploom.kernels.matmul.reference.gemm_error`. A tensor of one element: nothing waits.
-        """
-        torch = __import__("torch")
-        out_dtype = str(out.dtype).rpartition(".")[2]
-        u = UNIT_ROUNDOFF[{"float16": "f16", "bfloat16": "bf16", "float32": "f32"}[out_dtype]]
-        gamma = accumulation_bound(self.depth, accumulate)
-        steps = -(-self.depth // 16) if accumulate is f16 else int(out_dtype == "float16")
-        rows = out[self.start : self.start + self.product.shape[0]].double()
-        allowed = u * (1 + gamma) * self.product.abs() + gamma * (1 + u) * self.magnitudes + steps * F16_TINY
-        error = torch.nan_to_num((rows - self.product).abs(), nan=torch.inf)
-        return (error / allowed.clamp_min(np.finfo(np.float64).tiny)).max()
+        """:func:`.largest_error` of these rows of ``out``, as a tensor of one element: nothing waits."""
+        got = out[self.start : self.start + self.rows.product.shape[0]].double()
+        return largest_error(got, self.rows, torch_element_type(out.dtype), accumulate)
 
 
 def torch_blocks(a: Any, b: Any) -> Iterator[TorchBlock]:
@@ -199,7 +180,7 @@ def torch_blocks(a: Any, b: Any) -> Iterator[TorchBlock]:
     right, magnitudes = b.double(), b.double().abs()
     for start in range(0, a.shape[0], _BLOCK_ROWS):
         left = a[start : start + _BLOCK_ROWS].double()
-        yield TorchBlock(start, left @ right, left.abs() @ magnitudes, a.shape[-1])
+        yield TorchBlock(start, GemmReference(left @ right, left.abs() @ magnitudes, a.shape[-1]))
 
 
 def blocks_error(blocks: Iterable[TorchBlock], out: Any, accumulate: DType) -> GemmError:

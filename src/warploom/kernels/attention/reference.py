@@ -16,6 +16,7 @@ UNIT_ROUNDOFF = {"bf16": 2.0**-8, "f16": 2.0**-11}
 
 F32_SLACK = 2.0**-18
 """Relative slack for float32 accumulation and the approximate exponential, against Σ p·|v|."""
+_TINY = 1e-300  # allowed where nothing but 0 is right: rows that see no key
 
 
 @dataclass(frozen=True)
@@ -73,13 +74,22 @@ def attention_reference(
 
 def attention_error(out: Any, reference: AttentionReference, dtype: DType) -> ErrorReport:
     """How far ``out`` (shaped like the reference) is from float64, by element. NaN counts as infinitely far."""
-    u = UNIT_ROUNDOFF[dtype.name]
     got = np.asarray(out).astype(np.float64)
-    error = np.abs(got - reference.output)
-    error = np.where(np.isnan(error), np.inf, error)
-    allowed = u * (np.abs(reference.output) + reference.magnitude) + F32_SLACK * reference.magnitude
-    as_rounded = reference.rounded_p.astype(dtype.numpy).astype(np.float64)
-    of_rounding = np.abs(as_rounded - reference.output).max()
-    exact = np.where(error == 0.0, 0.0, np.inf)  # where nothing but 0 is right: rows that see no key
-    worst = np.divide(error, allowed, out=exact, where=allowed > 0.0).max()
-    return ErrorReport(float(worst), 1.0, float(error.max() / max(of_rounding, 1e-300)))
+    rounded = reference.rounded_p.astype(dtype.numpy).astype(np.float64)
+    return reported(*largest_errors(got, reference.output, reference.magnitude, rounded, dtype))
+
+
+def largest_errors(got: Any, expected: Any, magnitude: Any, rounded: Any, dtype: DType) -> tuple[Any, Any, Any]:
+    """(largest error over what is allowed, largest error, that of ``rounded``, which has P and O rounded to the type).
+
+    Of float64 arrays of NumPy, or of torch.
+    """
+    error = abs(got - expected)
+    error[error != error] = math.inf
+    allowed = UNIT_ROUNDOFF[dtype.name] * (abs(expected) + magnitude) + F32_SLACK * magnitude
+    return (error / (allowed + _TINY)).max(), error.max(), abs(rounded - expected).max()
+
+
+def reported(worst: Any, largest: Any, rounding: Any) -> ErrorReport:
+    """What :func:`largest_errors` found, of all parts of a result."""
+    return ErrorReport(float(worst), 1.0, float(largest) / max(float(rounding), _TINY))

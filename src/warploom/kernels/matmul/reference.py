@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from warploom.core.dtypes import DType, f16, f32
 
@@ -24,10 +24,10 @@ MMA_DEPTH = 16
 
 @dataclass(frozen=True)
 class GemmReference:
-    """float64 results: A·B and Σ|a|·|b| per element, and the depth of the sums."""
+    """float64 results, NumPy's or torch's: A·B and Σ|a|·|b| per element, and the depth of the sums."""
 
-    product: NDArray[np.float64]
-    magnitude: NDArray[np.float64]
+    product: Any
+    magnitude: Any
     depth: int
 
 
@@ -69,12 +69,14 @@ def accumulation_bound(depth: int, accumulate: DType) -> float:
 def gemm_error(out: Any, reference: GemmReference, out_dtype: DType, accumulate: DType = f32) -> GemmError:
     """How far ``out`` is from float64, by element. NaN counts as infinitely far."""
     got = np.asarray(out).astype(np.float64)
-    error = np.abs(got - reference.product)
-    error = np.where(np.isnan(error), np.inf, error)
-    gamma = accumulation_bound(reference.depth, accumulate)
-    u = UNIT_ROUNDOFF[out_dtype.name]
-    allowed = u * (1.0 + gamma) * np.abs(reference.product) + (gamma + u * gamma) * reference.magnitude
-    if f16 in (out_dtype, accumulate):
-        steps = -(-reference.depth // MMA_DEPTH) if accumulate is f16 else 1
-        allowed = allowed + steps * F16_TINY
-    return GemmError(float((error / np.maximum(allowed, np.finfo(np.float64).tiny)).max(initial=0.0)))
+    return GemmError(float(largest_error(got, reference, out_dtype, accumulate)) if got.size else 0.0)
+
+
+def largest_error(got: Any, reference: GemmReference, out_dtype: DType, accumulate: DType) -> Any:
+    """The largest |c - c64| over what the types allow at that element, of float64 NumPy arrays or torch tensors."""
+    error = abs(got - reference.product)
+    error[error != error] = math.inf
+    gamma, u = accumulation_bound(reference.depth, accumulate), UNIT_ROUNDOFF[out_dtype.name]
+    allowed = u * (1.0 + gamma) * abs(reference.product) + (gamma + u * gamma) * reference.magnitude
+    steps = -(-reference.depth // MMA_DEPTH) if accumulate is f16 else int(out_dtype is f16)
+    return (error / (allowed + (steps * F16_TINY + float(np.finfo(np.float64).tiny)))).max()
