@@ -361,7 +361,7 @@ def make(job: tuple[Cell, str | None, str]) -> None:
         forward = replace(problem, lse=True)
         chosen = choose_forward(forward, goal)[0]
         assert not isinstance(chosen, Decode), "every cell has many queries"
-        built(chosen.call(forward, Operands((q, k, v, o), "bshd"), 132).source, arch)
+        built(chosen.call(forward, Operands.contiguous(forward), 132).source, arch)
         return
     config: BackwardConfig = choose(BackwardProblem(problem), goal)[0] if text is None else parse_config(text)
     for call in config.calls(BackwardProblem(problem), BackwardOperands((o, q, k, v, o, q, k, v), "bshd"), 132):

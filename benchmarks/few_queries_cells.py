@@ -76,16 +76,10 @@ def rows_of(config: AttentionConfig) -> int:
     return config.tile_m
 
 
-def operands(p: AttentionProblem) -> Operands:
-    """Of row-major arrays (batch, sequence, heads, head_dim)."""
-    q, k = ((n * h * p.head_dim, p.head_dim, h * p.head_dim) for n, h in ((p.q_len, p.heads), (p.kv_len, p.kv_heads)))
-    return Operands((q, k, k, q), "bshd")
-
-
 def sources(goal: Target) -> set[KernelSource]:
     """Those of all kernels of all cells."""
     made = ((c, p) for p in cells() for c in kernels(p, goal).values())
-    return {call.source for c, p in made for call in calls_of(c, p, operands(p), 132)}
+    return {call.source for c, p in made for call in calls_of(c, p, Operands.contiguous(p), 132)}
 
 
 def fresh(p: AttentionProblem) -> list[Any]:

@@ -226,7 +226,7 @@ def make(job: tuple[Cell, str]) -> None:
     even = AttentionProblem(cell.batch, h, g, cell.queries, cell.keys, d, bf16, CAUSAL)
     rows = (cell.queries * h * d, d, h * d)
     side_by_side = (cell.keys * g * d, d, g * d)
-    calls += calls_of(choose(even, goal)[0], even, Operands((rows, side_by_side, side_by_side, rows), "bshd"), 132)
+    calls += calls_of(choose(even, goal)[0], even, Operands.contiguous(even), 132)
     for page in (0, *PAGES):
         problem = cell.problem(page)
         of_page = (page * g * d, d, g * d) if page else side_by_side

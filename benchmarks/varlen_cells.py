@@ -388,9 +388,8 @@ def make(job: tuple[Cell, str, bool]) -> None:
     packed, q, kv = cell.packed, (h * d, d), (g * d, d)
     sources = [call.source for call in packed_calls(choose_packed(packed, target(arch)), packed, (q, kv, kv, q), 132)]
     even = AttentionProblem(cell.batch, h, g, cell.length, cell.length, d, bf16, packed.window)
-    rows, keys = (cell.length * h * d, d, h * d), (cell.length * g * d, d, g * d)
     chosen: Any = choose(even, target(arch))[0]
-    sources.append(chosen.call(even, Operands((rows, keys, keys, rows), "bshd"), 132).source)
+    sources.append(chosen.call(even, Operands.contiguous(even), 132).source)
     if backward:
         sources += sources_of_gradients(cell, arch)
     for source in sources:

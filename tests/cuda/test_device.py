@@ -71,7 +71,7 @@ def use(monkeypatch, driver, nvrtc=(13, 0)) -> None:
     real = device.importlib.import_module
     fakes = {"cuda.bindings.driver": driver, "cuda.core": object()}
     monkeypatch.setattr(device.importlib, "import_module", lambda name, *rest: fakes.get(name) or real(name, *rest))
-    monkeypatch.setattr(device, "_version", lambda *names: "1.2.3")
+    monkeypatch.setattr(device, "installed_version", lambda *names: "1.2.3")
     monkeypatch.setattr(device, "nvrtc_version", lambda: nvrtc)
     monkeypatch.setattr(device, "compiler_generation", lambda: nvrtc[0])
 
@@ -136,7 +136,7 @@ def test_nothing_installed_at_all(monkeypatch, tmp_path):
         raise ModuleNotFoundError(name)
 
     monkeypatch.setattr(device.importlib, "import_module", nothing)
-    monkeypatch.setattr(device, "_version", lambda *names: None)
+    monkeypatch.setattr(device, "installed_version", lambda *names: None)
     monkeypatch.setattr(device, "find_nvdisasm", lambda: None)
     monkeypatch.setenv("WARPLOOM_CACHE", str(tmp_path / "file" / "below"))
     (tmp_path / "file").write_text("not a folder")

@@ -41,6 +41,5 @@ def test_wgmma_is_not_serialised_where_a_tile_has_the_most_to_keep(head_dim: int
     problem = AttentionProblem(2, 8, 8, length, length, head_dim, bf16, (None, 0), lse=True, sinks=True)
     config = choose(problem, target("sm_90a"))[0]
     assert isinstance(config, ForwardSm90)
-    own = 8 * length * head_dim, head_dim, 8 * head_dim
-    call = config.call(problem, Operands((own, own, own, own), "bshd"), 132)
+    call = config.call(problem, Operands.contiguous(problem), 132)
     assert compiled(call.source.program, "sm_90a").resources.registers

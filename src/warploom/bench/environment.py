@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import os
 import platform
 from dataclasses import asdict
@@ -20,7 +19,7 @@ def environment(device: int | None = None) -> dict[str, Any]:
 
     ``driver`` is the driver's own version ("580.65.06"), ``cuda_driver`` the newest CUDA it supports ("13.0").
     """
-    from warploom.cuda.device import probe
+    from warploom.cuda.device import installed_version, probe
 
     report = probe()
     gpu = next((g for g in report.gpus if device is None or g.index == device), None)
@@ -31,7 +30,7 @@ def environment(device: int | None = None) -> dict[str, Any]:
         "os": platform.platform(),
         "machine": platform.machine(),
         "cores": os.cpu_count(),
-        "packages": {name: version for name in _PACKAGES if (version := _version(name)) is not None},
+        "packages": {name: version for name in _PACKAGES if (version := installed_version(name)) is not None},
         "nvrtc": report.nvrtc,
         "driver": _driver(gpu.index) if gpu else None,
         "cuda_driver": report.driver,
@@ -53,10 +52,3 @@ def _driver(device: int) -> str | None:
 
     found = GpuMonitor(cuda_core().Device(device).pci_bus_id).state().get("driver")
     return None if found is None else str(found)
-
-
-def _version(name: str) -> str | None:
-    try:
-        return importlib.metadata.version(name)
-    except importlib.metadata.PackageNotFoundError:
-        return None

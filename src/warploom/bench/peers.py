@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import importlib
-import importlib.metadata
 from collections.abc import Callable
 from typing import Any
 
 from warploom.core.errors import UnsupportedDeviceError
+from warploom.cuda.device import installed_version
 
 SDPA_BACKENDS = {"torch_flash": "FLASH_ATTENTION", "torch_cudnn": "CUDNN_ATTENTION", "torch_math": "MATH"}
 """Names in results, and PyTorch's names of the backends of ``scaled_dot_product_attention``."""
@@ -68,11 +68,4 @@ def flash_attention_4() -> tuple[Callable[..., Any] | None, str]:
         found = function(q, k, v, causal=causal, **others)
         return found[0] if isinstance(found, tuple) else found
 
-    return run, _version("flash-attn-4")
-
-
-def _version(package: str) -> str:
-    try:
-        return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        return "of unknown version"
+    return run, installed_version("flash-attn-4") or "of unknown version"

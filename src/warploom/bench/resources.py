@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import re
 from typing import Any
 
 from warploom.core.errors import CompileError, UnsupportedDeviceError, WarploomError
 from warploom.core.targets import target
+from warploom.cuda.cubin import disassemble
+from warploom.inspect.sass import parse_sass
 from warploom.ir.program import Program
 from warploom.ops.backends import compiled
 
 TargetEntry = dict[str, Any]
-_SASS_INSTRUCTION = re.compile(r"^\s*/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+\s+)?([A-Z][A-Z0-9_]*)", re.MULTILINE)
 
 
 def missing_compiler() -> str | None:
@@ -46,21 +46,8 @@ def compile_for(program: Program, arch: str) -> TargetEntry:
         "stack_bytes": needs.stack_bytes,
         "shared_bytes": needs.static_shared_bytes + program.shared_bytes,
     }
-    count = instruction_count(kernel.cubin)
-    return entry if count is None else entry | {"instructions": count}
-
-
-def instruction_count(cubin: bytes) -> int | None:
-    """SASS instructions of a cubin without the padding behind the last; None without nvdisasm."""
-    from warploom.cuda.cubin import disassemble
-
     try:
-        sass = disassemble(cubin)
+        (listing,) = parse_sass(disassemble(kernel.cubin))
     except (WarploomError, ValueError):
-        return None
-    return count_instructions(sass)
-
-
-def count_instructions(sass: str) -> int:
-    """Instructions in nvdisasm's text; the ``NOP`` that pad the end do not count."""
-    return sum(name != "NOP" for name in _SASS_INSTRUCTION.findall(sass))
+        return entry
+    return entry | {"instructions": sum(x.mnemonic != "NOP" for x in listing.instructions)}  # which pad the end

@@ -216,7 +216,8 @@ def target_of(index: int) -> Target:
         raise UnsupportedDeviceError(f"GPU {index} ({found[index].name}): {error}") from error
 
 
-def _version(*distributions: str) -> str | None:
+def installed_version(*distributions: str) -> str | None:
+    """The version of the first of these distributions that is installed; None where none is."""
     for name in distributions:
         try:
             return importlib.metadata.version(name)
@@ -257,7 +258,7 @@ def probe() -> DeviceReport:
         nvrtc = "{}.{}".format(*nvrtc_version())
     except Exception as error:
         problems.append(str(error))
-    if _version("cuda-core"):
+    if installed_version("cuda-core"):
         try:
             driver = "{}.{}".format(*driver_version())
             found = gpus()
@@ -279,8 +280,8 @@ def probe() -> DeviceReport:
     if unusable:
         problems.append(f"the cache cannot be used ({unusable}): kernels are compiled anew in every process; "
                         "set WARPLOOM_CACHE to a folder of yours")  # fmt: skip
-    packages = {name: _version(*(_CUPY_WHEELS if name == "cupy" else (name,))) for name in _FRAMEWORKS}
+    packages = {name: installed_version(*(_CUPY_WHEELS if name == "cupy" else (name,))) for name in _FRAMEWORKS}
     return DeviceReport(
-        driver=driver, gpus=found, nvrtc=nvrtc, nvdisasm=nvdisasm, cuda_core=_version("cuda-core"),
+        driver=driver, gpus=found, nvrtc=nvrtc, nvdisasm=nvdisasm, cuda_core=installed_version("cuda-core"),
         cache_folder=folder, cache_writable=not unusable, cache_bytes=size, packages=packages, problems=tuple(problems),
     )  # fmt: skip

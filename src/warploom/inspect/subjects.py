@@ -16,10 +16,8 @@ HEADS, LENGTH = 16, 4096
 
 def attention_program(config: AttentionConfig) -> Program:
     """The Program of an attention configuration: no mask, Q, K, V and O with the same strides."""
-    d = config.head_dim
-    problem = AttentionProblem(1, HEADS, HEADS, LENGTH, LENGTH, d, config.dtype)
-    strides = LENGTH * HEADS * d, d, HEADS * d
-    return config.call(problem, Operands((strides, strides, strides, strides), "bshd"), 1).source.program
+    problem = AttentionProblem(1, HEADS, HEADS, LENGTH, LENGTH, config.head_dim, config.dtype)
+    return config.call(problem, Operands.contiguous(problem), 1).source.program
 
 
 SQUARE = 4096

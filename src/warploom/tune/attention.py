@@ -40,12 +40,7 @@ def _misfits(problem: AttentionProblem, config: AttentionConfig, target: Target)
 
 
 def _source(problem: AttentionProblem, config: AttentionConfig) -> KernelSource:
-    """The kernel on contiguous (batch, sequence, heads, head_dim) tensors."""
-    q, k = (
-        (length * heads * problem.head_dim, problem.head_dim, heads * problem.head_dim)
-        for length, heads in ((problem.q_len, problem.heads), (problem.kv_len, problem.kv_heads))
-    )
-    return config.call(problem, Operands((q, k, k, q), "bshd"), 1).source
+    return config.call(problem, Operands.contiguous(problem), 1).source
 
 
 def _parse(text: str) -> AttentionConfig:

@@ -211,6 +211,19 @@ class Operands:
     strides: tuple[TensorStrides, TensorStrides, TensorStrides, TensorStrides]
     layout: str
 
+    @classmethod
+    def contiguous(cls, problem: AttentionProblem) -> Operands:
+        """Row-major tensors (batch, sequence, heads, head_dim)."""
+        p = problem
+        q, k, v, out = (
+            (length * heads * cols, cols, heads * cols)
+            for length, heads, cols in (
+                (p.q_len, p.heads, p.head_dim), (p.kv_len, p.kv_heads, p.head_dim),
+                (p.kv_len, p.kv_heads, p.value_dim), (p.q_len, p.heads, p.value_dim),
+            )
+        )  # fmt: skip
+        return cls((q, k, v, out), "bshd")
+
     def scalars(self) -> dict[str, int]:
         """The strides of batches and heads by the kernels' names of them."""
         return {
