@@ -92,24 +92,25 @@ def _step(row: Mapping[str, Any], name: str) -> str:
 
 
 def training(result: Result) -> str:
-    """A training of ``examples/train_gpt.py`` with each of the two: losses, speed, memory, and the picture."""
+    """A training of ``examples/train_gpt.py`` with each choice of kernels: losses, speed, memory, and the picture."""
     runs, last = result["runs"], result["last"]
     body: list[list[str]] = []
-    for kind, found in groupby(runs, key=lambda run: run["attention"]):
+    for kind, found in groupby(runs, key=lambda run: (run["attention"], run["loss"])):
         own = list(found)
         ends = [sum(run["losses"][-last:]) / last for run in own]
         tokens = sorted(run["tokens_per_second"] for run in own)[len(own) // 2]
         peak = max(run["peak_bytes"] for run in own) / 2**30
-        body.append([kind, " · ".join(f"{end:.3f}" for end in ends), f"{tokens / 1e3:.0f}k", f"{peak:.1f} GiB"])
+        body.append([*kind, " · ".join(f"{end:.3f}" for end in ends), f"{tokens / 1e3:.0f}k", f"{peak:.1f} GiB"])
     verdict = "no further" if result["apart"] <= result["spread"] else "further"
     said = (
         f"## The same curve\n\n{runs[0]['parameters'] / 1e6:.0f} million parameters, {result['steps']} steps of "
         f"{result['tokens']} tokens, `torch.compile`, attention and loss by these kernels or by PyTorch's, "
         f"{len(runs) // len(body)} seeds each (`benchmarks/train_gpt_h200.py`). From the same seed the last losses lie "
-        f"{result['apart']:.4f} apart at most, {verdict} than those of two seeds ({result['spread']:.4f}):\n\n"
+        f"{result['apart']:.4f} from PyTorch's at most, {verdict} than those of two seeds from each other "
+        f"({result['spread']:.4f}):\n\n"
         "![Losses of all runs by step](../evidence/train-gpt.svg)\n\n"
     )
-    header = ["kernels", f"mean loss of the last {last} steps", "tokens/s", "peak memory"]
+    header = ["attention", "loss", f"mean loss of the last {last} steps", "tokens/s", "peak memory"]
     return said + markdown_table(header, body)
 
 
@@ -121,15 +122,17 @@ def draw_training(result: Result, out: Path) -> None:
     style = {"svg.hashsalt": "warploom", "svg.fonttype": "none", "axes.spines.top": False, "axes.spines.right": False}
     with matplotlib.rc_context(style):
         figure, axes = pyplot.subplots(figsize=(7.0, 3.6))
-        for number, run in enumerate(result["runs"]):
+        named: set[str] = set()
+        for run in result["runs"]:
+            name = f"{run['attention']}, loss {run['loss']}"
             parts = [run["losses"][i : i + SMOOTHED] for i in range(0, len(run["losses"]), SMOOTHED)]
-            first = run["attention"] not in [other["attention"] for other in result["runs"][:number]]
             axes.plot(
                 [SMOOTHED * i + len(part) / 2 for i, part in enumerate(parts)],
                 [sum(part) / len(part) for part in parts],
-                color=COLOURS[run["attention"]], label=run["attention"] if first else None, linewidth=1.0,
-                linestyle="-" if run["attention"] == "warploom" else "--",
+                color=COLOURS[run["attention"]], label=None if name in named else name, linewidth=1.0,
+                linestyle="-" if run["loss"] == "warploom" else "--",
             )  # fmt: skip
+            named.add(name)
         axes.set_xlabel("step")
         axes.set_ylabel("loss")
         axes.legend(frameon=False)

@@ -61,8 +61,8 @@ def test_losses_stand_beside_their_peers():
 @pytest.fixture
 def training():
     runs = [
-        {"attention": kind, "seed": seed, "parameters": 2e6, "losses": [2.0, 1.0 + seed], "tokens_per_second": 3000,
-         "peak_bytes": 2**30}
+        {"attention": kind, "loss": kind, "seed": seed, "parameters": 2e6, "losses": [2.0, 1.0 + seed],
+         "tokens_per_second": 3000, "peak_bytes": 2**30}
         for kind in ("warploom", "torch") for seed in (0, 1)
     ]  # fmt: skip
     return {"runs": runs, "last": 1, "apart": 0.5, "spread": 0.4, "steps": 2, "tokens": 8}
@@ -70,8 +70,8 @@ def training():
 
 def test_trainings_stand_beside_each_other(training, tmp_path):
     found = sections.training(training)
-    assert rows_of(found) == [[kind, "1.000 · 2.000", "3k", "1.0 GiB"] for kind in ("warploom", "torch")]
-    assert "0.5000 apart at most, further than those of two seeds (0.4000)" in found
+    assert rows_of(found) == [[kind, kind, "1.000 · 2.000", "3k", "1.0 GiB"] for kind in ("warploom", "torch")]
+    assert "0.5000 from PyTorch's at most, further than" in found
 
 
 def test_a_training_is_drawn(training, tmp_path):
