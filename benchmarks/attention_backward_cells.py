@@ -31,6 +31,7 @@ from warploom.kernels.attention.backward_choice import choose
 from warploom.kernels.attention.decode import Decode
 from warploom.kernels.attention.gradient_reference import gradient_reference
 from warploom.kernels.attention.problem import AttentionProblem
+from warploom.kernels.attention.reference import seen_of
 from warploom.ops.backends import built
 
 TOKENS, WIDTH = 16384, 2048
@@ -245,17 +246,9 @@ def runs(cell: Cell, options: argparse.Namespace) -> dict[str, Run]:
 
 def seen(cell: Cell) -> Any:
     """Which scores count, or None."""
-    import torch
-
-    left, right = cell.sides
-    if (left, right) == (None, None):
+    if cell.sides == (None, None):
         return None
-    rows = torch.arange(cell.q_len, device="cuda")[:, None] + cell.kv_len - cell.q_len
-    keys = torch.arange(cell.kv_len, device="cuda")[None]
-    found = torch.ones(cell.q_len, cell.kv_len, dtype=torch.bool, device="cuda")
-    if left is not None:
-        found &= keys >= rows - left
-    return found if right is None else found & (keys <= rows + right)
+    return seen_of(cell.q_len, cell.kv_len, cell.sides, device="cuda")
 
 
 def errors(cell: Cell, named: dict[str, Run], failed: dict[str, str]) -> dict[str, float]:

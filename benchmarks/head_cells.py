@@ -29,7 +29,7 @@ from warploom.kernels.attention.backward_choice import choose as choose_backward
 from warploom.kernels.attention.choice import choose, parse_config
 from warploom.kernels.attention.gradient_reference import gradient_reference
 from warploom.kernels.attention.problem import AttentionProblem, Operands
-from warploom.kernels.attention.reference import F32_SLACK, UNIT_ROUNDOFF
+from warploom.kernels.attention.reference import attention_error, attention_reference, seen_of
 from warploom.ops.backends import built
 
 TOKENS = 16384
@@ -169,11 +169,7 @@ def of_autograd(run: Run) -> Run:
 
 def seen(cell: Cell) -> Any:
     """Which scores count."""
-    import torch
-
-    ahead = torch.arange(cell.length, device="cuda")[None] - torch.arange(cell.length, device="cuda")[:, None]
-    found = ahead <= 0 if cell.causal else torch.ones_like(ahead, dtype=torch.bool)
-    return found if cell.window is None else found & (ahead >= -cell.window)
+    return seen_of(cell.length, cell.length, cell.problem.window, device="cuda")
 
 
 def forward_error(cell: Cell, x: dict[str, Any], out: Any) -> float:
@@ -181,14 +177,11 @@ def forward_error(cell: Cell, x: dict[str, Any], out: Any) -> float:
     import torch
 
     rows, head = torch.randperm(cell.length, device="cuda")[:CHECKED_ROWS], cell.heads - 1
-    q, k, v = x["q"][0, rows, head].double(), x["k"][0, :, -1].double(), x["v"][0, :, -1].double()
-    scores = (q @ k.T / math.sqrt(cell.head_dim)).masked_fill(~seen(cell)[rows], -math.inf)
-    if x["sinks"] is not None:
-        scores = torch.cat([scores, x["sinks"][head].double().expand(len(rows), 1)], 1)
-    p = torch.softmax(scores, -1)[:, : cell.length]
-    exact, magnitude = p @ v, p @ v.abs()
-    allowed = UNIT_ROUNDOFF["bf16"] * (exact.abs() + magnitude) + F32_SLACK * magnitude
-    return float(((out[0, rows, head].double() - exact).abs().nan_to_num(nan=math.inf) / allowed).max())
+    given, sinks = (x["q"][0, rows, head], x["k"][0, :, -1], x["v"][0, :, -1]), x["sinks"]
+    of_head = None if sinks is None else sinks[head]
+    return attention_error(
+        out[0, rows, head], attention_reference(*given, dtype=bf16, seen=seen(cell)[rows], sinks=of_head), bf16
+    ).value
 
 
 def backward_error(cell: Cell, x: dict[str, Any], found: Any) -> float:

@@ -39,7 +39,7 @@ from warploom.kernels.attention.packed import PackedProblem, choose_packed, pack
 from warploom.kernels.attention.packed_backward import choose_packed_backward, packed_backward_calls
 from warploom.kernels.attention.packed_backward_problem import PackedBackwardProblem
 from warploom.kernels.attention.problem import AttentionProblem, Operands
-from warploom.kernels.attention.reference import F32_SLACK, UNIT_ROUNDOFF
+from warploom.kernels.attention.reference import attention_error, attention_reference
 from warploom.kernels.source import KernelSource
 from warploom.ops.attention_varlen_backward import attention_varlen_backward
 from warploom.ops.backends import built
@@ -242,14 +242,8 @@ def excess(q: Any, k: Any, v: Any, last: Any, out: Any) -> float:
     """The largest |o - o64| over what bf16 allows: (rows, head_dim); row i sees keys up to last[i], or all of them."""
     import torch
 
-    scores = q.double() @ k.double().T / math.sqrt(q.shape[1])
-    if last is not None:
-        scores = scores.masked_fill(torch.arange(len(k), device="cuda")[None] > last[:, None], -math.inf)
-    p = torch.softmax(scores, -1)
-    expected, magnitude = p @ v.double(), p @ v.double().abs()
-    allowed = UNIT_ROUNDOFF["bf16"] * (expected.abs() + magnitude) + F32_SLACK * magnitude
-    error = (out.double() - expected).abs()
-    return float((torch.nan_to_num(error, nan=math.inf) / allowed).max())
+    seen = None if last is None else torch.arange(len(k), device=k.device)[None] <= last[:, None]
+    return attention_error(out, attention_reference(q, k, v, bf16, seen=seen), bf16).value
 
 
 def largest_error(cell: Cell, x: Inputs, lengths: list[int], out: Any) -> float:

@@ -7,6 +7,7 @@ import pytest
 import warploom
 from warploom.core.dtypes import bf16, f16
 from warploom.kernels.attention.gradient_reference import gradient_reference
+from warploom.kernels.attention.reference import seen_of
 
 torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.gpu
@@ -38,12 +39,7 @@ def seen_by(q_len, kv_len, causal, window):
     left, right = window or (None, None)
     if causal:
         right = 0 if right is None else min(right, 0)
-    rows = torch.arange(q_len, device="cuda")[:, None] + kv_len - q_len
-    keys = torch.arange(kv_len, device="cuda")[None]
-    found = torch.ones(q_len, kv_len, dtype=torch.bool, device="cuda")
-    if left is not None:
-        found &= keys >= rows - left
-    return found if right is None else found & (keys <= rows + right)
+    return seen_of(q_len, kv_len, (left, right), device="cuda")
 
 
 @pytest.mark.parametrize("number", range(FAMILIES))

@@ -6,34 +6,15 @@ import random
 import pytest
 
 import warploom
+from tests.kernels.attention64 import near
+from warploom.core.dtypes import bf16, f16
+from warploom.kernels.attention.reference import attention_reference, seen_of
 
 torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.gpu
 
 FAMILIES = 40
 PROBLEMS_PER_FAMILY = 50
-UNIT = {torch.bfloat16: 2.0**-8, torch.float16: 2.0**-11}
-
-
-def reference(q, k, v, *, left, right, softcap, scale, sinks=None):
-    """(O, Σ p·|v|, log-sum-exp), heads first, in float64."""
-    group = q.shape[1] // k.shape[1]
-    q, k, v = q.double(), k.double().repeat_interleave(group, 1), v.double().repeat_interleave(group, 1)
-    scores = q @ k.transpose(-1, -2) * (scale or 1 / math.sqrt(q.shape[-1]))
-    if softcap is not None:
-        scores = softcap * torch.tanh(scores / softcap)
-    rows = torch.arange(q.shape[2], device=q.device)[:, None] + k.shape[2] - q.shape[2]
-    keys = torch.arange(k.shape[2], device=q.device)[None]
-    seen = torch.ones_like(scores[0, 0], dtype=torch.bool)
-    if left is not None:
-        seen &= keys >= rows - left
-    if right is not None:
-        seen &= keys <= rows + right
-    scores = scores.masked_fill(~seen, -math.inf)
-    if sinks is not None:
-        scores = torch.cat([scores, sinks.double()[:, None, None].expand(*scores.shape[:-1], 1)], -1)
-    p = torch.softmax(scores, -1).nan_to_num(0.0)[..., : k.shape[2]]
-    return p @ v, p @ v.abs(), torch.logsumexp(scores, -1)
 
 
 def family(number):
@@ -76,11 +57,13 @@ def test_random_problems(number):
         left, right = f["window"] or (None, None)
         if f["causal"]:
             right = 0 if right is None else min(right, 0)
-        limits = {"left": left, "right": right, "softcap": f["softcap"], "scale": f["scale"]}
-        expected, magnitude, lse64 = reference(*heads_first[:3], **limits, sinks=sinks)
-        allowed = UNIT[f["dtype"]] * (expected.abs() + magnitude) + 2.0**-17 * magnitude + 2.0**-25
-        error = (heads_first[3].double() - expected).abs()
-        assert bool((error <= allowed).all()), (f, q.shape, k.shape, float((error - allowed).max()))
+        dtype = bf16 if f["dtype"] is torch.bfloat16 else f16
+        exact = attention_reference(
+            *heads_first[:3], dtype=dtype, scale=f["scale"], seen=seen_of(q_len, kv_len, (left, right), device="cuda"),
+            sinks=sinks, softcap=f["softcap"],
+        )  # fmt: skip
+        assert bool(near(heads_first[3].double(), exact, dtype).all()), (f, q.shape, k.shape)
+        lse64 = exact.lse
         finite = torch.isfinite(lse64)
         assert torch.equal(torch.isfinite(lse), finite)
         assert float((lse.double() - lse64)[finite].abs().max() if finite.any() else 0.0) < 1e-4

@@ -11,7 +11,7 @@ import warploom
 from warploom.core.dtypes import bf16, f16
 from warploom.core.errors import ProblemError
 from warploom.kernels.attention.gradient_reference import Gradient, gradient_reference
-from warploom.kernels.attention.reference import AttentionReference, attention_error, attention_reference
+from warploom.kernels.attention.reference import AttentionReference, attention_error, attention_reference, seen_of
 
 torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.gpu
@@ -33,9 +33,8 @@ def starts_of(lengths: Any) -> Any:
 def wrong(arrays: tuple[Any, ...], out: Any, lengths: tuple[Any, Any], window: Any, dtype: str) -> list[str]:
     """The sequences that float64 has otherwise; rounding is judged over all of them, one may have few elements."""
     q, k, v = (x.float().cpu().numpy() for x in arrays)
-    found, outputs, exacts, group = [], [], [], q.shape[1] // k.shape[1]
-    got, (left, right) = out.float().cpu().numpy(), (np.inf if side is None else side for side in window)
-    at_q = at_k = 0
+    found, outputs, exacts = [], [], []
+    got, at_q, at_k = out.float().cpu().numpy(), 0, 0
     for number, (n, m) in enumerate(zip(*lengths, strict=True)):
         rows, keys = slice(at_q, at_q + n), slice(at_k, at_k + m)
         at_q, at_k = at_q + n, at_k + m
@@ -44,15 +43,12 @@ def wrong(arrays: tuple[Any, ...], out: Any, lengths: tuple[Any, Any], window: A
         if m == 0:
             found += [f"{number} without keys"] if np.any(got[rows] != 0) else []
             continue
-        distance = np.arange(m)[None] - (np.arange(n)[:, None] + m - n)
-        own = [np.swapaxes(q[rows], 0, 1), *(np.repeat(np.swapaxes(x[keys], 0, 1), group, 0) for x in (k, v))]
-        exact = attention_reference(
-            own[0], own[1], own[2], TYPES[dtype][1], seen=(distance >= -left) & (distance <= right)
-        )
+        own = (np.swapaxes(x, 0, 1) for x in (q[rows], k[keys], v[keys]))
+        exact = attention_reference(*own, dtype=TYPES[dtype][1], seen=seen_of(n, m, window))
         error = attention_error(np.swapaxes(got[rows], 0, 1), exact, TYPES[dtype][1])
         found += [] if error.value <= error.bound else [f"{number}: {error}"]
         outputs.append(np.swapaxes(got[rows], 0, 1).ravel())
-        exacts.append([x.ravel() for x in (exact.output, exact.magnitude, exact.rounded_p)])
+        exacts.append([x.ravel() for x in (exact.output, exact.magnitude, exact.rounded_p, exact.lse)])
     together = AttentionReference(*(np.concatenate(x) for x in zip(*exacts, strict=True)))
     error = attention_error(np.concatenate(outputs), together, TYPES[dtype][1])
     return found if error.ok else [*found, f"all: {error}"]

@@ -16,6 +16,11 @@ from warploom.core.dtypes import bf16  # noqa: E402
 from warploom.core.targets import target  # noqa: E402
 from warploom.kernels.attention.choice import choose  # noqa: E402
 from warploom.kernels.attention.problem import AttentionProblem  # noqa: E402
+from warploom.kernels.attention.reference import (  # noqa: E402
+    attention_error,
+    attention_reference,
+    seen_of,
+)
 from warploom.kernels.attention.sm90 import ForwardSm90  # noqa: E402
 from warploom.ops.backends import gpu_present, gpu_target  # noqa: E402
 
@@ -90,15 +95,7 @@ def test_it_loses_nothing_that_is_no_number(config: ForwardSm90, bad: float) -> 
 
 def error_over_bound(config: ForwardSm90, q: Any, k: Any, v: Any, causal: bool) -> float:
     """The largest error over what bf16 allows, against float64."""
-    (q_len, heads, head_dim), (kv_len, kv_heads) = q.shape[1:], k.shape[1:3]
     out = warploom.attention(q, k, v, causal=causal, config=config)
-    q64, k64, v64 = (x.transpose(1, 2).double() for x in (q, k, v))
-    k64, v64 = (x.repeat_interleave(heads // kv_heads, 1) for x in (k64, v64))
-    scores = q64 @ k64.transpose(-1, -2) / head_dim**0.5
-    if causal:
-        row = torch.arange(q_len, device="cuda")[:, None] + (kv_len - q_len)
-        scores = scores.masked_fill(torch.arange(kv_len, device="cuda")[None] > row, -torch.inf)
-    p = torch.softmax(scores, -1).nan_to_num(nan=0.0)  # rows that see no key are zero
-    exact, magnitude = p @ v64, p @ v64.abs()
-    error = (out.transpose(1, 2).double() - exact).abs().nan_to_num(nan=torch.inf)
-    return float((error / (2.0**-8 * (exact.abs() + magnitude) + 2.0**-18 * magnitude + 1e-30)).max())
+    seen = seen_of(q.shape[1], k.shape[1], (None, 0 if causal else None), device="cuda")
+    reference = attention_reference(*(x.transpose(1, 2) for x in (q, k, v)), dtype=bf16, seen=seen)
+    return attention_error(out.transpose(1, 2), reference, bf16).value

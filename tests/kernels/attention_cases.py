@@ -15,7 +15,7 @@ from warploom.interop.arrays import describe
 from warploom.ir.program import Program
 from warploom.kernels.attention.ladder import FULL_LADDER, LADDER
 from warploom.kernels.attention.problem import AttentionConfig, AttentionProblem, Operands
-from warploom.kernels.attention.reference import ErrorReport, attention_error, attention_reference
+from warploom.kernels.attention.reference import ErrorReport, Window, attention_error, attention_reference, seen_of
 from warploom.kernels.source import KernelCall
 from warploom.ops.backends import emulator_arguments
 
@@ -23,7 +23,6 @@ RUNGS = {rung.key: rung.config for rung in LADDER.rungs}
 """The rungs for every GPU: ``mma.sync``."""
 EVERY_RUNG = {rung.key: rung.config for rung in FULL_LADDER.rungs}
 
-Window = tuple[int | None, int | None]
 Arrays = tuple[Any, Any, Any]
 
 
@@ -83,9 +82,7 @@ class Case:
     @property
     def seen(self) -> Any:
         """Which scores count, (q_len, kv_len)."""
-        left, right = self.window
-        distance = np.arange(self.kv_len)[None] - (np.arange(self.q_len)[:, None] + self.kv_len - self.q_len)
-        return (distance >= (-np.inf if left is None else -left)) & (distance <= (np.inf if right is None else right))
+        return seen_of(self.q_len, self.kv_len, self.window)
 
     def run(
         self, *, seed: int | None = None, arrays: Arrays | None = None, program: Program | None = None, **how: Any

@@ -15,11 +15,11 @@ from warploom.ir.program import Program
 from warploom.kernels.attention.backward import TENSORS, BackwardConfig, BackwardOperands, BackwardProblem
 from warploom.kernels.attention.gradient_reference import GradientReference, gradient_reference
 from warploom.kernels.attention.problem import AttentionProblem
+from warploom.kernels.attention.reference import Window, attention_reference, seen_of
 from warploom.kernels.source import KernelCall
 from warploom.ops.attention_arrays import strides_of
 from warploom.ops.backends import emulator_arguments
 
-Window = tuple[int | None, int | None]
 GRADIENTS = "dq", "dk", "dv"
 CTAS = 3
 """That run at a time."""
@@ -56,15 +56,7 @@ class GradientCase:
     @property
     def seen(self) -> Any:
         """Which scores count, (q_len, kv_len)."""
-        left, right = self.window
-        aligned = np.arange(self.q_len)[:, None] + self.kv_len - self.q_len
-        key = np.arange(self.kv_len)[None]
-        found = np.ones((self.q_len, self.kv_len), bool)
-        if left is not None:
-            found &= key >= aligned - left
-        if right is not None:
-            found &= key <= aligned + right
-        return found
+        return seen_of(self.q_len, self.kv_len, self.window)
 
     @cached_property
     def inputs(self) -> dict[str, Any]:
@@ -76,22 +68,11 @@ class GradientCase:
         dtype = self.config.dtype.numpy
         found = {n: numbers.standard_normal((self.batch, *s)).astype(dtype) for n, s in shapes.items()}
         found["sinks"] = SINKS[:heads] if self.sinks else np.full(heads, -np.inf, np.float32)
-        found["out"], found["lse"] = self._forward(found)
+        how = {"seen": self.seen, "scale": self.scale, "softcap": self.softcap, "sinks": found["sinks"]}
+        forward = attention_reference(*(found[n] for n in "qkv"), dtype=self.config.dtype, **how)
+        found["out"], found["lse"] = forward.output.astype(dtype), forward.lse.astype(np.float32)
         found["dlse"] = numbers.standard_normal(found["lse"].shape).astype(np.float32)
         return found
-
-    def _forward(self, arrays: dict[str, Any]) -> tuple[Any, Any]:
-        group = self.heads[0] // self.heads[1]
-        q, k, v = (np.repeat(arrays[n].astype(np.float64), 1 if n == "q" else group, axis=1) for n in "qkv")
-        scores = q @ np.swapaxes(k, -1, -2) * (self.config.head_dim**-0.5 if self.scale is None else self.scale)
-        if self.softcap is not None:
-            scores = self.softcap * np.tanh(scores / self.softcap)
-        weights = np.where(self.seen, np.exp(scores), 0.0)
-        total = weights.sum(-1) + np.exp(arrays["sinks"].astype(np.float64))[:, None]
-        with np.errstate(divide="ignore"):
-            lse = np.log(total)
-        out = weights @ v / np.where(total == 0.0, 1.0, total)[..., None]
-        return out.astype(self.config.dtype.numpy), lse.astype(np.float32)
 
     @cached_property
     def reference(self) -> GradientReference:

@@ -9,14 +9,15 @@ import numpy as np
 import pytest
 
 import warploom
+from tests.kernels.attention64 import near
 from warploom.core.dtypes import DType, bf16, f16
 from warploom.kernels.attention.ladder import FULL_LADDER
 from warploom.kernels.attention.ladder_config import RungSm80
 from warploom.kernels.attention.problem import AttentionConfig
+from warploom.kernels.attention.reference import AttentionReference, attention_reference
 from warploom.kernels.attention.sm80 import ForwardSm80
 
 pytestmark = pytest.mark.filterwarnings("ignore:(invalid value|overflow|divide by zero) encountered:RuntimeWarning")
-UNIT = {f16: 2.0**-11, bf16: 2.0**-8}
 HEAD_DIM, QUERIES = 64, 16
 TILE = 32
 WHOLE, RAGGED = (TILE, 3 * TILE), (TILE + 1, 2 * TILE - 5)
@@ -64,25 +65,16 @@ def run(key: str, dtype: DType, q: Any, k: Any, v: Any, **options: Any) -> tuple
     return out[0, :QUERIES, 0].astype(np.float64), None if lse is None else lse[0, 0].astype(np.float64)
 
 
-def expected(q: Any, k: Any, v: Any, scale: float = HEAD_DIM**-0.5) -> tuple[Any, Any, Any]:
-    """(O, Σ p·|v|, log-sum-exp) in float64; a row whose scores are all -inf gives 0, one with +inf NaN."""
-    q, k, v = (x[0, :, 0].astype(np.float64) for x in (q, k, v))
-    scores = q @ k.T * scale
-    most = scores.max(-1, keepdims=True)
-    weights = np.exp(scores - np.where(np.isneginf(most), 0.0, most))
-    total = weights.sum(-1, keepdims=True)
-    p = weights / np.where(total == 0, 1.0, total)
-    lse = np.where(np.isposinf(most), np.inf, np.log(total) + np.where(np.isinf(most), 0.0, most))
-    return p @ v, p @ np.abs(v), lse[:, 0]
+def expected(q: Any, k: Any, v: Any, scale: float | None = None) -> AttentionReference:
+    """In float64; a row whose scores are all -inf gives 0, one with +inf NaN."""
+    return attention_reference(*(x[0, :, 0] for x in (q, k, v)), dtype=bf16, scale=scale)
 
 
-def check(found: tuple[Any, Any], reference: tuple[Any, Any, Any], dtype: DType, lse_error: float = 1e-5) -> None:
+def check(found: tuple[Any, Any], reference: AttentionReference, dtype: DType, lse_error: float = 1e-5) -> None:
     """Element by element; what is not finite must be so in the reference too."""
-    (out, lse), (out64, magnitude, lse64) = found, reference
-    np.testing.assert_array_equal(np.isnan(out), np.isnan(out64))
-    numbers = ~np.isnan(out64)
-    allowed = UNIT[dtype] * (np.abs(out64) + magnitude) + 2.0**-16 * magnitude
-    assert (np.abs(out - out64) <= allowed)[numbers].all()
+    (out, lse), lse64 = found, reference.lse
+    np.testing.assert_array_equal(np.isnan(out), np.isnan(reference.output))
+    assert near(out, reference, dtype)[~np.isnan(out)].all()
     if lse is not None:
         np.testing.assert_array_equal(lse[~np.isfinite(lse64)], lse64[~np.isfinite(lse64)])
         np.testing.assert_allclose(lse[np.isfinite(lse64)], lse64[np.isfinite(lse64)], rtol=2e-7, atol=lse_error)
@@ -102,10 +94,11 @@ def test_rows_that_are_out_of_the_way(key: str, dtype: DType) -> None:
         k[..., 0] = 60000
         q[0, [LOST, NEVER, ABOVE, BELOW], 0, 0] = np.inf, -np.inf, FAR[dtype], -FAR[dtype]
         out, lse = run(key, dtype, q, k, v)
-        out64, magnitude, lse64 = expected(q, k, v)
+        reference = expected(q, k, v)
         assert (out[NEVER] == 0).all()
-        out64[ABOVE], out64[BELOW], magnitude[BELOW], lse64[BELOW] = np.nan, 0, 0, -np.inf
-        check((out, lse), (out64, magnitude, lse64), dtype)
+        reference.output[ABOVE], reference.lse[BELOW] = np.nan, -np.inf
+        reference.output[BELOW] = reference.magnitude[BELOW] = 0
+        check((out, lse), reference, dtype)
 
 
 PLACES = (
@@ -128,7 +121,7 @@ def test_keys_far_away(key: str, dtype: DType, infinite: bool) -> None:
         q[0, :, 0, 0] = np.where(np.arange(QUERIES) % 2, FAR[dtype], -FAR[dtype])
         k[0, some, 0, 0] = np.inf if infinite else 60000
         reference = expected(q, k, v)
-        reference[0][1::2] = np.nan
+        reference.output[1::2] = np.nan
         check(run(key, dtype, q, k, v), reference, dtype)
 
 

@@ -15,7 +15,7 @@ from warploom.emulate import Emulation, emulate
 from warploom.interop.arrays import describe
 from warploom.ir.program import Program
 from warploom.kernels.attention.packed import PackedConfig, PackedProblem, packed_calls
-from warploom.kernels.attention.reference import attention_error, attention_reference
+from warploom.kernels.attention.reference import attention_error, attention_reference, seen_of
 from warploom.kernels.attention.sm80 import ForwardSm80
 from warploom.kernels.attention.sm90 import ForwardSm90
 from warploom.kernels.source import KernelCall
@@ -117,28 +117,22 @@ class Case:
     def _wrong(self, out: Any, lse: Any) -> list[str]:
         found: list[str] = []
         rest = np.ones(out.shape[0], np.bool_)
-        left, right = (np.inf if side is None else side for side in self.window)
         for number, (rows, keys) in enumerate(self.spans):
             rest[rows] = False
-            q, got = (np.swapaxes(x[rows], 0, 1).astype(np.float64) for x in (self.arrays["q"], out))
-            group = self.heads // self.kv_heads
-            k, v = (np.repeat(np.swapaxes(self.arrays[x][keys], 0, 1), group, 0).astype(np.float64) for x in "kv")
+            q, got = (np.swapaxes(x[rows], 0, 1) for x in (self.arrays["q"], out))
+            k, v = (np.swapaxes(self.arrays[x][keys], 0, 1) for x in "kv")
             if q.shape[1] == 0:
                 continue
             if k.shape[1] == 0:
                 if np.any(got != 0) or (self.lse and not np.isneginf(lse[:, rows]).all()):
                     found.append(f"sequence {number} without keys")
                 continue
-            distance = np.arange(k.shape[1])[None] - (np.arange(q.shape[1])[:, None] + k.shape[1] - q.shape[1])
-            seen = (distance >= -left) & (distance <= right)
+            seen = seen_of(q.shape[1], k.shape[1], self.window)
             exact = attention_reference(q, k, v, self.config.dtype, seen=seen)
             error = attention_error(got, exact, self.config.dtype)
             if not error.ok:
                 found.append(f"sequence {number}: {error}")
-            scores = np.where(seen, q @ np.swapaxes(k, 1, 2) / np.sqrt(q.shape[-1]), -np.inf)
-            with np.errstate(divide="ignore"):
-                logs = np.log(np.exp(scores - 8).sum(-1)) + 8
-            if self.lse and not np.allclose(lse[:, rows], logs, rtol=0, atol=1e-3):
+            if self.lse and not np.allclose(lse[:, rows], exact.lse, rtol=0, atol=1e-3):
                 found.append(f"log-sum-exps of sequence {number}")
         if np.any(out[rest].astype(np.float32) != UNTOUCHED) or np.any(lse[:, rest] != UNTOUCHED):
             found.append("rows of no sequence are written")

@@ -23,6 +23,7 @@ from warploom.kernels.attention.packed_backward import (
     packed_backward_calls,
 )
 from warploom.kernels.attention.packed_backward_problem import PackedBackwardProblem
+from warploom.kernels.attention.reference import attention_reference, seen_of
 from warploom.ops.steps import Step, Steps
 
 UNTOUCHED, PAD = 7.0, 5
@@ -58,11 +59,9 @@ class Case:
 
     def sequences(self) -> Any:
         """(rows of queries, rows of keys, which scores count) of each."""
-        left, right = (np.inf if side is None else side for side in self.window)
         for i, (n, m) in enumerate(zip(self.queries, self.keys, strict=True)):
             q, k = (slice(int(x[i]), int(x[i + 1])) for x in self.starts)
-            distance = np.arange(m)[None] - (np.arange(n)[:, None] + m - n)
-            yield q, k, (distance >= -left) & (distance <= right)
+            yield q, k, seen_of(n, m, self.window)
 
     @cached_property
     def arrays(self) -> dict[str, Any]:
@@ -73,15 +72,9 @@ class Case:
         k, v = (numbers.standard_normal((keys, self.kv_heads, n)).astype(dtype) for n in (d, self.config.value_dim))
         out, lse = np.full_like(dout, np.nan), np.full((self.heads, rows), np.nan, np.float32)
         for own, others, seen in self.sequences():
-            group = self.heads // self.kv_heads
-            queries = np.swapaxes(q[own], 0, 1).astype(np.float64)
-            left, right = (np.repeat(np.swapaxes(x[others], 0, 1), group, 0).astype(np.float64) for x in (k, v))
-            scores = np.where(seen, queries @ np.swapaxes(left, 1, 2) / np.sqrt(d), -np.inf)
-            weights = np.exp(scores)
-            total = weights.sum(-1, keepdims=True) + np.exp(self._logits)[:, None, None]
-            with np.errstate(divide="ignore"):
-                lse[:, own] = np.log(total)[..., 0]
-            out[own] = np.swapaxes(weights @ right / np.where(total == 0, 1, total), 0, 1)
+            turned = (np.swapaxes(x, 0, 1) for x in (q[own], k[others], v[others]))
+            found = attention_reference(*turned, dtype=self.config.dtype, seen=seen, sinks=self._logits)
+            out[own], lse[:, own] = np.swapaxes(found.output, 0, 1), found.lse
         for x in (q, k, v, dout):
             x[-PAD:] = np.nan
         gradients = {f"d{name}": np.full_like(x, UNTOUCHED) for name, x in (("q", q), ("k", k), ("v", v))}

@@ -10,7 +10,7 @@ import pytest
 
 from warploom.core.dtypes import bf16, f16
 from warploom.kernels.attention.gradient_reference import gradient_reference
-from warploom.kernels.attention.reference import attention_error, attention_reference
+from warploom.kernels.attention.reference import attention_error, attention_reference, seen_of
 
 HALVES = [bf16, f16]
 RNG = np.random.default_rng(3)
@@ -91,6 +91,25 @@ def test_large_scores_do_not_overflow_the_reference():
     q, k, v = _case(f16, heads=1, length=32, scale=100.0)
     reference = attention_reference(q, k, v, f16)
     assert np.isfinite(reference.output).all()
+
+
+def test_tensors_of_pytorch_have_the_same_reference():
+    """With shared heads, a soft cap, sinks, and rows that see no key."""
+    torch = pytest.importorskip("torch")
+    q, k, v = _case(bf16, heads=4, length=24)
+    q, k, v, sinks = q, k[:2, :20], v[:2, :20, :16], RNG.standard_normal(4)
+    how = {"scale": 0.3, "softcap": 2.0, "seen": seen_of(24, 20, (9, 0))}
+    ours = attention_reference(q, k, v, bf16, sinks=sinks, **how)
+    tensors = (torch.from_numpy(x.astype(np.float32)).bfloat16() for x in (q, k, v))
+    seen = seen_of(24, 20, (9, 0), device="cpu")
+    theirs = attention_reference(*tensors, dtype=bf16, sinks=torch.from_numpy(sinks), **{**how, "seen": seen})
+    for name in ("output", "magnitude", "rounded_p", "lse"):
+        np.testing.assert_allclose(getattr(theirs, name).numpy(), getattr(ours, name), rtol=1e-9)
+    assert (ours.output[:, :4] == 0).all()
+    out = ours.output.astype(bf16.numpy)
+    reports = attention_error(out, ours, bf16), attention_error(torch.from_numpy(out.astype(float)), theirs, bf16)
+    assert reports[0].ok
+    assert reports[0].value == pytest.approx(reports[1].value)
 
 
 @pytest.mark.parametrize("framework", ["numpy", "torch"])

@@ -2,94 +2,41 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 import warploom
+from tests.ops.attention_problem import Problem
 from tests.ops.emulated_gpu import EmulatedGpu
 from tests.properties import slow_property
 from warploom.core.dtypes import bf16, f16
 from warploom.core.errors import ConfigError, ProblemError
 from warploom.kernels.attention.gradient_reference import gradient_reference
 
-NUMPY = {f16: np.dtype(np.float16), bf16: np.dtype(ml_dtypes.bfloat16)}
 NAMES = "dout", "q", "k", "v", "out", "lse"
 
 
-@dataclass(frozen=True)
-class Problem:
-    """What is asked; ``stride`` is the step through a longer array at which positions of q, k, v and dout lie."""
+def arrays_of(problem: Problem) -> dict[str, Any]:
+    """Random inputs, and what ``attention`` makes of them."""
+    q, k, v = problem.inputs()
+    found: dict[str, Any] = {"q": q, "k": k, "v": v, "sinks": problem.logits}
+    found["dout"] = problem.array(4, problem.q_len, problem.heads, problem.v_dim)
+    found["out"], found["lse"] = warploom.attention(q, k, v, return_lse=True, sinks=problem.logits, **problem.options)
+    numbers = np.random.default_rng(5).standard_normal(found["lse"].shape).astype(np.float32)
+    return found | {"dlse": numbers if problem.lse_gradient else None}
 
-    q_len: int
-    kv_len: int
-    batch: int
-    kv_heads: int
-    group: int
-    head_dim: int
-    dtype: Any
-    causal: bool = False
-    window: Any = None
-    softcap: float | None = None
-    scale: float | None = None
-    layout: str = "bshd"
-    stride: int = 1
-    lse_gradient: bool = False
-    sinks: bool = False
-    v_dim: int = 0
 
-    @property
-    def options(self) -> dict[str, Any]:
-        """Keyword arguments of the calls."""
-        return {name: getattr(self, name) for name in ("causal", "window", "softcap", "scale", "layout")}
-
-    def arrays(self) -> dict[str, Any]:
-        """Random inputs, and what ``attention`` makes of them."""
-        numbers = np.random.default_rng(self.q_len + self.kv_len)
-
-        def make(length: int, heads: int, cols: int = 0) -> Any:
-            shape = self.batch, length * self.stride, heads, cols or self.head_dim
-            view = numbers.standard_normal(shape).astype(NUMPY[self.dtype])[:, :: self.stride]
-            return view if self.layout == "bshd" else view.swapaxes(1, 2)
-
-        heads = self.kv_heads * self.group
-        found = {"q": make(self.q_len, heads), "k": make(self.kv_len, self.kv_heads)}
-        found |= {"v": make(self.kv_len, self.kv_heads, self.v_dim), "dout": make(self.q_len, heads, self.v_dim)}
-        found["out"], found["lse"] = warploom.attention(
-            found["q"], found["k"], found["v"], return_lse=True, sinks=self.logits, **self.options
-        )
-        found["sinks"] = self.logits
-        found["dlse"] = numbers.standard_normal(found["lse"].shape).astype(np.float32) if self.lse_gradient else None
-        return found
-
-    @property
-    def logits(self) -> Any:
-        """The sinks, if there are any."""
-        return np.linspace(-1.0, 3.0, self.kv_heads * self.group, dtype=np.float32) if self.sinks else None
-
-    def seen(self) -> Any:
-        """Which scores count."""
-        left, right = self.window or (None, None)
-        right = (0 if right is None else min(right, 0)) if self.causal else right
-        aligned, keys = np.arange(self.q_len)[:, None] + self.kv_len - self.q_len, np.arange(self.kv_len)[None]
-        found = np.ones((self.q_len, self.kv_len), bool)
-        if left is not None:
-            found &= keys >= aligned - left
-        return found if right is None else found & (keys <= aligned + right)
-
-    def excess(self, x: dict[str, Any], gradients: Any) -> float:
-        """The largest error over what is allowed."""
-        turned = (lambda a: a.swapaxes(1, 2)) if self.layout == "bshd" else (lambda a: a)
-        reference = gradient_reference(
-            *(turned(x[n]) for n in NAMES[:5]), dtype=self.dtype, scale=self.scale, seen=self.seen(),
-            softcap=self.softcap, dlse=x["dlse"], sinks=x["sinks"],
-        )  # fmt: skip
-        return max(reference.excess(*map(turned, gradients[:3]), *gradients[3:]).values())
+def excess(problem: Problem, x: dict[str, Any], gradients: Any) -> float:
+    """The largest error over what is allowed."""
+    reference = gradient_reference(
+        *(problem.turned(x[n]) for n in NAMES[:5]), dtype=problem.dtype, scale=problem.scale, seen=problem.seen,
+        softcap=problem.softcap, dlse=x["dlse"], sinks=x["sinks"],
+    )  # fmt: skip
+    return max(reference.excess(*map(problem.turned, gradients[:3]), *gradients[3:]).values())
 
 
 def backward(x: dict[str, Any], **options: Any) -> Any:
@@ -122,38 +69,38 @@ PLAIN = Problem(65, 40, 1, 1, 1, 16, f16)
 @slow_property(8)
 @given(PROBLEMS)
 def test_gradients_of_random_problems(problem: Problem) -> None:
-    x = problem.arrays()
+    x = arrays_of(problem)
     gradients = backward(x, **problem.options)
     assert len(gradients) == 3 + problem.sinks
     for name, gradient in zip(("q", "k", "v", "sinks"), gradients, strict=False):
         assert (gradient.shape, gradient.dtype) == (x[name].shape, x[name].dtype)
         assert gradient.flags.c_contiguous
-    assert problem.excess(x, gradients) <= 1.0, problem
+    assert excess(problem, x, gradients) <= 1.0, problem
 
 
 @pytest.mark.parametrize(("q_len", "kv_len"), [(0, 5), (5, 0), (0, 0)])
 def test_lengths_of_zero_have_gradients_of_zero(q_len: int, kv_len: int) -> None:
-    x = Problem(q_len, kv_len, 2, 1, 2, 16, bf16).arrays()
+    x = arrays_of(Problem(q_len, kv_len, 2, 1, 2, 16, bf16))
     for name, gradient in zip("qkv", backward(x), strict=True):
         assert gradient.shape == x[name].shape
         assert not gradient.any()
 
 
 def test_without_keys_the_gradient_of_sinks_is_that_of_the_log_sum_exp() -> None:
-    x = Problem(5, 0, 2, 1, 2, 16, bf16, lse_gradient=True, sinks=True).arrays()
+    x = arrays_of(Problem(5, 0, 2, 1, 2, 16, bf16, lse_gradient=True, sinks=True))
     np.testing.assert_allclose(backward(x)[3], x["dlse"].sum((0, 2)), rtol=1e-6)
     assert not backward({**x, "dlse": None})[3].any()
 
 
 def test_a_gradient_that_is_one_number_everywhere() -> None:
-    x = PLAIN.arrays()
+    x = arrays_of(PLAIN)
     x["dout"] = np.broadcast_to(np.float16(1.0), x["q"].shape)
-    assert PLAIN.excess(x, backward(x)) <= 1.0
+    assert excess(PLAIN, x, backward(x)) <= 1.0
 
 
 def test_tensors_of_torch() -> None:
     torch = pytest.importorskip("torch")
-    x = PLAIN.arrays()
+    x = arrays_of(PLAIN)
     tensors = {name: None if array is None else torch.tensor(array) for name, array in x.items()}
     found = backward(tensors)
     assert all(isinstance(g, torch.Tensor) for g in found)
@@ -165,21 +112,21 @@ def test_tensors_of_torch() -> None:
 @pytest.mark.parametrize("deterministic", [False, True])
 def test_host_arrays_travel_to_a_gpu(deterministic: bool) -> None:
     problem = Problem(40, 50, 2, 1, 2, 16, bf16, causal=True, stride=2, lse_gradient=True, sinks=True)
-    x = problem.arrays()
-    assert problem.excess(x, backward(x, causal=True, deterministic=deterministic)) <= 1.0
+    x = arrays_of(problem)
+    assert excess(problem, x, backward(x, causal=True, deterministic=deterministic)) <= 1.0
 
 
 def test_a_call_again_prepares_nothing(gpu: EmulatedGpu, monkeypatch: pytest.MonkeyPatch) -> None:
     problem = Problem(40, 50, 1, 1, 2, 16, bf16, sinks=True)
-    first, second = problem.arrays(), problem.arrays()
+    first, second = arrays_of(problem), arrays_of(problem)
     second["dout"] = second["dout"][:, ::-1].copy()
     gpu.hold(monkeypatch)
     gpu.prepared.clear()
-    assert problem.excess(first, backward(first)) <= 1.0
+    assert excess(problem, first, backward(first)) <= 1.0
     prepared = list(gpu.prepared)
     assert len(prepared) == 4
-    assert problem.excess(second, backward(second)) <= 1.0
-    assert problem.excess(first, backward(first, causal=np.array(0))) <= 1.0
+    assert excess(problem, second, backward(second)) <= 1.0
+    assert excess(problem, first, backward(first, causal=np.array(0))) <= 1.0
     assert gpu.prepared == prepared
     backward(first, deterministic=True)
     assert len(gpu.prepared) > 4
@@ -199,11 +146,11 @@ def test_a_call_again_prepares_nothing(gpu: EmulatedGpu, monkeypatch: pytest.Mon
 )
 def test_arrays_that_do_not_go_together(change: dict[str, Any], said: str) -> None:
     with pytest.raises(ProblemError, match=said):
-        backward({**PLAIN.arrays(), **change})
+        backward({**arrays_of(PLAIN), **change})
 
 
 def test_configurations_that_do_not_fit() -> None:
-    x = PLAIN.arrays()
+    x = arrays_of(PLAIN)
     with pytest.raises(ConfigError, match="head_dim is 16"):
         backward(x, config="attention_backward_sm80(head_dim=64, dtype=f16)")
     with pytest.raises(ConfigError, match="in_turn"):
@@ -227,13 +174,14 @@ def test_a_plan_states_its_memory(head_dim: int, deterministic: bool) -> None:
 
 
 def test_a_plan_has_its_code() -> None:
-    x = PLAIN.arrays()
+    x = arrays_of(PLAIN)
     assert "attention_backward" in warploom.plan_attention_backward(*(x[n] for n in NAMES)).cuda
 
 
 def test_wide_heads_share_no_sums_on_hopper() -> None:
-    x = Problem(130, 70, 1, 1, 1, 136, bf16, causal=True).arrays()
+    problem = Problem(130, 70, 1, 1, 1, 136, bf16, causal=True)
+    x = arrays_of(problem)
     config = "attention_backward_wide_sm90(head_dim=136)"
     plan = warploom.plan_attention_backward(*(x[n] for n in NAMES), causal=True, config=config)
     assert plan.workspace_bytes <= 2 * 4 * 256 + 1024
-    assert Problem(130, 70, 1, 1, 1, 136, bf16, causal=True).excess(x, backward(x, causal=True, config=config)) <= 1.0
+    assert excess(problem, x, backward(x, causal=True, config=config)) <= 1.0

@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 
 import warploom
-from warploom.core.dtypes import bf16, dtype_of, f16
+from tests.kernels.attention64 import is_right
+from warploom.core.dtypes import bf16, f16
 from warploom.core.errors import ConfigError, EmulationWarning, ProblemError
 from warploom.core.targets import target
 from warploom.kernels.attention.ladder_config import RungSm80
-from warploom.kernels.attention.reference import attention_error, attention_reference
 from warploom.kernels.attention.sm80 import ForwardSm80
 from warploom.ops import backends
 
@@ -27,14 +27,6 @@ def make(batch=1, q_len=64, kv_len=64, heads=2, head_dim=64, dtype="f16", seed=0
     """Q, K, V in layout bshd."""
     rng = np.random.default_rng(seed)
     return [rng.standard_normal((batch, n, heads, head_dim)).astype(NUMPY[dtype]) for n in (q_len, kv_len, kv_len)]
-
-
-def is_right(out: Any, q: Any, k: Any, v: Any) -> bool:
-    """Whether every element is within its bound; everything bshd."""
-    dtype = dtype_of(out.dtype)
-    q, k, v = (x.swapaxes(1, 2) for x in (q, k, v))
-    exact = attention_reference(q, k, v, dtype)
-    return attention_error(out.swapaxes(1, 2), exact, dtype).ok
 
 
 # -- right results

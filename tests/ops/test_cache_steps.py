@@ -11,7 +11,7 @@ import pytest
 
 import warploom
 from warploom.core.dtypes import bf16
-from warploom.kernels.attention.reference import attention_error, attention_reference
+from warploom.kernels.attention.reference import attention_error, attention_reference, seen_of
 
 BF16 = np.dtype(ml_dtypes.bfloat16)
 PAGE, PAGES, SLOTS, ENTRIES, HEADS, KV_HEADS, WIDTH = 16, 10, 3, 5, 4, 2, 16
@@ -72,15 +72,12 @@ class Cache:
         out = warploom.attention_paged(q, k_pages, v_pages, self.lens, block_table=self.tables)
         found: list[str] = []
         for slot, (k, v) in enumerate(self.model):
-            distance = np.arange(len(k))[None] - (np.arange(queries)[:, None] + len(k) - queries)
-            k, v = (np.repeat(x.swapaxes(0, 1), HEADS // KV_HEADS, 0) for x in (k, v))
-            got = out[slot].swapaxes(0, 1)
+            k, v, got = (x.swapaxes(0, 1) for x in (k, v, out[slot]))
             if not k.shape[1]:
                 found += [f"{slot}: no keys"] if got.any() else []
                 continue
-            report = attention_error(
-                got, attention_reference(q[slot].swapaxes(0, 1), k, v, bf16, seen=distance <= 0), bf16
-            )
+            seen = seen_of(queries, k.shape[1], (None, 0))
+            report = attention_error(got, attention_reference(q[slot].swapaxes(0, 1), k, v, bf16, seen=seen), bf16)
             found += [] if report.value <= report.bound else [f"{slot}: {report}"]
             self.roundings.append(report.against_rounded)
         return found + self._foreign()

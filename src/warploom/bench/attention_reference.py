@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import math
+from itertools import product
 from typing import Any
 
 from warploom.bench.peers import torch_module
 from warploom.core.dtypes import DType
 from warploom.kernels.attention.problem import AttentionProblem
-from warploom.kernels.attention.reference import ErrorReport, largest_errors, reported
+from warploom.kernels.attention.reference import ErrorReport, attention_reference, largest_errors, seen_of
 
 _BLOCK_ELEMENTS = 1 << 27  # of a block of scores: 1 GiB in float64
 
@@ -20,44 +20,15 @@ def torch_error(out: Any, q: Any, k: Any, v: Any, dtype: DType, problem: Attenti
     element, as :func:`warploom.kernels.attention.reference.attention_error`.
     """
     torch = torch_module() if out.is_cuda else __import__("torch")
-    worst = largest = rounding = torch.zeros((), dtype=torch.float64, device=out.device)
+    worst = (torch.zeros((), dtype=torch.float64, device=out.device),) * 3
     batch, q_len, heads, _ = q.shape
-    rows, group = max(1, min(q_len, _BLOCK_ELEMENTS // k.shape[1])), heads // k.shape[2]
-    for b in range(batch):
-        for h in range(heads):
-            keys, values = k[b, :, h // group].double(), v[b, :, h // group].double()
-            for start in range(0, q_len, rows):
-                part = slice(start, start + rows)
-                scores = _scores(torch, q[b, part, h].double(), keys, start + k.shape[1] - q_len, problem)
-                found = _block(torch, out[b, part, h].double(), scores, values, dtype, out.dtype)
-                worst, largest, rounding = (
-                    torch.maximum(x, y) for x, y in zip((worst, largest, rounding), found, strict=True)
-                )
-    return reported(worst, largest, rounding)
-
-
-def _scores(torch: Any, q: Any, k: Any, diagonal: int, problem: AttentionProblem | None) -> Any:
-    """Scaled, capped, and -inf where a query does not see a key; ``diagonal`` is the first query's own key."""
-    scale = None if problem is None else problem.scale
-    scores = q @ k.T * (1 / math.sqrt(q.shape[-1]) if scale is None else scale)
-    if problem is None:
-        return scores
-    if problem.softcap is not None:
-        scores = problem.softcap * torch.tanh(scores / problem.softcap)
-    row, key = (torch.arange(n, device=q.device) for n in scores.shape)
-    distance = key[None] - row[:, None] - diagonal
-    left, right = problem.window
-    hidden = torch.zeros_like(distance, dtype=torch.bool)
-    if left is not None:
-        hidden |= distance < -left
-    if right is not None:
-        hidden |= distance > right
-    return scores.masked_fill_(hidden, -math.inf)
-
-
-def _block(torch: Any, got: Any, scores: Any, v: Any, dtype: DType, kind: Any) -> tuple[Any, Any, Any]:
-    """(largest error over what is allowed, largest error, largest error of rounding P and O) of some query rows."""
-    weights = torch.nan_to_num_(torch.softmax(scores, -1), nan=0.0)  # of a row that sees no key
-    expected, magnitude = weights @ v, weights @ v.abs()
-    rounded = (weights.to(kind).double() @ v).to(kind).double()
-    return largest_errors(got, expected, magnitude, rounded, dtype)
+    kv_len, window = k.shape[1], (None, None) if problem is None else problem.window
+    how = {} if problem is None else {"scale": problem.scale, "softcap": problem.softcap}
+    block, group = max(1, min(q_len, _BLOCK_ELEMENTS // kv_len)), heads // k.shape[2]
+    for b, h, start in product(range(batch), range(heads), range(0, q_len, block)):
+        rows = slice(start, start + block)
+        seen = seen_of(q_len, kv_len, window, rows=rows, device=q.device)
+        given = q[b, rows, h], k[b, :, h // group], v[b, :, h // group]
+        found = largest_errors(out[b, rows, h], attention_reference(*given, dtype, seen=seen, **how), dtype)
+        worst = tuple(map(torch.maximum, worst, found))
+    return ErrorReport.of(*map(float, worst))

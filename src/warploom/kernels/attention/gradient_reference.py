@@ -7,15 +7,12 @@ float32. So an element of dV may be off by u·(|dV| + Σ P·|dO|), one of dK by 
 from __future__ import annotations
 
 import math
-import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
 from warploom.core.dtypes import DType
-from warploom.kernels.attention.reference import F32_SLACK, UNIT_ROUNDOFF
+from warploom.kernels.attention.reference import F32_SLACK, UNIT_ROUNDOFF, as_double, namespace_of
 
 SCORE_SLACK = 2.0**-22
 """Relative slack of a score and of a log-sum-exp: what they are off by is a relative error of P."""
@@ -32,7 +29,7 @@ class Gradient:
 
     def excess(self, found: Any) -> float:
         """The largest error over what is allowed; at most 1 is right. NaN counts as infinitely far."""
-        xp, error = _of(self.value), abs(_double(found) - self.value)
+        xp, error = namespace_of(self.value), abs(as_double(found) - self.value)
         over = xp.where(error == 0.0, error, error / self.allowed)
         return float(xp.nan_to_num(over, nan=math.inf, posinf=math.inf).max())
 
@@ -77,10 +74,10 @@ def gradient_reference(
     kv_heads, q_len, found = k.shape[-3], q.shape[-2], list[_Part]()
 
     def grouped(x: Any) -> Any:  # (…, key heads, heads that share one, length, head_dim)
-        return _double(x).reshape(*x.shape[:-3], kv_heads, -1, *x.shape[-2:])
+        return as_double(x).reshape(*x.shape[:-3], kv_heads, -1, *x.shape[-2:])
 
     k64, v64 = grouped(k), grouped(v)
-    sink = None if sinks is None else _double(sinks).reshape(kv_heads, -1, 1, 1)
+    sink = None if sinks is None else as_double(sinks).reshape(kv_heads, -1, 1, 1)
     factor = 1.0 / math.sqrt(q.shape[-1]) if scale is None else scale
     unit, tiny = UNIT_ROUNDOFF[dtype.name], SMALLEST[dtype.name] / 2
     rows = rows or max(1, q_len)
@@ -96,7 +93,7 @@ def gradient_reference(
         value, off = (x.reshape(like.shape) for x in parts)
         return Gradient(value, off + unit * (abs(value) + off) + tiny)
 
-    whole = (_of(q).concatenate([part.dq[i] for part in found], axis=-2) for i in range(2))
+    whole = (namespace_of(q).concatenate([part.dq[i] for part in found], axis=-2) for i in range(2))
     of_k, of_v = (
         [sum(part[i] for part in parts) for i in range(2)] for parts in ([p.dk for p in found], [p.dv for p in found])
     )
@@ -145,7 +142,7 @@ def _probabilities(
 
     Then the sink's P, and the size of it and the log-sum-exp.
     """
-    xp = _of(q)
+    xp = namespace_of(q)
     scores, slope = factor * (q @ _turned(k)), 1.0
     if softcap is not None:
         tanh = xp.tanh(scores / softcap)
@@ -173,12 +170,3 @@ def _probabilities(
 
 def _turned(x: Any) -> Any:
     return x.swapaxes(-1, -2)
-
-
-def _double(x: Any) -> Any:
-    return x.double() if hasattr(x, "double") else np.asarray(x).astype(np.float64)
-
-
-def _of(x: Any) -> Any:
-    """NumPy, or PyTorch: what is called here has one name and form in both."""
-    return np if isinstance(x, np.ndarray) else sys.modules["torch"]

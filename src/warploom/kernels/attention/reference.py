@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
+import sys
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from warploom.core.dtypes import DType
 
@@ -16,16 +16,24 @@ UNIT_ROUNDOFF = {"bf16": 2.0**-8, "f16": 2.0**-11}
 
 F32_SLACK = 2.0**-18
 """Relative slack for float32 accumulation and the approximate exponential, against Σ p·|v|."""
-_TINY = 1e-300  # allowed where nothing but 0 is right: rows that see no key
+
+
+_NOTHING = 1e-300
+"""Allowed where nothing but 0 is right."""
+Window = tuple[int | None, int | None]
 
 
 @dataclass(frozen=True)
 class AttentionReference:
-    """float64 results for inputs of shape (heads, length, head_dim): O, Σ p·|v| per element, and O with P rounded."""
+    """float64 results, NumPy's or PyTorch's as the inputs: O (…, q_len, d), and what belongs to each element or row.
 
-    output: NDArray[np.float64]
-    magnitude: NDArray[np.float64]
-    rounded_p: NDArray[np.float64]
+    ``magnitude`` is Σ p·|v|, ``rounded_p`` O with P rounded to the type, ``lse`` (…, q_len) the log-sum-exps.
+    """
+
+    output: Any
+    magnitude: Any
+    rounded_p: Any
+    lse: Any
 
 
 @dataclass(frozen=True)
@@ -41,55 +49,101 @@ class ErrorReport:
     against_rounded: float
     metric: str = "max |o - o64| / (u·(|o64| + Σp|v|) + f32 slack)"
 
+    @classmethod
+    def of(cls, value: float, error: float, rounding: float) -> ErrorReport:
+        """The report of what :func:`largest_errors` gives."""
+        return cls(value, 1.0, error / max(rounding, 1e-300))
+
     @property
     def ok(self) -> bool:
         """Whether every element is within its bound, and none is off more than twice the rounded reference's worst."""
         return self.value <= self.bound and self.against_rounded <= 2.0
 
 
+def seen_of(
+    q_len: int, kv_len: int, window: Window = (None, None), *, rows: Any = slice(None), device: Any = None
+) -> Any:
+    """Which scores count, (rows, kv_len): the last query stands at the last key, and sees a window of keys around it.
+
+    ``rows``: those of some queries alone. With a PyTorch ``device`` the result lies there, else it is NumPy's.
+    """
+    left, right = (math.inf if side is None else side for side in window)
+    if device is None:
+        query, key = np.arange(q_len), np.arange(kv_len)
+    else:
+        query, key = (sys.modules["torch"].arange(n, device=device) for n in (q_len, kv_len))
+    ahead = key[None] - (query[rows][:, None] + (kv_len - q_len))
+    return (ahead >= -left) & (ahead <= right)
+
+
 def attention_reference(
-    q: Any, k: Any, v: Any, dtype: DType, scale: float | None = None, seen: Any = None, sinks: Any = None
-) -> AttentionReference:
+    q: Any, k: Any, v: Any, dtype: DType, scale: float | None = None, seen: Any = None, sinks: Any = None,
+    softcap: float | None = None,
+) -> AttentionReference:  # fmt: skip
     """softmax(scale · Q·Kᵀ)·V in float64; q (…, q_len, d), k and v (…, kv_len, d), scale 1/√d by default.
 
+    Arrays of NumPy or tensors of PyTorch; k and v may have fewer heads, of which each is that of so many of q.
     ``seen`` (q_len, kv_len) says which scores count; by default all do. A row without any gives zeros.
     ``sinks`` (…,), one for each q_len × kv_len scores, join the sums of exponentials.
     """
-    q64, k64, v64 = (np.asarray(x).astype(np.float64) for x in (q, k, v))
-    s = q64 @ np.swapaxes(k64, -1, -2) * (1.0 / math.sqrt(q64.shape[-1]) if scale is None else scale)
+    q, k, v = map(as_double, (q, k, v))
+    xp = namespace_of(q)
+    k, v = (_of_each_head(x, q) for x in (k, v))
+    s = q @ k.swapaxes(-1, -2) * (1.0 / math.sqrt(q.shape[-1]) if scale is None else scale)
+    if softcap is not None:
+        s = softcap * xp.tanh(s / softcap)
     if seen is not None:
-        s = np.where(seen, s, -np.inf)
-    sink = np.float64(-np.inf) if sinks is None else np.asarray(sinks).astype(np.float64)[..., None, None]
-    top = np.maximum(s.max(-1, keepdims=True), sink)
-    top = np.where(np.isneginf(top), 0.0, top)
-    weights = np.exp(s - top)
-    total = weights.sum(-1, keepdims=True) + np.exp(sink - top)
-    total = np.where(total == 0.0, 1.0, total)
+        s = xp.where(seen, s, -math.inf)
+    sink = xp.full_like(q[..., :1], -math.inf)
+    if sinks is not None:
+        sink = xp.broadcast_to(as_double(sinks)[..., None, None], sink.shape)
+    s = xp.concatenate([s, sink], -1)
+    top = xp.amax(s, axis=-1, keepdims=True)
+    top = xp.where(xp.isfinite(top), top, 0.0)
+    weights = xp.exp(s - top)
+    total = weights.sum(-1)[..., None]
+    with np.errstate(divide="ignore"):
+        lse = (xp.log(total) + top)[..., 0]
     # Normalised first: relative to the row's maximum the largest weight is 1, which would lose nothing by rounding.
-    rounded = (weights / total).astype(dtype.numpy).astype(np.float64)
-    return AttentionReference(
-        output=weights @ v64 / total, magnitude=weights @ np.abs(v64) / total, rounded_p=rounded @ v64
-    )
+    p = (weights / xp.where(total == 0.0, 1.0, total))[..., :-1]
+    return AttentionReference(p @ v, p @ abs(v), _rounded(p, dtype) @ v, lse)
 
 
 def attention_error(out: Any, reference: AttentionReference, dtype: DType) -> ErrorReport:
     """How far ``out`` (shaped like the reference) is from float64, by element. NaN counts as infinitely far."""
-    got = np.asarray(out).astype(np.float64)
-    rounded = reference.rounded_p.astype(dtype.numpy).astype(np.float64)
-    return reported(*largest_errors(got, reference.output, reference.magnitude, rounded, dtype))
+    return ErrorReport.of(*(float(x) for x in largest_errors(out, reference, dtype)))
 
 
-def largest_errors(got: Any, expected: Any, magnitude: Any, rounded: Any, dtype: DType) -> tuple[Any, Any, Any]:
-    """(largest error over what is allowed, largest error, that of ``rounded``, which has P and O rounded to the type).
+def largest_errors(out: Any, reference: AttentionReference, dtype: DType) -> tuple[Any, Any, Any]:
+    """(The largest error over what is allowed, the largest error, the largest of rounding P and O alone)."""
+    xp, exact = namespace_of(reference.output), reference.output
+    error = abs(as_double(out) - exact)
+    error = xp.where(xp.isnan(error), math.inf, error)
+    allowed = UNIT_ROUNDOFF[dtype.name] * (abs(exact) + reference.magnitude) + F32_SLACK * reference.magnitude
+    over = error / xp.where(allowed > 0.0, allowed, _NOTHING)  # nothing but 0 is right: rows that see no key
+    return over.max(), error.max(), abs(_rounded(reference.rounded_p, dtype) - exact).max()
 
-    Of float64 arrays of NumPy, or of torch.
-    """
-    error = abs(got - expected)
-    error[error != error] = math.inf
-    allowed = UNIT_ROUNDOFF[dtype.name] * (abs(expected) + magnitude) + F32_SLACK * magnitude
-    return (error / (allowed + _TINY)).max(), error.max(), abs(rounded - expected).max()
+
+def namespace_of(x: Any) -> Any:
+    """NumPy, or PyTorch: what is called here has one name and form in both."""
+    return np if isinstance(x, np.ndarray) else sys.modules["torch"]
 
 
-def reported(worst: Any, largest: Any, rounding: Any) -> ErrorReport:
-    """What :func:`largest_errors` found, of all parts of a result."""
-    return ErrorReport(float(worst), 1.0, float(largest) / max(float(rounding), _TINY))
+def as_double(x: Any) -> Any:
+    """In float64."""
+    return x.double() if hasattr(x, "double") else np.asarray(x).astype(np.float64)
+
+
+def _of_each_head(x: Any, q: Any) -> Any:
+    """Keys or values (…, heads, length, head_dim), each head as often as query heads share it."""
+    if x.ndim < 3 or x.shape[-3] == q.shape[-3]:
+        return x
+    *lead, heads, length, width = x.shape
+    shape = *lead, heads, q.shape[-3] // heads, length, width
+    return namespace_of(x).broadcast_to(x[..., None, :, :], shape).reshape(*lead, q.shape[-3], length, width)
+
+
+def _rounded(x: Any, dtype: DType) -> Any:
+    if isinstance(x, np.ndarray):
+        return x.astype(dtype.numpy).astype(np.float64)
+    return x.to(getattr(sys.modules["torch"], {"bf16": "bfloat16", "f16": "float16"}[dtype.name])).double()
