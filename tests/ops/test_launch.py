@@ -10,7 +10,7 @@ import pytest
 
 import warploom
 from warploom.core.errors import ConfigError, EmulationError, EmulationWarning, ProblemError
-from warploom.lang import Global, Kernel, TensorMap, f32, kernel, u32
+from warploom.lang import Global, Kernel, Strided, TensorMap, f32, kernel, u32
 from warploom.layout.tensor_map import TensorMapSpec
 
 
@@ -28,6 +28,30 @@ def axpy(k: Kernel, x: Global[f32], y: Global[f32], factor: f32, n: u32, *, plus
     with k.when(i < n):
         a, b = x.load(i), y.load(i)
         y.store(k.fma(a, factor, b) + plus, i)
+
+
+@kernel(threads=32)
+def sums(k: Kernel, x: Strided[f32, 2], y: Strided[f32, 2], cols: u32) -> None:
+    """y += x, a row by each CTA."""
+    with k.loop(cols, start=k.lane, step=32) as col:
+        at = y.at(k.cta_x, col)
+        at.store(at.load() + x.at(k.cta_x, col).load())
+
+
+@pytest.mark.parametrize("by_name", [False, True])
+def test_the_strides_of_an_array_come_with_it(by_name):
+    torch = pytest.importorskip("torch")
+    x, y = torch.arange(5 * 40.0).reshape(40, 5).t(), np.ones((10, 40), np.float32)[::2]
+    warploom.launch(sums, 5, {"y": y, "x": x, "cols": 40} if by_name else [x, y, 40])
+    assert (y == x.numpy() + 1).all()
+
+
+def test_an_array_of_other_dimensions_than_the_kernels_is_refused():
+    x, y = np.zeros(40, np.float32), np.zeros((5, 40), np.float32)
+    with pytest.raises(ProblemError, match="argument x has 1 dimensions; the kernel takes 2, or 3 whose last"):
+        warploom.launch(sums, 5, [x, y, 40])
+    with pytest.raises(ProblemError, match=r"sums takes 3 arguments \(x, y, cols\), not 2"):
+        warploom.launch(sums, 5, [x, y])
 
 
 @kernel(threads=64)

@@ -1,4 +1,4 @@
-"""What a launch takes on the emulator and on a GPU alike: grids within the limits of CUDA, numbers of their types."""
+"""What a launch takes on the emulator and on a GPU alike: grids that CUDA takes, numbers of their types, strides."""
 
 from __future__ import annotations
 
@@ -14,6 +14,21 @@ from warploom.core.errors import ConfigError, ProblemError, shown
 
 GRID_LIMITS = (2**31 - 1, 65535, 65535)
 """The most CTAs along x, y and z (CUDA C++ Programming Guide, "Compute Capabilities"; the same from sm_30 on)."""
+
+
+def stride_name(array: str, dimension: int) -> str:
+    """What the parameter is called that is a stride of an array parameter."""
+    return f"{array}_stride{dimension}"
+
+
+def strides(**arrays: Sequence[int]) -> dict[str, int]:
+    """The numbers of strides that come with array parameters, by the names of these."""
+    return {stride_name(array, i): stride for array, of in arrays.items() for i, stride in enumerate(of)}
+
+
+def fields(compound: str, **values: int) -> dict[str, int]:
+    """The numbers of a compound parameter's fields."""
+    return {f"{compound}_{name}": value for name, value in values.items()}
 
 
 def grid_of(grid: Any) -> tuple[int, int, int]:

@@ -13,6 +13,7 @@ from warploom.core.dtypes import DType
 from warploom.core.errors import ProblemError
 from warploom.emulate.buffers import ADDRESS_BITS, GlobalBuffer, buffer_of
 from warploom.emulate.tensor_maps import TensorMapArgument
+from warploom.ir.arguments import in_order
 from warploom.ir.program import Parameter, Program
 from warploom.ir.statements import Value
 from warploom.isa.effects import Access, AsyncCopy, BulkStore, BulkTensorCopy, Effect, TensorMapWrite
@@ -27,15 +28,7 @@ def bind(
 
     Raises ProblemError when an argument is missing, of the wrong kind, or of another element size than the kernel's.
     """
-    if isinstance(arguments, Mapping):
-        missing = [p.name for p in program.parameters if p.name not in arguments]
-        extra = set(arguments) - {p.name for p in program.parameters}
-        if missing or extra:
-            raise ProblemError(f"{program.name}: missing arguments {missing}, unknown arguments {sorted(extra)}")
-        arguments = [arguments[p.name] for p in program.parameters]
-    if len(arguments) != len(program.parameters):
-        names = ", ".join(p.name for p in program.parameters)
-        raise ProblemError(f"{program.name} takes {len(program.parameters)} arguments ({names}), not {len(arguments)}")
+    arguments = in_order(program, arguments, _layout)
     buffers: list[GlobalBuffer] = []
     values: dict[Value, Array] = {}
     maps: dict[int, TensorMapArgument] = {}
@@ -55,6 +48,16 @@ def bind(
     return buffers, values, maps
 
 
+def _layout(parameter: Parameter, argument: Any) -> tuple[Sequence[int], Sequence[int]]:
+    """(shape, strides in elements) of an array."""
+    array, size = _array(parameter, argument), parameter.dtype.bytes
+    if any(stride % size for stride in array.strides):
+        raise ProblemError(
+            f"argument {parameter.name} has strides that are no multiples of its elements' size: copy it"
+        )
+    return array.shape, [stride // size for stride in array.strides]
+
+
 def _tensor_map(parameter: Parameter, argument: Any, index: int) -> TensorMapArgument:
     if isinstance(argument, tuple) and len(argument) == 2:
         argument = TensorMapArgument(*argument)
@@ -71,6 +74,11 @@ def _pointer(parameter: Parameter, argument: Any, index: int) -> GlobalBuffer:
         return GlobalBuffer(
             parameter.name, argument.data, (index + 1) << ADDRESS_BITS, argument.skew, argument.real, argument.writable
         )
+    return buffer_of(parameter.name, _array(parameter, argument), index)
+
+
+def _array(parameter: Parameter, argument: Any) -> Array:
+    """The array of a pointer, of elements that the kernel takes."""
     if not isinstance(argument, np.ndarray) or isinstance(argument, np.ma.MaskedArray):
         raise ProblemError(f"argument {parameter.name} must be a NumPy array, not {type(argument).__name__}")
     if argument.dtype.itemsize != parameter.dtype.bytes:
@@ -83,7 +91,7 @@ def _pointer(parameter: Parameter, argument: Any, index: int) -> GlobalBuffer:
             f"argument {parameter.name} is {argument.dtype.name} in memory, {argument.dtype.str}; the kernel reads "
             f"{parameter.dtype.name}: convert it, or pass its bits as unsigned integers (array.view)"
         )
-    return buffer_of(parameter.name, argument, index)
+    return argument
 
 
 def _holds(given: np.dtype[Any], wanted: DType) -> bool:

@@ -24,13 +24,16 @@ REGISTERS_PER_SM = 65536
 class Parameter:
     """A kernel parameter. ``pointer``: ``dtype`` is the element type; ``scalar``: the register type.
 
-    ``tensor_map``: a 128-byte TMA descriptor passed as a ``__grid_constant__``.
+    ``tensor_map``: a 128-byte TMA descriptor passed as a ``__grid_constant__``. ``strides``: how many strides of its
+    array come with a pointer; the scalar that is one of them is ``stride_of`` (the pointer's name, the dimension).
     """
 
     name: str
     kind: Literal["pointer", "scalar", "tensor_map"]
     dtype: DType
     value: Value
+    strides: int = 0
+    stride_of: tuple[str, int] | None = None
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from warploom.ir.statements import Branch, Const, Flow, Loop, Op, Operand, Register, Roles, Statement, Value, When
 
 if TYPE_CHECKING:
-    from warploom.ir.program import Program
+    from warploom.ir.program import Parameter, Program
 
 
 class _Names:
@@ -36,10 +36,16 @@ def program_text(program: Program) -> str:
         lines.append(f"  cluster {program.cluster}")
     if program.local_bytes:
         lines.append(f"  {program.local_bytes} bytes local")
-    lines += [f"  parameter {names(p.value)} {p.kind} {p.dtype.name}" for p in program.parameters]
+    lines += [f"  parameter {names(p.value)} {p.kind} {p.dtype.name}{_strides(p)}" for p in program.parameters]
     lines += [f"  shared {r.name}: {r.bytes} bytes at {r.offset}" for r in program.shared]
     _block(program.body, 1, names, lines)
     return "\n".join(lines) + "\n"
+
+
+def _strides(p: Parameter) -> str:
+    if p.stride_of is not None:
+        return f" stride {p.stride_of[1]} of {p.stride_of[0]}"
+    return f" with {p.strides} strides" if p.strides else ""
 
 
 def _block(body: tuple[Statement, ...], depth: int, names: _Names, lines: list[str]) -> None:

@@ -5,64 +5,19 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, NoReturn, TypeVar, get_type_hints
+from typing import Any, NoReturn, get_type_hints
 from weakref import WeakValueDictionary
 
-from warploom.core.dtypes import DType, u64
 from warploom.core.errors import LayoutError, TraceError, VerifyError, WarploomError, shown
 from warploom.ir.program import Parameter, Program
 from warploom.ir.simplify import simplify
 from warploom.ir.statements import SourceLine, operands_of, walk
 from warploom.ir.verify import verify
 from warploom.lang.explain import explain
-from warploom.lang.hopper import HopperWords, TensorMapHandle
+from warploom.lang.hopper import HopperWords
 from warploom.lang.matrix import MatrixWords
-from warploom.lang.memory import GlobalPointer
 from warploom.lang.naming import name_at
-from warploom.lang.values import Traced
-
-T = TypeVar("T")
-
-
-if TYPE_CHECKING:
-
-    class Global(GlobalPointer, Generic[T]):
-        """Annotation of a pointer parameter: ``a: Global[bf16]``."""
-
-else:
-
-    class Global:
-        """Annotation of a pointer parameter: ``a: Global[bf16]``."""
-
-        def __class_getitem__(cls, dtype: DType) -> PointerType:
-            if not isinstance(dtype, DType):
-                raise TraceError(f"Global takes a type of warploom.lang (Global[f32]), not {shown(dtype)}")
-            return PointerType(dtype)
-
-
-@dataclass(frozen=True)
-class PointerType:
-    """A pointer parameter to elements of ``dtype``."""
-
-    dtype: DType
-
-
-class TensorMap(TensorMapHandle):
-    """Annotation of a TMA descriptor parameter."""
-
-
-class Scalars:
-    """Base of annotations that stand for several scalar parameters: those of :attr:`fields`, named ``parameter_field``.
-
-    The value that the kernel gets has them as attributes.
-    """
-
-    fields: ClassVar[Mapping[str, DType]] = {}
-
-    def __init__(self, k: Kernel, *values: Traced) -> None:
-        self.k = k
-        for name, value in zip(self.fields, values, strict=True):
-            setattr(self, name, value)
+from warploom.lang.parameters import Parameters, used_parameters
 
 
 class Kernel(HopperWords, MatrixWords):
@@ -146,7 +101,7 @@ class KernelFunction:
         body = simplify(k.finished_body(), lambda where: name_at(where.file, where.line))
         if self.drop_unused:
             used = {x for statement in walk(body) for x in operands_of(statement)}
-            parameters = [p for p in parameters if p.value in used]
+            parameters = used_parameters(parameters, lambda p: p.value in used)
         program = Program(
             name=name or self.name,
             parameters=tuple(parameters),
@@ -190,8 +145,7 @@ class KernelFunction:
 
     def _parameters(self, k: Kernel) -> tuple[list[Parameter], list[Any]]:
         hints = get_type_hints(self.function)
-        parameters: list[Parameter] = []
-        arguments: list[Any] = []
+        found, arguments = Parameters(k), list[Any]()
         positional = [p for p in inspect.signature(self.function).parameters.values() if p.kind != p.KEYWORD_ONLY][1:]
         for p in positional:
             kind = hints.get(p.name)
@@ -200,28 +154,13 @@ class KernelFunction:
                     f"parameter {p.name!r} of {self.name} has the default {shown(p.default)}, but a launch gives every "
                     "argument: leave it out, or make it trace-time configuration (keyword-only, after *)"
                 )
-            if isinstance(kind, PointerType):
-                value = k.new_value(u64, p.name)
-                parameters.append(Parameter(p.name, "pointer", kind.dtype, value))
-                arguments.append(GlobalPointer(k, Traced(k, value), kind.dtype))
-            elif isinstance(kind, DType):
-                parameters.append(Parameter(p.name, "scalar", kind, k.new_value(kind, p.name)))
-                arguments.append(Traced(k, parameters[-1].value))
-            elif isinstance(kind, type) and issubclass(kind, Scalars):
-                names = {f"{p.name}_{field}": dtype for field, dtype in kind.fields.items()}
-                several = [Parameter(name, "scalar", dtype, k.new_value(dtype, name)) for name, dtype in names.items()]
-                parameters += several
-                arguments.append(kind(k, *[Traced(k, one.value) for one in several]))
-            elif kind is TensorMap:
-                value = k.new_value(u64, p.name)
-                parameters.append(Parameter(p.name, "tensor_map", u64, value))
-                arguments.append(TensorMapHandle(Traced(k, value)))
-            else:
+            arguments.append(found.argument(p.name, kind))
+            if arguments[-1] is None:
                 raise TraceError(
-                    f"parameter {p.name!r} of {self.name} needs a type: Global[bf16], u32, f32 … or TensorMap; "
-                    "trace-time configuration goes into keyword-only parameters (after *)"
+                    f"parameter {p.name!r} of {self.name} needs a type: Global[bf16], Strided[bf16, 2], u32, f32 … or "
+                    "TensorMap; trace-time configuration goes into keyword-only parameters (after *)"
                 )
-        return parameters, arguments
+        return found.all, arguments
 
     def example(self, function: Callable[..., Launch]) -> Callable[..., Launch]:
         """Decorator: a function of a NumPy random generator that returns a :class:`Launch`, for ``warploom check``."""

@@ -49,10 +49,9 @@ def launch(
 
     ``arguments`` follow the parameters of the Program, by position or by name: arrays for pointers, numbers for
     scalars, which must lie within the range of their types, ``(array, TensorMapSpec)`` pairs for tensor maps. A pointer
-    is the array's first element, and nothing is copied to make rows contiguous: shape and strides are the kernel's
-    business, which takes them as scalars (for ``x[::2]`` the kernel is handed x, and must step by 2). Elements are of
-    the pointer's type, or bits of its size: unsigned integers fit every pointer, and every array a pointer to them;
-    signed ones fit integers.
+    is the array's first element, and nothing is copied to make rows contiguous: for ``x[::2]`` the kernel is handed x,
+    and must step by 2. A ``Strided`` parameter takes the strides from the array. Elements are of the pointer's type, or
+    bits of its size: unsigned integers fit every pointer, and every array a pointer to them; signed ones fit integers.
 
     Arrays of torch, CuPy and JAX on a GPU are used where they lie: the kernel is queued on the caller's current stream,
     and nothing is waited for. JAX's arrays are immutable, so a kernel may only read them. NumPy arrays (and other CPU
@@ -119,9 +118,11 @@ def _described(
     program: Program, arguments: Sequence[Any] | Mapping[str, Any]
 ) -> tuple[list[Any], list[ArrayView | None]]:
     """The arguments in the order of the parameters, scalars checked, and the arrays among them."""
+    from warploom.ir.arguments import in_order
+
     given = [
         scalar_value(p.name, p.dtype, x) if p.kind == "scalar" else x
-        for p, x in zip(program.parameters, _in_order(program, arguments), strict=True)
+        for p, x in zip(program.parameters, in_order(program, arguments, _layout), strict=True)
     ]
     return given, [None if p.kind == "scalar" else _view(p, x) for p, x in zip(program.parameters, given, strict=True)]
 
@@ -161,17 +162,10 @@ def _check_outputs(kernel: KernelFunction | Program, program: Program) -> None:
         )
 
 
-def _in_order(program: Program, arguments: Sequence[Any] | Mapping[str, Any]) -> list[Any]:
-    """The arguments in the order of the parameters. Raises ProblemError for too many, too few or unknown ones."""
-    names = [p.name for p in program.parameters]
-    if isinstance(arguments, Mapping):
-        if set(arguments) != set(names):
-            missing, unknown = [n for n in names if n not in arguments], sorted(set(arguments) - set(names))
-            raise ProblemError(f"{program.name}: missing arguments {missing}, unknown arguments {unknown}")
-        return [arguments[name] for name in names]
-    if len(arguments) != len(names):
-        raise ProblemError(f"{program.name} takes {len(names)} arguments ({', '.join(names)}), not {len(arguments)}")
-    return list(arguments)
+def _layout(parameter: Parameter, argument: Any) -> tuple[Sequence[int], Sequence[int]]:
+    """(shape, strides in elements) of an array."""
+    view = _view(parameter, argument)
+    return view.shape, view.strides
 
 
 def _view(parameter: Parameter, argument: Any) -> ArrayView:

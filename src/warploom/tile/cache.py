@@ -3,34 +3,43 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
-from warploom.core.dtypes import u32
+from warploom.core.dtypes import s32, u32
+from warploom.lang.parameters import Compound, Strided, StridedPointer
 from warploom.tile.copies import TileCopy
 from warploom.tile.copy_plan import CopyPlan
 
 if TYPE_CHECKING:
     from warploom.isa.async_copy import Eviction
-    from warploom.lang import GlobalPointer, Kernel, SharedTile, Traced
+    from warploom.lang import Kernel, SharedTile, Traced
     from warploom.lang.values import Number
 
 FETCHED = 128, 64
 """Bytes that the L2 may fetch for a copy: no more than what is read at about the same time."""
 
 
+class PageTable(Compound):
+    """A parameter: the table whose row b names the pages of sequence b in order, and of how many ``pages`` there are.
+
+    The host gives the numbers (:func:`.order.page_table`).
+    """
+
+    fields: ClassVar = {"entries": Strided[s32, 1], "columns": u32, "pages": u32}
+    entries: StridedPointer
+    columns: Traced
+    pages: Traced
+
+
 @dataclass(frozen=True)
 class Pages:
-    """Which page holds which keys of a sequence: row b of the ``table`` names those of sequence b in order.
+    """Which page holds which keys of a sequence: the ``table`` names those of ``size`` keys each.
 
-    ``size``: keys of a page. ``row``: the table's elements from one sequence to the next, of which ``count`` are
-    entries. No page from ``pages`` on is read, whatever the table says.
+    No page is read that does not exist, whatever the table says.
     """
 
     size: int
-    table: GlobalPointer
-    row: Traced
-    count: Traced
-    pages: Traced
+    table: PageTable
 
     def of(self, k: Kernel, sequence: Traced, key: Traced) -> Traced:
         """The page of a key; for keys beyond the table that of its last entry."""
@@ -38,24 +47,19 @@ class Pages:
 
     def entry(self, k: Kernel, sequence: Traced, key: Traced) -> Traced:
         """The same as the table has it, which may be none."""
-        entry = k.minimum(key // self.size, self.count - 1)
-        return k.bitcast((self.table + k.mul_wide(sequence, self.row)).load(entry), u32)
+        entry = k.minimum(key // self.size, self.table.columns - 1)
+        return k.bitcast(self.table.entries.at(sequence).load(entry), u32)
 
     def page(self, k: Kernel, entry: Traced) -> Traced:
         """The page that an entry names: apart from its load, which may take long."""
-        return k.minimum(entry, self.pages - 1)
+        return k.minimum(entry, self.table.pages - 1)
 
 
 @dataclass(frozen=True)
 class Source:
-    """K or V in global memory: the first element, and the distances in elements, between keys known while tracing.
+    """K or V in global memory: strides of sequences, or pages, and heads; that of keys is known while tracing."""
 
-    ``outer``: from one sequence, or page, to the next.
-    """
-
-    pointer: GlobalPointer
-    outer: Traced
-    head: Traced
+    array: StridedPointer
     key: int
 
 
@@ -122,14 +126,15 @@ class WarpRing:
         source, copy = self._sources[tile], self._copies[tile]
         first = self.first_key(block)
         exist = k.maximum(keys, first) - first
-        start = source.pointer + k.mul_wide(head * self.heads + self.head, source.head)
+        outer, of_head = source.array.strides
+        start = source.array + k.mul_wide(head * self.heads + self.head, of_head)
         if self._pages is None:
-            start = start + k.mul_wide(sequence, source.outer)
+            start = start + k.mul_wide(sequence, outer)
             rows = [start + k.mul_wide(key, source.key) for key in self._runs(block)]
         else:
             size = self._pages.size
             rows = [
-                start + (k.mul_wide(self._pages.page(k, page.get()), source.outer) + k.mul_wide(key % size, source.key))
+                start + (k.mul_wide(self._pages.page(k, page.get()), outer) + k.mul_wide(key % size, source.key))
                 for page, key in zip(self._named, self._runs(block), strict=True)
             ]
         runs = [copy.start_of_run(row) for row in rows]

@@ -8,17 +8,26 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
+from warploom.core.arguments import fields, strides
+
 
 def divisors(**values: int) -> dict[str, int]:
     """The numbers of :class:`.scheduler.Divisor` parameters."""
-    whole = (1 << 32) - 1
-    return {f"{name}_{field}": x for name, n in values.items() for field, x in (("value", n), ("inverse", whole // n))}
+    found: dict[str, int] = {}
+    for name, value in values.items():
+        found |= fields(name, value=value, inverse=((1 << 32) - 1) // value)
+    return found
 
 
 def row_tiles(rows: int, planes: int, together: int) -> dict[str, int]:
     """The numbers of ``rows`` … ``last`` that :class:`.scheduler.RowTiles` is made of."""
     last = planes % together or together
     return {"planes": planes, **divisors(rows=rows, group=together * rows, together=together, last=last)}
+
+
+def page_table(row: int, columns: int, pages: int) -> dict[str, int]:
+    """The numbers of a parameter ``table`` of type :class:`.cache.PageTable`; ``row``: elements between its rows."""
+    return {**fields("table", columns=columns, pages=pages), **strides(table_entries=[row])}
 
 
 L2_BYTES = 32 << 20

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from warploom.core.dtypes import pred, u32
-from warploom.lang.kernel import Scalars
+from warploom.lang.parameters import Compound
 from warploom.tile.pipeline import Pipeline
 
 if TYPE_CHECKING:
@@ -159,7 +159,7 @@ class Claimed:
 Order = Persistent | Single | Claimed
 
 
-class Divisor(Scalars):
+class Divisor(Compound):
     """A parameter to divide by. The host gives its inverse as well (:func:`.order.divisors`): a multiplication does it.
 
     A division takes some twenty instructions, which nothing hides where a tile begins.

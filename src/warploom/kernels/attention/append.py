@@ -6,7 +6,9 @@ from dataclasses import dataclass
 
 from warploom.core.dtypes import DType
 from warploom.core.errors import ProblemError
+from warploom.kernels.attention.problem import stride_scalars
 from warploom.kernels.source import KernelCall, KernelSource
+from warploom.tile.order import page_table
 
 THREADS = 128
 CHUNK = 8
@@ -68,11 +70,9 @@ class AppendProblem:
         )
         scalars = {
             "kv_heads": self.kv_heads, "heads": self.heads, "tokens": self.tokens, "q_len": self.q_len,
-            "capacity": self.capacity, "pages": self.pages, "table_pages": self.table_pages, "table_row": table_row,
-            "positions": self.positions,
+            "capacity": self.capacity, "positions": self.positions,
+            **page_table(table_row, self.table_pages, self.pages), **stride_scalars(strides),
         }  # fmt: skip
-        for name, of in strides.items():
-            scalars |= {f"{name}_{axis}": stride for axis, stride in zip(("outer", "head", "row"), of, strict=False)}
         arrays = ["k", "v", "k_cache", "v_cache", "lengths"]
         arrays += ["table"] if self.form.page_size else []
         arrays += ["k_scale", "v_scale"] if self.form.scaled else []

@@ -13,46 +13,36 @@ from dataclasses import dataclass, replace
 
 from warploom.core.dtypes import DType, e4m3, f32, s32, u16, u32
 from warploom.kernels.attention.append import CHUNK, THREADS, AppendForm
-from warploom.lang import Global, GlobalPointer, Kernel, Traced, kernel
-from warploom.tile.cache import Pages
+from warploom.lang import Global, GlobalPointer, Kernel, Strided, StridedPointer, Traced, kernel
+from warploom.tile.cache import Pages, PageTable
 
 WORDS = CHUNK // 2
-Strides = tuple[Traced, Traced, Traced]
-"""(sequence or page, head, token) in elements."""
-Array = tuple[GlobalPointer, Strides]
 
 
 @kernel(threads=THREADS, drop_unused=True)
 def append_to_cache(
     k: Kernel,
-    keys: Global[u16],
-    values: Global[u16],
-    k_cache: Global[u16],
-    v_cache: Global[u16],
+    key: Strided[u16, 3],
+    value: Strided[u16, 3],
+    k_cache: Strided[u16, 3],
+    v_cache: Strided[u16, 3],
     lengths: Global[s32],
-    table: Global[s32],
-    k_scale: Global[f32],
-    v_scale: Global[f32],
+    table: PageTable,
+    k_scale: Strided[f32, 2],
+    v_scale: Strided[f32, 2],
     cos: Global[u16],
     sin: Global[u16],
     wide_cos: Global[f32],
     wide_sin: Global[f32],
-    q: Global[u16],
-    q_out: Global[u16],
-    k_outer: u32, k_head: u32, k_row: u32,
-    v_outer: u32, v_head: u32, v_row: u32,
-    k_cache_outer: u32, k_cache_head: u32, k_cache_row: u32,
-    v_cache_outer: u32, v_cache_head: u32, v_cache_row: u32,
-    k_scale_outer: u32, k_scale_head: u32, v_scale_outer: u32, v_scale_head: u32,
-    q_outer: u32, q_head: u32, q_row: u32,
-    q_out_outer: u32, q_out_head: u32, q_out_row: u32,
-    kv_heads: u32, heads: u32, tokens: u32, q_len: u32, capacity: u32,
-    pages: u32, table_pages: u32, table_row: u32, positions: u32,
+    q: Strided[u16, 3],
+    q_out: Strided[u16, 3],
+    kv_heads: u32, heads: u32, tokens: u32, q_len: u32, capacity: u32, positions: u32,
     *,
     form: AppendForm,
 ) -> None:  # fmt: skip
     """Grid: (rows of heads, 16 bytes a thread; keys, values and queries; sequences).
 
+    Strides of (sequence or page, head, token), and of scales of (sequence, key head).
     Sequence b has ``lengths[b]`` keys with its new ones, which are its last. What has no place in the cache is left
     out.
     """
@@ -61,23 +51,19 @@ def append_to_cache(
     row, col = item // chunks, item % chunks * CHUNK
     length = lengths.load(sequence)
     turn = Rotation(k, form, (wide_cos, wide_sin) if form.table is f32 else (cos, sin), positions)
-    named = Pages(form.page_size, table, table_row, table_pages, pages) if form.page_size else None
+    named = Pages(form.page_size, table) if form.page_size else None
     move = Move(k, sequence, row, col, length, turn, Cache(k, sequence, capacity, named))
-    of_k, of_v, of_q = (k_outer, k_head, k_row), (v_outer, v_head, v_row), (q_outer, q_head, q_row)
-    into_k, into_v = (k_cache_outer, k_cache_head, k_cache_row), (v_cache_outer, v_cache_head, v_cache_row)
-    into_q = q_out_outer, q_out_head, q_out_row
     of_keys, of_values = (
-        Narrow(k, form.dtype, (pointer, outer, head) if form.scaled else None) if form.fp8 else None
-        for pointer, outer, head in ((k_scale, k_scale_outer, k_scale_head), (v_scale, v_scale_outer, v_scale_head))
+        Narrow(k, form.dtype, scale if form.scaled else None) if form.fp8 else None for scale in (k_scale, v_scale)
     )
 
     with k.when(k.cta_y == 0, uniform=True):
-        move.rows((keys, of_k), (k_cache, into_k), (tokens, kv_heads), turned=True, narrow=of_keys)
+        move.rows(key, k_cache, (tokens, kv_heads), turned=True, narrow=of_keys)
     with k.when(k.cta_y == 1, uniform=True):
-        move.rows((values, of_v), (v_cache, into_v), (tokens, kv_heads), turned=False, narrow=of_values)
+        move.rows(value, v_cache, (tokens, kv_heads), turned=False, narrow=of_values)
     if form.queries:
         with k.when(k.cta_y == 2, uniform=True):
-            move.rows((q, of_q), (q_out, into_q), (q_len, heads), turned=True, cached=False)
+            move.rows(q, q_out, (q_len, heads), turned=True, cached=False)
 
 
 append_to_cache_sm90 = replace(append_to_cache, name="append_to_cache_sm90", requires="sm_90")
@@ -86,19 +72,18 @@ append_to_cache_sm90 = replace(append_to_cache, name="append_to_cache_sm90", req
 
 @dataclass(frozen=True)
 class Narrow:
-    """16-bit words as fp8, over a scale of each sequence and key head: a pointer and its strides."""
+    """16-bit words as fp8, over a scale of each sequence and key head."""
 
     k: Kernel
     dtype: DType
-    scale: tuple[GlobalPointer, Traced, Traced] | None
+    scale: StridedPointer | None
 
     def words(self, words: Sequence[Traced], sequence: Traced, head: Traced) -> list[Traced]:
         """Four ``e4m3`` in each word; beyond its largest number that."""
         k = self.k
         values = [x for word in words for x in k.unpack(word, self.dtype)]
         if self.scale is not None:
-            pointer, outer, of_head = self.scale
-            scale = (pointer + (k.mul_wide(sequence, outer) + k.mul_wide(head, of_head))).load()
+            scale = self.scale.at(sequence, head).load()
             values = [x / scale for x in values]
         return [k.pack_bytes(values[i : i + 4], e4m3) for i in range(0, len(values), 4)]
 
@@ -112,16 +97,16 @@ class Cache:
     capacity: Traced
     pages: Pages | None
 
-    def place(self, at: Traced, strides: Strides) -> tuple[Traced, Traced]:
+    def place(self, at: Traced, of: StridedPointer) -> tuple[Traced, Traced]:
         """Elements from the first to a token's of head 0, and whether the cache has a place for it."""
-        k, (outer, _, of_row) = self.k, strides
+        k, (outer, _, of_row) = self.k, of.strides
         exists = (at >= 0) & (k.bitcast(at, u32) < self.capacity)
         position = k.minimum(k.bitcast(at, u32), self.capacity - 1)
         if self.pages is None:
             return k.mul_wide(self.sequence, outer) + k.mul_wide(position, of_row), exists
         page = self.pages.entry(k, self.sequence, position)
         within = k.mul_wide(position % self.pages.size, of_row)
-        return k.mul_wide(page, outer) + within, exists & (page < self.pages.pages)
+        return k.mul_wide(page, outer) + within, exists & (page < self.pages.table.pages)
 
 
 @dataclass(frozen=True)
@@ -138,8 +123,8 @@ class Move:
 
     def rows(
         self,
-        source: Array,
-        to: Array,
+        source: StridedPointer,
+        to: StridedPointer,
         count: tuple[Traced, Traced],
         *,
         turned: bool,
@@ -150,21 +135,21 @@ class Move:
 
         ``narrow``: in half as many bytes.
         """
-        k, (given, of), (kept, into), (tokens, heads) = self.k, source, to, count
+        k, (tokens, heads) = self.k, count
         with k.when(self.row < tokens * heads):
             token, head = self.row // heads, self.row % heads
             at = self.length + k.bitcast(token, s32) - k.bitcast(tokens, s32)
-            offset = k.mul_wide(self.sequence, of[0]) + k.mul_wide(head, of[1]) + k.mul_wide(token, of[2])
+            offset, into = source.offset(self.sequence, head, token), to.strides
             if cached:
-                place, exists = self.cache.place(at, into)
+                place, exists = self.cache.place(at, to)
             else:
                 place, exists = k.mul_wide(self.sequence, into[0]) + k.mul_wide(token, into[2]), None
             with nullcontext() if exists is None else k.when(exists):
-                words = self.rotation.load(given + offset, self.col, at if turned else None)
+                words = self.rotation.load(source + offset, self.col, at if turned else None)
                 col = self.col
                 if narrow is not None:
                     words, col = narrow.words(words, self.sequence, head), col // 2
-                (kept + (place + k.mul_wide(head, into[1])) + col).store(words, dtype=u32)
+                (to + (place + k.mul_wide(head, into[1])) + col).store(words, dtype=u32)
 
 
 class Rotation:

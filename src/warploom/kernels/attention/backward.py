@@ -19,6 +19,7 @@ from warploom.kernels.attention.problem import (
     HeadConfig,
     HeadDims,
     TensorStrides,
+    stride_scalars,
 )
 from warploom.kernels.settings import broken_flags, violated
 from warploom.kernels.source import KernelCall, KernelSource
@@ -82,12 +83,8 @@ class BackwardOperands:
         return tuple(self.strides[TENSORS.index(name)][2] for name in names)
 
     def scalars(self, *names: str) -> dict[str, int]:
-        """The strides of some of TENSORS by the kernels' names of them: ``q_batch``, ``q_head``, ``q_row`` …"""
-        return {
-            f"{name}_{axis}": stride
-            for name in names
-            for axis, stride in zip(("batch", "head", "row"), self.strides[TENSORS.index(name)], strict=True)
-        }
+        """The strides of some of TENSORS by the kernels' names of them."""
+        return stride_scalars({name: self.strides[TENSORS.index(name)] for name in names})
 
 
 class GradientDims(HeadDims):

@@ -4,12 +4,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from warploom.core.dtypes import DType, f32, u16, u32, u64
 from warploom.kernels.attention.backward import ROW_THREADS, SINK_THREADS, RowGroups
-from warploom.lang import Global, GlobalPointer, Kernel, Mutable, Traced, kernel
+from warploom.lang import Global, GlobalPointer, Kernel, Mutable, Strided, Traced, kernel
 from warploom.tile.softmax import LOG2_E
 
 CHUNK_WORDS = 4
@@ -19,21 +19,20 @@ CHUNK_WORDS = 4
 @kernel(threads=ROW_THREADS, drop_unused=True)
 def attention_backward_rows(
     k: Kernel,
-    out: Global[u16],
-    dout: Global[u16],
+    out: Strided[u16, 3],
+    dout: Strided[u16, 3],
     lse: Global[f32],
     dlse: Global[f32],
     shift: Global[f32],
     delta: Global[f32],
-    out_batch: u32, out_head: u32, out_row: u32,
-    dout_batch: u32, dout_head: u32, dout_row: u32,
-    q_len: u32, padded: u32,
+    q_len: u32,
+    padded: u32,
     *,
     head_dim: int,
     dtype: DType,
     lse_gradient: bool,
     tile: tuple[int, int],
-) -> None:  # fmt: skip
+) -> None:
     """shift = -log2(e)·LSE and delta = rowsum(dO∘O) - dLSE; grid (groups of rows, heads, batches).
 
     ``lse`` and ``dlse`` are (batch, heads, q_len), shift and delta (batch, heads, tiles, ``tile[1]``) for tiles of
@@ -45,10 +44,6 @@ def attention_backward_rows(
     lane, chunk = k.lane // groups.lanes, k.lane % groups.lanes
     rows = [(k.cta_x * groups.rows + k.warp * groups.warp_rows) + (i * groups.side + lane) for i in range(groups.steps)]
 
-    def line(of: GlobalPointer, strides: tuple[Traced, Traced, Traced], row: Traced) -> GlobalPointer:
-        start = k.mul_wide(batch, strides[0]) + k.mul_wide(head, strides[1]) + k.mul_wide(row, strides[2])
-        return of + start + k.mul_wide(chunk, 8)
-
     form(
         k,
         RowPlaces(
@@ -58,10 +53,7 @@ def attention_backward_rows(
             lambda row: k.mul_wide(plane, padded // tile[0] * tile[1]) + k.convert(_slot(row, tile), u64),
         ),
         rows,
-        lambda row: (
-            line(out, (out_batch, out_head, out_row), row),
-            line(dout, (dout_batch, dout_head, dout_row), row),
-        ),
+        lambda row: tuple(x.at(batch, head, row) + k.mul_wide(chunk, 8) for x in (out, dout)),
         (lse, dlse if lse_gradient else None),
         (shift, delta),
         (head_dim, dtype),
@@ -82,7 +74,7 @@ def form(
     k: Kernel,
     place: RowPlaces,
     rows: list[Traced],
-    lines: Callable[[Traced], tuple[GlobalPointer, GlobalPointer]],
+    lines: Callable[[Traced], Sequence[GlobalPointer]],
     logarithms: tuple[GlobalPointer, GlobalPointer | None],
     results: tuple[GlobalPointer, GlobalPointer],
     elements: tuple[int, DType],

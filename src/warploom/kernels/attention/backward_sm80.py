@@ -10,7 +10,7 @@ from warploom.core.dtypes import DType, bf16, f16
 from warploom.kernels.attention.backward import BackwardOperands, BackwardProblem, GradientDims, rows_calls
 from warploom.kernels.attention.packed import Strides
 from warploom.kernels.attention.packed_backward_problem import PackedBackwardProblem, features, row_calls
-from warploom.kernels.attention.problem import AttentionProblem
+from warploom.kernels.attention.problem import AttentionProblem, stride_scalars
 from warploom.kernels.settings import flag, violated
 from warploom.kernels.source import KernelCall, KernelSource
 from warploom.tile.order import most_pieces
@@ -176,7 +176,7 @@ class BackwardSm80(GradientDims):
         blocks = slots * p.heads
         memory = {"total": blocks * self.threads * self.dq_registers} | ({"turns": blocks} if self.in_turn else {})
         arrays = "q", "k", "v", "dout", "shift", "delta", "tiles", "dk", "dv", *memory
-        scalars = {"slots": slots, **{f"{x}_head": strides[x][1] for x in names}}
+        scalars = {"slots": slots, **stride_scalars({x: strides[x][1:] for x in names})}
         grid = most_pieces(p.total_k, p.batch, self.keys) * p.kv_heads, 1, 1
         rounding = KernelSource.of(
             f"{kernels}:packed_backward_dq_sm80", f"packed_backward_dq_{self.head_dim}",
@@ -185,7 +185,7 @@ class BackwardSm80(GradientDims):
         return (
             *row_calls(problem, strides, self.tile_m, self.tile_m),
             KernelCall(products, grid, scalars, (), arrays, memory, [*memory][-1]),
-            KernelCall(rounding, (blocks, 1, 1), {"slots": slots, "dq_head": strides["dq"][1]},
+            KernelCall(rounding, (blocks, 1, 1), {"slots": slots, **stride_scalars({"dq": strides["dq"][1:]})},
                        (), ("dq", "total", "blocks")),
         )  # fmt: skip
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from warploom.core.dtypes import f32, u16, u32
 from warploom.kernels.attention.backward_sm80 import STAGES, BackwardSm80
 from warploom.kernels.attention.features import PLAIN, AttentionFeatures
-from warploom.lang import Fragment, Global, GlobalPointer, Kernel, SharedTile, Traced, kernel
+from warploom.lang import Fragment, Global, GlobalPointer, Kernel, SharedTile, Strided, StridedPointer, Traced, kernel
 from warploom.lang.values import Number
 from warploom.tile.accumulation import Turns, load_warp_part, reduce_warp_part
 from warploom.tile.copies import CopyRing, RowCopy, Rows
@@ -31,31 +31,26 @@ from warploom.tile.transposed import column_values
 @kernel(threads=lambda config, **_: config.threads, drop_unused=True)
 def attention_backward_sm80(
     k: Kernel,
-    q: Global[u16],
-    key: Global[u16],
-    value: Global[u16],
-    dout: Global[u16],
+    q: Strided[u16, 2],
+    key: Strided[u16, 2],
+    value: Strided[u16, 2],
+    dout: Strided[u16, 2],
     shift: Global[f32],
     delta: Global[f32],
-    dk: Global[u16],
-    dv: Global[u16],
+    dk: Strided[u16, 2],
+    dv: Strided[u16, 2],
     total: Global[f32],
     turns: Global[u32],
-    q_batch: u32, q_head: u32,
-    k_batch: u32, k_head: u32,
-    v_batch: u32, v_head: u32,
-    dout_batch: u32, dout_head: u32,
-    dk_batch: u32, dk_head: u32,
-    dv_batch: u32, dv_head: u32,
-    q_len: u32, kv_len: u32,
+    q_len: u32,
+    kv_len: u32,
     *,
     config: BackwardSm80,
     features: AttentionFeatures = PLAIN,
     row_strides: tuple[int, ...],
-) -> None:  # fmt: skip
+) -> None:
     """dK and dV of a tile of keys, and what it adds to dQ; grid (tiles of keys, key heads, batches).
 
-    Strides in elements, those between positions of Q, K, V, dO, dK and dV while tracing; shift and delta as
+    Strides of batches and heads; those between positions are known while tracing. Shift and delta as
     :mod:`.backward_rows_kernel` forms them. ``total``: for each block of query rows the parts of all warps, as their
     threads hold them; ``turns``: for each block how many tiles of keys are in it.
     """
@@ -63,14 +58,12 @@ def attention_backward_sm80(
     head, batch, first = k.cta_y, k.cta_z, k.cta_x * c.keys
     q_rows, kv_rows = q_len if f.ragged_q else None, kv_len if f.ragged_kv else None
 
-    def keys_of(of: GlobalPointer, strides: tuple[Traced, Traced], number: int) -> Rows:
-        start = of + (k.mul_wide(batch, strides[0]) + k.mul_wide(head, strides[1]))
-        return Rows(start, row_strides[number], kv_rows, c.value_dim if number in (2, 5) else c.head_dim)
+    def keys_of(of: StridedPointer, number: int) -> Rows:
+        return Rows(of.at(batch, head), row_strides[number], kv_rows, c.value_dim if number in (2, 5) else c.head_dim)
 
-    def queries_of(of: GlobalPointer, strides: tuple[Traced, Traced], number: int) -> Rows:
-        start = of + (k.mul_wide(batch, strides[0]) + k.mul_wide(head * f.group, strides[1]))
+    def queries_of(of: StridedPointer, number: int) -> Rows:
         cols = c.value_dim if number == 3 else c.head_dim
-        return Rows(start, row_strides[number], q_rows, cols, plane=strides[1])
+        return Rows(of.at(batch, head * f.group), row_strides[number], q_rows, cols, plane=of.strides[1])
 
     def slot(block: Traced, head: Traced) -> Traced:
         plane = batch * (k.special("nctaid.y") * f.group) + head
@@ -81,9 +74,9 @@ def attention_backward_sm80(
         first,
         head,
         (q_len, kv_len),
-        lambda: (keys_of(key, (k_batch, k_head), 1), keys_of(value, (v_batch, v_head), 2)),
-        lambda: (queries_of(q, (q_batch, q_head), 0), queries_of(dout, (dout_batch, dout_head), 3)),
-        lambda: (keys_of(dk, (dk_batch, dk_head), 4), keys_of(dv, (dv_batch, dv_head), 5)),
+        lambda: (keys_of(key, 1), keys_of(value, 2)),
+        lambda: (queries_of(q, 0), queries_of(dout, 3)),
+        lambda: (keys_of(dk, 4), keys_of(dv, 5)),
         slot,
     )
     KeyGradients(k, c, f, at, (shift, delta), (total, Turns(k, turns) if c.in_turn else None)).run()
@@ -310,20 +303,19 @@ class Sums:
 @kernel(threads=lambda config, **_: config.threads, drop_unused=True)
 def attention_backward_dq_sm80(
     k: Kernel,
-    dq: Global[u16],
+    dq: Strided[u16, 2],
     total: Global[f32],
-    dq_batch: u32, dq_head: u32,
-    q_len: u32, kv_len: u32,
+    q_len: u32,
+    kv_len: u32,
     *,
     config: BackwardSm80,
     features: AttentionFeatures = PLAIN,
     row_strides: tuple[int, ...],
-) -> None:  # fmt: skip
+) -> None:
     """dQ from the sums, scaled and rounded; grid (blocks of query rows, heads, batches)."""
     block, head, batch = k.cta_x, k.cta_y, k.cta_z
     number = (batch * k.special("nctaid.y") + head) * k.grid_x + block
-    start = dq + (k.mul_wide(batch, dq_batch) + k.mul_wide(head, dq_head))
-    rows = Rows(start, row_strides[0], q_len if features.ragged_q else None, config.head_dim)
+    rows = Rows(dq.at(batch, head), row_strides[0], q_len if features.ragged_q else None, config.head_dim)
     round_sums(k, config, features, total, number, (block, (q_len, kv_len)), rows)
 
 

@@ -6,13 +6,15 @@ from dataclasses import dataclass
 from math import gcd
 from typing import ClassVar
 
+from warploom.core.arguments import fields, strides
 from warploom.core.dtypes import DType, bf16, f16
 from warploom.core.targets import Target
 from warploom.kernels.attention.features import AttentionFeatures, ScoreOptions
-from warploom.kernels.attention.problem import MOST_POSITIONS, AttentionProblem, Operands
+from warploom.kernels.attention.problem import MOST_POSITIONS, AttentionProblem, Operands, stride_scalars
 from warploom.kernels.settings import Configuration, broken_flags, flag, shared_excess, violated
 from warploom.kernels.source import KernelCall, KernelSource
 from warploom.tile.copy_plan import CopyPlan
+from warploom.tile.order import page_table
 from warploom.tile.panels import padded_cols
 
 RUN = 16
@@ -130,12 +132,9 @@ class DecodeOperands:
 
     def scalars(self) -> dict[str, int]:
         """Those that launches take, by the kernels' names."""
-        found = {"table_row": self.table, "lse_batch": self.lse[0], "lse_head": self.lse[1]}
-        for name, (outer, head) in (("k_scale", self.k_scale), ("v_scale", self.v_scale)):
-            found |= {f"{name}_batch": outer, f"{name}_head": head}
-        for name, strides in (("q", self.q), ("k", self.k), ("v", self.v), ("o", self.out)):
-            found |= {f"{name}_batch": strides[0], f"{name}_head": strides[1], f"{name}_row": strides[2]}
-        return found
+        read = {"q": self.q, "k": self.k, "v": self.v, "k_scale": self.k_scale}
+        results = strides(results_v_scale=self.v_scale, results_out=self.out, results_lse=self.lse)
+        return stride_scalars(read) | results
 
 
 @dataclass(frozen=True)
@@ -272,9 +271,10 @@ class Decode(Configuration):
         spread = MOST_SPREAD if p.split else min(MOST_SPREAD, ((ctas // max(1, tiles) + 1) // AT_ONCE).bit_length())
         used = self.tile_m if p.packed else min(self.tile_m, max(1, p.rows))
         scalars = {
-            "batch": p.batch, "kv_heads": p.kv_heads, "q_len": p.q_len, "capacity": p.capacity, "pages": p.pages,
-            "table_pages": p.table_pages, "split": split, "pieces": max(1, pieces), "ctas": ctas, **operands.scalars(),
-            "spread": spread, "used": used, "by_tile": int(by_tile),
+            **fields("lengths", batch=p.batch, q_len=p.q_len, capacity=p.capacity), "kv_heads": p.kv_heads,
+            **page_table(operands.table, p.table_pages, p.pages), **operands.scalars(),
+            "split": split, "pieces": max(1, pieces), "ctas": ctas, "spread": spread, "used": used,
+            "by_tile": int(by_tile),
         }  # fmt: skip
         features = p.features()
         name = f"attention_decode_{self.tile_m}x{self.tile_n}x{self.head_dim}"

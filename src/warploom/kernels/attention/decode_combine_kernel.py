@@ -5,9 +5,18 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from warploom.core.dtypes import f32, s32, u16, u32
+from warploom.core.dtypes import f32, u32
 from warploom.kernels.attention.decode import AT_ONCE, COMBINE_WARPS, GAP, CacheForm, Decode
-from warploom.kernels.attention.decode_rows import Lengths, Parts, Results, Rows, Scales, TileNumbers, spans
+from warploom.kernels.attention.decode_rows import (
+    CacheLengths,
+    Lengths,
+    Parts,
+    ResultArrays,
+    Results,
+    Rows,
+    TileNumbers,
+    spans,
+)
 from warploom.kernels.attention.decode_search import EarlyLengths
 from warploom.kernels.attention.features import AttentionFeatures
 from warploom.lang import Global, Kernel, Mutable, Traced, kernel
@@ -22,24 +31,22 @@ THREADS, LENGTHS = 32 * COMBINE_WARPS, 4
 @kernel(threads=THREADS, drop_unused=True)
 def attention_decode_combine(
     k: Kernel,
-    lengths: Global[s32],
-    starts: Global[s32],
+    lengths: CacheLengths,
     parts: Global[f32],
     logs: Global[f32],
-    v_scale: Global[f32],
-    sinks: Global[f32],
-    out: Global[u16],
-    lse: Global[f32],
-    o_batch: u32, o_head: u32, o_row: u32,
-    lse_batch: u32, lse_head: u32,
-    v_scale_batch: u32, v_scale_head: u32,
-    batch: u32, kv_heads: u32, q_len: u32, capacity: u32,
-    split: u32, pieces: u32, ctas: u32, spread: u32, used: u32, by_tile: u32,
+    results: ResultArrays,
+    kv_heads: u32,
+    split: u32,
+    pieces: u32,
+    ctas: u32,
+    spread: u32,
+    used: u32,
+    by_tile: u32,
     *,
     config: Decode,
     features: AttentionFeatures,
     form: CacheForm,
-) -> None:  # fmt: skip
+) -> None:
     """O from the parts that :func:`attention_decode` left, always in the order of the keys.
 
     Grid: along x tiles or, without a given split or ``by_tile``, the CTAs of the first kernel, each of which begins one
@@ -51,7 +58,7 @@ def attention_decode_combine(
     after this one waits for this one alone.
     """
     c, f = config, features
-    early = EarlyLengths(k, lengths, batch, THREADS, LENGTHS) if c.overlap and form.foretold else None
+    early = EarlyLengths(k, lengths.keys, lengths.batch, THREADS, LENGTHS) if c.overlap and form.foretold else None
     if c.overlap:
         k.allow_next_launch()
     if early is not None:
@@ -61,16 +68,15 @@ def attention_decode_combine(
             k.await_launch_before()
     elif c.overlap:
         k.await_launch_before()
-    known = lengths.load if early is None else early.of
-    given = Lengths(k, known if form.lengths else None, starts if form.packed else None, q_len, capacity)
+    given = Lengths(k, form, lengths, lengths.keys.load if early is None else early.of)
     span, heads = spans(given, c, f), kv_heads // c.heads
     if form.split:
         head, number = k.cta_x % heads, k.cta_x // heads
-        sequence, at, tile = TileNumbers(given, span, batch, f.group, c.tile_m).find(number)
+        sequence, at, tile = TileNumbers(given, span, f.group, c.tile_m).find(number)
         count = k.select(tile < at.tiles, ceiling(at.blocks, split), k.value(0, u32))
         slots = k.cta_x * pieces, k.cta_x * pieces + 1, 1
     else:
-        shares = Shares(k, span, batch, heads, ctas=ctas, gap=GAP)
+        shares = Shares(k, span, lengths.batch, heads, ctas=ctas, gap=GAP)
         shares.survey()
         begin = shares.start(k.select(by_tile != 0, k.cta_x, 0))  # other numbers than a tile's have no sequence
         place = shares.find(k.select(by_tile != 0, begin, shares.of(k.cta_x)[1] - 1))
@@ -78,16 +84,13 @@ def attention_decode_combine(
         count = k.select((by_tile != 0) | (first == k.cta_x), last - first + 1, 0)
         sequence, head, tile = place.sequence, place.head, place.tile
         slots = first * 2 + 1, first * 2 + 2, 2
-    results = Results(
-        k, c.dtype, out, (o_batch, o_head, o_row), lse if f.lse else None, (lse_batch, lse_head, k.value(1, u32)),
-        sinks if f.sinks else None, Scales(k, v_scale, v_scale_batch, v_scale_head) if form.scaled else None,
-    )  # fmt: skip
     if early is not None:
         with k.when((count > 1) | (k.cta_x + k.cta_y == 0), uniform=True):
             k.await_launch_before()
     with k.when(count > 1, uniform=True):
         rows = Rows(k, sequence, span(sequence), head, tile, f.group, c.tile_m, c.heads)
-        Combination(k, c, Parts(c, parts, logs), rows, slots, spread, used).store(count, results)
+        to = Results(k, c.dtype, results, f, form.scaled)
+        Combination(k, c, Parts(c, parts, logs), rows, slots, spread, used).store(count, to)
 
 
 attention_decode_combine_sm90 = replace(

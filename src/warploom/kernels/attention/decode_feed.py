@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from warploom.core.dtypes import u32
-from warploom.kernels.attention.decode_rows import Rows, Scales, Strides, load_queries, queries_for_fp8
+from warploom.kernels.attention.decode_rows import Rows, load_queries, queries_for_fp8
 
 if TYPE_CHECKING:
     from warploom.kernels.attention.decode import Decode
-    from warploom.lang import GlobalPointer, Kernel, SharedTile, Traced
+    from warploom.lang import Kernel, SharedTile, StridedPointer, Traced
     from warploom.lang.values import Number
     from warploom.tile.cache import WarpRing
     from warploom.tile.shares import Cursor
@@ -48,14 +48,13 @@ class Turn:
 
 @dataclass(frozen=True)
 class Queries:
-    """Where query rows lie, with strides (sequence, query head, query); ``scale``: of their keys, of an fp8 cache."""
+    """Query rows, strides of (sequence, query head, query); ``scale``: of their keys, of an fp8 cache."""
 
     k: Kernel
     config: Decode
     group: int
-    pointer: GlobalPointer
-    strides: Strides
-    scale: Scales | None
+    array: StridedPointer
+    scale: StridedPointer | None
 
     def rows(self, at: Cursor) -> Rows:
         """Those of a piece."""
@@ -63,7 +62,7 @@ class Queries:
 
     def load(self, tile: SharedTile, at: Cursor) -> None:
         """Start their copies."""
-        load_queries(self.k, tile, self.rows(at), self.pointer, self.strides, self.config)
+        load_queries(self.k, tile, self.rows(at), self.array, self.config)
 
     def convert(self, tile: SharedTile, at: Cursor) -> None:
         """What has arrived becomes what fp8 keys are multiplied by."""

@@ -19,22 +19,23 @@ from warploom.core.dtypes import f32, s32, u16, u32
 from warploom.kernels.attention.decode import GAP, CacheForm, Decode
 from warploom.kernels.attention.decode_feed import Feed, Queries, Turn
 from warploom.kernels.attention.decode_rows import (
+    CacheLengths,
     Lengths,
     Parts,
+    ResultArrays,
     Results,
     Rows,
-    Scales,
     Slots,
     TileNumbers,
     spans,
 )
 from warploom.kernels.attention.decode_search import EarlyLengths, Search
 from warploom.kernels.attention.features import AttentionFeatures
-from warploom.lang import Global, Kernel, Mutable, SharedTile, Traced, kernel
+from warploom.lang import Global, Kernel, Mutable, SharedTile, Strided, Traced, kernel
 from warploom.lang.fragments import TileAddresses
 from warploom.layout.reduction import reduction_plan
 from warploom.layout.shared import SharedLayout
-from warploom.tile.cache import Pages, Source, WarpRing
+from warploom.tile.cache import Pages, PageTable, Source, WarpRing
 from warploom.tile.eight_bits import LANES, ProductAlongRows, ProductDownRows, columns
 from warploom.tile.mask import Visible, hide
 from warploom.tile.merge import merged
@@ -53,35 +54,25 @@ QUAD = 4
 @kernel(threads=lambda config, **_: config.threads, drop_unused=True)
 def attention_decode(
     k: Kernel,
-    q: Global[u16],
-    key: Global[u16],
-    value: Global[u16],
-    lengths: Global[s32],
-    starts: Global[s32],
-    table: Global[s32],
-    k_scale: Global[f32],
-    v_scale: Global[f32],
-    sinks: Global[f32],
-    out: Global[u16],
-    lse: Global[f32],
+    q: Strided[u16, 3],
+    key: Strided[u16, 2],
+    value: Strided[u16, 2],
+    lengths: CacheLengths,
+    table: PageTable,
+    k_scale: Strided[f32, 2],
+    results: ResultArrays,
     parts: Global[f32],
     logs: Global[f32],
-    q_batch: u32, q_head: u32, q_row: u32,
-    k_batch: u32, k_head: u32,
-    v_batch: u32, v_head: u32,
-    o_batch: u32, o_head: u32, o_row: u32,
-    lse_batch: u32, lse_head: u32,
-    k_scale_batch: u32, k_scale_head: u32,
-    v_scale_batch: u32, v_scale_head: u32,
-    batch: u32, kv_heads: u32, q_len: u32, capacity: u32,
-    pages: u32, table_pages: u32, table_row: u32,
-    split: u32, pieces: u32, ctas: u32,
+    kv_heads: u32,
+    split: u32,
+    pieces: u32,
+    ctas: u32,
     *,
     config: Decode,
     features: AttentionFeatures,
     form: CacheForm,
     row_strides: tuple[int, int],
-) -> None:  # fmt: skip
+) -> None:
     """O of tiles that one CTA sees all keys of, and for the others O and log-sum-exps of its pieces, in float32.
 
     Grid: CTAs that share all blocks. ``parts`` has a place of (tile_rows, head_dim) for each piece, ``logs`` of
@@ -92,35 +83,30 @@ def attention_decode(
     if c.overlap:
         line = (k.cta_x * c.threads + k.thread) * LINE_WORDS
         if form.lengths:
-            with k.when(line < batch):
-                k.prefetch(lengths, line)
+            with k.when(line < lengths.batch):
+                k.prefetch(lengths.keys, line)
         if form.page_size:
-            with k.when(line < (batch - 1) * table_row + table_pages):
-                k.prefetch(table, line)
-    early = EarlyLengths(k, lengths, batch, c.threads) if c.overlap and form.foretold else None
-    known = lengths.load if early is None else early.of
-    given = Lengths(k, known if form.lengths else None, starts if form.packed else None, q_len, capacity)
+            with k.when(line < (lengths.batch - 1) * table.entries.strides[0] + table.columns):
+                k.prefetch(table.entries, line)
+    early = EarlyLengths(k, lengths.keys, lengths.batch, c.threads) if c.overlap and form.foretold else None
+    given = Lengths(k, form, lengths, lengths.keys.load if early is None else early.of)
     span = spans(given, c, f)
     heads = kv_heads // c.heads
-    shares = Shares(k, span, batch, heads, ctas=ctas, split=split if form.split else None, gap=GAP)
-    numbers = TileNumbers(given, span, batch, f.group, c.tile_m)
+    shares = Shares(k, span, lengths.batch, heads, ctas=ctas, split=split if form.split else None, gap=GAP)
+    numbers = TileNumbers(given, span, f.group, c.tile_m)
     slots = Slots(k, numbers, heads, pieces if form.split else None)
     k_tile, v_tile = (operand_tile(k, c.dtype, c.keys, c.key_cols, name=x, stages=c.stages * c.num_warps) for x in "KV")
     fed = (
-        (k_tile, Source(key, k_batch, k_head, row_strides[0])),
-        (v_tile, Source(value, v_batch, v_head, row_strides[1])),
+        (k_tile, Source(key, row_strides[0])),
+        (v_tile, Source(value, row_strides[1])),
     )
-    named = Pages(form.page_size, table, table_row, table_pages, pages) if form.page_size else None
+    named = Pages(form.page_size, table) if form.page_size else None
     ring = WarpRing(k, *fed, warps=c.num_warps, heads=c.heads, head_dim=c.key_cols, pages=named,
                     run=c.run(form.page_size), once=c.overlap)  # fmt: skip
     q_tile = operand_tile(k, c.factors, c.tile_rows, c.head_dim, name="Q", stages=c.stages)
     products = Products(k, c, f, q_tile, ring)
-    results = Results(
-        k, c.dtype, out, (o_batch, o_head, o_row), lse if f.lse else None, (lse_batch, lse_head, k.value(1, u32)),
-        sinks if f.sinks else None, Scales(k, v_scale, v_scale_batch, v_scale_head) if form.scaled else None,
-    )  # fmt: skip
-    of_keys = Scales(k, k_scale, k_scale_batch, k_scale_head) if form.scaled else None
-    queries = Queries(k, c, f.group, q, (q_batch, q_head, q_row), of_keys)
+    to = Results(k, c.dtype, results, f, form.scaled)
+    queries = Queries(k, c, f.group, q, k_scale if form.scaled else None)
 
     search = Search(k, shares)
     guess = None if early is None else (early, shares.read_by(spans(replace(given, keys=early.near), c, f)))
@@ -128,7 +114,7 @@ def attention_decode(
     if c.overlap:
         k.allow_next_launch()
     with k.when(search.first < search.end, uniform=True):
-        Share(k, c, ahead, products, search.at).run(search, slots, results, Parts(c, parts, logs))
+        Share(k, c, ahead, products, search.at).run(search, slots, to, Parts(c, parts, logs))
 
 
 attention_decode_sm90 = replace(attention_decode, name="attention_decode_sm90", requires="sm_90")

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
-from warploom.core.dtypes import DType, f16, f32, s32, u32
-from warploom.kernels.attention.decode import Decode
+from warploom.core.dtypes import DType, f16, f32, s32, u16, u32
+from warploom.kernels.attention.decode import CacheForm, Decode
 from warploom.kernels.attention.features import AttentionFeatures
+from warploom.lang.parameters import Compound, Global, Strided, StridedPointer
 from warploom.tile.eight_bits import position
 from warploom.tile.merge import with_sink
 from warploom.tile.shares import WARP, Cursor, Place, Span, ceiling
@@ -19,30 +20,38 @@ if TYPE_CHECKING:
 CHUNK = 8
 """Elements that a thread copies at once: 16 bytes."""
 
-Strides = tuple["Traced", "Traced", "Traced"]
 
-
-@dataclass(frozen=True)
-class Lengths:
-    """How many keys and queries each sequence has: on the GPU (``keys``, ``starts`` of queries), or numbers.
+class CacheLengths(Compound):
+    """A parameter: the lengths of ``batch`` sequences, keys of at most ``capacity``.
 
     ``q_len``: queries of each sequence, or of all where ``starts`` says which are whose.
     """
 
-    k: Kernel
-    keys: Callable[[Traced], Traced] | None
-    starts: GlobalPointer | None
+    fields: ClassVar = {"keys": Global[s32], "starts": Global[s32], "batch": u32, "q_len": u32, "capacity": u32}
+    keys: GlobalPointer
+    starts: GlobalPointer
+    batch: Traced
     q_len: Traced
     capacity: Traced
 
+
+@dataclass(frozen=True)
+class Lengths:
+    """How many keys and queries each sequence has: on the GPU (``keys`` reads a length), or numbers."""
+
+    k: Kernel
+    form: CacheForm
+    given: CacheLengths
+    keys: Callable[[Traced], Traced]
+
     def of(self, sequence: Traced) -> tuple[Traced, Traced, Traced]:
         """(keys, queries, the first query) of a sequence; what the arrays say is cut to what there is memory for."""
-        k = self.k
-        keys, queries, first = self.capacity, self.q_len, k.value(0, u32)
-        if self.keys is not None:
-            keys = self._within(self.keys(sequence), self.capacity)
-        if self.starts is not None:
-            first, last = (self._within(self.starts.load(sequence + i), self.q_len) for i in (0, 1))
+        k, given = self.k, self.given
+        keys, queries, first = given.capacity, given.q_len, k.value(0, u32)
+        if self.form.lengths:
+            keys = self._within(self.keys(sequence), given.capacity)
+        if self.form.packed:
+            first, last = (self._within(given.starts.load(sequence + i), given.q_len) for i in (0, 1))
             queries = k.maximum(first, last) - first
             keys = k.select(queries == 0, 0, keys)
         return keys, queries, first
@@ -74,13 +83,12 @@ class TileNumbers:
 
     lengths: Lengths
     span: Callable[[Traced], Span]
-    batch: Traced
     group: int
     tile_m: int
 
     def of(self, sequence: Traced, span: Span, tile: Traced) -> Traced:
         """The number of a sequence's tile."""
-        if self.lengths.starts is None:  # as many tiles of each
+        if not self.lengths.form.packed:  # as many tiles of each
             return sequence * span.tiles + tile
         return self._before(sequence, span.first) + tile
 
@@ -90,15 +98,15 @@ class TileNumbers:
 
     def find(self, number: Traced) -> tuple[Traced, Span, Traced]:
         """(sequence, what it is, tile) of a number; the tile is beyond those of the sequence where nothing has it."""
-        k = self.lengths.k
-        if self.lengths.starts is None:
+        k, batch = self.lengths.k, self.lengths.given.batch
+        if not self.lengths.form.packed:
             tiles = self.span(k.value(0, u32)).tiles
             return number // tiles, self.span(number // tiles), number % tiles
         through = k.register(u32, 0, "through")
-        with k.loop(self.batch, step=WARP) as first:
-            sequence = k.minimum(first + k.lane, self.batch - 1)
+        with k.loop(batch, step=WARP) as first:
+            sequence = k.minimum(first + k.lane, batch - 1)
             begins = self._before(sequence, self.lengths.of(sequence)[2]) <= number
-            through += k.popc(k.ballot(begins & (first + k.lane < self.batch)))
+            through += k.popc(k.ballot(begins & (first + k.lane < batch)))
         sequence = k.maximum(through.get(), 1) - 1
         span = self.span(sequence)
         return sequence, span, number - self._before(sequence, span.first)
@@ -147,11 +155,14 @@ class Rows:
         """Whether there is such a row."""
         return self._number(row) < self.span.queries * self.group
 
-    def pointer(self, of: GlobalPointer, strides: Strides, row: Traced) -> GlobalPointer:
-        """A row's first element in an array with strides (sequence, query head, query)."""
-        k, query, head = self.k, self.query(row) + self.span.first, self.query_head(row)
-        outer, of_head, of_query = strides
-        return of + (k.mul_wide(self.sequence, outer) + k.mul_wide(head, of_head) + k.mul_wide(query, of_query))
+    def pointer(self, of: StridedPointer, row: Traced) -> GlobalPointer:
+        """A row's first element in an array (sequence, query head, query)."""
+        query, head = self.query(row) + self.span.first, self.query_head(row)
+        return of.at(self.sequence, head, query)
+
+    def scale(self, of: StridedPointer, row: Traced) -> Traced:
+        """A row's number in an array (sequence, key head)."""
+        return of.at(self.sequence, self.key_head(row)).load()
 
 
 def query_parts(k: Kernel, tile: SharedTile, of: Decode) -> list[tuple[Traced, Traced, Traced]]:
@@ -163,39 +174,24 @@ def query_parts(k: Kernel, tile: SharedTile, of: Decode) -> list[tuple[Traced, T
     return [(number // across, number % across * each, number < count) for number in numbers]
 
 
-def load_queries(k: Kernel, tile: SharedTile, rows: Rows, q: GlobalPointer, strides: Strides, of: Decode) -> None:
+def load_queries(k: Kernel, tile: SharedTile, rows: Rows, q: StridedPointer, of: Decode) -> None:
     """Start the copies of a tile of query rows, by all threads; rows that do not exist are zeros."""
     for row, col, there in query_parts(k, tile, of):
         valid = k.select(rows.exists(row) & (col < of.head_dim), 2 * CHUNK, 0)
         with k.when(there):
-            source = rows.pointer(q, strides, row) + col
+            source = rows.pointer(q, row) + col
             for at in range(0, CHUNK * (1 + of.fp8), CHUNK):
                 k.cp_async(tile.address(row, col + at), source + at, 16, valid_bytes=valid)
 
 
-@dataclass(frozen=True)
-class Scales:
-    """A number for each sequence and key head, or one for all: the strides are 0 then."""
-
-    k: Kernel
-    pointer: GlobalPointer
-    outer: Traced
-    head: Traced
-
-    def of(self, rows: Rows, row: Traced) -> Traced:
-        """That of a query row."""
-        k, head = self.k, rows.key_head(row)
-        return (self.pointer + (k.mul_wide(rows.sequence, self.outer) + k.mul_wide(head, self.head))).load()
-
-
-def queries_for_fp8(k: Kernel, tile: SharedTile, rows: Rows, of: Decode, scale: Scales | None) -> None:
+def queries_for_fp8(k: Kernel, tile: SharedTile, rows: Rows, of: Decode, scale: StridedPointer | None) -> None:
     """What :func:`load_queries` has copied, as f16 times the scale of its keys, in the order of fp8 keys.
 
     Each thread works on what it has copied itself.
     """
     for row, col, there in query_parts(k, tile, of):
         with k.when(there):
-            factor = k.value(1.0, f32) if scale is None else scale.of(rows, row)
+            factor = k.value(1.0, f32) if scale is None else rows.scale(scale, row)
             words: list[Traced] = []
             for at in (0, CHUNK):
                 for pair in tile.load(row, col + at, CHUNK // 2, dtype=u32):
@@ -205,26 +201,37 @@ def queries_for_fp8(k: Kernel, tile: SharedTile, rows: Rows, of: Decode, scale: 
                 tile.store(words[pair::2], row, col + position(2 * pair), dtype=u32)
 
 
+class ResultArrays(Compound):
+    """A parameter: O and log-sum-exps (sequence, query head, query), and what changes them at last.
+
+    ``v_scale``: of the values of each sequence and key head; strides of one scale for all are 0.
+    """
+
+    fields: ClassVar = {
+        "v_scale": Strided[f32, 2], "sinks": Global[f32], "out": Strided[u16, 3], "lse": Strided[f32, 2],
+    }  # fmt: skip
+    v_scale: StridedPointer
+    sinks: GlobalPointer
+    out: StridedPointer
+    lse: StridedPointer
+
+
 @dataclass(frozen=True)
 class Results:
-    """O and, where asked for, the log-sum-exps, with strides (sequence, query head, query); sinks join at last."""
+    """O and, where asked for, the log-sum-exps; sinks join at last."""
 
     k: Kernel
     dtype: DType
-    out: GlobalPointer
-    strides: Strides
-    lse: GlobalPointer | None
-    lse_strides: Strides
-    sinks: GlobalPointer | None
-    scale: Scales | None
-    """Of values."""
+    to: ResultArrays
+    features: AttentionFeatures
+    scaled: bool
 
     def counted(self, rows: Rows, row: Traced, log: Traced) -> tuple[Traced | None, Traced]:
         """The factor of a row's O, if it has one, and its log-sum-exp: with the sink of its head."""
-        factor = None if self.scale is None else self.scale.of(rows, row)
-        if self.sinks is None:
+        factor = rows.scale(self.to.v_scale, row) if self.scaled else None
+        if not self.features.sinks:
             return factor, log
-        part, log = with_sink(self.k, log, self.sinks.load(rows.query_head(row)))
+        part, log = with_sink(self.k, log, self.to.sinks.load(rows.query_head(row)))
         return part if factor is None else part * factor, log
 
     def store(self, rows: Rows, row: Traced, col: Traced, values: Sequence[Traced], factor: Traced | None) -> None:
@@ -232,12 +239,12 @@ class Results:
         k = self.k
         values = values if factor is None else [x * factor for x in values]
         words = [k.pack(low, high, self.dtype) for low, high in zip(values[::2], values[1::2], strict=True)]
-        (rows.pointer(self.out, self.strides, row) + col).store(words, dtype=u32)
+        (rows.pointer(self.to.out, row) + col).store(words, dtype=u32)
 
     def store_log(self, rows: Rows, row: Traced, log: Traced) -> None:
         """A row's log-sum-exp."""
-        if self.lse is not None:
-            rows.pointer(self.lse, self.lse_strides, row).store(log)
+        if self.features.lse:
+            rows.pointer(self.to.lse, row).store(log)
 
 
 @dataclass(frozen=True)

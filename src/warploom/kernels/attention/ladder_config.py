@@ -153,9 +153,7 @@ class RungSm80(Configuration):
             same_strides=len(set(operands.strides)) == 1, row_strides=rows if self.static_strides else None,
         )  # fmt: skip
         grid = -(-problem.q_len // self.tile_m), problem.heads, problem.batch
-        scalars = {"q_len": problem.q_len, "kv_len": problem.kv_len, **operands.scalars()}
-        scalars |= {f"{name}_seq": row for name, row in zip("qkvo", rows, strict=True)}
-        return KernelCall(source, grid, scalars)
+        return KernelCall(source, grid, {"q_len": problem.q_len, "kv_len": problem.kv_len, **operands.scalars()})
 
     # -- notation
     def __str__(self) -> str:

@@ -4,14 +4,25 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 from warploom.core.dtypes import f32, u16, u32
 from warploom.core.errors import ConfigError
 from warploom.kernels.attention.features import PLAIN, AttentionFeatures
 from warploom.kernels.attention.ladder_config import RungSm80
 from warploom.kernels.attention.ladder_softmax import RungSoftmax, SharedSoftmax
-from warploom.kernels.attention.ladder_streams import Stream, Strides, Tensor, Tensors
-from warploom.lang import Fragment, Global, Kernel, SharedTile, TileReader, Traced, kernel
+from warploom.kernels.attention.ladder_streams import Stream, Tensors
+from warploom.lang import (
+    Fragment,
+    GlobalPointer,
+    Kernel,
+    SharedTile,
+    Strided,
+    StridedPointer,
+    TileReader,
+    Traced,
+    kernel,
+)
 from warploom.lang.fragments import TileAddresses
 from warploom.lang.values import Number
 from warploom.layout.catalogue import mma_fragment
@@ -29,41 +40,34 @@ Registers = tuple[Traced, ...]
 @kernel(threads=lambda config, **_: config.threads, drop_unused=True)
 def attention_forward(
     k: Kernel,
-    q: Global[u16],
-    key: Global[u16],
-    value: Global[u16],
-    out: Global[u16],
-    q_batch: u32, q_head: u32, q_seq: u32,
-    k_batch: u32, k_head: u32, k_seq: u32,
-    v_batch: u32, v_head: u32, v_seq: u32,
-    o_batch: u32, o_head: u32, o_seq: u32,
-    q_len: u32, kv_len: u32,
+    q: Strided[u16, 3],
+    key: Strided[u16, 3],
+    value: Strided[u16, 3],
+    out: Strided[u16, 3],
+    q_len: u32,
+    kv_len: u32,
     *,
     config: RungSm80,
     features: AttentionFeatures = PLAIN,
     same_strides: bool = True,
     row_strides: tuple[int, int, int, int] | None = None,
-) -> None:  # fmt: skip
+) -> None:
     """O = softmax(scale · Q·Kᵀ)·V for one block of query rows; grid (query blocks, heads, batches).
 
-    ``same_strides``: K, V and O have Q's strides, so that one set of registers serves all four. ``row_strides``: the
-    distances between positions in Q, K, V and O in elements, which a configuration with static_strides needs.
+    Strides of batches, heads and positions. ``same_strides``: K, V and O have Q's, so that one set of registers serves
+    all four. ``row_strides``: those of positions in Q, K, V and O, which a configuration with static_strides needs.
     Parameters that a configuration does not use are left out.
     """
     config.require()
     if config.static_strides and row_strides is None:
         raise ConfigError("static_strides needs the row_strides of Q, K, V and O while tracing")
-    rows: tuple[Number, ...] = (q_seq, k_seq, v_seq, o_seq)
+    tensors = [q, key, value, out]
+    if same_strides:
+        tensors = [replace(x, strides=q.strides) for x in tensors]
     if config.static_strides and row_strides is not None:
-        rows = row_strides
-    of_q = Strides(q_batch, q_head, rows[0])
-    of_k, of_v, of_o = of_q, of_q, of_q
-    if not same_strides:
-        of_k = Strides(k_batch, k_head, rows[1])
-        of_v = Strides(v_batch, v_head, rows[2])
-        of_o = Strides(o_batch, o_head, rows[3])
-    tensors = Tensors((q, of_q), (key, of_k), (value, of_v), (out, of_o))
-    Forward(k, config, features, tensors, (q_len, kv_len)).run()
+        known = zip(tensors, row_strides, strict=True)
+        tensors = [replace(x, strides=(*x.strides[:2], row)) for x, row in known]
+    Forward(k, config, features, Tensors(*tensors), (q_len, kv_len)).run()
 
 
 class Forward:
@@ -131,34 +135,28 @@ class Forward:
         self._store_output()
 
     # -- copies
-    def _stream(self, tile: SharedTile, tensor: Tensor, span: tuple[Number, Traced]) -> Stream:
+    def _stream(self, tile: SharedTile, tensor: StridedPointer, span: tuple[Number, Traced]) -> Stream:
         k = self._k
-        pointer, strides = tensor
         head = self._head // self._features.group if self._features.group > 1 else self._head
-        start = pointer + (k.mul_wide(k.cta_z, strides.batch) + k.mul_wide(head, strides.head))
         rows = self._kv_len if self._features.ragged_kv else None
-        return Stream(k, self._config, tile, (start, strides.seq), span, rows)
+        return Stream(k, self._config, tile, (tensor.at(k.cta_z, head), tensor.strides[2]), span, rows)
 
     def _q_rows(self) -> Traced | None:
         """How many rows of the query tile exist; None if all do."""
         return self._q_len - self._q_block * self._config.tile_m if self._features.ragged_q else None
 
     def _load_q(self) -> None:
-        k, c = self._k, self._config
-        pointer, strides = self._tensors.q
-        plan = c.copy_plan(c.tile_m)
-        copy = TileCopy(k, self._q_tile, plan, strides.seq, c.addressing, c.head_dim)
-        start = copy.start(pointer + self._block_offset(strides))
-        if c.async_copy:
+        copy, start = self._block_copy(self._tensors.q)
+        if self._config.async_copy:
             self._start_copy(lambda: copy.load_async(start, rows=self._q_rows()))
         else:
             copy.load_sync(start, self._q_rows())
 
-    def _block_offset(self, strides: Strides) -> Traced:
-        """Elements from a tensor's start to this CTA's query block."""
-        k = self._k
-        head = k.mul_wide(k.cta_z, strides.batch) + k.mul_wide(self._head, strides.head)
-        return head + k.mul_wide(self._q_block * self._config.tile_m, strides.seq)
+    def _block_copy(self, tensor: StridedPointer) -> tuple[TileCopy, GlobalPointer]:
+        """How this CTA's block of Q or O is copied, and where a thread's part of it begins."""
+        k, c = self._k, self._config
+        copy = TileCopy(k, self._q_tile, c.copy_plan(c.tile_m), tensor.strides[2], c.addressing, c.head_dim)
+        return copy, copy.start(tensor.at(k.cta_z, self._head, self._q_block * c.tile_m))
 
     def _start_copy(self, load: Callable[[], None]) -> None:
         """Issue copies as one group (copies through registers need none)."""
@@ -338,7 +336,5 @@ class Forward:
             k.syncthreads()
         else:
             k.syncwarp()  # a warp copies its own rows of O
-        pointer, strides = self._tensors.out
-        copy = TileCopy(k, self._q_tile, c.copy_plan(c.tile_m), strides.seq, c.addressing, c.head_dim)
-        start = copy.start(pointer + self._block_offset(strides))
+        copy, start = self._block_copy(self._tensors.out)
         copy.store(start, cache="no_allocate" if c.output_hint else "", rows=self._q_rows())

@@ -6,31 +6,19 @@ from dataclasses import dataclass
 
 from warploom.core.dtypes import u32, u64
 from warploom.kernels.attention.ladder_config import RungSm80
-from warploom.lang import GlobalPointer, Kernel, Mutable, SharedTile, Traced
+from warploom.lang import GlobalPointer, Kernel, Mutable, SharedTile, StridedPointer, Traced
 from warploom.lang.values import Number
 from warploom.tile.copies import TileCopy
-
-
-@dataclass(frozen=True)
-class Strides:
-    """Distances between batches, heads and sequence positions, in elements."""
-
-    batch: Traced
-    head: Traced
-    seq: Number
-
-
-Tensor = tuple[GlobalPointer, Strides]
 
 
 @dataclass(frozen=True)
 class Tensors:
     """What the kernel reads and writes."""
 
-    q: Tensor
-    key: Tensor
-    value: Tensor
-    out: Tensor
+    q: StridedPointer
+    key: StridedPointer
+    value: StridedPointer
+    out: StridedPointer
 
 
 class Stream:

@@ -17,7 +17,7 @@ from warploom.kernels.attention.backward_sm80_kernel import KeyBlock, KeyGradien
 from warploom.kernels.attention.backward_sm90 import CONSUMERS, KEYS, BackwardSm90
 from warploom.kernels.attention.backward_tiles import KeyTile, KeyTiles, visible
 from warploom.kernels.attention.features import AttentionFeatures
-from warploom.lang import Global, GlobalPointer, Kernel, TensorMap, Traced, kernel
+from warploom.lang import Global, Kernel, Strided, StridedPointer, TensorMap, Traced, kernel
 from warploom.lang.values import Number
 from warploom.tile import ragged
 from warploom.tile.accumulation import Turns
@@ -30,9 +30,9 @@ from warploom.tile.scheduler import Divisor, Persistent, Single
 
 @kernel(threads=ROW_THREADS, drop_unused=True)
 def packed_backward_rows(
-    k: Kernel, out: Global[u16], dout: Global[u16], lse: Global[f32], dlse: Global[f32], blocks: Global[u32],
-    shift: Global[f32], delta: Global[f32], out_row: u32, out_head: u32, dout_row: u32, dout_head: u32, total_q: u32,
-    slots: u32, *, head_dim: int, dtype: DType, lse_gradient: bool, tile: tuple[int, int],
+    k: Kernel, out: Strided[u16, 2], dout: Strided[u16, 2], lse: Global[f32], dlse: Global[f32], blocks: Global[u32],
+    shift: Global[f32], delta: Global[f32], total_q: u32, slots: u32,
+    *, head_dim: int, dtype: DType, lse_gradient: bool, tile: tuple[int, int],
 ) -> None:  # fmt: skip
     """As :func:`.backward_rows_kernel.attention_backward_rows`; grid (blocks there may be, parts of one)."""
     groups, listed = RowGroups(head_dim), PieceList(k, blocks)
@@ -43,28 +43,24 @@ def packed_backward_rows(
         rows = [first + (i * groups.side + lane) for i in range(groups.steps)]
         number = piece.head * slots + slot.first + slot.number
 
-        def line(of: GlobalPointer, row_stride: Traced, head_stride: Traced, row: Traced) -> GlobalPointer:
-            start = k.mul_wide(piece.queries.begin + row, row_stride) + k.mul_wide(piece.head, head_stride)
-            return of + start + k.mul_wide(chunk, 8)
-
         place = RowPlaces(
             k.minimum(piece.queries.count, tile[0]),
             tile[0],
             lambda row: k.mul_wide(piece.head, total_q) + k.mul_wide(piece.queries.begin + row, 1),
             lambda row: k.mul_wide(number, tile[1]) + k.mul_wide(row, 1),
         )
-        lines = out, out_row, out_head, dout, dout_row, dout_head
         form(
-            k, place, rows, lambda row: (line(*lines[:3], row), line(*lines[3:], row)),
+            k, place, rows,
+            lambda row: [x.at(piece.queries.begin + row, piece.head) + k.mul_wide(chunk, 8) for x in (out, dout)],
             (lse, dlse if lse_gradient else None), (shift, delta), (head_dim, dtype),
         )  # fmt: skip
 
 
 @kernel(threads=lambda config, **_: config.threads, drop_unused=True)
 def packed_backward_sm80(
-    k: Kernel, q: Global[u16], key: Global[u16], value: Global[u16], dout: Global[u16], shift: Global[f32],
-    delta: Global[f32], tiles: Global[u32], dk: Global[u16], dv: Global[u16], total: Global[f32], turns: Global[u32],
-    q_head: u32, k_head: u32, v_head: u32, dout_head: u32, dk_head: u32, dv_head: u32, slots: u32,
+    k: Kernel, q: Strided[u16, 1], key: Strided[u16, 1], value: Strided[u16, 1], dout: Strided[u16, 1],
+    shift: Global[f32], delta: Global[f32], tiles: Global[u32], dk: Strided[u16, 1], dv: Strided[u16, 1],
+    total: Global[f32], turns: Global[u32], slots: u32,
     *, config: BackwardSm80, features: AttentionFeatures, row_strides: tuple[int, ...],
 ) -> None:  # fmt: skip
     """As :func:`.backward_sm80_kernel.attention_backward_sm80`; a CTA for each tile of keys there may be."""
@@ -74,23 +70,23 @@ def packed_backward_sm80(
         head, first, queries = piece.head, slot.number * c.keys, piece.keys
         keys = ragged.Rows(piece.queries.begin - first, piece.queries.count + first)
 
-        def keys_of(of: GlobalPointer, stride: Traced, number: int) -> Rows:
-            start = of + (k.mul_wide(keys.begin, row_strides[number]) + k.mul_wide(head, stride))
+        def keys_of(of: StridedPointer, number: int) -> Rows:
+            start = of + (k.mul_wide(keys.begin, row_strides[number]) + of.offset(head))
             return Rows(start, row_strides[number], keys.count, c.value_dim if number in (2, 5) else c.head_dim)
 
-        def queries_of(of: GlobalPointer, stride: Traced, number: int) -> Rows:
-            start = k.mul_wide(queries.begin, row_strides[number]) + k.mul_wide(head * features.group, stride)
+        def queries_of(of: StridedPointer, number: int) -> Rows:
+            start = k.mul_wide(queries.begin, row_strides[number]) + of.offset(head * features.group)
             cols = c.value_dim if number == 3 else c.head_dim
-            return Rows(of + start, row_strides[number], queries.count, cols, plane=stride)
+            return Rows(of + start, row_strides[number], queries.count, cols, plane=of.strides[0])
 
         at = KeyBlock(
             slot.number,
             first,
             head,
             (queries.count, keys.count),
-            lambda: (keys_of(key, k_head, 1), keys_of(value, v_head, 2)),
-            lambda: (queries_of(q, q_head, 0), queries_of(dout, dout_head, 3)),
-            lambda: (keys_of(dk, dk_head, 4), keys_of(dv, dv_head, 5)),
+            lambda: (keys_of(key, 1), keys_of(value, 2)),
+            lambda: (queries_of(q, 0), queries_of(dout, 3)),
+            lambda: (keys_of(dk, 4), keys_of(dv, 5)),
             lambda block, head: head * slots + slot.first + block,
         )
         KeyGradients(k, c, features, at, (shift, delta), (total, Turns(k, turns) if c.in_turn else None)).run()
@@ -98,7 +94,7 @@ def packed_backward_sm80(
 
 @kernel(threads=lambda config, **_: config.threads, drop_unused=True)
 def packed_backward_dq_sm80(
-    k: Kernel, dq: Global[u16], total: Global[f32], blocks: Global[u32], dq_head: u32, slots: u32,
+    k: Kernel, dq: Strided[u16, 1], total: Global[f32], blocks: Global[u32], slots: u32,
     *, config: BackwardSm80, features: AttentionFeatures, row_strides: tuple[int, ...],
 ) -> None:  # fmt: skip
     """As :func:`.backward_sm80_kernel.attention_backward_dq_sm80`; a CTA for each block there may be."""
@@ -106,7 +102,7 @@ def packed_backward_dq_sm80(
     with k.when(k.cta_x < listed.count, uniform=True):
         piece, slot = listed.at(k.cta_x), listed.slot(k.cta_x)
         number = piece.head * slots + slot.first + slot.number
-        start = dq + (k.mul_wide(piece.queries.begin, row_strides[0]) + k.mul_wide(piece.head, dq_head))
+        start = dq + (k.mul_wide(piece.queries.begin, row_strides[0]) + dq.offset(piece.head))
         rows = Rows(start, row_strides[0], piece.queries.count, config.head_dim)
         lengths = piece.queries.count, piece.keys.count
         round_sums(k, config, features, total, number, (k.value(0, u32), lengths), rows)

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from warploom.kernels.attention.backward import BackwardProblem, RowGroups
 from warploom.kernels.attention.features import AttentionFeatures
 from warploom.kernels.attention.packed import PackedProblem, Strides
+from warploom.kernels.attention.problem import stride_scalars
 from warploom.kernels.source import KernelCall, KernelSource
 from warploom.tile.order import most_pieces
 
@@ -48,7 +49,7 @@ def row_calls(
         head_dim=p.value_dim, dtype=p.dtype, lse_gradient=problem.lse_gradient, tile=(tile, vector),
     )  # fmt: skip
     slots = problem.slots(tile)
-    scalars = {"total_q": p.total_q, "slots": slots, **named(strides, "out", "dout")}
+    scalars = {"total_q": p.total_q, "slots": slots, **stride_scalars({x: strides[x] for x in ("out", "dout")})}
     gradient = ("dlse",) if problem.lse_gradient else ()
     memory: dict[str, int] = dict.fromkeys(("shift", "delta"), p.heads * slots * vector)
     grid = slots * p.heads, -(-tile // RowGroups(p.value_dim).rows), 1
@@ -61,11 +62,6 @@ def row_calls(
     )
     scalars = {"q_len": slots * vector, "plane": slots * vector, "batches": 1}
     return rows, KernelCall(source, (p.heads, 1, 1), scalars, (), ("sinks", "shift", "delta", "dsinks"))
-
-
-def named(strides: Mapping[str, Strides], *names: str) -> dict[str, int]:
-    """Strides by the kernels' names of them."""
-    return {f"{x}_{axis}": n for x in names for axis, n in zip(("row", "head"), strides[x], strict=True)}
 
 
 def features(problem: PackedBackwardProblem) -> AttentionFeatures:

@@ -16,7 +16,7 @@ from warploom.kernels.attention.sm80_kernel import QueryRows, attend
 from warploom.kernels.attention.sm90 import ForwardSm90
 from warploom.kernels.attention.sm90_kernel import TensorMaps, run
 from warploom.kernels.attention.sm90_tiles import Tile, Tiles
-from warploom.lang import Global, GlobalPointer, Kernel, TensorMap, Traced, kernel
+from warploom.lang import Global, GlobalPointer, Kernel, Strided, StridedPointer, TensorMap, Traced, kernel
 from warploom.lang.values import Number
 from warploom.tile import ragged
 from warploom.tile.copies import Rows
@@ -118,28 +118,28 @@ class PackedTiles(Tiles):
 
 @kernel(threads=lambda config, **_: config.threads, drop_unused=True)
 def attention_packed_sm80(
-    k: Kernel, q: Global[u16], key: Global[u16], value: Global[u16], out: Global[u16], lse: Global[f32],
-    sinks: Global[f32], tiles: Global[u32], q_head: u32, k_head: u32, v_head: u32, o_head: u32, total_q: u32,
+    k: Kernel, q: Strided[u16, 1], key: Strided[u16, 1], value: Strided[u16, 1], out: Strided[u16, 1],
+    lse: Global[f32], sinks: Global[f32], tiles: Global[u32], total_q: u32,
     *, config: ForwardSm80, features: AttentionFeatures, row_strides: tuple[int, int, int, int],
 ) -> None:  # fmt: skip
-    """As :func:`attention_packed_sm90`; a CTA for each tile there may be. Strides in elements."""
+    """As :func:`attention_packed_sm90`; a CTA for each tile there may be. Strides of heads."""
     pieces = PieceList(k, tiles)
     with k.when(k.cta_x < pieces.count, uniform=True):
         piece = pieces.at(k.cta_x)
         head, queries, keys = piece.head, piece.queries, piece.keys
         kv_head = head // features.group if features.group > 1 else head
 
-        def plane(of: GlobalPointer, at: ragged.Rows, head: Traced, stride: Traced, number: int) -> Rows:
-            start = of + (k.mul_wide(at.begin, row_strides[number]) + k.mul_wide(head, stride))
+        def plane(of: StridedPointer, at: ragged.Rows, head: Traced, number: int) -> Rows:
+            start = of + (k.mul_wide(at.begin, row_strides[number]) + of.offset(head))
             return Rows(start, row_strides[number], at.count, config.head_dim if number < 2 else config.value_dim)
 
         at = QueryRows(
             0,
             (queries.count, keys.count),
-            lambda: plane(q, queries, head, q_head, 0),
-            lambda: plane(key, keys, kv_head, k_head, 1),
-            lambda: plane(value, keys, kv_head, v_head, 2),
-            lambda: plane(out, queries, head, o_head, 3),
+            lambda: plane(q, queries, head, 0),
+            lambda: plane(key, keys, kv_head, 1),
+            lambda: plane(value, keys, kv_head, 2),
+            lambda: plane(out, queries, head, 3),
             lambda: lse + (k.mul_wide(head, total_q) + k.mul_wide(queries.begin, 1)),
             lambda: sinks.load(head),
             may_lack_keys=True,

@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+from warploom.core.arguments import strides
 from warploom.core.targets import Target
 from warploom.kernels.attention.choice import candidates, narrowed, rounds, spared_keys
 from warploom.kernels.attention.decode import Decode, DecodeOperands, DecodeProblem, decode_configuration
@@ -16,7 +17,7 @@ from warploom.kernels.attention.packed import misfits as packed_misfits
 from warploom.kernels.attention.sm90 import ForwardSm90
 from warploom.kernels.settings import violated
 from warploom.kernels.source import KernelCall, KernelSource
-from warploom.tile.order import ENTRY_WORDS, divisors, heads_at_once, heads_together, most_pieces
+from warploom.tile.order import ENTRY_WORDS, divisors, heads_at_once, heads_together, most_pieces, page_table
 from warploom.tile.panels import box_rows
 
 PagedConfig = Decode | ForwardSm90
@@ -132,11 +133,8 @@ def _tiled(config: ForwardSm90, p: DecodeProblem, operands: DecodeOperands, mult
         rows = box_rows(p.page_size, config.tile_n)
         keys, values = (replace(x, box=(rows, *x.box[1:])) for x in maps[1:3])
         maps = maps[0], keys, values, maps[3]
-    lse_batch, lse_head = operands.lse
-    scalars = {
-        "table_row": operands.table, "table_pages": p.table_pages, "pages": p.pages, "page_pitch": k_pitch,
-        "lse_batch": lse_batch, "lse_head": lse_head, **divisors(spacing=max(1, q_pitch)),
-    }  # fmt: skip
+    table = page_table(operands.table, p.table_pages, p.pages)
+    scalars = {**table, "page_pitch": k_pitch, **strides(lse=operands.lse), **divisors(spacing=max(1, q_pitch))}
     tiles = _most(config, p) * p.heads
     grid = min(tiles, multiprocessors) if config.persistent else tiles, 1, 1
     return replace(

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Protocol
 
 import numpy as np
 
+from warploom.core.arguments import strides
 from warploom.core.dtypes import DType, bf16, f16
 from warploom.core.targets import Target
 from warploom.kernels.attention.features import AttentionFeatures, ScoreOptions
@@ -204,6 +205,11 @@ class AttentionProblem(ScoreOptions):
         return tuple((end - first).tolist())
 
 
+def stride_scalars(arrays: Mapping[str, Sequence[int]]) -> dict[str, int]:
+    """The strides of arrays as launches take them: kernels, whose ``k`` is the language, spell K and V out."""
+    return strides(**{{"k": "key", "v": "value"}.get(name, name): of for name, of in arrays.items()})
+
+
 @dataclass(frozen=True)
 class Operands:
     """How Q, K, V and O lie: strides (batch, head, sequence) in elements, in layout "bshd" or "bhsd"."""
@@ -225,12 +231,8 @@ class Operands:
         return cls((q, k, v, out), "bshd")
 
     def scalars(self) -> dict[str, int]:
-        """The strides of batches and heads by the kernels' names of them."""
-        return {
-            f"{name}_{axis}": stride
-            for name, of_tensor in zip("qkvo", self.strides, strict=True)
-            for axis, stride in zip(("batch", "head"), of_tensor[:2], strict=True)
-        }
+        """The strides by the kernels' names of them."""
+        return stride_scalars(dict(zip(("q", "k", "v", "out"), self.strides, strict=True)))
 
     def arrays(self, problem: AttentionProblem) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
         """(shape, strides) of Q, K, V and O as arrays of four dimensions."""

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from warploom.core.dtypes import DType, bf16, f16
 from warploom.core.targets import Target
-from warploom.kernels.attention.problem import MOST_GRID_ROWS, AttentionProblem, HeadDims, Operands
+from warploom.kernels.attention.problem import MOST_GRID_ROWS, AttentionProblem, HeadDims, Operands, stride_scalars
 from warploom.kernels.settings import flag, violated
 from warploom.kernels.source import KernelCall, KernelSource
 from warploom.tile.copy_plan import CopyPlan
@@ -98,5 +98,5 @@ class ForwardSm80(HeadDims):
             f"attention_packed_{self.tile_m}x{self.tile_n}x{self.dims}",
             config=self, features=p.features, row_strides=tuple(row for row, _ in strides),
         )  # fmt: skip
-        scalars = {f"{name}_head": head for name, (_, head) in zip("qkvo", strides, strict=True)}
-        return KernelCall(source, (p.tiles(self.tile_m), 1, 1), {"total_q": p.total_q, **scalars}, arrays=p.arrays)
+        heads = stride_scalars({name: of[1:] for name, of in zip(("q", "k", "v", "out"), strides, strict=True)})
+        return KernelCall(source, (p.tiles(self.tile_m), 1, 1), {"total_q": p.total_q, **heads}, arrays=p.arrays)

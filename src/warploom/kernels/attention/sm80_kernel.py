@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from warploom.core.dtypes import f32, u16, u32
 from warploom.kernels.attention.features import PLAIN, AttentionFeatures
 from warploom.kernels.attention.sm80 import ForwardSm80
-from warploom.lang import Global, GlobalPointer, Kernel, SharedTile, Traced, kernel
+from warploom.lang import Global, GlobalPointer, Kernel, SharedTile, Strided, StridedPointer, Traced, kernel
 from warploom.lang.values import Number
 from warploom.tile.copies import CopyRing, RowCopy, Rows
 from warploom.tile.epilogue import store_pairs, store_row_values
@@ -22,34 +22,31 @@ from warploom.tile.softmax import OnlineSoftmax
 @kernel(threads=lambda config, **_: config.threads, drop_unused=True)
 def attention_sm80(
     k: Kernel,
-    q: Global[u16],
-    key: Global[u16],
-    value: Global[u16],
-    out: Global[u16],
+    q: Strided[u16, 2],
+    key: Strided[u16, 2],
+    value: Strided[u16, 2],
+    out: Strided[u16, 2],
     lse: Global[f32],
     sinks: Global[f32],
-    q_batch: u32, q_head: u32,
-    k_batch: u32, k_head: u32,
-    v_batch: u32, v_head: u32,
-    o_batch: u32, o_head: u32,
-    q_len: u32, kv_len: u32,
+    q_len: u32,
+    kv_len: u32,
     *,
     config: ForwardSm80,
     features: AttentionFeatures = PLAIN,
     row_strides: tuple[int, int, int, int],
-) -> None:  # fmt: skip
+) -> None:
     """O = softmax(scale · Q·Kᵀ)·V for one block of query rows; grid (query blocks, heads, batches).
 
-    Strides in elements, those between positions of Q, K, V and O while tracing. ``lse`` is (batch, heads, q_len),
-    ``sinks`` (heads,).
+    Strides of batches and heads; those between positions of Q, K, V and O are known while tracing. ``lse`` is
+    (batch, heads, q_len), ``sinks`` (heads,).
     """
     head, batch = k.cta_y, k.cta_z
     kv_head = head // features.group if features.group > 1 else head
     # Under a causal mask later query blocks have more keys: start with them, so that the last wave is short.
     row = (k.grid_x - 1 - k.cta_x if features.window[1] is not None else k.cta_x) * config.tile_m
 
-    def plane(of: GlobalPointer, strides: tuple[Traced, Traced], number: int, rows: Traced | None) -> Rows:
-        start = of + (k.mul_wide(batch, strides[0]) + k.mul_wide(kv_head if number in (1, 2) else head, strides[1]))
+    def plane(of: StridedPointer, number: int, rows: Traced | None) -> Rows:
+        start = of.at(batch, kv_head if number in (1, 2) else head)
         return Rows(start, row_strides[number], rows, config.head_dim if number < 2 else config.value_dim)
 
     q_rows, kv_rows = q_len if features.ragged_q else None, kv_len if features.ragged_kv else None
@@ -60,10 +57,10 @@ def attention_sm80(
         QueryRows(
             row,
             (q_len, kv_len),
-            lambda: plane(q, (q_batch, q_head), 0, q_rows),
-            lambda: plane(key, (k_batch, k_head), 1, kv_rows),
-            lambda: plane(value, (v_batch, v_head), 2, kv_rows),
-            lambda: plane(out, (o_batch, o_head), 3, q_rows),
+            lambda: plane(q, 0, q_rows),
+            lambda: plane(key, 1, kv_rows),
+            lambda: plane(value, 2, kv_rows),
+            lambda: plane(out, 3, q_rows),
             lambda: lse + k.mul_wide(batch * k.special("nctaid.y") + head, q_len),
             lambda: sinks.load(head),
         ),

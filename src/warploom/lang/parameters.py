@@ -1,0 +1,155 @@
+"""What a kernel's parameters are annotated with, and the parameters of a Program that they come to."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import reduce
+from operator import add
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
+
+from warploom.core.arguments import stride_name
+from warploom.core.dtypes import DType, u32, u64
+from warploom.core.errors import TraceError, shown
+from warploom.ir.program import Parameter
+from warploom.lang.hopper import TensorMapHandle
+from warploom.lang.memory import GlobalPointer
+from warploom.lang.values import Traced
+
+if TYPE_CHECKING:
+    from warploom.lang.kernel import Kernel
+    from warploom.lang.values import Number
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class PointerType:
+    """A pointer parameter to elements of ``dtype``, and how many strides of its array come with it."""
+
+    dtype: DType
+    strides: int = 0
+
+
+if TYPE_CHECKING:
+
+    class Global(GlobalPointer, Generic[T]):
+        """Annotation of a pointer parameter: ``a: Global[bf16]``."""
+
+else:
+
+    class Global:
+        """Annotation of a pointer parameter: ``a: Global[bf16]``."""
+
+        def __class_getitem__(cls, dtype: DType) -> PointerType:
+            return PointerType(_element(dtype, "Global[f32]"))
+
+
+if TYPE_CHECKING:
+    from typing import Annotated as Strided  # pyright: ignore[reportUnusedImport] it takes a number
+else:
+
+    class Strided:
+        """Annotation of an array parameter: ``x: Strided[bf16, 2]``, a :class:`StridedPointer` with so many strides.
+
+        A launch takes an array of so many dimensions, or of one more whose last elements lie side by side.
+        """
+
+        def __class_getitem__(cls, given: Any) -> PointerType:
+            dtype, count = given if isinstance(given, tuple) and len(given) == 2 else (given, None)
+            if not isinstance(count, int) or count < 1:
+                raise TraceError(f"Strided takes a type and a count of strides (Strided[f32, 2]), not {shown(given)}")
+            return PointerType(_element(dtype, "Strided[f32, 2]"), count)
+
+
+@dataclass(frozen=True, eq=False)
+class StridedPointer(GlobalPointer):
+    """A pointer to the first element of an array, and the array's ``strides`` (u32) in elements."""
+
+    strides: tuple[Traced, ...] = ()
+
+    def at(self, *indices: Number) -> GlobalPointer:
+        """The pointer to an element: an index (u32) for each dimension; those that are left out are 0."""
+        return self + self.offset(*indices)
+
+    def offset(self, *indices: Number) -> Traced:
+        """How many elements (u64) that is from the first one."""
+        k, count = self.words, len(self.strides)
+        if not 1 <= len(indices) <= count + 1:
+            raise TraceError(
+                f"an array with {count} strides takes 1 to {count + 1} indices, not {len(indices)} ({k.here()})"
+            )
+        steps = (k.mul_wide(index, stride) for index, stride in zip(indices, (*self.strides, 1), strict=False))
+        return reduce(add, steps)
+
+
+def _element(dtype: Any, example: str) -> DType:
+    if not isinstance(dtype, DType):
+        raise TraceError(
+            f"{example[: example.index('[')]} takes a type of warploom.lang ({example}), not {shown(dtype)}"
+        )
+    return dtype
+
+
+class TensorMap(TensorMapHandle):
+    """Annotation of a TMA descriptor parameter."""
+
+
+class Compound:
+    """Base of annotations that stand for several parameters: those of :attr:`fields`, named ``parameter_field``.
+
+    Fields are annotated as parameters are. The value that the kernel gets has them as attributes.
+    """
+
+    fields: ClassVar[Mapping[str, Any]] = {}
+
+    def __init__(self, k: Kernel, *values: Any) -> None:
+        self.k = k
+        for name, value in zip(self.fields, values, strict=True):
+            setattr(self, name, value)
+
+
+@dataclass
+class Parameters:
+    """The parameters of a kernel being traced: as they are written, then numbers of compound ones, then strides."""
+
+    k: Kernel
+    written: list[Parameter] = field(default_factory=list[Parameter])
+    numbers: list[Parameter] = field(default_factory=list[Parameter])
+    strides: list[Parameter] = field(default_factory=list[Parameter])
+
+    @property
+    def all(self) -> list[Parameter]:
+        """In the order of the Program."""
+        return [*self.written, *self.numbers, *self.strides]
+
+    def argument(self, name: str, kind: Any, *, within: bool = False) -> Any:
+        """What the kernel gets for a parameter; None where ``kind`` is no annotation. ``within`` a compound one?"""
+        k = self.k
+        if isinstance(kind, PointerType):
+            address = self._new(self.written, name, "pointer", kind.dtype, u64, strides=kind.strides)
+            if not kind.strides:
+                return GlobalPointer(k, address, kind.dtype)
+            strides = [
+                self._new(self.strides, stride_name(name, i), "scalar", u32, u32, stride_of=(name, i))
+                for i in range(kind.strides)
+            ]
+            return StridedPointer(k, address, kind.dtype, tuple(strides))
+        if isinstance(kind, DType):
+            return self._new(self.numbers if within else self.written, name, "scalar", kind, kind)
+        if isinstance(kind, type) and issubclass(kind, Compound):
+            return kind(k, *[self.argument(f"{name}_{own}", of, within=True) for own, of in kind.fields.items()])
+        if kind is TensorMap:
+            return TensorMapHandle(self._new(self.written, name, "tensor_map", u64, u64))
+        return None
+
+    def _new(self, to: list[Parameter], name: str, what: Any, dtype: DType, held: DType, **more: Any) -> Traced:
+        value = self.k.new_value(held, name)
+        to.append(Parameter(name, what, dtype, value, **more))
+        return Traced(self.k, value)
+
+
+def used_parameters(parameters: list[Parameter], used: Callable[[Parameter], bool]) -> list[Parameter]:
+    """Those that are used; of a stride its pointer is, which says whose it is."""
+    kept = {p.name for p in parameters if used(p)} | {p.stride_of[0] for p in parameters if p.stride_of and used(p)}
+    return [p for p in parameters if p.name in kept]
