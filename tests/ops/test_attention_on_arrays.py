@@ -195,7 +195,7 @@ def test_a_plan_says_what_would_run_and_why_and_runs_nothing(monkeypatch):
     assert "emulator" in plan.device
     assert str(plan.config) in str(plan)
     assert plan.program.name in plan.cuda
-    assert set(plan.call.scalars) >= {p.name for p in plan.program.parameters if p.kind == "scalar"}
+    assert set(plan.calls[0].scalars) >= {p.name for p in plan.program.parameters if p.kind == "scalar"}
 
 
 def test_larger_kernels_than_shared_memory_holds_are_not_chosen():

@@ -344,7 +344,7 @@ def test_plans_copy_nothing_and_copies_that_do_not_fit_are_refused(kind):
         a, b = torch.from_numpy(one).expand(a.shape), torch.from_numpy(b)
     assert warploom.plan_matmul(a, b).problem.a.chunk == 8
     assert warploom.plan_matmul_reduce(a, b).problem.product.m == 2**22
-    assert warploom.plan(q, q[:, :1], q[:, :1]).call.scalars["q_stride0"] == 2**30
+    assert warploom.plan(q, q[:, :1], q[:, :1]).calls[0].scalars["q_stride0"] == 2**30
     for call in (warploom.matmul, warploom.matmul_reduce):
         with pytest.raises(ProblemError, match=r"copy of 32768\.0 GiB does not fit in memory: pass one with"):
             call(a, b)

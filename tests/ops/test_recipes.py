@@ -119,11 +119,11 @@ def test_every_operation_gives_sources_that_determine_their_kernels():
         warploom.plan_matmul_reduce(a, b, "logsumexp", config=SMALL),
     ]
     listed = [
-        warploom.plan(q, q, q).call,
-        warploom.plan(q, q, q, causal=True).call,
-        warploom.plan(q, q, q, scale=0.3).call,
-        warploom.plan(q, q, q, config=hopper).call,
-        warploom.plan(q, q, q, config=hopper, layout="bhsd").call,
+        warploom.plan(q, q, q).calls[0],
+        warploom.plan(q, q, q, causal=True).calls[0],
+        warploom.plan(q, q, q, scale=0.3).calls[0],
+        warploom.plan(q, q, q, config=hopper).calls[0],
+        warploom.plan(q, q, q, config=hopper, layout="bhsd").calls[0],
         *(call for plan in plans for call in plan.calls),
     ]
     origins = [origin(call.source) for call in listed]

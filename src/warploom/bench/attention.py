@@ -76,7 +76,7 @@ class AttentionFamily:
             return _entry(attention_error(np.swapaxes(out, 1, 2), reference, config.dtype))
 
         views = [describe(x) for x in (q, k, v, out)]
-        arguments = emulator_arguments(made.program, views, made.call.scalars, made.call.maps)
+        arguments = emulator_arguments(made.program, views, made.calls[0].scalars, made.calls[0].maps)
         return EmulatorCase(made.program, made.grid, arguments, errors)
 
     def expected_seconds(self, config: AttentionConfig) -> float:
@@ -153,7 +153,7 @@ class AttentionOnGpu(OnGpu):
         """The kernel with the grid and scalars of these inputs."""
         p = self._problem
         made = plan(*inputs, scale=p.scale, window=p.window, softcap=p.softcap, return_lse=p.lse, config=config)
-        return GpuCall.of(made.call, self._index)
+        return GpuCall.of(made.calls[0], self._index)
 
 
 def checked_problem(problem: AttentionProblem, config: AttentionConfig) -> AttentionProblem:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import sys
-from typing import Any
 
 import numpy as np
 
@@ -44,18 +43,6 @@ def in_float32(view: ArrayView) -> ArrayView:
 def as_if_compact(view: ArrayView) -> ArrayView:
     """What :func:`compact` gives, without a copy and without memory: for plans, which only look at it."""
     return view._replace(pointer=0, strides=row_major_strides(tuple(view.shape)), owner=None)
-
-
-def to_host(view: ArrayView) -> np.ndarray[Any, Any]:
-    """The array's values on the CPU; waits for the GPU that it is on."""
-    if view.device[0] == "cpu":
-        return as_numpy(view)
-    owner = view.owner[0] if isinstance(view.owner, tuple) else view.owner
-    if view.kind == "torch":
-        return owner.cpu().numpy()
-    if view.kind == "cupy":
-        return owner.get()
-    return np.asarray(owner)
 
 
 def compact(view: ArrayView) -> ArrayView:

@@ -11,11 +11,11 @@ from warploom.core.dtypes import bf16, f16, f32
 from warploom.core.errors import ProblemError
 from warploom.interop.arrays import ArrayView, describe, empty_like, require_dtype
 from warploom.interop.arrays import same_device as on_one_device
-from warploom.interop.copies import compact, settled, to_host
+from warploom.interop.copies import compact, settled
 from warploom.interop.overlap import share_memory
 from warploom.interop.tracing import traced
 from warploom.kernels.attention.append import AppendForm, AppendProblem, Strides
-from warploom.ops.attention_arrays import aligned, check_form
+from warploom.ops.attention_arrays import aligned, check_form, on_host, refuse_first
 from warploom.ops.attention_paged_arrays import (
     check_cache,
     check_integers,
@@ -24,7 +24,6 @@ from warploom.ops.attention_paged_arrays import (
     in_pairs,
     is_fp8,
     of_scale,
-    refuse_first,
 )
 from warploom.ops.options import flag
 from warploom.ops.repeated import Kept, run_and_keep
@@ -194,13 +193,13 @@ def _rotary(views: Arrays, head_dim: int) -> tuple[int, Any, int]:
 def _check_entries(views: Arrays, problem: AppendProblem) -> None:
     """Raises ProblemError that names the first entry which points outside. Waits for the GPU."""
     p = problem
-    lens = to_host(views["lengths"]).astype(np.int64)
+    lens = on_host(views["lengths"])
     most = min(p.capacity, p.positions) if p.form.rotary else p.capacity
     refuse_first("kv_lens", lens > most, lens, f"there is room for {p.capacity} keys, and cosines for {p.positions}"
                  if p.form.rotary else f"there is room for {p.capacity} keys")  # fmt: skip
     refuse_first("kv_lens", lens < p.tokens, lens, f"the {p.tokens} new keys count")
     if p.form.page_size:
-        table = to_host(views["table"]).astype(np.int64)
+        table = on_host(views["table"])
         entry = np.arange(p.table_pages)[None] * p.form.page_size
         used = (entry < lens[:, None]) & (entry + p.form.page_size > (lens - p.tokens)[:, None])
         refuse_first("block_table", used & ((table < 0) | (table >= p.pages)), table, f"there are {p.pages} pages")

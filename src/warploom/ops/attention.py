@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from typing import TYPE_CHECKING, Any, Literal, Unpack, overload
 
 import numpy as np
 
 from warploom.core.dtypes import f32
-from warploom.interop.arrays import ArrayView, describe, empty, empty_like, filled
+from warploom.interop.arrays import ArrayView, describe, empty, empty_like
 from warploom.interop.copies import as_if_compact
 from warploom.interop.tracing import recorded, traced
 from warploom.kernels.attention.problem import AttentionConfig
@@ -21,6 +20,7 @@ from warploom.ops.attention_arrays import (
     laid_out,
     looked_up,
     result_shape,
+    without_keys,
 )
 from warploom.ops.attention_plan import AttentionPlan, configured, plan_for
 from warploom.ops.repeated import Kept, run_and_keep
@@ -130,27 +130,17 @@ def attention(
 def _first_call(views: dict[str, ArrayView], options: Options, asked: tuple[Any, ...], config: Any) -> list[Any]:
     """Everything that :func:`attention` need not repeat for arrays of the same shapes, strides and device."""
     problem, q, v = checked(views, options), views["q"], views["v"]
+    rows = [q.shape[axis] for axis in AXES[options.layout]]
     if 0 in (problem.batch, problem.heads, problem.q_len, problem.kv_len):
         if config is not None:
             configured(problem, q.device, config)  # refuses what does not fit
-        return _without_keys(q, v, views.get("sinks"), options)
+        return without_keys(q, result_shape(q, v), rows if options.return_lse else None, views.get("sinks"))
     results = {"out": empty_like(q, result_shape(q, v))}
     if options.return_lse:
-        results["lse"] = empty(q.kind, [q.shape[axis] for axis in AXES[options.layout]], f32, q.device)
+        results["lse"] = empty(q.kind, rows, f32, q.device)
 
     def steps(lying: dict[str, ArrayView]) -> Steps:
         return plan_for(problem, lying, options.layout, config).steps
 
     run_and_keep(_prepared, (asked, config), steps, (views, views, results))
     return list(results.values())
-
-
-def _without_keys(q: ArrayView, v: ArrayView, sinks: ArrayView | None, options: Options) -> list[Any]:
-    """The results where there is nothing to compute: zeros, and -inf or the sinks for the sums over no keys."""
-    zeros = filled(q.kind, result_shape(q, v), q.dtype, q.device, 0.0)
-    if not options.return_lse:
-        return [zeros]
-    rows = [q.shape[axis] for axis in AXES[options.layout]]
-    if sinks is None:
-        return [zeros, filled(q.kind, rows, f32, q.device, -math.inf)]
-    return [zeros, filled(q.kind, rows, f32, q.device, 0.0) + sinks.array[:, None]]

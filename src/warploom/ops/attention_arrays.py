@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import astuple, dataclass
 from numbers import Integral
 from typing import Any, Literal
 
+import numpy as np
+
 from warploom.core.dtypes import bf16, f16, f32
 from warploom.core.errors import ProblemError, shown
-from warploom.interop.arrays import ArrayView, describe, require_dtype, same_device
+from warploom.interop.arrays import ArrayView, as_numpy, current_stream, describe, filled, require_dtype, same_device
 from warploom.interop.copies import compact, in_float32, settled
+from warploom.interop.overlap import overlaps_itself, same_elements, share_memory
 from warploom.kernels.attention.features import AttentionFeatures
 from warploom.kernels.attention.problem import MOST_HEAD_DIM, AttentionProblem, TensorStrides
 from warploom.ops.options import flag, number, single
@@ -23,7 +26,7 @@ AXES: dict[str, tuple[int, int, int]] = {"bshd": (0, 2, 1), "bhsd": (0, 1, 2)}
 """Where (batch, head, sequence) stand among the dimensions."""
 
 _ALIGNED_ELEMENTS = 8  # 16 bytes: what one cp.async moves
-_STRIDE_LIMIT = 2**32
+STRIDE_LIMIT = 2**32
 _OPEN_SIDE = 2**30
 """Keys on one side of a window from which on it is no window."""
 
@@ -214,12 +217,77 @@ def result_shape(q: ArrayView, v: ArrayView) -> tuple[int, ...]:
     return (*q.shape[:3], v.shape[3])
 
 
+def is_misaligned(view: ArrayView) -> bool:
+    """Whether rows do not start at multiples of 16 bytes, or strides are odd; of no elements they say nothing."""
+    odd = any(s % _ALIGNED_ELEMENTS or not 0 <= s < STRIDE_LIMIT for s in view.strides[:-1])
+    return bool(odd or view.pointer % 16) and 0 not in view.shape
+
+
 def aligned(view: ArrayView, copy: Callable[[ArrayView], ArrayView]) -> ArrayView:
-    """The view, or a row-major copy where its rows do not start at multiples of 16 bytes or its strides are odd."""
-    misaligned = view.pointer % 16 or any(
-        s % _ALIGNED_ELEMENTS or not 0 <= s < _STRIDE_LIMIT for s in view.strides[:-1]
-    )
-    return copy(view) if misaligned and 0 not in view.shape else view
+    """The view, or a row-major copy where it :func:`is_misaligned`."""
+    return copy(view) if is_misaligned(view) else view
+
+
+def check_output(out: ArrayView, like: ArrayView, shape: tuple[int, ...]) -> None:
+    """Raises ProblemError for an ``out`` that no kernel writes a result of this shape to, of the type of ``like``."""
+    if tuple(out.shape) != shape or out.dtype is not like.dtype:
+        raise ProblemError(f"out is {out.dtype} of shape {tuple(out.shape)}; it must be {like.dtype} of {shape}")
+    plain = settled(out)
+    if 0 not in shape and (plain.strides[-1] != 1 or is_misaligned(plain)):
+        raise ProblemError("out's rows do not start at multiples of 16 bytes: pass one whose rows do")
+    if overlaps_itself(plain):
+        raise ProblemError("out has rows that lie in each other: pass one whose elements are apart")
+
+
+def refuse_output(out: ArrayView, read: Mapping[str, ArrayView], itself: str = "") -> None:
+    """Raises ProblemError where ``out`` cannot be written to, or shares memory with an array that is ``read``.
+
+    The one called ``itself`` may be ``out``.
+    """
+    if out.readonly:
+        raise ProblemError("out is read-only: pass an array that can be written")
+    for name, view in read.items():
+        if share_memory(view, out) and not (name == itself and same_elements(view, out)):
+            raise ProblemError(f"out shares memory with {name}, which is read: pass another array")
+
+
+def without_keys(q: ArrayView, shape: Sequence[int], rows: Sequence[int] | None, sinks: ArrayView | None) -> list[Any]:
+    """The results where there is nothing to compute: zeros, and for the sums over no keys -inf or the sinks.
+
+    ``shape``: that of the first, ``rows`` of the sums, if they are wanted.
+    """
+    zeros = filled(q.kind, shape, q.dtype, q.device, 0.0)
+    if rows is None:
+        return [zeros]
+    sums = filled(q.kind, rows, f32, q.device, -math.inf if sinks is None else 0.0)
+    return [zeros, sums if sinks is None else sums + sinks.array[:, None]]
+
+
+# -- lengths, where somebody asks
+def on_host(view: ArrayView) -> np.ndarray[Any, Any]:
+    """An array of int32 as int64 of NumPy; waits for what its framework has queued."""
+    if view.device[0] == "cpu":
+        return np.asarray(as_numpy(view)).astype(np.int64)
+    from warploom.cuda.buffers import downloaded
+
+    plain = view if view.contiguous else compact(view)
+    stream, count = current_stream(view.kind, view.device[1]), math.prod(plain.shape)
+    found = downloaded(plain.pointer, count, np.int32, view.device[1], stream)
+    return found.astype(np.int64).reshape(plain.shape)
+
+
+def refuse_first(name: str, wrong: Any, values: Any, why: str) -> None:
+    """Raises ProblemError that names the first entry where ``wrong`` holds."""
+    places: Any = np.argwhere(wrong)
+    if len(places):
+        place = tuple(int(i) for i in places[0])
+        raise ProblemError(f"{name}[{', '.join(map(str, place))}] is {values[place]}: {why}")
+
+
+def refuse_starts(name: str, starts: Any, total: int) -> None:
+    """Raises ProblemError that names the first of some ``starts`` of sequences that cannot be."""
+    wrong = (starts < 0) | (starts > total) | (np.diff(starts, prepend=0) < 0)
+    refuse_first(name, wrong, starts, f"starts ascend from 0 to at most {total}, the rows of the array")
 
 
 def laid_out(

@@ -2,22 +2,30 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from warploom.core.dtypes import f32
 from warploom.core.errors import ProblemError
-from warploom.interop.arrays import ArrayView, empty, empty_like, filled
+from warploom.interop.arrays import ArrayView, empty, empty_like, same_device
 from warploom.interop.copies import as_if_compact, compact, settled
 from warploom.interop.tracing import traced
 from warploom.kernels.attention.decode import DecodeProblem
 from warploom.kernels.attention.paged import PagedConfig, choose_paged, misfits, paged_calls, parse_config
 from warploom.kernels.attention.sm90 import ForwardSm90
 from warploom.kernels.settings import refuse
-from warploom.ops.attention_arrays import Options, Window, aligned, described, looked_up
-from warploom.ops.attention_paged_arrays import CacheInputs, check_entries, check_output, read_cache
+from warploom.ops.attention_arrays import (
+    Options,
+    Window,
+    aligned,
+    check_output,
+    described,
+    looked_up,
+    refuse_output,
+    without_keys,
+)
+from warploom.ops.attention_paged_arrays import CacheInputs, check_entries, read_cache
 from warploom.ops.options import configuration, flag, whole
 from warploom.ops.places import Place
 from warploom.ops.repeated import Kept, run_and_keep
@@ -140,7 +148,10 @@ def _named(views: Mapping[str, ArrayView]) -> dict[str, ArrayView]:
 
 def _refuse_output(views: Mapping[str, ArrayView]) -> None:
     """Raises ProblemError for an ``out`` that the result cannot be written to."""
-    check_output(views["out"], _named(views))
+    q, out = views["q"], views["out"]
+    check_output(out, q, tuple(q.shape))
+    same_device((q, out), ("q", "out"))
+    refuse_output(out, _named(views), "q")
 
 
 def _laid_out(views: Mapping[str, ArrayView], copy: Callable[[ArrayView], ArrayView] = compact) -> dict[str, ArrayView]:
@@ -203,17 +214,12 @@ def _first_call(views: dict[str, ArrayView], options: Options, asked: tuple[Any,
 
 
 def _without_keys(inputs: CacheInputs, out: Any, config: Any) -> list[Any]:
-    """The new results where there is nothing to compute: zeros, and -inf or the sinks for the sums over no keys."""
+    """The new results where there is nothing to compute."""
     q = inputs.views["q"]
     if config is not None:
         _plan(inputs, q, config)  # refuses what does not fit
-    zeros = filled(q.kind, q.shape, q.dtype, q.device, 0.0)
-    if out is not None:
-        out[...] = zeros
-    results = [zeros] if out is None else []
-    if not inputs.problem.lse:
-        return results
-    sinks = inputs.views.get("sinks")
-    if sinks is None:
-        return [*results, filled(q.kind, _lse_shape(q), f32, q.device, -math.inf)]
-    return [*results, filled(q.kind, _lse_shape(q), f32, q.device, 0.0) + sinks.array[:, None]]
+    zeros, *sums = without_keys(q, q.shape, _lse_shape(q) if inputs.problem.lse else None, inputs.views.get("sinks"))
+    if out is None:
+        return [zeros, *sums]
+    out[...] = zeros
+    return sums

@@ -3,30 +3,31 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
 from warploom.core.dtypes import bf16, f16, f32, s32, u16
 from warploom.core.errors import ProblemError
 from warploom.interop.arrays import ArrayView, require_dtype, same_device
-from warploom.interop.copies import settled, to_host
-from warploom.interop.overlap import same_elements, share_memory
+from warploom.interop.copies import settled
 from warploom.kernels.attention.decode import DecodeOperands, DecodeProblem
 from warploom.ops.attention_arrays import (
+    STRIDE_LIMIT,
     Options,
     check_form,
     check_heads,
     check_last,
     check_sinks,
     check_types,
+    is_misaligned,
+    on_host,
+    refuse_first,
+    refuse_starts,
 )
 
 PAGE_KEYS = 16
 _CACHE = "(pages or batch, keys, kv_heads, head_dim)"
 FP8 = "float8_e4m3fn"
-_STRIDE_LIMIT = 2**32
-_ALIGNED_ELEMENTS = 8
 
 
 @dataclass(frozen=True)
@@ -109,9 +110,7 @@ def check_scales(given: dict[str, ArrayView], batch: int, kv_heads: int, fp8: bo
 def _check_rows(given: dict[str, ArrayView]) -> None:
     """Raises ProblemError for a cache whose rows no copy of 16 bytes takes."""
     for name in ("k_cache", "v_cache"):
-        view = settled(given[name])
-        odd = view.pointer % 16 or any(s % _ALIGNED_ELEMENTS or not 0 <= s < _STRIDE_LIMIT for s in view.strides[:3])
-        if odd and 0 not in view.shape:
+        if is_misaligned(settled(given[name])):
             raise ProblemError(f"the rows of {name} do not start at multiples of 16 bytes: allocate it so")
 
 
@@ -195,47 +194,19 @@ def check_integers(name: str, view: ArrayView, shape: tuple[int, ...]) -> None:
         raise ProblemError(f"{name} has shape {tuple(view.shape)}; it must be {shape}")
     require_dtype(view, name, (s32,))
     check_last(name, view)
-    if len(shape) == 2 and not 0 <= view.strides[0] < _STRIDE_LIMIT:
+    if len(shape) == 2 and not 0 <= view.strides[0] < STRIDE_LIMIT:
         raise ProblemError(f"the rows of {name} are {view.strides[0]} elements apart: copy it")
-
-
-def check_output(out: ArrayView, views: dict[str, ArrayView]) -> None:
-    """Raises ProblemError for an array that the result cannot be written to; it may be ``q`` itself."""
-    q = views["q"]
-    if tuple(out.shape) != tuple(q.shape) or out.dtype is not q.dtype:
-        raise ProblemError(f"out is {out.dtype} of shape {tuple(out.shape)}; it must be {q.dtype} of q's shape "
-                           f"{tuple(q.shape)}")  # fmt: skip
-    if out.readonly:
-        raise ProblemError("out cannot be written to: pass another array")
-    same_device((q, out), ("q", "out"))
-    lying = settled(out)
-    if 0 not in out.shape and (lying.pointer % 16 or any(s % _ALIGNED_ELEMENTS or s < 0 for s in lying.strides[:-1])
-                               or lying.strides[-1] != 1):  # fmt: skip
-        raise ProblemError("the rows of out do not start at multiples of 16 bytes: pass a row-major array")
-    for name, view in views.items():
-        if share_memory(view, out) and not (name == "q" and same_elements(q, out)):
-            raise ProblemError(f"out shares memory with {name}, which is read: pass another array")
 
 
 def check_entries(inputs: CacheInputs) -> None:
     """Raises ProblemError that names the first entry of lengths or tables which points outside. Waits for the GPU."""
     p, views = inputs.problem, inputs.views
-    lens = to_host(views["kv_lens"]).astype(np.int64)
+    lens = on_host(views["kv_lens"])
     refuse_first("kv_lens", (lens < 0) | (lens > p.capacity), lens, f"a sequence has room for {p.capacity} keys")
     if p.packed:
-        starts = to_host(views["cu_seqlens_q"]).astype(np.int64)
-        wrong = (starts < 0) | (starts > p.q_len) | (np.diff(starts, prepend=0) < 0)
-        refuse_first("cu_seqlens_q", wrong, starts, f"starts ascend from 0 to at most {p.q_len}")
+        refuse_starts("cu_seqlens_q", on_host(views["cu_seqlens_q"]), p.q_len)
     if p.page_size:
-        table = to_host(views["block_table"]).astype(np.int64)
+        table = on_host(views["block_table"])
         used = np.arange(p.table_pages)[None] * p.page_size < lens[:, None]
         wrong = used & ((table < 0) | (table >= p.pages))
         refuse_first("block_table", wrong, table, f"there are {p.pages} pages")
-
-
-def refuse_first(name: str, wrong: Any, values: Any, why: str) -> None:
-    """Raises ProblemError that names the first entry where ``wrong`` holds."""
-    places: Any = np.argwhere(wrong)
-    if len(places):
-        place = tuple(int(i) for i in places[0])
-        raise ProblemError(f"{name}[{', '.join(map(str, place))}] is {values[place]}: {why}")

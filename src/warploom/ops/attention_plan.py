@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from warploom.interop.arrays import ArrayView, Device
@@ -15,7 +14,7 @@ from warploom.kernels.source import KernelCall
 from warploom.ops.attention_arrays import strides_of
 from warploom.ops.options import configuration
 from warploom.ops.places import Place, decided
-from warploom.ops.steps import Plan, Step, Steps
+from warploom.ops.steps import CallsPlan
 from warploom.ops.tuned import tuned
 
 if TYPE_CHECKING:
@@ -27,23 +26,11 @@ ARRAYS = "q", "k", "v", "out"
 
 
 @dataclass(frozen=True)
-class AttentionPlan(Plan):
+class AttentionPlan(CallsPlan):
     """What a call of :func:`attention` would run: nothing has been compiled or launched yet."""
 
     problem: AttentionProblem
     config: AttentionConfig | Decode
-    calls: tuple[KernelCall, ...]
-    multiprocessors: int
-
-    @property
-    def call(self) -> KernelCall:
-        """The first launch, mostly the only one."""
-        return self.calls[0]
-
-    @cached_property
-    def steps(self) -> Steps:
-        """The launches in order."""
-        return Steps(tuple(Step(call, self.problem.flops if call is self.call else 0) for call in self.calls))
 
 
 def plan_for(problem: AttentionProblem, arrays: Mapping[str, ArrayView], layout: str, config: Any) -> AttentionPlan:
@@ -51,7 +38,7 @@ def plan_for(problem: AttentionProblem, arrays: Mapping[str, ArrayView], layout:
     config, reason, place = configured(problem, arrays["q"].device, config)
     q, k, v, out = (strides_of(arrays[name], layout) for name in ARRAYS)
     calls = calls_of(config, problem, Operands((q, k, v, out), layout), place.multiprocessors)
-    return AttentionPlan(problem, config, reason, place.goal.name, str(place), calls, place.multiprocessors)
+    return AttentionPlan(problem, config, reason, place.goal.name, str(place), calls)
 
 
 def calls_of(

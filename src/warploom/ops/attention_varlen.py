@@ -25,7 +25,7 @@ from warploom.ops.options import configuration, flag
 from warploom.ops.places import Place, decided
 from warploom.ops.repeated import Kept, run_and_keep
 from warploom.ops.steps import Steps, working_steps
-from warploom.ops.varlen_arrays import Arrays, check_lengths, read_packed, refuse_output, shape_of_result
+from warploom.ops.varlen_arrays import Arrays, check_lengths, read_packed, refuse_out, shape_of_result
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -110,7 +110,7 @@ def attention_varlen(
     if found is None:
         if flag("check", check):
             check_lengths(described(given))
-        refused = None if out is None else refuse_output
+        refused = None if out is None else refuse_out
         found = looked_up(_prepared, given, asked, config, _first_call, _laid_out, refused)
     found = found if out is None else [out, *found]
     return tuple(found) if return_lse else found[0]
@@ -134,7 +134,7 @@ def _first_call(views: Arrays, options: Options, asked: tuple[Any, ...], config:
             q, k, v, out = ((row, head) for row, head, _ in (arrays[name].strides for name in ("q", "k", "v", "out")))
             return working_steps(packed_calls(chosen, problem, (q, k, v, out), place.multiprocessors), problem.flops)
 
-        refuse = None if out is None else refuse_output
+        refuse = None if out is None else refuse_out
         run_and_keep(_prepared, (asked, config), steps, (views, inputs, results), filled=True, refuse=refuse)
     return [x for name, x in results.items() if name not in views]
 

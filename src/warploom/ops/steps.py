@@ -82,10 +82,8 @@ class CallsPlan(Plan):
 
     def __str__(self) -> str:
         kernels = ", ".join(f"{call.source.name} {call.grid}" for call in self.calls)
-        size = self.workspace_bytes / 2**20
-        return (
-            f"{self.config}\n  on {self.device} ({self.target}): {self.reason}\n  {kernels}; workspace {size:.1f} MiB"
-        )
+        more = f"\n  {kernels}; workspace {self.workspace_bytes / 2**20:.1f} MiB"
+        return super().__str__() + more * (len(self.calls) > 1)
 
 
 @dataclass(frozen=True)

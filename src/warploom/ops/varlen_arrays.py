@@ -3,25 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 import numpy as np
 
 from warploom.core.dtypes import s32
 from warploom.core.errors import ProblemError
-from warploom.interop.arrays import (
-    ArrayView,
-    as_numpy,
-    current_stream,
-    describe_new,
-    filled,
-    require_dtype,
-    same_device,
-)
-from warploom.interop.copies import compact, settled
-from warploom.interop.overlap import overlaps_itself, share_memory
+from warploom.interop.arrays import ArrayView, describe_new, filled, require_dtype, same_device
 from warploom.kernels.attention.packed import PackedProblem
-from warploom.ops.attention_arrays import Options, aligned, check_form, check_heads, check_sinks, check_types
+from warploom.ops.attention_arrays import (
+    Options,
+    check_form,
+    check_heads,
+    check_output,
+    check_sinks,
+    check_types,
+    on_host,
+    refuse_first,
+    refuse_output,
+    refuse_starts,
+)
 
 Arrays = dict[str, ArrayView]
 NAMES = {"q_starts": "cu_seqlens_q", "k_starts": "cu_seqlens_k", "q_used": "seqused_q", "k_used": "seqused_k"}
@@ -57,7 +57,8 @@ def checked_packed(views: Mapping[str, ArrayView], options: Options) -> PackedPr
     batch = _batch(views)
     if "k_starts" not in views and q[0] != k[0]:
         raise ProblemError(f"q has {q[0]} rows and k {k[0]}: give cu_seqlens_k as well")
-    _check_out(views)
+    if "out" in views:
+        check_output(views["out"], views["q"], shape_of_result(views))
     used = "q_used" in views, "k_used" in views
     return PackedProblem(
         batch, q[1], max(1, k[1]), q[0], k[0], q[2], views["q"].dtype, sinks="sinks" in views, used=used,
@@ -82,69 +83,26 @@ def _batch(views: Mapping[str, ArrayView]) -> int:
     return batch
 
 
-def _check_out(views: Mapping[str, ArrayView]) -> None:
-    """Raises ProblemError for an ``out`` that no kernel writes to as it lies."""
-    out, q = views.get("out"), views["q"]
-    if out is None:
-        return
-    shape = shape_of_result(views)
-    if tuple(out.shape) != shape or out.dtype is not q.dtype:
-        raise ProblemError(f"out is {out.dtype} of shape {tuple(out.shape)}; it must be {q.dtype} of {shape}")
-    if 0 in out.shape:
-        return
-    plain = settled(out)
-    if plain.strides[2] != 1 or aligned(plain, lambda view: view._replace(pointer=-1)).pointer == -1:
-        raise ProblemError("out's rows do not start at multiples of 16 bytes: pass one whose rows do")
-    if overlaps_itself(plain):
-        raise ProblemError("out has rows that lie in each other: pass one whose elements are apart")
-
-
 def shape_of_result(views: Mapping[str, ArrayView]) -> tuple[int, ...]:
     """(total_q, heads, head_dim of v)."""
     return (*views["q"].shape[:2], views["v"].shape[2])
 
 
-def refuse_output(given: Mapping[str, ArrayView]) -> None:
+def refuse_out(given: Mapping[str, ArrayView]) -> None:
     """Raises ProblemError where ``out`` cannot be written to, or shares memory with an array that is read."""
-    out = given["out"]
-    if out.readonly:
-        raise ProblemError("out is read-only: pass an array that can be written")
-    for name, view in given.items():
-        if name != "out" and share_memory(view, out):
-            raise ProblemError(f"out shares memory with {NAMES.get(name, name)}, which is read: pass another array")
+    refuse_output(given["out"], {NAMES.get(name, name): view for name, view in given.items() if name != "out"})
 
 
 def check_lengths(views: Mapping[str, ArrayView]) -> None:
     """Wait for the arrays of lengths and look at them. Raises ProblemError that names the first wrong entry."""
-    known = {name: _on_host(views[name]) for name in NAMES if name in views}
+    for name, caller in NAMES.items():
+        if name in views:
+            require_dtype(views[name], caller, (s32,))
+    known = {name: on_host(views[name]) for name in NAMES if name in views}
     for name in ("q_starts", "k_starts"):
-        if name not in known:
-            continue
-        starts, total = known[name], views[name[0]].shape[0]
-        before = np.concatenate([[0], starts[:-1]])
-        wrong = np.nonzero((starts < before) | (starts > total))[0]
-        if wrong.size:
-            i = int(wrong[0])
-            why = f"{NAMES[name]}[{i}] is {starts[i]}"
-            less = f"less than the entry before it, {before[i]}" if i else "below 0"
-            raise ProblemError(f"{why}, {less if starts[i] < before[i] else f'beyond the {total} rows of {name[0]}'}")
+        if name in known:
+            refuse_starts(NAMES[name], known[name], views[name[0]].shape[0])
     for name in ("q_used", "k_used"):
-        if name not in known:
-            continue
-        lengths = np.diff(known.get(f"{name[0]}_starts", known["q_starts"]))
-        wrong = np.nonzero((known[name] < 0) | (known[name] > lengths))[0]
-        if wrong.size:
-            i = int(wrong[0])
-            raise ProblemError(f"{NAMES[name]}[{i}] is {known[name][i]}; the sequence has {lengths[i]} rows")
-
-
-def _on_host(view: ArrayView) -> np.ndarray[Any, Any]:
-    """A vector of int32 as int64 of NumPy; waits for what its framework has queued."""
-    require_dtype(view, "lengths", (s32,))
-    if view.device[0] == "cpu":
-        return np.asarray(as_numpy(view)).astype(np.int64)
-    from warploom.cuda.buffers import downloaded
-
-    plain = view if view.contiguous else compact(view)
-    stream = current_stream(view.kind, view.device[1])
-    return downloaded(plain.pointer, plain.shape[0], np.int32, view.device[1], stream).astype(np.int64)
+        if name in known:
+            lengths, used = np.diff(known.get(f"{name[0]}_starts", known["q_starts"])), known[name]
+            refuse_first(NAMES[name], (used < 0) | (used > lengths), used, "no count of rows that the sequence has")
