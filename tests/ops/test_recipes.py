@@ -93,7 +93,7 @@ def test_a_later_process_imports_no_more_than_a_launch_needs(cache):
         from warploom.core.dtypes import bf16
         from warploom.ops.backends import built
         q = np.zeros((1, 64, 2, 64), bf16.numpy)
-        call = warploom.plan(q, q, q, config="attention_sm90(head_dim=64, tile_n=64)").call
+        call = warploom.plan(q, q, q, config="attention_sm90(head_dim=64, tile_n=64)").calls[0]
         built(call.source, "sm_90a")
         import warploom.cuda.tensor_maps
         assert all(x.spec for x in call.maps) and call.maps
