@@ -38,14 +38,13 @@ from warploom.tile.scheduler import Claimed, Divisor, GroupedTiles, Persistent, 
 
 @kernel(threads=32)
 def visits(
-    k: Kernel, tiles: Global[u32], turns: Global[u32], rows: Divisor, planes: u32, group: Divisor, together: Divisor,
-    last: Divisor, *, tile: str, items: str,
+    k: Kernel, tiles: Global[u32], turns: Global[u32], order: RowTiles, *, tile: str, items: str,
 ) -> None:  # fmt: skip
     """tiles[item] = (row, column) packed of the item; turns[item] = the turn of its CTA."""
-    which: Any = RowTiles(rows, planes, group, together, last, grouped=tile == "together")
+    which: Any = order.ordered(grouped=tile == "together")
     of_cta = Single(k) if items == "single" else Persistent(k, which.count, alternating=items == "alternating")
     if tile in ("grouped", "row by row"):
-        which = GroupedTiles(k, rows.value, planes, 3 if tile == "grouped" else 0)
+        which = GroupedTiles(k, order.rows.value, order.planes, 3 if tile == "grouped" else 0)
     with k.loop(of_cta.count) as turn:
         item = of_cta.item(turn)
         row, col = which.tile(item)
@@ -190,7 +189,7 @@ def causal(n: int, head_dim: int = 128, tokens: int = 16384, width: int = 2048) 
 
 def chosen(problem: AttentionProblem) -> int:
     """The planes that the production kernel puts together on an H200."""
-    return ForwardSm90().call(problem, Operands.contiguous(problem), 132).scalars["together_value"]
+    return ForwardSm90().call(problem, Operands.contiguous(problem), 132).scalars["order_together_value"]
 
 
 def test_short_sequences_keep_their_keys_near_and_long_ones_stay_balanced() -> None:

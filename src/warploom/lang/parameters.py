@@ -104,7 +104,7 @@ class Compound:
     fields: ClassVar[Mapping[str, Any]] = {}
 
     def __init__(self, k: Kernel, *values: Any) -> None:
-        self.k = k
+        self.k, self.values = k, values
         for name, value in zip(self.fields, values, strict=True):
             setattr(self, name, value)
 

@@ -20,9 +20,10 @@ def divisors(**values: int) -> dict[str, int]:
 
 
 def row_tiles(rows: int, planes: int, together: int) -> dict[str, int]:
-    """The numbers of ``rows`` … ``last`` that :class:`.scheduler.RowTiles` is made of."""
+    """The numbers of a parameter ``order`` of type :class:`.scheduler.RowTiles`."""
     last = planes % together or together
-    return {"planes": planes, **divisors(rows=rows, group=together * rows, together=together, last=last)}
+    found = {"planes": planes, **divisors(rows=rows, group=together * rows, together=together, last=last)}
+    return fields("order", **found)
 
 
 def page_table(row: int, columns: int, pages: int) -> dict[str, int]:

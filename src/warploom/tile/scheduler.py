@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from warploom.core.dtypes import pred, u32
 from warploom.lang.parameters import Compound
@@ -189,23 +189,30 @@ class Divisor(Compound):
         return Divisor(k, value, inverse)
 
 
-@dataclass(frozen=True)
-class RowTiles:
-    """Tiles of row blocks × planes (one head of one batch) by number.
+class RowTiles(Compound):
+    """A parameter: tiles of row blocks × planes (one head of one batch) by number.
 
-    The host gives what it is made of (:func:`.order.row_tiles`); :meth:`of` takes what only the kernel knows.
+    The host gives the numbers (:func:`.order.row_tiles`); :meth:`of` takes what only the kernel knows.
 
     ``grouped``: where work grows with the row block, ``together`` planes form a group of ``group`` tiles, which come
     from the longest to the shortest (:func:`.order.planes_together`); the last group has ``last`` planes. Else plane by
     plane, from the first rows on.
     """
 
+    fields: ClassVar = {"rows": Divisor, "planes": u32, "group": Divisor, "together": Divisor, "last": Divisor}
     rows: Divisor
     planes: Traced
     group: Divisor
     together: Divisor
     last: Divisor
-    grouped: bool = True
+
+    def __init__(self, k: Kernel, *values: Any, grouped: bool = True) -> None:
+        super().__init__(k, *values)
+        self.grouped = grouped
+
+    def ordered(self, *, grouped: bool) -> RowTiles:
+        """The same tiles, in groups or plane by plane."""
+        return RowTiles(self.k, *self.values, grouped=grouped)
 
     @classmethod
     def of(cls, k: Kernel, rows: Traced, planes: Traced, together: Traced | None = None) -> RowTiles:
@@ -214,7 +221,7 @@ class RowTiles:
         rest = planes % size
         last = k.select(rest == 0, size, rest)
         divisors = (Divisor.of(k, n) for n in (size * rows, size, last))
-        return cls(Divisor.of(k, rows), planes, *divisors, grouped=together is not None)
+        return cls(k, Divisor.of(k, rows), planes, *divisors, grouped=together is not None)
 
     @property
     def count(self) -> Traced:

@@ -7,7 +7,9 @@ shared memory for dQᵀ = Kᵀ·dSᵀ, whose sums over all tiles of keys meet in
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import nullcontext
+from typing import ClassVar
 
 from warploom.core.dtypes import f32, u32
 from warploom.kernels.attention.backward_sm90 import ADDERS, CONSUMERS, KEYS, STAGES, BackwardSm90, panel_of
@@ -15,6 +17,7 @@ from warploom.kernels.attention.backward_tiles import KeyTile, KeyTiles, Uses, v
 from warploom.kernels.attention.features import PLAIN, AttentionFeatures
 from warploom.lang import Global, GlobalPointer, Kernel, SharedTile, TensorMap, Traced, kernel
 from warploom.lang.hopper import TensorMapHandle
+from warploom.lang.parameters import Compound
 from warploom.lang.values import Number
 from warploom.layout.catalogue import wgmma_accumulator
 from warploom.tile.accumulation import WARPS, Turns, add_parts, load_part, part_tile, store_part
@@ -34,24 +37,13 @@ SHARED, OWN = 1, 2
 @kernel(threads=threads_of(CONSUMERS), requires="sm_90a", drop_unused=True)
 def attention_backward_sm90(
     k: Kernel,
-    q_map: TensorMap,
-    k_map: TensorMap,
-    v_map: TensorMap,
-    do_map: TensorMap,
-    shift_map: TensorMap,
-    delta_map: TensorMap,
-    dk_map: TensorMap,
-    dv_map: TensorMap,
+    maps: GradientMaps,
     total: Global[f32],
     turns: Global[u32],
     q_len: u32,
     kv_len: u32,
     kv_heads: Divisor,
-    rows: Divisor,
-    planes: u32,
-    group: Divisor,
-    together: Divisor,
-    last: Divisor,
+    order: RowTiles,
     *,
     config: BackwardSm90,
     features: AttentionFeatures = PLAIN,
@@ -60,29 +52,35 @@ def attention_backward_sm90(
     """dK and dV of tiles of keys, and what they add to dQ; a grid along x has, or shares, (tiles · planes) of them.
 
     Tensor maps of rank 4, boxes of 64 columns × tile rows; shift and delta as :mod:`.backward_rows_kernel` forms them.
-    ``planes`` = key heads · batches; ``rows`` to ``last`` say in which order tiles come (:class:`RowTiles`). ``total``:
-    for each block of query rows the parts of both consumers, as their threads hold them; ``turns``: what
-    :class:`.Turns` count for each part.
+    A plane is a key head of a batch; ``order`` says which tiles come first. ``total``: for each block of query rows the
+    parts of both consumers, as their threads hold them; ``turns``: what :class:`.Turns` count for each part.
     """
     c, f = config, features
-    numbers = RowTiles(rows, planes, group, together, last)
-    order = Persistent(k, numbers.count) if c.persistent else Single(k)
+    turns_of = Persistent(k, order.count) if c.persistent else Single(k)
 
     def at(turn: Number) -> KeyTile:
-        place = numbers.tile(order.item(turn))
+        place = order.tile(turns_of.item(turn))
         how = {"by_heads": c.by_heads, "rising": c.rising}
         return KeyTile.of(k, f, (c.tile_m, KEYS), place, (q_len, kv_len), kv_heads, **how)
 
-    inputs, results = (
-        [Boxes.of_heads(of, heads_inside) for of in maps] for maps in ((q_map, k_map, v_map, do_map), (dk_map, dv_map))
-    )
-    maps = *inputs, vectors(shift_map), vectors(delta_map), *results
-    differentiate(k, c, f, KeyTiles(k, order, at), maps, (total, Turns(k, turns)))
+    boxes = maps.boxes(lambda of: Boxes.of_heads(of, heads_inside))
+    differentiate(k, c, f, KeyTiles(k, turns_of, at), boxes, (total, Turns(k, turns)))
 
 
 def vectors(of: TensorMapHandle) -> Boxes:
     """Shift or delta, at (element, plane)."""
     return Boxes(of, lambda _, row, plane: (row, plane))
+
+
+class GradientMaps(Compound):
+    """A parameter: what a backward pass reads and stores as the TMA sees it."""
+
+    fields: ClassVar = dict.fromkeys(("q", "key", "value", "dout", "shift", "delta", "dk", "dv"), TensorMap)
+
+    def boxes(self, of: Callable[[TensorMapHandle], Boxes]) -> tuple[Boxes, ...]:
+        """Their boxes at the places that a tile says; ``of`` tensors with rows of heads."""
+        named = zip(self.fields, self.values, strict=True)
+        return tuple(vectors(x) if name in ("shift", "delta") else of(x) for name, x in named)
 
 
 def differentiate(

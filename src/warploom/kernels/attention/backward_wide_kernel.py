@@ -13,7 +13,7 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
 from warploom.core.dtypes import f32, u32
-from warploom.kernels.attention.backward_sm90_kernel import vectors
+from warploom.kernels.attention.backward_sm90_kernel import GradientMaps
 from warploom.kernels.attention.backward_tiles import KeyTile, visible
 from warploom.kernels.attention.backward_wide import CONSUMERS, KEYS, ROWS, STAGES, BackwardWideSm90
 from warploom.kernels.attention.features import PLAIN, AttentionFeatures
@@ -38,34 +38,21 @@ WARPS = 4
 @kernel(threads=threads_of(CONSUMERS), requires="sm_90a", drop_unused=True)
 def attention_backward_keys_sm90(
     k: Kernel,
-    q_map: TensorMap,
-    k_map: TensorMap,
-    v_map: TensorMap,
-    do_map: TensorMap,
-    shift_map: TensorMap,
-    delta_map: TensorMap,
-    dk_map: TensorMap,
-    dv_map: TensorMap,
+    maps: GradientMaps,
     q_len: u32,
     kv_len: u32,
     kv_heads: Divisor,
-    rows: Divisor,
-    planes: u32,
-    group: Divisor,
-    together: Divisor,
-    last: Divisor,
+    order: RowTiles,
     *,
     config: BackwardWideSm90,
     features: AttentionFeatures = PLAIN,
     heads_inside: bool = True,
 ) -> None:
     """dK and dV of 64 keys; a grid of (tiles of keys · planes) along x. Arguments as for the fused kernel."""
-    place = RowTiles(rows, planes, group, together, last).tile(k.cta_x)
-    tile = KeyTile.of(k, features, (config.tile_m, KEYS), place, (q_len, kv_len), kv_heads)
-    boxes = (Boxes.of_heads(of, heads_inside) for of in (q_map, k_map, v_map, do_map, dk_map, dv_map))
-    q_boxes, k_boxes, v_boxes, do_boxes, dk_boxes, dv_boxes = boxes
-    maps = (k_boxes, v_boxes), (q_boxes, do_boxes), (vectors(shift_map), vectors(delta_map))
-    streams = Streams.of(k, config, *maps)
+    tile = KeyTile.of(k, features, (config.tile_m, KEYS), order.tile(k.cta_x), (q_len, kv_len), kv_heads)
+    boxes = maps.boxes(lambda of: Boxes.of_heads(of, heads_inside))
+    q_boxes, k_boxes, v_boxes, do_boxes, shift_boxes, delta_boxes, dk_boxes, dv_boxes = boxes
+    streams = Streams.of(k, config, (k_boxes, v_boxes), (q_boxes, do_boxes), (shift_boxes, delta_boxes))
 
     with producer(k, CONSUMERS):
         streams.fill(k, tile)
@@ -243,11 +230,7 @@ def attention_backward_queries_sm90(
     q_len: u32,
     kv_len: u32,
     heads: Divisor,
-    rows: Divisor,
-    planes: u32,
-    group: Divisor,
-    together: Divisor,
-    last: Divisor,
+    order: RowTiles,
     *,
     config: BackwardWideSm90,
     features: AttentionFeatures = PLAIN,
@@ -255,7 +238,7 @@ def attention_backward_queries_sm90(
 ) -> None:
     """dQ of 128 rows, 64 for each consumer; a grid of (tiles of rows · planes) along x, as the forward pass has it."""
     c, f, warps = config, features, WARPS * CONSUMERS
-    block, plane = RowTiles(rows, planes, group, together, last).tile(k.cta_x)
+    block, plane = order.tile(k.cta_x)
     (batch, head), row = heads.divide(plane), block * ROWS
     kv_head = head // f.group if f.group > 1 else head
     q_tile = operand_tile(k, c.dtype, ROWS, c.width, name="Q")

@@ -159,16 +159,13 @@ class PackedKeyTile(KeyTile):
 
 @kernel(threads=threads_of(CONSUMERS), requires="sm_90a", drop_unused=True)
 def packed_backward_sm90(
-    k: Kernel, q_map: TensorMap, k_map: TensorMap, v_map: TensorMap, do_map: TensorMap, shift_map: TensorMap,
-    delta_map: TensorMap, dk_map: TensorMap, dv_map: TensorMap, tiles: Global[u32], total: Global[f32],
-    turns: Global[u32], slots: u32, *, config: BackwardSm90, features: AttentionFeatures,
+    k: Kernel, maps: sm90.GradientMaps, tiles: Global[u32], total: Global[f32], turns: Global[u32], slots: u32,
+    *, config: BackwardSm90, features: AttentionFeatures,
 ) -> None:  # fmt: skip
     """As :func:`.backward_sm90_kernel.attention_backward_sm90`, on listed tiles of keys.
 
     The tensor maps of tensors are ragged ones, those of shift and delta of (heads, slots · places).
     """
-    maps = (*map(sequence_boxes, (q_map, k_map, v_map, do_map)), *map(sm90.vectors, (shift_map, delta_map)))
-    maps = *maps, sequence_boxes(dk_map), sequence_boxes(dv_map)
     listed = PieceList(k, tiles)
     order = Persistent(k, listed.count) if config.persistent else Single(k, listed.count)
 
@@ -176,7 +173,9 @@ def packed_backward_sm90(
         number = order.item(turn)
         return PackedKeyTile.listed_as(k, config, features, (listed.at(number), listed.slot(number)), slots)
 
-    sm90.differentiate(k, config, features, KeyTiles(k, order, at), maps, (total, Turns(k, turns)))
+    sm90.differentiate(
+        k, config, features, KeyTiles(k, order, at), maps.boxes(sequence_boxes), (total, Turns(k, turns))
+    )
 
 
 @kernel(threads=CONSUMERS * WARPGROUP, requires="sm_90a", drop_unused=True)

@@ -16,7 +16,7 @@ from warploom.kernels.attention.sm80_kernel import QueryRows, attend
 from warploom.kernels.attention.sm90 import ForwardSm90
 from warploom.kernels.attention.sm90_kernel import TensorMaps, run
 from warploom.kernels.attention.sm90_tiles import Tile, Tiles
-from warploom.lang import Global, GlobalPointer, Kernel, Strided, StridedPointer, TensorMap, Traced, kernel
+from warploom.lang import Global, GlobalPointer, Kernel, Strided, StridedPointer, Traced, kernel
 from warploom.lang.values import Number
 from warploom.tile import ragged
 from warploom.tile.copies import Rows
@@ -57,8 +57,7 @@ list_tiles_sm90 = replace(list_tiles, name="list_tiles_sm90", requires="sm_90")
 
 @kernel(threads=lambda config, **_: config.threads, requires="sm_90a", drop_unused=True)
 def attention_packed_sm90(
-    k: Kernel, q_map: TensorMap, k_map: TensorMap, v_map: TensorMap, o_map: TensorMap, lse: Global[f32],
-    sinks: Global[f32], tiles: Global[u32], total_q: u32,
+    k: Kernel, maps: TensorMaps, lse: Global[f32], sinks: Global[f32], tiles: Global[u32], total_q: u32,
     *, config: ForwardSm90, features: AttentionFeatures,
 ) -> None:  # fmt: skip
     """O = softmax(scale · Q·Kᵀ)·V of the listed pieces. ``lse`` is (heads, total_q), ``sinks`` (heads,).
@@ -66,8 +65,12 @@ def attention_packed_sm90(
     The tensor maps are ragged ones of (total, heads, head_dim): what lies beyond a sequence reads as zero and is not
     written.
     """
-    maps = TensorMaps.of((q_map, k_map, v_map, o_map), sequence_boxes)
-    run(k, config, maps, PackedTiles(k, config, features, lse, sinks, PieceList(k, tiles), total_q))
+    run(
+        k,
+        config,
+        maps.boxes(sequence_boxes),
+        PackedTiles(k, config, features, lse, sinks, PieceList(k, tiles), total_q),
+    )
 
 
 @dataclass(frozen=True)

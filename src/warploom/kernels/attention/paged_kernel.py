@@ -13,7 +13,7 @@ from warploom.kernels.attention.packed_kernel import PackedTiles
 from warploom.kernels.attention.sm90 import ForwardSm90
 from warploom.kernels.attention.sm90_kernel import TensorMaps, run
 from warploom.kernels.attention.sm90_tiles import Tile
-from warploom.lang import Global, GlobalPointer, Kernel, Strided, TensorMap, Traced, kernel
+from warploom.lang import Global, GlobalPointer, Kernel, Strided, Traced, kernel
 from warploom.lang.values import Number
 from warploom.tile.cache import Pages, PageTable
 from warploom.tile.paged import PagedBoxes, PageRuns
@@ -45,8 +45,8 @@ def list_paged_tiles(
 
 @kernel(threads=lambda config, **_: config.threads, requires="sm_90a", drop_unused=True)
 def attention_paged_sm90(
-    k: Kernel, q_map: TensorMap, k_map: TensorMap, v_map: TensorMap, o_map: TensorMap, lse: Strided[f32, 2],
-    sinks: Global[f32], tiles: Global[u32], table: PageTable, page_pitch: u32, spacing: Divisor,
+    k: Kernel, maps: TensorMaps, lse: Strided[f32, 2], sinks: Global[f32], tiles: Global[u32], table: PageTable,
+    page_pitch: u32, spacing: Divisor,
     *, config: ForwardSm90, features: AttentionFeatures, page_size: int, packed: bool,
 ) -> None:  # fmt: skip
     """O = softmax(scale · Q·Kᵀ)·V of the listed pieces, whose keys lie in pages, or with ``page_size`` 0 side by side.
@@ -55,11 +55,10 @@ def attention_paged_sm90(
     rows from one sequence to the next.
     """
     in_pages = partial(PagedBoxes.of, rows=box_rows(page_size, config.tile_n)) if page_size else None
-    maps = TensorMaps.of((q_map, k_map, v_map, o_map), sequence_boxes, in_pages)
     found = Pages(page_size, table) if page_size else None
     logs = LseOfCache(lse.strides[0], None if packed else spacing)
     work = PagedTiles(k, config, features, lse, sinks, PieceList(k, tiles), lse.strides[1], found, page_pitch, logs)
-    run(k, config, maps, work)
+    run(k, config, maps.boxes(sequence_boxes, in_pages), work)
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ P·V of this one, while the finished output leaves through the buffer that held 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from typing import ClassVar
 
 from warploom.core.dtypes import f32, u32
 from warploom.isa.async_copy import Eviction
@@ -18,6 +18,7 @@ from warploom.kernels.attention.sm90_tiles import EvenTiles, Tile, Tiles
 from warploom.kernels.source import named
 from warploom.lang import Global, Kernel, SharedTile, TensorMap, Traced, kernel
 from warploom.lang.hopper import TensorMapHandle
+from warploom.lang.parameters import Compound
 from warploom.lang.values import Number
 from warploom.tile.epilogue import store_row_values, store_rows
 from warploom.tile.pipeline import Boxes, Cursor, Pipeline, operand_tile, ready
@@ -30,20 +31,13 @@ from warploom.tile.softmax import Action, OnlineSoftmax, StaleSoftmax, nothing, 
 @kernel(threads=lambda config, **_: config.threads, requires="sm_90a", drop_unused=True)
 def attention_sm90(
     k: Kernel,
-    q_map: TensorMap,
-    k_map: TensorMap,
-    v_map: TensorMap,
-    o_map: TensorMap,
+    maps: TensorMaps,
     lse: Global[f32],
     sinks: Global[f32],
     q_len: u32,
     kv_len: u32,
     heads: Divisor,
-    rows: Divisor,
-    planes: u32,
-    group: Divisor,
-    together: Divisor,
-    last: Divisor,
+    order: RowTiles,
     *,
     config: ForwardSm90,
     features: AttentionFeatures = PLAIN,
@@ -52,43 +46,38 @@ def attention_sm90(
     """O = softmax(scale · Q·Kᵀ)·V; tensor maps of rank 4, boxes of 64 columns × tile rows.
 
     ``heads_inside``: the arrays are (batch, sequence, heads, head_dim), else (batch, heads, sequence, head_dim).
-    ``planes`` = heads · batches; ``rows`` to ``last`` say in which order tiles come, which differ in work under a mask
-    (:class:`RowTiles`). The CTAs of the grid share the tiles in turns. ``lse`` is (batch, heads, q_len),
-    ``sinks`` (heads,).
+    A plane is a head of a batch; under a mask tiles differ in work, so their ``order`` counts. The CTAs of the grid
+    share the tiles in turns. ``lse`` is (batch, heads, q_len), ``sinks`` (heads,).
     """
-    maps = TensorMaps.of((q_map, k_map, v_map, o_map), lambda of, eviction: Boxes.of_heads(of, heads_inside, eviction))
-    order = RowTiles(rows, planes, group, together, last, grouped=features.window[1] is not None)
-    run(k, config, maps, EvenTiles(k, config, features, lse, sinks, order, heads, (q_len, kv_len)))
+    boxes = maps.boxes(lambda of, eviction: Boxes.of_heads(of, heads_inside, eviction))
+    tiles = order.ordered(grouped=features.window[1] is not None)
+    run(k, config, boxes, EvenTiles(k, config, features, lse, sinks, tiles, heads, (q_len, kv_len)))
 
 
 MakeBoxes = Callable[[TensorMapHandle, Eviction], Boxes]
 
 
-@dataclass(frozen=True)
-class TensorMaps:
-    """Q, K, V and O as the TMA sees them, at the places that tiles say."""
+class TensorMaps(Compound):
+    """A parameter: Q, K, V and O as the TMA sees them."""
 
-    q: Boxes
-    k: Boxes
-    v: Boxes
-    o: Boxes
+    fields: ClassVar = dict.fromkeys(("q", "key", "value", "out"), TensorMap)
+    values: tuple[TensorMapHandle, ...]
 
-    @classmethod
-    def of(cls, maps: Sequence[TensorMapHandle], queries: MakeBoxes, keys: MakeBoxes | None = None) -> TensorMaps:
-        """The boxes of Q and O, and those of K and V where they are others."""
-        (q, k, v, o), keys = maps, keys or queries
-        return cls(queries(q, "first"), keys(k, "last"), keys(v, "last"), queries(o, ""))
+    def boxes(self, queries: MakeBoxes, keys: MakeBoxes | None = None) -> tuple[Boxes, ...]:
+        """Their boxes at the places that tiles say; those of K and V may be others."""
+        (q, k, v, o), keys = self.values, keys or queries
+        return queries(q, "first"), keys(k, "last"), keys(v, "last"), queries(o, "")
 
 
-def run(k: Kernel, config: ForwardSm90, maps: TensorMaps, tiles: Tiles) -> None:
+def run(k: Kernel, config: ForwardSm90, boxes: tuple[Boxes, ...], tiles: Tiles) -> None:
     """The kernel's roles: two threads load K and V, one or two Q, and store O; the consumers of its kind."""
-    c, d, warps = config, config.head_dim, 4 * config.consumers
+    c, d, warps, (of_q, of_k, of_v, of_o) = config, config.head_dim, 4 * config.consumers, boxes
     q_tile = operand_tile(k, c.dtype, WARPGROUP_ROWS, c.query_cols, name="Q", stages=c.q_stages * c.consumers)
     k_tile = operand_tile(k, c.dtype, c.tile_n, d, name="K", stages=c.stages)
     v_tile = operand_tile(k, c.dtype, c.tile_n, c.value_dim, name="V", stages=c.stages, spare_cols=c.spare_cols)
-    queries = Pipeline(k, (q_tile, maps.q), readers=0, parts=c.consumers)
-    keys = Pipeline(k, (k_tile, maps.k), readers=warps)
-    values = Pipeline(k, (v_tile, maps.v), readers=warps, cols=c.value_dim)
+    queries = Pipeline(k, (q_tile, of_q), readers=0, parts=c.consumers)
+    keys = Pipeline(k, (k_tile, of_k), readers=warps)
+    values = Pipeline(k, (v_tile, of_v), readers=warps, cols=c.value_dim)
     # leaves through its Q's buffer
     output = Pipeline(k, q_tile, writers=4, readers=0, parts=c.consumers, cols=c.value_dim, name="O")
     if c.sum_column:
@@ -105,7 +94,7 @@ def run(k: Kernel, config: ForwardSm90, maps: TensorMaps, tiles: Tiles) -> None:
                     tiles.feed(tiles.at(turn), blocks_in, claims=thread == 0)
         for number in range(min(2, c.consumers)):
             with k.when(k.thread == 64 + 32 * number):
-                exchange(k, tiles, queries, output, maps.o, range(number, c.consumers, 2))
+                exchange(k, tiles, queries, output, of_o, range(number, c.consumers, 2))
 
     with consumer(k, c.consumers):
         kind(k, c, tiles, (queries, keys, values, output)).run()
