@@ -12,8 +12,10 @@ from tests.tune.workloads import CpuTorch
 from warploom.bench import gemm as bench
 from warploom.bench import workload
 from warploom.core.dtypes import bf16, f16, f32
+from warploom.core.errors import ProblemError
 from warploom.interop.arrays import describe
 from warploom.kernels.ladder import Rung
+from warploom.kernels.matmul.problem import Matrix, contiguous_problem
 from warploom.kernels.matmul.sm80 import MatmulSm80
 from warploom.ops import steps
 from warploom.ops.backends import run_on_emulator
@@ -44,8 +46,9 @@ class Emulated:
         run_on_emulator(self.call.source.program, self.call.grid, views, self.call.scalars, 0, self.call.maps)
 
     def _memory(self, name, at):
-        words = self.workspace.get(name)
-        kind, count = (ctypes.c_uint16, SIZE * SIZE) if words is None else (ctypes.c_uint32, words)
+        m, n, depth = (self.call.scalars[extent] for extent in ("m", "n", "depth"))
+        sizes, words = {"a": m * depth, "b": depth * n, "out": m * n}, self.workspace.get(name)
+        kind, count = (ctypes.c_uint16, sizes[name]) if words is None else (ctypes.c_uint32, words)
         return np.ctypeslib.as_array((kind * count).from_address(at))
 
 
@@ -99,6 +102,19 @@ def test_a_rung_is_right_and_a_wrong_one_is_seen(on_cpu, name, monkeypatch):
         assert bench.torch_error(out, a, b, rung.config.accumulate).ok
     monkeypatch.setattr(Emulated, "launch_again", lambda *_: True)
     assert not case.error(rung.config).ok
+
+
+@pytest.mark.parametrize("name", ["f16", "split"])
+def test_a_small_problem_tells_what_is_wrong(on_cpu, name, monkeypatch):
+    config = CONFIGS[name]
+    problem = contiguous_problem(72, 40, 104, f16, config.accumulate, b_rows=False)
+    work = bench.MatmulOnGpu(problem, 0)
+    assert work.answers()
+    assert work.fault(config) is None
+    monkeypatch.setattr(Emulated, "launch_again", lambda *_: True)
+    assert "wrong results (error inf" in str(work.fault(config))
+    with pytest.raises(ProblemError, match="row-major A"):
+        bench.MatmulOnGpu(replace(problem, a=Matrix(False, 72)), 0)
 
 
 def test_the_case_says_its_size_and_has_the_peer(case):

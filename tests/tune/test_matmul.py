@@ -8,15 +8,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.tune.workloads import CpuTorch, EmulatedProduct
-from warploom.bench import gemm as bench
-from warploom.bench import workload as bench_workload
 from warploom.bench.gemm import checked_problem
 from warploom.core.dtypes import bf16, f16, f32
-from warploom.core.errors import ProblemError
 from warploom.core.targets import target
 from warploom.kernels.matmul.choice import BEST32
-from warploom.kernels.matmul.problem import Matrix, contiguous_problem
+from warploom.kernels.matmul.problem import contiguous_problem
 from warploom.kernels.matmul.sm80 import MatmulSm80
 from warploom.tune.build import Built, build_all
 from warploom.tune.matmul import MATMUL, MOST_SM80, MOST_SM90
@@ -107,31 +103,6 @@ def test_a_split_k_is_another_kernel_than_another_split():
     assert isinstance(four, Built)
     assert two.kernel.cubin != four.kernel.cubin
     assert two.faults(SM80) == []
-
-
-@pytest.mark.parametrize("split_k", [1, 2])
-def test_a_workload_checks_and_runs_the_configuration(monkeypatch, split_k):
-    torch = pytest.importorskip("torch")
-    monkeypatch.setattr(bench_workload, "torch_module", lambda: CpuTorch(torch))
-    monkeypatch.setattr(bench, "PlannedCall", EmulatedProduct)
-    config = replace(SMALL, split_k=split_k)
-    workload = MATMUL.workload(contiguous_problem(72, 40, 104, f16, b_rows=False), 0)
-    assert workload.sets >= 2
-    assert workload.answers()
-    assert workload.fault(config) is None
-    monkeypatch.setattr(EmulatedProduct, "launches", [])
-    run = workload.prepare(config)
-    run(0)
-    run(1)
-    assert len({a for a, _, _ in EmulatedProduct.launches}) == 2, "input sets rotate"
-    assert len({out for _, _, out in EmulatedProduct.launches}) == 1
-    monkeypatch.setattr(EmulatedProduct, "broken", True)
-    assert "wrong results (error inf" in str(workload.fault(config))
-
-
-def test_a_transposed_a_is_not_tuned():
-    with pytest.raises(ProblemError, match="row-major A"):
-        MATMUL.workload(replace(PROBLEM, a=Matrix(False, 4096)), 0)
 
 
 @pytest.mark.gpu

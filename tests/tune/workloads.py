@@ -2,14 +2,9 @@
 
 from __future__ import annotations
 
-import ctypes
 from types import SimpleNamespace
 from typing import Any, ClassVar
 
-import numpy as np
-
-from warploom.core.dtypes import DType
-from warploom.interop.arrays import describe
 from warploom.ops.backends import run_on_emulator
 
 
@@ -51,25 +46,3 @@ class EmulatedAttention:
         self.launches.append([view.pointer for view in views])
         if not self.broken:
             run_on_emulator(self.call.source.program, self.call.grid, views, self.call.scalars, 0, self.call.maps)
-
-
-class EmulatedProduct:
-    """A ``PlannedCall`` on contiguous matrices."""
-
-    launches: ClassVar[list[tuple[int, int, int]]] = []
-    broken: ClassVar[bool] = False
-
-    def __init__(self, made: Any, device: int, torch: Any) -> None:
-        self._made = made
-
-    def launch(self, a: int, b: int, out: int) -> None:
-        EmulatedProduct.launches.append((a, b, out))
-        p = self._made.problem
-        sizes = {"a": (a, p.m * p.k, p.dtype), "b": (b, p.k * p.n, p.dtype), "out": (out, p.m * p.n, p.out_dtype)}
-        if not self.broken:
-            self._made.steps().emulate({name: describe(_at(*where)) for name, where in sizes.items()})
-
-
-def _at(pointer: int, size: int, dtype: DType) -> np.ndarray[Any, Any]:
-    memory = (ctypes.c_ubyte * (size * dtype.bytes)).from_address(pointer)
-    return np.ctypeslib.as_array(memory).view(dtype.numpy)

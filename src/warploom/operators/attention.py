@@ -16,7 +16,7 @@ import torch
 from warploom.operators.fakes import for_operator, if_sizes_are_known, options_of, seen
 from warploom.operators.registration import Derivative, Named, define, differentiated
 from warploom.ops import attention as eager
-from warploom.ops.attention_arrays import AXES, checked
+from warploom.ops.attention_arrays import AXES, Options, checked
 from warploom.ops.attention_backward import attention_backward
 from warploom.ops.attention_plan import refuse_config
 from warploom.ops.signatures import AttentionOptions
@@ -81,38 +81,49 @@ def gradients(operator: Any) -> Callable[..., Named]:
     return backward
 
 
-def _define(name: str, return_lse: bool, derivative: Derivative | None = None) -> Any:
-    compute = unwrap(eager.attention)  # PyTorch does not watch what a kernel of its own does
+def define_both(
+    name: str, schema: str, function: Callable[..., Any], fake: Callable[[Named, Options], Any], backward: Any = None
+) -> tuple[Any, Any]:
+    """The operator of a function's output, and with ``_lse`` behind its name that of output and log-sum-exps.
 
-    def run(deterministic: bool = False, **given: Any) -> Any:  # of its gradients alone
-        return compute(return_lse=return_lse, **given)
+    ``fake`` gives the shapes of both; ``backward`` is the operator of the gradients by q, k, v and sinks, if any.
+    """
+    compute = unwrap(function)  # PyTorch does not watch what a kernel of its own does
 
-    def fake(
-        q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, sinks: torch.Tensor | None, config: str | None, **given: Any
-    ) -> Any:
-        options = options_of(given, return_lse)
-        views = {
-            name: seen(x) for name, x in zip(("q", "k", "v", "sinks"), (q, k, v, sinks), strict=True) if x is not None
-        }
-        problem = if_sizes_are_known(lambda: checked(views, options))
-        if config is not None and problem is not None:
-            refuse_config(config, problem)
-        out = q.new_empty((*q.shape[:3], v.shape[3]))  # row-major, whatever the strides of q
-        if not return_lse:
-            return out
-        return out, q.new_empty([q.shape[axis] for axis in AXES[options.layout]], dtype=torch.float32)
+    def one(return_lse: bool) -> Any:
+        def run(deterministic: bool = False, **given: Any) -> Any:  # of its gradients alone
+            return compute(return_lse=return_lse, **given)
 
-    schema = _SCHEMA + ("(Tensor, Tensor)" if return_lse else "Tensor")
-    return define(name, schema, run, fake, derivative)
+        def shapes(**given: Any) -> Any:
+            found = fake(given, options_of(given, return_lse))
+            return found if return_lse else found[0]
+
+        differentiable = None
+        if return_lse and backward is not None:
+            differentiable = Derivative(frozenset({*"qkv", "sinks"}), gradients(backward))
+        results = "(Tensor, Tensor)" if return_lse else "Tensor"
+        return define(name + "_lse" * return_lse, schema + results, run, shapes, differentiable)
+
+    return one(False), one(True)
 
 
-attention_operator = _define("attention", return_lse=False)
-"""The output of :func:`warploom.attention`; ``config`` in the notation that ``str(config)`` prints."""
+def _fake(given: Named, options: Options) -> Any:
+    q, v = given["q"], given["v"]
+    views = {name: seen(given[name]) for name in (*"qkv", "sinks") if given[name] is not None}
+    problem = if_sizes_are_known(lambda: checked(views, options))
+    if given["config"] is not None and problem is not None:
+        refuse_config(given["config"], problem)
+    out = q.new_empty((*q.shape[:3], v.shape[3]))  # row-major, whatever the strides of q
+    return out, q.new_empty([q.shape[axis] for axis in AXES[options.layout]], dtype=torch.float32)
 
-attention_lse_operator = _define(
-    "attention_lse", return_lse=True, derivative=Derivative(frozenset({*"qkv", "sinks"}), gradients(backward_operator))
+
+attention_operator, attention_lse_operator = define_both(
+    "attention", _SCHEMA, eager.attention, _fake, backward_operator
 )
-"""The output and the log-sum-exp (float32, (batch, heads, q_len)) of :func:`warploom.attention`."""
+"""The output of :func:`warploom.attention`, and with the log-sum-exp (float32, (batch, heads, q_len)).
+
+``config`` is in the notation that ``str(config)`` prints.
+"""
 
 
 def attention(

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from inspect import unwrap
 from typing import Any
 
 import torch
 
 from warploom.core.errors import ProblemError
-from warploom.operators.fakes import for_operator, if_sizes_are_known, options_of, seen
-from warploom.operators.registration import define
+from warploom.operators.attention import define_both
+from warploom.operators.fakes import for_operator, if_sizes_are_known, seen
+from warploom.operators.registration import Named
 from warploom.ops import attention_paged as eager
+from warploom.ops.attention_arrays import Options
 from warploom.ops.attention_paged_arrays import read_cache
 
 _SCHEMA = (
@@ -21,33 +22,21 @@ _SCHEMA = (
 )
 
 
-_ARRAYS = "k_cache", "v_cache", "kv_lens", "cu_seqlens_q", "block_table", "k_scale", "v_scale", "sinks"
+_ARRAYS = "q", "k_cache", "v_cache", "kv_lens", "cu_seqlens_q", "block_table", "k_scale", "v_scale", "sinks"
 
 
-def _define(name: str, return_lse: bool) -> Any:
-    compute = unwrap(eager.attention_paged)  # PyTorch does not watch what a kernel of its own does
-
-    def run(**given: Any) -> Any:
-        return compute(return_lse=return_lse, **given)
-
-    def fake(q: torch.Tensor, **given: Any) -> Any:
-        options = options_of(given, return_lse)
-        views = {"q": seen(q)} | {n: seen(given[n]) for n in _ARRAYS if given[n] is not None}
-        if_sizes_are_known(lambda: read_cache(views, options, given["fixed_split"]))
-        out = q.new_empty(q.shape)
-        if not return_lse:
-            return out
-        *outer, queries, heads, _ = q.shape
-        return out, q.new_empty((*outer, heads, queries), dtype=torch.float32)
-
-    return define(name, _SCHEMA + ("(Tensor, Tensor)" if return_lse else "Tensor"), run, fake)
+def _fake(given: Named, options: Options) -> Any:
+    q = given["q"]
+    views = {name: seen(given[name]) for name in _ARRAYS if given[name] is not None}
+    if_sizes_are_known(lambda: read_cache(views, options, given["fixed_split"]))
+    *outer, queries, heads, _ = q.shape
+    return q.new_empty(q.shape), q.new_empty((*outer, heads, queries), dtype=torch.float32)
 
 
-attention_paged_operator = _define("attention_paged", return_lse=False)
-"""The output of :func:`warploom.attention_paged`; ``config`` in the notation that ``str(config)`` prints."""
-
-attention_paged_lse_operator = _define("attention_paged_lse", return_lse=True)
-"""The output and the log-sum-exps."""
+attention_paged_operator, attention_paged_lse_operator = define_both(
+    "attention_paged", _SCHEMA, eager.attention_paged, _fake
+)
+"""The output of :func:`warploom.attention_paged`, and with the log-sum-exps."""
 
 
 def attention_paged(

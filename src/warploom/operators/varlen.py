@@ -5,16 +5,16 @@ The public function takes this way by itself where PyTorch watches (:mod:`warplo
 
 from __future__ import annotations
 
-from inspect import unwrap
 from typing import Any, Unpack
 
 import torch
 
-from warploom.operators.attention import backward_of, fake_backward, gradients
-from warploom.operators.fakes import for_operator, if_sizes_are_known, options_of, seen
-from warploom.operators.registration import Derivative, define, differentiated
+from warploom.operators.attention import backward_of, define_both, fake_backward
+from warploom.operators.fakes import for_operator, if_sizes_are_known, seen
+from warploom.operators.registration import Named, define, differentiated
 from warploom.operators.untraced import attention_varlen as untraced
 from warploom.ops import attention_varlen as eager
+from warploom.ops.attention_arrays import Options
 from warploom.ops.attention_varlen_backward import attention_varlen_backward
 from warploom.ops.signatures import VarlenOptions
 from warploom.ops.varlen_arrays import checked_packed
@@ -42,39 +42,26 @@ backward_operator = define(
 """The gradients by q, k, v and sinks; the last is empty without sinks."""
 
 _ARRAYS = {
-    "k": "k", "v": "v", "cu_seqlens_q": "q_starts", "cu_seqlens_k": "k_starts", "seqused_q": "q_used",
+    "q": "q", "k": "k", "v": "v", "cu_seqlens_q": "q_starts", "cu_seqlens_k": "k_starts", "seqused_q": "q_used",
     "seqused_k": "k_used", "sinks": "sinks",
 }  # fmt: skip
 """What the kernels call an operator's arrays."""
 
 
-def _define(name: str, return_lse: bool, derivative: Derivative | None = None) -> Any:
-    compute = unwrap(eager.attention_varlen)  # PyTorch does not watch what a kernel of its own does
-
-    def run(deterministic: bool = False, **given: Any) -> Any:  # of its gradients alone
-        return compute(return_lse=return_lse, **given)
-
-    def fake(q: torch.Tensor, config: str | None, **given: Any) -> Any:
-        options = options_of(given, return_lse)
-        views = {"q": seen(q)} | {kernels: seen(given[n]) for n, kernels in _ARRAYS.items() if given[n] is not None}
-        problem = if_sizes_are_known(lambda: checked_packed(views, options))
-        if config is not None and problem is not None:
-            eager.refuse_packed(eager.read_packed_config(config), problem)
-        out = q.new_empty((*q.shape[:2], given["v"].shape[2]))
-        return (out, q.new_empty((q.shape[1], q.shape[0]), dtype=torch.float32)) if return_lse else out
-
-    return define(name, _SCHEMA + ("(Tensor, Tensor)" if return_lse else "Tensor"), run, fake, derivative)
+def _fake(given: Named, options: Options) -> Any:
+    q, config = given["q"], given["config"]
+    views = {kernels: seen(given[name]) for name, kernels in _ARRAYS.items() if given[name] is not None}
+    problem = if_sizes_are_known(lambda: checked_packed(views, options))
+    if config is not None and problem is not None:
+        eager.refuse_packed(eager.read_packed_config(config), problem)
+    out = q.new_empty((*q.shape[:2], given["v"].shape[2]))
+    return out, q.new_empty((q.shape[1], q.shape[0]), dtype=torch.float32)
 
 
-varlen_operator = _define("attention_varlen", return_lse=False)
-"""The output of :func:`warploom.attention_varlen`; ``config`` in the notation that ``str(config)`` prints."""
-
-varlen_lse_operator = _define(
-    "attention_varlen_lse",
-    return_lse=True,
-    derivative=Derivative(frozenset({*"qkv", "sinks"}), gradients(backward_operator)),
+varlen_operator, varlen_lse_operator = define_both(
+    "attention_varlen", _SCHEMA, eager.attention_varlen, _fake, backward_operator
 )
-"""The output and the log-sum-exps (float32, (heads, total_q)) of :func:`warploom.attention_varlen`."""
+"""The output of :func:`warploom.attention_varlen`, and with the log-sum-exps (float32, (heads, total_q))."""
 
 
 def attention_varlen(
