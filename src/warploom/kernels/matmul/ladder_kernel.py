@@ -11,8 +11,8 @@ from warploom.kernels.matmul.features import PLAIN, MatmulFeatures
 from warploom.kernels.matmul.ladder_config import RungGemm
 from warploom.kernels.matmul.ladder_operand import SHAPE, WMMA_SHAPE, C, Operand, with_warps
 from warploom.kernels.matmul.ladder_rolling import Load, Mark, Multiply, Order
-from warploom.kernels.matmul.values import along, stored_rows
-from warploom.lang import Fragment, Global, Kernel, Mutable, SharedTile, Traced, kernel
+from warploom.kernels.matmul.values import Result, along, stored_rows
+from warploom.lang import Fragment, Kernel, Mutable, SharedTile, Strided, Traced, kernel
 from warploom.layout.wmma import wmma_fragment
 from warploom.tile.copies import CopyRing, Place
 from warploom.tile.copy_plan import CopyPlan
@@ -29,21 +29,20 @@ Places = Callable[[Traced], Sequence[Place]]
 @kernel(threads=lambda config, **_: config.threads, drop_unused=True)
 def gemm(
     k: Kernel,
-    a: Global[u16],
-    b: Global[u16],
-    out: Global[u16],
-    out_f32: Global[f32],
-    m: u32, n: u32, depth: u32, a_stride: u32, b_stride: u32, c_stride: u32, k_tiles: u32,
+    a: Strided[u16, 2],
+    b: Strided[u16, 2],
+    result: Result,
+    depth: u32,
+    k_tiles: u32,
     *,
     config: RungGemm,
     features: MatmulFeatures = PLAIN,
-) -> None:  # fmt: skip
-    """C = A·B: one CTA per tile of C; ``k_tiles`` = ⌈depth / tile_k⌉, strides and extents in elements.
+) -> None:
+    """C = A·B: one CTA per tile of C; ``k_tiles`` = ⌈depth / tile_k⌉.
 
-    The grid is (tiles along N, tiles along M); with block_stride they are numbered along x. A 16-bit C
-    goes to ``out``, an f32 one to ``out_f32``.
+    The grid is (tiles along N, tiles along M); with block_stride they are numbered along x.
     """
-    c, f = config, features
+    c, f, m, n = config, features, result.m, result.n
     work = RungProduct(k, c, f)
     tiles = GroupedTiles(k, (m + (c.tile_m - 1)) // c.tile_m, (n + (c.tile_n - 1)) // c.tile_n, c.block_stride)
     row, col = tiles.tile(k.cta_x) if c.block_stride else (k.cta_y, k.cta_x)
@@ -55,15 +54,15 @@ def gemm(
 
     ring = CopyRing(
         k,
-        (work.a.tile, stored_rows(a, a_stride, f.a, (m, depth), None)),
-        (work.b.tile, stored_rows(b, b_stride, f.b, (n, depth), None)),
+        (work.a.tile, stored_rows(a, f.a, (m, depth))),
+        (work.b.tile, stored_rows(b, f.b, (n, depth))),
         threads=c.threads, addressing=c.addressing,
     )  # fmt: skip
     ring.begin(k_tiles, places, [along(own, 0, c.tile_k) for own in (f.a, f.b)])
     Loops(k, work, ring, k_tiles, places).run()
     rows, cols = m if f.ragged_m else None, n if f.ragged_n else None
-    pointer = out_f32 if f.out_dtype is f32 else out
-    work.store(Target(k, pointer, c_stride, f.out_dtype, rows, cols, f.out_chunk, f.pairs), first)
+    out = result.out_f32 if f.out_dtype is f32 else result.out
+    work.store(Target(k, out, out.strides[1], f.out_dtype, rows, cols, f.out_chunk, f.pairs), first)
 
 
 class RungProduct:

@@ -6,6 +6,7 @@ import struct
 from dataclasses import dataclass, replace
 from typing import ClassVar, Protocol
 
+from warploom.core.arguments import fields, strides
 from warploom.core.dtypes import DType, f32
 from warploom.kernels.classes import size_class
 from warploom.kernels.matmul.features import Epilogue, MatmulFeatures, OperandFeatures
@@ -76,6 +77,11 @@ class Matrix:
     stride: int
     batch: int = 0
     chunk: int = 8
+
+    @property
+    def strides(self) -> tuple[int, int]:
+        """Of matrices and lines."""
+        return self.batch, self.stride
 
 
 @dataclass(frozen=True)
@@ -211,7 +217,7 @@ class MatmulProblem:
         }  # fmt: skip
         if split == 1:
             return (KernelCall(source, grid, scalars, maps, ("a", "b", "out", *self.combined)),)
-        scalars |= {"c_stride": self.n, "c_batch": self.m * self.n}
+        scalars |= strides(result_out_f32=(self.m * self.n, self.n))
         parts = {"parts": self.batch * split * self.m * self.n}
         return KernelCall(source, grid, scalars, maps, ("a", "b", "parts"), parts), self._finish(config)
 
@@ -231,12 +237,11 @@ class MatmulProblem:
     @property
     def scalars(self) -> dict[str, int]:
         """What does not depend on the tiles, by the kernels' names."""
+        sizes = {"m": self.m, "n": self.n, "alpha": int.from_bytes(struct.pack("<f", self.alpha), "little")}
         return {
-            "m": self.m, "n": self.n, "depth": self.k,
-            "a_stride": self.a.stride, "b_stride": self.b.stride, "c_stride": self.out.stride, "extra_stride": self.n,
-            "a_batch": self.a.batch, "b_batch": self.b.batch, "c_batch": self.out.batch,
-            "extra_batch": self.m * self.n,
-            "alpha": int.from_bytes(struct.pack("<f", self.alpha), "little"),
+            **sizes, **fields("result", **sizes), "depth": self.k,
+            **strides(a=self.a.strides, b=self.b.strides, result_out=self.out.strides, result_out_f32=self.out.strides,
+                      result_extra0=(self.m * self.n, self.n)),
         }  # fmt: skip
 
 

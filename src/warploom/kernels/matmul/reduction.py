@@ -3,10 +3,10 @@
 
 from __future__ import annotations
 
-from warploom.core.dtypes import DType, f32, u16, u32
+from warploom.core.dtypes import DType, f32
 from warploom.kernels.matmul.features import MatmulFeatures
 from warploom.kernels.matmul.problem import FINISH_COLUMNS, FINISH_THREADS
-from warploom.kernels.matmul.values import Output
+from warploom.kernels.matmul.values import Output, Result
 from warploom.lang import Global, Kernel, kernel
 
 
@@ -14,28 +14,19 @@ from warploom.lang import Global, Kernel, kernel
 def add_parts(
     k: Kernel,
     parts: Global[f32],
-    out: Global[u16],
-    out_f32: Global[f32],
-    bias: Global[u16],
-    extra0: Global[u16],
-    extra1: Global[u16],
-    row_values: Global[f32],
-    m: u32, n: u32, c_stride: u32, extra_stride: u32, c_batch: u32, extra_batch: u32, alpha: u32,
+    result: Result,
     *,
     splits: int,
     half: DType,
     features: MatmulFeatures,
-) -> None:  # fmt: skip
+) -> None:
     """C = epilogue(parts[0] + parts[1] + …) in f32; grid (columns / 256, rows, batches).
 
     ``parts`` is (batch, splits, m, n), row-major. ``half`` is the type of the bias and the extra matrices.
     """
     row, col, batch = k.cta_y, k.cta_x * FINISH_COLUMNS + k.thread * 2, k.cta_z
-    output = Output(
-        k, features, half, (out, out_f32), bias, (extra0, extra1), (m, n), (c_stride, extra_stride),
-        (c_batch, extra_batch), alpha, row_values,
-    )  # fmt: skip
-    target, value = output.of(batch if features.batched else None, batch)
+    target, value = Output(k, features, half, result).of(batch if features.batched else None, batch)
+    m, n = result.m, result.n
     with k.when(col < n):
         part_bytes = k.mul_wide(m, n) * 4
         source = parts + (k.mul_wide(row, n) + k.mul_wide(col, 1))

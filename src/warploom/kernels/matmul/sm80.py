@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
+from warploom.core.arguments import fields
 from warploom.core.dtypes import DType, bf16, f16, f32
 from warploom.core.targets import Target
 from warploom.kernels.matmul.cost import seconds_sm80
@@ -195,7 +196,8 @@ class MatmulSm80(WarpTiles):
             return problem.calls(self, source, (tiling.rows * tiling.cols, 1, problem.batch * self.split_k))
         shares = self.shares(problem, multiprocessors)
         (call,) = problem.calls(self, source, (shares.ctas, 1, 1))
-        own = {"cut": shares.cut, "waves": shares.waves, "share": shares.share, "longer": shares.longer}
+        own = fields("shares", k_tiles=call.scalars["k_tiles"], cut=shares.cut, waves=shares.waves, share=shares.share,
+                     longer=shares.longer)  # fmt: skip
         workspace = {"parts": shares.ctas * 2 * self.part_words, "arrived": max(1, shares.cut)}
         call = replace(call, scalars={**call.scalars, **own}, arrays=(*call.arrays, *workspace))
         return (replace(call, workspace=workspace, zeroed="arrived"),)

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from warploom.core.dtypes import f32, u16, u32
 from warploom.kernels.matmul.features import PLAIN, MatmulFeatures, OperandFeatures
 from warploom.kernels.matmul.sm80 import MatmulSm80
-from warploom.kernels.matmul.values import Output, Tile, along, stored_rows
-from warploom.lang import Fragment, Global, GlobalPointer, Kernel, SharedTile, Traced, kernel
+from warploom.kernels.matmul.values import Output, Result, Tile, along, stored_rows
+from warploom.lang import Fragment, Kernel, SharedTile, Strided, StridedPointer, Traced, kernel
 from warploom.lang.values import Number
 from warploom.layout.linear import LinearMap
 from warploom.tile.copies import CopyRing, Place
@@ -23,37 +23,27 @@ from warploom.tile.scheduler import GroupedTiles
 @kernel(threads=lambda config, **_: config.threads, drop_unused=True)
 def matmul_sm80(
     k: Kernel,
-    a: Global[u16],
-    b: Global[u16],
-    out: Global[u16],
-    out_f32: Global[f32],
-    bias: Global[u16],
-    extra0: Global[u16],
-    extra1: Global[u16],
-    row_values: Global[f32],
-    m: u32, n: u32, depth: u32,
-    a_stride: u32, b_stride: u32, c_stride: u32, extra_stride: u32,
-    a_batch: u32, b_batch: u32, c_batch: u32, extra_batch: u32,
-    k_tiles: u32, tiles_per_split: u32, alpha: u32,
+    a: Strided[u16, 2],
+    b: Strided[u16, 2],
+    result: Result,
+    depth: u32,
+    k_tiles: u32,
+    tiles_per_split: u32,
     *,
     config: MatmulSm80,
     features: MatmulFeatures = PLAIN,
-) -> None:  # fmt: skip
+) -> None:
     """C = epilogue(A·B): one CTA per tile of C; grid (tiles, 1, batches · splits).
 
-    Strides and extents in elements; ``k_tiles`` = ⌈depth / tile_k⌉, ``tiles_per_split`` of them per part of a split K,
-    whose f32 sums go out as (batch · splits, m, n). A 16-bit C goes to ``out``, an f32 one to ``out_f32``. ``alpha`` is
-    the bits of an f32. Parameters that a configuration does not use are left out.
+    A and B with strides of matrices and lines; ``k_tiles`` = ⌈depth / tile_k⌉, ``tiles_per_split`` of them per part of
+    a split K, whose f32 sums go out as (batch · splits, m, n). Parameters that a configuration does not use are left
+    out.
     """
-    output = Output(
-        k, features, config.dtype, (out, out_f32), bias, (extra0, extra1), (m, n), (c_stride, extra_stride),
-        (c_batch, extra_batch), alpha, row_values,
-    )  # fmt: skip
-    work = Product(k, config, features, (a, b), (a_stride, b_stride), (a_batch, b_batch), (m, n, depth))
+    work = Product(k, config, features, (a, b), (result.m, result.n, depth))
     tile = work.own_tile(k_tiles, tiles_per_split)
     work.begin(tile)
     work.multiply(tile)
-    work.store(tile, output)
+    work.store(tile, Output(k, features, config.dtype, result))
 
 
 class Product:
@@ -64,9 +54,7 @@ class Product:
         k: Kernel,
         config: MatmulSm80,
         features: MatmulFeatures,
-        matrices: tuple[GlobalPointer, GlobalPointer],
-        strides: tuple[Number, Number],
-        batches: tuple[Traced, Traced],
+        matrices: tuple[StridedPointer, StridedPointer],
         extents: tuple[Traced, Traced, Traced],
     ) -> None:
         self._k, self._config, self._features = k, config, features
@@ -77,10 +65,8 @@ class Product:
         self._operands = features.a, features.b
         a, b = (self._stored(*x) for x in zip("AB", (c.tile_m, c.tile_n), self._operands, strict=True))
         sources = [
-            stored_rows(pointer, stride, own, (outer, depth), plane if features.batched else None)
-            for pointer, stride, own, outer, plane in zip(
-                matrices, strides, self._operands, (m, n), batches, strict=True
-            )
+            stored_rows(matrix, own, (outer, depth), batched=features.batched)
+            for matrix, own, outer in zip(matrices, self._operands, (m, n), strict=True)
         ]
         self.ring = CopyRing(k, (a, sources[0]), (b, sources[1]), threads=c.threads)
         cores = MmaSync(k, c.dtype, sums=c.accumulate)

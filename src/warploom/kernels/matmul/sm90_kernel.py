@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from warploom.core.dtypes import f32, u16, u32
+from warploom.core.dtypes import f32, u32
 from warploom.kernels.matmul.features import PLAIN, MatmulFeatures, OperandFeatures
 from warploom.kernels.matmul.sm90 import MatmulSm90
-from warploom.kernels.matmul.values import EpilogueValue, Output, Tile
+from warploom.kernels.matmul.values import EpilogueValue, Output, Result, Tile
 from warploom.kernels.source import named
-from warploom.lang import Fragment, Global, Kernel, SharedTile, TensorMap, Traced, kernel
+from warploom.lang import Fragment, Kernel, SharedTile, TensorMap, Traced, kernel
 from warploom.lang.hopper import TensorMapHandle
 from warploom.lang.values import Number
 from warploom.tile.epilogue import Panels, Sums, store_registers
@@ -30,32 +30,22 @@ def matmul_sm90(
     a_map: TensorMap,
     b_map: TensorMap,
     c_map: TensorMap,
-    out: Global[u16],
-    out_f32: Global[f32],
-    bias: Global[u16],
-    extra0: Global[u16],
-    extra1: Global[u16],
-    row_values: Global[f32],
-    m: u32, n: u32,
-    c_stride: u32, extra_stride: u32, c_batch: u32, extra_batch: u32,
-    k_tiles: u32, tiles_per_split: u32, tiles: u32, alpha: u32,
+    result: Result,
+    k_tiles: u32,
+    tiles_per_split: u32,
+    tiles: u32,
     *,
     config: MatmulSm90,
     features: MatmulFeatures = PLAIN,
-) -> None:  # fmt: skip
+) -> None:
     """C = epilogue(A·B); tensor maps of rank 2, batched ones 3, of A and B as they are stored.
 
-    A 16-bit C whose lines are aligned leaves through ``c_map``; others through ``out`` (16-bit) or ``out_f32``, whose
-    strides and extents count elements. ``tiles`` are those of all parts of a split K and of all batches, which the CTAs
-    of the grid share in turns. Parameters that a configuration does not use are left out.
+    A 16-bit C whose lines are aligned leaves through ``c_map``. ``tiles`` are those of all parts of a split K and of
+    all batches, which the CTAs of the grid share in turns. Parameters that a configuration does not use are left out.
     """
-    output = Output(
-        k, features, config.dtype, (out, out_f32), bias, (extra0, extra1), (m, n), (c_stride, extra_stride),
-        (c_batch, extra_batch), alpha, row_values,
-    )  # fmt: skip
-    extents = Extents(m, n, k_tiles, tiles_per_split, tiles)
+    extents = Extents(result.m, result.n, k_tiles, tiles_per_split, tiles)
     kind: type[Product] = named(config.product)
-    multiply(k, kind(k, config, features, (a_map, b_map), extents), output, c_map)
+    multiply(k, kind(k, config, features, (a_map, b_map), extents), Output(k, features, config.dtype, result), c_map)
 
 
 def multiply(k: Kernel, work: Product, output: Output, c_map: TensorMapHandle) -> None:

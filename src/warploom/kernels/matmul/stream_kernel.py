@@ -8,13 +8,14 @@ that finds all others counted adds the parts in the order of k. Which CTA that i
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import ClassVar
 
-from warploom.core.dtypes import f16, f32, u16, u32
+from warploom.core.dtypes import f16, u16, u32
 from warploom.kernels.matmul.features import PLAIN, MatmulFeatures
 from warploom.kernels.matmul.sm80 import MatmulSm80
 from warploom.kernels.matmul.sm80_kernel import Product
-from warploom.kernels.matmul.values import Output, Tile
-from warploom.lang import Fragment, Global, GlobalPointer, Kernel, Mutable, Traced, kernel
+from warploom.kernels.matmul.values import Output, Result, Tile
+from warploom.lang import Compound, Fragment, Global, GlobalPointer, Kernel, Mutable, Strided, Traced, kernel
 from warploom.lang.values import Number
 from warploom.tile.epilogue import read
 
@@ -25,36 +26,25 @@ WORDS = 4
 @kernel(threads=lambda config, **_: config.threads, drop_unused=True)
 def matmul_stream_k(
     k: Kernel,
-    a: Global[u16],
-    b: Global[u16],
-    out: Global[u16],
-    out_f32: Global[f32],
-    bias: Global[u16],
-    extra0: Global[u16],
-    extra1: Global[u16],
-    row_values: Global[f32],
+    a: Strided[u16, 2],
+    b: Strided[u16, 2],
+    result: Result,
     parts: Global[u32],
     arrived: Global[u32],
-    m: u32, n: u32, depth: u32,
-    a_stride: u32, b_stride: u32, c_stride: u32, extra_stride: u32,
-    a_batch: u32, b_batch: u32, c_batch: u32, extra_batch: u32,
-    k_tiles: u32, cut: u32, waves: u32, share: u32, longer: u32, alpha: u32,
+    depth: u32,
+    shares: KtileShares,
     *,
     config: MatmulSm80,
     features: MatmulFeatures = PLAIN,
-) -> None:  # fmt: skip
+) -> None:
     """C = epilogue(A·B): a grid of as many CTAs as run at once, each with its share of the k-tiles.
 
-    Arguments as of :func:`~warploom.kernels.matmul.sm80_kernel.matmul_sm80`; ``cut``, ``waves``, ``share`` and
-    ``longer`` are those of :class:`~warploom.kernels.matmul.shares.Shares`. ``parts``: for each CTA two parts, as its
+    Arguments as of :func:`~warploom.kernels.matmul.sm80_kernel.matmul_sm80`. ``parts``: for each CTA two parts, as its
     threads hold them. ``arrived``: for each tile that is cut a count, 0 at the start.
     """
-    output = Output(
-        k, features, config.dtype, (out, out_f32), bias, (extra0, extra1), (m, n), (c_stride, extra_stride),
-        (c_batch, extra_batch), alpha, row_values,
-    )  # fmt: skip
-    order = Order(k, k_tiles, cut, waves, share, longer)
-    work = Product(k, config, features, (a, b), (a_stride, b_stride), (a_batch, b_batch), (m, n, depth))
+    output = Output(k, features, config.dtype, result)
+    order = Order(k, shares)
+    work = Product(k, config, features, (a, b), (result.m, result.n, depth))
     staging = work.staging(beside=True)  # the stages are being filled when C leaves
     joining = Joining(k, config, order, parts, arrived)
     taken = Taken(k, work, order)
@@ -92,12 +82,23 @@ class Taken:
         self._work.begin(self.tile)
 
 
+class KtileShares(Compound):
+    """A parameter: what :class:`~warploom.kernels.matmul.shares.Shares` says of a launch."""
+
+    fields: ClassVar = dict.fromkeys(("k_tiles", "cut", "waves", "share", "longer"), u32)
+    k_tiles: Traced
+    cut: Traced
+    waves: Traced
+    share: Traced
+    longer: Traced
+
+
 class Order:
     """The segments of this CTA, one after another: :meth:`warploom.kernels.matmul.shares.Shares.segments`."""
 
-    def __init__(self, k: Kernel, k_tiles: Traced, cut: Traced, waves: Traced, share: Traced, longer: Traced) -> None:
-        self._k, self.k_tiles, self._cut, self._share, self._longer = k, k_tiles, cut, share, longer
-        cta = k.cta_x
+    def __init__(self, k: Kernel, shares: KtileShares) -> None:
+        k_tiles, self._cut, waves, share, longer = shares.values
+        self._k, self.k_tiles, self._share, self._longer, cta = k, k_tiles, share, longer, k.cta_x
         self._start = cta * share + k.minimum(cta, longer)
         self._end = self._start + share + k.select(cta < longer, 1, 0)
         self._tile = self._start // k_tiles

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import ClassVar, TypeVar
 
 from warploom.core.dtypes import DType, f32, u16, u32
 from warploom.kernels.matmul.features import ROW_VALUES, Epilogue, Extra, MatmulFeatures, OperandFeatures
-from warploom.lang import GlobalPointer, Kernel, Traced
+from warploom.lang import Compound, Global, GlobalPointer, Kernel, Strided, StridedPointer, Traced
 from warploom.lang.values import Number
 from warploom.tile.copies import Rows
 from warploom.tile.epilogue import Pair, Target
@@ -31,12 +31,13 @@ class Tile:
 
 
 def stored_rows(
-    pointer: GlobalPointer, stride: Number, own: OperandFeatures, extents: tuple[Traced, Traced], plane: Traced | None
+    matrix: StridedPointer, own: OperandFeatures, extents: tuple[Traced, Traced], *, batched: bool = False
 ) -> Rows:
-    """A or B as it is copied: ``extents`` are M or N, and K; ``plane`` lies between the matrices of batches."""
+    """A or B, strides of matrices and lines, as it is copied: ``extents`` are M or N, and K."""
     by_outer, by_k = extents[0] if own.ragged_outer else None, extents[1] if own.ragged_k else None
     rows, cols = (by_outer, by_k) if own.k_contiguous else (by_k, by_outer)
-    return Rows(pointer, stride, rows, cols, own.chunk, own.partial, plane)
+    plane, stride = matrix.strides
+    return Rows(matrix, stride, rows, cols, own.chunk, own.partial, plane if batched else None)
 
 
 def along(own: OperandFeatures, outer: At, depth: At) -> tuple[At, At]:
@@ -44,45 +45,53 @@ def along(own: OperandFeatures, outer: At, depth: At) -> tuple[At, At]:
     return (outer, depth) if own.k_contiguous else (depth, outer)
 
 
+class Result(Compound):
+    """A parameter: C of ``m`` × ``n``, and what is combined with it. Strides of matrices and rows.
+
+    C has 16-bit elements in ``out`` or f32 ones in ``out_f32``. ``alpha`` is the bits of an f32; ``row_values`` is the
+    table of those (of one batch).
+    """
+
+    fields: ClassVar = {
+        "out": Strided[u16, 2], "out_f32": Strided[f32, 2], "bias": Global[u16], "extra0": Strided[u16, 2],
+        "extra1": Global[u16], "row_values": Global[f32], "m": u32, "n": u32, "alpha": u32,
+    }  # fmt: skip
+    out: StridedPointer
+    out_f32: StridedPointer
+    bias: GlobalPointer
+    extra0: StridedPointer
+    """Both extra matrices have its strides."""
+    extra1: GlobalPointer
+    row_values: GlobalPointer
+    m: Traced
+    n: Traced
+    alpha: Traced
+
+
 @dataclass(frozen=True)
 class Output:
-    """C, and what is combined with it: pointers to the first elements of the first batch, strides in elements.
-
-    ``pointers``: C as 16-bit and as f32 elements, of which ``features`` name one. ``half`` is the type of the bias and
-    the extra matrices, ``alpha`` the bits of an f32. ``row_values`` is the table of those (of one batch). ``strides``
-    and ``batches``: between rows and between matrices, of C and of the extra matrices.
-    """
+    """What a kernel does with sums; ``half`` is the type of the bias and the extra matrices."""
 
     k: Kernel
     features: MatmulFeatures
     half: DType
-    pointers: tuple[GlobalPointer, GlobalPointer]
-    bias: GlobalPointer
-    extras: tuple[GlobalPointer, GlobalPointer]
-    extents: tuple[Traced, Traced]
-    strides: tuple[Traced, Traced]
-    batches: tuple[Traced, Traced]
-    alpha: Traced
-    row_values: GlobalPointer
+    result: Result
 
     def of(self, matrix: Traced | None, batch: Traced) -> tuple[Target, EpilogueValue | None]:
         """Where the sums of a matrix go, and what of them; None for the sums themselves."""
-        k, f = self.k, self.features
-        pointer = self.pointers[f.out_dtype is f32]
-        if matrix is not None:
-            pointer = pointer + k.mul_wide(matrix, self.batches[0])
-        rows, cols = (
-            extent if ragged else None for extent, ragged in zip(self.extents, (f.ragged_m, f.ragged_n), strict=True)
-        )
-        target = Target(k, pointer, self.strides[0], f.out_dtype, rows, cols, f.out_chunk, f.pairs)
+        k, f, to = self.k, self.features, self.result
+        out = to.out_f32 if f.out_dtype is f32 else to.out
+        pointer = out if matrix is None else out.at(matrix)
+        rows, cols = to.m if f.ragged_m else None, to.n if f.ragged_n else None
+        target = Target(k, pointer, out.strides[1], f.out_dtype, rows, cols, f.out_chunk, f.pairs)
         if f.epilogue.plain:
             return target, None
-        extras = self.extras[: len(f.epilogue.extras)]
+        extras = (to.extra0, to.extra1)[: len(f.epilogue.extras)]
         if f.batched:
-            step = k.mul_wide(batch, self.batches[1])
+            step = to.extra0.offset(batch)
             extras = tuple(at + step * own.size for at, own in zip(extras, f.epilogue.extras, strict=True))
         value = EpilogueValue(
-            k, f.epilogue, target, self.half, self.alpha, self.bias, extras, self.strides[1], self.row_values
+            k, f.epilogue, target, self.half, to.alpha, to.bias, extras, to.extra0.strides[1], to.row_values
         )
         return target, value
 

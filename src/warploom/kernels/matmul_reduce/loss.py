@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from warploom.core.arguments import strides
 from warploom.core.dtypes import DType
 from warploom.kernels.matmul_reduce.states import COLUMNS, DOT_WARPS, MERGE_THREADS
 from warploom.kernels.source import KernelCall, KernelSource
@@ -73,18 +74,18 @@ class LogitGradient:
 
 
 def losses_call(
-    size: tuple[int, int, int], strides: tuple[int, int], dtype: DType, target_words: int, loss: Loss, *, bias: bool
+    size: tuple[int, int, int], rows: tuple[int, int], dtype: DType, target_words: int, loss: Loss, *, bias: bool
 ) -> KernelCall:
     """The losses of rows from their log-sum-exps, of arrays x (m, depth), w (n, depth), target, lse, sums, bias, loss.
 
-    ``size`` = (m, n, depth); ``strides`` are those between rows of x and w in elements; a target has so many 32-bit
+    ``size`` = (m, n, depth); ``rows`` are the strides between rows of x and w in elements; a target has so many 32-bit
     words. ``sums``, those of the rows' logits, is left out without label smoothing, and the bias where there is none.
     """
     source = KernelSource.of(
         "matmul_reduce.loss_kernel:row_losses", "row_losses", dtype=dtype, target_words=target_words, loss=loss,
         with_bias=bias,
     )  # fmt: skip
-    scalars = {**dict(zip(("m", "n", "depth"), size, strict=True)), "x_stride": strides[0], "w_stride": strides[1]}
+    scalars = {**dict(zip(("m", "n", "depth"), size, strict=True)), **strides(x=rows[:1], w=rows[1:])}
     more = (*(["sums"] if loss.label_smoothing else []), *(["bias"] if bias else []))
     grid = -(-size[0] // DOT_WARPS), 1, 1
     return KernelCall(source, grid, scalars, (), ("x", "w", "target", "lse", *more, "loss"))

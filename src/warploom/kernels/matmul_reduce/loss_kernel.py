@@ -9,7 +9,7 @@ from warploom.core.dtypes import DType, f32, u16, u32, u64
 from warploom.kernels.matmul.features import ROW_VALUES
 from warploom.kernels.matmul_reduce.loss import Loss, SoftCap
 from warploom.kernels.matmul_reduce.states import COLUMN_WARPS, COLUMNS, DOT_WARPS, MERGE_THREADS
-from warploom.lang import Global, GlobalPointer, Kernel, Traced, kernel
+from warploom.lang import Global, GlobalPointer, Kernel, Strided, Traced, kernel
 from warploom.lang.functions import LOG2_E
 
 
@@ -28,14 +28,14 @@ def _chosen(
 @kernel(threads=32 * DOT_WARPS, drop_unused=True)
 def row_losses(
     k: Kernel,
-    x: Global[u16],
-    w: Global[u16],
+    x: Strided[u16, 1],
+    w: Strided[u16, 1],
     target: Global[u32],
     lse: Global[f32],
     sums: Global[f32],
     bias: Global[u16],
     out: Global[f32],
-    m: u32, n: u32, depth: u32, x_stride: u32, w_stride: u32,
+    m: u32, n: u32, depth: u32,
     *,
     dtype: DType,
     target_words: int,
@@ -44,7 +44,7 @@ def row_losses(
 ) -> None:  # fmt: skip
     """out[i] = the loss of row i: one warp a row, grid ⌈m / 4⌉.
 
-    ``x`` (m, depth) and ``w`` (n, depth) have contiguous rows at ``x_stride`` and ``w_stride`` elements; ``target``
+    ``x`` (m, depth) and ``w`` (n, depth) have contiguous rows; ``target``
     (m) has ``target_words`` 32-bit words each. ``lse`` (m) and ``sums`` (m) are those of the rows' logits. An ignored
     row's loss is 0; a target outside 0 … n-1 gives NaN.
     """
@@ -52,7 +52,7 @@ def row_losses(
     with k.when(row < m, uniform=True):
         column, valid, ignored = _chosen(k, target, row, n, target_words, loss.ignore_index)
         safe = k.select(valid, column, 0)
-        left, right = x + k.mul_wide(row, x_stride), w + k.mul_wide(safe, w_stride)
+        left, right = x.at(row), w.at(safe)
         total = k.register(f32, 0.0)
         with k.loop(depth, start=k.lane, step=32) as i:
             pair = [k.unpack((p + i).load(), dtype)[0] for p in (left, right)]

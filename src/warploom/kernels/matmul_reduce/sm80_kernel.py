@@ -14,20 +14,19 @@ from warploom.kernels.matmul.sm80_kernel import Product
 from warploom.kernels.matmul.values import Tile
 from warploom.kernels.matmul_reduce.rows import RowValues
 from warploom.kernels.matmul_reduce.states import ReduceOp, Reduction
-from warploom.lang import Global, GlobalPointer, Kernel, Traced, kernel
+from warploom.lang import Global, GlobalPointer, Kernel, Strided, Traced, kernel
 from warploom.lang.reducers import State
 
 
 @kernel(threads=lambda config, **_: config.threads, drop_unused=True)
 def matmul_reduce_sm80(
     k: Kernel,
-    a: Global[u16],
-    b: Global[u16],
+    a: Strided[u16, 2],
+    b: Strided[u16, 2],
     first: Global[u32],
     second: Global[u32],
     bias: Global[u16],
-    m: u32, n: u32, depth: u32, a_stride: u32, b_stride: u32, a_batch: u32, b_batch: u32,
-    k_tiles: u32, tiles_per_split: u32, alpha: u32,
+    m: u32, n: u32, depth: u32, k_tiles: u32, tiles_per_split: u32, alpha: u32,
     *,
     config: MatmulSm80,
     features: MatmulFeatures,
@@ -38,7 +37,7 @@ def matmul_reduce_sm80(
     Operands and grid as for :func:`~warploom.kernels.matmul.sm80_kernel.matmul_sm80`, without batches and split K.
     ``first`` and ``second`` receive the parts of the states (32 bits each), (tiles along N, m).
     """
-    work = Product(k, config, features, (a, b), (a_stride, b_stride), (a_batch, b_batch), (m, n, depth))
+    work = Product(k, config, features, (a, b), (m, n, depth))
     tile = work.own_tile(k_tiles, tiles_per_split)
     values = RowValues.of(k, Reduction(op), config.dtype, features, n, alpha, bias)
     work.begin(tile)
