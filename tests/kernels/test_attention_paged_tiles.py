@@ -52,6 +52,21 @@ def test_random_steps() -> None:
         assert step.problems() == [], step
 
 
+@pytest.mark.parametrize("page", [0, 64])
+def test_no_queries_are_no_reason_to_refuse_tiles(page: int) -> None:
+    """NumPy's strides of an empty array are all 0, which says nothing of how it lies."""
+    for packed in (False, True):
+        lens, cache = np.array([3, 3], np.int32), np.zeros((2, 64, 1, 32), np.float16)
+        named: dict[str, Any] = {"block_table": np.zeros((2, 1), np.int32)} if page else {}
+        q = np.zeros((0, 2, 32) if packed else (2, 0, 2, 32), np.float16)
+        if packed:
+            named["cu_seqlens_q"] = np.zeros(3, np.int32)
+        config = replace(SMALL, dtype=f16)
+        found = warploom.attention_paged(q, cache, cache, lens, config=config, **named)
+        assert found.shape == q.shape
+        assert warploom.plan_attention_paged(q, cache, cache, lens, config=config, **named).config == config
+
+
 def test_entries_that_point_outside_are_cut_off() -> None:
     """The emulator finds any read outside, and that of another sequence's row of the table."""
     step = Step((90, 60), (5, 5), 16, 96, group=1, head_dim=32)

@@ -18,8 +18,10 @@ _REACH = 2**32
 def settled(view: ArrayView) -> ArrayView:
     """The view with row-major strides where a dimension has one element: its own say nothing, and may be anything.
 
-    Where those are too far for a kernel, the next dimension's.
+    Where those are too far for a kernel, the next dimension's. Nor do any say something of an array without elements.
     """
+    if 0 in view.shape:
+        return view._replace(strides=row_major_strides(tuple(view.shape)))
     if 1 not in view.shape:
         return view
     found: list[int] = []  # the last first
