@@ -19,6 +19,9 @@ if TYPE_CHECKING:
 class _Counted:
     """A CTA's turns where it knows ``count``, how many items it works on."""
 
+    is_claimed: ClassVar = False
+    """Whether :meth:`claim` has something to do."""
+
     def __init__(self, k: Kernel, count: Traced) -> None:
         self._k, self.count = k, count
 
@@ -29,6 +32,9 @@ class _Counted:
     def turns(self, *, claims: bool = False, asks: bool = False) -> AbstractContextManager[Traced]:
         """A loop over this CTA's turns; nobody ``claims`` them or ``asks`` for them, as those of :class:`Claimed`."""
         return self._k.loop(self.count)
+
+    def claim(self, turn: Number) -> None:
+        """Nothing: this CTA has its items."""
 
     def has(self, turn: Number) -> Traced:
         """Whether this CTA works on an item ``turn``."""
@@ -89,6 +95,7 @@ class Claimed:
     pipelines keep the one that claims fewer than ``TOLD`` - 2 turns ahead of them.
     """
 
+    is_claimed: ClassVar = True
     TOLD, NONE = 8, (1 << 32) - 1
 
     def __init__(self, k: Kernel, total: Traced, counter: GlobalPointer, told: Pipeline) -> None:

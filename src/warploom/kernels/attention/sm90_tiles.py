@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from warploom.tile.mask import Mask, Visible
 from warploom.tile.roles import WARPGROUP_ROWS
-from warploom.tile.scheduler import Claimed, Divisor, Order, Persistent, RowTiles, Single
+from warploom.tile.scheduler import Divisor, Order, Persistent, RowTiles, Single
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -95,7 +95,7 @@ class Tiles(ABC):
         """One thread: the blocks of a tile's K or V into its ring; who ``claims`` tiles does so before the last few."""
         order, blocks = self.order, tile.mask.blocks
         last: Number = 0
-        if claims and isinstance(order, Claimed):
+        if claims and order.is_claimed:
             last = blocks - self.k.minimum(blocks, self.config.stages)
             self.feed_part(tile, blocks_in, 0, last)
             order.claim(tile.turn + 1)
