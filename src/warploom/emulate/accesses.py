@@ -68,15 +68,14 @@ class AccessSteps:
 
     # -- common --------------------------------------------------------------------------------------------------
 
-    def _count_shared(self, frame: Frame, place: Place, size: int, name: str, op: Op) -> None:
-        counter = self.run.counter
-        addresses = place.addresses
+    def _count_shared(self, place: Place, name: str) -> None:
+        counter, frame, addresses = self.run.counter, place.frame, place.addresses
         if place.active is None:
             repeat = frame.n // (addresses.shape[0] * addresses.shape[1])
-            counter.shared(name, op.where, addresses, size, None, repeat)
+            counter.shared(name, place.op.where, addresses, place.size, None, repeat)
         else:
             wide = np.broadcast_to(addresses, (*frame.shape, addresses.shape[2])).reshape(frame.n, -1)
-            counter.shared(name, op.where, wide, size, place.active, 1)
+            counter.shared(name, place.op.where, wide, place.size, place.active, 1)
 
     def _values(self, frame: Frame, op: Op, keys: tuple[Any, ...]) -> Array:
         """The words a store writes, (warps, lanes, words)."""
@@ -112,14 +111,13 @@ class AccessSteps:
         def step(frame: Frame) -> None:
             run.observe(frame, key, op, "an address")
             place = run.shared.locate(
-                frame, frame.env[key], access.offset, access.bytes, access.lanes, op, access.remote
-            )
+                frame, frame.env[key], access.offset, access.bytes, access.lanes, op, remote=access.remote,
+                collective=access.collective,
+            )  # fmt: skip
             if run.checks:
-                self._count_shared(frame, place, access.bytes, name, op)
+                self._count_shared(place, name)
                 self._strong_shared(frame, access, place)
-            words, shadow, origin = run.shared.load(
-                frame, place, access.bytes, access.words, op, access.collective, strong=strong
-            )
+            words, shadow, origin = run.shared.load(place, access.words, strong=strong)
             if place.active is not None:
                 words = np.where(place.active[:, :, None], words, words.dtype.type(0))
             self._put(frame, op, words, shadow, origin)
@@ -133,13 +131,14 @@ class AccessSteps:
         def step(frame: Frame) -> None:
             run.observe(frame, key, op, "an address")
             place = run.shared.locate(
-                frame, frame.env[key], access.offset, access.bytes, access.lanes, op, access.remote
-            )
+                frame, frame.env[key], access.offset, access.bytes, access.lanes, op, remote=access.remote,
+                collective=access.collective,
+            )  # fmt: skip
             if run.checks:
-                self._count_shared(frame, place, access.bytes, name, op)
+                self._count_shared(place, name)
             data = self._values(frame, op, values)
             shadow, origin = self._value_shadow(frame, op, values) if frame.shadows else (None, None)
-            run.shared.store(frame, place, data, shadow, origin, op, access.collective, strong=strong)
+            run.shared.store(place, data, shadow, origin, strong=strong)
             self._strong_shared(frame, access, place)
 
         return step
@@ -152,12 +151,12 @@ class AccessSteps:
         def step(frame: Frame) -> None:
             for k in (key, *rest):
                 run.observe(frame, k, op, "an atomic")
-            place = run.shared.locate(frame, frame.env[key], access.offset, access.bytes, 32, op, access.remote)
+            place = run.shared.locate(frame, frame.env[key], access.offset, access.bytes, 32, op, remote=access.remote)
             turns = run.turns()
             if run.checks:
-                self._count_shared(frame, place, access.bytes, name, op)
+                self._count_shared(place, name)
                 self._strong_shared(frame, access, place, turns)
-            run.shared.begin_strong(frame, place, access.bytes, op, what="atomic")
+            run.shared.begin_strong(place, what="atomic")
             view = run.shared.data.view(instruction.dtype.numpy)
             acting = np.arange(frame.n * 32) if place.active is None else np.nonzero(place.active.reshape(-1))[0]
             values = [frame.full(frame.env[k]) for k in rest]
@@ -323,7 +322,7 @@ class AccessSteps:
             for chunk in range(0, MAP_BYTES, MOST_BYTES) if run.checks else ():
                 if write.space == "shared":
                     place = run.shared.locate(frame, frame.env[key], chunk, MOST_BYTES, 32, op)
-                    run.shared.load(frame, place, MOST_BYTES, MOST_BYTES // u32.bytes, op, False)
+                    run.shared.load(place, MOST_BYTES // u32.bytes)
                 else:
                     address = self._address(frame, key, chunk)
                     targets = run.memory.resolve(frame, address, MOST_BYTES, op, frame.active, MOST_BYTES)
@@ -351,11 +350,11 @@ class AccessSteps:
             reads: list[tuple[list[Target], int]] = []
             data = self._source(frame, op, address, size, word, words, reads)
             if run.checks:
-                self._count_shared(frame, place, copy.bytes, name, op)
+                self._count_shared(place, name)
                 run.counter.global_access(name, op.where, address.view(np.int64), size, frame.active)
-                run.copies.start(frame, place, data, copy.bytes, op, reads)
+                run.copies.start(place, data, reads)
             else:
-                run.shared.store(frame, place, data, None, None, op, False)
+                run.shared.store(place, data)
 
         return step
 

@@ -52,16 +52,14 @@ class CopyQueue:
         self.committed = np.zeros((rows, 32), np.int32)
         self.copies: list[_Copy] = []
 
-    def start(
-        self, frame: Frame, place: Place, data: Array, size: int, op: Op, reads: list[tuple[list[Target], int]]
-    ) -> None:
+    def start(self, place: Place, data: Array, reads: list[tuple[list[Target], int]]) -> None:
         """The threads issue copies whose bytes are ``data`` (warps, lanes, words)."""
-        number = self.shared.begin_copy(frame, place, size, op)
+        frame, number = place.frame, self.shared.begin_copy(place)
         under_way = np.ones(place.index.shape, np.bool_) if place.active is None else place.active.copy()
         if not under_way.any():
             return
         self.copies.append(
-            _Copy(op, frame.flat, place.index, data, self.committed[frame.flat], under_way, frame, reads, number)
+            _Copy(place.op, frame.flat, place.index, data, self.committed[frame.flat], under_way, frame, reads, number)
         )
 
     def commit(self, frame: Frame) -> None:

@@ -68,8 +68,8 @@ class MatrixSteps:
             origin: Origin | None = None
             for address in self._addresses(frame, op, access, layout):
                 if access.space == "shared":
-                    place = run.shared.locate(frame, frame.shaped(address), 0, access.bytes, 32, op)
-                    words, shadow, found = run.shared.load(frame, place, access.bytes, 1, op, True)
+                    place = run.shared.locate(frame, frame.shaped(address), 0, access.bytes, 32, op, collective=True)
+                    words, shadow, found = run.shared.load(place, 1)
                     origin = origin or found
                 else:
                     targets = run.memory.resolve(frame, address, access.bytes, op, frame.active, access.bytes)
@@ -98,8 +98,8 @@ class MatrixSteps:
             for e, address in enumerate(self._addresses(frame, op, access, layout)):
                 data = np.ascontiguousarray(words[..., e : e + 1])
                 if access.space == "shared":
-                    place = run.shared.locate(frame, frame.shaped(address), 0, access.bytes, 32, op)
-                    run.shared.store(frame, place, data, None, None, op, True)
+                    place = run.shared.locate(frame, frame.shaped(address), 0, access.bytes, 32, op, collective=True)
+                    run.shared.store(place, data)
                     continue
                 targets = run.memory.resolve(frame, address, access.bytes, op, frame.active, access.bytes)
                 if run.checks:

@@ -26,8 +26,15 @@ NEVER = np.int32(0x7FFFFFFF)  # the writer's record of cells that hold no data: 
 
 @dataclass(slots=True)
 class Place:
-    """Where an access goes: local byte addresses (broadcast shape), unit indices (warps, lanes), the lanes that act."""
+    """Where ``op`` accesses ``size`` bytes a lane: the lanes that act, and whether for the whole warp (``collective``).
 
+    Local byte ``addresses`` (broadcast shape); unit ``index`` (warps, lanes).
+    """
+
+    frame: Frame
+    op: Op
+    size: int
+    collective: bool
     addresses: Array
     index: Array
     active: Array | None
@@ -80,8 +87,9 @@ class SharedMemory:
         return base
 
     def locate(
-        self, frame: Frame, address: Array, offset: int, size: int, lanes: int, op: Op, remote: bool = False
-    ) -> Place:
+        self, frame: Frame, address: Array, offset: int, size: int, lanes: int, op: Op, *, remote: bool = False,
+        collective: bool = False,
+    ) -> Place:  # fmt: skip
         """Check bounds and alignment; ``index`` counts units of ``size`` bytes over the whole batch.
 
         ``remote``: addresses may be those of other CTAs of the cluster.
@@ -101,7 +109,7 @@ class SharedMemory:
         index = widened(unit, (*frame.shape, lanes)).reshape(frame.n, lanes)
         if active is not None:
             active = widened(active, (*frame.shape, lanes)).reshape(frame.n, lanes)
-        return Place(local, index, active)
+        return Place(frame, op, size, collective, local, index, active)
 
     def _extent(self, op: Op) -> tuple[int, int]:
         """First and last byte + 1 that an access may reach: its tile's, if it was formed from one."""
@@ -128,23 +136,17 @@ class SharedMemory:
 
     # -- loads ---------------------------------------------------------------------------------------------------
 
-    def load(
-        self, frame: Frame, place: Place, size: int, words: int, op: Op, collective: bool, *, strong: bool = False
-    ) -> tuple[Array, Array | None, Origin | None]:
+    def load(self, place: Place, words: int, *, strong: bool = False) -> tuple[Array, Array | None, Origin | None]:
         """The words read (warps, lanes, words), their shadow if any is poison, and where the poison comes from."""
-        word = np.dtype(f"u{size // words}")
+        op, word = place.op, np.dtype(f"u{place.size // words}")
         data = self.data.view(word).reshape(-1, words).take(place.index, axis=0)
         if not self.checks:
             return data, None, None
         shadow: Array | None = None
         origin: Origin | None = None
-        stamp = self.clocks.stamp(op)
-        cells = size // self.granule
-        writer = self.writer.reshape(-1, cells).take(place.index, axis=0)
-        limit = self._limit(frame)
-        suspicious = writer > limit
-        if place.active is not None:
-            suspicious &= place.active[:, :, None]
+        stamp, cells = self.clocks.stamp(op), place.size // self.granule
+        limit = self._limit(place.frame)
+        suspicious = self._later(self.writer, place, limit)
         if self.shadow is not None:
             shadow = self.shadow.view(word).reshape(-1, words).take(place.index, axis=0)
             if shadow.any():
@@ -154,7 +156,7 @@ class SharedMemory:
             else:
                 shadow = None
         if np.count_nonzero(suspicious):
-            empty = self._examine_write(frame, place, suspicious, cells, op, "read", collective)
+            empty = self._examine_write(place, suspicious, "read")
             if empty is not None:
                 poison = np.repeat(empty.view(np.uint8) * np.uint8(255), self.granule, axis=2)
                 poison = np.ascontiguousarray(poison).view(word)
@@ -163,8 +165,8 @@ class SharedMemory:
                 why = "are still being copied" if flying else "nobody has written"
                 origin = (op.where, f"bytes of shared memory that {why}, read by {op.instruction.mnemonic}")
         if not strong:
-            self._compare(frame, place, self._tables("wrote"), limit, cells, op, "read", collective)
-        self._record(self._strong("read") if strong else self.readers, frame, place, cells, stamp, collective)
+            self._compare(place, self._tables("wrote"), limit, "read")
+        self._record(self._strong("read") if strong else self.readers, place, stamp)
         return data, shadow, origin
 
     def _limit(self, frame: Frame) -> Array:
@@ -172,18 +174,26 @@ class SharedMemory:
         limit = (self.clocks.limit[frame.flat] << LANE_BITS) | 63
         return (np.zeros_like(limit) if self.distributed else limit)[:, None, None]
 
+    def _later(self, records: Array, place: Place, limit: Array) -> Array:
+        """Which cells (warps, lanes, cells) of an access have records beyond a limit."""
+        found = records.reshape(-1, place.size // self.granule).take(place.index, axis=0) > limit
+        if place.active is not None:
+            found &= place.active[:, :, None]
+        return found
+
     def _strong(self, past: str) -> Array:
         """Strong reads, or strong writes, of each warp."""
         if past not in self.strong:
             self.strong[past] = np.zeros_like(self.readers)
         return self.strong[past]
 
-    def _record(self, records: Array, frame: Frame, place: Place, cells: int, stamp: int, collective: bool) -> None:
+    def _record(self, records: Array, place: Place, stamp: int) -> None:
         """Note an access in the table of its kind (warps, cells)."""
+        frame, cells = place.frame, place.size // self.granule
         table = records.reshape(-1, cells)
         where = place.index + (frame.flat % self.warps * (self.cells // cells))[:, None]
         each = self.each if records is self.readers else None
-        if collective:
+        if place.collective:
             if place.active is not None:
                 where = where[place.active]
             table[where] = stamp << LANE_BITS | MANY
@@ -209,53 +219,41 @@ class SharedMemory:
 
     # -- stores --------------------------------------------------------------------------------------------------
 
-    def check_write(
-        self, frame: Frame, place: Place, size: int, op: Op, collective: bool, *, what: str = "write",
-        strong: bool = False,
-    ) -> None:  # fmt: skip
+    def check_write(self, place: Place, *, what: str = "write", strong: bool = False) -> None:
         """Compare a write (or the start of a copy) with every unordered access before it."""
-        cells = size // self.granule
-        limit = self._limit(frame)
-        suspicious = self.writer.reshape(-1, cells).take(place.index, axis=0) > limit
-        if place.active is not None:
-            suspicious &= place.active[:, :, None]
+        limit = self._limit(place.frame)
+        suspicious = self._later(self.writer, place, limit)
         if np.count_nonzero(suspicious):
-            self._examine_write(frame, place, suspicious, cells, op, what, collective)
+            self._examine_write(place, suspicious, what)
         tables: list[tuple[int, Array, str]] = [(agent, table, "read") for agent, table in enumerate(self.readers)]
         tables += [(-1 - engine, table, "read") for engine, table in self.engine_readers.items()]
         if not strong:
             tables += self._tables("read") + self._tables("wrote")
-        self._compare(frame, place, tables, limit, cells, op, what, collective)
+        self._compare(place, tables, limit, what)
 
     def _tables(self, past: str) -> list[tuple[int, Array, str]]:
         """The strong accesses of a kind, warp by warp."""
         return [(agent, table, past) for agent, table in enumerate(self.strong.get(past, ()))]
 
-    def _compare(
-        self, frame: Frame, place: Place, tables: list[tuple[int, Array, str]], limit: Array, cells: int, op: Op,
-        what: str, collective: bool,
-    ) -> None:  # fmt: skip
+    def _compare(self, place: Place, tables: list[tuple[int, Array, str]], limit: Array, what: str) -> None:
         """Report accesses of these tables (agent within the CTA or engine, its accesses, their kind) not ordered."""
-        for agent, records, past in tables:
-            found = records.reshape(-1, cells).take(place.index, axis=0) > limit
-            if place.active is not None:
-                found &= place.active[:, :, None]
+        for table in tables:
+            found = self._later(table[1], place, limit)
             if np.count_nonzero(found):
-                self._examine(frame, place, found, (agent, records, past), cells, op, what, collective)
+                self._examine(place, found, table, what)
 
     def store(
-        self, frame: Frame, place: Place, data: Array, shadow: Array | None, origin: Origin | None, op: Op,
-        collective: bool, *, strong: bool = False,
+        self, place: Place, data: Array, shadow: Array | None = None, origin: Origin | None = None, *,
+        strong: bool = False,
     ) -> None:  # fmt: skip
         """Write ``data`` (warps, lanes, words) now."""
         index, words = place.index, data.shape[2]
-        size = words * data.dtype.itemsize
         lane = np.broadcast_to(np.arange(index.shape[1], dtype=np.int32), index.shape)
-        rows = np.broadcast_to(frame.flat[:, None], index.shape)
+        rows = np.broadcast_to(place.frame.flat[:, None], index.shape)
         if strong:
-            self.begin_strong(frame, place, size, op, what="write")
+            self.begin_strong(place, what="write")
         elif self.checks:
-            self.check_write(frame, place, size, op, collective)
+            self.check_write(place)
         if place.active is not None:
             index, lane, rows, data = (x[place.active] for x in (index, lane, rows, data))
             shadow = shadow[place.active] if shadow is not None else None
@@ -263,7 +261,7 @@ class SharedMemory:
         view[index] = data
         if not self.checks:
             return
-        stamp = self.clocks.stamp(op)
+        stamp = self.clocks.stamp(place.op)
         if shadow is not None and self.shadow is None:
             self.shadow = np.zeros_like(self.data)
         if self.shadow is not None:
@@ -271,13 +269,14 @@ class SharedMemory:
             if shadow is not None and origin is not None:
                 self.origins[stamp] = origin
         if not strong:
-            self._record_write(index, rows, lane, data, view, size, stamp, op, collective)
+            self._record_write(index, rows, lane, data, stamp, place.op, collective=place.collective)
 
     def _record_write(
-        self, index: Array, rows: Array, lane: Array, data: Array, view: Array, size: int, stamp: int, op: Op,
-        collective: bool,
-    ) -> None:  # fmt: skip
-        cells = size // self.granule
+        self, index: Array, rows: Array, lane: Array, data: Array, stamp: int, op: Op, *, collective: bool = False
+    ) -> None:
+        """Note what was written: units and their words (…, words), and their threads."""
+        words, size = data.shape[-1], data.shape[-1] * data.dtype.itemsize
+        view, cells = self.data.view(data.dtype).reshape(-1, words), size // self.granule
         table, warps = self.writer.reshape(-1, cells), self.writer_warp.reshape(-1, cells)
         code = (lane | np.int32(stamp << LANE_BITS))[..., None]
         local = (rows % self.clocks.domain).astype(np.uint16)[..., None]
@@ -295,24 +294,24 @@ class SharedMemory:
         if collective:
             table[index] = stamp << LANE_BITS | MANY
 
-    def begin_strong(self, frame: Frame, place: Place, size: int, op: Op, *, what: str) -> None:
+    def begin_strong(self, place: Place, *, what: str) -> None:
         """Check and record a strong write, such as an atomic update: it conflicts with ordinary accesses only."""
         if not self.checks:
             return
-        cells = size // self.granule
-        self.check_write(frame, place, size, op, False, what=what, strong=True)
-        self._record(self._strong("wrote"), frame, place, cells, self.clocks.stamp(op), False)
+        cells = place.size // self.granule
+        self.check_write(place, what=what, strong=True)
+        self._record(self._strong("wrote"), place, self.clocks.stamp(place.op))
         index = place.index if place.active is None else place.index[place.active]
         writer, flying = self.writer.reshape(-1, cells), self.in_flight.reshape(-1, cells)
         writer[index] = np.where((writer[index] == NEVER) & (flying[index] == 0), 0, writer[index])  # no longer empty
 
     # -- copies in flight ----------------------------------------------------------------------------------------
 
-    def begin_copy(self, frame: Frame, place: Place, size: int, op: Op) -> int:
+    def begin_copy(self, place: Place) -> int:
         """The cells hold nothing that may be used until the copy has landed and been waited for. Returns its number."""
-        self.check_write(frame, place, size, op, collective=False)
-        cells = size // self.granule
-        self.copies.append((op, int(frame.flat[0])))
+        self.check_write(place)
+        cells = place.size // self.granule
+        self.copies.append((place.op, int(place.frame.flat[0])))
         index = place.index if place.active is None else place.index[place.active]
         self.in_flight.reshape(-1, cells)[index] = len(self.copies)
         self.writer.reshape(-1, cells)[index] = NEVER
@@ -325,8 +324,7 @@ class SharedMemory:
         view[index] = data
         if self.shadow is not None:
             self.shadow.view(data.dtype).reshape(-1, words)[index] = 0
-        stamp = self.clocks.stamp(op)
-        self._record_write(index, rows, lane, data, view, words * data.dtype.itemsize, stamp, op, collective=False)
+        self._record_write(index, rows, lane, data, self.clocks.stamp(op), op)
 
     def claim(self, cta: int, start: int, size: int, row: int, lane: int, op: Op) -> None:
         """A lane makes an mbarrier of some bytes of its CTA: nobody else may touch them now, or from here on."""
@@ -372,14 +370,12 @@ class SharedMemory:
 
     # -- the slow path: some access is not ordered by a whole barrier ---------------------------------------------
 
-    def _examine_write(
-        self, frame: Frame, place: Place, suspicious: Array, cells: int, op: Op, what: str, collective: bool
-    ) -> Array | None:
+    def _examine_write(self, place: Place, suspicious: Array, what: str) -> Array | None:
         """Report conflicts with earlier writes. Returns which cells (warps, lanes, cells) were never written."""
-        row, lane, part = np.nonzero(suspicious)
-        cell = place.index[row, lane] * cells + part
+        op, (row, lane, part) = place.op, np.nonzero(suspicious)
+        cell = place.index[row, lane] * suspicious.shape[2] + part
         record, copy = self.writer[cell], self.in_flight[cell]
-        rows, bytes_at = frame.flat[row], (cell * self.granule) % self.stride
+        rows, bytes_at = place.frame.flat[row], (cell * self.granule) % self.stride
         flying = copy != 0
         if flying.any():
             self.report.in_flight(op, what, rows[flying], lane[flying], copy[flying], bytes_at[flying], self.copies)
@@ -388,7 +384,7 @@ class SharedMemory:
             mine = [x[written] for x in (rows, lane, cell, bytes_at)]
             stamps, lanes = record[written] >> LANE_BITS, record[written] & 63
             agents = self.agents(mine[0], self.writer_warp[mine[2]])
-            fine = self.clocks.ordered(mine[0], mine[1], collective, agents, lanes, stamps, visible=True)
+            fine = self.clocks.ordered(mine[0], mine[1], place.collective, agents, lanes, stamps, visible=True)
             if not fine.all():
                 wrong = ~fine
                 self.report.races(op, what, mine[0][wrong], mine[1][wrong], agents[wrong], stamps[wrong],
@@ -403,15 +399,12 @@ class SharedMemory:
         never[row[empty], lane[empty], part[empty]] = True
         return never
 
-    def _examine(
-        self, frame: Frame, place: Place, found: Array, table: tuple[int, Array, str], cells: int, op: Op, what: str,
-        collective: bool,
-    ) -> None:  # fmt: skip
+    def _examine(self, place: Place, found: Array, table: tuple[int, Array, str], what: str) -> None:
         """Report conflicts with the accesses in one of the tables."""
-        agent, records, past = table
+        (agent, records, past), collective = table, place.collective
         row, lane, part = np.nonzero(found)
-        cell = place.index[row, lane] * cells + part
-        record, rows = records[cell], frame.flat[row]
+        cell = place.index[row, lane] * found.shape[2] + part
+        record, rows = records[cell], place.frame.flat[row]
         stamps, lanes = record >> LANE_BITS, record & 63
         agents = np.full(rows.shape, agent) if agent < 0 else self.report.first + rows - rows % self.warps + agent
         fine = self.clocks.ordered(rows, lane, collective, agents, lanes, stamps)
@@ -419,5 +412,5 @@ class SharedMemory:
             self.each.judge(fine, (rows, lane, agents, stamps), agent * self.cells + cell, lanes == MANY, collective)
         if not fine.all():
             wrong = ~fine
-            self.report.races(op, what, rows[wrong], lane[wrong], agents[wrong], stamps[wrong],
+            self.report.races(place.op, what, rows[wrong], lane[wrong], agents[wrong], stamps[wrong],
                               (cell[wrong] * self.granule) % self.stride, past)  # fmt: skip
