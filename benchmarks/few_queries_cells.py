@@ -30,7 +30,7 @@ from warploom.kernels.attention.problem import AttentionConfig, AttentionProblem
 from warploom.kernels.attention.sm80 import ForwardSm80
 from warploom.kernels.attention.sm90 import ForwardSm90
 from warploom.kernels.source import KernelSource
-from warploom.ops.attention_plan import calls_of
+from warploom.ops.attention import calls_of
 from warploom.ops.backends import built
 
 HEADS = ((1, 1, 1), (1, 8, 2), (1, 16, 16), (1, 32, 8), (4, 32, 8))

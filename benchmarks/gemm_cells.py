@@ -25,7 +25,7 @@ from warploom.kernels.matmul.choice import candidates_sm80, candidates_sm90, fit
 from warploom.kernels.matmul.problem import MatmulConfig, MatmulProblem
 from warploom.kernels.matmul.sm80 import MatmulSm80
 from warploom.ops.backends import gpu_target
-from warploom.ops.matmul_plan import MatmulPlan
+from warploom.ops.matmul import MatmulPlan
 from warploom.tune.build import build_all
 
 ROTATE_BYTES = 160e6

@@ -56,8 +56,7 @@ from warploom.bench.timing import Measured
 from warploom.core.errors import WarploomError
 from warploom.kernels.matmul.problem import MatmulConfig
 from warploom.ops.backends import gpu_target
-from warploom.ops.matmul import plan_matmul
-from warploom.ops.matmul_plan import MatmulPlan
+from warploom.ops.matmul import MatmulPlan, plan_matmul
 
 HERE = Path(__file__).resolve().parent
 START = time.perf_counter()

@@ -35,8 +35,7 @@ from warploom.kernels.matmul.problem import contiguous_problem
 from warploom.kernels.matmul.sm80 import MatmulSm80
 from warploom.kernels.source import KernelSource
 from warploom.ops.backends import gpu_target
-from warploom.ops.matmul import plan_matmul
-from warploom.ops.matmul_plan import MatmulPlan
+from warploom.ops.matmul import MatmulPlan, plan_matmul
 from warploom.tune.build import build_all
 
 WAVE_DEPTH = 4096

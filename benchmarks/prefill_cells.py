@@ -32,7 +32,7 @@ from warploom.kernels.attention.decode import DecodeOperands, DecodeProblem, dec
 from warploom.kernels.attention.packed import PackedProblem, choose_packed, packed_calls
 from warploom.kernels.attention.paged import PagedConfig, choose_paged, paged_calls, parse_config
 from warploom.kernels.attention.problem import AttentionProblem, Operands
-from warploom.ops.attention_plan import calls_of
+from warploom.ops.attention import calls_of
 from warploom.ops.backends import built
 
 PAGES = 64, 128, 256

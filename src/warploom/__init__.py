@@ -16,16 +16,14 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from warploom.ops.append_to_cache import append_to_cache
-    from warploom.ops.attention import attention, plan
+    from warploom.ops.attention import AttentionPlan, attention, plan
     from warploom.ops.attention_backward import AttentionBackwardPlan, attention_backward, plan_attention_backward
     from warploom.ops.attention_paged import AttentionPagedPlan, attention_paged, plan_attention_paged
-    from warploom.ops.attention_plan import AttentionPlan
     from warploom.ops.attention_varlen import attention_varlen
     from warploom.ops.cuda import check_cuda
     from warploom.ops.launch import launch
     from warploom.ops.loss import linear_cross_entropy, plan_linear_cross_entropy
-    from warploom.ops.matmul import matmul, plan_matmul
-    from warploom.ops.matmul_plan import MatmulPlan
+    from warploom.ops.matmul import MatmulPlan, matmul, plan_matmul
     from warploom.ops.ptx import CheckedPtx, check_ptx
     from warploom.ops.reduce import ReducePlan, matmul_reduce, plan_matmul_reduce
     from warploom.ops.triton import check_triton
@@ -35,7 +33,7 @@ tracing.operator_of = operator_of  # the packages below call what stands on them
 _PUBLIC = {
     "attention": "warploom.ops.attention",
     "plan": "warploom.ops.attention",
-    "AttentionPlan": "warploom.ops.attention_plan",
+    "AttentionPlan": "warploom.ops.attention",
     "attention_backward": "warploom.ops.attention_backward",
     "plan_attention_backward": "warploom.ops.attention_backward",
     "AttentionBackwardPlan": "warploom.ops.attention_backward",
@@ -46,7 +44,7 @@ _PUBLIC = {
     "attention_varlen": "warploom.ops.attention_varlen",
     "matmul": "warploom.ops.matmul",
     "plan_matmul": "warploom.ops.matmul",
-    "MatmulPlan": "warploom.ops.matmul_plan",
+    "MatmulPlan": "warploom.ops.matmul",
     "matmul_reduce": "warploom.ops.reduce",
     "plan_matmul_reduce": "warploom.ops.reduce",
     "linear_cross_entropy": "warploom.ops.loss",

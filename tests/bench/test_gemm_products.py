@@ -16,7 +16,7 @@ from warploom.core.targets import target
 from warploom.kernels.matmul.choice import choose
 from warploom.kernels.matmul.problem import contiguous_problem
 from warploom.kernels.matmul.sm90 import MatmulSm90
-from warploom.ops.matmul_plan import MatmulPlan
+from warploom.ops.matmul import MatmulPlan
 
 torch = pytest.importorskip("torch")
 
@@ -94,7 +94,8 @@ def bench(monkeypatch, tmp_path):
     monkeypatch.setattr(script, "Bench", fake_bench)
     monkeypatch.setattr(script, "environment", lambda _: {"gpu": {"name": "NVIDIA X"}})
     monkeypatch.setattr(script, "LARGE", ("b.m128",))
-    monkeypatch.setattr(script, "microseconds", lambda call, *_: SimpleNamespace(json=lambda: {"median": 9.0}))
+    cost = SimpleNamespace(json=lambda: {"median": 9.0})
+    monkeypatch.setattr(script, "microseconds", lambda calls, *_: dict.fromkeys(calls, cost))
     monkeypatch.setattr(cells, "graphed", graph)
     monkeypatch.setattr(cells, "power_of", lambda *_: SimpleNamespace(json=lambda flops: sustained))
     for name, value in {"PAUSE_SECONDS": 0.0, "SAMPLE_SECONDS": 1e-6, "MOST_CALLS": 2, "ROTATE_BYTES": 7e4}.items():

@@ -13,7 +13,7 @@ from warploom.core.dtypes import bf16, f32
 from warploom.core.errors import WarploomError
 from warploom.emulate import emulate
 from warploom.kernels.matmul.sm80 import MatmulSm80
-from warploom.ops import reduce_plan
+from warploom.ops import reduce as of_reduce
 
 SMALL = MatmulSm80(32, 32, 32, 16, 16, stages=2, dtype=bf16)
 
@@ -70,11 +70,11 @@ def test_one_array_twice_is_not_confused_with_two(prepared):
 
 @pytest.mark.parametrize("op", ["max", "sum", "logsumexp"])
 def test_rows_in_blocks_give_the_same_bits(monkeypatch, op):
-    monkeypatch.setattr(reduce_plan, "LEAST_ROWS", 16)
+    monkeypatch.setattr(of_reduce, "LEAST_ROWS", 16)
     a, b = inputs(70, 90, 24, 0)
     bias = inputs(1, 90, 1, 1)[1][0]
     expected = ops.matmul_reduce(a, b, op, bias=bias, config=SMALL)
-    monkeypatch.setattr(reduce_plan, "WORKSPACE_BYTES", 1 << 9)
+    monkeypatch.setattr(of_reduce, "WORKSPACE_BYTES", 1 << 9)
     plan = ops.plan_matmul_reduce(a, b, op, bias=bias, config=SMALL)
     assert plan.block_rows < 70
     assert plan.workspace_bytes <= 1 << 9
@@ -82,8 +82,8 @@ def test_rows_in_blocks_give_the_same_bits(monkeypatch, op):
 
 
 def test_blocks_of_rows_on_a_gpu_read_their_own_rows(prepared, monkeypatch):
-    monkeypatch.setattr(reduce_plan, "LEAST_ROWS", 16)
-    monkeypatch.setattr(reduce_plan, "WORKSPACE_BYTES", 1 << 8)
+    monkeypatch.setattr(of_reduce, "LEAST_ROWS", 16)
+    monkeypatch.setattr(of_reduce, "WORKSPACE_BYTES", 1 << 8)
     for trial in range(2):
         a, b = inputs(40, 70, 48, trial)
         values, index = ops.matmul_reduce(a, b, return_index=True)

@@ -23,8 +23,7 @@ from warploom.kernels.matmul.problem import MatmulConfig, MatmulProblem, contigu
 from warploom.kernels.matmul.reference import GemmError, GemmReference, gemm_error, gemm_reference, largest_error
 from warploom.kernels.settings import refuse
 from warploom.ops.backends import EMULATION_OVERHEAD, SECONDS_PER_FLOP, emulator_arguments
-from warploom.ops.matmul import plan_matmul
-from warploom.ops.matmul_plan import MatmulPlan
+from warploom.ops.matmul import MatmulPlan, plan_matmul
 
 ACCUMULATORS = {"f16": f16, "f32": f32}
 """What ``--accumulate`` may be."""

@@ -16,9 +16,9 @@ import torch
 from warploom.operators.fakes import for_operator, if_sizes_are_known, options_of, seen
 from warploom.operators.registration import Derivative, Named, define, differentiated
 from warploom.ops import attention as eager
+from warploom.ops.attention import refuse_config
 from warploom.ops.attention_arrays import AXES, Options, checked
 from warploom.ops.attention_backward import attention_backward
-from warploom.ops.attention_plan import refuse_config
 from warploom.ops.signatures import AttentionOptions
 
 _SCHEMA = (

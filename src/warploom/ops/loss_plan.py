@@ -30,7 +30,7 @@ from warploom.kernels.matmul_reduce.loss import (
     table_words,
 )
 from warploom.kernels.source import KernelCall
-from warploom.ops.reduce_plan import ReducePlan
+from warploom.ops.reduce import ReducePlan
 from warploom.ops.steps import Step, Steps
 
 WORKSPACE_BYTES = 60 << 20

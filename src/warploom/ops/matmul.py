@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, Unpack, overload
 
 import numpy as np
@@ -14,13 +16,13 @@ from warploom.interop.copies import as_if_compact, compact
 from warploom.interop.tracing import recorded, traced
 from warploom.kernels.matmul.choice import choose, parse_config
 from warploom.kernels.matmul.features import EpilogueFunction
-from warploom.kernels.matmul.problem import MatmulConfig
-from warploom.ops.matmul_arrays import READ_ONLY, Inputs, matmul_config, read_inputs, refuse_overlap
-from warploom.ops.matmul_plan import MatmulPlan
+from warploom.kernels.matmul.problem import MatmulConfig, MatmulProblem
+from warploom.kernels.source import KernelCall
+from warploom.ops.matmul_arrays import READ_ONLY, Inputs, Offsets, matmul_config, read_inputs, refuse_overlap
 from warploom.ops.options import extra_matrices, number, refuse_unhashable
 from warploom.ops.places import Place, decided
 from warploom.ops.repeated import Kept, run_and_keep
-from warploom.ops.steps import Steps
+from warploom.ops.steps import Plan, Step, Steps
 from warploom.ops.tuned import tuned
 
 if TYPE_CHECKING:
@@ -125,6 +127,28 @@ def _read(
 ) -> Inputs:  # fmt: skip
     read = [x for name, x in views.items() if name != "out"]
     return read_inputs(read, views.get("out"), "bias" in views, epilogue, out_dtype, accumulate, alpha, copy)
+
+
+@dataclass(frozen=True)
+class MatmulPlan(Plan):
+    """What a call of :func:`matmul` would run: nothing has been compiled or launched yet."""
+
+    problem: MatmulProblem
+    config: MatmulConfig
+    multiprocessors: int
+
+    @cached_property
+    def calls(self) -> tuple[KernelCall, ...]:
+        """The kernels and their launches: of a split K a second one adds the parts."""
+        return self.config.calls(self.problem, self.multiprocessors)
+
+    def steps(self, groups: Iterable[Offsets] = ((0, 0, 0, 0),)) -> Steps:
+        """The launches, for each group of batches."""
+        found: list[Step] = []
+        for of_a, of_b, of_out, of_extra in groups:
+            offsets = {"a": of_a, "b": of_b, "out": of_out, "extra0": of_extra, "extra1": of_extra}
+            found += [Step(call, self.problem.flops if "a" in call.arrays else 0, offsets) for call in self.calls]
+        return Steps(tuple(found))
 
 
 @traced

@@ -18,10 +18,11 @@ from warploom.kernels.matmul.choice import parse_config
 from warploom.kernels.matmul.features import MOST_EXTRAS, Epilogue, EpilogueFunction, Extra
 from warploom.kernels.matmul.problem import MOST_GRID_ROWS, MatmulConfig, MatmulProblem, Matrix
 from warploom.kernels.settings import refuse
-from warploom.ops.matmul_plan import Offsets
 from warploom.ops.options import configuration
 
 _STRIDE_LIMIT = 2**32
+Offsets = tuple[int, int, int, int]
+"""Bytes, of (a, b, the result, the extra matrices)."""
 READ_ONLY = "out is read-only: pass an array that can be written"
 
 
