@@ -12,7 +12,6 @@ import pytest
 from tests.emulate.findings import kinds, numbers
 from warploom.core.errors import EmulationError
 from warploom.emulate import emulate
-from warploom.isa.memory import Atomic
 from warploom.lang import Global, Kernel, SharedTile, Traced, kernel
 from warploom.lang import u32 as U32  # noqa: N812
 
@@ -65,26 +64,6 @@ def test_a_finding_in_a_helper_names_the_calls_that_led_there() -> None:
     for where in (race.where, race.other):
         assert [(caller.function, caller.line) for caller in where.callers] == [("helped", call)]
     assert f"test_findings.py:{call}" in race.lines
-
-
-@kernel(threads=64)
-def overwritten(k: Kernel, out: Global[U32], *, barrier: bool) -> None:
-    """A tile is read by the other warp and then written again."""
-    tile = k.shared(U32, 64)
-    tile.store([k.thread], 0, k.thread)
-    k.syncthreads()
-    out.store(tile.load(0, k.thread ^ 32), k.thread)
-    if barrier:
-        k.syncthreads()
-    tile.store([k.thread], 0, k.thread)
-
-
-def test_race_of_a_write_after_another_warps_read() -> None:
-    assert emulate(overwritten.trace(barrier=True), 1, [numbers(64)]).findings == ()
-    (race,) = emulate(overwritten.trace(barrier=False), 1, [numbers(64)]).findings
-    assert race.kind == "race"
-    assert "writes" in race.message
-    assert "read" in race.message
 
 
 @kernel(threads=64)
@@ -174,23 +153,6 @@ def test_lanes_of_one_warp_need_syncwarp() -> None:
     assert kinds(emulate(halves_cross.trace(), 1, [numbers(32)])) == {"race"}
 
 
-@kernel(threads=32)
-def matrix_after_store(k: Kernel, out: Global[U32], *, sync: bool) -> None:
-    tile = k.shared(U32, (8, 4))
-    tile.store([k.thread], 0, k.thread)
-    if sync:
-        k.syncwarp()
-    (register,) = k.ldmatrix(tile.address(k.thread & 7, 0), 1)
-    out.store([register], k.thread)
-
-
-def test_ldmatrix_reads_for_other_lanes() -> None:
-    out = numbers(32)
-    assert emulate(matrix_after_store.trace(sync=True), 1, [out]).findings == ()
-    assert (out == numbers(32)).all()
-    assert kinds(emulate(matrix_after_store.trace(sync=False), 1, [numbers(32)])) == {"race"}
-
-
 @kernel(threads=64)
 def one_cell(k: Kernel, out: Global[U32], *, values: str) -> None:
     tile = k.shared(U32, 64)
@@ -227,29 +189,6 @@ def test_stop_raises_at_the_first_finding_and_raise_if_found_names_all() -> None
     with pytest.raises(EmulationError, match="the emulator found 1"):
         run.raise_if_found()
     assert emulate(program, 1, [numbers(64)], checks=False).findings == ()
-
-
-@kernel(threads=64)
-def shared_counter(k: Kernel, out: Global[U32], *, initialise: bool, barriers: int) -> None:
-    tile = k.shared(U32, 4)
-    if initialise:
-        with k.when(k.thread == 0):
-            tile.store([0], 0, 0)
-    if barriers > 0:
-        k.syncthreads()
-    k.emit(Atomic("shared", "add", U32), (tile.address(0, 0), k.value(1, U32)))
-    if barriers > 1:
-        k.syncthreads()
-    out.store(tile.load(0, 0), k.thread)
-
-
-def test_atomics_on_shared_memory() -> None:
-    out = numbers(64)
-    assert emulate(shared_counter.trace(initialise=True, barriers=2), 1, [out]).findings == ()
-    assert (out == 64).all()
-    assert kinds(emulate(shared_counter.trace(initialise=True, barriers=1), 1, [out])) == {"race"}
-    assert kinds(emulate(shared_counter.trace(initialise=True, barriers=0), 1, [out])) == {"race"}
-    assert kinds(emulate(shared_counter.trace(initialise=False, barriers=2), 1, [out])) == {"uninitialised"}
 
 
 @kernel(threads=64, requires="sm_90a")

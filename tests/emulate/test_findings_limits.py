@@ -42,29 +42,6 @@ def test_bounds_name_the_element(array: Any, element: str) -> None:
     assert f"byte 120 of a{element}, where a has shape {array.shape}" in found.message
 
 
-def test_a_read_only_array_is_not_written() -> None:
-    out = numbers(32)
-    out.flags.writeable = False
-    assert kinds(emulate(strided.trace(offset=0), 1, [numbers(32), out])) == {"bounds"}
-
-
-@kernel(threads=32)
-def shared_reach(k: Kernel, out: Global[U32], *, offset: int, words: int) -> None:
-    tile = k.shared(U32, 128)
-    tile.store([k.thread] * words, 0, k.thread * words + offset)
-    k.syncwarp()
-    out.store(tile.load(0, k.thread * words + offset), k.thread)
-
-
-def test_bounds_and_alignment_of_shared_memory() -> None:
-    assert emulate(shared_reach.trace(offset=0, words=4), 1, [numbers(32)]).findings == ()
-    assert kinds(emulate(shared_reach.trace(offset=1, words=4), 1, [numbers(32)])) >= {"misaligned"}
-    found = emulate(shared_reach.trace(offset=100, words=1), 1, [numbers(32)]).findings
-    assert {f.kind for f in found} == {"bounds"}
-    assert found[0].lane == 28
-    assert found[0].count == 4
-
-
 @kernel(threads=32)
 def wide(k: Kernel, a: Global[U32], out: Global[U32], *, offset: int) -> None:
     out.store(a.load(k.thread * 2 + offset, 2), k.thread * 2)
@@ -92,30 +69,6 @@ def test_divergence_at_aligned_instructions_and_false_uniformity() -> None:
     assert len([f for f in run.findings if "uniform" in f.message]) == 1
 
 
-@kernel(threads=32)
-def members(k: Kernel, out: Global[U32], *, mask: int, limit: int, per_lane: bool) -> None:
-    with k.when(k.thread < limit):
-        chosen = k.select(k.thread < 8, k.value(mask, U32), mask ^ 0x100) if per_lane else mask
-        out.store([k.shfl_xor(k.thread, 1, chosen)], k.thread)
-
-
-@pytest.mark.parametrize(
-    ("mask", "limit", "per_lane", "defect"),
-    [
-        (0xFFFFFFFF, 32, False, False),
-        (0xFFFF, 16, False, False),
-        (0xFFFFFFFF, 16, False, True),  # names lanes that are not here
-        (0xFF, 16, False, True),  # leaves out lanes that execute it
-        (0xFFFF, 16, True, True),  # members disagree
-    ],
-)
-def test_member_masks(mask: int, limit: int, per_lane: bool, defect: bool) -> None:
-    run = emulate(members.trace(mask=mask, limit=limit, per_lane=per_lane), 1, [numbers(32)])
-    assert ("member_mask" in kinds(run)) == defect
-    if not defect:
-        assert run.findings == ()
-
-
 @kernel(threads=96)
 def rendezvous(k: Kernel, out: Global[U32], *, count: int, arrive: bool) -> None:
     """Warp 0 waits for warp 1, which only arrives."""
@@ -140,22 +93,6 @@ def test_named_barriers_deadlock_and_counts(seed: int | None) -> None:
     assert dead.kind == "deadlock"
     assert "32 of 64 threads: warp 0 came, warp 1 has ended, warp 2 has ended" in dead.message
     assert kinds(emulate(rendezvous.trace(count=96, arrive=True), 1, [out], seed=seed)) == {"deadlock"}
-
-
-@kernel(threads=64)
-def unmatched(k: Kernel, out: Global[U32], *, sync: bool) -> None:
-    with k.when(k.warp == 0):
-        k.bar_arrive(2, 64)
-    if sync:
-        with k.when(k.warp == 1):
-            k.bar_sync(2, 64)
-    out.store([k.thread], k.thread)
-
-
-def test_an_arrival_nobody_waits_for() -> None:
-    assert emulate(unmatched.trace(sync=True), 1, [numbers(64)]).findings == ()
-    (found,) = emulate(unmatched.trace(sync=False), 1, [numbers(64)]).findings
-    assert found.kind == "barrier"
 
 
 @kernel(threads=32)
