@@ -1,4 +1,4 @@
-"""Integer, bit and predicate instructions against Python's integers."""
+"""Integer, bit and predicate instructions against Python's integers; plain arithmetic is in tests/ptx/test_scalar_forms.py."""
 
 from __future__ import annotations
 
@@ -54,37 +54,6 @@ def truncated(a: int, b: int) -> int:
     return abs(a) // abs(b) * (1 if (a < 0) == (b < 0) else -1)
 
 
-EXACT = {
-    "add": lambda a, b: a + b,
-    "sub": lambda a, b: a - b,
-    "mul": lambda a, b: a * b,
-    "and": lambda a, b: a & b,
-    "or": lambda a, b: a | b,
-    "xor": lambda a, b: a ^ b,
-    "min": min,
-    "max": max,
-}
-COMPARE = {
-    "lt": lambda a, b: a < b,
-    "le": lambda a, b: a <= b,
-    "gt": lambda a, b: a > b,
-    "ge": lambda a, b: a >= b,
-    "eq": lambda a, b: a == b,
-    "ne": lambda a, b: a != b,
-}
-
-
-@pytest.mark.parametrize("dtype", INTEGERS, ids=repr)
-@CASES
-@given(data=st.data())
-def test_arithmetic_wraps(dtype, data):
-    a, b = data.draw(edges(dtype)), data.draw(edges(dtype))
-    for op, exact in EXACT.items():
-        assert run(Binary(op, dtype), array(dtype, a), array(dtype, b)) == wrapped(dtype, exact(a, b)), op
-    for op, holds in COMPARE.items():
-        assert run(Binary(op, dtype), array(dtype, a), array(dtype, b)) is holds(a, b), op
-
-
 @pytest.mark.parametrize("dtype", INTEGERS, ids=repr)
 @CASES
 @given(data=st.data())
@@ -98,29 +67,6 @@ def test_division_truncates(dtype, data):
     else:
         assert quotient == wrapped(dtype, truncated(a, b))
         assert remainder == wrapped(dtype, a - truncated(a, b) * b)
-
-
-@pytest.mark.parametrize("dtype", INTEGERS, ids=repr)
-@CASES
-@given(data=st.data())
-def test_shifts_saturate_at_the_width(dtype, data):
-    a = data.draw(edges(dtype))
-    count = data.draw(st.one_of(st.integers(0, 70), st.sampled_from([255, 256, 2**31, 2**32 - 1])))
-    left = run(Binary("shl", dtype), array(dtype, a), array(u32, count))
-    right = run(Binary("shr", dtype), array(dtype, a), array(u32, count))
-    assert left == wrapped(dtype, a << min(count, dtype.bits))
-    assert right == a >> min(count, dtype.bits)  # Python's shift keeps the sign, as the signed instruction does
-
-
-@pytest.mark.parametrize("dtype", INTEGERS, ids=repr)
-@CASES
-@given(data=st.data())
-def test_bit_counts(dtype, data):
-    a, width = data.draw(edges(dtype)), dtype.bits
-    bits = a & ((1 << width) - 1)
-    assert run(Unary("popc", dtype), array(dtype, a)) == bits.bit_count()
-    assert run(Unary("clz", dtype), array(dtype, a)) == width - bits.bit_length()
-    assert run(Unary("brev", dtype), array(dtype, a)) == int(f"{bits:0{width}b}"[::-1], 2)
 
 
 @pytest.mark.parametrize(
@@ -150,39 +96,12 @@ def test_leading_zeros_around_every_power_of_two():
     assert counts[0].tolist() == [32 - v.bit_length() for v in values]
 
 
-@pytest.mark.parametrize("dtype", [s32, s64], ids=repr)
-@CASES
-@given(data=st.data())
-def test_signed_unary(dtype, data):
-    a = data.draw(edges(dtype))
-    assert run(Unary("neg", dtype), array(dtype, a)) == wrapped(dtype, -a)
-    assert run(Unary("abs", dtype), array(dtype, a)) == wrapped(dtype, abs(a))
-    assert run(Unary("not", dtype), array(dtype, a)) == ~a
-
-
-@pytest.mark.parametrize("dtype", [u32, s32], ids=repr)
-@CASES
-@given(data=st.data())
-def test_wide_products_are_exact(dtype, data):
-    a, b = data.draw(edges(dtype)), data.draw(edges(dtype))
-    assert run(MultiplyWide(dtype), array(dtype, a), array(dtype, b)) == a * b
-
-
 @CASES
 @given(edges(u32), edges(u32), st.integers(0, 0xFFFF).map(lambda s: s & 0x7777))
 def test_prmt_picks_bytes(a, b, selector):
     pool = a.to_bytes(4, "little") + b.to_bytes(4, "little")
     expected = bytes(pool[(selector >> (4 * i)) & 7] for i in range(4))
     assert run(Permute(selector), array(u32, a), array(u32, b)) == int.from_bytes(expected, "little")
-
-
-@pytest.mark.parametrize("source", INTEGERS, ids=repr)
-@pytest.mark.parametrize("dtype", INTEGERS, ids=repr)
-@CASES
-@given(data=st.data())
-def test_integer_conversions_wrap_or_extend(source, dtype, data):
-    a = data.draw(edges(source))
-    assert run(Convert(source, dtype), array(source, a)) == wrapped(dtype, a)
 
 
 @pytest.mark.parametrize("source", INTEGERS, ids=repr)
