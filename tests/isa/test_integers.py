@@ -1,4 +1,4 @@
-"""Integer, bit and predicate instructions against Python's integers; plain arithmetic is in tests/ptx/test_scalar_forms.py."""
+"""Integer, bit and predicate instructions against Python's integers; tests/ptx/test_scalar_forms.py has plain arithmetic."""
 
 from __future__ import annotations
 
