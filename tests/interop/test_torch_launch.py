@@ -9,7 +9,7 @@ torch = pytest.importorskip("torch")
 
 import warploom  # noqa: E402
 from warploom.core.errors import ProblemError, TraceError  # noqa: E402
-from warploom.lang import Global, Kernel, f32, kernel, u32  # noqa: E402
+from warploom.lang import Global, Kernel, Strided, f32, kernel, u32  # noqa: E402
 
 
 def body(k: Kernel, x: Global[f32], y: Global[f32], n: u32, factor: f32, *, tile: int = 64) -> None:
@@ -40,6 +40,30 @@ def test_a_declared_launch_is_part_of_the_graph(function):
         x = torch.randn(size)
         torch.testing.assert_close(compiled(x), (x + 1) * 6)
     torch.testing.assert_close(function(x), (x + 1) * 6)
+
+
+@kernel(threads=32, outputs=["y"])
+def rows(k: Kernel, x: Strided[f32, 2], y: Strided[f32, 2]) -> None:
+    y.at(k.cta_x, k.lane).store(x.at(k.cta_x, k.lane).load() + 1.0)
+
+
+def test_the_strides_of_a_tensor_are_those_of_the_graph():
+    def plus_one(x):
+        y = torch.empty_like(x)
+        warploom.launch(rows, 5, [x.t(), y.t()])
+        return y
+
+    x = torch.randn(32, 5)
+    torch.testing.assert_close(torch.compile(plus_one, fullgraph=True, backend="aot_eager")(x), x + 1)
+
+
+def test_arguments_of_another_count_are_refused_where_they_are_run():
+    def too_few(x):
+        warploom.launch(rows, 5, [x])
+        return x
+
+    with pytest.raises(ProblemError, match=r"rows takes 2 arguments \(x, y\), not 1"):
+        torch.compile(too_few, backend="aot_eager")(torch.randn(5, 32))
 
 
 def test_what_is_written_in_place_is_seen_by_what_follows():

@@ -146,6 +146,15 @@ def test_more_indices_than_dimensions_are_refused() -> None:
         wrong.trace()
 
 
+def test_two_parameters_have_two_names() -> None:
+    @kernel(threads=32)
+    def twice(k: Kernel, x: Strided[f32, 1], x_stride0: u32) -> None:
+        x.at(x_stride0).store(1.0)
+
+    with pytest.raises(TraceError, match="two parameters are called x_stride0"):
+        twice.trace()
+
+
 class Scaled(Compound):
     """A matrix and a factor for each row."""
 

@@ -144,6 +144,8 @@ class Parameters:
         return None
 
     def _new(self, to: list[Parameter], name: str, what: Any, dtype: DType, held: DType, **more: Any) -> Traced:
+        if name in {p.name for p in self.all}:
+            raise TraceError(f"two parameters are called {name}, one by what it is part of: rename it")
         value = self.k.new_value(held, name)
         to.append(Parameter(name, what, dtype, value, **more))
         return Traced(self.k, value)

@@ -57,6 +57,8 @@ def launch(kernel: Any, grid: Any, arguments: Sequence[Any] | Mapping[str, Any],
     if not isinstance(kernel, KernelFunction) or not kernel.outputs:
         return untraced.launch(kernel, grid, arguments, **configuration)
     names = kernel.names
+    if len(arguments) != len(names) or (isinstance(arguments, Mapping) and set(arguments) != set(names)):
+        return untraced.launch(kernel, grid, arguments, **configuration)
     given = [arguments[name] for name in names] if isinstance(arguments, Mapping) else list(arguments)
     kinds = ""
     lists: dict[str, list[Any]] = {"w": [], "r": [], "i": [], "f": []}

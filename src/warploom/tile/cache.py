@@ -55,27 +55,20 @@ class Pages:
         return k.minimum(entry, self.table.pages - 1)
 
 
-@dataclass(frozen=True)
-class Source:
-    """K or V in global memory: strides of sequences, or pages, and heads; that of keys is known while tracing."""
-
-    array: StridedPointer
-    key: int
-
-
 class WarpRing:
     """Rings of blocks of keys, one for each warp, which waits for nobody else's copies.
 
     ``fed``: shared tiles of (keys, head_dim), ``warps`` of them for each stage of a ring, and what they are copied
-    from. ``heads`` neighbouring warps copy the same keys of as many heads, those behind them the next keys of a block:
-    what lies side by side is read at about the same time. Keys that a sequence has not are zeros, whatever memory holds
-    in their place. ``once``: nobody reads these keys again soon, so the L2 drops them first (sm_90).
+    from: strides of sequences, or pages, heads and keys; that of keys is known while tracing. ``heads`` neighbouring
+    warps copy the same keys of as many heads, those behind them the next keys of a block: what lies side by side is
+    read at about the same time. Keys that a sequence has not are zeros, whatever memory holds in their place.
+    ``once``: nobody reads these keys again soon, so the L2 drops them first (sm_90).
     """
 
     def __init__(
         self,
         k: Kernel,
-        *fed: tuple[SharedTile, Source],
+        *fed: tuple[SharedTile, StridedPointer],
         warps: int,
         heads: int,
         head_dim: int,
@@ -91,7 +84,7 @@ class WarpRing:
         self._prefetched = next((n for n in FETCHED if n <= 2 * head_dim * heads), FETCHED[-1])
         self._eviction: Eviction = "first" if once else ""
         plan = CopyPlan(self._keys, cols, 1, False)
-        self._copies = [TileCopy(k, tile, plan, source.key, valid_cols=head_dim) for tile, source in fed]
+        self._copies = [TileCopy(k, tile, plan, source.strides[2], valid_cols=head_dim) for tile, source in fed]
         for copy in self._copies:
             copy.prepare()
         self._named = [] if pages is None else k.registers(u32, self._keys // run, None, "page")
@@ -126,15 +119,15 @@ class WarpRing:
         source, copy = self._sources[tile], self._copies[tile]
         first = self.first_key(block)
         exist = k.maximum(keys, first) - first
-        outer, of_head = source.array.strides
-        start = source.array + k.mul_wide(head * self.heads + self.head, of_head)
+        outer, of_head, of_key = source.strides
+        start = source + k.mul_wide(head * self.heads + self.head, of_head)
         if self._pages is None:
             start = start + k.mul_wide(sequence, outer)
-            rows = [start + k.mul_wide(key, source.key) for key in self._runs(block)]
+            rows = [start + k.mul_wide(key, of_key) for key in self._runs(block)]
         else:
             size = self._pages.size
             rows = [
-                start + (k.mul_wide(self._pages.page(k, page.get()), outer) + k.mul_wide(key % size, source.key))
+                start + (k.mul_wide(self._pages.page(k, page.get()), outer) + k.mul_wide(key % size, of_key))
                 for page, key in zip(self._named, self._runs(block), strict=True)
             ]
         runs = [copy.start_of_run(row) for row in rows]

@@ -35,18 +35,12 @@ def attention_decode_combine(
     parts: Global[f32],
     logs: Global[f32],
     results: ResultArrays,
-    kv_heads: u32,
-    split: u32,
-    pieces: u32,
-    ctas: u32,
-    spread: u32,
-    used: u32,
-    by_tile: u32,
+    kv_heads: u32, split: u32, pieces: u32, ctas: u32, spread: u32, used: u32, by_tile: u32,
     *,
     config: Decode,
     features: AttentionFeatures,
     form: CacheForm,
-) -> None:
+) -> None:  # fmt: skip
     """O from the parts that :func:`attention_decode` left, always in the order of the keys.
 
     Grid: along x tiles or, without a given split or ``by_tile``, the CTAs of the first kernel, each of which begins one

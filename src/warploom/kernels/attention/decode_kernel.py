@@ -35,7 +35,7 @@ from warploom.lang import Global, Kernel, Mutable, SharedTile, Strided, Traced, 
 from warploom.lang.fragments import TileAddresses
 from warploom.layout.reduction import reduction_plan
 from warploom.layout.shared import SharedLayout
-from warploom.tile.cache import Pages, PageTable, Source, WarpRing
+from warploom.tile.cache import Pages, PageTable, WarpRing
 from warploom.tile.eight_bits import LANES, ProductAlongRows, ProductDownRows, columns
 from warploom.tile.mask import Visible, hide
 from warploom.tile.merge import merged
@@ -63,16 +63,13 @@ def attention_decode(
     results: ResultArrays,
     parts: Global[f32],
     logs: Global[f32],
-    kv_heads: u32,
-    split: u32,
-    pieces: u32,
-    ctas: u32,
+    kv_heads: u32, split: u32, pieces: u32, ctas: u32,
     *,
     config: Decode,
     features: AttentionFeatures,
     form: CacheForm,
     row_strides: tuple[int, int],
-) -> None:
+) -> None:  # fmt: skip
     """O of tiles that one CTA sees all keys of, and for the others O and log-sum-exps of its pieces, in float32.
 
     Grid: CTAs that share all blocks. ``parts`` has a place of (tile_rows, head_dim) for each piece, ``logs`` of
@@ -96,10 +93,8 @@ def attention_decode(
     numbers = TileNumbers(given, span, f.group, c.tile_m)
     slots = Slots(k, numbers, heads, pieces if form.split else None)
     k_tile, v_tile = (operand_tile(k, c.dtype, c.keys, c.key_cols, name=x, stages=c.stages * c.num_warps) for x in "KV")
-    fed = (
-        (k_tile, Source(key, row_strides[0])),
-        (v_tile, Source(value, row_strides[1])),
-    )
+    sources = [replace(x, strides=(*x.strides, row)) for x, row in zip((key, value), row_strides, strict=True)]
+    fed = zip((k_tile, v_tile), sources, strict=True)
     named = Pages(form.page_size, table) if form.page_size else None
     ring = WarpRing(k, *fed, warps=c.num_warps, heads=c.heads, head_dim=c.key_cols, pages=named,
                     run=c.run(form.page_size), once=c.overlap)  # fmt: skip

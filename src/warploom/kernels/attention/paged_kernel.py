@@ -13,7 +13,7 @@ from warploom.kernels.attention.packed_kernel import PackedTiles
 from warploom.kernels.attention.sm90 import ForwardSm90
 from warploom.kernels.attention.sm90_kernel import TensorMaps, run
 from warploom.kernels.attention.sm90_tiles import Tile
-from warploom.lang import Global, GlobalPointer, Kernel, Strided, Traced, kernel
+from warploom.lang import Global, GlobalPointer, Kernel, Strided, StridedPointer, Traced, kernel
 from warploom.lang.values import Number
 from warploom.tile.cache import Pages, PageTable
 from warploom.tile.paged import PagedBoxes, PageRuns
@@ -56,26 +56,19 @@ def attention_paged_sm90(
     """
     in_pages = partial(PagedBoxes.of, rows=box_rows(page_size, config.tile_n)) if page_size else None
     found = Pages(page_size, table) if page_size else None
-    logs = LseOfCache(lse.strides[0], None if packed else spacing)
-    work = PagedTiles(k, config, features, lse, sinks, PieceList(k, tiles), lse.strides[1], found, page_pitch, logs)
+    listed, apart = PieceList(k, tiles), None if packed else spacing
+    work = PagedTiles(k, config, features, lse, sinks, listed, lse.strides[1], found, page_pitch, apart)
     run(k, config, maps.boxes(sequence_boxes, in_pages), work)
 
 
 @dataclass(frozen=True)
-class LseOfCache:
-    """Log-sum-exps of a batch: elements from one sequence to the next, and rows of Q and O (None: packed)."""
-
-    batch: Traced
-    spacing: Divisor | None
-
-
-@dataclass(frozen=True)
 class PagedTiles(PackedTiles):
-    """Those of a list whose keys begin at a row of the block table."""
+    """Those of a list whose keys begin at a row of the block table; ``spacing``: of sequences of Q (None: packed)."""
 
+    lse: StridedPointer
     pages: Pages | None
     pitch: Traced
-    logs: LseOfCache
+    spacing: Divisor | None
 
     def feed_part(self, tile: Tile, blocks_in: Cursor, first: Number, end: Traced) -> None:
         """Which pages a block lies in is read while the block before it is waited for."""
@@ -91,9 +84,8 @@ class PagedTiles(PackedTiles):
 
     def lse_of(self, tile: Tile) -> tuple[GlobalPointer, Number, Traced]:
         """Of (heads, queries) where they are packed, else of (batch, heads, queries)."""
-        if self.logs.spacing is None:
+        if self.spacing is None:
             return super().lse_of(tile)
         k, (row, head, begin, rows) = self.k, tile.queries
-        sequence, first = self.logs.spacing.divide(k.value(begin, u32))
-        plane = self.lse + (k.mul_wide(sequence, self.logs.batch) + k.mul_wide(head, self.total_q))
-        return plane + first, row, k.value(rows, u32)
+        sequence, first = self.spacing.divide(k.value(begin, u32))
+        return self.lse.at(sequence, head) + first, row, k.value(rows, u32)

@@ -90,39 +90,32 @@ class Output:
         if f.batched:
             step = to.extra0.offset(batch)
             extras = tuple(at + step * own.size for at, own in zip(extras, f.epilogue.extras, strict=True))
-        value = EpilogueValue(
-            k, f.epilogue, target, self.half, to.alpha, to.bias, extras, to.extra0.strides[1], to.row_values
-        )
-        return target, value
+        return target, EpilogueValue(k, f.epilogue, target, self.half, to, extras)
 
 
 @dataclass(frozen=True)
 class EpilogueValue:
     """``function(alpha · sum + bias[col], extra[0][row, col], …, *row_values[row], col)`` for two neighbouring sums.
 
-    ``alpha`` is the bits of an f32, ``half`` the type of the bias and the extra matrices, which point to this batch's
-    first elements; the latter's lines are ``extra_stride`` elements apart.
+    ``half`` is the type of the bias and the extra matrices; ``extras`` point to this batch's first elements.
     """
 
     k: Kernel
     epilogue: Epilogue
     target: Target
     half: DType
-    alpha: Traced
-    bias: GlobalPointer
+    given: Result
     extras: tuple[GlobalPointer, ...]
-    extra_stride: Traced
-    row_values: GlobalPointer
 
     def __call__(self, sums: Pair, row: Traced, col: Traced) -> Pair:
         """The values to store at (row, col) and (row, col + 1)."""
         k, e, others = self.k, self.epilogue, list[Pair]()
         first, second = sums
         if e.scaled:
-            alpha = k.bitcast(self.alpha, f32)
+            alpha = k.bitcast(self.given.alpha, f32)
             first, second = first * alpha, second * alpha
         if e.bias:
-            added = self._load_pair(self.bias + col, row, col, self.half)
+            added = self._load_pair(self.given.bias + col, row, col, self.half)
             first, second = first + added[0], second + added[1]
         others += [self._extra(x, own, row, col) for x, own in zip(self.extras, e.extras, strict=True)]
         if e.row_values:
@@ -139,7 +132,7 @@ class EpilogueValue:
             return value, value
         at = k.mul_wide(col, own.size)
         if own.along == "both":
-            at = k.mul_wide(row, self.extra_stride) * own.size + at
+            at = k.mul_wide(row, self.given.extra0.strides[1]) * own.size + at
         return self._load_pair(pointer + at, row, col, kind)
 
     def _inside(self, row: Traced) -> Traced:
@@ -148,7 +141,7 @@ class EpilogueValue:
 
     def _of_row(self, row: Traced) -> list[Traced]:
         """The row's numbers in the table; of rows beyond the target's edge those of the last."""
-        return (self.row_values + self.k.mul_wide(self._inside(row), ROW_VALUES)).load(count=ROW_VALUES)
+        return (self.given.row_values + self.k.mul_wide(self._inside(row), ROW_VALUES)).load(count=ROW_VALUES)
 
     def _load_pair(self, source: GlobalPointer, row: Traced, col: Traced, kind: DType) -> Pair:
         """Two neighbouring elements of type ``kind`` as f32; those beyond the target's edge are 0."""
