@@ -14,7 +14,7 @@ from warploom.interop.arrays import same_device as on_one_device
 from warploom.interop.copies import compact, settled
 from warploom.interop.overlap import share_memory
 from warploom.interop.tracing import traced
-from warploom.kernels.attention.append import AppendForm, AppendProblem, Strides
+from warploom.kernels.attention.append import MOVED, AppendForm, AppendProblem, Strides
 from warploom.ops.attention_arrays import aligned, check_form, on_host, refuse_first
 from warploom.ops.attention_paged_arrays import (
     check_cache,
@@ -108,9 +108,11 @@ def _first_call(views: Arrays, interleaved: Any, check: Any) -> list[Any]:
 
 
 def _steps(arrays: Arrays, problem: AppendProblem) -> Steps:
-    names = [name for name in ("k", "v", "k_cache", "v_cache", "q", "q_out") if name in arrays]
-    strides: dict[str, tuple[int, ...]] = {name: _strides(settled(arrays[name])) for name in names}
-    strides |= {name: of_scale(arrays[name]) for name in ("k_scale", "v_scale") if name in arrays}
+    strides: dict[str, tuple[int, ...]] = {
+        name: of_scale(arrays[name]) if name.endswith("_scale") else _strides(settled(arrays[name]))
+        for name in MOVED
+        if name in arrays
+    }
     row = settled(arrays["table"]).strides[0] if "table" in arrays else 0
     return Steps((Step(problem.call(strides, row), 0),))
 

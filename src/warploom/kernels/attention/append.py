@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from warploom.core.arguments import strides as strides_of
 from warploom.core.dtypes import DType
 from warploom.core.errors import ProblemError
-from warploom.kernels.attention.problem import stride_scalars
 from warploom.kernels.source import KernelCall, KernelSource
 from warploom.tile.order import page_table
 
@@ -17,6 +17,12 @@ MOST_BATCH = 65535
 MOST_ROWS = 2**28
 
 Strides = tuple[int, int, int]
+MOVED = {
+    "k": "key_given", "k_cache": "key_kept", "k_scale": "key_scale",
+    "v": "value_given", "v_cache": "value_kept", "v_scale": "value_scale",
+    "q": "q_given", "q_out": "q_kept",
+}  # fmt: skip
+"""Arrays by the kernel's names, in its order."""
 
 
 @dataclass(frozen=True)
@@ -55,7 +61,7 @@ class AppendProblem:
     positions: int = 0
 
     def call(self, strides: dict[str, tuple[int, ...]], table_row: int) -> KernelCall:
-        """The launch. ``strides``: (batch or page, head, token) of k, v, k_cache, v_cache, q and q_out; and of scales
+        """The launch on arrays with ``strides``: (batch or page, head, token) of those of MOVED, and of scales
         (batch, head). Those of an fp8 cache count pairs.
 
         Raises ProblemError for more than a launch takes.
@@ -70,13 +76,12 @@ class AppendProblem:
         )
         scalars = {
             "kv_heads": self.kv_heads, "heads": self.heads, "tokens": self.tokens, "q_len": self.q_len,
-            "capacity": self.capacity, "positions": self.positions,
-            **page_table(table_row, self.table_pages, self.pages), **stride_scalars(strides),
+            "capacity": self.capacity, "angles_positions": self.positions,
+            **page_table(table_row, self.table_pages, self.pages),
+            **strides_of(**{MOVED[name]: of for name, of in strides.items()}),
         }  # fmt: skip
-        arrays = ["k", "v", "k_cache", "v_cache", "lengths"]
+        arrays = [*(name for name in MOVED if name in strides), "lengths"]
         arrays += ["table"] if self.form.page_size else []
-        arrays += ["k_scale", "v_scale"] if self.form.scaled else []
         arrays += ["cos", "sin"] if self.form.rotary else []
-        arrays += ["q", "q_out"] if self.form.queries else []
         grid = -(-rows * (self.form.head_dim // CHUNK) // THREADS), 3 if self.form.queries else 2, self.batch
         return KernelCall(source, grid, scalars, (), tuple(arrays))

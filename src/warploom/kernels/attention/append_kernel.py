@@ -10,10 +10,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
-from warploom.core.dtypes import DType, e4m3, f32, s32, u16, u32
+from warploom.core.dtypes import e4m3, f32, s32, u16, u32
 from warploom.kernels.attention.append import CHUNK, THREADS, AppendForm
-from warploom.lang import Global, GlobalPointer, Kernel, Strided, StridedPointer, Traced, kernel
+from warploom.lang import Compound, Global, GlobalPointer, Kernel, Strided, StridedPointer, Traced, kernel
 from warploom.tile.cache import Pages, PageTable
 
 WORDS = CHUNK // 2
@@ -22,27 +23,22 @@ WORDS = CHUNK // 2
 @kernel(threads=THREADS, drop_unused=True)
 def append_to_cache(
     k: Kernel,
-    key: Strided[u16, 3],
-    value: Strided[u16, 3],
-    k_cache: Strided[u16, 3],
-    v_cache: Strided[u16, 3],
+    key: Moved,
+    value: Moved,
+    q: Moved,
     lengths: Global[s32],
     table: PageTable,
-    k_scale: Strided[f32, 2],
-    v_scale: Strided[f32, 2],
-    cos: Global[u16],
-    sin: Global[u16],
-    wide_cos: Global[f32],
-    wide_sin: Global[f32],
-    q: Strided[u16, 3],
-    q_out: Strided[u16, 3],
-    kv_heads: u32, heads: u32, tokens: u32, q_len: u32, capacity: u32, positions: u32,
+    angles: Angles,
+    kv_heads: u32,
+    heads: u32,
+    tokens: u32,
+    q_len: u32,
+    capacity: u32,
     *,
     form: AppendForm,
-) -> None:  # fmt: skip
+) -> None:
     """Grid: (rows of heads, 16 bytes a thread; keys, values and queries; sequences).
 
-    Strides of (sequence or page, head, token), and of scales of (sequence, key head).
     Sequence b has ``lengths[b]`` keys with its new ones, which are its last. What has no place in the cache is left
     out.
     """
@@ -50,42 +46,41 @@ def append_to_cache(
     item = k.cta_x * THREADS + k.thread
     row, col = item // chunks, item % chunks * CHUNK
     length = lengths.load(sequence)
-    turn = Rotation(k, form, (wide_cos, wide_sin) if form.table is f32 else (cos, sin), positions)
+    turn = Rotation(k, form, angles)
     named = Pages(form.page_size, table) if form.page_size else None
-    move = Move(k, sequence, row, col, length, turn, Cache(k, sequence, capacity, named))
-    of_keys, of_values = (
-        Narrow(k, form.dtype, scale if form.scaled else None) if form.fp8 else None for scale in (k_scale, v_scale)
-    )
+    move = Move(k, form, sequence, row, col, length, turn, Cache(k, sequence, capacity, named))
 
     with k.when(k.cta_y == 0, uniform=True):
-        move.rows(key, k_cache, (tokens, kv_heads), turned=True, narrow=of_keys)
+        move.rows(key, (tokens, kv_heads), turned=True)
     with k.when(k.cta_y == 1, uniform=True):
-        move.rows(value, v_cache, (tokens, kv_heads), turned=False, narrow=of_values)
+        move.rows(value, (tokens, kv_heads), turned=False)
     if form.queries:
         with k.when(k.cta_y == 2, uniform=True):
-            move.rows(q, q_out, (q_len, heads), turned=True, cached=False)
+            move.rows(q, (q_len, heads), turned=True, cached=False)
 
 
 append_to_cache_sm90 = replace(append_to_cache, name="append_to_cache_sm90", requires="sm_90")
 """The same where it makes fp8: GPUs do from sm_90 on."""
 
 
-@dataclass(frozen=True)
-class Narrow:
-    """16-bit words as fp8, over a scale of each sequence and key head."""
+class Moved(Compound):
+    """A parameter: rows (sequence, head, token), where they go (sequence or page, head, token), and their scales.
 
-    k: Kernel
-    dtype: DType
-    scale: StridedPointer | None
+    ``scale`` (sequence, key head): what an fp8 cache is multiplied by.
+    """
 
-    def words(self, words: Sequence[Traced], sequence: Traced, head: Traced) -> list[Traced]:
-        """Four ``e4m3`` in each word; beyond its largest number that."""
-        k = self.k
-        values = [x for word in words for x in k.unpack(word, self.dtype)]
-        if self.scale is not None:
-            scale = self.scale.at(sequence, head).load()
-            values = [x / scale for x in values]
-        return [k.pack_bytes(values[i : i + 4], e4m3) for i in range(0, len(values), 4)]
+    fields: ClassVar = {"given": Strided[u16, 3], "kept": Strided[u16, 3], "scale": Strided[f32, 2]}
+    given: StridedPointer
+    kept: StridedPointer
+    scale: StridedPointer
+
+
+class Angles(Compound):
+    """A parameter: cosines and sines of ``positions`` positions, with 16 or with 32 bits."""
+
+    fields: ClassVar = {
+        "cos": Global[u16], "sin": Global[u16], "wide_cos": Global[f32], "wide_sin": Global[f32], "positions": u32,
+    }  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -114,6 +109,7 @@ class Move:
     """A thread's part of moving rows of heads: ``row`` of those of a sequence, 16 bytes of it from ``col`` on."""
 
     k: Kernel
+    form: AppendForm
     sequence: Traced
     row: Traced
     col: Traced
@@ -121,21 +117,9 @@ class Move:
     rotation: Rotation
     cache: Cache
 
-    def rows(
-        self,
-        source: StridedPointer,
-        to: StridedPointer,
-        count: tuple[Traced, Traced],
-        *,
-        turned: bool,
-        cached: bool = True,
-        narrow: Narrow | None = None,
-    ) -> None:
-        """``count`` = (tokens of the sequence, heads), its last; to their places in the cache, or one after another.
-
-        ``narrow``: in half as many bytes.
-        """
-        k, (tokens, heads) = self.k, count
+    def rows(self, moved: Moved, count: tuple[Traced, Traced], *, turned: bool, cached: bool = True) -> None:
+        """``count`` = (tokens of the sequence, heads), its last; to their places in the cache, or one after another."""
+        k, (tokens, heads), source, to = self.k, count, moved.given, moved.kept
         with k.when(self.row < tokens * heads):
             token, head = self.row // heads, self.row % heads
             at = self.length + k.bitcast(token, s32) - k.bitcast(tokens, s32)
@@ -147,18 +131,26 @@ class Move:
             with nullcontext() if exists is None else k.when(exists):
                 words = self.rotation.load(source + offset, self.col, at if turned else None)
                 col = self.col
-                if narrow is not None:
-                    words, col = narrow.words(words, self.sequence, head), col // 2
+                if cached and self.form.fp8:
+                    words, col = self._narrowed(words, moved.scale, head), col // 2
                 (to + (place + k.mul_wide(head, into[1])) + col).store(words, dtype=u32)
+
+    def _narrowed(self, words: Sequence[Traced], scale: StridedPointer, head: Traced) -> list[Traced]:
+        """Four ``e4m3`` in each word; beyond its largest number that."""
+        k = self.k
+        values = [x for word in words for x in k.unpack(word, self.form.dtype)]
+        if self.form.scaled:
+            factor = scale.at(self.sequence, head).load()
+            values = [x / factor for x in values]
+        return [k.pack_bytes(values[i : i + 4], e4m3) for i in range(0, len(values), 4)]
 
 
 class Rotation:
     """Pairs (x, y) of a row become (x·cos - y·sin, y·cos + x·sin) by its position's row of a table."""
 
-    def __init__(
-        self, k: Kernel, form: AppendForm, table: tuple[GlobalPointer, GlobalPointer], positions: Traced
-    ) -> None:
-        self._k, self._form, self._table, self._positions = k, form, table, positions
+    def __init__(self, k: Kernel, form: AppendForm, angles: Angles) -> None:
+        cos, sin, wide_cos, wide_sin, self._positions = angles.values
+        self._k, self._form, self._table = k, form, (wide_cos, wide_sin) if form.table is f32 else (cos, sin)
 
     def load(self, row: GlobalPointer, col: Traced, at: Traced | None) -> list[Traced]:
         """Eight elements of a row from a column on, packed; turned by position ``at``, if given."""
