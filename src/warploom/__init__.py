@@ -30,32 +30,22 @@ if TYPE_CHECKING:
 
 tracing.operator_of = operator_of  # the packages below call what stands on them, and cannot import it
 
-_PUBLIC = {
-    "attention": "warploom.ops.attention",
-    "plan": "warploom.ops.attention",
-    "AttentionPlan": "warploom.ops.attention",
-    "attention_backward": "warploom.ops.attention_backward",
-    "plan_attention_backward": "warploom.ops.attention_backward",
-    "AttentionBackwardPlan": "warploom.ops.attention_backward",
-    "append_to_cache": "warploom.ops.append_to_cache",
-    "attention_paged": "warploom.ops.attention_paged",
-    "plan_attention_paged": "warploom.ops.attention_paged",
-    "AttentionPagedPlan": "warploom.ops.attention_paged",
-    "attention_varlen": "warploom.ops.attention_varlen",
-    "matmul": "warploom.ops.matmul",
-    "plan_matmul": "warploom.ops.matmul",
-    "MatmulPlan": "warploom.ops.matmul",
-    "matmul_reduce": "warploom.ops.reduce",
-    "plan_matmul_reduce": "warploom.ops.reduce",
-    "linear_cross_entropy": "warploom.ops.loss",
-    "plan_linear_cross_entropy": "warploom.ops.loss",
-    "ReducePlan": "warploom.ops.reduce",
-    "launch": "warploom.ops.launch",
-    "check_cuda": "warploom.ops.cuda",
-    "check_ptx": "warploom.ops.ptx",
-    "CheckedPtx": "warploom.ops.ptx",
-    "check_triton": "warploom.ops.triton",
+_NAMES = {
+    "attention": "attention plan AttentionPlan",
+    "attention_backward": "attention_backward plan_attention_backward AttentionBackwardPlan",
+    "append_to_cache": "append_to_cache",
+    "attention_paged": "attention_paged plan_attention_paged AttentionPagedPlan",
+    "attention_varlen": "attention_varlen",
+    "matmul": "matmul plan_matmul MatmulPlan",
+    "reduce": "matmul_reduce plan_matmul_reduce ReducePlan",
+    "loss": "linear_cross_entropy plan_linear_cross_entropy",
+    "launch": "launch",
+    "cuda": "check_cuda",
+    "ptx": "check_ptx CheckedPtx",
+    "triton": "check_triton",
 }
+"""Module of ``warploom.ops`` → the public names in it."""
+_PUBLIC = {name: f"warploom.ops.{module}" for module, names in _NAMES.items() for name in names.split()}
 
 __all__ = [
     "AttentionBackwardPlan",

@@ -280,7 +280,7 @@ def test_a_full_disk_warns_once(monkeypatch):
     def full(**_):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(store_module.tempfile, "mkstemp", full)
+    monkeypatch.setattr("tempfile.mkstemp", full)
     with pytest.warns(RuntimeWarning, match="No space left on device"):
         assert compile_source(SCALE, "scale", arch="sm_80").cubin
     with warnings.catch_warnings():

@@ -222,7 +222,7 @@ def test_a_full_disk_costs_no_result(monkeypatch, cache):
     def full(**_):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(store_module.tempfile, "mkstemp", full)
+    monkeypatch.setattr("tempfile.mkstemp", full)
     with pytest.warns(RuntimeWarning, match="No space left on device"):
         assert built(product(), ARCH)[0].cubin
     with warnings.catch_warnings():

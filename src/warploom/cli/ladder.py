@@ -88,13 +88,9 @@ def attention(
       warploom ladder attention --on gpu --gpu-seq 4096,16384
       warploom ladder attention --plot ladder.svg
     """
-    from warploom.bench.ladder import fitting
-
-    if telling.plot is not None:
-        ready_to_plot(telling.plot)
     sizes = sequence_lengths(gpu_seq) if on_gpu(telling.on) else []
     family, rungs = attention_rungs(rung, set_, seq, heads, head_dim, dtype)
-    _run_and_report(family, *fitting(family, rungs), telling, asked=bool(rung), sizes=sizes)
+    _run_and_report(family, rungs, telling, asked=bool(rung), sizes=sizes)
 
 
 @app.command("gemm")
@@ -124,21 +120,21 @@ def gemm(
       warploom ladder gemm --on gpu --gpu-n 1024,2048,4096,8192,16384
     """
     from warploom.bench.gemm import Square
+
+    sizes = sequence_lengths(gpu_n, "sizes") if on_gpu(telling.on) else []
+    family, rungs = gemm_rungs(rung, set_, accumulate, (m, n, k))
+    _run_and_report(family, rungs, telling, asked=bool(rung), sizes=[Square(size) for size in sizes])
+
+
+def _run_and_report(
+    family: Family[Any], rungs: list[Rung[Any]], telling: Telling, *, asked: bool, sizes: Sequence[Any]
+) -> None:
+    """Run, draw and report the rungs that fit. Raises ConfigError where none does, or one asked for does not."""
     from warploom.bench.ladder import fitting
 
     if telling.plot is not None:
         ready_to_plot(telling.plot)
-    sizes = sequence_lengths(gpu_n, "sizes") if on_gpu(telling.on) else []
-    family, rungs = gemm_rungs(rung, set_, accumulate, (m, n, k))
-    places = [Square(size) for size in sizes]
-    _run_and_report(family, *fitting(family, rungs), telling, asked=bool(rung), sizes=places)
-
-
-def _run_and_report(
-    family: Family[Any], rungs: list[Rung[Any]], left_out: list[str], telling: Telling, *, asked: bool,
-    sizes: Sequence[Any],
-) -> None:  # fmt: skip
-    """Run, draw and report the rungs that fit. Raises ConfigError where none does, or one asked for does not."""
+    rungs, left_out = fitting(family, rungs)
     if left_out and (asked or not rungs):
         from warploom.core.errors import ConfigError
 

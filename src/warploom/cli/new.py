@@ -91,18 +91,7 @@ def kernel(
     typer.echo(f"next: warploom check {folder / name}.py")
 
 
-_TAKEN = (
-    "numbers",
-    "numpy",
-    "np",
-    "warploom",
-    "kernel",
-    "Kernel",
-    "Global",
-    "Launch",
-    "f32",
-    "u32",
-    "pytest",
-    "emulate",
-)
+_TAKEN = {
+    "numbers", "numpy", "np", "warploom", "kernel", "Kernel", "Global", "Launch", "f32", "u32", "pytest", "emulate",
+}  # fmt: skip
 """Names that the files use."""

@@ -6,13 +6,17 @@ The rule stands in ``docs/reference/caches.md``. Owners and permission bits are 
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import json
 import os
 import stat
+import tempfile
 from pathlib import Path
 from typing import Any, NoReturn
 
+UNFINISHED = ".new-"
+"""How the name begins of a file that is being written, or whose writer was killed."""
 _OTHERS_CAN_WRITE = stat.S_IWGRP | stat.S_IWOTH
 _OPEN_SAFELY = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)  # a pipe is opened without waiting
 
@@ -59,6 +63,19 @@ def open_private(path: str | os.PathLike[str], flags: int) -> int:
         os.close(descriptor)
         raise
     return descriptor
+
+
+def put_file(path: Path, data: bytes) -> None:
+    """Put a file in place, whole or not at all. Raises OSError where its folder cannot be written."""
+    descriptor, unfinished = tempfile.mkstemp(prefix=UNFINISHED, dir=path.parent)
+    try:
+        with open(descriptor, "wb") as file:
+            file.write(data)
+        os.replace(unfinished, path)
+    except OSError:
+        with contextlib.suppress(OSError):
+            os.unlink(unfinished)
+        raise
 
 
 def parse_json(text: bytes) -> Any:

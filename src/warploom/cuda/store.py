@@ -15,7 +15,6 @@ import contextlib
 import hashlib
 import json
 import os
-import tempfile
 import threading
 import time
 from collections.abc import Callable
@@ -24,14 +23,13 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from warploom.core.errors import warn_caller
-from warploom.core.files import make_private_folder, open_private, parse_json
+from warploom.core.files import UNFINISHED, make_private_folder, open_private, parse_json, put_file
 from warploom.cuda.cubin import Resources, resources
 
 LIMIT_BYTES = 1 << 30
 """What the files may take together; least recently read ones go first."""
 _LARGEST = 1 << 26  # bytes of one file: no kernel comes near
 _DAY = 86400.0
-_UNFINISHED = ".new-"
 T = TypeVar("T")
 
 
@@ -134,14 +132,7 @@ class KernelStore:
     def _write(self, name: str, data: bytes) -> bool:
         """Put a file in place, whole or not at all; whether that worked."""
         try:
-            descriptor, unfinished = tempfile.mkstemp(prefix=_UNFINISHED, dir=self._folder)
-            try:
-                with open(descriptor, "wb") as file:
-                    file.write(data)
-                os.replace(unfinished, self._folder / name)
-            except OSError:
-                os.unlink(unfinished)
-                raise
+            put_file(self._folder / name, data)
             self._bytes += len(data)
             if self._bytes > LIMIT_BYTES:
                 self._bytes = _trim(self._folder, LIMIT_BYTES)
@@ -170,7 +161,7 @@ def _trim(folder: Path, limit: int) -> int:
     total = sum(size for _, size, _ in found)
     kept = total if total <= limit else limit * 9 // 10
     for used, size, path in sorted(found):
-        abandoned = os.path.basename(path).startswith(_UNFINISHED) and time.time() - used > _DAY
+        abandoned = os.path.basename(path).startswith(UNFINISHED) and time.time() - used > _DAY
         if total > kept or abandoned:
             with contextlib.suppress(OSError):
                 os.unlink(path)

@@ -6,10 +6,8 @@ rename; whatever is wrong with one costs the tuned configuration, never a result
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
-import os
 import tempfile
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, fields
@@ -18,7 +16,7 @@ from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 from warploom.core.errors import ConfigError, warn_caller
-from warploom.core.files import make_private_folder, open_private, parse_json, require_private_folder
+from warploom.core.files import make_private_folder, open_private, parse_json, put_file, require_private_folder
 from warploom.core.settings import cache_folder
 from warploom.core.targets import Target
 from warploom.ops.backends import gpu_name
@@ -90,15 +88,7 @@ def require_writable() -> None:
 def keep(found: Tuned) -> None:
     """Keep a configuration, in place of the one before. Raises OSError where the folder cannot be written."""
     make_private_folder(folder())
-    descriptor, unfinished = tempfile.mkstemp(prefix=".new-", dir=folder())
-    try:
-        with open(descriptor, "w", encoding="utf-8") as file:
-            json.dump(asdict(found), file)
-        os.replace(unfinished, _file(found.gpu, found.size_class))
-    except OSError:
-        with contextlib.suppress(OSError):
-            os.unlink(unfinished)
-        raise
+    put_file(_file(found.gpu, found.size_class), json.dumps(asdict(found)).encode())
     _find.cache_clear()
 
 
