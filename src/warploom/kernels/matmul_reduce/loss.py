@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from warploom.core.arguments import strides
 from warploom.core.dtypes import DType
-from warploom.kernels.matmul_reduce.states import COLUMNS, DOT_WARPS, MERGE_THREADS
+from warploom.kernels.matmul_reduce.states import COLUMNS, DOT_WARPS, ROW_THREADS
 from warploom.kernels.source import KernelCall, KernelSource
 
 if TYPE_CHECKING:
@@ -105,7 +105,7 @@ def gradient_call(m: int, n: int, chunk: int, *, target_words: int, loss: Loss, 
         "target": target_words > 0, "lse": True, "loss_gradient": given[0], "lse_gradient": given[1], "table": True,
     }  # fmt: skip
     arrays = tuple(name for name, used in names.items() if used)
-    grid = -(-m // MERGE_THREADS), chunks, 1
+    grid = -(-m // ROW_THREADS), chunks, 1
     return KernelCall(source, grid, {"m": m, "n": n, "chunk": chunk}, (), arrays, {"table": table_words(m, chunks)})
 
 

@@ -8,7 +8,7 @@ import math
 from warploom.core.dtypes import DType, f32, u16, u32, u64
 from warploom.kernels.matmul.features import ROW_VALUES
 from warploom.kernels.matmul_reduce.loss import Loss, SoftCap
-from warploom.kernels.matmul_reduce.states import COLUMN_WARPS, COLUMNS, DOT_WARPS, MERGE_THREADS
+from warploom.kernels.matmul_reduce.states import COLUMN_WARPS, COLUMNS, DOT_WARPS, ROW_THREADS
 from warploom.lang import Global, GlobalPointer, Kernel, Strided, Traced, kernel
 from warploom.lang.functions import LOG2_E
 
@@ -77,7 +77,7 @@ def row_losses(
             out.store(k.select(ignored, k.value(0.0, f32), found), row)
 
 
-@kernel(threads=MERGE_THREADS, drop_unused=True)
+@kernel(threads=ROW_THREADS, drop_unused=True)
 def gradient_rows(
     k: Kernel,
     target: Global[u32],
@@ -97,7 +97,7 @@ def gradient_rows(
     ``table`` (chunks, m, 4); see :mod:`~warploom.kernels.matmul_reduce.loss`. A row that is ignored has A = g = 0 and
     L = inf, so that none of its logits counts, however large; a target outside 0 … n-1 makes them NaN.
     """
-    row = k.cta_x * MERGE_THREADS + k.thread
+    row = k.cta_x * ROW_THREADS + k.thread
     with k.when(row < m):
         log_sum = lse.load(row)
         top, factor, own, column = log_sum * LOG2_E, k.value(0.0, f32), k.value(0.0, f32), k.value(0, u32)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from warploom.kernels.matmul.problem import MatmulConfig, MatmulProblem
-from warploom.kernels.matmul_reduce.states import MERGE_THREADS, ReduceOp, Reduction
+from warploom.kernels.matmul_reduce.states import MERGE_ROWS, ReduceOp, Reduction
 from warploom.kernels.settings import violated
 from warploom.kernels.source import KernelCall, KernelSource
 
@@ -49,5 +49,5 @@ class ReduceProblem:
             "matmul_reduce.merge_kernel:merge_tiles", f"merge_tiles_{self.op}", op=self.op, with_index=with_index
         )
         results = ("out", *(["index"] if with_index else []))
-        grid = -(-m // MERGE_THREADS), 1, 1
+        grid = -(-m // MERGE_ROWS), 1, 1
         return reduced, KernelCall(merge, grid, {"m": m, "tiles": tiles}, (), (*self.states, *results))

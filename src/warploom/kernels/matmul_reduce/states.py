@@ -17,8 +17,10 @@ ReduceOp = Literal["max", "argmax", "sum", "logsumexp"]
 OPS: tuple[ReduceOp, ...] = ("max", "argmax", "sum", "logsumexp")
 NO_INDEX = 0xFFFFFFFF
 
-MERGE_THREADS = 64
-"""Rows per CTA of the kernel that merges the states of tiles."""
+MERGE_ROWS, MERGE_WARPS = 32, 8
+"""Rows per CTA of the kernel that merges the states of tiles, and the warps that share these."""
+ROW_THREADS = 64
+"""Rows per CTA of the kernel that tells the gradients what they take of a row."""
 DOT_WARPS = 4
 """Rows per CTA of the kernel that computes one logit per row."""
 COLUMN_WARPS, COLUMNS = 16, 64
