@@ -64,7 +64,6 @@ _BY_LENGTH: dict[tuple[int, bool], tuple[tuple[int, dict[str, Any]], ...]] = {
         (ANY, {"tile_n": 80, "persistent": False, "q_in_registers": False}),
     ),
     (256, True): (
-        (512, {"tile_n": 48, "q_in_registers": False}),
         (1024, {"tile_n": 48, "q_in_registers": False, "skip_masked": True}),
         (8192, {"tile_n": 64, "turns": False, "persistent": False, "q_in_registers": False, "skip_masked": True}),
         (ANY, {"tile_n": 64, "turns": False, "persistent": False, "q_in_registers": False}),
