@@ -7,6 +7,7 @@ The ring of k-tiles runs on over the ends of tiles: the next tile's first k-tile
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass
 
 from warploom.core.dtypes import f32, u32
@@ -171,8 +172,12 @@ class Product:
         self._arrived, self._read = self._ring.consumer(name="use"), self._ring.consumer(name="read")
         self._turns = Turns(k, self.me, c.consumers, on=c.pingpong)
 
-    def each_tile(self, finish: Callable[[Tile], None]) -> None:
-        """Multiply and ``finish`` every tile; with ``pingpong`` every other one, and the other consumer the rest."""
+    def each_tile(self, finish: Callable[[Tile], None], *, computes: bool = False) -> None:
+        """Multiply and ``finish`` every tile; with ``pingpong`` every other one, and the other consumer the rest.
+
+        ``computes``: ``finish`` computes for long before it stores. ptxas sinks the release of a tile's last stage
+        below arithmetic, and the ring would wait for it, but not into a branch.
+        """
         k, count = self._k, self._order.count
         if not self.config.pingpong:
             with k.loop(count) as turn:
@@ -186,7 +191,8 @@ class Product:
             with k.loop(count, start=self.me, step=2) as turn:
                 tile = self.tile(turn)
                 self._multiply(tile)
-                finish(tile)
+                with k.when(tile.count > 0, uniform=True) if computes else nullcontext():  # every tile has a k-tile
+                    finish(tile)
                 self._pass_over(self.tile(turn + 1))
 
     def _multiply(self, tile: Tile) -> None:
