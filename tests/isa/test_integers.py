@@ -1,4 +1,4 @@
-"""Integer, bit and predicate instructions against Python's integers; tests/ptx/test_scalar_forms.py has plain arithmetic."""
+"""Integer, bit and predicate instructions against Python's integers; ptx/test_scalar_forms.py has plain arithmetic."""
 
 from __future__ import annotations
 
