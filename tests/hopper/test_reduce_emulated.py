@@ -11,7 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import warploom
-from tests.kernels.matmul_cases import TOGETHER, TURNS, padded, run_calls
+from tests.kernels.matmul_cases import TOGETHER, TURNS, padded
+from tests.kernels.mutate import run_calls
 from tests.properties import slow_property
 from warploom.core.dtypes import DType, bf16, f16
 from warploom.core.errors import ConfigError

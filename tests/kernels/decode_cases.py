@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
+from tests.kernels.mutate import run_calls
 from tests.ops.paged_cases import Step
 from warploom.core.errors import WarploomError
-from warploom.emulate import emulate
 from warploom.interop.arrays import describe
 from warploom.ir.program import Program
 from warploom.kernels.attention.decode import Decode
@@ -19,7 +19,6 @@ from warploom.kernels.source import KernelCall
 from warploom.ops.attention_arrays import Options
 from warploom.ops.attention_paged import NAMES
 from warploom.ops.attention_paged_arrays import CacheInputs, read_cache
-from warploom.ops.backends import emulator_arguments
 
 
 @dataclass(frozen=True)
@@ -63,13 +62,8 @@ class DecodeCase:
         arrays: dict[str, Any] = {NAMES.get(name, name): view.owner for name, view in self.inputs.views.items()}
         arrays["out"] = np.full(q.shape, np.nan, q.dtype.numpy)
         arrays["lse"] = np.full((p.heads, p.q_len) if p.packed else (p.batch, p.heads, p.q_len), np.nan, np.float32)
-        arrays |= {name: np.full(words, np.nan, np.float32) for name, words in self.calls[0].workspace.items()}
-        found: list[Any] = []
-        for call in self.calls:
-            traced = program if program is not None and call is self.main else call.source.program
-            views = [describe(arrays[name]) for name in call.arrays]
-            given = emulator_arguments(call.source.program, views, call.scalars, call.maps)
-            found += emulate(traced, call.grid, given, seed=seed).findings
+        done = run_calls(self.calls, arrays, seed, program, of=self.calls.index(self.main))
+        found = [finding for one in done for finding in one.findings]
         return found, arrays["out"], arrays["lse"]
 
     def escapes(self, programs: dict[str, Program]) -> list[str]:

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from warploom.emulate import emulate
+from tests.kernels.mutate import run_calls
 from warploom.emulate.findings import Finding
 from warploom.interop.arrays import describe
 from warploom.ir.program import Program
@@ -18,7 +18,6 @@ from warploom.kernels.attention.problem import AttentionProblem
 from warploom.kernels.attention.reference import Window, attention_reference, seen_of
 from warploom.kernels.source import KernelCall
 from warploom.ops.attention_arrays import strides_of
-from warploom.ops.backends import emulator_arguments
 
 GRADIENTS = "dq", "dk", "dv"
 CTAS = 3
@@ -110,21 +109,13 @@ class GradientCase:
 
         Raises EmulationError at the first finding where it is asked to ``stop``.
         """
-        arrays, findings = self.arrays(), list[Finding]()
-        for call in self.calls:
-            for name, words in call.workspace.items():
-                kind = np.full(words, np.nan, np.float32)
-                arrays[name] = kind if name != "turns" else kind.view(np.uint32)
-            if call.zeroed:
-                arrays[call.zeroed][:] = 0
-            replaced = changed is not None and {"q", of} <= {*call.arrays}
-            program = changed if changed is not None and replaced else call.source.program
-            views = [describe(arrays[name]) for name in call.arrays]
-            arguments = emulator_arguments(program, views, call.scalars, call.maps)
-            findings += emulate(program, call.grid, arguments, seed=seed, stop=stop).findings
+        arrays = self.arrays()
+        multiplies = next(i for i, call in enumerate(self.calls) if {"q", of} <= {*call.arrays})
+        done = run_calls(self.calls, arrays, seed, changed, of=multiplies, stop=stop)
+        findings = tuple(finding for one in done for finding in one.findings)
         swapped = (arrays[n] if self.layout == "bhsd" else np.swapaxes(arrays[n], 1, 2) for n in GRADIENTS)
         of_sinks = (arrays["dsinks"],) if self.sinks else ()
-        return Outcome(tuple(findings), self, (*swapped, *of_sinks))
+        return Outcome(findings, self, (*swapped, *of_sinks))
 
 
 @dataclass(frozen=True)

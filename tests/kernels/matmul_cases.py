@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import Any
 
 import numpy as np
 
-from tests.kernels.mutate import objection
+from tests.kernels.mutate import objection, run_calls
 from warploom.core.dtypes import DType
-from warploom.emulate import Emulation, Finding, emulate
-from warploom.interop.arrays import describe
+from warploom.emulate import Emulation, Finding
 from warploom.ir.program import Program
 from warploom.kernels.matmul.features import Epilogue
 from warploom.kernels.matmul.ladder import FULL_LADDER, LADDER
@@ -22,7 +20,6 @@ from warploom.kernels.matmul.reference import GemmError, GemmReference, gemm_err
 from warploom.kernels.matmul.sm80 import MatmulSm80
 from warploom.kernels.matmul.sm90 import MatmulSm90
 from warploom.kernels.source import KernelCall
-from warploom.ops.backends import emulator_arguments
 
 RUNGS = {rung.key: rung.config for rung in LADDER.rungs}
 """The rungs for every GPU: ``mma.sync``."""
@@ -114,29 +111,12 @@ class Case:
         stored = [(a if self.a_rows else a.T), (b if self.b_rows else b.T)]
         out = np.full((self.m, self.n), np.nan, self.problem.out_dtype.numpy)
         arrays = {**dict(zip("ab", (padded(x, self._line) for x in stored), strict=True)), "out": out}
-        found = run_calls(self.calls, arrays, seed, program, stop)
+        found = run_calls(self.calls, arrays, seed, program, stop=stop)
         return Outcome(found, gemm_error(out, reference, self.problem.out_dtype, self.config.accumulate), out)
 
     def survives(self, program: Program, seed: int | None = None) -> bool:
         """Whether nothing objects to ``program`` in the kernel's place; the first finding is enough."""
         return objection(lambda: self.run(program=program, seed=seed, stop=True)) is None
-
-
-def run_calls(
-    calls: Sequence[KernelCall], arrays: dict[str, Any], seed: int | None = None, program: Program | None = None,
-    stop: bool = False,
-) -> tuple[Emulation, ...]:  # fmt: skip
-    """Emulate kernels on arrays by name, ``program`` in place of the first; workspace starts as NaN, or 0 if asked."""
-    found: list[Emulation] = []
-    for number, call in enumerate(calls):
-        for name, words in call.workspace.items():
-            fresh = np.zeros(words, np.float32) if name == call.zeroed else np.full(words, np.nan, np.float32)
-            arrays[name] = fresh.view(np.uint32)
-        used = program if program is not None and number == 0 else call.source.program
-        views = [describe(arrays[name]) for name in call.arrays]
-        arguments = emulator_arguments(used, views, call.scalars, call.maps)
-        found.append(emulate(used, call.grid, arguments, seed=seed, stop=stop))
-    return tuple(found)
 
 
 @dataclass(frozen=True)

@@ -4,16 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import Any, Protocol
+
+import numpy as np
 
 from warploom.core.errors import EmulationError
-from warploom.emulate import Finding
+from warploom.emulate import Emulation, Finding, emulate
+from warploom.interop.arrays import describe
 from warploom.ir.program import Program
 from warploom.ir.statements import Op, SharedRegion, Statement, blocks, with_blocks
 from warploom.isa.async_copy import CommitCopies, CpAsync, WaitCopies
 from warploom.isa.memory import LdMatrix, Load, Store
 from warploom.isa.sync import BarArrive, BarSync
 from warploom.isa.warp import SyncWarp
+from warploom.kernels.source import KernelCall
+from warploom.ops.backends import emulator_arguments
 
 Body = tuple[Statement, ...]
 Path = tuple[int, ...]
@@ -37,6 +42,30 @@ def objection(run: Callable[[], Outcome]) -> str | None:
         (first, *_) = error.findings
         assert isinstance(first, Finding)
         return first.kind
+
+
+def run_calls(
+    calls: Sequence[KernelCall], arrays: dict[str, Any], seed: int | None = None, program: Program | None = None,
+    *, of: int = 0, stop: bool = False,
+) -> tuple[Emulation, ...]:  # fmt: skip
+    """Emulate kernels on arrays by name, ``program`` in place of that of call ``of``.
+
+    Workspace, which ``arrays`` gets too, starts as NaN, or as 0 where a call asks for it.
+    """
+    found: list[Emulation] = []
+    own: set[str] = set()
+    for number, call in enumerate(calls):
+        own |= {*call.workspace}
+        arrays |= {name: np.full(words, np.nan, np.float32) for name, words in call.workspace.items()}
+        if call.zeroed:
+            arrays[call.zeroed][:] = 0
+        used = program if program is not None and number == of else call.source.program
+        kinds = [x.dtype for x in call.maps] + [p.dtype for p in used.parameters if p.kind == "pointer"]
+        named = zip(call.arrays, kinds, strict=True)
+        views = [describe(arrays[name].view(kind.numpy) if name in own else arrays[name]) for name, kind in named]
+        arguments = emulator_arguments(used, views, call.scalars, call.maps)
+        found.append(emulate(used, call.grid, arguments, seed=seed, stop=stop))
+    return tuple(found)
 
 
 SYNCHRONISATION = (BarSync, BarArrive, SyncWarp, WaitCopies, CommitCopies)

@@ -10,16 +10,15 @@ import numpy as np
 import pytest
 
 from tests.hopper.mutants import edits, rewritten
+from tests.kernels.mutate import run_calls
 from warploom.core.dtypes import f16
-from warploom.emulate import Emulation, emulate
-from warploom.interop.arrays import describe
+from warploom.emulate import Emulation
 from warploom.ir.program import Program
 from warploom.kernels.attention.packed import PackedConfig, PackedProblem, packed_calls
 from warploom.kernels.attention.reference import attention_error, attention_reference, seen_of
 from warploom.kernels.attention.sm80 import ForwardSm80
 from warploom.kernels.attention.sm90 import ForwardSm90
 from warploom.kernels.source import KernelCall
-from warploom.ops.backends import emulator_arguments
 
 UNTOUCHED = 7.0
 PAD = 5
@@ -102,17 +101,10 @@ class Case:
         arrays, done = self.launched(program, seed)
         return [str(x) for one in done for x in one.findings] + self._wrong(arrays["out"], arrays["lse"])
 
-    def launched(self, program: Program | None = None, seed: int | None = None) -> tuple[Any, list[Emulation]]:
+    def launched(self, program: Program | None = None, seed: int | None = None) -> tuple[Any, tuple[Emulation, ...]]:
         """The arrays after both launches, and how these went."""
         arrays = {name: x.copy() for name, x in self.arrays.items()}
-        arrays["tiles"] = np.full(self.calls[0].workspace["tiles"], 0xDEADBEEF, np.uint32)
-        done: list[Emulation] = []
-        for call in self.calls:
-            traced = call.source.program if program is None or call is self.calls[0] else program
-            views = [describe(arrays[name]) for name in call.arrays]
-            given = emulator_arguments(call.source.program, views, call.scalars, call.maps)
-            done.append(emulate(traced, call.grid, given, seed=seed))
-        return arrays, done
+        return arrays, run_calls(self.calls, arrays, seed, program, of=1)
 
     def _wrong(self, out: Any, lse: Any) -> list[str]:
         found: list[str] = []
