@@ -33,9 +33,9 @@ SM90 = BackwardSm90(head_dim=8, tile_m=32)
 WIDE = BackwardWideSm90(head_dim=8, tile_m=32, tile_n=16)
 SM80 = BackwardSm80(head_dim=8, tile_m=16, num_warps=4, warp_keys=16)
 CASES = {
+    "sm_90 in turn": GradientCase(replace(SM90, in_turn=True), 160, 200),
     "sm_90": GradientCase(SM90, 160, 400, CAUSAL),
     "sm_90 tile after tile": GradientCase(replace(SM90, persistent=True), 128, 1240, (600, 0)),
-    "sm_90 in turn": GradientCase(replace(SM90, in_turn=True), 160, 200),
     "sm_90 alternating": GradientCase(replace(SM90, alternating=True), 160, 400, CAUSAL),
     "sm_90 in turn, tile after tile": GradientCase(
         replace(SM90, in_turn=True, alternating=True, persistent=True), 96, 560, (130, 0), batch=2
