@@ -10,7 +10,7 @@ A sink s is part of the log-sum-exp L, and so of P; it has no value, hence no dP
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 from warploom.kernels.attention.problem import (
     MOST_GRID_ROWS,
@@ -18,8 +18,7 @@ from warploom.kernels.attention.problem import (
     AttentionProblem,
     HeadConfig,
     HeadDims,
-    TensorStrides,
-    stride_scalars,
+    Operands,
 )
 from warploom.kernels.settings import broken_flags, violated
 from warploom.kernels.source import KernelCall, KernelSource
@@ -61,30 +60,10 @@ class BackwardProblem:
         ])  # fmt: skip
 
 
-@dataclass(frozen=True)
-class BackwardOperands:
-    """How the arrays lie: strides (batch, head, sequence) in elements of each of TENSORS; layout "bshd" or "bhsd"."""
+class BackwardOperands(Operands):
+    """How the arrays of a backward pass lie."""
 
-    strides: tuple[TensorStrides, ...]
-    layout: str
-
-    def array(self, name: str, problem: AttentionProblem) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """(shape, strides) of one of TENSORS as an array of four dimensions."""
-        p = problem
-        of_keys = name in ("k", "v", "dk", "dv")
-        sizes = (p.batch, p.kv_heads, p.kv_len) if of_keys else (p.batch, p.heads, p.q_len)
-        axes = (0, 2, 1) if self.layout == "bshd" else (0, 1, 2)
-        stride = self.strides[TENSORS.index(name)]
-        cols = p.value_dim if name in ("v", "dv", "out", "dout") else p.head_dim
-        return (*(sizes[i] for i in axes), cols), (*(stride[i] for i in axes), 1)
-
-    def row_strides(self, *names: str) -> tuple[int, ...]:
-        """The strides between positions of some of TENSORS."""
-        return tuple(self.strides[TENSORS.index(name)][2] for name in names)
-
-    def scalars(self, *names: str) -> dict[str, int]:
-        """The strides of some of TENSORS by the kernels' names of them."""
-        return stride_scalars({name: self.strides[TENSORS.index(name)] for name in names})
+    names: ClassVar[tuple[str, ...]] = TENSORS
 
 
 class GradientDims(HeadDims):

@@ -134,7 +134,7 @@ class BackwardSm80(GradientDims):
         source = KernelSource.of(
             "attention.backward_sm80_kernel:attention_backward_sm80",
             f"attention_backward_{self.tile_m}x{self.keys}x{self.dims}",
-            config=self, features=p.features(self.tile_m, self.keys), row_strides=operands.row_strides(*names),
+            config=self, features=p.features(self.tile_m, self.keys), row_strides=operands.rows(*names),
         )  # fmt: skip
         grid = -(-p.kv_len // self.keys), p.kv_heads, p.batch
         scalars = {"q_len": p.q_len, "kv_len": p.kv_len, **operands.scalars(*names)}
@@ -147,7 +147,7 @@ class BackwardSm80(GradientDims):
         """The kernel that scales and rounds dQ."""
         source = KernelSource.of(
             "attention.backward_sm80_kernel:attention_backward_dq_sm80", f"attention_backward_dq_{self.head_dim}",
-            config=self, features=p.features(self.tile_m, self.keys), row_strides=operands.row_strides("dq"),
+            config=self, features=p.features(self.tile_m, self.keys), row_strides=operands.rows("dq"),
         )  # fmt: skip
         grid = -(-p.q_len // self.tile_m), p.heads, p.batch
         scalars = {"q_len": p.q_len, "kv_len": p.kv_len, **operands.scalars("dq")}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -151,15 +151,11 @@ class BackwardSm90(GradientDims):
         source = KernelSource.of(
             "attention.backward_sm90_kernel:attention_backward_sm90",
             f"attention_backward_{self.tile_m}x{KEYS}x{self.dims}",
-            config=self, features=p.features(self.tile_m, KEYS), heads_inside=operands.layout == "bshd",
+            config=self, features=p.features(self.tile_m, KEYS), heads_inside=operands.heads_inside,
         )  # fmt: skip
         blocks, tiles, planes = -(-p.q_len // self.tile_m), self._key_tiles(p), p.kv_heads * p.batch
         vector = MappedArray(f32, (p.planes, blocks * self.vector), (blocks * self.vector, 1), (1, self.vector), False)
-        maps = (
-            *(self._mapped(name, p, operands, rows) for name, rows in
-              (("q", self.tile_m), ("k", KEYS), ("v", KEYS), ("dout", self.tile_m))),
-            vector, vector, self._mapped("dk", p, operands, 64), self._mapped("dv", p, operands, 64),
-        )  # fmt: skip
+        maps = self._maps(lambda name, rows: operands.mapped(name, p, rows, self._box_cols(name)), vector)
         scalars = {
             "q_len": p.q_len, "kv_len": p.kv_len, **divisors(kv_heads=p.kv_heads),
             **row_tiles(tiles, planes, self._together(p)),
@@ -173,16 +169,19 @@ class BackwardSm90(GradientDims):
         """The kernel that scales and rounds dQ."""
         source = KernelSource.of(
             "attention.backward_sm90_kernel:attention_backward_dq_sm90", f"attention_backward_dq_{self.head_dim}",
-            config=self, features=p.features(self.tile_m, KEYS), heads_inside=operands.layout == "bshd",
+            config=self, features=p.features(self.tile_m, KEYS), heads_inside=operands.heads_inside,
         )  # fmt: skip
         scalars = {"q_len": p.q_len, "kv_len": p.kv_len}
         grid = -(-p.q_len // self.tile_m), p.heads, p.batch
-        return KernelCall(source, grid, scalars, (self._mapped("dq", p, operands, self.tile_m),), ("dq", "total"))
+        dq = operands.mapped("dq", p, self.tile_m, PANEL_COLS)
+        return KernelCall(source, grid, scalars, (dq,), ("dq", "total"))
 
-    def _mapped(self, name: str, p: AttentionProblem, operands: BackwardOperands, rows: int) -> MappedArray:
-        panel = self._box_cols(name)
-        box = (1, rows, 1, panel) if operands.layout == "bshd" else (1, 1, rows, panel)
-        return MappedArray(self.dtype, *operands.array(name, p), box)
+    def _maps(self, mapped: Callable[[str, int], MappedArray], vector: MappedArray) -> tuple[MappedArray, ...]:
+        """What the kernel that multiplies reads and stores, by how a tensor is ``mapped`` in boxes of so many rows."""
+        return (
+            mapped("q", self.tile_m), mapped("k", KEYS), mapped("v", KEYS), mapped("dout", self.tile_m),
+            vector, vector, mapped("dk", 64), mapped("dv", 64),
+        )  # fmt: skip
 
     def _box_cols(self, name: str) -> int:
         """Columns of a tensor's boxes; dQ leaves through a tile of its own."""
@@ -231,10 +230,7 @@ class BackwardSm90(GradientDims):
         )  # fmt: skip
         places = slots * self.vector
         vector = MappedArray(f32, (p.heads, places), (places, 1), (1, self.vector), False)
-        maps = (
-            mapped("q", self.tile_m), mapped("k", KEYS), mapped("v", KEYS), mapped("dout", self.tile_m),
-            vector, vector, mapped("dk", 64), mapped("dv", 64),
-        )  # fmt: skip
+        maps = self._maps(mapped, vector)
         memory = {"total": p.heads * slots * CONSUMERS * self.total_size, "turns": CONSUMERS * p.heads * slots}
         arrays = "q", "k", "v", "dout", "shift", "delta", "dk", "dv", "tiles", *memory
         tiles = most_pieces(p.total_k, p.batch, KEYS) * p.kv_heads

@@ -104,14 +104,14 @@ class BackwardWideSm90(GradientDims):
         source = KernelSource.of(
             "attention.backward_wide_kernel:attention_backward_keys_sm90",
             f"attention_backward_keys_{self.tile_m}x{KEYS}x{self.dims}",
-            config=self, features=p.features(self.tile_m, KEYS), heads_inside=operands.layout == "bshd",
+            config=self, features=p.features(self.tile_m, KEYS), heads_inside=operands.heads_inside,
         )  # fmt: skip
         padded, planes, tiles = -(-p.q_len // ROWS) * ROWS, p.kv_heads * p.batch, -(-p.kv_len // KEYS)
         vector = MappedArray(f32, (p.planes, padded), (padded, 1), (1, self.tile_m), swizzled=False)
         maps = (
-            self._mapped("q", p, operands, self.tile_m), self._mapped("k", p, operands, KEYS),
-            self._mapped("v", p, operands, KEYS), self._mapped("dout", p, operands, self.tile_m),
-            vector, vector, self._mapped("dk", p, operands, KEYS), self._mapped("dv", p, operands, KEYS),
+            operands.mapped("q", p, self.tile_m, PANEL_COLS), operands.mapped("k", p, KEYS, PANEL_COLS),
+            operands.mapped("v", p, KEYS, PANEL_COLS), operands.mapped("dout", p, self.tile_m, PANEL_COLS),
+            vector, vector, operands.mapped("dk", p, KEYS, PANEL_COLS), operands.mapped("dv", p, KEYS, PANEL_COLS),
         )  # fmt: skip
         scalars = {
             "q_len": p.q_len, "kv_len": p.kv_len, **divisors(kv_heads=p.kv_heads),
@@ -125,13 +125,13 @@ class BackwardWideSm90(GradientDims):
         source = KernelSource.of(
             "attention.backward_wide_kernel:attention_backward_queries_sm90",
             f"attention_backward_queries_{ROWS}x{self.tile_n}x{self.dims}",
-            config=self, features=p.features(ROWS, self.tile_n), heads_inside=operands.layout == "bshd",
+            config=self, features=p.features(ROWS, self.tile_n), heads_inside=operands.heads_inside,
         )  # fmt: skip
         blocks = -(-p.q_len // ROWS)
         maps = (
-            self._mapped("q", p, operands, ROWS), self._mapped("k", p, operands, self.tile_n),
-            self._mapped("v", p, operands, self.tile_n), self._mapped("dout", p, operands, ROWS),
-            self._mapped("dq", p, operands, 64),
+            operands.mapped("q", p, ROWS, PANEL_COLS), operands.mapped("k", p, self.tile_n, PANEL_COLS),
+            operands.mapped("v", p, self.tile_n, PANEL_COLS), operands.mapped("dout", p, ROWS, PANEL_COLS),
+            operands.mapped("dq", p, 64, PANEL_COLS),
         )  # fmt: skip
         scalars = {
             "q_len": p.q_len, "kv_len": p.kv_len, **divisors(heads=p.heads),
@@ -139,7 +139,3 @@ class BackwardWideSm90(GradientDims):
         }  # fmt: skip
         arrays = "q", "k", "v", "dout", "dq", "shift", "delta"
         return KernelCall(source, (blocks * p.planes, 1, 1), scalars, maps, arrays)
-
-    def _mapped(self, name: str, p: AttentionProblem, operands: BackwardOperands, rows: int) -> MappedArray:
-        box = (1, rows, 1, PANEL_COLS) if operands.layout == "bshd" else (1, 1, rows, PANEL_COLS)
-        return MappedArray(self.dtype, *operands.array(name, p), box)

@@ -128,7 +128,8 @@ class DecodeOperands:
     @classmethod
     def of(cls, problem: AttentionProblem, operands: Operands) -> DecodeOperands:
         """Those of arrays of four dimensions, and of row-major log-sum-exps."""
-        return cls(*operands.strides, lse=(problem.heads * problem.q_len, problem.q_len))
+        q, k, v, out = operands.strides
+        return cls(q, k, v, out, lse=(problem.heads * problem.q_len, problem.q_len))
 
     def scalars(self) -> dict[str, int]:
         """Those that launches take, by the kernels' names."""

@@ -146,11 +146,10 @@ class RungSm80(Configuration):
 
     def call(self, problem: AttentionProblem, operands: Operands, multiprocessors: int) -> KernelCall:
         """The kernel for a problem, on arrays that lie so; one CTA per block of query rows."""
-        rows = tuple(seq for _, _, seq in operands.strides)
         source = KernelSource.of(
             "attention.ladder_kernel:attention_forward", f"attention_{self.tile_m}x{self.tile_n}x{self.head_dim}",
             opt_level=self.opt_level, config=self, features=problem.features(self.tile_m, self.tile_n),
-            same_strides=len(set(operands.strides)) == 1, row_strides=rows if self.static_strides else None,
+            same_strides=len(set(operands.strides)) == 1, row_strides=operands.rows() if self.static_strides else None,
         )  # fmt: skip
         grid = -(-problem.q_len // self.tile_m), problem.heads, problem.batch
         return KernelCall(source, grid, {"q_len": problem.q_len, "kv_len": problem.kv_len, **operands.scalars()})

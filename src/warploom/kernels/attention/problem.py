@@ -14,7 +14,7 @@ from warploom.core.targets import Target
 from warploom.kernels.attention.features import AttentionFeatures, ScoreOptions
 from warploom.kernels.classes import size_class
 from warploom.kernels.settings import AnyConfiguration, Configuration, broken_flags, shared_excess, violated
-from warploom.kernels.source import KernelCall
+from warploom.kernels.source import KernelCall, MappedArray
 from warploom.tile.panels import padded_cols
 
 MOST_GRID_ROWS = 65535  # CTAs along y and z
@@ -212,9 +212,10 @@ def stride_scalars(arrays: Mapping[str, Sequence[int]]) -> dict[str, int]:
 
 @dataclass(frozen=True)
 class Operands:
-    """How Q, K, V and O lie: strides (batch, head, sequence) in elements, in layout "bshd" or "bhsd"."""
+    """How arrays lie: strides (batch, head, sequence) in elements of each of ``names``, in layout "bshd" or "bhsd"."""
 
-    strides: tuple[TensorStrides, TensorStrides, TensorStrides, TensorStrides]
+    names: ClassVar[tuple[str, ...]] = ("q", "k", "v", "out")
+    strides: tuple[TensorStrides, ...]
     layout: str
 
     @classmethod
@@ -230,17 +231,29 @@ class Operands:
         )  # fmt: skip
         return cls((q, k, v, out), "bshd")
 
-    def scalars(self) -> dict[str, int]:
-        """The strides by the kernels' names of them."""
-        return stride_scalars(dict(zip(("q", "k", "v", "out"), self.strides, strict=True)))
+    @property
+    def heads_inside(self) -> bool:
+        """Whether the heads of a position lie side by side."""
+        return self.layout == "bshd"
 
-    def arrays(self, problem: AttentionProblem) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
-        """(shape, strides) of Q, K, V and O as arrays of four dimensions."""
-        p = problem
-        queries, keys = (p.batch, p.heads, p.q_len), (p.batch, p.kv_heads, p.kv_len)
-        sizes = (queries, p.head_dim), (keys, p.head_dim), (keys, p.value_dim), (queries, p.value_dim)
-        axes = (0, 2, 1) if self.layout == "bshd" else (0, 1, 2)
-        return [
-            ((*(size[i] for i in axes), cols), (*(stride[i] for i in axes), 1))
-            for (size, cols), stride in zip(sizes, self.strides, strict=True)
-        ]
+    def of(self, *names: str) -> dict[str, TensorStrides]:
+        """The strides of some arrays, or of all, by their names."""
+        return {name: self.strides[self.names.index(name)] for name in names or self.names}
+
+    def rows(self, *names: str) -> tuple[int, ...]:
+        """The strides between positions."""
+        return tuple(row for _, _, row in self.of(*names).values())
+
+    def scalars(self, *names: str) -> dict[str, int]:
+        """The strides by the kernels' names of them."""
+        return stride_scalars(self.of(*names))
+
+    def mapped(self, name: str, problem: AttentionProblem, rows: int, cols: int) -> MappedArray:
+        """How the TMA sees an array, as one of four dimensions: in boxes of so many rows and columns of a head."""
+        p, axes = problem, (0, 2, 1) if self.heads_inside else (0, 1, 2)
+        of_keys, of_values = name in ("k", "v", "dk", "dv"), name in ("v", "dv", "out", "dout")
+        sizes = (p.batch, p.kv_heads, p.kv_len) if of_keys else (p.batch, p.heads, p.q_len)
+        (strides,) = self.of(name).values()
+        shape = *(sizes[i] for i in axes), p.value_dim if of_values else p.head_dim
+        box = (1, rows, 1, cols) if self.heads_inside else (1, 1, rows, cols)
+        return MappedArray(p.dtype, shape, (*(strides[i] for i in axes), 1), box)

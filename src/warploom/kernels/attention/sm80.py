@@ -83,7 +83,7 @@ class ForwardSm80(HeadDims):
         source = KernelSource.of(
             "attention.sm80_kernel:attention_sm80", f"attention_{self.tile_m}x{self.tile_n}x{self.dims}",
             config=self, features=problem.features(self.tile_m, self.tile_n),
-            row_strides=tuple(seq for _, _, seq in operands.strides),
+            row_strides=operands.rows(),
         )  # fmt: skip
         grid = -(-problem.q_len // self.tile_m), problem.heads, problem.batch
         return KernelCall(source, grid, {"q_len": problem.q_len, "kv_len": problem.kv_len, **operands.scalars()})

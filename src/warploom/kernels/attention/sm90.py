@@ -116,11 +116,10 @@ class ForwardSm90(HeadDims):
 
     def call(self, problem: AttentionProblem, operands: Operands, multiprocessors: int) -> KernelCall:
         """The kernel for a problem, on arrays that lie so: persistent with one CTA per multiprocessor."""
-        heads_inside = operands.layout == "bshd"
         source = KernelSource.of(
             "attention.sm90_kernel:attention_sm90", f"attention_{self.tile_m}x{self.tile_n}x{self.dims}",
             config=self.giving(problem.lse), features=problem.features(self.tile_m, self.tile_n),
-            heads_inside=heads_inside,
+            heads_inside=operands.heads_inside,
         )  # fmt: skip
         tiles = self._tiles(problem)
         scalars = {
@@ -129,10 +128,7 @@ class ForwardSm90(HeadDims):
         }  # fmt: skip
         queries = ROWS, panel_cols(self.query_cols)
         boxes = queries, *((self.tile_n, panel_cols(cols)) for cols in (self.head_dim, self.value_dim)), queries
-        maps = tuple(
-            MappedArray(self.dtype, *array, (1, rows, 1, cols) if heads_inside else (1, 1, rows, cols))
-            for array, (rows, cols) in zip(operands.arrays(problem), boxes, strict=True)
-        )
+        maps = tuple(operands.mapped(x, problem, *box) for x, box in zip(operands.names, boxes, strict=True))
         return KernelCall(source, (min(tiles, multiprocessors) if self.persistent else tiles, 1, 1), scalars, maps)
 
     def call_packed(
