@@ -3,14 +3,33 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
-from warploom.core.dtypes import DType, f32, u32
+from warploom.core.dtypes import DType, f32, u16, u32
 from warploom.kernels.matmul.features import Epilogue, MatmulFeatures
 from warploom.kernels.matmul_reduce.states import Reduction
-from warploom.lang import Fragment, GlobalPointer, Kernel, Mutable, Traced
+from warploom.lang import Compound, Fragment, Global, GlobalPointer, Kernel, Mutable, Traced
 from warploom.lang.reducers import State
 from warploom.lang.values import Number
 from warploom.layout.reduction import FULL_MASK, ReductionPlan, reduction_plan
+
+
+class Reduced(Compound):
+    """A parameter: where the states of ``m`` rows of ``n`` columns go, and what comes into them.
+
+    ``first`` and ``second`` receive the parts of the states (32 bits each), (tiles along N, m). ``alpha`` is the bits
+    of an f32.
+    """
+
+    fields: ClassVar = {
+        "first": Global[u32], "second": Global[u32], "bias": Global[u16], "m": u32, "n": u32, "alpha": u32,
+    }  # fmt: skip
+    first: GlobalPointer
+    second: GlobalPointer
+    bias: GlobalPointer
+    m: Traced
+    n: Traced
+    alpha: Traced
 
 
 @dataclass(frozen=True)
@@ -30,20 +49,11 @@ class RowValues:
     epilogue: Epilogue
 
     @classmethod
-    def of(
-        cls,
-        k: Kernel,
-        reduction: Reduction,
-        half: DType,
-        features: MatmulFeatures,
-        cols: Traced,
-        alpha: Traced,
-        bias: GlobalPointer,
-    ) -> RowValues:
-        """What a product's epilogue gives; ``alpha`` is the bits of an f32."""
-        scale = k.bitcast(alpha, f32) if features.epilogue.scaled else None
-        added = bias if features.epilogue.bias else None
-        return cls(k, reduction, half, cols, scale, added, features.ragged_n, features.epilogue)
+    def of(cls, k: Kernel, reduction: Reduction, half: DType, features: MatmulFeatures, result: Reduced) -> RowValues:
+        """What a product's epilogue gives."""
+        scale = k.bitcast(result.alpha, f32) if features.epilogue.scaled else None
+        added = result.bias if features.epilogue.bias else None
+        return cls(k, reduction, half, result.n, scale, added, features.ragged_n, features.epilogue)
 
     def states(self, accumulator: Fragment, first_col: Traced, warp: Number = 0) -> RowStates:
         """The states of the rows of a warp's accumulator whose first column is ``first_col``."""

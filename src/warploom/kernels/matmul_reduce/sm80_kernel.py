@@ -12,9 +12,9 @@ from warploom.kernels.matmul.features import MatmulFeatures
 from warploom.kernels.matmul.sm80 import MatmulSm80
 from warploom.kernels.matmul.sm80_kernel import Product
 from warploom.kernels.matmul.values import Tile
-from warploom.kernels.matmul_reduce.rows import RowValues
+from warploom.kernels.matmul_reduce.rows import Reduced, RowValues
 from warploom.kernels.matmul_reduce.states import ReduceOp, Reduction
-from warploom.lang import Global, GlobalPointer, Kernel, Strided, Traced, kernel
+from warploom.lang import Kernel, Strided, Traced, kernel
 from warploom.lang.reducers import State
 
 
@@ -23,28 +23,27 @@ def matmul_reduce_sm80(
     k: Kernel,
     a: Strided[u16, 2],
     b: Strided[u16, 2],
-    first: Global[u32],
-    second: Global[u32],
-    bias: Global[u16],
-    m: u32, n: u32, depth: u32, k_tiles: u32, tiles_per_split: u32, alpha: u32,
+    result: Reduced,
+    depth: u32,
+    k_tiles: u32,
+    tiles_per_split: u32,
     *,
     config: MatmulSm80,
     features: MatmulFeatures,
     op: ReduceOp,
-) -> None:  # fmt: skip
+) -> None:
     """For each tile along N, the state of every row of alpha · A·B + bias over the tile's columns.
 
     Operands and grid as for :func:`~warploom.kernels.matmul.sm80_kernel.matmul_sm80`, without batches and split K.
-    ``first`` and ``second`` receive the parts of the states (32 bits each), (tiles along N, m).
     """
-    work = Product(k, config, features, (a, b), (m, n, depth))
+    work = Product(k, config, features, (a, b), (result.m, result.n, depth))
     tile = work.own_tile(k_tiles, tiles_per_split)
-    values = RowValues.of(k, Reduction(op), config.dtype, features, n, alpha, bias)
+    values = RowValues.of(k, Reduction(op), config.dtype, features, result)
     work.begin(tile)
     work.multiply(tile)
     rows = TileRows(k, config, values, work)
     rows.reduce(tile)
-    rows.store(tile, m, (first, second))
+    rows.store(tile, result)
 
 
 class TileRows:
@@ -67,21 +66,21 @@ class TileRows:
                     self._states.store(x, along_n + part * c.warps_n, row + along_m * c.warp_m, dtype=x.dtype)
         k.syncthreads()  # a row's states come from all warps along N
 
-    def store(self, tile: Tile, m: Traced, targets: tuple[GlobalPointer, GlobalPointer]) -> None:
+    def store(self, tile: Tile, to: Reduced) -> None:
         """Merge the warps' states in the order of their columns; one thread a row writes them out."""
         k, c = self._k, self._config
         for start in range(0, c.tile_m, c.threads):
             local = k.thread + start
             row = local + tile.row
-            exists = row < m
+            exists = row < to.m
             if c.tile_m < start + c.threads:
                 exists = exists & (local < c.tile_m)
             with k.when(exists):
                 state = self._load(0, local)
                 for warp in range(1, c.warps_n):
                     state = self._reduction.merge(k, state, self._load(warp, local))
-                at = k.mul_wide(tile.col // c.tile_n, m) + k.mul_wide(row, 1)
-                for target, x in zip(targets, state, strict=False):
+                at = k.mul_wide(tile.col // c.tile_n, to.m) + k.mul_wide(row, 1)
+                for target, x in zip((to.first, to.second), state, strict=False):
                     (target + at).store(x, dtype=x.dtype)
 
     def _load(self, warp: int, row: Traced) -> State:

@@ -7,14 +7,14 @@ columns, so that its states need no other warp: they go to memory from the regis
 
 from __future__ import annotations
 
-from warploom.core.dtypes import u16, u32
+from warploom.core.dtypes import u32
 from warploom.kernels.matmul.features import MatmulFeatures
 from warploom.kernels.matmul.sm90 import MatmulSm90
 from warploom.kernels.matmul.sm90_kernel import Extents, Product
 from warploom.kernels.matmul.values import Tile
-from warploom.kernels.matmul_reduce.rows import RowValues
+from warploom.kernels.matmul_reduce.rows import Reduced, RowValues
 from warploom.kernels.matmul_reduce.states import ReduceOp, Reduction
-from warploom.lang import Global, Kernel, TensorMap, kernel
+from warploom.lang import Kernel, TensorMap, kernel
 from warploom.tile.roles import consumer
 
 
@@ -23,25 +23,25 @@ def matmul_reduce_sm90(
     k: Kernel,
     a_map: TensorMap,
     b_map: TensorMap,
-    first: Global[u32],
-    second: Global[u32],
-    bias: Global[u16],
-    m: u32, n: u32, k_tiles: u32, tiles_per_split: u32, tiles: u32, alpha: u32,
+    result: Reduced,
+    k_tiles: u32,
+    tiles_per_split: u32,
+    tiles: u32,
     *,
     config: MatmulSm90,
     features: MatmulFeatures,
     op: ReduceOp,
-) -> None:  # fmt: skip
+) -> None:
     """For each tile along N, the state of every row of alpha · A·B + bias over the tile's columns.
 
     Operands and grid as for :func:`~warploom.kernels.matmul.sm90_kernel.matmul_sm90`, without batches and split K.
-    ``first`` and ``second`` receive the parts of the states (32 bits each), (tiles along N, m).
     """
+    m, n, targets = result.m, result.n, (result.first, result.second)
     work = Product(k, config, features, (a_map, b_map), Extents(m, n, k_tiles, tiles_per_split, tiles))
     work.load()
     with consumer(k, config.consumers):
         work.prepare()
-        values = RowValues.of(k, Reduction(op), config.dtype, features, n, alpha, bias)
+        values = RowValues.of(k, Reduction(op), config.dtype, features, result)
 
         def finish(tile: Tile) -> None:
             at_tile = k.mul_wide(tile.col // config.tile_n, m)
@@ -50,7 +50,7 @@ def matmul_reduce_sm90(
                 for row, state in found.rows(sums.part):
                     with k.when(found.first_lane & (sums.row + row < m)):
                         at = at_tile + k.mul_wide(sums.row + row, 1)
-                        for target, x in zip((first, second), state, strict=False):
+                        for target, x in zip(targets, state, strict=False):
                             (target + at).store(x, dtype=x.dtype)
 
         work.each_tile(finish, computes=True)
