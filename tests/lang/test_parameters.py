@@ -1,9 +1,10 @@
+# pyright: reportInvalidTypeForm=false
 """Annotations of parameters: arrays with their strides, and what stands for several parameters."""
 
 # pyright: reportInvalidTypeForm=false
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,12 +17,9 @@ from warploom.emulate import emulate
 from warploom.lang import (
     Compound,
     Global,
-    GlobalPointer,
     Kernel,
     Launch,
     Strided,
-    StridedPointer,
-    Traced,
     f32,
     kernel,
     u32,
@@ -158,10 +156,22 @@ def test_two_parameters_have_two_names() -> None:
 class Scaled(Compound):
     """A matrix and a factor for each row."""
 
-    fields: ClassVar = {"rows": Strided[f32, 1], "factors": Global[f32], "cols": u32}
-    rows: StridedPointer
-    factors: GlobalPointer
-    cols: Traced
+    rows: Strided[f32, 1]
+    factors: Global[f32]
+    cols: u32
+
+
+def test_a_field_of_another_type_is_refused() -> None:
+    class Wrong(Compound):
+        rows: Global[f32]
+        count: int
+
+    def body(k: Kernel, x: Any) -> None:
+        x.rows.store(1.0)
+
+    body.__annotations__["x"] = Wrong
+    with pytest.raises(TraceError, match="parameter 'x_count' of body needs a type: Global"):
+        kernel(threads=32)(body).trace()
 
 
 @kernel(threads=32)

@@ -145,21 +145,15 @@ class KernelFunction:
 
     def _parameters(self, k: Kernel) -> tuple[list[Parameter], list[Any]]:
         hints = get_type_hints(self.function)
-        found, arguments = Parameters(k), list[Any]()
+        found, arguments = Parameters(k, self.name), list[Any]()
         positional = [p for p in inspect.signature(self.function).parameters.values() if p.kind != p.KEYWORD_ONLY][1:]
         for p in positional:
-            kind = hints.get(p.name)
             if p.default is not p.empty:
                 raise TraceError(
                     f"parameter {p.name!r} of {self.name} has the default {shown(p.default)}, but a launch gives every "
                     "argument: leave it out, or make it trace-time configuration (keyword-only, after *)"
                 )
-            arguments.append(found.argument(p.name, kind))
-            if arguments[-1] is None:
-                raise TraceError(
-                    f"parameter {p.name!r} of {self.name} needs a type: Global[bf16], Strided[bf16, 2], u32, f32 … or "
-                    "TensorMap; trace-time configuration goes into keyword-only parameters (after *)"
-                )
+            arguments.append(found.argument(p.name, hints.get(p.name)))
         return found.all, arguments
 
     def example(self, function: Callable[..., Launch]) -> Callable[..., Launch]:

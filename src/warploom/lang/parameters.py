@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import reduce
+from functools import cache, reduce
 from operator import add
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, get_type_hints
 
 from warploom.core.arguments import stride_name
 from warploom.core.dtypes import DType, u32, u64
@@ -96,16 +96,20 @@ class TensorMap(TensorMapHandle):
 
 
 class Compound:
-    """Base of annotations that stand for several parameters: those of :attr:`fields`, named ``parameter_field``.
+    """Base of annotations that stand for several parameters: those that a class annotates, named ``parameter_field``.
 
-    Fields are annotated as parameters are. The value that the kernel gets has them as attributes.
+    They are annotated as parameters are. The value that the kernel gets has them as attributes, and as ``values``.
     """
 
-    fields: ClassVar[Mapping[str, Any]] = {}
+    @classmethod
+    @cache
+    def fields(cls) -> dict[str, Any]:
+        """The annotations, by name."""
+        return get_type_hints(cls)
 
     def __init__(self, k: Kernel, *values: Any) -> None:
         self.k, self.values = k, values
-        for name, value in zip(self.fields, values, strict=True):
+        for name, value in zip(self.fields(), values, strict=True):
             setattr(self, name, value)
 
 
@@ -114,6 +118,7 @@ class Parameters:
     """The parameters of a kernel being traced: as they are written, then numbers of compound ones, then strides."""
 
     k: Kernel
+    kernel: str
     written: list[Parameter] = field(default_factory=list[Parameter])
     numbers: list[Parameter] = field(default_factory=list[Parameter])
     strides: list[Parameter] = field(default_factory=list[Parameter])
@@ -124,7 +129,7 @@ class Parameters:
         return [*self.written, *self.numbers, *self.strides]
 
     def argument(self, name: str, kind: Any, *, within: bool = False) -> Any:
-        """What the kernel gets for a parameter; None where ``kind`` is no annotation. ``within`` a compound one?"""
+        """What the kernel gets for a parameter, which may be ``within`` a compound one."""
         k = self.k
         if isinstance(kind, PointerType):
             address = self._new(self.written, name, "pointer", kind.dtype, u64, strides=kind.strides)
@@ -138,10 +143,13 @@ class Parameters:
         if isinstance(kind, DType):
             return self._new(self.numbers if within else self.written, name, "scalar", kind, kind)
         if isinstance(kind, type) and issubclass(kind, Compound):
-            return kind(k, *[self.argument(f"{name}_{own}", of, within=True) for own, of in kind.fields.items()])
+            return kind(k, *[self.argument(f"{name}_{own}", of, within=True) for own, of in kind.fields().items()])
         if kind is TensorMap:
             return TensorMapHandle(self._new(self.written, name, "tensor_map", u64, u64))
-        return None
+        raise TraceError(
+            f"parameter {name!r} of {self.kernel} needs a type: Global[bf16], Strided[bf16, 2], u32, f32 … or "
+            "TensorMap; trace-time configuration goes into keyword-only parameters (after *)"
+        )
 
     def _new(self, to: list[Parameter], name: str, what: Any, dtype: DType, held: DType, **more: Any) -> Traced:
         if name in {p.name for p in self.all}:

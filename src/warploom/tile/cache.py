@@ -1,9 +1,10 @@
+# pyright: reportInvalidTypeForm=false
 """Keys and values of a cache, side by side or in pages, copied to shared memory by each warp for itself."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
 from warploom.core.dtypes import s32, u32
 from warploom.lang.parameters import Compound, Strided, StridedPointer
@@ -25,10 +26,9 @@ class PageTable(Compound):
     The host gives the numbers (:func:`.order.page_table`).
     """
 
-    fields: ClassVar = {"entries": Strided[s32, 1], "columns": u32, "pages": u32}
-    entries: StridedPointer
-    columns: Traced
-    pages: Traced
+    entries: Strided[s32, 1]
+    columns: u32
+    pages: u32
 
 
 @dataclass(frozen=True)

@@ -1,3 +1,4 @@
+# pyright: reportInvalidTypeForm=false
 """Which tile a CTA works on next: an order of tiles as an object. What the host computes for it is :mod:`.order`."""
 
 from __future__ import annotations
@@ -172,9 +173,8 @@ class Divisor(Compound):
     A division takes some twenty instructions, which nothing hides where a tile begins.
     """
 
-    fields: ClassVar = {"value": u32, "inverse": u32}
-    value: Traced
-    inverse: Traced
+    value: u32
+    inverse: u32
 
     @classmethod
     def of(cls, k: Kernel, value: Traced) -> Divisor:
@@ -206,9 +206,8 @@ class RowTiles(Compound):
     plane, from the first rows on.
     """
 
-    fields: ClassVar = {"rows": Divisor, "planes": u32, "group": Divisor, "together": Divisor, "last": Divisor}
     rows: Divisor
-    planes: Traced
+    planes: u32
     group: Divisor
     together: Divisor
     last: Divisor

@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
-from typing import ClassVar
 
 from warploom.core.dtypes import e4m3, f32, s32, u16, u32
 from warploom.kernels.attention.append import CHUNK, THREADS, AppendForm
@@ -69,18 +68,19 @@ class Moved(Compound):
     ``scale`` (sequence, key head): what an fp8 cache is multiplied by.
     """
 
-    fields: ClassVar = {"given": Strided[u16, 3], "kept": Strided[u16, 3], "scale": Strided[f32, 2]}
-    given: StridedPointer
-    kept: StridedPointer
-    scale: StridedPointer
+    given: Strided[u16, 3]
+    kept: Strided[u16, 3]
+    scale: Strided[f32, 2]
 
 
 class Angles(Compound):
     """A parameter: cosines and sines of ``positions`` positions, with 16 or with 32 bits."""
 
-    fields: ClassVar = {
-        "cos": Global[u16], "sin": Global[u16], "wide_cos": Global[f32], "wide_sin": Global[f32], "positions": u32,
-    }  # fmt: skip
+    cos: Global[u16]
+    sin: Global[u16]
+    wide_cos: Global[f32]
+    wide_sin: Global[f32]
+    positions: u32
 
 
 @dataclass(frozen=True)

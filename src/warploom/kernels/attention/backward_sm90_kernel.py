@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import nullcontext
-from typing import ClassVar
 
 from warploom.core.dtypes import f32, u32
 from warploom.kernels.attention.backward_sm90 import ADDERS, CONSUMERS, KEYS, STAGES, BackwardSm90, panel_of
@@ -75,11 +74,18 @@ def vectors(of: TensorMapHandle) -> Boxes:
 class GradientMaps(Compound):
     """A parameter: what a backward pass reads and stores as the TMA sees it."""
 
-    fields: ClassVar = dict.fromkeys(("q", "key", "value", "dout", "shift", "delta", "dk", "dv"), TensorMap)
+    q: TensorMap
+    key: TensorMap
+    value: TensorMap
+    dout: TensorMap
+    shift: TensorMap
+    delta: TensorMap
+    dk: TensorMap
+    dv: TensorMap
 
     def boxes(self, of: Callable[[TensorMapHandle], Boxes]) -> tuple[Boxes, ...]:
         """Their boxes at the places that a tile says; ``of`` tensors with rows of heads."""
-        named = zip(self.fields, self.values, strict=True)
+        named = zip(self.fields(), self.values, strict=True)
         return tuple(vectors(x) if name in ("shift", "delta") else of(x) for name, x in named)
 
 

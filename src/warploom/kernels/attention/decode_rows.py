@@ -1,10 +1,11 @@
+# pyright: reportInvalidTypeForm=false
 """What the two decode kernels share: lengths of sequences, rows of query heads that share keys, and the way out."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
 from warploom.core.dtypes import DType, f16, f32, s32, u16, u32
 from warploom.kernels.attention.decode import CacheForm, Decode
@@ -27,12 +28,11 @@ class CacheLengths(Compound):
     ``q_len``: queries of each sequence, or of all where ``starts`` says which are whose.
     """
 
-    fields: ClassVar = {"keys": Global[s32], "starts": Global[s32], "batch": u32, "q_len": u32, "capacity": u32}
-    keys: GlobalPointer
-    starts: GlobalPointer
-    batch: Traced
-    q_len: Traced
-    capacity: Traced
+    keys: Global[s32]
+    starts: Global[s32]
+    batch: u32
+    q_len: u32
+    capacity: u32
 
 
 @dataclass(frozen=True)
@@ -207,13 +207,10 @@ class ResultArrays(Compound):
     ``v_scale``: of the values of each sequence and key head; strides of one scale for all are 0.
     """
 
-    fields: ClassVar = {
-        "v_scale": Strided[f32, 2], "sinks": Global[f32], "out": Strided[u16, 3], "lse": Strided[f32, 2],
-    }  # fmt: skip
-    v_scale: StridedPointer
-    sinks: GlobalPointer
-    out: StridedPointer
-    lse: StridedPointer
+    v_scale: Strided[f32, 2]
+    sinks: Global[f32]
+    out: Strided[u16, 3]
+    lse: Strided[f32, 2]
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,6 @@ P·V of this one, while the finished output leaves through the buffer that held 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import ClassVar
 
 from warploom.core.dtypes import f32, u32
 from warploom.isa.async_copy import Eviction
@@ -60,8 +59,10 @@ MakeBoxes = Callable[[TensorMapHandle, Eviction], Boxes]
 class TensorMaps(Compound):
     """A parameter: Q, K, V and O as the TMA sees them."""
 
-    fields: ClassVar = dict.fromkeys(("q", "key", "value", "out"), TensorMap)
-    values: tuple[TensorMapHandle, ...]
+    q: TensorMap
+    key: TensorMap
+    value: TensorMap
+    out: TensorMap
 
     def boxes(self, queries: MakeBoxes, keys: MakeBoxes | None = None) -> tuple[Boxes, ...]:
         """Their boxes at the places that tiles say; those of K and V may be others."""

@@ -8,7 +8,6 @@ that finds all others counted adds the parts in the order of k. Which CTA that i
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import ClassVar
 
 from warploom.core.dtypes import f16, u16, u32
 from warploom.kernels.matmul.features import PLAIN, MatmulFeatures
@@ -85,12 +84,11 @@ class Taken:
 class KtileShares(Compound):
     """A parameter: what :class:`~warploom.kernels.matmul.shares.Shares` says of a launch."""
 
-    fields: ClassVar = dict.fromkeys(("k_tiles", "cut", "waves", "share", "longer"), u32)
-    k_tiles: Traced
-    cut: Traced
-    waves: Traced
-    share: Traced
-    longer: Traced
+    k_tiles: u32
+    cut: u32
+    waves: u32
+    share: u32
+    longer: u32
 
 
 class Order:

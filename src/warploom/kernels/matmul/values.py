@@ -1,9 +1,10 @@
+# pyright: reportInvalidTypeForm=false
 """What the matmul kernels share: tiles, matrices as they are copied, and what becomes of sums on their way to C."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, TypeVar
+from typing import TypeVar
 
 from warploom.core.dtypes import DType, f32, u16, u32
 from warploom.kernels.matmul.features import ROW_VALUES, Epilogue, Extra, MatmulFeatures, OperandFeatures
@@ -52,20 +53,16 @@ class Result(Compound):
     table of those (of one batch).
     """
 
-    fields: ClassVar = {
-        "out": Strided[u16, 2], "out_f32": Strided[f32, 2], "bias": Global[u16], "extra0": Strided[u16, 2],
-        "extra1": Global[u16], "row_values": Global[f32], "m": u32, "n": u32, "alpha": u32,
-    }  # fmt: skip
-    out: StridedPointer
-    out_f32: StridedPointer
-    bias: GlobalPointer
-    extra0: StridedPointer
+    out: Strided[u16, 2]
+    out_f32: Strided[f32, 2]
+    bias: Global[u16]
+    extra0: Strided[u16, 2]
     """Both extra matrices have its strides."""
-    extra1: GlobalPointer
-    row_values: GlobalPointer
-    m: Traced
-    n: Traced
-    alpha: Traced
+    extra1: Global[u16]
+    row_values: Global[f32]
+    m: u32
+    n: u32
+    alpha: u32
 
 
 @dataclass(frozen=True)

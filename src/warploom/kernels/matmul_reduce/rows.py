@@ -1,9 +1,9 @@
+# pyright: reportInvalidTypeForm=false
 """From accumulators to one state per row and warp: scale, bias, the last column, and the reduction in registers."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 from warploom.core.dtypes import DType, f32, u16, u32
 from warploom.kernels.matmul.features import Epilogue, MatmulFeatures
@@ -21,15 +21,12 @@ class Reduced(Compound):
     of an f32.
     """
 
-    fields: ClassVar = {
-        "first": Global[u32], "second": Global[u32], "bias": Global[u16], "m": u32, "n": u32, "alpha": u32,
-    }  # fmt: skip
-    first: GlobalPointer
-    second: GlobalPointer
-    bias: GlobalPointer
-    m: Traced
-    n: Traced
-    alpha: Traced
+    first: Global[u32]
+    second: Global[u32]
+    bias: Global[u16]
+    m: u32
+    n: u32
+    alpha: u32
 
 
 @dataclass(frozen=True)
