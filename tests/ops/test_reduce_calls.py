@@ -103,7 +103,7 @@ def test_each_barrier_and_wait_is_needed(op):
 
     def run(program):
         parts = [np.full((plan.tiles, 40), np.nan, f32.numpy) for _ in range(2)]
-        given = {"a": a, "b": b, "first": parts[0], "second": parts[1]} | dict(plan.calls[0].scalars)
+        given = {"a": a, "b": b, "result_first": parts[0], "result_second": parts[1]} | dict(plan.calls[0].scalars)
         done = emulate(program, plan.grid, {p.name: given[p.name] for p in program.parameters})
         return parts, done.findings
 
