@@ -135,7 +135,7 @@ def test_resources_of_a_small_kernel(monkeypatch):
     entry = compile_for(program, "sm_80")
     assert 0 < entry["registers"] < 32
     assert entry["spill_bytes"] == entry["stack_bytes"] == entry["shared_bytes"] == 0
-    if "instructions" in entry:  # without the NOP that pad the end
+    if "instructions" in entry:  # without what pads the end
         assert entry["instructions"] == len(inspect_program(program, "sm_80").instructions)
     assert "sm_90a" in compile_for(dataclasses.replace(program, requires="sm_90a"), "sm_80")["not_for"]
     assert "shared" in compile_for(dataclasses.replace(program, shared_bytes=200 * 1024), "sm_80")["not_for"]

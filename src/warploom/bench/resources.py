@@ -7,6 +7,7 @@ from typing import Any
 from warploom.core.errors import CompileError, UnsupportedDeviceError, WarploomError
 from warploom.core.targets import target
 from warploom.cuda.cubin import disassemble
+from warploom.inspect.flow import control_flow
 from warploom.inspect.sass import parse_sass
 from warploom.ir.program import Program
 from warploom.ops.backends import compiled
@@ -50,4 +51,4 @@ def compile_for(program: Program, arch: str) -> TargetEntry:
         (listing,) = parse_sass(disassemble(kernel.cubin))
     except (WarploomError, ValueError):
         return entry
-    return entry | {"instructions": sum(x.mnemonic != "NOP" for x in listing.instructions)}  # which pad the end
+    return entry | {"instructions": len(control_flow(listing).instructions)}
