@@ -200,9 +200,9 @@ class Decode(Configuration):
         return self.tile_m == 16 and self.head_dim <= 128
 
     @property
-    def _suffix(self) -> str:
-        """Of the kernel's name where it needs sm_90."""
-        return "_sm90" if self.fp8 or self.overlap else ""
+    def of_sm90(self) -> bool:
+        """Whether the first kernel is that of sm_90, where keys and values leave the L2 first, too."""
+        return self.fp8 or self.overlap
 
     def run(self, page_size: int) -> int:
         """Keys of a warp that lie side by side: all of them where there are no pages."""
@@ -280,7 +280,7 @@ class Decode(Configuration):
         features = p.features()
         name = f"attention_decode_{self.tile_m}x{self.tile_n}x{self.head_dim}"
         main = KernelSource.of(
-            f"attention.decode_kernel:attention_decode{self._suffix}", name, min_ctas=self.ctas,
+            f"attention.decode_kernel:attention_decode{'_sm90' if self.of_sm90 else ''}", name, min_ctas=self.ctas,
             config=self, features=features, form=form, row_strides=(operands.k[2], operands.v[2]),
         )  # fmt: skip
         combine = KernelSource.of(

@@ -97,7 +97,7 @@ def attention_decode(
     fed = zip((k_tile, v_tile), sources, strict=True)
     named = Pages(form.page_size, table) if form.page_size else None
     ring = WarpRing(k, *fed, warps=c.num_warps, heads=c.heads, head_dim=c.key_cols, pages=named,
-                    run=c.run(form.page_size), once=c.overlap)  # fmt: skip
+                    run=c.run(form.page_size), once=c.of_sm90)  # fmt: skip
     q_tile = operand_tile(k, c.factors, c.tile_rows, c.head_dim, name="Q", stages=c.stages)
     products = Products(k, c, f, q_tile, ring)
     to = Results(k, c.dtype, results, f, form.scaled)
@@ -113,7 +113,7 @@ def attention_decode(
 
 
 attention_decode_sm90 = replace(attention_decode, name="attention_decode_sm90", requires="sm_90")
-"""The same where it converts fp8, or overlaps with the second kernel: GPUs do from sm_90 on."""
+"""The same where it converts fp8, or overlaps with the second kernel, and keys leave the L2 first: from sm_90 on."""
 
 
 def begin_share(
