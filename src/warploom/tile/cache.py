@@ -13,10 +13,13 @@ from warploom.tile.copy_plan import CopyPlan
 
 if TYPE_CHECKING:
     from warploom.isa.async_copy import Eviction
-    from warploom.lang import Kernel, SharedTile, Traced
+    from warploom.isa.effects import Order
+    from warploom.lang import GlobalPointer, Kernel, SharedTile, Traced
     from warploom.lang.values import Number
 
-FETCHED = 128, 64
+LANES, LINE = 32, 128
+"""Of a warp, and bytes of a line of the L2."""
+FETCHED = LINE, 64
 """Bytes that the L2 may fetch for a copy: no more than what is read at about the same time."""
 
 
@@ -45,10 +48,10 @@ class Pages:
         """The page of a key; for keys beyond the table that of its last entry."""
         return self.page(k, self.entry(k, sequence, key))
 
-    def entry(self, k: Kernel, sequence: Traced, key: Traced) -> Traced:
+    def entry(self, k: Kernel, sequence: Traced, key: Traced, order: Order = "weak") -> Traced:
         """The same as the table has it, which may be none."""
         entry = k.minimum(key // self.size, self.table.columns - 1)
-        return k.bitcast(self.table.entries.at(sequence).load(entry), u32)
+        return k.bitcast(self.table.entries.at(sequence).load(entry, order=order), u32)
 
     def page(self, k: Kernel, entry: Traced) -> Traced:
         """The page that an entry names: apart from its load, which may take long."""
@@ -81,6 +84,8 @@ class WarpRing:
         self._warps, self.heads, self.parts = warps, heads, warps // heads
         """``parts``: of a block's keys, one after another, each the keys of ``heads`` warps."""
         self._keys, cols = self.tiles[0].layout.rows, self.tiles[0].layout.cols
+        self._lines = -(-2 * head_dim // LINE)
+        """Of the L2 that a row takes, if it begins with one."""
         self._prefetched = next((n for n in FETCHED if n <= 2 * head_dim * heads), FETCHED[-1])
         self._eviction: Eviction = "first" if once else ""
         plan = CopyPlan(self._keys, cols, 1, False)
@@ -119,16 +124,32 @@ class WarpRing:
         source, copy = self._sources[tile], self._copies[tile]
         first = self.first_key(block)
         exist = k.maximum(keys, first) - first
-        outer, of_head, of_key = source.strides
+        rows = self._rows(source, sequence, head, self._runs(block), [page.get() for page in self._named])
+        runs = [copy.start_of_run(row) for row in rows]
+        copy.load_runs(runs, stage * self._warps + k.warp, exist, prefetch=self._prefetched, eviction=self._eviction)
+
+    def fetch(self, place: tuple[Traced, Traced, Traced], keys: Traced) -> None:
+        """The L2 fetches a block, not looked up: a guess, where a launch that is not done may be writing the table."""
+        k, (sequence, head, block) = self._k, place
+        for first in range(0, self._keys * self._lines, LANES):
+            line = k.lane + first
+            key = self.first_key(block) + line // self._lines
+            with k.when(key < keys):
+                named = [] if self._pages is None else [self._pages.entry(k, sequence, key, "relaxed")]
+                for source in self._sources:
+                    (row,) = self._rows(source, sequence, head, [key], named)
+                    k.prefetch(row, line % self._lines * (LINE // 2))
+
+    def _rows(
+        self, source: StridedPointer, sequence: Traced, head: Traced, keys: list[Traced], named: list[Traced]
+    ) -> list[GlobalPointer]:
+        """Where keys of this warp's head begin; ``named``: what the table names as their pages."""
+        k, (outer, of_head, of_key) = self._k, source.strides
         start = source + k.mul_wide(head * self.heads + self.head, of_head)
         if self._pages is None:
             start = start + k.mul_wide(sequence, outer)
-            rows = [start + k.mul_wide(key, of_key) for key in self._runs(block)]
-        else:
-            size = self._pages.size
-            rows = [
-                start + (k.mul_wide(self._pages.page(k, page.get()), outer) + k.mul_wide(key % size, of_key))
-                for page, key in zip(self._named, self._runs(block), strict=True)
-            ]
-        runs = [copy.start_of_run(row) for row in rows]
-        copy.load_runs(runs, stage * self._warps + k.warp, exist, prefetch=self._prefetched, eviction=self._eviction)
+            return [start + k.mul_wide(key, of_key) for key in keys]
+        return [
+            start + (k.mul_wide(self._pages.page(k, page), outer) + k.mul_wide(key % self._pages.size, of_key))
+            for page, key in zip(named, keys, strict=True)
+        ]

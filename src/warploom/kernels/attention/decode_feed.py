@@ -109,6 +109,15 @@ class Feed:
             self._look_up()
         k.commit_group()
 
+    def fetch(self, end: Traced) -> None:
+        """The L2 fetches the block at the cursor, if that is below ``end``."""
+        with self._k.when(self._cursor.number < end, uniform=True):
+            self._ring.fetch(self._place, self._cursor.span.keys)
+
     def _put(self, tile: int, stage: Number) -> None:
+        self._ring.put(tile, stage, self._place, self._cursor.span.keys)
+
+    @property
+    def _place(self) -> tuple[Traced, Traced, Traced]:
         at = self._cursor
-        self._ring.put(tile, stage, (at.sequence.get(), at.head.get(), at.block.get()), at.span.keys)
+        return at.sequence.get(), at.head.get(), at.block.get()

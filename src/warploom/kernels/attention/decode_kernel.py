@@ -8,7 +8,7 @@ the ends of pieces makes warps wait for each other: their rings run on from piec
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import reduce
@@ -105,7 +105,8 @@ def attention_decode(
 
     search = Search(k, shares)
     guess = None if early is None else (early, shares.read_by(spans(replace(given, keys=early.near), c, f)))
-    ahead = begin_share(k, c, search, shares, guess, lambda: Feed(k, ring, queries, q_tile, search.ahead, c.stages))
+    ahead = Feed(k, ring, queries, q_tile, search.ahead, c.stages)
+    begin_share(k, c, search, shares, guess, ahead)
     if c.overlap:
         k.allow_next_launch()
     with k.when(search.first < search.end, uniform=True):
@@ -117,34 +118,32 @@ attention_decode_sm90 = replace(attention_decode, name="attention_decode_sm90", 
 
 
 def begin_share(
-    k: Kernel, config: Decode, search: Search, shares: Shares, guess: tuple[EarlyLengths, Shares] | None,
-    feed: Callable[[], Feed],
-) -> Feed:  # fmt: skip
-    """Find the share of this CTA and start the first copies of its ``feed``.
+    k: Kernel, config: Decode, search: Search, shares: Shares, guess: tuple[EarlyLengths, Shares] | None, ahead: Feed
+) -> None:
+    """Find the share of this CTA and start its first copies.
 
-    ``guess``: lengths as they are before the launch before is done, and the shares by those. Copies begin by them;
-    where that launch has changed the lengths, they are made again.
+    ``guess``: lengths as they are before the launch before is done, and the shares by those. By them the L2 fetches the
+    first block, while memory has little else to do, and copies begin; where that launch has changed the lengths, copies
+    are made again.
     """
     if guess is None:
         if config.overlap:
             k.await_launch_before()
         search.run(shares)
-        ahead = feed()
         ahead.begin(search.end.get())
-        return ahead
+        return
     early, guessed = guess
     with k.when(early.few, uniform=True):
         early.read()
         search.run(guessed)
+        ahead.fetch(search.end.get())
     k.await_launch_before()
     early.read_again()
-    ahead = feed()
     ahead.begin(search.end.get())
     with k.when(early.changed(), uniform=True):
         k.wait_group(0)
         search.run(shares)
         ahead.begin(search.end.get())
-    return ahead
 
 
 class Share:
