@@ -58,9 +58,9 @@ def test_kernels_that_begin_early_wait_for_what_may_not_be_there() -> None:
     first, second = ([op.instruction.mnemonic for op in call.source.program.ops()] for call in case.calls)
     for names in (first, second):
         early = {name for name in names[: names.index("griddepcontrol.wait")] if "global" in name}
-        assert {name for name in early if not name.startswith("prefetch")} == {
-            "ld.relaxed.gpu.global.b32"
-        }  # of lengths
+        assert {x for x in early if not x.startswith("prefetch")} == {"ld.relaxed.gpu.global.b32"}  # lengths, pages
+    early = first[: first.index("griddepcontrol.wait")]
+    assert early.count("prefetch.global.L2") == 4  # lengths and pages, and then keys and values
     assert first.index("griddepcontrol.wait") < first.index("griddepcontrol.launch_dependents")
     findings, out, lse = case.run()
     assert findings == []

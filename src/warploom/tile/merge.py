@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import reduce
+from operator import add
 from typing import TYPE_CHECKING
 
 from warploom.core.dtypes import f32
@@ -42,11 +43,17 @@ def with_sink(k: Kernel, log: Traced, sink: Traced) -> tuple[Traced, Traced]:
     return k.select(log == -math.inf, k.value(0.0, f32), weight(k, log, both)), both
 
 
-def merged(k: Kernel, logs: Sequence[Traced]) -> tuple[list[Traced], Traced]:
-    """Factors for the outputs of parts with these log-sum-exps, and the log-sum-exp of them together."""
-    top = reduce(k.maximum, logs)
+def merged(k: Kernel, logs: Sequence[Traced]) -> tuple[list[Traced], Traced, Traced]:
+    """Weights for the outputs of parts with these log-sum-exps, the factor of their sum, and its log-sum-exp."""
+    top = _in_pairs(k.maximum, logs)
     at = anchor(k, top)
     weights = [weight(k, log, at) for log in logs]
-    total = reduce(lambda a, b: a + b, weights)
-    factor = inverse(k, total)
-    return [x * factor for x in weights], logarithm(k, top, total)
+    total = _in_pairs(add, weights)
+    return weights, inverse(k, total), logarithm(k, top, total)
+
+
+def _in_pairs(join: Callable[[Traced, Traced], Traced], values: Sequence[Traced]) -> Traced:
+    """All values as one, in as few steps one behind the other as there can be."""
+    while len(values) > 1:
+        values = [reduce(join, values[i : i + 2]) for i in range(0, len(values), 2)]
+    return values[0]

@@ -262,6 +262,12 @@ class OnlineSoftmax:
 
     def finish(self, sink: Traced | None = None) -> list[Traced]:
         """O / l of the rows that were kept; with ``lse`` each row's log-sum-exp (natural). ``sink`` joins every l."""
+        inverse, logs = self.ends(sink)
+        self.scale_output(inverse)
+        return logs
+
+    def ends(self, sink: Traced | None = None) -> tuple[list[Traced], list[Traced]]:
+        """What :meth:`finish` multiplies O by, which stays as it is, and the log-sum-exps."""
         k = self._k
         inverse: list[Traced] = []
         logs: list[Traced] = []
@@ -279,8 +285,7 @@ class OnlineSoftmax:
             if self._lse:
                 log = self._exponents.log_sum(k, self._last_m[row].get(), total)
                 logs.append(log if sunk is None else sunk.log_sum(log))
-        self.scale_output(inverse)
-        return logs
+        return inverse, logs
 
     # -- formulas
     def _limit(self) -> None:

@@ -178,11 +178,11 @@ class Decode(Configuration):
 
     @property
     def shared_bytes(self) -> int:
-        """Dynamic shared memory, at most: Q, K and V of each stage, the warps' log-sum-exps, and lengths read early."""
+        """Dynamic shared memory, at most: Q, K and V of each stage, two numbers a row of every warp, and lengths."""
         keys = self.keys * self.num_warps
         rows = self.tile_rows * padded_cols(self.head_dim) + 2 * keys * padded_cols(self.key_cols)
         lengths = 4 * self.threads if self.overlap else 0
-        return self.stages * rows * self.dtype.bytes + 4 * self.num_warps * self.tile_m + lengths
+        return self.stages * rows * self.dtype.bytes + 8 * self.num_warps * self.tile_m + lengths
 
     @property
     def key_cols(self) -> int:

@@ -218,7 +218,7 @@ class Products:
             self._scores = cores.product(s, left, keys, warp=(ring.head, 0), depth=c.head_dim)
             self._product = cores.product(o, s, values, transposed_b=True, depth=c.keys)
         self._softmax = OnlineSoftmax(k, s, o, f.softmax_scale(c.head_dim), c.factors, cap=f.softcap, lse=True)
-        self._logs = k.shared(f32, (c.num_warps, c.tile_m), name="logs")
+        self._logs, self._inverses = (k.shared(f32, (c.num_warps, c.tile_m), name=x) for x in ("logs", "inverses"))
         # A warp's sums leave through the place of its keys and values, so many columns through each in turn.
         half = keys.layout.cols // 2
         panel = keys.layout.panels[0].cols // 2
@@ -263,15 +263,17 @@ class Products:
                 hide(k, score, visible.seen(number, aligned, keys), -math.inf)
 
     def finish(self) -> None:
-        """Each warp's O as it is for its keys, and its log-sum-exps to shared memory."""
+        """Each warp's log-sum-exps to shared memory, and what its O is to be multiplied by."""
         k = self._k
         self._softmax.keep()
-        logs = self._softmax.finish()
+        inverses, logs = self._softmax.ends()
         k.syncwarp()  # every lane has read the block
         plan = reduction_plan(self._s.layout, "col")
         with k.when((k.lane & sum(plan.lane_masks)) == 0):
-            for group, log in enumerate(logs):
-                self._logs.store(log, k.warp, plan.result_coordinate(group, k.lane, 0))
+            for group, (log, inverse) in enumerate(zip(logs, inverses, strict=True)):
+                row = plan.result_coordinate(group, k.lane, 0)
+                self._logs.store(log, k.warp, row)
+                self._inverses.store(inverse, k.warp, row)
 
     def _put(self, stage: Traced, places: range, rows: Rows) -> None:
         """Some columns of each warp's O to shared memory, in the place of the block that was read last."""
@@ -334,18 +336,19 @@ class Products:
         k, c, ring = self._k, self._config, self._ring
         half, own = self._halves.cols, row % c.tile_m
         warps = [row // c.tile_m + part * c.heads for part in range(ring.parts)]
-        factors, log = merged(k, [self._logs.load(warp, own) for warp in warps])
+        weights, factor, log = merged(k, [self._logs.load(warp, own) for warp in warps])
+        weights = [x * self._inverses.load(warp, own) for warp, x in zip(warps, weights, strict=True)]
         found: list[list[Traced]] = []
         for place in places:
             below, last = (place - places.start) // 2 * c.tile_m, c.head_dim - place * half - QUAD
             at = k.minimum(col, last) if last < half - QUAD else col
             sums: list[Traced] = []
-            for warp, factor in zip(warps, factors, strict=True):
+            for warp, share in zip(warps, weights, strict=True):
                 source = ring.at(stage, warp)[place % 2].seen_as(f32, self._halves)
                 loaded = source.load(own + below, at, QUAD)
-                sums = [x * factor if not sums else k.fma(x, factor, y)
+                sums = [x * share if not sums else k.fma(x, share, y)
                         for x, y in zip(loaded, sums or loaded, strict=True)]  # fmt: skip
-            found.append(sums)
+            found.append([x * factor for x in sums])
         return log, found
 
     def _inside(self, col: Traced, places: range, sums: list[list[Traced]]) -> Iterator[tuple[Traced, list[Traced]]]:
