@@ -1,0 +1,67 @@
+# pyright: reportInvalidTypeForm=false
+"""Keys and values of a cache: which lines are fetched ahead of their copies."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from warploom.core.arguments import strides
+from warploom.core.dtypes import bf16, u16, u32
+from warploom.emulate import emulate
+from warploom.lang import GlobalPointer, Kernel, Strided, kernel
+from warploom.tile.cache import Pages, PageTable, WarpRing
+from warploom.tile.order import page_table
+from warploom.tile.pipeline import operand_tile
+
+HEADS, COLS, SEQUENCES, CAPACITY = 2, 128, 3, 64
+LINE = 64
+"""Elements."""
+
+
+@kernel(threads=64, drop_unused=True)
+def fetched(
+    k: Kernel, keys: Strided[u16, 2], values: Strided[u16, 2], table: PageTable, block: u32, length: u32,
+    *, page: int,
+) -> None:  # fmt: skip
+    """A block of 32 keys of the second sequence's second head."""
+    tiles = [operand_tile(k, bf16, 16, COLS, name=name, stages=2) for name in "KV"]
+    sources = [replace(x, strides=(*x.strides, HEADS * COLS)) for x in (keys, values)]
+    pages = Pages(page, table) if page else None
+    ring = WarpRing(
+        k, *zip(tiles, sources, strict=True), warps=2, heads=1, head_dim=COLS, pages=pages, run=16
+    )  # fmt: skip
+    one = k.value(1, u32)
+    ring.fetch((one, one, block), length)
+
+
+@pytest.mark.parametrize("page", [0, 16, 64])
+@pytest.mark.parametrize(("block", "length"), [(0, 64), (1, 45), (1, 20)])
+def test_the_lines_of_a_block_are_fetched_and_no_others(
+    page: int, block: int, length: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def mark(_: Kernel, pointer: GlobalPointer, index: Any) -> None:
+        pointer.store(1, index)
+
+    monkeypatch.setattr(Kernel, "prefetch", mark)
+    size = page or CAPACITY
+    table = np.random.default_rng(page).permutation(SEQUENCES * CAPACITY // size).reshape(SEQUENCES, -1)
+    beyond = len(table) * len(table[0]) - 1
+    table = table.astype(np.int32)
+    if block:
+        table[1, -1] = 10**9  # no page: the last one is fetched in its place
+    caches = [np.zeros((SEQUENCES * CAPACITY // size, size, HEADS, COLS), np.uint16) for _ in "KV"]
+    keys, values = (x.ravel() for x in caches)
+    given: dict[str, Any] = {"keys": keys, "values": values, "block": block, "length": length}
+    if page:
+        given |= {"table_entries": table.ravel()} | page_table(len(table[0]), len(table[0]), beyond + 1)
+    outer = (size * HEADS * COLS, COLS)
+    emulate(fetched.trace(page=page), 1, given | strides(keys=outer, values=outer)).raise_if_found()
+    expected = np.zeros_like(caches[0])
+    for key in range(32 * block, min(32 * block + 32, length)):
+        at = min(int(table[1, key // size]), beyond) if page else 1
+        expected[at, key % size, 1, ::LINE] = 1
+    assert all((x == expected).all() for x in caches)
