@@ -26,6 +26,8 @@ from warploom.tile.roles import WARPGROUP, WARPGROUP_ROWS
 PIECE = mma_fragment("m16n8k16", "C", 16).tile(1, 2)
 """16×16 of a warp's packed sums: what one ``stmatrix.x4`` stores."""
 _STORE = stmatrix_plan(PIECE, transposed=False)
+_FORMED = 32
+"""Values of a thread that are formed before the first of them is stored."""
 
 Pair = tuple[Traced, Traced]
 Value = Callable[[Pair, Traced, Traced], Pair]
@@ -178,9 +180,16 @@ def store_pairs(k: Kernel, tile: SharedTile, sums: Fragment, row: Number, part: 
 
 # -- to global memory
 def store_registers(sums: Sums, target: Target) -> None:
-    """Straight from the registers: of f32 four lanes fill a sector of 32 bytes."""
-    for first in range(0, sums.fragment.layout.elements_per_thread, 2):
-        target.store_pair(*sums.place(first), sums.pair(first))
+    """Straight from the registers: of f32 four lanes fill a sector of 32 bytes.
+
+    Values may come from memory, the target's own too, past whose stores no load moves: several are formed before the
+    first of them is stored.
+    """
+    count = sums.fragment.layout.elements_per_thread
+    for begin in range(0, count, _FORMED):
+        firsts = range(begin, min(begin + _FORMED, count), 2)
+        for first, values in [(first, sums.pair(first)) for first in firsts]:
+            target.store_pair(*sums.place(first), values)
 
 
 def store_row_values(
