@@ -9,7 +9,7 @@ torch = pytest.importorskip("torch")
 
 import warploom  # noqa: E402
 from warploom.core.errors import ProblemError, TraceError  # noqa: E402
-from warploom.lang import Global, Kernel, Strided, f32, kernel, u32  # noqa: E402
+from warploom.lang import Compound, Global, Kernel, Strided, f32, kernel, u32  # noqa: E402
 
 
 def body(k: Kernel, x: Global[f32], y: Global[f32], n: u32, factor: f32, *, tile: int = 64) -> None:
@@ -55,6 +55,40 @@ def test_the_strides_of_a_tensor_are_those_of_the_graph():
 
     x = torch.randn(32, 5)
     torch.testing.assert_close(torch.compile(plus_one, fullgraph=True, backend="aot_eager")(x), x + 1)
+
+
+class Factor(Compound):
+    of: u32
+
+
+@kernel(threads=32, outputs=["y"])
+def multiples(k: Kernel, factor: Factor, y: Global[u32]) -> None:
+    y.store(k.lane * factor.of, k.lane)
+
+
+class Results(Compound):
+    sums: Global[f32]
+    products: Global[f32]
+
+
+@kernel(threads=32, outputs=["results_sums", "results_products"])
+def both(k: Kernel, x: Global[f32], results: Results) -> None:
+    results.sums.store(x.load(k.lane) + 2.0, k.lane)
+    results.products.store(x.load(k.lane) * 2.0, k.lane)
+
+
+def test_fields_of_compound_parameters_are_arguments_of_the_operator():
+    def on_all(x):
+        y, sums, products = torch.zeros(32, dtype=torch.int32), torch.zeros(32), torch.zeros(32)
+        warploom.launch(multiples, 1, [y, 3])
+        warploom.launch(both, 1, [x, sums, products])
+        return y + 1, sums + 1, products + 1
+
+    x = torch.randn(32)
+    y, sums, products = torch.compile(on_all, fullgraph=True, backend="aot_eager")(x)
+    assert (y == torch.arange(32) * 3 + 1).all()
+    torch.testing.assert_close(sums, x + 3)
+    torch.testing.assert_close(products, x * 2 + 1)
 
 
 def test_arguments_of_another_count_are_refused_where_they_are_run():

@@ -1,9 +1,9 @@
-# pyright: reportInvalidTypeForm=false
 """Annotations of parameters: arrays with their strides, and what stands for several parameters."""
 
 # pyright: reportInvalidTypeForm=false
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -94,13 +94,29 @@ def test_elements_that_lie_at_no_whole_strides_are_refused() -> None:
         emulate(copied.trace(), 5, [np.broadcast_to(x, (5, 40)), 40, np.zeros((5, 40), np.float32)])
 
 
-def test_strides_may_be_given_and_count_as_arguments_then() -> None:
+@pytest.mark.parametrize(
+    "x",
+    [
+        numbers(5, 40)[::-1][:1],
+        np.lib.stride_tricks.as_strided(numbers(40), (1, 40), (2**40, 4)),
+        numbers(0, 40, 4)[:, ::-1, ::2],
+    ],
+)
+def test_strides_that_say_nothing_may_be_anything(x: np.ndarray) -> None:
+    y = np.zeros(x.shape[:2], np.float32)
+    run(copied, x, 40 * len(x), y)
+    assert (y == x.reshape(y.shape)).all()
+
+
+def test_strides_may_be_given_by_name() -> None:
     x, y = numbers(5, 80), np.zeros((5, 40), np.float32)
     given: dict[str, Any] = {"x": x.ravel(), "cols": 40, "y": y}
     emulate(copied.trace(), 5, given | strides(x=(80, 2))).raise_if_found()
     assert (y == x[:, ::2]).all()
     with pytest.raises(ProblemError, match=r"copied takes 3 arguments \(x, cols, y\), not 4"):
         emulate(copied.trace(), 5, [x, 40, y, 80])
+    with pytest.raises(ProblemError, match=r"copied takes 3 arguments \(x, cols, y\), not 7"):
+        emulate(copied.trace(), 5, [x, 40, y, 40, 1, 40, 1])
 
 
 @kernel(threads=32, drop_unused=True)
@@ -142,6 +158,16 @@ def test_more_indices_than_dimensions_are_refused() -> None:
 
     with pytest.raises(TraceError, match=r"with 1 strides takes 1 to 2 indices, not 3 \(test_parameters\.py:\d+\)"):
         wrong.trace()
+
+
+@pytest.mark.parametrize("wrong", [lambda x: x.at(-1), lambda x: x.at(0, -2), lambda x: x.at(1).at(1)])
+def test_what_would_be_another_element_than_it_seems_is_refused(wrong: Callable[[Any], Any]) -> None:
+    @kernel(threads=32)
+    def indexed(k: Kernel, x: Strided[f32, 1]) -> None:
+        wrong(x)
+
+    with pytest.raises(TraceError, match=r"before it|GlobalPointer has no 'at'"):
+        indexed.trace()
 
 
 def test_two_parameters_have_two_names() -> None:
@@ -198,3 +224,24 @@ def test_a_compound_parameter_may_hold_arrays_and_its_numbers_come_behind() -> N
     launch = _random(RNG)
     emulate(program, launch.grid, launch.arguments).raise_if_found()
     np.testing.assert_array_equal(launch.arguments[2], launch.expect["y"][0])
+
+
+def test_a_compound_parameter_without_fields_is_refused() -> None:
+    def wrong(k: Kernel, x: Any) -> None: ...
+
+    wrong.__annotations__["x"] = Compound
+    with pytest.raises(TraceError, match="Compound has no fields"):
+        kernel(threads=32)(wrong).trace()
+
+
+@pytest.mark.parametrize("within", [False, True])
+def test_an_annotation_with_alternatives_is_refused(within: bool) -> None:
+    class Either(Compound):
+        x: Strided[f32, 1] | None
+
+    def wrong(k: Kernel, x: Strided[f32, 1] | None) -> None: ...
+
+    if within:
+        wrong.__annotations__["x"] = Either
+    with pytest.raises(TraceError, match=f"of {'Either' if within else 'wrong'} is no type .*gives every argument"):
+        kernel(threads=32)(wrong).trace()

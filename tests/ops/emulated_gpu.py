@@ -131,7 +131,9 @@ class EmulatedCall:
         """Run at once."""
         kinds = [p.dtype for p in self.program.parameters if p.kind == "pointer"]
         arrays = [self.gpu.at(pointer, kind) for pointer, kind in zip(pointers, kinds, strict=True)]
-        assert emulate(self.program, self.grid, [*arrays, *self.scalars]).findings == ()
+        names = [p.name for p in self.program.parameters]
+        arguments = dict(zip(names, [*arrays, *self.scalars], strict=True))
+        assert emulate(self.program, self.grid, arguments).findings == ()
 
 
 class DeviceCopy:

@@ -52,6 +52,8 @@ def test_an_array_of_other_dimensions_than_the_kernels_is_refused():
         warploom.launch(sums, 5, [x, y, 40])
     with pytest.raises(ProblemError, match=r"sums takes 3 arguments \(x, y, cols\), not 2"):
         warploom.launch(sums, 5, [x, y])
+    with pytest.raises(ProblemError, match="argument y: int is not an array"):
+        warploom.launch(sums, 5, [y, 40, y])
 
 
 @kernel(threads=64)

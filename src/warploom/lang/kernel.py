@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NoReturn, get_type_hints
+from typing import Any, NoReturn
 from weakref import WeakValueDictionary
 
 from warploom.core.errors import LayoutError, TraceError, VerifyError, WarploomError, shown
@@ -17,7 +17,7 @@ from warploom.lang.explain import explain
 from warploom.lang.hopper import HopperWords
 from warploom.lang.matrix import MatrixWords
 from warploom.lang.naming import name_at
-from warploom.lang.parameters import Parameters, used_parameters
+from warploom.lang.parameters import Parameters, hints_of, used_parameters
 
 
 class Kernel(HopperWords, MatrixWords):
@@ -60,11 +60,13 @@ class KernelFunction:
     example_launch: Callable[..., Launch] | None = None
 
     def __post_init__(self) -> None:
-        given = self.function.__code__
-        self.names = given.co_varnames[1 : given.co_argcount]
-        """The names of the launch's arguments."""
+        declared = self._parameters(Kernel())[0] if self.outputs else []
+        self.names = [p.name for p in declared if p.stride_of is None]
+        """The names of the launch's arguments, if outputs are declared."""
         if unknown := [name for name in self.outputs if name not in self.names]:
-            raise TraceError(f"{self.name} has no parameter {unknown[0]!r}, which outputs names")
+            raise TraceError(
+                f"{self.name} has no parameter {unknown[0]!r}, which outputs names; it has {', '.join(self.names)}"
+            )
         self.key = f"{self.function.__module__}.{self.function.__qualname__}"
         """What a kernel with declared outputs is called in graphs of PyTorch."""
         if self.outputs:
@@ -144,7 +146,7 @@ class KernelFunction:
         )
 
     def _parameters(self, k: Kernel) -> tuple[list[Parameter], list[Any]]:
-        hints = get_type_hints(self.function)
+        hints = hints_of(self.function, self.name)
         found, arguments = Parameters(k, self.name), list[Any]()
         positional = [p for p in inspect.signature(self.function).parameters.values() if p.kind != p.KEYWORD_ONLY][1:]
         for p in positional:

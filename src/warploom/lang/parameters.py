@@ -70,7 +70,8 @@ class StridedPointer(GlobalPointer):
 
     def at(self, *indices: Number) -> GlobalPointer:
         """The pointer to an element: an index (u32) for each dimension; those that are left out are 0."""
-        return self + self.offset(*indices)
+        element = self + self.offset(*indices)
+        return GlobalPointer(self.words, element.address, self.dtype)  # without strides
 
     def offset(self, *indices: Number) -> Traced:
         """How many elements (u64) that is from the first one."""
@@ -79,8 +80,21 @@ class StridedPointer(GlobalPointer):
             raise TraceError(
                 f"an array with {count} strides takes 1 to {count + 1} indices, not {len(indices)} ({k.here()})"
             )
+        if below := [index for index in indices if isinstance(index, int) and index < 0]:
+            raise TraceError(f"an index counts from the first element: {below[0]} is before it ({k.here()})")
         steps = (k.mul_wide(index, stride) for index, stride in zip(indices, (*self.strides, 1), strict=False))
         return reduce(add, steps)
+
+
+def hints_of(of: Any, name: str) -> dict[str, Any]:
+    """The annotations of a kernel's function or of a class. Raises TraceError for what is no type, as ``X | None``."""
+    try:
+        return get_type_hints(of)
+    except TypeError as error:
+        raise TraceError(
+            f"an annotation of {name} is no type ({error}); a launch gives every argument, those apart that "
+            "@kernel(drop_unused=True) finds without use in a configuration"
+        ) from error
 
 
 def _element(dtype: Any, example: str) -> DType:
@@ -105,7 +119,7 @@ class Compound:
     @cache
     def fields(cls) -> dict[str, Any]:
         """The annotations, by name."""
-        return get_type_hints(cls)
+        return hints_of(cls, cls.__name__)
 
     def __init__(self, k: Kernel, *values: Any) -> None:
         self.k, self.values = k, values
@@ -143,12 +157,15 @@ class Parameters:
         if isinstance(kind, DType):
             return self._new(self.numbers if within else self.written, name, "scalar", kind, kind)
         if isinstance(kind, type) and issubclass(kind, Compound):
-            return kind(k, *[self.argument(f"{name}_{own}", of, within=True) for own, of in kind.fields().items()])
+            fields = kind.fields()
+            if not fields:
+                raise TraceError(f"{kind.__name__} has no fields: annotate some in it (x: Global[f32])")
+            return kind(k, *[self.argument(f"{name}_{own}", of, within=True) for own, of in fields.items()])
         if kind is TensorMap:
             return TensorMapHandle(self._new(self.written, name, "tensor_map", u64, u64))
         raise TraceError(
-            f"parameter {name!r} of {self.kernel} needs a type: Global[bf16], Strided[bf16, 2], u32, f32 … or "
-            "TensorMap; trace-time configuration goes into keyword-only parameters (after *)"
+            f"parameter {name!r} of {self.kernel} needs a type: Global[bf16], Strided[bf16, 2], u32, f32 …, TensorMap "
+            "or a subclass of Compound; trace-time configuration goes into keyword-only parameters (after *)"
         )
 
     def _new(self, to: list[Parameter], name: str, what: Any, dtype: DType, held: DType, **more: Any) -> Traced:

@@ -216,8 +216,8 @@ def emulator_arguments(
     views: Sequence[ArrayView] | Mapping[str, ArrayView],
     scalars: Mapping[str, int],
     mapped: Sequence[MappedArray] = (),
-) -> list[Any]:
-    """What :func:`warploom.emulate.emulate` takes: arrays, the first with their tensor maps, then numbers.
+) -> dict[str, Any]:
+    """What :func:`warploom.emulate.emulate` takes by name: arrays, the first with their tensor maps, and numbers.
 
     ``views`` are in the order of the Program's parameters, or by their names. ``mapped``: how the first of them look to
     the TMA, each from its first element on.
@@ -227,7 +227,8 @@ def emulator_arguments(
     for i, x in enumerate(mapped):
         strides = tuple(x.dtype.bytes * stride for stride in x.strides)
         arrays[i] = np.lib.stride_tricks.as_strided(arrays[i], x.shape, strides), x.spec
-    return [*arrays, *scalar_arguments(program, scalars)]
+    names = [p.name for p in program.parameters]
+    return dict(zip(names, [*arrays, *scalar_arguments(program, scalars)], strict=True))
 
 
 def run_on_emulator(
@@ -243,7 +244,7 @@ def run_on_emulator(
     return emulated(program, grid, emulator_arguments(program, views, scalars, mapped), seconds)
 
 
-def emulated(program: Program, grid: Grid, arguments: Sequence[Any], more: str = "") -> Emulation:
+def emulated(program: Program, grid: Grid, arguments: Sequence[Any] | Mapping[str, Any], more: str = "") -> Emulation:
     """Run in place of a GPU, with a warning that says so and ``more``. Raises EmulationError if it finds a defect."""
     from warploom.emulate import emulate
 

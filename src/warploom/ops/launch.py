@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from warploom.core.arguments import grid_of, scalar_value
-from warploom.core.errors import ConfigError, ProblemError, shown
+from warploom.core.errors import ConfigError, ProblemError, WarploomError, shown
 from warploom.core.once import once
 from warploom.core.targets import target
 from warploom.interop.arrays import (
@@ -177,7 +177,11 @@ def _view(parameter: Parameter, argument: Any) -> ArrayView:
         if not (isinstance(argument, tuple) and len(argument) == 2 and isinstance(argument[1], TensorMapSpec)):
             raise ProblemError(f"argument {parameter.name} is an (array, TensorMapSpec) pair, not {shown(argument)}")
         array, dtype = argument[0], argument[1].dtype
-    view = describe(array)
+    try:
+        view = describe(array)
+    except WarploomError as error:
+        error.args = (f"argument {parameter.name}: {error}",)
+        raise
     if view.dtype is not dtype and not _same_bits(view.dtype, dtype):
         bits = f": pass unsigned integers of {dtype.bytes} bytes (a view) where its bits are meant"
         hint = bits if view.dtype.bytes == dtype.bytes else ""
@@ -278,11 +282,8 @@ def _memory(first: int, size: int) -> np.ndarray[Any, np.dtype[np.uint8]]:
 
 
 def _emulate(program: Program, grid: Grid, given: Sequence[Any], views: Sequence[ArrayView | None]) -> None:
-    arguments: list[Any] = []
+    arguments: dict[str, Any] = {}
     for parameter, argument, view in zip(program.parameters, given, views, strict=True):
-        if view is None:
-            arguments.append(argument)
-            continue
-        array: np.ndarray[Any, Any] = as_numpy(view)
-        arguments.append((array, argument[1]) if parameter.kind == "tensor_map" else array)
+        array: Any = argument if view is None else as_numpy(view)
+        arguments[parameter.name] = (array, argument[1]) if parameter.kind == "tensor_map" else array
     emulated(program, grid, arguments)
