@@ -12,10 +12,11 @@ from hypothesis import strategies as st
 
 import warploom
 from tests.kernels.matmul_cases import TOGETHER, TURNS, padded
-from tests.kernels.mutate import run_calls
+from tests.kernels.mutate import deletions, run_calls
 from tests.properties import slow_property
 from warploom.core.dtypes import DType, bf16, f16
-from warploom.core.errors import ConfigError
+from warploom.core.errors import ConfigError, WarploomError
+from warploom.ir.program import Program
 from warploom.kernels.matmul.ladder_sm90 import RungWgmma
 from warploom.kernels.matmul.problem import MatmulConfig
 from warploom.kernels.matmul.sm90 import MatmulSm90
@@ -92,6 +93,31 @@ def test_rings_that_wrap_over_several_tiles_in_every_order(kind: str, seed: int 
         assert emulation.findings == ()
     want, near = exact(a, b, "max")
     assert (abs(out - want) <= near).all()
+
+
+def test_each_way_to_hand_on_a_turn_is_needed() -> None:
+    """Of log-sum-exps a turn lasts until its products are done where K is short, else the next one's begin before."""
+
+    def wrong(depth: int, mutant: Program | None = None) -> bool:
+        rng = np.random.default_rng(depth)
+        a, b = matrix(rng, 2 * TURNS.tile_m, depth), matrix(rng, depth, 3 * TURNS.tile_n, row_major=False)
+        made = plan_matmul_reduce(a, b, "logsumexp", config=TURNS)
+        out = np.full(a.shape[0], np.nan, np.float32)
+        try:
+            done = run_calls(made.calls, {"a": a, "b": b.T, "out": out}, program=mutant)
+        except WarploomError:
+            return True
+        want, near = exact(a, b, "logsumexp")
+        return any(x.findings for x in done) or not (abs(out - want) <= near).all()
+
+    depths = [TURNS.tile_k * tiles for tiles in (1, 3, 5)]
+    assert not any(map(wrong, depths))
+    program = plan_matmul_reduce(
+        np.ones((64, 128), f16.numpy), np.ones((128, 64), f16.numpy), "logsumexp", config=TURNS
+    )
+    arrivals = [mutant for mutant in deletions(program.program) if "bar.arrive" in mutant.what]
+    assert len(arrivals) == 3  # the first turn's, and one for each way
+    assert all(any(wrong(depth, mutant.program) for depth in depths) for mutant in arrivals)
 
 
 def test_the_vocabulary_loss() -> None:

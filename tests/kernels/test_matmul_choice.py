@@ -13,7 +13,7 @@ import pytest
 
 import warploom
 from tests.project import ROOT
-from warploom.core.dtypes import f16, f32
+from warploom.core.dtypes import bf16, f16, f32
 from warploom.core.targets import target
 from warploom.kernels.matmul.choice import Production, candidates_sm80, choose, choose_for_rows, fitting, parse_config
 from warploom.kernels.matmul.problem import MatmulProblem, contiguous_problem
@@ -129,6 +129,25 @@ def test_reductions_of_rows_take_wgmma_where_rows_fill_its_tiles(
     config, _ = choose_for_rows(contiguous_problem(*sizes, f16, out_dtype=f32, b_rows=False), target(arch))
     assert isinstance(config, kind)
     assert not config.cut
+
+
+@pytest.mark.parametrize(
+    ("sizes", "exponentials", "pingpong"),
+    [
+        ((16384, 50304, 768), False, True),
+        ((16384, 50304, 768), True, True),
+        ((8192, 131072, 4096), False, False),
+        ((8192, 131072, 4096), True, True),
+        ((256, 1024, 4096), True, False),  # as many tiles as SMs: nothing to take turns with
+    ],
+)
+def test_consumers_take_turns_where_a_reduction_takes_long_beside_its_products(
+    sizes: tuple[int, int, int], exponentials: bool, pingpong: bool
+) -> None:
+    problem = contiguous_problem(*sizes, bf16, out_dtype=f32, b_rows=False)
+    config, _ = choose_for_rows(problem, SM90, exponentials=exponentials)
+    assert isinstance(config, MatmulSm90)
+    assert config.pingpong == pingpong
 
 
 @pytest.mark.parametrize("choice", [choose, choose_for_rows])

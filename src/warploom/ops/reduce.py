@@ -25,7 +25,7 @@ from warploom.kernels.settings import unsuitable
 from warploom.kernels.source import KernelCall
 from warploom.ops.matmul_arrays import Inputs, matmul_config, read_inputs
 from warploom.ops.options import flag, number, refuse_unhashable
-from warploom.ops.places import decided
+from warploom.ops.places import Place, decided
 from warploom.ops.repeated import Kept, run_and_keep
 from warploom.ops.steps import Plan, Step, Steps
 
@@ -220,7 +220,10 @@ def reduce_plan(product: MatmulProblem, op: ReduceOp, config: MatmulConfig | Non
     def misfits(asked: MatmulConfig, _: Any, target: Target) -> list[str]:
         return unsuitable(asked, product, target) or problem.misfits(asked)
 
-    chosen, reason, place = decided(problem, device, config, lambda at: choose_for_rows(product, at.goal), misfits)
+    def choice(place: Place) -> tuple[MatmulConfig, str]:
+        return choose_for_rows(product, place.goal, exponentials=op == "logsumexp")
+
+    chosen, reason, place = decided(problem, device, config, choice, misfits)
     return ReducePlan(problem, chosen, reason, place.goal.name, str(place), place.multiprocessors)
 
 

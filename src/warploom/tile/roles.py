@@ -62,11 +62,20 @@ class Turns:
                 k.bar_sync(self._me + self._first, 2 * WARPGROUP)
 
     def __enter__(self) -> None:
+        self.take()
+
+    def __exit__(self, error: object, *_: object) -> None:
+        if error is None:
+            self.hand_on()
+
+    def take(self) -> None:
+        """Wait for this warpgroup's turn."""
         if self._on:
             self._k.bar_sync(self._me + self._first, 2 * WARPGROUP)
 
-    def __exit__(self, error: object, *_: object) -> None:
-        if self._on and error is None:
+    def hand_on(self) -> None:
+        """The turn is the next warpgroup's."""
+        if self._on:
             k, last = self._k, self._me == self._count - 1
             following = 1 - self._me if self._count == 2 else k.select(last, 0, self._me + 1)
             k.bar_arrive(following + self._first, 2 * WARPGROUP)

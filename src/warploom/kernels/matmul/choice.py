@@ -26,7 +26,9 @@ BEST32 = MatmulSm80(block_stride=16)
 
 LEAST_ROWS = 33
 """Of M and N: below, ``mma.sync`` has smaller tiles."""
-SHORT_K = 512
+SHORT_K = 768
+MANY_TILES = 1 << 26
+"""Elements of a product with tiles of 192 columns for some twenty turns of all SMs: one more hardly counts."""
 SPLITS = (1, 2, 3, 4, 6, 8)
 
 
@@ -88,17 +90,20 @@ def streamed(tile: MatmulSm80) -> tuple[MatmulSm80, ...]:
     return tuple(replace(tile, stream_k=True, min_ctas=ctas) for ctas in (1, 2) if ctas <= max(1, room))
 
 
-def for_rows_sm90(problem: MatmulProblem) -> tuple[MatmulSm90, ...]:
+def for_rows_sm90(problem: MatmulProblem, exponentials: bool = False) -> tuple[MatmulSm90, ...]:
     """``wgmma``'s tile for a product whose rows are reduced; none where :func:`candidates_sm90` has none.
 
     Tiles of 256 columns leave the fewest states to merge. The reduction of a tile takes as long as a few k-tiles'
-    products, so consumers take turns where K is short, and share the larger tile where it is not.
+    products, so consumers take turns where K is short, and share the larger tile where it is not. Where each element
+    takes an exponential, that pays at any K, as long as there are many tiles.
     """
     if min(problem.m, problem.n) < LEAST_ROWS:
         return ()
     tile = MatmulSm90(dtype=problem.dtype)
     if problem.k <= SHORT_K or problem.m <= tile.tile_m // 2:
         tile = replace(tile, tile_m=64, stages=5, block_stride=16, pingpong=True)
+    elif exponentials and problem.m * problem.n >= MANY_TILES:
+        tile = replace(tile, tile_n=192, stages=5, block_stride=16, pingpong=True)
     return (tile,)
 
 
@@ -141,9 +146,12 @@ def choose(problem: MatmulProblem, target: Target, *, whole: bool = False) -> tu
     return config, reason if bulk else reason + _refused(reasons)
 
 
-def choose_for_rows(problem: MatmulProblem, target: Target) -> tuple[Production, str]:
-    """As :func:`choose`, for a product whose rows are reduced and which is not stored: K is never cut."""
-    bulk, reasons = fitting(problem, for_rows_sm90(problem) if target.has_wgmma else (), target)
+def choose_for_rows(problem: MatmulProblem, target: Target, *, exponentials: bool = False) -> tuple[Production, str]:
+    """As :func:`choose`, for a product whose rows are reduced and which is not stored: K is never cut.
+
+    ``exponentials``: the reduction takes one for each element.
+    """
+    bulk, reasons = fitting(problem, for_rows_sm90(problem, exponentials) if target.has_wgmma else (), target)
     if bulk:
         return bulk[0], "wgmma's tile for reductions of rows; untuned"
     config, why = general_for_rows(problem, target)

@@ -172,13 +172,16 @@ class Product:
         self._arrived, self._read = self._ring.consumer(name="use"), self._ring.consumer(name="read")
         self._turns = Turns(k, self.me, c.consumers, on=c.pingpong)
 
-    def each_tile(self, finish: Callable[[Tile], None], *, computes: bool = False) -> None:
+    def each_tile(
+        self, finish: Callable[[Tile], None], *, computes: bool = False, whole_turns: Traced | None = None
+    ) -> None:
         """Multiply and ``finish`` every tile; with ``pingpong`` every other one, and the other consumer the rest.
 
         ``computes``: ``finish`` computes for long before it stores. ptxas sinks the release of a tile's last stage
-        below arithmetic, and the ring would wait for it, but not into a branch.
+        below arithmetic, and the ring would wait for it, but not into a branch. ``whole_turns``: whether a turn lasts
+        until its products are done; by default the next one's begin while the last are under way.
         """
-        k, count = self._k, self._order.count
+        k, count, self._whole_turns = self._k, self._order.count, whole_turns
         if not self.config.pingpong:
             with k.loop(count) as turn:
                 tile = self.tile(turn)
@@ -197,14 +200,25 @@ class Product:
 
     def _multiply(self, tile: Tile) -> None:
         """The tile's sums; each k-tile is waited for while the next one's products run."""
-        with self._turns:
-            self._start(zero=True)
-            with self._k.loop(tile.count, start=1):
-                self._start(zero=False)
-                self._cores.wait(1)
-                self._read.release()
+        self._turns.take()
+        self._start(zero=True)
+        with self._k.loop(tile.count, start=1):
+            self._start(zero=False)
+            self._cores.wait(1)
+            self._read.release()
+        self._hand_on(done=False)
         self._cores.wait(0, *self._blocks)
         self._read.release()
+        self._hand_on(done=True)
+
+    def _hand_on(self, *, done: bool) -> None:
+        """The turn is the other consumer's, if now is when: the last products are ``done``, or under way."""
+        whole = self._whole_turns
+        if whole is not None:
+            with self._k.when(whole if done else ~whole, uniform=True):
+                self._turns.hand_on()
+        elif not done:
+            self._turns.hand_on()
 
     def _start(self, *, zero: bool) -> None:
         a, b = self._arrived.wait_all()
