@@ -219,7 +219,7 @@ class AccessSteps:
                 self._strong(frame, access, address)
                 run.memory.track(frame, targets, access.bytes, op, "read", strong=strong,
                                  cta_only=access.scope == "cta", read_only=access.read_only)  # fmt: skip
-            words = run.memory.load(frame, targets, (frame.n, 32), word, access.words)
+            words = run.memory.load(frame, targets, word, access.words)
             self._put(frame, op, words, None, None)
 
         return step
@@ -297,7 +297,7 @@ class AccessSteps:
             def reached() -> bool:
                 for target in targets:
                     where = slice(None) if target.positions is None else target.positions
-                    now = run.memory.load(frame, [target], (frame.n, 32), np.dtype("u4"), 1).reshape(-1)
+                    now = run.memory.load(frame, [target], np.dtype("u4"), 1).reshape(-1)
                     if (now[where] < wanted[where]).any():
                         return False
                 return True
@@ -368,7 +368,7 @@ class AccessSteps:
             targets = run.memory.resolve(frame, address, whole, op, frame.active, whole)
             run.memory.track(frame, targets, whole, op, "read")
             reads.append((targets, whole))
-            return run.memory.load(frame, targets, (frame.n, 32), word, words)
+            return run.memory.load(frame, targets, word, words)
         targets = run.memory.resolve(frame, address, size, op, frame.active, whole)
         data = np.zeros((frame.n * 32, whole), np.uint8)
         sizes = np.broadcast_to(size, address.shape).reshape(-1)

@@ -196,11 +196,9 @@ class GlobalMemory:
 
     # -- accesses ------------------------------------------------------------------------------------------------
 
-    def load(
-        self, frame: Frame, targets: list[Target], shape: tuple[int, int], word: np.dtype[Any], words: int
-    ) -> Array:
+    def load(self, frame: Frame, targets: list[Target], word: np.dtype[Any], words: int) -> Array:
         """Words read, (warps, lanes, words); zeros where a lane reads nothing."""
-        size = word.itemsize * words
+        size, shape = word.itemsize * words, (frame.n, WARP_SIZE)
         if len(targets) == 1 and targets[0].positions is None:
             rows, first = self.words(targets[0].buffer, word, words)
             return rows.take((targets[0].offsets - first) // size, axis=0).reshape(*shape, words)

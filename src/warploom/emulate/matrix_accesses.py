@@ -75,7 +75,7 @@ class MatrixSteps:
                     targets = run.memory.resolve(frame, address, access.bytes, op, frame.active, access.bytes)
                     if run.checks:
                         run.memory.track(frame, targets, access.bytes, op, "read")
-                    words, shadow = run.memory.load(frame, targets, (frame.n, 32), word, 1), None
+                    words, shadow = run.memory.load(frame, targets, word, 1), None
                 parts.append(words)
                 shadows.append(np.zeros_like(words) if shadow is None else shadow)
             results = op.instruction.meaning(np.concatenate(parts, axis=-1))
