@@ -160,13 +160,15 @@ def test_more_indices_than_dimensions_are_refused() -> None:
         wrong.trace()
 
 
-@pytest.mark.parametrize("wrong", [lambda x: x.at(-1), lambda x: x.at(0, -2), lambda x: x.at(1).at(1)])
+@pytest.mark.parametrize(
+    "wrong", [lambda x: x.at(-1), lambda x: x.at(0, -2), lambda x: x.at(1).at(1), lambda x: x[1, 2]]
+)
 def test_what_would_be_another_element_than_it_seems_is_refused(wrong: Callable[[Any], Any]) -> None:
     @kernel(threads=32)
     def indexed(k: Kernel, x: Strided[f32, 1]) -> None:
         wrong(x)
 
-    with pytest.raises(TraceError, match=r"before it|GlobalPointer has no 'at'"):
+    with pytest.raises(TraceError, match=r"before it|GlobalPointer has no 'at'|write x\.at\(i, j\)"):
         indexed.trace()
 
 
@@ -232,6 +234,22 @@ def test_a_compound_parameter_without_fields_is_refused() -> None:
     wrong.__annotations__["x"] = Compound
     with pytest.raises(TraceError, match="Compound has no fields"):
         kernel(threads=32)(wrong).trace()
+
+
+@pytest.mark.parametrize("name", ["k", "values", "fields", "scaled", "cols"])
+def test_a_field_that_hides_something_else_is_refused(name: str) -> None:
+    class Wrong(Compound):
+        cols: u32 = 3  # pyright: ignore[reportAssignmentType]
+
+        def scaled(self) -> None: ...
+
+    Wrong.__annotations__ = {name: u32}
+
+    def body(k: Kernel, x: Any) -> None: ...
+
+    body.__annotations__["x"] = Wrong
+    with pytest.raises(TraceError, match=f"'{name}' of Wrong"):
+        kernel(threads=32)(body).trace()
 
 
 @pytest.mark.parametrize("within", [False, True])

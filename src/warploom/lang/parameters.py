@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cache, reduce
 from operator import add
-from typing import TYPE_CHECKING, Any, Generic, TypeVar, get_type_hints
+from typing import TYPE_CHECKING, Any, Generic, NoReturn, TypeVar, get_type_hints
 
 from warploom.core.arguments import stride_name
 from warploom.core.dtypes import DType, u32, u64
@@ -68,6 +68,13 @@ class StridedPointer(GlobalPointer):
 
     strides: tuple[Traced, ...] = ()
 
+    def __getitem__(self, *_: object) -> NoReturn:
+        raise TraceError(
+            f"an array is not indexed ({self.words.here()}): write x.at(i, j).load() and x.at(i, j).store(value)"
+        )
+
+    __setitem__ = __getitem__
+
     def at(self, *indices: Number) -> GlobalPointer:
         """The pointer to an element: an index (u32) for each dimension; those that are left out are 0."""
         element = self + self.offset(*indices)
@@ -112,14 +119,23 @@ class TensorMap(TensorMapHandle):
 class Compound:
     """Base of annotations that stand for several parameters: those that a class annotates, named ``parameter_field``.
 
-    They are annotated as parameters are. The value that the kernel gets has them as attributes, and as ``values``.
+    They are annotated as parameters are. The value that the kernel gets has them as attributes and, in their order, as
+    ``values``; its ``k`` is the language.
     """
 
     @classmethod
     @cache
     def fields(cls) -> dict[str, Any]:
-        """The annotations, by name."""
-        return hints_of(cls, cls.__name__)
+        """The annotations, by name. Raises TraceError where there are none, and for one that hides something else."""
+        found = hints_of(cls, cls.__name__)
+        if not found:
+            raise TraceError(f"{cls.__name__} has no fields: annotate some in it (x: Global[f32])")
+        if hiding := [name for name in found if name in ("k", "values") or hasattr(cls, name)]:
+            raise TraceError(
+                f"field {hiding[0]!r} of {cls.__name__} hides an attribute of that name, or has a default, but a "
+                "launch gives every argument: rename it, or leave its default out"
+            )
+        return found
 
     def __init__(self, k: Kernel, *values: Any) -> None:
         self.k, self.values = k, values
@@ -157,10 +173,8 @@ class Parameters:
         if isinstance(kind, DType):
             return self._new(self.numbers if within else self.written, name, "scalar", kind, kind)
         if isinstance(kind, type) and issubclass(kind, Compound):
-            fields = kind.fields()
-            if not fields:
-                raise TraceError(f"{kind.__name__} has no fields: annotate some in it (x: Global[f32])")
-            return kind(k, *[self.argument(f"{name}_{own}", of, within=True) for own, of in fields.items()])
+            own = kind.fields().items()
+            return kind(k, *[self.argument(f"{name}_{field}", of, within=True) for field, of in own])
         if kind is TensorMap:
             return TensorMapHandle(self._new(self.written, name, "tensor_map", u64, u64))
         raise TraceError(

@@ -149,8 +149,8 @@ class Rotation:
     """Pairs (x, y) of a row become (x·cos - y·sin, y·cos + x·sin) by its position's row of a table."""
 
     def __init__(self, k: Kernel, form: AppendForm, angles: Angles) -> None:
-        cos, sin, wide_cos, wide_sin, self._positions = angles.values
-        self._k, self._form, self._table = k, form, (wide_cos, wide_sin) if form.table is f32 else (cos, sin)
+        self._k, self._form, self._positions = k, form, angles.positions
+        self._table = (angles.wide_cos, angles.wide_sin) if form.table is f32 else (angles.cos, angles.sin)
 
     def load(self, row: GlobalPointer, col: Traced, at: Traced | None) -> list[Traced]:
         """Eight elements of a row from a column on, packed; turned by position ``at``, if given."""

@@ -66,8 +66,8 @@ class TensorMaps(Compound):
 
     def boxes(self, queries: MakeBoxes, keys: MakeBoxes | None = None) -> tuple[Boxes, ...]:
         """Their boxes at the places that tiles say; those of K and V may be others."""
-        (q, k, v, o), keys = self.values, keys or queries
-        return queries(q, "first"), keys(k, "last"), keys(v, "last"), queries(o, "")
+        keys = keys or queries
+        return queries(self.q, "first"), keys(self.key, "last"), keys(self.value, "last"), queries(self.out, "")
 
 
 def run(k: Kernel, config: ForwardSm90, boxes: tuple[Boxes, ...], tiles: Tiles) -> None:

@@ -95,13 +95,14 @@ class Order:
     """The segments of this CTA, one after another: :meth:`warploom.kernels.matmul.shares.Shares.segments`."""
 
     def __init__(self, k: Kernel, shares: KtileShares) -> None:
-        k_tiles, self._cut, waves, share, longer = shares.values
-        self._k, self.k_tiles, self._share, self._longer, cta = k, k_tiles, share, longer, k.cta_x
+        self._k, self._cut, cta = k, shares.cut, k.cta_x
+        self.k_tiles = k_tiles = shares.k_tiles
+        self._share, self._longer = share, longer = shares.share, shares.longer
         self._start = cta * share + k.minimum(cta, longer)
         self._end = self._start + share + k.select(cta < longer, 1, 0)
         self._tile = self._start // k_tiles
         self._parts = (self._end + (k_tiles - 1)) // k_tiles - self._tile
-        self.turns = self._parts + waves
+        self.turns = self._parts + shares.waves
 
     def segment(self, turn: Number) -> tuple[Traced, Traced, Traced]:
         """(tile, first k-tile, count of k-tiles) of segment number ``turn``."""
