@@ -81,7 +81,7 @@ def test_copies_by_lengths_that_are_true_no_more_count_for_nothing(monkeypatch: 
     source = case.main.source
     with monkeypatch.context() as changed:
         changed.setattr(EarlyLengths, "read", others)
-        program = named(source.function).trace(name=source.name, **dict(source.arguments))
+        program = named(source.function).trace(source.name, **dict(source.arguments))
     again = [m for m in deletions(program) if "cp.async.wait_group" in m.what and "begin_share" in m.what]
     assert len(again) == 1
     assert case.escapes({"the same": program, **{m.what: m.program for m in again}}) == ["the same"]

@@ -227,6 +227,27 @@ def test_an_argument_has_no_default():
         scaled.trace()
 
 
+@kernel(threads=lambda threads, name: threads)
+def named(k: Kernel, x: Global[f32], *, threads: int, name: float = 1.0) -> None:
+    x.store(name, threads - 1 - k.thread)
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [({"threads": 64, "tile": 3}, "'tile' is no trace-time parameter of named; it has threads, name"),
+     ({"name": 2.0}, "named without defaults: threads")],
+)  # fmt: skip
+def test_a_configuration_is_the_kernels(given, says):
+    with pytest.raises(TraceError, match=says):
+        named.trace(**given)
+
+
+def test_a_trace_time_parameter_may_have_any_name():
+    x = np.zeros(64, np.float32)
+    emulate(named.trace(threads=64, name=2.0), 1, [x]).raise_if_found()
+    assert (x == 2.0).all()
+
+
 def test_code_for_another_architecture_is_refused():
     program = kernel(threads=32, requires="sm_90a")(lambda k: None).trace()
     with pytest.raises(VerifyError, match="the kernel runs on sm_90a alone, not on sm_80"):

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from warploom.core.errors import ConfigError, ProblemError, UnsupportedDeviceError, WarploomError
+from warploom.core.errors import ProblemError, UnsupportedDeviceError, WarploomError
 from warploom.cuda.device import nvrtc_version
 from warploom.emulate import Emulation, TensorMapArgument, emulate
 from warploom.ir.program import Program
@@ -105,19 +105,14 @@ def one_kernel(target: str, *, runnable: bool = True) -> KernelFunction:
 
 
 def configuration_of(function: KernelFunction, settings: Mapping[str, str]) -> dict[str, Any]:
-    """Trace-time parameters of a kernel, set by text. Raises ConfigError for one that it does not have."""
-    parameters = inspect.signature(function.function).parameters
-    known = {name: p.default for name, p in parameters.items() if p.kind is p.KEYWORD_ONLY}
-    for name in settings:
-        if name not in known:
-            has = ", ".join(known) or "none: they are keyword-only, after *"
-            raise ConfigError(f"{name!r} is no trace-time parameter of {function.name}; it has {has}")
-    return {name: flag_value(name, text, known[name]) for name, text in settings.items()}
+    """Trace-time parameters of a kernel, set by text. Raises WarploomError for one that it does not have."""
+    function.check_configuration(settings)
+    return {name: flag_value(name, text, function.settings.get(name)) for name, text in settings.items()}
 
 
 def traced_kernel(function: KernelFunction, configuration: Mapping[str, Any] | None = None) -> Program:
     """The Program of a user's kernel; other trace-time parameters have their defaults. Raises WarploomError."""
-    return _of_the_user(f"{function.name} cannot be traced", lambda: _traced(function, configuration or {}))
+    return _of_the_user(f"{function.name} cannot be traced", lambda: function.trace(**configuration or {}))
 
 
 def example_of(
@@ -203,17 +198,6 @@ def _array(argument: Any) -> Any:
     if isinstance(argument, TensorMapArgument):
         return argument.array
     return argument[0] if isinstance(argument, tuple) else argument
-
-
-def _traced(function: KernelFunction, configuration: Mapping[str, Any]) -> Program:
-    parameters = inspect.signature(function.function).parameters.values()
-    missing = [p.name for p in parameters if p.kind is p.KEYWORD_ONLY and p.default is p.empty]
-    missing = [name for name in missing if name not in configuration]
-    if missing:
-        raise ProblemError(
-            f"{function.name} has trace-time parameters without defaults: {', '.join(missing)}. Give them defaults"
-        )
-    return function.trace(**configuration)
 
 
 def compared(name: str, got: Any, expected: Any, tolerance: float) -> Result:

@@ -52,7 +52,7 @@ def named(place: str) -> Any:
 def traced(source: KernelSource) -> Program:
     """The Program of a source, traced once in a process."""
     function: KernelFunction = named(source.function)
-    program = function.trace(name=source.name, **dict(source.arguments))
+    program = function.trace(source.name, **dict(source.arguments))
     return replace(program, min_ctas=source.min_ctas, opt_level=source.opt_level)
 
 

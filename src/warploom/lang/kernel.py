@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
 from weakref import WeakValueDictionary
@@ -60,6 +60,10 @@ class KernelFunction:
     example_launch: Callable[..., Launch] | None = None
 
     def __post_init__(self) -> None:
+        takes = inspect.signature(self.function).parameters.values()
+        self.settings: dict[str, Any] = {p.name: p.default for p in takes if p.kind is p.KEYWORD_ONLY}
+        """The trace-time parameters and their defaults (``inspect.Parameter.empty``: none)."""
+        self.takes_any = any(p.kind is p.VAR_KEYWORD for p in takes)
         declared = self._parameters(Kernel())[0] if self.outputs else []
         self.names = [p.name for p in declared if p.stride_of is None]
         """The names of the launch's arguments, if outputs are declared."""
@@ -74,8 +78,13 @@ class KernelFunction:
                 self.key += "'"
             WITH_OUTPUTS[self.key] = self
 
-    def trace(self, *, threads: int | None = None, name: str | None = None, **configuration: Any) -> Program:
-        """Run the function once with traced arguments and the given keyword-only configuration."""
+    def trace(self, name: str | None = None, /, **configuration: Any) -> Program:
+        """Run the function once with traced arguments and the given keyword-only configuration.
+
+        ``name`` is the Program's, if not the kernel's own. Raises TraceError for a configuration that the kernel does
+        not have and for what its words refuse, VerifyError and LayoutError.
+        """
+        self.check_configuration(configuration)
         cluster = self._cluster(self._of_configuration(self.cluster, configuration))
         k = Kernel(share=self.share, cluster=cluster)
         parameters, arguments = self._parameters(k)
@@ -96,7 +105,7 @@ class KernelFunction:
             raise TraceError(
                 f"{self.name} returns {shown(returned)}: a kernel returns nothing, its results are what it stores"
             )
-        count: Any = threads or self._of_configuration(self.threads, configuration)
+        count: Any = self._of_configuration(self.threads, configuration)
         if not isinstance(count, int):
             raise TraceError(f"{self.name}: threads is an int or a function of the configuration, not {shown(count)}")
         code = self.function.__code__
@@ -120,13 +129,23 @@ class KernelFunction:
         verify(program)
         return program
 
+    def check_configuration(self, names: Collection[str]) -> None:
+        """Raises TraceError for trace-time parameters that the kernel does not have, or that are missing."""
+        has = f"it has {', '.join(self.settings) or 'none: they are keyword-only, after *'}"
+        for name in names:
+            if name not in self.settings and not self.takes_any:
+                raise TraceError(f"{name!r} is no trace-time parameter of {self.name}; {has}")
+        empty = inspect.Parameter.empty
+        missing = ", ".join(name for name, value in self.settings.items() if value is empty and name not in names)
+        if missing:
+            raise TraceError(f"give a value to each trace-time parameter of {self.name} without defaults: {missing}")
+
     def _of_configuration(self, given: Any, configuration: Mapping[str, Any]) -> Any:
         """What ``given`` is, or says as a function of those trace-time parameters that it names."""
         if not callable(given):
             return given
-        own, takes = (inspect.signature(f).parameters for f in (self.function, given))
-        values: dict[str, Any] = {name: p.default for name, p in own.items() if p.kind is p.KEYWORD_ONLY}
-        values |= configuration
+        takes = inspect.signature(given).parameters
+        values = self.settings | dict(configuration)
         if not any(p.kind is p.VAR_KEYWORD for p in takes.values()):
             values = {name: value for name, value in values.items() if name in takes}
         return given(**{name: value for name, value in values.items() if value is not inspect.Parameter.empty})
