@@ -23,8 +23,8 @@ MOST_BLOCKS = 2**31
 MOST_SPREAD = 2
 COMBINE_WARPS = 1 << MOST_SPREAD
 """Of a CTA of the second kernel: so few that it has room beside one of the first."""
-AT_ONCE = 4
-"""Parts that a warp of the second kernel loads together."""
+AT_ONCE = 5
+"""Parts that a warp of the second kernel loads together: with many more it has no room beside the first kernel."""
 GAP = 1
 """Blocks that a tile of query rows costs beyond its own, in time."""
 LINE, MANY_TILES = 128, 1024
