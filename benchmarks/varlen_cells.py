@@ -52,6 +52,8 @@ BEHIND = 64
 CHECKED_ROWS = 256
 ROWS = 64
 """Query rows of a consumer."""
+STEP = 32
+"""Keys that P·V leaves out at a time."""
 MOST_SCORES = 2**26
 """Of the gradients' reference at a time."""
 SMALLEST_SAMPLE = 0.010
@@ -105,13 +107,17 @@ class Cell:
     def whole_blocks(self) -> float:
         """The rate of uneven lengths over that of even ones that the forward pass's products leave.
 
-        Tiles have whole blocks of keys, and consumers 64 rows, of which a sequence's last ones are beyond it.
+        Q·Kᵀ has whole blocks of keys, P·V parts of them, and consumers have 64 rows: a sequence's last ones are beyond
+        it.
         """
         config: Any = choose_packed(self.packed, target("sm_90a"))
 
-        def products(n: int, first: int) -> int:
-            rows, seen = min(config.tile_m, n - first), min(n, first + config.tile_m) if self.causal else n
-            return -(-rows // ROWS) * -(-seen // config.tile_n)
+        def products(n: int, first: int) -> float:
+            found, whole = 0.0, -(-(min(n, first + config.tile_m) if self.causal else n) // config.tile_n)
+            for row in range(first, min(n, first + config.tile_m), ROWS):
+                seen = (min(n, row + ROWS) if self.causal else n) - (whole - 1) * config.tile_n
+                found += whole - 1 + (1 + max(1, -(-seen // STEP)) * STEP / config.tile_n) / 2
+            return found
 
         even, uneven = (
             sum(products(n, first) for n in lengths for first in range(0, n, config.tile_m)) / self.flops(lengths)

@@ -64,8 +64,8 @@ tiles of three heads, in rounds of alternating direction; turns would keep a con
 GROWTH = 20.0
 
 EQUIVALENT: dict[str, tuple[tuple[int, ...], str]] = {
-    "without wgmma.fence.sync.aligned in _step": (
-        (2, 4),
+    "without wgmma.fence.sync.aligned in _add_values": (
+        tuple(range(1, 20)),
         "of the second product: the fence before Q·Kᵀ covers P and O too, which nothing accesses in between. "
         "ptxas wants it nevertheless: without it it injects one and reports C7519, which is an error here",
     ),

@@ -17,7 +17,7 @@ from warploom.core.errors import CompileError
 from warploom.cuda.cubin import disassemble, find_nvdisasm
 from warploom.ops.backends import compiled
 
-FENCE = "without wgmma.fence.sync.aligned in _step"
+FENCE = "without wgmma.fence.sync.aligned in _add_values"
 FENCE_SASS = "WARPGROUP.ARRIVE"
 
 

@@ -18,7 +18,8 @@ from warploom.kernels.attention.packed import PackedConfig, PackedProblem, packe
 from warploom.kernels.attention.reference import attention_error, attention_reference, seen_of
 from warploom.kernels.attention.sm80 import ForwardSm80
 from warploom.kernels.attention.sm90 import ForwardSm90
-from warploom.kernels.source import KernelCall
+from warploom.kernels.source import KernelCall, named
+from warploom.tile.mask import Mask
 
 UNTOUCHED = 7.0
 PAD = 5
@@ -169,6 +170,28 @@ def test_a_consumer_without_rows_multiplies_one_block() -> None:
         products.append(sum(n for name, n in work.executed.items() if name.startswith("wgmma.mma")))
     few, many = products
     assert few * 10 == many * 6 > 0
+
+
+@pytest.mark.parametrize(
+    ("causal", "length", "steps"), [(False, 33, 3), (False, 48, 3), (False, 7, 1), (True, 96, 4 + 6)]
+)
+def test_values_of_keys_that_no_row_sees_are_not_multiplied(
+    causal: bool, length: int, steps: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Steps of 16 keys, beside those of Q·Kᵀ, which has the whole block; under a causal mask of each consumer apart."""
+    consumers = 2 if causal else 1
+    config = ForwardSm90(head_dim=32, tile_n=96 if causal else 48, consumers=consumers)
+    case = Case(config, (length,), (length,), (None, 0 if causal else None), heads=1)
+    assert case.run() == []
+    _, (_, work) = case.launched()
+    products = sum(n for name, n in work.executed.items() if name.startswith("wgmma.mma"))
+    assert products == 4 * (2 * consumers + steps)
+    reach: Any = Mask.reach
+    monkeypatch.setattr(Mask, "reach", lambda *given: reach(*given) - 32)
+    source = case.calls[1].source
+    if steps > 1:
+        narrower = named(source.function).trace(name=source.name, **dict(source.arguments))
+        assert case.run(narrower), "a step too few is found"
 
 
 def test_the_check_sees_a_missing_mask() -> None:

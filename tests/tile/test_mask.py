@@ -11,7 +11,7 @@ import pytest
 from tests.tile.support import clean
 from warploom.core.errors import TraceError
 from warploom.kernels.attention.problem import AttentionProblem
-from warploom.lang import Global, Kernel, bf16, f32, kernel, u32
+from warploom.lang import Global, Kernel, bf16, f32, kernel, s32, u32
 from warploom.layout.catalogue import mma_fragment
 from warploom.tile.mask import Mask, SeenBy, Visible, key_tiles
 
@@ -22,7 +22,8 @@ TILE_M = WARPS * ROWS
 
 @kernel(threads=32 * WARPS, drop_unused=True)
 def masked(
-    k: Kernel, out: Global[f32], cuts: Global[u32], visits: Global[u32], q_len: u32, kv_len: u32, keys: u32,
+    k: Kernel, out: Global[f32], cuts: Global[u32], visits: Global[u32], reach: Global[s32], q_len: u32, kv_len: u32,
+    keys: u32,
     *, tile_n: int, visible: Visible, first: int | None = None,
 ) -> None:  # fmt: skip
     """A CTA for each 32 rows: 1 where a score of a visited block counts, 0 where it is -inf; whether blocks are cut."""
@@ -31,6 +32,9 @@ def masked(
     mask = Mask(k, visible, (TILE_M, tile_n), row, (q_len, kv_len), begin=begin)
     with k.when(k.thread == 0):
         visits.store(mask.blocks, k.cta_x)
+    end = mask.reach(k.warp * ROWS, ROWS)
+    if end is not None:
+        reach.store(end, k.cta_x * WARPS + k.warp)
     scores = k.accumulator(mma_fragment("m16n8k16", "C").tile(1, tile_n // 8), None, "scores")
     with k.loop(mask.blocks) as step:
         block = mask.block(step)
@@ -65,8 +69,11 @@ def test_a_mask_is_its_predicate(window: Window, q_len: int, kv_len: int, tile_n
     keys = blocks * tile_n
     out = np.full((tiles * TILE_M, keys), np.nan, np.float32)
     cuts, visits = np.full((tiles, blocks), 2, np.uint32), np.zeros(tiles, np.uint32)
+    reach = np.full((tiles, WARPS), tile_n, np.int32)
     visible = Visible(window, ragged=kv_len % tile_n != 0)
-    given = {"out": out, "cuts": cuts, "visits": visits, "q_len": q_len, "kv_len": kv_len, "keys": keys}
+    given = {
+        "out": out, "cuts": cuts, "visits": visits, "reach": reach, "q_len": q_len, "kv_len": kv_len, "keys": keys,
+    }  # fmt: skip
     program = masked.trace(tile_n=tile_n, visible=visible)
     assert clean(program, tiles, {p.name: given[p.name] for p in program.parameters})
 
@@ -86,6 +93,13 @@ def test_a_mask_is_its_predicate(window: Window, q_len: int, kv_len: int, tile_n
             elif cuts[tile, block] != 1:  # what no row is kept from is not masked
                 assert part.all()
         used = visited[tile * TILE_M].reshape(blocks, tile_n).any(1)
+        last = tile_n * np.nonzero(used)[0][-1]
+        for warp, end in enumerate(reach[tile]):
+            first = tile * TILE_M + ROWS * warp
+            own: Any = seen[first : first + ROWS, last : last + tile_n].any(0)
+            assert not own[max(0, end) :].any(), "no key behind"
+            if window[0] is None and end > 0 and (tile * WARPS + warp + 1) * ROWS <= q_len:
+                assert own[min(end, tile_n) - 1], "and not one too many"
         assert np.diff(np.nonzero(used)[0]).tolist() == [1] * (used.sum() - 1), "one span of blocks, never none"
     if not visible.masks:
         assert (cuts == 2).all()
@@ -94,10 +108,11 @@ def test_a_mask_is_its_predicate(window: Window, q_len: int, kv_len: int, tile_n
 def test_a_mask_can_begin_where_another_one_does() -> None:
     """As consumers of a tile do, each with an end of its own."""
     out, cuts, visits = np.full((32, 96), np.nan, np.float32), np.zeros(6, np.uint32), np.zeros(1, np.uint32)
+    reach = np.zeros(WARPS, np.int32)
     program = masked.trace(tile_n=16, visible=Visible((5, 0)), first=2)
-    given = {"out": out, "cuts": cuts, "visits": visits, "q_len": 32, "kv_len": 96, "keys": 96}
+    given = {"out": out, "cuts": cuts, "visits": visits, "reach": reach, "q_len": 32, "kv_len": 96, "keys": 96}
     assert clean(program, 1, {p.name: given[p.name] for p in program.parameters})
-    assert visits.tolist() == [4]
+    assert (visits.tolist(), reach.tolist()) == ([4], [0, 16])
     assert np.isnan(out[:, :32]).all()
     assert ((out == 1) == predicate(32, 96, (5, 0)))[:, 32:].all()
 

@@ -17,7 +17,7 @@ from warploom.core.errors import TraceError
 from warploom.emulate import emulate
 from warploom.ir.program import Program
 from warploom.isa.wgmma import WgmmaWait
-from warploom.lang import Fragment, Global, Kernel, SharedTile, TensorMap, f32, kernel, u16, u32
+from warploom.lang import Fragment, Global, Kernel, SharedTile, TensorMap, f32, kernel, s32, u16, u32
 from warploom.lang.values import Number
 from warploom.tile.copies import CopyRing, RowCopy, Rows
 from warploom.tile.epilogue import Sums, Target, store_registers
@@ -64,10 +64,13 @@ def by_wgmma(
     dtype: DType = bf16,
     in_registers: bool = False,
     begins: int | None = None,
+    until: int | None = None,
+    some: int = 16,
 ) -> None:
     """out = 2·A·B of one tile: two warpgroups, each with half of A's blocks of 64 rows.
 
-    ``begins``: in a loop, whose turn of that number begins the sums anew.
+    ``begins``: in a loop, whose turn of that number begins the sums anew. ``until``: the depth where A ends, of
+    which ``some`` is left out at a time.
     """
     m, n, depth = shape
     of_a = operand_tile(k, dtype, *stored(m, depth, transposed[0]), name="A")
@@ -93,8 +96,10 @@ def by_wgmma(
             product.start(left, right, zero=turn == begins).wait()
     else:
         product = cores.product(sums, of_a, of_b, row=first, depth=depth, **flipped)
-        product.start(left, right, zero=True)
-        product.start(left, right).wait()
+        end = None if until is None else k.bitcast(k.grid_x, s32) + (until - 1)
+        limit = None if end is None else (end, some)
+        product.start(left, right, zero=True, until=limit)
+        product.start(left, right, until=limit).wait()
     for i, fragment in enumerate(sums):
         put_out(k, fragment, out, first + 64 * i, 0, n, k.warp & 3)
 
@@ -129,6 +134,22 @@ def test_a_depth_that_ends_within_a_step_is_for_tiles_along_k() -> None:
     assert check_product(128, 64, 72, (False, False), bf16, 2, True)(by_wgmma.trace(shape=(128, 64, 72)), None)
     with pytest.raises(TraceError, match="multiples of 16 rows, not 72"):
         by_wgmma.trace(shape=(128, 64, 72), transposed=(False, True))
+
+
+@pytest.mark.parametrize(
+    ("until", "some", "end"),
+    [(-5, 16, 16), (16, 16, 16), (17, 16, 32), (63, 16, 64), (64, 16, 64), (0, 32, 16), (17, 32, 48), (49, 32, 80)],
+)
+def test_steps_behind_the_end_of_a_are_left_out(until: int, some: int, end: int) -> None:
+    """What B has there is not read, but for the first."""
+    m, n, depth = 128, 16, 64 if some == 16 else 80
+    a, b = whole(m, depth, seed=1), whole(n, depth, seed=2)
+    a[:, end:], b[:, end:] = 0, np.nan
+    out = np.full((m, n), np.nan, np.float32)
+    boxes = [as_boxes(a, m, depth), as_boxes(b, n, depth)]
+    done = emulate(by_wgmma.trace(shape=(m, n, depth), until=until, some=some), 1, [*boxes, out]).raise_if_found()
+    assert np.array_equal(out, 2 * (a[:, :end].astype(np.float32) @ b[:, :end].astype(np.float32).T))
+    assert sum(count for name, count in done.executed.items() if name.startswith("wgmma.mma")) == 8 * 2 * end // 16
 
 
 def test_every_step_of_a_product_by_wgmma_is_needed() -> None:

@@ -92,6 +92,19 @@ class Mask:
             start = k.bitcast(k.maximum(self._top - left, 0), u32) // self._block
             self.begin = k.minimum(start, self.end - 1)
 
+    def reach(self, row: Number, rows: int) -> Traced | None:
+        """One past the last key of the first visited block that some of ``rows`` rows from ``row`` of the tile on see.
+
+        Counted within the block, s32: 0 or less where they see none. None if nothing is masked on that side.
+        """
+        k, (_, right) = self._k, self._visible.window
+        ends: list[Traced] = []
+        if self._visible.ragged:
+            ends.append(k.bitcast(self._kv_len, s32))
+        if right is not None:
+            ends.append(self._top + (k.bitcast(k.value(row, u32), s32) + (rows + right)))
+        return reduce(k.minimum, ends) - k.bitcast((self.end - 1) * self._block, s32) if ends else None
+
     @property
     def blocks(self) -> Traced:
         """How many blocks are visited; at least one, which may be masked whole."""

@@ -95,9 +95,8 @@ class Wgmma:
         """Until all products but the ``pending`` newest are done; ``ready`` are what may be read from here on."""
         self._k.wgmma_wait(pending, *ready)
 
-    def commit(self, sums: tuple[Fragment, ...]) -> Started:
-        """Close the group of instructions issued since the last."""
-        self._k.wgmma_commit()
+    def started(self, sums: tuple[Fragment, ...]) -> Started:
+        """One more group of instructions, which has been closed."""
         self._started += 1
         number = self._started
         return Started(lambda others: self.wait(self._started - number, *sums, *others))
@@ -135,27 +134,47 @@ class WgmmaProduct:
         other._row, other._col = row, col
         return other
 
-    def start(self, a: Left, b: SharedTile, *, zero: bool | Traced = False, held: Registers = ()) -> Started:
+    def start(
+        self, a: Left, b: SharedTile, *, zero: bool | Traced = False, held: Registers = (),
+        until: tuple[Traced, int] | None = None,
+    ) -> Started:  # fmt: skip
         """Start it on a stage's tiles; ``zero``, of the whole warpgroup: sums begin anew.
 
-        ``held``: registers with the first steps of a tile A, which is not read for them.
+        ``held``: registers with the first steps of a tile A, which is not read for them. ``until``: a depth, s32 and of
+        the whole warpgroup, from which on steps are left out, and how much of K at a time; some are always done.
         """
         cores, k = self._cores, self._cores.k
         right = _Operand(k, b, self._transposed_b, self._col)
         left = _Operand(k, a, self._transposed_a, self._row) if isinstance(a, SharedTile) else None
         adds = ~zero if isinstance(zero, Traced) else not zero
-        k.wgmma_fence()
-        for depth in range(0, self._depth, DEPTH):
-            column = right.at(0, depth)
-            for i, block in enumerate(self._sums):
-                registers = _as_registers(a) if left is None else held
-                of_step = registers[depth // 4 : depth // 4 + 4]
-                rows = left.at(i * WARPGROUP_ROWS, depth) if left and not of_step else [_read(r) for r in of_step]
-                k.wgmma(
-                    block, rows, column, inputs=cores.dtype, accumulate=adds if depth == 0 else True,
-                    transposed_a=self._transposed_a and not of_step, transposed_b=self._transposed_b,
-                )  # fmt: skip
-        return cores.commit(self._sums)
+
+        def issue(end: int) -> None:
+            k.wgmma_fence()
+            for depth in range(0, end, DEPTH):
+                column = right.at(0, depth)
+                for i, block in enumerate(self._sums):
+                    registers = _as_registers(a) if left is None else held
+                    of_step = registers[depth // 4 : depth // 4 + 4]
+                    rows = left.at(i * WARPGROUP_ROWS, depth) if left and not of_step else [_read(r) for r in of_step]
+                    k.wgmma(
+                        block, rows, column, inputs=cores.dtype, accumulate=adds if depth == 0 else True,
+                        transposed_a=self._transposed_a and not of_step, transposed_b=self._transposed_b,
+                    )  # fmt: skip
+            k.wgmma_commit()
+
+        def up_to(end: int) -> None:
+            """Each length is a branch of its own, from fence to commit: ptxas serialises what is shared between two."""
+            depth, some = until or (None, end)
+            if depth is None or end <= some:
+                issue(end)
+                return
+            with k.when(depth > end - some, uniform=True):
+                issue(end)
+            with k.otherwise():
+                up_to(end - some)
+
+        up_to(self._depth)
+        return cores.started(self._sums)
 
 
 class _Operand:

@@ -21,10 +21,13 @@ from warploom.lang.parameters import Compound
 from warploom.lang.values import Number
 from warploom.tile.epilogue import store_row_values, store_rows
 from warploom.tile.pipeline import Boxes, Cursor, Pipeline, operand_tile, ready
-from warploom.tile.product import MmaSync, Wgmma, load_left
+from warploom.tile.product import MmaSync, Started, Wgmma, load_left
 from warploom.tile.roles import WARPGROUP_ROWS, Turns, consumer, producer
 from warploom.tile.scheduler import Divisor, RowTiles
 from warploom.tile.softmax import Action, OnlineSoftmax, StaleSoftmax, nothing, put_ones
+
+RAGGED_KEYS = 32
+"""Keys that P·V of a sequence's last block leaves out at a time: each number of them is a branch."""
 
 
 @kernel(threads=lambda config, **_: config.threads, requires="sm_90a", drop_unused=True)
@@ -201,7 +204,8 @@ class Consumer:
     def _last_product(self, tile: Tile) -> None:
         """The last P·V of the CTA: there is nothing to run beside it."""
         self._softmax.keep()
-        self._product.start(self._p, self._values.wait(), zero=tile.steps == 1).wait()
+        values, begins = self._values.wait(), tile.steps == 1
+        self._product.start(self._p, values, zero=begins, until=self._until(tile, begins)).wait()
 
     def _tile(self, turn: Number, item: Sequence[Traced] | None = None) -> Tile:
         return self._tiles.at(turn, self._row, item)
@@ -219,7 +223,8 @@ class Consumer:
 
         The first P·V of a tile does not look at what O was.
         """
-        first, begins = before is not None, step == 1 if before is None else before.steps == 1
+        blocks = self._k.value(step, u32) if before is None else before.steps
+        first, begins = before is not None, blocks == 1
         if first:
             self._softmax.keep()
             self._open(tile)
@@ -227,7 +232,7 @@ class Consumer:
             self._keys.wait()
         with self._turns:
             scores = self._scores.start(self._left(tile), self._keys.tile, zero=True)
-            product = self._product.start(self._p, self._values.wait(), zero=begins)
+            product = self._add_values(before or tile, begins)
         scores.wait()
         rescale = self._take_up(tile, step, first=first)
         product.wait(self._s)
@@ -236,6 +241,22 @@ class Consumer:
         rescale()
         if first:
             self._pass_over(tile, self._values)
+
+    def _add_values(self, tile: Tile, begins: Traced) -> Started:
+        """P·V of a block, beside the scores of the next."""
+        return self._product.start(self._p, self._values.wait(), zero=begins, until=self._until(tile, begins))
+
+    def _until(self, tile: Tile, begins: Traced) -> tuple[Traced, int] | None:
+        """Up to which key P·V of a block goes: where a tile ``begins``, up to the last one that some row sees.
+
+        Where lengths are whole blocks, consumers' last keys are as far apart as their rows, and three consumers, which
+        have no registers to spare, take all.
+        """
+        c, ragged = self._config, self._features.ragged_kv
+        at_a_time = RAGGED_KEYS if ragged else WARPGROUP_ROWS
+        spared = c.tile_n > at_a_time and (ragged or not c.packed)
+        reach = tile.own.reach(tile.own_row, WARPGROUP_ROWS) if spared else None
+        return None if reach is None else (self._k.select(begins, reach, c.tile_n), at_a_time)
 
     def _open(self, tile: Tile) -> None:
         """Wait for a tile's Q and the first K that this consumer sees."""
