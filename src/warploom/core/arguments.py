@@ -14,6 +14,8 @@ from warploom.core.errors import ConfigError, ProblemError, shown
 
 GRID_LIMITS = (2**31 - 1, 65535, 65535)
 """The most CTAs along x, y and z (CUDA C++ Programming Guide, "Compute Capabilities"; the same from sm_30 on)."""
+MOST_STRIDE = 2**32 - 1
+"""The most elements that a kernel takes from one row to the next: strides are u32."""
 
 
 def stride_name(array: str, dimension: int) -> str:

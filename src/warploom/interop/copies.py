@@ -7,12 +7,10 @@ import sys
 
 import numpy as np
 
+from warploom.core.arguments import MOST_STRIDE
 from warploom.core.errors import ProblemError
 from warploom.interop.arrays import ArrayView, as_numpy, describe
 from warploom.interop.dlpack import row_major_strides
-
-_REACH = 2**32
-"""Elements from which on no kernel has a stride."""
 
 
 def settled(view: ArrayView) -> ArrayView:
@@ -26,7 +24,7 @@ def settled(view: ArrayView) -> ArrayView:
         return view
     found: list[int] = []  # the last first
     for size, own, plain in [*zip(view.shape, view.strides, row_major_strides(tuple(view.shape)), strict=True)][::-1]:
-        found.append(own if size != 1 else plain if plain < _REACH else found[-1])
+        found.append(own if size != 1 else plain if plain <= MOST_STRIDE else found[-1])
     strides = tuple(found[::-1])
     return view if strides == tuple(view.strides) else view._replace(strides=strides)
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from warploom.core.arguments import MOST_STRIDE
 from warploom.core.errors import ProblemError
 from warploom.ir.program import Parameter, Program
 
-MOST_STRIDE = 2**32 - 1
 Strides = Sequence[int]
 
 

@@ -10,23 +10,22 @@ from typing import Any, Literal
 
 import numpy as np
 
+from warploom.core.arguments import MOST_STRIDE
 from warploom.core.dtypes import bf16, f16, f32
 from warploom.core.errors import ProblemError, shown
 from warploom.interop.arrays import ArrayView, as_numpy, current_stream, describe, filled, require_dtype, same_device
 from warploom.interop.copies import compact, in_float32, settled
 from warploom.interop.overlap import overlaps_itself, same_elements, share_memory
-from warploom.kernels.attention.features import AttentionFeatures
+from warploom.kernels.attention.features import AttentionFeatures, Window
 from warploom.kernels.attention.problem import MOST_HEAD_DIM, AttentionProblem, TensorStrides
 from warploom.ops.options import flag, number, single
 from warploom.ops.repeated import Kept
 
 Layout = Literal["bshd", "bhsd"]
-Window = tuple[int | None, int | None]
 AXES: dict[str, tuple[int, int, int]] = {"bshd": (0, 2, 1), "bhsd": (0, 1, 2)}
 """Where (batch, head, sequence) stand among the dimensions."""
 
 _ALIGNED_ELEMENTS = 8  # 16 bytes: what one cp.async moves
-STRIDE_LIMIT = 2**32
 _OPEN_SIDE = 2**30
 """Keys on one side of a window from which on it is no window."""
 
@@ -219,7 +218,7 @@ def result_shape(q: ArrayView, v: ArrayView) -> tuple[int, ...]:
 
 def is_misaligned(view: ArrayView) -> bool:
     """Whether rows do not start at multiples of 16 bytes, or strides are odd; of no elements they say nothing."""
-    odd = any(s % _ALIGNED_ELEMENTS or not 0 <= s < STRIDE_LIMIT for s in view.strides[:-1])
+    odd = any(s % _ALIGNED_ELEMENTS or not 0 <= s <= MOST_STRIDE for s in view.strides[:-1])
     return bool(odd or view.pointer % 16) and 0 not in view.shape
 
 

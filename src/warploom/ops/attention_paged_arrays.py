@@ -6,13 +6,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from warploom.core.arguments import MOST_STRIDE
 from warploom.core.dtypes import bf16, f16, f32, s32, u16
 from warploom.core.errors import ProblemError
 from warploom.interop.arrays import ArrayView, require_dtype, same_device
 from warploom.interop.copies import settled
 from warploom.kernels.attention.decode import DecodeOperands, DecodeProblem
 from warploom.ops.attention_arrays import (
-    STRIDE_LIMIT,
     Options,
     check_form,
     check_heads,
@@ -194,7 +194,7 @@ def check_integers(name: str, view: ArrayView, shape: tuple[int, ...]) -> None:
         raise ProblemError(f"{name} has shape {tuple(view.shape)}; it must be {shape}")
     require_dtype(view, name, (s32,))
     check_last(name, view)
-    if len(shape) == 2 and not 0 <= view.strides[0] < STRIDE_LIMIT:
+    if len(shape) == 2 and not 0 <= view.strides[0] <= MOST_STRIDE:
         raise ProblemError(f"the rows of {name} are {view.strides[0]} elements apart: copy it")
 
 

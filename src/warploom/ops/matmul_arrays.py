@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from warploom.core.arguments import MOST_STRIDE
 from warploom.core.dtypes import F32_MAX, DType, bf16, dtype_of, f16, f32
 from warploom.core.errors import ProblemError, shown
 from warploom.core.identity import function_key
@@ -20,7 +21,6 @@ from warploom.kernels.matmul.problem import MOST_GRID_ROWS, MatmulConfig, Matmul
 from warploom.kernels.settings import refuse
 from warploom.ops.options import configuration
 
-_STRIDE_LIMIT = 2**32
 Offsets = tuple[int, int, int, int]
 """Bytes, of (a, b, the result, the extra matrices)."""
 READ_ONLY = "out is read-only: pass an array that can be written"
@@ -251,7 +251,7 @@ def readable(view: ArrayView, copy: Callable[[ArrayView], ArrayView] = compact) 
         return view
     outer = [s for size, s in zip(view.shape, view.strides, strict=True) if size > 1]
     plain = view.strides[-1] == 1 or view.strides[-2] == 1 or view.shape[-1] == 1 or view.shape[-2] == 1
-    return view if plain and all(0 <= s < _STRIDE_LIMIT for s in outer) else copy(view)
+    return view if plain and all(0 <= s <= MOST_STRIDE for s in outer) else copy(view)
 
 
 def _result_layout(
@@ -270,8 +270,10 @@ def _result_layout(
     if 0 in shape:  # of no elements the strides say nothing
         return out.pointer % 16, tuple(out.strides)
     outer = [s for size, s in zip(shape, out.strides, strict=True) if size > 1]
-    if max(outer, default=0) >= _STRIDE_LIMIT:
-        raise ProblemError(f"out has strides {out.strides}: {_STRIDE_LIMIT} elements or more are too far, pass another")
+    if max(outer, default=0) > MOST_STRIDE:
+        raise ProblemError(
+            f"out has strides {out.strides}: {MOST_STRIDE + 1} elements or more are too far, pass another"
+        )
     if (shape[-1] > 1 and out.strides[-1] != 1) or min(outer, default=1) <= 0:
         raise ProblemError(f"out has strides {out.strides}: it must be row-major with a contiguous last dimension")
     if overlaps_itself(out):

@@ -9,7 +9,7 @@ from typing import ClassVar
 from warploom.core.arguments import fields, strides
 from warploom.core.dtypes import DType, bf16, f16
 from warploom.core.targets import Target
-from warploom.kernels.attention.features import AttentionFeatures, ScoreOptions
+from warploom.kernels.attention.features import AttentionFeatures, ScoreOptions, Window
 from warploom.kernels.attention.problem import MOST_POSITIONS, AttentionProblem, Operands, stride_scalars
 from warploom.kernels.settings import Configuration, broken_flags, flag, shared_excess, violated
 from warploom.kernels.source import KernelCall, KernelSource
@@ -53,7 +53,7 @@ class DecodeProblem(ScoreOptions):
     capacity: int
     head_dim: int
     dtype: DType
-    window: tuple[int | None, int | None] = (None, None)
+    window: Window = (None, None)
     page_size: int = 0
     pages: int = 0
     table_pages: int = 0

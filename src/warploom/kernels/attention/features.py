@@ -11,6 +11,8 @@ import numpy as np
 from warploom.core.dtypes import F32_MAX
 from warploom.core.errors import ProblemError
 
+Window = tuple[int | None, int | None]
+"""Keys that a query sees to the left and to the right of its own; None: all."""
 MOST_SCALE = F32_MAX / math.log2(math.e)
 """The largest scale whose product with log2(e) is a float32."""
 CAPS = 2 * math.log2(math.e) / F32_MAX, F32_MAX / 2
@@ -46,7 +48,7 @@ class AttentionFeatures(ScoreOptions):
     heads per key head.
     """
 
-    window: tuple[int | None, int | None] = (None, None)
+    window: Window = (None, None)
     ragged_q: bool = False
     ragged_kv: bool = False
     group: int = 1

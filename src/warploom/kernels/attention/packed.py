@@ -9,7 +9,7 @@ from warploom.core.dtypes import DType
 from warploom.core.errors import ConfigError, ProblemError
 from warploom.core.targets import Target
 from warploom.kernels.attention.choice import candidates
-from warploom.kernels.attention.features import AttentionFeatures, ScoreOptions
+from warploom.kernels.attention.features import AttentionFeatures, ScoreOptions, Window
 from warploom.kernels.attention.problem import MOST_POSITIONS, AttentionConfig, AttentionProblem
 from warploom.kernels.attention.sm80 import ForwardSm80
 from warploom.kernels.attention.sm90 import ForwardSm90
@@ -45,7 +45,7 @@ class PackedProblem(ScoreOptions):
     total_k: int
     head_dim: int
     dtype: DType
-    window: tuple[int | None, int | None] = (None, None)
+    window: Window = (None, None)
     used: tuple[bool, bool] = (False, False)
     v_dim: int = 0
 

@@ -11,7 +11,7 @@ import numpy as np
 from warploom.core.arguments import strides
 from warploom.core.dtypes import DType, bf16, f16
 from warploom.core.targets import Target
-from warploom.kernels.attention.features import AttentionFeatures, ScoreOptions
+from warploom.kernels.attention.features import AttentionFeatures, ScoreOptions, Window
 from warploom.kernels.classes import size_class
 from warploom.kernels.settings import AnyConfiguration, Configuration, broken_flags, shared_excess, violated
 from warploom.kernels.source import KernelCall, MappedArray
@@ -125,7 +125,7 @@ class AttentionProblem(ScoreOptions):
     kv_len: int
     head_dim: int
     dtype: DType
-    window: tuple[int | None, int | None] = (None, None)
+    window: Window = (None, None)
     v_dim: int = 0
 
     @property

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from warploom.core.dtypes import DType
+from warploom.kernels.attention.features import Window
 
 UNIT_ROUNDOFF = {"bf16": 2.0**-8, "f16": 2.0**-11}
 """Half the distance of neighbouring numbers around 1: the relative error of one rounding."""
@@ -17,10 +18,8 @@ UNIT_ROUNDOFF = {"bf16": 2.0**-8, "f16": 2.0**-11}
 F32_SLACK = 2.0**-18
 """Relative slack for float32 accumulation and the approximate exponential, against Σ p·|v|."""
 
-
 _NOTHING = 1e-300
 """Allowed where nothing but 0 is right."""
-Window = tuple[int | None, int | None]
 
 
 @dataclass(frozen=True)
@@ -52,7 +51,7 @@ class ErrorReport:
     @classmethod
     def of(cls, value: float, error: float, rounding: float) -> ErrorReport:
         """The report of what :func:`largest_errors` gives."""
-        return cls(value, 1.0, error / max(rounding, 1e-300))
+        return cls(value, 1.0, error / max(rounding, _NOTHING))
 
     @property
     def ok(self) -> bool:

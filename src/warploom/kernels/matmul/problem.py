@@ -237,9 +237,9 @@ class MatmulProblem:
     @property
     def scalars(self) -> dict[str, int]:
         """What does not depend on the tiles, by the kernels' names."""
-        sizes = {"m": self.m, "n": self.n, "alpha": int.from_bytes(struct.pack("<f", self.alpha), "little")}
+        alpha = int.from_bytes(struct.pack("<f", self.alpha), "little")
         return {
-            **sizes, **fields("result", **sizes), "depth": self.k,
+            **fields("result", m=self.m, n=self.n, alpha=alpha), "depth": self.k,
             **strides(a=self.a.strides, b=self.b.strides, result_out=self.out.strides, result_out_f32=self.out.strides,
                       result_extra0=(self.m * self.n, self.n)),
         }  # fmt: skip
