@@ -93,6 +93,10 @@ def test_no_access_moves_three_elements():
         traces(lambda k, x: x.load(k.lane, 3))
     with pytest.raises(VerifyError, match="1, 2 or 4 elements"):
         traces(lambda k, x: x.store([1.0, 2.0, 3.0], k.lane))
+    with pytest.raises(VerifyError, match="a count known while tracing, not <u32"):
+        traces(lambda k, x: x.load(0, k.lane))
+    with pytest.raises(VerifyError, match="one at a time; with dtype=u32"):
+        traces(lambda k, x: x.load(0, 8, dtype=bf16))
 
 
 def test_shared_memory_beyond_every_gpu_is_refused():
@@ -163,6 +167,7 @@ def over_a_loop(k, x):
         (lambda k, x: k.shared(np.float32, 4), "holds a type of warploom.lang"),
         (lambda k, x: k.shared(f32, (2, 2, 2)), r"a number or \(rows, cols\), not \(2, 2, 2\)"),
         (lambda k, x: k.shared(f32, 2.5), "a number or .rows, cols., not 2.5"),
+        (lambda k, x: x.store(x, 0), "a pointer to f32 is no number"),
         (lambda k, x: x.store("a", 0), "'a' is no number that f32 can hold"),
     ],
 )

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from numbers import Integral
 from typing import ClassVar, Literal
 
 import numpy as np
@@ -40,10 +41,13 @@ def _ordering(order: Order, scope: Scope) -> str:
 
 
 def _check_vector(dtype: DType, count: int) -> None:
+    if not issubclass(type(count), Integral):  # a traced value has no truth value, so nothing is asked of it
+        raise VerifyError(f"one access moves 1, 2 or 4 elements, a count known while tracing, not {count!r}")
+    if count > 1 and dtype.bits < 32:
+        words = f"1, 2 or 4 words of {32 // dtype.bits}"
+        raise VerifyError(f"elements of {dtype} load and store one at a time; with dtype=u32 an access moves {words}")
     if count not in (1, 2, 4) or count * dtype.bytes > MOST_BYTES:
         raise VerifyError(f"one access moves 1, 2 or 4 elements and at most {MOST_BYTES} bytes, not {count} of {dtype}")
-    if count > 1 and dtype.bits < 32:
-        raise VerifyError(f"elements of {dtype} load and store one at a time; access pairs of them as u32")
 
 
 _LOAD_CACHE = ("", "ca", "cg", "cs", "lu", "cv", "nc", "no_allocate", "evict_first", "evict_last", "nc.no_allocate")

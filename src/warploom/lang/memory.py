@@ -35,7 +35,7 @@ from warploom.layout.shared import SharedLayout
 from warploom.layout.swizzle import NO_SWIZZLE, Swizzle
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class GlobalPointer:
     """A typed pointer into global memory; offsets and indices count elements."""
 
@@ -46,6 +46,9 @@ class GlobalPointer:
     def __add__(self, elements: Number) -> GlobalPointer:
         """The pointer ``elements`` further on (u32, s32, u64 or a Python int)."""
         return replace(self, address=self.words.advance(self.address, elements, self.dtype.bytes))
+
+    def __repr__(self) -> str:
+        return f"a pointer to {self.dtype}"
 
     def __getitem__(self, *_: object) -> NoReturn:
         raise TraceError(f"a pointer is not indexed ({self.words.here()}): write x.load(i) and x.store(value, i)")
@@ -84,7 +87,7 @@ class GlobalPointer:
         (``k.convert(x, f32)`` gives their value); read pairs of 16-bit elements with ``dtype=u32``.
         """
         kind = dtype or self.dtype
-        values = self.words.load("global", (self + index).address, kind, count or 1, cache, order)
+        values = self.words.load("global", (self + index).address, kind, 1 if count is None else count, cache, order)
         return Element(values[0], kind) if count is None else Vector(values)
 
     def store(
@@ -101,7 +104,7 @@ class GlobalPointer:
         self.words.store("global", (self + index).address, dtype or self.dtype, listed, cache, order)
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class SharedTile:
     """A tile in shared memory: where it lies, and where its elements lie in it (its :class:`SharedLayout`).
 
@@ -118,6 +121,9 @@ class SharedTile:
     stage_bytes: int = 0
     shift: Traced | None = None
     chosen: bool = False
+
+    def __repr__(self) -> str:
+        return f"tile {self.name} of {self.dtype}"
 
     def __iter__(self) -> NoReturn:
         raise TraceError(f"a shared tile is one tile, no sequence ({self.words.here()}): `wait_all` returns several")

@@ -62,7 +62,7 @@ else:
             return PointerType(_element(dtype, "Strided[f32, 2]"), count)
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class StridedPointer(GlobalPointer):
     """A pointer to the first element of an array, and the array's ``strides`` (u32) in elements."""
 
