@@ -46,7 +46,7 @@ class Emulated:
         run_on_emulator(self.call.source.program, self.call.grid, views, self.call.scalars, 0, self.call.maps)
 
     def _memory(self, name, at):
-        m, n, depth = (self.call.scalars[extent] for extent in ("m", "n", "depth"))
+        m, n, depth = (self.call.scalars[extent] for extent in ("result_m", "result_n", "depth"))
         sizes, words = {"a": m * depth, "b": depth * n, "out": m * n}, self.workspace.get(name)
         kind, count = (ctypes.c_uint16, sizes[name]) if words is None else (ctypes.c_uint32, words)
         return np.ctypeslib.as_array((kind * count).from_address(at))
