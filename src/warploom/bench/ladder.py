@@ -55,7 +55,7 @@ class EmulatorCase:
 
     program: Program
     grid: tuple[int, ...]
-    arguments: Sequence[Any]
+    arguments: Mapping[str, Any]
     errors: Callable[[], ErrorEntry]
 
 

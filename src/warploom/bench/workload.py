@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Any
 
@@ -10,7 +11,7 @@ from warploom.bench.timing import input_sets
 from warploom.core.dtypes import DType
 
 
-class OnGpu:
+class OnGpu(ABC):
     """Inputs of a problem, held by PyTorch: ``sets`` of them, of so many bytes each, rotate past the L2.
 
     PyTorch's current stream is the one that calls are queued on. ``margin``: what results may be off by, in what their
@@ -34,17 +35,17 @@ class OnGpu:
         """PyTorch's type."""
         return {"bf16": self._torch.bfloat16, "f16": self._torch.float16, "f32": self._torch.float32}[dtype.name]
 
+    @abstractmethod
     def prepare(self, config: Any) -> Callable[[int], object]:
         """What queues one call on an input set, without allocation. Raises ConfigError where it does not fit."""
-        raise NotImplementedError
 
+    @abstractmethod
     def error(self, config: Any, problem: Any = None) -> Any:
         """How far results are from float64, on fresh inputs and a poisoned output; of another problem if given."""
-        raise NotImplementedError
 
+    @abstractmethod
     def checked(self, config: Any) -> Any:
         """A small problem that the kernel of a configuration runs."""
-        raise NotImplementedError
 
     def fault(self, config: Any) -> str | None:
         """What is wrong with the results on a small problem of the same kernel; None if nothing. Waits for the GPU."""
