@@ -58,6 +58,7 @@ def _strides(of: Parameter, shape: Sequence[int], strides: Strides) -> Strides:
     for dimension, stride in enumerate(strides[:count]):
         if tells[dimension] and found[dimension] != stride:
             raise ProblemError(
-                f"argument {name} has the stride {stride} in dimension {dimension}; kernels take 0 to {MOST_STRIDE}"
+                f"argument {name} has the stride {stride} in dimension {dimension}; kernels take 0 to {MOST_STRIDE}: "
+                "copy it"
             )
     return found

@@ -203,7 +203,8 @@ def kernel(
     leaves parameters out of the Program that a configuration does not use: each costs a launch about 0.3 µs.
     ``cluster`` (sm_90) are the CTAs along x, y and z that run together and reach each other's shared memory, at most 8
     in all, or a function of the configuration; the grid is a multiple of it. ``outputs`` names all parameters that the
-    kernel writes to: a launch of it is then one operator under ``torch.compile``.
+    kernel writes to (of compound ones ``parameter_field``): a launch of it is then one operator under
+    ``torch.compile``.
     """
 
     if undecorated:
