@@ -74,7 +74,7 @@ def _packed(result: Result, option: str) -> str:
     blocks = [(c["whole_blocks"], c["cell"]) for c in result["cells"] if "whole_blocks" in c and not option]
     if blocks:
         least, cell = min(blocks)
-        said += f" Tiles pass whole blocks: those alone leave {least:.2f}× of `even` at {cell}, and more elsewhere."
+        said += f" Tiles pad keys and rows: that alone leaves {least:.2f}× of `even` at {cell}, and more elsewhere."
     return f"{said}\n\n" + _ratios(result, "uneven", "TFLOP/s")
 
 
