@@ -166,6 +166,7 @@ def test_tensor_maps_are_pairs():
     [
         (lambda x: [x, x, 1.0], "takes 4 arguments"),
         (lambda x: {"x": x, "y": x, "factor": 1.0, "m": 64}, r"missing arguments \['n'\], unknown arguments \['m'\]"),
+        (lambda x: {"x": x, "y": x, "factor": 1.0}, r"^[^,]*: missing arguments \['n'\]$"),
         (lambda x: [x, x.astype(np.float16), 1.0, 64], "elements of type f16; the kernel's are f32"),
         (lambda x: [x, frozen(x), 1.0, 64], "y, which is read-only"),
         (lambda x: [x, 3, 1.0, 64], "int is not an array"),

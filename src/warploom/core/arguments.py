@@ -33,6 +33,13 @@ def fields(compound: str, **values: int) -> dict[str, int]:
     return {f"{compound}_{name}": value for name, value in values.items()}
 
 
+def check_names(kernel: str, missing: Sequence[str], unknown: Sequence[str]) -> None:
+    """Raises ProblemError where arguments are missing or unknown, naming them."""
+    kinds = (("missing", missing), ("unknown", unknown))
+    if said := [f"{kind} arguments {list(names)}" for kind, names in kinds if names]:
+        raise ProblemError(f"{kernel}: {', '.join(said)}")
+
+
 def grid_of(grid: Any) -> tuple[int, int, int]:
     """The CTAs along x, y and z of ``grid``: one integer of any kind, or one to three.
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from warploom.core.arguments import MOST_STRIDE
+from warploom.core.arguments import MOST_STRIDE, check_names
 from warploom.core.errors import ProblemError
 from warploom.ir.program import Parameter, Program
 
@@ -25,9 +25,7 @@ def in_order(
     named = arguments if isinstance(arguments, Mapping) else _by_name(program, arguments)
     taken = {p.name: p.stride_of is None for p in program.parameters}
     missing = [name for name, must in taken.items() if must and name not in named]
-    if missing or set(named) - set(taken):
-        unknown = sorted(set(named) - set(taken))
-        raise ProblemError(f"{program.name}: missing arguments {missing}, unknown arguments {unknown}")
+    check_names(program.name, missing, sorted(set(named) - set(taken)))
     found = dict(named)
     strides = {p.name: p.stride_of for p in program.parameters if p.stride_of and p.name not in named}
     arrays = {name for name, _ in strides.values()}

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
+from warploom.core.arguments import check_names
 from warploom.core.dtypes import DType, dtype_of, f32, f64, s32, s64, u8, u32, u64
 from warploom.core.errors import ProblemError, shown
 from warploom.interop.arrays import as_numpy, describe
@@ -119,9 +120,7 @@ def _arguments(
     if len(known) != len(parameters):
         raise ProblemError(f"{function.name} has {len(parameters)} parameters, but names are {known}")
     if isinstance(arguments, Mapping):
-        if set(arguments) != set(known):
-            missing, unknown = [n for n in known if n not in arguments], sorted(set(arguments) - set(known))
-            raise ProblemError(f"{function.name}: missing arguments {missing}, unknown arguments {unknown}")
+        check_names(function.name, [n for n in known if n not in arguments], sorted(set(arguments) - set(known)))
         arguments = [arguments[name] for name in known]
     if len(arguments) != len(parameters):
         raise ProblemError(

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from warploom.core.arguments import grid_of
+from warploom.core.arguments import check_names, grid_of
 from warploom.core.errors import ProblemError, UnsupportedDeviceError, shown
 from warploom.interop.arrays import as_numpy, describe
 from warploom.ops.ptx import CheckedPtx, check_ptx
@@ -88,8 +88,7 @@ def _by_name(function: Any, arguments: Any, meta: Mapping[str, Any]) -> dict[str
     unknown = sorted(set(given) - set(names))
     defaults = {p.name for p in function.params if p.has_default}
     missing = [name for name in names if name not in given and name not in meta and name not in defaults]
-    if unknown or missing:
-        raise ProblemError(f"{function.__name__}: missing arguments {missing}, unknown arguments {unknown}")
+    check_names(function.__name__, missing, unknown)
     return given
 
 
