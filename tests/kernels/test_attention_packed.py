@@ -190,7 +190,7 @@ def test_values_of_keys_that_no_row_sees_are_not_multiplied(
     monkeypatch.setattr(Mask, "reach", lambda *given: reach(*given) - 32)
     source = case.calls[1].source
     if steps > 1:
-        narrower = named(source.function).trace(name=source.name, **dict(source.arguments))
+        narrower = named(source.function).trace(source.name, **dict(source.arguments))
         assert case.run(narrower), "a step too few is found"
 
 

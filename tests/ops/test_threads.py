@@ -71,9 +71,9 @@ def test_equal_first_calls_trace_one_kernel(monkeypatch):
     asked = []
     trace = attention_sm80.trace
 
-    def counted(**options):
+    def counted(*name, **options):
         asked.append(options)
-        return trace(**options)
+        return trace(*name, **options)
 
     monkeypatch.setattr(attention_sm80, "trace", counted)
     traced.cache_clear()
