@@ -27,8 +27,9 @@ BEST32 = MatmulSm80(block_stride=16)
 LEAST_ROWS = 33
 """Of M and N: below, ``mma.sync`` has smaller tiles."""
 SHORT_K = 768
-MANY_TILES = 1 << 26
-"""Elements of a product with tiles of 192 columns for some twenty turns of all SMs: one more hardly counts."""
+"""Up to this K the reduction of a tile's rows is no small part of its products' time."""
+MANY_ELEMENTS = 1 << 26
+"""Of a product: tiles of 192 columns for some twenty turns of all SMs, where one more hardly counts."""
 SPLITS = (1, 2, 3, 4, 6, 8)
 
 
@@ -95,15 +96,16 @@ def for_rows_sm90(problem: MatmulProblem, exponentials: bool = False) -> tuple[M
 
     Tiles of 256 columns leave the fewest states to merge. The reduction of a tile takes as long as a few k-tiles'
     products, so consumers take turns where K is short, and share the larger tile where it is not. Where each element
-    takes an exponential, that pays at any K, as long as there are many tiles.
+    takes an exponential, turns pay at any K, as long as there are many tiles, here of 192 columns.
     """
     if min(problem.m, problem.n) < LEAST_ROWS:
         return ()
     tile = MatmulSm90(dtype=problem.dtype)
+    in_turn = replace(tile, stages=5, block_stride=16, pingpong=True)
     if problem.k <= SHORT_K or problem.m <= tile.tile_m // 2:
-        tile = replace(tile, tile_m=64, stages=5, block_stride=16, pingpong=True)
-    elif exponentials and problem.m * problem.n >= MANY_TILES:
-        tile = replace(tile, tile_n=192, stages=5, block_stride=16, pingpong=True)
+        tile = replace(in_turn, tile_m=64)
+    elif exponentials and problem.m * problem.n >= MANY_ELEMENTS:
+        tile = replace(in_turn, tile_n=192)
     return (tile,)
 
 
