@@ -1,6 +1,9 @@
 """What people write by mistake, and the message that puts them right."""
 
 # pyright: reportInvalidTypeForm=false, reportOperatorIssue=false, reportArgumentType=false
+# pyright: reportUnusedExpression=false
+
+from typing import Any
 
 import numpy as np
 import pytest
@@ -323,6 +326,66 @@ def bound_of(k, x):
 def test_an_error_in_a_helper_names_the_lines_that_called_it():
     with pytest.raises(TraceError, match=r"test_misuse\.py:\d+\).*\(called from test_misuse\.py:\d+, test_misuse"):
         traces(lambda k, x: bound_of(k, x.load(0)))
+
+
+def names_a_word(k, x):
+    x.store(1.0, k.lane)
+    k.syncthreads  # noqa: B018
+
+
+def names_a_function(k, x):
+    def store():
+        x.store(1.0, k.lane)
+
+    store()
+    store  # noqa: B018
+
+
+def names_within(k, x):
+    def wait(barrier):
+        barrier.full.wait  # noqa: B018
+
+    x.store(1.0, k.lane)
+
+
+@kernel(threads=32)
+def names_alone(k: Kernel) -> None:
+    k.syncthreads  # noqa: B018
+
+
+@pytest.mark.parametrize(
+    ("body", "name"),
+    [
+        (names_a_word, "k.syncthreads"),
+        (lambda k, x: names_a_word(k, x), "k.syncthreads"),
+        (names_a_function, "store"),
+        (names_within, "barrier.full.wait"),
+    ],
+)
+def test_a_word_that_is_named_and_not_called_is_refused(body, name):
+    with pytest.raises(TraceError, match=rf"test_misuse\.py:\d+: {name} is named here.* write {name}\(\)"):
+        traces(body)
+
+
+def test_a_kernel_that_says_nothing_else_is_refused():
+    with pytest.raises(TraceError, match=r"k\.syncthreads is named here"):
+        names_alone.trace()
+
+
+def test_attributes_and_names_that_are_part_of_a_statement_are_taken():
+    class State:
+        def __init__(self, x):
+            self.x: Any
+            self.x = x
+
+    def body(k, x):
+        store, _ = State(x).x.store, k.lane
+        for value in (1.0, 2.0):
+            if State(x).x is x:
+                store(value, k.lane)
+                break
+
+    traces(body)
 
 
 def test_what_many_registers_break_is_said_once():

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from numbers import Integral
 from traceback import walk_tb
-from types import FrameType
+from types import CodeType, FrameType
 from typing import Any
 
 from warploom.core.dtypes import DType, f32, pred, s32, u32
@@ -39,6 +39,7 @@ from warploom.isa.conversion import Move
 from warploom.lang.fold import fold_binary, is_commutative
 from warploom.lang.loaded import holds_bits
 from warploom.lang.rebinding import refuse_rebinding
+from warploom.lang.uncalled import refuse_uncalled
 from warploom.lang.values import Mutable, Number, TileAddress, Traced
 
 _PACKAGE = __name__.partition(".")[0]
@@ -78,14 +79,18 @@ class Builder:
         """The author's line, the innermost frame outside the language, and the calls of the author's that led there."""
         frame = self.author()
         calls: list[tuple[str, int, str]] = []
+        codes: list[CodeType] = []
         while frame is not None and frame.f_globals.get("__name__") != _TRACER:
             line = frame.f_code.co_filename, frame.f_lineno
             if not calls or not (_is_of(frame, _OWN) or line == calls[-1][:2]):  # a lambda is called where it stands
                 calls.append((*line, frame.f_code.co_name))
+                codes.append(frame.f_code)
             frame = frame.f_back
         key = tuple(calls)
         found = self._lines.get(key)
         if found is None:
+            for code in codes if frame is not None else ():
+                refuse_uncalled(code)
             where, *callers = (SourceLine(*call) for call in key or (("", 0, ""),))
             found = self._lines[key] = replace(where, callers=tuple(callers))
         return found

@@ -18,6 +18,7 @@ from warploom.lang.hopper import HopperWords
 from warploom.lang.matrix import MatrixWords
 from warploom.lang.naming import name_at
 from warploom.lang.parameters import Parameters, hints_of, used_parameters
+from warploom.lang.uncalled import refuse_uncalled
 
 
 class Kernel(HopperWords, MatrixWords):
@@ -88,6 +89,7 @@ class KernelFunction:
         cluster = self._cluster(self._of_configuration(self.cluster, configuration))
         k = Kernel(share=self.share, cluster=cluster)
         parameters, arguments = self._parameters(k)
+        refuse_uncalled(self.function.__code__)
         try:
             returned: object = self.function(k, *arguments, **configuration)
         except (LayoutError, VerifyError) as error:  # of a layout or an instruction, which know no lines
