@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import random
 import time
+import warnings
 from collections import deque
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -24,6 +25,7 @@ from torch import nn
 from torch.nn import functional
 
 import warploom
+from warploom.core.errors import EmulationWarning
 
 CHUNK = 16
 """Tokens of a prompt that one step reads."""
@@ -215,6 +217,8 @@ def main() -> None:
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--tiny", action="store_true", help="a model of one layer, a few tokens")
     options = parser.parse_args()
+    if options.device == "cpu":  # asked for
+        warnings.simplefilter("ignore", EmulationWarning)
     torch.manual_seed(options.seed)
     size = TINY if options.tiny else Size()
     given = requests(size, options.requests, options.seed)

@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import json
 import time
+import warnings
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from torch import nn
 from torch.nn import functional
 
 import warploom
+from warploom.core.errors import EmulationWarning
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"
 WARM_UP = 10
@@ -146,6 +148,8 @@ def main() -> None:
     parser.add_argument("--tiny", action="store_true")
     parser.add_argument("--out", type=Path)
     given = parser.parse_args()
+    if given.device == "cpu":  # asked for
+        warnings.simplefilter("ignore", EmulationWarning)
     training = Training(TINY if given.tiny else Size(), given.attention, given.loss, given.device)
     found = training.run(given.seed, 2 if given.tiny else given.steps)
     if given.out is not None:

@@ -13,6 +13,7 @@ import pytest
 
 import warploom
 from warploom.bench.checking import check_kernel, kernels_of
+from warploom.core.errors import EmulationWarning
 from warploom.ops.backends import gpu_target
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
@@ -98,6 +99,13 @@ def test_a_small_gpt_trains_alike_with_own_and_pytorchs_kernels(monkeypatch, tmp
         runpy.run_path(str(EXAMPLES / "train_gpt.py"), run_name="__main__")
         losses[kind] = json.loads(file.read_text(encoding="utf-8"))["losses"]
     np.testing.assert_allclose(losses["warploom"], losses["torch"], rtol=1e-4)  # the second is after a step
+
+
+@pytest.mark.parametrize("example", [["serve.py", "--requests", "1"], ["train_gpt.py", "--loss", "torch"]])
+def test_who_asks_for_the_cpu_is_not_warned_of_the_emulator(example, monkeypatch, recwarn):
+    pytest.importorskip("torch")
+    run(example[0], monkeypatch, *example[1:], "--tiny", "--device", "cpu")
+    assert not [one for one in recwarn if issubclass(one.category, EmulationWarning)]
 
 
 def test_requests_served_together_are_answered_as_if_they_were_alone():

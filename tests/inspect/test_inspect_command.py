@@ -86,6 +86,12 @@ def test_rungs_of_gemm():
 
 
 @needs_nvdisasm
+def test_code_for_another_name_of_an_architecture_says_so():
+    for given, says in (("sm_90", "for sm_90a (sm_90 with all its instructions)"), ("sm_90a", "for sm_90a\n")):
+        assert says in inspect("gemm", "--rung", "03", "--arch", given).stdout
+
+
+@needs_nvdisasm
 def test_static_strides():
     assert inspect("attention", "--rung", "16").exit_code == 0
 

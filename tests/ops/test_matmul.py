@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import warnings
 from dataclasses import replace
 from typing import Any
@@ -283,6 +284,20 @@ def test_refusals_say_what_to_do(name):
     with pytest.raises(ProblemError) as refused:
         call()
     assert words in str(refused.value)
+
+
+@pytest.mark.parametrize(("lead", "suggested"), [((), 3), ((2,), 1)], ids=["one b", "a batch of them"])
+def test_shapes_that_a_refusal_suggests_for_an_extra_matrix_are_taken(lead, suggested):
+    def planned(*shape: int) -> Any:
+        a, b = random(2, 3, 16), random(*lead, 16, 8)
+        return warploom.plan_matmul(a, b, epilogue=lambda x, y: x + y, extras=(random(*shape),))
+
+    with pytest.raises(ProblemError) as refused:
+        planned(5)
+    _, *shapes = re.findall(r"\(([\d, ]+)\)", str(refused.value))
+    assert len(shapes) == suggested
+    for shape in shapes:
+        planned(*map(int, shape.split(",")))
 
 
 def test_configurations_that_do_not_fit_are_refused():

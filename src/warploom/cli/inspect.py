@@ -46,10 +46,13 @@ class Wanted(Subject):
 
     def title(self, report: SassReport) -> str:
         """What it is, in one line."""
+        arch = report.arch or "an unknown architecture"
+        if arch == f"{self.arch}a":
+            arch += f" ({self.arch} with all its instructions)"
         if not self.is_rung:
-            return f"{self.what}: {report.name} for {report.arch or 'an unknown architecture'}"
+            return f"{self.what}: {report.name} for {arch}"
         level = "" if self.opt_level is None else f" -O{self.opt_level}"
-        return " ".join([f"{self.what}, rung {self.of_rung} for {report.arch}{level}", *(self.settings or ())])
+        return " ".join([f"{self.what}, rung {self.of_rung} for {arch}{level}", *(self.settings or ())])
 
     def other(self, against: str) -> Wanted:
         """What to compare with: the same but for one thing, or another file."""

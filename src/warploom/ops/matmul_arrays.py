@@ -86,7 +86,7 @@ def checked_shape(
     a, b, *others = views
     shape = _result_shape(a, b)
     extras = others[1:] if has_bias else others
-    _check_others(others, has_bias, extras, function, shape, a.dtype)
+    _check_others(others, has_bias, extras, function, shape, a.dtype, batched=math.prod(b.shape[:-2]) > 1)
     same_device(views, ["a", "b", *["bias"] * has_bias, *["an extra matrix"] * len(extras)])
     return shape
 
@@ -187,7 +187,7 @@ def _named_type(what: Any) -> DType | None:
 
 def _check_others(
     others: Sequence[ArrayView], has_bias: bool, extras: Sequence[ArrayView], function: EpilogueFunction | None,
-    shape: tuple[int, ...], dtype: DType,
+    shape: tuple[int, ...], dtype: DType, batched: bool,
 ) -> None:  # fmt: skip
     if has_bias and tuple(others[0].shape) != (shape[-1],):
         raise ProblemError(f"bias has shape {tuple(others[0].shape)}, the result {shape}: bias must be ({shape[-1]},)")
@@ -200,10 +200,10 @@ def _check_others(
         if view.dtype is not dtype and not (view.dtype is f32 and any(view is extra for extra in extras)):
             raise ProblemError(f"bias and extras must be {dtype} as a and b are (extras also f32), not {view.dtype}")
     for extra in extras:
-        _extra(extra, shape)
+        _extra(extra, shape, batched)
 
 
-def _extra(view: ArrayView, shape: tuple[int, ...]) -> Extra:
+def _extra(view: ArrayView, shape: tuple[int, ...], batched: bool = False) -> Extra:
     """What an extra matrix has values for. Raises ProblemError for a shape that fits no result of this one."""
     own, wide = tuple(view.shape), view.dtype is f32
     if own == shape:
@@ -212,9 +212,9 @@ def _extra(view: ArrayView, shape: tuple[int, ...]) -> Extra:
         return Extra(wide, "rows")
     if len(own) >= 2 and own == (*(1,) * (len(own) - 1), shape[-1]):
         return Extra(wide, "cols")
+    lines = f", {(*shape[:-1], 1)} for a value of each row, or {(1, shape[-1])} for a value of each column"
     raise ProblemError(
-        f"an extra matrix has shape {own}, the result {shape}: give it that shape, {(*shape[:-1], 1)} for a value of "
-        f"each row, or {(1, shape[-1])} for a value of each column"
+        f"an extra matrix has shape {own}, the result {shape}: give it that shape{'' if batched else lines}"
     )
 
 
