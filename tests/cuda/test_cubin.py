@@ -1,6 +1,7 @@
 """What a cubin says is what ptxas said."""
 
 import re
+from functools import cache
 
 import pytest
 
@@ -37,6 +38,7 @@ extern "C" __global__ void greedy(float* a, int i, double d, const __grid_consta
 """
 
 
+@cache
 def greedy(arch: str, max_registers: int | None = None) -> CompiledKernel:
     return compile_source(GREEDY, "greedy", arch=arch, max_registers=max_registers, cache=False)
 
@@ -80,16 +82,11 @@ def test_spills_counted_in_sass_are_those_of_ptxas(arch):
     assert without_log.spill_bytes == sum(told)
 
 
-def test_no_spills_without_a_stack(monkeypatch):
-    kernel = greedy("sm_80")
-    monkeypatch.setattr(cubin_room, "find_nvdisasm", lambda: None)
-    assert resources(kernel.cubin, "greedy").spill_bytes == 0
-
-
-def test_spills_are_unknown_without_log_and_disassembler(monkeypatch):
+def test_spills_without_a_disassembler_are_those_of_the_log_and_else_unknown(monkeypatch):
     kernel = greedy("sm_80", max_registers=32)
     disassemble.cache_clear()
     monkeypatch.setattr(cubin_room, "find_nvdisasm", lambda: None)
+    assert resources(greedy("sm_80").cubin, "greedy").spill_bytes == 0, "it has no stack"
     assert resources(kernel.cubin, "greedy").spill_bytes is None
     assert resources(kernel.cubin, "greedy", log=kernel.log).spill_bytes
     with pytest.raises(UnsupportedDeviceError, match="nvidia-cuda-nvdisasm"):
@@ -102,19 +99,14 @@ def test_widths_of_local_accesses():
     assert local_memory_bytes(sass, "another") == (0, 0)
 
 
-@pytest.mark.parametrize("part", [0.0, 0.01, 0.3, 0.7, 0.99])
-def test_a_file_cut_off_is_refused(part):
-    cubin = greedy("sm_80").cubin
-    with pytest.raises(ValueError, match="cubin"):
-        resources(cubin[: int(len(cubin) * part)], "greedy")
-
-
 def test_what_is_no_cubin_is_refused():
-    for data in (b"garbage" * 100, b"\x7fELF" + bytes(200), b"\x7fELF\x02\x01\x01" + b"\xff" * 200):
+    cubin = greedy("sm_80").cubin
+    cut = (cubin[: int(len(cubin) * part)] for part in (0.0, 0.01, 0.3, 0.7, 0.99))
+    for data in (*cut, b"garbage" * 100, b"\x7fELF" + bytes(200), b"\x7fELF\x02\x01\x01" + b"\xff" * 200):
         with pytest.raises(ValueError, match="cubin"):
             resources(data, "greedy")
     with pytest.raises(ValueError, match="no kernel named 'modest'"):
-        resources(greedy("sm_80").cubin, "modest")
+        resources(cubin, "modest")
     if find_nvdisasm():
         with pytest.raises(ValueError, match="refused"):
             disassemble(b"garbage")

@@ -1,8 +1,10 @@
 """What is missing is said in words that help; looking never fails."""
-# ruff: noqa: N802 - the fake driver's methods have the driver's names
 
+import re
 import subprocess
 import sys
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -24,50 +26,25 @@ def forget():
     forget_what_was_seen()
 
 
-class FakeDriver:
-    """The few driver calls that looking around makes."""
+def driver(*, version=13000, capability=(9, 0), init: Any = lambda: (0,)) -> SimpleNamespace:
+    """The few calls of the driver that looking around makes."""
+    names = "COMPUTE_CAPABILITY_MAJOR", "COMPUTE_CAPABILITY_MINOR", "MULTIPROCESSOR_COUNT"
+    attributes = {f"CU_DEVICE_ATTRIBUTE_{n}": value for n, value in zip(names, (*capability, 132), strict=True)}
+    return SimpleNamespace(
+        CUresult=SimpleNamespace(CUDA_ERROR_NO_DEVICE=100),
+        CUdevice_attribute=SimpleNamespace(**{name: name for name in attributes}),
+        cuInit=lambda _: init(), cuGetErrorString=lambda _: (0, b"a reason"), cuDriverGetVersion=lambda: (0, version),
+        cuDeviceGetCount=lambda: (0, 1), cuDeviceGet=lambda index: (0, index),
+        cuDeviceGetName=lambda *_: (0, b"A GPU\0\0\0"), cuDeviceTotalMem=lambda _: (0, 1 << 30),
+        cuDeviceGetAttribute=lambda name, _: (0, attributes[name]),
+    )  # fmt: skip
 
-    class CUresult:
-        CUDA_ERROR_NO_DEVICE = 100
 
-    class CUdevice_attribute:  # noqa: N801 - the driver's name
-        CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR = 75
-        CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR = 76
-        CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT = 16
-
-    def __init__(self, *, version=13000, capability=(9, 0), init=0) -> None:
-        self.version, self.capability, self.init = version, capability, init
-
-    def cuInit(self, flags):
-        return (self.init,)
-
-    def cuGetErrorString(self, status):
-        return 0, b"a reason"
-
-    def cuDriverGetVersion(self):
-        return 0, self.version
-
-    def cuDeviceGetCount(self):
-        return 0, 1
-
-    def cuDeviceGet(self, index):
-        return 0, index
-
-    def cuDeviceGetName(self, size, index):
-        return 0, b"A GPU\0\0\0"
-
-    def cuDeviceTotalMem(self, index):
-        return 0, 1 << 30
-
-    def cuDeviceGetAttribute(self, attribute, index):
-        return 0, {75: self.capability[0], 76: self.capability[1], 16: 132}[attribute]
-
-    def cuCtxGetDevice(self):
-        return 201, None  # no context is current
+def missing() -> None:
+    raise RuntimeError('"cuda" is a driver library')
 
 
 def use(monkeypatch, driver, nvrtc=(13, 0)) -> None:
-    forget_what_was_seen()
     real = device.importlib.import_module
     fakes = {"cuda.bindings.driver": driver, "cuda.core": object()}
     monkeypatch.setattr(device.importlib, "import_module", lambda name, *rest: fakes.get(name) or real(name, *rest))
@@ -77,7 +54,7 @@ def use(monkeypatch, driver, nvrtc=(13, 0)) -> None:
 
 
 def test_a_gpu_is_described(monkeypatch):
-    use(monkeypatch, FakeDriver())
+    use(monkeypatch, driver())
     assert device.gpus() == (Gpu(0, "A GPU", (9, 0), 1 << 30, 132, "sm_90a"),)
     assert device.has_gpu()
     assert device.target_of(0).name == "sm_90a"
@@ -85,50 +62,30 @@ def test_a_gpu_is_described(monkeypatch):
         device.target_of(1)
 
 
-def test_a_gpu_that_is_too_old(monkeypatch):
-    use(monkeypatch, FakeDriver(capability=(7, 5)))
-    assert not device.has_gpu()
-    with pytest.raises(UnsupportedDeviceError, match=r"A GPU.*7\.5.*8\.0"):
-        device.target_of(0)
-    assert any("8.0 (Ampere)" in problem for problem in probe().problems)
-
-
-def test_a_driver_that_is_too_old_for_the_compiler(monkeypatch):
-    use(monkeypatch, FakeDriver(version=12040))
-    assert not device.has_gpu()
-    with pytest.raises(UnsupportedDeviceError, match=r"CUDA 12\.4.*580 or newer.*extra cu12"):
-        device.target_of(0)
-    use(monkeypatch, FakeDriver(version=12040), nvrtc=(12, 8))
+@pytest.mark.parametrize(("version", "nvrtc"), [(14010, (13, 0)), (12040, (12, 8))])
+def test_a_driver_that_is_newer_than_the_compiler_or_as_old_is_fine(monkeypatch, version, nvrtc):
+    use(monkeypatch, driver(version=version), nvrtc)
     assert device.has_gpu()
 
 
-def test_a_newer_driver_is_fine(monkeypatch):
-    use(monkeypatch, FakeDriver(version=14010))
-    assert device.has_gpu()
-
-
-def test_a_driver_without_a_gpu(monkeypatch):
-    use(monkeypatch, FakeDriver(init=100))
-    with pytest.raises(UnsupportedDeviceError, match="sees no GPU"):
-        device.target_of(0)
-    use(monkeypatch, FakeDriver(init=999))
-    with pytest.raises(UnsupportedDeviceError, match="a reason"):
-        device.target_of(0)
-
-
-def test_no_driver(monkeypatch):
-    class Missing(FakeDriver):
-        def cuInit(self, flags):
-            raise RuntimeError('"cuda" is a driver library')
-
-    use(monkeypatch, Missing())
+@pytest.mark.parametrize(
+    ("there", "gpus", "says"),
+    [
+        (driver(capability=(7, 5)), 1, r"A GPU.*7\.5.*8\.0"),
+        (driver(version=12040), 1, r"CUDA 12\.4.*580 or newer.*extra cu12"),
+        (driver(init=lambda: (100,)), 0, "sees no GPU"),
+        (driver(init=lambda: (999,)), 0, "a reason"),
+        (driver(init=missing), 0, "no NVIDIA driver"),
+    ],
+)
+def test_what_cannot_run_kernels_says_why(monkeypatch, there, gpus, says):
+    use(monkeypatch, there)
     assert not device.has_gpu()
-    with pytest.raises(UnsupportedDeviceError, match="no NVIDIA driver"):
-        device.require_driver()
+    with pytest.raises(UnsupportedDeviceError, match=says):
+        device.target_of(0)
     report = probe()
-    assert report.driver is None
-    assert report.gpus == ()
-    assert any("no NVIDIA driver" in problem for problem in report.problems)
+    assert any(re.search(says, problem) for problem in report.problems)
+    assert (len(report.gpus), report.driver is None) == (gpus, gpus == 0)
 
 
 def test_nothing_installed_at_all(monkeypatch, tmp_path):

@@ -13,7 +13,7 @@ from warploom.core.targets import target
 from warploom.cuda import device, tensor_maps
 from warploom.cuda import launch as launch_module
 from warploom.cuda.cubin import Parameter, Resources
-from warploom.cuda.launch import LoadedKernel, _triple, launch_problems, load, scalar
+from warploom.cuda.launch import LoadedKernel, launch_problems, load, scalar
 from warploom.cuda.store import CompiledKernel
 from warploom.layout.tensor_map import TensorMapSpec
 
@@ -23,60 +23,40 @@ def compiled(*, registers=64, static_shared=0, parameters=(8,), cluster=(1, 1, 1
     return CompiledKernel("kernel", "sm_80", b"", "", needs, False, 0.0)
 
 
-def problems(kernel=None, grid=(1, 1, 1), block=(128, 1, 1), shared=0, arch="sm_80") -> list[str]:
-    return launch_problems(kernel or compiled(), target(arch), grid, block, shared)
-
-
-def test_a_launch_that_fits():
-    assert problems(shared=163 * 1024) == []
-    assert problems(grid=(2**31 - 1, 65535, 65535), block=(32, 8, 4)) == []
-
-
 @pytest.mark.parametrize(
     ("options", "says"),
     [
+        ({"shared": 163 * 1024}, None),
         ({"shared": 163 * 1024 + 1}, "sm_80 has 166912"),
         ({"shared": 100 * 1024, "arch": "sm_89"}, "sm_89 has 101376"),
         ({"kernel": compiled(static_shared=4096), "shared": 160 * 1024}, "167936 bytes of shared memory"),
+        ({"grid": (2**31 - 1, 65535, 65535), "block": (32, 8, 4)}, None),
         ({"grid": (1, 65536, 1)}, "grid"),
         ({"grid": (0, 1, 1)}, "grid"),
         ({"kernel": compiled(registers=32), "block": (32, 32, 2)}, "2048 threads"),
         ({"block": (1, 1, 65)}, "block"),
-        ({"kernel": compiled(registers=255), "block": (512, 1, 1)}, "255 registers each"),
-        (
-            {"kernel": compiled(cluster=(2, 1, 1)), "grid": (3, 1, 1)},
-            "(3, 1, 1) is not a multiple of the cluster (2, 1, 1)",
-        ),
+        ({"kernel": compiled(registers=128), "block": (512, 1, 1)}, None),
+        ({"kernel": compiled(registers=129), "block": (512, 1, 1)}, "129 registers each"),  # granted in units
+        ({"kernel": compiled(cluster=(2, 1, 1)), "grid": (3, 1, 1)},
+         "(3, 1, 1) is not a multiple of the cluster (2, 1, 1)"),
     ],
-)
+)  # fmt: skip
 def test_each_limit_has_its_words(options, says):
-    (reason,) = problems(**options)
-    assert says in reason
-
-
-def test_registers_are_granted_in_units():
-    assert problems(compiled(registers=128), block=(512, 1, 1)) == []
-    assert problems(compiled(registers=129), block=(512, 1, 1)) != []
+    use = {"kernel": compiled(), "arch": "sm_80", "grid": (1, 1, 1), "block": (128, 1, 1), "shared": 0} | options
+    found = launch_problems(use["kernel"], target(use["arch"]), use["grid"], use["block"], use["shared"])
+    assert len(found) == (says is not None)
+    assert all(says in reason for reason in found)
 
 
 def test_scalars():
     assert isinstance(scalar(u32, 7), ctypes.c_uint32)
-    assert scalar(f32, 0.5).value == 0.5
-    assert scalar(s32, -1).value == -1
-    assert scalar(u64, 2**63).value == 2**63
-    assert scalar(pred, True).value is True
+    for dtype, value in ((f32, 0.5), (s32, -1), (u64, 2**63), (pred, True)):
+        assert scalar(dtype, value).value == value
     for dtype, value in ((u32, -1), (u32, 2**32), (s32, 2**31), (u32, 1.5)):
         with pytest.raises(ProblemError, match="does not fit"):
             scalar(dtype, value)
     with pytest.raises(ProblemError, match="f16 is not"):
         scalar(f16, 1.0)
-
-
-def test_extents():
-    assert _triple(5) == (5, 1, 1)
-    assert _triple((5, 2)) == (5, 2, 1)
-    with pytest.raises(ConfigError):
-        _triple((1, 2, 3, 4))
 
 
 @pytest.mark.skipif(device.has_gpu(), reason="there is a GPU")
@@ -235,9 +215,10 @@ def test_more_streams_than_are_kept(driven):
 
 def test_another_device_is_made_current_for_the_launch(driven):
     driver = Driver(device=1)
-    launch = driven(driver).configure(1, 32)
+    launch = driven(driver).configure((1, 2), 32)
     launch.queue(5, launch.pack(arguments(1)))
     assert driver.launches[0][-1] == 0
+    assert driver.launches[0][2][0] == (1, 2, 1)
     assert driver.contexts == [1]
 
 
@@ -247,14 +228,14 @@ def test_a_refusal_is_heard(driven):
         launch.queue(5, launch.pack(arguments(1)))
 
 
-def test_arguments_that_do_not_fit(driven):
+def test_what_does_not_fit(driven):
     kernel = driven(Driver())
-    for given, says in (
-        ((0, 0), "takes 3 arguments, not 2"),
-        ((0, 0, 0), "argument 1 .* has 8 bytes, its parameter 128"),
-    ):
-        with pytest.raises(ProblemError, match=says):
-            kernel.configure(1, 32).pack(given)
+    with pytest.raises(ProblemError, match="takes 3 arguments, not 2"):
+        kernel.configure(1, 32).pack((0, 0))
+    with pytest.raises(ProblemError, match=r"argument 1 .* has 8 bytes, its parameter 128"):
+        kernel.configure(1, 32).pack((0, 0, 0))
+    with pytest.raises(ConfigError, match="one to three dimensions"):
+        kernel.configure((1, 2, 3, 4), 32)
 
 
 def test_what_the_tma_does_not_take(driven):

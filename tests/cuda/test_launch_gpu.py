@@ -5,7 +5,7 @@ import threading
 import pytest
 
 from warploom.core.dtypes import f32, f64, s32, u32
-from warploom.core.errors import ConfigError, ProblemError
+from warploom.core.errors import ConfigError
 from warploom.cuda import device
 from warploom.cuda.compile import compile_source
 from warploom.cuda.launch import Launch, LoadedKernel, load, scalar, synchronize
@@ -53,18 +53,12 @@ def kernel() -> LoadedKernel:
     return load(compile_source(SCALE, "scale", arch=device.target_of(index).name), index)
 
 
-def run(kernel: LoadedKernel, source, factor: float, stream: int | None = None, shared: int = 512):
+def run(kernel: LoadedKernel, source, factor: float, shared: int = 512):
     out = torch.zeros_like(source)
     launch = kernel.configure(-(-source.numel() // 128), 128, shared_bytes=shared)
     arguments = (out.data_ptr(), source.data_ptr(), scalar(f32, factor), scalar(s32, source.numel()))
-    launch.queue(current_stream("torch", kernel.device) if stream is None else stream, launch.pack(arguments))
+    launch.queue(current_stream("torch", kernel.device), launch.pack(arguments))
     return out
-
-
-def test_it_runs(kernel):
-    source = torch.randn(1000, device="cuda")
-    torch.testing.assert_close(run(kernel, source, 3.0), source * 3)
-    torch.testing.assert_close(run(kernel, source, 3.0, stream=0), source * 3)
 
 
 def test_shared_memory_up_to_the_targets_limit(kernel):
@@ -89,21 +83,6 @@ def test_the_callers_stream_is_used(kernel):
     synchronize(stream.cuda_stream, kernel.device)
 
 
-def test_graph_capture(kernel):
-    source = torch.randn(1000, device="cuda")
-    out = torch.zeros_like(source)
-    arguments = (out.data_ptr(), source.data_ptr(), scalar(f32, 4.0), scalar(s32, 1000))
-    launch = kernel.configure(8, 128, shared_bytes=512)
-    packed = launch.pack(arguments)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        launch.queue(current_stream("torch", kernel.device), packed)
-    assert not out.any()
-    source.copy_(torch.arange(1000.0))
-    graph.replay()
-    torch.testing.assert_close(out, source * 4)
-
-
 def test_packed_launches(kernel):
     """On the caller's streams, in a graph, and in a thread that has no context: each with its own arguments."""
     sources, outs = torch.randn(4, 1000, device="cuda"), torch.zeros(4, 1000, device="cuda")
@@ -122,6 +101,7 @@ def test_packed_launches(kernel):
         call.queue(current_stream("torch", kernel.device), sets[2])
     torch.cuda.synchronize()
     assert not outs[2].any()
+    sources[2] += 1
     graph.replay()
     thread = threading.Thread(target=lambda: call.queue(0, sets[3]))
     thread.start()
@@ -134,19 +114,6 @@ def test_packed_launches(kernel):
         kernel.configure(1 << 20, 128, shared_bytes=512, at_once=True).queue(0, sets[0])
 
 
-def test_a_fresh_thread_has_no_context(kernel):
-    source = torch.randn(100, device="cuda")
-    out = torch.zeros_like(source)
-    torch.cuda.synchronize()
-    arguments = (out.data_ptr(), source.data_ptr(), scalar(f32, 2.0), scalar(s32, 100))
-    launch = kernel.configure(1, 128, shared_bytes=512)
-    thread = threading.Thread(target=lambda: launch.queue(0, launch.pack(arguments)))
-    thread.start()
-    thread.join()
-    synchronize(0, kernel.device)
-    torch.testing.assert_close(out, source * 2)
-
-
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
 def test_another_device_than_the_current_one():
     compiled = compile_source(SCALE, "scale", arch=device.target_of(1).name)
@@ -155,12 +122,6 @@ def test_another_device_than_the_current_one():
     out = run(load(compiled, 1), source, 2.0)
     assert torch.cuda.current_device() == 0
     torch.testing.assert_close(out, source * 2)
-
-
-def test_arguments_that_do_not_fit(kernel):
-    launch = kernel.configure(1, 128, shared_bytes=512)
-    with pytest.raises(ProblemError, match=r"argument 3 .* has 8 bytes, its parameter 4"):
-        launch.pack((0, 0, scalar(f32, 1.0), 7))
 
 
 def test_code_for_another_architecture(kernel):

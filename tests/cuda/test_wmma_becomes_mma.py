@@ -19,7 +19,10 @@ BECOMES = {"f16": "HMMA.16816", "bf16": "HMMA.16816", "s8": "IMMA.16816", "u8": 
 """Type of A and B → how SASS calls ``mma.m16n8k16``, the halves of ``m16n8k8`` and ``m8n8k4``."""
 SHARED = {"m16n16k16": "A", "m32n8k16": "B", "m8n32k16": "B"}
 """Shape → the operand of ``mma.sync`` that both products share; of m8n32k16, which is transposed, it is wmma's A."""
-ONE_ORDER = [i for i in wmma_products() if (i.a_order, i.b_order) == ("row", "col")]
+ONE_OF_A_KIND = {
+    (i.shape, BECOMES[i.inputs.name]): i for i in wmma_products() if (i.a_order, i.b_order) == ("row", "col")
+}
+"""Fragments depend on the shape and on the width of the inputs."""
 
 
 def products(instruction: WmmaMma) -> list[Instruction]:
@@ -31,7 +34,7 @@ def products(instruction: WmmaMma) -> list[Instruction]:
     return [i for i in report.instructions if is_tensor(i)]
 
 
-@pytest.mark.parametrize("instruction", ONE_ORDER, ids=lambda i: i.mnemonic)
+@pytest.mark.parametrize("instruction", ONE_OF_A_KIND.values(), ids=lambda i: i.mnemonic)
 def test_wmma_is_two_products_of_mma_sync(instruction: WmmaMma) -> None:
     found = products(instruction)
     assert all(i.opcode.startswith(BECOMES[instruction.inputs.name]) for i in found)
