@@ -2,6 +2,9 @@
 
 import gc
 import os
+from collections.abc import Callable
+
+import pytest
 
 # Products of the references are small, and several workers share the cores: threads of BLAS would wait for each other.
 for name in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"):
@@ -9,6 +12,21 @@ for name in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"):
 gc.set_threshold(1_000, 5, 100_000)  # young objects, still in the cache, are quick to walk; Programs stay, millions
 
 os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # JAX takes three quarters of a GPU otherwise
+
+
+@pytest.fixture
+def invoke() -> Callable:
+    """Run ``warploom ARGUMENTS``: the result has exit_code, stdout, stderr and output."""
+    from typer.testing import CliRunner
+
+    from warploom.cli.errors import settings
+    from warploom.cli.main import app
+
+    def run(*arguments: str):
+        settings.debug = False
+        return CliRunner().invoke(app, list(arguments))
+
+    return run
 
 
 def pytest_sessionfinish() -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.bench.test_timing import FakeGpu
+from tests.clock import SimulatedClock
 
 from warploom.bench import ladder
 from warploom.bench.attention import AttentionFamily, _entry, settled
@@ -60,7 +60,7 @@ def test_what_counts_as_a_problem():
 
 
 def test_cells_hold_a_rung_against_the_one_before(monkeypatch):
-    gpu = FakeGpu()
+    gpu = SimulatedClock()
     seconds = {"a": 0.04, "b": 0.02, "c": 0.01}
 
     def prepare(rung):
@@ -88,7 +88,7 @@ def test_cells_hold_a_rung_against_the_one_before(monkeypatch):
 
 
 def test_a_rung_may_have_another_configuration_at_each_size(monkeypatch):
-    gpu, prepared = FakeGpu(), []
+    gpu, prepared = SimulatedClock(), []
     monkeypatch.setattr(ladder, "EventClock", lambda stream: gpu)
     monkeypatch.setattr(ladder, "GpuMonitor", lambda bus: types.SimpleNamespace(sm_clock=lambda: None, state=dict))
     device = types.SimpleNamespace(pci_bus_id="")

@@ -5,35 +5,21 @@ from __future__ import annotations
 import math
 
 import pytest
+from tests.clock import SimulatedClock
 
 from warploom.bench.monitor import GpuMonitor
 from warploom.bench.power import Power, power_of
-from warploom.bench.timing import Candidate
 
 
-class FakeGpu:
-    """Time passes as calls run, at so many watts; the energy counter ticks every ``tick`` seconds."""
+class FakeGpu(SimulatedClock):
+    """Draws so many watts; the energy counter ticks every ``tick`` seconds."""
 
     def __init__(self, cost: float, watts: float, tick: float | None = 0.1) -> None:
-        self.time, self.cost, self.true_watts, self.tick = 0.0, cost, watts, tick
-        self.energy, self.sets = 0.0, set[int]()
-
-    def run(self, index: int) -> None:
-        self.sets.add(index)
-        self.time += self.cost
-        self.energy += self.cost * self.true_watts
-
-    def mark(self) -> float:
-        return self.time
-
-    def seconds(self, start: float, end: float) -> float:
-        return end - start
-
-    def now(self) -> float:
-        return self.time
+        super().__init__()
+        self.kernel, self.true_watts, self.tick = self.candidate("a kernel", cost), watts, tick
 
     def sm_clock(self) -> float | None:
-        return 1500.0 if self.time > 0.3 else 1980.0
+        return 1500.0 if self.now > 0.3 else 1980.0
 
     def watts(self) -> float | None:
         return self.true_watts
@@ -41,10 +27,10 @@ class FakeGpu:
     def joules(self) -> float | None:
         if self.tick is None:
             return None
-        return math.floor(self.time / self.tick) * self.tick * self.true_watts
+        return math.floor(self.now / self.tick) * self.tick * self.true_watts
 
-    def power(self, **options: float) -> Power | None:
-        return power_of(Candidate("a kernel", self.run), 3, self, self, now=self.now, **options)
+    def power(self) -> Power | None:
+        return power_of(self.kernel, 3, self, self, now=self.mark)
 
 
 def test_energy_is_taken_between_ticks_of_the_counter() -> None:
@@ -54,8 +40,8 @@ def test_energy_is_taken_between_ticks_of_the_counter() -> None:
     assert power.watts == pytest.approx(650.0, rel=0.02)
     assert power.seconds_per_call == pytest.approx(0.0007)
     assert power.sm_mhz == 1500.0, "clocks count once they have settled"
-    assert gpu.sets == {0, 1, 2}
-    assert 0.9 < gpu.time < 1.4, "settling, a window, and the wait for two ticks"
+    assert {index for _, index in gpu.ran} == {0, 1, 2}
+    assert 0.9 < gpu.now < 1.4, "settling, a window, and the wait for two ticks"
 
 
 def test_power_readings_where_there_is_no_counter() -> None:
@@ -72,7 +58,7 @@ def test_nothing_readable_is_none() -> None:
     assert Blind(0.002, 300.0, None).power() is None
     stuck = FakeGpu(0.002, 300.0, tick=1e9)
     assert stuck.power() is None, "a counter that never ticks is no reading"
-    assert stuck.time < 4.0
+    assert stuck.now < 4.0
 
 
 def test_work_per_joule() -> None:

@@ -6,8 +6,9 @@ from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 import pytest
+from tests.clock import SimulatedClock
 from tests.project import load
-from tests.tune.fakes import SimulatedClock, compiled, config_of, fake_gpu
+from tests.tune.fakes import compiled, config_of, fake_gpu
 
 from warploom.bench.gemm import Square, settled
 from warploom.core.dtypes import f16, f32

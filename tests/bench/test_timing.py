@@ -6,37 +6,15 @@ from contextlib import nullcontext
 from types import SimpleNamespace
 
 import pytest
+from tests.clock import SimulatedClock
 from tests.project import load
 
 from warploom.bench import timing
 from warploom.bench.timing import Candidate, Measured, Spread, graphed, input_sets, measure, paired_ratio
 
 
-class FakeGpu:
-    """Time passes when a candidate runs; marks are moments."""
-
-    def __init__(self):
-        self.now = 0.0
-        self.ran: list[tuple[str, int]] = []
-
-    def mark(self):
-        return self.now
-
-    def seconds(self, start, end):
-        return end - start
-
-    def candidate(self, name, cost):
-        costs = itertools.repeat(cost) if isinstance(cost, float) else iter(cost)
-
-        def run(index):
-            self.ran.append((name, index))
-            self.now += next(costs)
-
-        return Candidate(name, run)
-
-
 def test_the_gpu_rests_before_each_sample(monkeypatch):
-    gpu, rests = FakeGpu(), []
+    gpu, rests = SimulatedClock(), []
     monkeypatch.setattr(timing.time, "sleep", rests.append)
     measure([gpu.candidate("a", 0.02), gpu.candidate("b", 0.01)], 2, gpu, rounds=3, pause_seconds=0.5)
     assert rests == [0.5] * 6
@@ -45,7 +23,7 @@ def test_the_gpu_rests_before_each_sample(monkeypatch):
 
 
 def test_each_is_timed_and_small_calls_are_timed_many_together():
-    gpu = FakeGpu()
+    gpu = SimulatedClock()
     found = measure([gpu.candidate("slow", 0.02), gpu.candidate("fast", 0.001)], 3, gpu, rounds=7)
     assert found["slow"].seconds.median == pytest.approx(0.02)
     assert found["fast"].seconds.median == pytest.approx(0.001)
@@ -54,7 +32,7 @@ def test_each_is_timed_and_small_calls_are_timed_many_together():
 
 
 def test_rounds_are_interleaved_and_inputs_rotate():
-    gpu = FakeGpu()
+    gpu = SimulatedClock()
     measure([gpu.candidate("a", 0.02), gpu.candidate("b", 0.02)], 4, gpu, rounds=6, warm_up_seconds=0.02)
     timed = gpu.ran[-12:]
     for first, second in zip(timed[::2], timed[1::2], strict=True):
@@ -64,13 +42,13 @@ def test_rounds_are_interleaved_and_inputs_rotate():
 
 
 def test_the_first_slow_calls_do_not_count():
-    gpu = FakeGpu()
+    gpu = SimulatedClock()
     cold = gpu.candidate("cold", itertools.chain([5.0], itertools.repeat(0.01)))
     assert measure([cold], 2, gpu, rounds=5)["cold"].seconds.high == pytest.approx(0.01)
 
 
 def test_two_of_one_name_are_refused():
-    gpu = FakeGpu()
+    gpu = SimulatedClock()
     with pytest.raises(ValueError, match="different names"):
         measure([gpu.candidate("a", 0.1), gpu.candidate("a", 0.1)], 2, gpu)
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 
 import pytest
+from tests.clock import SimulatedClock
 
 from warploom.bench import kernel_file
-from warploom.bench.timing import EventClock
 from warploom.cuda.device import has_gpu
 from warploom.emulate import emulate
 from warploom.ops.launch import CopiedLaunch
@@ -45,17 +45,7 @@ def target(tmp_path):
 @pytest.fixture
 def emulated_gpu(monkeypatch):
     """Launches run on the emulator; of a clock that the test owns a launch of 64 threads takes 1 ms, of others 2."""
-    now = [0.0]
-
-    class Clock(EventClock):
-        def __init__(self, stream: int) -> None:
-            pass
-
-        def mark(self):
-            return now[0]
-
-        def seconds(self, start, end):
-            return end - start
+    clock = SimulatedClock()
 
     def copied(program, grid, arguments):
         ran = []
@@ -63,13 +53,13 @@ def emulated_gpu(monkeypatch):
         def queue(stream):
             if not ran:
                 ran.append(emulate(program, grid, arguments))
-            now[0] += 1e-3 if program.threads == 64 else 2e-3
+            clock.spend(1e-3 if program.threads == 64 else 2e-3)
 
         return CopiedLaunch(queue, ())
 
     monkeypatch.setattr(kernel_file, "copied_launch", copied)
     monkeypatch.setattr(kernel_file, "require_driver", lambda: None)
-    monkeypatch.setattr(kernel_file, "EventClock", Clock)
+    monkeypatch.setattr(kernel_file, "EventClock", lambda _: clock)
 
 
 def test_show_prints_what_a_configuration_compiles_to(invoke, target):

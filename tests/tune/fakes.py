@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from tests.clock import SimulatedClock
 from warploom.core.errors import ConfigError
 from warploom.core.targets import Target, target
 from warploom.cuda.cubin import Resources
@@ -49,23 +50,6 @@ Predicate = Callable[[FakeConfig], bool]
 
 def never(config: FakeConfig) -> bool:
     return False
-
-
-class SimulatedClock:
-    """Time passes only in calls: the sum of what they cost. ``drift`` makes every call dearer than the one before."""
-
-    def __init__(self, drift: float = 0.0) -> None:
-        self.now, self.drift, self.calls = 0.0, drift, 0
-
-    def spend(self, seconds: float) -> None:
-        self.calls += 1
-        self.now += seconds * (1 + self.drift * self.calls)
-
-    def mark(self) -> float:
-        return self.now
-
-    def seconds(self, start: float, end: float) -> float:
-        return end - start
 
 
 def compiled(code: str, *, spills: int = 0, threads: int = 128) -> Built:

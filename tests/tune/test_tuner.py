@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from tests.tune.fakes import GPU, BadNotation, FakeConfig, FakeOperation, FakeProblem, SimulatedClock, fake_gpu
+from tests.clock import SimulatedClock
+from tests.tune.fakes import GPU, BadNotation, FakeConfig, FakeOperation, FakeProblem, fake_gpu
 from warploom.core.errors import ConfigError
 from warploom.ops import tuned
 from warploom.tune.operation import choices, combinations, neighbours
