@@ -27,16 +27,6 @@ def copy(k: Kernel, out: Global[f32]) -> None:
     out.store(1.0, k.thread)
 
 
-def test_progress_rises_to_the_end():
-    told = []
-    rung = settled(LADDER.rung("2"), 64, f16, {})
-    result = run_ladder(AttentionFamily(seq=64, head_dim=64, dtype=f16), [rung], progress=lambda t, f: told.append(f))
-    assert told == sorted(told)
-    assert told[-1] == 1.0
-    assert result.problems == []
-    assert result.rows[0]["config"]["dtype"] == "f16"
-
-
 def test_a_rung_that_does_not_fit_is_refused_before_anything_runs():
     rung = settled(LADDER.rung("best"), 256, bf16, {})
     with pytest.raises(ConfigError, match="shared memory"):
@@ -59,8 +49,25 @@ def test_what_counts_as_a_problem():
         assert len(LadderResult({}, [row | change]).problems) == 1
 
 
-def test_cells_hold_a_rung_against_the_one_before(monkeypatch):
-    gpu = SimulatedClock()
+def gpu_case(label, prepare, **more) -> Any:
+    work = types.SimpleNamespace(sets=2, stream=0)
+    case = {"label": label, "flops": 10**12, "work": work, "pause": 0.0, "peers": [], "candidate": prepare,
+            "error": lambda config: ErrorEntry("m", 0.5, 1.0)}  # fmt: skip
+    return types.SimpleNamespace(**case | more)
+
+
+@pytest.fixture
+def gpu(monkeypatch):
+    clock = SimulatedClock()
+    monitor = types.SimpleNamespace(sm_clock=lambda: None, state=dict)
+    core = types.SimpleNamespace(Device=lambda index: types.SimpleNamespace(pci_bus_id=""))
+    monkeypatch.setattr(ladder, "EventClock", lambda stream: clock)
+    monkeypatch.setattr(ladder, "GpuMonitor", lambda bus: monitor)
+    monkeypatch.setattr("warploom.cuda.device.cuda_core", lambda: core)
+    return clock
+
+
+def test_cells_hold_a_rung_against_the_one_before(gpu, monkeypatch):
     seconds = {"a": 0.04, "b": 0.02, "c": 0.01}
 
     def prepare(rung):
@@ -68,17 +75,12 @@ def test_cells_hold_a_rung_against_the_one_before(monkeypatch):
             raise ConfigError("does not fit")
         return gpu.candidate(rung.key, seconds[rung.key])
 
-    case: Any = types.SimpleNamespace(
-        label={"n": 512}, flops=10**12, work=types.SimpleNamespace(sets=2, stream=0), pause=0.5, candidate=prepare,
-        peers=[gpu.candidate("peer", 0.05)], error=lambda rung: ErrorEntry("m", 0.5, 1.0),
-    )  # fmt: skip
-    monkeypatch.setattr(ladder, "EventClock", lambda stream: gpu)
+    case = gpu_case({"n": 512}, prepare, pause=0.5, peers=[gpu.candidate("peer", 0.05)])
     result = LadderResult({}, [])
     rungs = [Rung(key, key, "", None) for key in ("a", "b", "broken", "c")]
-    monitor: Any = types.SimpleNamespace(sm_clock=lambda: None)
     rests: list[float] = []
     monkeypatch.setattr("warploom.bench.timing.time.sleep", rests.append)
-    cells = ladder._size(case, rungs, result, monitor, 3, lambda fraction: None)
+    cells = ladder._size(case, rungs, result, ladder.GpuMonitor(""), 3, lambda fraction: None)
     assert list(cells) == [0, 1, 3]
     assert rests == [0.5] * 3 * 4, "the GPU rests before each sample"
     assert cells[1]["over_rung_before"] == pytest.approx(2.0)
@@ -87,36 +89,31 @@ def test_cells_hold_a_rung_against_the_one_before(monkeypatch):
     assert "broken" in result.notes[0]
 
 
-def test_a_rung_may_have_another_configuration_at_each_size(monkeypatch):
-    gpu, prepared = SimulatedClock(), []
-    monkeypatch.setattr(ladder, "EventClock", lambda stream: gpu)
-    monkeypatch.setattr(ladder, "GpuMonitor", lambda bus: types.SimpleNamespace(sm_clock=lambda: None, state=dict))
-    device = types.SimpleNamespace(pci_bus_id="")
-    monkeypatch.setattr("warploom.cuda.device.cuda_core", lambda: types.SimpleNamespace(Device=lambda index: device))
+def test_a_rung_may_have_another_configuration_at_each_size_and_progress_rises_to_the_end(gpu, monkeypatch):
+    prepared, told = [], []
 
-    def case(size, device, seed):
+    def case(family, size, *_):
         def prepare(rung):
             prepared.append((size, rung.config.tile_n))
             return gpu.candidate(rung.key, 0.01)
 
-        return types.SimpleNamespace(
-            label={"seq": size}, flops=10**12, work=types.SimpleNamespace(sets=1, stream=0), pause=0.0, peers=[],
-            candidate=prepare,
-            error=lambda rung: ErrorEntry("m", 0.5, 1.0),
-        )  # fmt: skip
+        return gpu_case({"seq": size}, prepare)
 
-    monkeypatch.setattr(AttentionFamily, "gpu_case", lambda family, *place: case(*place))
+    monkeypatch.setattr(AttentionFamily, "gpu_case", case)
     rung = settled(LADDER.rung("2"), 64, f16, {})
     wide = dataclasses.replace(rung, config=dataclasses.replace(rung.config, tile_n=rung.config.tile_n * 2))
     result = run_ladder(
         AttentionFamily(seq=64, head_dim=64, dtype=f16), [rung], gpu_sizes=[512, 1024],
-        at_size=lambda rung, size: wide if size == 1024 else rung,
+        at_size=lambda rung, size: wide if size == 1024 else rung, progress=lambda text, fraction: told.append(fraction),
     )  # fmt: skip
+    assert told == sorted(told)
+    assert told[-1] == 1.0
+    assert result.problems == []
     assert prepared == [(512, rung.config.tile_n), (1024, wide.config.tile_n)]
     first, second = result.rows[0]["gpu"]["cells"]
     assert "config" not in first
     assert second["config"]["tile_n"] == wide.config.tile_n
-    assert result.rows[0]["config"]["tile_n"] == rung.config.tile_n
+    assert (result.rows[0]["config"]["tile_n"], result.rows[0]["config"]["dtype"]) == (rung.config.tile_n, "f16")
 
 
 def test_the_error_of_an_output_far_from_a_rounding_reference_counts():
@@ -147,7 +144,7 @@ def test_resources_of_a_small_kernel(monkeypatch):
     assert compile_for(program, "sm_80") == {"error": "ptxas says no"}
 
 
-def test_the_torch_reference_agrees_with_numpys():
+def test_the_torch_reference_agrees_with_numpys(monkeypatch):
     torch = pytest.importorskip("torch")
     from warploom.bench import attention_reference as on_torch
 
@@ -159,10 +156,7 @@ def test_the_torch_reference_agrees_with_numpys():
     found = on_torch.torch_error(out, q, k, v, bf16)
     assert found.value == pytest.approx(expected.value, rel=1e-6)
     assert found.against_rounded == pytest.approx(expected.against_rounded, rel=1e-6)
-    blocks, on_torch._BLOCK_ELEMENTS = on_torch._BLOCK_ELEMENTS, 48 * 16
-    try:
-        assert on_torch.torch_error(out, q, k, v, bf16).value == pytest.approx(expected.value, rel=1e-6)
-    finally:
-        on_torch._BLOCK_ELEMENTS = blocks
+    monkeypatch.setattr(on_torch, "_BLOCK_ELEMENTS", 48 * 16)
+    assert on_torch.torch_error(out, q, k, v, bf16).value == pytest.approx(expected.value, rel=1e-6)
     out[1, 40, 2, 7] = float("nan")
     assert on_torch.torch_error(out, q, k, v, bf16).value == float("inf")
