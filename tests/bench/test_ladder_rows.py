@@ -104,7 +104,7 @@ def test_a_rung_may_have_another_configuration_at_each_size_and_progress_rises_t
     wide = dataclasses.replace(rung, config=dataclasses.replace(rung.config, tile_n=rung.config.tile_n * 2))
     result = run_ladder(
         AttentionFamily(seq=64, head_dim=64, dtype=f16), [rung], gpu_sizes=[512, 1024],
-        at_size=lambda rung, size: wide if size == 1024 else rung, progress=lambda text, fraction: told.append(fraction),
+        at_size=lambda rung, size: wide if size == 1024 else rung, progress=lambda _, done: told.append(done),
     )  # fmt: skip
     assert told == sorted(told)
     assert told[-1] == 1.0
