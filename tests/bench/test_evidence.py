@@ -1,4 +1,4 @@
-"""Environment, GPU state, targets and generated tables."""
+"""Environment, GPU state and targets."""
 
 import json
 import types
@@ -10,30 +10,18 @@ from tests.project import load
 from warploom.bench import monitor
 from warploom.bench.environment import environment, gpu_slug
 from warploom.bench.monitor import GpuMonitor, parse_nvidia_smi
-from warploom.bench.tables import ladder_tables
 from warploom.core.errors import ProblemError
 from warploom.cuda.device import Gpu
 from warploom.kernels.attention.ladder import FULL_LADDER
 from warploom.kernels.matmul.ladder import FULL_LADDER as GEMM_LADDER
 
-PAGES, FIGURES = load("page_tables"), load("figures")
+FIGURES = load("figures")
 BEFORE, Figure, load_targets, missed = FIGURES.BEFORE, FIGURES.Figure, FIGURES.load_targets, FIGURES.missed
 
 
-def row(rung="best", median=400.0, ratio=1.2, seq=4096):
-    spread = {"median": median, "low": median - 1, "high": median + 1}
-    cell = {"seq": seq, "tflops": spread, "ratio": {"torch_flash": ratio}, "peers": {"torch_flash": {"tflops": spread}},
-            "error": {"metric": "m", "value": 0.5, "bound": 1.0}}  # fmt: skip
-    return {
-        "rung": rung,
-        "name": "name",
-        "config": {"head_dim": 128},
-        "error": {"metric": "m", "value": 0.5, "bound": 1.0},
-        "findings": [],
-        "wavefronts": {"ldmatrix": {"actual": 80, "ideal": 10}, "cp.async": {"actual": 0, "ideal": 0}},
-        "targets": {"sm_80": {"registers": 168, "spill_bytes": 8}, "sm_90a": {"not_for": "shared memory"}},
-        "gpu": {**cell, "cells": [cell]},
-    }
+def row(rung="best", *, tflops=400.0, ratio=1.2, **size):
+    cell = {"seq": 4096, "tflops": {"median": tflops}, "ratio": {"torch_flash": ratio}} | size
+    return {"rung": rung, "config": {"head_dim": 128}, "gpu": {**cell, "cells": [cell]}}
 
 
 def test_the_environment_is_json_with_versions():
@@ -56,11 +44,12 @@ def test_the_drivers_own_version_is_noted(monkeypatch):
     assert (found["driver"], found["cuda_driver"], asked) == ("580.65.06", "13.0", ["bus 1"])
 
 
-def test_gpus_have_folder_names():
-    assert gpu_slug({"gpu": {"name": "NVIDIA H200"}}) == "h200"
-    assert gpu_slug({"gpu": {"name": "NVIDIA GeForce RTX 4090"}}) == "rtx-4090"
-    assert gpu_slug({"gpu": {"name": "NVIDIA A100-SXM4-80GB"}}) == "a100sxm480gb"
-    assert gpu_slug({"gpu": None}) == "cpu"
+@pytest.mark.parametrize(
+    ("name", "folder"),
+    [("H200", "h200"), ("GeForce RTX 4090", "rtx-4090"), ("A100-SXM4-80GB", "a100sxm480gb"), (None, "cpu")],
+)
+def test_gpus_have_folder_names(name, folder):
+    assert gpu_slug({"gpu": name and {"name": f"NVIDIA {name}"}}) == folder
 
 
 def test_nvidia_smi_is_read_where_nvml_is_missing(monkeypatch):
@@ -77,7 +66,7 @@ def test_nvidia_smi_is_read_where_nvml_is_missing(monkeypatch):
     monkeypatch.setattr(monitor.subprocess, "run", lambda *_, **__: done)
     gpu = GpuMonitor("0000:01:00.0")
     assert gpu.state()["sm_mhz"] == 345.0
-    assert gpu.sm_clock() is None
+    assert [gpu.sm_clock(), gpu.joules(), gpu.watts(), gpu.power_limit()] == [None] * 4
 
     def no_program(*_, **__):
         raise FileNotFoundError
@@ -86,27 +75,27 @@ def test_nvidia_smi_is_read_where_nvml_is_missing(monkeypatch):
     assert gpu.state() == {}
 
 
-def test_targets_are_held_against_rows():
-    figure = Figure("best", 1.12, {"seq": 4096}, "torch_flash", {"head_dim": 128})
-    assert missed([figure], [row(ratio=1.12)]) == []
-    (text,) = missed([figure], [row(ratio=1.05)])
-    assert "1.12" in text
-    assert "1.05" in text
-    assert missed([figure], [row(ratio=float("nan"))])
-    assert missed([figure], [row(rung="1", ratio=0.1), row(ratio=1.3), row(ratio=0.1, seq=512)]) == []
-    assert missed([Figure("best", 500, {"seq": 4096})], [row()])
+TARGET = Figure("best", 1.12, {"seq": 4096}, "torch_flash", {"head_dim": 128})
+BEFORE_IT = Figure("best", 0.98, {"n": 8192}, BEFORE)
 
 
-def test_a_rung_is_held_against_the_one_before():
-    figure = Figure("03", 0.98, {"n": 8192}, BEFORE)
-    entry = row("03")
-    entry["gpu"]["cells"][0] |= {"n": 8192, "over_rung_before": 1.1}
-    assert missed([figure], [entry]) == []
-    entry["gpu"]["cells"][0]["over_rung_before"] = 0.97
-    (text,) = missed([figure], [entry])
-    assert "the rung before" in text
-    del entry["gpu"]["cells"][0]["over_rung_before"]
-    assert missed([figure], [entry]) == [], "without the rung before there is nothing to hold"
+@pytest.mark.parametrize(
+    ("figure", "rows", "says"),
+    [
+        (TARGET, [row(ratio=1.12)], []),
+        (TARGET, [row(ratio=1.05)], ["1.12", "1.05"]),
+        (TARGET, [row(ratio=float("nan"))], ["nan"]),
+        (TARGET, [row("1", ratio=0.1), row(ratio=1.3), row(ratio=0.1, seq=512)], []),
+        (Figure("best", 500, {"seq": 4096}), [row()], ["400", "500"]),
+        (BEFORE_IT, [row(n=8192, over_rung_before=1.1)], []),
+        (BEFORE_IT, [row(n=8192, over_rung_before=0.97)], ["the rung before"]),
+        (BEFORE_IT, [row(n=8192)], []),  # without the rung before there is nothing to hold
+    ],
+)
+def test_targets_are_held_against_rows(figure, rows, says):
+    found = missed([figure], rows)
+    assert len(found) == bool(says)
+    assert all(part in found[0] for part in says)
 
 
 def test_targets_of_another_family_do_not_matter(tmp_path):
@@ -129,21 +118,3 @@ def test_the_projects_own_targets_name_its_rungs(pytestconfig, family, ladder):
     figures = load_targets(pytestconfig.rootpath / "benchmarks" / "targets.json", family)
     assert figures
     assert {figure.rung for figure in figures} <= {rung.key for rung in ladder.rungs}
-
-
-def test_markdown_tables_are_filled_from_rows():
-    text = "a\n<!-- table: h200/x.json gpu -->\nold\n<!-- end table -->\nb\n"
-    assert PAGES.table_names(text) == ["h200/x.json gpu"]
-    filled = PAGES.fill_markdown(text, {"h200/x.json gpu": PAGES.MARKDOWN_TABLES["gpu"]([row()])})
-    assert "| best | name | 400 (1.20×) |" in filled
-    assert "old" not in filled
-    assert PAGES.fill_markdown(filled, {"h200/x.json gpu": PAGES.MARKDOWN_TABLES["gpu"]([row()])}) == filled
-    assert filled.startswith("a\n<!-- table")
-    assert filled.endswith("b\n")
-    assert "| torch_flash | 400 (399–401) |" in PAGES.MARKDOWN_TABLES["peers"]([row()])
-    assert "| 8.00 | – | 168 (8) | does not fit |" in PAGES.MARKDOWN_TABLES["static"]([row()])
-
-
-def test_rich_tables_have_a_second_part_only_where_rows_were_timed():
-    assert len(ladder_tables([row()])) == 2
-    assert len(ladder_tables([row() | {"gpu": None}])) == 1

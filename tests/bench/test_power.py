@@ -7,7 +7,6 @@ import math
 import pytest
 from tests.clock import SimulatedClock
 
-from warploom.bench.monitor import GpuMonitor
 from warploom.bench.power import Power, power_of
 
 
@@ -66,12 +65,3 @@ def test_work_per_joule() -> None:
     assert power.joules_per_call == pytest.approx(1.4)
     assert power.per_joule(1.4e12) == pytest.approx(1e12)
     assert power.json(1.4e12) == {"watts": 700.0, "sm_mhz": 1485, "tflops": 700.0, "tflop_per_joule": 1.0}
-
-
-def test_a_monitor_without_nvml_reads_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    def missing(name: str) -> None:
-        raise ImportError(name)
-
-    monkeypatch.setattr("warploom.bench.monitor.importlib.import_module", missing)
-    monitor = GpuMonitor("0000:01:00.0")
-    assert [monitor.joules(), monitor.watts(), monitor.power_limit(), monitor.sm_clock()] == [None] * 4

@@ -7,21 +7,17 @@ from warploom.bench.samples import REST, Sampled, locate, parse_source_page
 from warploom.core.errors import ConfigError
 from warploom.inspect import inspect_sass
 
-PAGE = "\n".join(
-    [
-        '"Kernel Name","attention",',
-        '"Address","Source","# Samples","Instructions Executed","stall_long_sb","stall_short_sb","stall_selected",'
-        '"stall_short_sb (Not Issued)"',
-        '"0x7f00","      LDL R4, [R1]","1","8","0","0","1","0"',
-        '"0x7f10","      LDSM.16.M88.4 R8, [R3]","4","8","0","0","4","0"',
-        '"0x7f20","      MOV R30, RZ","0","8","0","0","0","0"',
-        '"0x7f30","      HMMA.16816.F32.BF16 R12, R4, R8, R12","1,095","8","20","60","10","999"',
-        '"0x7f40","      EXIT","0","8","0","0","0","0"',
-        '"Kernel Name","second",',
-        '"Address","Source","# Samples","stall_wait"',
-        '"0x8000","      EXIT","7","7"',
-    ]
-)
+PAGE = """"Kernel Name","attention",
+"Address","Source","# Samples","Instructions Executed","stall_long_sb","stall_short_sb","stall_selected",\
+"stall_short_sb (Not Issued)"
+"0x7f00","      LDL R4, [R1]","1","8","0","0","1","0"
+"0x7f10","      LDSM.16.M88.4 R8, [R3]","4","8","0","0","4","0"
+"0x7f20","      MOV R30, RZ","0","8","0","0","0","0"
+"0x7f30","      HMMA.16816.F32.BF16 R12, R4, R8, R12","1,095","8","20","60","10","999"
+"0x7f40","      EXIT","0","8","0","0","0","0"
+"Kernel Name","second",
+"Address","Source","# Samples","stall_wait"
+"0x8000","      EXIT","7","7\""""
 LISTING = "\n".join(
     [
         encoded("LDL R4, [R1]", written=2),

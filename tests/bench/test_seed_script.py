@@ -33,20 +33,14 @@ def seed(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_the_tuners_list_is_the_seeds(seed: Path) -> None:
-    script = load("seed_gemm_h200")
+def test_the_tuners_list_is_the_seeds_and_ours_take_its_tiles_and_order(seed: Path) -> None:
+    script, config = load("seed_gemm_h200"), LADDER.rung("05").config
     assert [str(v) for v in script.variants(seed, "04")] == ["256x128x64_64x32_S2"]
     plain, grouped = script.variants(seed, "05")
     assert (plain.threads, plain.grid(4096), plain.shared_bytes) == (256, (32, 16, 1), 3 * 384 * 64 * 2)
     assert (grouped.threads, grouped.grid(4096), grouped.shared_bytes) == (128, (1024, 1, 1), 2 * 256 * 64 * 2)
-
-
-def test_ours_take_the_seeds_tile_and_order(seed: Path) -> None:
-    script = load("seed_gemm_h200")
-    config = LADDER.rung("05").config
-    plain, grouped = (v.like(config) for v in script.variants(seed, "05"))
-    assert plain == replace(config, tile_m=256, block_stride=0)
-    assert grouped == replace(config, stages=2, block_stride=16)
+    assert plain.like(config) == replace(config, tile_m=256, block_stride=0)
+    assert grouped.like(config) == replace(config, stages=2, block_stride=16)
 
 
 def test_a_searchs_winner_is_its_first_finalist(tmp_path: Path) -> None:
