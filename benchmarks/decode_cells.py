@@ -151,7 +151,7 @@ def configurations(cell: Cell, options: argparse.Namespace, arch: str) -> dict[s
     found = {"warploom": chosen}
     for text in options.set:
         other = chosen.with_settings(dict(part.split("=") for part in text.split(",")))
-        if other != chosen and not (other.check(target(arch)) + other.misfits(cell.problem)):
+        if other != chosen and not (other.check(target(arch)) + other.violations(cell.problem)):
             found[text] = other
     return found
 

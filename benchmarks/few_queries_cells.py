@@ -68,7 +68,7 @@ def kernels(p: AttentionProblem, goal: Target) -> dict[str, Any]:
             found["one two"] = replace(tiles, consumers=1, tile_n=64, persistent=False)
     if p.q_len <= 64:
         found["small"] = min((c for c in general if isinstance(c, ForwardSm80) and not c.check(goal)), key=rows_of)
-    return {key: c for key, c in found.items() if not (c.check(goal) or c.misfits(p))}
+    return {key: c for key, c in found.items() if not (c.check(goal) or c.violations(p))}
 
 
 def rows_of(config: AttentionConfig) -> int:

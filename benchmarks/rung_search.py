@@ -20,7 +20,7 @@ from warploom.kernels.ladder import Rung
 from warploom.kernels.matmul.problem import MatmulConfig, MatmulProblem, contiguous_problem
 from warploom.kernels.source import KernelSource
 from warploom.tune.build import Built, build_all
-from warploom.tune.matmul import misfits, spare_registers
+from warploom.tune.matmul import spare_registers, violations
 from warploom.tune.tuner import BuildAll, Gpu, Report
 
 FREE = ("tile_m", "tile_n", "tile_k", "warp_m", "warp_n", "stages", "block_stride", "opt_level")
@@ -228,7 +228,7 @@ class RungSearch:
         fitting: list[tuple[str, MatmulConfig]] = []
         for key, configs in left.items():
             for config in configs:
-                reasons = misfits(problem, config, self.gpu.target)
+                reasons = violations(config, problem, self.gpu.target)
                 dropped[key].update(reasons[:1])
                 if not reasons:
                     fitting.append((key, config))

@@ -75,7 +75,7 @@ def space(head_dim: int, causal: bool) -> list[ForwardSm90]:
 def built(problem: AttentionProblem, causal: bool) -> list[AttentionConfig]:
     """The default and the combinations that compile without spills, on all cores."""
     wanted = dict.fromkeys((ATTENTION.choose(problem, SM90)[0], *space(problem.head_dim, causal)))
-    configs = [c for c in wanted if not ATTENTION.misfits(problem, c, SM90)]
+    configs = [c for c in wanted if not ATTENTION.violations(c, problem, SM90)]
     kernels = build_all([ATTENTION.source(problem, c) for c in configs], SM90.name)
     return [c for c, k in zip(configs, kernels, strict=True) if not isinstance(k, str) and not k.faults(SM90)]
 

@@ -168,7 +168,7 @@ def test_what_is_tried_beside_the_choice():
     assert found[0] == chosen
     assert sum(cells.is_general(str(c)) for c in found) == 5
     assert cells.general_choice(problem, SM90) in found
-    assert all(c.check(SM90) == c.misfits(problem) == [] for c in found)
+    assert all(c.check(SM90) == c.violations(problem) == [] for c in found)
     few = contiguous_problem(16, 4096, 4096, f16, b_rows=False)
     assert all(cells.is_general(str(c)) for c in cells.tried(few, choose(few, SM90)[0], SM90, 5, 2))
 

@@ -17,7 +17,7 @@ from warploom.core.targets import target
 from warploom.kernels.matmul.ladder import FULL_LADDER, LADDER
 from warploom.kernels.matmul.problem import contiguous_problem
 from warploom.tune.build import Built
-from warploom.tune.matmul import misfits
+from warploom.tune.matmul import violations
 
 SEARCH = load("rung_search")
 FREE, Effort, RungSearch, family, idea = SEARCH.FREE, SEARCH.Effort, SEARCH.RungSearch, SEARCH.family, SEARCH.idea
@@ -133,7 +133,7 @@ def test_kernels_are_compiled_once_and_only_the_fastest_of_each_tile_see_the_nex
     fakes = Fakes()
     search(fakes, ["03"], [4096, 8192], Effort(kept=1))
     problem = contiguous_problem(4096, 4096, 4096, f16, f16)
-    fitting = [c for c in family(RUNGS["03"].config, SM90) if not misfits(problem, c, SM90)]
+    fitting = [c for c in family(RUNGS["03"].config, SM90) if not violations(c, problem, SM90)]
     assert len(fakes.compiled) == len(set(fakes.compiled)) == len(fitting)
     assert len({config for n, config in fakes.ran if n == 4096}) == len(fakes.compiled)
     later = {config for n, config in fakes.ran if n == 8192} - {RUNGS["03"].config}

@@ -117,7 +117,7 @@ def case(family: Family, draw: random.Random) -> Case:
         extras = tuple(fresh(*batch, m, n, dtype=family.dtype) for _ in range(combined.extras))
         options |= {"epilogue": combined.traced, "extras": extras}
     config = family.config
-    if config is not None and 0 not in (m, n) and not config.misfits(warploom.plan_matmul(a, b, **options).problem):
+    if config is not None and 0 not in (m, n) and not config.violations(warploom.plan_matmul(a, b, **options).problem):
         options["config"] = config
     return Case(a, b, options)
 

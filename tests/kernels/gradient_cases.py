@@ -87,7 +87,7 @@ class GradientCase:
     def calls(self) -> tuple[KernelCall, ...]:
         """The kernels."""
         assert not self.config.check()
-        assert not self.config.misfits(self.problem)
+        assert not self.config.violations(self.problem)
         arrays = self.arrays()
         strides = tuple(strides_of(describe(arrays[n]), self.layout) for n in TENSORS)
         return self.config.calls(self.problem, BackwardOperands(strides, self.layout), CTAS)

@@ -97,7 +97,7 @@ class Case:
     @cached_property
     def calls(self) -> tuple[KernelCall, ...]:
         """The kernels and their launches."""
-        assert (refused := self.config.misfits(self.problem)) == [], refused
+        assert (refused := self.config.violations(self.problem)) == [], refused
         return self.config.calls(self.problem, self.ctas)
 
     @property

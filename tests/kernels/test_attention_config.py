@@ -148,7 +148,7 @@ PROBLEM = AttentionProblem(2, 3, 3, 128, 128, 128, bf16)
 
 
 def test_a_problem_that_fits() -> None:
-    assert RungSm80().misfits(PROBLEM) == []
+    assert RungSm80().violations(PROBLEM) == []
     assert Case(RungSm80(), 128, 256, heads=3).call.grid == (2, 3, 1)
     assert PROBLEM.flops == 4 * 2 * 3 * 128 * 128 * 128
 
@@ -167,8 +167,8 @@ def test_a_problem_that_fits() -> None:
     ],
 )
 def test_problems_that_a_kernel_does_not_take(config: AttentionConfig, changes: dict[str, Any], says: str) -> None:
-    assert config.misfits(PROBLEM) == []
-    reasons = config.misfits(replace(PROBLEM, **changes))
+    assert config.violations(PROBLEM) == []
+    reasons = config.violations(replace(PROBLEM, **changes))
     assert any(says in reason for reason in reasons), reasons
 
 
@@ -185,7 +185,7 @@ def test_every_problem_has_a_configuration_that_can_be_traced(head_dim: int, arc
         window = (None, 0) if causal else (None, None)
         problem = AttentionProblem(4, 16, 16, length, length, head_dim, f16, window, softcap=cap, lse=True)
         config, reason = choose(problem, target(arch))
-        assert config.check(target(arch)) + config.misfits(problem) == []
+        assert config.check(target(arch)) + config.violations(problem) == []
         assert reason
     assert isinstance(config, ForwardSm80 | ForwardSm90)
     verify(traced(config), target(arch))

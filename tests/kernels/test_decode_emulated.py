@@ -141,5 +141,5 @@ def test_every_problem_has_a_configuration_that_divides_a_given_split(arch: str,
             table_pages=9, packed=packed, split=128, fp8=fp8,
         )  # fmt: skip
         config = decode_configuration(problem, target(arch))
-        problems = config.check(target(arch)) + config.misfits(problem)
+        problems = config.check(target(arch)) + config.violations(problem)
         assert problems == (["fp8 needs compute capability 9.0"] if fp8 and arch != "sm_90a" else [])

@@ -142,8 +142,8 @@ PLAIN = contiguous_problem(4096, 4096, 4096, f16)
 )
 def test_problems_that_a_kernel_does_not_take(config: MatmulConfig, change: dict[str, Any], says: str) -> None:
     fits = replace(PLAIN, accumulate=config.accumulate)
-    assert config.misfits(fits) == []
-    reasons = config.misfits(replace(fits, **change))
+    assert config.violations(fits) == []
+    reasons = config.violations(replace(fits, **change))
     assert any(says in reason for reason in reasons), reasons
 
 

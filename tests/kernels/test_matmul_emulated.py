@@ -113,7 +113,7 @@ def covering() -> Iterator[Case]:
         for tile in sorted(tiles, key=lambda c: c.tile_m * c.tile_n * c.tile_k):
             new = accesses(tile, (a_rows, b_rows)) - seen
             case = Case.of_tiles(tile, 1, 1, 1, a_rows=a_rows, b_rows=b_rows)
-            if new and not tile.check(GOAL) and not tile.misfits(case.problem):
+            if new and not tile.check(GOAL) and not tile.violations(case.problem):
                 seen |= new
                 yield case
 

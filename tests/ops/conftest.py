@@ -19,7 +19,7 @@ from warploom.ops import (
     launch,
     loss,
     matmul,
-    places,
+    processors,
     reduce,
     steps,
     tuned,
@@ -29,8 +29,8 @@ from warploom.ops import (
 @pytest.fixture
 def emulated(monkeypatch: pytest.MonkeyPatch) -> None:
     """Calls run on the emulator, on any machine."""
-    for room in (places, launch):
-        monkeypatch.setattr(room, "gpu_present", lambda: False)
+    for module in (processors, launch):
+        monkeypatch.setattr(module, "gpu_present", lambda: False)
 
 
 @pytest.fixture
@@ -39,9 +39,9 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[EmulatedGpu]:
     made = EmulatedGpu()
     monkeypatch.setattr(DeviceCopy, "gpu", made, raising=False)
     monkeypatch.setattr("warploom.cuda.buffers.DeviceCopy", DeviceCopy)
-    monkeypatch.setattr(places, "gpu_present", lambda: True)
-    monkeypatch.setattr(places, "gpu_target", lambda _: target("sm_80"))
-    monkeypatch.setattr(places, "multiprocessors", lambda _: 2)
+    monkeypatch.setattr(processors, "gpu_present", lambda: True)
+    monkeypatch.setattr(processors, "gpu_target", lambda _: target("sm_80"))
+    monkeypatch.setattr(processors, "multiprocessors", lambda _: 2)
     monkeypatch.setattr(tuned, "gpu_name", lambda _: "the emulator")
     monkeypatch.setattr(backends.GpuCall, "prepare", made.prepare)
     monkeypatch.setattr(steps, "zero_words", made.zero)

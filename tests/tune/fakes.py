@@ -85,7 +85,7 @@ class FakeOperation:
     def space(self, problem: FakeProblem, target: Target) -> Iterator[FakeConfig]:
         return combinations(FakeConfig(), dict.fromkeys(("tile", "warps", "stages")))
 
-    def misfits(self, problem: FakeProblem, config: FakeConfig, target: Target) -> list[str]:
+    def violations(self, config: FakeConfig, problem: FakeProblem, target: Target) -> list[str]:
         return ["more warps than rows"] if config.tile < 8 * config.warps else []
 
     def source(self, problem: FakeProblem, config: FakeConfig) -> KernelSource:

@@ -28,7 +28,7 @@ SMALL = ForwardSm80(tile_m=64, tile_n=32, num_warps=4, head_dim=64)
 
 def candidates(problem, arch):
     found = dict.fromkeys(ATTENTION.space(problem, target(arch)))
-    return [c for c in found if not ATTENTION.misfits(problem, c, target(arch))]
+    return [c for c in found if not ATTENTION.violations(c, problem, target(arch))]
 
 
 @pytest.mark.parametrize("head_dim", [64, 96, 256])
@@ -40,7 +40,7 @@ def test_the_space_is_small_and_fits(arch, head_dim):
     assert {c.head_dim for c in found} == {head_dim}
     assert any(c.requires == "sm_90a" for c in found) == (arch == "sm_90a")
     default, _ = ATTENTION.choose(problem, target(arch))
-    assert ATTENTION.misfits(problem, default, target(arch)) == []
+    assert ATTENTION.violations(default, problem, target(arch)) == []
     for config in found:
         assert ATTENTION.parse(str(config)) == config
 

@@ -38,7 +38,7 @@ def test_the_space_is_small_and_fits(arch, sizes):
     assert len(found) == len(set(found)) <= MOST_SM80 + MOST_SM90
     assert {(c.dtype, c.accumulate) for c in found} == {(bf16, f32)}
     for config in found:
-        assert MATMUL.misfits(problem, config, goal) == []
+        assert MATMUL.violations(config, problem, goal) == []
         assert MATMUL.parse(str(config)) == config
 
 
@@ -72,9 +72,9 @@ def test_each_flag_is_tried_and_types_are_not(config):
 
 
 def test_fragments_that_fit_no_register_file_are_not_compiled():
-    assert MATMUL.misfits(PROBLEM, BEST32, SM90) == []
+    assert MATMUL.violations(BEST32, PROBLEM, SM90) == []
     for wide in (replace(BEST32, tile_m=256, warp_m=128), replace(BEST32, min_ctas=2)):
-        assert "fragments alone" in MATMUL.misfits(PROBLEM, wide, SM90)[0]
+        assert "fragments alone" in MATMUL.violations(wide, PROBLEM, SM90)[0]
 
 
 @settings(deadline=None, max_examples=30)

@@ -36,11 +36,11 @@ OVER_ROUNDED = "max |o - o64| / (2·max |rounded - o64|), where rounded is float
 def settled(
     rung: Rung[AttentionConfig], head_dim: int, dtype: DType, settings: Mapping[str, str]
 ) -> Rung[AttentionConfig]:
-    """The rung for a head_dim and type, with flags overridden. Raises ConfigError for what is no kernel."""
+    """The rung for a head_dim and type, with flags overridden. Raises ConfigError for flags that are not valid."""
     config = dataclasses.replace(rung.config, head_dim=head_dim, dtype=dtype).with_settings(dict(settings))
     problems = config.check()
     if problems:
-        raise ConfigError(f"rung {rung.key} with these flags is no attention kernel: " + "; ".join(problems))
+        raise ConfigError(f"rung {rung.key} with these flags is not valid: " + "; ".join(problems))
     return dataclasses.replace(rung, config=config)
 
 

@@ -38,8 +38,8 @@ def settled(
 ) -> list[Rung[MatmulConfig]]:
     """The rungs with flags overridden; the best for one accumulator is left out where the other's is meant.
 
-    Beside portable rungs, ones for sm_90a that the flags do not suit are left out too. Raises ConfigError for what
-    is no kernel.
+    Beside portable rungs, ones for sm_90a that the flags do not suit are left out too. Raises ConfigError for flags
+    that are not valid.
     """
     found: list[Rung[MatmulConfig]] = []
     own = {rung.config for rung in rungs}

@@ -49,7 +49,7 @@ class Subject:
         return self.rung or FIRST_RUNGS.get(self.what, "")
 
     def chosen(self) -> Rung[Any]:
-        """The rung with its flags. Raises ConfigError for what is no kernel."""
+        """The rung with its flags. Raises ConfigError for flags that are not valid."""
         from warploom.cli.ladder import attention_rungs, gemm_rungs
 
         if self.what == "gemm":

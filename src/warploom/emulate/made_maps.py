@@ -169,4 +169,4 @@ class MadeMaps:
             buffer.region,
         )  # fmt: skip
         found = TensorMapArgument(part.data, spec, part)
-        return found.misfit or found
+        return found.refusal or found

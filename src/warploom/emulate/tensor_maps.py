@@ -42,12 +42,12 @@ class TensorMapArgument:
                 f"its tensor map's are {spec.dtype.name}"
             )
         found = TensorMapArgument(self.array, spec, buffer)
-        if found.misfit:
-            raise ProblemError(f"argument {buffer.name}: {found.misfit}")
+        if found.refusal:
+            raise ProblemError(f"argument {buffer.name}: {found.refusal}")
         return found
 
     @property
-    def misfit(self) -> str:
+    def refusal(self) -> str:
         """Why the tensor does not lie within the buffer; '' if it does."""
         spec, buffer = self.spec, self.buffer
         assert buffer is not None

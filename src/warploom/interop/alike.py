@@ -10,7 +10,7 @@ from typing import Any
 def recogniser(tensors: Sequence[Any]) -> Callable[..., bool] | None:
     """What tells whether so many arrays are tensors like these; None for arrays of which that cannot be told so.
 
-    Like each other are tensors of one class, shape, strides, type and device, whose values are as they lie in memory,
+    Like each other are tensors of one class, shape, strides, type and device, whose values are those in memory,
     where PyTorch does the same with operators (autocast, ``torch.func``, inference mode). Addresses may be others. No
     tensor is like these where a gradient of it is wanted, or a tangent may be.
 

@@ -1,4 +1,4 @@
-"""Row-major copies of arrays that no kernel reads as they lie, and what a plan takes in their place."""
+"""Row-major copies of arrays that no kernel reads in place, and what a plan takes in their place."""
 
 from __future__ import annotations
 

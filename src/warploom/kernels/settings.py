@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import field, fields, replace
 from functools import lru_cache
 from typing import Any, ClassVar, Protocol, Self, TypeVar
 
 from warploom.core.dtypes import DType, dtype_of
-from warploom.core.errors import ConfigError
+from warploom.core.errors import ConfigError, ProblemError
 from warploom.core.targets import Target
 
 Config = TypeVar("Config")
@@ -90,12 +90,29 @@ class AnyConfiguration(Protocol):
         ...
 
 
-def unsuitable(config: Any, problem: Any, target: Target | None) -> list[str]:
-    """Why a configuration does not take a problem on a target, if given; empty if it does.
+def violations_of(config: Any, problem: Any, target: Target | None) -> list[str]:
+    """The constraints that a configuration violates for a problem on a target, if given; empty if it takes it.
 
     A problem's constraints divide by flags: they are asked of a valid configuration alone.
     """
-    return config.check() or [*config.check(target), *config.misfits(problem)]
+    return config.check() or [*config.check(target), *config.violations(problem)]
+
+
+def fitting(problem: Any, configs: Iterable[Config], target: Target) -> tuple[list[Config], list[str]]:
+    """Those of ``configs`` that take a problem on a target, and the first violated constraint of each other."""
+    every = [(config, violations_of(config, problem, target)) for config in configs]
+    return [c for c, found in every if not found], list(dict.fromkeys(found[0] for _, found in every if found))
+
+
+def first_fitting(configs: Iterable[Config], violations: Callable[[Config], list[str]], none: str) -> Config:
+    """The first of ``configs`` without ``violations``. Raises ProblemError that says ``none`` takes it, and why."""
+    reasons: dict[str, None] = {}
+    for config in configs:
+        found = violations(config)
+        if not found:
+            return config
+        reasons[found[0]] = None
+    raise ProblemError(f"{none}: {'; '.join(reasons)}")
 
 
 def violated(constraints: Sequence[tuple[bool, str]]) -> list[str]:

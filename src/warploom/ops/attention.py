@@ -15,7 +15,7 @@ from warploom.interop.tracing import recorded, traced
 from warploom.kernels.attention.choice import choose, parse_config
 from warploom.kernels.attention.decode import Decode, DecodeOperands, DecodeProblem
 from warploom.kernels.attention.problem import AttentionConfig, AttentionProblem, Operands
-from warploom.kernels.settings import refuse, unsuitable
+from warploom.kernels.settings import refuse, violations_of
 from warploom.kernels.source import KernelCall
 from warploom.ops.attention_arrays import (
     AXES,
@@ -30,7 +30,7 @@ from warploom.ops.attention_arrays import (
     without_keys,
 )
 from warploom.ops.options import configuration
-from warploom.ops.places import Place, decided
+from warploom.ops.processors import Processor, decided
 from warploom.ops.repeated import Kept, run_and_keep
 from warploom.ops.steps import CallsPlan, Steps
 from warploom.ops.tuned import tuned
@@ -54,28 +54,30 @@ class AttentionPlan(CallsPlan):
 
 
 def plan_for(problem: AttentionProblem, arrays: Mapping[str, ArrayView], layout: str, config: Any) -> AttentionPlan:
-    """The plan for a problem on Q, K, V and an output that lie so. Raises ConfigError for a ``config`` that misfits."""
-    config, reason, place = configured(problem, arrays["q"].device, config)
+    """The plan for a problem on these arrays. Raises ConfigError for a ``config`` that does not fit."""
+    config, reason, on = configured(problem, arrays["q"].device, config)
     q, k, v, out = (strides_of(arrays[name], layout) for name in ARRAYS)
-    calls = calls_of(config, problem, Operands((q, k, v, out), layout), place.multiprocessors)
-    return AttentionPlan(problem, config, reason, place.goal.name, str(place), calls)
+    calls = calls_of(config, problem, Operands((q, k, v, out), layout), on.multiprocessors)
+    return AttentionPlan(problem, config, reason, on.target.name, str(on), calls)
 
 
 def calls_of(
     config: AttentionConfig | Decode, problem: AttentionProblem, operands: Operands, multiprocessors: int
 ) -> tuple[KernelCall, ...]:
-    """The launches of a configuration on arrays that lie so."""
+    """The launches of a configuration on arrays with these strides."""
     if isinstance(config, Decode):
         return config.calls(DecodeProblem.of(problem), DecodeOperands.of(problem, operands), multiprocessors)
     call = config.call(problem, operands, multiprocessors)
     return (replace(call, arrays=(*ARRAYS, *problem.vectors)),)
 
 
-def configured(problem: AttentionProblem, device: Device, config: Any) -> tuple[AttentionConfig | Decode, str, Place]:
+def configured(
+    problem: AttentionProblem, device: Device, config: Any
+) -> tuple[AttentionConfig | Decode, str, Processor]:
     """The configuration, why it runs, and where. Raises ConfigError for one asked for that does not fit."""
 
-    def choice(at: Place) -> tuple[AttentionConfig | Decode, str]:
-        return tuned(problem, at.goal, at.gpu, parse_config) or choose(problem, at.goal)
+    def choice(on: Processor) -> tuple[AttentionConfig | Decode, str]:
+        return tuned(problem, on.target, on.gpu, parse_config) or choose(problem, on.target)
 
     return decided(problem, device, None if config is None else configuration(config, parse_config), choice)
 
@@ -83,7 +85,7 @@ def configured(problem: AttentionProblem, device: Device, config: Any) -> tuple[
 def refuse_config(config: Any, problem: AttentionProblem) -> None:
     """Raises ConfigError for a configuration, or its notation, that does not fit the problem."""
     found = configuration(config, parse_config)
-    refuse(f"{found} does not fit", unsuitable(found, problem, None))
+    refuse(f"{found} does not fit", violations_of(found, problem, None))
 
 
 @traced

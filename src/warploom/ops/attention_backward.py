@@ -23,7 +23,7 @@ from warploom.ops.attention_arrays import (
     strides_of,
 )
 from warploom.ops.options import configuration, flag
-from warploom.ops.places import decided
+from warploom.ops.processors import decided
 from warploom.ops.repeated import Kept, run_and_keep
 from warploom.ops.steps import CallsPlan, Steps
 
@@ -131,12 +131,12 @@ def _checked(views: _Views, options: Options, deterministic: bool) -> BackwardPr
 
 
 def _plan(views: _Views, problem: BackwardProblem, layout: str, config: Any) -> AttentionBackwardPlan:
-    """The plan for inputs and gradients that lie so. Raises ConfigError for a ``config`` that does not fit."""
+    """The plan for these inputs and gradients. Raises ConfigError for a ``config`` that does not fit."""
     asked = None if config is None else configuration(config, parse_config)
-    config, reason, place = decided(problem, views["q"].device, asked, lambda at: choose(problem, at.goal))
+    config, reason, on = decided(problem, views["q"].device, asked, lambda on: choose(problem, on.target))
     operands = BackwardOperands(tuple(strides_of(views[name], layout) for name in TENSORS), layout)
-    calls = config.calls(problem, operands, place.multiprocessors)
-    return AttentionBackwardPlan(problem, config, reason, place.goal.name, str(place), calls)
+    calls = config.calls(problem, operands, on.multiprocessors)
+    return AttentionBackwardPlan(problem, config, reason, on.target.name, str(on), calls)
 
 
 def _first_call(views: _Views, options: Options, asked: tuple[Any, ...], config: Any) -> list[Any]:
@@ -145,7 +145,7 @@ def _first_call(views: _Views, options: Options, asked: tuple[Any, ...], config:
     p = problem.forward
     if 0 in (p.batch, p.heads, p.q_len, p.kv_len):
         if config is not None:
-            _plan({**views, **likes}, problem, options.layout, config)  # refuses what misfits
+            _plan({**views, **likes}, problem, options.layout, config)  # refuses what does not fit
         zeros = [filled(x.kind, x.shape, x.dtype, x.device, 0.0) for x in likes.values()]
         if p.sinks and p.kv_len == 0 and "dlse" in views:  # the sink is the log-sum-exp
             zeros[3] = views["dlse"].array.sum((0, 2))

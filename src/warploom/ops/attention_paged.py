@@ -12,7 +12,7 @@ from warploom.interop.arrays import ArrayView, empty, empty_like, same_device
 from warploom.interop.copies import as_if_compact, compact, settled
 from warploom.interop.tracing import traced
 from warploom.kernels.attention.decode import DecodeProblem
-from warploom.kernels.attention.paged import PagedConfig, choose_paged, misfits, paged_calls, parse_config
+from warploom.kernels.attention.paged import PagedConfig, choose_paged, paged_calls, parse_config, violations
 from warploom.kernels.attention.sm90 import ForwardSm90
 from warploom.kernels.settings import refuse
 from warploom.ops.attention_arrays import (
@@ -27,7 +27,7 @@ from warploom.ops.attention_arrays import (
 )
 from warploom.ops.attention_paged_arrays import CacheInputs, check_entries, read_cache
 from warploom.ops.options import configuration, flag, whole
-from warploom.ops.places import Place
+from warploom.ops.processors import Processor
 from warploom.ops.repeated import Kept, run_and_keep
 from warploom.ops.steps import CallsPlan, Steps
 
@@ -174,17 +174,17 @@ def _plan(inputs: CacheInputs, out: ArrayView, config: Any) -> AttentionPagedPla
         config = configuration(config, parse_config)
     operands = inputs.operands(out)
     requires = config.requires if isinstance(config, ForwardSm90) else "sm_90" if problem.fp8 else None
-    place = Place.of(inputs.views["q"].device, requires=requires)
+    on = Processor.of(inputs.views["q"].device, requires=requires)
     chosen, reason = config, "asked for by the caller"
     if chosen is None:
-        chosen, reason = choose_paged(problem, operands, place.goal, place.multiprocessors)
-    found = chosen.check() or chosen.check(place.goal) + misfits(chosen, problem, operands)
+        chosen, reason = choose_paged(problem, operands, on.target, on.multiprocessors)
+    found = chosen.check() or chosen.check(on.target) + violations(chosen, problem, operands)
     if config is not None:
         refuse(f"{config} does not fit", found)
     elif found:
         raise ProblemError("; ".join(found))
-    calls = paged_calls(chosen, problem, operands, place.multiprocessors)
-    return AttentionPagedPlan(problem, chosen, reason, place.goal.name, str(place), calls)
+    calls = paged_calls(chosen, problem, operands, on.multiprocessors)
+    return AttentionPagedPlan(problem, chosen, reason, on.target.name, str(on), calls)
 
 
 def _lse_shape(q: ArrayView) -> tuple[int, ...]:

@@ -15,14 +15,14 @@ from warploom.kernels.attention.packed import (
     PackedConfig,
     PackedProblem,
     choose_packed,
-    misfits,
     packed_calls,
     parse_packed,
+    violations,
 )
 from warploom.kernels.settings import refuse
 from warploom.ops.attention_arrays import Options, Window, described, laid_out, looked_up
 from warploom.ops.options import configuration, flag
-from warploom.ops.places import Place, decided
+from warploom.ops.processors import Processor, decided
 from warploom.ops.repeated import Kept, run_and_keep
 from warploom.ops.steps import Steps, working_steps
 from warploom.ops.varlen_arrays import Arrays, check_lengths, read_packed, refuse_out, shape_of_result
@@ -124,7 +124,7 @@ def _first_call(views: Arrays, options: Options, asked: tuple[Any, ...], config:
     """Everything that :func:`attention_varlen` need not repeat for arrays of the same shapes, strides and device."""
     problem, inputs = read_packed(views, options)
     q, out = views["q"], views.get("out")
-    chosen, place = configured_packed(problem, q, config)
+    chosen, on = configured_packed(problem, q, config)
     results = {"out": empty(q.kind, shape_of_result(views), q.dtype, q.device) if out is None else out.array}
     if options.return_lse:
         results["lse"] = empty(q.kind, (q.shape[1], q.shape[0]), f32, q.device)
@@ -132,23 +132,23 @@ def _first_call(views: Arrays, options: Options, asked: tuple[Any, ...], config:
 
         def steps(arrays: Arrays) -> Steps:
             q, k, v, out = ((row, head) for row, head, _ in (arrays[name].strides for name in ("q", "k", "v", "out")))
-            return working_steps(packed_calls(chosen, problem, (q, k, v, out), place.multiprocessors), problem.flops)
+            return working_steps(packed_calls(chosen, problem, (q, k, v, out), on.multiprocessors), problem.flops)
 
         refuse = None if out is None else refuse_out
         run_and_keep(_prepared, (asked, config), steps, (views, inputs, results), filled=True, refuse=refuse)
     return [x for name, x in results.items() if name not in views]
 
 
-def configured_packed(problem: PackedProblem, q: ArrayView, config: Any) -> tuple[PackedConfig, Place]:
+def configured_packed(problem: PackedProblem, q: ArrayView, config: Any) -> tuple[PackedConfig, Processor]:
     """The configuration for a problem and where it runs. Raises ConfigError for one asked for that does not fit."""
     asked = None if config is None else read_packed_config(config)
-    found, _, place = decided(problem, q.device, asked, lambda at: (choose_packed(problem, at.goal), ""), misfits)
-    return found, place
+    found, _, on = decided(problem, q.device, asked, lambda on: (choose_packed(problem, on.target), ""), violations)
+    return found, on
 
 
 def refuse_packed(config: PackedConfig, problem: PackedProblem) -> None:
     """Raises ConfigError for a configuration that does not fit a problem."""
-    refuse(f"{config} does not fit", misfits(config, problem))
+    refuse(f"{config} does not fit", violations(config, problem))
 
 
 def read_packed_config(config: Any) -> PackedConfig:

@@ -16,7 +16,7 @@ from warploom.kernels.attention.packed_backward import (
 from warploom.kernels.attention.packed_backward_problem import PackedBackwardProblem
 from warploom.ops.attention_arrays import Options, Window, check_results, looked_up
 from warploom.ops.options import configuration, flag
-from warploom.ops.places import Place, decided
+from warploom.ops.processors import Processor, decided
 from warploom.ops.repeated import Kept, run_and_keep
 from warploom.ops.steps import Steps, working_steps
 from warploom.ops.varlen_arrays import Arrays, read_packed, shape_of_result
@@ -88,8 +88,8 @@ def _configured(problem: PackedBackwardProblem, views: Arrays, config: Any) -> t
     if not isinstance(asked, PackedBackwardConfig | None):
         raise ConfigError(f"{asked} takes no packed sequences")
 
-    def choice(at: Place) -> tuple[PackedBackwardConfig, str]:
-        return choose_packed_backward(problem, at.goal), ""
+    def choice(on: Processor) -> tuple[PackedBackwardConfig, str]:
+        return choose_packed_backward(problem, on.target), ""
 
-    found, _, place = decided(problem.typical, views["q"].device, asked, choice)
-    return found, place.multiprocessors
+    found, _, on = decided(problem.typical, views["q"].device, asked, choice)
+    return found, on.multiprocessors

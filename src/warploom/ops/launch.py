@@ -213,11 +213,11 @@ def _configured(program: Program, grid: Grid, device: int) -> Launch:
     """The launch of so many CTAs on a GPU. Raises ConfigError for one that it does not take."""
     from warploom.cuda.launch import load
 
-    goal, least = gpu_target(device), target(program.requires)
+    found, least = gpu_target(device), target(program.requires)
     specific = program.requires.endswith("a")
-    if (goal.name != program.requires) if specific else (goal.compute_capability < least.compute_capability):
-        raise ConfigError(f"{program.name} needs {program.requires}, GPU {device} is {goal.name}")
-    kernel = load(compiled(program, goal.name), device)
+    if (found.name != program.requires) if specific else (found.compute_capability < least.compute_capability):
+        raise ConfigError(f"{program.name} needs {program.requires}, GPU {device} is {found.name}")
+    kernel = load(compiled(program, found.name), device)
     return kernel.configure(grid, program.threads, shared_bytes=program.shared_bytes)
 
 

@@ -26,7 +26,7 @@ from warploom.ops.loss_options import (
 from warploom.ops.loss_plan import GradientPlan, LossPlan, forward_product
 from warploom.ops.matmul_arrays import Inputs, matmul_config, read_inputs, readable
 from warploom.ops.options import flag, refuse_unhashable
-from warploom.ops.places import Place
+from warploom.ops.processors import Processor
 from warploom.ops.reduce import reduce_plan
 from warploom.ops.repeated import Kept, run_and_keep
 from warploom.ops.steps import Steps
@@ -221,8 +221,8 @@ def _backward(
     inputs: Inputs, loss: Loss | None, target_words: int, given: tuple[bool, bool], wanted: tuple[bool, bool, bool],
     config: MatmulConfig | None, device: Device,
 ) -> GradientPlan:  # fmt: skip
-    place = Place.of(device, requires=None if config is None else config.requires)
-    return GradientPlan(inputs.problem, loss, target_words, given, wanted, place.goal, place.multiprocessors, config)
+    on = Processor.of(device, requires=None if config is None else config.requires)
+    return GradientPlan(inputs.problem, loss, target_words, given, wanted, on.target, on.multiprocessors, config)
 
 
 # -- both

@@ -20,7 +20,7 @@ from warploom.kernels.matmul.problem import MatmulConfig, MatmulProblem
 from warploom.kernels.source import KernelCall
 from warploom.ops.matmul_arrays import READ_ONLY, Inputs, Offsets, matmul_config, read_inputs, refuse_overlap
 from warploom.ops.options import extra_matrices, number, refuse_unhashable
-from warploom.ops.places import Place, decided
+from warploom.ops.processors import Processor, decided
 from warploom.ops.repeated import Kept, run_and_keep
 from warploom.ops.steps import Plan, Step, Steps
 from warploom.ops.tuned import tuned
@@ -61,7 +61,7 @@ def matmul(
 
     Shapes: a (…, m, k), b (…, k, n), result (…, m, n); leading dimensions broadcast as in NumPy. dtypes: float16 or
     bfloat16, both the same. Any m, n, k, zero included; each matrix row- or column-major with any leading stride (of
-    both strides one is 1; others are copied first): ``matmul(x, w.T)`` reads w as it lies. On sm_90a matrices whose
+    both strides one is 1; others are copied first): ``matmul(x, w.T)`` reads w in place. On sm_90a matrices whose
     lines start at multiples of 16 bytes are multiplied by ``wgmma``; others by ``mma.sync``, which is slower, and most
     so where lines start at odd elements: pad K (or the leading stride) to a multiple of 8 where you can.
     ``plan_matmul`` says which and why; ``config`` asks for one, as an object or in its notation.
@@ -109,7 +109,7 @@ def _given(a: Any, b: Any, bias: Any, extras: Sequence[Any], out: Any = None) ->
 
 
 def _look_up(given: Mapping[str, Any], epilogue: Any, asked: tuple[Any, ...], config: Any) -> list[Any]:
-    """The new results of a call by what was prepared for arrays that lie so, or for the first time."""
+    """The new results of a call by what was prepared for arrays like these, or for the first time."""
     views = {name: describe(x) for name, x in given.items()}
     ready = _prepared.find(asked, config, views)
     if ready is not None:
@@ -174,11 +174,11 @@ def plan_matmul(
 def _plan(inputs: Inputs, config: MatmulConfig | None) -> MatmulPlan:
     problem = inputs.problem
 
-    def choice(at: Place) -> tuple[MatmulConfig, str]:
-        return tuned(problem, at.goal, at.gpu, parse_config) or choose(problem, at.goal)
+    def choice(on: Processor) -> tuple[MatmulConfig, str]:
+        return tuned(problem, on.target, on.gpu, parse_config) or choose(problem, on.target)
 
-    chosen, reason, place = decided(problem, inputs.views[0].device, config, choice)
-    return MatmulPlan(problem, chosen, reason, place.goal.name, str(place), place.multiprocessors)
+    chosen, reason, on = decided(problem, inputs.views[0].device, config, choice)
+    return MatmulPlan(problem, chosen, reason, on.target.name, str(on), on.multiprocessors)
 
 
 def _first_call(

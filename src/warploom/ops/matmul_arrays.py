@@ -53,7 +53,7 @@ def read_inputs(
 ) -> Inputs:
     """Check the arrays (a, b, the bias if there is one, extras). Raises ProblemError with the first thing wrong.
 
-    ``copy`` makes those plain that no kernel reads as they lie; with ``as_if_compact`` the result is good for a plan.
+    ``copy`` makes those plain that no kernel reads in place; with ``as_if_compact`` the result is good for a plan.
     """
     a, b, *others = views
     extras = others[1:] if has_bias else others
@@ -106,7 +106,7 @@ def matmul_config(config: Any, dtype: DType, accumulate: Any = "f32") -> MatmulC
 
 
 def checked_config(config: Any, dtype: DType, accumulate: Any = "f32") -> None:
-    """Raises ConfigError for a ``config`` that is no kernel, on whatever GPU and for whatever layout."""
+    """Raises ConfigError for a ``config`` that is not valid on any GPU and for any layout."""
     found = matmul_config(config, dtype, accumulate)
     if found is not None:
         refuse(f"{found} does not fit", found.check())

@@ -51,7 +51,7 @@ def configuration(value: Any, parse: Callable[[str], Config]) -> Config:
     """``value`` as a configuration of an operation, or parsed from text. Raises ConfigError for others."""
     if isinstance(value, str):
         return parse(value)
-    if is_dataclass(value) and hasattr(value, "misfits"):
+    if is_dataclass(value) and hasattr(value, "violations"):
         return value  # type: ignore[return-value]
     raise ConfigError(f"config is a configuration of the operation, its notation as text, or None; not {shown(value)}")
 

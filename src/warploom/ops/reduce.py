@@ -21,11 +21,11 @@ from warploom.kernels.matmul.choice import choose_for_rows
 from warploom.kernels.matmul.problem import MatmulConfig, MatmulProblem
 from warploom.kernels.matmul_reduce.problem import ReduceProblem
 from warploom.kernels.matmul_reduce.states import OPS, ReduceOp
-from warploom.kernels.settings import unsuitable
+from warploom.kernels.settings import violations_of
 from warploom.kernels.source import KernelCall
 from warploom.ops.matmul_arrays import Inputs, matmul_config, read_inputs
 from warploom.ops.options import flag, number, refuse_unhashable
-from warploom.ops.places import Place, decided
+from warploom.ops.processors import Processor, decided
 from warploom.ops.repeated import Kept, run_and_keep
 from warploom.ops.steps import Plan, Step, Steps
 
@@ -217,14 +217,14 @@ def reduce_plan(product: MatmulProblem, op: ReduceOp, config: MatmulConfig | Non
     """How the rows of a product are reduced somewhere. Raises ConfigError for a ``config`` that does not fit."""
     problem = ReduceProblem(product, op)
 
-    def misfits(asked: MatmulConfig, _: Any, target: Target) -> list[str]:
-        return unsuitable(asked, product, target) or problem.misfits(asked)
+    def violations(asked: MatmulConfig, _: Any, target: Target) -> list[str]:
+        return violations_of(asked, product, target) or problem.violations(asked)
 
-    def choice(place: Place) -> tuple[MatmulConfig, str]:
-        return choose_for_rows(product, place.goal, exponentials=op == "logsumexp")
+    def choice(on: Processor) -> tuple[MatmulConfig, str]:
+        return choose_for_rows(product, on.target, exponentials=op == "logsumexp")
 
-    chosen, reason, place = decided(problem, device, config, choice, misfits)
-    return ReducePlan(problem, chosen, reason, place.goal.name, str(place), place.multiprocessors)
+    chosen, reason, on = decided(problem, device, config, choice, violations)
+    return ReducePlan(problem, chosen, reason, on.target.name, str(on), on.multiprocessors)
 
 
 def _reduced(a: Any, b: Any, op: ReduceOp, scale: float, bias: Any, config: Any) -> tuple[Any, Any]:
@@ -237,7 +237,7 @@ def _reduced(a: Any, b: Any, op: ReduceOp, scale: float, bias: Any, config: Any)
 
 
 def _look_up(given: Mapping[str, Any], asked: tuple[ReduceOp, float], config: Any) -> list[Any]:
-    """The results of a call by what was prepared for arrays that lie so, or for the first time."""
+    """The results of a call by what was prepared for arrays like these, or for the first time."""
     views = {name: describe(x) for name, x in given.items()}
     ready = _prepared.find(asked, config, views)
     if ready is not None:

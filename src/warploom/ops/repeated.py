@@ -35,7 +35,7 @@ class Ready:
     """Addresses of calls that were looked at, and taken."""
 
     def run(self, views: Mapping[str, ArrayView]) -> list[Any]:
-        """Queue the launches on arrays as they lie; the new results. Raises ProblemError as :class:`Written` does."""
+        """Queue the launches on arrays in place; the new results. Raises ProblemError as :class:`Written` does."""
         first, pointers = next(iter(views.values())), tuple([x.pointer for x in views.values()])
         if self.written is not None:
             self.written.check(views, known=pointers in self.seen)
@@ -90,7 +90,7 @@ class Kept(dict[tuple[Any, ...], Ready]):
         return None
 
     def find(self, asked: tuple[Any, ...], config: Any, views: Mapping[str, ArrayView]) -> Ready | None:
-        """The call prepared for arrays that lie so; None where there is none, or an option is nothing to look up."""
+        """The call prepared for arrays like these; None where there is none, or an option is nothing to look up."""
         try:
             ready = self.get((asked, config, *_lying(views)))
         except TypeError:  # an array of one number, say

@@ -18,7 +18,7 @@ from warploom.core.dtypes import DType, f32
 from warploom.interop.arrays import ArrayView, address, as_numpy, describe, maker
 from warploom.kernels.source import Grid, KernelCall
 from warploom.ops.backends import GpuCall, run_on_emulator, zero_words
-from warploom.ops.places import Place
+from warploom.ops.processors import Processor
 
 if TYPE_CHECKING:
     from warploom.ir.program import Program
@@ -177,7 +177,7 @@ def run_anew(
 ) -> Prepared | None:
     """Run for the first time what ``steps`` launches on ``arrays``, by the kernels' names; ``results`` are among them.
 
-    Arrays on a GPU are taken as they lie: what repeated calls need is returned. Those of the CPU travel to a GPU as
+    Arrays on a GPU are used in place: what repeated calls need is returned. Those of the CPU travel to a GPU as
     row-major ones, or are emulated. ``filled``: parts of the results may stay as they are.
     """
     first = next(iter(arrays.values()))
@@ -185,7 +185,7 @@ def run_anew(
         prepared = steps(arrays).prepare(tuple(arrays), first.device[1])
         prepared.run(tuple([view.pointer for view in arrays.values()]), first.kind)
         return prepared
-    if Place.of(first.device).gpu is None:
+    if Processor.of(first.device).gpu is None:
         steps(arrays).emulate(arrays)
         return None
     hosts = {name: np.ascontiguousarray(as_numpy(view)) for name, view in arrays.items()}

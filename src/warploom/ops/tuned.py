@@ -19,6 +19,7 @@ from warploom.core.errors import ConfigError, warn_caller
 from warploom.core.files import make_private_folder, open_private, parse_json, put_file, require_private_folder
 from warploom.core.settings import cache_folder
 from warploom.core.targets import Target
+from warploom.kernels.settings import violations_of
 from warploom.ops.backends import gpu_name
 from warploom.ops.recipes import sources_digest
 
@@ -133,7 +134,7 @@ def tuned(
     if device is None:
         return None
     found: tuple[Any, str] | None = _find(folder(), gpu_name(device), problem.size_class, parse)
-    if found is None or found[0].check(target) or found[0].misfits(problem):
+    if found is None or violations_of(found[0], problem, target):
         return None
     return found
 

@@ -12,7 +12,7 @@ from warploom.kernels.attention.decode import Decode
 from warploom.kernels.attention.problem import AttentionConfig, AttentionProblem, Operands
 from warploom.kernels.attention.sm80 import ForwardSm80
 from warploom.kernels.attention.sm90 import ForwardSm90
-from warploom.kernels.settings import unsuitable
+from warploom.kernels.settings import violations_of
 from warploom.kernels.source import KernelSource
 from warploom.tune.operation import Operation, combinations
 
@@ -35,10 +35,6 @@ def space(problem: AttentionProblem, target: Target) -> Iterator[AttentionConfig
     yield from combinations(general, dict.fromkeys(("tile_m", "tile_n", "num_warps", "stages")))
 
 
-def _misfits(problem: AttentionProblem, config: AttentionConfig, target: Target) -> list[str]:
-    return unsuitable(config, problem, target)
-
-
 def _source(problem: AttentionProblem, config: AttentionConfig) -> KernelSource:
     return config.call(problem, Operands.contiguous(problem), 1).source
 
@@ -50,5 +46,5 @@ def _parse(text: str) -> AttentionConfig:
     return config
 
 
-ATTENTION = Operation(frozenset({"dtype", "head_dim"}), _choose, space, _misfits, _source, _parse, AttentionOnGpu)
+ATTENTION = Operation(frozenset({"dtype", "head_dim"}), _choose, space, violations_of, _source, _parse, AttentionOnGpu)
 """Attention forward."""

@@ -23,6 +23,7 @@ from warploom.kernels.matmul.choice import (
 from warploom.kernels.matmul.problem import MatmulConfig, MatmulProblem
 from warploom.kernels.matmul.sm80 import MatmulSm80
 from warploom.kernels.matmul.sm90 import MatmulSm90
+from warploom.kernels.settings import violations_of
 from warploom.kernels.source import KernelSource
 from warploom.tune.operation import Operation, combinations
 
@@ -58,9 +59,9 @@ def tiles_sm90(problem: MatmulProblem) -> Iterator[MatmulSm90]:
             yield replace(tile, stages=tile.most_stages)
 
 
-def misfits(problem: MatmulProblem, config: MatmulConfig, target: Target) -> list[str]:
+def violations(config: MatmulConfig, problem: MatmulProblem, target: Target) -> list[str]:
     """The violated constraints of a configuration, and fragments that no register file holds."""
-    found = config.check(target) or config.misfits(problem)
+    found = violations_of(config, problem, target)
     if not found and spare_registers(config, target) < _WORK_REGISTERS:
         found.append("its fragments alone take more registers than a thread has")
     return found
@@ -80,7 +81,7 @@ def space(problem: MatmulProblem, target: Target, most: int = MOST_SM80) -> Iter
     """
 
     def best(configs: Iterator[Production], most: int) -> Iterator[Production]:
-        fitting = [c for c in dict.fromkeys(configs) if not misfits(problem, c, target)]
+        fitting = [c for c in dict.fromkeys(configs) if not violations(c, problem, target)]
         return islice(sorted(fitting, key=lambda c: c.seconds(problem, target)), most)
 
     if target.has_wgmma and candidates_sm90(problem):
@@ -93,6 +94,6 @@ def _source(problem: MatmulProblem, config: MatmulConfig) -> KernelSource:
 
 
 MATMUL = Operation(
-    frozenset({"dtype", "accumulate", "opt_level"}), choose, space, misfits, _source, parse_config, MatmulOnGpu
+    frozenset({"dtype", "accumulate", "opt_level"}), choose, space, violations, _source, parse_config, MatmulOnGpu
 )
 """Products of contiguous matrices without epilogue: what is combined with a sum changes little."""

@@ -26,8 +26,8 @@ class Operation(Generic[Problem, Config]):
     """The configuration that runs untuned, and why. Raises ProblemError where nothing does."""
     space: Callable[[Problem, Target], Iterator[Config]]
     """Where to begin; flags that these have in common are tried one at a time on what won."""
-    misfits: Callable[[Problem, Config, Target], list[str]]
-    """Every reason not to compile a configuration for the problem."""
+    violations: Callable[[Config, Problem, Target], list[str]]
+    """Those of a configuration for the problem: it is not compiled if there are some."""
     source: Callable[[Problem, Config], KernelSource]
     """The kernel that is compiled for the problem: of several, the one that does the work."""
     parse: Callable[[str], Config]

@@ -209,7 +209,7 @@ class _Search:
         """The candidates worth timing: they fit, compile, do not spill, differ from each other, and compute right."""
         fitting = [
             c for c in dict.fromkeys(configs)
-            if str(c) not in self.timed and self._keep(self.operation.misfits(self.problem, c, self.gpu.target))
+            if str(c) not in self.timed and self._keep(self.operation.violations(c, self.problem, self.gpu.target))
         ]  # fmt: skip
         sources = {str(c): self.operation.source(self.problem, c) for c in fitting}
         self._compile(list(dict.fromkeys(sources.values())))

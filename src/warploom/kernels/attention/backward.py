@@ -152,7 +152,7 @@ def rows_calls(problem: BackwardProblem, operands: BackwardOperands, tile: int, 
 class BackwardConfig(HeadConfig, Protocol):
     """A configuration of one of the backward kernels: what it takes, and what it makes of a problem."""
 
-    def misfits(self, problem: BackwardProblem) -> list[str]:
+    def violations(self, problem: BackwardProblem) -> list[str]:
         """The constraints that a problem violates; empty if the kernels take it."""
         ...
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from warploom.core.errors import ConfigError, ProblemError
+from warploom.core.errors import ConfigError
 from warploom.core.targets import Target
 from warploom.kernels.attention.backward import BackwardConfig, BackwardProblem
 from warploom.kernels.attention.backward_sm80 import BackwardSm80
 from warploom.kernels.attention.backward_sm90 import KEYS, BackwardSm90
 from warploom.kernels.attention.backward_wide import BackwardWideSm90
 from warploom.kernels.attention.problem import AttentionProblem
+from warploom.kernels.settings import first_fitting, violations_of
 
 _ROWS = ((64, 128, 4096), (96, 96, 1280))
 """On sm_90a up to this head_dim registers hold the scores of so many query rows beside dK and dV; and up to how many
@@ -123,15 +124,12 @@ def persistent(found: tuple[BackwardConfig, ...], p: AttentionProblem) -> list[B
 
 def choose(problem: BackwardProblem, target: Target) -> tuple[BackwardConfig, str]:
     """The configuration for a problem on a target, and why. Raises ProblemError when none fits."""
-    reasons: list[str] = []
     plain = candidates(problem, target)
-    for config in (*persistent(plain, problem.forward), *plain):
-        problems = config.check(target) + config.misfits(problem)
-        if not problems:
-            return config, "the first of the default tiles that fits"
-        reasons += problems[:1]
-    found = "; ".join(dict.fromkeys(reasons)) or f"there is none for {target.name}"
-    raise ProblemError(f"no backward kernel of attention takes this problem: {found}")
+    config = first_fitting(
+        (*persistent(plain, problem.forward), *plain), lambda c: violations_of(c, problem, target),
+        f"no backward kernel of attention for {target.name} takes this problem",
+    )  # fmt: skip
+    return config, "the first of the default tiles that fits"
 
 
 def parse_config(text: str) -> BackwardConfig:

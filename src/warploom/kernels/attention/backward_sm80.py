@@ -115,7 +115,7 @@ class BackwardSm80(GradientDims):
             (self.warp_keys in (16, 32), f"a group of warps has 16 or 32 keys, not {self.warp_keys}"),
         ]  # fmt: skip
 
-    def misfits(self, problem: BackwardProblem) -> list[str]:
+    def violations(self, problem: BackwardProblem) -> list[str]:
         """The constraints of the kernels that a problem violates; empty if they take it."""
         return problem.differences(self) + violated([
             (self.in_turn or not problem.deterministic, "deterministic sums need in_turn=True"),
@@ -124,7 +124,7 @@ class BackwardSm80(GradientDims):
     def calls(
         self, problem: BackwardProblem, operands: BackwardOperands, multiprocessors: int
     ) -> tuple[KernelCall, ...]:
-        """The kernels for a problem, on arrays that lie so; a CTA for each tile."""
+        """The kernels for a problem, on arrays with these strides; a CTA for each tile."""
         rows = rows_calls(problem, operands, self.tile_m, self.tile_m)
         return *rows, self._products(problem.forward, operands), self._rounding(problem.forward, operands)
 

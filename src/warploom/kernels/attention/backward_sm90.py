@@ -131,7 +131,7 @@ class BackwardSm90(GradientDims):
             (self.side_by_side >= 1, f"no plane's tiles run at a time: side_by_side is {self.side_by_side}"),
         ]  # fmt: skip
 
-    def misfits(self, problem: BackwardProblem) -> list[str]:
+    def violations(self, problem: BackwardProblem) -> list[str]:
         """The constraints of the kernels that a problem violates; empty if they take it."""
         p = problem.forward
         return problem.differences(self) + violated([
@@ -142,7 +142,7 @@ class BackwardSm90(GradientDims):
     def calls(
         self, problem: BackwardProblem, operands: BackwardOperands, multiprocessors: int
     ) -> tuple[KernelCall, ...]:
-        """The kernels for a problem, on arrays that lie so; persistent with one CTA per multiprocessor."""
+        """The kernels for a problem, on arrays with these strides; persistent with one CTA per multiprocessor."""
         p, rows = problem.forward, rows_calls(problem, operands, self.tile_m, self.vector)
         return *rows, self._products(p, operands, multiprocessors), self._rounding(p, operands)
 

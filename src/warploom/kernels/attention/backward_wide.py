@@ -84,7 +84,7 @@ class BackwardWideSm90(GradientDims):
              f"products alone take {max(self.registers)} registers of at most {_MOST_REGISTERS}"),
         ]  # fmt: skip
 
-    def misfits(self, problem: BackwardProblem) -> list[str]:
+    def violations(self, problem: BackwardProblem) -> list[str]:
         """The constraints of the kernels that a problem violates; empty if they take it."""
         p = problem.forward
         tiles = max(-(-p.kv_len // KEYS) * p.kv_heads, -(-p.q_len // ROWS) * p.heads) * p.batch
@@ -95,7 +95,7 @@ class BackwardWideSm90(GradientDims):
     def calls(
         self, problem: BackwardProblem, operands: BackwardOperands, multiprocessors: int
     ) -> tuple[KernelCall, ...]:
-        """The kernels for a problem, on arrays that lie so; a CTA for each tile."""
+        """The kernels for a problem, on arrays with these strides; a CTA for each tile."""
         rows = rows_calls(problem, operands, ROWS, ROWS)
         return *rows, self._keys(problem.forward, operands), self._queries(problem.forward, operands)
 

@@ -12,6 +12,7 @@ from warploom.kernels.attention.decode import Decode, DecodeProblem, decode_conf
 from warploom.kernels.attention.problem import AttentionConfig, AttentionProblem
 from warploom.kernels.attention.sm80 import ForwardSm80
 from warploom.kernels.attention.sm90 import ROWS, ForwardSm90
+from warploom.kernels.settings import fitting, violations_of
 
 _WIDE_HEAD = 128
 """Above this head_dim a warp's registers hold the output of 16 query rows, not 32."""
@@ -150,25 +151,18 @@ def choose(
     Of the tiles that fit it takes the first whose query tile is not mostly beyond the last row. Where they would leave
     most SMs idle, all SMs share the keys.
     """
-    fitting: list[AttentionConfig] = []
-    reasons: list[str] = []
-    for config in candidates(problem, target):
-        problems = config.check(target) or config.misfits(problem)
-        if problems:
-            reasons.append(problems[0])
-        else:
-            fitting.append(config)
-    if not fitting:
-        raise ProblemError("no attention kernel takes this problem: " + "; ".join(dict.fromkeys(reasons)))
-    small = [c for c in fitting if c.tile_m < 2 * problem.q_len] or [min(fitting, key=lambda c: c.tile_m)]
+    takes, reasons = fitting(problem, candidates(problem, target), target)
+    if not takes:
+        raise ProblemError("no attention kernel takes this problem: " + "; ".join(reasons))
+    small = [c for c in takes if c.tile_m < 2 * problem.q_len] or [min(takes, key=lambda c: c.tile_m)]
     config = small[0]
     if isinstance(config, ForwardSm90):
         config = narrowed(config, problem.planes, problem.q_len, multiprocessors)
     if _shared(problem, config, multiprocessors):
         decode = decode_configuration(DecodeProblem.of(problem), target)
-        if not (decode.check(target) or decode.misfits(problem)):
+        if not violations_of(decode, problem, target):
             return decode, f"{problem.q_len} queries on {problem.kv_len} keys: all SMs share the keys"
-    skipped = f"; larger ones do not fit ({reasons[0]})" if reasons and fitting[0] is small[0] else ""
+    skipped = f"; larger ones do not fit ({reasons[0]})" if reasons and takes[0] is small[0] else ""
     return config, f"the first of the default tiles that suits {problem.q_len} queries, untuned{skipped}"
 
 

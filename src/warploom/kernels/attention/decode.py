@@ -231,7 +231,7 @@ class Decode(Configuration):
         plan = CopyPlan(self.keys, padded_cols(self.key_cols), 1, False)
         return (found or plan.problems()) + shared_excess(self.shared_bytes, target)
 
-    def misfits(self, problem: DecodeProblem | AttentionProblem) -> list[str]:
+    def violations(self, problem: DecodeProblem | AttentionProblem) -> list[str]:
         """The constraints of the kernels that a problem violates; empty if they take it."""
         if isinstance(problem, AttentionProblem) and problem.value_dim != problem.head_dim:
             return [f"v has head_dim {problem.value_dim}, keys {problem.head_dim}: this kernel takes one"]
@@ -260,7 +260,7 @@ class Decode(Configuration):
     def calls(
         self, problem: DecodeProblem, operands: DecodeOperands, multiprocessors: int
     ) -> tuple[KernelCall, KernelCall]:
-        """The kernels for a problem on arrays that lie so: pieces, and what is put together of them."""
+        """The kernels for a problem on arrays with these strides: pieces, and what is put together of them."""
         p = problem
         form = CacheForm(p.page_size, p.lengths, p.packed, p.split is not None, p.scaled)
         ctas = min(self.ctas * multiprocessors, self._most_blocks(p))

@@ -107,7 +107,7 @@ class RungSm80(Configuration):
 
     # -- whether it fits
     def check(self, target: Target | None = None) -> list[str]:
-        """Every reason why this is no kernel (for ``target``, if given); empty if it is one."""
+        """The violated constraints (of ``target``, if given); empty if the configuration is valid."""
         found = broken_flags(self)
         if found:
             return found
@@ -133,7 +133,7 @@ class RungSm80(Configuration):
             found.append("eager copies are asynchronous ones")
         return found + shared_excess(self.shared_bytes, target)
 
-    def misfits(self, problem: AttentionProblem) -> list[str]:
+    def violations(self, problem: AttentionProblem) -> list[str]:
         """The constraints of the kernel that a problem violates; empty if it takes it."""
         most, masked = max(problem.heads, problem.batch), problem.features(self.tile_m, self.tile_n).masked
         return problem.differences(self) + violated([
@@ -145,7 +145,7 @@ class RungSm80(Configuration):
         ])  # fmt: skip
 
     def call(self, problem: AttentionProblem, operands: Operands, multiprocessors: int) -> KernelCall:
-        """The kernel for a problem, on arrays that lie so; one CTA per block of query rows."""
+        """The kernel for a problem, on arrays with these strides; one CTA per block of query rows."""
         source = KernelSource.of(
             "attention.ladder_kernel:attention_forward", f"attention_{self.tile_m}x{self.tile_n}x{self.head_dim}",
             opt_level=self.opt_level, config=self, features=problem.features(self.tile_m, self.tile_n),

@@ -6,14 +6,14 @@ from dataclasses import dataclass, replace
 from typing import Any, Protocol, runtime_checkable
 
 from warploom.core.dtypes import DType
-from warploom.core.errors import ConfigError, ProblemError
+from warploom.core.errors import ConfigError
 from warploom.core.targets import Target
 from warploom.kernels.attention.choice import candidates
 from warploom.kernels.attention.features import AttentionFeatures, ScoreOptions, Window
 from warploom.kernels.attention.problem import MOST_POSITIONS, AttentionConfig, AttentionProblem
 from warploom.kernels.attention.sm80 import ForwardSm80
 from warploom.kernels.attention.sm90 import ForwardSm90
-from warploom.kernels.settings import violated
+from warploom.kernels.settings import first_fitting, violated
 from warploom.kernels.source import KernelCall, KernelSource
 from warploom.tile.order import ENTRY_WORDS, divisors, heads_at_once, heads_together, most_pieces
 
@@ -100,16 +100,11 @@ class PackedConfig(AttentionConfig, Protocol):
 
 def choose_packed(problem: PackedProblem, target: Target) -> PackedConfig:
     """The configuration for packed sequences on a target. Raises ProblemError when none fits."""
-    reasons: list[str] = []
-    for config in candidates(problem.typical, target):
-        found = misfits(config, problem, target)
-        if not found and isinstance(config, PackedConfig):
-            return config
-        reasons += found[:1]
-    raise ProblemError("no attention kernel takes this problem: " + "; ".join(dict.fromkeys(reasons)))
+    listed = [c for c in candidates(problem.typical, target) if isinstance(c, PackedConfig)]
+    return first_fitting(listed, lambda c: violations(c, problem, target), "no attention kernel takes this problem")
 
 
-def misfits(config: AttentionConfig, problem: PackedProblem, target: Target | None = None) -> list[str]:
+def violations(config: AttentionConfig, problem: PackedProblem, target: Target | None = None) -> list[str]:
     """The constraints that a problem violates; empty if the configuration's kernel takes it."""
     if not isinstance(config, PackedConfig):
         return [f"{config} takes no packed sequences"]

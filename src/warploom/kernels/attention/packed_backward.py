@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Protocol, runtime_checkable
 
 from warploom.core.dtypes import u32
-from warploom.core.errors import ConfigError, ProblemError
+from warploom.core.errors import ConfigError
 from warploom.core.targets import Target
 from warploom.kernels.attention.backward import BackwardConfig
 from warploom.kernels.attention.backward_choice import MANY_TILES, candidates, persistent
@@ -15,6 +15,7 @@ from warploom.kernels.attention.backward_sm80 import BackwardSm80
 from warploom.kernels.attention.backward_sm90 import BackwardSm90
 from warploom.kernels.attention.packed import LISTED_AT_ONCE, LISTING_WARPS, Strides
 from warploom.kernels.attention.packed_backward_problem import PackedBackwardProblem, row_calls
+from warploom.kernels.settings import first_fitting, violations_of
 from warploom.kernels.source import KernelCall, KernelSource
 from warploom.tile.order import ENTRY_WORDS, divisors, heads_together, most_pieces
 
@@ -42,15 +43,11 @@ class PackedBackwardConfig(BackwardConfig, Protocol):
 
 def choose_packed_backward(problem: PackedBackwardProblem, target: Target) -> PackedBackwardConfig:
     """The configuration for packed sequences on a target. Raises ProblemError when none fits."""
-    reasons: list[str] = []
     plain = candidates(problem.typical, target, listed=True)
     many = replace(problem.typical.forward, batch=MANY_TILES)  # how many there are, the host does not know
-    for config in (*persistent(plain, many), *plain):
-        found = config.check(target) + config.misfits(problem.typical)
-        if not found and isinstance(config, PackedBackwardConfig):
-            return config
-        reasons += found[:1]
-    raise ProblemError("no backward kernel takes packed sequences: " + "; ".join(dict.fromkeys(reasons)))
+    listed = [c for c in (*persistent(plain, many), *plain) if isinstance(c, PackedBackwardConfig)]
+    none = f"no backward kernel for {target.name} takes these packed sequences"
+    return first_fitting(listed, lambda c: violations_of(c, problem.typical, target), none)
 
 
 def parse_packed_backward(text: str) -> PackedBackwardConfig:

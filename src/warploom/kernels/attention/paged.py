@@ -13,7 +13,7 @@ from warploom.core.targets import Target
 from warploom.kernels.attention.choice import candidates, narrowed, rounds, spared_keys
 from warploom.kernels.attention.decode import Decode, DecodeOperands, DecodeProblem, decode_configuration
 from warploom.kernels.attention.packed import LISTED_AT_ONCE, LISTING_WARPS, PackedProblem
-from warploom.kernels.attention.packed import misfits as packed_misfits
+from warploom.kernels.attention.packed import violations as packed_violations
 from warploom.kernels.attention.sm90 import ForwardSm90
 from warploom.kernels.settings import violated
 from warploom.kernels.source import KernelCall, KernelSource
@@ -38,7 +38,7 @@ def choose_paged(
     if target.has_wgmma and not _unlisted(p, operands):
         packed, planes = _as_packed(p, operands), batch * p.heads
         tiles = [c for c in candidates(packed.typical, target) if isinstance(c, ForwardSm90)]
-        for wide in [c for c in tiles if not packed_misfits(c, packed, target)][:1]:
+        for wide in [c for c in tiles if not packed_violations(c, packed, target)][:1]:
             tiled = narrowed(wide, planes, queries, multiprocessors)
             turns = rounds(tiled, planes, queries, multiprocessors)
             rows = planes * queries / multiprocessors
@@ -47,17 +47,17 @@ def choose_paged(
     return decode_configuration(problem, target), "by head_dim and rows"
 
 
-def misfits(config: PagedConfig, problem: DecodeProblem, operands: DecodeOperands) -> list[str]:
-    """The constraints that a problem on arrays that lie so violates; empty if the configuration's kernels take it."""
+def violations(config: PagedConfig, problem: DecodeProblem, operands: DecodeOperands) -> list[str]:
+    """The constraints that a problem on such arrays violates; empty if the kernels take it."""
     if isinstance(config, Decode):
-        return config.misfits(problem)
-    return _unlisted(problem, operands) or packed_misfits(config, _as_packed(problem, operands))
+        return config.violations(problem)
+    return _unlisted(problem, operands) or packed_violations(config, _as_packed(problem, operands))
 
 
 def paged_calls(
     config: PagedConfig, problem: DecodeProblem, operands: DecodeOperands, multiprocessors: int
 ) -> tuple[KernelCall, KernelCall]:
-    """The launches of a configuration on arrays that lie so."""
+    """The launches of a configuration on arrays with these strides."""
     if isinstance(config, Decode):
         return config.calls(problem, operands, multiprocessors)
     return _listing(config, problem, operands, multiprocessors), _tiled(config, problem, operands, multiprocessors)

@@ -101,7 +101,7 @@ class AttentionConfig(HeadConfig, Protocol):
         """Keys per step."""
         ...
 
-    def misfits(self, problem: AttentionProblem) -> list[str]:
+    def violations(self, problem: AttentionProblem) -> list[str]:
         """The constraints that a problem violates; empty if the kernel takes it."""
         ...
 

@@ -70,7 +70,7 @@ class ForwardSm80(HeadDims):
             for problem in CopyPlan(rows, cols, self.num_warps, True).problems()
         ]
 
-    def misfits(self, problem: AttentionProblem) -> list[str]:
+    def violations(self, problem: AttentionProblem) -> list[str]:
         """The constraints of the kernel that a problem violates; empty if it takes it."""
         most = max(problem.heads, problem.batch)
         return problem.differences(self) + violated([
@@ -79,7 +79,7 @@ class ForwardSm80(HeadDims):
         ])  # fmt: skip
 
     def call(self, problem: AttentionProblem, operands: Operands, multiprocessors: int) -> KernelCall:
-        """The kernel for a problem, on arrays that lie so; one CTA per block of query rows."""
+        """The kernel for a problem, on arrays with these strides; one CTA per block of query rows."""
         source = KernelSource.of(
             "attention.sm80_kernel:attention_sm80", f"attention_{self.tile_m}x{self.tile_n}x{self.dims}",
             config=self, features=problem.features(self.tile_m, self.tile_n),

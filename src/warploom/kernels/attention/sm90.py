@@ -107,7 +107,7 @@ class ForwardSm90(HeadDims):
              f"skip_masked passes over up to {self.most_masked} blocks at once, more than {self.stages} stages hold"),
         ]  # fmt: skip
 
-    def misfits(self, problem: AttentionProblem) -> list[str]:
+    def violations(self, problem: AttentionProblem) -> list[str]:
         """The constraints of the kernel that a problem violates; empty if it takes it."""
         tiles = self._tiles(problem)
         return problem.differences(self) + violated([
@@ -115,7 +115,7 @@ class ForwardSm90(HeadDims):
         ])  # fmt: skip
 
     def call(self, problem: AttentionProblem, operands: Operands, multiprocessors: int) -> KernelCall:
-        """The kernel for a problem, on arrays that lie so: persistent with one CTA per multiprocessor."""
+        """The kernel for a problem, on arrays with these strides: persistent with one CTA per multiprocessor."""
         source = KernelSource.of(
             "attention.sm90_kernel:attention_sm90", f"attention_{self.tile_m}x{self.tile_n}x{self.dims}",
             config=self.giving(problem.lse), features=problem.features(self.tile_m, self.tile_n),

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import fields, replace
-from typing import Any, TypeVar
+from typing import Any
 
 from warploom.core.dtypes import DType, f16, f32
-from warploom.core.errors import ConfigError, ProblemError
+from warploom.core.errors import ConfigError
 from warploom.core.targets import Target
 from warploom.kernels.matmul.cost import REGISTERS, USUAL_REGISTERS
 from warploom.kernels.matmul.problem import MatmulConfig, MatmulProblem
 from warploom.kernels.matmul.sm80 import MatmulSm80
 from warploom.kernels.matmul.sm90 import MatmulSm90
-from warploom.kernels.settings import Configuration
+from warploom.kernels.settings import Configuration, first_fitting, fitting, violations_of
 
-Config = TypeVar("Config", MatmulSm80, MatmulSm90)
 Production = MatmulSm80 | MatmulSm90
 """The configurations that calls choose from."""
 
@@ -109,29 +108,11 @@ def for_rows_sm90(problem: MatmulProblem, exponentials: bool = False) -> tuple[M
     return (tile,)
 
 
-def fitting(problem: MatmulProblem, configs: Sequence[Config], target: Target) -> tuple[list[Config], list[str]]:
-    """Those that can run a problem on a target, and why others cannot."""
-    found: list[Config] = []
-    reasons: list[str] = []
-    for config in configs:
-        problems = config.check(target) or config.misfits(problem)
-        if problems:
-            reasons.append(problems[0])
-        else:
-            found.append(config)
-    return found, list(dict.fromkeys(reasons))
-
-
 # -- choices
 def least(problem: MatmulProblem, configs: Sequence[Production], target: Target) -> Production:
     """The first of them, by the cost model, that can run a problem on a target. Raises ProblemError when none can."""
-    reasons: list[str] = []
-    for config in sorted(configs, key=lambda c: c.seconds(problem, target)):
-        problems = config.check(target) or config.misfits(problem)
-        if not problems:
-            return config
-        reasons.append(problems[0])
-    raise ProblemError("no matmul kernel takes this problem: " + "; ".join(dict.fromkeys(reasons)))
+    ordered = sorted(configs, key=lambda c: c.seconds(problem, target))
+    return first_fitting(ordered, lambda c: violations_of(c, problem, target), "no matmul kernel takes this problem")
 
 
 def choose(problem: MatmulProblem, target: Target, *, whole: bool = False) -> tuple[Production, str]:

@@ -116,7 +116,7 @@ class RungGemm(WarpTiles):
              f"lead {self.lead} needs pipelined, and to be less than the {step} mma of a k-step"),
         )  # fmt: skip
 
-    def misfits(self, problem: MatmulProblem) -> list[str]:
+    def violations(self, problem: MatmulProblem) -> list[str]:
         """The constraints of the kernel that a problem violates; empty if it takes it."""
         tile, rows = (self.tile_m, self.tile_n, self.tile_k), -(-problem.m // self.tile_m)
         return problem.differences(self) or copy_problems(problem, tile, self.num_warps, self.warp_m) or violated([

@@ -57,7 +57,7 @@ class MatmulConfig(AnyConfiguration, Protocol):
         """Whether several CTAs may share a tile's sum."""
         ...
 
-    def misfits(self, problem: MatmulProblem) -> list[str]:
+    def violations(self, problem: MatmulProblem) -> list[str]:
         """The constraints that a problem violates; empty if the kernel takes it."""
         ...
 

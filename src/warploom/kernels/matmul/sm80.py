@@ -153,7 +153,7 @@ class MatmulSm80(WarpTiles):
             (not (self.stream_k and self.split_k > 1), "stream_k cuts K where it must: it takes no split_k"),
         )
 
-    def misfits(self, problem: MatmulProblem) -> list[str]:
+    def violations(self, problem: MatmulProblem) -> list[str]:
         """The constraints of the kernel that a problem violates; empty if it takes it."""
         tile = self.tile_m, self.tile_n, self.tile_k
         found = problem.differences(self) or copy_problems(problem, tile, self.num_warps, self.warp_m)

@@ -141,7 +141,7 @@ class MatmulSm90(Configuration):
         ]  # fmt: skip
         return violated(constraints) or shared_excess(self.shared_bytes, target)
 
-    def misfits(self, problem: MatmulProblem) -> list[str]:
+    def violations(self, problem: MatmulProblem) -> list[str]:
         """The constraints of the kernel that a problem violates; empty if it takes it."""
         found = problem.differences(self)
         if found:

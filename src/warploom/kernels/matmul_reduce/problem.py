@@ -25,7 +25,7 @@ class ReduceProblem:
         """The arrays that the states of this operation take."""
         return STATES[: len(Reduction(self.op).types)]
 
-    def misfits(self, config: MatmulConfig) -> list[str]:
+    def violations(self, config: MatmulConfig) -> list[str]:
         """What the reduction asks beyond the product, of a configuration that takes that; empty if nothing is wrong."""
         return violated([
             (not config.cut, "split_k and stream_k cut sums that the reduction needs whole"),

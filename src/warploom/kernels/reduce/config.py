@@ -40,7 +40,7 @@ class ReduceConfig:
         return 0 if self.method == "registers" else 1
 
     def check(self) -> list[str]:
-        """Every reason why this is no kernel; empty if it is one."""
+        """The violated constraints; empty if the configuration is valid."""
         found: list[str] = []
         if self.method not in ("serial", "parallel", "registers"):
             found.append(f"method is serial, parallel or registers, not {self.method!r}")

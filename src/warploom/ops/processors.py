@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 from warploom.core.targets import Target, target
 from warploom.interop.arrays import Device
-from warploom.kernels.settings import refuse, unsuitable
+from warploom.kernels.settings import refuse, violations_of
 from warploom.ops.backends import gpu_present, gpu_target, multiprocessors
 
 Config = TypeVar("Config")
@@ -21,15 +21,15 @@ EMULATOR = "the emulator"
 
 
 @dataclass(frozen=True)
-class Place:
+class Processor:
     """A GPU by its number, or the emulator (None); the architecture to make kernels for, and how many SMs it has."""
 
     gpu: int | None
-    goal: Target
+    target: Target
     multiprocessors: int
 
     @classmethod
-    def of(cls, device: Device, *, requires: str | None = None) -> Place:
+    def of(cls, device: Device, *, requires: str | None = None) -> Processor:
         """Where arrays on a device are worked on; ``requires``: the architecture that a given configuration needs."""
         if device[0] != "cuda" and not gpu_present():
             return cls(None, target(requires or EMULATED_TARGET), EMULATED_MULTIPROCESSORS)
@@ -44,15 +44,15 @@ def decided(
     problem: Any,
     device: Device,
     config: Any,
-    choose: Callable[[Place], tuple[Config, str]],
-    misfits: Callable[[Any, Any, Target], list[str]] = unsuitable,
-) -> tuple[Config, str, Place]:
+    choose: Callable[[Processor], tuple[Config, str]],
+    violations: Callable[[Any, Any, Target], list[str]] = violations_of,
+) -> tuple[Config, str, Processor]:
     """The configuration asked for, or else the one to ``choose``; why that; and where it runs.
 
-    Raises ConfigError for one asked for that does not fit, by its ``misfits`` for the problem on a target.
+    Raises ConfigError for one asked for that does not fit, by its ``violations`` for the problem on a target.
     """
-    place = Place.of(device, requires=None if config is None else config.requires)
+    on = Processor.of(device, requires=None if config is None else config.requires)
     if config is None:
-        return *choose(place), place
-    refuse(f"{config} does not fit", misfits(config, problem, place.goal))
-    return config, "asked for by the caller", place
+        return *choose(on), on
+    refuse(f"{config} does not fit", violations(config, problem, on.target))
+    return config, "asked for by the caller", on
