@@ -42,6 +42,28 @@ def test_bounds_name_the_element(array: Any, element: str) -> None:
     assert f"byte 120 of a{element}, where a has shape {array.shape}" in found.message
 
 
+@pytest.mark.parametrize(("array", "count"), [(numbers(64)[::2], 16), (numbers(80).reshape(8, 10)[:, 1:6], 15)])
+def test_bounds_of_the_elements_of_a_view_with_gaps(array: Any, count: int) -> None:
+    """A kernel that takes a view for an array without gaps reads and writes what lies between the elements."""
+    for arguments in ([array, numbers(32)], [numbers(32), array]):
+        (found,) = emulate(strided.trace(offset=0), 1, arguments).findings
+        assert (found.kind, found.count) == ("bounds", count)
+        assert "np.ascontiguousarray" in found.message
+    assert emulate(strided.trace(offset=0), 1, [np.ascontiguousarray(array), numbers(32)]).findings == ()
+
+
+@kernel(threads=32)
+def apart(k: Kernel, a: Global[U32], out: Global[U32], *, count: int) -> None:
+    with k.when(k.thread < 31):
+        out.store(a.load(k.thread * 4, count), k.thread * 4)
+
+
+def test_an_access_to_several_elements_may_not_reach_between_them() -> None:
+    array = numbers(128).reshape(32, 4)[:, :2]
+    assert emulate(apart.trace(count=2), 1, [array, numbers(128)]).findings == ()
+    assert kinds(emulate(apart.trace(count=4), 1, [array, numbers(128)])) == {"bounds"}
+
+
 @kernel(threads=32)
 def wide(k: Kernel, a: Global[U32], out: Global[U32], *, offset: int) -> None:
     out.store(a.load(k.thread * 2 + offset, 2), k.thread * 2)

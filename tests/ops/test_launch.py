@@ -217,10 +217,14 @@ def test_unsigned_integers_are_bits_of_any_type():
 
 
 def test_a_strided_array_is_the_address_of_its_first_element():
+    """A kernel that does not step as the view does reads what lies between its elements."""
     x, y = arrays(256)
-    expected = x[64:0:-1]
-    warploom.launch(reverse, 1, [x[1::2], y])
-    assert (y[:64] == expected).all()
+    whole = np.arange(120, dtype=np.float32).reshape(20, 6)
+    warploom.launch(sums, 5, [whole[::2, 1:], whole[1::2, 1:], 5])
+    warploom.launch(reverse, 1, [x[1:], y])
+    assert (y[:64] == x[64:0:-1]).all()
+    with pytest.raises(EmulationError, match="x reaches between its elements"):
+        warploom.launch(reverse, 1, [x[1::2], y])
 
 
 def frozen(x):

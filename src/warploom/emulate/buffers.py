@@ -33,6 +33,8 @@ class GlobalBuffer:
     region: Region | None = field(default=None, repr=False)
     shape: tuple[int, ...] = ()
     strides: tuple[int, ...] = ()
+    between: NDArray[np.bool_] | None = field(default=None, repr=False)
+    """Which bytes lie between the elements, of a view with gaps."""
 
     @property
     def start(self) -> int:
@@ -48,6 +50,14 @@ class GlobalBuffer:
             if self.strides[axis] and self.shape[axis] > 1:
                 index[axis], byte = divmod(byte, self.strides[axis])
         return f"{self.name}{index}"
+
+    def in_gaps(self, offsets: Array, size: Array | int) -> Array:
+        """The positions of those accesses, of ``size`` bytes each from ``offsets`` on, that reach between elements."""
+        if self.between is None:
+            return np.zeros(0, np.int64)
+        reach = np.arange(np.max(size))
+        reached = np.minimum(offsets[:, None] + reach, self.between.size - 1)
+        return np.nonzero((self.between[reached] & (reach < np.reshape(size, (-1, 1)))).any(axis=1))[0]
 
 
 @dataclass(eq=False)
@@ -80,5 +90,9 @@ def buffer_of(name: str, array: Array, index: int) -> GlobalBuffer:
     else:
         data = np.zeros(0, np.uint8)
     skew = (real - root_address(array)) % 256
-    shape, strides = array.shape, array.strides
-    return GlobalBuffer(name, data, (index + 1) << ADDRESS_BITS, skew, real, writable, None, shape, strides)
+    shape, strides, between = array.shape, array.strides, None
+    if not array.flags.c_contiguous and data.size:
+        between = np.ones(data.size, np.bool_)
+        np.lib.stride_tricks.as_strided(between, (*shape, array.itemsize), (*strides, 1))[...] = False
+        between = between if between.any() else None  # transposed arrays have no gaps
+    return GlobalBuffer(name, data, (index + 1) << ADDRESS_BITS, skew, real, writable, None, shape, strides, between)

@@ -123,7 +123,8 @@ class GlobalMemory:
             low, high = int(offsets.min()), int(offsets.max())
             aligned = not ((offsets + buffer.skew) & (alignment - 1)).any()
             if low >= 0 and high + longest <= buffer.data.size and aligned:
-                return [Target(buffer, None, offsets)]
+                self._check_gaps(frame, whole := Target(buffer, None, offsets), size, op)
+                return [whole]
         return self._resolve_slowly(
             frame, flat, np.broadcast_to(size, address.shape).reshape(-1), op, active, alignment
         )
@@ -160,7 +161,19 @@ class GlobalMemory:
             good = inside & ~skewed
             if good.any():
                 targets.append(Target(buffer, positions[good], offsets[good]))
+                self._check_gaps(frame, targets[-1], size[positions[good]], op)
         return targets
+
+    def _check_gaps(self, frame: Frame, target: Target, size: Array | int, op: Op) -> None:
+        """Accesses between the elements of a view: the kernel takes it for an array without gaps."""
+        wrong = target.buffer.in_gaps(target.offsets, size)
+        if wrong.size and self.checks:
+            lane = wrong[0] if target.positions is None else target.positions[wrong[0]]
+            row, lane, at = *divmod(int(lane), WARP_SIZE), int(target.offsets[wrong[0]])
+            message = f"{op.instruction.mnemonic} at byte {at} of {target.buffer.name} reaches between its elements, "
+            message += f"which lie apart: take its strides (Strided[…, {len(target.buffer.shape)}]), or pass it "
+            message += "through np.ascontiguousarray"
+            self.report.add("bounds", op.where, message, int(frame.flat[row]), lane, count=wrong.size, address=at)
 
     def _report_bounds(
         self, frame: Frame, positions: Array, addresses: Array, lanes: int, op: Op, buffer: GlobalBuffer | None

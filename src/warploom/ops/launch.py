@@ -50,7 +50,8 @@ def launch(
     ``arguments`` follow the parameters of the Program, by position or by name: arrays for pointers, numbers for
     scalars, which must lie within the range of their types, ``(array, TensorMapSpec)`` pairs for tensor maps. A pointer
     is the array's first element, and nothing is copied to make rows contiguous: for ``x[::2]`` the kernel is handed x,
-    and must step by 2. A ``Strided`` parameter takes the strides from the array. Elements are of the pointer's type, or
+    and must step by 2 (the emulator finds accesses between the elements). A ``Strided`` parameter takes the strides
+    from the array. Elements are of the pointer's type, or
     bits of its size: unsigned integers fit every pointer, and every array a pointer to them; signed ones fit integers.
 
     Arrays of torch, CuPy and JAX on a GPU are used where they lie: the kernel is queued on the caller's current stream,
