@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from warploom.core.dtypes import DType, bf16, f16, f64, tf32, u32
 from warploom.isa.wmma import WmmaMma
 from warploom.lang import Global, Kernel, kernel
-from warploom.layout.wmma import Order, operand_shape
+from warploom.layout.wmma import StorageOrder, operand_shape
 from warploom.ops.tracers import Run, wmma_products
 
 LEADING = 32
@@ -41,8 +41,8 @@ def words(instruction: WmmaMma, operand: str) -> int:
     return lines * LEADING * _dtype(instruction, operand).bits // 32
 
 
-def _order(instruction: WmmaMma, operand: str) -> Order:
-    orders: dict[str, Order] = {"A": instruction.a_order, "B": instruction.b_order}
+def _order(instruction: WmmaMma, operand: str) -> StorageOrder:
+    orders: dict[str, StorageOrder] = {"A": instruction.a_order, "B": instruction.b_order}
     return orders.get(operand, "row")
 
 
@@ -58,7 +58,7 @@ def _drawn(rng: np.random.Generator, shape: tuple[int, ...], dtype: DType) -> Ar
     return (values.astype(bf16.numpy) if dtype is tf32 else values).astype(dtype.numpy)
 
 
-def _packed(matrices: Array, order: Order) -> Array:
+def _packed(matrices: Array, order: StorageOrder) -> Array:
     """Matrices (products, rows, columns) as the 32-bit words of each, lines padded to :data:`LEADING` elements."""
     lines = matrices if order == "row" else matrices.transpose(0, 2, 1)
     padded = np.pad(lines, ((0, 0), (0, 0), (0, LEADING - lines.shape[2])))

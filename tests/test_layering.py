@@ -1,4 +1,4 @@
-"""Who may import whom: every import in the source is walked and judged by the order of the rooms."""
+"""Who may import whom: every import in the source is walked and judged by the order of the packages."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from pathlib import Path
 import pytest
 
 SOURCE = Path(__file__).parent.parent / "src" / "warploom"
-ROOMS = sorted(p.name for p in SOURCE.iterdir() if p.is_dir() and (p / "__init__.py").exists())
+PACKAGES = sorted(p.name for p in SOURCE.iterdir() if p.is_dir() and (p / "__init__.py").exists())
 
 HOSTS = frozenset({"flash_attn", "jax", "torch", "transformers"})
-"""Modules that other libraries' callers import, by those libraries' names: one room."""
+"""Modules that other libraries' callers import, by those libraries' names: one package."""
 
 CORE = frozenset({"core"})
 LAYOUT = CORE | {"layout"}
@@ -50,7 +50,7 @@ ALLOWED: dict[str, frozenset[str]] = {
     "cli": OPS | {"operators", "inspect", "bench", "tune", "cli", ""},
     "": OPS | {"operators"},
 }
-"""Room → rooms it may import; '' is the package itself (``warploom/__init__.py``)."""
+"""Package → packages it may import; '' is the package itself (``warploom/__init__.py``)."""
 
 EVERYWHERE = frozenset({"numpy", "ml_dtypes"})
 THIRD_PARTY: dict[str, frozenset[str]] = {
@@ -85,8 +85,8 @@ class Import:
         return ".".join(parts)
 
     @property
-    def room(self) -> str:
-        """The importing room."""
+    def package(self) -> str:
+        """The importing package."""
         relative = self.file.relative_to(SOURCE)
         if len(relative.parts) > 1:
             return relative.parts[0]
@@ -97,8 +97,8 @@ class Import:
         return self.module == "warploom" or self.module.startswith("warploom.")
 
     @property
-    def target_room(self) -> str:
-        """The imported room of this package."""
+    def target_package(self) -> str:
+        """The imported package of this package."""
         first = self.module.removeprefix("warploom").lstrip(".").split(".")[0]
         return "hosts" if first in HOSTS else first
 
@@ -130,7 +130,7 @@ def imports_of(file: Path) -> Iterator[Import]:
 
 
 def _from_import(node: ast.ImportFrom, module: str) -> Iterator[str]:
-    """``from warploom import isa`` imports a room; ``from warploom.isa import base`` a module of one."""
+    """``from warploom import isa`` imports a package; ``from warploom.isa import base`` a module of one."""
     for alias in node.names:
         path = SOURCE.joinpath(*module.split(".")[1:], alias.name) if module.startswith("warploom") else None
         is_module = path is not None and (path.is_dir() or path.with_suffix(".py").exists())
@@ -147,9 +147,9 @@ def imports() -> list[Import]:
 
 
 def _is_allowed(found: Import) -> bool:
-    if found.target_room == "":  # the public surface leads to ops: for users, and for what stands on ops
-        return found.room in ("cli", "bench", "inspect")
-    return found.target_room in ALLOWED[found.room]
+    if found.target_package == "":  # the public surface leads to ops: for users, and for what stands on ops
+        return found.package in ("cli", "bench", "inspect")
+    return found.target_package in ALLOWED[found.package]
 
 
 def test_the_walker_sees_every_kind_of_import(tmp_path):
@@ -169,7 +169,7 @@ def test_the_walker_sees_every_kind_of_import(tmp_path):
 
 
 def test_every_room_has_its_place():
-    assert set(ROOMS) <= set(ALLOWED)
+    assert set(PACKAGES) <= set(ALLOWED)
     assert len(imports()) > 200
 
 
@@ -202,30 +202,30 @@ def test_third_party_packages_stay_where_they_belong():
         top = found.module.split(".")[0]
         if found.is_own or top in sys.stdlib_module_names or top == "__future__":
             continue
-        if top not in THIRD_PARTY.get(found.room, EVERYWHERE):
+        if top not in THIRD_PARTY.get(found.package, EVERYWHERE):
             wrong.append(str(found))
     assert wrong == []
 
 
 def test_only_the_cuda_room_imports_cuda():
-    assert {i.room for i in imports() if i.module.split(".")[0] == "cuda"} <= {"cuda"}
+    assert {i.package for i in imports() if i.module.split(".")[0] == "cuda"} <= {"cuda"}
 
 
 def test_frameworks_and_drawing_are_imported_when_needed_only():
     lazy = {"torch", "jax", "cupy", "matplotlib", "cuda"}
     early = [i for i in imports() if i.module.split(".")[0] in lazy and not i.deferred and not i.for_types]
     # operators are imported when PyTorch traces a graph, warploom.jax by JAX programs
-    assert [str(i) for i in early if i.room != "operators" and i.source != "jax"] == []
+    assert [str(i) for i in early if i.package != "operators" and i.source != "jax"] == []
 
 
 def test_imports_form_no_circle():
-    """Neither between rooms nor between files, whether imported at the top or when called.
+    """Neither between packages nor between files, whether imported at the top or when called.
 
     Types are no imports; and a layout that shows itself in a notebook calls what draws layouts.
     """
     needed: dict[str, set[str]] = {}
     for found in imports():
-        own_picture = found.module == "warploom.layout.draw" and found.room == "layout" and found.deferred
+        own_picture = found.module == "warploom.layout.draw" and found.package == "layout" and found.deferred
         if found.is_own and not found.for_types and not own_picture:
             needed.setdefault(found.source, set()).add(found.module.removeprefix("warploom").lstrip("."))
     assert _circle(needed) == []
@@ -257,10 +257,13 @@ def test_operations_import_no_framework_and_no_language_until_they_trace():
         "print(*{'.'.join(m.split('.')[: 1 + m.startswith('warploom.')]) for m in sys.modules})"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    rooms = set(done.stdout.split())
-    assert "warploom.ops" in rooms
-    assert not {f"warploom.{room}" for room in ("layout", "isa", "ir", "lang", "emulate", "cuda", "inspect")} & rooms
-    assert not {"torch", "cuda", "jax", "cupy", "matplotlib"} & rooms
+    packages = set(done.stdout.split())
+    assert "warploom.ops" in packages
+    assert (
+        not {f"warploom.{package}" for package in ("layout", "isa", "ir", "lang", "emulate", "cuda", "inspect")}
+        & packages
+    )
+    assert not {"torch", "cuda", "jax", "cupy", "matplotlib"} & packages
 
 
 def test_an_unknown_public_name_lists_those_there_are():

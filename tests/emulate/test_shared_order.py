@@ -10,13 +10,13 @@ import pytest
 
 from tests.emulate.findings import kinds, numbers
 from warploom.emulate import emulate
-from warploom.isa.memory import Atomic, Order, Store
+from warploom.isa.memory import Atomic, MemoryOrder, Store
 from warploom.lang import Global, Kernel, kernel
 from warploom.lang import u32 as U32  # noqa: N812
 
 
 @kernel(threads=128)
-def last_warp(k: Kernel, out: Global[U32], *, order: Order, sync: bool = True) -> None:
+def last_warp(k: Kernel, out: Global[U32], *, order: MemoryOrder, sync: bool = True) -> None:
     """The warp that counts last in shared memory adds what all of them wrote there."""
     tile, count = k.shared(U32, 128), k.shared(U32, 4)
     with k.when(k.thread == 0):

@@ -49,15 +49,15 @@ def test_packed_heads_of_version_3():
     assert_near(found.detach(), attention64(qkv[:, :, :2], qkv[:, :, 2:3], qkv[:, :, 3:], causal=True)[0].detach())
 
 
-def asked_of(monkeypatch, room, name):
-    """Whether each backward pass of ``room`` is to give equal bits: how its third argument ends."""
-    asked, run = [], getattr(room, name)
+def asked_of(monkeypatch, module, name):
+    """Whether each backward pass of ``module`` is to give equal bits: how its third argument ends."""
+    asked, run = [], getattr(module, name)
 
     def watched(*given):
         asked.append(given[2][-1])
         return run(*given)
 
-    monkeypatch.setattr(room, name, watched)
+    monkeypatch.setattr(module, name, watched)
     return asked
 
 

@@ -6,17 +6,17 @@ from itertools import product
 
 import pytest
 
-from warploom.kernels.matmul.ladder_rolling import Load, Mark, Multiply, Order
+from warploom.kernels.matmul.ladder_rolling import Load, Mark, Multiply, RollingOrder
 
 ORDERS = [
-    Order(steps, rows, cols, lead)
+    RollingOrder(steps, rows, cols, lead)
     for steps, rows, cols in [(2, 4, 8), (4, 4, 8), (2, 6, 8), (2, 1, 4), (4, 2, 2)]
     for lead in sorted({1, cols, rows * cols - 1})
     if lead < rows * cols
 ]
 
 
-def tiles(order: Order) -> tuple[list[Load | Multiply | Mark], list[Load | Multiply | Mark]]:
+def tiles(order: RollingOrder) -> tuple[list[Load | Multiply | Mark], list[Load | Multiply | Mark]]:
     """The events of a tile, cut at the border."""
     events = list(order.events())
     border = events.index(Mark.BORDER)
@@ -24,13 +24,13 @@ def tiles(order: Order) -> tuple[list[Load | Multiply | Mark], list[Load | Multi
 
 
 @pytest.mark.parametrize("order", ORDERS, ids=str)
-def test_every_product_comes_once_and_row_by_row(order: Order) -> None:
+def test_every_product_comes_once_and_row_by_row(order: RollingOrder) -> None:
     found = [(e.a.step, e.row, e.col) for e in order.events() if isinstance(e, Multiply)]
     assert found == list(product(range(order.steps), range(order.rows), range(order.cols)))
 
 
 @pytest.mark.parametrize("order", ORDERS, ids=str)
-def test_each_load_comes_once_and_lead_mma_before_its_first_use(order: Order) -> None:
+def test_each_load_comes_once_and_lead_mma_before_its_first_use(order: RollingOrder) -> None:
     """Over two tiles, of which the second is whole: its first loads lie behind the first one's border."""
     before, after = tiles(order)
     stream = [(e, 1) for e in before]
@@ -52,7 +52,7 @@ def test_each_load_comes_once_and_lead_mma_before_its_first_use(order: Order) ->
 
 
 @pytest.mark.parametrize("order", ORDERS, ids=str)
-def test_what_is_carried_is_what_lies_behind_the_border(order: Order) -> None:
+def test_what_is_carried_is_what_lies_behind_the_border(order: RollingOrder) -> None:
     before, after = tiles(order)
     assert [e for e in after if isinstance(e, Load)] == order.carried
     assert all(load.step == 0 for load in order.carried)

@@ -45,12 +45,12 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[EmulatedGpu]:
     monkeypatch.setattr(tuned, "gpu_name", lambda _: "the emulator")
     monkeypatch.setattr(backends.GpuCall, "prepare", made.prepare)
     monkeypatch.setattr(steps, "zero_words", made.zero)
-    rooms = (
+    modules = (
         append_to_cache, attention, attention_backward, attention_paged, attention_varlen, attention_varlen_backward,
         loss, matmul, reduce,
     )  # fmt: skip
-    for room in rooms:
-        room._prepared.clear()
+    for module in modules:
+        module._prepared.clear()
     yield made
-    for room in rooms:
-        room._prepared.clear()
+    for module in modules:
+        module._prepared.clear()

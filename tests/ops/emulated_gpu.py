@@ -96,14 +96,14 @@ class EmulatedGpu:
             self.keep(view := describe(array))
             return view._replace(device=("cuda", 0))
 
-        for room in (append_to_cache, attention, attention_arrays, attention_backward, loss, matmul, reduce):
-            monkeypatch.setattr(room, "describe", on_gpu)
+        for module in (append_to_cache, attention, attention_arrays, attention_backward, loss, matmul, reduce):
+            monkeypatch.setattr(module, "describe", on_gpu)
         compact = copies._compact
         monkeypatch.setattr(copies, "_compact", lambda view: on_gpu(compact(view._replace(device=("cpu", 0))).owner))
-        for room in (attention, attention_paged, attention_varlen, reduce, loss):
-            monkeypatch.setattr(room, "empty", self.empty)
+        for module in (attention, attention_paged, attention_varlen, reduce, loss):
+            monkeypatch.setattr(module, "empty", self.empty)
         monkeypatch.setattr(attention_varlen_backward, "filled", self.filled)
-        for room in (
+        for module in (
             append_to_cache,
             attention,
             attention_backward,
@@ -111,9 +111,9 @@ class EmulatedGpu:
             attention_varlen_backward,
             matmul,
         ):
-            monkeypatch.setattr(room, "empty_like", self.empty_like)
-        for room in (repeated, steps):
-            monkeypatch.setattr(room, "maker", self.maker)
+            monkeypatch.setattr(module, "empty_like", self.empty_like)
+        for module in (repeated, steps):
+            monkeypatch.setattr(module, "maker", self.maker)
 
 
 class EmulatedCall:

@@ -146,11 +146,11 @@ SETTLED = "run_and_keep", "empty", "empty_like", "laid_out", "read_inputs", "pla
 def test_a_repeated_call_looks_up_what_the_first_settled(
     name: str, gpu: EmulatedGpu, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    room, call = LOOKED_UP[name]
+    module, call = LOOKED_UP[name]
     gpu.hold(monkeypatch)
     first = call()
     for settled in SETTLED:
-        monkeypatch.setattr(room, settled, lambda *_: pytest.fail("settled at the first call"), raising=False)
+        monkeypatch.setattr(module, settled, lambda *_: pytest.fail("settled at the first call"), raising=False)
     np.testing.assert_array_equal(call(), first)
 
 
@@ -189,9 +189,9 @@ def like(request: pytest.FixtureRequest, gpu: EmulatedGpu, monkeypatch: pytest.M
     torch = pytest.importorskip("torch")
     gpu.hold(monkeypatch)
     read = list[Any]()
-    for room in (attention_arrays, matmul_ops):
-        reader = room.describe
-        monkeypatch.setattr(room, "describe", lambda x, reader=reader: read.append(x) or reader(x))
+    for module in (attention_arrays, matmul_ops):
+        reader = module.describe
+        monkeypatch.setattr(module, "describe", lambda x, reader=reader: read.append(x) or reader(x))
     call, shapes = LIKE[request.param]
     tensors = [torch.randn(shape, dtype=torch.float32 if len(shape) == 1 else torch.float16) for shape in shapes]
     for _ in range(2):

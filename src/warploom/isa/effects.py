@@ -13,7 +13,7 @@ from typing import Literal
 Space = Literal["shared", "global", "local"]
 Scope = Literal["cta", "gpu", "sys"]
 ClusterScope = Literal["cta", "cluster"]
-Order = Literal["weak", "relaxed", "acquire", "release", "acq_rel"]
+MemoryOrder = Literal["weak", "relaxed", "acquire", "release", "acq_rel"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +47,7 @@ class Access(Effect):
     lanes: int = 32
     collective: bool = False
     words: int = 1
-    order: Order = "weak"
+    order: MemoryOrder = "weak"
     scope: Scope = "gpu"
     read_only: bool = False
     volatile: bool = False

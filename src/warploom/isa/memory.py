@@ -17,7 +17,7 @@ from warploom.core.dtypes import DTYPES, DType, f32, f64, s32, s64, u16, u32, u6
 from warploom.core.errors import VerifyError
 from warploom.isa.alu import flush_subnormal
 from warploom.isa.base import Array, Instruction, address, as_words, braces, takes
-from warploom.isa.effects import Access, Effect, Fence, GlobalWait, Order, Scope, Space, WarpSync
+from warploom.isa.effects import Access, Effect, Fence, GlobalWait, MemoryOrder, Scope, Space, WarpSync
 
 CACHE_HINTS = {
     "": "", "ca": ".ca", "cg": ".cg", "cs": ".cs", "lu": ".lu", "cv": ".cv", "nc": ".nc", "wb": ".wb", "wt": ".wt",
@@ -36,7 +36,7 @@ def _address_type(space: Space) -> DType:
     return u64 if space == "global" else u32
 
 
-def _ordering(order: Order, scope: Scope) -> str:
+def _ordering(order: MemoryOrder, scope: Scope) -> str:
     return "" if order == "weak" else f".{order}.{scope}"
 
 
@@ -93,7 +93,7 @@ class _VectorAccess(Instruction):
     count: int = 1
     offset: int = 0
     cache: str = ""
-    order: Order = "weak"
+    order: MemoryOrder = "weak"
     scope: Scope = "gpu"
     volatile: bool = False
     remote: bool = False
@@ -211,7 +211,7 @@ class Atomic(Instruction):
     op: str
     dtype: DType
     offset: int = 0
-    order: Order = "relaxed"
+    order: MemoryOrder = "relaxed"
     scope: Scope = "gpu"
     halves: Literal["", "f16", "bf16", "f16x2", "bf16x2"] = ""
     remote: bool = False

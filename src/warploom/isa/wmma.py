@@ -18,7 +18,7 @@ from warploom.isa.base import Array, Instruction, address, braces
 from warploom.isa.effects import Effect, MatrixAccess, Space, WarpSync
 from warploom.isa.matrix import FragmentSlot
 from warploom.layout.fragments import FragmentLayout
-from warploom.layout.wmma import WMMA_ACCUMULATORS, WMMA_SHAPES, Order, wmma_elements, wmma_fragment
+from warploom.layout.wmma import WMMA_ACCUMULATORS, WMMA_SHAPES, StorageOrder, wmma_elements, wmma_fragment
 
 Operand = Literal["A", "B", "C", "D"]
 
@@ -40,7 +40,7 @@ def _check(shape: str, operand: str, dtype: DType) -> None:
         raise VerifyError(f"wmma {shape} has no operand {operand} of {dtype}; it takes {', '.join(sorted(allowed))}")
 
 
-def _slot(shape: str, operand: Operand, dtype: DType, order: Order, first: int) -> FragmentSlot:
+def _slot(shape: str, operand: Operand, dtype: DType, order: StorageOrder, first: int) -> FragmentSlot:
     count = fragment_registers(shape, operand, dtype)
     return FragmentSlot(wmma_fragment(shape, operand, dtype, order), dtype, first, count)
 
@@ -56,7 +56,7 @@ class WmmaLoad(Instruction):
     operand: Literal["A", "B", "C"]
     shape: str
     dtype: DType
-    order: Order
+    order: StorageOrder
     space: Space
     offset: int = 0
     moves_bits: ClassVar[bool] = True
@@ -113,7 +113,7 @@ class WmmaStore(Instruction):
 
     shape: str
     dtype: DType
-    order: Order
+    order: StorageOrder
     space: Space
     offset: int = 0
     moves_bits: ClassVar[bool] = True
@@ -165,8 +165,8 @@ class WmmaMma(Instruction):
     shape: str
     inputs: DType
     accumulator: DType
-    a_order: Order = "row"
-    b_order: Order = "col"
+    a_order: StorageOrder = "row"
+    b_order: StorageOrder = "col"
     does = (WarpSync(aligned=True),)
     volatile_ptx = False
     clobbers_memory = False

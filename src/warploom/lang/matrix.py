@@ -14,7 +14,7 @@ from warploom.lang.fold import split_sum
 from warploom.lang.fragments import FragmentWords
 from warploom.lang.memory import GlobalPointer, SharedTile
 from warploom.lang.values import Mutable, Number, Traced
-from warploom.layout.wmma import Order
+from warploom.layout.wmma import StorageOrder
 
 Matrix = GlobalPointer | SharedTile | Traced
 """Where a matrix begins: a pointer, a shared tile, or an address in one (``tile.address(row, col)``)."""
@@ -69,7 +69,7 @@ class MatrixWords(FragmentWords):
         *,
         shape: str = "m16n16k16",
         dtype: DType = bf16,
-        order: Order = "row",
+        order: StorageOrder = "row",
     ) -> tuple[Traced, ...]:
         """``wmma.load``: the registers of operand A, B or C from a matrix in ``order``, ``leading`` elements a line."""
         space, address = _where(matrix)
@@ -85,7 +85,7 @@ class MatrixWords(FragmentWords):
         *,
         shape: str = "m16n16k16",
         dtype: DType = f32,
-        order: Order = "row",
+        order: StorageOrder = "row",
     ) -> None:
         """``wmma.store``: an accumulator to a matrix in ``order``, ``leading`` elements a line."""
         space, address = _where(matrix)
@@ -104,7 +104,7 @@ class MatrixWords(FragmentWords):
         shape: str = "m16n16k16",
         inputs: DType = bf16,
         accumulate: DType = f32,
-        orders: tuple[Order, Order] = ("row", "col"),
+        orders: tuple[StorageOrder, StorageOrder] = ("row", "col"),
         into: Sequence[Mutable] | None = None,
     ) -> tuple[Traced, ...]:
         """``wmma.mma``: the registers of D = A·B + C; ``orders`` are those that A and B were loaded in.

@@ -12,7 +12,7 @@ from warploom.core.dtypes import DType, f32, u32, u64
 from warploom.core.errors import TraceError, shown
 from warploom.ir.statements import SharedRegion, Tile
 from warploom.isa.async_copy import CommitCopies, CpAsync, Eviction, WaitCopies
-from warploom.isa.effects import Order, Scope, Space
+from warploom.isa.effects import MemoryOrder, Scope, Space
 from warploom.isa.memory import (
     Atomic,
     LdMatrix,
@@ -61,15 +61,15 @@ class GlobalPointer:
 
     @overload
     def load(
-        self, index: Number = 0, *, cache: str = "", order: Order = "weak", dtype: DType | None = None
+        self, index: Number = 0, *, cache: str = "", order: MemoryOrder = "weak", dtype: DType | None = None
     ) -> Element: ...
     @overload
     def load(
-        self, index: Number, count: int, *, cache: str = "", order: Order = "weak", dtype: DType | None = None
+        self, index: Number, count: int, *, cache: str = "", order: MemoryOrder = "weak", dtype: DType | None = None
     ) -> Vector: ...
     @overload
     def load(
-        self, index: Number = 0, *, count: int, cache: str = "", order: Order = "weak", dtype: DType | None = None
+        self, index: Number = 0, *, count: int, cache: str = "", order: MemoryOrder = "weak", dtype: DType | None = None
     ) -> Vector: ...
     def load(
         self,
@@ -77,7 +77,7 @@ class GlobalPointer:
         count: int | None = None,
         *,
         cache: str = "",
-        order: Order = "weak",
+        order: MemoryOrder = "weak",
         dtype: DType | None = None,
     ) -> Element | Vector:
         """The element at ``index``, or with ``count`` that many from there on, in one access.
@@ -96,7 +96,7 @@ class GlobalPointer:
         index: Number = 0,
         *,
         cache: str = "",
-        order: Order = "weak",
+        order: MemoryOrder = "weak",
         dtype: DType | None = None,
     ) -> None:
         """Store one value, or several consecutive ones in one access, from ``index`` on."""
@@ -229,7 +229,7 @@ class SharedTile:
         address = self._address(row, col, self._elements(kind, len(listed)))
         self.words.store("shared", address, kind, listed, "", "weak")
 
-    def atomic(self, op: str, value: Number, row: Number, col: Number = 0, *, order: Order = "relaxed") -> Traced:
+    def atomic(self, op: str, value: Number, row: Number, col: Number = 0, *, order: MemoryOrder = "relaxed") -> Traced:
         """``atom.shared.{add,min,max,and,or,xor,exch}`` on element (row, col), of the CTA; returns the old value."""
         base, offset = split_sum(self._address(row, col, 1))
         operands = (base, self.words.operand(value, self.dtype))
@@ -334,13 +334,15 @@ class MemoryWords(Arithmetic):
         return SharedTile(self, name, dtype, layout, offset, stages, stage_bytes)
 
     # -- synchronous accesses
-    def load(self, space: Space, address: Traced, dtype: DType, count: int, cache: str, order: Order) -> list[Traced]:
+    def load(
+        self, space: Space, address: Traced, dtype: DType, count: int, cache: str, order: MemoryOrder
+    ) -> list[Traced]:
         """Loads by address; see :meth:`GlobalPointer.load` and :meth:`SharedTile.load`."""
         base, offset = split_sum(address)
         return list(self.emit(Load(space, dtype, count, offset, cache, order), (base,)))
 
     def store(
-        self, space: Space, address: Traced, dtype: DType, values: Sequence[Number], cache: str, order: Order
+        self, space: Space, address: Traced, dtype: DType, values: Sequence[Number], cache: str, order: MemoryOrder
     ) -> None:
         """Stores by address; see :meth:`GlobalPointer.store` and :meth:`SharedTile.store`."""
         kind = register_type(dtype)
@@ -361,7 +363,7 @@ class MemoryWords(Arithmetic):
         value: Number,
         index: Number = 0,
         *,
-        order: Order = "relaxed",
+        order: MemoryOrder = "relaxed",
         scope: Scope = "gpu",
     ) -> Traced:
         """``atom.global.{add,min,max,and,or,xor,exch}`` on one element; returns the old value."""

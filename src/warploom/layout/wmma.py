@@ -18,7 +18,7 @@ from warploom.layout.linear import LinearMap
 
 MAPS_FILE = Path(__file__).with_name("wmma_maps.json")
 
-Order = Literal["row", "col"]
+StorageOrder = Literal["row", "col"]
 
 WMMA_SHAPES: dict[str, tuple[str, ...]] = {
     "m16n16k16": ("f16", "bf16", "s8", "u8"),
@@ -61,7 +61,7 @@ def wmma_elements(shape: str, operand: str, dtype: DType) -> int:
     return rows * cols // 32
 
 
-def wmma_name(shape: str, operand: str, dtype: DType, order: Order) -> str:
+def wmma_name(shape: str, operand: str, dtype: DType, order: StorageOrder) -> str:
     """The name of a fragment: ``wmma.m16n16k16.A.bf16.row``; accumulators have no order: ``wmma.m16n16k16.C.f32``."""
     role = "C" if operand == "D" else operand
     return f"wmma.{shape}.{role}.{dtype.name}" + (f".{order}" if role != "C" else "")
@@ -77,7 +77,7 @@ def discovered() -> dict[str, Any]:
 
 
 @lru_cache(maxsize=256)
-def wmma_fragment(shape: str, operand: str, dtype: DType, order: Order = "row") -> FragmentLayout:
+def wmma_fragment(shape: str, operand: str, dtype: DType, order: StorageOrder = "row") -> FragmentLayout:
     """The fragment of ``operand`` ("A", "B", "C", "D") of ``wmma``, as it was seen on a GPU.
 
     ``order`` is the order in memory that A or B was loaded from: it may change the map. Raises LayoutError for a

@@ -39,7 +39,7 @@ from warploom.layout.fragments import WARP_SIZE, FragmentLayout
 from warploom.layout.wmma import (
     WMMA_ACCUMULATORS,
     WMMA_SHAPES,
-    Order,
+    StorageOrder,
     operand_shape,
     wmma_elements,
     wmma_name,
@@ -47,7 +47,7 @@ from warploom.layout.wmma import (
 
 Array = NDArray[Any]
 
-ORDERS: tuple[Order, Order] = ("row", "col")
+ORDERS: tuple[StorageOrder, StorageOrder] = ("row", "col")
 
 Run = Callable[[Program, Array, Array], None]
 """Runs a tracer: one CTA per pass (the first axis of both arrays), from the source array into the other."""

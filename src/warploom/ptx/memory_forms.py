@@ -13,7 +13,7 @@ from warploom.ir.statements import Operand as Value
 from warploom.isa.alu import Select
 from warploom.isa.async_copy import CommitCopies, CopiesArrive, CpAsync, WaitCopies
 from warploom.isa.conversion import Combine, Half
-from warploom.isa.effects import Order, Scope, Space
+from warploom.isa.effects import MemoryOrder, Scope, Space
 from warploom.isa.memory import Atomic, LdMatrix, Load, MemoryFence, StMatrix, Store, register_type
 from warploom.ptx.builder import Builder
 from warploom.ptx.conversion_forms import byte
@@ -48,14 +48,14 @@ def _cache(f: Form) -> str:
     return f"{hint}.{eviction}" if hint == "nc" and eviction == "no_allocate" else hint or eviction
 
 
-def _order(b: Builder, f: Form) -> tuple[Order | Literal["volatile"], Scope]:
+def _order(b: Builder, f: Form) -> tuple[MemoryOrder | Literal["volatile"], Scope]:
     order = f.one_of("weak", "volatile", "relaxed", "acquire", "release", default="weak")
-    return cast("Order", order), "sys" if order == "volatile" else _scope(b, f)
+    return cast("MemoryOrder", order), "sys" if order == "volatile" else _scope(b, f)
 
 
 def _ordered(
-    space: Space, order: Order | Literal["volatile"], scope: Scope, cache: str
-) -> tuple[str, Order, Scope, bool]:
+    space: Space, order: MemoryOrder | Literal["volatile"], scope: Scope, cache: str
+) -> tuple[str, MemoryOrder, Scope, bool]:
     """Cache hint, order, scope and ``volatile`` as they count in a space: caches are global memory's alone.
 
     ``volatile`` is a relaxed access of the system's scope. In shared memory it counts as an ordinary one, since what it
@@ -226,7 +226,7 @@ def atomic(b: Builder, f: Form) -> None:
 
         def make(where: Space, offset: int, i: int = i, read: list[Value] = read) -> tuple[Atomic, list[Value]]:
             reached = "global" if where == "local" else where
-            far, how, at = remote and where == "shared", cast("Order", order), offset + i * dtype.bytes
+            far, how, at = remote and where == "shared", cast("MemoryOrder", order), offset + i * dtype.bytes
             return Atomic(reached, op, dtype, at, how, scope, cast("Halves", halves), far, count if i == 0 else 1), read
 
         (old,) = b.access(address, space, make, [dtype])

@@ -11,7 +11,7 @@ from warploom.core.dtypes import DTYPES, DType, u32
 from warploom.core.errors import LayoutError
 from warploom.isa.effects import Space
 from warploom.isa.wmma import WmmaLoad, WmmaMma, WmmaStore
-from warploom.layout.wmma import WMMA_SHAPES, Order
+from warploom.layout.wmma import WMMA_SHAPES, StorageOrder
 from warploom.ptx.builder import Builder
 from warploom.ptx.forms import Form, form
 from warploom.ptx.syntax import Operand, Vector
@@ -28,8 +28,8 @@ def wmma(b: Builder, f: Form) -> None:
         raise f.refusal(str(error)) from None
 
 
-def _order(f: Form) -> Order:
-    return cast("Order", f.which("row", "col"))
+def _order(f: Form) -> StorageOrder:
+    return cast("StorageOrder", f.which("row", "col"))
 
 
 def _type(f: Form, name: str) -> DType:
@@ -79,7 +79,7 @@ def _multiply(b: Builder, f: Form, shape: str) -> None:
     accumulators, inputs = (types, ["f16"]) if len(types) == 2 else (types[::3], types[1:3])
     if len(orders) != 2 or len(types) not in (2, 4) or len({*accumulators}) > 1 or len({*inputs}) > 1:
         raise f.refusal("D and C of one type, A and B of one type are supported")
-    product = WmmaMma(shape, _type(f, inputs[0]), _type(f, types[0]), *cast("list[Order]", orders))
+    product = WmmaMma(shape, _type(f, inputs[0]), _type(f, types[0]), *cast("list[StorageOrder]", orders))
     target, *sources = (_items(f, x) for x in f.operands(4))
     given = [x for items in sources for x in items]
     if len(given) != len(product.operand_types):

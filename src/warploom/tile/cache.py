@@ -13,7 +13,7 @@ from warploom.tile.copy_plan import CopyPlan
 
 if TYPE_CHECKING:
     from warploom.isa.async_copy import Eviction
-    from warploom.isa.effects import Order
+    from warploom.isa.effects import MemoryOrder
     from warploom.lang import GlobalPointer, Kernel, SharedTile, Traced
     from warploom.lang.values import Number
 
@@ -48,7 +48,7 @@ class Pages:
         """The page of a key; for keys beyond the table that of its last entry."""
         return self.page(k, self.entry(k, sequence, key))
 
-    def entry(self, k: Kernel, sequence: Traced, key: Traced, order: Order = "weak") -> Traced:
+    def entry(self, k: Kernel, sequence: Traced, key: Traced, order: MemoryOrder = "weak") -> Traced:
         """The same as the table has it, which may be none."""
         entry = k.minimum(key // self.size, self.table.columns - 1)
         return k.bitcast(self.table.entries.at(sequence).load(entry, order=order), u32)

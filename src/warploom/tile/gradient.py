@@ -28,14 +28,14 @@ class SoftmaxGradient:
         self._scores = s.mutable
         self._scale = scale
 
-    def probabilities(self, shift: Sequence[Traced], hide: Callable[[], None] = nothing) -> None:
-        """P in place of S; ``hide`` puts 0 where scores do not count."""
+    def probabilities(self, shift: Sequence[Traced], mask: Callable[[], None] = nothing) -> None:
+        """P in place of S; ``mask`` puts 0 where scores do not count."""
         k, cap = self._k, self._cap
         factor = self._scale * LOG2_E if cap is None else LOG2_E
         for x, y in zip(self._scores, shift, strict=True):
             score = x.get() if cap is None else capped(k, x * self._scale, cap)
             x.set(k.exp2(k.fma(score, factor, y)))
-        hide()
+        mask()
 
     def uncap(self, shift: Sequence[Traced]) -> None:
         """After P has been used: P·(1 - tanh²) in its place, where there is a soft cap.

@@ -48,9 +48,9 @@ class Visible:
         return found
 
 
-def hide(k: Kernel, score: Mutable, seen: list[Traced], hidden: float) -> None:
-    """``hidden`` in place of a score where not all of ``seen`` hold."""
-    score.set(k.select(reduce(and_, seen), score.get(), k.value(hidden, f32)))
+def mask_score(k: Kernel, score: Mutable, seen: list[Traced], masked: float) -> None:
+    """``masked`` in place of a score where not all of ``seen`` hold."""
+    score.set(k.select(reduce(and_, seen), score.get(), k.value(masked, f32)))
 
 
 class Mask:
@@ -129,9 +129,9 @@ class Mask:
         return reduce(or_, found) if found else None
 
     def apply(
-        self, scores: Fragment, block: Traced, *, row: Number = 0, warp: Number | None = None, hidden: float = -math.inf
+        self, scores: Fragment, block: Traced, *, row: Number = 0, warp: Number | None = None, masked: float = -math.inf
     ) -> None:
-        """``hidden`` in place of what does not count of a block; passed over where every row sees the whole block.
+        """``masked`` in place of what does not count of a block; passed over where every row sees the whole block.
 
         The fragment's rows begin ``row`` rows into the tile; ``warp`` is the warp's index among those that share it,
         by default its number in the CTA modulo theirs.
@@ -139,9 +139,9 @@ class Mask:
         cuts = self.cuts(block)
         if cuts is not None:
             with self._k.when(cuts, uniform=True):
-                self._cut(scores, block, (row, scores.warp if warp is None else warp), hidden)
+                self._cut(scores, block, (row, scores.warp if warp is None else warp), masked)
 
-    def _cut(self, scores: Fragment, block: Traced, place: tuple[Number, Number], hidden: float) -> None:
+    def _cut(self, scores: Fragment, block: Traced, place: tuple[Number, Number], masked: float) -> None:
         row, warp = place
         k = self._k
         begin = k.bitcast(block * self._block, s32)
@@ -150,7 +150,7 @@ class Mask:
         for element, score in enumerate(scores.mutable):
             at_row, at_col = scores.layout.coordinates(k.lane, element, warp)
             key, aligned = k.bitcast(k.value(at_col, u32), s32), top + k.bitcast(k.value(at_row, u32), s32)
-            hide(k, score, self._visible.seen(key, aligned, keys), hidden)
+            mask_score(k, score, self._visible.seen(key, aligned, keys), masked)
 
 
 class SeenBy:
@@ -230,7 +230,7 @@ class SeenBy:
             for element, score in enumerate(scores.mutable):
                 at_row, at_col = scores.layout.coordinates(k.lane, element, warp)
                 key, aligned = k.bitcast(k.value(at_row, u32), s32), top + k.bitcast(k.value(at_col, u32), s32)
-                hide(k, score, self._visible.seen(key, aligned, keys), 0.0)
+                mask_score(k, score, self._visible.seen(key, aligned, keys), 0.0)
 
 
 def key_tiles(

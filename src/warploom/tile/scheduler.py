@@ -164,7 +164,7 @@ class Claimed:
         self._told.full.arrive(place.stage)
 
 
-Order = Persistent | Single | Claimed
+TileScheduler = Persistent | Single | Claimed
 
 
 class Divisor(Compound):

@@ -331,7 +331,7 @@ class Rows:
         s.wait()
         block = self._mask.block(turn)
         self._softmax.probabilities(
-            self._shift, lambda: self._mask.apply(self._s, block, row=self._row, warp=self._k.warp & 3, hidden=0.0)
+            self._shift, lambda: self._mask.apply(self._s, block, row=self._row, warp=self._k.warp & 3, masked=0.0)
         )
         self._softmax.uncap(self._shift)
         dp.wait()

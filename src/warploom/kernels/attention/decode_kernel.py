@@ -37,7 +37,7 @@ from warploom.layout.reduction import reduction_plan
 from warploom.layout.shared import SharedLayout
 from warploom.tile.cache import Pages, PageTable, WarpRing
 from warploom.tile.eight_bits import LANES, ProductAlongRows, ProductDownRows, columns
-from warploom.tile.mask import Visible, hide
+from warploom.tile.mask import Visible, mask_score
 from warploom.tile.merge import merged
 from warploom.tile.operands import DEPTH
 from warploom.tile.pipeline import operand_tile
@@ -260,7 +260,7 @@ class Products:
                 row, col = self._s.layout.coordinates(k.lane, element)
                 aligned = k.bitcast(rows.query(k.value(row, u32)), s32) + offset
                 number = k.bitcast(k.value(col, u32), s32) + own
-                hide(k, score, visible.seen(number, aligned, keys), -math.inf)
+                mask_score(k, score, visible.seen(number, aligned, keys), -math.inf)
 
     def finish(self) -> None:
         """Each warp's log-sum-exps to shared memory, and what its O is to be multiplied by."""

@@ -22,7 +22,7 @@ from warploom.tile import ragged
 from warploom.tile.copies import Rows
 from warploom.tile.pipeline import Pipeline
 from warploom.tile.ragged import PieceList, RaggedTiles, Sequences, Slots, sequence_boxes
-from warploom.tile.scheduler import Claimed, Divisor, Order, Persistent, Single
+from warploom.tile.scheduler import Claimed, Divisor, Persistent, Single, TileScheduler
 
 
 @kernel(threads=32 * LISTING_WARPS, drop_unused=True)
@@ -86,7 +86,7 @@ class PackedTiles(Tiles):
         """What the threads of a persistent kernel tell each other where later tiles of a sequence take longer."""
         return (Claimed.telling(self.k),) if self.config.persistent and self.features.by_row else ()
 
-    def schedule(self) -> Order:
+    def schedule(self) -> TileScheduler:
         """The tiles that are listed, once the list is there; the kernel's memory is set up meanwhile."""
         self.k.await_launch_before()
         count = self.pieces.count

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from warploom.tile.mask import Mask, Visible
 from warploom.tile.roles import WARPGROUP_ROWS
-from warploom.tile.scheduler import Divisor, Order, Persistent, RowTiles, Single
+from warploom.tile.scheduler import Divisor, Persistent, RowTiles, Single, TileScheduler
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -66,7 +66,7 @@ class Tiles(ABC):
     may_lack_keys: ClassVar[bool] = False
 
     @cached_property
-    def order(self) -> Order:
+    def order(self) -> TileScheduler:
         """Which tiles this CTA takes: first asked for before the roles part."""
         return self.schedule()
 
@@ -76,7 +76,7 @@ class Tiles(ABC):
         return ()
 
     @abstractmethod
-    def schedule(self) -> Order:
+    def schedule(self) -> TileScheduler:
         """A new :attr:`order`."""
 
     @abstractmethod
@@ -136,7 +136,7 @@ class EvenTiles(Tiles):
     heads: Divisor
     lengths: tuple[Traced, Traced]
 
-    def schedule(self) -> Order:
+    def schedule(self) -> TileScheduler:
         """All tiles that there are."""
         if self.config.persistent:
             return Persistent(self.k, self.rows.count, alternating=self.rows.grouped)

@@ -10,7 +10,7 @@ from warploom.core.dtypes import f16, f32, u16, u32
 from warploom.kernels.matmul.features import PLAIN, MatmulFeatures
 from warploom.kernels.matmul.ladder_config import RungGemm
 from warploom.kernels.matmul.ladder_operand import SHAPE, WMMA_SHAPE, C, Operand, with_warps
-from warploom.kernels.matmul.ladder_rolling import Load, Mark, Multiply, Order
+from warploom.kernels.matmul.ladder_rolling import Load, Mark, Multiply, RollingOrder
 from warploom.kernels.matmul.values import Result, along, stored_rows
 from warploom.lang import Fragment, Kernel, Mutable, SharedTile, Strided, Traced, kernel
 from warploom.layout.wmma import wmma_fragment
@@ -206,7 +206,7 @@ class Loops:
         Past the last tile its own first fragments load once more, and nothing reads them: no branch among the mma.
         """
         k, ring, work = self._k, self._ring, self._work
-        order = Order.of(work.config)
+        order = RollingOrder.of(work.config)
         ring.wait(ring.stages - 2)
         ahead = {x: [k.register(u32, r, "ahead") for r in self._loaded(x, ring.at(0))] for x in order.carried}
         read_stage, write = self._begin_stages()

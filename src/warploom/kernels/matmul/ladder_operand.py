@@ -13,7 +13,7 @@ from warploom.lang.fragments import TileAddresses, TileReader
 from warploom.layout.catalogue import mma_fragment
 from warploom.layout.linear import LinearMap
 from warploom.layout.matrix_access import ldmatrix_plan
-from warploom.layout.wmma import Order
+from warploom.layout.wmma import StorageOrder
 from warploom.tile.operands import Registers
 
 SHAPE, WMMA_SHAPE = "m16n8k16", "m16n16k16"
@@ -64,7 +64,7 @@ class Operand:
             self._reader.prepare(self._at(o, s) for o in range(0, self.extent, self.step) for s in range(c.k_steps))
 
     @property
-    def order(self) -> Order:
+    def order(self) -> StorageOrder:
         """The order that wmma finds the operand, A (m, k) or B (k, n), in: the tile has the matrix or its transpose."""
         return "row" if (self._name == "A") == self._along_k else "col"
 

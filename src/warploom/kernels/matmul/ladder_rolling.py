@@ -42,7 +42,7 @@ Event = Load | Multiply | Mark
 
 
 @dataclass(frozen=True)
-class Order:
+class RollingOrder:
     """``steps`` k-steps of ``rows`` × ``cols`` mma each, row by row; a load of A brings a row, one of B a column.
 
     Loads come ``lead`` mma, less than a k-step's, before their first use: those of a tile's first ``lead`` mma during
@@ -55,7 +55,7 @@ class Order:
     lead: int
 
     @classmethod
-    def of(cls, config: RungGemm) -> Order:
+    def of(cls, config: RungGemm) -> RollingOrder:
         """The order of a warp's work in a configuration."""
         return cls(config.k_steps, config.mma_rows, config.mma_cols, config.lead)
 

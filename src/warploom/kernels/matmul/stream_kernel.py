@@ -42,7 +42,7 @@ def matmul_stream_k(
     threads hold them. ``arrived``: for each tile that is cut a count, 0 at the start.
     """
     output = Output(k, features, config.dtype, result)
-    order = Order(k, shares)
+    order = Segments(k, shares)
     work = Product(k, config, features, (a, b), (result.m, result.n, depth))
     staging = work.staging(beside=True)  # the stages are being filled when C leaves
     joining = Joining(k, config, order, parts, arrived)
@@ -64,7 +64,7 @@ def matmul_stream_k(
 class Taken:
     """The segment that is being summed, in registers: the loop over k is written once for all of them."""
 
-    def __init__(self, k: Kernel, work: Product, order: Order) -> None:
+    def __init__(self, k: Kernel, work: Product, order: Segments) -> None:
         self._work, self._order = work, order
         self._row, self._col = k.register(u32, 0, "row"), k.register(u32, 0, "col")
         self._first, self._count = k.register(u32, 0, "first_tile"), k.register(u32, 0, "count")
@@ -91,7 +91,7 @@ class KtileShares(Compound):
     longer: u32
 
 
-class Order:
+class Segments:
     """The segments of this CTA, one after another: :meth:`warploom.kernels.matmul.shares.Shares.segments`."""
 
     def __init__(self, k: Kernel, shares: KtileShares) -> None:
@@ -127,7 +127,7 @@ class Joining:
     """A tile's parts become its sum, in the registers of the CTA that arrives last."""
 
     def __init__(
-        self, k: Kernel, config: MatmulSm80, order: Order, parts: GlobalPointer, arrived: GlobalPointer
+        self, k: Kernel, config: MatmulSm80, order: Segments, parts: GlobalPointer, arrived: GlobalPointer
     ) -> None:
         self._k, self._config, self._order = k, config, order
         self._parts, self._arrived = parts, arrived
