@@ -9,6 +9,7 @@ Every kernel is made of words of `warploom.tile`; the last one has the shape of 
 # pyright: reportInvalidTypeForm=false
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -200,14 +201,6 @@ def persistent(
     k: Kernel, q: TensorMap, key: TensorMap, value: TensorMap, out: TensorMap, q_len: u32, kv_len: u32, heads: u32
 ) -> None:
     """Every head; the last query sees the last key. Any grid along x."""
-    q_tile = operand_tile(k, bf16, 64, DIM, name="Q", stages=CONSUMERS)
-    k_tile, v_tile = (operand_tile(k, bf16, KEYS, DIM, name=name, stages=2) for name in "KV")
-    queries = Pipeline(k, (q_tile, Boxes(q)), readers=0, parts=CONSUMERS)
-    keys = Pipeline(k, (k_tile, Boxes(key)), readers=4 * CONSUMERS)
-    values = Pipeline(k, (v_tile, Boxes(value)), readers=4 * CONSUMERS)
-    output = Pipeline(k, q_tile, writers=4, readers=0, parts=CONSUMERS, name="O")
-    ready(k, queries, keys, values, output)
-
     row_blocks = (q_len + (TILE - 1)) // TILE
     order = Persistent(k, row_blocks * heads, alternating=True)
     tiles = RowTiles.of(k, row_blocks, heads, together=heads)
@@ -216,27 +209,13 @@ def persistent(
         block, head = tiles.tile(order.item(turn))
         return block * TILE, head, Mask(k, CAUSAL, (TILE, KEYS), block * TILE, (q_len, kv_len))
 
-    with producer(k, CONSUMERS):
-        with k.when(k.thread == 0):
-            put_k, put_v = keys.producer(), values.producer()
-            with k.loop(order.count) as turn:
-                _, head, mask = tile_of(turn)
-                with k.loop(mask.blocks) as step:
-                    for put in (put_k, put_v):
-                        put.put((mask.block(step) * KEYS, head))
-        with k.when(k.thread == 32), k.loop(order.count) as turn:
-            row, head, _ = tile_of(turn)
-            for part in range(CONSUMERS):
-                queries.at(turn, part).put((row + part * 64, head))
-            for part in range(CONSUMERS):
-                output.at(turn, part).send(Boxes(out), (row + part * 64, head))
-
+    queries, keys, values, output = loaded_in_turn(k, (q, key, value, out), order.count, tile_of)
     with consumer(k, CONSUMERS):
         me, warp = k.warpgroup - 1, k.warp & 3
         cores = Wgmma(k, bf16)
         s, o, p = cores.accumulator(KEYS, "s"), cores.accumulator(DIM, "o"), cores.left(KEYS, "p")
-        scores = cores.product(s, q_tile, k_tile)
-        product = cores.product(o, p, v_tile, transposed_b=True)
+        scores = cores.product(s, queries.tiles[0], keys.tiles[0])
+        product = cores.product(o, p, values.tiles[0], transposed_b=True)
         softmax = OnlineSoftmax(k, s, o, DIM**-0.5, bf16)
         get_k, get_v = keys.consumer(), values.consumer()
         with k.loop(order.count) as turn:
@@ -268,6 +247,35 @@ def persistent(
             written = output.at(turn, me)
             store_rows(k, written.tile, o, warp * 16)
             written.written()
+
+
+def loaded_in_turn(
+    k: Kernel, maps: tuple[Any, ...], turns: Traced, tile_of: Callable[[Traced], tuple[Traced, Traced, Mask]]
+) -> tuple[Pipeline, ...]:
+    """The pipelines of a CTA's tiles, and two threads: one copies keys and values, one Q and O."""
+    q, key, value, out = maps
+    q_tile = operand_tile(k, bf16, 64, DIM, name="Q", stages=CONSUMERS)
+    k_tile, v_tile = (operand_tile(k, bf16, KEYS, DIM, name=name, stages=2) for name in "KV")
+    queries = Pipeline(k, (q_tile, Boxes(q)), readers=0, parts=CONSUMERS)
+    keys = Pipeline(k, (k_tile, Boxes(key)), readers=4 * CONSUMERS)
+    values = Pipeline(k, (v_tile, Boxes(value)), readers=4 * CONSUMERS)
+    output = Pipeline(k, q_tile, writers=4, readers=0, parts=CONSUMERS, name="O")
+    ready(k, queries, keys, values, output)
+    with producer(k, CONSUMERS):
+        with k.when(k.thread == 0):
+            put_k, put_v = keys.producer(), values.producer()
+            with k.loop(turns) as turn:
+                _, head, mask = tile_of(turn)
+                with k.loop(mask.blocks) as step:
+                    for put in (put_k, put_v):
+                        put.put((mask.block(step) * KEYS, head))
+        with k.when(k.thread == 32), k.loop(turns) as turn:
+            row, head, _ = tile_of(turn)
+            for part in range(CONSUMERS):
+                queries.at(turn, part).put((row + part * 64, head))
+            for part in range(CONSUMERS):
+                output.at(turn, part).send(Boxes(out), (row + part * 64, head))
+    return queries, keys, values, output
 
 
 # -- each step runs once: warploom check
