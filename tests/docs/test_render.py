@@ -1,11 +1,10 @@
-"""The tables of the pages are those of the result files, and the generator writes what the files say."""
+"""The generator of tables writes what the result files say."""
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
 from types import ModuleType
-from typing import Any
 
 import pytest
 
@@ -17,33 +16,34 @@ def render() -> ModuleType:
     return load("render")
 
 
-def result() -> dict[str, Any]:
-    spread = {"median": 120.0, "low": 119.0, "high": 122.0}
-    cell = {"seq": 4096, "tflops": spread, "ratio": {"torch_flash": 1.2}, "peers": {"torch_flash": {"tflops": spread}}}
-    row = {
-        "rung": "2", "name": "swizzle", "config": {}, "findings": [],
-        "error": {"metric": "m", "value": 0.25, "bound": 0.5}, "wavefronts": {"ldmatrix": {"actual": 16, "ideal": 8}},
-        "targets": {"sm_80": {"registers": 226, "spill_bytes": 4}}, "gpu": {**cell, "cells": [cell]},
-    }  # fmt: skip
-    environment = {"gpu": {"name": "NVIDIA X"}, "nvrtc": [13, 0], "packages": {"torch": "2.9"}, "date": "2031-05-06T00"}
-    return {"environment": environment, "rows": [row]}
+RATE = {"median": 120.0, "low": 119.0, "high": 122.0}
+CELL = {"seq": 4096, "tflops": RATE, "ratio": {"torch_flash": 1.2}, "peers": {"torch_flash": {"tflops": RATE}}}
+ROW = {
+    "rung": "2", "name": "swizzle", "config": {}, "findings": [],
+    "error": {"metric": "m", "value": 0.25, "bound": 0.5}, "wavefronts": {"ldmatrix": {"actual": 16, "ideal": 8}},
+    "targets": {"sm_80": {"registers": 226, "spill_bytes": 4}, "sm_90a": {"not_for": "shared memory"}},
+    "gpu": {**CELL, "cells": [CELL]},
+}  # fmt: skip
+ENVIRONMENT = {"gpu": {"name": "NVIDIA X"}, "nvrtc": [13, 0], "packages": {"torch": "2.9"}, "date": "2031-05-06T00"}
+SHOWN = {"gpu": "| 120 (1.20×) |", "static": "| 2.00 | – | 226 (4) | does not fit |", "peers": "| 120 (119–122) |"}
 
 
-@pytest.mark.parametrize("columns", ["gpu", "static", "peers"])
 def test_tables_are_written_and_then_up_to_date(
-    render: ModuleType, columns: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    render: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "x.json").write_text(json.dumps(result()), encoding="utf-8")
+    (tmp_path / "x.json").write_text(json.dumps({"environment": ENVIRONMENT, "rows": [ROW]}), encoding="utf-8")
     page = tmp_path / "page.md"
-    page.write_text(f"before\n<!-- table: x.json {columns} -->\nold\n<!-- end table -->\nafter\n", encoding="utf-8")
+    tables = "".join(f"<!-- table: x.json {columns} -->\nold\n<!-- end table -->\n" for columns in SHOWN)
+    page.write_text(f"before\n{tables}after\n", encoding="utf-8")
     monkeypatch.setattr(render, "RESULTS", tmp_path)
     monkeypatch.setattr(render, "PAGES", (page,))
+    monkeypatch.setattr(render, "PICTURES", {})
     assert render.main(["--check"]) == 1
     assert "old" in page.read_text(encoding="utf-8")
     assert render.main([]) == 0
     text = page.read_text(encoding="utf-8")
-    assert {"gpu": "1.20", "static": "226 (4)", "peers": "120 (119–122)"}[columns] in text
-    assert "*NVIDIA X, NVRTC 13.0, torch 2.9, 2031-05-06*" in text
+    for shown in (*SHOWN.values(), "*NVIDIA X, NVRTC 13.0, torch 2.9, 2031-05-06*"):
+        assert shown in text
     assert "old" not in text
     assert (text[:7], text[-6:]) == ("before\n", "after\n")
     assert render.main(["--check"]) == 0
@@ -57,5 +57,13 @@ def test_a_drivers_version_is_not_that_of_cuda(render: ModuleType) -> None:
 
 def test_a_missing_file_is_said_and_unknown_columns_are_refused(render: ModuleType) -> None:
     assert "Not measured yet" in render.table("h200/no-such-file.json gpu")
+    assert render.table("h200/no-such-file.json gradients").strip() == "", "a section is left out"
     with pytest.raises(KeyError, match="names no columns"):
         render.table("h200/attention.json pie-chart")
+
+
+def test_a_training_is_drawn(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    runs = [{"attention": kind, "loss": kind, "losses": [2.0, 1.0]} for kind in ("warploom", "torch")]
+    load("training_sections").draw_training({"runs": runs}, tmp_path / "curves.svg")
+    assert "warploom, loss warploom" in (tmp_path / "curves.svg").read_text(encoding="utf-8")
