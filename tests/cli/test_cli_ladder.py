@@ -3,46 +3,52 @@
 import json
 
 import pytest
+from typer.testing import CliRunner
 
 from warploom.bench import resources
 from warploom.cli.ladder import attention_rungs
+from warploom.cli.main import app
 from warploom.core.errors import ConfigError
 from warploom.cuda.device import has_gpu
 from warploom.kernels.attention.ladder import FULL_LADDER
+from warploom.kernels.attention.reference import attention_reference
 
 
 @pytest.fixture(scope="module")
 def base_rows():
-    from typer.testing import CliRunner
-
-    from warploom.cli.main import app
-
     result = CliRunner().invoke(app, ["ladder", "attention", "--rung", "1,2", "--on", "cpu", "--json", "-"])
     assert result.exit_code == 0, result.output
     return json.loads(result.stdout)
 
 
+@pytest.fixture
+def small(invoke, no_compiler):
+    """A run of rung 2 on few rows, on the emulator alone."""
+
+    def run(*options: str, code: int = 0):
+        result = invoke("ladder", "attention", "--rung", "2", "--seq", "64", "--on", "cpu", *options)
+        assert result.exit_code == code, result.output
+        return result
+
+    return run
+
+
 def test_the_rows_have_the_agreed_shape(base_rows):
     assert base_rows["environment"]["packages"]["numpy"]
+    assert [row["rung"] for row in base_rows["rows"]] == ["1", "2"]
     for row in base_rows["rows"]:
         assert set(row) == {"rung", "name", "config", "digest", "error", "findings", "wavefronts", "targets", "gpu"}
         assert set(row["error"]) == {"metric", "value", "bound"}
         assert {"ldmatrix", "st.shared", "ld.shared", "cp.async"} <= set(row["wavefronts"])
-        assert row["gpu"] is None
-        assert row["config"]["dtype"] == "bf16"
-    assert [row["rung"] for row in base_rows["rows"]] == ["1", "2"]
-
-
-def test_rungs_1_and_2_are_right_without_findings_and_with_the_known_conflicts(base_rows):
-    one, two = base_rows["rows"]
-    for row in (one, two):
-        assert row["findings"] == []
+        assert (row["gpu"], row["findings"], row["config"]["dtype"]) == (None, [], "bf16")
         assert 0.01 < row["error"]["value"] <= row["error"]["bound"]
-    # Hardware counters at (64, 64, 4 warps), seq 256, bf16: conflicts of eight in rung 1, none in rung 2.
-    assert one["wavefronts"]["ldmatrix"] == {"actual": 135168, "ideal": 16896, "accesses": 4224}
-    assert two["wavefronts"]["ldmatrix"] == {"actual": 16896, "ideal": 16896, "accesses": 4224}
-    assert one["wavefronts"]["st.shared"] == {"actual": 4096, "ideal": 512, "accesses": 512}
-    assert two["wavefronts"]["st.shared"] == {"actual": 512, "ideal": 512, "accesses": 512}
+
+
+def test_rungs_1_and_2_have_the_known_conflicts(base_rows):
+    """Hardware counters at (64, 64, 4 warps), seq 256, bf16: conflicts of eight in rung 1, none in rung 2."""
+    for row, factor in zip(base_rows["rows"], (8, 1), strict=True):
+        assert row["wavefronts"]["ldmatrix"] == {"actual": factor * 16896, "ideal": 16896, "accesses": 4224}
+        assert row["wavefronts"]["st.shared"] == {"actual": factor * 512, "ideal": 512, "accesses": 512}
 
 
 @pytest.mark.skipif(resources.missing_compiler() is not None, reason="needs NVRTC")
@@ -55,46 +61,28 @@ def test_registers_and_spills_of_both_targets(base_rows):
         assert 64 < row["targets"]["sm_80"]["registers"] <= most
 
 
-@pytest.mark.usefixtures("no_compiler")
-def test_without_a_compiler_the_rest_still_runs(invoke):
-    result = invoke("ladder", "attention", "--rung", "2", "--seq", "64", "--on", "cpu", "--json", "-")
-    assert result.exit_code == 0, result.output
-    assert "not compiled" in result.stderr
-    assert json.loads(result.stdout)["rows"][0]["targets"] == {}
-
-
-@pytest.mark.usefixtures("no_compiler")
-def test_a_table_and_a_json_file(invoke, tmp_path):
+def test_a_table_and_a_json_file_without_a_compiler(small, tmp_path):
     file = tmp_path / "deep" / "rows.json"
-    result = invoke("ladder", "attention", "--rung", "2", "--seq", "64", "--on", "cpu", "--json", str(file))
-    assert result.exit_code == 0, result.output
+    result = small("--json", str(file))
     assert "2  swizzle" in result.stdout
     assert "about" in result.stderr, "the expected time is said before the emulator starts"
-    assert json.loads(file.read_text())["rows"][0]["rung"] == "2"
+    assert "not compiled" in result.stderr
+    (row,) = json.loads(file.read_text())["rows"]
+    assert (row["rung"], row["targets"]) == ("2", {})
 
 
-@pytest.mark.usefixtures("no_compiler")
-def test_flags_are_overridden(invoke):
-    result = invoke(
-        "ladder", "attention", "--rung", "2", "--seq", "64", "--on", "cpu", "--json", "-", "--set", "tile_n=32",
-        "--set", "swizzle=no", "--head-dim", "64", "--dtype", "f16",
-    )  # fmt: skip
-    (row,) = json.loads(result.stdout)["rows"]
+def test_flags_are_overridden(small):
+    words = "--set tile_n=32 --set swizzle=no --head-dim 64 --dtype f16 --json -"
+    (row,) = json.loads(small(*words.split()).stdout)["rows"]
     flags = row["config"]
     assert (flags["tile_n"], flags["swizzle"], flags["head_dim"], flags["dtype"]) == (32, False, 64, "f16")
     assert row["wavefronts"]["ldmatrix"]["actual"] > row["wavefronts"]["ldmatrix"]["ideal"]
 
 
-@pytest.mark.usefixtures("no_compiler")
-def test_a_seed_draws_other_inputs_and_finds_nothing_new(invoke):
-    errors = []
-    for seed in ("1", "2"):
-        result = invoke(
-            "ladder", "attention", "--rung", "2", "--seq", "64", "--on", "cpu", "--json", "-", "--seed", seed
-        )
-        assert result.exit_code == 0, result.output
-        errors.append(json.loads(result.stdout)["rows"][0]["error"]["value"])
-    assert errors[0] != errors[1]
+def test_a_seed_draws_other_inputs_and_finds_nothing_new(small):
+    results = [json.loads(small("--json", "-", "--seed", seed).stdout) for seed in ("1", "2")]
+    one, other = (result["rows"][0]["error"]["value"] for result in results)
+    assert one != other
 
 
 @pytest.mark.parametrize(("head_dim", "dtype"), [(128, "f16"), (80, "bf16"), (256, "bf16")])
@@ -152,8 +140,6 @@ def test_bad_input_is_one_clear_message(invoke, arguments, says):
 
 
 def test_debug_shows_the_traceback(invoke):
-    from warploom.core.errors import ConfigError
-
     result = invoke("--debug", "ladder", "attention", "--rung", "99")
     assert isinstance(result.exception, ConfigError)
 
@@ -165,29 +151,18 @@ def test_asking_for_a_gpu_without_one_says_so(invoke):
     assert "work without" in result.stderr
 
 
-@pytest.mark.usefixtures("no_compiler")
-def test_a_folder_that_cannot_be_written_is_an_error(invoke, tmp_path):
+def test_a_folder_that_cannot_be_written_is_an_error(small, tmp_path):
     blocked = tmp_path / "file"
     blocked.write_text("")
-    result = invoke(
-        "ladder", "attention", "--rung", "2", "--seq", "64", "--on", "cpu", "--json", str(blocked / "x.json")
-    )
-    assert result.exit_code == 2
-    assert str(blocked) in result.stderr
+    assert str(blocked) in small("--json", str(blocked / "x.json"), code=2).stderr
 
 
-@pytest.mark.usefixtures("no_compiler")
-def test_a_wrong_kernel_ends_with_exit_code_1(invoke, monkeypatch):
-    from warploom.bench import attention
+def test_a_wrong_kernel_ends_with_exit_code_1(small, monkeypatch):
+    def of_other_inputs(q, k, v, **options):
+        return attention_reference(q, k, -v, **options)
 
-    monkeypatch.setattr(attention, "attention_reference", _of_other_inputs(attention.attention_reference))
-    result = invoke("ladder", "attention", "--rung", "2", "--seq", "64", "--on", "cpu", "--json", "-")
-    assert result.exit_code == 1
-    assert "over its bound" in result.stderr
-
-
-def _of_other_inputs(reference):
-    return lambda q, k, v, **options: reference(q, k, -v, **options)
+    monkeypatch.setattr("warploom.bench.attention.attention_reference", of_other_inputs)
+    assert "over its bound" in small("--json", "-", code=1).stderr
 
 
 @pytest.mark.gpu

@@ -4,7 +4,6 @@ import json
 
 import numpy as np
 import pytest
-from tests.project import load
 
 from warploom.bench.gemm import GemmFamily, settled, torch_error
 from warploom.bench.ladder import run_ladder
@@ -13,19 +12,22 @@ from warploom.core.errors import ConfigError
 from warploom.kernels.matmul.ladder import BEST16, BEST32, FULL_LADDER, HOPPER_LADDER, LADDER
 from warploom.kernels.matmul.reference import gemm_error, gemm_reference
 
-SMALL = ("--m", "64", "--n", "64", "--k", "128", "--set", "BM=64", "--set", "BN=64", "--set", "WM=32", "--set", "WN=32")
-
-
+SMALL = "--m 64 --n 64 --k 128 --set BM=64 --set BN=64 --set WM=32 --set WN=32"
 pytestmark = pytest.mark.usefixtures("no_compiler")
 
 
-def rows(result):
-    assert result.exit_code == 0, result.output
-    return json.loads(result.stdout)["rows"]
+@pytest.fixture
+def rows(invoke):
+    def run(words: str, on: str = "cpu"):
+        result = invoke("ladder", "gemm", "--on", on, "--json", "-", *words.split())
+        assert result.exit_code == 0, result.output
+        return json.loads(result.stdout)["rows"]
+
+    return run
 
 
-def test_every_rung_is_right_and_the_swizzle_ends_the_conflicts(invoke):
-    found = rows(invoke("ladder", "gemm", "--on", "cpu", *SMALL, "--json", "-"))
+def test_every_rung_is_right_and_the_swizzle_ends_the_conflicts(rows):
+    found = rows(SMALL)
     assert [row["rung"] for row in found] == [rung.key for rung in LADDER.rungs]
     for row in found:
         assert set(row) == {"rung", "name", "config", "digest", "error", "findings", "wavefronts", "targets", "gpu"}
@@ -38,9 +40,9 @@ def test_every_rung_is_right_and_the_swizzle_ends_the_conflicts(invoke):
     assert waves["01b"]["actual"] > 2 * waves["02"]["actual"] == 2 * waves["02"]["ideal"]
 
 
-def test_the_wgmma_rungs_are_right_and_free_of_conflicts(invoke):
+def test_the_wgmma_rungs_are_right_and_free_of_conflicts(rows):
     keys = [rung.key for rung in HOPPER_LADDER.rungs]
-    found = rows(invoke("ladder", "gemm", "--rung", ",".join(keys), "--on", "cpu", "--k", "192", "--json", "-"))
+    found = rows(f"--rung {','.join(keys)} --k 192")
     assert [row["rung"] for row in found] == keys
     for row in found:
         assert row["findings"] == []
@@ -48,52 +50,34 @@ def test_the_wgmma_rungs_are_right_and_free_of_conflicts(invoke):
         assert all(w["actual"] == w["ideal"] for w in row["wavefronts"].values())
 
 
-def test_flags_of_mma_sync_leave_the_wgmma_rungs_out():
+def test_flags_of_mma_sync_leave_the_wgmma_rungs_out_and_twins_are_one():
     assert [r.key for r in settled(FULL_LADDER.rungs, None, {"WM": "32"})] == [r.key for r in LADDER.rungs]
     assert [r.key for r in settled(FULL_LADDER.rungs, None, {"STAGES": "2"})] == [r.key for r in FULL_LADDER.rungs]
+    assert [r.key for r in settled(LADDER.rungs[-2:], f16, {})] == ["best16"]
+    assert [r.config for r in settled(LADDER.rungs[-2:], None, {})] == [BEST16, BEST32]
     with pytest.raises(ConfigError, match="accumulates in f32"):
         settled(HOPPER_LADDER.rungs, f16, {})
     with pytest.raises(ConfigError, match=r"no flag of matmul_wgmma"):
         settled(HOPPER_LADDER.rungs, None, {"WM": "32"})
 
 
-def test_accumulate_and_seed(invoke):
-    words = (
-        "ladder",
-        "gemm",
-        "--rung",
-        "02,best16,best32",
-        "--on",
-        "cpu",
-        *SMALL,
-        "--json",
-        "-",
-        "--accumulate",
-        "f32",
-    )
-    found = rows(invoke(*words, "--seed", "3"))
+def test_accumulate_and_seed(rows):
+    found = rows(f"--rung 02,best16,best32 {SMALL} --accumulate f32 --seed 3")
     assert [row["rung"] for row in found] == ["02", "best32"], "best16 would be best32 once more"
     assert {row["config"]["accumulate"] for row in found} == {"f32"}
     assert found[0]["error"]["value"] > 0.2, "the rounding of the output is most of what is allowed"
 
 
-def test_a_split_k_is_judged_by_the_sum_of_its_parts(invoke):
-    words = ("ladder", "gemm", "--rung", "best32", "--on", "cpu", *SMALL, "--set", "split_k=2")
-    (row,) = rows(invoke(*words, "--json", "-"))
-    assert row["config"]["split_k"] == 2
-    assert row["error"]["value"] <= 1
-
-
-def test_stream_k_is_a_flag_like_any_other(invoke):
-    words = ("ladder", "gemm", "--rung", "best32", "--on", "cpu", *SMALL, "--set", "stream_k=true", "--json", "-")
-    (row,) = rows(invoke(*words))
-    assert row["config"]["stream_k"] is True
+@pytest.mark.parametrize(("flag", "value"), [("split_k", 2), ("stream_k", True)])
+def test_what_shares_a_sum_is_a_flag_like_any_other_and_judged_by_the_whole(rows, flag, value):
+    (row,) = rows(f"--rung best32 {SMALL} --set {flag}={str(value).lower()}")
+    assert row["config"][flag] == value
     assert row["error"]["value"] <= 1
 
 
 def test_a_wrong_kernel_ends_with_exit_code_1(invoke, monkeypatch):
     monkeypatch.setattr("warploom.bench.gemm.gemm_reference", lambda a, b: gemm_reference(a, -b))
-    result = invoke("ladder", "gemm", "--rung", "02", "--on", "cpu", *SMALL)
+    result = invoke("ladder", "gemm", "--rung", "02", "--on", "cpu", *SMALL.split())
     assert result.exit_code == 1
     assert "over its bound" in result.stderr
 
@@ -118,11 +102,6 @@ def test_bad_input_is_one_clear_message(invoke, arguments, says):
     assert "Traceback" not in result.output
 
 
-def test_settled_keeps_rungs_apart():
-    assert [r.key for r in settled(LADDER.rungs[-2:], f16, {})] == ["best16"]
-    assert [r.config for r in settled(LADDER.rungs[-2:], None, {})] == [BEST16, BEST32]
-
-
 def test_the_reference_on_the_gpu_is_the_one_of_the_emulator():
     torch = pytest.importorskip("torch")
     rng = np.random.default_rng(0)
@@ -137,18 +116,10 @@ def test_the_reference_on_the_gpu_is_the_one_of_the_emulator():
     assert torch_error(torch.from_numpy(out), torch.from_numpy(a), torch.from_numpy(b), f32).value == float("inf")
 
 
-def test_cells_are_shown_by_their_size_and_beside_cublas():
-    cell = {"n": 4096, "tflops": {"median": 500.0, "low": 490.0, "high": 510.0}, "ratio": {"cublas": 0.65}}
-    text = load("page_tables").gpu_markdown([{"rung": "02", "name": "swizzle", "gpu": {"cells": [cell]}}])
-    assert "N = 4096" in text
-    assert "500 (0.65×)" in text
-
-
 @pytest.mark.gpu
-def test_rungs_are_checked_and_timed_on_the_gpu(invoke):
+def test_rungs_are_checked_and_timed_on_the_gpu(rows):
     pytest.importorskip("torch")
-    words = ("ladder", "gemm", "--rung", "02,best32", "--on", "gpu", "--gpu-n", "512,1024", "--json", "-")
-    for row in rows(invoke(*words)):
+    for row in rows("--rung 02,best32 --gpu-n 512,1024", "gpu"):
         assert [cell["n"] for cell in row["gpu"]["cells"]] == [512, 1024]
         for cell in row["gpu"]["cells"]:
             assert cell["ratio"]["cublas"] > 0.02
