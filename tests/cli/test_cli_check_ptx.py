@@ -33,10 +33,15 @@ def swap(tmp_path):
     return write
 
 
-def test_a_right_kernel(invoke, swap):
-    result = invoke("check", *swap())
+def test_a_right_kernel_and_a_wrong_result(invoke, swap, tmp_path):
+    arguments = swap()
+    result = invoke("check", *arguments)
     assert result.exit_code == 0, result.output
     assert "out is right" in result.stdout
+    np.save(tmp_path / "y.npy", np.zeros(64, np.float32))
+    result = invoke("check", *arguments)
+    assert result.exit_code == 1
+    assert "out is WRONG" in result.stdout
 
 
 def test_a_missing_barrier_is_a_race_with_its_line_shown(invoke, swap):
@@ -44,17 +49,8 @@ def test_a_missing_barrier_is_a_race_with_its_line_shown(invoke, swap):
     assert result.exit_code == 1
     assert "race" in result.stdout
     assert "st.shared.f32 [%r3], %f1;" in result.stdout
-    result = invoke("check", *swap(""), "--json")
-    (finding,) = json.loads(result.stdout)["kernels"][0]["findings"]
+    (finding,) = json.loads(invoke("check", *swap(""), "--json").stdout)["kernels"][0]["findings"]
     assert finding["where"].startswith("swap.ptx:")
-
-
-def test_a_wrong_result_is_told(invoke, swap, tmp_path):
-    arguments = swap()
-    np.save(tmp_path / "y.npy", np.zeros(64, np.float32))
-    result = invoke("check", *arguments)
-    assert result.exit_code == 1
-    assert "out is WRONG" in result.stdout
 
 
 @pytest.mark.parametrize(("changes", "says"), [
@@ -81,37 +77,39 @@ def test_ptx_needs_a_launch_and_python_none(invoke, swap, tmp_path):
     assert "there is no file" in invoke("check", str(tmp_path / "none.ptx"), "--launch", launch).output
 
 
-def test_a_kernel_in_cuda(invoke, tmp_path):
+@pytest.fixture
+def cuda(invoke, tmp_path):
+    """Checks a kernel in CUDA with a launch."""
     pytest.importorskip("cuda.bindings.nvrtc", reason="needs NVRTC")
-    file, launch = tmp_path / "fill.cu", tmp_path / "launch.json"
-    file.write_text('extern "C" __global__ void fill(float* x, int n) {\n  x[threadIdx.x] = n;\n}\n')
-    arguments = [{"dtype": "f32", "shape": [64], "name": "x"}, 5]
-    run = {"kernel": "fill", "grid": 1, "block": 64, "arguments": arguments}
-    launch.write_text(json.dumps(run))
-    assert invoke("check", str(file), "--launch", str(launch)).exit_code == 0
-    launch.write_text(json.dumps({**run, "block": 96}))
-    result = invoke("check", str(file), "--launch", str(launch))
+
+    def run(source, **launch):
+        (tmp_path / "k.cu").write_text(source)
+        (tmp_path / "launch.json").write_text(json.dumps(launch))
+        return invoke("check", str(tmp_path / "k.cu"), "--launch", str(tmp_path / "launch.json"))
+
+    return run
+
+
+def test_a_kernel_in_cuda(cuda):
+    source = 'extern "C" __global__ void fill(float* x, int n) {\n  x[threadIdx.x] = n;\n}\n'
+    launch = {"grid": 1, "block": 64, "arguments": [{"dtype": "f32", "shape": [64], "name": "x"}, 5]}
+    assert cuda(source, kernel="fill", **launch).exit_code == 0
+    result = cuda(source, kernel="fill", **launch | {"block": 96})
     assert result.exit_code == 1
     assert "x[threadIdx.x] = n;" in result.stdout
-    del run["kernel"]
-    launch.write_text(json.dumps(run))
-    assert "must name the kernel" in invoke("check", str(file), "--launch", str(launch)).output
+    assert "must name the kernel" in cuda(source, **launch).output
 
 
-def test_clusters_structures_and_tensor_maps(invoke, tmp_path):
-    pytest.importorskip("cuda.bindings.nvrtc", reason="needs NVRTC")
-    file, launch = tmp_path / "ranks.cu", tmp_path / "launch.json"
-    file.write_text("""#include <cuda.h>
+def test_clusters_structures_and_tensor_maps(cuda, tmp_path):
+    source = """#include <cuda.h>
 struct Two { float scale; int more; };
 extern "C" __global__ void ranks(int* out, Two two, const __grid_constant__ CUtensorMap) {
   int rank;
   asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
   if (threadIdx.x == 0) out[blockIdx.x] = rank * two.more;
-}""")
+}"""
     np.save(tmp_path / "out.npy", np.array([0, 7], np.int32))
     box = {"dtype": "bf16", "shape": [64, 64], "tensor_map": {"box": [64, 32], "swizzle_bytes": 128}}
     arguments = [{"dtype": "s32", "shape": [2], "expect": "out.npy"}, [0.5, 7], box]
-    run = {"kernel": "ranks", "grid": 2, "block": 32, "cluster": 2, "target": "sm_90a", "arguments": arguments}
-    launch.write_text(json.dumps(run))
-    result = invoke("check", str(file), "--launch", str(launch))
+    result = cuda(source, kernel="ranks", grid=2, block=32, cluster=2, target="sm_90a", arguments=arguments)
     assert result.exit_code == 0, result.output

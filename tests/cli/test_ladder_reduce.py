@@ -4,23 +4,18 @@ from __future__ import annotations
 
 import json
 
-from typer.testing import CliRunner
-
 from warploom.bench import resources
-from warploom.cli.main import app
 from warploom.core.errors import UnsupportedDeviceError
 from warploom.kernels.reduce.ladder import LADDER
 
-runner = CliRunner()
 
-
-def test_every_rung_is_shown_with_what_the_paper_counts(tmp_path, monkeypatch):
+def test_every_rung_is_shown_with_what_the_paper_counts(invoke, tmp_path, monkeypatch):
     def missing(*_):
         raise UnsupportedDeviceError("no compiler")
 
     monkeypatch.setattr(resources, "compiled", missing)
     out = tmp_path / "rows.json"
-    done = runner.invoke(app, ["ladder", "reduce", "--on", "cpu", "--json", str(out)])
+    done = invoke("ladder", "reduce", "--on", "cpu", "--json", str(out))
     assert done.exit_code == 0, done.output
     assert all(rung.name in done.output for rung in LADDER.rungs)
     found = json.loads(out.read_text())
@@ -33,8 +28,8 @@ def test_every_rung_is_shown_with_what_the_paper_counts(tmp_path, monkeypatch):
     assert rows["2"]["bank_conflicts"] == 0
 
 
-def test_one_rung_alone():
-    done = runner.invoke(app, ["ladder", "reduce", "--rung", "4", "--on", "cpu"])
+def test_one_rung_alone(invoke):
+    done = invoke("ladder", "reduce", "--rung", "4", "--on", "cpu")
     assert done.exit_code == 0
     assert LADDER.rung("4").name in done.output
     assert LADDER.rung("1").name not in done.output

@@ -6,24 +6,20 @@ import json
 import re
 
 import pytest
-from typer.testing import CliRunner
 
-from warploom.cli.main import app
 from warploom.layout import FRAGMENTS
 from warploom.layout.fit import Difference
 
-runner = CliRunner()
 
-
-def test_all_fragments_are_listed():
-    done = runner.invoke(app, ["layout"])
+def test_all_fragments_are_listed(invoke):
+    done = invoke("layout")
     assert done.exit_code == 0
     assert all(name in done.output for name in FRAGMENTS)
 
 
 @pytest.mark.parametrize("view", ["elements", "lanes", "permutation"])
-def test_a_fragment_is_shown(view):
-    done = runner.invoke(app, ["layout", "wmma.m16n16k16.C.b32", "--view", view])
+def test_a_fragment_is_shown(invoke, view):
+    done = invoke("layout", "wmma.m16n16k16.C.b32", "--view", view)
     assert done.exit_code == 0, done.output
     assert {"elements": "31 i7", "lanes": "lane 31", "permutation": "x[7]"}[view] in done.output
 
@@ -38,33 +34,33 @@ def test_a_narrow_terminal_shows_the_whole_fragment(monkeypatch, invoke, columns
         assert f"{lane} i{i} " in shown
 
 
-def test_files_are_written(tmp_path):
+def test_files_are_written(invoke, tmp_path):
     svg, png = tmp_path / "a" / "x.svg", tmp_path / "x.txt"  # a name decides nothing
     pytest.importorskip("matplotlib")
-    done = runner.invoke(app, ["layout", "shared.64x64.bf16", "--svg", str(svg), "--png", str(png)])
+    done = invoke("layout", "shared.64x64.bf16", "--svg", str(svg), "--png", str(png))
     assert done.exit_code == 0, done.output
     assert svg.read_text().startswith("<svg")
     assert png.read_bytes().startswith(b"\x89PNG")
 
 
-def test_json_has_map_and_formulas():
-    done = runner.invoke(app, ["layout", "mma.m16n8k16.C.b32", "--json", "-"])
+def test_json_has_map_and_formulas(invoke):
+    done = invoke("layout", "mma.m16n8k16.C.b32", "--json", "-")
     found = json.loads(done.output)
     assert found["formulas"]["col"] == "2*(lane & 3) + (i & 1)"
     assert found["atom"]["lane"] == [[0, 2], [0, 4], [1, 0], [2, 0], [4, 0]]
-    tile = json.loads(runner.invoke(app, ["layout", "shared.64x96.bf16.none", "--json", "-"]).output)
+    tile = json.loads(invoke("layout", "shared.64x96.bf16.none", "--json", "-").output)
     assert [p["cols"] for p in tile["panels"]] == [64, 32]
 
 
-def test_a_mistyped_name_suggests_others():
-    done = runner.invoke(app, ["layout", "mma.m16n8k16.A"])
+def test_a_mistyped_name_suggests_others(invoke):
+    done = invoke("layout", "mma.m16n8k16.A")
     assert done.exit_code == 2
     assert "did you mean mma.m16n8k16.A.b" in done.output
 
 
-def test_discovery_on_the_emulator(tmp_path):
+def test_discovery_on_the_emulator(invoke, tmp_path):
     out = tmp_path / "rows.json"
-    done = runner.invoke(app, ["discover", "mma.m16n8k16.D", "--on", "emulator", "--figures", "--json", str(out)])
+    done = invoke("discover", "mma.m16n8k16.D", "--on", "emulator", "--figures", "--json", str(out))
     assert done.exit_code == 0, done.output
     assert "agrees" in done.output
     assert "31 i3" in done.output
@@ -79,15 +75,15 @@ def test_json_on_standard_output_stands_alone(invoke):
     assert "fragments: 0 differ" in done.stderr
 
 
-def test_a_difference_is_an_exit_status_and_names_the_place(monkeypatch):
+def test_a_difference_is_an_exit_status_and_names_the_place(invoke, monkeypatch):
     difference = Difference("mma", 7, 2, (1, 1), (2, 2), 3)
     monkeypatch.setattr("warploom.ops.discover.compare", lambda *_: difference)
-    done = runner.invoke(app, ["discover", "movmatrix", "--on", "emulator"])
+    done = invoke("discover", "movmatrix", "--on", "emulator")
     assert done.exit_code == 1
     assert "lane 7, register 2 holds (1, 1)" in done.output
 
 
-def test_only_a_gpu_may_write_maps():
-    done = runner.invoke(app, ["discover", "--on", "emulator", "--write"])
+def test_only_a_gpu_may_write_maps(invoke):
+    done = invoke("discover", "--on", "emulator", "--write")
     assert done.exit_code == 2
     assert "--on gpu" in done.output
