@@ -14,13 +14,9 @@ COMMANDS = [
     "--help",
     "doctor",
     "layout mma.m16n8k16.C.b32",
-    "layout mma.m16n8k16.C.b32 --json -",
     "discover movmatrix --on emulator --figures",
     "ladder attention --rung 2 --seq 64 --on cpu",
-    "ladder reduce --rung 4 --on cpu",
-    "show attention --rung 2 --what cuda",
     f"check {ROOT / 'examples' / 'rowmax.py'}",
-    "tune show",
     "ladder attention --rung none-of-them",
 ]
 
@@ -54,7 +50,6 @@ def test_the_package_is_a_command(start):
 
 
 def test_importing_what_starts_it_starts_nothing():
-    done = subprocess.run(
-        [sys.executable, "-c", "import warploom.__main__"], capture_output=True, text=True, check=False
-    )
+    start = [sys.executable, "-c", "import warploom.__main__"]
+    done = subprocess.run(start, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
