@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from warploom.bench import resources
+from warploom.bench import reduce, resources
 from warploom.core.errors import UnsupportedDeviceError
 from warploom.kernels.reduce.ladder import LADDER
 
@@ -14,6 +14,7 @@ def test_every_rung_is_shown_with_what_the_paper_counts(invoke, tmp_path, monkey
         raise UnsupportedDeviceError("no compiler")
 
     monkeypatch.setattr(resources, "compiled", missing)
+    monkeypatch.setattr(reduce, "inspect_program", missing)
     out = tmp_path / "rows.json"
     done = invoke("ladder", "reduce", "--on", "cpu", "--json", str(out))
     assert done.exit_code == 0, done.output

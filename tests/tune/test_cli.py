@@ -4,12 +4,11 @@ import json
 from dataclasses import replace
 
 import pytest
-from typer.testing import CliRunner
 
 from tests.tune.fakes import GPU, FakeConfig, FakeOperation, FakeProblem, fake_gpu
 from tests.tune.test_tuner import full_disk
-from warploom.cli.main import app
 from warploom.core.dtypes import bf16
+from warploom.cuda.device import has_gpu
 from warploom.kernels.matmul.problem import contiguous_problem
 from warploom.ops import tuned
 from warploom.tune import attention, matmul
@@ -25,7 +24,6 @@ def simulated(monkeypatch):
     Holds the problems that the command asked for.
     """
     operation, asked = FakeOperation(), []
-    monkeypatch.setenv("COLUMNS", "200")
     monkeypatch.setattr(attention, "ATTENTION", operation)
     monkeypatch.setattr(matmul, "MATMUL", operation)
     monkeypatch.setattr("warploom.tune.tuner.gpu_for_tuning", lambda index: fake_gpu(operation.clock))
@@ -41,15 +39,17 @@ def simulated(monkeypatch):
     return asked
 
 
-def run(*words):
-    return CliRunner().invoke(app, ["tune", *words], env={"COLUMNS": "200"})
+@pytest.fixture
+def run(invoke, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "200")
+    return lambda *words: invoke("tune", *words)
 
 
 def flat(result):
     return " ".join(result.output.split())
 
 
-def test_tuning_prints_and_keeps_configurations(simulated):
+def test_tuning_prints_and_keeps_configurations(run, simulated):
     result = run("attention", "--seq", "4096,64", "--json", "--causal", "--heads", "8", "--kv-heads", "2")
     assert result.exit_code == 0, result.output
     assert [(p.q_len, p.heads, p.kv_heads, p.window) for p in simulated] == [
@@ -65,21 +65,21 @@ def test_tuning_prints_and_keeps_configurations(simulated):
     assert BEST in flat(again)
 
 
-def test_a_product_is_the_one_that_the_words_name(simulated):
+def test_a_product_is_the_one_that_the_words_name(run, simulated):
     result = run("gemm", "4096", "512", "64", "--b", "nk", "--dtype", "bf16")
     assert result.exit_code == 0, result.output
     assert simulated == [contiguous_problem(4096, 512, 64, bf16, b_rows=False)]
     assert BEST in flat(result)
 
 
-def test_what_the_budget_does_not_reach_is_an_exit_code(simulated, monkeypatch):
+def test_what_the_budget_does_not_reach_is_an_exit_code(run, simulated, monkeypatch):
     monkeypatch.setattr(Tuner, "is_over", lambda self: True)
     result = run("attention", "--seq", "4096", "--budget", "1")
     assert result.exit_code == 1
     assert "the budget was spent" in result.output
 
 
-def test_a_full_disk_is_told_after_the_configurations(simulated, monkeypatch):
+def test_a_full_disk_is_told_after_the_configurations(run, simulated, monkeypatch):
     monkeypatch.setattr(tuned, "keep", full_disk)
     result = run("attention", "--seq", "4096")
     assert result.exit_code == 2
@@ -87,7 +87,7 @@ def test_a_full_disk_is_told_after_the_configurations(simulated, monkeypatch):
     assert "No space left on device" in result.output
 
 
-def test_show_lists_what_calls_use_and_then_the_rest():
+def test_show_lists_what_calls_use_and_then_the_rest(run):
     assert "nothing has been tuned" in run("show").output
     made = tuned.Tuned(GPU, "one", "mine", 1e-3, 9e-4, 2e-3, 1.1, 30, "2026-01-01", tuned.current_sources())
     tuned.keep(made)
@@ -112,17 +112,14 @@ def test_show_lists_what_calls_use_and_then_the_rest():
         (("gemm", "16", "16", "16", "--dtype", "bf16", "--accumulate", "f16"), "f32 (or f16 for f16)"),
     ],
 )
-def test_wrong_words_are_explained(words, message):
+def test_wrong_words_are_explained(run, words, message):
     result = run(*words)
     assert result.exit_code == 2
     assert message in result.output
 
 
-def test_without_a_gpu_it_says_what_is_missing():
-    from warploom.cuda.device import has_gpu
-
-    if has_gpu():
-        pytest.skip("there is a GPU")
+@pytest.mark.skipif(has_gpu(), reason="there is a GPU")
+def test_without_a_gpu_it_says_what_is_missing(run):
     result = run("attention")
     assert result.exit_code == 2
     assert "error:" in result.output
