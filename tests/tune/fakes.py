@@ -7,7 +7,6 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from tests.clock import SimulatedClock
-from warploom.core.errors import ConfigError
 from warploom.core.targets import Target, target
 from warploom.cuda.cubin import Resources
 from warploom.cuda.store import CompiledKernel
@@ -139,13 +138,6 @@ class FakeWorkload:
 
     def answers(self) -> bool:
         return not self.of.lost
-
-
-class BadNotation(FakeOperation):
-    """An operation that can read nothing that it has printed."""
-
-    def parse(self, text: str) -> FakeConfig:
-        raise ConfigError(text)
 
 
 def fake_gpu(clock: SimulatedClock) -> Gpu:

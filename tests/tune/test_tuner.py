@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from tests.clock import SimulatedClock
-from tests.tune.fakes import GPU, BadNotation, FakeConfig, FakeOperation, FakeProblem, fake_gpu
+from tests.tune.fakes import GPU, FakeConfig, FakeOperation, FakeProblem, fake_gpu
 from warploom.core.errors import ConfigError
 from warploom.ops import tuned
-from warploom.tune.operation import choices, combinations, neighbours
+from warploom.tune.operation import neighbours
 from warploom.tune.tuner import Effort, GpuLostError, Tuner
 
 QUICK = Effort(sample_seconds=5e-4, warm_up_seconds=2e-4, rounds=2, final_rounds=5)
@@ -39,10 +39,7 @@ def full_disk(*_):
     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "there")
 
 
-def test_what_may_change_comes_from_the_flags():
-    assert list(choices(FakeConfig())) == ["tile", "warps", "stages", "hint", "order", "size"]
-    assert [c.tile for c in combinations(FakeConfig(), {"tile": (16, 128)})] == [16, 128]
-    assert len(list(combinations(FakeConfig(), {"tile": None, "stages": None}))) == 8
+def test_each_other_flag_is_tried_alone():
     assert list(neighbours(FakeConfig(128), frozenset({"size", "tile"}))) == [
         FakeConfig(128, warps=2), FakeConfig(128, warps=8), FakeConfig(128, stages=2),
         FakeConfig(128, hint=True), FakeConfig(128, order=True),
@@ -107,16 +104,13 @@ def test_what_does_not_fit_is_not_compiled_and_twins_are_timed_once():
     assert not any(c.order for c in twins.ran), "order makes no other code at tile 16"
 
 
-def test_a_wrong_default_leaves_the_others():
-    outcome = tuner(FakeOperation(wrong=lambda c: c == FakeConfig())).tune(LONG)
-    assert config(outcome) == BEST_LONG
-    assert found(outcome).speedup == 1.0
-
-
-def test_where_nothing_is_right_nothing_is_kept():
+def test_a_wrong_default_leaves_the_others_and_where_nothing_is_right_nothing_is_kept():
     operation = FakeOperation(wrong=lambda c: True)
     outcome = tuner(operation).tune(LONG)
     assert (outcome.found, operation.ran, tuned.kept()) == (None, [], [])
+    outcome = tuner(FakeOperation(wrong=lambda c: c == FakeConfig())).tune(LONG)
+    assert config(outcome) == BEST_LONG
+    assert found(outcome).speedup == 1.0
 
 
 def test_a_known_class_is_not_searched_again():
@@ -136,11 +130,12 @@ def test_other_sources_search_again(monkeypatch):
     assert found(outcome).sources == "other"
 
 
-def test_a_notation_that_is_not_read_any_more_carries_nothing_over():
-    operation = BadNotation()
-    with pytest.raises(ConfigError):
-        operation.parse("fake()")
-    long, short = tuner(operation).tune_all([LONG, SHORT])
+def test_a_notation_that_is_not_read_any_more_carries_nothing_over(monkeypatch):
+    def unread(self, text):
+        raise ConfigError(text)
+
+    monkeypatch.setattr(FakeOperation, "parse", unread)
+    long, short = tuner().tune_all([LONG, SHORT])
     assert config(long) == BEST_LONG
     assert config(short) == FakeConfig(32, 4, 2, hint=True)
 
