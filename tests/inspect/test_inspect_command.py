@@ -3,10 +3,7 @@
 import json
 
 import pytest
-import typer
-from typer.testing import CliRunner
 
-from warploom.cli.inspect import inspect_command
 from warploom.cuda.cubin import find_nvdisasm
 
 needs_nvdisasm = pytest.mark.skipif(find_nvdisasm() is None, reason="needs nvdisasm")
@@ -21,36 +18,30 @@ LOOP = """
 """
 
 
-def inspect(*arguments: str):
-    app = typer.Typer(pretty_exceptions_enable=False)
-    app.command("inspect")(inspect_command)
-    return CliRunner().invoke(app, list(arguments))
+@pytest.fixture
+def inspect(invoke):
+    return lambda *arguments: invoke("inspect", *arguments)
 
 
-def test_a_file_of_sass(tmp_path):
-    file = tmp_path / "loop.sass"
-    file.write_text(LOOP)
-    shown = inspect(str(file), "--threads", "128", "--shared", "1024").stdout
-    assert "at least 22 registers" in shown
-    assert "4 instructions, 3 of them in the main loop" in shown
-    assert "limited by warps" in shown
-    assert "HMMA 1" in shown
-    assert "unknown without the threads" in inspect(str(file)).stdout
-
-
-def test_two_files(tmp_path):
+def test_files_of_sass(inspect, tmp_path):
     one, two = tmp_path / "one.sass", tmp_path / "two.sass"
     one.write_text(LOOP)
     two.write_text(LOOP.replace("EXIT ;", "NOP ;"))
+    shown = inspect(str(one), "--threads", "128", "--shared", "1024").stdout
+    for said in ("at least 22 registers", "4 instructions, 3 of them in the main loop", "limited by warps", "HMMA 1"):
+        assert said in shown
+    same = inspect(str(one), "--against", str(one)).stdout
+    assert "unknown without the threads" in same
+    assert "The SASS is the same" in same
     value = json.loads(inspect(str(two), "--against", str(one), "--json", "-").stdout)
     assert value["differences"]["counts"]["EXIT"] == {"before": 1, "after": 0}
     assert value["differences"]["counts"]["HMMA"] == {"before": 1, "after": 1}
-    assert "The SASS is the same" in inspect(str(one), "--against", str(one)).stdout
 
 
 @needs_nvdisasm
-@pytest.mark.parametrize("against", ["1", "sm_90a", "O1", "swizzle=off"])
-def test_a_rung_against_another(against):
+@pytest.mark.parametrize("against", ["16", "sm_90a", "O1", "swizzle=off"])
+def test_a_rung_against_another(inspect, against):
+    """Rung 16 has static strides."""
     result = inspect("attention", "--rung", "2", "--against", against)
     assert result.exit_code == 0, result.output
     assert "LDSM address registers" in result.stdout
@@ -58,7 +49,7 @@ def test_a_rung_against_another(against):
 
 
 @needs_nvdisasm
-def test_source_beside_sass(tmp_path):
+def test_source_beside_sass(inspect, tmp_path):
     file = tmp_path / "out.json"
     shown = inspect("attention", "--source", "--json", str(file)).stdout
     (line, *_) = (line for line in shown.splitlines() if "HMMA" in line and ".py:" in line)
@@ -67,7 +58,7 @@ def test_source_beside_sass(tmp_path):
 
 
 @needs_nvdisasm
-def test_a_wgmma_rung_is_compiled_for_the_architecture_it_needs():
+def test_a_wgmma_rung_is_compiled_for_the_architecture_it_needs(inspect):
     result = inspect("attention", "--rung", "h1")
     assert "for sm_90a" in result.stdout
     assert "HGMMA" in result.stdout
@@ -77,23 +68,12 @@ def test_a_wgmma_rung_is_compiled_for_the_architecture_it_needs():
 
 
 @needs_nvdisasm
-def test_rungs_of_gemm():
-    value = json.loads(inspect("gemm", "--rung", "03", "--against", "01b", "--json", "-").stdout)
-    assert value["before"]["counts"]["HMMA"] == value["after"]["counts"]["HMMA"] == 128
-    titled = inspect("gemm", "--accumulate", "f32", "--set", "BK=32").stdout
-    assert "gemm, rung 01b for sm_80 BK=32" in titled
-    assert "HMMA" in titled
-
-
-@needs_nvdisasm
-def test_code_for_another_name_of_an_architecture_says_so():
-    for given, says in (("sm_90", "for sm_90a (sm_90 with all its instructions)"), ("sm_90a", "for sm_90a\n")):
-        assert says in inspect("gemm", "--rung", "03", "--arch", given).stdout
-
-
-@needs_nvdisasm
-def test_static_strides():
-    assert inspect("attention", "--rung", "16").exit_code == 0
+def test_rungs_of_gemm(inspect, tmp_path):
+    file = tmp_path / "out.json"
+    options = f"--rung 03 --against 01b --accumulate f32 --set BK=32 --json {file}"
+    assert "gemm, rung 03 for sm_80 BK=32" in inspect("gemm", *options.split()).stdout
+    value = json.loads(file.read_text())
+    assert value["before"]["counts"]["HMMA"] == value["after"]["counts"]["HMMA"] == 64
 
 
 @pytest.mark.parametrize(
@@ -107,7 +87,7 @@ def test_static_strides():
         (["gemm", "--accumulate", "f64"], "f16 or f32, not 'f64'"),
     ],
 )
-def test_errors_say_what_to_do(arguments, message):
+def test_errors_say_what_to_do(inspect, arguments, message):
     result = inspect(*arguments)
     assert result.exit_code == 2
     assert message in result.stderr
