@@ -161,18 +161,6 @@ def test_what_misses_its_target_is_told(word, figure, value, failing):
     assert script.missed({"host_us": {"matmul": {"median": 15.1}}}, targets) == ["host: 15.1 µs a call, not 15"]
 
 
-def test_what_is_tried_beside_the_choice():
-    cells, problem = load("gemm_cells"), contiguous_problem(256, 4096, 4096, f16, b_rows=False)
-    chosen = choose(problem, SM90)[0]
-    found = cells.tried(problem, chosen, SM90, 5, 2)
-    assert found[0] == chosen
-    assert sum(cells.is_general(str(c)) for c in found) == 5
-    assert cells.general_choice(problem, SM90) in found
-    assert all(c.check(SM90) == c.violations(problem) == [] for c in found)
-    few = contiguous_problem(16, 4096, 4096, f16, b_rows=False)
-    assert all(cells.is_general(str(c)) for c in cells.tried(few, choose(few, SM90)[0], SM90, 5, 2))
-
-
 def test_graphs_rotate_past_the_l2_in_whole_turns():
     cells, script = load("gemm_cells"), load("gemm_h200")
     for layer in script.layers():

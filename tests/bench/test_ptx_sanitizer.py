@@ -67,9 +67,3 @@ def test_no_launch_outlasts_the_time_of_all(script: Any, tmp_path: Path) -> None
     script.under_tools(found, tmp_path, 2, (0.3, 20.0), lambda: None)
     assert time.monotonic() - start < 5
     assert [row["ended"]["memcheck"] for row in found] == ["ran", "ran", None, None]
-
-
-def test_few_of_many_are_spread_over_kernels_and_changes() -> None:
-    many = [{"kernel": k, "change": c, "verdict": "found" if n else ""} for k in "ab" for n, c in enumerate("pqqqr")]
-    kept = [(many[i]["kernel"], many[i]["change"]) for i in load("ptx_sanitizer_h200").spread(many, 5)]
-    assert kept == [("a", "p"), ("a", "q"), ("a", "q"), ("a", "r"), ("b", "p"), ("b", "q"), ("b", "r")]

@@ -7,10 +7,9 @@ from typing import Any
 import pytest
 from tests.project import load
 
-from warploom.bench.counters import Profile
 from warploom.bench.reduce import PAPER, loop_opcodes
 from warploom.cli import ladder_reduce
-from warploom.kernels.reduce.ladder import LADDER, SETTINGS
+from warploom.kernels.reduce.ladder import LADDER
 
 
 def script() -> Any:
@@ -28,23 +27,6 @@ def experiment(speed_up: float) -> dict[str, Any]:
                  "watts": 250.0, "idle_watts": 120.0, "energy_per_operation_j": 5e-8},
     } for number, rung in enumerate(LADDER.rungs)]  # fmt: skip
     return {"rungs": rows, "paper": PAPER}
-
-
-def test_counters_are_of_one_operation():
-    counters = load("reduce_counters")
-    operations, ctas, figures = counters.operations, counters.ctas, counters.figures
-    launch, loop, grid = SETTINGS
-    assert (operations(launch, 132), operations(loop, 132)) == (1, 1024)
-    assert operations(grid, 132) == 512 * ctas(grid, 132) == 512 * 8 * 132 * 32
-    tables = {
-        "time": {"occupancy, %": 50.0, "cycles": 9.0},
-        "bank conflicts": {"all shared": 120.0 * 1024},
-        "instructions": {"all": 20.0 * 1024},
-        "stalls": {"mio_throttle": 3.0, "short_scoreboard": 1.0, "wait": 4.0},
-    }
-    found = figures(Profile("k", tables, {"HMMA": 2048}), 1024)  # fmt: skip
-    assert found["bank_conflicts"] == {"all shared": 120.0}
-    assert (found["instructions"], found["opcodes"], found["mio_stalls_percent"]) == (20.0, {"HMMA": 2.0}, 50.0)
 
 
 def test_what_falls_short_is_named():

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -41,14 +40,3 @@ def test_the_tuners_list_is_the_seeds_and_ours_take_its_tiles_and_order(seed: Pa
     assert (grouped.threads, grouped.grid(4096), grouped.shared_bytes) == (128, (1024, 1, 1), 2 * 256 * 64 * 2)
     assert plain.like(config) == replace(config, tile_m=256, block_stride=0)
     assert grouped.like(config) == replace(config, stages=2, block_stride=16)
-
-
-def test_a_searchs_winner_is_its_first_finalist(tmp_path: Path) -> None:
-    script = load("seed_gemm_h200")
-    won = replace(LADDER.rung("04").config, tile_m=256)
-    searched = {"4096": {"finalists": {str(won): 480.0, str(LADDER.rung("04").config): 440.0}}}
-    rows = [{"rung": "04", "search": searched}, {"rung": "01a", "search": searched}, {"rung": "05"}]
-    (tmp_path / "tuned.json").write_text(json.dumps({"rows": rows}))
-    assert script.tuned_configs(tmp_path / "tuned.json", 4096) == {"04": won}
-    assert script.tuned_configs(tmp_path / "tuned.json", 8192) == {}
-    assert script.tuned_configs(tmp_path / "none.json", 4096) == {}
