@@ -1,4 +1,4 @@
-"""Where the project lies, and its scripts as modules."""
+"""Where the project lies, its scripts as modules, and what a test of compiled code needs."""
 
 from __future__ import annotations
 
@@ -7,7 +7,15 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pytest
+
+from warploom.bench.resources import missing_compiler
+from warploom.cuda.cubin import find_nvdisasm
+
 ROOT = Path(__file__).resolve().parents[1]
+needs_nvdisasm = pytest.mark.skipif(
+    missing_compiler() is not None or find_nvdisasm() is None, reason="needs NVRTC and nvdisasm"
+)
 
 
 def load(name: str, folder: str = "benchmarks") -> Any:

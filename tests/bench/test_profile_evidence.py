@@ -29,7 +29,6 @@ def counted(case: EmulatorCase) -> dict[str, int]:
 
 
 def test_no_rung_was_refused():
-    assert set(RUNGS) <= {rung.key for rung in FULL_LADDER.rungs}
     assert not [key for key, one in RUNGS.items() if "refused" in one]
 
 

@@ -37,7 +37,7 @@ def test_tables_are_written_and_then_up_to_date(
     page.write_text(f"before\n{tables}after\n", encoding="utf-8")
     monkeypatch.setattr(render, "RESULTS", tmp_path)
     monkeypatch.setattr(render, "PAGES", (page,))
-    monkeypatch.setattr(render, "PICTURES", {})
+    monkeypatch.setattr(render, "PICTURES", {})  # they need matplotlib
     assert render.main(["--check"]) == 1
     assert "old" in page.read_text(encoding="utf-8")
     assert render.main([]) == 0

@@ -12,9 +12,9 @@ from tests.hopper import attention_mutants as every
 from tests.hopper.attention_mutants import CONFIGS, Mutant, cases, mutants, objection, program
 from tests.hopper.mutants import rewritten
 from tests.kernels.attention_cases import Case
-from warploom.bench.resources import missing_compiler
+from tests.project import needs_nvdisasm
 from warploom.core.errors import CompileError
-from warploom.cuda.cubin import disassemble, find_nvdisasm
+from warploom.cuda.cubin import disassemble
 from warploom.ops.backends import compiled
 
 FENCE = "without wgmma.fence.sync.aligned in _add_values"
@@ -59,7 +59,7 @@ def test_every_kind_of_statement_has_mutants() -> None:
         assert len(mutants(name)) >= 100, name
 
 
-@pytest.mark.skipif(missing_compiler() is not None or find_nvdisasm() is None, reason="needs NVRTC and nvdisasm")
+@needs_nvdisasm
 def test_the_fence_of_a_steps_second_product_is_there_for_ptxas() -> None:
     """Nothing is wrong without it, so the emulator says nothing; ptxas injects one.
 

@@ -3,10 +3,8 @@
 import json
 
 import pytest
+from tests.project import needs_nvdisasm
 
-from warploom.cuda.cubin import find_nvdisasm
-
-needs_nvdisasm = pytest.mark.skipif(find_nvdisasm() is None, reason="needs nvdisasm")
 LOOP = """
 	.target	sm_80
 .text.loop:

@@ -4,18 +4,18 @@ import json
 from functools import cache
 
 import pytest
+from tests.project import needs_nvdisasm
 
 from warploom.core.errors import ConfigError
 from warploom.cuda.compile import compile_source
-from warploom.cuda.cubin import disassemble, find_nvdisasm
+from warploom.cuda.cubin import disassemble
 from warploom.cuda.printer import print_cuda
 from warploom.inspect import SassReport, compare, inspect_program
 from warploom.inspect.purpose import BARRIERS, LOGIC, OTHER, TENSOR, ZEROING, purpose
 from warploom.inspect.subjects import attention_program, inspect_file
 from warploom.kernels.attention.ladder import LADDER
 
-pytest.importorskip("cuda.core")
-pytestmark = pytest.mark.skipif(find_nvdisasm() is None, reason="needs nvdisasm")
+pytestmark = needs_nvdisasm
 
 
 @cache

@@ -1,8 +1,7 @@
 """Who waits for whom: control bits, and the holders of counters on every way back."""
 
-import pytest
+from tests.project import needs_nvdisasm
 
-from warploom.cuda.cubin import find_nvdisasm
 from warploom.inspect import inspect_program, inspect_sass
 from warploom.inspect.control import Control, decode_control
 from warploom.inspect.waits import read, waits, written
@@ -115,7 +114,7 @@ def test_text_without_encodings_tells_nothing():
     assert found == {}
 
 
-@pytest.mark.skipif(find_nvdisasm() is None, reason="needs nvdisasm")
+@needs_nvdisasm
 def test_the_products_of_a_compiled_rung_wait_for_ldmatrix():
     from warploom.inspect.subjects import attention_program
 

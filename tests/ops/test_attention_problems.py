@@ -8,12 +8,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import warploom
 from tests.kernels.attention64 import near
 from tests.ops.attention_problem import Problem
+from tests.properties import slow_property
 from warploom.core.dtypes import bf16, f16
 from warploom.kernels.attention.ladder import FULL_LADDER
 from warploom.kernels.attention.ladder_config import RungSm80
@@ -80,7 +81,7 @@ COLUMNS = ForwardSm90(sum_column=True, skip_masked=True)
 
 
 @pytest.mark.parametrize("config", [ForwardSm80(), ForwardSm90(), COLUMNS], ids=["sm80", "sm90", "sum column"])
-@settings(max_examples=6, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@slow_property(6)
 @given(PROBLEMS, st.booleans())
 def test_random_problems(config, problem, with_lse):
     check(config, problem, with_lse=with_lse)
@@ -101,7 +102,7 @@ def test_options_at_their_ends(options, config):
 
 
 @pytest.mark.parametrize("key", ["1", "7", "16", "h1", "h7"])
-@settings(max_examples=2, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@slow_property(2)
 @given(PROBLEMS)
 def test_random_problems_for_rungs(key, problem):
     config = FULL_LADDER.rung(key).config

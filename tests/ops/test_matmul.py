@@ -11,10 +11,11 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import warploom
+from tests.properties import slow_property
 from warploom.core.dtypes import bf16, dtype_of, f16, f32
 from warploom.core.errors import ConfigError, EmulationWarning, ProblemError
 from warploom.core.identity import function_key
@@ -73,7 +74,7 @@ def products(draw: st.DrawFn) -> tuple[Any, Any, dict[str, Any]]:
     return a, b, options
 
 
-@settings(max_examples=40, deadline=None)
+@slow_property(40)
 @given(products())
 def test_any_product(case):
     a, b, options = case
