@@ -4,23 +4,8 @@ import pytest
 
 from warploom.core.errors import ConfigError
 from warploom.inspect import inspect_sass, parse_sass
+from warploom.inspect import purpose as of
 from warploom.inspect.flow import control_flow
-from warploom.inspect.purpose import (
-    BARRIERS,
-    CONSTANTS,
-    CONTROL,
-    COPIES,
-    FLOAT,
-    GROUPS,
-    LOCAL,
-    LOGIC,
-    MEMORY,
-    OTHER,
-    SPECIAL_FUNCTION,
-    TENSOR,
-    ZEROING,
-    purpose,
-)
 from warploom.inspect.sass import choose
 
 # An outer loop (0x20 … 0xa0) around an inner one (0x40 … 0x70), a branch in between, padding behind EXIT.
@@ -140,9 +125,9 @@ def test_loops_of_a_listing():
     assert [i.address for i in report.flow.of_loop(outer)] == list(range(0x20, 0xB0, 0x10))
     assert report.main_loop == inner, "the tensor instructions are in the inner loop"
     assert len(report.instructions) == 12, "what stands behind EXIT is padding"
-    assert report.loop_groups == {TENSOR: 1, MEMORY: 2, CONTROL: 1}
+    assert report.loop_groups == {of.TENSOR: 1, of.MEMORY: 2, of.CONTROL: 1}
     assert report.depth_groups[2] == report.loop_groups
-    assert report.depth_groups[1] == {MEMORY: 1, CONTROL: 2, LOCAL: 2}
+    assert report.depth_groups[1] == {of.MEMORY: 1, of.CONTROL: 2, of.LOCAL: 2}
     assert sum(report.groups.values()) == sum(sum(groups.values()) for groups in report.depth_groups.values()) == 12
 
 
@@ -201,36 +186,36 @@ def test_where_threads_meet_again():
 @pytest.mark.parametrize(
     ("text", "group"),
     [
-        ("HMMA.16816.F32.BF16 R8, R4, R12, R8 ;", TENSOR),
-        ("HGMMA.64x176x16.F32.BF16 R24, gdesc[UR8], R24, gsb0 ;", TENSOR),
-        ("UTMALDG.2D [UR12], [UR6] ;", MEMORY),
-        ("LOP3.LUT R192, R125, R8, RZ, 0xfc, !PT ;", LOGIC),
-        ("IMAD.SHL.U32 R191, R191, 0x2, RZ ;", LOGIC),
-        ("IMAD.WIDE.U32 R2, R3, c[0x0][0x188], R204 ;", LOGIC),
-        ("IMAD R2, R3, R4, RZ ;", LOGIC),
-        ("MOV R200, R9 ;", COPIES),
-        ("IMAD.MOV.U32 R201, RZ, RZ, R11 ;", COPIES),
-        ("IMAD.U32 R21, RZ, RZ, UR22 ;", COPIES),
-        ("MOV R185, 0xff800000 ;", CONSTANTS),
-        ("IMAD.MOV.U32 R1, RZ, RZ, c[0x0][0x28] ;", CONSTANTS),
-        ("HFMA2.MMA R18, -RZ, RZ, 1.875, 0 ;", CONSTANTS),
-        ("HFMA2.MMA R18, -RZ, RZ, 0, 0 ;", ZEROING),
-        ("IMAD.MOV.U32 R199, RZ, RZ, RZ ;", ZEROING),
-        ("UMOV UR4, URZ ;", ZEROING),
-        ("CS2R R194, SRZ ;", ZEROING),
-        ("CS2R R2, SR_CLOCKLO ;", CONSTANTS),
-        ("HFMA2 R18, R2, R3, R4 ;", FLOAT),
-        ("MUFU.EX2 R3, R4 ;", SPECIAL_FUNCTION),
-        ("SYNCS.PHASECHK.TRANS64.TRYWAIT P0, [UR15+0xf000], R3 ;", BARRIERS),
-        ("DEPBAR.LE SB0, 0x0 ;", BARRIERS),
-        ("FROBNICATE R1 ;", OTHER),
-        ("@!PT LDS RZ, [RZ] ;", OTHER),  # never runs
+        ("HMMA.16816.F32.BF16 R8, R4, R12, R8 ;", of.TENSOR),
+        ("HGMMA.64x176x16.F32.BF16 R24, gdesc[UR8], R24, gsb0 ;", of.TENSOR),
+        ("UTMALDG.2D [UR12], [UR6] ;", of.MEMORY),
+        ("LOP3.LUT R192, R125, R8, RZ, 0xfc, !PT ;", of.LOGIC),
+        ("IMAD.SHL.U32 R191, R191, 0x2, RZ ;", of.LOGIC),
+        ("IMAD.WIDE.U32 R2, R3, c[0x0][0x188], R204 ;", of.LOGIC),
+        ("IMAD R2, R3, R4, RZ ;", of.LOGIC),
+        ("MOV R200, R9 ;", of.COPIES),
+        ("IMAD.MOV.U32 R201, RZ, RZ, R11 ;", of.COPIES),
+        ("IMAD.U32 R21, RZ, RZ, UR22 ;", of.COPIES),
+        ("MOV R185, 0xff800000 ;", of.CONSTANTS),
+        ("IMAD.MOV.U32 R1, RZ, RZ, c[0x0][0x28] ;", of.CONSTANTS),
+        ("HFMA2.MMA R18, -RZ, RZ, 1.875, 0 ;", of.CONSTANTS),
+        ("HFMA2.MMA R18, -RZ, RZ, 0, 0 ;", of.ZEROING),
+        ("IMAD.MOV.U32 R199, RZ, RZ, RZ ;", of.ZEROING),
+        ("UMOV UR4, URZ ;", of.ZEROING),
+        ("CS2R R194, SRZ ;", of.ZEROING),
+        ("CS2R R2, SR_CLOCKLO ;", of.CONSTANTS),
+        ("HFMA2 R18, R2, R3, R4 ;", of.FLOAT),
+        ("MUFU.EX2 R3, R4 ;", of.SPECIAL_FUNCTION),
+        ("SYNCS.PHASECHK.TRANS64.TRYWAIT P0, [UR15+0xf000], R3 ;", of.BARRIERS),
+        ("DEPBAR.LE SB0, 0x0 ;", of.BARRIERS),
+        ("FROBNICATE R1 ;", of.OTHER),
+        ("@!PT LDS RZ, [RZ] ;", of.OTHER),  # never runs
     ],
 )
 def test_purposes(text, group):
-    assert purpose(one(text)) == group
+    assert of.purpose(one(text)) == group
 
 
 def test_no_mnemonic_has_two_purposes():
-    listed = [name for names in GROUPS.values() for name in names.split()]
+    listed = [name for names in of.GROUPS.values() for name in names.split()]
     assert len(listed) == len(set(listed))

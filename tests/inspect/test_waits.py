@@ -16,7 +16,7 @@ def encoded(text: str, *, stall: int = 1, written: int = FREE, read: int = FREE,
     return f"{text} ; /* 0x0000000000007919 */\n  /* 0x{upper:016x} */"
 
 
-def of(*lines: str):
+def of(lines: list[str]):
     report = inspect_sass("\n".join(lines))
     return report, waits(report.flow)
 
@@ -27,77 +27,54 @@ def test_control_bits_of_instructions_that_nvdisasm_printed():
     assert decode_control(0x000FE200078E00FF) == Control(1, None, None, ())
 
 
-def test_the_producer_is_what_writes_the_register_though_another_load_is_nearer():
-    report, found = of(
-        encoded("LDSM.16.M88.4 R136, [R242]", written=0),
-        encoded("LDSM.16.M88.4 R4, [R232+-0x40]", written=0),
-        encoded("HMMA.16816.F32.BF16 R128, R224, R136, R128", waits=0b1),
-        encoded("EXIT"),
-    )
-    wait, *_ = found[report.instructions[2].address]
-    assert (str(wait.producer), wait.between, wait.by_register) == ("LDSM.16.M88.4 R136, [R242]", 1, True)
-    assert list(found) == [0x20]
+PRODUCT = "HMMA.16816.F32.BF16 R12, R4, R8, R12"
+EXIT = encoded("EXIT")
 
 
-def test_without_a_register_in_common_the_nearest_holder():
-    report, found = of(
-        encoded("LDS R0, [R1]", written=2),
-        encoded("STS [R9], R8", read=2),
-        encoded("MOV R8, R7", waits=0b100),
-        encoded("EXIT"),
-    )
-    wait, *_ = found[report.instructions[2].address]
-    assert (wait.producer.mnemonic, wait.between, wait.by_register) == ("STS", 0, False)
-
-
-def test_a_wait_ends_the_way_back():
-    _, found = of(
-        encoded("LDS R0, [R1]", written=1),
-        encoded("IADD3 R2, R0, 0x1, RZ", waits=0b10),
-        encoded("IADD3 R3, R0, 0x2, RZ", waits=0b10),
-        encoded("EXIT"),
-    )
-    assert list(found) == [0x10], "the second wait finds the counter free"
-
-
-def test_a_loop_is_followed_around():
-    report, found = of(
-        "MOV R0, RZ ;",
-        ".L_x_0:",
-        encoded("HMMA.16816.F32.BF16 R12, R4, R8, R12", waits=0b1),
-        encoded("IADD3 R0, R0, 0x1, RZ"),
-        encoded("LDSM.16.M88.4 R8, [R2]", written=0),
-        encoded("@P0 BRA `(.L_x_0)"),
-        encoded("EXIT"),
-    )
-    wait, *_ = found[report.instructions[1].address]
-    assert (wait.producer.mnemonic, wait.between, wait.by_register) == ("LDSM", 1, True)
-
-
-def test_two_counters_have_a_producer_each():
-    report, found = of(
-        encoded("LDL R4, [R1]", written=2),
-        encoded("LDSM.16.M88.4 R8, [R3]", written=0),
-        encoded("HMMA.16816.F32.BF16 R12, R4, R8, R12", waits=0b101),
-        encoded("EXIT"),
-    )
-    near, far = found[report.instructions[2].address]
-    assert (near.producer.mnemonic, near.is_long, far.producer.mnemonic, far.is_long) == ("LDSM", False, "LDL", True)
-
-
-def test_depbar_names_the_counter_of_the_copies():
-    _, found = of(encoded("LDGDEPBAR", written=0), encoded("DEPBAR.LE SB0, 0x0"), encoded("EXIT"))
-    assert found[0x10][0].producer.mnemonic == "LDGDEPBAR"
+@pytest.mark.parametrize(
+    ("lines", "at", "producers"),
+    [
+        pytest.param(
+            [encoded("LDSM.16.M88.4 R8, [R2]", written=0), encoded("LDSM.16.M88.4 R40, [R3]", written=0),
+             encoded(PRODUCT, waits=0b1), EXIT], 0x20, [("LDSM.16.M88.4 R8, [R2]", 1, True, False)],
+            id="what writes the register, though another load is nearer"),
+        pytest.param(
+            [encoded("LDS R0, [R1]", written=2), encoded("STS [R9], R8", read=2), encoded("MOV R8, R7", waits=0b100),
+             EXIT], 0x20, [("STS [R9], R8", 0, False, False)],
+            id="without a register in common the nearest holder"),
+        pytest.param(
+            [encoded("LDS R0, [R1]", written=1), encoded("IADD3 R2, R0, 0x1, RZ", waits=0b10),
+             encoded("IADD3 R3, R0, 0x2, RZ", waits=0b10), EXIT], 0x10, [("LDS R0, [R1]", 0, True, False)],
+            id="a wait ends the way back: the second one finds the counter free"),
+        pytest.param(
+            ["MOV R0, RZ ;", ".L_x_0:", encoded(PRODUCT, waits=0b1), encoded("IADD3 R0, R0, 0x1, RZ"),
+             encoded("LDSM.16.M88.4 R8, [R2]", written=0), encoded("@P0 BRA `(.L_x_0)"), EXIT],
+            0x10, [("LDSM.16.M88.4 R8, [R2]", 1, True, False)], id="a loop is followed around"),
+        pytest.param(
+            [encoded("LDL R4, [R1]", written=2), encoded("LDSM.16.M88.4 R8, [R3]", written=0),
+             encoded(PRODUCT, waits=0b101), EXIT],
+            0x20, [("LDSM.16.M88.4 R8, [R3]", 0, True, False), ("LDL R4, [R1]", 1, True, True)],
+            id="two counters have a producer each"),
+        pytest.param(
+            [encoded("LDGDEPBAR", written=0), encoded("DEPBAR.LE SB0, 0x0"), EXIT],
+            0x10, [("LDGDEPBAR", 0, False, True)], id="depbar names the counter of the copies"),
+    ],
+)  # fmt: skip
+def test_who_waits_for_whom(lines, at, producers):
+    _, found = of(lines)
+    assert list(found) == [at]
+    first = found[at][: len(producers)]
+    assert [(str(w.producer), w.between, w.by_register, w.is_long) for w in first] == producers
 
 
 def test_registers_written_and_read():
-    report, _ = of(
+    report, _ = of([
         "LDSM.16.MT88.4 R8, [R2+0x10] ;",
         "HMMA.16816.F32 R20, R4, R8, R20 ;",
         "LDS.64 R30, [R31] ;",
         "STG.E.128 [R2.64+0x8], R40 ;",
         "HMMA.16816.F16 R20, R4, R8, R20 ;",
-    )
+    ])  # fmt: skip
     load, product, wide, store, halves = report.listing.instructions
     assert written(product) == {"R20", "R21", "R22", "R23"}
     assert written(halves) == {"R20", "R21"}
@@ -110,7 +87,7 @@ def test_registers_written_and_read():
 
 
 def test_text_without_encodings_tells_nothing():
-    _, found = of("LDSM.16.M88.4 R8, [R2] ;", "HMMA.16816.F32 R20, R4, R8, R20 ;", "EXIT ;")
+    _, found = of(["LDSM.16.M88.4 R8, [R2] ;", "HMMA.16816.F32 R20, R4, R8, R20 ;", "EXIT ;"])
     assert found == {}
 
 
