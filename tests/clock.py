@@ -27,7 +27,7 @@ class SimulatedClock:
 
     def candidate(self, name: str, cost: float | Iterable[float]) -> Candidate:
         """Costs so much each time, or the next of several; notes (name, input set)."""
-        costs = itertools.repeat(cost) if isinstance(cost, float) else iter(cost)
+        costs = itertools.repeat(cost) if isinstance(cost, int | float) else iter(cost)
 
         def run(index: int) -> None:
             self.ran.append((name, index))
