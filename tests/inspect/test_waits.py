@@ -1,5 +1,6 @@
 """Who waits for whom: control bits, and the holders of counters on every way back."""
 
+import pytest
 from tests.project import needs_nvdisasm
 
 from warploom.inspect import inspect_program, inspect_sass
