@@ -15,13 +15,13 @@ import argparse
 import csv
 import io
 import json
-import os
 import sys
 from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
+import cell_runs as runs
 from attention_backward_cells import TOKENS, WIDTH, Cell, compile_all, fresh, ours
 
 import warploom
@@ -91,23 +91,23 @@ def once(name: str) -> None:
     torch.cuda.synchronize()
 
 
-def measured(cell: Cell, stream: Any) -> dict[str, Any]:
+def measured(cell: Cell) -> dict[str, Any]:
     """One cell: under load, and counted."""
     import torch
 
     from warploom.bench.monitor import GpuMonitor
     from warploom.bench.power import power_of
-    from warploom.bench.timing import Candidate, EventClock, graphed
+    from warploom.bench.timing import Candidate, graphed
     from warploom.cuda.device import cuda_core
 
     c, x = config_of(cell), fresh(cell)
-    backward, load = ours(cell), (EventClock(int(stream.cuda_stream)), GpuMonitor(cuda_core().Device(0).pci_bus_id))
-    runs = {
+    backward, load = ours(cell), (runs.clock(), GpuMonitor(cuda_core().Device(0).pci_bus_id))
+    directions = {
         "forward": lambda _: warploom.attention(x["q"], x["k"], x["v"], **cell.options),
         "backward": lambda _: backward(x),
     }
     found: dict[str, Any] = {}
-    for name, run in runs.items():
+    for name, run in directions.items():
         run(0)
         power = power_of(graphed(Candidate(name, run), 1, torch), 1, *load)
         found[name] = power and power.json(cell.flops * (0.4 if name == "forward" else 1.0))
@@ -124,7 +124,7 @@ def measured(cell: Cell, stream: Any) -> dict[str, Any]:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--out", type=Path, default=Path(os.environ.get("OUT", ".")))
+    runs.add_out(parser)
     parser.add_argument("--once", default="", help="run one cell once and end")
     parser.add_argument("--dry-run", action="store_true", help="what a step demands, without a GPU")
     options = parser.parse_args()
@@ -141,16 +141,14 @@ def main() -> int:
     from warploom.bench.environment import environment
     from warploom.ops.backends import gpu_target
 
-    compile_all(CELLS, argparse.Namespace(sync=False, config=[]), gpu_target(0).name)
-    options.out.mkdir(parents=True, exist_ok=True)
-    rows: list[dict[str, Any]] = []
     stream = torch.cuda.Stream()
+    compile_all(CELLS, argparse.Namespace(sync=False, config=[]), gpu_target(0).name)
+    rows: list[dict[str, Any]] = []
     for cell in CELLS:
         with torch.cuda.stream(stream):
-            rows.append(measured(cell, stream))
+            rows.append(measured(cell))
         print(json.dumps(rows[-1]), flush=True)
-        text = json.dumps({"environment": environment(), "rows": rows}, indent=1)
-        (options.out / "attention-backward-limits.json").write_text(text + "\n", encoding="utf-8")
+        runs.write(options.out / "attention-backward-limits.json", {"environment": environment(), "rows": rows})
     return 0
 
 

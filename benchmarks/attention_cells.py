@@ -13,25 +13,25 @@ exits with 1 if a result is wrong or a figure below is missed.
 from __future__ import annotations
 
 import argparse
-import json
 import math
-import os
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
+from statistics import geometric_mean
 from typing import Any
 
+import cell_runs as runs
 import torch
+from cell_runs import Found
 
 import warploom
-from warploom.bench.environment import environment
 from warploom.bench.monitor import GpuMonitor
-from warploom.bench.peers import SDPA_BACKENDS, flash_attention_4
+from warploom.bench.peers import flash_attention_4
 from warploom.bench.power import power_of
-from warploom.bench.timing import Candidate, EventClock, input_sets, measure, paired_spread
+from warploom.bench.timing import Candidate, measure, paired_spread
 from warploom.core.dtypes import bf16
 from warploom.cuda.device import cuda_core
+from warploom.kernels.attention.problem import AttentionProblem
 from warploom.kernels.attention.reference import attention_error, attention_reference, seen_of
 
 TOKENS, WIDTH = 16384, 2048
@@ -86,21 +86,20 @@ def fresh(shape: tuple[int, ...]) -> tuple[Any, Any, Any]:
     return tuple(torch.randn(shape, device="cuda", dtype=torch.bfloat16) for _ in range(3))  # type: ignore[return-value]
 
 
-def sdpa(name: str, causal: bool) -> Run:
-    """One of PyTorch's backends on (batch, sequence, heads, head_dim) tensors."""
-    backend = getattr(torch.nn.attention.SDPBackend, SDPA_BACKENDS[name])
+def problem_of(head_dim: int, causal: bool, seq: int) -> AttentionProblem:
+    """A cell's problem."""
+    heads = WIDTH // head_dim
+    return AttentionProblem(TOKENS // seq, heads, heads, seq, seq, head_dim, bf16, (None, 0 if causal else None))
 
-    def run(q: Any, k: Any, v: Any) -> Any:
-        with torch.nn.attention.sdpa_kernel(backend):
-            swapped = (x.transpose(1, 2) for x in (q, k, v))
-            return torch.nn.functional.scaled_dot_product_attention(*swapped, is_causal=causal).transpose(1, 2)
 
-    return run
+def shape_of(problem: AttentionProblem) -> tuple[int, ...]:
+    """That of q, k, v and the result."""
+    return problem.batch, problem.q_len, problem.heads, problem.head_dim
 
 
 def peers(causal: bool) -> dict[str, Run]:
     """Every peer that can be imported here."""
-    found = {name: sdpa(name, causal) for name in ("torch_flash", "torch_cudnn")}
+    found = {name: runs.sdpa(name, causal=causal) for name in ("torch_flash", "torch_cudnn")}
     latest, _ = flash_attention_4()
     if latest is not None:
         found["flash_attention_4"] = lambda q, k, v: latest(q, k, v, causal=causal)
@@ -122,29 +121,29 @@ def checked(
         except Exception as error:
             if name == "warploom":
                 raise
-            failed[name] = f"{type(error).__name__}: {error}".splitlines()[0][:200]
+            failed[name] = runs.said(error)
     return errors, failed
 
 
-def cell(head_dim: int, causal: bool, seq: int, monitor: GpuMonitor, power: bool) -> dict[str, Any]:
+def cell(head_dim: int, causal: bool, seq: int, monitor: GpuMonitor, power: bool) -> Found:
     """One head_dim, mask and length: checked, timed, and run for power."""
-    shape = TOKENS // seq, seq, WIDTH // head_dim, head_dim
+    problem = problem_of(head_dim, causal, seq)
+    shape, flops = shape_of(problem), problem.flops
     ours: Run = lambda q, k, v: warploom.attention(q, k, v, causal=causal)  # noqa: E731
-    errors, failed = checked({"warploom": ours, **peers(causal)}, shape, causal)
-    count = input_sets(3 * 2 * math.prod(shape), torch.cuda.get_device_properties(0).L2_cache_size)
+    every = {"warploom": ours, **peers(causal)}
+    errors, failed = checked(every, shape, causal)
+    count = runs.sets_of(3 * 2 * math.prod(shape))
     sets = [fresh(shape) for _ in range(count)]
-    runs = {name: run for name, run in {"warploom": ours, **peers(causal)}.items() if name not in failed}
-    candidates = {name: Candidate(name, lambda i, run=run: run(*sets[i])) for name, run in runs.items()}
-    clock = EventClock(int(torch.cuda.current_stream().cuda_stream))
-    found = measure(list(candidates.values()), count, clock, rounds=11, sample_seconds=0.015, monitor=monitor)
-    pairs = seq * (seq + 1) // 2 if causal else seq * seq
-    flops = 4 * shape[0] * shape[2] * pairs * head_dim
-    drawn = {
-        name: power_of(candidate, count, clock, monitor)
-        for name, candidate in candidates.items()
-        if power and name not in UNMETERED
+    candidates = {
+        name: Candidate(name, lambda i, run=run: run(*sets[i])) for name, run in every.items() if name not in failed
     }
-    empty = {} if not power or (head_dim, causal, seq) != ZEROS else {"zeros": on_zeros(ours, shape, flops, monitor)}
+    found = measure(list(candidates.values()), count, runs.clock(), rounds=11, sample_seconds=0.015, monitor=monitor)
+    metered = [name for name in candidates if power and name not in UNMETERED]
+    drawn = {name: load(candidates[name], count, flops, monitor) for name in metered}
+    empty: Found = {}
+    if power and (head_dim, causal, seq) == ZEROS:  # only to show why no figure may come from zeros
+        nothing = torch.zeros(shape, device="cuda", dtype=torch.bfloat16)
+        empty["zeros"] = load(Candidate("zeros", lambda _: ours(nothing, nothing, nothing)), 1, flops, monitor)
     return empty | {
         "head_dim": head_dim, "causal": causal, "seq": seq, "batch": shape[0], "heads": shape[2],
         "config": str(warploom.plan(*sets[0], causal=causal).config),
@@ -153,15 +152,13 @@ def cell(head_dim: int, causal: bool, seq: int, monitor: GpuMonitor, power: bool
         "not_run": failed,
         "tflops": {name: m.seconds.rate(flops / 1e12).json() for name, m in found.items()},
         "ratio": {name: paired_spread(found["warploom"], m).json() for name, m in found.items() if name != "warploom"},
-        "power": {name: p.json(flops) for name, p in drawn.items() if p is not None},
+        "power": {name: power for name, power in drawn.items() if power is not None},
     }  # fmt: skip
 
 
-def on_zeros(run: Run, shape: tuple[int, ...], flops: int, monitor: GpuMonitor) -> dict[str, Any] | None:
-    """The load of the same kernel on zeros: only to show why no figure may come from them."""
-    nothing = torch.zeros(shape, device="cuda", dtype=torch.bfloat16)
-    clock = EventClock(int(torch.cuda.current_stream().cuda_stream))
-    found = power_of(Candidate("zeros", lambda _: run(nothing, nothing, nothing)), 1, clock, monitor)
+def load(candidate: Candidate, sets: int, flops: int, monitor: GpuMonitor) -> Found | None:
+    """Watts, clock and TFLOP/s of a kernel alone."""
+    found = power_of(candidate, sets, runs.clock(), monitor)
     return None if found is None else found.json(flops)
 
 
@@ -175,7 +172,7 @@ def missed(cells: list[dict[str, Any]]) -> list[str]:
         ratios = [
             c["ratio"]["torch_flash"]["median"] for c in cells if (c["head_dim"], c["causal"]) == (head_dim, causal)
         ]
-        if len(ratios) == len(LENGTHS) and (mean := math.exp(sum(map(math.log, ratios)) / len(ratios))) < least:
+        if len(ratios) == len(LENGTHS) and (mean := geometric_mean(ratios)) < least:
             found.append(f"head_dim {head_dim}, causal {causal}: {mean:.3f} × torch_flash, wanted {least}")
     for figure in FIGURES:
         for c in cells:
@@ -214,26 +211,23 @@ def line(c: dict[str, Any]) -> str:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--out", type=Path, default=Path(os.environ.get("OUT", ".")))
+    runs.add_out(parser)
     parser.add_argument("--lengths", type=int, nargs="+", default=list(LENGTHS))
     parser.add_argument("--power-lengths", type=int, nargs="*", default=list(LENGTHS), help="lengths run for power")
     options = parser.parse_args()
-    folder: Path = options.out
-    folder.mkdir(parents=True, exist_ok=True)
     monitor = GpuMonitor(cuda_core().Device(0).pci_bus_id)
-    head = environment() | {"power_limit_watts": monitor.power_limit(), "flash_attention_4": flash_attention_4()[1]}
-    cells: list[dict[str, Any]] = []
-    result = {"environment": head, "cells": cells}
-    for seq in options.lengths:
-        for head_dim, causal in CASES:
-            cells.append(cell(head_dim, causal, seq, monitor, seq in options.power_lengths))
-            print(line(cells[-1]), flush=True)
-            result |= {"missed": missed(cells), "unchecked": unchecked(cells)}
-            (folder / "attention-cells.json").write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
-    print("\n".join(f"not compared with {text}" for text in unchecked(cells)))
-    failures = missed(cells)
-    print("\n".join(failures) or "every figure is reached")
-    return 1 if failures else 0
+    head = {"power_limit_watts": monitor.power_limit(), "flash_attention_4": flash_attention_4()[1]}
+    found: list[Found] = []
+
+    def timed(which: tuple[int, bool, int]) -> Found:
+        found.append(cell(*which, monitor, which[2] in options.power_lengths))
+        return found[-1]
+
+    todo = [(head_dim, causal, seq) for seq in options.lengths for head_dim, causal in CASES]
+    file = options.out / "attention-cells.json"
+    code = runs.measured(todo, timed, line, missed, file, head, more=lambda found: {"unchecked": unchecked(found)})
+    print("\n".join(f"not compared with {text}" for text in unchecked(found)))
+    return code
 
 
 if __name__ == "__main__":

@@ -13,9 +13,7 @@ result is wrong.
 from __future__ import annotations
 
 import argparse
-import json
 import math
-import os
 import sys
 from collections.abc import Callable
 from dataclasses import fields
@@ -24,13 +22,13 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
+import cell_runs as runs
 import torch
-from attention_cells import TOKENS, WIDTH, checked, fresh, sdpa
+from attention_cells import checked, fresh, problem_of, shape_of
 
 import warploom
 from warploom.bench.environment import environment
-from warploom.bench.timing import Candidate, EventClock, input_sets, measure, paired_spread
-from warploom.core.dtypes import bf16
+from warploom.bench.timing import Candidate, measure, paired_spread
 from warploom.kernels.attention.choice import choose
 from warploom.kernels.attention.decode import Decode
 from warploom.kernels.attention.ladder_sm90 import RungSm90
@@ -68,60 +66,50 @@ KINDS: dict[str, Callable[[Any, Any, Any], Tensors]] = {
 }  # fmt: skip
 
 
-def configs(head_dim: int, causal: bool, seq: int) -> tuple[AttentionConfig, AttentionConfig]:
+def configs(problem: AttentionProblem) -> tuple[AttentionConfig, AttentionConfig]:
     """What a call chooses for a cell, and the same tile with maxima in every block."""
-    heads = WIDTH // head_dim
-    problem = AttentionProblem(TOKENS // seq, heads, heads, seq, seq, head_dim, bf16, (None, 0 if causal else None))
     chosen, _ = choose(problem, gpu_target(0))
     assert not isinstance(chosen, Decode), "every cell has many queries"
-    flags: dict[str, Any] = {f.name: getattr(chosen, f.name) for f in fields(chosen)} | {
-        "sum_column": False,
-        "skip_masked": False,
-    }
-    return chosen, RungSm90(**flags)
+    flags: dict[str, Any] = {f.name: getattr(chosen, f.name) for f in fields(chosen)}
+    return chosen, RungSm90(**flags | {"sum_column": False, "skip_masked": False})
 
 
 def cell(head_dim: int, causal: bool, seq: int) -> list[dict[str, Any]]:
     """One row for each kind of data."""
-    shape = TOKENS // seq, seq, WIDTH // head_dim, head_dim
-    carried, plain = configs(head_dim, causal, seq)
+    problem = problem_of(head_dim, causal, seq)
+    shape, flops, (carried, plain) = shape_of(problem), problem.flops, configs(problem)
 
     def ours(config: AttentionConfig) -> Callable[[Any, Any, Any], Any]:
         return lambda q, k, v: warploom.attention(q, k, v, causal=causal, config=config)
 
-    runs = {"carried": ours(carried), "plain": ours(plain), "torch_cudnn": sdpa("torch_cudnn", causal)}
-    count = input_sets(3 * 2 * math.prod(shape), torch.cuda.get_device_properties(0).L2_cache_size)
-    clock = EventClock(int(torch.cuda.current_stream().cuda_stream))
-    rows: list[dict[str, Any]] = []
+    named = {"carried": ours(carried), "plain": ours(plain), "torch_cudnn": runs.sdpa("torch_cudnn", causal=causal)}
+    count, rows = runs.sets_of(3 * 2 * math.prod(shape)), list[dict[str, Any]]()
     for kind, change in KINDS.items():
-        errors, _ = checked({"warploom": runs["carried"], "plain": runs["plain"]}, shape, causal, change)
+        errors, _ = checked({"warploom": named["carried"], "plain": named["plain"]}, shape, causal, change)
         sets = [change(*fresh(shape)) for _ in range(count)]
-        timed = [Candidate(name, lambda i, run=run, sets=sets: run(*sets[i])) for name, run in runs.items()]
-        found = measure(timed, count, clock, rounds=9, sample_seconds=0.01)
-        flops = 4 * shape[0] * shape[2] * head_dim * (seq * (seq + 1) // 2 if causal else seq * seq)
-        row = {"head_dim": head_dim, "causal": causal, "seq": seq, "data": kind, "config": str(carried),
-               "error": errors, "tflops": {n: m.seconds.rate(flops / 1e12).json() for n, m in found.items()},
-               "over_plain": paired_spread(found["carried"], found["plain"]).json(),
-               "over_cudnn": paired_spread(found["carried"], found["torch_cudnn"]).json()}  # fmt: skip
-        rows.append(row)
-        rates = {name: round(rate["median"]) for name, rate in row["tflops"].items()}
+        timed = [Candidate(name, lambda i, run=run, sets=sets: run(*sets[i])) for name, run in named.items()]
+        found = measure(timed, count, runs.clock(), rounds=9, sample_seconds=0.01)
+        rows.append({
+            "head_dim": head_dim, "causal": causal, "seq": seq, "data": kind, "config": str(carried), "error": errors,
+            "tflops": {n: m.seconds.rate(flops / 1e12).json() for n, m in found.items()},
+            "over_plain": paired_spread(found["carried"], found["plain"]).json(),
+            "over_cudnn": paired_spread(found["carried"], found["torch_cudnn"]).json(),
+        })  # fmt: skip
+        rates = {name: round(rate["median"]) for name, rate in rows[-1]["tflops"].items()}
         mask = "causal" if causal else "full"
-        print(f"{head_dim} {mask} {seq} {kind}: {rates}, {row['over_plain']}, {errors}", flush=True)
+        print(f"{head_dim} {mask} {seq} {kind}: {rates}, {rows[-1]['over_plain']}, {errors}", flush=True)
     return rows
 
 
 def main() -> int:
     """Every cell."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--out", type=Path, default=Path(os.environ.get("OUT", ".")))
-    folder: Path = parser.parse_args().out
-    folder.mkdir(parents=True, exist_ok=True)
-    rows: list[dict[str, Any]] = []
+    runs.add_out(parser)
+    out, rows = parser.parse_args().out, list[dict[str, Any]]()
     for of_cell in CELLS:
         rows += cell(*of_cell)
-        result = {"environment": environment(), "rows": rows}
-        (folder / "attention-data.json").write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
-    return int(any(error > 1.0 for row in rows for error in row["error"].values()))
+        runs.write(out / "attention-data.json", {"environment": environment(), "rows": rows})
+    return int(any(not error <= 1.0 for row in rows for error in row["error"].values()))
 
 
 if __name__ == "__main__":

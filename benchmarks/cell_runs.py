@@ -1,30 +1,46 @@
-"""What the scripts of cells share: their options, where they run, and a run that keeps what it has after each cell."""
+"""What the scripts of cells share: options, kernels compiled ahead, the kernels of others, and cells checked and timed.
+
+A set of inputs is a dictionary of tensors, ``q``, ``k``, ``v`` … in (batch, sequence, heads, head_dim) or packed rows.
+"""
 
 from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
-from collections.abc import Callable, Iterable
-from concurrent.futures import ProcessPoolExecutor
-from multiprocessing import get_context
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
+from warploom.bench import peers
 from warploom.bench.environment import environment
+from warploom.bench.timing import Candidate, EventClock, Measured, graphed, input_sets, measure, paired_spread
+from warploom.core.errors import CompileError
+from warploom.kernels.source import KernelCall
+from warploom.tune.build import build_all
 
 Cell = TypeVar("Cell")
-Job = TypeVar("Job")
 Found = dict[str, Any]
+Inputs = dict[str, Any]
+Run = Callable[[Inputs], Any]
+"""One call on a set of inputs."""
+SMALLEST_SAMPLE = 0.010
 
 
 def parser_of(doc: str | None, rounds: int) -> argparse.ArgumentParser:
     """A parser with ``--out``, ``--rounds`` and ``--compile-only``."""
     parser = argparse.ArgumentParser(description=doc)
-    parser.add_argument("--out", type=Path, default=Path(os.environ.get("OUT", ".")))
+    add_out(parser)
     parser.add_argument("--rounds", type=int, default=rounds)
     parser.add_argument("--compile-only", action="store_true", help="for sm_90a, without a GPU")
     return parser
+
+
+def add_out(parser: argparse.ArgumentParser) -> None:
+    """``--out``: a folder, by default $OUT."""
+    parser.add_argument("--out", type=Path, default=Path(os.environ.get("OUT", ".")), help="folder of the result")
 
 
 def architecture(options: argparse.Namespace) -> str:
@@ -34,10 +50,16 @@ def architecture(options: argparse.Namespace) -> str:
     return "sm_90a" if options.compile_only else gpu_target(0).name
 
 
-def in_processes(work: Callable[[Job], object], jobs: Iterable[Job]) -> None:
-    """In as many processes as there are cores: afterwards nothing waits for a compiler."""
-    with ProcessPoolExecutor(os.cpu_count(), mp_context=get_context("spawn")) as pool:
-        list(pool.map(work, jobs))
+def compile_all(calls: Iterable[KernelCall], arch: str) -> int:
+    """Compile the kernels of calls on all cores, so that nothing waits for a compiler afterwards; how many there are.
+
+    Raises CompileError for the first that is none.
+    """
+    sources = list(dict.fromkeys(call.source for call in calls))
+    for source, found in zip(sources, build_all(sources, arch), strict=True):
+        if isinstance(found, str):
+            raise CompileError(f"{source.name}: {found}")
+    return len(sources)
 
 
 def on_one_stream(timed: Callable[[Any], Found]) -> Callable[[Any], Found]:
@@ -54,6 +76,156 @@ def on_one_stream(timed: Callable[[Any], Found]) -> Callable[[Any], Found]:
     return run
 
 
+# -- the kernels of others
+
+
+def sdpa(name: str, **options: Any) -> Callable[[Any, Any, Any], Any]:
+    """One of PyTorch's backends on (batch, sequence, heads, head_dim) tensors."""
+    run = peers.sdpa(name, **options)
+    return lambda q, k, v: run(*(x.transpose(1, 2) for x in (q, k, v))).transpose(1, 2)
+
+
+def of_qkv(run: Callable[[Any, Any, Any], Any]) -> Run:
+    """A call of q, k and v on a set of inputs."""
+    return lambda x: run(x["q"], x["k"], x["v"])
+
+
+def through_autograd(forward: Callable[[Any, Any, Any], Any]) -> Run:
+    """The gradients of a peer, by PyTorch's autograd; its forward pass runs once for each set of inputs."""
+    import torch
+
+    kept: dict[int, tuple[Any, Any]] = {}
+
+    def run(x: Inputs) -> tuple[Any, ...]:
+        if id(x) not in kept:
+            leaves = [x[name].detach().requires_grad_() for name in "qkv"]
+            kept[id(x)] = forward(*leaves), leaves
+        out, leaves = kept[id(x)]
+        return torch.autograd.grad(out, leaves, x["dout"], retain_graph=True)
+
+    return run
+
+
+def flash_attention_2(where: Callable[[Inputs], tuple[Any, ...]], *, gradients: bool, **sides: int) -> Run:
+    """PyTorch's copy of FlashAttention-2, by its operators, which have windows and align the last query.
+
+    ``where``: starts and longest lengths of queries and keys, dropout and whether the mask is causal.
+    """
+    import torch
+
+    aten, kept = torch.ops.aten, dict[int, tuple[Any, ...]]()
+
+    def run(x: Inputs) -> Any:
+        qkv = [x[name] for name in "qkv"]
+        if not gradients:
+            return aten._flash_attention_forward(*qkv, *where(x), False, **sides)[0]
+        if id(x) not in kept:
+            kept[id(x)] = aten._flash_attention_forward(*qkv, *where(x), False, **sides)[:4]
+        out, lse, seed, offset = kept[id(x)]
+        return aten._flash_attention_backward(x["dout"], *qkv, out, lse, *where(x), seed, offset, **sides)
+
+    return run
+
+
+# -- cells
+
+
+def said(error: Exception) -> str:
+    """An exception in a line."""
+    return f"{type(error).__name__}: {error}".splitlines()[0][:200]
+
+
+def sets_of(bytes_per_set: int) -> int:
+    """How many sets of inputs rotate past this GPU's L2."""
+    import torch
+
+    return input_sets(bytes_per_set, torch.cuda.get_device_properties(0).L2_cache_size)
+
+
+def clock() -> EventClock:
+    """Of PyTorch's current stream."""
+    import torch
+
+    return EventClock(int(torch.cuda.current_stream().cuda_stream))
+
+
+@dataclass(frozen=True)
+class Turns:
+    """Calls that were checked, then timed in turns as replays of ``calls`` calls; why some ``failed``."""
+
+    found: Mapping[str, Measured]
+    error: dict[str, float]
+    failed: dict[str, str]
+    calls: int
+
+    def tflops(self, flops: float | Mapping[str, float]) -> Found:
+        """Rates of calls of so many FLOPs."""
+        work = dict.fromkeys(self.found, flops) if not isinstance(flops, Mapping) else flops
+        return {n: m.seconds.rate(self.calls * work[n] / 1e12).json() for n, m in self.found.items()}
+
+    def ratio(self, of: str = "warploom") -> Found:
+        """How many times as fast as each other one it is."""
+        return {n: paired_spread(self.found[of], m).json() for n, m in self.found.items() if n != of}
+
+    def over(self, peer: str) -> Found:
+        """How many times as fast as a peer each other one is."""
+        return {n: paired_spread(m, self.found[peer]).json() for n, m in self.found.items() if n != peer}
+
+
+def in_turns(
+    runs: Mapping[str, tuple[Run, Sequence[Inputs]]], error: Callable[[str, Any], float | None], rounds: int,
+    sample: float = SMALLEST_SAMPLE, warm_up: float = 0.05, others: Iterable[str] = (),
+    beside: Iterable[Candidate] = (),
+) -> Turns:  # fmt: skip
+    """Each checked on the first of its sets of inputs, where its results' memory is likely to hold NaN, then timed.
+
+    ``error`` of a name and a result is at most 1 where it is right, None where it is not checked. Of ``others`` one may
+    fail. What is ``beside`` is timed as it is.
+    """
+    import torch
+
+    errors, failed, candidates, others = dict[str, float](), dict[str, str](), list[Candidate](), set(others)
+    (calls,) = {len(sets) for _, sets in runs.values()}
+    for name, (run, sets) in runs.items():
+        for like in (sets[0][key] for key in ("q", "k", "v", "out") if key in sets[0]):
+            torch.full_like(like, math.nan)
+        try:
+            if (off := error(name, run(sets[0]))) is not None:
+                errors[name] = off
+            for x in sets:  # forward passes of peers are no part of a graph
+                run(x)
+            candidates.append(graphed(Candidate(name, lambda i, run=run, sets=sets: run(sets[i])), calls, torch))
+            torch.cuda.synchronize()
+        except Exception as refusal:
+            if name not in others:
+                raise
+            failed[name] = said(refusal)
+            torch.cuda.synchronize()  # raises where the GPU refused: nothing can be timed behind that
+    found = measure([*beside, *candidates], 1, clock(), rounds=rounds, sample_seconds=sample, warm_up_seconds=warm_up)
+    return Turns(found, errors, failed, calls)
+
+
+def wrong(cells: Iterable[Found], bounds: Mapping[str, float] | None = None) -> list[str]:
+    """Every wrong result, a peer's included; what may be off by more than 1 has its bound."""
+    return [
+        f"{name} is wrong at {c['cell']}: {off:.2f}"
+        for c in cells for name, off in c["error"].items() if not off <= (bounds or {}).get(name, 1.0)
+    ]  # fmt: skip
+
+
+def speeds(tflops: Mapping[str, Found], ratio: Mapping[str, Found]) -> str:
+    """TFLOP/s of each, and ratios, in a line."""
+    return "  ".join(
+        f"{n} {s['median']:.0f}" + (f" ×{ratio[n]['median']:.3f}" if n in ratio else "") for n, s in tflops.items()
+    )
+
+
+def line_of(c: Found, more: str = "") -> str:
+    """A cell as a line of text."""
+    refused = f"  {c['not_run']}" if c.get("not_run") else ""
+    return f"{c['cell']:32} error {max(c['error'].values()):.2f}  {more}{speeds(c['tflops'], c['ratio'])}{refused}"
+
+
 def measured(
     todo: Iterable[Cell],
     timed: Callable[[Cell], Found],
@@ -63,18 +235,25 @@ def measured(
     head: Found | None = None,
     *,
     otherwise: str = "every figure is reached",
+    more: Callable[[list[Found]], Found] = lambda _: {},
 ) -> int:
     """Time all cells: print each, write what there is to ``file`` after each, and at the end what was missed.
 
-    ``head``: what the environment says besides. Returns 1 where something was missed, else 0.
+    ``head``: what the environment says besides; ``more``: what is written beside the cells. Returns 1 where something
+    was missed, else 0.
     """
-    file.parent.mkdir(parents=True, exist_ok=True)
     found: list[Found] = []
     result = {"environment": environment() | (head or {}), "cells": found, "missed": list[str]()}
     for cell in todo:
         found.append(timed(cell))
         print(line(found[-1]), flush=True)
-        result["missed"] = missed(found)
-        file.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+        result |= {"missed": missed(found)} | more(found)
+        write(file, result)
     print("\n".join(result["missed"]) or otherwise)
     return 1 if result["missed"] else 0
+
+
+def write(file: Path, result: Found) -> None:
+    """Write a result; folders are made."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(json.dumps(result, indent=1, default=str) + "\n", encoding="utf-8")

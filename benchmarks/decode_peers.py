@@ -8,44 +8,32 @@ from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+import cell_runs as runs
 import numpy as np
-
-from warploom.bench.timing import Candidate, graphed
+from cell_runs import Inputs, Run
 
 if TYPE_CHECKING:
     from decode_cells import Cell
 
-Inputs = dict[str, Any]
-Run = Callable[[int], Any]
 CONTIGUOUS_PAGE = 16
 """Keys of the pages as which FlashInfer reads a contiguous cache, in place: it divides sequences between pages only."""
 WORKSPACE = 2**27
 """Bytes of FlashInfer's workspace, as its documentation has it."""
 
 
-def of_torch(backend: str, cell: Cell, sets: list[Inputs]) -> Run | None:
+def of_torch(backend: str, cell: Cell, _sets: list[Inputs]) -> Run | None:
     """PyTorch's attention on contiguous caches of even lengths."""
-    import torch
-    from torch.nn.attention import SDPBackend, sdpa_kernel
-
     if cell.page or cell.uneven:
         return None
-    length = int(cell.lengths[0])
-
-    def run(i: int) -> Any:
-        q, k, v = (sets[i][n][:, :length].transpose(1, 2) for n in ("q", "k_cache", "v_cache"))
-        with sdpa_kernel(getattr(SDPBackend, backend)):
-            return torch.nn.functional.scaled_dot_product_attention(q, k, v, enable_gqa=True)
-
-    return run
+    run, length = runs.sdpa(backend, enable_gqa=True), int(cell.lengths[0])
+    return lambda x: run(x["q"], x["k_cache"][:, :length], x["v_cache"][:, :length])
 
 
-def flash_attention_4(_cell: Cell, sets: list[Inputs]) -> Run:
+def flash_attention_4(_cell: Cell, _sets: list[Inputs]) -> Run:
     """FlashAttention-4 on the caches as they are; without a mask, for a single query sees every key."""
     function: Any = importlib.import_module("flash_attn.cute").flash_attn_varlen_func
 
-    def run(i: int) -> Any:
-        x = sets[i]
+    def run(x: Inputs) -> Any:
         found = function(x["q"], x["k_cache"], x["v_cache"], seqused_k=x["kv_lens"], page_table=x.get("block_table"))
         return found[0] if isinstance(found, tuple) else found
 
@@ -56,7 +44,7 @@ def flashinfer(tensor_cores: bool, cell: Cell, sets: list[Inputs]) -> Run:
     """FlashInfer, planned once for each set as its users plan once for each step."""
     import torch
 
-    made: Any = importlib.import_module("flashinfer").BatchDecodeWithPagedKVCacheWrapper
+    wrapping: Any = importlib.import_module("flashinfer").BatchDecodeWithPagedKVCacheWrapper
     page = cell.page or CONTIGUOUS_PAGE
     counts = -(-cell.lengths // page)
     starts = torch.from_numpy(np.concatenate([[0], np.cumsum(counts)]).astype(np.int32)).cuda()
@@ -64,11 +52,11 @@ def flashinfer(tensor_cores: bool, cell: Cell, sets: list[Inputs]) -> Run:
     entries = cell.capacity // page
     in_place = torch.arange(cell.batch * entries, dtype=torch.int32, device="cuda").view(cell.batch, entries)
     workspace = torch.empty(WORKSPACE, dtype=torch.uint8, device="cuda")
-    calls: list[Callable[[], Any]] = []
+    calls: dict[int, Callable[[], Any]] = {}
     for x in sets:
         table = x.get("block_table", in_place)
         pages = torch.cat([row[:n] for row, n in zip(table, counts.tolist(), strict=True)])
-        wrapper = made(
+        wrapper = wrapping(
             workspace, "NHD", use_cuda_graph=True, use_tensor_cores=tensor_cores, paged_kv_indptr_buffer=starts.clone(),
             paged_kv_indices_buffer=pages.clone(), paged_kv_last_page_len_buffer=last.clone(),
         )  # fmt: skip
@@ -77,24 +65,22 @@ def flashinfer(tensor_cores: bool, cell: Cell, sets: list[Inputs]) -> Run:
             q_data_type=torch.bfloat16, kv_data_type=torch.bfloat16,
         )  # fmt: skip
         cache = tuple(x[n].view(-1, page, cell.kv_heads, cell.head_dim) for n in ("k_cache", "v_cache"))
-        calls.append(partial(wrapper.run, x["q"][:, 0], cache))
-    return lambda i: calls[i]()
+        calls[id(x)] = partial(wrapper.run, x["q"][:, 0], cache)
+    return lambda x: calls[id(x)]()
 
 
 PEERS: dict[str, Callable[[Any, list[Inputs]], Run | None]] = {
-    "cudnn": partial(of_torch, "CUDNN_ATTENTION"),
-    "torch_flash": partial(of_torch, "FLASH_ATTENTION"),
+    "cudnn": partial(of_torch, "torch_cudnn"),
+    "torch_flash": partial(of_torch, "torch_flash"),
     "flash_attention_4": flash_attention_4,
     "flashinfer": partial(flashinfer, False),
     "flashinfer_tensor_cores": partial(flashinfer, True),
 }
+_FLASHINFER, _TORCH = ("flashinfer", "flashinfer-python"), ("torch", "torch")
 PACKAGES = {
-    "cudnn": ("torch", "torch"),
-    "torch_flash": ("torch", "torch"),
-    "flash_attention_4": ("flash_attn.cute", "flash-attn-4"),
-    "flashinfer": ("flashinfer", "flashinfer-python"),
-    "flashinfer_tensor_cores": ("flashinfer", "flashinfer-python"),
-}
+    "cudnn": _TORCH, "torch_flash": _TORCH, "flash_attention_4": ("flash_attn.cute", "flash-attn-4"),
+    "flashinfer": _FLASHINFER, "flashinfer_tensor_cores": _FLASHINFER,
+}  # fmt: skip
 """What has to be imported, and the name that its version goes by."""
 
 
@@ -107,41 +93,23 @@ def versions(names: Iterable[str]) -> dict[str, str]:
             importlib.import_module(module)
             found[name] = importlib.metadata.version(package)
         except Exception as error:  # absent, or without what it needs
-            print(f"no {name}: {_said(error)}", flush=True)
+            print(f"no {name}: {runs.said(error)}", flush=True)
     return found
 
 
-def beside(
-    cell: Cell, sets: list[Inputs], names: Iterable[str], error: Callable[[Any], float]
-) -> tuple[list[Candidate], dict[str, float], dict[str, str]]:
-    """Those of ``names`` that take a cell and are right, as graphs; their errors; and what the others said."""
-    import torch
-
-    found, errors, not_run = list[Candidate](), dict[str, float](), dict[str, str]()
+def made(cell: Cell, sets: list[Inputs], names: Iterable[str]) -> tuple[dict[str, Run], dict[str, str]]:
+    """Those of ``names`` that take a cell, and what the others said."""
+    found, refused = dict[str, Run](), dict[str, str]()
     for name in [] if cell.fp8 else names:
         try:
-            if (run := PEERS[name](cell, sets)) is None:
-                continue
-            torch.full_like(sets[0]["q"], float("nan"))  # the memory that the result is likely to get
-            errors[name] = error(run(0).reshape(sets[0]["q"].shape))
-            if not errors[name] <= 1.0:
-                raise ValueError(f"its error is {errors[name]:.2f} of what is allowed")
-            graph = graphed(Candidate(name, run), len(sets), torch)
-            graph.run(0)
-            torch.cuda.synchronize()
-            found.append(graph)
-        except Exception as refusal:
-            not_run[name] = _said(refusal)
-            refusal.add_note(f"{name} at {cell.name}")
-            torch.cuda.synchronize()  # raises where the GPU refused: nothing can be timed behind that
-    return found, errors, not_run
+            if (run := PEERS[name](cell, sets)) is not None:
+                found[name] = run
+        except Exception as error:
+            refused[name] = runs.said(error)
+    return found, refused
 
 
 def to_the_fastest(cells: Iterable[Mapping[str, Any]]) -> list[float]:
     """How many times as fast as the fastest of :data:`PEERS` we are, in measured cells that have one."""
     ratios = ([x["median"] for name, x in c["ratio"].items() if name in PEERS] for c in cells)
     return [min(found) for found in ratios if found]
-
-
-def _said(error: Exception) -> str:
-    return f"{type(error).__name__}: {error}".splitlines()[0][:200]

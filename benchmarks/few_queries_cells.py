@@ -15,10 +15,12 @@ from __future__ import annotations
 import itertools
 import math
 import sys
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
-from cell_runs import architecture, in_processes, measured, parser_of
+import cell_runs as runs
+from cell_runs import Inputs, Run
 from varlen_cells import excess
 
 import warploom
@@ -26,12 +28,11 @@ from warploom.core.dtypes import bf16
 from warploom.core.targets import Target, target
 from warploom.kernels.attention.choice import candidates
 from warploom.kernels.attention.decode import DecodeProblem, decode_configuration
-from warploom.kernels.attention.problem import AttentionConfig, AttentionProblem, Operands
+from warploom.kernels.attention.problem import AttentionProblem, Operands
 from warploom.kernels.attention.sm80 import ForwardSm80
 from warploom.kernels.attention.sm90 import ForwardSm90
-from warploom.kernels.source import KernelSource
+from warploom.kernels.source import KernelCall
 from warploom.ops.attention import calls_of
-from warploom.ops.backends import built
 
 HEADS = ((1, 1, 1), (1, 8, 2), (1, 16, 16), (1, 32, 8), (4, 32, 8))
 """(batch, heads, kv_heads)."""
@@ -67,70 +68,60 @@ def kernels(p: AttentionProblem, goal: Target) -> dict[str, Any]:
         if p.q_len <= 128:
             found["one two"] = replace(tiles, consumers=1, tile_n=64, persistent=False)
     if p.q_len <= 64:
-        found["small"] = min((c for c in general if isinstance(c, ForwardSm80) and not c.check(goal)), key=rows_of)
+        fitting = [c for c in general if isinstance(c, ForwardSm80) and not c.check(goal)]
+        found["small"] = min(fitting, key=lambda c: c.tile_m)
     return {key: c for key, c in found.items() if not (c.check(goal) or c.violations(p))}
 
 
-def rows_of(config: AttentionConfig) -> int:
-    """Of a tile."""
-    return config.tile_m
+def calls(goal: Target) -> Iterator[KernelCall]:
+    """Of all kernels of all cells."""
+    for p in cells():
+        for config in kernels(p, goal).values():
+            yield from calls_of(config, p, Operands.contiguous(p), 132)
 
 
-def sources(goal: Target) -> set[KernelSource]:
-    """Those of all kernels of all cells."""
-    made = ((c, p) for p in cells() for c in kernels(p, goal).values())
-    return {call.source for c, p in made for call in calls_of(c, p, Operands.contiguous(p), 132)}
-
-
-def fresh(p: AttentionProblem) -> list[Any]:
+def fresh(p: AttentionProblem) -> Inputs:
     """Random q, k and v."""
     import torch
 
-    sizes = (p.q_len, p.heads), (p.kv_len, p.kv_heads), (p.kv_len, p.kv_heads)
-    return [torch.randn(p.batch, n, h, p.head_dim, device="cuda", dtype=torch.bfloat16) for n, h in sizes]
+    sizes = {"q": (p.q_len, p.heads), "k": (p.kv_len, p.kv_heads), "v": (p.kv_len, p.kv_heads)}
+    shapes = {name: (p.batch, *size, p.head_dim) for name, size in sizes.items()}
+    return {name: torch.randn(shape, device="cuda", dtype=torch.bfloat16) for name, shape in shapes.items()}
 
 
-def error(p: AttentionProblem, inputs: list[Any], out: Any) -> float:
+def error(p: AttentionProblem, x: Inputs, out: Any) -> float:
     """The largest error over what bf16 allows, of some rows of the last head of the last sequence."""
     import torch
 
     rows = torch.randperm(p.q_len, device="cuda")[:CHECKED_ROWS]
-    q, k, v = (x[-1, :, -1] for x in inputs)
+    q, k, v = (x[name][-1, :, -1] for name in "qkv")
     return excess(q[rows], k, v, rows + (p.kv_len - p.q_len), out[-1, rows, -1])
+
+
+def call(config: Any) -> Run:
+    """A call with a configuration."""
+    return runs.of_qkv(lambda q, k, v: warploom.attention(q, k, v, causal=True, config=config))
 
 
 def timed(p: AttentionProblem, goal: Target, rounds: int) -> dict[str, Any]:
     """One cell: checked, and timed."""
-    import torch
-
-    from warploom.bench.timing import Candidate, EventClock, graphed, input_sets, measure
-
     size = 2 * 2 * p.kv_len * p.kv_heads * p.batch * p.head_dim
-    sets = min(MOST_SETS, input_sets(size, torch.cuda.get_device_properties(0).L2_cache_size))
-    inputs = [fresh(p) for _ in range(sets)]
-    errors, timed_ones = dict[str, float](), list[Candidate]()
-    for key, config in kernels(p, goal).items():
-        torch.full_like(inputs[0][0], math.nan)  # the memory that the result is likely to get
-
-        def run(i: int, config: Any = config) -> Any:
-            return warploom.attention(*inputs[i], causal=True, config=config)
-
-        errors[key] = error(p, inputs[0], run(0))
-        timed_ones.append(graphed(Candidate(key, run), sets, torch))
-    clock = EventClock(int(torch.cuda.current_stream().cuda_stream))
-    found = measure(timed_ones, 1, clock, rounds=rounds, sample_seconds=SAMPLE, warm_up_seconds=WARM_UP)
-    chosen = warploom.plan(*inputs[0], causal=True).config
-    keys = {str(config): key for key, config in kernels(p, goal).items()}
+    sets = [fresh(p) for _ in range(min(MOST_SETS, runs.sets_of(size)))]
+    configs = kernels(p, goal)
+    named = {key: (call(config), sets) for key, config in configs.items()}
+    turns = runs.in_turns(named, lambda _, out: error(p, sets[0], out), rounds, SAMPLE, WARM_UP)
+    chosen = str(warploom.plan(*(sets[0][name] for name in "qkv"), causal=True).config)
+    keys = {str(config): key for key, config in configs.items()}
     return {
         "cell": name(p), "batch": p.batch, "heads": p.heads, "kv_heads": p.kv_heads, "q_len": p.q_len,
-        "kv_len": p.kv_len, "head_dim": p.head_dim, "error": errors, "chosen": keys.get(str(chosen), str(chosen)),
-        "microseconds": {key: round(1e6 * m.seconds.median / sets, 2) for key, m in found.items()},
+        "kv_len": p.kv_len, "head_dim": p.head_dim, "error": turns.error, "chosen": keys.get(chosen, chosen),
+        "microseconds": {key: round(1e6 * m.seconds.median / turns.calls, 2) for key, m in turns.found.items()},
     }  # fmt: skip
 
 
 def missed(found: list[dict[str, Any]]) -> list[str]:
     """Every wrong result, and every choice that is slower than it should be."""
-    said = [f"{key} is wrong at {c['cell']}: {e:.2f}" for c in found for key, e in c["error"].items() if not e <= 1.0]
+    said = runs.wrong(found)
     for c in found:
         times, chosen = c["microseconds"], c["chosen"]
         best = min(times, key=lambda key: times[key])
@@ -145,21 +136,15 @@ def line(c: dict[str, Any]) -> str:
     return f"{c['cell']:32} error {max(c['error'].values()):.2f}  {speeds}  chosen: {c['chosen']}"
 
 
-def compile_one(job: tuple[KernelSource, str]) -> None:
-    """Into the cache."""
-    built(*job)
-
-
 def main() -> int:
-    options = parser_of(__doc__, rounds=3).parse_args()
-    arch = architecture(options)
-    wanted = sorted(sources(target(arch)), key=str)
-    in_processes(compile_one, [(source, arch) for source in wanted])
-    print(f"{len(cells())} cells, {len(wanted)} kernels", flush=True)
+    options = runs.parser_of(__doc__, rounds=3).parse_args()
+    goal = target(runs.architecture(options))
+    count = runs.compile_all(calls(goal), goal.name)
+    print(f"{len(cells())} cells, {count} kernels", flush=True)
     if options.compile_only:
         return 0
-    each, file = (lambda p: timed(p, target(arch), options.rounds)), options.out / "few-queries-cells.json"
-    return measured(cells(), each, line, missed, file, otherwise="every choice is among the best")
+    each, file = (lambda p: timed(p, goal, options.rounds)), options.out / "few-queries-cells.json"
+    return runs.measured(cells(), each, line, missed, file, otherwise="every choice is among the best")
 
 
 if __name__ == "__main__":

@@ -13,30 +13,31 @@ result is wrong. ``--compile-only`` needs no GPU.
 
 from __future__ import annotations
 
-import math
 import sys
-from collections.abc import Callable
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
-from cell_runs import architecture, in_processes, measured, on_one_stream, parser_of
+import cell_runs as runs
+from cell_runs import Inputs, Run
 
 import warploom
+from warploom.bench.peers import flash_attention_4
 from warploom.core.dtypes import bf16
-from warploom.core.targets import target
+from warploom.core.targets import Target, target
 from warploom.kernels.attention.backward import TENSORS, BackwardOperands, BackwardProblem
 from warploom.kernels.attention.backward_choice import choose as choose_backward
 from warploom.kernels.attention.choice import choose, parse_config
 from warploom.kernels.attention.gradient_reference import gradient_reference
 from warploom.kernels.attention.problem import AttentionProblem, Operands
 from warploom.kernels.attention.reference import attention_error, attention_reference, seen_of
-from warploom.ops.backends import built
+from warploom.kernels.source import KernelCall
+from warploom.ops.attention import calls_of
 
 TOKENS = 16384
 CHECKED_ROWS = 128
 MOST_SCORES = 2**27
 """Scores of the gradients' reference at a time."""
-SMALLEST_SAMPLE = 0.010
 OTHERS = {
     192: (
         "attention_sm90(consumers=2, tile_n=96, stages=2, head_dim=192, v_dim=128, q_in_registers=false)",
@@ -50,8 +51,6 @@ OTHERS = {
     ),
 }
 """Configurations of the forward pass beside the chosen one, by head_dim."""
-
-Run = Callable[[dict[str, Any]], Any]
 
 
 @dataclass(frozen=True)
@@ -84,6 +83,11 @@ class Cell:
         )  # fmt: skip
 
     @property
+    def others(self) -> tuple[str, ...]:
+        """Configurations that are timed besides."""
+        return OTHERS[self.head_dim] if self.v_dim != self.head_dim else ()
+
+    @property
     def options(self) -> dict[str, Any]:
         """Of the calls."""
         return {"causal": self.causal, "window": None if self.window is None else (self.window, None)}
@@ -98,7 +102,7 @@ def cells() -> list[Cell]:
     ]  # fmt: skip
 
 
-def fresh(cell: Cell) -> dict[str, Any]:
+def fresh(cell: Cell) -> Inputs:
     """Random arrays, and what the forward pass makes of them."""
     import torch
 
@@ -127,41 +131,13 @@ def backward(cell: Cell, *, sinks: bool = True) -> Run:
     )
 
 
-def peers(cell: Cell) -> dict[str, Run]:
-    """The forward pass of others, where they can be imported; none with sinks."""
-    import torch
-
-    from warploom.bench.peers import flash_attention_4
-
-    def cudnn(x: dict[str, Any]) -> Any:
-        with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.CUDNN_ATTENTION):
-            swapped = (x[name].transpose(1, 2) for name in "qkv")
-            found = torch.nn.functional.scaled_dot_product_attention(*swapped, is_causal=cell.causal)
-        return found.transpose(1, 2)
-
+def peers(cell: Cell) -> dict[str, Any]:
+    """Others on q, k and v, where they can be imported; none with sinks."""
+    latest, _ = flash_attention_4()
     if cell.sinks:
         return {}
-    latest, _ = flash_attention_4()
-    if latest is None:
-        return {"cudnn": cudnn}
-    return {"cudnn": cudnn, "flash_attention_4": lambda x: latest(*(x[name] for name in "qkv"), causal=cell.causal)}
-
-
-def of_autograd(run: Run) -> Run:
-    """The gradients of a peer; its forward pass runs once for each set of inputs."""
-    import torch
-
-    kept: dict[int, tuple[Any, Any]] = {}
-
-    def gradients(x: dict[str, Any]) -> Any:
-        if id(x) not in kept:
-            leaves = {name: x[name].detach().requires_grad_() for name in "qkv"}
-            found = run({**x, **leaves})
-            kept[id(x)] = found[0] if isinstance(found, tuple) else found, [*leaves.values()]
-        out, leaves = kept[id(x)]
-        return torch.autograd.grad(out, leaves, x["dout"], retain_graph=True)
-
-    return gradients
+    found: dict[str, Any] = {"cudnn": runs.sdpa("torch_cudnn", causal=cell.causal)}
+    return found | ({"flash_attention_4": lambda *qkv: latest(*qkv, causal=cell.causal)} if latest else {})
 
 
 # -- checked, then timed
@@ -172,7 +148,7 @@ def seen(cell: Cell) -> Any:
     return seen_of(cell.length, cell.length, cell.problem.window, device="cuda")
 
 
-def forward_error(cell: Cell, x: dict[str, Any], out: Any) -> float:
+def forward_error(cell: Cell, x: Inputs, out: Any) -> float:
     """The largest |o - o64| over what bf16 allows, of random rows of one head."""
     import torch
 
@@ -184,7 +160,7 @@ def forward_error(cell: Cell, x: dict[str, Any], out: Any) -> float:
     ).value
 
 
-def backward_error(cell: Cell, x: dict[str, Any], found: Any) -> float:
+def backward_error(cell: Cell, x: Inputs, found: Any) -> float:
     """The largest error of the gradients over what is allowed, of the first key head's group."""
     group = cell.heads // cell.kv_heads
     first = {n: x[n][:, :, : 1 if n in "kv" else group].transpose(1, 2) for n in ("dout", "q", "k", "v", "out")}
@@ -197,114 +173,60 @@ def backward_error(cell: Cell, x: dict[str, Any], found: Any) -> float:
 
 def timed(cell: Cell, rounds: int) -> dict[str, Any]:
     """One cell: checked, and timed."""
-    import torch
-
-    from warploom.bench.timing import Candidate, EventClock, graphed, input_sets, measure, paired_spread
-
-    others = OTHERS.get(cell.head_dim, ()) if cell.v_dim != cell.head_dim else ()
-    runs: dict[str, dict[str, Run]] = {
-        "forward": {"warploom": forward(cell), **{text: forward(cell, config=text) for text in others}},
-        "backward": {"warploom": backward(cell)},
-    }
-    x, wrong, failed = fresh(cell), dict[str, float](), dict[str, str]()
-    for name, run in runs["forward"].items():
-        torch.full_like(x["out"], math.nan)  # what the output's memory is likely to hold
-        wrong[name] = forward_error(cell, x, run(x))
-    wrong["backward"] = backward_error(cell, x, runs["backward"]["warploom"](x))
+    p, others = cell.problem, peers(cell)
+    forwards: dict[str, Run] = {"warploom": forward(cell), **{text: forward(cell, config=text) for text in cell.others}}
+    backwards: dict[str, Run] = {"warploom": backward(cell)}
     if cell.sinks:
-        runs["forward"]["without"], runs["backward"]["without"] = (
-            forward(cell, sinks=False),
-            backward(cell, sinks=False),
-        )
-    for name, run in peers(cell).items():
-        runs["forward"][name], runs["backward"][name] = run, of_autograd(run)
-    moved = sum(2 * x[name].numel() for name in ("q", "k", "v", "out"))
-    del x
-    torch.cuda.empty_cache()
-    count = input_sets(moved, torch.cuda.get_device_properties(0).L2_cache_size)
-    sets = [fresh(cell) for _ in range(count)]
-    clock = EventClock(int(torch.cuda.current_stream().cuda_stream))
-    result: dict[str, Any] = {"cell": cell.name, "config": str(choose(cell.problem, target("sm_90a"))[0])}
-    for direction, named in runs.items():
-        flops = cell.problem.flops if direction == "forward" else BackwardProblem(cell.problem).flops
-        candidates: list[Any] = []
-        for name, run in named.items():
-            try:
-                for one in sets:
-                    run(one)
-                candidates.append(graphed(Candidate(name, lambda i, run=run: run(sets[i])), count, torch))
-            except Exception as error:
-                if name == "warploom":
-                    raise
-                failed[f"{direction} {name}"] = f"{type(error).__name__}: {error}".splitlines()[0][:200]
-        found = measure(candidates, 1, clock, rounds=rounds, sample_seconds=SMALLEST_SAMPLE)
-        result[direction] = {
-            "tflops": {n: m.seconds.rate(count * flops / 1e12).json() for n, m in found.items()},
-            "ratio": {n: paired_spread(found["warploom"], m).json() for n, m in found.items() if n != "warploom"},
-        }
-    return result | {"error": wrong, "not_run": failed}
+        forwards["without"], backwards["without"] = forward(cell, sinks=False), backward(cell, sinks=False)
+    forwards |= {name: runs.of_qkv(run) for name, run in others.items()}
+    backwards |= {name: runs.through_autograd(run) for name, run in others.items()}
+    rows = TOKENS * (cell.heads * (cell.head_dim + cell.v_dim) + cell.kv_heads * (cell.head_dim + cell.v_dim))
+    sets = [fresh(cell) for _ in range(runs.sets_of(2 * rows))]
+    result: dict[str, Any] = {"cell": cell.name, "config": str(choose(p, target("sm_90a"))[0])}
+    errors, failed, unchecked = dict[str, float](), dict[str, str](), ("without", *others)
+    for direction, named, flops, error in (
+        ("forward", forwards, p.flops, forward_error), ("backward", backwards, BackwardProblem(p).flops, backward_error)
+    ):  # fmt: skip
+        turns = runs.in_turns(
+            {name: (run, sets) for name, run in named.items()},
+            lambda name, out, error=error: None if name in unchecked else error(cell, sets[0], out), rounds,
+            others=others,
+        )  # fmt: skip
+        result[direction] = {"tflops": turns.tflops(flops), "ratio": turns.ratio()}
+        errors |= turns.error if direction == "forward" else {"backward": turns.error["warploom"]}
+        failed |= {f"{direction} {name}": why for name, why in turns.failed.items()}
+    return result | {"error": errors, "not_run": failed}
 
 
-# -- kernels that are compiled before
-
-
-def make(job: tuple[Cell, str | None, str]) -> None:
-    """Compile the kernels of a cell for an architecture into the cache; of a configuration, its forward pass."""
-    cell, text, arch = job
-    p, goal = cell.problem, target(arch)
-
-    def strides(name: str) -> tuple[int, int, int]:
-        heads = cell.kv_heads if name in ("k", "v", "dk", "dv") else cell.heads
-        cols = cell.v_dim if name in ("v", "dv", "out", "dout") else cell.head_dim
-        return cell.length * heads * cols, cols, heads * cols
-
-    operands = Operands(tuple(strides(name) for name in ("q", "k", "v", "out")), "bshd")  # type: ignore[arg-type]
-    if text is not None:
-        built(parse_config(text).call(p, operands, 132).source, arch)  # type: ignore[union-attr]
-        return
+def calls(cell: Cell, goal: Target) -> Iterator[KernelCall]:
+    """Of all kernels of a cell."""
+    p, whole = cell.problem, BackwardProblem(cell.problem)
+    operands = Operands.contiguous(p)
     for sinks, lse in ((p.sinks, False), (p.sinks, True), (False, False)):
         problem = replace(p, sinks=sinks, lse=lse)
-        built(choose(problem, goal)[0].call(problem, operands, 132).source, arch)  # type: ignore[union-attr]
-    whole = BackwardProblem(p)
-    for call in choose_backward(whole, goal)[0].calls(
-        whole, BackwardOperands(tuple(map(strides, TENSORS)), "bshd"), 132
-    ):
-        built(call.source, arch)
-
-
-def compile_all(todo: list[Cell], arch: str) -> None:
-    """In as many processes as there are cores: afterwards nothing waits for a compiler."""
-    distinct = {(c.head_dim, c.v_dim, c.causal, c.window): c for c in todo}
-    jobs = [(c, text, arch) for c in distinct.values()
-            for text in (None, *(OTHERS.get(c.head_dim, ()) if c.v_dim != c.head_dim else ()))]  # fmt: skip
-    in_processes(make, jobs)
+        yield from calls_of(choose(problem, goal)[0], problem, operands, 132)
+    for text in cell.others:
+        yield from calls_of(parse_config(text), p, operands, 132)
+    q, k, v, out = operands.strides
+    like = {"q": q, "k": k, "v": v, "out": out, "dout": out, "dq": q, "dk": k, "dv": v}
+    lying = BackwardOperands(tuple(like[name] for name in TENSORS), "bshd")
+    yield from choose_backward(whole, goal)[0].calls(whole, lying, 132)
 
 
 def line(c: dict[str, Any]) -> str:
     """A cell as lines of text."""
-    found = [f"{c['cell']:34} error {max(c['error'].values()):.2f}  {c['not_run'] or ''}"]
-    for direction in ("forward", "backward"):
-        ratio = c[direction]["ratio"]
-        speeds = (
-            f"{n} {s['median']:.0f}" + (f" ×{ratio[n]['median']:.3f}" if n in ratio else "")
-            for n, s in c[direction]["tflops"].items()
-        )
-        found.append(f"  {direction}: " + "  ".join(speeds))
-    return "\n".join(found)
-
-
-def missed(found: list[dict[str, Any]]) -> list[str]:
-    """Every wrong result."""
-    return [f"{c['cell']}: {n} is wrong, {e:.2f}" for c in found for n, e in c["error"].items() if not e <= 1]
+    directions = (f"\n  {name}: " + runs.speeds(**c[name]) for name in ("forward", "backward"))
+    return f"{c['cell']:34} error {max(c['error'].values()):.2f}  {c['not_run'] or ''}{''.join(directions)}"
 
 
 def main() -> int:
-    options = parser_of(__doc__, rounds=7).parse_args()
-    compile_all(cells(), architecture(options))
+    options = runs.parser_of(__doc__, rounds=7).parse_args()
+    arch = runs.architecture(options)
+    runs.compile_all((call for cell in cells() for call in calls(cell, target(arch))), arch)
     if options.compile_only:
         return 0
-    each, file = on_one_stream(lambda cell: timed(cell, options.rounds)), options.out / "head-cells.json"
-    return measured(cells(), each, line, missed, file, otherwise="every result is right")
+    each, file = runs.on_one_stream(lambda cell: timed(cell, options.rounds)), options.out / "head-cells.json"
+    return runs.measured(cells(), each, line, runs.wrong, file, otherwise="every result is right")
 
 
 if __name__ == "__main__":

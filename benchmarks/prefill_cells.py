@@ -17,23 +17,24 @@ from __future__ import annotations
 import argparse
 import math
 import sys
-from collections.abc import Callable
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from cell_runs import architecture, in_processes, measured, parser_of
-from varlen_cells import AT_LEAST, CHECKED_ROWS, SMALLEST_SAMPLE, WIDTH, excess
+import cell_runs as runs
+from cell_runs import Inputs, Run
+from varlen_cells import AT_LEAST, CHECKED_ROWS, WIDTH, excess
 
 import warploom
 from warploom.core.dtypes import bf16
-from warploom.core.targets import target
+from warploom.core.targets import Target, target
 from warploom.kernels.attention.choice import choose
 from warploom.kernels.attention.decode import DecodeOperands, DecodeProblem, decode_configuration
 from warploom.kernels.attention.packed import PackedProblem, choose_packed, packed_calls
 from warploom.kernels.attention.paged import PagedConfig, choose_paged, paged_calls, parse_config
 from warploom.kernels.attention.problem import AttentionProblem, Operands
+from warploom.kernels.source import KernelCall
 from warploom.ops.attention import calls_of
-from warploom.ops.backends import built
 
 PAGES = 64, 128, 256
 SPARE_PAGES = 7
@@ -85,10 +86,6 @@ def cells() -> list[Cell]:
     found = [Cell(d, *size) for d in (64, 128) for size in ((8, 4000, 4000), (4, 512, 8100))]
     found.append(Cell(128, 4, 512, 8100, 4))
     return [*found, *(Cell(128, batch, q, 8100, 4, judged=False) for batch in (1, 8) for q in (32, 64, 128))]
-
-
-Inputs = dict[str, Any]
-Run = Callable[[Inputs], Any]
 
 
 def in_pages(x: Any, page: int, order: Any) -> Any:
@@ -174,32 +171,20 @@ def largest_error(cell: Cell, x: Inputs, out: Any) -> float:
 
 def timed(cell: Cell, arch: str, options: argparse.Namespace) -> dict[str, Any]:
     """One cell: checked, and timed."""
-    import torch
-
-    from warploom.bench.timing import Candidate, EventClock, graphed, input_sets, measure, paired_spread
-
     _, kv_heads = cell.heads
-    size = 2 * cell.head_dim * 2 * kv_heads * cell.keys * cell.batch
-    count = input_sets(size, torch.cuda.get_device_properties(0).L2_cache_size)
-    sets, errors = [fresh(cell) for _ in range(count)], dict[str, float]()
-    candidates: list[Any] = []
-    for name, run in candidates_of(cell, arch, options.config).items():
-        torch.full_like(sets[0]["q"], math.nan)  # the memory that the result is likely to get
-        errors[name] = largest_error(cell, sets[0], run(sets[0]))
-        candidates.append(graphed(Candidate(name, lambda i, run=run: run(sets[i])), count, torch))
-    clock = EventClock(int(torch.cuda.current_stream().cuda_stream))
-    found = measure(candidates, 1, clock, rounds=options.rounds, sample_seconds=SMALLEST_SAMPLE)
+    sets = [fresh(cell) for _ in range(runs.sets_of(2 * cell.head_dim * 2 * kv_heads * cell.keys * cell.batch))]
+    named = {name: (run, sets) for name, run in candidates_of(cell, arch, options.config).items()}
+    turns = runs.in_turns(named, lambda _, out: largest_error(cell, sets[0], out), options.rounds)
     return {
         "cell": cell.name, "head_dim": cell.head_dim, "batch": cell.batch, "queries": cell.queries, "keys": cell.keys,
-        "kv_heads": kv_heads, "judged": cell.judged, "error": errors,
-        "tflops": {n: m.seconds.rate(count * cell.flops / 1e12).json() for n, m in found.items()},
-        "ratio": {n: paired_spread(m, found["attention"]).json() for n, m in found.items() if n != "attention"},
+        "kv_heads": kv_heads, "judged": cell.judged, "error": turns.error, "tflops": turns.tflops(cell.flops),
+        "ratio": turns.over("attention"),
     }  # fmt: skip
 
 
 def missed(found: list[dict[str, Any]]) -> list[str]:
     """Every wrong result, and every cell where pages are slower than they should be."""
-    said = [f"{n} is wrong at {c['cell']}: {e:.2f}" for c in found for n, e in c["error"].items() if not e <= 1.0]
+    said = runs.wrong(found)
     for c in (c for c in found if c["judged"]):
         for page in PAGES:
             name = f"pages of {page}"
@@ -216,48 +201,35 @@ def typical(cell: Cell) -> PackedProblem:
     return PackedProblem(cell.batch, *cell.heads, rows, keys, cell.head_dim, bf16, CAUSAL)
 
 
-def make(job: tuple[Cell, str]) -> None:
-    """Compile the kernels of a cell for an architecture into the cache."""
-    cell, arch = job
-    d, goal, (h, g) = cell.head_dim, target(arch), cell.heads
+def calls(cell: Cell, goal: Target) -> Iterator[KernelCall]:
+    """Of all kernels of a cell."""
+    d, (h, g) = cell.head_dim, cell.heads
     q, kv = (h * d, d), (g * d, d)
     tiled: Any = choose_packed(typical(cell), goal)
-    calls = [*packed_calls(tiled, typical(cell), (q, kv, kv, q), 132)]
+    yield from packed_calls(tiled, typical(cell), (q, kv, kv, q), 132)
     even = AttentionProblem(cell.batch, h, g, cell.queries, cell.keys, d, bf16, CAUSAL)
+    yield from calls_of(choose(even, goal)[0], even, Operands.contiguous(even), 132)
     rows = (cell.queries * h * d, d, h * d)
-    side_by_side = (cell.keys * g * d, d, g * d)
-    calls += calls_of(choose(even, goal)[0], even, Operands.contiguous(even), 132)
     for page in (0, *PAGES):
         problem = cell.problem(page)
-        of_page = (page * g * d, d, g * d) if page else side_by_side
+        of_page = ((page or cell.keys) * g * d, d, g * d)
         lying = DecodeOperands(rows, of_page, of_page, rows, table=problem.table_pages)
         chosen, _ = choose_paged(problem, lying, goal, 132)
         for config in dict.fromkeys((tiled, decode_configuration(problem, goal), chosen)):
-            calls += paged_calls(config, problem, lying, 132)
-    for call in calls:
-        built(call.source, arch)
-
-
-def line(c: dict[str, Any]) -> str:
-    """A cell as a line of text."""
-    speeds = (
-        f"{n} {s['median']:.0f}" + (f" ×{c['ratio'][n]['median']:.3f}" if n in c["ratio"] else "")
-        for n, s in c["tflops"].items()
-    )
-    return f"{c['cell']:32} error {max(c['error'].values()):.2f}  " + "  ".join(speeds)
+            yield from paged_calls(config, problem, lying, 132)
 
 
 def main() -> int:
-    parser = parser_of(__doc__, rounds=7)
+    parser = runs.parser_of(__doc__, rounds=7)
     parser.add_argument("--config", nargs="*", default=[], help="configurations timed besides, in their notation")
     parser.add_argument("--only", default="", help="cells whose name has this")
     options = parser.parse_args()
-    todo, arch = [cell for cell in cells() if options.only in cell.name], architecture(options)
-    in_processes(make, [(cell, arch) for cell in todo])
+    todo, arch = [cell for cell in cells() if options.only in cell.name], runs.architecture(options)
+    runs.compile_all((call for cell in todo for call in calls(cell, target(arch))), arch)
     if options.compile_only:
         return 0
     file = options.out / "prefill-cells.json"
-    return measured(todo, lambda cell: timed(cell, arch, options), line, missed, file)
+    return runs.measured(todo, lambda cell: timed(cell, arch, options), runs.line_of, missed, file)
 
 
 if __name__ == "__main__":

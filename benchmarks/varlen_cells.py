@@ -21,16 +21,18 @@ import importlib
 import math
 import random
 import sys
-from collections.abc import Callable
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
-from cell_runs import architecture, in_processes, measured, parser_of
+import cell_runs as runs
+from cell_runs import Inputs, Run
 
 import warploom
+from warploom.bench import peers
 from warploom.core.dtypes import bf16
-from warploom.core.targets import target
+from warploom.core.targets import Target, target
 from warploom.kernels.attention.backward import TENSORS, BackwardOperands, BackwardProblem
 from warploom.kernels.attention.backward_choice import choose as choose_backward
 from warploom.kernels.attention.choice import choose
@@ -40,9 +42,9 @@ from warploom.kernels.attention.packed_backward import choose_packed_backward, p
 from warploom.kernels.attention.packed_backward_problem import PackedBackwardProblem
 from warploom.kernels.attention.problem import AttentionProblem, Operands
 from warploom.kernels.attention.reference import attention_error, attention_reference
-from warploom.kernels.source import KernelSource
+from warploom.kernels.source import KernelCall
+from warploom.ops.attention import calls_of
 from warploom.ops.attention_varlen_backward import attention_varlen_backward
-from warploom.ops.backends import built
 
 WIDTH = 2048
 SPREAD = 16
@@ -56,7 +58,6 @@ STEP = 32
 """Keys that P·V leaves out at a time."""
 MOST_SCORES = 2**26
 """Of the gradients' reference at a time."""
-SMALLEST_SAMPLE = 0.010
 AT_LEAST = 0.95
 PROFILED = 3
 """Calls whose kernels are timed one by one."""
@@ -76,6 +77,11 @@ class Cell:
     def heads(self) -> int:
         """Of the queries."""
         return WIDTH // self.head_dim
+
+    @property
+    def kinds(self) -> tuple[int, int]:
+        """Heads of queries and of keys."""
+        return self.heads, self.kv_heads or self.heads
 
     @property
     def name(self) -> str:
@@ -101,8 +107,13 @@ class Cell:
     def packed(self) -> PackedProblem:
         """What is asked, whatever the lengths."""
         window = None, 0 if self.causal else None
-        heads = self.heads, self.kv_heads or self.heads
-        return PackedProblem(self.batch, *heads, WIDTH, WIDTH, self.head_dim, bf16, window)
+        return PackedProblem(self.batch, *self.kinds, WIDTH, WIDTH, self.head_dim, bf16, window)
+
+    @property
+    def dense(self) -> AttentionProblem:
+        """The even lengths in an array of four dimensions."""
+        sizes = self.batch, *self.kinds, self.length, self.length
+        return AttentionProblem(*sizes, self.head_dim, bf16, self.packed.window)
 
     def whole_blocks(self) -> float:
         """The rate of uneven lengths over that of even ones that the forward pass's products leave.
@@ -137,10 +148,6 @@ def cells() -> list[Cell]:
     return [*found, Cell(128, True, 8, 4096, kv_heads=4)]
 
 
-Inputs = dict[str, Any]
-Run = Callable[[Inputs], Any]
-
-
 def fresh(cell: Cell, lengths: list[int], *, backward: bool = False) -> Inputs:
     """Random q, k and v, NaN behind them, and where sequences begin; of a backward pass what the forward one gives."""
     import torch
@@ -153,13 +160,13 @@ def fresh(cell: Cell, lengths: list[int], *, backward: bool = False) -> Inputs:
         return x
 
     starts = torch.tensor([0, *lengths], dtype=torch.int32).cumsum(0, dtype=torch.int32).cuda()
-    kv_heads = cell.kv_heads or cell.heads
-    x = {"q": make(cell.heads), "k": make(kv_heads), "v": make(kv_heads), "starts": starts, "longest": max(lengths)}
+    heads, kv_heads = cell.kinds
+    x = {"q": make(heads), "k": make(kv_heads), "v": make(kv_heads), "starts": starts, "longest": max(lengths)}
     if backward:
         x["out"], x["lse"] = warploom.attention_varlen(
             x["q"], x["k"], x["v"], starts, causal=cell.causal, return_lse=True
         )
-        x["dout"] = make(cell.heads)
+        x["dout"] = make(heads)
     return x
 
 
@@ -187,23 +194,6 @@ def dense_gradients(cell: Cell) -> Run:
     return run
 
 
-def flash_attention_2_gradients(cell: Cell) -> Run:
-    """PyTorch's copy, by its operators; its forward pass runs once for each set of inputs."""
-    import torch
-
-    aten, kept = torch.ops.aten, dict[int, tuple[Any, ...]]()
-
-    def run(x: Inputs) -> Any:
-        lengths = x["starts"], x["starts"], x["longest"], x["longest"], 0.0, cell.causal
-        q, k, v = (x[n] for n in "qkv")
-        if id(x) not in kept:
-            kept[id(x)] = aten._flash_attention_forward(q, k, v, *lengths, False)[:4]
-        out, lse, seed, offset = kept[id(x)]
-        return aten._flash_attention_backward(x["dout"], q, k, v, out, lse, *lengths, seed, offset)
-
-    return run
-
-
 def dense(cell: Cell) -> Run:
     """``attention``, where all sequences are as long; the result in the place that packed ones have."""
 
@@ -214,15 +204,11 @@ def dense(cell: Cell) -> Run:
     return run
 
 
-def flash_attention_2(cell: Cell) -> Run:
-    """PyTorch's copy, by its operator."""
-    import torch
-
-    def run(x: Inputs) -> Any:
-        lengths = x["starts"], x["starts"], x["longest"], x["longest"], 0.0, cell.causal, False
-        return torch.ops.aten._flash_attention_forward(x["q"], x["k"], x["v"], *lengths)[0]
-
-    return run
+def flash_attention_2(cell: Cell, *, gradients: bool = False) -> Run:
+    """PyTorch's copy."""
+    return runs.flash_attention_2(
+        lambda x: (x["starts"], x["starts"], x["longest"], x["longest"], 0.0, cell.causal), gradients=gradients
+    )
 
 
 def flash_attention_4(cell: Cell) -> Run | None:
@@ -260,7 +246,7 @@ def largest_error(cell: Cell, x: Inputs, lengths: list[int], out: Any) -> float:
     for n in lengths:
         starts.append(starts[-1] + n)
     order = sorted((i for i, n in enumerate(lengths) if n), key=lambda i: lengths[i])
-    group = cell.heads // (cell.kv_heads or cell.heads)
+    group = cell.heads // cell.kinds[1]
     for number in {order[0], order[-1], max(order), min(order)}:
         first, n = starts[number], lengths[number]
         rows = torch.randperm(n, device="cuda")[:CHECKED_ROWS]
@@ -275,41 +261,31 @@ def largest_gradient_error(cell: Cell, x: Inputs, lengths: list[int], found: Any
     """The largest error over what is allowed, of the first key head of the longest and the shortest sequence."""
     import torch
 
-    group, worst = cell.heads // (cell.kv_heads or cell.heads), 0.0
+    group, worst = cell.heads // cell.kinds[1], 0.0
     order = sorted((i for i, n in enumerate(lengths) if n), key=lambda i: lengths[i])
     for number in (order[0], order[-1]):
         first, n = sum(lengths[:number]), lengths[number]
-        rows = slice(first, first + n)
-
-        def of(y: Any, heads: int, rows: slice = rows) -> Any:
-            return y[rows, :heads].transpose(0, 1)
-
         at = torch.arange(n, device="cuda")
-        reference = gradient_reference(
-            of(x["dout"], group), of(x["q"], group), of(x["k"], 1), of(x["v"], 1), of(x["out"], group), dtype=bf16,
-            seen=at[None] <= at[:, None] if cell.causal else None, rows=MOST_SCORES // (n * group),
-        )  # fmt: skip
-        dq, dk, dv = found[:3]
-        worst = max(worst, *reference.excess(of(dq, group), of(dk, 1), of(dv, 1)).values())
+        seen = at[None] <= at[:, None] if cell.causal else None
+        given = {"dq": found[0], "dk": found[1], "dv": found[2], **{k: x[k] for k in ("dout", "q", "k", "v", "out")}}
+        y = {k: of[first : first + n, : 1 if k[-1] in "kv" else group].transpose(0, 1) for k, of in given.items()}
+        gradients = y.pop("dq"), y.pop("dk"), y.pop("dv")
+        reference = gradient_reference(**y, dtype=bf16, seen=seen, rows=MOST_SCORES // (n * group))
+        worst = max(worst, *reference.excess(*gradients).values())
     return worst
 
 
-def candidates_of(cell: Cell, options: argparse.Namespace) -> dict[str, tuple[Run | None, list[int]]]:
+def candidates_of(cell: Cell, options: argparse.Namespace) -> dict[str, tuple[Run, list[int]]]:
     """Who is timed, and on which lengths."""
-    texts = [text for text in options.config if f"head_dim={cell.head_dim}," in text]
-    if options.backward:
-        return {
-            "uneven": (our_gradients(cell), cell.uneven), "even": (our_gradients(cell), cell.even),
-            "dense": (dense_gradients(cell), cell.even),
-            "flash_attention_2": (flash_attention_2_gradients(cell), cell.uneven),
-            **{text: (our_gradients(cell, text), cell.uneven) for text in texts},
-        }  # fmt: skip
-    return {
-        "uneven": (ours(cell), cell.uneven), "even": (ours(cell), cell.even), "dense": (dense(cell), cell.even),
-        "flash_attention_2": (flash_attention_2(cell), cell.uneven),
-        "flash_attention_4": (flash_attention_4(cell), cell.uneven),
-        **{text: (ours(cell, text), cell.uneven) for text in texts},
+    mine, even = (our_gradients, dense_gradients) if options.backward else (ours, dense)
+    found = {
+        "uneven": (mine(cell), cell.uneven), "even": (mine(cell), cell.even), "dense": (even(cell), cell.even),
+        "flash_attention_2": (flash_attention_2(cell, gradients=options.backward), cell.uneven),
     }  # fmt: skip
+    if not options.backward and (newest := flash_attention_4(cell)) is not None:
+        found["flash_attention_4"] = newest, cell.uneven
+    texts = [text for text in options.config if f"head_dim={cell.head_dim}," in text]
+    return found | {text: (mine(cell, text), cell.uneven) for text in texts}
 
 
 def kernel_times(run: Run, x: Inputs) -> dict[str, float]:
@@ -327,51 +303,28 @@ def kernel_times(run: Run, x: Inputs) -> dict[str, float]:
 
 def timed(cell: Cell, options: argparse.Namespace) -> dict[str, Any]:
     """One cell: checked, and timed."""
-    import torch
-
-    from warploom.bench.timing import Candidate, EventClock, graphed, input_sets, measure, paired_spread
-
-    runs, error_of = candidates_of(cell, options), largest_gradient_error if options.backward else largest_error
-    row = cell.head_dim * 2 * 2 * (cell.heads + (cell.kv_heads or cell.heads))
-    count = input_sets(row * sum(cell.uneven), torch.cuda.get_device_properties(0).L2_cache_size)
+    listed, error_of = candidates_of(cell, options), largest_gradient_error if options.backward else largest_error
+    count = runs.sets_of(cell.head_dim * 2 * 2 * sum(cell.kinds) * sum(cell.uneven))
     inputs = {
         str(n): [fresh(cell, n, backward=options.backward) for _ in range(count)] for n in (cell.even, cell.uneven)
     }
-    errors, failed, kernels = dict[str, float](), dict[str, str](), dict[str, dict[str, float]]()
-    candidates: list[Any] = []
-    for name, (run, lengths) in runs.items():
-        if run is None:
-            continue
-        sets = inputs[str(lengths)]
-        torch.full_like(sets[0]["q"], math.nan)  # the memory that the result is likely to get
-        try:
-            errors[name] = error_of(cell, sets[0], lengths, run(sets[0]))
-            for x in sets:  # forward passes of peers are no part of a graph
-                run(x)
-            candidates.append(graphed(Candidate(name, lambda i, run=run, sets=sets: run(sets[i])), count, torch))
-            if options.kernels:
-                kernels[name] = kernel_times(run, sets[0])
-        except Exception as error:
-            if name not in ("flash_attention_2", "flash_attention_4"):
-                raise
-            failed[name] = f"{type(error).__name__}: {error}".splitlines()[0][:200]
-    clock = EventClock(int(torch.cuda.current_stream().cuda_stream))
-    found = measure(candidates, 1, clock, rounds=options.rounds, sample_seconds=SMALLEST_SAMPLE)
+    named = {name: (run, inputs[str(lengths)]) for name, (run, lengths) in listed.items()}
+    turns = runs.in_turns(
+        named, lambda name, out: error_of(cell, named[name][1][0], listed[name][1], out), options.rounds,
+        others=("flash_attention_2", "flash_attention_4"),
+    )  # fmt: skip
+    flops = {name: cell.flops(lengths, backward=options.backward) for name, (_, lengths) in listed.items()}
     return {
         "cell": cell.name, "head_dim": cell.head_dim, "causal": cell.causal, "batch": cell.batch,
-        "length": cell.length, "lengths": cell.uneven, "not_run": failed,
-        "error": errors, "kernels": kernels, "whole_blocks": round(cell.whole_blocks(), 3),
-        "tflops": {
-            n: m.seconds.rate(count * cell.flops(runs[n][1], backward=options.backward) / 1e12).json()
-            for n, m in found.items()
-        },
-        "ratio": {n: paired_spread(found["uneven"], m).json() for n, m in found.items() if n != "uneven"},
+        "length": cell.length, "lengths": cell.uneven, "not_run": turns.failed, "error": turns.error,
+        "kernels": {n: kernel_times(named[n][0], named[n][1][0]) for n in (turns.found if options.kernels else ())},
+        "whole_blocks": round(cell.whole_blocks(), 3), "tflops": turns.tflops(flops), "ratio": turns.ratio("uneven"),
     }  # fmt: skip
 
 
 def missed(found: list[dict[str, Any]]) -> list[str]:
     """Every wrong result, a peer's included, and every cell where uneven lengths are slower than they should be."""
-    said = [f"{n} is wrong at {c['cell']}: {e:.2f}" for c in found for n, e in c["error"].items() if not e <= 1.0]
+    said = runs.wrong(found)
     for c in found:
         for name in ("even", "dense"):
             ratio = c["ratio"][name]["median"]
@@ -380,67 +333,41 @@ def missed(found: list[dict[str, Any]]) -> list[str]:
     return said
 
 
-# -- kernels that are compiled before
-def make(job: tuple[Cell, str, bool]) -> None:
-    """Compile the kernels of a cell for an architecture into the cache."""
-    cell, arch, backward = job
-    d, h, g = cell.head_dim, cell.heads, cell.kv_heads or cell.heads
-    packed, q, kv = cell.packed, (h * d, d), (g * d, d)
-    sources = [call.source for call in packed_calls(choose_packed(packed, target(arch)), packed, (q, kv, kv, q), 132)]
-    even = AttentionProblem(cell.batch, h, g, cell.length, cell.length, d, bf16, packed.window)
-    chosen: Any = choose(even, target(arch))[0]
-    sources.append(chosen.call(even, Operands.contiguous(even), 132).source)
-    if backward:
-        sources += sources_of_gradients(cell, arch)
-    for source in sources:
-        built(source, arch)
-
-
-def sources_of_gradients(cell: Cell, arch: str) -> list[KernelSource]:
-    """The kernels of the backward passes, and of the forward one with log-sum-exps."""
-    d, h, g, goal = cell.head_dim, cell.heads, cell.kv_heads or cell.heads, target(arch)
-    packed = replace(cell.packed, lse=True)
+def calls(cell: Cell, goal: Target, backward: bool) -> Iterator[KernelCall]:
+    """Of all kernels of a cell."""
+    d, (h, g), packed, even = cell.head_dim, cell.kinds, cell.packed, cell.dense
     q, kv = (h * d, d), (g * d, d)
-    calls = [*packed_calls(choose_packed(packed, goal), packed, (q, kv, kv, q), 132)]
-    problem = PackedBackwardProblem(packed)
+    for problem in (packed, replace(packed, lse=True)) if backward else (packed,):
+        yield from packed_calls(choose_packed(problem, goal), problem, (q, kv, kv, q), 132)
+    yield from calls_of(choose(even, goal)[0], even, Operands.contiguous(even), 132)
+    if not backward:
+        return
+    gradients = PackedBackwardProblem(replace(packed, lse=True))
     strides = {name: kv if name in ("k", "v", "dk", "dv") else q for name in TENSORS}
-    calls += packed_backward_calls(choose_packed_backward(problem, goal), problem, strides, 132)
-    even = BackwardProblem(AttentionProblem(cell.batch, h, g, cell.length, cell.length, d, bf16, packed.window))
-    lying = [(cell.length * row, head, row) for row, head in (strides[name] for name in TENSORS)]
-    calls += choose_backward(even, goal)[0].calls(even, BackwardOperands(tuple(lying), "bshd"), 132)
-    return [call.source for call in calls]
-
-
-def line(c: dict[str, Any]) -> str:
-    """A cell as a line of text."""
-    speeds = (
-        f"{n} {s['median']:.0f}" + (f" ×{c['ratio'][n]['median']:.3f}" if n in c["ratio"] else "")
-        for n, s in c["tflops"].items()
-    )
-    worst = max(c["error"].values())
-    return (
-        f"{c['cell']:28} error {worst:.2f}  whole blocks ×{c['whole_blocks']:.3f}  "
-        + "  ".join(speeds)
-        + (f"  {c['not_run']}" if c["not_run"] else "")
-    )
+    yield from packed_backward_calls(choose_packed_backward(gradients, goal), gradients, strides, 132)
+    lying = tuple((cell.length * row, head, row) for row, head in (strides[name] for name in TENSORS))
+    whole = BackwardProblem(even)
+    yield from choose_backward(whole, goal)[0].calls(whole, BackwardOperands(lying, "bshd"), 132)
 
 
 def main() -> int:
-    parser = parser_of(__doc__, rounds=7)
+    parser = runs.parser_of(__doc__, rounds=7)
     parser.add_argument("--head-dims", type=int, nargs="+", default=[64, 128])
     parser.add_argument("--config", nargs="*", default=[], help="configurations timed besides, in their notation")
     parser.add_argument("--backward", action="store_true", help="gradients")
     parser.add_argument("--kernels", action="store_true", help="how long each kernel takes as well")
     options = parser.parse_args()
-    todo, arch = [c for c in cells() if c.head_dim in options.head_dims], architecture(options)
-    in_processes(make, [(cell, arch, options.backward) for cell in todo])
+    todo, goal = [c for c in cells() if c.head_dim in options.head_dims], target(runs.architecture(options))
+    runs.compile_all((call for cell in todo for call in calls(cell, goal, options.backward)), goal.name)
     if options.compile_only:
         return 0
-    from warploom.bench.peers import flash_attention_4 as newest
-
     name = "varlen-backward-cells.json" if options.backward else "varlen-cells.json"
-    head = {"flash_attention_4": newest()[1]}
-    return measured(todo, lambda cell: timed(cell, options), line, missed, options.out / name, head)
+    head = {"flash_attention_4": peers.flash_attention_4()[1]}
+
+    def line(c: dict[str, Any]) -> str:
+        return runs.line_of(c, f"whole blocks ×{c['whole_blocks']:.3f}  ")
+
+    return runs.measured(todo, lambda cell: timed(cell, options), line, missed, options.out / name, head)
 
 
 if __name__ == "__main__":

@@ -26,8 +26,11 @@ def torch_module() -> Any:
     return torch
 
 
-def sdpa(name: str, causal: bool = False) -> Callable[[Any, Any, Any], Any]:
-    """PyTorch's attention through one backend, on (batch, heads, seq, head_dim) tensors; one of SDPA_BACKENDS."""
+def sdpa(name: str, causal: bool = False, **options: Any) -> Callable[[Any, Any, Any], Any]:
+    """PyTorch's attention through one backend, on (batch, heads, seq, head_dim) tensors; one of SDPA_BACKENDS.
+
+    ``options`` of the function may follow.
+    """
     torch = torch_module()
     attention: Any = importlib.import_module("torch.nn.attention")
     backend = getattr(attention.SDPBackend, SDPA_BACKENDS[name])
@@ -35,7 +38,7 @@ def sdpa(name: str, causal: bool = False) -> Callable[[Any, Any, Any], Any]:
 
     def run(q: Any, k: Any, v: Any) -> Any:
         with attention.sdpa_kernel(backend):
-            return function(q, k, v, is_causal=causal)
+            return function(q, k, v, is_causal=causal, **options)
 
     return run
 
