@@ -12,299 +12,253 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from itertools import pairwise
+from statistics import geometric_mean
 from typing import Any
 
-from gemm_page_counters import both_sides, counters
-from gemm_page_power import KINDS, at_the_limit, layers, power_table, reading, sustained
-from gemm_page_tuned import beside_kernels, search_summary, tuned_tables
-from gemm_page_waves import layer_summary, layer_table, uneven, wave_table
-from page_parts import (
-    EVIDENCE,
-    HERE,
-    Row,
-    distance,
-    filled,
-    group_table,
-    loop_changes,
-    main,
-    read,
-    registers,
-    spread,
-)
-from page_tables import markdown_table
-from render import provenance
+from gemm_page_counters import both_sides
+from page_parts import EVIDENCE, HERE, Row, distance, filled, loop_changes, main, number, read, registers, spread
 
 from warploom.bench.gemm import ACCUMULATORS, GemmFamily, settled
 from warploom.bench.ladder import config_json
-from warploom.core.dtypes import DType
+from warploom.bench.tables import tile_text
 from warploom.kernels.ladder import Rung
 from warploom.kernels.matmul.ladder import BEST32, FULL_LADDER, HOPPER_LADDER, LADDER
 
-ACCESSES = ("ldmatrix", "ld.shared", "st.shared", "cp.async")
-
-WHY = {
-    "00a": "The WMMA API: a warp loads 16×16 matrices from shared memory, multiplies them and stores the sums, and the "
-    "API does not say which lane holds what. ptxas compiles its loads to LDSM.x4, so the rows of 128 and 256 bytes "
-    "that they read collide as those of 01b do. An epilogue that needs a sum's row or column has to wait until the "
-    "sums are in memory again.",
-    "00b": "16 bytes of padding behind each row, of C's tile too: eight rows begin in eight groups of banks. The API "
-    "allows no more, because it takes rows at one distance and no swizzle. A's tile takes an eighth more shared "
-    "memory.",
-    "01a": "The kernel loads every element of a fragment by itself, at the row and column that the fragment's map "
-    "gives: 8 loads of 2 bytes for an A operand, 4 for B. Rows are whole cycles of the banks apart, so they collide.",
-    "01b": "One ldmatrix for each operand. The instructions fall, the time does not: the eight rows of 16 bytes that "
-    "it reads at once still share four banks.",
-    "02": "The 16-byte chunk's number is XORed with bits of the row, by a Swizzle<B,M,S> that follows from the tile's "
-    "row width. The eight rows fall into eight groups of banks, in the epilogue's tile as well. A thread's copies are "
-    "whole periods of the swizzle apart, so one swizzled address and immediates serve them all.",
-    "03": "Three shared tiles: the copies of the next two run during the products of this one.",
-    "04": "The fragments of the next k-step load during the products of this one, across the border of two tiles. The "
-    "copies start in the middle of a tile, and one barrier per tile is enough instead of two.",
-    "05": "Tiles of C run in groups of eight rows, so that CTAs that run at the same time share their part of B in the "
-    "L2.",
-    "06": "Beyond the seed: the XOR on aligned offsets is a sum of signed strides, formed once before the loop, and "
-    "one ldmatrix loads two B operands.",
-    "07": "Beyond the seed: eight warps share a tile of 128×256, so that each byte from the L2 is used more often. "
-    "At the power limit, bytes that do not move are products that run.",
-    "best16": "128×64 for each warp and 256×256 for the CTA: f16 accumulators leave enough registers.",
-    "best32": "f32 accumulators take twice the registers, so 64×64 is the most for a warp that keeps two sets of "
-    "fragments. Groups of sixteen rows of tiles make the area of concurrent tiles nearly square, which reads least.",
-}
+KINDS = ("f16", "f32")
+CONDITIONS = tuple((data, load) for data in ("uniform", "normal") for load in ("sustained", "rested"))
+SCHEDULES = ("whole", "split_k", "stream_k")
+FULL_CLOCK, TENSOR_CORES, HMMA_FLOPS = 1980, 132 * 4, 2 * 16 * 8 * 16
+"""MHz of the H200's multiprocessors where power does not limit them, their tensor cores, FLOPs of an mma.sync."""
 
 
-class Evidence:
-    """The rungs with their measurements and their SASS."""
+# -- the ladder
+
+
+class Timed:
+    """The timed rows of each accumulator by rung, and the figures of their SASS."""
 
     def __init__(self) -> None:
-        self.timed: dict[str, Any] = {kind: read(f"h200/gemm-{kind}.json") for kind in KINDS}
+        found = {kind: read(f"h200/gemm-{kind}.json") for kind in KINDS}
+        self.made: Row = {kind: of["environment"] for kind, of in found.items()}
+        self.rows: dict[str, dict[str, Row]] = {
+            kind: {row["rung"]: row for row in of["rows"]} for kind, of in found.items()
+        }
         static = read("static/gemm.json")
         self.kernels: dict[str, Row] = static["kernels"]
         self.nvrtc: str = static["nvrtc"]
-        self.power: Any = read("h200/gemm-power.json")
-        self.waves: Any = read("h200/gemm-waves.json")
-        self.profile: Any = read("h200/profile-gemm.json")
-        self.tuned: Any = read("h200/gemm-tuned-f16.json")
-        self.kernels_of_seed: Any = read("h200/seed-gemm.json")
-        self.products: Any = read("h200/gemm.json")
-        self.seed: Any = json.loads((HERE / "seeds" / "gemm.json").read_text(encoding="utf-8"))
-        self.rungs: list[Rung[Any]] = list(LADDER.rungs)
-
-    def kind(self, key: str) -> str | None:
-        """An accumulator that a rung was timed with, f16 first; None where it was not."""
-        return next((kind for kind in KINDS if key in self.rows(kind)), None)
-
-    def rows(self, kind: str) -> dict[str, Row]:
-        """The timed rows of one accumulator, by rung."""
-        return {row["rung"]: row for row in self.timed[kind]["rows"]}
 
     def cells(self, kind: str, key: str) -> dict[int, Row]:
         """A rung's cells by size."""
-        return {cell["n"]: cell for cell in self.rows(kind)[key]["gpu"]["cells"]}
+        return {cell["n"]: cell for cell in self.rows[kind][key]["gpu"]["cells"]}
 
-    def sizes(self, kind: str) -> list[int]:
-        """The sizes that were timed."""
-        return list(self.cells(kind, "02"))
+    def needs(self, key: str, kind: str, arch: str) -> str:
+        """Registers and spills of a rung, where it was compiled."""
+        found = self.kernels.get(f"{key} {kind} {arch}")
+        return "–" if found is None else registers(found)
 
-    def sass(self, key: str, kind: str = "f16", arch: str = "sm_90a") -> Row:
-        """The figures of a rung's SASS."""
-        return self.kernels[f"{key} {kind} {arch}"]
+    def outdated(self, kind: str) -> str:
+        """Which rungs were timed as another Program than today's, or do not say as which; "" where none was."""
+        family, found = GemmFamily(), list[str]()
+        for rung in FULL_LADDER.rungs:
+            if (row := self.rows[kind].get(rung.key)) is not None:
+                (today,) = settled([rung], ACCUMULATORS[kind], {})
+                if row.get("digest") != family.emulator_case(today.config, 0).program.digest:
+                    found.append(rung.key)
+        return f"; of an earlier Program, or without its digest: {', '.join(found)}" if found else ""
 
-    def of(self, kind: str) -> Iterator[Rung[Any]]:
-        """The rungs that were timed with an accumulator."""
-        return (rung for rung in self.rungs if rung.key in self.rows(kind))
+    def moved(self, key: str) -> str:
+        """The figures of a rung, and of its predecessor where there is one; TFLOP/s of what was timed."""
+        before, rung = next(pair for pair in pairwise([None, *LADDER.rungs]) if pair[1] and pair[1].key == key)
+        kind = "f32" if rung.config is BEST32 else "f16"
+        k = self.kernels[f"{key} {kind} sm_90a"]
+        show = f"`warploom inspect gemm --rung {key} --arch sm_90a"
+        if before is None or kind == "f32":
+            return (
+                f"{registers(k)} registers (spilled bytes) and {k['loop_instructions']} instructions an iteration on "
+                f"sm_90a{self._rates(kind, rung)}. {show}`"
+            )
+        old = self.kernels[f"{before.key} {kind} sm_90a"]
+        changes = [
+            f"registers (spilled bytes) {registers(old)} → {registers(k)}",
+            f"instructions an iteration {old['loop_instructions']} → {k['loop_instructions']} ({loop_changes(old, k)})",
+            f"address registers of LDSM {old['ldsm_address_registers']} → {k['ldsm_address_registers']}, of LDGSTS "
+            f"{old['ldgsts_address_registers']} → {k['ldgsts_address_registers']}",
+            f"LDSM → HMMA {distance(old)} → {distance(k)}",
+        ]
+        return f"On sm_90a: {'; '.join(changes)}{self._rates(kind, before, rung)}. {show} --against {before.key}`"
+
+    def _rates(self, kind: str, *rungs: Rung[Any]) -> str:
+        """`, 112 → 397 TFLOP/s at N = 8192`; nothing where a rung was not timed."""
+        if any(rung.key not in self.rows[kind] for rung in rungs):
+            return ""
+        rates = [f"{self.cells(kind, rung.key)[8192]['tflops']['median']:.0f}" for rung in rungs]
+        return f"{'; ' if len(rungs) > 1 else ', '}{' → '.join(rates)} TFLOP/s at N = 8192"
 
 
-def tile(config: Row) -> str:
+def tile(config: Any) -> str:
     """The seed's parameters: ``BM=128 BN=128 BK=64 WM=64 WN=64 STAGES=3 BLOCK_STRIDE=8``."""
     words = {"BM": "tile_m", "BN": "tile_n", "BK": "tile_k", "WM": "warp_m", "WN": "warp_n", "STAGES": "stages",
              "BLOCK_STRIDE": "block_stride"}  # fmt: skip
-    return " ".join(f"{word}={config[name]}" for word, name in words.items())
+    return " ".join(f"{word}={config_json(config)[name]}" for word, name in words.items())
 
 
-def outdated(evidence: Evidence, kind: str) -> str:
-    """Which rungs were timed as another Program than today's, or do not say as which; "" where none was."""
-    family, rows = GemmFamily(), evidence.rows(kind)
-    found = [
-        rung.key for rung in FULL_LADDER.rungs
-        if rung.key in rows and rows[rung.key].get("digest") != _digest(family, rung, ACCUMULATORS[kind])
-    ]  # fmt: skip
-    return f"; of an earlier Program, or without its digest: {', '.join(found)}" if found else ""
+def beside_cublas(cell: Row) -> str:
+    """TFLOP/s with spread and the share of cuBLAS."""
+    return f"{spread(cell['tflops'])} · {cell['ratio']['cublas']:.0%}"
 
 
-def _digest(family: GemmFamily, rung: Rung[Any], accumulate: DType) -> str:
-    (settled_rung,) = settled([rung], accumulate, {})
-    return family.emulator_case(settled_rung.config, 0).program.digest
+def error(row: Row | None) -> str:
+    """A rung's error over its bound."""
+    return f"{row['error']['value'] / row['error']['bound']:.2f}" if row else "–"
 
 
-def speeds(evidence: Evidence, kind: str) -> str:
-    """TFLOP/s with spread and the share of cuBLAS, a row a rung, a column a size; cuBLAS itself last."""
-    sizes = evidence.sizes(kind)
-    body: list[list[str]] = []
-    for key in evidence.rows(kind):
-        cells = evidence.cells(kind, key)
-        body.append([key, *(f"{spread(cells[n]['tflops'])} · {cells[n]['ratio']['cublas']:.0%}" for n in sizes)])
-    cells = evidence.cells(kind, "02")
-    body.append(["00 cuBLAS", *(spread(cells[n]["peers"]["cublas"]["tflops"]) for n in sizes)])
-    return markdown_table(["rung", *(f"N = {n}" for n in sizes)], body)
+def findings(row: Row | None) -> str:
+    """How many findings the emulator has."""
+    return str(sum(f["count"] for f in row["findings"]) or "none") if row else "–"
 
 
-def overview(evidence: Evidence) -> str:
-    """What each rung changes, its parameters, and what needs no clock."""
-    body: list[list[str]] = []
-    for rung in evidence.rungs:
-        kind = evidence.kind(rung.key)
-        emulated = ["–", "–"]
-        if kind is not None:
-            row = evidence.rows(kind)[rung.key]
-            error, findings = row["error"]["value"] / row["error"]["bound"], sum(f["count"] for f in row["findings"])
-            emulated = [f"{error:.2f}", str(findings or "none")]
-        compiled = (
-            registers(evidence.sass(rung.key, k, a)) if f"{rung.key} {k} {a}" in evidence.kernels else "–"
-            for k in KINDS
-            for a in ("sm_80", "sm_90a")
-        )
-        body.append([rung.key, rung.changes, tile(config_json(rung.config)), *emulated, *compiled])
-    header = ["rung", "what changes", "parameters", "error / bound", "findings",
-              *(f"registers (spills) {k}, {a}" for k in KINDS for a in ("sm_80", "sm_90a"))]  # fmt: skip
-    return markdown_table(header, body)
-
-
-def hopper(evidence: Evidence) -> str:
-    """What the rungs fed by the TMA change, with error, findings, registers and their best speed."""
-    body: list[list[str]] = []
-    rows = evidence.rows("f32")
-    for rung in HOPPER_LADDER.rungs:
-        row = rows.get(rung.key)
-        if row is None:
-            continue  # not measured yet
-        findings = sum(f["count"] for f in row["findings"])
-        target = row["targets"]["sm_90a"]
-        cells = evidence.cells("f32", rung.key).values()
-        fastest = max(cells, key=lambda cell: cell["tflops"]["median"])
-        body.append([
-            rung.key, rung.changes, f"{row['error']['value'] / row['error']['bound']:.2f}", str(findings or "none"),
-            f"{target['registers']} ({target['spill_bytes']})",
-            f"{spread(fastest['tflops'])} at N = {fastest['n']} · {fastest['ratio']['cublas']:.0%}",
-        ])  # fmt: skip
-    header = ["rung", "what changes", "error / bound", "findings", "sm_90a registers (spills)", "fastest TFLOP/s"]
-    return markdown_table(header, body)
-
-
-def wavefronts(evidence: Evidence) -> str:
-    """Wavefronts per instruction beside the ideal, for each class of access."""
-    body: list[list[str]] = []
-    for rung in evidence.of("f16"):
-        found = evidence.rows("f16")[rung.key]["wavefronts"]
-        body.append([rung.key, *(_per_access(found[name]) for name in ACCESSES)])
-    return markdown_table(["rung", *ACCESSES], body)
-
-
-def _per_access(entry: Row) -> str:
+def per_access(entry: Row) -> str:
     """``32.0 (ideal 4.0)``; – without such accesses."""
     if not entry["accesses"]:
         return "–"
     return f"{entry['actual'] / entry['accesses']:.1f} (ideal {entry['ideal'] / entry['accesses']:.1f})"
 
 
-def beside_seed(evidence: Evidence) -> str:
-    """The seed's TFLOP/s on an A100 and ours, and both steps from rung to rung."""
-    theirs = evidence.seed["tflops"]
-    body: list[list[str]] = []
-    before: str | None = None
-    for key in ("01a", "01b", "02", "03", "04", "05"):
-        cells = evidence.cells("f16", key)
-        line = [key]
-        for n in (4096, 8192, 16384):
-            line += [f"{theirs[key][str(n)]}", f"{cells[n]['tflops']['median']:.0f}"]
-        line += [f"{theirs[key]['8192'] / theirs['cublas']['8192']:.0%}", f"{cells[8192]['ratio']['cublas']:.0%}"]
-        if before is not None:
-            step = cells[8192]["over_rung_before"]
-            line += [f"{theirs[key]['8192'] / theirs[before]['8192']:.2f}×", f"{step:.2f}×"]
-        body.append(line + ["–"] * (11 - len(line)))
-        before = key
-    header = ["rung", *(f"{who}, N = {n}" for n in (4096, 8192, 16384) for who in ("seed", "here")),
-              "seed, % of cuBLAS", "here, % of cuBLAS", "seed, over the rung before", "here"]  # fmt: skip
-    return markdown_table(header, body)
+def stalls(counted: Row) -> str:
+    """The two reasons that most cycles between issues go to."""
+    shares = sorted(counted["stall shares, %"].items(), key=lambda item: -item[1])
+    return ", ".join([f"{name} {share:.0f} %" for name, share in shares if name != "selected"][:2])
 
 
-def walk(evidence: Evidence) -> str:
-    """A paragraph a rung: the idea, then what moved against the rung before."""
-    parts: list[str] = []
-    for before, rung in pairwise([None, *evidence.rungs]):
-        assert rung is not None
-        parts.append(f"### {rung.name}\n\n{WHY[rung.key]}\n\n{moved(evidence, before, rung)}\n")
-    return "\n".join(parts)
+# -- power
 
 
-def moved(evidence: Evidence, before: Rung[Any] | None, rung: Rung[Any]) -> str:
-    """The figures of a rung, and of its predecessor where there is one; TFLOP/s of what was timed."""
-    kind = "f32" if rung.config is BEST32 else "f16"
-    k = evidence.sass(rung.key, kind)
-    show = f"`warploom inspect gemm --rung {rung.key} --arch sm_90a"
-    if before is None or kind == "f32":
-        return (f"{registers(k)} registers (spilled bytes) and {k['loop_instructions']} instructions an iteration on "
-                f"sm_90a{_rates(evidence, kind, rung)}. {show}`")  # fmt: skip
-    old = evidence.sass(before.key, kind)
-    changes = [
-        f"registers (spilled bytes) {registers(old)} → {registers(k)}",
-        f"instructions an iteration {old['loop_instructions']} → {k['loop_instructions']} ({loop_changes(old, k)})",
-        f"address registers of LDSM {old['ldsm_address_registers']} → {k['ldsm_address_registers']}, of LDGSTS "
-        f"{old['ldgsts_address_registers']} → {k['ldgsts_address_registers']}",
-        f"LDSM → HMMA {distance(old)} → {distance(k)}",
-    ]
-    return f"On sm_90a: {'; '.join(changes)}{_rates(evidence, kind, before, rung)}. {show} --against {before.key}`"
+def load(power: Row | None) -> list[str]:
+    """TFLOP/s, watts, clock and TFLOP per joule."""
+    return [number((power or {}).get(key), "g") for key in ("tflops", "watts", "sm_mhz", "tflop_per_joule")]
 
 
-def _rates(evidence: Evidence, kind: str, *rungs: Rung[Any]) -> str:
-    """`, 112 → 397 TFLOP/s at N = 8192`; nothing where a rung was not timed."""
-    if any(rung.key not in evidence.rows(kind) for rung in rungs):
-        return ""
-    rates = [f"{evidence.cells(kind, rung.key)[8192]['tflops']['median']:.0f}" for rung in rungs]
-    return f"{'; ' if len(rungs) > 1 else ', '}{' → '.join(rates)} TFLOP/s at N = 8192"
+def fastest(rows: Iterable[Row], rate: Callable[[Row], float] = lambda row: row["tflops"]) -> Row:
+    """The row with the highest rate."""
+    return max(rows, key=rate)
+
+
+def by_mma(rows: dict[str, Row]) -> dict[str, Row]:
+    """Those of kernels that multiply by ``mma.sync``."""
+    return {key: row for key, row in rows.items() if "consumers" not in row["config"]}
+
+
+def of_power(timed: Timed, power: Row, products: list[Row]) -> dict[str, Any]:
+    """What the sentences about power are made of."""
+    last = {kind: {key: row["gpu"]["cells"][-1] for key, row in rows.items()} for kind, rows in timed.rows.items()}
+    ratios: dict[Any, list[float]] = {}
+    for row in products:
+        for group in (int(row["name"].rpartition(".m")[2]), row["weights"]):
+            ratios.setdefault(group, []).append(row["best mma.sync"] / row["cublas"])
+    found: dict[str, Any] = {
+        "hot": [cell["power"] for cells in last.values() for key, cell in cells.items() if not key.startswith("01")],
+        "limit": {kind: fastest(last[kind][key]["power"] for key in by_mma(rows)) for kind, rows in timed.rows.items()},
+        "layers": sorted(item for item in ratios.items() if isinstance(item[0], int)),
+        "layouts": [item for item in ratios.items() if isinstance(item[0], str)],
+    }
+    found["limit"]["cublas"] = last["f32"]["best32"]["peers"]["cublas"]["power"]
+    if not power:
+        return found
+    cells = {kind: [timed.cells(kind, key)[8192] for key in by_mma(rows)] for kind, rows in timed.rows.items()}
+    ours = {kind: [r for name, r in power[kind].items() if name != "cublas" and "tflops" in r] for kind in KINDS}
+
+    def at_full_clock(what: str) -> float:
+        """TFLOP/s of so many cycles per mma, were the clock FULL_CLOCK."""
+        return TENSOR_CORES * HMMA_FLOPS / power["rate"][f"f32 64x64 mma {what}"]["cycles_per_mma"] * FULL_CLOCK / 1e6
+
+    return found | {
+        "best": {kind: fastest(of) for kind, of in ours.items()}, "at_full_clock": at_full_clock,
+        "rested": {kind: fastest(of, lambda cell: cell["tflops"]["median"]) for kind, of in cells.items()},
+        "products": [row for kind in KINDS for row in power[kind].values() if "watts" in row],
+    }  # fmt: skip
+
+
+def at_rows(layer: tuple[int, list[float]]) -> str:
+    """The mean ratio at a number of rows."""
+    return f"{geometric_mean(layer[1]):.2f}× at {layer[0]}"
+
+
+# -- searched tiles, the seed's kernels, uneven tiles
+
+
+def tuned_tile(row: Row, n: int) -> str:
+    """The tile that won for a rung at a size."""
+    config = next((c["config"] for c in row["gpu"]["cells"] if c["n"] == n and "config" in c), row["config"])
+    return tile_text(config) or "its own"
+
+
+def contest(of: Row) -> str:
+    """TFLOP/s of the seed's kernel and of ours, and how many times faster ours is."""
+    return f"{of['seed']:.0f} → {of['ours']:.0f} · {of['ratio']['median']:.2f}×"
+
+
+def searched(rows: Iterable[Row]) -> Iterator[str]:
+    """How many configurations each rung's search timed, of how many."""
+    for row in rows:
+        of = next(iter(row.get("search", {}).values()), None)
+        if of is not None and of["timed"] > 1:
+            yield f"{row['rung']} {of['timed']} of {of['timed'] + sum(of['dropped'].values())}"
+
+
+def scheduled(row: Row) -> list[str]:
+    """TFLOP/s of each schedule's best, and beside cuBLAS."""
+    rates = (row[s]["tflops"] if s in row else None for s in SCHEDULES)
+    return ["–" if rate is None else f"{rate:.0f} ({rate / row['cublas']['tflops']:.2f})" for rate in rates]
+
+
+def uneven(rows: Iterable[Row], tiles: Callable[[Row], float]) -> Iterator[str]:
+    """What a fraction of a wave costs with whole tiles, and with stream-K."""
+    for before, after in pairwise(sorted(rows, key=tiles)):
+        waves = tiles(before), tiles(after)
+        if waves[0] == int(waves[0]) and waves[1] < waves[0] + 0.2:
+            losses = (1.0 - after[s]["tflops"] / before["whole"]["tflops"] for s in ("whole", "stream_k"))
+            yield "from {:g} to {:.2f} waves {:.0%} and {:.0%}".format(*waves, *losses)
 
 
 def page() -> str:
     """The whole page."""
-    evidence = Evidence()
-    keys = [rung.key for rung in evidence.rungs if rung.config is not BEST32]
-    figures = {
-        "OVERVIEW": overview(evidence), "WAVEFRONTS": wavefronts(evidence), "SEED": beside_seed(evidence),
-        "F16": speeds(evidence, "f16"), "F32": speeds(evidence, "f32"), "WALK": walk(evidence),
-        "GROUPS": group_table({key: evidence.sass(key) for key in keys}),
-        "GROUPS80": group_table({key: evidence.sass(key, arch="sm_80") for key in keys}),
-        "HOPPER": hopper(evidence), "SUSTAINED": sustained(evidence), "NVRTC": evidence.nvrtc,
-        "SAMPLES": str(evidence.cells("f16", "02")[8192]["samples"]),
-        "MADE16": provenance(evidence.timed["f16"]["environment"]) + outdated(evidence, "f16"),
-        "MADE32": provenance(evidence.timed["f32"]["environment"]) + outdated(evidence, "f32"),
-    }  # fmt: skip
-    figures |= {"SHORT": at_the_limit(evidence), "LAYERS": layers(evidence)}
-    parts: dict[str, dict[str, Callable[[Evidence], str]]] = {
-        "power": {
-            "RATE": lambda e: power_table(e.power["rate"]), "POWER16": lambda e: power_table(e.power["f16"]),
-            "POWER32": lambda e: power_table(e.power["f32"]), "READING": reading,
-            "MADEPOWER": lambda e: provenance(e.power["environment"]),
+    timed = Timed()
+    power, waves, profile, tuned, theirs, products = (
+        read(f"h200/{name}.json")
+        for name in ("gemm-power", "gemm-waves", "profile-gemm", "gemm-tuned-f16", "seed-gemm", "gemm")
+    )
+    tuned_rows, on_layers = tuned.get("rows", []), list(waves["layers"]["products"].values()) if waves else []
+
+    def tuned_rates(row: Row | None, n: int) -> list[str]:
+        """A rung's rates under each condition at a size; cuBLAS's without a rung."""
+        rows = tuned_rows if row is None else [row]
+        cells = {(c["data"], c["load"]): c for r in rows for c in r["gpu"]["cells"] if c["n"] == n}
+        told = beside_cublas if row else lambda cell: spread(cell["peers"]["cublas"]["tflops"])
+        return [told(cells[key]) if key in cells else "–" for key in CONDITIONS]
+
+    def tiles(row: Row) -> float:
+        """Waves of BEST32's tiles."""
+        return -(-row["m"] // BEST32.tile_m) * -(-row["n"] // BEST32.tile_n) / waves["multiprocessors"]
+
+    return filled(
+        "ladder-gemm.template.md", timed=timed.rows, made=timed.made, nvrtc=timed.nvrtc, cells=timed.cells,
+        needs=timed.needs, outdated=timed.outdated, moved=timed.moved, rungs=LADDER.rungs, hopper=HOPPER_LADDER.rungs,
+        sizes=lambda kind: [f"N = {n}" for n in timed.cells(kind, "02")], tile=tile, beside_cublas=beside_cublas,
+        cublas=lambda cell: spread(cell["peers"]["cublas"]["tflops"]), error=error, findings=findings,
+        f16_kernels=lambda arch: {
+            rung.key: timed.kernels[f"{rung.key} f16 {arch}"] for rung in LADDER.rungs if rung.config is not BEST32
         },
-        "tuned": {
-            "TUNED": tuned_tables, "SEARCHED": search_summary,
-            "MADETUNED": lambda e: provenance(e.tuned["environment"]),
-        },
-        "kernels_of_seed": {
-            "THEIRS": beside_kernels, "MADETHEIRS": lambda e: provenance(e.kernels_of_seed["environment"]),
-        },
-        "waves": {
-            "WAVES": wave_table, "UNEVEN": uneven, "FEWTILES": layer_table, "SCHEDULES": layer_summary,
-            "MADEWAVES": lambda e: provenance(e.waves["environment"]),
-        },
-        "profile": {
-            "COUNTERS": counters, "BOTH": both_sides, "PROFILED": lambda e: str(e.profile["size"]),
-            "MADEPROFILE": lambda e: f"{provenance(e.profile['environment'])}, ncu {e.profile['environment']['ncu']}",
-        },
-    }  # fmt: skip
-    measured = {name for name in parts if getattr(evidence, name)}
-    figures |= {key: write(evidence) for name in measured for key, write in parts[name].items()}
-    return filled(HERE / "ladder-gemm.template.md", figures, measured)
+        per_access=per_access, stalls=stalls, load=load, mean=geometric_mean, at_rows=at_rows, contest=contest,
+        seed=json.loads((HERE / "seeds" / "gemm.json").read_text(encoding="utf-8"))["tflops"],
+        profile=profile, both_sides=both_sides, power=power, tuned=tuned, kernels_of_seed=theirs, waves=waves,
+        tuned_sizes=list(dict.fromkeys(cell["n"] for row in tuned_rows for cell in row["gpu"]["cells"])),
+        tuned_tile=tuned_tile, tuned_rates=tuned_rates, searched=searched(tuned_rows), scheduled=scheduled, tiles=tiles,
+        uneven=uneven(waves["waves"]["products"].values(), tiles) if waves else [],
+        fastest=[max((s for s in SCHEDULES if s in row), key=lambda s: row[s]["tflops"]) for row in on_layers],
+        **of_power(timed, power, products["shapes"]),
+    )  # fmt: skip
 
 
 PAGES = {EVIDENCE / "ladder-gemm.md": page}

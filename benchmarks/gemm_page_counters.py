@@ -6,8 +6,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from page_tables import markdown_table
-
 from warploom.kernels.matmul.ladder import LADDER
 
 Row = Mapping[str, Any]
@@ -53,26 +51,6 @@ def _hinted(rung: str) -> bool:
     return getattr(LADDER.rung(rung).config, "pipelined", True)  # from 06 on every kernel is
 
 
-def counters(evidence: Any) -> str:
-    """What ncu counts of each rung: pipes, L2, and the two reasons that most cycles between issues go to."""
-    body: list[list[str]] = []
-    for key, row in evidence.profile["rungs"].items():
-        if "counters" not in row:
-            continue
-        found = row["counters"]
-        stalls = sorted(found["stall shares, %"].items(), key=lambda item: -item[1])
-        reasons = [f"{name} {share:.0f} %" for name, share in stalls if name != "selected"]
-        pipes, memory = found.get("pipes, %", {}), found.get("memory, %", {})
-        figures = pipes.get("tensor"), memory.get("shared loads"), memory.get("L2 hit rate")
-        body.append([key, *(_percent(x) for x in figures), ", ".join(reasons[:2])])
-    header = ["rung", "tensor pipe busy", "shared loads, of their peak", "L2 hit rate", "cycles between issues"]
-    return markdown_table(header, body)
-
-
-def _percent(value: float | None) -> str:
-    return "–" if value is None else f"{value:.0f} %"
-
-
 @dataclass
 class _Apart:
     """A class of access that the two sides count differently for one reason: by product the rungs, with ratios."""
@@ -89,9 +67,8 @@ class _Apart:
         return ", ".join(parts)
 
 
-def both_sides(evidence: Any) -> str:
+def both_sides(profile: Row) -> str:
     """What ncu counts as the emulator does, and what not, with the reason of each."""
-    profile = evidence.profile
     sizes = {name: "×".join(map(str, size)) for name, size in profile["small"].items()}
     products = ", ".join(f"{size} ({name})" for name, size in sizes.items())
     text = f"On the H200, ncu counts exactly these wavefronts, class by class, on {products}"

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import argparse
 import json
-import re
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import jinja2
 from page_tables import markdown_table
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -42,7 +42,7 @@ def group_table(kernels: Mapping[str, Row]) -> str:
         [key, *(str(k["loop_groups"].get(name, 0)) for name in names), str(k["loop_instructions"]), distance(k)]
         for key, k in kernels.items()
     ]
-    return markdown_table(["rung", *names, "all", "LDSM → HMMA"], body)
+    return markdown_table(["rung", *names, "all", "LDSM → HMMA"], body).rstrip()
 
 
 def distance(kernel: Row) -> str:
@@ -60,28 +60,80 @@ def loop_changes(before: Row, after: Row, most: int = 6) -> str:
     return text or "no opcode's number changes"
 
 
-def spread(figures: Row) -> str:
+def spread(figures: Row, factor: float = 1.0, digits: int = 0) -> str:
     """``512 (505–514)``: the median, and the 10th and 90th percentile."""
-    return f"{figures['median']:.0f} ({figures['low']:.0f}–{figures['high']:.0f})"
+    median, low, high = (f"{figures[name] * factor:.{digits}f}" for name in ("median", "low", "high"))
+    return f"{median} ({low}–{high})"
 
 
-_NAME = re.compile(r"@([A-Z0-9]+)@")
-_CONDITION = re.compile(r"<!-- if (\w+) -->\n(.*?)<!-- end if -->\n", re.DOTALL)
+def median(figures: Row, factor: float = 1.0, spec: str = ".0f") -> str:
+    """The median of a spread alone."""
+    return f"{figures['median'] * factor:{spec}}"
 
 
-def filled(template: Path, figures: Mapping[str, str], measured: Collection[str] = ()) -> str:
-    """The template with every ``@NAME@`` replaced. Raises KeyError for a name that the template or ``figures`` lacks.
+def provenance(environment: Row) -> str:
+    """GPU, versions and date of a result, with commas between."""
+    gpu, packages, nvrtc = environment.get("gpu"), environment.get("packages", {}), environment.get("nvrtc")
+    own, cuda = environment.get("driver"), environment.get("cuda_driver")  # a version of its own, and the newest CUDA
+    parts = [
+        gpu["name"] if gpu else "without a GPU",
+        f"NVRTC {_dotted(nvrtc)}" if nvrtc else "",
+        f"driver {own}" if own else f"a driver for CUDA {_dotted(cuda)}" if cuda else "",
+        f"torch {packages['torch']}" if "torch" in packages else "",
+        str(environment.get("date", ""))[:10],
+        f"ncu {environment['ncu']}" if environment.get("ncu") else "",
+    ]
+    return ", ".join(part for part in parts if part)
 
-    What stands between ``<!-- if NAME -->`` and ``<!-- end if -->`` stays where NAME is among ``measured``.
+
+def _dotted(version: Any) -> str:
+    return version if isinstance(version, str) else ".".join(map(str, version))
+
+
+def head(*names: object) -> str:
+    """The first two lines of a Markdown table."""
+    return f"{row(*names)}\n{row(['---' for _ in _flat(names)])}"
+
+
+def row(*cells: object) -> str:
+    """A line of a Markdown table; lists among the cells are several."""
+    return f"| {' | '.join(map(str, _flat(cells)))} |"
+
+
+def _flat(cells: Iterable[Any]) -> list[object]:
+    return [x for cell in cells for x in (cell if isinstance(cell, list | tuple) else (cell,))]
+
+
+def number(value: Any, spec: str, unit: str = "") -> str:
+    """A number by Python's format, signs as typographers have them; – for None."""
+    return "–" if value is None else f"{value:{spec}}".replace("-", "−") + unit
+
+
+def joined(parts: Iterable[object]) -> str:
+    """``a, b and c``."""
+    *others, last = map(str, parts)
+    return f"{', '.join(others)} and {last}" if others else last
+
+
+def templates(**filters: Any) -> jinja2.Environment:
+    """The templates of this folder, with the words above and further filters."""
+    made = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(HERE), undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True,
+        keep_trailing_newline=True,
+    )  # fmt: skip
+    functions = (head, row, provenance, registers, group_table, distance)
+    made.filters |= {"f": number, "median": median, "spread": spread, "joined": joined, **filters}
+    made.globals |= {function.__name__: function for function in functions}
+    return made
+
+
+def filled(template: str, **values: Any) -> str:
+    """A template filled by Jinja; functions among the values are filters too.
+
+    Raises jinja2.UndefinedError for a name that nothing has.
     """
-    text = template.read_text(encoding="utf-8")
-    text = _CONDITION.sub(lambda found: found[2] if found[1] in measured else "", text)
-    for name in figures:
-        if f"@{name}@" not in text:
-            raise KeyError(f"{template.name} has no @{name}@")
-    if missing := set(_NAME.findall(text)) - set(figures):
-        raise KeyError(f"{template.name} has no figures for {', '.join(sorted(missing))}")
-    return _NAME.sub(lambda found: figures[found[1]].rstrip("\n"), text)
+    functions = {name: value for name, value in values.items() if callable(value)}
+    return templates(**functions).get_template(template).render(values)
 
 
 def read(name: str) -> Any:

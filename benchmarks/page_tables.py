@@ -67,28 +67,10 @@ def power_markdown(rows: Rows) -> str:
     return markdown_table(*power_cells(rows))
 
 
-def first_call_markdown(rows: Rows) -> str:
-    """Milliseconds of the first call of a shape family: with an empty cache, and in a later process."""
-    body = [[row["call"], *(_spread(row[key], 1e3) for key in ("fresh_s", "later_s"))] for row in rows]
-    return markdown_table(["first call of", "ms, empty cache", "ms, later process"], body)
-
-
-def host_cost_markdown(rows: Rows) -> str:
-    """Microseconds of host time of a repeated call."""
-    body = [[f"`{row['call']}`", _spread(row["microseconds"], 1, 1)] for row in rows]
-    return markdown_table(["call", "µs"], body)
-
-
-def _spread(spread: Mapping[str, float], scale: float, digits: int = 0) -> str:
-    median, low, high = (f"{spread[name] * scale:.{digits}f}" for name in ("median", "low", "high"))
-    return f"{median} ({low}–{high})"
-
-
 MARKDOWN_TABLES = {
     "gpu": gpu_markdown, "static": static_markdown, "peers": peers_markdown, "power": power_markdown,
-    "first-call": first_call_markdown, "host-cost": host_cost_markdown,
 }  # fmt: skip
-"""The tables a Markdown file can ask for."""
+"""The tables of a ladder's rows that a Markdown file can ask for."""
 
 
 def table_names(text: str) -> list[str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -16,17 +16,19 @@ def counted(emulator: int, ncu: float) -> dict[str, float]:
 def test_a_difference_that_nothing_explains_is_no_page() -> None:
     module = load("gemm_page_counters")
     found = {"ldmatrix": counted(8, 8.0), "ld.shared": counted(100, 60.0)}  # of rung 01a ptxas joins loads
-    profile = {"small": {"whole tiles": [256] * 3}, "rungs": {"01a": {"wavefronts": {"whole tiles": found}}}}
-    evidence = SimpleNamespace(profile=profile)
-    assert "`ld.shared`" in module.both_sides(evidence)
+    profile: dict[str, Any] = {
+        "small": {"whole tiles": [256] * 3},
+        "rungs": {"01a": {"wavefronts": {"whole tiles": found}}},
+    }
+    assert "`ld.shared`" in module.both_sides(profile)
     profile["without the hint"] = {"04": {"whole tiles": {"cp.async": counted(40, 41.0)}}}
     with pytest.raises(ValueError, match="at -O1 both sides differ"):
-        module.both_sides(evidence)
+        module.both_sides(profile)
     found["ldmatrix"] = counted(8, 9.0)
     with pytest.raises(ValueError, match="rung 01a, whole tiles: nothing explains ldmatrix"):
-        module.both_sides(evidence)
+        module.both_sides(profile)
     found.clear()
-    assert module.both_sides(evidence).endswith("for every rung.")
+    assert module.both_sides(profile).endswith("for every rung.")
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import jinja2
 import pytest
 
 from tests.project import load
@@ -20,13 +21,13 @@ def test_tables_of_pages_are_up_to_date() -> None:
     assert load("render").main(["--check"]) == 0, "run python benchmarks/render.py"
 
 
-def test_a_template_takes_what_was_measured(tmp_path: Path) -> None:
-    template = tmp_path / "page.md"
-    template.write_text("a @ONE@\n<!-- if TWO -->\n@TWO@\n<!-- end if -->\nb\n", encoding="utf-8")
-    filled = load("page_parts").filled
-    assert filled(template, {"ONE": "1"}) == "a 1\nb\n"
-    assert filled(template, {"ONE": "1", "TWO": "2"}, ["TWO"]) == "a 1\n2\nb\n"
-    with pytest.raises(KeyError, match="THREE"):
-        filled(template, {"ONE": "1", "THREE": "3"})
-    with pytest.raises(KeyError, match="TWO"):
-        filled(template, {"ONE": "1"}, ["TWO"])
+def test_a_template_takes_what_was_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    parts = load("page_parts")
+    monkeypatch.setattr(parts, "HERE", tmp_path)
+    tables = '{% if two %}\n{{ head("x", ["y", "z"]) }}\n{{ row(two, [1, 2]) }}\n{% endif %}\n'
+    (tmp_path / "page.md").write_text(f'a {{{{ one|twice|f("+.1f", " W") }}}}\n{tables}b\n', encoding="utf-8")
+    assert parts.filled("page.md", one=-1, two=None, twice=lambda x: 2 * x) == "a −2.0 W\nb\n"
+    table = "| x | y | z |\n| --- | --- | --- |\n| w | 1 | 2 |\n"
+    assert parts.filled("page.md", one=1, two="w", twice=lambda x: 2 * x) == f"a +2.0 W\n{table}b\n"
+    with pytest.raises(jinja2.UndefinedError, match="one"):
+        parts.filled("page.md", two=1, twice=lambda x: 2 * x)

@@ -1,0 +1,190 @@
+"""The tables and sections that pages ask for by name: macros of tables.template.md, and what they compute."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import groupby
+from pathlib import Path
+from statistics import geometric_mean
+from typing import Any
+
+from decode_peers import to_the_fastest
+from page_parts import templates
+
+Result = Mapping[str, Any]
+SEQUENCES = (512, 1024, 4096, 16384)
+"""Lengths that stand in tables; results have more."""
+PEERS = {"cudnn": "cuDNN", "torch_flash": "FlashAttention-2", "flash_attention_2": "FlashAttention-2",
+         "flash_attention_4": "FlashAttention-4", "flashinfer": "FlashInfer",
+         "flashinfer_tensor_cores": "FlashInfer (tensor cores)"}  # fmt: skip
+TABLES = ("attention-calls", "products", "product-cells", "large-products", "reductions", "ptx-speed", "first-call",
+          "host-cost")  # fmt: skip
+SECTIONS = ("gradients", "sync_gradients", "limits", "losses", "training", "gpus", "decode", "prefill", "packed",
+            "packed_gradients", "their_tests", "models")  # fmt: skip
+"""Parts of a page that bring their own sentences: nothing is there until they were measured."""
+COLOURS = {"warploom": "#3b6ea5", "torch": "#d98032"}
+SMOOTHED = 10
+"""Steps whose mean a point of a curve is."""
+
+
+def made(name: str, result: Result) -> str:
+    """A table or section of a result."""
+    template = templates(**FILTERS).get_template("tables.template.md")
+    return str(getattr(template.make_module({"peers": PEERS}), name.replace("-", "_"))(result))
+
+
+# -- attention
+
+
+def ratio_to(cell: Result, peer: str) -> float | None:
+    """The median ratio to a peer; None where it was not timed."""
+    return cell["ratio"][peer]["median"] if peer in cell["ratio"] else None
+
+
+def ratios_to(cell: Result, peers: Iterable[str]) -> list[str]:
+    """``1.25×`` of each peer, or –."""
+    return ["–" if (ratio := ratio_to(cell, peer)) is None else f"{ratio:.2f}×" for peer in peers]
+
+
+def at_lengths(cells: Iterable[Result], length: str, peers: Iterable[str]) -> list[str]:
+    """``301 · 1.25× · 1.00×`` at each of SEQUENCES: TFLOP/s, and ratios to peers."""
+    known = {cell[length]: cell for cell in cells}
+    return [
+        "–" if n not in known
+        else " · ".join((f"{known[n]['tflops']['warploom']['median']:.0f}", *ratios_to(known[n], peers)))
+        for n in SEQUENCES
+    ]  # fmt: skip
+
+
+def square(cells: Iterable[Result]) -> list[Result]:
+    """Those of plain problems: as many keys as queries, no groups, no window."""
+    return [c for c in cells if c["q_len"] == c["kv_len"] and c["cell"].endswith(f" {c['q_len']}")]
+
+
+def timed_beside(cells: Sequence[Result], peers: Mapping[str, str]) -> dict[str, str]:
+    """The peers of some cell."""
+    return {name: text for name, text in peers.items() if any(name in c["ratio"] for c in cells)}
+
+
+def by_dims(cells: Iterable[Result]) -> list[tuple[tuple[str, bool], list[Result]]]:
+    """Cells by head_dim, as their names have it, and mask."""
+    groups = groupby(cells, key=lambda c: (c["cell"].split()[0][1:], bool(c["causal"])))
+    return [(key, list(found)) for key, found in groups]
+
+
+# -- decode
+
+
+def by_batch(cells: Iterable[Result]) -> list[tuple[str, list[Result]]]:
+    """Parts of the copy's rate by head_dim, sequences, lengths and bytes."""
+    rows: dict[str, list[Result]] = {}
+    for c in cells:
+        width, _, *others = c["cell"].replace("no pages", "pages 0").split()  # d128 32/8 pages 64 b16 even 256MB
+        rows.setdefault(" ".join((width, *others[2:])), []).append(c["part"])
+    return list(rows.items())
+
+
+def parts_beside(parts: Sequence[Result], peers: Iterable[str]) -> list[str]:
+    """The peers of some cell."""
+    return [name for name in peers if any(name in part for part in parts)]
+
+
+def ranges(parts: Sequence[Result], names: Iterable[str]) -> Iterator[str]:
+    """The lowest and the highest of each."""
+    for name in names:
+        values = [part[name] for part in parts if name in part]
+        low, high = (f"{of(values):.2f}" if values else "–" for of in (min, max))
+        yield low if low == high else f"{low} … {high}"
+
+
+# -- products
+
+
+def by_rows(shapes: Iterable[Result]) -> list[tuple[tuple[int, str], list[Result]]]:
+    """Products by rows and layout of the weights."""
+
+    def group(row: Result) -> tuple[int, str]:
+        return int(row["name"].rpartition(".m")[2]), row["weights"]
+
+    return [(key, list(found)) for key, found in groupby(sorted(shapes, key=group), key=group)]
+
+
+def beside_cublas(rows: Iterable[Result], key: str) -> list[str]:
+    """Least, mean and largest ratio."""
+    ratios = [row[key] / row["cublas"] for row in rows]
+    return [f"{of(ratios):.2f}×" for of in (min, geometric_mean, max)]
+
+
+def product_table(shapes: Sequence[Result], layouts: Sequence[str]) -> Iterator[list[str]]:
+    """Of each product in each layout cuBLAS, what ``matmul`` chooses, the fastest ``mma.sync``."""
+    rows = {(row["name"], row["weights"]): row for row in shapes}
+    for name in dict.fromkeys(name for name, _ in rows):
+        cells = (rows.get((name, layout)) for layout in layouts)
+        yield [name, *(text for row in cells for text in (["–"] * 3 if row is None else _product(row)))]
+
+
+def _product(row: Result) -> Iterator[str]:
+    """TFLOP/s with the 10th and 90th percentile, and the ratio to cuBLAS."""
+    names = {"cublas": "cublas", **row["configs"]}
+    for key in ("cublas", "chosen", "best mma.sync"):
+        low, high = row["spread"].get(names[key], (row[key], row[key]))
+        yield f"{row[key]:.0f} ({low:.0f}–{high:.0f})" + f" · {row[key] / row['cublas']:.2f}×" * (key != "cublas")
+
+
+# -- training
+
+
+def steps(row: Result, names: Iterable[str]) -> list[str]:
+    """Milliseconds and memory of a loss by each."""
+    return [
+        f"{1e3 * row['seconds'][name]['median']:.1f} ms · {row['extra_bytes'][name] / 2**20:.0f} MiB"
+        if name in row["seconds"] else "–" for name in names
+    ]  # fmt: skip
+
+
+def by_kernels(runs: Iterable[Result]) -> list[tuple[list[str], list[Result]]]:
+    """Trainings by whose attention and whose loss."""
+    return [(list(kind), list(of)) for kind, of in groupby(runs, key=lambda run: (run["attention"], run["loss"]))]
+
+
+def ends_at(run: Result, last: int) -> str:
+    """The mean of a run's last losses."""
+    return f"{sum(run['losses'][-last:]) / last:.3f}"
+
+
+FILTERS: dict[str, Any] = {
+    "mean": geometric_mean, "largest": lambda of: max(of.values()), "peer_name": lambda name: PEERS.get(name, name),
+    "as_list": lambda x: x if isinstance(x, list) else [x], "to_the_fastest": to_the_fastest,
+    **{function.__name__: function for function in (
+        ratio_to, ratios_to, at_lengths, square, timed_beside, by_dims, by_batch, parts_beside, by_rows,
+        beside_cublas, product_table, steps, by_kernels, ends_at)},
+    "product_heads": lambda layouts: [f"{x}: {kernel}" for x in layouts for kernel in ("cuBLAS", "matmul", "mma.sync")],
+    "ranges": lambda parts, names: list(ranges(parts, names)),
+}  # fmt: skip
+
+
+def draw_training(result: Result, out: Path) -> None:
+    """The loss of every run by step, as an SVG."""
+    matplotlib: Any = importlib.import_module("matplotlib")
+    matplotlib.use("Agg")
+    pyplot: Any = importlib.import_module("matplotlib.pyplot")
+    style = {"svg.hashsalt": "warploom", "svg.fonttype": "none", "axes.spines.top": False, "axes.spines.right": False}
+    with matplotlib.rc_context(style):
+        figure, axes = pyplot.subplots(figsize=(7.0, 3.6))
+        named: set[str] = set()
+        for run in result["runs"]:
+            name = f"{run['attention']}, loss {run['loss']}"
+            parts = [run["losses"][i : i + SMOOTHED] for i in range(0, len(run["losses"]), SMOOTHED)]
+            axes.plot(
+                [SMOOTHED * i + len(part) / 2 for i, part in enumerate(parts)],
+                [sum(part) / len(part) for part in parts],
+                color=COLOURS[run["attention"]], label=None if name in named else name, linewidth=1.0,
+                linestyle="-" if run["loss"] == "warploom" else "--",
+            )  # fmt: skip
+            named.add(name)
+        axes.set_xlabel("step")
+        axes.set_ylabel("loss")
+        axes.legend(frameon=False)
+        figure.savefig(out, bbox_inches="tight", metadata={"Date": None})
+        pyplot.close(figure)
