@@ -65,5 +65,5 @@ def test_a_missing_file_is_said_and_unknown_columns_are_refused(render: ModuleTy
 def test_a_training_is_drawn(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     runs = [{"attention": kind, "loss": kind, "losses": [2.0, 1.0]} for kind in ("warploom", "torch")]
-    load("training_sections").draw_training({"runs": runs}, tmp_path / "curves.svg")
+    load("page_sections").draw_training({"runs": runs}, tmp_path / "curves.svg")
     assert "warploom, loss warploom" in (tmp_path / "curves.svg").read_text(encoding="utf-8")
