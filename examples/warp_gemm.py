@@ -10,8 +10,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from warploom.lang import Global, Kernel, Launch, SharedTile, bf16, f32, kernel, u32
-from warploom.lang.memory import GlobalPointer
+from warploom.lang import Global, GlobalPointer, Kernel, Launch, SharedTile, bf16, f32, kernel, u32
 from warploom.layout import mma_fragment
 
 M, N, DEPTH = 64, 64, 32  # a CTA's tile of C, and the columns of A in a stage

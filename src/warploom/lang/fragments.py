@@ -11,7 +11,7 @@ from warploom.core.dtypes import DType, bf16, f16, f32, tf32, u32
 from warploom.core.errors import TraceError, shown
 from warploom.isa.matrix import MmaSync
 from warploom.isa.warp import FULL_MASK
-from warploom.lang.memory import GlobalPointer, SharedTile
+from warploom.lang.pointers import GlobalPointer, SharedTile
 from warploom.lang.reducers import NAMED, Reducer, State, single
 from warploom.lang.values import Mutable, Number, Traced
 from warploom.lang.warp import WarpWords

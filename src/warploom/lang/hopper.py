@@ -23,8 +23,8 @@ from warploom.isa.wgmma import Wgmma, WgmmaCommit, WgmmaFence, WgmmaWait
 from warploom.lang.cluster import ClusterWords
 from warploom.lang.fold import split_sum
 from warploom.lang.fragments import Fragment
-from warploom.lang.memory import GlobalPointer, SharedTile
 from warploom.lang.naming import name_at
+from warploom.lang.pointers import GlobalPointer, SharedTile
 from warploom.lang.values import Mutable, Number, TileAddress, Traced
 from warploom.layout.catalogue import wgmma_accumulator
 from warploom.layout.wgmma import MatrixDescriptor

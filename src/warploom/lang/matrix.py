@@ -12,7 +12,7 @@ from warploom.isa.matrix_exact import MmaDouble, MmaInteger, MoveMatrix
 from warploom.isa.wmma import WmmaLoad, WmmaMma, WmmaStore
 from warploom.lang.fold import split_sum
 from warploom.lang.fragments import FragmentWords
-from warploom.lang.memory import GlobalPointer, SharedTile
+from warploom.lang.pointers import GlobalPointer, SharedTile
 from warploom.lang.values import Mutable, Number, Traced
 from warploom.layout.wmma import StorageOrder
 

@@ -13,7 +13,7 @@ from warploom.core.dtypes import DType, u32, u64
 from warploom.core.errors import TraceError, shown
 from warploom.ir.program import Parameter
 from warploom.lang.hopper import TensorMapHandle
-from warploom.lang.memory import GlobalPointer
+from warploom.lang.pointers import GlobalPointer
 from warploom.lang.values import Traced
 
 if TYPE_CHECKING:
