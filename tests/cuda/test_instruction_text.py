@@ -25,6 +25,7 @@ from warploom.isa.async_copy import (
     TensorCopy,
     WaitCopies,
 )
+from warploom.isa.atomic import Atomic, ReduceAdd
 from warploom.isa.base import Instruction
 from warploom.isa.calls import AssertFail, Print, Trap
 from warploom.isa.cluster import ClusterArrive, ClusterWait, MapShared, StoreAsync
@@ -43,18 +44,7 @@ from warploom.isa.conversion import (
 from warploom.isa.matrix import MmaSync
 from warploom.isa.matrix_exact import MmaDouble, MmaInteger, MoveMatrix
 from warploom.isa.members import ActiveMask, Match, Redux
-from warploom.isa.memory import (
-    CACHE_HINTS,
-    Atomic,
-    LdMatrix,
-    Load,
-    MemoryFence,
-    Prefetch,
-    ReduceAdd,
-    StMatrix,
-    Store,
-    WaitAtLeast,
-)
+from warploom.isa.memory import CACHE_HINTS, LdMatrix, Load, MemoryFence, Prefetch, StMatrix, Store, WaitAtLeast
 from warploom.isa.scalar import SCALARS, Scalar
 from warploom.isa.spaces import FromGeneric, IsSpace, ToGeneric
 from warploom.isa.sync import (

@@ -10,7 +10,8 @@ import pytest
 
 from tests.emulate.findings import kinds, numbers
 from warploom.emulate import emulate
-from warploom.isa.memory import Atomic, MemoryOrder, Store
+from warploom.isa.atomic import Atomic
+from warploom.isa.memory import MemoryOrder, Store
 from warploom.lang import Global, Kernel, kernel
 from warploom.lang import u32 as U32  # noqa: N812
 

@@ -14,11 +14,12 @@ from warploom import isa
 from warploom.core.dtypes import bf16, f16, f32, f64, pred, s8, s32, tf32, u8, u16, u32, u64
 from warploom.isa.alu import Binary, Fma, Select, Unary
 from warploom.isa.async_copy import BulkStoreBytes, CommitCopies, CpAsync, TensorCopy, WaitCopies
+from warploom.isa.atomic import Atomic, ReduceAdd
 from warploom.isa.base import Instruction, inline_ptx
 from warploom.isa.cluster import ClusterArrive, ClusterWait, MapShared
 from warploom.isa.conversion import Bitcast, Convert, PackBytes, PackPair, PairArithmetic, Permute, UnpackHalf
 from warploom.isa.matrix import MmaSync
-from warploom.isa.memory import Atomic, LdMatrix, Load, MemoryFence, ReduceAdd, StMatrix, Store, WaitAtLeast
+from warploom.isa.memory import LdMatrix, Load, MemoryFence, StMatrix, Store, WaitAtLeast
 from warploom.isa.sync import BarArrive, BarSync, MbarrierArrival, MbarrierTryWait
 from warploom.isa.warp import Elect, Shuffle, SyncWarp, Vote
 

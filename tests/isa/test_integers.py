@@ -11,8 +11,9 @@ from warploom.core.dtypes import DType, bf16, f16, f32, f64, pred, s32, s64, u16
 from warploom.core.errors import VerifyError
 from warploom.isa.alu import Binary, Fma, MultiplyWide, Select, Unary
 from warploom.isa.async_copy import CpAsync, WaitCopies
+from warploom.isa.atomic import Atomic
 from warploom.isa.conversion import Bitcast, Convert, Move, Permute
-from warploom.isa.memory import Atomic, Load, Store
+from warploom.isa.memory import Load, Store
 from warploom.isa.sync import SetMaxRegisters
 from warploom.isa.warp import Shuffle
 from warploom.isa.wgmma import WgmmaWait

@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 
 from warploom.core.dtypes import bf16, f16, f32, s32, tf32, u16, u32
 from warploom.core.errors import VerifyError
+from warploom.isa.atomic import Atomic
 from warploom.isa.matrix import MmaSync
-from warploom.isa.memory import Atomic, LdMatrix, Load, StMatrix, Store
+from warploom.isa.memory import LdMatrix, Load, StMatrix, Store
 from warploom.isa.warp import Elect, Shuffle, Vote
 
 CASES = settings(deadline=None, max_examples=40)

@@ -22,7 +22,8 @@ from warploom.core.errors import WarploomError
 from warploom.cuda.compile import available_cores
 from warploom.ir.program import Program
 from warploom.ir.statements import Op
-from warploom.isa.memory import Atomic, MemoryFence, WaitAtLeast
+from warploom.isa.atomic import Atomic
+from warploom.isa.memory import MemoryFence, WaitAtLeast
 from warploom.kernels.attention.backward_sm80 import BackwardSm80
 from warploom.kernels.attention.backward_sm90 import BackwardSm90
 from warploom.kernels.attention.backward_wide import BackwardWideSm90

@@ -14,7 +14,8 @@ from tests.kernels.mutate import Mutant, deletions, located_ops, rewritten
 from tests.properties import slow_property
 from warploom.core.dtypes import bf16, f16, f32
 from warploom.ir.statements import Op
-from warploom.isa.memory import Atomic, Load
+from warploom.isa.atomic import Atomic
+from warploom.isa.memory import Load
 from warploom.kernels.matmul.shares import Shares
 
 

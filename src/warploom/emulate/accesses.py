@@ -19,8 +19,9 @@ from warploom.emulate.matrix_accesses import MatrixSteps
 from warploom.emulate.shared_memory import Place
 from warploom.emulate.traffic import access_class
 from warploom.ir.statements import Op
+from warploom.isa.atomic import Atomic, ReduceAdd
 from warploom.isa.effects import Access, AsyncCopy, GlobalWait, MatrixAccess, TensorMapWrite
-from warploom.isa.memory import MOST_BYTES, Atomic, ReduceAdd
+from warploom.isa.memory import MOST_BYTES
 from warploom.isa.tensor_map import MAP_BYTES
 
 Array = NDArray[Any]

@@ -36,6 +36,7 @@ from warploom.ir.statements import (
 from warploom.ir.verify_roles import register_rules, role_rules
 from warploom.ir.verify_sync import SYNCHRONISATION
 from warploom.isa.async_copy import CpAsync
+from warploom.isa.atomic import Atomic, ReduceAdd
 from warploom.isa.base import Instruction
 from warploom.isa.cluster import MapShared
 from warploom.isa.conversion import PairArithmetic
@@ -60,7 +61,7 @@ from warploom.isa.effects import (
     WarpgroupFence,
 )
 from warploom.isa.matrix_exact import MmaDouble
-from warploom.isa.memory import Atomic, ReduceAdd, StMatrix
+from warploom.isa.memory import StMatrix
 from warploom.isa.scalar import SM_90_SCALARS, Scalar
 from warploom.isa.sync import GridDependency
 from warploom.isa.warp import Elect, Special

@@ -1,22 +1,20 @@
-"""Synchronous memory instructions: loads, stores, atomics, fences, ``ldmatrix`` and ``stmatrix``.
+"""Synchronous memory instructions: loads, stores, fences, ``ldmatrix`` and ``stmatrix``.
 
 Sources: PTX ISA, "Data Movement and Conversion Instructions" (``ld``, ``st``, cache operators and eviction hints),
-"Warp-level matrix load/store instructions", ``atom``, ``fence``.
+"Warp-level matrix load/store instructions", ``fence``.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from numbers import Integral
 from typing import ClassVar, Literal
 
 import numpy as np
 
-from warploom.core.dtypes import DTYPES, DType, f32, f64, s32, s64, u16, u32, u64
+from warploom.core.dtypes import DType, u32, u64
 from warploom.core.errors import VerifyError
-from warploom.isa.alu import flush_subnormal
-from warploom.isa.base import Array, Instruction, address, as_words, braces, takes
+from warploom.isa.base import Array, Instruction, address, as_words, braces
 from warploom.isa.effects import Access, Effect, Fence, GlobalWait, MemoryOrder, Scope, Space, WarpSync
 
 CACHE_HINTS = {
@@ -32,7 +30,8 @@ def register_type(element: DType) -> DType:
     return u32 if element.bits < 32 else element
 
 
-def _address_type(space: Space) -> DType:
+def address_type(space: Space) -> DType:
+    """The type of addresses in a state space."""
     return u64 if space == "global" else u32
 
 
@@ -40,7 +39,8 @@ def _ordering(order: MemoryOrder, scope: Scope) -> str:
     return "" if order == "weak" else f".{order}.{scope}"
 
 
-def _check_vector(dtype: DType, count: int) -> None:
+def check_vector(dtype: DType, count: int) -> None:
+    """Raises VerifyError for so many elements as no access moves."""
     if not issubclass(type(count), Integral):  # a traced value has no truth value, so nothing is asked of it
         raise VerifyError(f"one access moves 1, 2 or 4 elements, a count known while tracing, not {count!r}")
     if count > 1 and dtype.bits < 32:
@@ -101,7 +101,7 @@ class _VectorAccess(Instruction):
     action: ClassVar[Literal["load", "store"]] = "load"
 
     def __post_init__(self) -> None:
-        _check_vector(self.dtype, self.count)
+        check_vector(self.dtype, self.count)
         _check_qualifiers(self)
 
     @property
@@ -133,7 +133,7 @@ class Load(_VectorAccess):
     @property
     def operand_types(self) -> tuple[DType, ...]:
         """The address: u64 in global memory, u32 in the others."""
-        return (_address_type(self.space),)
+        return (address_type(self.space),)
 
     @property
     def result_types(self) -> tuple[DType, ...]:
@@ -162,7 +162,7 @@ class Store(_VectorAccess):
     @property
     def operand_types(self) -> tuple[DType, ...]:
         """The address (u64 global, else u32), then ``count`` registers of :func:`register_type`."""
-        return (_address_type(self.space), *(register_type(self.dtype),) * self.count)
+        return (address_type(self.space), *(register_type(self.dtype),) * self.count)
 
     @property
     def template(self) -> str:
@@ -176,134 +176,6 @@ class Store(_VectorAccess):
         if self.dtype.bits < 32:
             return (np.stack([v.astype(word) for v in operands], axis=-1),)
         return (as_words(operands, word),)
-
-
-_ATOMIC_TYPES: dict[str, Sequence[DType]] = {
-    "add": (u32, s32, u64, s64, f32, f64),
-    **dict.fromkeys(("min", "max"), (u32, s32, u64, s64)),
-    **dict.fromkeys(("and", "or", "xor"), (u32, s32, u64, s64)),
-    **dict.fromkeys(("exch", "cas"), (u32, s32, u64, s64, f32, f64)),
-    **dict.fromkeys(("inc", "dec"), (u32,)),
-}
-
-
-_COMBINED: dict[str, Callable[[Array, Array], Array]] = {
-    "add": np.add, "min": np.minimum, "max": np.maximum, "and": np.bitwise_and, "or": np.bitwise_or,
-    "xor": np.bitwise_xor,
-    "exch": lambda _, new: new,
-    "inc": lambda old, most: np.where(old >= most, np.zeros_like(old), old + np.ones_like(old)),
-    "dec": lambda old, most: np.where((old == 0) | (old > most), most, old - np.ones_like(old)),
-}  # fmt: skip
-
-
-@dataclass(frozen=True, slots=True)
-class Atomic(Instruction):
-    """``atom.{op}``: returns the old value. Operands address, value (``cas``: address, compare, value).
-
-    ``cas`` compares bits; ``inc`` counts up to the value and from 0 again, ``dec`` down to 0 and from the value. Sums
-    of f32 in global memory flush subnormals to zero (PTX ISA, ``atom``). The order in which lanes and warps apply is
-    not defined; the emulator applies lanes in ascending order. ``halves`` is what a sum of bits adds: ``f16``,
-    ``bf16x2`` and their like; ``remote`` as of :class:`Load`. The first element of a ``vector`` of so many has its
-    alignment.
-    """
-
-    space: Space
-    op: str
-    dtype: DType
-    offset: int = 0
-    order: MemoryOrder = "relaxed"
-    scope: Scope = "gpu"
-    halves: Literal["", "f16", "bf16", "f16x2", "bf16x2"] = ""
-    remote: bool = False
-    vector: int = 1
-    gives = ("dtype",)
-
-    def __post_init__(self) -> None:
-        if self.op not in _ATOMIC_TYPES:
-            raise VerifyError(f"there is no atomic {self.op!r}; there are {', '.join(_ATOMIC_TYPES)}")
-        if self.halves:
-            takes(f"atomic add of {self.halves}", self.dtype, (u32 if "x2" in self.halves else u16,))
-        else:
-            takes(f"atomic {self.op}", self.dtype, _ATOMIC_TYPES[self.op])
-        if self.order == "weak":
-            raise VerifyError("an atomic is relaxed, acquire, release or acq_rel, not weak")
-
-    @property
-    def mnemonic(self) -> str:
-        """Order, scope, space, operation, type: ``atom.relaxed.gpu.global.add.f32`` (PTX ISA, "atom")."""
-        bits_only = self.op in ("exch", "cas", "and", "or", "xor")
-        kind = f"b{self.dtype.bits}" if bits_only else self.dtype.name
-        kind = "u64" if self.op == "add" and self.dtype is s64 else kind  # the same bits
-        kind = f"noftz.{self.halves}" if self.halves else kind
-        space = "shared::cluster" if self.remote else self.space
-        return f"atom.{self.order}.{self.scope}.{space}.{self.op}.{kind}"
-
-    @property
-    def operand_types(self) -> tuple[DType, ...]:
-        """The address, then one value of ``dtype``, two for ``cas``."""
-        return (_address_type(self.space), *(self.dtype,) * (2 if self.op == "cas" else 1))
-
-    def effects(self) -> tuple[Effect, ...]:
-        """One atomic access per lane; atomics of one address do not race with each other."""
-        size, order, scope = self.dtype.bytes, self.order, self.scope
-        return (Access(self.space, "atomic", 0, size, self.offset, order=order, scope=scope, remote=self.remote),)
-
-    @property
-    def template(self) -> str:
-        """The old value is always returned, used or not."""
-        values = "%2, %3" if self.op == "cas" else "%2"
-        return f"{self.mnemonic} %0, {address(1, self.offset)}, {values};"
-
-    def combine(self, old: Array, *values: Array) -> Array:
-        """The new memory value from the old one, elementwise."""
-        if self.op == "cas":
-            bits = f"u{self.dtype.bytes}"
-            return np.where(old.view(bits) == values[0].view(bits), values[1], old)
-        if self.op == "add" and self.dtype is f32 and self.space == "global":
-            return flush_subnormal(flush_subnormal(old) + flush_subnormal(values[0]))
-        if self.halves:
-            dtype = DTYPES[self.halves.removesuffix("x2")].numpy
-            return (np.ascontiguousarray(old).view(dtype) + np.ascontiguousarray(values[0]).view(dtype)).view(old.dtype)
-        return _COMBINED[self.op](old, values[0])
-
-
-@dataclass(frozen=True, slots=True)
-class ReduceAdd(Instruction):
-    """``red.global.add.f32``: adds ``count`` consecutive f32 to memory; nothing comes back. Vectors need sm_90.
-
-    Operands address, then the values. Each element is one atomic operation.
-    """
-
-    count: int = 1
-    offset: int = 0
-    dtype: ClassVar[DType] = f32
-
-    def __post_init__(self) -> None:
-        _check_vector(f32, self.count)
-
-    @property
-    def mnemonic(self) -> str:
-        """With its vector: ``red.relaxed.gpu.global.add.v4.f32`` (PTX ISA, "red")."""
-        return f"red.relaxed.gpu.global.add{f'.v{self.count}' if self.count > 1 else ''}.f32"
-
-    @property
-    def operand_types(self) -> tuple[DType, ...]:
-        """The address (u64), then ``count`` values."""
-        return (u64, *(f32,) * self.count)
-
-    def effects(self) -> tuple[Effect, ...]:
-        """One atomic access per lane; atomics of one address do not race with each other."""
-        return (Access("global", "atomic", 0, 4 * self.count, self.offset, words=self.count, order="relaxed"),)
-
-    @property
-    def template(self) -> str:
-        """Several elements are one vector."""
-        source = braces(1, self.count) if self.count > 1 else "%1"
-        return f"{self.mnemonic} {address(0, self.offset)}, {source};"
-
-    def combine(self, old: Array, *values: Array) -> Array:
-        """The new memory value from the old one, elementwise."""
-        return old + values[0]
 
 
 @dataclass(frozen=True, slots=True)

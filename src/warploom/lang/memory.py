@@ -11,19 +11,9 @@ from warploom.core.dtypes import DType, f32, u32, u64
 from warploom.core.errors import TraceError, shown
 from warploom.ir.statements import SharedRegion
 from warploom.isa.async_copy import CommitCopies, CpAsync, Eviction, WaitCopies
+from warploom.isa.atomic import Atomic, ReduceAdd
 from warploom.isa.effects import MemoryOrder, Scope, Space
-from warploom.isa.memory import (
-    Atomic,
-    LdMatrix,
-    Load,
-    MemoryFence,
-    Prefetch,
-    ReduceAdd,
-    StMatrix,
-    Store,
-    WaitAtLeast,
-    register_type,
-)
+from warploom.isa.memory import LdMatrix, Load, MemoryFence, Prefetch, StMatrix, Store, WaitAtLeast, register_type
 from warploom.isa.warp import Special
 from warploom.lang.arithmetic import Arithmetic
 from warploom.lang.fold import split_sum

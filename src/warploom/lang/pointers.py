@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, NoReturn, overload
 from warploom.core.dtypes import DType, u32
 from warploom.core.errors import TraceError
 from warploom.ir.statements import Tile
+from warploom.isa.atomic import Atomic
 from warploom.isa.effects import MemoryOrder
-from warploom.isa.memory import Atomic, Load
+from warploom.isa.memory import Load
 from warploom.lang.fold import least, split_sum
 from warploom.lang.loaded import Element, Vector
 from warploom.lang.values import Number, TileAddress, Traced

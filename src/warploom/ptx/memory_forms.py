@@ -12,9 +12,10 @@ from warploom.core.dtypes import pred, s16, s32, u8, u16, u32, u64
 from warploom.ir.statements import Operand as Value
 from warploom.isa.alu import Select
 from warploom.isa.async_copy import CommitCopies, CopiesArrive, CpAsync, WaitCopies
+from warploom.isa.atomic import Atomic
 from warploom.isa.conversion import Combine, Half
 from warploom.isa.effects import MemoryOrder, Scope, Space
-from warploom.isa.memory import Atomic, LdMatrix, Load, MemoryFence, StMatrix, Store, register_type
+from warploom.isa.memory import LdMatrix, Load, MemoryFence, StMatrix, Store, register_type
 from warploom.ptx.builder import Builder
 from warploom.ptx.conversion_forms import byte
 from warploom.ptx.forms import Form, form

@@ -6,7 +6,7 @@ from __future__ import annotations
 import numpy as np
 
 from tests.emulate.defects.base import Launch, numbers, planted, zeros
-from warploom.isa.memory import Atomic
+from warploom.isa.atomic import Atomic
 from warploom.lang import Global, Kernel, f32, kernel, u32
 
 GROUP = "barriers of a CTA"

@@ -28,7 +28,7 @@ from tests.emulate.random_programs.writer import COMPARISONS, TYPES, Register, S
 from warploom.emulate import emulate
 from warploom.ir.program import Program
 from warploom.isa.alu import Binary, Unary
-from warploom.isa.memory import Atomic
+from warploom.isa.atomic import Atomic
 from warploom.lang import Global, GlobalPointer, Kernel, Mutable, Traced, f32, kernel, s32, u32, u64
 
 Lane = Generator[tuple[Any, ...], Any, None]
