@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from warploom.core.dtypes import u32
-from warploom.emulate.acting import ASCENDING, Turns, in_turn
+from warploom.emulate.acting import ASCENDING, Turns, apply_in_turn, in_turn
 from warploom.emulate.barriers import Wait
 from warploom.emulate.context import Context, Running, Step
 from warploom.emulate.frames import Frame, Origin, shadow_dtype
@@ -161,7 +161,7 @@ class AccessSteps:
             view = run.shared.data.view(instruction.dtype.numpy)
             acting = np.arange(frame.n * 32) if place.active is None else np.nonzero(place.active.reshape(-1))[0]
             values = [frame.full(frame.env[k]) for k in rest]
-            old = _apply(instruction, view, place.index, values, acting[in_turn(acting, turns)])
+            old = apply_in_turn(instruction, view, place.index, values, acting[in_turn(acting, turns)])
             run.put(frame, op.results[0], frame.shaped(old), None, None)
 
         return step
@@ -275,9 +275,9 @@ class AccessSteps:
                 order = in_turn(np.arange(old.size)[where], turns)
                 if isinstance(instruction, ReduceAdd):
                     for i, value in enumerate(picked):
-                        _apply(instruction, rows[:, 0], index + i, [value], order)
+                        apply_in_turn(instruction, rows[:, 0], index + i, [value], order)
                 else:
-                    old[where] = _apply(instruction, rows[:, 0], index, picked, order)
+                    old[where] = apply_in_turn(instruction, rows[:, 0], index, picked, order)
             if op.results:
                 run.put(frame, op.results[0], frame.shaped(old.reshape(frame.n, 32)), None, None)
 
@@ -385,22 +385,3 @@ class AccessSteps:
                     run.memory.track(frame, [part], int(length), op, "read")
                     reads.append(([part], int(length)))
         return data.view(word).reshape(frame.n, 32, words)
-
-
-def _apply(instruction: Atomic | ReduceAdd, view: Array, index: Array, values: list[Array], acting: Array) -> Array:
-    """Apply the lanes of an atomic in the order of ``acting``. Returns the old values in the shape of ``index``."""
-    flat = np.ascontiguousarray(index).reshape(-1)
-    operands = [v.reshape(-1) for v in values]
-    old = np.zeros(flat.size, view.dtype)
-    # Lanes that hit one address take turns: turn t serves the t-th lane of every address.
-    order = acting[np.argsort(flat[acting], kind="stable")]
-    starts = np.r_[True, flat[order][1:] != flat[order][:-1]] if order.size else np.zeros(0, np.bool_)
-    group_start = np.maximum.accumulate(np.where(starts, np.arange(order.size), 0)) if order.size else starts
-    turn = np.arange(order.size) - group_start
-    by_turn = np.argsort(turn, kind="stable")
-    edges = np.r_[0, np.cumsum(np.bincount(turn[by_turn]))] if order.size else np.zeros(1, np.int64)
-    for begin, end in zip(edges[:-1].tolist(), edges[1:].tolist(), strict=True):
-        lanes = order[by_turn[begin:end]]
-        old[lanes] = view[flat[lanes]]
-        view[flat[lanes]] = instruction.combine(old[lanes], *[v[lanes] for v in operands])
-    return old.reshape(index.shape)

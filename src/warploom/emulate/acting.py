@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from warploom.emulate.frames import Frame
+from warploom.isa.atomic import Atomic, ReduceAdd
 
 Array = NDArray[Any]
 Lanes = list[int] | None
@@ -36,6 +37,27 @@ def lanes_of(frame: Frame, guard: Array | None) -> Iterator[tuple[int, int, Lane
 def in_turn(lanes: Array, turns: Turns) -> Array:
     """The order in which lanes of a frame, by their numbers in it, take turns at an atomic: warp by warp."""
     return np.arange(lanes.size) if turns is ASCENDING else np.lexsort((np.argsort(turns)[lanes % 32], lanes // 32))
+
+
+def apply_in_turn(
+    instruction: Atomic | ReduceAdd, view: Array, index: Array, values: list[Array], acting: Array
+) -> Array:
+    """Apply the lanes of an atomic in the order of ``acting``. Returns the old values in the shape of ``index``."""
+    flat = np.ascontiguousarray(index).reshape(-1)
+    operands = [v.reshape(-1) for v in values]
+    old = np.zeros(flat.size, view.dtype)
+    # Lanes that hit one address take turns: turn t serves the t-th lane of every address.
+    order = acting[np.argsort(flat[acting], kind="stable")]
+    starts = np.r_[True, flat[order][1:] != flat[order][:-1]] if order.size else np.zeros(0, np.bool_)
+    group_start = np.maximum.accumulate(np.where(starts, np.arange(order.size), 0)) if order.size else starts
+    turn = np.arange(order.size) - group_start
+    by_turn = np.argsort(turn, kind="stable")
+    edges = np.r_[0, np.cumsum(np.bincount(turn[by_turn]))] if order.size else np.zeros(1, np.int64)
+    for begin, end in zip(edges[:-1].tolist(), edges[1:].tolist(), strict=True):
+        lanes = order[by_turn[begin:end]]
+        old[lanes] = view[flat[lanes]]
+        view[flat[lanes]] = instruction.combine(old[lanes], *[v[lanes] for v in operands])
+    return old.reshape(index.shape)
 
 
 def split(values: Array, lanes: Lanes) -> list[tuple[Any, Lanes]]:

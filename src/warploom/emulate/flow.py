@@ -22,7 +22,8 @@ from warploom.emulate.barriers import Either, Wait
 from warploom.emulate.context import Block, Context, Running
 from warploom.emulate.control import Control
 from warploom.emulate.frames import LANES, Frame
-from warploom.ir.statements import Branch, Flow, Op, Register, Statement, Value, blocks, operands_of, results_of, walk
+from warploom.ir.liveness import live_registers
+from warploom.ir.statements import Branch, Flow, Op, Register, Statement, Value, results_of, walk
 from warploom.isa.effects import Access, MbarrierWait, WarpSync
 
 Array = NDArray[Any]
@@ -87,7 +88,7 @@ class FlowSteps:
         exited: Callable[[Array], None], seeded: bool, flow: Flow,
     ) -> None:  # fmt: skip
         self.context, self.control, self.build, self.exited, self.seeded = context, control, build, exited, seeded
-        live = _live(flow)
+        live = live_registers(flow)
         self.blocks = [self._block(body, live[number]) for number, body in enumerate(flow.blocks)]
         self._reads = [[s for s in walk(b) if isinstance(s, Op) and _reads(s)] for b in flow.blocks]
         self._looks: dict[tuple[int, int], _Looks | None] = {}
@@ -372,36 +373,3 @@ def _looks(op: Op) -> bool:
         or (isinstance(e, MbarrierWait) and e.acquires and not e.blocks)
         for e in effects
     )
-
-
-def _live(flow: Flow) -> list[Registers]:
-    """The registers live at the start of each block."""
-    reads: list[set[Register]] = []
-    kills: list[set[Register]] = []
-    for body in flow.blocks:
-        used, killed = set[Register](), set[Register]()
-        _uses(body, used, killed, always=True)
-        reads.append(used)
-        kills.append(killed)
-    live = [set(used) for used in reads]
-    changed = True
-    while changed:
-        changed = False
-        for number in reversed(range(len(flow.blocks))):
-            branch = flow.blocks[number][-1]
-            assert isinstance(branch, Branch)
-            after = set[Register]().union(*(live[target] for target in branch.targets))
-            more = (after - kills[number]) - live[number]
-            if more:
-                live[number] |= more
-                changed = True
-    return [frozenset(x) for x in live]
-
-
-def _uses(body: tuple[Statement, ...], used: set[Register], killed: set[Register], *, always: bool) -> None:
-    for s in body:
-        used.update(x for x in operands_of(s) if isinstance(x, Register) and x not in killed)
-        for inner in blocks(s):
-            _uses(inner, used, set(killed), always=False)
-        if always:
-            killed.update(r for r in results_of(s) if isinstance(r, Register))

@@ -368,17 +368,8 @@ class GlobalMemory:
         region, at = mine.buffer.region, me[wrong]
         assert region is not None
         addresses = mine.cells[at] * self.granule + region.real - mine.buffer.real
-        self.report.races(
-            mine.op,
-            mine.mode,
-            mine.rows[at],
-            mine.lanes[at],
-            agents[wrong],
-            stamps[wrong],
-            addresses,
-            past,
-            mine.buffer,
-        )
+        rows, lanes = mine.rows[at], mine.lanes[at]
+        self.report.races(mine.op, mine.mode, rows, lanes, agents[wrong], stamps[wrong], addresses, past, mine.buffer)
 
     def _check_clash(self, record: Record, mine: Event, data: Array, per_lane: int) -> None:
         """Several threads storing to one address in one execution: fine only within a warp and with equal bits."""

@@ -1,4 +1,4 @@
-"""From arrays to a matrix product: shapes, layouts, alignment, and which batches one launch can take."""
+"""From arrays to a matrix product: shapes, types, layouts and alignment."""
 
 from __future__ import annotations
 
@@ -17,12 +17,11 @@ from warploom.interop.copies import compact
 from warploom.interop.overlap import overlaps_itself, same_elements, share_memory
 from warploom.kernels.matmul.choice import parse_config
 from warploom.kernels.matmul.features import MOST_EXTRAS, Epilogue, EpilogueFunction, Extra
-from warploom.kernels.matmul.problem import MOST_GRID_ROWS, MatmulConfig, MatmulProblem, Matrix
+from warploom.kernels.matmul.problem import MatmulConfig, MatmulProblem, Matrix
 from warploom.kernels.settings import refuse
+from warploom.ops.matmul_batches import Batches, Offsets
 from warploom.ops.options import configuration
 
-Offsets = tuple[int, int, int, int]
-"""Bytes, of (a, b, the result, the extra matrices)."""
 READ_ONLY = "out is read-only: pass an array that can be written"
 
 
@@ -63,7 +62,7 @@ def read_inputs(
     target = _result_layout(shape, out, a, dtypes[0])
     if out is not None:
         refuse_overlap(views, out, has_bias)
-    batches = _Batches.of(kept, shape, target[1])
+    batches = Batches.of(kept, shape, target[1])
     own = tuple(_extra(x, shape) for x in extras)
     _check_batches(own, batches)
     epilogue = Epilogue(alpha != 1.0, has_bias, own, function, function_key(function))
@@ -218,7 +217,7 @@ def _extra(view: ArrayView, shape: tuple[int, ...], batched: bool = False) -> Ex
     )
 
 
-def _check_batches(extras: Sequence[Extra], batches: _Batches) -> None:
+def _check_batches(extras: Sequence[Extra], batches: Batches) -> None:
     """Raises ProblemError for extra matrices that the launches of a batch do not reach."""
     several = len(batches.offsets) > 1
     if any((x.along != "both" and (several or (batches.count > 1 and not batches.folded))) or (x.wide and several)
@@ -281,73 +280,6 @@ def _result_layout(
     return out.pointer % 16, tuple(out.strides)
 
 
-@dataclass(frozen=True)
-class _Batches:
-    """Leading dimensions as one launch sees them: ``count`` batches at the strides of (a, b, out, extras).
-
-    ``offsets`` (elements): where each launch begins. ``folded``: the batches are more rows of A instead
-    (b is one matrix, and rows follow each other evenly).
-    """
-
-    count: int
-    strides: tuple[int, int, int, int]
-    offsets: tuple[Offsets, ...]
-    folded: bool = False
-
-    @classmethod
-    def of(cls, views: Sequence[ArrayView], shape: tuple[int, ...], out: tuple[int, ...]) -> _Batches:
-        a, b = views[:2]
-        lead, rows, cols = shape[:-2], shape[-2], shape[-1]
-        of_extra = tuple(math.prod(shape[i + 1 :]) for i in range(len(lead)))
-        dims = [
-            (size, (sa, sb, so, se))
-            for size, sa, sb, so, se in zip(
-                lead, _lead_strides(a, lead), _lead_strides(b, lead), out[:-2], of_extra, strict=True
-            )
-            if size != 1
-        ]
-        merged: list[tuple[int, tuple[int, int, int, int]]] = []
-        for size, strides in dims:
-            if merged and merged[-1][1] == tuple(size * s for s in strides):
-                merged[-1] = (merged[-1][0] * size, strides)
-            else:
-                merged.append((size, strides))
-        if not merged:
-            return cls(1, (0, 0, 0, 0), ((0, 0, 0, 0),))
-        count, strides = merged[-1]
-        as_rows = (rows * a.strides[-2], 0, rows * out[-2], rows * cols)
-        folded = rows > 0 and (rows == 1 or strides == as_rows) and strides[1] == 0 and _is_row_major(a)
-        if rows == 1:
-            folded = folded and strides[3] == cols
-        outer = merged[:-1]
-        if not folded and count > MOST_GRID_ROWS:
-            outer, count, strides = merged, 1, (0, 0, 0, 0)
-        return cls(count, strides, _offsets(outer), folded)
-
-
-def _offsets(dims: Sequence[tuple[int, tuple[int, int, int, int]]]) -> tuple[Offsets, ...]:
-    """Element offsets of every combination of the outer dimensions."""
-    found: list[Offsets] = [(0, 0, 0, 0)]
-    for size, strides in dims:
-        found = [
-            (o[0] + i * strides[0], o[1] + i * strides[1], o[2] + i * strides[2], o[3] + i * strides[3])
-            for o in found
-            for i in range(size)
-        ]
-    return tuple(found)
-
-
-def _lead_strides(view: ArrayView, lead: tuple[int, ...]) -> tuple[int, ...]:
-    """Strides along the result's leading dimensions; 0 where the array has one matrix for all."""
-    own, strides = view.shape[:-2], view.strides[:-2]
-    missing = len(lead) - len(own)
-    return (0,) * missing + tuple(0 if size == 1 else s for size, s in zip(own, strides, strict=True))
-
-
-def _is_row_major(view: ArrayView) -> bool:
-    return view.strides[-1] == 1 or view.shape[-1] == 1
-
-
 def _chunk(address: int, *strides: int) -> int:
     """Elements (8, 4, 2, 1) that every line is aligned to, 16-bit elements, ``address`` in bytes.
 
@@ -362,7 +294,7 @@ def _chunk(address: int, *strides: int) -> int:
 
 
 def _problem(
-    views: Sequence[ArrayView], batches: _Batches, shape: tuple[int, ...], target: tuple[int, tuple[int, ...]],
+    views: Sequence[ArrayView], batches: Batches, shape: tuple[int, ...], target: tuple[int, tuple[int, ...]],
     dtypes: tuple[DType, DType], epilogue: Epilogue,
 ) -> MatmulProblem:  # fmt: skip
     a, b, *others = views
