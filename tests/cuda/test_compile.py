@@ -13,13 +13,14 @@ from typing import Any
 
 import pytest
 from tests.processes import holds_in_forked_child
+from tests.project import needs_nvdisasm
 
 from warploom.core.errors import CompileError, ConfigError, UnsupportedDeviceError
 from warploom.cuda import compile as compile_room
 from warploom.cuda import device
 from warploom.cuda import store as store_module
 from warploom.cuda.compile import compile_source, forget_compiled
-from warploom.cuda.cubin import disassemble, find_nvdisasm
+from warploom.cuda.cubin import disassemble
 from warploom.cuda.diagnostics import refuse_serialised_wgmma
 from warploom.cuda.store import CompiledKernel, KernelStore
 
@@ -60,7 +61,7 @@ def adding(number: int) -> str:
     return SCALE.replace("1.0f", f"{number}.0f")
 
 
-@pytest.mark.skipif(find_nvdisasm() is None, reason="no nvdisasm")
+@needs_nvdisasm
 def test_products_and_sums_are_not_contracted():
     sass = disassemble(scale().cubin)
     assert [word in sass for word in ("FFMA", "FMUL", "FADD")] == [False, True, True]

@@ -4,6 +4,7 @@ import re
 from functools import cache
 
 import pytest
+from tests.project import needs_nvdisasm
 
 from warploom.core.errors import UnsupportedDeviceError
 from warploom.core.targets import target
@@ -69,7 +70,7 @@ def test_parameters_have_their_sizes_and_offsets():
     assert (0x210 + parameters[3].offset) % 64 == 0
 
 
-@pytest.mark.skipif(find_nvdisasm() is None, reason="no nvdisasm")
+@needs_nvdisasm
 @pytest.mark.parametrize("arch", ARCHITECTURES)
 def test_spills_counted_in_sass_are_those_of_ptxas(arch):
     kernel = greedy(arch, max_registers=32)
@@ -112,7 +113,7 @@ def test_what_is_no_cubin_is_refused():
             disassemble(b"garbage")
 
 
-@pytest.mark.skipif(find_nvdisasm() is None, reason="no nvdisasm")
+@needs_nvdisasm
 def test_sass_with_source_lines():
     kernel = compile_source(GREEDY, "greedy", arch="sm_80", line_info=True, cache=False)
     assert "greedy.cu" in disassemble(kernel.cubin, line_info=True)
