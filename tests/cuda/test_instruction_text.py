@@ -336,9 +336,8 @@ def test_every_instruction_of_the_isa_is_tried() -> None:
     assert hints == set(CACHE_HINTS)
 
 
-@pytest.mark.parametrize("name", ["double", "round", "norm", "main", "abs", "threadIdx", "exp2f", "reverse"])
-def test_a_kernel_may_have_any_name(name: str) -> None:
-    program = Program(name, (), 32, ())
-    options = core.ProgramOptions(arch="sm_80")
-    cubin = core.Program(print_cuda(program), "c++", options).compile("cubin")
-    assert entry_name(name).encode() in cubin.code
+def test_a_kernel_may_have_any_name() -> None:
+    names = ["double", "round", "norm", "main", "abs", "threadIdx", "exp2f", "reverse"]
+    source = "\n".join(print_cuda(Program(name, (), 32, ())) for name in names)
+    code = core.Program(source, "c++", core.ProgramOptions(arch="sm_80")).compile("cubin").code
+    assert [name for name in names if entry_name(name).encode() not in code] == []
