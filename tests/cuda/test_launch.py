@@ -74,41 +74,21 @@ class Driver:
     def __init__(self, *, device=0, status=0) -> None:
         self.real = pytest.importorskip("cuda.bindings.driver")
         self.contexts, self.status, self.launches, self.limits = [device], status, [], []
+        self.calls = {
+            "cuGetErrorString": lambda status: (0, b"a reason"),
+            "cuDeviceGet": lambda index: (0, index),
+            "cuDevicePrimaryCtxRetain": lambda index: (0, index),
+            "cuCtxGetDevice": lambda: (0, self.contexts[-1]),
+            "cuCtxPushCurrent": lambda context: (self.contexts.append(context) or 0,),
+            "cuCtxPopCurrent": lambda: (0, self.contexts.pop()),
+            "cuLibraryLoadData": lambda code, *_: (0, code),
+            "cuLibraryGetKernel": lambda library, name: (0, 77),
+            "cuKernelGetFunction": lambda kernel: (0, self.contexts[-1]),
+            "cuKernelSetAttribute": lambda attribute, *of: (self.limits.append((attribute.name, of[0], of[2])) or 0,),
+        }
 
     def __getattr__(self, name):
-        return getattr(self.real, name)
-
-    def cuGetErrorString(self, status):
-        return 0, b"a reason"
-
-    def cuDeviceGet(self, index):
-        return 0, index
-
-    def cuDevicePrimaryCtxRetain(self, index):
-        return 0, index
-
-    def cuCtxGetDevice(self):
-        return 0, self.contexts[-1]
-
-    def cuCtxPushCurrent(self, context):
-        self.contexts.append(context)
-        return (0,)
-
-    def cuCtxPopCurrent(self):
-        return 0, self.contexts.pop()
-
-    def cuLibraryLoadData(self, code, *_):
-        return 0, code
-
-    def cuLibraryGetKernel(self, library, name):
-        return 0, 77
-
-    def cuKernelGetFunction(self, kernel):
-        return 0, self.contexts[-1]
-
-    def cuKernelSetAttribute(self, attribute, value, kernel, device):
-        self.limits.append((attribute.name, value, device))
-        return (0,)
+        return self.calls.get(name) or getattr(self.real, name)
 
     def cuOccupancyMaxActiveBlocksPerMultiprocessor(self, function, threads, shared_bytes):
         assert self.contexts[-1] == 0  # of the kernel's GPU
