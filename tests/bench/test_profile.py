@@ -12,7 +12,7 @@ from warploom.bench import ncu as tool
 from warploom.bench import profile
 from warploom.bench.counters import OPCODES, choose_metrics, compare_wavefronts, parse_profiles
 from warploom.bench.ncu import SAMPLED, find_ncu, ncu_version, refusal
-from warploom.bench.profile import GemmLaunch, Launch, profile_launches
+from warploom.bench.profile import GemmLaunch, Launch, profile_launches, with_samples
 from warploom.bench.samples import Samples, Spot
 from warploom.core.errors import ConfigError, UnsupportedDeviceError
 from warploom.inspect import inspect_sass
@@ -132,6 +132,7 @@ def test_a_run_asks_for_what_there_is(ncu):
     assert found.tables == {"wavefronts": {"ldmatrix": 135168.0}, "pipes, %": {"tensor": 66.15}}
     assert found.samples is not None
     assert found.samples.total == 100
+    assert with_samples([found], "", []) == [found], "counters stay where ncu took no samples"
     arguments = asked_of(ncu)
     options = dict(pairwise(arguments))
     assert sorted(options["--metrics"].split(",")) == sorted([LDSM, TENSOR, OPCODES])
