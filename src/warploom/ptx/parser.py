@@ -11,9 +11,9 @@ from dataclasses import dataclass, field, replace
 
 from warploom.core.errors import PtxError
 from warploom.ptx.lines import Lines
+from warploom.ptx.operands import OperandCursor
 from warploom.ptx.syntax import (
     TYPES,
-    Address,
     Both,
     Float,
     Function,
@@ -22,14 +22,12 @@ from warploom.ptx.syntax import (
     Integer,
     Label,
     Module,
-    Not,
     Operand,
     Register,
     Symbol,
     Variable,
-    Vector,
 )
-from warploom.ptx.tokens import END, Cursor
+from warploom.ptx.tokens import END
 
 _SPACES = ("global", "const", "shared", "local", "param", "tex")
 
@@ -53,14 +51,12 @@ class _Scope:
     labels: dict[str, str] = field(default_factory=dict[str, str])
 
 
-class _Parser(Cursor):
+class _Parser(OperandCursor):
     def __init__(self, text: str, name: str) -> None:
         super().__init__(text, name)
         self.lines = Lines(name)
         self.result = Module(name)
         self.scopes: list[_Scope] = []
-        self.registers: dict[str, str] = {}
-        self.vectors: dict[str, tuple[Register, ...]] = {}  # registers of several parts
         self.unique = 0
 
     # Modules
@@ -167,7 +163,7 @@ class _Parser(Cursor):
                 parts += self._initial(size)
                 self.accept(",")
             return parts
-        value = self._operand()
+        value = self.operand()
         if isinstance(value, Float) and size >= 4:
             return value.pattern(8 * size).to_bytes(size, "little")
         if not isinstance(value, Integer):
@@ -254,7 +250,8 @@ class _Parser(Cursor):
             return self.scopes[-1].names[name]
         return name
 
-    def _named(self, name: str) -> str:
+    def named(self, name: str) -> str:
+        """What a name in the current block stands for, in the function."""
         return next((s.names[name] for s in reversed(self.scopes) if name in s.names), name)
 
     def _registers(self, function: Function) -> None:
@@ -322,14 +319,14 @@ class _Parser(Cursor):
         guard = None
         if self.accept("@"):
             negated = self.accept("!")
-            guard = Guard(Register(self._named(self.word())), negated)
+            guard = Guard(Register(self.named(self.word())), negated)
         opcode, *modifiers = self.word().replace("::", "\0").split(".")
         operands: list[Operand] = []
         while not self.accept(";"):
-            operands.append(self._operand())
+            operands.append(self.operand())
             if self.next.text == "|":
                 self.take()
-                first, second = operands.pop(), self._operand()
+                first, second = operands.pop(), self.operand()
                 if not isinstance(first, Register) or not isinstance(second, Register):
                     self.fail("expected two registers")
                 operands.append(Both(first, second))
@@ -337,73 +334,6 @@ class _Parser(Cursor):
                 self.expect(",")
         written = tuple(m.replace("\0", "::") for m in modifiers)
         function.body.append(Instruction(opcode, written, tuple(operands), guard, where))
-
-    def _operand(self) -> Operand:
-        token = self.next
-        if token.text in ("{", "("):
-            return self._vector()
-        if self.accept("["):
-            return self._address()
-        if self.accept("!"):
-            return Not(Register(self._named(self.word())))
-        if token.text in ("-", "+") or token.kind == "number":
-            return self._constant()
-        name = self.word()
-        if name == "_":
-            return Register("")
-        whole, _, part = name.partition(".")
-        if self._named(whole) in self.vectors:
-            items = self.vectors[self._named(whole)]
-            return items["xyzw".index(part)] if part else Vector(items)
-        name = self._named(name)
-        if name.startswith("%") or name in self.registers:  # inline assembly declares registers without the sign
-            return Register(name)
-        offset = self._displacement()
-        return Symbol(name, offset)
-
-    def _vector(self) -> Vector:
-        close = "}" if self.take().text == "{" else ")"
-        items: list[Operand] = []
-        while not self.accept(close):
-            items.append(self._operand())
-            if self.next.text != close:
-                self.expect(",")
-        return Vector(tuple(items))
-
-    def _constant(self) -> Integer | Float:
-        negative = False
-        while self.next.text in ("-", "+"):
-            negative ^= self.take().text == "-"
-        value = self.number("a number")
-        if not negative:
-            return value
-        if isinstance(value, Integer):
-            return Integer(-value.value)
-        return Float(value.bits ^ 1 << value.width - 1, value.width)
-
-    def _displacement(self) -> int:
-        offset = 0
-        while self.next.text in ("+", "-"):
-            sign = -1 if self.take().text == "-" else 1
-            offset += sign * self.integer()
-        return offset
-
-    def _address(self) -> Address:
-        base = self._operand()
-        if isinstance(base, Symbol):
-            offset, base = base.offset, Symbol(base.name)
-        else:
-            offset = self._displacement()
-        if not isinstance(base, Register | Symbol | Integer):
-            self.fail("expected the base of an address")
-        coordinates = None
-        if self.accept(","):
-            found = self._operand()
-            coordinates = found if isinstance(found, Vector) else None
-            if coordinates is None:
-                self.fail("expected coordinates in braces")
-        self.expect("]")
-        return Address(base, offset, coordinates)
 
 
 def _relabelled(operand: Operand, scope: _Scope) -> Operand:
