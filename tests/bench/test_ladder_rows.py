@@ -27,14 +27,6 @@ def copy(k: Kernel, out: Global[f32]) -> None:
     out.store(1.0, k.thread)
 
 
-def test_a_rung_that_does_not_fit_is_refused_before_anything_runs():
-    rung = settled(LADDER.rung("best"), 256, bf16, {})
-    with pytest.raises(ConfigError, match="shared memory"):
-        run_ladder(AttentionFamily(head_dim=256), [rung])
-    with pytest.raises(ConfigError, match="tile_n"):
-        settled(LADDER.rung("1"), 128, bf16, {"tile_n": "24"})
-
-
 def test_what_counts_as_a_problem():
     right = {"metric": "m", "value": 0.5, "bound": 1.0}
     row = {"rung": "1", "error": right, "findings": [], "targets": {"sm_80": {"not_for": "reason"}}, "gpu": None}

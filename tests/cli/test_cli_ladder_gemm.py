@@ -82,26 +82,6 @@ def test_a_wrong_kernel_ends_with_exit_code_1(invoke, monkeypatch):
     assert "over its bound" in result.stderr
 
 
-@pytest.mark.parametrize(
-    ("arguments", "says"),
-    [
-        (["--rung", "1"], "no rung '1'"),
-        (["--set", "speed=9"], "no flag of gemm"),
-        (["--rung", "02", "--set", "WM=24"], "warp_m 24"),
-        (["--accumulate", "f64"], "f16 or f32"),
-        (["--set", "dtype=bf16"], "does not accumulate in f16"),
-        (["--rung", "best32", "--set", "split_k=8", "--k", "64"], "fewer than 8 parts"),
-        (["--rung", "best32", "--set", "split_k=2", "--set", "stream_k=true"], "takes no split_k"),
-        (["--m", "0"], "--m"),
-    ],
-)
-def test_bad_input_is_one_clear_message(invoke, arguments, says):
-    result = invoke("ladder", "gemm", "--on", "cpu", *arguments)
-    assert result.exit_code == 2
-    assert says in result.stderr
-    assert "Traceback" not in result.output
-
-
 def test_the_reference_on_the_gpu_is_the_one_of_the_emulator():
     torch = pytest.importorskip("torch")
     rng = np.random.default_rng(0)

@@ -8,7 +8,6 @@ import pytest
 from tests.clock import SimulatedClock
 
 from warploom.bench import kernel_file
-from warploom.cuda.device import has_gpu
 from warploom.emulate import emulate
 from warploom.ops.launch import CopiedLaunch
 
@@ -68,26 +67,6 @@ def test_show_prints_what_a_configuration_compiles_to(invoke, target):
     assert invoke("show", target, "--what", "program").stdout.startswith("kernel scaled")
 
 
-@pytest.mark.parametrize(
-    ("arguments", "says"),
-    [
-        (["--what", "config"], "cuda or program"),
-        (["--set", "tiles=64"], "no trace-time parameter of scaled; it has tile, factor"),
-        (["--set", "tile=many"], "an integer"),
-    ],
-)
-def test_show_says_what_it_does_not_take(invoke, target, arguments, says):
-    result = invoke("show", target, *arguments)
-    assert result.exit_code == 2
-    assert says in result.output
-
-
-def test_of_several_kernels_one_is_named(invoke, target):
-    result = invoke("show", target.removesuffix(":scaled"))
-    assert result.exit_code == 2
-    assert "scaled, unused" in result.stderr
-
-
 def test_bench_checks_and_times_the_example(invoke, target, emulated_gpu):
     result = invoke("bench", target, "--set", "tile=128", "--json", "-")
     found = json.loads(result.stdout)
@@ -109,15 +88,6 @@ def test_tune_times_every_right_combination_the_fastest_first(invoke, target, em
     assert first.startswith("tile=64, factor=2.0: 1000 µs")
     assert [line.partition(":")[0] for line in others] == ["tile=32, factor=2.0", "tile=128, factor=2.0"]
     assert result.stderr.count("wrong on the GPU") == 3
-
-
-@pytest.mark.skipif(has_gpu(), reason="for machines without a GPU")
-@pytest.mark.parametrize(("command", "options"), [("bench", []), ("tune", ["--try", "tile=32"]), ("profile", [])])
-def test_what_measures_needs_a_gpu(invoke, target, command, options):
-    result = invoke(command, target, *options)
-    assert result.exit_code == 2
-    assert "GPU" in result.stderr
-    assert "Traceback" not in result.output
 
 
 def test_check_shows_which_elements_are_wrong_and_which_kernels_it_left_out(invoke, target):

@@ -52,12 +52,6 @@ def test_json_has_map_and_formulas(invoke):
     assert [p["cols"] for p in tile["panels"]] == [64, 32]
 
 
-def test_a_mistyped_name_suggests_others(invoke):
-    done = invoke("layout", "mma.m16n8k16.A")
-    assert done.exit_code == 2
-    assert "did you mean mma.m16n8k16.A.b" in done.output
-
-
 def test_discovery_on_the_emulator(invoke, tmp_path):
     out = tmp_path / "rows.json"
     done = invoke("discover", "mma.m16n8k16.D", "--on", "emulator", "--figures", "--json", str(out))
@@ -81,9 +75,3 @@ def test_a_difference_is_an_exit_status_and_names_the_place(invoke, monkeypatch)
     done = invoke("discover", "movmatrix", "--on", "emulator")
     assert done.exit_code == 1
     assert "lane 7, register 2 holds (1, 1)" in done.output
-
-
-def test_only_a_gpu_may_write_maps(invoke):
-    done = invoke("discover", "--on", "emulator", "--write")
-    assert done.exit_code == 2
-    assert "--on gpu" in done.output

@@ -54,10 +54,3 @@ def test_a_ladder_draws_itself(invoke, tmp_path):
     done = invoke("ladder", "attention", *options, "--plot", str(out))
     assert done.exit_code == 0, done.output
     assert "2  swizzle" in out.read_text(encoding="utf-8")
-
-
-def test_a_ladder_refuses_another_ending_before_it_runs(invoke, tmp_path):
-    done = invoke("ladder", "attention", "--plot", str(tmp_path / "a.gif"))
-    assert done.exit_code == 2
-    assert ".svg, .png, .pdf" in done.stderr
-    assert "rungs" not in done.stderr

@@ -1,6 +1,5 @@
 """Reports of compiled rungs, and what differs between two of them."""
 
-import json
 from functools import cache
 
 import pytest
@@ -107,15 +106,6 @@ def test_differences():
     same = compare(rung("1"), rung("1"))
     assert same.same_code
     assert not any(c.differs for c in (*same.figures, *same.groups, *same.counts))
-
-
-def test_json_can_be_read_back():
-    report = rung("2")
-    value = json.loads(json.dumps(report.to_dict()))
-    assert value["groups"] == report.groups
-    assert value["loop_counts"]["HMMA"] == 128
-    assert value["occupancy"]["limited_by"] == ["registers"]
-    assert json.loads(json.dumps(compare(rung("1"), report).to_dict()))["same_code"] is False
 
 
 def test_warp_roles_find_the_consumers_loop():

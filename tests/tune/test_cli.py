@@ -8,7 +8,6 @@ import pytest
 from tests.tune.fakes import GPU, FakeConfig, FakeOperation, FakeProblem, fake_gpu
 from tests.tune.test_tuner import full_disk
 from warploom.core.dtypes import bf16
-from warploom.cuda.device import has_gpu
 from warploom.kernels.matmul.problem import contiguous_problem
 from warploom.ops import tuned
 from warploom.tune import attention, matmul
@@ -97,30 +96,3 @@ def test_show_lists_what_calls_use_and_then_the_rest(run):
     assert text.index("theirs") < text.index("mine") < text.index("no call uses") < text.index("stale")
     listed = json.loads(run("show", "--json", "--gpu", GPU).stdout)
     assert [(one["config"], one["used"]) for one in listed] == [("mine", True), ("stale", False)]
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (("attention", "--seq", "long"), "numbers with commas"),
-        (("attention", "--heads", "6", "--kv-heads", "4"), "no multiple of --kv-heads 4"),
-        (("attention", "--dtype", "int4"), "int4"),
-        (("gemm", "16", "16"), "Missing argument"),
-        (("gemm", "16", "16", "0"), "1"),
-        (("gemm", "16", "16", "16", "--b", "tn"), "kn or nk"),
-        (("gemm", "16", "16", "16", "--dtype", "int4"), "int4"),
-        (("gemm", "16", "16", "16", "--dtype", "bf16", "--accumulate", "f16"), "f32 (or f16 for f16)"),
-    ],
-)
-def test_wrong_words_are_explained(run, words, message):
-    result = run(*words)
-    assert result.exit_code == 2
-    assert message in result.output
-
-
-@pytest.mark.skipif(has_gpu(), reason="there is a GPU")
-def test_without_a_gpu_it_says_what_is_missing(run):
-    result = run("attention")
-    assert result.exit_code == 2
-    assert "error:" in result.output
-    assert "NVIDIA driver" in result.output or "GPU" in result.output

@@ -42,11 +42,6 @@ def test_the_space_is_small_and_fits(arch, sizes):
         assert MATMUL.parse(str(config)) == config
 
 
-def test_fewer_candidates_are_the_models_first():
-    for requires in ("sm_80", "sm_90a"):
-        assert space(PROBLEM, SM90, requires, 5) == space(PROBLEM, SM90, requires)[:5]
-
-
 def test_long_sums_of_few_elements_are_tried_split():
     assert len({c.split_k for c in space(contiguous_problem(64, 64, 65536, f16), SM90, "sm_80")}) > 2
 
