@@ -4,10 +4,12 @@
 :mod:`.pipeline`      a ring of stages in shared memory, filled by the TMA or by warps, read by others
 :mod:`.copies`        tiles that ``cp.async`` brings, 16 bytes a thread; the same ring for kernels without the TMA
 :mod:`.cache`         keys and values of a cache, side by side or in pages, copied by each warp for itself
+:mod:`.paged`         keys and values in pages, as boxes for the TMA
 :mod:`.product`       a product of tiles, started and waited for: ``wgmma`` or ``mma.sync``
 :mod:`.eight_bits`    products whose operand B is fp8, which becomes f16 in registers
 :mod:`.scheduler`     which tile next: persistent, longest first, grouped for the L2
 :mod:`.shares`        blocks of keys of uneven sequences in equal shares for all CTAs
+:mod:`.ragged`        packed sequences, and the list of their tiles
 :mod:`.mask`          which scores of a block count, and which blocks are visited at all
 :mod:`.softmax`       the online softmax on accumulators
 :mod:`.merge`         attention over parts of the keys, put together

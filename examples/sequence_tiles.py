@@ -1,0 +1,303 @@
+"""Words of tiles for sequences of uneven lengths: packed, in pages, in equal shares, in parts, in 8 bits.
+
+    warploom check examples/sequence_tiles.py
+    warploom check examples/sequence_tiles.py:gathered
+
+Each kernel shows one word of `warploom.tile`; `warploom.attention_paged` and `attention_varlen` are made of these.
+"""
+
+# pyright: reportInvalidTypeForm=false
+from __future__ import annotations
+
+from itertools import product
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+
+from warploom.lang import Global, Kernel, Launch, Strided, TensorMap, Traced, bf16, f16, f32, kernel, u16, u32
+from warploom.layout.tensor_map import TensorMapSpec
+from warploom.tile.cache import Pages, PageTable, WarpRing
+from warploom.tile.copies import RowCopy, Rows
+from warploom.tile.eight_bits import LANES, ProductAlongRows, ProductDownRows, columns, position
+from warploom.tile.epilogue import Sums, Target, copy_out, store_registers
+from warploom.tile.merge import merged
+from warploom.tile.order import ENTRY_WORDS
+from warploom.tile.paged import PagedBoxes, PageRuns
+from warploom.tile.panels import box_rows
+from warploom.tile.pipeline import Pipeline, operand_tile, ready
+from warploom.tile.product import MmaSync, zero
+from warploom.tile.ragged import PieceList, RaggedTiles, Sequences, sequence_boxes
+from warploom.tile.scheduler import Divisor
+from warploom.tile.shares import Shares, Span
+
+DIM, PAGE, BLOCK = 64, 16, 32  # elements of a row, rows of a page, rows that are copied together
+Array = np.ndarray[Any, Any]
+
+
+# -- rows in pages
+@kernel(threads=64)
+def added_up(k: Kernel, cache: Strided[bf16, 3], table: PageTable, lengths: Global[u32], out: Global[f32]) -> None:
+    """CTA b: the sum of sequence b's rows. Each of two warps waits for its own copies alone."""
+    sequence, none = k.cta_x, k.value(0, u32)
+    length = lengths.load(sequence)
+    tile = operand_tile(k, bf16, BLOCK // 2, DIM, name="rows", stages=2 * 2)  # two stages for each of two warps
+    ring = WarpRing(k, (tile, cache), warps=2, heads=1, head_dim=DIM, pages=Pages(PAGE, table), run=PAGE)
+    totals = k.registers(f32, 2, 0.0, "totals")
+    ring.look_up(sequence, none)
+    ring.put(0, 0, (sequence, none, none), length)
+    k.commit_group()
+    with k.loop((length + (BLOCK - 1)) // BLOCK) as block:
+        ring.look_up(sequence, block + 1)
+        ring.put(0, (block + 1) % 2, (sequence, none, block + 1), length)  # behind the last row: zeros
+        k.commit_group()
+        k.wait_group(1)  # this lane's copies of the block have arrived ...
+        k.syncwarp()  # ... and now every lane's have
+        (rows,) = ring.at(block % 2, k.warp)
+        for row in range(BLOCK // 2):
+            for total, x in zip(totals, k.unpack(rows.load(row, 2 * k.lane, dtype=u32), bf16), strict=True):
+                total += x
+        k.syncwarp()  # every lane has read the stage, which is filled again
+    k.wait_group(0)
+    for i, total in enumerate(totals):
+        k.reduce_add(out, total.get(), sequence * DIM + 2 * k.lane + i)
+
+
+@kernel(threads=64, requires="sm_90a")
+def gathered(
+    k: Kernel, cache: TensorMap, table: PageTable, lengths: Global[u32], out: Global[bf16]
+) -> None:  # fmt: skip
+    """CTA b: the rows of sequence b side by side, zeros behind them, by boxes of a page each."""
+    sequence, none, blocks = k.cta_x, k.value(0, u32), table.columns * PAGE // BLOCK
+    length = lengths.load(sequence)
+    tile = operand_tile(k, bf16, BLOCK, DIM, name="rows", stages=2)
+    ring = Pipeline(k, (tile, PagedBoxes.of(cache, rows=box_rows(PAGE, BLOCK))), readers=1)
+    ready(k, ring)
+    with k.warps(0, 1), k.when(k.lane == 0):
+        put, runs = ring.producer(), PageRuns(k, Pages(PAGE, table), k.value(PAGE, u32), BLOCK)
+        runs.look_up(sequence, none)
+        with k.loop(blocks) as block:
+            put.put((0, *runs.at(block, length)))
+            runs.look_up(sequence, block + 1)
+    with k.warps(1, 2):
+        get = ring.consumer()
+        with k.loop(blocks) as block:
+            first = (sequence * blocks + block) * BLOCK
+            copy_out(Target(k, out, DIM, bf16), get.wait(), first, none, k.lane, 32)
+            k.syncwarp()  # every lane has read the stage
+            get.release()
+
+
+# -- packed sequences, by a list of their tiles
+TILE, HEADS = 32, 2
+
+
+@kernel(threads=32)
+def listed(k: Kernel, starts: Global[u32], tiles: Global[u32], total: u32, most: u32) -> None:
+    """Warp b: the tiles of 32 rows of sequence b for each head. Those of long sequences come first."""
+    rows, heads = Sequences(k, starts, total), k.value(HEADS, u32)
+    order = RaggedTiles(k, rows, rows, k.grid_x, heads, Divisor.of(k, heads), most, TILE, by_row=False)
+    order.write(PieceList(k, tiles), k.cta_x, k.value(0, u32), k.value(1, u32))
+
+
+@kernel(threads=64, requires="sm_90a")
+def averaged(k: Kernel, x: TensorMap, y: TensorMap, tiles: Global[u32]) -> None:
+    """CTA i, listed tile i: rows divided by the length of their sequence. No tile reaches into the next sequence."""
+    tile = operand_tile(k, bf16, TILE, DIM, name="rows")
+    arrived, changed = Pipeline(k, (tile, sequence_boxes(x)), readers=0), Pipeline(k, tile, readers=0, name="changed")
+    ready(k, arrived, changed)
+    piece = PieceList(k, tiles).at(k.cta_x)
+    place = 0, piece.head, piece.queries.begin, piece.queries.count
+    with k.warps(0, 1), k.when(k.lane == 0):
+        arrived.producer().put(place)
+        changed.consumer().send(sequence_boxes(y), place)
+    with k.warps(1, 2):
+        rows, factor = arrived.consumer().wait(), k.reciprocal(k.convert(piece.keys.count, f32))
+        for col in range(0, DIM, 8):
+            words = rows.load(k.lane, col, 4, dtype=u32)
+            pairs = [k.unpack(word, bf16) for word in words]
+            rows.store([k.pack(a * factor, b * factor, bf16) for a, b in pairs], k.lane, col, dtype=u32)
+        changed.producer().written()
+
+
+# -- uneven lists in equal shares
+@kernel(threads=32)
+def sums_of_lists(k: Kernel, starts: Global[u32], x: Global[f32], total: Global[f32], lists: u32) -> None:
+    """total[i] += the rows starts[i] … starts[i + 1] - 1 of 32: each CTA adds as many rows, whosever they are."""
+    one, none = k.value(1, u32), k.value(0, u32)
+
+    def span(number: Traced) -> Span:
+        return Span(starts.load(number), starts.load(number + 1), one, none, none, none)
+
+    shares = Shares(k, span, lists, one, ctas=k.grid_x)
+    shares.survey()
+    first, end = shares.of(k.cta_x)
+    with k.when(first < end, uniform=True):
+        at, own = shares.cursor("at"), k.register(f32, 0.0, "own")
+        at.move(shares.find(first))
+        with k.loop(end, start=first) as number:
+            own += x.load(at.block * 32 + k.lane)
+            with k.when(at.ends_tile | (number + 1 == end), uniform=True):
+                k.reduce_add(total, own.get(), at.sequence * 32 + k.lane)
+                own.set(0.0)
+            at.advance()
+
+
+# -- attention over parts of the keys
+PARTS = 3
+
+
+@kernel(threads=DIM)
+def put_together(k: Kernel, parts: Global[f32], logs: Global[f32], out: Global[f32], rows: u32) -> None:
+    """CTA r: row r of O from those of three parts of the keys and from their log-sum-exps."""
+    row = k.cta_x
+    weights, factor, _ = merged(k, [logs.load(part * rows + row) for part in range(PARTS)])
+    total = k.value(0.0, f32)
+    for part, weight in enumerate(weights):
+        total = k.fma(weight, parts.load((part * rows + row) * DIM + k.thread), total)
+    out.store(total * factor, row * DIM + k.thread)
+
+
+# -- keys and values in 8 bits
+KEYS = 32
+
+
+@kernel(threads=32, requires="sm_90")
+def fp8_scores(k: Kernel, q: Global[f16], keys: Global[u16], s: Global[f32]) -> None:
+    """S = Q·Kᵀ of 16 queries in f16 and 32 keys in e4m3, two elements of which are one of 16 bits."""
+    q_tile, k_tile = operand_tile(k, f16, 16, DIM, name="Q"), operand_tile(k, f16, KEYS, DIM // 2, name="K")
+    RowCopy(k, k_tile, Rows(keys, DIM // 2), 32).load((0, 0))
+    k.commit_group()
+    for row, col in product((0, 8), range(0, DIM, 16)):  # a lane has four neighbours of row and row + 8
+        at = (k.lane // 4 + row, k.lane % 4)
+        for i, pair in enumerate(q.load(at[0] * DIM + col + at[1] * 4, 2, dtype=u32)):
+            q_tile.store([pair], at[0], position(col + 2 * i) + at[1] * 2, dtype=u32)
+    k.wait_group(0)
+    k.syncwarp()
+    sums = MmaSync(k, f16).accumulator(16, KEYS, "s")
+    ProductAlongRows(k, sums, q_tile, k_tile, DIM, 0).start(q_tile, k_tile, zero=True)
+    store_registers(Sums(k, sums, k.value(0, u32), k.value(0, u32)), Target(k, s, KEYS, f32))
+
+
+@kernel(threads=32, requires="sm_90")
+def fp8_values(k: Kernel, p: Global[f32], values: Global[u16], out: Global[f32]) -> None:
+    """O = P·V of weights and 32 values in e4m3."""
+    tile = operand_tile(k, f16, KEYS, DIM // 2, name="V")
+    RowCopy(k, tile, Rows(values, DIM // 2), 32).load((0, 0))
+    k.commit_group()
+    k.wait_group(0)
+    k.syncwarp()
+    cores = MmaSync(k, f16)
+    weights, sums = cores.accumulator(16, KEYS, "p"), cores.accumulator(16, DIM, "o")
+    for element, weight in enumerate(weights.mutable):
+        row, col = weights.layout.coordinates(k.lane, element)
+        weight.set(p.load(row * KEYS + col))
+    zero(sums)
+    ProductDownRows(k, sums, tile, KEYS, 0).start(cores.left(weights), tile)
+    lane = LANES.apply(lane=k.lane)
+    for row, col, four in columns(sums):  # neighbours, unlike those of other products
+        out.store([x.get() for x in four], (lane["row"] + row) * DIM + lane["col"] + col)
+
+
+# -- each kernel runs once: warploom check
+def paged(rng: np.random.Generator) -> tuple[Array, Array, Array, Array]:
+    """A cache of (pages, keys, DIM), a table of six pages for each of three sequences, lengths, and their rows."""
+    cache = rng.standard_normal((18, PAGE, DIM)).astype(bf16.numpy)
+    table, lengths = rng.permutation(18).reshape(3, 6).astype(np.int32), np.array([96, 37, 0], np.uint32)
+    exist = np.arange(6 * PAGE)[:, None] < lengths[:, None, None]
+    return cache, table, lengths, np.where(exist, cache[table].reshape(3, 6 * PAGE, DIM), 0)
+
+
+@added_up.example
+def _(rng: np.random.Generator) -> Launch:
+    cache, table, lengths, rows = paged(rng)
+    out = np.zeros((3, DIM), np.float32)
+    return Launch(3, [cache[:, None], table, lengths, out, 6, 18], {"out": (rows.astype(np.float64).sum(1), 1e-4)})
+
+
+def sequence_map(x: Array, rows: int) -> tuple[Array, TensorMapSpec]:
+    """(total, heads, DIM) as the TMA sees one sequence of it: boxes of so many rows of a head."""
+    box = DIM, 1, rows
+    return x, TensorMapSpec.ragged(bf16, x.shape[::-1], x.strides[-2::-1], box, 2 * DIM)
+
+
+@gathered.example
+def _(rng: np.random.Generator) -> Launch:
+    cache, table, lengths, rows = paged(rng)
+    pages = sequence_map(cache.reshape(-1, 1, DIM), PAGE)
+    return Launch(3, [pages, table, lengths, np.full_like(rows, np.nan), 6, 18], {"out": (rows, 0)})
+
+
+STARTS = np.array([0, 20, 20, 90, 130], np.uint32)
+
+
+def pieces() -> Array:
+    """The list of tiles: a first entry that counts them, and (row, rows left, row, rows, head) of each."""
+    lengths = np.diff(STARTS.astype(np.int64))
+    longest = sorted(range(len(lengths)), key=lambda i: -lengths[i])
+    found = [
+        (STARTS[i] + row, lengths[i] - row, STARTS[i], lengths[i], head)
+        for i in longest for row in range(0, lengths[i], TILE) for head in range(HEADS)
+    ]  # fmt: skip
+    words = np.zeros((1 + len(found), ENTRY_WORDS), np.uint32)
+    words[0, 0], words[1:, :5] = len(found), found
+    return words
+
+
+@listed.example
+def _(rng: np.random.Generator) -> Launch:
+    words = pieces()
+    return Launch(4, [STARTS, np.zeros_like(words), 130, len(words) // HEADS], {"tiles": (words, 0)})
+
+
+@averaged.example
+def _(rng: np.random.Generator) -> Launch:
+    x, words = rng.standard_normal((130, HEADS, DIM)).astype(bf16.numpy), pieces()
+    lengths = np.diff(STARTS.astype(np.int64))
+    expected = x.astype(np.float64) / np.repeat(lengths, lengths)[:, None, None]
+    maps = [sequence_map(array, TILE) for array in (x, np.full_like(x, np.nan))]
+    return Launch(len(words) - 1, [*maps, words], {"y": (expected, 2e-3)})
+
+
+@sums_of_lists.example
+def _(rng: np.random.Generator) -> Launch:
+    starts = np.concatenate([[0], np.cumsum([3, 50, 1, 1, 20])]).astype(np.uint32)
+    x = rng.standard_normal((starts[-1], 32)).astype(np.float32)
+    expected = np.add.reduceat(x.astype(np.float64), starts[:-1])
+    return Launch(7, [starts, x, np.zeros((5, 32), np.float32), 5], {"total": (expected, 1e-4)})
+
+
+def softmax_of(s: Array, value: Array) -> tuple[Array, Array]:
+    """O and the log-sum-exps of each row in float64; -inf of a row without a key."""
+    if not s.shape[1]:
+        return np.zeros((len(s), DIM)), np.full(len(s), -np.inf)
+    log = np.logaddexp.reduce(s, axis=1)
+    return np.exp(s - log[:, None]) @ value, log
+
+
+@put_together.example
+def _(rng: np.random.Generator) -> Launch:
+    s, value = 4 * rng.standard_normal((5, 40)), rng.standard_normal((40, DIM))
+    found = [softmax_of(s[:, part], value[part]) for part in (slice(0, 8), slice(8, 8), slice(8, 40))]
+    parts, logs = (np.stack(x).astype(np.float32) for x in zip(*found, strict=True))
+    return Launch(5, [parts, logs, np.full((5, DIM), np.nan, np.float32), 5], {"out": (softmax_of(s, value)[0], 1e-5)})
+
+
+def fp8(rng: np.random.Generator) -> tuple[Array, Array]:
+    """Rows in e4m3, as pairs of elements and in float64."""
+    rows = rng.standard_normal((KEYS, DIM)).astype(ml_dtypes.float8_e4m3fn)
+    return rows.view(np.uint16), rows.astype(np.float64)
+
+
+@fp8_scores.example
+def _(rng: np.random.Generator) -> Launch:
+    q, (pairs, keys) = rng.standard_normal((16, DIM)).astype(np.float16), fp8(rng)
+    expected = q.astype(np.float64) @ keys.T
+    return Launch(1, [q, pairs, np.full_like(expected, np.nan, np.float32)], {"s": (expected, 1e-4)})
+
+
+@fp8_values.example
+def _(rng: np.random.Generator) -> Launch:
+    p, (pairs, values) = rng.random((16, KEYS)).astype(np.float32), fp8(rng)
+    expected = p.astype(np.float16).astype(np.float64) @ values
+    return Launch(1, [p, pairs, np.full_like(expected, np.nan, np.float32)], {"out": (expected, 1e-4)})
