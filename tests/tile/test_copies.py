@@ -12,7 +12,7 @@ import pytest
 
 from tests.tile.support import SEEDS, clean, escapes, whole
 from warploom.core.dtypes import bf16
-from warploom.core.errors import ConfigError
+from warploom.core.errors import ConfigError, TraceError
 from warploom.ir.program import Program
 from warploom.lang import Global, Kernel, SharedTile, Traced, f32, kernel, u16, u32
 from warploom.tile.copies import CopyRing, RowCopy, Rows
@@ -177,5 +177,17 @@ def test_a_plan_covers_its_tile_once_or_says_why_not(rows: int, cols: int, coope
 
 
 def test_a_tile_that_threads_cannot_divide_is_refused() -> None:
-    with pytest.raises(ConfigError, match="8 rows are no multiple of the 16 rows a CTA copies"):
+    with pytest.raises(ConfigError, match=r"X: 8 rows are no multiple of the 16 rows a CTA copies.*test_copies\.py"):
         ring_sums.trace(shape=(8, 32), stages=2)
+
+
+@pytest.mark.parametrize("steps", [None, [(0, 32)]])
+def test_a_place_for_each_tile_of_a_ring(steps: list[tuple[int, int]] | None) -> None:
+    @kernel(threads=THREADS)
+    def wrong(k: Kernel, x: Global[u16]) -> None:
+        tiles = [operand_tile(k, bf16, 16, 32, name=name, stages=2) for name in "XY"]
+        ring = CopyRing(k, *((tile, Rows(x, 32)) for tile in tiles), threads=THREADS)
+        ring.begin(k.value(2, u32), lambda j: [(0, 0)], steps)
+
+    with pytest.raises(TraceError, match=r"a place for each of 2 tiles.*test_copies\.py"):
+        wrong.trace()

@@ -99,7 +99,10 @@ class _Walk:
         for op in dict.fromkeys(state.open.values()):
             self.messages.append(f"{at(op.where)}this wgmma is never committed: k.wgmma_commit(), then k.wgmma_wait")
         for op in dict.fromkeys(op for group in state.groups for op in group.values()):
-            self.messages.append(f"{at(op.where)}this wgmma is never waited for: k.wgmma_wait(0, its accumulator)")
+            self.messages.append(
+                f"{at(op.where)}this wgmma is never waited for: call wait() of what start returned, or "
+                "k.wgmma_wait(0, its accumulator)"
+            )
 
     def _op(self, op: Op, state: _State) -> None:
         if isinstance(op.instruction, Wgmma):

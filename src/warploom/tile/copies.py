@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Literal, cast
 
 from warploom.core.dtypes import u32, u64
-from warploom.core.errors import ConfigError
+from warploom.core.errors import ConfigError, TraceError
 from warploom.isa.async_copy import Eviction
 from warploom.lang import GlobalPointer, Kernel, Mutable, SharedTile, Traced
 from warploom.lang.fragments import Addressing, TileAddresses
@@ -66,7 +66,7 @@ class TileCopy:
     ) -> None:
         problems = plan.problems()
         if problems:
-            raise ConfigError("; ".join(problems))
+            raise ConfigError(f"{tile.name}: {'; '.join(problems)} ({k.here()})")
         self._k, self._plan, self._stride = k, plan, row_stride
         self._valid_cols = plan.cols if valid_cols is None else valid_cols
         who = k.thread if plan.cooperative else k.lane
@@ -299,7 +299,7 @@ class CopyRing:
         """
         k = self._k
         with nullcontext() if when is None else k.when(when, uniform=True):
-            for i, (copy, place) in enumerate(zip(self._copies, places, strict=True)):
+            for i, (copy, place) in enumerate(self._with(places)):
                 if self._steps is None:
                     copy.load(place, stage)
                 else:
@@ -316,11 +316,16 @@ class CopyRing:
         """
         self._steps = steps
         if steps is not None:
-            for copy, place in zip(self._copies, places(self._k.value(0, u32)), strict=True):
+            for copy, place in self._with(places(self._k.value(0, u32))):
                 copy.aim(place)
         for stage in range(self.stages - 1):
             number = self._k.value(stage, u32)
             self.put(stage, places(number), when=count > stage)
+
+    def _with(self, places: Sequence[Place]) -> list[tuple[RowCopy, Place]]:
+        if len(places) != len(self.tiles):
+            raise TraceError(f"put takes a place for each of {len(self.tiles)} tiles ({self._k.here()})")
+        return list(zip(self._copies, places, strict=True))
 
     def at(self, stage: Number) -> tuple[SharedTile, ...]:
         """The tiles of a stage."""
