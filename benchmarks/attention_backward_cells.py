@@ -29,11 +29,12 @@ from warploom.bench import peers
 from warploom.core.dtypes import bf16
 from warploom.core.targets import Target, target
 from warploom.kernels.attention.backward import BackwardOperands, BackwardProblem
-from warploom.kernels.attention.backward_choice import choose, parse_config
+from warploom.kernels.attention.backward_choice import KINDS, choose
 from warploom.kernels.attention.choice import choose as choose_forward
 from warploom.kernels.attention.gradient_reference import gradient_reference
 from warploom.kernels.attention.problem import AttentionProblem, Operands
 from warploom.kernels.attention.reference import seen_of
+from warploom.kernels.settings import read
 from warploom.kernels.source import KernelCall
 from warploom.ops.attention import calls_of
 
@@ -259,7 +260,7 @@ def calls(cell: Cell, options: argparse.Namespace, goal: Target) -> Iterator[Ker
     q, k, v, o = operands.strides
     lying = BackwardOperands((o, q, k, v, o, q, k, v), "bshd")
     for text in configurations(cell, options).values():
-        config = choose(backward, goal)[0] if text is None else parse_config(text)
+        config = read(text, KINDS) or choose(backward, goal)[0]
         yield from config.calls(backward, lying, 132)
 
 

@@ -27,10 +27,11 @@ from warploom.core.dtypes import bf16
 from warploom.core.targets import Target, target
 from warploom.kernels.attention.backward import TENSORS, BackwardOperands, BackwardProblem
 from warploom.kernels.attention.backward_choice import choose as choose_backward
-from warploom.kernels.attention.choice import choose, parse_config
+from warploom.kernels.attention.choice import choose
 from warploom.kernels.attention.gradient_reference import gradient_reference
 from warploom.kernels.attention.problem import AttentionProblem, Operands
 from warploom.kernels.attention.reference import attention_error, attention_reference, seen_of
+from warploom.kernels.attention.sm90 import ForwardSm90
 from warploom.kernels.source import KernelCall
 from warploom.ops.attention import calls_of
 
@@ -205,8 +206,8 @@ def calls(cell: Cell, goal: Target) -> Iterator[KernelCall]:
     for sinks, lse in ((p.sinks, False), (p.sinks, True), (False, False)):
         problem = replace(p, sinks=sinks, lse=lse)
         yield from calls_of(choose(problem, goal)[0], problem, operands, 132)
-    for text in cell.others:
-        yield from calls_of(parse_config(text), p, operands, 132)
+    for config in map(ForwardSm90.parse, cell.others):
+        yield from calls_of(config, p, operands, 132)
     q, k, v, out = operands.strides
     like = {"q": q, "k": k, "v": v, "out": out, "dout": out, "dq": q, "dk": k, "dv": v}
     lying = BackwardOperands(tuple(like[name] for name in TENSORS), "bshd")

@@ -31,8 +31,9 @@ from warploom.core.targets import Target, target
 from warploom.kernels.attention.choice import choose
 from warploom.kernels.attention.decode import DecodeOperands, DecodeProblem, decode_configuration
 from warploom.kernels.attention.packed import PackedProblem, choose_packed, packed_calls
-from warploom.kernels.attention.paged import PagedConfig, choose_paged, paged_calls, parse_config
+from warploom.kernels.attention.paged import KINDS, PagedConfig, choose_paged, paged_calls
 from warploom.kernels.attention.problem import AttentionProblem, Operands
+from warploom.kernels.settings import read
 from warploom.kernels.source import KernelCall
 from warploom.ops.attention import calls_of
 
@@ -145,7 +146,7 @@ def paged(page: int, config: PagedConfig | None = None) -> Run:
 
 def candidates_of(cell: Cell, arch: str, configs: list[str]) -> dict[str, Run]:
     """Who is timed."""
-    asked = {text: paged(64, parse_config(text)) for text in configs if f"head_dim={cell.head_dim}," in text}
+    asked = {text: paged(64, read(text, KINDS)) for text in configs if f"head_dim={cell.head_dim}," in text}
     few = decode_configuration(cell.problem(64), target(arch))
     tiled: Any = choose_packed(typical(cell), target(arch))
     found: dict[str, Run] = {"attention": contiguous, "packed": packed, "no pages": paged(0)}

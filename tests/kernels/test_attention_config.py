@@ -18,7 +18,7 @@ from warploom.core.errors import ConfigError, ProblemError
 from warploom.core.targets import TARGETS, target
 from warploom.ir.program import Program
 from warploom.ir.verify import verify
-from warploom.kernels.attention.choice import choose, parse_config
+from warploom.kernels.attention.choice import KINDS, choose
 from warploom.kernels.attention.decode import Decode
 from warploom.kernels.attention.ladder import FULL_LADDER, LADDER
 from warploom.kernels.attention.ladder_config import RungSm80
@@ -26,8 +26,9 @@ from warploom.kernels.attention.ladder_sm90 import RungSm90
 from warploom.kernels.attention.problem import AttentionConfig, AttentionProblem
 from warploom.kernels.attention.sm80 import ForwardSm80
 from warploom.kernels.attention.sm90 import ForwardSm90
+from warploom.kernels.settings import read
 
-KINDS: tuple[type[Any], ...] = (ForwardSm80, ForwardSm90, RungSm80, RungSm90)
+TILED: tuple[type[Any], ...] = (ForwardSm80, ForwardSm90, RungSm80, RungSm90)
 
 
 def some(kind: type[Any]) -> st.SearchStrategy[Any]:
@@ -35,13 +36,13 @@ def some(kind: type[Any]) -> st.SearchStrategy[Any]:
     return st.builds(kind, **{f.name: st.sampled_from(f.metadata["choices"]) for f in fields(kind)})
 
 
-CONFIGS = st.one_of(*map(some, KINDS))
+CONFIGS = st.one_of(*map(some, TILED))
 
 
 @settings(deadline=None, max_examples=200)
 @given(CONFIGS)
 def test_notation_and_settings_round_trip(config: Any) -> None:
-    assert parse_config(str(config)) == config
+    assert read(str(config), KINDS) == config
     texts = {f.name: str(getattr(config, f.name)) for f in fields(config)}
     assert type(config)().with_settings(texts) == config
 
@@ -69,7 +70,7 @@ def test_what_check_accepts_can_be_traced_and_verified(config: Any) -> None:
         assert (program.threads, program.shared_bytes <= config.shared_bytes) == (config.threads, True)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", TILED)
 def test_every_flag_is_documented(kind: type[Any]) -> None:
     assert all(f.metadata["doc"] and f.metadata["choices"] for f in fields(kind))
 
@@ -98,7 +99,7 @@ def test_the_seeds_notation_is_read() -> None:
 )
 def test_notation_that_is_none_is_refused(text: str, says: str) -> None:
     with pytest.raises(ConfigError, match=says):
-        parse_config(text)
+        read(text, KINDS)
 
 
 @pytest.mark.parametrize(("text", "value"), [("true", True), ("YES", True), ("1", True), ("off", False), ("0", False)])

@@ -15,10 +15,11 @@ import warploom
 from tests.project import ROOT
 from warploom.core.dtypes import bf16, f16, f32
 from warploom.core.targets import target
-from warploom.kernels.matmul.choice import Production, candidates_sm80, choose, choose_for_rows, fitting, parse_config
+from warploom.kernels.matmul.choice import KINDS, Production, candidates_sm80, choose, choose_for_rows, fitting
 from warploom.kernels.matmul.problem import MatmulProblem, contiguous_problem
 from warploom.kernels.matmul.sm80 import MatmulSm80
 from warploom.kernels.matmul.sm90 import MatmulSm90
+from warploom.kernels.settings import read
 
 BENCHMARKS = ROOT / "benchmarks"
 SM90 = target("sm_90a")
@@ -29,7 +30,7 @@ ALWAYS_SO = {"ldmatrix", "swizzle", "pipelined", "strided", "wide_b", "in_flight
 def written(text: str) -> Production | None:
     """A configuration as it was written when it was measured; None for kernels that are gone."""
     if "(" in text:
-        config = parse_config(text)
+        config = read(text, KINDS)
         return config if isinstance(config, MatmulSm80 | MatmulSm90) else None
     first, *words = text.split(",")
     if first == "mma+tma" or "cluster" in text:

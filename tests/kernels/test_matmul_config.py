@@ -16,18 +16,19 @@ from tests.kernels.matmul_cases import EVERY_RUNG, RUNGS, STREAMED, TOGETHER, TU
 from warploom.core.dtypes import bf16, f16, f32
 from warploom.core.errors import ConfigError
 from warploom.core.targets import TARGETS, target
-from warploom.kernels.matmul.choice import parse_config
+from warploom.kernels.matmul.choice import KINDS
 from warploom.kernels.matmul.ladder import FULL_LADDER, LADDER, summed_in
 from warploom.kernels.matmul.ladder_config import RungGemm
 from warploom.kernels.matmul.ladder_sm90 import RungWgmma
 from warploom.kernels.matmul.problem import MatmulConfig, contiguous_problem
 from warploom.kernels.matmul.sm80 import MatmulSm80
 from warploom.kernels.matmul.sm90 import MatmulSm90
+from warploom.kernels.settings import read
 from warploom.layout.swizzle import Swizzle
 
-KINDS: tuple[type[Any], ...] = (MatmulSm80, MatmulSm90, RungGemm, RungWgmma)
+CLASSES: tuple[type[Any], ...] = (MatmulSm80, MatmulSm90, RungGemm, RungWgmma)
 CONFIGS = st.one_of(
-    *(st.builds(kind, **{f.name: st.sampled_from(f.metadata["choices"]) for f in fields(kind)}) for kind in KINDS)
+    *(st.builds(kind, **{f.name: st.sampled_from(f.metadata["choices"]) for f in fields(kind)}) for kind in CLASSES)
 )
 """Of every kind, each flag at any of its documented choices."""
 
@@ -35,7 +36,7 @@ CONFIGS = st.one_of(
 @settings(deadline=None, max_examples=200)
 @given(CONFIGS, st.sampled_from(list(TARGETS.values())))
 def test_notation_checks_and_settings(config: Any, arch: Any) -> None:
-    assert parse_config(str(config)) == config
+    assert read(str(config), KINDS) == config
     assert type(config)().with_settings({f.name: str(getattr(config, f.name)) for f in fields(config)}) == config
     reasons = config.check(arch)
     if not reasons:
@@ -48,7 +49,7 @@ def test_notation_checks_and_settings(config: Any, arch: Any) -> None:
 
 
 def test_the_seeds_notation() -> None:
-    config = parse_config("BM=128,BN=128,BK=64,WM=64,WN=64,STAGES=3,BLOCK_STRIDE=8")
+    config = read("BM=128,BN=128,BK=64,WM=64,WN=64,STAGES=3,BLOCK_STRIDE=8", KINDS)
     assert config == RUNGS["05"], "the words alone mean the seeds' last kernel"
     assert str(config).startswith("BM=128,BN=128,BK=64,WM=64,WN=64,STAGES=3,BLOCK_STRIDE=8,")
 
@@ -68,7 +69,7 @@ def test_the_seeds_notation() -> None:
 )
 def test_notation_that_is_none_is_refused(text: str, says: str) -> None:
     with pytest.raises(ConfigError, match=says):
-        parse_config(text)
+        read(text, KINDS)
 
 
 FOUR, LAST = RUNGS["04"], RUNGS["06"]
@@ -175,7 +176,7 @@ def test_every_rung_fits_the_oldest_architecture_that_it_names() -> None:
 def test_rungs_are_found_by_key_and_name(key: str) -> None:
     rung = FULL_LADDER.rung(key)
     assert FULL_LADDER.rung(rung.name) is rung
-    assert parse_config(str(rung.config)) == rung.config
+    assert read(str(rung.config), KINDS) == rung.config
 
 
 def test_each_rung_changes_what_it_says() -> None:

@@ -162,7 +162,7 @@ def test_the_folder_and_its_files_are_the_users_alone(folder):
 
 # -- calls
 def taken(problem, goal=SM90):
-    parse = attention_choice.parse_config if isinstance(problem, AttentionProblem) else matmul_choice.parse_config
+    parse = attention_choice.KINDS if isinstance(problem, AttentionProblem) else matmul_choice.KINDS
     return tuned.tuned(problem, goal, 0, parse)
 
 
@@ -180,7 +180,7 @@ def test_a_tuned_configuration_goes_before_the_default(problem, config):
     assert found is not None
     assert found[0] == config
     assert found[1].startswith(f"tuned on {GPU} for {problem.size_class}: 1 ms")
-    assert tuned.tuned(problem, SM90, None, matmul_choice.parse_config) is None, "no GPU, nothing tuned"
+    assert tuned.tuned(problem, SM90, None, matmul_choice.KINDS) is None, "no GPU, nothing tuned"
 
 
 def test_a_later_search_of_this_process_counts():

@@ -72,6 +72,7 @@ class FakeOperation:
     broken: Predicate = never
     crashing: Predicate = never
     fixed: frozenset[str] = frozenset({"size"})
+    kinds: tuple[type[Any], ...] = (FakeConfig,)
     ran: list[FakeConfig] = field(default_factory=list)
     compiled: list[FakeConfig] = field(default_factory=list)
     checked: list[FakeConfig] = field(default_factory=list)
@@ -89,9 +90,6 @@ class FakeOperation:
 
     def source(self, problem: FakeProblem, config: FakeConfig) -> KernelSource:
         return KernelSource.of("fake:fake", "fake", config=config)
-
-    def parse(self, text: str) -> FakeConfig:
-        return FakeConfig.parse(text)
 
     def workload(self, problem: FakeProblem, device: int) -> FakeWorkload:
         return FakeWorkload(self, problem.n)

@@ -18,6 +18,7 @@ from warploom.core.errors import ConfigError, ProblemError, UnsupportedDeviceErr
 from warploom.core.targets import target
 from warploom.kernels.attention.problem import AttentionProblem
 from warploom.kernels.attention.sm80 import ForwardSm80
+from warploom.kernels.settings import read
 from warploom.tune.attention import ATTENTION
 from warploom.tune.build import Built, build_all
 from warploom.tune.operation import neighbours
@@ -42,7 +43,7 @@ def test_the_space_is_small_and_fits(arch, head_dim):
     default, _ = ATTENTION.choose(problem, target(arch))
     assert ATTENTION.violations(default, problem, target(arch)) == []
     for config in found:
-        assert ATTENTION.parse(str(config)) == config
+        assert read(str(config), ATTENTION.kinds) == config
 
 
 def test_what_the_space_leaves_out_is_tried_one_at_a_time():
@@ -71,8 +72,8 @@ def test_results_are_checked_on_the_kernel_that_is_timed(data):
 def test_few_queries_on_many_keys_are_refused():
     with pytest.raises(ProblemError, match="nothing to tune: 1 queries on 4096 keys"):
         ATTENTION.choose(AttentionProblem(3, 8, 2, 1, 4096, 128, bf16), target("sm_80"))
-    with pytest.raises(ConfigError, match="is not tuned"):
-        ATTENTION.parse("attention_decode(head_dim=128)")
+    with pytest.raises(ConfigError, match="write attention_sm90 or attention_sm80"):
+        read("attention_decode(head_dim=128)", ATTENTION.kinds)
 
 
 def test_a_type_is_the_same_object_in_another_process():

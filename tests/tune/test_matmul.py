@@ -14,6 +14,7 @@ from warploom.core.targets import target
 from warploom.kernels.matmul.choice import BEST32
 from warploom.kernels.matmul.problem import contiguous_problem
 from warploom.kernels.matmul.sm80 import MatmulSm80
+from warploom.kernels.settings import read
 from warploom.tune.build import Built, build_all
 from warploom.tune.matmul import MATMUL, MOST_SM80, MOST_SM90
 from warploom.tune.matmul import space as tiles
@@ -39,7 +40,7 @@ def test_the_space_is_small_and_fits(arch, sizes):
     assert {(c.dtype, c.accumulate) for c in found} == {(bf16, f32)}
     for config in found:
         assert MATMUL.violations(config, problem, goal) == []
-        assert MATMUL.parse(str(config)) == config
+        assert read(str(config), MATMUL.kinds) == config
 
 
 def test_long_sums_of_few_elements_are_tried_split():

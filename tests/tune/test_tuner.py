@@ -10,7 +10,7 @@ import pytest
 
 from tests.clock import SimulatedClock
 from tests.tune.fakes import GPU, FakeConfig, FakeOperation, FakeProblem, fake_gpu
-from warploom.core.errors import ConfigError
+from warploom.kernels.matmul.sm80 import MatmulSm80
 from warploom.ops import tuned
 from warploom.tune.operation import neighbours
 from warploom.tune.tuner import Effort, GpuLostError, Tuner
@@ -130,12 +130,8 @@ def test_other_sources_search_again(monkeypatch):
     assert found(outcome).sources == "other"
 
 
-def test_a_notation_that_is_not_read_any_more_carries_nothing_over(monkeypatch):
-    def unread(self, text):
-        raise ConfigError(text)
-
-    monkeypatch.setattr(FakeOperation, "parse", unread)
-    long, short = tuner().tune_all([LONG, SHORT])
+def test_a_notation_that_is_not_read_any_more_carries_nothing_over():
+    long, short = tuner(FakeOperation(kinds=(MatmulSm80,))).tune_all([LONG, SHORT])
     assert config(long) == BEST_LONG
     assert config(short) == FakeConfig(32, 4, 2, hint=True)
 

@@ -9,8 +9,9 @@ from functools import lru_cache
 from typing import Any, ClassVar, Protocol, Self, TypeVar
 
 from warploom.core.dtypes import DType, dtype_of
-from warploom.core.errors import ConfigError, ProblemError
+from warploom.core.errors import ConfigError, ProblemError, shown
 from warploom.core.targets import Target
+from warploom.kernels.source import named
 
 Config = TypeVar("Config")
 
@@ -43,6 +44,11 @@ class Configuration:
         return f"{self.word}({', '.join(shown)})"
 
     @classmethod
+    def reads(cls, text: str) -> bool:
+        """Whether a text is in the notation, by how it begins."""
+        return text.partition("(")[0].strip() == cls.word
+
+    @classmethod
     def parse(cls, text: str) -> Self:
         """The configuration that :meth:`__str__` printed. Raises ConfigError for flags it does not have."""
         return cls().with_settings(cls.settings_of(text))
@@ -67,6 +73,31 @@ class Configuration:
     def require(self, target: Target | None = None) -> None:
         """Raise ConfigError with the constraints that :meth:`check` found violated."""
         refuse(f"{self} is not valid", self.check(target))
+
+
+Read = TypeVar("Read", bound=Configuration)
+
+
+def read(value: Any, kinds: Sequence[type[Read] | str], **types: DType) -> Read | None:
+    """What a caller gives as ``config``: None, a configuration of one of these kinds, or the text of one.
+
+    Kinds that no call chooses stand last, as ``module:name`` below :mod:`warploom.kernels`: they are imported for what
+    is none of the others. ``types`` are flags that hold where a text leaves them out. Raises ConfigError for others.
+    """
+    if value is None:
+        return None
+    words: list[str] = []
+    for place in kinds:
+        kind: Any = named(place) if isinstance(place, str) else place
+        if type(value) is kind:
+            return value  # type: ignore[return-value]
+        if isinstance(value, str) and kind.reads(value):
+            found, given = kind.parse(value), kind.settings_of(value) if types else {}
+            left_out = {f.name for f in fields(found)} - given.keys()
+            return replace(found, **{name: x for name, x in types.items() if name in left_out})
+        words.append(kind.word if kind.reads(kind.word) else str(kind()))
+    what = f"write {', '.join(words[:-1])} or {words[-1]}, or give such an object"
+    raise ConfigError(f"config cannot be {shown(value)}: {what}")
 
 
 class AnyConfiguration(Protocol):

@@ -53,7 +53,7 @@ def _fake(given: Named, options: Options) -> Any:
     views = {kernels: seen(given[name]) for name, kernels in _ARRAYS.items() if given[name] is not None}
     problem = if_sizes_are_known(lambda: checked_packed(views, options))
     if config is not None and problem is not None:
-        eager.refuse_packed(eager.read_packed_config(config), problem)
+        eager.refuse_packed(config, problem)
     out = q.new_empty((*q.shape[:2], given["v"].shape[2]))
     return out, q.new_empty((q.shape[1], q.shape[0]), dtype=torch.float32)
 

@@ -12,10 +12,10 @@ from warploom.core.dtypes import f32
 from warploom.interop.arrays import ArrayView, Device, describe, empty, empty_like
 from warploom.interop.copies import as_if_compact
 from warploom.interop.tracing import recorded, traced
-from warploom.kernels.attention.choice import choose, parse_config
+from warploom.kernels.attention.choice import KINDS, choose
 from warploom.kernels.attention.decode import Decode, DecodeOperands, DecodeProblem
 from warploom.kernels.attention.problem import AttentionConfig, AttentionProblem, Operands
-from warploom.kernels.settings import refuse, violations_of
+from warploom.kernels.settings import read, refuse, violations_of
 from warploom.kernels.source import KernelCall
 from warploom.ops.attention_arrays import (
     AXES,
@@ -29,7 +29,6 @@ from warploom.ops.attention_arrays import (
     strides_of,
     without_keys,
 )
-from warploom.ops.options import configuration
 from warploom.ops.processors import Processor, decided
 from warploom.ops.repeated import Kept, run_and_keep
 from warploom.ops.steps import CallsPlan, Steps
@@ -77,14 +76,14 @@ def configured(
     """The configuration, why it runs, and where. Raises ConfigError for one asked for that does not fit."""
 
     def choice(on: Processor) -> tuple[AttentionConfig | Decode, str]:
-        return tuned(problem, on.target, on.gpu, parse_config) or choose(problem, on.target)
+        return tuned(problem, on.target, on.gpu, KINDS) or choose(problem, on.target)
 
-    return decided(problem, device, None if config is None else configuration(config, parse_config), choice)
+    return decided(problem, device, read(config, KINDS), choice)
 
 
 def refuse_config(config: Any, problem: AttentionProblem) -> None:
     """Raises ConfigError for a configuration, or its notation, that does not fit the problem."""
-    found = configuration(config, parse_config)
+    found = read(config, KINDS)
     refuse(f"{found} does not fit", violations_of(found, problem, None))
 
 

@@ -9,7 +9,8 @@ from warploom.interop.arrays import ArrayView, describe, empty_like, filled, sam
 from warploom.interop.copies import as_if_compact
 from warploom.interop.tracing import traced
 from warploom.kernels.attention.backward import TENSORS, BackwardConfig, BackwardOperands, BackwardProblem
-from warploom.kernels.attention.backward_choice import choose, parse_config
+from warploom.kernels.attention.backward_choice import KINDS, choose
+from warploom.kernels.settings import read
 from warploom.ops.attention_arrays import (
     AXES,
     Layout,
@@ -22,7 +23,7 @@ from warploom.ops.attention_arrays import (
     result_shape,
     strides_of,
 )
-from warploom.ops.options import configuration, flag
+from warploom.ops.options import flag
 from warploom.ops.processors import decided
 from warploom.ops.repeated import Kept, run_and_keep
 from warploom.ops.steps import CallsPlan, Steps
@@ -132,8 +133,8 @@ def _checked(views: _Views, options: Options, deterministic: bool) -> BackwardPr
 
 def _plan(views: _Views, problem: BackwardProblem, layout: str, config: Any) -> AttentionBackwardPlan:
     """The plan for these inputs and gradients. Raises ConfigError for a ``config`` that does not fit."""
-    asked = None if config is None else configuration(config, parse_config)
-    config, reason, on = decided(problem, views["q"].device, asked, lambda on: choose(problem, on.target))
+    asked, device = read(config, KINDS), views["q"].device
+    config, reason, on = decided(problem, device, asked, lambda on: choose(problem, on.target))
     operands = BackwardOperands(tuple(strides_of(views[name], layout) for name in TENSORS), layout)
     calls = config.calls(problem, operands, on.multiprocessors)
     return AttentionBackwardPlan(problem, config, reason, on.target.name, str(on), calls)

@@ -12,9 +12,9 @@ from warploom.interop.arrays import ArrayView, empty, empty_like, same_device
 from warploom.interop.copies import as_if_compact, compact, settled
 from warploom.interop.tracing import traced
 from warploom.kernels.attention.decode import DecodeProblem
-from warploom.kernels.attention.paged import PagedConfig, choose_paged, paged_calls, parse_config, violations
+from warploom.kernels.attention.paged import KINDS, PagedConfig, choose_paged, paged_calls, violations
 from warploom.kernels.attention.sm90 import ForwardSm90
-from warploom.kernels.settings import refuse
+from warploom.kernels.settings import read, refuse
 from warploom.ops.attention_arrays import (
     Options,
     Window,
@@ -26,7 +26,7 @@ from warploom.ops.attention_arrays import (
     without_keys,
 )
 from warploom.ops.attention_paged_arrays import CacheInputs, check_entries, read_cache
-from warploom.ops.options import configuration, flag, whole
+from warploom.ops.options import flag, whole
 from warploom.ops.processors import Processor
 from warploom.ops.repeated import Kept, run_and_keep
 from warploom.ops.steps import CallsPlan, Steps
@@ -169,9 +169,7 @@ def _inputs(views: Mapping[str, ArrayView], options: Options, fixed_split: Any) 
 
 def _plan(inputs: CacheInputs, out: ArrayView, config: Any) -> AttentionPagedPlan:
     """The plan for checked inputs and an output. Raises ConfigError for a ``config`` that does not fit."""
-    problem = inputs.problem
-    if config is not None:
-        config = configuration(config, parse_config)
+    problem, config = inputs.problem, read(config, KINDS)
     operands = inputs.operands(out)
     requires = config.requires if isinstance(config, ForwardSm90) else "sm_90" if problem.fp8 else None
     on = Processor.of(inputs.views["q"].device, requires=requires)

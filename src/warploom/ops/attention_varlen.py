@@ -8,20 +8,19 @@ from typing import TYPE_CHECKING, Any, Literal, Unpack, overload
 import numpy as np
 
 from warploom.core.dtypes import f32
-from warploom.core.errors import ConfigError
 from warploom.interop.arrays import ArrayView, empty
 from warploom.interop.tracing import recorded
 from warploom.kernels.attention.packed import (
+    KINDS,
     PackedConfig,
     PackedProblem,
     choose_packed,
     packed_calls,
-    parse_packed,
     violations,
 )
-from warploom.kernels.settings import refuse
+from warploom.kernels.settings import read, refuse
 from warploom.ops.attention_arrays import Options, Window, described, laid_out, looked_up
-from warploom.ops.options import configuration, flag
+from warploom.ops.options import flag
 from warploom.ops.processors import Processor, decided
 from warploom.ops.repeated import Kept, run_and_keep
 from warploom.ops.steps import Steps, working_steps
@@ -141,19 +140,12 @@ def _first_call(views: Arrays, options: Options, asked: tuple[Any, ...], config:
 
 def configured_packed(problem: PackedProblem, q: ArrayView, config: Any) -> tuple[PackedConfig, Processor]:
     """The configuration for a problem and where it runs. Raises ConfigError for one asked for that does not fit."""
-    asked = None if config is None else read_packed_config(config)
+    asked = read(config, KINDS)
     found, _, on = decided(problem, q.device, asked, lambda on: (choose_packed(problem, on.target), ""), violations)
     return found, on
 
 
-def refuse_packed(config: PackedConfig, problem: PackedProblem) -> None:
-    """Raises ConfigError for a configuration that does not fit a problem."""
-    refuse(f"{config} does not fit", violations(config, problem))
-
-
-def read_packed_config(config: Any) -> PackedConfig:
-    """A configuration, or its notation. Raises ConfigError for one that takes no packed sequences."""
-    found = configuration(config, parse_packed)
-    if not isinstance(found, PackedConfig):
-        raise ConfigError(f"{found} takes no packed sequences")
-    return found
+def refuse_packed(config: Any, problem: PackedProblem) -> None:
+    """Raises ConfigError for a configuration, or its notation, that does not fit a problem."""
+    found = read(config, KINDS)
+    refuse(f"{found} does not fit", [] if found is None else violations(found, problem))

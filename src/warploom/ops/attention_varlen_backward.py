@@ -5,17 +5,17 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from warploom.core.dtypes import DType
-from warploom.core.errors import ConfigError
 from warploom.interop.arrays import Device, empty_like, filled
 from warploom.kernels.attention.packed_backward import (
+    KINDS,
     PackedBackwardConfig,
     choose_packed_backward,
     packed_backward_calls,
-    parse_packed_backward,
 )
 from warploom.kernels.attention.packed_backward_problem import PackedBackwardProblem
+from warploom.kernels.settings import read
 from warploom.ops.attention_arrays import Options, Window, check_results, looked_up
-from warploom.ops.options import configuration, flag
+from warploom.ops.options import flag
 from warploom.ops.processors import Processor, decided
 from warploom.ops.repeated import Kept, run_and_keep
 from warploom.ops.steps import Steps, working_steps
@@ -84,12 +84,9 @@ def _first_call(views: Arrays, options: Options, asked: tuple[Any, ...], config:
 
 def _configured(problem: PackedBackwardProblem, views: Arrays, config: Any) -> tuple[PackedBackwardConfig, int]:
     """The configuration, and how many multiprocessors there are. Raises ConfigError for one that does not fit there."""
-    asked = None if config is None else configuration(config, parse_packed_backward)
-    if not isinstance(asked, PackedBackwardConfig | None):
-        raise ConfigError(f"{asked} takes no packed sequences")
 
     def choice(on: Processor) -> tuple[PackedBackwardConfig, str]:
         return choose_packed_backward(problem, on.target), ""
 
-    found, _, on = decided(problem.typical, views["q"].device, asked, choice)
+    found, _, on = decided(problem.typical, views["q"].device, read(config, KINDS), choice)
     return found, on.multiprocessors

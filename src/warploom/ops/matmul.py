@@ -14,7 +14,7 @@ from warploom.core.identity import function_key
 from warploom.interop.arrays import ArrayView, describe, empty_like
 from warploom.interop.copies import as_if_compact, compact
 from warploom.interop.tracing import recorded, traced
-from warploom.kernels.matmul.choice import choose, parse_config
+from warploom.kernels.matmul.choice import KINDS, choose
 from warploom.kernels.matmul.features import EpilogueFunction
 from warploom.kernels.matmul.problem import MatmulConfig, MatmulProblem
 from warploom.kernels.source import KernelCall
@@ -175,7 +175,7 @@ def _plan(inputs: Inputs, config: MatmulConfig | None) -> MatmulPlan:
     problem = inputs.problem
 
     def choice(on: Processor) -> tuple[MatmulConfig, str]:
-        return tuned(problem, on.target, on.gpu, parse_config) or choose(problem, on.target)
+        return tuned(problem, on.target, on.gpu, KINDS) or choose(problem, on.target)
 
     chosen, reason, on = decided(problem, inputs.views[0].device, config, choice)
     return MatmulPlan(problem, chosen, reason, on.target.name, str(on), on.multiprocessors)

@@ -15,12 +15,11 @@ from warploom.core.identity import function_key
 from warploom.interop.arrays import ArrayView, require_dtype, same_device
 from warploom.interop.copies import compact
 from warploom.interop.overlap import overlaps_itself, same_elements, share_memory
-from warploom.kernels.matmul.choice import parse_config
+from warploom.kernels.matmul.choice import KINDS
 from warploom.kernels.matmul.features import MOST_EXTRAS, Epilogue, EpilogueFunction, Extra
 from warploom.kernels.matmul.problem import MatmulConfig, MatmulProblem, Matrix
-from warploom.kernels.settings import refuse
+from warploom.kernels.settings import read, refuse
 from warploom.ops.matmul_batches import Batches, Offsets
-from warploom.ops.options import configuration
 
 READ_ONLY = "out is read-only: pass an array that can be written"
 
@@ -95,13 +94,11 @@ def matmul_config(config: Any, dtype: DType, accumulate: Any = "f32") -> MatmulC
 
     A notation that names no ``dtype`` or ``accumulate`` takes the call's, which are checked elsewhere.
     """
-    if config is None:
-        return None
     try:
         types = {"dtype": dtype, "accumulate": dtype_of(accumulate)}
     except ValueError:
         types = {"dtype": dtype}
-    return configuration(config, lambda text: parse_config(text, **types))
+    return read(config, KINDS, **types)
 
 
 def checked_config(config: Any, dtype: DType, accumulate: Any = "f32") -> None:

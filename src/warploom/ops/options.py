@@ -6,18 +6,16 @@ changing it would go unseen.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import is_dataclass
 from numbers import Integral, Real
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 
 from warploom.core.errors import ConfigError, ProblemError, shown
 from warploom.interop.refusals import refuse_derivatives
 from warploom.kernels.settings import broken_flags
-
-Config = TypeVar("Config")
 
 
 def number(name: str, value: Any) -> float:
@@ -45,15 +43,6 @@ def whole(name: str, value: Any) -> int:
     if not isinstance(found, Integral):
         raise ProblemError(f"{name} is an integer, not {shown(value)}")
     return int(found)
-
-
-def configuration(value: Any, parse: Callable[[str], Config]) -> Config:
-    """``value`` as a configuration of an operation, or parsed from text. Raises ConfigError for others."""
-    if isinstance(value, str):
-        return parse(value)
-    if is_dataclass(value) and hasattr(value, "violations"):
-        return value  # type: ignore[return-value]
-    raise ConfigError(f"config is a configuration of the operation, its notation as text, or None; not {shown(value)}")
 
 
 def extra_matrices(extras: Any) -> tuple[Any, ...]:

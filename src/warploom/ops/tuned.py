@@ -9,21 +9,18 @@ from __future__ import annotations
 import hashlib
 import json
 import tempfile
-from collections.abc import Callable
 from dataclasses import asdict, dataclass, fields
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol
 
 from warploom.core.errors import ConfigError, warn_caller
 from warploom.core.files import make_private_folder, open_private, parse_json, put_file, require_private_folder
 from warploom.core.settings import cache_folder
 from warploom.core.targets import Target
-from warploom.kernels.settings import violations_of
+from warploom.kernels.settings import Read, read, violations_of
 from warploom.ops.backends import gpu_name
 from warploom.ops.recipes import sources_digest
-
-Config = TypeVar("Config")
 
 
 class TunableProblem(Protocol):
@@ -118,22 +115,22 @@ def find(gpu: str, size_class: str) -> Tuned | None:
 
 
 @lru_cache(maxsize=1024)
-def _find(_folder: Path, gpu: str, size_class: str, parse: Callable[[str], Any]) -> tuple[Any, str] | None:
+def _find(_folder: Path, gpu: str, size_class: str, kinds: tuple[type[Read] | str, ...]) -> tuple[Any, str] | None:
     """(configuration, why it runs), read and parsed once in a process."""
     found = find(gpu, size_class)
     try:
-        return None if found is None else (parse(found.config), f"tuned on {gpu} for {size_class}: {found}")
+        return None if found is None else (read(found.config, kinds), f"tuned on {gpu} for {size_class}: {found}")
     except ConfigError:
         return None
 
 
 def tuned(
-    problem: TunableProblem, target: Target, device: int | None, parse: Callable[[str], Config]
-) -> tuple[Config, str] | None:
+    problem: TunableProblem, target: Target, device: int | None, kinds: tuple[type[Read] | str, ...]
+) -> tuple[Read, str] | None:
     """The configuration found for such problems on GPU ``device``, and why it runs; None without one that fits."""
     if device is None:
         return None
-    found: tuple[Any, str] | None = _find(folder(), gpu_name(device), problem.size_class, parse)
+    found: tuple[Any, str] | None = _find(folder(), gpu_name(device), problem.size_class, kinds)
     if found is None or violations_of(found[0], problem, target):
         return None
     return found

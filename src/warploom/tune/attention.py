@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from warploom.bench.attention import AttentionOnGpu
-from warploom.core.errors import ConfigError, ProblemError
+from warploom.core.errors import ProblemError
 from warploom.core.targets import Target
-from warploom.kernels.attention.choice import choose, parse_config
+from warploom.kernels.attention.choice import choose
 from warploom.kernels.attention.decode import Decode
 from warploom.kernels.attention.problem import AttentionConfig, AttentionProblem, Operands
 from warploom.kernels.attention.sm80 import ForwardSm80
@@ -39,12 +39,7 @@ def _source(problem: AttentionProblem, config: AttentionConfig) -> KernelSource:
     return config.call(problem, Operands.contiguous(problem), 1).source
 
 
-def _parse(text: str) -> AttentionConfig:
-    config = parse_config(text)
-    if isinstance(config, Decode):
-        raise ConfigError(f"{config} is not tuned: few queries have kernels that are the same for all lengths")
-    return config
-
-
-ATTENTION = Operation(frozenset({"dtype", "head_dim"}), _choose, space, violations_of, _source, _parse, AttentionOnGpu)
+ATTENTION = Operation(
+    frozenset({"dtype", "head_dim"}), _choose, space, violations_of, _source, (ForwardSm90, ForwardSm80), AttentionOnGpu
+)
 """Attention forward."""

@@ -13,11 +13,11 @@ from warploom.core.targets import Target
 from warploom.kernels.matmul.choice import (
     BEST16,
     BEST32,
+    KINDS,
     Production,
     candidates_sm80,
     candidates_sm90,
     choose,
-    parse_config,
     streamed,
 )
 from warploom.kernels.matmul.problem import MatmulConfig, MatmulProblem
@@ -94,6 +94,6 @@ def _source(problem: MatmulProblem, config: MatmulConfig) -> KernelSource:
 
 
 MATMUL = Operation(
-    frozenset({"dtype", "accumulate", "opt_level"}), choose, space, violations, _source, parse_config, MatmulOnGpu
+    frozenset({"dtype", "accumulate", "opt_level"}), choose, space, violations, _source, KINDS, MatmulOnGpu
 )
 """Products of contiguous matrices without epilogue: what is combined with a sum changes little."""

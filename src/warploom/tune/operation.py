@@ -30,8 +30,8 @@ class Operation(Generic[Problem, Config]):
     """Those of a configuration for the problem: it is not compiled if there are some."""
     source: Callable[[Problem, Config], KernelSource]
     """The kernel that is compiled for the problem: of several, the one that does the work."""
-    parse: Callable[[str], Config]
-    """A configuration from ``str(config)``. Raises ConfigError."""
+    kinds: tuple[type[Any] | str, ...]
+    """The configurations, as :func:`warploom.kernels.settings.read` takes them."""
     workload: Callable[[Problem, int], OnGpu]
     """The problem on a GPU. Raises UnsupportedDeviceError without PyTorch or a GPU."""
 

@@ -21,6 +21,7 @@ from warploom.bench.timing import Candidate, Clock, EventClock, Measured, measur
 from warploom.bench.workload import OnGpu
 from warploom.core.errors import ConfigError, UnsupportedDeviceError, WarploomError
 from warploom.core.targets import Target
+from warploom.kernels.settings import read
 from warploom.kernels.source import KernelSource
 from warploom.ops import tuned
 from warploom.ops.backends import gpu_name, gpu_target
@@ -161,7 +162,7 @@ class Tuner:
 
     def _remember(self, notation: str) -> None:
         try:
-            self.won.append(self.operation.parse(notation))
+            self.won.append(read(notation, self.operation.kinds))
         except ConfigError:
             return
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from warploom.core.errors import ConfigError
 from warploom.core.targets import Target
 from warploom.kernels.attention.backward import BackwardConfig, BackwardProblem
 from warploom.kernels.attention.backward_sm80 import BackwardSm80
@@ -13,6 +12,8 @@ from warploom.kernels.attention.backward_wide import BackwardWideSm90
 from warploom.kernels.attention.problem import AttentionProblem
 from warploom.kernels.settings import first_fitting, violations_of
 
+KINDS = (BackwardSm90, BackwardWideSm90, BackwardSm80)
+"""What a caller may ask for."""
 _ROWS = ((64, 128, 4096), (96, 96, 1280))
 """On sm_90a up to this head_dim registers hold the scores of so many query rows beside dK and dV; and up to how many
 query rows that see a key, in the mean, CTAs take one tile after another."""
@@ -28,37 +29,43 @@ _WIDE_HEAD = 128
 """Above this head_dim warpgroups share keys on sm_90a, and a tile has too few of them for two CTAs elsewhere."""
 
 
-def candidates(problem: BackwardProblem, target: Target, *, listed: bool = False) -> tuple[BackwardConfig, ...]:
-    """Configurations for a problem, the fastest first; ``listed``: for tiles that the GPU lists."""
+def candidates(problem: BackwardProblem, target: Target) -> tuple[BackwardConfig, ...]:
+    """Configurations for a problem, the fastest first."""
+    wide = target.has_wgmma and _widest(problem) > _WIDE_HEAD
+    return (*([_wide(problem.forward)] if wide else ()), *tiles_of_keys(problem, target))
+
+
+def tiles_of_keys(
+    problem: BackwardProblem, target: Target, *, listed: bool = False
+) -> tuple[BackwardSm90 | BackwardSm80, ...]:
+    """Those of one kernel for all products; ``listed``: for tiles that the GPU lists."""
+    general = _general(problem, target)
+    if not target.has_wgmma or _widest(problem) > _WIDE_HEAD:
+        return general
     p = problem.forward
-    widest = max(p.head_dim, p.value_dim)
-    found: list[BackwardConfig] = []
-    if target.has_wgmma and widest > _WIDE_HEAD:
-        found.append(_wide(p))
-    elif target.has_wgmma:
-        found.append(in_order(_narrow(problem, widest), p, listed=listed))
-    return (*found, *_general(problem, target, widest))
+    plain = in_order(_narrow(problem), p, listed=listed)
+    count = MANY_TILES if listed else -(-p.kv_len // KEYS) * p.kv_heads * p.batch  # the host does not know of a list
+    return (*_persistent(plain, p, count), plain, *general)
 
 
-def _general(problem: BackwardProblem, target: Target, widest: int) -> list[BackwardSm80]:
+def _widest(problem: BackwardProblem) -> int:
+    return max(problem.forward.head_dim, problem.forward.value_dim)
+
+
+def _general(problem: BackwardProblem, target: Target) -> tuple[BackwardSm80, ...]:
     """For ``mma.sync``: two CTAs on a multiprocessor or one of more warps, then those that need less shared memory."""
-    p = problem.forward
+    p, widest = problem.forward, _widest(problem)
     base = BackwardSm80(head_dim=p.head_dim, dtype=p.dtype, v_dim=p.v_dim, in_turn=problem.deterministic)
     few, less, low = replace(base, num_warps=4), replace(base, warp_keys=16), replace(base, warp_keys=16, tile_m=32)
     two = widest <= _WIDE_HEAD and 2 * (few.shared_bytes + target.shared_reserved_per_block) <= target.shared_per_sm
     held = 3 if _WIDE_HEAD < widest <= _ROOMY_HEAD else 0
-    return [
-        few if two else replace(base, held=held),
-        less,
-        low,
-        replace(low, num_warps=4),
-        replace(low, num_warps=4, tile_m=16),
-    ]
+    small = replace(low, num_warps=4)
+    return few if two else replace(base, held=held), less, low, small, replace(small, tile_m=16)
 
 
-def _narrow(problem: BackwardProblem, widest: int) -> BackwardSm90:
+def _narrow(problem: BackwardProblem) -> BackwardSm90:
     """As many query rows as registers have room for; else shared memory has room for the sums of two blocks."""
-    p = problem.forward
+    p, widest = problem.forward, _widest(problem)
     base = BackwardSm90(head_dim=p.head_dim, dtype=p.dtype, v_dim=p.v_dim, in_turn=problem.deterministic)
     for most, rows, _ in _ROWS if p.softcap is None else ():
         if widest <= most:
@@ -106,36 +113,23 @@ def in_order(config: BackwardSm90, p: AttentionProblem, *, listed: bool = False)
     return replace(config, rising=True)
 
 
-def persistent(found: tuple[BackwardConfig, ...], p: AttentionProblem) -> list[BackwardConfig]:
-    """Those of them that could take one tile after another, where that pays.
+def _persistent(config: BackwardSm90, p: AttentionProblem, tiles: int) -> list[BackwardSm90]:
+    """The same that takes one tile after another, where that pays of so many tiles.
 
     Tiles with few blocks of query rows spend much of their time on their first and last; among few tiles whose work
     differs, those that become free should take the next.
     """
     few = next((few for most, _, few in _ROWS if max(p.head_dim, p.value_dim) <= most), 0)
     long = p.visible_scores * p.heads // p.kv_heads > few * p.kv_len
-    if long or -(-p.kv_len // KEYS) * p.kv_heads * p.batch < MANY_TILES:
+    if long or tiles < MANY_TILES:
         return []
-    less = {"tile_m": 64, "alternating": True}  # there is room for the keys of two tiles beside fewer query rows
-    return [
-        replace(c, persistent=True, **({} if c.tile_m == 128 else less)) for c in found if isinstance(c, BackwardSm90)
-    ]
+    if config.tile_m < 128:  # there is room for the keys of two tiles beside fewer query rows
+        config = replace(config, tile_m=64, alternating=True)
+    return [replace(config, persistent=True)]
 
 
 def choose(problem: BackwardProblem, target: Target) -> tuple[BackwardConfig, str]:
     """The configuration for a problem on a target, and why. Raises ProblemError when none fits."""
-    plain = candidates(problem, target)
-    config = first_fitting(
-        (*persistent(plain, problem.forward), *plain), lambda c: violations_of(c, problem, target),
-        f"no backward kernel of attention for {target.name} takes this problem",
-    )  # fmt: skip
+    none = f"no backward kernel of attention for {target.name} takes this problem"
+    config = first_fitting(candidates(problem, target), lambda c: violations_of(c, problem, target), none)
     return config, "the first of the default tiles that fits"
-
-
-def parse_config(text: str) -> BackwardConfig:
-    """A configuration of any backward kernel from its notation. Raises ConfigError for what it does not know."""
-    word = text.partition("(")[0].strip()
-    for kind in (BackwardSm90, BackwardWideSm90, BackwardSm80):
-        if word == kind.word:
-            return kind.parse(text)
-    raise ConfigError(f"{text!r} is no configuration of a backward pass; write {BackwardSm90()}")

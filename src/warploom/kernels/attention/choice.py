@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
 from warploom.core.dtypes import bf16
-from warploom.core.errors import ConfigError, ProblemError
+from warploom.core.errors import ProblemError
 from warploom.core.targets import Target
 from warploom.kernels.attention.decode import Decode, DecodeProblem, decode_configuration
 from warploom.kernels.attention.problem import AttentionConfig, AttentionProblem
@@ -14,6 +14,9 @@ from warploom.kernels.attention.sm80 import ForwardSm80
 from warploom.kernels.attention.sm90 import ROWS, ForwardSm90
 from warploom.kernels.settings import fitting, violations_of
 
+Tiles = TypeVar("Tiles", bound="ForwardSm90 | ForwardSm80")
+KINDS = (ForwardSm90, ForwardSm80, Decode, "attention.ladder_sm90:RungSm90", "attention.ladder_config:RungSm80")
+"""What a caller may ask for."""
 _WIDE_HEAD = 128
 """Above this head_dim a warp's registers hold the output of 16 query rows, not 32."""
 ANY = 1 << 31
@@ -83,7 +86,7 @@ _APART: dict[tuple[int, int, bool], tuple[tuple[int, dict[str, Any]], ...]] = {
 blocks, or for more consumers, than the wider one does (benchmarks/head_cells.py)."""
 
 
-def candidates(problem: AttentionProblem, target: Target) -> tuple[AttentionConfig, ...]:
+def candidates(problem: AttentionProblem, target: Target) -> tuple[ForwardSm90 | ForwardSm80, ...]:
     """Configurations for a problem, the fastest per multiply first."""
     base = ForwardSm80(head_dim=problem.head_dim, dtype=problem.dtype, v_dim=problem.v_dim)
     if max(problem.head_dim, problem.value_dim) > _WIDE_HEAD:
@@ -93,10 +96,10 @@ def candidates(problem: AttentionProblem, target: Target) -> tuple[AttentionConf
     else:
         small = replace(base, tile_m=64, num_warps=4)
         general = (base, replace(base, tile_m=128, num_warps=4), small, replace(small, tile_n=32))
-    return (*_sm90_candidates(problem), *general) if target.has_wgmma else general
+    return (*candidates_sm90(problem), *general) if target.has_wgmma else general
 
 
-def _sm90_candidates(problem: AttentionProblem) -> tuple[ForwardSm90, ...]:
+def candidates_sm90(problem: AttentionProblem) -> tuple[ForwardSm90, ...]:
     """``wgmma`` configurations: what won for the length, and one that has room for a soft cap's tanh.
 
     At head_dim 64, 192 rows share a block of keys between three consumers: a third less to read from the L2 and from
@@ -128,11 +131,10 @@ def rounds(config: AttentionConfig, planes: int, q_len: int, multiprocessors: in
     return -(-(-(-q_len // config.tile_m) * planes) // multiprocessors)
 
 
-def narrowed(config: ForwardSm90, planes: int, q_len: int, multiprocessors: int) -> ForwardSm90:
-    """With one consumer where that takes no more rounds: its steps are shorter (benchmarks/few_queries_cells.py)."""
-    one = replace(config, consumers=1)
-    few = rounds(one, planes, q_len, multiprocessors) <= rounds(config, planes, q_len, multiprocessors)
-    return one if few else config
+def narrowed(config: Tiles, planes: int, q_len: int, multiprocessors: int) -> Tiles:
+    """The narrow one where it takes no more rounds: its steps are shorter (benchmarks/few_queries_cells.py)."""
+    few = rounds(config.narrow, planes, q_len, multiprocessors) <= rounds(config, planes, q_len, multiprocessors)
+    return config.narrow if few else config
 
 
 def spared_keys(config: AttentionConfig, rows: float, keys: int, passed: float) -> float:
@@ -155,9 +157,7 @@ def choose(
     if not takes:
         raise ProblemError("no attention kernel takes this problem: " + "; ".join(reasons))
     small = [c for c in takes if c.tile_m < 2 * problem.q_len] or [min(takes, key=lambda c: c.tile_m)]
-    config = small[0]
-    if isinstance(config, ForwardSm90):
-        config = narrowed(config, problem.planes, problem.q_len, multiprocessors)
+    config = narrowed(small[0], problem.planes, problem.q_len, multiprocessors)
     if _shared(problem, config, multiprocessors):
         decode = decode_configuration(DecodeProblem.of(problem), target)
         if not violations_of(decode, problem, target):
@@ -174,19 +174,3 @@ def _shared(problem: AttentionProblem, config: AttentionConfig, multiprocessors:
     passed = config.tile_n * (max(blocks, default=0) if turns <= 1 else turns * sum(blocks) / len(blocks))
     keys = p.kv_len if left is None else min(p.kv_len, p.q_len + left)
     return 0 < turns * JOINING_KEYS <= spared_keys(config, p.planes * p.q_len / multiprocessors, keys, passed)
-
-
-def parse_config(text: str) -> AttentionConfig | Decode:
-    """A configuration of any attention kernel from its notation. Raises ConfigError for what it does not know."""
-    from warploom.kernels.attention.ladder_config import RungSm80
-    from warploom.kernels.attention.ladder_sm90 import RungSm90
-
-    word = text.partition("(")[0].strip()
-    kinds = (ForwardSm90, ForwardSm80, RungSm90, Decode)
-    for kind in kinds:
-        if word == kind.word:
-            return kind.parse(text)
-    if word:
-        known = ", ".join(kind.word for kind in kinds)
-        raise ConfigError(f"{text!r} is no configuration; write {known} or the seeds' notation, as {RungSm80()}")
-    return RungSm80.parse(text)

@@ -341,8 +341,3 @@ def _heads(p: DecodeProblem, warps: int) -> int:
 def _resident(config: Decode, target: Target) -> bool:
     """Whether as many CTAs as it asks for have room on an SM."""
     return config.ctas * (config.shared_bytes + target.shared_reserved_per_block) <= target.shared_per_sm
-
-
-def parse_config(text: str) -> Decode:
-    """A configuration from its notation. Raises ConfigError for what it does not know."""
-    return Decode.parse(text)

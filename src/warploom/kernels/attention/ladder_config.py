@@ -169,6 +169,11 @@ class RungSm80(Configuration):
         return f"load_{self.load_q}_{self.load_k}_{self.load_v}_fragments"
 
     @classmethod
+    def reads(cls, text: str) -> bool:
+        """Whether a text is in the seeds' notation, by how it begins."""
+        return text.lstrip().startswith("(")
+
+    @classmethod
     def parse(cls, text: str) -> RungSm80:
         """A config from the seeds' notation (what :meth:`__str__` prints). Raises ConfigError for words not known."""
         match = re.fullmatch(

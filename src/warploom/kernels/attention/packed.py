@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 from warploom.core.dtypes import DType
-from warploom.core.errors import ConfigError
 from warploom.core.targets import Target
 from warploom.kernels.attention.choice import candidates
 from warploom.kernels.attention.features import AttentionFeatures, ScoreOptions, Window
-from warploom.kernels.attention.problem import MOST_POSITIONS, AttentionConfig, AttentionProblem
+from warploom.kernels.attention.problem import MOST_POSITIONS, AttentionProblem
 from warploom.kernels.attention.sm80 import ForwardSm80
 from warploom.kernels.attention.sm90 import ForwardSm90
 from warploom.kernels.settings import first_fitting, violated
@@ -87,41 +86,23 @@ class PackedProblem(ScoreOptions):
         return most_pieces(self.total_q, self.batch, tile_m) * self.heads
 
 
-@runtime_checkable
-class PackedConfig(AttentionConfig, Protocol):
-    """A configuration whose kernel takes packed sequences."""
-
-    def call_packed(
-        self, problem: PackedProblem, strides: tuple[Strides, Strides, Strides, Strides], multiprocessors: int
-    ) -> KernelCall:
-        """The launch on arrays with ``strides``, by a list of its tiles."""
-        ...
+PackedConfig = ForwardSm90 | ForwardSm80
+KINDS = (ForwardSm90, ForwardSm80)
 
 
 def choose_packed(problem: PackedProblem, target: Target) -> PackedConfig:
     """The configuration for packed sequences on a target. Raises ProblemError when none fits."""
-    listed = [c for c in candidates(problem.typical, target) if isinstance(c, PackedConfig)]
-    return first_fitting(listed, lambda c: violations(c, problem, target), "no attention kernel takes this problem")
+    none = "no attention kernel takes this problem"
+    return first_fitting(candidates(problem.typical, target), lambda c: violations(c, problem, target), none)
 
 
-def violations(config: AttentionConfig, problem: PackedProblem, target: Target | None = None) -> list[str]:
+def violations(config: PackedConfig, problem: PackedProblem, target: Target | None = None) -> list[str]:
     """The constraints that a problem violates; empty if the configuration's kernel takes it."""
-    if not isinstance(config, PackedConfig):
-        return [f"{config} takes no packed sequences"]
     return config.check(target) or problem.typical.differences(config) + violated([
         (problem.tiles(config.tile_m) * ENTRY_WORDS < MOST_TILES, "the tiles do not fit into 32 bits"),
         (max(problem.total_q, problem.total_k) < MOST_POSITIONS,
          f"{problem.total_q} and {problem.total_k} rows reach {MOST_POSITIONS}"),
     ])  # fmt: skip
-
-
-def parse_packed(text: str) -> PackedConfig:
-    """A configuration from its notation. Raises ConfigError for those of other kernels."""
-    word = text.partition("(")[0].strip()
-    for kind in (ForwardSm90, ForwardSm80):
-        if word == kind.word:
-            return kind.parse(text)
-    raise ConfigError(f"{text!r} takes no packed sequences; write {ForwardSm90.word} or {ForwardSm80.word}")
 
 
 def packed_calls(
@@ -136,7 +117,7 @@ def packed_calls(
     return listing(config, problem, multiprocessors, overlap=work.overlaps), work
 
 
-def listing(config: AttentionConfig, problem: PackedProblem, multiprocessors: int, *, overlap: bool) -> KernelCall:
+def listing(config: PackedConfig, problem: PackedProblem, multiprocessors: int, *, overlap: bool) -> KernelCall:
     """The launch that lists the tiles of all sequences; the next one may ``overlap`` with it."""
     p, tile_m, by_row = problem, config.tile_m, problem.features.by_row
     source = KernelSource.of(

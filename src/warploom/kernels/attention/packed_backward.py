@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from typing import Protocol, runtime_checkable
+from dataclasses import dataclass
 
 from warploom.core.dtypes import u32
-from warploom.core.errors import ConfigError
 from warploom.core.targets import Target
-from warploom.kernels.attention.backward import BackwardConfig
-from warploom.kernels.attention.backward_choice import MANY_TILES, candidates, persistent
+from warploom.kernels.attention.backward_choice import tiles_of_keys
 from warploom.kernels.attention.backward_sm80 import BackwardSm80
 from warploom.kernels.attention.backward_sm90 import BackwardSm90
 from warploom.kernels.attention.packed import LISTED_AT_ONCE, LISTING_WARPS, Strides
@@ -19,44 +16,15 @@ from warploom.kernels.settings import first_fitting, violations_of
 from warploom.kernels.source import KernelCall, KernelSource
 from warploom.tile.order import ENTRY_WORDS, divisors, heads_together, most_pieces
 
-
-@runtime_checkable
-class PackedBackwardConfig(BackwardConfig, Protocol):
-    """A configuration whose kernels take packed sequences."""
-
-    @property
-    def blocks(self) -> tuple[int, int]:
-        """Query rows of a block, and keys of a tile."""
-        ...
-
-    @property
-    def least_together(self) -> int:
-        """Heads of keys whose tiles come side by side, at least."""
-        ...
-
-    def calls_packed(
-        self, problem: PackedBackwardProblem, strides: Mapping[str, Strides], multiprocessors: int
-    ) -> tuple[KernelCall, ...]:
-        """The launches on arrays with these strides, after the lists "blocks" and "tiles"."""
-        ...
+PackedBackwardConfig = BackwardSm90 | BackwardSm80
+KINDS = (BackwardSm90, BackwardSm80)
 
 
 def choose_packed_backward(problem: PackedBackwardProblem, target: Target) -> PackedBackwardConfig:
     """The configuration for packed sequences on a target. Raises ProblemError when none fits."""
-    plain = candidates(problem.typical, target, listed=True)
-    many = replace(problem.typical.forward, batch=MANY_TILES)  # how many there are, the host does not know
-    listed = [c for c in (*persistent(plain, many), *plain) if isinstance(c, PackedBackwardConfig)]
     none = f"no backward kernel for {target.name} takes these packed sequences"
-    return first_fitting(listed, lambda c: violations_of(c, problem.typical, target), none)
-
-
-def parse_packed_backward(text: str) -> PackedBackwardConfig:
-    """A configuration from its notation. Raises ConfigError for those of other kernels."""
-    word = text.partition("(")[0].strip()
-    for kind in (BackwardSm90, BackwardSm80):
-        if word == kind.word:
-            return kind.parse(text)
-    raise ConfigError(f"{text!r} takes no packed sequences; write {BackwardSm90.word} or {BackwardSm80.word}")
+    tiles = tiles_of_keys(problem.typical, target, listed=True)
+    return first_fitting(tiles, lambda c: violations_of(c, problem.typical, target), none)
 
 
 def packed_backward_calls(

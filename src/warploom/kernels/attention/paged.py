@@ -10,7 +10,7 @@ from typing import Any
 
 from warploom.core.arguments import strides
 from warploom.core.targets import Target
-from warploom.kernels.attention.choice import candidates, narrowed, rounds, spared_keys
+from warploom.kernels.attention.choice import candidates_sm90, narrowed, rounds, spared_keys
 from warploom.kernels.attention.decode import Decode, DecodeOperands, DecodeProblem, decode_configuration
 from warploom.kernels.attention.packed import LISTED_AT_ONCE, LISTING_WARPS, PackedProblem
 from warploom.kernels.attention.packed import violations as packed_violations
@@ -21,12 +21,7 @@ from warploom.tile.order import ENTRY_WORDS, divisors, heads_at_once, heads_toge
 from warploom.tile.panels import box_rows
 
 PagedConfig = Decode | ForwardSm90
-
-
-def parse_config(text: str) -> PagedConfig:
-    """A configuration from its notation. Raises ConfigError for what it does not know."""
-    kind = ForwardSm90 if text.partition("(")[0].strip() == ForwardSm90.word else Decode
-    return kind.parse(text)
+KINDS = (Decode, ForwardSm90)
 
 
 def choose_paged(
@@ -37,8 +32,8 @@ def choose_paged(
     queries = max(1, p.q_len // batch if p.packed else p.q_len)
     if target.has_wgmma and not _unlisted(p, operands):
         packed, planes = _as_packed(p, operands), batch * p.heads
-        tiles = [c for c in candidates(packed.typical, target) if isinstance(c, ForwardSm90)]
-        for wide in [c for c in tiles if not packed_violations(c, packed, target)][:1]:
+        takes = [c for c in candidates_sm90(packed.typical) if not packed_violations(c, packed, target)]
+        for wide in takes[:1]:
             tiled = narrowed(wide, planes, queries, multiprocessors)
             turns = rounds(tiled, planes, queries, multiprocessors)
             rows = planes * queries / multiprocessors

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, ClassVar, Self
 
 from warploom.core.dtypes import DType, bf16, f16
 from warploom.core.targets import Target
@@ -37,6 +37,11 @@ class ForwardSm80(HeadDims):
     def threads(self) -> int:
         """Threads per CTA."""
         return 32 * self.num_warps
+
+    @property
+    def narrow(self) -> Self:
+        """The same: a warp's steps are as long whatever others the CTA has."""
+        return self
 
     @property
     def warp_rows(self) -> int:

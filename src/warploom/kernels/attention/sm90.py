@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, ClassVar, Self
 
 from warploom.core.dtypes import DType, bf16, f16
 from warploom.kernels.attention.problem import MOST_POSITIONS, AttentionProblem, HeadDims, Operands
@@ -55,6 +55,11 @@ class ForwardSm90(HeadDims):
     def tile_m(self) -> int:
         """Query rows per CTA."""
         return ROWS * self.consumers
+
+    @property
+    def narrow(self) -> Self:
+        """The same with the fewest query rows per CTA."""
+        return replace(self, consumers=1)
 
     @property
     def q_stages(self) -> int:

@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import fields, replace
-from typing import Any
+from dataclasses import replace
+from typing import TypeVar
 
-from warploom.core.dtypes import DType, f16, f32
-from warploom.core.errors import ConfigError
+from warploom.core.dtypes import f16, f32
 from warploom.core.targets import Target
 from warploom.kernels.matmul.cost import REGISTERS, USUAL_REGISTERS
-from warploom.kernels.matmul.problem import MatmulConfig, MatmulProblem
+from warploom.kernels.matmul.problem import MatmulProblem
 from warploom.kernels.matmul.sm80 import MatmulSm80
 from warploom.kernels.matmul.sm90 import MatmulSm90
-from warploom.kernels.settings import Configuration, first_fitting, fitting, violations_of
+from warploom.kernels.settings import first_fitting, fitting, violations_of
 
+Tile = TypeVar("Tile", bound="MatmulSm80 | MatmulSm90")
 Production = MatmulSm80 | MatmulSm90
 """The configurations that calls choose from."""
+KINDS = (MatmulSm90, MatmulSm80, "matmul.ladder_sm90:RungWgmma", "matmul.ladder_config:RungGemm")
+"""What a caller may ask for."""
 
 BEST16 = MatmulSm80(tile_m=256, warp_m=128, accumulate=f16)
 """The fastest ``mma.sync`` configuration with f16 accumulation for large products."""
@@ -109,7 +111,7 @@ def for_rows_sm90(problem: MatmulProblem, exponentials: bool = False) -> tuple[M
 
 
 # -- choices
-def least(problem: MatmulProblem, configs: Sequence[Production], target: Target) -> Production:
+def least(problem: MatmulProblem, configs: Sequence[Tile], target: Target) -> Tile:
     """The first of them, by the cost model, that can run a problem on a target. Raises ProblemError when none can."""
     ordered = sorted(configs, key=lambda c: c.seconds(problem, target))
     return first_fitting(ordered, lambda c: violations_of(c, problem, target), "no matmul kernel takes this problem")
@@ -125,7 +127,7 @@ def choose(problem: MatmulProblem, target: Target, *, whole: bool = False) -> tu
     config = least(problem, configs, target)
     expected = config.seconds(problem, target)
     reason = f"the least of {len(configs)} by the cost model, about {expected * 1e6:.0f} µs; untuned"
-    bulk, reasons = (tiles, []) if isinstance(config, MatmulSm90) else fitting(problem, tiles, target)
+    bulk, reasons = (tiles, []) if config in tiles else fitting(problem, tiles, target)
     return config, reason if bulk else reason + _refused(reasons)
 
 
@@ -145,30 +147,9 @@ def general_for_rows(problem: MatmulProblem, target: Target) -> tuple[MatmulSm80
     """As :func:`choose_for_rows`, of ``mma.sync`` configurations alone."""
     configs = candidates_sm80(problem)
     config = least(problem, configs, target)
-    assert isinstance(config, MatmulSm80)
     return replace(config, split_k=1, stream_k=False), f"the least of {len(configs)} by the cost model; untuned"
 
 
 def _refused(reasons: list[str]) -> str:
     """Why ``wgmma`` does not multiply a problem whose rows and columns would fill its tiles."""
     return f"; mma.sync, as {reasons[0]}" if reasons else ""
-
-
-def parse_config(text: str, **types: DType) -> MatmulConfig:
-    """A configuration of any matmul kernel from its notation. Raises ConfigError for what it does not know.
-
-    ``types`` (dtype, accumulate) hold where the notation leaves them out.
-    """
-    from warploom.kernels.matmul.ladder_config import RungGemm
-    from warploom.kernels.matmul.ladder_sm90 import RungWgmma
-
-    kinds: dict[str, type[Configuration]] = {kind.word: kind for kind in (MatmulSm90, MatmulSm80, RungWgmma)}
-    word, bracket, _ = text.partition("(")
-    kind = kinds.get(word.strip())
-    if kind is None and bracket:
-        raise ConfigError(
-            f"{text!r} is no configuration; write {', '.join(kinds)} or the seeds' notation, {RungGemm()}"
-        )
-    found: Any = (kind or RungGemm).parse(text)
-    flags, given = {f.name for f in fields(found)}, (kind or RungGemm).settings_of(text)
-    return replace(found, **{name: x for name, x in types.items() if name in flags and name not in given})

@@ -150,6 +150,12 @@ class RungGemm(WarpTiles):
         return ",".join(words)
 
     @classmethod
+    def reads(cls, text: str) -> bool:
+        """Whether a text is in the seeds' notation, by how it begins."""
+        word, equals, _ = text.partition(",")[0].partition("=")
+        return "(" not in text and (equals == "=" or word.strip() in {*SEED_WORDS, *cls.__dataclass_fields__})
+
+    @classmethod
     def settings_of(cls, text: str) -> dict[str, str]:
         """The words of a text in the seeds' notation. Raises ConfigError for another text."""
         settings: dict[str, str] = {}

@@ -1,0 +1,76 @@
+"""What may be given as ``config``: objects and texts of the operation's own configurations, and nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+import warploom
+from warploom.core.errors import ConfigError
+from warploom.kernels.attention import backward_choice, choice, packed, packed_backward, paged
+from warploom.kernels.matmul import choice as matmul_choice
+from warploom.kernels.source import named
+from warploom.ops.attention_varlen_backward import attention_varlen_backward
+
+X = np.zeros((1, 64, 2, 64), ml_dtypes.bfloat16)
+ROWS, LENGTHS = X[0], np.array([64], np.int32)
+STARTS = np.array([0, 64], np.int32)
+LSE = np.zeros((1, 2, 64), np.float32)
+MATRIX = np.zeros((64, 64), ml_dtypes.bfloat16)
+
+OPERATIONS: dict[str, tuple[tuple[Any, ...], Callable[[Any], object]]] = {
+    "attention": (choice.KINDS, lambda c: warploom.plan(X, X, X, config=c)),
+    "backward": (
+        backward_choice.KINDS, lambda c: warploom.plan_attention_backward(X, X, X, X, X, LSE, config=c),
+    ),
+    "paged": (paged.KINDS, lambda c: warploom.plan_attention_paged(X, X, X, LENGTHS, config=c)),
+    "varlen": (packed.KINDS, lambda c: warploom.attention_varlen(ROWS, ROWS, ROWS, STARTS, config=c)),
+    "varlen backward": (
+        packed_backward.KINDS,
+        lambda c: attention_varlen_backward(ROWS, ROWS, ROWS, ROWS, ROWS, LSE[0], STARTS, config=c),
+    ),
+    "matmul": (matmul_choice.KINDS, lambda c: warploom.plan_matmul(MATRIX, MATRIX, config=c)),
+    "reduce": (matmul_choice.KINDS, lambda c: warploom.plan_matmul_reduce(MATRIX, MATRIX, "max", config=c)),
+    "loss": (
+        matmul_choice.KINDS,
+        lambda c: warploom.linear_cross_entropy(MATRIX, MATRIX, np.zeros(64, np.int32), config=c),
+    ),
+}  # fmt: skip
+
+
+def classes(kinds: tuple[Any, ...]) -> list[Any]:
+    return [named(kind) if isinstance(kind, str) else kind for kind in kinds]
+
+
+EVERY = list(dict.fromkeys(kind for kinds, _ in OPERATIONS.values() for kind in classes(kinds)))
+
+
+def refused(call: Callable[[Any], object], config: Any) -> bool:
+    """Whether a configuration is none of the operation's: others may only not fit."""
+    try:
+        call(config)
+    except ConfigError as error:
+        return "config cannot be" in str(error)
+    return False
+
+
+@pytest.mark.parametrize("operation", OPERATIONS)
+def test_an_operation_takes_objects_and_texts_of_its_own_configurations_alone(operation: str) -> None:
+    kinds, call = OPERATIONS[operation]
+    own = classes(kinds)
+    for kind in EVERY:
+        config = kind(head_dim=256) if hasattr(kind, "head_dim") else kind(stages=3)  # most do not fit: nothing runs
+        assert [refused(call, config), refused(call, str(config))] == [kind not in own] * 2, kind
+
+
+@pytest.mark.parametrize("config", ["nonsense", "", "(", "turbo(x=1)", " =", 5, [1], {}, np.zeros(2), object(), EVERY])
+@pytest.mark.parametrize("operation", OPERATIONS)
+def test_what_is_no_configuration_at_all_is_refused(operation: str, config: Any) -> None:
+    with pytest.raises(ConfigError):
+        OPERATIONS[operation][1](config)
+    with pytest.raises(ConfigError):
+        OPERATIONS[operation][1](type(config))
