@@ -68,6 +68,11 @@ class Writer:
         taken, self.body = tuple(self.body), []
         return taken
 
+    def text(self, *inputs: Value) -> str:
+        """The block as a kernel whose parameters are these values."""
+        parameters = tuple(Parameter(v.name, "scalar", v.dtype, v) for v in inputs)
+        return print_cuda(Program("k", parameters, 32, self.block()), comments=False)
+
 
 def _n(value: int, dtype: DType = u32) -> Const:
     return Const(dtype, value)
@@ -154,12 +159,6 @@ def roles() -> Program:
     return Program("roles", parameters, 384, (*head, chain), shared_bytes=4096, requires="sm_90a")
 
 
-def _compile(program: Program) -> bytes:
-    core = pytest.importorskip("cuda.core", reason="needs cuda-core and NVRTC")
-    options = core.ProgramOptions(arch=program.requires, fma=False)
-    return core.Program(print_cuda(program), "c++", options).compile("cubin").code
-
-
 @pytest.mark.parametrize("program", [dots(), roles()], ids=lambda p: p.name)
 def test_golden_text(program: Program) -> None:
     """Set WARPLOOM_UPDATE_GOLDEN to write the files anew, then read the difference."""
@@ -168,18 +167,12 @@ def test_golden_text(program: Program) -> None:
     if os.environ.get("WARPLOOM_UPDATE_GOLDEN"):
         path.write_text(text)
     assert text == path.read_text()
-    assert _compile(program)
-
-
-@pytest.mark.parametrize("program", [dots(), roles()], ids=lambda p: p.name)
-def test_source_map_covers_every_statement_line(program: Program) -> None:
-    lines = print_cuda(program).splitlines()
     mapped = source_map(program)
     roles_of = [role.where for s in program.body if isinstance(s, Roles) for role in s.branches]
     assert set(mapped.values()) <= {s.where for s in program.statements()} | set(roles_of)
-    for number, text in enumerate(lines, 1):
-        if "asm" in text:
-            assert number in mapped
+    assert {number for number, line in enumerate(text.splitlines(), 1) if "asm" in line} <= set(mapped)
+    core = pytest.importorskip("cuda.core", reason="needs cuda-core and NVRTC")
+    assert core.Program(text, "c++", core.ProgramOptions(arch=program.requires, fma=False)).compile("cubin").code
 
 
 def test_source_text_is_shown_and_can_be_left_out(tmp_path: Path) -> None:
@@ -239,19 +232,14 @@ def _expression(build: object, **types: DType) -> str:
     inputs = {name: w.value(dtype, name) for name, dtype in types.items()}
     result = build(w, **inputs)  # type: ignore[operator]
     w.do(Store("global", result.dtype), Const(u64, 0), result)
-    parameters = tuple(Parameter(v.name, "scalar", v.dtype, v) for v in inputs.values())
-    text = print_cuda(Program("k", parameters, 32, w.block()), comments=False)
+    text = w.text(*inputs.values())
     found = re.search(r'"[rlf]"\(((?:(?!"[rlf]"\().)*)\) : "memory"\);', text)
     assert found is not None, text
     return found[1]
 
 
-def _u(op: str) -> Binary:
-    return Binary(op, u32)
-
-
-def _s(op: str) -> Binary:
-    return Binary(op, s32)
+def _u(op: str, dtype: DType = u32) -> Binary:
+    return Binary(op, dtype)
 
 
 @pytest.mark.parametrize(
@@ -282,11 +270,10 @@ def test_expressions_have_the_parentheses_they_need(build: object, text: str) ->
 def test_signed_arithmetic_is_computed_as_unsigned() -> None:
     w = Writer()
     x, y = w.value(s32, "x"), w.value(s32, "y")
-    w.do(_s("add"), x, _n(-64, s32), name="near")
-    w.do(_s("add"), w.do(_s("sub"), x, y), y, name="sum")
-    w.do(_s("mul"), x, w.do(_s("shl"), y, _n(3)), name="product")
-    parameters = tuple(Parameter(v.name, "scalar", s32, v) for v in (x, y))
-    text = print_cuda(Program("k", parameters, 32, w.block()), comments=False)
+    w.do(_u("add", s32), x, _n(-64, s32), name="near")
+    w.do(_u("add", s32), w.do(_u("sub", s32), x, y), y, name="sum")
+    w.do(_u("mul", s32), x, w.do(_u("shl", s32), y, _n(3)), name="product")
+    text = w.text(x, y)
     assert "near = (int)((unsigned)x - 64);" in text
     assert "sum = (int)((unsigned)((unsigned)x - y) + y);" in text
     assert "product = (int)((unsigned)x * (int)((unsigned)y << 3));" in text
@@ -300,7 +287,7 @@ def test_a_register_written_in_between_keeps_a_value_apart() -> None:
     late = w.do(_u("add"), early, _n(2))
     w.do(Move(u32), _n(9), into=(r,))
     w.do(Store("global", u32), Const(u64, 0), late)
-    text = print_cuda(Program("k", (), 32, w.block()), comments=False)
+    text = w.text()
     assert "const unsigned t0 = r + 1u + 2u;\n  r = 9u;" in text
 
 
@@ -312,10 +299,11 @@ def test_a_value_used_twice_or_elsewhere_or_named_is_a_statement() -> None:
     named = w.do(_u("add"), x, _n(3), name="named")
     w.do(Store("global", u32, 2), Const(u64, 0), twice, twice)
     w.do(Store("global", u32), Const(u64, 0), named)
-    before = w.block()
+    before = list(w.block())
     w.do(Store("global", u32), Const(u64, 0), outside)
     loop = Loop(w.value(u32, "i"), _n(0), x, _n(2), w.block())
-    text = print_cuda(Program("k", (Parameter("x", "scalar", u32, x),), 32, (*before, loop)), comments=False)
+    w.body = [*before, loop]
+    text = w.text(x)
     for statement in ("= x + 1u;", "= x + 2u;", "named = x + 3u;", "for (unsigned i = 0u; i < x; i += 2u) {"):
         assert statement in text
 
@@ -327,7 +315,7 @@ def test_long_expressions_get_lines_of_their_own() -> None:
     for i in range(40):
         total = w.do(_u("add"), w.do(_u("mul"), total, x), w.do(_u("xor"), x, _n(i)))
     w.do(Store("global", u32), Const(u64, 0), total)
-    text = print_cuda(Program("k", (Parameter("x", "scalar", u32, x),), 32, w.block()), comments=False)
+    text = w.text(x)
     assert max(map(len, text.splitlines())) <= COLUMNS
 
 
@@ -342,16 +330,18 @@ def test_names_are_valid_and_unique() -> None:
     w = Writer()
     values = [w.do(Load("global", u32), Const(u64, 0), name=name) for name in ("s", "s", "k", "while", "t0", "")]
     w.do(Store("global", u32, 2), Const(u64, 0), *values[:2])
-    text = print_cuda(Program("k", (), 32, w.block()), comments=False)
+    text = w.text()
     assert re.findall(r"unsigned (\w+);", text) == ["s", "s_1", "k_1", "while_", "t0", "t0_1"]
 
 
 def test_warps_between_roles() -> None:
     stop = Op(BarSync(32), (_n(1),), ())
-    chain = Roles((Role(1, 2, (stop,)), Role(4, 8, (stop,))))
-    text = print_cuda(Program("k", (), 256, (chain,)), comments=False)
-    assert "if (warp == 1u) {" in text
-    assert "} else if (warp >= 4u) {" in text
-    rest = Roles((Role(0, 4, (stop,)), Role(4, 8, (stop,))))
-    assert "if (warp < 4u) {" in print_cuda(Program("k", (), 256, (rest,)), comments=False)
-    assert "} else {" in print_cuda(Program("k", (), 256, (rest,)), comments=False)
+
+    def printed(first: int, end: int) -> str:
+        chain = Roles((Role(first, end, (stop,)), Role(4, 8, (stop,))))
+        return print_cuda(Program("k", (), 256, (chain,)), comments=False)
+
+    for text in ("if (warp == 1u) {", "} else if (warp >= 4u) {"):
+        assert text in printed(1, 2)
+    for text in ("if (warp < 4u) {", "} else {"):
+        assert text in printed(0, 4)
