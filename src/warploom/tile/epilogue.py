@@ -152,11 +152,16 @@ def send_rows(
     k.fence_async()
     k.bar_sync(barrier, WARPGROUP)
     with k.when((k.thread & (WARPGROUP - 1)) == 0):
-        for panel in tile.layout.panels:
-            if panel.first_col < sums.layout.shape[1]:
-                offset = first * tile.layout.row_bytes + panel.byte_offset
-                k.tma_store(boxes.tensor_map, boxes.order(panel.first_col, *place), tile, offset=offset)
-        k.commit_bulk()
+        boxes.send(k, tile, place, row=first, cols=sums.layout.shape[1])
+
+
+def send_tile(k: Kernel, tile: SharedTile, boxes: Boxes, place: tuple[Number, ...]) -> None:
+    """What all threads of the CTA have stored into a tile, out by the TMA; thread 0 waits until it was read."""
+    k.fence_async()
+    k.syncthreads()
+    with k.when(k.thread == 0):
+        boxes.send(k, tile, place)
+        k.wait_bulk(0, reads_only=True)
 
 
 def await_sent(k: Kernel) -> None:

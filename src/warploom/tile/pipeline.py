@@ -65,6 +65,19 @@ class Boxes:
         """The boxes of a panel: (first row within the tile, place) of each. Here one, as high as the tile."""
         return ((0, place),)
 
+    def send(
+        self, k: Kernel, tile: SharedTile, place: Sequence[Number], *, row: Number = 0, cols: int | None = None
+    ) -> None:
+        """One thread: start the copies of a tile that was written and fenced, from ``row`` on, as one bulk group.
+
+        ``cols``: as many of its columns, by default all.
+        """
+        for panel in tile.layout.panels:
+            if cols is None or panel.first_col < cols:
+                offset = row * tile.layout.row_bytes + panel.byte_offset
+                k.tma_store(self.tensor_map, self.order(panel.first_col, *place), tile, offset=offset)
+        k.commit_bulk()
+
 
 class Position(Protocol):
     """A stage and the parity of its phase."""
@@ -147,6 +160,8 @@ class Pipeline:
         self.stages = self.tiles[0].stages
         if any(tile.stages != self.stages for tile in self.tiles):
             raise TraceError(f"the tiles of a pipeline have as many stages each ({k.here()})")
+        self.cols = cols
+        """Columns that copies fill; None: all."""
         self._panels = [[p for p in tile.layout.panels if cols is None or p.first_col < cols] for tile in self.tiles]
         name = name or self.tiles[0].name
         self._writers, self._readers, self._parts = writers, readers, parts
@@ -201,14 +216,6 @@ class Pipeline:
                         tile.stage(stage), boxes.tensor_map, boxes.order(panel.first_col, *at), self.full, stage,
                         offset=panel.byte_offset + first_row * panel.cols * tile.dtype.bytes, eviction=boxes.eviction,
                     )  # fmt: skip
-
-    def copy_out(self, stage: Number, boxes: Boxes, place: Sequence[Number]) -> None:
-        """Start the copies of a stage's only tile to global memory, as one bulk group."""
-        (tile,), (panels,) = self.tiles, self._panels
-        for panel in panels:
-            where = boxes.order(panel.first_col, *place)
-            self.k.tma_store(boxes.tensor_map, where, tile.stage(stage), offset=panel.byte_offset)
-        self.k.commit_bulk()
 
 
 class Cursor:
@@ -308,8 +315,7 @@ class Cursor:
     def send(self, boxes: Boxes, place: Sequence[Number]) -> None:
         """One thread: once warps have written the stage, copy it out; returns when its memory may be written again."""
         k = self._pipeline.k
-        self.wait()
-        self._pipeline.copy_out(self.stage, boxes, place)
+        boxes.send(k, self.wait(), place, cols=self._pipeline.cols)
         k.wait_bulk(0, reads_only=True)
         self._position.advance()
 

@@ -20,7 +20,7 @@ from warploom.lang.parameters import Compound
 from warploom.lang.values import Number
 from warploom.layout.catalogue import wgmma_accumulator
 from warploom.tile.accumulation import WARPS, Turns, add_parts, load_part, part_tile, store_part
-from warploom.tile.epilogue import await_sent, send_rows
+from warploom.tile.epilogue import await_sent, send_rows, send_tile
 from warploom.tile.gradient import SoftmaxGradient
 from warploom.tile.mask import key_tiles
 from warploom.tile.pipeline import Boxes, Cursor, Pipeline, operand_tile, ready
@@ -374,10 +374,4 @@ def round_sums(
     packed = cores.left(c.total_cols, "dq")
     cores.pack(packed, sums)
     TransposedStore(k, tile, me * c.total_cols).store(tile, packed)  # of panels, or of rows
-    k.fence_async()
-    k.syncthreads()
-    with k.when(k.thread == 0):
-        for panel in tile.layout.panels:
-            k.tma_store(dq.tensor_map, dq.order(panel.first_col, *at), tile, offset=panel.byte_offset)
-        k.commit_bulk()
-        k.wait_bulk(0, reads_only=True)
+    send_tile(k, tile, dq, at)
