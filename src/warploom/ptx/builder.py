@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import count
 from typing import TypeAlias, cast
 
 import numpy as np
 
 from warploom.core.dtypes import DType, pred, u32, u64
-from warploom.core.errors import PtxError, VerifyError
+from warploom.core.errors import VerifyError
 from warploom.ir import statements as ir
-from warploom.ir.statements import NOWHERE, Const, Op, Statement, Tile, Value, When
+from warploom.ir.statements import Const, Op, Statement, Tile, Value, When
 from warploom.isa.alu import Binary, Select, Unary
 from warploom.isa.base import Instruction as Isa
 from warploom.isa.conversion import Bitcast, Convert, Move
@@ -20,7 +19,8 @@ from warploom.isa.effects import Space
 from warploom.isa.spaces import FromGeneric, IsSpace, Window
 from warploom.isa.warp import Special
 from warploom.ptx.blocks import Block
-from warploom.ptx.forms import HANDLERS, Form
+from warploom.ptx.emitter import Emitter
+from warploom.ptx.forms import Form
 from warploom.ptx.groups import completed_registers
 from warploom.ptx.specials import Specials
 from warploom.ptx.syntax import (
@@ -61,16 +61,16 @@ class Names:
     pointers: Mapping[str, Value]
 
 
-class Builder:
+class Builder(Emitter):
     """Makes the statements of one function's blocks.
 
     ``windows`` are the spaces besides global memory of which the function makes generic addresses.
     """
 
     def __init__(self, function: Function, usage: Usage, specials: Specials, names: Names) -> None:
+        super().__init__(sum(map(len, names.parameters.values())) + len(names.pointers))
         self.function, self.usage, self.specials, self.names = function, usage, specials, names
         self.parameters = names.parameters
-        self.numbers = count(sum(map(len, names.parameters.values())) + len(names.pointers))
         code = [i for i in function.body if isinstance(i, Instruction)]
         made = {m for i in code if i.opcode == "cvta" and "to" not in i.modifiers for m in i.modifiers}
         shared = made & {"shared", "shared::cta"}
@@ -78,11 +78,8 @@ class Builder:
         self.maps_generic = any(i.opcode == "mapa" and "u64" in i.modifiers for i in code)
         self.blocks, self.number = list[Block](), 0
         self.completed: dict[int, tuple[str, ...]] = {}
-        self.where = NOWHERE
         self._registers: dict[str, ir.Register] = {}
         self._values: dict[str, ir.Operand] = {}  # of the current block
-        self._out: list[Statement] = []
-        self._known: dict[tuple[Isa, ir.Operand | None], Value] = {}  # casts and special registers of the block
 
     # -- blocks ------------------------------------------------------------------------------------------------------
 
@@ -147,41 +144,6 @@ class Builder:
             raise form.refusal(f"the type .{error} is not supported") from None
         form.done()
 
-    # -- operations --------------------------------------------------------------------------------------------------
-
-    def fresh(self, dtype: DType, name: str = "") -> Value:
-        """A new value."""
-        return Value(next(self.numbers), dtype, name)
-
-    def emit(
-        self, instruction: Isa, operands: Sequence[ir.Operand] = (), results: Sequence[Value] = (),
-        within: Tile | None = None,
-    ) -> None:  # fmt: skip
-        """Append an operation, whose first operand is an address in the variable ``within``."""
-        tiles = (within, *(None,) * (len(operands) - 1)) if within is not None else ()
-        self._out.append(Op(instruction, tuple(operands), tuple(results), self.where, tiles))
-
-    def op(self, instruction: Isa, *operands: ir.Operand) -> Value:
-        """An operation with one result, a new value."""
-        result = self.fresh(instruction.result_types[0])
-        self.emit(instruction, operands, (result,))
-        return result
-
-    def once(self, instruction: Isa, operand: ir.Operand | None = None) -> Value:
-        """The same for an instruction that depends on nothing that changes within the block: made once."""
-        if isinstance(operand, ir.Register):
-            return self.op(instruction, operand)
-        key = (instruction, operand)
-        if key not in self._known:
-            self._known[key] = self.op(instruction, *(() if operand is None else (operand,)))
-        return self._known[key]
-
-    def binary(self, op: str, a: ir.Operand, b: ir.Operand | int) -> ir.Operand:
-        """An operation of two operands of one type; an integer is a constant of it (of u32, for shifts)."""
-        if isinstance(b, int):
-            b = Const(u32 if op in ("shl", "shr") else a.dtype, b)
-        return self.op(Binary(op, a.dtype), a, b)
-
     # -- reading -----------------------------------------------------------------------------------------------------
 
     def read(self, operand: Operand, dtype: DType) -> ir.Operand:
@@ -198,10 +160,6 @@ class Builder:
             known = self.usage.constants.get(operand.name)
             return self.read(known, dtype) if known is not None else self.cast(self.value(operand), dtype)
         raise self.refusal(f"{operand} is no operand of one value")
-
-    def refusal(self, why: str) -> PtxError:
-        """The error to raise at the current line."""
-        return PtxError(f"{self.where}: {why}")
 
     def value(self, register: PtxRegister) -> ir.Operand:
         """What a register holds, in its home type."""
@@ -419,3 +377,19 @@ class Builder:
         label = name.lstrip("%").replace("@", "_")
         value = self._values[name] = self.fresh(self.usage.home[name], label)
         return value
+
+
+Handler = Callable[[Builder, Form], None]
+HANDLERS: dict[str, Handler] = {}
+"""Opcode → handler."""
+
+
+def form(*opcodes: str) -> Callable[[Handler], Handler]:
+    """Register the handler of some opcodes."""
+
+    def register(handler: Handler) -> Handler:
+        for opcode in opcodes:
+            HANDLERS[opcode] = handler
+        return handler
+
+    return register

@@ -10,8 +10,8 @@ from warploom.ir.statements import Operand as Value
 from warploom.isa.calls import AssertFail, Print, Trap
 from warploom.isa.effects import Space
 from warploom.isa.memory import Load, Store
-from warploom.ptx.builder import Builder
-from warploom.ptx.forms import Form, form
+from warploom.ptx.builder import Builder, form
+from warploom.ptx.forms import Form
 from warploom.ptx.syntax import Operand
 
 SYSTEM = {"vprintf": Print(), "__assertfail": AssertFail()}

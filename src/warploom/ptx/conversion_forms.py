@@ -15,8 +15,8 @@ from warploom.isa.conversion import Convert, PackPair
 from warploom.isa.narrow import FP8
 from warploom.isa.scalar import Scalar
 from warploom.isa.spaces import FromGeneric, IsSpace, ToGeneric, Window
-from warploom.ptx.builder import Builder
-from warploom.ptx.forms import Form, form
+from warploom.ptx.builder import Builder, form
+from warploom.ptx.forms import Form
 from warploom.ptx.syntax import TYPES, Operand
 from warploom.ptx.types import TYPE
 

@@ -1,19 +1,12 @@
-"""The forms of instructions that can be run: opcode → what makes operations of it.
+"""The form of an instruction: its opcode, modifiers and operands.
 
-A form that is not wholly understood is refused with its line: every modifier must have been taken by name.
+One that is not wholly understood is refused with its line: every modifier must have been taken by name.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING
-
 from warploom.core.errors import PtxError
 from warploom.ptx.syntax import TYPES, Instruction, Integer, Operand
-
-if TYPE_CHECKING:
-    from warploom.ptx.builder import Builder
-
 
 _SHOWN = 100  # of the operands in a message
 
@@ -94,19 +87,3 @@ class Form:
         """Refuse the form if a modifier is left that nobody asked for."""
         if self._left:
             raise self.refusal(f".{self._left[0]} is not supported")
-
-
-Handler = Callable[["Builder", Form], None]
-HANDLERS: dict[str, Handler] = {}
-"""Opcode → handler."""
-
-
-def form(*opcodes: str) -> Callable[[Handler], Handler]:
-    """Register the handler of some opcodes."""
-
-    def register(handler: Handler) -> Handler:
-        for opcode in opcodes:
-            HANDLERS[opcode] = handler
-        return handler
-
-    return register

@@ -37,8 +37,8 @@ from warploom.isa.sync import (
 )
 from warploom.isa.warp import Elect
 from warploom.isa.wgmma import Wgmma, WgmmaCommit, WgmmaFence, WgmmaWait
-from warploom.ptx.builder import Builder
-from warploom.ptx.forms import Form, form
+from warploom.ptx.builder import Builder, form
+from warploom.ptx.forms import Form
 from warploom.ptx.syntax import Address, Both, Integer, Operand, Vector
 from warploom.ptx.syntax import Register as PtxRegister
 from warploom.ptx.tensor_map_forms import map_fence

@@ -10,8 +10,8 @@ from warploom.ir.statements import Operand as Value
 from warploom.isa.alu import Binary, Select
 from warploom.isa.conversion import Move
 from warploom.isa.scalar import Scalar
-from warploom.ptx.builder import Builder
-from warploom.ptx.forms import Form, form
+from warploom.ptx.builder import Builder, form
+from warploom.ptx.forms import Form
 from warploom.ptx.types import TYPE, constant, unsigned
 
 

@@ -16,9 +16,9 @@ from warploom.isa.atomic import Atomic
 from warploom.isa.conversion import Combine, Half
 from warploom.isa.effects import MemoryOrder, Scope, Space
 from warploom.isa.memory import LdMatrix, Load, MemoryFence, StMatrix, Store, register_type
-from warploom.ptx.builder import Builder
+from warploom.ptx.builder import Builder, form
 from warploom.ptx.conversion_forms import byte
-from warploom.ptx.forms import Form, form
+from warploom.ptx.forms import Form
 from warploom.ptx.hopper_forms import bulk_copy, bulk_group, proxy_fence, store_async, tensor_copy
 from warploom.ptx.syntax import TYPES, Address, Instruction, Integer, Not, Operand, Register, Symbol, Vector
 from warploom.ptx.types import TYPE, constant, unsigned

@@ -14,8 +14,8 @@ from warploom.ir.statements import Operand as Value
 from warploom.isa.alu import Binary, Fma, MultiplyWide, Select, Unary
 from warploom.isa.conversion import Combine, Half
 from warploom.isa.scalar import SCALARS, Scalar
-from warploom.ptx.builder import Builder
-from warploom.ptx.forms import Form, form
+from warploom.ptx.builder import Builder, form
+from warploom.ptx.forms import Form
 from warploom.ptx.integer_forms import extended
 from warploom.ptx.syntax import TYPES, Both, Integer, Operand, Vector
 from warploom.ptx.types import TYPE, unsigned

@@ -6,15 +6,12 @@ Source: PTX ISA, "Special Registers".
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from warploom.core.dtypes import u32, u64
 from warploom.ir.statements import Const, Operand
 from warploom.isa.conversion import Convert
 from warploom.isa.warp import SPECIAL_REGISTERS, ReadClock, Special
-
-if TYPE_CHECKING:
-    from warploom.ptx.builder import Builder
+from warploom.ptx.emitter import Emitter
 
 _MASKS = ("eq", "lt", "le", "gt", "ge")
 
@@ -28,7 +25,7 @@ class Specials:
     dynamic_bytes: int
     total_bytes: int
 
-    def read(self, b: Builder, name: str) -> Operand:
+    def read(self, b: Emitter, name: str) -> Operand:
         """The value of a special register (``%tid.x``). Raises PtxError for one that is not known."""
         known = name.removeprefix("%")
         register, _, axis = known.partition(".")
@@ -62,7 +59,7 @@ class Specials:
         return {"nwarpid": warps, "dynamic_smem_size": self.dynamic_bytes, "total_smem_size": self.total_bytes,
                 "is_explicit_cluster": int(self.cluster != (1, 1, 1))}.get(register)  # fmt: skip
 
-    def _thread(self, b: Builder, axis: str) -> Operand:
+    def _thread(self, b: Emitter, axis: str) -> Operand:
         linear = b.once(Special("tid.x"))
         x, y, _ = self.block
         if self.block[1:] == (1, 1):
@@ -73,7 +70,7 @@ class Specials:
         return b.binary("rem", row, y) if axis == "y" else b.binary("div", row, y)
 
 
-def _lane_mask(b: Builder, lane: Operand, kind: str) -> Operand:
+def _lane_mask(b: Emitter, lane: Operand, kind: str) -> Operand:
     own = b.binary("shl", Const(u32, 1), lane)  # type: ignore[arg-type]
     below = b.binary("sub", own, 1)
     if kind == "eq":

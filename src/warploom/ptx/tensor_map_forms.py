@@ -12,8 +12,8 @@ from warploom.ir.statements import Const
 from warploom.isa.memory import Load, Store
 from warploom.isa.tensor_map import FIELDS, MAP_BYTES, TensorMapAcquire, TensorMapRelease, TensorMapReplace
 from warploom.isa.warp import FULL_MASK, Special, SyncWarp
-from warploom.ptx.builder import Builder
-from warploom.ptx.forms import Form, form
+from warploom.ptx.builder import Builder, form
+from warploom.ptx.forms import Form
 from warploom.ptx.syntax import Integer, Operand
 from warploom.ptx.types import constant
 

@@ -16,8 +16,8 @@ from warploom.isa.matrix_exact import MmaDouble, MmaInteger, MoveMatrix
 from warploom.isa.members import ActiveMask, Match, Redux
 from warploom.isa.sync import BarArrive, BarReduce, BarSync
 from warploom.isa.warp import Shuffle, Special, SyncWarp, Vote
-from warploom.ptx.builder import Builder
-from warploom.ptx.forms import Form, form
+from warploom.ptx.builder import Builder, form
+from warploom.ptx.forms import Form
 from warploom.ptx.hopper_forms import cluster_barrier
 from warploom.ptx.syntax import Both, Operand, Register, Vector
 

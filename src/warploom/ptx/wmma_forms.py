@@ -12,8 +12,8 @@ from warploom.core.errors import LayoutError
 from warploom.isa.effects import Space
 from warploom.isa.wmma import WmmaLoad, WmmaMma, WmmaStore
 from warploom.layout.wmma import WMMA_SHAPES, StorageOrder
-from warploom.ptx.builder import Builder
-from warploom.ptx.forms import Form, form
+from warploom.ptx.builder import Builder, form
+from warploom.ptx.forms import Form
 from warploom.ptx.syntax import Operand, Vector
 
 
