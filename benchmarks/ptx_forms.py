@@ -14,7 +14,7 @@ from page_parts import HERE, ROOT, main, read
 from page_tables import markdown_table
 
 from warploom.core.errors import PtxError
-from warploom.ptx.forms import HANDLERS
+from warploom.ptx.builder import HANDLERS
 from warploom.ptx.parser import parse
 from warploom.ptx.program import entry_of, to_program
 

@@ -13,7 +13,7 @@ from typing import Literal
 
 from warploom.core.dtypes import DType
 from warploom.ir.statements import NOWHERE, Op, Role, SharedRegion, SourceLine, Statement, Value, walk
-from warploom.ir.text import program_text
+from warploom.ir.text import Names, block_text
 from warploom.isa.effects import Effect
 from warploom.isa.sync import SetMaxRegisters
 
@@ -34,6 +34,13 @@ class Parameter:
     value: Value
     strides: int = 0
     stride_of: tuple[str, int] | None = None
+
+    @property
+    def stride_text(self) -> str:
+        """What a Program's text says of strides."""
+        if self.stride_of is not None:
+            return f" stride {self.stride_of[1]} of {self.stride_of[0]}"
+        return f" with {self.strides} strides" if self.strides else ""
 
 
 @dataclass(frozen=True)
@@ -88,7 +95,17 @@ class Program:
     @cached_property
     def text(self) -> str:
         """The Program as text, without source lines: equal texts are equal programs."""
-        return program_text(self)
+        names = Names()
+        lines = [f"kernel {self.name}: {self.threads} threads, min_ctas {self.min_ctas}, "
+                 f"{self.shared_bytes} bytes shared, opt_level {self.opt_level}, "
+                 f"max_registers {self.max_registers}, requires {self.requires}"]  # fmt: skip
+        if self.cluster_ctas > 1:
+            lines.append(f"  cluster {self.cluster}")
+        if self.local_bytes:
+            lines.append(f"  {self.local_bytes} bytes local")
+        lines += [f"  parameter {names(p.value)} {p.kind} {p.dtype.name}{p.stride_text}" for p in self.parameters]
+        lines += [f"  shared {r.name}: {r.bytes} bytes at {r.offset}" for r in self.shared]
+        return "\n".join([*lines, *block_text(self.body, names)]) + "\n"
 
     @cached_property
     def digest(self) -> str:

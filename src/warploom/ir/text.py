@@ -1,16 +1,11 @@
-"""Programs as text: one line per statement, names numbered in order of appearance, no source lines."""
+"""Statements as text: one line each, names numbered in order of appearance, no source lines."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from warploom.ir.statements import Branch, Const, Flow, Loop, Op, Operand, Register, Roles, Statement, Value, When
 
-if TYPE_CHECKING:
-    from warploom.ir.program import Parameter, Program
 
-
-class _Names:
+class Names:
     """Stable numbers for values: the first to appear is %0."""
 
     def __init__(self) -> None:
@@ -26,29 +21,14 @@ class _Names:
         return f"{'$' if isinstance(operand, Register) else '%'}{number}{label}"
 
 
-def program_text(program: Program) -> str:
-    """The whole Program as text."""
-    names = _Names()
-    lines = [f"kernel {program.name}: {program.threads} threads, min_ctas {program.min_ctas}, "
-             f"{program.shared_bytes} bytes shared, opt_level {program.opt_level}, "
-             f"max_registers {program.max_registers}, requires {program.requires}"]  # fmt: skip
-    if program.cluster_ctas > 1:
-        lines.append(f"  cluster {program.cluster}")
-    if program.local_bytes:
-        lines.append(f"  {program.local_bytes} bytes local")
-    lines += [f"  parameter {names(p.value)} {p.kind} {p.dtype.name}{_strides(p)}" for p in program.parameters]
-    lines += [f"  shared {r.name}: {r.bytes} bytes at {r.offset}" for r in program.shared]
-    _block(program.body, 1, names, lines)
-    return "\n".join(lines) + "\n"
+def block_text(body: tuple[Statement, ...], names: Names) -> list[str]:
+    """The statements of a kernel, a line or more for each."""
+    lines: list[str] = []
+    _block(body, 1, names, lines)
+    return lines
 
 
-def _strides(p: Parameter) -> str:
-    if p.stride_of is not None:
-        return f" stride {p.stride_of[1]} of {p.stride_of[0]}"
-    return f" with {p.strides} strides" if p.strides else ""
-
-
-def _block(body: tuple[Statement, ...], depth: int, names: _Names, lines: list[str]) -> None:
+def _block(body: tuple[Statement, ...], depth: int, names: Names, lines: list[str]) -> None:
     pad = "  " * depth
     for s in body:
         if isinstance(s, Op):
@@ -75,13 +55,13 @@ def _block(body: tuple[Statement, ...], depth: int, names: _Names, lines: list[s
             lines.append(f"{pad}{_branch(s, names)}")
 
 
-def _branch(branch: Branch, names: _Names) -> str:
+def _branch(branch: Branch, names: Names) -> str:
     targets = ", ".join(map(str, branch.targets)) or "end"
     condition = "" if branch.condition is None else f" by {names(branch.condition)}"
     return f"go{' uniform' if branch.uniform else ''} to {targets}{condition}"
 
 
-def _roles(roles: Roles, depth: int, names: _Names, lines: list[str]) -> None:
+def _roles(roles: Roles, depth: int, names: Names, lines: list[str]) -> None:
     for role in roles.branches:
         budget = f", {role.registers} registers" if role.registers else ""
         lines.append(f"{'  ' * depth}warps {role.first}..{role.last}{budget}:")

@@ -14,16 +14,10 @@ from warploom.ir.simplify import simplify
 from warploom.ir.statements import SourceLine, operands_of, walk
 from warploom.ir.verify import verify
 from warploom.lang.explain import explain
-from warploom.lang.hopper import HopperWords
-from warploom.lang.matrix import MatrixWords
 from warploom.lang.naming import name_at
 from warploom.lang.parameters import Parameters, hints_of, used_parameters
 from warploom.lang.uncalled import refuse_uncalled
-
-
-class Kernel(HopperWords, MatrixWords):
-    """``k``: the first argument of every kernel function. Its methods are the language; see the base classes."""
-
+from warploom.lang.words import Kernel
 
 Cluster = int | tuple[int, ...]
 

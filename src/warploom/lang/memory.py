@@ -4,66 +4,31 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from numbers import Integral
-from types import UnionType
 from typing import Any, Literal
 
-from warploom.core.dtypes import DType, f32, u32, u64
+from warploom.core.dtypes import DType, f32, u32
 from warploom.core.errors import TraceError, shown
 from warploom.ir.statements import SharedRegion
 from warploom.isa.async_copy import CommitCopies, CpAsync, Eviction, WaitCopies
 from warploom.isa.atomic import Atomic, ReduceAdd
-from warploom.isa.effects import MemoryOrder, Scope, Space
-from warploom.isa.memory import LdMatrix, Load, MemoryFence, Prefetch, StMatrix, Store, WaitAtLeast, register_type
-from warploom.isa.warp import Special
-from warploom.lang.arithmetic import Arithmetic
+from warploom.isa.effects import MemoryOrder, Scope
+from warploom.isa.memory import LdMatrix, MemoryFence, Prefetch, StMatrix, WaitAtLeast
+from warploom.lang.accesses import Accesses, is_kind
 from warploom.lang.fold import split_sum
 from warploom.lang.naming import name_at
 from warploom.lang.pointers import GlobalPointer, SharedTile
-from warploom.lang.values import Mutable, Number, Traced
+from warploom.lang.values import Number, Traced
 from warploom.layout.shared import SharedLayout
 from warploom.layout.swizzle import NO_SWIZZLE, Swizzle
 
 
-def _is(value: object, kind: type | UnionType) -> bool:
-    """What a caller without a type checker may get wrong."""
-    return isinstance(value, kind)
-
-
-class MemoryWords(Arithmetic):
-    """Loads, stores, copies and the shared-memory plan."""
+class MemoryWords(Accesses):
+    """Atomics, copies and the shared-memory plan."""
 
     def __init__(self, *, share: bool = True) -> None:
         super().__init__(share=share)
         self.regions: list[SharedRegion] = []
         self.shared_bytes = 0
-
-    # -- addresses
-    @property
-    def shared_base(self) -> Traced:
-        """The address of the CTA's dynamic shared memory (u32)."""
-        return self.emit(Special("shared_base"), ())[0]
-
-    def advance(self, address: Traced, elements: Number, size: int) -> Traced:
-        """``address`` + elements · size, widened to 64 bits."""
-        if not isinstance(elements, Traced):
-            if not isinstance(elements, Integral):
-                raise TraceError(f"an index is an integer, not {shown(elements)} ({self.here()})")
-            return address + elements * size
-        if isinstance(elements, Mutable):
-            elements = elements.get()
-        if not elements.dtype.is_integer:
-            raise TraceError(
-                f"an index is an integer, not {elements!r} ({self.here()}): convert it (k.convert(x, u32))"
-            )
-        if elements.dtype is u32:
-            return address + self._wide_bytes(elements, size)
-        return address + self.convert(elements, u64) * size
-
-    def _wide_bytes(self, elements: Traced, size: int) -> Traced:
-        base, constant = split_sum(elements)
-        if constant >= 0:  # element counts do not wrap, so a constant may leave the widening
-            return self.mul_wide(base, size) + constant * size
-        return self.mul_wide(elements, size)
 
     def shared(
         self,
@@ -86,19 +51,19 @@ class MemoryWords(Arithmetic):
         each row do the same for instructions that take no swizzle. ``alias`` places the tile over another one: the
         author then orders the accesses to both.
         """
-        if not _is(dtype, DType):
+        if not is_kind(dtype, DType):
             what = shown(dtype)
             raise TraceError(f"a shared tile holds a type of warploom.lang (f32, bf16 …), not {what} ({self.here()})")
         given: Any = shape
         extents: tuple[Any, ...] = (
-            (1, given) if _is(given, Integral) else tuple(given) if _is(given, tuple | list) else ()
+            (1, given) if is_kind(given, Integral) else tuple(given) if is_kind(given, tuple | list) else ()
         )
-        if len(extents) != 2 or not all(_is(n, Integral) for n in extents):
+        if len(extents) != 2 or not all(is_kind(n, Integral) for n in extents):
             raise TraceError(
                 f"the shape of a shared tile is a number or (rows, cols), not {shown(shape)} ({self.here()})"
             )
         rows, cols = map(int, extents)
-        if not (swizzle in (None, "auto") or _is(swizzle, Swizzle)):
+        if not (swizzle in (None, "auto") or is_kind(swizzle, Swizzle)):
             raise TraceError(
                 f'swizzle is "auto", None or a Swizzle of warploom.layout.swizzle, as Swizzle(3, 4, 3) for <3,4,3>, '
                 f"not {shown(swizzle)} ({self.here()})"
@@ -117,29 +82,7 @@ class MemoryWords(Arithmetic):
         self.shared_bytes = max(self.shared_bytes, offset + total)
         return SharedTile(self, name, dtype, layout, offset, stages, stage_bytes)
 
-    # -- synchronous accesses
-    def load(
-        self, space: Space, address: Traced, dtype: DType, count: int, cache: str, order: MemoryOrder
-    ) -> list[Traced]:
-        """Loads by address; see :meth:`GlobalPointer.load` and :meth:`SharedTile.load`."""
-        base, offset = split_sum(address)
-        return list(self.emit(Load(space, dtype, count, offset, cache, order), (base,)))
-
-    def store(
-        self, space: Space, address: Traced, dtype: DType, values: Sequence[Number], cache: str, order: MemoryOrder
-    ) -> None:
-        """Stores by address; see :meth:`GlobalPointer.store` and :meth:`SharedTile.store`."""
-        kind = register_type(dtype)
-        for x in values:
-            if kind is not dtype and _is(x, Traced | float) and not (isinstance(x, Traced) and x.dtype.is_integer):
-                raise TraceError(
-                    f"an element of {dtype} is stored as its bits, not as {x!r} ({self.here()}): "
-                    f"store k.convert(x, {dtype})"
-                )
-        base, offset = split_sum(address)
-        operands = (base, *(self.operand(v, kind) for v in values))
-        self.emit(Store(space, dtype, len(values), offset, cache, order), operands)
-
+    # -- atomics and hints
     def atomic(
         self,
         op: str,

@@ -14,11 +14,8 @@ from warploom.core.errors import TraceError, shown
 from warploom.ir.program import Parameter
 from warploom.lang.hopper import TensorMapHandle
 from warploom.lang.pointers import GlobalPointer
-from warploom.lang.values import Traced
-
-if TYPE_CHECKING:
-    from warploom.lang.kernel import Kernel
-    from warploom.lang.values import Number
+from warploom.lang.values import Number, Traced
+from warploom.lang.words import Kernel
 
 T = TypeVar("T")
 

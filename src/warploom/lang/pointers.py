@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from numbers import Integral
-from typing import TYPE_CHECKING, NoReturn, overload
+from typing import NoReturn, overload
 
 from warploom.core.dtypes import DType, u32
 from warploom.core.errors import TraceError
@@ -13,20 +13,18 @@ from warploom.ir.statements import Tile
 from warploom.isa.atomic import Atomic
 from warploom.isa.effects import MemoryOrder
 from warploom.isa.memory import Load
+from warploom.lang.accesses import Accesses
 from warploom.lang.fold import least, split_sum
 from warploom.lang.loaded import Element, Vector
 from warploom.lang.values import Number, TileAddress, Traced
 from warploom.layout.shared import SharedLayout
-
-if TYPE_CHECKING:
-    from warploom.lang.memory import MemoryWords
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class GlobalPointer:
     """A typed pointer into global memory; offsets and indices count elements."""
 
-    words: MemoryWords
+    words: Accesses
     address: Traced
     dtype: DType
 
@@ -99,7 +97,7 @@ class SharedTile:
     ``chosen`` whether it is one stage of several.
     """
 
-    words: MemoryWords
+    words: Accesses
     name: str
     dtype: DType
     layout: SharedLayout
