@@ -12,7 +12,6 @@ from tests.clock import SimulatedClock
 from tests.tune.fakes import GPU, FakeConfig, FakeOperation, FakeProblem, fake_gpu
 from warploom.kernels.matmul.sm80 import MatmulSm80
 from warploom.ops import tuned
-from warploom.tune.operation import neighbours
 from warploom.tune.tuner import Effort, GpuLostError, Tuner
 
 QUICK = Effort(sample_seconds=5e-4, warm_up_seconds=2e-4, rounds=2, final_rounds=5)
@@ -37,13 +36,6 @@ def config(outcome):
 
 def full_disk(*_):
     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "there")
-
-
-def test_each_other_flag_is_tried_alone():
-    assert list(neighbours(FakeConfig(128), frozenset({"size", "tile"}))) == [
-        FakeConfig(128, warps=2), FakeConfig(128, warps=8), FakeConfig(128, stages=2),
-        FakeConfig(128, hint=True), FakeConfig(128, order=True),
-    ]  # fmt: skip
 
 
 def test_the_fastest_wins_with_its_small_flags():
