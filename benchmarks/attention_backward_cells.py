@@ -36,7 +36,6 @@ from warploom.kernels.attention.problem import AttentionProblem, Operands
 from warploom.kernels.attention.reference import seen_of
 from warploom.kernels.settings import read
 from warploom.kernels.source import KernelCall
-from warploom.ops.attention import calls_of
 
 TOKENS, WIDTH = 16384, 2048
 LENGTHS = (512, 1024, 2048, 4096, 8192, 16384)
@@ -256,7 +255,7 @@ def calls(cell: Cell, options: argparse.Namespace, goal: Target) -> Iterator[Ker
     """Of all kernels of a cell, those of the forward pass first."""
     forward, backward = replace(cell.problem, lse=True), BackwardProblem(cell.problem)
     operands = Operands.contiguous(forward)
-    yield from calls_of(choose_forward(forward, goal)[0], forward, operands, 132)
+    yield from choose_forward(forward, goal)[0].calls(forward, operands, 132)
     q, k, v, o = operands.strides
     lying = BackwardOperands((o, q, k, v, o, q, k, v), "bshd")
     for text in configurations(cell, options).values():

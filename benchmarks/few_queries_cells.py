@@ -32,7 +32,6 @@ from warploom.kernels.attention.problem import AttentionProblem, Operands
 from warploom.kernels.attention.sm80 import ForwardSm80
 from warploom.kernels.attention.sm90 import ForwardSm90
 from warploom.kernels.source import KernelCall
-from warploom.ops.attention import calls_of
 
 HEADS = ((1, 1, 1), (1, 8, 2), (1, 16, 16), (1, 32, 8), (4, 32, 8))
 """(batch, heads, kv_heads)."""
@@ -77,7 +76,7 @@ def calls(goal: Target) -> Iterator[KernelCall]:
     """Of all kernels of all cells."""
     for p in cells():
         for config in kernels(p, goal).values():
-            yield from calls_of(config, p, Operands.contiguous(p), 132)
+            yield from config.calls(p, Operands.contiguous(p), 132)
 
 
 def fresh(p: AttentionProblem) -> Inputs:

@@ -33,7 +33,6 @@ from warploom.kernels.attention.problem import AttentionProblem, Operands
 from warploom.kernels.attention.reference import attention_error, attention_reference, seen_of
 from warploom.kernels.attention.sm90 import ForwardSm90
 from warploom.kernels.source import KernelCall
-from warploom.ops.attention import calls_of
 
 TOKENS = 16384
 CHECKED_ROWS = 128
@@ -205,9 +204,9 @@ def calls(cell: Cell, goal: Target) -> Iterator[KernelCall]:
     operands = Operands.contiguous(p)
     for sinks, lse in ((p.sinks, False), (p.sinks, True), (False, False)):
         problem = replace(p, sinks=sinks, lse=lse)
-        yield from calls_of(choose(problem, goal)[0], problem, operands, 132)
+        yield from choose(problem, goal)[0].calls(problem, operands, 132)
     for config in map(ForwardSm90.parse, cell.others):
-        yield from calls_of(config, p, operands, 132)
+        yield from config.calls(p, operands, 132)
     q, k, v, out = operands.strides
     like = {"q": q, "k": k, "v": v, "out": out, "dout": out, "dq": q, "dk": k, "dv": v}
     lying = BackwardOperands(tuple(like[name] for name in TENSORS), "bshd")

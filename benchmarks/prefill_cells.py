@@ -35,7 +35,6 @@ from warploom.kernels.attention.paged import KINDS, PagedConfig, choose_paged, p
 from warploom.kernels.attention.problem import AttentionProblem, Operands
 from warploom.kernels.settings import read
 from warploom.kernels.source import KernelCall
-from warploom.ops.attention import calls_of
 
 PAGES = 64, 128, 256
 SPARE_PAGES = 7
@@ -209,7 +208,7 @@ def calls(cell: Cell, goal: Target) -> Iterator[KernelCall]:
     tiled: Any = choose_packed(typical(cell), goal)
     yield from packed_calls(tiled, typical(cell), (q, kv, kv, q), 132)
     even = AttentionProblem(cell.batch, h, g, cell.queries, cell.keys, d, bf16, CAUSAL)
-    yield from calls_of(choose(even, goal)[0], even, Operands.contiguous(even), 132)
+    yield from choose(even, goal)[0].calls(even, Operands.contiguous(even), 132)
     rows = (cell.queries * h * d, d, h * d)
     for page in (0, *PAGES):
         problem = cell.problem(page)

@@ -43,7 +43,6 @@ from warploom.kernels.attention.packed_backward_problem import PackedBackwardPro
 from warploom.kernels.attention.problem import AttentionProblem, Operands
 from warploom.kernels.attention.reference import attention_error, attention_reference
 from warploom.kernels.source import KernelCall
-from warploom.ops.attention import calls_of
 from warploom.ops.attention_varlen_backward import attention_varlen_backward
 
 WIDTH = 2048
@@ -339,7 +338,7 @@ def calls(cell: Cell, goal: Target, backward: bool) -> Iterator[KernelCall]:
     q, kv = (h * d, d), (g * d, d)
     for problem in (packed, replace(packed, lse=True)) if backward else (packed,):
         yield from packed_calls(choose_packed(problem, goal), problem, (q, kv, kv, q), 132)
-    yield from calls_of(choose(even, goal)[0], even, Operands.contiguous(even), 132)
+    yield from choose(even, goal)[0].calls(even, Operands.contiguous(even), 132)
     if not backward:
         return
     gradients = PackedBackwardProblem(replace(packed, lse=True))

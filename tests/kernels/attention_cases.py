@@ -64,7 +64,8 @@ class Case:
             (self.q_len, c.value_dim),
         )
         q, k, v, out = ((length * h * d, d, h * d) for length, d in lying)
-        return c.call(self.problem, Operands((q, k, v, out), "bshd"), self.ctas)
+        (call,) = c.calls(self.problem, Operands((q, k, v, out), "bshd"), self.ctas)
+        return call
 
     @property
     def program(self) -> Program:

@@ -41,5 +41,5 @@ def test_wgmma_is_not_serialised_where_a_tile_has_the_most_to_keep(head_dim: int
     problem = AttentionProblem(2, 8, 8, length, length, head_dim, bf16, (None, 0), lse=True, sinks=True)
     config = choose(problem, target("sm_90a"))[0]
     assert isinstance(config, ForwardSm90)
-    call = config.call(problem, Operands.contiguous(problem), 132)
+    (call,) = config.calls(problem, Operands.contiguous(problem), 132)
     assert compiled(call.source.program, "sm_90a").resources.registers

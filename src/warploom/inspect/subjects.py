@@ -17,7 +17,7 @@ HEADS, LENGTH = 16, 4096
 def attention_program(config: AttentionConfig) -> Program:
     """The Program of an attention configuration: no mask, Q, K, V and O with the same strides."""
     problem = AttentionProblem(1, HEADS, HEADS, LENGTH, LENGTH, config.head_dim, config.dtype)
-    return config.call(problem, Operands.contiguous(problem), 1).source.program
+    return config.calls(problem, Operands.contiguous(problem), 1)[0].source.program
 
 
 SQUARE = 4096

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, Unpack, overload
 
 import numpy as np
@@ -13,10 +13,9 @@ from warploom.interop.arrays import ArrayView, Device, describe, empty, empty_li
 from warploom.interop.copies import as_if_compact
 from warploom.interop.tracing import recorded, traced
 from warploom.kernels.attention.choice import KINDS, choose
-from warploom.kernels.attention.decode import Decode, DecodeOperands, DecodeProblem
+from warploom.kernels.attention.decode import Decode
 from warploom.kernels.attention.problem import AttentionConfig, AttentionProblem, Operands
 from warploom.kernels.settings import read, refuse, violations_of
-from warploom.kernels.source import KernelCall
 from warploom.ops.attention_arrays import (
     AXES,
     Layout,
@@ -40,10 +39,6 @@ if TYPE_CHECKING:
     from warploom.ops.signatures import Array, AttentionOptions, NumpyArray, Out
 
 
-ARRAYS = "q", "k", "v", "out"
-"""What every kernel is given first; then come the :attr:`~AttentionProblem.vectors`."""
-
-
 @dataclass(frozen=True)
 class AttentionPlan(CallsPlan):
     """What a call of :func:`attention` would run: nothing has been compiled or launched yet."""
@@ -55,19 +50,9 @@ class AttentionPlan(CallsPlan):
 def plan_for(problem: AttentionProblem, arrays: Mapping[str, ArrayView], layout: str, config: Any) -> AttentionPlan:
     """The plan for a problem on these arrays. Raises ConfigError for a ``config`` that does not fit."""
     config, reason, on = configured(problem, arrays["q"].device, config)
-    q, k, v, out = (strides_of(arrays[name], layout) for name in ARRAYS)
-    calls = calls_of(config, problem, Operands((q, k, v, out), layout), on.multiprocessors)
+    operands = Operands(tuple(strides_of(arrays[name], layout) for name in Operands.names), layout)
+    calls = config.calls(problem, operands, on.multiprocessors)
     return AttentionPlan(problem, config, reason, on.target.name, str(on), calls)
-
-
-def calls_of(
-    config: AttentionConfig | Decode, problem: AttentionProblem, operands: Operands, multiprocessors: int
-) -> tuple[KernelCall, ...]:
-    """The launches of a configuration on arrays with these strides."""
-    if isinstance(config, Decode):
-        return config.calls(DecodeProblem.of(problem), DecodeOperands.of(problem, operands), multiprocessors)
-    call = config.call(problem, operands, multiprocessors)
-    return (replace(call, arrays=(*ARRAYS, *problem.vectors)),)
 
 
 def configured(

@@ -36,7 +36,7 @@ def space(problem: AttentionProblem, target: Target) -> Iterator[AttentionConfig
 
 
 def _source(problem: AttentionProblem, config: AttentionConfig) -> KernelSource:
-    return config.call(problem, Operands.contiguous(problem), 1).source
+    return config.calls(problem, Operands.contiguous(problem), 1)[0].source
 
 
 ATTENTION = Operation(

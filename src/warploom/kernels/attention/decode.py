@@ -64,10 +64,17 @@ class DecodeProblem(ScoreOptions):
     scaled: bool = False
 
     @classmethod
-    def of(cls, problem: AttentionProblem) -> DecodeProblem:
-        """The same with a cache that every sequence fills."""
+    def of(cls, problem: AttentionProblem | DecodeProblem) -> DecodeProblem:
+        """The same with a cache; of one without that every sequence fills."""
+        if isinstance(problem, DecodeProblem):
+            return problem
         p = problem
         return cls(p.batch, p.heads, p.kv_heads, p.q_len, p.kv_len, p.head_dim, p.dtype, lengths=False, **p.asked)
+
+    @property
+    def value_dim(self) -> int:
+        """Elements per head of V and O: those of Q."""
+        return self.head_dim
 
     @property
     def group(self) -> int:
@@ -126,8 +133,10 @@ class DecodeOperands:
     v_scale: tuple[int, int] = (0, 0)
 
     @classmethod
-    def of(cls, problem: AttentionProblem, operands: Operands) -> DecodeOperands:
-        """Those of arrays of four dimensions, and of row-major log-sum-exps."""
+    def of(cls, problem: AttentionProblem | DecodeProblem, operands: Operands | DecodeOperands) -> DecodeOperands:
+        """These; of arrays of four dimensions with row-major log-sum-exps theirs."""
+        if isinstance(operands, DecodeOperands):
+            return operands
         q, k, v, out = operands.strides
         return cls(q, k, v, out, lse=(problem.heads * problem.q_len, problem.q_len))
 
@@ -233,9 +242,9 @@ class Decode(Configuration):
 
     def violations(self, problem: DecodeProblem | AttentionProblem) -> list[str]:
         """The constraints of the kernels that a problem violates; empty if they take it."""
-        if isinstance(problem, AttentionProblem) and problem.value_dim != problem.head_dim:
+        if problem.value_dim != problem.head_dim:
             return [f"v has head_dim {problem.value_dim}, keys {problem.head_dim}: this kernel takes one"]
-        p = DecodeProblem.of(problem) if isinstance(problem, AttentionProblem) else problem
+        p = DecodeProblem.of(problem)
         return broken_flags(self) or violated([
             (self.head_dim == p.head_dim, f"head_dim is {p.head_dim}, the configuration's {self.head_dim}"),
             (self.fp8 == p.fp8, f"the cache is {'' if p.fp8 else 'not '}fp8, the configuration's fp8={self.fp8}"),
@@ -258,10 +267,10 @@ class Decode(Configuration):
         return self._tiles(p) * (p.kv_heads // self.heads) * (max(1, -(-p.capacity // self.tile_n)) + GAP)
 
     def calls(
-        self, problem: DecodeProblem, operands: DecodeOperands, multiprocessors: int
+        self, problem: AttentionProblem | DecodeProblem, operands: Operands | DecodeOperands, multiprocessors: int
     ) -> tuple[KernelCall, KernelCall]:
         """The kernels for a problem on arrays with these strides: pieces, and what is put together of them."""
-        p = problem
+        p, operands = DecodeProblem.of(problem), DecodeOperands.of(problem, operands)
         form = CacheForm(p.page_size, p.lengths, p.packed, p.split is not None, p.scaled)
         ctas = min(self.ctas * multiprocessors, self._most_blocks(p))
         split = 0 if p.split is None else p.split // self.tile_n

@@ -144,7 +144,7 @@ class RungSm80(Configuration):
              f"{problem.heads} heads and {problem.batch} batches: each may be at most {MOST_GRID_ROWS}"),
         ])  # fmt: skip
 
-    def call(self, problem: AttentionProblem, operands: Operands, multiprocessors: int) -> KernelCall:
+    def calls(self, problem: AttentionProblem, operands: Operands, multiprocessors: int) -> tuple[KernelCall]:
         """The kernel for a problem, on arrays with these strides; one CTA per block of query rows."""
         source = KernelSource.of(
             "attention.ladder_kernel:attention_forward", f"attention_{self.tile_m}x{self.tile_n}x{self.head_dim}",
@@ -152,7 +152,8 @@ class RungSm80(Configuration):
             same_strides=len(set(operands.strides)) == 1, row_strides=operands.rows() if self.static_strides else None,
         )  # fmt: skip
         grid = -(-problem.q_len // self.tile_m), problem.heads, problem.batch
-        return KernelCall(source, grid, {"q_len": problem.q_len, "kv_len": problem.kv_len, **operands.scalars()})
+        scalars = {"q_len": problem.q_len, "kv_len": problem.kv_len, **operands.scalars()}
+        return (KernelCall(source, grid, scalars, arrays=problem.arrays),)
 
     # -- notation
     def __str__(self) -> str:

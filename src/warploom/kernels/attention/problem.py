@@ -105,8 +105,8 @@ class AttentionConfig(HeadConfig, Protocol):
         """The constraints that a problem violates; empty if the kernel takes it."""
         ...
 
-    def call(self, problem: AttentionProblem, operands: Operands, multiprocessors: int) -> KernelCall:
-        """The kernel and its launch."""
+    def calls(self, problem: AttentionProblem, operands: Operands, multiprocessors: int) -> tuple[KernelCall, ...]:
+        """The kernels and their launches, in order."""
         ...
 
 
@@ -134,9 +134,9 @@ class AttentionProblem(ScoreOptions):
         return self.v_dim or self.head_dim
 
     @property
-    def vectors(self) -> tuple[str, ...]:
-        """The float32 arrays that a call has beside Q, K, V and O, in the kernels' order."""
-        return (*(("lse",) if self.lse else ()), *(("sinks",) if self.sinks else ()))
+    def arrays(self) -> tuple[str, ...]:
+        """Those that a kernel takes, in its order."""
+        return *Operands.names, *(("lse",) if self.lse else ()), *(("sinks",) if self.sinks else ())
 
     @property
     def planes(self) -> int:

@@ -83,7 +83,7 @@ class ForwardSm80(HeadDims):
              f"{problem.heads} heads and {problem.batch} batches: each may be at most {MOST_GRID_ROWS}"),
         ])  # fmt: skip
 
-    def call(self, problem: AttentionProblem, operands: Operands, multiprocessors: int) -> KernelCall:
+    def calls(self, problem: AttentionProblem, operands: Operands, multiprocessors: int) -> tuple[KernelCall]:
         """The kernel for a problem, on arrays with these strides; one CTA per block of query rows."""
         source = KernelSource.of(
             "attention.sm80_kernel:attention_sm80", f"attention_{self.tile_m}x{self.tile_n}x{self.dims}",
@@ -91,7 +91,8 @@ class ForwardSm80(HeadDims):
             row_strides=operands.rows(),
         )  # fmt: skip
         grid = -(-problem.q_len // self.tile_m), problem.heads, problem.batch
-        return KernelCall(source, grid, {"q_len": problem.q_len, "kv_len": problem.kv_len, **operands.scalars()})
+        scalars = {"q_len": problem.q_len, "kv_len": problem.kv_len, **operands.scalars()}
+        return (KernelCall(source, grid, scalars, arrays=problem.arrays),)
 
     def call_packed(
         self, problem: PackedProblem, strides: tuple[Strides, Strides, Strides, Strides], multiprocessors: int

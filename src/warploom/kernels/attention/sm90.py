@@ -119,7 +119,7 @@ class ForwardSm90(HeadDims):
             (tiles < MOST_POSITIONS, f"{tiles} tiles of query rows reach {MOST_POSITIONS}"),
         ])  # fmt: skip
 
-    def call(self, problem: AttentionProblem, operands: Operands, multiprocessors: int) -> KernelCall:
+    def calls(self, problem: AttentionProblem, operands: Operands, multiprocessors: int) -> tuple[KernelCall]:
         """The kernel for a problem, on arrays with these strides: persistent with one CTA per multiprocessor."""
         source = KernelSource.of(
             "attention.sm90_kernel:attention_sm90", f"attention_{self.tile_m}x{self.tile_n}x{self.dims}",
@@ -134,7 +134,8 @@ class ForwardSm90(HeadDims):
         queries = ROWS, panel_cols(self.query_cols)
         boxes = queries, *((self.tile_n, panel_cols(cols)) for cols in (self.head_dim, self.value_dim)), queries
         maps = tuple(operands.mapped(x, problem, *box) for x, box in zip(operands.names, boxes, strict=True))
-        return KernelCall(source, (min(tiles, multiprocessors) if self.persistent else tiles, 1, 1), scalars, maps)
+        grid = min(tiles, multiprocessors) if self.persistent else tiles, 1, 1
+        return (KernelCall(source, grid, scalars, maps, problem.arrays),)
 
     def call_packed(
         self, problem: PackedProblem, strides: tuple[Strides, Strides, Strides, Strides], multiprocessors: int
