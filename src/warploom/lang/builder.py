@@ -33,7 +33,7 @@ from warploom.ir.statements import (
     Value,
     When,
 )
-from warploom.isa.alu import COMPARISONS, Binary, Unary
+from warploom.isa.alu import Binary, Unary
 from warploom.isa.base import Instruction
 from warploom.isa.conversion import Move
 from warploom.lang.fold import fold_binary, is_commutative
@@ -191,10 +191,6 @@ class Builder:
                 return None
             parts.append(x.ir)
         return instruction, tuple(parts)
-
-    def result_type(self, op: str, dtype: DType) -> DType:
-        """The result type of a binary operator."""
-        return pred if op in COMPARISONS else dtype
 
     def binary(self, op: str, a: Number, b: Number) -> Traced:
         """``a op b`` with one common type; folded where nothing needs to run."""

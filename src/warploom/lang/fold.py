@@ -6,17 +6,12 @@ Floating-point arithmetic is never reordered or simplified.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 
-from warploom.core.dtypes import DType, u32
+from warploom.core.dtypes import DType, pred, u32
 from warploom.isa.alu import COMPARISONS, Binary
 from warploom.isa.warp import Special
-from warploom.lang.values import Number, TileAddress, Traced, defining_op
-
-if TYPE_CHECKING:
-    from warploom.lang.builder import Builder
+from warploom.lang.values import Number, TileAddress, Traced, Tracer, defining_op
 
 _COMMUTATIVE = {"add", "mul", "and", "or", "xor", "min", "max"}
 
@@ -94,12 +89,12 @@ def _range(value: Traced) -> tuple[int | None, int]:
     return (low << int(c), high << int(c)) if op == "shl" and high << int(c) < 2**32 else unknown
 
 
-def fold_binary(builder: Builder, op: str, a: Traced, b: Traced) -> Traced | None:
+def fold_binary(builder: Tracer, op: str, a: Traced, b: Traced) -> Traced | None:
     """A simpler equal value, or None. Swaps are the caller's: a constant operand of a commutative op comes second."""
     dtype = a.dtype
     ca, cb = a.constant, b.constant
     if ca is not None and cb is not None:
-        return builder.constant(fold_constants(op, dtype, ca, cb), builder.result_type(op, dtype))
+        return builder.constant(fold_constants(op, dtype, ca, cb), pred if op in COMPARISONS else dtype)
     if not dtype.is_integer:
         return None
     if cb is not None:
@@ -118,7 +113,7 @@ def fold_binary(builder: Builder, op: str, a: Traced, b: Traced) -> Traced | Non
     return None
 
 
-def _identity(builder: Builder, op: str, a: Traced, c: int) -> Traced | None:
+def _identity(builder: Tracer, op: str, a: Traced, c: int) -> Traced | None:
     """``a op c`` where the constant decides the result."""
     all_ones = c == -1 or c == (1 << a.dtype.bits) - 1
     if c == 0:
@@ -140,7 +135,7 @@ def _identity(builder: Builder, op: str, a: Traced, c: int) -> Traced | None:
     return None
 
 
-def _fold_add(builder: Builder, a: Traced, b: Traced) -> Traced | None:
+def _fold_add(builder: Tracer, a: Traced, b: Traced) -> Traced | None:
     """Constants move outward: (x + c) + d, x + (y + c), (x + c) + y."""
     dtype = a.dtype
     base_a, constant_a = split_sum(a)

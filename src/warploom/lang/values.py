@@ -3,14 +3,51 @@
 from __future__ import annotations
 
 import operator
-from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias
+from typing import Any, NoReturn, Protocol, TypeAlias
 
 from warploom.core.dtypes import DType
 from warploom.core.errors import TraceError
-from warploom.ir.statements import Const, Op, Operand, Register, Tile, Value
+from warploom.ir.statements import Const, Op, Operand, Register, SourceLine, Tile, Value
 
-if TYPE_CHECKING:
-    from warploom.lang.builder import Builder
+
+class Tracer(Protocol):
+    """Makes the instructions of values: a :class:`.builder.Builder`."""
+
+    def here(self) -> SourceLine:
+        """The author's line."""
+        ...
+
+    def constant(self, value: int | float | bool, dtype: DType) -> Traced:
+        """An immediate."""
+        ...
+
+    def operand(self, value: Number, dtype: DType) -> Traced:
+        """A value, or a number as an immediate, that an instruction takes as ``dtype``."""
+        ...
+
+    def binary(self, op: str, a: Number, b: Number) -> Traced:
+        """``a op b``, of which one is traced."""
+        ...
+
+    def unary(self, op: str, a: Number) -> Traced:
+        """An operation of one operand."""
+        ...
+
+    def divide(self, a: Number, b: Number) -> Traced:
+        """A quotient of floats."""
+        ...
+
+    def floor_divide(self, op: str, a: Number, b: Number) -> Traced:
+        """A quotient or rest (``op``) of unsigned integers."""
+        ...
+
+    def read(self, source: Mutable) -> Traced:
+        """What a register holds now."""
+        ...
+
+    def write(self, target: Mutable, value: Number) -> None:
+        """Overwrite a register."""
+        ...
 
 
 class Traced:
@@ -23,7 +60,7 @@ class Traced:
     __slots__ = ("builder", "definition", "ir", "sources")
 
     def __init__(
-        self, builder: Builder, ir: Operand, definition: Op | None = None, sources: tuple[Traced, ...] = ()
+        self, builder: Tracer, ir: Operand, definition: Op | None = None, sources: tuple[Traced, ...] = ()
     ) -> None:
         self.builder = builder
         self.ir = ir
@@ -217,7 +254,7 @@ class Mutable(Traced):
 
     __slots__ = ("register",)
 
-    def __init__(self, builder: Builder, register: Register) -> None:
+    def __init__(self, builder: Tracer, register: Register) -> None:
         super().__init__(builder, register)
         self.register = register
 
