@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
 
-from page_parts import HERE, ROOT, main, read
-from page_tables import markdown_table
+from page_parts import HERE, ROOT, Row, filled, main, read
 
 from warploom.core.errors import PtxError
 from warploom.ptx.builder import HANDLERS
@@ -44,69 +45,51 @@ _DEFINED = "".join(
 ) + "".join(f"    setp.eq.u32 %p{i}, %r0, %r0;\n" for i in range(4))  # fmt: skip
 
 
-def verdict(form: str) -> tuple[str, str]:
-    """``runs``, ``refused`` or ``unknown``, and the message."""
-    structural = form.split(".")[0].split(" ")[0] in ("bra", "brx", "ret", "exit")
-    try:
-        module = parse(_KERNEL.format(form=form, defined=_DEFINED))
-        to_program(module, entry_of(module), block=(128, 1, 1), shared_bytes=1024)
-    except PtxError as error:
-        known = structural or form.split(".")[0].split(" ")[0] in HANDLERS
-        return ("refused" if known else "unknown"), str(error).rsplit(": ", 1)[-1]
-    return "runs", ""
+@dataclass(frozen=True)
+class Form:
+    """A form, whether it ``runs``, is ``refused`` or ``unknown``, and the message."""
+
+    text: str
+    verdict: str
+    message: str = ""
+
+    @classmethod
+    def of(cls, text: str) -> Form:
+        """Put it into a kernel and read that."""
+        opcode = text.split(".")[0].split(" ")[0]
+        try:
+            module = parse(_KERNEL.format(form=text, defined=_DEFINED))
+            to_program(module, entry_of(module), block=(128, 1, 1), shared_bytes=1024)
+        except PtxError as error:
+            known = opcode in ("bra", "brx", "ret", "exit") or opcode in HANDLERS
+            return cls(text, "refused" if known else "unknown", str(error).rsplit(": ", 1)[-1])
+        return cls(text, "runs")
+
+    @property
+    def code(self) -> str:
+        """The form without its operands, as code."""
+        return f"`{self.text.split(' ')[0]}`"
+
+
+def refused(evidence: Row) -> Iterator[list[str]]:
+    """Of all forms that the assembler takes, those that do not run, by opcode, with the messages of most."""
+    reasons: dict[str, Counter[str]] = {}
+    for text, why in evidence["refused"].items():
+        reasons.setdefault(text.split(".")[0], Counter())[why] += 1
+    for name, of in sorted(reasons.items(), key=lambda item: -item[1].total()):
+        yield [f"`{name}`", str(of.total()), "; ".join(why for why, _ in of.most_common(3))]
 
 
 def page() -> str:
     """The page."""
-    kinds: dict[str, list[tuple[str, str, str]]] = {}
+    kinds: dict[str, list[Form]] = {}
     for line in FORMS.read_text(encoding="utf-8").splitlines():
         if line.startswith("# "):
             kinds[line[2:]] = []
         elif line:
-            kinds[list(kinds)[-1]].append((line.split(" ")[0], *verdict(line)))
-    parts = [
-        "# PTX that the emulator runs\n\n"
-        "`warploom.check_ptx`, `check_cuda` and `check_triton` read PTX. A form that is *refused* or *unknown* raises\n"
-        "PtxError with the author's line, the PTX line and the form, before anything runs: there is never a verdict\n"
-        "about a kernel of which a part was left out. `python benchmarks/ptx_forms.py` writes this page from\n"
-        "`benchmarks/ptx-forms.txt`, a sample of each kind of form. The emulator is no assembler: it reads some text\n"
-        "that ptxas refuses, such as types that do not fit a register's width. Assemble PTX that you write by hand.\n\n"
-        "| kind | run | refused | unknown |\n| --- | --- | --- | --- |\n"
-    ]
-    for kind, rows in kinds.items():
-        counts = (sum(v == which for _, v, _ in rows) for which in ("runs", "refused", "unknown"))
-        parts.append(f"| {kind} | {' | '.join(map(str, counts))} |\n")
-    for kind, rows in kinds.items():
-        parts.append(f"\n## {kind[0].upper()}{kind[1:]}\n\n")
-        running = dict.fromkeys(f"`{form}`" for form, v, _ in rows if v == "runs")
-        parts.append(f"Run: {', '.join(running)}.\n" if running else "Run: none.\n")
-        others = [(form, v, message) for form, v, message in rows if v != "runs"]
-        if others:
-            parts.append("\n| form | | message |\n| --- | --- | --- |\n")
-            parts += [f"| `{form}` | {v} | {message} |\n" for form, v, message in others]
-    return "".join([*parts, lanewise()])
-
-
-def lanewise() -> str:
-    """What ``ptx_forms_h200.py`` found: of all forms that the assembler takes, which run, and are they right?"""
+            kinds[list(kinds)[-1]].append(Form.of(line))
     evidence = read("h200/ptx-forms.json")
-    refused: dict[str, str] = evidence["refused"]
-    opcodes = Counter(text.split(".")[0] for text in refused)
-    reasons = {name: Counter(why for text, why in refused.items() if text.split(".")[0] == name) for name in opcodes}
-    rows = [[f"`{name}`", str(n), "; ".join(why for why, _ in reasons[name].most_common(3))]
-            for name, n in opcodes.most_common()]  # fmt: skip
-    forms, gpu = evidence["forms"], evidence["environment"]["gpu"]["name"]
-    differing = [f"- `{text}` {why}\n" for text, why in evidence["differing"].items()]
-    beside = "".join([" except\n\n", *differing, "\n"] if differing else ["."])
-    return (
-        "\n## Every lanewise form\n\n"
-        "The samples above are chosen. `benchmarks/ptx_forms_h200.py` chooses nothing: it puts arithmetic,\n"
-        "comparisons, conversions, loads, stores, atomics and exchanges within a warp together with all modifiers and\n"
-        f"types. {forms} of them are PTX for the assembler, {forms - len(refused)} run and give the bits of an {gpu}\n"
-        "on edges and random operands (of what PTX defines as an approximation, the number within its bound)"
-        f"{beside} The\nrest is refused:\n\n"
-        f"{markdown_table(['opcode', 'refused forms', 'messages'], rows)}"
-    )
+    return filled("ptx-forms.template.md", kinds=kinds, evidence=evidence, refused=refused(evidence))
 
 
 PAGES = {ROOT / "docs" / "reference" / "ptx-forms.md": page}
