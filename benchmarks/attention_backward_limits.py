@@ -23,6 +23,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 import cell_runs as runs
 from attention_backward_cells import TOKENS, WIDTH, Cell, compile_all, fresh, ours
+from scripts import parser_of, write
 
 import warploom
 from warploom.core.targets import target
@@ -123,8 +124,7 @@ def measured(cell: Cell) -> dict[str, Any]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
-    runs.add_out(parser)
+    parser = parser_of(__doc__)
     parser.add_argument("--once", default="", help="run one cell once and end")
     parser.add_argument("--dry-run", action="store_true", help="what a step demands, without a GPU")
     options = parser.parse_args()
@@ -148,7 +148,7 @@ def main() -> int:
         with torch.cuda.stream(stream):
             rows.append(measured(cell))
         print(json.dumps(rows[-1]), flush=True)
-        runs.write(options.out / "attention-backward-limits.json", {"environment": environment(), "rows": rows})
+        write(options.out / "attention-backward-limits.json", {"environment": environment(), "rows": rows})
     return 0
 
 

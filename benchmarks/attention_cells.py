@@ -12,7 +12,6 @@ exits with 1 if a result is wrong or a figure below is missed.
 
 from __future__ import annotations
 
-import argparse
 import math
 import sys
 from collections.abc import Callable
@@ -23,6 +22,7 @@ from typing import Any
 import cell_runs as runs
 import torch
 from cell_runs import Found
+from scripts import parser_of
 
 import warploom
 from warploom.bench.monitor import GpuMonitor
@@ -107,14 +107,14 @@ def peers(causal: bool) -> dict[str, Run]:
 
 
 def checked(
-    runs: dict[str, Run], shape: tuple[int, ...], causal: bool, change: Callable[[Any, Any, Any], Any] = lambda *x: x
+    named: dict[str, Run], shape: tuple[int, ...], causal: bool, change: Callable[[Any, Any, Any], Any] = lambda *x: x
 ) -> tuple[dict[str, float], dict[str, str]]:
     """(error of each, why a peer could not run), on random inputs that ``change`` made something of.
 
     The memory that the output is likely to get is full of NaN.
     """
     inputs, errors, failed = change(*fresh(shape)), dict[str, float](), dict[str, str]()
-    for name, run in runs.items():
+    for name, run in named.items():
         torch.full(shape, math.nan, device="cuda", dtype=torch.bfloat16)
         try:
             errors[name] = largest_error(inputs, run(*inputs), causal)
@@ -210,8 +210,7 @@ def line(c: dict[str, Any]) -> str:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
-    runs.add_out(parser)
+    parser = parser_of(__doc__)
     parser.add_argument("--lengths", type=int, nargs="+", default=list(LENGTHS))
     parser.add_argument("--power-lengths", type=int, nargs="*", default=list(LENGTHS), help="lengths run for power")
     options = parser.parse_args()

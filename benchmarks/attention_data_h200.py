@@ -12,7 +12,6 @@ result is wrong.
 
 from __future__ import annotations
 
-import argparse
 import math
 import sys
 from collections.abc import Callable
@@ -25,6 +24,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 import cell_runs as runs
 import torch
 from attention_cells import checked, fresh, problem_of, shape_of
+from scripts import parser_of, write
 
 import warploom
 from warploom.bench.environment import environment
@@ -71,7 +71,8 @@ def configs(problem: AttentionProblem) -> tuple[AttentionConfig, AttentionConfig
     chosen, _ = choose(problem, gpu_target(0))
     assert not isinstance(chosen, Decode), "every cell has many queries"
     flags: dict[str, Any] = {f.name: getattr(chosen, f.name) for f in fields(chosen)}
-    return chosen, RungSm90(**flags | {"sum_column": False, "skip_masked": False})
+    flags |= {"sum_column": False, "skip_masked": False}
+    return chosen, RungSm90(**flags)
 
 
 def cell(head_dim: int, causal: bool, seq: int) -> list[dict[str, Any]]:
@@ -103,12 +104,11 @@ def cell(head_dim: int, causal: bool, seq: int) -> list[dict[str, Any]]:
 
 def main() -> int:
     """Every cell."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    runs.add_out(parser)
+    parser = parser_of(__doc__)
     out, rows = parser.parse_args().out, list[dict[str, Any]]()
     for of_cell in CELLS:
         rows += cell(*of_cell)
-        runs.write(out / "attention-data.json", {"environment": environment(), "rows": rows})
+        write(out / "attention-data.json", {"environment": environment(), "rows": rows})
     return int(any(not error <= 1.0 for row in rows for error in row["error"].values()))
 
 

@@ -11,17 +11,12 @@ Needs torch with CUDA.
 
 from __future__ import annotations
 
-import argparse
-import itertools
-import json
-import os
 import sys
-import time
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import replace
-from pathlib import Path
 from typing import Any
+
+from scripts import log, parser_of, write
 
 from warploom.bench.attention import AttentionOnGpu
 from warploom.bench.environment import environment
@@ -33,29 +28,22 @@ from warploom.kernels.attention.ladder_config import RungSm80
 from warploom.kernels.attention.problem import AttentionProblem
 from warploom.tune.attention import ATTENTION
 from warploom.tune.build import Built, build_all
+from warploom.tune.operation import combinations
 
 TOKENS, HEADS, HEAD_DIM = 16384, 16, 128
-SPACE: dict[str, tuple[Any, ...]] = {
+SPACE: dict[str, tuple[Any, ...] | None] = {
     "tile_m": (64, 128), "tile_n": (32, 64, 128), "num_warps": (4, 8),
     "load_q": (0, 2), "load_k": (0, 2), "load_v": (0, 2), "double_buffer": (False, True),
 }  # fmt: skip
 FINALISTS, ROUNDS = 8, 15
 ARCH = "sm_90a"
-START = time.perf_counter()
-
-
-def log(*words: Any) -> None:
-    print(f"[{time.perf_counter() - START:6.1f}]", *words, flush=True)
 
 
 def candidates() -> Iterator[RungSm80]:
     """Every configuration of rung 6's idea that is valid."""
     base = FULL_LADDER.rung("6").config
     assert isinstance(base, RungSm80)
-    for values in itertools.product(*SPACE.values()):
-        config = replace(base, **dict(zip(SPACE, values, strict=True)))
-        if not config.check(target(ARCH)):
-            yield config
+    yield from (config for config in combinations(base, SPACE) if not config.check(target(ARCH)))
 
 
 def compiled(problem: AttentionProblem) -> tuple[dict[RungSm80, Built], Counter[str]]:
@@ -101,9 +89,8 @@ def searched(problem: AttentionProblem, kernels: dict[RungSm80, Built], dropped:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser = parser_of(__doc__)
     parser.add_argument("--seq", type=int, default=4096)
-    parser.add_argument("--out", type=Path, default=Path(os.environ.get("OUT", ".")))
     parser.add_argument("--dry-run", action="store_true", help="compile and stop")
     given = parser.parse_args()
     problem = AttentionProblem(TOKENS // given.seq, HEADS, HEADS, given.seq, given.seq, HEAD_DIM, bf16)
@@ -112,9 +99,8 @@ def main() -> int:
     log(f"{len(kernels)} kernels compiled, of which {spilling} spill;", dict(dropped))
     if given.dry_run:
         return 0
-    result = {"environment": environment(0)} | searched(problem, kernels, dropped)
-    given.out.mkdir(parents=True, exist_ok=True)
-    (given.out / "attention-search.json").write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    found = searched(problem, kernels, dropped)
+    write(given.out / "attention-search.json", {"environment": environment(0)} | found)
     return 0
 
 

@@ -6,13 +6,13 @@ A set of inputs is a dictionary of tensors, ``q``, ``k``, ``v`` … in (batch, s
 from __future__ import annotations
 
 import argparse
-import json
 import math
-import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
+
+import scripts
 
 from warploom.bench import peers
 from warploom.bench.environment import environment
@@ -31,16 +31,10 @@ SMALLEST_SAMPLE = 0.010
 
 def parser_of(doc: str | None, rounds: int) -> argparse.ArgumentParser:
     """A parser with ``--out``, ``--rounds`` and ``--compile-only``."""
-    parser = argparse.ArgumentParser(description=doc)
-    add_out(parser)
+    parser = scripts.parser_of(doc)
     parser.add_argument("--rounds", type=int, default=rounds)
     parser.add_argument("--compile-only", action="store_true", help="for sm_90a, without a GPU")
     return parser
-
-
-def add_out(parser: argparse.ArgumentParser) -> None:
-    """``--out``: a folder, by default $OUT."""
-    parser.add_argument("--out", type=Path, default=Path(os.environ.get("OUT", ".")), help="folder of the result")
 
 
 def architecture(options: argparse.Namespace) -> str:
@@ -248,12 +242,6 @@ def measured(
         found.append(timed(cell))
         print(line(found[-1]), flush=True)
         result |= {"missed": missed(found)} | more(found)
-        write(file, result)
+        scripts.write(file, result)
     print("\n".join(result["missed"]) or otherwise)
     return 1 if result["missed"] else 0
-
-
-def write(file: Path, result: Found) -> None:
-    """Write a result; folders are made."""
-    file.parent.mkdir(parents=True, exist_ok=True)
-    file.write_text(json.dumps(result, indent=1, default=str) + "\n", encoding="utf-8")

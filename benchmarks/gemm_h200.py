@@ -17,16 +17,11 @@ Exit code 1 if a kernel was wrong, or something is below what ``targets.json`` s
 
 from __future__ import annotations
 
-import argparse
-import csv
-import json
 import math
-import os
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -49,6 +44,7 @@ from gemm_cells import (
     tried,
 )
 from host_cost import microseconds
+from scripts import START, log, parser_of, products, targets, write
 
 import warploom
 from warploom.bench.environment import environment
@@ -58,8 +54,6 @@ from warploom.kernels.matmul.problem import MatmulConfig
 from warploom.ops.backends import gpu_target
 from warploom.ops.matmul import MatmulPlan, plan_matmul
 
-HERE = Path(__file__).resolve().parent
-START = time.perf_counter()
 LAYOUTS = {"n×k": True, "k×n": False}
 LARGE = ("llama3-8b.gate_up.m8192", "llama3-70b.down.m8192")
 KEYS = ("chosen", "mma.sync", "best mma.sync", "best")
@@ -69,14 +63,9 @@ HELD = {"chosen": "chosen", "mma.sync": "best mma.sync"}
 Row = dict[str, Any]
 
 
-def log(*words: Any) -> None:
-    print(f"[{time.perf_counter() - START:6.1f}]", *words, flush=True)
-
-
 def layers(only: Sequence[str] = ()) -> list[Layer]:
     """The 60 products; those whose names contain one of ``only``."""
-    with (HERE / "gemm_shapes.csv").open(encoding="utf-8") as file:
-        found = [Layer(r["name"], int(r["m"]), int(r["n"]), int(r["k"])) for r in csv.DictReader(file)]
+    found = (Layer(*product) for product in products())
     return [layer for layer in found if not only or any(word in layer.name for word in only)]
 
 
@@ -219,10 +208,9 @@ def missed(result: Mapping[str, Any], targets: Mapping[str, Any]) -> list[str]:
 
 def main() -> int:
     """Measure the parts asked for; the file is written as they come."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser = parser_of(__doc__)
     parser.add_argument("--parts", default="host,shapes,large")
     parser.add_argument("--only", default="", help="products whose names contain one of these words, with commas")
-    parser.add_argument("--out", type=Path, default=Path(os.environ.get("OUT", ".")))
     parser.add_argument("--general", type=int, default=4, help="mma.sync configurations looked at")
     parser.add_argument("--bulk", type=int, default=2, help="and wgmma configurations")
     options = parser.parse_args()
@@ -232,9 +220,9 @@ def main() -> int:
               "pause_over_longest_sample": PAUSE_SAMPLES}  # fmt: skip
     result: Row = {"environment": environment(0), "method": method}
 
-    def write() -> None:
+    def save() -> None:
         result["seconds"] = round(time.perf_counter() - START, 1)
-        (options.out / "gemm.json").write_text(json.dumps(result, indent=1, ensure_ascii=False) + "\n", "utf-8")
+        write(options.out / "gemm.json", result)
 
     try:
         if "host" in parts:
@@ -245,20 +233,19 @@ def main() -> int:
             for row in shapes(bench, only, options.general, options.bulk):
                 rows.append(row)
                 result["summary"] = summary(rows)
-                write()
+                save()
             log("summary", result["summary"])
         if "large" in parts:
-            products = result["large"] = {}
-            for name, found in large(bench, only, result.get("shapes", [])):
-                products[name] = found
-                write()
-                for kernel, row in found.items():
+            found = result["large"] = {}
+            for name, of in large(bench, only, result.get("shapes", [])):
+                found[name] = of
+                save()
+                for kernel, row in of.items():
                     log(name, kernel, {key: value for key, value in row.items() if key != "config"})
     except (WarploomError, RuntimeError) as failure:
         result["failed"] = repr(failure)[:500]
-    write()
-    below = missed(result, json.loads((HERE / "targets.json").read_text(encoding="utf-8")))
-    below += [result["failed"]] if "failed" in result else []
+    save()
+    below = missed(result, targets()) + ([result["failed"]] if "failed" in result else [])
     for text in below:
         print("missed:", text)
     return int(bool(below))

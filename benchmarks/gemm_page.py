@@ -70,7 +70,8 @@ class Timed:
 
     def moved(self, key: str) -> str:
         """The figures of a rung, and of its predecessor where there is one; TFLOP/s of what was timed."""
-        before, rung = next(pair for pair in pairwise([None, *LADDER.rungs]) if pair[1] and pair[1].key == key)
+        rung = LADDER.rung(key)
+        before = next((a for a, b in pairwise(LADDER.rungs) if b is rung), None)
         kind = "f32" if rung.config is BEST32 else "f16"
         k = self.kernels[f"{key} {kind} sm_90a"]
         show = f"`warploom inspect gemm --rung {key} --arch sm_90a"

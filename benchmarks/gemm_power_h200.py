@@ -11,20 +11,17 @@ Needs torch with CUDA.
 
 from __future__ import annotations
 
-import argparse
-import json
 import math
-import os
-import time
 from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import mma_rate
 import numpy as np
 import torch
+from gemm_cells import compile_all
 from mma_rate import Feeds
+from scripts import log, parser_of, write
 
 from warploom.bench.environment import environment
 from warploom.bench.gemm import GemmFamily, Square
@@ -38,21 +35,14 @@ from warploom.cuda.device import cuda_core
 from warploom.kernels.ladder import Rung
 from warploom.kernels.matmul.ladder import BEST
 from warploom.kernels.matmul.sm80 import MatmulSm80
-from warploom.kernels.source import KernelSource
-from warploom.ops.backends import GpuCall, gpu_target
+from warploom.ops.backends import GpuCall
 from warploom.ops.matmul import plan_matmul
-from warploom.tune.build import build_all
 
 HMMA_FLOPS = 2 * 16 * 8 * 16
 TENSOR_CORES_PER_SM = 4
 RATE_ROUNDS = 4000
 CHECKED = 776
 """Extent of the product that a configuration is checked on: ragged for every tile."""
-START = time.perf_counter()
-
-
-def log(*words: Any) -> None:
-    print(f"[{time.perf_counter() - START:6.1f}]", *words, flush=True)
 
 
 class Bench:
@@ -141,21 +131,12 @@ def configurations(accumulate: DType) -> dict[str, MatmulSm80]:
     return {name: c for name, c in found.items() if not c.check(sm90)}
 
 
-def compile_all(configs: dict[str, MatmulSm80], size: int) -> None:
-    """Compile on all cores: at the size measured and at the one checked."""
-    sources: dict[KernelSource, None] = {}
-    for extent in (size, CHECKED):
-        a = torch.empty(extent, extent, device="cuda", dtype=torch.float16)
-        for config in configs.values():
-            sources[plan_matmul(a, a, accumulate=config.accumulate, config=config).calls[0].source] = None
-    build_all(list(sources), gpu_target(0).name)
-
-
 def products(bench: Bench, accumulate: DType, size: int) -> Iterator[tuple[str, dict[str, Any]]]:
     """Every configuration and cuBLAS on square products, each alone."""
     configs = configurations(accumulate)
-    compile_all(configs, size)
-    log("compiled", len(configs))
+    squares = [torch.empty(extent, extent, device="cuda", dtype=torch.float16) for extent in (size, CHECKED)]
+    plans = (plan_matmul(a, a, accumulate=accumulate, config=config) for a in squares for config in configs.values())
+    log("compiled", compile_all(plans))
     checked, case = (GemmFamily().gpu_case(Square(n), 0, seed) for n, seed in ((CHECKED, 1), (size, 0)))
     (cublas,) = case.peers
     yield "cublas", bench.measure(cublas, case.work.sets, case.flops)
@@ -172,25 +153,19 @@ def products(bench: Bench, accumulate: DType, size: int) -> Iterator[tuple[str, 
 
 def main() -> None:
     """Measure the parts asked for; the file is written after each row."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser = parser_of(__doc__)
     parser.add_argument("--parts", default="rate,f32,f16")
     parser.add_argument("--size", type=int, default=8192)
-    parser.add_argument("--out", type=Path, default=Path(os.environ.get("OUT", ".")))
     options = parser.parse_args()
     bench = Bench()
     result: dict[str, Any] = {"environment": environment(0), "size": options.size}
-    parts = {
-        "rate": lambda: rates(bench),
-        "f32": lambda: products(bench, f32, options.size),
-        "f16": lambda: products(bench, f16, options.size),
-    }
     for part in options.parts.split(","):
         rows = result[part] = {}
-        for name, row in parts[part]():
+        found = rates(bench) if part == "rate" else products(bench, {"f32": f32, "f16": f16}[part], options.size)
+        for name, row in found:
             rows[name] = row
-            figures = {key: row[key] for key in row if key != "config"}
-            log(part, name, figures)
-            (options.out / "gemm-power.json").write_text(json.dumps(result, indent=1, default=str) + "\n")
+            log(part, name, {key: row[key] for key in row if key != "config"})
+            write(options.out / "gemm-power.json", result)
 
 
 if __name__ == "__main__":

@@ -16,7 +16,6 @@ Exit code 1 if one of our rungs with its tuned tile is slower than the seed's ke
 
 from __future__ import annotations
 
-import argparse
 import json
 import math
 import os
@@ -29,6 +28,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from scripts import HERE, log, parser_of, write
 
 from warploom.bench.environment import environment
 from warploom.bench.gemm import LOADS, PlannedCall, blocks_error, drawn, torch_blocks
@@ -45,7 +45,6 @@ from warploom.kernels.matmul.ladder import LADDER
 from warploom.kernels.matmul.ladder_config import RungGemm
 from warploom.ops.matmul import plan_matmul
 
-HERE = Path(__file__).resolve().parent
 TUNED = HERE / "results" / "h200" / "gemm-tuned-f16.json"
 FILES = {"03": "03_mma_multistage.cuh", "04": "04_mma_pipelining.cuh", "05": "05_mma_final.cuh"}
 VARIANTS = {"03": "GetMMAMultistageVariants", "04": "GetMMAMultistageVariants", "05": "GetMMAFinalVariants"}
@@ -54,11 +53,6 @@ ONE = 0x3C00
 BURST_REST, BURST_WARM_UP, TUNER_WARM_UP, CALLS, BURSTS = 0.5, 2, 5, 10, 3
 ROUNDS = 9
 PRELUDE = "typedef unsigned int uint; typedef unsigned int uint32_t;\n"
-START = time.perf_counter()
-
-
-def log(*words: Any) -> None:
-    print(f"[{time.perf_counter() - START:6.1f}]", *words, flush=True)
 
 
 # -- the seed's kernels
@@ -271,11 +265,10 @@ def beside(size: int, ours: Sequence[float], seed: Sequence[float]) -> dict[str,
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser = parser_of(__doc__)
     parser.add_argument("--seed", type=Path, required=True, help="a checkout of the seed's repository")
     parser.add_argument("--tuned", type=Path, default=TUNED)
     parser.add_argument("--sizes", default="4096,8192,16384")
-    parser.add_argument("--out", type=Path, default=Path(os.environ.get("OUT", ".")))
     parser.add_argument("--dry-run", action="store_true", help="compile for sm_90a and stop")
     given = parser.parse_args()
     arch = "sm_90a"
@@ -295,9 +288,7 @@ def main() -> int:
                 f"{k} {v['ours']:.0f}/{v['seed']:.0f} = {v['ratio']['median']:.3f}" for k, v in row["loads"].items()
             )
             log(f"{row['rung']} {row['kind']:9} {row['tile']:28}", *told)
-    given.out.mkdir(parents=True, exist_ok=True)
-    result = {"environment": environment(0), "rows": found}
-    (given.out / "seed-gemm.json").write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    write(given.out / "seed-gemm.json", {"environment": environment(0), "rows": found})
     judged = [row for row in found if row["kind"] == "tuned"] or [row for row in found if row["kind"] == "its tile"]
     slow = [f"{r['rung']} at {r['n']}" for r in judged if r["loads"]["sustained"]["ratio"]["median"] < 1.0]
     wrong = [f"{r['rung']} at {r['n']}" for r in found if not r["error"]["ours"] <= 1.0]

@@ -11,13 +11,12 @@ and stops, without a GPU.
 
 from __future__ import annotations
 
-import argparse
-import json
-import os
 import time
 from itertools import product
-from pathlib import Path
 from typing import Any
+
+from attention_cells import problem_of
+from scripts import parser_of, write
 
 from warploom.bench.attention import AttentionOnGpu
 from warploom.bench.environment import environment
@@ -34,14 +33,9 @@ from warploom.tune.attention import ATTENTION
 from warploom.tune.build import build_all
 from warploom.tune.tuner import gpu_for_tuning
 
-TOKENS, WIDTH = 16384, 2048
 SM90 = target("sm_90a")
-CELLS = tuple(
-    f"{d}:{mask}:{n}"
-    for d in (64, 128, 256)
-    for mask in ("full", "causal")
-    for n in (16384, 4096, 1024, 8192, 2048, 512)
-)
+CELLS = tuple(f"{d}:{mask}:{n}" for d, mask, n in product((64, 128, 256), ("full", "causal"), (16384, 4096, 1024, 8192,
+                                                                                           2048, 512)))  # fmt: skip
 ROUNDS = ((3, 0.006, 10), (5, 0.015, 4), (11, 0.03, 4))
 """(rounds, seconds of a sample, how many stay)."""
 BOTH, NEVER = (False, True), (False,)
@@ -80,18 +74,17 @@ def built(problem: AttentionProblem, causal: bool) -> list[AttentionConfig]:
     return [c for c, k in zip(configs, kernels, strict=True) if not isinstance(k, str) and not k.faults(SM90)]
 
 
-def problem_of(name: str) -> AttentionProblem:
+def named(cell: str) -> AttentionProblem:
     """The problem of a cell: head_dim:mask:length."""
-    head_dim, mask, length = name.split(":")
-    d, n, heads = int(head_dim), int(length), WIDTH // int(head_dim)
-    return AttentionProblem(TOKENS // n, heads, heads, n, n, d, bf16, (None, 0 if mask == "causal" else None))
+    head_dim, mask, length = cell.split(":")
+    return problem_of(int(head_dim), mask == "causal", int(length))
 
 
 class Cell:
     """One head_dim, mask and length: its candidates, built and checked, and its peers."""
 
     def __init__(self, name: str) -> None:
-        self.problem = problem_of(name)
+        self.problem = named(name)
         self.causal = self.problem.window == (None, 0)
         self.default = ATTENTION.choose(self.problem, SM90)[0]
         self.workload = AttentionOnGpu(self.problem, 0)
@@ -126,17 +119,15 @@ class Cell:
 
 def main() -> None:
     """Sweep the cells."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--out", type=Path, default=Path(os.environ.get("OUT", ".")))
+    parser = parser_of(__doc__)
     parser.add_argument("--cells", nargs="+", default=list(CELLS), help="head_dim:mask:length")
     parser.add_argument("--dry-run", action="store_true", help="compile and stop")
     options = parser.parse_args()
     if options.dry_run:
         for name in options.cells:
-            problem = problem_of(name)
+            problem = named(name)
             print(f"{name}: {len(built(problem, problem.window == (None, 0)))} candidates", flush=True)
         return
-    options.out.mkdir(parents=True, exist_ok=True)
     gpu, monitor = gpu_for_tuning(), GpuMonitor(cuda_core().Device(0).pci_bus_id)
     rows: list[dict[str, Any]] = []
     for name in options.cells:
@@ -145,20 +136,16 @@ def main() -> None:
         seconds = time.monotonic() - start
         left, found = cell.best(gpu.clock)
         print(f"{name}: {len(cell.candidates)} candidates, built in {seconds:.0f} s", flush=True)
+        timed = cell.candidates | {p.name: p for p in cell.peers}
         for one in dict.fromkeys((*left, str(cell.default), *(p.name for p in cell.peers))):
             ratios = {p.name: round(paired_ratio(found[one], found[p.name]), 4) for p in cell.peers}
-            chosen = cell.candidates.get(one) or next(p for p in cell.peers if p.name == one)
-            drawn = (
-                power_of(chosen, cell.workload.sets, gpu.clock, monitor, window=0.4)
-                if one in (left[0], *ratios)
-                else None
-            )
+            metered = one in (left[0], *ratios)
+            drawn = power_of(timed[one], cell.workload.sets, gpu.clock, monitor, window=0.4) if metered else None
             row = {"cell": name, "config": one, "tflops": found[one].seconds.rate(cell.problem.flops / 1e12).json(),
                    "ratio": ratios, "power": drawn and drawn.json(cell.problem.flops)}  # fmt: skip
             rows.append(row)
             print(f"  {row['tflops']['median']:6.1f}  {ratios}  {row['power'] or ''}  {one}", flush=True)
-        runs = {"runs": [{"environment": environment(), "rows": rows}]}
-        (options.out / "attention-sweep.json").write_text(json.dumps(runs, indent=1) + "\n", encoding="utf-8")
+        write(options.out / "attention-sweep.json", {"runs": [{"environment": environment(), "rows": rows}]})
 
 
 if __name__ == "__main__":
