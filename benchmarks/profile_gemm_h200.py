@@ -1,8 +1,8 @@
 """Hardware counters of every matmul rung, and the emulator's wavefronts beside ncu's, in one run.
 
-    PYTHONPATH=src python benchmarks/profile_gemm_h200.py [--rung 01b,02] [--size 4096] [--out FILE]
+    PYTHONPATH=src python benchmarks/profile_gemm_h200.py [--rung 01b,02] [--size 4096] [--out DIR]
 
-writes profile-gemm.json to ``$OUT`` (else to the folder out): the wavefronts of shared memory from both sides on small
+writes profile-gemm.json to DIR ($OUT by default): the wavefronts of shared memory from both sides on small
 products that the emulator runs as well, then counters and samples of every rung on a square product. What ncu refuses
 is written with the reason. Exit code 1 if something was refused, or if ncu and the emulator count differently where
 ``gemm_page_counters.reason`` has no reason.
@@ -10,9 +10,6 @@ is written with the reason. Exit code 1 if something was refused, or if ncu and 
 
 from __future__ import annotations
 
-import argparse
-import json
-import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -20,15 +17,13 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 from gemm_page_counters import RAGGED, UNALIGNED, WHOLE, reason
+from profile_h200 import beside_emulator, together
+from scripts import parser_of, write
 
-from warploom.bench.counters import Profile, compare_wavefronts
 from warploom.bench.environment import environment
 from warploom.bench.gemm import GemmFamily
-from warploom.bench.ladder import wavefronts_json
 from warploom.bench.ncu import ncu_version
-from warploom.bench.profile import GemmLaunch, profile_launches
-from warploom.core.errors import WarploomError
-from warploom.emulate import emulate
+from warploom.bench.profile import GemmLaunch
 from warploom.kernels.matmul.ladder import LADDER
 
 SMALL = {WHOLE: (256, 256, 256), RAGGED: (328, 320, 192), UNALIGNED: (328, 264, 200)}
@@ -38,36 +33,16 @@ UNHINTED = ("04", "05", "06")
 """Rungs with rows of 128 bytes: at -O1 ptxas gives their copies no prefetch hint, and both sides must agree."""
 
 
-def emulated(launch: GemmLaunch) -> dict[str, dict[str, int]]:
-    """Wavefronts by class of access."""
-    case = GemmFamily(launch.m, launch.n, launch.k).emulator_case(launch.config, 0)
-    return wavefronts_json(emulate(case.program, case.grid, case.arguments))
-
-
-def together(launches: dict[str, GemmLaunch], **options: Any) -> dict[str, Profile | str]:
-    """The profile of each launch, from one process; where that fails, from one process each, or why there is none."""
-    try:
-        return dict(zip(launches, profile_launches(list(launches.values()), seconds=100, **options), strict=True))
-    except WarploomError as error:
-        print(f"one by one, since together ncu said: {error}", flush=True)
-    apart: dict[str, Profile | str] = {}
-    for name, launch in launches.items():
-        try:
-            apart[name] = profile_launches([launch], seconds=20, **options)[0]
-        except WarploomError as error:
-            apart[name] = str(error)
-    return apart
-
-
 def both_sides(launches: dict[tuple[str, str], GemmLaunch]) -> dict[str, dict[str, Any]]:
     """{rung: {product: {class of access: {"emulator", "ncu"}}, or {"refused": why}}} of {(rung, product): launch}."""
     counted = together({" ".join(key): one for key, one in launches.items()}, tables=("wavefronts",), samples=False)
     found: dict[str, dict[str, Any]] = {}
-    for (rung, product), launch in launches.items():
+    for (rung, product), one in launches.items():
         profile = counted[f"{rung} {product}"]
         found.setdefault(rung, {})[product] = (
-            {"refused": profile} if isinstance(profile, str) else compare_wavefronts(profile, emulated(launch))
-        )
+            {"refused": profile} if isinstance(profile, str)
+            else beside_emulator(profile, GemmFamily(one.m, one.n, one.k), one.config)
+        )  # fmt: skip
     return found
 
 
@@ -83,12 +58,11 @@ def unexplained(rung: str, products: dict[str, Any], *, hinted: bool = True) -> 
 
 def main() -> int:
     """Measure, write, and say where the two sides differ."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser = parser_of(__doc__)
     parser.add_argument("--rung", default=",".join(RUNGS), help="with commas between")
     parser.add_argument("--size", type=int, default=4096)
-    parser.add_argument("--out", type=Path, default=Path(os.environ.get("OUT", "out")) / "profile-gemm.json")
     options = parser.parse_args()
-    options.out.parent.mkdir(parents=True, exist_ok=True)
+    file = options.out / "profile-gemm.json"
     rungs, failed = options.rung.split(","), False
     made = environment(None) | {"ncu": ncu_version()}
     launches = {(key, name): GemmLaunch(key, *size) for key in rungs for name, size in SMALL.items()}
@@ -97,11 +71,7 @@ def main() -> int:
     rows: dict[str, Any] = {key: {"wavefronts": counted} for key, counted in both_sides(launches).items()}
     result: dict[str, Any] = {"environment": made, "size": options.size, "small": SMALL, "rungs": rows}
     result["without the hint"] = both_sides(unhinted)
-
-    def write() -> None:
-        options.out.write_text(json.dumps(result, indent=1, default=str) + "\n", encoding="utf-8")
-
-    write()
+    write(file, result)
     apart = {key: unexplained(key, row["wavefronts"]) for key, row in rows.items()}
     apart |= {f"{key} at -O1": unexplained(key, row, hinted=False) for key, row in result["without the hint"].items()}
     for key, texts in apart.items():
@@ -114,7 +84,7 @@ def main() -> int:
         else:
             rows[key]["counters"] = counters = profile.json()
             print(f"{key}: pipes {counters.get('pipes, %')}, memory {counters.get('memory, %')}")
-    write()
+    write(file, result)
     return int(failed)
 
 

@@ -1,8 +1,8 @@
 """Hardware counters of every attention rung, and the emulator's wavefronts beside ncu's, in one run.
 
-    python benchmarks/profile_h200.py [--rung 1,2,8,best] [--only rungs,reference] [--dtype f16] [--out FILE]
+    python benchmarks/profile_h200.py [--rung 1,2,8,best] [--only rungs,reference] [--dtype f16] [--out DIR]
 
-writes profile.json (in f16 profile-f16.json) to ``$OUT`` (else to the folder out), with a part for each of
+writes profile.json (in f16 profile-f16.json) to DIR ($OUT by default), with a part for each of
 
 - ``rungs``: counters and samples of every rung at batch 4, 16 heads, length 4096, and the wavefronts of shared memory
   at one head of length 256 from both sides;
@@ -11,16 +11,15 @@ writes profile.json (in f16 profile-f16.json) to ``$OUT`` (else to the folder ou
   tell what a rung that falls there loses;
 - ``reference``: the same counters and samples of PyTorch's flash backend, and its SASS counted as ours.
 
-Parts and rungs that are left out stay as they are in a FILE that exists. What ncu refuses is written with the reason.
+Parts and rungs that are left out stay as they are in a file that exists. What ncu refuses is written with the reason.
 Exit code 1 if ncu and the emulator count differently where ``ladder_counters.MERGED`` has no reason.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
-import os
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -29,13 +28,14 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 import ablations
 from ladder_counters import MERGED
 from profile_reference import FlashLaunch, profile_reference, sass
+from scripts import parser_of, write
 
 from warploom.bench.attention import GPU_TOKENS, AttentionFamily, has_room
 from warploom.bench.counters import Profile, compare_wavefronts
 from warploom.bench.environment import environment
-from warploom.bench.ladder import wavefronts_json
+from warploom.bench.ladder import Family, wavefronts_json
 from warploom.bench.ncu import ncu_version
-from warploom.bench.profile import Launch, profile_launches
+from warploom.bench.profile import Launch, Watched, profile_launches
 from warploom.core.dtypes import DTYPES
 from warploom.core.errors import WarploomError
 from warploom.emulate import emulate
@@ -49,17 +49,16 @@ OF_LENGTHS = ("time", "stalls", "memory, %", "instructions")
 """The tables that are read at every length: each launch is replayed until all are, so these few."""
 
 
-def emulated_wavefronts(launch: Launch) -> dict[str, dict[str, int]]:
-    """Wavefronts by class of access at one head of :data:`EMULATED_SEQ` tokens."""
-    case = AttentionFamily(heads=1, seq=EMULATED_SEQ).emulator_case(launch.config, 0)
-    return wavefronts_json(emulate(case.program, case.grid, case.arguments))
+def beside_emulator(profile: Profile, family: Family[Any], config: Any) -> dict[str, dict[str, float]]:
+    """Wavefronts by class of access, as the emulator counts them at the family's problem and as ncu has."""
+    case = family.emulator_case(config, 0)
+    return compare_wavefronts(profile, wavefronts_json(emulate(case.program, case.grid, case.arguments)))
 
 
-def together(launches: dict[str, Launch], **options: Any) -> dict[str, Profile | str]:
+def together(launches: Mapping[str, Watched], **options: Any) -> dict[str, Profile | str]:
     """The profile of each launch, from one process; where that fails, from one process each, or why there is none."""
     try:
-        found = profile_launches(list(launches.values()), seconds=400, **options)
-        return dict(zip(launches, found, strict=True))
+        return dict(zip(launches, profile_launches(list(launches.values()), seconds=400, **options), strict=True))
     except WarploomError as error:
         print(f"one by one, since together ncu said: {error}", flush=True)
     apart: dict[str, Profile | str] = {}
@@ -82,7 +81,7 @@ def both_sides(named: dict[str, Launch]) -> dict[str, Any]:
         if isinstance(counters, str) or isinstance(of_few, str):
             rows[name] = {"refused": counters if isinstance(counters, str) else of_few}
             continue
-        wavefronts = compare_wavefronts(of_few, emulated_wavefronts(launch))
+        wavefronts = beside_emulator(of_few, AttentionFamily(heads=1, seq=EMULATED_SEQ), launch.config)
         rows[name] = {"counters": counters.json(), "wavefronts": wavefronts}
     return rows
 
@@ -125,23 +124,20 @@ def brief(profile: Profile) -> dict[str, Any]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser = parser_of(__doc__)
     parser.add_argument("--rung", help="with commas between; default all")
     parser.add_argument("--only", default=",".join(PARTS), help="parts, with commas between")
     parser.add_argument("--dtype", choices=("bf16", "f16"), default="bf16")
-    parser.add_argument("--out", type=Path, help="default: a file in $OUT, else in the folder out")
     options = parser.parse_args()
     fitting = [rung.key for rung in FULL_LADDER.rungs if has_room(rung, 128, DTYPES[options.dtype])]
-    file = "profile.json" if options.dtype == "bf16" else f"profile-{options.dtype}.json"
-    out: Path = options.out or Path(os.environ.get("OUT", "out")) / file
-    out.parent.mkdir(parents=True, exist_ok=True)
+    out = options.out / ("profile.json" if options.dtype == "bf16" else f"profile-{options.dtype}.json")
     result = json.loads(out.read_text(encoding="utf-8")) if out.exists() else {}
     result["environment"] = environment(None) | {"ncu": ncu_version()}
     apart = False
     for name in options.only.split(","):
         measured = part(name, options.rung.split(",") if options.rung else fitting, options.dtype)
         result[name] = result.get(name, {}) | measured
-        out.write_text(json.dumps(result, indent=1, default=str) + "\n", encoding="utf-8")
+        write(out, result)
         for key, found in measured.items():
             apart |= tell(key, found)
     return int(apart)
