@@ -9,11 +9,12 @@ wavefronts, registers and, at lengths 4096 and 16384, TFLOP/s. About a minute on
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import sys
 from dataclasses import replace
 from pathlib import Path
+
+from scripts import write
 
 from warploom.bench.attention import AttentionFamily, settled
 from warploom.bench.ladder import run_ladder
@@ -56,8 +57,7 @@ def main() -> int:
     whole = [FULL_LADDER.rung(key) for key in dict.fromkeys(key for key, _ in ABLATIONS)]
     rungs = [*whole, *(ablated(*one) for one in ABLATIONS)]
     result = run_ladder(AttentionFamily(), rungs, gpu_sizes=LENGTHS)
-    options.out.parent.mkdir(parents=True, exist_ok=True)
-    options.out.write_text(json.dumps(result.json(), indent=1, default=str) + "\n", encoding="utf-8")
+    write(options.out, result.json())
     for row in result.rows:
         cells = {cell["seq"]: (round(cell["tflops"]["median"]), cell["ratio"]) for cell in row["gpu"]["cells"]}
         print(f"{row['rung']:>28}  {cells}  error {row['error']['value']:.2f}  findings {len(row['findings'])}")

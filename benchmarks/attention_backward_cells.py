@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from statistics import geometric_mean
 from typing import Any
@@ -59,6 +59,7 @@ class Cell:
     window: int | None = None
     v_dim: int = 0
     """Of V and dO, where it is not head_dim."""
+    sinks: bool = False
 
     @property
     def name(self) -> str:
@@ -67,7 +68,8 @@ class Cell:
         mask = "causal" if self.causal else "full"
         group = f" {self.heads}/{self.kv_heads} heads" if self.heads != self.kv_heads else ""
         dims = f"{self.head_dim}/{self.v_dim}" if self.v_dim else str(self.head_dim)
-        return f"d{dims} {mask} {lengths}{group}{f' window {self.window}' if self.window else ''}"
+        more = (f" window {self.window}" if self.window else "") + (" sinks" if self.sinks else "")
+        return f"d{dims} {mask} {lengths}{group}{more}"
 
     @property
     def batch(self) -> int:
@@ -83,8 +85,9 @@ class Cell:
     def problem(self) -> AttentionProblem:
         """The forward problem."""
         return AttentionProblem(
-            self.batch, self.heads, self.kv_heads, self.q_len, self.kv_len, self.head_dim, bf16, self.sides, self.v_dim
-        )
+            self.batch, self.heads, self.kv_heads, self.q_len, self.kv_len, self.head_dim, bf16, self.sides,
+            v_dim=self.v_dim, sinks=self.sinks,
+        )  # fmt: skip
 
     @property
     def flops(self) -> int:
@@ -141,17 +144,26 @@ def fresh(cell: Cell) -> Inputs:
     both = cell.problem.head_dim, cell.problem.value_dim
     x: Inputs = {name: make(cell.heads, cell.q_len, d) for name, d in zip(("q", "dout"), both, strict=True)}
     x |= {name: make(cell.kv_heads, cell.kv_len, d) for name, d in zip("kv", both, strict=True)}
-    x["out"], x["lse"] = warploom.attention(x["q"], x["k"], x["v"], return_lse=True, **cell.options)
+    x |= {"sinks": torch.randn(cell.heads, device="cuda")} if cell.sinks else {}
+    x["out"], x["lse"] = forward(cell, return_lse=True)(x)
     return x
 
 
 # -- who is timed
 
 
-def ours(cell: Cell, config: str | None = None, *, deterministic: bool = False) -> Run:
+def forward(cell: Cell, *, sinks: bool = True, **how: Any) -> Run:
+    """The forward pass."""
+    how |= cell.options
+    return lambda x: warploom.attention(x["q"], x["k"], x["v"], sinks=x.get("sinks") if sinks else None, **how)
+
+
+def ours(cell: Cell, config: str | None = None, *, deterministic: bool = False, sinks: bool = True) -> Run:
     """This package's call."""
     how = {**cell.options, "config": config, "deterministic": deterministic}
-    return lambda x: warploom.attention_backward(*(x[name] for name in ARGUMENTS), **how)
+    return lambda x: warploom.attention_backward(
+        *(x[name] for name in ARGUMENTS), sinks=x.get("sinks") if sinks else None, **how
+    )
 
 
 def cudnn(cell: Cell) -> Run | None:
@@ -204,29 +216,42 @@ def timed_ones(cell: Cell, options: argparse.Namespace) -> dict[str, Run]:
 # -- checked, then timed
 
 
-def timed(cell: Cell, options: argparse.Namespace) -> dict[str, Any]:
-    """One cell: checked, and timed."""
+def error_of(cell: Cell, x: Inputs) -> Callable[[Any], float]:
+    """The largest error of gradients over what is allowed, of the first key head and the query heads that share it."""
     import torch
 
-    moved = 2 * cell.batch * cell.head_dim * (3 * cell.heads * cell.q_len + 2 * cell.kv_heads * cell.kv_len)
-    sets = [fresh(cell) for _ in range(runs.sets_of(moved))]
-    x, group = sets[0], cell.heads // cell.kv_heads
-    first = {n: x[n][0, :, : group if n in ("dout", "q", "out") else 1].transpose(0, 1) for n in x if n != "lse"}
+    group = cell.heads // cell.kv_heads
+    first = {n: x[n][:, :, : 1 if n in "kv" else group].transpose(1, 2) for n in ("dout", "q", "k", "v", "out")}
     seen = None if cell.sides == (None, None) else seen_of(cell.q_len, cell.kv_len, cell.sides, device="cuda")
-    reference = gradient_reference(**first, dtype=bf16, seen=seen, rows=MOST_SCORES // (cell.kv_len * group))
+    sinks = x["sinks"][:group] if cell.sinks else None
+    rows = max(1, MOST_SCORES // (cell.batch * cell.kv_len * group))
+    reference = gradient_reference(**first, dtype=bf16, seen=seen, sinks=sinks, rows=rows)
     torch.cuda.empty_cache()
 
-    def error(_: str, found: tuple[Any, ...]) -> float:
-        """Of the first key head and the query heads that share it."""
-        dq, dk, dv = (g[0].transpose(0, 1) for g in found[:3])
-        return max(reference.excess(dq[:group], dk[:1], dv[:1]).values())
+    def error(found: tuple[Any, ...]) -> float:
+        dq, dk, dv = (g.transpose(1, 2) for g in found[:3])
+        further = (g[:group] for g in found[3:] if cell.sinks)
+        return max(reference.excess(dq[:, :group], dk[:, :1], dv[:, :1], *further).values())
 
-    named = {name: (run, sets) for name, run in timed_ones(cell, options).items()}
-    turns = runs.in_turns(named, error, options.rounds, others=[name for name in named if name != "warploom"])
+    return error
+
+
+def sets_of(cell: Cell) -> list[Inputs]:
+    """Inputs that rotate past the L2."""
+    moved = 2 * cell.batch * cell.head_dim * (3 * cell.heads * cell.q_len + 2 * cell.kv_heads * cell.kv_len)
+    return [fresh(cell) for _ in range(runs.sets_of(moved))]
+
+
+def timed(cell: Cell, options: argparse.Namespace) -> dict[str, Any]:
+    """One cell: checked, and timed."""
+    sets = sets_of(cell)
+    error, named = error_of(cell, sets[0]), {name: (run, sets) for name, run in timed_ones(cell, options).items()}
+    others = [name for name in named if name != "warploom"]
+    turns = runs.in_turns(named, lambda _, found: error(found), options.rounds, others=others)
     ratios = turns.ratio()
     best = max((n for n in ratios if n in PEERS), key=lambda n: -turns.found[n].seconds.median, default=None)
     how = {**cell.options, "config": configurations(cell, options)["warploom"]}
-    plan = warploom.plan_attention_backward(*(x[n] for n in ARGUMENTS), **how)
+    plan = warploom.plan_attention_backward(*(sets[0][n] for n in ARGUMENTS), **how)
     return {
         "cell": cell.name, "head_dim": cell.head_dim, "causal": cell.causal, "q_len": cell.q_len,
         "kv_len": cell.kv_len, "heads": cell.heads, "kv_heads": cell.kv_heads, "batch": cell.batch,

@@ -12,7 +12,6 @@ that of n times n. PyTorch's own FlashAttention is timed in the same ways. Write
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import statistics
@@ -25,6 +24,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F  # noqa: N812
+from scripts import parser_of, write
 
 import warploom.torch
 from warploom.bench.environment import environment
@@ -137,9 +137,8 @@ def run(rank: int, gpus: int, tokens: int, out: Path) -> None:
     finally:
         dist.destroy_process_group()
     if rank == 0:
-        out.mkdir(parents=True, exist_ok=True)
         found = {"environment": environment(0), "tokens": tokens, "heads": HEADS, "head_dim": HEAD_DIM, "rows": rows}
-        (out / "context-parallel.json").write_text(json.dumps(found, indent=2, default=str) + "\n", encoding="utf-8")
+        write(out / "context-parallel.json", found)
 
 
 def wrong(rows: list[dict[str, Any]]) -> list[str]:
@@ -152,10 +151,9 @@ def wrong(rows: list[dict[str, Any]]) -> list[str]:
 
 def main() -> int:
     """Start a process for each GPU, and judge what they found."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser = parser_of(__doc__)
     parser.add_argument("--gpus", type=int, default=2)
     parser.add_argument("--tokens", type=int, default=131072)
-    parser.add_argument("--out", type=Path, default=Path(os.environ.get("OUT", "out")))
     given = parser.parse_args()
     if torch.cuda.device_count() < given.gpus:
         sys.exit(f"there are {torch.cuda.device_count()} GPUs, not {given.gpus}: run on such a machine, or pass --gpus")

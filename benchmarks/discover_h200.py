@@ -14,6 +14,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
+from scripts import write
 from wmma_products import errors
 
 from warploom.core.errors import WarploomError
@@ -38,10 +39,8 @@ def main(folder: Path) -> int:
             found.append(one)
             rows.append(one.as_row())
         print(f"{rows[-1]['name']:36} {rows[-1]['verdict']} {rows[-1].get('difference', rows[-1].get('error', ''))}")
-    folder.mkdir(parents=True, exist_ok=True)
     products = errors(run)
-    report = {"environment": machine, "fragments": rows, "products": products}
-    (folder / "discovery.json").write_text(json.dumps(report, indent=1, default=str) + "\n", encoding="utf-8")
+    write(folder / "discovery.json", {"environment": machine, "fragments": rows, "products": products})
     maps = wmma_maps(found, str((machine["gpu"] or {}).get("name", "")))
     (folder / "wmma_maps.json").write_text(json.dumps(maps) + "\n", encoding="utf-8")
     wrong = [r for r in rows if r["verdict"] in ("differs", "error")]

@@ -27,6 +27,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from scripts import parser_of, targets, write
+
 ROOT = Path(__file__).resolve().parents[1]
 AT_ONCE = 8
 """Processes that get ready side by side."""
@@ -89,9 +91,7 @@ def child(cell: Cell) -> None:
     seconds = time.perf_counter() - start
     error, poison_met = check(result), result.data_ptr() == poisoned
     repeated = microseconds({"call": lambda: call(*inputs)}, torch.cuda.synchronize, 1024)["call"].json()
-    told = {
-        "seconds": seconds, "import_s": import_s, "microseconds": repeated, "error": error, "poisoned": poison_met,
-    }  # fmt: skip
+    told = {"seconds": seconds, "import_s": import_s, "microseconds": repeated, "error": error, "poisoned": poison_met}
     print(json.dumps(told), flush=True)
 
 
@@ -223,10 +223,8 @@ def _finish(sample: Sample, process: subprocess.Popen[str]) -> dict[str, Any]:
         process.kill()
         _, errors = process.communicate()
         print(f"{sample.cell} FAILED: {errors[-1500:]}", flush=True)
-        nothing = dict.fromkeys(("median", "low", "high"), math.inf)
-        return {
-            "seconds": math.inf, "import_s": math.inf, "microseconds": nothing, "error": math.inf, "poisoned": False,
-        }  # fmt: skip
+        nothing: dict[str, Any] = dict.fromkeys(("seconds", "import_s", "error"), math.inf)
+        return nothing | {"microseconds": {"median": math.inf}, "poisoned": False}
     print(f"  {sample.cell:34s} {told['seconds'] * 1e3:7.1f} ms, error {told['error']:.2f}", flush=True)
     return told
 
@@ -282,17 +280,13 @@ def missed(cells: list[dict[str, Any]], most: dict[str, float]) -> list[str]:
     found = [f"{c['call']}: error {c['error']['value']}" for c in cells if not c["error"]["value"] <= 1.0]
     found += [f"{c['call']}: the result's memory was not poisoned" for c in cells if not c["poisoned"]]
     for name, limit in most.items():
-        found += [
-            f"{c['call']}: {name} {c[f'{name}_s']['median']:.3f} s, at most {limit} s"
-            for c in cells
-            if not c[f"{name}_s"]["median"] <= limit
-        ]
+        found += [f"{c['call']}: {name} {c[f'{name}_s']['median']:.3f} s, at most {limit} s"
+                  for c in cells if not c[f"{name}_s"]["median"] <= limit]  # fmt: skip
     return found
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--out", type=Path, default=Path(os.environ.get("OUT", "out")), help="folder for the result")
+    parser = parser_of(__doc__)
     parser.add_argument("--cells", default=",".join(CELLS), help="names of cells, with commas between")
     parser.add_argument("--fresh", type=int, default=3, help="processes with an empty cache per cell")
     parser.add_argument("--later", type=int, default=5, help="later processes per cell")
@@ -309,13 +303,12 @@ def main() -> int:
         if tree is not None:
             compileall.compile_dir(tree, quiet=2)
     cells, *others = measure(options.cells.split(","), options.fresh, options.later, options.beside, options.at_once)
-    most = json.loads((ROOT / "benchmarks" / "targets.json").read_text(encoding="utf-8"))["first_call_seconds"]
+    most = targets()["first_call_seconds"]
     short = missed(cells, most)
-    options.out.mkdir(parents=True, exist_ok=True)
     result = {"environment": environment(), "rows": cells, "most_seconds": most, "missed": short}
     if others:
         result["beside"] = others[0]
-    (options.out / "first-call.json").write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    write(options.out / "first-call.json", result)
     table(cells, "this tree")
     if others:
         table(others[0], "the tree beside")
@@ -326,12 +319,8 @@ def main() -> int:
 
 def table(cells: list[dict[str, Any]], title: str) -> None:
     """Print medians, and in brackets lowest and highest."""
-    names = {
-        "fresh_s": "empty cache, ms",
-        "later_s": "later process, ms",
-        "import_s": "import, ms",
-        "repeated_us": "again, µs",
-    }
+    names = {"fresh_s": "empty cache, ms", "later_s": "later process, ms", "import_s": "import, ms",
+             "repeated_us": "again, µs"}  # fmt: skip
     print(f"\n{title:34s}" + "".join(f"{text:>22s}" for text in names.values()) + f"{'error':>7s}")
     for cell in cells:
         line = f"{cell['call']:34s}"

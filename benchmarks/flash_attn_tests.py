@@ -13,11 +13,9 @@ emulator.
 
 from __future__ import annotations
 
-import argparse
 import itertools
 import json
 import math
-import os
 import random
 import sys
 import time
@@ -25,8 +23,9 @@ from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from multiprocessing import get_context
-from pathlib import Path
 from typing import Any
+
+from scripts import parser_of, write
 
 from warploom import flash_attn
 from warploom.bench.environment import environment
@@ -352,12 +351,11 @@ def worst(case: Case) -> float:
 
 def main() -> int:
     """Draw, run, print a row for each test, write."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = parser_of(__doc__)
     parser.add_argument("--count", type=int, default=60, help="cases of each test")
     parser.add_argument("--seconds", type=float, default=60.0)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--workers", type=int, default=12)
-    parser.add_argument("--out", type=Path, default=Path(os.environ.get("OUT", ".")))
     parser.add_argument("--dry-run", action="store_true", help="two small cases of each test, on the emulator")
     options = parser.parse_args()
     cases = [case for test in TESTS for case in test.cases(2 if options.dry_run else options.count, options.seed)]
@@ -378,12 +376,8 @@ def main() -> int:
     for case in failed[:20]:
         print("FAILED", json.dumps(case))
     if not options.dry_run:
-        options.out.mkdir(parents=True, exist_ok=True)
-        text = json.dumps(
-            {"environment": environment(0), "drawn": len(cases), "seed": options.seed, "cases": done}, indent=1,
-            default=str,
-        )  # fmt: skip
-        (options.out / "flash-attn-tests.json").write_text(text + "\n")
+        result = {"environment": environment(0), "drawn": len(cases), "seed": options.seed, "cases": done}
+        write(options.out / "flash-attn-tests.json", result)
     return bool(failed)
 
 

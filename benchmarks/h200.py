@@ -19,6 +19,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from scripts import parser_of, targets, write
+
 ROOT = Path(__file__).resolve().parents[1]
 BUDGET_SECONDS = 460.0
 LENGTHS = "512,1024,2048,4096,8192,16384"
@@ -104,19 +106,18 @@ def write_host_cost(file: Path) -> int:
 
     from warploom.bench.environment import environment
 
-    most = json.loads((ROOT / "benchmarks" / "targets.json").read_text(encoding="utf-8"))["host_microseconds"]
+    most = targets()["host_microseconds"]
     found = host_cost()
     short = missed(found, most)
     rows = [{"call": name, "microseconds": spread} for name, spread in found.items()]
     result = {"environment": environment(0), "rows": rows, "most_microseconds": most, "missed": short}
-    file.write_text(json.dumps(result, indent=2, default=str) + "\n", encoding="utf-8")
+    write(file, result)
     print("\n".join(host_cost_lines(result)))
     return 1 if short else 0
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--out", type=Path, default=Path(os.environ.get("OUT", "out")), help="folder for the results")
+    parser = parser_of(__doc__)
     parser.add_argument("--only", default="", help="names of sections, with commas between")
     parser.add_argument("--host-cost", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args()

@@ -13,31 +13,28 @@ result is wrong. ``--compile-only`` needs no GPU.
 
 from __future__ import annotations
 
+import argparse
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
+import attention_backward_cells as gradients
 import cell_runs as runs
+from attention_backward_cells import Cell, error_of, forward, ours, sets_of
 from cell_runs import Inputs, Run
 
-import warploom
 from warploom.bench.peers import flash_attention_4
 from warploom.core.dtypes import bf16
 from warploom.core.targets import Target, target
-from warploom.kernels.attention.backward import TENSORS, BackwardOperands, BackwardProblem
-from warploom.kernels.attention.backward_choice import choose as choose_backward
+from warploom.kernels.attention.backward import BackwardProblem
 from warploom.kernels.attention.choice import choose
-from warploom.kernels.attention.gradient_reference import gradient_reference
-from warploom.kernels.attention.problem import AttentionProblem, Operands
+from warploom.kernels.attention.problem import Operands
 from warploom.kernels.attention.reference import attention_error, attention_reference, seen_of
 from warploom.kernels.attention.sm90 import ForwardSm90
 from warploom.kernels.source import KernelCall
 
-TOKENS = 16384
 CHECKED_ROWS = 128
-MOST_SCORES = 2**27
-"""Scores of the gradients' reference at a time."""
 OTHERS = {
     192: (
         "attention_sm90(consumers=2, tile_n=96, stages=2, head_dim=192, v_dim=128, q_in_registers=false)",
@@ -53,82 +50,18 @@ OTHERS = {
 """Configurations of the forward pass beside the chosen one, by head_dim."""
 
 
-@dataclass(frozen=True)
-class Cell:
-    """One problem; ``v_dim`` is V's head_dim."""
-
-    head_dim: int
-    v_dim: int
-    heads: int
-    kv_heads: int
-    causal: bool
-    length: int
-    window: int | None = None
-    sinks: bool = False
-
-    @property
-    def name(self) -> str:
-        """As the table has it."""
-        mask = ("causal" if self.causal else "full") + (f" window {self.window}" if self.window else "")
-        dims = f"d{self.head_dim}" if self.v_dim == self.head_dim else f"d{self.head_dim}/{self.v_dim}"
-        return f"{dims} {self.heads}/{self.kv_heads} {mask} {self.length}{' sinks' if self.sinks else ''}"
-
-    @property
-    def problem(self) -> AttentionProblem:
-        """The forward problem."""
-        sides, v_dim = (self.window, 0 if self.causal else None), self.v_dim if self.v_dim != self.head_dim else 0
-        return AttentionProblem(
-            TOKENS // self.length, self.heads, self.kv_heads, self.length, self.length, self.head_dim, bf16, sides,
-            sinks=self.sinks, v_dim=v_dim,
-        )  # fmt: skip
-
-    @property
-    def others(self) -> tuple[str, ...]:
-        """Configurations that are timed besides."""
-        return OTHERS[self.head_dim] if self.v_dim != self.head_dim else ()
-
-    @property
-    def options(self) -> dict[str, Any]:
-        """Of the calls."""
-        return {"causal": self.causal, "window": None if self.window is None else (self.window, None)}
-
-
 def cells() -> list[Cell]:
     """All of them."""
     return [
-        *(Cell(d, v, 16, 16, causal, n) for d, v in ((192, 128), (128, 64)) for causal in (False, True)
+        *(Cell(d, causal, n, n, 16, 16, v_dim=v) for d, v in ((192, 128), (128, 64)) for causal in (False, True)
           for n in (4096, 16384)),
-        *(Cell(64, 64, 64, 8, True, 4096, window, sinks=True) for window in (None, 128)),
+        *(Cell(64, True, 4096, 4096, 64, 8, window, sinks=True) for window in (None, 128)),
     ]  # fmt: skip
 
 
-def fresh(cell: Cell) -> Inputs:
-    """Random arrays, and what the forward pass makes of them."""
-    import torch
-
-    def make(heads: int, cols: int) -> Any:
-        shape = TOKENS // cell.length, cell.length, heads, cols
-        return torch.randn(shape, device="cuda", dtype=torch.bfloat16)
-
-    x = {"q": make(cell.heads, cell.head_dim), "k": make(cell.kv_heads, cell.head_dim)}
-    x |= {"v": make(cell.kv_heads, cell.v_dim), "dout": make(cell.heads, cell.v_dim)}
-    x["sinks"] = torch.randn(cell.heads, device="cuda") if cell.sinks else None
-    x["out"], x["lse"] = forward(cell, return_lse=True)(x)
-    return x
-
-
-def forward(cell: Cell, *, config: str | None = None, sinks: bool = True, return_lse: bool = False) -> Run:
-    """This package's call."""
-    how = {**cell.options, "config": config, "return_lse": return_lse}
-    return lambda x: warploom.attention(x["q"], x["k"], x["v"], sinks=x["sinks"] if sinks else None, **how)
-
-
-def backward(cell: Cell, *, sinks: bool = True) -> Run:
-    """The call of its gradients."""
-    names = "dout", "q", "k", "v", "out", "lse"
-    return lambda x: warploom.attention_backward(
-        *(x[name] for name in names), sinks=x["sinks"] if sinks else None, **cell.options
-    )
+def others_of(cell: Cell) -> tuple[str, ...]:
+    """Configurations that are timed besides."""
+    return OTHERS[cell.head_dim] if cell.v_dim else ()
 
 
 def peers(cell: Cell) -> dict[str, Any]:
@@ -140,57 +73,38 @@ def peers(cell: Cell) -> dict[str, Any]:
     return found | ({"flash_attention_4": lambda *qkv: latest(*qkv, causal=cell.causal)} if latest else {})
 
 
-# -- checked, then timed
-
-
-def seen(cell: Cell) -> Any:
-    """Which scores count."""
-    return seen_of(cell.length, cell.length, cell.problem.window, device="cuda")
-
-
 def forward_error(cell: Cell, x: Inputs, out: Any) -> float:
     """The largest |o - o64| over what bf16 allows, of random rows of one head."""
     import torch
 
-    rows, head = torch.randperm(cell.length, device="cuda")[:CHECKED_ROWS], cell.heads - 1
-    given, sinks = (x["q"][0, rows, head], x["k"][0, :, -1], x["v"][0, :, -1]), x["sinks"]
-    of_head = None if sinks is None else sinks[head]
-    return attention_error(
-        out[0, rows, head], attention_reference(*given, dtype=bf16, seen=seen(cell)[rows], sinks=of_head), bf16
-    ).value
-
-
-def backward_error(cell: Cell, x: Inputs, found: Any) -> float:
-    """The largest error of the gradients over what is allowed, of the first key head's group."""
-    group = cell.heads // cell.kv_heads
-    first = {n: x[n][:, :, : 1 if n in "kv" else group].transpose(1, 2) for n in ("dout", "q", "k", "v", "out")}
-    sinks = x["sinks"][:group] if cell.sinks else None
-    rows = max(1, MOST_SCORES // (TOKENS * group))
-    reference = gradient_reference(**first, dtype=bf16, seen=seen(cell), sinks=sinks, rows=rows)
-    dq, dk, dv = (g.transpose(1, 2) for g in found[:3])
-    return max(reference.excess(dq[:, :group], dk[:, :1], dv[:, :1], *(g[:group] for g in found[3:])).values())
+    rows, head = torch.randperm(cell.q_len, device="cuda")[:CHECKED_ROWS], cell.heads - 1
+    seen = seen_of(cell.q_len, cell.kv_len, cell.sides, rows=rows, device="cuda")
+    sinks = x["sinks"][head] if cell.sinks else None
+    given = x["q"][0, rows, head], x["k"][0, :, -1], x["v"][0, :, -1]
+    reference = attention_reference(*given, dtype=bf16, seen=seen, sinks=sinks)
+    return attention_error(out[0, rows, head], reference, bf16).value
 
 
 def timed(cell: Cell, rounds: int) -> dict[str, Any]:
     """One cell: checked, and timed."""
-    p, others = cell.problem, peers(cell)
-    forwards: dict[str, Run] = {"warploom": forward(cell), **{text: forward(cell, config=text) for text in cell.others}}
-    backwards: dict[str, Run] = {"warploom": backward(cell)}
+    p, others, sets = cell.problem, peers(cell), sets_of(cell)
+    right = error_of(cell, sets[0])
+    forwards: dict[str, Run] = {"warploom": forward(cell)}
+    forwards |= {text: forward(cell, config=text) for text in others_of(cell)}
+    backwards = {"warploom": ours(cell)}
     if cell.sinks:
-        forwards["without"], backwards["without"] = forward(cell, sinks=False), backward(cell, sinks=False)
+        forwards["without"], backwards["without"] = forward(cell, sinks=False), ours(cell, sinks=False)
     forwards |= {name: runs.of_qkv(run) for name, run in others.items()}
     backwards |= {name: runs.through_autograd(run) for name, run in others.items()}
-    rows = TOKENS * (cell.heads * (cell.head_dim + cell.v_dim) + cell.kv_heads * (cell.head_dim + cell.v_dim))
-    sets = [fresh(cell) for _ in range(runs.sets_of(2 * rows))]
     result: dict[str, Any] = {"cell": cell.name, "config": str(choose(p, target("sm_90a"))[0])}
     errors, failed, unchecked = dict[str, float](), dict[str, str](), ("without", *others)
     for direction, named, flops, error in (
-        ("forward", forwards, p.flops, forward_error), ("backward", backwards, BackwardProblem(p).flops, backward_error)
-    ):  # fmt: skip
+        ("forward", forwards, p.flops, lambda out: forward_error(cell, sets[0], out)),
+        ("backward", backwards, BackwardProblem(p).flops, right),
+    ):
         turns = runs.in_turns(
             {name: (run, sets) for name, run in named.items()},
-            lambda name, out, error=error: None if name in unchecked else error(cell, sets[0], out), rounds,
-            others=others,
+            lambda name, out, error=error: None if name in unchecked else error(out), rounds, others=others,
         )  # fmt: skip
         result[direction] = {"tflops": turns.tflops(flops), "ratio": turns.ratio()}
         errors |= turns.error if direction == "forward" else {"backward": turns.error["warploom"]}
@@ -200,17 +114,13 @@ def timed(cell: Cell, rounds: int) -> dict[str, Any]:
 
 def calls(cell: Cell, goal: Target) -> Iterator[KernelCall]:
     """Of all kernels of a cell."""
-    p, whole = cell.problem, BackwardProblem(cell.problem)
-    operands = Operands.contiguous(p)
-    for sinks, lse in ((p.sinks, False), (p.sinks, True), (False, False)):
-        problem = replace(p, sinks=sinks, lse=lse)
+    p, operands = cell.problem, Operands.contiguous(cell.problem)
+    for problem in (p, replace(p, sinks=False)):
         yield from choose(problem, goal)[0].calls(problem, operands, 132)
-    for config in map(ForwardSm90.parse, cell.others):
+    for config in map(ForwardSm90.parse, others_of(cell)):
         yield from config.calls(p, operands, 132)
-    q, k, v, out = operands.strides
-    like = {"q": q, "k": k, "v": v, "out": out, "dout": out, "dq": q, "dk": k, "dv": v}
-    lying = BackwardOperands(tuple(like[name] for name in TENSORS), "bshd")
-    yield from choose_backward(whole, goal)[0].calls(whole, lying, 132)
+    for one in (cell, replace(cell, sinks=False)):
+        yield from gradients.calls(one, argparse.Namespace(sync=False, config=[]), goal)
 
 
 def line(c: dict[str, Any]) -> str:

@@ -12,13 +12,14 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import hashlib
-import json
 import statistics
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import Any
+
+from scripts import write as write_json
 
 from warploom.bench.attention import has_room
 from warploom.core.dtypes import DTYPES, DType, bf16
@@ -124,9 +125,7 @@ def write(subjects: Mapping[str, Callable[[], dict[str, Any]]], out: Path) -> No
     """Run every subject's figures, on all cores, and write them by name."""
     with ThreadPoolExecutor(available_cores()) as pool:
         rows = dict(zip(subjects, pool.map(lambda run: run(), subjects.values()), strict=True))
-    out.parent.mkdir(parents=True, exist_ok=True)
-    version = ".".join(map(str, nvrtc_version()))
-    out.write_text(json.dumps({"nvrtc": version, "kernels": rows}, indent=1) + "\n", encoding="utf-8")
+    write_json(out, {"nvrtc": ".".join(map(str, nvrtc_version())), "kernels": rows})
     print(f"{len(rows)} kernels written to {out}")
 
 

@@ -13,16 +13,14 @@ more than 64 MiB. ``--dry-run`` does the same at a small size on the CPU, withou
 
 from __future__ import annotations
 
-import argparse
-import json
-import os
 import sys
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import torch
+from reduce_peers import extra_bytes
+from scripts import parser_of, write
 
 import warploom
 from warploom.bench.environment import environment
@@ -115,17 +113,6 @@ class Reference:
         return found
 
 
-def extra_bytes(call: Callable[[], Any]) -> int:
-    """Peak memory of a step beyond inputs and gradients: the last step's are there before it makes its own."""
-    call()
-    torch.cuda.synchronize()
-    torch.cuda.reset_peak_memory_stats()
-    before = torch.cuda.memory_allocated()
-    call()
-    torch.cuda.synchronize()
-    return int(torch.cuda.max_memory_allocated() - before)
-
-
 def compared(size: tuple[int, int, int], device: str, rounds: int) -> dict[str, Any]:
     """All candidates at a size: errors, memory, seconds and how many times as fast ours is."""
     m, n, k = size
@@ -147,7 +134,7 @@ def compared(size: tuple[int, int, int], device: str, rounds: int) -> dict[str, 
     if device != "cuda":
         return row
     for name, call in usable.items():
-        row["extra_bytes"][name] = extra_bytes(call)
+        row["extra_bytes"][name] = extra_bytes(torch, call)  # the last step's gradients are there before it
     clock = EventClock(int(torch.cuda.current_stream(0).cuda_stream))
     timed = [Candidate(name, lambda _, call=call: call()) for name, call in usable.items()]
     found = measure(timed, 1, clock, rounds=rounds, sample_seconds=0.02)
@@ -171,24 +158,20 @@ def wrong(row: dict[str, Any]) -> list[str]:
 
 def main() -> int:
     """Measure, write, print."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser = parser_of(__doc__)
     parser.add_argument("--dry-run", action="store_true")
     parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--out", type=Path, default=Path(os.environ.get("OUT", "out")))
     given = parser.parse_args()
     device, start = "cpu" if given.dry_run else "cuda", time.monotonic()
     rows = [compared(size, device, given.rounds) for size in (DRY if given.dry_run else SIZES)]
-    result = {"environment": environment(None if given.dry_run else 0), "rows": rows}
-    given.out.mkdir(parents=True, exist_ok=True)
     file = given.out / "linear-cross-entropy.json"
-    file.write_text(json.dumps(result, indent=2, default=str) + "\n", encoding="utf-8")
+    write(file, {"environment": environment(None if given.dry_run else 0), "rows": rows})
     for row in rows:
         print(row["m"], row["n"], row["k"], "errors", row["errors"], row["failed"])
         for name, seconds in row.get("seconds", {}).items():
             extra, over = row["extra_bytes"][name] / 2**20, row["over"].get(name)
-            print(
-                f"  {name}: {seconds['median'] * 1e3:.2f} ms, {extra:.0f} MiB", "" if over is None else f"{over:.3f}×"
-            )
+            beside = "" if over is None else f"{over:.3f}×"
+            print(f"  {name}: {seconds['median'] * 1e3:.2f} ms, {extra:.0f} MiB", beside)
     failures = [line for row in rows for line in wrong(row)]
     print(*failures, f"{time.monotonic() - start:.0f} s, {file}", sep="\n")
     return 1 if failures else 0

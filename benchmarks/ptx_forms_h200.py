@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import importlib
-import json
 import re
 import sys
 from collections.abc import Iterator
@@ -27,6 +26,7 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 from ptx_round_trip_h200 import Gpu
+from scripts import write
 
 from warploom.bench.environment import environment
 from warploom.core.errors import PtxError
@@ -329,8 +329,8 @@ def main() -> int:
     for text, why in differing.items():
         print(f"{text} {why}")
     if options.out:
-        result = {"environment": environment(), "forms": len(found), "differing": differing, "refused": refused}
-        options.out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+        found = {"forms": len(found), "differing": differing, "refused": refused}
+        write(options.out, {"environment": environment(), **found})
     return int(bool(differing))
 
 

@@ -12,12 +12,12 @@ from __future__ import annotations
 
 import argparse
 import importlib
-import json
 import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from scripts import write
 from tests.ptx.mutants import Subject, subjects
 
 from warploom.bench.environment import environment
@@ -116,7 +116,7 @@ def main() -> int:
         print(rows[-1], flush=True)
         if options.out:
             result = {"environment": environment(), "kernels": rows}
-            options.out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+            write(options.out, result)
     return int(not all(row.get("equal", True) for row in rows))
 
 

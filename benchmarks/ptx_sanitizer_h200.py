@@ -37,6 +37,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+from scripts import write
 
 from warploom.bench.environment import environment
 
@@ -375,7 +376,7 @@ def main() -> int:
 
         def save() -> None:
             if options.out:
-                options.out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+                write(options.out, result)
 
         under_tools(rows, path, options.jobs, (options.seconds, options.limit), save)
         save()

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
-import json
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -17,6 +16,7 @@ from statistics import median
 from typing import Any
 
 import numpy as np
+from scripts import write
 from tests.kernels.attention_cases import RUNGS, Case
 from tests.ptx.test_round_trip import ptx, reread
 
@@ -64,7 +64,7 @@ def main() -> None:
         print(row, flush=True)
     if options.out:
         result = {"environment": environment(), "rows": rows}
-        options.out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+        write(options.out, result)
 
 
 if __name__ == "__main__":

@@ -10,9 +10,7 @@ vectors). Exit code 1 if a result is wrong or below ``benchmarks/targets.json``.
 
 from __future__ import annotations
 
-import argparse
 import json
-import os
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -22,6 +20,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 from reduce_counters import add_counters
 from reduce_peers import against_torch, loss_against_torch, search_ten_millions
+from scripts import parser_of, targets
+from scripts import write as write_json
 from textbook import measured
 
 from warploom.bench.environment import environment
@@ -30,7 +30,7 @@ from warploom.kernels.reduce.ladder import LADDER
 
 Row = Mapping[str, Any]
 IN_REGISTERS = ("3", "4", "5")
-TARGETS = json.loads((Path(__file__).resolve().parent / "targets.json").read_text(encoding="utf-8"))["reduce"]
+TARGETS = targets()["reduce"]
 """In registers against rung 1 with every SM full; against the faster of eager and compiled PyTorch, by k; memory."""
 
 
@@ -64,16 +64,13 @@ def below_peers(rows: list[Row]) -> list[str]:
 
 def main() -> int:
     """Run, write, print; the exit code."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser = parser_of(__doc__)
     parser.add_argument("--only", default="experiment,textbook,peers,examples", help="parts, with commas between")
-    parser.add_argument("--out", type=Path, default=Path(os.environ.get("OUT", "out")))
     options = parser.parse_args()
-    options.out.mkdir(parents=True, exist_ok=True)
     parts, wrong = options.only.split(","), list[str]()
 
     def write(name: str, found: object) -> None:
-        text = json.dumps({"environment": environment(), "targets": TARGETS, "result": found}, indent=1, default=str)
-        (options.out / name).write_text(text + "\n", encoding="utf-8")
+        write_json(options.out / name, {"environment": environment(), "targets": TARGETS, "result": found})
 
     def progress(text: str, done: float) -> None:
         print(f"{done:4.0%} {text}", flush=True)

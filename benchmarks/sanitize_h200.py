@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from scripts import write
 
 import warploom
 from warploom.bench.environment import environment
@@ -116,13 +117,12 @@ def clean(result: dict[str, Any]) -> bool:
 
 def main(folder: Path, families: list[str]) -> int:
     """Run the families under every tool; the file is written after each."""
-    folder.mkdir(parents=True, exist_ok=True)
     path = folder / "sanitizer.json"
     found = json.loads(path.read_text(encoding="utf-8"))["families"] if path.is_file() else {}
     failed = False
     for family in families:
         found[family] = {"environment": environment(), "tools": {tool: under(tool, family) for tool in TOOLS}}
-        path.write_text(json.dumps({"families": found}, indent=1) + "\n", encoding="utf-8")
+        write(path, {"families": found})
         for tool, result in found[family]["tools"].items():
             right = result.get("right")
             wrong = [key for key, ok in right.items() if not ok] if isinstance(right, dict) else "not known"

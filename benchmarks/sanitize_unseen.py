@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from scripts import write
 
 import warploom
 from warploom.bench.environment import environment
@@ -122,8 +123,7 @@ def main(folder: Path) -> int:
     with tempfile.TemporaryDirectory() as scratch:
         findings = {name: on_emulator(variant(name, Path(scratch))) for name in VARIANTS}
     result = {"environment": environment(), "findings": findings, "tools": under_tools() if gpu_present() else {}}
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "sanitizer-unseen.json").write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    write(folder / "sanitizer-unseen.json", result)
     for name, found in findings.items():
         kinds = ", ".join(dict.fromkeys(f["kind"] for f in found)) or "none"
         tools = ", ".join(f"{tool} {of['reports'][name]} ({'right' if of['right'].get(name) else 'wrong or not run'})"

@@ -11,10 +11,7 @@ from each other.
 
 from __future__ import annotations
 
-import argparse
 import gc
-import json
-import os
 import sys
 import time
 from collections.abc import Sequence
@@ -22,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from scripts import parser_of, write
 
 from warploom.bench.environment import environment
 
@@ -70,11 +68,10 @@ def apart(runs: Sequence[dict[str, Any]]) -> tuple[float, float]:
 
 def main() -> int:
     """Train, compare, write."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser = parser_of(__doc__)
     parser.add_argument("--dry-run", action="store_true")
     parser.add_argument("--steps", type=int, default=300)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
-    parser.add_argument("--out", type=Path, default=Path(os.environ.get("OUT", "out")))
     given = parser.parse_args()
     device, start = "cpu" if given.dry_run else "cuda", time.monotonic()
     size, steps = (TINY, 2) if given.dry_run else (Size(), given.steps)
@@ -84,9 +81,8 @@ def main() -> int:
         "environment": environment(None if given.dry_run else 0), "steps": steps, "tokens": size.batch * size.length,
         "last": LAST, "apart": between, "spread": spread, "runs": runs,
     }  # fmt: skip
-    given.out.mkdir(parents=True, exist_ok=True)
     file = given.out / "train-gpt.json"
-    file.write_text(json.dumps(result, default=str) + "\n", encoding="utf-8")
+    write(file, result)
     print(f"apart {between:.4f}, seeds {spread:.4f}; {time.monotonic() - start:.0f} s, {file}")
     return int(not between <= spread)
 

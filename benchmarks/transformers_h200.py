@@ -13,20 +13,18 @@ wrong. ``--dry-run`` does the same at a small size on the CPU's emulator.
 
 from __future__ import annotations
 
-import argparse
 import json
-import os
 import statistics
 import sys
 import time
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
 import transformers
+from scripts import parser_of, write
 
 import warploom.transformers
 from warploom.bench.environment import environment
@@ -166,9 +164,8 @@ def wrong(row: dict[str, Any]) -> list[str]:
 
 def main() -> int:
     """Check, time, write, print."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser = parser_of(__doc__)
     parser.add_argument("--dry-run", action="store_true")
-    parser.add_argument("--out", type=Path, default=Path(os.environ.get("OUT", "out")))
     given = parser.parse_args()
     warnings.simplefilter("ignore", EmulationWarning)
     warploom.transformers.register()
@@ -183,10 +180,9 @@ def main() -> int:
         rows.append({**row, "tokens_per_second": timed(model, names, size)})
         print(json.dumps(rows[-1]), flush=True)
         del model
-    given.out.mkdir(parents=True, exist_ok=True)
     file = given.out / "transformers.json"
     found = {"environment": environment(None if given.dry_run else 0), "transformers": transformers.__version__}
-    file.write_text(json.dumps({**found, "rows": rows}, indent=2, default=str) + "\n", encoding="utf-8")
+    write(file, {**found, "rows": rows})
     failures = [line for row in rows for line in wrong(row)]
     print(*failures, f"{time.monotonic() - start:.0f} s, {file}", sep="\n")
     return 1 if failures else 0
