@@ -15,11 +15,9 @@ of OLD, or the geometric mean of all below 1.
 from __future__ import annotations
 
 import argparse
-import csv
 import json
 import math
 import os
-import statistics
 import subprocess
 import sys
 import time
@@ -27,10 +25,14 @@ import zlib
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
+from itertools import product
 from pathlib import Path
+from statistics import geometric_mean, median
 from typing import Any
 
-HERE = Path(__file__).resolve().parent
+from scripts import products, write
+
 LEAST_CELL, LEAST_MEAN = 0.98, 1.0
 ROUND_SECONDS = 0.012
 WARMERS = 12
@@ -50,65 +52,66 @@ class Cell:
     flops: float = 0.0
 
 
-def attention_cells() -> Iterator[Cell]:
-    """The 36 cells: 16384 tokens, heads × head_dim = 2048."""
-    for dim in (64, 128, 256):
-        for causal in (False, True):
-            for seq in (512, 1024, 2048, 4096, 8192, 16384):
-                shape = (16384 // seq, seq, 2048 // dim, dim)
-                name = f"d{dim} {'causal' if causal else 'full'} {seq}"
-                yield _attention("attention", name, shape, shape, causal=causal)
-
-
-def _attention(
-    group: str, name: str, q: tuple[int, ...], kv: tuple[int, ...], dtype: str = "bfloat16", **options: Any
-) -> Cell:
+def attention(
+    group: str, name: str, q: tuple[int, ...], kv_heads: int = 0, kv_len: int = 0, dtype: str = "bfloat16",
+    **options: Any,
+) -> Cell:  # fmt: skip
+    """Of q (batch, length, heads, head_dim), by default with as many keys and key heads."""
     batch, q_len, heads, dim = q
+    kv = batch, kv_len or q_len, kv_heads or heads, dim
     flops = 4.0 * batch * heads * q_len * kv[1] * dim * (0.5 if options.get("causal") else 1.0)
     return Cell(group, name, "attention", (q, kv, kv), dtype, options, flops)
 
 
+def attention_cells() -> Iterator[Cell]:
+    """The 36 cells: 16384 tokens, heads × head_dim = 2048."""
+    for dim, causal, seq in product((64, 128, 256), (False, True), (512, 1024, 2048, 4096, 8192, 16384)):
+        name = f"d{dim} {'causal' if causal else 'full'} {seq}"
+        yield attention("attention", name, (16384 // seq, seq, 2048 // dim, dim), causal=causal)
+
+
 def other_cells() -> Iterator[Cell]:
     """Attention on shapes that nobody tuned for."""
-    causal: dict[str, Any] = {"causal": True}
-    for name, q, kv, dtype, options in (
-        ("70B prefill 4k", (1, 4096, 64, 128), (1, 4096, 8, 128), "bfloat16", causal),
-        ("8B 8k", (1, 8192, 32, 128), (1, 8192, 8, 128), "bfloat16", causal),
-        ("1x2048 32/8", (1, 2048, 32, 128), (1, 2048, 8, 128), "bfloat16", causal),
-        ("32k 40/8", (1, 32768, 40, 128), (1, 32768, 8, 128), "bfloat16", causal),
-        ("131k 8/1", (1, 131072, 8, 128), (1, 131072, 1, 128), "bfloat16", causal),
-        ("3000 causal", (4, 3000, 16, 128), (4, 3000, 16, 128), "bfloat16", causal),
-        ("1000 full", (16, 1000, 16, 128), (16, 1000, 16, 128), "bfloat16", {}),
-        ("8191 full", (2, 8191, 16, 128), (2, 8191, 16, 128), "bfloat16", {}),
-        ("window 1024 16k", (1, 16384, 16, 128), (1, 16384, 16, 128), "bfloat16", {**causal, "window": (1023, 0)}),
-        ("softcap d256 16/8", (2, 4096, 16, 256), (2, 4096, 8, 256), "bfloat16", {**causal, "softcap": 50.0}),
-        ("d96 causal", (4, 4096, 16, 96), (4, 4096, 16, 96), "bfloat16", causal),
-        ("d80 full", (4, 4096, 16, 80), (4, 4096, 16, 80), "bfloat16", {}),
-        ("d72 full", (4, 4096, 16, 72), (4, 4096, 16, 72), "bfloat16", {}),
-        ("d192 causal", (2, 4096, 16, 192), (2, 4096, 16, 192), "bfloat16", causal),
-        ("197 d64", (64, 197, 12, 64), (64, 197, 12, 64), "bfloat16", {}),
-        ("decode 8k 32/8", (16, 1, 32, 128), (16, 8192, 8, 128), "bfloat16", {}),
-        ("f16 d128 causal 4k", (4, 4096, 16, 128), (4, 4096, 16, 128), "float16", causal),
-        ("f16 d64 full 4k", (4, 4096, 32, 64), (4, 4096, 32, 64), "float16", {}),
-        ("one head 16k", (1, 16384, 1, 128), (1, 16384, 1, 128), "bfloat16", {}),
-        ("lse causal 4k", (4, 4096, 16, 128), (4, 4096, 16, 128), "bfloat16", {**causal, "return_lse": True}),
-    ):
-        yield _attention("other", name, q, kv, dtype, **options)
+
+    def causal(name: str, q: tuple[int, ...], kv_heads: int = 0, **options: Any) -> Cell:
+        return attention("other", name, q, kv_heads, causal=True, **options)
+
+    def full(name: str, q: tuple[int, ...], kv_heads: int = 0, **options: Any) -> Cell:
+        return attention("other", name, q, kv_heads, **options)
+
+    yield causal("70B prefill 4k", (1, 4096, 64, 128), 8)
+    yield causal("8B 8k", (1, 8192, 32, 128), 8)
+    yield causal("1x2048 32/8", (1, 2048, 32, 128), 8)
+    yield causal("32k 40/8", (1, 32768, 40, 128), 8)
+    yield causal("131k 8/1", (1, 131072, 8, 128), 1)
+    yield causal("3000 causal", (4, 3000, 16, 128))
+    yield full("1000 full", (16, 1000, 16, 128))
+    yield full("8191 full", (2, 8191, 16, 128))
+    yield causal("window 1024 16k", (1, 16384, 16, 128), window=(1023, 0))
+    yield causal("softcap d256 16/8", (2, 4096, 16, 256), 8, softcap=50.0)
+    yield causal("d96 causal", (4, 4096, 16, 96))
+    yield full("d80 full", (4, 4096, 16, 80))
+    yield full("d72 full", (4, 4096, 16, 72))
+    yield causal("d192 causal", (2, 4096, 16, 192))
+    yield full("197 d64", (64, 197, 12, 64))
+    yield full("decode 8k 32/8", (16, 1, 32, 128), 8, kv_len=8192)
+    yield causal("f16 d128 causal 4k", (4, 4096, 16, 128), dtype="float16")
+    yield full("f16 d64 full 4k", (4, 4096, 32, 64), dtype="float16")
+    yield full("one head 16k", (1, 16384, 1, 128))
+    yield causal("lse causal 4k", (4, 4096, 16, 128), return_lse=True)
 
 
 def product_cells() -> Iterator[Cell]:
     """y = x·Wᵀ of ``gemm_shapes.csv``, W stored as (n, k)."""
-    with open(HERE / "gemm_shapes.csv", encoding="utf-8") as lines:
-        for row in csv.DictReader(lines):
-            m, n, k = (int(row[x]) for x in "mnk")
-            yield Cell("products", row["name"], "matmul", ((m, k), (n, k)), "float16", {}, 2.0 * m * n * k)
+    for name, m, n, k in products():
+        yield Cell("products", name, "matmul", ((m, k), (n, k)), "float16", {}, 2.0 * m * n * k)
 
 
 def reduction_cells() -> Iterator[Cell]:
     """Row reductions of products that are never written."""
-    for op, m, n, k in (
-        ("max", 8192, 131072, 4096), ("logsumexp", 8192, 131072, 4096), ("max", 16384, 16384, 128),
-        ("logsumexp", 16384, 16384, 128), ("sum", 4096, 32768, 2048),
+    large, narrow = (8192, 131072, 4096), (16384, 16384, 128)
+    for op, (m, n, k) in (
+        ("max", large), ("logsumexp", large), ("max", narrow), ("logsumexp", narrow), ("sum", (4096, 32768, 2048))
     ):  # fmt: skip
         yield Cell("reductions", f"{op} {m}x{n}x{k}", "matmul_reduce", ((m, k), (n, k)), options={"op": op},
                    flops=2.0 * m * n * k)  # fmt: skip
@@ -139,20 +142,13 @@ class Prepared:
         kind = getattr(torch, cell.dtype)
         size = 2 * sum(math.prod(shape) for shape in cell.shapes)
         sets = max(1, min(16, -(-(180 << 20) // size)))
-        self._sets = [
-            [
-                torch.randn(shape, generator=generator, device="cuda", dtype=torch.float32).to(kind)
-                for shape in cell.shapes
-            ]
-            for _ in range(sets)
-        ]
-        options = dict(cell.options)
+        make = partial(torch.randn, generator=generator, device="cuda", dtype=torch.float32)
+        self._sets = [[make(shape).to(kind) for shape in cell.shapes] for _ in range(sets)]
+        call, options = getattr(warploom, cell.call), dict(cell.options)
         if cell.call == "attention":
-            self._run = lambda x: warploom.attention(*x, **options)
-        elif cell.call == "matmul":
-            self._run = lambda x: warploom.matmul(x[0], x[1].T, **options)
+            self._run = lambda x: call(*x, **options)
         else:
-            self._run = lambda x: warploom.matmul_reduce(x[0], x[1].T, **options)
+            self._run = lambda x: call(x[0], x[1].T, **options)
 
     def compile(self) -> None:
         """Make the kernels, once."""
@@ -162,29 +158,33 @@ class Prepared:
     def capture(self) -> float:
         """The graph of a round, over every input set; the error of what it wrote over NaN, 1 at most if it is right."""
         torch = self._torch
-        first = self._run(self._sets[0])
-        torch.cuda.synchronize()
-        begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        begin.record()
-        for inputs in self._sets:
-            self._run(inputs)
-        end.record()
-        torch.cuda.synchronize()
-        once = begin.elapsed_time(end) / 1e3
+        self.compile()
+        once = self._elapsed(lambda: [self._run(inputs) for inputs in self._sets])
         repeats = max(1, min(400, round(ROUND_SECONDS / max(once, 1e-6))))
-        self._calls = repeats * len(self._sets)
+        self._calls, last = repeats * len(self._sets), None
         self._graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(self._graph):
-            last = self._run(self._sets[0])
-            for i in range(1, self._calls):
+            for i in range(self._calls):
                 last = self._run(self._sets[i % len(self._sets)])
         outputs = last if isinstance(last, tuple) else (last,)
         for x in outputs:
             x.fill_(float("nan"))
         self._graph.replay()
         torch.cuda.synchronize()
-        del first
         return self._error(self._sets[(self._calls - 1) % len(self._sets)], outputs)
+
+    def seconds(self) -> float:
+        """Of one call, in a replay of the graph."""
+        return self._elapsed(self._graph.replay) / self._calls
+
+    def _elapsed(self, run: Callable[[], object]) -> float:
+        """Seconds on the GPU."""
+        begin, end = (self._torch.cuda.Event(enable_timing=True) for _ in range(2))
+        begin.record()
+        run()
+        end.record()
+        self._torch.cuda.synchronize()
+        return begin.elapsed_time(end) / 1e3
 
     def _error(self, inputs: list[Any], outputs: tuple[Any, ...]) -> float:
         torch, cell = self._torch, self._cell
@@ -204,16 +204,6 @@ class Prepared:
         expected = product.max(1)[0] if op == "max" else product.sum(1) if op == "sum" else torch.logsumexp(product, 1)
         allowed = slack * (magnitude.sum(1) if op == "sum" else magnitude.max(1)[0]) + 2.0**-20 * expected.abs()
         return float(((outputs[0][rows].double() - expected).abs() / allowed).max())
-
-    def seconds(self) -> float:
-        """Of one call, in a replay of the graph."""
-        torch = self._torch
-        begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        begin.record()
-        self._graph.replay()
-        end.record()
-        torch.cuda.synchronize()
-        return begin.elapsed_time(end) / 1e3 / self._calls
 
 
 def _attention_error(torch: Any, cell: Cell, inputs: list[Any], out: Any, unit: float) -> float:
@@ -334,8 +324,8 @@ def _timed(pair: list[subprocess.Popen[str]], index: int, flops: float, rounds: 
             if turn:  # the first warms up
                 samples[i].append(seconds)
     ratios = sorted(old / new for old, new in zip(*samples, strict=True))
-    rates = [flops / statistics.median(x) / 1e12 for x in samples]
-    return {"old_tflops": rates[0], "new_tflops": rates[1], "ratio": statistics.median(ratios), "low": ratios[0],
+    rates = [flops / median(x) / 1e12 for x in samples]
+    return {"old_tflops": rates[0], "new_tflops": rates[1], "ratio": median(ratios), "low": ratios[0],
             "high": ratios[-1], "rounds": rounds, "clock_watts": _state()}  # fmt: skip
 
 
@@ -361,13 +351,13 @@ def main() -> int:
         parser.error("give two folders: OLD NEW")
     rows = compare(given.trees, given.groups, given.cells, given.rounds)
     below = [r["cell"] for r in rows if r.get("ratio", 0.0) < LEAST_CELL]
-    means = {
-        g: math.exp(statistics.mean(math.log(r["ratio"]) for r in rows if r["group"] == g and "ratio" in r))
-        for g in given.groups.split(",") if any(r["group"] == g and "ratio" in r for r in rows)
-    }  # fmt: skip
-    Path(given.out).write_text(json.dumps({"means": means, "below": below, "rows": rows}, indent=1) + "\n")
-    print({g: round(x, 4) for g, x in means.items()}, "below:", below)
-    whole = math.exp(statistics.mean(math.log(r["ratio"]) for r in rows if "ratio" in r))
+    ratios: dict[str, list[float]] = {}
+    for row in rows:
+        ratios.setdefault(row["group"], []).extend([row["ratio"]] if "ratio" in row else [])
+    means = {group: geometric_mean(of) for group, of in ratios.items() if of}
+    write(Path(given.out), {"means": means, "below": below, "rows": rows})
+    print({group: round(x, 4) for group, x in means.items()}, "below:", below)
+    whole = geometric_mean(row["ratio"] for row in rows if "ratio" in row)
     print(f"all: {whole:.4f}")
     return 1 if below or whole < LEAST_MEAN or any("ratio" not in r for r in rows) else 0
 
