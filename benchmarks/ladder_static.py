@@ -10,12 +10,12 @@ one: for the committed files, pip install "nvidia-cuda-nvrtc==13.0.*".
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import hashlib
 import statistics
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
+from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +29,6 @@ from warploom.inspect import SassReport, inspect_program
 from warploom.inspect.subjects import attention_program
 from warploom.ir.program import Program
 from warploom.kernels.attention.ladder import FULL_LADDER
-from warploom.kernels.attention.problem import AttentionConfig
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results" / "static"
@@ -38,53 +37,42 @@ SPILL_TILES = ((64, 32), (64, 64), (128, 32), (128, 64), (128, 128))
 """(tile_m, tile_n) of the spill tables in part 5 of the seeds, with four warps."""
 
 
-@dataclasses.dataclass(frozen=True)
-class Subject:
-    """One compilation: its name in the evidence, what, for which target, at which level."""
-
-    name: str
-    config: AttentionConfig
-    arch: str
-    opt_level: int
+Subjects = Mapping[str, tuple[Any, str, int | None]]
+"""What is compiled by its name in the evidence: a configuration, for which target, at which level (None: its own)."""
 
 
-def subjects(dtype: DType = bf16) -> Iterator[Subject]:
+def subjects(dtype: DType = bf16) -> Subjects:
     """Every rung at -O3 and -O1 for both targets, and the tiles and ablations that the seeds print."""
     kept = [rung for rung in FULL_LADDER.rungs if has_room(rung, 128, dtype)]
-    rungs = {rung.key: dataclasses.replace(rung.config, dtype=dtype) for rung in kept}
-
-    def variant(key: str, what: str, **flags: Any) -> Subject:
-        return Subject(f"{key} {what} sm_80 -O3", dataclasses.replace(rungs[key], **flags), "sm_80", 3)
-
+    rungs = {rung.key: replace(rung.config, dtype=dtype) for rung in kept}
+    found: dict[str, tuple[Any, str, int | None]] = {}
     for key, config in rungs.items():
         hopper = config.requires == "sm_90a"
-        for arch in ("sm_90a",) if hopper else ("sm_80", "sm_90a"):
-            for level in (3,) if hopper or arch != "sm_80" else (3, 1):
-                yield Subject(f"{key} {arch} -O{level}", config, arch, level)
-    for key in ("3", "4"):
-        for tile_m, tile_n in SPILL_TILES:
-            yield variant(key, f"({tile_m},{tile_n},4)", tile_m=tile_m, tile_n=tile_n)
+        for arch, level in (("sm_90a", 3),) if hopper else (("sm_80", 3), ("sm_80", 1), ("sm_90a", 3)):
+            found[f"{key} {arch} -O{level}"] = config, arch, level
+
+    def variant(key: str, what: str, **flags: Any) -> None:
+        found[f"{key} {what} sm_80 -O3"] = replace(rungs[key], **flags), "sm_80", 3
+
+    for key, (tile_m, tile_n) in product(("3", "4"), SPILL_TILES):
+        variant(key, f"({tile_m},{tile_n},4)", tile_m=tile_m, tile_n=tile_n)
     for key in ("7", "8"):
-        yield variant(key, "(64,64,4)", tile_m=64)
-        yield variant(key, "(64,64,4) unswizzled", tile_m=64, swizzle=False)
+        variant(key, "(64,64,4)", tile_m=64)
+        variant(key, "(64,64,4) unswizzled", tile_m=64, swizzle=False)
         # Part 5's two orders of fragments: row by column needs slices of Q as well.
         for tile_m in (64, 128):
             order = {"tile_m": tile_m, "load_q": 2}
-            yield variant(key, f"({tile_m},64,4) k-slices", **order)
-            yield variant(key, f"({tile_m},64,4) row by column", k_slices=False, **order)
-    yield variant("7", "(128,64,4)", tile_m=128)
+            variant(key, f"({tile_m},64,4) k-slices", **order)
+            variant(key, f"({tile_m},64,4) row by column", k_slices=False, **order)
+    variant("7", "(128,64,4)", tile_m=128)
     # Kernel 7 loads Q once and kernel 8 in slices: this tells the fragments' share of the spills from the swizzle's.
-    yield variant("7", "(128,64,4) load_2_2_2", tile_m=128, load_q=2)
+    variant("7", "(128,64,4) load_2_2_2", tile_m=128, load_q=2)
+    return found
 
 
-def figures(subject: Subject) -> dict[str, Any]:
-    """Compile one subject and count."""
-    return figures_of(attention_program(subject.config), subject.arch, subject.opt_level)
-
-
-def figures_of(program: Program, arch: str, opt_level: int) -> dict[str, Any]:
+def figures_of(program: Program, arch: str, opt_level: int | None) -> dict[str, Any]:
     """Compile a Program and count."""
-    report = inspect_program(program, arch, opt_level)
+    report = inspect_program(program, arch, program.opt_level if opt_level is None else opt_level)
     known = report.known_occupancy()
     code = "\n".join(map(str, report.instructions))
     return {
@@ -121,10 +109,15 @@ def load_use_distance(report: SassReport) -> dict[str, float] | None:
     return {"median": statistics.median(distances), "short": round(short, 3)}
 
 
-def write(subjects: Mapping[str, Callable[[], dict[str, Any]]], out: Path) -> None:
-    """Run every subject's figures, on all cores, and write them by name."""
+def write(subjects: Subjects, traced: Callable[[Any], Program], out: Path) -> None:
+    """Compile and count every subject, on all cores, and write the figures by name."""
+
+    def run(subject: tuple[Any, str, int | None]) -> dict[str, Any]:
+        config, arch, level = subject
+        return figures_of(traced(config), arch, level)
+
     with ThreadPoolExecutor(available_cores()) as pool:
-        rows = dict(zip(subjects, pool.map(lambda run: run(), subjects.values()), strict=True))
+        rows = dict(zip(subjects, pool.map(run, subjects.values()), strict=True))
     write_json(out, {"nvrtc": ".".join(map(str, nvrtc_version())), "kernels": rows})
     print(f"{len(rows)} kernels written to {out}")
 
@@ -134,8 +127,7 @@ def main() -> None:
     parser.add_argument("--dtype", choices=EVIDENCE, default="bf16")
     parser.add_argument("--out", type=Path, help="default: the committed file of the type")
     options = parser.parse_args()
-    dtype = DTYPES[options.dtype]
-    write({s.name: partial(figures, s) for s in subjects(dtype)}, options.out or EVIDENCE[options.dtype])
+    write(subjects(DTYPES[options.dtype]), attention_program, options.out or EVIDENCE[options.dtype])
 
 
 if __name__ == "__main__":
