@@ -161,7 +161,8 @@ class Prepared:
         self.compile()
         once = self._elapsed(lambda: [self._run(inputs) for inputs in self._sets])
         repeats = max(1, min(400, round(ROUND_SECONDS / max(once, 1e-6))))
-        self._calls, last = repeats * len(self._sets), None
+        self._calls = repeats * len(self._sets)
+        last: Any = None
         self._graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(self._graph):
             for i in range(self._calls):
