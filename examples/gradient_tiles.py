@@ -12,15 +12,16 @@ from typing import Any
 
 import numpy as np
 
-from warploom.lang import Fragment, Global, Kernel, Launch, SharedTile, TensorMap, bf16, f32, kernel, u32
+from warploom.lang import Fragment, Global, Kernel, Launch, SharedTile, TensorMap, Traced, bf16, f32, kernel, u32
 from warploom.layout.tensor_map import TensorMapSpec
 from warploom.tile.accumulation import Turns, add_parts, load_part, part_size, part_tile, store_part
-from warploom.tile.copies import RowCopy, Rows
-from warploom.tile.epilogue import Sums, Target, await_sent, copy_out, send_rows, store_registers
+from warploom.tile.copies import CopyRing, RowCopy, Rows
+from warploom.tile.epilogue import Sums, Target, await_sent, copy_out, send_rows, store_registers, store_row_values
 from warploom.tile.gradient import SoftmaxGradient
+from warploom.tile.mask import SeenBy, Visible
 from warploom.tile.pipeline import Boxes, Pipeline, operand_tile, ready
 from warploom.tile.product import MmaSync, Wgmma
-from warploom.tile.transposed import TransposedStore, row_values
+from warploom.tile.transposed import TransposedStore, column_values, row_values
 
 ROWS, KEYS, DIM = 16, 32, 64
 LOG2_E = float(np.log2(np.e))
@@ -47,6 +48,37 @@ def score_gradient(
     softmax.probabilities([x * -LOG2_E for x in row_values(log, s, k.lane, first)])
     gradient = softmax.scores(dp, row_values(delta, s, k.lane, first))
     store_registers(Sums(k, gradient, first, first), Target(k, ds, KEYS, f32))
+
+
+@kernel(threads=128)
+def attention_received(
+    k: Kernel, q: Global[bf16], key: Global[bf16], log: Global[f32], out: Global[f32], q_len: u32, kv_len: u32
+) -> None:
+    """CTA j: for each of 64 keys the sum of its probabilities, of the queries that see it under a causal mask.
+
+    Scores are transposed: keys are rows. ``log`` goes on to a multiple of 32 queries with inf, which makes P = 0.
+    """
+    first, warp_row = k.cta_x * 64, k.warp * 16
+    k_tile, q_tile = operand_tile(k, bf16, 64, DIM, name="K"), operand_tile(k, bf16, 32, DIM, name="Q", stages=2)
+    RowCopy(k, k_tile, Rows(key, DIM, kv_len), 128).load((first, 0))
+    k.commit_group()
+    copies = CopyRing(k, (q_tile, Rows(q, DIM, q_len)), threads=128)
+    cores = MmaSync(k, bf16)
+    s, totals = cores.accumulator(16, 32, "s"), k.registers(f32, 2, 0.0, "totals")
+    scores = cores.product(s, k_tile, q_tile, warp=(k.warp, 0))
+    softmax = SoftmaxGradient(k, s, DIM**-0.5)
+    seen = SeenBy(k, Visible((None, 0), ragged=True), (32, 64), first, (q_len, kv_len))
+
+    def add(step: Traced, queries: SharedTile) -> None:
+        block = seen.block(step)
+        scores.start(k_tile, queries, zero=True)
+        shift = [x * -LOG2_E for x in column_values(log + block * 32, s, k.lane)]
+        softmax.probabilities(shift, lambda: seen.apply(s, block, row=warp_row))
+        for total, part in zip(totals, s.reduce("add", "col"), strict=True):
+            total += part
+
+    copies.each(seen.blocks, lambda step: [(seen.block(step) * 32, 0)], add)
+    store_row_values(k, out, [total.get() for total in totals], s, first + warp_row, kv_len)
 
 
 # -- the product of a CTA's slices of A and B, in three ways
@@ -118,6 +150,17 @@ def _(rng: np.random.Generator) -> Launch:
     given = [q, key, d_out, value, log.astype(np.float32), delta.astype(np.float32)]
     expected = p * (dp - delta[:, None])
     return Launch(1, [*given, np.full((ROWS, KEYS), np.nan, np.float32)], {"ds": (expected, 1e-4)})
+
+
+@attention_received.example
+def _(rng: np.random.Generator) -> Launch:
+    q, key = (rng.standard_normal((n, DIM)).astype(bf16.numpy) for n in (40, 100))
+    s = q.astype(np.float64) @ key.astype(np.float64).T / np.sqrt(DIM)
+    s[~np.tri(40, 100, 60, bool)] = -np.inf  # the last query sees the last key
+    log = np.logaddexp.reduce(s, axis=1)
+    given = [q, key, np.pad(log, (0, 24), constant_values=np.inf).astype(np.float32)]
+    expected = np.exp(s - log[:, None]).sum(0)
+    return Launch(2, [*given, np.full(100, np.nan, np.float32), 40, 100], {"out": (expected, 1e-4)})
 
 
 def matrices(rng: np.random.Generator, depth: int) -> tuple[list[Any], Array]:

@@ -9,13 +9,30 @@ Each kernel shows one word of `warploom.tile`; `warploom.attention_paged` and `a
 # pyright: reportInvalidTypeForm=false
 from __future__ import annotations
 
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from itertools import product
 from typing import Any
 
 import ml_dtypes
 import numpy as np
 
-from warploom.lang import Global, Kernel, Launch, Strided, TensorMap, Traced, bf16, f16, f32, kernel, u16, u32
+from warploom.lang import (
+    Global,
+    Kernel,
+    Launch,
+    Mutable,
+    SharedTile,
+    Strided,
+    TensorMap,
+    Traced,
+    bf16,
+    f16,
+    f32,
+    kernel,
+    u16,
+    u32,
+)
 from warploom.layout.tensor_map import TensorMapSpec
 from warploom.tile.cache import Pages, PageTable, WarpRing
 from warploom.tile.copies import RowCopy, Rows
@@ -25,10 +42,10 @@ from warploom.tile.merge import merged
 from warploom.tile.order import ENTRY_WORDS
 from warploom.tile.paged import PagedBoxes, PageRuns
 from warploom.tile.panels import box_rows
-from warploom.tile.pipeline import Pipeline, operand_tile, ready
+from warploom.tile.pipeline import Boxes, Pipeline, operand_tile, ready
 from warploom.tile.product import MmaSync, zero
 from warploom.tile.ragged import PieceList, RaggedTiles, Sequences, sequence_boxes
-from warploom.tile.scheduler import Divisor
+from warploom.tile.scheduler import Claimed, Divisor
 from warploom.tile.shares import Shares, Span
 
 DIM, PAGE, BLOCK = 64, 16, 32  # elements of a row, rows of a page, rows that are copied together
@@ -54,9 +71,7 @@ def added_up(k: Kernel, cache: Strided[bf16, 3], table: PageTable, lengths: Glob
         k.wait_group(1)  # this lane's copies of the block have arrived ...
         k.syncwarp()  # ... and now every lane's have
         (rows,) = ring.at(block % 2, k.warp)
-        for row in range(BLOCK // 2):
-            for total, x in zip(totals, k.unpack(rows.load(row, 2 * k.lane, dtype=u32), bf16), strict=True):
-                total += x
+        add_rows(k, totals, rows)
         k.syncwarp()  # every lane has read the stage, which is filled again
     k.wait_group(0)
     for i, total in enumerate(totals):
@@ -141,6 +156,40 @@ def sums_of_lists(k: Kernel, starts: Global[u32], x: Global[f32], total: Global[
                 k.reduce_add(total, own.get(), at.sequence * 32 + k.lane)
                 own.set(0.0)
             at.advance()
+
+
+@kernel(threads=64, requires="sm_90a")
+def sums_by_claims(
+    k: Kernel, x: TensorMap, starts: Global[u32], total: Global[f32], counter: Global[u32], lists: u32
+) -> None:
+    """The same with whole lists, of blocks of 16 rows: a CTA that is done with one takes the next that nobody has."""
+    tile, told = operand_tile(k, bf16, 16, DIM, name="rows", stages=2), Claimed.telling(k)
+    ring = Pipeline(k, (tile, Boxes(x)), readers=1)
+    ready(k, told, ring)
+    order, put, get = Claimed(k, lists, counter, told), ring.producer(), ring.consumer()
+
+    def blocks(turn: Traced) -> AbstractContextManager[Traced]:
+        number = order.item(turn)
+        return k.loop(starts.load(number + 1), start=starts.load(number))
+
+    with k.warps(0, 1), k.when(k.lane == 0), order.turns(claims=True) as turn:
+        with blocks(turn) as block:
+            put.put((block * 16,))
+        order.claim(turn + 1)
+    with k.warps(1, 2), order.turns() as turn:
+        sums = k.registers(f32, 2, 0.0, "sums")
+        with blocks(turn):
+            add_rows(k, sums, get.wait())
+            k.syncwarp()  # every lane has read the stage
+            get.release()
+        total.store([x.get() for x in sums], order.item(turn) * DIM + 2 * k.lane)
+
+
+def add_rows(k: Kernel, sums: Sequence[Mutable], rows: SharedTile) -> None:
+    """A warp adds up the rows of a tile: each lane two columns."""
+    for row in range(rows.layout.rows):
+        for total, x in zip(sums, k.unpack(rows.load(row, 2 * k.lane, dtype=u32), bf16), strict=True):
+            total += x
 
 
 # -- attention over parts of the keys
@@ -265,6 +314,15 @@ def _(rng: np.random.Generator) -> Launch:
     x = rng.standard_normal((starts[-1], 32)).astype(np.float32)
     expected = np.add.reduceat(x.astype(np.float64), starts[:-1])
     return Launch(7, [starts, x, np.zeros((5, 32), np.float32), 5], {"total": (expected, 1e-4)})
+
+
+@sums_by_claims.example
+def _(rng: np.random.Generator) -> Launch:
+    starts = np.concatenate([[0], np.cumsum([3, 9, 1, 1, 5])]).astype(np.uint32)
+    x, counter = rng.standard_normal((16 * starts[-1], DIM)).astype(bf16.numpy), np.zeros(1, np.uint32)
+    rows = x, TensorMapSpec(bf16, x.shape[::-1], x.strides[:1], (DIM, 16), 2 * DIM)
+    expected = np.add.reduceat(x.astype(np.float64), 16 * starts[:-1].astype(int))
+    return Launch(2, [rows, starts, np.full((5, DIM), np.nan, np.float32), counter, 5], {"total": (expected, 1e-4)})
 
 
 def softmax_of(s: Array, value: Array) -> tuple[Array, Array]:

@@ -53,6 +53,14 @@ def test_some_page_leads_to_every_example() -> None:
     assert [e.name for e in (ROOT / "examples").glob("*.py") if f"examples/{e.name}" not in everything] == []
 
 
+def test_every_module_of_tile_words_is_at_work_in_an_example() -> None:
+    examples = "".join(example.read_text(encoding="utf-8") for example in (ROOT / "examples").glob("*.py"))
+    page = (ROOT / "docs" / "reference" / "tile.md").read_text(encoding="utf-8")
+    words = re.findall(r"automodule:: (warploom\.tile\.\w+)", page)
+    assert words
+    assert [module for module in words if f"from {module} import" not in examples] == []
+
+
 def test_paths_named_in_the_pages_exist() -> None:
     """Files and folders of the project that the pages name in code quotes."""
     named = re.compile(r"`((?:src|tests|docs|examples|benchmarks)/[\w./-]*)`")
