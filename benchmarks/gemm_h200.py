@@ -24,25 +24,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+import gemm_cells as cells
 import numpy as np
 import torch
-from gemm_cells import (
-    CUBLAS,
-    PAUSE_SAMPLES,
-    PAUSE_SECONDS,
-    ROUNDS,
-    SAMPLE_SECONDS,
-    Bench,
-    Layer,
-    Operands,
-    compile_all,
-    cublas,
-    finalists,
-    general_choice,
-    is_general,
-    ours,
-    tried,
-)
+from gemm_cells import CUBLAS, Bench, Layer, Operands, compile_all, cublas, ours
 from host_cost import microseconds
 from scripts import START, log, parser_of, products, targets, write
 
@@ -85,7 +70,7 @@ def shapes(bench: Bench, only: Sequence[str], general: int, bulk: int) -> Iterat
     for layer in every:
         for layout, weight_rows in LAYOUTS.items():
             first = planned(layer, weight_rows)
-            found = configs[layer.name, layout] = tried(first.problem, first.config, target, general, bulk)
+            found = configs[layer.name, layout] = cells.tried(first.problem, first.config, target, general, bulk)
             plans += [replace(first, config=config) for config in found]
     log("shapes: compiled", compile_all(plans))
     for layer in every:
@@ -104,12 +89,12 @@ def cell(bench: Bench, layer: Layer, operands: Operands, weight_rows: bool, conf
     """One product and layout; the first of ``configs`` is what ``matmul`` chooses."""
     sets, out = operands.sets(weight_rows), operands.out
     chosen = str(configs[0])
-    general = str(general_choice(planned(layer, weight_rows).problem, gpu_target(0)))
+    general = str(cells.general_choice(planned(layer, weight_rows).problem, gpu_target(0)))
     kernels: dict[str, Callable[[int], Any]] = {CUBLAS: cublas(sets, out), chosen: ours(sets, None, out)}
     kernels |= {str(c): ours(sets, c, out) for c in configs[1:]}
     graphs, errors, wrong = bench.ready(kernels, layer, operands)
     glances = bench.glance(graphs, layer)
-    kept = finalists(glances, chosen, general)
+    kept = cells.finalists(glances, chosen, general)
     slowest = max((glances[name] for name in kept), default=0.0)
     found = bench.rested([graph for graph in graphs if graph.name in kept], slowest)
     work = layer.flops * layer.calls
@@ -118,7 +103,7 @@ def cell(bench: Bench, layer: Layer, operands: Operands, weight_rows: bool, conf
     ranked = sorted((name for name in row["rates"] if name != CUBLAS), key=lambda name: -row["rates"][name])
     names = {
         "chosen": chosen, "mma.sync": general,
-        "best mma.sync": next((name for name in ranked if is_general(name)), ""), "best": next(iter(ranked), ""),
+        "best mma.sync": next((name for name in ranked if cells.is_general(name)), ""), "best": next(iter(ranked), ""),
     }  # fmt: skip
     row |= {CUBLAS: row["rates"].get(CUBLAS, math.nan)} | {key: row["rates"].get(names[key], 0.0) for key in KEYS}
     row |= {"configs": names, "spread": {n: [float(f"{x:.4g}") for x in (r.low, r.high)] for n, r in rates.items()}}
@@ -151,7 +136,7 @@ def large(bench: Bench, only: Sequence[str], rows: Sequence[Row]) -> Iterator[tu
     for layer in layers(only or LARGE):
         operands = Operands(layer)
         sets, problem = operands.sets(True), planned(layer, True).problem
-        general = fastest.get(layer.name) or str(general_choice(problem, gpu_target(0)))
+        general = fastest.get(layer.name) or str(cells.general_choice(problem, gpu_target(0)))
         configs: dict[str, Any] = {"chosen": None, "mma.sync": general}
         kernels: dict[str, Callable[[int], Any]] = {CUBLAS: cublas(sets, operands.out)}
         kernels |= {name: ours(sets, config, operands.out) for name, config in configs.items()}
@@ -216,8 +201,8 @@ def main() -> int:
     options = parser.parse_args()
     parts, only = options.parts.split(","), [word for word in options.only.split(",") if word]
     bench = Bench()
-    method = {"rounds": ROUNDS, "sample_seconds": SAMPLE_SECONDS, "least_pause_seconds": PAUSE_SECONDS,
-              "pause_over_longest_sample": PAUSE_SAMPLES}  # fmt: skip
+    method = {"rounds": cells.ROUNDS, "sample_seconds": cells.SAMPLE_SECONDS,
+              "least_pause_seconds": cells.PAUSE_SECONDS, "pause_over_longest_sample": cells.PAUSE_SAMPLES}  # fmt: skip
     result: Row = {"environment": environment(0), "method": method}
 
     def save() -> None:

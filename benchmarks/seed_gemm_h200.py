@@ -24,6 +24,8 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -109,14 +111,9 @@ def headers() -> Path:
     """A folder with ``cuda_fp16.h``. Raises FileNotFoundError without one."""
     packages = [Path(p) for p in sys.path if p.endswith("site-packages")]
     roots = [Path(os.environ.get("CUDA_HOME", "/usr/local/cuda")), *Path("/usr/local").glob("cuda-*"), *packages]
-    for pattern in (
-        "include/cuda_fp16.h",
-        "triton/backends/nvidia/include/cuda_fp16.h",
-        "nvidia/*/include/cuda_fp16.h",
-    ):
-        for root in roots:
-            for found in root.glob(pattern):
-                return found.parent
+    for folder, root in product(("include", "triton/backends/nvidia/include", "nvidia/*/include"), roots):
+        for found in root.glob(f"{folder}/cuda_fp16.h"):
+            return found.parent
     raise FileNotFoundError("cuda_fp16.h is nowhere: install a CUDA toolkit, or torch with Triton")
 
 
@@ -144,9 +141,8 @@ class Matrices:
         self.torch, self.size, self.sets = torch, size, 2
         generator = torch.Generator("cuda").manual_seed(size)
         shape = (size, size)
-        self.inputs = [
-            tuple(drawn(torch, shape, "uniform", generator, torch.float16) for _ in range(2)) for _ in range(self.sets)
-        ]
+        make = partial(drawn, torch, shape, "uniform", generator, torch.float16)
+        self.inputs = [(make(), make()) for _ in range(self.sets)]
         self.out = torch.empty(shape, device="cuda", dtype=torch.float16)
 
     def theirs(self, variant: Variant, kernel: CompiledKernel) -> Candidate:
@@ -188,14 +184,13 @@ def mean_of_ten(run: Callable[[int], object], clock: EventClock, warm_up: int) -
     return clock.seconds(start, clock.mark()) / CALLS
 
 
-def bursts(candidates: dict[str, Candidate], clock: EventClock) -> dict[str, tuple[float, ...]]:
+def bursts(candidates: dict[str, Candidate], clock: EventClock) -> dict[str, list[float]]:
     """Seconds of a call as the seed's benchmark times it: ten calls after two, after a rest."""
     found: dict[str, list[float]] = {name: [] for name in candidates}
-    for _ in range(BURSTS):
-        for name, candidate in candidates.items():
-            time.sleep(BURST_REST)
-            found[name].append(mean_of_ten(candidate.run, clock, BURST_WARM_UP))
-    return {name: tuple(samples) for name, samples in found.items()}
+    for _, (name, candidate) in product(range(BURSTS), candidates.items()):
+        time.sleep(BURST_REST)
+        found[name].append(mean_of_ten(candidate.run, clock, BURST_WARM_UP))
+    return found
 
 
 def tuned_configs(path: Path, size: int) -> dict[str, RungGemm]:
@@ -243,11 +238,11 @@ def contest(torch: Any, size: int, kernels: Kernels, tuned: Path) -> Iterator[di
     candidates |= {f"{rung} seed": replace(matrices.theirs(v, kernels[rung][v]), name=f"{rung} seed")
                    for rung, v in best.items()}  # fmt: skip
     errors = matrices.errors(candidates)
-    seconds: dict[str, dict[str, tuple[float, ...]]] = {}
+    seconds: dict[str, dict[str, Sequence[float]]] = {}
     for load_name, rest in LOADS.items():
         times = measure(list(candidates.values()), matrices.sets, clock, rounds=ROUNDS, pause_seconds=rest)
         seconds[load_name] = {name: found.samples for name, found in times.items()}
-    seconds["bursts"] = bursts(candidates, clock)
+    seconds["bursts"] = {**bursts(candidates, clock)}
     for name, config in configs.items():
         rung, _, kind = name.partition(" ")
         loads = {load_name: beside(size, of[name], of[f"{rung} seed"]) for load_name, of in seconds.items()}
@@ -284,10 +279,9 @@ def main() -> int:
     for size in map(int, given.sizes.split(",")):
         for row in contest(torch, size, kernels, given.tuned):
             found.append(row)
-            told = (
+            log(f"{row['rung']} {row['kind']:9} {row['tile']:28}", *(
                 f"{k} {v['ours']:.0f}/{v['seed']:.0f} = {v['ratio']['median']:.3f}" for k, v in row["loads"].items()
-            )
-            log(f"{row['rung']} {row['kind']:9} {row['tile']:28}", *told)
+            ))  # fmt: skip
     write(given.out / "seed-gemm.json", {"environment": environment(0), "rows": found})
     judged = [row for row in found if row["kind"] == "tuned"] or [row for row in found if row["kind"] == "its tile"]
     slow = [f"{r['rung']} at {r['n']}" for r in judged if r["loads"]["sustained"]["ratio"]["median"] < 1.0]
