@@ -46,70 +46,47 @@ OTHERS_ERROR = 2.0
 """What a peer's gradients may be off by, in bounds of ours: they round at other places."""
 
 
-@dataclass(frozen=True)
-class Cell:
+class Cell(AttentionProblem):
     """One problem."""
 
-    head_dim: int
-    causal: bool
-    q_len: int
-    kv_len: int
-    heads: int
-    kv_heads: int
-    window: int | None = None
-    v_dim: int = 0
-    """Of V and dO, where it is not head_dim."""
-    sinks: bool = False
+    @classmethod
+    def of(
+        cls, head_dim: int, causal: bool, q_len: int, kv_len: int, heads: int, kv_heads: int, window: int | None = None,
+        **more: Any,
+    ) -> Cell:  # fmt: skip
+        """About TOKENS tokens; ``window``: keys before a query's own."""
+        batch, sides = max(1, TOKENS // max(q_len, kv_len)), (window, 0 if causal else None)
+        return cls(batch, heads, kv_heads, q_len, kv_len, head_dim, bf16, sides, **more)
+
+    @property
+    def causal(self) -> bool:
+        """Whether later keys are hidden."""
+        return self.window[1] == 0
 
     @property
     def name(self) -> str:
         """As the table has it."""
         lengths = str(self.q_len) if self.q_len == self.kv_len else f"{self.q_len}×{self.kv_len}"
-        mask = "causal" if self.causal else "full"
         group = f" {self.heads}/{self.kv_heads} heads" if self.heads != self.kv_heads else ""
         dims = f"{self.head_dim}/{self.v_dim}" if self.v_dim else str(self.head_dim)
-        more = (f" window {self.window}" if self.window else "") + (" sinks" if self.sinks else "")
-        return f"d{dims} {mask} {lengths}{group}{more}"
+        more = (f" window {self.window[0]}" if self.window[0] else "") + (" sinks" if self.sinks else "")
+        return f"d{dims} {'causal' if self.causal else 'full'} {lengths}{group}{more}"
 
     @property
-    def batch(self) -> int:
-        """So that there are about TOKENS tokens."""
-        return max(1, TOKENS // max(self.q_len, self.kv_len))
-
-    @property
-    def sides(self) -> tuple[int | None, int | None]:
-        """The window that ``attention`` takes."""
-        return self.window, 0 if self.causal else None
-
-    @property
-    def problem(self) -> AttentionProblem:
-        """The forward problem."""
-        return AttentionProblem(
-            self.batch, self.heads, self.kv_heads, self.q_len, self.kv_len, self.head_dim, bf16, self.sides,
-            v_dim=self.v_dim, sinks=self.sinks,
-        )  # fmt: skip
-
-    @property
-    def flops(self) -> int:
-        """Of the five products."""
-        return BackwardProblem(self.problem).flops
-
-    @property
-    def options(self) -> dict[str, Any]:
-        """Of the call."""
-        return {"causal": self.causal, "window": None if self.window is None else (self.window, None)}
+    def gradients(self) -> BackwardProblem:
+        """The backward problem."""
+        return BackwardProblem(self)
 
 
 def cells() -> list[Cell]:
     """All of them."""
-    found = [
-        Cell(d, causal, n, n, WIDTH // d, WIDTH // d) for d in HEAD_DIMS for causal in (False, True) for n in LENGTHS
+    sizes: list[tuple[Any, ...]] = [
+        (d, causal, n, n, WIDTH // d, WIDTH // d) for d in HEAD_DIMS for causal in (False, True) for n in LENGTHS
     ]
-    found += [Cell(128, True, n, n, 64, 8) for n in (4096, 16384)]
-    found += [Cell(128, True, 16384, 16384, 16, 16, window=1024)]
-    found += [Cell(128, causal, 3001, 5003, 16, 16) for causal in (False, True)]
-    found += [Cell(192, causal, n, n, 16, 16, v_dim=128) for causal in (False, True) for n in (4096, 16384)]
-    return found
+    sizes += [(128, True, n, n, 64, 8) for n in (4096, 16384)] + [(128, True, 16384, 16384, 16, 16, 1024)]
+    sizes += [(128, causal, 3001, 5003, 16, 16) for causal in (False, True)]
+    wide = [Cell.of(192, causal, n, n, 16, 16, v_dim=128) for causal in (False, True) for n in (4096, 16384)]
+    return [*(Cell.of(*size) for size in sizes), *wide]
 
 
 @dataclass(frozen=True)
@@ -141,7 +118,7 @@ def fresh(cell: Cell) -> Inputs:
     def make(heads: int, length: int, width: int) -> Any:
         return torch.randn(cell.batch, length, heads, width, device="cuda", dtype=torch.bfloat16)
 
-    both = cell.problem.head_dim, cell.problem.value_dim
+    both = cell.head_dim, cell.value_dim
     x: Inputs = {name: make(cell.heads, cell.q_len, d) for name, d in zip(("q", "dout"), both, strict=True)}
     x |= {name: make(cell.kv_heads, cell.kv_len, d) for name, d in zip("kv", both, strict=True)}
     x |= {"sinks": torch.randn(cell.heads, device="cuda")} if cell.sinks else {}
@@ -154,13 +131,13 @@ def fresh(cell: Cell) -> Inputs:
 
 def forward(cell: Cell, *, sinks: bool = True, **how: Any) -> Run:
     """The forward pass."""
-    how |= cell.options
+    how["window"] = cell.window
     return lambda x: warploom.attention(x["q"], x["k"], x["v"], sinks=x.get("sinks") if sinks else None, **how)
 
 
 def ours(cell: Cell, config: str | None = None, *, deterministic: bool = False, sinks: bool = True) -> Run:
     """This package's call."""
-    how = {**cell.options, "config": config, "deterministic": deterministic}
+    how = {"window": cell.window, "config": config, "deterministic": deterministic}
     return lambda x: warploom.attention_backward(
         *(x[name] for name in ARGUMENTS), sinks=x.get("sinks") if sinks else None, **how
     )
@@ -168,7 +145,7 @@ def ours(cell: Cell, config: str | None = None, *, deterministic: bool = False, 
 
 def cudnn(cell: Cell) -> Run | None:
     """PyTorch's cuDNN backend; it has no windows."""
-    if cell.window is not None or (cell.causal and cell.q_len != cell.kv_len):
+    if cell.window[0] is not None or (cell.causal and cell.q_len != cell.kv_len):
         return None
     grouped = {"enable_gqa": True} if cell.heads != cell.kv_heads else {}
     return runs.through_autograd(runs.sdpa("torch_cudnn", causal=cell.causal, **grouped))
@@ -176,7 +153,7 @@ def cudnn(cell: Cell) -> Run | None:
 
 def flash_attention_2(cell: Cell) -> Run:
     """PyTorch's copy."""
-    sides = {"window_size_left": -1 if cell.window is None else cell.window,
+    sides = {"window_size_left": -1 if cell.window[0] is None else cell.window[0],
              "window_size_right": 0 if cell.causal else -1}  # fmt: skip
     where = None, None, cell.q_len, cell.kv_len, 0.0, cell.causal
     return runs.flash_attention_2(lambda _: where, gradients=True, **sides)
@@ -187,20 +164,20 @@ def flash_attention_4(cell: Cell) -> Run | None:
     latest, _ = peers.flash_attention_4()
     if latest is None:
         return None
-    window = {} if cell.window is None else {"window_size": (cell.window, 0 if cell.causal else None)}
+    window = {} if cell.window[0] is None else {"window_size": cell.window}
     return runs.through_autograd(lambda q, k, v: latest(q, k, v, causal=cell.causal, **window))
 
 
 def configurations(cell: Cell, options: argparse.Namespace) -> dict[str, str | None]:
     """The configurations of this package that are timed, in their notation (None: what a call chooses), by name."""
-    first = str(choose(BackwardProblem(cell.problem), target("sm_100a"))[0]) if options.sync else None
+    first = str(choose(cell.gradients, target("sm_100a"))[0]) if options.sync else None
     return {"warploom": first} | {text: text for text in options.config if f"head_dim={cell.head_dim}," in text}
 
 
 def default_is_deterministic(cell: Cell) -> bool:
     """Whether a call runs the same kernels with and without ``deterministic``."""
     goal = target("sm_90a")
-    return choose(BackwardProblem(cell.problem), goal) == choose(BackwardProblem(cell.problem, False, True), goal)
+    return choose(cell.gradients, goal) == choose(BackwardProblem(cell, False, True), goal)
 
 
 def timed_ones(cell: Cell, options: argparse.Namespace) -> dict[str, Run]:
@@ -222,7 +199,7 @@ def error_of(cell: Cell, x: Inputs) -> Callable[[Any], float]:
 
     group = cell.heads // cell.kv_heads
     first = {n: x[n][:, :, : 1 if n in "kv" else group].transpose(1, 2) for n in ("dout", "q", "k", "v", "out")}
-    seen = None if cell.sides == (None, None) else seen_of(cell.q_len, cell.kv_len, cell.sides, device="cuda")
+    seen = None if cell.window == (None, None) else seen_of(cell.q_len, cell.kv_len, cell.window, device="cuda")
     sinks = x["sinks"][:group] if cell.sinks else None
     rows = max(1, MOST_SCORES // (cell.batch * cell.kv_len * group))
     reference = gradient_reference(**first, dtype=bf16, seen=seen, sinks=sinks, rows=rows)
@@ -250,13 +227,13 @@ def timed(cell: Cell, options: argparse.Namespace) -> dict[str, Any]:
     turns = runs.in_turns(named, lambda _, found: error(found), options.rounds, others=others)
     ratios = turns.ratio()
     best = max((n for n in ratios if n in PEERS), key=lambda n: -turns.found[n].seconds.median, default=None)
-    how = {**cell.options, "config": configurations(cell, options)["warploom"]}
+    how = {"window": cell.window, "config": configurations(cell, options)["warploom"]}
     plan = warploom.plan_attention_backward(*(sets[0][n] for n in ARGUMENTS), **how)
     return {
         "cell": cell.name, "head_dim": cell.head_dim, "causal": cell.causal, "q_len": cell.q_len,
         "kv_len": cell.kv_len, "heads": cell.heads, "kv_heads": cell.kv_heads, "batch": cell.batch,
         "config": str(plan.config), "workspace_mib": plan.workspace_bytes / 2**20, "not_run": turns.failed,
-        "error": turns.error, "tflops": turns.tflops(cell.flops),
+        "error": turns.error, "tflops": turns.tflops(cell.gradients.flops),
         "ratio": ratios | ({"best": ratios[best]} if best else {}),
     }  # fmt: skip
 
@@ -278,7 +255,7 @@ def missed(found: list[dict[str, Any]], figures: Iterable[Figure]) -> list[str]:
 
 def calls(cell: Cell, options: argparse.Namespace, goal: Target) -> Iterator[KernelCall]:
     """Of all kernels of a cell, those of the forward pass first."""
-    forward, backward = replace(cell.problem, lse=True), BackwardProblem(cell.problem)
+    forward, backward = replace(cell, lse=True), cell.gradients
     operands = Operands.contiguous(forward)
     yield from choose_forward(forward, goal)[0].calls(forward, operands, 132)
     q, k, v, o = operands.strides

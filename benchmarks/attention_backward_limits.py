@@ -22,17 +22,18 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 import cell_runs as runs
-from attention_backward_cells import TOKENS, WIDTH, Cell, compile_all, fresh, ours
+from attention_backward_cells import TOKENS, WIDTH, Cell, compile_all, forward, fresh, ours
 from scripts import parser_of, write
 
-import warploom
 from warploom.core.targets import target
-from warploom.kernels.attention.backward import BackwardProblem
 from warploom.kernels.attention.backward_choice import choose
 from warploom.kernels.attention.backward_sm90 import CONSUMERS, KEYS, BackwardSm90
 
 CELLS = [
-    Cell(d, causal, n, n, WIDTH // d, WIDTH // d) for d in (64, 128) for causal in (False, True) for n in (4096, TOKENS)
+    Cell.of(d, causal, n, n, WIDTH // d, WIDTH // d)
+    for d in (64, 128)
+    for causal in (False, True)
+    for n in (4096, TOKENS)
 ]
 METRICS = ("sm__cycles_elapsed.avg", "l1tex__data_bank_reads.sum", "l1tex__data_bank_writes.sum")
 BANKS, BANK_ROW = 32, 128
@@ -44,7 +45,7 @@ KERNEL = r"attention_backward_\d+x"
 
 def config_of(cell: Cell) -> BackwardSm90:
     """What a call chooses."""
-    found = choose(BackwardProblem(cell.problem), target("sm_90a"))[0]
+    found = choose(cell.gradients, target("sm_90a"))[0]
     assert isinstance(found, BackwardSm90)
     return found
 
@@ -102,16 +103,12 @@ def measured(cell: Cell) -> dict[str, Any]:
     from warploom.cuda.device import cuda_core
 
     c, x = config_of(cell), fresh(cell)
-    backward, load = ours(cell), (runs.clock(), GpuMonitor(cuda_core().Device(0).pci_bus_id))
-    directions = {
-        "forward": lambda _: warploom.attention(x["q"], x["k"], x["v"], **cell.options),
-        "backward": lambda _: backward(x),
-    }
+    load = (runs.clock(), GpuMonitor(cuda_core().Device(0).pci_bus_id))
     found: dict[str, Any] = {}
-    for name, run in directions.items():
-        run(0)
-        power = power_of(graphed(Candidate(name, run), 1, torch), 1, *load)
-        found[name] = power and power.json(cell.flops * (0.4 if name == "forward" else 1.0))
+    for name, run, flops in (("forward", forward(cell), cell.flops), ("backward", ours(cell), cell.gradients.flops)):
+        run(x)
+        power = power_of(graphed(Candidate(name, lambda _, run=run: run(x)), 1, torch), 1, *load)
+        found[name] = power and power.json(flops)
     counts = counted(cell)
     multiprocessors = torch.cuda.get_device_properties(0).multi_processor_count
     number = steps(cell, c)

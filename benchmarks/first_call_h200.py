@@ -24,6 +24,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -77,31 +78,36 @@ def child(cell: Cell) -> None:
     from host_cost import microseconds
 
     operations = warploom.attention, warploom.matmul, warploom.matmul_reduce
-    inputs, call, check = (_attention if cell.operation == "attention" else _product)(cell)
+    call = (_attention if cell.operation == "attention" else _product)(cell)
     assert all((*operations, cuda.core)), "imported: what is timed begins after that"
-    poison = torch.full(check.shape, math.nan, dtype=check.dtype, device="cuda")
+    poison = torch.full(call.shape, math.nan, dtype=call.dtype, device="cuda")
     poisoned = poison.data_ptr()
     del poison  # the allocator gives this memory to the result
     torch.cuda.synchronize()
     print("ready", flush=True)
     sys.stdin.readline()
     start = time.perf_counter()
-    result = call(*inputs)
+    result = call.run(*call.inputs)
     torch.cuda.synchronize()
     seconds = time.perf_counter() - start
-    error, poison_met = check(result), result.data_ptr() == poisoned
-    repeated = microseconds({"call": lambda: call(*inputs)}, torch.cuda.synchronize, 1024)["call"].json()
+    error, poison_met = call.error(result), result.data_ptr() == poisoned
+    repeated = microseconds({"call": lambda: call.run(*call.inputs)}, torch.cuda.synchronize, 1024)["call"].json()
     told = {"seconds": seconds, "import_s": import_s, "microseconds": repeated, "error": error, "poisoned": poison_met}
     print(json.dumps(told), flush=True)
 
 
-class Check:
-    """The largest |result - float64| over what the types allow at that element; at most 1 is right."""
+@dataclass(frozen=True)
+class Call:
+    """What is called with which inputs, and what it should give: float64, and what the types allow at each element."""
 
-    def __init__(self, shape: tuple[int, ...], dtype: Any, expected: Callable[[], tuple[Any, Any]]) -> None:
-        self.shape, self.dtype, self.expected = shape, dtype, expected
+    inputs: list[Any]
+    run: Callable[..., Any]
+    shape: tuple[int, ...]
+    dtype: Any
+    expected: Callable[[], tuple[Any, Any]]
 
-    def __call__(self, result: Any) -> float:
+    def error(self, result: Any) -> float:
+        """The largest |result - float64| over what is allowed; at most 1 is right."""
         import torch
 
         expected, allowed = self.expected()
@@ -109,7 +115,7 @@ class Check:
         return float((error / allowed).max()) if result.shape == expected.shape else math.inf
 
 
-def _attention(cell: Cell) -> tuple[list[Any], Callable[..., Any], Check]:
+def _attention(cell: Cell) -> Call:
     import torch
 
     import warploom
@@ -130,8 +136,7 @@ def _attention(cell: Cell) -> tuple[list[Any], Callable[..., Any], Check]:
         output, magnitude = ((weights @ x).transpose(1, 2) for x in (v64, v64.abs()))
         return output, BF16_ROUNDOFF * (output.abs() + magnitude) + F32_SLACK * magnitude
 
-    check = Check(shape, torch.bfloat16, expected)
-    return [q, k, v], lambda *inputs: warploom.attention(*inputs, **options), check
+    return Call([q, k, v], partial(warploom.attention, **options), shape, torch.bfloat16, expected)
 
 
 def _mma_config(head_dim: int) -> Any:
@@ -145,7 +150,7 @@ def _mma_config(head_dim: int) -> Any:
     return choose(problem, target("sm_80"))[0]
 
 
-def _product(cell: Cell) -> tuple[list[Any], Callable[..., Any], Check]:
+def _product(cell: Cell) -> Call:
     import torch
 
     import warploom
@@ -153,25 +158,29 @@ def _product(cell: Cell) -> tuple[list[Any], Callable[..., Any], Check]:
 
     torch.manual_seed(0)
     a, b = (torch.randn(shape, device="cuda", dtype=torch.bfloat16) for shape in ((M, K), (K, N)))
-    if cell.operation == "matmul_reduce":
-        # An error of a sum of products moves the logarithm by at most as much; f32 rounds the rest.
-        def reduced() -> tuple[Any, Any]:
-            product, magnitude = a.double() @ b.double(), a.double().abs() @ b.double().abs()
-            expected = torch.logsumexp(product, -1)
-            return expected, GAMMA * magnitude.amax(-1) + 16 * F32_ROUNDOFF * (1 + expected.abs())
 
-        return [a, b], lambda x, y: warploom.matmul_reduce(x, y, **cell.options), Check((M,), torch.float32, reduced)
+    def product() -> tuple[Any, Any]:
+        """The product and the sums of the products' magnitudes."""
+        return a.double() @ b.double(), a.double().abs() @ b.double().abs()
+
+    def reduced() -> tuple[Any, Any]:
+        """An error of a sum of products moves the logarithm by at most as much; f32 rounds the rest."""
+        found, magnitude = product()
+        expected = torch.logsumexp(found, -1)
+        return expected, GAMMA * magnitude.amax(-1) + 16 * F32_ROUNDOFF * (1 + expected.abs())
 
     def expected() -> tuple[Any, Any]:
-        product, magnitude = a.double() @ b.double(), a.double().abs() @ b.double().abs()
+        found, magnitude = product()
         slack, steep = GAMMA * magnitude, 1.0
         if cell.options.get("gelu"):  # whose slope is at most 1.13, and whose approximation errs by 2^-10 of |x|
-            slack, steep = slack + 2.0**-10 * product.abs(), 1.13
-            product = torch.nn.functional.gelu(product, approximate="tanh")
-        return product, BF16_ROUNDOFF * product.abs() + 1.01 * steep * slack + 2.0**-126
+            slack, steep = slack + 2.0**-10 * found.abs(), 1.13
+            found = torch.nn.functional.gelu(found, approximate="tanh")
+        return found, BF16_ROUNDOFF * found.abs() + 1.01 * steep * slack + 2.0**-126
 
+    if cell.operation == "matmul_reduce":
+        return Call([a, b], partial(warploom.matmul_reduce, **cell.options), (M,), torch.float32, reduced)
     options: dict[str, Any] = {"epilogue": gelu} if cell.options.get("gelu") else {}
-    return [a, b], lambda x, y: warploom.matmul(x, y, **options), Check((M, N), torch.bfloat16, expected)
+    return Call([a, b], partial(warploom.matmul, **options), (M, N), torch.bfloat16, expected)
 
 
 # -- in the process that starts them

@@ -27,7 +27,6 @@ from cell_runs import Inputs, Run
 from warploom.bench.peers import flash_attention_4
 from warploom.core.dtypes import bf16
 from warploom.core.targets import Target, target
-from warploom.kernels.attention.backward import BackwardProblem
 from warploom.kernels.attention.choice import choose
 from warploom.kernels.attention.problem import Operands
 from warploom.kernels.attention.reference import attention_error, attention_reference, seen_of
@@ -53,9 +52,9 @@ OTHERS = {
 def cells() -> list[Cell]:
     """All of them."""
     return [
-        *(Cell(d, causal, n, n, 16, 16, v_dim=v) for d, v in ((192, 128), (128, 64)) for causal in (False, True)
+        *(Cell.of(d, causal, n, n, 16, 16, v_dim=v) for d, v in ((192, 128), (128, 64)) for causal in (False, True)
           for n in (4096, 16384)),
-        *(Cell(64, True, 4096, 4096, 64, 8, window, sinks=True) for window in (None, 128)),
+        *(Cell.of(64, True, 4096, 4096, 64, 8, window, sinks=True) for window in (None, 128)),
     ]  # fmt: skip
 
 
@@ -78,7 +77,7 @@ def forward_error(cell: Cell, x: Inputs, out: Any) -> float:
     import torch
 
     rows, head = torch.randperm(cell.q_len, device="cuda")[:CHECKED_ROWS], cell.heads - 1
-    seen = seen_of(cell.q_len, cell.kv_len, cell.sides, rows=rows, device="cuda")
+    seen = seen_of(cell.q_len, cell.kv_len, cell.window, rows=rows, device="cuda")
     sinks = x["sinks"][head] if cell.sinks else None
     given = x["q"][0, rows, head], x["k"][0, :, -1], x["v"][0, :, -1]
     reference = attention_reference(*given, dtype=bf16, seen=seen, sinks=sinks)
@@ -87,7 +86,7 @@ def forward_error(cell: Cell, x: Inputs, out: Any) -> float:
 
 def timed(cell: Cell, rounds: int) -> dict[str, Any]:
     """One cell: checked, and timed."""
-    p, others, sets = cell.problem, peers(cell), sets_of(cell)
+    others, sets = peers(cell), sets_of(cell)
     right = error_of(cell, sets[0])
     forwards: dict[str, Run] = {"warploom": forward(cell)}
     forwards |= {text: forward(cell, config=text) for text in others_of(cell)}
@@ -96,11 +95,11 @@ def timed(cell: Cell, rounds: int) -> dict[str, Any]:
         forwards["without"], backwards["without"] = forward(cell, sinks=False), ours(cell, sinks=False)
     forwards |= {name: runs.of_qkv(run) for name, run in others.items()}
     backwards |= {name: runs.through_autograd(run) for name, run in others.items()}
-    result: dict[str, Any] = {"cell": cell.name, "config": str(choose(p, target("sm_90a"))[0])}
+    result: dict[str, Any] = {"cell": cell.name, "config": str(choose(cell, target("sm_90a"))[0])}
     errors, failed, unchecked = dict[str, float](), dict[str, str](), ("without", *others)
     for direction, named, flops, error in (
-        ("forward", forwards, p.flops, lambda out: forward_error(cell, sets[0], out)),
-        ("backward", backwards, BackwardProblem(p).flops, right),
+        ("forward", forwards, cell.flops, lambda out: forward_error(cell, sets[0], out)),
+        ("backward", backwards, cell.gradients.flops, right),
     ):
         turns = runs.in_turns(
             {name: (run, sets) for name, run in named.items()},
@@ -114,11 +113,11 @@ def timed(cell: Cell, rounds: int) -> dict[str, Any]:
 
 def calls(cell: Cell, goal: Target) -> Iterator[KernelCall]:
     """Of all kernels of a cell."""
-    p, operands = cell.problem, Operands.contiguous(cell.problem)
-    for problem in (p, replace(p, sinks=False)):
+    operands = Operands.contiguous(cell)
+    for problem in (cell, replace(cell, sinks=False)):
         yield from choose(problem, goal)[0].calls(problem, operands, 132)
     for config in map(ForwardSm90.parse, others_of(cell)):
-        yield from config.calls(p, operands, 132)
+        yield from config.calls(cell, operands, 132)
     for one in (cell, replace(cell, sinks=False)):
         yield from gradients.calls(one, argparse.Namespace(sync=False, config=[]), goal)
 

@@ -1,14 +1,11 @@
-"""Rows of committed results as Markdown tables, and pages that ask for them by name."""
+"""Rows of a ladder's results as Markdown tables."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from warploom.bench.tables import Rows, beside_first_peer, rate_text, size_of, static_cells
-
-_MARKER = re.compile(r"(<!-- table: (?P<spec>[^>]*?) -->\n)(?P<body>.*?)(<!-- end table -->)", re.DOTALL)
 
 
 def markdown_table(header: Sequence[str], body: Sequence[Sequence[str]]) -> str:
@@ -71,20 +68,3 @@ MARKDOWN_TABLES = {
     "gpu": gpu_markdown, "static": static_markdown, "peers": peers_markdown, "power": power_markdown,
 }  # fmt: skip
 """The tables of a ladder's rows that a Markdown file can ask for."""
-
-
-def table_names(text: str) -> list[str]:
-    """The names of the tables that ``text`` asks for."""
-    return [match["spec"].strip() for match in _MARKER.finditer(text)]
-
-
-def fill_markdown(text: str, tables: Mapping[str, str]) -> str:
-    """``text`` with the body of every ``<!-- table: NAME -->`` … ``<!-- end table -->`` replaced by ``tables[NAME]``.
-
-    Raises KeyError for a name without a table.
-    """
-
-    def replaced(match: re.Match[str]) -> str:
-        return match[1] + tables[match["spec"].strip()] + match[4]
-
-    return _MARKER.sub(replaced, text)

@@ -10,6 +10,7 @@ drawn too (needs matplotlib). ``--check`` changes nothing and ends with 1 if a t
 from __future__ import annotations
 
 import json
+import re
 import sys
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -19,10 +20,13 @@ from typing import Any
 from page_parts import RESULTS, ROOT, provenance, read
 from page_parts import main as write
 from page_sections import SECTIONS, TABLES, draw_training, made
-from page_tables import MARKDOWN_TABLES, fill_markdown, table_names
+from page_tables import MARKDOWN_TABLES
 
 PICTURES = {"h200/train-gpt.json": ("docs/evidence/train-gpt.svg", draw_training)}
 PAGES = (ROOT / "README.md", *sorted(p for p in (ROOT / "docs").rglob("*.md") if "_build" not in p.parts))
+
+
+_MARKED = re.compile(r"(<!-- table: ([^>]*?) -->\n).*?(<!-- end table -->)", re.DOTALL)
 
 
 def table(name: str) -> str:
@@ -49,8 +53,7 @@ def environment_of(result: Mapping[str, Any]) -> Mapping[str, Any]:
 
 def with_tables(page: Path) -> str:
     """The text of a page, its tables filled."""
-    text = page.read_text(encoding="utf-8")
-    return fill_markdown(text, {name: table(name) for name in table_names(text)})
+    return _MARKED.sub(lambda found: found[1] + table(found[2].strip()) + found[3], page.read_text(encoding="utf-8"))
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

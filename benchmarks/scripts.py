@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import csv
 import json
 import os
 import time
@@ -39,5 +38,7 @@ def targets() -> dict[str, Any]:
 
 def products() -> list[tuple[str, int, int, int]]:
     """(name, m, n, k) of the products of ``gemm_shapes.csv``."""
+    import csv
+
     with (HERE / "gemm_shapes.csv").open(encoding="utf-8") as file:
         return [(row["name"], int(row["m"]), int(row["n"]), int(row["k"])) for row in csv.DictReader(file)]
