@@ -13,7 +13,6 @@ from warploom.interop.copies import as_if_compact, compact, settled
 from warploom.interop.tracing import traced
 from warploom.kernels.attention.decode import DecodeProblem
 from warploom.kernels.attention.paged import KINDS, PagedConfig, choose_paged, paged_calls, violations
-from warploom.kernels.attention.sm90 import ForwardSm90
 from warploom.kernels.settings import read, refuse
 from warploom.ops.attention_arrays import (
     Options,
@@ -171,7 +170,7 @@ def _plan(inputs: CacheInputs, out: ArrayView, config: Any) -> AttentionPagedPla
     """The plan for checked inputs and an output. Raises ConfigError for a ``config`` that does not fit."""
     problem, config = inputs.problem, read(config, KINDS)
     operands = inputs.operands(out)
-    requires = config.requires if isinstance(config, ForwardSm90) else "sm_90" if problem.fp8 else None
+    requires = config.requires if config is not None else "sm_90" if problem.fp8 else None
     on = Processor.of(inputs.views["q"].device, requires=requires)
     chosen, reason = config, "asked for by the caller"
     if chosen is None:

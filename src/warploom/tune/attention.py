@@ -8,7 +8,6 @@ from warploom.bench.attention import AttentionOnGpu
 from warploom.core.errors import ProblemError
 from warploom.core.targets import Target
 from warploom.kernels.attention.choice import choose
-from warploom.kernels.attention.decode import Decode
 from warploom.kernels.attention.problem import AttentionConfig, AttentionProblem, Operands
 from warploom.kernels.attention.sm80 import ForwardSm80
 from warploom.kernels.attention.sm90 import ForwardSm90
@@ -19,7 +18,7 @@ from warploom.tune.operation import Operation, combinations
 
 def _choose(problem: AttentionProblem, target: Target) -> tuple[AttentionConfig, str]:
     config, reason = choose(problem, target)
-    if isinstance(config, Decode):
+    if config.shares_keys is True:
         raise ProblemError(f"nothing to tune: {reason}, by two kernels that are the same for all lengths")
     return config, reason
 

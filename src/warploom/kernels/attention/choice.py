@@ -147,7 +147,7 @@ def spared_keys(config: AttentionConfig, rows: float, keys: int, passed: float) 
 
 def choose(
     problem: AttentionProblem, target: Target, multiprocessors: int = MULTIPROCESSORS
-) -> tuple[AttentionConfig | Decode, str]:
+) -> tuple[ForwardSm90 | ForwardSm80 | Decode, str]:
     """The configuration for a problem on a target, and why. Raises ProblemError when none fits.
 
     Of the tiles that fit it takes the first whose query tile is not mostly beyond the last row. Where they would leave

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from math import gcd
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 from warploom.core.arguments import fields, strides
 from warploom.core.dtypes import DType, bf16, f16
@@ -156,7 +156,8 @@ class Decode(Configuration):
     """
 
     word: ClassVar[str] = "attention_decode"
-    requires: ClassVar[str] = "sm_80"
+    shares_keys: ClassVar[Literal[True]] = True
+    """All CTAs share the keys of a head."""
     always: ClassVar[tuple[str, ...]] = ("tile_m", "keys", "num_warps", "stages", "head_dim", "dtype")
 
     tile_m: int = flag(16, "query rows of a key head that are read together", (16, 32, 64))
@@ -169,6 +170,11 @@ class Decode(Configuration):
     heads: int = flag(1, "neighbouring key heads whose keys are read together", (1, 2, 4, 8))
     overlap: bool = flag(False, "each kernel begins while the one before it ends (sm_90)")
     fp8: bool = flag(False, "K and V are e4m3, two elements in the place of a 16-bit one (sm_90)")
+
+    @property
+    def requires(self) -> str:
+        """The oldest architecture that the kernels run on."""
+        return "sm_90" if self.of_sm90 else "sm_80"
 
     @property
     def threads(self) -> int:

@@ -44,7 +44,7 @@ def choose_paged(
 
 def violations(config: PagedConfig, problem: DecodeProblem, operands: DecodeOperands) -> list[str]:
     """The constraints that a problem on such arrays violates; empty if the kernels take it."""
-    if isinstance(config, Decode):
+    if config.shares_keys is True:
         return config.violations(problem)
     return _unlisted(problem, operands) or packed_violations(config, _as_packed(problem, operands))
 
@@ -53,7 +53,7 @@ def paged_calls(
     config: PagedConfig, problem: DecodeProblem, operands: DecodeOperands, multiprocessors: int
 ) -> tuple[KernelCall, KernelCall]:
     """The launches of a configuration on arrays with these strides."""
-    if isinstance(config, Decode):
+    if config.shares_keys is True:
         return config.calls(problem, operands, multiprocessors)
     return _listing(config, problem, operands, multiprocessors), _tiled(config, problem, operands, multiprocessors)
 

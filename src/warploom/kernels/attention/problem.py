@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Protocol
+from typing import ClassVar, Literal, Protocol
 
 import numpy as np
 
@@ -29,6 +29,8 @@ class HeadDims(Configuration):
     """A configuration with the ``head_dim`` of Q and K, and the ``v_dim`` of V and O: 0 where it is the same."""
 
     requires: ClassVar[str]
+    shares_keys: ClassVar[Literal[False]] = False
+    """A tile has all keys of its queries or all queries of its keys."""
     most: ClassVar[int] = MOST_HEAD_DIM
     """The largest head_dim that the kernels take."""
     head_dim: int
