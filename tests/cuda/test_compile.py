@@ -77,13 +77,7 @@ def test_memory_then_disk(cache):
 
 
 def test_options_and_the_compilers_version_are_part_of_the_key(monkeypatch):
-    options: tuple[dict[str, Any], ...] = (
-        {},
-        {"arch": "sm_86"},
-        {"opt_level": 1},
-        {"max_registers": 24},
-        {"line_info": True},
-    )
+    options: Any = {}, {"arch": "sm_86"}, {"opt_level": 1}, {"max_registers": 24}, {"line_info": True}
     assert not any(scale(**of).from_cache for of in options)
     monkeypatch.setattr(compile_room, "_compiler_identity", lambda: b"another NVRTC")
     assert not anew().from_cache
