@@ -92,6 +92,7 @@ def test_a_rung_may_have_another_configuration_at_each_size_and_progress_rises_t
         return gpu_case({"seq": size}, prepare)
 
     monkeypatch.setattr(AttentionFamily, "gpu_case", case)
+    monkeypatch.setattr(ladder, "missing_compiler", lambda: "not compiled")
     rung = settled(LADDER.rung("2"), 64, f16, {})
     wide = dataclasses.replace(rung, config=dataclasses.replace(rung.config, tile_n=rung.config.tile_n * 2))
     result = run_ladder(

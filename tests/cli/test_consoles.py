@@ -21,6 +21,7 @@ COMMANDS = [
 ]
 
 
+@pytest.mark.usefixtures("no_compiler")
 @pytest.mark.parametrize("command", COMMANDS)
 def test_no_command_needs_more_than_ascii(monkeypatch, command):
     streams = [io.TextIOWrapper(io.BytesIO(), encoding="ascii") for _ in range(2)]

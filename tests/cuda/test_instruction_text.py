@@ -232,7 +232,7 @@ WMMA: list[Instruction] = [
 ]  # fmt: skip
 WGMMA: list[Instruction] = [
     WgmmaFence(),
-    *(Wgmma(n, f16) for n in range(8, 257, 8)),
+    *(Wgmma(n, f16) for n in (*range(8, 257, 24), 256)),
     *(Wgmma(n, bf16, source, transposed) for n in (8, 176) for source in ("shared", "registers")
       for transposed in (False, True)),
     WgmmaCommit(),
