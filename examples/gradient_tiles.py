@@ -14,7 +14,16 @@ import numpy as np
 
 from warploom.lang import Fragment, Global, Kernel, Launch, SharedTile, TensorMap, Traced, bf16, f32, kernel, u32
 from warploom.layout.tensor_map import TensorMapSpec
-from warploom.tile.accumulation import Turns, add_parts, load_part, part_size, part_tile, store_part
+from warploom.tile.accumulation import (
+    Turns,
+    add_parts,
+    load_part,
+    load_warp_part,
+    part_size,
+    part_tile,
+    reduce_warp_part,
+    store_part,
+)
 from warploom.tile.copies import CopyRing, RowCopy, Rows
 from warploom.tile.epilogue import Sums, Target, await_sent, copy_out, send_rows, store_registers, store_row_values
 from warploom.tile.gradient import SoftmaxGradient
@@ -138,6 +147,33 @@ def added_in_turn(
         store_registers(Sums(k, sums, k.value(0, u32), k.value(0, u32)), Target(k, c, 64, f32))
 
 
+@kernel(threads=32)
+def added_by_warps(
+    k: Kernel, a: Global[bf16], b: Global[bf16], total: Global[f32], counters: Global[u32], c: Global[f32]
+) -> None:
+    """C = A·Bᵀ of 16 and 32 rows: each CTA adds the product of its slice of K, in any order, to what begins as 0."""
+    tiles = [operand_tile(k, bf16, rows, DIM, name=name) for name, rows in (("A", 16), ("B", 32))]
+    for tile, matrix in zip(tiles, (a, b), strict=True):
+        RowCopy(k, tile, Rows(matrix, k.grid_x * DIM), 32).load((0, k.cta_x * DIM))
+    k.commit_group()
+    k.wait_group(0)
+    k.syncwarp()
+    cores, turns = MmaSync(k, bf16), Turns(k, counters)
+    sums = cores.accumulator(16, 32, "c")
+    cores.product(sums, *tiles).start(*tiles, zero=True)
+    reduce_warp_part(k, total, sums)
+    k.syncwarp()  # every lane has added
+    with k.when(k.lane == 0):
+        turns.pass_on(0)
+    with k.when(k.cta_x == k.grid_x - 1, uniform=True):
+        with k.when(k.lane == 0):
+            turns.await_turn(0, k.grid_x)
+        k.syncwarp()
+        for register, x in zip(sums.mutable, load_warp_part(k, total, len(sums.registers)), strict=True):
+            register.set(x)
+        store_registers(Sums(k, sums, k.value(0, u32), k.value(0, u32)), Target(k, c, 32, f32))
+
+
 # -- each kernel runs once: warploom check
 @score_gradient.example
 def _(rng: np.random.Generator) -> Launch:
@@ -191,3 +227,11 @@ def _(rng: np.random.Generator) -> Launch:
     given, c = matrices(rng, 3 * DIM)
     total, counters = np.full(part_size(32), np.nan, np.float32), np.zeros(1, np.uint32)
     return Launch(3, [*given, total, counters, np.full((64, 64), np.nan, np.float32)], {"c": (c, 1e-3)})
+
+
+@added_by_warps.example
+def _(rng: np.random.Generator) -> Launch:
+    a, b = (rng.standard_normal((rows, 3 * DIM)).astype(bf16.numpy) for rows in (16, 32))
+    expected = a.astype(np.float64) @ b.astype(np.float64).T
+    total, counters = np.zeros(part_size(16, warps=1), np.float32), np.zeros(1, np.uint32)
+    return Launch(3, [a, b, total, counters, np.full((16, 32), np.nan, np.float32)], {"c": (expected, 1e-3)})

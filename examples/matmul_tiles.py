@@ -3,7 +3,7 @@
     warploom check examples/matmul_tiles.py
     warploom inspect examples/matmul_tiles.py:on_sm90
 
-Both kernels have the shape of the production ones in `warploom.kernels.matmul`, for one type and whole tiles.
+The first two have the shape of the production kernels in `warploom.kernels.matmul`, for one type and whole tiles.
 """
 
 # pyright: reportInvalidTypeForm=false
@@ -22,7 +22,7 @@ from warploom.tile.epilogue import Panels, Sums, Target, store_registers
 from warploom.tile.mainloop import accumulate
 from warploom.tile.pipeline import Boxes, Pipeline, operand_tile, ready
 from warploom.tile.product import MmaSync, Wgmma
-from warploom.tile.roles import consumer, producer
+from warploom.tile.roles import Turns, consumer, producer
 from warploom.tile.scheduler import GroupedTiles, Persistent
 
 M, N, DEPTH = 64, 64, 64  # a tile of C, and the depth of a stage
@@ -85,6 +85,32 @@ def on_sm90(
         panels.wait()
 
 
+@kernel(threads=384, requires="sm_90a")
+def in_turns(k: Kernel, a: TensorMap, b: TensorMap, c: Global[f32], m: u32) -> None:
+    """C of 64 columns and a depth of 64: of two consumers one multiplies while the other stores its rows."""
+    a_tile = operand_tile(k, bf16, M, DEPTH, name="A", stages=2)
+    b_tile = operand_tile(k, bf16, N, DEPTH, name="B")
+    rows = Pipeline(k, (a_tile, Boxes(a)), readers=4, parts=2)  # of each consumer its own
+    right = Pipeline(k, (b_tile, Boxes(b)), readers=0)
+    ready(k, rows, right)
+    with producer(k, 2), k.when(k.thread == 0):
+        right.producer().put((0,))
+        with k.loop(m // (2 * M)) as step:
+            for part in range(2):
+                rows.at(step, part, filling=True).put(((2 * step + part) * M,))
+    with consumer(k, 2):
+        me = k.warpgroup - 1
+        turns, cores = Turns(k, me, 2), Wgmma(k, bf16)
+        sums = cores.accumulator(N, "c")
+        product, columns = cores.product(sums, a_tile, b_tile), right.at(0).wait()
+        with turns.taken(), k.loop(m // (2 * M)) as step:
+            get = rows.at(step, me)
+            with turns:
+                product.start(get.wait(), columns, zero=True).wait()
+            get.release()
+            store_registers(Sums(k, sums, (2 * step + me) * M, k.value(0, u32)), Target(k, c, N, f32))
+
+
 def along_k(col: Number, row: Number, depth: Number) -> tuple[Number, ...]:
     """The coordinates of the box that begins ``col`` columns into the tile at (row, depth), innermost first."""
     return depth + col, row
@@ -120,3 +146,10 @@ def _(rng: np.random.Generator) -> Launch:
     out = np.full(expected.shape, np.nan, bf16.numpy)
     arguments = [boxes(a), boxes(b), boxes(out), out, 128, 192, 192]
     return Launch(4, arguments, {"c_map": (np.maximum(expected, 0), 0.25)})  # half a unit of bf16 at 64
+
+
+@in_turns.example
+def _(rng: np.random.Generator) -> Launch:
+    a, b = (rng.standard_normal((rows, DEPTH)).astype(bf16.numpy) for rows in (6 * M, N))
+    expected = a.astype(np.float64) @ b.astype(np.float64).T
+    return Launch(1, [boxes(a), boxes(b), np.full(expected.shape, np.nan, np.float32), 6 * M], {"c": (expected, 1e-3)})

@@ -38,7 +38,7 @@ from warploom.tile.cache import Pages, PageTable, WarpRing
 from warploom.tile.copies import RowCopy, Rows
 from warploom.tile.eight_bits import LANES, ProductAlongRows, ProductDownRows, columns, position
 from warploom.tile.epilogue import Sums, Target, copy_out, store_registers
-from warploom.tile.merge import merged
+from warploom.tile.merge import merged, with_sink
 from warploom.tile.order import ENTRY_WORDS
 from warploom.tile.paged import PagedBoxes, PageRuns
 from warploom.tile.panels import box_rows
@@ -197,14 +197,17 @@ PARTS = 3
 
 
 @kernel(threads=DIM)
-def put_together(k: Kernel, parts: Global[f32], logs: Global[f32], out: Global[f32], rows: u32) -> None:
-    """CTA r: row r of O from those of three parts of the keys and from their log-sum-exps."""
+def put_together(
+    k: Kernel, parts: Global[f32], logs: Global[f32], sink: Global[f32], out: Global[f32], rows: u32
+) -> None:
+    """CTA r: row r of O from those of three parts of the keys, their log-sum-exps, and a logit without a value."""
     row = k.cta_x
-    weights, factor, _ = merged(k, [logs.load(part * rows + row) for part in range(PARTS)])
+    weights, factor, log = merged(k, [logs.load(part * rows + row) for part in range(PARTS)])
     total = k.value(0.0, f32)
     for part, weight in enumerate(weights):
         total = k.fma(weight, parts.load((part * rows + row) * DIM + k.thread), total)
-    out.store(total * factor, row * DIM + k.thread)
+    beside, _ = with_sink(k, log, sink.load())
+    out.store(total * factor * beside, row * DIM + k.thread)
 
 
 # -- keys and values in 8 bits
@@ -338,7 +341,9 @@ def _(rng: np.random.Generator) -> Launch:
     s, value = 4 * rng.standard_normal((5, 40)), rng.standard_normal((40, DIM))
     found = [softmax_of(s[:, part], value[part]) for part in (slice(0, 8), slice(8, 8), slice(8, 40))]
     parts, logs = (np.stack(x).astype(np.float32) for x in zip(*found, strict=True))
-    return Launch(5, [parts, logs, np.full((5, DIM), np.nan, np.float32), 5], {"out": (softmax_of(s, value)[0], 1e-5)})
+    expected, _ = softmax_of(np.pad(s, ((0, 0), (0, 1)), constant_values=2.0), np.pad(value, ((0, 1), (0, 0))))
+    given = [parts, logs, np.array([2], np.float32), np.full((5, DIM), np.nan, np.float32), 5]
+    return Launch(5, given, {"out": (expected, 1e-5)})
 
 
 def fp8(rng: np.random.Generator) -> tuple[Array, Array]:
