@@ -63,8 +63,18 @@ class Configuration:
         return {name.strip(): value.strip() for name, _, value in settings}
 
     def with_settings(self, settings: Mapping[str, str]) -> Self:
-        """This configuration with flags overridden by text, as ``--set FLAG=VALUE`` gives it."""
-        return override(self, settings, self.word, self.also)
+        """This configuration with flags overridden by text, as ``--set FLAG=VALUE`` gives it.
+
+        Raises ConfigError for unknown names and values.
+        """
+        known: dict[str, Any] = {f.name: getattr(self, f.name) for f in fields(self)}  # type: ignore[arg-type]
+        changes: dict[str, Any] = {}
+        for word, text in settings.items():
+            name = self.also.get(word, word)
+            if name not in known:
+                raise ConfigError(f"{word!r} is no flag of {self.word}; known: {', '.join((*known, *self.also))}")
+            changes[name] = flag_value(word, text, known[name])
+        return replace(self, **changes)  # type: ignore[type-var]
 
     def check(self, target: Target | None = None) -> list[str]:
         """The violated constraints (of ``target``, if given); empty if the configuration is valid."""
@@ -162,24 +172,6 @@ def refuse(what: str, problems: list[str]) -> None:
     """Raise ConfigError that says ``what`` and lists every problem; nothing if there is none."""
     if problems:
         raise ConfigError(f"{what}: " + "; ".join(problems))
-
-
-def override(
-    config: Config, settings: Mapping[str, str], family: str, words: Mapping[str, str] | None = None
-) -> Config:
-    """The frozen dataclass ``config`` with fields set from text; ``words`` are further names of fields.
-
-    Raises ConfigError for unknown names and values.
-    """
-    known: dict[str, Any] = {f.name: getattr(config, f.name) for f in fields(config)}  # type: ignore[arg-type]
-    others = words or {}
-    changes: dict[str, Any] = {}
-    for word, text in settings.items():
-        name = others.get(word, word)
-        if name not in known:
-            raise ConfigError(f"{word!r} is no flag of {family}; known: {', '.join((*known, *others))}")
-        changes[name] = flag_value(word, text, known[name])
-    return replace(config, **changes)  # type: ignore[type-var]
 
 
 def flag_value(name: str, text: str, current: Any) -> Any:
