@@ -126,12 +126,10 @@ def transposed(k: Kernel, a: TensorMap, b: TensorMap, c: Global[bf16]) -> None:
 
 
 @kernel(threads=128, requires="sm_90a")
-def added_in_turn(
-    k: Kernel, a: TensorMap, b: TensorMap, total: Global[f32], counters: Global[u32], c: Global[f32]
-) -> None:
+def added_in_turn(k: Kernel, a: TensorMap, b: TensorMap, total: Global[f32], turns: Turns, c: Global[f32]) -> None:
     """C = A·Bᵀ: CTA i adds the product of slice i of K after CTA i - 1, so equal in every run; the last has it all."""
     _, sums, _ = product_of(k, a, b, k.cta_x * DIM)
-    count, turns = len(sums.registers), Turns(k, counters)
+    count = len(sums.registers)
     tile = part_tile(k, count, name="part", stages=1)
     store_part(k, tile, sums)
     k.fence_async()  # for the bulk copy

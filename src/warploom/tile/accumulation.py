@@ -1,3 +1,4 @@
+# pyright: reportInvalidTypeForm=false
 """Sums of many CTAs in global memory: f32 as the threads of a warp or warpgroup hold them, each thread's side by side.
 
 By a warpgroup and a bulk copy 16 bytes of each thread, by a warp's own additions 4 bytes. Whoever reads them holds the
@@ -10,6 +11,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from warploom.core.dtypes import f32, u32
+from warploom.lang.parameters import Compound, Global
+from warploom.tile.panels import part_size
 from warploom.tile.roles import WARPGROUP
 
 if TYPE_CHECKING:
@@ -20,11 +23,6 @@ WORDS = 4
 """Elements that a thread moves at once: 16 bytes."""
 WARP = 32
 WARPS = WARPGROUP // WARP
-
-
-def part_size(registers: int, warps: int = WARPS) -> int:
-    """Elements of the part of so many warps with so many accumulator registers a thread."""
-    return registers * warps * WARP
 
 
 def part_tile(k: Kernel, registers: int, *, name: str, stages: int, warps: int = WARPS) -> SharedTile:
@@ -76,40 +74,46 @@ def load_warp_part(k: Kernel, source: GlobalPointer, registers: int) -> list[Tra
     return [mine.load(i * WARP) for i in range(registers)]
 
 
-class Turns:
-    """CTAs add to the same part one after another, in an order of their own: then sums are equal from run to run.
+class Turns(Compound):
+    """A parameter: CTAs add to the same part one after another, in their own order: sums are equal from run to run.
 
-    ``counters``: u32 in global memory, 0 at first; one for each part.
+    ``counters``: 0 at first; one for each part.
     """
 
-    def __init__(self, k: Kernel, counters: GlobalPointer) -> None:
-        self._k, self._counters = k, counters
+    counters: Global[u32]
 
     def await_turn(self, part: Number, turn: Traced) -> Traced:
         """One thread: until so many have added theirs; whether it is the first, which stores."""
-        self._k.wait_at_least(self._counters, turn, part)
+        self.k.wait_at_least(self.counters, turn, part)
         return turn == 0
 
     def stored(self, part: Number) -> Traced:
         """Sums in no order: whether the first has stored, so that there is nothing to :meth:`claim`."""
-        return self._counters.load(part, order="acquire") >= 2
+        return self.counters.load(part, order="acquire") >= 2
 
     def claim(self, part: Number, stored: Traced) -> Traced:
         """One thread, for sums in no order: whether it is the first, which stores; else, once the first has stored.
 
         Its part is there, so that whoever is first waits for nobody.
         """
-        k, before = self._k, self._k.register(u32, 2, "before")
+        k, before = self.k, self.k.register(u32, 2, "before")
         with k.when(~stored):
-            before.set(k.atomic("max", self._counters, 1, part, order="acquire"))
+            before.set(k.atomic("max", self.counters, 1, part, order="acquire"))
             with k.when(before == 1):
-                k.wait_at_least(self._counters, 2, part)
+                k.wait_at_least(self.counters, 2, part)
         return before == 0
 
     def pass_on(self, part: Number) -> None:
         """The same thread, once its sums are in global memory: the next one's turn, or that of all others."""
-        self._k.fence("gpu")
-        self._k.atomic("add", self._counters, 1, part)
+        self.k.fence("gpu")
+        self.k.atomic("add", self.counters, 1, part)
+
+
+class PartSums(Compound):
+    """A parameter: the parts' ``total`` in global memory, and whose turn it is to add to one."""
+
+    total: Global[f32]
+    turns: Turns
 
 
 def add_parts(k: Kernel, to: GlobalPointer, tiles: Sequence[SharedTile], first: Traced) -> None:

@@ -1,4 +1,4 @@
-"""How wide the panels of a shared tile are, and how high boxes: arithmetic that configurations use too."""
+"""How wide the panels of a shared tile are, how high boxes, and more arithmetic that configurations use too."""
 
 from __future__ import annotations
 
@@ -21,3 +21,8 @@ def padded_cols(cols: int) -> int:
 def box_rows(page_size: int, block: int) -> int:
     """Keys of a box: those that lie side by side in pages wherever a block of so many begins."""
     return gcd(page_size, block)
+
+
+def part_size(registers: int, warps: int = 4) -> int:
+    """Elements of the part of so many warps with so many accumulator registers a thread (:mod:`.accumulation`)."""
+    return registers * warps * 32

@@ -26,6 +26,8 @@ from warploom.tile.panels import PANEL_COLS
 
 TENSORS = ("dout", "q", "k", "v", "out", "dq", "dk", "dv")
 """The arrays with rows of a head_dim, Q's or V's, in the order that :class:`BackwardOperands` has their strides."""
+MULTIPLIED = "q", "k", "v", "dout", "shift", "delta", "dk", "dv"
+"""Those of the kernels of dK and dV, in their order."""
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from warploom.core.dtypes import DType, f32, u16, u32, u64
 from warploom.kernels.attention.backward import ROW_THREADS, SINK_THREADS, RowGroups
-from warploom.lang import Global, GlobalPointer, Kernel, Mutable, Strided, Traced, kernel
+from warploom.lang import Compound, Global, GlobalPointer, Kernel, Mutable, Strided, Traced, kernel
 from warploom.tile.softmax import LOG2_E
 
 CHUNK_WORDS = 4
@@ -21,10 +21,7 @@ def attention_backward_rows(
     k: Kernel,
     out: Strided[u16, 3],
     dout: Strided[u16, 3],
-    lse: Global[f32],
-    dlse: Global[f32],
-    shift: Global[f32],
-    delta: Global[f32],
+    vectors: RowVectors,
     q_len: u32,
     padded: u32,
     *,
@@ -54,10 +51,19 @@ def attention_backward_rows(
         ),
         rows,
         lambda row: tuple(x.at(batch, head, row) + k.mul_wide(chunk, 8) for x in (out, dout)),
-        (lse, dlse if lse_gradient else None),
-        (shift, delta),
+        vectors,
         (head_dim, dtype),
+        lse_gradient=lse_gradient,
     )
+
+
+class RowVectors(Compound):
+    """A parameter: a number of each row: log-sum-exps and their gradient, and what is formed."""
+
+    lse: Global[f32]
+    dlse: Global[f32]
+    shift: Global[f32]
+    delta: Global[f32]
 
 
 @dataclass(frozen=True)
@@ -75,12 +81,13 @@ def form(
     place: RowPlaces,
     rows: list[Traced],
     lines: Callable[[Traced], Sequence[GlobalPointer]],
-    logarithms: tuple[GlobalPointer, GlobalPointer | None],
-    results: tuple[GlobalPointer, GlobalPointer],
+    vectors: RowVectors,
     elements: tuple[int, DType],
+    *,
+    lse_gradient: bool,
 ) -> None:
     """Shift and delta of the rows that a thread has a part of; ``lines`` are those of O and dO, ``elements`` theirs."""
-    (head_dim, dtype), (lse, dlse), (shift, delta) = elements, logarithms, results
+    head_dim, dtype = elements
     groups, q_len, padded = RowGroups(head_dim), place.rows, place.padded
     chunk = k.lane % groups.lanes
     found: list[tuple[list[Mutable], list[Mutable]]] = []
@@ -101,13 +108,13 @@ def form(
             exponent, change = k.register(f32, 0.0, "exponent"), k.register(f32, 0.0, "delta")
             with k.when(row < q_len):
                 at = place.at(row)
-                logarithm = lse.load(at)
+                logarithm = vectors.lse.load(at)
                 # a row that sees no key has no scores but -inf, and any finite shift makes them 0
                 exponent.set(k.select(logarithm == -math.inf, k.value(0.0, f32), logarithm * -LOG2_E))
-                change.set(total if dlse is None else total - dlse.load(at))
+                change.set(total - vectors.dlse.load(at) if lse_gradient else total)
             to = place.to(row)
-            shift.store(exponent, to)
-            delta.store(change, to)
+            vectors.shift.store(exponent, to)
+            vectors.delta.store(change, to)
 
 
 def _slot(row: Traced, tile: tuple[int, int]) -> Traced:

@@ -6,8 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
+from warploom.core.arguments import fields
 from warploom.core.dtypes import DType, bf16, f16
-from warploom.kernels.attention.backward import BackwardOperands, BackwardProblem, GradientDims, rows_calls
+from warploom.kernels.attention.backward import MULTIPLIED, BackwardOperands, BackwardProblem, GradientDims, rows_calls
 from warploom.kernels.attention.packed import Strides
 from warploom.kernels.attention.packed_backward_problem import PackedBackwardProblem, features, row_calls
 from warploom.kernels.attention.problem import AttentionProblem, stride_scalars
@@ -15,6 +16,8 @@ from warploom.kernels.settings import flag, violated
 from warploom.kernels.source import KernelCall, KernelSource
 from warploom.tile.order import most_pieces
 
+ROWS = tuple(x for x in MULTIPLIED if x in BackwardOperands.names)
+"""Of the arrays of the kernel that multiplies, those with rows of a head_dim."""
 STAGES = 2
 """Blocks of Q and dO in flight."""
 _MOST_SUMS = 2048
@@ -130,18 +133,16 @@ class BackwardSm80(GradientDims):
 
     def _products(self, p: AttentionProblem, operands: BackwardOperands) -> KernelCall:
         """The kernel that multiplies."""
-        names = "q", "k", "v", "dout", "dk", "dv"
         source = KernelSource.of(
             "attention.backward_sm80_kernel:attention_backward_sm80",
             f"attention_backward_{self.tile_m}x{self.keys}x{self.dims}",
-            config=self, features=p.features(self.tile_m, self.keys), row_strides=operands.rows(*names),
+            config=self, features=p.features(self.tile_m, self.keys), row_strides=operands.rows(*ROWS),
         )  # fmt: skip
         grid = -(-p.kv_len // self.keys), p.kv_heads, p.batch
-        scalars = {"q_len": p.q_len, "kv_len": p.kv_len, **operands.scalars(*names)}
+        scalars = {"q_len": p.q_len, "kv_len": p.kv_len, **fields("arrays", **operands.scalars(*ROWS))}
         blocks = p.planes * -(-p.q_len // self.tile_m)
         memory = {"total": blocks * self.threads * self.dq_registers} | ({"turns": blocks} if self.in_turn else {})
-        arrays = "q", "k", "v", "dout", "shift", "delta", "dk", "dv", *memory
-        return KernelCall(source, grid, scalars, (), arrays, memory, [*memory][-1])
+        return KernelCall(source, grid, scalars, (), (*MULTIPLIED, *memory), memory, [*memory][-1])
 
     def _rounding(self, p: AttentionProblem, operands: BackwardOperands) -> KernelCall:
         """The kernel that scales and rounds dQ."""
@@ -167,16 +168,16 @@ class BackwardSm80(GradientDims):
         self, problem: PackedBackwardProblem, strides: Mapping[str, Strides], multiprocessors: int
     ) -> tuple[KernelCall, ...]:
         """The kernels for packed sequences, on their lists of tiles."""
-        p, names = problem.forward, ("q", "k", "v", "dout", "dk", "dv")
-        kernels, slots, given = "attention.packed_backward_kernel", problem.slots(self.tile_m), features(problem)
+        p, slots, given = problem.forward, problem.slots(self.tile_m), features(problem)
+        kernels = "attention.packed_backward_kernel"
         products = KernelSource.of(
             f"{kernels}:packed_backward_sm80", f"packed_backward_{self.tile_m}x{self.keys}x{self.dims}",
-            config=self, features=given, row_strides=tuple(strides[x][0] for x in names),
+            config=self, features=given, row_strides=tuple(strides[x][0] for x in ROWS),
         )  # fmt: skip
         blocks = slots * p.heads
         memory = {"total": blocks * self.threads * self.dq_registers} | ({"turns": blocks} if self.in_turn else {})
-        arrays = "q", "k", "v", "dout", "shift", "delta", "tiles", "dk", "dv", *memory
-        scalars = {"slots": slots, **stride_scalars({x: strides[x][1:] for x in names})}
+        arrays = *MULTIPLIED, "tiles", *memory
+        scalars = {"slots": slots, **fields("arrays", **stride_scalars({x: strides[x] for x in ROWS}))}
         grid = most_pieces(p.total_k, p.batch, self.keys) * p.kv_heads, 1, 1
         rounding = KernelSource.of(
             f"{kernels}:packed_backward_dq_sm80", f"packed_backward_dq_{self.head_dim}",

@@ -11,14 +11,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from warploom.core.dtypes import f32, u16, u32
 from warploom.kernels.attention.backward_sm80 import STAGES, BackwardSm80
 from warploom.kernels.attention.features import PLAIN, AttentionFeatures
 from warploom.lang import Fragment, Global, GlobalPointer, Kernel, SharedTile, Strided, StridedPointer, Traced, kernel
+from warploom.lang.parameters import Compound
 from warploom.lang.values import Number
-from warploom.tile.accumulation import Turns, load_warp_part, reduce_warp_part
+from warploom.tile.accumulation import PartSums, load_warp_part, reduce_warp_part
 from warploom.tile.copies import CopyRing, RowCopy, Rows
 from warploom.tile.epilogue import store_pairs
 from warploom.tile.gradient import SoftmaxGradient
@@ -30,72 +31,65 @@ from warploom.tile.transposed import column_values
 
 @kernel(threads=lambda config, **_: config.threads, drop_unused=True)
 def attention_backward_sm80(
-    k: Kernel,
-    q: Strided[u16, 2],
-    key: Strided[u16, 2],
-    value: Strided[u16, 2],
-    dout: Strided[u16, 2],
-    shift: Global[f32],
-    delta: Global[f32],
-    dk: Strided[u16, 2],
-    dv: Strided[u16, 2],
-    total: Global[f32],
-    turns: Global[u32],
-    q_len: u32,
-    kv_len: u32,
-    *,
-    config: BackwardSm80,
-    features: AttentionFeatures = PLAIN,
-    row_strides: tuple[int, ...],
-) -> None:
+    k: Kernel, arrays: GradientArrays, sums: PartSums, q_len: u32, kv_len: u32,
+    *, config: BackwardSm80, features: AttentionFeatures = PLAIN, row_strides: tuple[int, ...],
+) -> None:  # fmt: skip
     """dK and dV of a tile of keys, and what it adds to dQ; grid (tiles of keys, key heads, batches).
 
-    Strides of batches and heads; those between positions are known while tracing. Shift and delta as
-    :mod:`.backward_rows_kernel` forms them. ``total``: for each block of query rows the parts of all warps, as their
-    threads hold them; ``turns``: for each block how many tiles of keys are in it.
+    Strides of batches and heads; those between positions are known while tracing. ``sums``: for each block of query
+    rows the parts of all warps, as their threads hold them; turns count the tiles of keys that are in it.
     """
     c, f = config, features
     head, batch, first = k.cta_y, k.cta_z, k.cta_x * c.keys
     q_rows, kv_rows = q_len if f.ragged_q else None, kv_len if f.ragged_kv else None
 
-    def keys_of(of: StridedPointer, number: int) -> Rows:
-        return Rows(of.at(batch, head), row_strides[number], kv_rows, c.value_dim if number in (2, 5) else c.head_dim)
+    def keys_of(of: StridedPointer, cols: int) -> Rows:
+        return Rows(of.at(batch, head), of.strides[2], kv_rows, cols)
 
-    def queries_of(of: StridedPointer, number: int) -> Rows:
-        cols = c.value_dim if number == 3 else c.head_dim
-        return Rows(of.at(batch, head * f.group), row_strides[number], q_rows, cols, plane=of.strides[1])
+    def queries_of(of: StridedPointer, cols: int) -> Rows:
+        return Rows(of.at(batch, head * f.group), of.strides[2], q_rows, cols, plane=of.strides[1])
 
     def slot(block: Traced, head: Traced) -> Traced:
         plane = batch * (k.special("nctaid.y") * f.group) + head
         return plane * ((q_len + (c.tile_m - 1)) // c.tile_m) + block
 
-    at = KeyBlock(
-        k.cta_x,
-        first,
-        head,
-        (q_len, kv_len),
-        lambda: (keys_of(key, 1), keys_of(value, 2)),
-        lambda: (queries_of(q, 0), queries_of(dout, 3)),
-        lambda: (keys_of(dk, 4), keys_of(dv, 5)),
-        slot,
-    )
-    KeyGradients(k, c, f, at, (shift, delta), (total, Turns(k, turns) if c.in_turn else None)).run()
+    at = KeyBlock(k.cta_x, first, head, (q_len, kv_len), keys_of, queries_of, slot)
+    tensors = [replace(x, strides=(*x.strides, row)) for x, row in zip(arrays.tensors, row_strides, strict=True)]
+    KeyGradients(k, c, f, at, tensors, (arrays.shift, arrays.delta), sums).run()
+
+
+class GradientArrays(Compound):
+    """A parameter: what the kernels of dK and dV read and store; :mod:`.backward_rows_kernel` forms shift and delta."""
+
+    q: Strided[u16, 2]
+    key: Strided[u16, 2]
+    value: Strided[u16, 2]
+    dout: Strided[u16, 2]
+    shift: Global[f32]
+    delta: Global[f32]
+    dk: Strided[u16, 2]
+    dv: Strided[u16, 2]
+
+    @property
+    def tensors(self) -> list[StridedPointer]:
+        """Those with rows of a head_dim."""
+        return [x for x in self.values if isinstance(x, StridedPointer)]
 
 
 @dataclass(frozen=True)
 class KeyBlock:
     """A CTA's keys: tile ``number`` of their sequence, from key ``first`` on, of a key head; and what lies where.
 
-    ``slot``: the number of a block of query rows of a query head among those of all.
+    ``keys`` and ``queries``: their rows in an array, of so many columns. ``slot``: the number of a block of query rows
+    of a query head among those of all.
     """
 
     number: Traced
     first: Traced
     head: Traced
     lengths: tuple[Traced, Traced]
-    keys: Callable[[], tuple[Rows, Rows]]
-    queries: Callable[[], tuple[Rows, Rows]]
-    results: Callable[[], tuple[Rows, Rows]]
+    keys: Callable[[StridedPointer, int], Rows]
+    queries: Callable[[StridedPointer, int], Rows]
     slot: Callable[[Traced, Traced], Traced]
 
 
@@ -114,16 +108,11 @@ class KeyGradients:
     """dK and dV of a tile of keys, and what it adds to dQ, by all threads of the CTA."""
 
     def __init__(
-        self,
-        k: Kernel,
-        config: BackwardSm80,
-        features: AttentionFeatures,
-        place: KeyBlock,
-        vectors: tuple[GlobalPointer, GlobalPointer],
-        total: tuple[GlobalPointer, Turns | None],
-    ) -> None:
-        """``vectors``: shift and delta; ``total``: the sums of dQ."""
-        c, f = config, features
+        self, k: Kernel, config: BackwardSm80, features: AttentionFeatures, place: KeyBlock,
+        tensors: list[StridedPointer], vectors: tuple[GlobalPointer, GlobalPointer], sums: PartSums,
+    ) -> None:  # fmt: skip
+        """``tensors``: of :class:`GradientArrays`; ``vectors``: shift and delta; ``sums``: those of dQ."""
+        c, f, (q, key, value, dout, *self._results) = config, features, tensors
         self._k, self._config, self._features, self._place, self._vectors = k, c, f, place, vectors
         self._group, self._number = (k.warp, 0) if c.share == 1 else (k.warp // c.share, k.warp % c.share)
         self._part = self._number % c.parts if c.parts > 1 else 0
@@ -135,20 +124,21 @@ class KeyGradients:
         self._p_tile = self._ds_tile
         if c.parts > 1:  # else nobody reads P of others
             self._p_tile = operand_tile(k, c.dtype, c.keys, c.tile_m, name="P", panel=c.strip)
-        for copy in self._copies(place.keys()):
+        for copy in self._copies(key, value):
             copy.load((place.first, 0))
-        q, dout = place.queries()
-        self._ring = CopyRing(k, (q_tile, q), (do_tile, dout), threads=c.threads)
+        queries = (q_tile, place.queries(q, c.head_dim)), (do_tile, place.queries(dout, c.value_dim))
+        self._ring = CopyRing(k, *queries, threads=c.threads)
         self._multiply(q_tile, do_tile)
         self._softmax = SoftmaxGradient(k, self._s, f.softmax_scale(c.head_dim), cap=f.softcap)
         visible = Visible(f.window, f.ragged_kv)
         self._mask = SeenBy(k, visible, (c.tile_m, c.keys), place.first, place.lengths)
-        self._sums = Sums(k, c, f, place, *total)
+        self._sums = Sums(k, c, f, place, sums)
 
-    def _copies(self, matrices: tuple[Rows, Rows]) -> list[RowCopy]:
+    def _copies(self, keys: StridedPointer, values: StridedPointer) -> list[RowCopy]:
         """Of the tiles of K and V: from there, or to the gradients."""
-        k, threads = self._k, self._config.threads
-        return [RowCopy(k, x, rows, threads) for x, rows in zip((self._k_tile, self._v_tile), matrices, strict=True)]
+        k, c = self._k, self._config
+        rows = self._place.keys(keys, c.head_dim), self._place.keys(values, c.value_dim)
+        return [RowCopy(k, x, of, c.threads) for x, of in zip((self._k_tile, self._v_tile), rows, strict=True)]
 
     def _multiply(self, q_tile: SharedTile, do_tile: SharedTile) -> None:
         """The accumulators, and the five products."""
@@ -261,43 +251,37 @@ class KeyGradients:
         store_pairs(k, self._k_tile, dk, self._group * c.warp_keys, self._number)
         store_pairs(k, self._v_tile, self._dv, self._group * c.warp_keys, self._number)
         k.syncthreads()
-        for copy in self._copies(self._place.results()):
+        for copy in self._copies(*self._results):
             copy.store((self._place.first, 0))
 
 
+@dataclass(frozen=True)
 class Sums:
     """dQ of the blocks of query rows, summed over all tiles of keys in global memory."""
 
-    def __init__(
-        self,
-        k: Kernel,
-        config: BackwardSm80,
-        features: AttentionFeatures,
-        place: KeyBlock,
-        total: GlobalPointer,
-        turns: Turns | None,
-    ) -> None:
-        self._k, self._config, self._features, self._place = k, config, features, place
-        self._total, self._turns = total, turns
+    k: Kernel
+    config: BackwardSm80
+    features: AttentionFeatures
+    place: KeyBlock
+    to: PartSums
 
     def add(self, number: Traced, block: Traced, dq: Fragment) -> None:
         """Add every warp's part of a block."""
-        k, c = self._k, self._config
+        k, c, f, turns = self.k, self.config, self.features, self.to.turns
         part = (number * c.num_warps + k.warp) * c.dq_registers
-        to = self._total + k.mul_wide(part, 32)
-        if self._turns is None:
+        to = self.to.total + k.mul_wide(part, 32)
+        if not c.in_turn:
             reduce_warp_part(k, to, dq)
             return
-        f = self._features
         visible = Visible(f.window, f.ragged_kv)
-        before = self._place.number - key_tiles(k, visible, (c.tile_m, c.keys), block, self._place.lengths)[0]
+        before = self.place.number - key_tiles(k, visible, (c.tile_m, c.keys), block, self.place.lengths)[0]
         with k.when(k.thread == 0):
-            self._turns.await_turn(number, before)
+            turns.await_turn(number, before)
         k.syncthreads()
         reduce_warp_part(k, to, dq, before == 0)
         k.syncthreads()
         with k.when(k.thread == 0):
-            self._turns.pass_on(number)
+            turns.pass_on(number)
 
 
 @kernel(threads=lambda config, **_: config.threads, drop_unused=True)

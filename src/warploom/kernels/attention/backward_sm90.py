@@ -7,15 +7,14 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from warploom.core.dtypes import DType, bf16, f16, f32
-from warploom.kernels.attention.backward import BackwardOperands, BackwardProblem, GradientDims, rows_calls
+from warploom.kernels.attention.backward import MULTIPLIED, BackwardOperands, BackwardProblem, GradientDims, rows_calls
 from warploom.kernels.attention.packed import Strides
 from warploom.kernels.attention.packed_backward_problem import PackedBackwardProblem, features, row_calls
 from warploom.kernels.attention.problem import MOST_POSITIONS, AttentionProblem
 from warploom.kernels.settings import flag, violated
 from warploom.kernels.source import KernelCall, KernelSource, MappedArray
-from warploom.tile.accumulation import part_size
 from warploom.tile.order import L2_BYTES, divisors, most_pieces, row_tiles
-from warploom.tile.panels import PANEL_COLS
+from warploom.tile.panels import PANEL_COLS, part_size
 from warploom.tile.roles import WARPGROUP_ROWS
 
 CONSUMERS = 2
@@ -161,7 +160,7 @@ class BackwardSm90(GradientDims):
             **row_tiles(tiles, planes, self._together(p)),
         }  # fmt: skip
         memory = {"total": p.planes * blocks * CONSUMERS * self.total_size, "turns": CONSUMERS * p.planes * blocks}
-        arrays = "q", "k", "v", "dout", "shift", "delta", "dk", "dv", *memory
+        arrays = *MULTIPLIED, *memory
         grid = min(tiles * planes, multiprocessors) if self.persistent else tiles * planes, 1, 1
         return KernelCall(source, grid, scalars, maps, arrays, memory, "turns", at_once=self.at_once)
 
@@ -232,7 +231,7 @@ class BackwardSm90(GradientDims):
         vector = MappedArray(f32, (p.heads, places), (places, 1), (1, self.vector), False)
         maps = self._maps(mapped, vector)
         memory = {"total": p.heads * slots * CONSUMERS * self.total_size, "turns": CONSUMERS * p.heads * slots}
-        arrays = "q", "k", "v", "dout", "shift", "delta", "dk", "dv", "tiles", *memory
+        arrays = *MULTIPLIED, "tiles", *memory
         tiles = most_pieces(p.total_k, p.batch, KEYS) * p.kv_heads
         grid = min(tiles, multiprocessors) if self.persistent else tiles, 1, 1
         rounding = KernelSource.of(

@@ -19,7 +19,7 @@ from warploom.lang.hopper import TensorMapHandle
 from warploom.lang.parameters import Compound
 from warploom.lang.values import Number
 from warploom.layout.catalogue import wgmma_accumulator
-from warploom.tile.accumulation import WARPS, Turns, add_parts, load_part, part_tile, store_part
+from warploom.tile.accumulation import WARPS, PartSums, add_parts, load_part, part_tile, store_part
 from warploom.tile.epilogue import await_sent, send_rows, send_tile
 from warploom.tile.gradient import SoftmaxGradient
 from warploom.tile.mask import key_tiles
@@ -37,8 +37,7 @@ SHARED, OWN = 1, 2
 def attention_backward_sm90(
     k: Kernel,
     maps: GradientMaps,
-    total: Global[f32],
-    turns: Global[u32],
+    sums: PartSums,
     q_len: u32,
     kv_len: u32,
     kv_heads: Divisor,
@@ -51,8 +50,8 @@ def attention_backward_sm90(
     """dK and dV of tiles of keys, and what they add to dQ; a grid along x has, or shares, (tiles · planes) of them.
 
     Tensor maps of rank 4, boxes of 64 columns × tile rows; shift and delta as :mod:`.backward_rows_kernel` forms them.
-    A plane is a key head of a batch; ``order`` says which tiles come first. ``total``: for each block of query rows the
-    parts of both consumers, as their threads hold them; ``turns``: what :class:`.Turns` count for each part.
+    A plane is a key head of a batch; ``order`` says which tiles come first. ``sums``: for each block of query rows the
+    parts of both consumers, as their threads hold them.
     """
     c, f = config, features
     turns_of = Persistent(k, order.count) if c.persistent else Single(k)
@@ -63,7 +62,7 @@ def attention_backward_sm90(
         return KeyTile.of(k, f, (c.tile_m, KEYS), place, (q_len, kv_len), kv_heads, **how)
 
     boxes = maps.boxes(lambda of: Boxes.of_heads(of, heads_inside))
-    differentiate(k, c, f, KeyTiles(k, turns_of, at), boxes, (total, Turns(k, turns)))
+    differentiate(k, c, f, KeyTiles(k, turns_of, at), boxes, sums)
 
 
 def vectors(of: TensorMapHandle) -> Boxes:
@@ -95,14 +94,14 @@ def differentiate(
     features: AttentionFeatures,
     tiles: KeyTiles,
     maps: tuple[Boxes, ...],
-    sums_of: tuple[GlobalPointer, Turns],
+    total: PartSums,
 ) -> None:
     """dK and dV of tiles of keys, and what they add to dQ; each role forms the tiles, and keeps what it needs of one.
 
     ``maps``: Q, K, V, dO, shift, delta, dK and dV at the places that a tile says.
     """
     c, f = config, features
-    (q_map, k_map, v_map, do_map, shift_map, delta_map, dk_map, dv_map), (total, turns) = maps, sums_of
+    q_map, k_map, v_map, do_map, shift_map, delta_map, dk_map, dv_map = maps
     keys_as, values_as = ({"panel": panel_of(cols)} for cols in (c.head_dim, c.value_dim))
     q_tile = operand_tile(k, c.dtype, c.tile_m, c.width, name="Q", stages=STAGES, **keys_as)
     do_tile = operand_tile(k, c.dtype, c.tile_m, c.value_width, name="dO", stages=STAGES, **values_as)
@@ -135,7 +134,7 @@ def differentiate(
                     uses.end(tile.count)
         for adder in range(ADDERS):
             with k.when(k.thread == 32 * (adder + 1)):
-                add(k, c, tiles, sums, total, turns, adder)
+                add(k, c, tiles, sums, total, adder)
 
     with consumer(k, CONSUMERS):
         work = Consumer(k, c, f, Uses(tiles), (keys, values, queries, gradients, shared, sums))
@@ -144,16 +143,14 @@ def differentiate(
         await_sent(k)
 
 
-def add(
-    k: Kernel, config: BackwardSm90, tiles: KeyTiles, sums: Pipeline, total: GlobalPointer, turns: Turns, adder: int
-) -> None:
+def add(k: Kernel, config: BackwardSm90, tiles: KeyTiles, sums: Pipeline, total: PartSums, adder: int) -> None:
     """One thread: its parts of dQ, as they come, into the sums over all tiles of keys.
 
     In turn the first tile stores its own, and the others add in the order of their keys; else whoever comes first
     stores, and the others add as they come: so nobody has to zero the sums. While the part is formed there is time to
     look whose turn it is.
     """
-    c, uses = config, Uses(tiles)
+    c, uses, turns = config, Uses(tiles), total.turns
     own, step = (range(CONSUMERS), ADDERS) if c.alternating else ((adder,), 1)
 
     def send(to: GlobalPointer, stages: list[Cursor], parts: list[SharedTile], first: Traced) -> None:
@@ -167,7 +164,7 @@ def add(
         start = (uses.at(k.value(0, u32)) + adder) % ADDERS if c.alternating else 0
         with k.loop(tile.count, start=start, step=step) as turn:
             stages, number = [sums.at(uses.at(turn), me) for me in own], tile.part(turn, own[0])
-            to = total + k.mul_wide(number, c.total_size)
+            to = total.total + k.mul_wide(number, c.total_size)
             if c.in_turn:
                 first = turns.await_turn(number, tile.before(turn))
                 for i, stage in enumerate(stages):

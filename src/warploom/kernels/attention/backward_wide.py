@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from warploom.core.dtypes import DType, bf16, f16, f32
-from warploom.kernels.attention.backward import BackwardOperands, BackwardProblem, GradientDims, rows_calls
+from warploom.kernels.attention.backward import MULTIPLIED, BackwardOperands, BackwardProblem, GradientDims, rows_calls
 from warploom.kernels.attention.problem import MOST_POSITIONS, AttentionProblem
 from warploom.kernels.settings import flag, violated
 from warploom.kernels.source import KernelCall, KernelSource, MappedArray
@@ -117,8 +117,7 @@ class BackwardWideSm90(GradientDims):
             "q_len": p.q_len, "kv_len": p.kv_len, **divisors(kv_heads=p.kv_heads),
             **row_tiles(tiles, planes, min(planes, self.side_by_side)),
         }  # fmt: skip
-        arrays = "q", "k", "v", "dout", "shift", "delta", "dk", "dv"
-        return KernelCall(source, (tiles * planes, 1, 1), scalars, maps, arrays)
+        return KernelCall(source, (tiles * planes, 1, 1), scalars, maps, MULTIPLIED)
 
     def _queries(self, p: AttentionProblem, operands: BackwardOperands) -> KernelCall:
         """The kernel of dQ."""

@@ -17,7 +17,7 @@ from warploom.kernels.attention.backward_sm90_kernel import GradientMaps
 from warploom.kernels.attention.backward_tiles import KeyTile, visible
 from warploom.kernels.attention.backward_wide import CONSUMERS, KEYS, ROWS, STAGES, BackwardWideSm90
 from warploom.kernels.attention.features import PLAIN, AttentionFeatures
-from warploom.lang import Global, GlobalPointer, Kernel, Mutable, SharedTile, TensorMap, Traced, kernel
+from warploom.lang import Compound, Global, GlobalPointer, Kernel, Mutable, SharedTile, TensorMap, Traced, kernel
 from warploom.lang.values import Number
 from warploom.tile.accumulation import fetch_part, part_tile, store_part
 from warploom.tile.epilogue import await_sent, send_rows
@@ -219,23 +219,10 @@ def hold(k: Kernel, registers: list[Mutable], tile: SharedTile, row: Number) -> 
 # -- dQ
 @kernel(threads=threads_of(CONSUMERS), requires="sm_90a", drop_unused=True)
 def attention_backward_queries_sm90(
-    k: Kernel,
-    q_map: TensorMap,
-    k_map: TensorMap,
-    v_map: TensorMap,
-    do_map: TensorMap,
-    dq_map: TensorMap,
-    shift: Global[f32],
-    delta: Global[f32],
-    q_len: u32,
-    kv_len: u32,
-    heads: Divisor,
+    k: Kernel, maps: QueryMaps, shift: Global[f32], delta: Global[f32], q_len: u32, kv_len: u32, heads: Divisor,
     order: RowTiles,
-    *,
-    config: BackwardWideSm90,
-    features: AttentionFeatures = PLAIN,
-    heads_inside: bool = True,
-) -> None:
+    *, config: BackwardWideSm90, features: AttentionFeatures = PLAIN, heads_inside: bool = True,
+) -> None:  # fmt: skip
     """dQ of 128 rows, 64 for each consumer; a grid of (tiles of rows · planes) along x, as the forward pass has it."""
     c, f, warps = config, features, WARPS * CONSUMERS
     block, plane = order.tile(k.cta_x)
@@ -245,9 +232,7 @@ def attention_backward_queries_sm90(
     do_tile = operand_tile(k, c.dtype, ROWS, c.value_width, name="dO")
     k_tile = operand_tile(k, c.dtype, c.tile_n, c.width, name="K", stages=c.stages)
     v_tile = operand_tile(k, c.dtype, c.tile_n, c.value_width, name="V", stages=STAGES)
-    q_boxes, k_boxes, v_boxes, do_boxes, dq_boxes = (
-        Boxes.of_heads(of, heads_inside) for of in (q_map, k_map, v_map, do_map, dq_map)
-    )
+    q_boxes, k_boxes, v_boxes, do_boxes, dq_boxes = (Boxes.of_heads(of, heads_inside) for of in maps.values)
     own = Pipeline(k, (q_tile, q_boxes), (do_tile, do_boxes), readers=0)
     keys = Pipeline(k, (k_tile, k_boxes), readers=warps)
     values = Pipeline(k, (v_tile, v_boxes), readers=warps)
@@ -269,6 +254,16 @@ def attention_backward_queries_sm90(
         work.run()
         send_rows(k, q_tile, work.sums, me, dq_boxes, (row + first, head, batch), barrier=me + 1)
         await_sent(k)
+
+
+class QueryMaps(Compound):
+    """A parameter: what the kernel of dQ reads and stores as the TMA sees it."""
+
+    q: TensorMap
+    key: TensorMap
+    value: TensorMap
+    dout: TensorMap
+    dq: TensorMap
 
 
 class Rows:

@@ -6,21 +6,21 @@ Blocks of query rows have slots, which the lists name: places for shift, delta a
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from warploom.core.dtypes import DType, f32, u16, u32
 from warploom.kernels.attention import backward_sm90_kernel as sm90
 from warploom.kernels.attention.backward import RowGroups
-from warploom.kernels.attention.backward_rows_kernel import ROW_THREADS, RowPlaces, form
+from warploom.kernels.attention.backward_rows_kernel import ROW_THREADS, RowPlaces, RowVectors, form
 from warploom.kernels.attention.backward_sm80 import BackwardSm80
-from warploom.kernels.attention.backward_sm80_kernel import KeyBlock, KeyGradients, round_sums
+from warploom.kernels.attention.backward_sm80_kernel import GradientArrays, KeyBlock, KeyGradients, round_sums
 from warploom.kernels.attention.backward_sm90 import CONSUMERS, KEYS, BackwardSm90
 from warploom.kernels.attention.backward_tiles import KeyTile, KeyTiles, visible
 from warploom.kernels.attention.features import AttentionFeatures
 from warploom.lang import Global, Kernel, Strided, StridedPointer, TensorMap, Traced, kernel
 from warploom.lang.values import Number
 from warploom.tile import ragged
-from warploom.tile.accumulation import Turns
+from warploom.tile.accumulation import PartSums
 from warploom.tile.copies import Rows
 from warploom.tile.mask import SeenBy
 from warploom.tile.ragged import Piece, PieceList, Slot, sequence_boxes
@@ -30,8 +30,8 @@ from warploom.tile.scheduler import Divisor, Persistent, Single
 
 @kernel(threads=ROW_THREADS, drop_unused=True)
 def packed_backward_rows(
-    k: Kernel, out: Strided[u16, 2], dout: Strided[u16, 2], lse: Global[f32], dlse: Global[f32], blocks: Global[u32],
-    shift: Global[f32], delta: Global[f32], total_q: u32, slots: u32,
+    k: Kernel, out: Strided[u16, 2], dout: Strided[u16, 2], vectors: RowVectors, blocks: Global[u32],
+    total_q: u32, slots: u32,
     *, head_dim: int, dtype: DType, lse_gradient: bool, tile: tuple[int, int],
 ) -> None:  # fmt: skip
     """As :func:`.backward_rows_kernel.attention_backward_rows`; grid (blocks there may be, parts of one)."""
@@ -52,15 +52,13 @@ def packed_backward_rows(
         form(
             k, place, rows,
             lambda row: [x.at(piece.queries.begin + row, piece.head) + k.mul_wide(chunk, 8) for x in (out, dout)],
-            (lse, dlse if lse_gradient else None), (shift, delta), (head_dim, dtype),
+            vectors, (head_dim, dtype), lse_gradient=lse_gradient,
         )  # fmt: skip
 
 
 @kernel(threads=lambda config, **_: config.threads, drop_unused=True)
 def packed_backward_sm80(
-    k: Kernel, q: Strided[u16, 1], key: Strided[u16, 1], value: Strided[u16, 1], dout: Strided[u16, 1],
-    shift: Global[f32], delta: Global[f32], tiles: Global[u32], dk: Strided[u16, 1], dv: Strided[u16, 1],
-    total: Global[f32], turns: Global[u32], slots: u32,
+    k: Kernel, arrays: GradientArrays, tiles: Global[u32], sums: PartSums, slots: u32,
     *, config: BackwardSm80, features: AttentionFeatures, row_strides: tuple[int, ...],
 ) -> None:  # fmt: skip
     """As :func:`.backward_sm80_kernel.attention_backward_sm80`; a CTA for each tile of keys there may be."""
@@ -70,26 +68,20 @@ def packed_backward_sm80(
         head, first, queries = piece.head, slot.number * c.keys, piece.keys
         keys = ragged.Rows(piece.queries.begin - first, piece.queries.count + first)
 
-        def keys_of(of: StridedPointer, number: int) -> Rows:
-            start = of + (k.mul_wide(keys.begin, row_strides[number]) + of.offset(head))
-            return Rows(start, row_strides[number], keys.count, c.value_dim if number in (2, 5) else c.head_dim)
+        def keys_of(of: StridedPointer, cols: int) -> Rows:
+            return Rows(of.at(keys.begin, head), of.strides[0], keys.count, cols)
 
-        def queries_of(of: StridedPointer, number: int) -> Rows:
-            start = k.mul_wide(queries.begin, row_strides[number]) + of.offset(head * features.group)
-            cols = c.value_dim if number == 3 else c.head_dim
-            return Rows(of + start, row_strides[number], queries.count, cols, plane=of.strides[0])
+        def queries_of(of: StridedPointer, cols: int) -> Rows:
+            start = k.mul_wide(queries.begin, of.strides[0]) + k.mul_wide(head * features.group, of.strides[1])
+            return Rows(of + start, of.strides[0], queries.count, cols, plane=of.strides[1])
 
         at = KeyBlock(
-            slot.number,
-            first,
-            head,
-            (queries.count, keys.count),
-            lambda: (keys_of(key, 1), keys_of(value, 2)),
-            lambda: (queries_of(q, 0), queries_of(dout, 3)),
-            lambda: (keys_of(dk, 4), keys_of(dv, 5)),
+            slot.number, first, head, (queries.count, keys.count), keys_of, queries_of,
             lambda block, head: head * slots + slot.first + block,
-        )
-        KeyGradients(k, c, features, at, (shift, delta), (total, Turns(k, turns) if c.in_turn else None)).run()
+        )  # fmt: skip
+        known = zip(arrays.tensors, row_strides, strict=True)
+        tensors = [replace(x, strides=(row, x.strides[1])) for x, row in known]
+        KeyGradients(k, c, features, at, tensors, (arrays.shift, arrays.delta), sums).run()
 
 
 @kernel(threads=lambda config, **_: config.threads, drop_unused=True)
@@ -159,7 +151,7 @@ class PackedKeyTile(KeyTile):
 
 @kernel(threads=threads_of(CONSUMERS), requires="sm_90a", drop_unused=True)
 def packed_backward_sm90(
-    k: Kernel, maps: sm90.GradientMaps, tiles: Global[u32], total: Global[f32], turns: Global[u32], slots: u32,
+    k: Kernel, maps: sm90.GradientMaps, tiles: Global[u32], sums: PartSums, slots: u32,
     *, config: BackwardSm90, features: AttentionFeatures,
 ) -> None:  # fmt: skip
     """As :func:`.backward_sm90_kernel.attention_backward_sm90`, on listed tiles of keys.
@@ -173,9 +165,7 @@ def packed_backward_sm90(
         number = order.item(turn)
         return PackedKeyTile.listed_as(k, config, features, (listed.at(number), listed.slot(number)), slots)
 
-    sm90.differentiate(
-        k, config, features, KeyTiles(k, order, at), maps.boxes(sequence_boxes), (total, Turns(k, turns))
-    )
+    sm90.differentiate(k, config, features, KeyTiles(k, order, at), maps.boxes(sequence_boxes), sums)
 
 
 @kernel(threads=CONSUMERS * WARPGROUP, requires="sm_90a", drop_unused=True)

@@ -53,7 +53,7 @@ def row_calls(
     gradient = ("dlse",) if problem.lse_gradient else ()
     memory: dict[str, int] = dict.fromkeys(("shift", "delta"), p.heads * slots * vector)
     grid = slots * p.heads, -(-tile // RowGroups(p.value_dim).rows), 1
-    arrays = "o", "dout", "lse", *gradient, "blocks", "shift", "delta"
+    arrays = "o", "dout", "lse", *gradient, "shift", "delta", "blocks"
     rows = KernelCall(source, grid, scalars, (), arrays, memory, "delta" if p.sinks else "")
     if not p.sinks:
         return (rows,)
