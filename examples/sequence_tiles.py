@@ -39,13 +39,13 @@ from warploom.tile.copies import RowCopy, Rows
 from warploom.tile.eight_bits import LANES, ProductAlongRows, ProductDownRows, columns, position
 from warploom.tile.epilogue import Sums, Target, copy_out, store_registers
 from warploom.tile.merge import merged, with_sink
-from warploom.tile.order import ENTRY_WORDS
+from warploom.tile.order import ENTRY_WORDS, divisors
 from warploom.tile.paged import PagedBoxes, PageRuns
 from warploom.tile.panels import box_rows
 from warploom.tile.pipeline import Boxes, Pipeline, operand_tile, ready
 from warploom.tile.product import MmaSync, zero
-from warploom.tile.ragged import PieceList, RaggedTiles, Sequences, sequence_boxes
-from warploom.tile.scheduler import Claimed, Divisor
+from warploom.tile.ragged import PieceList, RaggedBatch, RaggedTiles, Sequences, sequence_boxes
+from warploom.tile.scheduler import Claimed
 from warploom.tile.shares import Shares, Span
 
 DIM, PAGE, BLOCK = 64, 16, 32  # elements of a row, rows of a page, rows that are copied together
@@ -107,11 +107,10 @@ def gathered(
 TILE, HEADS = 32, 2
 
 
-@kernel(threads=32)
-def listed(k: Kernel, starts: Global[u32], tiles: Global[u32], total: u32, most: u32) -> None:
+@kernel(threads=32, drop_unused=True)
+def listed(k: Kernel, rows: Sequences, tiles: Global[u32], batch: RaggedBatch) -> None:
     """Warp b: the tiles of 32 rows of sequence b for each head. Those of long sequences come first."""
-    rows, heads = Sequences(k, starts, total), k.value(HEADS, u32)
-    order = RaggedTiles(k, rows, rows, k.grid_x, heads, Divisor.of(k, heads), most, TILE, by_row=False)
+    order = RaggedTiles(k, rows, rows, batch, TILE, by_row=False)
     order.write(PieceList(k, tiles), k.cta_x, k.value(0, u32), k.value(1, u32))
 
 
@@ -299,7 +298,8 @@ def pieces() -> Array:
 @listed.example
 def _(rng: np.random.Generator) -> Launch:
     words = pieces()
-    return Launch(4, [STARTS, np.zeros_like(words), 130, len(words) // HEADS], {"tiles": (words, 0)})
+    batch = 4, HEADS, *divisors(together=HEADS).values(), len(words) // HEADS
+    return Launch(4, [STARTS, np.zeros_like(words), 130, *batch], {"tiles": (words, 0)})
 
 
 @averaged.example

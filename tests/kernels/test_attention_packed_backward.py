@@ -157,7 +157,7 @@ def test_heads_come_together_by_what_one_sequence_has() -> None:
         batch: lists(
             BackwardSm90(head_dim=64, tile_m=128),
             PackedBackwardProblem(PackedProblem(batch, 32, 32, batch * 4096, batch * 4096, 64, f16, lse=True)),
-        )[1].scalars["together_value"]
+        )[1].scalars["batch_together_value"]
         for batch in (1, 8)
     }
     assert together[1] == together[8] > 1

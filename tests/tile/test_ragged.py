@@ -9,6 +9,8 @@ import numpy as np
 import pytest
 
 from tests.tile.support import clean
+from warploom.core.arguments import fields
+from warploom.kernels.attention.packed_backward_kernel import list_gradient_tiles
 from warploom.kernels.attention.packed_kernel import list_tiles
 from warploom.tile.order import ENTRY_WORDS, divisors, most_pieces
 
@@ -24,13 +26,12 @@ def listed(
     program = list_tiles.trace(tile_m=TILE_M, by_row=by_row, used=(used[0] is not None, used[1] is not None))
     words = np.full(ENTRY_WORDS * (1 + most * heads), 0xDEADBEEF, np.uint32)
     given = {
-        "q_starts": np.asarray(q_starts, np.int32), "k_starts": np.asarray(k_starts, np.int32), "tiles": words,
-        "total_q": total[0], "total_k": total[1], "batch": batch, "heads": heads, "most": most,
-        **divisors(together=together),
+        "queries_starts": np.asarray(q_starts, np.int32), "keys_starts": np.asarray(k_starts, np.int32),
+        "tiles": words, "queries_total": total[0], "keys_total": total[1],
+        **fields("batch", sequences=batch, heads=heads, most=most, **divisors(together=together)),
     }  # fmt: skip
-    given |= {
-        name: np.asarray(x, np.int32) for name, x in zip(("q_used", "k_used"), used, strict=True) if x is not None
-    }
+    names = "queries_used", "keys_used"
+    given |= {name: np.asarray(x, np.int32) for name, x in zip(names, used, strict=True) if x is not None}
     assert clean(program, (-(-batch // 4), 2, 1), [given[p.name] for p in program.parameters])
     return words.reshape(-1, ENTRY_WORDS)[1 : 1 + words[0], :5].astype(np.int64)
 
@@ -71,14 +72,15 @@ def test_rows_of_no_sequence_are_cleared(used: list[int] | None) -> None:
     of_none = np.ones(total, bool)
     for i, (begin, end) in enumerate(pairwise(starts)):
         of_none[begin : end if used is None else min(end, begin + used[i])] = False
-    program = list_tiles.trace(tile_m=TILE_M, by_row=False, used=(used is not None, False), clears=words)
+    program = list_gradient_tiles.trace(tile=TILE_M, used=(used is not None, False), slots=(64, False), clears=words)
     cleared, too = (np.full((total, n), 7, np.uint32) for n in words)
     most = most_pieces(total, 4, TILE_M)
     lengths = np.asarray(starts, np.int32)
     given: dict[str, Any] = {
-        "q_starts": lengths, "k_starts": lengths, "q_used": np.asarray(used or [0], np.int32), "cleared": cleared,
-        "cleared_too": too, "tiles": np.zeros(ENTRY_WORDS * (1 + most), np.uint32), "total_q": total, "total_k": total,
-        "batch": 4, "heads": 1, "most": most, **divisors(together=1),
+        "own_starts": lengths, "others_starts": lengths, "own_used": np.asarray(used or [0], np.int32),
+        "cleared": cleared, "cleared_too": too, "tiles": np.zeros(ENTRY_WORDS * (1 + most), np.uint32),
+        "own_total": total, "others_total": total, "most_slots": most,
+        **fields("batch", sequences=4, heads=1, most=most, **divisors(together=1)),
     }  # fmt: skip
     assert clean(program, (1, 3, 1), [given[p.name] for p in program.parameters])
     for array in (cleared, too):

@@ -1,3 +1,4 @@
+# pyright: reportInvalidTypeForm=false
 """Packed sequences: rows of several sequences, one behind the other, whose lengths only the device knows.
 
 ``starts`` (batch + 1,) says where each begins; what it says is never taken beyond the rows that there are. A first
@@ -9,19 +10,20 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from warploom.core.dtypes import s32, u32
 from warploom.isa.async_copy import Eviction
+from warploom.lang.parameters import Compound, Global
 from warploom.layout.tensor_map import RAGGED_ROWS
 from warploom.tile.order import ENTRY_WORDS
 from warploom.tile.pipeline import Boxes
+from warploom.tile.scheduler import Divisor
 
 if TYPE_CHECKING:
     from warploom.lang import GlobalPointer, Kernel, Traced
     from warploom.lang.hopper import TensorMapHandle
     from warploom.lang.values import Number
-    from warploom.tile.scheduler import Divisor
 
 WARP = 32
 VECTOR = 4
@@ -45,24 +47,31 @@ def sequence_boxes(of: TensorMapHandle, eviction: Eviction = "") -> Boxes:
     return Boxes(of, order, eviction)
 
 
-@dataclass(frozen=True)
-class Sequences:
-    """Where sequences lie: number i in rows starts[i] … starts[i + 1] - 1 of ``total``, the first ``used[i]`` of them.
+class Sequences(Compound):
+    """A parameter: where sequences lie: number i in rows starts[i] … starts[i + 1] - 1 of ``total``.
 
-    Numbers that cannot be are cut to what can: nobody reads or writes beyond the arrays.
+    Of them the first ``used[i]``, where :meth:`cut`. Numbers that cannot be are cut to what can: nobody reads or writes
+    beyond the arrays.
     """
 
-    k: Kernel
-    starts: GlobalPointer
-    total: Traced
-    used: GlobalPointer | None = None
+    starts: Global[u32]
+    used: Global[u32]
+    total: u32
+
+    def __init__(self, k: Kernel, *values: Any, cut: bool = False) -> None:
+        super().__init__(k, *values)
+        self._cut = cut
+
+    def cut(self, cut: bool) -> Sequences:
+        """The same, or the used rows of each."""
+        return Sequences(self.k, *self.values, cut=cut)
 
     def at(self, number: Traced) -> Rows:
         """The rows of a sequence."""
         k = self.k
         begin, end = (k.minimum(self.starts.load(number + i), self.total) for i in range(2))
         count = k.select(end > begin, end - begin, 0)
-        return Rows(begin, count if self.used is None else k.minimum(count, self.used.load(number)))
+        return Rows(begin, k.minimum(count, self.used.load(number)) if self._cut else count)
 
     def rest(self, number: Traced, batch: Traced) -> tuple[Rows, Rows]:
         """Rows of no sequence: those in front of a sequence that is the first of ``batch``, and those behind it."""
@@ -75,24 +84,36 @@ class Sequences:
         )
 
 
-@dataclass(frozen=True)
-class Spaced:
-    """Sequences at equal distances: number i from row i · ``pitch`` on, ``most`` rows or the first ``used[i]`` of them.
+class Spaced(Compound):
+    """A parameter: sequences at equal distances: number i is the ``most`` rows from row i · ``pitch`` on."""
 
-    Numbers that cannot be are cut to what can.
-    """
-
-    k: Kernel
-    pitch: Traced
-    most: Traced
-    used: GlobalPointer | None = None
+    pitch: u32
+    most: u32
 
     def at(self, number: Traced) -> Rows:
         """The rows of a sequence."""
-        k, count = self.k, self.most
-        if self.used is not None:
-            count = k.minimum(k.bitcast(k.maximum(self.used.load(number), 0), u32), self.most)
+        return Rows(number * self.pitch, self.most)
+
+
+class SpacedUsed(Spaced):
+    """The first ``used[i]`` rows of them; numbers that cannot be are cut to what can."""
+
+    used: Global[s32]
+
+    def at(self, number: Traced) -> Rows:
+        """The rows of a sequence."""
+        k = self.k
+        count = k.minimum(k.bitcast(k.maximum(self.used.load(number), 0), u32), self.most)
         return Rows(number * self.pitch, count)
+
+
+class RaggedBatch(Compound):
+    """A parameter: ``sequences`` of ``heads``, of which ``together`` form a group; at most ``most`` tiles of a head."""
+
+    sequences: u32
+    heads: u32
+    together: Divisor
+    most: u32
 
 
 @dataclass(frozen=True)
@@ -182,23 +203,18 @@ class Slots:
 class RaggedTiles:
     """All tiles of ``tile_m`` queries × heads, in the order they are to run. Neighbours have about as many keys.
 
-    Heads come in groups of ``together``. Where all tiles of a sequence have as many keys, the longest sequence comes
-    first, group by group. ``by_row``: later tiles have more (a causal mask). Then all sequences of a group, whose keys
-    the L2 holds, come before the next; the last group ends with its short tiles, and every other way round the groups
-    before: a list that jumped from the shortest to the longest would give some CTAs of a :class:`Persistent` kernel
-    more work than others.
+    Where all tiles of a sequence have as many keys, the longest sequence comes first, group of heads by group.
+    ``by_row``: later tiles have more (a causal mask). Then all sequences of a group, whose keys the L2 holds, come
+    before the next; the last group ends with its short tiles, and every other way round the groups before: a list that
+    jumped from the shortest to the longest would give some CTAs of a :class:`Persistent` kernel more work than others.
 
-    Every tile's place is counted from the lengths alone, by a warp for each sequence; there are never more than
-    ``most`` for a head.
+    Every tile's place is counted from the lengths alone, by a warp for each sequence.
     """
 
     k: Kernel
     queries: Sequences | Spaced
     keys: Sequences | Spaced
-    batch: Traced
-    heads: Traced
-    together: Divisor
-    most: Traced
+    batch: RaggedBatch
     tile_m: int
     by_row: bool
     slots: Slots | None = None
@@ -209,9 +225,9 @@ class RaggedTiles:
         queries, keys = self.queries.at(sequence), self.keys.at(sequence)
         own = self._tiles(queries.count)
         ahead, count = self._over_sequences(lambda j, q, n: self._longer(keys.count, sequence, j, n, self._tiles(q)))
-        count = k.minimum(count, self.most)
+        count = k.minimum(count, self.batch.most)
         with k.when((sequence == 0) & (first == 0) & (k.lane == 0)):
-            to.words.store([count * self.heads, k.value(0, u32)])
+            to.words.store([count * self.batch.heads, k.value(0, u32)])
         slots, fits = self._first_slot(sequence, queries.count, keys.count)
         with k.loop(own, start=first, step=step) as tile:
             place = ahead
@@ -225,7 +241,7 @@ class RaggedTiles:
                 piece = Rows(k.select(fits, piece.begin, none), k.select(fits, piece.count, none))
                 others = Rows(k.select(fits, keys.begin, none), k.select(fits, keys.count, none))
             slot = None if slots is None else Slot(tile, slots)
-            with k.loop(self.heads, start=k.lane, step=WARP) as head:
+            with k.loop(self.batch.heads, start=k.lane, step=WARP) as head:
                 number, exists = self._number(head, place, count, tile, own)
                 with k.when(exists):
                     to.put(number, Piece(piece, others, head), slot)
@@ -234,7 +250,7 @@ class RaggedTiles:
         """A warp: zeros in rows of so many ``words`` that are of no sequence, as :meth:`write` takes tiles in turn."""
         k, queries = self.k, self.queries
         assert isinstance(queries, Sequences)
-        for rows in queries.rest(sequence, self.batch):
+        for rows in queries.rest(sequence, self.batch.sequences):
             with k.loop(rows.count, start=first, step=step) as row:
                 to = rows_of + k.mul_wide(rows.begin + row, words)
                 with k.loop(words // VECTOR, start=k.lane, step=WARP) as vector:
@@ -245,14 +261,14 @@ class RaggedTiles:
 
         ``place``: how many of ``count`` tiles come before it where it is sorted by row, else before the sequence.
         """
-        k, together = self.k, self.together.value
-        group, member = self.together.divide(head)
+        k, heads, divisor = self.k, self.batch.heads, self.batch.together
+        together, (group, member) = divisor.value, divisor.divide(head)
         before = group * together
-        members = k.minimum(self.heads - before, together)
+        members = k.minimum(heads - before, together)
         if not self.by_row:
-            number = place * self.heads + before * own + tile * members + member
-            return number, number < count * self.heads
-        last, _ = self.together.divide(self.heads - 1)
+            number = place * heads + before * own + tile * members + member
+            return number, number < count * heads
+        last, _ = divisor.divide(heads - 1)
         within, forwards = place * members + member, ((last - group) & 1) == 0
         return before * count + k.select(forwards, within, members * count - 1 - within), place < count
 
@@ -290,7 +306,7 @@ class RaggedTiles:
         """Sums over all sequences of ``tiles(number, queries, keys)`` and of their tiles; the same in all lanes."""
         k = self.k
         found, all_tiles = k.register(u32, 0), k.register(u32, 0)
-        with k.loop(self.batch, start=k.lane, step=WARP) as other:
+        with k.loop(self.batch.sequences, start=k.lane, step=WARP) as other:
             queries, keys = self.queries.at(other).count, self.keys.at(other).count
             found += tiles(other, queries, keys)
             all_tiles += self._tiles(queries)

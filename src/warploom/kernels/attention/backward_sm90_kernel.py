@@ -35,18 +35,9 @@ SHARED, OWN = 1, 2
 
 @kernel(threads=threads_of(CONSUMERS), requires="sm_90a", drop_unused=True)
 def attention_backward_sm90(
-    k: Kernel,
-    maps: GradientMaps,
-    sums: PartSums,
-    q_len: u32,
-    kv_len: u32,
-    kv_heads: Divisor,
-    order: RowTiles,
-    *,
-    config: BackwardSm90,
-    features: AttentionFeatures = PLAIN,
-    heads_inside: bool = True,
-) -> None:
+    k: Kernel, maps: GradientMaps, sums: PartSums, q_len: u32, kv_len: u32, kv_heads: Divisor, order: RowTiles,
+    *, config: BackwardSm90, features: AttentionFeatures = PLAIN, heads_inside: bool = True,
+) -> None:  # fmt: skip
     """dK and dV of tiles of keys, and what they add to dQ; a grid along x has, or shares, (tiles · planes) of them.
 
     Tensor maps of rank 4, boxes of 64 columns × tile rows; shift and delta as :mod:`.backward_rows_kernel` forms them.
@@ -94,11 +85,11 @@ def differentiate(
     features: AttentionFeatures,
     tiles: KeyTiles,
     maps: tuple[Boxes, ...],
-    total: PartSums,
+    dq: PartSums,
 ) -> None:
     """dK and dV of tiles of keys, and what they add to dQ; each role forms the tiles, and keeps what it needs of one.
 
-    ``maps``: Q, K, V, dO, shift, delta, dK and dV at the places that a tile says.
+    ``maps``: Q, K, V, dO, shift, delta, dK and dV at the places that a tile says; ``dq``: its sums.
     """
     c, f = config, features
     q_map, k_map, v_map, do_map, shift_map, delta_map, dk_map, dv_map = maps
@@ -134,7 +125,7 @@ def differentiate(
                     uses.end(tile.count)
         for adder in range(ADDERS):
             with k.when(k.thread == 32 * (adder + 1)):
-                add(k, c, tiles, sums, total, adder)
+                add(k, c, tiles, sums, dq, adder)
 
     with consumer(k, CONSUMERS):
         work = Consumer(k, c, f, Uses(tiles), (keys, values, queries, gradients, shared, sums))
@@ -143,14 +134,14 @@ def differentiate(
         await_sent(k)
 
 
-def add(k: Kernel, config: BackwardSm90, tiles: KeyTiles, sums: Pipeline, total: PartSums, adder: int) -> None:
+def add(k: Kernel, config: BackwardSm90, tiles: KeyTiles, sums: Pipeline, dq: PartSums, adder: int) -> None:
     """One thread: its parts of dQ, as they come, into the sums over all tiles of keys.
 
     In turn the first tile stores its own, and the others add in the order of their keys; else whoever comes first
     stores, and the others add as they come: so nobody has to zero the sums. While the part is formed there is time to
     look whose turn it is.
     """
-    c, uses, turns = config, Uses(tiles), total.turns
+    c, uses, turns = config, Uses(tiles), dq.turns
     own, step = (range(CONSUMERS), ADDERS) if c.alternating else ((adder,), 1)
 
     def send(to: GlobalPointer, stages: list[Cursor], parts: list[SharedTile], first: Traced) -> None:
@@ -164,7 +155,7 @@ def add(k: Kernel, config: BackwardSm90, tiles: KeyTiles, sums: Pipeline, total:
         start = (uses.at(k.value(0, u32)) + adder) % ADDERS if c.alternating else 0
         with k.loop(tile.count, start=start, step=step) as turn:
             stages, number = [sums.at(uses.at(turn), me) for me in own], tile.part(turn, own[0])
-            to = total.total + k.mul_wide(number, c.total_size)
+            to = dq.total + k.mul_wide(number, c.total_size)
             if c.in_turn:
                 first = turns.await_turn(number, tile.before(turn))
                 for i, stage in enumerate(stages):

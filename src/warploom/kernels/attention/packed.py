@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any
 
+from warploom.core.arguments import fields
 from warploom.core.dtypes import DType
 from warploom.core.targets import Target
 from warploom.kernels.attention.choice import candidates
@@ -75,6 +75,11 @@ class PackedProblem(ScoreOptions):
         """Of the two products, were every sequence as long as the mean and seen whole: for estimates."""
         return 2 * self.heads * (self.head_dim + self.value_dim) * self.total_q * -(-self.total_k // max(1, self.batch))
 
+    def places(self, *sides: str) -> tuple[str, ...]:
+        """The arrays that say where sequences of "q" and "k" lie."""
+        used = dict(zip("qk", self.used, strict=True))
+        return tuple(x for side in sides for x in (f"{side}_starts", *([f"{side}_used"] if used[side] else [])))
+
     @property
     def arrays(self) -> tuple[str, ...]:
         """Those that a kernel takes."""
@@ -125,15 +130,34 @@ def listing(config: PackedConfig, problem: PackedProblem, multiprocessors: int, 
         tile_m=tile_m, by_row=by_row, used=p.used, overlap=overlap,
     )  # fmt: skip
     row_bytes = (p.head_dim + p.value_dim) * p.dtype.bytes // p.group
-    most = most_pieces(p.total_q, p.batch, tile_m)
     least = heads_at_once(p.total_q // tile_m, multiprocessors) if by_row else 1
-    scalars: dict[str, Any] = {
-        "total_q": p.total_q, "total_k": p.total_k, "batch": p.batch, "heads": p.heads, "most": most,
-        **divisors(together=heads_together(p.total_k, row_bytes, p.heads, least)),
-    }  # fmt: skip
-    used = [name for name, is_used in zip(("q_used", "k_used"), p.used, strict=True) if is_used]
-    grid = -(-p.batch // LISTING_WARPS), min(64, -(-p.total_q // (tile_m * LISTED_AT_ONCE))), 1
-    return KernelCall(
-        source, grid, scalars, arrays=("q_starts", "k_starts", *used, "tiles"),
-        workspace={"tiles": ENTRY_WORDS * (1 + most * p.heads)},
-    )  # fmt: skip
+    together = heads_together(p.total_k, row_bytes, p.heads, least)
+    tiles = ListedTiles(p.batch, p.heads, p.total_q, p.total_q, tile_m)
+    scalars = {"queries_total": p.total_q, "keys_total": p.total_k}
+    return tiles.call(source, scalars, (*p.places("q", "k"), "tiles"), together)
+
+
+@dataclass(frozen=True)
+class ListedTiles:
+    """Tiles of ``tile`` rows of a ``batch`` of sequences with ``rows`` in all, ``longest`` of one at most, by heads."""
+
+    batch: int
+    heads: int
+    rows: int
+    longest: int
+    tile: int
+
+    @property
+    def most(self) -> int:
+        """How many a head may have."""
+        return most_pieces(self.rows, self.batch, self.tile)
+
+    def call(
+        self, source: KernelSource, scalars: dict[str, int], arrays: tuple[str, ...], together: int,
+        words: str = "tiles",
+    ) -> KernelCall:  # fmt: skip
+        """The launch that lists them in ``words``; so many heads come ``together``."""
+        grid = -(-self.batch // LISTING_WARPS), min(64, -(-self.longest // (self.tile * LISTED_AT_ONCE))), 1
+        batch = {"sequences": self.batch, "heads": self.heads, "most": self.most, **divisors(together=together)}
+        memory = {words: ENTRY_WORDS * (1 + self.most * self.heads)}
+        return KernelCall(source, grid, scalars | fields("batch", **batch), (), arrays, memory)

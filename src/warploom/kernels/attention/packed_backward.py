@@ -10,11 +10,11 @@ from warploom.core.targets import Target
 from warploom.kernels.attention.backward_choice import tiles_of_keys
 from warploom.kernels.attention.backward_sm80 import BackwardSm80
 from warploom.kernels.attention.backward_sm90 import BackwardSm90
-from warploom.kernels.attention.packed import LISTED_AT_ONCE, LISTING_WARPS, Strides
+from warploom.kernels.attention.packed import ListedTiles, Strides
 from warploom.kernels.attention.packed_backward_problem import PackedBackwardProblem, row_calls
 from warploom.kernels.settings import first_fitting, violations_of
 from warploom.kernels.source import KernelCall, KernelSource
-from warploom.tile.order import ENTRY_WORDS, divisors, heads_together, most_pieces
+from warploom.tile.order import heads_together
 
 PackedBackwardConfig = BackwardSm90 | BackwardSm80
 KINDS = (BackwardSm90, BackwardSm80)
@@ -73,24 +73,15 @@ def _list(
     least: int = 1,
 ) -> KernelCall:  # fmt: skip
     p = problem.forward
-    used = dict(zip("qk", p.used, strict=True))
+    arrays = *p.places(own.name, other.name), own.words, *own.gradients
     source = KernelSource.of(
-        "attention.packed_kernel:list_tiles", f"list_tiles_{own.tile}_{own.words}",
-        tile_m=own.tile, by_row=False, used=(used[own.name], used[other.name]), slots=slots,
+        "attention.packed_backward_kernel:list_gradient_tiles", f"list_tiles_{own.tile}_{own.words}",
+        tile=own.tile, used=tuple(f"{side.name}_used" in arrays for side in (own, other)), slots=slots,
         clears=tuple(own.heads * cols * p.dtype.bytes // u32.bytes for cols in own.gradients.values()),
     )  # fmt: skip
-    most = most_pieces(own.total, p.batch, own.tile)
     row_bytes = p.head_dim * p.dtype.bytes * (2 if own.name == "q" else 4 * p.group)
     rows = -(-other.total // max(1, p.batch))  # of one sequence: all of its heads come before the next
     together = min(own.heads, max(least, heads_together(rows, row_bytes, own.heads)))
-    scalars = {
-        "total_q": own.total, "total_k": other.total, "batch": p.batch, "heads": own.heads, "most": most,
-        "most_slots": most_slots, **divisors(together=together),
-    }  # fmt: skip
-    counts = [f"{side.name}_used" for side in (own, other) if used[side.name]]
-    grid = -(-p.batch // LISTING_WARPS), min(64, -(-own.total // (own.tile * LISTED_AT_ONCE))), 1
-    return KernelCall(
-        source, grid, scalars,
-        arrays=(f"{own.name}_starts", f"{other.name}_starts", *counts, own.words, *own.gradients),
-        workspace={own.words: ENTRY_WORDS * (1 + most * own.heads)},
-    )  # fmt: skip
+    scalars = {"own_total": own.total, "others_total": other.total, "most_slots": most_slots}
+    tiles = ListedTiles(p.batch, own.heads, own.total, own.total, own.tile)
+    return tiles.call(source, scalars, arrays, together, own.words)

@@ -17,15 +17,32 @@ from warploom.kernels.attention.backward_sm80_kernel import GradientArrays, KeyB
 from warploom.kernels.attention.backward_sm90 import CONSUMERS, KEYS, BackwardSm90
 from warploom.kernels.attention.backward_tiles import KeyTile, KeyTiles, visible
 from warploom.kernels.attention.features import AttentionFeatures
+from warploom.kernels.attention.packed import LISTING_WARPS
+from warploom.kernels.attention.packed_kernel import write
 from warploom.lang import Global, Kernel, Strided, StridedPointer, TensorMap, Traced, kernel
 from warploom.lang.values import Number
 from warploom.tile import ragged
 from warploom.tile.accumulation import PartSums
 from warploom.tile.copies import Rows
 from warploom.tile.mask import SeenBy
-from warploom.tile.ragged import Piece, PieceList, Slot, sequence_boxes
+from warploom.tile.ragged import Piece, PieceList, RaggedBatch, RaggedTiles, Sequences, Slot, Slots, sequence_boxes
 from warploom.tile.roles import WARPGROUP, threads_of
 from warploom.tile.scheduler import Divisor, Persistent, Single
+
+
+@kernel(threads=32 * LISTING_WARPS, drop_unused=True)
+def list_gradient_tiles(
+    k: Kernel, own: Sequences, others: Sequences, tiles: Global[u32], cleared: Global[u32], cleared_too: Global[u32],
+    batch: RaggedBatch, most_slots: u32,
+    *, tile: int, used: tuple[bool, bool], slots: tuple[int, bool], clears: tuple[int, ...],
+) -> None:  # fmt: skip
+    """The list of tiles of queries, or of keys, with ``slots`` as :class:`Slots` has them.
+
+    ``clears``: words of a row of the gradients whose rows of no sequence become zero.
+    """
+    sides = own.cut(used[0]), others.cut(used[1])
+    listed = RaggedTiles(k, *sides, batch, tile, False, Slots(*slots, most_slots))
+    write(listed, tiles, zip((cleared, cleared_too), clears, strict=False))
 
 
 @kernel(threads=ROW_THREADS, drop_unused=True)

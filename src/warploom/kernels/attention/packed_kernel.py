@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import ClassVar
@@ -21,33 +21,31 @@ from warploom.lang.values import Number
 from warploom.tile import ragged
 from warploom.tile.copies import Rows
 from warploom.tile.pipeline import Pipeline
-from warploom.tile.ragged import PieceList, RaggedTiles, Sequences, Slots, sequence_boxes
-from warploom.tile.scheduler import Claimed, Divisor, Persistent, Single, TileScheduler
+from warploom.tile.ragged import PieceList, RaggedBatch, RaggedTiles, Sequences, sequence_boxes
+from warploom.tile.scheduler import Claimed, Persistent, Single, TileScheduler
 
 
 @kernel(threads=32 * LISTING_WARPS, drop_unused=True)
 def list_tiles(
-    k: Kernel, q_starts: Global[u32], k_starts: Global[u32], q_used: Global[u32], k_used: Global[u32],
-    tiles: Global[u32], cleared: Global[u32], cleared_too: Global[u32], total_q: u32, total_k: u32, batch: u32,
-    heads: u32, together: Divisor, most: u32, most_slots: u32, *, tile_m: int, by_row: bool, used: tuple[bool, bool],
-    slots: tuple[int, bool] | None = None, overlap: bool = False, clears: tuple[int, ...] = (),
+    k: Kernel, queries: Sequences, keys: Sequences, tiles: Global[u32], batch: RaggedBatch,
+    *, tile_m: int, by_row: bool, used: tuple[bool, bool], overlap: bool = False,
 ) -> None:  # fmt: skip
-    """The list of tiles, a warp for each sequence; CTAs along y share the tiles of one. ``slots``: of :class:`Slots`.
-
-    What is called queries here is what is cut into tiles: in a backward pass that may be the keys. ``overlap``: the
-    kernel that works on the list begins meanwhile, and waits before it reads. ``clears``: words of a row of the arrays
-    whose rows of no sequence become zero.
-    """
+    """The list of tiles. ``overlap``: the kernel that works on it begins meanwhile, and waits before it reads."""
     if overlap:
         k.allow_next_launch()
-    queries = Sequences(k, q_starts, total_q, q_used if used[0] else None)
-    keys = Sequences(k, k_starts, total_k, k_used if used[1] else None)
-    places = None if slots is None else Slots(*slots, most_slots)
-    ragged = RaggedTiles(k, queries, keys, batch, heads, together, most, tile_m, by_row, places)
+    write(RaggedTiles(k, queries.cut(used[0]), keys.cut(used[1]), batch, tile_m, by_row), tiles)
+
+
+def write(ragged: RaggedTiles, tiles: GlobalPointer, clears: Iterable[tuple[GlobalPointer, int]] = ()) -> None:
+    """The list by a warp for each sequence; CTAs along y share the tiles of one.
+
+    ``clears``: arrays whose rows of no sequence become zero, and words of a row.
+    """
+    k = ragged.k
     sequence = k.cta_x * LISTING_WARPS + k.warp
-    with k.when(sequence < batch, uniform=True):
+    with k.when(sequence < ragged.batch.sequences, uniform=True):
         ragged.write(PieceList(k, tiles), sequence, k.cta_y, k.special("nctaid.y"))
-        for array, words in zip((cleared, cleared_too), clears, strict=False):
+        for array, words in clears:
             ragged.clear(array, words, sequence, k.cta_y, k.special("nctaid.y"))
 
 

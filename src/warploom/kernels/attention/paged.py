@@ -6,18 +6,17 @@ Many queries of a sequence are cut into tiles, each with all of its keys, and ta
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
-from warploom.core.arguments import strides
+from warploom.core.arguments import fields, strides
 from warploom.core.targets import Target
 from warploom.kernels.attention.choice import candidates_sm90, narrowed, rounds, spared_keys
 from warploom.kernels.attention.decode import Decode, DecodeOperands, DecodeProblem, decode_configuration
-from warploom.kernels.attention.packed import LISTED_AT_ONCE, LISTING_WARPS, PackedProblem
+from warploom.kernels.attention.packed import ListedTiles, PackedProblem
 from warploom.kernels.attention.packed import violations as packed_violations
 from warploom.kernels.attention.sm90 import ForwardSm90
 from warploom.kernels.settings import violated
 from warploom.kernels.source import KernelCall, KernelSource
-from warploom.tile.order import ENTRY_WORDS, divisors, heads_at_once, heads_together, most_pieces, page_table
+from warploom.tile.order import divisors, heads_at_once, heads_together, page_table
 from warploom.tile.panels import box_rows
 
 PagedConfig = Decode | ForwardSm90
@@ -84,9 +83,8 @@ def _as_packed(p: DecodeProblem, operands: DecodeOperands) -> PackedProblem:
     return PackedProblem(p.batch, p.heads, p.kv_heads, total_q, total_k, p.head_dim, p.dtype, **p.asked)
 
 
-def _most(config: ForwardSm90, p: DecodeProblem) -> int:
-    """Tiles of a head that there may be."""
-    return most_pieces(p.q_len if p.packed else p.batch * p.q_len, p.batch, config.tile_m)
+def _tiles(config: ForwardSm90, p: DecodeProblem) -> ListedTiles:
+    return ListedTiles(p.batch, p.heads, p.q_len if p.packed else p.batch * p.q_len, p.q_len, config.tile_m)
 
 
 def _listing(config: ForwardSm90, p: DecodeProblem, operands: DecodeOperands, multiprocessors: int) -> KernelCall:
@@ -98,19 +96,15 @@ def _listing(config: ForwardSm90, p: DecodeProblem, operands: DecodeOperands, mu
     )  # fmt: skip
     q_pitch, k_pitch = _pitches(p, operands)
     keys = min(p.pages * p.page_size, p.batch * p.capacity) if p.page_size else p.batch * p.capacity
-    most, row_bytes = _most(config, p), 2 * p.head_dim * p.dtype.bytes // p.group
-    rows = p.q_len if p.packed else p.batch * p.q_len
-    least = heads_at_once(rows // tile_m, multiprocessors) if by_row else 1
-    scalars: dict[str, Any] = {
-        "total_q": p.q_len, "q_len": p.q_len, "q_pitch": q_pitch, "capacity": p.capacity,
-        "k_pitch": 1 if p.page_size else k_pitch, "batch": p.batch, "heads": p.heads, "most": most,
-        **divisors(together=heads_together(keys, row_bytes, p.heads, least)),
+    row_bytes, tiles = 2 * p.head_dim * p.dtype.bytes // p.group, _tiles(config, p)
+    least = heads_at_once(tiles.rows // tile_m, multiprocessors) if by_row else 1
+    together = heads_together(keys, row_bytes, p.heads, least)
+    scalars = {
+        "packed_queries_total": p.q_len, **fields("queries", pitch=q_pitch, most=p.q_len),
+        **fields("keys", pitch=1 if p.page_size else k_pitch, most=p.capacity),
     }  # fmt: skip
-    grid = -(-p.batch // LISTING_WARPS), min(64, -(-p.q_len // (tile_m * LISTED_AT_ONCE))), 1
     arrays = *(["starts"] if p.packed else ()), "lengths", "tiles"
-    return KernelCall(
-        source, grid, scalars, arrays=arrays, workspace={"tiles": ENTRY_WORDS * (1 + most * p.heads)}
-    )  # fmt: skip
+    return tiles.call(source, scalars, arrays, together)
 
 
 def _tiled(config: ForwardSm90, p: DecodeProblem, operands: DecodeOperands, multiprocessors: int) -> KernelCall:
@@ -130,7 +124,7 @@ def _tiled(config: ForwardSm90, p: DecodeProblem, operands: DecodeOperands, mult
         maps = maps[0], keys, values, maps[3]
     table = page_table(operands.table, p.table_pages, p.pages)
     scalars = {**table, "page_pitch": k_pitch, **strides(lse=operands.lse), **divisors(spacing=max(1, q_pitch))}
-    tiles = _most(config, p) * p.heads
+    tiles = _tiles(config, p).most * p.heads
     grid = min(tiles, multiprocessors) if config.persistent else tiles, 1, 1
     return replace(
         alike, source=source, grid=grid, scalars=scalars, maps=maps,

@@ -6,10 +6,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import partial
 
-from warploom.core.dtypes import f32, s32, u32
+from warploom.core.dtypes import f32, u32
 from warploom.kernels.attention.features import AttentionFeatures
 from warploom.kernels.attention.packed import LISTING_WARPS
-from warploom.kernels.attention.packed_kernel import PackedTiles
+from warploom.kernels.attention.packed_kernel import PackedTiles, write
 from warploom.kernels.attention.sm90 import ForwardSm90
 from warploom.kernels.attention.sm90_kernel import TensorMaps, run
 from warploom.kernels.attention.sm90_tiles import Tile
@@ -19,28 +19,21 @@ from warploom.tile.cache import Pages, PageTable
 from warploom.tile.paged import PagedBoxes, PageRuns
 from warploom.tile.panels import box_rows
 from warploom.tile.pipeline import Cursor
-from warploom.tile.ragged import PieceList, RaggedTiles, Sequences, Spaced, sequence_boxes
+from warploom.tile.ragged import PieceList, RaggedBatch, RaggedTiles, Sequences, Spaced, SpacedUsed, sequence_boxes
 from warploom.tile.scheduler import Divisor
 
 
 @kernel(threads=32 * LISTING_WARPS, requires="sm_90", drop_unused=True)
 def list_paged_tiles(
-    k: Kernel, q_starts: Global[u32], lengths: Global[s32], tiles: Global[u32], total_q: u32, q_len: u32,
-    q_pitch: u32, capacity: u32, k_pitch: u32, batch: u32, heads: u32, together: Divisor, most: u32,
+    k: Kernel, packed_queries: Sequences, queries: Spaced, keys: SpacedUsed, tiles: Global[u32], batch: RaggedBatch,
     *, tile_m: int, by_row: bool, packed: bool,
 ) -> None:  # fmt: skip
-    """The list of tiles of sequences with ``lengths`` keys of ``capacity``: a warp for each, CTAs along y share them.
+    """The list of tiles of sequences on a cache; their queries are ``packed`` or as many of each.
 
-    Queries are ``packed`` as ``q_starts`` says, or ``q_len`` of each. With a block table ``k_pitch`` is 1: where a
-    sequence's keys begin is its row of the table.
+    With a block table the keys' pitch is 1: where a sequence's keys begin is its row of the table.
     """
     k.allow_next_launch()
-    queries = Sequences(k, q_starts, total_q) if packed else Spaced(k, q_pitch, q_len)
-    keys = Spaced(k, k_pitch, capacity, lengths)
-    ragged = RaggedTiles(k, queries, keys, batch, heads, together, most, tile_m, by_row)
-    sequence = k.cta_x * LISTING_WARPS + k.warp
-    with k.when(sequence < batch, uniform=True):
-        ragged.write(PieceList(k, tiles), sequence, k.cta_y, k.special("nctaid.y"))
+    write(RaggedTiles(k, packed_queries if packed else queries, keys, batch, tile_m, by_row), tiles)
 
 
 @kernel(threads=lambda config, **_: config.threads, requires="sm_90a", drop_unused=True)
