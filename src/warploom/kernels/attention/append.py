@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from warploom.core.arguments import fields
 from warploom.core.arguments import strides as strides_of
 from warploom.core.dtypes import DType
 from warploom.core.errors import ProblemError
@@ -75,8 +76,8 @@ class AppendProblem:
             form=self.form,
         )
         scalars = {
-            "kv_heads": self.kv_heads, "heads": self.heads, "tokens": self.tokens, "q_len": self.q_len,
-            "capacity": self.capacity, "angles_positions": self.positions,
+            **fields("new", tokens=self.tokens, heads=self.kv_heads), "capacity": self.capacity,
+            **fields("queries", tokens=self.q_len, heads=self.heads), "angles_positions": self.positions,
             **page_table(table_row, self.table_pages, self.pages),
             **strides_of(**{MOVED[name]: of for name, of in strides.items()}),
         }  # fmt: skip

@@ -21,21 +21,10 @@ WORDS = CHUNK // 2
 
 @kernel(threads=THREADS, drop_unused=True)
 def append_to_cache(
-    k: Kernel,
-    key: Moved,
-    value: Moved,
-    q: Moved,
-    lengths: Global[s32],
-    table: PageTable,
-    angles: Angles,
-    kv_heads: u32,
-    heads: u32,
-    tokens: u32,
-    q_len: u32,
-    capacity: u32,
-    *,
-    form: AppendForm,
-) -> None:
+    k: Kernel, key: Moved, value: Moved, q: Moved, lengths: Global[s32], table: PageTable, angles: Angles,
+    new: TokenRows, queries: TokenRows, capacity: u32,
+    *, form: AppendForm,
+) -> None:  # fmt: skip
     """Grid: (rows of heads, 16 bytes a thread; keys, values and queries; sequences).
 
     Sequence b has ``lengths[b]`` keys with its new ones, which are its last. What has no place in the cache is left
@@ -50,12 +39,12 @@ def append_to_cache(
     move = Move(k, form, sequence, row, col, length, turn, Cache(k, sequence, capacity, named))
 
     with k.when(k.cta_y == 0, uniform=True):
-        move.rows(key, (tokens, kv_heads), turned=True)
+        move.rows(key, new, turned=True)
     with k.when(k.cta_y == 1, uniform=True):
-        move.rows(value, (tokens, kv_heads), turned=False)
+        move.rows(value, new, turned=False)
     if form.queries:
         with k.when(k.cta_y == 2, uniform=True):
-            move.rows(q, (q_len, heads), turned=True, cached=False)
+            move.rows(q, queries, turned=True, cached=False)
 
 
 append_to_cache_sm90 = replace(append_to_cache, name="append_to_cache_sm90", requires="sm_90")
@@ -71,6 +60,13 @@ class Moved(Compound):
     given: Strided[u16, 3]
     kept: Strided[u16, 3]
     scale: Strided[f32, 2]
+
+
+class TokenRows(Compound):
+    """A parameter: how many ``tokens`` of a sequence come, and the ``heads`` of each."""
+
+    tokens: u32
+    heads: u32
 
 
 class Angles(Compound):
@@ -117,9 +113,9 @@ class Move:
     rotation: Rotation
     cache: Cache
 
-    def rows(self, moved: Moved, count: tuple[Traced, Traced], *, turned: bool, cached: bool = True) -> None:
-        """``count`` = (tokens of the sequence, heads), its last; to their places in the cache, or one after another."""
-        k, (tokens, heads), source, to = self.k, count, moved.given, moved.kept
+    def rows(self, moved: Moved, count: TokenRows, *, turned: bool, cached: bool = True) -> None:
+        """The sequence's last tokens; to their places in the cache, or one after another."""
+        k, tokens, heads, source, to = self.k, count.tokens, count.heads, moved.given, moved.kept
         with k.when(self.row < tokens * heads):
             token, head = self.row // heads, self.row % heads
             at = self.length + k.bitcast(token, s32) - k.bitcast(tokens, s32)

@@ -10,7 +10,7 @@ from warploom.core.arguments import fields, strides
 from warploom.core.dtypes import DType, bf16, f16
 from warploom.core.targets import Target
 from warploom.kernels.attention.features import AttentionFeatures, ScoreOptions, Window
-from warploom.kernels.attention.problem import MOST_POSITIONS, AttentionProblem, Operands, stride_scalars
+from warploom.kernels.attention.problem import MOST_POSITIONS, AttentionProblem, Operands
 from warploom.kernels.settings import Configuration, broken_flags, flag, shared_excess, violated
 from warploom.kernels.source import KernelCall, KernelSource
 from warploom.tile.copy_plan import CopyPlan
@@ -142,9 +142,8 @@ class DecodeOperands:
 
     def scalars(self) -> dict[str, int]:
         """Those that launches take, by the kernels' names."""
-        read = {"q": self.q, "k": self.k, "v": self.v, "k_scale": self.k_scale}
-        results = strides(results_v_scale=self.v_scale, results_out=self.out, results_lse=self.lse)
-        return stride_scalars(read) | results
+        read = strides(q=self.q, cache_key=self.k, cache_value=self.v, cache_scale=self.k_scale)
+        return read | strides(results_v_scale=self.v_scale, results_out=self.out, results_lse=self.lse)
 
 
 @dataclass(frozen=True)
@@ -287,9 +286,9 @@ class Decode(Configuration):
         spread = MOST_SPREAD if p.split else min(MOST_SPREAD, ((ctas // max(1, tiles) + 1) // AT_ONCE).bit_length())
         used = self.tile_m if p.packed else min(self.tile_m, max(1, p.rows))
         scalars = {
-            **fields("lengths", batch=p.batch, q_len=p.q_len, capacity=p.capacity), "kv_heads": p.kv_heads,
+            **fields("batch", size=p.batch, kv_heads=p.kv_heads, q_len=p.q_len, capacity=p.capacity),
             **page_table(operands.table, p.table_pages, p.pages), **operands.scalars(),
-            "split": split, "pieces": max(1, pieces), "ctas": ctas, "spread": spread, "used": used,
+            **fields("split", ctas=ctas, blocks=split, pieces=max(1, pieces)), "spread": spread, "used": used,
             "by_tile": int(by_tile),
         }  # fmt: skip
         features = p.features()
@@ -308,7 +307,7 @@ class Decode(Configuration):
         scales = [["k_scale"], ["v_scale"]] if p.scaled else [[], []]
         words = {"parts": slots * self.tile_rows * self.head_dim, "logs": slots * self.tile_rows}
         groups = tiles if p.split or by_tile else ctas, -(-used * self.heads // (COMBINE_WARPS >> spread)), 1
-        given = "q", "k", "v", *starts, *table, *scales[0], *scales[1], *sinks, *ends, *words
+        given = "q", "k", "v", *scales[0], *starts, *table, *scales[1], *sinks, *ends, *words
         merged = *starts, *words, *scales[1], *sinks, *ends
         return (
             KernelCall(main, (ctas, 1, 1), scalars, (), given, words, overlaps=self.overlap),

@@ -8,18 +8,19 @@ from dataclasses import replace
 from warploom.core.dtypes import f32, u32
 from warploom.kernels.attention.decode import AT_ONCE, COMBINE_WARPS, GAP, CacheForm, Decode
 from warploom.kernels.attention.decode_rows import (
-    CacheLengths,
+    CacheBatch,
     Lengths,
     Parts,
     ResultArrays,
     Results,
     Rows,
     TileNumbers,
+    WorkSplit,
     spans,
 )
 from warploom.kernels.attention.decode_search import EarlyLengths
 from warploom.kernels.attention.features import AttentionFeatures
-from warploom.lang import Global, Kernel, Mutable, Traced, kernel
+from warploom.lang import Kernel, Mutable, Traced, kernel
 from warploom.tile.merge import anchor, inverse, logarithm, weight
 from warploom.tile.shares import Shares, ceiling
 
@@ -30,16 +31,9 @@ THREADS, LENGTHS = 32 * COMBINE_WARPS, 4
 
 @kernel(threads=THREADS, drop_unused=True)
 def attention_decode_combine(
-    k: Kernel,
-    lengths: CacheLengths,
-    parts: Global[f32],
-    logs: Global[f32],
-    results: ResultArrays,
-    kv_heads: u32, split: u32, pieces: u32, ctas: u32, spread: u32, used: u32, by_tile: u32,
-    *,
-    config: Decode,
-    features: AttentionFeatures,
-    form: CacheForm,
+    k: Kernel, batch: CacheBatch, parts: Parts, results: ResultArrays, split: WorkSplit, spread: u32, used: u32,
+    by_tile: u32,
+    *, config: Decode, features: AttentionFeatures, form: CacheForm,
 ) -> None:  # fmt: skip
     """O from the parts that :func:`attention_decode` left, always in the order of the keys.
 
@@ -52,7 +46,7 @@ def attention_decode_combine(
     after this one waits for this one alone.
     """
     c, f = config, features
-    early = EarlyLengths(k, lengths.keys, lengths.batch, THREADS, LENGTHS) if c.overlap and form.foretold else None
+    early = EarlyLengths(k, batch.lengths, batch.size, THREADS, LENGTHS) if c.overlap and form.foretold else None
     if c.overlap:
         k.allow_next_launch()
     if early is not None:
@@ -62,15 +56,15 @@ def attention_decode_combine(
             k.await_launch_before()
     elif c.overlap:
         k.await_launch_before()
-    given = Lengths(k, form, lengths, lengths.keys.load if early is None else early.of)
-    span, heads = spans(given, c, f), kv_heads // c.heads
+    given = Lengths(k, form, batch, batch.lengths.load if early is None else early.of)
+    span, heads = spans(given, c, f), batch.kv_heads // c.heads
     if form.split:
         head, number = k.cta_x % heads, k.cta_x // heads
         sequence, at, tile = TileNumbers(given, span, f.group, c.tile_m).find(number)
-        count = k.select(tile < at.tiles, ceiling(at.blocks, split), k.value(0, u32))
-        slots = k.cta_x * pieces, k.cta_x * pieces + 1, 1
+        count = k.select(tile < at.tiles, ceiling(at.blocks, split.blocks), k.value(0, u32))
+        slots = k.cta_x * split.pieces, k.cta_x * split.pieces + 1, 1
     else:
-        shares = Shares(k, span, lengths.batch, heads, ctas=ctas, gap=GAP)
+        shares = Shares(k, span, batch.size, heads, ctas=split.ctas, gap=GAP)
         shares.survey()
         begin = shares.start(k.select(by_tile != 0, k.cta_x, 0))  # other numbers than a tile's have no sequence
         place = shares.find(k.select(by_tile != 0, begin, shares.of(k.cta_x)[1] - 1))
@@ -84,7 +78,7 @@ def attention_decode_combine(
     with k.when(count > 1, uniform=True):
         rows = Rows(k, sequence, span(sequence), head, tile, f.group, c.tile_m, c.heads)
         to = Results(k, c.dtype, results, f, form.scaled)
-        Combination(k, c, Parts(c, parts, logs), rows, slots, spread, used).store(count, to)
+        Combination(k, c, parts, rows, slots, spread, used).store(count, to)
 
 
 attention_decode_combine_sm90 = replace(
@@ -129,13 +123,13 @@ class Combination:
         return self._k.select(part == 0, first, then + (part - 1) * stride)
 
     def _log(self, part: Traced) -> Traced:
-        return self._parts.log(self._k, self._slot(part), self._row).load()
+        return self._parts.log(self._config, self._slot(part), self._row).load()
 
     def _load(self, into: list[list[Mutable]], first: Traced, count: Traced) -> None:
         """Some columns of the parts from ``first`` on; beyond the last part and column those of the last."""
         k, last = self._k, self._config.head_dim - QUAD
         for i, part in enumerate(into):
-            source = self._parts.output(k, self._slot(k.minimum(first + i, count - 1)), self._row)
+            source = self._parts.output(self._config, self._slot(k.minimum(first + i, count - 1)), self._row)
             for number, col in enumerate(self._cols):
                 loaded = source.load(k.minimum(col, last), QUAD)
                 for register, value in zip(part[QUAD * number :], loaded, strict=False):

@@ -19,7 +19,7 @@ from warploom.core.dtypes import f32, s32, u16, u32
 from warploom.kernels.attention.decode import GAP, CacheForm, Decode
 from warploom.kernels.attention.decode_feed import Feed, Queries, Turn
 from warploom.kernels.attention.decode_rows import (
-    CacheLengths,
+    CacheBatch,
     Lengths,
     Parts,
     ResultArrays,
@@ -27,11 +27,12 @@ from warploom.kernels.attention.decode_rows import (
     Rows,
     Slots,
     TileNumbers,
+    WorkSplit,
     spans,
 )
 from warploom.kernels.attention.decode_search import EarlyLengths, Search
 from warploom.kernels.attention.features import AttentionFeatures
-from warploom.lang import Global, Kernel, Mutable, SharedTile, Strided, Traced, kernel
+from warploom.lang import Compound, Kernel, Mutable, SharedTile, Strided, Traced, kernel
 from warploom.lang.fragments import TileAddresses
 from warploom.layout.reduction import reduction_plan
 from warploom.layout.shared import SharedLayout
@@ -53,55 +54,40 @@ QUAD = 4
 
 @kernel(threads=lambda config, **_: config.threads, drop_unused=True)
 def attention_decode(
-    k: Kernel,
-    q: Strided[u16, 3],
-    key: Strided[u16, 2],
-    value: Strided[u16, 2],
-    lengths: CacheLengths,
-    table: PageTable,
-    k_scale: Strided[f32, 2],
-    results: ResultArrays,
-    parts: Global[f32],
-    logs: Global[f32],
-    kv_heads: u32, split: u32, pieces: u32, ctas: u32,
-    *,
-    config: Decode,
-    features: AttentionFeatures,
-    form: CacheForm,
-    row_strides: tuple[int, int],
+    k: Kernel, q: Strided[u16, 3], cache: CacheArrays, batch: CacheBatch, table: PageTable, results: ResultArrays,
+    parts: Parts, split: WorkSplit,
+    *, config: Decode, features: AttentionFeatures, form: CacheForm, row_strides: tuple[int, int],
 ) -> None:  # fmt: skip
     """O of tiles that one CTA sees all keys of, and for the others O and log-sum-exps of its pieces, in float32.
 
-    Grid: CTAs that share all blocks. ``parts`` has a place of (tile_rows, head_dim) for each piece, ``logs`` of
-    tile_rows: two for each CTA, for a piece that goes on with a tile of the CTA before and for one that the next goes
-    on with; with a given split ``pieces`` for each tile.
+    Grid: CTAs that share all blocks. ``parts`` has two slots for each CTA, for a piece that goes on with a tile of the
+    CTA before and for one that the next goes on with; with a given split as many for each tile as it has pieces.
     """
     c, f = config, features
     if c.overlap:
         line = (k.cta_x * c.threads + k.thread) * LINE_WORDS
         if form.lengths:
-            with k.when(line < lengths.batch):
-                k.prefetch(lengths.keys, line)
+            with k.when(line < batch.size):
+                k.prefetch(batch.lengths, line)
         if form.page_size:
-            with k.when(line < (lengths.batch - 1) * table.entries.strides[0] + table.columns):
+            with k.when(line < (batch.size - 1) * table.entries.strides[0] + table.columns):
                 k.prefetch(table.entries, line)
-    early = EarlyLengths(k, lengths.keys, lengths.batch, c.threads) if c.overlap and form.foretold else None
-    given = Lengths(k, form, lengths, lengths.keys.load if early is None else early.of)
-    span = spans(given, c, f)
-    heads = kv_heads // c.heads
-    shares = Shares(k, span, lengths.batch, heads, ctas=ctas, split=split if form.split else None, gap=GAP)
+    early = EarlyLengths(k, batch.lengths, batch.size, c.threads) if c.overlap and form.foretold else None
+    given = Lengths(k, form, batch, batch.lengths.load if early is None else early.of)
+    span, heads = spans(given, c, f), batch.kv_heads // c.heads
+    shares = Shares(k, span, batch.size, heads, ctas=split.ctas, split=split.blocks if form.split else None, gap=GAP)
     numbers = TileNumbers(given, span, f.group, c.tile_m)
-    slots = Slots(k, numbers, heads, pieces if form.split else None)
+    slots = Slots(k, numbers, heads, split.pieces if form.split else None)
     k_tile, v_tile = (operand_tile(k, c.dtype, c.keys, c.key_cols, name=x, stages=c.stages * c.num_warps) for x in "KV")
-    sources = [replace(x, strides=(*x.strides, row)) for x, row in zip((key, value), row_strides, strict=True)]
-    fed = zip((k_tile, v_tile), sources, strict=True)
+    known = zip((cache.key, cache.value), row_strides, strict=True)
+    fed = zip((k_tile, v_tile), [replace(x, strides=(*x.strides, row)) for x, row in known], strict=True)
     named = Pages(form.page_size, table) if form.page_size else None
     ring = WarpRing(k, *fed, warps=c.num_warps, heads=c.heads, head_dim=c.key_cols, pages=named,
                     run=c.run(form.page_size), once=c.of_sm90)  # fmt: skip
     q_tile = operand_tile(k, c.factors, c.tile_rows, c.head_dim, name="Q", stages=c.stages)
     products = Products(k, c, f, q_tile, ring)
     to = Results(k, c.dtype, results, f, form.scaled)
-    queries = Queries(k, c, f.group, q, k_scale if form.scaled else None)
+    queries = Queries(k, c, f.group, q, cache.scale if form.scaled else None)
 
     search = Search(k, shares)
     guess = None if early is None else (early, shares.read_by(spans(replace(given, keys=early.near), c, f)))
@@ -110,11 +96,19 @@ def attention_decode(
     if c.overlap:
         k.allow_next_launch()
     with k.when(search.first < search.end, uniform=True):
-        Share(k, c, ahead, products, search.at).run(search, slots, to, Parts(c, parts, logs))
+        Share(k, c, ahead, products, search.at).run(search, slots, to, parts)
 
 
 attention_decode_sm90 = replace(attention_decode, name="attention_decode_sm90", requires="sm_90")
 """The same where it converts fp8, or overlaps with the second kernel, and keys leave the L2 first: from sm_90 on."""
+
+
+class CacheArrays(Compound):
+    """A parameter: K and V (sequence or page, key head), and the ``scale`` (sequence, key head) of an fp8 cache's K."""
+
+    key: Strided[u16, 2]
+    value: Strided[u16, 2]
+    scale: Strided[f32, 2]
 
 
 def begin_share(
@@ -326,10 +320,10 @@ class Products:
                                 results.store_log(rows, row, log_of_all)
                     with k.otherwise():
                         for at, values in self._inside(col, places, sums):
-                            parts.output(k, slot, row).store(values, at)
+                            parts.output(c, slot, row).store(values, at)
                         if leads is not None:
                             with k.when(leads):
-                                parts.log(k, slot, row).store(log)
+                                parts.log(c, slot, row).store(log)
 
     def _merged(self, stage: Traced, row: Traced, col: Traced, places: range) -> tuple[Traced, list[list[Traced]]]:
         """The log-sum-exp of a row, and its sums in four columns of each place."""

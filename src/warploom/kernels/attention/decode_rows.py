@@ -22,17 +22,26 @@ CHUNK = 8
 """Elements that a thread copies at once: 16 bytes."""
 
 
-class CacheLengths(Compound):
-    """A parameter: the lengths of ``batch`` sequences, keys of at most ``capacity``.
+class CacheBatch(Compound):
+    """A parameter: ``size`` sequences of ``kv_heads`` key heads, whose keys have ``lengths`` of at most ``capacity``.
 
     ``q_len``: queries of each sequence, or of all where ``starts`` says which are whose.
     """
 
-    keys: Global[s32]
+    lengths: Global[s32]
     starts: Global[s32]
-    batch: u32
+    size: u32
+    kv_heads: u32
     q_len: u32
     capacity: u32
+
+
+class WorkSplit(Compound):
+    """A parameter: ``ctas`` share all blocks; with a given split a tile has ``pieces`` of so many ``blocks``."""
+
+    ctas: u32
+    blocks: u32
+    pieces: u32
 
 
 @dataclass(frozen=True)
@@ -41,7 +50,7 @@ class Lengths:
 
     k: Kernel
     form: CacheForm
-    given: CacheLengths
+    given: CacheBatch
     keys: Callable[[Traced], Traced]
 
     def of(self, sequence: Traced) -> tuple[Traced, Traced, Traced]:
@@ -98,7 +107,7 @@ class TileNumbers:
 
     def find(self, number: Traced) -> tuple[Traced, Span, Traced]:
         """(sequence, what it is, tile) of a number; the tile is beyond those of the sequence where nothing has it."""
-        k, batch = self.lengths.k, self.lengths.given.batch
+        k, batch = self.lengths.k, self.lengths.given.size
         if not self.lengths.form.packed:
             tiles = self.span(k.value(0, u32)).tiles
             return number // tiles, self.span(number // tiles), number % tiles
@@ -265,19 +274,16 @@ class Slots:
         return tile * self.pieces + at.piece
 
 
-@dataclass(frozen=True)
-class Parts:
-    """Where pieces leave O and log-sum-exps, in float32, by slot and row."""
+class Parts(Compound):
+    """A parameter: where pieces leave O (slot, tile_rows, head_dim) and log-sum-exps (slot, tile_rows), in float32."""
 
-    config: Decode
-    outputs: GlobalPointer
-    logs: GlobalPointer
+    outputs: Global[f32]
+    logs: Global[f32]
 
-    def output(self, k: Kernel, slot: Traced, row: Traced) -> GlobalPointer:
+    def output(self, of: Decode, slot: Traced, row: Traced) -> GlobalPointer:
         """A row of O."""
-        d = self.config.head_dim
-        return (self.outputs + row * d) + k.mul_wide(slot, self.config.tile_rows * d)
+        return (self.outputs + row * of.head_dim) + self.k.mul_wide(slot, of.tile_rows * of.head_dim)
 
-    def log(self, k: Kernel, slot: Traced, row: Traced) -> GlobalPointer:
+    def log(self, of: Decode, slot: Traced, row: Traced) -> GlobalPointer:
         """A row's log-sum-exp."""
-        return (self.logs + row) + k.mul_wide(slot, self.config.tile_rows)
+        return (self.logs + row) + self.k.mul_wide(slot, of.tile_rows)
