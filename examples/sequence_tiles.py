@@ -63,17 +63,15 @@ def added_up(k: Kernel, cache: Strided[bf16, 3], table: PageTable, lengths: Glob
     totals = k.registers(f32, 2, 0.0, "totals")
     ring.look_up(sequence, none)
     ring.put(0, 0, (sequence, none, none), length)
-    k.commit_group()
     with k.loop((length + (BLOCK - 1)) // BLOCK) as block:
         ring.look_up(sequence, block + 1)
         ring.put(0, (block + 1) % 2, (sequence, none, block + 1), length)  # behind the last row: zeros
-        k.commit_group()
-        k.wait_group(1)  # this lane's copies of the block have arrived ...
+        ring.wait(0)  # this lane's copies of the block have arrived ...
         k.syncwarp()  # ... and now every lane's have
         (rows,) = ring.at(block % 2, k.warp)
         add_rows(k, totals, rows)
         k.syncwarp()  # every lane has read the stage, which is filled again
-    k.wait_group(0)
+    ring.drain()
     for i, total in enumerate(totals):
         k.reduce_add(out, total.get(), sequence * DIM + 2 * k.lane + i)
 

@@ -40,7 +40,7 @@ PLANTED = [
     ("warp_gemm.product", "k.wait_group(1)", "", "in_flight"),
     ("warp_gemm.product", "k.syncthreads()  # the stage", "", "race"),
     ("matmul_tiles.in_turns", "turns.taken(), ", "k.when(k.thread == k.thread), ", "deadlock"),
-    ("sequence_tiles.added_up", "k.wait_group(1)", "", "in_flight"),
+    ("sequence_tiles.added_up", "ring.wait(0)", "", "in_flight"),
     ("sequence_tiles.added_up", "k.syncwarp()  # ... and", "", "race"),
     ("sequence_tiles.added_up", "k.syncwarp()  # every lane", "", "race"),
     ("sequence_tiles.added_up", "ring.look_up(sequence, block + 1)", "", "wrong"),

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 
 from warploom.core.arguments import strides
 from warploom.core.dtypes import bf16, u16, u32
+from warploom.core.errors import TraceError
 from warploom.emulate import emulate
 from warploom.lang import GlobalPointer, Kernel, Strided, kernel
 from warploom.tile.cache import Pages, PageTable, WarpRing
@@ -65,3 +67,23 @@ def test_the_lines_of_a_block_are_fetched_and_no_others(
         at = min(int(table[1, key // size]), beyond) if page else 1
         expected[at, key % size, 1, ::LINE] = 1
     assert all((x == expected).all() for x in caches)
+
+
+@kernel(threads=32, drop_unused=True)
+def counted(k: Kernel, keys: Strided[u16, 2], *, puts: int, waits: int) -> None:
+    """Blocks of a ring of two stages."""
+    none = k.value(0, u32)
+    source = replace(keys, strides=(*keys.strides, COLS))
+    tile = operand_tile(k, bf16, 16, COLS, name="K", stages=2)
+    ring = WarpRing(k, (tile, source), warps=1, heads=1, head_dim=COLS, run=16)
+    for block in range(puts):
+        ring.put(0, block % 2, (none, none, none), none)
+    for _ in range(waits):
+        ring.wait(0)
+    ring.drain()
+
+
+@pytest.mark.parametrize(("puts", "waits", "says"), [(3, 0, "each of 2 stages"), (1, 2, "put one first"), (2, 2, "")])
+def test_a_ring_counts_its_blocks(puts: int, waits: int, says: str) -> None:
+    with pytest.raises(TraceError, match=says) if says else nullcontext():
+        counted.trace(puts=puts, waits=waits)

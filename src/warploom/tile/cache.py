@@ -3,10 +3,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from warploom.core.dtypes import s32, u32
+from warploom.core.errors import TraceError
 from warploom.lang.parameters import Compound, Strided, StridedPointer
 from warploom.tile.copies import TileCopy
 from warploom.tile.copy_plan import CopyPlan
@@ -66,6 +69,8 @@ class WarpRing:
     warps copy the same keys of as many heads, those behind them the next keys of a block: what lies side by side is
     read at about the same time. Keys that a sequence has not are zeros, whatever memory holds in their place.
     ``once``: nobody reads these keys again soon, so the L2 drops them first (sm_90).
+
+    The ring counts the blocks that a kernel puts and waits for as they are traced: a loop waits for as many as it puts.
     """
 
     def __init__(
@@ -83,6 +88,7 @@ class WarpRing:
         self.tiles = tuple(tile for tile, _ in fed)
         self._warps, self.heads, self.parts = warps, heads, warps // heads
         """``parts``: of a block's keys, one after another, each the keys of ``heads`` warps."""
+        self._stages, self._ahead = self.tiles[0].stages // warps, 0
         self._keys, cols = self.tiles[0].layout.rows, self.tiles[0].layout.cols
         self._lines = -(-2 * head_dim // LINE)
         """Of the L2 that a row takes, if it begins with one."""
@@ -118,15 +124,45 @@ class WarpRing:
             for page, key in zip(self._named, self._runs(block), strict=True):
                 page.set(self._pages.entry(self._k, sequence, key))
 
-    def put(self, tile: int, stage: Number, place: tuple[Traced, Traced, Traced], keys: Traced) -> None:
-        """Start a tile's copies of block (sequence, which heads, block), looked up; the sequence has ``keys``."""
+    def put(
+        self, tile: int, stage: Number, place: tuple[Traced, Traced, Traced], keys: Traced,
+        *, when: Traced | None = None, also: Callable[[], None] | None = None,
+    ) -> None:  # fmt: skip
+        """Start a tile's copies of block (sequence, which heads, block), looked up; the sequence has ``keys``.
+
+        The tiles of a block follow each other. ``also`` is done behind them: its own copies arrive with these. Where
+        ``when`` does not hold, there is neither, and :meth:`wait` counts the same.
+        """
         k, (sequence, head, block) = self._k, place
-        source, copy = self._sources[tile], self._copies[tile]
-        first = self.first_key(block)
-        exist = k.maximum(keys, first) - first
-        rows = self._rows(source, sequence, head, self._runs(block), [page.get() for page in self._named])
-        runs = [copy.start_of_run(row) for row in rows]
-        copy.load_runs(runs, stage * self._warps + k.warp, exist, prefetch=self._prefetched, eviction=self._eviction)
+        if self._ahead == self._stages:
+            raise TraceError(f"each of {self._stages} stages has a block: wait for one before the next ({k.here()})")
+        with nullcontext() if when is None else k.when(when, uniform=True):
+            source, copy, first = self._sources[tile], self._copies[tile], self.first_key(block)
+            exist = k.maximum(keys, first) - first
+            rows = self._rows(source, sequence, head, self._runs(block), [page.get() for page in self._named])
+            runs, to = [copy.start_of_run(row) for row in rows], stage * self._warps + k.warp
+            copy.load_runs(runs, to, exist, prefetch=self._prefetched, eviction=self._eviction)
+            if also is not None:
+                also()
+        k.commit_group()
+        self._ahead += tile == len(self.tiles) - 1
+
+    def wait(self, tile: int) -> None:
+        """A tile of the oldest block that was not waited for: this lane's copies are here. Its last tile ends a block.
+
+        Those of other lanes are here behind ``k.syncwarp()``.
+        """
+        k, last = self._k, len(self.tiles) - 1
+        if not self._ahead:
+            raise TraceError(f"wait has no block to wait for: put one first ({k.here()})")
+        self._ahead -= 1
+        k.wait_group(self._ahead * len(self.tiles) + last - tile)
+        self._ahead += tile != last
+
+    def drain(self) -> None:
+        """Whatever was put is here, and counts no more."""
+        self._k.wait_group(0)
+        self._ahead = 0
 
     def fetch(self, place: tuple[Traced, Traced, Traced], keys: Traced) -> None:
         """The L2 fetches a block, not looked up: a guess, where a launch that is not done may be writing the table."""

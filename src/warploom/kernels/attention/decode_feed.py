@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -76,7 +75,7 @@ class Feed:
     def __init__(
         self, k: Kernel, ring: WarpRing, queries: Queries, q_tile: SharedTile, cursor: Cursor, stages: int
     ) -> None:
-        self._k, self._ring, self.queries, self.q_tile, self._cursor = k, ring, queries, q_tile, cursor
+        self._k, self.ring, self.queries, self.q_tile, self._cursor = k, ring, queries, q_tile, cursor
         self._begins, self._q_stage = k.register(u32, 1, "asks"), Turn(k, stages, "q_ahead")
         self._stages = stages
 
@@ -90,32 +89,28 @@ class Feed:
 
     def _look_up(self) -> None:
         """Read where the block at the cursor lies."""
-        self._ring.look_up(self._cursor.sequence.get(), self._cursor.block.get())
+        self.ring.look_up(self._cursor.sequence.get(), self._cursor.block.get())
 
-    def put(self, stage: int | Callable[[], Traced], end: Traced) -> None:
-        """Start the copies of the next block, if it is below ``end``: of keys as one group, of values as another."""
-        k, at = self._k, self._cursor
-        to = stage if isinstance(stage, int) else stage()
-        with k.when(at.number < end, uniform=True):
-            self._put(KEYS, to)
-            with k.when(self._begins != 0, uniform=True):
-                self.queries.load(self.q_tile.stage(self._q_stage.now()), at)
-                self._q_stage.advance()
-        k.commit_group()
-        with k.when(at.number < end, uniform=True):
-            self._put(VALUES, to)
-            self._begins.set(k.select(at.ends_piece, 1, 0))
-            at.advance()
-            self._look_up()
-        k.commit_group()
+    def put(self, stage: Number, end: Traced) -> None:
+        """Start the copies of the next block, if it is below ``end``; query rows come with its keys."""
+        at = self._cursor
+        for tile, also in ((KEYS, self._put_queries), (VALUES, self._advance)):
+            self.ring.put(tile, stage, self._place, at.span.keys, when=at.number < end, also=also)
+
+    def _put_queries(self) -> None:
+        with self._k.when(self._begins != 0, uniform=True):
+            self.queries.load(self.q_tile.stage(self._q_stage.now()), self._cursor)
+            self._q_stage.advance()
+
+    def _advance(self) -> None:
+        self._begins.set(self._k.select(self._cursor.ends_piece, 1, 0))
+        self._cursor.advance()
+        self._look_up()
 
     def fetch(self, end: Traced) -> None:
         """The L2 fetches the block at the cursor, if that is below ``end``."""
         with self._k.when(self._cursor.number < end, uniform=True):
-            self._ring.fetch(self._place, self._cursor.span.keys)
-
-    def _put(self, tile: int, stage: Number) -> None:
-        self._ring.put(tile, stage, self._place, self._cursor.span.keys)
+            self.ring.fetch(self._place, self._cursor.span.keys)
 
     @property
     def _place(self) -> tuple[Traced, Traced, Traced]:

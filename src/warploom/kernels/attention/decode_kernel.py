@@ -17,7 +17,7 @@ from operator import itemgetter, or_
 
 from warploom.core.dtypes import f32, s32, u16, u32
 from warploom.kernels.attention.decode import GAP, CacheForm, Decode
-from warploom.kernels.attention.decode_feed import Feed, Queries, Turn
+from warploom.kernels.attention.decode_feed import KEYS, VALUES, Feed, Queries, Turn
 from warploom.kernels.attention.decode_rows import (
     CacheBatch,
     Lengths,
@@ -135,7 +135,7 @@ def begin_share(
     early.read_again()
     ahead.begin(search.end.get())
     with k.when(early.changed(), uniform=True):
-        k.wait_group(0)
+        ahead.ring.drain()
         search.run(shares)
         ahead.begin(search.end.get())
 
@@ -150,15 +150,15 @@ class Share:
 
     def run(self, share: Search, slots: Slots, results: Results, parts: Parts) -> None:
         """The blocks of a share that has some."""
-        k, c, at, ahead = self._k, self._config, self._at, self._ahead
+        k, at, ahead = self._k, self._at, self._ahead
         first, end = share.first.get(), share.end.get()
         with k.loop(end, start=first) as number, k.when(number == at.number, uniform=True):
-            k.wait_group(2 * c.stages - 3)  # its keys; of each block behind it are two groups under way
+            ahead.ring.wait(KEYS)
             with k.when(self._begins != 0, uniform=True):
                 self._begin()
             with k.otherwise():
                 k.syncwarp()
-            ahead.put(self._stage.before, end)
+            ahead.put(self._stage.before(), end)
             self._products.step(self._q_stage.now(), self._stage.now(), at)
             ends = at.ends_piece | (number + 1 == end)
             self._begins.set(k.select(ends, 1, 0))
@@ -232,7 +232,7 @@ class Products:
         keys, values = self._ring.at(stage, self._k.warp)
         self._scores.start(self._held or self._q.stage(q_stage), keys, zero=True)
         self._softmax.step(lambda: self._mask(at))
-        self._k.wait_group(2 * self._config.stages - 2)  # its values
+        self._ring.wait(VALUES)
         self._k.syncwarp()
         self._product.start(self._cores.left(self._s), values)
 
