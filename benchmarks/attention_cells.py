@@ -14,14 +14,12 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Callable
-from dataclasses import dataclass
-from statistics import geometric_mean
+from collections.abc import Callable, Collection
 from typing import Any
 
 import cell_runs as runs
 import torch
-from cell_runs import Found
+from cell_runs import Figure, Found
 from scripts import parser_of
 
 import warploom
@@ -44,30 +42,22 @@ UNMETERED = ("torch_flash",)
 ZEROS = 128, False, 4096
 """The cell that is run on zeros too."""
 
-MEANS = {(128, False): 1.15, (128, True): 1.10, (64, False): 1.05, (256, False): 1.00}
-"""(head_dim, causal) → the geometric mean over the lengths, at least so many times torch's flash backend."""
 
-
-@dataclass(frozen=True)
-class Figure:
-    """At each of these lengths at least so many times as fast as the peer, by the median of the rounds' ratios."""
-
-    head_dim: int
-    causal: bool
-    lengths: tuple[int, ...]
-    peer: str
-    at_least: float
+def at(head_dim: int, causal: bool, lengths: Collection[int] = LENGTHS) -> dict[str, Collection[Any]]:
+    """Cells of a head_dim and mask at some lengths."""
+    return {"head_dim": (head_dim,), "causal": (causal,), "seq": lengths}
 
 
 FIGURES = (
-    Figure(128, False, (1024, 4096, 16384), "torch_cudnn", 1.05),
-    Figure(128, False, (1024, 4096, 16384), "flash_attention_4", 1.00),
-    Figure(128, True, (1024, 4096, 16384), "torch_cudnn", 1.00),
-    Figure(128, True, (1024, 4096, 16384), "flash_attention_4", 1.00),
-    *(Figure(d, causal, (4096, 16384), "torch_cudnn", 1.00) for d in (64, 256) for causal in (False, True)),
-    *(Figure(64, causal, LENGTHS[1:], "flash_attention_4", 1.00) for causal in (False, True)),
-    *(Figure(d, True, LENGTHS[:1], "torch_cudnn", 1.00) for d in (64, 128, 256)),
-)
+    *(Figure("torch_flash", least, at(d, causal), mean=len(LENGTHS))
+      for d, causal, least in ((128, False, 1.15), (128, True, 1.10), (64, False, 1.05), (256, False, 1.00))),
+    Figure("torch_cudnn", 1.05, at(128, False, (1024, 4096, 16384))),
+    Figure("torch_cudnn", 1.00, at(128, True, (1024, 4096, 16384))),
+    *(Figure("flash_attention_4", 1.00, at(128, causal, (1024, 4096, 16384))) for causal in (False, True)),
+    *(Figure("torch_cudnn", 1.00, at(d, causal, (4096, 16384))) for d in (64, 256) for causal in (False, True)),
+    *(Figure("flash_attention_4", 1.00, at(64, causal, LENGTHS[1:])) for causal in (False, True)),
+    *(Figure("torch_cudnn", 1.00, at(d, True, LENGTHS[:1])) for d in (64, 128, 256)),
+)  # fmt: skip
 
 Run = Callable[[Any, Any, Any], Any]
 
@@ -145,6 +135,7 @@ def cell(head_dim: int, causal: bool, seq: int, monitor: GpuMonitor, power: bool
         nothing = torch.zeros(shape, device="cuda", dtype=torch.bfloat16)
         empty["zeros"] = load(Candidate("zeros", lambda _: ours(nothing, nothing, nothing)), 1, flops, monitor)
     return empty | {
+        "cell": f"head_dim {head_dim} {'causal' if causal else 'full'} {seq}",
         "head_dim": head_dim, "causal": causal, "seq": seq, "batch": shape[0], "heads": shape[2],
         "config": str(warploom.plan(*sets[0], causal=causal).config),
         "error": {"metric": "max |o - o64| / bf16 bound", "value": errors["warploom"], "bound": 1.0},
@@ -167,21 +158,8 @@ def missed(cells: list[dict[str, Any]]) -> list[str]:
     found: list[str] = []
     for c in cells:
         wrong = {"warploom": c["error"]["value"], **c["peer_errors"]}
-        found += [f"{name} is wrong at {where(c)}" for name, error in wrong.items() if not error <= 1.0]
-    for (head_dim, causal), least in MEANS.items():
-        ratios = [
-            c["ratio"]["torch_flash"]["median"] for c in cells if (c["head_dim"], c["causal"]) == (head_dim, causal)
-        ]
-        if len(ratios) == len(LENGTHS) and (mean := geometric_mean(ratios)) < least:
-            found.append(f"head_dim {head_dim}, causal {causal}: {mean:.3f} × torch_flash, wanted {least}")
-    for figure in FIGURES:
-        for c in cells:
-            if (c["head_dim"], c["causal"]) != (figure.head_dim, figure.causal) or c["seq"] not in figure.lengths:
-                continue
-            ratio = c["ratio"].get(figure.peer)
-            if ratio is not None and ratio["median"] < figure.at_least:
-                found.append(f"{where(c)}: {ratio['median']} × {figure.peer}, wanted {figure.at_least}")
-    return found
+        found += [f"{name} is wrong at {c['cell']}" for name, error in wrong.items() if not error <= 1.0]
+    return found + runs.below(cells, FIGURES)
 
 
 def unchecked(cells: list[dict[str, Any]]) -> list[str]:
@@ -191,14 +169,9 @@ def unchecked(cells: list[dict[str, Any]]) -> list[str]:
     return [f"{name}: {reasons.get(name) or flash_attention_4()[1]}" for name in absent]
 
 
-def where(c: dict[str, Any]) -> str:
-    """A cell's name."""
-    return f"head_dim {c['head_dim']} {'causal' if c['causal'] else 'full'} {c['seq']}"
-
-
 def line(c: dict[str, Any]) -> str:
     """A cell as a line of text."""
-    parts = [f"{where(c):26}"]
+    parts = [f"{c['cell']:26}"]
     for name, speed in c["tflops"].items():
         watts = c["power"].get(name)
         ratio = c["ratio"].get(name)

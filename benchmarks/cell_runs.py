@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import argparse
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
+from statistics import geometric_mean
 from typing import Any, TypeVar
 
 import scripts
@@ -205,6 +206,34 @@ def wrong(cells: Iterable[Found], bounds: Mapping[str, float] | None = None) -> 
         f"{name} is wrong at {c['cell']}: {off:.2f}"
         for c in cells for name, off in c["error"].items() if not off <= (bounds or {}).get(name, 1.0)
     ]  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Figure:
+    """What ratios to a peer must be: in each cell ``where`` fields have one of these values, or in the geometric mean.
+
+    ``mean``: from how many cells on there is one.
+    """
+
+    peer: str
+    at_least: float
+    where: Mapping[str, Collection[Any]] = field(default_factory=dict[str, Collection[Any]])
+    mean: int = 0
+
+
+def below(cells: Sequence[Found], figures: Iterable[Figure]) -> list[str]:
+    """Every figure that is not reached; cells without its peer are passed over."""
+    said: list[str] = []
+    for figure in figures:
+        mine = [c for c in cells if figure.peer in c["ratio"] and all(c[k] in of for k, of in figure.where.items())]
+        ratios = [c["ratio"][figure.peer]["median"] for c in mine]
+        wanted = f"× {figure.peer}, wanted {figure.at_least}"
+        if not figure.mean:
+            short = ((c, r) for c, r in zip(mine, ratios, strict=True) if not r >= figure.at_least)
+            said += [f"{c['cell']}: {r} {wanted}" for c, r in short]
+        elif len(ratios) >= figure.mean and not (mean := geometric_mean(ratios)) >= figure.at_least:
+            said.append(f"{mean:.3f} {wanted} in the mean of {dict(figure.where)}")
+    return said
 
 
 def speeds(tflops: Mapping[str, Found], ratio: Mapping[str, Found]) -> str:
