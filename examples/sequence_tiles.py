@@ -77,9 +77,7 @@ def added_up(k: Kernel, cache: Strided[bf16, 3], table: PageTable, lengths: Glob
 
 
 @kernel(threads=64, requires="sm_90a")
-def gathered(
-    k: Kernel, cache: TensorMap, table: PageTable, lengths: Global[u32], out: Global[bf16]
-) -> None:  # fmt: skip
+def gathered(k: Kernel, cache: TensorMap, table: PageTable, lengths: Global[u32], out: Global[bf16]) -> None:
     """CTA b: the rows of sequence b side by side, zeros behind them, by boxes of a page each."""
     sequence, none, blocks = k.cta_x, k.value(0, u32), table.columns * PAGE // BLOCK
     length = lengths.load(sequence)
