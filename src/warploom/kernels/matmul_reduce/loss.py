@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from warploom.core.arguments import strides
+from warploom.core.arguments import fields, strides
 from warploom.core.dtypes import DType
 from warploom.kernels.matmul_reduce.states import COLUMNS, DOT_WARPS, ROW_THREADS
 from warploom.kernels.source import KernelCall, KernelSource
@@ -85,10 +85,10 @@ def losses_call(
         "matmul_reduce.loss_kernel:row_losses", "row_losses", dtype=dtype, target_words=target_words, loss=loss,
         with_bias=bias,
     )  # fmt: skip
-    scalars = {**dict(zip(("m", "n", "depth"), size, strict=True)), **strides(x=rows[:1], w=rows[1:])}
-    more = (*(["sums"] if loss.label_smoothing else []), *(["bias"] if bias else []))
+    scalars = fields("logits", **dict(zip(("m", "n", "depth"), size, strict=True)), **strides(x=rows[:1], w=rows[1:]))
+    sums, biases = ["sums"] if loss.label_smoothing else [], ["bias"] if bias else []
     grid = -(-size[0] // DOT_WARPS), 1, 1
-    return KernelCall(source, grid, scalars, (), ("x", "w", "target", "lse", *more, "loss"))
+    return KernelCall(source, grid, scalars, (), ("x", "w", *biases, "target", "lse", *sums, "loss"))
 
 
 def gradient_call(m: int, n: int, chunk: int, *, target_words: int, loss: Loss, given: tuple[bool, bool]) -> KernelCall:

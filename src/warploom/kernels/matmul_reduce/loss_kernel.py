@@ -9,7 +9,7 @@ from warploom.core.dtypes import DType, f32, u16, u32, u64
 from warploom.kernels.matmul.features import ROW_VALUES
 from warploom.kernels.matmul_reduce.loss import Loss, SoftCap
 from warploom.kernels.matmul_reduce.states import COLUMN_WARPS, COLUMNS, DOT_WARPS, ROW_THREADS
-from warploom.lang import Global, GlobalPointer, Kernel, Strided, Traced, kernel
+from warploom.lang import Compound, Global, GlobalPointer, Kernel, Strided, Traced, kernel
 from warploom.lang.functions import LOG2_E
 
 
@@ -27,34 +27,21 @@ def _chosen(
 
 @kernel(threads=32 * DOT_WARPS, drop_unused=True)
 def row_losses(
-    k: Kernel,
-    x: Strided[u16, 1],
-    w: Strided[u16, 1],
-    target: Global[u32],
-    lse: Global[f32],
-    sums: Global[f32],
-    bias: Global[u16],
-    out: Global[f32],
-    m: u32, n: u32, depth: u32,
-    *,
-    dtype: DType,
-    target_words: int,
-    loss: Loss,
-    with_bias: bool,
+    k: Kernel, logits: Logits, target: Global[u32], lse: Global[f32], sums: Global[f32], out: Global[f32],
+    *, dtype: DType, target_words: int, loss: Loss, with_bias: bool,
 ) -> None:  # fmt: skip
     """out[i] = the loss of row i: one warp a row, grid ⌈m / 4⌉.
 
-    ``x`` (m, depth) and ``w`` (n, depth) have contiguous rows; ``target``
-    (m) has ``target_words`` 32-bit words each. ``lse`` (m) and ``sums`` (m) are those of the rows' logits. An ignored
-    row's loss is 0; a target outside 0 … n-1 gives NaN.
+    ``target`` (m) has ``target_words`` 32-bit words each. ``lse`` (m) and ``sums`` (m) are those of the rows' logits.
+    An ignored row's loss is 0; a target outside 0 … n-1 gives NaN.
     """
     row = k.cta_x * DOT_WARPS + k.warp
-    with k.when(row < m, uniform=True):
-        column, valid, ignored = _chosen(k, target, row, n, target_words, loss.ignore_index)
+    with k.when(row < logits.m, uniform=True):
+        column, valid, ignored = _chosen(k, target, row, logits.n, target_words, loss.ignore_index)
         safe = k.select(valid, column, 0)
-        left, right = x.at(row), w.at(safe)
+        left, right = logits.x.at(row), logits.w.at(safe)
         total = k.register(f32, 0.0)
-        with k.loop(depth, start=k.lane, step=32) as i:
+        with k.loop(logits.depth, start=k.lane, step=32) as i:
             pair = [k.unpack((p + i).load(), dtype)[0] for p in (left, right)]
             total.set(k.fma(pair[0], pair[1], total.get()))
         k.syncwarp()
@@ -63,18 +50,29 @@ def row_losses(
             value = value + k.shfl_xor(value, mask)
         with k.when(k.lane == 0):
             if with_bias:
-                value = value + k.unpack((bias + safe).load(), dtype)[0]
+                value = value + k.unpack((logits.bias + safe).load(), dtype)[0]
             if loss.softcap is not None:
                 value = SoftCap(loss.softcap)(value)
             log_sum = lse.load(row)
             if loss.label_smoothing:
-                mean = sums.load(row) / k.convert(n, f32)
+                mean = sums.load(row) / k.convert(logits.n, f32)
                 value = k.fma(value, 1.0 - loss.label_smoothing, mean * loss.label_smoothing)
             found = log_sum - value
             if loss.z_loss:
                 found = k.fma(log_sum * loss.z_loss, log_sum, found)
             found = k.select(valid, found, k.value(math.nan, f32))
             out.store(k.select(ignored, k.value(0.0, f32), found), row)
+
+
+class Logits(Compound):
+    """A parameter: the logits x·wᵀ + bias by what they come from: x (m, depth), w (n, depth) and bias (n)."""
+
+    x: Strided[u16, 1]
+    w: Strided[u16, 1]
+    bias: Global[u16]
+    m: u32
+    n: u32
+    depth: u32
 
 
 @kernel(threads=ROW_THREADS, drop_unused=True)
