@@ -147,7 +147,7 @@ def added_in_turn(k: Kernel, a: TensorMap, b: TensorMap, total: Global[f32], tur
 
 @kernel(threads=32)
 def added_by_warps(
-    k: Kernel, a: Global[bf16], b: Global[bf16], total: Global[f32], counters: Global[u32], c: Global[f32]
+    k: Kernel, a: Global[bf16], b: Global[bf16], total: Global[f32], turns: Turns, c: Global[f32]
 ) -> None:
     """C = A·Bᵀ of 16 and 32 rows: each CTA adds the product of its slice of K, in any order, to what begins as 0."""
     tiles = [operand_tile(k, bf16, rows, DIM, name=name) for name, rows in (("A", 16), ("B", 32))]
@@ -156,7 +156,7 @@ def added_by_warps(
     k.commit_group()
     k.wait_group(0)
     k.syncwarp()
-    cores, turns = MmaSync(k, bf16), Turns(k, counters)
+    cores = MmaSync(k, bf16)
     sums = cores.accumulator(16, 32, "c")
     cores.product(sums, *tiles).start(*tiles, zero=True)
     reduce_warp_part(k, total, sums)
