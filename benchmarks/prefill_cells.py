@@ -30,7 +30,7 @@ from warploom.core.dtypes import bf16
 from warploom.core.targets import Target, target
 from warploom.kernels.attention.choice import choose
 from warploom.kernels.attention.decode import DecodeOperands, DecodeProblem, decode_configuration
-from warploom.kernels.attention.packed import PackedProblem, choose_packed, packed_calls
+from warploom.kernels.attention.packed import PackedOperands, PackedProblem, choose_packed
 from warploom.kernels.attention.paged import KINDS, PagedConfig, choose_paged, paged_calls
 from warploom.kernels.attention.problem import AttentionProblem, Operands
 from warploom.kernels.settings import read
@@ -205,8 +205,9 @@ def calls(cell: Cell, goal: Target) -> Iterator[KernelCall]:
     """Of all kernels of a cell."""
     d, (h, g) = cell.head_dim, cell.heads
     q, kv = (h * d, d), (g * d, d)
+    packed = PackedOperands({"q": q, "k": kv, "v": kv, "out": q})
     tiled: Any = choose_packed(typical(cell), goal)
-    yield from packed_calls(tiled, typical(cell), (q, kv, kv, q), 132)
+    yield from tiled.calls_packed(typical(cell), packed, 132)
     even = AttentionProblem(cell.batch, h, g, cell.queries, cell.keys, d, bf16, CAUSAL)
     yield from choose(even, goal)[0].calls(even, Operands.contiguous(even), 132)
     rows = (cell.queries * h * d, d, h * d)

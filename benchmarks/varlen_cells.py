@@ -37,7 +37,7 @@ from warploom.kernels.attention.backward import TENSORS, BackwardOperands, Backw
 from warploom.kernels.attention.backward_choice import choose as choose_backward
 from warploom.kernels.attention.choice import choose
 from warploom.kernels.attention.gradient_reference import gradient_reference
-from warploom.kernels.attention.packed import PackedProblem, choose_packed, packed_calls
+from warploom.kernels.attention.packed import PackedOperands, PackedProblem, choose_packed
 from warploom.kernels.attention.packed_backward import choose_packed_backward, packed_backward_calls
 from warploom.kernels.attention.packed_backward_problem import PackedBackwardProblem
 from warploom.kernels.attention.problem import AttentionProblem, Operands
@@ -336,14 +336,15 @@ def calls(cell: Cell, goal: Target, backward: bool) -> Iterator[KernelCall]:
     """Of all kernels of a cell."""
     d, (h, g), packed, even = cell.head_dim, cell.kinds, cell.packed, cell.dense
     q, kv = (h * d, d), (g * d, d)
+    strides = {name: kv if name in ("k", "v", "dk", "dv") else q for name in TENSORS}
+    operands = PackedOperands(strides)
     for problem in (packed, replace(packed, lse=True)) if backward else (packed,):
-        yield from packed_calls(choose_packed(problem, goal), problem, (q, kv, kv, q), 132)
+        yield from choose_packed(problem, goal).calls_packed(problem, operands, 132)
     yield from choose(even, goal)[0].calls(even, Operands.contiguous(even), 132)
     if not backward:
         return
     gradients = PackedBackwardProblem(replace(packed, lse=True))
-    strides = {name: kv if name in ("k", "v", "dk", "dv") else q for name in TENSORS}
-    yield from packed_backward_calls(choose_packed_backward(gradients, goal), gradients, strides, 132)
+    yield from packed_backward_calls(choose_packed_backward(gradients, goal), gradients, operands, 132)
     lying = tuple((cell.length * row, head, row) for row, head in (strides[name] for name in TENSORS))
     whole = BackwardProblem(even)
     yield from choose_backward(whole, goal)[0].calls(whole, BackwardOperands(lying, "bshd"), 132)

@@ -14,7 +14,7 @@ from tests.kernels.mutate import run_calls
 from warploom.core.dtypes import f16
 from warploom.emulate import Emulation
 from warploom.ir.program import Program
-from warploom.kernels.attention.packed import PackedConfig, PackedProblem, packed_calls
+from warploom.kernels.attention.packed import PackedConfig, PackedOperands, PackedProblem
 from warploom.kernels.attention.reference import attention_error, attention_reference, seen_of
 from warploom.kernels.attention.sm80 import ForwardSm80
 from warploom.kernels.attention.sm90 import ForwardSm90
@@ -94,8 +94,8 @@ class Case:
             self.config.dtype, self.window, lse=self.lse, used=("q_used" in x, "k_used" in x),
             v_dim=0 if x["v"].shape[2] == x["k"].shape[2] else x["v"].shape[2],
         )  # fmt: skip
-        q, k, v, out = ((x[name].shape[1] * x[name].shape[2], x[name].shape[2]) for name in ("q", "k", "v", "out"))
-        return packed_calls(self.config, problem, (q, k, v, out), 3)
+        lying = {name: (x[name].shape[1] * x[name].shape[2], x[name].shape[2]) for name in ("q", "k", "v", "out")}
+        return self.config.calls_packed(problem, PackedOperands(lying), 3)
 
     def run(self, program: Program | None = None, seed: int | None = None) -> list[str]:
         """What is wrong: findings, and sequences that float64 has otherwise. ``program`` in place of the second."""

@@ -15,7 +15,7 @@ from warploom.interop.arrays import describe
 from warploom.kernels.attention.backward_sm80 import BackwardSm80
 from warploom.kernels.attention.backward_sm90 import BackwardSm90
 from warploom.kernels.attention.gradient_reference import Gradient, GradientReference, gradient_reference
-from warploom.kernels.attention.packed import PackedProblem
+from warploom.kernels.attention.packed import PackedOperands, PackedProblem
 from warploom.kernels.attention.packed_backward import (
     PackedBackwardConfig,
     choose_packed_backward,
@@ -98,7 +98,8 @@ class Case:
         )  # fmt: skip
         problem = PackedBackwardProblem(forward, True, getattr(config, "in_turn", True))
         strides = {name: (a.shape[1] * a.shape[2], a.shape[2]) for name, a in x.items() if a.ndim == 3}
-        calls = packed_backward_calls(config, problem, strides | {"out": strides["o"]}, MULTIPROCESSORS)
+        operands = PackedOperands(strides | {"out": strides["o"]})
+        calls = packed_backward_calls(config, problem, operands, MULTIPROCESSORS)
         Steps(tuple(Step(call, 0) for call in calls)).emulate({name: describe(a) for name, a in x.items()})
         found = [self._excess(i) for i in self.sequences()]
         wrong = [f"{i}: {excess}" for i, excess in enumerate(found) if excess > 1.0] + self._of_sinks()

@@ -14,7 +14,7 @@ from tests.ops.emulated_gpu import EmulatedGpu
 from warploom.core.dtypes import bf16
 from warploom.core.errors import ConfigError, EmulationError, ProblemError
 from warploom.core.targets import target
-from warploom.kernels.attention.packed import PackedProblem, choose_packed, packed_calls
+from warploom.kernels.attention.packed import PackedOperands, PackedProblem, choose_packed
 from warploom.ops.attention_varlen_backward import attention_varlen_backward
 
 pytestmark = pytest.mark.usefixtures("emulated")
@@ -176,8 +176,8 @@ def test_no_length_makes_a_new_kernel() -> None:
             batch, total_q, total_k = (int(x) for x in numbers.integers(1, (300, 100_000, 100_000)))
             problem = PackedProblem(batch, 16, 4, total_q, total_k, 128, bf16, (None, 0), lse=True)
             config = choose_packed(problem, target(arch))
-            calls = packed_calls(config, problem, ((2048, 128), (512, 128), (512, 128), (2048, 128)), 132)
-            sources |= {call.source for call in calls}
+            lying = {"q": (2048, 128), "k": (512, 128), "v": (512, 128), "out": (2048, 128)}
+            sources |= {call.source for call in config.calls_packed(problem, PackedOperands(lying), 132)}
         assert len(sources) == 2
 
 

@@ -13,11 +13,12 @@ from warploom.interop.tracing import recorded
 from warploom.kernels.attention.packed import (
     KINDS,
     PackedConfig,
+    PackedOperands,
     PackedProblem,
     choose_packed,
-    packed_calls,
     violations,
 )
+from warploom.kernels.attention.problem import Operands
 from warploom.kernels.settings import read, refuse
 from warploom.ops.attention_arrays import Options, Window, described, laid_out, looked_up
 from warploom.ops.options import flag
@@ -130,8 +131,8 @@ def _first_call(views: Arrays, options: Options, asked: tuple[Any, ...], config:
     if 0 not in (problem.batch, problem.total_q, problem.heads):
 
         def steps(arrays: Arrays) -> Steps:
-            q, k, v, out = ((row, head) for row, head, _ in (arrays[name].strides for name in ("q", "k", "v", "out")))
-            return working_steps(packed_calls(chosen, problem, (q, k, v, out), on.multiprocessors), problem.flops)
+            operands = PackedOperands({name: arrays[name].strides[:2] for name in Operands.names})
+            return working_steps(chosen.calls_packed(problem, operands, on.multiprocessors), problem.flops)
 
         refuse = None if out is None else refuse_out
         run_and_keep(_prepared, (asked, config), steps, (views, inputs, results), filled=True, refuse=refuse)

@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 from warploom.core.dtypes import DType
 from warploom.interop.arrays import Device, empty_like, filled
+from warploom.kernels.attention.backward import TENSORS
+from warploom.kernels.attention.packed import PackedOperands
 from warploom.kernels.attention.packed_backward import (
     KINDS,
     PackedBackwardConfig,
@@ -23,8 +25,6 @@ from warploom.ops.varlen_arrays import Arrays, read_packed, shape_of_result
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
-
-_ROWS = ("q", "k", "v", "out", "dout", "dq", "dk", "dv")
 
 
 def attention_varlen_backward(
@@ -73,8 +73,8 @@ def _first_call(views: Arrays, options: Options, asked: tuple[Any, ...], config:
         inputs |= {name: views[name] for name in ("o", "dout", "lse", "dlse") if name in views}
 
         def steps(arrays: Mapping[str, Any]) -> Steps:
-            strides = {name: arrays["o" if name == "out" else name].strides[:2] for name in _ROWS}
-            calls = packed_backward_calls(chosen, backward, strides, multiprocessors)
+            lying = {name: arrays["o" if name == "out" else name].strides[:2] for name in TENSORS}
+            calls = packed_backward_calls(chosen, backward, PackedOperands(lying), multiprocessors)
             return working_steps(calls, backward.flops)
 
         make = None if whole else _zeros

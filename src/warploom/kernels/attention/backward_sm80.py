@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
 from warploom.core.arguments import fields
 from warploom.core.dtypes import DType, bf16, f16
 from warploom.kernels.attention.backward import MULTIPLIED, BackwardOperands, BackwardProblem, GradientDims, rows_calls
-from warploom.kernels.attention.packed import Strides
+from warploom.kernels.attention.packed import PackedOperands
 from warploom.kernels.attention.packed_backward_problem import PackedBackwardProblem, features, row_calls
-from warploom.kernels.attention.problem import AttentionProblem, stride_scalars
+from warploom.kernels.attention.problem import AttentionProblem
 from warploom.kernels.settings import flag, violated
 from warploom.kernels.source import KernelCall, KernelSource
 from warploom.tile.order import most_pieces
@@ -165,29 +164,29 @@ class BackwardSm80(GradientDims):
         return 1
 
     def calls_packed(
-        self, problem: PackedBackwardProblem, strides: Mapping[str, Strides], multiprocessors: int
+        self, problem: PackedBackwardProblem, operands: PackedOperands, multiprocessors: int
     ) -> tuple[KernelCall, ...]:
         """The kernels for packed sequences, on their lists of tiles."""
         p, slots, given = problem.forward, problem.slots(self.tile_m), features(problem)
         kernels = "attention.packed_backward_kernel"
         products = KernelSource.of(
             f"{kernels}:packed_backward_sm80", f"packed_backward_{self.tile_m}x{self.keys}x{self.dims}",
-            config=self, features=given, row_strides=tuple(strides[x][0] for x in ROWS),
+            config=self, features=given, row_strides=operands.rows(*ROWS),
         )  # fmt: skip
         blocks = slots * p.heads
         memory = {"total": blocks * self.threads * self.dq_registers} | ({"turns": blocks} if self.in_turn else {})
         arrays = *MULTIPLIED, "tiles", *memory
-        scalars = {"slots": slots, **fields("arrays", **stride_scalars({x: strides[x] for x in ROWS}))}
+        scalars = {"slots": slots, **fields("arrays", **operands.scalars(*ROWS))}
         grid = most_pieces(p.total_k, p.batch, self.keys) * p.kv_heads, 1, 1
         rounding = KernelSource.of(
             f"{kernels}:packed_backward_dq_sm80", f"packed_backward_dq_{self.head_dim}",
-            config=self, features=given, row_strides=(strides["dq"][0],),
+            config=self, features=given, row_strides=operands.rows("dq"),
         )  # fmt: skip
         return (
-            *row_calls(problem, strides, self.tile_m, self.tile_m),
+            *row_calls(problem, operands, self.tile_m, self.tile_m),
             KernelCall(products, grid, scalars, (), arrays, memory, [*memory][-1]),
-            KernelCall(rounding, (blocks, 1, 1), {"slots": slots, **stride_scalars({"dq": strides["dq"][1:]})},
-                       (), ("dq", "total", "blocks")),
+            KernelCall(rounding, (blocks, 1, 1), {"slots": slots, **operands.heads("dq")},
+                       arrays=("dq", "total", "blocks")),
         )  # fmt: skip
 
 

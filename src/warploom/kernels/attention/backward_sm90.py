@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from warploom.core.dtypes import DType, bf16, f16, f32
 from warploom.kernels.attention.backward import MULTIPLIED, BackwardOperands, BackwardProblem, GradientDims, rows_calls
-from warploom.kernels.attention.packed import Strides
+from warploom.kernels.attention.packed import PackedOperands
 from warploom.kernels.attention.packed_backward_problem import PackedBackwardProblem, features, row_calls
 from warploom.kernels.attention.problem import MOST_POSITIONS, AttentionProblem
 from warploom.kernels.settings import flag, violated
@@ -154,7 +153,7 @@ class BackwardSm90(GradientDims):
         )  # fmt: skip
         blocks, tiles, planes = -(-p.q_len // self.tile_m), self._key_tiles(p), p.kv_heads * p.batch
         vector = MappedArray(f32, (p.planes, blocks * self.vector), (blocks * self.vector, 1), (1, self.vector), False)
-        maps = self._maps(lambda name, rows: operands.mapped(name, p, rows, self._box_cols(name)), vector)
+        maps = self._maps(p, operands, vector)
         scalars = {
             "q_len": p.q_len, "kv_len": p.kv_len, **divisors(kv_heads=p.kv_heads),
             **row_tiles(tiles, planes, self._together(p)),
@@ -175,17 +174,21 @@ class BackwardSm90(GradientDims):
         dq = operands.mapped("dq", p, self.tile_m, PANEL_COLS)
         return KernelCall(source, grid, scalars, (dq,), ("dq", "total"))
 
-    def _maps(self, mapped: Callable[[str, int], MappedArray], vector: MappedArray) -> tuple[MappedArray, ...]:
-        """What the kernel that multiplies reads and stores, by how a tensor is ``mapped`` in boxes of so many rows."""
+    def _maps(
+        self, p: Any, operands: BackwardOperands | PackedOperands, vector: MappedArray
+    ) -> tuple[MappedArray, ...]:
+        """What the kernel that multiplies reads and stores."""
+
+        def mapped(name: str, rows: int) -> MappedArray:
+            return operands.mapped(name, p, rows, self._box_cols(name))
+
         return (
             mapped("q", self.tile_m), mapped("k", KEYS), mapped("v", KEYS), mapped("dout", self.tile_m),
             vector, vector, mapped("dk", 64), mapped("dv", 64),
         )  # fmt: skip
 
     def _box_cols(self, name: str) -> int:
-        """Columns of a tensor's boxes; dQ leaves through a tile of its own."""
-        if name == "dq":
-            return PANEL_COLS
+        """Columns of a tensor's boxes."""
         return panel_of(self.value_dim if name in ("v", "dv", "dout") else self.head_dim)
 
     @staticmethod
@@ -212,24 +215,18 @@ class BackwardSm90(GradientDims):
         return self.side_by_side
 
     def calls_packed(
-        self, problem: PackedBackwardProblem, strides: Mapping[str, Strides], multiprocessors: int
+        self, problem: PackedBackwardProblem, operands: PackedOperands, multiprocessors: int
     ) -> tuple[KernelCall, ...]:
         """The kernels for packed sequences, on their lists of tiles."""
         p, slots, given = problem.forward, problem.slots(self.tile_m), features(problem)
         kernels = "attention.packed_backward_kernel"
-
-        def mapped(name: str, rows: int) -> MappedArray:
-            size = (p.total_k, p.kv_heads) if name in ("k", "v", "dk", "dv") else (p.total_q, p.heads)
-            shape = *size, p.value_dim if name in ("v", "dv", "dout") else p.head_dim
-            return MappedArray(self.dtype, shape, (*strides[name], 1), (rows, 1, self._box_cols(name)), ragged=True)
-
         products = KernelSource.of(
             f"{kernels}:packed_backward_sm90", f"packed_backward_{self.tile_m}x{KEYS}x{self.dims}",
             config=self, features=given,
         )  # fmt: skip
         places = slots * self.vector
         vector = MappedArray(f32, (p.heads, places), (places, 1), (1, self.vector), False)
-        maps = self._maps(mapped, vector)
+        maps = self._maps(p, operands, vector)
         memory = {"total": p.heads * slots * CONSUMERS * self.total_size, "turns": CONSUMERS * p.heads * slots}
         arrays = *MULTIPLIED, "tiles", *memory
         tiles = most_pieces(p.total_k, p.batch, KEYS) * p.kv_heads
@@ -237,9 +234,9 @@ class BackwardSm90(GradientDims):
         rounding = KernelSource.of(
             f"{kernels}:packed_backward_dq_sm90", f"packed_backward_dq_{self.head_dim}", config=self, features=given
         )
+        dq = operands.mapped("dq", p, self.tile_m, PANEL_COLS)
         return (
-            *row_calls(problem, strides, self.tile_m, self.vector),
+            *row_calls(problem, operands, self.tile_m, self.vector),
             KernelCall(products, grid, {"slots": slots}, maps, arrays, memory, "turns", at_once=self.at_once),
-            KernelCall(rounding, (slots * p.heads, 1, 1), {"slots": slots}, (mapped("dq", self.tile_m),),
-                       ("dq", "total", "blocks")),
+            KernelCall(rounding, (slots * p.heads, 1, 1), {"slots": slots}, (dq,), ("dq", "total", "blocks")),
         )  # fmt: skip

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from warploom.core.arguments import fields
@@ -9,11 +10,11 @@ from warploom.core.dtypes import DType
 from warploom.core.targets import Target
 from warploom.kernels.attention.choice import candidates
 from warploom.kernels.attention.features import AttentionFeatures, ScoreOptions, Window
-from warploom.kernels.attention.problem import MOST_POSITIONS, AttentionProblem
+from warploom.kernels.attention.problem import MOST_POSITIONS, AttentionProblem, stride_scalars
 from warploom.kernels.attention.sm80 import ForwardSm80
 from warploom.kernels.attention.sm90 import ForwardSm90
 from warploom.kernels.settings import first_fitting, violated
-from warploom.kernels.source import KernelCall, KernelSource
+from warploom.kernels.source import KernelCall, KernelSource, MappedArray
 from warploom.tile.order import ENTRY_WORDS, divisors, heads_at_once, heads_together, most_pieces
 
 TYPICAL_LENGTH = 4096
@@ -23,9 +24,6 @@ LISTING_WARPS = 4
 LISTED_AT_ONCE = 2
 """Tiles of the longest sequence there may be, that one warp lists."""
 MOST_TILES = 1 << 31
-
-Strides = tuple[int, int]
-"""(row, head) of an array (total, heads, head_dim), in elements."""
 
 
 @dataclass(frozen=True)
@@ -90,6 +88,46 @@ class PackedProblem(ScoreOptions):
         """Tiles of so many queries that there may be."""
         return most_pieces(self.total_q, self.batch, tile_m) * self.heads
 
+    def listed(self, tile_m: int, multiprocessors: int, *, overlap: bool = False) -> KernelCall:
+        """The launch that lists the tiles of all sequences; the next one may ``overlap`` with it."""
+        by_row = self.features.by_row
+        source = KernelSource.of(
+            f"attention.packed_kernel:list_tiles{'_sm90' if overlap else ''}", f"list_tiles_{tile_m}",
+            tile_m=tile_m, by_row=by_row, used=self.used, overlap=overlap,
+        )  # fmt: skip
+        row_bytes = (self.head_dim + self.value_dim) * self.dtype.bytes // self.group
+        least = heads_at_once(self.total_q // tile_m, multiprocessors) if by_row else 1
+        together = heads_together(self.total_k, row_bytes, self.heads, least)
+        tiles = ListedTiles(self.batch, self.heads, self.total_q, self.total_q, tile_m)
+        scalars = {"queries_total": self.total_q, "keys_total": self.total_k}
+        return tiles.call(source, scalars, (*self.places("q", "k"), "tiles"), together)
+
+
+@dataclass(frozen=True)
+class PackedOperands:
+    """How arrays (rows, heads, cols) of packed sequences lie: strides (row, head) in elements, by their names."""
+
+    strides: Mapping[str, tuple[int, ...]]
+
+    def rows(self, *names: str) -> tuple[int, ...]:
+        """The strides between rows."""
+        return tuple(self.strides[name][0] for name in names)
+
+    def scalars(self, *names: str) -> dict[str, int]:
+        """The strides by the kernels' names of them."""
+        return stride_scalars({name: self.strides[name] for name in names})
+
+    def heads(self, *names: str) -> dict[str, int]:
+        """Those between heads alone, as kernels take them that know the others while tracing."""
+        return stride_scalars({name: self.strides[name][1:] for name in names})
+
+    def mapped(self, name: str, problem: PackedProblem, rows: int, cols: int) -> MappedArray:
+        """How the TMA sees an array: in boxes of so many rows of a sequence and columns of a head."""
+        p = problem
+        size = (p.total_k, p.kv_heads) if name in ("k", "v", "dk", "dv") else (p.total_q, p.heads)
+        shape = *size, p.value_dim if name in ("v", "dv", "out", "dout") else p.head_dim
+        return MappedArray(p.dtype, shape, (*self.strides[name], 1), (rows, 1, cols), ragged=True)
+
 
 PackedConfig = ForwardSm90 | ForwardSm80
 KINDS = (ForwardSm90, ForwardSm80)
@@ -108,33 +146,6 @@ def violations(config: PackedConfig, problem: PackedProblem, target: Target | No
         (max(problem.total_q, problem.total_k) < MOST_POSITIONS,
          f"{problem.total_q} and {problem.total_k} rows reach {MOST_POSITIONS}"),
     ])  # fmt: skip
-
-
-def packed_calls(
-    config: PackedConfig, problem: PackedProblem, strides: tuple[Strides, Strides, Strides, Strides],
-    multiprocessors: int,
-) -> tuple[KernelCall, KernelCall]:  # fmt: skip
-    """The launch that lists the tiles, and the one that works on them.
-
-    Arrays by their names: "q", "k", "v", "out", "lse", "sinks"; "q_starts", "k_starts", "q_used", "k_used".
-    """
-    work = config.call_packed(problem, strides, multiprocessors)
-    return listing(config, problem, multiprocessors, overlap=work.overlaps), work
-
-
-def listing(config: PackedConfig, problem: PackedProblem, multiprocessors: int, *, overlap: bool) -> KernelCall:
-    """The launch that lists the tiles of all sequences; the next one may ``overlap`` with it."""
-    p, tile_m, by_row = problem, config.tile_m, problem.features.by_row
-    source = KernelSource.of(
-        f"attention.packed_kernel:list_tiles{'_sm90' if overlap else ''}", f"list_tiles_{tile_m}",
-        tile_m=tile_m, by_row=by_row, used=p.used, overlap=overlap,
-    )  # fmt: skip
-    row_bytes = (p.head_dim + p.value_dim) * p.dtype.bytes // p.group
-    least = heads_at_once(p.total_q // tile_m, multiprocessors) if by_row else 1
-    together = heads_together(p.total_k, row_bytes, p.heads, least)
-    tiles = ListedTiles(p.batch, p.heads, p.total_q, p.total_q, tile_m)
-    scalars = {"queries_total": p.total_q, "keys_total": p.total_k}
-    return tiles.call(source, scalars, (*p.places("q", "k"), "tiles"), together)
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 from warploom.core.dtypes import u32
@@ -10,7 +9,7 @@ from warploom.core.targets import Target
 from warploom.kernels.attention.backward_choice import tiles_of_keys
 from warploom.kernels.attention.backward_sm80 import BackwardSm80
 from warploom.kernels.attention.backward_sm90 import BackwardSm90
-from warploom.kernels.attention.packed import ListedTiles, Strides
+from warploom.kernels.attention.packed import ListedTiles, PackedOperands
 from warploom.kernels.attention.packed_backward_problem import PackedBackwardProblem, row_calls
 from warploom.kernels.settings import first_fitting, violations_of
 from warploom.kernels.source import KernelCall, KernelSource
@@ -28,7 +27,7 @@ def choose_packed_backward(problem: PackedBackwardProblem, target: Target) -> Pa
 
 
 def packed_backward_calls(
-    config: PackedBackwardConfig, problem: PackedBackwardProblem, strides: Mapping[str, Strides], multiprocessors: int
+    config: PackedBackwardConfig, problem: PackedBackwardProblem, operands: PackedOperands, multiprocessors: int
 ) -> tuple[KernelCall, ...]:
     """The launches in order: both lists, then the configuration's. Arrays as for the forward pass, and gradients.
 
@@ -36,8 +35,8 @@ def packed_backward_calls(
     """
     if problem.forward.total_k == 0:
         rows, _ = config.blocks
-        return lists(config, problem)[0], *row_calls(problem, strides, rows, rows)
-    return *lists(config, problem), *config.calls_packed(problem, strides, multiprocessors)
+        return lists(config, problem)[0], *row_calls(problem, operands, rows, rows)
+    return *lists(config, problem), *config.calls_packed(problem, operands, multiprocessors)
 
 
 def lists(config: PackedBackwardConfig, problem: PackedBackwardProblem) -> tuple[KernelCall, KernelCall]:

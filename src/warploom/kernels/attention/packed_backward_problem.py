@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from warploom.kernels.attention.backward import BackwardProblem, RowGroups
 from warploom.kernels.attention.features import AttentionFeatures
-from warploom.kernels.attention.packed import PackedProblem, Strides
-from warploom.kernels.attention.problem import stride_scalars
+from warploom.kernels.attention.packed import PackedOperands, PackedProblem
 from warploom.kernels.source import KernelCall, KernelSource
 from warploom.tile.order import most_pieces
 
@@ -37,7 +35,7 @@ class PackedBackwardProblem:
 
 
 def row_calls(
-    problem: PackedBackwardProblem, strides: Mapping[str, Strides], tile: int, vector: int
+    problem: PackedBackwardProblem, operands: PackedOperands, tile: int, vector: int
 ) -> tuple[KernelCall, ...]:
     """The launch that forms ``shift`` and ``delta``: ``vector`` places for a block of ``tile`` rows.
 
@@ -49,7 +47,7 @@ def row_calls(
         head_dim=p.value_dim, dtype=p.dtype, lse_gradient=problem.lse_gradient, tile=(tile, vector),
     )  # fmt: skip
     slots = problem.slots(tile)
-    scalars = {"total_q": p.total_q, "slots": slots, **stride_scalars({x: strides[x] for x in ("out", "dout")})}
+    scalars = {"total_q": p.total_q, "slots": slots, **operands.scalars("out", "dout")}
     gradient = ("dlse",) if problem.lse_gradient else ()
     memory: dict[str, int] = dict.fromkeys(("shift", "delta"), p.heads * slots * vector)
     grid = slots * p.heads, -(-tile // RowGroups(p.value_dim).rows), 1

@@ -11,8 +11,9 @@ from warploom.core.arguments import fields, strides
 from warploom.core.targets import Target
 from warploom.kernels.attention.choice import candidates_sm90, narrowed, rounds, spared_keys
 from warploom.kernels.attention.decode import Decode, DecodeOperands, DecodeProblem, decode_configuration
-from warploom.kernels.attention.packed import ListedTiles, PackedProblem
+from warploom.kernels.attention.packed import ListedTiles, PackedOperands, PackedProblem
 from warploom.kernels.attention.packed import violations as packed_violations
+from warploom.kernels.attention.problem import Operands
 from warploom.kernels.attention.sm90 import ForwardSm90
 from warploom.kernels.settings import violated
 from warploom.kernels.source import KernelCall, KernelSource
@@ -110,8 +111,8 @@ def _listing(config: ForwardSm90, p: DecodeProblem, operands: DecodeOperands, mu
 def _tiled(config: ForwardSm90, p: DecodeProblem, operands: DecodeOperands, multiprocessors: int) -> KernelCall:
     """The launch that works on the list."""
     packed, (q_pitch, k_pitch) = _as_packed(p, operands), _pitches(p, operands)
-    q, k, v, out = ((row, head) for _, head, row in (operands.q, operands.k, operands.v, operands.out))
-    alike = config.call_packed(packed, (q, k, v, out), multiprocessors)
+    lying = {name: getattr(operands, name)[:0:-1] for name in Operands.names}
+    _, alike = config.calls_packed(packed, PackedOperands(lying), multiprocessors)
     source = KernelSource.of(
         "attention.paged_kernel:attention_paged_sm90",
         f"attention_paged_{config.tile_m}x{config.tile_n}x{config.head_dim}",
@@ -124,8 +125,7 @@ def _tiled(config: ForwardSm90, p: DecodeProblem, operands: DecodeOperands, mult
         maps = maps[0], keys, values, maps[3]
     table = page_table(operands.table, p.table_pages, p.pages)
     scalars = {**table, "page_pitch": k_pitch, **strides(lse=operands.lse), **divisors(spacing=max(1, q_pitch))}
-    tiles = _tiles(config, p).most * p.heads
-    grid = min(tiles, multiprocessors) if config.persistent else tiles, 1, 1
+    grid = config.grid(_tiles(config, p).most * p.heads, multiprocessors)
     return replace(
         alike, source=source, grid=grid, scalars=scalars, maps=maps,
         arrays=(*alike.arrays, *(["table"] if p.page_size else ())),

@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING, ClassVar, Self
 
 from warploom.core.dtypes import DType, bf16, f16
 from warploom.core.targets import Target
-from warploom.kernels.attention.problem import MOST_GRID_ROWS, AttentionProblem, HeadDims, Operands, stride_scalars
+from warploom.kernels.attention.problem import MOST_GRID_ROWS, AttentionProblem, HeadDims, Operands
 from warploom.kernels.settings import flag, violated
 from warploom.kernels.source import KernelCall, KernelSource
 from warploom.tile.copy_plan import CopyPlan
 from warploom.tile.panels import padded_cols
 
 if TYPE_CHECKING:
-    from warploom.kernels.attention.packed import PackedProblem, Strides
+    from warploom.kernels.attention.packed import PackedOperands, PackedProblem
 
 
 @dataclass(frozen=True)
@@ -94,15 +94,16 @@ class ForwardSm80(HeadDims):
         scalars = {"q_len": problem.q_len, "kv_len": problem.kv_len, **operands.scalars()}
         return (KernelCall(source, grid, scalars, arrays=problem.arrays),)
 
-    def call_packed(
-        self, problem: PackedProblem, strides: tuple[Strides, Strides, Strides, Strides], multiprocessors: int
-    ) -> KernelCall:
-        """The kernel for packed sequences, by a list of their tiles; one CTA for each that there may be."""
+    def calls_packed(
+        self, problem: PackedProblem, operands: PackedOperands, multiprocessors: int
+    ) -> tuple[KernelCall, KernelCall]:
+        """The kernel that lists the tiles of packed sequences, and that of the tiles: a CTA for each there may be."""
         p = problem
         source = KernelSource.of(
             "attention.packed_kernel:attention_packed_sm80",
             f"attention_packed_{self.tile_m}x{self.tile_n}x{self.dims}",
-            config=self, features=p.features, row_strides=tuple(row for row, _ in strides),
+            config=self, features=p.features, row_strides=operands.rows(*Operands.names),
         )  # fmt: skip
-        heads = stride_scalars({name: of[1:] for name, of in zip(("q", "k", "v", "out"), strides, strict=True)})
-        return KernelCall(source, (p.tiles(self.tile_m), 1, 1), {"total_q": p.total_q, **heads}, arrays=p.arrays)
+        scalars = {"total_q": p.total_q, **operands.heads(*Operands.names)}
+        work = KernelCall(source, (p.tiles(self.tile_m), 1, 1), scalars, arrays=p.arrays)
+        return p.listed(self.tile_m, multiprocessors), work

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, ClassVar, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from warploom.core.dtypes import DType, bf16, f16
 from warploom.kernels.attention.problem import MOST_POSITIONS, AttentionProblem, HeadDims, Operands
 from warploom.kernels.settings import flag, violated
-from warploom.kernels.source import KernelCall, KernelSource, MappedArray
+from warploom.kernels.source import Grid, KernelCall, KernelSource, MappedArray
 from warploom.tile.order import FLOPS_PER_SECOND, Work, divisors, planes_together, row_tiles
 from warploom.tile.panels import PANEL_COLS, padded_cols, panel_cols
 
 if TYPE_CHECKING:
-    from warploom.kernels.attention.packed import PackedProblem, Strides
+    from warploom.kernels.attention.packed import PackedOperands, PackedProblem
 
 BARRIER_BYTES = 256
 """Shared memory behind the tiles that is set aside for the mbarriers."""
@@ -131,34 +131,32 @@ class ForwardSm90(HeadDims):
             "q_len": problem.q_len, "kv_len": problem.kv_len, **divisors(heads=problem.heads),
             **row_tiles(tiles // problem.planes, problem.planes, self._together(problem, multiprocessors)),
         }  # fmt: skip
-        queries = ROWS, panel_cols(self.query_cols)
-        boxes = queries, *((self.tile_n, panel_cols(cols)) for cols in (self.head_dim, self.value_dim)), queries
-        maps = tuple(operands.mapped(x, problem, *box) for x, box in zip(operands.names, boxes, strict=True))
-        grid = min(tiles, multiprocessors) if self.persistent else tiles, 1, 1
-        return (KernelCall(source, grid, scalars, maps, problem.arrays),)
+        maps = self._maps(problem, operands)
+        return (KernelCall(source, self.grid(tiles, multiprocessors), scalars, maps, problem.arrays),)
 
-    def call_packed(
-        self, problem: PackedProblem, strides: tuple[Strides, Strides, Strides, Strides], multiprocessors: int
-    ) -> KernelCall:
-        """The kernel for packed sequences, by a list of their tiles."""
-        p, columns = problem, panel_cols(self.query_cols)
+    def calls_packed(
+        self, problem: PackedProblem, operands: PackedOperands, multiprocessors: int
+    ) -> tuple[KernelCall, KernelCall]:
+        """The kernel that lists the tiles of packed sequences, and the one of the tiles."""
+        p = problem
         source = KernelSource.of(
             "attention.packed_kernel:attention_packed_sm90",
             f"attention_packed_{self.tile_m}x{self.tile_n}x{self.dims}",
             config=self.giving(p.lse), features=p.features,
         )  # fmt: skip
-        queries, keys = (p.total_q, p.heads), (p.total_k, p.kv_heads)
-        boxes = (
-            ((*queries, p.head_dim), ROWS, columns), ((*keys, p.head_dim), self.tile_n, panel_cols(p.head_dim)),
-            ((*keys, p.value_dim), self.tile_n, panel_cols(p.value_dim)), ((*queries, p.value_dim), ROWS, columns),
-        )  # fmt: skip
-        maps = tuple(
-            MappedArray(self.dtype, shape, (*stride, 1), (rows, 1, cols), ragged=True)
-            for (shape, rows, cols), stride in zip(boxes, strides, strict=True)
-        )
-        tiles = p.tiles(self.tile_m)
-        grid = min(tiles, multiprocessors) if self.persistent else tiles, 1, 1
-        return KernelCall(source, grid, {"total_q": p.total_q}, maps, p.arrays, overlaps=True)
+        grid, maps = self.grid(p.tiles(self.tile_m), multiprocessors), self._maps(p, operands)
+        work = KernelCall(source, grid, {"total_q": p.total_q}, maps, p.arrays, overlaps=True)
+        return p.listed(self.tile_m, multiprocessors, overlap=True), work
+
+    def grid(self, tiles: int, multiprocessors: int) -> Grid:
+        """A CTA for each tile, of a persistent kernel at most one per multiprocessor."""
+        return min(tiles, multiprocessors) if self.persistent else tiles, 1, 1
+
+    def _maps(self, problem: Any, operands: Operands | PackedOperands) -> tuple[MappedArray, ...]:
+        """How the TMA sees Q, K, V and O."""
+        queries = ROWS, panel_cols(self.query_cols)
+        boxes = queries, *((self.tile_n, panel_cols(cols)) for cols in (self.head_dim, self.value_dim)), queries
+        return tuple(operands.mapped(x, problem, *box) for x, box in zip(Operands.names, boxes, strict=True))
 
     def _tiles(self, problem: AttentionProblem) -> int:
         return -(-problem.q_len // self.tile_m) * problem.planes
