@@ -19,7 +19,8 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,6 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 import ablations
 from ladder_counters import MERGED
-from profile_reference import FlashLaunch, profile_reference, sass
 from scripts import parser_of, write
 
 from warploom.bench.attention import GPU_TOKENS, AttentionFamily, has_room
@@ -35,16 +35,22 @@ from warploom.bench.counters import Profile, compare_wavefronts
 from warploom.bench.environment import environment
 from warploom.bench.ladder import Family, wavefronts_json
 from warploom.bench.ncu import ncu_version
+from warploom.bench.peers import sdpa, torch_module
 from warploom.bench.profile import Launch, Watched, profile_launches
+from warploom.bench.samples import Samples
 from warploom.core.dtypes import DTYPES
 from warploom.core.errors import WarploomError
 from warploom.emulate import emulate
+from warploom.inspect.purpose import count_groups, count_opcodes, is_tensor
+from warploom.inspect.sass import Listing
 from warploom.kernels.attention.ladder import FULL_LADDER
 
 EMULATED_SEQ = 256
 SEQ, BATCH, HEADS = 4096, 4, 16
 PARTS = ("rungs", "ablations", "lengths", "reference")
 LENGTHS = (512, 1024, 2048, 4096, 8192, 16384)
+FLASH_KERNELS = "flash_fwd"
+"""What the names of the reference's kernels have in common; those that draw the inputs are not watched."""
 OF_LENGTHS = ("time", "stalls", "memory, %", "instructions")
 """The tables that are read at every length: each launch is replayed until all are, so these few."""
 
@@ -84,6 +90,57 @@ def both_sides(named: dict[str, Launch]) -> dict[str, Any]:
         wavefronts = beside_emulator(of_few, AttentionFamily(heads=1, seq=EMULATED_SEQ), launch.config)
         rows[name] = {"counters": counters.json(), "wavefronts": wavefronts}
     return rows
+
+
+@dataclass(frozen=True)
+class FlashLaunch:
+    """One launch of the reference: full attention on random inputs."""
+
+    seq: int
+    batch: int
+    heads: int
+    dtype: str = "bf16"
+
+    @property
+    def config(self) -> None:
+        """It has none that we know."""
+
+    @property
+    def program(self) -> None:
+        """Its cubin is PyTorch's: ncu's own listing stands in."""
+
+    def run(self) -> None:
+        """Launch it once."""
+        torch = torch_module()
+        torch.manual_seed(0)
+        kind = {"bf16": torch.bfloat16, "f16": torch.float16}[self.dtype]
+        shape = self.batch, self.seq, self.heads, 128
+        q, k, v = (torch.randn(shape, device="cuda").to(kind).transpose(1, 2) for _ in range(3))
+        sdpa("torch_flash")(q, k, v)
+        torch.cuda.synchronize()
+
+
+def profile_reference(launches: Sequence[FlashLaunch]) -> list[Profile]:
+    """Counters and samples of each launch; raises what :func:`profile_launches` does."""
+    return profile_launches(launches, kernels=FLASH_KERNELS, module="benchmarks.profile_h200")
+
+
+def sass(samples: Samples) -> dict[str, Any]:
+    """What ncu lists of a kernel, counted as ``ladder_static.py`` counts a cubin.
+
+    The main loop is what runs as often as the product that runs most often. ``registers`` is one more than the highest
+    that the code names.
+    """
+    listed = [spot for spot in samples.spots if spot.instruction.mnemonic != "NOP"]
+    code = [spot.instruction for spot in listed]
+    often = max((spot.executed for spot in listed if is_tensor(spot.instruction)), default=0)
+    loop = [spot.instruction for spot in listed if often and spot.executed == often]
+    return {
+        "registers": Listing("", "", tuple(code)).highest_register,
+        "instructions": len(code), "groups": count_groups(code), "counts": count_opcodes(code),
+        "loop_instructions": len(loop), "loop_groups": count_groups(loop), "loop_counts": count_opcodes(loop),
+        "ldsm_to_hmma": None,
+    }  # fmt: skip
 
 
 def reference(dtype: str) -> dict[str, Any]:

@@ -155,12 +155,12 @@ def test_a_run_of_gemm_launches_products(ncu):
 
 
 def test_of_another_libraries_launch_only_its_kernels_are_watched(ncu):
-    reference = load("profile_reference")
+    reference = load("profile_h200")
     (found,) = reference.profile_reference([reference.FlashLaunch(4096, 4, 16)])
     assert found.tables["wavefronts"] == {"ldmatrix": 135168.0}
     arguments = asked_of(ncu)
     assert arguments[arguments.index("--kernel-name") + 1] == "regex:flash_fwd"
-    assert arguments[-2] == "benchmarks.profile_reference:FlashLaunch"
+    assert arguments[-2] == "benchmarks.profile_h200:FlashLaunch"
 
 
 def test_another_kernels_sass_is_counted_as_ours():
@@ -169,7 +169,7 @@ def test_another_kernels_sass_is_counted_as_ours():
              ("EXIT", 8), ("NOP", 0)]  # fmt: skip
     listed = inspect_sass("\n".join(f"{text} ;" for text, _ in texts)).listing.instructions
     spots = [Spot(i, {"wait": 1}, executed) for i, (_, executed) in zip(listed, texts, strict=True)]
-    found = load("profile_reference").sass(Samples(spots))
+    found = load("profile_h200").sass(Samples(spots))
     assert (found["registers"], found["instructions"], found["counts"]["HMMA"]) == (251, 7, 2)
     assert found["loop_counts"] == {"LDSM": 1, "HMMA": 1, "MOV": 1, "FADD": 1}
     assert found["loop_groups"] == {"tensor": 1, "shared/global memory": 1, "register copies": 1, "float": 1}
