@@ -2,14 +2,14 @@
 
     PYTHONPATH=src python benchmarks/attention_backward_cells.py --out OUT
 
-Peers: cuDNN and FlashAttention-2 as PyTorch has them, and FlashAttention-4 wherever ``flash_attn.cute`` can be
+Baselines: cuDNN and FlashAttention-2 as PyTorch has them, and FlashAttention-4 wherever ``flash_attn.cute`` can be
 imported. 16384 tokens, heads × head_dim = 2048, bf16; head_dim 64 to 256, full and causal, sequences of 512 to 16384;
 then grouped heads, a window, lengths that no tile divides, and head_dim 192 with a V of 128. Every gradient, those of
-peers included, is checked element by element against float64 first (one group of heads); then all are timed interleaved
+baselines included, is checked by element against float64 first (one group of heads); then all are timed in turns
 as replays of CUDA graphs, on inputs that rotate past the L2. FLOPs are those of five products, and all kernels of a
 call count. ``--sync`` times the kernels for GPUs without wgmma instead, in as much shared memory as this one has.
 Writes OUT/attention-backward-cells.json after each cell, prints the table, and exits with 1 if a result is wrong (a
-peer's from twice our bound on) or a figure below is missed.
+baseline's from twice our bound on) or a figure below is missed.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ import cell_runs as runs
 from cell_runs import Figure, Inputs, Run
 
 import warploom
-from warploom.bench import peers
+from warploom.bench import baselines
 from warploom.core.dtypes import bf16
 from warploom.core.targets import Target, target
 from warploom.kernels.attention.backward import BackwardOperands, BackwardProblem
@@ -42,7 +42,7 @@ HEAD_DIMS = (64, 96, 128, 192, 256)
 MOST_SCORES = 2**28
 """Scores of the reference at a time: 2 GiB of float64, in some twenty arrays."""
 OTHERS_ERROR = 2.0
-"""What a peer's gradients may be off by, in bounds of ours: they round at other places."""
+"""What a baseline's gradients may be off by, in bounds of ours: they round at other places."""
 
 
 class Cell(AttentionProblem):
@@ -94,7 +94,7 @@ FIGURES = (
     Figure("best", 1.2, {"head_dim": (256,)}),
 )  # fmt: skip
 SYNC_FIGURES = (Figure("flash_attention_2", 1.0),)
-PEERS = ("cudnn", "flash_attention_2", "flash_attention_4")
+BASELINES = ("cudnn", "flash_attention_2", "flash_attention_4")
 ARGUMENTS = ("dout", "q", "k", "v", "out", "lse")
 
 
@@ -148,7 +148,7 @@ def flash_attention_2(cell: Cell) -> Run:
 
 def flash_attention_4(cell: Cell) -> Run | None:
     """The newest release, wherever it can be imported."""
-    latest, _ = peers.flash_attention_4()
+    latest, _ = baselines.flash_attention_4()
     if latest is None:
         return None
     window = {} if cell.window[0] is None else {"window_size": cell.window}
@@ -173,7 +173,7 @@ def timed_ones(cell: Cell, options: argparse.Namespace) -> dict[str, Run]:
     if not options.sync and not default_is_deterministic(cell):
         found["deterministic"] = ours(cell, deterministic=True)
     makers = {"cudnn": cudnn, "flash_attention_2": flash_attention_2, "flash_attention_4": flash_attention_4}
-    found |= {name: makers[name](cell) for name in options.peers}
+    found |= {name: makers[name](cell) for name in options.baselines}
     return {name: run for name, run in found.items() if run is not None}
 
 
@@ -213,7 +213,7 @@ def timed(cell: Cell, options: argparse.Namespace) -> dict[str, Any]:
     others = [name for name in named if name != "warploom"]
     turns = runs.in_turns(named, lambda _, found: error(found), options.rounds, others=others)
     ratios = turns.ratio()
-    best = max((n for n in ratios if n in PEERS), key=lambda n: -turns.found[n].seconds.median, default=None)
+    best = max((n for n in ratios if n in BASELINES), key=lambda n: -turns.found[n].seconds.median, default=None)
     how = {"window": cell.window, "config": configurations(cell, options)["warploom"]}
     plan = warploom.plan_attention_backward(*(sets[0][n] for n in ARGUMENTS), **how)
     return {
@@ -247,7 +247,7 @@ def main() -> int:
     parser.add_argument("--lengths", type=int, nargs="+", default=None, help="only cells of these lengths")
     parser.add_argument("--head-dims", type=int, nargs="+", default=list(HEAD_DIMS))
     parser.add_argument("--config", nargs="*", default=[], help="configurations timed besides, in their notation")
-    parser.add_argument("--peers", nargs="*", choices=PEERS, default=list(PEERS))
+    parser.add_argument("--baselines", nargs="*", choices=BASELINES, default=list(BASELINES))
     parser.add_argument("--sync", action="store_true", help="the kernels without wgmma, beside FlashAttention-2")
     options = parser.parse_args()
     todo = [c for c in cells() if c.head_dim in options.head_dims]
@@ -260,11 +260,11 @@ def main() -> int:
     name = "attention-backward-sync-cells.json" if options.sync else "attention-backward-cells.json"
     each, head = (
         runs.on_one_stream(lambda cell: timed(cell, options)),
-        {"flash_attention_4": peers.flash_attention_4()[1]},
+        {"flash_attention_4": baselines.flash_attention_4()[1]},
     )
 
     def missed(found: list[dict[str, Any]]) -> list[str]:
-        return runs.wrong(found, dict.fromkeys(PEERS, OTHERS_ERROR)) + runs.below(found, figures)
+        return runs.wrong(found, dict.fromkeys(BASELINES, OTHERS_ERROR)) + runs.below(found, figures)
 
     return runs.measured(todo, each, runs.line_of, missed, options.out / name, head)
 

@@ -2,9 +2,9 @@
 
     PYTHONPATH=src python benchmarks/attention_cells.py --out OUT
 
-Peers: PyTorch's flash and cuDNN backends, and FlashAttention-4 wherever ``flash_attn.cute`` can be imported. 16384
+Baselines: PyTorch's flash and cuDNN backends, and FlashAttention-4 wherever ``flash_attn.cute`` can be imported. 16384
 tokens, heads × head_dim = 2048, bf16; head_dim 64, 128 and 256, full and causal, sequences of 512 to 16384. Every
-kernel, peers included, is checked against float64 on fresh inputs with a poisoned output first; then all are timed
+kernel, baselines included, is checked against float64 on fresh inputs with a poisoned output first; then all are timed
 interleaved, on inputs that rotate past the L2, and each is run alone for power (watts, the clock under that load,
 TFLOP per joule). Writes OUT/attention-cells.json with every cell and its spread after each cell, prints the table, and
 exits with 1 if a result is wrong or a figure below is missed.
@@ -23,8 +23,8 @@ from cell_runs import Figure, Found
 from scripts import parser_of
 
 import warploom
+from warploom.bench.baselines import flash_attention_4
 from warploom.bench.monitor import GpuMonitor
-from warploom.bench.peers import flash_attention_4
 from warploom.bench.power import power_of
 from warploom.bench.timing import Candidate, measure, paired_spread
 from warploom.core.dtypes import bf16
@@ -37,7 +37,7 @@ LENGTHS = (512, 1024, 2048, 4096, 8192, 16384)
 CASES = ((128, False), (128, True), (64, False), (64, True), (256, False), (256, True))
 CHECKED_ROWS = 128
 UNMETERED = ("torch_flash",)
-"""Peers that are timed but not run for power: each costs most of a second a cell."""
+"""Baselines that are timed but not run for power: each costs most of a second a cell."""
 
 ZEROS = 128, False, 4096
 """The cell that is run on zeros too."""
@@ -87,8 +87,8 @@ def shape_of(problem: AttentionProblem) -> tuple[int, ...]:
     return problem.batch, problem.q_len, problem.heads, problem.head_dim
 
 
-def peers(causal: bool) -> dict[str, Run]:
-    """Every peer that can be imported here."""
+def baselines(causal: bool) -> dict[str, Run]:
+    """Every baseline that can be imported here."""
     found = {name: runs.sdpa(name, causal=causal) for name in ("torch_flash", "torch_cudnn")}
     latest, _ = flash_attention_4()
     if latest is not None:
@@ -99,7 +99,7 @@ def peers(causal: bool) -> dict[str, Run]:
 def checked(
     named: dict[str, Run], shape: tuple[int, ...], causal: bool, change: Callable[[Any, Any, Any], Any] = lambda *x: x
 ) -> tuple[dict[str, float], dict[str, str]]:
-    """(error of each, why a peer could not run), on random inputs that ``change`` made something of.
+    """(error of each, why a baseline could not run), on random inputs that ``change`` made something of.
 
     The memory that the output is likely to get is full of NaN.
     """
@@ -120,7 +120,7 @@ def cell(head_dim: int, causal: bool, seq: int, monitor: GpuMonitor, power: bool
     problem = problem_of(head_dim, causal, seq)
     shape, flops = shape_of(problem), problem.flops
     ours: Run = lambda q, k, v: warploom.attention(q, k, v, causal=causal)  # noqa: E731
-    every = {"warploom": ours, **peers(causal)}
+    every = {"warploom": ours, **baselines(causal)}
     errors, failed = checked(every, shape, causal)
     count = runs.sets_of(3 * 2 * math.prod(shape))
     sets = [fresh(shape) for _ in range(count)]
@@ -139,7 +139,7 @@ def cell(head_dim: int, causal: bool, seq: int, monitor: GpuMonitor, power: bool
         "head_dim": head_dim, "causal": causal, "seq": seq, "batch": shape[0], "heads": shape[2],
         "config": str(warploom.plan(*sets[0], causal=causal).config),
         "error": {"metric": "max |o - o64| / bf16 bound", "value": errors["warploom"], "bound": 1.0},
-        "peer_errors": {name: value for name, value in errors.items() if name != "warploom"},
+        "baseline_errors": {name: value for name, value in errors.items() if name != "warploom"},
         "not_run": failed,
         "tflops": {name: m.seconds.rate(flops / 1e12).json() for name, m in found.items()},
         "ratio": {name: paired_spread(found["warploom"], m).json() for name, m in found.items() if name != "warploom"},
@@ -154,17 +154,17 @@ def load(candidate: Candidate, sets: int, flops: int, monitor: GpuMonitor) -> Fo
 
 
 def missed(cells: list[dict[str, Any]]) -> list[str]:
-    """Every figure that is not reached, and every wrong result, a peer's included."""
+    """Every figure that is not reached, and every wrong result, a baseline's included."""
     found: list[str] = []
     for c in cells:
-        wrong = {"warploom": c["error"]["value"], **c["peer_errors"]}
+        wrong = {"warploom": c["error"]["value"], **c["baseline_errors"]}
         found += [f"{name} is wrong at {c['cell']}" for name, error in wrong.items() if not error <= 1.0]
     return found + runs.below(cells, FIGURES)
 
 
 def unchecked(cells: list[dict[str, Any]]) -> list[str]:
-    """Peers of a figure that no cell has, with the reason."""
-    absent = sorted({f.peer for f in FIGURES} - {name for c in cells for name in c["ratio"]})
+    """Baselines of a figure that no cell has, with the reason."""
+    absent = sorted({f.baseline for f in FIGURES} - {name for c in cells for name in c["ratio"]})
     reasons = {name: reason for c in cells for name, reason in c["not_run"].items()}
     return [f"{name}: {reasons.get(name) or flash_attention_4()[1]}" for name in absent]
 

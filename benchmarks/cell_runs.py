@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 
 import scripts
 
-from warploom.bench import peers
+from warploom.bench import baselines
 from warploom.bench.environment import environment
 from warploom.bench.timing import Candidate, EventClock, Measured, graphed, input_sets, measure, paired_spread
 from warploom.core.errors import CompileError
@@ -76,7 +76,7 @@ def on_one_stream(timed: Callable[[Any], Found]) -> Callable[[Any], Found]:
 
 def sdpa(name: str, **options: Any) -> Callable[[Any, Any, Any], Any]:
     """One of PyTorch's backends on (batch, sequence, heads, head_dim) tensors."""
-    run = peers.sdpa(name, **options)
+    run = baselines.sdpa(name, **options)
     return lambda q, k, v: run(*(x.transpose(1, 2) for x in (q, k, v))).transpose(1, 2)
 
 
@@ -86,7 +86,7 @@ def of_qkv(run: Callable[[Any, Any, Any], Any]) -> Run:
 
 
 def through_autograd(forward: Callable[[Any, Any, Any], Any]) -> Run:
-    """The gradients of a peer, by PyTorch's autograd; its forward pass runs once for each set of inputs."""
+    """The gradients of a baseline, by PyTorch's autograd; its forward pass runs once for each set of inputs."""
     import torch
 
     kept: dict[int, tuple[Any, Any]] = {}
@@ -162,9 +162,9 @@ class Turns:
         """How many times as fast as each other one it is."""
         return {n: paired_spread(self.found[of], m).json() for n, m in self.found.items() if n != of}
 
-    def over(self, peer: str) -> Found:
-        """How many times as fast as a peer each other one is."""
-        return {n: paired_spread(m, self.found[peer]).json() for n, m in self.found.items() if n != peer}
+    def over(self, baseline: str) -> Found:
+        """How many times as fast as a baseline each other one is."""
+        return {n: paired_spread(m, self.found[baseline]).json() for n, m in self.found.items() if n != baseline}
 
 
 def in_turns(
@@ -187,7 +187,7 @@ def in_turns(
         try:
             if (off := error(name, run(sets[0]))) is not None:
                 errors[name] = off
-            for x in sets:  # forward passes of peers are no part of a graph
+            for x in sets:  # forward passes of baselines are no part of a graph
                 run(x)
             candidates.append(graphed(Candidate(name, lambda i, run=run, sets=sets: run(sets[i])), calls, torch))
             torch.cuda.synchronize()
@@ -201,7 +201,7 @@ def in_turns(
 
 
 def wrong(cells: Iterable[Found], bounds: Mapping[str, float] | None = None) -> list[str]:
-    """Every wrong result, a peer's included; what may be off by more than 1 has its bound."""
+    """Every wrong result, a baseline's included; what may be off by more than 1 has its bound."""
     return [
         f"{name} is wrong at {c['cell']}: {off:.2f}"
         for c in cells for name, off in c["error"].items() if not off <= (bounds or {}).get(name, 1.0)
@@ -210,24 +210,24 @@ def wrong(cells: Iterable[Found], bounds: Mapping[str, float] | None = None) -> 
 
 @dataclass(frozen=True)
 class Figure:
-    """What ratios to a peer must be: in each cell ``where`` fields have one of these values, or in the geometric mean.
+    """What ratios to a baseline must be: in each cell ``where`` fields have these values, or in the geometric mean.
 
     ``mean``: from how many cells on there is one.
     """
 
-    peer: str
+    baseline: str
     at_least: float
     where: Mapping[str, Collection[Any]] = field(default_factory=dict[str, Collection[Any]])
     mean: int = 0
 
 
 def below(cells: Sequence[Found], figures: Iterable[Figure]) -> list[str]:
-    """Every figure that is not reached; cells without its peer are passed over."""
+    """Every figure that is not reached; cells without its baseline are passed over."""
     said: list[str] = []
     for figure in figures:
-        mine = [c for c in cells if figure.peer in c["ratio"] and all(c[k] in of for k, of in figure.where.items())]
-        ratios = [c["ratio"][figure.peer]["median"] for c in mine]
-        wanted = f"× {figure.peer}, wanted {figure.at_least}"
+        mine = [c for c in cells if figure.baseline in c["ratio"] and all(c[k] in of for k, of in figure.where.items())]
+        ratios = [c["ratio"][figure.baseline]["median"] for c in mine]
+        wanted = f"× {figure.baseline}, wanted {figure.at_least}"
         if not figure.mean:
             short = ((c, r) for c, r in zip(mine, ratios, strict=True) if not r >= figure.at_least)
             said += [f"{c['cell']}: {r} {wanted}" for c, r in short]

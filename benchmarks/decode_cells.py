@@ -31,7 +31,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 import cell_runs as runs
 from cell_runs import Inputs
-from decode_peers import PEERS, made, to_the_fastest, versions
+from decode_baselines import BASELINES, made, to_the_fastest, versions
 
 import warploom
 from warploom.bench.timing import Candidate, graphed
@@ -327,7 +327,9 @@ def main() -> int:
     parser.add_argument("--only", nargs="*", default=[], help="cells whose names contain one of these")
     parser.add_argument("--every", type=int, default=1, help="only every so-many-th cell, and the last")
     parser.add_argument("--set", nargs="*", default=[], help="flags of configurations timed besides: stages=2,ctas=1")
-    parser.add_argument("--peers", nargs="*", default=[*PEERS], choices=[*PEERS], help="others that are timed beside")
+    parser.add_argument(
+        "--baselines", nargs="*", default=[*BASELINES], choices=[*BASELINES], help="others that are timed beside"
+    )
     parser.add_argument("--repeat", type=int, default=20, help="calls whose bits must be the first one's")
     options = parser.parse_args()
     todo = [c for c in cells() if not options.only or any(part in c.name for part in options.only)]
@@ -335,7 +337,7 @@ def main() -> int:
     runs.compile_all((call for cell in todo for call in calls(cell, options, arch)), arch)
     if options.compile_only:
         return 0
-    pool, here = Pool(), versions(options.peers)
+    pool, here = Pool(), versions(options.baselines)
     each, file = (lambda cell: timed(cell, pool, options, arch, here)), options.out / "decode-cells.json"
     return runs.measured(todo, each, line, missed, file, {"baselines": here})
 

@@ -11,30 +11,30 @@ from typing import Any
 from warploom.core.errors import ProblemError
 
 BEFORE = "the rung before"
-"""The peer of a figure that holds a rung against its predecessor in the ladder."""
+"""The baseline of a figure that holds a rung against its predecessor in the ladder."""
 
 
 @dataclass(frozen=True)
 class Figure:
-    """Rung ``rung`` is at least ``at_least`` times as fast as ``peer``, or reaches that many TFLOP/s without a peer.
+    """Rung ``rung`` is at least ``at_least`` times as fast as ``baseline``; without one it reaches that many TFLOP/s.
 
-    ``peer`` names one of the cell's peers, or is :data:`BEFORE`: both ran in the same rounds.
+    ``baseline`` names one of the cell's baselines, or is :data:`BEFORE`: both ran in the same rounds.
     ``where`` names the cell: {"seq": 4096}; the flags in ``when`` must be those of the row: {"head_dim": 128}.
     """
 
     rung: str
     at_least: float
     where: Mapping[str, Any]
-    peer: str | None = None
+    baseline: str | None = None
     when: Mapping[str, Any] | None = None
 
     def __str__(self) -> str:
-        unit = f"× {self.peer}" if self.peer else " TFLOP/s"
+        unit = f"× {self.baseline}" if self.baseline else " TFLOP/s"
         return f"rung {self.rung} at {dict(self.where)}: at least {self.at_least}{unit}"
 
 
 def load_targets(path: Path, family: str) -> list[Figure]:
-    """The figures of ``family`` in a file ``{"attention": [{"rung", "at_least", "where", "peer"}, …]}``.
+    """The figures of ``family`` in a file ``{"attention": [{"rung", "at_least", "where", "baseline"}, …]}``.
 
     Raises ProblemError for a file that is not so.
     """
@@ -46,7 +46,7 @@ def load_targets(path: Path, family: str) -> list[Figure]:
     except (ValueError, TypeError, AttributeError) as error:
         raise ProblemError(
             f"{path} is no file of targets ({error}); write "
-            '{"attention": [{"rung": "best", "peer": "torch_flash", "where": {"seq": 4096}, "at_least": 1.12}]}'
+            '{"attention": [{"rung": "best", "baseline": "torch_flash", "where": {"seq": 4096}, "at_least": 1.12}]}'
         ) from error
 
 
@@ -62,7 +62,7 @@ def missed(figures: Sequence[Figure], rows: Sequence[Mapping[str, Any]]) -> list
                 continue
             for cell in (row["gpu"] or {}).get("cells", ()):
                 if all(cell.get(k) == v for k, v in figure.where.items()):
-                    if figure.peer == BEFORE and "over_rung_before" not in cell:
+                    if figure.baseline == BEFORE and "over_rung_before" not in cell:
                         continue
                     reached = _reached(figure, cell)
                     if reached is None or not reached >= figure.at_least:
@@ -71,6 +71,6 @@ def missed(figures: Sequence[Figure], rows: Sequence[Mapping[str, Any]]) -> list
 
 
 def _reached(figure: Figure, cell: Mapping[str, Any]) -> float | None:
-    if figure.peer is None:
+    if figure.baseline is None:
         return cell["tflops"]["median"]
-    return cell["over_rung_before"] if figure.peer == BEFORE else cell["ratio"].get(figure.peer)
+    return cell["over_rung_before"] if figure.baseline == BEFORE else cell["ratio"].get(figure.baseline)

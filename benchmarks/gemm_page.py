@@ -164,7 +164,7 @@ def of_power(timed: Timed, power: Row, products: list[Row]) -> dict[str, Any]:
         "layers": sorted(item for item in ratios.items() if isinstance(item[0], int)),
         "layouts": [item for item in ratios.items() if isinstance(item[0], str)],
     }
-    found["limit"]["cublas"] = last["f32"]["best32"]["peers"]["cublas"]["power"]
+    found["limit"]["cublas"] = last["f32"]["best32"]["baselines"]["cublas"]["power"]
     if not power:
         return found
     cells = {kind: [timed.cells(kind, key)[8192] for key in by_mma(rows)] for kind, rows in timed.rows.items()}
@@ -236,7 +236,7 @@ def page() -> str:
         """A rung's rates under each condition at a size; cuBLAS's without a rung."""
         rows = tuned_rows if row is None else [row]
         cells = {(c["data"], c["load"]): c for r in rows for c in r["gpu"]["cells"] if c["n"] == n}
-        told = beside_cublas if row else lambda cell: spread(cell["peers"]["cublas"]["tflops"])
+        told = beside_cublas if row else lambda cell: spread(cell["baselines"]["cublas"]["tflops"])
         return [told(cells[key]) if key in cells else "–" for key in CONDITIONS]
 
     def tiles(row: Row) -> float:
@@ -247,7 +247,7 @@ def page() -> str:
         "ladder-gemm.template.md", timed=timed.rows, made=timed.made, nvrtc=timed.nvrtc, cells=timed.cells,
         needs=timed.needs, outdated=timed.outdated, moved=timed.moved, rungs=LADDER.rungs, hopper=HOPPER_LADDER.rungs,
         sizes=lambda kind: [f"N = {n}" for n in timed.cells(kind, "02")], tile=tile, beside_cublas=beside_cublas,
-        cublas=lambda cell: spread(cell["peers"]["cublas"]["tflops"]), error=error, findings=findings,
+        cublas=lambda cell: spread(cell["baselines"]["cublas"]["tflops"]), error=error, findings=findings,
         f16_kernels=lambda arch: {
             rung.key: timed.kernels[f"{rung.key} f16 {arch}"] for rung in LADDER.rungs if rung.config is not BEST32
         },

@@ -138,7 +138,7 @@ def products(bench: Bench, accumulate: DType, size: int) -> Iterator[tuple[str, 
     plans = (plan_matmul(a, a, accumulate=accumulate, config=config) for a in squares for config in configs.values())
     log("compiled", compile_all(plans))
     checked, case = (GemmFamily().gpu_case(Square(n), 0, seed) for n, seed in ((CHECKED, 1), (size, 0)))
-    (cublas,) = case.peers
+    (cublas,) = case.baselines
     yield "cublas", bench.measure(cublas, case.work.sets, case.flops)
     for name, config in configs.items():
         rung: Rung[Any] = Rung(name, name, "", config)

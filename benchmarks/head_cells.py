@@ -24,7 +24,7 @@ import cell_runs as runs
 from attention_backward_cells import Cell, error_of, forward, ours, sets_of
 from cell_runs import Inputs, Run
 
-from warploom.bench.peers import flash_attention_4
+from warploom.bench.baselines import flash_attention_4
 from warploom.core.dtypes import bf16
 from warploom.core.targets import Target, target
 from warploom.kernels.attention.choice import choose
@@ -63,7 +63,7 @@ def others_of(cell: Cell) -> tuple[str, ...]:
     return OTHERS[cell.head_dim] if cell.v_dim else ()
 
 
-def peers(cell: Cell) -> dict[str, Any]:
+def baselines(cell: Cell) -> dict[str, Any]:
     """Others on q, k and v, where they can be imported; none with sinks."""
     latest, _ = flash_attention_4()
     if cell.sinks:
@@ -86,7 +86,7 @@ def forward_error(cell: Cell, x: Inputs, out: Any) -> float:
 
 def timed(cell: Cell, rounds: int) -> dict[str, Any]:
     """One cell: checked, and timed."""
-    others, sets = peers(cell), sets_of(cell)
+    others, sets = baselines(cell), sets_of(cell)
     right = error_of(cell, sets[0])
     forwards: dict[str, Run] = {"warploom": forward(cell)}
     forwards |= {text: forward(cell, config=text) for text in others_of(cell)}

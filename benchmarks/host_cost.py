@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from warploom.bench.peers import sdpa, torch_module
+from warploom.bench.baselines import sdpa, torch_module
 from warploom.bench.timing import Spread
 from warploom.cuda.device import cuda_core, require_driver
 

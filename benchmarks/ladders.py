@@ -142,7 +142,7 @@ class Run:
 
 
 def add_power(timed: Run, result: LadderResult) -> None:
-    """Run every rung and peer alone at the last size; its cells there tell what it drew, None where nothing can be."""
+    """Run every rung and baseline alone at the last size; its cells there tell what it drew, None if nobody knows."""
     place = timed.sizes[-1]
     case = timed.family.gpu_case(place, 0, 0)
     clock, monitor = EventClock(case.work.stream), GpuMonitor(cuda_core().Device(0).pci_bus_id)
@@ -151,13 +151,15 @@ def add_power(timed: Run, result: LadderResult) -> None:
         drawn = power_of(candidate, case.work.sets, clock, monitor)
         return None if drawn is None else drawn.json(case.flops)
 
-    peers = {peer.name: power(peer) for peer in case.peers}
+    baselines = {baseline.name: power(baseline) for baseline in case.baselines}
     for row, rung in zip(result.rows, timed.rungs, strict=True):
         if row["gpu"] and case.label.items() <= row["gpu"].items():
             drawn = power(case.candidate(timed.at_size(rung, place)))
             for cell in (row["gpu"], row["gpu"]["cells"][-1]):
                 cell["power"] = drawn
-                cell["peers"] = {name: peer | {"power": peers[name]} for name, peer in cell["peers"].items()}
+                cell["baselines"] = {
+                    name: baseline | {"power": baselines[name]} for name, baseline in cell["baselines"].items()
+                }
 
 
 def _measure(timed: Run, figures: list[Figure], out: Path | None, name: str) -> None:

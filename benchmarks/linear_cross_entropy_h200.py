@@ -19,7 +19,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from reduce_peers import extra_bytes
+from reduce_baselines import extra_bytes
 from scripts import parser_of, write
 
 import warploom

@@ -9,13 +9,13 @@ from pathlib import Path
 from statistics import geometric_mean
 from typing import Any
 
-from decode_peers import to_the_fastest
+from decode_baselines import to_the_fastest
 from page_parts import templates
 
 Result = Mapping[str, Any]
 SEQUENCES = (512, 1024, 4096, 16384)
 """Lengths that stand in tables; results have more."""
-PEERS = {"cudnn": "cuDNN", "torch_flash": "FlashAttention-2", "flash_attention_2": "FlashAttention-2",
+BASELINES = {"cudnn": "cuDNN", "torch_flash": "FlashAttention-2", "flash_attention_2": "FlashAttention-2",
          "flash_attention_4": "FlashAttention-4", "flashinfer": "FlashInfer",
          "flashinfer_tensor_cores": "FlashInfer (tensor cores)"}  # fmt: skip
 TABLES = ("attention-calls", "products", "product-cells", "large-products", "reductions", "ptx-speed", "first-call",
@@ -31,28 +31,28 @@ SMOOTHED = 10
 def made(name: str, result: Result) -> str:
     """A table or section of a result."""
     template = templates(**FILTERS).get_template("tables.template.md")
-    return str(getattr(template.make_module({"peers": PEERS}), name.replace("-", "_"))(result))
+    return str(getattr(template.make_module({"baselines": BASELINES}), name.replace("-", "_"))(result))
 
 
 # -- attention
 
 
-def ratio_to(cell: Result, peer: str) -> float | None:
-    """The median ratio to a peer; None where it was not timed."""
-    return cell["ratio"][peer]["median"] if peer in cell["ratio"] else None
+def ratio_to(cell: Result, baseline: str) -> float | None:
+    """The median ratio to a baseline; None where it was not timed."""
+    return cell["ratio"][baseline]["median"] if baseline in cell["ratio"] else None
 
 
-def ratios_to(cell: Result, peers: Iterable[str]) -> list[str]:
-    """``1.25×`` of each peer, or –."""
-    return ["–" if (ratio := ratio_to(cell, peer)) is None else f"{ratio:.2f}×" for peer in peers]
+def ratios_to(cell: Result, baselines: Iterable[str]) -> list[str]:
+    """``1.25×`` of each baseline, or –."""
+    return ["–" if (ratio := ratio_to(cell, baseline)) is None else f"{ratio:.2f}×" for baseline in baselines]
 
 
-def at_lengths(cells: Iterable[Result], length: str, peers: Iterable[str]) -> list[str]:
-    """``301 · 1.25× · 1.00×`` at each of SEQUENCES: TFLOP/s, and ratios to peers."""
+def at_lengths(cells: Iterable[Result], length: str, baselines: Iterable[str]) -> list[str]:
+    """``301 · 1.25× · 1.00×`` at each of SEQUENCES: TFLOP/s, and ratios to baselines."""
     known = {cell[length]: cell for cell in cells}
     return [
         "–" if n not in known
-        else " · ".join((f"{known[n]['tflops']['warploom']['median']:.0f}", *ratios_to(known[n], peers)))
+        else " · ".join((f"{known[n]['tflops']['warploom']['median']:.0f}", *ratios_to(known[n], baselines)))
         for n in SEQUENCES
     ]  # fmt: skip
 
@@ -62,9 +62,9 @@ def square(cells: Iterable[Result]) -> list[Result]:
     return [c for c in cells if c["q_len"] == c["kv_len"] and c["cell"].endswith(f" {c['q_len']}")]
 
 
-def timed_beside(cells: Sequence[Result], peers: Mapping[str, str]) -> dict[str, str]:
-    """The peers of some cell."""
-    return {name: text for name, text in peers.items() if any(name in c["ratio"] for c in cells)}
+def timed_beside(cells: Sequence[Result], baselines: Mapping[str, str]) -> dict[str, str]:
+    """The baselines of some cell."""
+    return {name: text for name, text in baselines.items() if any(name in c["ratio"] for c in cells)}
 
 
 def by_dims(cells: Iterable[Result]) -> list[tuple[tuple[str, bool], list[Result]]]:
@@ -85,9 +85,9 @@ def by_batch(cells: Iterable[Result]) -> list[tuple[str, list[Result]]]:
     return list(rows.items())
 
 
-def parts_beside(parts: Sequence[Result], peers: Iterable[str]) -> list[str]:
-    """The peers of some cell."""
-    return [name for name in peers if any(name in part for part in parts)]
+def parts_beside(parts: Sequence[Result], baselines: Iterable[str]) -> list[str]:
+    """The baselines of some cell."""
+    return [name for name in baselines if any(name in part for part in parts)]
 
 
 def ranges(parts: Sequence[Result], names: Iterable[str]) -> Iterator[str]:
@@ -154,7 +154,8 @@ def ends_at(run: Result, last: int) -> str:
 
 
 FILTERS: dict[str, Any] = {
-    "mean": geometric_mean, "largest": lambda of: max(of.values()), "peer_name": lambda name: PEERS.get(name, name),
+    "mean": geometric_mean, "largest": lambda of: max(of.values()),
+    "baseline_name": lambda name: BASELINES.get(name, name),
     "as_list": lambda x: x if isinstance(x, list) else [x], "to_the_fastest": to_the_fastest,
     **{function.__name__: function for function in (
         ratio_to, ratios_to, at_lengths, square, timed_beside, by_dims, by_batch, parts_beside, by_rows,

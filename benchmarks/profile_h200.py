@@ -31,11 +31,11 @@ from ladder_counters import MERGED
 from scripts import parser_of, write
 
 from warploom.bench.attention import GPU_TOKENS, AttentionFamily, has_room
+from warploom.bench.baselines import sdpa, torch_module
 from warploom.bench.counters import Profile, compare_wavefronts
 from warploom.bench.environment import environment
 from warploom.bench.ladder import Family, wavefronts_json
 from warploom.bench.ncu import ncu_version
-from warploom.bench.peers import sdpa, torch_module
 from warploom.bench.profile import Launch, Watched, profile_launches
 from warploom.bench.samples import Samples
 from warploom.core.dtypes import DTYPES

@@ -1,6 +1,6 @@
 """The reduction experiments on this machine's GPU, in one run of about two minutes.
 
-    python benchmarks/reduce_h200.py [--only experiment,textbook,peers,examples] [--out FOLDER]
+    python benchmarks/reduce_h200.py [--only experiment,textbook,baselines,examples] [--out FOLDER]
 
 writes to ``$OUT`` (else to the folder out): ``reduce.json`` (the paper's experiment in its three settings, with energy
 and ncu's counters), ``reduce-textbook.json`` (its own baseline, by ``wmma``, in the same settings),
@@ -18,8 +18,8 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
+from reduce_baselines import against_torch, loss_against_torch, search_ten_millions
 from reduce_counters import add_counters
-from reduce_peers import against_torch, loss_against_torch, search_ten_millions
 from scripts import parser_of, targets
 from scripts import write as write_json
 from textbook import measured
@@ -44,7 +44,7 @@ def below_experiment(found: Row) -> list[str]:
     return wrong
 
 
-def below_peers(rows: list[Row]) -> list[str]:
+def below_baselines(rows: list[Row]) -> list[str]:
     """What of the comparison with PyTorch is wrong or below target."""
     wrong: list[str] = []
     for row in rows:
@@ -65,7 +65,7 @@ def below_peers(rows: list[Row]) -> list[str]:
 def main() -> int:
     """Run, write, print; the exit code."""
     parser = parser_of(__doc__)
-    parser.add_argument("--only", default="experiment,textbook,peers,examples", help="parts, with commas between")
+    parser.add_argument("--only", default="experiment,textbook,baselines,examples", help="parts, with commas between")
     options = parser.parse_args()
     parts, wrong = options.only.split(","), list[str]()
 
@@ -90,9 +90,9 @@ def main() -> int:
         write("reduce-textbook.json", baseline)
         for key, row in baseline.items():
             print(key, row["launch"], row["loop"], row["grid"], sep="\n  ", flush=True)
-    peers: list[Row] = []
+    baselines: list[Row] = []
     steps: dict[str, list[Callable[[], Any]]] = {
-        "peers": [against_torch, loss_against_torch], "examples": [search_ten_millions],
+        "baselines": [against_torch, loss_against_torch], "examples": [search_ten_millions],
     }  # fmt: skip
     result: dict[str, Any] = {}
     for part in (name for name in steps if name in parts):
@@ -100,10 +100,10 @@ def main() -> int:
             progress(step.__name__, 0.5)
             found = step()
             result[step.__name__] = found
-            peers += [] if part == "examples" else found if isinstance(found, list) else [found]
+            baselines += [] if part == "examples" else found if isinstance(found, list) else [found]
             print(json.dumps(found), flush=True)
             write("matmul-reduce.json", result)
-    wrong += below_peers(peers)
+    wrong += below_baselines(baselines)
     if "search_ten_millions" in result and result["search_ten_millions"]["missed"]:
         wrong.append("the search missed a nearest vector")
     print("\n".join(wrong) if wrong else "every result right, every target reached")

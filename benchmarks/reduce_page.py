@@ -30,7 +30,7 @@ def stalls(counted: Row, most: int) -> str:
 
 
 def milliseconds(row: Row, name: str) -> str:
-    """Of a peer, where it ran."""
+    """Of a baseline, where it ran."""
     return spread(row[f"{name}_s"], 1e3, 3) if f"{name}_s" in row else "–"
 
 
@@ -52,14 +52,14 @@ def sass(rows: dict[str, Row]) -> str:
 
 def page() -> str:
     """The whole page."""
-    experiment, peers, attention = (
+    experiment, baselines, attention = (
         read(f"h200/{name}.json") for name in ("reduce", "matmul-reduce", "attention-d128-bf16")
     )
     rows: dict[str, Any] = {row["rung"]: row for row in experiment["result"]["rungs"]}
     cells = ({r["rung"]: r for r in attention["rows"]}[key]["gpu"]["cells"] for key in ("0", "1"))
     return filled(
         "ladder-reduce.template.md", rows=rows, published=experiment["result"]["paper"], ladder=LADDER.rungs, over=over,
-        in_registers=("3", "4", "5"), peers=peers["result"], search=peers["result"]["search_ten_millions"],
+        in_registers=("3", "4", "5"), baselines=baselines["result"], search=baselines["result"]["search_ten_millions"],
         textbook=read("h200/reduce-textbook.json"),
         attention=[(a["seq"], a["tflops"], b["tflops"]) for a, b in zip(*cells, strict=True)], stalls=stalls,
         cycles=lambda key: rows[key]["loop"]["cycles_per_operation"], through_shared=("1", "1w", "2"),

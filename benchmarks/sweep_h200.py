@@ -1,4 +1,4 @@
-"""Every combination of tiles and flags of ``wgmma`` attention, under sustained load and beside the peers.
+"""Every combination of tiles and flags of ``wgmma`` attention, under sustained load and beside the baselines.
 
     PYTHONPATH=src python benchmarks/sweep_h200.py --out OUT [--cells 128:full:16384 …]
 
@@ -19,9 +19,9 @@ from attention_cells import problem_of
 from scripts import parser_of, write
 
 from warploom.bench.attention import AttentionOnGpu
+from warploom.bench.baselines import flash_attention_4, sdpa
 from warploom.bench.environment import environment
 from warploom.bench.monitor import GpuMonitor
-from warploom.bench.peers import flash_attention_4, sdpa
 from warploom.bench.power import power_of
 from warploom.bench.timing import Candidate, Measured, measure, paired_ratio
 from warploom.core.dtypes import bf16
@@ -81,7 +81,7 @@ def named(cell: str) -> AttentionProblem:
 
 
 class Cell:
-    """One head_dim, mask and length: its candidates, built and checked, and its peers."""
+    """One head_dim, mask and length: its candidates, built and checked, and its baselines."""
 
     def __init__(self, name: str) -> None:
         self.problem = named(name)
@@ -93,9 +93,9 @@ class Cell:
             for c in built(self.problem, self.causal)
             if self.workload.fault(c) is None
         }
-        self.peers = self._peers()
+        self.baselines = self._baselines()
 
-    def _peers(self) -> list[Candidate]:
+    def _baselines(self) -> list[Candidate]:
         inputs = self.workload.inputs
         cudnn = sdpa("torch_cudnn", self.causal)
         swapped = [tuple(x.transpose(1, 2) for x in of) for of in inputs]
@@ -110,7 +110,7 @@ class Cell:
         """The names that stayed, the fastest first, and the last round of timing."""
         left, found = list(self.candidates), dict[str, Measured]()
         for rounds, seconds, keep in ROUNDS:
-            timed = [*(self.candidates[name] for name in dict.fromkeys((*left, str(self.default)))), *self.peers]
+            timed = [*(self.candidates[name] for name in dict.fromkeys((*left, str(self.default)))), *self.baselines]
             found = measure(timed, self.workload.sets, clock, rounds=rounds, sample_seconds=seconds,
                             warm_up_seconds=0.01)  # fmt: skip
             left = sorted(left, key=lambda name: found[name].seconds.median)[:keep]
@@ -136,9 +136,9 @@ def main() -> None:
         seconds = time.monotonic() - start
         left, found = cell.best(gpu.clock)
         print(f"{name}: {len(cell.candidates)} candidates, built in {seconds:.0f} s", flush=True)
-        timed = cell.candidates | {p.name: p for p in cell.peers}
-        for one in dict.fromkeys((*left, str(cell.default), *(p.name for p in cell.peers))):
-            ratios = {p.name: round(paired_ratio(found[one], found[p.name]), 4) for p in cell.peers}
+        timed = cell.candidates | {p.name: p for p in cell.baselines}
+        for one in dict.fromkeys((*left, str(cell.default), *(p.name for p in cell.baselines))):
+            ratios = {p.name: round(paired_ratio(found[one], found[p.name]), 4) for p in cell.baselines}
             metered = one in (left[0], *ratios)
             drawn = power_of(timed[one], cell.workload.sets, gpu.clock, monitor, window=0.4) if metered else None
             row = {"cell": name, "config": one, "tflops": found[one].seconds.rate(cell.problem.flops / 1e12).json(),

@@ -30,7 +30,7 @@ import cell_runs as runs
 from cell_runs import Inputs, Run
 
 import warploom
-from warploom.bench import peers
+from warploom.bench import baselines
 from warploom.core.dtypes import bf16
 from warploom.core.targets import Target, target
 from warploom.kernels.attention.backward import TENSORS, BackwardOperands, BackwardProblem
@@ -322,7 +322,7 @@ def timed(cell: Cell, options: argparse.Namespace) -> dict[str, Any]:
 
 
 def missed(found: list[dict[str, Any]]) -> list[str]:
-    """Every wrong result, a peer's included, and every cell where uneven lengths are slower than they should be."""
+    """Every wrong result, a baseline's included, and every cell where uneven lengths are slower than they should be."""
     said = runs.wrong(found)
     for c in found:
         for name in ("even", "dense"):
@@ -362,7 +362,7 @@ def main() -> int:
     if options.compile_only:
         return 0
     name = "varlen-backward-cells.json" if options.backward else "varlen-cells.json"
-    head = {"flash_attention_4": peers.flash_attention_4()[1]}
+    head = {"flash_attention_4": baselines.flash_attention_4()[1]}
 
     def line(c: dict[str, Any]) -> str:
         return runs.line_of(c, f"whole blocks ×{c['whole_blocks']:.3f}  ")

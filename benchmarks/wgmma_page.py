@@ -27,7 +27,7 @@ from warploom.layout.shared import SharedLayout
 from warploom.layout.swizzle import Swizzle
 
 LENGTHS = (512, 1024, 4096, 16384)
-PEERS = {"torch_cudnn": "× cuDNN", "flash_attention_4": "× FlashAttention-4", "torch_flash": "× torch's flash"}
+BASELINES = {"torch_cudnn": "× cuDNN", "flash_attention_4": "× FlashAttention-4", "torch_flash": "× torch's flash"}
 
 
 def rungs(rows: Sequence[Row]) -> Iterator[tuple[str, str, list[str], str]]:
@@ -69,7 +69,7 @@ def mask(cell: Row) -> str:
 
 
 def beside(ratios: Row, names: Iterable[str]) -> list[str]:
-    """Ratios to peers, with their spread where that was kept; – where one was not timed."""
+    """Ratios to baselines, with their spread where that was kept; – where one was not timed."""
     found = (ratios.get(name) for name in names)
     return [spread(x, digits=2) if isinstance(x, Mapping) else number(x, ".2f") for x in found]
 
@@ -85,7 +85,7 @@ def sweep(found: Row) -> Iterator[Row]:
     cells: dict[str, list[Row]] = {}
     for run in found["runs"]:
         for row in run["rows"]:
-            if row["config"] not in PEERS:
+            if row["config"] not in BASELINES:
                 cells.setdefault(row["cell"], []).append(row)
     for name in sorted(cells, key=lambda name: [int(x) if x.isdigit() else x for x in name.split(":")]):
         rows = sorted(cells[name], key=lambda row: -row["tflops"]["median"])
@@ -95,9 +95,9 @@ def sweep(found: Row) -> Iterator[Row]:
 
 
 def present(rows: Iterable[Row]) -> dict[str, str]:
-    """The peers that some rows were timed beside, and their headers."""
+    """The baselines that some rows were timed beside, and their headers."""
     known = {name for row in rows for name in row["ratio"]}
-    return {name: text for name, text in PEERS.items() if name in known}
+    return {name: text for name, text in BASELINES.items() if name in known}
 
 
 def zeros(cells: Sequence[Row]) -> str:
@@ -130,7 +130,7 @@ def page() -> str:
         defects=defects(unseen), totals=totals(unseen), rungs=rungs(rows), zeros=zeros(found["cells"]),
         equivalent={label for row in broken["configs"].values() for label in row["equivalent"]},
         power=power_markdown([row for row in rows if row["rung"] in metered]).rstrip("\n"), sustained=sustained(rows),
-        counters=Counters(profile), sweep=list(sweep(sweeps)), peers=present(found["cells"]),
+        counters=Counters(profile), sweep=list(sweep(sweeps)), baselines=present(found["cells"]),
         swept=present(row for run in sweeps["runs"] for row in run["rows"]), mask=mask, beside=beside, joules=joules,
         cells=sorted(found["cells"], key=lambda c: (c["head_dim"], c["causal"], c["seq"])),
         gains=[r["over_plain"]["median"] for r in data["rows"] if r["data"] == suits],

@@ -117,15 +117,15 @@ def test_a_small_problem_tells_what_is_wrong(on_cpu, name, monkeypatch):
         bench.MatmulOnGpu(replace(problem, a=Matrix(False, 72)), 0)
 
 
-def test_the_case_says_its_size_and_has_the_peer(case):
+def test_the_case_says_its_size_and_has_the_baseline(case):
     assert dict(case.label) == {"n": SIZE, "data": "normal", "load": "rested"}
     assert case.pause > bench.GemmFamily().gpu_case(bench.Square(SIZE, load="sustained"), 0, 1).pause == 0.0
     assert case.flops == 2 * SIZE**3
     assert case.work.sets >= 2
     assert case.work.stream == 7
-    (peer,) = case.peers
-    assert peer.name == "cublas"
+    (baseline,) = case.baselines
+    assert baseline.name == "cublas"
     inputs, out = case.work.inputs, case.work.output
-    peer.run(1)
+    baseline.run(1)
     a, b = inputs[1]
     assert bench.torch_error(out, a, b, f32).ok

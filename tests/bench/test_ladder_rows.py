@@ -43,7 +43,7 @@ def test_what_counts_as_a_problem():
 
 def gpu_case(label, prepare, **more) -> Any:
     work = types.SimpleNamespace(sets=2, stream=0)
-    case = {"label": label, "flops": 10**12, "work": work, "pause": 0.0, "peers": [], "candidate": prepare,
+    case = {"label": label, "flops": 10**12, "work": work, "pause": 0.0, "baselines": [], "candidate": prepare,
             "error": lambda config: ErrorEntry("m", 0.5, 1.0)}  # fmt: skip
     return types.SimpleNamespace(**case | more)
 
@@ -67,7 +67,7 @@ def test_cells_hold_a_rung_against_the_one_before(gpu, monkeypatch):
             raise ConfigError("does not fit")
         return gpu.candidate(rung.key, seconds[rung.key])
 
-    case = gpu_case({"n": 512}, prepare, pause=0.5, peers=[gpu.candidate("peer", 0.05)])
+    case = gpu_case({"n": 512}, prepare, pause=0.5, baselines=[gpu.candidate("baseline", 0.05)])
     result = LadderResult({}, [])
     rungs = [Rung(key, key, "", None) for key in ("a", "b", "broken", "c")]
     rests: list[float] = []
@@ -77,7 +77,7 @@ def test_cells_hold_a_rung_against_the_one_before(gpu, monkeypatch):
     assert rests == [0.5] * 3 * 4, "the GPU rests before each sample"
     assert cells[1]["over_rung_before"] == pytest.approx(2.0)
     assert [i for i in cells if "over_rung_before" in cells[i]] == [1], "c's predecessor was not timed"
-    assert cells[3]["ratio"]["peer"] == pytest.approx(5.0)
+    assert cells[3]["ratio"]["baseline"] == pytest.approx(5.0)
     assert "broken" in result.notes[0]
 
 

@@ -42,19 +42,19 @@ def test_a_broken_targets_file_is_named(ladders, tmp_path, family):
 
 @pytest.mark.gpu
 @pytest.mark.parametrize(
-    ("family", "rung", "peer", "size", "where"),
+    ("family", "rung", "baseline", "size", "where"),
     [
         ("attention", "2", "torch_flash", ["--gpu-seq", "512"], {"seq": 512}),
         ("gemm", "02", "cublas", ["--gpu-n", "1024"], {"n": 1024}),
     ],
 )
-def test_it_writes_evidence_and_a_missed_target_is_exit_code_1(ladders, tmp_path, family, rung, peer, size, where):
+def test_it_writes_evidence_and_a_missed_target_is_exit_code_1(ladders, tmp_path, family, rung, baseline, size, where):
     pytest.importorskip("torch")
     targets, out = tmp_path / "targets.json", tmp_path / "result.json"
     for at_least, code in ((0.01, 0), (100.0, 1)):
-        figure = {"rung": rung, "peer": peer, "where": where, "at_least": at_least}
+        figure = {"rung": rung, "baseline": baseline, "where": where, "at_least": at_least}
         targets.write_text(json.dumps({family: [figure]}))
         result = ladders(family, "--rung", rung, *size, "--out", str(out), "--targets", str(targets))
         assert result.exit_code == code, result.output
     assert "target missed" in result.stderr
-    assert json.loads(out.read_text())["rows"][0]["gpu"]["peers"][peer]
+    assert json.loads(out.read_text())["rows"][0]["gpu"]["baselines"][baseline]

@@ -38,10 +38,10 @@ def test_what_falls_short_is_named():
     assert "wrong on the emulator" in benchmark.below_experiment(wrong)[0]
     row = {"op": "max", "m": 1, "n": 1, "k": 128, "error": 0.5, "warploom_extra_bytes": 2**26,
            "over": {"torch": 1.5, "torch.compile": 1.4}}  # fmt: skip
-    assert benchmark.below_peers([row]) == []
+    assert benchmark.below_baselines([row]) == []
     worse: dict[str, Any]
     for worse in ({"error": float("nan")}, {"warploom_extra_bytes": 2**26 + 1}, {"over": {"torch": 2.0, "c": 1.2}}):
-        assert len(benchmark.below_peers([row | worse])) == 1
+        assert len(benchmark.below_baselines([row | worse])) == 1
 
 
 def test_the_tables_of_a_gpu(capsys):

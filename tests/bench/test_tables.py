@@ -32,7 +32,7 @@ def test_nothing_is_cut_at_80_columns(sizes):
     assert sorted(word for word in narrow.split() if any(c.isdigit() for c in word)) == sorted(figures)
 
 
-def test_many_sizes_name_the_peer():
+def test_many_sizes_name_the_baseline():
     ratio = ROWS[2]["gpu"]["cells"][-1]["ratio"]["torch_flash"]
     assert {"×", "torch_flash", f"{ratio:.2f}×"} <= set(shown(ROWS, 80).split())
 

@@ -62,8 +62,8 @@ def test_spreads():
 def test_ratios_are_taken_within_rounds():
     drifting = (1.0, 2.0, 4.0)
     ours = Measured(Spread.of(drifting), None, drifting)
-    peer = Measured(Spread.of(drifting), None, tuple(1.25 * x for x in drifting))
-    assert paired_ratio(ours, peer) == pytest.approx(1.25)
+    baseline = Measured(Spread.of(drifting), None, tuple(1.25 * x for x in drifting))
+    assert paired_ratio(ours, baseline) == pytest.approx(1.25)
 
 
 def test_input_sets_cover_the_l2_and_are_at_least_two():

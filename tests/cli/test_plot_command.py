@@ -8,7 +8,7 @@ from tests.project import ROOT
 LADDER = ROOT / "benchmarks/results/h200/attention-d128-bf16.json"
 
 
-def test_timed_rows_become_bars_with_their_figures_and_peers(invoke, tmp_path):
+def test_timed_rows_become_bars_with_their_figures_and_baselines(invoke, tmp_path):
     pytest.importorskip("matplotlib")
     out = tmp_path / "deep" / "a.svg"
     done = invoke("plot", str(LADDER), "--out", str(out))

@@ -1,1 +1,1 @@
-"""Measurements that can be made again: environment, timing, peers, ladders and the tables made of them."""
+"""Measurements that can be made again: environment, timing, baselines, ladders and the tables made of them."""

@@ -1,4 +1,4 @@
-"""Attention to a ladder and to the tuner: inputs, the float64 reference on either side, PyTorch's backends as peers."""
+"""Attention to a ladder and to the tuner: inputs, the float64 reference, PyTorch's backends as baselines."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 
 from warploom.bench.attention_reference import torch_error
+from warploom.bench.baselines import available_sdpa, flash_attention_4
 from warploom.bench.ladder import EmulatorCase, ErrorEntry, GpuCase
-from warploom.bench.peers import available_sdpa, flash_attention_4
 from warploom.bench.timing import Candidate
 from warploom.bench.workload import OnGpu
 from warploom.core.dtypes import DType, bf16
@@ -88,7 +88,7 @@ class AttentionFamily:
         batch, heads = max(1, GPU_TOKENS // size), max(1, GPU_WIDTH // self.head_dim)
         problem = AttentionProblem(batch, heads, heads, size, size, self.head_dim, self.dtype)
         work, label = AttentionOnGpu(problem, device, seed), {"seq": size, "batch": batch, "heads": heads}
-        return GpuCase(label, problem.flops, work, _peers(work.inputs), lambda config: _entry(work.error(config)))
+        return GpuCase(label, problem.flops, work, _baselines(work.inputs), lambda config: _entry(work.error(config)))
 
 
 def _entry(report: ErrorReport) -> ErrorEntry:
@@ -166,7 +166,7 @@ def checked_problem(problem: AttentionProblem, config: AttentionConfig) -> Atten
     return dataclasses.replace(problem, batch=1, q_len=q_len, kv_len=kv_len)
 
 
-def _peers(inputs: Sequence[tuple[Any, Any, Any]]) -> list[Candidate]:
+def _baselines(inputs: Sequence[tuple[Any, Any, Any]]) -> list[Candidate]:
     """PyTorch's flash and cuDNN backends, on the same memory seen as (batch, heads, seq, head_dim); and
     FlashAttention-4 where it can be imported and runs."""
     sets = [tuple(x.transpose(1, 2) for x in of) for of in inputs]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import product
 from typing import Any
 
-from warploom.bench.peers import torch_module
+from warploom.bench.baselines import torch_module
 from warploom.core.dtypes import DType
 from warploom.kernels.attention.problem import AttentionProblem
 from warploom.kernels.attention.reference import ErrorReport, attention_reference, largest_errors, seen_of

@@ -1,4 +1,4 @@
-"""Products to a ladder and to the tuner: inputs, float64 beside them, and cuBLAS (through ``torch.mm``) as the peer."""
+"""Products to a ladder and to the tuner: inputs, float64 beside them, cuBLAS (through ``torch.mm``) as the baseline."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
+from warploom.bench.baselines import torch_module
 from warploom.bench.ladder import EmulatorCase, ErrorEntry, GpuCase
-from warploom.bench.peers import torch_module
 from warploom.bench.timing import Candidate
 from warploom.bench.workload import OnGpu
 from warploom.core.dtypes import DType, f16, f32
@@ -150,9 +150,9 @@ class GemmFamily:
         problem = contiguous_problem(size.n, size.n, size.n, self.dtype)
         work = MatmulOnGpu(problem, device, size.data, seed)
         mm = torch_module().mm
-        peers = [Candidate("cublas", lambda i: mm(*work.inputs[i], out=work.output))]
+        baselines = [Candidate("cublas", lambda i: mm(*work.inputs[i], out=work.output))]
         return GpuCase(
-            size.label, problem.flops, work, peers, lambda config: _entry(work.error(config)), LOADS[size.load]
+            size.label, problem.flops, work, baselines, lambda config: _entry(work.error(config)), LOADS[size.load]
         )
 
 

@@ -71,7 +71,7 @@ class GpuCase(Generic[Config]):
     label: Mapping[str, Any]
     flops: int
     work: OnGpu
-    peers: Sequence[Candidate]
+    baselines: Sequence[Candidate]
     error: Callable[[Config], ErrorEntry]
     pause: float = 0.0
 
@@ -255,7 +255,7 @@ def _time_on_gpu(
     rounds: int,
     tell: Progress,
 ) -> None:
-    """Check and time all rungs and peers, size by size, and put the cells into the rows."""
+    """Check and time all rungs and baselines, size by size, and put the cells into the rows."""
     from warploom.cuda.device import cuda_core
 
     monitor = GpuMonitor(cuda_core().Device(device).pci_bus_id)
@@ -299,30 +299,30 @@ def _size(
             continue
         errors[index] = case.error(rung.config)
     times = measure(
-        [*candidates.values(), *case.peers], case.work.sets, EventClock(case.work.stream), rounds=rounds,
+        [*candidates.values(), *case.baselines], case.work.sets, EventClock(case.work.stream), rounds=rounds,
         pause_seconds=case.pause, monitor=monitor, progress=progress,
     )  # fmt: skip
-    peers = {peer.name: times[peer.name] for peer in case.peers}
+    baselines = {baseline.name: times[baseline.name] for baseline in case.baselines}
     cells: dict[int, dict[str, Any]] = {}
     for index, candidate in candidates.items():
-        cells[index] = _cell(case, times[candidate.name], peers, errors[index])
+        cells[index] = _cell(case, times[candidate.name], baselines, errors[index])
         if index - 1 in candidates:
             before = paired_ratio(times[candidate.name], times[candidates[index - 1].name])
             cells[index]["over_rung_before"] = round(before, 4)
     return cells
 
 
-def _cell(case: GpuCase[Any], ours: Measured, peers: Mapping[str, Measured], error: ErrorEntry) -> dict[str, Any]:
+def _cell(case: GpuCase[Any], ours: Measured, baselines: Mapping[str, Measured], error: ErrorEntry) -> dict[str, Any]:
     def tflops(m: Measured) -> dict[str, float]:
         return m.seconds.rate(case.flops / 1e12).json()
 
     return {
         **case.label,
         "tflops": tflops(ours),
-        "ratio": {name: round(paired_ratio(ours, peer), 4) for name, peer in peers.items()},
+        "ratio": {name: round(paired_ratio(ours, baseline), 4) for name, baseline in baselines.items()},
         "milliseconds": {k: v * 1000 for k, v in ours.seconds.json().items()},
         "clock_mhz": ours.clock_mhz.json() if ours.clock_mhz else None,
         "samples": ours.seconds.count,
-        "peers": {name: {"tflops": tflops(peer)} for name, peer in peers.items()},
+        "baselines": {name: {"tflops": tflops(baseline)} for name, baseline in baselines.items()},
         "error": dataclasses.asdict(error),
     }

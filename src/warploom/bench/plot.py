@@ -11,7 +11,7 @@ from warploom.core.errors import ConfigError, UnsupportedDeviceError
 
 Row = Mapping[str, Any]
 FORMATS = (".svg", ".png", ".pdf")
-_BAR, _ABOVE, _PEER, _SPREAD, _INK = "#3b6ea5", "#d98032", "#8a8a8a", "#1c2b3a", "#222222"
+_BAR, _ABOVE, _BASELINE, _SPREAD, _INK = "#3b6ea5", "#d98032", "#8a8a8a", "#1c2b3a", "#222222"
 _STYLE = {
     "font.size": 10.0,
     "axes.spines.top": False,
@@ -26,8 +26,8 @@ def plot_ladder(rows: Sequence[Row], out: Path, *, size: int | None = None, titl
     """Draw a ladder's rows (``LadderResult.rows``) into ``out``, an SVG, PNG or PDF; returns what was drawn.
 
     With timed rows: a bar of TFLOP/s a rung at sequence length (or first size) ``size``, by default the last, with the
-    10th to 90th percentile, and the peers as lines. Otherwise: wavefronts of shared memory over the conflict-free ones,
-    and registers with spills.
+    10th to 90th percentile, and the baselines as lines. Otherwise: wavefronts of shared memory over the conflict-free
+    ones, and registers with spills.
 
     Raises ConfigError for another ending, no rows or a size that was not timed, UnsupportedDeviceError without
     matplotlib.
@@ -94,7 +94,7 @@ def _cells(rows: Sequence[Row], size: int | None) -> list[tuple[Row, Row]]:
 
 
 def _speed(pyplot: Any, cells: Sequence[tuple[Row, Row]], title: str) -> Any:
-    """Bars of TFLOP/s with spread, coloured by the instructions that multiply, and a line for each peer."""
+    """Bars of TFLOP/s with spread, coloured by the instructions that multiply, and a line for each baseline."""
     figure, axes = pyplot.subplots(figsize=(max(6.0, 1.2 + 0.42 * len(cells)), 4.6))
     spreads = [cell["tflops"] for _, cell in cells]
     middle = [spread["median"] for spread in spreads]
@@ -109,7 +109,7 @@ def _speed(pyplot: Any, cells: Sequence[tuple[Row, Row]], title: str) -> Any:
         text = f"{spread['median']:.0f}"
         axes.text(place, spread["high"] + 0.012 * top, text, ha="center", va="bottom", fontsize=8, color=_INK,
                   bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.8})  # fmt: skip
-    top = max(top, _peer_lines(axes, cells))
+    top = max(top, _baseline_lines(axes, cells))
     axes.set_ylim(0, 1.09 * top)
     axes.set_xlim(-0.6, len(cells) - 0.4)
     axes.set_xticks(list(places), [f"{row['rung']}  {_short(row)}" for row, _ in cells], rotation=55, ha="right",
@@ -131,14 +131,16 @@ def _is_warpgroup(row: Row) -> bool:
     return "consumers" in config and not config.get("mma_sync", False)
 
 
-def _peer_lines(axes: Any, cells: Sequence[tuple[Row, Row]]) -> float:
-    """A dashed line for each peer, named at its right end; returns the highest."""
-    peers = {name: peer["tflops"]["median"] for _, cell in cells for name, peer in cell["peers"].items()}
-    for name, rate in peers.items():
-        axes.axhline(rate, color=_PEER, linestyle=(0, (5, 3)), linewidth=1.0, zorder=0)
+def _baseline_lines(axes: Any, cells: Sequence[tuple[Row, Row]]) -> float:
+    """A dashed line for each baseline, named at its right end; returns the highest."""
+    baselines = {
+        name: baseline["tflops"]["median"] for _, cell in cells for name, baseline in cell["baselines"].items()
+    }
+    for name, rate in baselines.items():
+        axes.axhline(rate, color=_BASELINE, linestyle=(0, (5, 3)), linewidth=1.0, zorder=0)
         axes.annotate(f"{name.replace('_', ' ')}\n{rate:.0f}", (1.0, rate), xytext=(4, 0), fontsize=8, color="#5a5a5a",
                       xycoords=("axes fraction", "data"), textcoords="offset points", va="center")  # fmt: skip
-    return max(peers.values(), default=0.0)
+    return max(baselines.values(), default=0.0)
 
 
 def _short(row: Row) -> str:
@@ -159,7 +161,7 @@ def _static(pyplot: Any, rows: Sequence[Row], title: str) -> Any:
     for shift, what, color in ((-0.2, "ldmatrix", _BAR), (0.2, "other shared accesses", _ABOVE)):
         heights = [_factor(row, matrix=what == "ldmatrix") for row in rows]
         upper.bar([p + shift for p in places], heights, 0.38, color=color, label=what)
-    upper.axhline(1.0, color=_PEER, linestyle=(0, (5, 3)), linewidth=1.0)
+    upper.axhline(1.0, color=_BASELINE, linestyle=(0, (5, 3)), linewidth=1.0)
     upper.set_ylabel("wavefronts / conflict-free")
     upper.legend(frameon=False, loc="upper right")
     upper.set_title("; ".join(filter(None, (title, "bank conflicts and registers"))), loc="left", fontsize=11)
@@ -168,12 +170,12 @@ def _static(pyplot: Any, rows: Sequence[Row], title: str) -> Any:
         entries = [row["targets"].get(arch, {}) for row in rows]
         shift = 0.4 * (number - (len(archs) - 1) / 2)
         heights = [entry.get("registers", 0) for entry in entries]
-        lower.bar([p + shift for p in places], heights, 0.38, color=(_BAR, _ABOVE, _PEER)[number % 3], label=arch)
+        lower.bar([p + shift for p in places], heights, 0.38, color=(_BAR, _ABOVE, _BASELINE)[number % 3], label=arch)
         for place, height, entry in zip(places, heights, entries, strict=True):
             if entry.get("spill_bytes"):
                 lower.text(place + shift, height + 3, f"+{entry['spill_bytes']} B", rotation=90, ha="center",
                            va="bottom", fontsize=6.5, color=_INK)  # fmt: skip
-    lower.axhline(255, color=_PEER, linestyle=(0, (5, 3)), linewidth=1.0)
+    lower.axhline(255, color=_BASELINE, linestyle=(0, (5, 3)), linewidth=1.0)
     lower.set_ylim(0, 320)
     lower.set_ylabel("registers (+ spilled bytes)")
     if archs:

@@ -14,8 +14,8 @@ from typing import Any
 
 import numpy as np
 
+from warploom.bench.baselines import torch_module
 from warploom.bench.monitor import GpuMonitor
-from warploom.bench.peers import torch_module
 from warploom.bench.power import power_of
 from warploom.bench.resources import compile_for
 from warploom.bench.timing import Candidate, EventClock, Spread, graphed, measure

@@ -8,7 +8,7 @@ from typing import Any
 
 Rows = Sequence[Mapping[str, Any]]
 _FEW_SIZES = 2
-"""Up to so many, a cell has the spread and every peer; with more, the median and the first peer."""
+"""Up to so many, a cell has the spread and every baseline; with more, the median and the first baseline."""
 _NUMBERED = re.compile(r"^kernel \w+: ")
 
 
@@ -30,7 +30,7 @@ def gpu_cells(rows: Rows, condition: str | None = None) -> tuple[list[str], list
     timed = [(row, {size_of(c): c for c in _cells(row) if condition in (None, condition_of(c))})
              for row in rows if row["gpu"]]  # fmt: skip
     sizes = list(dict.fromkeys(size for _, cells in timed for size in cells))
-    cell_of = _beside_peers if len(sizes) <= _FEW_SIZES else _short
+    cell_of = _beside_baselines if len(sizes) <= _FEW_SIZES else _short
     body = [
         [row["rung"], row["name"], *(_with_tile(cell_of(cells.get(size)), cells.get(size)) for size in sizes)]
         for row, cells in timed
@@ -96,8 +96,8 @@ def _gpu_title(rows: Rows) -> str:
     """What the cells of :func:`gpu_cells` are."""
     cells = [cell for row in rows for cell in _cells(row)]
     if len({size_of(cell) for cell in cells}) <= _FEW_SIZES:
-        return "TFLOP/s, median (10th–90th percentile), and × the peers' in the same rounds"
-    return f"TFLOP/s, median, and × {_first_peer(cells[0])[0]} in the same rounds"
+        return "TFLOP/s, median (10th–90th percentile), and × the baselines' in the same rounds"
+    return f"TFLOP/s, median, and × {_first_baseline(cells[0])[0]} in the same rounds"
 
 
 def _stacked(header: str) -> str:
@@ -117,29 +117,29 @@ def rate_text(spread: Mapping[str, float]) -> str:
     return f"{spread['median']:.0f} ({spread['low']:.0f}–{spread['high']:.0f})"
 
 
-def _beside_peers(cell: Mapping[str, Any] | None) -> str:
+def _beside_baselines(cell: Mapping[str, Any] | None) -> str:
     if cell is None:
         return "–"
-    ratios = [f"{ratio:.2f}× {peer}" for peer, ratio in cell["ratio"].items()]
+    ratios = [f"{ratio:.2f}× {baseline}" for baseline, ratio in cell["ratio"].items()]
     return "\n".join([rate_text(cell["tflops"]), *ratios])
 
 
 def _short(cell: Mapping[str, Any] | None) -> str:
-    return beside_first_peer(cell).replace(" (", "\n").rstrip(")")
+    return beside_first_baseline(cell).replace(" (", "\n").rstrip(")")
 
 
-def beside_first_peer(cell: Mapping[str, Any] | None) -> str:
-    """The first peer measured: PyTorch's flash backend for attention, cuBLAS for matmul."""
+def beside_first_baseline(cell: Mapping[str, Any] | None) -> str:
+    """The first baseline measured: PyTorch's flash backend for attention, cuBLAS for matmul."""
     if cell is None:
         return "–"
-    _, ratio = _first_peer(cell)
+    _, ratio = _first_baseline(cell)
     return f"{cell['tflops']['median']:.0f}" + (f" ({ratio:.2f}×)" if ratio else "")
 
 
-def _first_peer(cell: Mapping[str, Any]) -> tuple[str, float | None]:
-    """(name, ratio) of PyTorch's flash backend, else of the first peer there is."""
+def _first_baseline(cell: Mapping[str, Any]) -> tuple[str, float | None]:
+    """(name, ratio) of PyTorch's flash backend, else of the first baseline there is."""
     ratios = cell["ratio"]
-    name = "torch_flash" if "torch_flash" in ratios else next(iter(ratios), "no peer")
+    name = "torch_flash" if "torch_flash" in ratios else next(iter(ratios), "no baseline")
     return name, ratios.get(name)
 
 

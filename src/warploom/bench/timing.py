@@ -189,11 +189,11 @@ def graphed(candidate: Candidate, sets: int, torch: Any) -> Candidate:
     return Candidate(candidate.name, replay)
 
 
-def paired_ratio(ours: Measured, peer: Measured) -> float:
-    """How many times faster than ``peer``: the median over the rounds of time(peer) / time(ours) in the same round."""
-    return float(np.median(np.asarray(peer.samples) / np.asarray(ours.samples)))
+def paired_ratio(ours: Measured, baseline: Measured) -> float:
+    """How many times faster than ``baseline``: the median over the rounds of time(baseline) / time(ours) there."""
+    return float(np.median(np.asarray(baseline.samples) / np.asarray(ours.samples)))
 
 
-def paired_spread(ours: Measured, peer: Measured) -> Spread:
+def paired_spread(ours: Measured, baseline: Measured) -> Spread:
     """The spread over the rounds of what :func:`paired_ratio` is the median of."""
-    return Spread.of([float(x) for x in np.asarray(peer.samples) / np.asarray(ours.samples)])
+    return Spread.of([float(x) for x in np.asarray(baseline.samples) / np.asarray(ours.samples)])

@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Any
 
-from warploom.bench.peers import torch_module
+from warploom.bench.baselines import torch_module
 from warploom.bench.timing import input_sets
 from warploom.core.dtypes import DType
 

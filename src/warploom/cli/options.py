@@ -107,7 +107,7 @@ def on_gpu(choice: str) -> bool:
         raise typer.BadParameter(f"--on is cpu, gpu or auto, not {choice!r}")
     if choice == "cpu":
         return False
-    from warploom.bench.peers import torch_module
+    from warploom.bench.baselines import torch_module
     from warploom.cuda.device import has_gpu, require_driver
 
     if choice == "auto" and not has_gpu():

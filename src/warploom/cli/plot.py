@@ -26,7 +26,7 @@ def plot(
     ] = None,
     title: Annotated[str, typer.Option(help="Title; default what the file says.")] = "",
 ) -> None:
-    """Draw a ladder: TFLOP/s of every rung beside the peers.
+    """Draw a ladder: TFLOP/s of every rung beside the baselines.
 
     Bars show the spread. A ladder without timings is drawn by its bank conflicts and registers.
 

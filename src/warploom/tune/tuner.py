@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any, Protocol
 
-from warploom.bench.peers import torch_module
+from warploom.bench.baselines import torch_module
 from warploom.bench.timing import Candidate, Clock, EventClock, Measured, measure, paired_ratio
 from warploom.bench.workload import OnGpu
 from warploom.core.errors import ConfigError, UnsupportedDeviceError, WarploomError

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from warploom.bench.peers import torch_module
+from warploom.bench.baselines import torch_module
 from warploom.bench.timing import Candidate, EventClock, Measured, measure, paired_ratio
 
 Row = dict[str, Any]
@@ -51,9 +51,9 @@ def against_torch(rounds: int = 11) -> list[Row]:
 
 
 def compared(torch: Any, calls: dict[str, Call], rounds: int) -> Row:
-    """Seconds, extra bytes and, for each peer of the first call, how many times as fast the first is (``over``).
+    """Seconds, extra bytes and, for each baseline of the first call, how many times as fast the first is (``over``).
 
-    A peer that cannot run here is reported with its error.
+    A baseline that cannot run here is reported with its error.
     """
     clock = EventClock(int(torch.cuda.current_stream(0).cuda_stream))
     row: Row = {}

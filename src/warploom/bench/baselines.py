@@ -19,7 +19,7 @@ def torch_module() -> Any:
         torch: Any = importlib.import_module("torch")
     except ImportError as error:
         raise UnsupportedDeviceError(
-            "timing on a GPU needs PyTorch, for its inputs, its reference and as the peer: pip install torch"
+            "timing on a GPU needs PyTorch, for its inputs, its reference and as the baseline: pip install torch"
         ) from error
     if not torch.cuda.is_available():
         raise UnsupportedDeviceError("the installed PyTorch sees no GPU: install its CUDA build to time on the GPU")

@@ -69,7 +69,7 @@ def flashinfer(tensor_cores: bool, cell: Cell, sets: list[Inputs]) -> Run:
     return lambda x: calls[id(x)]()
 
 
-PEERS: dict[str, Callable[[Any, list[Inputs]], Run | None]] = {
+BASELINES: dict[str, Callable[[Any, list[Inputs]], Run | None]] = {
     "cudnn": partial(of_torch, "torch_cudnn"),
     "torch_flash": partial(of_torch, "torch_flash"),
     "flash_attention_4": flash_attention_4,
@@ -85,7 +85,7 @@ PACKAGES = {
 
 
 def versions(names: Iterable[str]) -> dict[str, str]:
-    """Of those of :data:`PEERS` that can be imported here: the version of what has them."""
+    """Of those of :data:`BASELINES` that can be imported here: the version of what has them."""
     found: dict[str, str] = {}
     for name in names:
         module, package = PACKAGES[name]
@@ -102,7 +102,7 @@ def made(cell: Cell, sets: list[Inputs], names: Iterable[str]) -> tuple[dict[str
     found, refused = dict[str, Run](), dict[str, str]()
     for name in [] if cell.fp8 else names:
         try:
-            if (run := PEERS[name](cell, sets)) is not None:
+            if (run := BASELINES[name](cell, sets)) is not None:
                 found[name] = run
         except Exception as error:
             refused[name] = runs.said(error)
@@ -110,6 +110,6 @@ def made(cell: Cell, sets: list[Inputs], names: Iterable[str]) -> tuple[dict[str
 
 
 def to_the_fastest(cells: Iterable[Mapping[str, Any]]) -> list[float]:
-    """How many times as fast as the fastest of :data:`PEERS` we are, in measured cells that have one."""
-    ratios = ([x["median"] for name, x in c["ratio"].items() if name in PEERS] for c in cells)
+    """How many times as fast as the fastest of :data:`BASELINES` we are, in measured cells that have one."""
+    ratios = ([x["median"] for name, x in c["ratio"].items() if name in BASELINES] for c in cells)
     return [min(found) for found in ratios if found]
