@@ -12,7 +12,8 @@ from tests.kernels.mutate import run_calls
 from warploom.emulate.findings import Finding
 from warploom.interop.arrays import describe
 from warploom.ir.program import Program
-from warploom.kernels.attention.backward import TENSORS, BackwardConfig, BackwardOperands, BackwardProblem
+from warploom.kernels.attention.backward import TENSORS, BackwardOperands, BackwardProblem
+from warploom.kernels.attention.backward_choice import BackwardConfig
 from warploom.kernels.attention.gradient_reference import GradientReference, gradient_reference
 from warploom.kernels.attention.problem import AttentionProblem
 from warploom.kernels.attention.reference import Window, attention_reference, seen_of

@@ -87,7 +87,6 @@ def test_the_seeds_notation_is_read() -> None:
     ("text", "says"),
     [
         ("(FP16, 128, 64): async", "no configuration"),
-        ("nothing", "attention_sm90, attention_sm80"),
         ("(FP16, 128, 64, 64, 4): async+turbo", "'turbo' is no flag"),
         ("(FP16, 128, 64, 64, 4): head_dim=3", "'head_dim=3' is no flag"),
         ("attention_sm90(turbo=1)", "known: consumers, tile_n"),

@@ -64,7 +64,6 @@ def test_the_seeds_notation() -> None:
         ("swizzle=maybe", "true or false"),
         ("1=2,=", "no setting"),
         ("matmul_sm90(warp_m=64)", "'warp_m' is no flag"),
-        ("wgmma(tile_m=64)", "matmul_sm90, matmul_sm80"),
     ],
 )
 def test_notation_that_is_none_is_refused(text: str, says: str) -> None:

@@ -121,9 +121,7 @@ def test_what_the_host_knows_is_refused_by_name(change: dict[str, Any], words: s
         call(**given)
 
 
-def test_configurations_that_take_no_packed_sequences() -> None:
-    with pytest.raises(ConfigError, match="write attention_sm90 or attention_sm80"):
-        call(*make(), STARTS, config="attention_ladder(tile_m=64)")
+def test_configurations_that_do_not_fit() -> None:
     with pytest.raises(ConfigError, match="head_dim"):
         call(*make(), STARTS, config="attention_sm80(head_dim=64, dtype=f16)")
 

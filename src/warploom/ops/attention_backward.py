@@ -8,8 +8,8 @@ from typing import Any
 from warploom.interop.arrays import ArrayView, describe, empty_like, filled, same_device
 from warploom.interop.copies import as_if_compact
 from warploom.interop.tracing import traced
-from warploom.kernels.attention.backward import TENSORS, BackwardConfig, BackwardOperands, BackwardProblem
-from warploom.kernels.attention.backward_choice import KINDS, choose
+from warploom.kernels.attention.backward import TENSORS, BackwardOperands, BackwardProblem
+from warploom.kernels.attention.backward_choice import KINDS, BackwardConfig, choose
 from warploom.kernels.settings import read
 from warploom.ops.attention_arrays import (
     AXES,

@@ -10,17 +10,10 @@ A sink s is part of the log-sum-exp L, and so of P; it has no value, hence no dP
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Protocol
+from typing import ClassVar
 
-from warploom.kernels.attention.problem import (
-    MOST_GRID_ROWS,
-    MOST_POSITIONS,
-    AttentionProblem,
-    HeadConfig,
-    HeadDims,
-    Operands,
-)
-from warploom.kernels.settings import broken_flags, violated
+from warploom.kernels.attention.problem import AttentionProblem, HeadConfig, HeadDims, Operands
+from warploom.kernels.settings import violated
 from warploom.kernels.source import KernelCall, KernelSource
 from warploom.tile.panels import PANEL_COLS
 
@@ -47,19 +40,9 @@ class BackwardProblem:
         p = self.forward
         return 2 * p.planes * (3 * p.head_dim + 2 * p.value_dim) * p.visible_scores
 
-    def differences(self, config: BackwardConfig) -> list[str]:
+    def differences(self, config: HeadConfig) -> list[str]:
         """How a configuration differs from the problem, and what no kernel takes; empty if nothing does."""
-        p = self.forward
-        return broken_flags(config) or violated([
-            (config.head_dim == p.head_dim, f"head_dim is {p.head_dim}, the configuration's {config.head_dim}"),
-            (config.value_dim == p.value_dim,
-             f"V's head_dim is {p.value_dim}, the configuration's {config.value_dim}"),
-            (config.dtype is p.dtype, f"the arrays are {p.dtype}, the configuration {config.dtype}"),
-            (max(p.q_len, p.kv_len) < MOST_POSITIONS,
-             f"lengths {p.q_len} and {p.kv_len} reach {MOST_POSITIONS} positions"),
-            (max(p.heads, p.batch) <= MOST_GRID_ROWS,
-             f"{p.heads} heads and {p.batch} batches: each may be at most {MOST_GRID_ROWS}"),
-        ])  # fmt: skip
+        return self.forward.differences(config) + violated([self.forward.grid_constraint])
 
 
 class BackwardOperands(Operands):
@@ -149,17 +132,3 @@ def rows_calls(problem: BackwardProblem, operands: BackwardOperands, tile: int, 
     )
     scalars = {"q_len": p.q_len, "plane": tiles * slots, "batches": p.batch}
     return rows, KernelCall(source, (p.heads, 1, 1), scalars, (), ("sinks", "shift", "delta", "dsinks"))
-
-
-class BackwardConfig(HeadConfig, Protocol):
-    """A configuration of one of the backward kernels: what it takes, and what it makes of a problem."""
-
-    def violations(self, problem: BackwardProblem) -> list[str]:
-        """The constraints that a problem violates; empty if the kernels take it."""
-        ...
-
-    def calls(
-        self, problem: BackwardProblem, operands: BackwardOperands, multiprocessors: int
-    ) -> tuple[KernelCall, ...]:
-        """The kernels and their launches, in order; of TENSORS, ``lse``, ``dlse`` and memory of their own."""
-        ...

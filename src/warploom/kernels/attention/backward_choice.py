@@ -5,13 +5,14 @@ from __future__ import annotations
 from dataclasses import replace
 
 from warploom.core.targets import Target
-from warploom.kernels.attention.backward import BackwardConfig, BackwardProblem
+from warploom.kernels.attention.backward import BackwardProblem
 from warploom.kernels.attention.backward_sm80 import BackwardSm80
 from warploom.kernels.attention.backward_sm90 import KEYS, BackwardSm90
 from warploom.kernels.attention.backward_wide import BackwardWideSm90
 from warploom.kernels.attention.problem import AttentionProblem
 from warploom.kernels.settings import first_fitting, violations_of
 
+BackwardConfig = BackwardSm90 | BackwardWideSm90 | BackwardSm80
 KINDS = (BackwardSm90, BackwardWideSm90, BackwardSm80)
 """What a caller may ask for."""
 _ROWS = ((64, 128, 4096), (96, 96, 1280))

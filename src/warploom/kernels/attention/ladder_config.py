@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from warploom.core.dtypes import DType, bf16, f16
 from warploom.core.errors import ConfigError
 from warploom.core.targets import Target
-from warploom.kernels.attention.problem import MOST_GRID_ROWS, AttentionProblem, Operands
+from warploom.kernels.attention.problem import AttentionProblem, Operands
 from warploom.kernels.settings import (
     Configuration,
     broken_flags,
@@ -135,13 +135,12 @@ class RungSm80(Configuration):
 
     def violations(self, problem: AttentionProblem) -> list[str]:
         """The constraints of the kernel that a problem violates; empty if it takes it."""
-        most, masked = max(problem.heads, problem.batch), problem.features(self.tile_m, self.tile_n).masked
+        masked = problem.features(self.tile_m, self.tile_n).masked
         return problem.differences(self) + violated([
             (problem.softcap is None and not (problem.lse or problem.sinks),
              "a rung of the ladder has no soft cap, no log-sum-exp and no sinks"),
             (not (self.softmax_in_shared and masked), "softmax_in_shared is the plain product's baseline: no masks"),
-            (most <= MOST_GRID_ROWS,
-             f"{problem.heads} heads and {problem.batch} batches: each may be at most {MOST_GRID_ROWS}"),
+            problem.grid_constraint,
         ])  # fmt: skip
 
     def calls(self, problem: AttentionProblem, operands: Operands, multiprocessors: int) -> tuple[KernelCall]:

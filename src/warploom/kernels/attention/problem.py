@@ -182,7 +182,13 @@ class AttentionProblem(ScoreOptions):
             **self.asked,
         )
 
-    def differences(self, config: AttentionConfig) -> list[str]:
+    @property
+    def grid_constraint(self) -> tuple[bool, str]:
+        """Of kernels whose grid has heads and batches along y and z: whether it holds, and what is wrong if not."""
+        most = max(self.heads, self.batch)
+        return most <= MOST_GRID_ROWS, f"{self.heads} heads and {self.batch} batches: at most {MOST_GRID_ROWS} of each"
+
+    def differences(self, config: HeadConfig) -> list[str]:
         """How a configuration differs from the problem, and what no kernel takes; empty if nothing does."""
         return broken_flags(config) or violated([
             (config.head_dim == self.head_dim, f"head_dim is {self.head_dim}, the configuration's {config.head_dim}"),

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, ClassVar, Self
 
 from warploom.core.dtypes import DType, bf16, f16
 from warploom.core.targets import Target
-from warploom.kernels.attention.problem import MOST_GRID_ROWS, AttentionProblem, HeadDims, Operands
+from warploom.kernels.attention.problem import AttentionProblem, HeadDims, Operands
 from warploom.kernels.settings import flag, violated
 from warploom.kernels.source import KernelCall, KernelSource
 from warploom.tile.copy_plan import CopyPlan
@@ -77,11 +77,7 @@ class ForwardSm80(HeadDims):
 
     def violations(self, problem: AttentionProblem) -> list[str]:
         """The constraints of the kernel that a problem violates; empty if it takes it."""
-        most = max(problem.heads, problem.batch)
-        return problem.differences(self) + violated([
-            (most <= MOST_GRID_ROWS,
-             f"{problem.heads} heads and {problem.batch} batches: each may be at most {MOST_GRID_ROWS}"),
-        ])  # fmt: skip
+        return problem.differences(self) + violated([problem.grid_constraint])
 
     def calls(self, problem: AttentionProblem, operands: Operands, multiprocessors: int) -> tuple[KernelCall]:
         """The kernel for a problem, on arrays with these strides; one CTA per block of query rows."""
