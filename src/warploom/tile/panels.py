@@ -8,14 +8,20 @@ PANEL_COLS = 64
 """16-bit elements in a row of 128 bytes: the widest that the TMA and ``wgmma`` swizzle."""
 
 
-def panel_cols(cols: int) -> int:
-    """16-bit elements in a row of a panel of a tile that is ``cols`` wide: the TMA's box, and the swizzle's width."""
+def panel_cols(cols: int, *, tight: bool = False) -> int:
+    """16-bit elements in a row of a panel of a tile that is ``cols`` wide: the TMA's box, and the swizzle's width.
+
+    ``tight``: 32 where the second of two panels of 64 would hold 32 columns of zeros.
+    """
+    if tight and PANEL_COLS < cols <= PANEL_COLS * 3 // 2:
+        return PANEL_COLS // 2
     return min(PANEL_COLS, max(16, 1 << (cols - 1).bit_length()))
 
 
-def padded_cols(cols: int) -> int:
+def padded_cols(cols: int, *, tight: bool = False) -> int:
     """``cols`` rounded up to whole panels."""
-    return -(-cols // panel_cols(cols)) * panel_cols(cols)
+    panel = panel_cols(cols, tight=tight)
+    return -(-cols // panel) * panel
 
 
 def box_rows(page_size: int, block: int) -> int:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
-from warploom.core.dtypes import DType, u32
+from warploom.core.dtypes import DType, f32, u32
 from warploom.core.errors import TraceError
 from warploom.isa.async_copy import Eviction
 from warploom.lang.hopper import Ring
@@ -23,16 +23,23 @@ if TYPE_CHECKING:
 
 
 def operand_tile(
-    k: Kernel, dtype: DType, rows: int, cols: int, *, name: str, stages: int = 1, spare_cols: int = 0, panel: int = 0
-) -> SharedTile:
+    k: Kernel, dtype: DType, rows: int, cols: int, *, name: str, stages: int = 1, spare_cols: int = 0, panel: int = 0,
+    tight: bool = False,
+) -> SharedTile:  # fmt: skip
     """A shared tile of 16-bit elements that copies fill and ``wgmma`` and ``ldmatrix`` read without conflicts.
 
     ``cols`` are rounded up to whole panels, which copies fill with zeros where a matrix ends. ``spare_cols``: further
-    columns that no copy reaches. ``panel``: columns of a panel, by default the most that ``cols`` allow.
+    columns that no copy reaches. ``panel``: columns of a panel, by default the most that ``cols`` allow, or where it is
+    ``tight`` those that :func:`~warploom.tile.panels.panel_cols` then gives.
     """
-    panel = panel or panel_cols(cols)
+    panel = panel or panel_cols(cols, tight=tight)
     whole = (-(-cols // panel) - (-spare_cols // panel)) * panel
     return k.shared(dtype, (rows, whole), name=name, swizzle="auto", panel_cols=panel, stages=stages)
+
+
+def vector_tile(k: Kernel, size: int, *, name: str, stages: int = 1) -> SharedTile:
+    """A row of f32 in shared memory, which comes as one box."""
+    return k.shared(f32, size, name=name, panel_cols=size, stages=stages)
 
 
 def _as_stored(col: Number, row: Number, *outer: Number) -> tuple[Number, ...]:

@@ -13,7 +13,7 @@ from warploom.kernels.attention.problem import MOST_POSITIONS, AttentionProblem
 from warploom.kernels.settings import flag, violated
 from warploom.kernels.source import KernelCall, KernelSource, MappedArray
 from warploom.tile.order import L2_BYTES, divisors, most_pieces, row_tiles
-from warploom.tile.panels import PANEL_COLS, part_size
+from warploom.tile.panels import PANEL_COLS, padded_cols, panel_cols, part_size
 from warploom.tile.roles import WARPGROUP_ROWS
 
 CONSUMERS = 2
@@ -26,16 +26,6 @@ ADDERS = 2
 BARRIER_BYTES = 256
 _MOST_REGISTERS = 212
 """Of a thread's 240 for accumulators and operands of products under way; ptxas needs the rest."""
-
-
-def panel_of(cols: int) -> int:
-    """Columns of a panel of a tile: 32 where those of 64 would hold 32 columns of zeros."""
-    return PANEL_COLS // 2 if PANEL_COLS < cols <= PANEL_COLS * 3 // 2 else PANEL_COLS
-
-
-def _whole_panels(cols: int) -> int:
-    panel = panel_of(cols)
-    return -(-cols // panel) * panel
 
 
 @dataclass(frozen=True)
@@ -66,12 +56,12 @@ class BackwardSm90(GradientDims):
     @property
     def width(self) -> int:
         """Columns of the shared tiles of Q and K."""
-        return _whole_panels(self.head_dim)
+        return padded_cols(max(PANEL_COLS, self.head_dim), tight=True)
 
     @property
     def value_width(self) -> int:
         """Columns of the shared tiles of V and dO."""
-        return _whole_panels(self.value_dim)
+        return padded_cols(max(PANEL_COLS, self.value_dim), tight=True)
 
     @property
     def total_cols(self) -> int:
@@ -189,7 +179,7 @@ class BackwardSm90(GradientDims):
 
     def _box_cols(self, name: str) -> int:
         """Columns of a tensor's boxes."""
-        return panel_of(self.value_dim if name in ("v", "dv", "dout") else self.head_dim)
+        return panel_cols(self.value_width if name in ("v", "dv", "dout") else self.width, tight=True)
 
     @staticmethod
     def _key_tiles(p: AttentionProblem) -> int:

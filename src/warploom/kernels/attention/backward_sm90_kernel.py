@@ -11,7 +11,7 @@ from collections.abc import Callable
 from contextlib import nullcontext
 
 from warploom.core.dtypes import f32, u32
-from warploom.kernels.attention.backward_sm90 import ADDERS, CONSUMERS, KEYS, STAGES, BackwardSm90, panel_of
+from warploom.kernels.attention.backward_sm90 import ADDERS, CONSUMERS, KEYS, STAGES, BackwardSm90
 from warploom.kernels.attention.backward_tiles import KeyTile, KeyTiles, Uses, visible
 from warploom.kernels.attention.features import PLAIN, AttentionFeatures
 from warploom.lang import Global, GlobalPointer, Kernel, SharedTile, TensorMap, Traced, kernel
@@ -23,7 +23,7 @@ from warploom.tile.accumulation import WARPS, PartSums, add_parts, load_part, pa
 from warploom.tile.epilogue import await_sent, send_rows, send_tile
 from warploom.tile.gradient import SoftmaxGradient
 from warploom.tile.mask import key_tiles
-from warploom.tile.pipeline import Boxes, Cursor, Pipeline, operand_tile, ready
+from warploom.tile.pipeline import Boxes, Cursor, Pipeline, operand_tile, ready, vector_tile
 from warploom.tile.product import Started, Wgmma, scale, zero
 from warploom.tile.roles import WARPGROUP, WARPGROUP_ROWS, consumer, producer, threads_of
 from warploom.tile.scheduler import Divisor, Persistent, RowTiles, Single
@@ -93,14 +93,12 @@ def differentiate(
     """
     c, f = config, features
     q_map, k_map, v_map, do_map, shift_map, delta_map, dk_map, dv_map = maps
-    keys_as, values_as = ({"panel": panel_of(cols)} for cols in (c.head_dim, c.value_dim))
-    q_tile = operand_tile(k, c.dtype, c.tile_m, c.width, name="Q", stages=STAGES, **keys_as)
-    do_tile = operand_tile(k, c.dtype, c.tile_m, c.value_width, name="dO", stages=STAGES, **values_as)
-    k_tile = operand_tile(k, c.dtype, KEYS, c.width, name="K", stages=c.key_stages, **keys_as)
-    v_tile = operand_tile(k, c.dtype, KEYS, c.value_width, name="V", stages=c.key_stages, **values_as)
+    q_tile = operand_tile(k, c.dtype, c.tile_m, c.width, name="Q", stages=STAGES, tight=True)
+    do_tile = operand_tile(k, c.dtype, c.tile_m, c.value_width, name="dO", stages=STAGES, tight=True)
+    k_tile = operand_tile(k, c.dtype, KEYS, c.width, name="K", stages=c.key_stages, tight=True)
+    v_tile = operand_tile(k, c.dtype, KEYS, c.value_width, name="V", stages=c.key_stages, tight=True)
     ds_tile = operand_tile(k, c.dtype, c.tile_m, KEYS, name="dS", stages=STAGES)
-    shift_tile = k.shared(f32, c.vector, name="shift", panel_cols=c.vector, stages=STAGES)
-    delta_tile = k.shared(f32, c.vector, name="delta", panel_cols=c.vector, stages=STAGES)
+    shift_tile, delta_tile = (vector_tile(k, c.vector, name=name, stages=STAGES) for name in ("shift", "delta"))
     warps = 4 * CONSUMERS
     again = CONSUMERS if c.persistent else 0
     keys, values = Pipeline(k, (k_tile, k_map), readers=again), Pipeline(k, (v_tile, v_map), readers=again)

@@ -24,7 +24,7 @@ from warploom.tile.epilogue import await_sent, send_rows
 from warploom.tile.gradient import SoftmaxGradient, score_gradients
 from warploom.tile.mask import Mask
 from warploom.tile.operands import DEPTH
-from warploom.tile.pipeline import Boxes, Pipeline, operand_tile, ready
+from warploom.tile.pipeline import Boxes, Pipeline, operand_tile, ready, vector_tile
 from warploom.tile.product import Wgmma, load_left, scale, zero
 from warploom.tile.roles import WARPGROUP_ROWS, consumer, producer, threads_of
 from warploom.tile.scheduler import Divisor, RowTiles
@@ -82,9 +82,7 @@ class Streams:
             operand_tile(k, c.dtype, c.tile_m, cols, name=name, stages=c.stages)
             for name, cols in (("Q", c.width), ("dO", c.value_width))
         )
-        shift_tile, delta_tile = (
-            k.shared(f32, c.tile_m, name=name, panel_cols=c.tile_m, stages=c.stages) for name in ("shift", "delta")
-        )
+        shift_tile, delta_tile = (vector_tile(k, c.tile_m, name=x, stages=c.stages) for x in ("shift", "delta"))
         keys, values = Pipeline(k, (k_tile, k_map), readers=0), Pipeline(k, (v_tile, v_map), readers=0)
         queries = Pipeline(k, (q_tile, q_map), (shift_tile, shift_map), readers=warps)
         gradients = Pipeline(k, (do_tile, do_map), (delta_tile, delta_map), readers=warps)
