@@ -64,14 +64,19 @@ class BackwardSm90(GradientDims):
         return padded_cols(max(PANEL_COLS, self.value_dim), tight=True)
 
     @property
+    def halves_head(self) -> bool:
+        """Whether a consumer forms half of dQ's columns, not of its rows."""
+        return self.width > WARPGROUP_ROWS
+
+    @property
     def total_cols(self) -> int:
         """Query rows of a consumer's part of dQ, transposed: 64 of head_dim × these."""
-        return self.tile_m if self.width > WARPGROUP_ROWS else self.tile_m // CONSUMERS
+        return self.tile_m if self.halves_head else self.tile_m // CONSUMERS
 
     @property
     def total_warps(self) -> int:
         """Warps of a consumer whose rows of its part count: the first ones, and of the second consumer the last."""
-        return (self.width if self.width > WARPGROUP_ROWS else self.sum_cols * CONSUMERS) // CONSUMERS // 16
+        return (self.width // CONSUMERS if self.halves_head else self.sum_cols) // 16
 
     @property
     def total_size(self) -> int:

@@ -14,7 +14,7 @@ from warploom.core.dtypes import f32, u32
 from warploom.kernels.attention.backward_sm90 import ADDERS, CONSUMERS, KEYS, STAGES, BackwardSm90
 from warploom.kernels.attention.backward_tiles import KeyTile, KeyTiles, Uses, visible
 from warploom.kernels.attention.features import PLAIN, AttentionFeatures
-from warploom.lang import Global, GlobalPointer, Kernel, SharedTile, TensorMap, Traced, kernel
+from warploom.lang import Fragment, Global, GlobalPointer, Kernel, Mutable, SharedTile, TensorMap, Traced, kernel
 from warploom.lang.hopper import TensorMapHandle
 from warploom.lang.parameters import Compound
 from warploom.lang.values import Number
@@ -169,6 +169,43 @@ def add(k: Kernel, config: BackwardSm90, tiles: KeyTiles, sums: Pipeline, dq: Pa
         uses.end(tile.count)
 
 
+class Halves:
+    """dQᵀ of a block, head_dim × query rows, by halves: a consumer forms 64 of head_dim × all rows, or × half of them.
+
+    Of head_dim below 128 the 64 of both overlap: the first consumer keeps its first rows, the second its last.
+    """
+
+    def __init__(self, k: Kernel, config: BackwardSm90) -> None:
+        self._k, self._config = k, config
+
+    def start(self, me: Traced) -> tuple[Number, Number]:
+        """Where a consumer's half begins: the column of K, and the query row."""
+        c = self._config
+        return (me * (c.width - WARPGROUP_ROWS), 0) if c.halves_head else (0, me * c.total_cols)
+
+    def store(self, part: SharedTile, sums: Fragment, me: Traced) -> None:
+        """What a consumer keeps of its half, for the sums over all tiles of keys."""
+        k, c = self._k, self._config
+        if c.total_warps == WARPS:
+            store_part(k, part, sums)
+            return
+        first = me * (WARPS - c.total_warps) if c.halves_head else 0
+        with k.when((k.warp & 3) - first < c.total_warps, uniform=True):
+            store_part(k, part, sums, first)
+
+    def load(self, total: GlobalPointer, number: Traced, stored: Traced) -> list[Mutable]:
+        """What this warp of both consumers' has of the sums, the first of them by its number; 0 where none are."""
+        k, c = self._k, self._config
+        warps = c.total_warps if c.halves_head else WARPS
+        part, warp = k.warp // warps, k.warp % warps
+        values = k.registers(f32, c.total_registers, 0.0, "sum")
+        source = total + k.mul_wide(number + part, c.total_size)
+        with k.when(stored & (part < CONSUMERS) & (warp < c.total_warps), uniform=True):
+            for value, x in zip(values, load_part(k, source, len(values), warp=warp, warps=c.total_warps), strict=True):
+                value.set(x)
+        return values
+
+
 class Consumer:
     """One warpgroup: 64 of the tile's keys."""
 
@@ -197,6 +234,7 @@ class Consumer:
         self._add_dv = cores.product(self._dv, self._p, do_tile, transposed_b=True)
         self._add_dk = cores.product(self._dk, self._g, q_tile, transposed_b=True)
         self._form_dq = cores.product(self._dq, self._k_tile, ds_tile, transposed_a=True)
+        self._halves = Halves(k, c)
         self._share = TransposedStore(k, ds_tile, me * c.tile_m)
         self._share.prepare(c.tile_m)
         self._softmax = SoftmaxGradient(k, self._s, self._scale, cap=features.softcap)
@@ -271,22 +309,13 @@ class Consumer:
         queries.release()
 
     def _start_dq(self, me: Traced, ds: SharedTile) -> Started:
-        """Half of dQ of a block whose dS both consumers have shared: of its columns, or of its rows."""
-        c = self._config
-        half = (me * (c.width - WARPGROUP_ROWS), 0) if c.total_cols == c.tile_m else (0, me * c.total_cols)
-        return self._form_dq.at(*half).start(self._k_tile, ds, zero=True)
+        """A consumer's half of dQ of a block whose dS both have shared."""
+        return self._form_dq.at(*self._halves.start(me)).start(self._k_tile, ds, zero=True)
 
     def _add(self, turn: Traced) -> None:
         """dQ of a block on its way to the sums."""
-        k, c = self._k, self._config
         sums = self._sums.at(self._uses.at(turn), self._me, filling=True)
-        part = sums.claim()
-        if c.total_warps == WARPS:
-            store_part(k, part, self._dq)
-        else:
-            first = self._me * (WARPS - c.total_warps) if c.total_cols == c.tile_m else 0
-            with k.when((k.warp & 3) - first < c.total_warps, uniform=True):
-                store_part(k, part, self._dq, first)
+        self._halves.store(sums.claim(), self._dq, self._me)
         sums.written()
 
     def _store(self, count: Traced, dk: Boxes, dv: Boxes) -> None:
@@ -347,15 +376,8 @@ def round_sums(
     tile = operand_tile(k, c.dtype, c.tile_m, c.width, name="dQ")
     cores = Wgmma(k, c.dtype)
     factor: Traced = k.value(features.softmax_scale(c.head_dim), f32)
-    warps = c.total_warps if c.total_cols == c.tile_m else WARPS
-    part, warp = k.warp // warps, k.warp % warps
-    source = total + k.mul_wide(number + part, c.total_size)
     first, end = key_tiles(k, visible(features), (c.tile_m, KEYS), block, lengths)
-    values = k.registers(f32, c.total_registers, 0.0, "sum")
-    with k.when((first < end) & (part < CONSUMERS) & (warp < c.total_warps), uniform=True):  # elsewhere nobody stores
-        found = load_part(k, source, c.total_registers, warp=warp, warps=c.total_warps)
-        for value, x in zip(values, found, strict=True):
-            value.set(x)
+    values = Halves(k, c).load(total, number, first < end)  # of a block that no tile of keys sees nobody stores any
     sums = k.fragment(wgmma_accumulator(c.total_cols), f32, [x * factor for x in values])
     packed = cores.left(c.total_cols, "dq")
     cores.pack(packed, sums)
