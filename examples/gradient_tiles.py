@@ -110,7 +110,7 @@ def product_of(k: Kernel, a: TensorMap, b: TensorMap, first: Any = 0) -> tuple[W
 def sent(k: Kernel, a: TensorMap, b: TensorMap, c: TensorMap) -> None:
     """C = A·Bᵀ, rounded, out by the TMA."""
     _, sums, tile = product_of(k, a, b)
-    send_rows(k, tile, sums, k.value(0, u32), Boxes(c), (0,), barrier=1)
+    send_rows(k, tile, sums, k.value(0, u32), Boxes(c), (0,))
     await_sent(k)
 
 

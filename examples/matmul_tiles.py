@@ -73,7 +73,7 @@ def on_sm90(
         sums = cores.accumulator(N, "c")
         product = cores.product(sums, a_tile, b_tile)
         get = ring.consumer()
-        panels.prepare(k.value(0, u32), 1)
+        panels.prepare(k.value(0, u32))
         with k.loop(order.count) as turn:
             row, col = tiles.tile(order.item(turn))
             product.start(*get.wait_all(), zero=True).wait()

@@ -39,6 +39,8 @@ class _Block(AbstractContextManager[_T]):
 class WarpWords(MemoryWords):
     """Who a thread is, and how threads meet."""
 
+    _barriers_given = 0
+
     def special(self, register: str) -> Traced:
         """A special register by PTX's name: ``tid.x``, ``ctaid.y``, ``nctaid.z`` …"""
         return self.emit(Special(register), ())[0]
@@ -61,7 +63,7 @@ class WarpWords(MemoryWords):
     @property
     def warpgroup(self) -> Traced:
         """The index of the thread's warpgroup (four warps), as a value the compiler knows to be uniform in a warp."""
-        return self.shfl_idx(self.thread >> 7, 0)
+        return self.uniform(self.thread >> 7)
 
     @property
     def cta_x(self) -> Traced:
@@ -95,6 +97,10 @@ class WarpWords(MemoryWords):
     def shfl_idx(self, x: Traced, lane: Number, member_mask: Number = FULL_MASK) -> Traced:
         """The value of lane ``lane``."""
         return self._shuffle("idx", x, lane, member_mask)
+
+    def uniform(self, x: Traced) -> Traced:
+        """``x``, which all lanes of the warp have the same of, as a value that the compiler knows to be uniform."""
+        return self.shfl_idx(x, 0)
 
     def shfl_up(self, x: Traced, delta: Number, member_mask: Number = FULL_MASK) -> Traced:
         """The value of the lane ``delta`` below; the lane's own where there is none."""
@@ -134,6 +140,13 @@ class WarpWords(MemoryWords):
     def syncthreads(self) -> None:
         """``__syncthreads`` (``bar.sync 0``): all threads of the CTA meet and see each other's memory accesses."""
         self.emit(BarSync(), (self.constant(0, u32),))
+
+    def named_barriers(self, count: int = 1) -> int:
+        """The number of the first of ``count`` barriers that were given to nobody else."""
+        first, self._barriers_given = self._barriers_given + 1, self._barriers_given + count
+        if self._barriers_given > 15:
+            raise TraceError(f"a CTA has 15 named barriers, not {self._barriers_given} ({self.here()})")
+        return first
 
     def bar_sync(self, barrier: Number, threads: int | None = None) -> None:
         """``bar.sync``: ``threads`` (a multiple of 32) threads meet at a numbered barrier, 0 … 15."""

@@ -141,18 +141,25 @@ def store_rows(k: Kernel, tile: SharedTile, sums: Fragment, row: Number, *, cols
 
 
 def send_rows(
-    k: Kernel, tile: SharedTile, sums: Fragment, me: Traced, boxes: Boxes, place: tuple[Number, ...], *, barrier: Number
-) -> None:
+    k: Kernel, tile: SharedTile, sums: Fragment, me: Traced, boxes: Boxes, place: tuple[Number, ...], *,
+    barrier: Number | None = None,
+) -> None:  # fmt: skip
     """A warpgroup's 64 rows, rounded, through rows 64·``me`` … of a shared tile that it owns, and out by the TMA.
 
-    ``barrier`` is a named barrier of the warpgroup's own. :func:`await_sent` comes before the CTA ends.
+    ``barrier`` is a named barrier of the warpgroup's own, by default a new one. :func:`await_sent` comes before the CTA
+    ends.
     """
-    first = me * WARPGROUP_ROWS
+    first, barrier = me * WARPGROUP_ROWS, _own_barrier(k, me, tile.layout.rows // WARPGROUP_ROWS, barrier)
     store_rows(k, tile, sums, first + (k.warp & 3) * 16, cols=sums.layout.shape[1])
     k.fence_async()
     k.bar_sync(barrier, WARPGROUP)
     with k.when((k.thread & (WARPGROUP - 1)) == 0):
         boxes.send(k, tile, place, row=first, cols=sums.layout.shape[1])
+
+
+def _own_barrier(k: Kernel, me: Traced, warpgroups: int, barrier: Number | None) -> Number:
+    """A named barrier of warpgroup ``me``'s own."""
+    return me + k.named_barriers(warpgroups) if barrier is None else barrier
 
 
 def send_tile(k: Kernel, tile: SharedTile, boxes: Boxes, place: tuple[Number, ...]) -> None:
@@ -251,17 +258,21 @@ class Panels:
     """A consumer warpgroup's way out for 16-bit targets: ``count`` panels of 64 rows, one after another.
 
     With ``boxes`` the TMA takes each out, which clips what lies beyond the target; else the threads copy it. A panel is
-    written again when what was in it has left. ``barrier`` is a named barrier of this warpgroup's own.
+    written again when what was in it has left. ``barrier`` is a named barrier of this warpgroup's own, by default a new
+    one.
     """
 
     def __init__(self, k: Kernel, dtype: DType, cols: int, count: int, consumers: int, boxes: Boxes | None) -> None:
         self._k, self._count, self._boxes, self._cols = k, count, boxes, cols
         self._tile = k.shared(dtype, (WARPGROUP_ROWS, cols), name="panels", swizzle="auto", stages=consumers * count)
 
-    def prepare(self, me: Traced, barrier: Number) -> None:
+    def prepare(self, me: Traced, barrier: Number | None = None) -> None:
         """Form the addresses that all tiles share, of consumer ``me``."""
         k = self._k
-        self._barrier, self._who = barrier, k.thread & (WARPGROUP - 1)
+        self._barrier, self._who = (
+            _own_barrier(k, me, self._tile.stages // self._count, barrier),
+            k.thread & (WARPGROUP - 1),
+        )
         self._own = self._tile.stage(me * self._count)
         self._to = TileAddresses(k, self._own, _STORE.address, k.lane, (k.warp & 3) * 16, "strided")
         self._to.prepare([(0, col) for col in range(0, self._cols, 16)])

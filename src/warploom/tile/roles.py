@@ -35,15 +35,26 @@ def consumer(k: Kernel, consumers: int) -> AbstractContextManager[None]:
     return k.warps(4, 4 * (consumers + 1), registers=_CONSUMER_REGISTERS[consumers])
 
 
+class Meeting:
+    """So many whole warpgroups meet at a named barrier, and see what each other stored: ``meeting.sync()``."""
+
+    def __init__(self, k: Kernel, warpgroups: int) -> None:
+        self._k, self._threads, self._number = k, warpgroups * WARPGROUP, k.named_barriers()
+
+    def sync(self) -> None:
+        """Wait for the others."""
+        self._k.bar_sync(self._number, self._threads)
+
+
 class Turns:
     """Warpgroups take turns at the tensor cores: one multiplies while another computes. ``with turns:`` is one turn.
 
-    ``me`` of ``count`` takes its turn after ``me - 1``; number 0 begins. Named barriers ``first``, ``first + 1`` …
-    serve one warpgroup each. With a single warpgroup, or ``on`` False, turns cost nothing.
+    ``me`` of ``count`` takes its turn after ``me - 1``; number 0 begins. Named barriers ``first``, ``first + 1`` …,
+    by default new ones, serve one warpgroup each. With a single warpgroup, or ``on`` False, turns cost nothing.
     """
 
-    def __init__(self, k: Kernel, me: Traced, count: int, *, on: bool = True, first: int = 1) -> None:
-        self._k, self._me, self._count, self._first = k, me, count, first
+    def __init__(self, k: Kernel, me: Traced, count: int, *, on: bool = True, first: int = 0) -> None:
+        self._k, self._me, self._count, self._first = k, me, count, first or k.named_barriers(count)
         self._on = on and count > 1
 
     @contextmanager

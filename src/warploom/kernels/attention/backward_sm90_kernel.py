@@ -25,12 +25,9 @@ from warploom.tile.gradient import SoftmaxGradient
 from warploom.tile.mask import key_tiles
 from warploom.tile.pipeline import Boxes, Cursor, Pipeline, operand_tile, ready, vector_tile
 from warploom.tile.product import Started, Wgmma, scale, zero
-from warploom.tile.roles import WARPGROUP, WARPGROUP_ROWS, consumer, producer, threads_of
+from warploom.tile.roles import WARPGROUP, WARPGROUP_ROWS, Meeting, consumer, producer, threads_of
 from warploom.tile.scheduler import Divisor, Persistent, RowTiles, Single
 from warploom.tile.transposed import TransposedStore, column_values
-
-SHARED, OWN = 1, 2
-"""Named barriers: of both consumers, and from here on of each."""
 
 
 @kernel(threads=threads_of(CONSUMERS), requires="sm_90a", drop_unused=True)
@@ -234,6 +231,7 @@ class Consumer:
         self._add_dv = cores.product(self._dv, self._p, do_tile, transposed_b=True)
         self._add_dk = cores.product(self._dk, self._g, q_tile, transposed_b=True)
         self._form_dq = cores.product(self._dq, self._k_tile, ds_tile, transposed_a=True)
+        self._both, self._alone = Meeting(k, CONSUMERS), k.named_barriers(CONSUMERS)
         self._halves = Halves(k, c)
         self._share = TransposedStore(k, ds_tile, me * c.tile_m)
         self._share.prepare(c.tile_m)
@@ -244,7 +242,7 @@ class Consumer:
         k = self._k
         self._tile, self._number = tile, number
         self._k_tile, self._v_tile = self._keys.at(number).tile, self._values.at(number).tile
-        count = k.shfl_idx(tile.count, 0)  # tells ptxas that loops by it are uniform: else it spills descriptors
+        count = k.uniform(tile.count)  # else ptxas spills descriptors in loops by it
         zero(self._dk)
         zero(self._dv)
         with k.when(count != 0, uniform=True):
@@ -270,7 +268,7 @@ class Consumer:
         and dQ goes out beside dV and dK.
         """
         k, cores, use = self._k, self._cores, self._uses.at(turn)
-        me = k.shfl_idx(self._me, 0)  # formed anew: descriptors of every k-step kept over the loop take registers
+        me = k.uniform(self._me)  # formed anew: descriptors of every k-step kept over the loop take registers
         row = me * WARPGROUP_ROWS
         queries, gradients = self._queries.at(use), self._gradients.at(use)
         shared = self._shared.at(use, filling=True)
@@ -321,12 +319,12 @@ class Consumer:
     def _store(self, count: Traced, dk: Boxes, dv: Boxes) -> None:
         """dV, the last dQ and dK on their way out; those of keys through the consumer's own rows of V and K."""
         k, (row, *rest) = self._k, self._tile.place
-        place, barrier = (row + self._row, *rest), self._me + OWN
+        place, barrier = (row + self._row, *rest), self._me + self._alone
         send_rows(k, self._v_tile, self._dv, self._me, dv, place, barrier=barrier)
         with k.when(count != 0, uniform=True):
             self._add(count - 1)
         scale(self._dk, self._scale)
-        k.bar_sync(SHARED, CONSUMERS * WARPGROUP)  # both are done with all of K
+        self._both.sync()  # they are done with all of K
         send_rows(k, self._k_tile, self._dk, self._me, dk, place, barrier=barrier)
 
     def _give_back(self) -> None:

@@ -58,9 +58,9 @@ def attention_backward_keys_sm90(
         streams.fill(k, tile)
     with consumer(k, CONSUMERS):
         with k.when(k.warpgroup == 1, uniform=True):
-            ValueGradient(k, config, features, tile, streams).run(dv_boxes, barrier=1)
+            ValueGradient(k, config, features, tile, streams).run(dv_boxes)
         with k.otherwise():
-            KeyGradient(k, config, features, tile, streams).run(dk_boxes, barrier=2)
+            KeyGradient(k, config, features, tile, streams).run(dk_boxes)
 
 
 @dataclass(frozen=True)
@@ -129,7 +129,7 @@ class Gradient(ABC):
     def _turn(self, turn: Traced, values: list[Traced]) -> None:
         """A block's product into the operand of the next, by the values of its columns."""
 
-    def run(self, boxes: Boxes, *, barrier: int) -> None:
+    def run(self, boxes: Boxes) -> None:
         """The gradient of all blocks, and on its way out through what was K or V."""
         k, count = self._k, self._tile.count
         zero(self._sums)
@@ -144,7 +144,7 @@ class Gradient(ABC):
             last.release()
         if self._scale is not None:
             scale(self._sums, self._scale)
-        send_rows(k, self._own.tiles[0], self._sums, k.value(0, u32), boxes, self._tile.place, barrier=barrier)
+        send_rows(k, self._own.tiles[0], self._sums, k.value(0, u32), boxes, self._tile.place)
         await_sent(k)
 
     def _step(self, turn: Traced, *, first: bool = False) -> None:
@@ -250,7 +250,7 @@ def attention_backward_queries_sm90(
         vectors = [of + k.mul_wide(plane, (q_len + (ROWS - 1)) // ROWS * ROWS) for of in (shift, delta)]
         work = Rows(k, c, f, mask, (own, keys, values), vectors, (row + first, first))
         work.run()
-        send_rows(k, q_tile, work.sums, me, dq_boxes, (row + first, head, batch), barrier=me + 1)
+        send_rows(k, q_tile, work.sums, me, dq_boxes, (row + first, head, batch))
         await_sent(k)
 
 
@@ -315,7 +315,7 @@ class Rows:
         added = None if first else self._add.start(self._g, before.tile)
         row = self._row
         if self._held:  # registers are short: known to be uniform, descriptors take none
-            row = self._k.shfl_idx(self._k.warpgroup - 1, 0) * WARPGROUP_ROWS
+            row = self._k.uniform(self._k.warpgroup - 1) * WARPGROUP_ROWS
         s = self._form_s.at(row).start(q_tile, keys.wait(), zero=True, held=self._held)
         dp = self._form_dp.at(row).start(do_tile, values.wait(), zero=True)
         if added is not None:

@@ -67,7 +67,7 @@ def multiply(k: Kernel, work: Product, output: Output, c_map: TensorMapHandle) -
     with consumer(k, c.consumers):
         work.prepare()
         if panels is not None:
-            panels.prepare(work.me, work.me + (c.consumers + 1))
+            panels.prepare(work.me)
         work.each_tile(finish)
         if panels is not None:
             panels.wait()
