@@ -15,11 +15,10 @@ from warploom.lang import Fragment, GlobalPointer, Kernel, Mutable, SharedTile, 
 from warploom.lang.fragments import Addressing, TileAddresses
 from warploom.lang.values import Number
 from warploom.layout.catalogue import mma_fragment
-from warploom.layout.linear import LinearMap
 from warploom.layout.matrix_access import stmatrix_plan
 from warploom.layout.reduction import reduction_plan
 from warploom.tile.copy_plan import CopyPlan
-from warploom.tile.operands import Part
+from warploom.tile.operands import Part, of_warps
 from warploom.tile.pipeline import Boxes
 from warploom.tile.roles import WARPGROUP, WARPGROUP_ROWS
 
@@ -314,18 +313,20 @@ class Panels:
 
 
 class Staging:
-    """The way out of a CTA whose warps hold a tile together: a shared tile, then whole lines of 16 bytes a thread."""
+    """The way out of a CTA whose warps hold a tile together: a shared tile, then whole lines of 16 bytes a thread.
 
-    def __init__(self, k: Kernel, tile: SharedTile, threads: int, addressing: Addressing = "strided") -> None:
-        self._k, self._tile, self._threads = k, tile, threads
+    ``warps``: how many share the tile's rows and columns, powers of two; neighbours are side by side.
+    """
+
+    def __init__(self, k: Kernel, tile: SharedTile, warps: tuple[int, int], addressing: Addressing = "strided") -> None:
+        self._k, self._tile, self._warps = k, tile, warps
         self._addressing: Addressing = addressing
 
-    def store(self, sums: Sums, target: Target, lanes: LinearMap, row: Number, first: Pair) -> None:
-        """Store all warps' sums as the tile whose first element is ``first``; every warp is done with what lies there.
-
-        ``lanes``: where in the tile a thread's sums begin, but for ``row``, which is added.
-        """
+    def store(self, sums: Sums, target: Target, first: Pair) -> None:
+        """Store all warps' sums as the tile whose first element is ``first``; no warp reads what lies there."""
         k, layout = self._k, sums.fragment.layout
+        lanes = of_warps(layout.atom.restrict("lane"), self._warps, 1, layout.shape[1])
+        row = k.warp // self._warps[1] * layout.shape[0]
         to = TileAddresses(k, self._tile, lanes, k.thread, row, self._addressing)
         for register in range(layout.elements_per_thread // 2):
             at = layout.coordinates(0, 2 * register)
@@ -335,7 +336,5 @@ class Staging:
 
     def copy_out(self, target: Target, first: Pair) -> None:
         """The staging tile, which every warp has written, as the tile whose first element is ``first``."""
-        tile = self._tile
-        copy_out(
-            target, tile, *first, self._k.thread, self._threads, width=tile.layout.cols, addressing=self._addressing
-        )
+        tile, threads = self._tile, 32 * self._warps[0] * self._warps[1]
+        copy_out(target, tile, *first, self._k.thread, threads, width=tile.layout.cols, addressing=self._addressing)

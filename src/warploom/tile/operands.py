@@ -24,6 +24,17 @@ B_PAIR = B.tile(1, 2)
 Registers = Sequence[Traced]
 
 
+def of_warps(lanes: LinearMap, warps: tuple[int, int], axis: int, step: int) -> LinearMap:
+    """A map of a warp's lanes as one of all threads of ``warps`` along rows and columns, powers of two, row by row.
+
+    The next warp along ``axis`` (0: along the rows) begins ``step`` columns further on.
+    """
+    bits = [(count - 1).bit_length() for count in warps[::-1]]  # neighbours differ in columns
+    moved = [(0, step << i if own == 1 - axis else 0) for own, count in enumerate(bits) for i in range(count)]
+    sizes = {"row": lanes.out_size("row"), "col": max(lanes.out_size("col"), step * warps[axis])}
+    return LinearMap({"lane": [*lanes.bases("lane"), *moved]}, sizes)
+
+
 @dataclass(frozen=True)
 class Part:
     """The columns of a tile that a warp has: ``lanes`` of thread ``who``, from ``row`` on, find the first of them."""

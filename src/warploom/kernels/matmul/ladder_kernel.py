@@ -9,7 +9,7 @@ from dataclasses import replace
 from warploom.core.dtypes import f16, f32, u16, u32
 from warploom.kernels.matmul.features import PLAIN, MatmulFeatures
 from warploom.kernels.matmul.ladder_config import RungGemm
-from warploom.kernels.matmul.ladder_operand import SHAPE, WMMA_SHAPE, C, Operand, with_warps
+from warploom.kernels.matmul.ladder_operand import SHAPE, WMMA_SHAPE, C, Operand
 from warploom.kernels.matmul.ladder_rolling import Load, Mark, Multiply, RollingOrder
 from warploom.kernels.matmul.values import Result, along, stored_rows
 from warploom.lang import Fragment, Kernel, Mutable, SharedTile, Strided, Traced, kernel
@@ -110,10 +110,9 @@ class RungProduct:
             c.accumulate if c.wmma else target.dtype, (c.tile_m, c.tile_n), name="C",
             swizzle="auto" if c.swizzle else None, padding=c.padding, alias=self.a.tile,
         )  # fmt: skip
-        staging = Staging(k, staged, c.threads, c.addressing)
+        staging = Staging(k, staged, (c.warps_m, c.warps_n), c.addressing)
         if not c.wmma:
-            lanes = with_warps(c, "B", C.atom.restrict("lane"), along_cols=True)
-            staging.store(Sums(k, self.sums, row + first[0], col + first[1]), target, lanes, row, first)
+            staging.store(Sums(k, self.sums, row + first[0], col + first[1]), target, first)
             return
         self._store_opaque(staged, row, col)
         if c.accumulate is target.dtype is f16:

@@ -11,29 +11,13 @@ from warploom.kernels.matmul.sm80 import DEPTH
 from warploom.lang import Kernel, SharedTile
 from warploom.lang.fragments import TileAddresses, TileReader
 from warploom.layout.catalogue import mma_fragment
-from warploom.layout.linear import LinearMap
 from warploom.layout.matrix_access import ldmatrix_plan
 from warploom.layout.wmma import StorageOrder
-from warploom.tile.operands import Registers
+from warploom.tile.operands import Registers, of_warps
 
 SHAPE, WMMA_SHAPE = "m16n8k16", "m16n16k16"
 A, B, C = (mma_fragment(SHAPE, operand) for operand in "ABC")
 _LOW_HALVES = 0x5410  # prmt: the low 16 bits of two registers
-
-
-def with_warps(config: RungGemm, name: Literal["A", "B"], lanes: LinearMap, along_cols: bool) -> LinearMap:
-    """A lane map over the CTA's threads: the bits of an operand's warp index move along the tile's columns.
-
-    Where they move along its rows, they are added as a number instead (any count of warps, any extent).
-    """
-    n_bits, m_bits = (config.warps_n - 1).bit_length(), (config.warps_m - 1).bit_length()
-    tile, warp_tile = (config.tile_m, config.warp_m) if name == "A" else (config.tile_n, config.warp_n)
-    bits = range(m_bits if name == "A" else n_bits)
-    own = [(0, warp_tile << bit) if along_cols else (0, 0) for bit in bits]
-    none = [(0, 0)]
-    warps = none * n_bits + own if name == "A" else own + none * m_bits
-    sizes = {"row": lanes.out_size("row"), "col": tile if along_cols else lanes.out_size("col")}
-    return LinearMap({"lane": [*lanes.bases("lane"), *warps]}, sizes)
 
 
 class Operand:
@@ -59,7 +43,8 @@ class Operand:
         self._reader: TileReader | None = None
         if c.ldmatrix:
             plan = ldmatrix_plan(self._fragment, not own.k_contiguous)
-            lanes = with_warps(c, name, plan.address, not own.k_contiguous)
+            step = 0 if own.k_contiguous else self.extent
+            lanes = of_warps(plan.address, (c.warps_m, c.warps_n), "AB".index(name), step)
             self._reader = TileReader(k, plan, TileAddresses(k, self.tile, lanes, k.thread, self._row, c.addressing))
             self._reader.prepare(self._at(o, s) for o in range(0, self.extent, self.step) for s in range(c.k_steps))
 

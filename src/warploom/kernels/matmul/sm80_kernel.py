@@ -11,7 +11,6 @@ from warploom.kernels.matmul.sm80 import MatmulSm80
 from warploom.kernels.matmul.values import Output, Result, Tile, along, stored_rows
 from warploom.lang import Fragment, Kernel, SharedTile, Strided, StridedPointer, Traced, kernel
 from warploom.lang.values import Number
-from warploom.layout.linear import LinearMap
 from warploom.tile.copies import CopyRing, Place
 from warploom.tile.epilogue import Staging, Sums, store_registers
 from warploom.tile.mainloop import accumulate
@@ -135,18 +134,9 @@ class Product:
         k, c = self._k, self._config
         target, value = output.of(tile.matrix, tile.batch)
         along_m, along_n = self.warp
-        row = along_m * c.warp_m
-        sums = Sums(k, self.sums, row + tile.row, along_n * c.warp_n + tile.col, 0, value)
+        sums = Sums(k, self.sums, along_m * c.warp_m + tile.row, along_n * c.warp_n + tile.col, 0, value)
         staged = staging or self.staging()
         if staged is None:
             store_registers(sums, target)
         else:
-            Staging(k, staged, c.threads).store(sums, target, self._lanes(), row, (tile.row, tile.col))
-
-    def _lanes(self) -> LinearMap:
-        """Where in a tile of C the sums of a thread begin, but for the warp's first row."""
-        c, lanes = self._config, self.sums.layout.atom.restrict("lane")
-        bits = range((c.warps_n - 1).bit_length())
-        own = [*lanes.bases("lane"), *((0, c.warp_n << bit) for bit in bits)]
-        rest = (c.threads - 1).bit_length() - len(own)
-        return LinearMap({"lane": [*own, *rest * [(0, 0)]]}, {"row": lanes.out_size("row"), "col": c.tile_n})
+            Staging(k, staged, (c.warps_m, c.warps_n)).store(sums, target, (tile.row, tile.col))
