@@ -1,0 +1,46 @@
+"""Warpgroups that meet: every barrier is needed, and none is given twice."""
+
+# pyright: reportInvalidTypeForm=false
+
+from __future__ import annotations
+
+from collections import Counter
+
+import numpy as np
+import pytest
+
+from tests.tile.support import clean, escapes
+from warploom.core.errors import TraceError
+from warploom.ir.program import Program
+from warploom.lang import Global, Kernel, f32, kernel
+from warploom.tile.roles import Meeting
+
+
+@kernel(threads=256)
+def reversed_by_two(k: Kernel, x: Global[f32], y: Global[f32]) -> None:
+    """256 elements, the last first."""
+    tile, both = k.shared(f32, 256), Meeting(k, 2)
+    tile.store(x.load(k.thread), 0, k.thread)
+    both.sync()
+    y.store(tile.load(0, 255 - k.thread), k.thread)
+
+
+def check_reversed(program: Program, seed: int | None) -> bool:
+    x = np.arange(256, dtype=np.float32)
+    y = np.full_like(x, np.nan)
+    return clean(program, 1, [x, y], seed) and np.array_equal(y, x[::-1])
+
+
+def test_a_meeting_is_needed() -> None:
+    assert escapes(reversed_by_two.trace(), check_reversed) == Counter()
+
+
+def test_a_barrier_is_given_once() -> None:
+    @kernel(threads=32)
+    def greedy(k: Kernel) -> None:
+        first, second = k.named_barriers(3), k.named_barriers()
+        assert {0, *range(first, first + 3), second} == {*range(5)}
+        k.named_barriers(12)
+
+    with pytest.raises(TraceError, match=r"15 named barriers, not 16.*test_roles.py"):
+        greedy.trace()
