@@ -194,12 +194,16 @@ class Pipeline:
         """A cursor for whoever fills the stages, from the first on."""
         return Cursor(self, self.k.ring(self.stages, f"{self.tiles[0].name}_put", phase=1))
 
-    def consumer(self, *, packed: bool = False, name: str = "get") -> Cursor:
-        """A cursor for whoever reads the stages, from the first on; ``packed``: stage and phase in one register."""
-        name = f"{self.tiles[0].name}_{name}"
+    def consumer(self, *, packed: bool = False, ahead: bool = False, name: str = "get") -> Cursor:
+        """A cursor for whoever reads the stages, from the first on; ``packed``: stage and phase in one register.
+
+        ``ahead``: it advances past stages that it has waited for, and releases them later, in the same order.
+        """
+        own = f"{self.tiles[0].name}_{name}"
         if packed:
-            return Cursor(self, PackedPosition(self.k, self.stages, name, 0))
-        return Cursor(self, self.k.ring(self.stages, name))
+            return Cursor(self, PackedPosition(self.k, self.stages, own, 0))
+        position = self.k.ring(self.stages, own)
+        return Cursor(self, position, self.k.ring(self.stages, f"{own}_read") if ahead else None)
 
     def at(self, turn: Number, part: Number = 0, *, filling: bool = False) -> Cursor:
         """The stage that a part uses as number ``turn``; ``filling``: for whoever fills it. Takes no registers."""
@@ -228,8 +232,8 @@ class Pipeline:
 class Cursor:
     """A position in a pipeline: the stage that is filled or read next."""
 
-    def __init__(self, pipeline: Pipeline, position: Position) -> None:
-        self._pipeline, self._position = pipeline, position
+    def __init__(self, pipeline: Pipeline, position: Position, released: Position | None = None) -> None:
+        self._pipeline, self._position, self._released = pipeline, position, released or position
 
     @property
     def stage(self) -> Number:
@@ -290,11 +294,11 @@ class Cursor:
         p = self._pipeline
         if p.empty is None:
             raise TraceError(f"nobody releases this pipeline: it was made with readers=0 ({p.k.here()})")
-        p.empty.arrive(self.stage, when=p.k.lane == 0)
-        self._position.advance()
+        p.empty.arrive(self._released.stage, when=p.k.lane == 0)
+        self._released.advance()
 
     def advance(self) -> None:
-        """On to the next stage; another cursor releases this one."""
+        """On to the next stage; this one is released later, or by another cursor."""
         self._position.advance()
 
     def skip(self, count: Traced) -> None:
@@ -307,6 +311,8 @@ class Cursor:
         rounds = total // n
         ring.phase.set((ring.phase.get() + rounds) & 1)
         ring.stage.set(total - rounds * n)
+        if self._released is not ring:
+            Cursor(self._pipeline, self._released).catch_up(self)
 
     def catch_up(self, other: Cursor) -> None:
         """To where another cursor of this pipeline is."""

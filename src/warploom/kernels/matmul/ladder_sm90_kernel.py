@@ -19,9 +19,9 @@ class RungProduct(Product):
         with self._turns:
             self._start(zero=True)
             self._cores.wait(0)
-            self._read.release()
+            self._stages.release()
             with self._k.loop(tile.count, start=1):
                 self._start(zero=False)
                 self._cores.wait(0)
-                self._read.release()
+                self._stages.release()
         self._cores.wait(0, *self._blocks)

@@ -158,9 +158,15 @@ class Product:
                     ring.put((tile.row, depth, tile.batch), (tile.col, depth, tile.batch))
 
     # -- the consumers
-    def prepare(self) -> None:
-        """What a consumer has for all of its tiles."""
+    def prepare(self, *, computes: bool = False, whole_turns: Traced | None = None) -> None:
+        """What a consumer has for all of its tiles.
+
+        ``computes``: what finishes a tile computes for long before it stores. ptxas sinks the release of a tile's last
+        stage below arithmetic, and the ring would wait for it, but not into a branch. ``whole_turns``: whether a turn
+        lasts until its products are done; by default the next one's begin while the last are under way.
+        """
         k, c = self._k, self.config
+        self._computes, self._whole_turns = computes, whole_turns
         self.me: Traced = k.warpgroup - 1
         self._row = k.value(0, u32) if c.pingpong else self.me * c.consumer_rows
         cores = self._cores = Wgmma(k, c.dtype)
@@ -169,19 +175,12 @@ class Product:
             self._blocks, self._a, self._b, row=self._row,
             transposed_a=not self.features.a.k_contiguous, transposed_b=not self.features.b.k_contiguous,
         )  # fmt: skip
-        self._arrived, self._read = self._ring.consumer(name="use"), self._ring.consumer(name="read")
+        self._stages = self._ring.consumer(ahead=True)
         self._turns = Turns(k, self.me, c.consumers, on=c.pingpong)
 
-    def each_tile(
-        self, finish: Callable[[Tile], None], *, computes: bool = False, whole_turns: Traced | None = None
-    ) -> None:
-        """Multiply and ``finish`` every tile; with ``pingpong`` every other one, and the other consumer the rest.
-
-        ``computes``: ``finish`` computes for long before it stores. ptxas sinks the release of a tile's last stage
-        below arithmetic, and the ring would wait for it, but not into a branch. ``whole_turns``: whether a turn lasts
-        until its products are done; by default the next one's begin while the last are under way.
-        """
-        k, count, self._whole_turns = self._k, self._order.count, whole_turns
+    def each_tile(self, finish: Callable[[Tile], None]) -> None:
+        """Multiply and ``finish`` every tile; with ``pingpong`` every other one, and the other consumer the rest."""
+        k, count = self._k, self._order.count
         if not self.config.pingpong:
             with k.loop(count) as turn:
                 tile = self.tile(turn)
@@ -190,13 +189,14 @@ class Product:
             return
         with self._turns.taken(following=count & 1):
             with k.when(self.me == 1, uniform=True):
-                self._pass_over(self.tile(0))
+                self._stages.skip(self.tile(0).count)  # the other consumer multiplies it
             with k.loop(count, start=self.me, step=2) as turn:
                 tile = self.tile(turn)
                 self._multiply(tile)
-                with k.when(tile.count > 0, uniform=True) if computes else nullcontext():  # every tile has a k-tile
+                always = k.when(tile.count > 0, uniform=True) if self._computes else nullcontext()
+                with always:
                     finish(tile)
-                self._pass_over(self.tile(turn + 1))
+                self._stages.skip(self.tile(turn + 1).count)
 
     def _multiply(self, tile: Tile) -> None:
         """The tile's sums; each k-tile is waited for while the next one's products run."""
@@ -205,10 +205,10 @@ class Product:
         with self._k.loop(tile.count, start=1):
             self._start(zero=False)
             self._cores.wait(1)
-            self._read.release()
+            self._stages.release()
         self._hand_on(done=False)
         self._cores.wait(0, *self._blocks)
-        self._read.release()
+        self._stages.release()
         self._hand_on(done=True)
 
     def _hand_on(self, *, done: bool) -> None:
@@ -221,14 +221,8 @@ class Product:
             self._turns.hand_on()
 
     def _start(self, *, zero: bool) -> None:
-        a, b = self._arrived.wait_all()
-        self._product.start(a, b, zero=zero)
-        self._arrived.advance()
-
-    def _pass_over(self, tile: Tile) -> None:
-        """The stages of a tile that the other consumer multiplies."""
-        self._arrived.skip(tile.count)
-        self._read.catch_up(self._arrived)
+        self._product.start(*self._stages.wait_all(), zero=zero)
+        self._stages.advance()
 
     def sums(self, tile: Tile, value: EpilogueValue | None = None) -> list[Sums]:
         """This consumer's accumulators, 64 rows each, as values of C."""

@@ -40,7 +40,9 @@ def matmul_reduce_sm90(
     work = Product(k, config, features, (a_map, b_map), Extents(m, n, k_tiles, tiles_per_split, tiles))
     work.load()
     with consumer(k, config.consumers):
-        work.prepare()
+        # Exponentials take about as long as the products of 256 of K: both consumers' would fall into one time.
+        whole_turns = (k_tiles > 1) & (k_tiles <= 4) if op == "logsumexp" else None
+        work.prepare(computes=True, whole_turns=whole_turns)
         values = RowValues.of(k, Reduction(op), config.dtype, features, result)
 
         def finish(tile: Tile) -> None:
@@ -53,6 +55,4 @@ def matmul_reduce_sm90(
                         for target, x in zip(targets, state, strict=False):
                             (target + at).store(x, dtype=x.dtype)
 
-        # Exponentials take about as long as the products of 256 of K: both consumers' would fall into one time.
-        whole_turns = (k_tiles > 1) & (k_tiles <= 4) if op == "logsumexp" else None
-        work.each_tile(finish, computes=True, whole_turns=whole_turns)
+        work.each_tile(finish)
