@@ -148,17 +148,13 @@ def send_rows(
     ``barrier`` is a named barrier of the warpgroup's own, by default a new one. :func:`await_sent` comes before the CTA
     ends.
     """
-    first, barrier = me * WARPGROUP_ROWS, _own_barrier(k, me, tile.layout.rows // WARPGROUP_ROWS, barrier)
+    first = me * WARPGROUP_ROWS
+    barrier = me + k.named_barriers(tile.layout.rows // WARPGROUP_ROWS) if barrier is None else barrier
     store_rows(k, tile, sums, first + (k.warp & 3) * 16, cols=sums.layout.shape[1])
     k.fence_async()
     k.bar_sync(barrier, WARPGROUP)
     with k.when((k.thread & (WARPGROUP - 1)) == 0):
         boxes.send(k, tile, place, row=first, cols=sums.layout.shape[1])
-
-
-def _own_barrier(k: Kernel, me: Traced, warpgroups: int, barrier: Number | None) -> Number:
-    """A named barrier of warpgroup ``me``'s own."""
-    return me + k.named_barriers(warpgroups) if barrier is None else barrier
 
 
 def send_tile(k: Kernel, tile: SharedTile, boxes: Boxes, place: tuple[Number, ...]) -> None:
@@ -268,10 +264,8 @@ class Panels:
     def prepare(self, me: Traced, barrier: Number | None = None) -> None:
         """Form the addresses that all tiles share, of consumer ``me``."""
         k = self._k
-        self._barrier, self._who = (
-            _own_barrier(k, me, self._tile.stages // self._count, barrier),
-            k.thread & (WARPGROUP - 1),
-        )
+        self._barrier = me + k.named_barriers(self._tile.stages // self._count) if barrier is None else barrier
+        self._who = k.thread & (WARPGROUP - 1)
         self._own = self._tile.stage(me * self._count)
         self._to = TileAddresses(k, self._own, _STORE.address, k.lane, (k.warp & 3) * 16, "strided")
         self._to.prepare([(0, col) for col in range(0, self._cols, 16)])

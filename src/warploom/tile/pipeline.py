@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from warploom.core.dtypes import DType, f32, u32
 from warploom.core.errors import TraceError
@@ -42,10 +42,6 @@ def vector_tile(k: Kernel, size: int, *, name: str, stages: int = 1) -> SharedTi
     return k.shared(f32, size, name=name, panel_cols=size, stages=stages)
 
 
-def _as_stored(col: Number, row: Number, *outer: Number) -> tuple[Number, ...]:
-    return col, row, *outer
-
-
 @dataclass(frozen=True)
 class Boxes:
     """A matrix in global memory as the TMA sees it: one box for each panel of a tile.
@@ -56,7 +52,7 @@ class Boxes:
     """
 
     tensor_map: TensorMapHandle
-    order: Callable[..., Sequence[Number]] = _as_stored
+    order: Callable[..., Sequence[Number]] = lambda col, row, *outer: (col, row, *outer)
     eviction: Eviction = ""
 
     @classmethod
@@ -84,24 +80,6 @@ class Boxes:
                 offset = row * tile.layout.row_bytes + panel.byte_offset
                 k.tma_store(self.tensor_map, self.order(panel.first_col, *place), tile, offset=offset)
         k.commit_bulk()
-
-
-class Position(Protocol):
-    """A stage and the parity of its phase."""
-
-    @property
-    def stage(self) -> Number:
-        """The stage's index."""
-        ...
-
-    @property
-    def phase(self) -> Number:
-        """0 or 1."""
-        ...
-
-    def advance(self) -> None:
-        """To the next stage."""
-        ...
 
 
 class PackedPosition:
@@ -136,6 +114,10 @@ class TurnPosition:
 
     def advance(self) -> None:
         """Nothing: the turn says where it is."""
+
+
+Position = Ring | PackedPosition | TurnPosition
+"""A stage and the parity of its phase, and how to go on to the next."""
 
 
 class Pipeline:
@@ -253,10 +235,8 @@ class Cursor:
     # -- who fills
     def put(self, *places: Sequence[Any]) -> None:
         """One thread: once the stage is empty, start the copies of the tiles at ``places``; on to the next stage."""
-        p = self._pipeline
-        if p.empty is not None:
-            p.empty.wait(self._position.phase, self.stage)
-        p.copy_in(self.stage, places)
+        self.claim()
+        self._pipeline.copy_in(self.stage, places)
         self._position.advance()
 
     def claim(self) -> SharedTile:
@@ -281,8 +261,7 @@ class Cursor:
     # -- who reads
     def wait(self) -> SharedTile:
         """The stage's tile (the first of several), once it is full."""
-        self._pipeline.full.wait(self._position.phase, self.stage)
-        return self.tile
+        return self.wait_all()[0]
 
     def wait_all(self) -> tuple[SharedTile, ...]:
         """The stage's tiles, once they are full."""

@@ -25,6 +25,11 @@ def threads_of(consumers: int) -> int:
     return WARPGROUP * (consumers + 1)
 
 
+def warps_of(warpgroups: int) -> int:
+    """Warps of so many warpgroups: as often each gives back what it has read."""
+    return WARPGROUP // 32 * warpgroups
+
+
 def producer(k: Kernel, consumers: int) -> AbstractContextManager[None]:
     """``with producer(k, 2):`` what warps 0 to 3 do, which load for so many consumers; few registers."""
     return k.warps(0, 4, registers=_PRODUCER_REGISTERS[consumers])

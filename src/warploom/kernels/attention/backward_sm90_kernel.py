@@ -25,7 +25,7 @@ from warploom.tile.gradient import SoftmaxGradient
 from warploom.tile.mask import key_tiles
 from warploom.tile.pipeline import Boxes, Cursor, Pipeline, operand_tile, ready, vector_tile
 from warploom.tile.product import Started, Wgmma, scale, zero
-from warploom.tile.roles import WARPGROUP, WARPGROUP_ROWS, Meeting, consumer, producer, threads_of
+from warploom.tile.roles import WARPGROUP, WARPGROUP_ROWS, Meeting, consumer, producer, threads_of, warps_of
 from warploom.tile.scheduler import Divisor, Persistent, RowTiles, Single
 from warploom.tile.transposed import TransposedStore, column_values
 
@@ -53,11 +53,6 @@ def attention_backward_sm90(
     differentiate(k, c, f, KeyTiles(k, turns_of, at), boxes, sums)
 
 
-def vectors(of: TensorMapHandle) -> Boxes:
-    """Shift or delta, at (element, plane)."""
-    return Boxes(of, lambda _, row, plane: (row, plane))
-
-
 class GradientMaps(Compound):
     """A parameter: what a backward pass reads and stores as the TMA sees it."""
 
@@ -71,9 +66,11 @@ class GradientMaps(Compound):
     dv: TensorMap
 
     def boxes(self, of: Callable[[TensorMapHandle], Boxes]) -> tuple[Boxes, ...]:
-        """Their boxes at the places that a tile says; ``of`` tensors with rows of heads."""
-        named = zip(self.fields(), self.values, strict=True)
-        return tuple(vectors(x) if name in ("shift", "delta") else of(x) for name, x in named)
+        """Their boxes at the places that a tile says; ``of`` tensors with rows of heads, others at (element, plane)."""
+        return tuple(
+            Boxes(x, lambda _, row, plane: (row, plane)) if name in ("shift", "delta") else of(x)
+            for name, x in zip(self.fields(), self.values, strict=True)
+        )
 
 
 def differentiate(
@@ -96,14 +93,13 @@ def differentiate(
     v_tile = operand_tile(k, c.dtype, KEYS, c.value_width, name="V", stages=c.key_stages, tight=True)
     ds_tile = operand_tile(k, c.dtype, c.tile_m, KEYS, name="dS", stages=STAGES)
     shift_tile, delta_tile = (vector_tile(k, c.vector, name=name, stages=STAGES) for name in ("shift", "delta"))
-    warps = 4 * CONSUMERS
-    again = CONSUMERS if c.persistent else 0
+    warps, again = warps_of(CONSUMERS), CONSUMERS if c.persistent else 0
     keys, values = Pipeline(k, (k_tile, k_map), readers=again), Pipeline(k, (v_tile, v_map), readers=again)
     queries = Pipeline(k, (q_tile, q_map), (shift_tile, shift_map), readers=warps)
     gradients = Pipeline(k, (do_tile, do_map), (delta_tile, delta_map), readers=warps)
     shared = Pipeline(k, ds_tile, writers=warps, readers=warps)
     parts = part_tile(k, c.total_registers, name="dQ", stages=CONSUMERS * c.total_stages, warps=c.total_warps)
-    sums = Pipeline(k, parts, writers=4, readers=1, parts=CONSUMERS)
+    sums = Pipeline(k, parts, writers=warps_of(1), readers=1, parts=CONSUMERS)
     ready(k, keys, values, queries, gradients, shared, sums)
 
     with producer(k, CONSUMERS):

@@ -26,12 +26,9 @@ from warploom.tile.mask import Mask
 from warploom.tile.operands import DEPTH
 from warploom.tile.pipeline import Boxes, Pipeline, operand_tile, ready, vector_tile
 from warploom.tile.product import Wgmma, load_left, scale, zero
-from warploom.tile.roles import WARPGROUP_ROWS, consumer, producer, threads_of
+from warploom.tile.roles import WARPGROUP_ROWS, consumer, producer, threads_of, warps_of
 from warploom.tile.scheduler import Divisor, RowTiles
 from warploom.tile.transposed import column_values, row_values
-
-WARPS = 4
-"""Of a warpgroup."""
 
 
 # -- dK and dV
@@ -76,7 +73,7 @@ class Streams:
     @classmethod
     def of(cls, k: Kernel, config: BackwardWideSm90, *maps: tuple[Boxes, Boxes]) -> Streams:
         """``maps``: of K and V, Q and dO, shift and delta."""
-        c, warps, ((k_map, v_map), (q_map, do_map), (shift_map, delta_map)) = config, WARPS * CONSUMERS, maps
+        c, warps, ((k_map, v_map), (q_map, do_map), (shift_map, delta_map)) = config, warps_of(CONSUMERS), maps
         k_tile, v_tile = (operand_tile(k, c.dtype, KEYS, c.key_width, name=name) for name in ("K", "V"))
         q_tile, do_tile = (
             operand_tile(k, c.dtype, c.tile_m, cols, name=name, stages=c.stages)
@@ -87,7 +84,7 @@ class Streams:
         queries = Pipeline(k, (q_tile, q_map), (shift_tile, shift_map), readers=warps)
         gradients = Pipeline(k, (do_tile, do_map), (delta_tile, delta_map), readers=warps)
         p_tile = part_tile(k, c.score_registers, name="P", stages=c.crossing_stages)
-        crossing = Pipeline(k, p_tile, writers=WARPS, readers=WARPS)
+        crossing = Pipeline(k, p_tile, writers=warps_of(1), readers=warps_of(1))
         ready(k, keys, values, queries, gradients, crossing)
         return cls(keys, values, queries, gradients, crossing)
 
@@ -180,12 +177,8 @@ class ValueGradient(Gradient):
         self._softmax.probabilities(values, lambda: self._tile.mask.apply(self._block, block, warp=k.warp & 3))
         self._cores.pack(self._operand, self._block)
         self._softmax.uncap(values)
-        self._hand_over(turn)
-
-    def _hand_over(self, turn: Traced) -> None:
-        """P to the other consumer."""
         to = self._crossing.at(turn, filling=True)
-        store_part(self._k, to.claim(), self._block)
+        store_part(k, to.claim(), self._block)
         to.written(for_loads=True)
 
 
@@ -222,7 +215,7 @@ def attention_backward_queries_sm90(
     *, config: BackwardWideSm90, features: AttentionFeatures = PLAIN, heads_inside: bool = True,
 ) -> None:  # fmt: skip
     """dQ of 128 rows, 64 for each consumer; a grid of (tiles of rows · planes) along x, as the forward pass has it."""
-    c, f, warps = config, features, WARPS * CONSUMERS
+    c, f, warps = config, features, warps_of(CONSUMERS)
     block, plane = order.tile(k.cta_x)
     (batch, head), row = heads.divide(plane), block * ROWS
     kv_head = head // f.group if f.group > 1 else head

@@ -22,7 +22,7 @@ from warploom.lang.values import Number
 from warploom.tile.epilogue import store_row_values, store_rows
 from warploom.tile.pipeline import Boxes, Cursor, Pipeline, operand_tile, ready
 from warploom.tile.product import MmaSync, Started, Wgmma, load_left
-from warploom.tile.roles import WARPGROUP_ROWS, Turns, consumer, producer
+from warploom.tile.roles import WARPGROUP_ROWS, Turns, consumer, producer, warps_of
 from warploom.tile.scheduler import Divisor, RowTiles
 from warploom.tile.softmax import Action, OnlineSoftmax, StaleSoftmax, nothing, put_ones
 
@@ -75,7 +75,7 @@ class TensorMaps(Compound):
 
 def run(k: Kernel, config: ForwardSm90, boxes: tuple[Boxes, ...], tiles: Tiles) -> None:
     """The kernel's roles: two threads load K and V, one or two Q, and store O; the consumers of its kind."""
-    c, d, warps, (of_q, of_k, of_v, of_o) = config, config.head_dim, 4 * config.consumers, boxes
+    c, d, warps, (of_q, of_k, of_v, of_o) = config, config.head_dim, warps_of(config.consumers), boxes
     q_tile = operand_tile(k, c.dtype, WARPGROUP_ROWS, c.query_cols, name="Q", stages=c.q_stages * c.consumers)
     k_tile = operand_tile(k, c.dtype, c.tile_n, d, name="K", stages=c.stages)
     v_tile = operand_tile(k, c.dtype, c.tile_n, c.value_dim, name="V", stages=c.stages, spare_cols=c.spare_cols)
@@ -83,7 +83,7 @@ def run(k: Kernel, config: ForwardSm90, boxes: tuple[Boxes, ...], tiles: Tiles) 
     keys = Pipeline(k, (k_tile, of_k), readers=warps)
     values = Pipeline(k, (v_tile, of_v), readers=warps, cols=c.value_dim)
     # leaves through its Q's buffer
-    output = Pipeline(k, q_tile, writers=4, readers=0, parts=c.consumers, cols=c.value_dim, name="O")
+    output = Pipeline(k, q_tile, writers=warps_of(1), readers=0, parts=c.consumers, cols=c.value_dim, name="O")
     if c.sum_column:
         put_ones(k, v_tile, v_tile.layout.cols - c.spare_cols, c.dtype)
     ready(k, queries, keys, values, output, *tiles.claims)

@@ -8,6 +8,7 @@ from warploom.core.dtypes import u16
 from warploom.kernels.matmul.features import OperandFeatures
 from warploom.kernels.matmul.ladder_config import RungGemm
 from warploom.kernels.matmul.sm80 import DEPTH
+from warploom.kernels.matmul.values import along
 from warploom.lang import Kernel, SharedTile
 from warploom.lang.fragments import TileAddresses, TileReader
 from warploom.layout.catalogue import mma_fragment
@@ -28,10 +29,10 @@ class Operand:
         self._name: Literal["A", "B"] = name
         c = config
         outer, self.extent = (c.tile_m, c.warp_m) if name == "A" else (c.tile_n, c.warp_n)
-        rows, cols = (outer, c.tile_k) if own.k_contiguous else (c.tile_k, outer)
         self.tile: SharedTile = k.shared(
-            c.dtype, (rows, cols), name=name, swizzle="auto" if c.swizzle else None, stages=c.stages, padding=c.padding
-        )
+            c.dtype, along(own, outer, c.tile_k), name=name, swizzle="auto" if c.swizzle else None, stages=c.stages,
+            padding=c.padding,
+        )  # fmt: skip
         self.step = 16 if name == "A" or c.wmma else 8
         """Rows of A or columns of B in one fragment."""
         whole = A if name == "A" else B

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from warploom.core.dtypes import f32, u16, u32
-from warploom.kernels.matmul.features import PLAIN, MatmulFeatures, OperandFeatures
+from warploom.kernels.matmul.features import PLAIN, MatmulFeatures
 from warploom.kernels.matmul.sm80 import MatmulSm80
 from warploom.kernels.matmul.values import Output, Result, Tile, along, stored_rows
 from warploom.lang import Fragment, Kernel, SharedTile, Strided, StridedPointer, Traced, kernel
@@ -62,7 +62,10 @@ class Product:
             k, (m + (c.tile_m - 1)) // c.tile_m, (n + (c.tile_n - 1)) // c.tile_n, c.block_stride
         )
         self._operands = features.a, features.b
-        a, b = (self._stored(*x) for x in zip("AB", (c.tile_m, c.tile_n), self._operands, strict=True))
+        a, b = (
+            operand_tile(k, c.dtype, *along(own, outer, c.tile_k), name=name, stages=c.stages)
+            for name, own, outer in zip("AB", self._operands, (c.tile_m, c.tile_n), strict=True)
+        )
         sources = [
             stored_rows(matrix, own, (outer, depth), batched=features.batched)
             for matrix, own, outer in zip(matrices, self._operands, (m, n), strict=True)
@@ -76,11 +79,6 @@ class Product:
             self.sums, a, b, warp=self.warp, depth=c.tile_k,
             transposed_a=not features.a.k_contiguous, transposed_b=not features.b.k_contiguous,
         )  # fmt: skip
-
-    def _stored(self, name: str, outer: int, own: OperandFeatures) -> SharedTile:
-        c = self._config
-        rows, cols = (outer, c.tile_k) if own.k_contiguous else (c.tile_k, outer)
-        return operand_tile(self._k, c.dtype, rows, cols, name=name, stages=c.stages)
 
     # -- which tile
     def own_tile(self, k_tiles: Traced, tiles_per_split: Traced) -> Tile:

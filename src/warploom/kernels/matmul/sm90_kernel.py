@@ -13,15 +13,15 @@ from dataclasses import dataclass
 from warploom.core.dtypes import f32, u32
 from warploom.kernels.matmul.features import PLAIN, MatmulFeatures, OperandFeatures
 from warploom.kernels.matmul.sm90 import MatmulSm90
-from warploom.kernels.matmul.values import EpilogueValue, Output, Result, Tile
+from warploom.kernels.matmul.values import EpilogueValue, Output, Result, Tile, along
 from warploom.kernels.source import named
-from warploom.lang import Fragment, Kernel, SharedTile, TensorMap, Traced, kernel
+from warploom.lang import Kernel, TensorMap, Traced, kernel
 from warploom.lang.hopper import TensorMapHandle
 from warploom.lang.values import Number
 from warploom.tile.epilogue import Panels, Sums, store_registers
 from warploom.tile.pipeline import Boxes, Pipeline, operand_tile, ready
 from warploom.tile.product import Wgmma
-from warploom.tile.roles import WARPGROUP_ROWS, Turns, consumer, producer
+from warploom.tile.roles import WARPGROUP_ROWS, Turns, consumer, producer, warps_of
 from warploom.tile.scheduler import GroupedTiles, Persistent
 
 
@@ -116,19 +116,14 @@ class Product:
             k, (e.m + (c.tile_m - 1)) // c.tile_m, (e.n + (c.tile_n - 1)) // c.tile_n, c.block_stride
         )
         self._order = Persistent(k, e.tiles)
-        self._a, self._b = self._stored("A", c.tile_m, features.a), self._stored("B", c.tile_n, features.b)
-        a_boxes, b_boxes = (
-            Boxes(own_map, _operand_order(features, own))
-            for own_map, own in zip(maps, (features.a, features.b), strict=True)
-        )
-        readers = 4 * (1 if c.pingpong else c.consumers)
-        self._ring = Pipeline(k, (self._a, a_boxes), (self._b, b_boxes), readers=readers, name="ring")
+        operands = zip("AB", (features.a, features.b), (c.tile_m, c.tile_n), maps, strict=True)
+        fed = [
+            (operand_tile(k, c.dtype, *along(own, outer, c.tile_k), name=name, stages=c.stages),
+             Boxes(own_map, _operand_order(features, own)))
+            for name, own, outer, own_map in operands
+        ]  # fmt: skip
+        self._ring = Pipeline(k, *fed, readers=warps_of(1 if c.pingpong else c.consumers), name="ring")
         ready(k, self._ring)
-
-    def _stored(self, name: str, outer: int, own: OperandFeatures) -> SharedTile:
-        c = self.config
-        rows, cols = (outer, c.tile_k) if own.k_contiguous else (c.tile_k, outer)
-        return operand_tile(self._k, c.dtype, rows, cols, name=name, stages=c.stages)
 
     def tile(self, turn: Number) -> Tile:
         """The CTA's tile of a turn."""
@@ -172,7 +167,7 @@ class Product:
         cores = self._cores = Wgmma(k, c.dtype)
         self._blocks = [cores.accumulator(c.tile_n, f"c{i}") for i in range(c.consumer_rows // WARPGROUP_ROWS)]
         self._product = cores.product(
-            self._blocks, self._a, self._b, row=self._row,
+            self._blocks, *self._ring.tiles, row=self._row,
             transposed_a=not self.features.a.k_contiguous, transposed_b=not self.features.b.k_contiguous,
         )  # fmt: skip
         self._stages = self._ring.consumer(ahead=True)
@@ -229,8 +224,3 @@ class Product:
         k = self._k
         rows = [tile.row + self._row + i * WARPGROUP_ROWS for i in range(len(self._blocks))]
         return [Sums(k, x, row, tile.col, k.warp & 3, value) for x, row in zip(self._blocks, rows, strict=True)]
-
-    @property
-    def blocks(self) -> list[Fragment]:
-        """This consumer's accumulators."""
-        return self._blocks

@@ -16,10 +16,8 @@ from warploom.kernels.matmul.sm80_kernel import Product
 from warploom.kernels.matmul.values import Output, Result, Tile
 from warploom.lang import Compound, Fragment, Global, GlobalPointer, Kernel, Mutable, Strided, Traced, kernel
 from warploom.lang.values import Number
+from warploom.tile.accumulation import WORDS
 from warploom.tile.epilogue import read
-
-WORDS = 4
-"""Registers of a part that a thread stores together, at most: 16 bytes."""
 
 
 @kernel(threads=lambda config, **_: config.threads, drop_unused=True)
