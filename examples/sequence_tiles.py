@@ -38,6 +38,7 @@ from warploom.tile.cache import Pages, PageTable, WarpRing
 from warploom.tile.copies import RowCopy, Rows
 from warploom.tile.eight_bits import LANES, ProductAlongRows, ProductDownRows, columns, position
 from warploom.tile.epilogue import Sums, Target, copy_out, store_registers
+from warploom.tile.mask import GroupMask, Visible
 from warploom.tile.merge import merged, with_sink
 from warploom.tile.order import ENTRY_WORDS, divisors
 from warploom.tile.paged import PagedBoxes, PageRuns
@@ -205,6 +206,22 @@ def put_together(
     out.store(total * factor * beside, row * DIM + k.thread)
 
 
+# -- query heads that share keys, as rows of one tile
+GROUP = 4
+
+
+@kernel(threads=32)
+def grouped(k: Kernel, p: Global[f32], queries: u32, keys: u32) -> None:
+    """CTA b: equal weights of block b's keys for 16 rows, the heads of a query in turn; 0 where a query sees no key."""
+    scores = MmaSync(k, f16).accumulator(16, BLOCK, "s")
+    zero(scores)
+    mask = GroupMask(k, Visible((None, 0), ragged=True), BLOCK, (queries, keys), lambda row: row // GROUP)
+    mask.apply(scores, k.cta_x, lambda block: block * BLOCK)
+    for score in scores.mutable:
+        score.set(k.exp2(score))
+    store_registers(Sums(k, scores, k.value(0, u32), k.cta_x * BLOCK), Target(k, p, 2 * BLOCK, f32))
+
+
 # -- keys and values in 8 bits
 KEYS = 32
 
@@ -346,6 +363,14 @@ def fp8(rng: np.random.Generator) -> tuple[Array, Array]:
     """Rows in e4m3, as pairs of elements and in float64."""
     rows = rng.standard_normal((KEYS, DIM)).astype(ml_dtypes.float8_e4m3fn)
     return rows.view(np.uint16), rows.astype(np.float64)
+
+
+@grouped.example
+def _(_: np.random.Generator) -> Launch:
+    queries, keys = 16 // GROUP, 2 * BLOCK - 5
+    last = np.arange(16)[:, None] // GROUP + keys - queries
+    seen = np.arange(2 * BLOCK) <= np.minimum(last, keys - 1)
+    return Launch(2, [np.full(seen.shape, np.nan, np.float32), queries, keys], {"p": (seen.astype(np.float64), 0)})
 
 
 @fp8_scores.example

@@ -57,6 +57,7 @@ PLANTED = [
     ("sequence_tiles.sums_of_lists", "at.advance()", "", "wrong"),
     ("sequence_tiles.sums_by_claims", "order.claim(turn + 1)", "", "uninitialised"),
     ("sequence_tiles.put_together", "total * factor", "total", "wrong"),
+    ("sequence_tiles.grouped", "lambda row: row // GROUP", "lambda row: row", "wrong"),
     ("sequence_tiles.fp8_scores", "k.syncwarp()", "", "race"),
     ("sequence_tiles.fp8_scores", "position(col + 2 * i)", "col + 2 * i", "race"),
     ("sequence_tiles.fp8_values", "k.wait_group(0)", "", "in_flight"),

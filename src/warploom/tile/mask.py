@@ -7,6 +7,7 @@ on (row, key).
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import reduce
 from operator import and_, or_
@@ -16,7 +17,7 @@ from warploom.core.dtypes import f32, s32, u32
 
 if TYPE_CHECKING:
     from warploom.lang import Fragment, Kernel, Traced
-    from warploom.lang.values import Mutable, Number
+    from warploom.lang.values import Number
 
 
 @dataclass(frozen=True)
@@ -47,10 +48,56 @@ class Visible:
             found.append(key >= aligned - left)
         return found
 
+    def cuts(self, keys: tuple[Traced, int], top: Traced, bottom: tuple[Traced, int], beyond: Traced) -> Traced | None:
+        """Whether some row does not see all ``keys`` (the first, and how many); None if every row always does.
 
-def mask_score(k: Kernel, score: Mutable, seen: list[Traced], masked: float) -> None:
-    """``masked`` in place of a score where not all of ``seen`` hold."""
-    score.set(k.select(reduce(and_, seen), score.get(), k.value(masked, f32)))
+        ``top`` and the sum ``bottom`` are aligned with the first row and the last; ``beyond``: not all keys exist.
+        """
+        (first, count), (left, right) = keys, self.window
+        found = [beyond] if self.ragged else []
+        if right is not None:
+            found.append(first + (count - 1) > top + right)
+        if left is not None:
+            found.append(first < bottom[0] + (bottom[1] - left))
+        return reduce(or_, found) if found else None
+
+
+def mask_scores(
+    k: Kernel, scores: Fragment, warp: Number, seen: Callable[[Traced, Traced], list[Traced]], masked: float
+) -> None:
+    """``masked`` in place of scores where not all of ``seen(row, column)`` hold."""
+    for element, score in enumerate(scores.mutable):
+        row, col = (k.value(x, u32) for x in scores.layout.coordinates(k.lane, element, warp))
+        score.set(k.select(reduce(and_, seen(row, col)), score.get(), k.value(masked, f32)))
+
+
+@dataclass(frozen=True)
+class GroupMask:
+    """The keys of a sequence that rows see, in blocks of ``block`` keys: ``query_of(row)`` is a row's query.
+
+    So query heads that share keys are rows of one tile. ``lengths`` as of :class:`Mask`; any block may be visited.
+    """
+
+    k: Kernel
+    visible: Visible
+    block: int
+    lengths: tuple[Traced, Traced]
+    query_of: Callable[[Traced], Traced]
+
+    def apply(self, scores: Fragment, block: Traced, first: Callable[[Traced], Traced]) -> None:
+        """-inf in place of what does not count of a block; a warp's columns begin with key ``first(block)``."""
+        k, visible, (q_len, kv_len) = self.k, self.visible, self.lengths
+        keys, top = (k.bitcast(x, s32) for x in (kv_len, kv_len - q_len))
+        begin, own = (k.bitcast(x, s32) for x in (block * self.block, first(block)))
+
+        def seen(row: Traced, col: Traced) -> list[Traced]:
+            aligned = k.bitcast(self.query_of(row), s32) + top
+            return visible.seen(k.bitcast(col, s32) + own, aligned, keys)
+
+        cuts = visible.cuts((begin, self.block), top, (keys, -1), begin + self.block > keys)
+        if cuts is not None:
+            with k.when(cuts, uniform=True):
+                mask_scores(k, scores, 0, seen, -math.inf)
 
 
 class Mask:
@@ -116,17 +163,8 @@ class Mask:
 
     def cuts(self, block: Traced) -> Traced | None:
         """Whether some row does not see all of a block; None if every row always does."""
-        k = self._k
-        left, right = self._visible.window
-        begin = k.bitcast(block * self._block, s32)
-        found: list[Traced] = []
-        if self._visible.ragged:
-            found.append((block + 1) * self._block > self._kv_len)
-        if right is not None:
-            found.append(begin + (self._block - 1) > self._top + right)
-        if left is not None:
-            found.append(begin < self._top + (self._rows - 1 - left))
-        return reduce(or_, found) if found else None
+        begin, beyond = self._k.bitcast(block * self._block, s32), (block + 1) * self._block > self._kv_len
+        return self._visible.cuts((begin, self._block), self._top, (self._top, self._rows - 1), beyond)
 
     def apply(
         self, scores: Fragment, block: Traced, *, row: Number = 0, warp: Number | None = None, masked: float = -math.inf
@@ -147,10 +185,10 @@ class Mask:
         begin = k.bitcast(block * self._block, s32)
         top = self._top + k.bitcast(k.value(row, u32), s32) - begin  # counted within the block
         keys = k.bitcast(self._kv_len, s32) - begin
-        for element, score in enumerate(scores.mutable):
-            at_row, at_col = scores.layout.coordinates(k.lane, element, warp)
-            key, aligned = k.bitcast(k.value(at_col, u32), s32), top + k.bitcast(k.value(at_row, u32), s32)
-            mask_score(k, score, self._visible.seen(key, aligned, keys), masked)
+        seen = self._visible.seen
+        mask_scores(
+            k, scores, warp, lambda row, col: seen(k.bitcast(col, s32), top + k.bitcast(row, s32), keys), masked
+        )
 
 
 class SeenBy:
@@ -200,16 +238,9 @@ class SeenBy:
 
     def cuts(self, block: Traced) -> Traced | None:
         """Whether some row of a block does not see all the keys; None if every row always does."""
-        k, (left, right) = self._k, self._visible.window
-        top = k.bitcast(block * self._block, s32) + self._offset  # the key aligned with the block's first row
-        found: list[Traced] = []
-        if self._visible.ragged:
-            found.append(self._first + self._keys > k.bitcast(self._kv_len, s32))
-        if right is not None:
-            found.append(self._first + (self._keys - 1) > top + right)
-        if left is not None:
-            found.append(self._first < top + (self._block - 1) - left)
-        return reduce(or_, found) if found else None
+        top = self._k.bitcast(block * self._block, s32) + self._offset  # the key aligned with the block's first row
+        beyond = self._first + self._keys > self._k.bitcast(self._kv_len, s32)
+        return self._visible.cuts((self._first, self._keys), top, (top, self._block - 1), beyond)
 
     def apply(
         self, scores: Fragment, block: Traced, *, row: Number = 0, col: Number = 0, warp: Number | None = None
@@ -225,12 +256,11 @@ class SeenBy:
         with k.when(cuts, uniform=True):
             first = self._first + k.bitcast(k.value(row, u32), s32)
             top = k.bitcast(block * self._block + col, s32) + self._offset - first  # counted within the rows
-            keys = k.bitcast(self._kv_len, s32) - first
-            warp = scores.warp if warp is None else warp
-            for element, score in enumerate(scores.mutable):
-                at_row, at_col = scores.layout.coordinates(k.lane, element, warp)
-                key, aligned = k.bitcast(k.value(at_row, u32), s32), top + k.bitcast(k.value(at_col, u32), s32)
-                mask_score(k, score, self._visible.seen(key, aligned, keys), 0.0)
+            keys, warp = k.bitcast(self._kv_len, s32) - first, scores.warp if warp is None else warp
+            seen = self._visible.seen
+            mask_scores(
+                k, scores, warp, lambda row, col: seen(k.bitcast(row, s32), top + k.bitcast(col, s32), keys), 0.0
+            )
 
 
 def key_tiles(

@@ -7,15 +7,13 @@ the ends of pieces makes warps wait for each other: their rings run on from piec
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from contextlib import nullcontext
 from dataclasses import replace
-from functools import reduce
 from itertools import groupby
-from operator import itemgetter, or_
+from operator import itemgetter
 
-from warploom.core.dtypes import f32, s32, u16, u32
+from warploom.core.dtypes import f32, u16, u32
 from warploom.kernels.attention.decode import GAP, CacheForm, Decode
 from warploom.kernels.attention.decode_feed import KEYS, VALUES, Feed, Queries, Turn
 from warploom.kernels.attention.decode_rows import (
@@ -38,7 +36,7 @@ from warploom.layout.reduction import reduction_plan
 from warploom.layout.shared import SharedLayout
 from warploom.tile.cache import Pages, PageTable, WarpRing
 from warploom.tile.eight_bits import LANES, ProductAlongRows, ProductDownRows, columns
-from warploom.tile.mask import Visible, mask_score
+from warploom.tile.mask import GroupMask, Visible
 from warploom.tile.merge import merged
 from warploom.tile.operands import DEPTH
 from warploom.tile.pipeline import operand_tile
@@ -239,22 +237,9 @@ class Products:
     def _mask(self, at: Cursor) -> None:
         """-inf in place of scores that do not count."""
         k, c, f, span = self._k, self._config, self._features, at.span
-        left, right = f.window
-        keys, offset = (k.bitcast(x, s32) for x in (span.keys, span.keys - span.queries))
-        start, own = (k.bitcast(x, s32) for x in (at.block * c.tile_n, self._ring.first_key(at.block.get())))
-        cuts = [start + c.tile_n > keys]
-        if right is not None:
-            cuts.append(start + (c.tile_n - 1) > offset + right)
-        if left is not None:
-            cuts.append(start < keys - 1 - left)
-        visible = Visible(f.window, ragged=True)
-        with k.when(reduce(or_, cuts), uniform=True):
-            rows = Rows.at(k, at, f.group, c)
-            for element, score in enumerate(self._s.mutable):
-                row, col = self._s.layout.coordinates(k.lane, element)
-                aligned = k.bitcast(rows.query(k.value(row, u32)), s32) + offset
-                number = k.bitcast(k.value(col, u32), s32) + own
-                mask_score(k, score, visible.seen(number, aligned, keys), -math.inf)
+        rows, visible = Rows.at(k, at, f.group, c), Visible(f.window, ragged=True)
+        mask = GroupMask(k, visible, c.tile_n, (span.queries, span.keys), rows.query)
+        mask.apply(self._s, at.block.get(), self._ring.first_key)
 
     def finish(self) -> None:
         """Each warp's log-sum-exps to shared memory, and what its O is to be multiplied by."""
