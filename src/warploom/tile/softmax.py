@@ -31,6 +31,7 @@ from warploom.layout.reduction import reduction_plan
 
 if TYPE_CHECKING:
     from warploom.lang import Fragment, Kernel, SharedTile, Traced
+    from warploom.lang.values import Number
 
 LOG2_E = math.log2(math.e)
 LAZY_GROWTH = 8.0
@@ -286,6 +287,19 @@ class OnlineSoftmax:
                 log = self._exponents.log_sum(k, self._last_m[row].get(), total)
                 logs.append(log if sunk is None else sunk.log_sum(log))
         return inverse, logs
+
+    def ends_to(self, index: Number, logs: SharedTile, inverse: SharedTile) -> None:
+        """What :meth:`ends` gives to (``index``, row) of shared tiles: of parts that :func:`.merge.merged` joins.
+
+        The lanes of the warp meet before: what they have read may be overwritten.
+        """
+        k, found = self._k, self.ends()
+        k.syncwarp()
+        with k.when((k.lane & self._plan.replicated) == 0):
+            for group, (factor, log) in enumerate(zip(*found, strict=True)):
+                row = self._plan.result_coordinate(group, k.lane, 0)
+                logs.store(log, index, row)
+                inverse.store(factor, index, row)
 
     # -- formulas
     def _limit(self) -> None:

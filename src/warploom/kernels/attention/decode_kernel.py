@@ -32,7 +32,6 @@ from warploom.kernels.attention.decode_search import EarlyLengths, Search
 from warploom.kernels.attention.features import AttentionFeatures
 from warploom.lang import Compound, Kernel, Mutable, SharedTile, Strided, Traced, kernel
 from warploom.lang.fragments import TileAddresses
-from warploom.layout.reduction import reduction_plan
 from warploom.layout.shared import SharedLayout
 from warploom.tile.cache import Pages, PageTable, WarpRing
 from warploom.tile.eight_bits import LANES, ProductAlongRows, ProductDownRows, columns
@@ -243,16 +242,8 @@ class Products:
 
     def finish(self) -> None:
         """Each warp's log-sum-exps to shared memory, and what its O is to be multiplied by."""
-        k = self._k
         self._softmax.keep()
-        inverses, logs = self._softmax.ends()
-        k.syncwarp()  # every lane has read the block
-        plan = reduction_plan(self._s.layout, "col")
-        with k.when((k.lane & sum(plan.lane_masks)) == 0):
-            for group, (log, inverse) in enumerate(zip(logs, inverses, strict=True)):
-                row = plan.result_coordinate(group, k.lane, 0)
-                self._logs.store(log, k.warp, row)
-                self._inverses.store(inverse, k.warp, row)
+        self._softmax.ends_to(self._k.warp, self._logs, self._inverses)
 
     def _put(self, stage: Traced, places: range, rows: Rows) -> None:
         """Some columns of each warp's O to shared memory, in the place of the block that was read last."""
