@@ -13,7 +13,7 @@ from tests.project import ROOT
 
 import warploom
 from warploom.bench.checking import check_kernel, compared, in_orders, kernels_of
-from warploom.core.errors import VerifyError
+from warploom.core.errors import TraceError, VerifyError
 from warploom.ops.backends import gpu_target
 
 EXAMPLES = ROOT / "examples"
@@ -43,6 +43,7 @@ PLANTED = [
     ("attention_steps.ring", "row=warp_row)", "row=0)", "wrong"),
     ("attention_steps.overlap", "output_sums.wait(s)", "", "refused"),
     ("matmul_tiles.on_sm80", "copies.begin(depth // DEPTH, places)", "", "refused"),
+    ("matmul_tiles.on_sm90", "panels.prepare(k.value(0, u32))", "", "refused"),
     ("matmul_tiles.in_turns", "turns.taken(), ", "k.when(k.thread == k.thread), ", "deadlock"),
     ("sequence_tiles.added_up", "ring.wait(0)", "", "in_flight"),
     ("sequence_tiles.added_up", "k.syncwarp()  # ... and", "", "race"),
@@ -89,7 +90,7 @@ def test_what_an_example_leaves_out_is_found(kernel, text, instead, found, tmp_p
     )
     (mutant,) = kernels_of(f"{tmp_path / 'mutant.py'}:{function}")
     if found == "refused":
-        with pytest.raises(VerifyError):
+        with pytest.raises((TraceError, VerifyError)):
             check_kernel(mutant)
         return
     checked = in_orders(lambda seed: check_kernel(mutant, seed))

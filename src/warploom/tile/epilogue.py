@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from warploom.core.dtypes import DType, f16, f32, u16, u32
+from warploom.core.errors import TraceError
 from warploom.lang import Fragment, GlobalPointer, Kernel, Mutable, SharedTile, Traced
 from warploom.lang.fragments import Addressing, TileAddresses
 from warploom.lang.values import Number
@@ -259,6 +260,7 @@ class Panels:
 
     def __init__(self, k: Kernel, dtype: DType, cols: int, count: int, consumers: int, boxes: Boxes | None) -> None:
         self._k, self._count, self._boxes, self._cols = k, count, boxes, cols
+        self._to: TileAddresses | None = None
         self._tile = k.shared(dtype, (WARPGROUP_ROWS, cols), name="panels", swizzle="auto", stages=consumers * count)
 
     def prepare(self, me: Traced, barrier: Number | None = None) -> None:
@@ -272,14 +274,16 @@ class Panels:
 
     def store(self, sums: Sums, number: int, target: Target, outer: tuple[Number, ...] = ()) -> None:
         """Store accumulator ``number`` of the consumer; ``outer``: the box's place beyond rows and columns."""
-        k, boxes = self._k, sums.fragment.layout.shape[1] // self._cols
+        k, boxes, to = self._k, sums.fragment.layout.shape[1] // self._cols, self._to
+        if to is None:
+            raise TraceError(f"panels are prepared before sums are stored: call prepare(me) ({k.here()})")
         for j in range(boxes):
             buffer = (number * boxes + j) % self._count
             if self._boxes is not None:
                 with k.when(self._who == 0):
                     k.wait_bulk(self._count - 1, reads_only=True)
             k.bar_sync(self._barrier, WARPGROUP)  # what was in the panel has left
-            self._fill(sums, j, self._to.staged(buffer))
+            self._fill(sums, j, to.staged(buffer))
             if self._boxes is not None:
                 k.fence_async()
             k.bar_sync(self._barrier, WARPGROUP)  # every warp has written its rows
