@@ -29,10 +29,10 @@ def explain(error: Exception, k: Builder) -> str | None:
         return f"{owner.__name__} has no {error.name!r}{_near(owner, k, str(error.name))}"
     if isinstance(error, KeyError) and error.args and isinstance(error.args[0], Traced):
         return f"{error.args[0]!r} is a value of the running kernel, no key of a dict: k.select chooses between values"
-    if not inside:
+    outer = [i for i, frame in enumerate(frames) if not _is_ours(frame.f_globals.get("__name__"))]
+    if not inside or not outer:  # the author's own code, or a kernel of this package
         return None
-    inner = next(i for i in range(len(frames), 0, -1) if not _is_ours(frames[i - 1].f_globals.get("__name__")))
-    code = frames[inner].f_code
+    code = frames[outer[-1] + 1].f_code
     word = _word(code.co_qualname.rpartition(".")[0], code.co_name)
     hint = "" if word is None else f"; {_parameters(word)}"
     if isinstance(error, AttributeError) and error.name == "ir":
