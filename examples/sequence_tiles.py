@@ -9,7 +9,7 @@ Each kernel shows one word of `warploom.tile`; `warploom.attention_paged` and `a
 # pyright: reportInvalidTypeForm=false
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from itertools import product
 from typing import Any
@@ -19,6 +19,7 @@ import numpy as np
 
 from warploom.lang import (
     Global,
+    GlobalPointer,
     Kernel,
     Launch,
     Mutable,
@@ -39,7 +40,7 @@ from warploom.tile.copies import RowCopy, Rows
 from warploom.tile.eight_bits import LANES, ProductAlongRows, ProductDownRows, columns, position
 from warploom.tile.epilogue import Sums, Target, copy_out, store_registers
 from warploom.tile.mask import GroupMask, Visible
-from warploom.tile.merge import merged, with_sink
+from warploom.tile.merge import WarpSums, merged, with_sink
 from warploom.tile.order import ENTRY_WORDS, divisors
 from warploom.tile.paged import PagedBoxes, PageRuns
 from warploom.tile.panels import box_rows
@@ -48,6 +49,7 @@ from warploom.tile.product import MmaSync, zero
 from warploom.tile.ragged import PieceList, RaggedBatch, RaggedTiles, Sequences, sequence_boxes
 from warploom.tile.scheduler import Claimed
 from warploom.tile.shares import Shares, Span
+from warploom.tile.softmax import OnlineSoftmax
 
 DIM, PAGE, BLOCK = 64, 16, 32  # elements of a row, rows of a page, rows that are copied together
 Array = np.ndarray[Any, Any]
@@ -232,15 +234,20 @@ def fp8_scores(k: Kernel, q: Global[f16], keys: Global[u16], s: Global[f32]) -> 
     q_tile, k_tile = operand_tile(k, f16, 16, DIM, name="Q"), operand_tile(k, f16, KEYS, DIM // 2, name="K")
     RowCopy(k, k_tile, Rows(keys, DIM // 2), 32).load((0, 0))
     k.commit_group()
-    for row, col in product((0, 8), range(0, DIM, 16)):  # a lane has four neighbours of row and row + 8
-        at = (k.lane // 4 + row, k.lane % 4)
-        for i, pair in enumerate(q.load(at[0] * DIM + col + at[1] * 4, 2, dtype=u32)):
-            q_tile.store([pair], at[0], position(col + 2 * i) + at[1] * 2, dtype=u32)
+    put_queries(k, q, q_tile)
     k.wait_group(0)
     k.syncwarp()
     sums = MmaSync(k, f16).accumulator(16, KEYS, "s")
     ProductAlongRows(k, sums, q_tile, k_tile, DIM, 0).start(q_tile, k_tile, zero=True)
     store_registers(Sums(k, sums, k.value(0, u32), k.value(0, u32)), Target(k, s, KEYS, f32))
+
+
+def put_queries(k: Kernel, q: GlobalPointer, tile: SharedTile) -> None:
+    """16 queries by a warp, in the order of keys."""
+    for row, col in product((0, 8), range(0, DIM, 16)):  # a lane has four neighbours of row and row + 8
+        at = (k.lane // 4 + row, k.lane % 4)
+        for i, pair in enumerate(q.load(at[0] * DIM + col + at[1] * 4, 2, dtype=u32)):
+            tile.store([pair], at[0], position(col + 2 * i) + at[1] * 2, dtype=u32)
 
 
 @kernel(threads=32, requires="sm_90")
@@ -261,6 +268,39 @@ def fp8_values(k: Kernel, p: Global[f32], values: Global[u16], out: Global[f32])
     lane = LANES.apply(lane=k.lane)
     for row, col, four in columns(sums):  # neighbours, unlike those of other products
         out.store([x.get() for x in four], (lane["row"] + row) * DIM + lane["col"] + col)
+
+
+@kernel(threads=64, requires="sm_90")
+def fp8_attention(
+    k: Kernel, q: Global[f16], keys: Strided[u16, 3], values: Strided[u16, 3], out: Global[f32], length: u32
+) -> None:
+    """O of 16 queries; each of two warps has the products of its own 16 keys."""
+    none = k.value(0, u32)
+    q_tile = operand_tile(k, f16, 16, DIM, name="Q")
+    k_tile, v_tile = (operand_tile(k, f16, KEYS // 2, DIM // 2, name=name, stages=2) for name in "KV")
+    ring = WarpRing(k, (k_tile, keys), (v_tile, values), warps=2, heads=1, head_dim=DIM // 2, run=KEYS // 2)
+    for tile in range(2):
+        ring.put(tile, 0, (none, none, none), length)
+    with k.warps(0, 1):
+        put_queries(k, q, q_tile)
+    ring.drain()
+    k.syncthreads()
+    cores = MmaSync(k, f16)
+    s, o = cores.accumulator(16, KEYS // 2, "s"), cores.accumulator(16, DIM, "o")
+    softmax = OnlineSoftmax(k, s, o, DIM**-0.5, f16, lse=True)
+    sums = WarpSums(k, ring, o, softmax, DIM, fp8=True)
+    own_keys, own_values = ring.at(0, k.warp)
+    softmax.begin()
+    zero(o)
+    ProductAlongRows(k, s, q_tile, k_tile, DIM, 0).start(q_tile, own_keys, zero=True)
+    softmax.step()
+    ProductDownRows(k, o, v_tile, KEYS // 2, 0).start(cores.left(s), own_values)
+    sums.finish()
+
+    def leave(row: Traced, _: Traced, store: Callable[..., None]) -> None:
+        store(lambda col, four: out.store(four, row * DIM + col), lambda: None)
+
+    sums.each(0, lambda row: row < 16, leave)
 
 
 # -- each kernel runs once: warploom check
@@ -385,3 +425,11 @@ def _(rng: np.random.Generator) -> Launch:
     p, (pairs, values) = rng.random((16, KEYS)).astype(np.float32), fp8(rng)
     expected = p.astype(np.float16).astype(np.float64) @ values
     return Launch(1, [p, pairs, np.full_like(expected, np.nan, np.float32)], {"out": (expected, 1e-4)})
+
+
+@fp8_attention.example
+def _(rng: np.random.Generator) -> Launch:
+    q, (keys, exact_keys), (values, exact) = rng.standard_normal((16, DIM)).astype(np.float16), fp8(rng), fp8(rng)
+    expected, _ = softmax_of(q.astype(np.float64) @ exact_keys.T * DIM**-0.5, exact)
+    given = q, keys[None, None], values[None, None], np.full(q.shape, np.nan, np.float32), KEYS
+    return Launch(1, given, {"out": (expected, 1e-3)})

@@ -88,7 +88,7 @@ class WarpRing:
         self.tiles = tuple(tile for tile, _ in fed)
         self._warps, self.heads, self.parts = warps, heads, warps // heads
         """``parts``: of a block's keys, one after another, each the keys of ``heads`` warps."""
-        self._stages, self._ahead = self.tiles[0].stages // warps, 0
+        self.stages, self._ahead = self.tiles[0].stages // warps, 0
         self._keys, cols = self.tiles[0].layout.rows, self.tiles[0].layout.cols
         self._lines = -(-2 * head_dim // LINE)
         """Of the L2 that a row takes, if it begins with one."""
@@ -134,8 +134,8 @@ class WarpRing:
         ``when`` does not hold, there is neither, and :meth:`wait` counts the same.
         """
         k, (sequence, head, block) = self._k, place
-        if self._ahead == self._stages:
-            raise TraceError(f"each of {self._stages} stages has a block: wait for one before the next ({k.here()})")
+        if self._ahead == self.stages:
+            raise TraceError(f"each of {self.stages} stages has a block: wait for one before the next ({k.here()})")
         with nullcontext() if when is None else k.when(when, uniform=True):
             source, copy, first = self._sources[tile], self._copies[tile], self.first_key(block)
             exist = k.maximum(keys, first) - first

@@ -174,21 +174,16 @@ class Mask:
         The fragment's rows begin ``row`` rows into the tile; ``warp`` is the warp's index among those that share it,
         by default its number in the CTA modulo theirs.
         """
-        cuts = self.cuts(block)
-        if cuts is not None:
-            with self._k.when(cuts, uniform=True):
-                self._cut(scores, block, (row, scores.warp if warp is None else warp), masked)
-
-    def _cut(self, scores: Fragment, block: Traced, place: tuple[Number, Number], masked: float) -> None:
-        row, warp = place
-        k = self._k
-        begin = k.bitcast(block * self._block, s32)
-        top = self._top + k.bitcast(k.value(row, u32), s32) - begin  # counted within the block
-        keys = k.bitcast(self._kv_len, s32) - begin
-        seen = self._visible.seen
-        mask_scores(
-            k, scores, warp, lambda row, col: seen(k.bitcast(col, s32), top + k.bitcast(row, s32), keys), masked
-        )
+        k, cuts, seen = self._k, self.cuts(block), self._visible.seen
+        if cuts is None:
+            return
+        with k.when(cuts, uniform=True):
+            begin, warp = k.bitcast(block * self._block, s32), scores.warp if warp is None else warp
+            top = self._top + k.bitcast(k.value(row, u32), s32) - begin  # counted within the block
+            keys = k.bitcast(self._kv_len, s32) - begin
+            mask_scores(
+                k, scores, warp, lambda row, col: seen(k.bitcast(col, s32), top + k.bitcast(row, s32), keys), masked
+            )
 
 
 class SeenBy:

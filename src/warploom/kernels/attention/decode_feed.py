@@ -72,23 +72,19 @@ class Queries:
 class Feed:
     """What is copied ahead: the blocks of a share, and the query rows of each piece with its first."""
 
-    def __init__(
-        self, k: Kernel, ring: WarpRing, queries: Queries, q_tile: SharedTile, cursor: Cursor, stages: int
-    ) -> None:
+    def __init__(self, k: Kernel, ring: WarpRing, queries: Queries, q_tile: SharedTile, cursor: Cursor) -> None:
         self._k, self.ring, self.queries, self.q_tile, self._cursor = k, ring, queries, q_tile, cursor
-        self._begins, self._q_stage = k.register(u32, 1, "asks"), Turn(k, stages, "q_ahead")
-        self._stages = stages
+        self._begins, self._q_stage = k.register(u32, 1, "asks"), Turn(k, ring.stages, "q_ahead")
 
     def begin(self, end: Traced) -> None:
         """Start the copies of the first blocks, one less than there are stages; none is under way."""
         self._begins.set(1)
         self._q_stage.reset()
         self._look_up()
-        for number in range(self._stages - 1):
+        for number in range(self.ring.stages - 1):
             self.put(number, end)
 
     def _look_up(self) -> None:
-        """Read where the block at the cursor lies."""
         self.ring.look_up(self._cursor.sequence.get(), self._cursor.block.get())
 
     def put(self, stage: Number, end: Traced) -> None:

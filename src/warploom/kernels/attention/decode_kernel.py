@@ -7,11 +7,8 @@ the ends of pieces makes warps wait for each other: their rings run on from piec
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import nullcontext
+from collections.abc import Callable
 from dataclasses import replace
-from itertools import groupby
-from operator import itemgetter
 
 from warploom.core.dtypes import f32, u16, u32
 from warploom.kernels.attention.decode import GAP, CacheForm, Decode
@@ -30,13 +27,11 @@ from warploom.kernels.attention.decode_rows import (
 )
 from warploom.kernels.attention.decode_search import EarlyLengths, Search
 from warploom.kernels.attention.features import AttentionFeatures
-from warploom.lang import Compound, Kernel, Mutable, SharedTile, Strided, Traced, kernel
-from warploom.lang.fragments import TileAddresses
-from warploom.layout.shared import SharedLayout
+from warploom.lang import Compound, Kernel, SharedTile, Strided, Traced, kernel
 from warploom.tile.cache import Pages, PageTable, WarpRing
-from warploom.tile.eight_bits import LANES, ProductAlongRows, ProductDownRows, columns
+from warploom.tile.eight_bits import ProductAlongRows, ProductDownRows
 from warploom.tile.mask import GroupMask, Visible
-from warploom.tile.merge import merged
+from warploom.tile.merge import WarpSums
 from warploom.tile.operands import DEPTH
 from warploom.tile.pipeline import operand_tile
 from warploom.tile.product import MmaSync, load_left, zero
@@ -45,8 +40,6 @@ from warploom.tile.softmax import OnlineSoftmax
 
 LINE_WORDS = 32
 """Of a line of the L2."""
-QUAD = 4
-"""Columns that a thread puts together at once."""
 
 
 @kernel(threads=lambda config, **_: config.threads, drop_unused=True)
@@ -88,7 +81,7 @@ def attention_decode(
 
     search = Search(k, shares)
     guess = None if early is None else (early, shares.read_by(spans(replace(given, keys=early.near), c, f)))
-    ahead = Feed(k, ring, queries, q_tile, search.ahead, c.stages)
+    ahead = Feed(k, ring, queries, q_tile, search.ahead)
     begin_share(k, c, search, shares, guess, ahead)
     if c.overlap:
         k.allow_next_launch()
@@ -174,7 +167,7 @@ class Share:
     def _leave(self, slots: Slots, results: Results, parts: Parts) -> None:
         """The sums of a piece: to the results if it is a whole tile, else to its slot among the parts."""
         at = self._at
-        self._products.finish()
+        self._products.sums.finish()
         opens = self._opened == at.span.begin
         slot = slots.of(at, opens)
         rows = self._ahead.queries.rows(at)
@@ -185,18 +178,9 @@ class Share:
 class Products:
     """S, P and O of the query rows and each warp's keys, and O of all warps together."""
 
-    def __init__(
-        self,
-        k: Kernel,
-        config: Decode,
-        features: AttentionFeatures,
-        q: SharedTile,
-        ring: WarpRing,
-    ) -> None:
-        self._k, self._config, self._features = k, config, features
-        self._q, self._ring = q, ring
-        keys, values = ring.tiles
-        c, f = config, features
+    def __init__(self, k: Kernel, config: Decode, features: AttentionFeatures, q: SharedTile, ring: WarpRing) -> None:
+        self._k, self._config, self._features, self._q, self._ring = k, config, features, q, ring
+        c, f, (keys, values) = config, features, ring.tiles
         self._cores = cores = MmaSync(k, c.factors, ahead=True)
         self._s = s = cores.accumulator(c.tile_m, c.keys, "s")
         self._o = o = cores.accumulator(c.tile_m, -(-c.head_dim // 16) * 16, "o")
@@ -209,14 +193,7 @@ class Products:
             self._scores = cores.product(s, left, keys, warp=(ring.head, 0), depth=c.head_dim)
             self._product = cores.product(o, s, values, transposed_b=True, depth=c.keys)
         self._softmax = OnlineSoftmax(k, s, o, f.softmax_scale(c.head_dim), c.factors, cap=f.softcap, lse=True)
-        self._logs, self._inverses = (k.shared(f32, (c.num_warps, c.tile_m), name=x) for x in ("logs", "inverses"))
-        # A warp's sums leave through the place of its keys and values, so many columns through each in turn.
-        half = keys.layout.cols // 2
-        panel = keys.layout.panels[0].cols // 2
-        self._halves = SharedLayout(keys.layout.rows, half, 4, keys.layout.swizzle, panel)
-        self._lanes = lanes = LANES if c.fp8 else o.layout.atom.restrict("lane")
-        halves = [x.seen_as(f32, self._halves) for x in ring.tiles]
-        self._places = [TileAddresses(k, x, lanes, k.lane, 0, "strided") for x in halves]
+        self.sums = WarpSums(k, ring, o, self._softmax, c.head_dim, fp8=c.fp8)
 
     def begin(self, q_stage: Traced) -> None:
         """Rows that have seen no key; what a warp has registers for of their queries is read now."""
@@ -240,91 +217,19 @@ class Products:
         mask = GroupMask(k, visible, c.tile_n, (span.queries, span.keys), rows.query)
         mask.apply(self._s, at.block.get(), self._ring.first_key)
 
-    def finish(self) -> None:
-        """Each warp's log-sum-exps to shared memory, and what its O is to be multiplied by."""
-        self._softmax.keep()
-        self._softmax.ends_to(self._k.warp, self._logs, self._inverses)
-
-    def _put(self, stage: Traced, places: range, rows: Rows) -> None:
-        """Some columns of each warp's O to shared memory, in the place of the block that was read last."""
-        k, half, tile_m = self._k, self._halves.cols, self._config.tile_m
-        own = self._ring.at(stage, k.warp)
-        tiles = [to.on(x.seen_as(f32, self._halves)) for to, x in zip(self._places, own, strict=True)]
-        stores = [
-            (row, tiles[col // half % 2], row + (col // half - places.start) // 2 * tile_m, col % half, values)
-            for row, col, values in sorted(self._neighbours(), key=itemgetter(0, 1)) if col // half in places
-        ]  # fmt: skip
-        for _, to, row, col, _ in stores:
-            to.prepare([(row, col)])
-        for first, together in groupby(stores, key=itemgetter(0)):
-            with k.when(rows.exists(self._lanes.apply(lane=k.lane)["row"] + first)):
-                for _, to, row, col, values in together:
-                    k.store("shared", to.address(row, col), f32, [x.get() for x in values], "", "weak")
-
-    def _neighbours(self) -> list[tuple[int, int, list[Mutable]]]:
-        """(row, first column, values) of neighbouring sums of lane 0."""
-        if self._config.fp8:
-            return columns(self._o)
-        layout, o = self._o.layout, self._o.mutable
-        return [
-            (*layout.coordinates(0, element), [o[element], o[element + 1]])
-            for element in range(0, layout.elements_per_thread, 2)
-        ]
-
     def collect(self, stage: Traced, rows: Rows, whole: Traced, results: Results, parts: Parts, slot: Traced) -> None:
         """O of all warps together: the result where ``whole`` says so, else a part for the second kernel."""
         k, c = self._k, self._config
-        half = self._halves.cols
-        together, quads = c.keys // c.tile_m * 2, half // QUAD
-        for first in range(0, -(-c.head_dim // half), together):
-            places = range(first, min(first + together, -(-c.head_dim // half)))
-            if first:
-                k.syncthreads()  # all have read the columns before
-            self._put(stage, places, rows)
-            k.syncthreads()  # every warp's sums are there
-            for item in range(0, c.tile_rows * quads, c.threads):
-                row, col = (k.thread + item) // quads, (k.thread + item) % quads * QUAD
-                with k.when(rows.exists(row) & (row < c.tile_rows)):
-                    log, sums = self._merged(stage, row, col, places)
-                    leads = (col == 0) if first == 0 else None
-                    with k.when(whole, uniform=True):
-                        own, log_of_all = results.counted(rows, row, log)
-                        for at, values in self._inside(col, places, sums):
-                            results.store(rows, row, at, values, own)
-                        if leads is not None:
-                            with k.when(leads):
-                                results.store_log(rows, row, log_of_all)
-                    with k.otherwise():
-                        for at, values in self._inside(col, places, sums):
-                            parts.output(c, slot, row).store(values, at)
-                        if leads is not None:
-                            with k.when(leads):
-                                parts.log(c, slot, row).store(log)
 
-    def _merged(self, stage: Traced, row: Traced, col: Traced, places: range) -> tuple[Traced, list[list[Traced]]]:
-        """The log-sum-exp of a row, and its sums in four columns of each place."""
-        k, c, ring = self._k, self._config, self._ring
-        half, own = self._halves.cols, row % c.tile_m
-        warps = [row // c.tile_m + part * c.heads for part in range(ring.parts)]
-        weights, factor, log = merged(k, [self._logs.load(warp, own) for warp in warps])
-        weights = [x * self._inverses.load(warp, own) for warp, x in zip(warps, weights, strict=True)]
-        found: list[list[Traced]] = []
-        for place in places:
-            below, last = (place - places.start) // 2 * c.tile_m, c.head_dim - place * half - QUAD
-            at = k.minimum(col, last) if last < half - QUAD else col
-            sums: list[Traced] = []
-            for warp, share in zip(warps, weights, strict=True):
-                source = ring.at(stage, warp)[place % 2].seen_as(f32, self._halves)
-                loaded = source.load(own + below, at, QUAD)
-                sums = [x * share if not sums else k.fma(x, share, y)
-                        for x, y in zip(loaded, sums or loaded, strict=True)]  # fmt: skip
-            found.append([x * factor for x in sums])
-        return log, found
+        def leave(row: Traced, log: Traced, store: Callable[..., None]) -> None:
+            with k.when(whole, uniform=True):
+                own, of_all = results.counted(rows, row, log)
+                store(
+                    lambda col, x: results.store(rows, row, col, x, own), lambda: results.store_log(rows, row, of_all)
+                )
+            with k.otherwise():
+                store(
+                    lambda col, x: parts.output(c, slot, row).store(x, col), lambda: parts.log(c, slot, row).store(log)
+                )
 
-    def _inside(self, col: Traced, places: range, sums: list[list[Traced]]) -> Iterator[tuple[Traced, list[Traced]]]:
-        """(first column of O, four sums) of an item, where O has such columns."""
-        half, d = self._halves.cols, self._config.head_dim
-        for place, values in zip(places, sums, strict=True):
-            at = col + place * half
-            with nullcontext() if (place + 1) * half <= d else self._k.when(at < d):
-                yield at, values
+        self.sums.each(stage, rows.exists, leave)
