@@ -107,13 +107,13 @@ class WarpSums:
         ``log``: of all parts. ``store(sums, end)`` calls ``sums(column, four of O)``, and ``end()`` once for each row.
         """
         k, quads, count = self._k, self._half // QUAD, -(-self._cols // self._half)
+        rows = self._rows * self._ring.heads
         for first in range(0, count, self._together):
             places = range(first, min(first + self._together, count))
             if first:
                 k.syncthreads()  # all have read the columns before
             self._put(stage, places, exists)
             k.syncthreads()  # every warp's sums are there
-            rows = self._rows * self._ring.heads
             for item in range(0, rows * quads, 32 * self._warps):
                 row, col = (k.thread + item) // quads, (k.thread + item) % quads * QUAD
                 with k.when(exists(row) & (row < rows)):

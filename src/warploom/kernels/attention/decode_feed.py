@@ -41,8 +41,7 @@ class Turn:
 
     def advance(self) -> None:
         """To the next."""
-        k = self._k
-        self._at.set(k.select(self._at == self._count - 1, 0, self._at + 1))
+        self._at.set(self._k.select(self._at == self._count - 1, 0, self._at + 1))
 
 
 @dataclass(frozen=True)

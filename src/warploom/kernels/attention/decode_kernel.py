@@ -86,7 +86,7 @@ def attention_decode(
     if c.overlap:
         k.allow_next_launch()
     with k.when(search.first < search.end, uniform=True):
-        Share(k, c, ahead, products, search.at).run(search, slots, to, parts)
+        Share(k, ahead, products, search.at).run(search, slots, to, parts)
 
 
 attention_decode_sm90 = replace(attention_decode, name="attention_decode_sm90", requires="sm_90")
@@ -133,9 +133,9 @@ def begin_share(
 class Share:
     """The blocks of a CTA, one after another; where a piece ends, its sums leave."""
 
-    def __init__(self, k: Kernel, config: Decode, ahead: Feed, products: Products, at: Cursor) -> None:
-        self._k, self._config, self._ahead, self._products, self._at = k, config, ahead, products, at
-        self._stage, self._q_stage = Turn(k, config.stages, "stage"), Turn(k, config.stages, "q_stage")
+    def __init__(self, k: Kernel, ahead: Feed, products: Products, at: Cursor) -> None:
+        self._k, self._ahead, self._products, self._at = k, ahead, products, at
+        self._stage, self._q_stage = (Turn(k, ahead.ring.stages, name) for name in ("stage", "q_stage"))
         self._begins, self._opened = k.register(u32, 1, "begins"), k.register(u32, at.block.get(), "opened")
 
     def run(self, share: Search, slots: Slots, results: Results, parts: Parts) -> None:
