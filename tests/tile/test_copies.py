@@ -68,21 +68,15 @@ def ring_sums(
 
         if stepped:
             ring.begin(across, places, [(0, wide)])
-            stage = k.register(u32, 0, "read_stage")
+            read, write = ring.consumer(), ring.producer()
             with k.loop(across) as j:
-                ring.wait(stages - 2)
-                ring.put(stage_after(k, stage.get(), stages - 1, stages), places(j + stages - 1),
-                         when=j + (stages - 1) < across)  # fmt: skip
-                sums_of(k, tile.stage(stage.get()), out, first + j * high)
-                stage.set(stage_after(k, stage.get(), 1, stages))
+                (here,) = read.wait()
+                write.put(*places(j + stages - 1), when=j + (stages - 1) < across)
+                sums_of(k, here, out, first + j * high)
+                read.release()
         else:
             ring.each(across, places, lambda j, here, first=first: sums_of(k, here, out, first + j * high))
         k.syncthreads()  # every warp is done with the last stages
-
-
-def stage_after(k: Kernel, stage: Traced, count: int, stages: int) -> Traced:
-    after = stage + count
-    return k.select(after >= stages, after - stages, after)
 
 
 def check_ring(rows: int, cols: int, stride: int, shape: tuple[int, int]) -> Callable[..., bool]:

@@ -278,19 +278,28 @@ class CopyRing:
     """Stages of tiles that all threads copy in together, and all warps read: for kernels without roles.
 
     ``fed`` lists the tiles, each with the matrix it is copied from. Copies are in flight for ``stages - 1`` tiles.
-    ``addressing``: how shared addresses are formed.
+    ``addressing``: how shared addresses are formed. After :meth:`begin` a :meth:`producer` puts the tiles behind those
+    and a :meth:`consumer` waits and releases, as of a :class:`~warploom.tile.pipeline.Pipeline`, or :meth:`each` does.
     """
 
     def __init__(
         self, k: Kernel, *fed: tuple[SharedTile, Rows], threads: int, addressing: Addressing = "strided"
     ) -> None:
-        self._k = k
+        self.k = self._k = k
         self.tiles = tuple(tile for tile, _ in fed)
         self.stages = self.tiles[0].stages
         self._copies = [RowCopy(k, tile, matrix, threads, addressing) for tile, matrix in fed]
         self._steps: Sequence[tuple[int, int]] | None = None
         for copy in self._copies:
             copy.prepare()
+
+    def producer(self) -> CopyCursor:
+        """A cursor for the tiles behind those that :meth:`begin` starts."""
+        return CopyCursor(self, self._k.register(u32, self.stages - 1, "write_stage"))
+
+    def consumer(self, *, put_first: bool = False) -> CopyCursor:
+        """A cursor for reading the stages, from the first on; ``put_first``: each wait comes after a put."""
+        return CopyCursor(self, self._k.register(u32, 0, "read_stage"), self.stages - 1 - (not put_first))
 
     def put(self, stage: Number, places: Sequence[Place], *, when: Traced | None = None) -> None:
         """Start the copies of a stage, a place for each tile; all warps are done with what was there.
@@ -362,3 +371,37 @@ class CopyRing:
             for stage in range(1, n):
                 with k.when(first + stage < count, uniform=True):
                     turn(first + stage, stage)
+
+
+class CopyCursor:
+    """A position in a ring of copies, the same for all threads: the stage that is filled or read next."""
+
+    def __init__(self, ring: CopyRing, stage: Mutable, pending: int = 0) -> None:
+        self._ring, self._stage, self._pending = ring, stage, pending
+
+    @property
+    def tiles(self) -> tuple[SharedTile, ...]:
+        """The stage's tiles, whether they are there or not."""
+        return self._ring.at(self._stage.get())
+
+    def put(self, *places: Place, when: Traced | None = None) -> None:
+        """:meth:`CopyRing.put` into the stage that all warps have read longest ago; on to the next stage."""
+        self._ring.put(self._stage.get(), places, when=when)
+        self._advance()
+
+    def wait(self) -> tuple[SharedTile, ...]:
+        """The stage's tiles, once they are there for every warp; and every warp is done with those released before."""
+        self._ring.wait(self._pending)
+        return self.tiles
+
+    def release(self, *, when: Traced | None = None) -> None:
+        """On to the next stage, or not: this one is filled again once all warps have waited for that."""
+        stage = self._stage.get()
+        self._advance()
+        if when is not None:
+            k = self._ring.k
+            self._stage.set(k.select(when, self._stage.get(), stage))
+
+    def _advance(self) -> None:
+        following = self._stage.get() + 1
+        self._stage.set(self._ring.k.select(following == self._ring.stages, 0, following))

@@ -6,8 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from warploom.core.dtypes import u32
-from warploom.lang import Fragment, Kernel, Mutable, SharedTile, Traced
-from warploom.lang.values import Number
+from warploom.lang import Fragment, Kernel, SharedTile, Traced
 from warploom.tile.copies import CopyRing, Place
 from warploom.tile.operands import DEPTH, Registers
 from warploom.tile.product import zero
@@ -44,35 +43,28 @@ def accumulate(
     one barrier a tile. At the end every copy has arrived, and no warp reads a stage any more.
     """
 
-    def tiles(stage: Number) -> tuple[SharedTile, SharedTile]:
-        a, b = ring.at(stage)
-        return a, b
+    def fragments(tiles: Sequence[SharedTile], depth: int) -> list[Registers]:
+        a, b = tiles
+        return product.fragments(a, b, depth)
 
     zero(product.sums)
-    stages, steps = ring.stages, range(0, product.depth, DEPTH)
-    ring.wait(stages - 2)
-    ahead = [[k.register(u32, x, "ahead") for x in loaded] for loaded in product.fragments(*tiles(0), 0)]
-    read, write = k.register(u32, 0, "read_stage"), k.register(u32, stages - 1, "write_stage")
+    steps = range(0, product.depth, DEPTH)
+    ring.wait(ring.stages - 2)
+    ahead = [[k.register(u32, x, "ahead") for x in loaded] for loaded in fragments(ring.at(0), 0)]
+    read, write = ring.consumer(), ring.producer()
     with k.loop(count) as tile:
         current: list[Sequence[Traced]] = [[r.get() for r in registers] for registers in ahead]
         for step in steps[1:]:
-            following = product.fragments(*tiles(read.get()), step)
+            following = fragments(read.tiles, step)
             product.multiply_loaded(current)
             if step == steps[len(steps) // 2]:  # over the tile before this one, which no warp reads since the barrier
-                later = tile + (stages - 1)
-                ring.put(write.get(), places(later), when=later < count)
-                advance(k, write, stages)
+                later = tile + (ring.stages - 1)
+                write.put(*places(later), when=later < count)
             current = following
-        advance(k, read, stages)
-        ring.wait(stages - 2)
+        read.release()
+        read.wait()
         with k.when(tile + 1 < count, uniform=True):
-            for registers, loaded in zip(ahead, product.fragments(*tiles(read.get()), 0), strict=True):
+            for registers, loaded in zip(ahead, fragments(read.tiles, 0), strict=True):
                 for register, value in zip(registers, loaded, strict=True):
                     register.set(value)
         product.multiply_loaded(current)
-
-
-def advance(k: Kernel, stage: Mutable, stages: int) -> None:
-    """To the next stage of a ring."""
-    following = stage.get() + 1
-    stage.set(k.select(following == stages, 0, following))

@@ -12,12 +12,12 @@ from warploom.kernels.matmul.ladder_config import RungGemm
 from warploom.kernels.matmul.ladder_operand import SHAPE, WMMA_SHAPE, C, Operand
 from warploom.kernels.matmul.ladder_rolling import Load, Mark, Multiply, RollingOrder
 from warploom.kernels.matmul.values import Result, along, stored_rows
-from warploom.lang import Fragment, Kernel, Mutable, SharedTile, Strided, Traced, kernel
+from warploom.lang import Fragment, Kernel, SharedTile, Strided, Traced, kernel
 from warploom.layout.wmma import wmma_fragment
-from warploom.tile.copies import CopyRing, Place
+from warploom.tile.copies import CopyCursor, CopyRing, Place
 from warploom.tile.copy_plan import CopyPlan
 from warploom.tile.epilogue import Staging, Sums, Target, read, store_registers
-from warploom.tile.mainloop import accumulate, advance
+from warploom.tile.mainloop import accumulate
 from warploom.tile.operands import Registers
 from warploom.tile.product import zero
 from warploom.tile.scheduler import GroupedTiles
@@ -178,26 +178,20 @@ class Loops:
             self._multiply(ring.at(0))
             k.syncthreads()  # every warp is done with it: the next copy may overwrite it
 
-    def _begin_stages(self) -> tuple[Mutable, Mutable]:
-        """The stages that are read and written next."""
-        return self._k.register(u32, 0, "read_stage"), self._k.register(u32, self._ring.stages - 1, "write_stage")
-
-    def _put_ahead(self, tile: Traced, write: Mutable) -> None:
+    def _put_ahead(self, tile: Traced, write: CopyCursor) -> None:
         """Start the copy of the tile that is stages - 1 ahead, into the stage that was read last."""
         later = tile + (self._ring.stages - 1)
-        self._ring.put(write.get(), self._places(later), when=later < self._count)
-        advance(self._k, write, self._ring.stages)
+        write.put(*self._places(later), when=later < self._count)
 
     def _staged(self) -> None:
         """Copies run stages - 1 tiles ahead of the multiplication."""
         k, ring = self._k, self._ring
-        read_stage, write = self._begin_stages()
+        read, write = ring.consumer(put_first=True), ring.producer()
         with k.loop(self._count) as tile:
             self._put_ahead(tile, write)
-            ring.wait(ring.stages - 1)
-            self._multiply(ring.at(read_stage.get()))
+            self._multiply(read.wait())
             k.syncthreads()  # every warp is done with it: the next step copies over it
-            advance(k, read_stage, ring.stages)
+            read.release()
 
     def _rolling(self) -> None:
         """As the pipelined loop with fewer registers: each fragment loads ``lead`` mma before the first that reads it.
@@ -208,7 +202,7 @@ class Loops:
         order = RollingOrder.of(work.config)
         ring.wait(ring.stages - 2)
         ahead = {x: [k.register(u32, r, "ahead") for r in self._loaded(x, ring.at(0))] for x in order.carried}
-        read_stage, write = self._begin_stages()
+        read, write = ring.consumer(), ring.producer()
         with k.loop(self._count) as tile:
             held: dict[Load, Registers] = {x: [r.get() for r in registers] for x, registers in ahead.items()}
             crossed = False
@@ -219,17 +213,13 @@ class Loops:
                     self._put_ahead(tile, write)  # over the tile before this one, as in the pipelined loop
                 elif event is Mark.BORDER:
                     crossed = True
-                    ring.wait(ring.stages - 2)  # the next tile is here, and every warp has read all of this one
-                    current = read_stage.get()
-                    advance(k, read_stage, ring.stages)
-                    read_stage.set(k.select(tile + 1 < self._count, read_stage.get(), current))
+                    read.wait()  # the next tile is here, and every warp has read all of this one
+                    read.release(when=tile + 1 < self._count)
                 elif crossed:
-                    for register, value in zip(
-                        ahead[event], self._loaded(event, ring.at(read_stage.get())), strict=True
-                    ):
+                    for register, value in zip(ahead[event], self._loaded(event, read.tiles), strict=True):
                         register.set(value)
                 else:
-                    held[event] = self._loaded(event, ring.at(read_stage.get()))
+                    held[event] = self._loaded(event, read.tiles)
         k.syncthreads()  # every warp has loaded what lay past the last tile
 
     def _loaded(self, load: Load, tiles: Sequence[SharedTile]) -> Registers:
