@@ -15,7 +15,7 @@ import numpy as np
 from warploom.lang import Fragment, Global, Kernel, Launch, SharedTile, TensorMap, Traced, bf16, f32, kernel, u32
 from warploom.layout.tensor_map import TensorMapSpec
 from warploom.tile.accumulation import (
-    Turns,
+    PartTurns,
     add_parts,
     load_part,
     load_warp_part,
@@ -126,7 +126,7 @@ def transposed(k: Kernel, a: TensorMap, b: TensorMap, c: Global[bf16]) -> None:
 
 
 @kernel(threads=128, requires="sm_90a")
-def added_in_turn(k: Kernel, a: TensorMap, b: TensorMap, total: Global[f32], turns: Turns, c: Global[f32]) -> None:
+def added_in_turn(k: Kernel, a: TensorMap, b: TensorMap, total: Global[f32], turns: PartTurns, c: Global[f32]) -> None:
     """C = A·Bᵀ: CTA i adds the product of slice i of K after CTA i - 1, so equal in every run; the last has it all."""
     _, sums, _ = product_of(k, a, b, k.cta_x * DIM)
     count = len(sums.registers)
@@ -147,7 +147,7 @@ def added_in_turn(k: Kernel, a: TensorMap, b: TensorMap, total: Global[f32], tur
 
 @kernel(threads=32)
 def added_by_warps(
-    k: Kernel, a: Global[bf16], b: Global[bf16], total: Global[f32], turns: Turns, c: Global[f32]
+    k: Kernel, a: Global[bf16], b: Global[bf16], total: Global[f32], turns: PartTurns, c: Global[f32]
 ) -> None:
     """C = A·Bᵀ of 16 and 32 rows: each CTA adds the product of its slice of K, in any order, to what begins as 0."""
     tiles = [operand_tile(k, bf16, rows, DIM, name=name) for name, rows in (("A", 16), ("B", 32))]

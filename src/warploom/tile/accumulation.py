@@ -74,7 +74,7 @@ def load_warp_part(k: Kernel, source: GlobalPointer, registers: int) -> list[Tra
     return [mine.load(i * WARP) for i in range(registers)]
 
 
-class Turns(Compound):
+class PartTurns(Compound):
     """A parameter: CTAs add to the same part one after another, in their own order: sums are equal from run to run.
 
     ``counters``: 0 at first; one for each part.
@@ -113,7 +113,7 @@ class PartSums(Compound):
     """A parameter: the parts' ``total`` in global memory, and whose turn it is to add to one."""
 
     total: Global[f32]
-    turns: Turns
+    turns: PartTurns
 
 
 def add_parts(k: Kernel, to: GlobalPointer, tiles: Sequence[SharedTile], first: Traced) -> None:

@@ -31,7 +31,7 @@ VECTOR = 4
 
 
 @dataclass(frozen=True)
-class Rows:
+class RowRange:
     """``count`` rows from ``begin`` on."""
 
     begin: Traced
@@ -66,21 +66,21 @@ class Sequences(Compound):
         """The same, or the used rows of each."""
         return Sequences(self.k, *self.values, cut=cut)
 
-    def at(self, number: Traced) -> Rows:
+    def at(self, number: Traced) -> RowRange:
         """The rows of a sequence."""
         k = self.k
         begin, end = (k.minimum(self.starts.load(number + i), self.total) for i in range(2))
         count = k.select(end > begin, end - begin, 0)
-        return Rows(begin, k.minimum(count, self.used.load(number)) if self._cut else count)
+        return RowRange(begin, k.minimum(count, self.used.load(number)) if self._cut else count)
 
-    def rest(self, number: Traced, batch: Traced) -> tuple[Rows, Rows]:
+    def rest(self, number: Traced, batch: Traced) -> tuple[RowRange, RowRange]:
         """Rows of no sequence: those in front of a sequence that is the first of ``batch``, and those behind it."""
         k, own = self.k, self.at(number)
         end, none = own.begin + own.count, k.value(0, u32)
         following = k.select(number + 1 < batch, k.minimum(self.starts.load(number + 1), self.total), self.total)
         return (
-            Rows(none, k.select(number == 0, own.begin, none)),
-            Rows(end, k.select(following > end, following - end, none)),
+            RowRange(none, k.select(number == 0, own.begin, none)),
+            RowRange(end, k.select(following > end, following - end, none)),
         )
 
 
@@ -90,9 +90,9 @@ class Spaced(Compound):
     pitch: u32
     most: u32
 
-    def at(self, number: Traced) -> Rows:
+    def at(self, number: Traced) -> RowRange:
         """The rows of a sequence."""
-        return Rows(number * self.pitch, self.most)
+        return RowRange(number * self.pitch, self.most)
 
 
 class SpacedUsed(Spaced):
@@ -100,11 +100,11 @@ class SpacedUsed(Spaced):
 
     used: Global[s32]
 
-    def at(self, number: Traced) -> Rows:
+    def at(self, number: Traced) -> RowRange:
         """The rows of a sequence."""
         k = self.k
         count = k.minimum(k.bitcast(k.maximum(self.used.load(number), 0), u32), self.most)
-        return Rows(number * self.pitch, count)
+        return RowRange(number * self.pitch, count)
 
 
 class RaggedBatch(Compound):
@@ -123,8 +123,8 @@ class Piece:
     The last query stands beside the last key, as it does for the whole sequence.
     """
 
-    queries: Rows
-    keys: Rows
+    queries: RowRange
+    keys: RowRange
     head: Traced
 
 
@@ -163,7 +163,7 @@ class PieceList:
         """A tile."""
         place = self._entry(number)
         q_begin, q_count, k_begin, k_count = place.load(0, 4)
-        return Piece(Rows(q_begin, q_count), Rows(k_begin, k_count), place.load(4))
+        return Piece(RowRange(q_begin, q_count), RowRange(k_begin, k_count), place.load(4))
 
     def slot(self, number: Traced) -> Slot:
         """Where a tile is, if the list says so."""
@@ -235,11 +235,11 @@ class RaggedTiles:
                 last = _signed(k, keys.count) - _signed(k, queries.count) + _signed(k, (tile + 1) * self.tile_m)
                 place, _ = self._over_sequences(self._later(last, sequence))
             row = tile * self.tile_m
-            piece, others = Rows(queries.begin + row, queries.count - row), keys
+            piece, others = RowRange(queries.begin + row, queries.count - row), keys
             if fits is not None:
                 none = k.value(0, u32)
-                piece = Rows(k.select(fits, piece.begin, none), k.select(fits, piece.count, none))
-                others = Rows(k.select(fits, keys.begin, none), k.select(fits, keys.count, none))
+                piece = RowRange(k.select(fits, piece.begin, none), k.select(fits, piece.count, none))
+                others = RowRange(k.select(fits, keys.begin, none), k.select(fits, keys.count, none))
             slot = None if slots is None else Slot(tile, slots)
             with k.loop(self.batch.heads, start=k.lane, step=WARP) as head:
                 number, exists = self._number(head, place, count, tile, own)

@@ -51,7 +51,7 @@ class Span:
 
 
 @dataclass(frozen=True)
-class Place:
+class BlockPlace:
     """A block of the list: its sequence, key head, tile of query rows and block of keys; and where its tile begins.
 
     Of a number that no block has, the block behind it.
@@ -150,7 +150,7 @@ class Shares:
         whole = k.select(beyond == 0, number, k.minimum(number + (self.split - beyond), at.stop))
         return k.select(number < self.total, whole, self.total)
 
-    def ctas_of(self, place: Place) -> tuple[Traced, Traced]:
+    def ctas_of(self, place: BlockPlace) -> tuple[Traced, Traced]:
         """The first and the last CTA with blocks of a tile, where no split is given."""
         return place.start // self._each, (place.stop - 1) // self._each
 
@@ -169,7 +169,7 @@ class Shares:
         for distance in (16, 8, 4, 2, 1):
             total += self._k.shfl_xor(total.get(), distance)
 
-    def find(self, number: Traced) -> Place:
+    def find(self, number: Traced) -> BlockPlace:
         """The place of a number."""
         k = self._k
         sequence, start, before = (k.register(u32, 0, name) for name in ("sequence", "start", "before"))
@@ -195,21 +195,21 @@ class Shares:
         length = span.blocks + self.gap
         tiles, offset = (number - start) // length, (number - start) % length
         block = k.maximum(offset, self.gap) - self.gap if self.gap else offset
-        return Place(
+        return BlockPlace(
             sequence.get(), span, tiles // span.tiles, tiles % span.tiles, span.begin + block,
             number - offset + self.gap,
         )  # fmt: skip
 
-    def cursor(self, name: str) -> Cursor:
+    def cursor(self, name: str) -> BlockCursor:
         """A position in the list that moves on block by block, once it is somewhere."""
-        return Cursor(self._k, self, name)
+        return BlockCursor(self._k, self, name)
 
     def after(self, sequence: Traced) -> Traced:
         """The next sequence; the last one stays."""
         return self._k.minimum(sequence + 1, self._batch - 1)
 
 
-class Cursor:
+class BlockCursor:
     """A position in the list of blocks, in registers."""
 
     def __init__(self, k: Kernel, shares: Shares, name: str) -> None:
@@ -225,7 +225,7 @@ class Cursor:
         if shares.split is not None:
             self._since, self._piece = held("since"), held("piece")
 
-    def move(self, place: Place) -> None:
+    def move(self, place: BlockPlace) -> None:
         """To a place."""
         offset = place.block - place.span.begin
         for name in ("sequence", "head", "tile", "block"):

@@ -9,11 +9,11 @@ from warploom.core.dtypes import f32, u32
 from warploom.kernels.attention.decode import AT_ONCE, COMBINE_WARPS, GAP, CacheForm, Decode
 from warploom.kernels.attention.decode_rows import (
     CacheBatch,
+    GroupRows,
     Lengths,
     Parts,
     ResultArrays,
     Results,
-    Rows,
     TileNumbers,
     WorkSplit,
     spans,
@@ -76,7 +76,7 @@ def attention_decode_combine(
         with k.when((count > 1) | (k.cta_x + k.cta_y == 0), uniform=True):
             k.await_launch_before()
     with k.when(count > 1, uniform=True):
-        rows = Rows(k, sequence, span(sequence), head, tile, f.group, c.tile_m, c.heads)
+        rows = GroupRows(k, sequence, span(sequence), head, tile, f.group, c.tile_m, c.heads)
         to = Results(k, c.dtype, results, f, form.scaled)
         Combination(k, c, parts, rows, slots, spread, used).store(count, to)
 
@@ -95,8 +95,8 @@ class Combination:
     """
 
     def __init__(
-        self, k: Kernel, config: Decode, parts: Parts, rows: Rows, slots: tuple[Traced, Traced, int], spread: Traced,
-        used: Traced,
+        self, k: Kernel, config: Decode, parts: Parts, rows: GroupRows, slots: tuple[Traced, Traced, int],
+        spread: Traced, used: Traced,
     ) -> None:  # fmt: skip
         self._k, self._config, self._parts, self._rows, self._slots = k, config, parts, rows, slots
         self._members = k.value(1, u32) << spread

@@ -6,14 +6,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from warploom.core.dtypes import u32
-from warploom.kernels.attention.decode_rows import Rows, load_queries, queries_for_fp8
+from warploom.kernels.attention.decode_rows import GroupRows, load_queries, queries_for_fp8
 
 if TYPE_CHECKING:
     from warploom.kernels.attention.decode import Decode
     from warploom.lang import Kernel, SharedTile, StridedPointer, Traced
     from warploom.lang.values import Number
     from warploom.tile.cache import WarpRing
-    from warploom.tile.shares import Cursor
+    from warploom.tile.shares import BlockCursor
 
 
 KEYS, VALUES = 0, 1
@@ -54,15 +54,15 @@ class Queries:
     array: StridedPointer
     scale: StridedPointer | None
 
-    def rows(self, at: Cursor) -> Rows:
+    def rows(self, at: BlockCursor) -> GroupRows:
         """Those of a piece."""
-        return Rows.at(self.k, at, self.group, self.config)
+        return GroupRows.at(self.k, at, self.group, self.config)
 
-    def load(self, tile: SharedTile, at: Cursor) -> None:
+    def load(self, tile: SharedTile, at: BlockCursor) -> None:
         """Start their copies."""
         load_queries(self.k, tile, self.rows(at), self.array, self.config)
 
-    def convert(self, tile: SharedTile, at: Cursor) -> None:
+    def convert(self, tile: SharedTile, at: BlockCursor) -> None:
         """What has arrived becomes what fp8 keys are multiplied by."""
         if self.config.fp8:
             queries_for_fp8(self.k, tile, self.rows(at), self.config, self.scale)
@@ -71,7 +71,7 @@ class Queries:
 class Feed:
     """What is copied ahead: the blocks of a share, and the query rows of each piece with its first."""
 
-    def __init__(self, k: Kernel, ring: WarpRing, queries: Queries, q_tile: SharedTile, cursor: Cursor) -> None:
+    def __init__(self, k: Kernel, ring: WarpRing, queries: Queries, q_tile: SharedTile, cursor: BlockCursor) -> None:
         self._k, self.ring, self.queries, self.q_tile, self._cursor = k, ring, queries, q_tile, cursor
         self._begins, self._q_stage = k.register(u32, 1, "asks"), Turn(k, ring.stages, "q_ahead")
 

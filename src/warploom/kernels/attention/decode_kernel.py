@@ -15,12 +15,12 @@ from warploom.kernels.attention.decode import GAP, CacheForm, Decode
 from warploom.kernels.attention.decode_feed import KEYS, VALUES, Feed, Queries, Turn
 from warploom.kernels.attention.decode_rows import (
     CacheBatch,
+    GroupRows,
     Lengths,
     Parts,
+    PartSlots,
     ResultArrays,
     Results,
-    Rows,
-    Slots,
     TileNumbers,
     WorkSplit,
     spans,
@@ -35,7 +35,7 @@ from warploom.tile.merge import WarpSums
 from warploom.tile.operands import DEPTH
 from warploom.tile.pipeline import operand_tile
 from warploom.tile.product import MmaSync, load_left, zero
-from warploom.tile.shares import Cursor, Shares
+from warploom.tile.shares import BlockCursor, Shares
 from warploom.tile.softmax import OnlineSoftmax
 
 LINE_WORDS = 32
@@ -67,7 +67,7 @@ def attention_decode(
     span, heads = spans(given, c, f), batch.kv_heads // c.heads
     shares = Shares(k, span, batch.size, heads, ctas=split.ctas, split=split.blocks if form.split else None, gap=GAP)
     numbers = TileNumbers(given, span, f.group, c.tile_m)
-    slots = Slots(k, numbers, heads, split.pieces if form.split else None)
+    slots = PartSlots(k, numbers, heads, split.pieces if form.split else None)
     k_tile, v_tile = (operand_tile(k, c.dtype, c.keys, c.key_cols, name=x, stages=c.stages * c.num_warps) for x in "KV")
     known = zip((cache.key, cache.value), row_strides, strict=True)
     fed = zip((k_tile, v_tile), [replace(x, strides=(*x.strides, row)) for x, row in known], strict=True)
@@ -133,12 +133,12 @@ def begin_share(
 class Share:
     """The blocks of a CTA, one after another; where a piece ends, its sums leave."""
 
-    def __init__(self, k: Kernel, ahead: Feed, products: Products, at: Cursor) -> None:
+    def __init__(self, k: Kernel, ahead: Feed, products: Products, at: BlockCursor) -> None:
         self._k, self._ahead, self._products, self._at = k, ahead, products, at
         self._stage, self._q_stage = (Turn(k, ahead.ring.stages, name) for name in ("stage", "q_stage"))
         self._begins, self._opened = k.register(u32, 1, "begins"), k.register(u32, at.block.get(), "opened")
 
-    def run(self, share: Search, slots: Slots, results: Results, parts: Parts) -> None:
+    def run(self, share: Search, slots: PartSlots, results: Results, parts: Parts) -> None:
         """The blocks of a share that has some."""
         k, at, ahead = self._k, self._at, self._ahead
         first, end = share.first.get(), share.end.get()
@@ -164,7 +164,7 @@ class Share:
         self._opened.set(self._at.block)
         self._products.begin(self._q_stage.now())
 
-    def _leave(self, slots: Slots, results: Results, parts: Parts) -> None:
+    def _leave(self, slots: PartSlots, results: Results, parts: Parts) -> None:
         """The sums of a piece: to the results if it is a whole tile, else to its slot among the parts."""
         at = self._at
         self._products.sums.finish()
@@ -201,7 +201,7 @@ class Products:
         self._softmax.begin()
         zero(self._o)
 
-    def step(self, q_stage: Traced, stage: Traced, at: Cursor) -> None:
+    def step(self, q_stage: Traced, stage: Traced, at: BlockCursor) -> None:
         """Add a block."""
         keys, values = self._ring.at(stage, self._k.warp)
         self._scores.start(self._held or self._q.stage(q_stage), keys, zero=True)
@@ -210,14 +210,16 @@ class Products:
         self._k.syncwarp()
         self._product.start(self._cores.left(self._s), values)
 
-    def _mask(self, at: Cursor) -> None:
+    def _mask(self, at: BlockCursor) -> None:
         """-inf in place of scores that do not count."""
         k, c, f, span = self._k, self._config, self._features, at.span
-        rows, visible = Rows.at(k, at, f.group, c), Visible(f.window, ragged=True)
+        rows, visible = GroupRows.at(k, at, f.group, c), Visible(f.window, ragged=True)
         mask = GroupMask(k, visible, c.tile_n, (span.queries, span.keys), rows.query)
         mask.apply(self._s, at.block.get(), self._ring.first_key)
 
-    def collect(self, stage: Traced, rows: Rows, whole: Traced, results: Results, parts: Parts, slot: Traced) -> None:
+    def collect(
+        self, stage: Traced, rows: GroupRows, whole: Traced, results: Results, parts: Parts, slot: Traced
+    ) -> None:
         """O of all warps together: the result where ``whole`` says so, else a part for the second kernel."""
         k, c = self._k, self._config
 

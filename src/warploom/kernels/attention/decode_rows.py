@@ -13,7 +13,7 @@ from warploom.kernels.attention.features import AttentionFeatures
 from warploom.lang.parameters import Compound, Global, Strided, StridedPointer
 from warploom.tile.eight_bits import position
 from warploom.tile.merge import with_sink
-from warploom.tile.shares import WARP, Cursor, Place, Span, ceiling
+from warploom.tile.shares import WARP, BlockCursor, BlockPlace, Span, ceiling
 
 if TYPE_CHECKING:
     from warploom.lang import GlobalPointer, Kernel, SharedTile, Traced
@@ -122,7 +122,7 @@ class TileNumbers:
 
 
 @dataclass(frozen=True)
-class Rows:
+class GroupRows:
     """A tile of query rows: query after query of a sequence, of each the ``group`` heads that share a key head.
 
     So ``tile_m`` rows of the first of ``heads`` key heads, and then those of the next.
@@ -139,7 +139,7 @@ class Rows:
     heads: int
 
     @classmethod
-    def at(cls, k: Kernel, place: Cursor | Place, group: int, config: Decode) -> Rows:
+    def at(cls, k: Kernel, place: BlockCursor | BlockPlace, group: int, config: Decode) -> GroupRows:
         """Those that a position in the list of blocks is about."""
         sequence, head, tile = (k.value(x, u32) for x in (place.sequence, place.head, place.tile))
         return cls(k, sequence, place.span, head, tile, group, config.tile_m, config.heads)
@@ -183,7 +183,7 @@ def query_parts(k: Kernel, tile: SharedTile, of: Decode) -> list[tuple[Traced, T
     return [(number // across, number % across * each, number < count) for number in numbers]
 
 
-def load_queries(k: Kernel, tile: SharedTile, rows: Rows, q: StridedPointer, of: Decode) -> None:
+def load_queries(k: Kernel, tile: SharedTile, rows: GroupRows, q: StridedPointer, of: Decode) -> None:
     """Start the copies of a tile of query rows, by all threads; rows that do not exist are zeros."""
     for row, col, there in query_parts(k, tile, of):
         valid = k.select(rows.exists(row) & (col < of.head_dim), 2 * CHUNK, 0)
@@ -193,7 +193,7 @@ def load_queries(k: Kernel, tile: SharedTile, rows: Rows, q: StridedPointer, of:
                 k.cp_async(tile.address(row, col + at), source + at, 16, valid_bytes=valid)
 
 
-def queries_for_fp8(k: Kernel, tile: SharedTile, rows: Rows, of: Decode, scale: StridedPointer | None) -> None:
+def queries_for_fp8(k: Kernel, tile: SharedTile, rows: GroupRows, of: Decode, scale: StridedPointer | None) -> None:
     """What :func:`load_queries` has copied, as f16 times the scale of its keys, in the order of fp8 keys.
 
     Each thread works on what it has copied itself.
@@ -232,7 +232,7 @@ class Results:
     features: AttentionFeatures
     scaled: bool
 
-    def counted(self, rows: Rows, row: Traced, log: Traced) -> tuple[Traced | None, Traced]:
+    def counted(self, rows: GroupRows, row: Traced, log: Traced) -> tuple[Traced | None, Traced]:
         """The factor of a row's O, if it has one, and its log-sum-exp: with the sink of its head."""
         factor = rows.scale(self.to.v_scale, row) if self.scaled else None
         if not self.features.sinks:
@@ -240,21 +240,21 @@ class Results:
         part, log = with_sink(self.k, log, self.to.sinks.load(rows.query_head(row)))
         return part if factor is None else part * factor, log
 
-    def store(self, rows: Rows, row: Traced, col: Traced, values: Sequence[Traced], factor: Traced | None) -> None:
+    def store(self, rows: GroupRows, row: Traced, col: Traced, values: Sequence[Traced], factor: Traced | None) -> None:
         """Some columns of a row of O."""
         k = self.k
         values = values if factor is None else [x * factor for x in values]
         words = [k.pack(low, high, self.dtype) for low, high in zip(values[::2], values[1::2], strict=True)]
         (rows.pointer(self.to.out, row) + col).store(words, dtype=u32)
 
-    def store_log(self, rows: Rows, row: Traced, log: Traced) -> None:
+    def store_log(self, rows: GroupRows, row: Traced, log: Traced) -> None:
         """A row's log-sum-exp."""
         if self.features.lse:
             rows.pointer(self.to.lse, row).store(log)
 
 
 @dataclass(frozen=True)
-class Slots:
+class PartSlots:
     """Which part a piece that is no whole tile leaves.
 
     ``pieces``: of each tile, with a given split; else a CTA has two slots, the second for a tile that it begins.
@@ -265,7 +265,7 @@ class Slots:
     heads: Traced
     pieces: Traced | None
 
-    def of(self, at: Cursor, opens: Traced) -> Traced:
+    def of(self, at: BlockCursor, opens: Traced) -> Traced:
         """That of the piece which ends ``at`` a block; ``opens``: it begins its tile."""
         k = self.k
         if self.pieces is None:

@@ -83,7 +83,7 @@ def packed_backward_sm80(
     with k.when(k.cta_x < listed.count, uniform=True):
         piece, slot = listed.at(k.cta_x), listed.slot(k.cta_x)
         head, first, queries = piece.head, slot.number * c.keys, piece.keys
-        keys = ragged.Rows(piece.queries.begin - first, piece.queries.count + first)
+        keys = ragged.RowRange(piece.queries.begin - first, piece.queries.count + first)
 
         def keys_of(of: StridedPointer, cols: int) -> Rows:
             return Rows(of.at(keys.begin, head), of.strides[0], keys.count, cols)

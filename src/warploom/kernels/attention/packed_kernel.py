@@ -130,7 +130,7 @@ def attention_packed_sm80(
         head, queries, keys = piece.head, piece.queries, piece.keys
         kv_head = head // features.group if features.group > 1 else head
 
-        def plane(of: StridedPointer, at: ragged.Rows, head: Traced, number: int) -> Rows:
+        def plane(of: StridedPointer, at: ragged.RowRange, head: Traced, number: int) -> Rows:
             start = of + (k.mul_wide(at.begin, row_strides[number]) + of.offset(head))
             return Rows(start, row_strides[number], at.count, config.head_dim if number < 2 else config.value_dim)
 
