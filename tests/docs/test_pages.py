@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -117,3 +118,15 @@ def test_a_part_of_a_file_is_in_it(tmp_path: Path) -> None:
 def test_blocks_wait_for_what_they_need(tmp_path: Path) -> None:
     page = f"<!-- needs: no_such_module -->\n{FENCE}python\nraise SystemExit\n{FENCE}\n"
     assert Reader(tmp_path / "page.md", tmp_path, gpu=False).run(blocks_of(page)) == 0
+
+
+def test_the_reference_lists_members_that_exist() -> None:
+    """Sphinx would refuse others, where it is installed."""
+    listed = [
+        (module, name.strip())
+        for page in PAGES
+        for module, names in re.findall(r"automodule:: (\S+)\n +:members: +(.+)", page.read_text(encoding="utf-8"))
+        for name in names.split(",")
+    ]
+    assert listed
+    assert [at for at in listed if not hasattr(import_module(at[0]), at[1])] == []
