@@ -13,7 +13,7 @@ from tests.tile.support import clean, escapes
 from warploom.core.errors import TraceError
 from warploom.ir.program import Program
 from warploom.lang import Global, Kernel, f32, kernel
-from warploom.tile.roles import Meeting
+from warploom.tile.roles import Meeting, Turns
 
 
 @kernel(threads=256)
@@ -44,3 +44,15 @@ def test_a_barrier_is_given_once() -> None:
 
     with pytest.raises(TraceError, match=r"15 named barriers, not 16.*test_roles.py"):
         greedy.trace()
+
+
+def test_turns_that_are_off_take_no_barriers() -> None:
+    @kernel(threads=256)
+    def alone(k: Kernel) -> None:
+        for _ in range(20):
+            Turns(k, k.warp // 4, 1)
+            Turns(k, k.warp // 4, 2, on=False)
+        Turns(k, k.warp // 4, 2)
+        assert k.named_barriers() == 3
+
+    alone.trace()

@@ -59,8 +59,8 @@ class Turns:
     """
 
     def __init__(self, k: Kernel, me: Traced, count: int, *, on: bool = True, first: int = 0) -> None:
-        self._k, self._me, self._count, self._first = k, me, count, first or k.named_barriers(count)
-        self._on = on and count > 1
+        self._k, self._me, self._count, self._on = k, me, count, on and count > 1
+        self._first = first or (k.named_barriers(count) if self._on else 0)
 
     @contextmanager
     def taken(self, following: Number = 0) -> Iterator[None]:
