@@ -62,7 +62,7 @@ def added_up(k: Kernel, cache: Strided[bf16, 3], table: PageTable, lengths: Glob
     sequence, none = k.cta_x, k.value(0, u32)
     length = lengths.load(sequence)
     tile = operand_tile(k, bf16, BLOCK // 2, DIM, name="rows", stages=2 * 2)  # two stages for each of two warps
-    ring = WarpRing(k, (tile, cache), warps=2, heads=1, head_dim=DIM, pages=Pages(PAGE, table), run=PAGE)
+    ring = WarpRing(k, (tile, cache), warps=2, heads=1, head_dim=DIM, pages=Pages(PAGE, table))
     totals = k.registers(f32, 2, 0.0, "totals")
     ring.look_up(sequence, none)
     ring.put(0, 0, (sequence, none, none), length)
@@ -278,7 +278,7 @@ def fp8_attention(
     none = k.value(0, u32)
     q_tile = operand_tile(k, f16, 16, DIM, name="Q")
     k_tile, v_tile = (operand_tile(k, f16, KEYS // 2, DIM // 2, name=name, stages=2) for name in "KV")
-    ring = WarpRing(k, (k_tile, keys), (v_tile, values), warps=2, heads=1, head_dim=DIM // 2, run=KEYS // 2)
+    ring = WarpRing(k, (k_tile, keys), (v_tile, values), warps=2, heads=1, head_dim=DIM // 2)
     for tile in range(2):
         ring.put(tile, 0, (none, none, none), length)
     with k.warps(0, 1):

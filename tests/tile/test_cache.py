@@ -1,5 +1,5 @@
 # pyright: reportInvalidTypeForm=false
-"""Keys and values of a cache: which lines are fetched ahead of their copies."""
+"""Keys and values of a cache: which rows are copied, and which lines are fetched ahead of their copies."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 
 from warploom.core.arguments import strides
-from warploom.core.dtypes import bf16, u16, u32
+from warploom.core.dtypes import bf16, f32, u16, u32
 from warploom.core.errors import TraceError
 from warploom.emulate import emulate
-from warploom.lang import GlobalPointer, Kernel, Strided, kernel
+from warploom.lang import Global, GlobalPointer, Kernel, Strided, kernel
 from warploom.tile.cache import Pages, PageTable, WarpRing
 from warploom.tile.order import page_table
 from warploom.tile.pipeline import operand_tile
@@ -33,9 +33,7 @@ def fetched(
     tiles = [operand_tile(k, bf16, 16, COLS, name=name, stages=2) for name in "KV"]
     sources = [replace(x, strides=(*x.strides, HEADS * COLS)) for x in (keys, values)]
     pages = Pages(page, table) if page else None
-    ring = WarpRing(
-        k, *zip(tiles, sources, strict=True), warps=2, heads=1, head_dim=COLS, pages=pages, run=16
-    )  # fmt: skip
+    ring = WarpRing(k, *zip(tiles, sources, strict=True), warps=2, heads=1, head_dim=COLS, pages=pages)
     one = k.value(1, u32)
     ring.fetch((one, one, block), length)
 
@@ -75,7 +73,7 @@ def counted(k: Kernel, keys: Strided[u16, 2], *, puts: int, waits: int) -> None:
     none = k.value(0, u32)
     source = replace(keys, strides=(*keys.strides, COLS))
     tile = operand_tile(k, bf16, 16, COLS, name="K", stages=2)
-    ring = WarpRing(k, (tile, source), warps=1, heads=1, head_dim=COLS, run=16)
+    ring = WarpRing(k, (tile, source), warps=1, heads=1, head_dim=COLS)
     for block in range(puts):
         ring.put(0, block % 2, (none, none, none), none)
     for _ in range(waits):
@@ -87,3 +85,43 @@ def counted(k: Kernel, keys: Strided[u16, 2], *, puts: int, waits: int) -> None:
 def test_a_ring_counts_its_blocks(puts: int, waits: int, says: str) -> None:
     with pytest.raises(TraceError, match=says) if says else nullcontext():
         counted.trace(puts=puts, waits=waits)
+
+
+@kernel(threads=64, drop_unused=True)
+def summed(k: Kernel, keys: Strided[bf16, 2], table: PageTable, out: Global[f32], length: u32, *, page: int) -> None:
+    """The sum of a sequence's keys, in blocks of 32 for each of two warps."""
+    none, tile = k.value(0, u32), operand_tile(k, bf16, 32, COLS, name="K", stages=2)
+    source = replace(keys, strides=(*keys.strides, COLS))
+    ring = WarpRing(k, (tile, source), warps=2, heads=1, head_dim=COLS, pages=Pages(page, table))
+    with k.loop((length + 63) // 64) as block:
+        ring.look_up(none, block)
+        ring.put(0, 0, (none, none, block), length)
+        ring.drain()
+        k.syncwarp()
+        (rows,) = ring.at(0, k.warp)
+        for row in range(32):
+            for pair in range(0, COLS // 2, 32):
+                for i, x in enumerate(k.unpack(rows.load(row, 2 * (k.lane + pair), dtype=u32), bf16)):
+                    k.reduce_add(out, x, 2 * (k.lane + pair) + i)
+        k.syncwarp()
+
+
+@pytest.mark.parametrize("page", [8, 16, 32, 64])
+def test_blocks_come_from_pages_of_other_sizes(page: int) -> None:
+    rng = np.random.default_rng(page)
+    table = rng.permutation(128 // page).astype(np.int32)
+    cache, out = rng.integers(-9, 9, (128 // page, page, COLS)), np.zeros(COLS, np.float32)
+    given: dict[str, Any] = {"keys": cache.astype(bf16.numpy).ravel(), "out": out, "length": 77, "table_entries": table}
+    given |= page_table(len(table), len(table), len(table)) | strides(keys=(page * COLS, COLS))
+    emulate(summed.trace(page=page), 1, given).raise_if_found()
+    assert (out == cache[table].reshape(128, COLS)[:77].sum(0)).all()
+
+
+def test_heads_divide_the_warps() -> None:
+    @kernel(threads=128, drop_unused=True)
+    def uneven(k: Kernel, keys: Strided[bf16, 2]) -> None:
+        tile = operand_tile(k, bf16, 16, COLS, name="K", stages=4)
+        WarpRing(k, (tile, replace(keys, strides=(*keys.strides, COLS))), warps=4, heads=3, head_dim=COLS)
+
+    with pytest.raises(TraceError, match=r"4 warps.*3 heads"):
+        uneven.trace()

@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
+from math import gcd
 from typing import TYPE_CHECKING
 
 from warploom.core.dtypes import s32, u32
@@ -81,15 +82,18 @@ class WarpRing:
         heads: int,
         head_dim: int,
         pages: Pages | None = None,
-        run: int,
         once: bool = False,
     ) -> None:
-        self._k, self._sources, self._pages, self._run = k, [source for _, source in fed], pages, run
+        self._k, self._sources, self._pages = k, [source for _, source in fed], pages
         self.tiles = tuple(tile for tile, _ in fed)
+        if warps % heads:
+            raise TraceError(f"{warps} warps do not divide among {heads} heads: take a multiple of them ({k.here()})")
         self._warps, self.heads, self.parts = warps, heads, warps // heads
         """``parts``: of a block's keys, one after another, each the keys of ``heads`` warps."""
         self.stages, self._ahead = self.tiles[0].stages // warps, 0
         self._keys, cols = self.tiles[0].layout.rows, self.tiles[0].layout.cols
+        self._run = self._keys if pages is None else gcd(pages.size, self._keys)
+        """Keys of a warp that lie side by side."""
         self._lines = -(-2 * head_dim // LINE)
         """Of the L2 that a row takes, if it begins with one."""
         self._prefetched = next((n for n in FETCHED if n <= 2 * head_dim * heads), FETCHED[-1])
@@ -98,7 +102,7 @@ class WarpRing:
         self._copies = [TileCopy(k, tile, plan, source.strides[2], valid_cols=head_dim) for tile, source in fed]
         for copy in self._copies:
             copy.prepare()
-        self._named = [] if pages is None else k.registers(u32, self._keys // run, None, "page")
+        self._named = [] if pages is None else k.registers(u32, self._keys // self._run, None, "page")
 
     @property
     def head(self) -> Traced:

@@ -218,10 +218,6 @@ class Decode(Configuration):
         """Whether the first kernel is that of sm_90, where keys and values leave the L2 first, too."""
         return self.fp8 or self.overlap
 
-    def run(self, page_size: int) -> int:
-        """Keys of a warp that lie side by side: all of them where there are no pages."""
-        return gcd(page_size, self.keys) if page_size else self.keys
-
     def check(self, target: Target | None = None) -> list[str]:
         """The violated constraints (of ``target``, if given); empty if the configuration is valid."""
         found = broken_flags(self)

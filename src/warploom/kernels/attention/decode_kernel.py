@@ -72,8 +72,7 @@ def attention_decode(
     known = zip((cache.key, cache.value), row_strides, strict=True)
     fed = zip((k_tile, v_tile), [replace(x, strides=(*x.strides, row)) for x, row in known], strict=True)
     named = Pages(form.page_size, table) if form.page_size else None
-    ring = WarpRing(k, *fed, warps=c.num_warps, heads=c.heads, head_dim=c.key_cols, pages=named,
-                    run=c.run(form.page_size), once=c.of_sm90)  # fmt: skip
+    ring = WarpRing(k, *fed, warps=c.num_warps, heads=c.heads, head_dim=c.key_cols, pages=named, once=c.of_sm90)
     q_tile = operand_tile(k, c.factors, c.tile_rows, c.head_dim, name="Q", stages=c.stages)
     products = Products(k, c, f, q_tile, ring)
     to = Results(k, c.dtype, results, f, form.scaled)
