@@ -38,6 +38,8 @@ def test_a_meeting_is_needed() -> None:
 def test_a_barrier_is_given_once() -> None:
     @kernel(threads=32)
     def greedy(k: Kernel) -> None:
+        with pytest.raises(TraceError, match="how many there are to be, not 0"):
+            k.named_barriers(0)
         first, second = k.named_barriers(3), k.named_barriers()
         assert {0, *range(first, first + 3), second} == {*range(5)}
         k.named_barriers(12)

@@ -232,9 +232,9 @@ def broken_flags(config: Any) -> list[str]:
     for name, kind, least, most in _limits(type(config)):
         value: Any = getattr(config, name)
         if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
-            found.append(f"{name} is {_KINDS[kind]}, not {value!r}")
+            found.append(f"{name} is {_KINDS[kind]}, not {shown(value)}")
         elif kind is int and most is not None and not least <= value <= most:
-            found.append(f"{name} is ptxas's, {least} to {most}, not {value}")
+            found.append(f"{name} is ptxas's, {least} to {most}, not {shown(value)}")
         elif kind is int and value < least:
-            found.append(f"{name} is at least {least}, not {value}")
+            found.append(f"{name} is at least {least}, not {shown(value)}")
     return found

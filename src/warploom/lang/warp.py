@@ -143,6 +143,8 @@ class WarpWords(MemoryWords):
 
     def named_barriers(self, count: int = 1) -> int:
         """The number of the first of ``count`` barriers that were given to nobody else."""
+        if not isinstance(count, int) or count < 1:  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise TraceError(f"named_barriers takes how many there are to be, not {count!r} ({self.here()})")
         first, self._barriers_given = self._barriers_given + 1, self._barriers_given + count
         if self._barriers_given > 15:
             raise TraceError(f"a CTA has 15 named barriers, not {self._barriers_given} ({self.here()})")
