@@ -285,7 +285,7 @@ class CopyRing:
     def __init__(
         self, k: Kernel, *fed: tuple[SharedTile, Rows], threads: int, addressing: Addressing = "strided"
     ) -> None:
-        self.k = self._k = k
+        self.k = k
         self.tiles = tuple(tile for tile, _ in fed)
         self.stages = self.tiles[0].stages
         self._copies = [RowCopy(k, tile, matrix, threads, addressing) for tile, matrix in fed]
@@ -295,18 +295,18 @@ class CopyRing:
 
     def producer(self) -> CopyCursor:
         """A cursor for the tiles behind those that :meth:`begin` starts."""
-        return CopyCursor(self, self._k.register(u32, self.stages - 1, "write_stage"))
+        return CopyCursor(self, self.k.register(u32, self.stages - 1, "write_stage"))
 
     def consumer(self, *, put_first: bool = False) -> CopyCursor:
         """A cursor for reading the stages, from the first on; ``put_first``: each wait comes after a put."""
-        return CopyCursor(self, self._k.register(u32, 0, "read_stage"), self.stages - 1 - (not put_first))
+        return CopyCursor(self, self.k.register(u32, 0, "read_stage"), self.stages - 1 - (not put_first))
 
     def put(self, stage: Number, places: Sequence[Place], *, when: Traced | None = None) -> None:
         """Start the copies of a stage, a place for each tile; all warps are done with what was there.
 
         Where ``when`` does not hold, the group is empty: so :meth:`wait` counts the same to the end.
         """
-        k = self._k
+        k = self.k
         with nullcontext() if when is None else k.when(when, uniform=True):
             for i, (copy, place) in enumerate(self._with(places)):
                 if self._steps is None:
@@ -325,15 +325,15 @@ class CopyRing:
         """
         self._steps = steps
         if steps is not None:
-            for copy, place in self._with(places(self._k.value(0, u32))):
+            for copy, place in self._with(places(self.k.value(0, u32))):
                 copy.aim(place)
         for stage in range(self.stages - 1):
-            number = self._k.value(stage, u32)
+            number = self.k.value(stage, u32)
             self.put(stage, places(number), when=count > stage)
 
     def _with(self, places: Sequence[Place]) -> list[tuple[RowCopy, Place]]:
         if len(places) != len(self.tiles):
-            raise TraceError(f"put takes a place for each of {len(self.tiles)} tiles ({self._k.here()})")
+            raise TraceError(f"put takes a place for each of {len(self.tiles)} tiles ({self.k.here()})")
         return list(zip(self._copies, places, strict=True))
 
     def at(self, stage: Number) -> tuple[SharedTile, ...]:
@@ -342,8 +342,8 @@ class CopyRing:
 
     def wait(self, pending: int) -> None:
         """All but the ``pending`` newest tiles are here for every warp; and every warp is done with those before."""
-        self._k.wait_group(pending)
-        self._k.syncthreads()
+        self.k.wait_group(pending)
+        self.k.syncthreads()
 
     def each(
         self, count: Traced, places: Callable[[Traced], Sequence[Place]], body: Callable[..., None],
@@ -354,7 +354,7 @@ class CopyRing:
         ``ready()`` is run before them, once the first tile is here, and what was copied earlier.
         The loop is unrolled over the stages, which are then known while tracing.
         """
-        k, n = self._k, self.stages
+        k, n = self.k, self.stages
         self.begin(count, places)
         if ready is not None:
             self.wait(n - 2)
