@@ -58,6 +58,17 @@ def test_shuffles_up_and_down_keep_what_has_no_neighbour() -> None:
 
 
 @kernel(threads=32)
+def numbers(k: Kernel, out: Global[f32]) -> None:
+    out.store([k.convert(k.uniform(5), f32), k.shfl_xor(0.5, 1)], 2 * k.lane)
+
+
+def test_of_a_number_every_lane_has_the_same() -> None:
+    out = np.zeros((32, 2), np.float32)
+    run(numbers, out)
+    assert (out == (5.0, 0.5)).all()
+
+
+@kernel(threads=32)
 def all_below(k: Kernel, out: Global[u32], *, bound: int) -> None:
     out.store(k.select(k.vote_all(k.lane < bound), k.value(1, u32), k.value(0, u32)), k.lane)
 

@@ -48,6 +48,21 @@ def test_a_barrier_is_given_once() -> None:
         greedy.trace()
 
 
+def test_a_barrier_written_by_hand_is_nobody_elses() -> None:
+    @kernel(threads=128)
+    def both(k: Kernel, *, number: int) -> None:
+        k.bar_arrive(2, 128)
+        first, pair = k.named_barriers(), k.named_barriers(2)
+        assert {first, pair, pair + 1, 1 + pair} == {1, 3, 4}
+        for barrier in (2, first, pair + 1, 1 + pair, pair + k.warp, number):
+            k.bar_sync(barrier, 128)
+
+    both.trace(number=5)
+    for number in (1, 3, 4):
+        with pytest.raises(TraceError, match=rf"barrier {number} .*test_roles.py:\d+"):
+            both.trace(number=number)
+
+
 def test_turns_that_are_off_take_no_barriers() -> None:
     @kernel(threads=256)
     def alone(k: Kernel) -> None:

@@ -10,7 +10,7 @@ from warploom.core.errors import TraceError
 from warploom.isa.sync import BarArrive, BarSync
 from warploom.isa.warp import FULL_MASK, ReadClock, Shuffle, Special, SyncWarp, Vote
 from warploom.lang.memory import MemoryWords
-from warploom.lang.values import Mutable, Number, Traced
+from warploom.lang.values import Number, Traced
 
 _T = TypeVar("_T")
 
@@ -36,10 +36,20 @@ class _Block(AbstractContextManager[_T]):
         )
 
 
+class _Given(int):
+    """The number of a barrier that ``k.named_barriers`` gave, or a sum with it: other numbers are written by hand."""
+
+    def __add__(self, other: int) -> _Given:
+        found = super().__add__(other)
+        return _Given(found) if isinstance(other, int) else found  # pyright: ignore[reportUnnecessaryIsInstance]
+
+    __radd__ = __add__
+
+
 class WarpWords(MemoryWords):
     """Who a thread is, and how threads meet."""
 
-    _barriers_given = 0
+    _barriers_given = _barriers_written = frozenset[int]()
 
     def special(self, register: str) -> Traced:
         """A special register by PTX's name: ``tid.x``, ``ctaid.y``, ``nctaid.z`` …"""
@@ -90,33 +100,34 @@ class WarpWords(MemoryWords):
         return self.emit(ReadClock(), ())[0]
 
     # -- shuffles and votes
-    def shfl_xor(self, x: Traced, lane_mask: Number, member_mask: Number = FULL_MASK) -> Traced:
+    def shfl_xor(self, x: Number, lane_mask: Number, member_mask: Number = FULL_MASK) -> Traced:
         """The value of lane ``lane ^ lane_mask``."""
         return self._shuffle("xor", x, lane_mask, member_mask)
 
-    def shfl_idx(self, x: Traced, lane: Number, member_mask: Number = FULL_MASK) -> Traced:
+    def shfl_idx(self, x: Number, lane: Number, member_mask: Number = FULL_MASK) -> Traced:
         """The value of lane ``lane``."""
         return self._shuffle("idx", x, lane, member_mask)
 
-    def uniform(self, x: Traced) -> Traced:
+    def uniform(self, x: Number) -> Traced:
         """``x``, which all lanes of the warp have the same of, as a value that the compiler knows to be uniform."""
         return self.shfl_idx(x, 0)
 
-    def shfl_up(self, x: Traced, delta: Number, member_mask: Number = FULL_MASK) -> Traced:
+    def shfl_up(self, x: Number, delta: Number, member_mask: Number = FULL_MASK) -> Traced:
         """The value of the lane ``delta`` below; the lane's own where there is none."""
         return self._shuffle("up", x, delta, member_mask)
 
-    def shfl_down(self, x: Traced, delta: Number, member_mask: Number = FULL_MASK) -> Traced:
+    def shfl_down(self, x: Number, delta: Number, member_mask: Number = FULL_MASK) -> Traced:
         """The value of the lane ``delta`` above; the lane's own where there is none."""
         return self._shuffle("down", x, delta, member_mask)
 
-    def _shuffle(self, mode: str, x: Traced, lane: Number, member_mask: Number) -> Traced:
-        if isinstance(x, Mutable):
-            x = x.get()
+    def _shuffle(self, mode: str, x: Number, lane: Number, member_mask: Number) -> Traced:
+        known, x = x, self.operand(x, x.dtype if isinstance(x, Traced) else self._common_type("shfl", x, x))
         if x.dtype.bits != 32:
             raise TraceError(f"shfl moves 32-bit values, not {x.dtype} ({self.here()})")
         if isinstance(lane, int) and not 0 <= lane < 32:
             raise TraceError(f"shfl names one of 32 lanes, 0 to 31, not {lane} ({self.here()})")
+        if not isinstance(known, Traced):
+            return x  # every lane has the same
         instruction = Shuffle(mode, x.dtype)  # type: ignore[arg-type]
         return self.emit(instruction, (x, self.operand(lane, u32), self.operand(member_mask, u32)))[0]
 
@@ -145,18 +156,32 @@ class WarpWords(MemoryWords):
         """The number of the first of ``count`` barriers that were given to nobody else."""
         if not isinstance(count, int) or count < 1:  # pyright: ignore[reportUnnecessaryIsInstance]
             raise TraceError(f"named_barriers takes how many there are to be, not {count!r} ({self.here()})")
-        first, self._barriers_given = self._barriers_given + 1, self._barriers_given + count
-        if self._barriers_given > 15:
-            raise TraceError(f"a CTA has 15 named barriers, not {self._barriers_given} ({self.here()})")
-        return first
+        taken = self._barriers_given | self._barriers_written
+        ranges = (range(first, first + count) for first in range(1, 17 - count))
+        given = next(filter(taken.isdisjoint, ranges), None)
+        if given is None:
+            raise TraceError(f"a CTA has 15 named barriers, not {max(taken, default=0) + count} ({self.here()})")
+        self._barriers_given |= {*given}
+        return _Given(given[0])
+
+    def _barrier(self, number: Number) -> Traced:
+        """A barrier's number: one written by hand is nobody else's."""
+        if isinstance(number, int) and not isinstance(number, _Given):
+            if number in self._barriers_given:
+                raise TraceError(
+                    f"barrier {number} is one that k.named_barriers gave ({self.here()}): take this one from there "
+                    "too, or write one given first + 1, or another number"
+                )
+            self._barriers_written |= {number}
+        return self.operand(number, u32)
 
     def bar_sync(self, barrier: Number, threads: int | None = None) -> None:
         """``bar.sync``: ``threads`` (a multiple of 32) threads meet at a numbered barrier, 0 … 15."""
-        self.emit(BarSync(threads), (self.operand(barrier, u32),))
+        self.emit(BarSync(threads), (self._barrier(barrier),))
 
     def bar_arrive(self, barrier: Number, threads: int) -> None:
         """``bar.arrive``: counts toward the barrier without waiting for it."""
-        self.emit(BarArrive(threads), (self.operand(barrier, u32),))
+        self.emit(BarArrive(threads), (self._barrier(barrier),))
 
     # -- control flow
     def loop(self, stop: Number, *, start: Number = 0, step: Number = 1) -> AbstractContextManager[Traced]:
