@@ -348,6 +348,19 @@ def names_within(k, x):
     x.store(1.0, k.lane)
 
 
+def names_and_says_nothing(k):
+    (k.syncthreads)  # noqa: B018
+
+
+def calls_what_names(k):
+    names_and_says_nothing(k)
+
+
+def over_helpers(k, x):
+    for _ in range(2):
+        (lambda: calls_what_names(k))()
+
+
 @kernel(threads=32)
 def names_alone(k: Kernel) -> None:
     k.syncthreads  # noqa: B018
@@ -360,6 +373,7 @@ def names_alone(k: Kernel) -> None:
         (lambda k, x: names_a_word(k, x), "k.syncthreads"),
         (names_a_function, "store"),
         (names_within, "barrier.full.wait"),
+        (over_helpers, r"k\.syncthreads"),
     ],
 )
 def test_a_word_that_is_named_and_not_called_is_refused(body, name):
@@ -384,6 +398,11 @@ def test_attributes_and_names_that_are_part_of_a_statement_are_taken():
             if State(x).x is x:
                 store(value, k.lane)
                 break
+        match x:
+            case _:
+                store(2.0, k.lane)
+        store(3.0, k.lane) if value else x
+        x if value else store  # noqa: B018
 
     traces(body)
 

@@ -16,7 +16,7 @@ from warploom.ir.verify import verify
 from warploom.lang.explain import explain
 from warploom.lang.naming import name_at
 from warploom.lang.parameters import Parameters, hints_of, used_parameters
-from warploom.lang.uncalled import refuse_uncalled
+from warploom.lang.uncalled import refuse_uncalled_from
 from warploom.lang.words import Kernel
 
 Cluster = int | tuple[int, ...]
@@ -83,7 +83,7 @@ class KernelFunction:
         cluster = self._cluster(self._of_configuration(self.cluster, configuration))
         k = Kernel(share=self.share, cluster=cluster)
         parameters, arguments = self._parameters(k)
-        refuse_uncalled(self.function.__code__)
+        refuse_uncalled_from(self.function)
         try:
             returned: object = self.function(k, *arguments, **configuration)
         except (LayoutError, VerifyError) as error:  # of a layout or an instruction, which know no lines
