@@ -2,12 +2,12 @@
 
     PYTHONPATH=src python benchmarks/few_queries_cells.py --out OUT
 
-The kernels of few queries ("few"), the default tiles ("tiles"), those of one consumer ("one", and with two CTAs on an
-SM "one two"), and up to 64 queries those of ``mma.sync`` ("small"), over queries, keys, heads and head_dim: chunks of a
-prompt, bf16, causal, on one GPU in one process. Every result is checked first, a plane against float64; then all are
-timed interleaved as replays of CUDA graphs. Writes OUT/few-queries-cells.json with the microseconds of each and what
-:func:`warploom.attention` takes, prints the table, and exits with 1 if a result is wrong or a choice takes more than
-1 / 0.9 of the time of the best. A minute.
+The kernels of few queries ("few"), the default tiles ("tiles"), those of one consumer ("one"), both also for CTAs of
+one tile each ("tiles once", "one once"), and up to 64 queries those of ``mma.sync`` ("small"), over queries, keys,
+heads and head_dim: chunks of a prompt, bf16, causal, on one GPU in one process. Every result is checked first, a plane
+against float64; then all are timed interleaved as replays of CUDA graphs. Writes OUT/few-queries-cells.json with the
+microseconds of each and what :func:`warploom.attention` takes, prints the table, and exits with 1 if a result is wrong
+or a choice takes more than 1 / 0.9 of the time of the best. A minute.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ import itertools
 import math
 import sys
 from collections.abc import Iterator
-from dataclasses import replace
 from typing import Any
 
 import cell_runs as runs
@@ -63,9 +62,7 @@ def kernels(p: AttentionProblem, goal: Target) -> dict[str, Any]:
     tiles, *general = candidates(p, goal)
     found: dict[str, Any] = {"few": decode_configuration(DecodeProblem.of(p), goal), "tiles": tiles}
     if isinstance(tiles, ForwardSm90):
-        found["one"] = replace(tiles, consumers=1)
-        if p.q_len <= 128:
-            found["one two"] = replace(tiles, consumers=1, tile_n=64, persistent=False)
+        found |= {"tiles once": tiles.once, "one": tiles.narrow, "one once": tiles.narrow.once}
     if p.q_len <= 64:
         fitting = [c for c in general if isinstance(c, ForwardSm80) and not c.check(goal)]
         found["small"] = min(fitting, key=lambda c: c.tile_m)

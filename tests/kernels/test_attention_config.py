@@ -230,6 +230,19 @@ def test_tiles_are_as_small_as_takes_no_more_rounds(change: dict[str, int], rows
     assert (type(config), config.tile_m) == (ForwardSm90, rows)
 
 
+@pytest.mark.parametrize(("batch", "persistent"), [(1, False), (9, True)])
+def test_ctas_that_have_one_tile_each_are_not_ready_for_another(batch: int, persistent: bool) -> None:
+    config, _ = choose(replace(CHUNK, kv_len=1024, batch=batch), target("sm_90a"), 132)
+    assert isinstance(config, ForwardSm90)
+    assert config.persistent == persistent
+
+
+def test_a_few_queries_of_wide_heads_take_the_blocks_of_as_many_keys() -> None:
+    few, many = (AttentionProblem(1, 32, 8, q, 8192, 256, bf16, (None, 0)) for q in (256, 8192))
+    found = [choose(x, target("sm_90a"), 132)[0] for x in (few, many)]
+    assert [replace(x, consumers=1) for x in found if isinstance(x, ForwardSm90)] == [found[0]] * 2
+
+
 def test_tiles_of_few_queries_on_few_keys_share_an_sm() -> None:
     short = replace(CHUNK, batch=64, q_len=40, kv_len=40)
     assert isinstance(choose(short, target("sm_90a"), 132)[0], ForwardSm80)

@@ -25,7 +25,7 @@ MULTIPROCESSORS = 132
 SHARED_ELEMENTS = {"sm_90a": 2560, "sm_80": 5900}
 """Query elements that an SM multiplies by keys which all SMs share, while a tile of the kernels for this architecture
 passes as many keys by itself (benchmarks/few_queries_cells.py)."""
-JOINING_KEYS = 480
+JOINING_KEYS = {"sm_90a": 640, "sm_80": 480}
 """What a tile passes while parts are put together."""
 _NARROW_HEAD = 64
 """Below this head_dim a row takes as long: its scores are as many."""
@@ -115,8 +115,9 @@ def candidates_sm90(problem: AttentionProblem) -> tuple[ForwardSm90, ...]:
     rows = _APART.get((problem.head_dim, problem.value_dim, ends)) or _BY_LENGTH[widths[0], ends]
     left, right = problem.window
     length = problem.q_len
-    if ends and widths[0] == 64 and length > _SHORT and length * problem.planes > ROWS * MULTIPROCESSORS:
-        length = max(length, problem.kv_len)  # a chunk of a prompt, with tiles for every SM
+    chunk = ends and widths[0] == 64 and length > _SHORT and length * problem.planes > ROWS * MULTIPROCESSORS
+    if chunk or widths[0] == 256:  # of a prompt, with tiles for every SM; where blocks are short, for few masked scores
+        length = max(length, problem.kv_len)
     seen = length if left is None or right is None else min(length, left + right + 1)
     tuned = next(replace(base, **flags) for most, flags in rows if seen <= most)
     if ends and widths[0] == problem.value_dim == 128 and not columns:  # the row sums take the registers that Q would
@@ -150,14 +151,16 @@ def choose(
 ) -> tuple[ForwardSm90 | ForwardSm80 | Decode, str]:
     """The configuration for a problem on a target, and why. Raises ProblemError when none fits.
 
-    Of the tiles that fit it takes the first whose query tile is not mostly beyond the last row. Where they would leave
-    most SMs idle, all SMs share the keys.
+    Of the tiles that fit it takes the first whose query tile is not mostly beyond the last row. CTAs that have one each
+    need not be ready for another. Where tiles would leave most SMs idle, all SMs share the keys.
     """
     takes, reasons = fitting(problem, candidates(problem, target), target)
     if not takes:
         raise ProblemError("no attention kernel takes this problem: " + "; ".join(reasons))
     small = [c for c in takes if c.tile_m < 2 * problem.q_len] or [min(takes, key=lambda c: c.tile_m)]
     config = narrowed(small[0], problem.planes, problem.q_len, multiprocessors)
+    if rounds(config, problem.planes, problem.q_len, multiprocessors) <= 1:
+        config = config.once
     if _shared(problem, config, multiprocessors):
         decode = decode_configuration(DecodeProblem.of(problem), target)
         if not violations_of(decode, problem, target):
@@ -173,4 +176,5 @@ def _shared(problem: AttentionProblem, config: AttentionConfig, multiprocessors:
     blocks = p.visited_blocks(config.tile_m, config.tile_n)
     passed = config.tile_n * (max(blocks, default=0) if turns <= 1 else turns * sum(blocks) / len(blocks))
     keys = p.kv_len if left is None else min(p.kv_len, p.q_len + left)
-    return 0 < turns * JOINING_KEYS <= spared_keys(config, p.planes * p.q_len / multiprocessors, keys, passed)
+    spared = spared_keys(config, p.planes * p.q_len / multiprocessors, keys, passed)
+    return 0 < turns * JOINING_KEYS[config.requires] <= spared

@@ -44,6 +44,11 @@ class ForwardSm80(HeadDims):
         return self
 
     @property
+    def once(self) -> Self:
+        """The same: a CTA has one tile."""
+        return self
+
+    @property
     def warp_rows(self) -> int:
         """Query rows of one warp."""
         return self.tile_m // self.num_warps

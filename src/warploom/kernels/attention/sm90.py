@@ -62,6 +62,11 @@ class ForwardSm90(HeadDims):
         return replace(self, consumers=1)
 
     @property
+    def once(self) -> Self:
+        """The same for CTAs of one tile each."""
+        return replace(self, persistent=False)
+
+    @property
     def q_stages(self) -> int:
         """Q tiles: of a persistent kernel one is multiplied while the other is stored from and loaded again."""
         return 2 if self.persistent else 1
