@@ -22,6 +22,7 @@ from warploom.core.errors import WarploomError
 from warploom.core.targets import Target
 from warploom.cuda.device import cuda_core
 from warploom.kernels.matmul.choice import candidates_sm80, candidates_sm90, fitting
+from warploom.kernels.matmul.cost import seconds
 from warploom.kernels.matmul.problem import MatmulConfig, MatmulProblem
 from warploom.kernels.matmul.sm80 import MatmulSm80
 from warploom.ops.backends import gpu_target
@@ -162,7 +163,7 @@ def is_general(config: str) -> bool:
 def general_choice(problem: MatmulProblem, target: Target) -> MatmulSm80:
     """The ``mma.sync`` configuration that the cost model takes: what a GPU without ``wgmma`` would run."""
     found, _ = fitting(problem, candidates_sm80(problem), target)
-    return min(found, key=lambda c: c.seconds(problem, target))
+    return min(found, key=lambda c: seconds(problem, c, target))
 
 
 def tried(problem: MatmulProblem, chosen: MatmulConfig, target: Target, general: int, bulk: int) -> list[MatmulConfig]:
@@ -175,7 +176,7 @@ def tried(problem: MatmulProblem, chosen: MatmulConfig, target: Target, general:
         kept: list[Any] = []
         of_kind: Any = candidates(problem)
         fit, _ = fitting(problem, of_kind, target)
-        for c in sorted(fit, key=lambda c: c.seconds(problem, target)):
+        for c in sorted(fit, key=lambda c: seconds(problem, c, target)):
             same = sum(replace(c, split_k=1) == replace(t, split_k=1) for t in kept)
             if same < 2 and len(kept) < most:
                 kept.append(c)

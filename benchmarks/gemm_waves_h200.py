@@ -28,6 +28,7 @@ from warploom.core.dtypes import f16, f32
 from warploom.core.errors import WarploomError
 from warploom.cuda.device import cuda_core
 from warploom.kernels.matmul.choice import BEST32, candidates_sm80, fitting
+from warploom.kernels.matmul.cost import seconds
 from warploom.kernels.matmul.problem import contiguous_problem
 from warploom.kernels.matmul.sm80 import MatmulSm80
 from warploom.ops.backends import gpu_target
@@ -64,7 +65,7 @@ class Product(Layer):
         target = gpu_target(0)
         problem = contiguous_problem(self.m, self.n, self.k, f16, f32, b_rows=self.rows)
         found, _ = fitting(problem, candidates_sm80(problem), target)
-        found.sort(key=lambda c: c.seconds(problem, target))
+        found.sort(key=lambda c: seconds(problem, c, target))
         return [(s, c) for s in SCHEDULES for c in [c for c in found if schedule_of(c) == s][:each]]
 
     def plans(self, each: int) -> list[MatmulPlan]:

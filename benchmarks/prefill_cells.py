@@ -28,9 +28,9 @@ from varlen_cells import AT_LEAST, CHECKED_ROWS, WIDTH, excess
 import warploom
 from warploom.core.dtypes import bf16
 from warploom.core.targets import Target, target
-from warploom.kernels.attention.choice import choose
+from warploom.kernels.attention.choice import choose, choose_packed
 from warploom.kernels.attention.decode import DecodeOperands, DecodeProblem, decode_configuration
-from warploom.kernels.attention.packed import PackedOperands, PackedProblem, choose_packed
+from warploom.kernels.attention.packed import PackedOperands, PackedProblem
 from warploom.kernels.attention.paged import KINDS, PagedConfig, choose_paged, paged_calls
 from warploom.kernels.attention.problem import AttentionProblem, Operands
 from warploom.kernels.settings import read

@@ -35,9 +35,9 @@ from warploom.core.dtypes import bf16
 from warploom.core.targets import Target, target
 from warploom.kernels.attention.backward import TENSORS, BackwardOperands, BackwardProblem
 from warploom.kernels.attention.backward_choice import choose as choose_backward
-from warploom.kernels.attention.choice import choose
+from warploom.kernels.attention.choice import choose, choose_packed
 from warploom.kernels.attention.gradient_reference import gradient_reference
-from warploom.kernels.attention.packed import PackedOperands, PackedProblem, choose_packed
+from warploom.kernels.attention.packed import PackedOperands, PackedProblem
 from warploom.kernels.attention.packed_backward import choose_packed_backward, packed_backward_calls
 from warploom.kernels.attention.packed_backward_problem import PackedBackwardProblem
 from warploom.kernels.attention.problem import AttentionProblem, Operands

@@ -221,14 +221,12 @@ def test_frameworks_and_drawing_are_imported_when_needed_only():
 def test_imports_form_no_circle():
     """Neither between packages nor between files, whether imported at the top, when called, or for their types.
 
-    But a layout that shows itself in a notebook calls what draws layouts; and what configurations of kernels ask (what
-    they cost, how they run packed) takes configurations.
+    But a layout that shows itself in a notebook calls what draws layouts.
     """
     needed: dict[str, set[str]] = {}
     for found in imports():
         own_picture = found.module == "warploom.layout.draw" and found.package == "layout" and found.deferred
-        own_type = found.for_types and found.package == "kernels"
-        if found.is_own and not own_type and not own_picture:
+        if found.is_own and not own_picture:
             needed.setdefault(found.source, set()).add(found.module.removeprefix("warploom").lstrip("."))
     assert _circle(needed) == []
     assert _circle({"a": {"b"}, "b": {"c"}, "c": {"a"}}) == ["a", "b", "c", "a"]

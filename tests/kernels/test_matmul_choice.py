@@ -16,6 +16,7 @@ from tests.project import ROOT
 from warploom.core.dtypes import bf16, f16, f32
 from warploom.core.targets import target
 from warploom.kernels.matmul.choice import KINDS, Production, candidates_sm80, choose, choose_for_rows, fitting
+from warploom.kernels.matmul.cost import seconds
 from warploom.kernels.matmul.problem import MatmulProblem, contiguous_problem
 from warploom.kernels.matmul.sm80 import MatmulSm80
 from warploom.kernels.matmul.sm90 import MatmulSm90
@@ -59,7 +60,7 @@ def test_the_model_takes_what_was_fastest(kind: type[Production]) -> None:
     for problem, everything in measured():
         rates = {c: rate for c, rate in everything.items() if isinstance(c, kind)}
         if len(rates) > 1:
-            taken = min(rates, key=lambda c: c.seconds(problem, SM90))
+            taken = min(rates, key=lambda c: seconds(problem, c, SM90))
             shares.append(rates[taken] / max(rates.values()))
     assert len(shares) > 10
     assert math.exp(sum(map(math.log, shares)) / len(shares)) > 0.985
@@ -83,7 +84,7 @@ def test_uneven_counts_of_tiles_are_shared_where_that_was_faster(sizes: tuple[in
     """As measured on the H200 (benchmarks/gemm_waves_h200.py), of mma.sync alone."""
     problem = contiguous_problem(*sizes, f16, b_rows=False)
     general, _ = fitting(problem, candidates_sm80(problem), SM90)
-    taken = min(general, key=lambda c: c.seconds(problem, SM90))
+    taken = min(general, key=lambda c: seconds(problem, c, SM90))
     assert ("stream_k" if taken.stream_k else "split_k" if taken.split_k > 1 else "whole") == schedule
 
 

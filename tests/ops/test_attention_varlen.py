@@ -14,7 +14,8 @@ from tests.ops.emulated_gpu import EmulatedGpu
 from warploom.core.dtypes import bf16
 from warploom.core.errors import ConfigError, EmulationError, ProblemError
 from warploom.core.targets import target
-from warploom.kernels.attention.packed import PackedOperands, PackedProblem, choose_packed
+from warploom.kernels.attention.choice import choose_packed
+from warploom.kernels.attention.packed import PackedOperands, PackedProblem
 from warploom.ops.attention_varlen_backward import attention_varlen_backward
 
 pytestmark = pytest.mark.usefixtures("emulated")

@@ -10,14 +10,8 @@ import numpy as np
 from warploom.core.dtypes import f32
 from warploom.interop.arrays import ArrayView, empty
 from warploom.interop.tracing import recorded
-from warploom.kernels.attention.packed import (
-    KINDS,
-    PackedConfig,
-    PackedOperands,
-    PackedProblem,
-    choose_packed,
-    violations,
-)
+from warploom.kernels.attention.choice import PACKED_KINDS, PackedConfig, choose_packed
+from warploom.kernels.attention.packed import PackedOperands, PackedProblem, violations
 from warploom.kernels.attention.problem import Operands
 from warploom.kernels.settings import read, refuse
 from warploom.ops.attention_arrays import Options, Window, described, laid_out, looked_up
@@ -141,12 +135,12 @@ def _first_call(views: Arrays, options: Options, asked: tuple[Any, ...], config:
 
 def configured_packed(problem: PackedProblem, q: ArrayView, config: Any) -> tuple[PackedConfig, Processor]:
     """The configuration for a problem and where it runs. Raises ConfigError for one asked for that does not fit."""
-    asked = read(config, KINDS)
+    asked = read(config, PACKED_KINDS)
     found, _, on = decided(problem, q.device, asked, lambda on: (choose_packed(problem, on.target), ""), violations)
     return found, on
 
 
 def refuse_packed(config: Any, problem: PackedProblem) -> None:
     """Raises ConfigError for a configuration, or its notation, that does not fit a problem."""
-    found = read(config, KINDS)
+    found = read(config, PACKED_KINDS)
     refuse(f"{found} does not fit", [] if found is None else violations(found, problem))

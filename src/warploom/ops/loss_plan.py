@@ -18,6 +18,7 @@ from warploom.core.dtypes import DType, f32
 from warploom.core.targets import Target
 from warploom.interop.arrays import ArrayView
 from warploom.kernels.matmul.choice import choose
+from warploom.kernels.matmul.cost import seconds
 from warploom.kernels.matmul.features import Epilogue, Extra
 from warploom.kernels.matmul.problem import MatmulConfig, MatmulProblem, Matrix, aligned_elements
 from warploom.kernels.matmul_reduce.loss import (
@@ -147,7 +148,7 @@ class GradientPlan:
             problems.append(self._of_w(rows, cols, cols, add=rows < p.m))
         if self.wanted[0]:
             problems.append(self._of_x(rows, cols, cols, add=cols < p.n, last=cols == p.n))
-        one = sum(self._configured(problem).seconds(problem, self.target) for problem in problems)  # type: ignore[attr-defined]
+        one = sum(seconds(problem, self._configured(problem), self.target) for problem in problems)  # type: ignore[arg-type]
         return one * (p.m / rows) * (p.n / cols)
 
     # -- the products

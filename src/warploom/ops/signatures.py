@@ -11,7 +11,7 @@ from typing import Any, Protocol, TypedDict, TypeVar
 
 import numpy as np
 
-from warploom.kernels.attention.packed import PackedConfig
+from warploom.kernels.attention.choice import PackedConfig
 from warploom.kernels.attention.problem import AttentionConfig
 from warploom.kernels.matmul.features import EpilogueFunction
 from warploom.kernels.matmul.problem import MatmulConfig

@@ -20,6 +20,7 @@ from warploom.kernels.matmul.choice import (
     choose,
     streamed,
 )
+from warploom.kernels.matmul.cost import seconds
 from warploom.kernels.matmul.problem import MatmulConfig, MatmulProblem
 from warploom.kernels.matmul.sm80 import MatmulSm80
 from warploom.kernels.matmul.sm90 import MatmulSm90
@@ -82,7 +83,7 @@ def space(problem: MatmulProblem, target: Target, most: int = MOST_SM80) -> Iter
 
     def best(configs: Iterator[Production], most: int) -> Iterator[Production]:
         fitting = [c for c in dict.fromkeys(configs) if not violations(c, problem, target)]
-        return islice(sorted(fitting, key=lambda c: c.seconds(problem, target)), most)
+        return islice(sorted(fitting, key=lambda c: seconds(problem, c, target)), most)
 
     if target.has_wgmma and candidates_sm90(problem):
         yield from best(iter((*candidates_sm90(problem), *tiles_sm90(problem))), min(most, MOST_SM90))

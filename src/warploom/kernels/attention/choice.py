@@ -9,14 +9,18 @@ from warploom.core.dtypes import bf16
 from warploom.core.errors import ProblemError
 from warploom.core.targets import Target
 from warploom.kernels.attention.decode import Decode, DecodeProblem, decode_configuration
+from warploom.kernels.attention.packed import PackedProblem, violations
 from warploom.kernels.attention.problem import AttentionConfig, AttentionProblem
 from warploom.kernels.attention.sm80 import ForwardSm80
 from warploom.kernels.attention.sm90 import ROWS, ForwardSm90
-from warploom.kernels.settings import fitting, violations_of
+from warploom.kernels.settings import first_fitting, fitting, violations_of
 
-Tiles = TypeVar("Tiles", bound="ForwardSm90 | ForwardSm80")
-KINDS = (ForwardSm90, ForwardSm80, Decode, "attention.ladder_sm90:RungSm90", "attention.ladder_config:RungSm80")
-"""What a caller may ask for."""
+PackedConfig = ForwardSm90 | ForwardSm80
+Tiles = TypeVar("Tiles", bound=PackedConfig)
+PACKED_KINDS = (ForwardSm90, ForwardSm80)
+"""What a caller may ask for of packed sequences."""
+KINDS = (*PACKED_KINDS, Decode, "attention.ladder_sm90:RungSm90", "attention.ladder_config:RungSm80")
+"""The same of sequences of one length."""
 _WIDE_HEAD = 128
 """Above this head_dim a warp's registers hold the output of 16 query rows, not 32."""
 ANY = 1 << 31
@@ -86,7 +90,7 @@ _APART: dict[tuple[int, int, bool], tuple[tuple[int, dict[str, Any]], ...]] = {
 blocks, or for more consumers, than the wider one does (benchmarks/head_cells.py)."""
 
 
-def candidates(problem: AttentionProblem, target: Target) -> tuple[ForwardSm90 | ForwardSm80, ...]:
+def candidates(problem: AttentionProblem, target: Target) -> tuple[PackedConfig, ...]:
     """Configurations for a problem, the fastest per multiply first."""
     base = ForwardSm80(head_dim=problem.head_dim, dtype=problem.dtype, v_dim=problem.v_dim)
     if max(problem.head_dim, problem.value_dim) > _WIDE_HEAD:
@@ -148,7 +152,7 @@ def spared_keys(config: AttentionConfig, rows: float, keys: int, passed: float) 
 
 def choose(
     problem: AttentionProblem, target: Target, multiprocessors: int = MULTIPROCESSORS
-) -> tuple[ForwardSm90 | ForwardSm80 | Decode, str]:
+) -> tuple[PackedConfig | Decode, str]:
     """The configuration for a problem on a target, and why. Raises ProblemError when none fits.
 
     Of the tiles that fit it takes the first whose query tile is not mostly beyond the last row. CTAs that have one each
@@ -167,6 +171,12 @@ def choose(
             return decode, f"{problem.q_len} queries on {problem.kv_len} keys: all SMs share the keys"
     skipped = f"; larger ones do not fit ({reasons[0]})" if reasons and takes[0] is small[0] else ""
     return config, f"the first of the default tiles that suits {problem.q_len} queries, untuned{skipped}"
+
+
+def choose_packed(problem: PackedProblem, target: Target) -> PackedConfig:
+    """The configuration for packed sequences on a target. Raises ProblemError when none fits."""
+    none = "no attention kernel takes this problem"
+    return first_fitting(candidates(problem.typical, target), lambda c: violations(c, problem, target), none)
 
 
 def _shared(problem: AttentionProblem, config: AttentionConfig, multiprocessors: int) -> bool:

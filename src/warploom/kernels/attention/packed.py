@@ -1,4 +1,4 @@
-"""Attention of packed sequences: what is asked, and the launches that configurations of one length make of it."""
+"""Attention of packed sequences: what is asked, how arrays of them lie, and the launch that lists their tiles."""
 
 from __future__ import annotations
 
@@ -8,12 +8,9 @@ from dataclasses import dataclass, replace
 from warploom.core.arguments import fields
 from warploom.core.dtypes import DType
 from warploom.core.targets import Target
-from warploom.kernels.attention.choice import candidates
 from warploom.kernels.attention.features import AttentionFeatures, ScoreOptions, Window
-from warploom.kernels.attention.problem import MOST_POSITIONS, AttentionProblem, stride_scalars
-from warploom.kernels.attention.sm80 import ForwardSm80
-from warploom.kernels.attention.sm90 import ForwardSm90
-from warploom.kernels.settings import first_fitting, violated
+from warploom.kernels.attention.problem import MOST_POSITIONS, AttentionConfig, AttentionProblem, stride_scalars
+from warploom.kernels.settings import violated
 from warploom.kernels.source import KernelCall, KernelSource, MappedArray
 from warploom.tile.order import ENTRY_WORDS, divisors, heads_at_once, heads_together, most_pieces
 
@@ -129,17 +126,7 @@ class PackedOperands:
         return MappedArray(p.dtype, shape, (*self.strides[name], 1), (rows, 1, cols), ragged=True)
 
 
-PackedConfig = ForwardSm90 | ForwardSm80
-KINDS = (ForwardSm90, ForwardSm80)
-
-
-def choose_packed(problem: PackedProblem, target: Target) -> PackedConfig:
-    """The configuration for packed sequences on a target. Raises ProblemError when none fits."""
-    none = "no attention kernel takes this problem"
-    return first_fitting(candidates(problem.typical, target), lambda c: violations(c, problem, target), none)
-
-
-def violations(config: PackedConfig, problem: PackedProblem, target: Target | None = None) -> list[str]:
+def violations(config: AttentionConfig, problem: PackedProblem, target: Target | None = None) -> list[str]:
     """The constraints that a problem violates; empty if the configuration's kernel takes it."""
     return config.check(target) or problem.typical.differences(config) + violated([
         (problem.tiles(config.tile_m) * ENTRY_WORDS < MOST_TILES, "the tiles do not fit into 32 bits"),

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, Self
+from typing import ClassVar, Self
 
 from warploom.core.dtypes import DType, bf16, f16
 from warploom.core.targets import Target
+from warploom.kernels.attention.packed import PackedOperands, PackedProblem
 from warploom.kernels.attention.problem import AttentionProblem, HeadDims, Operands
 from warploom.kernels.settings import flag, violated
 from warploom.kernels.source import KernelCall, KernelSource
 from warploom.tile.copy_plan import CopyPlan
 from warploom.tile.panels import padded_cols
-
-if TYPE_CHECKING:
-    from warploom.kernels.attention.packed import PackedOperands, PackedProblem
 
 
 @dataclass(frozen=True)

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from typing import Any, ClassVar, Self
 
 from warploom.core.dtypes import DType, bf16, f16
+from warploom.kernels.attention.packed import PackedOperands, PackedProblem
 from warploom.kernels.attention.problem import MOST_POSITIONS, AttentionProblem, HeadDims, Operands
 from warploom.kernels.settings import flag, violated
 from warploom.kernels.source import Grid, KernelCall, KernelSource, MappedArray
 from warploom.tile.order import FLOPS_PER_SECOND, Work, divisors, planes_together, row_tiles
 from warploom.tile.panels import PANEL_COLS, padded_cols, panel_cols
-
-if TYPE_CHECKING:
-    from warploom.kernels.attention.packed import PackedOperands, PackedProblem
 
 BARRIER_BYTES = 256
 """Shared memory behind the tiles that is set aside for the mbarriers."""

@@ -8,7 +8,7 @@ from typing import TypeVar
 
 from warploom.core.dtypes import f16, f32
 from warploom.core.targets import Target
-from warploom.kernels.matmul.cost import REGISTERS, USUAL_REGISTERS
+from warploom.kernels.matmul.cost import REGISTERS, USUAL_REGISTERS, seconds
 from warploom.kernels.matmul.problem import MatmulProblem
 from warploom.kernels.matmul.sm80 import MatmulSm80
 from warploom.kernels.matmul.sm90 import MatmulSm90
@@ -113,7 +113,7 @@ def for_rows_sm90(problem: MatmulProblem, exponentials: bool = False) -> tuple[M
 # -- choices
 def least(problem: MatmulProblem, configs: Sequence[Tile], target: Target) -> Tile:
     """The first of them, by the cost model, that can run a problem on a target. Raises ProblemError when none can."""
-    ordered = sorted(configs, key=lambda c: c.seconds(problem, target))
+    ordered = sorted(configs, key=lambda c: seconds(problem, c, target))
     return first_fitting(ordered, lambda c: violations_of(c, problem, target), "no matmul kernel takes this problem")
 
 
@@ -125,7 +125,7 @@ def choose(problem: MatmulProblem, target: Target, *, whole: bool = False) -> tu
     tiles = candidates_sm90(problem) if target.has_wgmma else ()
     configs = [c for c in (*tiles, *candidates_sm80(problem)) if not (whole and c.cut)]
     config = least(problem, configs, target)
-    expected = config.seconds(problem, target)
+    expected = seconds(problem, config, target)
     reason = f"the least of {len(configs)} by the cost model, about {expected * 1e6:.0f} µs; untuned"
     bulk, reasons = (tiles, []) if config in tiles else fitting(problem, tiles, target)
     return config, reason if bulk else reason + _refused(reasons)

@@ -7,16 +7,19 @@ products measured there; a test holds what the model takes against the fastest i
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from warploom.core.targets import Target
-    from warploom.kernels.matmul.problem import MatmulProblem
-    from warploom.kernels.matmul.sm80 import MatmulSm80
-    from warploom.kernels.matmul.sm90 import MatmulSm90
+from warploom.core.targets import Target
+from warploom.kernels.matmul.problem import MatmulProblem
+from warploom.kernels.matmul.sm80 import MatmulSm80
+from warploom.kernels.matmul.sm90 import MatmulSm90
 
 OVERLAP = 0.25
 """Share of the smaller of two costs that the larger does not hide."""
+
+
+def seconds(problem: MatmulProblem, config: MatmulSm80 | MatmulSm90, target: Target) -> float:
+    """What the launches are expected to take: on a target's usual GPU, of ``wgmma`` on an H100 or H200."""
+    return _seconds_sm90(problem, config) if isinstance(config, MatmulSm90) else _seconds_sm80(problem, config, target)
 
 
 # -- mma.sync
@@ -82,7 +85,7 @@ class _Load:
     """CTAs of the last round, where it leaves places empty."""
 
 
-def seconds_sm80(problem: MatmulProblem, config: MatmulSm80, target: Target) -> float:
+def _seconds_sm80(problem: MatmulProblem, config: MatmulSm80, target: Target) -> float:
     """Of a launch by ``mma.sync`` on a target's usual GPU."""
     machine = MACHINES[target.name]
     resident = _resident_ctas(config, target.shared_per_sm)
@@ -177,7 +180,7 @@ POWER = 0.08
 """The exponent of their ratio: less at the power limit, more where the GPU rests between calls."""
 
 
-def seconds_sm90(problem: MatmulProblem, config: MatmulSm90) -> float:
+def _seconds_sm90(problem: MatmulProblem, config: MatmulSm90) -> float:
     """Of a launch by ``wgmma``."""
     c, tiling = config, problem.tiling(config)
     rounds = -(-tiling.count // SMS)

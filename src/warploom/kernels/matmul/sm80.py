@@ -9,7 +9,6 @@ from typing import ClassVar
 from warploom.core.arguments import fields
 from warploom.core.dtypes import DType, bf16, f16, f32
 from warploom.core.targets import Target
-from warploom.kernels.matmul.cost import seconds_sm80
 from warploom.kernels.matmul.problem import MOST_EXTENT, MOST_GRID_ROWS, MatmulProblem
 from warploom.kernels.matmul.shares import Shares
 from warploom.kernels.settings import Configuration, broken_flags, flag, shared_excess, violated
@@ -172,10 +171,6 @@ class MatmulSm80(WarpTiles):
             (planes <= MOST_GRID_ROWS,
              f"{problem.batch} batches in {self.split_k} parts are more than {MOST_GRID_ROWS}"),
         ])  # fmt: skip
-
-    def seconds(self, problem: MatmulProblem, target: Target) -> float:
-        """What the cost model expects the launches to take on a target's usual GPU."""
-        return seconds_sm80(problem, self, target)
 
     # -- what it makes of a problem
     def shares(self, problem: MatmulProblem, multiprocessors: int) -> Shares:

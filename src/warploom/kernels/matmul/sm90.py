@@ -8,7 +8,6 @@ from typing import ClassVar
 
 from warploom.core.dtypes import DType, bf16, f16, f32
 from warploom.core.targets import TARGETS, Target
-from warploom.kernels.matmul.cost import seconds_sm90
 from warploom.kernels.matmul.features import MatmulFeatures, OperandFeatures
 from warploom.kernels.matmul.problem import MOST_EXTENT, MatmulProblem, Matrix
 from warploom.kernels.settings import Configuration, broken_flags, flag, shared_excess, violated
@@ -157,10 +156,6 @@ class MatmulSm90(Configuration):
             (problem.k > 0, "K = 0: the ring has at least one tile"),
             (tiles < MOST_EXTENT, f"{tiles} tiles reach {MOST_EXTENT}"),
         ])  # fmt: skip
-
-    def seconds(self, problem: MatmulProblem, target: Target) -> float:
-        """What the cost model expects the launches to take on an H100 or H200."""
-        return seconds_sm90(problem, self)
 
     # -- what it makes of a problem
     def features(self, problem: MatmulProblem) -> MatmulFeatures:
