@@ -43,6 +43,9 @@ class FakeConfig(Configuration):
     order: bool = flag(False, "")
     size: int = flag(1, "", (1, 2))
 
+    def check(self, target: Target | None = None) -> list[str]:
+        return []
+
 
 Predicate = Callable[[FakeConfig], bool]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import field, fields, replace
 from functools import lru_cache
@@ -23,7 +24,7 @@ def flag(default: Any, doc: str, choices: tuple[Any, ...] = (False, True)) -> An
     return field(default=default, metadata={"doc": doc, "choices": choices})
 
 
-class Configuration:
+class Configuration(ABC):
     """A frozen dataclass of flags: printed as ``name(flag=value, …)``, and read from that; ``word`` is the name.
 
     Flags that are not printed have their defaults.
@@ -76,9 +77,9 @@ class Configuration:
             changes[name] = flag_value(word, text, known[name])
         return replace(self, **changes)  # type: ignore[type-var]
 
+    @abstractmethod
     def check(self, target: Target | None = None) -> list[str]:
         """The violated constraints (of ``target``, if given); empty if the configuration is valid."""
-        raise TypeError(f"{type(self).__name__} states no constraints")
 
     def require(self, target: Target | None = None) -> None:
         """Raise ConfigError with the constraints that :meth:`check` found violated."""

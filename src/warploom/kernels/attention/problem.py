@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal, Protocol
@@ -53,14 +54,14 @@ class HeadDims(Configuration):
         return f"{self.head_dim}x{self.v_dim}" if self.v_dim else str(self.head_dim)
 
     @property
+    @abstractmethod
     def shared_bytes(self) -> int:
         """Shared memory of the largest kernel, in bytes."""
-        raise NotImplementedError
 
     @property
+    @abstractmethod
     def _constraints(self) -> Sequence[tuple[bool, str]]:
         """(whether it holds, what is wrong if not) of flags, which are valid each by itself."""
-        return ()
 
     def check(self, target: Target | None = None) -> list[str]:
         """The violated constraints (of ``target``, if given); empty if the configuration is valid."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar
@@ -64,14 +65,14 @@ class WarpTiles(Configuration):
         return 32 * self.num_warps
 
     @property
+    @abstractmethod
     def shared_bytes(self) -> int:
         """Dynamic shared memory, at most: of an f32 C, which leaves from the registers, less may do."""
-        raise NotImplementedError
 
     @property
+    @abstractmethod
     def _constraints(self) -> Sequence[tuple[bool, str]]:
         """(whether it holds, what is wrong if not) of flags whose tiles and warps fit."""
-        raise NotImplementedError
 
     def check(self, target: Target | None = None) -> list[str]:
         """The violated constraints (of ``target``, if given); empty if the configuration is valid."""
