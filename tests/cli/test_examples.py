@@ -43,6 +43,8 @@ PLANTED = [
     ("attention_steps.ring", "row=warp_row)", "row=0)", "wrong"),
     ("attention_steps.overlap", "output_sums.wait(s)", "", "refused"),
     ("matmul_tiles.on_sm80", "copies.begin(depth // DEPTH, places)", "", "refused"),
+    ("matmul_tiles.on_sm80", "stage(0), (2, 2)", "stage(0), (2, 1)", "refused"),
+    ("matmul_tiles.on_sm80", "stage(0), (2, 2)", "stage(0), (4, 1)", "refused"),
     ("matmul_tiles.on_sm90", "panels.prepare(k.value(0, u32))", "", "refused"),
     ("matmul_tiles.in_turns", "turns.taken(), ", "k.when(k.thread == k.thread), ", "deadlock"),
     ("sequence_tiles.added_up", "ring.wait(0)", "", "in_flight"),

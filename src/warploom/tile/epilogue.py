@@ -323,6 +323,7 @@ class Staging:
     def store(self, sums: Sums, target: Target, first: Pair) -> None:
         """Store all warps' sums as the tile whose first element is ``first``; no warp reads what lies there."""
         k, layout = self._k, sums.fragment.layout
+        self._check(layout.shape)
         lanes = of_warps(layout.atom.restrict("lane"), self._warps, 1, layout.shape[1])
         row = k.warp // self._warps[1] * layout.shape[0]
         to = TileAddresses(k, self._tile, lanes, k.thread, row, self._addressing)
@@ -331,6 +332,15 @@ class Staging:
             k.store("shared", to.address(*at), u32, [sums.packed(2 * register, target.dtype)], "", "weak")
         k.syncthreads()  # the lines that leave were written by other warps
         self.copy_out(target, first)
+
+    def _check(self, own: tuple[int, int]) -> None:
+        tile = self._tile.layout
+        fits = tile.rows // own[0], tile.cols // own[1]
+        if self._warps != fits or (tile.rows % own[0], tile.cols % own[1]) != (0, 0) or any(n & (n - 1) for n in fits):
+            raise TraceError(
+                f"warps={self._warps} with {own[0]}×{own[1]} sums each do not fill {self._tile.name}, {tile.rows}×"
+                f"{tile.cols}: warps are (along rows, along columns), powers of two that do ({self._k.here()})"
+            )
 
     def copy_out(self, target: Target, first: Pair) -> None:
         """The staging tile, which every warp has written, as the tile whose first element is ``first``."""
