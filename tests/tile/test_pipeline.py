@@ -13,10 +13,12 @@ import pytest
 from tests.tile.support import SEEDS, as_boxes, clean, escapes, whole
 from warploom.core.dtypes import DType, bf16, f16
 from warploom.core.errors import TraceError
+from warploom.emulate import TensorMapArgument
 from warploom.ir.program import Program
 from warploom.lang import Global, Kernel, SharedTile, TensorMap, Traced, f32, kernel, u32
+from warploom.layout.tensor_map import TensorMapSpec
 from warploom.tile.panels import padded_cols
-from warploom.tile.pipeline import Boxes, Cursor, Pipeline, operand_tile, ready
+from warploom.tile.pipeline import Boxes, Cursor, Pipeline, operand_tile, ready, vector_tile
 
 ROWS = 16
 
@@ -153,6 +155,31 @@ def test_every_step_of_a_ring_written_by_warps_is_needed(computed: bool) -> None
     equivalent = [f"{what} {name}_phase" for name in unused for what in ("parity kept", "the first phase inverted")]
     found = escapes(copied.trace(cols=16, computed=computed), check_copied(5, 16))
     assert found == Counter([] if computed else equivalent)
+
+
+@kernel(threads=32, requires="sm_90a")
+def vectors(k: Kernel, x: TensorMap, out: Global[f32], *, count: int, size: int) -> None:
+    """So many rows, behind a tile of 16 bytes, each into a stage of its own."""
+    k.shared(f32, 4)
+    ring = Pipeline(k, (vector_tile(k, size, name="X", stages=count), Boxes(x)), readers=0)
+    ready(k, ring)
+    get, put = ring.consumer(), ring.producer()
+    for i in range(count):
+        with k.when(k.lane == 0):
+            put.put((i,))
+        row = get.wait()
+        get.advance()
+        with k.when(k.lane < size):
+            out.store(row.load(0, k.lane), i * size + k.lane)
+
+
+@pytest.mark.parametrize("size", [4, 16, 32])
+def test_every_stage_of_a_vector_begins_where_a_box_may(size: int) -> None:
+    x = np.arange(3 * size, dtype=np.float32).reshape(3, size)
+    out = np.full_like(x, np.nan)
+    boxes = TensorMapArgument(x, TensorMapSpec(f32, (size, 3), (4 * size,), (size, 1), 0))
+    assert clean(vectors.trace(count=3, size=size), 1, [boxes, out])
+    assert np.array_equal(out, x)
 
 
 @kernel(threads=96, requires="sm_90a")

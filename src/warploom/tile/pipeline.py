@@ -38,8 +38,8 @@ def operand_tile(
 
 
 def vector_tile(k: Kernel, size: int, *, name: str, stages: int = 1) -> SharedTile:
-    """A row of f32 in shared memory, which comes as one box."""
-    return k.shared(f32, size, name=name, panel_cols=size, stages=stages)
+    """A row of f32 in shared memory, which comes as one box: each stage begins where one may, every 128 bytes."""
+    return k.shared(f32, size, name=name, panel_cols=size, stages=stages, padding=max(0, 32 - size))
 
 
 @dataclass(frozen=True)
