@@ -96,7 +96,12 @@ class EmulatedGpu:
             self.keep(view := describe(array))
             return view._replace(device=("cuda", 0))
 
-        for module in (append_to_cache, attention, attention_arrays, attention_backward, loss, matmul, reduce):
+        def all_on_gpu(given: Mapping[str, Any], _: Any = None) -> dict[str, ArrayView]:
+            return {name: on_gpu(array) for name, array in given.items()}
+
+        for module in (append_to_cache, attention, attention_arrays, attention_backward, matmul, reduce):
+            monkeypatch.setattr(module, "describe_all", all_on_gpu)
+        for module in (loss, reduce):
             monkeypatch.setattr(module, "describe", on_gpu)
         compact = copies._compact
         monkeypatch.setattr(copies, "_compact", lambda view: on_gpu(compact(view._replace(device=("cpu", 0))).owner))

@@ -159,6 +159,8 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"k_cache": np.zeros((4, 16, 1, 64), ml_dtypes.float8_e4m3fn),
       "v_cache": np.zeros((4, 16, 1, 64), ml_dtypes.float8_e4m3fn), "k_scale": np.zeros(1, np.float32),
       "v_scale": np.zeros(2, np.float32)}, r"v_scale has shape \(2,\)"),
+    ({"k_scale": 2.0}, "k_scale: float is not an array"),
+    ({"kv_lens": [1, 2]}, "kv_lens: list is not an array"),
     ({"sinks": np.zeros(3, np.float32)}, r"sinks are f32 of shape \(3,\)"),
     ({"fixed_split": 0}, "fixed_split is a count of keys"),
     ({"fixed_split": 100}, "fixed_split 100 is no multiple"),

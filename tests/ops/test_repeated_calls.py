@@ -190,8 +190,12 @@ def like(request: pytest.FixtureRequest, gpu: EmulatedGpu, monkeypatch: pytest.M
     gpu.hold(monkeypatch)
     read = list[Any]()
     for module in (attention_arrays, matmul_ops):
-        reader = module.describe
-        monkeypatch.setattr(module, "describe", lambda x, reader=reader: read.append(x) or reader(x))
+        reader = module.describe_all
+        monkeypatch.setattr(
+            module,
+            "describe_all",
+            lambda given, *public, reader=reader: read.extend(given.values()) or reader(given, *public),
+        )
     call, shapes = LIKE[request.param]
     tensors = [torch.randn(shape, dtype=torch.float32 if len(shape) == 1 else torch.float16) for shape in shapes]
     for _ in range(2):

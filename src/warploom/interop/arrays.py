@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -72,6 +72,19 @@ def describe(array: Any) -> ArrayView:
     if reader is None:
         reader = _readers[array.__class__] = _reader_for(array)
     return reader(array)
+
+
+def describe_all(given: Mapping[str, Any], public: Mapping[str, str] | None = None) -> dict[str, ArrayView]:
+    """:func:`describe` of arrays by their names, which errors begin with, or with those that ``public`` has instead."""
+    views: dict[str, ArrayView] = {}
+    name = ""
+    try:
+        for name, array in given.items():
+            views[name] = describe(array)
+    except ProblemError as error:
+        error.args = (f"{(public or {}).get(name, name)}: {error}",)
+        raise
+    return views
 
 
 def describe_new(array: Any) -> ArrayView:

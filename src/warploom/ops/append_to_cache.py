@@ -9,7 +9,7 @@ import numpy as np
 
 from warploom.core.dtypes import bf16, f16, f32
 from warploom.core.errors import ProblemError
-from warploom.interop.arrays import ArrayView, describe, empty_like, require_dtype
+from warploom.interop.arrays import ArrayView, describe_all, empty_like, require_dtype
 from warploom.interop.arrays import same_device as on_one_device
 from warploom.interop.copies import compact, settled
 from warploom.interop.overlap import share_memory
@@ -73,7 +73,7 @@ def append_to_cache(
     given = {name: x for name, x in arrays.items() if x is not None}
     found = None if check else _prepared.again((interleaved,), None, given)
     if found is None:
-        views = {name: describe(x) for name, x in given.items()}
+        views = describe_all(given, _PUBLIC)
         ready = None if check else _prepared.find((interleaved,), None, views)
         found = _first_call(views, interleaved, check) if ready is None else ready.run(views)
     return found[0] if found else None

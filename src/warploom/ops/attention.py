@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal, Unpack, overload
 import numpy as np
 
 from warploom.core.dtypes import f32
-from warploom.interop.arrays import ArrayView, Device, describe, empty, empty_like
+from warploom.interop.arrays import ArrayView, Device, describe_all, empty, empty_like
 from warploom.interop.copies import as_if_compact
 from warploom.interop.tracing import recorded, traced
 from warploom.kernels.attention.choice import KINDS, choose
@@ -90,7 +90,7 @@ def plan(
     """What :func:`attention` would run with these arguments: configuration, reason, Program, CUDA. Runs nothing."""
     options = Options(causal, scale, window, softcap, return_lse, layout).plain()
     given = {"q": q, "k": k, "v": v, "sinks": sinks}
-    views = laid_out({name: describe(x) for name, x in given.items() if x is not None}, as_if_compact)
+    views = laid_out(describe_all({name: x for name, x in given.items() if x is not None}), as_if_compact)
     problem = checked(views, options)
     out = as_if_compact(views["q"]._replace(shape=result_shape(views["q"], views["v"])))
     return plan_for(problem, {**views, "out": out}, layout, config)

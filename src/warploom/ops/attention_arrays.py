@@ -13,7 +13,15 @@ import numpy as np
 from warploom.core.arguments import MOST_STRIDE
 from warploom.core.dtypes import bf16, f16, f32
 from warploom.core.errors import ProblemError, shown
-from warploom.interop.arrays import ArrayView, as_numpy, current_stream, describe, filled, require_dtype, same_device
+from warploom.interop.arrays import (
+    ArrayView,
+    as_numpy,
+    current_stream,
+    describe_all,
+    filled,
+    require_dtype,
+    same_device,
+)
 from warploom.interop.copies import compact, in_float32, settled
 from warploom.interop.overlap import overlaps_itself, same_elements, share_memory
 from warploom.kernels.attention.features import AttentionFeatures, Window
@@ -87,9 +95,9 @@ def _window(value: Any) -> Window:
     raise ProblemError(f"window is (left, right) counts of keys, None or -1 for an open side; not {shown(value)}")
 
 
-def described(given: Mapping[str, Any]) -> dict[str, ArrayView]:
-    """The arrays of a call; sinks in float32, if they are 16-bit floats, and side by side."""
-    views = {name: describe(array) for name, array in given.items()}
+def described(given: Mapping[str, Any], public: Mapping[str, str] | None = None) -> dict[str, ArrayView]:
+    """The arrays of a call (:func:`describe_all`); sinks in float32, if they are 16-bit floats, and side by side."""
+    views = describe_all(given, public)
     sinks = views.get("sinks")
     if sinks is not None:
         found = in_float32(sinks) if sinks.dtype in (bf16, f16) else sinks
@@ -105,13 +113,15 @@ def looked_up(
     first_call: Callable[[dict[str, ArrayView], Options, tuple[Any, ...], Any], list[Any]],
     lay_out: Callable[[dict[str, ArrayView]], dict[str, ArrayView]] | None = None,
     refuse: Callable[[Mapping[str, ArrayView]], None] | None = None,
+    public: Mapping[str, str] | None = None,
 ) -> list[Any]:
     """The new results of a call with the arrays given, by what was prepared for such or else by ``first_call``.
 
     Before that ``lay_out``, by default :func:`laid_out`, copies what kernels cannot read, and the options, those of
-    :class:`Options` first, are read. ``refuse`` looks at the arrays where one of them is written to.
+    :class:`Options` first, are read. ``refuse`` looks at the arrays where one of them is written to. ``public``: as
+    for :func:`describe_all`.
     """
-    views = described(given)
+    views = described(given, public)
     ready = kept.find(asked, config, views)
     if ready is None:
         if refuse is not None:

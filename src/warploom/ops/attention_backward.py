@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from warploom.interop.arrays import ArrayView, describe, empty_like, filled, same_device
+from warploom.interop.arrays import ArrayView, describe_all, empty_like, filled, same_device
 from warploom.interop.copies import as_if_compact
 from warploom.interop.tracing import traced
 from warploom.kernels.attention.backward import TENSORS, BackwardOperands, BackwardProblem
@@ -101,7 +101,7 @@ def plan_attention_backward(
 ) -> AttentionBackwardPlan:
     """What :func:`attention_backward` would run with these arguments, and the memory it takes. Runs nothing."""
     given = _given(dout, q, k, v, out, lse, dlse, sinks)
-    views = laid_out({name: describe(x) for name, x in given.items()}, as_if_compact)
+    views = laid_out(describe_all(given), as_if_compact)
     options = Options(causal, scale, window, softcap, False, layout).plain()
     problem = _checked(views, options, flag("deterministic", deterministic))
     gradients = {name: as_if_compact(views[name[1:]]) for name in _gradients(views)}

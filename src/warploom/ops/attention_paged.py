@@ -72,9 +72,9 @@ def attention_paged(
     after another, (queries, heads, head_dim). With ``block_table`` (int32, (batch, entries)) k_cache and v_cache are
     pages (pages, page_size, kv_heads, head_dim), page_size a multiple of 16; without one (batch, capacity, kv_heads,
     head_dim). ``kv_lens`` (int32, (batch,)): keys of each sequence, those of its own queries included; none is allowed.
-    dtypes: float16 or bfloat16; the caches may be float8_e4m3fn as well (compute capability 9.0), with float32
-    ``k_scale`` and ``v_scale``, one number or (batch, kv_heads), that keys and values are times. Queries count as
-    float16 then. heads is a multiple of kv_heads, head_dim a multiple of 8 up to 256.
+    dtypes: float16 or bfloat16; the caches may be float8_e4m3fn as well (compute capability 9.0), with arrays
+    ``k_scale`` and ``v_scale``, float32 of one element or (batch, kv_heads), that keys and values are times. Queries
+    count as float16 then. heads is a multiple of kv_heads, head_dim a multiple of 8 up to 256.
 
     Lengths, starts and pages are read on the GPU: nothing waits for it, a CUDA graph may be replayed with others in the
     same arrays, and no kernel is compiled for them. What they say beyond the cache is cut off, so nothing outside of it
@@ -98,9 +98,9 @@ def attention_paged(
     found = None if check else _prepared.again(asked, config, given)
     if found is None:
         if flag("check", check):
-            check_entries(_inputs(described(given), Options(*asked[:6]).plain(), fixed_split))
+            check_entries(_inputs(described(given, _PUBLIC), Options(*asked[:6]).plain(), fixed_split))
         refused = None if out is None else _refuse_output
-        found = looked_up(_prepared, given, asked, config, _first_call, _laid_out, refused)
+        found = looked_up(_prepared, given, asked, config, _first_call, _laid_out, refused, _PUBLIC)
     found = found if out is None else [out, *found]
     return tuple(found) if len(found) > 1 else found[0]
 
@@ -128,7 +128,7 @@ def plan_attention_paged(
     """What :func:`attention_paged` would run with these arguments. Runs nothing."""
     given = _given(q, k_cache, v_cache, kv_lens, cu_seqlens_q, block_table, k_scale, v_scale, sinks, None)
     options = Options(causal, scale, window, softcap, return_lse).plain()
-    inputs = _inputs(_laid_out(described(given), as_if_compact), options, fixed_split)
+    inputs = _inputs(_laid_out(described(given, _PUBLIC), as_if_compact), options, fixed_split)
     return _plan(inputs, as_if_compact(inputs.views["q"]), config)
 
 

@@ -19,7 +19,7 @@ from warploom.ops.options import flag
 from warploom.ops.processors import Processor, decided
 from warploom.ops.repeated import Kept, run_and_keep
 from warploom.ops.steps import Steps, working_steps
-from warploom.ops.varlen_arrays import Arrays, check_lengths, read_packed, refuse_out, shape_of_result
+from warploom.ops.varlen_arrays import NAMES, Arrays, check_lengths, read_packed, refuse_out, shape_of_result
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -103,9 +103,9 @@ def attention_varlen(
     found = None if check else _prepared.again(asked, config, given)
     if found is None:
         if flag("check", check):
-            check_lengths(described(given))
+            check_lengths(described(given, NAMES))
         refused = None if out is None else refuse_out
-        found = looked_up(_prepared, given, asked, config, _first_call, _laid_out, refused)
+        found = looked_up(_prepared, given, asked, config, _first_call, _laid_out, refused, NAMES)
     found = found if out is None else [out, *found]
     return tuple(found) if return_lse else found[0]
 

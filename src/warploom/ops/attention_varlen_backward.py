@@ -21,7 +21,7 @@ from warploom.ops.options import flag
 from warploom.ops.processors import Processor, decided
 from warploom.ops.repeated import Kept, run_and_keep
 from warploom.ops.steps import Steps, working_steps
-from warploom.ops.varlen_arrays import Arrays, read_packed, shape_of_result
+from warploom.ops.varlen_arrays import NAMES, Arrays, read_packed, shape_of_result
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -44,7 +44,8 @@ def attention_varlen_backward(
               "k_used": seqused_k, "o": out, "dout": dout, "lse": lse, "dlse": dlse, "sinks": sinks}  # fmt: skip
     given = {name: x for name, x in arrays.items() if x is not None}
     asked = (causal, scale, window, softcap, False, "bshd", flag("deterministic", deterministic))
-    return tuple(_prepared.again(asked, config, given) or looked_up(_prepared, given, asked, config, _first_call))
+    found = _prepared.again(asked, config, given)
+    return tuple(found or looked_up(_prepared, given, asked, config, _first_call, public=NAMES))
 
 
 _prepared = Kept()

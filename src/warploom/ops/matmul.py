@@ -11,7 +11,7 @@ import numpy as np
 
 from warploom.core.errors import ProblemError
 from warploom.core.identity import function_key
-from warploom.interop.arrays import ArrayView, describe, empty_like
+from warploom.interop.arrays import ArrayView, describe_all, empty_like
 from warploom.interop.copies import as_if_compact, compact
 from warploom.interop.tracing import recorded, traced
 from warploom.kernels.matmul.choice import KINDS, choose
@@ -110,7 +110,7 @@ def _given(a: Any, b: Any, bias: Any, extras: Sequence[Any], out: Any = None) ->
 
 def _look_up(given: Mapping[str, Any], epilogue: Any, asked: tuple[Any, ...], config: Any) -> list[Any]:
     """The new results of a call by what was prepared for arrays like these, or for the first time."""
-    views = {name: describe(x) for name, x in given.items()}
+    views = describe_all(given)
     ready = _prepared.find(asked, config, views)
     if ready is not None:
         return ready.run(views)
@@ -166,7 +166,7 @@ def plan_matmul(
     config: MatmulConfig | str | None = None,
 ) -> MatmulPlan:
     """What :func:`matmul` would run with these arguments: configuration, reason, Program, CUDA. Runs nothing."""
-    views = {name: describe(x) for name, x in _given(a, b, bias, extra_matrices(extras), out).items()}
+    views = describe_all(_given(a, b, bias, extra_matrices(extras), out))
     inputs = _read(views, epilogue, out_dtype, accumulate, number("alpha", alpha), as_if_compact)
     return _plan(inputs, matmul_config(config, inputs.problem.dtype, accumulate))
 

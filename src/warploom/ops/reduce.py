@@ -14,7 +14,7 @@ import numpy as np
 
 from warploom.core.dtypes import f32, s32
 from warploom.core.errors import ProblemError
-from warploom.interop.arrays import ArrayView, Device, describe, empty
+from warploom.interop.arrays import ArrayView, Device, describe, describe_all, empty
 from warploom.interop.copies import as_if_compact, compact
 from warploom.interop.tracing import recorded, traced
 from warploom.kernels.matmul.choice import choose_for_rows
@@ -238,7 +238,7 @@ def _reduced(a: Any, b: Any, op: ReduceOp, scale: float, bias: Any, config: Any)
 
 def _look_up(given: Mapping[str, Any], asked: tuple[ReduceOp, float], config: Any) -> list[Any]:
     """The results of a call by what was prepared for arrays like these, or for the first time."""
-    views = {name: describe(x) for name, x in given.items()}
+    views = describe_all(given)
     ready = _prepared.find(asked, config, views)
     if ready is not None:
         return ready.run(views)
