@@ -17,6 +17,7 @@ from warploom.layout.tensor_map import TensorMapSpec
 from warploom.tile.accumulation import (
     PartTurns,
     add_parts,
+    fetch_part,
     load_part,
     load_warp_part,
     part_size,
@@ -30,6 +31,7 @@ from warploom.tile.gradient import SoftmaxGradient
 from warploom.tile.mask import SeenBy, Visible
 from warploom.tile.pipeline import Boxes, Pipeline, operand_tile, ready
 from warploom.tile.product import MmaSync, Wgmma
+from warploom.tile.roles import Meeting
 from warploom.tile.transposed import TransposedStore, column_values, row_values
 
 ROWS, KEYS, DIM = 16, 32, 64
@@ -91,18 +93,25 @@ def attention_received(
 
 
 # -- the product of a CTA's slices of A and B, in three ways
-def product_of(k: Kernel, a: TensorMap, b: TensorMap, first: Any = 0) -> tuple[Wgmma, Fragment, SharedTile]:
-    """A·Bᵀ of 64×64 elements from column ``first`` on, and A's tile, which nobody reads any more."""
-    tiles = [operand_tile(k, bf16, 64, DIM, name=name) for name in "AB"]
+def product_of(
+    k: Kernel, a: TensorMap, b: TensorMap, first: Any = 0, warpgroups: int = 1
+) -> tuple[Wgmma, Fragment, SharedTile]:
+    """A·Bᵀ of 64×64 elements from column ``first`` on, and A's tile, which nobody reads any more.
+
+    ``warpgroups``: each has 64 columns.
+    """
+    tiles = [operand_tile(k, bf16, 64, DIM, name=name, stages=warpgroups) for name in "AB"]
     arrived = Pipeline(
         k, *((x, Boxes(of, lambda col, at: (at + col, 0))) for x, of in zip(tiles, (a, b), strict=True)), readers=0
     )
     ready(k, arrived)
     with k.when(k.thread == 0):
-        arrived.at(0, filling=True).put((first,), (first,))
+        for stage in range(warpgroups):
+            arrived.at(stage, filling=True).put(*2 * [(first + stage * DIM,)])
     cores = Wgmma(k, bf16)
     sums = cores.accumulator(64, "c")
-    cores.product(sums, *tiles).start(*arrived.at(0).wait_all(), zero=True).wait()
+    mine = arrived.at(0 if warpgroups == 1 else k.warpgroup)
+    cores.product(sums, *tiles).start(*mine.wait_all(), zero=True).wait()
     return cores, sums, tiles[0]
 
 
@@ -142,6 +151,20 @@ def added_in_turn(k: Kernel, a: TensorMap, b: TensorMap, total: Global[f32], tur
         k.syncthreads()
         for register, x in zip(sums.mutable, load_part(k, total, count, warp=k.warp, warps=4), strict=True):
             register.set(x)
+        store_registers(Sums(k, sums, k.value(0, u32), k.value(0, u32)), Target(k, c, 64, f32))
+
+
+@kernel(threads=256, requires="sm_90a")
+def added_across(k: Kernel, a: TensorMap, b: TensorMap, c: Global[f32]) -> None:
+    """C = A·Bᵀ: each of two warpgroups has half of K, and the first takes the other's sums through shared memory."""
+    _, sums, _ = product_of(k, a, b, warpgroups=2)
+    tile, both = part_tile(k, len(sums.registers), name="part", stages=1), Meeting(k, 2)
+    with k.when(k.warpgroup == 1, uniform=True):
+        store_part(k, tile, sums)
+    both.sync()
+    with k.when(k.warpgroup == 0, uniform=True):
+        for register, x in zip(sums.mutable, fetch_part(k, tile), strict=True):
+            register += x
         store_registers(Sums(k, sums, k.value(0, u32), k.value(0, u32)), Target(k, c, 64, f32))
 
 
@@ -225,6 +248,12 @@ def _(rng: np.random.Generator) -> Launch:
     given, c = matrices(rng, 3 * DIM)
     total, counters = np.full(part_size(32), np.nan, np.float32), np.zeros(1, np.uint32)
     return Launch(3, [*given, total, counters, np.full((64, 64), np.nan, np.float32)], {"c": (c, 1e-3)})
+
+
+@added_across.example
+def _(rng: np.random.Generator) -> Launch:
+    given, c = matrices(rng, 2 * DIM)
+    return Launch(1, [*given, np.full((64, 64), np.nan, np.float32)], {"c": (c, 1e-3)})
 
 
 @added_by_warps.example

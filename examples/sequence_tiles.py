@@ -46,7 +46,7 @@ from warploom.tile.paged import PagedBoxes, PageRuns
 from warploom.tile.panels import box_rows
 from warploom.tile.pipeline import Boxes, Pipeline, operand_tile, ready
 from warploom.tile.product import MmaSync, zero
-from warploom.tile.ragged import PieceList, RaggedBatch, RaggedTiles, Sequences, sequence_boxes
+from warploom.tile.ragged import PieceList, RaggedBatch, RaggedTiles, Sequences, Slots, sequence_boxes
 from warploom.tile.scheduler import Claimed
 from warploom.tile.shares import Shares, Span
 from warploom.tile.softmax import OnlineSoftmax
@@ -107,9 +107,9 @@ TILE, HEADS = 32, 2
 
 
 @kernel(threads=32, drop_unused=True)
-def listed(k: Kernel, rows: Sequences, tiles: Global[u32], batch: RaggedBatch) -> None:
-    """Warp b: the tiles of 32 rows of sequence b for each head. Those of long sequences come first."""
-    order = RaggedTiles(k, rows, rows, batch, TILE, by_row=False)
+def listed(k: Kernel, rows: Sequences, tiles: Global[u32], batch: RaggedBatch, slots: u32) -> None:
+    """Warp b: the tiles of 32 rows of sequence b for each head, with a slot for each. Long sequences come first."""
+    order = RaggedTiles(k, rows, rows, batch, TILE, by_row=False, slots=Slots(TILE, of_keys=False, most=slots))
     order.write(PieceList(k, tiles), k.cta_x, k.value(0, u32), k.value(1, u32))
 
 
@@ -336,23 +336,25 @@ STARTS = np.array([0, 20, 20, 90, 130], np.uint32)
 
 
 def pieces() -> Array:
-    """The list of tiles: a first entry that counts them, and (row, rows left, row, rows, head) of each."""
+    """The list of tiles: an entry that counts them; (row, rows left, row, rows, head, number, first slot) of each."""
     lengths = np.diff(STARTS.astype(np.int64))
+    slots = np.cumsum([0, *-(-lengths // TILE)])
     longest = sorted(range(len(lengths)), key=lambda i: -lengths[i])
     found = [
-        (STARTS[i] + row, lengths[i] - row, STARTS[i], lengths[i], head)
+        (STARTS[i] + row, lengths[i] - row, STARTS[i], lengths[i], head, row // TILE, slots[i])
         for i in longest for row in range(0, lengths[i], TILE) for head in range(HEADS)
     ]  # fmt: skip
     words = np.zeros((1 + len(found), ENTRY_WORDS), np.uint32)
-    words[0, 0], words[1:, :5] = len(found), found
+    words[0, 0], words[1:, :7] = len(found), found
     return words
 
 
 @listed.example
 def _(rng: np.random.Generator) -> Launch:
     words = pieces()
-    batch = 4, HEADS, *divisors(together=HEADS).values(), len(words) // HEADS
-    return Launch(4, [STARTS, np.zeros_like(words), 130, *batch], {"tiles": (words, 0)})
+    most = len(words) // HEADS
+    batch = 4, HEADS, *divisors(together=HEADS).values(), most
+    return Launch(4, [STARTS, np.zeros_like(words), most, 130, *batch], {"tiles": (words, 0)})
 
 
 @averaged.example

@@ -17,7 +17,7 @@ from warploom.core.errors import TraceError, VerifyError
 from warploom.ops.backends import gpu_target
 
 EXAMPLES = ROOT / "examples"
-OF_TILES = ("attention_steps.py", "matmul_tiles.py", "sequence_tiles.py", "gradient_tiles.py")
+OF_TILES = ("attention_steps.py", "matmul_tiles.py", "softmax_tiles.py", "sequence_tiles.py", "gradient_tiles.py")
 NO_TILES = ("rowmax.py", "reductions.py", "fused_softmax.py", "warp_gemm.py", "norm_int8.py", "top2_gate.py",
             "small_inverse.py")  # fmt: skip
 KERNELS = [one for name in (*NO_TILES, *OF_TILES) for one in kernels_of(str(EXAMPLES / name))]
@@ -47,6 +47,9 @@ PLANTED = [
     ("matmul_tiles.on_sm80", "stage(0), (2, 2)", "stage(0), (4, 1)", "refused"),
     ("matmul_tiles.on_sm90", "panels.prepare(k.value(0, u32))", "", "refused"),
     ("matmul_tiles.in_turns", "turns.taken(), ", "k.when(k.thread == k.thread), ", "deadlock"),
+    ("softmax_tiles.by_old_maxima", "put_ones(k, v_tile, DIM, bf16)", "", "uninitialised"),
+    ("softmax_tiles.by_old_maxima", "rescale()", "", "wrong"),
+    ("softmax_tiles.by_old_maxima", "lambda block=block: multiply(block)", "nothing", "wrong"),
     ("sequence_tiles.added_up", "ring.wait(0)", "", "in_flight"),
     ("sequence_tiles.added_up", "k.syncwarp()  # ... and", "", "race"),
     ("sequence_tiles.added_up", "k.syncwarp()  # every lane", "", "race"),
@@ -54,6 +57,7 @@ PLANTED = [
     ("sequence_tiles.gathered", "k.syncwarp()", "", "race"),
     ("sequence_tiles.gathered", "get.release()", "", "refused"),
     ("sequence_tiles.gathered", "runs.look_up(sequence, block + 1)", "", "wrong"),
+    ("sequence_tiles.listed", "of_keys=False, most=slots", "of_keys=False, most=slots - 1", "wrong"),
     ("sequence_tiles.averaged", "changed.producer().written()", "", "refused"),
     ("sequence_tiles.averaged", "consumer().wait()", "consumer().tile", "in_flight"),
     ("sequence_tiles.sums_of_lists", "own.set(0.0)", "", "wrong"),
@@ -79,6 +83,7 @@ PLANTED = [
     ("gradient_tiles.added_in_turn", "k.wait_bulk(0)", "", "refused"),
     ("gradient_tiles.added_in_turn", "turns.await_turn(0, k.cta_x)", "k.cta_x == 0", "in_flight"),
     ("gradient_tiles.added_in_turn", "turns.pass_on(0)", "", "deadlock"),
+    ("gradient_tiles.added_across", "both.sync()", "", "race"),
     ("gradient_tiles.added_by_warps", "k.syncwarp()  # every lane has added", "", "race"),
     ("gradient_tiles.added_by_warps", "k.grid_x)", "k.grid_x - 1)", "race"),
 ]  # fmt: skip
