@@ -21,7 +21,7 @@ from warploom.lang.parameters import Compound
 from warploom.lang.values import Number
 from warploom.tile.epilogue import store_row_values, store_rows
 from warploom.tile.pipeline import Boxes, Cursor, Pipeline, operand_tile, ready
-from warploom.tile.product import MmaSync, Started, Wgmma, load_left
+from warploom.tile.product import MmaSync, Wgmma, load_left
 from warploom.tile.roles import WARPGROUP_ROWS, Turns, consumer, producer, warps_of
 from warploom.tile.scheduler import Divisor, RowTiles
 from warploom.tile.softmax import Action, OnlineSoftmax, StaleSoftmax, nothing, put_ones
@@ -164,33 +164,28 @@ class Consumer:
         is stays in registers: to find it takes as long as a block's exponentials.
         """
         k, order = self._k, self._tiles.order
-        with self._turns.taken():
+        with self._turns.taken(), order.any():
             if not self._config.persistent:
-                with order.any():
-                    tile = self._tile(0)
-                    self._begin(tile)
-                    self._blocks(tile)
-                    sink = self._sink(tile)
-                    self._last_product(tile)
-                    self._store(tile, sink)
+                tile = self._tile(0)
+                self._begin(tile)
+                self._blocks(tile)
+                self._end(tile, self._sink(tile))
                 return
-            with order.any():
-                first = self._tiles.item(0)
-                item = [k.register(u32, x, "item") for x in first]
-                self._begin(self._tile(0, first))
-                with order.turns(asks=True) as turn:
-                    tile = self._tile(turn, [x.get() for x in item])
-                    self._blocks(tile)
-                    sink = self._sink(tile)
-                    with k.when(order.has(turn + 1), uniform=True):
-                        following = self._tiles.item(turn + 1)
-                        self._step(self._tile(turn + 1, following), 0, before=tile)
-                        self._store(tile, sink)
-                        for kept, x in zip(item, following, strict=True):
-                            kept.set(x)
-                    with k.otherwise():
-                        self._last_product(tile)
-                        self._store(tile, sink)
+            first = self._tiles.item(0)
+            item = [k.register(u32, x, "item") for x in first]
+            self._begin(self._tile(0, first))
+            with order.turns(asks=True) as turn:
+                tile = self._tile(turn, [x.get() for x in item])
+                self._blocks(tile)
+                sink = self._sink(tile)
+                with k.when(order.has(turn + 1), uniform=True):
+                    following = self._tiles.item(turn + 1)
+                    self._step(self._tile(turn + 1, following), 0, before=tile)
+                    self._store(tile, sink)
+                    for kept, x in zip(item, following, strict=True):
+                        kept.set(x)
+                with k.otherwise():
+                    self._end(tile, sink)
 
     def _blocks(self, tile: Tile) -> None:
         """All blocks of a tile after the first, whose P is there: O but for the last product."""
@@ -201,11 +196,12 @@ class Consumer:
                 self._leave(self._keys, self._turns)
                 self._leave(self._values)
 
-    def _last_product(self, tile: Tile) -> None:
-        """The last P·V of the CTA: there is nothing to run beside it."""
+    def _end(self, tile: Tile, sink: Traced | None) -> None:
+        """The last P·V of the CTA, which has nothing to run beside it, and its O on its way out."""
         self._softmax.keep()
         values, begins = self._values.wait(), tile.steps == 1
         self._product.start(self._p, values, zero=begins, until=self._until(tile, begins)).wait()
+        self._store(tile, sink)
 
     def _tile(self, turn: Number, item: Sequence[Traced] | None = None) -> Tile:
         return self._tiles.at(turn, self._row, item)
@@ -232,7 +228,8 @@ class Consumer:
             self._keys.wait()
         with self._turns:
             scores = self._scores.start(self._left(tile), self._keys.tile, zero=True)
-            product = self._add_values(before or tile, begins)
+            values, until = self._values.wait(), self._until(before or tile, begins)
+            product = self._product.start(self._p, values, zero=begins, until=until)
         scores.wait()
         rescale = self._take_up(tile, step, first=first)
         product.wait(self._s)
@@ -241,10 +238,6 @@ class Consumer:
         rescale()
         if first:
             self._pass_over(tile, self._values)
-
-    def _add_values(self, tile: Tile, begins: Traced) -> Started:
-        """P·V of a block, beside the scores of the next."""
-        return self._product.start(self._p, self._values.wait(), zero=begins, until=self._until(tile, begins))
 
     def _until(self, tile: Tile, begins: Traced) -> tuple[Traced, int] | None:
         """Up to which key P·V of a block goes: where a tile ``begins``, up to the last one that some row sees.
