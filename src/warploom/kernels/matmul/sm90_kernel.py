@@ -195,25 +195,20 @@ class Product:
 
     def _multiply(self, tile: Tile) -> None:
         """The tile's sums; each k-tile is waited for while the next one's products run."""
+        k, whole = self._k, self._whole_turns
         self._turns.take()
         self._start(zero=True)
-        with self._k.loop(tile.count, start=1):
+        with k.loop(tile.count, start=1):
             self._start(zero=False)
             self._cores.wait(1)
             self._stages.release()
-        self._hand_on(done=False)
+        with nullcontext() if whole is None else k.when(~whole, uniform=True):
+            self._turns.hand_on()
         self._cores.wait(0, *self._blocks)
         self._stages.release()
-        self._hand_on(done=True)
-
-    def _hand_on(self, *, done: bool) -> None:
-        """The turn is the other consumer's, if now is when: the last products are ``done``, or under way."""
-        whole = self._whole_turns
         if whole is not None:
-            with self._k.when(whole if done else ~whole, uniform=True):
+            with k.when(whole, uniform=True):
                 self._turns.hand_on()
-        elif not done:
-            self._turns.hand_on()
 
     def _start(self, *, zero: bool) -> None:
         self._product.start(*self._stages.wait_all(), zero=zero)
