@@ -100,10 +100,9 @@ def measured(cell: Cell) -> dict[str, Any]:
     from warploom.bench.monitor import GpuMonitor
     from warploom.bench.power import power_of
     from warploom.bench.timing import Candidate, graphed
-    from warploom.cuda.device import cuda_core
 
     c, x = config_of(cell), fresh(cell)
-    load = (runs.clock(), GpuMonitor(cuda_core().Device(0).pci_bus_id))
+    load = (runs.clock(), GpuMonitor.of(0))
     found: dict[str, Any] = {}
     for name, run, flops in (("forward", forward(cell), cell.flops), ("backward", ours(cell), cell.gradients.flops)):
         run(x)

@@ -28,7 +28,6 @@ from warploom.bench.monitor import GpuMonitor
 from warploom.bench.power import power_of
 from warploom.bench.timing import Candidate, measure, paired_spread
 from warploom.core.dtypes import bf16
-from warploom.cuda.device import cuda_core
 from warploom.kernels.attention.problem import AttentionProblem
 from warploom.kernels.attention.reference import attention_error, attention_reference, seen_of
 
@@ -187,7 +186,7 @@ def main() -> int:
     parser.add_argument("--lengths", type=int, nargs="+", default=list(LENGTHS))
     parser.add_argument("--power-lengths", type=int, nargs="*", default=list(LENGTHS), help="lengths run for power")
     options = parser.parse_args()
-    monitor = GpuMonitor(cuda_core().Device(0).pci_bus_id)
+    monitor = GpuMonitor.of(0)
     head = {"power_limit_watts": monitor.power_limit(), "flash_attention_4": flash_attention_4()[1]}
     found: list[Found] = []
 

@@ -20,7 +20,6 @@ from warploom.bench.timing import Candidate, EventClock, Measured, graphed, meas
 from warploom.core.dtypes import f32
 from warploom.core.errors import WarploomError
 from warploom.core.targets import Target
-from warploom.cuda.device import cuda_core
 from warploom.kernels.matmul.choice import candidates_sm80, candidates_sm90, fitting
 from warploom.kernels.matmul.cost import seconds
 from warploom.kernels.matmul.problem import MatmulConfig, MatmulProblem
@@ -105,7 +104,7 @@ class Bench:
     """Checks and times kernels on GPU 0."""
 
     def __init__(self) -> None:
-        self._monitor = GpuMonitor(cuda_core().Device(0).pci_bus_id)
+        self._monitor = GpuMonitor.of(0)
         self._clock = EventClock(int(torch.cuda.current_stream().cuda_stream))
 
     def ready(

@@ -31,7 +31,6 @@ from warploom.bench.timing import Candidate, EventClock
 from warploom.core.dtypes import DType, f16, f32
 from warploom.core.errors import WarploomError
 from warploom.core.targets import target
-from warploom.cuda.device import cuda_core
 from warploom.kernels.ladder import Rung
 from warploom.kernels.matmul.ladder import BEST
 from warploom.kernels.matmul.sm80 import MatmulSm80
@@ -50,7 +49,7 @@ class Bench:
 
     def __init__(self) -> None:
         self.sms = int(torch.cuda.get_device_properties(0).multi_processor_count)
-        self._monitor = GpuMonitor(cuda_core().Device(0).pci_bus_id)
+        self._monitor = GpuMonitor.of(0)
         self._clock = EventClock(int(torch.cuda.current_stream().cuda_stream))
 
     def measure(self, candidate: Candidate, sets: int, flops: int) -> dict[str, Any]:

@@ -26,7 +26,6 @@ from warploom.bench.monitor import GpuMonitor
 from warploom.bench.timing import Candidate, EventClock, Measured, measure
 from warploom.core.dtypes import f16, f32
 from warploom.core.errors import WarploomError
-from warploom.cuda.device import cuda_core
 from warploom.kernels.matmul.choice import BEST32, candidates_sm80, fitting
 from warploom.kernels.matmul.cost import seconds
 from warploom.kernels.matmul.problem import contiguous_problem
@@ -140,7 +139,7 @@ def measured(product: Product, each: int, rounds: int) -> Row:
             candidates.append(Candidate(str(config), running))
     clock = EventClock(int(torch.cuda.current_stream().cuda_stream))
     times = measure(candidates, len(inputs), clock, rounds=rounds, sample_seconds=0.006, pause_seconds=0.02,
-                    warm_up_seconds=0.02, monitor=GpuMonitor(cuda_core().Device(0).pci_bus_id))  # fmt: skip
+                    warm_up_seconds=0.02, monitor=GpuMonitor.of(0))  # fmt: skip
     row: Row = {"m": product.m, "n": product.n, "k": product.k, "weights": product.weights}
     row["cublas"] = rate(product, times.pop("cublas"))
     for name, found in times.items():

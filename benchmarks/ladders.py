@@ -30,7 +30,6 @@ from warploom.cli.errors import explains_errors
 from warploom.cli.ladder import attention_rungs, gemm_rungs, report, run, sequence_lengths
 from warploom.cli.options import Accumulate, DTypeName, HeadDim, RungList, Settings, grouped, on_gpu
 from warploom.cli.output import console, listed, note, progress_bar
-from warploom.cuda.device import cuda_core
 from warploom.kernels.ladder import Rung
 from warploom.tune.tuner import gpu_for_tuning
 
@@ -145,7 +144,7 @@ def add_power(timed: Run, result: LadderResult) -> None:
     """Run every rung and baseline alone at the last size; its cells there tell what it drew, None if nobody knows."""
     place = timed.sizes[-1]
     case = timed.family.gpu_case(place, 0, 0)
-    clock, monitor = EventClock(case.work.stream), GpuMonitor(cuda_core().Device(0).pci_bus_id)
+    clock, monitor = EventClock(case.work.stream), GpuMonitor.of(0)
 
     def power(candidate: Candidate) -> dict[str, Any] | None:
         drawn = power_of(candidate, case.work.sets, clock, monitor)

@@ -26,7 +26,6 @@ from warploom.bench.power import power_of
 from warploom.bench.timing import Candidate, Measured, measure, paired_ratio
 from warploom.core.dtypes import bf16
 from warploom.core.targets import target
-from warploom.cuda.device import cuda_core
 from warploom.kernels.attention.problem import AttentionConfig, AttentionProblem
 from warploom.kernels.attention.sm90 import ForwardSm90
 from warploom.tune.attention import ATTENTION
@@ -128,7 +127,7 @@ def main() -> None:
             problem = named(name)
             print(f"{name}: {len(built(problem, problem.window == (None, 0)))} candidates", flush=True)
         return
-    gpu, monitor = gpu_for_tuning(), GpuMonitor(cuda_core().Device(0).pci_bus_id)
+    gpu, monitor = gpu_for_tuning(), GpuMonitor.of(0)
     rows: list[dict[str, Any]] = []
     for name in options.cells:
         start = time.monotonic()

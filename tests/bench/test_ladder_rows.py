@@ -52,10 +52,8 @@ def gpu_case(label, prepare, **more) -> Any:
 def gpu(monkeypatch):
     clock = SimulatedClock()
     monitor = types.SimpleNamespace(sm_clock=lambda: None, state=dict)
-    core = types.SimpleNamespace(Device=lambda index: types.SimpleNamespace(pci_bus_id=""))
     monkeypatch.setattr(ladder, "EventClock", lambda stream: clock)
-    monkeypatch.setattr(ladder, "GpuMonitor", lambda bus: monitor)
-    monkeypatch.setattr("warploom.cuda.device.cuda_core", lambda: core)
+    monkeypatch.setattr(ladder.GpuMonitor, "of", lambda device: monitor)
     return clock
 
 
@@ -72,7 +70,7 @@ def test_cells_hold_a_rung_against_the_one_before(gpu, monkeypatch):
     rungs = [Rung(key, key, "", None) for key in ("a", "b", "broken", "c")]
     rests: list[float] = []
     monkeypatch.setattr("warploom.bench.timing.time.sleep", rests.append)
-    cells = ladder._size(case, rungs, result, ladder.GpuMonitor(""), 3, lambda fraction: None)
+    cells = ladder._size(case, rungs, result, ladder.GpuMonitor.of(0), 3, lambda fraction: None)
     assert list(cells) == [0, 1, 3]
     assert rests == [0.5] * 3 * 4, "the GPU rests before each sample"
     assert cells[1]["over_rung_before"] == pytest.approx(2.0)

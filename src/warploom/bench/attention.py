@@ -17,11 +17,11 @@ from warploom.bench.ladder import EmulatorCase, ErrorEntry, GpuCase
 from warploom.bench.timing import Candidate
 from warploom.bench.workload import OnGpu
 from warploom.core.dtypes import DType, bf16
-from warploom.core.errors import ConfigError
 from warploom.interop.arrays import ArrayView, describe
 from warploom.kernels.attention.problem import AttentionConfig, AttentionProblem
 from warploom.kernels.attention.reference import ErrorReport, attention_error, attention_reference
 from warploom.kernels.ladder import Rung
+from warploom.kernels.settings import refuse
 from warploom.ops.attention import plan
 from warploom.ops.backends import EMULATION_OVERHEAD, SECONDS_PER_FLOP, GpuCall, emulator_arguments
 
@@ -38,9 +38,7 @@ def settled(
 ) -> Rung[AttentionConfig]:
     """The rung for a head_dim and type, with flags overridden. Raises ConfigError for flags that are not valid."""
     config = dataclasses.replace(rung.config, head_dim=head_dim, dtype=dtype).with_settings(dict(settings))
-    problems = config.check()
-    if problems:
-        raise ConfigError(f"rung {rung.key} with these flags is not valid: " + "; ".join(problems))
+    refuse(f"rung {rung.key} with these flags is not valid", config.check())
     return dataclasses.replace(rung, config=config)
 
 

@@ -32,7 +32,7 @@ def environment(device: int | None = None) -> dict[str, Any]:
         "cores": os.cpu_count(),
         "packages": {name: version for name in _PACKAGES if (version := installed_version(name)) is not None},
         "nvrtc": report.nvrtc,
-        "driver": _driver(gpu.index) if gpu else None,
+        "driver": GpuMonitor.of(gpu.index).state().get("driver") if gpu else None,
         "cuda_driver": report.driver,
         "gpu": asdict(gpu) if gpu else None,
     }
@@ -44,11 +44,3 @@ def gpu_slug(env: dict[str, Any]) -> str:
         return "cpu"
     words = str(env["gpu"]["name"]).lower().replace("nvidia", "").replace("geforce", "").split()
     return "-".join("".join(c for c in word if c.isalnum()) for word in words) or "gpu"
-
-
-def _driver(device: int) -> str | None:
-    """The version of the driver of GPU ``device``; None where neither NVML nor ``nvidia-smi`` tells."""
-    from warploom.cuda.device import cuda_core
-
-    found = GpuMonitor(cuda_core().Device(device).pci_bus_id).state().get("driver")
-    return None if found is None else str(found)

@@ -21,7 +21,7 @@ from warploom.core.errors import ConfigError
 from warploom.cuda.compile import available_cores
 from warploom.emulate import Emulation, Finding, emulate
 from warploom.ir.program import Program
-from warploom.ir.statements import NOWHERE, SourceLine
+from warploom.ir.statements import NOWHERE
 from warploom.kernels.ladder import Rung
 
 Config = TypeVar("Config")
@@ -153,17 +153,13 @@ def finding_json(finding: Finding) -> dict[str, Any]:
     found = dataclasses.asdict(finding)
     del found["between"]  # means something to this run alone
     return found | {
-        "where": _line(finding.where),
-        "other": _line(finding.other) if finding.other is not None else None,
-        "where_called_from": [_line(caller) for caller in finding.where.callers],
-        "other_called_from": [_line(caller) for caller in (finding.other or NOWHERE).callers],
-        "loops": [{"line": _line(line), "index": index} for line, index in finding.loops],
+        "where": str(finding.where),
+        "other": str(finding.other) if finding.other is not None else None,
+        "where_called_from": [str(caller) for caller in finding.where.callers],
+        "other_called_from": [str(caller) for caller in (finding.other or NOWHERE).callers],
+        "loops": [{"line": str(line), "index": index} for line, index in finding.loops],
         "follows": [finding_json(other) for other in finding.follows],
     }
-
-
-def _line(where: SourceLine) -> str:
-    return str(where)
 
 
 def wavefronts_json(emulation: Emulation) -> dict[str, dict[str, int]]:
@@ -256,11 +252,8 @@ def _time_on_gpu(
     tell: Progress,
 ) -> None:
     """Check and time all rungs and baselines, size by size, and put the cells into the rows."""
-    from warploom.cuda.device import cuda_core
-
-    monitor = GpuMonitor(cuda_core().Device(device).pci_bus_id)
+    monitor = GpuMonitor.of(device)
     clocks: dict[str, Any] = {"before": monitor.state()}
-    result.environment["driver"] = clocks["before"].get("driver")
     cells: list[list[dict[str, Any]]] = [[] for _ in result.rows]
     for number, (size, rungs) in enumerate(places):
         what = f"GPU, size {size}"

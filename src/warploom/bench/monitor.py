@@ -36,6 +36,13 @@ class GpuMonitor:
         except Exception:  # NVML's own errors have no common base that exists without it
             self._nvml = None
 
+    @classmethod
+    def of(cls, device: int) -> GpuMonitor:
+        """That of GPU ``device``, as CUDA counts them."""
+        from warploom.cuda.device import cuda_core
+
+        return cls(cuda_core().Device(device).pci_bus_id)
+
     def state(self) -> State:
         """``sm_mhz``, ``memory_mhz``, ``watts`` (the driver's average), ``celsius``, ``driver``; {} if unreadable."""
         if self._nvml is None:

@@ -96,12 +96,9 @@ class Experiment:
     """The experiment on GPU 0. Raises UnsupportedDeviceError without a GPU and PyTorch."""
 
     def __init__(self) -> None:
-        from warploom.cuda.device import cuda_core
-
         self._torch = torch_module()
-        device = cuda_core().Device(0)
         self._sms = int(self._torch.cuda.get_device_properties(0).multi_processor_count)
-        self._monitor = GpuMonitor(device.pci_bus_id)
+        self._monitor = GpuMonitor.of(0)
         self._clock = EventClock(int(self._torch.cuda.current_stream(0).cuda_stream))
 
     def call(self, key: str, config: ReduceConfig, ctas: int) -> GpuCall:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -269,9 +269,7 @@ def _report(
         stored, loaded = _local_bytes(listing)
     return SassReport(
         name=listing.kernel,
-        listing=listing
-        if listing.architecture
-        else Listing(listing.kernel, arch, listing.instructions, listing.labels, listing.declared_registers),
+        listing=listing if listing.architecture else replace(listing, architecture=arch),
         registers=needs.registers,
         stack_bytes=needs.stack_bytes,
         spill_store_bytes=stored,

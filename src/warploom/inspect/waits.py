@@ -59,12 +59,9 @@ def waits(flow: Flow) -> dict[int, tuple[Wait, ...]]:
                 for holder, between in _holders(flow, predecessors, block, index, counter)
             }
             if holders:
-                found[instruction.address] = tuple(sorted(holders.values(), key=_preference))
+                ordered = sorted(holders.values(), key=lambda wait: (not wait.by_register, wait.between))
+                found[instruction.address] = tuple(ordered)
     return found
-
-
-def _preference(wait: Wait) -> tuple[bool, int]:
-    return not wait.by_register, wait.between
 
 
 def load_use_distances(loop: Sequence[Instruction], load: str = "LDSM", use: str = "HMMA") -> tuple[int, ...]:

@@ -149,15 +149,18 @@ def as_bytes(view: ArrayView) -> np.ndarray[Any, np.dtype[np.uint8]]:
     """
     if view.device[0] != "cpu":
         raise ProblemError(f"the emulator reads memory of the CPU, this array is on {_device_name(view.device)}")
-    address, size = memory_span(view)
+    memory = bytes_at(*memory_span(view), view.owner)
+    memory.flags.writeable = not view.readonly
+    return memory
+
+
+def bytes_at(first: int, size: int, owner: Any = None) -> np.ndarray[Any, np.dtype[np.uint8]]:
+    """The bytes of this process from an address on; what ``owner`` does not keep alive, the caller does."""
     if size == 0:
         return np.empty(0, np.uint8)
-    raw: Any = (ctypes.c_uint8 * size).from_address(address)
-    raw.owner = view.owner  # lives as long as NumPy holds this buffer
-    memory = np.frombuffer(raw, np.uint8)
-    if view.readonly:
-        memory.flags.writeable = False
-    return memory
+    raw: Any = (ctypes.c_uint8 * size).from_address(first)
+    raw.owner = owner  # lives as long as NumPy holds this buffer
+    return np.frombuffer(raw, np.uint8)
 
 
 def as_numpy(view: ArrayView) -> np.ndarray[Any, Any]:

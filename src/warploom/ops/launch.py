@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
-
-import numpy as np
 
 from warploom.core.arguments import grid_of, scalar_value
 from warploom.core.errors import ConfigError, ProblemError, WarploomError, shown
@@ -17,6 +14,7 @@ from warploom.interop.arrays import (
     SYNCHRONOUS_KINDS,
     ArrayView,
     as_numpy,
+    bytes_at,
     current_stream,
     describe,
     memory_span,
@@ -254,7 +252,7 @@ def _copied(program: Program, grid: Grid, given: Sequence[Any], views: Sequence[
             regions[-1] = regions[-1][0], max(regions[-1][1], first + size)
         else:
             regions.append((first, first + size))
-    copies = {first: DeviceCopy(_memory(first, end - first), 0) for first, end in regions}
+    copies = {first: DeviceCopy(bytes_at(first, end - first), 0) for first, end in regions}
     pointers: list[int | None] = []
     back: dict[int, DeviceCopy] = {}
     written = _written(program)
@@ -272,14 +270,6 @@ def _copied(program: Program, grid: Grid, given: Sequence[Any], views: Sequence[
         queue(stream)
 
     return CopiedLaunch(run, tuple(back.values()))
-
-
-def _memory(first: int, size: int) -> np.ndarray[Any, np.dtype[np.uint8]]:
-    """The bytes of this process from an address on; whoever owns them keeps them alive."""
-    if not size:
-        return np.empty(0, np.uint8)
-    raw: Any = (ctypes.c_uint8 * size).from_address(first)
-    return np.frombuffer(raw, np.uint8)
 
 
 def _emulate(program: Program, grid: Grid, given: Sequence[Any], views: Sequence[ArrayView | None]) -> None:
