@@ -139,7 +139,7 @@ def test_results_on_the_current_gpu_are_allocated_as_compiled_code_does(current,
     monkeypatch.setattr(
         guards, "_empty_strided_cuda", lambda *a: raw.append(a) or guards._empty_strided_cpu(*a), raising=False
     )
-    monkeypatch.setitem(arrays._torch_devices, ("cuda", 0), torch.device("cpu"))
+    monkeypatch.setattr(arrays, "_torch_device", lambda device: torch.device("cpu"))
     made = maker("torch", (2, 5), f32, ("cuda", 0))()
     assert (made.shape, made.stride(), made.dtype) == ((2, 5), (5, 1), torch.float32)
     assert len(raw) == (current == 0)

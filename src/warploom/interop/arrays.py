@@ -186,7 +186,7 @@ def empty(kind: str, shape: Sequence[int], dtype: DType, device: Device) -> Any:
     """
     if kind == "torch":
         torch = sys.modules["torch"]
-        return torch.empty(tuple(shape), dtype=_torch_dtype(torch, dtype), device=_torch_device(torch, device))
+        return torch.empty(tuple(shape), dtype=_torch_dtype(torch, dtype), device=_torch_device(device))
     if kind == "numpy" or (kind == "dlpack" and device[0] == "cpu"):
         return np.empty(tuple(shape), dtype.numpy)
     if kind == "cupy":
@@ -263,7 +263,7 @@ def _reader_for(array: Any) -> Callable[[Any], ArrayView]:
     if kind == "jax":
         return _read_jax
     if hasattr(array, "__dlpack__") and hasattr(array, "__dlpack_device__"):
-        return _read_dlpack
+        return lambda x: _through_dlpack(x, "dlpack")
     raise ProblemError(
         f"{type(array).__name__} is not an array warploom can read: pass a torch tensor, a NumPy, CuPy or JAX array, "
         "or an object with __dlpack__"
@@ -274,7 +274,6 @@ _readers: dict[type, Callable[[Any], ArrayView]] = {ArrayView: lambda view: view
 _torch_to_dtype: dict[Any, DType] = {}
 _dtype_to_torch: dict[str, Any] = {}
 _forward_ad: Any = None
-_torch_devices: dict[Device, Any] = {}
 _cuda_devices: dict[int, Device] = {}
 _TORCH_NAMES = {
     "float16": "f16", "bfloat16": "bf16", "float32": "f32", "float64": "f64", "int8": "s8", "uint8": "u8",
@@ -362,11 +361,7 @@ def _read_jax(array: Any) -> ArrayView:
     return _through_dlpack(array, "jax", readonly=True)
 
 
-def _read_dlpack(array: Any) -> ArrayView:
-    return _through_dlpack(array, "dlpack", readonly=False)
-
-
-def _through_dlpack(array: Any, kind: str, *, readonly: bool) -> ArrayView:
+def _through_dlpack(array: Any, kind: str, *, readonly: bool = False) -> ArrayView:
     found, capsule = dlpack.read(array, lambda index: current_stream(kind, index))
     owner = (array, capsule)
     return ArrayView(
@@ -386,12 +381,10 @@ def _torch_dtype(torch: Any, dtype: DType) -> Any:
         raise ProblemError(f"torch {torch.__version__} has no type for {dtype}") from None
 
 
-def _torch_device(torch: Any, device: Device) -> Any:
-    found = _torch_devices.get(device)
-    if found is None:
-        found = torch.device("cpu") if device[0] == "cpu" else torch.device("cuda", device[1])
-        _torch_devices[device] = found
-    return found
+@lru_cache
+def _torch_device(device: Device) -> Any:
+    torch: Any = sys.modules["torch"]
+    return torch.device("cpu") if device == CPU else torch.device(*device)
 
 
 @lru_cache(maxsize=1)
