@@ -20,9 +20,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from numbers import Integral
 from typing import TYPE_CHECKING, Any
 
-from warploom.core.errors import ProblemError
+from warploom.core.errors import ProblemError, shown
 from warploom.ops.append_to_cache import append_to_cache
 from warploom.ops.attention import attention
 from warploom.ops.attention_paged import attention_paged
@@ -62,14 +63,14 @@ def flash_attn_func(
     call: Callable[..., Any] = _deterministic("attention") if deterministic else attention
     found = call(
         *_padded(q, k, v), causal=causal, scale=_scale(q, softmax_scale), window=window_size, softcap=softcap or None,
-        sinks=s_aux if learnable_sink is None else learnable_sink, return_lse=return_lse or return_attn_probs,
+        sinks=_one_of(learnable_sink=learnable_sink, s_aux=s_aux), return_lse=return_lse or return_attn_probs,
     )  # fmt: skip
     return _returned(found, q, return_attn_probs, return_lse)
 
 
 def flash_attn_kvpacked_func(q: Tensor, kv: Tensor, *options: Any, **named: Any) -> Any:
     """:func:`flash_attn_func` with k and v in one tensor, (batch, kv_len, 2, kv_heads, head_dim), read in place."""
-    k, v = kv.unbind(2)
+    k, v = _parts("kv", kv, 2, "(batch, kv_len, 2, kv_heads, head_dim)")
     return flash_attn_func(q, k, v, *options, **named)
 
 
@@ -79,9 +80,13 @@ def flash_attn_qkvpacked_func(qkv: Tensor, *options: Any, num_heads_q: int | Non
     With ``num_heads_q`` (FlashAttention-3's) it is (batch, length, num_heads_q + 2 · kv_heads, head_dim).
     """
     if num_heads_q is None:
-        q, k, v = qkv.unbind(2)
+        q, k, v = _parts("qkv", qkv, 2, "(batch, length, 3, heads, head_dim)")
     else:
-        kv_heads = (qkv.shape[2] - num_heads_q) // 2
+        heads = qkv.shape[2] if qkv.dim() == 4 else -1
+        kv_heads = (heads - num_heads_q) // 2
+        if kv_heads < 0 or heads != num_heads_q + 2 * kv_heads:
+            form = f"(batch, length, {num_heads_q} + 2 · kv_heads, head_dim), by num_heads_q"
+            raise ProblemError(f"qkv has shape {tuple(qkv.shape)}; it must be {form}")
         q, k, v = qkv.split((num_heads_q, kv_heads, kv_heads), dim=2)
     return flash_attn_func(q, k, v, *options, **named)
 
@@ -100,19 +105,24 @@ def flash_attn_varlen_func(
     ``cu_seqlens_q`` and ``cu_seqlens_k``, int32 (batch + 1,), are where sequences begin, ``seqused_q`` and
     ``seqused_k``, int32 (batch,), how much of each counts. ``max_seqlen_q`` and ``max_seqlen_k`` are not needed:
     lengths are read on the device. With ``block_table`` (or ``page_table``), int32 (batch, pages of a sequence), k and
-    v are pages (pages, page_size, kv_heads, head_dim). Log-sum-exps are float32 (heads, total_q).
+    v are pages (pages, page_size, kv_heads, head_dim), and all queries count: there is no ``seqused_q``. Log-sum-exps
+    are float32 (heads, total_q).
     """
     _refuse("flash_attn_varlen_func", dropout_p, alibi_slopes, others)
     options: dict[str, Any] = {
         "causal": causal, "scale": _scale(q, softmax_scale), "window": window_size, "softcap": softcap or None,
-        "sinks": s_aux if learnable_sink is None else learnable_sink, "return_lse": return_lse or return_attn_probs,
+        "sinks": _one_of(learnable_sink=learnable_sink, s_aux=s_aux), "return_lse": return_lse or return_attn_probs,
         "out": out,
     }  # fmt: skip
     once = deterministic and out is None
     call: Callable[..., Any] = _deterministic("attention_varlen") if once else attention_varlen
-    table = block_table if page_table is None else page_table
+    table = _one_of(block_table=block_table, page_table=page_table)
     if table is not None:
+        if seqused_q is not None:
+            raise ProblemError("seqused_q beside pages is not supported: pass the queries that count and their starts")
         lengths = cu_seqlens_k.diff() if seqused_k is None and cu_seqlens_k is not None else seqused_k
+        if lengths is None:
+            raise ProblemError("pages of no lengths: pass seqused_k, int32 (batch,), or cu_seqlens_k")
         found = attention_paged(q, k, v, lengths, block_table=table, cu_seqlens_q=cu_seqlens_q, **options)
     else:
         options |= {"seqused_q": seqused_q, "seqused_k": seqused_k}
@@ -122,7 +132,7 @@ def flash_attn_varlen_func(
 
 def flash_attn_varlen_kvpacked_func(q: Tensor, kv: Tensor, *options: Any, **named: Any) -> Any:
     """:func:`flash_attn_varlen_func` with k and v in one tensor, (total_k, 2, kv_heads, head_dim), read in place."""
-    k, v = kv.unbind(1)
+    k, v = _parts("kv", kv, 1, "(total_k, 2, kv_heads, head_dim)")
     return flash_attn_varlen_func(q, k, v, *options, **named)
 
 
@@ -130,7 +140,7 @@ def flash_attn_varlen_qkvpacked_func(
     qkv: Tensor, cu_seqlens: Tensor, max_seqlen: Any = None, *options: Any, **named: Any
 ) -> Any:
     """:func:`flash_attn_varlen_func` with q, k and v in one tensor, (total, 3, heads, head_dim), read in place."""
-    q, k, v = qkv.unbind(1)
+    q, k, v = _parts("qkv", qkv, 1, "(total, 3, heads, head_dim)")
     return flash_attn_varlen_func(q, k, v, cu_seqlens, cu_seqlens, max_seqlen, max_seqlen, *options, **named)
 
 
@@ -159,9 +169,10 @@ def flash_attn_with_kvcache(
     _refuse("flash_attn_with_kvcache", 0.0, alibi_slopes, others)
     if cache_leftpad is not None or (k is not None and cu_seqlens_q is not None):
         raise ProblemError("cache_leftpad and k beside cu_seqlens_q are not supported: begin caches at 0, append first")
-    table = page_table if block_table is None else block_table
-    if cache_batch_idx is not None:  # a row of the cache is a page
-        table = cache_batch_idx[:, None]
+    if (k is None) != (v is None):
+        raise ProblemError("k and v, the new keys and values, come together: pass both or none")
+    rows = None if cache_batch_idx is None else cache_batch_idx[:, None]  # each is a page
+    table = _one_of(block_table=block_table, page_table=page_table, cache_batch_idx=rows)
     lengths = _lengths(cache_seqlens, k_cache, table)
     if k is not None and v is not None:
         if rotary_cos is not None and rotary_sin is not None:
@@ -172,11 +183,11 @@ def flash_attn_with_kvcache(
             k_cache, v_cache, k, v, lengths, block_table=table, cos=rotary_cos, sin=rotary_sin,
             interleaved=rotary_interleaved,
         )  # fmt: skip
-    elif rotary_cos is not None:
-        raise ProblemError("rotary_cos without k and v: FlashAttention turns q beside new keys only; turn it yourself")
+    elif rotary_cos is not None or rotary_sin is not None:
+        raise ProblemError("rotary_cos and rotary_sin turn q beside new keys only, k and v: turn it yourself")
     return attention_paged(
         q, k_cache, v_cache, lengths, block_table=table, cu_seqlens_q=cu_seqlens_q, causal=causal, window=window_size,
-        softcap=softcap or None, scale=softmax_scale, sinks=s_aux if sinks is None else sinks,
+        softcap=softcap or None, scale=softmax_scale, sinks=_one_of(sinks=sinks, s_aux=s_aux),
         return_lse=return_softmax_lse, out=out,
     )  # fmt: skip
 
@@ -187,8 +198,26 @@ def _lengths(given: Tensor | int | None, cache: Tensor, table: Tensor | None) ->
 
     if isinstance(given, torch.Tensor):
         return given
+    if given is not None and not isinstance(given, Integral):
+        raise ProblemError(f"cache_seqlens is an int, or an int32 tensor (batch,), not {shown(given)}")
     batch, most = (len(cache), cache.shape[1]) if table is None else (len(table), table.shape[1] * cache.shape[1])
     return torch.full((batch,), most if given is None else given, dtype=torch.int32, device=cache.device)
+
+
+def _one_of(**given: Any) -> Any:
+    """The option that is given, None if none is. Raises ProblemError for several: they say the same, or exclude it."""
+    found = {name: value for name, value in given.items() if value is not None}
+    if len(found) > 1:
+        raise ProblemError(f"{' and '.join(found)} exclude each other: pass one of them")
+    return next(iter(found.values()), None)
+
+
+def _parts(name: str, packed: Tensor, axis: int, form: str) -> tuple[Tensor, ...]:
+    """The tensors packed along an axis of a ``form``, in place. Raises ProblemError for another shape."""
+    sizes = form.strip("()").split(", ")
+    if packed.dim() != len(sizes) or packed.shape[axis] != int(sizes[axis]):
+        raise ProblemError(f"{name} has shape {tuple(packed.shape)}; it must be {form}")
+    return packed.unbind(axis)
 
 
 def _count(x: Tensor) -> Tensor:

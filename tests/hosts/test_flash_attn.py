@@ -241,3 +241,57 @@ def test_keys_that_a_cache_has_no_room_for_are_left_out():
     assert torch.equal(keys[:3], k_cache[0, :3].double())
     query = turned(q[1], angles.cos().half(), angles.sin().half(), 3, True)
     assert_near(out[1], attention64(query[None], keys[None], before[0, None, :5].double(), causal=True)[0][0])
+
+
+ONE, SINKS, COS = torch.ones(2, dtype=torch.int32), torch.zeros(2), torch.ones(16, 8)
+NEW, TABLE = torch.zeros(2, 1, 1, 16), torch.zeros(2, 1, dtype=torch.int32)
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"k": NEW}, "k and v"),
+        ({"v": NEW}, "k and v"),
+        ({"rotary_sin": COS}, "rotary_sin"),
+        ({"rotary_cos": COS}, "rotary_cos"),
+        ({"block_table": TABLE, "page_table": TABLE}, "block_table and page_table"),
+        ({"block_table": TABLE, "cache_batch_idx": ONE}, "block_table and cache_batch_idx"),
+        ({"sinks": SINKS, "s_aux": SINKS}, "sinks and s_aux"),
+        ({"cache_seqlens": [5, 9]}, "cache_seqlens is an int"),
+    ],
+)
+@torch.no_grad()
+def test_options_of_caches_that_exclude_or_need_each_other(options, says):
+    q, k_cache, v_cache = tensors((2, 1, 2, 16), (2, 16, 1, 16), (2, 16, 1, 16))
+    with pytest.raises(ProblemError, match=says):
+        flash_attn.flash_attn_with_kvcache(q, k_cache, v_cache, **{"cache_seqlens": ONE, **options})
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({}, "seqused_k"),
+        ({"seqused_k": ONE, "seqused_q": ONE}, "seqused_q"),
+        ({"seqused_k": ONE, "page_table": TABLE}, "block_table and page_table"),
+        ({"seqused_k": ONE, "s_aux": SINKS, "learnable_sink": SINKS}, "learnable_sink and s_aux"),
+    ],
+)
+@torch.no_grad()
+def test_options_of_pages_that_exclude_or_need_each_other(options, says):
+    q, k, v = tensors((3, 2, 16), (2, 16, 1, 16), (2, 16, 1, 16))
+    with pytest.raises(ProblemError, match=says):
+        flash_attn.flash_attn_varlen_func(q, k, v, starts((1, 2)), block_table=TABLE, **options)
+
+
+@pytest.mark.parametrize("shape", [(1, 24, 2, 16), (1, 24, 4, 2, 16), (1, 24)])
+def test_packed_tensors_of_other_shapes(shape):
+    (x,) = tensors(shape)
+    flash = flash_attn
+    for call, rest in (
+        (flash.flash_attn_qkvpacked_func, ()), (flash.flash_attn_varlen_qkvpacked_func, (ONE,)),
+        (lambda kv: flash.flash_attn_kvpacked_func(kv, kv), ()),
+        (lambda kv: flash.flash_attn_varlen_kvpacked_func(kv, kv, ONE), ()),
+        (lambda qkv: flash.flash_attn_qkvpacked_func(qkv, num_heads_q=3), ()),
+    ):  # fmt: skip
+        with pytest.raises(ProblemError, match=r"kv has shape .*it must be \("):
+            call(x, *rest)

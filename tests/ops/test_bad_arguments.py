@@ -150,6 +150,17 @@ def test_options_of_products_that_are_no_numbers(options, says):
 
 
 # -- ranges, types, and arrays without elements
+def test_a_head_dim_that_no_kernel_takes_may_be_padded_as_the_message_says():
+    x = random(1, 6, 1, 20)
+    with pytest.raises(ProblemError, match=r"zeros, pass scale=20\*\*-0\.5 .* cut the result"):
+        warploom.attention(x, x, x)
+    padded = np.pad(x, ((0, 0),) * 3 + ((0, 4),))
+    found = warploom.attention(padded, padded, padded, scale=20**-0.5)[0, :, 0, :20].astype(np.float64)
+    rows = x[0, :, 0].astype(np.float64)
+    weights = np.exp(rows @ rows.T / np.sqrt(20))
+    np.testing.assert_allclose(found, weights @ rows / weights.sum(1, keepdims=True), atol=2e-3)
+
+
 @pytest.mark.parametrize("value", [2.4e38, -3e38, 3.4e38])
 def test_scales_whose_product_with_log2_e_is_no_float32(value):
     for call in (warploom.plan, warploom.attention):
