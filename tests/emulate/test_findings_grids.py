@@ -23,3 +23,31 @@ def test_words_that_nobody_wrote_race_with_nobody(seed: int | None) -> None:
     out = numbers(96)
     assert emulate(own_places.trace(), 3, [out], seed=seed).findings == ()
     assert (out == 2).all()
+
+
+@kernel(threads=32)
+def added_in_place(k: Kernel, x: Global[U32], *, waits_first: bool = True) -> None:
+    """CTA c copies its words, waits for them in turn c of 3, and writes them back, moved by a lane."""
+    tile, own = k.shared(U32, 32), k.cta_x * 32
+    k.cp_async(tile.address(0, k.lane), x + own + k.lane, 4)
+    k.commit_group()
+    with k.loop(3) as turn, k.when(turn == k.cta_x, uniform=True):
+        if waits_first:
+            k.wait_group(0)
+        k.syncwarp()
+        x.store(k.lane if not waits_first else tile.load(0, k.lane ^ 1), own + (k.lane ^ 8))
+        k.syncwarp()
+        if not waits_first:
+            k.wait_group(0)
+
+
+@pytest.mark.parametrize("seed", [None, 0, 1])
+def test_copies_of_a_cta_are_done_when_it_has_waited_whenever_others_wait(seed: int | None) -> None:
+    x = numbers(96)
+    assert emulate(added_in_place.trace(), 3, [x], seed=seed).findings == ()
+    assert (x == numbers(96) ^ 9).all()
+
+
+def test_what_is_written_while_a_copy_reads_it_is_found_though_barriers_stand_between() -> None:
+    (finding,) = emulate(added_in_place.trace(waits_first=False), 3, [numbers(96)]).findings
+    assert finding.kind == "in_flight"

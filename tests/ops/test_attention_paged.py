@@ -250,6 +250,15 @@ def test_the_result_goes_where_out_lies_which_may_be_q() -> None:
         warploom.attention_paged(q, k, v, lens, out=k.reshape(-1)[: q.size].reshape(q.shape), **named)
 
 
+@pytest.mark.parametrize("batch", [3, 5])
+def test_a_result_in_q_is_fine_where_ctas_have_different_numbers_of_sequences(batch: int) -> None:
+    rng = np.random.default_rng(0)
+    q, k, v = (rng.standard_normal((batch, length, 1, 32)).astype(np.float16) for length in (1, 64, 64))
+    lens = np.full(batch, 64, np.int32)
+    expected = warploom.attention_paged(q, k, v, lens)
+    assert np.array_equal(warploom.attention_paged(q, k, v, lens, out=q), expected)
+
+
 def test_a_batch_of_no_sequences_has_a_plan_and_a_result() -> None:
     q, cache, lens = np.zeros((0, 4, 2, 16), np.float16), np.zeros((0, 16, 2, 16), np.float16), np.zeros(0, np.int32)
     plan = warploom.plan_attention_paged(q, cache, cache, lens)

@@ -31,15 +31,26 @@ class _Copy:
     frame: Frame
     reads: list[tuple[list[Target], int]]
     number: int
+    begun: int
+    """The newest stamp when it was issued."""
 
 
 @dataclass(frozen=True, slots=True)
 class Taken:
-    """Part of a copy that an mbarrier keeps track of from now on: units of shared memory, and their words."""
+    """The part of a copy, some (warps, lanes) of it, that an mbarrier keeps track of from now on."""
 
     copy: _Copy
-    index: Array
-    data: Array
+    lanes: Array
+
+    @property
+    def index(self) -> Array:
+        """Units of shared memory."""
+        return self.copy.index[self.lanes]
+
+    @property
+    def data(self) -> Array:
+        """Their words."""
+        return self.copy.data[self.lanes]
 
 
 class CopyQueue:
@@ -58,9 +69,8 @@ class CopyQueue:
         under_way = np.ones(place.index.shape, np.bool_) if place.active is None else place.active.copy()
         if not under_way.any():
             return
-        self.copies.append(
-            _Copy(place.op, frame.flat, place.index, data, self.committed[frame.flat], under_way, frame, reads, number)
-        )
+        group, now = self.committed[frame.flat], self.memory.clocks.now
+        self.copies.append(_Copy(place.op, frame.flat, place.index, data, group, under_way, frame, reads, number, now))
 
     def commit(self, frame: Frame) -> None:
         """Each active thread closes its group."""
@@ -79,8 +89,7 @@ class CopyQueue:
             if not done.any():
                 left.append(copy)
                 continue
-            for targets, size in copy.reads:  # the source may have been written since the copy was issued
-                self.memory.track(copy.frame, targets, size, copy.op, "read")
+            self._read_again(copy, done)
             row, lane = np.nonzero(done)
             self.shared.land(
                 copy.rows[row], lane.astype(np.int32), copy.index[row, lane], copy.data[row, lane], copy.op
@@ -95,24 +104,27 @@ class CopyQueue:
         which = slice(None) if lanes is None else lanes
         taken: list[Taken] = []
         for copy in self.copies:
-            for at in np.nonzero(copy.rows == row)[0].tolist():
-                mine = np.zeros(32, np.bool_)
-                mine[which] = copy.under_way[at, which]
-                if mine.any():
-                    taken.append(Taken(copy, copy.index[at, mine], copy.data[at, mine]))
-                    copy.under_way[at] &= ~mine
+            mine = np.zeros_like(copy.under_way)
+            mine[:, which] = copy.under_way[:, which] & (copy.rows == row)[:, None]
+            if mine.any():
+                taken.append(Taken(copy, mine))
+                copy.under_way &= ~mine
         self.copies = [copy for copy in self.copies if copy.under_way.any()]
         return taken
 
     def land(self, taken: Taken) -> None:
-        """Its bytes arrive; its source may have been written since the copy was issued."""
-        copy = taken.copy
-        for targets, size in copy.reads:
-            self.memory.track(copy.frame, targets, size, copy.op, "read")
+        """Its bytes arrive."""
+        self._read_again(taken.copy, taken.lanes)
         view = self.shared.data.view(taken.data.dtype).reshape(-1, taken.data.shape[1])
         view[taken.index] = taken.data
         if self.shared.shadow is not None:
             self.shared.shadow.view(taken.data.dtype).reshape(view.shape)[taken.index] = 0
+
+    def _read_again(self, copy: _Copy, lanes: Array) -> None:
+        """What arrives for some (warps, lanes) may have been written since the copy was issued."""
+        for targets, size in copy.reads:
+            mine = [target.of(lanes) for target in targets]
+            self.memory.track(copy.frame, mine, size, copy.op, "read", since=copy.begun)
 
     def at_exit(self) -> None:
         """Copies nobody waited for write into shared memory that the next CTA may own."""

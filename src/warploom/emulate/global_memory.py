@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from warploom.emulate.buffers import ADDRESS_BITS, GlobalBuffer, Region
 from warploom.emulate.clocks import Clocks
+from warploom.emulate.findings import Kind
 from warploom.emulate.frames import Frame
 from warploom.emulate.last_access import Accesses, LastAccesses
 from warploom.emulate.report import Reporter
@@ -65,6 +66,12 @@ class Target:
     buffer: GlobalBuffer
     positions: Array | None  # None: all lanes
     offsets: Array
+
+    def of(self, lanes: Array) -> Target:
+        """The same of some lanes (warps, lanes) alone."""
+        positions = np.arange(lanes.size) if self.positions is None else self.positions
+        mine = lanes.reshape(-1)[positions]
+        return Target(self.buffer, positions[mine], self.offsets[mine])
 
 
 def _harmless(mine: Event, past: str, kind: int) -> bool:
@@ -245,8 +252,12 @@ class GlobalMemory:
     def track(
         self, frame: Frame, targets: list[Target], size: int, op: Op, mode: Mode, *,
         strong: bool = False, cta_only: bool = False, read_only: bool = False, data: Array | None = None,
+        since: int | None = None,
     ) -> None:  # fmt: skip
-        """Check an access of ``size`` bytes per lane against the unordered ones before it, and record it."""
+        """Check an access of ``size`` bytes per lane against the unordered ones before it, and record it.
+
+        A read ``since`` a stamp has gone on from there: what was written later conflicts with it, ordered or not.
+        """
         if not self.checks:
             return
         for target in targets:
@@ -264,6 +275,8 @@ class GlobalMemory:
             self.check(record, access)
             if read_only:
                 self._check_unwritten(record, access)
+            if since is not None:
+                self._check_unchanged(record, access, since)
             self.note(record, access)
             if mode == "atomic" and cta_only:
                 self._check_scope(access)
@@ -307,30 +320,35 @@ class GlobalMemory:
     def _check_unwritten(self, record: Record, mine: Event) -> None:
         """A cache for what the kernel does not write is read."""
         written = (record.write_stamp[mine.cells] > 0) | record.updates.touched(mine.cells)
-        if not written.any():
-            return
-        i = int(np.argmax(written))
-        where, stamp = self.byte(mine.buffer, mine.cells[i]), int(record.write_stamp[mine.cells[i]])
-        message = (
-            f"{mine.op.instruction.mnemonic} reads byte {where} of {mine.buffer.name}, which this kernel writes, "
-            "through a cache that does not see it: load it without nc"
-        )
-        self.report.add("race", mine.op.where, message, int(mine.rows[i]), int(mine.lanes[i]),
-                        other=self.report.line_of(stamp), count=int(written.sum()), address=where)  # fmt: skip
+        if written.any():
+            message = "which this kernel writes, through a cache that does not see it: load it without nc"
+            self._told("race", mine, written, int(record.write_stamp[mine.cells][written][0]), f"reads {{}}, {message}")
+
+    def _check_unchanged(self, record: Record, mine: Event, since: int) -> None:
+        """Nobody has written what was being read all the time."""
+        stamps = record.write_stamp[mine.cells]
+        changed = stamps > since
+        if changed.any():
+            stamp = int(stamps[changed][0])
+            message = f"may still read {{}} when {self.report.name_of(stamp)} writes there"
+            cure = "wait for the copy, then meet at a barrier, before that"
+            self._told("in_flight", mine, changed, stamp, f"{message}: {cure}")
 
     def _in_flight(self, record: Record, mine: Event) -> None:
         """An access to what a bulk store is still writing."""
         flying = record.flying[mine.cells]
         for stamp in np.unique(flying[flying > 0]).tolist():
-            these = np.nonzero(flying == stamp)[0]
-            where, i = self.byte(mine.buffer, mine.cells[these[0]]), these[0]
-            message = (
-                f"{mine.op.instruction.mnemonic} {mine.mode}s byte {where} of {mine.buffer.name} while "
-                f"{self.report.name_of(stamp)} is still writing there: wait for its group until that is done "
-                "(k.wait_bulk(0), not reads_only), then meet at a barrier"
-            )
-            self.report.add("in_flight", mine.op.where, message, int(mine.rows[i]), int(mine.lanes[i]),
-                            other=self.report.line_of(stamp), count=these.size, address=where)  # fmt: skip
+            message = f"{mine.mode}s {{}} while {self.report.name_of(stamp)} is still writing there"
+            cure = "wait for its group until that is done (k.wait_bulk(0), not reads_only), then meet at a barrier"
+            self._told("in_flight", mine, flying == stamp, stamp, f"{message}: {cure}")
+
+    def _told(self, kind: Kind, mine: Event, which: Array, stamp: int, said: str) -> None:
+        """One finding about ``which`` cells of an access and what has a stamp; ``said`` has room for the first byte."""
+        i = int(np.argmax(which))
+        where = self.byte(mine.buffer, mine.cells[i])
+        message = f"{mine.op.instruction.mnemonic} {said.format(f'byte {where} of {mine.buffer.name}')}"
+        self.report.add(kind, mine.op.where, message, int(mine.rows[i]), int(mine.lanes[i]),
+                        other=self.report.line_of(stamp), count=int(which.sum()), address=where)  # fmt: skip
 
     def byte(self, buffer: GlobalBuffer, cell: Any) -> int:
         """The byte of a buffer that a cell of its region starts at."""
