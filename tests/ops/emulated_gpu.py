@@ -99,10 +99,9 @@ class EmulatedGpu:
         def all_on_gpu(given: Mapping[str, Any], _: Any = None) -> dict[str, ArrayView]:
             return {name: on_gpu(array) for name, array in given.items()}
 
-        for module in (append_to_cache, attention, attention_arrays, attention_backward, matmul, reduce):
+        for module in (append_to_cache, attention, attention_arrays, attention_backward, loss, matmul, reduce):
             monkeypatch.setattr(module, "describe_all", all_on_gpu)
-        for module in (loss, reduce):
-            monkeypatch.setattr(module, "describe", on_gpu)
+        monkeypatch.setattr(loss, "describe", on_gpu)
         compact = copies._compact
         monkeypatch.setattr(copies, "_compact", lambda view: on_gpu(compact(view._replace(device=("cpu", 0))).owner))
         for module in (attention, attention_paged, attention_varlen, reduce, loss):

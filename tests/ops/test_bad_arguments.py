@@ -28,6 +28,43 @@ A, B = random(16, 32), random(32, 48)
 Q = random(1, 16, 2, 64, dtype=ml_dtypes.bfloat16)
 
 
+# -- what is no array
+LENGTHS, TARGET = np.array([0, 16], np.int32), np.zeros(16, np.int32)
+LSE = np.zeros((1, 2, 16), np.float32)
+NEEDED: dict[Any, dict[str, Any]] = {
+    warploom.attention: {"q": Q, "k": Q, "v": Q},
+    warploom.plan: {"q": Q, "k": Q, "v": Q},
+    warploom.attention_varlen: {"q": Q[0], "k": Q[0], "v": Q[0], "cu_seqlens_q": LENGTHS},
+    warploom.attention_paged: {"q": Q[:, :1], "k_cache": Q, "v_cache": Q, "kv_lens": LENGTHS[1:]},
+    warploom.append_to_cache: {"k_cache": Q.copy(), "v_cache": Q.copy(), "k": Q, "v": Q, "kv_lens": LENGTHS[1:]},
+    warploom.attention_backward: {"dout": Q, "q": Q, "k": Q, "v": Q, "out": Q, "lse": LSE},
+    warploom.plan_attention_backward: {"dout": Q, "q": Q, "k": Q, "v": Q, "out": Q, "lse": LSE},
+    warploom.matmul: {"a": A, "b": B},
+    warploom.plan_matmul_reduce: {"a": A, "b": B},
+    warploom.linear_cross_entropy: {"x": A, "w": A, "target": TARGET},
+    warploom.plan_linear_cross_entropy: {"x": A, "w": A},
+}
+
+
+@pytest.mark.parametrize("call", NEEDED, ids=lambda call: call.__name__)
+def test_none_for_an_array_that_a_call_needs_is_refused_by_its_name(call):
+    for name in NEEDED[call]:
+        with pytest.raises(ProblemError, match=f"^{name}\\b.*: NoneType is not an array") as refused:
+            call(**{**NEEDED[call], name: None})
+        assert name != "lse" or "return_lse=True" in str(refused.value)
+
+
+def test_a_number_for_an_array_is_refused_by_its_name():
+    with pytest.raises(ProblemError, match="sinks: float"):
+        warploom.attention(Q, Q, Q, sinks=1.0)
+    for call in (warploom.matmul, warploom.matmul_reduce, warploom.plan_matmul, warploom.plan_matmul_reduce):
+        with pytest.raises(ProblemError, match="bias: float"):
+            call(A, B, bias=0.0)
+    for call, given in ((warploom.linear_cross_entropy, (A, A, TARGET)), (warploom.plan_linear_cross_entropy, (A, A))):
+        with pytest.raises(ProblemError, match="bias: float"):
+            call(*given, bias=0.0)
+
+
 # -- configurations
 @pytest.mark.parametrize(
     ("config", "says"),

@@ -74,6 +74,17 @@ def describe(array: Any) -> ArrayView:
     return reader(array)
 
 
+def arrays_of(needed: dict[str, Any], **others: Any) -> dict[str, Any]:
+    """The arrays of a call by their names: what is ``needed``, and of the ``others`` those that are not None.
+
+    A None that is needed stays, so that :func:`describe_all` refuses it by its name.
+    """
+    for name, array in others.items():
+        if array is not None:
+            needed[name] = array
+    return needed
+
+
 def describe_all(given: Mapping[str, Any], public: Mapping[str, str] | None = None) -> dict[str, ArrayView]:
     """:func:`describe` of arrays by their names, which errors begin with, or with those that ``public`` has instead."""
     views: dict[str, ArrayView] = {}

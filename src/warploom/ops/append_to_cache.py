@@ -9,7 +9,7 @@ import numpy as np
 
 from warploom.core.dtypes import bf16, f16, f32
 from warploom.core.errors import ProblemError
-from warploom.interop.arrays import ArrayView, describe_all, empty_like, require_dtype
+from warploom.interop.arrays import ArrayView, arrays_of, describe_all, empty_like, require_dtype
 from warploom.interop.arrays import same_device as on_one_device
 from warploom.interop.copies import compact, settled
 from warploom.interop.overlap import share_memory
@@ -68,9 +68,8 @@ def append_to_cache(
 
     Returns the turned q, or None without one. Raises ProblemError for arrays it does not take.
     """
-    arrays = {"k": k, "v": v, "k_cache": k_cache, "v_cache": v_cache, "lengths": kv_lens, "table": block_table,
-              "cos": cos, "sin": sin, "q": q, "k_scale": k_scale, "v_scale": v_scale}  # fmt: skip
-    given = {name: x for name, x in arrays.items() if x is not None}
+    needed = {"k": k, "v": v, "k_cache": k_cache, "v_cache": v_cache, "lengths": kv_lens}
+    given = arrays_of(needed, table=block_table, cos=cos, sin=sin, q=q, k_scale=k_scale, v_scale=v_scale)
     found = None if check else _prepared.again((interleaved,), None, given)
     if found is None:
         views = describe_all(given, _PUBLIC)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal, Unpack, overload
 import numpy as np
 
 from warploom.core.dtypes import f32
-from warploom.interop.arrays import ArrayView, Device, describe_all, empty, empty_like
+from warploom.interop.arrays import ArrayView, Device, arrays_of, describe_all, empty, empty_like
 from warploom.interop.copies import as_if_compact
 from warploom.interop.tracing import recorded, traced
 from warploom.kernels.attention.choice import KINDS, choose
@@ -89,8 +89,7 @@ def plan(
 ) -> AttentionPlan:
     """What :func:`attention` would run with these arguments: configuration, reason, Program, CUDA. Runs nothing."""
     options = Options(causal, scale, window, softcap, return_lse, layout).plain()
-    given = {"q": q, "k": k, "v": v, "sinks": sinks}
-    views = laid_out(describe_all({name: x for name, x in given.items() if x is not None}), as_if_compact)
+    views = laid_out(describe_all(arrays_of({"q": q, "k": k, "v": v}, sinks=sinks)), as_if_compact)
     problem = checked(views, options)
     out = as_if_compact(views["q"]._replace(shape=result_shape(views["q"], views["v"])))
     return plan_for(problem, {**views, "out": out}, layout, config)
@@ -161,7 +160,7 @@ def attention(
     Raises ProblemError for arrays it does not take, ConfigError for a ``config`` that does not fit,
     UnsupportedDeviceError for a GPU older than compute capability 8.0.
     """
-    given = {"q": q, "k": k, "v": v} if sinks is None else {"q": q, "k": k, "v": v, "sinks": sinks}
+    given = arrays_of({"q": q, "k": k, "v": v}, sinks=sinks)
     asked = (causal, scale, window, softcap, return_lse, layout)  # a tuple: a dataclass would cost more to look up
     found = _prepared.again(asked, config, given) or looked_up(_prepared, given, asked, config, _first_call)
     return tuple(found) if return_lse else found[0]

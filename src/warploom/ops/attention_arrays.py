@@ -32,6 +32,8 @@ from warploom.ops.repeated import Kept
 Layout = Literal["bshd", "bhsd"]
 AXES: dict[str, tuple[int, int, int]] = {"bshd": (0, 2, 1), "bhsd": (0, 1, 2)}
 """Where (batch, head, sequence) stand among the dimensions."""
+OF_FORWARD = {"o": "out", "lse": "lse, which the forward pass returns with return_lse=True"}
+"""What backward passes call arrays that callers call otherwise, or need to be told of."""
 
 _ALIGNED_ELEMENTS = 8  # 16 bytes: what one cp.async moves
 _OPEN_SIDE = 2**30

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from warploom.interop.arrays import ArrayView, describe_all, empty_like, filled, same_device
+from warploom.interop.arrays import ArrayView, arrays_of, describe_all, empty_like, filled, same_device
 from warploom.interop.copies import as_if_compact
 from warploom.interop.tracing import traced
 from warploom.kernels.attention.backward import TENSORS, BackwardOperands, BackwardProblem
@@ -13,6 +13,7 @@ from warploom.kernels.attention.backward_choice import KINDS, BackwardConfig, ch
 from warploom.kernels.settings import read
 from warploom.ops.attention_arrays import (
     AXES,
+    OF_FORWARD,
     Layout,
     Options,
     Window,
@@ -77,7 +78,8 @@ def attention_backward(
     """
     given = _given(dout, q, k, v, out, lse, dlse, sinks)
     asked = (causal, scale, window, softcap, False, layout, flag("deterministic", deterministic))
-    return tuple(_prepared.again(asked, config, given) or looked_up(_prepared, given, asked, config, _first_call))
+    found = _prepared.again(asked, config, given)
+    return tuple(found or looked_up(_prepared, given, asked, config, _first_call, public=OF_FORWARD))
 
 
 @traced
@@ -100,8 +102,7 @@ def plan_attention_backward(
     config: BackwardConfig | str | None = None,
 ) -> AttentionBackwardPlan:
     """What :func:`attention_backward` would run with these arguments, and the memory it takes. Runs nothing."""
-    given = _given(dout, q, k, v, out, lse, dlse, sinks)
-    views = laid_out(describe_all(given), as_if_compact)
+    views = laid_out(describe_all(_given(dout, q, k, v, out, lse, dlse, sinks), OF_FORWARD), as_if_compact)
     options = Options(causal, scale, window, softcap, False, layout).plain()
     problem = _checked(views, options, flag("deterministic", deterministic))
     gradients = {name: as_if_compact(views[name[1:]]) for name in _gradients(views)}
@@ -111,10 +112,9 @@ def plan_attention_backward(
 _prepared = Kept()
 
 
-def _given(*arrays: Any) -> dict[str, Any]:
-    """The arrays that a call has, by the kernels' names."""
-    names = "dout", "q", "k", "v", "out", "lse", "dlse", "sinks"
-    return {name: x for name, x in zip(names, arrays, strict=True) if x is not None}
+def _given(dout: Any, q: Any, k: Any, v: Any, out: Any, lse: Any, dlse: Any, sinks: Any) -> dict[str, Any]:
+    """The arrays of a call by the kernels' names."""
+    return arrays_of({"dout": dout, "q": q, "k": k, "v": v, "out": out, "lse": lse}, dlse=dlse, sinks=sinks)
 
 
 def _gradients(views: _Views) -> tuple[str, ...]:

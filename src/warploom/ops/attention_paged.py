@@ -8,7 +8,7 @@ from typing import Any
 
 from warploom.core.dtypes import f32
 from warploom.core.errors import ProblemError
-from warploom.interop.arrays import ArrayView, empty, empty_like, same_device
+from warploom.interop.arrays import ArrayView, arrays_of, empty, empty_like, same_device
 from warploom.interop.copies import as_if_compact, compact, settled
 from warploom.interop.tracing import traced
 from warploom.kernels.attention.decode import DecodeProblem
@@ -132,12 +132,12 @@ def plan_attention_paged(
     return _plan(inputs, as_if_compact(inputs.views["q"]), config)
 
 
-_ORDER = "q", "k", "v", "lengths", "starts", "table", "k_scale", "v_scale", "sinks", "out"
-
-
-def _given(*arrays: Any) -> dict[str, Any]:
+def _given(
+    q: Any, k: Any, v: Any, lengths: Any, starts: Any, table: Any, k_scale: Any, v_scale: Any, sinks: Any, out: Any
+) -> dict[str, Any]:
     """The arrays of a call by the kernels' names."""
-    return {name: x for name, x in zip(_ORDER, arrays, strict=True) if x is not None}
+    others = {"starts": starts, "table": table, "k_scale": k_scale, "v_scale": v_scale, "sinks": sinks, "out": out}
+    return arrays_of({"q": q, "k": k, "v": v, "lengths": lengths}, **others)
 
 
 def _named(views: Mapping[str, ArrayView]) -> dict[str, ArrayView]:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal, Unpack, overload
 import numpy as np
 
 from warploom.core.dtypes import f32
-from warploom.interop.arrays import ArrayView, empty
+from warploom.interop.arrays import ArrayView, arrays_of, empty
 from warploom.interop.tracing import recorded
 from warploom.kernels.attention.choice import PACKED_KINDS, PackedConfig, choose_packed
 from warploom.kernels.attention.packed import PackedOperands, PackedProblem, violations
@@ -96,9 +96,8 @@ def attention_varlen(
     Raises ProblemError for arrays it does not take, ConfigError for a ``config`` that does not fit,
     UnsupportedDeviceError for a GPU older than compute capability 8.0.
     """
-    arrays = {"q": q, "k": k, "v": v, "q_starts": cu_seqlens_q, "k_starts": cu_seqlens_k, "q_used": seqused_q,
-              "k_used": seqused_k, "out": out, "sinks": sinks}  # fmt: skip
-    given = {name: x for name, x in arrays.items() if x is not None}
+    given = arrays_of({"q": q, "k": k, "v": v, "q_starts": cu_seqlens_q}, k_starts=cu_seqlens_k, q_used=seqused_q,
+                   k_used=seqused_k, out=out, sinks=sinks)  # fmt: skip
     asked = (causal, scale, window, softcap, return_lse, "bshd")
     found = None if check else _prepared.again(asked, config, given)
     if found is None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from warploom.core.dtypes import DType
-from warploom.interop.arrays import Device, empty_like, filled
+from warploom.interop.arrays import Device, arrays_of, empty_like, filled
 from warploom.kernels.attention.backward import TENSORS
 from warploom.kernels.attention.packed import PackedOperands
 from warploom.kernels.attention.packed_backward import (
@@ -16,7 +16,7 @@ from warploom.kernels.attention.packed_backward import (
 )
 from warploom.kernels.attention.packed_backward_problem import PackedBackwardProblem
 from warploom.kernels.settings import read
-from warploom.ops.attention_arrays import Options, Window, check_results, looked_up
+from warploom.ops.attention_arrays import OF_FORWARD, Options, Window, check_results, looked_up
 from warploom.ops.options import flag
 from warploom.ops.processors import Processor, decided
 from warploom.ops.repeated import Kept, run_and_keep
@@ -40,12 +40,11 @@ def attention_varlen_backward(
     there in the arrays is not read. The lengths are read on the device. Arrays and errors as for
     :func:`warploom.attention_varlen`.
     """
-    arrays = {"q": q, "k": k, "v": v, "q_starts": cu_seqlens_q, "k_starts": cu_seqlens_k, "q_used": seqused_q,
-              "k_used": seqused_k, "o": out, "dout": dout, "lse": lse, "dlse": dlse, "sinks": sinks}  # fmt: skip
-    given = {name: x for name, x in arrays.items() if x is not None}
+    needed = {"q": q, "k": k, "v": v, "q_starts": cu_seqlens_q, "o": out, "dout": dout, "lse": lse}
+    given = arrays_of(needed, k_starts=cu_seqlens_k, q_used=seqused_q, k_used=seqused_k, dlse=dlse, sinks=sinks)
     asked = (causal, scale, window, softcap, False, "bshd", flag("deterministic", deterministic))
     found = _prepared.again(asked, config, given)
-    return tuple(found or looked_up(_prepared, given, asked, config, _first_call, public=NAMES))
+    return tuple(found or looked_up(_prepared, given, asked, config, _first_call, public=NAMES | OF_FORWARD))
 
 
 _prepared = Kept()

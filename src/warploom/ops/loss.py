@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal, Unpack, overload
 import numpy as np
 
 from warploom.core.dtypes import DType, f32, s32
-from warploom.interop.arrays import ArrayView, Device, as_numpy, describe, empty
+from warploom.interop.arrays import ArrayView, Device, arrays_of, as_numpy, describe, describe_all, empty
 from warploom.interop.copies import as_if_compact, compact, settled
 from warploom.interop.tracing import recorded, traced
 from warploom.kernels.matmul.problem import MatmulConfig
@@ -119,17 +119,17 @@ def plan_linear_cross_entropy(
     config: MatmulConfig | str | None = None,
 ) -> tuple[LossPlan, GradientPlan]:
     """What :func:`linear_cross_entropy` would run, forward and for the gradients of x, w and bias. Runs nothing."""
-    loss, views = loss_of(-100, label_smoothing, z_loss, softcap), (settled(describe(x)), settled(describe(w)))
-    inputs = _inputs(*views, None if bias is None else settled(describe(bias)), 1.0, as_if_compact)
+    loss, views = loss_of(-100, label_smoothing, z_loss, softcap), _views({"x": x, "w": w}, bias=bias)
+    inputs = _inputs(views["x"], views["w"], views.get("bias"), 1.0, as_if_compact)
     chosen = matmul_config(config, inputs.problem.dtype)
-    wanted, device = (True, True, bias is not None), views[0].device
+    wanted, device = (True, True, bias is not None), views["x"].device
     return _forward(inputs, loss, chosen, device), _backward(inputs, loss, 2, (True, False), wanted, chosen, device)
 
 
 # -- forward
 def losses(x: Any, w: Any, target: Any, loss: Loss, config: Any, bias: Any = None) -> tuple[Any, Any]:
     """(losses, log-sum-exps) of the rows, float32 (m,) each."""
-    rows, words, chosen, *more = (settled(describe(y)) for y in (x, w, target, bias) if y is not None)
+    rows, words, chosen, *more = _views({"x": x, "w": w, "target": target}, bias=bias).values()
     check_loss(rows, words, chosen, *more)
     check_targets(chosen, words.shape[0], loss.ignore_index)
     config = matmul_config(config, rows.dtype)
@@ -154,6 +154,11 @@ def _inputs(
     """x·wᵀ as a product."""
     views = [rows, transposed(words), *([] if bias is None else [bias])]
     return read_inputs(views, None, bias is not None, None, f32, "f32", scale, copy)
+
+
+def _views(needed: dict[str, Any], **others: Any) -> Arrays:
+    """The arrays of a call, described."""
+    return {name: settled(view) for name, view in describe_all(arrays_of(needed, **others)).items()}
 
 
 def _row_major(view: ArrayView) -> ArrayView:
@@ -187,11 +192,10 @@ def gradients(
 
     float32 (m,): ``rows.lse`` and its gradients. ``blocks``: rows and columns to take at a time.
     """
-    arrays = {
-        "x": x, "w": w, "bias": bias, "target": rows.target, "lse": rows.lse, "loss_gradient": rows.by_loss,
-        "lse_gradient": rows.by_lse,
-    }  # fmt: skip
-    given = {name: settled(describe(array)) for name, array in arrays.items() if array is not None}
+    given = _views(
+        {"x": x, "w": w}, bias=bias, target=rows.target, lse=rows.lse, loss_gradient=rows.by_loss,
+        lse_gradient=rows.by_lse,
+    )  # fmt: skip
     check_row_values(given)
     given = {name: (readable if name in "xw" else _row_major)(view) for name, view in given.items()}
     config, (m, k) = matmul_config(config, given["x"].dtype), given["x"].shape

@@ -14,7 +14,7 @@ import numpy as np
 
 from warploom.core.dtypes import f32, s32
 from warploom.core.errors import ProblemError
-from warploom.interop.arrays import ArrayView, Device, describe, describe_all, empty
+from warploom.interop.arrays import ArrayView, Device, arrays_of, describe_all, empty
 from warploom.interop.copies import as_if_compact, compact
 from warploom.interop.tracing import recorded, traced
 from warploom.kernels.matmul.choice import choose_for_rows
@@ -181,8 +181,8 @@ def plan_matmul_reduce(
     config: MatmulConfig | str | None = None,
 ) -> ReducePlan:
     """What :func:`matmul_reduce` would run ("argmax" is "max" with its index), and why. Runs nothing."""
-    views = describe(a), describe(b)
-    inputs = _read(*views, op, number("scale", scale), None if bias is None else describe(bias), as_if_compact)
+    views = describe_all(arrays_of({"a": a, "b": b}, bias=bias))
+    inputs = _read(views["a"], views["b"], op, number("scale", scale), views.get("bias"), as_if_compact)
     return _plan(inputs, op, matmul_config(config, inputs.problem.dtype))
 
 
@@ -231,7 +231,7 @@ def _reduced(a: Any, b: Any, op: ReduceOp, scale: float, bias: Any, config: Any)
     """(values, indices or None) as arrays of a's kind."""
     if scale.__class__ is not float:
         scale = number("scale", scale)
-    given = {"a": a, "b": b} if bias is None else {"a": a, "b": b, "bias": bias}
+    given = arrays_of({"a": a, "b": b}, bias=bias)
     found = _prepared.again((op, scale), config, given) or _look_up(given, (op, scale), config)
     return found[0], found[1] if len(found) > 1 else None
 
