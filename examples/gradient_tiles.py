@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from warploom.lang import Fragment, Global, Kernel, Launch, SharedTile, TensorMap, Traced, bf16, f32, kernel, u32
+from warploom.lang import Fragment, Global, Kernel, Launch, SharedTile, TensorMap, bf16, f32, kernel, u32
 from warploom.layout.tensor_map import TensorMapSpec
 from warploom.tile.accumulation import (
     PartTurns,
@@ -25,11 +25,21 @@ from warploom.tile.accumulation import (
     reduce_warp_part,
     store_part,
 )
-from warploom.tile.copies import CopyRing, RowCopy, Rows
-from warploom.tile.epilogue import Sums, Target, await_sent, copy_out, send_rows, store_registers, store_row_values
+from warploom.tile.copies import RowCopy, Rows
+from warploom.tile.epilogue import (
+    Sums,
+    Target,
+    await_sent,
+    copy_out,
+    send_rows,
+    send_tile,
+    store_registers,
+    store_row_values,
+    store_rows,
+)
 from warploom.tile.gradient import SoftmaxGradient
-from warploom.tile.mask import SeenBy, Visible
-from warploom.tile.pipeline import Boxes, Pipeline, operand_tile, ready
+from warploom.tile.mask import SeenBy, Visible, key_tiles
+from warploom.tile.pipeline import Boxes, Pipeline, operand_tile, ready, vector_tile
 from warploom.tile.product import MmaSync, Wgmma
 from warploom.tile.roles import Meeting
 from warploom.tile.transposed import TransposedStore, column_values, row_values
@@ -61,35 +71,42 @@ def score_gradient(
     store_registers(Sums(k, gradient, first, first), Target(k, ds, KEYS, f32))
 
 
-@kernel(threads=128)
+@kernel(threads=160, requires="sm_90")
 def attention_received(
-    k: Kernel, q: Global[bf16], key: Global[bf16], log: Global[f32], out: Global[f32], q_len: u32, kv_len: u32
+    k: Kernel, q: TensorMap, key: TensorMap, log: TensorMap, out: Global[f32], q_len: u32, kv_len: u32
 ) -> None:
     """CTA j: for each of 64 keys the sum of its probabilities, of the queries that see it under a causal mask.
 
-    Scores are transposed: keys are rows. ``log`` goes on to a multiple of 32 queries with inf, which makes P = 0.
+    Scores are transposed: keys are rows. ``log`` goes on to a multiple of 16 queries with inf, which makes P = 0.
     """
     first, warp_row = k.cta_x * 64, k.warp * 16
-    k_tile, q_tile = operand_tile(k, bf16, 64, DIM, name="K"), operand_tile(k, bf16, 32, DIM, name="Q", stages=2)
-    RowCopy(k, k_tile, Rows(key, DIM, kv_len), 128).load((first, 0))
-    k.commit_group()
-    copies = CopyRing(k, (q_tile, Rows(q, DIM, q_len)), threads=128)
-    cores = MmaSync(k, bf16)
-    s, totals = cores.accumulator(16, 32, "s"), k.registers(f32, 2, 0.0, "totals")
-    scores = cores.product(s, k_tile, q_tile, warp=(k.warp, 0))
-    softmax = SoftmaxGradient(k, s, DIM**-0.5)
-    seen = SeenBy(k, Visible((None, 0), ragged=True), (32, 64), first, (q_len, kv_len))
-
-    def add(step: Traced, queries: SharedTile) -> None:
-        block = seen.block(step)
-        scores.start(k_tile, queries, zero=True)
-        shift = [x * -LOG2_E for x in column_values(log + block * 32, s, k.lane)]
-        softmax.probabilities(shift, lambda: seen.apply(s, block, row=warp_row))
-        for total, part in zip(totals, s.reduce("add", "col"), strict=True):
-            total += part
-
-    copies.each(seen.blocks, lambda step: [(seen.block(step) * 32, 0)], add)
-    store_row_values(k, out, [total.get() for total in totals], s, first + warp_row, kv_len)
+    k_tile, q_tile = operand_tile(k, bf16, 64, DIM, name="K"), operand_tile(k, bf16, 16, DIM, name="Q", stages=2)
+    log_tile = vector_tile(k, 16, name="log", stages=2)
+    keys = Pipeline(k, (k_tile, Boxes(key)), readers=0)
+    queries = Pipeline(k, (q_tile, Boxes(q)), (log_tile, Boxes(log, lambda _, row: (row,))), readers=4)
+    ready(k, keys, queries)
+    seen = SeenBy(k, Visible((None, 0), ragged=True), (16, 64), first, (q_len, kv_len))
+    with k.warps(4, 5), k.when(k.lane == 0):
+        keys.producer().put((first,))
+        put = queries.producer()
+        with k.loop(seen.blocks) as step:
+            put.put(*2 * [(seen.block(step) * 16,)])
+    with k.warps(0, 4):
+        cores = MmaSync(k, bf16)
+        s, totals = cores.accumulator(16, 16, "s"), k.registers(f32, 2, 0.0, "totals")
+        scores = cores.product(s, k_tile, q_tile, warp=(k.warp, 0))
+        softmax = SoftmaxGradient(k, s, DIM**-0.5)
+        own, get = keys.consumer().wait(), queries.consumer()
+        with k.loop(seen.blocks) as step:
+            block, (rows, logs) = seen.block(step), get.wait_all()
+            scores.start(own, rows, zero=True)
+            shift = [x * -LOG2_E for x in column_values(logs, s, k.lane)]
+            k.syncwarp()  # every lane has read the stage
+            get.release()
+            softmax.probabilities(shift, lambda block=block: seen.apply(s, block, row=warp_row))
+            for total, part in zip(totals, s.reduce("add", "col"), strict=True):
+                total += part
+        store_row_values(k, out, [total.get() for total in totals], s, first + warp_row, kv_len)
 
 
 # -- the product of a CTA's slices of A and B, in three ways
@@ -124,14 +141,17 @@ def sent(k: Kernel, a: TensorMap, b: TensorMap, c: TensorMap) -> None:
 
 
 @kernel(threads=128, requires="sm_90a")
-def transposed(k: Kernel, a: TensorMap, b: TensorMap, c: Global[bf16]) -> None:
-    """C = (A·Bᵀ)ᵀ, rounded: 64 rows of sums are 64 columns of the tile."""
+def transposed(k: Kernel, a: TensorMap, b: TensorMap, c: TensorMap, turned: Global[bf16]) -> None:
+    """C = A·Bᵀ, rounded, out by the TMA, and then Cᵀ from the same tile: 64 rows of sums are 64 of its columns."""
     cores, sums, tile = product_of(k, a, b)
+    store_rows(k, tile, sums, k.warp * 16)
+    send_tile(k, tile, Boxes(c), (0,))
+    k.syncthreads()  # it has left
     packed = cores.left(64, "packed")
     cores.pack(packed, sums)
     TransposedStore(k, tile).store(tile, packed)
     k.syncthreads()  # every warp has stored its columns
-    copy_out(Target(k, c, 64, bf16), tile, k.value(0, u32), k.value(0, u32), k.thread, 128)
+    copy_out(Target(k, turned, 64, bf16), tile, k.value(0, u32), k.value(0, u32), k.thread, 128)
 
 
 @kernel(threads=128, requires="sm_90a")
@@ -170,29 +190,37 @@ def added_across(k: Kernel, a: TensorMap, b: TensorMap, c: Global[f32]) -> None:
 
 @kernel(threads=32)
 def added_by_warps(
-    k: Kernel, a: Global[bf16], b: Global[bf16], total: Global[f32], turns: PartTurns, c: Global[f32]
+    k: Kernel, a: Global[bf16], b: Global[bf16], total: Global[f32], turns: PartTurns, c: Global[f32], m: u32
 ) -> None:
-    """C = A·Bᵀ of 16 and 32 rows: each CTA adds the product of its slice of K, in any order, to what begins as 0."""
-    tiles = [operand_tile(k, bf16, rows, DIM, name=name) for name, rows in (("A", 16), ("B", 32))]
-    for tile, matrix in zip(tiles, (a, b), strict=True):
-        RowCopy(k, tile, Rows(matrix, k.grid_x * DIM), 32).load((0, k.cta_x * DIM))
-    k.commit_group()
-    k.wait_group(0)
-    k.syncwarp()
-    cores = MmaSync(k, bf16)
-    sums = cores.accumulator(16, 32, "c")
-    cores.product(sums, *tiles).start(*tiles, zero=True)
-    reduce_warp_part(k, total, sums)
-    k.syncwarp()  # every lane has added
-    with k.when(k.lane == 0):
-        turns.pass_on(0)
-    with k.when(k.cta_x == k.grid_x - 1, uniform=True):
-        with k.when(k.lane == 0):
-            turns.await_turn(0, k.grid_x)
+    """C = A·Bᵀ: CTA (i, j) adds slice i of K to rows 16·j … of sums that begin as 0, in any order.
+
+    A has zeros beyond its diagonal, which ends in the last row's last column: slices of zeros are left out.
+    """
+    number, block = k.cta_x, k.cta_y
+    first, end = key_tiles(k, Visible((None, 0)), (16, DIM), block, (m, k.grid_x * DIM))
+    with k.when((number >= first) & (number < end), uniform=True):
+        tiles = [operand_tile(k, bf16, rows, DIM, name=name) for name, rows in (("A", 16), ("B", 32))]
+        for tile, matrix, row in zip(tiles, (a, b), (block * 16, 0), strict=True):
+            RowCopy(k, tile, Rows(matrix, k.grid_x * DIM), 32).load((row, number * DIM))
+        k.commit_group()
+        k.wait_group(0)
         k.syncwarp()
-        for register, x in zip(sums.mutable, load_warp_part(k, total, len(sums.registers)), strict=True):
-            register.set(x)
-        store_registers(Sums(k, sums, k.value(0, u32), k.value(0, u32)), Target(k, c, 32, f32))
+        cores = MmaSync(k, bf16)
+        sums = cores.accumulator(16, 32, "c")
+        cores.product(sums, *tiles).start(*tiles, zero=True)
+        count = len(sums.registers)
+        part = total + block * (32 * count)
+        reduce_warp_part(k, part, sums)
+        k.syncwarp()  # every lane has added
+        with k.when(k.lane == 0):
+            turns.pass_on(block)
+        with k.when(number == end - 1, uniform=True):
+            with k.when(k.lane == 0):
+                turns.await_turn(block, end - first)
+            k.syncwarp()
+            for register, x in zip(sums.mutable, load_warp_part(k, part, count), strict=True):
+                register.set(x)
+            store_registers(Sums(k, sums, block * 16, k.value(0, u32)), Target(k, c, 32, f32))
 
 
 # -- each kernel runs once: warploom check
@@ -215,7 +243,8 @@ def _(rng: np.random.Generator) -> Launch:
     s = q.astype(np.float64) @ key.astype(np.float64).T / np.sqrt(DIM)
     s[~np.tri(40, 100, 60, bool)] = -np.inf  # the last query sees the last key
     log = np.logaddexp.reduce(s, axis=1)
-    given = [q, key, np.pad(log, (0, 24), constant_values=np.inf).astype(np.float32)]
+    padded = np.pad(log, (0, 8), constant_values=np.inf).astype(np.float32)
+    given = [boxes(q, 16), boxes(key), (padded, TensorMapSpec(f32, padded.shape, (), (16,), 0))]
     expected = np.exp(s - log[:, None]).sum(0)
     return Launch(2, [*given, np.full(100, np.nan, np.float32), 40, 100], {"out": (expected, 1e-4)})
 
@@ -226,9 +255,9 @@ def matrices(rng: np.random.Generator, depth: int) -> tuple[list[Any], Array]:
     return [boxes(a), boxes(b)], a.astype(np.float64) @ b.astype(np.float64).T
 
 
-def boxes(x: Array) -> tuple[Array, TensorMapSpec]:
-    """A matrix as the TMA sees it: boxes of 64 rows, swizzled over their 128 bytes."""
-    return x, TensorMapSpec(bf16, x.shape[::-1], x.strides[:1], (DIM, 64), 2 * DIM)
+def boxes(x: Array, rows: int = 64) -> tuple[Array, TensorMapSpec]:
+    """A matrix as the TMA sees it: boxes of so many rows, swizzled over their 128 bytes."""
+    return x, TensorMapSpec(bf16, x.shape[::-1], x.strides[:1], (DIM, rows), 2 * DIM)
 
 
 @sent.example
@@ -240,7 +269,8 @@ def _(rng: np.random.Generator) -> Launch:
 @transposed.example
 def _(rng: np.random.Generator) -> Launch:
     given, c = matrices(rng, DIM)
-    return Launch(1, [*given, np.full((64, 64), np.nan, bf16.numpy)], {"c": (c.T, 0.125)})
+    out = [np.full((64, 64), np.nan, bf16.numpy) for _ in range(2)]
+    return Launch(1, [*given, boxes(out[0]), out[1]], {"c": (c, 0.125), "turned": (c.T, 0.125)})
 
 
 @added_in_turn.example
@@ -258,7 +288,8 @@ def _(rng: np.random.Generator) -> Launch:
 
 @added_by_warps.example
 def _(rng: np.random.Generator) -> Launch:
-    a, b = (rng.standard_normal((rows, 3 * DIM)).astype(bf16.numpy) for rows in (16, 32))
+    a, b = (rng.standard_normal((rows, 2 * DIM)).astype(bf16.numpy) for rows in (96, 32))
+    a[~np.tri(96, 2 * DIM, 2 * DIM - 96, bool)] = 0
     expected = a.astype(np.float64) @ b.astype(np.float64).T
-    total, counters = np.zeros(part_size(16, warps=1), np.float32), np.zeros(1, np.uint32)
-    return Launch(3, [a, b, total, counters, np.full((16, 32), np.nan, np.float32)], {"c": (expected, 1e-3)})
+    total, counters = np.zeros(6 * part_size(16, warps=1), np.float32), np.zeros(6, np.uint32)
+    return Launch((2, 6), [a, b, total, counters, np.full((96, 32), np.nan, np.float32), 96], {"c": (expected, 1e-3)})

@@ -14,7 +14,7 @@ from warploom.lang import Global, Kernel, Launch, bf16, f32, kernel, u32
 from warploom.tile.copies import RowCopy, Rows
 from warploom.tile.epilogue import Sums, Target, store_registers
 from warploom.tile.pipeline import operand_tile
-from warploom.tile.product import MmaSync, zero
+from warploom.tile.product import MmaSync, load_left, zero
 from warploom.tile.softmax import SUM_COLS, OnlineSoftmax, StaleSoftmax, nothing, put_ones
 
 ROWS, KEYS, DIM, BLOCKS = 16, 32, 64, 4
@@ -40,12 +40,14 @@ def by_old_maxima(k: Kernel, q: Global[bf16], key: Global[bf16], value: Global[b
 
     cores = MmaSync(k, bf16)
     s, o = cores.accumulator(ROWS, KEYS, "s"), cores.accumulator(ROWS, DIM + SUM_COLS, "o")
-    scores, product = cores.product(s, q_tile, k_tile), cores.product(o, s, v_tile, transposed_b=True)
+    held = k.registers(u32, DIM // 4, None, "q")
+    load_left(k, held, q_tile, 0)  # once for all blocks
+    scores, product = cores.product(s, held, k_tile), cores.product(o, s, v_tile, transposed_b=True)
     softmax = OnlineSoftmax(k, s, o, DIM**-0.5, bf16, column=True)
     stale = StaleSoftmax(k, softmax)
 
     def multiply(block: int) -> None:
-        scores.start(q_tile, k_tile.stage(block), zero=True)
+        scores.start(held, k_tile.stage(block), zero=True)
 
     zero(o)
     multiply(0)
