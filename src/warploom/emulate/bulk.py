@@ -126,17 +126,13 @@ class BulkCopies:
     def issue_bytes(self, frame: Frame, op: Op, store: BulkStore, shared: Array, target: Array, guard: Array) -> None:
         """The acting lanes start a copy of consecutive bytes to global memory."""
         places, goals = frame.full(shared).astype(np.int64), frame.full(target)
-        alone = np.zeros((frame.n, 32), np.bool_)
         for i, row, lanes in lanes_of(frame, guard):
             lane = self._only(row, lanes, op)
-            alone[:] = False
-            alone[i, lane] = True
-            found = self.memory.resolve(frame, goals, store.bytes, op, alone, CHUNK)
+            span = self._span(frame, goals, (i, lane), store.bytes, op, store.adds)
             address = int(places[i, lane])
             chunks = self._inside(address + np.arange(0, store.bytes, CHUNK), store.bytes, CHUNK, row, lane, op)
-            if found and chunks is not None:
+            if span and chunks is not None:
                 self.proxy.counter.engine("tma.store", store.bytes, store.bytes)
-                span = Span(found[0].buffer, int(found[0].offsets[0]), store.bytes, store.adds)
                 self._start_store(row, lane, op, span, (), chunks)
 
     def issue_load(
@@ -145,7 +141,6 @@ class BulkCopies:
         """The acting lanes start a copy of consecutive bytes to their CTA's shared memory."""
         places, bars = (frame.full(x).astype(np.int64) for x in (shared, barrier))
         starts, counts = frame.full(source), frame.full(sizes).astype(np.int64)
-        alone = np.zeros((frame.n, 32), np.bool_)
         for i, row, lanes in lanes_of(frame, guard):
             lane = self._only(row, lanes, op)
             size, to = int(counts[i, lane]), self._to(int(places[i, lane]), int(bars[i, lane]), row, lane, op)
@@ -156,14 +151,20 @@ class BulkCopies:
             if to is None:
                 continue
             cta, address, where = to
-            alone[:] = False
-            alone[i, lane] = True
-            found = self.memory.resolve(frame, starts, size, op, alone, CHUNK)
+            span = self._span(frame, starts, (i, lane), size, op)
             chunks = self._inside(address + np.arange(0, size, CHUNK), size, CHUNK, row, lane, op)
-            if found:
+            if span:
                 self.proxy.counter.engine("tma.load", size, size)
-                span = Span(found[0].buffer, int(found[0].offsets[0]), size)
                 self._start_load(row, lane, op, span, (), chunks, where, cta)
+
+    def _span(
+        self, frame: Frame, addresses: Array, who: tuple[int, int], size: int, op: Op, adds: bool = False
+    ) -> Span | None:
+        """The bytes of global memory that one lane (of a warp of the frame) names; None and a finding outside of it."""
+        alone = np.zeros((frame.n, 32), np.bool_)
+        alone[who] = True
+        found = self.memory.resolve(frame, addresses, size, op, alone, CHUNK)
+        return Span(found[0].buffer, int(found[0].offsets[0]), size, adds) if found else None
 
     def issue_words(self, frame: Frame, op: Op, target: Array, barrier: Array, words: Array) -> None:
         """Each active lane stores its words (warps, lanes, words) into a CTA of the cluster."""

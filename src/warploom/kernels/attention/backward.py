@@ -125,10 +125,12 @@ def rows_calls(problem: BackwardProblem, operands: BackwardOperands, tile: int, 
     arrays = ("out", "dout", "lse", *gradient, "shift", "delta")
     memory: dict[str, int] = dict.fromkeys(("shift", "delta"), p.planes * tiles * slots)
     rows = KernelCall(source, grid, scalars, (), arrays, memory)
-    if not p.sinks:
-        return (rows,)
-    source = KernelSource.of(
-        "attention.backward_rows_kernel:attention_backward_sinks", "attention_backward_sinks", tile=(tile, slots)
-    )
-    scalars = {"q_len": p.q_len, "plane": tiles * slots, "batches": p.batch}
-    return rows, KernelCall(source, (p.heads, 1, 1), scalars, (), ("sinks", "shift", "delta", "dsinks"))
+    sinks = sinks_call(p.heads, (tile, slots), q_len=p.q_len, plane=tiles * slots, batches=p.batch)
+    return (rows, sinks) if p.sinks else (rows,)
+
+
+def sinks_call(heads: int, tile: tuple[int, int], **scalars: int) -> KernelCall:
+    """The kernel of the gradient of the sinks, of ``shift`` and ``delta``."""
+    name = "attention_backward_sinks"
+    source = KernelSource.of(f"attention.backward_rows_kernel:{name}", name, tile=tile)
+    return KernelCall(source, (heads, 1, 1), scalars, (), ("sinks", "shift", "delta", "dsinks"))

@@ -19,6 +19,18 @@ CAPS = 2 * math.log2(math.e) / F32_MAX, F32_MAX / 2
 """The smallest and the largest soft cap whose tanh a float32 kernel can form."""
 
 
+class HeadSizes:
+    """What has the ``head_dim`` of Q and K, and the ``v_dim`` of V and O: 0 where it is the same."""
+
+    head_dim: int
+    v_dim: int
+
+    @property
+    def value_dim(self) -> int:
+        """Elements per head of V and O."""
+        return self.v_dim or self.head_dim
+
+
 @dataclass(frozen=True, kw_only=True)
 class ScoreOptions:
     """What every problem and kernel of attention asks of the scores, beside its ``window``.

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from warploom.core.arguments import fields
 from warploom.core.dtypes import DType
 from warploom.core.targets import Target
-from warploom.kernels.attention.features import AttentionFeatures, ScoreOptions, Window
+from warploom.kernels.attention.features import AttentionFeatures, HeadSizes, ScoreOptions, Window
 from warploom.kernels.attention.problem import MOST_POSITIONS, AttentionConfig, AttentionProblem, stride_scalars
 from warploom.kernels.settings import violated
 from warploom.kernels.source import KernelCall, KernelSource, MappedArray
@@ -24,10 +24,9 @@ MOST_TILES = 1 << 31
 
 
 @dataclass(frozen=True)
-class PackedProblem(ScoreOptions):
+class PackedProblem(HeadSizes, ScoreOptions):
     """What is asked: Q and O (total_q, heads, head_dim), K and V (total_k, kv_heads, head_dim), and options.
 
-    ``v_dim``: the head_dim of V and O, where it is another (0: it is not).
     ``used``: whether the queries' and the keys' sequences use only a first part of their rows. The other options are
     those of :class:`AttentionProblem`.
     """
@@ -42,11 +41,6 @@ class PackedProblem(ScoreOptions):
     window: Window = (None, None)
     used: tuple[bool, bool] = (False, False)
     v_dim: int = 0
-
-    @property
-    def value_dim(self) -> int:
-        """Elements per head of V and O."""
-        return self.v_dim or self.head_dim
 
     @property
     def typical(self) -> AttentionProblem:

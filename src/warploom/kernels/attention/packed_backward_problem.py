@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from warploom.kernels.attention.backward import BackwardProblem, RowGroups
+from warploom.kernels.attention.backward import BackwardProblem, RowGroups, sinks_call
 from warploom.kernels.attention.features import AttentionFeatures
 from warploom.kernels.attention.packed import PackedOperands, PackedProblem
 from warploom.kernels.source import KernelCall, KernelSource
@@ -53,13 +53,8 @@ def row_calls(
     grid = slots * p.heads, -(-tile // RowGroups(p.value_dim).rows), 1
     arrays = "o", "dout", "lse", *gradient, "shift", "delta", "blocks"
     rows = KernelCall(source, grid, scalars, (), arrays, memory, "delta" if p.sinks else "")
-    if not p.sinks:
-        return (rows,)
-    source = KernelSource.of(
-        "attention.backward_rows_kernel:attention_backward_sinks", "attention_backward_sinks", tile=(1, 1)
-    )
-    scalars = {"q_len": slots * vector, "plane": slots * vector, "batches": 1}
-    return rows, KernelCall(source, (p.heads, 1, 1), scalars, (), ("sinks", "shift", "delta", "dsinks"))
+    sinks = sinks_call(p.heads, (1, 1), q_len=slots * vector, plane=slots * vector, batches=1)
+    return (rows, sinks) if p.sinks else (rows,)
 
 
 def features(problem: PackedBackwardProblem) -> AttentionFeatures:

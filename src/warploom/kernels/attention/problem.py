@@ -12,7 +12,7 @@ import numpy as np
 from warploom.core.arguments import strides
 from warploom.core.dtypes import DType, bf16, f16
 from warploom.core.targets import Target
-from warploom.kernels.attention.features import AttentionFeatures, ScoreOptions, Window
+from warploom.kernels.attention.features import AttentionFeatures, HeadSizes, ScoreOptions, Window
 from warploom.kernels.classes import size_class
 from warploom.kernels.settings import AnyConfiguration, Configuration, broken_flags, shared_excess, violated
 from warploom.kernels.source import KernelCall, MappedArray
@@ -26,22 +26,15 @@ TensorStrides = tuple[int, int, int]
 """(batch, head, sequence) in elements."""
 
 
-class HeadDims(Configuration):
-    """A configuration with the ``head_dim`` of Q and K, and the ``v_dim`` of V and O: 0 where it is the same."""
+class HeadDims(HeadSizes, Configuration):
+    """A configuration of kernels for heads of these sizes."""
 
     requires: ClassVar[str]
     shares_keys: ClassVar[Literal[False]] = False
     """A tile has all keys of its queries or all queries of its keys."""
     most: ClassVar[int] = MOST_HEAD_DIM
     """The largest head_dim that the kernels take."""
-    head_dim: int
-    v_dim: int
     dtype: DType
-
-    @property
-    def value_dim(self) -> int:
-        """Elements per head of V and O."""
-        return self.v_dim or self.head_dim
 
     @property
     def query_cols(self) -> int:
@@ -114,11 +107,10 @@ class AttentionConfig(HeadConfig, Protocol):
 
 
 @dataclass(frozen=True)
-class AttentionProblem(ScoreOptions):
+class AttentionProblem(HeadSizes, ScoreOptions):
     """What is asked: Q and O (batch, q_len, heads, head_dim), K and V (batch, kv_len, kv_heads, head_dim), and options.
 
-    ``v_dim``: the head_dim of V and O, where it is another (0: it is not).
-    ``window`` as in :class:`AttentionFeatures`.
+    ``v_dim``: the head_dim of V and O, where it is another. ``window`` as in :class:`AttentionFeatures`.
     """
 
     batch: int
@@ -130,11 +122,6 @@ class AttentionProblem(ScoreOptions):
     dtype: DType
     window: Window = (None, None)
     v_dim: int = 0
-
-    @property
-    def value_dim(self) -> int:
-        """Elements per head of V and O."""
-        return self.v_dim or self.head_dim
 
     @property
     def arrays(self) -> tuple[str, ...]:
