@@ -93,13 +93,12 @@ def test_coordinates_outside_the_matrix_are_named() -> None:
 def test_bits_are_put_together_and_checked() -> None:
     layout = mma_fragment("m16n8k8", "A", 32)
     rows, cols = layout.element_coordinates()
-    row_bits = [(rows >> b & 1).astype(np.float32) for b in range(4)]
-    col_bits = [(cols >> b & 1).astype(np.float32) for b in range(3)]
-    observed = Observation.from_bits("a", layout.shape, row_bits, col_bits)
+    passes = np.array([*(rows >> b & 1 for b in range(4)), *(cols >> b & 1 for b in range(3))], np.float32)
+    observed = Observation.from_bits("a", layout.shape, passes)
     assert compare(observed, layout) is None
-    row_bits[2][9, 1] = 2.0
+    passes[2, 9, 1] = 2.0
     with pytest.raises(LayoutError, match=r"row bit 2 shows 2\.0 in lane 9, register 1"):
-        Observation.from_bits("a", layout.shape, row_bits, col_bits)
+        Observation.from_bits("a", layout.shape, passes)
 
 
 def test_another_fragment_of_the_same_size_differs_where_it_first_does() -> None:

@@ -14,17 +14,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from warploom.bench.samples import Samples
+from warploom.bench.samples import REASONS, Samples
 from warploom.core.errors import ConfigError
 from warploom.inspect.purpose import GROUPS, purpose
 from warploom.inspect.sass import Instruction
-
-STALLS = (
-    "barrier", "branch_resolving", "dispatch_stall", "drain", "gmma", "imc_miss", "lg_throttle", "long_scoreboard",
-    "math_pipe_throttle", "membar", "mio_throttle", "misc", "no_instruction", "not_selected", "selected",
-    "short_scoreboard", "sleeping", "tex_throttle", "wait",
-)  # fmt: skip
-"""Why a resident warp does not issue; ``selected`` is the one that does."""
 
 _ACTIVE = "avg.pct_of_peak_sustained_active"
 _ELAPSED = "avg.pct_of_peak_sustained_elapsed"
@@ -44,7 +37,7 @@ METRICS: dict[str, dict[str, tuple[str, ...]]] = {
         "issue slots, %": (f"smsp__issue_active.{_ACTIVE}",),
         "occupancy, %": (f"sm__warps_active.{_ACTIVE}",),
     },
-    "stalls": {s: (f"smsp__average_warps_issue_stalled_{s}_per_issue_active.ratio",) for s in STALLS},
+    "stalls": {s: (f"smsp__average_warps_issue_stalled_{s}_per_issue_active.ratio",) for s in REASONS.values()},
     "pipes, %": {
         "tensor": (
             f"sm__pipe_tensor_op_hmma_cycles_active.{_ACTIVE}",

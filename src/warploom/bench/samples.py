@@ -19,14 +19,14 @@ from warploom.inspect.report import SassReport
 from warploom.inspect.sass import Instruction, parse_sass
 from warploom.inspect.waits import Wait, waits
 
-_REASONS = {
+REASONS = {
     "barrier": "barrier", "branch_resolving": "branch_resolving", "dispatch": "dispatch_stall", "drain": "drain",
     "gmma": "gmma", "imc": "imc_miss", "lg": "lg_throttle", "long_sb": "long_scoreboard", "math": "math_pipe_throttle",
     "membar": "membar", "mio": "mio_throttle", "misc": "misc", "no_inst": "no_instruction",
     "not_selected": "not_selected", "selected": "selected", "short_sb": "short_scoreboard", "sleep": "sleeping",
     "tex": "tex_throttle", "wait": "wait",
 }  # fmt: skip
-"""ncu's names of columns behind ``stall_`` → the reason's name."""
+"""ncu's names of columns behind ``stall_`` → why a resident warp does not issue; ``selected`` is the one that does."""
 _ALL = "# Samples"
 _EXECUTED = "Instructions Executed"
 SHORT, LONG = "short_scoreboard", "long_scoreboard"
@@ -184,8 +184,8 @@ def _reasons(header: Sequence[str]) -> dict[int, str]:
     found: dict[int, str] = {}
     for index, name in enumerate(header):
         short = name.removeprefix("stall_")
-        if short != name and short in _REASONS:
-            found[index] = _REASONS[short]
+        if short != name and short in REASONS:
+            found[index] = REASONS[short]
     return found
 
 

@@ -48,30 +48,24 @@ class Observation:
         return cls(layout.name, layout.shape, *layout.element_coordinates())
 
     @classmethod
-    def from_bits(
-        cls, name: str, shape: tuple[int, int], row_bits: Sequence[Any], col_bits: Sequence[Any]
-    ) -> Observation:
-        """From tracer passes: pass *b* shows bit *b* of the row (column) of each element as 0 or 1.
+    def from_bits(cls, name: str, shape: tuple[int, int], passes: NDArray[Any]) -> Observation:
+        """From tracer passes [bits, threads, elements] of 0 and 1: the bits of the row, then those of the column.
 
-        Raises LayoutError that names thread and element where a pass shows anything else.
+        Bits come from the lowest on. Raises LayoutError that names thread and element where a pass shows anything else.
         """
-        if not row_bits and not col_bits:
+        if not len(passes):
             raise LayoutError(f"{name}: a 1×1 matrix has no bits to trace")
-        tables: list[Table] = []
-        for what, passes in (("row", row_bits), ("col", col_bits)):
-            total = np.zeros(np.asarray((*row_bits, *col_bits)[0]).shape, dtype=np.int64)
-            for bit, seen in enumerate(passes):
-                values = np.asarray(seen)
-                odd = (values != 0) & (values != 1)
-                if odd.any():
-                    thread, element = (int(x) for x in np.argwhere(odd)[0])
-                    raise LayoutError(
-                        f"{name}: the pass of {what} bit {bit} shows {values[thread, element]} in lane {thread}, "
-                        f"register {element}; a tracer shows 0 or 1"
-                    )
-                total += values.astype(np.int64) << bit
-            tables.append(total)
-        return cls(name, shape, tables[0], tables[1])
+        of_rows = (shape[0] - 1).bit_length()
+        odd = np.argwhere((passes != 0) & (passes != 1))
+        if len(odd):
+            number, thread, element = odd[0].tolist()
+            what, bit = ("row", number) if number < of_rows else ("col", number - of_rows)
+            raise LayoutError(
+                f"{name}: the pass of {what} bit {bit} shows {passes[number, thread, element]} in lane {thread}, "
+                f"register {element}; a tracer shows 0 or 1"
+            )
+        parts = passes[:of_rows].astype(np.int64), passes[of_rows:].astype(np.int64)
+        return cls(name, shape, *((part << np.arange(len(part))[:, None, None]).sum(axis=0) for part in parts))
 
     @property
     def warps(self) -> int:

@@ -171,8 +171,7 @@ def _observe_result(run: Run, instruction: Matmul, name: str) -> Observation:
             left[:, 0] = np.arange(m) >> bit & 1 if of_rows else 1
             right[0] = 1 if of_rows else np.arange(n) >> bit & 1
             sources.append((_filled(a.layout, left, a.dtype), _filled(b.layout, right, b.dtype), nothing))
-    seen = _run_mma(run, instruction, sources)
-    return Observation.from_bits(name, (m, n), list(seen[: _passes(m)]), list(seen[_passes(m) :]))
+    return Observation.from_bits(name, (m, n), _run_mma(run, instruction, sources))
 
 
 def _mma_tracers() -> Iterator[Tracer]:
@@ -213,8 +212,7 @@ def _observe_ldmatrix(run: Run, instruction: LdMatrix, name: str) -> Observation
     source = _packed(_coordinate_passes(*shape), u16)
     out = np.zeros((len(source), WARP_SIZE, instruction.count), np.uint32)
     run(trace_ldmatrix.trace(instruction=instruction), source, out)
-    seen = list(_unpacked(out, u16))
-    return Observation.from_bits(name, shape, seen[: _passes(shape[0])], seen[_passes(shape[0]) :])
+    return Observation.from_bits(name, shape, _unpacked(out, u16))
 
 
 def _observe_stmatrix(run: Run, instruction: StMatrix, name: str) -> Observation:
@@ -231,8 +229,7 @@ def _observe_movmatrix(run: Run, name: str) -> Observation:
     source = np.stack([_filled(source_layout, m, u16) for m in _coordinate_passes(8, 8)])
     out = np.zeros((len(source), WARP_SIZE, 1), np.uint32)
     run(trace_registers.trace(instruction=MoveMatrix()), source, out)
-    seen = list(_unpacked(out, u16))
-    return Observation.from_bits(name, (8, 8), seen[:3], seen[3:])
+    return Observation.from_bits(name, (8, 8), _unpacked(out, u16))
 
 
 def _matrix_tracers() -> Iterator[Tracer]:
@@ -250,15 +247,11 @@ def _matrix_tracers() -> Iterator[Tracer]:
 
 
 def _observe_wgmma_result(run: Run, inputs: DType, name: str) -> Observation:
-    shape = 64, 8
-    sources: list[Array] = []
-    for bit in range(_passes(64)):
-        sources.append(_wgmma_source(np.arange(64) >> bit & 1, np.ones(8), inputs))
-    for bit in range(_passes(8)):
-        sources.append(_wgmma_source(np.ones(64), np.arange(8) >> bit & 1, inputs))
+    sources = [_wgmma_source(np.arange(64) >> bit & 1, np.ones(8), inputs) for bit in range(_passes(64))]
+    sources += [_wgmma_source(np.ones(64), np.arange(8) >> bit & 1, inputs) for bit in range(_passes(8))]
     out = np.zeros((len(sources), 128, 4), np.float32)
     run(trace_wgmma.trace(a_in_registers=False, inputs=inputs), np.stack(sources), out)
-    return Observation.from_bits(name, shape, list(out[:6]), list(out[6:]))
+    return Observation.from_bits(name, (64, 8), out)
 
 
 def _wgmma_source(first_column: Array, first_row: Array, inputs: DType) -> Array:
@@ -310,8 +303,7 @@ def _observe_wmma_load(run: Run, instruction: WmmaLoad, name: str) -> Observatio
     out = np.zeros((len(source), WARP_SIZE, words_of(instruction.result_types)), np.uint32)
     words = source[0].size
     run(trace_wmma_load.trace(instruction=instruction, matrix_words=words, leading=leading), source, out)
-    seen = list(_unpacked(out, dtype))
-    return Observation.from_bits(name, shape, seen[: _passes(shape[0])], seen[_passes(shape[0]) :])
+    return Observation.from_bits(name, shape, _unpacked(out, dtype))
 
 
 def _observe_wmma_store(run: Run, instruction: WmmaStore, name: str) -> Observation:
