@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import linecache
 import statistics
+from collections import Counter
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +19,6 @@ if TYPE_CHECKING:
 
 _OPCODES_SHOWN = 6
 _CHANGES_SHOWN = 16
-_HISTOGRAM = "registers × uses of each"
 
 
 def headline(report: SassReport) -> Iterator[str]:
@@ -80,15 +80,13 @@ def _address_tables(report: SassReport) -> list[Any]:
 
 def _opcodes_of_groups(report: SassReport) -> dict[str, str]:
     """Group → its most frequent opcodes with their counts, as text."""
-    by_group: dict[str, dict[str, int]] = {}
+    by_group: dict[str, Counter[str]] = {}
     for instruction in report.instructions:
-        counts = by_group.setdefault(purpose(instruction), {})
-        counts[opcode_name(instruction)] = counts.get(opcode_name(instruction), 0) + 1
+        by_group.setdefault(purpose(instruction), Counter())[opcode_name(instruction)] += 1
     found: dict[str, str] = {}
     for group, counts in by_group.items():
-        ordered = sorted(counts.items(), key=lambda item: -item[1])
-        text = ", ".join(f"{name} {count}" for name, count in ordered[:_OPCODES_SHOWN])
-        found[group] = text + (", …" if len(ordered) > _OPCODES_SHOWN else "")
+        text = ", ".join(f"{name} {count}" for name, count in counts.most_common(_OPCODES_SHOWN))
+        found[group] = text + (", …" if len(counts) > _OPCODES_SHOWN else "")
     return found
 
 
@@ -99,15 +97,12 @@ def comparison_tables(found: Comparison) -> list[Any]:
         figures.add_row(change.name, *_cells(change))
     columns = ("before", "after", "difference", "before", "after", "difference")
     groups = _table("Instructions by purpose: whole kernel, then one main-loop iteration", "purpose", *columns)
-    inside = {change.name: change for change in found.loop_groups}
-    for change in found.groups:
-        loop = inside.get(change.name)
-        groups.add_row(change.name, *_cells(change), *(_cells(loop) if loop else ("0", "0", "·")))
     opcodes = _table("The opcodes that changed most", "opcode", *columns)
-    inside = {change.name: change for change in found.loop_counts}
-    for change in [c for c in found.counts if c.differs][:_CHANGES_SHOWN]:
-        loop = inside.get(change.name)
-        opcodes.add_row(change.name, *_cells(change), *(_cells(loop) if loop else ("0", "0", "·")))
+    changed = [c for c in found.counts if c.differs][:_CHANGES_SHOWN]
+    for table, changes, loops in ((groups, found.groups, found.loop_groups), (opcodes, changed, found.loop_counts)):
+        inside = {change.name: _cells(change) for change in loops}
+        for change in changes:
+            table.add_row(change.name, *_cells(change), *inside.get(change.name, ("0", "0", "·")))
     if found.same_code:
         figures.caption = "The SASS is the same."
     return [figures, groups, *([opcodes] if opcodes.row_count else []), *_address_tables(found.after)]
@@ -141,7 +136,7 @@ def _table(title: str, first: str, *columns: str) -> Table:
     table = Table(title=title, title_justify="left", caption_justify="left")
     table.add_column(first)
     for column in columns:
-        words = column in ("opcodes", _HISTOGRAM)
+        words = column in ("opcodes", "how often each is used")
         table.add_column(column, justify="left" if words else "right", overflow="fold")
     return table
 

@@ -23,7 +23,7 @@ from warploom.cli.options import (
     parse_settings,
 )
 from warploom.cli.output import console, note, progress_bar, write_json
-from warploom.cli.plot import PlotFile, draw, ready_to_plot
+from warploom.cli.plot import PlotFile, draw
 
 if TYPE_CHECKING:
     from warploom.bench.attention import AttentionFamily
@@ -131,9 +131,10 @@ def _run_and_report(
 ) -> None:
     """Run, draw and report the rungs that fit. Raises ConfigError where none does, or one asked for does not."""
     from warploom.bench.ladder import fitting
+    from warploom.bench.plot import check_plot
 
-    if telling.plot is not None:
-        ready_to_plot(telling.plot)
+    if telling.plot is not None:  # before minutes of work
+        check_plot(telling.plot)
     rungs, left_out = fitting(family, rungs)
     if left_out and (asked or not rungs):
         from warploom.core.errors import ConfigError

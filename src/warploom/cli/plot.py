@@ -60,13 +60,6 @@ def _ladder(result: Any, file: Path) -> dict[str, Any]:
     return result
 
 
-def ready_to_plot(out: Path) -> None:
-    """Raises ConfigError or UnsupportedDeviceError if :func:`draw` could not write ``out``: before minutes of work."""
-    from warploom.bench.plot import check_plot
-
-    check_plot(out)
-
-
 def draw(result: dict[str, Any], out: Path, size: int | None = None, title: str = "") -> None:
     """The rows of a ladder's result as a picture, and a note that says which."""
     from warploom.bench.plot import plot_ladder, result_title

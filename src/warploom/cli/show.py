@@ -37,18 +37,11 @@ def show(
     if kind == "config":
         rung = subject.chosen()
         typer.echo(f"{rung.key} · {rung.name}: {rung.changes}\n{rung.config}\n")
-        typer.echo(_flags(rung.config))
+        for f in dataclasses.fields(rung.config):
+            typer.echo(f"{f.name:18} {getattr(rung.config, f.name)!s:8} {f.metadata.get('doc', '')}")
     elif kind == "program":
         typer.echo(subject.program().text, nl=False)
     else:
         from warploom.cuda.printer import print_cuda
 
         typer.echo(print_cuda(subject.program()), nl=False)
-
-
-def _flags(config: object) -> str:
-    """One flag a line: name, value, meaning."""
-    lines: list[str] = []
-    for f in dataclasses.fields(config):  # type: ignore[arg-type]
-        lines.append(f"{f.name:18} {getattr(config, f.name)!s:8} {f.metadata.get('doc', '')}")
-    return "\n".join(lines)
