@@ -90,10 +90,9 @@ def build_all(
 
 @lru_cache(maxsize=1)
 def _pool(workers: int) -> ProcessPoolExecutor:
-    """Kept until this process ends: a search builds many times, and starting Python costs as much as a kernel."""
-    return ProcessPoolExecutor(workers, multiprocessing.get_context("spawn"), initializer=_say_nothing)
+    """Kept until this process ends: a search builds many times, and starting Python costs as much as a kernel.
 
-
-def _say_nothing() -> None:
-    """A kernel cache without room costs time and no result: one line of that for each core helps nobody."""
-    warnings.simplefilter("ignore", RuntimeWarning)
+    A kernel cache without room costs time and no result: a warning of that from each process helps nobody.
+    """
+    quiet = {"initializer": warnings.simplefilter, "initargs": ("ignore", RuntimeWarning)}
+    return ProcessPoolExecutor(workers, multiprocessing.get_context("spawn"), **quiet)

@@ -31,7 +31,6 @@ from warploom.tune.operation import Operation, combinations
 MOST_SM80, MOST_SM90 = 64, 24
 """Configurations of each kernel that are compiled and timed, beside their neighbours."""
 _WARP_TILES = ((64, 64), (64, 32), (32, 64), (32, 32), (32, 16), (16, 32), (16, 16), (16, 8), (128, 64), (64, 128))
-_SPLITS = (1, 2, 3, 4, 6, 8)
 _WARPS = (4, 8)
 _MOST_STAGES = 6
 _WORK_REGISTERS = 24  # for addresses and loop counters
@@ -48,13 +47,13 @@ def tiles_sm80(problem: MatmulProblem, target: Target) -> Iterator[MatmulSm80]:
             stages = min(_MOST_STAGES, target.shared_per_block // stage)
             one: MatmulSm80 = replace(tile, warp_m=warp_m, warp_n=warp_n, stages=stages)
             if one.num_warps in _WARPS and stages >= 2:
-                yield from (replace(one, split_k=parts) for parts in _SPLITS)
+                yield from combinations(one, {"split_k": None})
                 yield from streamed(one)
 
 
 def tiles_sm90(problem: MatmulProblem) -> Iterator[MatmulSm90]:
     """Every tile of ``wgmma`` with as many stages as fit, shared by the consumers or taken in turns."""
-    flags = {"tile_m": None, "tile_n": None, "consumers": (1, 2), "pingpong": None, "split_k": _SPLITS}
+    flags = {"tile_m": None, "tile_n": None, "consumers": (1, 2), "pingpong": None, "split_k": None}
     for tile in combinations(MatmulSm90(dtype=problem.dtype), flags):
         if not tile.check():
             yield replace(tile, stages=tile.most_stages)
