@@ -9,16 +9,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from warploom.core.dtypes import DType, bf16, f16
 from warploom.core.errors import ConfigError
 from warploom.core.targets import Target
-from warploom.kernels.attention.problem import AttentionProblem, Operands
-from warploom.kernels.settings import (
-    Configuration,
-    broken_flags,
-    element_type,
-    flag,
-    shared_excess,
-    type_name,
-    violated,
-)
+from warploom.kernels.attention.problem import AttentionProblem, HeadDims, Operands
+from warploom.kernels.settings import element_type, flag, type_name, violated
 from warploom.kernels.source import KernelCall, KernelSource
 from warploom.tile.copy_plan import CopyPlan
 
@@ -27,11 +19,12 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class RungSm80(Configuration):
+class RungSm80(HeadDims):
     """One attention kernel. The seeds' names: tile_m is B_r, tile_n is B_c, num_warps n_warps, head_dim d_head."""
 
     word: ClassVar[str] = "attention"
     requires: ClassVar[str] = "sm_80"
+    v_dim = 0
 
     tile_m: int = flag(64, "query rows per CTA (B_r)", (64, 128, 256))
     tile_n: int = flag(64, "keys per step (B_c)", (32, 64, 128))
@@ -61,11 +54,6 @@ class RungSm80(Configuration):
     opt_level: int = flag(3, "ptxas's optimisation level", (1, 3))
 
     # -- derived
-    @property
-    def value_dim(self) -> int:
-        """Elements per head of V and O."""
-        return self.head_dim
-
     @property
     def threads(self) -> int:
         """Threads per CTA."""
@@ -106,32 +94,29 @@ class RungSm80(Configuration):
         return not self.k_slices
 
     # -- whether it fits
+    @property
+    def _constraints(self) -> list[tuple[bool, str]]:
+        loads = self.load_q, self.load_k, self.load_v
+        return [
+            (self.num_warps <= 32 and self.tile_m % (16 * self.num_warps) == 0,
+             f"tile_m {self.tile_m} is no multiple of 16 rows for each of {self.num_warps} warps"),
+            (self.tile_n % 16 == 0, f"tile_n {self.tile_n} is no multiple of 16"),
+            *((load in (0, 2), f"load_{of} is 0 (the whole tile) or 2 (slices of 16), not {load}")
+              for of, load in zip("qkv", loads, strict=True)),
+            (not self.softmax_in_shared or not (self.folded_scale or self.peel or self.warp_rows > 32),
+             "softmax_in_shared takes no folded scale, no peeling and at most 32 rows per warp"),
+            (self.k_slices or not (self.double_buffer or 0 in loads),
+             "row by column (k_slices off) needs load_q = load_k = load_v = 2 and no double buffer"),
+            (self.async_copy or not self.eager, "eager copies are asynchronous ones"),
+        ]  # fmt: skip
+
     def check(self, target: Target | None = None) -> list[str]:
         """The violated constraints (of ``target``, if given); empty if the configuration is valid."""
-        found = broken_flags(self)
-        if found:
-            return found
-        if self.dtype not in (bf16, f16):
-            found.append(f"dtype {self.dtype} is not f16 or bf16")
-        if self.head_dim % 8 or not 8 <= self.head_dim <= 256:
-            found.append(f"head_dim {self.head_dim} is no multiple of 8 from 8 to 256")
-        if self.num_warps < 1 or self.num_warps > 32 or self.tile_m % (16 * self.num_warps):
-            found.append(f"tile_m {self.tile_m} is no multiple of 16 rows for each of {self.num_warps} warps")
-        if self.tile_n < 16 or self.tile_n % 16:
-            found.append(f"tile_n {self.tile_n} is no multiple of 16")
-        for name in ("load_q", "load_k", "load_v"):
-            if getattr(self, name) not in (0, 2):
-                found.append(f"{name} is 0 (the whole tile) or 2 (slices of 16), not {getattr(self, name)}")
-        if not found:
-            for what, rows in (("tile_m", self.tile_m), ("tile_n", self.tile_n)):
-                found += [f"{what}: {problem}" for problem in self.copy_plan(rows).problems()]
-        if self.softmax_in_shared and (self.folded_scale or self.peel or self.warp_rows > 32):
-            found.append("softmax_in_shared takes no folded scale, no peeling and at most 32 rows per warp")
-        if not self.k_slices and (self.double_buffer or 0 in (self.load_q, self.load_k, self.load_v)):
-            found.append("row by column (k_slices off) needs load_q = load_k = load_v = 2 and no double buffer")
-        if self.eager and not self.async_copy:
-            found.append("eager copies are asynchronous ones")
-        return found + shared_excess(self.shared_bytes, target)
+        return super().check(target) or [
+            f"{what}: {problem}"
+            for what, rows in (("tile_m", self.tile_m), ("tile_n", self.tile_n))
+            for problem in self.copy_plan(rows).problems()
+        ]
 
     def violations(self, problem: AttentionProblem) -> list[str]:
         """The constraints of the kernel that a problem violates; empty if it takes it."""
