@@ -153,7 +153,7 @@ BAD: dict[str, tuple[Any, type[Exception], str]] = {
     "one array of rank 5": (lambda: [*make()[:2], make()[2][None]], ProblemError, "v has shape"),
     "mixed types": (lambda: _cast(make(), 1, NUMPY["bf16"]), ProblemError, "q is f16 and k is bf16"),
     "float32": (lambda: [x.astype(np.float32) for x in make()], ProblemError, "q is f32.*convert it to bf16 or f16"),
-    "integers": (lambda: [x.astype(np.int32) for x in make()], ProblemError, "q is s32"),
+    "integers": (lambda: [x.astype(np.int32) for x in make()], ProblemError, "q is int32"),
     "last dimension strided": (
         lambda: [x[..., ::2] for x in make(head_dim=128)], ProblemError, "last dimension of q is not contiguous"),
     "transposed": (lambda: [x.swapaxes(1, 3) for x in make()], ProblemError, "last dimension of q is not contiguous"),

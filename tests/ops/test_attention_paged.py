@@ -149,7 +149,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"k_cache": np.zeros((4, 24, 1, 64), np.float16), "v_cache": np.zeros((4, 24, 1, 64), np.float16)},
      "a page has 24 keys"),
     ({"kv_lens": np.zeros(3, np.int32)}, r"kv_lens has shape \(3,\)"),
-    ({"kv_lens": np.zeros(2, np.int64)}, "kv_lens is s64"),
+    ({"kv_lens": np.zeros(2, np.int64)}, "kv_lens is int64, .*: convert it to int32"),
     ({"block_table": np.zeros((3, 2), np.int32)}, r"block_table has shape \(3, 2\); it must be \(2, 2\)"),
     ({"block_table": np.zeros((2, 4), np.int32)[:, ::2]}, "last dimension of block_table is not contiguous"),
     ({"block_table": None}, "its first dimension must be the batch, 2"),
@@ -162,8 +162,9 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"k_scale": 2.0}, "k_scale: float is not an array"),
     ({"kv_lens": [1, 2]}, "kv_lens: list is not an array"),
     ({"sinks": np.zeros(3, np.float32)}, r"sinks are f32 of shape \(3,\)"),
-    ({"fixed_split": 0}, "fixed_split is a count of keys"),
-    ({"fixed_split": 100}, "fixed_split 100 is no multiple"),
+    *(({"fixed_split": n}, "fixed_split is a multiple of 128") for n in (0, -128, 64, 100, 2**30, 2**40)),
+    ({"k_cache": np.zeros((4, 16, 1, 64), np.float16)[::-1]}, "k_cache has a stride that is negative"),
+    ({"v_cache": np.zeros((4, 16, 1, 65), np.float16)[..., :64]}, "v_cache has rows .* multiples of 16 bytes"),
     ({"out": np.zeros((2, 1, 2, 64), np.float32)}, "out is f32"),
 ]  # fmt: skip
 
@@ -177,6 +178,12 @@ def test_what_is_refused(changed: dict[str, Any], says: str) -> None:
     }  # fmt: skip
     with pytest.raises(ProblemError, match=says):
         warploom.attention_paged(**given)
+
+
+def test_a_given_split_may_be_longer_than_the_cache() -> None:
+    arrays, named = Step((100,)).arguments
+    found = [warploom.attention_paged(*arrays, **named, fixed_split=n) for n in (128, 2**30 - 128)]
+    assert np.array_equal(*(x.view(np.uint16) for x in found))
 
 
 def test_a_configuration_may_be_given_as_text() -> None:

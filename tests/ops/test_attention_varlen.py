@@ -107,11 +107,16 @@ def test_nothing_to_compute() -> None:
         ({"q": make()[0][None]}, "total, heads, head_dim"),
         ({"k": make(heads=3)[1], "v": make(heads=3)[2]}, "multiple of the 3"),
         ({"k": make(rows=80)[1], "v": make(rows=80)[2]}, "cu_seqlens_k"),
-        ({"cu_seqlens_q": STARTS.astype(np.int64)}, "cu_seqlens_q is s64"),
+        ({"cu_seqlens_q": STARTS.astype(np.int64)}, "cu_seqlens_q is int64"),
         ({"cu_seqlens_k": STARTS[:-1]}, "cu_seqlens_k has shape"),
         ({"seqused_k": STARTS}, "seqused_k has shape"),
         ({"out": make(rows=80)[0]}, "out is f16 of shape"),
-        ({"out": np.zeros((90, 2, 33), np.float16)[..., 1:]}, "out's rows do not start at multiples of 16 bytes"),
+        (
+            {"out": np.zeros((90, 2, 33), np.float16)[..., 1:]},
+            "out has rows that do not start at multiples of 16 bytes",
+        ),
+        ({"out": np.zeros((90, 2, 32), np.float16)[::-1]}, "out has a stride that is negative"),
+        ({"out": np.zeros((90, 2, 32), np.float16)[..., ::-1]}, "last dimension of out is not contiguous"),
         ({"window": (-5, 0)}, "left side"),
     ],
 )

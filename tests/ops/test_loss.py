@@ -74,6 +74,11 @@ def test_losses_and_log_sum_exps(kind, options):
     np.testing.assert_allclose(lse, reference.lse, atol=1e-4)
 
 
+def test_every_reduction_is_float32():
+    x, w, target = np.ones((3, 8), np.float16), np.ones((5, 8), np.float16), np.zeros(3, np.int64)
+    assert {linear_cross_entropy(x, w, target, reduction=r).dtype for r in ("none", "sum", "mean")} == {np.dtype("f4")}
+
+
 def test_reductions_count_the_rows_that_are_not_ignored():
     x, w, target = inputs(19, 40, 32)
     rows = linear_cross_entropy(x, w, target, config=SMALL[bf16])

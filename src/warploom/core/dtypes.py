@@ -45,6 +45,11 @@ class DType:
         return self.kind in ("unsigned", "signed")
 
     @property
+    def array_name(self) -> str:
+        """The name for callers with arrays: of integers and truth values NumPy's, ``int64``."""
+        return self.name if self.kind in ("float", "foreign") else self.numpy.name
+
+    @property
     def is_float(self) -> bool:
         """Whether it is a floating-point type."""
         return self.kind == "float"

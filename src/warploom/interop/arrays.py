@@ -138,8 +138,8 @@ def same_device(views: Sequence[ArrayView], names: Sequence[str] = ()) -> Device
 def require_dtype(view: ArrayView, name: str, allowed: Sequence[DType]) -> DType:
     """The type of ``view``. Raises ProblemError if it is not among ``allowed``."""
     if view.dtype not in allowed:
-        names = " or ".join(t.name for t in allowed)
-        raise ProblemError(f"{name} is {view.dtype}, which this operation does not take: convert it to {names}")
+        found, *names = (t.array_name for t in (view.dtype, *allowed))
+        raise ProblemError(f"{name} is {found}, which this operation does not take: convert it to {' or '.join(names)}")
     return view.dtype
 
 

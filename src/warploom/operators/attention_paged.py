@@ -12,7 +12,7 @@ from warploom.operators.fakes import for_operator, if_sizes_are_known, seen
 from warploom.operators.registration import Named
 from warploom.ops import attention_paged as eager
 from warploom.ops.attention_arrays import Options
-from warploom.ops.attention_paged_arrays import read_cache
+from warploom.ops.attention_paged_arrays import given_split, read_cache
 
 _SCHEMA = (
     "(Tensor q, Tensor k_cache, Tensor v_cache, Tensor kv_lens, Tensor? block_table=None, Tensor? cu_seqlens_q=None, "
@@ -28,7 +28,7 @@ _ARRAYS = "q", "k_cache", "v_cache", "kv_lens", "cu_seqlens_q", "block_table", "
 def _fake(given: Named, options: Options) -> Any:
     q = given["q"]
     views = {name: seen(given[name]) for name in _ARRAYS if given[name] is not None}
-    if_sizes_are_known(lambda: read_cache(views, options, given["fixed_split"]))
+    if_sizes_are_known(lambda: read_cache(views, options, given_split(given["fixed_split"])))
     *outer, queries, heads, _ = q.shape
     return q.new_empty(q.shape), q.new_empty((*outer, heads, queries), dtype=torch.float32)
 

@@ -203,8 +203,8 @@ def check_sinks(sinks: ArrayView | None, heads: int) -> None:
     """Raises ProblemError for sinks that are not one number for each of so many query heads."""
     if sinks is not None and (tuple(sinks.shape) != (heads,) or sinks.dtype not in (f32, bf16, f16)):
         raise ProblemError(
-            f"sinks are {sinks.dtype} of shape {tuple(sinks.shape)}; they must be one float32 (or 16-bit) number for "
-            f"each of {heads} query heads"
+            f"sinks are {sinks.dtype.array_name} of shape {tuple(sinks.shape)}; they must be one float32 "
+            f"(or 16-bit) number for each of {heads} query heads"
         )
 
 
@@ -219,8 +219,8 @@ def check_results(views: Mapping[str, ArrayView], shape: tuple[int, ...], rows: 
         view = views.get(name)
         if view is not None and (tuple(view.shape) != size or view.dtype is not dtype):
             raise ProblemError(
-                f"{'out' if name == 'o' else name} is {view.dtype} of shape {tuple(view.shape)}; it must be {dtype} of "
-                f"{size}, as the forward pass returns it with return_lse=True"
+                f"{'out' if name == 'o' else name} is {view.dtype.array_name} of shape {tuple(view.shape)}; it must be "
+                f"{dtype} of {size}, as the forward pass returns it with return_lse=True"
             )
 
 
@@ -229,24 +229,31 @@ def result_shape(q: ArrayView, v: ArrayView) -> tuple[int, ...]:
     return (*q.shape[:3], v.shape[3])
 
 
-def is_misaligned(view: ArrayView) -> bool:
-    """Whether rows do not start at multiples of 16 bytes, or strides are odd; of no elements they say nothing."""
-    odd = any(s % _ALIGNED_ELEMENTS or not 0 <= s <= MOST_STRIDE for s in view.strides[:-1])
-    return bool(odd or view.pointer % 16) and 0 not in view.shape
+def misaligned(view: ArrayView) -> str:
+    """What keeps kernels from the rows of an array where they lie, if anything does; without elements nothing."""
+    if 0 in view.shape:
+        return ""
+    if any(not 0 <= s <= MOST_STRIDE for s in view.strides[:-1]):
+        return f"has a stride that is negative or beyond {MOST_STRIDE} elements"
+    odd = view.pointer % 16 or any(s % _ALIGNED_ELEMENTS for s in view.strides[:-1])
+    return "has rows that do not start at multiples of 16 bytes" if odd else ""
 
 
 def aligned(view: ArrayView, copy: Callable[[ArrayView], ArrayView]) -> ArrayView:
-    """The view, or a row-major copy where it :func:`is_misaligned`."""
-    return copy(view) if is_misaligned(view) else view
+    """The view, or a row-major copy where it is :func:`misaligned`."""
+    return copy(view) if misaligned(view) else view
 
 
 def check_output(out: ArrayView, like: ArrayView, shape: tuple[int, ...]) -> None:
     """Raises ProblemError for an ``out`` that no kernel writes a result of this shape to, of the type of ``like``."""
     if tuple(out.shape) != shape or out.dtype is not like.dtype:
-        raise ProblemError(f"out is {out.dtype} of shape {tuple(out.shape)}; it must be {like.dtype} of {shape}")
+        raise ProblemError(
+            f"out is {out.dtype.array_name} of shape {tuple(out.shape)}; it must be {like.dtype} of {shape}"
+        )
     plain = settled(out)
-    if 0 not in shape and (plain.strides[-1] != 1 or is_misaligned(plain)):
-        raise ProblemError("out's rows do not start at multiples of 16 bytes: pass one whose rows do")
+    check_last("out", plain)
+    if why := misaligned(plain):
+        raise ProblemError(f"out {why}: pass another array")
     if overlaps_itself(plain):
         raise ProblemError("out has rows that lie in each other: pass one whose elements are apart")
 

@@ -24,8 +24,8 @@ from warploom.ops.attention_arrays import (
     refuse_output,
     without_keys,
 )
-from warploom.ops.attention_paged_arrays import CacheInputs, check_entries, read_cache
-from warploom.ops.options import flag, whole
+from warploom.ops.attention_paged_arrays import CacheInputs, check_entries, given_split, read_cache
+from warploom.ops.options import flag
 from warploom.ops.processors import Processor
 from warploom.ops.repeated import Kept, run_and_keep
 from warploom.ops.steps import CallsPlan, Steps
@@ -74,7 +74,8 @@ def attention_paged(
     head_dim). ``kv_lens`` (int32, (batch,)): keys of each sequence, those of its own queries included; none is allowed.
     dtypes: float16 or bfloat16; the caches may be float8_e4m3fn as well (compute capability 9.0), with arrays
     ``k_scale`` and ``v_scale``, float32 of one element or (batch, kv_heads), that keys and values are times. Queries
-    count as float16 then. heads is a multiple of kv_heads, head_dim a multiple of 8 up to 256.
+    count as float16 then. heads is a multiple of kv_heads, head_dim a multiple of 8 up to 256, with an fp8 cache of 16
+    from 48 on.
 
     Lengths, starts and pages are read on the GPU: nothing waits for it, a CUDA graph may be replayed with others in the
     same arrays, and no kernel is compiled for them. What they say beyond the cache is cut off, so nothing outside of it
@@ -83,7 +84,7 @@ def attention_paged(
     ``causal`` (here the default), ``window``, ``softcap``, ``scale`` and ``sinks`` as for :func:`attention`, by the
     lengths of each sequence: its last query sees the last key. Keys beyond a length never count, whatever memory holds.
     The work is divided among the GPU's SMs by what all lengths come to, so results may differ in their last bits with
-    what else is in the batch; ``fixed_split``, a multiple of 128 keys, divides each sequence by itself.
+    what else is in the batch; ``fixed_split``, a multiple of 128 keys below 2^30, divides each sequence by itself.
 
     ``return_lse`` also returns log-sum-exps, float32 (batch, heads, q_len), or (heads, queries) with ``cu_seqlens_q``.
     The result is like q; ``out`` takes it, if given. Of queries that are enough for all SMs tiles are formed, as
@@ -160,10 +161,7 @@ def _laid_out(views: Mapping[str, ArrayView], copy: Callable[[ArrayView], ArrayV
 
 def _inputs(views: Mapping[str, ArrayView], options: Options, fixed_split: Any) -> CacheInputs:
     """The arrays and what is asked of them. Raises ProblemError with the first thing that is wrong."""
-    split = None if fixed_split is None else whole("fixed_split", fixed_split)
-    if split is not None and split < 1:
-        raise ProblemError(f"fixed_split is a count of keys, not {split}")
-    return read_cache(_named(views), options, split)
+    return read_cache(_named(views), options, given_split(fixed_split))
 
 
 def _plan(inputs: CacheInputs, out: ArrayView, config: Any) -> AttentionPagedPlan:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -11,7 +12,8 @@ from warploom.core.dtypes import bf16, f16, f32, s32, u16
 from warploom.core.errors import ProblemError
 from warploom.interop.arrays import ArrayView, require_dtype, same_device
 from warploom.interop.copies import settled
-from warploom.kernels.attention.decode import DecodeOperands, DecodeProblem
+from warploom.kernels.attention.decode import SPLIT, DecodeOperands, DecodeProblem
+from warploom.kernels.attention.problem import MOST_POSITIONS
 from warploom.ops.attention_arrays import (
     Options,
     check_form,
@@ -19,11 +21,12 @@ from warploom.ops.attention_arrays import (
     check_last,
     check_sinks,
     check_types,
-    is_misaligned,
+    misaligned,
     on_host,
     refuse_first,
     refuse_starts,
 )
+from warploom.ops.options import whole
 
 PAGE_KEYS = 16
 _CACHE = "(pages or batch, keys, kv_heads, head_dim)"
@@ -77,6 +80,14 @@ def read_cache(given: dict[str, ArrayView], options: Options, split: int | None)
     return CacheInputs(given, problem)
 
 
+def given_split(fixed_split: Any) -> int | None:
+    """The argument, a count of keys that the blocks of every chosen configuration divide. Raises ProblemError."""
+    split = None if fixed_split is None else whole("fixed_split", fixed_split)
+    if split is not None and (split % SPLIT or not 0 < split < MOST_POSITIONS):
+        raise ProblemError(f"fixed_split is a multiple of {SPLIT} keys below {MOST_POSITIONS}, not {split}")
+    return split
+
+
 def is_fp8(view: ArrayView) -> bool:
     """Whether elements are ``float8_e4m3fn``."""
     return view.dtype.name == FP8
@@ -110,15 +121,15 @@ def check_scales(given: dict[str, ArrayView], batch: int, kv_heads: int, fp8: bo
 def _check_rows(given: dict[str, ArrayView]) -> None:
     """Raises ProblemError for a cache whose rows no copy of 16 bytes takes."""
     for name in ("k_cache", "v_cache"):
-        if is_misaligned(settled(given[name])):
-            raise ProblemError(f"the rows of {name} do not start at multiples of 16 bytes: allocate it so")
+        if why := misaligned(settled(given[name])):
+            raise ProblemError(f"{name} {why}: a cache is never copied, allocate it otherwise")
 
 
 def _check_alike(k: ArrayView, v: ArrayView) -> None:
     """Raises ProblemError for caches of different types or shapes."""
     if tuple(k.shape) != tuple(v.shape) or k.dtype is not v.dtype:
-        raise ProblemError(f"k_cache is {k.dtype} {tuple(k.shape)} and v_cache {v.dtype} {tuple(v.shape)}: they must "
-                           "be alike")  # fmt: skip
+        raise ProblemError(f"k_cache is {k.dtype.array_name} {tuple(k.shape)} and v_cache {v.dtype.array_name} "
+                           f"{tuple(v.shape)}: they must be alike")  # fmt: skip
 
 
 def check_cache(given: dict[str, ArrayView]) -> None:

@@ -42,7 +42,7 @@ def reduced(losses: Any, target: Any, ignore_index: int, reduction: Reduction) -
     if reduction == "none":
         return losses
     total = losses.sum()
-    return total if reduction == "sum" else total / (target != ignore_index).sum()
+    return total if reduction == "sum" else total / (target != ignore_index).sum(dtype=losses.dtype)
 
 
 def check_loss(rows: ArrayView, words: ArrayView, chosen: ArrayView, bias: ArrayView | None = None) -> None:
@@ -53,7 +53,7 @@ def check_loss(rows: ArrayView, words: ArrayView, chosen: ArrayView, bias: Array
             f"{tuple(chosen.shape)}"
         )
     if chosen.dtype not in (s32, s64):
-        raise ProblemError(f"target is {chosen.dtype}: convert it to int32 or int64")
+        raise ProblemError(f"target is {chosen.dtype.array_name}: convert it to int32 or int64")
     if rows.shape[1] != words.shape[1]:
         raise ProblemError(
             f"x has {rows.shape[1]} columns and w {words.shape[1]}: x is (m, k) and w (n, k), one row a word"
@@ -68,7 +68,7 @@ def check_loss(rows: ArrayView, words: ArrayView, chosen: ArrayView, bias: Array
     if bias is not None:
         if tuple(bias.shape) != (words.shape[0],) or bias.dtype is not rows.dtype:
             raise ProblemError(
-                f"bias is {bias.dtype} of shape {tuple(bias.shape)}: it must be {rows.dtype} of shape "
+                f"bias is {bias.dtype.array_name} of shape {tuple(bias.shape)}: it must be {rows.dtype} of shape "
                 f"({words.shape[0]},), one number for each row of w"
             )
         views.append(bias)
@@ -81,7 +81,9 @@ def check_row_values(views: Mapping[str, ArrayView]) -> None:
     for name in ("lse", "loss_gradient", "lse_gradient"):
         view = views.get(name)
         if view is not None and (view.dtype is not f32 or tuple(view.shape) != rows):
-            raise ProblemError(f"{name} is {view.dtype} of shape {tuple(view.shape)}; it must be float32 of {rows}")
+            raise ProblemError(
+                f"{name} is {view.dtype.array_name} of shape {tuple(view.shape)}; it must be float32 of {rows}"
+            )
 
 
 def check_targets(chosen: ArrayView, n: int, ignore_index: int) -> None:

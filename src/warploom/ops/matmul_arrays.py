@@ -194,7 +194,8 @@ def _check_others(
         raise ProblemError("extras are arguments of an epilogue: pass epilogue=lambda x, y: …")
     for view in others:
         if view.dtype is not dtype and not (view.dtype is f32 and any(view is extra for extra in extras)):
-            raise ProblemError(f"bias and extras must be {dtype} as a and b are (extras also f32), not {view.dtype}")
+            found = view.dtype.array_name
+            raise ProblemError(f"bias and extras must be {dtype} as a and b are (extras also f32), not {found}")
     for extra in extras:
         _extra(extra, shape, batched)
 
