@@ -9,6 +9,7 @@ import sys
 import textwrap
 import types
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,7 @@ import pytest
 
 import warploom.lang.functions as words
 from warploom.core.dtypes import bf16, f16
-from warploom.core.identity import UnstableError, function_key, stable_text
+from warploom.core.identity import UnstableError, Watched, function_key, stable_text
 from warploom.kernels.attention.features import AttentionFeatures
 from warploom.kernels.matmul.features import Epilogue, MatmulFeatures
 from warploom.lang.functions import relu
@@ -100,7 +101,7 @@ class UsersOwn:
 
 @pytest.mark.parametrize(
     "seen",
-    [Scaler(2.0), UsersOwn(2.0), types.ModuleType("mine"), np.float32, Scaler, object(), np.ones(3), [1.0]],
+    [Scaler(2.0), UsersOwn(2.0), types.ModuleType("mine"), np.float32, Scaler, object(), np.ones(3), {1.0}],
     ids=lambda value: type(value).__name__,  # not repr: addresses differ from one worker to the next
 )
 def test_what_only_this_process_knows_has_no_text(seen):
@@ -128,6 +129,47 @@ def test_methods_of_two_objects_are_two_functions():
     assert function_key(one.apply) != function_key(other.apply)
     with pytest.raises(UnstableError):
         stable_text(function_key(one.apply))
+
+
+class Applied(Scaler):
+    bias = 0.0
+
+    def __call__(self, x):
+        return x * self.factor + self.bias
+
+
+def changing() -> dict[str, tuple[Any, Any]]:
+    """A function, and what changes a value that it reads through another."""
+    scaler, applied, module, array = Scaler(2.0), Applied(2.0), types.ModuleType("mine"), np.ones(2)
+    items, named, of_class = [1.0], {"a": {"b": 1.0}}, type("Constants", (), {"factor": 1.0})
+    nested = types.SimpleNamespace(scaler=scaler)
+    module.factor = 1.0  # type: ignore[attr-defined]
+    called = made("lambda x: x * helper(x)", helper=made("lambda x: x * c", c=1.0))
+    return {
+        "method": (scaler.apply, lambda: setattr(scaler, "factor", 3.0)),
+        "object": (applied, lambda: setattr(applied, "factor", 3.0)),
+        "attribute of its class": (applied, lambda: setattr(applied, "bias", 1.0)),
+        "partial": (partial(scaler.apply), lambda: setattr(scaler, "factor", 3.0)),
+        "module": (made("lambda x: x * m.factor", m=module), lambda: setattr(module, "factor", 3.0)),
+        "class": (made("lambda x: x * C.factor", C=of_class), lambda: setattr(of_class, "factor", 3.0)),
+        "nested": (made("lambda x: x * n.scaler.factor", n=nested), lambda: setattr(scaler, "factor", 3.0)),
+        "list": (made("lambda x: x * items[0]", items=items), lambda: items.__setitem__(0, 3.0)),
+        "dict": (made("lambda x: x * d['a']['b']", d=named), lambda: named["a"].update(b=3.0)),
+        "beside an array": (made("lambda x: m.factor * a", a=array, m=module), lambda: setattr(module, "factor", 3.0)),
+        "helper": (called, lambda: called.__globals__["helper"].__globals__.update(c=3.0)),
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("name", changing())
+def test_what_is_read_through_a_value_changes_the_key_too(name):
+    function, change = changing()[name]
+    watched, before = Watched(function), function_key(function)
+    version = watched.version()
+    assert function_key(function) == before
+    assert watched.version() == version
+    change()
+    assert function_key(function) != before
+    assert watched.version() != version
 
 
 def test_texts_of_features_tell_them_apart():

@@ -113,6 +113,24 @@ def test_the_configuration_is_traced_once(monkeypatch):
     assert traced == [{"plus": 11.0}, {"plus": 12.0}]
 
 
+STEP = 1.0
+
+
+@kernel(threads=32)
+def stepped(k: Kernel, x: Global[f32]) -> None:
+    x.store(x.load(k.lane) + STEP, k.lane)
+
+
+def test_a_launch_sees_a_global_as_it_is_now(monkeypatch):
+    x, traced, trace = np.zeros(32, np.float32), [], stepped.trace
+    monkeypatch.setattr(stepped, "trace", lambda: traced.append(STEP) or trace())
+    for step in (1.0, 2.0, 2.0, 1.0):
+        monkeypatch.setitem(stepped.function.__globals__, "STEP", step)
+        warploom.launch(stepped, 1, [x])
+    assert (x == 6).all()
+    assert traced == [1.0, 2.0]
+
+
 def test_it_says_that_it_emulates_and_raises_for_a_defect():
     x, y = arrays(64)
     with pytest.warns(EmulationWarning, match="no GPU: reverse runs on the emulator"):

@@ -43,7 +43,8 @@ def launch(
     """Run a kernel of your own on arrays, which it changes in place.
 
     ``kernel`` is a function decorated with ``@warploom.lang.kernel``, traced with the keyword-only ``configuration``
-    (once for each that is hashable), or a Program. ``grid`` counts CTAs along x, y and z: integers of any kind.
+    (once for each that is hashable, and again where a global or attribute that the function names is another), or a
+    Program. ``grid`` counts CTAs along x, y and z: integers of any kind.
 
     ``arguments`` follow the parameters of the Program, by position or by name: arrays for pointers, numbers for
     scalars, which must lie within the range of their types, ``(array, TensorMapSpec)`` pairs for tensor maps. A pointer
@@ -143,11 +144,11 @@ def _program(kernel: KernelFunction | Program, configuration: Mapping[str, Any])
         hash(settings := tuple(sorted(configuration.items())))
     except TypeError:  # a value that is no key, such as a list
         return trace(**configuration)
-    return _traced(kernel, settings)
+    return _traced(kernel, kernel.sees.version(), settings)
 
 
 @once(maxsize=256)
-def _traced(kernel: KernelFunction, settings: tuple[tuple[str, Any], ...]) -> Program:
+def _traced(kernel: KernelFunction, _version: int, settings: tuple[tuple[str, Any], ...]) -> Program:
     return kernel.trace(**dict(settings))
 
 

@@ -71,7 +71,9 @@ def matmul(
     inputs' type, is added to every row. ``epilogue`` is a Python function of the f32 sum that is compiled into the
     kernel (``warploom.lang.functions`` has relu, gelu, silu, maximum …); with ``extras``, one or two matrices of the
     inputs' type or float32, it takes their elements too: ``epilogue=lambda x, gate: silu(x) * gate``. They have the
-    result's shape, or a value for each row, (m, 1), or each column, (1, n).
+    result's shape, or a value for each row, (m, 1), or each column, (1, n). Numbers that it reads are constants of the
+    kernel, which another value traces anew: globals, closures, defaults, and attributes that it names itself. Elements
+    of arrays, and what methods and properties read, are read once: pass those as extras, or as keyword defaults.
     ``out`` receives the result: of that shape, row-major with any stride between rows. It shares no memory with a, b or
     bias; an extra matrix may be ``out`` itself.
 
