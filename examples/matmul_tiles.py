@@ -22,7 +22,7 @@ from warploom.tile.epilogue import Panels, Staging, Sums, Target, store_register
 from warploom.tile.mainloop import accumulate
 from warploom.tile.pipeline import Boxes, Pipeline, operand_tile, ready
 from warploom.tile.product import MmaSync, Wgmma
-from warploom.tile.roles import Turns, consumer, producer
+from warploom.tile.roles import Turns, consumer, producer, threads_of, warps_of
 from warploom.tile.scheduler import GroupedTiles, Persistent
 
 M, N, DEPTH = 64, 64, 64  # a tile of C, and the depth of a stage
@@ -50,13 +50,13 @@ def on_sm80(k: Kernel, a: Global[bf16], b: Global[bf16], c: Global[bf16], n: u32
     staging.store(Sums(k, sums, *first), Target(k, c, n, bf16), (tile_row, tile_col))
 
 
-@kernel(threads=256, requires="sm_90a")
+@kernel(threads=threads_of(1), requires="sm_90a")
 def on_sm90(
     k: Kernel, a: TensorMap, b: TensorMap, c_map: TensorMap, c: Global[bf16], m: u32, n: u32, depth: u32
 ) -> None:
     """Persistent, any grid along x: a thread that loads, a warpgroup that multiplies; negative sums become 0."""
     a_tile, b_tile = (operand_tile(k, bf16, 64, DEPTH, name=name, stages=3) for name in "AB")
-    ring = Pipeline(k, (a_tile, Boxes(a, along_k)), (b_tile, Boxes(b, along_k)), readers=4, name="ring")
+    ring = Pipeline(k, (a_tile, Boxes(a, along_k)), (b_tile, Boxes(b, along_k)), readers=warps_of(1), name="ring")
     panels = Panels(k, bf16, 64, 1, 1, Boxes(c_map, lambda _, col, row: (col, row)))
     ready(k, ring)
     rows, cols = m // M, n // N
@@ -86,12 +86,12 @@ def on_sm90(
         panels.wait()
 
 
-@kernel(threads=384, requires="sm_90a")
+@kernel(threads=threads_of(2), requires="sm_90a")
 def in_turns(k: Kernel, a: TensorMap, b: TensorMap, c: Global[f32], m: u32) -> None:
     """C of 64 columns and a depth of 64: of two consumers one multiplies while the other stores its rows."""
     a_tile = operand_tile(k, bf16, M, DEPTH, name="A", stages=2)
     b_tile = operand_tile(k, bf16, N, DEPTH, name="B")
-    rows = Pipeline(k, (a_tile, Boxes(a)), readers=4, parts=2)  # of each consumer its own
+    rows = Pipeline(k, (a_tile, Boxes(a)), readers=warps_of(1), parts=2)  # of each consumer its own
     right = Pipeline(k, (b_tile, Boxes(b)), readers=0)
     ready(k, rows, right)
     with producer(k, 2), k.when(k.thread == 0):

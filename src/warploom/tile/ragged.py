@@ -108,7 +108,10 @@ class SpacedUsed(Spaced):
 
 
 class RaggedBatch(Compound):
-    """A parameter: ``sequences`` of ``heads``, of which ``together`` form a group; at most ``most`` tiles of a head."""
+    """A parameter: ``sequences`` of ``heads``, of which ``together`` form a group.
+
+    ``most``: tiles of a head at most (:func:`.order.most_pieces`).
+    """
 
     sequences: u32
     heads: u32
