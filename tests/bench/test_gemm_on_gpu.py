@@ -43,7 +43,7 @@ class Emulated:
     def launch_again(self, pointers, kind):
         assert kind == "torch"
         views = [describe(self._memory(*one)) for one in zip(self.call.arrays, pointers, strict=True)]
-        run_on_emulator(self.call.source.program, self.call.grid, views, self.call.scalars, 0, self.call.maps)
+        run_on_emulator(self.call.source.program, self.call.grid, views, self.call.scalars, self.call.maps)
 
     def _memory(self, name, at):
         m, n, depth = (self.call.scalars[extent] for extent in ("result_m", "result_n", "depth"))

@@ -45,4 +45,4 @@ class EmulatedAttention:
         assert kind == "torch"
         self.launches.append([view.pointer for view in views])
         if not self.broken:
-            run_on_emulator(self.call.source.program, self.call.grid, views, self.call.scalars, 0, self.call.maps)
+            run_on_emulator(self.call.source.program, self.call.grid, views, self.call.scalars, self.call.maps)

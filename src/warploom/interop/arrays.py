@@ -362,8 +362,8 @@ def _read_cupy(array: Any) -> ArrayView:
 def _read_jax(array: Any) -> ArrayView:
     if isinstance(array, sys.modules["jax"].core.Tracer):
         raise ProblemError(
-            "inside jax.jit, grad, vmap and the like values are traced and have no memory yet: call warploom outside, "
-            "or through jax.pure_callback"
+            "inside jax.jit, grad, vmap and the like values are traced and have no memory yet: for attention call "
+            "warploom.jax.attention; other functions outside, or through jax.pure_callback"
         )
     if array.is_deleted():
         raise ProblemError("this JAX array has been deleted, or donated to a computation: pass one that still exists")

@@ -87,10 +87,10 @@ def attention_paged(
     what else is in the batch; ``fixed_split``, a multiple of 128 keys below 2^30, divides each sequence by itself.
 
     ``return_lse`` also returns log-sum-exps, float32 (batch, heads, q_len), or (heads, queries) with ``cu_seqlens_q``.
-    The result is like q; ``out`` takes it, if given. Of queries that are enough for all SMs tiles are formed, as
-    :func:`attention` does, on compute capability 9.0. An fp8 cache, ``fixed_split``, older GPUs, and arrays whose
-    sequences or pages are no whole rows apart, keep the kernels that are made for few queries, which are right for more
-    and slower. Arrays as for :func:`attention`; there are no gradients.
+    The result is like q; ``out``, if given, takes it, and may be q itself. Of queries that are enough for all SMs tiles
+    are formed, as :func:`attention` does, on compute capability 9.0. An fp8 cache, ``fixed_split``, older GPUs, and
+    arrays whose sequences or pages are no whole rows apart, keep the kernels that are made for few queries, which are
+    right for more and slower. Arrays as for :func:`attention`; there are no gradients.
 
     Raises ProblemError for arrays it does not take, ConfigError for a ``config`` that does not fit.
     """

@@ -236,19 +236,21 @@ def run_on_emulator(
     grid: Grid,
     views: Sequence[ArrayView] | Mapping[str, ArrayView],
     scalars: Mapping[str, int],
-    flops: int,
     mapped: Sequence[MappedArray] = (),
 ) -> Emulation:
-    """Run on the CPU with all checks, saying so and how long it takes. Raises EmulationError if it finds a defect."""
-    seconds = f", which takes about {emulated_seconds(program, grid, flops):.1f} s"
-    return emulated(program, grid, emulator_arguments(program, views, scalars, mapped), seconds)
+    """Run on the CPU with all checks. Raises EmulationError if it finds a defect."""
+    return emulated(program, grid, emulator_arguments(program, views, scalars, mapped))
 
 
-def emulated(program: Program, grid: Grid, arguments: Sequence[Any] | Mapping[str, Any], more: str = "") -> Emulation:
-    """Run in place of a GPU, with a warning that says so and ``more``. Raises EmulationError if it finds a defect."""
+def warn_of_emulator(name: str, more: str = "") -> None:
+    """Say at the caller's line that a kernel, or the first of several, runs in place of a GPU, and ``more`` of it."""
+    warn_caller(f"no GPU: {name} runs on the emulator with all checks{more}", EmulationWarning)
+
+
+def emulated(program: Program, grid: Grid, arguments: Sequence[Any] | Mapping[str, Any]) -> Emulation:
+    """Run in place of a GPU. Raises EmulationError if it finds a defect."""
     from warploom.emulate import emulate
 
-    warn_caller(f"no GPU: {program.name} runs on the emulator with all checks{more}", EmulationWarning)
     emulation = emulate(program, grid, arguments)
     if emulation.findings:
         listed = "\n".join(str(f) for f in emulation.findings[:8])

@@ -21,7 +21,7 @@ from warploom.interop.arrays import (
     same_device,
 )
 from warploom.interop.tracing import traced
-from warploom.ops.backends import compiled, emulated, gpu_present, gpu_target
+from warploom.ops.backends import compiled, emulated, gpu_present, gpu_target, warn_of_emulator
 
 if TYPE_CHECKING:
     from warploom.core.dtypes import DType
@@ -278,4 +278,5 @@ def _emulate(program: Program, grid: Grid, given: Sequence[Any], views: Sequence
     for parameter, argument, view in zip(program.parameters, given, views, strict=True):
         array: Any = argument if view is None else as_numpy(view)
         arguments[parameter.name] = (array, argument[1]) if parameter.kind == "tensor_map" else array
+    warn_of_emulator(program.name)
     emulated(program, grid, arguments)

@@ -17,7 +17,7 @@ import numpy as np
 from warploom.core.dtypes import DType, f32
 from warploom.interop.arrays import ArrayView, address, as_numpy, describe, maker
 from warploom.kernels.source import Grid, KernelCall
-from warploom.ops.backends import GpuCall, run_on_emulator, zero_words
+from warploom.ops.backends import GpuCall, emulated_seconds, run_on_emulator, warn_of_emulator, zero_words
 from warploom.ops.processors import Processor
 
 if TYPE_CHECKING:
@@ -116,7 +116,12 @@ class Steps:
         return sum(map(_aligned, self.workspace.values()))
 
     def emulate(self, arrays: Mapping[str, ArrayView]) -> None:
-        """Run on the CPU with all checks. Raises EmulationError for the first kernel with defects."""
+        """Run on the CPU with all checks, saying so once and how long all takes.
+
+        Raises EmulationError for the first kernel with defects.
+        """
+        seconds = sum(emulated_seconds(x.call.source.program, x.call.grid, x.flops) for x in self.steps)
+        warn_of_emulator(self.steps[0].call.source.name, f", which takes about {seconds:.1f} s")
         own = {name: np.full(words, np.nan, np.float32).view(np.uint32) for name, words in self.workspace.items()}
         for step in self.steps:
             call = step.call
@@ -129,7 +134,7 @@ class Steps:
                 for name, kind in zip(call.arrays, kinds, strict=True)
             ]
             views = [_moved(x, step.offsets.get(name, 0)) for name, x in zip(call.arrays, known, strict=True)]
-            run_on_emulator(call.source.program, call.grid, views, call.scalars, step.flops, call.maps)
+            run_on_emulator(call.source.program, call.grid, views, call.scalars, call.maps)
 
     def run_from_host(
         self, hosts: Mapping[str, np.ndarray[Any, Any]], results: Sequence[str], *, filled: bool = False
