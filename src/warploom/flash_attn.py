@@ -167,8 +167,11 @@ def flash_attn_with_kvcache(
     q_len). There are no gradients. Raises ProblemError for ``cache_leftpad`` and for new keys of uneven lengths.
     """
     _refuse("flash_attn_with_kvcache", 0.0, alibi_slopes, others)
-    if cache_leftpad is not None or (k is not None and cu_seqlens_q is not None):
-        raise ProblemError("cache_leftpad and k beside cu_seqlens_q are not supported: begin caches at 0, append first")
+    if cache_leftpad is not None or cu_seqlens_k_new is not None or (k is not None and cu_seqlens_q is not None):
+        raise ProblemError(
+            "cache_leftpad, cu_seqlens_k_new, and k beside cu_seqlens_q are not supported: begin caches at 0, append "
+            "first"
+        )
     if (k is None) != (v is None):
         raise ProblemError("k and v, the new keys and values, come together: pass both or none")
     rows = None if cache_batch_idx is None else cache_batch_idx[:, None]  # each is a page

@@ -257,6 +257,7 @@ NEW, TABLE = torch.zeros(2, 1, 1, 16), torch.zeros(2, 1, dtype=torch.int32)
         ({"block_table": TABLE, "page_table": TABLE}, "block_table and page_table"),
         ({"block_table": TABLE, "cache_batch_idx": ONE}, "block_table and cache_batch_idx"),
         ({"sinks": SINKS, "s_aux": SINKS}, "sinks and s_aux"),
+        ({"cu_seqlens_k_new": ONE}, "cu_seqlens_k_new"),
         ({"cache_seqlens": [5, 9]}, "cache_seqlens is an int"),
     ],
 )

@@ -160,7 +160,7 @@ def attention(
     Raises ProblemError for arrays it does not take, ConfigError for a ``config`` that does not fit,
     UnsupportedDeviceError for a GPU older than compute capability 8.0.
     """
-    given = arrays_of({"q": q, "k": k, "v": v}, sinks=sinks)
+    given = {"q": q, "k": k, "v": v} if sinks is None else {"q": q, "k": k, "v": v, "sinks": sinks}
     asked = (causal, scale, window, softcap, return_lse, layout)  # a tuple: a dataclass would cost more to look up
     found = _prepared.again(asked, config, given) or looked_up(_prepared, given, asked, config, _first_call)
     return tuple(found) if return_lse else found[0]

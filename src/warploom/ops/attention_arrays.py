@@ -190,7 +190,7 @@ def check_heads(heads: int, kv_heads: int, head_dim: int, v_dim: int) -> None:
     """Raises ProblemError for heads that do not share keys evenly, and sizes of heads that no kernel takes."""
     if heads != kv_heads and (kv_heads == 0 or heads % kv_heads):
         raise ProblemError(f"q has {heads} heads, no multiple of the {kv_heads} of k and v: heads share keys in groups")
-    own = f", pass scale={head_dim}**-0.5 if you leave it to the default,"  # which goes by what is padded
+    own = f", pass scale={head_dim}**-0.5 where you gave none,"  # which goes by what is padded
     for whose, size, scale in (("", head_dim, own), (" of v", v_dim, "")):
         if size % 8 or not 8 <= size <= MOST_HEAD_DIM:
             pad = f": pad it with zeros{scale} and cut the result" if 0 < size < MOST_HEAD_DIM else ""

@@ -231,7 +231,7 @@ def _reduced(a: Any, b: Any, op: ReduceOp, scale: float, bias: Any, config: Any)
     """(values, indices or None) as arrays of a's kind."""
     if scale.__class__ is not float:
         scale = number("scale", scale)
-    given = arrays_of({"a": a, "b": b}, bias=bias)
+    given = {"a": a, "b": b} if bias is None else {"a": a, "b": b, "bias": bias}
     found = _prepared.again((op, scale), config, given) or _look_up(given, (op, scale), config)
     return found[0], found[1] if len(found) > 1 else None
 
