@@ -103,8 +103,15 @@ def test_no_access_moves_three_elements():
 
 
 def test_shared_memory_beyond_every_gpu_is_refused():
-    with pytest.raises(VerifyError, match="bytes of shared memory"):
-        traces(lambda k, x: k.shared(f32, (1024, 1024)).store(1.0, 0, 0))
+    for col in (lambda k: 0, lambda k: k.thread):
+        with pytest.raises(VerifyError, match="bytes of shared memory"):
+            traces(lambda k, x, col=col: k.shared(f32, (1000, 1000)).store(1.0, 0, col(k)))
+
+
+@pytest.mark.parametrize("stages", [0, -1, 1.5])
+def test_a_tile_without_stages_is_refused(stages):
+    with pytest.raises(TraceError, match="a number of stages, 1 or more"):
+        traces(lambda k, x: k.shared(f32, 32, stages=stages))
 
 
 def over_a_loop(k, x):

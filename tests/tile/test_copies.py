@@ -185,3 +185,49 @@ def test_a_place_for_each_tile_of_a_ring(steps: list[tuple[int, int]] | None) ->
 
     with pytest.raises(TraceError, match=r"a place for each of 2 tiles.*test_copies\.py"):
         wrong.trace()
+
+
+REFUSED: dict[str, tuple[dict[str, Any], str]] = {
+    "a tile of f32": ({"of_tile": f32}, "16-bit elements are copied: X has f32, its matrix u16"),
+    "a matrix of f32": ({"of_matrix": f32}, "16-bit elements are copied: X has bf16, its matrix f32"),
+    "one stage": ({"stages": 1}, "2 stages or more: X has 1"),
+    "more threads than the kernel": ({"threads": 2 * THREADS}, f"threads={2 * THREADS} in a kernel of {THREADS}"),
+    "fewer threads": ({"threads": THREADS // 2}, f"threads={THREADS // 2} in a kernel of {THREADS}"),
+    "one of several matrices": ({"place": (0, 0, 1)}, "plane="),
+    "no begin": ({"begins": False}, "begin starts the first copies"),
+}
+
+
+@pytest.mark.parametrize(("wrong", "message"), REFUSED.values(), ids=REFUSED)
+def test_what_a_ring_of_copies_does_not_do_is_refused(wrong: dict[str, Any], message: str) -> None:
+    trace = turning.trace
+    assert trace().body
+    with pytest.raises(TraceError, match=rf"{message}.*test_copies\.py"):
+        trace(**wrong)
+
+
+@kernel(threads=THREADS)
+def turning(
+    k: Kernel, x: Global[u16], y: Global[f32], *, of_tile: Any = bf16, of_matrix: Any = u16, stages: int = 2,
+    threads: int = THREADS, place: tuple[int, ...] = (0, 0), begins: bool = True,
+) -> None:  # fmt: skip
+    """Some turns of a ring."""
+    tile = k.shared(of_tile, (32, 64), name="X", stages=stages)
+    ring = CopyRing(k, (tile, Rows(x if of_matrix is u16 else y, 64)), threads=threads)
+    if begins:
+        ring.begin(k.value(3, u32), lambda _: [place])
+    read, write = ring.consumer(), ring.producer()
+    with k.loop(3):
+        read.wait()
+        write.put(place)
+        read.release()
+
+
+def test_tiles_of_a_ring_have_as_many_stages() -> None:
+    @kernel(threads=THREADS)
+    def uneven(k: Kernel, x: Global[u16]) -> None:
+        tiles = [operand_tile(k, bf16, 16, 64, name=f"X{n}", stages=n) for n in (2, 3)]
+        CopyRing(k, *((tile, Rows(x, 64)) for tile in tiles), threads=THREADS)
+
+    with pytest.raises(TraceError, match="as many stages each"):
+        uneven.trace()

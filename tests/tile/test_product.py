@@ -20,7 +20,7 @@ from warploom.isa.wgmma import WgmmaWait
 from warploom.lang import Fragment, Global, Kernel, SharedTile, TensorMap, f32, kernel, s32, u16, u32
 from warploom.lang.values import Number
 from warploom.tile.copies import CopyRing, RowCopy, Rows
-from warploom.tile.epilogue import Sums, Target, store_registers
+from warploom.tile.epilogue import Panels, Sums, Target, store_registers
 from warploom.tile.mainloop import accumulate
 from warploom.tile.pipeline import Boxes, Pipeline, operand_tile, ready
 from warploom.tile.product import MmaSync, Wgmma, load_left, zero
@@ -329,3 +329,20 @@ def test_what_a_product_was_made_for_is_what_it_takes() -> None:
         wrong.trace(mma=True)
     with pytest.raises(TraceError, match="only an accumulator"):
         wrong.trace(mma=False)
+
+
+def test_a_target_is_of_its_pointers_type_and_panels_take_whole_ones() -> None:
+    @kernel(threads=128, requires="sm_90a")
+    def wrong(k: Kernel, y: Global[f32], bits: Global[u16], *, of_bits: bool, cols: int = 64) -> None:
+        panels = Panels(k, bf16, 64, 1, 1, None)
+        panels.prepare(k.value(0, u32))
+        sums = Wgmma(k, bf16).accumulator(cols, "c")
+        zero(sums)
+        panels.store(Sums(k, sums, k.value(0, u32), k.value(0, u32)), 0, Target(k, bits if of_bits else y, 64, bf16))
+
+    assert wrong.trace(of_bits=True).body
+    with pytest.raises(TraceError, match=r"a target of bf16 lies at a pointer to f32.*test_product\.py"):
+        wrong.trace(of_bits=False)
+    for cols in (32, 96):
+        with pytest.raises(TraceError, match=rf"{cols} columns of sums are no whole panels of 64.*test_product\.py"):
+            wrong.trace(of_bits=True, cols=cols)

@@ -14,9 +14,12 @@ class ClusterWords(FragmentWords):
 
     cluster: tuple[int, int, int] = (1, 1, 1)
 
-    def __init__(self, *, share: bool = True, cluster: tuple[int, int, int] = (1, 1, 1)) -> None:
+    def __init__(
+        self, *, share: bool = True, cluster: tuple[int, int, int] = (1, 1, 1), threads: int | None = None
+    ) -> None:
         super().__init__(share=share)
-        self.cluster = cluster
+        self.cluster, self.cta_threads = cluster, threads
+        """``cta_threads``: of the kernel, None while only its parameters are looked at."""
 
     @property
     def cluster_ctas(self) -> int:

@@ -84,7 +84,10 @@ class KernelFunction:
         """
         self.check_configuration(configuration)
         cluster = self._cluster(self._of_configuration(self.cluster, configuration))
-        k = Kernel(share=self.share, cluster=cluster)
+        count: Any = self._of_configuration(self.threads, configuration)
+        if not isinstance(count, int):
+            raise TraceError(f"{self.name}: threads is an int or a function of the configuration, not {shown(count)}")
+        k = Kernel(share=self.share, cluster=cluster, threads=count)
         parameters, arguments = self._parameters(k)
         refuse_uncalled_from(self.function)
         try:
@@ -104,9 +107,6 @@ class KernelFunction:
             raise TraceError(
                 f"{self.name} returns {shown(returned)}: a kernel returns nothing, its results are what it stores"
             )
-        count: Any = self._of_configuration(self.threads, configuration)
-        if not isinstance(count, int):
-            raise TraceError(f"{self.name}: threads is an int or a function of the configuration, not {shown(count)}")
         code = self.function.__code__
         body = simplify(k.finished_body(), lambda where: name_at(where.file, where.line))
         if self.drop_unused:

@@ -7,7 +7,8 @@ from numbers import Integral
 from typing import Any, Literal
 
 from warploom.core.dtypes import DType, f32, u32
-from warploom.core.errors import TraceError, shown
+from warploom.core.errors import TraceError, VerifyError, shown
+from warploom.core.targets import TARGETS
 from warploom.ir.statements import SharedRegion
 from warploom.isa.async_copy import CommitCopies, CpAsync, Eviction, WaitCopies
 from warploom.isa.atomic import Atomic, ReduceAdd
@@ -63,6 +64,8 @@ class MemoryWords(Accesses):
                 f"the shape of a shared tile is a number or (rows, cols), not {shown(shape)} ({self.here()})"
             )
         rows, cols = map(int, extents)
+        if not (is_kind(stages, Integral) and stages >= 1):
+            raise TraceError(f"a shared tile has a number of stages, 1 or more, not {shown(stages)} ({self.here()})")
         if not (swizzle in (None, "auto") or is_kind(swizzle, Swizzle)):
             raise TraceError(
                 f'swizzle is "auto", None or a Swizzle of warploom.layout.swizzle, as Swizzle(3, 4, 3) for <3,4,3>, '
@@ -78,6 +81,12 @@ class MemoryWords(Accesses):
         offset = alias.offset if alias is not None else -(-self.shared_bytes // alignment) * alignment
         where = self.here()
         name = name or name_at(where.file, where.line) or f"tile{len(self.regions)}"
+        most = max(TARGETS.values(), key=lambda t: t.shared_per_block)
+        if offset + total > most.shared_per_block:
+            raise VerifyError(
+                f"with {name} the kernel needs {offset + total} bytes of shared memory, the largest target "
+                f"({most.name}) has {most.shared_per_block} per CTA: use smaller tiles or fewer stages"
+            )
         self.regions.append(SharedRegion(name, offset, total))
         self.shared_bytes = max(self.shared_bytes, offset + total)
         return SharedTile(self, name, dtype, layout, offset, stages, stage_bytes)

@@ -222,6 +222,11 @@ class RowCopy:
         self, k: Kernel, tile: SharedTile, matrix: Rows, threads: int, addressing: Addressing = "strided"
     ) -> None:
         self._k, self._matrix = k, matrix
+        if tile.dtype.bytes != 2 or matrix.pointer.dtype.bytes != 2:
+            raise TraceError(
+                f"rows of 16-bit elements are copied: {tile.name} has {tile.dtype}, its matrix "
+                f"{matrix.pointer.dtype} ({k.here()}). For others write k.cp_async, or let the TMA copy boxes"
+            )
         # Copies of single elements still store 16 bytes to shared memory.
         chunk = CHUNK_BYTES // 2 if matrix.chunk == 1 else matrix.chunk
         plan = CopyPlan(tile.layout.rows, tile.layout.cols, threads // 32, True, chunk)
@@ -268,9 +273,11 @@ class RowCopy:
 
     def _from(self, place: Place) -> GlobalPointer:
         row, col, *number = place
-        matrix = self._matrix.pointer
-        if number and self._matrix.plane is not None:
-            matrix = matrix + self._k.mul_wide(number[0], self._matrix.plane)
+        matrix, plane = self._matrix.pointer, self._matrix.plane
+        if number:
+            if plane is None:
+                raise TraceError(f"a place names one of several matrices: Rows(…, plane=…) says ({self._k.here()})")
+            matrix = matrix + self._k.mul_wide(number[0], plane)
         return self._copy.start(matrix, (row, col))
 
 
@@ -287,7 +294,14 @@ class CopyRing:
     ) -> None:
         self.k = k
         self.tiles = tuple(tile for tile, _ in fed)
-        self.stages = self.tiles[0].stages
+        self.stages, self._begun = self.tiles[0].stages, False
+        if any(tile.stages != self.stages for tile in self.tiles):
+            raise TraceError(f"the tiles of a ring of copies have as many stages each ({k.here()})")
+        if k.cta_threads not in (None, threads):
+            raise TraceError(
+                f"a ring of copies is of all threads of the CTA, which meet at its waits: threads={threads} in a "
+                f"kernel of {k.cta_threads} ({k.here()})"
+            )
         self._copies = [RowCopy(k, tile, matrix, threads, addressing) for tile, matrix in fed]
         self._steps: Sequence[tuple[int, int]] | None = None
         for copy in self._copies:
@@ -323,13 +337,18 @@ class CopyRing:
         ``steps``: rows and columns from each tile's place to its next, where they are always the same: then addresses
         are moved on instead of formed anew, at the price of two registers each.
         """
-        self._steps = steps
+        self._steps, self._begun = steps, True
         if steps is not None:
             for copy, place in self._with(places(self.k.value(0, u32))):
                 copy.aim(place)
         for stage in range(self.stages - 1):
             number = self.k.value(stage, u32)
             self.put(stage, places(number), when=count > stage)
+
+    def check_begun(self) -> None:
+        """Raises TraceError where no copies are started that a cursor goes on from."""
+        if not self._begun:
+            raise TraceError(f"begin starts the first copies: call it before a cursor puts or waits ({self.k.here()})")
 
     def _with(self, places: Sequence[Place]) -> list[tuple[RowCopy, Place]]:
         if len(places) != len(self.tiles):
@@ -342,6 +361,11 @@ class CopyRing:
 
     def wait(self, pending: int) -> None:
         """All but the ``pending`` newest tiles are here for every warp; and every warp is done with those before."""
+        if pending < 0:
+            raise TraceError(
+                f"a ring that is filled while it is read takes 2 stages or more: {self.tiles[0].name} has "
+                f"{self.stages} ({self.k.here()})"
+            )
         self.k.wait_group(pending)
         self.k.syncthreads()
 
@@ -386,11 +410,13 @@ class CopyCursor:
 
     def put(self, *places: Place, when: Traced | None = None) -> None:
         """:meth:`CopyRing.put` into the stage that all warps have read longest ago; on to the next stage."""
+        self._ring.check_begun()
         self._ring.put(self._stage.get(), places, when=when)
         self._advance()
 
     def wait(self) -> tuple[SharedTile, ...]:
         """The stage's tiles, once they are there for every warp; and every warp is done with those released before."""
+        self._ring.check_begun()
         self._ring.wait(self._pending)
         return self.tiles
 

@@ -51,6 +51,11 @@ class Target:
     chunk: int = 8
     pairs: bool = True
 
+    def __post_init__(self) -> None:
+        has = self.pointer.dtype
+        if has is not self.dtype and (has.is_float or has.bytes != self.dtype.bytes):
+            raise TraceError(f"a target of {self.dtype} lies at a pointer to {has}: name its type ({self.k.here()})")
+
     def exists(self, row: Traced, col: Traced) -> Traced | None:
         """Whether there is an element (row, col); None where there always is."""
         found = None if self.rows is None else row < self.rows
@@ -274,9 +279,15 @@ class Panels:
 
     def store(self, sums: Sums, number: int, target: Target, outer: tuple[Number, ...] = ()) -> None:
         """Store accumulator ``number`` of the consumer; ``outer``: the box's place beyond rows and columns."""
-        k, boxes, to = self._k, sums.fragment.layout.shape[1] // self._cols, self._to
+        k, to, cols = self._k, self._to, sums.fragment.layout.shape[1]
         if to is None:
             raise TraceError(f"panels are prepared before sums are stored: call prepare(me) ({k.here()})")
+        boxes, beyond = divmod(cols, self._cols)
+        if beyond:
+            raise TraceError(
+                f"{cols} columns of sums are no whole panels of {self._cols}: make panels of as many as "
+                f"divide them ({k.here()})"
+            )
         for j in range(boxes):
             buffer = (number * boxes + j) % self._count
             if self._boxes is not None:

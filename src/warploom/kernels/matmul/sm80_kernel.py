@@ -106,7 +106,8 @@ class Product:
     def _places(self, tile: Tile, number: Traced) -> Sequence[Place]:
         depth = self._k.value((number + tile.first) * self._config.tile_k, u32)
         outers = zip((tile.row, tile.col), self._operands, strict=True)
-        return [(*along(own, outer, depth), tile.batch) for outer, own in outers]
+        matrix = (tile.batch,) if self._features.batched else ()
+        return [(*along(own, outer, depth), *matrix) for outer, own in outers]
 
     def begin(self, tile: Tile) -> None:
         """Start the copies of a tile's first k-tiles; no warp reads the stages any more."""
