@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 from warploom.core.dtypes import s32, u32
 from warploom.core.errors import TraceError
 from warploom.lang.parameters import Compound, Strided, StridedPointer
-from warploom.tile.copies import TileCopy
 from warploom.tile.copy_plan import CopyPlan
+from warploom.tile.tile_copy import TileCopy
 
 if TYPE_CHECKING:
     from warploom.isa.async_copy import Eviction

@@ -26,8 +26,8 @@ from warploom.lang import (
 from warploom.lang.fragments import TileAddresses
 from warploom.lang.values import Number
 from warploom.layout.catalogue import mma_fragment
-from warploom.tile.copies import TileCopy
 from warploom.tile.mask import Mask, Visible
+from warploom.tile.tile_copy import TileCopy
 
 SHAPE = "m16n8k16"
 A, B, C = (mma_fragment(SHAPE, operand) for operand in "ABC")

@@ -8,7 +8,7 @@ from warploom.core.dtypes import u32, u64
 from warploom.kernels.attention.ladder_config import RungSm80
 from warploom.lang import GlobalPointer, Kernel, Mutable, SharedTile, StridedPointer, Traced
 from warploom.lang.values import Number
-from warploom.tile.copies import TileCopy
+from warploom.tile.tile_copy import TileCopy
 
 
 @dataclass(frozen=True)
