@@ -36,7 +36,7 @@ def _to_numpy(x: Any) -> np.ndarray[Any, Any]:
 
 def main() -> None:
     """Random vectors: on the GPU through torch where there is one."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--vectors", type=int, default=4096)
     parser.add_argument("--queries", type=int, default=64)
     parser.add_argument("--dimension", type=int, default=128)

@@ -81,6 +81,9 @@ class Batch(NamedTuple):
 class Layer(nn.Module):
     """Attention on the cache and a feed-forward layer, each added to its normalised input."""
 
+    cache: torch.Tensor
+    """Keys and values, in pages."""
+
     def __init__(self, size: Size) -> None:
         super().__init__()
         self.size, self.head_dim = size, size.width // size.heads
@@ -110,7 +113,7 @@ class Layer(nn.Module):
         for cache, new in zip(self.cache, (k, v), strict=True):
             cache.flatten(0, 1)[batch.slots] = new
         out = warploom.attention_paged(
-            q, *self.cache, batch.kv_lens, block_table=batch.block_table, cu_seqlens_q=batch.starts
+            q, self.cache[0], self.cache[1], batch.kv_lens, block_table=batch.block_table, cu_seqlens_q=batch.starts
         )
         x = x + self.merge(out.flatten(1))
         return x + self.feed(self.norms[1](x))

@@ -19,7 +19,7 @@ import warploom
 
 def main() -> None:
     """Random hidden states, embeddings and targets."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--tokens", type=int, default=64)
     parser.add_argument("--words", type=int, default=512)
     parser.add_argument("--width", type=int, default=64)
