@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 
+import numpy as np
 import pytest
 from tests.clock import SimulatedClock
 
 from warploom.bench import kernel_file
+from warploom.bench.checking import compared
 from warploom.emulate import emulate
 from warploom.ops.launch import CopiedLaunch
 
@@ -88,6 +90,14 @@ def test_tune_times_every_right_combination_the_fastest_first(invoke, target, em
     assert first.startswith("tile=64, factor=2.0: 1000 µs")
     assert [line.partition(":")[0] for line in others] == ["tile=32, factor=2.0", "tile=128, factor=2.0"]
     assert result.stderr.count("wrong on the GPU") == 3
+
+
+@pytest.mark.parametrize("bits", [0x7FA00001, 0x7FC00000, 0x7F800000])
+@pytest.mark.filterwarnings("error")
+def test_what_is_no_number_is_compared_without_a_warning(bits):
+    x = np.array([bits], np.uint32).view(np.float32)
+    assert compared("y", x, x, 0).ok
+    assert not compared("y", x, np.zeros(1), 0).ok
 
 
 def test_check_shows_which_elements_are_wrong_and_which_kernels_it_left_out(invoke, target):

@@ -43,6 +43,19 @@ def test_files_are_written(invoke, tmp_path):
     assert png.read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.parametrize("dtype", ["f8", "i4"])
+def test_a_tile_of_what_is_no_type_of_ours_is_refused(invoke, dtype):
+    done = invoke("layout", f"shared.16x64.{dtype}")
+    assert done.exit_code == 2
+    assert "e4m3" in done.stderr
+    assert invoke("layout", "shared.16x64.e4m3", "--json", "-").exit_code == 0
+
+
+def test_only_names_like_the_one_given_are_suggested(invoke):
+    assert "mma." not in invoke("layout", "nosuch").stderr
+    assert "mma.m16n8k16.A.b16" in invoke("layout", "mma.m16n8k16.A").stderr
+
+
 def test_json_has_map_and_formulas(invoke):
     done = invoke("layout", "mma.m16n8k16.C.b32", "--json", "-")
     found = json.loads(done.output)

@@ -36,7 +36,7 @@ def test_types_are_recognised_by_what_others_call_them(what, dtype):
     assert dtype_of(what) is dtype
 
 
-@pytest.mark.parametrize("what", ["quaternion", np.complex64, "torch.complex64", object()])
+@pytest.mark.parametrize("what", ["quaternion", "f8", "i4", np.complex64, "torch.complex64", object()])
 def test_unknown_types_list_the_known_ones(what):
     with pytest.raises(ValueError, match="is not a type warploom knows; it knows pred, u8"):
         dtype_of(what)

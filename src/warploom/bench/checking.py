@@ -202,8 +202,9 @@ def _array(argument: Any) -> Any:
 
 def compared(name: str, got: Any, expected: Any, tolerance: float) -> Result:
     """The largest error of an array. Raises ProblemError for another shape than what is expected."""
-    wanted = np.asarray(expected, np.float64)
-    found = np.asarray(got).astype(np.float64)
+    with np.errstate(invalid="ignore"):  # a NaN may be a signalling one: bits that were no floats
+        wanted = np.asarray(expected).astype(np.float64)
+        found = np.asarray(got).astype(np.float64)
     if wanted.shape != found.shape:
         raise ProblemError(f"{name} has shape {found.shape}, the example expects {wanted.shape}")
     if not found.size:

@@ -58,7 +58,7 @@ def check_plot(out: Path) -> tuple[Any, Any]:
     try:
         matplotlib: Any = importlib.import_module("matplotlib")
     except ImportError as error:
-        raise UnsupportedDeviceError("plots need matplotlib: pip install matplotlib") from error
+        raise UnsupportedDeviceError('plots need matplotlib: pip install -e ".[plot]" has it') from error
     matplotlib.use("Agg")
     return matplotlib, importlib.import_module("matplotlib.pyplot")
 

@@ -66,9 +66,10 @@ def find_fragment(name: str) -> FragmentLayout:
     known = all_fragments()
     if name not in known:
         longer = [other for other in known if other.startswith(name)][:5]
-        close = longer or get_close_matches(name, known, 5, 0.5) or list(known)[:5]
+        close = longer or get_close_matches(name, known, 5, 0.5)
+        near = f"did you mean {', '.join(close)}? " if close else ""
         raise LayoutError(
-            f"no fragment is called {name!r}; did you mean {', '.join(close)}? `warploom layout` lists all"
+            f"no fragment is called {name!r}; {near}`warploom layout` lists all, and shared.64x64.bf16 is a tile"
         )
     return known[name]
 

@@ -77,7 +77,7 @@ def write_png(grid: Grid, path: str) -> None:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
     except ImportError:
-        raise WarploomError("PNG needs matplotlib: pip install matplotlib, or write --svg") from None
+        raise WarploomError('PNG needs matplotlib: pip install -e ".[plot]" has it; or write --svg') from None
     drawing = grid.drawing()
     figure = Figure(figsize=(drawing.width / _INCH, drawing.height / _INCH), dpi=2 * _INCH)
     FigureCanvasAgg(figure)

@@ -101,10 +101,10 @@ _ALIASES = {
 
 
 def dtype_of(what: Any) -> DType:
-    """The :class:`DType` that ``what`` names: a DType, a name, or anything NumPy takes for a dtype.
+    """The :class:`DType` that ``what`` names: a DType, a name, or a dtype or type that NumPy takes.
 
     Frameworks' dtypes are recognised by the last part of their name (``torch.bfloat16`` → ``bf16``). Raises ValueError
-    for a type that is not in the table.
+    for a type that is not in the table, and for NumPy's short texts: its "f8" is float64, others mean fp8.
     """
     if isinstance(what, DType):
         return what
@@ -117,9 +117,9 @@ def dtype_of(what: Any) -> DType:
     if name in _ALIASES:
         return _ALIASES[name]
     try:
-        name = np.dtype(what).name
+        name = "" if isinstance(what, str) else np.dtype(what).name
     except TypeError:
         name = ""
     if name in _ALIASES:
         return _ALIASES[name]
-    raise ValueError(f"{what!r} is not a type warploom knows; it knows {', '.join(DTYPES)}")
+    raise ValueError(f"{what!r} is not a type warploom knows; it knows {', '.join(DTYPES)}, e4m3, e5m2")

@@ -103,7 +103,7 @@ class _Reader:
     def key(self, function: Any) -> Hashable:
         """That of a function, or itself."""
         try:
-            key = self._value(function)
+            key = self._value(function) if callable(function) else function
             hash(key)
         except (AttributeError, TypeError, ValueError, RecursionError):  # an empty cell, a list in itself
             return function
