@@ -21,7 +21,7 @@ from warploom.lang.parameters import Compound
 from warploom.lang.values import Number
 from warploom.tile.epilogue import store_row_values, store_rows
 from warploom.tile.pipeline import Boxes, Cursor, Pipeline, operand_tile, ready
-from warploom.tile.product import MmaSync, Wgmma, load_left
+from warploom.tile.product import MmaSync, Started, Wgmma, load_left
 from warploom.tile.roles import WARPGROUP_ROWS, Turns, consumer, producer, warps_of
 from warploom.tile.scheduler import Divisor, RowTiles
 from warploom.tile.softmax import Action, OnlineSoftmax, StaleSoftmax, nothing, put_ones
@@ -228,8 +228,7 @@ class Consumer:
             self._keys.wait()
         with self._turns:
             scores = self._scores.start(self._left(tile), self._keys.tile, zero=True)
-            values, until = self._values.wait(), self._until(before or tile, begins)
-            product = self._product.start(self._p, values, zero=begins, until=until)
+            product = self._add_values(before or tile, begins)
         scores.wait()
         rescale = self._take_up(tile, step, first=first)
         product.wait(self._s)
@@ -238,6 +237,10 @@ class Consumer:
         rescale()
         if first:
             self._pass_over(tile, self._values)
+
+    def _add_values(self, tile: Tile, begins: Traced) -> Started:
+        """P·V of a block, beside the scores of the next."""
+        return self._product.start(self._p, self._values.wait(), zero=begins, until=self._until(tile, begins))
 
     def _until(self, tile: Tile, begins: Traced) -> tuple[Traced, int] | None:
         """Up to which key P·V of a block goes: where a tile ``begins``, up to the last one that some row sees.
