@@ -116,8 +116,12 @@ class CopyRing:
     """Stages of tiles that all threads copy in together, and all warps read: for kernels without roles.
 
     ``fed`` lists the tiles, each with the matrix it is copied from. Copies are in flight for ``stages - 1`` tiles.
-    ``addressing``: how shared addresses are formed. After :meth:`begin` a :meth:`producer` puts the tiles behind those
-    and a :meth:`consumer` waits and releases, as of a :class:`~warploom.tile.pipeline.Pipeline`, or :meth:`each` does.
+    ``threads``: of the kernel. ``addressing``: how shared addresses are formed. After :meth:`begin` a :meth:`producer`
+    puts the tiles behind those and a :meth:`consumer` waits and releases, as of a
+    :class:`~warploom.tile.pipeline.Pipeline`, or :meth:`each` does.
+
+    Raises TraceError for tiles and matrices of other than 16-bit elements, for other stages than 2 or more of each tile
+    where it waits while it fills, for other threads than the kernel's, and for cursors without :meth:`begin`.
     """
 
     def __init__(
