@@ -18,7 +18,7 @@ from warploom.kernels.attention.packed_backward_problem import PackedBackwardPro
 from warploom.kernels.settings import read
 from warploom.ops.attention_arrays import OF_FORWARD, Options, Window, check_results, looked_up
 from warploom.ops.options import flag
-from warploom.ops.processors import Processor, decided
+from warploom.ops.processors import decided
 from warploom.ops.repeated import Kept, run_and_keep
 from warploom.ops.steps import Steps, working_steps
 from warploom.ops.varlen_arrays import NAMES, Arrays, read_packed, shape_of_result
@@ -62,7 +62,9 @@ def _first_call(views: Arrays, options: Options, asked: tuple[Any, ...], config:
     q = views["q"]
     check_results(views, shape_of_result(views), (q.shape[1], q.shape[0]))
     backward = PackedBackwardProblem(problem, "dlse" in views, asked[-1])
-    chosen, multiprocessors = _configured(backward, views, config)
+    chosen, _, on = decided(
+        backward.typical, q.device, read(config, KINDS), lambda on: (choose_packed_backward(backward, on.target), "")
+    )
     some = 0 not in (problem.batch, problem.total_q, problem.heads)
     whole = some and problem.total_k > 0  # there are kernels that write every row
     likes = {f"d{name}": x for name, x in views.items() if name in (*"qkv", "sinks")}
@@ -74,19 +76,9 @@ def _first_call(views: Arrays, options: Options, asked: tuple[Any, ...], config:
 
         def steps(arrays: Mapping[str, Any]) -> Steps:
             lying = {name: arrays["o" if name == "out" else name].strides[:2] for name in TENSORS}
-            calls = packed_backward_calls(chosen, backward, PackedOperands(lying), multiprocessors)
+            calls = packed_backward_calls(chosen, backward, PackedOperands(lying), on.multiprocessors)
             return working_steps(calls, backward.flops)
 
         make = None if whole else _zeros
         run_and_keep(_prepared, (asked, config), steps, (views, inputs, gradients), make=make, filled=not whole)
     return list(gradients.values())
-
-
-def _configured(problem: PackedBackwardProblem, views: Arrays, config: Any) -> tuple[PackedBackwardConfig, int]:
-    """The configuration, and how many multiprocessors there are. Raises ConfigError for one that does not fit there."""
-
-    def choice(on: Processor) -> tuple[PackedBackwardConfig, str]:
-        return choose_packed_backward(problem, on.target), ""
-
-    found, _, on = decided(problem.typical, views["q"].device, read(config, KINDS), choice)
-    return found, on.multiprocessors

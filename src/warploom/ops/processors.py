@@ -17,7 +17,6 @@ EMULATED_TARGET = "sm_80"
 """The architecture a plan is made for where there is no GPU; a ``wgmma`` configuration asked for is emulated too."""
 EMULATED_MULTIPROCESSORS = 2
 """CTAs of an emulated persistent kernel, at most: each then has several tiles."""
-EMULATOR = "the emulator"
 
 
 @dataclass(frozen=True)
@@ -37,7 +36,7 @@ class Processor:
         return cls(number, gpu_target(number), multiprocessors(number))
 
     def __str__(self) -> str:
-        return EMULATOR if self.gpu is None else f"GPU {self.gpu}"
+        return "the emulator" if self.gpu is None else f"GPU {self.gpu}"
 
 
 def decided(
