@@ -30,7 +30,7 @@ def _described(spec: TensorMapSpec) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
     kind = getattr(driver.CUtensorMapDataType, f"CU_TENSOR_MAP_DATA_TYPE_{_TYPES[spec.dtype.name]}")
     return (kind, len(spec.shape)), (
         [words(n) for n in spec.shape],
-        [words(n) for n in spec.strides],
+        [words(n) for n in spec.strides or (16,)],  # a vector has none, but the driver takes no empty list
         [halves(n) for n in spec.box],
         [halves(1) for _ in spec.box],
         driver.CUtensorMapInterleave.CU_TENSOR_MAP_INTERLEAVE_NONE,
