@@ -74,7 +74,7 @@ def test_the_callers_stream_is_used(kernel):
     stream = torch.cuda.Stream()
     with torch.cuda.stream(stream):
         source = torch.randn(1 << 20, device="cuda")
-        torch.cuda._sleep(20_000_000)
+        torch.cuda._sleep(200_000_000)  # 0.1 s: other processes may hold up this one
         source.fill_(5.0)
         out = run(kernel, source, 2.0)
         assert not stream.query(), "the launch must not wait for the stream"
