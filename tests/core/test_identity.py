@@ -8,6 +8,7 @@ import subprocess
 import sys
 import textwrap
 import types
+import weakref
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -131,6 +132,11 @@ def test_methods_of_two_objects_are_two_functions():
         stable_text(function_key(one.apply))
 
 
+@dataclass(slots=True)
+class Slotted:
+    factor: float = 1.0
+
+
 class Applied(Scaler):
     bias = 0.0
 
@@ -144,6 +150,7 @@ def changing() -> dict[str, tuple[Any, Any]]:
     items, named, of_class = [1.0], {"a": {"b": 1.0}}, type("Constants", (), {"factor": 1.0})
     nested = types.SimpleNamespace(scaler=scaler)
     module.factor = 1.0  # type: ignore[attr-defined]
+    slotted = Slotted()
     called = made("lambda x: x * helper(x)", helper=made("lambda x: x * c", c=1.0))
     return {
         "method": (scaler.apply, lambda: setattr(scaler, "factor", 3.0)),
@@ -152,8 +159,10 @@ def changing() -> dict[str, tuple[Any, Any]]:
         "partial": (partial(scaler.apply), lambda: setattr(scaler, "factor", 3.0)),
         "module": (made("lambda x: x * m.factor", m=module), lambda: setattr(module, "factor", 3.0)),
         "class": (made("lambda x: x * C.factor", C=of_class), lambda: setattr(of_class, "factor", 3.0)),
+        "slot": (made("lambda x: x * s.factor", s=slotted), lambda: setattr(slotted, "factor", 3.0)),
         "nested": (made("lambda x: x * n.scaler.factor", n=nested), lambda: setattr(scaler, "factor", 3.0)),
         "list": (made("lambda x: x * items[0]", items=items), lambda: items.__setitem__(0, 3.0)),
+        "list that grew": (made("lambda x: x * items[-1]", items=items), lambda: items.append(3.0)),
         "dict": (made("lambda x: x * d['a']['b']", d=named), lambda: named["a"].update(b=3.0)),
         "beside an array": (made("lambda x: m.factor * a", a=array, m=module), lambda: setattr(module, "factor", 3.0)),
         "helper": (called, lambda: called.__globals__["helper"].__globals__.update(c=3.0)),
@@ -170,6 +179,26 @@ def test_what_is_read_through_a_value_changes_the_key_too(name):
     change()
     assert function_key(function) != before
     assert watched.version() != version
+
+
+def test_objects_that_name_each_other_are_read_once_each():
+    circle = [types.SimpleNamespace() for _ in range(12)]
+    for one in circle:
+        one.__dict__.update({f"a{i}": other for i, other in enumerate(circle)}, factor=1.0)
+    function = made(f"lambda x: x * root.factor + {' + '.join(f'root.a{i}' for i in range(12))}", root=circle[0])
+    before = function_key(function)
+    circle[7].factor = 3.0
+    assert function_key(function) != before
+
+
+def test_a_watch_lets_go_of_what_was_seen_long_ago():
+    function = made("lambda x: x * len(a)", a=None)
+    watched, seen = Watched(function), list[Any]()
+    for _ in range(64):
+        function.__globals__["a"] = np.ones(2)
+        seen.append(weakref.ref(function.__globals__["a"]))
+        watched.version()
+    assert sum(one() is not None for one in seen) < len(seen) / 2
 
 
 def test_texts_of_features_tell_them_apart():

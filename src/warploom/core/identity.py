@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import dis
-import inspect
 import sys
 import types
-from collections.abc import Callable, Hashable, Iterable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from dataclasses import fields, is_dataclass
 from enum import Enum
 from functools import lru_cache, partial
 from itertools import count
 from opcode import opmap
+from operator import is_
 from pickle import PicklingError
 from typing import Any, cast
 
@@ -38,7 +38,7 @@ def function_key(function: Any) -> Hashable:
     Those values are its defaults, what it closes over, and the globals it names; functions among them count by their
     own keys, lists and dicts by what is in them. Of modules, classes and objects, the one that a method is of too,
     those attributes count that the function names itself; not what their methods and properties read, nor the elements
-    of arrays. Functions of this package are identified by themselves, and so are functions that have no key.
+    of arrays and sets. Functions of this package are identified by themselves, and so are functions that have no key.
     """
     return _Reader().key(function)
 
@@ -47,8 +47,9 @@ class Watched:
     """Functions whose keys are asked for again and again: cheap as long as all that they see are the same objects."""
 
     def __init__(self, *functions: Any) -> None:
-        self._functions, self._numbers = functions, count()
-        self._versions: dict[Hashable, int] = {}
+        self._functions, numbers = functions, count()
+        number: Callable[[Hashable], int] = lambda _: next(numbers)  # noqa: E731
+        self._number = lru_cache(maxsize=16)(number)  # few: keys keep arrays alive
         self._found: tuple[list[_Seen], int] | None = None
 
     def version(self) -> int:
@@ -57,8 +58,7 @@ class Watched:
         if found is None or any(fetch(name) is not value for fetch, name, value in found[0]):
             reader = _Reader()
             key = tuple([reader.key(function) for function in self._functions])
-            found = reader.seen, self._versions.setdefault(key, next(self._numbers))
-            self._found = found if reader.lasts else None
+            self._found = found = reader.seen, self._number(key)
         return found[1]
 
 
@@ -95,10 +95,11 @@ class _Same:
 
 
 class _Reader:
-    """Makes keys, and remembers what it has ``seen``; that ``lasts`` unless something was read piece by piece."""
+    """Makes keys, and remembers what it has ``seen``."""
 
     def __init__(self) -> None:
-        self.seen, self.lasts = list[_Seen](), True
+        self.seen: list[_Seen] = []
+        self._read: set[tuple[int, tuple[str, ...]]] = set()
 
     def key(self, function: Any) -> Hashable:
         """That of a function, or itself."""
@@ -115,16 +116,16 @@ class _Reader:
         if function in outer:  # it calls itself
             return "recursion", len(outer) - outer.index(function)
         scope, inner, (of_globals, names) = function.__globals__, (*outer, function), _names(function.__code__)
-        cells = [(partial(getattr, cell), "cell_contents") for cell in function.__closure__ or ()]
-        own = partial(getattr, function)
+        cells = [(cell.__getattribute__, "cell_contents") for cell in function.__closure__ or ()]
+        own = function.__getattribute__
         places = [(own, "__code__"), (own, "__defaults__"), (own, "__kwdefaults__"), *cells]
         places += [(scope.get, name) for name in of_globals]
         self.seen += [(fetch, name, fetch(name)) for fetch, name in places]
-        seen: list[Any] = [*(function.__defaults__ or ()), *(fetch(name) for fetch, name in cells)]
+        values: list[Any] = [*(function.__defaults__ or ()), *(fetch(name) for fetch, name in cells)]
         named = [(name, scope[name]) for name in of_globals if name in scope]
         named += sorted((function.__kwdefaults__ or {}).items())
-        values = [self._value(x, inner, names) for x in seen]
-        return (function.__code__, *values, *[(name, self._value(x, inner, names)) for name, x in named])
+        keys = [self._value(x, inner, names) for x in values]
+        return (function.__code__, *keys, *[(name, self._value(x, inner, names)) for name, x in named])
 
     def _value(self, value: Any, outer: _Outer = (), names: tuple[str, ...] = ()) -> Hashable:
         """The value with its type, because 2 == 2.0 == True; and floats by their bits, because -0.0 == 0.0.
@@ -142,8 +143,9 @@ class _Reader:
         if kind is float:
             return float, value.hex()
         if kind in (tuple, list, dict):
-            self.lasts &= kind is tuple
-            parts: Iterable[Any] = value.items() if kind is dict else value
+            parts = _parts(value, kind)
+            if kind is not tuple:
+                self.seen.append((lambda _: _same_objects(_parts(value, kind), parts), "", True))
             return kind, *[self._value(x, outer, names) for x in parts]
         same = value if isinstance(value, Hashable) else _Same(value)
         by_value = same is value and kind.__hash__ is not object.__hash__
@@ -152,22 +154,36 @@ class _Reader:
     def _attributes(self, value: Any, outer: _Outer, names: tuple[str, ...]) -> Iterator[Hashable]:
         """Of a module, a class or an object those with these names, and those that it reads when it is called."""
         kind = cast("type[Any]", type(value))
-        classes = inspect.getmro(value if kind is type else kind)[:-1]
-        if _is_fixed(value.__name__ if kind is types.ModuleType else classes[0].__module__ if classes else None):
+        classes = (value if isinstance(value, type) else kind).__mro__[:-1]
+        fixed = _is_fixed(value.__name__ if kind is types.ModuleType else classes[0].__module__ if classes else None)
+        if fixed or (id(value), names) in self._read:
             return
-        called = inspect.getattr_static(kind, "__call__", None)
+        self._read.add((id(value), names))
+        called = None if isinstance(value, type) else getattr(kind, "__call__", None)  # noqa: B004
         if isinstance(called, types.FunctionType):
             yield self._function(called, outer)
-            names += _names(called.__code__)[1]
-        scopes = [] if kind is type else [getattr(value, "__dict__", {})]
+            names = tuple(sorted({*names, *_names(called.__code__)[1]}))
+        scopes = [] if isinstance(value, type) else [getattr(value, "__dict__", {})]
+        scopes += [vars(c) for c in classes]
         for name in names:
-            for scope in scopes + [vars(c) for c in classes]:
-                found = scope.get(name)
-                self.seen.append((scope.get, name, found))
+            for scope in scopes:
+                fetch = scope.get
+                if isinstance(fetch(name), types.MemberDescriptorType) and not isinstance(value, type):  # a slot
+                    fetch = value.__getattribute__
+                found = fetch(name)
+                self.seen.append((fetch, name, found))
                 if name in scope:
-                    others = tuple(x for x in names if x != name)
-                    yield name, found if isinstance(found, types.FunctionType) else self._value(found, outer, others)
+                    yield name, found if isinstance(found, types.FunctionType) else self._value(found, outer, names)
                     break
+
+
+def _parts(items: Any, kind: type[Any]) -> tuple[Any, ...]:
+    """What is in a list or a tuple, and the keys and values of a dict."""
+    return (*items, *items.values()) if kind is dict else tuple(items)
+
+
+def _same_objects(some: tuple[Any, ...], others: tuple[Any, ...]) -> bool:
+    return len(some) == len(others) and all(map(is_, some, others))
 
 
 @lru_cache(maxsize=1024)
