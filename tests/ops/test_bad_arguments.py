@@ -189,7 +189,7 @@ def test_options_of_products_that_are_no_numbers(options, says):
 # -- ranges, types, and arrays without elements
 def test_a_head_dim_that_no_kernel_takes_may_be_padded_as_the_message_says():
     x = random(1, 6, 1, 20)
-    with pytest.raises(ProblemError, match=r"zeros, pass scale=20\*\*-0\.5 .* cut the result"):
+    with pytest.raises(ProblemError, match=r"scale=20\*\*-0\.5"):
         warploom.attention(x, x, x)
     padded = np.pad(x, ((0, 0),) * 3 + ((0, 4),))
     found = warploom.attention(padded, padded, padded, scale=20**-0.5)[0, :, 0, :20].astype(np.float64)

@@ -169,8 +169,8 @@ class WarpWords(MemoryWords):
         if isinstance(number, int) and not isinstance(number, _Given):
             if number in self._barriers_given:
                 raise TraceError(
-                    f"barrier {number} is one that k.named_barriers gave ({self.here()}): take this one from there "
-                    "too, or write one given first + 1, or another number"
+                    f"barrier {number} is one that k.named_barriers gave, and this number did not come from there "
+                    f"({self.here()}): write given + i, in a loop over range(count) too, or another number"
                 )
             self._barriers_written |= {number}
         return self.operand(number, u32)

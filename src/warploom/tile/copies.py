@@ -120,8 +120,8 @@ class CopyRing:
     puts the tiles behind those and a :meth:`consumer` waits and releases, as of a
     :class:`~warploom.tile.pipeline.Pipeline`, or :meth:`each` does.
 
-    Raises TraceError for tiles and matrices of other than 16-bit elements, for other stages than 2 or more of each tile
-    where it waits while it fills, for other threads than the kernel's, and for cursors without :meth:`begin`.
+    Raises TraceError where elements are not of 16 bits, tiles have not as many stages each, ``threads`` are not the
+    kernel's, a ring of one stage is waited for, and a cursor goes on from no :meth:`begin`.
     """
 
     def __init__(

@@ -38,7 +38,7 @@ def operand_tile(
 
 
 def vector_tile(k: Kernel, size: int, *, name: str, stages: int = 1) -> SharedTile:
-    """A row of f32 in shared memory, which comes as one box: each stage begins where one may, every 128 bytes."""
+    """A row of f32 in shared memory, which comes as one box: stages begin where one may, at multiples of 128 bytes."""
     return k.shared(f32, size, name=name, panel_cols=size, stages=stages, padding=max(0, 32 - size))
 
 

@@ -30,7 +30,7 @@ SHARED_ELEMENTS = {"sm_90a": 2560, "sm_80": 5900}
 """Query elements that an SM multiplies by keys which all SMs share, while a tile of the kernels for this architecture
 passes as many keys by itself (benchmarks/few_queries_cells.py)."""
 JOINING_KEYS = {"sm_90a": 640, "sm_80": 480}
-"""What a tile passes while parts are put together."""
+"""What a tile of the kernels for this architecture passes while parts are put together."""
 _NARROW_HEAD = 64
 """Below this head_dim a row takes as long: its scores are as many."""
 _SHORT = 256
