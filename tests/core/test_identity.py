@@ -18,7 +18,7 @@ import pytest
 
 import warploom.lang.functions as words
 from warploom.core.dtypes import bf16, f16
-from warploom.core.identity import UnstableError, Watched, function_key, stable_text
+from warploom.core.identity import UnstableError, Versioned, function_key, stable_text
 from warploom.kernels.attention.features import AttentionFeatures
 from warploom.kernels.matmul.features import Epilogue, MatmulFeatures
 from warploom.lang.functions import relu
@@ -172,7 +172,7 @@ def changing() -> dict[str, tuple[Any, Any]]:
 @pytest.mark.parametrize("name", changing())
 def test_what_is_read_through_a_value_changes_the_key_too(name):
     function, change = changing()[name]
-    watched, before = Watched(function), function_key(function)
+    watched, before = Versioned(function), function_key(function)
     version = watched.version()
     assert function_key(function) == before
     assert watched.version() == version
@@ -193,7 +193,7 @@ def test_objects_that_name_each_other_are_read_once_each():
 
 def test_a_watch_lets_go_of_what_was_seen_long_ago():
     function = made("lambda x: x * len(a)", a=None)
-    watched, seen = Watched(function), list[Any]()
+    watched, seen = Versioned(function), list[Any]()
     for _ in range(64):
         function.__globals__["a"] = np.ones(2)
         seen.append(weakref.ref(function.__globals__["a"]))

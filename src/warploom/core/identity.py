@@ -43,7 +43,7 @@ def function_key(function: Any) -> Hashable:
     return _Reader().key(function)
 
 
-class Watched:
+class Versioned:
     """Functions whose keys are asked for again and again: cheap as long as all that they see are the same objects."""
 
     def __init__(self, *functions: Any) -> None:

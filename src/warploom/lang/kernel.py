@@ -9,7 +9,7 @@ from typing import Any, NoReturn
 from weakref import WeakValueDictionary
 
 from warploom.core.errors import LayoutError, TraceError, VerifyError, WarploomError, shown
-from warploom.core.identity import Watched
+from warploom.core.identity import Versioned
 from warploom.ir.program import Parameter, Program
 from warploom.ir.simplify import simplify
 from warploom.ir.statements import SourceLine, operands_of, walk
@@ -67,7 +67,7 @@ class KernelFunction:
             raise TraceError(
                 f"{self.name} has no parameter {unknown[0]!r}, which outputs names; it has {', '.join(self.names)}"
             )
-        self.sees = Watched(self.function, self.threads, self.cluster)
+        self.sees = Versioned(self.function, self.threads, self.cluster)
         """Tells whether a trace would see other values than the one before."""
         self.key = f"{self.function.__module__}.{self.function.__qualname__}"
         """What a kernel with declared outputs is called in graphs of PyTorch."""
