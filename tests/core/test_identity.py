@@ -9,7 +9,8 @@ import sys
 import textwrap
 import types
 import weakref
-from dataclasses import dataclass
+from collections import OrderedDict, deque
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -102,7 +103,7 @@ class UsersOwn:
 
 @pytest.mark.parametrize(
     "seen",
-    [Scaler(2.0), UsersOwn(2.0), types.ModuleType("mine"), np.float32, Scaler, object(), np.ones(3), {1.0}],
+    [Scaler(2.0), UsersOwn(2.0), types.ModuleType("mine"), np.float32, Scaler, object(), np.ones(3)],
     ids=lambda value: type(value).__name__,  # not repr: addresses differ from one worker to the next
 )
 def test_what_only_this_process_knows_has_no_text(seen):
@@ -144,6 +145,25 @@ class Applied(Scaler):
         return x * self.factor + self.bias
 
 
+class Stubborn:
+    """Says that all are equal, cannot be hashed, and computes its attributes."""
+
+    def __init__(self, **values):
+        self.values = values
+
+    def __eq__(self, other):
+        raise RuntimeError
+
+    def __getattr__(self, name):
+        return self.values[name]
+
+
+@dataclass(frozen=True)
+class Sizes:
+    tiles: list[int]
+    factor: float = field(default=1.0, compare=False)
+
+
 def changing() -> dict[str, tuple[Any, Any]]:
     """A function, and what changes a value that it reads through another."""
     scaler, applied, module, array = Scaler(2.0), Applied(2.0), types.ModuleType("mine"), np.ones(2)
@@ -151,6 +171,11 @@ def changing() -> dict[str, tuple[Any, Any]]:
     nested = types.SimpleNamespace(scaler=scaler)
     module.factor = 1.0  # type: ignore[attr-defined]
     slotted = Slotted()
+    ordered, double, own = OrderedDict(a=1.0), deque([1.0]), {1.0}
+    sizes, stubborn = Sizes([1]), Stubborn(factor=1.0)
+    unhashable = made("lambda x: x * c * len(s.tiles)", c=1.0, s=sizes)
+    chain = types.SimpleNamespace(n=types.SimpleNamespace(n=1.0))
+    marked = made("lambda x: x * f.mark", f=importing)
     called = made("lambda x: x * helper(x)", helper=made("lambda x: x * c", c=1.0))
     return {
         "method": (scaler.apply, lambda: setattr(scaler, "factor", 3.0)),
@@ -165,6 +190,17 @@ def changing() -> dict[str, tuple[Any, Any]]:
         "list that grew": (made("lambda x: x * items[-1]", items=items), lambda: items.append(3.0)),
         "dict": (made("lambda x: x * d['a']['b']", d=named), lambda: named["a"].update(b=3.0)),
         "beside an array": (made("lambda x: m.factor * a", a=array, m=module), lambda: setattr(module, "factor", 3.0)),
+        "dict of its own kind": (made("lambda x: x * o['a']", o=ordered), lambda: ordered.update(a=2.0)),
+        "deque": (made("lambda x: x * d[0]", d=double), lambda: double.append(2.0)),
+        "set": (made("lambda x: x * len(s)", s=own), lambda: own.add(2.0)),
+        "beside what has no hash": (unhashable, lambda: unhashable.__globals__.update(c=2.0)),
+        "in what has no hash": (unhashable, lambda: sizes.tiles.append(2)),
+        "field that is not compared": (
+            made("lambda x: x * s.factor", s=sizes), lambda: object.__setattr__(sizes, "factor", 2.0)
+        ),
+        "computed": (made("lambda x: x * s.factor", s=stubborn), lambda: stubborn.values.update(factor=2.0)),
+        "one name twice": (made("lambda x: x * n.n.n", n=chain), lambda: setattr(chain.n, "n", 2.0)),
+        "attribute of a function": (marked, lambda: setattr(importing, "mark", object())),
         "helper": (called, lambda: called.__globals__["helper"].__globals__.update(c=3.0)),
     }  # fmt: skip
 
@@ -189,6 +225,13 @@ def test_objects_that_name_each_other_are_read_once_each():
     before = function_key(function)
     circle[7].factor = 3.0
     assert function_key(function) != before
+
+
+def test_helpers_that_call_each_other_are_read_once_each():
+    scope: dict[str, Any] = {"g0": made("lambda x: x * c", c=1.0)}
+    for i in range(1, 40):
+        scope[f"g{i}"] = eval("lambda x: " + " + ".join(f"g{j}(x)" for j in range(i)), scope)
+    assert function_key(scope["g39"]) == function_key(scope["g39"])
 
 
 def test_a_watch_lets_go_of_what_was_seen_long_ago():

@@ -11,6 +11,8 @@ from typing import ParamSpec
 import typer
 
 P = ParamSpec("P")
+FULL = errno.ENOSPC, errno.EFBIG, errno.EDQUOT
+"""A disk, a file or a quota."""
 
 
 @dataclass
@@ -37,7 +39,7 @@ def explains_errors(command: Callable[P, None]) -> Callable[P, None]:
                 raise
             fail(str(error))
         except OSError as error:
-            if settings.debug or (error.filename is None and error.errno != errno.ENOSPC):
+            if settings.debug or (error.filename is None and error.errno not in FULL):
                 raise
             fail(f"{error.filename or 'writing'}: {error.strerror or error}")
 

@@ -128,7 +128,7 @@ def parse_settings(texts: list[str] | None) -> dict[str, str]:
     for text in texts or ():
         name, equals, value = text.partition("=")
         if not equals or not name.strip() or not value.strip():
-            raise typer.BadParameter(f"--set takes FLAG=VALUE, for example --set stages=2, not {text!r}")
+            raise typer.BadParameter(f"a flag is given as FLAG=VALUE, for example stages=2, not as {text!r}")
         found[name.strip()] = value.strip()
     return found
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dis
 import sys
 import types
+from collections import deque
 from collections.abc import Callable, Hashable, Iterator
 from dataclasses import fields, is_dataclass
 from enum import Enum
@@ -36,11 +37,11 @@ def function_key(function: Any) -> Hashable:
     """What identifies a function: its code and the values that the code sees, so that one made anew is recognised.
 
     Those values are its defaults, what it closes over, and the globals it names; functions among them count by their
-    own keys, lists and dicts by what is in them. Of modules, classes and objects, the one that a method is of too,
+    own keys, containers by what is in them. Of modules, classes and objects, the one that a method is of too,
     those attributes count that the function names itself; not what their methods and properties read, nor the elements
-    of arrays and sets. Functions of this package are identified by themselves, and so are functions that have no key.
+    of arrays. Functions of this package are identified by themselves; one that cannot be read equals no other.
     """
-    return _Reader().key(function)
+    return _Reader(False).key(function)
 
 
 class Versioned:
@@ -56,7 +57,7 @@ class Versioned:
         """A number that stands for their keys: another one when what they see is another, and back with it."""
         found = self._found
         if found is None or any(fetch(name) is not value for fetch, name, value in found[0]):
-            reader = _Reader()
+            reader = _Reader(True)
             key = tuple([reader.key(function) for function in self._functions])
             self._found = found = reader.seen, self._number(key)
         return found[1]
@@ -78,11 +79,11 @@ def importable(what: str, function: Any) -> Any:
 
 _Seen = tuple[Callable[[str], Any], str, Any]
 """How a value is read, its name there, and what it was."""
-_Outer = tuple[types.FunctionType, ...]
+_Names = tuple[str, ...]
 
 
 class _Same:
-    """Something that cannot be hashed, by itself alone."""
+    """Something by itself alone, whatever it calls equal."""
 
     def __init__(self, value: Any) -> None:
         self._value = value
@@ -95,91 +96,119 @@ class _Same:
 
 
 class _Reader:
-    """Makes keys, and remembers what it has ``seen``."""
+    """Makes keys; ``watching``, it remembers what it has ``seen``. Whatever is met again counts by its number."""
 
-    def __init__(self) -> None:
+    def __init__(self, watching: bool) -> None:
+        self._watching = watching
         self.seen: list[_Seen] = []
-        self._read: set[tuple[int, tuple[str, ...]]] = set()
+        self._known: dict[tuple[int, _Names], tuple[int, Any]] = {}
 
     def key(self, function: Any) -> Hashable:
-        """That of a function, or itself."""
+        """That of a function; one that equals no other where it cannot be read."""
         try:
-            key = self._value(function) if callable(function) else function
+            key = self._value(function, ()) if callable(function) else function
             hash(key)
-        except (AttributeError, TypeError, ValueError, RecursionError):  # an empty cell, a list in itself
-            return function
+        except (TypeError, ValueError, RecursionError):  # an empty cell, lists a thousand deep
+            return _Same(object())
         return key
 
-    def _function(self, function: types.FunctionType, outer: _Outer) -> Hashable:
-        if _is_fixed(function.__module__):
-            return function
-        if function in outer:  # it calls itself
-            return "recursion", len(outer) - outer.index(function)
-        scope, inner, (of_globals, names) = function.__globals__, (*outer, function), _names(function.__code__)
-        cells = [(cell.__getattribute__, "cell_contents") for cell in function.__closure__ or ()]
-        own = function.__getattribute__
-        places = [(own, "__code__"), (own, "__defaults__"), (own, "__kwdefaults__"), *cells]
-        places += [(scope.get, name) for name in of_globals]
-        self.seen += [(fetch, name, fetch(name)) for fetch, name in places]
-        values: list[Any] = [*(function.__defaults__ or ()), *(fetch(name) for fetch, name in cells)]
-        named = [(name, scope[name]) for name in of_globals if name in scope]
-        named += sorted((function.__kwdefaults__ or {}).items())
-        keys = [self._value(x, inner, names) for x in values]
-        return (function.__code__, *keys, *[(name, self._value(x, inner, names)) for name, x in named])
-
-    def _value(self, value: Any, outer: _Outer = (), names: tuple[str, ...] = ()) -> Hashable:
+    def _value(self, value: Any, names: _Names) -> Hashable:
         """The value with its type, because 2 == 2.0 == True; and floats by their bits, because -0.0 == 0.0.
 
-        ``names``: attributes that count of what is equal to nothing but itself.
+        ``names``: attributes that count of objects.
         """
         kind = cast("type[Any]", type(value))
+        if value is None or kind in (int, bool, str, bytes):
+            return kind, value
+        if kind in (float, complex) or isinstance(value, np.generic):
+            return kind, value.tobytes() if isinstance(value, np.generic) else repr(value)
+        if kind is types.FunctionType and _is_fixed(value.__module__):
+            return value
+        if (known := self._known.get((id(value), names))) is not None:
+            return "again", known[0]
+        self._known[id(value), names] = len(self._known), value  # kept, so that no other gets its id
         if kind is types.FunctionType:
-            return self._function(value, outer)
+            return self._function(value, names)
         if kind is types.MethodType:
             named = _names(value.__func__.__code__)[1]
-            return "method", self._value(value.__func__, outer), self._value(value.__self__, outer, named)
+            return kind, self._value(value.__func__, ()), self._value(value.__self__, named)
         if kind is partial:
-            return partial, self._value((value.func, value.args, value.keywords), outer, names)
-        if kind is float:
-            return float, value.hex()
-        if kind in (tuple, list, dict):
-            parts = _parts(value, kind)
-            if kind is not tuple:
-                self.seen.append((lambda _: _same_objects(_parts(value, kind), parts), "", True))
-            return kind, *[self._value(x, outer, names) for x in parts]
-        same = value if isinstance(value, Hashable) else _Same(value)
-        by_value = same is value and kind.__hash__ is not object.__hash__
-        return kind, same, *(() if by_value else self._attributes(value, outer, names))
+            return kind, *[self._value(x, names) for x in (value.func, value.args, value.keywords)]
+        if isinstance(value, _CONTAINERS):
+            parts = _parts(value)
+            if not isinstance(value, (tuple, frozenset)):
+                self.seen.append((lambda _: _same_objects(_parts(value), parts), "", True))
+            keys = [self._value(x, names) for x in parts]
+            return kind, *([frozenset(keys)] if isinstance(value, (set, frozenset)) else keys)
+        if kind is not types.ModuleType and not isinstance(value, type):
+            if _is_fixed(kind.__module__) and isinstance(value, Hashable):
+                return kind, value
+            if is_dataclass(value):
+                names = tuple(sorted({*names, *[field.name for field in fields(value)]}))
+                return kind, *self._attributes(value, names)
+        same = value if kind.__hash__ in (object.__hash__, type.__hash__) else _Same(value)
+        return kind, same, *self._attributes(value, names)
 
-    def _attributes(self, value: Any, outer: _Outer, names: tuple[str, ...]) -> Iterator[Hashable]:
+    def _function(self, function: types.FunctionType, names: _Names) -> Hashable:
+        scope, (of_globals, own) = function.__globals__, _names(function.__code__)
+        cells = function.__closure__ or ()
+        if self._watching:
+            itself = function.__getattribute__
+            places = [(itself, "__code__"), (itself, "__defaults__"), (itself, "__kwdefaults__")]
+            places += [(cell.__getattribute__, "cell_contents") for cell in cells]
+            places += [(scope.get, name) for name in of_globals]
+            places += [(function.__dict__.get, name) for name in ({*names, *own} if function.__dict__ else ())]
+            places.append((lambda _: len(function.__dict__), ""))
+            self.seen += [(fetch, name, fetch(name)) for fetch, name in places]
+        values: list[Any] = [*(function.__defaults__ or ()), *(cell.cell_contents for cell in cells)]
+        named = [(name, scope[name]) for name in of_globals if name in scope]
+        named += sorted((function.__kwdefaults__ or {}).items())
+        if function.__dict__:
+            named += sorted((name, x) for name, x in function.__dict__.items() if name in names or name in own)
+        keys = [self._value(x, own) for x in values]
+        return (function.__code__, *keys, *[(name, self._value(x, own)) for name, x in named])
+
+    def _attributes(self, value: Any, names: _Names) -> Iterator[Hashable]:
         """Of a module, a class or an object those with these names, and those that it reads when it is called."""
         kind = cast("type[Any]", type(value))
         classes = (value if isinstance(value, type) else kind).__mro__[:-1]
-        fixed = _is_fixed(value.__name__ if kind is types.ModuleType else classes[0].__module__ if classes else None)
-        if fixed or (id(value), names) in self._read:
+        if _is_fixed(value.__name__ if kind is types.ModuleType else classes[0].__module__ if classes else None):
             return
-        self._read.add((id(value), names))
         called = None if isinstance(value, type) else getattr(kind, "__call__", None)  # noqa: B004
         if isinstance(called, types.FunctionType):
-            yield self._function(called, outer)
+            yield self._value(called, ())
             names = tuple(sorted({*names, *_names(called.__code__)[1]}))
-        scopes = [] if isinstance(value, type) else [getattr(value, "__dict__", {})]
+        scopes: list[Any] = [] if isinstance(value, type) else [getattr(value, "__dict__", {})]
         scopes += [vars(c) for c in classes]
         for name in names:
+            found, computed = None, hasattr(kind, "__getattr__")
             for scope in scopes:
-                fetch = scope.get
-                if isinstance(fetch(name), types.MemberDescriptorType) and not isinstance(value, type):  # a slot
-                    fetch = value.__getattribute__
-                found = fetch(name)
-                self.seen.append((fetch, name, found))
+                found = scope.get(name)
+                self.seen.append((scope.get, name, found))
                 if name in scope:
-                    yield name, found if isinstance(found, types.FunctionType) else self._value(found, outer, names)
+                    computed = isinstance(found, types.MemberDescriptorType)  # a slot
                     break
+            if computed:
+                found = _attribute(value, name)
+                self.seen.append((partial(_attribute, value), name, found))
+            if found is not None:
+                yield name, found if isinstance(found, types.FunctionType) else self._value(found, names)
 
 
-def _parts(items: Any, kind: type[Any]) -> tuple[Any, ...]:
-    """What is in a list or a tuple, and the keys and values of a dict."""
-    return (*items, *items.values()) if kind is dict else tuple(items)
+_CONTAINERS = tuple, list, dict, set, frozenset, deque
+
+
+def _attribute(value: Any, name: str) -> Any:
+    """Of an object that computes it, or keeps it in a slot; None if it has none."""
+    try:
+        return getattr(value, name, None)
+    except Exception:  # an author's own code, which is not asked for this
+        return None
+
+
+def _parts(items: Any) -> tuple[Any, ...]:
+    """What is in a container; of a dict its keys and values."""
+    return (*items, *(cast("dict[Any, Any]", items).values() if isinstance(items, dict) else ()))
 
 
 def _same_objects(some: tuple[Any, ...], others: tuple[Any, ...]) -> bool:

@@ -73,7 +73,7 @@ def matmul(
     inputs' type or float32, it takes their elements too: ``epilogue=lambda x, gate: silu(x) * gate``. They have the
     result's shape, or a value for each row, (m, 1), or each column, (1, n). Numbers that it reads are constants of the
     kernel, which another value traces anew: globals, closures, defaults, and attributes that it names itself. Elements
-    of arrays and sets, and what methods and properties read, are read once: pass those as extras or keyword defaults.
+    of arrays, and what methods and properties read, are read once: pass those as extras or keyword defaults.
     ``out`` receives the result: of that shape, row-major with any stride between rows. It shares no memory with a, b or
     bias; an extra matrix may be ``out`` itself.
 
