@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from threading import RLock
 
 from warploom.emulate.arguments import granules, written_parameters
 from warploom.emulate.engines import fences_globally, mbarriers_of, uses_engines
@@ -44,23 +45,27 @@ class Prepared:
 
 _kept: dict[tuple[int, bool, bool, bool], Prepared] = {}
 """By the Program's identity: equal ones may have other lines. Whoever runs one has taken it out."""
+_of_kept = RLock()
 
 
 @contextmanager
 def prepared(program: Program, checks: bool, seeded: bool, large: bool) -> Iterator[Prepared]:
     """The Program made ready, for one caller alone."""
     key = (id(program), checks, seeded, large)
-    found = _kept.pop(key, None) or Prepared(program, checks, seeded, large)
+    with _of_kept:
+        found = _kept.pop(key, None)
+    found = found or Prepared(program, checks, seeded, large)
     try:
         yield found
     finally:
         found.executor.leave()
-        _kept[key] = found
-        ready, ops = list(_kept.items()), 0
-        for old, one in reversed(ready):
-            ops += one.ops
-            if ops > _MOST_OPS:
-                _kept.pop(old, None)
+        with _of_kept:
+            _kept[key] = found
+            ops = 0
+            for old, one in reversed(list(_kept.items())):
+                ops += one.ops
+                if ops > _MOST_OPS:
+                    del _kept[old]
 
 
 def _meets_in_part(op: Op, effect: Effect) -> bool:

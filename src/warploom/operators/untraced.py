@@ -54,8 +54,8 @@ launch = _untraced(
 )
 matmul = _untraced(
     epilogues.matmul,
-    "warploom.matmul takes no epilogue, extras or out under torch.compile: leave what follows the product to PyTorch "
-    "there (torch.compile fuses it on its own), or compile without fullgraph=True",
+    "warploom.matmul takes no epilogue, extras or out in PyTorch's graphs and transforms: leave what follows the "
+    "product to PyTorch there (torch.compile fuses it on its own), or compile without fullgraph=True",
 )
 attention_backward = _untraced(
     of_backward.attention_backward,

@@ -62,7 +62,9 @@ def entry_of(module: Module, name: str | None = None) -> Function:
     if name is None and len(entries) == 1:
         return next(iter(entries.values()))
     if name not in entries:
-        listed = ", ".join(entries) or "none"
+        if not entries:
+            raise PtxError(f"{module.name} has no kernel: none of its functions is an .entry")
+        listed = ", ".join(entries)
         wanted = "name one" if name is None else f"{name} is none of them"
         raise PtxError(f"{module.name} has the kernels {listed}: {wanted}")
     return entries[name]
