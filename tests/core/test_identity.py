@@ -227,6 +227,13 @@ def test_objects_that_name_each_other_are_read_once_each():
     assert function_key(function) != before
 
 
+def test_objects_of_this_package_that_have_no_hash_are_apart():
+    one, other = (made("lambda x: x if s else -x", s=Versioned.__new__(Versioned)) for _ in range(2))
+    assert function_key(one) != function_key(other)
+    mutable = [made("lambda x: x if s else -x", s=bytearray(b)) for b in (b"1", b"2")]
+    assert function_key(mutable[0]) != function_key(mutable[1])
+
+
 def test_helpers_that_call_each_other_are_read_once_each():
     scope: dict[str, Any] = {"g0": made("lambda x: x * c", c=1.0)}
     for i in range(1, 40):

@@ -37,9 +37,10 @@ def function_key(function: Any) -> Hashable:
     """What identifies a function: its code and the values that the code sees, so that one made anew is recognised.
 
     Those values are its defaults, what it closes over, and the globals it names; functions among them count by their
-    own keys, containers by what is in them. Of modules, classes and objects, the one that a method is of too,
-    those attributes count that the function names itself; not what their methods and properties read, nor the elements
-    of arrays. Functions of this package are identified by themselves; one that cannot be read equals no other.
+    own keys, containers by what is in them, dataclasses by their fields. Of modules, classes and objects, the one that
+    a method is of too, those attributes count that the function names itself; not what their methods and properties
+    read, nor the elements of arrays. Functions of this package are identified by themselves; one that cannot be read
+    equals no other.
     """
     return _Reader(False).key(function)
 
@@ -141,8 +142,8 @@ class _Reader:
             keys = [self._value(x, names) for x in parts]
             return kind, *([frozenset(keys)] if isinstance(value, (set, frozenset)) else keys)
         if kind is not types.ModuleType and not isinstance(value, type):
-            if _is_fixed(kind.__module__) and isinstance(value, Hashable):
-                return kind, value
+            if _is_fixed(kind.__module__):
+                return kind, value if isinstance(value, Hashable) else _Same(value)
             if is_dataclass(value):
                 names = tuple(sorted({*names, *[field.name for field in fields(value)]}))
                 return kind, *self._attributes(value, names)

@@ -6,7 +6,9 @@ products measured there; a test holds what the model takes against the fastest i
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 from warploom.core.targets import Target
 from warploom.kernels.matmul.problem import MatmulProblem
@@ -19,7 +21,8 @@ OVERLAP = 0.25
 
 def seconds(problem: MatmulProblem, config: MatmulSm80 | MatmulSm90, target: Target) -> float:
     """What the launches are expected to take: on a target's usual GPU, of ``wgmma`` on an H100 or H200."""
-    return _seconds_sm90(problem, config) if isinstance(config, MatmulSm90) else _seconds_sm80(problem, config, target)
+    of: dict[str, Callable[[MatmulProblem, Any, Target], float]] = {"sm_80": _seconds_sm80, "sm_90a": _seconds_sm90}
+    return of[config.requires](problem, config, target)
 
 
 # -- mma.sync
@@ -180,8 +183,8 @@ POWER = 0.08
 """The exponent of their ratio: less at the power limit, more where the GPU rests between calls."""
 
 
-def _seconds_sm90(problem: MatmulProblem, config: MatmulSm90) -> float:
-    """Of a launch by ``wgmma``."""
+def _seconds_sm90(problem: MatmulProblem, config: MatmulSm90, target: Target) -> float:
+    """Of a launch by ``wgmma``, whatever the target."""
     c, tiling = config, problem.tiling(config)
     rounds = -(-tiling.count // SMS)
     product = 2 * c.tile_m * c.tile_n * c.tile_k / WGMMA_FLOPS_PER_CYCLE
