@@ -50,9 +50,16 @@ class Cell(AttentionProblem):
 
     @classmethod
     def of(
-        cls, head_dim: int, causal: bool, q_len: int, kv_len: int, heads: int, kv_heads: int, window: int | None = None,
+        cls,
+        head_dim: int,
+        causal: bool,
+        q_len: int,
+        kv_len: int,
+        heads: int,
+        kv_heads: int,
+        window: int | None = None,
         **more: Any,
-    ) -> Cell:  # fmt: skip
+    ) -> Cell:
         """About TOKENS tokens; ``window``: keys before a query's own."""
         batch, sides = max(1, TOKENS // max(q_len, kv_len)), (window, 0 if causal else None)
         return cls(batch, heads, kv_heads, q_len, kv_len, head_dim, bf16, sides, **more)
@@ -90,9 +97,11 @@ def cells() -> list[Cell]:
 
 NARROW = {"head_dim": (64, 128)}
 FIGURES = (
-    Figure("cudnn", 1.0), Figure("flash_attention_4", 0.97, NARROW), Figure("flash_attention_4", 1.05, NARROW, mean=1),
+    Figure("cudnn", 1.0),
+    Figure("flash_attention_4", 0.97, NARROW),
+    Figure("flash_attention_4", 1.05, NARROW, mean=1),
     Figure("best", 1.2, {"head_dim": (256,)}),
-)  # fmt: skip
+)
 SYNC_FIGURES = (Figure("flash_attention_2", 1.0),)
 BASELINES = ("cudnn", "flash_attention_2", "flash_attention_4")
 ARGUMENTS = ("dout", "q", "k", "v", "out", "lse")
@@ -140,8 +149,10 @@ def cudnn(cell: Cell) -> Run | None:
 
 def flash_attention_2(cell: Cell) -> Run:
     """PyTorch's copy."""
-    sides = {"window_size_left": -1 if cell.window[0] is None else cell.window[0],
-             "window_size_right": 0 if cell.causal else -1}  # fmt: skip
+    sides = {
+        "window_size_left": -1 if cell.window[0] is None else cell.window[0],
+        "window_size_right": 0 if cell.causal else -1,
+    }
     where = None, None, cell.q_len, cell.kv_len, 0.0, cell.causal
     return runs.flash_attention_2(lambda _: where, gradients=True, **sides)
 
@@ -217,12 +228,21 @@ def timed(cell: Cell, options: argparse.Namespace) -> dict[str, Any]:
     how = {"window": cell.window, "config": configurations(cell, options)["warploom"]}
     plan = warploom.plan_attention_backward(*(sets[0][n] for n in ARGUMENTS), **how)
     return {
-        "cell": cell.name, "head_dim": cell.head_dim, "causal": cell.causal, "q_len": cell.q_len,
-        "kv_len": cell.kv_len, "heads": cell.heads, "kv_heads": cell.kv_heads, "batch": cell.batch,
-        "config": str(plan.config), "workspace_mib": plan.workspace_bytes / 2**20, "not_run": turns.failed,
-        "error": turns.error, "tflops": turns.tflops(cell.gradients.flops),
+        "cell": cell.name,
+        "head_dim": cell.head_dim,
+        "causal": cell.causal,
+        "q_len": cell.q_len,
+        "kv_len": cell.kv_len,
+        "heads": cell.heads,
+        "kv_heads": cell.kv_heads,
+        "batch": cell.batch,
+        "config": str(plan.config),
+        "workspace_mib": plan.workspace_bytes / 2**20,
+        "not_run": turns.failed,
+        "error": turns.error,
+        "tflops": turns.tflops(cell.gradients.flops),
         "ratio": ratios | ({"best": ratios[best]} if best else {}),
-    }  # fmt: skip
+    }
 
 
 def calls(cell: Cell, options: argparse.Namespace, goal: Target) -> Iterator[KernelCall]:

@@ -113,10 +113,14 @@ def measured(cell: Cell) -> dict[str, Any]:
     number = steps(cell, c)
     touched = counts["l1tex__data_bank_reads.sum"] + counts["l1tex__data_bank_writes.sum"]
     return {
-        "cell": cell.name, "config": str(c), **found, "steps": number, "demand": demand(c),
+        "cell": cell.name,
+        "config": str(c),
+        **found,
+        "steps": number,
+        "demand": demand(c),
         "cycles": round(counts["sm__cycles_elapsed.avg"] * multiprocessors / number),
         "banks": round(touched / BANKS / number),
-    }  # fmt: skip
+    }
 
 
 def main() -> int:

@@ -48,15 +48,17 @@ def at(head_dim: int, causal: bool, lengths: Collection[int] = LENGTHS) -> dict[
 
 
 FIGURES = (
-    *(Figure("torch_flash", least, at(d, causal), mean=len(LENGTHS))
-      for d, causal, least in ((128, False, 1.15), (128, True, 1.10), (64, False, 1.05), (256, False, 1.00))),
+    *(
+        Figure("torch_flash", least, at(d, causal), mean=len(LENGTHS))
+        for d, causal, least in ((128, False, 1.15), (128, True, 1.10), (64, False, 1.05), (256, False, 1.00))
+    ),
     Figure("torch_cudnn", 1.05, at(128, False, (1024, 4096, 16384))),
     Figure("torch_cudnn", 1.00, at(128, True, (1024, 4096, 16384))),
     *(Figure("flash_attention_4", 1.00, at(128, causal, (1024, 4096, 16384))) for causal in (False, True)),
     *(Figure("torch_cudnn", 1.00, at(d, causal, (4096, 16384))) for d in (64, 256) for causal in (False, True)),
     *(Figure("flash_attention_4", 1.00, at(64, causal, LENGTHS[1:])) for causal in (False, True)),
     *(Figure("torch_cudnn", 1.00, at(d, True, LENGTHS[:1])) for d in (64, 128, 256)),
-)  # fmt: skip
+)
 
 Run = Callable[[Any, Any, Any], Any]
 
@@ -135,7 +137,11 @@ def cell(head_dim: int, causal: bool, seq: int, monitor: GpuMonitor, power: bool
         empty["zeros"] = load(Candidate("zeros", lambda _: ours(nothing, nothing, nothing)), 1, flops, monitor)
     return empty | {
         "cell": f"head_dim {head_dim} {'causal' if causal else 'full'} {seq}",
-        "head_dim": head_dim, "causal": causal, "seq": seq, "batch": shape[0], "heads": shape[2],
+        "head_dim": head_dim,
+        "causal": causal,
+        "seq": seq,
+        "batch": shape[0],
+        "heads": shape[2],
         "config": str(warploom.plan(*sets[0], causal=causal).config),
         "error": {"metric": "max |o - o64| / bf16 bound", "value": errors["warploom"], "bound": 1.0},
         "baseline_errors": {name: value for name, value in errors.items() if name != "warploom"},
@@ -143,7 +149,7 @@ def cell(head_dim: int, causal: bool, seq: int, monitor: GpuMonitor, power: bool
         "tflops": {name: m.seconds.rate(flops / 1e12).json() for name, m in found.items()},
         "ratio": {name: paired_spread(found["warploom"], m).json() for name, m in found.items() if name != "warploom"},
         "power": {name: power for name, power in drawn.items() if power is not None},
-    }  # fmt: skip
+    }
 
 
 def load(candidate: Candidate, sets: int, flops: int, monitor: GpuMonitor) -> Found | None:

@@ -61,9 +61,11 @@ def growing(q: Any, k: Any, v: Any) -> Tensors:
 
 
 KINDS: dict[str, Callable[[Any, Any, Any], Tensors]] = {
-    "deviation 1": lambda q, k, v: (q, k, v), f"deviation {DEVIATION:.0f}": wide, "one key that all attend to": sink,
+    "deviation 1": lambda q, k, v: (q, k, v),
+    f"deviation {DEVIATION:.0f}": wide,
+    "one key that all attend to": sink,
     "growing in every block": growing,
-}  # fmt: skip
+}
 
 
 def configs(problem: AttentionProblem) -> tuple[AttentionConfig, AttentionConfig]:
@@ -90,12 +92,19 @@ def cell(head_dim: int, causal: bool, seq: int) -> list[dict[str, Any]]:
         sets = [change(*fresh(shape)) for _ in range(count)]
         timed = [Candidate(name, lambda i, run=run, sets=sets: run(*sets[i])) for name, run in named.items()]
         found = measure(timed, count, runs.clock(), rounds=9, sample_seconds=0.01)
-        rows.append({
-            "head_dim": head_dim, "causal": causal, "seq": seq, "data": kind, "config": str(carried), "error": errors,
-            "tflops": {n: m.seconds.rate(flops / 1e12).json() for n, m in found.items()},
-            "over_plain": paired_spread(found["carried"], found["plain"]).json(),
-            "over_cudnn": paired_spread(found["carried"], found["torch_cudnn"]).json(),
-        })  # fmt: skip
+        rows.append(
+            {
+                "head_dim": head_dim,
+                "causal": causal,
+                "seq": seq,
+                "data": kind,
+                "config": str(carried),
+                "error": errors,
+                "tflops": {n: m.seconds.rate(flops / 1e12).json() for n, m in found.items()},
+                "over_plain": paired_spread(found["carried"], found["plain"]).json(),
+                "over_cudnn": paired_spread(found["carried"], found["torch_cudnn"]).json(),
+            }
+        )
         rates = {name: round(rate["median"]) for name, rate in rows[-1]["tflops"].items()}
         mask = "causal" if causal else "full"
         print(f"{head_dim} {mask} {seq} {kind}: {rates}, {rows[-1]['over_plain']}, {errors}", flush=True)

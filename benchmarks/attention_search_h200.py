@@ -32,9 +32,14 @@ from warploom.tune.operation import combinations
 
 TOKENS, HEADS, HEAD_DIM = 16384, 16, 128
 SPACE: dict[str, tuple[Any, ...] | None] = {
-    "tile_m": (64, 128), "tile_n": (32, 64, 128), "num_warps": (4, 8),
-    "load_q": (0, 2), "load_k": (0, 2), "load_v": (0, 2), "double_buffer": (False, True),
-}  # fmt: skip
+    "tile_m": (64, 128),
+    "tile_n": (32, 64, 128),
+    "num_warps": (4, 8),
+    "load_q": (0, 2),
+    "load_k": (0, 2),
+    "load_v": (0, 2),
+    "double_buffer": (False, True),
+}
 FINALISTS, ROUNDS = 8, 15
 ARCH = "sm_90a"
 
@@ -81,8 +86,15 @@ def searched(problem: AttentionProblem, kernels: dict[RungSm80, Built], dropped:
     rows: list[dict[str, Any]] = []
     for name in sorted(last, key=lambda name: final[name].seconds.median):
         needs = kernels[ready[name]].kernel.resources
-        rows.append({"config": name, "tflops": final[name].seconds.rate(work).json(), "registers": needs.registers,
-                     "spill_bytes": needs.spill_bytes, "place": ranked.index(name) + 1})  # fmt: skip
+        rows.append(
+            {
+                "config": name,
+                "tflops": final[name].seconds.rate(work).json(),
+                "registers": needs.registers,
+                "spill_bytes": needs.spill_bytes,
+                "place": ranked.index(name) + 1,
+            }
+        )
         log(f"{rows[-1]['tflops']['median']:6.1f}", name, f"registers {needs.registers} ({needs.spill_bytes})")
     rates = {name: float(f"{work / glance[name].seconds.median:.4g}") for name in ranked}
     return {"seq": problem.q_len, "rungs": rungs, "finalists": rows, "glance": rates, "dropped": dict(dropped)}

@@ -168,10 +168,14 @@ class Turns:
 
 
 def in_turns(
-    runs: Mapping[str, tuple[Run, Sequence[Inputs]]], error: Callable[[str, Any], float | None], rounds: int,
-    sample: float = SMALLEST_SAMPLE, warm_up: float = 0.05, others: Iterable[str] = (),
+    runs: Mapping[str, tuple[Run, Sequence[Inputs]]],
+    error: Callable[[str, Any], float | None],
+    rounds: int,
+    sample: float = SMALLEST_SAMPLE,
+    warm_up: float = 0.05,
+    others: Iterable[str] = (),
     beside: Iterable[Candidate] = (),
-) -> Turns:  # fmt: skip
+) -> Turns:
     """Each checked on the first of its sets of inputs, where its results' memory is likely to hold NaN, then timed.
 
     ``error`` of a name and a result is at most 1 where it is right, None where it is not checked. Of ``others`` one may
@@ -204,8 +208,10 @@ def wrong(cells: Iterable[Found], bounds: Mapping[str, float] | None = None) -> 
     """Every wrong result, a baseline's included; what may be off by more than 1 has its bound."""
     return [
         f"{name} is wrong at {c['cell']}: {off:.2f}"
-        for c in cells for name, off in c["error"].items() if not off <= (bounds or {}).get(name, 1.0)
-    ]  # fmt: skip
+        for c in cells
+        for name, off in c["error"].items()
+        if not off <= (bounds or {}).get(name, 1.0)
+    ]
 
 
 @dataclass(frozen=True)

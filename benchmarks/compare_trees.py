@@ -53,9 +53,14 @@ class Cell:
 
 
 def attention(
-    group: str, name: str, q: tuple[int, ...], kv_heads: int = 0, kv_len: int = 0, dtype: str = "bfloat16",
+    group: str,
+    name: str,
+    q: tuple[int, ...],
+    kv_heads: int = 0,
+    kv_len: int = 0,
+    dtype: str = "bfloat16",
     **options: Any,
-) -> Cell:  # fmt: skip
+) -> Cell:
     """Of q (batch, length, heads, head_dim), by default with as many keys and key heads."""
     batch, q_len, heads, dim = q
     kv = batch, kv_len or q_len, kv_heads or heads, dim
@@ -111,15 +116,28 @@ def reduction_cells() -> Iterator[Cell]:
     """Row reductions of products that are never written."""
     large, narrow = (8192, 131072, 4096), (16384, 16384, 128)
     for op, (m, n, k) in (
-        ("max", large), ("logsumexp", large), ("max", narrow), ("logsumexp", narrow), ("sum", (4096, 32768, 2048))
-    ):  # fmt: skip
-        yield Cell("reductions", f"{op} {m}x{n}x{k}", "matmul_reduce", ((m, k), (n, k)), options={"op": op},
-                   flops=2.0 * m * n * k)  # fmt: skip
+        ("max", large),
+        ("logsumexp", large),
+        ("max", narrow),
+        ("logsumexp", narrow),
+        ("sum", (4096, 32768, 2048)),
+    ):
+        yield Cell(
+            "reductions",
+            f"{op} {m}x{n}x{k}",
+            "matmul_reduce",
+            ((m, k), (n, k)),
+            options={"op": op},
+            flops=2.0 * m * n * k,
+        )
 
 
 GROUPS: dict[str, Callable[[], Iterator[Cell]]] = {
-    "attention": attention_cells, "other": other_cells, "products": product_cells, "reductions": reduction_cells,
-}  # fmt: skip
+    "attention": attention_cells,
+    "other": other_cells,
+    "products": product_cells,
+    "reductions": reduction_cells,
+}
 
 
 def cells_of(groups: str, names: str = "") -> list[Cell]:
@@ -326,8 +344,15 @@ def _timed(pair: list[subprocess.Popen[str]], index: int, flops: float, rounds: 
                 samples[i].append(seconds)
     ratios = sorted(old / new for old, new in zip(*samples, strict=True))
     rates = [flops / median(x) / 1e12 for x in samples]
-    return {"old_tflops": rates[0], "new_tflops": rates[1], "ratio": median(ratios), "low": ratios[0],
-            "high": ratios[-1], "rounds": rounds, "clock_watts": _state()}  # fmt: skip
+    return {
+        "old_tflops": rates[0],
+        "new_tflops": rates[1],
+        "ratio": median(ratios),
+        "low": ratios[0],
+        "high": ratios[-1],
+        "rounds": rounds,
+        "clock_watts": _state(),
+    }
 
 
 def main() -> int:

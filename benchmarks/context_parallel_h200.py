@@ -118,10 +118,17 @@ def measured(rank: int, gpus: int, tokens: int) -> list[dict[str, Any]]:
                 rows[-1]["error"] = errors(alone[name], alone["pytorch"])
             for method in ("alltoall", "allgather"):
                 whole, time = parallel(mesh, method, tensors)
-                rows.append({
-                    "by": name, "way": method, "gpus": gpus, "ms": time, "tflops": flops / time / 1e9,
-                    "efficiency": one / time / gpus, "error": errors(whole, alone[name]),
-                })  # fmt: skip
+                rows.append(
+                    {
+                        "by": name,
+                        "way": method,
+                        "gpus": gpus,
+                        "ms": time,
+                        "tflops": flops / time / 1e9,
+                        "efficiency": one / time / gpus,
+                        "error": errors(whole, alone[name]),
+                    }
+                )
         if rank == 0:
             print(*map(json.dumps, rows[-3:]), sep="\n", flush=True)
     return rows
@@ -145,8 +152,10 @@ def wrong(rows: list[dict[str, Any]]) -> list[str]:
     """What is further off than the tolerance, as lines."""
     return [
         f"{row['by']}, {row['way']}: {name} is off by {error:.3g}"
-        for row in rows for name, error in row.get("error", {}).items() if not error <= TOLERANCE
-    ]  # fmt: skip
+        for row in rows
+        for name, error in row.get("error", {}).items()
+        if not error <= TOLERANCE
+    ]
 
 
 def main() -> int:

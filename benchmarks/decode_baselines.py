@@ -57,13 +57,25 @@ def flashinfer(tensor_cores: bool, cell: Cell, sets: list[Inputs]) -> Run:
         table = x.get("block_table", in_place)
         pages = torch.cat([row[:n] for row, n in zip(table, counts.tolist(), strict=True)])
         wrapper = wrapping(
-            workspace, "NHD", use_cuda_graph=True, use_tensor_cores=tensor_cores, paged_kv_indptr_buffer=starts.clone(),
-            paged_kv_indices_buffer=pages.clone(), paged_kv_last_page_len_buffer=last.clone(),
-        )  # fmt: skip
+            workspace,
+            "NHD",
+            use_cuda_graph=True,
+            use_tensor_cores=tensor_cores,
+            paged_kv_indptr_buffer=starts.clone(),
+            paged_kv_indices_buffer=pages.clone(),
+            paged_kv_last_page_len_buffer=last.clone(),
+        )
         wrapper.plan(
-            starts, pages, last, cell.group * cell.kv_heads, cell.kv_heads, cell.head_dim, page,
-            q_data_type=torch.bfloat16, kv_data_type=torch.bfloat16,
-        )  # fmt: skip
+            starts,
+            pages,
+            last,
+            cell.group * cell.kv_heads,
+            cell.kv_heads,
+            cell.head_dim,
+            page,
+            q_data_type=torch.bfloat16,
+            kv_data_type=torch.bfloat16,
+        )
         cache = tuple(x[n].view(-1, page, cell.kv_heads, cell.head_dim) for n in ("k_cache", "v_cache"))
         calls[id(x)] = partial(wrapper.run, x["q"][:, 0], cache)
     return lambda x: calls[id(x)]()
@@ -78,9 +90,12 @@ BASELINES: dict[str, Callable[[Any, list[Inputs]], Run | None]] = {
 }
 _FLASHINFER, _TORCH = ("flashinfer", "flashinfer-python"), ("torch", "torch")
 PACKAGES = {
-    "cudnn": _TORCH, "torch_flash": _TORCH, "flash_attention_4": ("flash_attn.cute", "flash-attn-4"),
-    "flashinfer": _FLASHINFER, "flashinfer_tensor_cores": _FLASHINFER,
-}  # fmt: skip
+    "cudnn": _TORCH,
+    "torch_flash": _TORCH,
+    "flash_attention_4": ("flash_attn.cute", "flash-attn-4"),
+    "flashinfer": _FLASHINFER,
+    "flashinfer_tensor_cores": _FLASHINFER,
+}
 """What has to be imported, and the name that its version goes by."""
 
 

@@ -120,26 +120,45 @@ class Cell:
         """What is asked, for the compilers."""
         entries = self.capacity // self.page if self.page else 0
         return DecodeProblem(
-            self.batch, self.group * self.kv_heads, self.kv_heads, 1, self.capacity, self.head_dim, bf16, (None, 0),
-            page_size=self.page, pages=self.blocks, table_pages=entries, fp8=self.fp8,
-        )  # fmt: skip
+            self.batch,
+            self.group * self.kv_heads,
+            self.kv_heads,
+            1,
+            self.capacity,
+            self.head_dim,
+            bf16,
+            (None, 0),
+            page_size=self.page,
+            pages=self.blocks,
+            table_pages=entries,
+            fp8=self.fp8,
+        )
 
 
 def cells() -> list[Cell]:
     """The product of groups, widths and pages, then batches, then sizes."""
     found = [
         Cell(d, group, page, 16, 256, uneven)
-        for d in (64, 128, 256) for group in (1, 4, 8, 16) for page in (0, 16, 64, 256) for uneven in (False, True)
-    ]  # fmt: skip
+        for d in (64, 128, 256)
+        for group in (1, 4, 8, 16)
+        for page in (0, 16, 64, 256)
+        for uneven in (False, True)
+    ]
     found += [
         Cell(128, 4, page, batch, 256, uneven)
-        for page in (0, 64) for batch in (1, 4, 64, 256) for uneven in (False, True) if batch > 1 or not uneven
-    ]  # fmt: skip
+        for page in (0, 64)
+        for batch in (1, 4, 64, 256)
+        for uneven in (False, True)
+        if batch > 1 or not uneven
+    ]
     found += [Cell(128, 4, page, 16, size, False) for page in (0, 64) for size in (64, 128, 1024)]
     found += [
         Cell(d, group, page, 16, 256, uneven, fp8=True)
-        for d in (64, 128, 256) for group in (4, 16) for page in (0, 64) for uneven in (False, True)
-    ]  # fmt: skip
+        for d in (64, 128, 256)
+        for group in (4, 16)
+        for page in (0, 64)
+        for uneven in (False, True)
+    ]
     return [*found, small()]
 
 
@@ -274,8 +293,9 @@ def timed(cell: Cell, pool: Pool, options: argparse.Namespace, arch: str, here: 
     copy = graphed(Candidate("copy", lambda _: spare.copy_(half)), 1, torch)
     others, not_run = made(cell, sets, here)
     asked = {name: None if name == "warploom" else str(config) for name, config in configs.items()}
-    ours = {name: partial(lambda text, x: warploom.attention_paged(**x, config=text), text)
-            for name, text in asked.items()}  # fmt: skip
+    ours = {
+        name: partial(lambda text, x: warploom.attention_paged(**x, config=text), text) for name, text in asked.items()
+    }
 
     def error_of(name: str, out: Any) -> float:
         found = max(error(cell, reference, x) for x in (out.reshape(sets[0]["q"].shape), *outs.get(name, ())[:1]))
@@ -287,14 +307,17 @@ def timed(cell: Cell, pool: Pool, options: argparse.Namespace, arch: str, here: 
     turns = runs.in_turns(named, error_of, options.rounds, SAMPLE, SAMPLE, others=others, beside=[copy])
     copied, count = COPIED / turns.found["copy"].seconds.median, turns.calls
     return {
-        "cell": cell.name, "config": str(configs["warploom"]), "bytes": cell.bytes, "error": turns.error,
+        "cell": cell.name,
+        "config": str(configs["warploom"]),
+        "bytes": cell.bytes,
+        "error": turns.error,
         "not_run": not_run | turns.failed,
         "unsteady": {name: sum(not torch.equal(out, found[0]) for out in found) for name, found in outs.items()},
         "copy_gb_s": copied / 1e9,
         "us": {n: m.seconds.median / (1 if n == "copy" else count) * 1e6 for n, m in turns.found.items()},
         "part": {n: cell.bytes * count / m.seconds.median / copied for n, m in turns.found.items() if n != "copy"},
         "ratio": {name: ratio for name, ratio in turns.ratio().items() if name != "copy"},
-    }  # fmt: skip
+    }
 
 
 def missed(found: list[dict[str, Any]]) -> list[str]:
@@ -308,8 +331,9 @@ def missed(found: list[dict[str, Any]]) -> list[str]:
             said.append(f"{c['cell']}: {c['part']['warploom']:.3f} of the copy's rate, wanted {PART}")
         said += [
             f"{c['cell']}: {x:.3f} × the fastest of the others, wanted {LEAST_TO_OTHERS}"
-            for x in to_the_fastest([c]) if x < LEAST_TO_OTHERS
-        ]  # fmt: skip
+            for x in to_the_fastest([c])
+            if x < LEAST_TO_OTHERS
+        ]
     if (ratios := to_the_fastest(found)) and (mean := geometric_mean(ratios)) < MEAN_TO_OTHERS:
         said.append(f"{mean:.3f} × the fastest of the others in geometric mean, wanted {MEAN_TO_OTHERS}")
     return said

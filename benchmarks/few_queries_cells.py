@@ -109,10 +109,17 @@ def timed(p: AttentionProblem, goal: Target, rounds: int) -> dict[str, Any]:
     chosen = str(warploom.plan(*(sets[0][name] for name in "qkv"), causal=True).config)
     keys = {str(config): key for key, config in configs.items()}
     return {
-        "cell": name(p), "batch": p.batch, "heads": p.heads, "kv_heads": p.kv_heads, "q_len": p.q_len,
-        "kv_len": p.kv_len, "head_dim": p.head_dim, "error": turns.error, "chosen": keys.get(chosen, chosen),
+        "cell": name(p),
+        "batch": p.batch,
+        "heads": p.heads,
+        "kv_heads": p.kv_heads,
+        "q_len": p.q_len,
+        "kv_len": p.kv_len,
+        "head_dim": p.head_dim,
+        "error": turns.error,
+        "chosen": keys.get(chosen, chosen),
         "microseconds": {key: round(1e6 * m.seconds.median / turns.calls, 2) for key, m in turns.found.items()},
-    }  # fmt: skip
+    }
 
 
 def missed(found: list[dict[str, Any]]) -> list[str]:

@@ -214,9 +214,13 @@ def _start(sample: Sample) -> subprocess.Popen[str]:
     path = os.pathsep.join([str(sample.sources), os.environ.get("PYTHONPATH", "")])
     environment = os.environ | {"PYTHONPATH": path, "WARPLOOM_CACHE": str(sample.cache)}
     return subprocess.Popen(
-        [sys.executable, __file__, "--child", sample.cell], env=environment, text=True,
-        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-    )  # fmt: skip
+        [sys.executable, __file__, "--child", sample.cell],
+        env=environment,
+        text=True,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
 
 
 def _line(process: subprocess.Popen[str]) -> str:
@@ -289,8 +293,11 @@ def missed(cells: list[dict[str, Any]], most: dict[str, float]) -> list[str]:
     found = [f"{c['call']}: error {c['error']['value']}" for c in cells if not c["error"]["value"] <= 1.0]
     found += [f"{c['call']}: the result's memory was not poisoned" for c in cells if not c["poisoned"]]
     for name, limit in most.items():
-        found += [f"{c['call']}: {name} {c[f'{name}_s']['median']:.3f} s, at most {limit} s"
-                  for c in cells if not c[f"{name}_s"]["median"] <= limit]  # fmt: skip
+        found += [
+            f"{c['call']}: {name} {c[f'{name}_s']['median']:.3f} s, at most {limit} s"
+            for c in cells
+            if not c[f"{name}_s"]["median"] <= limit
+        ]
     return found
 
 
@@ -328,8 +335,12 @@ def main() -> int:
 
 def table(cells: list[dict[str, Any]], title: str) -> None:
     """Print medians, and in brackets lowest and highest."""
-    names = {"fresh_s": "empty cache, ms", "later_s": "later process, ms", "import_s": "import, ms",
-             "repeated_us": "again, µs"}  # fmt: skip
+    names = {
+        "fresh_s": "empty cache, ms",
+        "later_s": "later process, ms",
+        "import_s": "import, ms",
+        "repeated_us": "again, µs",
+    }
     print(f"\n{title:34s}" + "".join(f"{text:>22s}" for text in names.values()) + f"{'error':>7s}")
     for cell in cells:
         line = f"{cell['call']:34s}"

@@ -35,9 +35,17 @@ BOTH = [False, True]
 HALVES = ["float16", "bfloat16"]
 HEAD_DIMS = [32, 40, 59, 64, 80, 96, 111, 128, 160, 192, 224, 256]
 UNEQUAL = [
-    (1, 239), (3, 799), (127, 512), (127, 513), (113, 203), (128, 217), (113, 211), (108, 256), (256, 512),
+    (1, 239),
+    (3, 799),
+    (127, 512),
+    (127, 513),
+    (113, 203),
+    (128, 217),
+    (113, 211),
+    (108, 256),
+    (256, 512),
     (1023, 1024),
-]  # fmt: skip
+]
 """Lengths of queries and keys, of the causal tests; the others have their own."""
 
 
@@ -252,11 +260,16 @@ def run_kvcache(case: Case, test: Test) -> dict[str, float]:
     with torch.no_grad():
         added = [x[:, :new].contiguous() for x in (k, v)] if new else [None, None]
         out = flash_attn.flash_attn_with_kvcache(
-            q, *caches, *added, *((cos, sin) if rotary else ()), num_splits=case["num_splits"], **options,
+            q,
+            *caches,
+            *added,
+            *((cos, sin) if rotary else ()),
+            num_splits=case["num_splits"],
+            **options,
             cache_seqlens=torch.tensor(lengths, device=q.device, dtype=torch.int32),
             block_table=table if case["paged_kv_block_size"] else None,
             rotary_interleaved=case["rotary_interleaved"],
-        )  # fmt: skip
+        )
         exact, rounded = [], []
         masked = options["causal"] or options["window_size"] != (-1, -1)
         count = torch.arange(max(q_len, 1), device=q.device)
@@ -279,50 +292,202 @@ def run_kvcache(case: Case, test: Test) -> dict[str, float]:
 
 _MASKS = {"local": BOTH, "causal": BOTH}
 TESTS = (
-    Test("output", run_dense, {
-        "kvpacked": BOTH, "dtype": HALVES, "mha_type": ["mha", "mqa", "gqa"], "deterministic": BOTH, **_MASKS,
-        "d": [d for d in HEAD_DIMS if d != 80], "softcap": [0.0, 50.0],
-        "lengths": [(113, 203), (128, 217), (113, 211), (108, 256), (256, 512), (512, 256), (1024, 1024), (1023, 1024),
-                    (1024, 1023), (2048, 2048)],
-    }, 4, 6, Bound(2), Bound(3)),
-    Test("qkvpacked", run_qkvpacked, {
-        "dtype": HALVES, "deterministic": BOTH, **_MASKS, "d": HEAD_DIMS,
-        "lengths": [(n, n) for n in (97, 128, 200, 384, 768, 1024, 1025, 2048)],
-    }, 4, 9, Bound(2), Bound(2)),
-    Test("causal", run_dense, {
-        "dtype": HALVES, "local": BOTH, "causal": [True], "d": HEAD_DIMS,
-        "lengths": [*UNEQUAL, *((b, a) for a, b in UNEQUAL)],
-    }, 8, 9, Bound(2, 1e-5), Bound(2, 1e-5)),
-    Test("splitkv", run_dense, {
-        "dtype": HALVES, "deterministic": BOTH, **_MASKS, "d": HEAD_DIMS,
-        "lengths": [x for a, b in ((3, 1024), (1, 339), (64, 800), (3, 799), (64, 2048), (16, 20000), (16, 100000),
-                                   (128, 128), (256, 256)) for x in {(a, b), (b, a)}],
-    }, 1, 12, Bound(2, 1e-5), Bound(2, 2e-4)),
-    Test("bwd_overflow", run_dense, {
-        "dtype": ["float16"], "causal": BOTH, "d": [16, 32, 64], "lengths": [(n, n) for n in (1, 2, 5, 17, 128)],
-        "factors": [(5, 3, 3)],
-    }, 2, 5, Bound(2), Bound(5, 1e-3)),
-    Test("bwd_transpose", run_dense, {
-        "dtype": HALVES, "causal": BOTH, "d": [64, 128], "lengths": [(n, n) for n in (97, 128, 200, 256)],
-        "strided_gradient": [True],
-    }, 5, 2, Bound(2), Bound(2)),
-    Test("deterministic", run_again, {
-        "dtype": HALVES, **_MASKS, "d": HEAD_DIMS, "lengths": [*UNEQUAL, *((b, a) for a, b in UNEQUAL)],
-    }, 4, 9, Bound(1), Bound(1)),
-    Test("varlen_output", run_varlen, {
-        "kvpacked": BOTH, "dtype": HALVES, "mha_type": ["mha", "mqa", "gqa"], "deterministic": BOTH, **_MASKS,
-        "d": [d for d in HEAD_DIMS if d not in (40, 80)], "softcap": [0.0, 50.0],
-        "lengths": [(1, 147), (113, 203), (128, 217), (113, 211), (108, 256), (256, 512), (512, 256), (1024, 1024),
-                    (1023, 1024), (1024, 1023), (2048, 2048)],
-    }, 4, 6, Bound(2), Bound(3)),
-    Test("kvcache", run_kvcache, {
-        "dtype": HALVES[:1], "num_splits": [1, 0], "mha_type": ["mha", "mqa", "gqa"], "new_kv": BOTH, **_MASKS,
-        "seqlen_new_eq_seqlen_q": BOTH, "rotary_interleaved": BOTH, "rotary_fraction": [0.0, 0.5, 1.0],
-        "paged_kv_block_size": [None, 256], "d": [32, 64, 80, 128, 256],
-        "lengths": [(1, 128), (1, 339), (3, 1024), (64, 800), (64, 256), (3, 799), (64, 2048), (16, 20000), (1, 131072),
-                    (16, 131072), (128, 128)],
-    }, 2, 6, Bound(3, 1e-5), Bound(3)),
-)  # fmt: skip
+    Test(
+        "output",
+        run_dense,
+        {
+            "kvpacked": BOTH,
+            "dtype": HALVES,
+            "mha_type": ["mha", "mqa", "gqa"],
+            "deterministic": BOTH,
+            **_MASKS,
+            "d": [d for d in HEAD_DIMS if d != 80],
+            "softcap": [0.0, 50.0],
+            "lengths": [
+                (113, 203),
+                (128, 217),
+                (113, 211),
+                (108, 256),
+                (256, 512),
+                (512, 256),
+                (1024, 1024),
+                (1023, 1024),
+                (1024, 1023),
+                (2048, 2048),
+            ],
+        },
+        4,
+        6,
+        Bound(2),
+        Bound(3),
+    ),
+    Test(
+        "qkvpacked",
+        run_qkvpacked,
+        {
+            "dtype": HALVES,
+            "deterministic": BOTH,
+            **_MASKS,
+            "d": HEAD_DIMS,
+            "lengths": [(n, n) for n in (97, 128, 200, 384, 768, 1024, 1025, 2048)],
+        },
+        4,
+        9,
+        Bound(2),
+        Bound(2),
+    ),
+    Test(
+        "causal",
+        run_dense,
+        {
+            "dtype": HALVES,
+            "local": BOTH,
+            "causal": [True],
+            "d": HEAD_DIMS,
+            "lengths": [*UNEQUAL, *((b, a) for a, b in UNEQUAL)],
+        },
+        8,
+        9,
+        Bound(2, 1e-5),
+        Bound(2, 1e-5),
+    ),
+    Test(
+        "splitkv",
+        run_dense,
+        {
+            "dtype": HALVES,
+            "deterministic": BOTH,
+            **_MASKS,
+            "d": HEAD_DIMS,
+            "lengths": [
+                x
+                for a, b in (
+                    (3, 1024),
+                    (1, 339),
+                    (64, 800),
+                    (3, 799),
+                    (64, 2048),
+                    (16, 20000),
+                    (16, 100000),
+                    (128, 128),
+                    (256, 256),
+                )
+                for x in {(a, b), (b, a)}
+            ],
+        },
+        1,
+        12,
+        Bound(2, 1e-5),
+        Bound(2, 2e-4),
+    ),
+    Test(
+        "bwd_overflow",
+        run_dense,
+        {
+            "dtype": ["float16"],
+            "causal": BOTH,
+            "d": [16, 32, 64],
+            "lengths": [(n, n) for n in (1, 2, 5, 17, 128)],
+            "factors": [(5, 3, 3)],
+        },
+        2,
+        5,
+        Bound(2),
+        Bound(5, 1e-3),
+    ),
+    Test(
+        "bwd_transpose",
+        run_dense,
+        {
+            "dtype": HALVES,
+            "causal": BOTH,
+            "d": [64, 128],
+            "lengths": [(n, n) for n in (97, 128, 200, 256)],
+            "strided_gradient": [True],
+        },
+        5,
+        2,
+        Bound(2),
+        Bound(2),
+    ),
+    Test(
+        "deterministic",
+        run_again,
+        {
+            "dtype": HALVES,
+            **_MASKS,
+            "d": HEAD_DIMS,
+            "lengths": [*UNEQUAL, *((b, a) for a, b in UNEQUAL)],
+        },
+        4,
+        9,
+        Bound(1),
+        Bound(1),
+    ),
+    Test(
+        "varlen_output",
+        run_varlen,
+        {
+            "kvpacked": BOTH,
+            "dtype": HALVES,
+            "mha_type": ["mha", "mqa", "gqa"],
+            "deterministic": BOTH,
+            **_MASKS,
+            "d": [d for d in HEAD_DIMS if d not in (40, 80)],
+            "softcap": [0.0, 50.0],
+            "lengths": [
+                (1, 147),
+                (113, 203),
+                (128, 217),
+                (113, 211),
+                (108, 256),
+                (256, 512),
+                (512, 256),
+                (1024, 1024),
+                (1023, 1024),
+                (1024, 1023),
+                (2048, 2048),
+            ],
+        },
+        4,
+        6,
+        Bound(2),
+        Bound(3),
+    ),
+    Test(
+        "kvcache",
+        run_kvcache,
+        {
+            "dtype": HALVES[:1],
+            "num_splits": [1, 0],
+            "mha_type": ["mha", "mqa", "gqa"],
+            "new_kv": BOTH,
+            **_MASKS,
+            "seqlen_new_eq_seqlen_q": BOTH,
+            "rotary_interleaved": BOTH,
+            "rotary_fraction": [0.0, 0.5, 1.0],
+            "paged_kv_block_size": [None, 256],
+            "d": [32, 64, 80, 128, 256],
+            "lengths": [
+                (1, 128),
+                (1, 339),
+                (3, 1024),
+                (64, 800),
+                (64, 256),
+                (3, 799),
+                (64, 2048),
+                (16, 20000),
+                (1, 131072),
+                (16, 131072),
+                (128, 128),
+            ],
+        },
+        2,
+        6,
+        Bound(3, 1e-5),
+        Bound(3),
+    ),
+)
 
 
 def run_share(cases: list[Case], deadline: float) -> list[Case]:

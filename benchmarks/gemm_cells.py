@@ -137,15 +137,24 @@ class Bench:
     def glance(self, graphs: Sequence[Candidate], layer: Layer) -> dict[str, float]:
         """Seconds of one short sample of each graph: enough to leave out what is slow."""
         pause = max(PAUSE_SECONDS / 2, layer.calls * layer.seconds)
-        found = measure(graphs, 1, self._clock, rounds=1, sample_seconds=0.002, warm_up_seconds=0.0,
-                        pause_seconds=pause)  # fmt: skip
+        found = measure(
+            graphs, 1, self._clock, rounds=1, sample_seconds=0.002, warm_up_seconds=0.0, pause_seconds=pause
+        )
         return {name: one.seconds.median for name, one in found.items()}
 
     def rested(self, graphs: Sequence[Candidate], longest: float, rounds: int = ROUNDS) -> dict[str, Measured]:
         """Interleaved, the GPU at rest before each sample; ``longest``: seconds of the slowest graph."""
         pause = max(PAUSE_SECONDS, PAUSE_SAMPLES * longest)
-        return measure(graphs, 1, self._clock, rounds=rounds, sample_seconds=SAMPLE_SECONDS, warm_up_seconds=0.002,
-                       pause_seconds=pause, monitor=self._monitor)  # fmt: skip
+        return measure(
+            graphs,
+            1,
+            self._clock,
+            rounds=rounds,
+            sample_seconds=SAMPLE_SECONDS,
+            warm_up_seconds=0.002,
+            pause_seconds=pause,
+            monitor=self._monitor,
+        )
 
     def sustained(self, graph: Candidate, flops: int) -> dict[str, Any] | None:
         """Alone and without a pause: TFLOP/s, watts, clock; ``flops`` of the whole graph."""

@@ -78,8 +78,13 @@ def shapes(bench: Bench, only: Sequence[str], general: int, bulk: int) -> Iterat
         for layout, weight_rows in LAYOUTS.items():
             row = cell(bench, layer, operands, weight_rows, configs[layer.name, layout])
             row = {"name": layer.name, "weights": layout, **row}
-            log(row["name"], layout, f"cuBLAS {row[CUBLAS]:.0f}", *(f"{key} {_ratio(row, key):.2f}" for key in KEYS),
-                *row["wrong"].items())  # fmt: skip
+            log(
+                row["name"],
+                layout,
+                f"cuBLAS {row[CUBLAS]:.0f}",
+                *(f"{key} {_ratio(row, key):.2f}" for key in KEYS),
+                *row["wrong"].items(),
+            )
             yield row
         del operands
         torch.cuda.empty_cache()  # the next product's extents are others
@@ -102,9 +107,11 @@ def cell(bench: Bench, layer: Layer, operands: Operands, weight_rows: bool, conf
     row: Row = {"rates": {name: float(f"{rate.median:.4g}") for name, rate in rates.items()}}
     ranked = sorted((name for name in row["rates"] if name != CUBLAS), key=lambda name: -row["rates"][name])
     names = {
-        "chosen": chosen, "mma.sync": general,
-        "best mma.sync": next((name for name in ranked if cells.is_general(name)), ""), "best": next(iter(ranked), ""),
-    }  # fmt: skip
+        "chosen": chosen,
+        "mma.sync": general,
+        "best mma.sync": next((name for name in ranked if cells.is_general(name)), ""),
+        "best": next(iter(ranked), ""),
+    }
     row |= {CUBLAS: row["rates"].get(CUBLAS, math.nan)} | {key: row["rates"].get(names[key], 0.0) for key in KEYS}
     row |= {"configs": names, "spread": {n: [float(f"{x:.4g}") for x in (r.low, r.high)] for n, r in rates.items()}}
     row["mhz"] = {name: one.clock_mhz.median for name, one in found.items() if one.clock_mhz is not None}
@@ -146,8 +153,11 @@ def large(bench: Bench, only: Sequence[str], rows: Sequence[Row]) -> Iterator[tu
         found: Row = {name: {"wrong": why} for name, why in wrong.items()}
         for graph in graphs:
             sustained = bench.sustained(graph, work)
-            found[graph.name] = {"error": errors[graph.name], "rested": _rested(rested[graph.name], work),
-                                 "sustained": sustained}  # fmt: skip
+            found[graph.name] = {
+                "error": errors[graph.name],
+                "rested": _rested(rested[graph.name], work),
+                "sustained": sustained,
+            }
         for name, config in configs.items():
             found.setdefault(name, {})["config"] = str(config or planned(layer, True).config)
         yield layer.name, found
@@ -170,8 +180,11 @@ def host() -> Row:
 # -- what must be reached
 def missed(result: Mapping[str, Any], targets: Mapping[str, Any]) -> list[str]:
     """What was wrong, and what is below or above the targets."""
-    found = [f"{row['name']} {row['weights']}: {name}: {why}" for row in result.get("shapes", ())
-             for name, why in row["wrong"].items()]  # fmt: skip
+    found = [
+        f"{row['name']} {row['weights']}: {name}: {why}"
+        for row in result.get("shapes", ())
+        for name, why in row["wrong"].items()
+    ]
     found += [
         f"{product}: {name}: {row['wrong']}"
         for product, rows in result.get("large", {}).items()
@@ -201,8 +214,12 @@ def main() -> int:
     options = parser.parse_args()
     parts, only = options.parts.split(","), [word for word in options.only.split(",") if word]
     bench = Bench()
-    method = {"rounds": cells.ROUNDS, "sample_seconds": cells.SAMPLE_SECONDS,
-              "least_pause_seconds": cells.PAUSE_SECONDS, "pause_over_longest_sample": cells.PAUSE_SAMPLES}  # fmt: skip
+    method = {
+        "rounds": cells.ROUNDS,
+        "sample_seconds": cells.SAMPLE_SECONDS,
+        "least_pause_seconds": cells.PAUSE_SECONDS,
+        "pause_over_longest_sample": cells.PAUSE_SAMPLES,
+    }
     result: Row = {"environment": environment(0), "method": method}
 
     def save() -> None:

@@ -100,8 +100,15 @@ class Timed:
 
 def tile(config: Any) -> str:
     """The seed's parameters: ``BM=128 BN=128 BK=64 WM=64 WN=64 STAGES=3 BLOCK_STRIDE=8``."""
-    words = {"BM": "tile_m", "BN": "tile_n", "BK": "tile_k", "WM": "warp_m", "WN": "warp_n", "STAGES": "stages",
-             "BLOCK_STRIDE": "block_stride"}  # fmt: skip
+    words = {
+        "BM": "tile_m",
+        "BN": "tile_n",
+        "BK": "tile_k",
+        "WM": "warp_m",
+        "WN": "warp_n",
+        "STAGES": "stages",
+        "BLOCK_STRIDE": "block_stride",
+    }
     return " ".join(f"{word}={config_json(config)[name]}" for word, name in words.items())
 
 
@@ -175,10 +182,11 @@ def of_power(timed: Timed, power: Row, products: list[Row]) -> dict[str, Any]:
         return TENSOR_CORES * HMMA_FLOPS / power["rate"][f"f32 64x64 mma {what}"]["cycles_per_mma"] * FULL_CLOCK / 1e6
 
     return found | {
-        "best": {kind: fastest(of) for kind, of in ours.items()}, "at_full_clock": at_full_clock,
+        "best": {kind: fastest(of) for kind, of in ours.items()},
+        "at_full_clock": at_full_clock,
         "rested": {kind: fastest(of, lambda cell: cell["tflops"]["median"]) for kind, of in cells.items()},
         "products": [row for kind in KINDS for row in power[kind].values() if "watts" in row],
-    }  # fmt: skip
+    }
 
 
 def at_rows(layer: tuple[int, list[float]]) -> str:
@@ -244,22 +252,48 @@ def page() -> str:
         return -(-row["m"] // BEST32.tile_m) * -(-row["n"] // BEST32.tile_n) / waves["multiprocessors"]
 
     return filled(
-        "ladder-gemm.template.md", timed=timed.rows, made=timed.made, nvrtc=timed.nvrtc, cells=timed.cells,
-        needs=timed.needs, outdated=timed.outdated, moved=timed.moved, rungs=LADDER.rungs, hopper=HOPPER_LADDER.rungs,
-        sizes=lambda kind: [f"N = {n}" for n in timed.cells(kind, "02")], tile=tile, beside_cublas=beside_cublas,
-        cublas=lambda cell: spread(cell["baselines"]["cublas"]["tflops"]), error=error, findings=findings,
+        "ladder-gemm.template.md",
+        timed=timed.rows,
+        made=timed.made,
+        nvrtc=timed.nvrtc,
+        cells=timed.cells,
+        needs=timed.needs,
+        outdated=timed.outdated,
+        moved=timed.moved,
+        rungs=LADDER.rungs,
+        hopper=HOPPER_LADDER.rungs,
+        sizes=lambda kind: [f"N = {n}" for n in timed.cells(kind, "02")],
+        tile=tile,
+        beside_cublas=beside_cublas,
+        cublas=lambda cell: spread(cell["baselines"]["cublas"]["tflops"]),
+        error=error,
+        findings=findings,
         f16_kernels=lambda arch: {
             rung.key: timed.kernels[f"{rung.key} f16 {arch}"] for rung in LADDER.rungs if rung.config is not BEST32
         },
-        per_access=per_access, stalls=stalls, load=load, mean=geometric_mean, at_rows=at_rows, contest=contest,
+        per_access=per_access,
+        stalls=stalls,
+        load=load,
+        mean=geometric_mean,
+        at_rows=at_rows,
+        contest=contest,
         seed=json.loads((HERE / "seeds" / "gemm.json").read_text(encoding="utf-8"))["tflops"],
-        profile=profile, both_sides=both_sides, power=power, tuned=tuned, kernels_of_seed=theirs, waves=waves,
+        profile=profile,
+        both_sides=both_sides,
+        power=power,
+        tuned=tuned,
+        kernels_of_seed=theirs,
+        waves=waves,
         tuned_sizes=list(dict.fromkeys(cell["n"] for row in tuned_rows for cell in row["gpu"]["cells"])),
-        tuned_tile=tuned_tile, tuned_rates=tuned_rates, searched=searched(tuned_rows), scheduled=scheduled, tiles=tiles,
+        tuned_tile=tuned_tile,
+        tuned_rates=tuned_rates,
+        searched=searched(tuned_rows),
+        scheduled=scheduled,
+        tiles=tiles,
         uneven=uneven(waves["waves"]["products"].values(), tiles) if waves else [],
         fastest=[max((s for s in SCHEDULES if s in row), key=lambda s: row[s]["tflops"]) for row in on_layers],
         **of_power(timed, power, products["shapes"]),
-    )  # fmt: skip
+    )
 
 
 PAGES = {EVIDENCE / "ladder-gemm.md": page}

@@ -82,8 +82,11 @@ def both_sides(profile: Row) -> str:
 
 def _opaque(rungs: Mapping[str, Any]) -> str:
     """What ncu counts of the fragments of the WMMA API, on whole tiles; "" where no such rung was profiled."""
-    counted = [f"{row['wavefronts'][WHOLE]['ldmatrix']['ncu']:.0f} in rung {key}"
-               for key, row in rungs.items() if _is_opaque(key)]  # fmt: skip
+    counted = [
+        f"{row['wavefronts'][WHOLE]['ldmatrix']['ncu']:.0f} in rung {key}"
+        for key, row in rungs.items()
+        if _is_opaque(key)
+    ]
     return f"\n\nOf the WMMA API, {OPAQUE}: {', '.join(counted)} wavefronts of LDSM on {WHOLE}." if counted else ""
 
 
@@ -111,12 +114,19 @@ def _listed(rungs: Sequence[str]) -> str:
 def _without_hint(profile: Row) -> str:
     """What the same rungs count where ptxas gives no hint. Raises ValueError where the two sides differ there too."""
     rungs = profile.get("without the hint", {})
-    apart = [(rung, product, kind) for rung, row in rungs.items() for product, counted in row.items()
-             for kind, pair in counted.items() if pair["emulator"] != pair["ncu"]]  # fmt: skip
+    apart = [
+        (rung, product, kind)
+        for rung, row in rungs.items()
+        for product, counted in row.items()
+        for kind, pair in counted.items()
+        if pair["emulator"] != pair["ncu"]
+    ]
     if apart:
         raise ValueError(f"at -O1 both sides differ: {apart}")
     products = list(dict.fromkeys(name for row in rungs.values() for name in row))
     if not rungs:
         return ""
-    return (f"\n\nAt -O1, where ptxas gives no hint, all classes agree for {_listed(list(rungs))} "
-            f"on {' and '.join(products)}.")  # fmt: skip
+    return (
+        f"\n\nAt -O1, where ptxas gives no hint, all classes agree for {_listed(list(rungs))} "
+        f"on {' and '.join(products)}."
+    )

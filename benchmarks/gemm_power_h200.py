@@ -72,8 +72,12 @@ FEEDS = {
     "mma, ldmatrix, copies and barriers": Feeds(loads=True, copies=3, barriers=True),
 }
 """What runs beside mma.sync; three copies per thread and step are those of BM=128, BN=256 by eight warps."""
-RATES = ((f32, 64, 64, tuple(FEEDS)), (f32, 96, 64, ("mma and ldmatrix",)),
-         (f16, 64, 64, ("mma alone", "mma and ldmatrix")), (f16, 128, 64, ("mma and ldmatrix",)))  # fmt: skip
+RATES = (
+    (f32, 64, 64, tuple(FEEDS)),
+    (f32, 96, 64, ("mma and ldmatrix",)),
+    (f16, 64, 64, ("mma alone", "mma and ldmatrix")),
+    (f16, 128, 64, ("mma and ldmatrix",)),
+)
 """Accumulators, warp tile and what beside; held fragments of the larger tiles would take too many registers."""
 
 

@@ -138,8 +138,16 @@ def measured(product: Product, each: int, rounds: int) -> Row:
         else:
             candidates.append(Candidate(str(config), running))
     clock = EventClock(int(torch.cuda.current_stream().cuda_stream))
-    times = measure(candidates, len(inputs), clock, rounds=rounds, sample_seconds=0.006, pause_seconds=0.02,
-                    warm_up_seconds=0.02, monitor=GpuMonitor.of(0))  # fmt: skip
+    times = measure(
+        candidates,
+        len(inputs),
+        clock,
+        rounds=rounds,
+        sample_seconds=0.006,
+        pause_seconds=0.02,
+        warm_up_seconds=0.02,
+        monitor=GpuMonitor.of(0),
+    )
     row: Row = {"m": product.m, "n": product.n, "k": product.k, "weights": product.weights}
     row["cublas"] = rate(product, times.pop("cublas"))
     for name, found in times.items():

@@ -83,9 +83,15 @@ def run(section: Section, out: Path, seconds: float) -> tuple[str, list[str]]:
     start = time.monotonic()
     try:
         done = subprocess.run(
-            section.command, cwd=ROOT, env=environment, timeout=seconds, check=False,
-            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-        )  # fmt: skip
+            section.command,
+            cwd=ROOT,
+            env=environment,
+            timeout=seconds,
+            check=False,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
         state, log = ("passed" if done.returncode == 0 else f"FAILED (exit code {done.returncode})"), done.stdout
     except subprocess.TimeoutExpired as late:
         text = late.stdout or b""

@@ -52,10 +52,14 @@ OTHERS = {
 def cells() -> list[Cell]:
     """All of them."""
     return [
-        *(Cell.of(d, causal, n, n, 16, 16, v_dim=v) for d, v in ((192, 128), (128, 64)) for causal in (False, True)
-          for n in (4096, 16384)),
+        *(
+            Cell.of(d, causal, n, n, 16, 16, v_dim=v)
+            for d, v in ((192, 128), (128, 64))
+            for causal in (False, True)
+            for n in (4096, 16384)
+        ),
         *(Cell.of(64, True, 4096, 4096, 64, 8, window, sinks=True) for window in (None, 128)),
-    ]  # fmt: skip
+    ]
 
 
 def others_of(cell: Cell) -> tuple[str, ...]:
@@ -103,8 +107,10 @@ def timed(cell: Cell, rounds: int) -> dict[str, Any]:
     ):
         turns = runs.in_turns(
             {name: (run, sets) for name, run in named.items()},
-            lambda name, out, error=error: None if name in unchecked else error(out), rounds, others=others,
-        )  # fmt: skip
+            lambda name, out, error=error: None if name in unchecked else error(out),
+            rounds,
+            others=others,
+        )
         result[direction] = {"tflops": turns.tflops(flops), "ratio": turns.ratio()}
         errors |= turns.error if direction == "forward" else {"backward": turns.error["warploom"]}
         failed |= {f"{direction} {name}": why for name, why in turns.failed.items()}

@@ -123,8 +123,10 @@ class Ladder:
         k, rate = self.sass(key), self.rows[key]["gpu"]["tflops"]["median"]
         show = f"`warploom inspect attention --rung {key}"
         if before is None or (hopper and not before.startswith("h")):
-            return (f"{registers(k)} registers (spilled bytes), {k['loop_instructions']} instructions an iteration, "
-                    f"{rate:.0f} TFLOP/s. {show}`")  # fmt: skip
+            return (
+                f"{registers(k)} registers (spilled bytes), {k['loop_instructions']} instructions an iteration, "
+                f"{rate:.0f} TFLOP/s. {show}`"
+            )
         old, old_rate = self.sass(before), self.rows[before]["gpu"]["tflops"]["median"]
         addresses = [
             f"address registers of LDSM {old['ldsm_address_registers']} → {k['ldsm_address_registers']}, of LDGSTS "
@@ -135,8 +137,9 @@ class Ladder:
         changes = [
             f"registers (spilled bytes) {registers(old)} → {registers(k)}",
             f"instructions an iteration {old['loop_instructions']} → {k['loop_instructions']} ({loop_changes(old, k)})",
-            *([] if hopper else addresses), *([f"ncu: {ncu}"] if ncu else []),
-        ]  # fmt: skip
+            *([] if hopper else addresses),
+            *([f"ncu: {ncu}"] if ncu else []),
+        ]
         if old["code"] == k["code"]:
             changes = ["the same SASS at -O3, instruction for instruction"]
         return f"{'; '.join(changes)}; {old_rate:.0f} → {rate:.0f} TFLOP/s at 16384. {show} --against {before}`"
@@ -169,23 +172,52 @@ def page() -> str:
     keys = [rung.key for rung in ladder.rungs]
     reference = {key: one["sass"] for key, one in counters.reference.items()}
     return filled(
-        "ladder-attention.template.md", ladder=ladder, counters=counters, published=published, search=search,
-        places=places(search) if search else "", wavefronts=wavefronts, falling=falling, code=ladder.code,
-        lower_at=lower_at, mean_falls=[fall.name for fall in falling if fall.means[1] < -FALL],
-        mma=[key for key in keys if not key.startswith("h")], hopper=[rung.key for rung in HOPPER_LADDER.rungs],
-        reference=reference and reference | ladder.listed(SAME_TILE, "sm_90a"), f16_kernels=ladder.f16_kernels,
-        profile=counters.profile, stalls=counted.STALLS, stalled=counted.stalled, ldmatrix=counted.ldmatrix,
-        waiting=counted.waiting, unequal=counters.unequal(), merged=counted.merged, alike=counted.alike,
-        ablated=counted.ablations(ablated["rows"]), made_ablations=ablated["environment"],
-        ablated_rates=counted.ablated_rates, ldmatrix_factor=counted.ldmatrix_factor, spilled=counted.spilled,
-        changed=counted.changed, intensity=counted.intensity, per_load=counted.per_load, logic=counted.logic,
-        listings=seeds.listings(), verdict=seeds.verdict, same_change=seeds.same_change, near=seeds.NEAR,
-        types_apart=seeds.types_apart(ladder.f16_kernels, ladder.kernels), need=seeds.register_need(published),
-        shares=seeds.shares(ladder.f16_rows), bf16_shares=seeds.shares(ladder.rows),
-        spilled_at=partial(seeds.spilled_at, ladder.f16_kernels, published), spill_verdict=seeds.spill_verdict,
-        claims=list(seeds.claims(ladder.f16_kernels, published)), groups=list(seeds.GROUPS),
+        "ladder-attention.template.md",
+        ladder=ladder,
+        counters=counters,
+        published=published,
+        search=search,
+        places=places(search) if search else "",
+        wavefronts=wavefronts,
+        falling=falling,
+        code=ladder.code,
+        lower_at=lower_at,
+        mean_falls=[fall.name for fall in falling if fall.means[1] < -FALL],
+        mma=[key for key in keys if not key.startswith("h")],
+        hopper=[rung.key for rung in HOPPER_LADDER.rungs],
+        reference=reference and reference | ladder.listed(SAME_TILE, "sm_90a"),
+        f16_kernels=ladder.f16_kernels,
+        profile=counters.profile,
+        stalls=counted.STALLS,
+        stalled=counted.stalled,
+        ldmatrix=counted.ldmatrix,
+        waiting=counted.waiting,
+        unequal=counters.unequal(),
+        merged=counted.merged,
+        alike=counted.alike,
+        ablated=counted.ablations(ablated["rows"]),
+        made_ablations=ablated["environment"],
+        ablated_rates=counted.ablated_rates,
+        ldmatrix_factor=counted.ldmatrix_factor,
+        spilled=counted.spilled,
+        changed=counted.changed,
+        intensity=counted.intensity,
+        per_load=counted.per_load,
+        logic=counted.logic,
+        listings=seeds.listings(),
+        verdict=seeds.verdict,
+        same_change=seeds.same_change,
+        near=seeds.NEAR,
+        types_apart=seeds.types_apart(ladder.f16_kernels, ladder.kernels),
+        need=seeds.register_need(published),
+        shares=seeds.shares(ladder.f16_rows),
+        bf16_shares=seeds.shares(ladder.rows),
+        spilled_at=partial(seeds.spilled_at, ladder.f16_kernels, published),
+        spill_verdict=seeds.spill_verdict,
+        claims=list(seeds.claims(ladder.f16_kernels, published)),
+        groups=list(seeds.GROUPS),
         counts=list(seeds.counts(ladder.f16_kernels)),
-    )  # fmt: skip
+    )
 
 
 PAGES = {EVIDENCE / "ladder-attention.md": page}

@@ -54,9 +54,13 @@ def register_need(published: Mapping[str, Any]) -> list[tuple[str, int, int]]:
     rows, columns, depth, warps = TILE
     per_warp = rows // warps
     operands = {
-        "Q": ("A", per_warp, depth), "K": ("B", depth, columns), "V": ("B", columns, depth),
-        "S": ("C", per_warp, columns), "P": ("A", per_warp, columns), "O": ("C", per_warp, depth),
-    }  # fmt: skip
+        "Q": ("A", per_warp, depth),
+        "K": ("B", depth, columns),
+        "V": ("B", columns, depth),
+        "S": ("C", per_warp, columns),
+        "P": ("A", per_warp, columns),
+        "O": ("C", per_warp, depth),
+    }
     need: dict[str, int] = {}
     for name, (operand, tall, wide) in operands.items():
         fragment = mma_fragment("m16n8k16", operand)
@@ -99,9 +103,14 @@ def spill_verdict(ours: Mapping[str, Sequence[int]], theirs: Mapping[str, Sequen
 
 
 GROUPS: dict[str, tuple[str, ...]] = {
-    "HMMA": ("HMMA",), "LDSM": ("LDSM",), "LDGSTS": ("LDGSTS",), "LOP3+SHF+SHL": ("LOP3", "SHF", "IMAD.SHL"),
-    "moves": ("MOV", "IMAD.MOV"), "CS2R": ("CS2R",), "STL+LDL": ("STL", "LDL"),
-}  # fmt: skip
+    "HMMA": ("HMMA",),
+    "LDSM": ("LDSM",),
+    "LDGSTS": ("LDGSTS",),
+    "LOP3+SHF+SHL": ("LOP3", "SHF", "IMAD.SHL"),
+    "moves": ("MOV", "IMAD.MOV"),
+    "CS2R": ("CS2R",),
+    "STL+LDL": ("STL", "LDL"),
+}
 
 
 def counts(kernels: Kernels) -> Iterator[list[str]]:
@@ -118,10 +127,12 @@ def counts(kernels: Kernels) -> Iterator[list[str]]:
 
 def _figures(kernel: Mapping[str, Any], opcodes: Mapping[str, int]) -> dict[str, int]:
     return {
-        "registers": kernel["registers"], "instructions": kernel["instructions"],
-        "LDSM addr.": kernel["ldsm_address_registers"], "LDGSTS addr.": kernel["ldgsts_address_registers"],
+        "registers": kernel["registers"],
+        "instructions": kernel["instructions"],
+        "LDSM addr.": kernel["ldsm_address_registers"],
+        "LDGSTS addr.": kernel["ldgsts_address_registers"],
         **_groups(opcodes),
-    }  # fmt: skip
+    }
 
 
 def _groups(opcodes: Mapping[str, int]) -> dict[str, int]:

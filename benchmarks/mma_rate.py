@@ -47,9 +47,18 @@ def copied(warps: int = 8, copies: int = 0) -> int:
 
 @kernel(threads=lambda warps=8, **_: 32 * warps)
 def mma_rate(
-    k: Kernel, words: Global[u16], source: Global[u16], out: Global[f32], rounds: u32, *,
-    warps: int = 8, warp_m: int = 64, warp_n: int = 64, accumulate: DType = f32, feeds: Feeds = Feeds(),
-) -> None:  # fmt: skip
+    k: Kernel,
+    words: Global[u16],
+    source: Global[u16],
+    out: Global[f32],
+    rounds: u32,
+    *,
+    warps: int = 8,
+    warp_m: int = 64,
+    warp_n: int = 64,
+    accumulate: DType = f32,
+    feeds: Feeds = Feeds(),
+) -> None:
     """``rounds`` times :data:`STEPS` outer products of warp_m × warp_n × 16 in every warp.
 
     ``words``: A (warp_m, DEPTH), then the transpose of B (warp_n, DEPTH). ``source``: :func:`copied` elements for each

@@ -118,9 +118,12 @@ def joined(parts: Iterable[object]) -> str:
 def templates(**filters: Any) -> jinja2.Environment:
     """The templates of this folder, with the words above and further filters."""
     made = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(HERE), undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True,
+        loader=jinja2.FileSystemLoader(HERE),
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
         keep_trailing_newline=True,
-    )  # fmt: skip
+    )
     functions = (head, row, provenance, registers, group_table, distance)
     made.filters |= {"f": number, "median": median, "spread": spread, "joined": joined, **filters}
     made.globals |= {function.__name__: function for function in functions}

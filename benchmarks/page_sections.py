@@ -15,13 +15,38 @@ from page_parts import templates
 Result = Mapping[str, Any]
 SEQUENCES = (512, 1024, 4096, 16384)
 """Lengths that stand in tables; results have more."""
-BASELINES = {"cudnn": "cuDNN", "torch_flash": "FlashAttention-2", "flash_attention_2": "FlashAttention-2",
-         "flash_attention_4": "FlashAttention-4", "flashinfer": "FlashInfer",
-         "flashinfer_tensor_cores": "FlashInfer (tensor cores)"}  # fmt: skip
-TABLES = ("attention-calls", "products", "product-cells", "large-products", "reductions", "ptx-speed", "first-call",
-          "host-cost")  # fmt: skip
-SECTIONS = ("gradients", "sync_gradients", "limits", "losses", "training", "gpus", "decode", "prefill", "packed",
-            "packed_gradients", "their_tests", "models")  # fmt: skip
+BASELINES = {
+    "cudnn": "cuDNN",
+    "torch_flash": "FlashAttention-2",
+    "flash_attention_2": "FlashAttention-2",
+    "flash_attention_4": "FlashAttention-4",
+    "flashinfer": "FlashInfer",
+    "flashinfer_tensor_cores": "FlashInfer (tensor cores)",
+}
+TABLES = (
+    "attention-calls",
+    "products",
+    "product-cells",
+    "large-products",
+    "reductions",
+    "ptx-speed",
+    "first-call",
+    "host-cost",
+)
+SECTIONS = (
+    "gradients",
+    "sync_gradients",
+    "limits",
+    "losses",
+    "training",
+    "gpus",
+    "decode",
+    "prefill",
+    "packed",
+    "packed_gradients",
+    "their_tests",
+    "models",
+)
 """Parts of a page that bring their own sentences: nothing is there until they were measured."""
 COLOURS = {"warploom": "#3b6ea5", "torch": "#d98032"}
 SMOOTHED = 10
@@ -51,10 +76,11 @@ def at_lengths(cells: Iterable[Result], length: str, baselines: Iterable[str]) -
     """``301 · 1.25× · 1.00×`` at each of SEQUENCES: TFLOP/s, and ratios to baselines."""
     known = {cell[length]: cell for cell in cells}
     return [
-        "–" if n not in known
+        "–"
+        if n not in known
         else " · ".join((f"{known[n]['tflops']['warploom']['median']:.0f}", *ratios_to(known[n], baselines)))
         for n in SEQUENCES
-    ]  # fmt: skip
+    ]
 
 
 def square(cells: Iterable[Result]) -> list[Result]:
@@ -139,8 +165,10 @@ def steps(row: Result, names: Iterable[str]) -> list[str]:
     """Milliseconds and memory of a loss by each."""
     return [
         f"{1e3 * row['seconds'][name]['median']:.1f} ms · {row['extra_bytes'][name] / 2**20:.0f} MiB"
-        if name in row["seconds"] else "–" for name in names
-    ]  # fmt: skip
+        if name in row["seconds"]
+        else "–"
+        for name in names
+    ]
 
 
 def by_kernels(runs: Iterable[Result]) -> list[tuple[list[str], list[Result]]]:
@@ -154,15 +182,33 @@ def ends_at(run: Result, last: int) -> str:
 
 
 FILTERS: dict[str, Any] = {
-    "mean": geometric_mean, "largest": lambda of: max(of.values()),
+    "mean": geometric_mean,
+    "largest": lambda of: max(of.values()),
     "baseline_name": lambda name: BASELINES.get(name, name),
-    "as_list": lambda x: x if isinstance(x, list) else [x], "to_the_fastest": to_the_fastest,
-    **{function.__name__: function for function in (
-        ratio_to, ratios_to, at_lengths, square, timed_beside, by_dims, by_batch, parts_beside, by_rows,
-        beside_cublas, product_table, steps, by_kernels, ends_at)},
+    "as_list": lambda x: x if isinstance(x, list) else [x],
+    "to_the_fastest": to_the_fastest,
+    **{
+        function.__name__: function
+        for function in (
+            ratio_to,
+            ratios_to,
+            at_lengths,
+            square,
+            timed_beside,
+            by_dims,
+            by_batch,
+            parts_beside,
+            by_rows,
+            beside_cublas,
+            product_table,
+            steps,
+            by_kernels,
+            ends_at,
+        )
+    },
     "product_heads": lambda layouts: [f"{x}: {kernel}" for x in layouts for kernel in ("cuBLAS", "matmul", "mma.sync")],
     "ranges": lambda parts, names: list(ranges(parts, names)),
-}  # fmt: skip
+}
 
 
 def draw_training(result: Result, out: Path) -> None:
@@ -180,9 +226,11 @@ def draw_training(result: Result, out: Path) -> None:
             axes.plot(
                 [SMOOTHED * i + len(part) / 2 for i, part in enumerate(parts)],
                 [sum(part) / len(part) for part in parts],
-                color=COLOURS[run["attention"]], label=None if name in named else name, linewidth=1.0,
+                color=COLOURS[run["attention"]],
+                label=None if name in named else name,
+                linewidth=1.0,
                 linestyle="-" if run["loss"] == "warploom" else "--",
-            )  # fmt: skip
+            )
             named.add(name)
         axes.set_xlabel("step")
         axes.set_ylabel("loss")

@@ -59,8 +59,12 @@ def power_cells(rows: Rows) -> tuple[list[str], list[list[str]]]:
 
 def _power(power: Mapping[str, Any]) -> list[str]:
     clock = power["sm_mhz"]
-    return [f"{power['tflops']:.0f}", f"{power['watts']:.0f}", "–" if clock is None else f"{clock:.0f}",
-            f"{power['tflop_per_joule']:.3f}"]  # fmt: skip
+    return [
+        f"{power['tflops']:.0f}",
+        f"{power['watts']:.0f}",
+        "–" if clock is None else f"{clock:.0f}",
+        f"{power['tflop_per_joule']:.3f}",
+    ]
 
 
 def power_markdown(rows: Rows) -> str:
@@ -69,6 +73,9 @@ def power_markdown(rows: Rows) -> str:
 
 
 MARKDOWN_TABLES = {
-    "gpu": gpu_markdown, "static": static_markdown, "baselines": baselines_markdown, "power": power_markdown,
-}  # fmt: skip
+    "gpu": gpu_markdown,
+    "static": static_markdown,
+    "baselines": baselines_markdown,
+    "power": power_markdown,
+}
 """The tables of a ladder's rows that a Markdown file can ask for."""

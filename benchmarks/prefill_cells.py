@@ -75,10 +75,17 @@ class Cell:
         """What ``attention_paged`` is asked."""
         capacity = -(-self.keys // max(1, page)) * max(1, page)
         return DecodeProblem(
-            self.batch, *self.heads, self.queries, capacity, self.head_dim, bf16, CAUSAL, page_size=page,
+            self.batch,
+            *self.heads,
+            self.queries,
+            capacity,
+            self.head_dim,
+            bf16,
+            CAUSAL,
+            page_size=page,
             pages=self.batch * (capacity // page) + SPARE_PAGES if page else 0,
             table_pages=capacity // page if page else 0,
-        )  # fmt: skip
+        )
 
 
 def cells() -> list[Cell]:
@@ -176,10 +183,17 @@ def timed(cell: Cell, arch: str, options: argparse.Namespace) -> dict[str, Any]:
     named = {name: (run, sets) for name, run in candidates_of(cell, arch, options.config).items()}
     turns = runs.in_turns(named, lambda _, out: largest_error(cell, sets[0], out), options.rounds)
     return {
-        "cell": cell.name, "head_dim": cell.head_dim, "batch": cell.batch, "queries": cell.queries, "keys": cell.keys,
-        "kv_heads": kv_heads, "judged": cell.judged, "error": turns.error, "tflops": turns.tflops(cell.flops),
+        "cell": cell.name,
+        "head_dim": cell.head_dim,
+        "batch": cell.batch,
+        "queries": cell.queries,
+        "keys": cell.keys,
+        "kv_heads": kv_heads,
+        "judged": cell.judged,
+        "error": turns.error,
+        "tflops": turns.tflops(cell.flops),
         "ratio": turns.over("attention"),
-    }  # fmt: skip
+    }
 
 
 def missed(found: list[dict[str, Any]]) -> list[str]:

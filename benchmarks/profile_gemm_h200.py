@@ -40,9 +40,10 @@ def both_sides(launches: dict[tuple[str, str], GemmLaunch]) -> dict[str, dict[st
     for (rung, product), one in launches.items():
         profile = counted[f"{rung} {product}"]
         found.setdefault(rung, {})[product] = (
-            {"refused": profile} if isinstance(profile, str)
+            {"refused": profile}
+            if isinstance(profile, str)
             else beside_emulator(profile, GemmFamily(one.m, one.n, one.k), one.config)
-        )  # fmt: skip
+        )
     return found
 
 
@@ -66,8 +67,12 @@ def main() -> int:
     rungs, failed = options.rung.split(","), False
     made = environment(None) | {"ncu": ncu_version()}
     launches = {(key, name): GemmLaunch(key, *size) for key in rungs for name, size in SMALL.items()}
-    unhinted = {(key, name): GemmLaunch(key, *SMALL[name], settings=("opt_level=1",))
-                for key in UNHINTED if key in rungs for name in (WHOLE, RAGGED)}  # fmt: skip
+    unhinted = {
+        (key, name): GemmLaunch(key, *SMALL[name], settings=("opt_level=1",))
+        for key in UNHINTED
+        if key in rungs
+        for name in (WHOLE, RAGGED)
+    }
     rows: dict[str, Any] = {key: {"wavefronts": counted} for key, counted in both_sides(launches).items()}
     result: dict[str, Any] = {"environment": made, "size": options.size, "small": SMALL, "rungs": rows}
     result["without the hint"] = both_sides(unhinted)

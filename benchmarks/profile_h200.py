@@ -137,10 +137,14 @@ def sass(samples: Samples) -> dict[str, Any]:
     loop = [spot.instruction for spot in listed if often and spot.executed == often]
     return {
         "registers": Listing("", "", tuple(code)).highest_register,
-        "instructions": len(code), "groups": count_groups(code), "counts": count_opcodes(code),
-        "loop_instructions": len(loop), "loop_groups": count_groups(loop), "loop_counts": count_opcodes(loop),
+        "instructions": len(code),
+        "groups": count_groups(code),
+        "counts": count_opcodes(code),
+        "loop_instructions": len(loop),
+        "loop_groups": count_groups(loop),
+        "loop_counts": count_opcodes(loop),
         "ldsm_to_hmma": None,
-    }  # fmt: skip
+    }
 
 
 def reference(dtype: str) -> dict[str, Any]:
@@ -161,10 +165,12 @@ def part(name: str, rungs: list[str], dtype: str) -> dict[str, Any]:
     if name == "rungs":
         return both_sides({key: Launch(key, SEQ, BATCH, HEADS, flags) for key in rungs})
     if name == "ablations":
-        return both_sides({
-            ablations.name(key, settings): Launch(key, SEQ, BATCH, HEADS, (*settings, *flags))
-            for key, settings in ablations.ABLATIONS
-        })  # fmt: skip
+        return both_sides(
+            {
+                ablations.name(key, settings): Launch(key, SEQ, BATCH, HEADS, (*settings, *flags))
+                for key, settings in ablations.ABLATIONS
+            }
+        )
     launches = {
         f"{key} at {seq}": Launch(key, seq, max(1, GPU_TOKENS // seq), HEADS, flags)
         for seq in LENGTHS  # the outer loop: inputs are drawn once a length

@@ -22,8 +22,13 @@ import time
 from pathlib import Path
 from typing import Any
 
-os.environ.update(CUTE_DSL_ARCH="sm_90a", CUTE_DSL_KEEP_PTX="1", CUTE_DSL_LINEINFO="1", CUTE_DSL_NO_CACHE="1",
-                  CUTE_DSL_DUMP_DIR=tempfile.gettempdir())  # fmt: skip
+os.environ.update(
+    CUTE_DSL_ARCH="sm_90a",
+    CUTE_DSL_KEEP_PTX="1",
+    CUTE_DSL_LINEINFO="1",
+    CUTE_DSL_NO_CACHE="1",
+    CUTE_DSL_DUMP_DIR=tempfile.gettempdir(),
+)
 
 import ml_dtypes
 import numpy as np
@@ -71,15 +76,27 @@ def checked(ptx: str, seed: int | None) -> dict[str, Any]:
     schedule = [1, clusters, 1, 1, *divisor(clusters), 1, *divisor(clusters), *divisor(1), *divisor(clusters)]
     maps = [copied(a, 64, TILE), copied(b, 64, TILE // 2), copied(d, 32, TILE)]
     start = time.process_time()
-    found = warploom.check_ptx(ptx, (2, 1, 1), 384, [[np.uint8(0)], *maps, *schedule], shared_bytes=227 * 1024,
-                               cluster=CLUSTER, seed=seed, file="gemm_sm90.ptx")  # fmt: skip
+    found = warploom.check_ptx(
+        ptx,
+        (2, 1, 1),
+        384,
+        [[np.uint8(0)], *maps, *schedule],
+        shared_bytes=227 * 1024,
+        cluster=CLUSTER,
+        seed=seed,
+        file="gemm_sm90.ptx",
+    )
     seconds = time.process_time() - start
     wanted = a.astype(np.float64) @ b.astype(np.float64).T
     error = np.abs(d.astype(np.float64) - wanted).max() / np.abs(wanted).max() * 2**8
     each = [f for cause in found.findings for f in (cause, *cause.follows)]
     findings = [{"kind": f.kind, "where": str(f.where), "message": f.message} for f in each]
-    return {"seed": seed, "error": float(np.nan_to_num(error, nan=np.inf)), "findings": findings,
-            "seconds": round(seconds, 2)}  # fmt: skip
+    return {
+        "seed": seed,
+        "error": float(np.nan_to_num(error, nan=np.inf)),
+        "findings": findings,
+        "seconds": round(seconds, 2),
+    }
 
 
 def main() -> int:

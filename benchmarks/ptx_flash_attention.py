@@ -28,8 +28,13 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-os.environ.update(CUTE_DSL_ARCH="sm_90a", CUTE_DSL_KEEP_PTX="1", CUTE_DSL_LINEINFO="1", CUTE_DSL_NO_CACHE="1",
-                  CUTE_DSL_DUMP_DIR=tempfile.gettempdir())  # fmt: skip
+os.environ.update(
+    CUTE_DSL_ARCH="sm_90a",
+    CUTE_DSL_KEEP_PTX="1",
+    CUTE_DSL_LINEINFO="1",
+    CUTE_DSL_NO_CACHE="1",
+    CUTE_DSL_DUMP_DIR=tempfile.gettempdir(),
+)
 
 import ml_dtypes
 import numpy as np
@@ -50,9 +55,19 @@ def compiled(head_dim: int, causal: bool = False) -> str:
     module: Any = importlib.import_module("flash_attn.cute.flash_fwd_sm90")
     module.SingleTileLPTScheduler = module.SingleTileScheduler
     forward = module.FlashAttentionForwardSm90(
-        cutlass.BFloat16, head_dim, head_dim, 1, is_causal=causal, is_local=False, pack_gqa=False, tile_m=TILE,
-        tile_n=TILE, num_stages=2, num_threads=384, Q_in_regs=False,
-    )  # fmt: skip
+        cutlass.BFloat16,
+        head_dim,
+        head_dim,
+        1,
+        is_causal=causal,
+        is_local=False,
+        pack_gqa=False,
+        tile_m=TILE,
+        tile_n=TILE,
+        num_stages=2,
+        num_threads=384,
+        Q_in_regs=False,
+    )
 
     def tensor(dtype: Any, *shape: int) -> Any:
         order = tuple(reversed(range(len(shape))))

@@ -43,9 +43,17 @@ def compiled(head_dim: int, causal: bool) -> str:
     family: Any = importlib.import_module("flash_attn.cute.flash_bwd_sm90").FlashAttentionBackwardSm90
     tile_m = TILE_M[head_dim, causal]
     backward = family(
-        cutlass.BFloat16, head_dim, head_dim, 1, is_causal=causal, tile_m=tile_m, tile_n=TILE_N, SdP_swapAB=True,
-        dQ_swapAB=tile_m % 64 != 0, AtomLayoutMdQ=2 if head_dim == 64 else 1,
-    )  # fmt: skip
+        cutlass.BFloat16,
+        head_dim,
+        head_dim,
+        1,
+        is_causal=causal,
+        tile_m=tile_m,
+        tile_n=TILE_N,
+        SdP_swapAB=True,
+        dQ_swapAB=tile_m % 64 != 0,
+        AtomLayoutMdQ=2 if head_dim == 64 else 1,
+    )
 
     def tensor(dtype: Any, *shape: int) -> Any:
         order = tuple(reversed(range(len(shape))))
@@ -101,18 +109,29 @@ def checked(ptx: str, head_dim: int, causal: bool) -> dict[str, Any]:
     absent = [[np.uint8(0)]] * 4 + [np.float32(scale * np.log2(np.e)), np.float32(scale), [np.int32(0)] * 3]
     start = time.process_time()
     found = warploom.check_ptx(
-        ptx, (SEQUENCE // TILE_N, HEADS, 1), 384, [*maps, [lse], [row], [sums], *absent, HEADS],
-        shared_bytes=SHARED_BYTES, file="flash_bwd_sm90.ptx",
-    )  # fmt: skip
+        ptx,
+        (SEQUENCE // TILE_N, HEADS, 1),
+        384,
+        [*maps, [lse], [row], [sums], *absent, HEADS],
+        shared_bytes=SHARED_BYTES,
+        file="flash_bwd_sm90.ptx",
+    )
     seconds = time.process_time() - start
-    errors = {name: _error(got[0].astype(np.float64).transpose(1, 0, 2), wanted[name])
-              for name, got in (("dk", dk), ("dv", dv))}  # fmt: skip
+    errors = {
+        name: _error(got[0].astype(np.float64).transpose(1, 0, 2), wanted[name])
+        for name, got in (("dk", dk), ("dv", dv))
+    }
     whole = np.concatenate([wanted["dq"].reshape(-1), np.zeros(sums.size - wanted["dq"].size)])
     errors["dq"] = _error(np.sort(sums, axis=None), np.sort(whole))
     each = [f for cause in found.findings for f in (cause, *cause.follows)]
     findings = [{"kind": f.kind, "where": str(f.where), "message": f.message} for f in each]
-    return {"head_dim": head_dim, "causal": causal, "errors": errors, "findings": findings,
-            "seconds": round(seconds, 2)}  # fmt: skip
+    return {
+        "head_dim": head_dim,
+        "causal": causal,
+        "errors": errors,
+        "findings": findings,
+        "seconds": round(seconds, 2),
+    }
 
 
 def _error(got: Array, wanted: Array) -> float:

@@ -39,10 +39,15 @@ table_of_labels: .branchtargets done, done;
 """
 _DEFINED = "".join(
     f"    mov.{kind} %{letter}{i}, {value};\n"
-    for letter, kind, count, value in (("h", "b16", 4, "1"), ("r", "b32", 16, "1"), ("f", "f32", 8, "0f3F800000"),
-                                       ("d", "b64", 4, "1"), ("e", "f64", 4, "0d3FF0000000000000"))
+    for letter, kind, count, value in (
+        ("h", "b16", 4, "1"),
+        ("r", "b32", 16, "1"),
+        ("f", "f32", 8, "0f3F800000"),
+        ("d", "b64", 4, "1"),
+        ("e", "f64", 4, "0d3FF0000000000000"),
+    )
     for i in range(count)
-) + "".join(f"    setp.eq.u32 %p{i}, %r0, %r0;\n" for i in range(4))  # fmt: skip
+) + "".join(f"    setp.eq.u32 %p{i}, %r0, %r0;\n" for i in range(4))
 
 
 @dataclass(frozen=True)

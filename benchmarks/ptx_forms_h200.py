@@ -39,16 +39,70 @@ BITS = ("b16", "b32", "b64")
 FLOATS = ("f16", "bf16", "f16x2", "bf16x2", "f32", "f64")
 NARROW = ("u8", "s8", "e4m3x2", "e5m2x2", "tf32", "u16x2", "s16x2", "f32x2", "pred")
 ALL = (*INTEGERS, *BITS, *FLOATS, *NARROW)
-COMPARISONS = ("eq", "ne", "lt", "le", "gt", "ge", "lo", "ls", "hi", "hs", "equ", "neu", "ltu", "leu", "gtu", "geu",
-               "num", "nan")  # fmt: skip
+COMPARISONS = (
+    "eq",
+    "ne",
+    "lt",
+    "le",
+    "gt",
+    "ge",
+    "lo",
+    "ls",
+    "hi",
+    "hs",
+    "equ",
+    "neu",
+    "ltu",
+    "leu",
+    "gtu",
+    "geu",
+    "num",
+    "nan",
+)
 FTZ = ("", ".ftz")
 TOLERANCE = {"f32": 2e-6, "f64": 1e-5, "f16": 2e-3, "bf16": 2e-2, "f16x2": 2e-3, "bf16x2": 2e-2}
-NUMPY: dict[str, Any] = {"f16": np.float16, "bf16": ml_dtypes.bfloat16, "f32": np.float32, "f64": np.float64,
-                         "f16x2": np.float16, "bf16x2": ml_dtypes.bfloat16, "tf32": np.float32,
-                         "f32x2": np.float32}  # fmt: skip
-EDGES = (0.0, -0.0, 1, -1, 0.5, 1.5, 2.5, -2.5, 1e-6, 65504, 65520, 3e38, -3e38, 2.0**31, 2.0**31 - 128, -(2.0**31),
-         2.0**32, 2.0**63, 255.5, 256, -128.5, 300, 448, 464, 57344, 1e-40, -1e-41, np.inf, -np.inf,
-         np.nan)  # fmt: skip
+NUMPY: dict[str, Any] = {
+    "f16": np.float16,
+    "bf16": ml_dtypes.bfloat16,
+    "f32": np.float32,
+    "f64": np.float64,
+    "f16x2": np.float16,
+    "bf16x2": ml_dtypes.bfloat16,
+    "tf32": np.float32,
+    "f32x2": np.float32,
+}
+EDGES = (
+    0.0,
+    -0.0,
+    1,
+    -1,
+    0.5,
+    1.5,
+    2.5,
+    -2.5,
+    1e-6,
+    65504,
+    65520,
+    3e38,
+    -3e38,
+    2.0**31,
+    2.0**31 - 128,
+    -(2.0**31),
+    2.0**32,
+    2.0**63,
+    255.5,
+    256,
+    -128.5,
+    300,
+    448,
+    464,
+    57344,
+    1e-40,
+    -1e-41,
+    np.inf,
+    -np.inf,
+    np.nan,
+)
 
 
 @dataclass(frozen=True)
@@ -88,8 +142,28 @@ def cases() -> Iterator[Case]:
     for op, (mode, more), t in product(("mad", "fma"), _mixed(how, (".ftz", ".sat", ".relu", ".ftz.sat")), ALL):
         yield Case(f"{op}{mode}{more}.{t}", t, (t, t, t))
     for op, mode, ftz, t in product(
-        ("neg", "abs", "not", "cnot", "popc", "clz", "brev", "bfind", "ex2", "lg2", "rcp", "rsqrt", "sqrt", "sin",
-         "cos", "tanh"), ("", ".approx", ".rn", ".rz", ".rm", ".rp"), FTZ, ALL):  # fmt: skip
+        (
+            "neg",
+            "abs",
+            "not",
+            "cnot",
+            "popc",
+            "clz",
+            "brev",
+            "bfind",
+            "ex2",
+            "lg2",
+            "rcp",
+            "rsqrt",
+            "sqrt",
+            "sin",
+            "cos",
+            "tanh",
+        ),
+        ("", ".approx", ".rn", ".rz", ".rm", ".rp"),
+        FTZ,
+        ALL,
+    ):
         yield Case(f"{op}{mode}{ftz}.{t}", "u32" if op in ("popc", "clz", "bfind") else t, (t,))
     for op, mode, t in product(("mul24",), (".lo", ".hi"), ALL):
         yield Case(f"{op}{mode}.{t}", t, (t, t))
@@ -145,8 +219,9 @@ def _conversions() -> Iterator[Case]:
     ):
         pair = to.endswith("x2") and of == "f32"
         yield Case(f"cvt{mode}{more}.{to}.{of}", to, (of, of) if pair else (of,))
-    for to, of, out in product(("u8", "s8", "u16", "s16", "u32", "s32"), ("u8", "s8", "s16", "u16", "s32", "s64",
-                               "f32"), ("b32", "b64")):  # fmt: skip
+    for to, of, out in product(
+        ("u8", "s8", "u16", "s16", "u32", "s32"), ("u8", "s8", "s16", "u16", "s32", "s64", "f32"), ("b32", "b64")
+    ):
         mode = ".rzi" if of == "f32" else ""
         yield Case(f"cvt{mode}.{to}.{of}", out, (of,))
 
@@ -165,8 +240,9 @@ def _memory() -> Iterator[Case]:
 
 
 def _warps() -> Iterator[Case]:
-    for mode, limit, t in product(("up", "down", "bfly", "idx"), ("0x1f", "0", "0x1c03", "0x181f", "0x1800", "0x0f"),
-                                  ALL):  # fmt: skip
+    for mode, limit, t in product(
+        ("up", "down", "bfly", "idx"), ("0x1f", "0", "0x1c03", "0x181f", "0x1800", "0x0f"), ALL
+    ):
         yield Case(f"shfl.sync.{mode}.{t}", t, (t, "lane"), f"%out|%two, %in0, %in1, {limit}, 0xffffffff")
     for t in ALL:
         for op in ("add", "min", "max", "and", "or", "xor"):
@@ -174,8 +250,9 @@ def _warps() -> Iterator[Case]:
         yield Case(f"match.any.sync.{t}", "b32", (t,), "%out, %in0, 0xffffffff")
         yield Case(f"match.all.sync.{t}", "b32", (t,), "%out|%two, %in0, 0xffffffff")
         for mode in ("all", "any", "uni", "ballot"):
-            yield Case(f"vote.sync.{mode}.{t}", "b32" if mode == "ballot" else "pred", ("pred",),
-                       "%out, !%in0, 0xffffffff")  # fmt: skip
+            yield Case(
+                f"vote.sync.{mode}.{t}", "b32" if mode == "ballot" else "pred", ("pred",), "%out, !%in0, 0xffffffff"
+            )
 
 
 # -- kernels and operands --------------------------------------------------------------------------------------------
@@ -190,21 +267,35 @@ def entry(case: Case, name: str) -> str:
     """A kernel around one instruction: arrays of its operands, then of its results."""
     kinds = (*case.given, case.result)
     places = [*(f"%at{i}" for i in range(len(case.given))), "%to"]
-    parts = [".reg .pred %two;", ".reg .b32 %i<4>;", "mov.u32 %i0, %ctaid.x;", "mov.u32 %i1, %tid.x;",
-             f"mad.lo.u32 %i0, %i0, {THREADS}, %i1;", "setp.ne.u32 %two, %i0, %i0;"]  # fmt: skip
+    parts = [
+        ".reg .pred %two;",
+        ".reg .b32 %i<4>;",
+        "mov.u32 %i0, %ctaid.x;",
+        "mov.u32 %i1, %tid.x;",
+        f"mad.lo.u32 %i0, %i0, {THREADS}, %i1;",
+        "setp.ne.u32 %two, %i0, %i0;",
+    ]
     for n, (kind, place) in enumerate(zip(kinds, places, strict=True)):
         register = "%out" if place == "%to" else f"%in{n}"
         width = 8 * size(kind)
-        parts += [f".reg .{'pred' if kind == 'pred' else f'b{width}'} {register};", f".reg .b64 {place};",
-                  f"ld.param.u64 {place}, [p{n}];", f"mad.wide.u32 {place}, %i0, {width // 8}, {place};"]  # fmt: skip
+        parts += [
+            f".reg .{'pred' if kind == 'pred' else f'b{width}'} {register};",
+            f".reg .b64 {place};",
+            f"ld.param.u64 {place}, [p{n}];",
+            f"mad.wide.u32 {place}, %i0, {width // 8}, {place};",
+        ]
         if place != "%to" and kind == "pred":
             parts += [f"ld.global.u32 %i2, [{place}];", f"setp.lt.s32 {register}, %i2, 0;"]
         elif place != "%to":
             parts.append(f"ld.global.b{width} {register}, [{place}];")
     parts.append(case.text)
     if case.result == "pred":
-        parts += ["selp.u32 %i2, 1, 0, %out;", "selp.u32 %i3, 2, 0, %two;", "add.u32 %i2, %i2, %i3;",
-                  "st.global.u32 [%to], %i2;"]  # fmt: skip
+        parts += [
+            "selp.u32 %i2, 1, 0, %out;",
+            "selp.u32 %i3, 2, 0, %two;",
+            "add.u32 %i2, %i2, %i3;",
+            "st.global.u32 [%to], %i2;",
+        ]
     elif not case.stores and "%out" in case.text:
         parts.append(f"st.global.b{8 * size(case.result)} [%to], %out;")
     listed = ", ".join(f".param .u64 p{i}" for i in range(len(kinds)))

@@ -78,16 +78,28 @@ def page() -> str:
     rows = [{**row, "finding": ", ".join(row["kinds"]) or row["verdict"]} for row in every if row["change"] != PLAIN]
     plain = [row for row in every if row["change"] == PLAIN]
     return filled(
-        "ptx-mutants.template.md", mutants=mutants, counts=counts, mended=evidence["mended before"],
-        equivalent=Counter((r["kernel"], f"{r['change']}: `{r['code']}`", r["reason"] or "**not shown**")
-                           for r in mutants if r["verdict"] in ("equivalent", "unseen")),
-        round_trip=read("h200/ptx-round-trip.json"), launched=rows, tools=list(rows[0]["tools"]), sides=sides,
-        both=sum(bool(row["kinds"]) and _reported(row) for row in rows), alike=alike, plain=plain,
+        "ptx-mutants.template.md",
+        mutants=mutants,
+        counts=counts,
+        mended=evidence["mended before"],
+        equivalent=Counter(
+            (r["kernel"], f"{r['change']}: `{r['code']}`", r["reason"] or "**not shown**")
+            for r in mutants
+            if r["verdict"] in ("equivalent", "unseen")
+        ),
+        round_trip=read("h200/ptx-round-trip.json"),
+        launched=rows,
+        tools=list(rows[0]["tools"]),
+        sides=sides,
+        both=sum(bool(row["kinds"]) and _reported(row) for row in rows),
+        alike=alike,
+        plain=plain,
         emulator_alone=[r for r in rows if r["kinds"] and not _reported(r) and None not in r["tools"].values()],
         tool_alone=[r for r in rows if not r["kinds"] and _reported(r)],
-        reporting=[f"{r['kernel']}: {', '.join(t for t, of in r['tools'].items() if of)}" for r in plain
-                   if _reported(r)],
-    )  # fmt: skip
+        reporting=[
+            f"{r['kernel']}: {', '.join(t for t, of in r['tools'].items() if of)}" for r in plain if _reported(r)
+        ],
+    )
 
 
 PAGES = {EVIDENCE / "ptx-mutants.md": page}

@@ -46,10 +46,15 @@ class Gpu:
 
     def run(self, launch: Any, program: Program, values: list[Any]) -> list[np.ndarray[Any, Any]]:
         """The bytes of the arrays after ``launch(arguments)``."""
-        copies = {i: DeviceCopy(np.copy(x).reshape(-1).view(np.uint8), 0) for i, x in enumerate(values)
-                  if isinstance(x, np.ndarray)}  # fmt: skip
-        arguments = [copies[i].pointer if i in copies else scalar(p.dtype, x)
-                     for i, (p, x) in enumerate(zip(program.parameters, values, strict=True))]  # fmt: skip
+        copies = {
+            i: DeviceCopy(np.copy(x).reshape(-1).view(np.uint8), 0)
+            for i, x in enumerate(values)
+            if isinstance(x, np.ndarray)
+        }
+        arguments = [
+            copies[i].pointer if i in copies else scalar(p.dtype, x)
+            for i, (p, x) in enumerate(zip(program.parameters, values, strict=True))
+        ]
         launch(arguments)
         for copy in copies.values():
             copy.download()
@@ -91,8 +96,11 @@ def compared(subject: Subject, arch: str, gpu: Gpu | None) -> dict[str, Any]:
     theirs = gpu.run(lambda a: gpu.launch(original, call.grid, call.block, shared_bytes, a), program, flat)
     ours = gpu.run(lambda a: made.queue(0, made.pack(a)), program, flat)
     cpu = [x.reshape(-1).view(np.uint8) for x in emulated if isinstance(x, np.ndarray)]
-    return {**row, "equal": all(map(np.array_equal, ours, theirs)),
-            "equal on the emulator": all(map(np.array_equal, cpu, theirs))}  # fmt: skip
+    return {
+        **row,
+        "equal": all(map(np.array_equal, ours, theirs)),
+        "equal on the emulator": all(map(np.array_equal, cpu, theirs)),
+    }
 
 
 def main() -> int:

@@ -248,8 +248,10 @@ def start(tool: str, numbers: list[int], jobs: Path, output: Path) -> Running:
     with output.open("wb") as file:
         process = subprocess.Popen(
             [*tool_command, sys.executable, __file__, "--prepared", str(jobs), "--launch", listed],
-            stdout=file, stderr=subprocess.STDOUT, start_new_session=True,
-        )  # fmt: skip
+            stdout=file,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
     return Running(tool, numbers, process, output, since=time.monotonic())
 
 
@@ -272,8 +274,9 @@ _NO_REPORT = (
 """What a tool says of itself, and of the process that it has lost."""
 
 
-def under_tools(rows: list[Row], jobs: Path, processes: int, limits: tuple[float, float], save: Callable[[], None]
-                ) -> None:  # fmt: skip
+def under_tools(
+    rows: list[Row], jobs: Path, processes: int, limits: tuple[float, float], save: Callable[[], None]
+) -> None:
     """Launch every job under every tool, within seconds of all and of one launch; each row gets what was reported."""
     for row in rows:
         row["tools"], row["ended"] = dict.fromkeys(TOOLS), dict.fromkeys(TOOLS)

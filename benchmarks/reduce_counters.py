@@ -78,10 +78,11 @@ def figures(profile: Profile, operations: int) -> Row:
         "pipes_percent": tables.get("pipes, %", {}),
         "stall_shares_percent": {name: round(x, 1) for name, x in shares.items() if x >= 1},
         "mio_stalls_percent": round(sum(shares.get(name, 0.0) for name in MIO), 1),
-        "bank_conflicts": each("bank conflicts"), "wavefronts": each("wavefronts"),
+        "bank_conflicts": each("bank conflicts"),
+        "wavefronts": each("wavefronts"),
         "instructions": round(tables.get("instructions", {}).get("all", 0.0) / operations, 2),
         "opcodes": {op: round(n / operations, 2) for op, n in profile.opcodes.items() if n / operations >= 0.1},
-    }  # fmt: skip
+    }
 
 
 def launch(rungs: Sequence[str]) -> None:
@@ -94,8 +95,11 @@ def launch(rungs: Sequence[str]) -> None:
             program = matmul_row_max.trace(config=config)
             a, b = (rng.standard_normal((grid, 16, 16)).astype(config.dtype.numpy).view(np.uint16) for _ in range(2))
             arrays: dict[str, np.ndarray[Any, Any]] = {
-                "a": a, "b": b, "out": np.full((grid, 16), np.nan, np.float32), "cycles": np.zeros(grid, np.uint64),
-            }  # fmt: skip
+                "a": a,
+                "b": b,
+                "out": np.full((grid, 16), np.nan, np.float32),
+                "cycles": np.zeros(grid, np.uint64),
+            }
             given = [arrays[p.name] for p in program.parameters if p.kind == "pointer"]
             call = GpuCall.prepare(program, (grid, 1, 1), {"zero": 0}, 0)
             call.run_from_host(given[:2], given[2:])

@@ -92,8 +92,9 @@ def main() -> int:
             print(key, row["launch"], row["loop"], row["grid"], sep="\n  ", flush=True)
     baselines: list[Row] = []
     steps: dict[str, list[Callable[[], Any]]] = {
-        "baselines": [against_torch, loss_against_torch], "examples": [search_ten_millions],
-    }  # fmt: skip
+        "baselines": [against_torch, loss_against_torch],
+        "examples": [search_ten_millions],
+    }
     result: dict[str, Any] = {}
     for part in (name for name in steps if name in parts):
         for step in steps[part]:

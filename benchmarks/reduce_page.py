@@ -58,18 +58,28 @@ def page() -> str:
     rows: dict[str, Any] = {row["rung"]: row for row in experiment["result"]["rungs"]}
     cells = ({r["rung"]: r for r in attention["rows"]}[key]["gpu"]["cells"] for key in ("0", "1"))
     return filled(
-        "ladder-reduce.template.md", rows=rows, published=experiment["result"]["paper"], ladder=LADDER.rungs, over=over,
-        in_registers=("3", "4", "5"), baselines=baselines["result"], search=baselines["result"]["search_ten_millions"],
+        "ladder-reduce.template.md",
+        rows=rows,
+        published=experiment["result"]["paper"],
+        ladder=LADDER.rungs,
+        over=over,
+        in_registers=("3", "4", "5"),
+        baselines=baselines["result"],
+        search=baselines["result"]["search_ten_millions"],
         textbook=read("h200/reduce-textbook.json"),
-        attention=[(a["seq"], a["tflops"], b["tflops"]) for a, b in zip(*cells, strict=True)], stalls=stalls,
-        cycles=lambda key: rows[key]["loop"]["cycles_per_operation"], through_shared=("1", "1w", "2"),
+        attention=[(a["seq"], a["tflops"], b["tflops"]) for a, b in zip(*cells, strict=True)],
+        stalls=stalls,
+        cycles=lambda key: rows[key]["loop"]["cycles_per_operation"],
+        through_shared=("1", "1w", "2"),
         faster=lambda key, than: over(rows[key]["grid"]["speed_up"], rows[than]["grid"]["speed_up"]),
         energy=lambda key, than: (
             rows[than]["grid"]["energy_per_operation_j"] / rows[key]["grid"]["energy_per_operation_j"]
         ),
-        sass=sass(rows).rstrip(), environment=experiment["environment"],
-        milliseconds=milliseconds, mebibytes=mebibytes,
-    )  # fmt: skip
+        sass=sass(rows).rstrip(),
+        environment=experiment["environment"],
+        milliseconds=milliseconds,
+        mebibytes=mebibytes,
+    )
 
 
 PAGES = {EVIDENCE / "ladder-reduce.md": page}

@@ -124,8 +124,17 @@ def _tiles(config: Any, target: Target) -> Iterator[MatmulConfig]:
     for (m, n), (warp_m, warp_n), (depth, stages), stride in itertools.product(
         TILES, WARP_TILES, depths, STRIDES if config.block_stride else (0,)
     ):
-        tile = replace(config, tile_m=m, tile_n=n, tile_k=depth, warp_m=warp_m, warp_n=warp_n, stages=stages,
-                       block_stride=stride, opt_level=3)  # fmt: skip
+        tile = replace(
+            config,
+            tile_m=m,
+            tile_n=n,
+            tile_k=depth,
+            warp_m=warp_m,
+            warp_n=warp_n,
+            stages=stages,
+            block_stride=stride,
+            opt_level=3,
+        )
         if m % warp_m or n % warp_n or tile.num_warps not in WARPS or tile.check(target):
             continue
         room = spare_registers(tile, target)
@@ -181,14 +190,18 @@ class RungSearch:
         entries = self._ready(problem, workload, left, dropped, report)
         report(f"a glance at {len(entries)}", 0.6)
         glance = self._seconds(entries, workload.sets, 1, self.effort.sample_seconds)
-        ranked = {key: sorted((e for e in entries if e.rung == key), key=lambda e: glance[e.candidate.name])
-                  for key in left}  # fmt: skip
-        kept = {key: self._kept([(e.config, glance[e.candidate.name]) for e in of], own[key])
-                for key, of in ranked.items()}  # fmt: skip
+        ranked = {
+            key: sorted((e for e in entries if e.rung == key), key=lambda e: glance[e.candidate.name]) for key in left
+        }
+        kept = {
+            key: self._kept([(e.config, glance[e.candidate.name]) for e in of], own[key]) for key, of in ranked.items()
+        }
         finalists = [
-            entry for key, of in ranked.items() for place, entry in enumerate(of)
+            entry
+            for key, of in ranked.items()
+            for place, entry in enumerate(of)
             if place < self.effort.finalists or entry.config == own[key]
-        ]  # fmt: skip
+        ]
         report(f"{len(finalists)} finalists", 0.8)
         seconds = self._seconds(finalists, workload.sets, self.effort.rounds, self.effort.final_seconds)
         won: dict[str, Won] = {}
@@ -214,16 +227,24 @@ class RungSearch:
     def _seconds(self, entries: Sequence[_Entry], sets: int, rounds: int, sample: float) -> dict[str, float]:
         """Median seconds of a call, without rests."""
         found = measure(
-            [e.candidate for e in entries], sets, self.gpu.clock, rounds=rounds, sample_seconds=sample,
+            [e.candidate for e in entries],
+            sets,
+            self.gpu.clock,
+            rounds=rounds,
+            sample_seconds=sample,
             warm_up_seconds=self.effort.warm_up_seconds,
-        )  # fmt: skip
+        )
         return {name: measured.seconds.median for name, measured in found.items()}
 
     # -- candidates
     def _ready(
-        self, problem: MatmulProblem, workload: MatmulOnGpu, left: Mapping[str, Sequence[MatmulConfig]],
-        dropped: Mapping[str, Counter[str]], report: Report,
-    ) -> list[_Entry]:  # fmt: skip
+        self,
+        problem: MatmulProblem,
+        workload: MatmulOnGpu,
+        left: Mapping[str, Sequence[MatmulConfig]],
+        dropped: Mapping[str, Counter[str]],
+        report: Report,
+    ) -> list[_Entry]:
         """The candidates worth timing: they fit, compile, do not spill, differ from each other, and compute right."""
         fitting: list[tuple[str, MatmulConfig]] = []
         for key, configs in left.items():
@@ -250,9 +271,10 @@ class RungSearch:
         missing = [source for source in dict.fromkeys(sources) if source not in self._built]
         if missing:
             built = self.build(
-                missing, self.gpu.target.name,
+                missing,
+                self.gpu.target.name,
                 lambda done, total: report(f"compiling {done}/{total}", 0.5 * done / total),
-            )  # fmt: skip
+            )
             self._built |= dict(zip(missing, built, strict=True))
 
     def _fault(self, built: Built | str, config: MatmulConfig, workload: MatmulOnGpu) -> str:

@@ -126,8 +126,10 @@ def main(folder: Path) -> int:
     write(folder / "sanitizer-unseen.json", result)
     for name, found in findings.items():
         kinds = ", ".join(dict.fromkeys(f["kind"] for f in found)) or "none"
-        tools = ", ".join(f"{tool} {of['reports'][name]} ({'right' if of['right'].get(name) else 'wrong or not run'})"
-                          for tool, of in result["tools"].items())  # fmt: skip
+        tools = ", ".join(
+            f"{tool} {of['reports'][name]} ({'right' if of['right'].get(name) else 'wrong or not run'})"
+            for tool, of in result["tools"].items()
+        )
         print(f"{name}: emulator {kinds}; {tools}")
     for tool, of in result["tools"].items():
         print(tool, of["summary"])

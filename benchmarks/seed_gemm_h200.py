@@ -235,8 +235,9 @@ def contest(torch: Any, size: int, kernels: Kernels, tuned: Path) -> Iterator[di
     best = chosen(matrices, kernels, clock)
     configs = entrants(best, tuned_configs(tuned, size))
     candidates = {name: matrices.ours(name, config) for name, config in configs.items()}
-    candidates |= {f"{rung} seed": replace(matrices.theirs(v, kernels[rung][v]), name=f"{rung} seed")
-                   for rung, v in best.items()}  # fmt: skip
+    candidates |= {
+        f"{rung} seed": replace(matrices.theirs(v, kernels[rung][v]), name=f"{rung} seed") for rung, v in best.items()
+    }
     errors = matrices.errors(candidates)
     seconds: dict[str, dict[str, Sequence[float]]] = {}
     for load_name, rest in LOADS.items():
@@ -247,9 +248,14 @@ def contest(torch: Any, size: int, kernels: Kernels, tuned: Path) -> Iterator[di
         rung, _, kind = name.partition(" ")
         loads = {load_name: beside(size, of[name], of[f"{rung} seed"]) for load_name, of in seconds.items()}
         yield {
-            "rung": rung, "n": size, "kind": kind, "tile": tile_text(config_json(config)), "seed_tile": str(best[rung]),
-            "error": {"ours": errors[name], "seed": errors[f"{rung} seed"]}, "loads": loads,
-        }  # fmt: skip
+            "rung": rung,
+            "n": size,
+            "kind": kind,
+            "tile": tile_text(config_json(config)),
+            "seed_tile": str(best[rung]),
+            "error": {"ours": errors[name], "seed": errors[f"{rung} seed"]},
+            "loads": loads,
+        }
 
 
 def beside(size: int, ours: Sequence[float], seed: Sequence[float]) -> dict[str, Any]:
@@ -279,9 +285,10 @@ def main() -> int:
     for size in map(int, given.sizes.split(",")):
         for row in contest(torch, size, kernels, given.tuned):
             found.append(row)
-            log(f"{row['rung']} {row['kind']:9} {row['tile']:28}", *(
-                f"{k} {v['ours']:.0f}/{v['seed']:.0f} = {v['ratio']['median']:.3f}" for k, v in row["loads"].items()
-            ))  # fmt: skip
+            log(
+                f"{row['rung']} {row['kind']:9} {row['tile']:28}",
+                *(f"{k} {v['ours']:.0f}/{v['seed']:.0f} = {v['ratio']['median']:.3f}" for k, v in row["loads"].items()),
+            )
     write(given.out / "seed-gemm.json", {"environment": environment(0), "rows": found})
     judged = [row for row in found if row["kind"] == "tuned"] or [row for row in found if row["kind"] == "its tile"]
     slow = [f"{r['rung']} at {r['n']}" for r in judged if r["loads"]["sustained"]["ratio"]["median"] < 1.0]

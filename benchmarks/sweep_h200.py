@@ -33,8 +33,10 @@ from warploom.tune.build import build_all
 from warploom.tune.tuner import gpu_for_tuning
 
 SM90 = target("sm_90a")
-CELLS = tuple(f"{d}:{mask}:{n}" for d, mask, n in product((64, 128, 256), ("full", "causal"), (16384, 4096, 1024, 8192,
-                                                                                           2048, 512)))  # fmt: skip
+CELLS = tuple(
+    f"{d}:{mask}:{n}"
+    for d, mask, n in product((64, 128, 256), ("full", "causal"), (16384, 4096, 1024, 8192, 2048, 512))
+)
 ROUNDS = ((3, 0.006, 10), (5, 0.015, 4), (11, 0.03, 4))
 """(rounds, seconds of a sample, how many stay)."""
 BOTH, NEVER = (False, True), (False,)
@@ -110,8 +112,9 @@ class Cell:
         left, found = list(self.candidates), dict[str, Measured]()
         for rounds, seconds, keep in ROUNDS:
             timed = [*(self.candidates[name] for name in dict.fromkeys((*left, str(self.default)))), *self.baselines]
-            found = measure(timed, self.workload.sets, clock, rounds=rounds, sample_seconds=seconds,
-                            warm_up_seconds=0.01)  # fmt: skip
+            found = measure(
+                timed, self.workload.sets, clock, rounds=rounds, sample_seconds=seconds, warm_up_seconds=0.01
+            )
             left = sorted(left, key=lambda name: found[name].seconds.median)[:keep]
         return left, found
 
@@ -140,8 +143,13 @@ def main() -> None:
             ratios = {p.name: round(paired_ratio(found[one], found[p.name]), 4) for p in cell.baselines}
             metered = one in (left[0], *ratios)
             drawn = power_of(timed[one], cell.workload.sets, gpu.clock, monitor, window=0.4) if metered else None
-            row = {"cell": name, "config": one, "tflops": found[one].seconds.rate(cell.problem.flops / 1e12).json(),
-                   "ratio": ratios, "power": drawn and drawn.json(cell.problem.flops)}  # fmt: skip
+            row = {
+                "cell": name,
+                "config": one,
+                "tflops": found[one].seconds.rate(cell.problem.flops / 1e12).json(),
+                "ratio": ratios,
+                "power": drawn and drawn.json(cell.problem.flops),
+            }
             rows.append(row)
             print(f"  {row['tflops']['median']:6.1f}  {ratios}  {row['power'] or ''}  {one}", flush=True)
         write(options.out / "attention-sweep.json", {"runs": [{"environment": environment(), "rows": rows}]})

@@ -78,9 +78,14 @@ def main() -> int:
     runs = [run for kind in KERNELS for run in trained(kind, size, device, given.seeds, steps)]
     between, spread = apart(runs)
     result = {
-        "environment": environment(None if given.dry_run else 0), "steps": steps, "tokens": size.batch * size.length,
-        "last": LAST, "apart": between, "spread": spread, "runs": runs,
-    }  # fmt: skip
+        "environment": environment(None if given.dry_run else 0),
+        "steps": steps,
+        "tokens": size.batch * size.length,
+        "last": LAST,
+        "apart": between,
+        "spread": spread,
+        "runs": runs,
+    }
     file = given.out / "train-gpt.json"
     write(file, result)
     print(f"apart {between:.4f}, seeds {spread:.4f}; {time.monotonic() - start:.0f} s, {file}")

@@ -53,9 +53,15 @@ DRY = Size(batch=1, checked=20, prompt=12, prefill=24, new=2, rounds=1)
 def configurations(dry: bool) -> dict[str, tuple[Any, str]]:
     """By name: a configuration, and the implementation it is compared with."""
     small: dict[str, Any] = {
-        "hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2,
-        "num_key_value_heads": 1, "head_dim": 16, "vocab_size": 64, "max_position_embeddings": 64,
-    }  # fmt: skip
+        "hidden_size": 32,
+        "intermediate_size": 32,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 1,
+        "head_dim": 16,
+        "vocab_size": 64,
+        "max_position_embeddings": 64,
+    }
     llama = {"hidden_size": 4096, "intermediate_size": 14336, "num_attention_heads": 32, "num_key_value_heads": 8}
     qwen = {"hidden_size": 2048, "intermediate_size": 6144, "num_attention_heads": 16, "num_key_value_heads": 8}
     gemma = {"hidden_size": 2304, "intermediate_size": 9216, "num_attention_heads": 8, "num_key_value_heads": 4}
@@ -131,9 +137,13 @@ def timed(model: Any, names: list[str], size: Size) -> dict[str, dict[str, float
 
     def generate() -> None:
         model.generate(
-            prompts, attention_mask=mask, max_new_tokens=size.new, min_new_tokens=size.new, do_sample=False,
+            prompts,
+            attention_mask=mask,
+            max_new_tokens=size.new,
+            min_new_tokens=size.new,
+            do_sample=False,
             pad_token_id=0,
-        )  # fmt: skip
+        )
 
     samples: dict[str, dict[str, list[float]]] = {name: {"prefill": [], "generate": []} for name in names}
     for turn in range(size.rounds + 1):

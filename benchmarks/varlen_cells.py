@@ -220,9 +220,15 @@ def flash_attention_4(cell: Cell) -> Run | None:
     def run(x: Inputs) -> Any:
         q, k, v = (x[n][:-BEHIND] for n in "qkv")  # it multiplies what lies behind by zero, which NaN survives
         found = function(
-            q, k, v, cu_seqlens_q=x["starts"], cu_seqlens_k=x["starts"], max_seqlen_q=x["longest"],
-            max_seqlen_k=x["longest"], causal=cell.causal,
-        )  # fmt: skip
+            q,
+            k,
+            v,
+            cu_seqlens_q=x["starts"],
+            cu_seqlens_k=x["starts"],
+            max_seqlen_q=x["longest"],
+            max_seqlen_k=x["longest"],
+            causal=cell.causal,
+        )
         return found[0] if isinstance(found, tuple) else found
 
     return run
@@ -278,9 +284,11 @@ def candidates_of(cell: Cell, options: argparse.Namespace) -> dict[str, tuple[Ru
     """Who is timed, and on which lengths."""
     mine, even = (our_gradients, dense_gradients) if options.backward else (ours, dense)
     found = {
-        "uneven": (mine(cell), cell.uneven), "even": (mine(cell), cell.even), "dense": (even(cell), cell.even),
+        "uneven": (mine(cell), cell.uneven),
+        "even": (mine(cell), cell.even),
+        "dense": (even(cell), cell.even),
         "flash_attention_2": (flash_attention_2(cell, gradients=options.backward), cell.uneven),
-    }  # fmt: skip
+    }
     if not options.backward and (newest := flash_attention_4(cell)) is not None:
         found["flash_attention_4"] = newest, cell.uneven
     texts = [text for text in options.config if f"head_dim={cell.head_dim}," in text]
@@ -309,16 +317,26 @@ def timed(cell: Cell, options: argparse.Namespace) -> dict[str, Any]:
     }
     named = {name: (run, inputs[str(lengths)]) for name, (run, lengths) in listed.items()}
     turns = runs.in_turns(
-        named, lambda name, out: error_of(cell, named[name][1][0], listed[name][1], out), options.rounds,
+        named,
+        lambda name, out: error_of(cell, named[name][1][0], listed[name][1], out),
+        options.rounds,
         others=("flash_attention_2", "flash_attention_4"),
-    )  # fmt: skip
+    )
     flops = {name: cell.flops(lengths, backward=options.backward) for name, (_, lengths) in listed.items()}
     return {
-        "cell": cell.name, "head_dim": cell.head_dim, "causal": cell.causal, "batch": cell.batch,
-        "length": cell.length, "lengths": cell.uneven, "not_run": turns.failed, "error": turns.error,
+        "cell": cell.name,
+        "head_dim": cell.head_dim,
+        "causal": cell.causal,
+        "batch": cell.batch,
+        "length": cell.length,
+        "lengths": cell.uneven,
+        "not_run": turns.failed,
+        "error": turns.error,
         "kernels": {n: kernel_times(named[n][0], named[n][1][0]) for n in (turns.found if options.kernels else ())},
-        "whole_blocks": round(cell.whole_blocks(), 3), "tflops": turns.tflops(flops), "ratio": turns.ratio("uneven"),
-    }  # fmt: skip
+        "whole_blocks": round(cell.whole_blocks(), 3),
+        "tflops": turns.tflops(flops),
+        "ratio": turns.ratio("uneven"),
+    }
 
 
 def missed(found: list[dict[str, Any]]) -> list[str]:

@@ -119,30 +119,50 @@ def page() -> str:
     """The whole page."""
     ladder, found, unseen, sweeps, data, profile = (
         read(f"h200/{name}.json")
-        for name in ("attention-d128-bf16", "attention-cells", "sanitizer-unseen", "attention-sweep", "attention-data",
-                     "profile")
-    )  # fmt: skip
+        for name in (
+            "attention-d128-bf16",
+            "attention-cells",
+            "sanitizer-unseen",
+            "attention-sweep",
+            "attention-data",
+            "profile",
+        )
+    )
     rows, broken, suits = ladder["rows"], read("static/hopper-mutants.json"), data["rows"][0]["data"]
     metered = {"16", "best", *(rung.key for rung in HOPPER_LADDER.rungs)}
     return filled(
-        "from-mma-to-wgmma.template.md", found=found, unseen=unseen, broken=broken, data=data["rows"],
+        "from-mma-to-wgmma.template.md",
+        found=found,
+        unseen=unseen,
+        broken=broken,
+        data=data["rows"],
         listing=(ROOT / "examples" / "wgmma_pipeline.py").read_text(encoding="utf-8").rstrip("\n"),
-        defects=defects(unseen), totals=totals(unseen), rungs=rungs(rows), zeros=zeros(found["cells"]),
+        defects=defects(unseen),
+        totals=totals(unseen),
+        rungs=rungs(rows),
+        zeros=zeros(found["cells"]),
         equivalent={label for row in broken["configs"].values() for label in row["equivalent"]},
-        power=power_markdown([row for row in rows if row["rung"] in metered]).rstrip("\n"), sustained=sustained(rows),
-        counters=Counters(profile), sweep=list(sweep(sweeps)), baselines=present(found["cells"]),
-        swept=present(row for run in sweeps["runs"] for row in run["rows"]), mask=mask, beside=beside, joules=joules,
+        power=power_markdown([row for row in rows if row["rung"] in metered]).rstrip("\n"),
+        sustained=sustained(rows),
+        counters=Counters(profile),
+        sweep=list(sweep(sweeps)),
+        baselines=present(found["cells"]),
+        swept=present(row for run in sweeps["runs"] for row in run["rows"]),
+        mask=mask,
+        beside=beside,
+        joules=joules,
         cells=sorted(found["cells"], key=lambda c: (c["head_dim"], c["causal"], c["seq"])),
         gains=[r["over_plain"]["median"] for r in data["rows"] if r["data"] == suits],
         least=[r["over_plain"]["median"] for r in data["rows"] if r["data"] != suits],
-    )  # fmt: skip
+    )
 
 
 def accumulator_picture() -> str:
     """The first warp's 16 rows of an accumulator of 8 columns."""
     grid = draw_elements(wgmma_accumulator(8))
-    part = replace(grid, title="wgmma.m64nN.D: the rows of warp 0, the first 8 columns", rows=grid.rows[:16],
-                   cells=grid.cells[:16])  # fmt: skip
+    part = replace(
+        grid, title="wgmma.m64nN.D: the rows of warp 0, the first 8 columns", rows=grid.rows[:16], cells=grid.cells[:16]
+    )
     return part.svg()
 
 
@@ -152,9 +172,10 @@ def swizzle_picture() -> str:
 
 
 PAGES = {
-    EVIDENCE / "from-mma-to-wgmma.md": page, EVIDENCE / "wgmma-accumulator.svg": accumulator_picture,
+    EVIDENCE / "from-mma-to-wgmma.md": page,
+    EVIDENCE / "wgmma-accumulator.svg": accumulator_picture,
     EVIDENCE / "wgmma-swizzle.svg": swizzle_picture,
-}  # fmt: skip
+}
 
 if __name__ == "__main__":
     sys.exit(main(PAGES))

@@ -120,9 +120,15 @@ class RunningSoftmax:
 
 @kernel(threads=32)
 def as_the_paper_has_it(
-    k: Kernel, q: Global[u16], keys: Global[u16], values: Global[u16],
-    out: Global[f32], maxima: Global[f32], sums: Global[f32], blocks: u32,
-) -> None:  # fmt: skip
+    k: Kernel,
+    q: Global[u16],
+    keys: Global[u16],
+    values: Global[u16],
+    out: Global[f32],
+    maxima: Global[f32],
+    sums: Global[f32],
+    blocks: u32,
+) -> None:
     softmax_tile.function(k, q, keys, values, out, maxima, sums, blocks, in_every_tile=True, quad_masks=True)
 
 

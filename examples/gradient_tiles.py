@@ -51,9 +51,15 @@ Array = np.ndarray[Any, Any]
 
 @kernel(threads=32)
 def score_gradient(
-    k: Kernel, q: Global[bf16], key: Global[bf16], d_out: Global[bf16], value: Global[bf16], log: Global[f32],
-    delta: Global[f32], ds: Global[f32],
-) -> None:  # fmt: skip
+    k: Kernel,
+    q: Global[bf16],
+    key: Global[bf16],
+    d_out: Global[bf16],
+    value: Global[bf16],
+    log: Global[f32],
+    delta: Global[f32],
+    ds: Global[f32],
+) -> None:
     """dS = P∘(dO·Vᵀ - delta) of 16 queries and 32 keys, where P = exp(S - log) of S = Q·Kᵀ / √DIM."""
     tiles = [operand_tile(k, bf16, n, DIM, name=name) for name, n in zip("QKOV", 2 * (ROWS, KEYS), strict=True)]
     for tile, matrix in zip(tiles, (q, key, d_out, value), strict=True):

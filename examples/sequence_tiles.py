@@ -118,8 +118,10 @@ def pieces() -> Array:
     longest = sorted(range(len(lengths)), key=lambda i: -lengths[i])
     found = [
         (STARTS[i] + row, lengths[i] - row, STARTS[i], lengths[i], head, row // TILE, slots[i])
-        for i in longest for row in range(0, lengths[i], TILE) for head in range(HEADS)
-    ]  # fmt: skip
+        for i in longest
+        for row in range(0, lengths[i], TILE)
+        for head in range(HEADS)
+    ]
     words = np.zeros((1 + len(found), ENTRY_WORDS), np.uint32)
     words[0, 0], words[1:, :7] = len(found), found
     return words

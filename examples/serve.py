@@ -156,10 +156,13 @@ class Server:
             return torch.tensor(values, dtype=dtype, device=self.device)
 
         return Batch(
-            numbers([t for new in tokens for t in new], torch.long), numbers([p for ps in positions for p in ps]),
-            numbers(slots, torch.long), numbers(starts), numbers([ps.stop for ps in positions]),
+            numbers([t for new in tokens for t in new], torch.long),
+            numbers([p for ps in positions for p in ps]),
+            numbers(slots, torch.long),
+            numbers(starts),
+            numbers([ps.stop for ps in positions]),
             numbers([r.pages + [0] * (most - len(r.pages)) for r in self.running]),
-        )  # fmt: skip
+        )
 
     @torch.no_grad()
     def step(self) -> list[tuple[Request, int]]:

@@ -125,10 +125,12 @@ class Training:
         seen = [float(x) for x in losses]  # waits for the last step
         tokens = self.size.batch * self.size.length * (steps - first)
         return self.kernels | {
-            "seed": seed, "parameters": sum(p.numel() for p in self.model.parameters()), "losses": seen,
+            "seed": seed,
+            "parameters": sum(p.numel() for p in self.model.parameters()),
+            "losses": seen,
             "tokens_per_second": tokens / (time.perf_counter() - start),
             "peak_bytes": torch.cuda.max_memory_allocated() if gpu else None,
-        }  # fmt: skip
+        }
 
     def _batch(self, chosen: torch.Generator) -> tuple[torch.Tensor, torch.Tensor]:
         length, reach = self.size.length, torch.arange(self.size.length + 1, device=self.device)
@@ -155,8 +157,10 @@ def main() -> None:
     if given.out is not None:
         given.out.write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
     ends = found["losses"][0], found["losses"][-1]
-    print(f"{found['parameters'] / 1e6:.1f}M parameters, loss {ends[0]:.3f} → {ends[1]:.3f}, "
-          f"{found['tokens_per_second']:.0f} tokens/s, peak {(found['peak_bytes'] or 0) / 2**30:.1f} GiB")  # fmt: skip
+    print(
+        f"{found['parameters'] / 1e6:.1f}M parameters, loss {ends[0]:.3f} → {ends[1]:.3f}, "
+        f"{found['tokens_per_second']:.0f} tokens/s, peak {(found['peak_bytes'] or 0) / 2**30:.1f} GiB"
+    )
 
 
 if __name__ == "__main__":

@@ -34,26 +34,58 @@ if TYPE_CHECKING:
 
     from warploom.ops.attention_arrays import Window
 
-_HINTS = frozenset({
-    "num_splits", "pack_gqa", "sm_margin", "scheduler_metadata", "disable_scheduler_metadata", "min_seqlen_k",
-    "fa_version",
-})  # fmt: skip
+_HINTS = frozenset(
+    {
+        "num_splits",
+        "pack_gqa",
+        "sm_margin",
+        "scheduler_metadata",
+        "disable_scheduler_metadata",
+        "min_seqlen_k",
+        "fa_version",
+    }
+)
 """Options of FlashAttention-3 and -4 that change how something is computed, and not what."""
 
-_NOT_COMPUTED = frozenset({
-    "qv", "q_descale", "k_descale", "v_descale", "attention_chunk", "gather_kv_indices", "score_mod", "score_mod_bwd",
-    "mask_mod", "aux_tensors", "aux_scalars", "block_sparse_tensors", "block_sparse_tensors_bwd",
-    "seqlen_k_per_split",
-})  # fmt: skip
+_NOT_COMPUTED = frozenset(
+    {
+        "qv",
+        "q_descale",
+        "k_descale",
+        "v_descale",
+        "attention_chunk",
+        "gather_kv_indices",
+        "score_mod",
+        "score_mod_bwd",
+        "mask_mod",
+        "aux_tensors",
+        "aux_scalars",
+        "block_sparse_tensors",
+        "block_sparse_tensors_bwd",
+        "seqlen_k_per_split",
+    }
+)
 """Options of FlashAttention-3 and -4 that change the result."""
 
 
 def flash_attn_func(
-    q: Tensor, k: Tensor, v: Tensor, dropout_p: float = 0.0, softmax_scale: float | None = None, causal: bool = False,
-    window_size: Window = (-1, -1), softcap: float = 0.0, alibi_slopes: Tensor | None = None,
-    deterministic: bool = False, return_attn_probs: bool = False, *, return_lse: bool = False,
-    learnable_sink: Tensor | None = None, s_aux: Tensor | None = None, **others: Any,
-) -> Any:  # fmt: skip
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    dropout_p: float = 0.0,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    window_size: Window = (-1, -1),
+    softcap: float = 0.0,
+    alibi_slopes: Tensor | None = None,
+    deterministic: bool = False,
+    return_attn_probs: bool = False,
+    *,
+    return_lse: bool = False,
+    learnable_sink: Tensor | None = None,
+    s_aux: Tensor | None = None,
+    **others: Any,
+) -> Any:
     """Attention of q (batch, q_len, heads, head_dim) and k, v (batch, kv_len, kv_heads, head_dim), float16 or bfloat16.
 
     Any head_dim up to 256. ``deterministic`` asks for gradients with equal bits. Log-sum-exps are float32 (batch,
@@ -62,9 +94,14 @@ def flash_attn_func(
     _refuse("flash_attn_func", dropout_p, alibi_slopes, others)
     call: Callable[..., Any] = _deterministic("attention") if deterministic else attention
     found = call(
-        *_padded(q, k, v), causal=causal, scale=_scale(q, softmax_scale), window=window_size, softcap=softcap or None,
-        sinks=_one_of(learnable_sink=learnable_sink, s_aux=s_aux), return_lse=return_lse or return_attn_probs,
-    )  # fmt: skip
+        *_padded(q, k, v),
+        causal=causal,
+        scale=_scale(q, softmax_scale),
+        window=window_size,
+        softcap=softcap or None,
+        sinks=_one_of(learnable_sink=learnable_sink, s_aux=s_aux),
+        return_lse=return_lse or return_attn_probs,
+    )
     return _returned(found, q, return_attn_probs, return_lse)
 
 
@@ -92,14 +129,32 @@ def flash_attn_qkvpacked_func(qkv: Tensor, *options: Any, num_heads_q: int | Non
 
 
 def flash_attn_varlen_func(
-    q: Tensor, k: Tensor, v: Tensor, cu_seqlens_q: Tensor, cu_seqlens_k: Tensor | None = None,
-    max_seqlen_q: Any = None, max_seqlen_k: Any = None, dropout_p: float = 0.0, softmax_scale: float | None = None,
-    causal: bool = False, window_size: Window = (-1, -1), softcap: float = 0.0, alibi_slopes: Tensor | None = None,
-    deterministic: bool = False, return_attn_probs: bool = False, block_table: Tensor | None = None, *,
-    seqused_q: Tensor | None = None, seqused_k: Tensor | None = None, page_table: Tensor | None = None,
-    out: Tensor | None = None, return_lse: bool = False, learnable_sink: Tensor | None = None,
-    s_aux: Tensor | None = None, **others: Any,
-) -> Any:  # fmt: skip
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    cu_seqlens_q: Tensor,
+    cu_seqlens_k: Tensor | None = None,
+    max_seqlen_q: Any = None,
+    max_seqlen_k: Any = None,
+    dropout_p: float = 0.0,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    window_size: Window = (-1, -1),
+    softcap: float = 0.0,
+    alibi_slopes: Tensor | None = None,
+    deterministic: bool = False,
+    return_attn_probs: bool = False,
+    block_table: Tensor | None = None,
+    *,
+    seqused_q: Tensor | None = None,
+    seqused_k: Tensor | None = None,
+    page_table: Tensor | None = None,
+    out: Tensor | None = None,
+    return_lse: bool = False,
+    learnable_sink: Tensor | None = None,
+    s_aux: Tensor | None = None,
+    **others: Any,
+) -> Any:
     """Attention of sequences packed one behind the other: q (total_q, heads, head_dim), k, v (total_k, kv_heads, …).
 
     ``cu_seqlens_q`` and ``cu_seqlens_k``, int32 (batch + 1,), are where sequences begin, ``seqused_q`` and
@@ -110,10 +165,14 @@ def flash_attn_varlen_func(
     """
     _refuse("flash_attn_varlen_func", dropout_p, alibi_slopes, others)
     options: dict[str, Any] = {
-        "causal": causal, "scale": _scale(q, softmax_scale), "window": window_size, "softcap": softcap or None,
-        "sinks": _one_of(learnable_sink=learnable_sink, s_aux=s_aux), "return_lse": return_lse or return_attn_probs,
+        "causal": causal,
+        "scale": _scale(q, softmax_scale),
+        "window": window_size,
+        "softcap": softcap or None,
+        "sinks": _one_of(learnable_sink=learnable_sink, s_aux=s_aux),
+        "return_lse": return_lse or return_attn_probs,
         "out": out,
-    }  # fmt: skip
+    }
     once = deterministic and out is None
     call: Callable[..., Any] = _deterministic("attention_varlen") if once else attention_varlen
     table = _one_of(block_table=block_table, page_table=page_table)
@@ -145,15 +204,35 @@ def flash_attn_varlen_qkvpacked_func(
 
 
 def flash_attn_with_kvcache(
-    q: Tensor, k_cache: Tensor, v_cache: Tensor, k: Tensor | None = None, v: Tensor | None = None,
-    rotary_cos: Tensor | None = None, rotary_sin: Tensor | None = None, cache_seqlens: Tensor | int | None = None,
-    cache_batch_idx: Tensor | None = None, cache_leftpad: Tensor | None = None, block_table: Tensor | None = None,
-    softmax_scale: float | None = None, causal: bool = False, window_size: Window = (-1, -1), softcap: float = 0.0,
-    rotary_interleaved: bool = True, alibi_slopes: Tensor | None = None, num_splits: int = 0,
-    return_softmax_lse: bool = False, *, page_table: Tensor | None = None, cu_seqlens_q: Tensor | None = None,
-    max_seqlen_q: Any = None, cu_seqlens_k_new: Tensor | None = None, s_aux: Tensor | None = None,
-    sinks: Tensor | None = None, out: Tensor | None = None, **others: Any,
-) -> Any:  # fmt: skip
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    k: Tensor | None = None,
+    v: Tensor | None = None,
+    rotary_cos: Tensor | None = None,
+    rotary_sin: Tensor | None = None,
+    cache_seqlens: Tensor | int | None = None,
+    cache_batch_idx: Tensor | None = None,
+    cache_leftpad: Tensor | None = None,
+    block_table: Tensor | None = None,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    window_size: Window = (-1, -1),
+    softcap: float = 0.0,
+    rotary_interleaved: bool = True,
+    alibi_slopes: Tensor | None = None,
+    num_splits: int = 0,
+    return_softmax_lse: bool = False,
+    *,
+    page_table: Tensor | None = None,
+    cu_seqlens_q: Tensor | None = None,
+    max_seqlen_q: Any = None,
+    cu_seqlens_k_new: Tensor | None = None,
+    s_aux: Tensor | None = None,
+    sinks: Tensor | None = None,
+    out: Tensor | None = None,
+    **others: Any,
+) -> Any:
     """Attention of q (batch, q_len, heads, head_dim) on the first ``cache_seqlens`` keys and values of a cache.
 
     k_cache and v_cache are (batch, capacity, kv_heads, head_dim), or with ``block_table`` (or ``page_table``), int32
@@ -183,16 +262,33 @@ def flash_attn_with_kvcache(
             q = _turned(q, rotary_cos, rotary_sin, lengths[:, None] + _count(q) * masked, rotary_interleaved)
         lengths = lengths + k.shape[1]
         append_to_cache(
-            k_cache, v_cache, k, v, lengths, block_table=table, cos=rotary_cos, sin=rotary_sin,
+            k_cache,
+            v_cache,
+            k,
+            v,
+            lengths,
+            block_table=table,
+            cos=rotary_cos,
+            sin=rotary_sin,
             interleaved=rotary_interleaved,
-        )  # fmt: skip
+        )
     elif rotary_cos is not None or rotary_sin is not None:
         raise ProblemError("rotary_cos and rotary_sin turn q beside new keys only, k and v: turn it yourself")
     return attention_paged(
-        q, k_cache, v_cache, lengths, block_table=table, cu_seqlens_q=cu_seqlens_q, causal=causal, window=window_size,
-        softcap=softcap or None, scale=softmax_scale, sinks=_one_of(sinks=sinks, s_aux=s_aux),
-        return_lse=return_softmax_lse, out=out,
-    )  # fmt: skip
+        q,
+        k_cache,
+        v_cache,
+        lengths,
+        block_table=table,
+        cu_seqlens_q=cu_seqlens_q,
+        causal=causal,
+        window=window_size,
+        softcap=softcap or None,
+        scale=softmax_scale,
+        sinks=_one_of(sinks=sinks, s_aux=s_aux),
+        return_lse=return_softmax_lse,
+        out=out,
+    )
 
 
 def _lengths(given: Tensor | int | None, cache: Tensor, table: Tensor | None) -> Tensor:

@@ -93,9 +93,12 @@ _attention.defvjp(_forward, _backward)  # pyright: ignore[reportFunctionMemberAc
 
 def _keywords(options: Options) -> dict[str, Any]:
     return {
-        "causal": options.causal, "scale": options.scale, "window": options.window, "softcap": options.softcap,
+        "causal": options.causal,
+        "scale": options.scale,
+        "window": options.window,
+        "softcap": options.softcap,
         "layout": options.layout,
-    }  # fmt: skip
+    }
 
 
 def _on_host(call: Callable[..., Any], shapes: Any, arrays: tuple[Array, ...], **named: Array | None) -> Any:
@@ -106,5 +109,6 @@ def _on_host(call: Callable[..., Any], shapes: Any, arrays: tuple[Array, ...], *
         return call(*hosts[: len(arrays)], **dict(zip(names, hosts[len(arrays) :], strict=True)))
 
     names = [name for name, x in named.items() if x is not None]
-    return jax.pure_callback(run, shapes, *map(jnp.asarray, arrays), *[named[name] for name in names],
-                             vmap_method="sequential")  # fmt: skip
+    return jax.pure_callback(
+        run, shapes, *map(jnp.asarray, arrays), *[named[name] for name in names], vmap_method="sequential"
+    )

@@ -117,12 +117,26 @@ def _refuse(dropout_p: float, return_debug_mask: bool = False, **others: Any) ->
 
 
 def _flash_attention_forward(
-    query: Tensor, key: Tensor, value: Tensor, cum_seq_q: Tensor | None, cum_seq_k: Tensor | None, _max_q: int,
-    _max_k: int, dropout_p: float, is_causal: bool, return_debug_mask: bool, *, scale: float | None = None,
-    window_size_left: int | None = None, window_size_right: int | None = None, seqused_k: Tensor | None = None,
-    alibi_slopes: Tensor | None = None, block_table: Tensor | None = None, num_splits: int | None = None,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    cum_seq_q: Tensor | None,
+    cum_seq_k: Tensor | None,
+    _max_q: int,
+    _max_k: int,
+    dropout_p: float,
+    is_causal: bool,
+    return_debug_mask: bool,
+    *,
+    scale: float | None = None,
+    window_size_left: int | None = None,
+    window_size_right: int | None = None,
+    seqused_k: Tensor | None = None,
+    alibi_slopes: Tensor | None = None,
+    block_table: Tensor | None = None,
+    num_splits: int | None = None,
     out: Tensor | None = None,
-) -> tuple[Any, ...]:  # fmt: skip
+) -> tuple[Any, ...]:
     """Tensors are (batch, length, heads, head_dim), or with ``cum_seq_q`` (tokens, heads, head_dim)."""
     _refuse(dropout_p, return_debug_mask, alibi_slopes=alibi_slopes)
     options = {"causal": is_causal, "scale": scale, "window": (window_size_left, window_size_right)}
@@ -147,9 +161,15 @@ def _flash_attention_forward_no_dropout_inplace(out: Tensor, *arguments: Any, **
 
 
 def _scaled_dot_product_flash_attention(
-    query: Tensor, key: Tensor, value: Tensor, dropout_p: float = 0.0, is_causal: bool = False,
-    return_debug_mask: bool = False, *, scale: float | None = None,
-) -> tuple[Any, ...]:  # fmt: skip
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    return_debug_mask: bool = False,
+    *,
+    scale: float | None = None,
+) -> tuple[Any, ...]:
     """Tensors are (batch, heads, length, head_dim)."""
     _refuse(dropout_p, return_debug_mask)
     out, lse = _forward(query, key, value, "bhsd", causal=is_causal, scale=scale)
@@ -157,11 +177,25 @@ def _scaled_dot_product_flash_attention(
 
 
 def _flash_attention_backward(
-    grad_out: Tensor, query: Tensor, key: Tensor, value: Tensor, out: Tensor, logsumexp: Tensor,
-    cum_seq_q: Tensor | None, cum_seq_k: Tensor | None, _max_q: int, _max_k: int, dropout_p: float, is_causal: bool,
-    _seed: Tensor, _offset: Tensor, *, scale: float | None = None, window_size_left: int | None = None,
+    grad_out: Tensor,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    out: Tensor,
+    logsumexp: Tensor,
+    cum_seq_q: Tensor | None,
+    cum_seq_k: Tensor | None,
+    _max_q: int,
+    _max_k: int,
+    dropout_p: float,
+    is_causal: bool,
+    _seed: Tensor,
+    _offset: Tensor,
+    *,
+    scale: float | None = None,
+    window_size_left: int | None = None,
     window_size_right: int | None = None,
-) -> tuple[Tensor, ...]:  # fmt: skip
+) -> tuple[Tensor, ...]:
     _refuse(dropout_p)
     options: Any = {"causal": is_causal, "scale": scale, "window": (window_size_left, window_size_right)}
     tensors = grad_out, query, key, value, out, logsumexp
@@ -176,10 +210,23 @@ def _flash_attention_backward(
 
 
 def _scaled_dot_product_flash_attention_backward(
-    grad_out: Tensor, query: Tensor, key: Tensor, value: Tensor, out: Tensor, logsumexp: Tensor, _cum_seq_q: Any,
-    _cum_seq_k: Any, _max_q: int, _max_k: int, dropout_p: float, is_causal: bool, _seed: Tensor, _offset: Tensor, *,
+    grad_out: Tensor,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    out: Tensor,
+    logsumexp: Tensor,
+    _cum_seq_q: Any,
+    _cum_seq_k: Any,
+    _max_q: int,
+    _max_k: int,
+    dropout_p: float,
+    is_causal: bool,
+    _seed: Tensor,
+    _offset: Tensor,
+    *,
     scale: float | None = None,
-) -> tuple[Tensor, ...]:  # fmt: skip
+) -> tuple[Tensor, ...]:
     _refuse(dropout_p)
     return _backward(grad_out, query, key, value, out, logsumexp, "bhsd", causal=is_causal, scale=scale)
 

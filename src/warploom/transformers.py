@@ -36,10 +36,19 @@ def register() -> None:
 
 
 def attention_forward(
-    module: Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, dropout: float = 0.0,
-    scaling: float | None = None, sliding_window: int | None = None, softcap: float | None = None,
-    is_causal: bool | None = None, s_aux: Tensor | None = None, **others: Any,
-) -> tuple[Tensor, None]:  # fmt: skip
+    module: Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    dropout: float = 0.0,
+    scaling: float | None = None,
+    sliding_window: int | None = None,
+    softcap: float | None = None,
+    is_causal: bool | None = None,
+    s_aux: Tensor | None = None,
+    **others: Any,
+) -> tuple[Tensor, None]:
     """Attention as a model of Transformers asks for it.
 
     query (batch, heads, q_len, head_dim), key and value (batch, kv_heads, kv_len, head_dim); ``sliding_window`` counts
@@ -129,9 +138,16 @@ def _every(length: int, batch: int, like: Tensor) -> Tensor:
 
 
 def _by_sdpa(
-    module: Module, query: Tensor, key: Tensor, value: Tensor, mask: Tensor, scaling: float | None,
-    softcap: float | None, is_causal: bool | None, others: dict[str, Any],
-) -> tuple[Tensor, None]:  # fmt: skip
+    module: Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor,
+    scaling: float | None,
+    softcap: float | None,
+    is_causal: bool | None,
+    others: dict[str, Any],
+) -> tuple[Tensor, None]:
     """Transformers' own, which knows such masks; it raises ValueError for a soft cap."""
     from transformers.integrations.sdpa_attention import sdpa_attention_forward
 

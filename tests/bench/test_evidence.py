@@ -54,8 +54,12 @@ def test_gpus_have_folder_names(name, folder):
 
 def test_nvidia_smi_is_read_where_nvml_is_missing(monkeypatch):
     assert parse_nvidia_smi("1980, 3201, 512.5, 41, 580.10") == {
-        "sm_mhz": 1980.0, "memory_mhz": 3201.0, "watts": 512.5, "celsius": 41.0, "driver": "580.10",
-    }  # fmt: skip
+        "sm_mhz": 1980.0,
+        "memory_mhz": 3201.0,
+        "watts": 512.5,
+        "celsius": 41.0,
+        "driver": "580.10",
+    }
     assert "watts" not in parse_nvidia_smi("1980, 3201, [N/A], 41, 580.10")
 
     def no_nvml(name):

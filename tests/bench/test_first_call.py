@@ -22,8 +22,10 @@ def test_fresh_processes_have_a_cache_of_their_own_and_later_ones_find_one_of_th
     def run(samples, _at_once):
         seen.extend(samples)
         seconds = [(2.0 if sample.sources == tmp_path else 1.0) + i for i, sample in enumerate(samples)]
-        return [{"seconds": s, "import_s": 0.01, "microseconds": {"median": 9.0}, "error": 0.5, "poisoned": True}
-                for s in seconds]  # fmt: skip
+        return [
+            {"seconds": s, "import_s": 0.01, "microseconds": {"median": 9.0}, "error": 0.5, "poisoned": True}
+            for s in seconds
+        ]
 
     monkeypatch.setattr(script, "run", run)
     own, beside = script.measure(["matmul", "matmul_reduce"], fresh=2, later=3, beside=tmp_path)
@@ -38,16 +40,27 @@ def test_fresh_processes_have_a_cache_of_their_own_and_later_ones_find_one_of_th
 
 
 def cell(script, *, fresh=1.0, later=0.02, error=0.5, poisoned=True):
-    return {"call": "x", "fresh_s": script.spread([fresh]), "later_s": script.spread([later]),
-            "error": {"value": error, "bound": 1.0}, "poisoned": poisoned}  # fmt: skip
+    return {
+        "call": "x",
+        "fresh_s": script.spread([fresh]),
+        "later_s": script.spread([later]),
+        "error": {"value": error, "bound": 1.0},
+        "poisoned": poisoned,
+    }
 
 
 def test_what_is_missed_is_told(script):
     most = {"fresh": 1.5, "later": 0.05}
     assert script.missed([cell(script)], most) == []
     changed: dict[str, Any]
-    for changed in ({"fresh": 1.6}, {"later": 0.06}, {"error": 1.1}, {"error": math.nan}, {"poisoned": False},
-                    {"later": math.inf}):  # fmt: skip
+    for changed in (
+        {"fresh": 1.6},
+        {"later": 0.06},
+        {"error": 1.1},
+        {"error": math.nan},
+        {"poisoned": False},
+        {"later": math.inf},
+    ):
         assert len(script.missed([cell(script, **changed)], most)) == 1, changed
 
 

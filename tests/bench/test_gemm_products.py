@@ -146,9 +146,14 @@ def test_what_writes_nothing_is_wrong(bench, tmp_path):
 
 @pytest.mark.parametrize(
     ("word", "figure", "value", "failing"),
-    [("chosen", "geomean", 0.74, 1), ("mma.sync", "geomean", 0.74, 1), ("mma.sync", "least", 0.49, 1),
-     ("mma.sync", "least", 0.5, 0), ("chosen", "geomean", float("nan"), 1)],
-)  # fmt: skip
+    [
+        ("chosen", "geomean", 0.74, 1),
+        ("mma.sync", "geomean", 0.74, 1),
+        ("mma.sync", "least", 0.49, 1),
+        ("mma.sync", "least", 0.5, 0),
+        ("chosen", "geomean", float("nan"), 1),
+    ],
+)
 def test_what_misses_its_target_is_told(word, figure, value, failing):
     script, least = load("gemm_h200"), {"geomean": 0.75, "least": 0.5}
     targets = {"products": {"chosen": least, "mma.sync": least}, "host_microseconds": 15}

@@ -15,9 +15,14 @@ def test_a_failing_and_a_hanging_section_stop_no_other(tmp_path, monkeypatch, ca
     sections = [
         script.Section("broken", python("raise SystemExit('no luck')"), 20),
         script.Section("hanging", python("import time; print('started', flush=True); time.sleep(60)"), 1),
-        script.Section("good", python(f"open({str(written)!r}, 'w').write('{{\"x\": 7}}')"), 20, "written.json",
-                       lambda result: [f"  x is {result['x']}"]),
-    ]  # fmt: skip
+        script.Section(
+            "good",
+            python(f"open({str(written)!r}, 'w').write('{{\"x\": 7}}')"),
+            20,
+            "written.json",
+            lambda result: [f"  x is {result['x']}"],
+        ),
+    ]
     monkeypatch.setattr(script, "sections", lambda out: sections)
     monkeypatch.setattr(sys, "argv", ["h200.py", "--out", str(tmp_path)])
     assert script.main() == 1

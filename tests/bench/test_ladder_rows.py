@@ -43,8 +43,15 @@ def test_what_counts_as_a_problem():
 
 def gpu_case(label, prepare, **more) -> Any:
     work = types.SimpleNamespace(sets=2, stream=0)
-    case = {"label": label, "flops": 10**12, "work": work, "pause": 0.0, "baselines": [], "candidate": prepare,
-            "error": lambda config: ErrorEntry("m", 0.5, 1.0)}  # fmt: skip
+    case = {
+        "label": label,
+        "flops": 10**12,
+        "work": work,
+        "pause": 0.0,
+        "baselines": [],
+        "candidate": prepare,
+        "error": lambda config: ErrorEntry("m", 0.5, 1.0),
+    }
     return types.SimpleNamespace(**case | more)
 
 
@@ -94,9 +101,12 @@ def test_a_rung_may_have_another_configuration_at_each_size_and_progress_rises_t
     rung = settled(LADDER.rung("2"), 64, f16, {})
     wide = dataclasses.replace(rung, config=dataclasses.replace(rung.config, tile_n=rung.config.tile_n * 2))
     result = run_ladder(
-        AttentionFamily(seq=64, head_dim=64, dtype=f16), [rung], gpu_sizes=[512, 1024],
-        at_size=lambda rung, size: wide if size == 1024 else rung, progress=lambda _, done: told.append(done),
-    )  # fmt: skip
+        AttentionFamily(seq=64, head_dim=64, dtype=f16),
+        [rung],
+        gpu_sizes=[512, 1024],
+        at_size=lambda rung, size: wide if size == 1024 else rung,
+        progress=lambda _, done: told.append(done),
+    )
     assert told == sorted(told)
     assert told[-1] == 1.0
     assert result.problems == []

@@ -35,10 +35,15 @@ def static(result):
 def test_products_are_named_by_size_and_accumulators(result, draw):
     cell = {k: v for k, v in result["rows"][0]["gpu"]["cells"][0].items() if k not in ("seq", "batch", "heads")}
     rows = [
-        {**row, "rung": key, "name": f"{key}_Name", "config": {"dtype": "f16", "accumulate": "f16"},
-         "gpu": {"cells": [cell | {"n": n} for n in (1024, 2048)]}}
+        {
+            **row,
+            "rung": key,
+            "name": f"{key}_Name",
+            "config": {"dtype": "f16", "accumulate": "f16"},
+            "gpu": {"cells": [cell | {"n": n} for n in (1024, 2048)]},
+        }
         for key, row in zip(("01a", "02"), result["rows"], strict=False)
-    ]  # fmt: skip
+    ]
     text, _ = draw(rows, size=2048, title=result_title({"rows": rows}))
     assert "f16, sums in f16; n 2048" in text
     assert "02  Name" in text

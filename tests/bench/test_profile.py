@@ -165,8 +165,13 @@ def test_of_another_libraries_launch_only_its_kernels_are_watched(ncu):
 
 def test_another_kernels_sass_is_counted_as_ours():
     loop = ["LDSM.16.M88.4 R8, [R3]", "HMMA.16816.F32.BF16 R12, R4, R8, R12", "MOV R250, R9", "FADD R1, R2, R3"]
-    texts = [("MOV R3, R2", 8), *((text, 256) for text in loop), ("HMMA.16816.F32.BF16 R20, R4, R8, RZ", 8),
-             ("EXIT", 8), ("NOP", 0)]  # fmt: skip
+    texts = [
+        ("MOV R3, R2", 8),
+        *((text, 256) for text in loop),
+        ("HMMA.16816.F32.BF16 R20, R4, R8, RZ", 8),
+        ("EXIT", 8),
+        ("NOP", 0),
+    ]
     listed = inspect_sass("\n".join(f"{text} ;" for text, _ in texts)).listing.instructions
     spots = [Spot(i, {"wait": 1}, executed) for i, (_, executed) in zip(listed, texts, strict=True)]
     found = load("profile_h200").sass(Samples(spots))

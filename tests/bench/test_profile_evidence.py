@@ -43,9 +43,15 @@ def test_wavefronts_are_ncus(key):
 
 @pytest.mark.parametrize(
     ("key", "product"),
-    [("01a", "whole tiles"), ("01b", "whole tiles"), ("01b", "ragged"), ("02", "unaligned"), ("07", "ragged"),
-     ("best16", "whole tiles")],
-)  # fmt: skip
+    [
+        ("01a", "whole tiles"),
+        ("01b", "whole tiles"),
+        ("01b", "ragged"),
+        ("02", "unaligned"),
+        ("07", "ragged"),
+        ("best16", "whole tiles"),
+    ],
+)
 def test_wavefronts_of_matmul_are_ncus(key, product):
     """What differs has a reason that was measured."""
     found = counted(GemmFamily(*GEMM["small"][product]).emulator_case(LADDER.rung(key).config, 0))

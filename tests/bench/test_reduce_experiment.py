@@ -18,14 +18,30 @@ def script() -> Any:
 
 def experiment(speed_up: float) -> dict[str, Any]:
     spread = {"median": 2e-6, "low": 1e-6, "high": 3e-6}
-    rows = [{
-        "rung": rung.key, "name": rung.name, "right": True, "findings": [], "shared_bytes": 1024, "barriers": 1,
-        "shuffles": 0, "wavefronts": 144, "bank_conflicts": 120, "compiled": {"registers": 22},
-        "launch": {"launch_s": spread, "graph_s": spread, "paper_protocol_s": spread, "watts": None},
-        "loop": {"cycles_per_operation": {"median": 100.0 * (1 + number)}},
-        "grid": {"operations_per_s": {"median": 1e9}, "speed_up": {"median": speed_up if number else 1.0},
-                 "watts": 250.0, "idle_watts": 120.0, "energy_per_operation_j": 5e-8},
-    } for number, rung in enumerate(LADDER.rungs)]  # fmt: skip
+    rows = [
+        {
+            "rung": rung.key,
+            "name": rung.name,
+            "right": True,
+            "findings": [],
+            "shared_bytes": 1024,
+            "barriers": 1,
+            "shuffles": 0,
+            "wavefronts": 144,
+            "bank_conflicts": 120,
+            "compiled": {"registers": 22},
+            "launch": {"launch_s": spread, "graph_s": spread, "paper_protocol_s": spread, "watts": None},
+            "loop": {"cycles_per_operation": {"median": 100.0 * (1 + number)}},
+            "grid": {
+                "operations_per_s": {"median": 1e9},
+                "speed_up": {"median": speed_up if number else 1.0},
+                "watts": 250.0,
+                "idle_watts": 120.0,
+                "energy_per_operation_j": 5e-8,
+            },
+        }
+        for number, rung in enumerate(LADDER.rungs)
+    ]
     return {"rungs": rows, "paper": PAPER}
 
 
@@ -36,8 +52,15 @@ def test_what_falls_short_is_named():
     wrong = experiment(12.0)
     wrong["rungs"][2]["right"] = False
     assert "wrong on the emulator" in benchmark.below_experiment(wrong)[0]
-    row = {"op": "max", "m": 1, "n": 1, "k": 128, "error": 0.5, "warploom_extra_bytes": 2**26,
-           "over": {"torch": 1.5, "torch.compile": 1.4}}  # fmt: skip
+    row = {
+        "op": "max",
+        "m": 1,
+        "n": 1,
+        "k": 128,
+        "error": 0.5,
+        "warploom_extra_bytes": 2**26,
+        "over": {"torch": 1.5, "torch.compile": 1.4},
+    }
     assert benchmark.below_baselines([row]) == []
     worse: dict[str, Any]
     for worse in ({"error": float("nan")}, {"warploom_extra_bytes": 2**26 + 1}, {"over": {"torch": 2.0, "c": 1.2}}):

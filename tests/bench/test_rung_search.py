@@ -68,8 +68,12 @@ class Fakes:
     def build(self, sources: Any, arch: str, progress: Any) -> list[Built | str]:
         configs = [config_of(source) for source in sources]
         progress(len(configs), len(configs))
-        return ["does not compile: a test" if self.broken(c) else
-                compiled(self.code(c), spills=self.spilled(c), threads=c.threads) for c in configs]  # fmt: skip
+        return [
+            "does not compile: a test"
+            if self.broken(c)
+            else compiled(self.code(c), spills=self.spilled(c), threads=c.threads)
+            for c in configs
+        ]
 
     def workload(self, problem: Any, device: int, data: str) -> Any:
         assert data == "uniform"

@@ -52,9 +52,7 @@ def test_each_reason_has_its_own_producer():
     assert rows["long_scoreboard", "HMMA", "LDL"]["between"] == 2
     hottest = found.hottest()[0]
     assert hottest["waits for"] == "LDSM.16.M88.4 R8, [R3]"
-    assert found.groups == {
-        "tensor": 8, "shared/global memory": 8, "zeroing": 8, "control flow": 8, "local memory": 8
-    }  # fmt: skip
+    assert found.groups == {"tensor": 8, "shared/global memory": 8, "zeroing": 8, "control flow": 8, "local memory": 8}
 
 
 @pytest.mark.parametrize("listing", [None, LISTING.replace("HMMA", "DMMA"), "EXIT ;"])
@@ -75,7 +73,9 @@ def test_a_line_that_is_no_sass_is_kept():
 def test_a_disassembler_may_call_some_instructions_otherwise():
     renamed = PAGE.replace("MOV R30, RZ", "CS2R R30, SRZ")
     many = "\n".join(encoded(f"IADD3 R{n}, R{n}, 0x1, RZ") for n in range(40, 60))
-    page = renamed.replace('"0x7f40",', "".join(f'"0","IADD3 R{n}, R{n}, 0x1, RZ","0","8","0","0","0","0"\n'
-                                               for n in range(40, 60)) + '"0x7f40",')  # fmt: skip
+    page = renamed.replace(
+        '"0x7f40",',
+        "".join(f'"0","IADD3 R{n}, R{n}, 0x1, RZ","0","8","0","0","0","0"\n' for n in range(40, 60)) + '"0x7f40",',
+    )
     listing = LISTING.replace(encoded("EXIT"), f"{many}\n{encoded('EXIT')}")
     assert locate(parse_source_page(page)[0], inspect_sass(listing)).pairs()

@@ -46,12 +46,17 @@ def test_each_load_and_data_has_a_table_and_each_cell_the_tile_that_won():
     cell = {"n": 4096, "tflops": {"median": 437.0, "low": 430.0, "high": 440.0}, "ratio": {"cublas": 0.57}}
     cells = [
         cell | {"data": data, "load": load, "n": n, "config": config | {"tile_m": n // 16}}
-        for data in ("uniform", "normal") for load in ("sustained", "rested") for n in (4096, 8192)
-    ]  # fmt: skip
+        for data in ("uniform", "normal")
+        for load in ("sustained", "rested")
+        for n in (4096, 8192)
+    ]
     row = {"rung": "03", "name": "03_MMAMultistage", "config": config, "gpu": {"cells": cells}}
     assert conditions([row]) == [
-        "uniform data, sustained", "uniform data, rested", "normal data, sustained", "normal data, rested"
-    ]  # fmt: skip
+        "uniform data, sustained",
+        "uniform data, rested",
+        "normal data, sustained",
+        "normal data, rested",
+    ]
     for of in conditions([row]):
         header, body = gpu_cells([row], of)
         assert header[2:] == ["N = 4096", "N = 8192"]

@@ -53,15 +53,23 @@ def test_a_missing_barrier_is_a_race_with_its_line_shown(invoke, swap):
     assert finding["where"].startswith("swap.ptx:")
 
 
-@pytest.mark.parametrize(("changes", "says"), [
-    ({"shared": 5}, "unknown keys ['shared']"), ({"arguments": [1]}, "takes 2 arguments"),
-    ({"arguments": ["x", 1]}, "argument 0"), ({"arguments": [{"file": "z.npy"}, 1]}, "z.npy"),
-    ({"arguments": [{"dtype": "f12", "shape": [1]}, 1]}, "f12"), ({"kernel": "other"}, "other"),
-    ({"arguments": None}, "arguments are a list"), ({"shared_bytes": "many"}, "shared_bytes counts"),
-    ({"block": 2048}, "1024"),
-    ({"arguments": [{"dtype": "u32", "shape": [4], "fill": "nan"}, 1]}, "has no NaN"), ({"cluster": 0}, "a cluster is"),
-    ({"arguments": [{"dtype": "f32", "shape": [4], "tensor_map": {"size": 4}}, 1]}, "argument 0"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"shared": 5}, "unknown keys ['shared']"),
+        ({"arguments": [1]}, "takes 2 arguments"),
+        ({"arguments": ["x", 1]}, "argument 0"),
+        ({"arguments": [{"file": "z.npy"}, 1]}, "z.npy"),
+        ({"arguments": [{"dtype": "f12", "shape": [1]}, 1]}, "f12"),
+        ({"kernel": "other"}, "other"),
+        ({"arguments": None}, "arguments are a list"),
+        ({"shared_bytes": "many"}, "shared_bytes counts"),
+        ({"block": 2048}, "1024"),
+        ({"arguments": [{"dtype": "u32", "shape": [4], "fill": "nan"}, 1]}, "has no NaN"),
+        ({"cluster": 0}, "a cluster is"),
+        ({"arguments": [{"dtype": "f32", "shape": [4], "tensor_map": {"size": 4}}, 1]}, "argument 0"),
+    ],
+)
 def test_a_launch_that_does_not_fit(invoke, swap, changes, says):
     result = invoke("check", *swap(**changes))
     assert result.exit_code != 0

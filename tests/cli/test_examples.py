@@ -17,14 +17,29 @@ from warploom.core.errors import TraceError, VerifyError
 from warploom.ops.backends import gpu_target
 
 EXAMPLES = ROOT / "examples"
-OF_TILES = ("attention_steps.py", "matmul_tiles.py", "softmax_tiles.py", "cache_tiles.py", "sequence_tiles.py",
-            "gradient_tiles.py")  # fmt: skip
-NO_TILES = ("rowmax.py", "reductions.py", "fused_softmax.py", "warp_gemm.py", "norm_int8.py", "top2_gate.py",
-            "small_inverse.py")  # fmt: skip
+OF_TILES = (
+    "attention_steps.py",
+    "matmul_tiles.py",
+    "softmax_tiles.py",
+    "cache_tiles.py",
+    "sequence_tiles.py",
+    "gradient_tiles.py",
+)
+NO_TILES = (
+    "rowmax.py",
+    "reductions.py",
+    "fused_softmax.py",
+    "warp_gemm.py",
+    "norm_int8.py",
+    "top2_gate.py",
+    "small_inverse.py",
+)
 KERNELS = [one for name in (*NO_TILES, *OF_TILES) for one in kernels_of(str(EXAMPLES / name))]
 IN_REGISTERS = {one.name for name in NO_TILES for one in kernels_of(str(EXAMPLES / name))} - {
-    "matmul_rowmax", "product", "small_inverse",
-}  # fmt: skip
+    "matmul_rowmax",
+    "product",
+    "small_inverse",
+}
 
 
 @pytest.mark.parametrize("function", KERNELS, ids=lambda f: f.name)
@@ -93,7 +108,7 @@ PLANTED = [
     ("gradient_tiles.added_by_warps", "end - first", "end - first - 1", "race"),
     ("gradient_tiles.added_by_warps", "end - first", "k.grid_x", "deadlock"),
     ("gradient_tiles.added_by_warps", "(16, DIM), block", "(16, DIM), block * 0", "wrong"),
-]  # fmt: skip
+]
 """(kernel, what of it is left out or replaced, what is found)"""
 
 

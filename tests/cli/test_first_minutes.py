@@ -57,9 +57,17 @@ def test_doctor_says_what_is_missing_and_what_works_without(invoke, monkeypatch,
     from warploom.cuda import device
 
     bare = device.DeviceReport(
-        driver=None, gpus=(), nvrtc=None, nvdisasm=None, cuda_core=None, cache_folder=tmp_path, cache_writable=False,
-        cache_bytes=0, packages={"numpy": "2.0", "torch": None}, problems=("no compiler: pip install it",),
-    )  # fmt: skip
+        driver=None,
+        gpus=(),
+        nvrtc=None,
+        nvdisasm=None,
+        cuda_core=None,
+        cache_folder=tmp_path,
+        cache_writable=False,
+        cache_bytes=0,
+        packages={"numpy": "2.0", "torch": None},
+        problems=("no compiler: pip install it",),
+    )
     monkeypatch.setattr(device, "probe", lambda: bare)
     result = invoke("doctor")
     assert result.exit_code == 0

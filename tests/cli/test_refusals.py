@@ -73,8 +73,13 @@ REFUSED = [
     ("layout mma.m16n8k16.A", "did you mean mma.m16n8k16.A.b"),
     ("discover --on emulator --write", "--on gpu"),
 ]
-NEED_A_GPU = ["ladder attention --on gpu", "tune attention", "tune {kernels}:scaled --try tile=32",
-              "bench {kernels}:scaled", "profile {kernels}:scaled"]  # fmt: skip
+NEED_A_GPU = [
+    "ladder attention --on gpu",
+    "tune attention",
+    "tune {kernels}:scaled --try tile=32",
+    "bench {kernels}:scaled",
+    "profile {kernels}:scaled",
+]
 
 
 @pytest.fixture

@@ -28,10 +28,19 @@ def test_one_table_agrees_with_numpy(dtype):
 @pytest.mark.parametrize(
     ("what", "dtype"),
     [
-        (np.float16, f16), (np.dtype(ml_dtypes.bfloat16), bf16), ("torch.bfloat16", bf16), ("half", f16), ("FP16", f16),
-        (np.int32, s32), (int, s64), ("float", f32), (np.bool_, pred), (np.uint16, u16), (np.dtype("f4"), f32),
+        (np.float16, f16),
+        (np.dtype(ml_dtypes.bfloat16), bf16),
+        ("torch.bfloat16", bf16),
+        ("half", f16),
+        ("FP16", f16),
+        (np.int32, s32),
+        (int, s64),
+        ("float", f32),
+        (np.bool_, pred),
+        (np.uint16, u16),
+        (np.dtype("f4"), f32),
     ],
-)  # fmt: skip
+)
 def test_types_are_recognised_by_what_others_call_them(what, dtype):
     assert dtype_of(what) is dtype
 

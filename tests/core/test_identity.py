@@ -72,7 +72,7 @@ def test_a_function_made_anew_is_recognised(source):
         (made("lambda x: (lambda y: y * c)(x)", c=2.0), made("lambda x: (lambda y: y * c)(x)", c=3.0)),
         (made("lambda x: f(x)", f=relu), made("lambda x: f(x)", f=words.gelu)),
     ],
-)  # fmt: skip
+)
 def test_what_changes_the_result_changes_the_key(one, other):
     (key, text), (other_key, other_text) = key_and_text(one), key_and_text(other)
     assert key != other_key
@@ -196,13 +196,14 @@ def changing() -> dict[str, tuple[Any, Any]]:
         "beside what has no hash": (unhashable, lambda: unhashable.__globals__.update(c=2.0)),
         "in what has no hash": (unhashable, lambda: sizes.tiles.append(2)),
         "field that is not compared": (
-            made("lambda x: x * s.factor", s=sizes), lambda: object.__setattr__(sizes, "factor", 2.0)
+            made("lambda x: x * s.factor", s=sizes),
+            lambda: object.__setattr__(sizes, "factor", 2.0),
         ),
         "computed": (made("lambda x: x * s.factor", s=stubborn), lambda: stubborn.values.update(factor=2.0)),
         "one name twice": (made("lambda x: x * n.n.n", n=chain), lambda: setattr(chain.n, "n", 2.0)),
         "attribute of a function": (marked, lambda: setattr(importing, "mark", object())),
         "helper": (called, lambda: called.__globals__["helper"].__globals__.update(c=3.0)),
-    }  # fmt: skip
+    }
 
 
 @pytest.mark.parametrize("name", changing())
@@ -262,8 +263,13 @@ def test_texts_of_features_tell_them_apart():
         MatmulFeatures(out_dtype=f16),
         MatmulFeatures(out_dtype=bf16),
         MatmulFeatures(epilogue=Epilogue(key=function_key(relu))),
-        ("1,2",), ("1", "2"), (1, 2), ((1,), 2), (b"1",), (frozenset({1, 2}),),
-    ]  # fmt: skip
+        ("1,2",),
+        ("1", "2"),
+        (1, 2),
+        ((1,), 2),
+        (b"1",),
+        (frozenset({1, 2}),),
+    ]
     assert len({stable_text(x) for x in values}) == len(values)
     assert stable_text(frozenset({3, 1, 2})) == stable_text(frozenset({2, 3, 1}))
 
@@ -281,10 +287,13 @@ def test_texts_are_the_same_in_another_process():
     """)
     texts = {
         subprocess.run(
-            [sys.executable, "-c", script], capture_output=True, text=True, check=True,
+            [sys.executable, "-c", script],
+            capture_output=True,
+            text=True,
+            check=True,
             env=os.environ | {"PYTHONHASHSEED": seed},
         ).stdout
         for seed in ("1", "2")
-    }  # fmt: skip
+    }
     assert len(texts) == 1
     assert "silu" in texts.pop()

@@ -33,11 +33,15 @@ def driver(*, version=13000, capability=(9, 0), init: Any = lambda: (0,)) -> Sim
     return SimpleNamespace(
         CUresult=SimpleNamespace(CUDA_ERROR_NO_DEVICE=100),
         CUdevice_attribute=SimpleNamespace(**{name: name for name in attributes}),
-        cuInit=lambda _: init(), cuGetErrorString=lambda _: (0, b"a reason"), cuDriverGetVersion=lambda: (0, version),
-        cuDeviceGetCount=lambda: (0, 1), cuDeviceGet=lambda index: (0, index),
-        cuDeviceGetName=lambda *_: (0, b"A GPU\0\0\0"), cuDeviceTotalMem=lambda _: (0, 1 << 30),
+        cuInit=lambda _: init(),
+        cuGetErrorString=lambda _: (0, b"a reason"),
+        cuDriverGetVersion=lambda: (0, version),
+        cuDeviceGetCount=lambda: (0, 1),
+        cuDeviceGet=lambda index: (0, index),
+        cuDeviceGetName=lambda *_: (0, b"A GPU\0\0\0"),
+        cuDeviceTotalMem=lambda _: (0, 1 << 30),
         cuDeviceGetAttribute=lambda name, _: (0, attributes[name]),
-    )  # fmt: skip
+    )
 
 
 def missing() -> None:

@@ -205,11 +205,14 @@ SYNC: list[Instruction] = [
 ]
 CALLS: list[Instruction] = [Print(), AssertFail(), Trap()]
 MAPS: list[Instruction] = [
-    *(TensorMapReplace(space, name, field.count - 1) for space in ("shared", "global")
-      for name, field in FIELDS.items()),
+    *(
+        TensorMapReplace(space, name, field.count - 1)
+        for space in ("shared", "global")
+        for name, field in FIELDS.items()
+    ),
     TensorMapRelease(),
     TensorMapAcquire(),
-]  # fmt: skip
+]
 MATRIX: list[Instruction] = [
     *(MmaSync(shape, t) for shape in ("m16n8k16", "m16n8k8") for t in (f16, bf16)),
     *(MmaSync(shape, tf32) for shape in ("m16n8k8", "m16n8k4")),
@@ -222,32 +225,54 @@ EXACT: list[Instruction] = [
 ]
 _ACCUMULATED = [(s, t, DTYPES[c]) for s, t in ALL_SHAPES for c in WMMA_ACCUMULATORS[t.name]]
 WMMA: list[Instruction] = [
-    *(WmmaLoad(which, s, t, order, "global", 64) for which in ("A", "B") for s, t in ALL_SHAPES
-      for order in ("row", "col")),
+    *(
+        WmmaLoad(which, s, t, order, "global", 64)
+        for which in ("A", "B")
+        for s, t in ALL_SHAPES
+        for order in ("row", "col")
+    ),
     *(WmmaLoad("A", s, t, "row", "shared") for s, t in ALL_SHAPES),
     *(WmmaLoad("C", s, c, order, "global") for s, _, c in _ACCUMULATED for order in ("row", "col")),
-    *(WmmaStore(s, c, order, space, 32) for s, _, c in _ACCUMULATED for order in ("row", "col")
-      for space in ("shared", "global")),
+    *(
+        WmmaStore(s, c, order, space, 32)
+        for s, _, c in _ACCUMULATED
+        for order in ("row", "col")
+        for space in ("shared", "global")
+    ),
     *(WmmaMma(s, t, c, a, b) for s, t, c in _ACCUMULATED for a in ("row", "col") for b in ("row", "col")),
-]  # fmt: skip
+]
 WGMMA: list[Instruction] = [
     WgmmaFence(),
     *(Wgmma(n, f16) for n in (*range(8, 257, 24), 256)),
-    *(Wgmma(n, bf16, source, transposed) for n in (8, 176) for source in ("shared", "registers")
-      for transposed in (False, True)),
+    *(
+        Wgmma(n, bf16, source, transposed)
+        for n in (8, 176)
+        for source in ("shared", "registers")
+        for transposed in (False, True)
+    ),
     WgmmaCommit(),
     WgmmaWait(1, 4),
     WgmmaWait(0, 128),
-]  # fmt: skip
+]
 SCALAR: list[Instruction] = [
     *(Scalar(form, 0xE8 if form == "lop3.b32" else None) for form in sorted(SCALARS)),
     *(Combine(t) for t in (u32, u64)),
     *(Half(t, which) for t in (u32, u64) for which in (0, 1)),
 ]
 GROUPS = {
-    "alu": ALU, "warp": WARP, "memory": MEMORY, "async": ASYNC, "sync": SYNC, "matrix": MATRIX, "exact": EXACT,
-    "wmma": WMMA, "wgmma": WGMMA, "scalar": SCALAR, "maps": MAPS, "calls": CALLS,
-}  # fmt: skip
+    "alu": ALU,
+    "warp": WARP,
+    "memory": MEMORY,
+    "async": ASYNC,
+    "sync": SYNC,
+    "matrix": MATRIX,
+    "exact": EXACT,
+    "wmma": WMMA,
+    "wgmma": WGMMA,
+    "scalar": SCALAR,
+    "maps": MAPS,
+    "calls": CALLS,
+}
 
 
 def _operand(instruction: Instruction, position: int, dtype: DType, of_parameter: dict[DType, Value]) -> Operand:

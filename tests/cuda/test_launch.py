@@ -37,10 +37,12 @@ def compiled(*, registers=64, static_shared=0, parameters=(8,), cluster=(1, 1, 1
         ({"block": (1, 1, 65)}, "block"),
         ({"kernel": compiled(registers=128), "block": (512, 1, 1)}, None),
         ({"kernel": compiled(registers=129), "block": (512, 1, 1)}, "129 registers each"),  # granted in units
-        ({"kernel": compiled(cluster=(2, 1, 1)), "grid": (3, 1, 1)},
-         "(3, 1, 1) is not a multiple of the cluster (2, 1, 1)"),
+        (
+            {"kernel": compiled(cluster=(2, 1, 1)), "grid": (3, 1, 1)},
+            "(3, 1, 1) is not a multiple of the cluster (2, 1, 1)",
+        ),
     ],
-)  # fmt: skip
+)
 def test_each_limit_has_its_words(options, says):
     use = {"kernel": compiled(), "arch": "sm_80", "grid": (1, 1, 1), "block": (128, 1, 1), "shared": 0} | options
     found = launch_problems(use["kernel"], target(use["arch"]), use["grid"], use["block"], use["shared"])

@@ -127,15 +127,18 @@ def dots() -> Program:
     when = When(first, w.block(), (), False, SourceLine("/somewhere/dots.py", 22))
     return Program(
         "dots",
-        (Parameter("a", "pointer", bf16, a), Parameter("out", "pointer", bf16, out),
-         Parameter("tiles", "scalar", u32, tiles)),
+        (
+            Parameter("a", "pointer", bf16, a),
+            Parameter("out", "pointer", bf16, out),
+            Parameter("tiles", "scalar", u32, tiles),
+        ),
         128,
         (*before, loop, *after, *guard, when),
         (SharedRegion("a_tile", 0, 2048),),
         2048,
         min_ctas=2,
         where=SourceLine("/somewhere/dots.py", 8),
-    )  # fmt: skip
+    )
 
 
 def roles() -> Program:
@@ -151,10 +154,12 @@ def roles() -> Program:
     w.do(Binary("sub", u32), total, _n(1), into=(total,))
     consumer = w.block()
     chain = Roles(
-        (Role(0, 4, producer, 24, SourceLine("/somewhere/roles.py", 5)),
-         Role(4, 12, consumer, 240, SourceLine("/somewhere/roles.py", 7))),
+        (
+            Role(0, 4, producer, 24, SourceLine("/somewhere/roles.py", 5)),
+            Role(4, 12, consumer, 240, SourceLine("/somewhere/roles.py", 7)),
+        ),
         SourceLine("/somewhere/roles.py", 5),
-    )  # fmt: skip
+    )
     parameters = (Parameter("source", "tensor_map", u64, source),)
     return Program("roles", parameters, 384, (*head, chain), shared_bytes=4096, requires="sm_90a")
 
@@ -205,13 +210,26 @@ def test_a_comment_of_two_lines_is_one() -> None:
 @pytest.mark.parametrize(
     ("dtype", "value", "text"),
     [
-        (f32, 0.125, "0.125f"), (f32, 1.0, "1.0f"), (f32, 0.1, "0.1f"), (f32, -0.0, "-0.0f"), (f32, 1e30, "1e+30f"),
-        (f32, float("inf"), "__int_as_float(0x7f800000)"), (f32, float("-inf"), "__int_as_float(0xff800000)"),
-        (f32, float("nan"), "__int_as_float(0x7fc00000)"), (f64, 0.1, "0.1"), (u32, 7, "7u"), (u32, -1, "0xffffffffu"),
-        (u64, -1, "0xffffffffffffffffull"), (s32, -5, "-5"), (s32, -(2**31), "(-2147483647 - 1)"), (s64, 3, "3ll"),
-        (pred, True, "true"), (pred, False, "false"), (u16, 3, "(unsigned short)3u"),
+        (f32, 0.125, "0.125f"),
+        (f32, 1.0, "1.0f"),
+        (f32, 0.1, "0.1f"),
+        (f32, -0.0, "-0.0f"),
+        (f32, 1e30, "1e+30f"),
+        (f32, float("inf"), "__int_as_float(0x7f800000)"),
+        (f32, float("-inf"), "__int_as_float(0xff800000)"),
+        (f32, float("nan"), "__int_as_float(0x7fc00000)"),
+        (f64, 0.1, "0.1"),
+        (u32, 7, "7u"),
+        (u32, -1, "0xffffffffu"),
+        (u64, -1, "0xffffffffffffffffull"),
+        (s32, -5, "-5"),
+        (s32, -(2**31), "(-2147483647 - 1)"),
+        (s64, 3, "3ll"),
+        (pred, True, "true"),
+        (pred, False, "false"),
+        (u16, 3, "(unsigned short)3u"),
     ],
-)  # fmt: skip
+)
 def test_constants(dtype: DType, value: float, text: str) -> None:
     assert constant(Const(dtype, value)).text == text
 
@@ -262,7 +280,7 @@ def _u(op: str, dtype: DType = u32) -> Binary:
         (lambda w, x, y: w.do(Unary("neg", s32), Const(s32, -3)), "(int)-(unsigned)(-3)"),
         (lambda w, x, y: w.do(Move(u32), w.do(_u("add"), x, y)), "x + y"),
     ],
-)  # fmt: skip
+)
 def test_expressions_have_the_parentheses_they_need(build: object, text: str) -> None:
     assert _expression(build, x=u32, y=u32) == text
 

@@ -14,8 +14,14 @@ from warploom.ops.tracers import wmma_products
 
 pytest.importorskip("cuda.core")
 
-BECOMES = {"f16": "HMMA.16816", "bf16": "HMMA.16816", "s8": "IMMA.16816", "u8": "IMMA.16816", "tf32": "HMMA.1684",
-           "f64": "DMMA.8"}  # fmt: skip
+BECOMES = {
+    "f16": "HMMA.16816",
+    "bf16": "HMMA.16816",
+    "s8": "IMMA.16816",
+    "u8": "IMMA.16816",
+    "tf32": "HMMA.1684",
+    "f64": "DMMA.8",
+}
 """Type of A and B → how SASS calls ``mma.m16n8k16``, the halves of ``m16n8k8`` and ``m8n8k4``."""
 SHARED = {"m16n16k16": "A", "m32n8k16": "B", "m8n32k16": "B"}
 """Shape → the operand of ``mma.sync`` that both products share; of m8n32k16, which is transposed, it is wmma's A."""

@@ -219,9 +219,14 @@ class Reader:
     def _python_file(self, words: list[str]) -> tuple[int, str, str]:
         environment = os.environ | {"PYTHONIOENCODING": "utf-8", "NO_COLOR": "1", "PYTHONPATH": _PACKAGES}
         done = subprocess.run(
-            [sys.executable, *words], capture_output=True, cwd=self.folder, env=environment, encoding="utf-8",
-            timeout=300, check=False,
-        )  # fmt: skip
+            [sys.executable, *words],
+            capture_output=True,
+            cwd=self.folder,
+            env=environment,
+            encoding="utf-8",
+            timeout=300,
+            check=False,
+        )
         return done.returncode, done.stdout, done.stderr
 
     def _compare(self, block: Block, expected: str | None, got: str) -> None:

@@ -33,10 +33,16 @@ def test_a_difference_that_nothing_explains_is_no_page() -> None:
 
 @pytest.mark.parametrize(
     ("rung", "product", "kind", "explained"),
-    [("01a", "whole tiles", "ld.shared", True), ("01b", "whole tiles", "ld.shared", False),
-     ("01b", "ragged", "ld.shared", True), ("03", "ragged", "cp.async", False), ("03", "unaligned", "cp.async", True),
-     ("04", "whole tiles", "cp.async", True), ("04", "ragged", "ldmatrix", False),
-     ("02", "ragged", "st.shared", False)],
-)  # fmt: skip
+    [
+        ("01a", "whole tiles", "ld.shared", True),
+        ("01b", "whole tiles", "ld.shared", False),
+        ("01b", "ragged", "ld.shared", True),
+        ("03", "ragged", "cp.async", False),
+        ("03", "unaligned", "cp.async", True),
+        ("04", "whole tiles", "cp.async", True),
+        ("04", "ragged", "ldmatrix", False),
+        ("02", "ragged", "st.shared", False),
+    ],
+)
 def test_what_may_differ_and_what_not(rung: str, product: str, kind: str, explained: bool) -> None:
     assert (load("gemm_page_counters").reason(rung, product, kind) is not None) is explained

@@ -19,11 +19,15 @@ def render() -> ModuleType:
 RATE = {"median": 120.0, "low": 119.0, "high": 122.0}
 CELL = {"seq": 4096, "tflops": RATE, "ratio": {"torch_flash": 1.2}, "baselines": {"torch_flash": {"tflops": RATE}}}
 ROW = {
-    "rung": "2", "name": "swizzle", "config": {}, "findings": [],
-    "error": {"metric": "m", "value": 0.25, "bound": 0.5}, "wavefronts": {"ldmatrix": {"actual": 16, "ideal": 8}},
+    "rung": "2",
+    "name": "swizzle",
+    "config": {},
+    "findings": [],
+    "error": {"metric": "m", "value": 0.25, "bound": 0.5},
+    "wavefronts": {"ldmatrix": {"actual": 16, "ideal": 8}},
     "targets": {"sm_80": {"registers": 226, "spill_bytes": 4}, "sm_90a": {"not_for": "shared memory"}},
     "gpu": {**CELL, "cells": [CELL]},
-}  # fmt: skip
+}
 ENVIRONMENT = {"gpu": {"name": "NVIDIA X"}, "nvrtc": [13, 0], "packages": {"torch": "2.9"}, "date": "2031-05-06T00"}
 SHOWN = {"gpu": "| 120 (1.20×) |", "static": "| 2.00 | – | 226 (4) | does not fit |", "baselines": "| 120 (119–122) |"}
 

@@ -85,9 +85,14 @@ def test_random_problems(number):
         assert all(torch.equal(a.view(torch.uint8), b.view(torch.uint8)) for a, b in zip(found, again, strict=True))
         turned = (lambda x: x) if f["layout"] == "bhsd" else (lambda x: x.transpose(1, 2))
         reference = gradient_reference(
-            *map(turned, (dout, q, k, v, out)), dtype=dtype, scale=f["scale"], softcap=f["softcap"], dlse=dlse,
-            sinks=sinks, seen=seen_by(q_len, kv_len, f["causal"], f["window"]),
-        )  # fmt: skip
+            *map(turned, (dout, q, k, v, out)),
+            dtype=dtype,
+            scale=f["scale"],
+            softcap=f["softcap"],
+            dlse=dlse,
+            sinks=sinks,
+            seen=seen_by(q_len, kv_len, f["causal"], f["window"]),
+        )
         excess = reference.excess(*map(turned, found[:3]), *found[3:])
         assert max(excess.values()) <= 1.0, (f, q.shape, k.shape, excess)
 

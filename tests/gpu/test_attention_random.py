@@ -59,9 +59,13 @@ def test_random_problems(number):
             right = 0 if right is None else min(right, 0)
         dtype = bf16 if f["dtype"] is torch.bfloat16 else f16
         exact = attention_reference(
-            *heads_first[:3], dtype=dtype, scale=f["scale"], seen=seen_of(q_len, kv_len, (left, right), device="cuda"),
-            sinks=sinks, softcap=f["softcap"],
-        )  # fmt: skip
+            *heads_first[:3],
+            dtype=dtype,
+            scale=f["scale"],
+            seen=seen_of(q_len, kv_len, (left, right), device="cuda"),
+            sinks=sinks,
+            softcap=f["softcap"],
+        )
         assert bool(near(heads_first[3].double(), exact, dtype).all()), (f, q.shape, k.shape)
         lse64 = exact.lse
         finite = torch.isfinite(lse64)

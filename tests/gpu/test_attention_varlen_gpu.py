@@ -116,10 +116,16 @@ def test_arrays_of_the_cpu() -> None:
 @pytest.mark.parametrize(
     ("head_dim", "v_dim", "group", "causal"),
     [
-        (64, 64, 2, False), (64, 64, 1, False), (64, 64, 1, True), (128, 128, 2, True), (256, 256, 2, True),
-        (128, 64, 2, False), (192, 128, 2, True), (64, 128, 2, True),
+        (64, 64, 2, False),
+        (64, 64, 1, False),
+        (64, 64, 1, True),
+        (128, 128, 2, True),
+        (256, 256, 2, True),
+        (128, 64, 2, False),
+        (192, 128, 2, True),
+        (64, 128, 2, True),
     ],
-)  # fmt: skip
+)
 def test_gradients_are_those_of_each_sequence(head_dim: int, v_dim: int, group: int, causal: bool) -> None:
     """Those of sinks are their sum, and those of rows in front of all sequences, and behind them, zero."""
     front, lengths, kv_heads = 7, [300, 0, 65, 700, 1], 4 // group
@@ -137,9 +143,11 @@ def test_gradients_are_those_of_each_sequence(head_dim: int, v_dim: int, group: 
 
         seen = torch.ones(n, n, device="cuda", dtype=torch.bool)
         reference = gradient_reference(
-            *(of(x) for x in (change, q, k, v, out)), dtype=bf16, seen=seen.tril() if causal else seen,
+            *(of(x) for x in (change, q, k, v, out)),
+            dtype=bf16,
+            seen=seen.tril() if causal else seen,
             sinks=sinks.detach(),
-        )  # fmt: skip
+        )
         assert reference.dsinks is not None
         of_sinks.append(reference.dsinks)
         for x, gradient in zip((q, k, v), (reference.dq, reference.dk, reference.dv), strict=True):

@@ -129,8 +129,10 @@ def test_exact_instructions_agree_bit_by_bit(kinds):
                     i = int(bad[0])
                     lane = i if have.size == LANES else i // 2
                     inputs = [x[lane] for x in operands]
-                    wrong.append(f"{instruction.mnemonic}{tuple(inputs)}: GPU {have[i]!r}, emulator {want[i]!r} "
-                                 f"({bad.size} lanes)")  # fmt: skip
+                    wrong.append(
+                        f"{instruction.mnemonic}{tuple(inputs)}: GPU {have[i]!r}, emulator {want[i]!r} "
+                        f"({bad.size} lanes)"
+                    )
     assert not wrong, "\n".join(wrong)
 
 
@@ -214,10 +216,14 @@ def test_ldmatrix(count, transposed):
 
 
 MMA = [
-    MmaSync("m16n8k16", f16, f32), MmaSync("m16n8k16", f16, f16), MmaSync("m16n8k16", bf16, f32),
-    MmaSync("m16n8k8", f16, f32), MmaSync("m16n8k8", f16, f16), MmaSync("m16n8k8", bf16, f32),
+    MmaSync("m16n8k16", f16, f32),
+    MmaSync("m16n8k16", f16, f16),
+    MmaSync("m16n8k16", bf16, f32),
+    MmaSync("m16n8k8", f16, f32),
+    MmaSync("m16n8k8", f16, f16),
+    MmaSync("m16n8k8", bf16, f32),
     MmaSync("m16n8k8", tf32, f32),
-]  # fmt: skip
+]
 
 
 def mma_operands(instruction: MmaSync, exact: bool) -> list[np.ndarray]:

@@ -19,8 +19,9 @@ from warploom.kernels.matmul.ladder_config import RungGemm  # noqa: E402
 FAMILIES = 40
 PROBLEMS_PER_FAMILY = 50
 CONFIGS: tuple[Any, ...] = (
-    *(rung.config for rung in LADDER.rungs), replace(BEST32, tile_m=64, warp_m=32, tile_n=64, warp_n=32),
-)  # fmt: skip
+    *(rung.config for rung in LADDER.rungs),
+    replace(BEST32, tile_m=64, warp_m=32, tile_n=64, warp_n=32),
+)
 
 
 def family(number: int) -> Family:
@@ -31,11 +32,19 @@ def family(number: int) -> Family:
     free = number % 8 == 7
     chosen = None if number % 3 == 0 or free else CONFIGS[number % len(CONFIGS)]
     found = Family(
-        dtype, accumulate, draw.choice([None, None, f32, f16, bf16]), draw.random() < 0.6, draw.random() < 0.5,
-        1 if free else draw.choice([1, 2, 4, 8, 8, 8]), free, draw.choice(list(EPILOGUES)), draw.random() < 0.4,
-        draw.choice([1.0, 1.0, -0.5]), draw.random() < 0.4,
+        dtype,
+        accumulate,
+        draw.choice([None, None, f32, f16, bf16]),
+        draw.random() < 0.6,
+        draw.random() < 0.5,
+        1 if free else draw.choice([1, 2, 4, 8, 8, 8]),
+        free,
+        draw.choice(list(EPILOGUES)),
+        draw.random() < 0.4,
+        draw.choice([1.0, 1.0, -0.5]),
+        draw.random() < 0.4,
         None if chosen is None else replace(summed_in(chosen, accumulate), dtype=dtype),  # type: ignore[type-var]
-    )  # fmt: skip
+    )
     return replace(found, epilogue="none", bias=False, alpha=1.0) if isinstance(chosen, RungGemm) else found
 
 

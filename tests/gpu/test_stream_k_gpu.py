@@ -39,10 +39,19 @@ def family(number: int) -> Family:
     config = CONFIGS[number]
     dtype = f16 if config.accumulate is f16 else (f16, bf16)[number % 2]
     return Family(
-        dtype, config.accumulate, draw.choice([None, f32]), draw.random() < 0.5, draw.random() < 0.5,
-        draw.choice([1, 2, 4, 8]), False, draw.choice(sorted(EPILOGUES)), draw.random() < 0.5,
-        draw.choice([1.0, -0.5]), True, replace(config, dtype=dtype),
-    )  # fmt: skip
+        dtype,
+        config.accumulate,
+        draw.choice([None, f32]),
+        draw.random() < 0.5,
+        draw.random() < 0.5,
+        draw.choice([1, 2, 4, 8]),
+        False,
+        draw.choice(sorted(EPILOGUES)),
+        draw.random() < 0.5,
+        draw.choice([1.0, -0.5]),
+        True,
+        replace(config, dtype=dtype),
+    )
 
 
 @pytest.mark.parametrize("number", range(len(CONFIGS)))

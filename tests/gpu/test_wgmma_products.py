@@ -42,10 +42,19 @@ def family(number: int) -> Family:
     config = CONFIGS[number % len(CONFIGS)]
     dtype = (f16, bf16)[number // len(CONFIGS) % 2]
     return Family(
-        dtype, f32, draw.choice([None, f32]), draw.random() < 0.5, draw.random() < 0.5, 8, False,
-        draw.choice(sorted(EPILOGUES)), draw.random() < 0.5, draw.choice([1.0, -0.5]), True,
+        dtype,
+        f32,
+        draw.choice([None, f32]),
+        draw.random() < 0.5,
+        draw.random() < 0.5,
+        8,
+        False,
+        draw.choice(sorted(EPILOGUES)),
+        draw.random() < 0.5,
+        draw.choice([1.0, -0.5]),
+        True,
         replace(config, dtype=dtype),
-    )  # fmt: skip
+    )
 
 
 @pytest.mark.parametrize("number", range(2 * len(CONFIGS)))

@@ -148,8 +148,10 @@ def _other(place: int) -> Rewrite:
     def rewrite(op: Op) -> list[Op]:
         flipped = Value(_FLIPPED, u32)
         operands = tuple(flipped if i == place else x for i, x in enumerate(op.operands))
-        return [Op(Binary("xor", u32), (op.operands[place], Const(u32, 1)), (flipped,), op.where),
-                replace(op, operands=operands)]  # fmt: skip
+        return [
+            Op(Binary("xor", u32), (op.operands[place], Const(u32, 1)), (flipped,), op.where),
+            replace(op, operands=operands),
+        ]
 
     return rewrite
 

@@ -40,10 +40,13 @@ def add_tiles(k: Kernel, x: Global[f32], total: Global[f32], *, how: str) -> Non
 @pytest.mark.parametrize(
     ("how", "expected"),
     [
-        ("", set[str]()), ("no fence", {"proxy"}), ("stored", {"race", "in_flight"}),
-        ("overwritten", {"race", "proxy"}), ("all threads", {"race"}),
+        ("", set[str]()),
+        ("no fence", {"proxy"}),
+        ("stored", {"race", "in_flight"}),
+        ("overwritten", {"race", "proxy"}),
+        ("all threads", {"race"}),
     ],
-)  # fmt: skip
+)
 def test_bulk_reductions_of_several_ctas(how: str, expected: set[str], seed: int | None) -> None:
     x, total = np.arange(CTAS * COUNT, dtype=np.float32), np.ones(COUNT, np.float32)
     found = kinds(emulate(add_tiles.trace(how=how), CTAS, [x, total], seed=seed))
@@ -95,10 +98,13 @@ def add_in_turn(k: Kernel, x: Global[f32], total: Global[f32], turn: Global[u32]
 @pytest.mark.parametrize(
     ("how", "expected"),
     [
-        ("", set[str]()), ("no wait", {"race", "in_flight"}), ("too early", {"race", "in_flight"}),
-        ("not released", {"race"}), ("backwards", {"deadlock"}),
+        ("", set[str]()),
+        ("no wait", {"race", "in_flight"}),
+        ("too early", {"race", "in_flight"}),
+        ("not released", {"race"}),
+        ("backwards", {"deadlock"}),
     ],
-)  # fmt: skip
+)
 def test_ctas_that_take_turns(how: str, expected: set[str], seed: int | None) -> None:
     x, total = np.arange(CTAS * COUNT, dtype=np.float32), np.full(COUNT, np.nan, np.float32)
     found = kinds(emulate(add_in_turn.trace(how=how), CTAS, [x, total, np.zeros(1, np.uint32)], seed=seed))

@@ -264,10 +264,14 @@ def pass_on(k: Kernel, out: Global[f32], *, how: str) -> None:
 @pytest.mark.parametrize(
     ("how", "expected"),
     [
-        ("barrier", set[str]()), ("cluster cluster", set[str]()), ("barrier of the CTA", {"race"}),
-        ("cta cluster", {"race"}), ("cluster cta", {"race"}), ("cta cta", {"race"}),
+        ("barrier", set[str]()),
+        ("cluster cluster", set[str]()),
+        ("barrier of the CTA", {"race"}),
+        ("cta cluster", {"race"}),
+        ("cluster cta", {"race"}),
+        ("cta cta", {"race"}),
     ],
-)  # fmt: skip
+)
 def test_writes_become_visible_at_the_scope_of_the_cluster(how: str, expected: set[str], seed: int | None) -> None:
     out = np.zeros(512, np.float32)
     emulation = emulate(pass_on.trace(how=how), 4, [out], seed=seed)

@@ -58,11 +58,15 @@ def written_then_loaded(k: Kernel, x: Global[F32], x_map: TensorMap, out: Global
 @pytest.mark.parametrize(
     ("how", "expected"),
     [
-        ("writers fence", set[str]()), ("leader fences", set[str]()), ("cluster, writers fence", set[str]()),
-        ("no fence", {"proxy"}), ("shared memory fenced", {"proxy"}), ("cluster, no fence", {"proxy"}),
+        ("writers fence", set[str]()),
+        ("leader fences", set[str]()),
+        ("cluster, writers fence", set[str]()),
+        ("no fence", {"proxy"}),
+        ("shared memory fenced", {"proxy"}),
+        ("cluster, no fence", {"proxy"}),
         ("writers fence, no barrier", {"race", "proxy"}),
     ],
-)  # fmt: skip
+)
 def test_what_is_written_must_be_fenced_before_the_tma_reads_it(how: str, expected: set[str], seed: int | None) -> None:
     x, out = np.zeros((2 * ROWS, COLS), np.float32), np.zeros((2 * ROWS, COLS), np.float32)
     grid = 2 if "cluster" in how else 1
@@ -100,10 +104,13 @@ def stored_then_read(k: Kernel, y: Global[F32], y_map: TensorMap, out: Global[F3
 @pytest.mark.parametrize(
     ("how", "expected"),
     [
-        ("", set[str]()), ("overwritten", set[str]()), ("reads only", {"in_flight"}),
-        ("reads only, overwritten", {"in_flight"}), ("no barrier", {"race", "in_flight"}),
+        ("", set[str]()),
+        ("overwritten", set[str]()),
+        ("reads only", {"in_flight"}),
+        ("reads only, overwritten", {"in_flight"}),
+        ("no barrier", {"race", "in_flight"}),
     ],
-)  # fmt: skip
+)
 def test_a_bulk_store_is_waited_for_before_others_touch_it(how: str, expected: set[str], seed: int | None) -> None:
     y, out = np.zeros((ROWS, COLS), np.float32), np.zeros((ROWS, COLS), np.float32)
     found = kinds(emulate(stored_then_read.trace(how=how), 1, [y, tensor_map(y), out], seed=seed))

@@ -29,9 +29,15 @@ def test_everything_that_matmul_combines(kind: str, splits: int, n: int) -> None
     a, b, bias, gate = numbers(1, 2, 70, 136), numbers(2, 2, n, 136), numbers(3, n), numbers(4, 2, 70, n)
     right = (b if kind == "turns" else b[:1]).transpose(0, 2, 1)
     got = warploom.matmul(
-        a, right, config=replace(KINDS[kind], split_k=splits), bias=bias, alpha=0.5, epilogue=lambda x, y: x * y,
-        extras=(gate,), out_dtype="f32",
-    )  # fmt: skip
+        a,
+        right,
+        config=replace(KINDS[kind], split_k=splits),
+        bias=bias,
+        alpha=0.5,
+        epilogue=lambda x, y: x * y,
+        extras=(gate,),
+        out_dtype="f32",
+    )
     a64, b64, bias64, gate64 = (x.astype(np.float64) for x in (a, right, bias, gate))
     np.testing.assert_allclose(got, (0.5 * a64 @ b64 + bias64) * gate64, rtol=1e-5, atol=1e-4)
 

@@ -23,13 +23,16 @@ def test_the_example_is_right_and_clean(seed: int | None) -> None:
     assert checked.ok
 
 
-@pytest.mark.parametrize(("name", "kind"), [
-    ("as it is", None),
-    ("stage given back before the product has read it", "race"),
-    ("no proxy fence before the TMA store", "proxy"),
-    ("no barrier before the TMA store", "race"),
-    ("no fence after the mbarriers' initialisation", "mbarrier"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        ("as it is", None),
+        ("stage given back before the product has read it", "race"),
+        ("no proxy fence before the TMA store", "proxy"),
+        ("no barrier before the TMA store", "race"),
+        ("no fence after the mbarriers' initialisation", "mbarrier"),
+    ],
+)
 def test_every_defect_is_found(name: str, kind: str | None, tmp_path: Path) -> None:
     unseen = script()
     findings = unseen.on_emulator(unseen.variant(name, tmp_path))

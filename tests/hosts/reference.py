@@ -14,9 +14,15 @@ def tensors(*shapes: tuple[int, ...], dtype: torch.dtype = torch.bfloat16) -> tu
 
 
 def attention64(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, causal: bool = False, scale: float | None = None,
-    window: tuple[int, int] = (-1, -1), softcap: float | None = None,
-) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    *,
+    causal: bool = False,
+    scale: float | None = None,
+    window: tuple[int, int] = (-1, -1),
+    softcap: float | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:
     """Result and log-sum-exps of q (batch, q_len, heads, head_dim); masks are aligned with the last query and key."""
     k, v = (x.repeat_interleave(q.shape[2] // k.shape[2], 2) for x in (k, v))
     s = torch.einsum("bihd,bjhd->bhij", q.double(), k.double()) * (q.shape[-1] ** -0.5 if scale is None else scale)

@@ -189,9 +189,19 @@ def test_caches_are_extended_and_read(cache):
         k_cache, v_cache = k_cache[:2].clone(), v_cache[:2].clone()
     before = {"k": k_cache.clone(), "v": v_cache.clone()}
     out, lse = flash_attn.flash_attn_with_kvcache(
-        q, k_cache, v_cache, k, v, cos, sin, lengths, causal=True, rotary_interleaved=interleaved,
-        return_softmax_lse=True, **places,
-    )  # fmt: skip
+        q,
+        k_cache,
+        v_cache,
+        k,
+        v,
+        cos,
+        sin,
+        lengths,
+        causal=True,
+        rotary_interleaved=interleaved,
+        return_softmax_lse=True,
+        **places,
+    )
     assert lse.shape == (2, 4, 2)
     for i, length in enumerate(lengths.tolist()):
         rows = {"pages": [[4, 1], [0, 3]], "rows": [[2], [0]], "plain": [[0], [1]]}[cache][i]
@@ -215,9 +225,16 @@ def test_packed_queries_of_pages():
     q, k, v = tensors((3, 4, 32), (4, 16, 2, 32), (4, 16, 2, 32), dtype=torch.float16)
     table = torch.tensor([[2, 0], [1, 3]], dtype=torch.int32)
     out = flash_attn.flash_attn_varlen_func(
-        q, k, v, starts((1, 2)), seqused_k=torch.tensor([7, 20], dtype=torch.int32), causal=True, block_table=table,
-        max_seqlen_q=2, max_seqlen_k=20,
-    )  # fmt: skip
+        q,
+        k,
+        v,
+        starts((1, 2)),
+        seqused_k=torch.tensor([7, 20], dtype=torch.int32),
+        causal=True,
+        block_table=table,
+        max_seqlen_q=2,
+        max_seqlen_k=20,
+    )
     for part, pages, length in zip(q.split((1, 2)), table.long(), (7, 20), strict=True):
         expected, _ = attention64(part[None], *(x[pages].flatten(0, 1)[None, :length] for x in (k, v)), causal=True)
         assert_near(out[:1] if len(part) == 1 else out[1:], expected[0])
@@ -289,10 +306,11 @@ def test_packed_tensors_of_other_shapes(shape):
     (x,) = tensors(shape)
     flash = flash_attn
     for call, rest in (
-        (flash.flash_attn_qkvpacked_func, ()), (flash.flash_attn_varlen_qkvpacked_func, (ONE,)),
+        (flash.flash_attn_qkvpacked_func, ()),
+        (flash.flash_attn_varlen_qkvpacked_func, (ONE,)),
         (lambda kv: flash.flash_attn_kvpacked_func(kv, kv), ()),
         (lambda kv: flash.flash_attn_varlen_kvpacked_func(kv, kv, ONE), ()),
         (lambda qkv: flash.flash_attn_qkvpacked_func(qkv, num_heads_q=3), ()),
-    ):  # fmt: skip
+    ):
         with pytest.raises(ProblemError, match=r"kv has shape .*it must be \("):
             call(x, *rest)

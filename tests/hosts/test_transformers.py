@@ -9,10 +9,16 @@ from warploom.core.errors import ProblemError  # noqa: E402
 from warploom.transformers import attention_forward, register  # noqa: E402
 
 SMALL = {
-    "hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2,
-    "num_key_value_heads": 1, "head_dim": 16, "vocab_size": 64, "max_position_embeddings": 64,
+    "hidden_size": 32,
+    "intermediate_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "head_dim": 16,
+    "vocab_size": 64,
+    "max_position_embeddings": 64,
     "attn_implementation": "eager",
-}  # fmt: skip
+}
 SLIDING = SMALL | {
     "sliding_window": 8,
     "query_pre_attn_scalar": 8,
@@ -72,9 +78,14 @@ def test_prefill_and_a_step_from_the_cache(name):
 def test_images_are_seen_in_both_directions():
     torch.manual_seed(0)
     config = transformers.ViTConfig(
-        hidden_size=32, intermediate_size=32, num_hidden_layers=1, num_attention_heads=2, image_size=16, patch_size=4,
+        hidden_size=32,
+        intermediate_size=32,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        image_size=16,
+        patch_size=4,
         attn_implementation="eager",
-    )  # fmt: skip
+    )
     model, image = transformers.ViTModel(config).eval(), torch.randn(1, 3, 16, 16)
     assert_as_near(model, lambda m: m(image.to(m.dtype)).last_hidden_state)
 

@@ -36,31 +36,71 @@ EXIT = encoded("EXIT")
     ("lines", "at", "producers"),
     [
         pytest.param(
-            [encoded("LDSM.16.M88.4 R8, [R2]", written=0), encoded("LDSM.16.M88.4 R40, [R3]", written=0),
-             encoded(PRODUCT, waits=0b1), EXIT], 0x20, [("LDSM.16.M88.4 R8, [R2]", 1, True, False)],
-            id="what writes the register, though another load is nearer"),
+            [
+                encoded("LDSM.16.M88.4 R8, [R2]", written=0),
+                encoded("LDSM.16.M88.4 R40, [R3]", written=0),
+                encoded(PRODUCT, waits=0b1),
+                EXIT,
+            ],
+            0x20,
+            [("LDSM.16.M88.4 R8, [R2]", 1, True, False)],
+            id="what writes the register, though another load is nearer",
+        ),
         pytest.param(
-            [encoded("LDS R0, [R1]", written=2), encoded("STS [R9], R8", read=2), encoded("MOV R8, R7", waits=0b100),
-             EXIT], 0x20, [("STS [R9], R8", 0, False, False)],
-            id="without a register in common the nearest holder"),
+            [
+                encoded("LDS R0, [R1]", written=2),
+                encoded("STS [R9], R8", read=2),
+                encoded("MOV R8, R7", waits=0b100),
+                EXIT,
+            ],
+            0x20,
+            [("STS [R9], R8", 0, False, False)],
+            id="without a register in common the nearest holder",
+        ),
         pytest.param(
-            [encoded("LDS R0, [R1]", written=1), encoded("IADD3 R2, R0, 0x1, RZ", waits=0b10),
-             encoded("IADD3 R3, R0, 0x2, RZ", waits=0b10), EXIT], 0x10, [("LDS R0, [R1]", 0, True, False)],
-            id="a wait ends the way back: the second one finds the counter free"),
+            [
+                encoded("LDS R0, [R1]", written=1),
+                encoded("IADD3 R2, R0, 0x1, RZ", waits=0b10),
+                encoded("IADD3 R3, R0, 0x2, RZ", waits=0b10),
+                EXIT,
+            ],
+            0x10,
+            [("LDS R0, [R1]", 0, True, False)],
+            id="a wait ends the way back: the second one finds the counter free",
+        ),
         pytest.param(
-            ["MOV R0, RZ ;", ".L_x_0:", encoded(PRODUCT, waits=0b1), encoded("IADD3 R0, R0, 0x1, RZ"),
-             encoded("LDSM.16.M88.4 R8, [R2]", written=0), encoded("@P0 BRA `(.L_x_0)"), EXIT],
-            0x10, [("LDSM.16.M88.4 R8, [R2]", 1, True, False)], id="a loop is followed around"),
+            [
+                "MOV R0, RZ ;",
+                ".L_x_0:",
+                encoded(PRODUCT, waits=0b1),
+                encoded("IADD3 R0, R0, 0x1, RZ"),
+                encoded("LDSM.16.M88.4 R8, [R2]", written=0),
+                encoded("@P0 BRA `(.L_x_0)"),
+                EXIT,
+            ],
+            0x10,
+            [("LDSM.16.M88.4 R8, [R2]", 1, True, False)],
+            id="a loop is followed around",
+        ),
         pytest.param(
-            [encoded("LDL R4, [R1]", written=2), encoded("LDSM.16.M88.4 R8, [R3]", written=0),
-             encoded(PRODUCT, waits=0b101), EXIT],
-            0x20, [("LDSM.16.M88.4 R8, [R3]", 0, True, False), ("LDL R4, [R1]", 1, True, True)],
-            id="two counters have a producer each"),
+            [
+                encoded("LDL R4, [R1]", written=2),
+                encoded("LDSM.16.M88.4 R8, [R3]", written=0),
+                encoded(PRODUCT, waits=0b101),
+                EXIT,
+            ],
+            0x20,
+            [("LDSM.16.M88.4 R8, [R3]", 0, True, False), ("LDL R4, [R1]", 1, True, True)],
+            id="two counters have a producer each",
+        ),
         pytest.param(
             [encoded("LDGDEPBAR", written=0), encoded("DEPBAR.LE SB0, 0x0"), EXIT],
-            0x10, [("LDGDEPBAR", 0, False, True)], id="depbar names the counter of the copies"),
+            0x10,
+            [("LDGDEPBAR", 0, False, True)],
+            id="depbar names the counter of the copies",
+        ),
     ],
-)  # fmt: skip
+)
 def test_who_waits_for_whom(lines, at, producers):
     _, found = of(lines)
     assert list(found) == [at]
@@ -69,13 +109,15 @@ def test_who_waits_for_whom(lines, at, producers):
 
 
 def test_registers_written_and_read():
-    report, _ = of([
-        "LDSM.16.MT88.4 R8, [R2+0x10] ;",
-        "HMMA.16816.F32 R20, R4, R8, R20 ;",
-        "LDS.64 R30, [R31] ;",
-        "STG.E.128 [R2.64+0x8], R40 ;",
-        "HMMA.16816.F16 R20, R4, R8, R20 ;",
-    ])  # fmt: skip
+    report, _ = of(
+        [
+            "LDSM.16.MT88.4 R8, [R2+0x10] ;",
+            "HMMA.16816.F32 R20, R4, R8, R20 ;",
+            "LDS.64 R30, [R31] ;",
+            "STG.E.128 [R2.64+0x8], R40 ;",
+            "HMMA.16816.F16 R20, R4, R8, R20 ;",
+        ]
+    )
     load, product, wide, store, halves = report.listing.instructions
     assert written(product) == {"R20", "R21", "R22", "R23"}
     assert written(halves) == {"R20", "R21"}

@@ -120,9 +120,13 @@ def test_dlpack_gpu_array_is_asked_for_the_legacy_stream():
 def test_cupy_is_read_by_its_own_attributes():
     array = np.zeros((3, 5), np.float16)
     members = {
-        "__module__": "cupy", "shape": array.shape, "strides": array.strides, "dtype": array.dtype,
-        "data": types.SimpleNamespace(ptr=4096), "device": types.SimpleNamespace(id=1),
-    }  # fmt: skip
+        "__module__": "cupy",
+        "shape": array.shape,
+        "strides": array.strides,
+        "dtype": array.dtype,
+        "data": types.SimpleNamespace(ptr=4096),
+        "device": types.SimpleNamespace(id=1),
+    }
     view = describe(type("ndarray", (), members)())
     assert (view.pointer, view.strides, view.device, view.kind) == (4096, (5, 1), ("cuda", 1), "cupy")
 

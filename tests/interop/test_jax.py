@@ -44,7 +44,7 @@ CALLS = {
     "matmul_reduce": (lambda a, b: warploom.matmul_reduce(a, b, "logsumexp"), (A, B)),
     "argmax": (lambda a, b: warploom.matmul_reduce(a, b, return_index=True), (A, B)),
     "linear_cross_entropy": (lambda x, w, words: warploom.linear_cross_entropy(x, w.T, words), (A, B, WORDS)),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", CALLS)

@@ -61,59 +61,88 @@ ALL = {"label_smoothing": 0.1, "z_loss": 0.01, "softcap": 4.0, "reduction": "mea
 CALLS: dict[str, tuple[Any, Any, tuple[tuple[int, ...], ...]]] = {
     "matmul": (
         lambda a, b, c: warploom.matmul(a, b, bias=c, alpha=0.5),
-        lambda a, b, c: 0.5 * (a @ b) + c, ((24, 40), (40, 56), (56,))),
+        lambda a, b, c: 0.5 * (a @ b) + c,
+        ((24, 40), (40, 56), (56,)),
+    ),
     "matmul, f32": (
-        lambda a, b: warploom.matmul(a, b, out_dtype=torch.float32), lambda a, b: a @ b, ((24, 40), (40, 56))),
+        lambda a, b: warploom.matmul(a, b, out_dtype=torch.float32),
+        lambda a, b: a @ b,
+        ((24, 40), (40, 56)),
+    ),
     "matmul, rows in batches": (
-        lambda a, b, c: warploom.matmul(a, b.mT, bias=c), lambda a, b, c: a @ b.mT + c,
-        ((2, 3, 8, 24), (16, 24), (16,))),
-    "matmul, broadcast": (
-        lambda a, b: warploom.matmul(a, b), lambda a, b: a @ b, ((2, 1, 8, 24), (3, 24, 16))),
+        lambda a, b, c: warploom.matmul(a, b.mT, bias=c),
+        lambda a, b, c: a @ b.mT + c,
+        ((2, 3, 8, 24), (16, 24), (16,)),
+    ),
+    "matmul, broadcast": (lambda a, b: warploom.matmul(a, b), lambda a, b: a @ b, ((2, 1, 8, 24), (3, 24, 16))),
     "matmul, one for many": (lambda a, b: warploom.matmul(a, b), lambda a, b: a @ b, ((8, 24), (3, 24, 16))),
-    "matmul, columns": (
-        lambda a, b: warploom.matmul(a.mT, b), lambda a, b: a.mT @ b, ((40, 24), (40, 17))),
+    "matmul, columns": (lambda a, b: warploom.matmul(a.mT, b), lambda a, b: a.mT @ b, ((40, 24), (40, 17))),
     "sum": (
         lambda a, b, c: warploom.matmul_reduce(a, b, "sum", scale=0.5, bias=c),
-        lambda a, b, c: (0.5 * (a @ b) + c).sum(1), ((24, 40), (40, 56), (56,))),
+        lambda a, b, c: (0.5 * (a @ b) + c).sum(1),
+        ((24, 40), (40, 56), (56,)),
+    ),
     "logsumexp": (
         lambda a, b, c: warploom.matmul_reduce(a, b, "logsumexp", scale=0.5, bias=c),
-        lambda a, b, c: torch.logsumexp(0.5 * (a @ b) + c, 1), ((24, 40), (40, 56), (56,))),
+        lambda a, b, c: torch.logsumexp(0.5 * (a @ b) + c, 1),
+        ((24, 40), (40, 56), (56,)),
+    ),
     "loss": (loss, plain_loss, ((24, 40), (56, 40))),
     "loss, options": (
-        lambda x, w, b: loss(x, w, bias=b, **ALL), lambda x, w, b: plain_loss(x, w, bias=b, **ALL),
-        ((24, 40), (56, 40), (56,))),
+        lambda x, w, b: loss(x, w, bias=b, **ALL),
+        lambda x, w, b: plain_loss(x, w, bias=b, **ALL),
+        ((24, 40), (56, 40), (56,)),
+    ),
     "loss, log-sum-exp": (
         lambda x, w: (lambda a, b: a + b)(*loss(x, w, return_lse=True)),
-        lambda x, w: plain_loss(x, w) + torch.logsumexp(x @ w.T, 1), ((24, 40), (56, 40))),
-}  # fmt: skip
+        lambda x, w: plain_loss(x, w) + torch.logsumexp(x @ w.T, 1),
+        ((24, 40), (56, 40)),
+    ),
+}
 CALLS |= {
     "attention": (
         lambda q, k, v: warploom.attention(q, k, v, causal=True),
-        lambda *x: plain_attention(*x, causal=True)[0], HEADS),
+        lambda *x: plain_attention(*x, causal=True)[0],
+        HEADS,
+    ),
     "attention, options": (
         lambda q, k, v, s: warploom.attention(q, k, v, softcap=3.0, window=(9, 0), sinks=s),
-        lambda *x: plain_attention(*x, causal=True, softcap=3.0, window=9)[0], (*HEADS, (2,))),
+        lambda *x: plain_attention(*x, causal=True, softcap=3.0, window=9)[0],
+        (*HEADS, (2,)),
+    ),
     "attention, log-sum-exp": (
         lambda *x: with_log_sum(*warploom.attention(*x, return_lse=True)),
-        lambda *x: with_log_sum(*plain_attention(*x)), (*HEADS[:2], (1, 40, 1, 24))),
-}  # fmt: skip
+        lambda *x: with_log_sum(*plain_attention(*x)),
+        (*HEADS[:2], (1, 40, 1, 24)),
+    ),
+}
 EPILOGUES: dict[str, tuple[Any, Any, tuple[tuple[int, ...], ...]]] = {
     "gelu": (
         lambda a, b, c: warploom.matmul(a, b, bias=c, epilogue=gelu),
-        lambda a, b, c: F.gelu(a @ b + c, approximate="tanh"), ((24, 40), (40, 56), (56,))),
+        lambda a, b, c: F.gelu(a @ b + c, approximate="tanh"),
+        ((24, 40), (40, 56), (56,)),
+    ),
     "gate": (
         lambda a, b, h: warploom.matmul(a, b, alpha=0.5, epilogue=lambda x, y: silu(x) * y, extras=(h,)),
-        lambda a, b, h: F.silu(0.5 * a @ b) * h, ((24, 40), (40, 56), (24, 56))),
+        lambda a, b, h: F.silu(0.5 * a @ b) * h,
+        ((24, 40), (40, 56), (24, 56)),
+    ),
     "a value for each row": (
         lambda a, b, r: warploom.matmul(a, b, epilogue=lambda x, y: x * y, extras=(r.float(),)),
-        lambda a, b, r: (a @ b) * r, ((24, 40), (40, 56), (24, 1))),
+        lambda a, b, r: (a @ b) * r,
+        ((24, 40), (40, 56), (24, 1)),
+    ),
     "a value for each column": (
         lambda a, b, r: warploom.matmul(a, b, epilogue=lambda x, y: silu(x) * y, extras=(r,)),
-        lambda a, b, r: F.silu(a @ b) * r, ((24, 40), (40, 56), (1, 56))),
+        lambda a, b, r: F.silu(a @ b) * r,
+        ((24, 40), (40, 56), (1, 56)),
+    ),
     "batches": (
         lambda a, b: warploom.matmul(a, b, epilogue=gelu),
-        lambda a, b: F.gelu(a @ b, approximate="tanh"), ((2, 8, 24), (24, 16))),
-}  # fmt: skip
+        lambda a, b: F.gelu(a @ b, approximate="tanh"),
+        ((2, 8, 24), (24, 16)),
+    ),
+}
 
 
 def assert_gradients(call, reference, given, gradient=None):
@@ -307,9 +336,10 @@ def test_products_are_differentiated_twice():
     nested = {
         "grad of grad": lambda f: func.grad(lambda x: func.grad(f)(x).float().sum())(x.detach()),
         "vjp of vjp": lambda f: func.vjp(lambda x: func.vjp(f, x)[1](torch.ones(()))[0].float().sum(), x.detach())[1](
-            torch.ones(()))[0],
+            torch.ones(())
+        )[0],
         "backward of grad": lambda f: torch.autograd.grad(func.grad(f)(x).float().sum(), x)[0],
-    }  # fmt: skip
+    }
     for of in nested.values():
         found = of(lambda x: warploom.matmul(x, w.detach().mT).float().square().sum())
         torch.testing.assert_close(found.double(), expected, rtol=2**-5, atol=2**-6 * expected.abs().max().item())

@@ -42,14 +42,16 @@ A_B_BIAS = (24, 40), (40, 56), (56,)
 reduce: Any = warploom.matmul_reduce
 CALLS: dict[str, tuple[Any, tuple[tuple[int, ...], ...]]] = {
     "attention": (lambda q, k, v: warploom.attention(q * 1, k, v, causal=True) + 1, (heads(), heads(), heads())),
-    "attention, options": (
-        lambda q, k, v: warploom.attention(q, k, v, **WINDOW), (heads(24, 4), heads(40), heads(40))),
+    "attention, options": (lambda q, k, v: warploom.attention(q, k, v, **WINDOW), (heads(24, 4), heads(40), heads(40))),
     "attention, bhsd": (
         lambda q, k, v: warploom.attention(*(x.transpose(1, 2) for x in (q, k, v)), layout="bhsd", **WINDOW),
-        (heads(24, 4), heads(40), heads(40))),
+        (heads(24, 4), heads(40), heads(40)),
+    ),
     "matmul": (lambda a, b, _: warploom.matmul(a * 1, b) + 1, A_B_BIAS),
     "matmul, options": (
-        lambda a, b, bias: warploom.matmul(a[None], b, bias=bias, out_dtype="f32", **PRODUCT), A_B_BIAS),
+        lambda a, b, bias: warploom.matmul(a[None], b, bias=bias, out_dtype="f32", **PRODUCT),
+        A_B_BIAS,
+    ),
     "matmul, torch's type": (lambda a, b, _: warploom.matmul(a, b, out_dtype=torch.float32), A_B_BIAS),
     **{
         op: (lambda a, b, bias, op=op: reduce(a * 1, b, op, scale=0.5, bias=bias, config=SMALL) + 1, A_B_BIAS)
@@ -57,7 +59,7 @@ CALLS: dict[str, tuple[Any, tuple[tuple[int, ...], ...]]] = {
     },
     "argmax": (lambda a, b, _: warploom.matmul_reduce(a, b, return_index=True), A_B_BIAS),
     "loss": (lambda a, b, _: warploom.linear_cross_entropy(a, b.T, torch.arange(24) * 2).mean(), A_B_BIAS),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", CALLS)
@@ -230,8 +232,12 @@ def test_graphs_replay_on_new_data():
     target = torch.randint(5000, (512,), device="cuda")
 
     def everything():
-        return (warploom.attention(q, k, v), *warploom.matmul_reduce(x, w.T, return_index=True),
-                warploom.matmul_reduce(x, w.T, "logsumexp"), warploom.linear_cross_entropy(x, w, target))  # fmt: skip
+        return (
+            warploom.attention(q, k, v),
+            *warploom.matmul_reduce(x, w.T, return_index=True),
+            warploom.matmul_reduce(x, w.T, "logsumexp"),
+            warploom.linear_cross_entropy(x, w, target),
+        )
 
     everything()
     graph = torch.cuda.CUDAGraph()
@@ -253,8 +259,9 @@ def test_compiled_with_graphs_of_their_own():
     q, k, v, w = *(on_gpu(2, 512, 4, 128) for _ in range(3)), on_gpu(1000, 128)
     both = compiled(
         lambda q, x: (warploom.attention(q, k, v, causal=True), warploom.matmul_reduce(x + 1, w.T, "logsumexp") * 2),
-        backend="inductor", mode="reduce-overhead",
-    )  # fmt: skip
+        backend="inductor",
+        mode="reduce-overhead",
+    )
     for _ in range(4):  # eager, recorded, replayed
         x = on_gpu(300, 128)
         out, sums = (y.clone() for y in both(q, x))

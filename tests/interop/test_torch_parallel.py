@@ -16,7 +16,11 @@ def test_two_processes_have_the_gradients_of_one(tmp_path: Path) -> None:
         pytest.skip("this PyTorch has no gloo")
     done = subprocess.run(
         [sys.executable, str(Path(__file__).with_name("parallel_training.py")), str(tmp_path)],
-        env=os.environ | {"CUDA_VISIBLE_DEVICES": ""}, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-        timeout=300, check=False,
-    )  # fmt: skip
+        env=os.environ | {"CUDA_VISIBLE_DEVICES": ""},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=300,
+        check=False,
+    )
     assert done.returncode == 0, done.stdout

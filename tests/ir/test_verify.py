@@ -62,60 +62,88 @@ INDEX = Value(3, u32, "i")
 BROKEN: dict[str, tuple[Program, str]] = {
     "operand count": (program(op(Binary("add", u32), X, into=(Y,))), "add.u32 has 2 operands, not 1"),
     "result count": (program(op(Binary("add", u32), X, X)), "add.u32 has 1 results, not 0"),
-    "operand type": (program(op(Binary("add", s32), X, Const(s32, 1), into=(Value(9, s32),))),
-                     "operand 0 of add.s32 is 'x' of type u32, it must be s32"),
+    "operand type": (
+        program(op(Binary("add", s32), X, Const(s32, 1), into=(Value(9, s32),))),
+        "operand 0 of add.s32 is 'x' of type u32, it must be s32",
+    ),
     "constant type": (program(add(Y, X, Const(f32, 1.0))), "operand 1 of add.u32 is the constant 1.0 of type f32"),
     "constant range": (program(add(Y, X, Const(u32, 1 << 32))), "the constant 4294967296 does not fit into u32"),
     "condition type": (program(When(X, (), (), False, AT)), "the condition is 'x' of type u32, it must be pred"),
     "undefined": (program(store(Y)), "'y' is used before it is defined"),
     "used before": (program(store(Y), add(Y, X, X)), "'y' is used before it is defined"),
-    "out of scope": (program(When(Const(pred, True), (add(Y, X, X),), (), False, AT), store(Y)),
-                     "'y' was defined inside a loop, condition or role that has ended"),
+    "out of scope": (
+        program(When(Const(pred, True), (add(Y, X, X),), (), False, AT), store(Y)),
+        "'y' was defined inside a loop, condition or role that has ended",
+    ),
     "assigned twice": (program(add(Y, X, X), add(Y, X, X)), "'y' is assigned twice"),
     "parameter assigned": (program(add(X, ZERO, ZERO)), "'x' is assigned twice"),
     "unwritten register": (program(store(R)), "register 'r' is read before anything is written to it"),
-    "register of another role": (program(Roles((Role(0, 4, (op(Move(u32), X, into=(R,)),), None, AT),
-                                                Role(4, 8, (store(R),), None, AT)), AT)),
-                                 "register 'r' is read before anything is written to it"),
-    "moving bound": (program(op(Move(u32), X, into=(R,)), Loop(INDEX, ZERO, R, Const(u32, 1), (add(R, R, X),), AT)),
-                     "the loop changes its own bound 'r'"),
+    "register of another role": (
+        program(Roles((Role(0, 4, (op(Move(u32), X, into=(R,)),), None, AT), Role(4, 8, (store(R),), None, AT)), AT)),
+        "register 'r' is read before anything is written to it",
+    ),
+    "moving bound": (
+        program(op(Move(u32), X, into=(R,)), Loop(INDEX, ZERO, R, Const(u32, 1), (add(R, R, X),), AT)),
+        "the loop changes its own bound 'r'",
+    ),
     "endless": (program(Loop(INDEX, ZERO, X, ZERO, (), AT)), "the loop's step is 0: it must be positive"),
     "loop types": (program(Loop(INDEX, Const(s32, 0), X, Const(u32, 1), (), AT)), "the loop's start is s32"),
     "threads": (program(threads=100), "100 threads: a CTA has a multiple of 32, from 32 to 1024"),
     "too many threads": (program(threads=1056), "1056 threads"),
-    "region": (replace(program(), shared=(SharedRegion("tile", 1024, 1024),), shared_bytes=1536),
-               "shared region 'tile' takes bytes 1024 to 2048, the kernel has 1536"),
+    "region": (
+        replace(program(), shared=(SharedRegion("tile", 1024, 1024),), shared_bytes=1536),
+        "shared region 'tile' takes bytes 1024 to 2048, the kernel has 1536",
+    ),
     "architecture": (program(op(StMatrix(1), X, X)), "needs sm_90, the kernel requires only sm_80"),
     "unknown architecture": (program(requires="hopper"), "requires 'hopper': write an architecture"),
-    "overlapping roles": (program(Roles((Role(0, 4, (), None, AT), Role(3, 8, (), None, AT)), AT)),
-                          "warps 3..8 overlap the role of warps 0..4"),
+    "overlapping roles": (
+        program(Roles((Role(0, 4, (), None, AT), Role(3, 8, (), None, AT)), AT)),
+        "warps 3..8 overlap the role of warps 0..4",
+    ),
     "role beyond": (program(Roles((Role(4, 9, (), None, AT),), AT)), "is not a range of the CTA's 8 warps"),
-    "budget of part": (program(Roles((Role(0, 2, (), 64, AT),), AT), requires="sm_90a"),
-                       "register budget, which only whole warpgroups"),
+    "budget of part": (
+        program(Roles((Role(0, 2, (), 64, AT),), AT), requires="sm_90a"),
+        "register budget, which only whole warpgroups",
+    ),
     "budget size": (program(Roles((Role(0, 4, (), 100, AT),), AT), requires="sm_90a"), "setmaxnreg takes a multiple"),
-    "budget sum": (program(Roles((Role(0, 8, (), 256, AT), Role(8, 12, (), 24, AT)), AT), threads=384,
-                           requires="sm_90a"), "need 68608 registers; a CTA is launched with 64512"),
-    "budget of others": (program(Roles((Role(0, 4, (), 240, AT), Role(4, 8, (), 240, AT)), AT), threads=384,
-                                 requires="sm_90a"), "need 82944 registers; a CTA is launched with 64512"),
-    "budget of two CTAs": (replace(program(Roles((Role(0, 4, (), 40, AT), Role(4, 8, (), 232, AT)), AT),
-                                           requires="sm_90a"), min_ctas=2), "a CTA is launched with 32768"),
-    "two budgets": (program(Roles((Role(0, 4, (), 40, AT),), AT), Roles((Role(0, 4, (), 48, AT),), AT),
-                            requires="sm_90a"), "warp 0 already has a budget of 40"),
+    "budget sum": (
+        program(Roles((Role(0, 8, (), 256, AT), Role(8, 12, (), 24, AT)), AT), threads=384, requires="sm_90a"),
+        "need 68608 registers; a CTA is launched with 64512",
+    ),
+    "budget of others": (
+        program(Roles((Role(0, 4, (), 240, AT), Role(4, 8, (), 240, AT)), AT), threads=384, requires="sm_90a"),
+        "need 82944 registers; a CTA is launched with 64512",
+    ),
+    "budget of two CTAs": (
+        replace(program(Roles((Role(0, 4, (), 40, AT), Role(4, 8, (), 232, AT)), AT), requires="sm_90a"), min_ctas=2),
+        "a CTA is launched with 32768",
+    ),
+    "two budgets": (
+        program(Roles((Role(0, 4, (), 40, AT),), AT), Roles((Role(0, 4, (), 48, AT),), AT), requires="sm_90a"),
+        "warp 0 already has a budget of 40",
+    ),
     "budget on Ampere": (program(Roles((Role(0, 4, (), 64, AT),), AT)), "setmaxnreg needs sm_90a"),
-    "nested roles": (program(When(Const(pred, True), (Roles((Role(0, 4, ()),), AT),), (), False, AT)),
-                     "warp roles stand at the top of a kernel"),
+    "nested roles": (
+        program(When(Const(pred, True), (Roles((Role(0, 4, ()),), AT),), (), False, AT)),
+        "warp roles stand at the top of a kernel",
+    ),
     "barrier number": (program(op(BarSync(), Const(u32, 16))), "the barrier is the constant 16"),
     "barrier threads": (program(op(BarArrive(40), Const(u32, 1))), "a barrier of 40 threads"),
     "barrier of more": (program(op(BarSync(512), Const(u32, 1))), "a barrier of 512 threads"),
-    "accumulator copied": (program(op(WgmmaCommit()), op(WgmmaWait(0, 1), Const(f32, 0.0), into=(Value(9, f32),)),
-                                   requires="sm_90a"), "must overwrite its accumulator registers in place"),
+    "accumulator copied": (
+        program(op(WgmmaCommit()), op(WgmmaWait(0, 1), Const(f32, 0.0), into=(Value(9, f32),)), requires="sm_90a"),
+        "must overwrite its accumulator registers in place",
+    ),
     "wait alone": (program(op(WaitCopies(0))), "waits for a cp.async group that was never committed"),
-    "wait of another queue": (program(op(CommitCopies()), op(WaitCopies(0, "bulk")), requires="sm_90"),
-                              "waits for a bulk group that was never committed"),
-    "commit in another role": (program(Roles((Role(0, 4, (op(CommitCopies()),), None, AT),
-                                              Role(4, 8, (op(WaitCopies(0)),), None, AT)), AT)),
-                               "waits for a cp.async group that was never committed"),
-}  # fmt: skip
+    "wait of another queue": (
+        program(op(CommitCopies()), op(WaitCopies(0, "bulk")), requires="sm_90"),
+        "waits for a bulk group that was never committed",
+    ),
+    "commit in another role": (
+        program(Roles((Role(0, 4, (op(CommitCopies()),), None, AT), Role(4, 8, (op(WaitCopies(0)),), None, AT)), AT)),
+        "waits for a cp.async group that was never committed",
+    ),
+}
 
 
 @pytest.mark.parametrize("rule", BROKEN)
@@ -183,11 +211,19 @@ def test_architecture_specific_kernels_run_there_alone() -> None:
 @pytest.mark.parametrize(
     ("instruction", "architecture"),
     [
-        (Binary("add", u32), "sm_80"), (StMatrix(4), "sm_90"), (Elect(), "sm_90"), (TensorCopy("store", 2), "sm_90"),
-        (MbarrierArrival(), "sm_80"), (MbarrierArrival(128), "sm_90"), (CommitCopies("bulk"), "sm_90"),
-        (PairArithmetic("add", bf16), "sm_90"), (PairArithmetic("fma", bf16), "sm_80"),
-        (SetMaxRegisters(24, "dec"), "sm_90a"), (CpAsync(16), "sm_80"), (CpAsync(16, eviction="first"), "sm_90"),
+        (Binary("add", u32), "sm_80"),
+        (StMatrix(4), "sm_90"),
+        (Elect(), "sm_90"),
+        (TensorCopy("store", 2), "sm_90"),
+        (MbarrierArrival(), "sm_80"),
+        (MbarrierArrival(128), "sm_90"),
+        (CommitCopies("bulk"), "sm_90"),
+        (PairArithmetic("add", bf16), "sm_90"),
+        (PairArithmetic("fma", bf16), "sm_80"),
+        (SetMaxRegisters(24, "dec"), "sm_90a"),
+        (CpAsync(16), "sm_80"),
+        (CpAsync(16, eviction="first"), "sm_90"),
     ],
-)  # fmt: skip
+)
 def test_least_architecture(instruction: Instruction, architecture: str) -> None:
     assert least_architecture(instruction) == architecture

@@ -80,8 +80,9 @@ def test_fma_where_two_roundings_differ(a, b, c):
 def test_double_precision_fma_does_not_lose_the_product():
     (got,) = Fma(f64).meaning(np.array([[1 + 2.0**-30]]), np.array([[1 - 2.0**-30]]), np.array([[-1.0]]))
     assert got[0, 0] == -(2.0**-60)
-    (got,) = Fma(f64).meaning(np.array([[2.0**1000 * (1 + 2.0**-30)]]), np.array([[2.0**-1000 * (1 - 2.0**-30)]]),
-                              np.array([[-1.0]]))  # fmt: skip
+    (got,) = Fma(f64).meaning(
+        np.array([[2.0**1000 * (1 + 2.0**-30)]]), np.array([[2.0**-1000 * (1 - 2.0**-30)]]), np.array([[-1.0]])
+    )
     assert got[0, 0] == -(2.0**-60)
     (got,) = Fma(f64).meaning(np.array([[-0.0, -0.0]]), np.array([[2.0, 2.0]]), np.array([[-0.0, 0.0]]))
     assert np.signbit(got)[0].tolist() == [True, False]
@@ -149,21 +150,46 @@ def test_exp2_flushes_subnormals_on_both_sides(x):
 @pytest.mark.parametrize(
     ("op", "x", "expected"),
     [
-        ("ex2", -np.inf, 0.0), ("ex2", np.inf, np.inf), ("ex2", 0.0, 1.0), ("ex2", -126.0, float(TINY)),
-        ("ex2", -127.0, 0.0), ("ex2", 2.0**-140, 1.0), ("lg2", 0.0, -np.inf), ("lg2", 2.0**-140, -np.inf),
-        ("lg2", 8.0, 3.0), ("lg2", np.inf, np.inf), ("rcp", 0.0, np.inf), ("rcp", -0.0, -np.inf),
-        ("rcp", 2.0**-140, np.inf), ("rcp", np.inf, 0.0), ("rcp", 2.0**127, 0.0), ("rcp", 4.0, 0.25),
-        ("rsqrt", 0.0, np.inf), ("rsqrt", 4.0, 0.5), ("rsqrt", np.inf, 0.0), ("rsqrt", 2.0**-140, np.inf),
-        ("sqrt", 9.0, 3.0), ("sqrt", 2.0**-140, 2.0**-70), ("tanh", 0.0, 0.0), ("tanh", np.inf, 1.0),
+        ("ex2", -np.inf, 0.0),
+        ("ex2", np.inf, np.inf),
+        ("ex2", 0.0, 1.0),
+        ("ex2", -126.0, float(TINY)),
+        ("ex2", -127.0, 0.0),
+        ("ex2", 2.0**-140, 1.0),
+        ("lg2", 0.0, -np.inf),
+        ("lg2", 2.0**-140, -np.inf),
+        ("lg2", 8.0, 3.0),
+        ("lg2", np.inf, np.inf),
+        ("rcp", 0.0, np.inf),
+        ("rcp", -0.0, -np.inf),
+        ("rcp", 2.0**-140, np.inf),
+        ("rcp", np.inf, 0.0),
+        ("rcp", 2.0**127, 0.0),
+        ("rcp", 4.0, 0.25),
+        ("rsqrt", 0.0, np.inf),
+        ("rsqrt", 4.0, 0.5),
+        ("rsqrt", np.inf, 0.0),
+        ("rsqrt", 2.0**-140, np.inf),
+        ("sqrt", 9.0, 3.0),
+        ("sqrt", 2.0**-140, 2.0**-70),
+        ("tanh", 0.0, 0.0),
+        ("tanh", np.inf, 1.0),
     ],
-)  # fmt: skip
+)
 def test_special_values_of_the_approximations(op, x, expected):
     got = Unary(op, f32).meaning(f(x))[0][0, 0]
     assert bits(got) == bits(expected)
 
 
-@pytest.mark.parametrize(("op", "x"), [("lg2", -1.0), ("rsqrt", -1.0), ("sqrt", -1.0), *((o, np.nan) for o in
-                         ("ex2", "lg2", "rcp", "rsqrt", "sqrt", "tanh"))])  # fmt: skip
+@pytest.mark.parametrize(
+    ("op", "x"),
+    [
+        ("lg2", -1.0),
+        ("rsqrt", -1.0),
+        ("sqrt", -1.0),
+        *((o, np.nan) for o in ("ex2", "lg2", "rcp", "rsqrt", "sqrt", "tanh")),
+    ],
+)
 def test_undefined_values_are_nan(op, x):
     assert np.isnan(Unary(op, f32).meaning(f(x))[0][0, 0])
 
@@ -247,8 +273,13 @@ def test_pair_arithmetic_rounds_once(half, op):
     (got,) = PairArithmetic(op, half).meaning(*(np.ascontiguousarray(x).view(np.uint32) for x in raw))
     got = got.view(kind)
     numbers = [[Fraction(float(v)) for v in x.reshape(-1)] for x in raw]
-    exact = {"add": lambda a, b: a + b, "mul": lambda a, b: a * b, "min": min, "max": max,
-             "fma": lambda a, b, c: a * b + c}[op]  # fmt: skip
+    exact = {
+        "add": lambda a, b: a + b,
+        "mul": lambda a, b: a * b,
+        "min": min,
+        "max": max,
+        "fma": lambda a, b, c: a * b + c,
+    }[op]
     for have, *operands in zip(got.reshape(-1), *numbers, strict=True):
         value = exact(*operands)
         pattern = int(np.array([have]).view(np.uint16)[0])

@@ -191,11 +191,20 @@ def test_instructions_are_values():
 
 
 LANEWISE: list[Instruction] = [
-    Binary("add", f32), Binary("lt", s32), Binary("shl", u64), Fma(), Select(f32), Bitcast(f32, u32),
-    Convert(f32, s32, "rni"), Convert(u32, pred), PackPair(f16), UnpackHalf(bf16, 1), PairArithmetic("mul", bf16),
+    Binary("add", f32),
+    Binary("lt", s32),
+    Binary("shl", u64),
+    Fma(),
+    Select(f32),
+    Bitcast(f32, u32),
+    Convert(f32, s32, "rni"),
+    Convert(u32, pred),
+    PackPair(f16),
+    UnpackHalf(bf16, 1),
+    PairArithmetic("mul", bf16),
     Permute(0x3210),
     *(Unary(op, f32) for op in ("ex2", "lg2", "rcp", "rsqrt", "sqrt", "tanh", "tf32", "neg", "abs")),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize("instruction", LANEWISE, ids=lambda i: i.mnemonic)

@@ -73,19 +73,40 @@ def test_division_truncates(dtype, data):
 @pytest.mark.parametrize(
     "make",
     [
-        lambda: Binary("add", pred), lambda: Binary("rem", f32), lambda: Binary("shl", f64), lambda: Binary("lt", pred),
-        lambda: Binary("and", f32), lambda: Unary("ex2", u32), lambda: Unary("sqrt", f64), lambda: Unary("popc", f32),
-        lambda: Unary("not", f32), lambda: Unary("abs", u32), lambda: Fma(u32), lambda: MultiplyWide(u64),
-        lambda: Convert(f32, bf16), lambda: Bitcast(f16, u16), lambda: Atomic("shared", "and", f32),
-        lambda: Atomic("global", "min", f32), lambda: Atomic("global", "add", u16), lambda: Shuffle("xor", u16),
-        lambda: Atomic("global", "nand", u32), lambda: Atomic("global", "add", u32, order="weak"),
+        lambda: Binary("add", pred),
+        lambda: Binary("rem", f32),
+        lambda: Binary("shl", f64),
+        lambda: Binary("lt", pred),
+        lambda: Binary("and", f32),
+        lambda: Unary("ex2", u32),
+        lambda: Unary("sqrt", f64),
+        lambda: Unary("popc", f32),
+        lambda: Unary("not", f32),
+        lambda: Unary("abs", u32),
+        lambda: Fma(u32),
+        lambda: MultiplyWide(u64),
+        lambda: Convert(f32, bf16),
+        lambda: Bitcast(f16, u16),
+        lambda: Atomic("shared", "and", f32),
+        lambda: Atomic("global", "min", f32),
+        lambda: Atomic("global", "add", u16),
+        lambda: Shuffle("xor", u16),
+        lambda: Atomic("global", "nand", u32),
+        lambda: Atomic("global", "add", u32, order="weak"),
         lambda: Permute(0x8000),
-        lambda: CpAsync(8, "cg"), lambda: CpAsync(2, "ca"), lambda: WaitCopies(-1), lambda: WaitCopies(-1, "bulk"),  # pyright: ignore[reportArgumentType]
-        lambda: WgmmaWait(-1, 0), lambda: SetMaxRegisters(30, "inc"), lambda: Load("global", u32, cache="wb"),
-        lambda: Store("global", u32, cache="nc"), lambda: Load("shared", u32, cache="ca"),
-        lambda: Load("global", u32, order="release"), lambda: Store("global", u32, order="acquire"),
+        lambda: CpAsync(8, "cg"),
+        lambda: CpAsync(2, "ca"),
+        lambda: WaitCopies(-1),
+        lambda: WaitCopies(-1, "bulk"),  # pyright: ignore[reportArgumentType]
+        lambda: WgmmaWait(-1, 0),
+        lambda: SetMaxRegisters(30, "inc"),
+        lambda: Load("global", u32, cache="wb"),
+        lambda: Store("global", u32, cache="nc"),
+        lambda: Load("shared", u32, cache="ca"),
+        lambda: Load("global", u32, order="release"),
+        lambda: Store("global", u32, order="acquire"),
     ],
-)  # fmt: skip
+)
 def test_operands_that_an_instruction_does_not_take_are_refused(make):
     with pytest.raises(VerifyError):
         make()
@@ -122,9 +143,11 @@ def test_integers_become_the_nearest_float(source, data):
 @given(data=st.data())
 def test_floats_truncate_and_saturate(dtype, source, data):
     low, high = bounds(dtype)
-    x = data.draw(st.one_of(
-        st.floats(width=32), st.integers(low, high).map(float), st.sampled_from([low - 1.0, high + 1.0, -0.9, 0.9])
-    ))  # fmt: skip
+    x = data.draw(
+        st.one_of(
+            st.floats(width=32), st.integers(low, high).map(float), st.sampled_from([low - 1.0, high + 1.0, -0.9, 0.9])
+        )
+    )
     value = source.numpy.type(x)
     with np.errstate(all="ignore"):
         got = run(Convert(source, dtype), np.array([[value]]))

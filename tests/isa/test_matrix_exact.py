@@ -59,11 +59,18 @@ def test_movmatrix_transposes():
     assert (back.view(np.uint16).reshape(WARPS, 8, 8) == rows).all()
 
 
-@pytest.mark.parametrize("wrong", [
-    lambda: MmaInteger("m16n8k8", s8, s8), lambda: MmaInteger("m16n8k16", s8, bf16), lambda: MmaDouble("m16n16k16"),
-    lambda: WmmaLoad("A", "m16n16k16", f32, "row", "global"), lambda: WmmaLoad("C", "m16n16k16", bf16, "row", "shared"),
-    lambda: WmmaStore("m8n8k4", f32, "row", "global"), lambda: WmmaMma("m16n16k16", bf16, f16),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        lambda: MmaInteger("m16n8k8", s8, s8),
+        lambda: MmaInteger("m16n8k16", s8, bf16),
+        lambda: MmaDouble("m16n16k16"),
+        lambda: WmmaLoad("A", "m16n16k16", f32, "row", "global"),
+        lambda: WmmaLoad("C", "m16n16k16", bf16, "row", "shared"),
+        lambda: WmmaStore("m8n8k4", f32, "row", "global"),
+        lambda: WmmaMma("m16n16k16", bf16, f16),
+    ],
+)
 def test_what_the_isa_does_not_have_is_refused(wrong):
     with pytest.raises(VerifyError):
         wrong()

@@ -142,9 +142,14 @@ def test_narrow_loads_zero_extend_and_stores_truncate():
 @given(st.integers(0, 2**32 - 1), st.integers(0, 2**32 - 1), st.integers(0, 2**32 - 1))
 def test_atomics(old, value, other):
     expected = {
-        "add": (old + value) % 2**32, "min": min(old, value), "max": max(old, value), "and": old & value,
-        "or": old | value, "xor": old ^ value, "exch": value,
-    }  # fmt: skip
+        "add": (old + value) % 2**32,
+        "min": min(old, value),
+        "max": max(old, value),
+        "and": old & value,
+        "or": old | value,
+        "xor": old ^ value,
+        "exch": value,
+    }
     before, operand = np.array([old], np.uint32), np.array([value], np.uint32)
     for op, result in expected.items():
         assert int(Atomic("global", op, u32).combine(before, operand)[0]) == result, op
@@ -195,9 +200,14 @@ def c_owner(lane: int, i: int) -> tuple[int, int]:
 
 
 KINDS = [
-    ("m16n8k16", f16, f32), ("m16n8k16", f16, f16), ("m16n8k16", bf16, f32), ("m16n8k8", f16, f32),
-    ("m16n8k8", f16, f16), ("m16n8k8", bf16, f32), ("m16n8k8", tf32, f32),
-]  # fmt: skip
+    ("m16n8k16", f16, f32),
+    ("m16n8k16", f16, f16),
+    ("m16n8k16", bf16, f32),
+    ("m16n8k8", f16, f32),
+    ("m16n8k8", f16, f16),
+    ("m16n8k8", bf16, f32),
+    ("m16n8k8", tf32, f32),
+]
 NUMPY = {f16: np.float16, bf16: ml_dtypes.bfloat16, tf32: np.float32, f32: np.float32}
 
 

@@ -48,9 +48,19 @@ class GradientCase:
         c, (heads, kv_heads) = self.config, self.heads
         v_dim = 0 if c.value_dim == c.head_dim else c.value_dim
         forward = AttentionProblem(
-            self.batch, heads, kv_heads, self.q_len, self.kv_len, c.head_dim, c.dtype, self.window, v_dim,
-            scale=self.scale, softcap=self.softcap, sinks=self.sinks,
-        )  # fmt: skip
+            self.batch,
+            heads,
+            kv_heads,
+            self.q_len,
+            self.kv_len,
+            c.head_dim,
+            c.dtype,
+            self.window,
+            v_dim,
+            scale=self.scale,
+            softcap=self.softcap,
+            sinks=self.sinks,
+        )
         return BackwardProblem(forward, self.lse_gradient, deterministic=False)
 
     @property
@@ -63,8 +73,12 @@ class GradientCase:
         """Random arrays, heads first, and what the forward pass gives for them."""
         numbers = np.random.default_rng(self.q_len + 7 * self.kv_len)
         (heads, kv_heads), d, v_dim = self.heads, self.config.head_dim, self.config.value_dim
-        shapes = {"q": (heads, self.q_len, d), "k": (kv_heads, self.kv_len, d), "v": (kv_heads, self.kv_len, v_dim),
-                  "dout": (heads, self.q_len, v_dim)}  # fmt: skip
+        shapes = {
+            "q": (heads, self.q_len, d),
+            "k": (kv_heads, self.kv_len, d),
+            "v": (kv_heads, self.kv_len, v_dim),
+            "dout": (heads, self.q_len, v_dim),
+        }
         dtype = self.config.dtype.numpy
         found = {n: numbers.standard_normal((self.batch, *s)).astype(dtype) for n, s in shapes.items()}
         found["sinks"] = SINKS[:heads] if self.sinks else np.full(heads, -np.inf, np.float32)
@@ -79,10 +93,14 @@ class GradientCase:
         """In float64."""
         x = self.inputs
         return gradient_reference(
-            *(x[n] for n in ("dout", "q", "k", "v", "out")), dtype=self.config.dtype, scale=self.scale, seen=self.seen,
-            softcap=self.softcap, dlse=x["dlse"] if self.lse_gradient else None,
+            *(x[n] for n in ("dout", "q", "k", "v", "out")),
+            dtype=self.config.dtype,
+            scale=self.scale,
+            seen=self.seen,
+            softcap=self.softcap,
+            dlse=x["dlse"] if self.lse_gradient else None,
             sinks=x["sinks"] if self.sinks else None,
-        )  # fmt: skip
+        )
 
     @cached_property
     def calls(self) -> tuple[KernelCall, ...]:

@@ -89,10 +89,18 @@ class Case:
         c, m, n, k, line = self.config, self.m, self.n, self.k, self._line
         a, b = (-(-extent // line) * line for extent in (k if self.a_rows else m, n if self.b_rows else k))
         return MatmulProblem(
-            m, n, k, c.dtype, c.accumulate, self.out or c.dtype,
-            Matrix(self.a_rows, a, 0, alignment(a)), Matrix(not self.b_rows, b, 0, alignment(b)),
-            Matrix(True, n, 0, alignment(n)), epilogue=Epilogue(), pairs=n % 2 == 0,
-        )  # fmt: skip
+            m,
+            n,
+            k,
+            c.dtype,
+            c.accumulate,
+            self.out or c.dtype,
+            Matrix(self.a_rows, a, 0, alignment(a)),
+            Matrix(not self.b_rows, b, 0, alignment(b)),
+            Matrix(True, n, 0, alignment(n)),
+            epilogue=Epilogue(),
+            pairs=n % 2 == 0,
+        )
 
     @cached_property
     def calls(self) -> tuple[KernelCall, ...]:

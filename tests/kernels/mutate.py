@@ -45,9 +45,14 @@ def objection(run: Callable[[], Outcome]) -> str | None:
 
 
 def run_calls(
-    calls: Sequence[KernelCall], arrays: dict[str, Any], seed: int | None = None, program: Program | None = None,
-    *, of: int = 0, stop: bool = False,
-) -> tuple[Emulation, ...]:  # fmt: skip
+    calls: Sequence[KernelCall],
+    arrays: dict[str, Any],
+    seed: int | None = None,
+    program: Program | None = None,
+    *,
+    of: int = 0,
+    stop: bool = False,
+) -> tuple[Emulation, ...]:
     """Emulate kernels on arrays by name, ``program`` in place of that of call ``of``.
 
     Workspace, which ``arrays`` gets too, starts as NaN, or as 0 where a call asks for it.
@@ -163,8 +168,10 @@ def shifts(program: Program, stages: int, single_every: int = 0) -> list[Mutant]
         region = next(r for r in program.shared if r.offset <= offset < r.offset + r.bytes)
         stage, distances[path] = _other_place(program, region, offset, stages)
         groups.setdefault((path[:-1], type(op.instruction).__name__, region.name, stage), []).append(path)
-    chosen = [(f"{kind} of {name}, stage {stage}, block {list(block)}", paths)
-              for (block, kind, name, stage), paths in groups.items()]  # fmt: skip
+    chosen = [
+        (f"{kind} of {name}, stage {stage}, block {list(block)}", paths)
+        for (block, kind, name, stage), paths in groups.items()
+    ]
     if single_every:
         alone = list(distances)[::single_every]
         chosen += [(f"the instruction at {list(path)} alone", [path]) for path in alone]

@@ -136,11 +136,16 @@ SHORT = AttentionProblem(32, 32, 32, 512, 512, 64, bf16, CAUSAL)
 @pytest.mark.parametrize(
     ("change", "persistent"),
     [
-        ({}, True), ({"batch": 1}, False), ({"q_len": 16384, "kv_len": 16384}, False), ({"kv_heads": 2}, False),
-        ({"head_dim": 96}, True), ({"head_dim": 96, "q_len": 4096, "kv_len": 4096}, False), ({"head_dim": 128}, False),
+        ({}, True),
+        ({"batch": 1}, False),
+        ({"q_len": 16384, "kv_len": 16384}, False),
+        ({"kv_heads": 2}, False),
+        ({"head_dim": 96}, True),
+        ({"head_dim": 96, "q_len": 4096, "kv_len": 4096}, False),
+        ({"head_dim": 128}, False),
     ],
     ids=str,
-)  # fmt: skip
+)
 @pytest.mark.parametrize("deterministic", [False, True])
 def test_many_short_tiles_of_narrow_heads_share_ctas(
     change: dict[str, Any], persistent: bool, deterministic: bool
@@ -184,9 +189,16 @@ def test_random_problems(seed: int) -> None:
     q_len, kv_len = (int(n) for n in draw.integers(1, 110, 2))
     window, softcap = FEATURES["window"][draw.integers(5)], FEATURES["softcap"][draw.integers(3)]
     case = GradientCase(
-        config, q_len, kv_len, window, (kv_heads * group, kv_heads), softcap=softcap,
-        lse_gradient=bool(draw.random() < 0.5), layout=str(draw.choice(["bshd", "bhsd"])), sinks=bool(seed % 2),
-    )  # fmt: skip
+        config,
+        q_len,
+        kv_len,
+        window,
+        (kv_heads * group, kv_heads),
+        softcap=softcap,
+        lse_gradient=bool(draw.random() < 0.5),
+        layout=str(draw.choice(["bshd", "bhsd"])),
+        sinks=bool(seed % 2),
+    )
     outcome = case.run(seed)
     assert outcome.findings == (), case
     assert max(outcome.excess.values()) <= 1.0, (case, outcome.excess)

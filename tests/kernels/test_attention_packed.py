@@ -81,20 +81,33 @@ class Case:
             f"{name}_used": np.asarray(x, np.int32) for name, x in zip("qk", self.used, strict=True) if x is not None
         }
         return {
-            "q": q, "k": k, "v": v, "out": np.full((*q.shape[:2], v.shape[2]), UNTOUCHED, dtype),
+            "q": q,
+            "k": k,
+            "v": v,
+            "out": np.full((*q.shape[:2], v.shape[2]), UNTOUCHED, dtype),
             "lse": np.full((self.heads, q_rows), UNTOUCHED, np.float32),
-            "q_starts": self.starts[0], "k_starts": self.starts[1], **used,
-        }  # fmt: skip
+            "q_starts": self.starts[0],
+            "k_starts": self.starts[1],
+            **used,
+        }
 
     @cached_property
     def calls(self) -> tuple[KernelCall, KernelCall]:
         """Both launches."""
         x = self.arrays
         problem = PackedProblem(
-            len(self.queries), self.heads, self.kv_heads, x["q"].shape[0], x["k"].shape[0], self.config.head_dim,
-            self.config.dtype, self.window, lse=self.lse, used=("q_used" in x, "k_used" in x),
+            len(self.queries),
+            self.heads,
+            self.kv_heads,
+            x["q"].shape[0],
+            x["k"].shape[0],
+            self.config.head_dim,
+            self.config.dtype,
+            self.window,
+            lse=self.lse,
+            used=("q_used" in x, "k_used" in x),
             v_dim=0 if x["v"].shape[2] == x["k"].shape[2] else x["v"].shape[2],
-        )  # fmt: skip
+        )
         lying = {name: (x[name].shape[1] * x[name].shape[2], x[name].shape[2]) for name in ("q", "k", "v", "out")}
         return self.config.calls_packed(problem, PackedOperands(lying), 3)
 

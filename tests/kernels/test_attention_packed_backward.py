@@ -92,10 +92,17 @@ class Case:
         """The sequences that float64 has otherwise."""
         x, config = self.arrays, self.config
         forward = PackedProblem(
-            len(self.queries), self.heads, self.kv_heads, x["q"].shape[0], x["k"].shape[0], config.head_dim,
-            config.dtype, self.window, sinks=bool(self.sinks),
+            len(self.queries),
+            self.heads,
+            self.kv_heads,
+            x["q"].shape[0],
+            x["k"].shape[0],
+            config.head_dim,
+            config.dtype,
+            self.window,
+            sinks=bool(self.sinks),
             v_dim=0 if config.value_dim == config.head_dim else config.value_dim,
-        )  # fmt: skip
+        )
         problem = PackedBackwardProblem(forward, True, getattr(config, "in_turn", True))
         strides = {name: (a.shape[1] * a.shape[2], a.shape[2]) for name, a in x.items() if a.ndim == 3}
         operands = PackedOperands(strides | {"out": strides["o"]})

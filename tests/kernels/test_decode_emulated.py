@@ -137,9 +137,20 @@ def test_every_problem_has_a_configuration_that_divides_a_given_split(arch: str,
     head_dims = 64, 80, 128, 144, 192, 256, *(() if fp8 else (8, 16))
     for head_dim, kv_heads, group, packed in product(head_dims, (1, 2), (1, 32), (False, True)):
         problem = DecodeProblem(
-            4, group * kv_heads, kv_heads, 4 if packed else 1, 4096, head_dim, bf16, page_size=16, pages=9,
-            table_pages=9, packed=packed, split=128, fp8=fp8,
-        )  # fmt: skip
+            4,
+            group * kv_heads,
+            kv_heads,
+            4 if packed else 1,
+            4096,
+            head_dim,
+            bf16,
+            page_size=16,
+            pages=9,
+            table_pages=9,
+            packed=packed,
+            split=128,
+            fp8=fp8,
+        )
         config = decode_configuration(problem, target(arch))
         problems = config.check(target(arch)) + config.violations(problem)
         assert problems == (["fp8 needs compute capability 9.0"] if fp8 and arch != "sm_90a" else [])

@@ -182,8 +182,14 @@ def test_each_rung_changes_what_it_says() -> None:
     steps = [rung.config for rung in LADDER.rungs if isinstance(rung.config, RungGemm)]
     changed = [{f.name for f in fields(x) if getattr(x, f.name) != getattr(y, f.name)} for x, y in pairwise(steps)]
     assert changed == [
-        {"padding"}, {"wmma", "padding"}, {"ldmatrix"}, {"swizzle"}, {"stages"}, {"pipelined"}, {"block_stride"},
-    ]  # fmt: skip
+        {"padding"},
+        {"wmma", "padding"},
+        {"ldmatrix"},
+        {"swizzle"},
+        {"stages"},
+        {"pipelined"},
+        {"block_stride"},
+    ]
     assert RUNGS["best16"].accumulate is f16
     assert RUNGS["best32"].accumulate is f32
 

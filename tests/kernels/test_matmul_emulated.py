@@ -194,9 +194,14 @@ def test_any_extents_and_layouts(variant: str, rows: tuple[bool, bool], extents:
     seed=st.sampled_from([None, 0, 1, 2]),
 )
 def test_any_size_layout_and_type_of_wgmma(
-    kind: str, size: tuple[int, int, int], row_major: tuple[bool, bool], dtype: DType, out: DType | None, split: bool,
+    kind: str,
+    size: tuple[int, int, int],
+    row_major: tuple[bool, bool],
+    dtype: DType,
+    out: DType | None,
+    split: bool,
     seed: int | None,
-) -> None:  # fmt: skip
+) -> None:
     config = replace(WGMMA[kind], dtype=dtype, split_k=2 if split and size[2] > 64 else 1)
     outcome = Case(config, *size, *row_major, out=out).run(seed=seed)
     assert outcome.fine, outcome
@@ -229,11 +234,15 @@ def test_adversarial_orders_of_the_warps(seed: int) -> None:
     assert Case(SMALL, 64, 64, 32 * 8).run(seed=seed).fine
 
 
-@pytest.mark.parametrize("config", [
-    MatmulSm80(16, 32, 32, 16, 32, 2, block_stride=8),
-    RungGemm(16, 32, 32, 16, 32, ldmatrix=True, swizzle=True, block_stride=8),
-    replace(TURNS, tile_n=32, block_stride=8),
-], ids=str)  # fmt: skip
+@pytest.mark.parametrize(
+    "config",
+    [
+        MatmulSm80(16, 32, 32, 16, 32, 2, block_stride=8),
+        RungGemm(16, 32, 32, 16, 32, ldmatrix=True, swizzle=True, block_stride=8),
+        replace(TURNS, tile_n=32, block_stride=8),
+    ],
+    ids=str,
+)
 def test_groups_of_rows_visit_every_tile_once(config: MatmulConfig) -> None:
     """Groups of 8 rows of tiles, the last one lower: any tile left out would stay NaN."""
     assert Case(config, config.tile_m * 11, config.tile_n * 3, 64).run().fine

@@ -21,9 +21,11 @@ def merged(program, tiles, op):
     columns = np.cumsum(rng.integers(1, 9, (tiles, ROWS), dtype=np.uint32), 0, dtype=np.uint32)
     best = first.argmax(0), np.arange(ROWS)
     expected = {
-        "max": first.max(0), "argmax": first.max(0), "sum": first.astype(np.float64).sum(0),
+        "max": first.max(0),
+        "argmax": first.max(0),
+        "sum": first.astype(np.float64).sum(0),
         "logsumexp": np.log((np.exp(first.astype(np.float64)) * second).sum(0)),
-    }[op]  # fmt: skip
+    }[op]
     out, index = np.full(ROWS, np.nan, np.float32), np.zeros(ROWS, np.uint32)
     given = {"first": first, "second": columns if op == "argmax" else second, "out": out, "index": index}
     given |= {"m": ROWS, "tiles": tiles}

@@ -103,10 +103,15 @@ def test_each_barrier_is_needed(key, repeats):
         assert done.findings or not is_right(out, inputs), mutant.what
 
 
-@pytest.mark.parametrize(("wrong", "text"), [
-    (ReduceConfig(repeats=3), "repeats is 1 or even"), (ReduceConfig(num_warps=0), "num_warps"),
-    (ReduceConfig("registers", wide=True), "wide is for serial"), (ReduceConfig("magic"), "method is"),  # type: ignore[arg-type]
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("wrong", "text"),
+    [
+        (ReduceConfig(repeats=3), "repeats is 1 or even"),
+        (ReduceConfig(num_warps=0), "num_warps"),
+        (ReduceConfig("registers", wide=True), "wide is for serial"),
+        (ReduceConfig("magic"), "method is"),  # type: ignore[arg-type]
+    ],
+)
 def test_what_is_no_kernel_is_refused(wrong, text):
     with pytest.raises(ConfigError, match=text):
         matmul_row_max.trace(config=wrong)

@@ -44,8 +44,11 @@ def test_digests_are_stable_across_processes():
         paths = [str(root), *(p for p in sys.path if p)]
         done = subprocess.run(
             [sys.executable, "-c", _DIGEST, *paths],
-            env={"PYTHONHASHSEED": seed, "PATH": ""}, capture_output=True, text=True, check=True,
-        )  # fmt: skip
+            env={"PYTHONHASHSEED": seed, "PATH": ""},
+            capture_output=True,
+            text=True,
+            check=True,
+        )
         found.add(done.stdout)
     assert len(found) == 1
     assert len(found.pop().split()) == 2

@@ -12,8 +12,9 @@ from warploom.core.errors import TraceError
 from warploom.lang import Global, Kernel, bf16, e4m3, e5m2, f16, f32, kernel, s8, s16, s32, u8, u32
 
 RNG = np.random.default_rng(3)
-VALUES = np.concatenate([[-3e9, -300.0, -128.5, -2.5, -0.5, 0.5, 1.5, 2.5, 126.5, 127.5, 255.5, 3e9],
-                         RNG.uniform(-200, 200, 20)]).astype(np.float32)  # fmt: skip
+VALUES = np.concatenate(
+    [[-3e9, -300.0, -128.5, -2.5, -0.5, 0.5, 1.5, 2.5, 126.5, 127.5, 255.5, 3e9], RNG.uniform(-200, 200, 20)]
+).astype(np.float32)
 
 
 def traces(body):
@@ -68,8 +69,10 @@ def not_set(k, x, h):
     x.store(total, 0)
 
 
-@pytest.mark.parametrize(("body", "name"), [(summed, "total"), (augmented, "total"), (swapped, "before"),
-                                            (counted, "total"), (set_in_a_branch, "total")])  # fmt: skip
+@pytest.mark.parametrize(
+    ("body", "name"),
+    [(summed, "total"), (augmented, "total"), (swapped, "before"), (counted, "total"), (set_in_a_branch, "total")],
+)
 def test_a_name_that_carries_nothing_is_refused_with_its_line(body, name):
     with pytest.raises(TraceError, match=rf"'{name}' is bound anew.*test_loads\.py:\d+.*{name} = k\.register\(f32"):
         traces(body)

@@ -249,9 +249,11 @@ def named(k: Kernel, x: Global[f32], *, threads: int, name: float = 1.0) -> None
 
 @pytest.mark.parametrize(
     ("given", "says"),
-    [({"threads": 64, "tile": 3}, "'tile' is no trace-time parameter of named; it has threads, name"),
-     ({"name": 2.0}, "named without defaults: threads")],
-)  # fmt: skip
+    [
+        ({"threads": 64, "tile": 3}, "'tile' is no trace-time parameter of named; it has threads, name"),
+        ({"name": 2.0}, "named without defaults: threads"),
+    ],
+)
 def test_a_configuration_is_the_kernels(given, says):
     with pytest.raises(TraceError, match=says):
         named.trace(**given)

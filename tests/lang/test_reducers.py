@@ -157,9 +157,15 @@ def test_a_users_own_pair(spread, rng):
     assert (found == np.sort(matrix, 1)[:, :-3:-1]).all()
 
 
-@pytest.mark.parametrize(("name", "axis", "shuffles"), [
-    ("C", "col", 1 + 1), ("C 4x2", "col", 4 + 2), ("C 3x1", "col", 3 + 3), ("C", "row", 1 + 1 + 1),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("name", "axis", "shuffles"),
+    [
+        ("C", "col", 1 + 1),
+        ("C 4x2", "col", 4 + 2),
+        ("C 3x1", "col", 3 + 3),
+        ("C", "row", 1 + 1 + 1),
+    ],
+)
 def test_shared_exchanges_take_fewer_shuffles(name, axis, shuffles):
     layout = LAYOUTS[name]
     plan = reduction_plan(layout, axis).spread()

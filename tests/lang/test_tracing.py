@@ -145,8 +145,11 @@ def test_floats_are_never_rearranged():
         x.store((value + 0.0) * 1.0 + 0.1 + 0.2, k.lane)
 
     assert [m for m in mnemonics(traced_with(body).trace()) if ".f32" in m] == [
-        "add.f32", "mul.f32", "add.f32", "add.f32",
-    ]  # fmt: skip
+        "add.f32",
+        "mul.f32",
+        "add.f32",
+        "add.f32",
+    ]
 
 
 @pytest.mark.parametrize("n", [0, 1, 7, 2**31 - 1, 2**31, 2**32 - 1])

@@ -73,9 +73,15 @@ def test_cta_wide_copies_need_no_stride() -> None:
 def test_tables_of_the_series() -> None:
     # Threads 0 to 7 read an 8×8 tile of banks column by column, thread t in row t: column i lies at t ^ i.
     table = {
-        0: (4, 2, 1), 1: (4, 2, -1), 2: (4, -2, 1), 3: (4, -2, -1),
-        4: (-4, 2, 1), 5: (-4, 2, -1), 6: (-4, -2, 1), 7: (-4, -2, -1),
-    }  # fmt: skip
+        0: (4, 2, 1),
+        1: (4, 2, -1),
+        2: (4, -2, 1),
+        3: (4, -2, -1),
+        4: (-4, 2, 1),
+        5: (-4, 2, -1),
+        6: (-4, -2, 1),
+        7: (-4, -2, -1),
+    }
     for thread, strides in table.items():
         found = signed_strides(7, thread)
         assert found == tuple(zip((1, 2, 4), reversed(strides), strict=True))
@@ -92,8 +98,15 @@ def test_the_same_tables_from_a_swizzled_tile() -> None:
     assert split_displacement(memory, rows, 0, 56) == (0, 112)
     (_, ones), (_, twos), (_, fours) = signed_strides(112, base)
     assert [tuple(int(s) // 16 for s in row) for row in zip(fours, twos, ones, strict=True)] == [
-        (4, 2, 1), (4, 2, -1), (4, -2, 1), (4, -2, -1), (-4, 2, 1), (-4, 2, -1), (-4, -2, 1), (-4, -2, -1),
-    ]  # fmt: skip
+        (4, 2, 1),
+        (4, 2, -1),
+        (4, -2, 1),
+        (4, -2, -1),
+        (-4, 2, 1),
+        (-4, 2, -1),
+        (-4, -2, 1),
+        (-4, -2, -1),
+    ]
 
 
 def test_traced_strides_use_the_given_select() -> None:

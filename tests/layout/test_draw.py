@@ -85,10 +85,15 @@ def test_tiles_without_whole_chunks_are_refused() -> None:
         draw_banks(SharedLayout(8, 4, 2))
 
 
-@pytest.mark.parametrize("grid", [
-    draw_elements(wmma_accumulator()), draw_lanes(mma_fragment("m16n8k16", "A")), draw_permutation(wmma_accumulator()),
-    draw_banks(SharedLayout(16, 96, 2, Swizzle(3, 4, 3))),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "grid",
+    [
+        draw_elements(wmma_accumulator()),
+        draw_lanes(mma_fragment("m16n8k16", "A")),
+        draw_permutation(wmma_accumulator()),
+        draw_banks(SharedLayout(16, 96, 2, Swizzle(3, 4, 3))),
+    ],
+)
 def test_the_svg_is_well_formed_and_nothing_leaves_the_page(grid) -> None:
     root = ET.fromstring(grid.svg())
     width, height = float(root.get("width", 0)), float(root.get("height", 0))

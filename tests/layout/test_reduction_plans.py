@@ -146,8 +146,10 @@ def test_spread_results_are_held_by_the_lanes_the_plan_says(name: str, axis: str
         held = np.concatenate([plan.result_coordinate(i, lane, warp) for i in range(plan.results)])
         copies = np.bincount(held, minlength=layout.shape[0 if axis == "col" else 1])
         assert (copies > 0).all()
-        assert (copies << len(plan.halved) == np.bincount(np.concatenate(
-            [plain.result_coordinate(i, lane, warp) for i in range(plain.results)]))).all()  # fmt: skip
+        assert (
+            copies << len(plan.halved)
+            == np.bincount(np.concatenate([plain.result_coordinate(i, lane, warp) for i in range(plain.results)]))
+        ).all()
         assert plan.shuffles <= plain.shuffles
         assert (plan.shuffles < plain.shuffles) == bool(plan.halved)
 

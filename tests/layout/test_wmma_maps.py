@@ -16,8 +16,13 @@ from warploom.layout.wmma import (
     wmma_name,
 )
 
-INPUTS = [(s, o, DTYPES[t], order) for s, types in WMMA_SHAPES.items() for t in types for o in "AB"
-          for order in ("row", "col")]  # fmt: skip
+INPUTS = [
+    (s, o, DTYPES[t], order)
+    for s, types in WMMA_SHAPES.items()
+    for t in types
+    for o in "AB"
+    for order in ("row", "col")
+]
 SUMS = sorted({(s, c) for s, types in WMMA_SHAPES.items() for t in types for c in WMMA_ACCUMULATORS[t]})
 
 

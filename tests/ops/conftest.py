@@ -46,9 +46,16 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[EmulatedGpu]:
     monkeypatch.setattr(backends.GpuCall, "prepare", made.prepare)
     monkeypatch.setattr(steps, "zero_words", made.zero)
     modules = (
-        append_to_cache, attention, attention_backward, attention_paged, attention_varlen, attention_varlen_backward,
-        loss, matmul, reduce,
-    )  # fmt: skip
+        append_to_cache,
+        attention,
+        attention_backward,
+        attention_paged,
+        attention_varlen,
+        attention_varlen_backward,
+        loss,
+        matmul,
+        reduce,
+    )
     for module in modules:
         module._prepared.clear()
     yield made

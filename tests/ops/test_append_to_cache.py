@@ -36,9 +36,16 @@ def turned(x: Array, positions: Array, angles: Array, interleaved: bool) -> Arra
 
 
 @pytest.mark.parametrize("page", [0, 16])
-@pytest.mark.parametrize(("rotary", "interleaved", "kind"), [
-    (0, False, BF16), (64, False, BF16), (32, False, np.float32), (64, True, np.float32), (16, True, BF16),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("rotary", "interleaved", "kind"),
+    [
+        (0, False, BF16),
+        (64, False, BF16),
+        (32, False, np.float32),
+        (64, True, np.float32),
+        (16, True, BF16),
+    ],
+)
 def test_new_keys_and_values_lie_where_attention_looks_for_them(
     page: int, rotary: int, interleaved: bool, kind: Any
 ) -> None:
@@ -147,19 +154,28 @@ def test_what_has_no_place_is_left_out_or_named() -> None:
     assert written == [[0, 0], [0, 1], [1, 15], [2, 0], [2, 1]]
 
 
-@pytest.mark.parametrize(("changed", "says"), [
-    ({"k": np.zeros((2, 1, 1, 64), np.float32)}, "k is f32"),
-    ({"v": np.zeros((2, 2, 1, 64), np.float16)}, "k and v must be equal"),
-    ({"kv_lens": np.zeros(3, np.int32)}, r"kv_lens has shape \(3,\)"),
-    ({"cos": np.zeros((4, 32), np.float16)}, "cos and sin come together"),
-    ({"cos": np.zeros((4, 4), np.float16), "sin": np.zeros((4, 4), np.float16)}, "rotary_dim is a multiple of 16"),
-    ({"q": np.zeros((2, 1, 1, 64), np.float16)}, "q is turned by cos and sin"),
-    ({"block_table": None}, "its first dimension must be the batch"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("changed", "says"),
+    [
+        ({"k": np.zeros((2, 1, 1, 64), np.float32)}, "k is f32"),
+        ({"v": np.zeros((2, 2, 1, 64), np.float16)}, "k and v must be equal"),
+        ({"kv_lens": np.zeros(3, np.int32)}, r"kv_lens has shape \(3,\)"),
+        ({"cos": np.zeros((4, 32), np.float16)}, "cos and sin come together"),
+        ({"cos": np.zeros((4, 4), np.float16), "sin": np.zeros((4, 4), np.float16)}, "rotary_dim is a multiple of 16"),
+        ({"q": np.zeros((2, 1, 1, 64), np.float16)}, "q is turned by cos and sin"),
+        ({"block_table": None}, "its first dimension must be the batch"),
+    ],
+)
 def test_what_is_refused(changed: dict[str, Any], says: str) -> None:
     cache, new = np.zeros((4, 16, 1, 64), np.float16), np.zeros((2, 1, 1, 64), np.float16)
-    given: dict[str, Any] = {"k_cache": cache, "v_cache": cache.copy(), "k": new, "v": new,
-                             "kv_lens": np.ones(2, np.int32), "block_table": np.zeros((2, 2), np.int32)}  # fmt: skip
+    given: dict[str, Any] = {
+        "k_cache": cache,
+        "v_cache": cache.copy(),
+        "k": new,
+        "v": new,
+        "kv_lens": np.ones(2, np.int32),
+        "block_table": np.zeros((2, 2), np.int32),
+    }
     with pytest.raises(ProblemError, match=says):
         warploom.append_to_cache(**{**given, **changed})
 
@@ -193,8 +209,12 @@ def test_every_call_is_held_to_where_its_caches_lie(gpu: EmulatedGpu, monkeypatc
 def test_no_new_keys_are_none() -> None:
     """NumPy's strides of nothing are 0."""
     cache, empty = np.zeros((4, 16, 1, 64), BF16), np.zeros((2, 0, 1, 64)).astype(BF16)
-    assert warploom.append_to_cache(cache, cache.copy(), empty, empty, np.ones(2, np.int32),
-                                    block_table=np.zeros((2, 2), np.int32)) is None  # fmt: skip
+    assert (
+        warploom.append_to_cache(
+            cache, cache.copy(), empty, empty, np.ones(2, np.int32), block_table=np.zeros((2, 2), np.int32)
+        )
+        is None
+    )
 
 
 @pytest.mark.parametrize("turning", [True, False])
@@ -219,10 +239,20 @@ def test_in_a_graph_it_is_one_operator_that_changes_the_caches(turning: bool) ->
     assert not torch.equal(eager, cache)
     torch.library.opcheck(
         torch.ops.warploom.append_to_cache.default,
-        (cache[:, 0].clone(), cache[:, 1].clone(), new[0], new[1], lens, None,
-         *(named.get(name) for name in ("q", "cos", "sin")), None, None, False,
-         torch.empty_like(named["q"]) if turning else None),
+        (
+            cache[:, 0].clone(),
+            cache[:, 1].clone(),
+            new[0],
+            new[1],
+            lens,
+            None,
+            *(named.get(name) for name in ("q", "cos", "sin")),
+            None,
+            None,
+            False,
+            torch.empty_like(named["q"]) if turning else None,
+        ),
         test_utils=("test_schema", "test_faketensor"),
-    )  # fmt: skip
+    )
     with pytest.raises(ProblemError, match="requires a gradient"):
         call(cache, new.requires_grad_())

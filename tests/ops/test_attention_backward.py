@@ -33,9 +33,14 @@ def arrays_of(problem: Problem) -> dict[str, Any]:
 def excess(problem: Problem, x: dict[str, Any], gradients: Any) -> float:
     """The largest error over what is allowed."""
     reference = gradient_reference(
-        *(problem.turned(x[n]) for n in NAMES[:5]), dtype=problem.dtype, scale=problem.scale, seen=problem.seen,
-        softcap=problem.softcap, dlse=x["dlse"], sinks=x["sinks"],
-    )  # fmt: skip
+        *(problem.turned(x[n]) for n in NAMES[:5]),
+        dtype=problem.dtype,
+        scale=problem.scale,
+        seen=problem.seen,
+        softcap=problem.softcap,
+        dlse=x["dlse"],
+        sinks=x["sinks"],
+    )
     return max(reference.excess(*map(problem.turned, gradients[:3]), *gradients[3:]).values())
 
 

@@ -155,7 +155,10 @@ BAD: dict[str, tuple[Any, type[Exception], str]] = {
     "float32": (lambda: [x.astype(np.float32) for x in make()], ProblemError, "q is f32.*convert it to bf16 or f16"),
     "integers": (lambda: [x.astype(np.int32) for x in make()], ProblemError, "q is int32"),
     "last dimension strided": (
-        lambda: [x[..., ::2] for x in make(head_dim=128)], ProblemError, "last dimension of q is not contiguous"),
+        lambda: [x[..., ::2] for x in make(head_dim=128)],
+        ProblemError,
+        "last dimension of q is not contiguous",
+    ),
     "transposed": (lambda: [x.swapaxes(1, 3) for x in make()], ProblemError, "last dimension of q is not contiguous"),
     "k and v differ": (lambda: [*make()[:2], make(kv_len=128)[2]], ProblemError, "k has .* and v .*must be equal"),
     "batches differ": (lambda: [make(2)[0], *make(1)[1:]], ProblemError, "batch"),
@@ -164,7 +167,7 @@ BAD: dict[str, tuple[Any, type[Exception], str]] = {
     "head_dim too large": (lambda: make(head_dim=264), ProblemError, "head_dim"),
     "no array": (lambda: [*make()[:2], "v"], ProblemError, "array"),
     "a list": (lambda: [make()[0].tolist(), *make()[1:]], ProblemError, "array"),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("case", BAD)

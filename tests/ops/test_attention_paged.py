@@ -68,9 +68,15 @@ def test_random_steps() -> None:
     for seed in range(3):
         batch, page = int(numbers.integers(1, 5)), int(numbers.choice([0, 16, 32, 64]))
         step = Step(
-            tuple(numbers.integers(0, 193, batch).tolist()), (int(numbers.integers(1, 6)),) * batch, page, 192,
-            int(numbers.integers(1, 3)), int(numbers.choice([1, 3, 4])), int(numbers.choice([24, 64])), seed=seed,
-        )  # fmt: skip
+            tuple(numbers.integers(0, 193, batch).tolist()),
+            (int(numbers.integers(1, 6)),) * batch,
+            page,
+            192,
+            int(numbers.integers(1, 3)),
+            int(numbers.choice([1, 3, 4])),
+            int(numbers.choice([24, 64])),
+            seed=seed,
+        )
         assert step.problems() == [], step
 
 
@@ -96,9 +102,15 @@ def test_a_given_split_gives_equal_bits_whatever_else_is_packed_beside() -> None
     for number in (0, 2):
         own, table = queries[starts[number] : starts[number + 1]], named["block_table"][number : number + 1]
         out, lse = warploom.attention_paged(
-            own, k, v, lens[number : number + 1], block_table=table, return_lse=True,
-            cu_seqlens_q=np.array([0, len(own)], np.int32), **options,
-        )  # fmt: skip
+            own,
+            k,
+            v,
+            lens[number : number + 1],
+            block_table=table,
+            return_lse=True,
+            cu_seqlens_q=np.array([0, len(own)], np.int32),
+            **options,
+        )
         assert np.array_equal(out.swapaxes(0, 1).view(np.uint16), outs[number].view(np.uint16))
         assert np.array_equal(lse, logs[number])
 
@@ -146,8 +158,10 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"q": np.zeros((2, 2, 64), np.float16)}, r"q has shape \(2, 2, 64\); it must be \(batch, q_len"),
     ({"q": np.zeros((2, 1, 3, 72), np.float16)}, "q has head_dim 72 and k_cache 64"),
     ({"k_cache": np.zeros((4, 16, 2, 64), np.float16)}, r"k_cache is f16 \(4, 16, 2, 64\) and v_cache"),
-    ({"k_cache": np.zeros((4, 24, 1, 64), np.float16), "v_cache": np.zeros((4, 24, 1, 64), np.float16)},
-     "a page has 24 keys"),
+    (
+        {"k_cache": np.zeros((4, 24, 1, 64), np.float16), "v_cache": np.zeros((4, 24, 1, 64), np.float16)},
+        "a page has 24 keys",
+    ),
     ({"kv_lens": np.zeros(3, np.int32)}, r"kv_lens has shape \(3,\)"),
     ({"kv_lens": np.zeros(2, np.int64)}, "kv_lens is int64, .*: convert it to int32"),
     ({"block_table": np.zeros((3, 2), np.int32)}, r"block_table has shape \(3, 2\); it must be \(2, 2\)"),
@@ -156,9 +170,15 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"cu_seqlens_q": np.zeros(2, np.int32)}, "q has shape .* with cu_seqlens_q"),
     ({"k_scale": np.zeros(1, np.float32)}, "belong to a float8_e4m3fn cache"),
     ({"k_cache": np.zeros((4, 16, 1, 64), ml_dtypes.float8_e4m3fn)}, "k_cache is float8_e4m3fn .* and v_cache f16"),
-    ({"k_cache": np.zeros((4, 16, 1, 64), ml_dtypes.float8_e4m3fn),
-      "v_cache": np.zeros((4, 16, 1, 64), ml_dtypes.float8_e4m3fn), "k_scale": np.zeros(1, np.float32),
-      "v_scale": np.zeros(2, np.float32)}, r"v_scale has shape \(2,\)"),
+    (
+        {
+            "k_cache": np.zeros((4, 16, 1, 64), ml_dtypes.float8_e4m3fn),
+            "v_cache": np.zeros((4, 16, 1, 64), ml_dtypes.float8_e4m3fn),
+            "k_scale": np.zeros(1, np.float32),
+            "v_scale": np.zeros(2, np.float32),
+        },
+        r"v_scale has shape \(2,\)",
+    ),
     ({"k_scale": 2.0}, "k_scale: float is not an array"),
     ({"kv_lens": [1, 2]}, "kv_lens: list is not an array"),
     ({"sinks": np.zeros(3, np.float32)}, r"sinks are f32 of shape \(3,\)"),
@@ -166,16 +186,19 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"k_cache": np.zeros((4, 16, 1, 64), np.float16)[::-1]}, "k_cache has a stride that is negative"),
     ({"v_cache": np.zeros((4, 16, 1, 65), np.float16)[..., :64]}, "v_cache has rows .* multiples of 16 bytes"),
     ({"out": np.zeros((2, 1, 2, 64), np.float32)}, "out is f32"),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize(("changed", "says"), REFUSED, ids=lambda x: "+".join(x) if isinstance(x, dict) else "")
 def test_what_is_refused(changed: dict[str, Any], says: str) -> None:
     given: dict[str, Any] = {
-        "q": np.zeros((2, 1, 2, 64), np.float16), "k_cache": np.zeros((4, 16, 1, 64), np.float16),
-        "v_cache": np.zeros((4, 16, 1, 64), np.float16), "kv_lens": np.zeros(2, np.int32),
-        "block_table": np.zeros((2, 2), np.int32), **changed,
-    }  # fmt: skip
+        "q": np.zeros((2, 1, 2, 64), np.float16),
+        "k_cache": np.zeros((4, 16, 1, 64), np.float16),
+        "v_cache": np.zeros((4, 16, 1, 64), np.float16),
+        "kv_lens": np.zeros(2, np.int32),
+        "block_table": np.zeros((2, 2), np.int32),
+        **changed,
+    }
     with pytest.raises(ProblemError, match=says):
         warploom.attention_paged(**given)
 

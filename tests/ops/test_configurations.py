@@ -25,7 +25,8 @@ MATRIX = np.zeros((64, 64), ml_dtypes.bfloat16)
 OPERATIONS: dict[str, tuple[tuple[Any, ...], Callable[[Any], object]]] = {
     "attention": (choice.KINDS, lambda c: warploom.plan(X, X, X, config=c)),
     "backward": (
-        backward_choice.KINDS, lambda c: warploom.plan_attention_backward(X, X, X, X, X, LSE, config=c),
+        backward_choice.KINDS,
+        lambda c: warploom.plan_attention_backward(X, X, X, X, X, LSE, config=c),
     ),
     "paged": (paged.KINDS, lambda c: warploom.plan_attention_paged(X, X, X, LENGTHS, config=c)),
     "varlen": (choice.PACKED_KINDS, lambda c: warploom.attention_varlen(ROWS, ROWS, ROWS, STARTS, config=c)),
@@ -39,7 +40,7 @@ OPERATIONS: dict[str, tuple[tuple[Any, ...], Callable[[Any], object]]] = {
         matmul_choice.KINDS,
         lambda c: warploom.linear_cross_entropy(MATRIX, MATRIX, np.zeros(64, np.int32), config=c),
     ),
-}  # fmt: skip
+}
 
 
 def classes(kinds: tuple[Any, ...]) -> list[Any]:

@@ -26,10 +26,14 @@ def near(found: np.ndarray[Any, Any], exact: np.ndarray[Any, Any]) -> bool:
 
 
 @pytest.mark.parametrize("batch", [(), (3,)])
-@pytest.mark.parametrize("config", [
-    None, "matmul_sm80(BM=32, BN=32, BK=32, WM=16, WN=16, STAGES=2, split_k=2)",
-     "matmul_sm80(BM=32, BN=32, BK=32, WM=16, WN=16, STAGES=2, stream_k=1)",
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "config",
+    [
+        None,
+        "matmul_sm80(BM=32, BN=32, BK=32, WM=16, WN=16, STAGES=2, split_k=2)",
+        "matmul_sm80(BM=32, BN=32, BK=32, WM=16, WN=16, STAGES=2, stream_k=1)",
+    ],
+)
 def test_what_is_combined_with_the_sums(batch: tuple[int, ...], config: str | None) -> None:
     a, b, bias = random(*batch, 20, 72), random(72, 80), random(80)
     gate, residual = random(*batch, 20, 80), random(*batch, 20, 80)

@@ -271,12 +271,13 @@ REFUSED: dict[str, tuple[Any, str]] = {
     ),
     "no value": (lambda: warploom.matmul(random(3, 4), random(4, 6), epilogue=lambda x: None), "one traced value"),
     "accumulate": (
-        lambda: warploom.matmul(*(random(4, 4, dtype=ml_dtypes.bfloat16),) * 2, accumulate="f16"), "float16 inputs"
+        lambda: warploom.matmul(*(random(4, 4, dtype=ml_dtypes.bfloat16),) * 2, accumulate="f16"),
+        "float16 inputs",
     ),
     "out shape": (lambda: warploom.matmul(random(3, 4), random(4, 6), out=random(3, 5)), "out has shape"),
     "out strides": (lambda: warploom.matmul(random(3, 4), random(4, 6), out=random(6, 3).T), "row-major"),
     "alpha": (lambda: warploom.matmul(random(3, 4), random(4, 6), alpha=math.inf), "finite"),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", REFUSED)

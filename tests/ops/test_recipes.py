@@ -296,9 +296,12 @@ def copied_package(tmp_path):
 
     def run(script: str) -> str:
         done = subprocess.run(
-            [sys.executable, "-c", _BEGIN + textwrap.dedent(script)], env=environment, capture_output=True, text=True,
+            [sys.executable, "-c", _BEGIN + textwrap.dedent(script)],
+            env=environment,
+            capture_output=True,
+            text=True,
             check=False,
-        )  # fmt: skip
+        )
         assert done.returncode == 0, done.stderr
         return done.stdout
 

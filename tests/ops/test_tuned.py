@@ -79,11 +79,17 @@ OTHER_KINDS = asdict(Tuned(GPU, CLASS, "best", 0, 0, 0, 0, 0, "", "")) | {"secon
 @pytest.mark.parametrize(
     "damage",
     [
-        b"\x00\xff\xfe garbage", b'{"half": ', b"[1, 2]", b"{}", b'{"seconds": Infinity}', b'{"a":' + b"[" * 10**5,
-        b"1" * 10_000, json.dumps(OTHER_KINDS).encode(),
+        b"\x00\xff\xfe garbage",
+        b'{"half": ',
+        b"[1, 2]",
+        b"{}",
+        b'{"seconds": Infinity}',
+        b'{"a":' + b"[" * 10**5,
+        b"1" * 10_000,
+        json.dumps(OTHER_KINDS).encode(),
     ],
     ids=lambda damage: repr(damage[:20]),
-)  # fmt: skip
+)
 def test_a_damaged_file_costs_a_warning_and_no_result(folder, damage):
     keep(sample())
     keep(sample(size_class="two"))
@@ -214,11 +220,15 @@ def test_other_products_are_other_classes(changes):
 @pytest.mark.parametrize(
     ("problem", "text"),
     [
-        (ATTENTION, "nonsense"), (ATTENTION, "(BF16, 128, 64, 64, 4): async+no_such_flag"),
-        (ATTENTION, str(replace(SMALL, tile_n=8))), (ATTENTION, str(replace(SMALL, head_dim=64))),
-        (PRODUCT, "BM=24"), (PRODUCT, "nonsense"), (PRODUCT, str(replace(BEST32, tile_m=256, tile_n=256, stages=6))),
+        (ATTENTION, "nonsense"),
+        (ATTENTION, "(BF16, 128, 64, 64, 4): async+no_such_flag"),
+        (ATTENTION, str(replace(SMALL, tile_n=8))),
+        (ATTENTION, str(replace(SMALL, head_dim=64))),
+        (PRODUCT, "BM=24"),
+        (PRODUCT, "nonsense"),
+        (PRODUCT, str(replace(BEST32, tile_m=256, tile_n=256, stages=6))),
     ],
-)  # fmt: skip
+)
 def test_what_is_of_no_use_leaves_the_default(problem, text):
     keep_for(problem, text)
     with warnings.catch_warnings():

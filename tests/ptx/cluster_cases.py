@@ -21,7 +21,8 @@ __device__ void wait(unsigned long long* bar, unsigned parity) {
 }
 """
 
-MULTICAST = CudaCase(f"""(const __grid_constant__ Map map, float* y) {{
+MULTICAST = CudaCase(
+    f"""(const __grid_constant__ Map map, float* y) {{
   __shared__ alignas(128) float tile[2][{ROWS}][32];
   __shared__ unsigned long long full[2], empty[2];
   unsigned t = threadIdx.x, rank, other;
@@ -56,12 +57,20 @@ MULTICAST = CudaCase(f"""(const __grid_constant__ Map map, float* y) {{
   y[(blockIdx.y * 2 + rank) * 64 + t] = sum;
   asm volatile("barrier.cluster.arrive.aligned; barrier.cluster.wait.aligned;" ::: "memory");
   asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
-}}""", (2, 2), 64, lambda rng: [_tensor(rng), np.full(256, np.nan, np.float32)],
-    lambda x, _: [None, _sums(x[0])], before=_HELPERS, target="sm_90", tolerance=1e-4,
-    options={"cluster": 2})  # fmt: skip
+}}""",
+    (2, 2),
+    64,
+    lambda rng: [_tensor(rng), np.full(256, np.nan, np.float32)],
+    lambda x, _: [None, _sums(x[0])],
+    before=_HELPERS,
+    target="sm_90",
+    tolerance=1e-4,
+    options={"cluster": 2},
+)
 """Each CTA copies half of a tile to both; four warps give a stage back to both producers. Needs no headers."""
 
-MEMORY = CudaCase("""(const int* x, int* y) {
+MEMORY = CudaCase(
+    """(const int* x, int* y) {
   __shared__ int bins[64];
   auto cluster = cg::this_cluster();
   int t = threadIdx.x, rank = cluster.block_rank();
@@ -71,9 +80,15 @@ MEMORY = CudaCase("""(const int* x, int* y) {
   for (int r = 0; r < 2; r++) sum += cluster.map_shared_rank(bins, r)[63 - t];
   cluster.sync();
   y[rank * 64 + t] = sum;
-}""", 2, 64, lambda rng: [rng.integers(-9, 9, 128).astype(np.int32), np.zeros(128, np.int32)],
-    lambda x, _: [None, np.tile(x.reshape(2, 64).sum(0)[::-1], 2)], target="sm_90", options={"cluster": 2},
-    before="#include <cooperative_groups.h>\nnamespace cg = cooperative_groups;")  # fmt: skip
+}""",
+    2,
+    64,
+    lambda rng: [rng.integers(-9, 9, 128).astype(np.int32), np.zeros(128, np.int32)],
+    lambda x, _: [None, np.tile(x.reshape(2, 64).sum(0)[::-1], 2)],
+    target="sm_90",
+    options={"cluster": 2},
+    before="#include <cooperative_groups.h>\nnamespace cg = cooperative_groups;",
+)
 """Sums over both CTAs of a cluster, by cooperative groups."""
 
 

@@ -31,10 +31,24 @@ SEEDS: tuple[int | None, ...] = (None, 0, 1, 3)
 SECONDS = 30  # of the processor, for one run: a flipped predicate may loop for ever
 
 _DELETED = (
-    "bar.sync", "barrier.sync", "bar.warp.sync", "cp.async.wait_group", "cp.async.commit_group", "cp.async.wait_all",
-    "cp.async.bulk.commit_group", "cp.async.bulk.wait_group", "fence.", "membar.", "wgmma.fence", "wgmma.wait_group",
-    "wgmma.commit_group", "mbarrier.init", "mbarrier.arrive", "cp.async.mbarrier.arrive", "tensormap.cp_fenceproxy",
-)  # fmt: skip
+    "bar.sync",
+    "barrier.sync",
+    "bar.warp.sync",
+    "cp.async.wait_group",
+    "cp.async.commit_group",
+    "cp.async.wait_all",
+    "cp.async.bulk.commit_group",
+    "cp.async.bulk.wait_group",
+    "fence.",
+    "membar.",
+    "wgmma.fence",
+    "wgmma.wait_group",
+    "wgmma.commit_group",
+    "mbarrier.init",
+    "mbarrier.arrive",
+    "cp.async.mbarrier.arrive",
+    "tensormap.cp_fenceproxy",
+)
 _WAIT = re.compile(r"mbarrier\.(?:try|test)_wait\S* +([^,]+),")
 _COUNT = re.compile(
     r"((?:cp\.async\.wait_group|wgmma\.wait_group\.sync\.aligned|cp\.async\.bulk\.wait_group\S*) +)(\d+)"
@@ -165,8 +179,12 @@ def triton_subject(name: str, target: str) -> Subject:
     from tests.with_triton.cases import CASES, attention, descriptors, own_descriptors
     from warploom.ops import triton as bridge
 
-    makes = {**CASES, "descriptors": descriptors, "own descriptors": own_descriptors,
-             "attention": lambda rng: attention(rng, heads=1)}  # fmt: skip
+    makes = {
+        **CASES,
+        "descriptors": descriptors,
+        "own descriptors": own_descriptors,
+        "attention": lambda rng: attention(rng, heads=1),
+    }
     case = makes[name](np.random.default_rng(1))
     owners = [x.base if hasattr(x, "block_shape") else x for x in case.arguments]
     arrays = [x for x in owners if isinstance(x, np.ndarray)]
@@ -189,9 +207,17 @@ def triton_subject(name: str, target: str) -> Subject:
     return Subject(f"Triton: {name}, {target}", text, run, call, "; ".join(known))
 
 
-_TRITON = (("softmax", "sm_80"), ("matmul", "sm_80"), ("layer_norm", "sm_80"), ("locks", "sm_80"),
-           ("attention", "sm_80"), ("matmul", "sm_90"), ("attention", "sm_90"), ("descriptors", "sm_90"),
-           ("own descriptors", "sm_90"))  # fmt: skip
+_TRITON = (
+    ("softmax", "sm_80"),
+    ("matmul", "sm_80"),
+    ("layer_norm", "sm_80"),
+    ("locks", "sm_80"),
+    ("attention", "sm_80"),
+    ("matmul", "sm_90"),
+    ("attention", "sm_90"),
+    ("descriptors", "sm_90"),
+    ("own descriptors", "sm_90"),
+)
 _CUDA = ("generic pointers", "histogram", "two-dimensional blocks", "volatile", "atomics")
 _HEADERS = (
     "BlockReduce",
@@ -253,8 +279,15 @@ def judged(subject: Subject, mutant: Mutant) -> dict[str, Any]:
             verdict = "wrong result"
             break
     reason = equivalent(subject, mutant) if verdict == "unseen" else ""
-    return {"kernel": subject.name, "change": mutant.kind, "line": mutant.line, "code": mutant.what,
-            "verdict": "equivalent" if reason else verdict, "kinds": kinds, "reason": reason}  # fmt: skip
+    return {
+        "kernel": subject.name,
+        "change": mutant.kind,
+        "line": mutant.line,
+        "code": mutant.what,
+        "verdict": "equivalent" if reason else verdict,
+        "kinds": kinds,
+        "reason": reason,
+    }
 
 
 _ACCESS = re.compile(r"\b(?:ld|st|atom|red|cp|ldmatrix|stmatrix|wgmma|mbarrier|fence)\.")
@@ -355,8 +388,11 @@ def main() -> None:
         assert error <= 1, name
         ran = {op.where.ptx or op.where.line for op, count in base.emulation.counts if count}
         near = 8  # lines before a predicate, of which some instruction has run
-        changed = [m for m in mutants(subject.text, options.flips)
-                   if ran & {*range(m.line - near * m.kind.startswith("flipped"), m.line + 1)}]  # fmt: skip
+        changed = [
+            m
+            for m in mutants(subject.text, options.flips)
+            if ran & {*range(m.line - near * m.kind.startswith("flipped"), m.line + 1)}
+        ]
         mine = [judged(subject, mutant) for mutant in changed]
         if subject.known:
             known[name] = subject.known

@@ -25,8 +25,9 @@ TEXTS = {"loads": LOADS, "stores": STORES, "generic": GENERIC}
 
 def run(text: str, first: str = SYNC, last: str = SYNC, seed: int | None = None):
     """Two clusters of two CTAs, whose threads exchange 100 times their rank plus their number."""
-    text = kernel(text.replace("FIRST", first).replace("LAST", last), before=".shared .align 4 .b8 s[256];",
-                  target="sm_90")  # fmt: skip
+    text = kernel(
+        text.replace("FIRST", first).replace("LAST", last), before=".shared .align 4 .b8 s[256];", target="sm_90"
+    )
     out = np.zeros(256, np.uint32)
     return out, check(text, [out], 64, grid=4, cluster=2, seed=seed).findings
 
@@ -113,9 +114,15 @@ ASYNC = f"""{START} setp.eq.u32 %p1, %r0, 0; @%p1 mbarrier.init.shared::cta.b64 
     wait: WAIT setp.ge.u32 %p2, %r0, 4; @%p2 bra end; ld.shared.u32 %r4, [%r1]; {OUT} end: {SYNC}"""
 
 
-@pytest.mark.parametrize(("expected", "wait", "kind"), [
-    ("16", WAIT, ""), ("16", "", "in_flight"), ("32", WAIT, "deadlock"), ("16", "bar.sync 0;", "in_flight"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("expected", "wait", "kind"),
+    [
+        ("16", WAIT, ""),
+        ("16", "", "in_flight"),
+        ("32", WAIT, "deadlock"),
+        ("16", "bar.sync 0;", "in_flight"),
+    ],
+)
 def test_words_that_are_stored_asynchronously(expected: str, wait: str, kind: str) -> None:
     text = ASYNC.replace("EXPECTED", expected).replace("WAIT", wait)
     text = kernel(text, before=".shared .align 16 .b8 s[256]; .shared .align 8 .b8 bar[8];", target="sm_90")
@@ -139,8 +146,12 @@ BULK = f"""mov.u32 %r0, %tid.x; mov.u32 %r9, %cluster_ctarank; xor.b32 %r8, %r9,
 @pytest.mark.parametrize("rank", ["%r8", "%r9"])
 def test_bytes_from_global_memory_to_the_other_cta(rank: str) -> None:
     """The copy completes on an mbarrier of the CTA that it goes to, or is found."""
-    text = kernel(BULK.replace("RANK", rank), ["u64", "u64"], target="sm_90",
-                  before=".shared .align 16 .b8 s[256]; .shared .align 8 .b8 bar[8];")  # fmt: skip
+    text = kernel(
+        BULK.replace("RANK", rank),
+        ["u64", "u64"],
+        target="sm_90",
+        before=".shared .align 16 .b8 s[256]; .shared .align 8 .b8 bar[8];",
+    )
     out, x = np.zeros(128, np.uint32), np.arange(128, dtype=np.uint32)
     findings = check(text, [out, x], 64, grid=2, cluster=2).findings
     if rank == "%r8":

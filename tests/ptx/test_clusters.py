@@ -14,9 +14,14 @@ HEADERS = pytest.mark.skipif(len(header_options()) < 2, reason="needs the header
 CASES = {"multicast": MULTICAST, "memory": MEMORY}
 
 
-@pytest.mark.parametrize(("name", "seed"), [
-    ("multicast", None), ("multicast", 3), pytest.param("memory", None, marks=HEADERS),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("name", "seed"),
+    [
+        ("multicast", None),
+        ("multicast", 3),
+        pytest.param("memory", None, marks=HEADERS),
+    ],
+)
 def test_kernels_are_right_and_free_of_findings(name: str, seed: int | None) -> None:
     found, error = CASES[name].run(seed=seed)
     assert found.findings == ()

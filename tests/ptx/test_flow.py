@@ -272,8 +272,14 @@ def test_a_predicate_that_changes_ends_a_group_of_guarded_instructions() -> None
     np.testing.assert_array_equal(out, [7 * (8 <= i < 16) for i in range(32)])
 
 
-@pytest.mark.parametrize("body", ["again: bra again;", """mov.u32 %r1, 0;
-    again: add.u32 %r1, %r1, 1; setp.ne.u32 %p1, %r1, 0; @%p1 bra again;"""])  # fmt: skip
+@pytest.mark.parametrize(
+    "body",
+    [
+        "again: bra again;",
+        """mov.u32 %r1, 0;
+    again: add.u32 %r1, %r1, 1; setp.ne.u32 %p1, %r1, 0; @%p1 bra again;""",
+    ],
+)
 def test_a_loop_that_does_not_end_is_told(monkeypatch: pytest.MonkeyPatch, body: str) -> None:
     monkeypatch.setattr("warploom.emulate.flow._MOST_PASSES", 1000)
     with pytest.raises(EmulationError, match=r"kernel.ptx:\d+: after 1000 passes"):

@@ -95,8 +95,12 @@ def test_a_box_is_combined_with_the_tensor(operation: str, combine: np.ufunc, dt
     kind = dtype_of(np.dtype(dtype).name)
     columns = 32 // kind.bytes
     reduce = f"cp.reduce.async.bulk.tensor.2d.global.shared::cta.{operation}.tile.bulk_group [%d2, {{0, 0}}], [box]"
-    text = kernel(BOX.replace("REDUCE", reduce).replace("p1; cvta", "map; cvta"), [], target="sm_90",
-                  before=".shared .align 128 .b8 box[128]; .shared .align 8 .b8 bar[8];")  # fmt: skip
+    text = kernel(
+        BOX.replace("REDUCE", reduce).replace("p1; cvta", "map; cvta"),
+        [],
+        target="sm_90",
+        before=".shared .align 128 .b8 box[128]; .shared .align 8 .b8 bar[8];",
+    )
     text = text.replace("k()", "k(.param .align 64 .b8 map[128])")
     rng = np.random.default_rng(3)
     x = rng.integers(-9, 9, (6, 8 + columns)).astype(dtype)

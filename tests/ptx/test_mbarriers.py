@@ -123,33 +123,44 @@ ARRIVE = "mbarrier.arrive.shared::cta.b64 _, [bar];"
 
 
 @pytest.mark.parametrize("seed", [None, 0, 3])
-@pytest.mark.parametrize("arrive", [
-    "cp.async.mbarrier.arrive.noinc.shared.b64 [bar];", f"cp.async.mbarrier.arrive.shared::cta.b64 [bar]; {ARRIVE}"
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "arrive",
+    ["cp.async.mbarrier.arrive.noinc.shared.b64 [bar];", f"cp.async.mbarrier.arrive.shared::cta.b64 [bar]; {ARRIVE}"],
+)
 def test_copies_arrive_at_an_mbarrier_when_they_are_done(arrive: str, seed: int | None) -> None:
     out, findings = copied(arrive, seed=seed)
     assert findings == ()
     assert out.tolist() == [*range(32, 64), *range(32)]
 
 
-@pytest.mark.parametrize(("change", "kind"), [
-    ({"arrive": ARRIVE}, "in_flight"),  # an arrival that does not wait for the copies
-    ({"arrive": f"cp.async.mbarrier.arrive.shared.b64 [bar]; {ARRIVE}", "wait": ""}, "in_flight"),
-    ({"arrive": "cp.async.mbarrier.arrive.noinc.shared.b64 [bar];", "wait": "bar.sync 0;"}, "in_flight"),
-    ({"arrive": "cp.async.mbarrier.arrive.shared.b64 [bar];"}, "deadlock"),  # which counts one more each
-    ({"arrive": "cp.async.mbarrier.arrive.noinc.shared.b64 [bar];", "count": 65}, "deadlock"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("change", "kind"),
+    [
+        ({"arrive": ARRIVE}, "in_flight"),  # an arrival that does not wait for the copies
+        ({"arrive": f"cp.async.mbarrier.arrive.shared.b64 [bar]; {ARRIVE}", "wait": ""}, "in_flight"),
+        ({"arrive": "cp.async.mbarrier.arrive.noinc.shared.b64 [bar];", "wait": "bar.sync 0;"}, "in_flight"),
+        ({"arrive": "cp.async.mbarrier.arrive.shared.b64 [bar];"}, "deadlock"),  # which counts one more each
+        ({"arrive": "cp.async.mbarrier.arrive.noinc.shared.b64 [bar];", "count": 65}, "deadlock"),
+    ],
+)
 def test_copies_that_nobody_waits_for_by_their_mbarrier(change: dict[str, Any], kind: str) -> None:
     assert kind in kinds(copied(**change)[1])
 
 
-@pytest.mark.parametrize(("before", "count", "kind"), [
-    ("mbarrier.arrive.noComplete.shared.b64 %d9, [bar], 2;", 192, ""),
-    ("@%p1 mbarrier.arrive.noComplete.shared.b64 %d9, [bar], 2;", 2, "mbarrier"),  # which ends the phase
-    ("@%p1 mbarrier.expect_tx.relaxed.cta.shared::cta.b64 [bar], 16; "
-     "@%p1 mbarrier.complete_tx.relaxed.cta.shared::cta.b64 [bar], 16;", 64, ""),
-    ("@%p1 mbarrier.expect_tx.relaxed.cta.shared::cta.b64 [bar], 16;", 64, "deadlock"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("before", "count", "kind"),
+    [
+        ("mbarrier.arrive.noComplete.shared.b64 %d9, [bar], 2;", 192, ""),
+        ("@%p1 mbarrier.arrive.noComplete.shared.b64 %d9, [bar], 2;", 2, "mbarrier"),  # which ends the phase
+        (
+            "@%p1 mbarrier.expect_tx.relaxed.cta.shared::cta.b64 [bar], 16; "
+            "@%p1 mbarrier.complete_tx.relaxed.cta.shared::cta.b64 [bar], 16;",
+            64,
+            "",
+        ),
+        ("@%p1 mbarrier.expect_tx.relaxed.cta.shared::cta.b64 [bar], 16;", 64, "deadlock"),
+    ],
+)
 def test_arrivals_that_do_not_end_a_phase_and_bytes_that_no_copy_brings(before: str, count: int, kind: str) -> None:
     findings = copied("cp.async.mbarrier.arrive.noinc.shared.b64 [bar];", count, before=before)[1]
     assert kinds(findings) >= {kind} if kind else findings == ()

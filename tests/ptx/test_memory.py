@@ -12,11 +12,23 @@ from warploom.core.errors import ProblemError, PtxError
 TID = "mov.u32 %r0, %tid.x;"
 
 
-@pytest.mark.parametrize(("kind", "count", "dtype"), [
-    ("u8", 1, np.uint8), ("s8", 1, np.int8), ("u16", 1, np.uint16), ("s16", 1, np.int16), ("b32", 1, np.uint32),
-    ("b16", 2, np.uint16), ("b16", 4, np.uint16), ("u8", 2, np.uint8), ("s8", 4, np.int8), ("f32", 4, np.float32),
-    ("f64", 2, np.float64), ("b64", 2, np.uint64),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("kind", "count", "dtype"),
+    [
+        ("u8", 1, np.uint8),
+        ("s8", 1, np.int8),
+        ("u16", 1, np.uint16),
+        ("s16", 1, np.int16),
+        ("b32", 1, np.uint32),
+        ("b16", 2, np.uint16),
+        ("b16", 4, np.uint16),
+        ("u8", 2, np.uint8),
+        ("s8", 4, np.int8),
+        ("f32", 4, np.float32),
+        ("f64", 2, np.float64),
+        ("b64", 2, np.uint64),
+    ],
+)
 def test_elements_of_every_width_as_vectors(kind, count, dtype):
     """Each thread moves a vector; sub-word integers are widened and stored as 32 bits as well."""
     size = np.dtype(dtype).itemsize
@@ -93,9 +105,15 @@ def test_an_address_named_by_its_variable_stays_in_it():
 
 
 ATOMICS = {
-    "add.u32": (5, 32 * 3), "min.s32": (-4, -7), "max.u32": (5, 31), "and.b32": (0xFF, 0), "or.b32": (0, 31),
-    "exch.b32": (9, None), "inc.u32": (0, 32 % 4), "add.f32": (0.5, 0.5 + 32 * 3),
-}  # fmt: skip
+    "add.u32": (5, 32 * 3),
+    "min.s32": (-4, -7),
+    "max.u32": (5, 31),
+    "and.b32": (0xFF, 0),
+    "or.b32": (0, 31),
+    "exch.b32": (9, None),
+    "inc.u32": (0, 32 % 4),
+    "add.f32": (0.5, 0.5 + 32 * 3),
+}
 
 
 @pytest.mark.parametrize("opcode", ["atom", "red"])

@@ -54,11 +54,16 @@ def test_a_carry_lives_across_branches() -> None:
 @pytest.mark.parametrize("kinds", ["u32.u32", "s32.u32", "u32.s32", "s32.s32"])
 def test_dot_products(kinds: str) -> None:
     x, y, z = (words(dtype=np.uint32) for _ in range(3))
-    a, b = (v.view("i1" if kind[0] == "s" else "u1").reshape(-1, 4).astype(np.int64)
-            for v, kind in zip((x, y), kinds.split("."), strict=True))  # fmt: skip
+    a, b = (
+        v.view("i1" if kind[0] == "s" else "u1").reshape(-1, 4).astype(np.int64)
+        for v, kind in zip((x, y), kinds.split("."), strict=True)
+    )
     wide = x.view("i2" if kinds[0] == "s" else "u2").reshape(-1, 2).astype(np.int64)
-    for form, total in ((f"dp4a.{kinds}", a * b), (f"dp2a.lo.{kinds}", wide * b[:, :2]),
-                        (f"dp2a.hi.{kinds}", wide * b[:, 2:])):  # fmt: skip
+    for form, total in (
+        (f"dp4a.{kinds}", a * b),
+        (f"dp2a.lo.{kinds}", wide * b[:, :2]),
+        (f"dp2a.hi.{kinds}", wide * b[:, 2:]),
+    ):
         wanted = (z.astype(np.int64) + total.sum(1)) % (1 << 32)
         assert np.array_equal(lanewise(f"{form} %out, %in0, %in1, %in2;", [x, y, z], np.uint32), wanted), form
 
@@ -108,8 +113,11 @@ def test_fp8(kind: str, relu: str) -> None:
     assert np.array_equal(again.view(dtype).astype(np.float32), pairs.reshape(-1), equal_nan=True)
     halves = lanewise("cvt.rn.relu.bf16x2.f32 %out, %in0, %in1;", [x, y], np.uint32)
     wanted = np.where(x < 0, np.float32(0), x).astype(ml_dtypes.bfloat16)
-    assert np.array_equal((halves >> 16).astype(np.uint16).view(ml_dtypes.bfloat16).astype(np.float32),
-                          wanted.astype(np.float32), equal_nan=True)  # fmt: skip
+    assert np.array_equal(
+        (halves >> 16).astype(np.uint16).view(ml_dtypes.bfloat16).astype(np.float32),
+        wanted.astype(np.float32),
+        equal_nan=True,
+    )
 
 
 def test_the_constant_that_ptx_defines() -> None:

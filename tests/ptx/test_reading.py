@@ -36,8 +36,12 @@ def test_operands_of_every_kind():
     assert target == Vector((Register("%r1"), Register("%r2"), Register(""), Register("%r4")))
     assert address == Address(Register("%d0"), -16)
     assert [m.operands[1] for m in moves] == [
-        Float(0x3F800000, 32), Float(0x3FF8000000000000, 64), Integer(16), Integer(8), Integer(-7),
-    ]  # fmt: skip
+        Float(0x3F800000, 32),
+        Float(0x3FF8000000000000, 64),
+        Integer(16),
+        Integer(8),
+        Integer(-7),
+    ]
 
 
 def test_names_of_a_block_are_its_own():
@@ -63,10 +67,13 @@ LOC = """
 FILES = '.file 1 "/home/me/mine.py"\n.file 2 "{library}/helper.py", 123, 456\n'
 
 
-@pytest.mark.parametrize(("library", "lines"), [
-    ("/usr/lib/python3/site-packages/triton/language", ["mine.py:5"]),
-    ("/home/me", ["helper.py:40", "helper.py:50"]),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("library", "lines"),
+    [
+        ("/usr/lib/python3/site-packages/triton/language", ["mine.py:5"]),
+        ("/home/me", ["helper.py:40", "helper.py:50"]),
+    ],
+)
 def test_lines_are_those_of_the_author_not_of_a_library(library, lines):
     text = kernel(LOC, before=FILES.format(library=library))
     findings = check(text, [np.zeros(4, np.uint32)]).findings
@@ -74,27 +81,30 @@ def test_lines_are_those_of_the_author_not_of_a_library(library, lines):
     assert all("ld.global" in text.splitlines()[f.where.ptx - 1] for f in findings)
 
 
-@pytest.mark.parametrize(("body", "named"), [
-    ("tex.1d.v4.f32.s32 {%f1, %f2, %f3, %f4}, [t, {%r1}];", "tex.1d.v4.f32.s32"),
-    ("mul.cc.u32 %r1, %r2, %r3;", "mul.cc"),
-    ("add.rz.f64 %e1, %e2, %e3;", "add.rz.f64"),
-    ("div.rz.f32 %f1, %f2, %f3;", "div.rz.f32"),
-    ("cvt.rz.f16.f32 %h1, %f1;", "cvt.rz.f16.f32"),
-    ("ld.global.v8.f32 {%f1, %f2}, [%d0];", "ld.global.v8.f32"),
-    ("discard.global.L2 [%d0], 128;", "discard.global.L2"),
-    ("atom.global.min.noftz.f16 %h1, [%d0], %h2;", "atom.global.min.noftz.f16"),
-    ("cvta.shared.u32 %r1, %r2;", "generic addresses"),
-    ("mma.sync.aligned.m16n8k64.row.col.s32.s4.s4.s32 {%r1}, {%r2}, {%r3}, {%r4};", "mma.sync.aligned.m16n8k64"),
-    ("add.sat.u32 %r1, %r2, %r3;", "add.sat.u32"),
-    ("min.u16x2 %r1, %r2, %r3;", "min.u16x2"),
-    ("setp.gt.f16x2 %p1, %r2, %r3;", "setp.gt.f16x2"),
-    ("ld.global.v8.b32 {%r0, %r1, %r2, %r3, %r4, %r5, %r6, %r7}, [%d0];", "ld.global.v8.b32"),
-    ("ld.global.b128 %d1, [%d0];", "ld.global.b128"),
-    ("mov.u32 %r1, %smid;", "%smid"),
-    ("call (%r1), f, (%r2);", "call"),
-    ("brkpt;", "brkpt"),
-    ("mov.u32 %r1, nothing;", "nothing"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("body", "named"),
+    [
+        ("tex.1d.v4.f32.s32 {%f1, %f2, %f3, %f4}, [t, {%r1}];", "tex.1d.v4.f32.s32"),
+        ("mul.cc.u32 %r1, %r2, %r3;", "mul.cc"),
+        ("add.rz.f64 %e1, %e2, %e3;", "add.rz.f64"),
+        ("div.rz.f32 %f1, %f2, %f3;", "div.rz.f32"),
+        ("cvt.rz.f16.f32 %h1, %f1;", "cvt.rz.f16.f32"),
+        ("ld.global.v8.f32 {%f1, %f2}, [%d0];", "ld.global.v8.f32"),
+        ("discard.global.L2 [%d0], 128;", "discard.global.L2"),
+        ("atom.global.min.noftz.f16 %h1, [%d0], %h2;", "atom.global.min.noftz.f16"),
+        ("cvta.shared.u32 %r1, %r2;", "generic addresses"),
+        ("mma.sync.aligned.m16n8k64.row.col.s32.s4.s4.s32 {%r1}, {%r2}, {%r3}, {%r4};", "mma.sync.aligned.m16n8k64"),
+        ("add.sat.u32 %r1, %r2, %r3;", "add.sat.u32"),
+        ("min.u16x2 %r1, %r2, %r3;", "min.u16x2"),
+        ("setp.gt.f16x2 %p1, %r2, %r3;", "setp.gt.f16x2"),
+        ("ld.global.v8.b32 {%r0, %r1, %r2, %r3, %r4, %r5, %r6, %r7}, [%d0];", "ld.global.v8.b32"),
+        ("ld.global.b128 %d1, [%d0];", "ld.global.b128"),
+        ("mov.u32 %r1, %smid;", "%smid"),
+        ("call (%r1), f, (%r2);", "call"),
+        ("brkpt;", "brkpt"),
+        ("mov.u32 %r1, nothing;", "nothing"),
+    ],
+)
 def test_unknown_forms_are_refused_with_line_and_form(body, named):
     text = kernel(f"mov.u32 %r1, 0;\n{body}\n{STORE}")
     with pytest.raises(PtxError) as error:
@@ -139,10 +149,16 @@ def test_arguments_by_position_by_name_and_under_other_names():
     assert out[0] == 23
 
 
-@pytest.mark.parametrize(("arguments", "message"), [
-    ([1, 2], "takes 3 arguments"), ({"p0": 1}, "missing arguments"), ([np.zeros(1), "x", 1], "str"),
-    ([np.zeros(1), np.zeros(1), 1], "32 bits"), ([np.zeros(1), 1 << 40, 1], "does not fit"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([1, 2], "takes 3 arguments"),
+        ({"p0": 1}, "missing arguments"),
+        ([np.zeros(1), "x", 1], "str"),
+        ([np.zeros(1), np.zeros(1), 1], "32 bits"),
+        ([np.zeros(1), 1 << 40, 1], "does not fit"),
+    ],
+)
 def test_arguments_that_do_not_fit(arguments, message):
     with pytest.raises((ProblemError, PtxError), match=message):
         check(kernel(PARAMETERS, ["u64", "u32", "u32"]), arguments)
@@ -211,27 +227,37 @@ def test_lines_within_inline_assembly_are_not_counted_on():
     assert [f.where.line for f in (found, *found.follows)] == [5, 9]
 
 
-@pytest.mark.parametrize(("text", "message"), [
-    (kernel("{" * 3000 + "}" * 3000), "nested too deeply"), (kernel(".reg .b32 %q<300000000>;"), "300000000 registers"),
-    (kernel("", before=".shared .b8 many[-4];"), "negative size"),
-    (kernel("", before=".shared .align 3 .b8 x;"), "power of two"),
-    (kernel("mov.u32 %r1, x;", before=".shared .b8 x[240000];"), "240000 bytes of shared memory"),
-    (kernel(".local .b8 x[999999]; mov.u32 %r1, x;"), "999999 bytes of local memory"),
-    (kernel("mov.u64 %d1, x;", before=f".global .b8 x[{1 << 60}];"), "x has 1152921504606846976 bytes"),
-    (kernel("").replace("64", "08", 1), "an integer"),
-    (kernel("mov.f32 %f1, 0f12;"), "expected"), (b"", "text of PTX"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (kernel("{" * 3000 + "}" * 3000), "nested too deeply"),
+        (kernel(".reg .b32 %q<300000000>;"), "300000000 registers"),
+        (kernel("", before=".shared .b8 many[-4];"), "negative size"),
+        (kernel("", before=".shared .align 3 .b8 x;"), "power of two"),
+        (kernel("mov.u32 %r1, x;", before=".shared .b8 x[240000];"), "240000 bytes of shared memory"),
+        (kernel(".local .b8 x[999999]; mov.u32 %r1, x;"), "999999 bytes of local memory"),
+        (kernel("mov.u64 %d1, x;", before=f".global .b8 x[{1 << 60}];"), "x has 1152921504606846976 bytes"),
+        (kernel("").replace("64", "08", 1), "an integer"),
+        (kernel("mov.f32 %f1, 0f12;"), "expected"),
+        (b"", "text of PTX"),
+    ],
+)
 def test_text_that_no_assembler_takes_gets_one_message(text: str, message: str) -> None:
     with pytest.raises((PtxError, ProblemError), match=message):
         check(text, [np.zeros(1, np.uint32)])
 
 
-@pytest.mark.parametrize(("arguments", "options", "message"), [
-    (5, {}, "arguments are a list"), ([np.zeros(1, object)], {}, "Python objects"),
-    ([1.5], {"text": "u32"}, "is an integer"),
-    ([1], {"names": []}, "1 parameters"),
-    ([1], {"shared_bytes": -1}, "shared_bytes counts"), ([1], {"block": 2048}, "1024"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("arguments", "options", "message"),
+    [
+        (5, {}, "arguments are a list"),
+        ([np.zeros(1, object)], {}, "Python objects"),
+        ([1.5], {"text": "u32"}, "is an integer"),
+        ([1], {"names": []}, "1 parameters"),
+        ([1], {"shared_bytes": -1}, "shared_bytes counts"),
+        ([1], {"block": 2048}, "1024"),
+    ],
+)
 def test_launches_that_no_gpu_takes_get_one_message(arguments: Any, options: dict[str, Any], message: str) -> None:
     text = kernel("", [options.pop("text", "u64")])
     with pytest.raises((PtxError, ProblemError), match=message):

@@ -32,8 +32,14 @@ def reread(program: Program, text: str, *, checked: bool = True) -> Program:
     """The Program of the PTX of a Program, with the same parameters; ``checked`` holds it against the rules too."""
     module = parse(text)
     arguments = [Argument(p.kind, p.dtype, p.name) for p in program.parameters]
-    again = to_program(module, entry_of(module), block=(program.threads, 1, 1), arguments=arguments,
-                       shared_bytes=program.shared_bytes, cluster=program.cluster)  # fmt: skip
+    again = to_program(
+        module,
+        entry_of(module),
+        block=(program.threads, 1, 1),
+        arguments=arguments,
+        shared_bytes=program.shared_bytes,
+        cluster=program.cluster,
+    )
     if checked:
         verify(again)
     return again

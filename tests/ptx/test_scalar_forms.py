@@ -61,60 +61,137 @@ def permuted(a: int, b: int, selector: int) -> int:
 
 U, S = ("u", False), ("s", True)
 INTEGER_FORMS: list[tuple[str, tuple[Any, ...], int, Any]] = [
-    *((f"add.{k}{n} %out, %in0, %in1;", ((n, s), (n, s)), n, lambda a, b: a + b)
-      for k, s in (U, S) for n in (16, 32, 64)),
+    *(
+        (f"add.{k}{n} %out, %in0, %in1;", ((n, s), (n, s)), n, lambda a, b: a + b)
+        for k, s in (U, S)
+        for n in (16, 32, 64)
+    ),
     *((f"sub.{k}{n} %out, %in0, %in1;", ((n, s), (n, s)), n, lambda a, b: a - b) for k, s in (U, S) for n in (16, 64)),
-    *((f"mul.lo.{k}{n} %out, %in0, %in1;", ((n, s), (n, s)), n, lambda a, b: a * b)
-      for k, s in (U, S) for n in (16, 32, 64)),
-    *((f"mul.hi.{k}{n} %out, %in0, %in1;", ((n, s), (n, s)), n, lambda a, b, n=n: a * b >> n)
-      for k, s in (U, S) for n in (16, 32, 64)),
-    *((f"mul.wide.{k}{n} %out, %in0, %in1;", ((n, s), (n, s)), 2 * n, lambda a, b: a * b)
-      for k, s in (U, S) for n in (16, 32)),
-    *((f"mad.lo.{k}{n} %out, %in0, %in1, %in2;", ((n, s),) * 3, n, lambda a, b, c: a * b + c)
-      for k, s in (U, S) for n in (16, 32, 64)),
-    *((f"mad.hi.{k}32 %out, %in0, %in1, %in2;", ((32, s),) * 3, 32, lambda a, b, c: (a * b >> 32) + c)
-      for k, s in (U, S)),
-    *((f"mad.wide.{k}32 %out, %in0, %in1, %in2;", ((32, s), (32, s), (64, s)), 64, lambda a, b, c: a * b + c)
-      for k, s in (U, S)),
-    *((f"{op}.{k}{n} %out, %in0, %in1;", ((n, s), (n, s)), n, {"min": min, "max": max}[op])
-      for op in ("min", "max") for k, s in (U, S) for n in (16, 32, 64)),
-    *((f"{op}.b{n} %out, %in0, %in1;", ((n, False), (n, False)), n,
-       {"and": int.__and__, "or": int.__or__, "xor": int.__xor__}[op])
-      for op in ("and", "or", "xor") for n in (16, 32, 64)),
+    *(
+        (f"mul.lo.{k}{n} %out, %in0, %in1;", ((n, s), (n, s)), n, lambda a, b: a * b)
+        for k, s in (U, S)
+        for n in (16, 32, 64)
+    ),
+    *(
+        (f"mul.hi.{k}{n} %out, %in0, %in1;", ((n, s), (n, s)), n, lambda a, b, n=n: a * b >> n)
+        for k, s in (U, S)
+        for n in (16, 32, 64)
+    ),
+    *(
+        (f"mul.wide.{k}{n} %out, %in0, %in1;", ((n, s), (n, s)), 2 * n, lambda a, b: a * b)
+        for k, s in (U, S)
+        for n in (16, 32)
+    ),
+    *(
+        (f"mad.lo.{k}{n} %out, %in0, %in1, %in2;", ((n, s),) * 3, n, lambda a, b, c: a * b + c)
+        for k, s in (U, S)
+        for n in (16, 32, 64)
+    ),
+    *(
+        (f"mad.hi.{k}32 %out, %in0, %in1, %in2;", ((32, s),) * 3, 32, lambda a, b, c: (a * b >> 32) + c)
+        for k, s in (U, S)
+    ),
+    *(
+        (f"mad.wide.{k}32 %out, %in0, %in1, %in2;", ((32, s), (32, s), (64, s)), 64, lambda a, b, c: a * b + c)
+        for k, s in (U, S)
+    ),
+    *(
+        (f"{op}.{k}{n} %out, %in0, %in1;", ((n, s), (n, s)), n, {"min": min, "max": max}[op])
+        for op in ("min", "max")
+        for k, s in (U, S)
+        for n in (16, 32, 64)
+    ),
+    *(
+        (
+            f"{op}.b{n} %out, %in0, %in1;",
+            ((n, False), (n, False)),
+            n,
+            {"and": int.__and__, "or": int.__or__, "xor": int.__xor__}[op],
+        )
+        for op in ("and", "or", "xor")
+        for n in (16, 32, 64)
+    ),
     *((f"not.b{n} %out, %in0;", ((n, False),), n, lambda a: ~a) for n in (16, 32, 64)),
     *((f"neg.s{n} %out, %in0;", ((n, True),), n, lambda a: -a) for n in (16, 32, 64)),
     *((f"abs.s{n} %out, %in0;", ((n, True),), n, abs) for n in (16, 32, 64)),
     *((f"shl.b{n} %out, %in0, %in1;", ((n, False), "shift"), n, lambda a, b: a << b) for n in (16, 32, 64)),
-    *((f"shr.{k}{n} %out, %in0, %in1;", ((n, s), "shift"), n, lambda a, b: a >> b)
-      for k, s in (U, S) for n in (16, 32, 64)),
+    *(
+        (f"shr.{k}{n} %out, %in0, %in1;", ((n, s), "shift"), n, lambda a, b: a >> b)
+        for k, s in (U, S)
+        for n in (16, 32, 64)
+    ),
     *((f"popc.b{n} %out, %in0;", ((n, False),), 32, int.bit_count) for n in (32, 64)),
     *((f"clz.b{n} %out, %in0;", ((n, False),), 32, lambda a, n=n: n - a.bit_length()) for n in (32, 64)),
     *((f"brev.b{n} %out, %in0;", ((n, False),), n, lambda a, n=n: int(f"{a:0{n}b}"[::-1], 2)) for n in (32, 64)),
-    *((f"bfind.{k}{n} %out, %in0;", ((n, s),), 32, lambda a: (~a if a < 0 else a).bit_length() - 1)
-      for k, s in (U, S) for n in (32, 64)),
-    *((f"bfind.shiftamt.{k}{n} %out, %in0;", ((n, s),), 32,
-       lambda a, n=n: n - (~a if a < 0 else a).bit_length() if a not in (0, -1) else -1)
-      for k, s in (U, S) for n in (32, 64)),
-    *((f"bfe.{k}{n} %out, %in0, %in1, %in2;", ((n, s), "shift", "shift"), n,
-       lambda a, p, c, n=n: extract(a, p, c, n) if c & 255 else 0) for k, s in (U,) for n in (32, 64)),
-    *((f"bfi.b{n} %out, %in0, %in1, %in2, %in3;", ((n, False), (n, False), "shift", "shift"), n,
-       lambda a, b, p, c, n=n: insert(a, b, p, c, n)) for n in (32, 64)),
+    *(
+        (f"bfind.{k}{n} %out, %in0;", ((n, s),), 32, lambda a: (~a if a < 0 else a).bit_length() - 1)
+        for k, s in (U, S)
+        for n in (32, 64)
+    ),
+    *(
+        (
+            f"bfind.shiftamt.{k}{n} %out, %in0;",
+            ((n, s),),
+            32,
+            lambda a, n=n: n - (~a if a < 0 else a).bit_length() if a not in (0, -1) else -1,
+        )
+        for k, s in (U, S)
+        for n in (32, 64)
+    ),
+    *(
+        (
+            f"bfe.{k}{n} %out, %in0, %in1, %in2;",
+            ((n, s), "shift", "shift"),
+            n,
+            lambda a, p, c, n=n: extract(a, p, c, n) if c & 255 else 0,
+        )
+        for k, s in (U,)
+        for n in (32, 64)
+    ),
+    *(
+        (
+            f"bfi.b{n} %out, %in0, %in1, %in2, %in3;",
+            ((n, False), (n, False), "shift", "shift"),
+            n,
+            lambda a, b, p, c, n=n: insert(a, b, p, c, n),
+        )
+        for n in (32, 64)
+    ),
     ("lop3.b32 %out, %in0, %in1, %in2, 0x96;", ((32, False),) * 3, 32, lambda a, b, c: a ^ b ^ c),
     ("lop3.b32 %out, %in0, %in1, %in2, 0xca;", ((32, False),) * 3, 32, lambda a, b, c: a & b | ~a & c),
     ("prmt.b32 %out, %in0, %in1, %in2;", ((32, False),) * 3, 32, permuted),
     ("prmt.b32 %out, %in0, %in1, 0x5410;", ((32, False),) * 2, 32, lambda a, b: a & 0xFFFF | b << 16),
-    ("shf.l.wrap.b32 %out, %in0, %in1, %in2;", ((32, False), (32, False), "shift"), 32,
-     lambda a, b, c: (b << 32 | a) << (c & 31) >> 32),
-    ("shf.r.clamp.b32 %out, %in0, %in1, %in2;", ((32, False), (32, False), "shift"), 32,
-     lambda a, b, c: (b << 32 | a) >> min(c, 32)),
+    (
+        "shf.l.wrap.b32 %out, %in0, %in1, %in2;",
+        ((32, False), (32, False), "shift"),
+        32,
+        lambda a, b, c: (b << 32 | a) << (c & 31) >> 32,
+    ),
+    (
+        "shf.r.clamp.b32 %out, %in0, %in1, %in2;",
+        ((32, False), (32, False), "shift"),
+        32,
+        lambda a, b, c: (b << 32 | a) >> min(c, 32),
+    ),
     ("sad.s32 %out, %in0, %in1, %in2;", ((32, True),) * 3, 32, lambda a, b, c: abs(a - b) + c),
-    ("mov.b64 {%r1, %r2}, %in0; mov.b64 %out, {%r2, %r1};", ((64, False),), 64,
-     lambda a: a >> 32 | (a & 0xFFFFFFFF) << 32),
-    ("mov.b64 {%h1, %h2, %h3, %h4}, %in0; mov.b64 %out, {%h4, %h3, %h2, %h1};", ((64, False),), 64,
-     lambda a: sum((a >> 16 * i & 0xFFFF) << 48 - 16 * i for i in range(4))),
+    (
+        "mov.b64 {%r1, %r2}, %in0; mov.b64 %out, {%r2, %r1};",
+        ((64, False),),
+        64,
+        lambda a: a >> 32 | (a & 0xFFFFFFFF) << 32,
+    ),
+    (
+        "mov.b64 {%h1, %h2, %h3, %h4}, %in0; mov.b64 %out, {%h4, %h3, %h2, %h1};",
+        ((64, False),),
+        64,
+        lambda a: sum((a >> 16 * i & 0xFFFF) << 48 - 16 * i for i in range(4)),
+    ),
     ("mov.b32 {%h1, %h2}, %in0; mov.b32 %out, {%h2, %h1};", ((32, False),), 32, lambda a: a >> 16 | a << 16),
-    *((f"cvt.{to}.{of} %out, %in0;", ((int(of[1:]), of[0] == "s"),), int(to[1:]), lambda a: a)
-      for to in ("u16", "s16", "u32", "s32", "u64", "s64") for of in ("u16", "s16", "u32", "s32", "u64", "s64")),
+    *(
+        (f"cvt.{to}.{of} %out, %in0;", ((int(of[1:]), of[0] == "s"),), int(to[1:]), lambda a: a)
+        for to in ("u16", "s16", "u32", "s32", "u64", "s64")
+        for of in ("u16", "s16", "u32", "s32", "u64", "s64")
+    ),
     ("cvt.u32.u8 %out, %in0;", ((32, False),), 32, lambda a: a & 255),
     ("cvt.s32.s8 %out, %in0;", ((32, False),), 32, lambda a: (a & 255 ^ 128) - 128),
     ("cvt.s8.s32 %out, %in0;", ((32, True),), 32, lambda a: (a & 255 ^ 128) - 128),
@@ -122,17 +199,33 @@ INTEGER_FORMS: list[tuple[str, tuple[Any, ...], int, Any]] = [
     ("cvt.sat.s8.s32 %out, %in0;", ((32, True),), 32, lambda a: min(max(a, -128), 127)),
     ("cvt.sat.s32.u32 %out, %in0;", ((32, False),), 32, lambda a: min(a, 0x7FFFFFFF)),
     ("cvt.sat.u32.s64 %out, %in0;", ((64, True),), 32, lambda a: min(max(a, 0), 0xFFFFFFFF)),
-    *((f"setp.{op}.{k}{n} %p1, %in0, %in1; selp.u32 %out, 1, 0, %p1;", ((n, s), (n, s)), 32,
-       lambda a, b, op=op: int(getattr(a, f"__{op}__")(b)))
-      for op in ("lt", "le", "gt", "ge", "eq", "ne") for k, s in (U, S) for n in (16, 32, 64)),
+    *(
+        (
+            f"setp.{op}.{k}{n} %p1, %in0, %in1; selp.u32 %out, 1, 0, %p1;",
+            ((n, s), (n, s)),
+            32,
+            lambda a, b, op=op: int(getattr(a, f"__{op}__")(b)),
+        )
+        for op in ("lt", "le", "gt", "ge", "eq", "ne")
+        for k, s in (U, S)
+        for n in (16, 32, 64)
+    ),
     ("setp.hi.u32 %p1, %in0, %in1; selp.u32 %out, 1, 0, %p1;", ((32, False),) * 2, 32, lambda a, b: int(a > b)),
-    ("setp.lt.s32 %p2, %in0, 0; setp.lt.and.s32 %p1|%p3, %in0, %in1, %p2; selp.u32 %r1, 1, 0, %p1;"
-     "selp.u32 %r2, 2, 0, %p3; or.b32 %out, %r1, %r2;", ((32, True),) * 2, 32,
-     lambda a, b: (int(a < b) | 2 * int(a >= b)) * int(a < 0)),
+    (
+        "setp.lt.s32 %p2, %in0, 0; setp.lt.and.s32 %p1|%p3, %in0, %in1, %p2; selp.u32 %r1, 1, 0, %p1;"
+        "selp.u32 %r2, 2, 0, %p3; or.b32 %out, %r1, %r2;",
+        ((32, True),) * 2,
+        32,
+        lambda a, b: (int(a < b) | 2 * int(a >= b)) * int(a < 0),
+    ),
     ("set.lt.u32.s32 %out, %in0, %in1;", ((32, True),) * 2, 32, lambda a, b: -int(a < b)),
-    ("slct.b32.s32 %out, %in0, %in1, %in2;", ((32, False), (32, False), (32, True)), 32,
-     lambda a, b, c: a if c >= 0 else b),
-]  # fmt: skip
+    (
+        "slct.b32.s32 %out, %in0, %in1, %in2;",
+        ((32, False), (32, False), (32, True)),
+        32,
+        lambda a, b, c: a if c >= 0 else b,
+    ),
+]
 
 
 @pytest.mark.parametrize(("text", "given", "bits", "meaning"), INTEGER_FORMS, ids=[f[0] for f in INTEGER_FORMS])
@@ -202,7 +295,7 @@ FLOAT_FORMS: list[tuple[str, int, Any, Callable[..., Any]]] = [
     ("max.NaN.f32 %out, %in0, %in1;", 2, np.float32, np.maximum),
     ("mov.f32 %f1, 0f3F800000; add.f32 %out, %in0, %f1;", 1, np.float32, lambda a: a + np.float32(1)),
     ("fma.rn.f64 %out, %in0, 0d4000000000000000, %in1;", 2, np.float64, lambda a, b: a * 2 + b),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize(("text", "count", "dtype", "meaning"), FLOAT_FORMS, ids=[f[0] for f in FLOAT_FORMS])
@@ -220,10 +313,17 @@ def test_fma_rounds_once() -> None:
 
 
 COMPARISONS = {
-    "lt": lambda a, b: a < b, "ne": lambda a, b: a < b or a > b, "eq": lambda a, b: a == b, "ge": lambda a, b: a >= b,
-    "ltu": lambda a, b: not a >= b, "neu": lambda a, b: a != b, "equ": lambda a, b: not (a < b or a > b),
-    "gtu": lambda a, b: not a <= b, "num": lambda a, b: a == a and b == b, "nan": lambda a, b: a != a or b != b,
-}  # fmt: skip
+    "lt": lambda a, b: a < b,
+    "ne": lambda a, b: a < b or a > b,
+    "eq": lambda a, b: a == b,
+    "ge": lambda a, b: a >= b,
+    "ltu": lambda a, b: not a >= b,
+    "neu": lambda a, b: a != b,
+    "equ": lambda a, b: not (a < b or a > b),
+    "gtu": lambda a, b: not a <= b,
+    "num": lambda a, b: a == a and b == b,
+    "nan": lambda a, b: a != a or b != b,
+}
 
 
 @pytest.mark.parametrize("op", COMPARISONS)
@@ -236,10 +336,15 @@ def test_comparisons_with_nan(op: str, kind: str) -> None:
     assert got.tolist() == [int(COMPARISONS[op](float(x), float(y))) for x, y in zip(a, b, strict=True)]
 
 
-@pytest.mark.parametrize(("form", "dtype", "least", "most"), [
-    ("cvt.rzi.s32.f32", np.int32, -(2**31), 2**31 - 1), ("cvt.rni.u32.f32", np.uint32, 0, 2**32 - 1),
-    ("cvt.rpi.s64.f32", np.int64, None, None), ("cvt.rmi.s16.f32", np.int16, -(2**15), 2**15 - 1),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("form", "dtype", "least", "most"),
+    [
+        ("cvt.rzi.s32.f32", np.int32, -(2**31), 2**31 - 1),
+        ("cvt.rni.u32.f32", np.uint32, 0, 2**32 - 1),
+        ("cvt.rpi.s64.f32", np.int64, None, None),
+        ("cvt.rmi.s16.f32", np.int16, -(2**15), 2**15 - 1),
+    ],
+)
 def test_floats_to_integers_clamp(form: str, dtype: Any, least: Any, most: Any) -> None:
     x = floats()
     x = x[np.isfinite(x) & (np.abs(x) < 1e18)] if least is None else x
@@ -283,9 +388,14 @@ def test_halves_convert_and_compute(kind: str) -> None:
 def test_approximations_are_within_their_bounds() -> None:
     x = np.abs(floats()) + np.float32(0.1)
     x = np.where(np.isfinite(x) & (x < 80), x, np.float32(3))
-    for form, exact in (("ex2.approx.f32", np.exp2), ("lg2.approx.ftz.f32", np.log2), ("sqrt.approx.f32", np.sqrt),
-                        ("rsqrt.approx.f32", lambda v: 1 / np.sqrt(v)), ("tanh.approx.f32", np.tanh),
-                        ("sin.approx.f32", np.sin)):  # fmt: skip
+    for form, exact in (
+        ("ex2.approx.f32", np.exp2),
+        ("lg2.approx.ftz.f32", np.log2),
+        ("sqrt.approx.f32", np.sqrt),
+        ("rsqrt.approx.f32", lambda v: 1 / np.sqrt(v)),
+        ("tanh.approx.f32", np.tanh),
+        ("sin.approx.f32", np.sin),
+    ):
         got = lanewise(f"{form} %out, %in0;", [x], np.float32)
         wanted = exact(x.astype(np.float64))
         assert np.all(np.abs(got - wanted) <= 2**-21 * np.maximum(np.abs(wanted), 1)), form
@@ -300,17 +410,25 @@ def test_a_vote_whether_all_agree() -> None:
 NAN, INF = float("nan"), float("inf")
 
 
-@pytest.mark.parametrize(("form", "kind", "x", "wanted"), [
-    ("cvt.sat.f32.f32", "f32", [-0.0, NAN, 3, 0.25], [0x0, 0x0, 0x3F800000, 0x3E800000]),
-    ("cvt.rzi.sat.f32.f32", "f32", [0.9, 1.5, -2, 7], [0x0, 0x3F800000, 0x0, 0x3F800000]),
-    ("div.approx.f32 %out, %in0, 0f7F000001; //", "f32", [1, -1, 7, 5], [0x0, 0x80000000, 0x0, 0x0]),
-    ("cvt.rn.satfinite.e5m2x2.f32 %out, %in0, %in0; //", "f32", [NAN, 1, -1, 0], [0x7F7F, 0x3C3C, 0xBCBC, 0x0]),
-    ("cvt.rn.satfinite.relu.e4m3x2.f32 %out, %in0, %in0; //", "f32", [-0.0, -1, 1, NAN], [0x0, 0x0, 0x3838, 0x7F7F]),
-    ("cvt.rn.relu.f16x2.f32 %out, %in0, %in0; //", "f32", [-0.0, -1, 1, 0], [0x0, 0x0, 0x3C003C00, 0x0]),
-    ("cvt.rzi.u8.f64", "f64", [NAN, INF, -INF, 3.9], [0x80, 0xFF, 0x0, 0x3]),
-    ("cvt.rzi.u16.f64", "f64", [NAN, INF, -INF, 3.9], [0x8000, 0xFFFF, 0x0, 0x3]),
-    ("cvt.rzi.u8.f32", "f32", [NAN, INF, -INF, 3.9], [0x0, 0xFF, 0x0, 0x3]),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("form", "kind", "x", "wanted"),
+    [
+        ("cvt.sat.f32.f32", "f32", [-0.0, NAN, 3, 0.25], [0x0, 0x0, 0x3F800000, 0x3E800000]),
+        ("cvt.rzi.sat.f32.f32", "f32", [0.9, 1.5, -2, 7], [0x0, 0x3F800000, 0x0, 0x3F800000]),
+        ("div.approx.f32 %out, %in0, 0f7F000001; //", "f32", [1, -1, 7, 5], [0x0, 0x80000000, 0x0, 0x0]),
+        ("cvt.rn.satfinite.e5m2x2.f32 %out, %in0, %in0; //", "f32", [NAN, 1, -1, 0], [0x7F7F, 0x3C3C, 0xBCBC, 0x0]),
+        (
+            "cvt.rn.satfinite.relu.e4m3x2.f32 %out, %in0, %in0; //",
+            "f32",
+            [-0.0, -1, 1, NAN],
+            [0x0, 0x0, 0x3838, 0x7F7F],
+        ),
+        ("cvt.rn.relu.f16x2.f32 %out, %in0, %in0; //", "f32", [-0.0, -1, 1, 0], [0x0, 0x0, 0x3C003C00, 0x0]),
+        ("cvt.rzi.u8.f64", "f64", [NAN, INF, -INF, 3.9], [0x80, 0xFF, 0x0, 0x3]),
+        ("cvt.rzi.u16.f64", "f64", [NAN, INF, -INF, 3.9], [0x8000, 0xFFFF, 0x0, 0x3]),
+        ("cvt.rzi.u8.f32", "f32", [NAN, INF, -INF, 3.9], [0x0, 0xFF, 0x0, 0x3]),
+    ],
+)
 def test_corners_are_those_of_an_h200(form: str, kind: str, x: list[float], wanted: list[int]) -> None:
     given = np.resize(np.array(x, {"f32": np.float32, "f64": np.float64}[kind]), 32)
     narrow = any(to in form for to in (".u8.", ".u16.", "e5m2x2", "e4m3x2"))
@@ -318,9 +436,18 @@ def test_corners_are_those_of_an_h200(form: str, kind: str, x: list[float], want
     assert got.tolist() == (wanted * 8)[:32]
 
 
-@pytest.mark.parametrize("form", ["cvt.sat.f16.f16 %h1, %h2;", "cvt.sat.f64.f64 %e1, %e2;",
-                                  "mad.hi.b32 %r1, %r2, %r3, %r4;",
-                                  "setp.lt.ftz.f64 %p1, %e1, %e2;", "mov; //", "setp.u32;", "bra;"])  # fmt: skip
+@pytest.mark.parametrize(
+    "form",
+    [
+        "cvt.sat.f16.f16 %h1, %h2;",
+        "cvt.sat.f64.f64 %e1, %e2;",
+        "mad.hi.b32 %r1, %r2, %r3, %r4;",
+        "setp.lt.ftz.f64 %p1, %e1, %e2;",
+        "mov; //",
+        "setp.u32;",
+        "bra;",
+    ],
+)
 def test_what_no_form_is_refused(form: str) -> None:
     with pytest.raises(PtxError, match=r"kernel.ptx:\d+: "):
         check(kernel(form), [np.zeros(1)])

@@ -57,16 +57,20 @@ def test_a_map_that_is_published_and_taken_in(make: str) -> None:
     assert np.array_equal(out, wanted)
 
 
-@pytest.mark.parametrize(("make", "line", "kind"), [
-    (SHARED, "bar.warp.sync -1;", "race"), (SHARED, "made: bar.warp.sync -1;", "race"),
-    (GLOBAL, "bar.warp.sync -1;", "race"),
-    (SHARED, "@%p2 fence.proxy.tensormap::generic.acquire.gpu [%d2], 128;", "proxy"),
-    (GLOBAL, "fence.proxy.tensormap::generic.acquire.gpu [%d2], 128;", "proxy"),
-    (GLOBAL, "fence.proxy.tensormap::generic.release.gpu;", "proxy"),
-    (SHARED, "@%p2 st.shared.u32 [%r4], %r1;", "uninitialised"),
-    (SHARED, "tensormap.replace.tile.element_stride.shared::cta.b1024.b32 [map], 0, 1;", "layout"),
-    (SHARED, "tensormap.replace.tile.global_address.shared::cta.b1024.b64 [map], %d0;", "layout"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("make", "line", "kind"),
+    [
+        (SHARED, "bar.warp.sync -1;", "race"),
+        (SHARED, "made: bar.warp.sync -1;", "race"),
+        (GLOBAL, "bar.warp.sync -1;", "race"),
+        (SHARED, "@%p2 fence.proxy.tensormap::generic.acquire.gpu [%d2], 128;", "proxy"),
+        (GLOBAL, "fence.proxy.tensormap::generic.acquire.gpu [%d2], 128;", "proxy"),
+        (GLOBAL, "fence.proxy.tensormap::generic.release.gpu;", "proxy"),
+        (SHARED, "@%p2 st.shared.u32 [%r4], %r1;", "uninitialised"),
+        (SHARED, "tensormap.replace.tile.element_stride.shared::cta.b1024.b32 [map], 0, 1;", "layout"),
+        (SHARED, "tensormap.replace.tile.global_address.shared::cta.b1024.b64 [map], %d0;", "layout"),
+    ],
+)
 def test_what_a_map_needs(make: str, line: str, kind: str) -> None:
     assert line in make
     assert kind in kinds(run(make.replace(line, line.split(" ")[0] if line.startswith("made:") else "", 1))[1])

@@ -26,8 +26,9 @@ def test_a_product_of_fragments(a_order: str, b_order: str) -> None:
     rng = np.random.default_rng(5)
     a, b = (rng.standard_normal((16, 16)).astype(np.float16) for _ in range(2))
     c = rng.standard_normal((16, 16)).astype(np.float32)
-    left, right = (x.astype(np.float64) if order == "row" else x.astype(np.float64).T
-                   for x, order in ((a, a_order), (b, b_order)))  # fmt: skip
+    left, right = (
+        x.astype(np.float64) if order == "row" else x.astype(np.float64).T for x, order in ((a, a_order), (b, b_order))
+    )
     wanted = (left @ right + c).T
     assert check(kernel(product(a_order, b_order), ["u64"] * 3), [a, b, c]).findings == ()
     assert np.abs(c - wanted).max() < 1e-4
@@ -40,10 +41,13 @@ def test_what_is_refused(given: str, wrong: str) -> None:
         check(kernel(product("row", "col").replace(given, wrong), ["u64"] * 3), [x, x, x.astype(np.float32)])
 
 
-@pytest.mark.parametrize("form", [
-    "wmma.load.a.sync.aligned.row.m16n16k16.shared.s8 {%r1, %r2, %r3, %r4, %r5, %r6, %r7, %r8}, [%r9], %r10;",
-    "wmma.store.d.sync.aligned.row.m16n16k16.global.f16 [%d1], {%f1, %f2, %f3, %f4, %f5, %f6, %f7, %f8}, %r9;",
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "form",
+    [
+        "wmma.load.a.sync.aligned.row.m16n16k16.shared.s8 {%r1, %r2, %r3, %r4, %r5, %r6, %r7, %r8}, [%r9], %r10;",
+        "wmma.store.d.sync.aligned.row.m16n16k16.global.f16 [%d1], {%f1, %f2, %f3, %f4, %f5, %f6, %f7, %f8}, %r9;",
+    ],
+)
 def test_a_wrong_count_of_registers_is_refused(form: str) -> None:
     with pytest.raises(PtxError, match="registers"):
         check(kernel(form), [np.zeros(1)])

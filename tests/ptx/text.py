@@ -20,8 +20,9 @@ SIZES = {1: "b8", 2: "b16", 4: "b32", 8: "b64"}
 def kernel(body: str, parameters: Sequence[str] = ("u64",), before: str = "", target: str = "sm_80") -> str:
     """A module with one kernel ``k``; parameters p0, p1 … of these types; %d0, %d1 … hold them if they are u64."""
     listed = ", ".join(f".param .{kind} p{i}" for i, kind in enumerate(parameters))
-    loads = "\n".join(f"    ld.param.{kind} {'%d' if kind == 'u64' else '%r5'}{i}, [p{i}];"
-                      for i, kind in enumerate(parameters))  # fmt: skip
+    loads = "\n".join(
+        f"    ld.param.{kind} {'%d' if kind == 'u64' else '%r5'}{i}, [p{i}];" for i, kind in enumerate(parameters)
+    )
     head = HEAD.replace("sm_80", target)
     return f"{head}{before}\n.visible .entry k({listed})\n{{{REGISTERS}{loads}\n{body}\n    ret;\n}}\n"
 
@@ -40,8 +41,10 @@ def lanewise(instruction: str, operands: Sequence[np.ndarray[Any, Any]], result:
     """What ``instruction`` makes of operands, one element a thread; it writes %out from %in0, %in1 …"""
     count = operands[0].size
     sizes = [*(x.dtype.itemsize for x in operands), np.dtype(result).itemsize]
-    declared = "".join(f".reg .{SIZES[n]} %{name};\n" for n, name in
-                       zip(sizes, [*(f"in{i}" for i in range(len(operands))), "out"], strict=True))  # fmt: skip
+    declared = "".join(
+        f".reg .{SIZES[n]} %{name};\n"
+        for n, name in zip(sizes, [*(f"in{i}" for i in range(len(operands))), "out"], strict=True)
+    )
     body = declared + "mov.u32 %r0, %tid.x;\n mov.u32 %r1, %ctaid.x;\n mad.lo.u32 %r0, %r1, 32, %r0;\n"
     for i, n in enumerate(sizes):
         body += f"mad.wide.u32 %d{20 + i}, %r0, {n}, %d{i};\n"

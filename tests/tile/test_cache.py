@@ -26,9 +26,15 @@ LINE = 64
 
 @kernel(threads=64, drop_unused=True)
 def fetched(
-    k: Kernel, keys: Strided[u16, 2], values: Strided[u16, 2], table: PageTable, block: u32, length: u32,
-    *, page: int,
-) -> None:  # fmt: skip
+    k: Kernel,
+    keys: Strided[u16, 2],
+    values: Strided[u16, 2],
+    table: PageTable,
+    block: u32,
+    length: u32,
+    *,
+    page: int,
+) -> None:
     """A block of 32 keys of the second sequence's second head."""
     tiles = [operand_tile(k, bf16, 16, COLS, name=name, stages=2) for name in "KV"]
     sources = [replace(x, strides=(*x.strides, HEADS * COLS)) for x in (keys, values)]

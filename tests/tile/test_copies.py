@@ -208,9 +208,17 @@ def test_what_a_ring_of_copies_does_not_do_is_refused(wrong: dict[str, Any], mes
 
 @kernel(threads=THREADS)
 def turning(
-    k: Kernel, x: Global[u16], y: Global[f32], *, of_tile: Any = bf16, of_matrix: Any = u16, stages: int = 2,
-    threads: int = THREADS, place: tuple[int, ...] = (0, 0), begins: bool = True,
-) -> None:  # fmt: skip
+    k: Kernel,
+    x: Global[u16],
+    y: Global[f32],
+    *,
+    of_tile: Any = bf16,
+    of_matrix: Any = u16,
+    stages: int = 2,
+    threads: int = THREADS,
+    place: tuple[int, ...] = (0, 0),
+    begins: bool = True,
+) -> None:
     """Some turns of a ring."""
     tile = k.shared(of_tile, (32, 64), name="X", stages=stages)
     ring = CopyRing(k, (tile, Rows(x if of_matrix is u16 else y, 64)), threads=threads)

@@ -22,10 +22,19 @@ TILE_M = WARPS * ROWS
 
 @kernel(threads=32 * WARPS, drop_unused=True)
 def masked(
-    k: Kernel, out: Global[f32], cuts: Global[u32], visits: Global[u32], reach: Global[s32], q_len: u32, kv_len: u32,
+    k: Kernel,
+    out: Global[f32],
+    cuts: Global[u32],
+    visits: Global[u32],
+    reach: Global[s32],
+    q_len: u32,
+    kv_len: u32,
     keys: u32,
-    *, tile_n: int, visible: Visible, first: int | None = None,
-) -> None:  # fmt: skip
+    *,
+    tile_n: int,
+    visible: Visible,
+    first: int | None = None,
+) -> None:
     """A CTA for each 32 rows: 1 where a score of a visited block counts, 0 where it is -inf; whether blocks are cut."""
     begin = None if first is None else k.value(first, u32)
     row = k.cta_x * TILE_M
@@ -72,8 +81,14 @@ def test_a_mask_is_its_predicate(window: Window, q_len: int, kv_len: int, tile_n
     reach = np.full((tiles, WARPS), tile_n, np.int32)
     visible = Visible(window, ragged=kv_len % tile_n != 0)
     given = {
-        "out": out, "cuts": cuts, "visits": visits, "reach": reach, "q_len": q_len, "kv_len": kv_len, "keys": keys,
-    }  # fmt: skip
+        "out": out,
+        "cuts": cuts,
+        "visits": visits,
+        "reach": reach,
+        "q_len": q_len,
+        "kv_len": kv_len,
+        "keys": keys,
+    }
     program = masked.trace(tile_n=tile_n, visible=visible)
     assert clean(program, tiles, {p.name: given[p.name] for p in program.parameters})
 
@@ -130,9 +145,20 @@ def test_scores_that_cannot_be_masked_in_place_are_refused() -> None:
 
 @kernel(threads=32 * WARPS, drop_unused=True)
 def seen_by(
-    k: Kernel, out: Global[f32], visits: Global[u32], first: Global[u32], end: Global[u32], q_len: u32, kv_len: u32,
-    turns: Global[u32], rows: u32, *, tile_m: int, visible: Visible, rising: bool,
-) -> None:  # fmt: skip
+    k: Kernel,
+    out: Global[f32],
+    visits: Global[u32],
+    first: Global[u32],
+    end: Global[u32],
+    q_len: u32,
+    kv_len: u32,
+    turns: Global[u32],
+    rows: u32,
+    *,
+    tile_m: int,
+    visible: Visible,
+    rising: bool,
+) -> None:
     """A CTA for each 32 keys: 1 where a row of a visited block sees a key, else 0; who visits each block, and when."""
     key = k.cta_x * TILE_M
     mask = SeenBy(k, visible, (tile_m, TILE_M), key, (q_len, kv_len), rising=rising)
@@ -141,8 +167,9 @@ def seen_by(
         with k.loop(mask.blocks) as step:
             turns.store(step, k.cta_x * (rows // tile_m) + mask.block(step))
         with k.when(k.cta_x == 0), k.loop((q_len + (tile_m - 1)) // tile_m) as block:
-            for to, tile in zip((first, end), key_tiles(k, visible, (tile_m, TILE_M), block, (q_len, kv_len)),
-                                strict=True):  # fmt: skip
+            for to, tile in zip(
+                (first, end), key_tiles(k, visible, (tile_m, TILE_M), block, (q_len, kv_len)), strict=True
+            ):
                 to.store(tile, block)
     scores = k.accumulator(mma_fragment("m16n8k16", "C").tile(1, tile_m // 8), None, "scores")
     with k.loop(mask.blocks) as step:

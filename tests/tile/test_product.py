@@ -157,9 +157,13 @@ def test_every_step_of_a_product_by_wgmma_is_needed() -> None:
     found = escapes(by_wgmma.trace(shape=shape), check_product(*shape, (False, False), bf16, 2, True))
     # Two products on the same sums need a fence before the first alone; nobody waits for a stage to be empty.
     assert found == Counter(
-        ["without wgmma.fence.sync.aligned", "without wgmma.commit_group.sync.aligned",
-         "parity kept A_put_phase", "the first phase inverted A_put_phase"]
-    )  # fmt: skip
+        [
+            "without wgmma.fence.sync.aligned",
+            "without wgmma.commit_group.sync.aligned",
+            "parity kept A_put_phase",
+            "the first phase inverted A_put_phase",
+        ]
+    )
 
 
 @kernel(threads=128, requires="sm_90a")

@@ -18,18 +18,27 @@ TILE_M = 64
 
 
 def listed(
-    q_starts: Any, k_starts: Any, total: tuple[int, int], *, heads: int = 3, together: int = 2, by_row: bool = False,
+    q_starts: Any,
+    k_starts: Any,
+    total: tuple[int, int],
+    *,
+    heads: int = 3,
+    together: int = 2,
+    by_row: bool = False,
     used: tuple[Any, Any] = (None, None),
-) -> Any:  # fmt: skip
+) -> Any:
     """The entries of the list: (first query, queries left, first key, keys, head) of each tile."""
     batch, most = len(q_starts) - 1, most_pieces(total[0], len(q_starts) - 1, TILE_M)
     program = list_tiles.trace(tile_m=TILE_M, by_row=by_row, used=(used[0] is not None, used[1] is not None))
     words = np.full(ENTRY_WORDS * (1 + most * heads), 0xDEADBEEF, np.uint32)
     given = {
-        "queries_starts": np.asarray(q_starts, np.int32), "keys_starts": np.asarray(k_starts, np.int32),
-        "tiles": words, "queries_total": total[0], "keys_total": total[1],
+        "queries_starts": np.asarray(q_starts, np.int32),
+        "keys_starts": np.asarray(k_starts, np.int32),
+        "tiles": words,
+        "queries_total": total[0],
+        "keys_total": total[1],
         **fields("batch", sequences=batch, heads=heads, most=most, **divisors(together=together)),
-    }  # fmt: skip
+    }
     names = "queries_used", "keys_used"
     given |= {name: np.asarray(x, np.int32) for name, x in zip(names, used, strict=True) if x is not None}
     assert clean(program, (-(-batch // 4), 2, 1), [given[p.name] for p in program.parameters])
@@ -77,11 +86,17 @@ def test_rows_of_no_sequence_are_cleared(used: list[int] | None) -> None:
     most = most_pieces(total, 4, TILE_M)
     lengths = np.asarray(starts, np.int32)
     given: dict[str, Any] = {
-        "own_starts": lengths, "others_starts": lengths, "own_used": np.asarray(used or [0], np.int32),
-        "cleared": cleared, "cleared_too": too, "tiles": np.zeros(ENTRY_WORDS * (1 + most), np.uint32),
-        "own_total": total, "others_total": total, "most_slots": most,
+        "own_starts": lengths,
+        "others_starts": lengths,
+        "own_used": np.asarray(used or [0], np.int32),
+        "cleared": cleared,
+        "cleared_too": too,
+        "tiles": np.zeros(ENTRY_WORDS * (1 + most), np.uint32),
+        "own_total": total,
+        "others_total": total,
+        "most_slots": most,
         **fields("batch", sequences=4, heads=1, most=most, **divisors(together=1)),
-    }  # fmt: skip
+    }
     assert clean(program, (1, 3, 1), [given[p.name] for p in program.parameters])
     for array in (cleared, too):
         assert (array == np.where(of_none, 0, 7)[:, None]).all()

@@ -38,8 +38,14 @@ from warploom.tile.scheduler import Claimed, Divisor, GroupedTiles, Persistent, 
 
 @kernel(threads=32)
 def visits(
-    k: Kernel, tiles: Global[u32], turns: Global[u32], order: RowTiles, *, tile: str, items: str,
-) -> None:  # fmt: skip
+    k: Kernel,
+    tiles: Global[u32],
+    turns: Global[u32],
+    order: RowTiles,
+    *,
+    tile: str,
+    items: str,
+) -> None:
     """tiles[item] = (row, column) packed of the item; turns[item] = the turn of its CTA."""
     which: Any = order.ordered(grouped=tile == "together")
     of_cta = Single(k) if items == "single" else Persistent(k, which.count, alternating=items == "alternating")

@@ -56,8 +56,11 @@ def test_every_block_is_visited_once_and_no_cta_has_more_than_its_share(gap: int
     found = [tuple(map(int, x)) for own in seen for x in own if x[0] != 0xFFFF]
     expected = [
         (b, head, tile, block)
-        for b, n in enumerate(lengths.tolist()) for head in range(HEADS) for tile in range(TILES) for block in range(n)
-    ]  # fmt: skip
+        for b, n in enumerate(lengths.tolist())
+        for head in range(HEADS)
+        for tile in range(TILES)
+        for block in range(n)
+    ]
     assert found == expected
     total = (lengths + gap).sum() * HEADS * TILES
     assert max(_cost(own, gap) for own in seen) <= -(-total // ctas)

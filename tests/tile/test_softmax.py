@@ -97,10 +97,21 @@ def beside_the_next(
 
 @kernel(threads=32 * WARPS, requires="sm_90a")
 def weigh(
-    k: Kernel, scores: Global[f32], v: Global[u16], out: Global[f32], lse: Global[f32], recomputed: Global[u32],
-    sinks: Global[f32], *, mode: str, dtype: DType = f16, scale: float = 0.25, cap: float | None = None,
-    column: bool = False, sunk: bool = False,
-) -> None:  # fmt: skip
+    k: Kernel,
+    scores: Global[f32],
+    v: Global[u16],
+    out: Global[f32],
+    lse: Global[f32],
+    recomputed: Global[u32],
+    sinks: Global[f32],
+    *,
+    mode: str,
+    dtype: DType = f16,
+    scale: float = 0.25,
+    cap: float | None = None,
+    column: bool = False,
+    sunk: bool = False,
+) -> None:
     """out = softmax(scale · scores)·V for 16 rows a warp; ``recomputed`` counts a warp's second looks at scores.
 
     ``sunk``: each warp's rows have a sink.
@@ -200,8 +211,11 @@ SCORES = {
 
 
 OPTIONS: dict[str, dict[str, Any]] = {
-    "plain": {}, "cap": {"cap": 6.0}, "minus": {"scale": -0.5}, "column": {"dtype": bf16, "column": True}
-}  # fmt: skip
+    "plain": {},
+    "cap": {"cap": 6.0},
+    "minus": {"scale": -0.5},
+    "column": {"dtype": bf16, "column": True},
+}
 WAYS = [
     (mode, scores, options)
     for mode, scores, options in itertools.product(MODES, SCORES, OPTIONS)

@@ -48,8 +48,12 @@ def test_the_space_is_small_and_fits(arch, head_dim):
 
 def test_what_the_space_leaves_out_is_tried_one_at_a_time():
     default, _ = ATTENTION.choose(PROBLEM, target("sm_90a"))
-    changed = {name for c in neighbours(default, ATTENTION.fixed) for name in vars(c)
-               if getattr(c, name) != getattr(default, name)}  # fmt: skip
+    changed = {
+        name
+        for c in neighbours(default, ATTENTION.fixed)
+        for name in vars(c)
+        if getattr(c, name) != getattr(default, name)
+    }
     assert {"q_in_registers", "sum_column", "skip_masked", "stages"} <= changed
     assert not changed & {"dtype", "head_dim"}
 

@@ -52,8 +52,9 @@ def test_tuning_prints_and_keeps_configurations(run, simulated):
     result = run("attention", "--seq", "4096,64", "--json", "--causal", "--heads", "8", "--kv-heads", "2")
     assert result.exit_code == 0, result.output
     assert [(p.q_len, p.heads, p.kv_heads, p.window) for p in simulated] == [
-        (4096, 8, 2, (None, 0)), (64, 8, 2, (None, 0)),
-    ]  # fmt: skip
+        (4096, 8, 2, (None, 0)),
+        (64, 8, 2, (None, 0)),
+    ]
     outcomes = json.loads(result.stdout)
     assert [o["size_class"] for o in outcomes] == ["fake n=2^12", "fake n=2^6"]
     assert all(o["found"]["gpu"] == GPU and not o["known"] for o in outcomes)

@@ -53,16 +53,18 @@ def test_wgmma_is_searched_where_the_tma_takes_the_arrays_and_rows_fill_its_tile
     assert {c.pingpong for c in found} == {False, True}
     assert space(PROBLEM, SM80, "sm_90a") == []
     for problem in (
-        contiguous_problem(16, 4096, 4096, f16), contiguous_problem(4096, 4096, 4096, f16, f16),
+        contiguous_problem(16, 4096, 4096, f16),
+        contiguous_problem(4096, 4096, 4096, f16, f16),
         contiguous_problem(4096, 4095, 4096, f16),
-    ):  # fmt: skip
+    ):
         assert space(problem, SM90, "sm_90a") == []
 
 
 @pytest.mark.parametrize("config", [BEST32, MATMUL.choose(PROBLEM, SM90)[0]], ids=repr)
 def test_each_flag_is_tried_and_types_are_not(config):
-    changed = {name for c in neighbours(config, MATMUL.fixed) for name in vars(c)
-               if getattr(c, name) != getattr(config, name)}  # fmt: skip
+    changed = {
+        name for c in neighbours(config, MATMUL.fixed) for name in vars(c) if getattr(c, name) != getattr(config, name)
+    }
     assert {"stages", "block_stride", "split_k"} <= changed
     assert not changed & {"dtype", "accumulate", "opt_level"}
 
@@ -78,9 +80,15 @@ def test_fragments_that_fit_no_register_file_are_not_compiled():
 def test_results_are_checked_on_the_kernel_that_is_timed(data):
     m, n, k = (data.draw(st.one_of(st.integers(1, 300), st.integers(1, 20000))) for _ in range(3))
     problem = contiguous_problem(
-        m, n, k, f16, data.draw(st.sampled_from([f16, f32])), out_dtype=data.draw(st.sampled_from([f16, f32])),
-        b_rows=data.draw(st.booleans()), batch=data.draw(st.sampled_from([1, 5])),
-    )  # fmt: skip
+        m,
+        n,
+        k,
+        f16,
+        data.draw(st.sampled_from([f16, f32])),
+        out_dtype=data.draw(st.sampled_from([f16, f32])),
+        b_rows=data.draw(st.booleans()),
+        batch=data.draw(st.sampled_from([1, 5])),
+    )
     config = data.draw(st.sampled_from(list(MATMUL.space(problem, SM90))))
     checked = checked_problem(problem, config)
     assert MATMUL.source(checked, config) == MATMUL.source(problem, config)

@@ -59,9 +59,23 @@ def test_the_columns_that_a_selection_keeps() -> None:
     counts, order = np.bincount(picked, minlength=300).astype(np.int32), np.argsort(picked, kind="stable")
     kept = np.concatenate([[0], np.cumsum((dense != 0) @ counts)]).astype(np.int32)
     to, out = np.full(kept[-1], -1, np.int32), np.full(kept[-1], np.nan, np.float32)
-    found = warploom.check_cuda(text_of(SPARSE, "_fill_B_kernel"), "fill_B<float, int>", 4, 64, [
-        4, starts, columns, values, np.cumsum(counts).astype(np.int32), order.astype(np.int32), kept, to, out,
-    ])  # fmt: skip
+    found = warploom.check_cuda(
+        text_of(SPARSE, "_fill_B_kernel"),
+        "fill_B<float, int>",
+        4,
+        64,
+        [
+            4,
+            starts,
+            columns,
+            values,
+            np.cumsum(counts).astype(np.int32),
+            order.astype(np.int32),
+            kept,
+            to,
+            out,
+        ],
+    )
     assert found.findings == ()
     result = np.zeros((4, 90), np.float32)
     for row in range(4):
@@ -77,7 +91,13 @@ def test_factors_of_a_recursive_filter() -> None:
     wanted = factors.astype(np.float64)
     for i in range(3, 43):
         wanted[:, i] = sum(float(b[j]) * wanted[:, i - j - 1] for j in range(3))
-    found = warploom.check_cuda(source, "compute_correction_factors<float, float>", 1, 32, [40, 3, b, factors],
-                                options=[f"-I{PACKAGE / '_core' / 'include'}", "-std=c++17"])  # fmt: skip
+    found = warploom.check_cuda(
+        source,
+        "compute_correction_factors<float, float>",
+        1,
+        32,
+        [40, 3, b, factors],
+        options=[f"-I{PACKAGE / '_core' / 'include'}", "-std=c++17"],
+    )
     assert found.findings == ()
     assert np.abs(factors - wanted).max() < 1e-6

@@ -41,16 +41,26 @@ def softmax(rng: np.random.Generator) -> Case:
     out = np.full_like(x, np.nan)
     powers = np.exp(x.astype(np.float64) - x.max(1, keepdims=True))
     wanted = powers / powers.sum(1, keepdims=True)
-    return Case(kernels.softmax, 3, [x, out, 13, 781, 781], lambda: within(out, wanted, 1e-6),
-                {"BLOCK": 1024, "STAGES": 3, "num_warps": 8})  # fmt: skip
+    return Case(
+        kernels.softmax,
+        3,
+        [x, out, 13, 781, 781],
+        lambda: within(out, wanted, 1e-6),
+        {"BLOCK": 1024, "STAGES": 3, "num_warps": 8},
+    )
 
 
 def matmul(rng: np.random.Generator) -> Case:
     a, b = (rng.standard_normal(shape).astype(np.float16) for shape in ((100, 96), (96, 128)))
     c = np.full((100, 128), np.nan, np.float16)
     wanted = a.astype(np.float64) @ b.astype(np.float64)
-    return Case(kernels.matmul, (2, 2), [a, b, c, 100, 128, 96, 96, 128, 128], lambda: within(c, wanted, 1e-3),
-                {"TILE_M": 64, "TILE_N": 64, "TILE_K": 32, "num_stages": 3})  # fmt: skip
+    return Case(
+        kernels.matmul,
+        (2, 2),
+        [a, b, c, 100, 128, 96, 96, 128, 128],
+        lambda: within(c, wanted, 1e-3),
+        {"TILE_M": 64, "TILE_N": 64, "TILE_K": 32, "num_stages": 3},
+    )
 
 
 def layer_norm(rng: np.random.Generator) -> Case:
@@ -60,16 +70,26 @@ def layer_norm(rng: np.random.Generator) -> Case:
     exact = x.astype(np.float64)
     away = exact - exact.mean(1, keepdims=True)
     wanted = away / np.sqrt((away**2).mean(1, keepdims=True) + 1e-5) * weight + bias
-    return Case(kernels.layer_norm, 5, [x, weight, bias, out, mean, rstd, 1504, 1e-5],
-                lambda: max(within(out, wanted, 1e-3), within(mean, exact.mean(1), 1e-5)), {"BLOCK": 1024})  # fmt: skip
+    return Case(
+        kernels.layer_norm,
+        5,
+        [x, weight, bias, out, mean, rstd, 1504, 1e-5],
+        lambda: max(within(out, wanted, 1e-3), within(mean, exact.mean(1), 1e-5)),
+        {"BLOCK": 1024},
+    )
 
 
 def locks(rng: np.random.Generator) -> Case:
     x = rng.integers(-8, 8, (12, 200)).astype(np.float32)
     sums, held = np.zeros((2, 200), np.float32), np.zeros(2, np.int32)
     wanted = np.stack([x[0::2].sum(0), x[1::2].sum(0)])
-    return Case(kernels.row_sums_under_locks, 12, [x, sums, held, 200],
-                lambda: within(sums, wanted, 1e-6) + held.sum(), {"GROUPS": 2, "BLOCK": 256})  # fmt: skip
+    return Case(
+        kernels.row_sums_under_locks,
+        12,
+        [x, sums, held, 200],
+        lambda: within(sums, wanted, 1e-6) + held.sum(),
+        {"GROUPS": 2, "BLOCK": 256},
+    )
 
 
 def attention(rng: np.random.Generator, length: int = 192, heads: int = 2, causal: bool = True) -> Case:
@@ -82,9 +102,13 @@ def attention(rng: np.random.Generator, length: int = 192, heads: int = 2, causa
     wanted = powers / powers.sum(-1, keepdims=True) @ v.astype(np.float64)
     scale = 0.125 * float(np.log2(np.e))
     in_twos = (np.log(powers.sum(-1)) + scores.max(-1)) / np.log(2)
-    return Case(kernels.attention, (length // 64, heads), [q, k, v, out, lse, scale, length],
-                lambda: max(within(out, wanted, 2e-3), within(lse, in_twos, 1e-5)),
-                {"TILE_M": 64, "TILE_N": 64, "HEAD": 64, "CAUSAL": causal, "num_stages": 2})  # fmt: skip
+    return Case(
+        kernels.attention,
+        (length // 64, heads),
+        [q, k, v, out, lse, scale, length],
+        lambda: max(within(out, wanted, 2e-3), within(lse, in_twos, 1e-5)),
+        {"TILE_M": 64, "TILE_N": 64, "HEAD": 64, "CAUSAL": causal, "num_stages": 2},
+    )
 
 
 class Descriptor:
@@ -100,9 +124,13 @@ def descriptors(rng: np.random.Generator) -> Case:
     a, b = (rng.standard_normal((n, 320)).astype(np.float16) for n in (128, 96))
     c = np.full((128, 96), np.nan, np.float16)
     given = [Descriptor(x, [64, 64]) for x in (a, b, c)]
-    return Case(kernels.matmul_by_descriptors, (2, 2), [*given, 320],
-                lambda: within(c, a.astype(np.float64) @ b.astype(np.float64).T, 1e-3),
-                {"TILE_M": 64, "TILE_N": 64, "TILE_K": 64, "num_stages": 3})  # fmt: skip
+    return Case(
+        kernels.matmul_by_descriptors,
+        (2, 2),
+        [*given, 320],
+        lambda: within(c, a.astype(np.float64) @ b.astype(np.float64).T, 1e-3),
+        {"TILE_M": 64, "TILE_N": 64, "TILE_K": 64, "num_stages": 3},
+    )
 
 
 def own_descriptors(rng: np.random.Generator, tile_m: int = 64, specialised: bool = False) -> Case:
@@ -110,10 +138,13 @@ def own_descriptors(rng: np.random.Generator, tile_m: int = 64, specialised: boo
     a, b = (rng.standard_normal((n, 320)).astype(np.float16) for n in (128, 96))
     c = np.full((128, 96), np.nan, np.float16)
     wanted = a.astype(np.float64) @ b.astype(np.float64).T
-    return Case(kernels.matmul_with_own_descriptors, (128 // tile_m, 2), [a, b, c, 128, 96, 320],
-                lambda: within(c, wanted, 1e-3),
-                {"TILE_M": tile_m, "TILE_N": 64, "TILE_K": 64, "SPECIALISED": specialised,
-                 "num_stages": 3})  # fmt: skip
+    return Case(
+        kernels.matmul_with_own_descriptors,
+        (128 // tile_m, 2),
+        [a, b, c, 128, 96, 320],
+        lambda: within(c, wanted, 1e-3),
+        {"TILE_M": tile_m, "TILE_N": 64, "TILE_K": 64, "SPECIALISED": specialised, "num_stages": 3},
+    )
 
 
 def specialised(rng: np.random.Generator) -> Case:

@@ -25,8 +25,9 @@ def softmax(x, out, rows, columns, stride, BLOCK: tl.constexpr, STAGES: tl.const
 
 
 @triton.jit
-def matmul(a, b, c, m, n, k, stride_a, stride_b, stride_c, TILE_M: tl.constexpr, TILE_N: tl.constexpr,
-           TILE_K: tl.constexpr):  # fmt: skip
+def matmul(
+    a, b, c, m, n, k, stride_a, stride_b, stride_c, TILE_M: tl.constexpr, TILE_N: tl.constexpr, TILE_K: tl.constexpr
+):
     """Row-major A (m, k) times row-major B (k, n); rows and columns beyond the end wrap, and are not stored."""
     row = tl.program_id(0) * TILE_M + tl.arange(0, TILE_M)
     column = tl.program_id(1) * TILE_N + tl.arange(0, TILE_N)
@@ -88,8 +89,22 @@ def row_sums_under_locks(x, sums, locks, columns, GROUPS: tl.constexpr, BLOCK: t
 
 
 @triton.jit
-def _blocks(total, peak, out, q, k, v, scale, first, last, row, stride, MASKED: tl.constexpr, TILE_N: tl.constexpr,
-            HEAD: tl.constexpr):  # fmt: skip
+def _blocks(
+    total,
+    peak,
+    out,
+    q,
+    k,
+    v,
+    scale,
+    first,
+    last,
+    row,
+    stride,
+    MASKED: tl.constexpr,
+    TILE_N: tl.constexpr,
+    HEAD: tl.constexpr,
+):
     """Online softmax over blocks of keys."""
     along = tl.arange(0, HEAD)
     for start in range(first, last, TILE_N):
@@ -108,8 +123,19 @@ def _blocks(total, peak, out, q, k, v, scale, first, last, row, stride, MASKED: 
 
 
 @triton.jit
-def attention(q, k, v, out, lse, scale, length, TILE_M: tl.constexpr, TILE_N: tl.constexpr, HEAD: tl.constexpr,
-              CAUSAL: tl.constexpr):  # fmt: skip
+def attention(
+    q,
+    k,
+    v,
+    out,
+    lse,
+    scale,
+    length,
+    TILE_M: tl.constexpr,
+    TILE_N: tl.constexpr,
+    HEAD: tl.constexpr,
+    CAUSAL: tl.constexpr,
+):
     """One head per program of the second axis, (heads, length, HEAD); ``scale`` includes log2(e)."""
     block, head = tl.program_id(0), tl.program_id(1)
     base = head.to(tl.int64) * length * HEAD
@@ -120,11 +146,13 @@ def attention(q, k, v, out, lse, scale, length, TILE_M: tl.constexpr, TILE_N: tl
     total = tl.zeros((TILE_M,), tl.float32)
     sums = tl.zeros((TILE_M, HEAD), tl.float32)
     whole = block * TILE_M if CAUSAL else length
-    total, peak, sums = _blocks(total, peak, sums, query, k + base, v + base, scale, 0, whole, row, HEAD, False,
-                                TILE_N, HEAD)  # fmt: skip
+    total, peak, sums = _blocks(
+        total, peak, sums, query, k + base, v + base, scale, 0, whole, row, HEAD, False, TILE_N, HEAD
+    )
     if CAUSAL:
-        total, peak, sums = _blocks(total, peak, sums, query, k + base, v + base, scale, whole, whole + TILE_M, row,
-                                    HEAD, True, TILE_N, HEAD)  # fmt: skip
+        total, peak, sums = _blocks(
+            total, peak, sums, query, k + base, v + base, scale, whole, whole + TILE_M, row, HEAD, True, TILE_N, HEAD
+        )
     tl.store(out + place, (sums / total[:, None]).to(out.dtype.element_ty))
     tl.store(lse + head * length + row, peak + tl.math.log2(total))
 
@@ -149,8 +177,9 @@ def matmul_by_descriptors(a, b, c, k, TILE_M: tl.constexpr, TILE_N: tl.constexpr
 
 
 @triton.jit
-def matmul_with_own_descriptors(a, b, c, m, n, k, TILE_M: tl.constexpr, TILE_N: tl.constexpr, TILE_K: tl.constexpr,
-                                SPECIALISED: tl.constexpr):  # fmt: skip
+def matmul_with_own_descriptors(
+    a, b, c, m, n, k, TILE_M: tl.constexpr, TILE_N: tl.constexpr, TILE_K: tl.constexpr, SPECIALISED: tl.constexpr
+):
     """The same with tensor maps that the kernel makes itself."""
     a_map = tl.make_tensor_descriptor(a, [m, k], [k, 1], [TILE_M, TILE_K])
     b_map = tl.make_tensor_descriptor(b, [n, k], [k, 1], [TILE_N, TILE_K])

@@ -99,11 +99,16 @@ def test_tensors_of_torch() -> None:
     assert torch.equal(out, x + x)
 
 
-@pytest.mark.parametrize(("arguments", "options", "message"), [
-    ([1], {}, "missing arguments"), ({"z": 1}, {}, "unknown arguments"), ([1, 2, 3, 4, 5, 6], {}, "takes 5"),
-    ([np.zeros(4, np.float32)] * 3 + [4], {"target": "turing"}, "sm_80"),
-    ([np.zeros(4, np.float32), "text", np.zeros(4, np.float32), 4], {}, "y"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("arguments", "options", "message"),
+    [
+        ([1], {}, "missing arguments"),
+        ({"z": 1}, {}, "unknown arguments"),
+        ([1, 2, 3, 4, 5, 6], {}, "takes 5"),
+        ([np.zeros(4, np.float32)] * 3 + [4], {"target": "turing"}, "sm_80"),
+        ([np.zeros(4, np.float32), "text", np.zeros(4, np.float32), 4], {}, "y"),
+    ],
+)
 def test_arguments_that_do_not_fit(arguments: Any, options: Any, message: str) -> None:
     with pytest.raises((ProblemError, TypeError), match=message):
         warploom.check_triton(kernels.add, 1, arguments, BLOCK=128, **options)

@@ -152,9 +152,11 @@ def results_of(program: Program, launch: Launch) -> tuple[Result, ...]:
 
 
 def check_kernel(
-    function: KernelFunction, seed: int | None = None, configuration: Mapping[str, Any] | None = None,
+    function: KernelFunction,
+    seed: int | None = None,
+    configuration: Mapping[str, Any] | None = None,
     program: Program | None = None,
-) -> Checked:  # fmt: skip
+) -> Checked:
     """Trace, run with all checks, and compare what the example expects; ``program`` is what was traced already.
 
     Raises WarploomError for what cannot run.

@@ -120,8 +120,13 @@ class Profile:
 
     def json(self) -> dict[str, Any]:
         """As it is written to files."""
-        found = {"kernel": self.kernel, **self.tables, "stall shares, %": self.stall_shares,
-                 "executed by purpose": self.groups, "executed by opcode": self.opcodes}  # fmt: skip
+        found = {
+            "kernel": self.kernel,
+            **self.tables,
+            "stall shares, %": self.stall_shares,
+            "executed by purpose": self.groups,
+            "executed by opcode": self.opcodes,
+        }
         return found | ({"samples": self.samples.json()} if self.samples is not None else {})
 
 

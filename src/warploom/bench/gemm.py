@@ -266,6 +266,12 @@ def checked_problem(problem: MatmulProblem, config: MatmulConfig) -> MatmulProbl
         for extent, tile in ((problem.m, config.tile_m), (problem.n, config.tile_n))
     )
     return contiguous_problem(
-        m, n, min(problem.k, k_least), problem.dtype, problem.accumulate, out_dtype=problem.out_dtype,
-        b_rows=not problem.b.k_contiguous, batch=min(problem.batch, 2),
-    )  # fmt: skip
+        m,
+        n,
+        min(problem.k, k_least),
+        problem.dtype,
+        problem.accumulate,
+        out_dtype=problem.out_dtype,
+        b_rows=not problem.b.k_contiguous,
+        batch=min(problem.batch, 2),
+    )

@@ -292,9 +292,14 @@ def _size(
             continue
         errors[index] = case.error(rung.config)
     times = measure(
-        [*candidates.values(), *case.baselines], case.work.sets, EventClock(case.work.stream), rounds=rounds,
-        pause_seconds=case.pause, monitor=monitor, progress=progress,
-    )  # fmt: skip
+        [*candidates.values(), *case.baselines],
+        case.work.sets,
+        EventClock(case.work.stream),
+        rounds=rounds,
+        pause_seconds=case.pause,
+        monitor=monitor,
+        progress=progress,
+    )
     baselines = {baseline.name: times[baseline.name] for baseline in case.baselines}
     cells: dict[int, dict[str, Any]] = {}
     for index, candidate in candidates.items():

@@ -68,8 +68,9 @@ def read_launch(file: str, seed: int | None = None) -> LaunchFile:
         raise ProblemError(f"{file}: arguments are a list, not {given!r}")
     given = cast("list[Any]", given)
     arguments = [_argument(x, i, path, rng) for i, x in enumerate(given)]
-    names = [str(x.get("name", f"argument {i}")) if isinstance(x, dict) else f"argument {i}"
-             for i, x in enumerate(given)]  # fmt: skip
+    names = [
+        str(x.get("name", f"argument {i}")) if isinstance(x, dict) else f"argument {i}" for i, x in enumerate(given)
+    ]
     expected = [
         (names[i], i, _load(path, x["expect"]), float(x.get("tolerance", 0.0)))
         for i, x in enumerate(given)
@@ -78,9 +79,16 @@ def read_launch(file: str, seed: int | None = None) -> LaunchFile:
     sizes = {key: value if isinstance(value, list) else [value] for key, value in launch.items()}
     own = names if any(isinstance(x, dict) and "name" in x for x in given) else None
     return LaunchFile(
-        launch.get("kernel"), sizes["grid"], sizes["block"], launch.get("shared_bytes", 0), arguments, own,
-        expected, str(launch.get("target", "sm_80")), sizes.get("cluster"),
-    )  # fmt: skip
+        launch.get("kernel"),
+        sizes["grid"],
+        sizes["block"],
+        launch.get("shared_bytes", 0),
+        arguments,
+        own,
+        expected,
+        str(launch.get("target", "sm_80")),
+        sizes.get("cluster"),
+    )
 
 
 def _argument(given: Any, position: int, path: Path, rng: np.random.Generator) -> Any:
@@ -147,14 +155,30 @@ def check_file(file: str, launch_file: str, seed: int | None = None) -> Checked:
         if launch.kernel is None:
             raise ProblemError(f'{launch_file} must name the kernel of {file}: add "kernel"')
         found = check_cuda(
-            text, launch.kernel, launch.grid, launch.block, launch.arguments, target=launch.target,
-            shared_bytes=launch.shared_bytes, cluster=launch.cluster, file=str(path), seed=seed,
-        )  # fmt: skip
+            text,
+            launch.kernel,
+            launch.grid,
+            launch.block,
+            launch.arguments,
+            target=launch.target,
+            shared_bytes=launch.shared_bytes,
+            cluster=launch.cluster,
+            file=str(path),
+            seed=seed,
+        )
     else:
         found = check_ptx(
-            text, launch.grid, launch.block, launch.arguments, kernel=launch.kernel, shared_bytes=launch.shared_bytes,
-            cluster=launch.cluster, names=launch.names, file=str(path), seed=seed,
-        )  # fmt: skip
+            text,
+            launch.grid,
+            launch.block,
+            launch.arguments,
+            kernel=launch.kernel,
+            shared_bytes=launch.shared_bytes,
+            cluster=launch.cluster,
+            names=launch.names,
+            file=str(path),
+            seed=seed,
+        )
     results: list[Result] = [
         compared(name, given[0] if isinstance(given := launch.arguments[position], tuple) else given, wanted, tolerance)
         for name, position, wanted, tolerance in launch.expected

@@ -58,8 +58,24 @@ def record(
         file = str(Path(folder) / "report.ncu-rep")
         section = ["--section", SAMPLED] if samples else []
         named = ["--kernel-name", f"regex:{kernels}"] if kernels else []
-        done = run([ncu, "--clock-control", "none", "--target-processes", "all", "-f", "-o", file, *section, *named,
-                    "--metrics", ",".join(metrics), *driver], seconds)  # fmt: skip
+        done = run(
+            [
+                ncu,
+                "--clock-control",
+                "none",
+                "--target-processes",
+                "all",
+                "-f",
+                "-o",
+                file,
+                *section,
+                *named,
+                "--metrics",
+                ",".join(metrics),
+                *driver,
+            ],
+            seconds,
+        )
         if done.returncode != 0 or not Path(file).exists():
             raise UnsupportedDeviceError(refusal(done.stdout + done.stderr))
         shown = [ncu, "--import", file, "--csv", "--print-units", "base"]

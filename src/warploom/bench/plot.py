@@ -107,13 +107,27 @@ def _speed(pyplot: Any, cells: Sequence[tuple[Row, Row]], title: str) -> Any:
     top = max(s["high"] for s in spreads)
     for place, spread in zip(places, spreads, strict=True):
         text = f"{spread['median']:.0f}"
-        axes.text(place, spread["high"] + 0.012 * top, text, ha="center", va="bottom", fontsize=8, color=_INK,
-                  bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.8})  # fmt: skip
+        axes.text(
+            place,
+            spread["high"] + 0.012 * top,
+            text,
+            ha="center",
+            va="bottom",
+            fontsize=8,
+            color=_INK,
+            bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.8},
+        )
     top = max(top, _baseline_lines(axes, cells))
     axes.set_ylim(0, 1.09 * top)
     axes.set_xlim(-0.6, len(cells) - 0.4)
-    axes.set_xticks(list(places), [f"{row['rung']}  {_short(row)}" for row, _ in cells], rotation=55, ha="right",
-                    rotation_mode="anchor", fontsize=8.5)  # fmt: skip
+    axes.set_xticks(
+        list(places),
+        [f"{row['rung']}  {_short(row)}" for row, _ in cells],
+        rotation=55,
+        ha="right",
+        rotation_mode="anchor",
+        fontsize=8.5,
+    )
     axes.set_ylabel("TFLOP/s")
     axes.yaxis.grid(True, color="#e4e4e4", linewidth=0.7)
     axes.set_axisbelow(True)
@@ -138,8 +152,16 @@ def _baseline_lines(axes: Any, cells: Sequence[tuple[Row, Row]]) -> float:
     }
     for name, rate in baselines.items():
         axes.axhline(rate, color=_BASELINE, linestyle=(0, (5, 3)), linewidth=1.0, zorder=0)
-        axes.annotate(f"{name.replace('_', ' ')}\n{rate:.0f}", (1.0, rate), xytext=(4, 0), fontsize=8, color="#5a5a5a",
-                      xycoords=("axes fraction", "data"), textcoords="offset points", va="center")  # fmt: skip
+        axes.annotate(
+            f"{name.replace('_', ' ')}\n{rate:.0f}",
+            (1.0, rate),
+            xytext=(4, 0),
+            fontsize=8,
+            color="#5a5a5a",
+            xycoords=("axes fraction", "data"),
+            textcoords="offset points",
+            va="center",
+        )
     return max(baselines.values(), default=0.0)
 
 
@@ -173,15 +195,29 @@ def _static(pyplot: Any, rows: Sequence[Row], title: str) -> Any:
         lower.bar([p + shift for p in places], heights, 0.38, color=(_BAR, _ABOVE, _BASELINE)[number % 3], label=arch)
         for place, height, entry in zip(places, heights, entries, strict=True):
             if entry.get("spill_bytes"):
-                lower.text(place + shift, height + 3, f"+{entry['spill_bytes']} B", rotation=90, ha="center",
-                           va="bottom", fontsize=6.5, color=_INK)  # fmt: skip
+                lower.text(
+                    place + shift,
+                    height + 3,
+                    f"+{entry['spill_bytes']} B",
+                    rotation=90,
+                    ha="center",
+                    va="bottom",
+                    fontsize=6.5,
+                    color=_INK,
+                )
     lower.axhline(255, color=_BASELINE, linestyle=(0, (5, 3)), linewidth=1.0)
     lower.set_ylim(0, 320)
     lower.set_ylabel("registers (+ spilled bytes)")
     if archs:
         lower.legend(frameon=False, loc="upper left", ncols=len(archs))
-    lower.set_xticks(list(places), [f"{row['rung']}  {_short(row)}" for row in rows], rotation=55, ha="right",
-                     rotation_mode="anchor", fontsize=8.5)  # fmt: skip
+    lower.set_xticks(
+        list(places),
+        [f"{row['rung']}  {_short(row)}" for row in rows],
+        rotation=55,
+        ha="right",
+        rotation_mode="anchor",
+        fontsize=8.5,
+    )
     upper.set_xlim(-0.6, len(rows) - 0.4)
     for axes in (upper, lower):
         axes.tick_params(axis="x", length=0)

@@ -169,8 +169,13 @@ def profile_launches(
         *([OPCODES] if "instructions" in tables else []),
     ]
     kind = type(launches[0])
-    driver = [sys.executable, "-m", __name__, f"{module or kind.__module__}:{kind.__qualname__}",
-              json.dumps([asdict(one) for one in launches])]  # fmt: skip
+    driver = [
+        sys.executable,
+        "-m",
+        __name__,
+        f"{module or kind.__module__}:{kind.__qualname__}",
+        json.dumps([asdict(one) for one in launches]),
+    ]
     raw, source = record(ncu, wanted, driver, samples=samples, seconds=seconds, kernels=kernels)
     profiles = parse_profiles(raw, chosen)
     if len(profiles) != len(launches):

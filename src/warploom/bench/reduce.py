@@ -32,13 +32,27 @@ from warploom.kernels.reduce.tile import matmul_row_max
 from warploom.ops.backends import GpuCall
 
 PAPER = {
-    "H100": {"latency_ms": (0.1038, 0.0169), "speed_up": 6.1, "energy_mj": (8.82, 1.42), "energy_gain": 6.2,
-             "achieved_occupancy_percent": (1.56, 1.56), "registers": (23, 21), "shared_bytes": (1024, 0),
-             "barriers": (1, 0)},
-    "RTX 5080": {"latency_ms": (0.1309, 0.0113), "speed_up": 11.5, "energy_mj": (2.91, 0.25), "energy_gain": 11.6,
-                 "achieved_occupancy_percent": (2.05, 1.97), "registers": (23, 21), "shared_bytes": (1024, 0),
-                 "barriers": (1, 0)},
-}  # fmt: skip
+    "H100": {
+        "latency_ms": (0.1038, 0.0169),
+        "speed_up": 6.1,
+        "energy_mj": (8.82, 1.42),
+        "energy_gain": 6.2,
+        "achieved_occupancy_percent": (1.56, 1.56),
+        "registers": (23, 21),
+        "shared_bytes": (1024, 0),
+        "barriers": (1, 0),
+    },
+    "RTX 5080": {
+        "latency_ms": (0.1309, 0.0113),
+        "speed_up": 11.5,
+        "energy_mj": (2.91, 0.25),
+        "energy_gain": 11.6,
+        "achieved_occupancy_percent": (2.05, 1.97),
+        "registers": (23, 21),
+        "shared_bytes": (1024, 0),
+        "barriers": (1, 0),
+    },
+}
 """The paper's Tables 1 to 3, (baseline, in registers). Its energies are labelled µJ; watts · seconds give mJ."""
 
 GRAPH_LAUNCHES = 100
@@ -62,14 +76,20 @@ def emulated(rung: Rung[ReduceConfig], arch: str = "sm_90a") -> Row:
     ops = [op.instruction for op in program.ops()]
     right = (np.abs(out - row_max_reference(a, b)) <= row_max_tolerance(a, b)).all()
     return {
-        "rung": rung.key, "name": rung.name, "config": str(config), "right": bool(right),
+        "rung": rung.key,
+        "name": rung.name,
+        "config": str(config),
+        "right": bool(right),
         "findings": [str(f) for f in done.findings],
-        "wavefronts": sum(w.actual for w in shared) // 2, "bank_conflicts": sum(w.conflicts for w in shared) // 2,
-        "barriers": sum(isinstance(i, BarSync) for i in ops), "shuffles": sum(isinstance(i, Shuffle) for i in ops),
-        "shared_bytes": program.shared_bytes, "compiled": compile_for(program, arch),
+        "wavefronts": sum(w.actual for w in shared) // 2,
+        "bank_conflicts": sum(w.conflicts for w in shared) // 2,
+        "barriers": sum(isinstance(i, BarSync) for i in ops),
+        "shuffles": sum(isinstance(i, Shuffle) for i in ops),
+        "shared_bytes": program.shared_bytes,
+        "compiled": compile_for(program, arch),
         "compiled_loop": compile_for(matmul_row_max.trace(config=LOOP.of(config)), arch),
         "loop_opcodes": loop_opcodes(config, arch),
-    }  # fmt: skip
+    }
 
 
 def loop_opcodes(config: ReduceConfig, arch: str) -> dict[str, float] | None:
@@ -130,8 +150,12 @@ class Experiment:
         bound = 16 * 2.0**-22 * (a.abs().double() @ b.abs().double().transpose(1, 2)).amax(-1)
         if not bool(((out.double() - expected).abs() <= bound).all()):
             raise ArithmeticError(f"{rung.name} in the setting {setting.name} gives wrong maxima on this GPU")
-        return _Prepared(Candidate(f"{rung.key}.{setting.name}", run), cycles, tiles * config.repeats,
-                         (per_sm if setting.ctas is None else 1) * config.num_warps)  # fmt: skip
+        return _Prepared(
+            Candidate(f"{rung.key}.{setting.name}", run),
+            cycles,
+            tiles * config.repeats,
+            (per_sm if setting.ctas is None else 1) * config.num_warps,
+        )
 
     def launches(self, rungs: Sequence[Rung[ReduceConfig]]) -> dict[str, Row]:
         """The first setting: medians of plain launches and of graph replays, and the paper's own protocol."""
@@ -147,9 +171,11 @@ class Experiment:
             per = Spread(one.median / count, one.low / count, one.high / count, one.count)
             protocol = self._papers(p.candidate)
             rows[key] = {
-                "launch_s": plain[p.candidate.name].seconds.json(), "graph_s": per.json(),
-                "paper_protocol_s": protocol.json(), "sm_occupancy": p.warps_per_sm / 64,
-            } | self._energy(p, idle, 1.0, protocol.median)  # fmt: skip
+                "launch_s": plain[p.candidate.name].seconds.json(),
+                "graph_s": per.json(),
+                "paper_protocol_s": protocol.json(),
+                "sm_occupancy": p.warps_per_sm / 64,
+            } | self._energy(p, idle, 1.0, protocol.median)
         return rows
 
     def _papers(self, candidate: Candidate) -> Spread:
@@ -189,10 +215,11 @@ class Experiment:
             # Rounds of two rungs belong together, but their warps may differ in number.
             ratios = np.asarray(first.samples) / np.asarray(found.samples)
             rows[key] = {
-                "operations_per_s": found.seconds.rate(p.operations).json(), "warps_per_sm": p.warps_per_sm,
+                "operations_per_s": found.seconds.rate(p.operations).json(),
+                "warps_per_sm": p.warps_per_sm,
                 "speed_up": Spread.of((ratios * p.operations / ready[rungs[0].key].operations).tolist()).json(),
                 "sm_mhz": None if found.clock_mhz is None else found.clock_mhz.json(),
-            } | self._energy(p, idle, watch_seconds)  # fmt: skip
+            } | self._energy(p, idle, watch_seconds)
         return rows
 
     def idle_watts(self) -> float | None:
@@ -211,8 +238,12 @@ class Experiment:
         if power is None:
             return {"idle_watts": idle, "watts": None}
         seconds = latency if latency is not None else power.seconds_per_call / p.operations
-        row: Row = {"idle_watts": idle, "watts": round(power.watts, 1), "load_sm_mhz": power.sm_mhz,
-                    "energy_per_operation_j": float(f"{power.watts * seconds:.4g}")}  # fmt: skip
+        row: Row = {
+            "idle_watts": idle,
+            "watts": round(power.watts, 1),
+            "load_sm_mhz": power.sm_mhz,
+            "energy_per_operation_j": float(f"{power.watts * seconds:.4g}"),
+        }
         if idle is not None:
             row["energy_above_idle_j"] = float(f"{(power.watts - idle) * seconds:.4g}")
         return row

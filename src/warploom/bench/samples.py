@@ -20,12 +20,26 @@ from warploom.inspect.sass import Instruction, parse_sass
 from warploom.inspect.waits import Wait, waits
 
 REASONS = {
-    "barrier": "barrier", "branch_resolving": "branch_resolving", "dispatch": "dispatch_stall", "drain": "drain",
-    "gmma": "gmma", "imc": "imc_miss", "lg": "lg_throttle", "long_sb": "long_scoreboard", "math": "math_pipe_throttle",
-    "membar": "membar", "mio": "mio_throttle", "misc": "misc", "no_inst": "no_instruction",
-    "not_selected": "not_selected", "selected": "selected", "short_sb": "short_scoreboard", "sleep": "sleeping",
-    "tex": "tex_throttle", "wait": "wait",
-}  # fmt: skip
+    "barrier": "barrier",
+    "branch_resolving": "branch_resolving",
+    "dispatch": "dispatch_stall",
+    "drain": "drain",
+    "gmma": "gmma",
+    "imc": "imc_miss",
+    "lg": "lg_throttle",
+    "long_sb": "long_scoreboard",
+    "math": "math_pipe_throttle",
+    "membar": "membar",
+    "mio": "mio_throttle",
+    "misc": "misc",
+    "no_inst": "no_instruction",
+    "not_selected": "not_selected",
+    "selected": "selected",
+    "short_sb": "short_scoreboard",
+    "sleep": "sleeping",
+    "tex": "tex_throttle",
+    "wait": "wait",
+}
 """ncu's names of columns behind ``stall_`` → why a resident warp does not issue; ``selected`` is the one that does."""
 _ALL = "# Samples"
 _EXECUTED = "Instructions Executed"
@@ -132,16 +146,26 @@ class Samples:
                     key = reason, spot.instruction.mnemonic, wait.producer.mnemonic
                     found.setdefault(key, []).append((wait.between, count))
         rows = [
-            {"reason": reason, "waits": waiter, "for": producer, "between": _median(weighted),
-             "places": len(weighted), "share, %": round(100 * sum(n for _, n in weighted) / self.total, 2)}
+            {
+                "reason": reason,
+                "waits": waiter,
+                "for": producer,
+                "between": _median(weighted),
+                "places": len(weighted),
+                "share, %": round(100 * sum(n for _, n in weighted) / self.total, 2),
+            }
             for (reason, waiter, producer), weighted in found.items()
-        ]  # fmt: skip
+        ]
         return sorted(rows, key=lambda row: -row["share, %"])
 
     def json(self) -> dict[str, Any]:
         """As it is written to files."""
-        return {"samples": self.total, "shares, %": {r: round(s, 2) for r, s in self.shares.items()},
-                "who waits for whom": self.pairs()[:10], "hottest": self.hottest()}  # fmt: skip
+        return {
+            "samples": self.total,
+            "shares, %": {r: round(s, 2) for r, s in self.shares.items()},
+            "who waits for whom": self.pairs()[:10],
+            "hottest": self.hottest(),
+        }
 
 
 def _median(weighted: Sequence[tuple[int, int]]) -> int:

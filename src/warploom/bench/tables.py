@@ -27,8 +27,11 @@ def static_cells(rows: Rows) -> tuple[list[str], list[list[str]]]:
 
 def gpu_cells(rows: Rows, condition: str | None = None) -> tuple[list[str], list[list[str]]]:
     """(header, cells) of the rows that were timed: a column for each size; of one of :func:`conditions` if given."""
-    timed = [(row, {size_of(c): c for c in _cells(row) if condition in (None, condition_of(c))})
-             for row in rows if row["gpu"]]  # fmt: skip
+    timed = [
+        (row, {size_of(c): c for c in _cells(row) if condition in (None, condition_of(c))})
+        for row in rows
+        if row["gpu"]
+    ]
     sizes = list(dict.fromkeys(size for _, cells in timed for size in cells))
     cell_of = _beside_baselines if len(sizes) <= _FEW_SIZES else _short
     body = [

@@ -110,8 +110,10 @@ def _table(found: list[Discovered], where: str) -> None:
 def _summary(found: list[Discovered]) -> None:
     """How many agree, in one line on standard error."""
     wrong = sum(d.verdict == "differs" for d in found)
-    note(f"{len(found)} fragments: {wrong} differ, {sum(d.verdict == 'new' for d in found)} new, "
-         f"{sum(not d.fit.is_linear for d in found)} not linear")  # fmt: skip
+    note(
+        f"{len(found)} fragments: {wrong} differ, {sum(d.verdict == 'new' for d in found)} new, "
+        f"{sum(not d.fit.is_linear for d in found)} not linear"
+    )
 
 
 def _write(found: list[Discovered]) -> None:

@@ -60,17 +60,23 @@ def _parts(report: DeviceReport) -> list[tuple[str, str]]:
     rows = [
         ("NVIDIA driver", f"up to CUDA {report.driver}" if report.driver else "none"),
         *[
-            (f"GPU {g.index}", f"{g.name}, compute capability {g.compute_capability[0]}.{g.compute_capability[1]}, "
-                               f"{g.memory_bytes / 2**30:.0f} GiB, compiles for {g.target or 'nothing here'}")
+            (
+                f"GPU {g.index}",
+                f"{g.name}, compute capability {g.compute_capability[0]}.{g.compute_capability[1]}, "
+                f"{g.memory_bytes / 2**30:.0f} GiB, compiles for {g.target or 'nothing here'}",
+            )
             for g in report.gpus
         ],
         ("cuda.core", report.cuda_core or "none"),
         ("NVRTC (compiler)", report.nvrtc or "none"),
         ("nvdisasm", str(report.nvdisasm or "none")),
-        ("cache", f"{report.cache_folder} ({report.cache_bytes / 2**20:.1f} MiB"
-                  f"{'' if report.cache_writable else ', not writable'})"),
+        (
+            "cache",
+            f"{report.cache_folder} ({report.cache_bytes / 2**20:.1f} MiB"
+            f"{'' if report.cache_writable else ', not writable'})",
+        ),
         *[(name, version or "none") for name, version in report.packages.items()],
-    ]  # fmt: skip
+    ]
     if not report.gpus:
         rows.insert(1, ("GPU", "none"))
     return rows

@@ -56,8 +56,10 @@ def _print(found: dict[str, Any], timed: bool) -> None:
     _table("Operations inside the kernel: one warp, and every SM full", _inside, rows)
     for gpu, row in found["paper"].items():
         (slow, fast), (much, little) = row["latency_ms"], row["energy_mj"]
-        note(f"the paper on an {gpu}: {slow * 1e3:.1f} and {fast * 1e3:.1f} µs a launch, {row['speed_up']} times as "
-             f"fast; {much} and {little} mJ, {row['energy_gain']} times")  # fmt: skip
+        note(
+            f"the paper on an {gpu}: {slow * 1e3:.1f} and {fast * 1e3:.1f} µs a launch, {row['speed_up']} times as "
+            f"fast; {much} and {little} mJ, {row['energy_gain']} times"
+        )
 
 
 def _table(title: str, cells: Callable[[dict[str, Any], dict[str, Any]], dict[str, str]], rows: list[Any]) -> None:
@@ -70,10 +72,14 @@ def _static(row: dict[str, Any], _: dict[str, Any]) -> dict[str, str]:
     compiled = row["compiled"]
     return {
         "ok": "yes" if row["right"] and not row["findings"] else "NO",
-        "registers": str(compiled.get("registers", "–")), "shared": str(row["shared_bytes"]),
-        "barriers": str(row["barriers"]), "shuffles": str(row["shuffles"]), "wavefronts": str(row["wavefronts"]),
-        "conflicts": str(row["bank_conflicts"]), "SASS": str(compiled.get("instructions", "–")),
-    }  # fmt: skip
+        "registers": str(compiled.get("registers", "–")),
+        "shared": str(row["shared_bytes"]),
+        "barriers": str(row["barriers"]),
+        "shuffles": str(row["shuffles"]),
+        "wavefronts": str(row["wavefronts"]),
+        "conflicts": str(row["bank_conflicts"]),
+        "SASS": str(compiled.get("instructions", "–")),
+    }
 
 
 def _launched(row: dict[str, Any], first: dict[str, Any]) -> dict[str, str]:
@@ -84,8 +90,9 @@ def _launched(row: dict[str, Any], first: dict[str, Any]) -> dict[str, str]:
         "graph µs": f"{one['graph_s']['median'] * 1e6:.3f}",
         "× ": f"{base['graph_s']['median'] / one['graph_s']['median']:.2f}",
         "mean of 1000 µs": f"{one['paper_protocol_s']['median'] * 1e6:.2f}",
-        "W": _number(one.get("watts"), 1, "{:.0f}"), "mJ": _number(one.get("energy_per_operation_j"), 1e3, "{:.3f}"),
-    }  # fmt: skip
+        "W": _number(one.get("watts"), 1, "{:.0f}"),
+        "mJ": _number(one.get("energy_per_operation_j"), 1e3, "{:.3f}"),
+    }
 
 
 def _inside(row: dict[str, Any], first: dict[str, Any]) -> dict[str, str]:
@@ -96,10 +103,11 @@ def _inside(row: dict[str, Any], first: dict[str, Any]) -> dict[str, str]:
         "×": f"{first['loop']['cycles_per_operation']['median'] / loop['median']:.2f}",
         "Gop/s": f"{grid['operations_per_s']['median'] / 1e9:.2f}",
         "× ": f"{grid['speed_up']['median']:.2f}",
-        "W": _number(grid.get("watts"), 1, "{:.0f}"), "idle": _number(grid.get("idle_watts"), 1, "{:.0f}"),
+        "W": _number(grid.get("watts"), 1, "{:.0f}"),
+        "idle": _number(grid.get("idle_watts"), 1, "{:.0f}"),
         "nJ/op": _number(energy, 1e9, "{:.2f}"),
         "energy ×": f"{base / energy:.1f}" if base and energy else "–",
-    }  # fmt: skip
+    }
 
 
 def _number(value: float | None, factor: float, form: str) -> str:

@@ -139,19 +139,28 @@ def _as_json(fragment: FragmentLayout | None, tile: SharedLayout | None) -> dict
     if tile is not None:
         panels = [{"first_col": p.first_col, "cols": p.cols, "byte_offset": p.byte_offset} for p in tile.panels]
         return {
-            "rows": tile.rows, "cols": tile.cols, "element_bytes": tile.element_bytes, "swizzle": str(tile.swizzle),
-            "bytes": tile.bytes, "panels": panels,
-        }  # fmt: skip
+            "rows": tile.rows,
+            "cols": tile.cols,
+            "element_bytes": tile.element_bytes,
+            "swizzle": str(tile.swizzle),
+            "bytes": tile.bytes,
+            "panels": panels,
+        }
     assert fragment is not None
     from warploom.layout.fit import formulas
 
     atom = fragment.atom
     return {
-        "name": fragment.name, "shape": fragment.shape, "element_bits": fragment.element_bits,
-        "elements_per_thread": fragment.elements_per_thread, "registers": fragment.registers, "warps": fragment.warps,
-        "atom": {dim: atom.bases(dim) for dim in atom.in_dims}, "tiles": fragment.tiles,
+        "name": fragment.name,
+        "shape": fragment.shape,
+        "element_bits": fragment.element_bits,
+        "elements_per_thread": fragment.elements_per_thread,
+        "registers": fragment.registers,
+        "warps": fragment.warps,
+        "atom": {dim: atom.bases(dim) for dim in atom.in_dims},
+        "tiles": fragment.tiles,
         "formulas": formulas(fragment.map) if all(n & (n - 1) == 0 for n in fragment.tiles) else formulas(atom),
-    }  # fmt: skip
+    }
 
 
 def _list(json: str | None) -> None:

@@ -92,6 +92,17 @@ def kernel(
 
 
 _TAKEN = {
-    "numbers", "numpy", "np", "warploom", "kernel", "Kernel", "Global", "Launch", "f32", "u32", "pytest", "emulate",
-}  # fmt: skip
+    "numbers",
+    "numpy",
+    "np",
+    "warploom",
+    "kernel",
+    "Kernel",
+    "Global",
+    "Launch",
+    "f32",
+    "u32",
+    "pytest",
+    "emulate",
+}
 """Names that the files use."""

@@ -100,6 +100,14 @@ def _paint(figure: Any, drawing: Drawing) -> None:
     aligned = {"start": "left", "middle": "center", "end": "right"}
     for t in drawing.labels:
         axes.text(
-            t.x, t.y, t.text, size=t.size * 72 / _INCH, color=t.colour, ha=aligned[t.anchor], va="center_baseline",
-            family="monospace", weight="bold" if t.bold else "normal", parse_math=False,
-        )  # fmt: skip
+            t.x,
+            t.y,
+            t.text,
+            size=t.size * 72 / _INCH,
+            color=t.colour,
+            ha=aligned[t.anchor],
+            va="center_baseline",
+            family="monospace",
+            weight="bold" if t.bold else "normal",
+            parse_math=False,
+        )

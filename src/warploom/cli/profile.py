@@ -136,8 +136,9 @@ def _pairs(samples: Samples) -> Table:
     """Who waits for whom."""
     rows = [
         {name: str(row[name]) for name in ("reason", "waits", "for", "between", "places")}
-        | {"share": f"{row['share, %']:.2f}"} for row in samples.pairs()[:8]
-    ]  # fmt: skip
+        | {"share": f"{row['share, %']:.2f}"}
+        for row in samples.pairs()[:8]
+    ]
     return listed("who waits for whom, % of all samples", rows, ("reason", "waits", "for"))
 
 

@@ -94,10 +94,26 @@ def foreign_dtype(name: str, size: int) -> DType:
 
 
 _ALIASES = {
-    "float16": f16, "half": f16, "fp16": f16, "bfloat16": bf16, "float32": f32, "float": f32, "fp32": f32,
-    "float64": f64, "double": f64, "int32": s32, "int": s32, "int64": s64, "uint32": u32, "uint64": u64,
-    "uint16": u16, "int16": s16, "int8": s8, "uint8": u8, "bool": pred,
-}  # fmt: skip
+    "float16": f16,
+    "half": f16,
+    "fp16": f16,
+    "bfloat16": bf16,
+    "float32": f32,
+    "float": f32,
+    "fp32": f32,
+    "float64": f64,
+    "double": f64,
+    "int32": s32,
+    "int": s32,
+    "int64": s64,
+    "uint32": u32,
+    "uint64": u64,
+    "uint16": u16,
+    "int16": s16,
+    "int8": s8,
+    "uint8": u8,
+    "bool": pred,
+}
 
 
 def dtype_of(what: Any) -> DType:

@@ -263,9 +263,18 @@ def _code_text(code: types.CodeType) -> str:
     if _IMPORT in code.co_code[::2] or _UNSEEN & set(code.co_names):
         raise UnstableError(f"{code.co_name} looks things up when it runs, which no key can see")
     parts = (
-        code.co_code, code.co_argcount, code.co_posonlyargcount, code.co_kwonlyargcount, code.co_flags, code.co_names,
-        code.co_varnames, code.co_freevars, code.co_cellvars, code.co_consts, getattr(code, "co_exceptiontable", b""),
-    )  # fmt: skip
+        code.co_code,
+        code.co_argcount,
+        code.co_posonlyargcount,
+        code.co_kwonlyargcount,
+        code.co_flags,
+        code.co_names,
+        code.co_varnames,
+        code.co_freevars,
+        code.co_cellvars,
+        code.co_consts,
+        getattr(code, "co_exceptiontable", b""),
+    )
     return f"code{stable_text(parts)}"
 
 

@@ -278,10 +278,20 @@ def probe() -> DeviceReport:
     folder = cache_folder()
     unusable, size = _folder_state(folder)
     if unusable:
-        problems.append(f"the cache cannot be used ({unusable}): kernels are compiled anew in every process; "
-                        "set WARPLOOM_CACHE to a folder of yours")  # fmt: skip
+        problems.append(
+            f"the cache cannot be used ({unusable}): kernels are compiled anew in every process; "
+            "set WARPLOOM_CACHE to a folder of yours"
+        )
     packages = {name: installed_version(*(_CUPY_WHEELS if name == "cupy" else (name,))) for name in _FRAMEWORKS}
     return DeviceReport(
-        driver=driver, gpus=found, nvrtc=nvrtc, nvdisasm=nvdisasm, cuda_core=installed_version("cuda-core"),
-        cache_folder=folder, cache_writable=not unusable, cache_bytes=size, packages=packages, problems=tuple(problems),
-    )  # fmt: skip
+        driver=driver,
+        gpus=found,
+        nvrtc=nvrtc,
+        nvdisasm=nvdisasm,
+        cuda_core=installed_version("cuda-core"),
+        cache_folder=folder,
+        cache_writable=not unusable,
+        cache_bytes=size,
+        packages=packages,
+        problems=tuple(problems),
+    )

@@ -19,9 +19,24 @@ from warploom.isa.warp import Shuffle, Special, Vote
 # How tightly an expression binds, as in C++'s operator table; higher binds tighter.
 ANY, TERNARY, OR, XOR, AND, EQUALITY, RELATION, SHIFT, SUM, PRODUCT, PREFIX, PRIMARY = range(12)
 
-_INFIX = {"add": SUM, "sub": SUM, "mul": PRODUCT, "div": PRODUCT, "rem": PRODUCT, "shl": SHIFT, "shr": SHIFT,
-          "and": AND, "xor": XOR, "or": OR, "eq": EQUALITY, "ne": EQUALITY, "lt": RELATION, "le": RELATION,
-          "gt": RELATION, "ge": RELATION}  # fmt: skip
+_INFIX = {
+    "add": SUM,
+    "sub": SUM,
+    "mul": PRODUCT,
+    "div": PRODUCT,
+    "rem": PRODUCT,
+    "shl": SHIFT,
+    "shr": SHIFT,
+    "and": AND,
+    "xor": XOR,
+    "or": OR,
+    "eq": EQUALITY,
+    "ne": EQUALITY,
+    "lt": RELATION,
+    "le": RELATION,
+    "gt": RELATION,
+    "ge": RELATION,
+}
 _INTEGER_SUFFIX = {"u16": "u", "s16": "", "u32": "u", "s32": "", "u64": "ull", "s64": "ll"}
 
 

@@ -31,9 +31,17 @@ _SHARED_WITHOUT_OPT_IN = 48 * 1024  # what a block may have before the kernel's 
 _STREAMS_KEPT = 64
 
 _CTYPES: dict[str, Any] = {
-    "pred": ctypes.c_bool, "u8": ctypes.c_uint8, "s8": ctypes.c_int8, "u16": ctypes.c_uint16, "u32": ctypes.c_uint32,
-    "s32": ctypes.c_int32, "u64": ctypes.c_uint64, "s64": ctypes.c_int64, "f32": ctypes.c_float, "f64": ctypes.c_double,
-}  # fmt: skip
+    "pred": ctypes.c_bool,
+    "u8": ctypes.c_uint8,
+    "s8": ctypes.c_int8,
+    "u16": ctypes.c_uint16,
+    "u32": ctypes.c_uint32,
+    "s32": ctypes.c_int32,
+    "u64": ctypes.c_uint64,
+    "s64": ctypes.c_int64,
+    "f32": ctypes.c_float,
+    "f64": ctypes.c_double,
+}
 
 
 def scalar(dtype: DType, value: float) -> Any:

@@ -112,8 +112,11 @@ class _Printer:
     def _head(self) -> None:
         program = self._program
         if self._comments:
-            self._add(0, f"// {program.name}: {program.threads} threads, {_residency(program)}, "
-                         f"{program.requires}{f'; {program.where}' if program.where.line else ''}")  # fmt: skip
+            self._add(
+                0,
+                f"// {program.name}: {program.threads} threads, {_residency(program)}, "
+                f"{program.requires}{f'; {program.where}' if program.where.line else ''}",
+            )
             if program.shared_bytes:
                 self._add(0, f"// Shared memory, {program.shared_bytes} bytes:")
             for region in program.shared:

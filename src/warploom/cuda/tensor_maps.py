@@ -14,9 +14,17 @@ if TYPE_CHECKING:
     from warploom.layout.tensor_map import TensorMapSpec
 
 _TYPES = {
-    "bf16": "BFLOAT16", "f16": "FLOAT16", "f32": "FLOAT32", "f64": "FLOAT64", "u8": "UINT8", "u16": "UINT16",
-    "u32": "UINT32", "s32": "INT32", "u64": "UINT64", "s64": "INT64",
-}  # fmt: skip
+    "bf16": "BFLOAT16",
+    "f16": "FLOAT16",
+    "f32": "FLOAT32",
+    "f64": "FLOAT64",
+    "u8": "UINT8",
+    "u16": "UINT16",
+    "u32": "UINT32",
+    "s32": "INT32",
+    "u64": "UINT64",
+    "s64": "INT64",
+}
 """The driver's names of the types that the TMA moves."""
 _BYTES = 128
 

@@ -7,6 +7,13 @@ from warploom.emulate.tensor_maps import TensorMapArgument
 from warploom.emulate.traffic import EngineTraffic, Sectors, Traffic, Wavefronts
 
 __all__ = [
-    "Emulation", "EngineTraffic", "Finding", "GlobalBuffer", "Sectors", "TensorMapArgument", "Traffic", "Wavefronts",
+    "Emulation",
+    "EngineTraffic",
+    "Finding",
+    "GlobalBuffer",
+    "Sectors",
+    "TensorMapArgument",
+    "Traffic",
+    "Wavefronts",
     "emulate",
-]  # fmt: skip
+]

@@ -112,9 +112,15 @@ class AccessSteps:
         def step(frame: Frame) -> None:
             run.observe(frame, key, op, "an address")
             place = run.shared.locate(
-                frame, frame.env[key], access.offset, access.bytes, access.lanes, op, remote=access.remote,
+                frame,
+                frame.env[key],
+                access.offset,
+                access.bytes,
+                access.lanes,
+                op,
+                remote=access.remote,
                 collective=access.collective,
-            )  # fmt: skip
+            )
             if run.checks:
                 self._count_shared(place, name)
                 self._strong_shared(frame, access, place)
@@ -132,9 +138,15 @@ class AccessSteps:
         def step(frame: Frame) -> None:
             run.observe(frame, key, op, "an address")
             place = run.shared.locate(
-                frame, frame.env[key], access.offset, access.bytes, access.lanes, op, remote=access.remote,
+                frame,
+                frame.env[key],
+                access.offset,
+                access.bytes,
+                access.lanes,
+                op,
+                remote=access.remote,
                 collective=access.collective,
-            )  # fmt: skip
+            )
             if run.checks:
                 self._count_shared(place, name)
             data = self._values(frame, op, values)
@@ -218,8 +230,16 @@ class AccessSteps:
             if run.checks:
                 run.counter.global_access(name, op.where, address.view(np.int64), access.bytes, frame.active)
                 self._strong(frame, access, address)
-                run.memory.track(frame, targets, access.bytes, op, "read", strong=strong,
-                                 cta_only=access.scope == "cta", read_only=access.read_only)  # fmt: skip
+                run.memory.track(
+                    frame,
+                    targets,
+                    access.bytes,
+                    op,
+                    "read",
+                    strong=strong,
+                    cta_only=access.scope == "cta",
+                    read_only=access.read_only,
+                )
             words = run.memory.load(frame, targets, word, access.words)
             self._put(frame, op, words, None, None)
 
@@ -239,8 +259,9 @@ class AccessSteps:
             targets = run.memory.resolve(frame, address, access.bytes, op, frame.active, access.bytes)
             if run.checks:
                 run.counter.global_access(name, op.where, address.view(np.int64), access.bytes, frame.active)
-                run.memory.track(frame, targets, access.bytes, op, mode, strong=strong,
-                                 cta_only=access.scope == "cta", data=data)  # fmt: skip
+                run.memory.track(
+                    frame, targets, access.bytes, op, mode, strong=strong, cta_only=access.scope == "cta", data=data
+                )
                 self._strong(frame, access, address)
             run.memory.store(frame, targets, data, op)
 
@@ -261,8 +282,9 @@ class AccessSteps:
             turns = run.turns()
             if run.checks:
                 run.counter.global_access(name, op.where, address.view(np.int64), access.bytes, frame.active)
-                run.memory.track(frame, targets, access.bytes, op, "atomic", strong=True,
-                                 cta_only=access.scope == "cta")  # fmt: skip
+                run.memory.track(
+                    frame, targets, access.bytes, op, "atomic", strong=True, cta_only=access.scope == "cta"
+                )
                 self._strong(frame, access, address, turns)
             old = np.zeros(frame.n * 32, instruction.dtype.numpy)
             for target in targets:
@@ -360,9 +382,15 @@ class AccessSteps:
         return step
 
     def _source(
-        self, frame: Frame, op: Op, address: Array, size: Array | int, word: np.dtype[Any], words: int,
+        self,
+        frame: Frame,
+        op: Op,
+        address: Array,
+        size: Array | int,
+        word: np.dtype[Any],
+        words: int,
         reads: list[tuple[list[Target], int]],
-    ) -> Array:  # fmt: skip
+    ) -> Array:
         """The bytes a copy takes now; ``reads`` receives what it will be checked for once more when it lands."""
         run, whole = self.run, word.itemsize * words
         if isinstance(size, int) or bool((size == whole).all()):
@@ -379,8 +407,9 @@ class AccessSteps:
                 have = sizes[positions] > byte
                 data[positions[have], byte] = target.buffer.data[target.offsets[have] + byte]
             for length in np.unique(sizes[positions]):
-                part = type(target)(target.buffer, positions[sizes[positions] == length],
-                                    target.offsets[sizes[positions] == length])  # fmt: skip
+                part = type(target)(
+                    target.buffer, positions[sizes[positions] == length], target.offsets[sizes[positions] == length]
+                )
                 if length:
                     run.memory.track(frame, [part], int(length), op, "read")
                     reads.append(([part], int(length)))

@@ -47,8 +47,9 @@ class Accumulator:
         matrix = self._load()
         old = matrix[positions]
         old[~adds] = 0
-        matrix[positions] = instruction.multiply(a.reshape(1, -1, a.shape[2]), b[None], old.reshape(1, -1, self.n)
-                                                 ).reshape(len(positions), WARP_ROWS, self.n)  # fmt: skip
+        matrix[positions] = instruction.multiply(
+            a.reshape(1, -1, a.shape[2]), b[None], old.reshape(1, -1, self.n)
+        ).reshape(len(positions), WARP_ROWS, self.n)
 
     def spoil(self, positions: list[int], adds: Array, a: Array | None, b: Array | None) -> None:
         """Poison: a row of A spoils its row of D, a row of B its column."""

@@ -67,8 +67,9 @@ class AsyncProxy:
                 where = self._byte(cells[unset][0])
                 message = f"{op.instruction.mnemonic} reads byte {where} of shared memory, which nobody has written"
                 message += ": write it, or wait for its data, before"
-                self.report.add("uninitialised", op.where, message, row, starter[1] or 0, count=int(unset.sum()),
-                                address=where)  # fmt: skip
+                self.report.add(
+                    "uninitialised", op.where, message, row, starter[1] or 0, count=int(unset.sum()), address=where
+                )
         whose = self._whose(row, cells)
         mine = cells[written], local[written], record[written]
         self._check_records(starter, reach, *mine, what, op, f"wrote{whose}")
@@ -131,8 +132,16 @@ class AsyncProxy:
                 f"{self.report.name_of(int(stamp))} wrote through the generic proxy: fence (fence.proxy.async) in the "
                 "writing threads before they signal"
             )
-            self.report.add("proxy", op.where, message, rows[0], lane or 0, other=self.report.line_of(int(stamp)),
-                            count=these.size, address=where)  # fmt: skip
+            self.report.add(
+                "proxy",
+                op.where,
+                message,
+                rows[0],
+                lane or 0,
+                other=self.report.line_of(int(stamp)),
+                count=these.size,
+                address=where,
+            )
 
     def _byte(self, cell: Any) -> int:
         return int(cell) * self.shared.granule % self.shared.stride

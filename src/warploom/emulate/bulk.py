@@ -72,9 +72,14 @@ class BulkCopies:
     """The bulk tensor copies of a batch."""
 
     def __init__(
-        self, proxy: AsyncProxy, memory: GlobalMemory, barriers: Mbarriers, engines: Engines, reporter: Reporter,
+        self,
+        proxy: AsyncProxy,
+        memory: GlobalMemory,
+        barriers: Mbarriers,
+        engines: Engines,
+        reporter: Reporter,
         maps: dict[int, TensorMapArgument],
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.proxy, self.memory, self.barriers, self.engines = proxy, memory, barriers, engines
         self.report, self.maps = reporter, maps
         self.warps = engines.warps
@@ -87,9 +92,17 @@ class BulkCopies:
     # -- issue ---------------------------------------------------------------------------------------------------
 
     def issue(
-        self, frame: Frame, op: Op, copy: BulkTensorCopy, tensor_map: Array, shared: Array, coordinates: list[Array],
-        barrier: Array | None, multicast: Array | None, guard: Array,
-    ) -> None:  # fmt: skip
+        self,
+        frame: Frame,
+        op: Op,
+        copy: BulkTensorCopy,
+        tensor_map: Array,
+        shared: Array,
+        coordinates: list[Array],
+        barrier: Array | None,
+        multicast: Array | None,
+        guard: Array,
+    ) -> None:
         """The acting lanes start a copy; each of them should be the only one of its CTA to do so."""
         maps, places = frame.full(tensor_map), frame.full(shared).astype(np.int64)
         where = [frame.full(c) for c in coordinates]
@@ -277,9 +290,16 @@ class BulkCopies:
             self.report.add("bounds", op.where, message, row, lane)
 
     def _start_load(
-        self, row: int, lane: int, op: Op, source: TensorMapArgument | Span | Words, at: tuple[int, ...],
-        chunks: Array | None, barrier: int, cta: int,
-    ) -> None:  # fmt: skip
+        self,
+        row: int,
+        lane: int,
+        op: Op,
+        source: TensorMapArgument | Span | Words,
+        at: tuple[int, ...],
+        chunks: Array | None,
+        barrier: int,
+        cta: int,
+    ) -> None:
         bar = self.barriers.find(barrier, row, [lane], op, cta)
         if bar is None:
             return

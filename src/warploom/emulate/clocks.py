@@ -209,9 +209,15 @@ class Clocks:
         known = Known(self.known[row], self.single.get(row, {}))
         together = int(self.known[row, self._own[row]])
         return Snapshot(
-            self.first + row, self.now, known, self._lanes.get(row, {}), self._later.get(row, {}), self._met.get(row),
-            together, self.columns.clustered,
-        )  # fmt: skip
+            self.first + row,
+            self.now,
+            known,
+            self._lanes.get(row, {}),
+            self._later.get(row, {}),
+            self._met.get(row),
+            together,
+            self.columns.clustered,
+        )
 
     def snapshot(self, row: int) -> Snapshot:
         """What the lanes of a warp know now, to keep."""
@@ -351,9 +357,16 @@ class Clocks:
         return False
 
     def ordered(
-        self, rows: Array, lanes: Array, whole_warp: bool, agents: Array, agent_lanes: Array, stamps: Array, *,
+        self,
+        rows: Array,
+        lanes: Array,
+        whole_warp: bool,
+        agents: Array,
+        agent_lanes: Array,
+        stamps: Array,
+        *,
         visible: bool = False,
-    ) -> Array:  # fmt: skip
+    ) -> Array:
         """Whether each access (agent, agent lane, stamp) happened before the step of (row, lane) now, elementwise.
 
         ``agents`` are grid-wide warp numbers, or engines of the same domain (-1 - engine); an agent lane above 31
@@ -387,9 +400,17 @@ class Clocks:
         result[open_ones] = answers[which.reshape(-1)]
 
     def _lane_knows(
-        self, whole_warp: bool, row: int, lane: int, agent: int, agent_lane: int, stamp: int, column: int, far: int,
+        self,
+        whole_warp: bool,
+        row: int,
+        lane: int,
+        agent: int,
+        agent_lane: int,
+        stamp: int,
+        column: int,
+        far: int,
         near: int,
-    ) -> bool:  # fmt: skip
+    ) -> bool:
         key = (agent, agent_lane + VISIBLE * far)
         if stamp <= self.single.get(row, {}).get(key, 0):
             return True

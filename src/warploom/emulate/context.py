@@ -52,9 +52,14 @@ class Context:
         self._interned: dict[tuple[str, str], Value] = {}
 
     def enter(
-        self, clocks: Clocks, report: Reporter, shared: SharedMemory, copies: CopyQueue, barriers: Barriers,
+        self,
+        clocks: Clocks,
+        report: Reporter,
+        shared: SharedMemory,
+        copies: CopyQueue,
+        barriers: Barriers,
         ordering: Ordering,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """Work on this batch from now on."""
         self.clocks, self.report, self.shared, self.copies = clocks, report, shared, copies
         self.barriers, self.ordering = barriers, ordering

@@ -32,9 +32,12 @@ class Control:
     """Builds the steps of control statements, of blocks that ``build`` prepares and ``run`` runs on a frame."""
 
     def __init__(
-        self, context: Context, program: Program, build: Callable[[tuple[Statement, ...]], Block],
+        self,
+        context: Context,
+        program: Program,
+        build: Callable[[tuple[Statement, ...]], Block],
         run: Callable[[Block, Frame], Running],
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.context, self.program, self.build, self.run = context, program, build, run
         self.begin(None)
 

@@ -121,13 +121,16 @@ class EngineSteps:
         where = int(place[row, lane]) + tile.offset
         message = f"{op.instruction.mnemonic} at byte {where} of shared memory is outside {tile.name} (bytes "
         message += f"{tile.offset} to {tile.offset + tile.bytes - 1}): correct the number or the stage"
-        self.run.report.add("bounds", op.where, message, int(frame.flat[row]), lane, count=int(acting.sum()),
-                            address=where)  # fmt: skip
+        self.run.report.add(
+            "bounds", op.where, message, int(frame.flat[row]), lane, count=int(acting.sum()), address=where
+        )
 
     def _mbarrier(
-        self, op: Op, effect: fx.MbarrierInit | fx.MbarrierFence | fx.MbarrierArrive | fx.MbarrierWait,
+        self,
+        op: Op,
+        effect: fx.MbarrierInit | fx.MbarrierFence | fx.MbarrierArrive | fx.MbarrierWait,
         keys: tuple[Value, ...],
-    ) -> Step:  # fmt: skip
+    ) -> Step:
         if isinstance(effect, fx.MbarrierFence):
             return lambda frame: self.state.mbarriers.fence(frame, op, publishes=True)
         if isinstance(effect, fx.MbarrierInit):

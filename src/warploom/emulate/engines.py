@@ -76,9 +76,18 @@ class Engines:
 def uses_engines(program: Program) -> bool:
     """Whether a program has anything to do with mbarriers, bulk copies, ``wgmma`` or the async proxy."""
     kinds = (
-        fx.MbarrierInit, fx.MbarrierArrive, fx.MbarrierWait, fx.BulkTensorCopy, fx.BulkStore, fx.BulkLoad,
-        fx.AsyncMatrix, fx.AsyncStore, fx.CopyArrival, fx.ProxyFence, fx.TensorMapFence,
-    )  # fmt: skip
+        fx.MbarrierInit,
+        fx.MbarrierArrive,
+        fx.MbarrierWait,
+        fx.BulkTensorCopy,
+        fx.BulkStore,
+        fx.BulkLoad,
+        fx.AsyncMatrix,
+        fx.AsyncStore,
+        fx.CopyArrival,
+        fx.ProxyFence,
+        fx.TensorMapFence,
+    )
     return any(isinstance(e, kinds) for _, e in program.effects)
 
 

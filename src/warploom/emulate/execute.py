@@ -54,9 +54,13 @@ class Executor(Context):
         self._matrices: dict[tuple[Any, ...], tuple[tuple[Array, ...], Array]] = {}
 
     def begin(
-        self, memory: GlobalMemory, counter: TrafficCounter, values: Mapping[Value, Array],
-        spawn: Callable[[Running, Wait], None], rng: Random | None,
-    ) -> None:  # fmt: skip
+        self,
+        memory: GlobalMemory,
+        counter: TrafficCounter,
+        values: Mapping[Value, Array],
+        spawn: Callable[[Running, Wait], None],
+        rng: Random | None,
+    ) -> None:
         """A launch begins with these parameters; ``spawn`` starts a task of its own for a warp role."""
         self.memory, self.counter, self.rng = memory, counter, rng
         self.constants.update(values)

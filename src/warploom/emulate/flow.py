@@ -84,9 +84,14 @@ class FlowSteps:
     """The step of one Flow, on any frame. ``build`` prepares blocks, ``exited`` is told of warps that have ended."""
 
     def __init__(
-        self, context: Context, control: Control, build: Callable[[tuple[Statement, ...]], Block],
-        exited: Callable[[Array], None], seeded: bool, flow: Flow,
-    ) -> None:  # fmt: skip
+        self,
+        context: Context,
+        control: Control,
+        build: Callable[[tuple[Statement, ...]], Block],
+        exited: Callable[[Array], None],
+        seeded: bool,
+        flow: Flow,
+    ) -> None:
         self.context, self.control, self.build, self.exited, self.seeded = context, control, build, exited, seeded
         live = live_registers(flow)
         self.blocks = [self._block(body, live[number]) for number, body in enumerate(flow.blocks)]
@@ -155,9 +160,7 @@ class _Run:
 
     def _next(self) -> _Group | None:
         """The group in the lowest block of those that can go on; None if all of them wait."""
-        ready = [
-            g for g in self.groups if not g.held and g.resting is None and (g.wait is None or g.wait.ready)
-        ]  # fmt: skip
+        ready = [g for g in self.groups if not g.held and g.resting is None and (g.wait is None or g.wait.ready)]
         if not ready and all(g.held for g in self.groups):
             ready = [min(self.groups, key=lambda g: (g.block, g.step))]
             ready[0].held, ready[0].forced = False, True
@@ -316,9 +319,11 @@ class _Run:
         self.passes += target <= group.block
         if self.passes > _MOST_PASSES:
             where = self.steps.blocks[group.block].branch.where
-            raise EmulationError(f"{where}: after {_MOST_PASSES} passes of its loops the kernel has not ended: it does "
-                                 "not end, or its loops are too long for the emulator, for which small problems are "
-                                 "enough")  # fmt: skip
+            raise EmulationError(
+                f"{where}: after {_MOST_PASSES} passes of its loops the kernel has not ended: it does "
+                "not end, or its loops are too long for the emulator, for which small problems are "
+                "enough"
+            )
         looks = self.steps.looks(target, group.block) if target <= group.block else None
         group.block, group.step = target, 0
         if looks is not None and (looks.strong or self.passes > _MANY_PASSES):

@@ -163,8 +163,9 @@ class GlobalMemory:
                 at = int(offsets[wrong][0])
                 message = f"{op.instruction.mnemonic} at byte {at} of {buffer.element(at)} is not aligned to "
                 message += f"{alignment} bytes: correct the address, or use a narrower access"
-                self.report.add("misaligned", op.where, message, int(frame.flat[row]), lane, count=int(wrong.sum()),
-                                address=at)  # fmt: skip
+                self.report.add(
+                    "misaligned", op.where, message, int(frame.flat[row]), lane, count=int(wrong.sum()), address=at
+                )
             good = inside & ~skewed
             if good.any():
                 targets.append(Target(buffer, positions[good], offsets[good]))
@@ -250,10 +251,19 @@ class GlobalMemory:
     # -- races ---------------------------------------------------------------------------------------------------
 
     def track(
-        self, frame: Frame, targets: list[Target], size: int, op: Op, mode: Mode, *,
-        strong: bool = False, cta_only: bool = False, read_only: bool = False, data: Array | None = None,
+        self,
+        frame: Frame,
+        targets: list[Target],
+        size: int,
+        op: Op,
+        mode: Mode,
+        *,
+        strong: bool = False,
+        cta_only: bool = False,
+        read_only: bool = False,
+        data: Array | None = None,
         since: int | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """Check an access of ``size`` bytes per lane against the unordered ones before it, and record it.
 
         A read ``since`` a stamp has gone on from there: what was written later conflicts with it, ordered or not.
@@ -347,8 +357,16 @@ class GlobalMemory:
         i = int(np.argmax(which))
         where = self.byte(mine.buffer, mine.cells[i])
         message = f"{mine.op.instruction.mnemonic} {said.format(f'byte {where} of {mine.buffer.name}')}"
-        self.report.add(kind, mine.op.where, message, int(mine.rows[i]), int(mine.lanes[i]),
-                        other=self.report.line_of(stamp), count=int(which.sum()), address=where)  # fmt: skip
+        self.report.add(
+            kind,
+            mine.op.where,
+            message,
+            int(mine.rows[i]),
+            int(mine.lanes[i]),
+            other=self.report.line_of(stamp),
+            count=int(which.sum()),
+            address=where,
+        )
 
     def byte(self, buffer: GlobalBuffer, cell: Any) -> int:
         """The byte of a buffer that a cell of its region starts at."""

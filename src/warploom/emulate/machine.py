@@ -142,9 +142,15 @@ def emulate(
 
 
 def _until_it_runs(
-    ready: Prepared, places: Places, arguments: Any, buffers: Sequence[GlobalBuffer], seed: int | None, checks: bool,
-    stop: bool, progress: Callable[[float], None] | None,
-) -> Emulation:  # fmt: skip
+    ready: Prepared,
+    places: Places,
+    arguments: Any,
+    buffers: Sequence[GlobalBuffer],
+    seed: int | None,
+    checks: bool,
+    stop: bool,
+    progress: Callable[[float], None] | None,
+) -> Emulation:
     """Launch at one division of the warps after the other, until none waits for another one inside its own."""
     written = ready.written
     backups = [(b, b.data.copy()) for b in buffers if b.writable and (written is None or b.name in written)]
@@ -175,9 +181,16 @@ class _Launch:
     """One attempt at a launch, at one division of the warps into tasks."""
 
     def __init__(
-        self, ready: Prepared, places: Places, arguments: Any, findings: Findings, division: tuple[int, int],
-        seed: int | None, checks: bool, progress: Callable[[float], None] | None,
-    ) -> None:  # fmt: skip
+        self,
+        ready: Prepared,
+        places: Places,
+        arguments: Any,
+        findings: Findings,
+        division: tuple[int, int],
+        seed: int | None,
+        checks: bool,
+        progress: Callable[[float], None] | None,
+    ) -> None:
         self.ready, self.executor, program = ready, ready.executor, ready.program
         self.program, self.places, self.findings, self.division, self.checks = (
             program,
@@ -223,9 +236,13 @@ class _Launch:
         for op, count in counts:
             executed[op.instruction.mnemonic] += count
         return Emulation(
-            causes(self.findings.all), self.counter.traffic, executed, self.program.name, counts,
+            causes(self.findings.all),
+            self.counter.traffic,
+            executed,
+            self.program.name,
+            counts,
             "".join(self.executor.printed),
-        )  # fmt: skip
+        )
 
     def _run_batch(self, first: int, ctas: int) -> None:
         rows, start = ctas * self.warps, first * self.warps

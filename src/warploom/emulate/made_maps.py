@@ -165,8 +165,13 @@ class MadeMaps:
         if buffer is None or not 0 <= offset < buffer.data.size:
             return f"the tensor's address {address:#x} is in no array"
         part = GlobalBuffer(
-            buffer.name, buffer.data[offset:], buffer.address, address % 256, buffer.real + offset, buffer.writable,
+            buffer.name,
+            buffer.data[offset:],
+            buffer.address,
+            address % 256,
+            buffer.real + offset,
+            buffer.writable,
             buffer.region,
-        )  # fmt: skip
+        )
         found = TensorMapArgument(part.data, spec, part)
         return found.refusal or found

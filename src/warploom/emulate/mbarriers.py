@@ -384,8 +384,7 @@ class Mbarriers:
                 f"the kernel ends in the middle of a phase of {self.name(bar.address)}: {bar.count - bar.pending} "
                 f"of {bar.count} arrivals{missing}; initialise it for as many as there are, and let all come"
             )
-            self.report.add("mbarrier", line.where, message, bar.row, bar.lane, other=bar.op.where,
-                            address=bar.address)  # fmt: skip
+            self.report.add("mbarrier", line.where, message, bar.row, bar.lane, other=bar.op.where, address=bar.address)
         if bar.copy is not None and bar.copied_phase >= bar.observed:
             message = (
                 f"the kernel ends and nobody has waited for the phase of {self.name(bar.address)} in which "

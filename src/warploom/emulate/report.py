@@ -33,10 +33,19 @@ class Reporter:
         """The frame and the index of each loop that runs, by its line and its frame's first warp."""
 
     def add(
-        self, kind: Kind, where: SourceLine, message: str, row: int, lane: int, *,
-        other: SourceLine | None = None, count: int = 1, address: int | None = None, since: int | None = None,
+        self,
+        kind: Kind,
+        where: SourceLine,
+        message: str,
+        row: int,
+        lane: int,
+        *,
+        other: SourceLine | None = None,
+        count: int = 1,
+        address: int | None = None,
+        since: int | None = None,
         between: tuple[int, int] | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """Record a finding in warp ``row`` of the batch; ``since`` as :meth:`Findings.add` takes it."""
         slot, local = divmod(self.first + row, self.warps_per_cta)
         cta, rank = self.places.linear(slot), self.places.rank(slot)
@@ -115,8 +124,17 @@ class Reporter:
             )
             near = agent >= 0 and mine // self.warps_per_cta == agent // self.warps_per_cta
             between = (int(stamp), self.clocks.now) if near else None
-            self.add("race", op.where, message, int(rows[i]), int(lanes[i]), other=other, count=int(these.sum()),
-                     address=int(addresses[i]), between=between)  # fmt: skip
+            self.add(
+                "race",
+                op.where,
+                message,
+                int(rows[i]),
+                int(lanes[i]),
+                other=other,
+                count=int(these.sum()),
+                address=int(addresses[i]),
+                between=between,
+            )
 
     def _loads(self, stamp: int) -> bool:
         """Whether the operation that a stamp was given to reads memory and does no more."""

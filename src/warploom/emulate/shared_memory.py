@@ -48,9 +48,16 @@ class SharedMemory:
     """
 
     def __init__(
-        self, ctas: int, size: int, granule: int, clocks: Clocks, report: SharedReports, checks: bool, parts: bool,
+        self,
+        ctas: int,
+        size: int,
+        granule: int,
+        clocks: Clocks,
+        report: SharedReports,
+        checks: bool,
+        parts: bool,
         distributed: bool = False,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.size = size
         self.stride = -(-max(size, 16) // 16) * 16
         self.granule = granule
@@ -87,9 +94,17 @@ class SharedMemory:
         return base
 
     def locate(
-        self, frame: Frame, address: Array, offset: int, size: int, lanes: int, op: Op, *, remote: bool = False,
+        self,
+        frame: Frame,
+        address: Array,
+        offset: int,
+        size: int,
+        lanes: int,
+        op: Op,
+        *,
+        remote: bool = False,
         collective: bool = False,
-    ) -> Place:  # fmt: skip
+    ) -> Place:
         """Check bounds and alignment; ``index`` counts units of ``size`` bytes over the whole batch.
 
         ``remote``: addresses may be those of other CTAs of the cluster.
@@ -243,9 +258,14 @@ class SharedMemory:
                 self._examine(place, found, table, what)
 
     def store(
-        self, place: Place, data: Array, shadow: Array | None = None, origin: Origin | None = None, *,
+        self,
+        place: Place,
+        data: Array,
+        shadow: Array | None = None,
+        origin: Origin | None = None,
+        *,
         strong: bool = False,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """Write ``data`` (warps, lanes, words) now."""
         index, words = place.index, data.shape[2]
         lane = np.broadcast_to(np.arange(index.shape[1], dtype=np.int32), index.shape)
@@ -387,8 +407,9 @@ class SharedMemory:
             fine = self.clocks.ordered(mine[0], mine[1], place.collective, agents, lanes, stamps, visible=True)
             if not fine.all():
                 wrong = ~fine
-                self.report.races(op, what, mine[0][wrong], mine[1][wrong], agents[wrong], stamps[wrong],
-                                  mine[3][wrong], "wrote")  # fmt: skip
+                self.report.races(
+                    op, what, mine[0][wrong], mine[1][wrong], agents[wrong], stamps[wrong], mine[3][wrong], "wrote"
+                )
         empty = ~written
         unset = empty & ~flying
         if what == "atomic" and unset.any():
@@ -412,5 +433,13 @@ class SharedMemory:
             self.each.judge(fine, (rows, lane, agents, stamps), agent * self.cells + cell, lanes == MANY, collective)
         if not fine.all():
             wrong = ~fine
-            self.report.races(place.op, what, rows[wrong], lane[wrong], agents[wrong], stamps[wrong],
-                              (cell[wrong] * self.granule) % self.stride, past)  # fmt: skip
+            self.report.races(
+                place.op,
+                what,
+                rows[wrong],
+                lane[wrong],
+                agents[wrong],
+                stamps[wrong],
+                (cell[wrong] * self.granule) % self.stride,
+                past,
+            )

@@ -71,8 +71,16 @@ class SharedReports:
             f"several threads write byte {_place(addresses[0], op)} in one execution of "
             f"{op.instruction.mnemonic}, and nothing says whose value stays: give each thread its own address"
         )
-        self._add("race", op.where, message, int(rows[0]), int(lanes[0]), other=op.where, count=rows.size,
-                  address=int(addresses[0]))  # fmt: skip
+        self._add(
+            "race",
+            op.where,
+            message,
+            int(rows[0]),
+            int(lanes[0]),
+            other=op.where,
+            count=rows.size,
+            address=int(addresses[0]),
+        )
 
     def unset(self, op: Op, rows: Array, lanes: Array, addresses: Array) -> None:
         """An atomic update of bytes that nobody has written."""
@@ -80,13 +88,20 @@ class SharedReports:
             f"{op.instruction.mnemonic} updates byte {_place(addresses[0], op)}, never written: initialise "
             "it, and order that before"
         )
-        self._add("uninitialised", op.where, message, int(rows[0]), int(lanes[0]), count=rows.size,
-                  address=int(addresses[0]))  # fmt: skip
+        self._add(
+            "uninitialised", op.where, message, int(rows[0]), int(lanes[0]), count=rows.size, address=int(addresses[0])
+        )
 
     def in_flight(
-        self, op: Op, what: str, rows: Array, lanes: Array, numbers: Array, addresses: Array,
+        self,
+        op: Op,
+        what: str,
+        rows: Array,
+        lanes: Array,
+        numbers: Array,
+        addresses: Array,
         copies: list[tuple[Op, int]],
-    ) -> None:  # fmt: skip
+    ) -> None:
         """One finding for each of the ``copies`` that is still writing at these addresses, and for mbarriers.
 
         ``numbers`` are 1 + the index of the copy, or MBARRIER.
@@ -108,5 +123,12 @@ class SharedReports:
                 f"{op.instruction.mnemonic} {verb} byte {_place(addresses[i], op, started)} while "
                 f"{started.instruction.mnemonic} is still copying there: {_how_to_wait(started)} first"
             )
-            self._add("in_flight", op.where, message, *where, other=started.where, count=int(these.sum()),
-                      address=int(addresses[i]))  # fmt: skip
+            self._add(
+                "in_flight",
+                op.where,
+                message,
+                *where,
+                other=started.where,
+                count=int(these.sum()),
+                address=int(addresses[i]),
+            )

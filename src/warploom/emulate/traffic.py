@@ -105,9 +105,14 @@ class TrafficCounter:
         self._patterns: dict[tuple[int, tuple[int, ...], bytes], tuple[int, int]] = {}
 
     def shared(
-        self, name: str, where: SourceLine, addresses: NDArray[Any], size: int, active: NDArray[np.bool_] | None,
+        self,
+        name: str,
+        where: SourceLine,
+        addresses: NDArray[Any],
+        size: int,
+        active: NDArray[np.bool_] | None,
         repeat: int,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """Count ``repeat`` × the accesses [..., lanes] of ``size`` bytes a lane."""
         row = addresses[..., :1] & ~np.int64(127)
         pattern = (addresses - row).astype(np.int32)
@@ -130,9 +135,13 @@ class TrafficCounter:
             table.setdefault(entry, Wavefronts()).add(counts[0] * repeat, counts[1] * repeat, accesses * repeat)  # type: ignore[index,arg-type]
 
     def global_access(
-        self, name: str, where: SourceLine, addresses: NDArray[Any], size: NDArray[Any] | int,
+        self,
+        name: str,
+        where: SourceLine,
+        addresses: NDArray[Any],
+        size: NDArray[Any] | int,
         active: NDArray[np.bool_] | None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """Count the accesses [warps, lanes]; ``size`` bytes per lane (an array where lanes differ)."""
         sector = addresses >> 5
         if not isinstance(size, int):  # copies that read nothing touch nothing

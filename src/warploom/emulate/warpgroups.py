@@ -329,8 +329,11 @@ class Warpgroups:
                 mine = range(group.first, group.first + WARPS)
                 committed = max((c[-1] for r in mine if (c := self.commits.get(r))), default=0)
                 late = product.number > committed
-                what, cure = ("never committed", "commit it and wait for its group") if late else (
-                    "never waited for", "wait for its group")  # fmt: skip
+                what, cure = (
+                    ("never committed", "commit it and wait for its group")
+                    if late
+                    else ("never waited for", "wait for its group")
+                )
                 message = f"the kernel ends while {product.op.instruction.mnemonic} is under way; it was {what}: {cure}"
                 self.report.add("leak", product.op.where, message, group.first, 0)
         self.check_together()

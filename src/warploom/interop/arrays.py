@@ -287,9 +287,20 @@ _dtype_to_torch: dict[str, Any] = {}
 _forward_ad: Any = None
 _cuda_devices: dict[int, Device] = {}
 _TORCH_NAMES = {
-    "float16": "f16", "bfloat16": "bf16", "float32": "f32", "float64": "f64", "int8": "s8", "uint8": "u8",
-    "uint16": "u16", "int16": "s16", "int32": "s32", "uint32": "u32", "int64": "s64", "uint64": "u64", "bool": "pred",
-}  # fmt: skip
+    "float16": "f16",
+    "bfloat16": "bf16",
+    "float32": "f32",
+    "float64": "f64",
+    "int8": "s8",
+    "uint8": "u8",
+    "uint16": "u16",
+    "int16": "s16",
+    "int32": "s32",
+    "uint32": "u32",
+    "int64": "s64",
+    "uint64": "u64",
+    "bool": "pred",
+}
 
 
 def _learn_torch(torch: Any) -> None:

@@ -82,9 +82,10 @@ class Written:
     def check(self, views: Mapping[str, ArrayView], *, known: bool) -> None:
         """Look at the arrays of another call, of which only addresses are new, if they are not ``known``."""
         readonly = any(views[name].readonly for name in self.names)
-        if readonly or (not known and any(
-            least < views[other].pointer - views[one].pointer < most for one, other, least, most in self.pairs
-        )):  # fmt: skip
+        if readonly or (
+            not known
+            and any(least < views[other].pointer - views[one].pointer < most for one, other, least, most in self.pairs)
+        ):
             self.refuse(views)
 
 

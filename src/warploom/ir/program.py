@@ -96,9 +96,11 @@ class Program:
     def text(self) -> str:
         """The Program as text, without source lines: equal texts are equal programs."""
         names = Names()
-        lines = [f"kernel {self.name}: {self.threads} threads, min_ctas {self.min_ctas}, "
-                 f"{self.shared_bytes} bytes shared, opt_level {self.opt_level}, "
-                 f"max_registers {self.max_registers}, requires {self.requires}"]  # fmt: skip
+        lines = [
+            f"kernel {self.name}: {self.threads} threads, min_ctas {self.min_ctas}, "
+            f"{self.shared_bytes} bytes shared, opt_level {self.opt_level}, "
+            f"max_registers {self.max_registers}, requires {self.requires}"
+        ]
         if self.cluster_ctas > 1:
             lines.append(f"  cluster {self.cluster}")
         if self.local_bytes:

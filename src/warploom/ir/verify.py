@@ -67,11 +67,20 @@ from warploom.isa.sync import GridDependency
 from warploom.isa.warp import Elect, Special
 
 _EFFECT_NEEDS: dict[type[Effect], str] = {
-    BulkTensorCopy: "sm_90", BulkStore: "sm_90", BulkLoad: "sm_90", AsyncStore: "sm_90", MbarrierWait: "sm_90",
-    MbarrierFence: "sm_90", ProxyFence: "sm_90",
-    ClusterBarrier: "sm_90", RegisterBudget: "sm_90a", AsyncMatrix: "sm_90a", WarpgroupFence: "sm_90a",
-    TensorMapWrite: "sm_90a", TensorMapFence: "sm_90",
-}  # fmt: skip
+    BulkTensorCopy: "sm_90",
+    BulkStore: "sm_90",
+    BulkLoad: "sm_90",
+    AsyncStore: "sm_90",
+    MbarrierWait: "sm_90",
+    MbarrierFence: "sm_90",
+    ProxyFence: "sm_90",
+    ClusterBarrier: "sm_90",
+    RegisterBudget: "sm_90a",
+    AsyncMatrix: "sm_90a",
+    WarpgroupFence: "sm_90a",
+    TensorMapWrite: "sm_90a",
+    TensorMapFence: "sm_90",
+}
 _INSTRUCTION_NEEDS: dict[type[Instruction], str] = dict.fromkeys((StMatrix, Elect, MapShared, GridDependency), "sm_90")
 _QUEUE_NEEDS = {"bulk": "sm_90", "wgmma": "sm_90a"}
 _NUMBERED = re.compile(r"\d+'")
@@ -139,8 +148,10 @@ def _generation(architecture: str) -> tuple[int, bool]:
 def _types(program: Program, _: Target | None) -> Iterator[str]:
     for op in program.ops():
         name = op.instruction.mnemonic
-        pairs = (("operand", op.operands, op.instruction.operand_types),
-                 ("result", op.results, op.instruction.result_types))  # fmt: skip
+        pairs = (
+            ("operand", op.operands, op.instruction.operand_types),
+            ("result", op.results, op.instruction.result_types),
+        )
         for kind, given, expected in pairs:
             if len(given) != len(expected):
                 yield f"{at(op.where)}{name} has {len(expected)} {kind}s, not {len(given)}"
@@ -370,6 +381,14 @@ def _architecture(program: Program, target: Target | None) -> Iterator[str]:
 
 
 _RULES: tuple[Callable[[Program, Target | None], Iterator[str]], ...] = (
-    _types, _in_place, _definitions, _flows, _launch, _shared, _architecture, role_rules, register_rules,
+    _types,
+    _in_place,
+    _definitions,
+    _flows,
+    _launch,
+    _shared,
+    _architecture,
+    role_rules,
+    register_rules,
     *SYNCHRONISATION,
-)  # fmt: skip
+)

@@ -80,6 +80,11 @@ def _cluster(program: Program, target: Target | None) -> Iterator[str]:
 
 
 SYNCHRONISATION: tuple[Callable[[Program, Target | None], Iterator[str]], ...] = (
-    _cluster, _barriers, _copy_groups, mbarrier_rules, wgmma_rules, bulk_store_rules,
-)  # fmt: skip
+    _cluster,
+    _barriers,
+    _copy_groups,
+    mbarrier_rules,
+    wgmma_rules,
+    bulk_store_rules,
+)
 """The rules, in the form that :mod:`warploom.ir.verify` runs."""

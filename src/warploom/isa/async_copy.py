@@ -49,8 +49,10 @@ class CpAsync(Instruction):
 
     def __post_init__(self) -> None:
         if self.bytes not in (4, 8, 16) or (self.cache == "cg" and self.bytes != 16):
-            raise VerifyError(f"cp.async.{self.cache} copies {'16' if self.cache == 'cg' else '4, 8 or 16'} bytes a "
-                              f"thread, not {self.bytes}")  # fmt: skip
+            raise VerifyError(
+                f"cp.async.{self.cache} copies {'16' if self.cache == 'cg' else '4, 8 or 16'} bytes a "
+                f"thread, not {self.bytes}"
+            )
         if self.prefetch not in (0, 64, 128, 256):
             raise VerifyError(f"cp.async prefetches 64, 128 or 256 bytes into the L2, not {self.prefetch}")
 

@@ -26,12 +26,16 @@ _ATOMIC_TYPES: dict[str, Sequence[DType]] = {
     **dict.fromkeys(("inc", "dec"), (u32,)),
 }
 _COMBINED: dict[str, Callable[[Array, Array], Array]] = {
-    "add": np.add, "min": np.minimum, "max": np.maximum, "and": np.bitwise_and, "or": np.bitwise_or,
+    "add": np.add,
+    "min": np.minimum,
+    "max": np.maximum,
+    "and": np.bitwise_and,
+    "or": np.bitwise_or,
     "xor": np.bitwise_xor,
     "exch": lambda _, new: new,
     "inc": lambda old, most: np.where(old >= most, np.zeros_like(old), old + np.ones_like(old)),
     "dec": lambda old, most: np.where((old == 0) | (old > most), most, old - np.ones_like(old)),
-}  # fmt: skip
+}
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,8 +17,14 @@ from warploom.isa.base import Array, Instruction, takes
 from warploom.isa.effects import ReadSpecial, WarpSync
 
 _LANES = np.arange(32, dtype=np.uint32)
-_REDUCTIONS = {"add": np.add, "min": np.minimum, "max": np.maximum, "and": np.bitwise_and, "or": np.bitwise_or,
-               "xor": np.bitwise_xor}  # fmt: skip
+_REDUCTIONS = {
+    "add": np.add,
+    "min": np.minimum,
+    "max": np.maximum,
+    "and": np.bitwise_and,
+    "or": np.bitwise_or,
+    "xor": np.bitwise_xor,
+}
 
 
 def _members(mask: Array) -> Array:

@@ -18,10 +18,20 @@ from warploom.isa.base import Array, Instruction, address, as_words, braces
 from warploom.isa.effects import Access, Effect, Fence, GlobalWait, MemoryOrder, Scope, Space, WarpSync
 
 CACHE_HINTS = {
-    "": "", "ca": ".ca", "cg": ".cg", "cs": ".cs", "lu": ".lu", "cv": ".cv", "nc": ".nc", "wb": ".wb", "wt": ".wt",
-    "no_allocate": ".L1::no_allocate", "evict_first": ".L1::evict_first", "evict_last": ".L1::evict_last",
+    "": "",
+    "ca": ".ca",
+    "cg": ".cg",
+    "cs": ".cs",
+    "lu": ".lu",
+    "cv": ".cv",
+    "nc": ".nc",
+    "wb": ".wb",
+    "wt": ".wt",
+    "no_allocate": ".L1::no_allocate",
+    "evict_first": ".L1::evict_first",
+    "evict_last": ".L1::evict_last",
     "nc.no_allocate": ".nc.L1::no_allocate",
-}  # fmt: skip
+}
 """Names of cache operators and L1 eviction hints → PTX qualifiers (``ld``: ca cg cs lu cv nc; ``st``: wb cg cs wt)."""
 
 
@@ -117,10 +127,19 @@ class _VectorAccess(Instruction):
         size = self.count * self.dtype.bytes
         return (
             Access(
-                self.space, self.action, 0, size, self.offset, words=self.count, order=self.order, scope=self.scope,
-                read_only=self.cache.startswith("nc"), volatile=self.volatile, remote=self.remote,
+                self.space,
+                self.action,
+                0,
+                size,
+                self.offset,
+                words=self.count,
+                order=self.order,
+                scope=self.scope,
+                read_only=self.cache.startswith("nc"),
+                volatile=self.volatile,
+                remote=self.remote,
             ),
-        )  # fmt: skip
+        )
 
 
 @dataclass(frozen=True, slots=True)

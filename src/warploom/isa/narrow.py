@@ -42,8 +42,9 @@ def product24(high: bool) -> Meaning:
     """``mul24``: the low (high) 32 bits of the product of the low 24 bits, which has 48."""
 
     def product(a: Array, b: Array) -> Array:
-        left, right = ((x.astype(np.int64) << 40) >> 40 if x.dtype.kind == "i" else x.astype(np.int64) & 0xFFFFFF
-                       for x in (a, b))  # fmt: skip
+        left, right = (
+            (x.astype(np.int64) << 40) >> 40 if x.dtype.kind == "i" else x.astype(np.int64) & 0xFFFFFF for x in (a, b)
+        )
         return (left * right >> (16 if high else 0) & 0xFFFFFFFF).astype(np.uint32).view(a.dtype)
 
     return product
@@ -89,8 +90,10 @@ def f16_to_fp8(kind: str, relu: bool) -> Meaning:
     convert = to_fp8(kind, relu)
 
     def converted(pair: Array) -> Array:
-        low, high = (np.ascontiguousarray(x).view(np.float16).astype(np.float32)
-                     for x in (pair.astype(np.uint16), (pair >> np.uint32(16)).astype(np.uint16)))  # fmt: skip
+        low, high = (
+            np.ascontiguousarray(x).view(np.float16).astype(np.float32)
+            for x in (pair.astype(np.uint16), (pair >> np.uint32(16)).astype(np.uint16))
+        )
         return convert(high, low)
 
     return converted
@@ -100,8 +103,10 @@ def fp8_to_f16(kind: str, relu: bool) -> Meaning:
     """A pair of fp8 as one of f16, which holds them exactly."""
 
     def converted(pair: Array) -> Array:
-        numbers = [np.ascontiguousarray(x).view(FP8[kind]).astype(np.float16)
-                   for x in (pair.astype(np.uint8), (pair >> np.uint16(8)).astype(np.uint8))]  # fmt: skip
+        numbers = [
+            np.ascontiguousarray(x).view(FP8[kind]).astype(np.float16)
+            for x in (pair.astype(np.uint8), (pair >> np.uint16(8)).astype(np.uint8))
+        ]
         return _packed(*(_without_negatives(v) if relu else v for v in numbers))
 
     return converted

@@ -148,9 +148,14 @@ def _towards(mode: str, op: str) -> Meaning:
 
 _ROUNDED: dict[str, One] = {"rni": np.rint, "rzi": np.trunc, "rmi": np.floor, "rpi": np.ceil}
 _APPROXIMATE: dict[str, One] = {
-    "ex2": np.exp2, "lg2": np.log2, "sin": np.sin, "cos": np.cos, "sqrt": np.sqrt, "rcp": _reciprocal,
+    "ex2": np.exp2,
+    "lg2": np.log2,
+    "sin": np.sin,
+    "cos": np.cos,
+    "sqrt": np.sqrt,
+    "rcp": _reciprocal,
     "rsqrt": _reciprocal_root,
-}  # fmt: skip
+}
 
 
 def _floats() -> None:
@@ -200,11 +205,18 @@ def _product_and_sum(a: Array, b: Array, c: Array) -> Array:
 
 
 _HALF_OPS: dict[str, tuple[int, Meaning]] = {
-    "add{}": (2, sum_to_odd), "sub{}": (2, _difference), "mul{}": (2, BINARY_MEANINGS["mul"]),
-    "fma.rn": (3, _product_and_sum), "min": (2, BINARY_MEANINGS["min"]), "max": (2, BINARY_MEANINGS["max"]),
-    "min.NaN": (2, _or_nan(BINARY_MEANINGS["min"])), "max.NaN": (2, _or_nan(BINARY_MEANINGS["max"])),
-    "neg": (1, _negated), "abs": (1, np.abs), "tanh.approx": (1, np.tanh),
-}  # fmt: skip
+    "add{}": (2, sum_to_odd),
+    "sub{}": (2, _difference),
+    "mul{}": (2, BINARY_MEANINGS["mul"]),
+    "fma.rn": (3, _product_and_sum),
+    "min": (2, BINARY_MEANINGS["min"]),
+    "max": (2, BINARY_MEANINGS["max"]),
+    "min.NaN": (2, _or_nan(BINARY_MEANINGS["min"])),
+    "max.NaN": (2, _or_nan(BINARY_MEANINGS["max"])),
+    "neg": (1, _negated),
+    "abs": (1, np.abs),
+    "tanh.approx": (1, np.tanh),
+}
 
 
 def _half(function: Meaning, half: DType) -> Meaning:

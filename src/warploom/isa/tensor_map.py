@@ -36,11 +36,17 @@ class Field:
 
 
 FIELDS = {
-    "global_address": Field(0, u64), "rank": Field(8), "box_dim": Field(12, count=5), "global_dim": Field(32, count=5),
-    "elemtype": Field(52, immediate=True), "global_stride": Field(56, u64, 4), "element_stride": Field(88, count=5),
-    "interleave_layout": Field(108, immediate=True), "swizzle_mode": Field(112, immediate=True),
+    "global_address": Field(0, u64),
+    "rank": Field(8),
+    "box_dim": Field(12, count=5),
+    "global_dim": Field(32, count=5),
+    "elemtype": Field(52, immediate=True),
+    "global_stride": Field(56, u64, 4),
+    "element_stride": Field(88, count=5),
+    "interleave_layout": Field(108, immediate=True),
+    "swizzle_mode": Field(112, immediate=True),
     "fill_mode": Field(116, immediate=True),
-}  # fmt: skip
+}
 """The fields by their names in ``tensormap.replace``."""
 
 _ELEMENTS = (u8, u16, u32, s32, u64, s64, f16, f32, f32, f64, bf16, f32, f32)
@@ -63,9 +69,12 @@ def decoded(data: bytes) -> tuple[int, TensorMapSpec]:
     if not all(field("global_dim")[:rank]):
         raise LayoutError(f"a tensor map of a tensor without elements: {field('global_dim')[:rank]}")
     spec = TensorMapSpec(
-        _ELEMENTS[kind], field("global_dim")[:rank], field("global_stride")[: rank - 1], field("box_dim")[:rank],
+        _ELEMENTS[kind],
+        field("global_dim")[:rank],
+        field("global_stride")[: rank - 1],
+        field("box_dim")[:rank],
         (0, 32, 64, 128)[swizzle],
-    )  # fmt: skip
+    )
     return address, spec
 
 

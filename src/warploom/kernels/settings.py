@@ -220,8 +220,10 @@ def _limits(kind: type) -> tuple[tuple[str, type, int, int | None], ...]:
 
 
 _KINDS = {
-    bool: "True or False", DType: "a type of warploom.core.dtypes (f16, bf16 …)", int: "a Python int",
-}  # fmt: skip
+    bool: "True or False",
+    DType: "a type of warploom.core.dtypes (f16, bf16 …)",
+    int: "a Python int",
+}
 
 
 def broken_flags(config: Any) -> list[str]:

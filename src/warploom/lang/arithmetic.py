@@ -68,12 +68,16 @@ class Arithmetic(Builder):
             x = x.get()
         if not isinstance(x, Traced):
             if dtype in (*_BYTES, *_SHORTS, *_HALVES, *_FP8):
-                return self.convert(self.constant(x, f32 if isinstance(x, float) else s32), dtype, rounding=rounding,
-                                    saturate=saturate)  # fmt: skip
+                return self.convert(
+                    self.constant(x, f32 if isinstance(x, float) else s32), dtype, rounding=rounding, saturate=saturate
+                )
             return self.constant(int(x) if dtype.is_integer else float(x), dtype)
         if holds_bits(x) and dtype is not u32:
-            return x if x.element is dtype else self.convert(
-                self._from_bits(x), dtype, rounding=rounding, saturate=saturate)  # fmt: skip
+            return (
+                x
+                if x.element is dtype
+                else self.convert(self._from_bits(x), dtype, rounding=rounding, saturate=saturate)
+            )
         if dtype in _FP8:
             bits = self._to_fp8(self.convert(x, f32), self.constant(0.0, f32), dtype)
             return Element(self.convert(bits, u32), dtype)
@@ -88,8 +92,12 @@ class Arithmetic(Builder):
         if x.dtype is dtype:
             return x
         if x.constant is not None and dtype.is_integer and x.dtype.is_integer:
-            return self.constant(int(x.constant) & ((1 << x.dtype.bits) - 1) if dtype.bits > x.dtype.bits
-                                 and x.dtype.kind == "unsigned" else int(x.constant), dtype)  # fmt: skip
+            return self.constant(
+                int(x.constant) & ((1 << x.dtype.bits) - 1)
+                if dtype.bits > x.dtype.bits and x.dtype.kind == "unsigned"
+                else int(x.constant),
+                dtype,
+            )
         return self.emit(Convert(x.dtype, dtype, _ROUNDING[rounding or "zero"]), (x,))[0]
 
     def _from_bits(self, x: Element) -> Traced:

@@ -86,14 +86,24 @@ class Fragment:
 
     @overload
     def reduce(
-        self, combine: Reducer | Stateful, axis: int | str, *, member_mask: Number = FULL_MASK, spread: bool = False,
+        self,
+        combine: Reducer | Stateful,
+        axis: int | str,
+        *,
+        member_mask: Number = FULL_MASK,
+        spread: bool = False,
         origin: Number = 0,
-    ) -> list[State]: ...  # fmt: skip
+    ) -> list[State]: ...
 
     def reduce(
-        self, combine: Combine | Reducer | str, axis: int | str, *, member_mask: Number = FULL_MASK,
-        spread: bool = False, origin: Number = 0,
-    ) -> list[Traced] | list[State]:  # fmt: skip
+        self,
+        combine: Combine | Reducer | str,
+        axis: int | str,
+        *,
+        member_mask: Number = FULL_MASK,
+        spread: bool = False,
+        origin: Number = 0,
+    ) -> list[Traced] | list[State]:
         """Reduce along ``axis`` (1 or "col": one result per row): the paper's Algorithm 3, derived from the map.
 
         ``combine`` is "max", "min", "add", "mul" or an associative and commutative function of two traced values; or,
@@ -392,8 +402,10 @@ class FragmentWords(WarpWords):
                 )
         kinds = instruction.operand_types[len(a) + len(b) :]
         operands: list[Traced] = [self.operand(x, u32) for x in (*a, *b)]
-        operands += [Traced(self, x.register) if isinstance(x, Mutable) else self.operand(x, t)
-                     for x, t in zip(c, kinds, strict=True)]  # fmt: skip
+        operands += [
+            Traced(self, x.register) if isinstance(x, Mutable) else self.operand(x, t)
+            for x, t in zip(c, kinds, strict=True)
+        ]
         if into is None:
             return self.emit(instruction, operands)
         self.emit_into(instruction, operands, into)

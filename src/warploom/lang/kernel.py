@@ -211,8 +211,16 @@ def kernel(
 
     def wrap(function: Callable[..., None]) -> KernelFunction:
         return KernelFunction(
-            function, name or function.__name__, threads, min_ctas, opt_level, requires, share, drop_unused, cluster,
+            function,
+            name or function.__name__,
+            threads,
+            min_ctas,
+            opt_level,
+            requires,
+            share,
+            drop_unused,
+            cluster,
             tuple(outputs),
-        )  # fmt: skip
+        )
 
     return wrap

@@ -70,9 +70,17 @@ __all__ = [
 ]
 
 _MODULES = (
-    "banks", "catalogue", "conversion", "displacement", "fragments", "linear", "matrix_access", "reduction", "shared",
+    "banks",
+    "catalogue",
+    "conversion",
+    "displacement",
+    "fragments",
+    "linear",
+    "matrix_access",
+    "reduction",
+    "shared",
     "swizzle",
-)  # fmt: skip
+)
 
 if not TYPE_CHECKING:  # for a type checker the names above are all there is
 

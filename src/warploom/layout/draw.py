@@ -164,8 +164,14 @@ class Grid:
         bottom = (ys[-1] + height if ys else top) + 18
         for i, line in enumerate(self.caption):
             labels.append(Label(margin, bottom + 17 * i, line, 12, INK, "start"))
-        right = max([(xs[-1] + width if xs else left) + margin, *(margin * 2 + 7.4 * len(c) for c in self.caption),
-                     margin * 2 + 9.2 * len(self.title), *(margin * 2 + 7.4 * len(n) for n in self.notes)])  # fmt: skip
+        right = max(
+            [
+                (xs[-1] + width if xs else left) + margin,
+                *(margin * 2 + 7.4 * len(c) for c in self.caption),
+                margin * 2 + 9.2 * len(self.title),
+                *(margin * 2 + 7.4 * len(n) for n in self.notes),
+            ]
+        )
         return Drawing(round(right), round(bottom + 17 * len(self.caption)), tuple(boxes), tuple(labels), self.title)
 
     def svg(self) -> str:
@@ -212,13 +218,17 @@ def _element_grid(observed: Observation, caption: tuple[str, ...]) -> Grid:
     lines = [tuple(_element_cell(several, r, c, holders.get((r, c), [])) for c in range(cols)) for r in range(rows)]
     who = "warp·lane" if several else "lane"
     return Grid(
-        observed.name, tuple(map(str, range(cols))), tuple(map(str, range(rows))), tuple(lines), caption,
+        observed.name,
+        tuple(map(str, range(cols))),
+        tuple(map(str, range(rows))),
+        tuple(lines),
+        caption,
         notes=(
             f"{rows}×{cols}, {observed.elements} elements per thread: {who}, and beneath it i",
             *_repeats(holders, observed.shape),
         ),
         corner="row\\col",
-    )  # fmt: skip
+    )
 
 
 def _repeats(holders: Mapping[tuple[int, int], list[tuple[int, int]]], shape: tuple[int, int]) -> Iterator[str]:
@@ -272,9 +282,15 @@ def draw_lanes(layout: FragmentLayout) -> Grid:
     heads = tuple(f"i{i}" for i in range(layout.elements_per_thread))
     packed = 32 // layout.element_bits if layout.element_bits < 32 else 1
     return Grid(
-        f"{layout.name}: what each lane holds", heads, tuple(names), tuple(lines), (), (4, packed if packed > 1 else 4),
-        (52, 22), notes=("row,col of element i, coloured by row",),
-    )  # fmt: skip
+        f"{layout.name}: what each lane holds",
+        heads,
+        tuple(names),
+        tuple(lines),
+        (),
+        (4, packed if packed > 1 else 4),
+        (52, 22),
+        notes=("row,col of element i, coloured by row",),
+    )
 
 
 def draw_permutation(layout: FragmentLayout, axis: str = "col") -> Grid:
@@ -296,10 +312,15 @@ def draw_plan(plan: ReductionPlan, of: str = "") -> Grid:
     before, after = line(sorted(group_of)), line(plan.permutation)
     heads = tuple(str(i) for i in range(len(before)))
     return Grid(
-        f"{of}lane 0 before and after the permutation", heads, ("before", "after"), (before, after),
-        tuple(str(plan).splitlines()), (1, len(plan.groups[0])), (52, 40),
+        f"{of}lane 0 before and after the permutation",
+        heads,
+        ("before", "after"),
+        (before, after),
+        tuple(str(plan).splitlines()),
+        (1, len(plan.groups[0])),
+        (52, 40),
         notes=("the permutation only renames registers: it costs no instruction",),
-    )  # fmt: skip
+    )
 
 
 # -------------------------------------------------------------------- shared memory
@@ -330,15 +351,19 @@ def draw_banks(tile: SharedLayout, rows: int | None = None) -> Grid:
         table[byte // BANK_CYCLE_BYTES][cell] = Cell(f"{r},{first}", "", tone(c, c // 8), hint)
     heads = tuple(_banks(i, size, "–") for i in range(width))
     return Grid(
-        f"{tile.rows}×{tile.cols} tile of {tile.element_bytes}-byte elements, swizzle {tile.swizzle}", heads,
-        tuple(f"{i * BANK_CYCLE_BYTES}" for i in range(count)), tuple(map(tuple, table)),
-        _conflict_lines(tile, chunks, per_chunk), (8, 0), (64 if size == _CHUNK_BYTES else 46, 26),
+        f"{tile.rows}×{tile.cols} tile of {tile.element_bytes}-byte elements, swizzle {tile.swizzle}",
+        heads,
+        tuple(f"{i * BANK_CYCLE_BYTES}" for i in range(count)),
+        tuple(map(tuple, table)),
+        _conflict_lines(tile, chunks, per_chunk),
+        (8, 0),
+        (64 if size == _CHUNK_BYTES else 46, 26),
         corner="byte\\banks",
         notes=(
             f"row, first column of each {size}-byte chunk; one colour per column of chunks",
             *_rows_beyond(tile, shown, per_chunk),
         ),
-    )  # fmt: skip
+    )
 
 
 def _rows_beyond(tile: SharedLayout, shown: int, per_chunk: int) -> Iterator[str]:

@@ -119,14 +119,20 @@ def fit(observed: Observation) -> Fit:
     outside = (observed.rows >= observed.shape[0]) | (observed.cols >= observed.shape[1])
     if outside.any():
         thread, element = (int(x) for x in np.argwhere(outside)[0])
-        return Fit(None, f"{_place(thread, element, observed.warps)} holds {observed.at(thread, element)}, which is "
-                         f"outside the {observed.shape[0]}×{observed.shape[1]} matrix")  # fmt: skip
+        return Fit(
+            None,
+            f"{_place(thread, element, observed.warps)} holds {observed.at(thread, element)}, which is "
+            f"outside the {observed.shape[0]}×{observed.shape[1]} matrix",
+        )
     candidate = _candidate(observed)
     layout = FragmentLayout(observed.name, candidate, 32)
     difference = compare(observed, layout)
     if difference is not None:
-        return Fit(None, f"{difference.place} holds {difference.observed}, not the {difference.expected} of the only "
-                         "map that agrees on all powers of two")  # fmt: skip
+        return Fit(
+            None,
+            f"{difference.place} holds {difference.observed}, not the {difference.expected} of the only "
+            "map that agrees on all powers of two",
+        )
     return Fit(candidate)
 
 
@@ -216,8 +222,9 @@ def _formula(terms: Sequence[Term], names: dict[str, str], layout: LinearMap) ->
     for term in ordered:
         overlap = overlap or bool(used & term.out_mask)
         used |= term.out_mask
-    return (" ^ " if overlap else " + ").join(_summand(t, names.get(t.dim, t.dim), alone=len(ordered) == 1)
-                                              for t in ordered)  # fmt: skip
+    return (" ^ " if overlap else " + ").join(
+        _summand(t, names.get(t.dim, t.dim), alone=len(ordered) == 1) for t in ordered
+    )
 
 
 def _summand(term: Term, name: str, alone: bool) -> str:

@@ -59,9 +59,12 @@ class TensorMapSpec:
         pitch = strides[-1]
         back = _ADDRESSES // RAGGED_ROWS - pitch
         return cls(
-            dtype, (*shape[:-1], RAGGED_ROWS, RAGGED_ROWS + 1, shape[-1] + 1), (*strides, back, pitch), (*box, 1, 1),
+            dtype,
+            (*shape[:-1], RAGGED_ROWS, RAGGED_ROWS + 1, shape[-1] + 1),
+            (*strides, back, pitch),
+            (*box, 1, 1),
             swizzle_bytes,
-        )  # fmt: skip
+        )
 
     @property
     def wraps(self) -> bool:

@@ -118,12 +118,21 @@ def _wmma(shape: str, mma: str, operand: str, bits: int) -> Formula:
 
 
 WMMA_FORMULAS: dict[str, Formula] = {
-    **{f"wmma.{shape}.{operand}.{dtype}.{order}": _wmma(shape, mma, operand, bits)
-       for shapes, mma, types, bits, _ in _WMMA for shape in shapes for dtype in types
-       for operand in "AB" for order in ("row", "col")},
-    **{f"wmma.{shape}.C.{dtype}": _wmma(shape, mma, "C", bits)
-       for shapes, mma, _, _, sums in _WMMA for shape in shapes for dtype, bits in sums.items()},
-}  # fmt: skip
+    **{
+        f"wmma.{shape}.{operand}.{dtype}.{order}": _wmma(shape, mma, operand, bits)
+        for shapes, mma, types, bits, _ in _WMMA
+        for shape in shapes
+        for dtype in types
+        for operand in "AB"
+        for order in ("row", "col")
+    },
+    **{
+        f"wmma.{shape}.C.{dtype}": _wmma(shape, mma, "C", bits)
+        for shapes, mma, _, _, sums in _WMMA
+        for shape in shapes
+        for dtype, bits in sums.items()
+    },
+}
 """The same of ``wmma``, whose fragments the ISA leaves open: those of the ``mma.sync`` that ptxas makes of it.
 
 A ``wmma.mma`` becomes two ``mma.sync`` (one for f64) that share A or B, m8n32k16 those of the transposed product. f16

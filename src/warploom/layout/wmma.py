@@ -30,8 +30,13 @@ WMMA_SHAPES: dict[str, tuple[str, ...]] = {
 """The shapes of ``wmma`` from sm_80 on and the element types of A and B in each."""
 
 WMMA_ACCUMULATORS: dict[str, tuple[str, ...]] = {
-    "f16": ("f16", "f32"), "bf16": ("f32",), "tf32": ("f32",), "s8": ("s32",), "u8": ("s32",), "f64": ("f64",),
-}  # fmt: skip
+    "f16": ("f16", "f32"),
+    "bf16": ("f32",),
+    "tf32": ("f32",),
+    "s8": ("s32",),
+    "u8": ("s32",),
+    "f64": ("f64",),
+}
 """The accumulator types of each type of A and B."""
 
 

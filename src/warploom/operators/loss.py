@@ -25,16 +25,24 @@ _GRADIENTS = (
 
 
 def _losses(
-    x: torch.Tensor, w: torch.Tensor, target: torch.Tensor, config: str | None = None, bias: torch.Tensor | None = None,
+    x: torch.Tensor,
+    w: torch.Tensor,
+    target: torch.Tensor,
+    config: str | None = None,
+    bias: torch.Tensor | None = None,
     **options: Any,
-) -> Any:  # fmt: skip
+) -> Any:
     return eager.losses(x, w, target, eager.loss_of(**options), config, bias)
 
 
 def _fake_losses(
-    x: torch.Tensor, w: torch.Tensor, target: torch.Tensor, config: str | None, bias: torch.Tensor | None,
+    x: torch.Tensor,
+    w: torch.Tensor,
+    target: torch.Tensor,
+    config: str | None,
+    bias: torch.Tensor | None,
     **options: Any,
-) -> Any:  # fmt: skip
+) -> Any:
     eager.loss_of(**options)
     views = [seen(y) for y in (x, w, target, bias) if y is not None]
     if_sizes_are_known(lambda: eager.check_loss(*views))
@@ -45,9 +53,17 @@ def _fake_losses(
 
 
 def _gradients(
-    x: torch.Tensor, w: torch.Tensor, lse: torch.Tensor, target: torch.Tensor | None, by_loss: torch.Tensor | None,
-    by_lse: torch.Tensor | None, wants_x: bool = True, wants_w: bool = True, wants_bias: bool = False, **given: Any,
-) -> Any:  # fmt: skip
+    x: torch.Tensor,
+    w: torch.Tensor,
+    lse: torch.Tensor,
+    target: torch.Tensor | None,
+    by_loss: torch.Tensor | None,
+    by_lse: torch.Tensor | None,
+    wants_x: bool = True,
+    wants_w: bool = True,
+    wants_bias: bool = False,
+    **given: Any,
+) -> Any:
     of_product = {name: given.pop(name) for name in ("bias", "scale", "config") if name in given}
     loss = None if target is None else eager.loss_of(**given)
     rows, some = eager.RowGradients(lse, by_loss, by_lse, target, loss), x.shape[0] > 0

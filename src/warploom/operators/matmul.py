@@ -26,9 +26,15 @@ _SCHEMA = (
 
 
 def _fake(
-    a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None, out_dtype: str | None, accumulate: str, alpha: float,
-    config: str | None, **_: Any,
-) -> torch.Tensor:  # fmt: skip
+    a: torch.Tensor,
+    b: torch.Tensor,
+    bias: torch.Tensor | None,
+    out_dtype: str | None,
+    accumulate: str,
+    alpha: float,
+    config: str | None,
+    **_: Any,
+) -> torch.Tensor:
     views = [seen(x) for x in (a, b, bias) if x is not None]
     dtype = result_types(views[0], views[1], None, out_dtype, accumulate, alpha)[0]
     shape = if_sizes_are_known(lambda: checked_shape(views, bias is not None))

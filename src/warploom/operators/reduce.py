@@ -97,9 +97,13 @@ argmax_operator = define("matmul_argmax", _ARGMAX, _argmax, _fake_argmax)
 
 
 def matmul_reduce(
-    a: torch.Tensor, b: torch.Tensor, op: eager.Op = "max", *, return_index: bool = False,
+    a: torch.Tensor,
+    b: torch.Tensor,
+    op: eager.Op = "max",
+    *,
+    return_index: bool = False,
     **options: Unpack[ReduceOptions],
-) -> Any:  # fmt: skip
+) -> Any:
     """:func:`warploom.matmul_reduce` inside a traced graph: one call of an operator, no graph break."""
     operators: Any = torch.ops.warploom
     given = for_operator(**options)

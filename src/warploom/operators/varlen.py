@@ -42,9 +42,15 @@ backward_operator = define(
 """The gradients by q, k, v and sinks; the last is empty without sinks."""
 
 _ARRAYS = {
-    "q": "q", "k": "k", "v": "v", "cu_seqlens_q": "q_starts", "cu_seqlens_k": "k_starts", "seqused_q": "q_used",
-    "seqused_k": "k_used", "sinks": "sinks",
-}  # fmt: skip
+    "q": "q",
+    "k": "k",
+    "v": "v",
+    "cu_seqlens_q": "q_starts",
+    "cu_seqlens_k": "k_starts",
+    "seqused_q": "q_used",
+    "seqused_k": "k_used",
+    "sinks": "sinks",
+}
 """What the kernels call an operator's arrays."""
 
 

@@ -100,9 +100,13 @@ def _first_call(views: Arrays, interleaved: Any, check: Any) -> list[Any]:
     taken = {n: in_pairs(x) if n.endswith("_cache") and is_fp8(x) else x for n, x in views.items()}
     results = {"k_cache": views["k_cache"], "v_cache": views["v_cache"], **results}
     run_and_keep(
-        _prepared, ((turns,), None), lambda arrays: _steps(arrays, problem), (views, taken, results), filled=True,
+        _prepared,
+        ((turns,), None),
+        lambda arrays: _steps(arrays, problem),
+        (views, taken, results),
+        filled=True,
         refuse=_refuse_caches,
-    )  # fmt: skip
+    )
     return made
 
 
@@ -135,8 +139,10 @@ def read_append(views: Arrays, interleaved: bool) -> AppendProblem:
         check_form(name, view, "(batch, tokens, heads, head_dim)")
     batch, tokens, kv_heads, d = k.shape
     if tuple(views["v"].shape) != tuple(k.shape) or (kv_heads, d) != tuple(cache.shape[2:]):
-        raise ProblemError(f"k has shape {tuple(k.shape)}, v {tuple(views['v'].shape)}, k_cache {tuple(cache.shape)}: "
-                           "k and v must be equal, and have the cache's heads and head_dim")  # fmt: skip
+        raise ProblemError(
+            f"k has shape {tuple(k.shape)}, v {tuple(views['v'].shape)}, k_cache {tuple(cache.shape)}: "
+            "k and v must be equal, and have the cache's heads and head_dim"
+        )
     if q is not None and (q.shape[0] != batch or q.shape[3] != d):
         raise ProblemError(f"q has shape {tuple(q.shape)} and k {tuple(k.shape)}: batch and head_dim must be equal")
     if d % 8 or not 8 <= d <= 256:
@@ -186,8 +192,10 @@ def _rotary(views: Arrays, head_dim: int) -> tuple[int, Any, int]:
             )
     rotary = 2 * cos.shape[1]
     if rotary % 16 or not 0 < rotary <= head_dim or not cos.shape[0]:
-        raise ProblemError(f"cos has shape {tuple(cos.shape)}: rotary_dim is a multiple of 16 up to {head_dim}, of one "
-                           "position at least")  # fmt: skip
+        raise ProblemError(
+            f"cos has shape {tuple(cos.shape)}: rotary_dim is a multiple of 16 up to {head_dim}, of one "
+            "position at least"
+        )
     return rotary, cos.dtype, cos.shape[0]
 
 
@@ -196,8 +204,14 @@ def _check_entries(views: Arrays, problem: AppendProblem) -> None:
     p = problem
     lens = on_host(views["lengths"])
     most = min(p.capacity, p.positions) if p.form.rotary else p.capacity
-    refuse_first("kv_lens", lens > most, lens, f"there is room for {p.capacity} keys, and cosines for {p.positions}"
-                 if p.form.rotary else f"there is room for {p.capacity} keys")  # fmt: skip
+    refuse_first(
+        "kv_lens",
+        lens > most,
+        lens,
+        f"there is room for {p.capacity} keys, and cosines for {p.positions}"
+        if p.form.rotary
+        else f"there is room for {p.capacity} keys",
+    )
     refuse_first("kv_lens", lens < p.tokens, lens, f"the {p.tokens} new keys count")
     if p.form.page_size:
         table = on_host(views["table"])

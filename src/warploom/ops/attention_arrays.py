@@ -156,9 +156,17 @@ def checked(views: Mapping[str, ArrayView], options: Options) -> AttentionProble
         raise ProblemError(f"q has shape {q} and k {k} ({options.layout}): batch and head_dim must be equal")
     check_heads(q[head], k[head], q[3], v[3])
     return AttentionProblem(
-        q[batch], q[head], max(1, k[head]), q[seq], k[seq], q[3], named["q"].dtype, sinks="sinks" in named,
-        v_dim=0 if v[3] == q[3] else v[3], **options.asked(q[3]),
-    )  # fmt: skip
+        q[batch],
+        q[head],
+        max(1, k[head]),
+        q[seq],
+        k[seq],
+        q[3],
+        named["q"].dtype,
+        sinks="sinks" in named,
+        v_dim=0 if v[3] == q[3] else v[3],
+        **options.asked(q[3]),
+    )
 
 
 _FORMS = {"bshd": "(batch, sequence, heads, head_dim)", "bhsd": "(batch, heads, sequence, head_dim)"}

@@ -137,8 +137,15 @@ def _given(
     q: Any, k: Any, v: Any, lengths: Any, starts: Any, table: Any, k_scale: Any, v_scale: Any, sinks: Any, out: Any
 ) -> dict[str, Any]:
     """The arrays of a call by the kernels' names."""
-    return arrays_of({"q": q, "k": k, "v": v, "lengths": lengths}, starts=starts, table=table, k_scale=k_scale,
-                     v_scale=v_scale, sinks=sinks, out=out)  # fmt: skip
+    return arrays_of(
+        {"q": q, "k": k, "v": v, "lengths": lengths},
+        starts=starts,
+        table=table,
+        k_scale=k_scale,
+        v_scale=v_scale,
+        sinks=sinks,
+        out=out,
+    )
 
 
 def _named(views: Mapping[str, ArrayView]) -> dict[str, ArrayView]:

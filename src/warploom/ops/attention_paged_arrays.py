@@ -113,8 +113,10 @@ def check_scales(given: dict[str, ArrayView], batch: int, kv_heads: int, fp8: bo
     for name, view in named.items():
         require_dtype(view, name, (f32,))
         if tuple(view.shape) not in ((), (1,), (batch, kv_heads)) or not view.contiguous:
-            raise ProblemError(f"{name} has shape {tuple(view.shape)}; it must be one number or a row-major (batch, "
-                               f"kv_heads) = ({batch}, {kv_heads})")  # fmt: skip
+            raise ProblemError(
+                f"{name} has shape {tuple(view.shape)}; it must be one number or a row-major (batch, "
+                f"kv_heads) = ({batch}, {kv_heads})"
+            )
     return True
 
 
@@ -128,8 +130,10 @@ def _check_rows(given: dict[str, ArrayView]) -> None:
 def _check_alike(k: ArrayView, v: ArrayView) -> None:
     """Raises ProblemError for caches of different types or shapes."""
     if tuple(k.shape) != tuple(v.shape) or k.dtype is not v.dtype:
-        raise ProblemError(f"k_cache is {k.dtype.array_name} {tuple(k.shape)} and v_cache {v.dtype.array_name} "
-                           f"{tuple(v.shape)}: they must be alike")  # fmt: skip
+        raise ProblemError(
+            f"k_cache is {k.dtype.array_name} {tuple(k.shape)} and v_cache {v.dtype.array_name} "
+            f"{tuple(v.shape)}: they must be alike"
+        )
 
 
 def check_cache(given: dict[str, ArrayView]) -> None:
@@ -152,8 +156,10 @@ def check_table(table: ArrayView | None, cache: ArrayView, batch: int) -> tuple[
     """
     if table is None:
         if cache.shape[0] != batch:
-            raise ProblemError(f"k_cache has shape {tuple(cache.shape)}: its first dimension must be the batch, {batch}"
-                               ", or pages named by block_table")  # fmt: skip
+            raise ProblemError(
+                f"k_cache has shape {tuple(cache.shape)}: its first dimension must be the batch, {batch}"
+                ", or pages named by block_table"
+            )
         return 0, 0, 0, cache.shape[1]
     if len(table.shape) != 2:
         raise ProblemError(f"block_table has shape {tuple(table.shape)}; it must be (batch, pages of a sequence)")
@@ -180,10 +186,22 @@ def _problem(given: dict[str, ArrayView], options: Options, split: int | None) -
     check_sinks(sinks, q.shape[-2])
     fp8, heads = is_fp8(k), (q.shape[-2], max(1, k.shape[2]))
     return DecodeProblem(
-        batch, *heads, q.shape[-3], capacity, q.shape[-1], q.dtype, page_size=size, pages=pages, table_pages=entries,
-        packed=starts is not None, split=split, sinks=sinks is not None, fp8=fp8,
-        scaled=check_scales(given, batch, heads[1], fp8), **options.asked(q.shape[-1]),
-    )  # fmt: skip
+        batch,
+        *heads,
+        q.shape[-3],
+        capacity,
+        q.shape[-1],
+        q.dtype,
+        page_size=size,
+        pages=pages,
+        table_pages=entries,
+        packed=starts is not None,
+        split=split,
+        sinks=sinks is not None,
+        fp8=fp8,
+        scaled=check_scales(given, batch, heads[1], fp8),
+        **options.asked(q.shape[-1]),
+    )
 
 
 def _check_values(q: ArrayView, k: ArrayView, v: ArrayView, *, packed: bool) -> None:

@@ -29,23 +29,41 @@ if TYPE_CHECKING:
 
 @overload
 def attention_varlen(
-    q: Out, k: Any, v: Any, cu_seqlens_q: Any, cu_seqlens_k: Any = None, *, return_lse: Literal[False] = False,
+    q: Out,
+    k: Any,
+    v: Any,
+    cu_seqlens_q: Any,
+    cu_seqlens_k: Any = None,
+    *,
+    return_lse: Literal[False] = False,
     **options: Unpack[VarlenOptions],
-) -> Out: ...  # fmt: skip
+) -> Out: ...
 
 
 @overload
 def attention_varlen(
-    q: Array, k: Any, v: Any, cu_seqlens_q: Any, cu_seqlens_k: Any = None, *, return_lse: Literal[True],
+    q: Array,
+    k: Any,
+    v: Any,
+    cu_seqlens_q: Any,
+    cu_seqlens_k: Any = None,
+    *,
+    return_lse: Literal[True],
     **options: Unpack[VarlenOptions],
-) -> tuple[Array, Array]: ...  # fmt: skip
+) -> tuple[Array, Array]: ...
 
 
 @overload
 def attention_varlen(
-    q: NumpyArray, k: Any, v: Any, cu_seqlens_q: Any, cu_seqlens_k: Any = None, *, return_lse: Literal[True],
+    q: NumpyArray,
+    k: Any,
+    v: Any,
+    cu_seqlens_q: Any,
+    cu_seqlens_k: Any = None,
+    *,
+    return_lse: Literal[True],
     **options: Unpack[VarlenOptions],
-) -> tuple[NumpyArray, NDArray[np.float32]]: ...  # fmt: skip
+) -> tuple[NumpyArray, NDArray[np.float32]]: ...
 
 
 @recorded
@@ -96,8 +114,14 @@ def attention_varlen(
     Raises ProblemError for arrays it does not take, ConfigError for a ``config`` that does not fit,
     UnsupportedDeviceError for a GPU older than compute capability 8.0.
     """
-    given = arrays_of({"q": q, "k": k, "v": v, "q_starts": cu_seqlens_q}, k_starts=cu_seqlens_k, q_used=seqused_q,
-                   k_used=seqused_k, out=out, sinks=sinks)  # fmt: skip
+    given = arrays_of(
+        {"q": q, "k": k, "v": v, "q_starts": cu_seqlens_q},
+        k_starts=cu_seqlens_k,
+        q_used=seqused_q,
+        k_used=seqused_k,
+        out=out,
+        sinks=sinks,
+    )
     asked = (causal, scale, window, softcap, return_lse, "bshd")
     found = None if check else _prepared.again(asked, config, given)
     if found is None:

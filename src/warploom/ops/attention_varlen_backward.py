@@ -28,11 +28,26 @@ if TYPE_CHECKING:
 
 
 def attention_varlen_backward(
-    dout: Any, q: Any, k: Any, v: Any, out: Any, lse: Any, cu_seqlens_q: Any, cu_seqlens_k: Any = None, *,
-    dlse: Any = None, seqused_q: Any = None, seqused_k: Any = None, causal: bool = False,
-    window: Window | None = None, softcap: float | None = None, scale: float | None = None,
-    sinks: Any = None, deterministic: bool = False, config: PackedBackwardConfig | str | None = None,
-) -> tuple[Any, ...]:  # fmt: skip
+    dout: Any,
+    q: Any,
+    k: Any,
+    v: Any,
+    out: Any,
+    lse: Any,
+    cu_seqlens_q: Any,
+    cu_seqlens_k: Any = None,
+    *,
+    dlse: Any = None,
+    seqused_q: Any = None,
+    seqused_k: Any = None,
+    causal: bool = False,
+    window: Window | None = None,
+    softcap: float | None = None,
+    scale: float | None = None,
+    sinks: Any = None,
+    deterministic: bool = False,
+    config: PackedBackwardConfig | str | None = None,
+) -> tuple[Any, ...]:
     """The gradients (dq, dk, dv) of ``attention_varlen(q, k, v, …)`` for the gradient ``dout`` of its result.
 
     ``out`` and ``lse`` are what ``attention_varlen(…, return_lse=True)`` returned, ``dlse`` is the gradient of ``lse``.

@@ -46,6 +46,13 @@ def check_cuda(
         raise ProblemError(f"check_cuda: options are a list, [{options!r}]")
     found = ptx_of(source, file, target, [*header_options(), *options], kernel=name)
     return check_ptx(
-        found.text, grid, block, arguments, kernel=found.entry, shared_bytes=shared_bytes, cluster=cluster, file=file,
+        found.text,
+        grid,
+        block,
+        arguments,
+        kernel=found.entry,
+        shared_bytes=shared_bytes,
+        cluster=cluster,
+        file=file,
         seed=seed,
-    )  # fmt: skip
+    )

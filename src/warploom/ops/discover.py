@@ -60,9 +60,13 @@ class Discovered:
         """The row of the JSON report; a fragment that is not linear brings its whole table."""
         seen = self.observation
         row: dict[str, Any] = {
-            "name": self.name, "shape": list(seen.shape), "bits": self.bits, "elements": seen.elements,
-            "linear": self.fit.is_linear, "verdict": self.verdict,
-        }  # fmt: skip
+            "name": self.name,
+            "shape": list(seen.shape),
+            "bits": self.bits,
+            "elements": seen.elements,
+            "linear": self.fit.is_linear,
+            "verdict": self.verdict,
+        }
         if self.difference is not None:
             row["difference"] = str(self.difference)
         if self.fit.map is None:
@@ -175,10 +179,19 @@ def _is_emulated(name: str) -> bool:
 
 def wmma_maps(found: list[Discovered], gpu: str) -> dict[str, Any]:
     """The contents of ``wmma_maps.json``: the linear ``wmma`` fragments among ``found``."""
-    names = {wmma_name(s, o, DTYPES[t], order) for s, types in WMMA_SHAPES.items() for t in types for o in "AB"
-             for order in ("row", "col")}  # fmt: skip
-    names |= {wmma_name(s, "C", DTYPES[c], "row") for s, types in WMMA_SHAPES.items() for t in types
-              for c in WMMA_ACCUMULATORS[t]}  # fmt: skip
+    names = {
+        wmma_name(s, o, DTYPES[t], order)
+        for s, types in WMMA_SHAPES.items()
+        for t in types
+        for o in "AB"
+        for order in ("row", "col")
+    }
+    names |= {
+        wmma_name(s, "C", DTYPES[c], "row")
+        for s, types in WMMA_SHAPES.items()
+        for t in types
+        for c in WMMA_ACCUMULATORS[t]
+    }
     fragments: dict[str, Any] = {}
     for item in found:
         if item.name in names and item.fit.map is not None:

@@ -148,9 +148,12 @@ def losses(x: Any, w: Any, target: Any, loss: Loss, config: Any, bias: Any = Non
 
 
 def _inputs(
-    rows: ArrayView, words: ArrayView, bias: ArrayView | None, scale: float,
+    rows: ArrayView,
+    words: ArrayView,
+    bias: ArrayView | None,
+    scale: float,
     copy: Callable[[ArrayView], ArrayView] = compact,
-) -> Inputs:  # fmt: skip
+) -> Inputs:
     """x·wᵀ as a product."""
     views = [rows, transposed(words), *([] if bias is None else [bias])]
     return read_inputs(views, None, bias is not None, None, f32, "f32", scale, copy)
@@ -185,17 +188,28 @@ class RowGradients:
 
 
 def gradients(
-    x: Any, w: Any, rows: RowGradients, wanted: tuple[bool, bool, bool], *, bias: Any = None, scale: float = 1.0,
-    config: Any = None, blocks: tuple[int, int] | None = None,
-) -> tuple[Any, Any, Any]:  # fmt: skip
+    x: Any,
+    w: Any,
+    rows: RowGradients,
+    wanted: tuple[bool, bool, bool],
+    *,
+    bias: Any = None,
+    scale: float = 1.0,
+    config: Any = None,
+    blocks: tuple[int, int] | None = None,
+) -> tuple[Any, Any, Any]:
     """The gradients by x (m, k), w (n, k) and bias (n,), or None where not ``wanted``, of losses of scale·x·wᵀ + bias.
 
     float32 (m,): ``rows.lse`` and its gradients. ``blocks``: rows and columns to take at a time.
     """
     given = _views(
-        {"x": x, "w": w}, bias=bias, target=rows.target, lse=rows.lse, loss_gradient=rows.by_loss,
+        {"x": x, "w": w},
+        bias=bias,
+        target=rows.target,
+        lse=rows.lse,
+        loss_gradient=rows.by_loss,
         lse_gradient=rows.by_lse,
-    )  # fmt: skip
+    )
     check_row_values(given)
     given = {name: (readable if name in "xw" else _row_major)(view) for name, view in given.items()}
     config, (m, k) = matmul_config(config, given["x"].dtype), given["x"].shape
@@ -222,9 +236,14 @@ def gradients(
 
 
 def _backward(
-    inputs: Inputs, loss: Loss | None, target_words: int, given: tuple[bool, bool], wanted: tuple[bool, bool, bool],
-    config: MatmulConfig | None, device: Device,
-) -> GradientPlan:  # fmt: skip
+    inputs: Inputs,
+    loss: Loss | None,
+    target_words: int,
+    given: tuple[bool, bool],
+    wanted: tuple[bool, bool, bool],
+    config: MatmulConfig | None,
+    device: Device,
+) -> GradientPlan:
     on = Processor.of(device, requires=None if config is None else config.requires)
     return GradientPlan(inputs.problem, loss, target_words, given, wanted, on.target, on.multiprocessors, config)
 

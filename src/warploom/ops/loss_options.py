@@ -19,9 +19,11 @@ Reduction = Literal["none", "mean", "sum"]
 def loss_of(ignore_index: Any = -100, label_smoothing: Any = 0.0, z_loss: Any = 0.0, softcap: Any = None) -> Loss:
     """The options as a :class:`Loss`. Raises ProblemError for those that make no sense."""
     found = Loss(
-        whole("ignore_index", ignore_index), number("label_smoothing", label_smoothing), number("z_loss", z_loss),
+        whole("ignore_index", ignore_index),
+        number("label_smoothing", label_smoothing),
+        number("z_loss", z_loss),
         None if softcap is None else number("softcap", softcap),
-    )  # fmt: skip
+    )
     if not 0.0 <= found.label_smoothing <= 1.0:
         raise ProblemError(f"label_smoothing is between 0 and 1, not {found.label_smoothing}")
     if not 0.0 <= found.z_loss <= F32_MAX:

@@ -124,9 +124,13 @@ def _look_up(given: Mapping[str, Any], epilogue: Any, asked: tuple[Any, ...], co
 
 
 def _read(
-    views: Mapping[str, ArrayView], epilogue: EpilogueFunction | None, out_dtype: Any, accumulate: Any, alpha: float,
+    views: Mapping[str, ArrayView],
+    epilogue: EpilogueFunction | None,
+    out_dtype: Any,
+    accumulate: Any,
+    alpha: float,
     copy: Callable[[ArrayView], ArrayView] = compact,
-) -> Inputs:  # fmt: skip
+) -> Inputs:
     read = [x for name, x in views.items() if name != "out"]
     return read_inputs(read, views.get("out"), "bias" in views, epilogue, out_dtype, accumulate, alpha, copy)
 

@@ -182,9 +182,14 @@ def _named_type(what: Any) -> DType | None:
 
 
 def _check_others(
-    others: Sequence[ArrayView], has_bias: bool, extras: Sequence[ArrayView], function: EpilogueFunction | None,
-    shape: tuple[int, ...], dtype: DType, batched: bool,
-) -> None:  # fmt: skip
+    others: Sequence[ArrayView],
+    has_bias: bool,
+    extras: Sequence[ArrayView],
+    function: EpilogueFunction | None,
+    shape: tuple[int, ...],
+    dtype: DType,
+    batched: bool,
+) -> None:
     if has_bias and tuple(others[0].shape) != (shape[-1],):
         raise ProblemError(f"bias has shape {tuple(others[0].shape)}, the result {shape}: bias must be ({shape[-1]},)")
     _check_function(function, len(extras))
@@ -218,8 +223,10 @@ def _extra(view: ArrayView, shape: tuple[int, ...], batched: bool = False) -> Ex
 def _check_batches(extras: Sequence[Extra], batches: Batches) -> None:
     """Raises ProblemError for extra matrices that the launches of a batch do not reach."""
     several = len(batches.offsets) > 1
-    if any((x.along != "both" and (several or (batches.count > 1 and not batches.folded))) or (x.wide and several)
-           for x in extras):  # fmt: skip
+    if any(
+        (x.along != "both" and (several or (batches.count > 1 and not batches.folded))) or (x.wide and several)
+        for x in extras
+    ):
         raise ProblemError(
             "a batch of products takes extra matrices of the result's shape and the inputs' type alone: multiply the "
             "matrices one by one, or give all their values"
@@ -292,9 +299,13 @@ def _chunk(address: int, *strides: int) -> int:
 
 
 def _problem(
-    views: Sequence[ArrayView], batches: Batches, shape: tuple[int, ...], target: tuple[int, tuple[int, ...]],
-    dtypes: tuple[DType, DType], epilogue: Epilogue,
-) -> MatmulProblem:  # fmt: skip
+    views: Sequence[ArrayView],
+    batches: Batches,
+    shape: tuple[int, ...],
+    target: tuple[int, tuple[int, ...]],
+    dtypes: tuple[DType, DType],
+    epilogue: Epilogue,
+) -> MatmulProblem:
     a, b, *others = views
     address, out = target
     count = batches.count
@@ -314,12 +325,19 @@ def _problem(
         and not any(o & 1 for o in steps[2])
     )
     return MatmulProblem(
-        rows, cols, depth, a.dtype, dtypes[1], dtypes[0],
+        rows,
+        cols,
+        depth,
+        a.dtype,
+        dtypes[1],
+        dtypes[0],
         Matrix(a_k, a_line, inner[0], _chunk(a.pointer, a_line, inner[0], *steps[0])),
         Matrix(b_k, b_line, inner[1], _chunk(b.pointer, b_line, inner[1], *steps[1])),
         Matrix(True, out_line, inner[2], _chunk(address, out_line, inner[2], cols % 8, *steps[2])),
-        count, epilogue, pairs,
-    )  # fmt: skip
+        count,
+        epilogue,
+        pairs,
+    )
 
 
 def _lines(view: ArrayView, outer: int, outer_stride: int, k_dim: int) -> tuple[bool, int]:

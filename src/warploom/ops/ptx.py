@@ -89,9 +89,13 @@ def check_ptx(
     function = entry_of(module, kernel)
     given, kinds = _arguments(function, arguments, names)
     program = to_program(
-        module, function, block=_sizes("a block", "threads", block), arguments=kinds, shared_bytes=shared_bytes,
+        module,
+        function,
+        block=_sizes("a block", "threads", block),
+        arguments=kinds,
+        shared_bytes=shared_bytes,
         cluster=None if cluster is None else _sizes("a cluster", "CTAs", cluster),
-    )  # fmt: skip
+    )
     given += [_initial(module.variables[p.name]) for p in program.parameters[len(given) :]]
     return CheckedPtx(program, emulate(program, grid_of(grid), given, seed=seed))
 

@@ -116,9 +116,13 @@ def matmul_reduce(
 
 @overload
 def matmul_reduce(
-    a: np.ndarray[Any, Any], b: Any, op: Op = "max", *, return_index: Literal[False] = False,
+    a: np.ndarray[Any, Any],
+    b: Any,
+    op: Op = "max",
+    *,
+    return_index: Literal[False] = False,
     **options: Unpack[ReduceOptions],
-) -> NDArray[np.float32]: ...  # fmt: skip
+) -> NDArray[np.float32]: ...
 
 
 @overload

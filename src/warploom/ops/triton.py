@@ -52,9 +52,16 @@ def check_triton(
     passed += [("global scratch memory", _scratch(metadata, "global_scratch_size", grid_of(where)))]
     passed = [*passed, ("profiling scratch memory", 0)][: _parameters(text, metadata.name)]
     return check_ptx(
-        text, where, _threads(text, metadata), [x for _, x in passed], kernel=metadata.name,
-        shared_bytes=metadata.shared, names=[name for name, _ in passed], file=f"{metadata.name}.ptx", seed=seed,
-    )  # fmt: skip
+        text,
+        where,
+        _threads(text, metadata),
+        [x for _, x in passed],
+        kernel=metadata.name,
+        shared_bytes=metadata.shared,
+        names=[name for name, _ in passed],
+        file=f"{metadata.name}.ptx",
+        seed=seed,
+    )
 
 
 # -- what is compiled ------------------------------------------------------------------------------------------------
@@ -189,9 +196,12 @@ def _passed(name: str, kind: Any, x: Any, boxes: Iterator[Mapping[str, Any]]) ->
 
     array, size = x.base.array, x.base.array.dtype.itemsize
     spec = TensorMapSpec(
-        describe(array).dtype, tuple(x.shape)[::-1], tuple(s * size for s in x.strides[:-1])[::-1],
-        tuple(box["block_size"])[::-1], (0, 32, 64, 128)[box["swizzle"]],
-    )  # fmt: skip
+        describe(array).dtype,
+        tuple(x.shape)[::-1],
+        tuple(s * size for s in x.strides[:-1])[::-1],
+        tuple(box["block_size"])[::-1],
+        (0, 32, 64, 128)[box["swizzle"]],
+    )
     sizes = [(f"{name}.shape[{i}]", n) for i, n in enumerate(x.shape)]
     return [(name, (array, spec)), *sizes, *((f"{name}.strides[{i}]", n) for i, n in enumerate(x.strides))]
 

@@ -61,9 +61,18 @@ def checked_packed(views: Mapping[str, ArrayView], options: Options) -> PackedPr
         check_output(views["out"], views["q"], shape_of_result(views))
     used = "q_used" in views, "k_used" in views
     return PackedProblem(
-        batch, q[1], max(1, k[1]), q[0], k[0], q[2], views["q"].dtype, sinks="sinks" in views, used=used,
-        v_dim=0 if v[2] == q[2] else v[2], **options.asked(q[2]),
-    )  # fmt: skip
+        batch,
+        q[1],
+        max(1, k[1]),
+        q[0],
+        k[0],
+        q[2],
+        views["q"].dtype,
+        sinks="sinks" in views,
+        used=used,
+        v_dim=0 if v[2] == q[2] else v[2],
+        **options.asked(q[2]),
+    )
 
 
 def _batch(views: Mapping[str, ArrayView]) -> int:

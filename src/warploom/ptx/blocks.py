@@ -14,10 +14,26 @@ from warploom.core.errors import PtxError
 from warploom.ir.statements import SourceLine
 from warploom.ptx.syntax import Function, Guard, Instruction, Label, Operand, Symbol
 
-_MEETING = frozenset({
-    "activemask", "bar", "barrier", "elect", "ldmatrix", "match", "mma", "movmatrix", "redux", "setmaxnreg", "shfl",
-    "stmatrix", "tensormap", "vote", "wgmma", "wmma",
-})  # fmt: skip
+_MEETING = frozenset(
+    {
+        "activemask",
+        "bar",
+        "barrier",
+        "elect",
+        "ldmatrix",
+        "match",
+        "mma",
+        "movmatrix",
+        "redux",
+        "setmaxnreg",
+        "shfl",
+        "stmatrix",
+        "tensormap",
+        "vote",
+        "wgmma",
+        "wmma",
+    }
+)
 _ENDS = ("ret", "exit")
 _JUMPS = ("bra", "brx", *_ENDS)
 _SPREAD = (*_MEETING, *_ENDS, "trap")

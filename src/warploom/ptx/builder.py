@@ -319,9 +319,12 @@ class Builder(Emitter):
         self.set_all((target,), instruction, operands)
 
     def set_all(
-        self, targets: Sequence[Operand], instruction: Isa, operands: Sequence[ir.Operand],
+        self,
+        targets: Sequence[Operand],
+        instruction: Isa,
+        operands: Sequence[ir.Operand],
         within: Tile | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """The same for several results."""
         if len(targets) != len(instruction.result_types):
             raise VerifyError(f"it gives {len(instruction.result_types)} registers, not {len(targets)}")

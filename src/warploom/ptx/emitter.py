@@ -26,9 +26,12 @@ class Emitter:
         return Value(next(self.numbers), dtype, name)
 
     def emit(
-        self, instruction: Isa, operands: Sequence[ir.Operand] = (), results: Sequence[Value] = (),
+        self,
+        instruction: Isa,
+        operands: Sequence[ir.Operand] = (),
+        results: Sequence[Value] = (),
         within: Tile | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """Append an operation, whose first operand is an address in the variable ``within``."""
         tiles = (within, *(None,) * (len(operands) - 1)) if within is not None else ()
         self._out.append(Op(instruction, tuple(operands), tuple(results), self.where, tiles))

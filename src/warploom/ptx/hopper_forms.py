@@ -148,8 +148,16 @@ def _wait(b: Builder, f: Form) -> None:
         b.set_all((target,), MbarrierTestWait(offset, scope, relaxed=unread), operands, within)
 
 
-_MBARRIERS = {"init": _init, "inval": _invalidate, "arrive": _arrive, "arrive_drop": _arrive, "expect_tx": _expect,
-              "complete_tx": _expect, "try_wait": _wait, "test_wait": _wait}  # fmt: skip
+_MBARRIERS = {
+    "init": _init,
+    "inval": _invalidate,
+    "arrive": _arrive,
+    "arrive_drop": _arrive,
+    "expect_tx": _expect,
+    "complete_tx": _expect,
+    "try_wait": _wait,
+    "test_wait": _wait,
+}
 
 
 @form("elect")

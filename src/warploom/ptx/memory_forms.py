@@ -197,8 +197,16 @@ def _words(b: Builder, values: tuple[Operand, ...], kind: str) -> list[Value]:
 Halves = Literal["", "f16", "bf16", "f16x2", "bf16x2"]
 _HALVES = get_args(Halves)
 _ATOMIC_OPS = ("add", "min", "max", "and", "or", "xor", "exch", "cas", "inc", "dec")
-_ATOMIC_TYPES = {"b32": u32, "u32": u32, "s32": s32, "b64": u64, "u64": u64, "s64": TYPE["s64"], "f32": TYPE["f32"],
-                 "f64": TYPE["f64"]}  # fmt: skip
+_ATOMIC_TYPES = {
+    "b32": u32,
+    "u32": u32,
+    "s32": s32,
+    "b64": u64,
+    "u64": u64,
+    "s64": TYPE["s64"],
+    "f32": TYPE["f32"],
+    "f64": TYPE["f64"],
+}
 
 
 @form("atom", "red")
@@ -342,7 +350,11 @@ def _copy(b: Builder, f: Form) -> None:
     else:
         words = () if valid is None else (b.read(valid, u32),)
     instruction = CpAsync(
-        cast("Literal[4, 8, 16]", size.value), cast("Literal['ca', 'cg']", cache), valid is not None,
-        int(prefetch or 0), to_offset, from_offset,
-    )  # fmt: skip
+        cast("Literal[4, 8, 16]", size.value),
+        cast("Literal['ca', 'cg']", cache),
+        valid is not None,
+        int(prefetch or 0),
+        to_offset,
+        from_offset,
+    )
     b.emit(instruction, (to, source_base, *words), within=within)

@@ -69,7 +69,7 @@ class _Parser(OperandCursor):
             function.body = [
                 replace(i, where=self.lines.resolved(i.where)) if isinstance(i, Instruction) else i
                 for i in function.body
-            ]  # fmt: skip
+            ]
         if not self.result.target:
             raise PtxError(f"{self.name} is no PTX: it has no .target")
         return self.result

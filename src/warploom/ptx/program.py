@@ -36,8 +36,15 @@ from warploom.ptx.types import TYPE
 from warploom.ptx.usage import usage
 
 FAMILIES = (
-    call_forms, scalar_forms, integer_forms, conversion_forms, memory_forms, warp_forms, hopper_forms, wmma_forms,
-)  # fmt: skip
+    call_forms,
+    scalar_forms,
+    integer_forms,
+    conversion_forms,
+    memory_forms,
+    warp_forms,
+    hopper_forms,
+    wmma_forms,
+)
 """The modules whose import registers the forms that can be run."""
 _TENSOR_MAP_BYTES = 128
 _LOCAL_BYTES = 512 << 10
@@ -71,9 +78,14 @@ def entry_of(module: Module, name: str | None = None) -> Function:
 
 
 def to_program(
-    module: Module, function: Function, *, block: tuple[int, int, int], arguments: Sequence[Argument] | None = None,
-    shared_bytes: int = 0, cluster: tuple[int, int, int] | None = None,
-) -> Program:  # fmt: skip
+    module: Module,
+    function: Function,
+    *,
+    block: tuple[int, int, int],
+    arguments: Sequence[Argument] | None = None,
+    shared_bytes: int = 0,
+    cluster: tuple[int, int, int] | None = None,
+) -> Program:
     """The Program of a kernel for CTAs of ``block`` threads and ``shared_bytes`` of dynamic shared memory.
 
     ``cluster`` is that of the launch, None for what the kernel was compiled for.
@@ -92,18 +104,30 @@ def to_program(
     local, local_bytes = _local(function)
     _check_memory(function, total, local_bytes)
     parameters, members = _parameters(function, arguments)
-    pointers = [Parameter(v.name, "pointer", u8, Value(len(parameters) + i, u64, v.name))
-                for i, v in enumerate(variables_of(module, used))]  # fmt: skip
-    maps = frozenset(v.name for v in function.parameters if v.name in members and members[v.name][0].dtype is u64
-                     and v.bytes == _TENSOR_MAP_BYTES)  # fmt: skip
+    pointers = [
+        Parameter(v.name, "pointer", u8, Value(len(parameters) + i, u64, v.name))
+        for i, v in enumerate(variables_of(module, used))
+    ]
+    maps = frozenset(
+        v.name
+        for v in function.parameters
+        if v.name in members and members[v.name][0].dtype is u64 and v.bytes == _TENSOR_MAP_BYTES
+    )
     names = Names(regions, local, members, maps, {p.name: p.value for p in pointers})
     builder = Builder(function, usage(function, blocks), Specials(block, cluster, shared_bytes, total), names)
     flow = Flow(builder.flow(blocks), function.where)
     return Program(
-        name=function.name, parameters=(*parameters, *pointers), threads=threads, body=(flow,),
-        shared=tuple(regions.values()), shared_bytes=total, requires=_required(module), cluster=cluster,
-        local_bytes=local_bytes, where=function.where,
-    )  # fmt: skip
+        name=function.name,
+        parameters=(*parameters, *pointers),
+        threads=threads,
+        body=(flow,),
+        shared=tuple(regions.values()),
+        shared_bytes=total,
+        requires=_required(module),
+        cluster=cluster,
+        local_bytes=local_bytes,
+        where=function.where,
+    )
 
 
 def _check_memory(function: Function, shared: int, local: int) -> None:
@@ -144,8 +168,10 @@ def _cluster(function: Function, launched: tuple[int, int, int] | None) -> tuple
     if launched is not None and launched != (x, y, z):
         raise PtxError(f"{function.name} was compiled for clusters of {(x, y, z)} CTAs, not of {launched}")
     if compiled is None and launched is None and "explicitcluster" in function.directives:
-        raise PtxError(f"{function.name} is for clusters whose CTAs its launch counts: pass cluster=, or "
-                       "compile it for a size (__cluster_dims__)")  # fmt: skip
+        raise PtxError(
+            f"{function.name} is for clusters whose CTAs its launch counts: pass cluster=, or "
+            "compile it for a size (__cluster_dims__)"
+        )
     return x, y, z
 
 
@@ -203,11 +229,13 @@ def _parameters(
     declared = function.parameters
     if arguments is None:
         arguments = [
-            Argument("tensor_map", u64) if v.bytes == _TENSOR_MAP_BYTES
-            else Argument("pointer", u32) if TYPES[v.type] == 64
+            Argument("tensor_map", u64)
+            if v.bytes == _TENSOR_MAP_BYTES
+            else Argument("pointer", u32)
+            if TYPES[v.type] == 64
             else Argument("scalar", TYPE.get(v.type, u32))
             for v in declared
-        ]  # fmt: skip
+        ]
     if len(arguments) != len(declared):
         named = ", ".join(v.name for v in declared)
         raise PtxError(f"{function.name} takes {len(declared)} arguments ({named}), not {len(arguments)}")

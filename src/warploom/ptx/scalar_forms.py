@@ -49,8 +49,9 @@ def arithmetic(b: Builder, f: Form) -> None:
         return
     if kind in ("f32", "f64"):
         ftz, how = f.flag("ftz"), f.one_of("rn", "rz", "rm", "rp", "full", "approx", "NaN")
-        name = ".".join(x for x in (op, how if how != "NaN" else "", "ftz" if ftz else "", how if how == "NaN" else "",
-                                    kind) if x)  # fmt: skip
+        name = ".".join(
+            x for x in (op, how if how != "NaN" else "", "ftz" if ftz else "", how if how == "NaN" else "", kind) if x
+        )
         if op in ("add", "sub", "mul") and not how:
             name = name.replace(op, f"{op}.rn", 1)
         if name in SCALARS:

@@ -56,8 +56,12 @@ class Specials:
         if register == "cluster_nctaid" and which >= 0:
             return self.cluster[which]
         warps = -(-self.block[0] * self.block[1] * self.block[2] // 32)
-        return {"nwarpid": warps, "dynamic_smem_size": self.dynamic_bytes, "total_smem_size": self.total_bytes,
-                "is_explicit_cluster": int(self.cluster != (1, 1, 1))}.get(register)  # fmt: skip
+        return {
+            "nwarpid": warps,
+            "dynamic_smem_size": self.dynamic_bytes,
+            "total_smem_size": self.total_bytes,
+            "is_explicit_cluster": int(self.cluster != (1, 1, 1)),
+        }.get(register)
 
     def _thread(self, b: Emitter, axis: str) -> Operand:
         linear = b.once(Special("tid.x"))

@@ -14,11 +14,30 @@ class _Types(dict[str, DType]):
         raise UnknownTypeError(name)
 
 
-TYPE = _Types({
-    "pred": pred, "b16": u16, "u16": u16, "s16": s16, "f16": u16, "bf16": u16, "b32": u32, "u32": u32, "s32": s32,
-    "f16x2": u32, "bf16x2": u32, "tf32": u32, "b64": u64, "u64": u64, "s64": s64, "f32": f32, "f64": f64,
-    "u16x2": u32, "s16x2": u32, "f32x2": u64,
-})  # fmt: skip
+TYPE = _Types(
+    {
+        "pred": pred,
+        "b16": u16,
+        "u16": u16,
+        "s16": s16,
+        "f16": u16,
+        "bf16": u16,
+        "b32": u32,
+        "u32": u32,
+        "s32": s32,
+        "f16x2": u32,
+        "bf16x2": u32,
+        "tf32": u32,
+        "b64": u64,
+        "u64": u64,
+        "s64": s64,
+        "f32": f32,
+        "f64": f64,
+        "u16x2": u32,
+        "s16x2": u32,
+        "f32x2": u64,
+    }
+)
 """The register type of a PTX type; bits and 16-bit floats are unsigned integers."""
 
 

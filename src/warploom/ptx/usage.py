@@ -28,10 +28,29 @@ from warploom.ptx.syntax import (
     Vector,
 )
 
-_WITHOUT_RESULT = frozenset({
-    "bar", "barrier", "cp", "discard", "fence", "griddepcontrol", "membar", "nanosleep", "prefetch", "prefetchu", "red",
-    "setmaxnreg", "st", "stmatrix", "tensormap", "trap", "brkpt", "pmevent", "applypriority",
-})  # fmt: skip
+_WITHOUT_RESULT = frozenset(
+    {
+        "bar",
+        "barrier",
+        "cp",
+        "discard",
+        "fence",
+        "griddepcontrol",
+        "membar",
+        "nanosleep",
+        "prefetch",
+        "prefetchu",
+        "red",
+        "setmaxnreg",
+        "st",
+        "stmatrix",
+        "tensormap",
+        "trap",
+        "brkpt",
+        "pmevent",
+        "applypriority",
+    }
+)
 _INTEGER = {1: pred, 8: u16, 16: u16, 32: u32, 64: u64}
 _FLOAT = {"f32": f32, "f64": f64}
 _COPIES = ("mov", "selp", "shfl")

@@ -160,8 +160,9 @@ def matrix_product(b: Builder, f: Form) -> None:
     operands = f.operands(4)
     if d is None or a is None or c is None or not all(isinstance(x, Vector) for x in operands):
         raise f.refusal()
-    instruction = MmaDouble(shape) if a.name == "f64" else (
-        MmaInteger(shape, a, c) if a.is_integer else MmaSync(shape, a, d))  # fmt: skip
+    instruction = (
+        MmaDouble(shape) if a.name == "f64" else (MmaInteger(shape, a, c) if a.is_integer else MmaSync(shape, a, d))
+    )
     if types != [x.name for x in (*(slot.dtype for slot in (instruction.slots[2], *instruction.slots)),)]:
         raise f.refusal()
     target, *sources = (x.items for x in operands if isinstance(x, Vector))

@@ -129,9 +129,15 @@ class WarpRing:
                 page.set(self._pages.entry(self._k, sequence, key))
 
     def put(
-        self, tile: int, stage: Number, place: tuple[Traced, Traced, Traced], keys: Traced,
-        *, when: Traced | None = None, also: Callable[[], None] | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        tile: int,
+        stage: Number,
+        place: tuple[Traced, Traced, Traced],
+        keys: Traced,
+        *,
+        when: Traced | None = None,
+        also: Callable[[], None] | None = None,
+    ) -> None:
         """Start a tile's copies of block (sequence, which heads, block), looked up; the sequence has ``keys``.
 
         The tiles of a block follow each other. ``also`` is done behind them: its own copies arrive with these. Where

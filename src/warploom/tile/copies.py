@@ -205,9 +205,13 @@ class CopyRing:
         self.k.syncthreads()
 
     def each(
-        self, count: Traced, places: Callable[[Traced], Sequence[Place]], body: Callable[..., None],
-        *, ready: Callable[[], None] | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        count: Traced,
+        places: Callable[[Traced], Sequence[Place]],
+        body: Callable[..., None],
+        *,
+        ready: Callable[[], None] | None = None,
+    ) -> None:
         """``body(j, *tiles)`` for j = 0 … ``count`` - 1, while the next tiles are on their way; one barrier a tile.
 
         ``ready()`` is run before them, once the first tile is here, and what was copied earlier.

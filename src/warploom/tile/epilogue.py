@@ -146,9 +146,15 @@ def store_rows(k: Kernel, tile: SharedTile, sums: Fragment, row: Number, *, cols
 
 
 def send_rows(
-    k: Kernel, tile: SharedTile, sums: Fragment, me: Traced, boxes: Boxes, place: tuple[Number, ...], *,
+    k: Kernel,
+    tile: SharedTile,
+    sums: Fragment,
+    me: Traced,
+    boxes: Boxes,
+    place: tuple[Number, ...],
+    *,
     barrier: Number | None = None,
-) -> None:  # fmt: skip
+) -> None:
     """A warpgroup's 64 rows, rounded, through rows 64·``me`` … of a shared tile that it owns, and out by the TMA.
 
     ``barrier`` is a named barrier of the warpgroup's own, by default a new one. :func:`await_sent` comes before the CTA
@@ -229,9 +235,16 @@ def store_row_values(
 
 
 def copy_out(
-    target: Target, tile: SharedTile, row: Traced, col: Traced, who: Traced, threads: int, *, width: int | None = None,
+    target: Target,
+    tile: SharedTile,
+    row: Traced,
+    col: Traced,
+    who: Traced,
+    threads: int,
+    *,
+    width: int | None = None,
     addressing: Addressing = "strided",
-) -> None:  # fmt: skip
+) -> None:
     """A shared tile to the target from (row, col) on: as many elements at a time as its lines are aligned to.
 
     ``who`` of ``threads`` is this thread; a pass covers ``width`` columns, by default what the threads reach.

@@ -99,9 +99,11 @@ class WarpSums:
         self._softmax.ends_to(self._k.warp, self._logs, self._inverses)
 
     def each(
-        self, stage: Number, exists: Callable[[Traced], Traced],
+        self,
+        stage: Number,
+        exists: Callable[[Traced], Traced],
         leave: Callable[[Traced, Traced, Callable[..., None]], None],
-    ) -> None:  # fmt: skip
+    ) -> None:
         """``leave(row, log, store)`` in a thread for some columns of each row that ``exists``; ``stage`` is given up.
 
         ``log``: of all parts. ``store(sums, end)`` calls ``sums(column, four of O)``, and ``end()`` once for each row.
@@ -131,8 +133,9 @@ class WarpSums:
         found = sorted(columns(self._o) if self._fp8 else pairs, key=itemgetter(0, 1))
         stores = [
             (row, tiles[col // half % 2], row + (col // half - places.start) // 2 * self._rows, col % half, values)
-            for row, col, values in found if col // half in places
-        ]  # fmt: skip
+            for row, col, values in found
+            if col // half in places
+        ]
         for _, to, row, col, _ in stores:
             to.prepare([(row, col)])
         for first, together in groupby(stores, key=itemgetter(0)):
@@ -154,15 +157,20 @@ class WarpSums:
             for warp, share in zip(warps, weights, strict=True):
                 source = ring.at(stage, warp)[place % 2].seen_as(f32, self._layout)
                 loaded = source.load(own + below, at, QUAD)
-                sums = [x * share if not sums else k.fma(x, share, y)
-                        for x, y in zip(loaded, sums or loaded, strict=True)]  # fmt: skip
+                sums = [
+                    x * share if not sums else k.fma(x, share, y) for x, y in zip(loaded, sums or loaded, strict=True)
+                ]
             found.append([x * factor for x in sums])
         return log, found
 
     def _store(
-        self, col: Traced, found: dict[int, list[Traced]], leads: Traced | None,
-        sums: Callable[[Traced, list[Traced]], None], end: Callable[[], None],
-    ) -> None:  # fmt: skip
+        self,
+        col: Traced,
+        found: dict[int, list[Traced]],
+        leads: Traced | None,
+        sums: Callable[[Traced, list[Traced]], None],
+        end: Callable[[], None],
+    ) -> None:
         for place, values in found.items():
             at = col + place * self._half
             with nullcontext() if (place + 1) * self._half <= self._cols else self._k.when(at < self._cols):

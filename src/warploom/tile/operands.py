@@ -79,9 +79,15 @@ class WarpOperand:
     """
 
     def __init__(
-        self, k: Kernel, tile: SharedTile, fragment: FragmentLayout, extent: int, index: Number, flipped: bool,
+        self,
+        k: Kernel,
+        tile: SharedTile,
+        fragment: FragmentLayout,
+        extent: int,
+        index: Number,
+        flipped: bool,
         first: Number = 0,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._extent, self._along_k = extent, (fragment is A) != flipped  # rows of the tile run along K
         whole = fragment.transposed() if flipped else fragment
         self.width = fragment.shape[1] if fragment is B else DEPTH

@@ -23,9 +23,17 @@ if TYPE_CHECKING:
 
 
 def operand_tile(
-    k: Kernel, dtype: DType, rows: int, cols: int, *, name: str, stages: int = 1, spare_cols: int = 0, panel: int = 0,
+    k: Kernel,
+    dtype: DType,
+    rows: int,
+    cols: int,
+    *,
+    name: str,
+    stages: int = 1,
+    spare_cols: int = 0,
+    panel: int = 0,
     tight: bool = False,
-) -> SharedTile:  # fmt: skip
+) -> SharedTile:
     """A shared tile of 16-bit elements that copies fill and ``wgmma`` and ``ldmatrix`` read without conflicts.
 
     ``cols`` are rounded up to whole panels, which copies fill with zeros where a matrix ends. ``spare_cols``: further
@@ -206,9 +214,14 @@ class Pipeline:
             for first_row, at in boxes.parts(place):
                 for panel in panels:
                     self.k.tma_load(
-                        tile.stage(stage), boxes.tensor_map, boxes.order(panel.first_col, *at), self.full, stage,
-                        offset=panel.byte_offset + first_row * panel.cols * tile.dtype.bytes, eviction=boxes.eviction,
-                    )  # fmt: skip
+                        tile.stage(stage),
+                        boxes.tensor_map,
+                        boxes.order(panel.first_col, *at),
+                        self.full,
+                        stage,
+                        offset=panel.byte_offset + first_row * panel.cols * tile.dtype.bytes,
+                        eviction=boxes.eviction,
+                    )
 
 
 class Cursor:

@@ -135,9 +135,14 @@ class WgmmaProduct:
         return other
 
     def start(
-        self, a: Left, b: SharedTile, *, zero: bool | Traced = False, held: Registers = (),
+        self,
+        a: Left,
+        b: SharedTile,
+        *,
+        zero: bool | Traced = False,
+        held: Registers = (),
         until: tuple[Traced, int] | None = None,
-    ) -> Started:  # fmt: skip
+    ) -> Started:
         """Start it on a stage's tiles; ``zero``, of the whole warpgroup: sums begin anew.
 
         ``held``: registers with the first steps of a tile A, which is not read for them. ``until``: a depth, s32 and of
@@ -157,9 +162,14 @@ class WgmmaProduct:
                     of_step = registers[depth // 4 : depth // 4 + 4]
                     rows = left.at(i * WARPGROUP_ROWS, depth) if left and not of_step else [_read(r) for r in of_step]
                     k.wgmma(
-                        block, rows, column, inputs=cores.dtype, accumulate=adds if depth == 0 else True,
-                        transposed_a=self._transposed_a and not of_step, transposed_b=self._transposed_b,
-                    )  # fmt: skip
+                        block,
+                        rows,
+                        column,
+                        inputs=cores.dtype,
+                        accumulate=adds if depth == 0 else True,
+                        transposed_a=self._transposed_a and not of_step,
+                        transposed_b=self._transposed_b,
+                    )
             k.wgmma_commit()
 
         def up_to(end: int) -> None:
@@ -328,9 +338,13 @@ _DONE = Started(lambda _: None)
 
 
 def _whole_depth(
-    k: Kernel, operands: tuple[object, SharedTile], dtype: DType, depth: int | None, transposed_a: bool,
+    k: Kernel,
+    operands: tuple[object, SharedTile],
+    dtype: DType,
+    depth: int | None,
+    transposed_a: bool,
     transposed_b: bool,
-) -> int:  # fmt: skip
+) -> int:
     """K in whole steps. Raises TraceError for a tile of other elements than the product's."""
     for tile in operands:
         if isinstance(tile, SharedTile) and tile.dtype is not dtype:

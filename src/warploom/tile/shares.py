@@ -196,9 +196,13 @@ class Shares:
         tiles, offset = (number - start) // length, (number - start) % length
         block = k.maximum(offset, self.gap) - self.gap if self.gap else offset
         return BlockPlace(
-            sequence.get(), span, tiles // span.tiles, tiles % span.tiles, span.begin + block,
+            sequence.get(),
+            span,
+            tiles // span.tiles,
+            tiles % span.tiles,
+            span.begin + block,
             number - offset + self.gap,
-        )  # fmt: skip
+        )
 
     def cursor(self, name: str) -> BlockCursor:
         """A position in the list that moves on block by block, once it is somewhere."""

@@ -142,9 +142,14 @@ class Tuner:
         for number, problem in enumerate(problems):
             told, base = problem.size_class, number / len(problems)
             outcomes.append(
-                self.tune(problem, again=again, report=lambda text, fraction, told=told, base=base: self.report(
-                    f"{told}: {text}", base + fraction / len(problems)))
-            )  # fmt: skip
+                self.tune(
+                    problem,
+                    again=again,
+                    report=lambda text, fraction, told=told, base=base: self.report(
+                        f"{told}: {text}", base + fraction / len(problems)
+                    ),
+                )
+            )
         return outcomes
 
     def tune(self, problem: Any, *, again: bool = False, report: Report | None = None) -> Outcome:
@@ -209,9 +214,10 @@ class _Search:
     def _ready(self, configs: Iterable[Any]) -> list[tuple[Any, Candidate]]:
         """The candidates worth timing: they fit, compile, do not spill, differ from each other, and compute right."""
         fitting = [
-            c for c in dict.fromkeys(configs)
+            c
+            for c in dict.fromkeys(configs)
             if str(c) not in self.timed and self._keep(self.operation.violations(c, self.problem, self.gpu.target))
-        ]  # fmt: skip
+        ]
         sources = {str(c): self.operation.source(self.problem, c) for c in fitting}
         self._compile(list(dict.fromkeys(sources.values())))
         entries: list[tuple[Any, Candidate]] = []
@@ -267,9 +273,13 @@ class _Search:
         assert self.workload is not None
         self.timed |= {candidate.name for _, candidate in entries}
         return measure(
-            [candidate for _, candidate in entries], self.workload.sets, self.gpu.clock, rounds=rounds,
-            sample_seconds=self.effort.sample_seconds, warm_up_seconds=self.effort.warm_up_seconds,
-        )  # fmt: skip
+            [candidate for _, candidate in entries],
+            self.workload.sets,
+            self.gpu.clock,
+            rounds=rounds,
+            sample_seconds=self.effort.sample_seconds,
+            warm_up_seconds=self.effort.warm_up_seconds,
+        )
 
     def _halve(self, entries: list[tuple[Any, Candidate]]) -> tuple[list[tuple[Any, Candidate]], bool]:
         """(finalists, best first; whether the budget sufficed)."""
@@ -309,6 +319,14 @@ class _Search:
         spread = found[first].seconds
         seconds, low, high, speedup = (float(f"{x:.5g}") for x in (spread.median, spread.low, spread.high, ratio))
         return tuned.Tuned(
-            self.gpu.name, self.problem.size_class, first, seconds, low, high, speedup, len(self.timed),
-            datetime.now(UTC).date().isoformat(), tuned.current_sources(),
-        )  # fmt: skip
+            self.gpu.name,
+            self.problem.size_class,
+            first,
+            seconds,
+            low,
+            high,
+            speedup,
+            len(self.timed),
+            datetime.now(UTC).date().isoformat(),
+            tuned.current_sources(),
+        )

@@ -204,8 +204,16 @@ def multicast(defect: str, *, stages: int) -> Launch:
                 part = k.cluster_rank * (ROWS // 2)
                 offset = part * (4 * COLS) if defect != "both halves to one place" else 0
                 masks = {"the copy goes to one CTA": 0b01, "a CTA beyond the cluster": 0b111}
-                k.tma_load(tile.stage(load.stage), source, (0, ROWS * step + part), full, load.stage,
-                           when=one, offset=offset, multicast=masks.get(defect, 0b11))  # fmt: skip
+                k.tma_load(
+                    tile.stage(load.stage),
+                    source,
+                    (0, ROWS * step + part),
+                    full,
+                    load.stage,
+                    when=one,
+                    offset=offset,
+                    multicast=masks.get(defect, 0b11),
+                )
                 load.advance()
         with k.warps(1, 2):
             use = k.ring(stages, "use")

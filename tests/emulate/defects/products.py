@@ -89,8 +89,10 @@ def stored(defect: str, *, n: int) -> Launch:
                 k.wgmma_fence()
             for depth in range(0, SIZE, 16):
                 x, y = k.wgmma_operand(tile, col=depth), k.wgmma_operand(tile, col=depth)
-                plain = {"descriptor's stride of another tile": MatrixDescriptor(128, stride=512),
-                         "descriptor of another swizzle": MatrixDescriptor(64, stride=1024)}.get(defect)  # fmt: skip
+                plain = {
+                    "descriptor's stride of another tile": MatrixDescriptor(128, stride=512),
+                    "descriptor of another swizzle": MatrixDescriptor(64, stride=1024),
+                }.get(defect)
                 if plain is not None:
                     x = k.descriptor(tile.at(2 * depth), plain)
                 if defect == "descriptor beyond the tile":

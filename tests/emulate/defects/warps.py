@@ -91,9 +91,11 @@ def reduce_part(defect: str, *, mode: str) -> Launch:
         total.set(k.thread + 0)
         limit = {"from a lane that is not there": 12}.get(defect, 16)
         mask = {
-            "all lanes named, some there": FULL_MASK, "from a lane that is not there": 0xFFF,
-            "from a lane beyond the mask": 0xFF, "a mask without the lane itself": 0xFFFE,
-        }.get(defect, 0xFFFF)  # fmt: skip
+            "all lanes named, some there": FULL_MASK,
+            "from a lane that is not there": 0xFFF,
+            "from a lane beyond the mask": 0xFF,
+            "a mask without the lane itself": 0xFFFE,
+        }.get(defect, 0xFFFF)
         with k.when(k.lane < limit):
             if defect == "from a lane beyond the mask":
                 mask = k.select(k.lane < 8, k.value(0xFF, u32), 0xFF00)

@@ -56,9 +56,17 @@ def integer(op: str, kind: str, x: int, y: int) -> int:
         quotient = abs(x) // abs(y) * (1 if (x < 0) == (y < 0) else -1)
         return wrap(kind, quotient if op == "div" else x - quotient * y)
     calls: dict[str, Callable[[int, int], int]] = {
-        "add": operator.add, "sub": operator.sub, "mul": operator.mul, "and": operator.and_, "or": operator.or_,
-        "xor": operator.xor, "min": min, "max": max, "shl": operator.lshift, "shr": operator.rshift,
-    }  # fmt: skip
+        "add": operator.add,
+        "sub": operator.sub,
+        "mul": operator.mul,
+        "and": operator.and_,
+        "or": operator.or_,
+        "xor": operator.xor,
+        "min": min,
+        "max": max,
+        "shl": operator.lshift,
+        "shr": operator.rshift,
+    }
     return wrap(kind, calls[op](x, y))
 
 

@@ -19,8 +19,13 @@ FLOATS = ("add", "sub", "mul", "min", "max")
 
 
 COMPARISONS: dict[str, Callable[[Any, Any], bool]] = {
-    "lt": operator.lt, "le": operator.le, "gt": operator.gt, "ge": operator.ge, "eq": operator.eq, "ne": operator.ne,
-}  # fmt: skip
+    "lt": operator.lt,
+    "le": operator.le,
+    "gt": operator.gt,
+    "ge": operator.ge,
+    "eq": operator.eq,
+    "ne": operator.ne,
+}
 
 
 class Writer:

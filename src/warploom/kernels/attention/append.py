@@ -19,10 +19,15 @@ MOST_ROWS = 2**28
 
 Strides = tuple[int, int, int]
 MOVED = {
-    "k": "key_given", "k_cache": "key_kept", "k_scale": "key_scale",
-    "v": "value_given", "v_cache": "value_kept", "v_scale": "value_scale",
-    "q": "q_given", "q_out": "q_kept",
-}  # fmt: skip
+    "k": "key_given",
+    "k_cache": "key_kept",
+    "k_scale": "key_scale",
+    "v": "value_given",
+    "v_cache": "value_kept",
+    "v_scale": "value_scale",
+    "q": "q_given",
+    "q_out": "q_kept",
+}
 """Arrays by the kernel's names, in its order."""
 
 
@@ -76,11 +81,13 @@ class AppendProblem:
             form=self.form,
         )
         scalars = {
-            **fields("new", tokens=self.tokens, heads=self.kv_heads), "capacity": self.capacity,
-            **fields("queries", tokens=self.q_len, heads=self.heads), "angles_positions": self.positions,
+            **fields("new", tokens=self.tokens, heads=self.kv_heads),
+            "capacity": self.capacity,
+            **fields("queries", tokens=self.q_len, heads=self.heads),
+            "angles_positions": self.positions,
             **page_table(table_row, self.table_pages, self.pages),
             **strides_of(**{MOVED[name]: of for name, of in strides.items()}),
-        }  # fmt: skip
+        }
         arrays = [*(name for name in MOVED if name in strides), "lengths"]
         arrays += ["table"] if self.form.page_size else []
         arrays += ["cos", "sin"] if self.form.rotary else []

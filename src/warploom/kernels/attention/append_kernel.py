@@ -21,10 +21,19 @@ WORDS = CHUNK // 2
 
 @kernel(threads=THREADS, drop_unused=True)
 def append_to_cache(
-    k: Kernel, key: Moved, value: Moved, q: Moved, lengths: Global[s32], table: PageTable, angles: Angles,
-    new: TokenRows, queries: TokenRows, capacity: u32,
-    *, form: AppendForm,
-) -> None:  # fmt: skip
+    k: Kernel,
+    key: Moved,
+    value: Moved,
+    q: Moved,
+    lengths: Global[s32],
+    table: PageTable,
+    angles: Angles,
+    new: TokenRows,
+    queries: TokenRows,
+    capacity: u32,
+    *,
+    form: AppendForm,
+) -> None:
     """Grid: (rows of heads, 16 bytes a thread; keys, values and queries; sequences).
 
     Sequence b has ``lengths[b]`` keys with its new ones, which are its last. What has no place in the cache is left

@@ -116,9 +116,13 @@ def rows_calls(problem: BackwardProblem, operands: BackwardOperands, tile: int, 
     p = problem.forward
     groups, tiles = RowGroups(p.value_dim), -(-p.q_len // tile)
     source = KernelSource.of(
-        "attention.backward_rows_kernel:attention_backward_rows", f"attention_backward_rows_{p.value_dim}",
-        head_dim=p.value_dim, dtype=p.dtype, lse_gradient=problem.lse_gradient, tile=(tile, slots),
-    )  # fmt: skip
+        "attention.backward_rows_kernel:attention_backward_rows",
+        f"attention_backward_rows_{p.value_dim}",
+        head_dim=p.value_dim,
+        dtype=p.dtype,
+        lse_gradient=problem.lse_gradient,
+        tile=(tile, slots),
+    )
     grid = -(-tiles * tile // groups.rows), p.heads, p.batch
     scalars = {"q_len": p.q_len, "padded": tiles * tile, **operands.scalars("out", "dout")}
     gradient = ("dlse",) if problem.lse_gradient else ()

@@ -18,9 +18,18 @@ CHUNK_WORDS = 4
 
 @kernel(threads=ROW_THREADS, drop_unused=True)
 def attention_backward_rows(
-    k: Kernel, out: Strided[u16, 3], dout: Strided[u16, 3], vectors: RowVectors, q_len: u32, padded: u32,
-    *, head_dim: int, dtype: DType, lse_gradient: bool, tile: tuple[int, int],
-) -> None:  # fmt: skip
+    k: Kernel,
+    out: Strided[u16, 3],
+    dout: Strided[u16, 3],
+    vectors: RowVectors,
+    q_len: u32,
+    padded: u32,
+    *,
+    head_dim: int,
+    dtype: DType,
+    lse_gradient: bool,
+    tile: tuple[int, int],
+) -> None:
     """shift = -log2(e)·LSE and delta = rowsum(dO∘O) - dLSE; grid (groups of rows, heads, batches).
 
     ``lse`` and ``dlse`` are (batch, heads, q_len), shift and delta (batch, heads, tiles, ``tile[1]``) for tiles of

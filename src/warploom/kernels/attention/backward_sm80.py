@@ -112,16 +112,20 @@ class BackwardSm80(GradientDims):
         step = self.threads // 8
         return [
             (self.num_warps in (4, 8), f"there are 4 or 8 warps, not {self.num_warps}"),
-            (self.tile_m in (16, 32, 64) and self.tile_m % step == 0,
-             f"tile_m {self.tile_m} is not 16, 32 or 64, copied {step} rows at once"),
+            (
+                self.tile_m in (16, 32, 64) and self.tile_m % step == 0,
+                f"tile_m {self.tile_m} is not 16, 32 or 64, copied {step} rows at once",
+            ),
             (self.warp_keys in (16, 32), f"a group of warps has 16 or 32 keys, not {self.warp_keys}"),
-        ]  # fmt: skip
+        ]
 
     def violations(self, problem: BackwardProblem) -> list[str]:
         """The constraints of the kernels that a problem violates; empty if they take it."""
-        return problem.differences(self) + violated([
-            (self.in_turn or not problem.deterministic, "deterministic sums need in_turn=True"),
-        ])  # fmt: skip
+        return problem.differences(self) + violated(
+            [
+                (self.in_turn or not problem.deterministic, "deterministic sums need in_turn=True"),
+            ]
+        )
 
     def calls(
         self, problem: BackwardProblem, operands: BackwardOperands, multiprocessors: int
@@ -135,8 +139,10 @@ class BackwardSm80(GradientDims):
         source = KernelSource.of(
             "attention.backward_sm80_kernel:attention_backward_sm80",
             f"attention_backward_{self.tile_m}x{self.keys}x{self.dims}",
-            config=self, features=p.features(self.tile_m, self.keys), row_strides=operands.rows(*ROWS),
-        )  # fmt: skip
+            config=self,
+            features=p.features(self.tile_m, self.keys),
+            row_strides=operands.rows(*ROWS),
+        )
         grid = -(-p.kv_len // self.keys), p.kv_heads, p.batch
         scalars = {"q_len": p.q_len, "kv_len": p.kv_len, **fields("arrays", **operands.scalars(*ROWS))}
         blocks = p.planes * -(-p.q_len // self.tile_m)
@@ -146,9 +152,12 @@ class BackwardSm80(GradientDims):
     def _rounding(self, p: AttentionProblem, operands: BackwardOperands) -> KernelCall:
         """The kernel that scales and rounds dQ."""
         source = KernelSource.of(
-            "attention.backward_sm80_kernel:attention_backward_dq_sm80", f"attention_backward_dq_{self.head_dim}",
-            config=self, features=p.features(self.tile_m, self.keys), row_strides=operands.rows("dq"),
-        )  # fmt: skip
+            "attention.backward_sm80_kernel:attention_backward_dq_sm80",
+            f"attention_backward_dq_{self.head_dim}",
+            config=self,
+            features=p.features(self.tile_m, self.keys),
+            row_strides=operands.rows("dq"),
+        )
         grid = -(-p.q_len // self.tile_m), p.heads, p.batch
         scalars = {"q_len": p.q_len, "kv_len": p.kv_len, **operands.scalars("dq")}
         return KernelCall(source, grid, scalars, (), ("dq", "total"))
@@ -170,24 +179,31 @@ class BackwardSm80(GradientDims):
         p, slots, given = problem.forward, problem.slots(self.tile_m), features(problem)
         kernels = "attention.packed_backward_kernel"
         products = KernelSource.of(
-            f"{kernels}:packed_backward_sm80", f"packed_backward_{self.tile_m}x{self.keys}x{self.dims}",
-            config=self, features=given, row_strides=operands.rows(*ROWS),
-        )  # fmt: skip
+            f"{kernels}:packed_backward_sm80",
+            f"packed_backward_{self.tile_m}x{self.keys}x{self.dims}",
+            config=self,
+            features=given,
+            row_strides=operands.rows(*ROWS),
+        )
         blocks = slots * p.heads
         memory = {"total": blocks * self.threads * self.dq_registers} | ({"turns": blocks} if self.in_turn else {})
         arrays = *MULTIPLIED, "tiles", *memory
         scalars = {"slots": slots, **fields("arrays", **operands.scalars(*ROWS))}
         grid = most_pieces(p.total_k, p.batch, self.keys) * p.kv_heads, 1, 1
         rounding = KernelSource.of(
-            f"{kernels}:packed_backward_dq_sm80", f"packed_backward_dq_{self.head_dim}",
-            config=self, features=given, row_strides=operands.rows("dq"),
-        )  # fmt: skip
+            f"{kernels}:packed_backward_dq_sm80",
+            f"packed_backward_dq_{self.head_dim}",
+            config=self,
+            features=given,
+            row_strides=operands.rows("dq"),
+        )
         return (
             *row_calls(problem, operands, self.tile_m, self.tile_m),
             KernelCall(products, grid, scalars, (), arrays, memory, [*memory][-1]),
-            KernelCall(rounding, (blocks, 1, 1), {"slots": slots, **operands.heads("dq")},
-                       arrays=("dq", "total", "blocks")),
-        )  # fmt: skip
+            KernelCall(
+                rounding, (blocks, 1, 1), {"slots": slots, **operands.heads("dq")}, arrays=("dq", "total", "blocks")
+            ),
+        )
 
 
 def _part(cols: int, parts: int) -> int:

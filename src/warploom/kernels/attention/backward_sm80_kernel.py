@@ -31,9 +31,16 @@ from warploom.tile.transposed import column_values
 
 @kernel(threads=lambda config, **_: config.threads, drop_unused=True)
 def attention_backward_sm80(
-    k: Kernel, arrays: GradientArrays, sums: PartSums, q_len: u32, kv_len: u32,
-    *, config: BackwardSm80, features: AttentionFeatures = PLAIN, row_strides: tuple[int, ...],
-) -> None:  # fmt: skip
+    k: Kernel,
+    arrays: GradientArrays,
+    sums: PartSums,
+    q_len: u32,
+    kv_len: u32,
+    *,
+    config: BackwardSm80,
+    features: AttentionFeatures = PLAIN,
+    row_strides: tuple[int, ...],
+) -> None:
     """dK and dV of a tile of keys, and what it adds to dQ; grid (tiles of keys, key heads, batches).
 
     Strides of batches and heads; those between positions are known while tracing. ``sums``: for each block of query
@@ -108,9 +115,15 @@ class KeyGradients:
     """dK and dV of a tile of keys, and what it adds to dQ, by all threads of the CTA."""
 
     def __init__(
-        self, k: Kernel, config: BackwardSm80, features: AttentionFeatures, place: KeyBlock,
-        tensors: list[StridedPointer], vectors: tuple[GlobalPointer, GlobalPointer], sums: PartSums,
-    ) -> None:  # fmt: skip
+        self,
+        k: Kernel,
+        config: BackwardSm80,
+        features: AttentionFeatures,
+        place: KeyBlock,
+        tensors: list[StridedPointer],
+        vectors: tuple[GlobalPointer, GlobalPointer],
+        sums: PartSums,
+    ) -> None:
         """``tensors``: of :class:`GradientArrays`; ``vectors``: shift and delta; ``sums``: those of dQ."""
         c, f, (q, key, value, dout, *self._results) = config, features, tensors
         self._k, self._config, self._features, self._place, self._vectors = k, c, f, place, vectors

@@ -116,21 +116,27 @@ class BackwardSm90(GradientDims):
     def _constraints(self) -> list[tuple[bool, str]]:
         registers = self.tile_m + (self.sum_cols + self.value_sum_cols) // 2
         return [
-            (self.tile_m % 16 == 0 and 16 <= self.tile_m <= 128,
-             f"tile_m {self.tile_m} is no multiple of 16 from 16 to 128"),
+            (
+                self.tile_m % 16 == 0 and 16 <= self.tile_m <= 128,
+                f"tile_m {self.tile_m} is no multiple of 16 from 16 to 128",
+            ),
             (self.total_cols % 16 == 0, f"blocks of {self.tile_m} rows do not divide between two consumers"),
-            (registers <= _MOST_REGISTERS,
-             f"tile_m {self.tile_m} at head_dim {self.head_dim} takes {registers} registers for products alone"),
+            (
+                registers <= _MOST_REGISTERS,
+                f"tile_m {self.tile_m} at head_dim {self.head_dim} takes {registers} registers for products alone",
+            ),
             (self.side_by_side >= 1, f"no plane's tiles run at a time: side_by_side is {self.side_by_side}"),
-        ]  # fmt: skip
+        ]
 
     def violations(self, problem: BackwardProblem) -> list[str]:
         """The constraints of the kernels that a problem violates; empty if they take it."""
         p = problem.forward
-        return problem.differences(self) + violated([
-            (self.in_turn or not problem.deterministic, "deterministic sums need in_turn=True"),
-            (self._key_tiles(p) * p.kv_heads * p.batch < MOST_POSITIONS, "there are too many tiles of keys"),
-        ])  # fmt: skip
+        return problem.differences(self) + violated(
+            [
+                (self.in_turn or not problem.deterministic, "deterministic sums need in_turn=True"),
+                (self._key_tiles(p) * p.kv_heads * p.batch < MOST_POSITIONS, "there are too many tiles of keys"),
+            ]
+        )
 
     def calls(
         self, problem: BackwardProblem, operands: BackwardOperands, multiprocessors: int
@@ -144,15 +150,19 @@ class BackwardSm90(GradientDims):
         source = KernelSource.of(
             "attention.backward_sm90_kernel:attention_backward_sm90",
             f"attention_backward_{self.tile_m}x{KEYS}x{self.dims}",
-            config=self, features=p.features(self.tile_m, KEYS), heads_inside=operands.heads_inside,
-        )  # fmt: skip
+            config=self,
+            features=p.features(self.tile_m, KEYS),
+            heads_inside=operands.heads_inside,
+        )
         blocks, tiles, planes = -(-p.q_len // self.tile_m), self._key_tiles(p), p.kv_heads * p.batch
         vector = MappedArray(f32, (p.planes, blocks * self.vector), (blocks * self.vector, 1), (1, self.vector), False)
         maps = self._maps(p, operands, vector)
         scalars = {
-            "q_len": p.q_len, "kv_len": p.kv_len, **divisors(kv_heads=p.kv_heads),
+            "q_len": p.q_len,
+            "kv_len": p.kv_len,
+            **divisors(kv_heads=p.kv_heads),
             **row_tiles(tiles, planes, self._together(p)),
-        }  # fmt: skip
+        }
         memory = {"total": p.planes * blocks * CONSUMERS * self.total_size, "turns": CONSUMERS * p.planes * blocks}
         arrays = *MULTIPLIED, *memory
         grid = min(tiles * planes, multiprocessors) if self.persistent else tiles * planes, 1, 1
@@ -161,9 +171,12 @@ class BackwardSm90(GradientDims):
     def _rounding(self, p: AttentionProblem, operands: BackwardOperands) -> KernelCall:
         """The kernel that scales and rounds dQ."""
         source = KernelSource.of(
-            "attention.backward_sm90_kernel:attention_backward_dq_sm90", f"attention_backward_dq_{self.head_dim}",
-            config=self, features=p.features(self.tile_m, KEYS), heads_inside=operands.heads_inside,
-        )  # fmt: skip
+            "attention.backward_sm90_kernel:attention_backward_dq_sm90",
+            f"attention_backward_dq_{self.head_dim}",
+            config=self,
+            features=p.features(self.tile_m, KEYS),
+            heads_inside=operands.heads_inside,
+        )
         scalars = {"q_len": p.q_len, "kv_len": p.kv_len}
         grid = -(-p.q_len // self.tile_m), p.heads, p.batch
         dq = operands.mapped("dq", p, self.tile_m, PANEL_COLS)
@@ -178,9 +191,15 @@ class BackwardSm90(GradientDims):
             return operands.mapped(name, p, rows, self._box_cols(name))
 
         return (
-            mapped("q", self.tile_m), mapped("k", KEYS), mapped("v", KEYS), mapped("dout", self.tile_m),
-            vector, vector, mapped("dk", 64), mapped("dv", 64),
-        )  # fmt: skip
+            mapped("q", self.tile_m),
+            mapped("k", KEYS),
+            mapped("v", KEYS),
+            mapped("dout", self.tile_m),
+            vector,
+            vector,
+            mapped("dk", 64),
+            mapped("dv", 64),
+        )
 
     def _box_cols(self, name: str) -> int:
         """Columns of a tensor's boxes."""
@@ -216,9 +235,11 @@ class BackwardSm90(GradientDims):
         p, slots, given = problem.forward, problem.slots(self.tile_m), features(problem)
         kernels = "attention.packed_backward_kernel"
         products = KernelSource.of(
-            f"{kernels}:packed_backward_sm90", f"packed_backward_{self.tile_m}x{KEYS}x{self.dims}",
-            config=self, features=given,
-        )  # fmt: skip
+            f"{kernels}:packed_backward_sm90",
+            f"packed_backward_{self.tile_m}x{KEYS}x{self.dims}",
+            config=self,
+            features=given,
+        )
         places = slots * self.vector
         vector = MappedArray(f32, (p.heads, places), (places, 1), (1, self.vector), False)
         maps = self._maps(p, operands, vector)
@@ -234,4 +255,4 @@ class BackwardSm90(GradientDims):
             *row_calls(problem, operands, self.tile_m, self.vector),
             KernelCall(products, grid, {"slots": slots}, maps, arrays, memory, "turns", at_once=self.at_once),
             KernelCall(rounding, (slots * p.heads, 1, 1), {"slots": slots}, (dq,), ("dq", "total", "blocks")),
-        )  # fmt: skip
+        )

@@ -32,9 +32,18 @@ from warploom.tile.transposed import TransposedStore, column_values
 
 @kernel(threads=threads_of(CONSUMERS), requires="sm_90a", drop_unused=True)
 def attention_backward_sm90(
-    k: Kernel, maps: GradientMaps, sums: PartSums, q_len: u32, kv_len: u32, kv_heads: Divisor, order: RowTiles,
-    *, config: BackwardSm90, features: AttentionFeatures = PLAIN, heads_inside: bool = True,
-) -> None:  # fmt: skip
+    k: Kernel,
+    maps: GradientMaps,
+    sums: PartSums,
+    q_len: u32,
+    kv_len: u32,
+    kv_heads: Divisor,
+    order: RowTiles,
+    *,
+    config: BackwardSm90,
+    features: AttentionFeatures = PLAIN,
+    heads_inside: bool = True,
+) -> None:
     """dK and dV of tiles of keys, and what they add to dQ; a grid along x has, or shares, (tiles · planes) of them.
 
     Tensor maps of rank 4, boxes of 64 columns × tile rows; shift and delta as :mod:`.backward_rows_kernel` forms them.

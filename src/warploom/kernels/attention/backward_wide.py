@@ -80,17 +80,21 @@ class BackwardWideSm90(GradientDims):
             (self.tile_m in (16, 32, 64), f"tile_m is 16, 32 or 64, not {self.tile_m}"),
             (self.tile_n in (16, 32, 48, 64), f"tile_n is 16, 32, 48 or 64, not {self.tile_n}"),
             (self.stages >= 2, "a block's stage is read beside the next one's: there are at least 2"),
-            (max(self.registers) <= _MOST_REGISTERS,
-             f"products alone take {max(self.registers)} registers of at most {_MOST_REGISTERS}"),
-        ]  # fmt: skip
+            (
+                max(self.registers) <= _MOST_REGISTERS,
+                f"products alone take {max(self.registers)} registers of at most {_MOST_REGISTERS}",
+            ),
+        ]
 
     def violations(self, problem: BackwardProblem) -> list[str]:
         """The constraints of the kernels that a problem violates; empty if they take it."""
         p = problem.forward
         tiles = max(-(-p.kv_len // KEYS) * p.kv_heads, -(-p.q_len // ROWS) * p.heads) * p.batch
-        return problem.differences(self) + violated([
-            (tiles < MOST_POSITIONS, f"{tiles} tiles reach {MOST_POSITIONS}"),
-        ])  # fmt: skip
+        return problem.differences(self) + violated(
+            [
+                (tiles < MOST_POSITIONS, f"{tiles} tiles reach {MOST_POSITIONS}"),
+            ]
+        )
 
     def calls(
         self, problem: BackwardProblem, operands: BackwardOperands, multiprocessors: int
@@ -104,19 +108,28 @@ class BackwardWideSm90(GradientDims):
         source = KernelSource.of(
             "attention.backward_wide_kernel:attention_backward_keys_sm90",
             f"attention_backward_keys_{self.tile_m}x{KEYS}x{self.dims}",
-            config=self, features=p.features(self.tile_m, KEYS), heads_inside=operands.heads_inside,
-        )  # fmt: skip
+            config=self,
+            features=p.features(self.tile_m, KEYS),
+            heads_inside=operands.heads_inside,
+        )
         padded, planes, tiles = -(-p.q_len // ROWS) * ROWS, p.kv_heads * p.batch, -(-p.kv_len // KEYS)
         vector = MappedArray(f32, (p.planes, padded), (padded, 1), (1, self.tile_m), swizzled=False)
         maps = (
-            operands.mapped("q", p, self.tile_m, PANEL_COLS), operands.mapped("k", p, KEYS, PANEL_COLS),
-            operands.mapped("v", p, KEYS, PANEL_COLS), operands.mapped("dout", p, self.tile_m, PANEL_COLS),
-            vector, vector, operands.mapped("dk", p, KEYS, PANEL_COLS), operands.mapped("dv", p, KEYS, PANEL_COLS),
-        )  # fmt: skip
+            operands.mapped("q", p, self.tile_m, PANEL_COLS),
+            operands.mapped("k", p, KEYS, PANEL_COLS),
+            operands.mapped("v", p, KEYS, PANEL_COLS),
+            operands.mapped("dout", p, self.tile_m, PANEL_COLS),
+            vector,
+            vector,
+            operands.mapped("dk", p, KEYS, PANEL_COLS),
+            operands.mapped("dv", p, KEYS, PANEL_COLS),
+        )
         scalars = {
-            "q_len": p.q_len, "kv_len": p.kv_len, **divisors(kv_heads=p.kv_heads),
+            "q_len": p.q_len,
+            "kv_len": p.kv_len,
+            **divisors(kv_heads=p.kv_heads),
             **row_tiles(tiles, planes, min(planes, self.side_by_side)),
-        }  # fmt: skip
+        }
         return KernelCall(source, (tiles * planes, 1, 1), scalars, maps, MULTIPLIED)
 
     def _queries(self, p: AttentionProblem, operands: BackwardOperands) -> KernelCall:
@@ -124,17 +137,23 @@ class BackwardWideSm90(GradientDims):
         source = KernelSource.of(
             "attention.backward_wide_kernel:attention_backward_queries_sm90",
             f"attention_backward_queries_{ROWS}x{self.tile_n}x{self.dims}",
-            config=self, features=p.features(ROWS, self.tile_n), heads_inside=operands.heads_inside,
-        )  # fmt: skip
+            config=self,
+            features=p.features(ROWS, self.tile_n),
+            heads_inside=operands.heads_inside,
+        )
         blocks = -(-p.q_len // ROWS)
         maps = (
-            operands.mapped("q", p, ROWS, PANEL_COLS), operands.mapped("k", p, self.tile_n, PANEL_COLS),
-            operands.mapped("v", p, self.tile_n, PANEL_COLS), operands.mapped("dout", p, ROWS, PANEL_COLS),
+            operands.mapped("q", p, ROWS, PANEL_COLS),
+            operands.mapped("k", p, self.tile_n, PANEL_COLS),
+            operands.mapped("v", p, self.tile_n, PANEL_COLS),
+            operands.mapped("dout", p, ROWS, PANEL_COLS),
             operands.mapped("dq", p, 64, PANEL_COLS),
-        )  # fmt: skip
+        )
         scalars = {
-            "q_len": p.q_len, "kv_len": p.kv_len, **divisors(heads=p.heads),
+            "q_len": p.q_len,
+            "kv_len": p.kv_len,
+            **divisors(heads=p.heads),
             **row_tiles(blocks, p.planes, min(p.planes, self.side_by_side)),
-        }  # fmt: skip
+        }
         arrays = "q", "k", "v", "dout", "dq", "shift", "delta"
         return KernelCall(source, (blocks * p.planes, 1, 1), scalars, maps, arrays)

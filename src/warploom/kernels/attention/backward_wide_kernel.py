@@ -109,9 +109,15 @@ class Gradient(ABC):
     _scale: float | None = None
 
     def __init__(
-        self, k: Kernel, config: BackwardWideSm90, tile: KeyTile, streams: tuple[Pipeline, Pipeline, Pipeline],
-        name: str, depth: int, cols: int,
-    ) -> None:  # fmt: skip
+        self,
+        k: Kernel,
+        config: BackwardWideSm90,
+        tile: KeyTile,
+        streams: tuple[Pipeline, Pipeline, Pipeline],
+        name: str,
+        depth: int,
+        cols: int,
+    ) -> None:
         self._k, self._tile = k, tile
         self._own, self._stream, self._summed = streams
         self._cores = cores = Wgmma(k, config.dtype)
@@ -210,10 +216,19 @@ def hold(k: Kernel, registers: list[Mutable], tile: SharedTile, row: Number) -> 
 # -- dQ
 @kernel(threads=threads_of(CONSUMERS), requires="sm_90a", drop_unused=True)
 def attention_backward_queries_sm90(
-    k: Kernel, maps: QueryMaps, shift: Global[f32], delta: Global[f32], q_len: u32, kv_len: u32, heads: Divisor,
+    k: Kernel,
+    maps: QueryMaps,
+    shift: Global[f32],
+    delta: Global[f32],
+    q_len: u32,
+    kv_len: u32,
+    heads: Divisor,
     order: RowTiles,
-    *, config: BackwardWideSm90, features: AttentionFeatures = PLAIN, heads_inside: bool = True,
-) -> None:  # fmt: skip
+    *,
+    config: BackwardWideSm90,
+    features: AttentionFeatures = PLAIN,
+    heads_inside: bool = True,
+) -> None:
     """dQ of 128 rows, 64 for each consumer; a grid of (tiles of rows · planes) along x, as the forward pass has it."""
     c, f, warps = config, features, warps_of(CONSUMERS)
     block, plane = order.tile(k.cta_x)

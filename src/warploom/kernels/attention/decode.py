@@ -223,21 +223,29 @@ class Decode(Configuration):
         found = broken_flags(self)
         if found:
             return found
-        found = violated([
-            (self.dtype in (bf16, f16), f"dtype {self.dtype} is not f16 or bf16"),
-            (self.head_dim % 8 == 0 and 8 <= self.head_dim <= 256,
-             f"head_dim {self.head_dim} is no multiple of 8 from 8 to 256"),
-            (self.tile_m % 16 == 0, f"tile_m {self.tile_m} is no multiple of 16"),
-            (self.keys % 16 == 0, f"keys {self.keys} is no multiple of 16"),
-            (self.tile_m <= self.keys,
-             f"the sums of {self.tile_m} rows leave through the place of a warp's keys, which {self.keys} have not"),
-            (not self.fp8 or (self.head_dim % 16 == 0 and self.head_dim >= 48),
-             f"head_dim {self.head_dim} of fp8 is no multiple of 16 from 48 on"),
-            (not self.overlap or target is None or target.has_tma, "overlap needs compute capability 9.0"),
-            (not self.fp8 or target is None or target.has_tma, "fp8 needs compute capability 9.0"),
-            (self.num_warps % self.heads == 0, f"{self.num_warps} warps are not shared by {self.heads} key heads"),
-            (self.stages >= 2, "the ring has at least 2 stages"),
-        ])  # fmt: skip
+        found = violated(
+            [
+                (self.dtype in (bf16, f16), f"dtype {self.dtype} is not f16 or bf16"),
+                (
+                    self.head_dim % 8 == 0 and 8 <= self.head_dim <= 256,
+                    f"head_dim {self.head_dim} is no multiple of 8 from 8 to 256",
+                ),
+                (self.tile_m % 16 == 0, f"tile_m {self.tile_m} is no multiple of 16"),
+                (self.keys % 16 == 0, f"keys {self.keys} is no multiple of 16"),
+                (
+                    self.tile_m <= self.keys,
+                    f"tile_m {self.tile_m} is more than keys {self.keys}: a warp's sums leave through its keys' memory",
+                ),
+                (
+                    not self.fp8 or (self.head_dim % 16 == 0 and self.head_dim >= 48),
+                    f"head_dim {self.head_dim} of fp8 is no multiple of 16 from 48 on",
+                ),
+                (not self.overlap or target is None or target.has_tma, "overlap needs compute capability 9.0"),
+                (not self.fp8 or target is None or target.has_tma, "fp8 needs compute capability 9.0"),
+                (self.num_warps % self.heads == 0, f"{self.num_warps} warps are not shared by {self.heads} key heads"),
+                (self.stages >= 2, "the ring has at least 2 stages"),
+            ]
+        )
         plan = CopyPlan(self.keys, padded_cols(self.key_cols), 1, False)
         return (found or plan.problems()) + shared_excess(self.shared_bytes, target)
 
@@ -246,17 +254,23 @@ class Decode(Configuration):
         if problem.value_dim != problem.head_dim:
             return [f"v has head_dim {problem.value_dim}, keys {problem.head_dim}: this kernel takes one"]
         p = DecodeProblem.of(problem)
-        return broken_flags(self) or violated([
-            (self.head_dim == p.head_dim, f"head_dim is {p.head_dim}, the configuration's {self.head_dim}"),
-            (self.fp8 == p.fp8, f"the cache is {'' if p.fp8 else 'not '}fp8, the configuration's fp8={self.fp8}"),
-            (self.dtype is p.dtype, f"the arrays are {p.dtype}, the configuration {self.dtype}"),
-            (max(p.q_len * p.group, p.capacity) < MOST_POSITIONS,
-             f"lengths {p.q_len} and {p.capacity} reach {MOST_POSITIONS} positions"),
-            (self._most_blocks(p) < MOST_BLOCKS, "there are more than 2^31 blocks of keys"),
-            (p.kv_heads % self.heads == 0, f"{p.kv_heads} key heads are no multiple of {self.heads}"),
-            (p.split is None or p.split % self.tile_n == 0,
-             f"fixed_split {p.split} is no multiple of the {self.tile_n} keys that are read together"),
-        ])  # fmt: skip
+        return broken_flags(self) or violated(
+            [
+                (self.head_dim == p.head_dim, f"head_dim is {p.head_dim}, the configuration's {self.head_dim}"),
+                (self.fp8 == p.fp8, f"the cache is {'' if p.fp8 else 'not '}fp8, the configuration's fp8={self.fp8}"),
+                (self.dtype is p.dtype, f"the arrays are {p.dtype}, the configuration {self.dtype}"),
+                (
+                    max(p.q_len * p.group, p.capacity) < MOST_POSITIONS,
+                    f"lengths {p.q_len} and {p.capacity} reach {MOST_POSITIONS} positions",
+                ),
+                (self._most_blocks(p) < MOST_BLOCKS, "there are more than 2^31 blocks of keys"),
+                (p.kv_heads % self.heads == 0, f"{p.kv_heads} key heads are no multiple of {self.heads}"),
+                (
+                    p.split is None or p.split % self.tile_n == 0,
+                    f"fixed_split {p.split} is no multiple of the {self.tile_n} keys that are read together",
+                ),
+            ]
+        )
 
     def _tiles(self, p: DecodeProblem) -> int:
         """Tiles of query rows of all sequences, at most, for one key head."""
@@ -283,20 +297,32 @@ class Decode(Configuration):
         used = self.tile_m if p.packed else min(self.tile_m, max(1, p.rows))
         scalars = {
             **fields("batch", size=p.batch, kv_heads=p.kv_heads, q_len=p.q_len, capacity=p.capacity),
-            **page_table(operands.table, p.table_pages, p.pages), **operands.scalars(),
-            **fields("split", ctas=ctas, blocks=split, pieces=max(1, pieces)), "spread": spread, "used": used,
+            **page_table(operands.table, p.table_pages, p.pages),
+            **operands.scalars(),
+            **fields("split", ctas=ctas, blocks=split, pieces=max(1, pieces)),
+            "spread": spread,
+            "used": used,
             "by_tile": int(by_tile),
-        }  # fmt: skip
+        }
         features = p.features()
         name = f"attention_decode_{self.tile_m}x{self.tile_n}x{self.head_dim}"
         main = KernelSource.of(
-            f"attention.decode_kernel:attention_decode{'_sm90' if self.of_sm90 else ''}", name, min_ctas=self.ctas,
-            config=self, features=features, form=form, row_strides=(operands.k[2], operands.v[2]),
-        )  # fmt: skip
+            f"attention.decode_kernel:attention_decode{'_sm90' if self.of_sm90 else ''}",
+            name,
+            min_ctas=self.ctas,
+            config=self,
+            features=features,
+            form=form,
+            row_strides=(operands.k[2], operands.v[2]),
+        )
         combine = KernelSource.of(
             f"attention.decode_combine_kernel:attention_decode_combine{'_sm90' if self.overlap else ''}",
-            f"{name}_combine", min_ctas=6 if self.head_dim <= 128 else 4, config=self, features=features, form=form,
-        )  # fmt: skip
+            f"{name}_combine",
+            min_ctas=6 if self.head_dim <= 128 else 4,
+            config=self,
+            features=features,
+            form=form,
+        )
         starts = [*(["lengths"] if p.lengths else ()), *(["starts"] if p.packed else ())]
         ends = ["out", *(["lse"] if p.lse else ())]
         table, sinks = ["table"] if p.page_size else [], ["sinks"] if p.sinks else []
@@ -327,9 +353,10 @@ def decode_configuration(problem: DecodeProblem, target: Target) -> Decode:
     tried = [
         Decode(tile_m, keys, warps, stages, p.head_dim, p.dtype, ctas, _heads(p, warps), overlap, p.fp8)
         for warps, ctas, stages in (
-            (8, 1, 2), *((w, n, s) for w in (4, 2) for n, s in ((2, 4), (2, 3), (2, 2), (1, 2))),
+            (8, 1, 2),
+            *((w, n, s) for w in (4, 2) for n, s in ((2, 4), (2, 3), (2, 2), (1, 2))),
         )
-    ]  # fmt: skip
+    ]
     fitting = [
         c for c in tried if not c.check(target) and _resident(c, target) and not (p.split and p.split % c.tile_n)
     ]

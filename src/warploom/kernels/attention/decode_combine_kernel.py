@@ -31,10 +31,19 @@ THREADS, LENGTHS = 32 * COMBINE_WARPS, 4
 
 @kernel(threads=THREADS, drop_unused=True)
 def attention_decode_combine(
-    k: Kernel, batch: CacheBatch, parts: Parts, results: ResultArrays, split: WorkSplit, spread: u32, used: u32,
+    k: Kernel,
+    batch: CacheBatch,
+    parts: Parts,
+    results: ResultArrays,
+    split: WorkSplit,
+    spread: u32,
+    used: u32,
     by_tile: u32,
-    *, config: Decode, features: AttentionFeatures, form: CacheForm,
-) -> None:  # fmt: skip
+    *,
+    config: Decode,
+    features: AttentionFeatures,
+    form: CacheForm,
+) -> None:
     """O from the parts that :func:`attention_decode` left, always in the order of the keys.
 
     Grid: along x tiles or, without a given split or ``by_tile``, the CTAs of the first kernel, each of which begins one
@@ -95,9 +104,15 @@ class Combination:
     """
 
     def __init__(
-        self, k: Kernel, config: Decode, parts: Parts, rows: GroupRows, slots: tuple[Traced, Traced, int],
-        spread: Traced, used: Traced,
-    ) -> None:  # fmt: skip
+        self,
+        k: Kernel,
+        config: Decode,
+        parts: Parts,
+        rows: GroupRows,
+        slots: tuple[Traced, Traced, int],
+        spread: Traced,
+        used: Traced,
+    ) -> None:
         self._k, self._config, self._parts, self._rows, self._slots = k, config, parts, rows, slots
         self._members = k.value(1, u32) << spread
         self._member = k.warp & (self._members - 1)

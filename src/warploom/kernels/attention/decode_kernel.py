@@ -44,10 +44,20 @@ LINE_WORDS = 32
 
 @kernel(threads=lambda config, **_: config.threads, drop_unused=True)
 def attention_decode(
-    k: Kernel, q: Strided[u16, 3], cache: CacheArrays, batch: CacheBatch, table: PageTable, results: ResultArrays,
-    parts: Parts, split: WorkSplit,
-    *, config: Decode, features: AttentionFeatures, form: CacheForm, row_strides: tuple[int, int],
-) -> None:  # fmt: skip
+    k: Kernel,
+    q: Strided[u16, 3],
+    cache: CacheArrays,
+    batch: CacheBatch,
+    table: PageTable,
+    results: ResultArrays,
+    parts: Parts,
+    split: WorkSplit,
+    *,
+    config: Decode,
+    features: AttentionFeatures,
+    form: CacheForm,
+    row_strides: tuple[int, int],
+) -> None:
     """O of tiles that one CTA sees all keys of, and for the others O and log-sum-exps of its pieces, in float32.
 
     Grid: CTAs that share all blocks. ``parts`` has two slots for each CTA, for a piece that goes on with a tile of the

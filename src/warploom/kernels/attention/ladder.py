@@ -17,14 +17,26 @@ _STEPS: tuple[tuple[str, str, str, dict[str, Any]], ...] = (
     ("1", "kernel 1: base", "softmax in registers; cp.async, ldmatrix, mma.m16n8k16", {"softmax_in_shared": False}),
     ("2", "kernel 2: swizzle", "XOR swizzle of the shared tiles", {"swizzle": True}),
     ("3", "kernel 3: eager K/V", "the next K and V copies start before they are needed", {"eager": True}),
-    ("4", "kernel 4: k-slices", "fragments loaded in slices of 16, between the mma",
-     {"load_q": 2, "load_k": 2, "load_v": 2}),
+    (
+        "4",
+        "kernel 4: k-slices",
+        "fragments loaded in slices of 16, between the mma",
+        {"load_q": 2, "load_k": 2, "load_v": 2},
+    ),
     ("5", "kernel 5: buffered", "the next slice loads while this one multiplies", {"double_buffer": True}),
     ("6", "kernel 6: folded scale", "scale folded into exp2: one FMA per score", {"folded_scale": True}),
-    ("7", "kernel 7: tuned", "Q whole in registers again: what the seeds' search took",
-     {"load_q": 0, "double_buffer": False}),
-    ("8", "kernel 8: strided swizzle", "CTA-wide copies; addresses as base + strides; larger tile",
-     {"load_q": 2, "cooperative": True, "strided": True, "tile_m": 128}),
+    (
+        "7",
+        "kernel 7: tuned",
+        "Q whole in registers again: what the seeds' search took",
+        {"load_q": 0, "double_buffer": False},
+    ),
+    (
+        "8",
+        "kernel 8: strided swizzle",
+        "CTA-wide copies; addresses as base + strides; larger tile",
+        {"load_q": 2, "cooperative": True, "strided": True, "tile_m": 128},
+    ),
     ("9", "kernel 9: K row-major", "K fragments load so that no copies precede the mma", {"k_row_major": True}),
     ("10", "kernel 10: peeled", "first step peeled: no zeroing, no rescaling", {"peel": True}),
     ("11", "kernel 11: strided epilogue", "base + strides for registers → shared as well", {"strided_epilogue": True}),
@@ -33,7 +45,7 @@ _STEPS: tuple[tuple[str, str, str, dict[str, Any]], ...] = (
     ("14", "kernel 14: cache hints", "output stores do not allocate in L1", {"output_hint": True}),
     ("15", "kernel 15: head_dim tiles", "shared tiles as panels of 64 columns", {"head_dim_panels": True}),
     ("16", "kernel 16: static strides", "row strides known while tracing", {"static_strides": True}),
-)  # fmt: skip
+)
 
 
 def _rungs() -> tuple[Rung[AttentionConfig], ...]:
@@ -53,7 +65,7 @@ _WGMMA_STEPS: tuple[tuple[str, str, str, dict[str, Any]], ...] = (
     ("h5", "wgmma: lazy rescale", "O rescaled only when a row's maximum grew by more than 2^8", {"lazy_rescale": True}),
     ("h6", "wgmma: persistent", "the pipeline runs on from tile to tile", {"persistent": True}),
     ("h7", "wgmma: hold", "the wait is held below the exponentials", {"hold": True}),
-)  # fmt: skip
+)
 _PLAIN = RungSm90(overlap=False, turns=False, persistent=False, q_in_registers=False, lazy_rescale=False)
 
 

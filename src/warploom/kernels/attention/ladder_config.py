@@ -98,17 +98,25 @@ class RungSm80(HeadDims):
     def _constraints(self) -> list[tuple[bool, str]]:
         loads = self.load_q, self.load_k, self.load_v
         return [
-            (self.num_warps <= 32 and self.tile_m % (16 * self.num_warps) == 0,
-             f"tile_m {self.tile_m} is no multiple of 16 rows for each of {self.num_warps} warps"),
+            (
+                self.num_warps <= 32 and self.tile_m % (16 * self.num_warps) == 0,
+                f"tile_m {self.tile_m} is no multiple of 16 rows for each of {self.num_warps} warps",
+            ),
             (self.tile_n % 16 == 0, f"tile_n {self.tile_n} is no multiple of 16"),
-            *((load in (0, 2), f"load_{of} is 0 (the whole tile) or 2 (slices of 16), not {load}")
-              for of, load in zip("qkv", loads, strict=True)),
-            (not self.softmax_in_shared or not (self.folded_scale or self.peel or self.warp_rows > 32),
-             "softmax_in_shared takes no folded scale, no peeling and at most 32 rows per warp"),
-            (self.k_slices or not (self.double_buffer or 0 in loads),
-             "row by column (k_slices off) needs load_q = load_k = load_v = 2 and no double buffer"),
+            *(
+                (load in (0, 2), f"load_{of} is 0 (the whole tile) or 2 (slices of 16), not {load}")
+                for of, load in zip("qkv", loads, strict=True)
+            ),
+            (
+                not self.softmax_in_shared or not (self.folded_scale or self.peel or self.warp_rows > 32),
+                "softmax_in_shared takes no folded scale, no peeling and at most 32 rows per warp",
+            ),
+            (
+                self.k_slices or not (self.double_buffer or 0 in loads),
+                "row by column (k_slices off) needs load_q = load_k = load_v = 2 and no double buffer",
+            ),
             (self.async_copy or not self.eager, "eager copies are asynchronous ones"),
-        ]  # fmt: skip
+        ]
 
     def check(self, target: Target | None = None) -> list[str]:
         """The violated constraints (of ``target``, if given); empty if the configuration is valid."""
@@ -121,20 +129,31 @@ class RungSm80(HeadDims):
     def violations(self, problem: AttentionProblem) -> list[str]:
         """The constraints of the kernel that a problem violates; empty if it takes it."""
         masked = problem.features(self.tile_m, self.tile_n).masked
-        return problem.differences(self) + violated([
-            (problem.softcap is None and not (problem.lse or problem.sinks),
-             "a rung of the ladder has no soft cap, no log-sum-exp and no sinks"),
-            (not (self.softmax_in_shared and masked), "softmax_in_shared is the plain product's baseline: no masks"),
-            problem.grid_constraint,
-        ])  # fmt: skip
+        return problem.differences(self) + violated(
+            [
+                (
+                    problem.softcap is None and not (problem.lse or problem.sinks),
+                    "a rung of the ladder has no soft cap, no log-sum-exp and no sinks",
+                ),
+                (
+                    not (self.softmax_in_shared and masked),
+                    "softmax_in_shared is the plain product's baseline: no masks",
+                ),
+                problem.grid_constraint,
+            ]
+        )
 
     def calls(self, problem: AttentionProblem, operands: Operands, multiprocessors: int) -> tuple[KernelCall]:
         """The kernel for a problem, on arrays with these strides; one CTA per block of query rows."""
         source = KernelSource.of(
-            "attention.ladder_kernel:attention_forward", f"attention_{self.tile_m}x{self.tile_n}x{self.head_dim}",
-            opt_level=self.opt_level, config=self, features=problem.features(self.tile_m, self.tile_n),
-            same_strides=len(set(operands.strides)) == 1, row_strides=operands.rows() if self.static_strides else None,
-        )  # fmt: skip
+            "attention.ladder_kernel:attention_forward",
+            f"attention_{self.tile_m}x{self.tile_n}x{self.head_dim}",
+            opt_level=self.opt_level,
+            config=self,
+            features=problem.features(self.tile_m, self.tile_n),
+            same_strides=len(set(operands.strides)) == 1,
+            row_strides=operands.rows() if self.static_strides else None,
+        )
         grid = -(-problem.q_len // self.tile_m), problem.heads, problem.batch
         scalars = {"q_len": problem.q_len, "kv_len": problem.kv_len, **operands.scalars()}
         return (KernelCall(source, grid, scalars, arrays=problem.arrays),)

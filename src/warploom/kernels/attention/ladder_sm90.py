@@ -23,8 +23,12 @@ class RungSm90(ForwardSm90):
 
     def check(self, target: Target | None = None) -> list[str]:
         """The violated constraints (of ``target``, if given); empty if the configuration is valid."""
-        return super().check(target) + violated([
-            (self.overlap or not (self.turns or self.persistent or self.hold),
-             "turns, persistence and hold are about overlapped products: set overlap"),
-            (not (self.sum_column or self.skip_masked), "sum_column and skip_masked are the production kernel's"),
-        ])  # fmt: skip
+        return super().check(target) + violated(
+            [
+                (
+                    self.overlap or not (self.turns or self.persistent or self.hold),
+                    "turns, persistence and hold are about overlapped products: set overlap",
+                ),
+                (not (self.sum_column or self.skip_masked), "sum_column and skip_masked are the production kernel's"),
+            ]
+        )

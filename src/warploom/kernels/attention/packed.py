@@ -83,9 +83,13 @@ class PackedProblem(HeadSizes, ScoreOptions):
         """The launch that lists the tiles of all sequences; the next one may ``overlap`` with it."""
         by_row = self.features.by_row
         source = KernelSource.of(
-            f"attention.packed_kernel:list_tiles{'_sm90' if overlap else ''}", f"list_tiles_{tile_m}",
-            tile_m=tile_m, by_row=by_row, used=self.used, overlap=overlap,
-        )  # fmt: skip
+            f"attention.packed_kernel:list_tiles{'_sm90' if overlap else ''}",
+            f"list_tiles_{tile_m}",
+            tile_m=tile_m,
+            by_row=by_row,
+            used=self.used,
+            overlap=overlap,
+        )
         row_bytes = (self.head_dim + self.value_dim) * self.dtype.bytes // self.group
         least = heads_at_once(self.total_q // tile_m, multiprocessors) if by_row else 1
         together = heads_together(self.total_k, row_bytes, self.heads, least)
@@ -122,11 +126,15 @@ class PackedOperands:
 
 def violations(config: AttentionConfig, problem: PackedProblem, target: Target | None = None) -> list[str]:
     """The constraints that a problem violates; empty if the configuration's kernel takes it."""
-    return config.check(target) or problem.typical.differences(config) + violated([
-        (problem.tiles(config.tile_m) * ENTRY_WORDS < MOST_TILES, "the tiles do not fit into 32 bits"),
-        (max(problem.total_q, problem.total_k) < MOST_POSITIONS,
-         f"{problem.total_q} and {problem.total_k} rows reach {MOST_POSITIONS}"),
-    ])  # fmt: skip
+    return config.check(target) or problem.typical.differences(config) + violated(
+        [
+            (problem.tiles(config.tile_m) * ENTRY_WORDS < MOST_TILES, "the tiles do not fit into 32 bits"),
+            (
+                max(problem.total_q, problem.total_k) < MOST_POSITIONS,
+                f"{problem.total_q} and {problem.total_k} rows reach {MOST_POSITIONS}",
+            ),
+        ]
+    )
 
 
 @dataclass(frozen=True)
@@ -145,9 +153,13 @@ class ListedTiles:
         return most_pieces(self.rows, self.batch, self.tile)
 
     def call(
-        self, source: KernelSource, scalars: dict[str, int], arrays: tuple[str, ...], together: int,
+        self,
+        source: KernelSource,
+        scalars: dict[str, int],
+        arrays: tuple[str, ...],
+        together: int,
         words: str = "tiles",
-    ) -> KernelCall:  # fmt: skip
+    ) -> KernelCall:
         """The launch that lists them in ``words``; so many heads come ``together``."""
         grid = -(-self.batch // LISTING_WARPS), min(64, -(-self.longest // (self.tile * LISTED_AT_ONCE))), 1
         batch = {"sequences": self.batch, "heads": self.heads, "most": self.most, **divisors(together=together)}

@@ -68,16 +68,23 @@ class _Side:
 
 
 def _list(
-    problem: PackedBackwardProblem, own: _Side, other: _Side, slots: tuple[int, bool], most_slots: int,
+    problem: PackedBackwardProblem,
+    own: _Side,
+    other: _Side,
+    slots: tuple[int, bool],
+    most_slots: int,
     least: int = 1,
-) -> KernelCall:  # fmt: skip
+) -> KernelCall:
     p = problem.forward
     arrays = *p.places(own.name, other.name), own.words, *own.gradients
     source = KernelSource.of(
-        "attention.packed_backward_kernel:list_gradient_tiles", f"list_tiles_{own.tile}_{own.words}",
-        tile=own.tile, used=tuple(f"{side.name}_used" in arrays for side in (own, other)), slots=slots,
+        "attention.packed_backward_kernel:list_gradient_tiles",
+        f"list_tiles_{own.tile}_{own.words}",
+        tile=own.tile,
+        used=tuple(f"{side.name}_used" in arrays for side in (own, other)),
+        slots=slots,
         clears=tuple(own.heads * cols * p.dtype.bytes // u32.bytes for cols in own.gradients.values()),
-    )  # fmt: skip
+    )
     row_bytes = p.head_dim * p.dtype.bytes * (2 if own.name == "q" else 4 * p.group)
     rows = -(-other.total // max(1, p.batch))  # of one sequence: all of its heads come before the next
     together = min(own.heads, max(least, heads_together(rows, row_bytes, own.heads)))

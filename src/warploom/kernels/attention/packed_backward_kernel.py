@@ -32,10 +32,20 @@ from warploom.tile.scheduler import Divisor, Persistent, Single
 
 @kernel(threads=32 * LISTING_WARPS, drop_unused=True)
 def list_gradient_tiles(
-    k: Kernel, own: Sequences, others: Sequences, tiles: Global[u32], cleared: Global[u32], cleared_too: Global[u32],
-    batch: RaggedBatch, most_slots: u32,
-    *, tile: int, used: tuple[bool, bool], slots: tuple[int, bool], clears: tuple[int, ...],
-) -> None:  # fmt: skip
+    k: Kernel,
+    own: Sequences,
+    others: Sequences,
+    tiles: Global[u32],
+    cleared: Global[u32],
+    cleared_too: Global[u32],
+    batch: RaggedBatch,
+    most_slots: u32,
+    *,
+    tile: int,
+    used: tuple[bool, bool],
+    slots: tuple[int, bool],
+    clears: tuple[int, ...],
+) -> None:
     """The list of tiles of queries, or of keys, with ``slots`` as :class:`Slots` has them.
 
     ``clears``: words of a row of the gradients whose rows of no sequence become zero.
@@ -47,10 +57,19 @@ def list_gradient_tiles(
 
 @kernel(threads=ROW_THREADS, drop_unused=True)
 def packed_backward_rows(
-    k: Kernel, out: Strided[u16, 2], dout: Strided[u16, 2], vectors: RowVectors, blocks: Global[u32],
-    total_q: u32, slots: u32,
-    *, head_dim: int, dtype: DType, lse_gradient: bool, tile: tuple[int, int],
-) -> None:  # fmt: skip
+    k: Kernel,
+    out: Strided[u16, 2],
+    dout: Strided[u16, 2],
+    vectors: RowVectors,
+    blocks: Global[u32],
+    total_q: u32,
+    slots: u32,
+    *,
+    head_dim: int,
+    dtype: DType,
+    lse_gradient: bool,
+    tile: tuple[int, int],
+) -> None:
     """As :func:`.backward_rows_kernel.attention_backward_rows`; grid (blocks there may be, parts of one)."""
     groups, listed = RowGroups(head_dim), PieceList(k, blocks)
     with k.when(k.cta_x < listed.count, uniform=True):
@@ -67,17 +86,28 @@ def packed_backward_rows(
             lambda row: k.mul_wide(number, tile[1]) + k.mul_wide(row, 1),
         )
         form(
-            k, place, rows,
+            k,
+            place,
+            rows,
             lambda row: [x.at(piece.queries.begin + row, piece.head) + k.mul_wide(chunk, 8) for x in (out, dout)],
-            vectors, (head_dim, dtype), lse_gradient=lse_gradient,
-        )  # fmt: skip
+            vectors,
+            (head_dim, dtype),
+            lse_gradient=lse_gradient,
+        )
 
 
 @kernel(threads=lambda config, **_: config.threads, drop_unused=True)
 def packed_backward_sm80(
-    k: Kernel, arrays: GradientArrays, tiles: Global[u32], sums: PartSums, slots: u32,
-    *, config: BackwardSm80, features: AttentionFeatures, row_strides: tuple[int, ...],
-) -> None:  # fmt: skip
+    k: Kernel,
+    arrays: GradientArrays,
+    tiles: Global[u32],
+    sums: PartSums,
+    slots: u32,
+    *,
+    config: BackwardSm80,
+    features: AttentionFeatures,
+    row_strides: tuple[int, ...],
+) -> None:
     """As :func:`.backward_sm80_kernel.attention_backward_sm80`; a CTA for each tile of keys there may be."""
     c, listed = config, PieceList(k, tiles)
     with k.when(k.cta_x < listed.count, uniform=True):
@@ -93,9 +123,14 @@ def packed_backward_sm80(
             return Rows(of + start, of.strides[0], queries.count, cols, plane=of.strides[1])
 
         at = KeyBlock(
-            slot.number, first, head, (queries.count, keys.count), keys_of, queries_of,
+            slot.number,
+            first,
+            head,
+            (queries.count, keys.count),
+            keys_of,
+            queries_of,
             lambda block, head: head * slots + slot.first + block,
-        )  # fmt: skip
+        )
         known = zip(arrays.tensors, row_strides, strict=True)
         tensors = [replace(x, strides=(row, x.strides[1])) for x, row in known]
         KeyGradients(k, c, features, at, tensors, (arrays.shift, arrays.delta), sums).run()
@@ -103,9 +138,16 @@ def packed_backward_sm80(
 
 @kernel(threads=lambda config, **_: config.threads, drop_unused=True)
 def packed_backward_dq_sm80(
-    k: Kernel, dq: Strided[u16, 1], total: Global[f32], blocks: Global[u32], slots: u32,
-    *, config: BackwardSm80, features: AttentionFeatures, row_strides: tuple[int, ...],
-) -> None:  # fmt: skip
+    k: Kernel,
+    dq: Strided[u16, 1],
+    total: Global[f32],
+    blocks: Global[u32],
+    slots: u32,
+    *,
+    config: BackwardSm80,
+    features: AttentionFeatures,
+    row_strides: tuple[int, ...],
+) -> None:
     """As :func:`.backward_sm80_kernel.attention_backward_dq_sm80`; a CTA for each block there may be."""
     listed = PieceList(k, blocks)
     with k.when(k.cta_x < listed.count, uniform=True):
@@ -137,9 +179,7 @@ class PackedKeyTile(KeyTile):
         lengths = piece.keys.count, piece.queries.count + first
         mask = SeenBy(k, visible(features), tile, first, lengths, rising=config.rising)
         of_head = Divisor.of(k, k.maximum(mask.blocks, 1)) if config.by_heads else None
-        return cls(
-            k, features, tile, slot.number, piece.head, none, none, lengths, mask, of_head, piece, slot, slots
-        )  # fmt: skip
+        return cls(k, features, tile, slot.number, piece.head, none, none, lengths, mask, of_head, piece, slot, slots)
 
     @property
     def place(self) -> tuple[Number, ...]:
@@ -168,9 +208,15 @@ class PackedKeyTile(KeyTile):
 
 @kernel(threads=threads_of(CONSUMERS), requires="sm_90a", drop_unused=True)
 def packed_backward_sm90(
-    k: Kernel, maps: sm90.GradientMaps, tiles: Global[u32], sums: PartSums, slots: u32,
-    *, config: BackwardSm90, features: AttentionFeatures,
-) -> None:  # fmt: skip
+    k: Kernel,
+    maps: sm90.GradientMaps,
+    tiles: Global[u32],
+    sums: PartSums,
+    slots: u32,
+    *,
+    config: BackwardSm90,
+    features: AttentionFeatures,
+) -> None:
     """As :func:`.backward_sm90_kernel.attention_backward_sm90`, on listed tiles of keys.
 
     The tensor maps of tensors are ragged ones, those of shift and delta of (heads, slots · places).
@@ -187,9 +233,15 @@ def packed_backward_sm90(
 
 @kernel(threads=CONSUMERS * WARPGROUP, requires="sm_90a", drop_unused=True)
 def packed_backward_dq_sm90(
-    k: Kernel, dq_map: TensorMap, total: Global[f32], blocks: Global[u32], slots: u32,
-    *, config: BackwardSm90, features: AttentionFeatures,
-) -> None:  # fmt: skip
+    k: Kernel,
+    dq_map: TensorMap,
+    total: Global[f32],
+    blocks: Global[u32],
+    slots: u32,
+    *,
+    config: BackwardSm90,
+    features: AttentionFeatures,
+) -> None:
     """As :func:`.backward_sm90_kernel.attention_backward_dq_sm90`; a CTA for each block there may be."""
     listed = PieceList(k, blocks)
     with k.when(k.cta_x < listed.count, uniform=True):

@@ -43,9 +43,13 @@ def row_calls(
     """
     p = problem.forward
     source = KernelSource.of(
-        "attention.packed_backward_kernel:packed_backward_rows", f"packed_backward_rows_{p.value_dim}",
-        head_dim=p.value_dim, dtype=p.dtype, lse_gradient=problem.lse_gradient, tile=(tile, vector),
-    )  # fmt: skip
+        "attention.packed_backward_kernel:packed_backward_rows",
+        f"packed_backward_rows_{p.value_dim}",
+        head_dim=p.value_dim,
+        dtype=p.dtype,
+        lse_gradient=problem.lse_gradient,
+        tile=(tile, vector),
+    )
     slots = problem.slots(tile)
     scalars = {"total_q": p.total_q, "slots": slots, **operands.scalars("out", "dout")}
     gradient = ("dlse",) if problem.lse_gradient else ()

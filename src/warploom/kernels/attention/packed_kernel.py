@@ -27,9 +27,17 @@ from warploom.tile.scheduler import Claimed, Persistent, Single, TileScheduler
 
 @kernel(threads=32 * LISTING_WARPS, drop_unused=True)
 def list_tiles(
-    k: Kernel, queries: Sequences, keys: Sequences, tiles: Global[u32], batch: RaggedBatch,
-    *, tile_m: int, by_row: bool, used: tuple[bool, bool], overlap: bool = False,
-) -> None:  # fmt: skip
+    k: Kernel,
+    queries: Sequences,
+    keys: Sequences,
+    tiles: Global[u32],
+    batch: RaggedBatch,
+    *,
+    tile_m: int,
+    by_row: bool,
+    used: tuple[bool, bool],
+    overlap: bool = False,
+) -> None:
     """The list of tiles. ``overlap``: the kernel that works on it begins meanwhile, and waits before it reads."""
     if overlap:
         k.allow_next_launch()
@@ -55,9 +63,16 @@ list_tiles_sm90 = replace(list_tiles, name="list_tiles_sm90", requires="sm_90")
 
 @kernel(threads=lambda config, **_: config.threads, requires="sm_90a", drop_unused=True)
 def attention_packed_sm90(
-    k: Kernel, maps: TensorMaps, lse: Global[f32], sinks: Global[f32], tiles: Global[u32], total_q: u32,
-    *, config: ForwardSm90, features: AttentionFeatures,
-) -> None:  # fmt: skip
+    k: Kernel,
+    maps: TensorMaps,
+    lse: Global[f32],
+    sinks: Global[f32],
+    tiles: Global[u32],
+    total_q: u32,
+    *,
+    config: ForwardSm90,
+    features: AttentionFeatures,
+) -> None:
     """O = softmax(scale · Q·Kᵀ)·V of the listed pieces. ``lse`` is (heads, total_q), ``sinks`` (heads,).
 
     The tensor maps are ragged ones of (total, heads, head_dim): what lies beyond a sequence reads as zero and is not
@@ -119,10 +134,20 @@ class PackedTiles(Tiles):
 
 @kernel(threads=lambda config, **_: config.threads, drop_unused=True)
 def attention_packed_sm80(
-    k: Kernel, q: Strided[u16, 1], key: Strided[u16, 1], value: Strided[u16, 1], out: Strided[u16, 1],
-    lse: Global[f32], sinks: Global[f32], tiles: Global[u32], total_q: u32,
-    *, config: ForwardSm80, features: AttentionFeatures, row_strides: tuple[int, int, int, int],
-) -> None:  # fmt: skip
+    k: Kernel,
+    q: Strided[u16, 1],
+    key: Strided[u16, 1],
+    value: Strided[u16, 1],
+    out: Strided[u16, 1],
+    lse: Global[f32],
+    sinks: Global[f32],
+    tiles: Global[u32],
+    total_q: u32,
+    *,
+    config: ForwardSm80,
+    features: AttentionFeatures,
+    row_strides: tuple[int, int, int, int],
+) -> None:
     """As :func:`attention_packed_sm90`; a CTA for each tile there may be. Strides of heads."""
     pieces = PieceList(k, tiles)
     with k.when(k.cta_x < pieces.count, uniform=True):

@@ -62,12 +62,16 @@ def _unlisted(p: DecodeProblem, operands: DecodeOperands) -> list[str]:
     """What stands against tiles: a tensor map reaches sequences and pages that are whole rows apart."""
     o = operands
     even = all(outer % row == 0 for outer, _, row in (o.q, o.k, o.v, o.out) if row) and 0 not in (o.q[2], o.k[2])
-    return violated([
-        (not p.fp8, "an fp8 cache takes attention_decode"),
-        (p.split is None, "fixed_split takes attention_decode"),
-        (even and o.k[0] * o.v[2] == o.v[0] * o.k[2] and (p.packed or o.q[0] * o.out[2] == o.out[0] * o.q[2]),
-         "k_cache and v_cache (or q and out) lie differently, or not in whole rows"),
-    ])  # fmt: skip
+    return violated(
+        [
+            (not p.fp8, "an fp8 cache takes attention_decode"),
+            (p.split is None, "fixed_split takes attention_decode"),
+            (
+                even and o.k[0] * o.v[2] == o.v[0] * o.k[2] and (p.packed or o.q[0] * o.out[2] == o.out[0] * o.q[2]),
+                "k_cache and v_cache (or q and out) lie differently, or not in whole rows",
+            ),
+        ]
+    )
 
 
 def _pitches(p: DecodeProblem, operands: DecodeOperands) -> tuple[int, int]:
@@ -92,18 +96,22 @@ def _listing(config: ForwardSm90, p: DecodeProblem, operands: DecodeOperands, mu
     """The launch that lists the tiles of all sequences."""
     tile_m, by_row = config.tile_m, _as_packed(p, operands).features.by_row
     source = KernelSource.of(
-        "attention.paged_kernel:list_paged_tiles", f"list_paged_tiles_{tile_m}",
-        tile_m=tile_m, by_row=by_row, packed=p.packed,
-    )  # fmt: skip
+        "attention.paged_kernel:list_paged_tiles",
+        f"list_paged_tiles_{tile_m}",
+        tile_m=tile_m,
+        by_row=by_row,
+        packed=p.packed,
+    )
     q_pitch, k_pitch = _pitches(p, operands)
     keys = min(p.pages * p.page_size, p.batch * p.capacity) if p.page_size else p.batch * p.capacity
     row_bytes, tiles = 2 * p.head_dim * p.dtype.bytes // p.group, _tiles(config, p)
     least = heads_at_once(tiles.rows // tile_m, multiprocessors) if by_row else 1
     together = heads_together(keys, row_bytes, p.heads, least)
     scalars = {
-        "packed_queries_total": p.q_len, **fields("queries", pitch=q_pitch, most=p.q_len),
+        "packed_queries_total": p.q_len,
+        **fields("queries", pitch=q_pitch, most=p.q_len),
         **fields("keys", pitch=1 if p.page_size else k_pitch, most=p.capacity),
-    }  # fmt: skip
+    }
     arrays = *(["starts"] if p.packed else ()), "lengths", "tiles"
     return tiles.call(source, scalars, arrays, together)
 
@@ -116,8 +124,11 @@ def _tiled(config: ForwardSm90, p: DecodeProblem, operands: DecodeOperands, mult
     source = KernelSource.of(
         "attention.paged_kernel:attention_paged_sm90",
         f"attention_paged_{config.tile_m}x{config.tile_n}x{config.head_dim}",
-        config=config.giving(p.lse), features=packed.features, page_size=p.page_size, packed=p.packed,
-    )  # fmt: skip
+        config=config.giving(p.lse),
+        features=packed.features,
+        page_size=p.page_size,
+        packed=p.packed,
+    )
     maps = alike.maps
     if p.page_size:
         rows = box_rows(p.page_size, config.tile_n)
@@ -127,6 +138,10 @@ def _tiled(config: ForwardSm90, p: DecodeProblem, operands: DecodeOperands, mult
     scalars = {**table, "page_pitch": k_pitch, **strides(lse=operands.lse), **divisors(spacing=max(1, q_pitch))}
     grid = config.grid(_tiles(config, p).most * p.heads, multiprocessors)
     return replace(
-        alike, source=source, grid=grid, scalars=scalars, maps=maps,
+        alike,
+        source=source,
+        grid=grid,
+        scalars=scalars,
+        maps=maps,
         arrays=(*alike.arrays, *(["table"] if p.page_size else ())),
-    )  # fmt: skip
+    )

@@ -25,9 +25,17 @@ from warploom.tile.scheduler import Divisor
 
 @kernel(threads=32 * LISTING_WARPS, requires="sm_90", drop_unused=True)
 def list_paged_tiles(
-    k: Kernel, packed_queries: Sequences, queries: Spaced, keys: SpacedUsed, tiles: Global[u32], batch: RaggedBatch,
-    *, tile_m: int, by_row: bool, packed: bool,
-) -> None:  # fmt: skip
+    k: Kernel,
+    packed_queries: Sequences,
+    queries: Spaced,
+    keys: SpacedUsed,
+    tiles: Global[u32],
+    batch: RaggedBatch,
+    *,
+    tile_m: int,
+    by_row: bool,
+    packed: bool,
+) -> None:
     """The list of tiles of sequences on a cache; their queries are ``packed`` or as many of each.
 
     With a block table the keys' pitch is 1: where a sequence's keys begin is its row of the table.
@@ -38,10 +46,20 @@ def list_paged_tiles(
 
 @kernel(threads=lambda config, **_: config.threads, requires="sm_90a", drop_unused=True)
 def attention_paged_sm90(
-    k: Kernel, maps: TensorMaps, lse: Strided[f32, 2], sinks: Global[f32], tiles: Global[u32], table: PageTable,
-    page_pitch: u32, spacing: Divisor,
-    *, config: ForwardSm90, features: AttentionFeatures, page_size: int, packed: bool,
-) -> None:  # fmt: skip
+    k: Kernel,
+    maps: TensorMaps,
+    lse: Strided[f32, 2],
+    sinks: Global[f32],
+    tiles: Global[u32],
+    table: PageTable,
+    page_pitch: u32,
+    spacing: Divisor,
+    *,
+    config: ForwardSm90,
+    features: AttentionFeatures,
+    page_size: int,
+    packed: bool,
+) -> None:
     """O = softmax(scale · Q·Kᵀ)·V of the listed pieces, whose keys lie in pages, or with ``page_size`` 0 side by side.
 
     The tensor maps are ragged ones of (rows, heads, head_dim). Where queries are not ``packed``, ``spacing`` is their

@@ -58,16 +58,24 @@ class HeadDims(HeadSizes, Configuration):
 
     def check(self, target: Target | None = None) -> list[str]:
         """The violated constraints (of ``target``, if given); empty if the configuration is valid."""
-        return broken_flags(self) or violated([
-            (self.dtype in (bf16, f16), f"dtype {self.dtype} is not f16 or bf16"),
-            (self.head_dim % 8 == 0 and 8 <= self.head_dim <= self.most,
-             f"head_dim {self.head_dim} is no multiple of 8 from 8 to {self.most}"),
-            (self.v_dim % 8 == 0 and 0 <= self.v_dim <= self.most,
-             f"v_dim {self.v_dim} is no multiple of 8 up to {self.most}"),
-            *self._constraints,
-            (target is None or target.has_wgmma or self.requires != "sm_90a",
-             f"{target and target.name} has no wgmma: this kernel needs sm_90a"),
-        ]) + shared_excess(self.shared_bytes, target)  # fmt: skip
+        return broken_flags(self) or violated(
+            [
+                (self.dtype in (bf16, f16), f"dtype {self.dtype} is not f16 or bf16"),
+                (
+                    self.head_dim % 8 == 0 and 8 <= self.head_dim <= self.most,
+                    f"head_dim {self.head_dim} is no multiple of 8 from 8 to {self.most}",
+                ),
+                (
+                    self.v_dim % 8 == 0 and 0 <= self.v_dim <= self.most,
+                    f"v_dim {self.v_dim} is no multiple of 8 up to {self.most}",
+                ),
+                *self._constraints,
+                (
+                    target is None or target.has_wgmma or self.requires != "sm_90a",
+                    f"{target and target.name} has no wgmma: this kernel needs sm_90a",
+                ),
+            ]
+        ) + shared_excess(self.shared_bytes, target)
 
 
 class HeadConfig(AnyConfiguration, Protocol):
@@ -145,9 +153,11 @@ class AttentionProblem(HeadSizes, ScoreOptions):
         fixed = {"dtype": self.dtype, "head_dim": self.head_dim, "mask": mask, "softcap": self.softcap is not None}
         fixed |= {"v_dim": self.v_dim} if self.v_dim else {}
         sizes = {
-            "q_len": (self.q_len, 0, 14), "kv_len": (self.kv_len, 4, 14),
-            "batch_heads": (self.planes, 0, 10), "group": (self.heads // self.kv_heads, 0, 4),
-        }  # fmt: skip
+            "q_len": (self.q_len, 0, 14),
+            "kv_len": (self.kv_len, 4, 14),
+            "batch_heads": (self.planes, 0, 10),
+            "group": (self.heads // self.kv_heads, 0, 4),
+        }
         return size_class("attention", fixed, sizes)
 
     @property
@@ -178,14 +188,23 @@ class AttentionProblem(HeadSizes, ScoreOptions):
 
     def differences(self, config: HeadConfig) -> list[str]:
         """How a configuration differs from the problem, and what no kernel takes; empty if nothing does."""
-        return broken_flags(config) or violated([
-            (config.head_dim == self.head_dim, f"head_dim is {self.head_dim}, the configuration's {config.head_dim}"),
-            (config.value_dim == self.value_dim,
-             f"V's head_dim is {self.value_dim}, the configuration's {config.value_dim}"),
-            (config.dtype is self.dtype, f"the arrays are {self.dtype}, the configuration {config.dtype}"),
-            (max(self.q_len, self.kv_len) < MOST_POSITIONS,
-             f"lengths {self.q_len} and {self.kv_len} reach {MOST_POSITIONS} positions"),
-        ])  # fmt: skip
+        return broken_flags(config) or violated(
+            [
+                (
+                    config.head_dim == self.head_dim,
+                    f"head_dim is {self.head_dim}, the configuration's {config.head_dim}",
+                ),
+                (
+                    config.value_dim == self.value_dim,
+                    f"V's head_dim is {self.value_dim}, the configuration's {config.value_dim}",
+                ),
+                (config.dtype is self.dtype, f"the arrays are {self.dtype}, the configuration {config.dtype}"),
+                (
+                    max(self.q_len, self.kv_len) < MOST_POSITIONS,
+                    f"lengths {self.q_len} and {self.kv_len} reach {MOST_POSITIONS} positions",
+                ),
+            ]
+        )
 
     def visited_blocks(self, tile_m: int, tile_n: int) -> tuple[int, ...]:
         """Key blocks that each tile of query rows of a plane visits: what the kernels' ``Mask.blocks`` counts."""
@@ -221,10 +240,12 @@ class Operands:
         q, k, v, out = (
             (length * heads * cols, cols, heads * cols)
             for length, heads, cols in (
-                (p.q_len, p.heads, p.head_dim), (p.kv_len, p.kv_heads, p.head_dim),
-                (p.kv_len, p.kv_heads, p.value_dim), (p.q_len, p.heads, p.value_dim),
+                (p.q_len, p.heads, p.head_dim),
+                (p.kv_len, p.kv_heads, p.head_dim),
+                (p.kv_len, p.kv_heads, p.value_dim),
+                (p.q_len, p.heads, p.value_dim),
             )
-        )  # fmt: skip
+        )
         return cls((q, k, v, out), "bshd")
 
     @property

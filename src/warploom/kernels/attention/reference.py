@@ -76,9 +76,15 @@ def seen_of(
 
 
 def attention_reference(
-    q: Any, k: Any, v: Any, dtype: DType, scale: float | None = None, seen: Any = None, sinks: Any = None,
+    q: Any,
+    k: Any,
+    v: Any,
+    dtype: DType,
+    scale: float | None = None,
+    seen: Any = None,
+    sinks: Any = None,
     softcap: float | None = None,
-) -> AttentionReference:  # fmt: skip
+) -> AttentionReference:
     """softmax(scale · Q·Kᵀ)·V in float64; q (…, q_len, d), k and v (…, kv_len, d), scale 1/√d by default.
 
     Arrays of NumPy or tensors of PyTorch; k and v may have fewer heads, of which each is that of so many of q.

@@ -60,11 +60,13 @@ class ForwardSm80(HeadDims):
     @property
     def _constraints(self) -> list[tuple[bool, str]]:
         return [
-            (self.tile_m % (16 * self.num_warps) == 0,
-             f"tile_m {self.tile_m} is no multiple of 16 rows for each of {self.num_warps} warps"),
+            (
+                self.tile_m % (16 * self.num_warps) == 0,
+                f"tile_m {self.tile_m} is no multiple of 16 rows for each of {self.num_warps} warps",
+            ),
             (self.tile_n % 16 == 0, f"tile_n {self.tile_n} is no multiple of 16"),
             (self.stages >= 2, "the ring has at least 2 stages"),
-        ]  # fmt: skip
+        ]
 
     def check(self, target: Target | None = None) -> list[str]:
         """The violated constraints (of ``target``, if given); empty if the configuration is valid."""
@@ -85,10 +87,12 @@ class ForwardSm80(HeadDims):
     def calls(self, problem: AttentionProblem, operands: Operands, multiprocessors: int) -> tuple[KernelCall]:
         """The kernel for a problem, on arrays with these strides; one CTA per block of query rows."""
         source = KernelSource.of(
-            "attention.sm80_kernel:attention_sm80", f"attention_{self.tile_m}x{self.tile_n}x{self.dims}",
-            config=self, features=problem.features(self.tile_m, self.tile_n),
+            "attention.sm80_kernel:attention_sm80",
+            f"attention_{self.tile_m}x{self.tile_n}x{self.dims}",
+            config=self,
+            features=problem.features(self.tile_m, self.tile_n),
             row_strides=operands.rows(),
-        )  # fmt: skip
+        )
         grid = -(-problem.q_len // self.tile_m), problem.heads, problem.batch
         scalars = {"q_len": problem.q_len, "kv_len": problem.kv_len, **operands.scalars()}
         return (KernelCall(source, grid, scalars, arrays=problem.arrays),)
@@ -101,8 +105,10 @@ class ForwardSm80(HeadDims):
         source = KernelSource.of(
             "attention.packed_kernel:attention_packed_sm80",
             f"attention_packed_{self.tile_m}x{self.tile_n}x{self.dims}",
-            config=self, features=p.features, row_strides=operands.rows(*Operands.names),
-        )  # fmt: skip
+            config=self,
+            features=p.features,
+            row_strides=operands.rows(*Operands.names),
+        )
         scalars = {"total_q": p.total_q, **operands.heads(*Operands.names)}
         work = KernelCall(source, (p.tiles(self.tile_m), 1, 1), scalars, arrays=p.arrays)
         return p.listed(self.tile_m, multiprocessors), work

@@ -104,36 +104,50 @@ class ForwardSm90(HeadDims):
     def _constraints(self) -> list[tuple[bool, str]]:
         return [
             (1 <= self.consumers <= 3, f"there are 1 to 3 consumer warpgroups, not {self.consumers}"),
-            (self.tile_n % 16 == 0 and 16 <= self.tile_n <= 256,
-             f"tile_n {self.tile_n} is no multiple of 16 from 16 to 256"),
+            (
+                self.tile_n % 16 == 0 and 16 <= self.tile_n <= 256,
+                f"tile_n {self.tile_n} is no multiple of 16 from 16 to 256",
+            ),
             (self.stages >= 2, "the ring has at least 2 stages"),
-            (not self.sum_column or (self.value_dim % PANEL_COLS == 0 and self.output_cols <= 256),
-             f"sum_column puts ones behind V's last panel: its head_dim {self.value_dim} is not 64, 128 or 192"),
-            (not self.sum_column or self.dtype is bf16,
-             "sum_column needs bf16: f16's exponents leave no room for maxima that grew"),
-            (not self.skip_masked or self.most_masked <= self.stages,
-             f"skip_masked passes over up to {self.most_masked} blocks at once, more than {self.stages} stages hold"),
-        ]  # fmt: skip
+            (
+                not self.sum_column or (self.value_dim % PANEL_COLS == 0 and self.output_cols <= 256),
+                f"sum_column puts ones behind V's last panel: its head_dim {self.value_dim} is not 64, 128 or 192",
+            ),
+            (
+                not self.sum_column or self.dtype is bf16,
+                "sum_column needs bf16: f16's exponents leave no room for maxima that grew",
+            ),
+            (
+                not self.skip_masked or self.most_masked <= self.stages,
+                f"skip_masked passes over up to {self.most_masked} blocks at once, more than {self.stages} stages hold",
+            ),
+        ]
 
     def violations(self, problem: AttentionProblem) -> list[str]:
         """The constraints of the kernel that a problem violates; empty if it takes it."""
         tiles = self._tiles(problem)
-        return problem.differences(self) + violated([
-            (tiles < MOST_POSITIONS, f"{tiles} tiles of query rows reach {MOST_POSITIONS}"),
-        ])  # fmt: skip
+        return problem.differences(self) + violated(
+            [
+                (tiles < MOST_POSITIONS, f"{tiles} tiles of query rows reach {MOST_POSITIONS}"),
+            ]
+        )
 
     def calls(self, problem: AttentionProblem, operands: Operands, multiprocessors: int) -> tuple[KernelCall]:
         """The kernel for a problem, on arrays with these strides: persistent with one CTA per multiprocessor."""
         source = KernelSource.of(
-            "attention.sm90_kernel:attention_sm90", f"attention_{self.tile_m}x{self.tile_n}x{self.dims}",
-            config=self.giving(problem.lse), features=problem.features(self.tile_m, self.tile_n),
+            "attention.sm90_kernel:attention_sm90",
+            f"attention_{self.tile_m}x{self.tile_n}x{self.dims}",
+            config=self.giving(problem.lse),
+            features=problem.features(self.tile_m, self.tile_n),
             heads_inside=operands.heads_inside,
-        )  # fmt: skip
+        )
         tiles = self._tiles(problem)
         scalars = {
-            "q_len": problem.q_len, "kv_len": problem.kv_len, **divisors(heads=problem.heads),
+            "q_len": problem.q_len,
+            "kv_len": problem.kv_len,
+            **divisors(heads=problem.heads),
             **row_tiles(tiles // problem.planes, problem.planes, self._together(problem, multiprocessors)),
-        }  # fmt: skip
+        }
         maps = self._maps(problem, operands)
         return (KernelCall(source, self.grid(tiles, multiprocessors), scalars, maps, problem.arrays),)
 
@@ -145,8 +159,9 @@ class ForwardSm90(HeadDims):
         source = KernelSource.of(
             "attention.packed_kernel:attention_packed_sm90",
             f"attention_packed_{self.tile_m}x{self.tile_n}x{self.dims}",
-            config=self.giving(p.lse), features=p.features,
-        )  # fmt: skip
+            config=self.giving(p.lse),
+            features=p.features,
+        )
         grid, maps = self.grid(p.tiles(self.tile_m), multiprocessors), self._maps(p, operands)
         work = KernelCall(source, grid, {"total_q": p.total_q}, maps, p.arrays, overlaps=True)
         return p.listed(self.tile_m, multiprocessors, overlap=True), work
@@ -172,8 +187,12 @@ class ForwardSm90(HeadDims):
         flops, row = 2 * self.tile_m * self.tile_n * cols, cols * self.dtype.bytes
         return planes_together(
             Work(
-                problem.planes, problem.visited_blocks(self.tile_m, self.tile_n), flops / FLOPS_PER_SECOND,
-                self.tile_n * row * problem.kv_heads / problem.heads, self.tile_m * row, self.persistent,
+                problem.planes,
+                problem.visited_blocks(self.tile_m, self.tile_n),
+                flops / FLOPS_PER_SECOND,
+                self.tile_n * row * problem.kv_heads / problem.heads,
+                self.tile_m * row,
+                self.persistent,
                 multiprocessors,
             )
-        )  # fmt: skip
+        )

@@ -122,9 +122,14 @@ class Tiles(ABC):
         if own_row is None or not c.skip_masked or f.window[1] is None:
             return Tile(turn, queries, keys, c.tile_n, mask, mask, 0 if own_row is None else own_row)
         own = Mask(
-            self.k, visible, (WARPGROUP_ROWS, c.tile_n), queries[0] + own_row, lengths, begin=mask.begin,
+            self.k,
+            visible,
+            (WARPGROUP_ROWS, c.tile_n),
+            queries[0] + own_row,
+            lengths,
+            begin=mask.begin,
             may_lack_keys=lacking,
-        )  # fmt: skip
+        )
         return Tile(turn, queries, keys, c.tile_n, mask, own, masked=mask.blocks - own.blocks)
 
 

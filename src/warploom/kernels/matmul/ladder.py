@@ -17,14 +17,18 @@ from warploom.kernels.matmul.sm90 import MatmulSm90
 _STEPS: tuple[tuple[str, str, str, dict[str, Any]], ...] = (
     ("00a", "00a_WMMA", "cp.async, opaque fragments by the WMMA API", {"wmma": True}),
     ("00b", "00b_WMMAPadded", "8 elements of padding behind each row of the shared tiles", {"padding": 8}),
-    ("01a", "01a_MMADirect", "as 00a, by mma.sync: fragments element by element through their map",
-     {"wmma": False, "padding": 0}),
+    (
+        "01a",
+        "01a_MMADirect",
+        "as 00a, by mma.sync: fragments element by element through their map",
+        {"wmma": False, "padding": 0},
+    ),
     ("01b", "01b_MMALdmatrix", "fragments by ldmatrix", {"ldmatrix": True}),
     ("02", "02_MMASwizzle", "XOR swizzle of the shared tiles", {"swizzle": True}),
     ("03", "03_MMAMultistage", "copies run ahead through three stages", {"stages": 3}),
     ("04", "04_MMAPipelining", "fragments double-buffered across tiles, copies at the midpoint", {"pipelined": True}),
     ("05", "05_MMAFinal", "CTAs walk in groups that share the L2", {"block_stride": 8}),
-)  # fmt: skip
+)
 
 
 def _rungs() -> tuple[Rung[MatmulConfig], ...]:
@@ -36,9 +40,13 @@ def _rungs() -> tuple[Rung[MatmulConfig], ...]:
     strided = MatmulSm80(tile_n=128, tile_k=64, stages=3, accumulate=f16)
     rungs += [
         Rung[MatmulConfig]("06", "06_Strided", "addresses as base + strides, two B operands per ldmatrix", strided),
-        Rung[MatmulConfig]("07", "07_WideTile",
-             "a tile of 128×256 by eight warps: fewer bytes from the L2 for each product", MatmulSm80(accumulate=f16)),
-    ]  # fmt: skip
+        Rung[MatmulConfig](
+            "07",
+            "07_WideTile",
+            "a tile of 128×256 by eight warps: fewer bytes from the L2 for each product",
+            MatmulSm80(accumulate=f16),
+        ),
+    ]
     return tuple(rungs)
 
 
@@ -63,19 +71,31 @@ _GROUPED = replace(_FIRST, block_stride=8)
 HOPPER_LADDER = Ladder[MatmulConfig](
     "gemm",
     (
-        Rung[MatmulConfig]("h1", "wgmma: roles", "a TMA producer, one consumer warpgroup with m64n256k16",
-             replace(_FIRST, tile_m=64, consumers=1, stages=5)),
+        Rung[MatmulConfig](
+            "h1",
+            "wgmma: roles",
+            "a TMA producer, one consumer warpgroup with m64n256k16",
+            replace(_FIRST, tile_m=64, consumers=1, stages=5),
+        ),
         Rung[MatmulConfig]("h2", "wgmma: two consumers", "two consumers of 64 rows each share the tile of B", _FIRST),
         Rung[MatmulConfig]("h3", "wgmma: grouped", "tiles walk in groups that share the L2", _GROUPED),
-        Rung[MatmulConfig]("h4", "wgmma: persistent", "one CTA per SM: the next tile loads during this one's epilogue",
-             replace(_GROUPED, persistent=True)),
+        Rung[MatmulConfig](
+            "h4",
+            "wgmma: persistent",
+            "one CTA per SM: the next tile loads during this one's epilogue",
+            replace(_GROUPED, persistent=True),
+        ),
         Rung[MatmulConfig](
             "h5", "wgmma: in flight", "a k-tile's products are waited for while the next one's run", MatmulSm90()
         ),
-        Rung[MatmulConfig]("h6", "wgmma: ping-pong", "each consumer has its own tile: one multiplies while one stores",
-             MatmulSm90(pingpong=True, tile_n=128, stages=6)),
+        Rung[MatmulConfig](
+            "h6",
+            "wgmma: ping-pong",
+            "each consumer has its own tile: one multiplies while one stores",
+            MatmulSm90(pingpong=True, tile_n=128, stages=6),
+        ),
     ),
-)  # fmt: skip
+)
 """The rungs above it, for sm_90a alone."""
 
 FULL_LADDER = Ladder[MatmulConfig]("gemm", (*LADDER.rungs, *HOPPER_LADDER.rungs))

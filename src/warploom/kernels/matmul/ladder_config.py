@@ -40,10 +40,12 @@ class RungGemm(WarpTiles):
     swizzle: bool = flag(False, "XOR-swizzled shared tiles, the epilogue's too (02)")
     stages: int = flag(1, "shared tiles in flight; from 2 on copies overlap the mma (03)", (1, 2, 3, 4, 5, 6))
     pipelined: bool = flag(False, "fragments double-buffered, copies issued at the k-loop's midpoint (04)")
-    lead: int = flag(0, "pipelined: mma between a fragment's load and its first use; 0: a k-step's fragments together",
-                      (0, 4, 8, 16))  # fmt: skip
-    block_stride: int = flag(0, "rows of CTAs that walk along N together, for the L2; 0: plain 2-D grid (05)",
-                              (0, 4, 8, 16))  # fmt: skip
+    lead: int = flag(
+        0, "pipelined: mma between a fragment's load and its first use; 0: a k-step's fragments together", (0, 4, 8, 16)
+    )
+    block_stride: int = flag(
+        0, "rows of CTAs that walk along N together, for the L2; 0: plain 2-D grid (05)", (0, 4, 8, 16)
+    )
     opt_level: int = flag(3, "ptxas's optimisation level", (1, 3))
 
     @property
@@ -103,37 +105,61 @@ class RungGemm(WarpTiles):
     def _constraints(self) -> Sequence[tuple[bool, str]]:
         step = self.mma_rows * self.mma_cols
         return (
-            (not self.wmma or not (self.ldmatrix or self.swizzle or self.warp_n % 16),
-             "wmma loads its own fragments, 16 wide: warp_n is a multiple of 16, no ldmatrix, no swizzle"),
-            (self.padding % 8 == 0 and not (self.padding and self.swizzle),
-             f"padding {self.padding}: a multiple of 8 elements (16 bytes), without swizzle"),
-            (not self.pipelined or (self.stages >= 2 and self.ldmatrix),
-             "pipelined needs stages >= 2 and ldmatrix: the next tile's fragments load early"),
-            (not self.pipelined or self.k_steps % 2 == 0,
-             f"tile_k {self.tile_k} makes {self.k_steps} k-steps: two fragment buffers alternate: pipelined needs "
-             "an even number (tile_k a multiple of 32)"),
-            (not self.lead or (self.pipelined and self.lead < step),
-             f"lead {self.lead} needs pipelined, and to be less than the {step} mma of a k-step"),
-        )  # fmt: skip
+            (
+                not self.wmma or not (self.ldmatrix or self.swizzle or self.warp_n % 16),
+                "wmma loads its own fragments, 16 wide: warp_n is a multiple of 16, no ldmatrix, no swizzle",
+            ),
+            (
+                self.padding % 8 == 0 and not (self.padding and self.swizzle),
+                f"padding {self.padding}: a multiple of 8 elements (16 bytes), without swizzle",
+            ),
+            (
+                not self.pipelined or (self.stages >= 2 and self.ldmatrix),
+                "pipelined needs stages >= 2 and ldmatrix: the next tile's fragments load early",
+            ),
+            (
+                not self.pipelined or self.k_steps % 2 == 0,
+                f"tile_k {self.tile_k} makes {self.k_steps} k-steps: two fragment buffers alternate: pipelined needs "
+                "an even number (tile_k a multiple of 32)",
+            ),
+            (
+                not self.lead or (self.pipelined and self.lead < step),
+                f"lead {self.lead} needs pipelined, and to be less than the {step} mma of a k-step",
+            ),
+        )
 
     def violations(self, problem: MatmulProblem) -> list[str]:
         """The constraints of the kernel that a problem violates; empty if it takes it."""
         tile, rows = (self.tile_m, self.tile_n, self.tile_k), -(-problem.m // self.tile_m)
-        return problem.differences(self) or copy_problems(problem, tile, self.num_warps, self.warp_m) or violated([
-            (problem.batch == 1, f"a rung of the ladder multiplies two matrices, not {problem.batch} times two"),
-            (problem.epilogue.plain and problem.alpha == 1.0, "a rung of the ladder has no epilogue"),
-            (problem.k > 0, "K = 0: a rung of the ladder sums at least one tile"),
-            (self.block_stride > 0 or rows <= MOST_GRID_ROWS,
-             f"{rows} rows of tiles are more than {MOST_GRID_ROWS}: set block_stride"),
-        ])  # fmt: skip
+        return (
+            problem.differences(self)
+            or copy_problems(problem, tile, self.num_warps, self.warp_m)
+            or violated(
+                [
+                    (
+                        problem.batch == 1,
+                        f"a rung of the ladder multiplies two matrices, not {problem.batch} times two",
+                    ),
+                    (problem.epilogue.plain and problem.alpha == 1.0, "a rung of the ladder has no epilogue"),
+                    (problem.k > 0, "K = 0: a rung of the ladder sums at least one tile"),
+                    (
+                        self.block_stride > 0 or rows <= MOST_GRID_ROWS,
+                        f"{rows} rows of tiles are more than {MOST_GRID_ROWS}: set block_stride",
+                    ),
+                ]
+            )
+        )
 
     # -- what it makes of a problem
     def calls(self, problem: MatmulProblem, multiprocessors: int) -> tuple[KernelCall, ...]:
         """The kernel for a problem: a CTA for each tile."""
         source = KernelSource.of(
-            "matmul.ladder_kernel:gemm", f"gemm_{self.tile_m}x{self.tile_n}x{self.tile_k}", opt_level=self.opt_level,
-            config=self, features=problem.copied_features(self),
-        )  # fmt: skip
+            "matmul.ladder_kernel:gemm",
+            f"gemm_{self.tile_m}x{self.tile_n}x{self.tile_k}",
+            opt_level=self.opt_level,
+            config=self,
+            features=problem.copied_features(self),
+        )
         tiling = problem.tiling(self)
         grid = (tiling.rows * tiling.cols, 1, 1) if self.block_stride else (tiling.cols, tiling.rows, 1)
         return problem.calls(self, source, grid)

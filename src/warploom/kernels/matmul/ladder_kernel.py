@@ -56,8 +56,9 @@ def gemm(
         k,
         (work.a.tile, stored_rows(a, f.a, (m, depth))),
         (work.b.tile, stored_rows(b, f.b, (n, depth))),
-        threads=c.threads, addressing=c.addressing,
-    )  # fmt: skip
+        threads=c.threads,
+        addressing=c.addressing,
+    )
     ring.begin(k_tiles, places, [along(own, 0, c.tile_k) for own in (f.a, f.b)])
     Loops(k, work, ring, k_tiles, places).run()
     rows, cols = m if f.ragged_m else None, n if f.ragged_n else None
@@ -93,8 +94,16 @@ class RungProduct:
         """One mma, into atom (row, col) of the sums."""
         k, c, target = self._k, self.config, self.sums.mutable_atom(row, col)
         if c.wmma:
-            k.wmma_mma(a, b, target, shape=WMMA_SHAPE, inputs=c.dtype, accumulate=c.accumulate,
-                       orders=(self.a.order, self.b.order), into=target)  # fmt: skip
+            k.wmma_mma(
+                a,
+                b,
+                target,
+                shape=WMMA_SHAPE,
+                inputs=c.dtype,
+                accumulate=c.accumulate,
+                orders=(self.a.order, self.b.order),
+                into=target,
+            )
         else:
             k.mma(a, b, target, inputs=c.dtype, accumulate=c.accumulate, shape=SHAPE, into=target)
 
@@ -107,9 +116,13 @@ class RungProduct:
             store_registers(Sums(k, self.sums, row + first[0], col + first[1]), target)
             return
         staged = k.shared(
-            c.accumulate if c.wmma else target.dtype, (c.tile_m, c.tile_n), name="C",
-            swizzle="auto" if c.swizzle else None, padding=c.padding, alias=self.a.tile,
-        )  # fmt: skip
+            c.accumulate if c.wmma else target.dtype,
+            (c.tile_m, c.tile_n),
+            name="C",
+            swizzle="auto" if c.swizzle else None,
+            padding=c.padding,
+            alias=self.a.tile,
+        )
         staging = Staging(k, staged, (c.warps_m, c.warps_n), c.addressing)
         if not c.wmma:
             staging.store(Sums(k, self.sums, row + first[0], col + first[1]), target, first)

@@ -30,9 +30,13 @@ class Operand:
         c = config
         outer, self.extent = (c.tile_m, c.warp_m) if name == "A" else (c.tile_n, c.warp_n)
         self.tile: SharedTile = k.shared(
-            c.dtype, along(own, outer, c.tile_k), name=name, swizzle="auto" if c.swizzle else None, stages=c.stages,
+            c.dtype,
+            along(own, outer, c.tile_k),
+            name=name,
+            swizzle="auto" if c.swizzle else None,
+            stages=c.stages,
             padding=c.padding,
-        )  # fmt: skip
+        )
         self.step = 16 if name == "A" or c.wmma else 8
         """Rows of A or columns of B in one fragment."""
         whole = A if name == "A" else B

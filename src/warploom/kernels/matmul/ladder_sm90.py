@@ -25,9 +25,11 @@ class RungWgmma(MatmulSm90):
 
     def check(self, target: Target | None = None) -> list[str]:
         """The violated constraints (of ``target``, if given); empty if the configuration is valid."""
-        return super().check(target) or violated([
-            (self.persistent or not self.pingpong, "pingpong is between two consumers of a persistent kernel"),
-        ])  # fmt: skip
+        return super().check(target) or violated(
+            [
+                (self.persistent or not self.pingpong, "pingpong is between two consumers of a persistent kernel"),
+            ]
+        )
 
     def calls(self, problem: MatmulProblem, multiprocessors: int) -> tuple[KernelCall, ...]:
         """The kernels for a problem: with one CTA per multiprocessor, or one for each tile."""

@@ -145,9 +145,12 @@ class MatmulProblem:
         """Which problems share a tuned configuration: of one layout (as BLAS names it), types and alignment."""
         layout = ("n" if self.a.k_contiguous else "t") + ("t" if self.b.k_contiguous else "n")
         fixed = {
-            "dtype": self.dtype, "layout": layout, "accumulate": self.accumulate, "out_bits": self.out_dtype.bits,
+            "dtype": self.dtype,
+            "layout": layout,
+            "accumulate": self.accumulate,
+            "out_bits": self.out_dtype.bits,
             "aligned": min(self.a.chunk, self.b.chunk),
-        }  # fmt: skip
+        }
         sizes = {"m": (self.m, 4, 15), "n": (self.n, 4, 17), "k": (self.k, 5, 16), "batch": (self.batch, 0, 10)}
         return size_class("matmul", fixed, sizes)
 
@@ -165,14 +168,18 @@ class MatmulProblem:
         if found:
             return found
         split = config.split_k
-        return violated([
-            (config.dtype is self.dtype, f"the arrays are {self.dtype}, the configuration {config.dtype}"),
-            (config.accumulate is self.accumulate,
-             f"sums are wanted in {self.accumulate}, the configuration has {config.accumulate}"),
-            (max(self.m, self.n, self.k) < MOST_EXTENT, f"{self.m}×{self.n}×{self.k} reaches {MOST_EXTENT}"),
-            (split == 1 or self.m <= MOST_GRID_ROWS, f"split_k takes at most {MOST_GRID_ROWS} rows, not {self.m}"),
-            (self.tiling(config).whole, f"K = {self.k} has fewer than {split} parts of whole tiles"),
-        ])  # fmt: skip
+        return violated(
+            [
+                (config.dtype is self.dtype, f"the arrays are {self.dtype}, the configuration {config.dtype}"),
+                (
+                    config.accumulate is self.accumulate,
+                    f"sums are wanted in {self.accumulate}, the configuration has {config.accumulate}",
+                ),
+                (max(self.m, self.n, self.k) < MOST_EXTENT, f"{self.m}×{self.n}×{self.k} reaches {MOST_EXTENT}"),
+                (split == 1 or self.m <= MOST_GRID_ROWS, f"split_k takes at most {MOST_GRID_ROWS} rows, not {self.m}"),
+                (self.tiling(config).whole, f"K = {self.k} has fewer than {split} parts of whole tiles"),
+            ]
+        )
 
     def result_features(self, config: MatmulConfig) -> MatmulFeatures:
         """What a kernel with such tiles must do with C, and nothing more; a split K writes f32 parts."""
@@ -182,9 +189,15 @@ class MatmulProblem:
                 out_dtype=f32, pairs=self.n % 2 == 0, ragged_m=ragged_m, ragged_n=ragged_n, batched=self.batch > 1
             )
         return MatmulFeatures(
-            out_dtype=self.out_dtype, out_chunk=self.out.chunk, pairs=self.pairs, batched=self.batch > 1,
-            epilogue=self.epilogue, empty=self.k == 0, ragged_m=ragged_m, ragged_n=ragged_n,
-        )  # fmt: skip
+            out_dtype=self.out_dtype,
+            out_chunk=self.out.chunk,
+            pairs=self.pairs,
+            batched=self.batch > 1,
+            epilogue=self.epilogue,
+            empty=self.k == 0,
+            ragged_m=ragged_m,
+            ragged_n=ragged_n,
+        )
 
     def copied_features(self, config: MatmulConfig) -> MatmulFeatures:
         """What a kernel must do whose threads copy A and B: their lines' alignment, and the edges that tiles have."""
@@ -192,9 +205,12 @@ class MatmulProblem:
         def of(matrix: Matrix, outer: int, tile: int) -> OperandFeatures:
             line = self.k if matrix.k_contiguous else outer
             return OperandFeatures(
-                matrix.k_contiguous, matrix.chunk, ragged_outer=outer % tile != 0,
-                ragged_k=self.k % config.tile_k != 0, partial=line % matrix.chunk != 0,
-            )  # fmt: skip
+                matrix.k_contiguous,
+                matrix.chunk,
+                ragged_outer=outer % tile != 0,
+                ragged_k=self.k % config.tile_k != 0,
+                partial=line % matrix.chunk != 0,
+            )
 
         a, b = of(self.a, self.m, config.tile_m), of(self.b, self.n, config.tile_n)
         return replace(self.result_features(config), a=a, b=b)
@@ -213,8 +229,10 @@ class MatmulProblem:
         """A kernel of the product with a tile or a part of one for each CTA at a time; of a split K, their sum."""
         tiling, split = self.tiling(config), config.split_k
         scalars = self.scalars | {
-            "k_tiles": tiling.k_tiles, "tiles_per_split": tiling.per_part, "tiles": tiling.count,
-        }  # fmt: skip
+            "k_tiles": tiling.k_tiles,
+            "tiles_per_split": tiling.per_part,
+            "tiles": tiling.count,
+        }
         if split == 1:
             return (KernelCall(source, grid, scalars, maps, ("a", "b", "out", *self.combined)),)
         scalars |= strides(result_out_f32=(self.m * self.n, self.n))
@@ -224,13 +242,19 @@ class MatmulProblem:
     def _finish(self, config: MatmulConfig) -> KernelCall:
         """The kernel that adds the parts of a split K."""
         features = MatmulFeatures(
-            out_dtype=self.out_dtype, pairs=self.pairs and self.n % 2 == 0, epilogue=self.epilogue, ragged_n=True,
+            out_dtype=self.out_dtype,
+            pairs=self.pairs and self.n % 2 == 0,
+            epilogue=self.epilogue,
+            ragged_n=True,
             batched=self.batch > 1,
-        )  # fmt: skip
+        )
         source = KernelSource.of(
-            "matmul.reduction:add_parts", f"matmul_add_{config.split_k}_parts",
-            splits=config.split_k, half=self.dtype, features=features,
-        )  # fmt: skip
+            "matmul.reduction:add_parts",
+            f"matmul_add_{config.split_k}_parts",
+            splits=config.split_k,
+            half=self.dtype,
+            features=features,
+        )
         grid = -(-self.n // FINISH_COLUMNS), self.m, self.batch
         return KernelCall(source, grid, self.scalars, (), ("parts", "out", *self.combined))
 
@@ -239,10 +263,16 @@ class MatmulProblem:
         """What does not depend on the tiles, by the kernels' names."""
         alpha = int.from_bytes(struct.pack("<f", self.alpha), "little")
         return {
-            **fields("result", m=self.m, n=self.n, alpha=alpha), "depth": self.k,
-            **strides(a=self.a.strides, b=self.b.strides, result_out=self.out.strides, result_out_f32=self.out.strides,
-                      result_extra0=(self.m * self.n, self.n)),
-        }  # fmt: skip
+            **fields("result", m=self.m, n=self.n, alpha=alpha),
+            "depth": self.k,
+            **strides(
+                a=self.a.strides,
+                b=self.b.strides,
+                result_out=self.out.strides,
+                result_out_f32=self.out.strides,
+                result_extra0=(self.m * self.n, self.n),
+            ),
+        }
 
 
 def contiguous_problem(

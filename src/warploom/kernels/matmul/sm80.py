@@ -76,23 +76,42 @@ class WarpTiles(Configuration):
 
     def check(self, target: Target | None = None) -> list[str]:
         """The violated constraints (of ``target``, if given); empty if the configuration is valid."""
-        return broken_flags(self) or violated([
-            (self.warp_m % 16 == 0 and self.tile_m % self.warp_m == 0,
-             f"warp_m {self.warp_m} is no multiple of 16 that divides tile_m {self.tile_m}"),
-            (self.warp_n % 8 == 0 and self.tile_n % self.warp_n == 0,
-             f"warp_n {self.warp_n} is no multiple of 8 that divides tile_n {self.tile_n}"),
-            (self.tile_k % DEPTH == 0, f"tile_k {self.tile_k} is no multiple of {DEPTH}"),
-            *((not value & (value - 1), f"{name} {value} is no power of two")
-              for name, value in (("tile_n", self.tile_n), ("tile_k", self.tile_k), ("warp_n", self.warp_n))),
-        ]) or violated([
-            (not self.num_warps & (self.num_warps - 1),
-             f"{self.num_warps} warps are no power of two, which the copies' thread map needs"),
-            (self.threads <= 1024, f"{self.threads} threads are more than the 1024 of a CTA"),
-            (self.dtype in (bf16, f16), f"dtype {self.dtype} is not f16 or bf16"),
-            (self.accumulate is f32 or (self.accumulate is f16 and self.dtype is f16),
-             f"{self.dtype} does not accumulate in {self.accumulate}: f32 always, f16 for f16 inputs"),
-            *self._constraints,
-        ]) or shared_excess(self.shared_bytes, target)  # fmt: skip
+        return (
+            broken_flags(self)
+            or violated(
+                [
+                    (
+                        self.warp_m % 16 == 0 and self.tile_m % self.warp_m == 0,
+                        f"warp_m {self.warp_m} is no multiple of 16 that divides tile_m {self.tile_m}",
+                    ),
+                    (
+                        self.warp_n % 8 == 0 and self.tile_n % self.warp_n == 0,
+                        f"warp_n {self.warp_n} is no multiple of 8 that divides tile_n {self.tile_n}",
+                    ),
+                    (self.tile_k % DEPTH == 0, f"tile_k {self.tile_k} is no multiple of {DEPTH}"),
+                    *(
+                        (not value & (value - 1), f"{name} {value} is no power of two")
+                        for name, value in (("tile_n", self.tile_n), ("tile_k", self.tile_k), ("warp_n", self.warp_n))
+                    ),
+                ]
+            )
+            or violated(
+                [
+                    (
+                        not self.num_warps & (self.num_warps - 1),
+                        f"{self.num_warps} warps are no power of two, which the copies' thread map needs",
+                    ),
+                    (self.threads <= 1024, f"{self.threads} threads are more than the 1024 of a CTA"),
+                    (self.dtype in (bf16, f16), f"dtype {self.dtype} is not f16 or bf16"),
+                    (
+                        self.accumulate is f32 or (self.accumulate is f16 and self.dtype is f16),
+                        f"{self.dtype} does not accumulate in {self.accumulate}: f32 always, f16 for f16 inputs",
+                    ),
+                    *self._constraints,
+                ]
+            )
+            or shared_excess(self.shared_bytes, target)
+        )
 
 
 @dataclass(frozen=True)
@@ -101,8 +120,15 @@ class MatmulSm80(WarpTiles):
 
     word: ClassVar[str] = "matmul_sm80"
     always: ClassVar[tuple[str, ...]] = (
-        "tile_m", "tile_n", "tile_k", "warp_m", "warp_n", "stages", "dtype", "accumulate",
-    )  # fmt: skip
+        "tile_m",
+        "tile_n",
+        "tile_k",
+        "warp_m",
+        "warp_n",
+        "stages",
+        "dtype",
+        "accumulate",
+    )
     reducing: ClassVar[str] = "matmul_reduce.sm80_kernel:matmul_reduce_sm80"
 
     tile_m: int = flag(128, "rows of C per CTA (BM)", (16, 32, 64, 128, 256))
@@ -114,10 +140,14 @@ class MatmulSm80(WarpTiles):
     dtype: DType = flag(f16, "element type of A and B", (f16, bf16))
     accumulate: DType = flag(f32, "type of the accumulators", (f32, f16))
     block_stride: int = flag(8, "rows of CTAs that walk along N together, for the L2; 0: row by row", (0, 4, 8, 16))
-    split_k: int = flag(1, "parts that K is cut into; their sums are added in order by a second kernel",
-                         (1, 2, 3, 4, 6, 8))  # fmt: skip
-    stream_k: bool = flag(False, "as many CTAs as run at once, with equal shares of the k-tiles; a tile's parts are "
-                           "added in order by the CTA that arrives last")  # fmt: skip
+    split_k: int = flag(
+        1, "parts that K is cut into; their sums are added in order by a second kernel", (1, 2, 3, 4, 6, 8)
+    )
+    stream_k: bool = flag(
+        False,
+        "as many CTAs as run at once, with equal shares of the k-tiles; a tile's parts are "
+        "added in order by the CTA that arrives last",
+    )
     min_ctas: int = flag(1, "CTAs per SM asked of ptxas", (1, 2, 3, 4))
     opt_level: int = flag(3, "ptxas's optimisation level", (1, 3))
 
@@ -162,16 +192,22 @@ class MatmulSm80(WarpTiles):
         tiling = problem.tiling(self)
         if self.stream_k:
             items = tiling.count * tiling.k_tiles
-            return violated([
-                (problem.k > 0, "K = 0: stream_k has nothing to share"),
-                (items < MOST_EXTENT, f"{items} k-tiles of all tiles reach {MOST_EXTENT}"),
-            ])  # fmt: skip
+            return violated(
+                [
+                    (problem.k > 0, "K = 0: stream_k has nothing to share"),
+                    (items < MOST_EXTENT, f"{items} k-tiles of all tiles reach {MOST_EXTENT}"),
+                ]
+            )
         planes = problem.batch * self.split_k
-        return violated([
-            (tiling.rows * tiling.cols < MOST_EXTENT, f"{tiling.rows}×{tiling.cols} tiles reach {MOST_EXTENT}"),
-            (planes <= MOST_GRID_ROWS,
-             f"{problem.batch} batches in {self.split_k} parts are more than {MOST_GRID_ROWS}"),
-        ])  # fmt: skip
+        return violated(
+            [
+                (tiling.rows * tiling.cols < MOST_EXTENT, f"{tiling.rows}×{tiling.cols} tiles reach {MOST_EXTENT}"),
+                (
+                    planes <= MOST_GRID_ROWS,
+                    f"{problem.batch} batches in {self.split_k} parts are more than {MOST_GRID_ROWS}",
+                ),
+            ]
+        )
 
     # -- what it makes of a problem
     def shares(self, problem: MatmulProblem, multiprocessors: int) -> Shares:
@@ -184,16 +220,26 @@ class MatmulSm80(WarpTiles):
         function = "stream_kernel:matmul_stream_k" if self.stream_k else "sm80_kernel:matmul_sm80"
         name = f"matmul_{'stream_k_' * self.stream_k}{self.tile_m}x{self.tile_n}x{self.tile_k}"
         source = KernelSource.of(
-            f"matmul.{function}", name, min_ctas=self.min_ctas, opt_level=self.opt_level,
-            config=self, features=problem.copied_features(self),
-        )  # fmt: skip
+            f"matmul.{function}",
+            name,
+            min_ctas=self.min_ctas,
+            opt_level=self.opt_level,
+            config=self,
+            features=problem.copied_features(self),
+        )
         if not self.stream_k:
             tiling = problem.tiling(self)
             return problem.calls(self, source, (tiling.rows * tiling.cols, 1, problem.batch * self.split_k))
         shares = self.shares(problem, multiprocessors)
         (call,) = problem.calls(self, source, (shares.ctas, 1, 1))
-        own = fields("shares", k_tiles=call.scalars["k_tiles"], cut=shares.cut, waves=shares.waves, share=shares.share,
-                     longer=shares.longer)  # fmt: skip
+        own = fields(
+            "shares",
+            k_tiles=call.scalars["k_tiles"],
+            cut=shares.cut,
+            waves=shares.waves,
+            share=shares.share,
+            longer=shares.longer,
+        )
         workspace = {"parts": shares.ctas * 2 * self.part_words, "arrived": max(1, shares.cut)}
         call = replace(call, scalars={**call.scalars, **own}, arrays=(*call.arrays, *workspace))
         return (replace(call, workspace=workspace, zeroed="arrived"),)

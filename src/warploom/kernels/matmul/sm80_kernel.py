@@ -76,9 +76,14 @@ class Product:
         """This warp's number along the tile's rows and columns."""
         self.sums: Fragment = cores.accumulator(c.warp_m, c.warp_n, "c")
         self._product = cores.product(
-            self.sums, a, b, warp=self.warp, depth=c.tile_k,
-            transposed_a=not features.a.k_contiguous, transposed_b=not features.b.k_contiguous,
-        )  # fmt: skip
+            self.sums,
+            a,
+            b,
+            warp=self.warp,
+            depth=c.tile_k,
+            transposed_a=not features.a.k_contiguous,
+            transposed_b=not features.b.k_contiguous,
+        )
 
     # -- which tile
     def own_tile(self, k_tiles: Traced, tiles_per_split: Traced) -> Tile:

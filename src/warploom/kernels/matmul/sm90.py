@@ -49,11 +49,13 @@ class MatmulSm90(Configuration):
     stages: int = flag(4, "tiles of A and B in flight (STAGES)", (2, 3, 4, 5, 6, 7, 8))
     consumers: int = flag(2, "consumer warpgroups", (1, 2, 3))
     dtype: DType = flag(f16, "element type of A and B", (f16, bf16))
-    block_stride: int = flag(8, "rows of tiles that walk along N together, for the L2; 0: row by row",
-                              (0, 4, 8, 16, 32))  # fmt: skip
+    block_stride: int = flag(
+        8, "rows of tiles that walk along N together, for the L2; 0: row by row", (0, 4, 8, 16, 32)
+    )
     pingpong: bool = flag(False, "two consumers with a tile each: one multiplies while the other stores")
-    split_k: int = flag(1, "parts that K is cut into; their sums are added in order by a second kernel",
-                         (1, 2, 3, 4, 6, 8))  # fmt: skip
+    split_k: int = flag(
+        1, "parts that K is cut into; their sums are added in order by a second kernel", (1, 2, 3, 4, 6, 8)
+    )
 
     @property
     def tile_k(self) -> int:
@@ -131,13 +133,17 @@ class MatmulSm90(Configuration):
             (self.consumers <= 3, f"there are 1 to 3 consumer warpgroups, not {self.consumers}"),
             (self.stages >= 2, "the ring has at least 2 stages"),
             (not self.pingpong or self.consumers == 2, "pingpong is between two consumers"),
-            (self.tile_n % COLUMN_STEP == 0 and self.tile_n <= 256,
-             f"tile_n {self.tile_n} is no multiple of {COLUMN_STEP} from {COLUMN_STEP} to 256"),
+            (
+                self.tile_n % COLUMN_STEP == 0 and self.tile_n <= 256,
+                f"tile_n {self.tile_n} is no multiple of {COLUMN_STEP} from {COLUMN_STEP} to 256",
+            ),
             (self.tile_m <= 256 and self.tile_m % step == 0, f"tile_m {self.tile_m}: no multiple of {step} up to 256"),
-            (accumulators <= most,
-             f"{accumulators} accumulators a thread are more than the {most} that leave room to work"),
+            (
+                accumulators <= most,
+                f"{accumulators} accumulators a thread are more than the {most} that leave room to work",
+            ),
             (target is None or target.has_wgmma, f"{target and target.name} has no wgmma: this kernel needs sm_90a"),
-        ]  # fmt: skip
+        ]
         return violated(constraints) or shared_excess(self.shared_bytes, target)
 
     def violations(self, problem: MatmulProblem) -> list[str]:
@@ -151,11 +157,13 @@ class MatmulSm90(Configuration):
             for name, matrix, outer in (("A", problem.a, problem.m), ("B", problem.b, problem.n))
             for constraint in _lines(name, matrix, outer, problem.k)
         ]
-        return violated([
-            *lines,
-            (problem.k > 0, "K = 0: the ring has at least one tile"),
-            (tiles < MOST_EXTENT, f"{tiles} tiles reach {MOST_EXTENT}"),
-        ])  # fmt: skip
+        return violated(
+            [
+                *lines,
+                (problem.k > 0, "K = 0: the ring has at least one tile"),
+                (tiles < MOST_EXTENT, f"{tiles} tiles reach {MOST_EXTENT}"),
+            ]
+        )
 
     # -- what it makes of a problem
     def features(self, problem: MatmulProblem) -> MatmulFeatures:
@@ -178,10 +186,15 @@ class MatmulSm90(Configuration):
         """A, B and, where it leaves by bulk stores, C as the TMA sees them."""
         p = problem
         found = [
-            _mapped(p, matrix, p.dtype, (outer, p.k) if matrix.k_contiguous else (p.k, outer),
-                    (tile, panel_cols(self.tile_k)) if matrix.k_contiguous else (self.tile_k, panel_cols(tile)))
+            _mapped(
+                p,
+                matrix,
+                p.dtype,
+                (outer, p.k) if matrix.k_contiguous else (p.k, outer),
+                (tile, panel_cols(self.tile_k)) if matrix.k_contiguous else (self.tile_k, panel_cols(tile)),
+            )
             for matrix, outer, tile in ((p.a, p.m, self.tile_m), (p.b, p.n, self.tile_n))
-        ]  # fmt: skip
+        ]
         if features.bulk_out:
             found.append(_mapped(p, p.out, p.out_dtype, (p.m, p.n), (WARPGROUP_ROWS, self.panel_cols)))
         return tuple(found)

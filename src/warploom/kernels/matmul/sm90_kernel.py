@@ -118,10 +118,12 @@ class Product:
         self._order = Persistent(k, e.tiles)
         operands = zip("AB", (features.a, features.b), (c.tile_m, c.tile_n), maps, strict=True)
         fed = [
-            (operand_tile(k, c.dtype, *along(own, outer, c.tile_k), name=name, stages=c.stages),
-             Boxes(own_map, _operand_order(features, own)))
+            (
+                operand_tile(k, c.dtype, *along(own, outer, c.tile_k), name=name, stages=c.stages),
+                Boxes(own_map, _operand_order(features, own)),
+            )
             for name, own, outer, own_map in operands
-        ]  # fmt: skip
+        ]
         self._ring = Pipeline(k, *fed, readers=warps_of(1 if c.pingpong else c.consumers), name="ring")
         ready(k, self._ring)
 
@@ -167,9 +169,12 @@ class Product:
         cores = self._cores = Wgmma(k, c.dtype)
         self._blocks = [cores.accumulator(c.tile_n, f"c{i}") for i in range(c.consumer_rows // WARPGROUP_ROWS)]
         self._product = cores.product(
-            self._blocks, *self._ring.tiles, row=self._row,
-            transposed_a=not self.features.a.k_contiguous, transposed_b=not self.features.b.k_contiguous,
-        )  # fmt: skip
+            self._blocks,
+            *self._ring.tiles,
+            row=self._row,
+            transposed_a=not self.features.a.k_contiguous,
+            transposed_b=not self.features.b.k_contiguous,
+        )
         self._stages = self._ring.consumer(ahead=True)
         self._turns = Turns(k, self.me, c.consumers, on=c.pingpong)
 

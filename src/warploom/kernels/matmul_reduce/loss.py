@@ -82,9 +82,13 @@ def losses_call(
     words. ``sums``, those of the rows' logits, is left out without label smoothing, and the bias where there is none.
     """
     source = KernelSource.of(
-        "matmul_reduce.loss_kernel:row_losses", "row_losses", dtype=dtype, target_words=target_words, loss=loss,
+        "matmul_reduce.loss_kernel:row_losses",
+        "row_losses",
+        dtype=dtype,
+        target_words=target_words,
+        loss=loss,
         with_bias=bias,
-    )  # fmt: skip
+    )
     scalars = fields("logits", **dict(zip(("m", "n", "depth"), size, strict=True)), **strides(x=rows[:1], w=rows[1:]))
     sums, biases = ["sums"] if loss.label_smoothing else [], ["bias"] if bias else []
     grid = -(-size[0] // DOT_WARPS), 1, 1
@@ -97,13 +101,21 @@ def gradient_call(m: int, n: int, chunk: int, *, target_words: int, loss: Loss, 
     Of arrays target, lse and the gradients by the loss and by the log-sum-exp, of which some may be ``given``.
     """
     source = KernelSource.of(
-        "matmul_reduce.loss_kernel:gradient_rows", "gradient_rows", target_words=target_words, loss=loss,
-        with_loss=given[0], with_lse=given[1],
-    )  # fmt: skip
+        "matmul_reduce.loss_kernel:gradient_rows",
+        "gradient_rows",
+        target_words=target_words,
+        loss=loss,
+        with_loss=given[0],
+        with_lse=given[1],
+    )
     chunks = -(-n // chunk)
     names: Mapping[str, bool] = {
-        "target": target_words > 0, "lse": True, "loss_gradient": given[0], "lse_gradient": given[1], "table": True,
-    }  # fmt: skip
+        "target": target_words > 0,
+        "lse": True,
+        "loss_gradient": given[0],
+        "lse_gradient": given[1],
+        "table": True,
+    }
     arrays = tuple(name for name, used in names.items() if used)
     grid = -(-m // ROW_THREADS), chunks, 1
     return KernelCall(source, grid, {"m": m, "n": n, "chunk": chunk}, (), arrays, {"table": table_words(m, chunks)})

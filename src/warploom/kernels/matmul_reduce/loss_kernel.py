@@ -27,9 +27,18 @@ def _chosen(
 
 @kernel(threads=32 * DOT_WARPS, drop_unused=True)
 def row_losses(
-    k: Kernel, logits: Logits, target: Global[u32], lse: Global[f32], sums: Global[f32], out: Global[f32],
-    *, dtype: DType, target_words: int, loss: Loss, with_bias: bool,
-) -> None:  # fmt: skip
+    k: Kernel,
+    logits: Logits,
+    target: Global[u32],
+    lse: Global[f32],
+    sums: Global[f32],
+    out: Global[f32],
+    *,
+    dtype: DType,
+    target_words: int,
+    loss: Loss,
+    with_bias: bool,
+) -> None:
     """out[i] = the loss of row i: one warp a row, grid ⌈m / 4⌉.
 
     ``target`` (m) has ``target_words`` 32-bit words each. ``lse`` (m) and ``sums`` (m) are those of the rows' logits.
@@ -83,13 +92,15 @@ def gradient_rows(
     loss_gradient: Global[f32],
     lse_gradient: Global[f32],
     table: Global[f32],
-    m: u32, n: u32, chunk: u32,
+    m: u32,
+    n: u32,
+    chunk: u32,
     *,
     target_words: int,
     loss: Loss,
     with_loss: bool,
     with_lse: bool,
-) -> None:  # fmt: skip
+) -> None:
     """Of each row L·log2(e), A, g and the target's column in a chunk; one thread a row, grid (⌈m / 64⌉, chunks).
 
     ``table`` (chunks, m, 4); see :mod:`~warploom.kernels.matmul_reduce.loss`. A row that is ignored has A = g = 0 and
@@ -120,12 +131,14 @@ def column_sums(
     values: Global[u16],
     sums: Global[f32],
     out: Global[u16],
-    m: u32, n: u32, line: u32,
+    m: u32,
+    n: u32,
+    line: u32,
     *,
     dtype: DType,
     first: bool,
     last: bool,
-) -> None:  # fmt: skip
+) -> None:
     """The sums of the columns of ``values`` (m, n), lines ``line`` elements apart, an even number; grid ⌈n / 64⌉.
 
     ``sums`` (n) are those of the rows before, unless these are the ``first``. The sums of the ``last`` rows' calls are

@@ -19,11 +19,12 @@ def merge_tiles(
     second: Global[u32],
     out: Global[f32],
     index: Global[u32],
-    m: u32, tiles: u32,
+    m: u32,
+    tiles: u32,
     *,
     op: ReduceOp,
     with_index: bool = False,
-) -> None:  # fmt: skip
+) -> None:
     """A lane a row merges the states of a warp's share of the tiles, and warp 0 those of the shares; grid ⌈m / 32⌉.
 
     ``out`` f32 (m): the results; ``index`` (m): the columns of the maxima.
@@ -58,10 +59,12 @@ def merge_tiles(
             shares.store(kept[part], k.warp + part * MERGE_WARPS, k.lane, dtype=reduction.types[part])
     k.syncthreads()
     with k.when((k.warp == 0) & (row < m)):
-        fold([
-            tuple(shares.load(warp + part * MERGE_WARPS, k.lane, dtype=reduction.types[part]) for part in parts)
-            for warp in range(1, MERGE_WARPS)
-        ])  # fmt: skip
+        fold(
+            [
+                tuple(shares.load(warp + part * MERGE_WARPS, k.lane, dtype=reduction.types[part]) for part in parts)
+                for warp in range(1, MERGE_WARPS)
+            ]
+        )
         state = tuple(x.get() for x in kept)
         out.store(reduction.result(k, state), row)
         if with_index:

@@ -27,23 +27,29 @@ class ReduceProblem:
 
     def violations(self, config: MatmulConfig) -> list[str]:
         """What the reduction asks beyond the product, of a configuration that takes that; empty if nothing is wrong."""
-        return violated([
-            (not config.cut, "split_k and stream_k cut sums that the reduction needs whole"),
-            (config.reducing != "", "a rung of the ladder has no kernel that reduces rows"),
-        ])  # fmt: skip
+        return violated(
+            [
+                (not config.cut, "split_k and stream_k cut sums that the reduction needs whole"),
+                (config.reducing != "", "a rung of the ladder has no kernel that reduces rows"),
+            ]
+        )
 
     def calls(self, config: MatmulConfig, multiprocessors: int) -> tuple[KernelCall, KernelCall]:
         """The kernel that reduces tiles, and the one that merges their states; of arrays a, b, bias, out, index."""
         product, m = config.calls(self.product, multiprocessors)[0], self.product.m
         tiles = self.product.tiling(config).cols
         source = replace(
-            product.source, function=config.reducing, name=f"{product.source.name}_{self.op}",
+            product.source,
+            function=config.reducing,
+            name=f"{product.source.name}_{self.op}",
             arguments=(*product.source.arguments, ("op", self.op)),
-        )  # fmt: skip
+        )
         reduced = replace(
-            product, source=source, arrays=("a", "b", *self.states, *self.product.combined),
+            product,
+            source=source,
+            arrays=("a", "b", *self.states, *self.product.combined),
             workspace=dict.fromkeys(self.states, tiles * m),
-        )  # fmt: skip
+        )
         with_index = self.op == "argmax"
         merge = KernelSource.of(
             "matmul_reduce.merge_kernel:merge_tiles", f"merge_tiles_{self.op}", op=self.op, with_index=with_index

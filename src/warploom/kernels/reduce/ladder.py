@@ -10,19 +10,39 @@ from warploom.kernels.reduce.config import ReduceConfig
 LADDER = Ladder(
     "reduce",
     (
-        Rung("1", "baseline (shared memory)", "product to shared memory, barrier, one thread reads each row by element",
-             ReduceConfig("serial")),
-        Rung("1w", "baseline as compiled", "the same with reads joined to 16 bytes each, as compilers join them",
-             ReduceConfig("serial", wide=True)),
-        Rung("2", "fair shared memory", "swizzled tile, two lanes a row, no conflicts, __syncwarp",
-             ReduceConfig("parallel")),
-        Rung("3", "Algorithm 3 as printed", "in registers; each shuffle names its quad by a mask that is computed",
-             ReduceConfig("registers", member_mask="quad")),
+        Rung(
+            "1",
+            "baseline (shared memory)",
+            "product to shared memory, barrier, one thread reads each row by element",
+            ReduceConfig("serial"),
+        ),
+        Rung(
+            "1w",
+            "baseline as compiled",
+            "the same with reads joined to 16 bytes each, as compilers join them",
+            ReduceConfig("serial", wide=True),
+        ),
+        Rung(
+            "2",
+            "fair shared memory",
+            "swizzled tile, two lanes a row, no conflicts, __syncwarp",
+            ReduceConfig("parallel"),
+        ),
+        Rung(
+            "3",
+            "Algorithm 3 as printed",
+            "in registers; each shuffle names its quad by a mask that is computed",
+            ReduceConfig("registers", member_mask="quad"),
+        ),
         Rung("4", "Algorithm 3, full mask", "the same with the full mask, a constant", ReduceConfig("registers")),
-        Rung("5", "in registers, spread", "lanes exchange halves: two shuffles instead of four, each lane one maximum",
-             ReduceConfig("registers", spread=True)),
+        Rung(
+            "5",
+            "in registers, spread",
+            "lanes exchange halves: two shuffles instead of four, each lane one maximum",
+            ReduceConfig("registers", spread=True),
+        ),
     ),
-)  # fmt: skip
+)
 
 
 @dataclass(frozen=True)
