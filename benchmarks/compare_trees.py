@@ -1,6 +1,6 @@
 """Two versions of this package beside each other on one GPU: the same calls on the same inputs, in turns.
 
-    python benchmarks/compare_trees.py OLD NEW [--only attention,other,products,reductions] [--cells 'NAME|NAME …']
+    python benchmarks/compare_trees.py OLD NEW [--only attention,backward,…] [--cells 'NAME|NAME …']
                                                [--rounds 7] [--out FILE]
 
 OLD and NEW are folders with the package's sources (``src``, with or without the folder that holds it). Each runs in a
@@ -22,128 +22,19 @@ import subprocess
 import sys
 import time
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
-from functools import partial
-from itertools import product
 from pathlib import Path
 from statistics import geometric_mean, median
 from typing import Any
 
-from scripts import products, write
+from compare_calls import GROUPS, Cell, cells_of
+from scripts import write
 
 LEAST_CELL, LEAST_MEAN = 0.98, 1.0
 ROUND_SECONDS = 0.012
 WARMERS = 12
 """Processes that compile a tree's kernels ahead."""
-
-
-@dataclass(frozen=True)
-class Cell:
-    """One call: what of the package, on inputs of which shapes, with which options."""
-
-    group: str
-    name: str
-    call: str
-    shapes: tuple[tuple[int, ...], ...]
-    dtype: str = "bfloat16"
-    options: dict[str, Any] = field(default_factory=dict[str, Any])
-    flops: float = 0.0
-
-
-def attention(
-    group: str,
-    name: str,
-    q: tuple[int, ...],
-    kv_heads: int = 0,
-    kv_len: int = 0,
-    dtype: str = "bfloat16",
-    **options: Any,
-) -> Cell:
-    """Of q (batch, length, heads, head_dim), by default with as many keys and key heads."""
-    batch, q_len, heads, dim = q
-    kv = batch, kv_len or q_len, kv_heads or heads, dim
-    flops = 4.0 * batch * heads * q_len * kv[1] * dim * (0.5 if options.get("causal") else 1.0)
-    return Cell(group, name, "attention", (q, kv, kv), dtype, options, flops)
-
-
-def attention_cells() -> Iterator[Cell]:
-    """The 36 cells: 16384 tokens, heads × head_dim = 2048."""
-    for dim, causal, seq in product((64, 128, 256), (False, True), (512, 1024, 2048, 4096, 8192, 16384)):
-        name = f"d{dim} {'causal' if causal else 'full'} {seq}"
-        yield attention("attention", name, (16384 // seq, seq, 2048 // dim, dim), causal=causal)
-
-
-def other_cells() -> Iterator[Cell]:
-    """Attention on shapes that nobody tuned for."""
-
-    def causal(name: str, q: tuple[int, ...], kv_heads: int = 0, **options: Any) -> Cell:
-        return attention("other", name, q, kv_heads, causal=True, **options)
-
-    def full(name: str, q: tuple[int, ...], kv_heads: int = 0, **options: Any) -> Cell:
-        return attention("other", name, q, kv_heads, **options)
-
-    yield causal("70B prefill 4k", (1, 4096, 64, 128), 8)
-    yield causal("8B 8k", (1, 8192, 32, 128), 8)
-    yield causal("1x2048 32/8", (1, 2048, 32, 128), 8)
-    yield causal("32k 40/8", (1, 32768, 40, 128), 8)
-    yield causal("131k 8/1", (1, 131072, 8, 128), 1)
-    yield causal("3000 causal", (4, 3000, 16, 128))
-    yield full("1000 full", (16, 1000, 16, 128))
-    yield full("8191 full", (2, 8191, 16, 128))
-    yield causal("window 1024 16k", (1, 16384, 16, 128), window=(1023, 0))
-    yield causal("softcap d256 16/8", (2, 4096, 16, 256), 8, softcap=50.0)
-    yield causal("d96 causal", (4, 4096, 16, 96))
-    yield full("d80 full", (4, 4096, 16, 80))
-    yield full("d72 full", (4, 4096, 16, 72))
-    yield causal("d192 causal", (2, 4096, 16, 192))
-    yield full("197 d64", (64, 197, 12, 64))
-    yield full("decode 8k 32/8", (16, 1, 32, 128), 8, kv_len=8192)
-    yield causal("f16 d128 causal 4k", (4, 4096, 16, 128), dtype="float16")
-    yield full("f16 d64 full 4k", (4, 4096, 32, 64), dtype="float16")
-    yield full("one head 16k", (1, 16384, 1, 128))
-    yield causal("lse causal 4k", (4, 4096, 16, 128), return_lse=True)
-
-
-def product_cells() -> Iterator[Cell]:
-    """y = x·Wᵀ of ``gemm_shapes.csv``, W stored as (n, k)."""
-    for name, m, n, k in products():
-        yield Cell("products", name, "matmul", ((m, k), (n, k)), "float16", {}, 2.0 * m * n * k)
-
-
-def reduction_cells() -> Iterator[Cell]:
-    """Row reductions of products that are never written."""
-    large, narrow = (8192, 131072, 4096), (16384, 16384, 128)
-    for op, (m, n, k) in (
-        ("max", large),
-        ("logsumexp", large),
-        ("max", narrow),
-        ("logsumexp", narrow),
-        ("sum", (4096, 32768, 2048)),
-    ):
-        yield Cell(
-            "reductions",
-            f"{op} {m}x{n}x{k}",
-            "matmul_reduce",
-            ((m, k), (n, k)),
-            options={"op": op},
-            flops=2.0 * m * n * k,
-        )
-
-
-GROUPS: dict[str, Callable[[], Iterator[Cell]]] = {
-    "attention": attention_cells,
-    "other": other_cells,
-    "products": product_cells,
-    "reductions": reduction_cells,
-}
-
-
-def cells_of(groups: str, names: str = "") -> list[Cell]:
-    """The cells of some groups ("attention,other"), or of those the ones with ``names`` ("3000 causal|8191 full")."""
-    found = [cell for name in groups.split(",") for cell in GROUPS[name]()]
-    return [cell for cell in found if not names or cell.name in names.split("|")]
 
 
 # -- a tree's process
@@ -153,44 +44,42 @@ class Prepared:
     def __init__(self, cell: Cell) -> None:
         import torch
 
-        import warploom
-
         self._torch, self._cell = torch, cell
         generator = torch.Generator("cuda").manual_seed(zlib.crc32(cell.name.encode()))
         kind = getattr(torch, cell.dtype)
-        size = 2 * sum(math.prod(shape) for shape in cell.shapes)
-        sets = max(1, min(16, -(-(180 << 20) // size)))
-        make = partial(torch.randn, generator=generator, device="cuda", dtype=torch.float32)
-        self._sets = [[make(shape).to(kind) for shape in cell.shapes] for _ in range(sets)]
-        call, options = getattr(warploom, cell.call), dict(cell.options)
-        if cell.call == "attention":
-            self._run = lambda x: call(*x, **options)
-        else:
-            self._run = lambda x: call(x[0], x[1].T, **options)
+
+        def make(shape: tuple[int, ...]) -> Any:
+            return torch.randn(shape, generator=generator, device="cuda", dtype=torch.float32).to(kind)
+
+        torch.manual_seed(zlib.crc32(cell.name.encode()))
+        torch.set_default_device("cuda")
+        count = max(1, min(16, -(-(180 << 20) // (2 * cell.elements))))
+        self._sets = [cell.inputs(make) for _ in range(count)]
 
     def compile(self) -> None:
         """Make the kernels, once."""
-        self._run(self._sets[0])
+        self._cell.run(self._sets[0])
         self._torch.cuda.synchronize()
 
     def capture(self) -> float:
         """The graph of a round, over every input set; the error of what it wrote over NaN, 1 at most if it is right."""
         torch = self._torch
         self.compile()
-        once = self._elapsed(lambda: [self._run(inputs) for inputs in self._sets])
+        once = self._elapsed(lambda: [self._cell.run(inputs) for inputs in self._sets])
         repeats = max(1, min(400, round(ROUND_SECONDS / max(once, 1e-6))))
         self._calls = repeats * len(self._sets)
-        last: Any = None
+        results: tuple[Any, ...] = ()
         self._graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(self._graph):
             for i in range(self._calls):
-                last = self._run(self._sets[i % len(self._sets)])
-        outputs = last if isinstance(last, tuple) else (last,)
-        for x in outputs:
-            x.fill_(float("nan"))
+                results = self._cell.run(self._sets[i % len(self._sets)])
+        for x in results:
+            x.detach().fill_(float("nan"))
         self._graph.replay()
         torch.cuda.synchronize()
-        return self._error(self._sets[(self._calls - 1) % len(self._sets)], outputs)
+        if any(bool(torch.isnan(x).any()) for x in results):
+            return math.inf
+        return self._cell.error(self._sets[(self._calls - 1) % len(self._sets)], results)
 
     def seconds(self) -> float:
         """Of one call, in a replay of the graph."""
@@ -204,47 +93,6 @@ class Prepared:
         end.record()
         self._torch.cuda.synchronize()
         return begin.elapsed_time(end) / 1e3
-
-    def _error(self, inputs: list[Any], outputs: tuple[Any, ...]) -> float:
-        torch, cell = self._torch, self._cell
-        if any(bool(torch.isnan(x).any()) for x in outputs):
-            return math.inf
-        unit = 2.0**-8 if cell.dtype == "bfloat16" else 2.0**-11
-        if cell.call == "attention":
-            return _attention_error(torch, cell, inputs, outputs[0], unit)
-        rows = slice(0, 256)
-        a, b = (x.double() for x in inputs)
-        product, magnitude = a[rows] @ b.T, a[rows].abs() @ b.abs().T
-        slack = cell.shapes[0][1] * 2.0**-22
-        if cell.call == "matmul":
-            error = (outputs[0][rows].double() - product).abs()
-            return float((error / (unit * product.abs() + slack * magnitude + 1e-7)).max())
-        op = cell.options["op"]
-        expected = product.max(1)[0] if op == "max" else product.sum(1) if op == "sum" else torch.logsumexp(product, 1)
-        allowed = slack * (magnitude.sum(1) if op == "sum" else magnitude.max(1)[0]) + 2.0**-20 * expected.abs()
-        return float(((outputs[0][rows].double() - expected).abs() / allowed).max())
-
-
-def _attention_error(torch: Any, cell: Cell, inputs: list[Any], out: Any, unit: float) -> float:
-    """The worst error of a head's last rows over what the type allows: P and O are rounded to it."""
-    (batch, q_len, heads, dim), (_, kv_len, kv_heads, _) = cell.shapes[:2]
-    rows = min(q_len, 512)
-    head, options = heads - 1, cell.options
-    q, k, v = (x[batch - 1].double() for x in inputs)
-    q, k, v = q[-rows:, head], k[:, head * kv_heads // heads], v[:, head * kv_heads // heads]
-    scores = q @ k.T / math.sqrt(dim)
-    if options.get("softcap"):
-        scores = options["softcap"] * torch.tanh(scores / options["softcap"])
-    at = torch.arange(q_len - rows, q_len, device="cuda")[:, None] + kv_len - q_len
-    key = torch.arange(kv_len, device="cuda")[None]
-    if options.get("causal"):
-        scores = scores.masked_fill(key > at, -math.inf)
-    if options.get("window"):
-        scores = scores.masked_fill(key < at - options["window"][0], -math.inf)
-    weights = torch.softmax(scores, -1)
-    expected, magnitude = weights @ v, weights @ v.abs()
-    allowed = 2 * unit * (expected.abs() + magnitude) + 2.0**-18 * (magnitude + 1)
-    return float(((out[batch - 1, -rows:, head].double() - expected).abs() / allowed).max())
 
 
 def worker(cells: list[Cell]) -> None:
