@@ -97,9 +97,9 @@ def measured(cell: Cell) -> dict[str, Any]:
     """One cell: under load, and counted."""
     import torch
 
-    from warploom.bench.monitor import GpuMonitor
     from warploom.bench.power import power_of
-    from warploom.bench.timing import Candidate, graphed
+    from warploom.measure.monitor import GpuMonitor
+    from warploom.measure.timing import Candidate, graphed
 
     c, x = config_of(cell), fresh(cell)
     load = (runs.clock(), GpuMonitor.of(0))

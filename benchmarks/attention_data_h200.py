@@ -28,11 +28,11 @@ from scripts import parser_of, write
 
 import warploom
 from warploom.bench.environment import environment
-from warploom.bench.timing import Candidate, measure, paired_spread
 from warploom.kernels.attention.choice import choose
 from warploom.kernels.attention.decode import Decode
 from warploom.kernels.attention.ladder_sm90 import RungSm90
 from warploom.kernels.attention.problem import AttentionConfig, AttentionProblem
+from warploom.measure.timing import Candidate, measure, paired_spread
 from warploom.ops.backends import gpu_target
 
 CELLS = ((64, False, 4096), (64, True, 1024), (128, False, 512), (128, False, 16384), (128, True, 4096))

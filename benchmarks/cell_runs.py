@@ -17,9 +17,9 @@ import scripts
 
 from warploom.bench import baselines
 from warploom.bench.environment import environment
-from warploom.bench.timing import Candidate, EventClock, Measured, graphed, input_sets, measure, paired_spread
 from warploom.core.errors import CompileError
 from warploom.kernels.source import KernelCall
+from warploom.measure.timing import Candidate, EventClock, Measured, graphed, input_sets, measure, paired_spread
 from warploom.tune.build import build_all
 
 Cell = TypeVar("Cell")

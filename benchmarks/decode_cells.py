@@ -34,12 +34,12 @@ from cell_runs import Inputs
 from decode_baselines import BASELINES, made, to_the_fastest, versions
 
 import warploom
-from warploom.bench.timing import Candidate, graphed
 from warploom.core.dtypes import bf16
 from warploom.core.targets import target
 from warploom.kernels.attention.decode import Decode, DecodeOperands, DecodeProblem, decode_configuration
 from warploom.kernels.attention.reference import AttentionReference, attention_error, attention_reference
 from warploom.kernels.source import KernelCall
+from warploom.measure.timing import Candidate, graphed
 
 PART, SMALL_US = 0.85, 12.0
 """Of the copy's rate, from 64 MB of keys and values on; microseconds of the small cell."""

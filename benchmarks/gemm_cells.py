@@ -13,10 +13,7 @@ from typing import Any
 import torch
 
 import warploom
-from warploom.bench.gemm import TorchBlock, blocks_error, torch_blocks
-from warploom.bench.monitor import GpuMonitor
 from warploom.bench.power import power_of
-from warploom.bench.timing import Candidate, EventClock, Measured, graphed, measure
 from warploom.core.dtypes import f32
 from warploom.core.errors import WarploomError
 from warploom.core.targets import Target
@@ -24,6 +21,9 @@ from warploom.kernels.matmul.choice import candidates_sm80, candidates_sm90, fit
 from warploom.kernels.matmul.cost import seconds
 from warploom.kernels.matmul.problem import MatmulConfig, MatmulProblem
 from warploom.kernels.matmul.sm80 import MatmulSm80
+from warploom.measure.matmul import TorchBlock, blocks_error, torch_blocks
+from warploom.measure.monitor import GpuMonitor
+from warploom.measure.timing import Candidate, EventClock, Measured, graphed, measure
 from warploom.ops.backends import gpu_target
 from warploom.ops.matmul import MatmulPlan
 from warploom.tune.build import build_all

@@ -33,9 +33,9 @@ from scripts import START, log, parser_of, products, targets, write
 
 import warploom
 from warploom.bench.environment import environment
-from warploom.bench.timing import Measured
 from warploom.core.errors import WarploomError
 from warploom.kernels.matmul.problem import MatmulConfig
+from warploom.measure.timing import Measured
 from warploom.ops.backends import gpu_target
 from warploom.ops.matmul import MatmulPlan, plan_matmul
 

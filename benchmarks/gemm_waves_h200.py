@@ -21,15 +21,15 @@ from gemm_cells import Layer, compile_all
 from scripts import log, parser_of, products, write
 
 from warploom.bench.environment import environment
-from warploom.bench.gemm import PlannedCall, torch_error
-from warploom.bench.monitor import GpuMonitor
-from warploom.bench.timing import Candidate, EventClock, Measured, measure
 from warploom.core.dtypes import f16, f32
 from warploom.core.errors import WarploomError
 from warploom.kernels.matmul.choice import BEST32, candidates_sm80, fitting
 from warploom.kernels.matmul.cost import seconds
 from warploom.kernels.matmul.problem import contiguous_problem
 from warploom.kernels.matmul.sm80 import MatmulSm80
+from warploom.measure.matmul import PlannedCall, torch_error
+from warploom.measure.monitor import GpuMonitor
+from warploom.measure.timing import Candidate, EventClock, Measured, measure
 from warploom.ops.backends import gpu_target
 from warploom.ops.matmul import MatmulPlan, plan_matmul
 

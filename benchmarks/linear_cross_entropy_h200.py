@@ -24,7 +24,7 @@ from scripts import parser_of, write
 
 import warploom
 from warploom.bench.environment import environment
-from warploom.bench.timing import Candidate, EventClock, measure, paired_ratio
+from warploom.measure.timing import Candidate, EventClock, measure, paired_ratio
 
 SIZES = ((8192, 128256, 4096), (16384, 151936, 2048))
 DRY = ((96, 200, 32),)

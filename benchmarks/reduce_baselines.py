@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from warploom.bench.baselines import torch_module
-from warploom.bench.timing import Candidate, EventClock, Measured, measure, paired_ratio
+from warploom.measure.pytorch import torch_module
+from warploom.measure.timing import Candidate, EventClock, Measured, measure, paired_ratio
 
 Row = dict[str, Any]
 Call = Callable[[], Any]

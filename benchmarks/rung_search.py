@@ -12,13 +12,14 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from warploom.bench.gemm import MatmulOnGpu, Square
-from warploom.bench.timing import Candidate, measure
+from warploom.bench.gemm import Square
 from warploom.core.errors import WarploomError
 from warploom.core.targets import Target
 from warploom.kernels.ladder import Rung
 from warploom.kernels.matmul.problem import MatmulConfig, MatmulProblem, contiguous_problem
 from warploom.kernels.source import KernelSource
+from warploom.measure.matmul import MatmulOnGpu
+from warploom.measure.timing import Candidate, measure
 from warploom.tune.build import Built, build_all
 from warploom.tune.matmul import spare_registers, violations
 from warploom.tune.tuner import BuildAll, Gpu, Report
@@ -153,7 +154,7 @@ class _Entry:
 
 @dataclass
 class RungSearch:
-    """The search on one GPU. ``data``: what the matrices hold, one of :data:`warploom.bench.gemm.DATA`."""
+    """The search on one GPU. ``data``: what the matrices hold, one of :data:`warploom.measure.matmul.DATA`."""
 
     gpu: Gpu
     data: str = "normal"

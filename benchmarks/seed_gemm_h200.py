@@ -33,10 +33,9 @@ import numpy as np
 from scripts import HERE, log, parser_of, write
 
 from warploom.bench.environment import environment
-from warploom.bench.gemm import LOADS, PlannedCall, blocks_error, drawn, torch_blocks
+from warploom.bench.gemm import LOADS
 from warploom.bench.ladder import config_json
 from warploom.bench.tables import tile_text
-from warploom.bench.timing import Candidate, EventClock, Spread, measure
 from warploom.core.dtypes import f16, s32, u16
 from warploom.cuda.compile import available_cores
 from warploom.cuda.cubin import resources
@@ -45,6 +44,8 @@ from warploom.cuda.launch import load, scalar
 from warploom.cuda.store import CompiledKernel
 from warploom.kernels.matmul.ladder import LADDER
 from warploom.kernels.matmul.ladder_config import RungGemm
+from warploom.measure.matmul import PlannedCall, blocks_error, drawn, torch_blocks
+from warploom.measure.timing import Candidate, EventClock, Spread, measure
 from warploom.ops.matmul import plan_matmul
 
 TUNED = HERE / "results" / "h200" / "gemm-tuned-f16.json"

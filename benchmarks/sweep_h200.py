@@ -18,16 +18,16 @@ from typing import Any
 from attention_cells import problem_of
 from scripts import parser_of, write
 
-from warploom.bench.attention import AttentionOnGpu
 from warploom.bench.baselines import flash_attention_4, sdpa
 from warploom.bench.environment import environment
-from warploom.bench.monitor import GpuMonitor
 from warploom.bench.power import power_of
-from warploom.bench.timing import Candidate, Measured, measure, paired_ratio
 from warploom.core.dtypes import bf16
 from warploom.core.targets import target
 from warploom.kernels.attention.problem import AttentionConfig, AttentionProblem
 from warploom.kernels.attention.sm90 import ForwardSm90
+from warploom.measure.attention import AttentionOnGpu
+from warploom.measure.monitor import GpuMonitor
+from warploom.measure.timing import Candidate, Measured, measure, paired_ratio
 from warploom.tune.attention import ATTENTION
 from warploom.tune.build import build_all
 from warploom.tune.tuner import gpu_for_tuning

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterable
 
-from warploom.bench.timing import Candidate
+from warploom.measure.timing import Candidate
 
 
 class SimulatedClock:

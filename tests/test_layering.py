@@ -44,10 +44,12 @@ ALLOWED: dict[str, frozenset[str]] = {
     "ops": OPS,
     "operators": OPS | {"operators"},
     "hosts": OPS | {"operators", "hosts"},
-    "tune": OPS | {"inspect", "bench", "tune"},
+    "checking": OPS | {"checking"},
+    "measure": OPS | {"checking", "measure"},
+    "tune": OPS | {"measure", "tune"},
     "inspect": OPS | {"inspect"},
-    "bench": OPS | {"operators", "inspect", "bench"},
-    "cli": OPS | {"operators", "inspect", "bench", "tune", "cli", ""},
+    "bench": OPS | {"operators", "checking", "measure", "inspect", "bench"},
+    "cli": OPS | {"operators", "checking", "measure", "inspect", "bench", "tune", "cli", ""},
     "": OPS | {"operators"},
 }
 """Package → packages it may import; '' is the package itself (``warploom/__init__.py``)."""
@@ -62,7 +64,6 @@ THIRD_PARTY: dict[str, frozenset[str]] = {
     "emulate": EVERYWHERE | {"rich"},
     "inspect": EVERYWHERE | {"rich"},
     "bench": EVERYWHERE | {"rich", "matplotlib", "torch"},
-    "tune": EVERYWHERE | {"rich"},
     "": EVERYWHERE | {"pytest"},
 }
 

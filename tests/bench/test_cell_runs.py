@@ -5,7 +5,7 @@ import json
 import pytest
 from tests.project import load
 
-from warploom.bench.timing import Measured, Spread
+from warploom.measure.timing import Measured, Spread
 
 
 @pytest.mark.parametrize(("wanted", "status"), [(2, 0), (3, 1)])

@@ -7,13 +7,13 @@ import numpy as np
 import pytest
 from tests.project import load
 
-from warploom.bench import monitor
 from warploom.bench.environment import environment, gpu_slug
-from warploom.bench.monitor import GpuMonitor, parse_nvidia_smi
 from warploom.core.errors import ProblemError
 from warploom.cuda.device import Gpu
 from warploom.kernels.attention.ladder import FULL_LADDER
 from warploom.kernels.matmul.ladder import FULL_LADDER as GEMM_LADDER
+from warploom.measure import monitor
+from warploom.measure.monitor import GpuMonitor, parse_nvidia_smi
 
 FIGURES = load("figures")
 BEFORE, Figure, load_targets, missed = FIGURES.BEFORE, FIGURES.Figure, FIGURES.load_targets, FIGURES.missed

@@ -10,13 +10,13 @@ import pytest
 from tests.tune.workloads import CpuTorch
 
 from warploom.bench import gemm as bench
-from warploom.bench import workload
 from warploom.core.dtypes import bf16, f16, f32
 from warploom.core.errors import ProblemError
 from warploom.interop.arrays import describe
 from warploom.kernels.ladder import Rung
 from warploom.kernels.matmul.problem import Matrix, contiguous_problem
 from warploom.kernels.matmul.sm80 import MatmulSm80
+from warploom.measure import matmul, workload
 from warploom.ops import steps
 from warploom.ops.backends import run_on_emulator
 
@@ -99,7 +99,7 @@ def test_a_rung_is_right_and_a_wrong_one_is_seen(on_cpu, name, monkeypatch):
     for index in range(case.work.sets):
         candidate.run(index)
         a, b = inputs[index]
-        assert bench.torch_error(out, a, b, rung.config.accumulate).ok
+        assert matmul.torch_error(out, a, b, rung.config.accumulate).ok
     monkeypatch.setattr(Emulated, "launch_again", lambda *_: True)
     assert not case.error(rung.config).ok
 
@@ -108,13 +108,13 @@ def test_a_rung_is_right_and_a_wrong_one_is_seen(on_cpu, name, monkeypatch):
 def test_a_small_problem_tells_what_is_wrong(on_cpu, name, monkeypatch):
     config = CONFIGS[name]
     problem = contiguous_problem(72, 40, 104, f16, config.accumulate, b_rows=False)
-    work = bench.MatmulOnGpu(problem, 0)
+    work = matmul.MatmulOnGpu(problem, 0)
     assert work.answers()
     assert work.fault(config) is None
     monkeypatch.setattr(Emulated, "launch_again", lambda *_: True)
     assert "wrong results (error inf" in str(work.fault(config))
     with pytest.raises(ProblemError, match="row-major A"):
-        bench.MatmulOnGpu(replace(problem, a=Matrix(False, 72)), 0)
+        matmul.MatmulOnGpu(replace(problem, a=Matrix(False, 72)), 0)
 
 
 def test_the_case_says_its_size_and_has_the_baseline(case):
@@ -128,4 +128,4 @@ def test_the_case_says_its_size_and_has_the_baseline(case):
     inputs, out = case.work.inputs, case.work.output
     baseline.run(1)
     a, b = inputs[1]
-    assert bench.torch_error(out, a, b, f32).ok
+    assert matmul.torch_error(out, a, b, f32).ok

@@ -76,7 +76,7 @@ def test_cells_hold_a_rung_against_the_one_before(gpu, monkeypatch):
     result = LadderResult({}, [])
     rungs = [Rung(key, key, "", None) for key in ("a", "b", "broken", "c")]
     rests: list[float] = []
-    monkeypatch.setattr("warploom.bench.timing.time.sleep", rests.append)
+    monkeypatch.setattr("warploom.measure.timing.time.sleep", rests.append)
     cells = ladder._size(case, rungs, result, ladder.GpuMonitor.of(0), 3, lambda fraction: None)
     assert list(cells) == [0, 1, 3]
     assert rests == [0.5] * 3 * 4, "the GPU rests before each sample"
@@ -147,7 +147,7 @@ def test_resources_of_a_small_kernel(monkeypatch):
 
 def test_the_torch_reference_agrees_with_numpys(monkeypatch):
     torch = pytest.importorskip("torch")
-    from warploom.bench import attention_reference as on_torch
+    from warploom.measure import attention as on_torch
 
     generator = torch.Generator().manual_seed(5)
     q, k, v = (torch.randn(2, 48, 3, 64, generator=generator).to(torch.bfloat16) for _ in range(3))

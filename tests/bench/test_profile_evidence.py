@@ -10,7 +10,8 @@ from tests.project import ROOT, load
 
 from warploom.bench.attention import AttentionFamily
 from warploom.bench.gemm import GemmFamily
-from warploom.bench.ladder import EmulatorCase, wavefronts_json
+from warploom.bench.ladder import EmulatorCase
+from warploom.checking.report import wavefronts_json
 from warploom.emulate import emulate
 from warploom.kernels.attention.ladder import FULL_LADDER
 from warploom.kernels.matmul.ladder import LADDER

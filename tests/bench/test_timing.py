@@ -9,8 +9,8 @@ import pytest
 from tests.clock import SimulatedClock
 from tests.project import load
 
-from warploom.bench import timing
-from warploom.bench.timing import Candidate, Measured, Spread, graphed, input_sets, measure, paired_ratio
+from warploom.measure import timing
+from warploom.measure.timing import Candidate, Measured, Spread, graphed, input_sets, measure, paired_ratio
 
 
 def test_the_gpu_rests_before_each_sample(monkeypatch):
@@ -120,7 +120,7 @@ def test_a_graph_holds_what_its_calls_read():
 @pytest.mark.gpu
 def test_events_and_graphs_on_a_gpu():
     torch = pytest.importorskip("torch")
-    from warploom.bench.timing import EventClock
+    from warploom.measure.timing import EventClock
 
     x = [torch.randn(4096, 4096, device="cuda", dtype=torch.bfloat16) for _ in range(2)]
     tiny = [torch.randn(64, device="cuda") for _ in range(4)]

@@ -5,12 +5,13 @@ import json
 import numpy as np
 import pytest
 
-from warploom.bench.gemm import GemmFamily, settled, torch_error
+from warploom.bench.gemm import GemmFamily, settled
 from warploom.bench.ladder import run_ladder
 from warploom.core.dtypes import f16, f32
 from warploom.core.errors import ConfigError
 from warploom.kernels.matmul.ladder import BEST16, BEST32, FULL_LADDER, HOPPER_LADDER, LADDER
 from warploom.kernels.matmul.reference import gemm_error, gemm_reference
+from warploom.measure.matmul import torch_error
 
 SMALL = "--m 64 --n 64 --k 128 --set BM=64 --set BN=64 --set WM=32 --set WN=32"
 pytestmark = pytest.mark.usefixtures("no_compiler")

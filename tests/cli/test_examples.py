@@ -12,7 +12,7 @@ import pytest
 from tests.project import ROOT
 
 import warploom
-from warploom.bench.checking import check_kernel, compared, in_orders, kernels_of
+from warploom.checking.kernel_file import check_kernel, compared, in_orders, kernels_of
 from warploom.core.errors import TraceError, VerifyError
 from warploom.ops.backends import gpu_target
 

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from tests.clock import SimulatedClock
 
-from warploom.bench import kernel_file
-from warploom.bench.checking import compared
+from warploom.checking.kernel_file import compared
 from warploom.emulate import emulate
+from warploom.measure import kernel_file
 from warploom.ops.launch import CopiedLaunch
 
 KERNELS = """

@@ -14,7 +14,7 @@ import pytest
 from tests.emulate.findings import every, kinds
 from tests.hopper.multicast import example
 from tests.hopper.mutants import changed, deleted, named, position, rewritten, swapped
-from warploom.bench.checking import check_kernel
+from warploom.checking.kernel_file import check_kernel
 from warploom.core.dtypes import u32
 from warploom.core.errors import ProblemError, TraceError, VerifyError
 from warploom.cuda.printer import print_cuda

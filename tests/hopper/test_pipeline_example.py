@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.project import ROOT, load
-from warploom.bench.checking import check_kernel, kernels_of
+from warploom.checking.kernel_file import check_kernel, kernels_of
 
 
 def script() -> Any:

@@ -4,7 +4,7 @@ import pytest
 
 from warploom.core.errors import ConfigError
 from warploom.core.targets import target
-from warploom.inspect import occupancy
+from warploom.cuda.occupancy import occupancy
 
 KIB = 1024
 

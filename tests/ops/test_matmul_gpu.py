@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 import warploom
-from warploom.bench.gemm import torch_error
 from warploom.core.dtypes import dtype_of
 from warploom.kernels.matmul.ladder import LADDER
+from warploom.measure.matmul import torch_error
 
 pytestmark = pytest.mark.gpu
 torch = pytest.importorskip("torch")

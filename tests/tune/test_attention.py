@@ -9,16 +9,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.tune.workloads import CpuTorch, EmulatedAttention
-from warploom.bench import attention as bench
-from warploom.bench import workload as bench_workload
-from warploom.bench.attention import checked_problem
-from warploom.bench.attention_reference import torch_error
 from warploom.core.dtypes import DTYPES, bf16, f16
 from warploom.core.errors import ConfigError, ProblemError
 from warploom.core.targets import target
 from warploom.kernels.attention.problem import AttentionProblem
 from warploom.kernels.attention.sm80 import ForwardSm80
 from warploom.kernels.settings import read
+from warploom.measure import attention as measured
+from warploom.measure import workload as on_gpu
+from warploom.measure.attention import checked_problem, torch_error
 from warploom.tune.attention import ATTENTION
 from warploom.tune.build import Built, build_all
 from warploom.tune.operation import neighbours
@@ -129,8 +128,8 @@ def test_right_results_pass_and_wrong_ones_do_not(changes):
 
 def test_a_workload_checks_and_runs_the_configuration(monkeypatch):
     torch = pytest.importorskip("torch")
-    monkeypatch.setattr(bench_workload, "torch_module", lambda: CpuTorch(torch))
-    monkeypatch.setattr(bench, "GpuCall", EmulatedAttention)
+    monkeypatch.setattr(on_gpu, "torch_module", lambda: CpuTorch(torch))
+    monkeypatch.setattr(measured, "GpuCall", EmulatedAttention)
     monkeypatch.setattr(EmulatedAttention, "made", [])
     workload = ATTENTION.workload(AttentionProblem(2, 2, 1, 72, 72, 64, bf16, (None, 0), lse=True), 0)
     assert workload.sets == 2

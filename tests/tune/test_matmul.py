@@ -8,13 +8,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from warploom.bench.gemm import checked_problem
 from warploom.core.dtypes import bf16, f16, f32
 from warploom.core.targets import target
 from warploom.kernels.matmul.choice import BEST32
 from warploom.kernels.matmul.problem import contiguous_problem
 from warploom.kernels.matmul.sm80 import MatmulSm80
 from warploom.kernels.settings import read
+from warploom.measure.matmul import checked_problem
 from warploom.tune.build import Built, build_all
 from warploom.tune.matmul import MATMUL, MOST_SM80, MOST_SM90
 from warploom.tune.matmul import space as tiles

@@ -1,1 +1,1 @@
-"""Measurements that can be made again: environment, timing, baselines, ladders and the tables made of them."""
+"""Measurements that can be made again: environment, baselines, ladders, profiles and the tables made of them."""

@@ -1,35 +1,32 @@
-"""Attention to a ladder and to the tuner: inputs, the float64 reference, PyTorch's backends as baselines."""
+"""The ladder of attention forward: its problems on the emulator and on a GPU, and the baselines beside it."""
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
-import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from warploom.bench.attention_reference import torch_error
 from warploom.bench.baselines import available_sdpa, flash_attention_4
 from warploom.bench.ladder import EmulatorCase, ErrorEntry, GpuCase
-from warploom.bench.timing import Candidate
-from warploom.bench.workload import OnGpu
 from warploom.core.dtypes import DType, bf16
-from warploom.interop.arrays import ArrayView, describe
+from warploom.interop.arrays import describe
 from warploom.kernels.attention.problem import AttentionConfig, AttentionProblem
 from warploom.kernels.attention.reference import ErrorReport, attention_error, attention_reference
 from warploom.kernels.ladder import Rung
 from warploom.kernels.settings import refuse
+from warploom.measure.attention import AttentionOnGpu
+from warploom.measure.timing import Candidate
 from warploom.ops.attention import plan
-from warploom.ops.backends import EMULATION_OVERHEAD, SECONDS_PER_FLOP, GpuCall, emulator_arguments
+from warploom.ops.backends import EMULATION_OVERHEAD, SECONDS_PER_FLOP, emulator_arguments
 
 GPU_TOKENS = 16384
 """Batch times sequence length of every size on the GPU."""
 GPU_WIDTH = 2048
 """Heads times head_dim there."""
-_CHECKED_ROWS = 512  # at least, of a small problem that results are checked on
 OVER_ROUNDED = "max |o - o64| / (2·max |rounded - o64|), where rounded is float64 that rounds P and O to the type"
 
 
@@ -98,70 +95,6 @@ def _entry(report: ErrorReport) -> ErrorEntry:
     if value <= 1.0 and report.against_rounded > 2.0:
         metric, value = OVER_ROUNDED, report.against_rounded / 2.0
     return ErrorEntry(metric, value if value < np.inf else float(np.finfo(np.float64).max), 1.0)
-
-
-class AttentionOnGpu(OnGpu):
-    """Attention forward on contiguous (batch, sequence, heads, head_dim) tensors."""
-
-    margin = 2.0  # approximations of the hardware's count
-
-    def __init__(self, problem: AttentionProblem, device: int, seed: int = 0) -> None:
-        size = problem.dtype.bytes * problem.batch * problem.head_dim
-        super().__init__(device, size * (problem.q_len * problem.heads + 2 * problem.kv_len * problem.kv_heads), seed)
-        self._problem = problem
-        self.inputs = [self._fresh(problem) for _ in range(self.sets)]
-        self._output = self._torch.empty_like(self.inputs[0][0])
-
-    def _fresh(self, problem: AttentionProblem) -> tuple[Any, Any, Any]:
-        def one(length: int, heads: int) -> Any:
-            shape, kind = (problem.batch, length, heads, problem.head_dim), self.kind(problem.dtype)
-            return self._torch.randn(shape, generator=self._generator, device=self._device, dtype=kind)
-
-        keys = problem.kv_len, problem.kv_heads
-        return one(problem.q_len, problem.heads), one(*keys), one(*keys)
-
-    def prepare(self, config: AttentionConfig) -> Callable[[int], object]:
-        """Launches of the kernel, loaded."""
-        call, results = self._call(config, self.inputs[0]), self._results(self._output, self._problem)
-        arrays = [(*(describe(x) for x in inputs), *results) for inputs in self.inputs]
-        for one in arrays:
-            call.launch(one, "torch")  # packs the arguments of every input set
-        return lambda i: call.launch(arrays[i], "torch")
-
-    def error(self, config: AttentionConfig, problem: AttentionProblem | None = None) -> ErrorReport:
-        """By element, and against a reference that rounds P and O."""
-        problem = problem or self._problem
-        inputs = self._fresh(problem)
-        out = self._torch.full_like(inputs[0], math.nan)
-        arrays = *(describe(x) for x in inputs), *self._results(out, problem)
-        self._call(config, inputs).launch(arrays, "torch")
-        return torch_error(out, *inputs, problem.dtype, problem)
-
-    def checked(self, config: AttentionConfig) -> AttentionProblem:
-        """Lengths with the same remainders of the tiles, one batch."""
-        return checked_problem(self._problem, config)
-
-    def _results(self, out: Any, problem: AttentionProblem) -> tuple[ArrayView, ...]:
-        if not problem.lse:
-            return (describe(out),)
-        rows = problem.batch, problem.heads, problem.q_len
-        return describe(out), describe(self._torch.empty(rows, device=self._device, dtype=self._torch.float32))
-
-    def _call(self, config: AttentionConfig, inputs: tuple[Any, Any, Any]) -> GpuCall:
-        """The kernel with the grid and scalars of these inputs."""
-        p = self._problem
-        made = plan(*inputs, scale=p.scale, window=p.window, softcap=p.softcap, return_lse=p.lse, config=config)
-        return GpuCall.of(made.calls[0], self._index)
-
-
-def checked_problem(problem: AttentionProblem, config: AttentionConfig) -> AttentionProblem:
-    """A small problem that the same kernel runs: lengths with the same remainders of the tiles, one batch."""
-    period = math.lcm(config.tile_m, config.tile_n)
-    least = period * -(-_CHECKED_ROWS // period)
-    q_len, kv_len = (min(n, n % period + least) for n in (problem.q_len, problem.kv_len))
-    if q_len == kv_len and problem.q_len != problem.kv_len:  # equal strides would be another kernel
-        q_len, kv_len = problem.q_len, problem.kv_len
-    return dataclasses.replace(problem, batch=1, q_len=q_len, kv_len=kv_len)
 
 
 def _baselines(inputs: Sequence[tuple[Any, Any, Any]]) -> list[Candidate]:

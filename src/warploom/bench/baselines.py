@@ -1,4 +1,4 @@
-"""The kernels of others to compare with, run in the same process. Imported lazily: torch is no dependency."""
+"""The kernels of other libraries to compare with, run in the same process and imported when they are needed."""
 
 from __future__ import annotations
 
@@ -6,24 +6,11 @@ import importlib
 from collections.abc import Callable
 from typing import Any
 
-from warploom.core.errors import UnsupportedDeviceError
 from warploom.cuda.device import installed_version
+from warploom.measure.pytorch import torch_module
 
 SDPA_BACKENDS = {"torch_flash": "FLASH_ATTENTION", "torch_cudnn": "CUDNN_ATTENTION", "torch_math": "MATH"}
 """Names in results, and PyTorch's names of the backends of ``scaled_dot_product_attention``."""
-
-
-def torch_module() -> Any:
-    """PyTorch with a usable GPU. Raises UnsupportedDeviceError that says what is missing."""
-    try:
-        torch: Any = importlib.import_module("torch")
-    except ImportError as error:
-        raise UnsupportedDeviceError(
-            "timing on a GPU needs PyTorch, for its inputs, its reference and as the baseline: pip install torch"
-        ) from error
-    if not torch.cuda.is_available():
-        raise UnsupportedDeviceError("the installed PyTorch sees no GPU: install its CUDA build to time on the GPU")
-    return torch
 
 
 def sdpa(name: str, causal: bool = False, **options: Any) -> Callable[[Any, Any, Any], Any]:

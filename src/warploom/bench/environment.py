@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 import warploom
-from warploom.bench.monitor import GpuMonitor
+from warploom.measure.monitor import GpuMonitor
 
 _PACKAGES = ("numpy", "ml_dtypes", "cuda-core", "cuda-bindings", "torch", "nvidia-cudnn-cu13", "triton")
 

@@ -12,17 +12,17 @@ from dataclasses import dataclass, field
 from typing import Any, Generic, Protocol, TypeVar
 
 from warploom.bench.environment import environment
-from warploom.bench.monitor import GpuMonitor
 from warploom.bench.resources import TargetEntry, compile_for, missing_compiler
-from warploom.bench.timing import Candidate, EventClock, Measured, measure, paired_ratio
-from warploom.bench.workload import OnGpu
+from warploom.checking.report import finding_json, wavefronts_json
 from warploom.core.dtypes import DType
 from warploom.core.errors import ConfigError
 from warploom.cuda.compile import available_cores
-from warploom.emulate import Emulation, Finding, emulate
+from warploom.emulate import Emulation, emulate
 from warploom.ir.program import Program
-from warploom.ir.statements import NOWHERE
 from warploom.kernels.ladder import Rung
+from warploom.measure.monitor import GpuMonitor
+from warploom.measure.timing import Candidate, EventClock, Measured, measure, paired_ratio
+from warploom.measure.workload import OnGpu
 
 Config = TypeVar("Config")
 Progress = Callable[[str, float], None]
@@ -31,8 +31,6 @@ Progress = Callable[[str, float], None]
 TARGETS = ("sm_80", "sm_90a")
 EMULATION_SHARE = 0.4
 """Of the time on the CPU, where the rest is compiling."""
-ACCESS_CLASSES = ("ldmatrix", "st.shared", "ld.shared", "cp.async")
-"""Shared-memory accesses that every row counts; others follow where a kernel has them."""
 
 
 @dataclass(frozen=True)
@@ -65,7 +63,7 @@ class GpuCase(Generic[Config]):
 
     ``label`` says the size in the result ({"seq": 4096, …}), ``flops`` the work of one call, ``error`` how far a
     configuration's result is from the reference on fresh inputs. ``pause``: seconds that the GPU rests before each
-    sample (:func:`warploom.bench.timing.measure`).
+    sample (:func:`warploom.measure.timing.measure`).
     """
 
     label: Mapping[str, Any]
@@ -146,27 +144,6 @@ def config_json(config: Any) -> dict[str, Any]:
     """The flags of a configuration; types by their names."""
     flags = {f.name: getattr(config, f.name) for f in dataclasses.fields(config)}
     return {name: value.name if isinstance(value, DType) else value for name, value in flags.items()}
-
-
-def finding_json(finding: Finding) -> dict[str, Any]:
-    """A finding with its source lines as text, and the lines that called them, the innermost first."""
-    found = dataclasses.asdict(finding)
-    del found["between"]  # means something to this run alone
-    return found | {
-        "where": str(finding.where),
-        "other": str(finding.other) if finding.other is not None else None,
-        "where_called_from": [str(caller) for caller in finding.where.callers],
-        "other_called_from": [str(caller) for caller in (finding.other or NOWHERE).callers],
-        "loops": [{"line": str(line), "index": index} for line, index in finding.loops],
-        "follows": [finding_json(other) for other in finding.follows],
-    }
-
-
-def wavefronts_json(emulation: Emulation) -> dict[str, dict[str, int]]:
-    """Executed and ideal wavefronts of each class of shared-memory access, and the instructions that made them."""
-    classes = dict.fromkeys((*ACCESS_CLASSES, *emulation.traffic.shared))
-    found = {name: emulation.traffic[name] for name in classes}
-    return {name: {"actual": w.actual, "ideal": w.ideal, "accesses": w.accesses} for name, w in found.items()}
 
 
 def run_ladder(

@@ -17,7 +17,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from warploom.bench.timing import Candidate, Clock
+from warploom.measure.timing import Candidate, Clock
 
 WINDOW_SECONDS = 0.6
 """Long beside the counter's ticks of about 0.1 s, and cheap enough for every cell of a table."""
@@ -29,7 +29,7 @@ _LONGEST = 4.0
 
 
 class Meter(Protocol):
-    """What is read of a GPU; :class:`~warploom.bench.monitor.GpuMonitor` is one."""
+    """What is read of a GPU; :class:`~warploom.measure.monitor.GpuMonitor` is one."""
 
     def sm_clock(self) -> float | None:
         """The multiprocessors' clock in MHz, or None."""

@@ -13,11 +13,14 @@ from typing import Any, ClassVar, Protocol
 from warploom.bench.counters import METRICS, OPCODES, Profile, choose_metrics, parse_profiles
 from warploom.bench.ncu import available_metrics, find_ncu, record
 from warploom.bench.samples import locate, parse_source_page
+from warploom.checking.kernel_file import configuration_of, example_of, one_kernel, traced_kernel
 from warploom.core.errors import ConfigError, UnsupportedDeviceError
 from warploom.cuda.device import require_driver, target_of
 from warploom.inspect import SassReport, inspect_program
 from warploom.ir.program import Program
 from warploom.kernels.attention.problem import AttentionConfig
+from warploom.lang import KernelFunction
+from warploom.ops.launch import copied_launch
 
 
 class Watched(Protocol):
@@ -139,6 +142,34 @@ class GemmLaunch:
         shapes = (self.m, self.k), (self.k, self.n)
         a, b = (rng.standard_normal(shape, np.float32).astype(config.dtype.numpy) for shape in shapes)
         matmul(a, b, config=config, accumulate=config.accumulate)
+
+
+@dataclass(frozen=True)
+class KernelLaunch:
+    """The example of a kernel in a file, for a profiler to watch; ``settings`` are NAME=VALUE."""
+
+    file: str
+    settings: tuple[str, ...] = ()
+
+    @property
+    def config(self) -> tuple[KernelFunction, dict[str, Any]]:
+        """The kernel and its configuration. Raises ProblemError or ConfigError for what does not exist."""
+        function = one_kernel(self.file)
+        return function, configuration_of(function, dict(text.split("=", 1) for text in self.settings))
+
+    @property
+    def program(self) -> Program:
+        """The Program that runs."""
+        return traced_kernel(*self.config)
+
+    def run(self) -> None:
+        """Launch the example once."""
+        function, configuration = self.config
+        program = self.program
+        launch = example_of(function, program, 0, configuration)
+        copied = copied_launch(program, launch.grid, launch.arguments)
+        copied.queue(0)
+        copied.download()
 
 
 def profile_launches(

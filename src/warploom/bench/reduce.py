@@ -14,11 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from warploom.bench.baselines import torch_module
-from warploom.bench.monitor import GpuMonitor
 from warploom.bench.power import power_of
 from warploom.bench.resources import compile_for
-from warploom.bench.timing import Candidate, EventClock, Spread, graphed, measure
 from warploom.core.errors import WarploomError
 from warploom.emulate import emulate
 from warploom.inspect.report import inspect_program
@@ -29,6 +26,9 @@ from warploom.kernels.reduce.config import ReduceConfig
 from warploom.kernels.reduce.ladder import GRID, LAUNCH, LOOP, Setting
 from warploom.kernels.reduce.reference import row_max_reference, row_max_tolerance
 from warploom.kernels.reduce.tile import matmul_row_max
+from warploom.measure.monitor import GpuMonitor
+from warploom.measure.pytorch import torch_module
+from warploom.measure.timing import Candidate, EventClock, Spread, graphed, measure
 from warploom.ops.backends import GpuCall
 
 PAPER = {

@@ -27,8 +27,8 @@ def bench(
       warploom bench my_kernels.py:row_max
       warploom bench my_kernels.py:row_max --set tile=128 --json -
     """
-    from warploom.bench.checking import configuration_of, one_kernel
-    from warploom.bench.kernel_file import bench_kernel
+    from warploom.checking.kernel_file import configuration_of, one_kernel
+    from warploom.measure.kernel_file import bench_kernel
 
     kernel = one_kernel(target)
     timed = bench_kernel(kernel, configuration_of(kernel, parse_settings(set_)), rounds)

@@ -16,7 +16,7 @@ from warploom.cli.options import KernelSettings, parse_settings
 from warploom.cli.output import console, note, write_json
 
 if TYPE_CHECKING:
-    from warploom.bench.checking import Checked, Result
+    from warploom.checking.kernel_file import Checked, Result
     from warploom.ir.statements import SourceLine
     from warploom.lang import KernelFunction
 
@@ -74,8 +74,8 @@ def check(
 
 
 def _checked(file: str, launch: str | None, seed: int | None, set_: list[str] | None) -> list[Checked]:
-    from warploom.bench.checking import in_orders, kernels_of
-    from warploom.bench.launch_file import SUFFIXES, check_file
+    from warploom.checking.kernel_file import in_orders, kernels_of
+    from warploom.checking.launch_file import SUFFIXES, check_file
     from warploom.core.errors import ProblemError
 
     if not file.endswith(SUFFIXES):
@@ -88,7 +88,7 @@ def _checked(file: str, launch: str | None, seed: int | None, set_: list[str] | 
 
 
 def _in_orders(function: KernelFunction, seed: int | None, set_: list[str] | None) -> Checked:
-    from warploom.bench.checking import check_kernel, configuration_of, in_orders, traced_kernel
+    from warploom.checking.kernel_file import check_kernel, configuration_of, in_orders, traced_kernel
 
     configuration = configuration_of(function, parse_settings(set_))
     program = traced_kernel(function, configuration)
@@ -96,7 +96,7 @@ def _in_orders(function: KernelFunction, seed: int | None, set_: list[str] | Non
 
 
 def _as_json(one: Checked) -> dict[str, Any]:
-    from warploom.bench.ladder import finding_json, wavefronts_json
+    from warploom.checking.report import finding_json, wavefronts_json
 
     return {
         "kernel": one.name,
@@ -109,14 +109,14 @@ def _as_json(one: Checked) -> dict[str, Any]:
 
 
 def _name_unchecked(file: str) -> None:
-    from warploom.bench.checking import without_example
+    from warploom.checking.kernel_file import without_example
 
     if names := without_example(file):
         note(f"not checked, for want of an example (@{names[0]}.example): {', '.join(names)}")
 
 
 def _show(one: Checked, compiles: bool) -> None:
-    from warploom.bench.checking import code_size
+    from warploom.checking.kernel_file import code_size
 
     out = console()
     out.print(one.emulation.printed, end="", markup=False, highlight=False)

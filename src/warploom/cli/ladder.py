@@ -9,21 +9,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from warploom.cli.errors import explains_errors
-from warploom.cli.options import (
-    Accumulate,
-    DTypeName,
-    HeadDim,
-    JsonFile,
-    On,
-    RungList,
-    Settings,
-    chosen_rungs,
-    grouped,
-    on_gpu,
-    parse_settings,
-)
+from warploom.cli.options import JsonFile, On, grouped, on_gpu, parse_settings, sequence_lengths
 from warploom.cli.output import console, note, progress_bar, write_json
 from warploom.cli.plot import PlotFile, draw
+from warploom.cli.rungs import Accumulate, DTypeName, HeadDim, RungList, Settings, chosen_rungs
 
 if TYPE_CHECKING:
     from warploom.bench.attention import AttentionFamily
@@ -145,17 +134,6 @@ def _run_and_report(
     if telling.plot is not None:
         draw(result.json(), telling.plot)
     report(result, telling.json)
-
-
-def sequence_lengths(text: str, what: str = "sequence lengths") -> list[int]:
-    """The numbers of ``4096,16384``. Raises typer.BadParameter for anything else."""
-    try:
-        sizes = [int(part) for part in text.split(",")]
-    except ValueError:
-        raise typer.BadParameter(f"{what} are numbers with commas between, not {text!r}") from None
-    if min(sizes) < 1:
-        raise typer.BadParameter(f"{what} are positive, not {text!r}")
-    return sizes
 
 
 def attention_rungs(

@@ -8,8 +8,9 @@ from typing import Any
 import typer
 
 from warploom.cli.errors import explains_errors
-from warploom.cli.options import JsonFile, On, RungList, chosen_rungs, on_gpu
+from warploom.cli.options import JsonFile, On, on_gpu
 from warploom.cli.output import console, listed, note, progress_bar, write_json
+from warploom.cli.rungs import RungList, chosen_rungs
 
 
 @explains_errors

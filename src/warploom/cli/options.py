@@ -6,29 +6,15 @@ import dataclasses
 import functools
 import inspect
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import typer
 from typer.core import TyperGroup
 
 if TYPE_CHECKING:
-    from warploom.kernels.ladder import Ladder, Rung
+    pass
 
-Config = TypeVar("Config")
 
-RungList = Annotated[
-    list[str] | None,
-    typer.Option("--rung", metavar="RUNG,…", help="Only these rungs: numbers, names, or commas between; default all."),
-]
-Settings = Annotated[
-    list[str] | None,
-    typer.Option("--set", metavar="FLAG=VALUE", help="Override a flag of every rung; may be given several times."),
-]
-HeadDim = Annotated[int, typer.Option(metavar="N", help="Elements per head.")]
-DTypeName = Annotated[str, typer.Option(metavar="bf16|f16", help="Element type.")]
-Accumulate = Annotated[
-    str | None, typer.Option(metavar="f16|f32", help="Accumulate in this type; default each rung's own.")
-]
 On = Annotated[str, typer.Option(metavar="cpu|gpu|auto", help="gpu: also time on the GPU; auto: if there is one.")]
 JsonFile = Annotated[
     str | None, typer.Option("--json", metavar="FILE", help="Write the rows as JSON; - for standard output.")
@@ -107,8 +93,8 @@ def on_gpu(choice: str) -> bool:
         raise typer.BadParameter(f"--on is cpu, gpu or auto, not {choice!r}")
     if choice == "cpu":
         return False
-    from warploom.bench.baselines import torch_module
     from warploom.cuda.device import has_gpu, require_driver
+    from warploom.measure.pytorch import torch_module
 
     if choice == "auto" and not has_gpu():
         return False
@@ -133,13 +119,12 @@ def parse_settings(texts: list[str] | None) -> dict[str, str]:
     return found
 
 
-def chosen_rungs(ladder: Ladder[Config], names: list[str] | None) -> list[Rung[Config]]:
-    """The rungs named (each text may name several with commas between), in the ladder's order; all without names.
-
-    Raises ConfigError that lists the rungs for a name that is none.
-    """
-    if not names:
-        return list(ladder.rungs)
-    keys = [key.strip() for text in names for key in text.split(",")]
-    wanted = {ladder.rung(key).key for key in keys}
-    return [rung for rung in ladder.rungs if rung.key in wanted]
+def sequence_lengths(text: str, what: str = "sequence lengths") -> list[int]:
+    """The numbers of ``4096,16384``. Raises typer.BadParameter for anything else."""
+    try:
+        sizes = [int(part) for part in text.split(",")]
+    except ValueError:
+        raise typer.BadParameter(f"{what} are numbers with commas between, not {text!r}") from None
+    if min(sizes) < 1:
+        raise typer.BadParameter(f"{what} are positive, not {text!r}")
+    return sizes

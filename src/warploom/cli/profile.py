@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from warploom.cli.errors import explains_errors
-from warploom.cli.options import Accumulate, JsonFile, KernelFile, KernelSettings, Settings, TakesFiles, parse_settings
+from warploom.cli.options import JsonFile, KernelFile, KernelSettings, TakesFiles, parse_settings
 from warploom.cli.output import console, listed, write_json
+from warploom.cli.rungs import Accumulate, Settings
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -96,8 +97,7 @@ def file(target: KernelFile, set_: KernelSettings = None, json: JsonFile = None)
     Example:
       warploom profile my_kernels.py:row_max --set tile=128
     """
-    from warploom.bench.kernel_file import KernelLaunch
-    from warploom.bench.profile import profile_launches
+    from warploom.bench.profile import KernelLaunch, profile_launches
 
     settings = _settings(set_)
     found = profile_launches([KernelLaunch(target, settings)])[0]

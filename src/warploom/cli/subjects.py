@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from warploom.cli.options import Accumulate, DTypeName, HeadDim, Settings, is_kernel_file, parse_settings
+from warploom.cli.options import is_kernel_file, parse_settings
+from warploom.cli.rungs import Accumulate, DTypeName, HeadDim, Settings
 
 if TYPE_CHECKING:
     from warploom.ir.program import Program
@@ -64,7 +65,7 @@ class Subject:
             from warploom.inspect.subjects import attention_program, gemm_program
 
             return (gemm_program if self.what == "gemm" else attention_program)(self.chosen().config)
-        from warploom.bench.checking import configuration_of, one_kernel, traced_kernel
+        from warploom.checking.kernel_file import configuration_of, one_kernel, traced_kernel
 
         kernel = one_kernel(self.what, runnable=False)
         return traced_kernel(kernel, configuration_of(kernel, parse_settings(self.settings)))

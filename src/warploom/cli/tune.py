@@ -79,7 +79,7 @@ def tune_attention(wanted: Attention, search: Search) -> None:
       warploom tune attention --head-dim 128 --seq 1024,4096 --causal
       warploom tune attention --head-dim 64 --seq 8192 --heads 32 --kv-heads 8 --budget 60
     """
-    from warploom.cli.ladder import sequence_lengths
+    from warploom.cli.options import sequence_lengths
     from warploom.core.dtypes import dtype_of
     from warploom.kernels.attention.problem import AttentionProblem
     from warploom.tune.attention import ATTENTION
@@ -152,8 +152,8 @@ def tune_file(
     Example:
       warploom tune my_kernels.py:row_max --try tile=64,128 --try stages=2,3
     """
-    from warploom.bench.checking import one_kernel
-    from warploom.bench.kernel_file import tune_kernel
+    from warploom.checking.kernel_file import one_kernel
+    from warploom.measure.kernel_file import tune_kernel
 
     values = {name: text.split(",") for name, text in parse_settings(try_).items()}
     found = tune_kernel(one_kernel(target), values, rounds)

@@ -1,7 +1,7 @@
 """SASS: disassemble a kernel, group and count its instructions, and compare two kernels, without a GPU."""
 
+from warploom.cuda.occupancy import Occupancy, occupancy
 from warploom.inspect.difference import Change, Comparison, compare
-from warploom.inspect.occupancy import Occupancy, occupancy
 from warploom.inspect.report import SassReport, inspect_cubin, inspect_program, inspect_sass
 from warploom.inspect.sass import Instruction, Listing, parse_sass
 

@@ -12,8 +12,8 @@ from typing import Any
 from warploom.core.errors import ConfigError, WarploomError
 from warploom.core.targets import Target, target
 from warploom.cuda.cubin import Resources, compute_capability, disassemble, local_memory_bytes, resources
+from warploom.cuda.occupancy import Occupancy, occupancy
 from warploom.inspect.flow import Flow, Loop, control_flow
-from warploom.inspect.occupancy import Occupancy, occupancy
 from warploom.inspect.purpose import count_groups, count_opcodes, is_tensor
 from warploom.inspect.sass import Instruction, Listing, choose, parse_sass
 from warploom.inspect.waits import load_use_distances

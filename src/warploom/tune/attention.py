@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from warploom.bench.attention import AttentionOnGpu
 from warploom.core.errors import ProblemError
 from warploom.core.targets import Target
 from warploom.kernels.attention.choice import choose
@@ -13,6 +12,7 @@ from warploom.kernels.attention.sm80 import ForwardSm80
 from warploom.kernels.attention.sm90 import ForwardSm90
 from warploom.kernels.settings import violations_of
 from warploom.kernels.source import KernelSource
+from warploom.measure.attention import AttentionOnGpu
 from warploom.tune.operation import Operation, combinations
 
 

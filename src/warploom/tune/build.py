@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from warploom.core.errors import WarploomError
 from warploom.core.targets import Target
-from warploom.inspect.occupancy import occupancy
+from warploom.cuda.occupancy import occupancy
 from warploom.kernels.source import KernelSource
 
 if TYPE_CHECKING:

@@ -7,7 +7,6 @@ from dataclasses import replace
 from itertools import islice
 from typing import Any
 
-from warploom.bench.gemm import MatmulOnGpu
 from warploom.core.dtypes import f16
 from warploom.core.targets import Target
 from warploom.kernels.matmul.choice import (
@@ -26,6 +25,7 @@ from warploom.kernels.matmul.sm80 import MatmulSm80
 from warploom.kernels.matmul.sm90 import MatmulSm90
 from warploom.kernels.settings import violations_of
 from warploom.kernels.source import KernelSource
+from warploom.measure.matmul import MatmulOnGpu
 from warploom.tune.operation import Operation, combinations
 
 MOST_SM80, MOST_SM90 = 64, 24

@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any, Generic, TypeVar
 
-from warploom.bench.workload import OnGpu
 from warploom.core.targets import Target
 from warploom.kernels.source import KernelSource
+from warploom.measure.workload import OnGpu
 from warploom.ops.tuned import TunableProblem
 
 Problem = TypeVar("Problem", bound=TunableProblem)

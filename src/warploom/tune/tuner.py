@@ -1,7 +1,7 @@
 """The search: prune before compiling, prune the cubins, check results, then time in rounds and keep the better half.
 
-Every candidate that is timed has computed a small problem right first. Rounds are interleaved (``bench.timing``). What
-won is kept for calls (``ops.tuned``).
+Every candidate that is timed has computed a small problem right first. Rounds are interleaved
+(:mod:`warploom.measure.timing`). What won is kept for calls (``ops.tuned``).
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any, Protocol
 
-from warploom.bench.baselines import torch_module
-from warploom.bench.timing import Candidate, Clock, EventClock, Measured, measure, paired_ratio
-from warploom.bench.workload import OnGpu
 from warploom.core.errors import ConfigError, UnsupportedDeviceError, WarploomError
 from warploom.core.targets import Target
 from warploom.kernels.settings import read
 from warploom.kernels.source import KernelSource
+from warploom.measure.pytorch import torch_module
+from warploom.measure.timing import Candidate, Clock, EventClock, Measured, measure, paired_ratio
+from warploom.measure.workload import OnGpu
 from warploom.ops import tuned
 from warploom.ops.backends import gpu_name, gpu_target
 from warploom.tune.build import Built, Progress, build_all

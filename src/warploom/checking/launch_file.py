@@ -10,7 +10,7 @@ from typing import Any, cast
 
 import numpy as np
 
-from warploom.bench.checking import Checked, Result, compared
+from warploom.checking.kernel_file import Checked, Result, compared
 from warploom.core.dtypes import dtype_of
 from warploom.core.errors import ProblemError
 from warploom.layout.tensor_map import TensorMapSpec

@@ -1,4 +1,4 @@
-"""Time, search and profile a user's own kernel on the GPU, launched as its example says and checked before."""
+"""Check and time a user's own kernel on the GPU, launched as its example says, or search its configurations."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from typing import Any
 
 import numpy as np
 
-from warploom.bench.checking import Result, configuration_of, example_of, one_kernel, results_of, traced_kernel
-from warploom.bench.timing import Candidate, Clock, EventClock, Measured, input_sets, measure
+from warploom.checking.kernel_file import Result, configuration_of, example_of, results_of, traced_kernel
 from warploom.core.errors import ConfigError, ProblemError, WarploomError
 from warploom.cuda.device import require_driver
 from warploom.ir.program import Program
 from warploom.lang import KernelFunction
+from warploom.measure.timing import Candidate, Clock, EventClock, Measured, input_sets, measure
 from warploom.ops.launch import CopiedLaunch, copied_launch
 
 _L2_BYTES = 50 << 20
@@ -153,32 +153,3 @@ def _timed(ready: Sequence[Prepared], rounds: int, clock: Clock | None) -> list[
     sets = max(len(one.launches) for one in ready)
     found = measure([candidate(one) for one in ready], sets, clock or EventClock(0), rounds=rounds)
     return [Timed(x.configuration, x.results, found[shown(x.configuration)], x.bytes) for x in ready]
-
-
-# -- hardware counters
-@dataclass(frozen=True)
-class KernelLaunch:
-    """The example of a kernel in a file, for a profiler to watch; ``settings`` are NAME=VALUE."""
-
-    file: str
-    settings: tuple[str, ...] = ()
-
-    @property
-    def config(self) -> tuple[KernelFunction, dict[str, Any]]:
-        """The kernel and its configuration. Raises ProblemError or ConfigError for what does not exist."""
-        function = one_kernel(self.file)
-        return function, configuration_of(function, dict(text.split("=", 1) for text in self.settings))
-
-    @property
-    def program(self) -> Program:
-        """The Program that runs."""
-        return traced_kernel(*self.config)
-
-    def run(self) -> None:
-        """Launch the example once."""
-        function, configuration = self.config
-        program = self.program
-        launch = example_of(function, program, 0, configuration)
-        copied = copied_launch(program, launch.grid, launch.arguments)
-        copied.queue(0)
-        copied.download()

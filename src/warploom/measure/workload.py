@@ -1,4 +1,4 @@
-"""One problem of an operation on a GPU: what a ladder times at a size, and the tuner for a class of sizes."""
+"""One problem of an operation on a GPU: its inputs, and what queues, checks and judges a configuration's call."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Any
 
-from warploom.bench.baselines import torch_module
-from warploom.bench.timing import input_sets
 from warploom.core.dtypes import DType
+from warploom.measure.pytorch import torch_module
+from warploom.measure.timing import input_sets
 
 
 class OnGpu(ABC):

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from warploom.bench.monitor import GpuMonitor
+from warploom.measure.monitor import GpuMonitor
 
 L2_MARGIN = 3
 """The inputs of one rotation cover the L2 this many times."""

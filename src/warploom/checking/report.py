@@ -1,0 +1,33 @@
+"""What a checked run found, as JSON: findings, and wavefronts of shared-memory accesses."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+from warploom.emulate import Emulation, Finding
+from warploom.ir.statements import NOWHERE
+
+ACCESS_CLASSES = ("ldmatrix", "st.shared", "ld.shared", "cp.async")
+"""Shared-memory accesses that every row counts; others follow where a kernel has them."""
+
+
+def finding_json(finding: Finding) -> dict[str, Any]:
+    """A finding with its source lines as text, and the lines that called them, the innermost first."""
+    found = dataclasses.asdict(finding)
+    del found["between"]  # means something to this run alone
+    return found | {
+        "where": str(finding.where),
+        "other": str(finding.other) if finding.other is not None else None,
+        "where_called_from": [str(caller) for caller in finding.where.callers],
+        "other_called_from": [str(caller) for caller in (finding.other or NOWHERE).callers],
+        "loops": [{"line": str(line), "index": index} for line, index in finding.loops],
+        "follows": [finding_json(other) for other in finding.follows],
+    }
+
+
+def wavefronts_json(emulation: Emulation) -> dict[str, dict[str, int]]:
+    """Executed and ideal wavefronts of each class of shared-memory access, and the instructions that made them."""
+    classes = dict.fromkeys((*ACCESS_CLASSES, *emulation.traffic.shared))
+    found = {name: emulation.traffic[name] for name in classes}
+    return {name: {"actual": w.actual, "ideal": w.ideal, "accesses": w.accesses} for name, w in found.items()}
