@@ -22,12 +22,13 @@ _OPEN_SAFELY = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)  # a 
 
 
 def make_private_folder(folder: Path) -> None:
-    """Create ``folder`` and the one around it with mode 0700 where they are missing, and require that they are private.
+    """Create ``folder`` and those around it with mode 0700 where they are missing, and require that it is private.
 
     Raises OSError where it cannot be made, PermissionError where others can write to it.
     """
-    folder.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    folder.mkdir(mode=0o700, exist_ok=True)
+    for each in (*reversed(folder.parents), folder):  # of mkdir's own parents the umask decides
+        if not each.is_dir():
+            each.mkdir(mode=0o700, exist_ok=True)
     require_private_folder(folder)
 
 
