@@ -45,10 +45,10 @@ def recorded(function: Public) -> Public:
         torch = sys.modules.get("torch")
         if torch is None:
             return function(*given, **named)
-        if not (_watches(torch) or (torch._C._is_any_autocast_enabled() and _autocast(torch, given, named))):
+        if not (_watches(torch) or _records(torch, given, named) or _autocast(torch, given, named)):
             try:
                 return function(*given, **named)
-            except DerivativeError:
+            except DerivativeError:  # of an array in a list
                 if named.get("out") is not None:
                     raise
         return operator_of(name)(*given, **named)
@@ -56,8 +56,19 @@ def recorded(function: Public) -> Public:
     return cast(Public, call)
 
 
+def _records(torch: Any, given: tuple[Any, ...], named: dict[str, Any]) -> bool:
+    """Whether a gradient is wanted of an argument, and none of them is written to."""
+    if not torch.is_grad_enabled() or True not in [
+        getattr(x, "requires_grad", False) for x in (*given, *named.values())
+    ]:
+        return False
+    return named.get("out") is None
+
+
 def _autocast(torch: Any, given: tuple[Any, ...], named: dict[str, Any]) -> bool:
     """Whether PyTorch's autocast is on where the tensors among the arguments are, and none of them is written to."""
+    if not torch._C._is_any_autocast_enabled():
+        return False
     first = next((x for x in (*given, *named.values()) if isinstance(x, torch.Tensor)), None)
     return first is not None and named.get("out") is None and torch.is_autocast_enabled(first.device.type)
 

@@ -14,7 +14,7 @@ from typing import Any, Unpack
 import torch
 
 from warploom.operators.fakes import for_operator, if_sizes_are_known, options_of, seen
-from warploom.operators.registration import Derivative, Named, define, differentiated
+from warploom.operators.registration import Derivative, Named, call, define, differentiated, names_of
 from warploom.ops import attention as eager
 from warploom.ops.attention import refuse_config
 from warploom.ops.attention_arrays import AXES, Options, checked
@@ -38,10 +38,11 @@ _BACKWARD = (
 
 def backward_of(function: Callable[..., Any]) -> Callable[..., Any]:
     """What runs an operator of gradients by q, k, v and sinks."""
+    compute = unwrap(function)
 
     def run(q: torch.Tensor, sinks: Any = None, deterministic: bool = False, **given: Any) -> Any:
         deterministic = deterministic or torch.are_deterministic_algorithms_enabled()
-        found = function(q=q, sinks=sinks, deterministic=deterministic, **given)
+        found = compute(q=q, sinks=sinks, deterministic=deterministic, **given)
         return found if sinks is not None else (*found, _of_sinks(q, 0))
 
     return run
@@ -64,17 +65,17 @@ backward_operator = define(
 """The gradients by q, k, v and sinks, by :func:`warploom.attention_backward`; the last is empty without sinks."""
 
 
-def gradients(operator: Any) -> Callable[..., Named]:
-    """The derivative by q, k, v and sinks, through an operator of gradients that takes the same options."""
-    names = frozenset(x.name for x in operator._schema.arguments)
+def gradients(name: str, schema: str) -> Callable[..., Named]:
+    """The derivative by q, k, v and sinks, through the operator of gradients of this name, with the same options."""
+    names = names_of(schema)
 
     def backward(given: Named, results: Any, by_results: tuple[torch.Tensor | None, ...], _: frozenset[str]) -> Named:
         (out, lse), (dout, dlse) = results, by_results
         if dout is None and dlse is None:
             return {}
-        options = {name: x for name, x in given.items() if name in names}
+        options = {option: x for option, x in given.items() if option in names}
         dout = torch.zeros_like(out) if dout is None else dout
-        found = operator(dout=dout, out=out, lse=lse, dlse=dlse, **options)
+        found = call(name, dout=dout, out=out, lse=lse, dlse=dlse, **options)
         of_arrays, sinks = dict(zip("qkv", found[:3], strict=True)), given["sinks"]
         return of_arrays if sinks is None else {**of_arrays, "sinks": found[3].to(sinks.dtype)}
 
@@ -82,11 +83,12 @@ def gradients(operator: Any) -> Callable[..., Named]:
 
 
 def define_both(
-    name: str, schema: str, function: Callable[..., Any], fake: Callable[[Named, Options], Any], backward: Any = None
+    name: str, schema: str, function: Callable[..., Any], fake: Callable[[Named, Options], Any], backward: str = ""
 ) -> tuple[Any, Any]:
     """The operator of a function's output, and with ``_lse`` behind its name that of output and log-sum-exps.
 
-    ``fake`` gives the shapes of both; ``backward`` is the operator of the gradients by q, k, v and sinks, if any.
+    ``fake`` gives the shapes of both; ``backward`` is the schema of the operator of the gradients by q, k, v and
+    sinks, if any; its name is that of this one and "_backward".
     """
     compute = unwrap(function)  # PyTorch does not watch what a kernel of its own does
 
@@ -99,8 +101,8 @@ def define_both(
             return found if return_lse else found[0]
 
         differentiable = None
-        if return_lse and backward is not None:
-            differentiable = Derivative(frozenset({*"qkv", "sinks"}), gradients(backward))
+        if return_lse and backward:
+            differentiable = Derivative(frozenset({*"qkv", "sinks"}), gradients(f"{name}_backward", backward))
         results = "(Tensor, Tensor)" if return_lse else "Tensor"
         return define(name + "_lse" * return_lse, schema + results, run, shapes, differentiable)
 
@@ -117,9 +119,7 @@ def _fake(given: Named, options: Options) -> Any:
     return out, q.new_empty([q.shape[axis] for axis in AXES[options.layout]], dtype=torch.float32)
 
 
-attention_operator, attention_lse_operator = define_both(
-    "attention", _SCHEMA, eager.attention, _fake, backward_operator
-)
+attention_operator, attention_lse_operator = define_both("attention", _SCHEMA, eager.attention, _fake, _BACKWARD)
 """The output of :func:`warploom.attention`, and with the log-sum-exp (float32, (batch, heads, q_len)).
 
 ``config`` is in the notation that ``str(config)`` prints.
@@ -140,14 +140,13 @@ def attention(
     ``deterministic`` asks for gradients with equal bits from run to run. Where heads lie within a position, so do those
     of the result and of the gradients: nobody copies them to lie as q, k and v do.
     """
-    operators: Any = torch.ops.warploom
     turned = options.get("layout") == "bhsd" and q.stride(1) < q.stride(2)
     if turned:
         q, k, v, options["layout"] = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), "bshd"
     given = for_operator(**options, deterministic=deterministic)
     if not (return_lse or differentiated(q, k, v, options.get("sinks"))):
-        out = operators.attention(q, k, v, **given)
+        out = call("attention", q, k, v, **given)
         return out.transpose(1, 2) if turned else out
-    out, lse = operators.attention_lse(q, k, v, **given)  # the backward pass needs the log-sum-exps
+    out, lse = call("attention_lse", q, k, v, **given)  # the backward pass needs the log-sum-exps
     out = out.transpose(1, 2) if turned else out
     return (out, lse) if return_lse else out

@@ -11,7 +11,7 @@ import torch
 
 from warploom.kernels.matmul.problem import MatmulConfig
 from warploom.operators.fakes import if_sizes_are_known, seen
-from warploom.operators.registration import Derivative, Named, define
+from warploom.operators.registration import Derivative, Named, call, define
 from warploom.ops import loss as eager
 from warploom.ops.matmul_arrays import checked_config
 
@@ -72,7 +72,12 @@ def _gradients(
     found = eager.gradients(x, w, rows, wanted, **of_product) if any(wanted) else [None] * 3
     wants = (wants_x, wants_w, wants_bias)
     shapes = (shape if asked else (0,) for shape, asked in zip((x.shape, w.shape, w.shape[:1]), wants, strict=True))
-    return tuple(x.new_zeros(shape) if y is None else y for y, shape in zip(found, shapes, strict=True))
+    return tuple(_nothing(x, shape) if y is None else y for y, shape in zip(found, shapes, strict=True))
+
+
+def _nothing(x: torch.Tensor, shape: Any) -> torch.Tensor:
+    """Gradients of no products, or the empty array of one that is not asked for."""
+    return x.new_empty(shape) if 0 in shape else x.new_zeros(shape)
 
 
 def _fake_gradients(x: torch.Tensor, w: torch.Tensor, wants_x: bool, wants_w: bool, wants_bias: bool, **_: Any) -> Any:
@@ -80,7 +85,9 @@ def _fake_gradients(x: torch.Tensor, w: torch.Tensor, wants_x: bool, wants_w: bo
     return tuple(x.new_empty(shape if wants else (0,)) for shape, wants in sizes)
 
 
-gradients_operator = define("row_gradients", _GRADIENTS, _gradients, _fake_gradients, of_gradients=True)
+ROW_GRADIENTS = "row_gradients"
+"""The operator of :data:`gradients_operator`."""
+gradients_operator = define(ROW_GRADIENTS, _GRADIENTS, _gradients, _fake_gradients, of_gradients=True)
 """The gradients by x, w and bias of losses, or log-sum-exps, of rows of scale · x·wᵀ + bias; empty if not wanted."""
 
 
@@ -91,8 +98,9 @@ def _backward(
     by_loss, by_lse = gradients
     if by_loss is None and by_lse is None:
         return {}
+    by_loss, by_lse = (x if x is None else x.contiguous() for x in gradients)  # of a sum it is one number everywhere
     wants = {f"wants_{name}": name in wanted for name in ("x", "w", "bias")}
-    found = gradients_operator(**given, lse=results[1], by_loss=by_loss, by_lse=by_lse, **wants)
+    found = call(ROW_GRADIENTS, **given, lse=results[1], by_loss=by_loss, by_lse=by_lse, **wants)
     return dict(zip(("x", "w", "bias"), found, strict=True))
 
 
@@ -113,8 +121,7 @@ def linear_cross_entropy(
     **options: Any,
 ) -> Any:
     """:func:`warploom.linear_cross_entropy` inside a traced graph: one call of an operator, no graph break."""
-    operators: Any = torch.ops.warploom
     eager.check_reduction(reduction)
-    rows, lse = operators.linear_cross_entropy(x, w, target, config=None if config is None else str(config), **options)
+    rows, lse = call("linear_cross_entropy", x, w, target, config=None if config is None else str(config), **options)
     result = eager.reduced(rows, target, options.get("ignore_index", -100), reduction)
     return (result, lse) if return_lse else result

@@ -14,7 +14,7 @@ import torch
 from warploom.core.dtypes import DType, dtype_of
 from warploom.operators.fakes import for_operator, if_sizes_are_known, seen
 from warploom.operators.products import gradients_of_product
-from warploom.operators.registration import Derivative, Named, define
+from warploom.operators.registration import Derivative, Named, call, define
 from warploom.ops import matmul as eager
 from warploom.ops.matmul_arrays import checked_config, checked_shape, result_types
 
@@ -74,8 +74,7 @@ def matmul(a: torch.Tensor, b: torch.Tensor, **options: Any) -> torch.Tensor:
         options["out_dtype"] = _word(options["out_dtype"])
     if "accumulate" in options:
         options["accumulate"] = _word(options["accumulate"])
-    operators: Any = torch.ops.warploom
-    return operators.matmul(a, b, **for_operator(**options))
+    return call("matmul", a, b, **for_operator(**options))
 
 
 def _word(dtype: Any) -> str:

@@ -12,8 +12,8 @@ import torch
 
 from warploom.core.errors import ProblemError
 from warploom.operators.fakes import for_operator, if_sizes_are_known, seen
-from warploom.operators.loss import gradients_operator
-from warploom.operators.registration import Derivative, Named, define
+from warploom.operators.loss import ROW_GRADIENTS
+from warploom.operators.registration import Derivative, Named, call, define
 from warploom.ops import matmul as of_matmul
 from warploom.ops import reduce as eager
 from warploom.ops.matmul_arrays import checked_config, checked_shape, result_types
@@ -68,8 +68,19 @@ def _backward(
         return found
     scale = given["scale"] if tensor is None else float(tensor)
     if given["op"] == "logsumexp":
-        dx, dw, dbias = gradients_operator(
-            a, b.mT, lse, None, None, gradient, bias, scale, "a" in wanted, "b" in wanted, wants_bias="bias" in wanted
+        dx, dw, dbias = call(
+            ROW_GRADIENTS,
+            a,
+            b.mT,
+            lse,
+            None,
+            None,
+            gradient,
+            bias,
+            scale,
+            "a" in wanted,
+            "b" in wanted,
+            wants_bias="bias" in wanted,
         )
         return {"a": dx, "b": dw.mT if "b" in wanted else dw, "bias": dbias}
     if "a" in wanted:
@@ -105,8 +116,7 @@ def matmul_reduce(
     **options: Unpack[ReduceOptions],
 ) -> Any:
     """:func:`warploom.matmul_reduce` inside a traced graph: one call of an operator, no graph break."""
-    operators: Any = torch.ops.warploom
     given = for_operator(**options)
     if eager.reduction_named(op, return_index) == "argmax":
-        return operators.matmul_argmax(a, b, **given)
-    return operators.matmul_reduce(a, b, op, **given)
+        return call("matmul_argmax", a, b, **given)
+    return call("matmul_reduce", a, b, op, **given)

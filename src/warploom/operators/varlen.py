@@ -11,7 +11,7 @@ import torch
 
 from warploom.operators.attention import backward_of, define_both, fake_backward
 from warploom.operators.fakes import for_operator, if_sizes_are_known, seen
-from warploom.operators.registration import Named, define, differentiated
+from warploom.operators.registration import Named, call, define, differentiated
 from warploom.operators.untraced import attention_varlen as untraced
 from warploom.ops import attention_varlen as eager
 from warploom.ops.attention_arrays import Options
@@ -65,7 +65,7 @@ def _fake(given: Named, options: Options) -> Any:
 
 
 varlen_operator, varlen_lse_operator = define_both(
-    "attention_varlen", _SCHEMA, eager.attention_varlen, _fake, backward_operator
+    "attention_varlen", _SCHEMA, eager.attention_varlen, _fake, _BACKWARD
 )
 """The output of :func:`warploom.attention_varlen`, and with the log-sum-exps (float32, (heads, total_q))."""
 
@@ -92,8 +92,7 @@ def attention_varlen(
     for name in ("out", "check", "max_seqlen_q", "max_seqlen_k"):
         options.pop(name, None)
     given = for_operator(**options, deterministic=deterministic)
-    operators: Any = torch.ops.warploom
     if not (return_lse or differentiated(q, k, v, options.get("sinks"))):
-        return operators.attention_varlen(*tensors, **given)
-    found = operators.attention_varlen_lse(*tensors, **given)  # the backward pass needs the log-sum-exps
+        return call("attention_varlen", *tensors, **given)
+    found = call("attention_varlen_lse", *tensors, **given)  # the backward pass needs the log-sum-exps
     return found if return_lse else found[0]
