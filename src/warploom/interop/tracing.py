@@ -12,8 +12,6 @@ from collections.abc import Callable
 from functools import wraps
 from typing import Any, TypeVar, cast
 
-from warploom.interop.refusals import DerivativeError
-
 Public = TypeVar("Public", bound=Callable[..., Any])
 
 
@@ -45,15 +43,26 @@ def recorded(function: Public) -> Public:
         torch = sys.modules.get("torch")
         if torch is None:
             return function(*given, **named)
-        if not (_watches(torch) or (torch._C._is_any_autocast_enabled() and _autocast(torch, given, named))):
-            try:
-                return function(*given, **named)
-            except DerivativeError:
-                if named.get("out") is not None:
-                    raise
-        return operator_of(name)(*given, **named)
+        if (
+            _watches(torch)
+            or (torch.is_grad_enabled() and named.get("out") is None and _recorded(given, named))
+            or (torch._C._is_any_autocast_enabled() and _autocast(torch, given, named))
+        ):
+            return operator_of(name)(*given, **named)
+        return function(*given, **named)
 
     return cast(Public, call)
+
+
+def _recorded(given: tuple[Any, ...], named: dict[str, Any]) -> bool:
+    """Whether an argument, or one of a list of them, is a tensor that requires a gradient."""
+    for x in (*given, *named.values()):
+        if isinstance(x, list | tuple):
+            if _recorded(tuple(x), {}):
+                return True
+        elif getattr(x, "requires_grad", False):
+            return True
+    return False
 
 
 def _autocast(torch: Any, given: tuple[Any, ...], named: dict[str, Any]) -> bool:

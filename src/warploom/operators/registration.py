@@ -25,7 +25,7 @@ _LIBRARY = torch.library.Library(_NAMESPACE, "FRAGMENT")  # operators live as lo
 _DEVICES = ("CUDA", "CPU")
 _ONE_DEVICE = [torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, key)) for key in _DEVICES]
 _BELOW_AUTOGRAD = torch._C._after_autograd_keyset
-_EXACT = frozenset({"sinks", "k_scale", "v_scale", "scale_tensor", "softcap_tensor", "alpha_tensor"})
+EXACT = frozenset({"sinks", "k_scale", "v_scale", "scale_tensor", "softcap_tensor", "alpha_tensor"})
 """Arguments that autocast leaves as they are, whatever operator has them: few numbers, which kernels take in f32."""
 
 Named = Mapping[str, Any]
@@ -249,14 +249,14 @@ def _function(name: str, parameters: _Parameters, derivative: Derivative) -> Cal
 
 
 def _autocast(key: str, operator: Callable[[], Any], names: tuple[str, ...]) -> Callable[..., Any]:
-    """The kernel of an Autocast key: floats but for :data:`_EXACT` in the type that autocast has now."""
+    """The kernel of an Autocast key: floats but for :data:`EXACT` in the type that autocast has now."""
     excluded = torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, f"Autocast{key}"))
 
     def run(*arguments: Any, **named: Any) -> Any:
         dtype = torch.get_autocast_dtype(key.lower())
 
         def cast(name: str, x: Any) -> Any:
-            floats = name not in _EXACT and isinstance(x, torch.Tensor) and x.is_floating_point()
+            floats = name not in EXACT and isinstance(x, torch.Tensor) and x.is_floating_point()
             return x.to(dtype) if floats else x
 
         with torch._C._ExcludeDispatchKeyGuard(excluded):

@@ -9,9 +9,10 @@ from typing import Any, Unpack
 
 import torch
 
-from warploom.operators.attention import backward_of, define_both, fake_backward
-from warploom.operators.fakes import for_operator, if_sizes_are_known, seen
-from warploom.operators.registration import Named, define, differentiated
+from warploom.operators.attention import DifferentiableAttention, backward_of, define_both, fake_backward
+from warploom.operators.eager import runs_eagerly
+from warploom.operators.fakes import if_sizes_are_known, seen
+from warploom.operators.registration import Named, define
 from warploom.operators.untraced import attention_varlen as untraced
 from warploom.ops import attention_varlen as eager
 from warploom.ops.attention_arrays import Options
@@ -64,8 +65,11 @@ def _fake(given: Named, options: Options) -> Any:
     return out, q.new_empty((q.shape[1], q.shape[0]), dtype=torch.float32)
 
 
+_varlen = DifferentiableAttention(
+    "attention_varlen", eager.attention_varlen, attention_varlen_backward, backward_operator
+)
 varlen_operator, varlen_lse_operator = define_both(
-    "attention_varlen", _SCHEMA, eager.attention_varlen, _fake, backward_operator
+    "attention_varlen", _SCHEMA, eager.attention_varlen, _fake, _varlen.derivative
 )
 """The output of :func:`warploom.attention_varlen`, and with the log-sum-exps (float32, (heads, total_q))."""
 
@@ -81,19 +85,18 @@ def attention_varlen(
     deterministic: bool = False,
     **options: Unpack[VarlenOptions],
 ) -> Any:
-    """:func:`warploom.attention_varlen` inside a traced graph: one call of an operator, no graph break.
+    """:func:`warploom.attention_varlen` where PyTorch keeps a history, or inside a traced graph: one node.
 
-    With ``out`` or ``check`` there is one: the operator changes nothing and waits for nothing. ``deterministic`` asks
+    With ``out`` or ``check`` a graph breaks: the operator changes nothing and waits for nothing. ``deterministic`` asks
     for gradients with equal bits from run to run.
     """
-    tensors = q, k, v, cu_seqlens_q, cu_seqlens_k
-    if options.get("out") is not None or options.get("check"):
-        return untraced(*tensors, return_lse=return_lse, **options)
-    for name in ("out", "check", "max_seqlen_q", "max_seqlen_k"):
+    tensors = {"q": q, "k": k, "v": v, "cu_seqlens_q": cu_seqlens_q, "cu_seqlens_k": cu_seqlens_k}
+    if not runs_eagerly(q):
+        if options.get("out") is not None or options.get("check"):
+            return untraced(**tensors, return_lse=return_lse, **options)
+        for name in ("out", "check"):
+            options.pop(name, None)
+    for name in ("max_seqlen_q", "max_seqlen_k"):
         options.pop(name, None)
-    given = for_operator(**options, deterministic=deterministic)
-    operators: Any = torch.ops.warploom
-    if not (return_lse or differentiated(q, k, v, options.get("sinks"))):
-        return operators.attention_varlen(*tensors, **given)
-    found = operators.attention_varlen_lse(*tensors, **given)  # the backward pass needs the log-sum-exps
-    return found if return_lse else found[0]
+    tensors |= {name: options.pop(name, None) for name in ("seqused_q", "seqused_k", "sinks")}
+    return _varlen(tensors, return_lse, {**options, "deterministic": deterministic})
