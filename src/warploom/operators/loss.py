@@ -5,6 +5,7 @@ The public function takes this way by itself where PyTorch watches (:mod:`warplo
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import Any
 
 import torch
@@ -12,6 +13,7 @@ import torch
 from warploom.kernels.matmul.problem import MatmulConfig
 from warploom.operators.fakes import if_sizes_are_known, seen
 from warploom.operators.registration import Derivative, Named, define
+from warploom.operators.untraced import untraced
 from warploom.ops import loss as eager
 from warploom.ops.matmul_arrays import checked_config
 
@@ -114,7 +116,22 @@ def linear_cross_entropy(
 ) -> Any:
     """:func:`warploom.linear_cross_entropy` inside a traced graph: one call of an operator, no graph break."""
     operators: Any = torch.ops.warploom
+    bias = options.pop("bias", None)
+    if torch.compiler.is_compiling():
+        if any(isinstance(option, torch.Tensor) for option in options.values()):
+            more = {"bias": bias, "reduction": reduction, "return_lse": return_lse, "config": config}
+            return _untraced(x, w, target, **more, **options)
+        options["bias"] = bias
+    else:
+        options = {"bias": bias, **asdict(eager.loss_of(**options))}
     eager.check_reduction(reduction)
     rows, lse = operators.linear_cross_entropy(x, w, target, config=None if config is None else str(config), **options)
     result = eager.reduced(rows, target, options.get("ignore_index", -100), reduction)
     return (result, lse) if return_lse else result
+
+
+_untraced = untraced(
+    linear_cross_entropy,
+    "the options of warploom.linear_cross_entropy are numbers under torch.compile: pass no tensors for them, or "
+    "compile without fullgraph=True",
+)

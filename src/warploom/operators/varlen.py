@@ -5,19 +5,22 @@ The public function takes this way by itself where PyTorch watches (:mod:`warplo
 
 from __future__ import annotations
 
+from inspect import unwrap
 from typing import Any, Unpack
 
 import torch
 
+from warploom.interop.arrays import arrays_of, describe_all
 from warploom.operators.attention import backward_of, define_both, fake_backward
 from warploom.operators.fakes import for_operator, if_sizes_are_known, seen
 from warploom.operators.registration import Named, define, differentiated
-from warploom.operators.untraced import attention_varlen as untraced
+from warploom.operators.untraced import untraced
 from warploom.ops import attention_varlen as eager
 from warploom.ops.attention_arrays import Options
 from warploom.ops.attention_varlen_backward import attention_varlen_backward
+from warploom.ops.options import flag
 from warploom.ops.signatures import VarlenOptions
-from warploom.ops.varlen_arrays import checked_packed
+from warploom.ops.varlen_arrays import NAMES, check_lengths, checked_packed
 
 _SCHEMA = (
     "(Tensor q, Tensor k, Tensor v, Tensor cu_seqlens_q, Tensor? cu_seqlens_k=None, Tensor? seqused_q=None, "
@@ -87,8 +90,8 @@ def attention_varlen(
     for gradients with equal bits from run to run.
     """
     tensors = q, k, v, cu_seqlens_q, cu_seqlens_k
-    if options.get("out") is not None or options.get("check"):
-        return untraced(*tensors, return_lse=return_lse, **options)
+    if options.get("out") is not None or options.get("check", False) is not False:
+        return _checked(*tensors, return_lse=return_lse, deterministic=deterministic, **options)
     for name in ("out", "check", "max_seqlen_q", "max_seqlen_k"):
         options.pop(name, None)
     given = for_operator(**options, deterministic=deterministic)
@@ -97,3 +100,24 @@ def attention_varlen(
         return operators.attention_varlen(*tensors, **given)
     found = operators.attention_varlen_lse(*tensors, **given)  # the backward pass needs the log-sum-exps
     return found if return_lse else found[0]
+
+
+def _look_first(*tensors: Any, deterministic: bool, check: Any = False, out: Any = None, **options: Any) -> Any:
+    """:func:`attention_varlen` with ``check`` or ``out``, where no graph is traced."""
+    if out is not None:
+        return unwrap(eager.attention_varlen)(*tensors, check=check, out=out, **options)
+    if flag("check", check):
+        q, k, _, starts, k_starts = tensors
+        used = {name: options.get(public) for name, public in (("q_used", "seqused_q"), ("k_used", "seqused_k"))}
+        with torch.no_grad():  # a gradient that is wanted is no hindrance
+            check_lengths(
+                describe_all(arrays_of({"q": q, "k": k, "q_starts": starts}, k_starts=k_starts, **used), NAMES)
+            )
+    return attention_varlen(*tensors, deterministic=deterministic, **options)
+
+
+_checked = untraced(
+    _look_first,
+    "warploom.attention_varlen takes no out or check under torch.compile: leave them away, or compile without "
+    "fullgraph=True",
+)
