@@ -24,10 +24,12 @@ from numbers import Integral
 from typing import TYPE_CHECKING, Any
 
 from warploom.core.errors import ProblemError, shown
+from warploom.kernels.attention.problem import MOST_POSITIONS
 from warploom.ops.append_to_cache import append_to_cache
 from warploom.ops.attention import attention
 from warploom.ops.attention_paged import attention_paged
 from warploom.ops.attention_varlen import attention_varlen
+from warploom.ops.options import whole
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -91,6 +93,7 @@ def flash_attn_func(
     Any head_dim up to 256. ``deterministic`` asks for gradients with equal bits. Log-sum-exps are float32 (batch,
     heads, q_len).
     """
+    _needed(q=q, k=k, v=v)
     _refuse("flash_attn_func", dropout_p, alibi_slopes, others)
     call: Callable[..., Any] = _deterministic("attention") if deterministic else attention
     found = call(
@@ -98,7 +101,7 @@ def flash_attn_func(
         causal=causal,
         scale=_scale(q, softmax_scale),
         window=window_size,
-        softcap=softcap or None,
+        softcap=_softcap(softcap),
         sinks=_one_of(learnable_sink=learnable_sink, s_aux=s_aux),
         return_lse=return_lse or return_attn_probs,
     )
@@ -119,9 +122,11 @@ def flash_attn_qkvpacked_func(qkv: Tensor, *options: Any, num_heads_q: int | Non
     if num_heads_q is None:
         q, k, v = _parts("qkv", qkv, 2, "(batch, length, 3, heads, head_dim)")
     else:
+        _needed(qkv=qkv)
+        num_heads_q = whole("num_heads_q", num_heads_q)
         heads = qkv.shape[2] if qkv.dim() == 4 else -1
         kv_heads = (heads - num_heads_q) // 2
-        if kv_heads < 0 or heads != num_heads_q + 2 * kv_heads:
+        if min(kv_heads, num_heads_q) < 0 or heads != num_heads_q + 2 * kv_heads:
             form = f"(batch, length, {num_heads_q} + 2 · kv_heads, head_dim), by num_heads_q"
             raise ProblemError(f"qkv has shape {tuple(qkv.shape)}; it must be {form}")
         q, k, v = qkv.split((num_heads_q, kv_heads, kv_heads), dim=2)
@@ -163,12 +168,13 @@ def flash_attn_varlen_func(
     v are pages (pages, page_size, kv_heads, head_dim), and all queries count: there is no ``seqused_q``. Log-sum-exps
     are float32 (heads, total_q).
     """
+    _needed(q=q, k=k, v=v)
     _refuse("flash_attn_varlen_func", dropout_p, alibi_slopes, others)
     options: dict[str, Any] = {
         "causal": causal,
         "scale": _scale(q, softmax_scale),
         "window": window_size,
-        "softcap": softcap or None,
+        "softcap": _softcap(softcap),
         "sinks": _one_of(learnable_sink=learnable_sink, s_aux=s_aux),
         "return_lse": return_lse or return_attn_probs,
         "out": out,
@@ -245,6 +251,7 @@ def flash_attn_with_kvcache(
     Nothing waits for the GPU. Returns the result, and with ``return_softmax_lse`` log-sum-exps, float32 (batch, heads,
     q_len). There are no gradients. Raises ProblemError for ``cache_leftpad`` and for new keys of uneven lengths.
     """
+    _needed(q=q, k_cache=k_cache, v_cache=v_cache)
     _refuse("flash_attn_with_kvcache", 0.0, alibi_slopes, others)
     if cache_leftpad is not None or cu_seqlens_k_new is not None or (k is not None and cu_seqlens_q is not None):
         raise ProblemError(
@@ -258,7 +265,7 @@ def flash_attn_with_kvcache(
     lengths = _lengths(cache_seqlens, k_cache, table)
     if k is not None and v is not None:
         if rotary_cos is not None and rotary_sin is not None:
-            masked = causal or any(side not in (-1, None) for side in window_size)
+            masked = causal or any(side not in (-1, None) for side in window_size or ())
             q = _turned(q, rotary_cos, rotary_sin, lengths[:, None] + _count(q) * masked, rotary_interleaved)
         lengths = lengths + k.shape[1]
         append_to_cache(
@@ -283,7 +290,7 @@ def flash_attn_with_kvcache(
         cu_seqlens_q=cu_seqlens_q,
         causal=causal,
         window=window_size,
-        softcap=softcap or None,
+        softcap=_softcap(softcap),
         scale=softmax_scale,
         sinks=_one_of(sinks=sinks, s_aux=s_aux),
         return_lse=return_softmax_lse,
@@ -299,6 +306,8 @@ def _lengths(given: Tensor | int | None, cache: Tensor, table: Tensor | None) ->
         return given
     if given is not None and not isinstance(given, Integral):
         raise ProblemError(f"cache_seqlens is an int, or an int32 tensor (batch,), not {shown(given)}")
+    if given is not None and not 0 <= given < MOST_POSITIONS:
+        raise ProblemError(f"cache_seqlens is {given}: it counts the keys of a sequence, below {MOST_POSITIONS}")
     batch, most = (len(cache), cache.shape[1]) if table is None else (len(table), table.shape[1] * cache.shape[1])
     return torch.full((batch,), most if given is None else given, dtype=torch.int32, device=cache.device)
 
@@ -313,6 +322,7 @@ def _one_of(**given: Any) -> Any:
 
 def _parts(name: str, packed: Tensor, axis: int, form: str) -> tuple[Tensor, ...]:
     """The tensors packed along an axis of a ``form``, in place. Raises ProblemError for another shape."""
+    _needed(**{name: packed})
     sizes = form.strip("()").split(", ")
     if packed.dim() != len(sizes) or packed.shape[axis] != int(sizes[axis]):
         raise ProblemError(f"{name} has shape {tuple(packed.shape)}; it must be {form}")
@@ -358,6 +368,18 @@ def _refuse(name: str, dropout_p: float, alibi_slopes: Any, others: dict[str, An
                 raise ProblemError(f"{option}: warploom does not compute this option of FlashAttention; leave it out")
         elif option not in _HINTS:
             raise TypeError(f"{name}() got an unexpected keyword argument {option!r}")
+
+
+def _needed(**given: Any) -> None:
+    """Raises ProblemError for the first that is no array."""
+    for name, array in given.items():
+        if not hasattr(array, "shape"):
+            raise ProblemError(f"{name}: {type(array).__name__} is not an array: pass a torch tensor")
+
+
+def _softcap(value: Any) -> Any:
+    """FlashAttention's 0 as None; a tensor that requires a gradient is not read, and is refused where it is taken."""
+    return value if getattr(value, "requires_grad", False) else value or None
 
 
 def _padded(*tensors: Tensor) -> list[Tensor]:

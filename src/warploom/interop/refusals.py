@@ -1,4 +1,7 @@
-"""Torch tensors that no kernel takes, refused by name. PyTorch is there: whoever passes a tensor has imported it."""
+"""Tensors and numbers that no kernel takes, refused by name.
+
+No framework is imported: whoever passes a tensor or a tracer has imported its own.
+"""
 
 from __future__ import annotations
 
@@ -37,13 +40,43 @@ def refuse_tangent(tensor: Any) -> None:
         raise ProblemError(NO_TANGENT)
 
 
+def refuse_watched(name: str, value: Any) -> None:
+    """Raises ProblemError for a number or array of them that JAX traces, or that PyTorch wraps or differentiates by.
+
+    What is read of it would lose its derivative, or cannot be read. It is a DerivativeError where a tensor requires a
+    gradient, and is not asked where gradients are off.
+    """
+    core = getattr(sys.modules.get("jax"), "core", None)
+    if core is not None and isinstance(value, core.Tracer):
+        raise ProblemError(
+            f"{name} is traced by JAX (grad, jvp, jit or vmap), and has no derivative here: pass a number, which jit "
+            "takes as a static argument"
+        )
+    if not hasattr(value, "requires_grad"):
+        return
+    torch = sys.modules["torch"]
+    functorch = torch._C._functorch
+    if value.requires_grad and torch.is_grad_enabled():
+        raise DerivativeError(
+            f"{name} requires a gradient, and this call has no backward pass by it: pass {name}.detach()"
+        )
+    if functorch.is_functorch_wrapped_tensor(value) or functorch.is_legacy_batchedtensor(value):
+        raise ProblemError(f"{name} is transformed by torch.func or torch.vmap, and a kernel needs it: pass a number")
+    try:
+        refuse_tangent(value)
+    except ProblemError as error:
+        raise ProblemError(f"{name}: {error}") from None
+
+
 def without_memory(tensor: Any, error: str = "") -> ProblemError:
     """Why a tensor has no plain memory, and what to pass instead; ``error`` is what PyTorch said."""
     if tensor.is_nested:
         return ProblemError(NESTED)
-    if sys.modules["torch"]._C._functorch.is_functorch_wrapped_tensor(tensor):
+    functorch = sys.modules["torch"]._C._functorch
+    if functorch.is_functorch_wrapped_tensor(tensor) or functorch.is_legacy_batchedtensor(tensor):
         return ProblemError(
-            "inside torch.vmap, torch.func.jvp and the like tensors have no memory of their own: call this outside"
+            "inside torch.vmap, torch.func.jvp, is_grads_batched=True and the like tensors have no memory of their "
+            "own: call this outside"
         )
     if error:
         return ProblemError(f"a torch tensor without plain memory cannot be passed to a kernel: {error}")

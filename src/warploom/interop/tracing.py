@@ -10,7 +10,11 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from functools import wraps
+from inspect import Parameter, signature
 from typing import Any, TypeVar, cast
+
+from warploom.core.errors import ProblemError
+from warploom.interop.arrays import describe_all
 
 Public = TypeVar("Public", bound=Callable[..., Any])
 
@@ -22,11 +26,11 @@ def operator_of(name: str) -> Callable[..., Any]:
 
 def traced(function: Public) -> Public:
     """A public function that is the operator of its name while PyTorch :func:`is_tracing`."""
-    name = function.__name__
+    operator = _operator(function)
 
     @wraps(function)
     def call(*given: Any, **named: Any) -> Any:
-        return operator_of(name)(*given, **named) if is_tracing() else function(*given, **named)
+        return operator(*given, **named) if is_tracing() else function(*given, **named)
 
     return cast(Public, call)
 
@@ -36,7 +40,7 @@ def recorded(function: Public) -> Public:
 
     It must where an array requires a gradient. What is written to ``out`` has no history.
     """
-    name = function.__name__
+    operator = _operator(function)
 
     @wraps(function)
     def call(*given: Any, **named: Any) -> Any:
@@ -48,8 +52,43 @@ def recorded(function: Public) -> Public:
             or (torch.is_grad_enabled() and named.get("out") is None and _recorded(given, named))
             or (torch._C._is_any_autocast_enabled() and _autocast(torch, given, named))
         ):
-            return operator_of(name)(*given, **named)
+            return operator(*given, **named)
         return function(*given, **named)
+
+    return cast(Public, call)
+
+
+_NO_ARRAYS = frozenset({"accumulate", "out_dtype", "max_seqlen_q", "max_seqlen_k"})
+"""Parameters of the public functions that take anything, and yet no arrays."""
+
+
+def _operator(function: Public) -> Public:
+    """The operator of a public function's name, which takes tensors alone: other arrays beside them are refused.
+
+    A call without any tensor is none of PyTorch's concern, and runs as it is.
+    """
+    parameters = signature(function).parameters
+    arrays = {name: p.default is not Parameter.empty for name, p in parameters.items() if p.annotation == "Any"}
+    arrays = {name: optional for name, optional in arrays.items() if name not in _NO_ARRAYS}
+
+    def call(*given: Any, **named: Any) -> Any:
+        torch: Any = sys.modules["torch"]
+        if arrays and not torch.compiler.is_dynamo_compiling():  # which makes tensors of NumPy's arrays
+            every = {**dict(zip(parameters, given, strict=False)), **named}
+            taken = {name: every[name] for name in arrays if name in every}
+            taken = {name: x for name, x in taken.items() if x is not None or not arrays[name]}
+            extras = every.get("extras")
+            if isinstance(extras, tuple | list):
+                taken |= {f"extra{i}": x for i, x in enumerate(extras)}
+            others = {name: x for name, x in taken.items() if not isinstance(x, torch.Tensor)}
+            if others and len(others) == len(taken):
+                return function(*given, **named)
+            for name, view in describe_all(others).items():
+                raise ProblemError(
+                    f"{name} is of {view.kind}, beside tensors that PyTorch differentiates, casts or watches: pass "
+                    "tensors alone, or call under torch.no_grad() and without autocast"
+                )
+        return operator_of(function.__name__)(*given, **named)
 
     return cast(Public, call)
 

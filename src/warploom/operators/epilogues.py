@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
+from inspect import unwrap
 from typing import Any
 
 import torch
@@ -24,6 +25,8 @@ from warploom.lang.functions import as_f32
 from warploom.lang.values import Number, Traced
 from warploom.operators.products import gradients_of_product
 from warploom.ops import matmul as eager
+
+_product = unwrap(eager.matmul)  # the public one would come back here where something requires a gradient
 
 
 @dataclass(frozen=True)
@@ -58,7 +61,7 @@ class WithEpilogue(torch.autograd.Function):
         """The product; the arguments are kept."""
         ctx.save_for_backward(a, b, bias, *extras)
         ctx.options = options
-        return eager.matmul(a, b, bias=bias, extras=extras, **options)
+        return _product(a, b, bias=bias, extras=extras, **options)
 
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Any) -> Any:
@@ -72,7 +75,7 @@ class WithEpilogue(torch.autograd.Function):
 
         def of(by: int, out_dtype: Any = None) -> torch.Tensor:
             own = EpilogueGradient(function, function_key(function), by)
-            return eager.matmul(a, b, bias=bias, extras=others, alpha=alpha, epilogue=own, out_dtype=out_dtype)
+            return _product(a, b, bias=bias, extras=others, alpha=alpha, epilogue=own, out_dtype=out_dtype)
 
         def of_extra(i: int, extra: torch.Tensor) -> torch.Tensor:
             """Of a value for a row or a column the sum of its elements' gradients."""
@@ -102,7 +105,7 @@ def matmul(
         wanted = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in given)
         function = options.get("epilogue")
         if not wanted or out is not None or function is None:
-            return eager.matmul(a, b, bias=bias, extras=extras, out=out, **options)
+            return _product(a, b, bias=bias, extras=extras, out=out, **options)
         if len(extras) >= MOST_EXTRAS:
             raise ProblemError(
                 f"an epilogue with {len(extras)} extra matrices has no backward pass, which takes one more than "

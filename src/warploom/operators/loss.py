@@ -6,6 +6,7 @@ The public function takes this way by itself where PyTorch watches (:mod:`warplo
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import asdict
 from typing import Any
 
 import torch
@@ -14,6 +15,7 @@ from warploom.kernels.matmul.problem import MatmulConfig
 from warploom.operators.eager import EagerOperation, autocast, runs_eagerly, wants_gradient
 from warploom.operators.fakes import if_sizes_are_known, seen
 from warploom.operators.registration import EXACT, Derivative, Named, define
+from warploom.operators.untraced import untraced
 from warploom.ops import loss as eager
 from warploom.ops.matmul_arrays import checked_config
 
@@ -123,6 +125,14 @@ def linear_cross_entropy(
 ) -> Any:
     """:func:`warploom.linear_cross_entropy` where PyTorch keeps a history, or inside a traced graph: one node."""
     operators: Any = torch.ops.warploom
+    bias = options.pop("bias", None)
+    if torch.compiler.is_compiling():
+        if any(isinstance(option, torch.Tensor) for option in options.values()):
+            more = {"bias": bias, "reduction": reduction, "return_lse": return_lse, "config": config}
+            return _untraced(x, w, target, **more, **options)
+        options["bias"] = bias
+    else:
+        options = {"bias": bias, **asdict(eager.loss_of(**options))}
     eager.check_reduction(reduction)
     if runs_eagerly(x):
         tensors = autocast({"x": x, "w": w, "target": target, "bias": options.pop("bias", None)}, EXACT)
@@ -133,3 +143,10 @@ def linear_cross_entropy(
         rows, lse = operators.linear_cross_entropy(x, w, target, config=notation, **options)
     result = eager.reduced(rows, target, options.get("ignore_index", -100), reduction)
     return (result, lse) if return_lse else result
+
+
+_untraced = untraced(
+    linear_cross_entropy,
+    "the options of warploom.linear_cross_entropy are numbers under torch.compile: pass no tensors for them, or "
+    "compile without fullgraph=True",
+)

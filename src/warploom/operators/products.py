@@ -17,6 +17,11 @@ def gradients_of_product(
     The result's gradient enters them in the type of a and b; the bias's is summed in f32. Sums over the dimensions that
     were broadcast are in f32 too.
     """
+    functorch: Any = torch._C._functorch  # pyright: ignore[reportAttributeAccessIssue]  (the stubs have none)
+    if functorch.is_legacy_batchedtensor(gradient):  # is_grads_batched=True: the dispatcher unpacks them
+        multiply: Any = torch.ops.warploom.matmul
+    else:
+        multiply = eager.matmul
     d, found = gradient.to(a.dtype), dict[str, torch.Tensor]()
 
     def product(left: torch.Tensor, right: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
@@ -25,9 +30,9 @@ def gradients_of_product(
         if turned:
             left, right, shape = right.mT, left.mT, like.mT.shape
         if torch.broadcast_shapes(left.shape[:-2], right.shape[:-2]) == shape[:-2]:
-            found = eager.matmul(left, right, alpha=alpha)
+            found = multiply(left, right, alpha=alpha)
         else:
-            found = eager.matmul(left, right, alpha=alpha, out_dtype="f32").sum_to_size(shape).to(a.dtype)
+            found = multiply(left, right, alpha=alpha, out_dtype="f32").sum_to_size(shape).to(a.dtype)
         return found.mT if turned else found
 
     if "a" in wanted:

@@ -213,7 +213,7 @@ def _function(name: str, parameters: _Parameters, derivative: Derivative) -> Cal
             given = parameters.every(arguments, {})
             needed = {k for k, needs in zip(names, ctx.needs_input_grad[2:], strict=False) if needs}
             for other in sorted(needed - derivative.by):
-                raise ProblemError(f"{other}: {NO_BACKWARD}")
+                raise ProblemError(f"{other.removesuffix('_tensor')}: {NO_BACKWARD}")
             if derivative.check is not None:
                 derivative.check(given)
             # PyTorch runs this without grad mode, by which levels of torch.func below this one would record nothing.

@@ -5,6 +5,7 @@ The public function takes this way by itself where PyTorch watches (:mod:`warplo
 
 from __future__ import annotations
 
+from inspect import unwrap
 from typing import Any, Unpack
 
 import torch
@@ -13,7 +14,7 @@ from warploom.operators.attention import DifferentiableAttention, backward_of, d
 from warploom.operators.eager import runs_eagerly
 from warploom.operators.fakes import if_sizes_are_known, seen
 from warploom.operators.registration import Named, define
-from warploom.operators.untraced import attention_varlen as untraced
+from warploom.operators.untraced import untraced
 from warploom.ops import attention_varlen as eager
 from warploom.ops.attention_arrays import Options
 from warploom.ops.attention_varlen_backward import attention_varlen_backward
@@ -91,12 +92,21 @@ def attention_varlen(
     for gradients with equal bits from run to run.
     """
     tensors = {"q": q, "k": k, "v": v, "cu_seqlens_q": cu_seqlens_q, "cu_seqlens_k": cu_seqlens_k}
-    if not runs_eagerly(q):
-        if options.get("out") is not None or options.get("check"):
-            return untraced(**tensors, return_lse=return_lse, **options)
-        for name in ("out", "check"):
-            options.pop(name, None)
+    tensors |= {name: options.pop(name, None) for name in ("seqused_q", "seqused_k", "sinks")}
     for name in ("max_seqlen_q", "max_seqlen_k"):
         options.pop(name, None)
-    tensors |= {name: options.pop(name, None) for name in ("seqused_q", "seqused_k", "sinks")}
+    if options.get("out") is None and options.get("check", False) is False:
+        for name in ("out", "check"):
+            options.pop(name, None)
+    elif not runs_eagerly(q):
+        return _checked(return_lse=return_lse, deterministic=deterministic, **tensors, **options)
+    elif options.get("out") is not None:  # has no history
+        return unwrap(eager.attention_varlen)(return_lse=return_lse, **tensors, **options)
     return _varlen(tensors, return_lse, {**options, "deterministic": deterministic})
+
+
+_checked = untraced(
+    attention_varlen,
+    "warploom.attention_varlen takes no out or check under torch.compile: leave them away, or compile without "
+    "fullgraph=True",
+)

@@ -95,8 +95,10 @@ def attention_paged(
     Raises ProblemError for arrays it does not take, ConfigError for a ``config`` that does not fit.
     """
     given = _given(q, k_cache, v_cache, kv_lens, cu_seqlens_q, block_table, k_scale, v_scale, sinks, out)
+    if fixed_split.__class__ is not int:
+        fixed_split = given_split(fixed_split)
     asked = (causal, scale, window, softcap, return_lse, "bshd", fixed_split)
-    found = None if check else _prepared.again(asked, config, given)
+    found = None if check is not False else _prepared.again(asked, config, given)
     if found is None:
         if flag("check", check):
             check_entries(_inputs(described(given, _PUBLIC), Options(*asked[:6]).plain(), fixed_split))
@@ -187,6 +189,14 @@ def _plan(inputs: CacheInputs, out: ArrayView, config: Any) -> AttentionPagedPla
         raise ProblemError("; ".join(found))
     calls = paged_calls(chosen, problem, operands, on.multiprocessors)
     return AttentionPagedPlan(problem, chosen, reason, on.target.name, str(on), calls)
+
+
+def refuse_paged(config: Any, inputs: CacheInputs) -> None:
+    """Raises ConfigError for a configuration, or its notation, that does not fit checked inputs."""
+    found = read(config, KINDS)
+    if found is not None:
+        operands = inputs.operands(as_if_compact(inputs.views["q"]))
+        refuse(f"{found} does not fit", found.check() or violations(found, inputs.problem, operands))
 
 
 def _lse_shape(q: ArrayView) -> tuple[int, ...]:
