@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from warploom.emulate.clocks import Clocks
 from warploom.emulate.findings import Kind
-from warploom.emulate.frames import Frame, Origin, widened
+from warploom.emulate.frames import Frame, Origin, displaced, widened
 from warploom.emulate.lane_reads import LANE_BITS, MANY, LaneReads
 from warploom.emulate.remote_accesses import RemoteAccesses
 from warploom.emulate.shared_reports import MBARRIER, SharedReports
@@ -109,10 +109,10 @@ class SharedMemory:
 
         ``remote``: addresses may be those of other CTAs of the cluster.
         """
-        base = self.cta_base(frame)
+        base, address = self.cta_base(frame), displaced(address, offset)
         if remote:
             address, base = self.afar.locate(frame, address, lanes, op)
-        local = address.astype(np.int64) + (offset - SHARED_BASE)
+        local = address.astype(np.int64) - SHARED_BASE
         local = widened(local, (*local.shape[:2], 32))[..., :lanes]
         active = None if frame.mask is None else frame.mask[..., :lanes]
         first, end = self._extent(op)
