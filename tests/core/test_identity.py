@@ -119,7 +119,23 @@ def importing(x):
     return x if sep else -x
 
 
-@pytest.mark.parametrize("function", [importing, made("lambda x: eval('x * c')"), made("lambda x: x * globals()['c']")])
+def importing_renamed(x):
+    import colorsys as found
+
+    return x if found else -x
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        importing,
+        importing_renamed,
+        lambda x: importing(x),
+        made("lambda x: eval('x * c')"),
+        made("lambda x: x * globals()['c']"),
+    ],
+    ids=["from", "as", "called", "eval", "globals"],
+)
 def test_what_looks_things_up_when_it_runs_has_no_text(function):
     with pytest.raises(UnstableError, match="looks things up"):
         stable_text(function_key(function))

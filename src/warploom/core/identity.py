@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dis
 import sys
 import types
 from collections import deque
@@ -10,8 +9,8 @@ from collections.abc import Callable, Hashable, Iterator
 from dataclasses import fields, is_dataclass
 from enum import Enum
 from functools import lru_cache, partial
+from importlib.machinery import PathFinder
 from itertools import count
-from opcode import opmap
 from operator import is_
 from pickle import PicklingError
 from typing import Any, cast
@@ -24,7 +23,6 @@ _PACKAGE = __name__.partition(".")[0]
 _FIXED_MODULES = ("builtins", "math", _PACKAGE)
 """Modules whose names mean the same wherever the package's sources and Python are the same."""
 
-_IMPORT = opmap["IMPORT_NAME"]
 _UNSEEN = {"__import__", "eval", "exec", "globals", "open", "vars"}
 """Functions by which code reaches values that do not stand in it."""
 
@@ -131,8 +129,8 @@ class _Reader:
         if kind is types.FunctionType:
             return self._function(value, names)
         if kind is types.MethodType:
-            named = _names(value.__func__.__code__)[1]
-            return kind, self._value(value.__func__, ()), self._value(value.__self__, named)
+            names = _names(value.__func__.__code__)
+            return kind, self._value(value.__func__, ()), self._value(value.__self__, names)
         if kind is partial:
             return kind, *[self._value(x, names) for x in (value.func, value.args, value.keywords)]
         if isinstance(value, _CONTAINERS):
@@ -151,23 +149,22 @@ class _Reader:
         return kind, same, *self._attributes(value, names)
 
     def _function(self, function: types.FunctionType, names: _Names) -> Hashable:
-        scope, (of_globals, own) = function.__globals__, _names(function.__code__)
-        cells = function.__closure__ or ()
+        scope, own, cells = function.__globals__, _names(function.__code__), function.__closure__ or ()
         if self._watching:
             itself = function.__getattribute__
             places = [(itself, "__code__"), (itself, "__defaults__"), (itself, "__kwdefaults__")]
             places += [(cell.__getattribute__, "cell_contents") for cell in cells]
-            places += [(scope.get, name) for name in of_globals]
+            places += [(scope.get, name) for name in own]
             places += [(function.__dict__.get, name) for name in ({*names, *own} if function.__dict__ else ())]
             places.append((lambda _: len(function.__dict__), ""))
             self.seen += [(fetch, name, fetch(name)) for fetch, name in places]
         values: list[Any] = [*(function.__defaults__ or ()), *(cell.cell_contents for cell in cells)]
-        named = [(name, scope[name]) for name in of_globals if name in scope]
+        named = [(name, scope[name]) for name in own if name in scope]
         named += sorted((function.__kwdefaults__ or {}).items())
         if function.__dict__:
             named += sorted((name, x) for name, x in function.__dict__.items() if name in names or name in own)
         keys = [self._value(x, own) for x in values]
-        return (function.__code__, *keys, *[(name, self._value(x, own)) for name, x in named])
+        return _FunctionKey((function.__code__, *keys, *[(name, self._value(x, own)) for name, x in named]))
 
     def _attributes(self, value: Any, names: _Names) -> Iterator[Hashable]:
         """Of a module, a class or an object those with these names, and those that it reads when it is called."""
@@ -178,7 +175,7 @@ class _Reader:
         called = None if isinstance(value, type) else getattr(kind, "__call__", None)  # noqa: B004
         if isinstance(called, types.FunctionType):
             yield self._value(called, ())
-            names = tuple(sorted({*names, *_names(called.__code__)[1]}))
+            names = tuple(sorted({*names, *_names(called.__code__)}))
         scopes: list[Any] = [] if isinstance(value, type) else [getattr(value, "__dict__", {})]
         scopes += [vars(c) for c in classes]
         for name in names:
@@ -217,16 +214,33 @@ def _same_objects(some: tuple[Any, ...], others: tuple[Any, ...]) -> bool:
 
 
 @lru_cache(maxsize=1024)
-def _names(code: types.CodeType) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """The names of globals, and all names with those of attributes, that a function and those inside it use."""
-    of_globals = {i.argval for i in dis.get_instructions(code) if "GLOBAL" in i.opname or i.opname == "LOAD_NAME"}
-    names = set(code.co_names)
-    for constant in code.co_consts:
-        if isinstance(constant, types.CodeType):
-            inner = _names(constant)
-            of_globals |= set(inner[0])
-            names |= set(inner[1])
-    return tuple(sorted(of_globals)), tuple(sorted(names))
+def _names(code: types.CodeType) -> _Names:
+    """The names of globals, attributes and imported modules that a function and those inside it use."""
+    inner = [_names(constant) for constant in code.co_consts if isinstance(constant, types.CodeType)]
+    return tuple(sorted({*code.co_names}.union(*inner)))
+
+
+class _FunctionKey(tuple[Hashable, ...]):
+    """The key of a function: its code, the keys of its defaults and cells, (name, key) of the globals it names."""
+
+    __slots__ = ()
+
+    def text(self) -> str:
+        """:func:`stable_text` of the function. Raises UnstableError if it may import: no key sees what it gets."""
+        code = cast("types.CodeType", self[0])
+        known: set[Any] = {x[0] for x in self[1:] if isinstance(x, tuple) and x}
+        for name in _names(code):
+            if name in _UNSEEN or (name not in known and _is_module(name)):
+                raise UnstableError(f"{code.co_name} looks things up when it runs, which no key can see")
+        return f"function({','.join(map(stable_text, self))})"
+
+
+@lru_cache(maxsize=1024)
+def _is_module(name: str) -> bool:
+    """Whether ``import name`` could find a module, so that a function with that name may import it."""
+    return (
+        "." in name or name in sys.modules or name in sys.builtin_module_names or PathFinder.find_spec(name) is not None
+    )
 
 
 def stable_text(value: Any) -> str:
@@ -246,6 +260,8 @@ def stable_text(value: Any) -> str:
         return f"DType {value.name}"
     if isinstance(value, types.CodeType):
         return _code_text(value)
+    if isinstance(value, _FunctionKey):
+        return value.text()
     if isinstance(value, Enum):
         return f"{_name_text(type(value))}.{value.name}"
     if isinstance(value, tuple | frozenset):
@@ -260,8 +276,6 @@ def stable_text(value: Any) -> str:
 
 def _code_text(code: types.CodeType) -> str:
     """Everything of a code object that decides what it does; not the file and the lines it stands in."""
-    if _IMPORT in code.co_code[::2] or _UNSEEN & set(code.co_names):
-        raise UnstableError(f"{code.co_name} looks things up when it runs, which no key can see")
     parts = (
         code.co_code,
         code.co_argcount,
