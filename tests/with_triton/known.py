@@ -19,7 +19,7 @@ TRIED = ("3.4.0", "3.5.1", "3.6.0", "3.7.0", "3.7.1", "3.8.0", "3.9.0")
 class Grade(Enum):
     """What a finding means for the kernel on a GPU."""
 
-    WRONG = "results were seen to be wrong on GPUs"
+    WRONG = "the same omission was seen to give wrong results on a GPU"
     UNPROMISED = "GPUs run it as it was meant, and PTX does not promise that they do"
 
 
