@@ -30,6 +30,7 @@ TABLES = (
     "large-products",
     "reductions",
     "ptx-speed",
+    "triton-versions",
     "first-call",
     "host-cost",
 )

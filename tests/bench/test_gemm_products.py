@@ -78,7 +78,9 @@ def bench(monkeypatch, tmp_path):
         monkeypatch.setattr(cells, name, value)
     (tmp_path / "gemm_shapes.csv").write_text(SHAPES, encoding="utf-8")
     targets = {word: {"geomean": 1e-6, "least": 1e-6} for word in ("chosen", "mma.sync")}
-    (tmp_path / "targets.json").write_text(json.dumps({"products": targets, "host_microseconds": {"matmul": 15}}), encoding="utf-8")
+    (tmp_path / "targets.json").write_text(
+        json.dumps({"products": targets, "host_microseconds": {"matmul": 15}}), encoding="utf-8"
+    )
     monkeypatch.setattr(load("scripts"), "HERE", tmp_path)
     monkeypatch.setattr(sys, "argv", ["gemm_h200.py", "--out", str(tmp_path)])
     return script, stand_in
