@@ -18,13 +18,25 @@ from statistics import geometric_mean
 from typing import Any
 
 from gemm_page_counters import both_sides
-from page_parts import EVIDENCE, HERE, Row, distance, filled, loop_changes, main, number, read, registers, spread
+from page_parts import (
+    EVIDENCE,
+    HERE,
+    Row,
+    distance,
+    filled,
+    loop_changes,
+    made_with,
+    main,
+    number,
+    read,
+    registers,
+    spread,
+)
 
-from warploom.bench.gemm import ACCUMULATORS, GemmFamily, settled
 from warploom.bench.ladder import config_json
 from warploom.bench.tables import tile_text
 from warploom.kernels.ladder import Rung
-from warploom.kernels.matmul.ladder import BEST32, FULL_LADDER, HOPPER_LADDER, LADDER
+from warploom.kernels.matmul.ladder import BEST32, HOPPER_LADDER, LADDER
 
 KINDS = ("f16", "f32")
 CONDITIONS = tuple((data, load) for data in ("uniform", "normal") for load in ("sustained", "rested"))
@@ -47,7 +59,7 @@ class Timed:
         }
         static = read("static/gemm.json")
         self.kernels: dict[str, Row] = static["kernels"]
-        self.nvrtc: str = static["nvrtc"]
+        self.nvrtc = made_with(static)
 
     def cells(self, kind: str, key: str) -> dict[int, Row]:
         """A rung's cells by size."""
@@ -57,16 +69,6 @@ class Timed:
         """Registers and spills of a rung, where it was compiled."""
         found = self.kernels.get(f"{key} {kind} {arch}")
         return "–" if found is None else registers(found)
-
-    def outdated(self, kind: str) -> str:
-        """Which rungs were timed as another Program than today's, or do not say as which; "" where none was."""
-        family, found = GemmFamily(), list[str]()
-        for rung in FULL_LADDER.rungs:
-            if (row := self.rows[kind].get(rung.key)) is not None:
-                (today,) = settled([rung], ACCUMULATORS[kind], {})
-                if row.get("digest") != family.emulator_case(today.config, 0).program.digest:
-                    found.append(rung.key)
-        return f"; of an earlier Program, or without its digest: {', '.join(found)}" if found else ""
 
     def moved(self, key: str) -> str:
         """The figures of a rung, and of its predecessor where there is one; TFLOP/s of what was timed."""
@@ -258,7 +260,6 @@ def page() -> str:
         nvrtc=timed.nvrtc,
         cells=timed.cells,
         needs=timed.needs,
-        outdated=timed.outdated,
         moved=timed.moved,
         rungs=LADDER.rungs,
         hopper=HOPPER_LADDER.rungs,

@@ -37,18 +37,24 @@ def test_tables_are_written_and_then_up_to_date(
 ) -> None:
     (tmp_path / "x.json").write_text(json.dumps({"environment": ENVIRONMENT, "rows": [ROW]}), encoding="utf-8")
     page = tmp_path / "page.md"
-    tables = "".join(f"<!-- table: x.json {columns} -->\nold\n<!-- end table -->\n" for columns in SHOWN)
+    tables = "".join(f"<!-- table: x.json {columns} -->\nformer\n<!-- end table -->\n" for columns in SHOWN)
     page.write_text(f"before\n{tables}after\n", encoding="utf-8")
-    monkeypatch.setattr(render, "RESULTS", tmp_path)
+    listed = {"x.json": {"date": "2031-05-06", "commit": "abc", "kernels": "older"}}
+    (tmp_path / "older.json").write_text(json.dumps(listed), encoding="utf-8")
+    for module in ("page_parts", "stale"):
+        monkeypatch.setattr(load(module), "RESULTS", tmp_path)
     monkeypatch.setattr(render, "PAGES", (page,))
     monkeypatch.setattr(render, "PICTURES", {})  # they need matplotlib
     assert render.main(["--check"]) == 1
-    assert "old" in page.read_text(encoding="utf-8")
+    assert "former" in page.read_text(encoding="utf-8")
     assert render.main([]) == 0
     text = page.read_text(encoding="utf-8")
-    for shown in (*SHOWN.values(), "*NVIDIA X, NVRTC 13.0, torch 2.9, 2031-05-06*"):
+    for shown in (
+        *SHOWN.values(),
+        "*NVIDIA X, NVRTC 13.0, torch 2.9, measured on an older kernel, 2031-05-06, commit abc*",
+    ):
         assert shown in text
-    assert "old" not in text
+    assert "former" not in text
     assert (text[:7], text[-6:]) == ("before\n", "after\n")
     assert render.main(["--check"]) == 0
 

@@ -29,6 +29,7 @@ from warploom.kernels.reduce.config import ReduceConfig
 from warploom.kernels.reduce.ladder import GRID, LAUNCH, LOOP, Setting
 from warploom.kernels.reduce.reference import row_max_reference, row_max_tolerance
 from warploom.kernels.reduce.tile import matmul_row_max
+from warploom.kernels.source import KernelSource
 from warploom.ops.backends import GpuCall
 
 PAPER = {
@@ -123,7 +124,8 @@ class Experiment:
 
     def call(self, key: str, config: ReduceConfig, ctas: int) -> GpuCall:
         """The kernel of the rung ``key`` with this configuration, as a launch of so many CTAs."""
-        return GpuCall.prepare(matmul_row_max.trace(config=config), (ctas, 1, 1), {"zero": 0}, 0)
+        source = KernelSource.of("reduce.tile:matmul_row_max", matmul_row_max.name, config=config)
+        return GpuCall.prepare(source, (ctas, 1, 1), {"zero": 0}, 0)
 
     def prepare(self, rung: Rung[ReduceConfig], setting: Setting) -> _Prepared:
         """Compile, load, make inputs and check the result once."""
