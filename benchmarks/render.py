@@ -17,7 +17,7 @@ from pathlib import Path
 
 from page_parts import ROOT, provenance, read
 from page_parts import main as write
-from page_sections import SECTIONS, TABLES, draw_training, made
+from page_sections import SECTIONS, TABLES, WRONG, draw_training, made
 from page_tables import MARKDOWN_TABLES
 
 PICTURES = {"h200/train-gpt.json": ("docs/evidence/train-gpt.svg", draw_training)}
@@ -36,7 +36,12 @@ def table(name: str) -> str:
     if not (result := read(file)):
         return "\n" if columns in SECTIONS else "\n*Not measured yet.*\n\n"
     filled = MARKDOWN_TABLES[columns](result["rows"]) if columns in MARKDOWN_TABLES else made(columns, result)
-    return f"\n{filled}\n*{provenance(result['environment'])}*\n\n"
+    notes = [provenance(result["environment"])]
+    if WRONG in filled:
+        notes.append(f"{WRONG} the baseline's own result was beyond the error that its types allow")
+    if missed := [reason for reason in result.get("missed", ()) if " is wrong at " not in reason]:
+        notes.append(f"Targets missed: {'; '.join(missed)}")
+    return f"\n{filled}\n*{'. '.join(notes)}*\n\n"
 
 
 def with_tables(page: Path) -> str:
