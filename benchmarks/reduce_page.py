@@ -1,8 +1,8 @@
 """Write docs/evidence/ladder-reduce.md from the committed evidence: ``python benchmarks/reduce_page.py [--check]``.
 
 The evidence is benchmarks/results/h200/reduce.json, reduce-textbook.json and matmul-reduce.json
-(``benchmarks/reduce_h200.py``), h100/reduce.json (the same on an H100), and rungs 0 and 1 of attention-d128-bf16.json. ``--check`` changes nothing and ends
-with 1 if the page is out of date.
+(``benchmarks/reduce_h200.py``), h100/reduce.json (the same on an H100), and rungs 0 and 1 of attention-d128-bf16.json.
+``--check`` changes nothing and ends with 1 if the page is out of date.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Steps of ``wmma.load`` and ``wmma.store``: a warp's access to a matrix, element by element.
 
 What the elements are, whether they may be read yet, and races are checked as for any other access. How the hardware
-divides such an access is not documented. Wavefronts are those of what ptxas makes of it for sm_80 and sm_90a: matrices A
-and B of 16-bit elements are read by ``ldmatrix`` (LDSM), accumulators pass two elements at a time (STS, LDS). Other types
-and global memory are not counted.
+divides such an access is not documented. Wavefronts are those of what ptxas makes of it for sm_80 and sm_90a: matrices
+A and B of 16-bit elements are read by ``ldmatrix`` (LDSM), accumulators pass two elements at a time (STS, LDS). Other
+types and global memory are not counted.
 """
 
 from __future__ import annotations
