@@ -146,7 +146,7 @@ class Launch:
         """
         config = self._on_streams.get(stream) or self._on_stream(stream)
         status, current = self._current()
-        if status == 0 and int(current) == self._device:  # as _on_device, which costs a call more
+        if status == 0 and int(current) == self._device:  # as on_device, which costs a call more
             result = self._launch(config, self._function, packed[0], 0)
         else:
             with current_context(self._device):
@@ -225,7 +225,7 @@ def current_context(device: int) -> _Current:
     return _Current(require_driver(), _primary_context(device))
 
 
-def _on_device(driver: Any, device: int, function: Callable[..., Any], *arguments: Any) -> Any:
+def on_device(driver: Any, device: int, function: Callable[..., Any], *arguments: Any) -> Any:
     """What a function of the driver returns with GPU ``device`` current; the caller's context comes back after it."""
     status, current = driver.cuCtxGetDevice()
     if status == 0 and int(current) == device:
@@ -288,7 +288,7 @@ def synchronize(stream: int, device: int) -> None:
     Raises RuntimeError with the driver's reason if a kernel failed.
     """
     driver = require_driver()
-    check(driver, _on_device(driver, device, driver.cuStreamSynchronize, driver.CUstream(stream)))
+    check(driver, on_device(driver, device, driver.cuStreamSynchronize, driver.CUstream(stream)))
 
 
 def zero(address: int, words: int, stream: int, device: int) -> None:
@@ -297,7 +297,7 @@ def zero(address: int, words: int, stream: int, device: int) -> None:
     It may be captured into a CUDA graph. Raises RuntimeError with the driver's reason if refused.
     """
     driver = require_driver()
-    check(driver, _on_device(driver, device, driver.cuMemsetD32Async, address, 0, words, stream))
+    check(driver, on_device(driver, device, driver.cuMemsetD32Async, address, 0, words, stream))
 
 
 def _check_runs_on(compiled: CompiledKernel, device: int) -> Target:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from warploom.core.errors import ConfigError
 from warploom.cuda.device import require_driver
-from warploom.cuda.launch import current_context
+from warploom.cuda.launch import on_device
 
 if TYPE_CHECKING:
     from warploom.layout.tensor_map import TensorMapSpec
@@ -58,8 +58,8 @@ def encode(pointer: int, spec: TensorMapSpec, device: int) -> Any:
     if spec.dtype.name not in _TYPES:
         raise ConfigError(f"the TMA moves no {spec.dtype}: use one of {', '.join(_TYPES)}")
     before, after = _described(spec)
-    with current_context(device):  # a process without a framework has none of its own
-        status, made = driver.cuTensorMapEncodeTiled(*before, pointer, *after)
+    # a process without a framework has no context of its own
+    status, made = on_device(driver, device, driver.cuTensorMapEncodeTiled, *before, pointer, *after)
     if int(status) != 0:
         raise ConfigError(f"the TMA does not take this array (at {pointer:#x}, {spec}): {status.name}")
     argument: Any = (ctypes.c_uint8 * _BYTES).from_address(int(made.getPtr()))
