@@ -6,6 +6,8 @@ No framework is imported: whoever passes a tensor or a tracer has imported its o
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 from warploom.core.errors import ProblemError
@@ -33,11 +35,11 @@ def refuse_derivatives(tensor: Any) -> None:
     refuse_tangent(tensor)
 
 
-def refuse_tangent(tensor: Any) -> None:
-    """Raises ProblemError for a tensor with a tangent."""
+def refuse_tangent(tensor: Any, name: str = "") -> None:
+    """Raises ProblemError for a tensor with a tangent, which its ``name`` begins."""
     forward_ad = sys.modules["torch"].autograd.forward_ad
     if forward_ad._current_level >= 0 and forward_ad.unpack_dual(tensor).tangent is not None:
-        raise ProblemError(NO_TANGENT)
+        raise ProblemError(f"{name}: {NO_TANGENT}" if name else NO_TANGENT)
 
 
 def refuse_watched(name: str, value: Any) -> None:
@@ -62,10 +64,29 @@ def refuse_watched(name: str, value: Any) -> None:
         )
     if functorch.is_functorch_wrapped_tensor(value) or functorch.is_legacy_batchedtensor(value):
         raise ProblemError(f"{name} is transformed by torch.func or torch.vmap, and a kernel needs it: pass a number")
-    try:
-        refuse_tangent(value)
-    except ProblemError as error:
-        raise ProblemError(f"{name}: {error}") from None
+    refuse_tangent(value, name)
+
+
+def reads_tensors(call: Callable[[], Any]) -> bool:
+    """Whether a call computes with tensors of PyTorch, or asks for their elements; it ends there, or wherever it fails.
+
+    Shapes, types and other attributes may be read.
+    """
+    torch = sys.modules.get("torch")
+    if torch is None:
+        return False
+    asked = list[Any]()
+
+    class Watch(torch.overrides.TorchFunctionMode):
+        def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            if getattr(func, "__name__", "") != "__get__":
+                asked.append(func)
+                raise DerivativeError(NO_BACKWARD)
+            return func(*args, **(kwargs or {}))
+
+    with suppress(Exception), Watch():
+        call()
+    return bool(asked)
 
 
 def without_memory(tensor: Any, error: str = "") -> ProblemError:

@@ -25,6 +25,7 @@ from warploom.lang.functions import as_f32
 from warploom.lang.values import Number, Traced
 from warploom.operators.products import gradients_of_product
 from warploom.ops import matmul as eager
+from warploom.ops.matmul_arrays import check_function
 
 _product = unwrap(eager.matmul)  # the public one would come back here where something requires a gradient
 
@@ -48,7 +49,8 @@ class EpilogueGradient:
 
 @lru_cache(maxsize=256)
 def _check(gradient: EpilogueGradient, extras: int) -> None:
-    """Raises ProblemError for an epilogue that has no derivative."""
+    """Raises ProblemError for an epilogue that cannot be, or has no derivative."""
+    check_function(gradient.function, extras)
     k = Arithmetic()
     gradient(*[Traced(k, k.new_value(f32)) for _ in range(2 + extras)])
 

@@ -120,7 +120,8 @@ def define(
         if not of_gradients:
             _LIBRARY.impl(name, _autocast(key, lambda: operator, parameters.names), f"Autocast{key}")
     differentiable = None if derivative is None else _function(name, parameters, derivative)
-    _LIBRARY.impl(name, _autograd(kernel, differentiable, lambda: operator), "Autograd", with_keyset=True)
+    autograd = _autograd(kernel, differentiable, lambda: operator, parameters.names)
+    _LIBRARY.impl(name, autograd, "Autograd", with_keyset=True)
     torch.library.register_fake(
         f"{_NAMESPACE}::{name}", lambda *given, **named: fake(**parameters.every(given, named)), lib=_LIBRARY
     )
@@ -129,7 +130,10 @@ def define(
 
 
 def _autograd(
-    kernel: Callable[..., Any], differentiable: Callable[..., Any] | None, operator: Callable[[], Any]
+    kernel: Callable[..., Any],
+    differentiable: Callable[..., Any] | None,
+    operator: Callable[[], Any],
+    names: tuple[str, ...],
 ) -> Callable[..., Any]:
     """The kernel of the Autograd keys: every way to a derivative leads past it.
 
@@ -143,11 +147,11 @@ def _autograd(
         wanted = torch.is_grad_enabled() and True in [getattr(x, "requires_grad", False) for x in given]
         if below in _ONE_DEVICE and not wanted:  # the dispatcher would come to it 2 µs later
             return kernel(*arguments, **named)
-        for x in given:
+        for name, x in (*zip(names, arguments, strict=False), *named.items()):
             if isinstance(x, torch.Tensor):
                 if x.is_nested:
-                    raise ProblemError(NESTED)
-                refuse_tangent(x)
+                    raise ProblemError(f"{name}: {NESTED}")
+                refuse_tangent(x, name.removesuffix("_tensor"))
         if not wanted:
             return operator().redispatch(below, *arguments, **named)
         if forward_mode(torch):  # below a function with a backward pass PyTorch would drop the tangents
