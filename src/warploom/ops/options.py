@@ -21,7 +21,7 @@ from warploom.kernels.settings import broken_flags
 def number(name: str, value: Any) -> float:
     """``value`` as a float: a number, or an array or tensor of one number. Raises ProblemError for anything else."""
     found = single(name, value)
-    if not isinstance(found, Real):
+    if not isinstance(found, Real) or isinstance(found, bool):
         raise ProblemError(f"{name} is a number, not {shown(value)}")
     try:
         return float(found)
