@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+from collections.abc import Callable
 from dataclasses import fields, is_dataclass
 from enum import Enum
 from importlib import import_module
@@ -74,15 +75,20 @@ def recipe(source: KernelSource) -> dict[str, Any] | None:
 # -- what a run writes
 
 
-def kernels_that_ran() -> list[dict[str, Any]]:
-    """Name, digest and recipe of every kernel of this package that this process has traced, compiled or loaded."""
+Kept = Callable[[KernelSource], bool]
+"""Which kernels a result is about, of all that a process knows."""
+
+
+def kernels_that_ran(kept: Kept = lambda _: True) -> list[dict[str, Any]]:
+    """Name, digest and recipe of the kernels of this package that this process has traced, compiled or loaded."""
     from warploom.ops.backends import built, compiled
 
     sources = dict.fromkeys([*(source for (source,) in traced.known()), *(source for source, _ in built.known())])
+    left_out = {source.program.digest for source in sources if not kept(source)}
     found = {source.program.digest: {"name": source.name, "recipe": recipe(source)} for source in sources}
     for program, _ in compiled.known():
         found.setdefault(program.digest, {"name": program.name, "recipe": None})
-    return [{"digest": digest, **of} for digest, of in found.items()]
+    return [{"digest": digest, **of} for digest, of in found.items() if digest not in left_out]
 
 
 def commit() -> str | None:
@@ -104,9 +110,9 @@ def _git(*words: str) -> str:
     return done.stdout.strip()
 
 
-def made_by() -> dict[str, Any]:
+def made_by(kept: Kept = lambda _: True) -> dict[str, Any]:
     """``commit`` and ``kernels`` for the environment of a result."""
     found = commit()
     if found is None:
         print(f"no git history here: the result names no commit; set {COMMIT} to that of these files")
-    return {"commit": found, "kernels": kernels_that_ran()}
+    return {"commit": found, "kernels": kernels_that_ran(kept)}

@@ -238,14 +238,15 @@ def uneven(rows: Iterable[Row], tiles: Callable[[Row], float]) -> Iterator[str]:
 def page() -> str:
     """The whole page."""
     timed = Timed()
-    power, waves, profile, tuned, products = (
-        read(f"h200/{name}.json") for name in ("gemm-power", "gemm-waves", "profile-gemm", "gemm-tuned-f16", "gemm")
+    power, waves, profile, tuned, starts, products = (
+        read(f"h200/{name}.json")
+        for name in ("gemm-power", "gemm-waves", "profile-gemm", "gemm-tuned-f16", "gemm-tuned-starts-f16", "gemm")
     )
     tuned_rows, on_layers = tuned.get("rows", []), list(waves["layers"]["products"].values()) if waves else []
 
-    def tuned_rates(row: Row | None, n: int) -> list[str]:
-        """A rung's rates under each condition at a size; cuBLAS's without a rung."""
-        rows = tuned_rows if row is None else [row]
+    def tuned_rates(row: Row | None, n: int, every: list[Row] = tuned_rows) -> list[str]:
+        """A rung's rates under each condition at a size; cuBLAS's, of the cells of ``every`` row, without a rung."""
+        rows = every if row is None else [row]
         cells = {(c["data"], c["load"]): c for r in rows for c in r["gpu"]["cells"] if c["n"] == n}
         told = beside_cublas if row else lambda cell: spread(cell["baselines"]["cublas"]["tflops"])
         return [told(cells[key]) if key in cells else "–" for key in CONDITIONS]
@@ -284,6 +285,8 @@ def page() -> str:
         both_sides=both_sides,
         power=power,
         tuned=tuned,
+        starts=starts,
+        starts_sizes=list(dict.fromkeys(c["n"] for row in starts.get("rows", []) for c in row["gpu"]["cells"])),
         kernels_of_seed=json.loads((HERE / "seeds" / BESIDE_OURS).read_text(encoding="utf-8")),
         waves=waves,
         tuned_sizes=list(dict.fromkeys(cell["n"] for row in tuned_rows for cell in row["gpu"]["cells"])),
