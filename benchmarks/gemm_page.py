@@ -13,6 +13,8 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import asdict
+from functools import cache
 from itertools import pairwise
 from statistics import geometric_mean
 from typing import Any
@@ -33,8 +35,11 @@ from page_parts import (
     spread,
 )
 
-from warploom.bench.ladder import config_json
+from warploom.bench.gemm import GemmFamily, settled
+from warploom.bench.ladder import config_json, finding_json, wavefronts_json
 from warploom.bench.tables import tile_text
+from warploom.core.dtypes import f16
+from warploom.emulate import emulate
 from warploom.kernels.ladder import Rung
 from warploom.kernels.matmul.ladder import BEST32, HOPPER_LADDER, LADDER
 
@@ -100,6 +105,19 @@ class Timed:
             return ""
         rates = [f"{self.cells(kind, rung.key)[8192]['tflops']['median']:.0f}" for rung in rungs]
         return f"{'; ' if len(rungs) > 1 else ', '}{' → '.join(rates)} TFLOP/s at N = 8192"
+
+
+@cache
+def emulated(key: str) -> Row:
+    """Error, findings and wavefronts of a rung with f16 sums, from the emulator now: of rungs that were never timed."""
+    (rung,) = settled([LADDER.rung(key)], f16, {})
+    case = GemmFamily().emulator_case(rung.config, 0)
+    emulation = emulate(case.program, case.grid, case.arguments)
+    return {
+        "error": asdict(case.errors()),
+        "findings": [finding_json(finding) for finding in emulation.findings],
+        "wavefronts": wavefronts_json(emulation),
+    }
 
 
 def tile(config: Any) -> str:
@@ -264,6 +282,7 @@ def page() -> str:
         needs=timed.needs,
         moved=timed.moved,
         rungs=LADDER.rungs,
+        emulated=emulated,
         hopper=HOPPER_LADDER.rungs,
         sizes=lambda kind: [f"N = {n}" for n in timed.cells(kind, "02")],
         tile=tile,
