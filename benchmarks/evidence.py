@@ -10,6 +10,7 @@ import subprocess
 from collections.abc import Callable
 from dataclasses import fields, is_dataclass
 from enum import Enum
+from functools import cache
 from importlib import import_module
 from pathlib import Path
 from typing import Any, cast
@@ -96,12 +97,16 @@ def commit() -> str | None:
 
     A copy without its history is told by the environment variable WARPLOOM_COMMIT.
     """
-    if given := os.environ.get(COMMIT):
-        return given
+    return os.environ.get(COMMIT) or _history()
+
+
+@cache
+def _history() -> str | None:
     try:
         at = _git("rev-parse", "HEAD")
         return at + "+" * bool(_git("status", "--porcelain", "--untracked-files=no", "src", "benchmarks"))
     except (OSError, subprocess.CalledProcessError):
+        print(f"no git history here: results name no commit; set {COMMIT} to that of these files")
         return None
 
 
@@ -112,7 +117,4 @@ def _git(*words: str) -> str:
 
 def made_by(kept: Kept = lambda _: True) -> dict[str, Any]:
     """``commit`` and ``kernels`` for the environment of a result."""
-    found = commit()
-    if found is None:
-        print(f"no git history here: the result names no commit; set {COMMIT} to that of these files")
-    return {"commit": found, "kernels": kernels_that_ran(kept)}
+    return {"commit": commit(), "kernels": kernels_that_ran(kept)}
