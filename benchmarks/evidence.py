@@ -12,7 +12,9 @@ from dataclasses import fields, is_dataclass
 from enum import Enum
 from functools import cache
 from importlib import import_module
+from operator import attrgetter
 from pathlib import Path
+from types import FunctionType
 from typing import Any, cast
 
 from warploom.core.dtypes import DTYPES, DType
@@ -35,12 +37,14 @@ def encoded(value: Any) -> Any:
     if isinstance(value, tuple):
         return [encoded(x) for x in cast("tuple[Any, ...]", value)]
     if isinstance(value, Enum):
-        return {"class": _class_name(type(value)), "member": value.name}
+        return {"class": _place(type(value)), "member": value.name}
     if is_dataclass(value) and not isinstance(value, type):
         return {
-            "class": _class_name(type(value)),
+            "class": _place(type(value)),
             "fields": {f.name: encoded(getattr(value, f.name)) for f in fields(value) if f.init},
         }
+    if isinstance(value, FunctionType) and value.__module__.partition(".")[0] == "warploom" and _named(value) is value:
+        return {"function": _place(value)}
     raise TypeError(f"{value!r:.80} cannot be built again from a text")
 
 
@@ -52,17 +56,29 @@ def decoded(found: Any) -> Any:
         return found
     if "dtype" in found:
         return DTYPES[found["dtype"]]
-    module, _, name = found["class"].partition(":")
-    made: Any = import_module(module)
-    for part in name.split("."):
-        made = getattr(made, part)
+    if "function" in found:
+        return _found(found["function"])
+    made = _found(found["class"])
     if "member" in found:
         return made[found["member"]]
     return made(**{name: decoded(value) for name, value in found["fields"].items()})
 
 
-def _class_name(of: type) -> str:
+def _place(of: Any) -> str:
     return f"{of.__module__}:{of.__qualname__}"
+
+
+def _named(of: Any) -> Any:
+    """What stands where a function says that it does; None where nothing does, as for one made in another."""
+    try:
+        return _found(_place(of))
+    except AttributeError:
+        return None
+
+
+def _found(place: str) -> Any:
+    module, _, name = place.partition(":")
+    return attrgetter(name)(import_module(module))
 
 
 def recipe(source: KernelSource) -> dict[str, Any] | None:
