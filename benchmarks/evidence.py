@@ -7,10 +7,14 @@ from __future__ import annotations
 
 import os
 import subprocess
+from collections.abc import Callable
 from dataclasses import fields, is_dataclass
 from enum import Enum
+from functools import cache
 from importlib import import_module
+from operator import attrgetter
 from pathlib import Path
+from types import FunctionType
 from typing import Any, cast
 
 from warploom.core.dtypes import DTYPES, DType
@@ -33,12 +37,14 @@ def encoded(value: Any) -> Any:
     if isinstance(value, tuple):
         return [encoded(x) for x in cast("tuple[Any, ...]", value)]
     if isinstance(value, Enum):
-        return {"class": _class_name(type(value)), "member": value.name}
+        return {"class": _place(type(value)), "member": value.name}
     if is_dataclass(value) and not isinstance(value, type):
         return {
-            "class": _class_name(type(value)),
+            "class": _place(type(value)),
             "fields": {f.name: encoded(getattr(value, f.name)) for f in fields(value) if f.init},
         }
+    if isinstance(value, FunctionType) and value.__module__.partition(".")[0] == "warploom" and _named(value) is value:
+        return {"function": _place(value)}
     raise TypeError(f"{value!r:.80} cannot be built again from a text")
 
 
@@ -50,17 +56,29 @@ def decoded(found: Any) -> Any:
         return found
     if "dtype" in found:
         return DTYPES[found["dtype"]]
-    module, _, name = found["class"].partition(":")
-    made: Any = import_module(module)
-    for part in name.split("."):
-        made = getattr(made, part)
+    if "function" in found:
+        return _found(found["function"])
+    made = _found(found["class"])
     if "member" in found:
         return made[found["member"]]
     return made(**{name: decoded(value) for name, value in found["fields"].items()})
 
 
-def _class_name(of: type) -> str:
+def _place(of: Any) -> str:
     return f"{of.__module__}:{of.__qualname__}"
+
+
+def _named(of: Any) -> Any:
+    """What stands where a function says that it does; None where nothing does, as for one made in another."""
+    try:
+        return _found(_place(of))
+    except AttributeError:
+        return None
+
+
+def _found(place: str) -> Any:
+    module, _, name = place.partition(":")
+    return attrgetter(name)(import_module(module))
 
 
 def recipe(source: KernelSource) -> dict[str, Any] | None:
@@ -74,15 +92,20 @@ def recipe(source: KernelSource) -> dict[str, Any] | None:
 # -- what a run writes
 
 
-def kernels_that_ran() -> list[dict[str, Any]]:
-    """Name, digest and recipe of every kernel of this package that this process has traced, compiled or loaded."""
+Kept = Callable[[KernelSource], bool]
+"""Which kernels a result is about, of all that a process knows."""
+
+
+def kernels_that_ran(kept: Kept = lambda _: True) -> list[dict[str, Any]]:
+    """Name, digest and recipe of the kernels of this package that this process has traced, compiled or loaded."""
     from warploom.ops.backends import built, compiled
 
     sources = dict.fromkeys([*(source for (source,) in traced.known()), *(source for source, _ in built.known())])
+    left_out = {source.program.digest for source in sources if not kept(source)}
     found = {source.program.digest: {"name": source.name, "recipe": recipe(source)} for source in sources}
     for program, _ in compiled.known():
         found.setdefault(program.digest, {"name": program.name, "recipe": None})
-    return [{"digest": digest, **of} for digest, of in found.items()]
+    return [{"digest": digest, **of} for digest, of in found.items() if digest not in left_out]
 
 
 def commit() -> str | None:
@@ -90,12 +113,16 @@ def commit() -> str | None:
 
     A copy without its history is told by the environment variable WARPLOOM_COMMIT.
     """
-    if given := os.environ.get(COMMIT):
-        return given
+    return os.environ.get(COMMIT) or _history()
+
+
+@cache
+def _history() -> str | None:
     try:
         at = _git("rev-parse", "HEAD")
         return at + "+" * bool(_git("status", "--porcelain", "--untracked-files=no", "src", "benchmarks"))
     except (OSError, subprocess.CalledProcessError):
+        print(f"no git history here: results name no commit; set {COMMIT} to that of these files")
         return None
 
 
@@ -104,9 +131,6 @@ def _git(*words: str) -> str:
     return done.stdout.strip()
 
 
-def made_by() -> dict[str, Any]:
+def made_by(kept: Kept = lambda _: True) -> dict[str, Any]:
     """``commit`` and ``kernels`` for the environment of a result."""
-    found = commit()
-    if found is None:
-        print(f"no git history here: the result names no commit; set {COMMIT} to that of these files")
-    return {"commit": found, "kernels": kernels_that_ran()}
+    return {"commit": commit(), "kernels": kernels_that_ran(kept)}

@@ -13,6 +13,8 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import asdict
+from functools import cache
 from itertools import pairwise
 from statistics import geometric_mean
 from typing import Any
@@ -33,8 +35,11 @@ from page_parts import (
     spread,
 )
 
-from warploom.bench.ladder import config_json
+from warploom.bench.gemm import GemmFamily, settled
+from warploom.bench.ladder import config_json, finding_json, wavefronts_json
 from warploom.bench.tables import tile_text
+from warploom.core.dtypes import f16
+from warploom.emulate import emulate
 from warploom.kernels.ladder import Rung
 from warploom.kernels.matmul.ladder import BEST32, HOPPER_LADDER, LADDER
 
@@ -100,6 +105,19 @@ class Timed:
             return ""
         rates = [f"{self.cells(kind, rung.key)[8192]['tflops']['median']:.0f}" for rung in rungs]
         return f"{'; ' if len(rungs) > 1 else ', '}{' → '.join(rates)} TFLOP/s at N = 8192"
+
+
+@cache
+def emulated(key: str) -> Row:
+    """Error, findings and wavefronts of a rung with f16 sums, from the emulator now: of rungs that were never timed."""
+    (rung,) = settled([LADDER.rung(key)], f16, {})
+    case = GemmFamily().emulator_case(rung.config, 0)
+    emulation = emulate(case.program, case.grid, case.arguments)
+    return {
+        "error": asdict(case.errors()),
+        "findings": [finding_json(finding) for finding in emulation.findings],
+        "wavefronts": wavefronts_json(emulation),
+    }
 
 
 def tile(config: Any) -> str:
@@ -238,14 +256,15 @@ def uneven(rows: Iterable[Row], tiles: Callable[[Row], float]) -> Iterator[str]:
 def page() -> str:
     """The whole page."""
     timed = Timed()
-    power, waves, profile, tuned, products = (
-        read(f"h200/{name}.json") for name in ("gemm-power", "gemm-waves", "profile-gemm", "gemm-tuned-f16", "gemm")
+    power, waves, profile, tuned, starts, products = (
+        read(f"h200/{name}.json")
+        for name in ("gemm-power", "gemm-waves", "profile-gemm", "gemm-tuned-f16", "gemm-tuned-starts-f16", "gemm")
     )
     tuned_rows, on_layers = tuned.get("rows", []), list(waves["layers"]["products"].values()) if waves else []
 
-    def tuned_rates(row: Row | None, n: int) -> list[str]:
-        """A rung's rates under each condition at a size; cuBLAS's without a rung."""
-        rows = tuned_rows if row is None else [row]
+    def tuned_rates(row: Row | None, n: int, every: list[Row] = tuned_rows) -> list[str]:
+        """A rung's rates under each condition at a size; cuBLAS's, of the cells of ``every`` row, without a rung."""
+        rows = every if row is None else [row]
         cells = {(c["data"], c["load"]): c for r in rows for c in r["gpu"]["cells"] if c["n"] == n}
         told = beside_cublas if row else lambda cell: spread(cell["baselines"]["cublas"]["tflops"])
         return [told(cells[key]) if key in cells else "–" for key in CONDITIONS]
@@ -263,6 +282,7 @@ def page() -> str:
         needs=timed.needs,
         moved=timed.moved,
         rungs=LADDER.rungs,
+        emulated=emulated,
         hopper=HOPPER_LADDER.rungs,
         sizes=lambda kind: [f"N = {n}" for n in timed.cells(kind, "02")],
         tile=tile,
@@ -284,6 +304,8 @@ def page() -> str:
         both_sides=both_sides,
         power=power,
         tuned=tuned,
+        starts=starts,
+        starts_sizes=list(dict.fromkeys(c["n"] for row in starts.get("rows", []) for c in row["gpu"]["cells"])),
         kernels_of_seed=json.loads((HERE / "seeds" / BESIDE_OURS).read_text(encoding="utf-8")),
         waves=waves,
         tuned_sizes=list(dict.fromkeys(cell["n"] for row in tuned_rows for cell in row["gpu"]["cells"])),

@@ -11,10 +11,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from evidence import made_by
-
-from warploom.bench.environment import environment
-
 HERE = Path(__file__).resolve().parent
 START = time.perf_counter()
 
@@ -28,6 +24,10 @@ def parser_of(doc: str | None) -> argparse.ArgumentParser:
 
 def write(file: Path, result: Mapping[str, Any]) -> None:
     """A result as JSON; its environment says the commit, and the kernels that ran with their digests."""
+    from evidence import made_by
+
+    from warploom.bench.environment import environment  # not by processes that run another version of the package
+
     result = {**result, "environment": {**(result.get("environment") or environment()), **made_by()}}
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text(json.dumps(result, indent=1, default=str) + "\n", encoding="utf-8")

@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from tests.project import load
 
@@ -18,6 +19,8 @@ from warploom.kernels.matmul.ladder import FULL_LADDER
 from warploom.kernels.matmul.problem import contiguous_problem
 from warploom.kernels.reduce.ladder import LADDER
 from warploom.kernels.source import KernelSource
+from warploom.lang.functions import gelu
+from warploom.ops.matmul import plan_matmul
 
 EVIDENCE, STALE = load("evidence"), load("stale")
 PROBLEM = AttentionProblem(1, 2, 2, 256, 256, 64, bf16, (None, 0))
@@ -30,6 +33,8 @@ def sources() -> list[KernelSource]:
     for key in ("02", "h3"):
         config = FULL_LADDER.rung(key).config
         calls += config.calls(contiguous_problem(256, 256, 256, f16, config.accumulate), 132)
+    x = np.zeros((32, 32), np.float16)
+    calls += plan_matmul(x, x, epilogue=gelu).calls
     reduce = KernelSource.of("reduce.tile:matmul_row_max", "rows", config=LADDER.rungs[0].config)
     return [*(call.source for call in calls), reduce]
 
@@ -43,6 +48,7 @@ def test_a_recipe_gives_the_kernel_again(source: KernelSource) -> None:
 
 def test_what_no_other_process_knows_has_no_recipe() -> None:
     assert EVIDENCE.recipe(KernelSource.of("m:f", "f", epilogue=lambda x: x)) is None
+    assert EVIDENCE.recipe(KernelSource.of("m:f", "f", epilogue=sources)) is None
 
 
 def test_a_result_names_its_commit_and_every_kernel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
