@@ -485,3 +485,36 @@ def test_packed_tensors_of_other_shapes(shape):
     ):
         with pytest.raises(ProblemError, match=r"kv has shape .*it must be \("):
             call(x, *rest)
+
+
+untyped: Any = flash_attn
+
+
+def test_what_cannot_be_read_is_refused_by_name():
+    q, starts = torch.ones(1, 16, 2, 16, dtype=torch.float16), torch.tensor([0, 16], dtype=torch.int32)
+    qkv = torch.ones(1, 16, 6, 16, dtype=torch.float16)
+    wrong = {
+        "q: NoneType": lambda: untyped.flash_attn_func(None, q, q),
+        "k: NoneType": lambda: untyped.flash_attn_varlen_func(q[0], None, q[0], starts),
+        "k_cache: NoneType": lambda: untyped.flash_attn_with_kvcache(q, None, q),
+        "kv: NoneType": lambda: untyped.flash_attn_kvpacked_func(q, None),
+        "qkv: NoneType": lambda: untyped.flash_attn_qkvpacked_func(None, num_heads_q=2),
+        "cache_seqlens is 1099511627776": lambda: untyped.flash_attn_with_kvcache(q, q, q, cache_seqlens=2**40),
+        "cache_seqlens is -1": lambda: untyped.flash_attn_with_kvcache(q, q, q, cache_seqlens=-1),
+        "num_heads_q": lambda: untyped.flash_attn_qkvpacked_func(qkv, num_heads_q=-2),
+        "num_heads_q is an integer": lambda: untyped.flash_attn_qkvpacked_func(qkv, num_heads_q="2"),
+    }
+    for says, call in wrong.items():
+        with pytest.raises(ProblemError, match=says):
+            call()
+
+
+def test_an_open_window_beside_rotary_embedding():
+    q, tables = torch.ones(1, 16, 2, 16, dtype=torch.float16), torch.ones(64, 8, dtype=torch.float16)
+    found = [
+        untyped.flash_attn_with_kvcache(
+            q, *torch.zeros(2, 1, 32, 2, 16).half(), q, q, tables, tables, cache_seqlens=0, window_size=window
+        )
+        for window in (None, (-1, -1))
+    ]
+    assert (found[0] == found[1]).all()

@@ -303,7 +303,7 @@ def test_an_epilogue_that_reads_a_tensor_somewhere_behind_is_refused(wanted):
 def test_a_gain_among_the_extras_is_seen_and_gets_its_gradient():
     torch = pytest.importorskip("torch")
     a, b = tensors((A, B))
-    gain: Any = torch.nn.Parameter(torch.tensor(2.0))
+    gain = torch.nn.Parameter(torch.tensor(2.0))
 
     def gained() -> Any:
         return warploom.matmul(a, b, epilogue=lambda x, g: x * g, extras=(gain.expand(1, 16),), out_dtype="f32")
@@ -314,6 +314,7 @@ def test_a_gain_among_the_extras_is_seen_and_gets_its_gradient():
         found = gained()
         torch.testing.assert_close(found.double(), product * gain.detach().double(), rtol=1e-3, atol=1e-2)
         found.sum().backward()
-        torch.testing.assert_close(gain.grad.double(), product.sum(), rtol=1e-2, atol=1e-1)
+        gradient: Any = gain.grad
+        torch.testing.assert_close(gradient.double(), product.sum(), rtol=1e-2, atol=1e-1)
         with torch.no_grad():
             gain.mul_(3)

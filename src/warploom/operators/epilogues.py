@@ -26,6 +26,7 @@ from warploom.lang.values import Number, Traced
 from warploom.operators.products import gradients_of_product
 from warploom.ops import matmul as eager
 from warploom.ops.matmul_arrays import check_function
+from warploom.ops.options import number
 
 _product = unwrap(eager.matmul)  # the public one would come back here where something requires a gradient
 
@@ -97,6 +98,8 @@ def matmul(
 
     Under autocast tensors are taken in its type.
     """
+    if "alpha" in options:  # before the pass forward, which is without gradients
+        options["alpha"] = number("alpha", options["alpha"])
     given = [a, b, bias, *extras]
     device = a.device.type
     if torch.is_autocast_enabled(device):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -38,9 +39,14 @@ def gradients_of_product(
     if "a" in wanted:
         found["a"] = product(d, b.mT, a)
     if "b" in wanted and b.dim() == 2:  # the rows of all batches are those of one product
-        found["b"] = product(a.flatten(0, -2).mT, d.flatten(0, -2), b)
+        found["b"] = product(_rows(a).mT, _rows(d), b)
     elif "b" in wanted:
         found["b"] = product(a.mT, d, b)
     if "bias" in wanted:
-        found["bias"] = gradient.flatten(0, -2).sum(0, dtype=torch.float32).to(a.dtype)
+        found["bias"] = _rows(gradient).sum(0, dtype=torch.float32).to(a.dtype)
     return found
+
+
+def _rows(x: torch.Tensor) -> torch.Tensor:
+    """The rows of all batches as those of one matrix; gradients that are batched cannot be flattened."""
+    return x.reshape(math.prod(x.shape[:-1]), x.shape[-1])
