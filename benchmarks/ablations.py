@@ -34,6 +34,8 @@ ABLATIONS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("8", ("opt_level=1",)),
     ("8", ("k_slices=off", "opt_level=1")),
     ("9", ("k_slices=off",)),
+    ("1", ("heads_first=on",)),
+    ("16", ("heads_first=on",)),
 )
 """(rung, flags): what a rung would be without one of its ideas."""
 LENGTHS = (4096, 16384)

@@ -6,8 +6,8 @@ The kernel takes it that the maxima of one block serve the next, and recomputes 
 they do not. So data matters: independent scores of deviation 1 and of 8, a first key that every query attends to, and
 keys that grow from block to block as they are visited, so that every block raises every maximum. Each result is checked
 against float64 on random rows; then what a call chooses, the ladder's kernel of the same tile, which looks for maxima
-in every block, and torch's cuDNN backend are timed interleaved. Writes OUT/attention-data.json; exits with 1 if a
-result is wrong.
+in every block, torch's cuDNN backend and, where it is installed, FlashAttention-4 are timed interleaved. Writes
+OUT/attention-data.json; exits with 1 if a result is wrong.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 import cell_runs as runs
 import torch
-from attention_cells import checked, fresh, problem_of, shape_of
+from attention_cells import baselines, checked, fresh, problem_of, shape_of
 from scripts import parser_of, write
 
 import warploom
@@ -35,7 +35,15 @@ from warploom.kernels.attention.problem import AttentionConfig, AttentionProblem
 from warploom.measure.timing import Candidate, measure, paired_spread
 from warploom.ops.backends import gpu_target
 
-CELLS = ((64, False, 4096), (64, True, 1024), (128, False, 512), (128, False, 16384), (128, True, 4096))
+CELLS = (
+    (64, False, 4096),
+    (64, True, 1024),
+    (128, False, 512),
+    (128, False, 16384),
+    (128, True, 4096),
+    (256, False, 16384),
+    (256, True, 4096),
+)
 DEVIATION, GROWTH, SINK = 8.0, 40.0, 80.0
 Tensors = tuple[Any, Any, Any]
 
@@ -85,7 +93,8 @@ def cell(head_dim: int, causal: bool, seq: int) -> list[dict[str, Any]]:
     def ours(config: AttentionConfig) -> Callable[[Any, Any, Any], Any]:
         return lambda q, k, v: warploom.attention(q, k, v, causal=causal, config=config)
 
-    named = {"carried": ours(carried), "plain": ours(plain), "torch_cudnn": runs.sdpa("torch_cudnn", causal=causal)}
+    others = {name: run for name, run in baselines(causal).items() if name != "torch_flash"}
+    named = {"carried": ours(carried), "plain": ours(plain), **others}
     count, rows = runs.sets_of(3 * 2 * math.prod(shape)), list[dict[str, Any]]()
     for kind, change in KINDS.items():
         errors, _ = checked({"warploom": named["carried"], "plain": named["plain"]}, shape, causal, change)
@@ -102,7 +111,7 @@ def cell(head_dim: int, causal: bool, seq: int) -> list[dict[str, Any]]:
                 "error": errors,
                 "tflops": {n: m.seconds.rate(flops / 1e12).json() for n, m in found.items()},
                 "over_plain": paired_spread(found["carried"], found["plain"]).json(),
-                "over_cudnn": paired_spread(found["carried"], found["torch_cudnn"]).json(),
+                "ratio": {name: paired_spread(found["carried"], found[name]).json() for name in others},
             }
         )
         rates = {name: round(rate["median"]) for name, rate in rows[-1]["tflops"].items()}

@@ -1,8 +1,8 @@
 """Write docs/evidence/ladder-gemm.md from the committed evidence: ``python benchmarks/gemm_page.py [--check]``.
 
 The evidence is benchmarks/results/h200/gemm-f16.json and gemm-f32.json (``ladders.py gemm --accumulate f16``),
-gemm-tuned-f16.json (``ladders.py gemm --tuned``), seed-gemm.json (benchmarks/seed_gemm_h200.py),
-gemm.json (benchmarks/gemm_h200.py), gemm-power.json (benchmarks/gemm_power_h200.py), gemm-waves.json
+gemm-tuned-f16.json and gemm-tuned-starts-f16.json (``ladders.py gemm --tuned``), gemm.json
+(benchmarks/gemm_h200.py), gemm-power.json (benchmarks/gemm_power_h200.py), gemm-waves.json
 (benchmarks/gemm_waves_h200.py), profile-gemm.json (benchmarks/profile_gemm_h200.py), the SASS figures of
 ``benchmarks/gemm_static.py`` and the seed's table in benchmarks/seeds/gemm.json. ``--check`` changes nothing and ends
 with 1 if the page is out of date.
@@ -13,21 +13,40 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import asdict
+from functools import cache
 from itertools import pairwise
 from statistics import geometric_mean
 from typing import Any
 
 from gemm_page_counters import both_sides
-from page_parts import EVIDENCE, HERE, Row, distance, filled, loop_changes, main, number, read, registers, spread
+from page_parts import (
+    EVIDENCE,
+    HERE,
+    Row,
+    distance,
+    filled,
+    loop_changes,
+    made_with,
+    main,
+    number,
+    read,
+    registers,
+    spread,
+)
 
-from warploom.bench.gemm import ACCUMULATORS, GemmFamily, settled
-from warploom.bench.ladder import config_json
+from warploom.bench.gemm import GemmFamily, settled
+from warploom.bench.ladder import config_json, finding_json, wavefronts_json
 from warploom.bench.tables import tile_text
+from warploom.core.dtypes import f16
+from warploom.emulate import emulate
 from warploom.kernels.ladder import Rung
-from warploom.kernels.matmul.ladder import BEST32, FULL_LADDER, HOPPER_LADDER, LADDER
+from warploom.kernels.matmul.ladder import BEST32, HOPPER_LADDER, LADDER
 
 KINDS = ("f16", "f32")
 CONDITIONS = tuple((data, load) for data in ("uniform", "normal") for load in ("sustained", "rested"))
+BESIDE_OURS = "gemm_beside_ours_2026-11-22.json"
+"""The seed's kernels beside ours, measured once; its "method" says how."""
 SCHEDULES = ("whole", "split_k", "stream_k")
 FULL_CLOCK, TENSOR_CORES, HMMA_FLOPS = 1980, 132 * 4, 2 * 16 * 8 * 16
 """MHz of the H200's multiprocessors where power does not limit them, their tensor cores, FLOPs of an mma.sync."""
@@ -47,7 +66,7 @@ class Timed:
         }
         static = read("static/gemm.json")
         self.kernels: dict[str, Row] = static["kernels"]
-        self.nvrtc: str = static["nvrtc"]
+        self.nvrtc = made_with(static)
 
     def cells(self, kind: str, key: str) -> dict[int, Row]:
         """A rung's cells by size."""
@@ -57,16 +76,6 @@ class Timed:
         """Registers and spills of a rung, where it was compiled."""
         found = self.kernels.get(f"{key} {kind} {arch}")
         return "–" if found is None else registers(found)
-
-    def outdated(self, kind: str) -> str:
-        """Which rungs were timed as another Program than today's, or do not say as which; "" where none was."""
-        family, found = GemmFamily(), list[str]()
-        for rung in FULL_LADDER.rungs:
-            if (row := self.rows[kind].get(rung.key)) is not None:
-                (today,) = settled([rung], ACCUMULATORS[kind], {})
-                if row.get("digest") != family.emulator_case(today.config, 0).program.digest:
-                    found.append(rung.key)
-        return f"; of an earlier Program, or without its digest: {', '.join(found)}" if found else ""
 
     def moved(self, key: str) -> str:
         """The figures of a rung, and of its predecessor where there is one; TFLOP/s of what was timed."""
@@ -96,6 +105,19 @@ class Timed:
             return ""
         rates = [f"{self.cells(kind, rung.key)[8192]['tflops']['median']:.0f}" for rung in rungs]
         return f"{'; ' if len(rungs) > 1 else ', '}{' → '.join(rates)} TFLOP/s at N = 8192"
+
+
+@cache
+def emulated(key: str) -> Row:
+    """Error, findings and wavefronts of a rung with f16 sums, from the emulator now: of rungs that were never timed."""
+    (rung,) = settled([LADDER.rung(key)], f16, {})
+    case = GemmFamily().emulator_case(rung.config, 0)
+    emulation = emulate(case.program, case.grid, case.arguments)
+    return {
+        "error": asdict(case.errors()),
+        "findings": [finding_json(finding) for finding in emulation.findings],
+        "wavefronts": wavefronts_json(emulation),
+    }
 
 
 def tile(config: Any) -> str:
@@ -234,15 +256,15 @@ def uneven(rows: Iterable[Row], tiles: Callable[[Row], float]) -> Iterator[str]:
 def page() -> str:
     """The whole page."""
     timed = Timed()
-    power, waves, profile, tuned, theirs, products = (
+    power, waves, profile, tuned, starts, products = (
         read(f"h200/{name}.json")
-        for name in ("gemm-power", "gemm-waves", "profile-gemm", "gemm-tuned-f16", "seed-gemm", "gemm")
+        for name in ("gemm-power", "gemm-waves", "profile-gemm", "gemm-tuned-f16", "gemm-tuned-starts-f16", "gemm")
     )
     tuned_rows, on_layers = tuned.get("rows", []), list(waves["layers"]["products"].values()) if waves else []
 
-    def tuned_rates(row: Row | None, n: int) -> list[str]:
-        """A rung's rates under each condition at a size; cuBLAS's without a rung."""
-        rows = tuned_rows if row is None else [row]
+    def tuned_rates(row: Row | None, n: int, every: list[Row] = tuned_rows) -> list[str]:
+        """A rung's rates under each condition at a size; cuBLAS's, of the cells of ``every`` row, without a rung."""
+        rows = every if row is None else [row]
         cells = {(c["data"], c["load"]): c for r in rows for c in r["gpu"]["cells"] if c["n"] == n}
         told = beside_cublas if row else lambda cell: spread(cell["baselines"]["cublas"]["tflops"])
         return [told(cells[key]) if key in cells else "–" for key in CONDITIONS]
@@ -258,9 +280,9 @@ def page() -> str:
         nvrtc=timed.nvrtc,
         cells=timed.cells,
         needs=timed.needs,
-        outdated=timed.outdated,
         moved=timed.moved,
         rungs=LADDER.rungs,
+        emulated=emulated,
         hopper=HOPPER_LADDER.rungs,
         sizes=lambda kind: [f"N = {n}" for n in timed.cells(kind, "02")],
         tile=tile,
@@ -282,7 +304,9 @@ def page() -> str:
         both_sides=both_sides,
         power=power,
         tuned=tuned,
-        kernels_of_seed=theirs,
+        starts=starts,
+        starts_sizes=list(dict.fromkeys(c["n"] for row in starts.get("rows", []) for c in row["gpu"]["cells"])),
+        kernels_of_seed=json.loads((HERE / "seeds" / BESIDE_OURS).read_text(encoding="utf-8")),
         waves=waves,
         tuned_sizes=list(dict.fromkeys(cell["n"] for row in tuned_rows for cell in row["gpu"]["cells"])),
         tuned_tile=tuned_tile,

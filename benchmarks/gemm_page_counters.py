@@ -25,7 +25,7 @@ ARRIVAL = (
     "04 on"
 )
 
-OPAQUE = "the emulator counts none of wmma.load and wmma.store, of which ptxas makes LDSM and STS"
+OPAQUE = "the emulator counts wmma.load and wmma.store as the LDSM and the STS that ptxas makes of them for whole tiles"
 
 
 def reason(rung: str, product: str, kind: str) -> str | None:
@@ -73,21 +73,10 @@ def both_sides(profile: Row) -> str:
     products = ", ".join(f"{size} ({name})" for name, size in sizes.items())
     text = f"On the H200, ncu counts exactly these wavefronts, class by class, on {products}"
     found = _apart(profile["rungs"])
-    opaque = _opaque(profile["rungs"])
     if not found:
-        return f"{text}, for every rung.{opaque}"
+        return f"{text}, for every rung."
     lines = [f"- `{kind}`, {apart}: {why}." for (why, kind), apart in found.items()]
-    return f"{text}, except for\n\n" + "\n".join(lines) + _without_hint(profile) + opaque
-
-
-def _opaque(rungs: Mapping[str, Any]) -> str:
-    """What ncu counts of the fragments of the WMMA API, on whole tiles; "" where no such rung was profiled."""
-    counted = [
-        f"{row['wavefronts'][WHOLE]['ldmatrix']['ncu']:.0f} in rung {key}"
-        for key, row in rungs.items()
-        if _is_opaque(key)
-    ]
-    return f"\n\nOf the WMMA API, {OPAQUE}: {', '.join(counted)} wavefronts of LDSM on {WHOLE}." if counted else ""
+    return f"{text}, except for\n\n" + "\n".join(lines) + _without_hint(profile)
 
 
 def _apart(rungs: Mapping[str, Any]) -> dict[tuple[str, str], _Apart]:
@@ -97,7 +86,7 @@ def _apart(rungs: Mapping[str, Any]) -> dict[tuple[str, str], _Apart]:
         for product, counted in row["wavefronts"].items():
             for kind, pair in counted.items():
                 why = reason(rung, product, kind)
-                if pair["emulator"] == pair["ncu"] or why is OPAQUE:
+                if pair["emulator"] == pair["ncu"]:
                     continue
                 if why is None:
                     raise ValueError(f"rung {rung}, {product}: nothing explains {kind} {pair}")

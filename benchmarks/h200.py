@@ -107,7 +107,7 @@ def run(section: Section, out: Path, seconds: float) -> tuple[str, list[str]]:
 
 
 def write_host_cost(file: Path) -> int:
-    """The host cost of calls, as JSON; 1 if one takes longer than ``targets.json`` allows."""
+    """The host cost of calls, as JSON with their targets; 1 if one takes longer than ``targets.json`` allows."""
     from host_cost import host_cost, missed
 
     from warploom.bench.environment import environment
@@ -115,8 +115,8 @@ def write_host_cost(file: Path) -> int:
     most = targets()["host_microseconds"]
     found = host_cost()
     short = missed(found, most)
-    rows = [{"call": name, "microseconds": spread} for name, spread in found.items()]
-    result = {"environment": environment(0), "rows": rows, "most_microseconds": most, "missed": short}
+    rows = [{"call": name, "microseconds": spread, "most": most.get(name)} for name, spread in found.items()]
+    result = {"environment": environment(0), "rows": rows, "missed": short}
     write(file, result)
     print("\n".join(host_cost_lines(result)))
     return 1 if short else 0

@@ -15,9 +15,6 @@ from warploom.measure.timing import Spread
 _QUEUE = 128
 """Calls between two synchronisations: fewer than a stream's queue holds, so that no call waits for the GPU."""
 
-WITH_TARGET = {"warploom.attention", "warploom.attention mma.sync", "warploom.matmul"}
-"""The calls that have a target: one kernel each, from Python."""
-
 
 def microseconds(
     calls: Mapping[str, Callable[[], object]], synchronise: Callable[[], object], count: int = 4096
@@ -48,32 +45,107 @@ def host_cost(device: int = 0) -> dict[str, Any]:
     """µs per call of each operation on small torch tensors on a GPU, and of what PyTorch has for them.
 
     ``torch.ops`` are the same operations as PyTorch operators, as compiled graphs call them. ``matmul_reduce`` runs two
-    kernels. The launches of an empty kernel are what no call can be below on this host.
+    kernels, a backward pass of attention three. The launches of an empty kernel are what no call can be below on this
+    host.
     """
     torch = torch_module()
+    torch.cuda.set_device(device)
+    with torch.device("cuda", device):  # for the inputs alone: it slows whatever is called within
+        calls = {**plain_calls(torch), **recording_calls(torch), **backward_calls(torch)}
+    calls |= empty_launches(device, int(torch.cuda.current_stream(device).cuda_stream))
+    return {name: spread.json() for name, spread in microseconds(calls, torch.cuda.synchronize).items()}
+
+
+def halves(torch: Any, *shape: int, history: bool = False) -> Any:
+    """Random bf16 numbers; with ``history`` a leaf of autograd's graph."""
+    return torch.randn(*shape, dtype=torch.bfloat16).requires_grad_(history)
+
+
+def plain_calls(torch: Any) -> dict[str, Callable[[], object]]:
+    """Calls without gradients."""
+    import warploom
     import warploom.operators.attention
     import warploom.operators.matmul
     from warploom.core.dtypes import bf16
     from warploom.kernels.attention.sm80 import ForwardSm80
 
-    where = torch.device("cuda", device)
-    q, k, v = (torch.randn(1, 256, 4, 128, device=where, dtype=torch.bfloat16) for _ in range(3))
-    a, b = (torch.randn(256, 256, device=where, dtype=torch.bfloat16) for _ in range(2))
+    q, k, v = (halves(torch, 1, 256, 4, 128) for _ in range(3))
+    (pq, pk, pv), starts = [x[0] for x in (q, k, v)], torch.tensor([0, 100, 256], dtype=torch.int32)
+    a, b, wide = (halves(torch, 256, n) for n in (256, 256, 4096))
+    few, keys, values = halves(torch, 2, 1, 4, 128), halves(torch, 8, 64, 2, 128), halves(torch, 8, 64, 2, 128)
+    lengths, table = torch.tensor([200, 90], dtype=torch.int32), torch.arange(8, dtype=torch.int32).reshape(2, 4)
     flash, transposed = sdpa("torch_flash"), [x.transpose(1, 2) for x in (q, k, v)]
-    mma = ForwardSm80(head_dim=128, dtype=bf16)
-    operators = torch.ops.warploom
-    calls: dict[str, Callable[[], object]] = {
-        "warploom.attention": lambda: warploom.attention(q, k, v),
-        "warploom.attention mma.sync": lambda: warploom.attention(q, k, v, config=mma),
-        "warploom.matmul": lambda: warploom.matmul(a, b),
-        "warploom.matmul_reduce": lambda: warploom.matmul_reduce(a, b, "logsumexp"),
+    mma, operators = ForwardSm80(head_dim=128, dtype=bf16), torch.ops.warploom
+    return {
+        "attention": lambda: warploom.attention(q, k, v),
+        "attention mma.sync": lambda: warploom.attention(q, k, v, config=mma),
+        "attention_varlen": lambda: warploom.attention_varlen(pq, pk, pv, starts),
+        "attention_paged": lambda: warploom.attention_paged(few, keys, values, lengths, block_table=table),
+        "matmul": lambda: warploom.matmul(a, b),
+        "matmul split K": lambda: warploom.matmul(wide[:16], wide.T),
+        "matmul_reduce": lambda: warploom.matmul_reduce(a, b, "logsumexp"),
         "torch.ops.warploom.attention": lambda: operators.attention(q, k, v),
         "torch.ops.warploom.matmul": lambda: operators.matmul(a, b),
-        "torch_flash": lambda: flash(*transposed),
+        "torch flash": lambda: flash(*transposed),
         "torch.matmul": lambda: torch.matmul(a, b),
-        **empty_launches(device, int(torch.cuda.current_stream(device).cuda_stream)),
     }
-    return {name: spread.json() for name, spread in microseconds(calls, torch.cuda.synchronize).items()}
+
+
+def recording_calls(torch: Any) -> dict[str, Callable[[], object]]:
+    """Calls of which autograd keeps a history."""
+    import warploom
+
+    q, k, v = (halves(torch, 1, 256, 4, 128, history=True) for _ in range(3))
+    pq, pk, pv = (halves(torch, 256, 4, 128, history=True) for _ in range(3))
+    starts = torch.tensor([0, 100, 256], dtype=torch.int32)
+    a, b = (halves(torch, 256, 256, history=True) for _ in range(2))
+    target = torch.randint(256, (256,))
+    flash, cudnn = sdpa("torch_flash"), sdpa("torch_cudnn")
+    transposed = [x.transpose(1, 2) for x in (q, k, v)]
+    return {
+        "attention, recorded": lambda: warploom.attention(q, k, v, causal=True),
+        "attention_varlen, recorded": lambda: warploom.attention_varlen(pq, pk, pv, starts, causal=True),
+        "matmul, recorded": lambda: warploom.matmul(a, b),
+        "linear_cross_entropy, recorded": lambda: warploom.linear_cross_entropy(a, b, target, reduction="mean"),
+        "torch flash, recorded": lambda: flash(*transposed),
+        "torch cuDNN, recorded": lambda: cudnn(*transposed),
+        "torch.matmul, recorded": lambda: torch.matmul(a, b),
+    }
+
+
+def backward_calls(torch: Any) -> dict[str, Callable[[], object]]:
+    """Backward passes alone, and a loss forward and backward."""
+    import warploom
+
+    q, k, v = (halves(torch, 1, 256, 4, 128, history=True) for _ in range(3))
+    pq, pk, pv = (halves(torch, 256, 4, 128, history=True) for _ in range(3))
+    starts = torch.tensor([0, 100, 256], dtype=torch.int32)
+    a, b = (halves(torch, 256, 256, history=True) for _ in range(2))
+    target = torch.randint(256, (256,))
+    flash, cudnn = sdpa("torch_flash"), sdpa("torch_cudnn")
+    turned = tuple(x.transpose(1, 2).detach().requires_grad_() for x in (q, k, v))
+
+    def backward(out: Any, by: tuple[Any, ...]) -> Callable[[], object]:
+        gradient = torch.randn_like(out)
+        return lambda: torch.autograd.grad(out, by, gradient, retain_graph=True)
+
+    def loss(call: Callable[[], Any]) -> Callable[[], object]:
+        return lambda: torch.autograd.grad(call(), (a, b))
+
+    ours = loss(lambda: warploom.linear_cross_entropy(a, b, target, reduction="mean"))
+    theirs = loss(lambda: torch.nn.functional.cross_entropy((a @ b.T).float(), target))
+    return {
+        "attention, backward": backward(warploom.attention(q, k, v, causal=True), (q, k, v)),
+        "attention_varlen, backward": backward(
+            warploom.attention_varlen(pq, pk, pv, starts, causal=True), (pq, pk, pv)
+        ),
+        "matmul, backward": backward(warploom.matmul(a, b), (a, b)),
+        "linear_cross_entropy, forward and backward": ours,
+        "torch flash, backward": backward(flash(*turned), turned),
+        "torch cuDNN, backward": backward(cudnn(*turned), turned),
+        "torch.matmul, backward": backward(torch.matmul(a, b), (a, b)),
+        "torch cross_entropy, forward and backward": theirs,
+    }
 
 
 def empty_launches(device: int, stream: int) -> dict[str, Callable[[], object]]:
@@ -91,10 +163,10 @@ def empty_launches(device: int, stream: int) -> dict[str, Callable[[], object]]:
     }
 
 
-def missed(found: dict[str, Any], most: float) -> list[str]:
-    """Each call whose median is above ``most`` µs although it has a target."""
+def missed(found: dict[str, Any], most: Mapping[str, float]) -> list[str]:
+    """Each call whose median is above its target, or that was not measured."""
     return [
-        f"{name}: {spread['median']} µs, at most {most}"
-        for name, spread in found.items()
-        if name in WITH_TARGET and not spread["median"] <= most
+        f"{name}: {found[name]['median'] if name in found else 'not measured'} µs, at most {target}"
+        for name, target in most.items()
+        if name not in found or not found[name]["median"] <= target
     ]

@@ -17,7 +17,20 @@ from typing import Any
 
 import ladder_counters as counted
 import ladder_seeds as seeds
-from page_parts import EVIDENCE, Row, distance, filled, loop_changes, main, number, read, registers, spread, wavefronts
+from page_parts import (
+    EVIDENCE,
+    Row,
+    distance,
+    filled,
+    loop_changes,
+    made_with,
+    main,
+    number,
+    read,
+    registers,
+    spread,
+    wavefronts,
+)
 
 from warploom.kernels.attention.ladder import FULL_LADDER, HOPPER_LADDER
 from warploom.kernels.ladder import Rung
@@ -58,7 +71,7 @@ class Ladder:
         self.f16_environment, self.f16_rows = timed("f16")
         static = {dtype: read(f"static/attention-d128-{dtype}.json") for dtype in ("bf16", "f16")}
         self.kernels, self.f16_kernels = (static[dtype]["kernels"] for dtype in ("bf16", "f16"))
-        self.nvrtc: str = static["bf16"]["nvrtc"]
+        self.nvrtc = made_with(static["bf16"])
         self.counters = counted.Counters(read("h200/profile.json"))
         self.rungs: list[Rung[Any]] = [rung for rung in FULL_LADDER.rungs if rung.key in self.rows]
 
@@ -196,6 +209,10 @@ def page() -> str:
         merged=counted.merged,
         alike=counted.alike,
         ablated=counted.ablations(ablated["rows"]),
+        turned=[one for one in counted.ablations(ablated["rows"]) if "heads_first" in one[0]],
+        ldmatrix_shapes=list(seeds.ldmatrix_shapes()),
+        ldmatrix_operands=list(seeds.OPERANDS),
+        buffered=seeds.buffered(search) if search else [],
         made_ablations=ablated["environment"],
         ablated_rates=counted.ablated_rates,
         ldmatrix_factor=counted.ldmatrix_factor,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -70,6 +71,38 @@ def register_need(published: Mapping[str, Any]) -> list[tuple[str, int, int]]:
     theirs = published["register_need_part3"]
     found = [(name, theirs[name], count) for name, count in need.items()]
     return [*found, ("all", sum(theirs.values()), sum(need.values()))]
+
+
+LDMATRIX_SHAPES = ((16, 16), (32, 8), (8, 32))
+"""Rows and columns of the four 8×8 matrices that one ldmatrix.x4 may load (part 8)."""
+SWIZZLED_COLUMNS = 64
+"""Elements of a row of a region that the XOR permutes: 128 bytes."""
+OPERANDS = {
+    "Q, an A operand": [(0, 0), (1, 0), (0, 1), (1, 1)],
+    "K, a B operand": [(0, 0), (0, 1)],
+    "V, a transposed B operand": [(0, 0), (1, 0)],
+}
+"""8×8 matrices (row, column) of an mma's operand in memory, in the order of its registers."""
+
+
+def ldmatrix_shapes() -> Iterator[tuple[str, int, list[str]]]:
+    """Each shape: its places along a swizzled row; of each operand loads before its first mma and registers to move.
+
+    The matrices of a load come in any order, but its registers lie side by side and belong to what it has loaded.
+    """
+    for rows, cols in LDMATRIX_SHAPES:
+        found: list[str] = []
+        for matrices in OPERANDS.values():
+            loads = Counter((row // (rows // 8), col // (cols // 8)) for row, col in matrices)
+            found.append(f"{len(loads)}, {len(matrices) - max(loads.values())}")
+        yield f"{rows}×{cols}", SWIZZLED_COLUMNS // cols, found
+
+
+def buffered(search: Mapping[str, Any]) -> list[float]:
+    """How much a double buffer of fragments changes each configuration of a search that has both."""
+    glance: Mapping[str, float] = search["glance"]
+    pairs = ((rate, glance.get(name.replace("+buffer", ""))) for name, rate in glance.items() if "+buffer" in name)
+    return [rate / plain - 1 for rate, plain in pairs if plain]
 
 
 def types_apart(kernels: Kernels, others: Kernels) -> str:

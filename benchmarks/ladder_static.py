@@ -76,6 +76,7 @@ def figures_of(program: Program, arch: str, opt_level: int | None) -> dict[str, 
     known = report.known_occupancy()
     code = "\n".join(map(str, report.instructions))
     return {
+        "digest": program.digest,
         "registers": report.registers,
         "stack_bytes": report.stack_bytes,
         "spill_store_bytes": report.spill_store_bytes,

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from evidence import made_by
 from figures import Figure, load_targets, missed
 from page_tables import power_cells
 from rung_search import RungSearch, Searched
@@ -171,6 +172,9 @@ def _measure(timed: Run, figures: list[Figure], out: Path | None, name: str) -> 
     if timed.search is not None:
         for row in result.rows:
             row["search"] = timed.search.json(row["rung"])
+    timed_configs = {timed.at_size(rung, place).config for rung in timed.rungs for place in timed.sizes}
+    configs = timed_configs | {rung.config for rung in timed.rungs}
+    result.environment |= made_by(lambda source: dict(source.arguments).get("config") in configs)
     header, body = power_cells(result.rows)
     console().print(listed("run alone for power", [dict(zip(header, row, strict=True)) for row in body], header[:2]))
     report(result, str(out or HERE / "results" / gpu_slug(result.environment) / name))

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import jinja2
+import stale
 from page_tables import markdown_table
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -72,18 +73,26 @@ def median(figures: Row, factor: float = 1.0, spec: str = ".0f") -> str:
 
 
 def provenance(environment: Row) -> str:
-    """GPU, versions and date of a result, with commas between."""
+    """GPU, versions and date of a result, and what is told of an older kernel, with commas between."""
     gpu, packages, nvrtc = environment.get("gpu"), environment.get("packages", {}), environment.get("nvrtc")
+    told = environment.get("told", "")
     own, cuda = environment.get("driver"), environment.get("cuda_driver")  # a version of its own, and the newest CUDA
     parts = [
         gpu["name"] if gpu else "without a GPU",
         f"NVRTC {_dotted(nvrtc)}" if nvrtc else "",
         f"driver {own}" if own else f"a driver for CUDA {_dotted(cuda)}" if cuda else "",
         f"torch {packages['torch']}" if "torch" in packages else "",
-        str(environment.get("date", ""))[:10],
+        "" if told else str(environment.get("date", ""))[:10],
         f"ncu {environment['ncu']}" if environment.get("ncu") else "",
+        told,
     ]
     return ", ".join(part for part in parts if part)
+
+
+def made_with(static: Row) -> str:
+    """NVRTC's version of a result without a GPU, and what is told of an older kernel."""
+    told = static["environment"]["told"]
+    return f"{static['nvrtc']}{told and f' ({told})'}"
 
 
 def _dotted(version: Any) -> str:
@@ -140,9 +149,15 @@ def filled(template: str, **values: Any) -> str:
 
 
 def read(name: str) -> Any:
-    """The JSON of a file below benchmarks/results; {} where it has not been measured."""
+    """The JSON of a file below benchmarks/results, its environment with what is told of an older kernel; {} without it.
+
+    Raises StaleEvidenceError where its kernels are not today's and ``older.json`` does not list it.
+    """
     path = RESULTS / name
-    return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    if not path.is_file():
+        return {}
+    result = stale.checked(name, json.loads(path.read_text(encoding="utf-8")))
+    return {**result, "environment": {**result.get("environment", {}), "told": stale.told(name)}}
 
 
 def main(pages: Pages, arguments: Sequence[str] | None = None) -> int:

@@ -17,6 +17,7 @@ SEQUENCES = (512, 1024, 4096, 16384)
 """Lengths that stand in tables; results have more."""
 BASELINES = {
     "cudnn": "cuDNN",
+    "torch_cudnn": "cuDNN",
     "torch_flash": "FlashAttention-2",
     "flash_attention_2": "FlashAttention-2",
     "flash_attention_4": "FlashAttention-4",
@@ -25,11 +26,13 @@ BASELINES = {
 }
 TABLES = (
     "attention-calls",
+    "attention-data",
     "products",
     "product-cells",
     "large-products",
     "reductions",
     "ptx-speed",
+    "triton-versions",
     "first-call",
     "host-cost",
 )
@@ -49,6 +52,8 @@ SECTIONS = (
 )
 """Parts of a page that bring their own sentences: nothing is there until they were measured."""
 COLOURS = {"warploom": "#3b6ea5", "torch": "#d98032"}
+WRONG = "†"
+"""Marks the ratio to a baseline whose result failed the check against float64 in the same cell."""
 SMOOTHED = 10
 """Steps whose mean a point of a curve is."""
 
@@ -68,8 +73,41 @@ def ratio_to(cell: Result, baseline: str) -> float | None:
 
 
 def ratios_to(cell: Result, baselines: Iterable[str]) -> list[str]:
-    """``1.25×`` of each baseline, or –."""
-    return ["–" if (ratio := ratio_to(cell, baseline)) is None else f"{ratio:.2f}×" for baseline in baselines]
+    """``1.25×`` of each baseline, or –; WRONG behind one whose own result was beyond the bound."""
+    errors = cell.get("baseline_errors", cell["error"])
+    return [
+        "–" if (ratio := ratio_to(cell, baseline)) is None else f"{ratio:.2f}×" + WRONG * (errors.get(baseline, 0) > 1)
+        for baseline in baselines
+    ]
+
+
+def alone(cells: Iterable[Result]) -> list[Result]:
+    """The cells as each kernel reached them alone; none where they were not run so."""
+    found: list[Result] = []
+    for cell in cells:
+        rates = {name: {"median": load["tflops"]} for name, load in cell["power"].items()}
+        if "warploom" in rates:
+            own = rates["warploom"]["median"]
+            ratio = {name: {"median": own / rate["median"]} for name, rate in rates.items() if name != "warploom"}
+            found.append({**cell, "tflops": rates, "ratio": ratio})
+    return found
+
+
+def means(cells: Sequence[Result], baselines: Iterable[str]) -> Iterator[str]:
+    """``1.26×, least 1.06× (64 causal 512)`` of each baseline, or –."""
+    for baseline in baselines:
+        ratios = [(ratio, cell) for cell in cells if (ratio := ratio_to(cell, baseline)) is not None]
+        if not ratios:
+            yield "–"
+            continue
+        least, c = min(ratios, key=lambda found: found[0])
+        where = f"{c['head_dim']} {'causal' if c['causal'] else 'full'} {c['seq']}"
+        yield f"{geometric_mean(ratio for ratio, _ in ratios):.2f}×, least {least:.2f}× (head_dim {where})"
+
+
+def rates_beside(rows: Iterable[Result], name: str, baselines: Sequence[str]) -> list[str]:
+    """``630 · 1.01× · –`` of each row: TFLOP/s, and ratios to baselines."""
+    return [" · ".join((f"{row['tflops'][name]['median']:.0f}", *ratios_to(row, baselines))) for row in rows]
 
 
 def at_lengths(cells: Iterable[Result], length: str, baselines: Iterable[str]) -> list[str]:
@@ -171,6 +209,13 @@ def steps(row: Result, names: Iterable[str]) -> list[str]:
     ]
 
 
+def against(row: Result, name: str) -> str:
+    """``1.27 times the time and 0.03 of the memory at 8192 tokens``."""
+    time = row["seconds"]["warploom"]["median"] / row["seconds"][name]["median"]
+    memory = row["extra_bytes"]["warploom"] / row["extra_bytes"][name]
+    return f"{time:.2f} times the time and {memory:.2f} of the memory at {row['m']} tokens"
+
+
 def by_kernels(runs: Iterable[Result]) -> list[tuple[list[str], list[Result]]]:
     """Trainings by whose attention and whose loss."""
     return [(list(kind), list(of)) for kind, of in groupby(runs, key=lambda run: (run["attention"], run["loss"]))]
@@ -193,6 +238,8 @@ FILTERS: dict[str, Any] = {
             ratio_to,
             ratios_to,
             at_lengths,
+            alone,
+            rates_beside,
             square,
             timed_beside,
             by_dims,
@@ -202,10 +249,12 @@ FILTERS: dict[str, Any] = {
             beside_cublas,
             product_table,
             steps,
+            against,
             by_kernels,
             ends_at,
         )
     },
+    "means": lambda cells, baselines: list(means(cells, baselines)),
     "product_heads": lambda layouts: [f"{x}: {kernel}" for x in layouts for kernel in ("cuBLAS", "matmul", "mma.sync")],
     "ranges": lambda parts, names: list(ranges(parts, names)),
 }

@@ -1,8 +1,8 @@
 """Write docs/evidence/ladder-reduce.md from the committed evidence: ``python benchmarks/reduce_page.py [--check]``.
 
 The evidence is benchmarks/results/h200/reduce.json, reduce-textbook.json and matmul-reduce.json
-(``benchmarks/reduce_h200.py``), and rungs 0 and 1 of attention-d128-bf16.json. ``--check`` changes nothing and ends
-with 1 if the page is out of date.
+(``benchmarks/reduce_h200.py``), h100/reduce.json (the same on an H100), and rungs 0 and 1 of attention-d128-bf16.json.
+``--check`` changes nothing and ends with 1 if the page is out of date.
 """
 
 from __future__ import annotations
@@ -55,12 +55,15 @@ def page() -> str:
     experiment, baselines, attention = (
         read(f"h200/{name}.json") for name in ("reduce", "matmul-reduce", "attention-d128-bf16")
     )
+    hopper = read("h100/reduce.json")
     rows: dict[str, Any] = {row["rung"]: row for row in experiment["result"]["rungs"]}
     cells = ({r["rung"]: r for r in attention["rows"]}[key]["gpu"]["cells"] for key in ("0", "1"))
     return filled(
         "ladder-reduce.template.md",
         rows=rows,
         published=experiment["result"]["paper"],
+        hopper=hopper,
+        hopper_rows={row["rung"]: row for row in hopper["result"]["rungs"]} if hopper else {},
         ladder=LADDER.rungs,
         over=over,
         in_registers=("3", "4", "5"),

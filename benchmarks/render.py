@@ -9,17 +9,15 @@ drawn too (needs matplotlib). ``--check`` changes nothing and ends with 1 if a t
 
 from __future__ import annotations
 
-import json
 import re
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
 
-from page_parts import RESULTS, ROOT, provenance, read
+from page_parts import ROOT, provenance, read
 from page_parts import main as write
-from page_sections import SECTIONS, TABLES, draw_training, made
+from page_sections import SECTIONS, TABLES, WRONG, draw_training, made
 from page_tables import MARKDOWN_TABLES
 
 PICTURES = {"h200/train-gpt.json": ("docs/evidence/train-gpt.svg", draw_training)}
@@ -35,20 +33,15 @@ def table(name: str) -> str:
     known = (*MARKDOWN_TABLES, *TABLES, *SECTIONS)
     if columns not in known:
         raise KeyError(f"<!-- table: {name} --> names no columns; write one of {', '.join(known)} after the file")
-    path = RESULTS / file
-    if not path.is_file():
+    if not (result := read(file)):
         return "\n" if columns in SECTIONS else "\n*Not measured yet.*\n\n"
-    result = json.loads(path.read_text(encoding="utf-8"))
     filled = MARKDOWN_TABLES[columns](result["rows"]) if columns in MARKDOWN_TABLES else made(columns, result)
-    return f"\n{filled}\n*{provenance(environment_of(result))}*\n\n"
-
-
-def environment_of(result: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The environment of a result; an old one of ``gemm_h200.py`` notes the GPU, torch and the date alone."""
-    if "environment" in result:
-        return result["environment"]
-    packages = {"torch": result["torch"].partition("+")[0]}
-    return {"gpu": {"name": result["gpu"]}, "packages": packages, "date": result["date"]}
+    notes = [provenance(result["environment"])]
+    if WRONG in filled:
+        notes.append(f"{WRONG} the baseline's own result was beyond the error that its types allow")
+    if missed := [reason for reason in result.get("missed", ()) if " is wrong at " not in reason]:
+        notes.append(f"Targets missed: {'; '.join(missed)}")
+    return f"\n{filled}\n*{'. '.join(notes)}*\n\n"
 
 
 def with_tables(page: Path) -> str:

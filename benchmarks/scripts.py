@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import csv
 import json
 import os
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +22,13 @@ def parser_of(doc: str | None) -> argparse.ArgumentParser:
     return parser
 
 
-def write(file: Path, result: Any) -> None:
-    """A result as JSON; folders are made."""
+def write(file: Path, result: Mapping[str, Any]) -> None:
+    """A result as JSON; its environment says the commit, and the kernels that ran with their digests."""
+    from evidence import made_by
+
+    from warploom.bench.environment import environment  # not by processes that run another version of the package
+
+    result = {**result, "environment": {**(result.get("environment") or environment()), **made_by()}}
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text(json.dumps(result, indent=1, default=str) + "\n", encoding="utf-8")
 
@@ -38,7 +45,5 @@ def targets() -> dict[str, Any]:
 
 def products() -> list[tuple[str, int, int, int]]:
     """(name, m, n, k) of the products of ``gemm_shapes.csv``."""
-    import csv
-
     with (HERE / "gemm_shapes.csv").open(encoding="utf-8") as file:
         return [(row["name"], int(row["m"]), int(row["n"]), int(row["k"])) for row in csv.DictReader(file)]

@@ -29,6 +29,12 @@ def invoke() -> Callable:
     return run
 
 
+@pytest.fixture
+def no_compiler(monkeypatch) -> None:
+    """Ladders leave compiling out: it takes most of their time, and has tests of its own."""
+    monkeypatch.setattr("warploom.bench.ladder.missing_compiler", lambda: "not compiled")
+
+
 def pytest_sessionfinish() -> None:
     """Spare pytest and Python their walks through all that is left, which the end of the process frees anyway."""
     gc.freeze()

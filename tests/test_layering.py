@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -12,7 +13,8 @@ from pathlib import Path
 
 import pytest
 
-SOURCE = Path(__file__).parent.parent / "src" / "warploom"
+SOURCES = Path(__file__).parent.parent / "src"
+SOURCE = SOURCES / "warploom"
 PACKAGES = sorted(p.name for p in SOURCE.iterdir() if p.is_dir() and (p / "__init__.py").exists())
 
 HOSTS = frozenset({"flash_attn", "jax", "torch", "transformers"})
@@ -53,6 +55,8 @@ ALLOWED: dict[str, frozenset[str]] = {
     "": OPS | {"operators"},
 }
 """Package → packages it may import; '' is the package itself (``warploom/__init__.py``)."""
+ALLOWED["lab"] = frozenset({*ALLOWED, "lab"})
+"""What measures and teaches, ``warploom_lab``, imports everything, and nothing imports it."""
 
 EVERYWHERE = frozenset({"numpy", "ml_dtypes"})
 THIRD_PARTY: dict[str, frozenset[str]] = {
@@ -65,6 +69,7 @@ THIRD_PARTY: dict[str, frozenset[str]] = {
     "inspect": EVERYWHERE | {"rich"},
     "bench": EVERYWHERE | {"rich", "matplotlib", "torch"},
     "": EVERYWHERE | {"pytest"},
+    "lab": EVERYWHERE | {"typer", "rich", "click", "matplotlib", "torch"},
 }
 
 
@@ -80,14 +85,16 @@ class Import:
 
     @property
     def source(self) -> str:
-        """The importing module without ``warploom.``: ``cuda.compile``."""
-        relative = self.file.relative_to(SOURCE).with_suffix("")
+        """The importing module: ``warploom.cuda.compile``."""
+        relative = self.file.relative_to(SOURCES).with_suffix("")
         parts = [p for p in relative.parts if p != "__init__"]
         return ".".join(parts)
 
     @property
     def package(self) -> str:
         """The importing package."""
+        if not self.file.is_relative_to(SOURCE):
+            return "lab"
         relative = self.file.relative_to(SOURCE)
         if len(relative.parts) > 1:
             return relative.parts[0]
@@ -95,16 +102,19 @@ class Import:
 
     @property
     def is_own(self) -> bool:
-        return self.module == "warploom" or self.module.startswith("warploom.")
+        return self.module.split(".")[0] in ("warploom", "warploom_lab")
 
     @property
     def target_package(self) -> str:
         """The imported package of this package."""
-        first = self.module.removeprefix("warploom").lstrip(".").split(".")[0]
+        package, _, rest = self.module.partition(".")
+        if package == "warploom_lab":
+            return "lab"
+        first = rest.split(".")[0]
         return "hosts" if first in HOSTS else first
 
     def __str__(self) -> str:
-        return f"{self.file.relative_to(SOURCE.parent)}:{self.line} imports {self.module}"
+        return f"{self.file.relative_to(SOURCES)}:{self.line} imports {self.module}"
 
 
 def imports_of(file: Path) -> Iterator[Import]:
@@ -133,12 +143,12 @@ def imports_of(file: Path) -> Iterator[Import]:
 def _from_import(node: ast.ImportFrom, module: str) -> Iterator[str]:
     """``from warploom import isa`` imports a package; ``from warploom.isa import base`` a module of one."""
     for alias in node.names:
-        path = SOURCE.joinpath(*module.split(".")[1:], alias.name) if module.startswith("warploom") else None
+        path = SOURCES.joinpath(*module.split("."), alias.name) if module.startswith("warploom") else None
         is_module = path is not None and (path.is_dir() or path.with_suffix(".py").exists())
         yield f"{module}.{alias.name}" if is_module else module
 
 
-FILES = sorted(SOURCE.rglob("*.py"))
+FILES = sorted(file for package in ("warploom", "warploom_lab") for file in (SOURCES / package).rglob("*.py"))
 
 
 @cache
@@ -149,7 +159,7 @@ def imports() -> list[Import]:
 
 def _is_allowed(found: Import) -> bool:
     if found.target_package == "":  # the public surface leads to ops: for users, and for what stands on ops
-        return found.package in ("cli", "bench", "inspect")
+        return found.package in ("cli", "bench", "inspect", "lab")
     return found.target_package in ALLOWED[found.package]
 
 
@@ -191,10 +201,52 @@ def test_rooms_import_only_what_is_below():
         ("ops/attention.py", "warploom.cli.main"),
         ("ops/attention.py", "warploom.bench"),
         ("lang/kernel.py", "warploom"),
+        ("cli/main.py", "warploom_lab.cli.ladder"),
+        ("tune/tuner.py", "warploom_lab"),
     ],
 )
 def test_a_planted_import_is_refused(file, module):
     assert not _is_allowed(Import(SOURCE / file, 1, module, True))
+    assert _is_allowed(Import(SOURCES / "warploom_lab" / file, 1, module, True))
+
+
+_PLACE = re.compile(r"(warploom\w*(?:\.\w+)+):(\w+)")
+
+
+def wrong_names(file: Path) -> list[str]:
+    """Texts of a file by which it would reach what no import shows: the lab, or ``module:name`` that does not exist."""
+    wrong: list[str] = []
+    for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+        if not isinstance(node, ast.Constant) or not isinstance(node.value, str):
+            continue
+        place = _PLACE.fullmatch(node.value)
+        if "warploom_lab" in node.value or (place is not None and place[2] not in _defined(place[1])):
+            wrong.append(f"{file.name}:{node.lineno}: {node.value}")
+    return wrong
+
+
+def _defined(module: str) -> set[str]:
+    """The classes and functions at the top of a module."""
+    file = SOURCES.joinpath(*module.split(".")).with_suffix(".py")
+    if not file.exists():
+        return set()
+    top = ast.parse(file.read_text(encoding="utf-8")).body
+    return {node.name for node in top if isinstance(node, ast.ClassDef | ast.FunctionDef)}
+
+
+def test_no_text_names_the_lab_or_a_kernel_that_does_not_exist():
+    assert [text for file in FILES if file.is_relative_to(SOURCE) for text in wrong_names(file)] == []
+
+
+def test_a_planted_name_in_a_text_is_found(tmp_path):
+    file = tmp_path / "sample.py"
+    file.write_text(
+        'A = "warploom.kernels.settings:Configuration"\n'
+        'B = "warploom.kernels.settings:Configurations"\n'
+        'C = "warploom_lab.kernels.attention.ladder_sm90:RungSm90"\n'
+        'D = f"{A}: python -m warploom_lab"\n'
+    )
+    assert [text.split(":")[1] for text in wrong_names(file)] == ["2", "3", "4"]
 
 
 def test_third_party_packages_stay_where_they_belong():
@@ -216,7 +268,7 @@ def test_frameworks_and_drawing_are_imported_when_needed_only():
     lazy = {"torch", "jax", "cupy", "matplotlib", "cuda"}
     early = [i for i in imports() if i.module.split(".")[0] in lazy and not i.deferred and not i.for_types]
     # operators are imported when PyTorch traces a graph, warploom.jax by JAX programs
-    assert [str(i) for i in early if i.package != "operators" and i.source != "jax"] == []
+    assert [str(i) for i in early if i.package != "operators" and i.source != "warploom.jax"] == []
 
 
 def test_imports_form_no_circle():
@@ -228,7 +280,7 @@ def test_imports_form_no_circle():
     for found in imports():
         own_picture = found.module == "warploom.layout.draw" and found.package == "layout" and found.deferred
         if found.is_own and not own_picture:
-            needed.setdefault(found.source, set()).add(found.module.removeprefix("warploom").lstrip("."))
+            needed.setdefault(found.source, set()).add(found.module)
     assert _circle(needed) == []
     assert _circle({"a": {"b"}, "b": {"c"}, "c": {"a"}}) == ["a", "b", "c", "a"]
 
@@ -290,7 +342,7 @@ def _undocumented(tree: ast.AST, prefix: str = "") -> Iterator[str]:
 
 def test_everything_public_says_what_it_is():
     missing = [
-        f"{file.relative_to(SOURCE)}: {name}"
+        f"{file.relative_to(SOURCES)}: {name}"
         for file in FILES
         for name in _undocumented(ast.parse(file.read_text(encoding="utf-8")))
     ]

@@ -2,8 +2,8 @@
 
 ``from warploom.flash_attn import flash_attn_func`` stands where ``from flash_attn import flash_attn_func`` stood. The
 positional order is that of FlashAttention-2; what FlashAttention-3 and -4 add or call otherwise is taken by name.
-Options that only steer their schedule (``num_splits``, ``pack_gqa``, ``sm_margin``, …) are taken and not used; what
-warploom does not compute is refused by name.
+Options that only steer their schedule (``num_splits``, ``pack_gqa``, ``sm_margin``, …) are taken and not used, and
+:func:`get_scheduler_metadata` gives nothing to them; what warploom does not compute is refused by name.
 
 Of all functions: ``causal`` and ``window_size`` (left, right) are aligned with the last query and the last key; -1 or
 None is open. ``softcap`` of 0 is none. ``learnable_sink``, or ``s_aux``, is a logit for each query head. With
@@ -20,14 +20,17 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from numbers import Integral
+from numbers import Integral, Real
 from typing import TYPE_CHECKING, Any
 
 from warploom.core.errors import ProblemError, shown
+from warploom.interop.tracing import is_tracing
+from warploom.kernels.attention.problem import MOST_POSITIONS
 from warploom.ops.append_to_cache import append_to_cache
 from warploom.ops.attention import attention
-from warploom.ops.attention_paged import attention_paged
+from warploom.ops.attention_paged import attention_paged, refuse_attention_paged
 from warploom.ops.attention_varlen import attention_varlen
+from warploom.ops.options import whole
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -47,25 +50,24 @@ _HINTS = frozenset(
 )
 """Options of FlashAttention-3 and -4 that change how something is computed, and not what."""
 
-_NOT_COMPUTED = frozenset(
-    {
-        "qv",
-        "q_descale",
-        "k_descale",
-        "v_descale",
-        "attention_chunk",
-        "gather_kv_indices",
-        "score_mod",
-        "score_mod_bwd",
-        "mask_mod",
-        "aux_tensors",
-        "aux_scalars",
-        "block_sparse_tensors",
-        "block_sparse_tensors_bwd",
-        "seqlen_k_per_split",
-    }
-)
-"""Options of FlashAttention-3 and -4 that change the result."""
+_FP8 = "pass q, k and v as float16 or bfloat16; an fp8 cache is read by warploom.attention_paged(k_scale=, v_scale=)"
+_NOT_COMPUTED = {
+    "qv": "concatenate it to q, and v to k, along the head_dim",
+    "q_descale": _FP8,
+    "k_descale": _FP8,
+    "v_descale": _FP8,
+    "attention_chunk": "pass each chunk as a sequence of flash_attn_varlen_func, or window_size",
+    "gather_kv_indices": "gather the keys before",
+    "score_mod": "softcap and window_size are computed",
+    "score_mod_bwd": "softcap and window_size are computed",
+    "mask_mod": "causal and window_size are computed",
+    "aux_tensors": "leave it out",
+    "aux_scalars": "leave it out",
+    "block_sparse_tensors": "causal and window_size are computed",
+    "block_sparse_tensors_bwd": "causal and window_size are computed",
+    "seqlen_k_per_split": "warploom.attention_paged(fixed_split=) divides keys so",
+}
+"""Options of FlashAttention-3 and -4 that change the result, and what to do instead."""
 
 
 def flash_attn_func(
@@ -91,18 +93,19 @@ def flash_attn_func(
     Any head_dim up to 256. ``deterministic`` asks for gradients with equal bits. Log-sum-exps are float32 (batch,
     heads, q_len).
     """
-    _refuse("flash_attn_func", dropout_p, alibi_slopes, others)
+    _needed(q=q, k=k, v=v)
+    _refuse("flash_attn_func", dropout_p, softmax_scale, alibi_slopes, others)
     call: Callable[..., Any] = _deterministic("attention") if deterministic else attention
     found = call(
         *_padded(q, k, v),
         causal=causal,
         scale=_scale(q, softmax_scale),
         window=window_size,
-        softcap=softcap or None,
+        softcap=_softcap(softcap),
         sinks=_one_of(learnable_sink=learnable_sink, s_aux=s_aux),
         return_lse=return_lse or return_attn_probs,
     )
-    return _returned(found, q, return_attn_probs, return_lse)
+    return _returned(found, q, v, return_attn_probs, return_lse)
 
 
 def flash_attn_kvpacked_func(q: Tensor, kv: Tensor, *options: Any, **named: Any) -> Any:
@@ -119,9 +122,11 @@ def flash_attn_qkvpacked_func(qkv: Tensor, *options: Any, num_heads_q: int | Non
     if num_heads_q is None:
         q, k, v = _parts("qkv", qkv, 2, "(batch, length, 3, heads, head_dim)")
     else:
+        _needed(qkv=qkv)
+        num_heads_q = whole("num_heads_q", num_heads_q)
         heads = qkv.shape[2] if qkv.dim() == 4 else -1
         kv_heads = (heads - num_heads_q) // 2
-        if kv_heads < 0 or heads != num_heads_q + 2 * kv_heads:
+        if min(kv_heads, num_heads_q) < 0 or heads != num_heads_q + 2 * kv_heads:
             form = f"(batch, length, {num_heads_q} + 2 · kv_heads, head_dim), by num_heads_q"
             raise ProblemError(f"qkv has shape {tuple(qkv.shape)}; it must be {form}")
         q, k, v = qkv.split((num_heads_q, kv_heads, kv_heads), dim=2)
@@ -160,15 +165,17 @@ def flash_attn_varlen_func(
     ``cu_seqlens_q`` and ``cu_seqlens_k``, int32 (batch + 1,), are where sequences begin, ``seqused_q`` and
     ``seqused_k``, int32 (batch,), how much of each counts. ``max_seqlen_q`` and ``max_seqlen_k`` are not needed:
     lengths are read on the device. With ``block_table`` (or ``page_table``), int32 (batch, pages of a sequence), k and
-    v are pages (pages, page_size, kv_heads, head_dim), and all queries count: there is no ``seqused_q``. Log-sum-exps
-    are float32 (heads, total_q).
+    v are pages (pages, page_size, kv_heads, head_dim), and all queries count: there is no ``seqused_q``. Where a
+    gradient is wanted, the pages that the table names are copied side by side first. Log-sum-exps are float32 (heads,
+    total_q).
     """
-    _refuse("flash_attn_varlen_func", dropout_p, alibi_slopes, others)
+    _needed(q=q, k=k, v=v)
+    _refuse("flash_attn_varlen_func", dropout_p, softmax_scale, alibi_slopes, others)
     options: dict[str, Any] = {
         "causal": causal,
         "scale": _scale(q, softmax_scale),
         "window": window_size,
-        "softcap": softcap or None,
+        "softcap": _softcap(softcap),
         "sinks": _one_of(learnable_sink=learnable_sink, s_aux=s_aux),
         "return_lse": return_lse or return_attn_probs,
         "out": out,
@@ -182,11 +189,14 @@ def flash_attn_varlen_func(
         lengths = cu_seqlens_k.diff() if seqused_k is None and cu_seqlens_k is not None else seqused_k
         if lengths is None:
             raise ProblemError("pages of no lengths: pass seqused_k, int32 (batch,), or cu_seqlens_k")
-        found = attention_paged(q, k, v, lengths, block_table=table, cu_seqlens_q=cu_seqlens_q, **options)
-    else:
-        options |= {"seqused_q": seqused_q, "seqused_k": seqused_k}
-        found = call(*_padded(q, k, v), cu_seqlens_q, cu_seqlens_k, **options)
-    return _returned(found, q, return_attn_probs, return_lse)
+        _refuse_lengths("seqused_k" if cu_seqlens_k is None else "cu_seqlens_k", lengths, 0, k, table)
+        if not _differentiated(q, k, v, options["sinks"]):
+            found = attention_paged(q, k, v, lengths, block_table=table, cu_seqlens_q=cu_seqlens_q, **options)
+            return _returned(found, q, v, return_attn_probs, return_lse)
+        k, v, cu_seqlens_k, seqused_k = _gathered(k, v, lengths, table)
+    options |= {"seqused_q": seqused_q, "seqused_k": seqused_k}
+    found = call(*_padded(q, k, v), cu_seqlens_q, cu_seqlens_k, **options)
+    return _returned(found, q, v, return_attn_probs, return_lse)
 
 
 def flash_attn_varlen_kvpacked_func(q: Tensor, kv: Tensor, *options: Any, **named: Any) -> Any:
@@ -228,6 +238,7 @@ def flash_attn_with_kvcache(
     cu_seqlens_q: Tensor | None = None,
     max_seqlen_q: Any = None,
     cu_seqlens_k_new: Tensor | None = None,
+    rotary_seqlens: Tensor | None = None,
     s_aux: Tensor | None = None,
     sinks: Tensor | None = None,
     out: Tensor | None = None,
@@ -238,14 +249,17 @@ def flash_attn_with_kvcache(
     k_cache and v_cache are (batch, capacity, kv_heads, head_dim), or with ``block_table`` (or ``page_table``), int32
     (batch, pages of a sequence), pages (pages, page_size, kv_heads, head_dim); ``cache_batch_idx`` says which of their
     rows is whose. k and v (batch, new, kv_heads, head_dim) are written behind the first ``cache_seqlens`` before, by
-    :func:`warploom.append_to_cache`: what there is no room for is left out.
-    ``rotary_cos`` and ``rotary_sin`` (positions, rotary_dim / 2) turn k, and q: at its own positions if the mask is
-    causal or a window, all at the first otherwise. With ``cu_seqlens_q`` q is (queries, heads, head_dim).
+    :func:`warploom.append_to_cache`. ``rotary_cos`` and ``rotary_sin`` (positions, rotary_dim / 2) turn k, and q: at
+    its own positions if the mask is causal or a window, all at the first otherwise. Positions begin at
+    ``cache_seqlens``, or at ``rotary_seqlens``, int32 (batch,). With ``cu_seqlens_q`` q is (queries, heads, head_dim).
 
-    Nothing waits for the GPU. Returns the result, and with ``return_softmax_lse`` log-sum-exps, float32 (batch, heads,
-    q_len). There are no gradients. Raises ProblemError for ``cache_leftpad`` and for new keys of uneven lengths.
+    Nothing waits for the GPU, and new keys that a cache on it has no room for are left out. Returns the result, and
+    with ``return_softmax_lse`` log-sum-exps, float32 (batch, heads, q_len). There are no gradients. Raises
+    ProblemError, before anything is written, for what no cache has room for by a length that the CPU knows (an int, or
+    a tensor there), for ``cache_leftpad``, and for new keys of uneven lengths.
     """
-    _refuse("flash_attn_with_kvcache", 0.0, alibi_slopes, others)
+    _needed(q=q, k_cache=k_cache, v_cache=v_cache)
+    _refuse("flash_attn_with_kvcache", 0.0, softmax_scale, alibi_slopes, others)
     if cache_leftpad is not None or cu_seqlens_k_new is not None or (k is not None and cu_seqlens_q is not None):
         raise ProblemError(
             "cache_leftpad, cu_seqlens_k_new, and k beside cu_seqlens_q are not supported: begin caches at 0, append "
@@ -255,40 +269,75 @@ def flash_attn_with_kvcache(
         raise ProblemError("k and v, the new keys and values, come together: pass both or none")
     rows = None if cache_batch_idx is None else cache_batch_idx[:, None]  # each is a page
     table = _one_of(block_table=block_table, page_table=page_table, cache_batch_idx=rows)
+    new = 0 if k is None else k.shape[1]
+    if new and cache_seqlens is None:
+        raise ProblemError("k and v are written behind the keys that cache_seqlens counts: pass it")
+    _refuse_lengths("cache_seqlens", cache_seqlens, new, k_cache, table)
     lengths = _lengths(cache_seqlens, k_cache, table)
+    options: dict[str, Any] = {
+        "block_table": table,
+        "cu_seqlens_q": cu_seqlens_q,
+        "causal": causal,
+        "window": window_size,
+        "softcap": _softcap(softcap),
+        "scale": softmax_scale,
+        "sinks": _one_of(sinks=sinks, s_aux=s_aux),
+        "return_lse": return_softmax_lse,
+        "out": out,
+    }
     if k is not None and v is not None:
+        turning: dict[str, Any] = {"cos": rotary_cos, "sin": rotary_sin, "interleaved": rotary_interleaved}
         if rotary_cos is not None and rotary_sin is not None:
-            masked = causal or any(side not in (-1, None) for side in window_size)
-            q = _turned(q, rotary_cos, rotary_sin, lengths[:, None] + _count(q) * masked, rotary_interleaved)
-        lengths = lengths + k.shape[1]
-        append_to_cache(
-            k_cache,
-            v_cache,
-            k,
-            v,
-            lengths,
-            block_table=table,
-            cos=rotary_cos,
-            sin=rotary_sin,
-            interleaved=rotary_interleaved,
-        )
+            tables = rotary_cos, rotary_sin
+            masked = causal or any(side not in (-1, None) for side in window_size or ())
+            first = (lengths if rotary_seqlens is None else rotary_seqlens)[:, None]
+            q = _turned("q", q, *tables, first + _count(q) * masked, rotary_interleaved)
+            if rotary_seqlens is not None and rotary_seqlens is not cache_seqlens:
+                k, turning = _turned("k", k, *tables, first + _count(k), rotary_interleaved), {}
+        lengths = lengths + new
+        refuse_attention_paged(q, k_cache, v_cache, lengths, **options)  # nothing is written for a call that fails
+        append_to_cache(k_cache, v_cache, k, v, lengths, block_table=table, **turning)
     elif rotary_cos is not None or rotary_sin is not None:
         raise ProblemError("rotary_cos and rotary_sin turn q beside new keys only, k and v: turn it yourself")
-    return attention_paged(
-        q,
-        k_cache,
-        v_cache,
-        lengths,
-        block_table=table,
-        cu_seqlens_q=cu_seqlens_q,
-        causal=causal,
-        window=window_size,
-        softcap=softcap or None,
-        scale=softmax_scale,
-        sinks=_one_of(sinks=sinks, s_aux=s_aux),
-        return_lse=return_softmax_lse,
-        out=out,
-    )
+    return attention_paged(q, k_cache, v_cache, lengths, **options)
+
+
+def flash_attn_combine(
+    out_partial: Tensor, lse_partial: Tensor, out: Tensor | None = None, out_dtype: Any = None
+) -> tuple[Tensor, Tensor]:
+    """The results of attention on all keys, put together of those on parts of the keys.
+
+    out_partial (parts, …, head_dim) and lse_partial (parts, …), in FlashAttention-3 (parts, batch, q_len, heads), have
+    one result and its log-sum-exps for each part; a part without a key has -inf, and what its result holds does not
+    count. Returns the result, written to ``out`` if there is one, of ``out_dtype`` or else the type of out_partial, and
+    its log-sum-exps, float32. PyTorch computes them, in float32.
+    """
+    import torch
+
+    if out_partial.dim() < 2 or out_partial.shape[:-1] != lse_partial.shape:
+        raise ProblemError(
+            f"out_partial has shape {tuple(out_partial.shape)} and lse_partial {tuple(lse_partial.shape)}: they are "
+            "(parts, …, head_dim) and (parts, …)"
+        )
+    logs = lse_partial.float()
+    lse = logs.logsumexp(0)
+    weights = torch.where(logs == -torch.inf, 0.0, (logs - lse).exp())[..., None]
+    found = torch.where(weights == 0.0, 0.0, weights * out_partial).sum(0)
+    if out is None:
+        return found.to(out_partial.dtype if out_dtype is None else out_dtype), lse
+    if out.shape != found.shape or (out_dtype is not None and out.dtype != out_dtype):
+        raise ProblemError(
+            f"out is {out.dtype} of shape {tuple(out.shape)}; it must be {out_dtype or out.dtype} of "
+            f"{tuple(found.shape)}"
+        )
+    return out.copy_(found), lse
+
+
+def get_scheduler_metadata(*_: Any, **_named: Any) -> None:
+    """FlashAttention-3's schedule of a call, made before it: None, since warploom's kernels find theirs on the GPU.
+
+    ``flash_attn_with_kvcache(scheduler_metadata=None)`` takes what this returns.
+    """
 
 
 def _lengths(given: Tensor | int | None, cache: Tensor, table: Tensor | None) -> Tensor:
@@ -299,8 +348,54 @@ def _lengths(given: Tensor | int | None, cache: Tensor, table: Tensor | None) ->
         return given
     if given is not None and not isinstance(given, Integral):
         raise ProblemError(f"cache_seqlens is an int, or an int32 tensor (batch,), not {shown(given)}")
+    if given is not None and not 0 <= given < MOST_POSITIONS:
+        raise ProblemError(f"cache_seqlens is {given}: it counts the keys of a sequence, below {MOST_POSITIONS}")
     batch, most = (len(cache), cache.shape[1]) if table is None else (len(table), table.shape[1] * cache.shape[1])
     return torch.full((batch,), most if given is None else given, dtype=torch.int32, device=cache.device)
+
+
+def _refuse_lengths(name: str, given: Any, new: int, cache: Tensor, table: Tensor | None) -> None:
+    """Raises ProblemError for lengths that the CPU knows and a cache has no room for, with ``new`` keys behind them."""
+    import torch
+
+    if isinstance(given, torch.Tensor):
+        if given.device.type != "cpu" or given.dim() != 1 or not len(given) or is_tracing():
+            return
+        least, most = int(given.min()), int(given.max())
+    elif isinstance(given, Integral):
+        least = most = int(given)
+    else:
+        return
+    room = cache.shape[1] * (1 if table is None or table.dim() != 2 else table.shape[1])
+    if least < 0 or most + new > room:
+        count = f"{new} new ones do" if new else "they do"
+        why = "is less than no key" if least < 0 else f"keys, and {count} not fit"
+        columns = "" if table is None else f", {room // cache.shape[1]} columns of block_table"
+        raise ProblemError(
+            f"{name} says {least if least < 0 else most} {why}: a sequence has room for {room} keys{columns}"
+        )
+
+
+def _differentiated(*tensors: Tensor | None) -> bool:
+    """Whether a gradient by one of these may be asked for."""
+    from warploom.operators.registration import differentiated
+
+    return differentiated(*tensors)
+
+
+def _gathered(k: Tensor, v: Tensor, lengths: Tensor, table: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Keys and values of pages side by side, with a history; where sequences begin, and how many keys of each count."""
+    import torch
+
+    if table.dim() != 2 or k.dim() != 4 or v.dim() != 4:
+        raise ProblemError(
+            f"block_table has shape {tuple(table.shape)}, k {tuple(k.shape)} and v {tuple(v.shape)}: they are (batch, "
+            "pages of a sequence) and (pages, page_size, kv_heads, head_dim)"
+        )
+    named = table.long().clamp(0, max(0, len(k) - 1))
+    room = table.shape[1] * k.shape[1]
+    starts = torch.arange(0, len(table) * room + 1, max(1, room), dtype=torch.int32, device=k.device)
+    return k[named].flatten(0, 2), v[named].flatten(0, 2), starts, lengths.clamp(0, room)
 
 
 def _one_of(**given: Any) -> Any:
@@ -313,6 +408,7 @@ def _one_of(**given: Any) -> Any:
 
 def _parts(name: str, packed: Tensor, axis: int, form: str) -> tuple[Tensor, ...]:
     """The tensors packed along an axis of a ``form``, in place. Raises ProblemError for another shape."""
+    _needed(**{name: packed})
     sizes = form.strip("()").split(", ")
     if packed.dim() != len(sizes) or packed.shape[axis] != int(sizes[axis]):
         raise ProblemError(f"{name} has shape {tuple(packed.shape)}; it must be {form}")
@@ -326,13 +422,21 @@ def _count(x: Tensor) -> Tensor:
     return torch.arange(x.shape[1], dtype=torch.int32, device=x.device)
 
 
-def _turned(x: Tensor, cos: Tensor, sin: Tensor, positions: Tensor, interleaved: bool) -> Tensor:
+def _turned(name: str, x: Tensor, cos: Tensor, sin: Tensor, positions: Tensor, interleaved: bool) -> Tensor:
     """Rotary embedding of (batch, n, heads, head_dim) at positions (batch, n), in float32; later dimensions stay.
 
-    Positions beyond the tables take their last row, as in :func:`warploom.append_to_cache`.
+    Positions beyond the tables take their last row, as in :func:`warploom.append_to_cache`. Raises ProblemError for
+    tables that do not fit the tensor called ``name``.
     """
     import torch
 
+    fits = cos.dim() == 2 and cos.shape == sin.shape and len(cos) > 0
+    if x.dim() != 4 or not fits or 2 * cos.shape[1] > x.shape[3] or len(positions) != len(x):
+        raise ProblemError(
+            f"rotary_cos has shape {tuple(cos.shape)}, rotary_sin {tuple(sin.shape)}, {name} {tuple(x.shape)}, and "
+            f"there are {len(positions)} lengths: they are (positions, rotary_dim / 2) twice, with rotary_dim up to "
+            "head_dim, (batch, tokens, heads, head_dim), and batch"
+        )
     rows = positions.long().clamp(0, len(cos) - 1)
     c, s = (table[rows].float()[:, :, None] for table in (cos, sin))
     half = c.shape[-1]
@@ -343,31 +447,48 @@ def _turned(x: Tensor, cos: Tensor, sin: Tensor, positions: Tensor, interleaved:
     return torch.cat([turned.to(x.dtype), rest], -1)
 
 
-def _refuse(name: str, dropout_p: float, alibi_slopes: Any, others: dict[str, Any]) -> None:
+def _refuse(name: str, dropout_p: Any, softmax_scale: Any, alibi_slopes: Any, others: dict[str, Any]) -> None:
     """Raises ProblemError for what is not computed, TypeError for what is no option of FlashAttention."""
+    order = (
+        "The positional order here is FlashAttention-2's, where dropout_p comes before softmax_scale, and not "
+        "FlashAttention-3's: pass options by name"
+    )
+    if not isinstance(dropout_p, Real):
+        raise ProblemError(f"dropout_p is a number, not {shown(dropout_p)}. {order}")
     if dropout_p:
-        raise ProblemError(
-            f"dropout_p is {dropout_p}, and warploom has no dropout. The positional order here is FlashAttention-2's: "
-            "dropout_p comes before softmax_scale; pass options by name"
-        )
+        raise ProblemError(f"dropout_p is {dropout_p}, and warploom has no dropout. {order}")
+    if isinstance(softmax_scale, bool):
+        raise ProblemError(f"softmax_scale is a number, not {softmax_scale}. {order}")
     if alibi_slopes is not None:
         raise ProblemError("alibi_slopes: warploom has no ALiBi; leave it out")
     for option, value in others.items():
         if option in _NOT_COMPUTED:
             if value is not None and not (isinstance(value, int) and value == 0):
-                raise ProblemError(f"{option}: warploom does not compute this option of FlashAttention; leave it out")
+                instead = _NOT_COMPUTED[option]
+                raise ProblemError(f"{option}: warploom does not compute this option of FlashAttention; {instead}")
         elif option not in _HINTS:
             raise TypeError(f"{name}() got an unexpected keyword argument {option!r}")
 
 
+def _needed(**given: Any) -> None:
+    """Raises ProblemError for the first that is no array."""
+    for name, array in given.items():
+        if not hasattr(array, "shape"):
+            raise ProblemError(f"{name}: {type(array).__name__} is not an array: pass a torch tensor")
+
+
+def _softcap(value: Any) -> Any:
+    """FlashAttention's 0 as None; a tensor that requires a gradient is not read, and is refused where it is taken."""
+    return value if getattr(value, "requires_grad", False) else value or None
+
+
 def _padded(*tensors: Tensor) -> list[Tensor]:
-    """With zeros up to the next head_dim that kernels take, a multiple of 8."""
-    missing = -tensors[0].shape[-1] % 8
-    if not missing:
+    """With zeros up to the next head_dim that kernels take, a multiple of 8: of each tensor its own."""
+    if not any(x.shape[-1] % 8 for x in tensors):
         return list(tensors)
     from torch.nn.functional import pad
 
-    return [pad(x, (0, missing)) for x in tensors]
+    return [pad(x, (0, -x.shape[-1] % 8)) if x.shape[-1] % 8 else x for x in tensors]
 
 
 def _scale(q: Tensor, softmax_scale: float | None) -> float | None:
@@ -376,11 +497,11 @@ def _scale(q: Tensor, softmax_scale: float | None) -> float | None:
     return head_dim**-0.5 if softmax_scale is None and head_dim % 8 else softmax_scale
 
 
-def _returned(found: Any, q: Tensor, return_attn_probs: bool, return_lse: bool) -> Any:
+def _returned(found: Any, q: Tensor, v: Tensor, return_attn_probs: bool, return_lse: bool) -> Any:
     """The results in the form that was asked for, without padding."""
     out, *lse = found if isinstance(found, tuple) else (found,)
-    head_dim = q.shape[-1]
-    out = out[..., :head_dim] if head_dim % 8 else out
+    value_dim = v.shape[-1]
+    out = out[..., :value_dim] if value_dim % 8 else out
     if return_attn_probs:
         return out, lse[0], q.new_empty(0)
     return (out, lse[0]) if return_lse else out

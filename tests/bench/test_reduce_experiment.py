@@ -8,7 +8,7 @@ import pytest
 from tests.project import load
 
 from warploom.bench.reduce import PAPER, loop_opcodes
-from warploom.cli import ladder_reduce
+from warploom.cli import ladder
 from warploom.kernels.reduce.ladder import LADDER
 
 
@@ -68,7 +68,7 @@ def test_what_falls_short_is_named():
 
 
 def test_the_tables_of_a_gpu(capsys):
-    ladder_reduce._print(experiment(12.0), True)  # pyright: ignore[reportPrivateUsage]
+    ladder._report_reduce(experiment(12.0), True)  # pyright: ignore[reportPrivateUsage]
     shown = capsys.readouterr()
     assert "12.00" in shown.out
     assert "6.1 times as fast" in shown.err

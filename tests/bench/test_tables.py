@@ -3,16 +3,15 @@
 import io
 import json
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 from rich.console import Console
+from tests.project import ROOT
 
 from warploom.bench.ladder import config_json
 from warploom.bench.tables import conditions, gpu_cells, ladder_tables, tile_text
 from warploom.kernels.matmul.ladder import FULL_LADDER, LADDER
 
-ROOT = Path(__file__).resolve().parents[2]
 ROWS = json.loads((ROOT / "benchmarks/results/h200/attention-d128-bf16.json").read_text(encoding="utf-8"))["rows"]
 
 

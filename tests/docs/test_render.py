@@ -37,18 +37,24 @@ def test_tables_are_written_and_then_up_to_date(
 ) -> None:
     (tmp_path / "x.json").write_text(json.dumps({"environment": ENVIRONMENT, "rows": [ROW]}), encoding="utf-8")
     page = tmp_path / "page.md"
-    tables = "".join(f"<!-- table: x.json {columns} -->\nold\n<!-- end table -->\n" for columns in SHOWN)
+    tables = "".join(f"<!-- table: x.json {columns} -->\nformer\n<!-- end table -->\n" for columns in SHOWN)
     page.write_text(f"before\n{tables}after\n", encoding="utf-8")
-    monkeypatch.setattr(render, "RESULTS", tmp_path)
+    listed = {"x.json": {"date": "2031-05-06", "commit": "abc", "kernels": "older"}}
+    (tmp_path / "older.json").write_text(json.dumps(listed), encoding="utf-8")
+    for module in ("page_parts", "stale"):
+        monkeypatch.setattr(load(module), "RESULTS", tmp_path)
     monkeypatch.setattr(render, "PAGES", (page,))
     monkeypatch.setattr(render, "PICTURES", {})  # they need matplotlib
     assert render.main(["--check"]) == 1
-    assert "old" in page.read_text(encoding="utf-8")
+    assert "former" in page.read_text(encoding="utf-8")
     assert render.main([]) == 0
     text = page.read_text(encoding="utf-8")
-    for shown in (*SHOWN.values(), "*NVIDIA X, NVRTC 13.0, torch 2.9, 2031-05-06*"):
+    for shown in (
+        *SHOWN.values(),
+        "*NVIDIA X, NVRTC 13.0, torch 2.9, measured on an older kernel, 2031-05-06, commit abc*",
+    ):
         assert shown in text
-    assert "old" not in text
+    assert "former" not in text
     assert (text[:7], text[-6:]) == ("before\n", "after\n")
     assert render.main(["--check"]) == 0
 
@@ -71,3 +77,36 @@ def test_a_training_is_drawn(tmp_path: Path) -> None:
     runs = [{"attention": kind, "loss": kind, "losses": [2.0, 1.0]} for kind in ("warploom", "torch")]
     load("page_sections").draw_training({"runs": runs}, tmp_path / "curves.svg")
     assert "warploom, loss warploom" in (tmp_path / "curves.svg").read_text(encoding="utf-8")
+
+
+def test_figures_of_both_loads_and_wrong_baselines_are_told() -> None:
+    sections = load("page_sections")
+    spread = {"median": 1.5, "low": 1.4, "high": 1.6}
+    cells = [
+        {
+            "head_dim": 64,
+            "causal": causal,
+            "seq": 512,
+            "tflops": {"warploom": RATE},
+            "ratio": {"torch_cudnn": spread},
+            "error": {"metric": "m", "value": 0.5, "bound": 1.0},
+            "baseline_errors": {"torch_cudnn": error},
+            "power": {"warploom": {"tflops": ours}, "torch_cudnn": {"tflops": 100.0}},
+        }
+        for causal, ours, error in ((False, 110.0, 0.5), (True, 99.0, 1.5))
+    ]
+    text = sections.made("attention-calls", {"cells": cells})
+    assert "| 64 | full | in turns | 120 · 1.50× · – |" in text
+    assert "| 64 | causal | in turns | 120 · 1.50×† · – |" in text
+    assert "|  |  | alone | 99 · 0.99×† · – |" in text
+    assert "| in turns | 1.50×, least 1.50×" in text
+    assert "| alone | 1.04×, least 0.99× (head_dim 64 causal 512) | – |" in text
+
+
+def test_a_missed_target_stands_below_its_table(render: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    missed = ["a call: 13 µs, at most 12", "another is wrong at d64: 2.0"]
+    rows = [{"call": "a call", "microseconds": RATE}]
+    monkeypatch.setattr(render, "read", lambda _: {"environment": ENVIRONMENT, "rows": rows, "missed": missed})
+    text = render.table("h200/host-cost.json host-cost")
+    assert "Targets missed: a call: 13 µs, at most 12*" in text
+    assert "another" not in text

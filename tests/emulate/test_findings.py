@@ -168,19 +168,6 @@ def test_lanes_may_write_equal_bits_only() -> None:
     assert "race" in kinds(emulate(one_cell.trace(values="lanes"), 1, [numbers(64)]))
 
 
-@kernel(threads=64)
-def same_store(k: Kernel, out: Global[U32]) -> None:
-    """Both warps write one value to one place, without order."""
-    tile = k.shared(U32, 32)
-    tile.store([k.lane], 0, k.lane)
-    k.syncthreads()
-    out.store(tile.load(0, k.lane), k.thread)
-
-
-def test_warps_that_write_one_place_race_even_with_equal_bits() -> None:
-    assert kinds(emulate(same_store.trace(), 1, [numbers(64)])) == {"race"}
-
-
 def test_stop_raises_at_the_first_finding_and_raise_if_found_names_all() -> None:
     program = neighbours.trace(barrier=False)
     with pytest.raises(EmulationError, match="race at test_findings"):

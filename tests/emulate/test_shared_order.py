@@ -148,3 +148,50 @@ def arrived_and_read(k: Kernel, out: Global[U32], *, meets: bool) -> None:
 def test_lanes_that_arrive_together_have_not_met(seed: int | None) -> None:
     assert emulate(arrived_and_read.trace(meets=True), 1, [numbers(32)], seed=seed).findings == ()
     assert kinds(emulate(arrived_and_read.trace(meets=False), 1, [numbers(32)], seed=seed)) == {"race"}
+
+
+@kernel(threads=96)
+def agreed(k: Kernel, out: Global[U32], *, how: str) -> None:
+    """Warps 0 and 1 store one word each to the same place, and warp 2 reads it; ``how`` leaves something out."""
+    tile, third = k.shared(U32, 32), k.warp == 2
+    with k.when(k.lane == 0):
+        if how in ("in turn", "one in turn"):  # by instructions of their own
+            with k.when(k.warp == 0):
+                tile.store([k.value(7, U32)], 0, 0)
+            with k.when(k.warp == 1):
+                tile.store([k.value(7, U32)], 0, 0)
+        else:
+            value = k.warp * 0 + 7 if how != "different" else k.warp
+            with k.when(k.warp < 2):
+                tile.store([value], 0, 0)
+    if how in ("one of two", "one in turn"):
+        with k.warps(0, 1):
+            k.bar_arrive(1, 64)
+        with k.warps(1, 2):
+            k.bar_arrive(2, 64)
+        with k.warps(2, 3):
+            k.bar_sync(1, 64)
+            out.store([tile.load(0, 0)], k.lane)
+            k.bar_sync(2, 64)
+        return
+    if how != "unordered":
+        k.syncthreads()
+    with k.when(third):
+        out.store([tile.load(0, 0)], k.lane)
+    if how == "written again":
+        with k.when(k.thread == 0):
+            tile.store([k.value(9, U32)], 0, 0)
+
+
+@pytest.mark.parametrize("seed", [None, 0, 1, 2])
+def test_warps_may_store_equal_values_to_one_place(seed: int | None) -> None:
+    def found(how: str) -> set[str]:
+        return kinds(emulate(agreed.trace(how=how), 1, [numbers(32)], seed=seed))
+
+    for how in ("equal", "in turn"):
+        assert found(how) == set(), how
+    assert found("different") == {"race"}
+    assert found("unordered") & {"race", "uninitialised"}
+    assert found("written again") == {"race"}
+    for how in ("one of two", "one in turn"):  # the reader waits for one of the writers alone
+        assert found(how) == {"race"}, how

@@ -1,11 +1,13 @@
 """FlashAttention's functions: their names, order, defaults and results, by warploom's kernels."""
 
 import inspect
+from typing import Any
 
 import pytest
 
 torch = pytest.importorskip("torch")
 
+import warploom  # noqa: E402
 from tests.hosts.reference import assert_like_float64, assert_near, attention64, tensors  # noqa: E402
 from warploom import flash_attn  # noqa: E402
 from warploom.core.errors import ProblemError  # noqa: E402
@@ -33,6 +35,15 @@ def test_the_positional_order_is_that_of_version_2():
 def test_a_head_dim_that_kernels_do_not_take_is_padded():
     given = q, k, v = tensors((1, 24, 2, 11), (1, 40, 1, 11), (1, 40, 1, 11))
     assert_like_float64(flash_attn.flash_attn_func(q, k, v), given, q, k, v)
+
+
+@pytest.mark.parametrize(("head_dim", "v_dim"), [(20, 12), (20, 28), (16, 12), (12, 16)])
+def test_values_of_a_head_dim_of_their_own_are_padded_by_themselves(head_dim, v_dim):
+    given = q, k, v = tensors((1, 24, 2, head_dim), (1, 40, 1, head_dim), (1, 40, 1, v_dim))
+    assert_like_float64(flash_attn.flash_attn_func(q, k, v), given, q, k, v)
+    q, k, v = (x[0].detach() for x in given)
+    packed = flash_attn.flash_attn_varlen_func(q, k, v, starts((24,)), starts((40,)), 24, 40)
+    assert_near(packed, attention64(*(x.detach() for x in given))[0][0])
 
 
 def test_packed_tensors_are_read_in_place():
@@ -77,12 +88,38 @@ def test_deterministic_reaches_the_backward_pass(monkeypatch):
         ({"qv": torch.ones(2)}, "qv"),
         ({"attention_chunk": 3}, "attention_chunk"),
         ({"score_mod": lambda s: s}, "score_mod"),
+        ({"dropout_p": None}, "dropout_p is a number"),
+        ({"softmax_scale": True}, "softmax_scale is a number"),
     ],
 )
 def test_what_is_not_computed_is_refused_by_name(options, named):
     q, k, v = tensors(*HEADS)
     with pytest.raises(ProblemError, match=named):
         flash_attn.flash_attn_func(q, k, v, **options)
+
+
+def test_positions_of_version_3_are_refused():
+    """Its third option is the scale, and its fourth the causal mask; of packed sequences lengths come before."""
+    q, k, v = tensors(*HEADS)
+    flash: Any = flash_attn
+    lengths = torch.tensor([24], dtype=torch.int32)
+    for call in (
+        lambda: flash.flash_attn_func(q, k, v, None, True),
+        lambda: flash.flash_attn_func(q, k, v, 0.25, True),
+        lambda: flash.flash_attn_func(q, k, v, 0.0, True),
+        lambda: flash.flash_attn_kvpacked_func(q, torch.stack([k, v], 2), None, True),
+        lambda: flash.flash_attn_varlen_func(q[0], k[0], v[0], lengths, lengths, 24, 40, lengths, lengths, None, True),
+    ):
+        with pytest.raises(ProblemError, match="FlashAttention-3's: pass options by name"):
+            call()
+
+
+@pytest.mark.parametrize("name", ["scale", "softcap"])
+def test_no_number_is_a_bool(name):
+    q, k, v = (x.detach() for x in tensors(*HEADS))
+    options: dict[str, Any] = {name: True}
+    with pytest.raises(ProblemError, match=f"{name} is a number"):
+        warploom.attention(q, k, v, **options)
 
 
 def test_an_unknown_option_is_no_option():
@@ -240,24 +277,158 @@ def test_packed_queries_of_pages():
         assert_near(out[:1] if len(part) == 1 else out[1:], expected[0])
 
 
+FULL, PAGES = torch.tensor([31, 3], dtype=torch.int32), torch.tensor([[2, 1], [0, 3]], dtype=torch.int32)
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"cache_seqlens": 33}, "cache_seqlens says 33 keys, .* 2 columns of block_table"),
+        ({"cache_seqlens": 2**40}, "cache_seqlens says"),
+        ({"cache_seqlens": -1}, "less than no key"),
+        ({"cache_seqlens": FULL + 2}, "says 33 keys"),
+        ({"cache_seqlens": FULL, "k": 2}, "says 31 keys, and 2 new ones do not fit"),
+        ({"cache_seqlens": FULL + 2, "block_table": None}, "room for 32 keys"),
+        ({"k": 1}, "pass it"),
+    ],
+)
 @torch.no_grad()
-def test_keys_that_a_cache_has_no_room_for_are_left_out():
-    """Lengths may say anything on a GPU: no other sequence's keys are touched, and angles end with their table."""
-    q, k, v, k_cache, v_cache = tensors(
-        (2, 3, 2, 16), *((2, 2, 1, 16),) * 2, *((4, 16, 1, 16),) * 2, dtype=torch.float16
+def test_lengths_beyond_the_block_table_that_the_cpu_knows_are_refused(options, says):
+    q, k_cache, v_cache = tensors((2, 3, 2, 16), *((4, 16, 1, 16),) * 2, dtype=torch.float16)
+    options = {"block_table": PAGES, **options}
+    if "k" in options:
+        options |= dict.fromkeys("kv", torch.zeros(2, options["k"], 1, 16, dtype=torch.float16))
+    if options["block_table"] is None:
+        k_cache, v_cache = (x.reshape(2, 32, 1, 16) for x in (k_cache, v_cache))
+    with pytest.raises(ProblemError, match=says):
+        flash_attn.flash_attn_with_kvcache(q, k_cache, v_cache, **options)
+
+
+@torch.no_grad()
+def test_packed_lengths_beyond_the_block_table_are_refused():
+    q, k, v = tensors((3, 2, 16), (4, 16, 1, 16), (4, 16, 1, 16))
+    for where in ({"seqused_k": FULL + 2}, {"cu_seqlens_k": starts((33, 4))}):
+        with pytest.raises(ProblemError, match=r"33 keys.*block_table"):
+            flash_attn.flash_attn_varlen_func(q, k, v, starts((1, 2)), **where, block_table=PAGES)
+
+
+NOT_TAKEN = {
+    "a query of another type": {"q": torch.float32},
+    "a window of three": {"window_size": (3, 0, 1)},
+    "an infinite cap": {"softcap": float("inf")},
+    "sinks of other heads": {"sinks": torch.zeros(3)},
+    "an out of another shape": {"out": torch.zeros(2, 1, 2, 16, dtype=torch.float16)},
+    "an out in the cache": {"out": "cache"},
+    "tables of another width": {"rotary_cos": torch.ones(32, 16), "rotary_sin": torch.ones(32, 16)},
+    "a query with a gradient": {"q": "gradient"},
+    "heads that do not divide": {"q": "heads"},
+}
+
+
+@pytest.mark.parametrize("name", NOT_TAKEN)
+def test_nothing_is_written_by_a_call_that_is_refused(name):
+    given = tensors((2, 3, 2, 16), *((2, 2, 2, 16),) * 2, *((4, 16, 2, 16),) * 2, dtype=torch.float16)
+    q, k, v, k_cache, v_cache = (x.detach() for x in given)
+    options = {**NOT_TAKEN[name]}
+    changed = options.pop("q", None)
+    if changed is torch.float32:
+        q = q.float()
+    elif changed == "gradient":
+        q.requires_grad_()
+    elif changed == "heads":
+        q = q.repeat(1, 1, 3, 1)[:, :, :3].contiguous()
+    if options.get("out") == "cache":
+        options["out"] = k_cache[:2, :3]
+    before = k_cache.clone(), v_cache.clone()
+    lengths = torch.tensor([5, 3], dtype=torch.int32)
+    with pytest.raises(ProblemError):
+        flash_attn.flash_attn_with_kvcache(
+            q, k_cache, v_cache, k, v, cache_seqlens=lengths, block_table=PAGES, **options
+        )
+    assert torch.equal(k_cache, before[0])
+    assert torch.equal(v_cache, before[1])
+
+
+@torch.no_grad()
+def test_rotary_positions_of_their_own():
+    q, k, v, k_cache, v_cache = tensors((2, 2, 4, 32), *((2, 2, 2, 32),) * 2, *((2, 32, 2, 32),) * 2)
+    angles = torch.rand(48, 8, generator=torch.Generator().manual_seed(3))
+    cos, sin = angles.cos(), angles.sin()
+    lengths, positions = torch.tensor([5, 14], dtype=torch.int32), torch.tensor([2, 7], dtype=torch.int32)
+    before = k_cache.clone()
+
+    def call(**options):
+        k_cache.copy_(before)
+        return flash_attn.flash_attn_with_kvcache(
+            q, k_cache, v_cache, k, v, cos, sin, lengths, causal=True, scheduler_metadata=None, **options
+        )
+
+    assert torch.equal(call(), call(rotary_seqlens=lengths))
+    out = call(rotary_seqlens=positions)
+    for i, (length, first) in enumerate(zip(lengths.tolist(), positions.tolist(), strict=True)):
+        keys, values = k_cache[i, : length + 2].double(), v_cache[i, : length + 2].double()
+        assert_near(keys[length:].bfloat16(), turned(k[i], cos, sin, first, True))
+        keys[length:] = turned(k[i], cos, sin, first, True)
+        assert torch.equal(values[length:], v[i].double())
+        query = turned(q[i], cos, sin, first, True)
+        assert_near(out[i], attention64(query[None], keys[None], values[None], causal=True)[0][0])
+
+
+def test_gradients_of_packed_queries_on_pages():
+    """Two sequences share a page, and what no sequence counts, or no table names, is NaN and has a gradient of 0."""
+    table, lengths = torch.tensor([[2, 0], [1, 2]], dtype=torch.int32), (7, 20)
+    given = tensors((3, 4, 32), (4, 16, 2, 32), (4, 16, 2, 32), dtype=torch.float16)
+    q, k, v = (x.detach() for x in given)
+    counted = torch.zeros(4, 16, dtype=torch.bool)
+    counted[2, :7] = counted[1] = counted[2, :4] = True
+    k[~counted] = v[~counted] = torch.nan
+    given = q, k, v = [x.requires_grad_() for x in (q, k, v)]
+    out, lse, _ = flash_attn.flash_attn_varlen_func(
+        q,
+        k,
+        v,
+        starts((1, 2)),
+        seqused_k=torch.tensor(lengths, dtype=torch.int32),
+        causal=True,
+        block_table=table,
+        return_attn_probs=True,
     )
-    angles = torch.rand(32, 8, generator=torch.Generator().manual_seed(3))
-    lengths, table = torch.tensor([31, 3], dtype=torch.int32), torch.tensor([[2, 1], [0, -1]], dtype=torch.int32)
-    before = v_cache.clone()
-    out = flash_attn.flash_attn_with_kvcache(
-        q, k_cache, v_cache, k, v, angles.cos().half(), angles.sin().half(), lengths, causal=True, block_table=table
-    )
-    before[1, 15], before[0, 3:5] = v[0, 0], v[1]
-    assert torch.equal(v_cache, before)
-    keys = k_cache[0, :5].double()
-    assert torch.equal(keys[:3], k_cache[0, :3].double())
-    query = turned(q[1], angles.cos().half(), angles.sin().half(), 3, True)
-    assert_near(out[1], attention64(query[None], keys[None], before[0, None, :5].double(), causal=True)[0][0])
+    assert lse.shape == (4, 3)
+    parts = [
+        attention64(one[None], *(x[pages].flatten(0, 1)[None, :length] for x in (k, v)), causal=True)[0][0]
+        for one, pages, length in zip(q.split((1, 2)), table.long(), lengths, strict=True)
+    ]
+    expected = torch.cat(parts)
+    assert_near(out.detach(), expected.detach())
+    by = torch.randn(out.shape, generator=torch.Generator().manual_seed(1))
+    found, wanted = (torch.autograd.grad(x, given, by.to(x.dtype)) for x in (out, expected))
+    for mine, want in zip(found, wanted, strict=True):
+        assert_near(mine, want.double())
+    for gradient in found[1:]:
+        assert not gradient[~counted].any()
+
+
+def test_parts_are_combined():
+    numbers = torch.Generator().manual_seed(0)
+    outs, logs = (torch.randn(3, 2, 5, 4, *size, generator=numbers) for size in ((8,), ()))
+    logs[1, 0], logs[:, 1, 2], outs[1, 0] = -torch.inf, -torch.inf, torch.nan
+    out, lse = flash_attn.flash_attn_combine(outs, logs, out_dtype=torch.float16)
+    weights = logs.double().exp()
+    total = weights.sum(0)
+    expected = (weights[..., None] * outs.double().nan_to_num()).sum(0) / total.clamp(1e-30)[..., None]
+    assert (out.dtype, lse.dtype) == (torch.float16, torch.float32)
+    torch.testing.assert_close(out.double(), expected, rtol=1e-3, atol=1e-6)
+    torch.testing.assert_close(lse.double(), total.log(), rtol=1e-6, atol=1e-6)
+    into = torch.empty(2, 5, 4, 8)
+    assert flash_attn.flash_attn_combine(outs, logs, into)[0] is into
+    torch.testing.assert_close(into.double(), expected, rtol=1e-6, atol=1e-6)
+    for wrong in ({"lse_partial": logs[:2]}, {"out": into[:1]}, {"out": into, "out_dtype": torch.float16}):
+        with pytest.raises(ProblemError, match="out"):
+            flash_attn.flash_attn_combine(**{"out_partial": outs, "lse_partial": logs, **wrong})
+
+
+def test_a_schedule_made_before_is_nothing():
+    assert flash_attn.get_scheduler_metadata(2, 1, 32, 4, 2, 16, ONE, torch.bfloat16, causal=True) is None
 
 
 ONE, SINKS, COS = torch.ones(2, dtype=torch.int32), torch.zeros(2), torch.ones(16, 8)
@@ -314,3 +485,36 @@ def test_packed_tensors_of_other_shapes(shape):
     ):
         with pytest.raises(ProblemError, match=r"kv has shape .*it must be \("):
             call(x, *rest)
+
+
+untyped: Any = flash_attn
+
+
+def test_what_cannot_be_read_is_refused_by_name():
+    q, starts = torch.ones(1, 16, 2, 16, dtype=torch.float16), torch.tensor([0, 16], dtype=torch.int32)
+    qkv = torch.ones(1, 16, 6, 16, dtype=torch.float16)
+    wrong = {
+        "q: NoneType": lambda: untyped.flash_attn_func(None, q, q),
+        "k: NoneType": lambda: untyped.flash_attn_varlen_func(q[0], None, q[0], starts),
+        "k_cache: NoneType": lambda: untyped.flash_attn_with_kvcache(q, None, q),
+        "kv: NoneType": lambda: untyped.flash_attn_kvpacked_func(q, None),
+        "qkv: NoneType": lambda: untyped.flash_attn_qkvpacked_func(None, num_heads_q=2),
+        "cache_seqlens is 1099511627776": lambda: untyped.flash_attn_with_kvcache(q, q, q, cache_seqlens=2**40),
+        "cache_seqlens is -1": lambda: untyped.flash_attn_with_kvcache(q, q, q, cache_seqlens=-1),
+        "num_heads_q": lambda: untyped.flash_attn_qkvpacked_func(qkv, num_heads_q=-2),
+        "num_heads_q is an integer": lambda: untyped.flash_attn_qkvpacked_func(qkv, num_heads_q="2"),
+    }
+    for says, call in wrong.items():
+        with pytest.raises(ProblemError, match=says):
+            call()
+
+
+def test_an_open_window_beside_rotary_embedding():
+    q, tables = torch.ones(1, 16, 2, 16, dtype=torch.float16), torch.ones(64, 8, dtype=torch.float16)
+    found = [
+        untyped.flash_attn_with_kvcache(
+            q, *torch.zeros(2, 1, 32, 2, 16).half(), q, q, tables, tables, cache_seqlens=0, window_size=window
+        )
+        for window in (None, (-1, -1))
+    ]
+    assert (found[0] == found[1]).all()

@@ -77,6 +77,47 @@ def test_fma_where_two_roundings_differ(a, b, c):
     assert got[0, 0] == nearest_single(Fraction(a) * Fraction(b) + Fraction(c))
 
 
+def double_exactly(a: float, b: float, c: float) -> float:
+    """a·b + c rounded once, with the sign of the exact sum."""
+    exact = Fraction(a) * Fraction(b) + Fraction(c)
+    try:
+        size = float(abs(exact))
+    except OverflowError:
+        size = np.inf
+    return -size if exact < 0 else size
+
+
+@pytest.mark.parametrize("product", [-1090, -1050, -1000, -955, 0, 1000, 1022])
+def test_double_precision_fma_rounds_once_at_any_size(product):
+    """Products of about 2**product, some with a subnormal factor, and third operands near and far; many ties."""
+    rng = np.random.default_rng(product % 97)
+    short, long = rng.integers(1, 16, (3, 400)).astype(np.float64), rng.uniform(1, 2, (3, 400))
+    factor = rng.choice([-1, 1], (3, 400)) * np.where(rng.random((3, 400)) < 0.5, short, long)
+    first = rng.integers(max(-1074, product - 900), min(900, product + 900), 400)
+    a, b = np.ldexp(factor[0], first), np.ldexp(factor[1], product - first)
+    c = np.ldexp(factor[2], np.minimum(product + rng.choice([-60, -3, -2, -1, 0, 1, 2, 3, 52, 53, 54], 400), 1019))
+    with np.errstate(all="ignore"):
+        (got,) = Fma(f64).meaning(a, b, c)
+    assert got.tolist() == [double_exactly(*map(float, row)) for row in zip(a, b, c, strict=True)]
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "c"),
+    [
+        (5e-324, 2.5, 5e-324),  # 3.5 of the least subnormal: a rounded product, of 2, would give 3
+        (2.0**1000, 2.0**30, -(2.0**1023) * (2 - 2.0**-52)),  # the product alone overflows
+        (2.0**485 * (1 - 2.0**-53), 2.0**485, (2 - 2.0**-52) * 2.0**1023),  # just not enough to overflow
+        (-(2.0**-700), 2.0**-700, 0.0),  # vanishes, and keeps its sign
+    ],
+)
+def test_double_precision_fma_at_the_ends_of_the_range(a, b, c):
+    with np.errstate(all="ignore"):
+        (got,) = Fma(f64).meaning(*(np.array([x]) for x in (a, b, c)))
+    wanted = double_exactly(a, b, c)
+    assert got[0] == wanted
+    assert np.signbit(got[0]) == np.signbit(wanted)
+
+
 def test_double_precision_fma_does_not_lose_the_product():
     (got,) = Fma(f64).meaning(np.array([[1 + 2.0**-30]]), np.array([[1 - 2.0**-30]]), np.array([[-1.0]]))
     assert got[0, 0] == -(2.0**-60)

@@ -52,6 +52,18 @@ def test_other_tiles(key: str) -> None:
         _fine(replace(RUNGS[key], tile_m=128, num_warps=4, head_dim=64), 2)  # type: ignore[type-var]
 
 
+@pytest.mark.parametrize("key", ["1", "16"])
+def test_heads_may_come_first_in_the_grid(key: str) -> None:
+    base = replace(RUNGS[key], tile_m=64, num_warps=4, head_dim=64)  # type: ignore[type-var]
+    first, second = (Case(c, 150, 130, heads=3) for c in (base, replace(base, heads_first=True)))  # type: ignore[type-var]
+    assert (first.call.grid, second.call.grid) == ((3, 3, 1), (3, 3, 1))
+    assert second.run().fine
+    wide = Case(second.config, 300, 130, heads=2)
+    assert wide.call.grid == (2, 5, 1)
+    assert wide.run().fine
+    assert any("heads_first" in text for text in second.config.violations(replace(first.problem, window=(None, 0))))
+
+
 FLAGS = [
     {"async_copy": False},
     {"backward": True},

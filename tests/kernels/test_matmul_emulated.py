@@ -75,6 +75,15 @@ def test_padding_ends_the_conflicts_as_a_swizzle_does(rows: tuple[bool, bool]) -
     assert Case.of_tiles(PADDED, a_rows=rows[0], b_rows=rows[1]).run().conflicts == {}
 
 
+def test_the_wmma_api_collides_as_its_ldmatrix_does_and_padding_ends_it() -> None:
+    """ptxas makes LDSM.x4 of a load and STS of pairs of a store: 00a has the wavefronts of 01b, 00b the ideal ones."""
+    opaque, padded, matrix = traffic(RUNGS["00a"]), traffic(RUNGS["00b"]), traffic(MATRIX)
+    assert opaque["ldmatrix"].actual == 8 * opaque["ldmatrix"].ideal
+    for kind in ("ldmatrix", "st.shared", "ld.shared"):
+        assert (opaque[kind].actual, opaque[kind].ideal) == (matrix[kind].actual, matrix[kind].ideal)
+        assert (padded[kind].conflicts, padded[kind].ideal) == (0, matrix[kind].ideal)
+
+
 def test_element_wise_loads_conflict_as_much_and_are_more() -> None:
     """01a asks for two bytes at a time: more accesses than 01b, and conflicts too."""
     direct, matrix = traffic(DIRECT), traffic(MATRIX)

@@ -21,7 +21,7 @@ RNG = np.random.default_rng(11)
 @pytest.mark.parametrize("word", sorted({n for n in dir(Kernel) if not n.startswith("_")} - set(dir(Builder))))
 def test_every_word_is_run_by_a_test(word: str) -> None:
     """Directly, or by a kernel of the package or an example: those are run by the tests."""
-    for folder in ("tests", "examples", "src/warploom/kernels", "src/warploom/tile"):
+    for folder in ("tests", "examples", "src/warploom/kernels", "src/warploom_lab", "src/warploom/tile"):
         if any(re.search(rf"\.{word}\b", f.read_text(encoding="utf-8")) for f in (ROOT / folder).rglob("*.py")):
             return
     pytest.fail(f"no test runs k.{word}")

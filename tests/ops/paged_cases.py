@@ -143,8 +143,8 @@ class Step:
             return []
         left, right = self.options.get("window") or (None, None)
         seen = seen_of(queries, keys, (left, 0 if self.options.get("causal", True) else right))
-        cap, sinks = self.options.get("softcap"), self.options.get("sinks")
-        exact = attention_reference(q, k, v, self.dtype, seen=seen, softcap=cap, sinks=sinks)
+        cap, sinks, scale = (self.options.get(name) for name in ("softcap", "sinks", "scale"))
+        exact = attention_reference(q, k, v, self.dtype, scale, seen, sinks, cap)
         with np.errstate(invalid="ignore"):
             close = np.where(np.isneginf(exact.lse), lse == exact.lse, np.abs(lse - exact.lse) <= LSE_ERROR)
         wrong = [] if close.all() else ["log-sum-exps"]

@@ -284,3 +284,9 @@ def test_a_loop_that_does_not_end_is_told(monkeypatch: pytest.MonkeyPatch, body:
     monkeypatch.setattr("warploom.emulate.flow._MOST_PASSES", 1000)
     with pytest.raises(EmulationError, match=r"kernel.ptx:\d+: after 1000 passes"):
         check(kernel(body), [np.zeros(1, np.uint32)])
+
+
+@pytest.mark.parametrize("count", [0, 40, 96])
+def test_a_barrier_counts_whole_warps_of_its_cta(count: int) -> None:
+    assert run("mov.u32 %r1, 0; bar.sync 1, 64;", 64)[1] == ()
+    assert kinds(run(f"mov.u32 %r1, 0; bar.sync 1, {count};", 64)[1]) == {"barrier"}

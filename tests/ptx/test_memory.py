@@ -104,6 +104,51 @@ def test_an_address_named_by_its_variable_stays_in_it():
     assert "one" in finding.message
 
 
+WRAPPED = {
+    "ld.shared": "ld.shared.u32 %r8, [ADDRESS];",
+    "st.shared": "st.shared.u32 [ADDRESS], %r0; ld.shared.u32 %r8, [%r4];",
+    "atom.shared": "atom.shared.add.u32 %r8, [ADDRESS], 1;",
+    "ldmatrix": "ldmatrix.sync.aligned.m8n8.x1.shared.b16 {%r8}, [ADDRESS];",
+    "stmatrix": "stmatrix.sync.aligned.m8n8.x1.shared.b16 [ADDRESS], {%r0}; bar.sync 0; ld.shared.u32 %r8, [%r2];",
+    "cp.async": "cp.async.cg.shared.global [ADDRESS], [%d1], 16; cp.async.wait_all; ld.shared.u32 %r8, [%r4];",
+    "mbarrier": """setp.eq.u32 %p1, %r0, 0; @%p1 mbarrier.init.shared::cta.b64 [ADDRESS], 32; bar.sync 0;
+        mbarrier.arrive.shared::cta.b64 _, [%r2]; mov.u32 %r8, 0;
+        again: mbarrier.try_wait.parity.shared::cta.b64 %p2, [%r2], 0; @!%p2 bra again;""",
+}
+
+
+@pytest.mark.parametrize("access", WRAPPED)
+def test_a_shared_address_wraps_in_32_bits(access: str) -> None:
+    """A base below the window and a displacement into it, as compilers write them; the sum past the window is none."""
+    size = 16 if "matrix" in access or access == "cp.async" else 4
+    fill = "" if access == "mbarrier" else "st.shared.v4.u32 [%r4], {%r0, %r0, %r0, %r0}; bar.sync 0;"
+    body = f"""{TID} mov.u32 %r2, tile; mad.lo.u32 %r4, %r0, 16, %r2; {fill} add.s32 %r6, %r4, -4096;
+    {WRAPPED[access].replace("ADDRESS", "%r6+4096")}
+    mul.wide.u32 %d2, %r0, 4; add.s64 %d3, %d0, %d2; st.global.u32 [%d3], %r8;"""
+    text = kernel(body, ["u64", "u64"], ".shared .align 16 .b8 tile[512];", target="sm_90")
+    lanes, out = np.arange(32, dtype=np.uint32), np.full(32, 99, np.uint32)
+    wanted = {"ldmatrix": lanes // 4, "stmatrix": lanes // 4 * 0, "cp.async": lanes * 0 + 7, "mbarrier": lanes * 0}
+    assert check(text, [out, np.full(4, 7, np.uint32)]).findings == ()
+    assert np.array_equal(out, wanted.get(access, lanes))
+    beyond = check(text.replace("%r6+4096", f"%r6+{4096 + 512 + size}"), [out, np.full(4, 7, np.uint32)]).findings
+    assert kinds(beyond) & {"bounds", "mbarrier"}
+
+
+def test_a_remote_shared_address_wraps_before_its_cta_is_found() -> None:
+    """Each CTA of a pair reads the other's word, by a base that lies in the window before it."""
+    body = """mov.u32 %r0, %cluster_ctarank; mov.u32 %r2, tile; st.shared.u32 [%r2], %r0; xor.b32 %r1, %r0, 1;
+    barrier.cluster.arrive.aligned; barrier.cluster.wait.aligned; mapa.shared::cluster.u32 %r3, %r2, %r1;
+    add.s32 %r6, %r3, BASE; ld.shared::cluster.u32 %r4, [%r6+PLUS];
+    barrier.cluster.arrive.aligned; barrier.cluster.wait.aligned;
+    mul.wide.u32 %d2, %r0, 4; add.s64 %d3, %d0, %d2; setp.eq.u32 %p1, %r4, %r4; mov.u32 %r7, %tid.x;
+    setp.eq.u32 %p1, %r7, 0; @%p1 st.global.u32 [%d3], %r4;"""
+    text = kernel(body, before=".shared .align 4 .b8 tile[4];", target="sm_90").replace("BASE", str(-(1 << 20)))
+    out = np.full(2, 99, np.uint32)
+    assert check(text.replace("PLUS", str(1 << 20)), [out], grid=2, cluster=2).findings == ()
+    assert out.tolist() == [1, 0]
+    assert "bounds" in kinds(check(text.replace("PLUS", str((1 << 20) + 4)), [out], grid=2, cluster=2).findings)
+
+
 ATOMICS = {
     "add.u32": (5, 32 * 3),
     "min.s32": (-4, -7),
@@ -209,6 +254,33 @@ def test_a_register_that_only_a_predicate_sets_is_poison_elsewhere():
     (finding,) = check(kernel(body), [np.zeros(32, np.uint32)]).findings
     assert finding.kind == "uninitialised"
     assert finding.count == 12
+
+
+MERGES = {
+    "add.f16x2": "add.f16x2 %r5, %r4, %r4; mov.b32 {%h4, _}, %r5;",
+    "fma.rn.bf16x2": "fma.rn.bf16x2 %r5, %r4, %r4, %r4; mov.b32 {%h4, _}, %r5;",
+    "prmt.b32": "prmt.b32 %r5, %r4, %r4, 0x1010; cvt.u16.u32 %h4, %r5;",
+    "shf.l.wrap.b32": "shf.l.wrap.b32 %r5, %r4, %r4, 16; shr.u32 %r5, %r5, 16; cvt.u16.u32 %h4, %r5;",
+    "bfe.u32": "bfe.u32 %r5, %r4, 0, 16; cvt.u16.u32 %h4, %r5;",
+    "bfi.b32": "bfi.b32 %r5, %r4, 0, 8, 16; shr.u32 %r5, %r5, 8; cvt.u16.u32 %h4, %r5;",
+    "lop3.b32": "lop3.b32 %r5, %r4, 0xffff, %r0, 0xea; cvt.u16.u32 %h4, %r5;",
+    "not.b32": "not.b32 %r5, %r4; cvt.u16.u32 %h4, %r5;",
+}
+
+
+@pytest.mark.parametrize("merge", MERGES)
+def test_an_unset_half_of_a_pair_spoils_nothing_but_itself(merge: str) -> None:
+    """Compilers leave the half of a pair unset that nobody uses; four lanes sum halves, and one of them stores."""
+    body = f"""{TID} cvt.u16.u32 %h1, %r0; shl.b32 %r1, %r0, 1; mov.u32 %r2, tile; add.u32 %r3, %r2, %r1;
+    st.shared.b16 [%r3], %h1; bar.sync 0; setp.lt.u32 %p1, %r0, 4; setp.eq.u32 %p2, %r0, 0;
+    @%p1 ld.shared.b16 %h2, [%r3]; cvt.u32.u16 %r6, %h2; shfl.sync.bfly.b32 %r7, %r6, 2, 31, -1; cvt.u16.u32 %h3, %r7;
+    mov.b32 %r4, {{%h3, %h9}}; {MERGES[merge]}
+    cvt.u32.u16 %r6, %h4; shfl.sync.bfly.b32 %r7, %r6, 1, 31, -1; cvt.u16.u32 %h5, %r7;
+    @%p2 st.global.b16 [%d0], %h5;"""
+    text, out = kernel(body, before=".shared .align 4 .b8 tile[64];", target="sm_90"), np.zeros(1, np.uint16)
+    assert check(text, [out]).findings == ()
+    planted = check(text.replace("{%h3, %h9}", "{%h9, %h3}"), [out]).findings
+    assert kinds(planted) == {"uninitialised"}
 
 
 @pytest.mark.parametrize("kind", ["f16", "bf16"])

@@ -321,6 +321,10 @@ COMPARISONS = {
     "neu": lambda a, b: a != b,
     "equ": lambda a, b: not (a < b or a > b),
     "gtu": lambda a, b: not a <= b,
+    "leu": lambda a, b: not a > b,
+    "geu": lambda a, b: not a < b,
+    "le": lambda a, b: a <= b,
+    "gt": lambda a, b: a > b,
     "num": lambda a, b: a == a and b == b,
     "nan": lambda a, b: a != a or b != b,
 }
@@ -334,6 +338,32 @@ def test_comparisons_with_nan(op: str, kind: str) -> None:
         a, b = floats(dtype), floats(dtype)
     got = lanewise(f"setp.{op}.{kind} %p1, %in0, %in1; selp.u32 %out, 1, 0, %p1;", [a, b], np.uint32)
     assert got.tolist() == [int(COMPARISONS[op](float(x), float(y))) for x, y in zip(a, b, strict=True)]
+
+
+INTEGER_COMPARISONS = {
+    "lo": lambda a, b: a < b,
+    "ls": lambda a, b: a <= b,
+    "hi": lambda a, b: a > b,
+    "hs": lambda a, b: a >= b,
+    "lt": lambda a, b: a < b,
+    "le": lambda a, b: a <= b,
+    "gt": lambda a, b: a > b,
+    "ge": lambda a, b: a >= b,
+    "eq": lambda a, b: a == b,
+    "ne": lambda a, b: a != b,
+}
+
+
+@pytest.mark.parametrize("op", INTEGER_COMPARISONS)
+@pytest.mark.parametrize("kind", ["u16", "s16", "u32", "s32", "u64", "s64"])
+def test_comparisons_of_integers(op: str, kind: str) -> None:
+    """``lo`` and its like take the bits of signed operands as unsigned; a third of the pairs are equal."""
+    a, b = (integers(int(kind[1:]), kind[0] == "s") for _ in range(2))
+    b = np.where(np.arange(b.size) % 3 == 0, a, b)
+    got = lanewise(f"setp.{op}.{kind} %p1, %in0, %in1; selp.u32 %out, 1, 0, %p1;", [a, b], np.uint32)
+    if op in ("lo", "ls", "hi", "hs"):
+        a, b = (x.view(f"u{x.itemsize}") for x in (a, b))
+    assert got.tolist() == [int(INTEGER_COMPARISONS[op](x, y)) for x, y in zip(a.tolist(), b.tolist(), strict=True)]
 
 
 @pytest.mark.parametrize(

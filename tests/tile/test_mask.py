@@ -10,6 +10,7 @@ import pytest
 
 from tests.tile.support import clean
 from warploom.core.errors import TraceError
+from warploom.ir.program import Program
 from warploom.kernels.attention.problem import AttentionProblem
 from warploom.lang import Global, Kernel, bf16, f32, kernel, s32, u32
 from warploom.layout.catalogue import mma_fragment
@@ -74,12 +75,27 @@ def predicate(q_len: int, kv_len: int, window: Window) -> Any:
 @pytest.mark.parametrize(("q_len", "kv_len"), [(96, 96), (70, 150), (150, 70), (1, 100), (96, 16)])
 @pytest.mark.parametrize("tile_n", [16, 48])
 def test_a_mask_is_its_predicate(window: Window, q_len: int, kv_len: int, tile_n: int) -> None:
+    visible = Visible(window, ragged=kv_len % tile_n != 0)
+    compare(masked.trace(tile_n=tile_n, visible=visible), visible, q_len, kv_len, tile_n)
+
+
+@pytest.mark.parametrize("window", [(20, None), (None, 7), (20, 7)])
+def test_the_edges_of_a_mask_cut_blocks_at_every_alignment(window: Window) -> None:
+    """Also where a single key, the first of a block or the last, is hidden from a single row."""
+    visible = Visible(window, ragged=True)
+    program = masked.trace(tile_n=16, visible=visible)
+    for kv_len in range(64, 80):
+        compare(program, visible, 64, kv_len, 16)
+
+
+def compare(program: Program, visible: Visible, q_len: int, kv_len: int, tile_n: int) -> None:
+    """Run a kernel of :func:`masked` and compare what it visits, cuts and hides with the predicate."""
+    window = visible.window
     tiles, blocks = -(-q_len // TILE_M), -(-kv_len // tile_n)
     keys = blocks * tile_n
     out = np.full((tiles * TILE_M, keys), np.nan, np.float32)
     cuts, visits = np.full((tiles, blocks), 2, np.uint32), np.zeros(tiles, np.uint32)
     reach = np.full((tiles, WARPS), tile_n, np.int32)
-    visible = Visible(window, ragged=kv_len % tile_n != 0)
     given = {
         "out": out,
         "cuts": cuts,
@@ -89,7 +105,6 @@ def test_a_mask_is_its_predicate(window: Window, q_len: int, kv_len: int, tile_n
         "kv_len": kv_len,
         "keys": keys,
     }
-    program = masked.trace(tile_n=tile_n, visible=visible)
     assert clean(program, tiles, {p.name: given[p.name] for p in program.parameters})
 
     problem = AttentionProblem(1, 1, 1, q_len, kv_len, 64, bf16, window)

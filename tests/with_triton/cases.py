@@ -153,3 +153,4 @@ def specialised(rng: np.random.Generator) -> Case:
 
 
 CASES = {make.__name__: make for make in (add, softmax, matmul, layer_norm, locks, attention)}
+HOPPER = {make.__name__: make for make in (matmul, attention, descriptors, own_descriptors, specialised)}

@@ -1,5 +1,5 @@
+# type: ignore (the words of another language, in Python's syntax)
 """Triton kernels that make the compiler use what it has: masks, reductions, pipelines, tensor cores, locks."""
-# pyright: basic, reportMissingImports=false
 # ruff: noqa: N803
 
 import triton

@@ -26,6 +26,7 @@ from warploom.kernels.reduce.config import ReduceConfig
 from warploom.kernels.reduce.ladder import GRID, LAUNCH, LOOP, Setting
 from warploom.kernels.reduce.reference import row_max_reference, row_max_tolerance
 from warploom.kernels.reduce.tile import matmul_row_max
+from warploom.kernels.source import KernelSource
 from warploom.measure.monitor import GpuMonitor
 from warploom.measure.pytorch import torch_module
 from warploom.measure.timing import Candidate, EventClock, Spread, graphed, measure
@@ -63,10 +64,15 @@ OPERATIONS_PER_ITERATION = 2
 Row = dict[str, Any]
 
 
+def row_max_source(config: ReduceConfig) -> KernelSource:
+    """The kernel of a configuration."""
+    return KernelSource.of("reduce.tile:matmul_row_max", matmul_row_max.name, config=config)
+
+
 def emulated(rung: Rung[ReduceConfig], arch: str = "sm_90a") -> Row:
     """A rung on the emulator and compiled: right or not, findings, conflicts, barriers, shuffles, registers."""
     config = rung.config
-    program = matmul_row_max.trace(config=config)
+    program = row_max_source(config).program
     rng = np.random.default_rng(0)
     a, b = (rng.standard_normal((2, 16, 16)).astype(config.dtype.numpy) for _ in range(2))
     out = np.full((2, 16), np.nan, np.float32)
@@ -87,14 +93,14 @@ def emulated(rung: Rung[ReduceConfig], arch: str = "sm_90a") -> Row:
         "shuffles": sum(isinstance(i, Shuffle) for i in ops),
         "shared_bytes": program.shared_bytes,
         "compiled": compile_for(program, arch),
-        "compiled_loop": compile_for(matmul_row_max.trace(config=LOOP.of(config)), arch),
+        "compiled_loop": compile_for(row_max_source(LOOP.of(config)).program, arch),
         "loop_opcodes": loop_opcodes(config, arch),
     }
 
 
 def loop_opcodes(config: ReduceConfig, arch: str) -> dict[str, float] | None:
     """SASS instructions of one operation in the main loop of the second setting; None without nvdisasm."""
-    program = matmul_row_max.trace(config=LOOP.of(config))
+    program = row_max_source(LOOP.of(config)).program
     try:
         counts = inspect_program(program, arch).loop_counts
     except WarploomError:
@@ -123,7 +129,7 @@ class Experiment:
 
     def call(self, key: str, config: ReduceConfig, ctas: int) -> GpuCall:
         """The kernel of the rung ``key`` with this configuration, as a launch of so many CTAs."""
-        return GpuCall.prepare(matmul_row_max.trace(config=config), (ctas, 1, 1), {"zero": 0}, 0)
+        return GpuCall.prepare(row_max_source(config), (ctas, 1, 1), {"zero": 0}, 0)
 
     def prepare(self, rung: Rung[ReduceConfig], setting: Setting) -> _Prepared:
         """Compile, load, make inputs and check the result once."""

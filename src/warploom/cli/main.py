@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from warploom.cli import bench, check, discover, doctor, ladder, ladder_reduce, layout, new, profile, show, tune
+from warploom.cli import bench, check, discover, doctor, ladder, layout, new, profile, show, tune
 from warploom.cli.errors import settings
 from warploom.cli.inspect import inspect_command
 from warploom.cli.output import accept_any_text
@@ -24,7 +24,6 @@ app = typer.Typer(
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-ladder.app.command("reduce")(ladder_reduce.reduce)
 app.add_typer(ladder.app, name="ladder")
 app.command("check")(check.check)
 app.add_typer(new.app, name="new")

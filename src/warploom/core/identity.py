@@ -43,6 +43,16 @@ def function_key(function: Any) -> Hashable:
     return _Reader(False).key(function)
 
 
+def arrays_seen(function: Any) -> dict[str, Any]:
+    """The arrays and tensors among the values that a function's key counts, whose elements it does not.
+
+    By the names of the variables or attributes that hold them, or the containers that they are in.
+    """
+    reader = _Reader(False)
+    reader.key(function)
+    return reader.arrays
+
+
 class Versioned:
     """Functions whose keys are asked for again and again: cheap as long as all that they see are the same objects."""
 
@@ -100,6 +110,8 @@ class _Reader:
     def __init__(self, watching: bool) -> None:
         self._watching = watching
         self.seen: list[_Seen] = []
+        self.arrays: dict[str, Any] = {}
+        self._at = ""  # the name of what is read
         self._known: dict[tuple[int, _Names], tuple[int, Any]] = {}
 
     def key(self, function: Any) -> Hashable:
@@ -139,6 +151,8 @@ class _Reader:
                 self.seen.append((lambda _: _same_objects(_parts(value), parts), "", True))
             keys = [self._value(x, names) for x in parts]
             return kind, *([frozenset(keys)] if isinstance(value, (set, frozenset)) else keys)
+        if any(hasattr(kind, name) for name in _ARRAYS):
+            self.arrays.setdefault(self._at, value)
         if kind is not types.ModuleType and not isinstance(value, type):
             if _is_fixed(kind.__module__):
                 return kind, value if isinstance(value, Hashable) else _Same(value)
@@ -158,13 +172,19 @@ class _Reader:
             places += [(function.__dict__.get, name) for name in ({*names, *own} if function.__dict__ else ())]
             places.append((lambda _: len(function.__dict__), ""))
             self.seen += [(fetch, name, fetch(name)) for fetch, name in places]
-        values: list[Any] = [*(function.__defaults__ or ()), *(cell.cell_contents for cell in cells)]
+        code, defaults = function.__code__, function.__defaults__ or ()
+        takers = code.co_varnames[code.co_argcount - len(defaults) : code.co_argcount]
+        values = [*zip((*takers, *code.co_freevars), (*defaults, *(cell.cell_contents for cell in cells)), strict=True)]
         named = [(name, scope[name]) for name in own if name in scope]
         named += sorted((function.__kwdefaults__ or {}).items())
         if function.__dict__:
             named += sorted((name, x) for name, x in function.__dict__.items() if name in names or name in own)
-        keys = [self._value(x, own) for x in values]
-        return _FunctionKey((function.__code__, *keys, *[(name, self._value(x, own)) for name, x in named]))
+        keys = [self._named(name, x, own) for name, x in values]
+        return _FunctionKey((code, *keys, *[(name, self._named(name, x, own)) for name, x in named]))
+
+    def _named(self, name: str, value: Any, names: _Names) -> Hashable:
+        self._at = name
+        return self._value(value, names)
 
     def _attributes(self, value: Any, names: _Names) -> Iterator[Hashable]:
         """Of a module, a class or an object those with these names, and those that it reads when it is called."""
@@ -190,9 +210,11 @@ class _Reader:
                 found = _attribute(value, name)
                 self.seen.append((partial(_attribute, value), name, found))
             if found is not None:
-                yield name, found if isinstance(found, types.FunctionType) else self._value(found, names)
+                yield name, found if isinstance(found, types.FunctionType) else self._named(name, found, names)
 
 
+_ARRAYS = "__array__", "__dlpack__", "__cuda_array_interface__"
+"""What the classes of arrays have, one or another."""
 _CONTAINERS = tuple, list, dict, set, frozenset, deque
 
 

@@ -26,6 +26,10 @@ class Once(Protocol[Arguments, Result]):
         """Forget all results."""
         ...
 
+    def known(self) -> list[Any]:
+        """The arguments of the calls whose results are kept, oldest first; with names, a pair of both kinds."""
+        ...
+
 
 class _Turns:
     """One lock for each key that a thread is busy with. A forked child, whose threads are gone, starts without any."""
@@ -91,6 +95,7 @@ def once(maxsize: int) -> Callable[[Callable[Arguments, Result]], Once[Arguments
 
         made: Any = call
         made.cache_clear = kept.clear
+        made.known = lambda: list(kept)
         return made
 
     return wrap

@@ -56,6 +56,7 @@ def encode(pointer: int, spec: TensorMapSpec, device: int) -> Any:
     take.
     """
     driver = require_driver()
+    # on_device: a process without a framework has no context of its own
     first = _first.get((spec, device))
     if first is not None:
         made = driver.CUtensorMap()

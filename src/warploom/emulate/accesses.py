@@ -13,7 +13,7 @@ from warploom.core.dtypes import u32
 from warploom.emulate.acting import ASCENDING, Turns, apply_in_turn, in_turn
 from warploom.emulate.barriers import Wait
 from warploom.emulate.context import Context, Running, Step
-from warploom.emulate.frames import Frame, Origin, shadow_dtype
+from warploom.emulate.frames import Frame, Origin, displaced, shadow_dtype
 from warploom.emulate.global_memory import Target
 from warploom.emulate.matrix_accesses import MatrixSteps
 from warploom.emulate.shared_memory import Place
@@ -205,8 +205,7 @@ class AccessSteps:
     # -- global --------------------------------------------------------------------------------------------------
 
     def _address(self, frame: Frame, key: Any, offset: int) -> Array:
-        address = frame.full(frame.env[key])
-        return address + np.uint64(offset % 2**64) if offset else address
+        return frame.full(displaced(frame.env[key], offset))
 
     def _strong(self, frame: Frame, access: Access, address: Array, turns: Turns = ASCENDING) -> None:
         if access.order != "weak" and self.run.across:

@@ -76,6 +76,10 @@ class Clocks:
         columns = self.columns.of_row(rows - rows % self.warps_per_cta)[:, None] + np.arange(self.warps_per_cta)
         return self.known[rows[:, None], columns]
 
+    def met(self, rows: Array) -> Array:
+        """The stamp at which all lanes of each row last met."""
+        return self.known[rows, self._own[rows]]
+
     def refresh(self, rows: Array) -> None:
         """Recompute the stamp up to which a row knows everything of its CTA."""
         self.limit[rows] = self.in_cta(rows).min(axis=1)

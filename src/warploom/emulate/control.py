@@ -12,9 +12,11 @@ from numpy.typing import NDArray
 from warploom.emulate.barriers import Wait
 from warploom.emulate.context import Block, Context, Running, Step
 from warploom.emulate.frames import Frame
+from warploom.emulate.products import WARPS
 from warploom.ir.program import Program
 from warploom.ir.statements import Loop, Op, Operand, Register, Role, Roles, SourceLine, Statement, Value, When, walk
 from warploom.isa.base import Instruction
+from warploom.isa.effects import AsyncMatrix
 
 Array = NDArray[Any]
 
@@ -168,24 +170,27 @@ class Control:
             self.context.report.add("divergence", where, message, int(frame.flat[row]), lane, count=int(mixed.sum()))
 
     def roles(self, statement: Roles) -> Step:
-        """Warp roles: each branch runs as a task of its own; the warps meet again (in order, not in time) after all."""
-        branches = [(b, self.build(self._with_budget(b)), written_registers(b.body)) for b in statement.branches]
+        """Warp roles: their warps run in tasks of their own; they meet again (in order, not in time) after all."""
+        branches = [
+            (_parts(b), self.build(self._with_budget(b)), written_registers(b.body)) for b in statement.branches
+        ]
 
         def running(frame: Frame) -> Running:
             warps = frame.local.reshape(frame.shape)[:, :, None]
             done = Wait(Op(_Join(), (), (), statement.where), set(), "the warp roles to end")
             children: list[tuple[Frame, tuple[Value, ...]]] = []
-            for number, (branch, block, registers) in enumerate(branches):
-                takes = np.broadcast_to((warps >= branch.first) & (warps < branch.last), (*frame.shape, 32))
-                if frame.mask is not None:
-                    takes = takes & frame.mask
-                if not takes.any():
-                    continue
-                child = frame.child(takes)
-                children.append((child, registers))
-                done.rows.add(number)
-                assert self.spawn is not None
-                self.spawn(_then(self.run(block, child), done, number), done)
+            for parts, block, registers in branches:
+                for part in parts:
+                    takes = np.broadcast_to((warps >= part.start) & (warps < part.stop), (*frame.shape, 32))
+                    if frame.mask is not None:
+                        takes = takes & frame.mask
+                    if not takes.any():
+                        continue
+                    child = frame.child(takes)
+                    children.append((child, registers))
+                    done.rows.update(child.flat.tolist())
+                    assert self.spawn is not None
+                    self.spawn(_then(self.run(block, child), done, child), done)
             while not done.ready:
                 yield done
             for child, registers in children:
@@ -198,9 +203,21 @@ class Control:
         return role.body if change is None else (Op(change, (), (), role.where), *role.body)
 
 
-def _then(body: Running, done: Wait, number: int) -> Running:
+def _parts(role: Role) -> list[range]:
+    """The warps of each task of a role: a warpgroup where it multiplies by ``wgmma``, else a single warp.
+
+    Warps of one role may wait for different things, each for what the others start when they get there.
+    """
+    together = any(
+        isinstance(e, AsyncMatrix) for s in walk(role.body) if isinstance(s, Op) for e in s.instruction.effects()
+    )
+    step = WARPS if together else 1
+    return [range(first, min(first + step, role.last)) for first in range(role.first, role.last, step)]
+
+
+def _then(body: Running, done: Wait, frame: Frame) -> Running:
     yield from body
-    done.rows.discard(number)
+    done.rows.difference_update(frame.flat.tolist())
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ from warploom.emulate.barriers import Wait
 from warploom.emulate.bulk import BulkCopies
 from warploom.emulate.cluster_barrier import ClusterBarriers
 from warploom.emulate.context import Context, Step
-from warploom.emulate.frames import Frame
+from warploom.emulate.frames import Frame, displaced
 from warploom.emulate.mbarriers import Mbarriers
 from warploom.emulate.products import WatchedRegisters
 from warploom.emulate.registers import RegisterPools
@@ -101,8 +101,7 @@ class EngineSteps:
         """The shared address in an operand; one that has left the tile it was formed from is a finding."""
         key = self.run.key(op.operands[operand])
         self.run.observe(frame, key, op, "an address")
-        address = frame.env[key]
-        address = address + np.uint32(offset % 2**32) if offset else address
+        address = displaced(frame.env[key], offset)
         tile = op.tile(operand)
         if tile is not None and self.run.checks:
             place = (address & _WINDOW).astype(np.int64) - SHARED_BASE - tile.offset
@@ -207,7 +206,7 @@ class EngineSteps:
                 self.run.observe(frame, key, op, "an operand")
             guard = self._guard(frame, op, store.guard, keys)
             shared = self._address(frame, op, store.shared, store.shared_offset, guard)
-            target = frame.env[keys[store.target]] + np.uint64(store.target_offset % 2**64)
+            target = displaced(frame.env[keys[store.target]], store.target_offset)
             everyone = np.ones((1, 1, 1), np.bool_)
             self.state.bulk.issue_bytes(frame, op, store, shared, target, everyone if guard is None else guard)
 
@@ -220,7 +219,7 @@ class EngineSteps:
             guard = self._guard(frame, op, load.guard, keys)
             shared = self._address(frame, op, load.shared, load.shared_offset, guard)
             barrier = self._address(frame, op, load.barrier, load.barrier_offset, guard)
-            source = frame.env[keys[load.source]] + np.uint64(load.source_offset % 2**64)
+            source = displaced(frame.env[keys[load.source]], load.source_offset)
             everyone = np.ones((1, 1, 1), np.bool_) if guard is None else guard
             self.state.bulk.issue_load(frame, op, shared, source, frame.env[keys[load.bytes]], barrier, everyone)
 

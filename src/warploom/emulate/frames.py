@@ -39,6 +39,11 @@ def constant_array(dtype: DType, value: float) -> Array:
     return np.array([[[value]]], dtype=dtype.numpy)
 
 
+def displaced(address: Array, offset: int) -> Array:
+    """``address + offset`` as the hardware adds them: the sum wraps in the address's own type."""
+    return address + address.dtype.type(offset % (1 << 8 * address.dtype.itemsize)) if offset else address
+
+
 def widened(array: Array, shape: tuple[int, ...]) -> Array:
     """``array`` in a shape that it broadcasts to; faster than a view, of which the next step would make a copy."""
     if array.shape == shape:

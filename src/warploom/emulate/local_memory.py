@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from warploom.emulate.frames import Frame, Origin
+from warploom.emulate.frames import Frame, Origin, displaced
 from warploom.emulate.report import Reporter
 from warploom.ir.statements import Op
 from warploom.isa.memory import MOST_BYTES
@@ -29,7 +29,7 @@ class LocalMemory:
 
     def locate(self, frame: Frame, address: Array, offset: int, size: int, op: Op) -> Cells:
         """The words of ``size`` bytes at addresses; those elsewhere, or not aligned, are found and left out."""
-        place = frame.full(address).astype(np.int64) + (offset - LOCAL_BASE)
+        place = frame.full(displaced(address, offset)).astype(np.int64) - LOCAL_BASE
         bad = (place < 0) | (place + size > self.size) | (place % size != 0)
         active = frame.active
         if bad.any():

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from warploom.emulate.clocks import Clocks
 from warploom.emulate.findings import Kind
-from warploom.emulate.frames import Frame, Origin, widened
+from warploom.emulate.frames import Frame, Origin, displaced, widened
 from warploom.emulate.lane_reads import LANE_BITS, MANY, LaneReads
 from warploom.emulate.remote_accesses import RemoteAccesses
 from warploom.emulate.shared_reports import MBARRIER, SharedReports
@@ -38,6 +38,14 @@ class Place:
     addresses: Array
     index: Array
     active: Array | None
+
+
+def _with_others(old: Array, record: Array, epoch: Array) -> tuple[Array, Array]:
+    """The record to keep of a warp's accesses of a cell, and whether it stands for several lanes: other lanes than its
+    own have accessed the cell after the warp last met, at ``epoch``.
+    """
+    others = (old > epoch) & ((old ^ record) & 63 != 0)
+    return np.where(others, record & ~63 | MANY, record).astype(np.int32), others
 
 
 class SharedMemory:
@@ -78,6 +86,8 @@ class SharedMemory:
             self.readers = np.zeros((self.warps, cells), np.int32)
             # The same of strong accesses, such as atomics, which do not conflict with each other.
             self.strong: dict[str, Array] = {}
+            # The newest write of each warp, where several warps have stored equal values and nothing orders them.
+            self.alike: Array | None = None
             self.each = LaneReads(clocks) if parts else None
             self.engine_readers: dict[int, Array] = {}  # engine → last read of each cell
             self.in_flight = np.zeros(cells, np.int32)  # 1 + index into copies
@@ -109,10 +119,10 @@ class SharedMemory:
 
         ``remote``: addresses may be those of other CTAs of the cluster.
         """
-        base = self.cta_base(frame)
+        base, address = self.cta_base(frame), displaced(address, offset)
         if remote:
             address, base = self.afar.locate(frame, address, lanes, op)
-        local = address.astype(np.int64) + (offset - SHARED_BASE)
+        local = address.astype(np.int64) - SHARED_BASE
         local = widened(local, (*local.shape[:2], 32))[..., :lanes]
         active = None if frame.mask is None else frame.mask[..., :lanes]
         first, end = self._extent(op)
@@ -171,6 +181,7 @@ class SharedMemory:
             else:
                 shadow = None
         if np.count_nonzero(suspicious):
+            self._compare_alike(place, suspicious, "read")
             empty = self._examine_write(place, suspicious, "read")
             if empty is not None:
                 poison = np.repeat(empty.view(np.uint8) * np.uint8(255), self.granule, axis=2)
@@ -216,14 +227,11 @@ class SharedMemory:
                 each.forget((where.reshape(-1, 1) * cells + np.arange(cells)).reshape(-1))
             return
         lane = np.broadcast_to(np.arange(where.shape[1], dtype=np.int32), where.shape)
-        own = self.clocks.in_cta(frame.flat)[np.arange(frame.n), frame.local]
-        epoch = np.broadcast_to(((own << LANE_BITS) | 63)[:, None], where.shape)
+        epoch = np.broadcast_to(self._epoch(frame.flat)[:, None], where.shape)
         if place.active is not None:
             where, lane, epoch = where[place.active], lane[place.active], epoch[place.active]
         old = table[where]
-        since = old > epoch[..., None]
-        others = since & ((old & 63) != lane[..., None])
-        code = np.where(others, MANY, lane[..., None]).astype(np.int32) | np.int32(stamp << LANE_BITS)
+        code, others = _with_others(old, stamp << LANE_BITS | lane[..., None], epoch[..., None])
         table[where] = code
         shared = table[where] != code  # several lanes of the warp come to the cell in this access
         if shared.any():
@@ -232,23 +240,64 @@ class SharedMemory:
             many = ((others | shared) & (lane[..., None] < MANY)).reshape(-1, cells)
             each.note(many, where.reshape(-1) * cells, lane.reshape(-1), old.reshape(-1, cells), stamp)
 
+    def _epoch(self, rows: Array) -> Array:
+        """Records of a row up to here are of accesses that all its lanes know of."""
+        return (self.clocks.met(rows) << LANE_BITS) | 63
+
     # -- stores --------------------------------------------------------------------------------------------------
 
-    def check_write(self, place: Place, *, what: str = "write", strong: bool = False) -> None:
-        """Compare a write (or the start of a copy) with every unordered access before it."""
+    def check_write(
+        self,
+        place: Place,
+        data: Array | None = None,
+        shadow: Array | None = None,
+        *,
+        what: str = "write",
+        strong: bool = False,
+    ) -> Array | None:
+        """Compare a write (or the start of a copy) with every unordered access before it.
+
+        Stores of ``data`` do not conflict with unordered ones of the same values. Returns which of them (warps, lanes)
+        there are, None for none.
+        """
         limit = self._limit(place.frame)
         suspicious = self._later(self.writer, place, limit)
+        alike: Array | None = None
         if np.count_nonzero(suspicious):
-            self._examine_write(place, suspicious, what)
+            same = None if data is None else suspicious & self._holds(place, data, shadow)
+            self._compare_alike(place, suspicious if same is None else suspicious & ~same, what)
+            self._examine_write(place, suspicious, what, same)
+            alike = None if same is None else np.asarray(same.any(axis=2))
         tables: list[tuple[int, Array, str]] = [(agent, table, "read") for agent, table in enumerate(self.readers)]
         tables += [(-1 - engine, table, "read") for engine, table in self.engine_readers.items()]
         if not strong:
             tables += self._tables("read") + self._tables("wrote")
         self._compare(place, tables, limit, what)
+        return alike
+
+    def _holds(self, place: Place, data: Array, shadow: Array | None) -> Array:
+        """The written cells (warps, lanes, cells) that hold what is to be stored, none of it poison."""
+        cells = place.size // self.granule
+        shape = (*place.index.shape, cells, self.granule)
+        now = self.data.reshape(-1, place.size).take(place.index, axis=0).reshape(shape)
+        same = (now == np.ascontiguousarray(data).view(np.uint8).reshape(shape)).all(axis=-1)
+        same &= self.writer.reshape(-1, cells).take(place.index, axis=0) != NEVER
+        if self.shadow is not None:
+            same &= ~self.shadow.reshape(-1, place.size).take(place.index, axis=0).reshape(shape).any(axis=-1)
+        if shadow is not None:
+            same &= ~np.ascontiguousarray(shadow).view(np.uint8).reshape(shape).any(axis=-1)
+        return same
 
     def _tables(self, past: str) -> list[tuple[int, Array, str]]:
         """The strong accesses of a kind, warp by warp."""
         return [(agent, table, past) for agent, table in enumerate(self.strong.get(past, ()))]
+
+    def _compare_alike(self, place: Place, suspicious: Array, what: str) -> None:
+        """Report writes of equal values that are not ordered, besides the last one, of cells (warps, lanes, cells)."""
+        for agent, records in enumerate(() if self.alike is None else self.alike):
+            found = suspicious & (records.reshape(-1, suspicious.shape[2]).take(place.index, axis=0) > 0)
+            if np.count_nonzero(found):
+                self._examine(place, found, (agent, records, "wrote"), what, visible=True)
 
     def _compare(self, place: Place, tables: list[tuple[int, Array, str]], limit: Array, what: str) -> None:
         """Report accesses of these tables (agent within the CTA or engine, its accesses, their kind) not ordered."""
@@ -270,10 +319,11 @@ class SharedMemory:
         index, words = place.index, data.shape[2]
         lane = np.broadcast_to(np.arange(index.shape[1], dtype=np.int32), index.shape)
         rows = np.broadcast_to(place.frame.flat[:, None], index.shape)
+        alike: Array | None = None
         if strong:
             self.begin_strong(place, what="write")
         elif self.checks:
-            self.check_write(place)
+            alike = self.check_write(place, data, shadow)
         if place.active is not None:
             index, lane, rows, data = (x[place.active] for x in (index, lane, rows, data))
             shadow = shadow[place.active] if shadow is not None else None
@@ -288,13 +338,29 @@ class SharedMemory:
             self.shadow.view(data.dtype).reshape(-1, words)[index] = 0 if shadow is None else shadow
             if shadow is not None and origin is not None:
                 self.origins[stamp] = origin
-        if not strong:
-            self._record_write(index, rows, lane, data, stamp, place.op, collective=place.collective)
+        if strong:
+            return
+        several = self._record_write(index, rows, lane, data, stamp, place.op, collective=place.collective)
+        if several is not None:
+            wide = np.zeros(place.index.shape, np.bool_)
+            wide[... if place.active is None else place.active] = several
+            alike = wide if alike is None else alike | wide
+        if alike is not None and alike.any():
+            self._record(self._alike(), replace(place, active=alike), stamp)
+
+    def _alike(self) -> Array:
+        """The table of writes of equal values (warps, cells)."""
+        if self.alike is None:
+            self.alike = np.zeros_like(self.readers)
+        return self.alike
 
     def _record_write(
         self, index: Array, rows: Array, lane: Array, data: Array, stamp: int, op: Op, *, collective: bool = False
-    ) -> None:
-        """Note what was written: units and their words (…, words), and their threads."""
+    ) -> Array | None:
+        """Note what was written: units and their words (…, words), and their threads.
+
+        Returns which of them lie where another warp wrote the same at once, None for none.
+        """
         words, size = data.shape[-1], data.shape[-1] * data.dtype.itemsize
         view, cells = self.data.view(data.dtype).reshape(-1, words), size // self.granule
         table, warps = self.writer.reshape(-1, cells), self.writer_warp.reshape(-1, cells)
@@ -303,16 +369,18 @@ class SharedMemory:
         table[index] = code
         warps[index] = local
         self.in_flight.reshape(-1, cells)[index] = 0
-        clash = (table[index] != code) | (warps[index] != local)
+        several: Array | None = None
+        clash = ((table[index] != code) | (warps[index] != local)).any(axis=-1)
         if clash.any():
-            bad = clash.any(axis=-1)
-            different = (view[index] != data).any(axis=-1) | (warps[index] != local).any(axis=-1)
-            bad &= different
+            bad = clash & (view[index] != data).any(axis=-1)
             if bad.any():
                 self.report.clash(op, rows[bad], lane[bad], index[bad] * size % self.stride)
-            table[index[clash.any(axis=-1)]] = stamp << LANE_BITS | MANY
+            table[index[clash]] = stamp << LANE_BITS | MANY
+            elsewhere = (warps[index] != local).any(axis=-1)
+            several = np.isin(index, index[elsewhere]) if elsewhere.any() else None
         if collective:
             table[index] = stamp << LANE_BITS | MANY
+        return several
 
     def begin_strong(self, place: Place, *, what: str) -> None:
         """Check and record a strong write, such as an atomic update: it conflicts with ordinary accesses only."""
@@ -344,7 +412,9 @@ class SharedMemory:
         view[index] = data
         if self.shadow is not None:
             self.shadow.view(data.dtype).reshape(-1, words)[index] = 0
-        self._record_write(index, rows, lane, data, self.clocks.stamp(op), op)
+        several = self._record_write(index, rows, lane, data, self.clocks.stamp(op), op)
+        if several is not None:  # copies are no stores: what one has brought, another one is still bringing
+            self.report.clash(op, rows[several], lane[several], index[several] * words * data.itemsize % self.stride)
 
     def claim(self, cta: int, start: int, size: int, row: int, lane: int, op: Op) -> None:
         """A lane makes an mbarrier of some bytes of its CTA: nobody else may touch them now, or from here on."""
@@ -376,7 +446,7 @@ class SharedMemory:
         ``first`` is the CTA's first warp in the domain; with ``writes=False`` only what a read conflicts with.
         """
         first = 0 if self.distributed else first
-        kinds = [("wrote", self.strong.get("wrote", ()))]
+        kinds = [("wrote", self.strong.get("wrote", ())), ("wrote", () if self.alike is None else self.alike)]
         kinds += [("read", self.readers), ("read", self.strong.get("read", ()))] if writes else []
         tables = [(past, first + warp, table) for past, tables in kinds for warp, table in enumerate(tables)]
         engines = self.engine_readers if writes else {}
@@ -390,8 +460,11 @@ class SharedMemory:
 
     # -- the slow path: some access is not ordered by a whole barrier ---------------------------------------------
 
-    def _examine_write(self, place: Place, suspicious: Array, what: str) -> Array | None:
-        """Report conflicts with earlier writes. Returns which cells (warps, lanes, cells) were never written."""
+    def _examine_write(self, place: Place, suspicious: Array, what: str, same: Array | None = None) -> Array | None:
+        """Report conflicts with earlier writes. Returns which cells (warps, lanes, cells) were never written.
+
+        Cells that hold what is to be stored, ``same``, conflict with no warp's write, which is noted.
+        """
         op, (row, lane, part) = place.op, np.nonzero(suspicious)
         cell = place.index[row, lane] * suspicious.shape[2] + part
         record, copy = self.writer[cell], self.in_flight[cell]
@@ -405,6 +478,10 @@ class SharedMemory:
             stamps, lanes = record[written] >> LANE_BITS, record[written] & 63
             agents = self.agents(mine[0], self.writer_warp[mine[2]])
             fine = self.clocks.ordered(mine[0], mine[1], place.collective, agents, lanes, stamps, visible=True)
+            if same is not None:
+                alike = ~fine & same[row, lane, part][written] & (agents >= 0)
+                self._note_alike(mine[2][alike], agents[alike] - self.report.first, record[written][alike])
+                fine |= alike
             if not fine.all():
                 wrong = ~fine
                 self.report.races(
@@ -420,7 +497,15 @@ class SharedMemory:
         never[row[empty], lane[empty], part[empty]] = True
         return never
 
-    def _examine(self, place: Place, found: Array, table: tuple[int, Array, str], what: str) -> None:
+    def _note_alike(self, cells: Array, rows: Array, records: Array) -> None:
+        """Keep the records of the last writers, of these rows, of cells that others store the same value to."""
+        table = self._alike().reshape(-1)
+        where = rows % self.warps * self.cells + cells
+        table[where] = _with_others(table[where], records, self._epoch(rows))[0]
+
+    def _examine(
+        self, place: Place, found: Array, table: tuple[int, Array, str], what: str, *, visible: bool = False
+    ) -> None:
         """Report conflicts with the accesses in one of the tables."""
         (agent, records, past), collective = table, place.collective
         row, lane, part = np.nonzero(found)
@@ -428,7 +513,7 @@ class SharedMemory:
         record, rows = records[cell], place.frame.flat[row]
         stamps, lanes = record >> LANE_BITS, record & 63
         agents = np.full(rows.shape, agent) if agent < 0 else self.report.first + rows - rows % self.warps + agent
-        fine = self.clocks.ordered(rows, lane, collective, agents, lanes, stamps)
+        fine = self.clocks.ordered(rows, lane, collective, agents, lanes, stamps, visible=visible)
         if self.each is not None and agent >= 0 and records.base is self.readers:
             self.each.judge(fine, (rows, lane, agents, stamps), agent * self.cells + cell, lanes == MANY, collective)
         if not fine.all():

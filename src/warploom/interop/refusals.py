@@ -1,8 +1,13 @@
-"""Torch tensors that no kernel takes, refused by name. PyTorch is there: whoever passes a tensor has imported it."""
+"""Tensors and numbers that no kernel takes, refused by name.
+
+No framework is imported: whoever passes a tensor or a tracer has imported its own.
+"""
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 from warploom.core.errors import ProblemError
@@ -30,20 +35,69 @@ def refuse_derivatives(tensor: Any) -> None:
     refuse_tangent(tensor)
 
 
-def refuse_tangent(tensor: Any) -> None:
-    """Raises ProblemError for a tensor with a tangent."""
+def refuse_tangent(tensor: Any, name: str = "") -> None:
+    """Raises ProblemError for a tensor with a tangent, which its ``name`` begins."""
     forward_ad = sys.modules["torch"].autograd.forward_ad
     if forward_ad._current_level >= 0 and forward_ad.unpack_dual(tensor).tangent is not None:
-        raise ProblemError(NO_TANGENT)
+        raise ProblemError(f"{name}: {NO_TANGENT}" if name else NO_TANGENT)
+
+
+def refuse_watched(name: str, value: Any) -> None:
+    """Raises ProblemError for a number or array of them that JAX traces, or that PyTorch wraps or differentiates by.
+
+    What is read of it would lose its derivative, or cannot be read. It is a DerivativeError where a tensor requires a
+    gradient, and is not asked where gradients are off.
+    """
+    core = getattr(sys.modules.get("jax"), "core", None)
+    if core is not None and isinstance(value, core.Tracer):
+        raise ProblemError(
+            f"{name} is traced by JAX (grad, jvp, jit or vmap), and has no derivative here: pass a number, which jit "
+            "takes as a static argument"
+        )
+    if not hasattr(value, "requires_grad"):
+        return
+    torch = sys.modules["torch"]
+    functorch = torch._C._functorch
+    if value.requires_grad and torch.is_grad_enabled():
+        raise DerivativeError(
+            f"{name} requires a gradient, and this call has no backward pass by it: pass {name}.detach()"
+        )
+    if functorch.is_functorch_wrapped_tensor(value) or functorch.is_legacy_batchedtensor(value):
+        raise ProblemError(f"{name} is transformed by torch.func or torch.vmap, and a kernel needs it: pass a number")
+    refuse_tangent(value, name)
+
+
+def reads_tensors(call: Callable[[], Any]) -> bool:
+    """Whether a call computes with tensors of PyTorch, or asks for their elements; it ends there, or wherever it fails.
+
+    Shapes, types and other attributes may be read.
+    """
+    torch = sys.modules.get("torch")
+    if torch is None:
+        return False
+    asked = list[Any]()
+
+    class Watch(torch.overrides.TorchFunctionMode):
+        def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            if getattr(func, "__name__", "") != "__get__":
+                asked.append(func)
+                raise DerivativeError(NO_BACKWARD)
+            return func(*args, **(kwargs or {}))
+
+    with suppress(Exception), Watch():
+        call()
+    return bool(asked)
 
 
 def without_memory(tensor: Any, error: str = "") -> ProblemError:
     """Why a tensor has no plain memory, and what to pass instead; ``error`` is what PyTorch said."""
     if tensor.is_nested:
         return ProblemError(NESTED)
-    if sys.modules["torch"]._C._functorch.is_functorch_wrapped_tensor(tensor):
+    functorch = sys.modules["torch"]._C._functorch
+    if functorch.is_functorch_wrapped_tensor(tensor) or functorch.is_legacy_batchedtensor(tensor):
         return ProblemError(
-            "inside torch.vmap, torch.func.jvp and the like tensors have no memory of their own: call this outside"
+            "inside torch.vmap, torch.func.jvp, is_grads_batched=True and the like tensors have no memory of their "
+            "own: call this outside"
         )
     if error:
         return ProblemError(f"a torch tensor without plain memory cannot be passed to a kernel: {error}")

@@ -10,9 +10,11 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from functools import wraps
+from inspect import Parameter, signature
 from typing import Any, TypeVar, cast
 
-from warploom.interop.refusals import DerivativeError
+from warploom.core.errors import ProblemError
+from warploom.interop.arrays import describe_all
 
 Public = TypeVar("Public", bound=Callable[..., Any])
 
@@ -24,11 +26,11 @@ def operator_of(name: str) -> Callable[..., Any]:
 
 def traced(function: Public) -> Public:
     """A public function that is the operator of its name while PyTorch :func:`is_tracing`."""
-    name = function.__name__
+    operator = _operator(function)
 
     @wraps(function)
     def call(*given: Any, **named: Any) -> Any:
-        return operator_of(name)(*given, **named) if is_tracing() else function(*given, **named)
+        return operator(*given, **named) if is_tracing() else function(*given, **named)
 
     return cast(Public, call)
 
@@ -38,37 +40,72 @@ def recorded(function: Public) -> Public:
 
     It must where an array requires a gradient. What is written to ``out`` has no history.
     """
-    name = function.__name__
+    operator = _operator(function)
 
     @wraps(function)
     def call(*given: Any, **named: Any) -> Any:
         torch = sys.modules.get("torch")
         if torch is None:
             return function(*given, **named)
-        if not (_watches(torch) or _records(torch, given, named) or _autocast(torch, given, named)):
-            try:
-                return function(*given, **named)
-            except DerivativeError:  # of an array in a list
-                if named.get("out") is not None:
-                    raise
-        return operator_of(name)(*given, **named)
+        if (
+            _watches(torch)
+            or (torch.is_grad_enabled() and named.get("out") is None and _recorded(given, named))
+            or (torch._C._is_any_autocast_enabled() and _autocast(torch, given, named))
+        ):
+            return operator(*given, **named)
+        return function(*given, **named)
 
     return cast(Public, call)
 
 
-def _records(torch: Any, given: tuple[Any, ...], named: dict[str, Any]) -> bool:
-    """Whether a gradient is wanted of an argument, and none of them is written to."""
-    if not torch.is_grad_enabled() or True not in [
-        getattr(x, "requires_grad", False) for x in (*given, *named.values())
-    ]:
-        return False
-    return named.get("out") is None
+_NO_ARRAYS = frozenset({"accumulate", "out_dtype", "max_seqlen_q", "max_seqlen_k"})
+"""Parameters of the public functions that take anything, and yet no arrays."""
+
+
+def _operator(function: Public) -> Public:
+    """The operator of a public function's name, which takes tensors alone: other arrays beside them are refused.
+
+    A call without any tensor is none of PyTorch's concern, and runs as it is.
+    """
+    parameters = signature(function).parameters
+    arrays = {name: p.default is not Parameter.empty for name, p in parameters.items() if p.annotation == "Any"}
+    arrays = {name: optional for name, optional in arrays.items() if name not in _NO_ARRAYS}
+
+    def call(*given: Any, **named: Any) -> Any:
+        torch: Any = sys.modules["torch"]
+        if arrays and not torch.compiler.is_dynamo_compiling():  # which makes tensors of NumPy's arrays
+            every = {**dict(zip(parameters, given, strict=False)), **named}
+            taken = {name: every[name] for name in arrays if name in every}
+            taken = {name: x for name, x in taken.items() if x is not None or not arrays[name]}
+            extras = every.get("extras")
+            if isinstance(extras, tuple | list):
+                taken |= {f"extra{i}": x for i, x in enumerate(extras)}
+            others = {name: x for name, x in taken.items() if not isinstance(x, torch.Tensor)}
+            if others and len(others) == len(taken):
+                return function(*given, **named)
+            for name, view in describe_all(others).items():
+                raise ProblemError(
+                    f"{name} is of {view.kind}, beside tensors that PyTorch differentiates, casts or watches: pass "
+                    "tensors alone, or call under torch.no_grad() and without autocast"
+                )
+        return operator_of(function.__name__)(*given, **named)
+
+    return cast(Public, call)
+
+
+def _recorded(given: tuple[Any, ...], named: dict[str, Any]) -> bool:
+    """Whether an argument, or one of a list of them, is a tensor that requires a gradient."""
+    for x in (*given, *named.values()):
+        if isinstance(x, list | tuple):
+            if _recorded(tuple(x), {}):
+                return True
+        elif getattr(x, "requires_grad", False):
+            return True
+    return False
 
 
 def _autocast(torch: Any, given: tuple[Any, ...], named: dict[str, Any]) -> bool:
     """Whether PyTorch's autocast is on where the tensors among the arguments are, and none of them is written to."""
-    if not torch._C._is_any_autocast_enabled():
-        return False
     first = next((x for x in (*given, *named.values()) if isinstance(x, torch.Tensor)), None)
     return first is not None and named.get("out") is None and torch.is_autocast_enabled(first.device.type)
 

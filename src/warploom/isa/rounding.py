@@ -7,6 +7,8 @@ algorithms using rounding to odd", IEEE Transactions on Computers 57 (2008).
 
 from __future__ import annotations
 
+import math
+from fractions import Fraction
 from typing import Any
 
 import numpy as np
@@ -79,22 +81,40 @@ def sum_towards(x: Array, y: Array, mode: str) -> Array:
 
 
 def fma_double(a: Array, b: Array, c: Array) -> Array:
-    """a·b + c of f64 arrays, rounded once unless the product is below 2^-960 and c of its size."""
-    x, y = _balanced(a, b)
+    """a·b + c of f64 arrays, rounded once."""
+    x, y, exponent = _balanced(a, b)
     product, product_error = _two_product(x, y)
     low, low_error = _two_sum(c, product_error)
     high, high_error = _two_sum(product, low)
     result = high + sum_to_odd(low_error, high_error)
     # A zero or an infinity has its sign from the plain operations.
-    return np.where(np.isfinite(result) & (result != 0), result, a * b + c)
+    result = np.where(np.isfinite(result) & (result != 0), result, a * b + c)
+    # Where the errors of the product could underflow, or a sum could overflow on its way to a smaller one.
+    extreme = (exponent < -960) | (exponent > 1020) | (np.frexp(c)[1] > 1020)
+    extreme = extreme & (a != 0) & (b != 0) & np.isfinite(a) & np.isfinite(b) & np.isfinite(c)
+    for place in map(tuple, np.argwhere(extreme)):
+        result[place] = _exact_fma(*(float(np.broadcast_to(x, result.shape)[place]) for x in (a, b, c)))
+    return result
 
 
-def _balanced(a: Array, b: Array) -> tuple[Array, Array]:
-    """Factors of the same product with similar exponents, so that splitting them does not overflow."""
+def _exact_fma(a: float, b: float, c: float) -> float:
+    """a·b + c in rational numbers, rounded once; where that is 0, the plain operations are exact and give its sign."""
+    exact = Fraction(a) * Fraction(b) + Fraction(c)
+    if exact == 0:
+        return a * b + c
+    try:
+        size = float(abs(exact))
+    except OverflowError:
+        size = math.inf
+    return size if exact > 0 else -size
+
+
+def _balanced(a: Array, b: Array) -> tuple[Array, Array, Array]:
+    """Factors of the same product with similar exponents, so that splitting them does not overflow; their sum."""
     (a_part, a_exponent), (b_part, b_exponent) = np.frexp(a), np.frexp(b)
     total = a_exponent + b_exponent
     half = total // 2
-    return np.ldexp(a_part, half), np.ldexp(b_part, total - half)
+    return np.ldexp(a_part, half), np.ldexp(b_part, total - half), total
 
 
 def _two_product(a: Array, b: Array) -> tuple[Array, Array]:

@@ -42,6 +42,7 @@ Meaning = Callable[..., Array]
 _INTEGERS = (u16, s16, u32, s32, u64, s64)
 _BITS = {16: u16, 32: u32, 64: u64}
 _TABLE: dict[str, tuple[tuple[DType, ...], DType, Meaning]] = {}
+_pairs: list[str] = []
 
 
 @dataclass(frozen=True, slots=True)
@@ -253,6 +254,7 @@ def _halves() -> None:
             form = op.format(".rn") if half is f16 else op.format("")
             _add(f"{form}.{half.name}", (u16,) * count, u16, function)
             _add(f"{form}.{half.name}x2", (u32,) * count, u32, _pair(function))
+            _pairs.append(f"{form}.{half.name}x2")
         _add(f"cvt.f32.{half.name}", (u16,), f32, _widening(half))
         _add(f"cvt.rn.{half.name}.f32", (f32,), u16, _narrowing(half))
     _add("ex2.approx.f16", (u16,), u16, _half(np.exp2, f16))
@@ -314,6 +316,8 @@ _integers()
 _narrow()
 SCALARS = frozenset(_TABLE)
 """The forms that :class:`Scalar` knows."""
+PAIRS = frozenset(_pairs)
+"""Those of packed 16-bit floats, of which each half of the result depends on the same half of the operands alone."""
 SM_90_SCALARS = frozenset(
     {"ex2.approx.ftz.bf16"}
     | {f"{op}.bf16{x}" for op in ("add", "sub", "mul", "tanh.approx") for x in ("", "x2")}

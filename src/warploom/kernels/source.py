@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -72,7 +73,7 @@ class MappedArray:
     swizzled: bool = True
     ragged: bool = False
 
-    @property
+    @cached_property
     def spec(self) -> TensorMapSpec:
         """The same innermost first, checked. Raises LayoutError for what the hardware does not take."""
         from warploom.layout.tensor_map import TensorMapSpec

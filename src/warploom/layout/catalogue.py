@@ -125,7 +125,7 @@ def movmatrix_fragment(transposed: bool = False) -> FragmentLayout:
 def wmma_accumulator(bits: int = 32) -> FragmentLayout:
     """The 16×16 accumulator of ``wmma.m16n16k16``: two m16n8 accumulators side by side.
 
-    The PTX ISA leaves this map open; it is what the hardware of compute capability 8.0 to 9.0 was observed to use:
+    The PTX ISA leaves this map open; it is what the hardware of compute capability 9.0 was observed to use:
     ``row = lane/4 + 8·(i>>1 & 1)``, ``col = 2·(lane%4) + i%2 + 8·(i>>2 & 1)`` for element *i*.
     """
     return FragmentLayout(f"wmma.m16n16k16.C.b{bits}", _ACCUMULATOR, bits, (1, 2))

@@ -28,7 +28,9 @@ _ARRAYS = "q", "k_cache", "v_cache", "kv_lens", "cu_seqlens_q", "block_table", "
 def _fake(given: Named, options: Options) -> Any:
     q = given["q"]
     views = {name: seen(given[name]) for name in _ARRAYS if given[name] is not None}
-    if_sizes_are_known(lambda: read_cache(views, options, given_split(given["fixed_split"])))
+    inputs = if_sizes_are_known(lambda: read_cache(views, options, given_split(given["fixed_split"])))
+    if given["config"] is not None and inputs is not None:
+        eager.refuse_paged(given["config"], inputs)
     *outer, queries, heads, _ = q.shape
     return q.new_empty(q.shape), q.new_empty((*outer, heads, queries), dtype=torch.float32)
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
+from inspect import unwrap
 from typing import Any
 
 import torch
@@ -24,6 +25,10 @@ from warploom.lang.functions import as_f32
 from warploom.lang.values import Number, Traced
 from warploom.operators.products import gradients_of_product
 from warploom.ops import matmul as eager
+from warploom.ops.matmul_arrays import check_function
+from warploom.ops.options import number
+
+_product = unwrap(eager.matmul)  # the public one would come back here where something requires a gradient
 
 
 @dataclass(frozen=True)
@@ -45,7 +50,8 @@ class EpilogueGradient:
 
 @lru_cache(maxsize=256)
 def _check(gradient: EpilogueGradient, extras: int) -> None:
-    """Raises ProblemError for an epilogue that has no derivative."""
+    """Raises ProblemError for an epilogue that cannot be, or has no derivative."""
+    check_function(gradient.function, extras)
     k = Arithmetic()
     gradient(*[Traced(k, k.new_value(f32)) for _ in range(2 + extras)])
 
@@ -58,7 +64,7 @@ class WithEpilogue(torch.autograd.Function):
         """The product; the arguments are kept."""
         ctx.save_for_backward(a, b, bias, *extras)
         ctx.options = options
-        return eager.matmul(a, b, bias=bias, extras=extras, **options)
+        return _product(a, b, bias=bias, extras=extras, **options)
 
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Any) -> Any:
@@ -72,7 +78,7 @@ class WithEpilogue(torch.autograd.Function):
 
         def of(by: int, out_dtype: Any = None) -> torch.Tensor:
             own = EpilogueGradient(function, function_key(function), by)
-            return eager.matmul(a, b, bias=bias, extras=others, alpha=alpha, epilogue=own, out_dtype=out_dtype)
+            return _product(a, b, bias=bias, extras=others, alpha=alpha, epilogue=own, out_dtype=out_dtype)
 
         def of_extra(i: int, extra: torch.Tensor) -> torch.Tensor:
             """Of a value for a row or a column the sum of its elements' gradients."""
@@ -92,6 +98,8 @@ def matmul(
 
     Under autocast tensors are taken in its type.
     """
+    if "alpha" in options:  # before the pass forward, which is without gradients
+        options["alpha"] = number("alpha", options["alpha"])
     given = [a, b, bias, *extras]
     device = a.device.type
     if torch.is_autocast_enabled(device):
@@ -102,7 +110,7 @@ def matmul(
         wanted = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in given)
         function = options.get("epilogue")
         if not wanted or out is not None or function is None:
-            return eager.matmul(a, b, bias=bias, extras=extras, out=out, **options)
+            return _product(a, b, bias=bias, extras=extras, out=out, **options)
         if len(extras) >= MOST_EXTRAS:
             raise ProblemError(
                 f"an epilogue with {len(extras)} extra matrices has no backward pass, which takes one more than "

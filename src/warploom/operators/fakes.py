@@ -11,11 +11,19 @@ import torch
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 
 from warploom.interop.arrays import ArrayView, torch_element_type
+from warploom.interop.refusals import refuse_watched
 from warploom.ops.attention_arrays import Options
-from warploom.ops.options import number
+from warploom.ops.options import flag, number, whole
 
 Result = TypeVar("Result")
 _NUMPY = np.ndarray, np.generic
+_READ: dict[str, Callable[[str, Any], Any]] = {
+    "causal": flag,
+    "deterministic": flag,
+    "interleaved": flag,
+    "fixed_split": lambda name, x: None if x is None else whole(name, x),
+}
+"""How options that an operator takes as plain values are read; PyTorch would read a tensor by itself, and silently."""
 
 
 def seen(tensor: torch.Tensor) -> ArrayView:
@@ -47,6 +55,9 @@ def for_operator(**options: Any) -> dict[str, Any]:
     A number that a graph does not know is a tensor, which it is read from when the graph runs. NumPy's numbers are
     tensors to ``torch.compile``: what they are it does not know.
     """
+    compiling = torch.compiler.is_compiling()
+    if not compiling:
+        options = {name: _READ[name](name, x) if name in _READ else x for name, x in options.items()}
     if options.get("window") is not None:
         options["window_left"], options["window_right"] = options["window"]
     options.pop("window", None)
@@ -55,9 +66,11 @@ def for_operator(**options: Any) -> dict[str, Any]:
     for name in ("scale", "softcap", "alpha"):
         value = options.pop(name, None)
         if isinstance(value, torch.Tensor):
+            if not compiling and value.requires_grad:
+                refuse_watched(name, value)
             options[f"{name}_tensor"] = value
-        elif torch.compiler.is_compiling() and isinstance(value, _NUMPY):
+        elif compiling and isinstance(value, _NUMPY):
             options[f"{name}_tensor"] = torch.as_tensor(value)
         elif value is not None:
-            options[name] = value if torch.compiler.is_compiling() else number(name, value)
+            options[name] = value if compiling else number(name, value)
     return options

@@ -1,20 +1,24 @@
 """``warploom::matmul`` as a PyTorch operator: what ``torch.compile`` and ``torch.export`` see of a product.
 
-:func:`warploom.matmul` takes this way by itself while a graph is traced, where tensors have no memory to point at.
+:func:`warploom.matmul` takes this way by itself while a graph is traced, where tensors have no memory to point at, and
+where autograd keeps a history of an eager call.
 An operator's arguments are tensors and numbers, so an ``epilogue`` (a Python function) cannot be part of it: such calls
 break the graph (:mod:`warploom.operators.untraced`).
 """
 
 from __future__ import annotations
 
+from inspect import unwrap
 from typing import Any
 
 import torch
 
 from warploom.core.dtypes import DType, dtype_of
+from warploom.operators import epilogues
+from warploom.operators.eager import EagerOperation, autocast, runs_eagerly, wants_gradient
 from warploom.operators.fakes import for_operator, if_sizes_are_known, seen
 from warploom.operators.products import gradients_of_product
-from warploom.operators.registration import Derivative, Named, call, define
+from warploom.operators.registration import EXACT, Derivative, Named, define
 from warploom.ops import matmul as eager
 from warploom.ops.matmul_arrays import checked_config, checked_shape, result_types
 
@@ -48,23 +52,30 @@ def _fake(
 def _backward(
     given: Named, _: tuple[Any, ...], gradients: tuple[torch.Tensor | None, ...], wanted: frozenset[str]
 ) -> Named:
-    (gradient,), alpha = gradients, given["alpha"] if given["alpha_tensor"] is None else given["alpha_tensor"]
+    (gradient,), tensor = gradients, given.get("alpha_tensor")
+    alpha = given.get("alpha", 1.0) if tensor is None else tensor
     return {} if gradient is None else gradients_of_product(given["a"], given["b"], gradient, alpha, wanted)
 
 
-matmul_operator = define(
-    "matmul", _SCHEMA, eager.matmul, _fake, Derivative(frozenset({"a", "b", "bias"}), _backward, kept=False)
-)
+_DERIVATIVE = Derivative(frozenset({"a", "b", "bias"}), _backward, kept=False)
+_eager = EagerOperation("matmul", eager.matmul, _DERIVATIVE)
+matmul_operator = define("matmul", _SCHEMA, eager.matmul, _fake, _DERIVATIVE)
 """alpha · a·b + bias by :func:`warploom.matmul`; ``config`` in the notation that ``str(config)`` prints."""
 
 
 def matmul(a: torch.Tensor, b: torch.Tensor, **options: Any) -> torch.Tensor:
-    """:func:`warploom.matmul` inside a traced graph: one call of an operator.
+    """:func:`warploom.matmul` where PyTorch keeps a history, or inside a traced graph: one node.
 
     With arguments that no operator takes (``epilogue``, ``extras`` and ``out``) the graph is broken and the call runs
     as it is; with ``fullgraph=True`` PyTorch raises an error that says what to do instead.
     """
-    if options.get("epilogue") is not None or options.get("extras") or options.get("out") is not None:
+    own = options.get("epilogue") is not None or options.get("extras") or options.get("out") is not None
+    if runs_eagerly(a):
+        if own:
+            return epilogues.matmul(a, b, **options)
+        tensors = autocast({"a": a, "b": b, "bias": options.pop("bias", None)}, EXACT)
+        return _eager(tensors, options) if wants_gradient(tensors) else unwrap(eager.matmul)(**tensors, **options)
+    if own:
         from warploom.operators import untraced
 
         return untraced.matmul(a, b, **options)
@@ -74,7 +85,8 @@ def matmul(a: torch.Tensor, b: torch.Tensor, **options: Any) -> torch.Tensor:
         options["out_dtype"] = _word(options["out_dtype"])
     if "accumulate" in options:
         options["accumulate"] = _word(options["accumulate"])
-    return call("matmul", a, b, **for_operator(**options))
+    operators: Any = torch.ops.warploom
+    return operators.matmul(a, b, **for_operator(**options))
 
 
 def _word(dtype: Any) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -17,6 +18,11 @@ def gradients_of_product(
     The result's gradient enters them in the type of a and b; the bias's is summed in f32. Sums over the dimensions that
     were broadcast are in f32 too.
     """
+    functorch: Any = torch._C._functorch  # pyright: ignore[reportAttributeAccessIssue]  (the stubs have none)
+    if functorch.is_legacy_batchedtensor(gradient):  # is_grads_batched=True: the dispatcher unpacks them
+        multiply: Any = torch.ops.warploom.matmul
+    else:
+        multiply = eager.matmul
     d, found = gradient.to(a.dtype), dict[str, torch.Tensor]()
 
     def product(left: torch.Tensor, right: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
@@ -25,17 +31,22 @@ def gradients_of_product(
         if turned:
             left, right, shape = right.mT, left.mT, like.mT.shape
         if left.dim() == right.dim() == 2 or torch.broadcast_shapes(left.shape[:-2], right.shape[:-2]) == shape[:-2]:
-            found = eager.matmul(left, right, alpha=alpha)
+            found = multiply(left, right, alpha=alpha)
         else:
-            found = eager.matmul(left, right, alpha=alpha, out_dtype="f32").sum_to_size(shape).to(a.dtype)
+            found = multiply(left, right, alpha=alpha, out_dtype="f32").sum_to_size(shape).to(a.dtype)
         return found.mT if turned else found
 
     if "a" in wanted:
         found["a"] = product(d, b.mT, a)
     if "b" in wanted and b.dim() == 2:  # the rows of all batches are those of one product
-        found["b"] = product(a.flatten(0, -2).mT, d.flatten(0, -2), b)
+        found["b"] = product(_rows(a).mT, _rows(d), b)
     elif "b" in wanted:
         found["b"] = product(a.mT, d, b)
     if "bias" in wanted:
-        found["bias"] = gradient.flatten(0, -2).sum(0, dtype=torch.float32).to(a.dtype)
+        found["bias"] = _rows(gradient).sum(0, dtype=torch.float32).to(a.dtype)
     return found
+
+
+def _rows(x: torch.Tensor) -> torch.Tensor:
+    """The rows of all batches as those of one matrix; gradients that are batched cannot be flattened."""
+    return x.reshape(math.prod(x.shape[:-1]), x.shape[-1])

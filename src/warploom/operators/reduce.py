@@ -6,14 +6,16 @@ this way by itself where PyTorch watches (:mod:`warploom.interop.tracing`).
 
 from __future__ import annotations
 
+from inspect import unwrap
 from typing import Any, Unpack
 
 import torch
 
 from warploom.core.errors import ProblemError
+from warploom.operators.eager import EagerOperation, autocast, runs_eagerly, wants_gradient
 from warploom.operators.fakes import for_operator, if_sizes_are_known, seen
-from warploom.operators.loss import ROW_GRADIENTS
-from warploom.operators.registration import Derivative, Named, call, define
+from warploom.operators.loss import gradients_operator
+from warploom.operators.registration import EXACT, Derivative, Named, define
 from warploom.ops import matmul as of_matmul
 from warploom.ops import reduce as eager
 from warploom.ops.matmul_arrays import checked_config, checked_shape, result_types
@@ -54,7 +56,7 @@ def _fake_argmax(a: torch.Tensor, **given: Any) -> tuple[torch.Tensor, torch.Ten
 
 
 def _check(given: Named) -> None:
-    if given["op"] == "max":
+    if given.get("op", "max") == "max":
         raise ProblemError("matmul_reduce('max') has no backward pass: call under torch.no_grad(), or pass x.detach()")
 
 
@@ -62,25 +64,14 @@ def _backward(
     given: Named, results: tuple[Any, ...], gradients: tuple[torch.Tensor | None, ...], wanted: frozenset[str]
 ) -> Named:
     """Of a log-sum-exp, products with the softmax (:mod:`~warploom.operators.loss`); of a sum, outer products."""
-    a, b, bias, tensor = (given[name] for name in ("a", "b", "bias", "scale_tensor"))
+    a, b, bias, tensor = given["a"], given["b"], given.get("bias"), given.get("scale_tensor")
     (lse,), (gradient,), found = results, gradients, dict[str, Any]()
     if gradient is None:
         return found
-    scale = given["scale"] if tensor is None else float(tensor)
+    scale = float(given.get("scale", 1.0) if tensor is None else tensor)
     if given["op"] == "logsumexp":
-        dx, dw, dbias = call(
-            ROW_GRADIENTS,
-            a,
-            b.mT,
-            lse,
-            None,
-            None,
-            gradient,
-            bias,
-            scale,
-            "a" in wanted,
-            "b" in wanted,
-            wants_bias="bias" in wanted,
+        dx, dw, dbias = gradients_operator(
+            a, b.mT, lse, None, None, gradient, bias, scale, "a" in wanted, "b" in wanted, wants_bias="bias" in wanted
         )
         return {"a": dx, "b": dw.mT if "b" in wanted else dw, "bias": dbias}
     if "a" in wanted:
@@ -95,13 +86,9 @@ def _backward(
     return found
 
 
-reduce_operator = define(
-    "matmul_reduce",
-    _REDUCE,
-    eager.matmul_reduce,
-    _fake_reduce,
-    Derivative(frozenset({"a", "b", "bias"}), _backward, check=_check),
-)
+_DERIVATIVE = Derivative(frozenset({"a", "b", "bias"}), _backward, check=_check)
+_eager = EagerOperation("matmul_reduce", eager.matmul_reduce, _DERIVATIVE)
+reduce_operator = define("matmul_reduce", _REDUCE, eager.matmul_reduce, _fake_reduce, _DERIVATIVE)
 """A reduction of the rows of scale · a·b + bias by :func:`warploom.matmul_reduce`."""
 argmax_operator = define("matmul_argmax", _ARGMAX, _argmax, _fake_argmax)
 """The maxima of those rows and their columns."""
@@ -115,8 +102,15 @@ def matmul_reduce(
     return_index: bool = False,
     **options: Unpack[ReduceOptions],
 ) -> Any:
-    """:func:`warploom.matmul_reduce` inside a traced graph: one call of an operator, no graph break."""
+    """:func:`warploom.matmul_reduce` where PyTorch keeps a history, or inside a traced graph: one node."""
+    operators: Any = torch.ops.warploom
+    reduction = eager.reduction_named(op, return_index)
+    if runs_eagerly(a):
+        tensors = autocast({"a": a, "b": b, "bias": options.pop("bias", None)}, EXACT)
+        if wants_gradient(tensors) and reduction != "argmax":
+            return _eager(tensors, {"op": op, **options})
+        return unwrap(eager.matmul_reduce)(**tensors, op=op, return_index=return_index, **options)
     given = for_operator(**options)
-    if eager.reduction_named(op, return_index) == "argmax":
-        return call("matmul_argmax", a, b, **given)
-    return call("matmul_reduce", a, b, op, **given)
+    if reduction == "argmax":
+        return operators.matmul_argmax(a, b, **given)
+    return operators.matmul_reduce(a, b, op, **given)

@@ -9,6 +9,7 @@ lose the call, get it as a ProblemError. Other dispatch modes (those that count 
 from __future__ import annotations
 
 from collections.abc import Callable
+from inspect import unwrap
 from typing import Any
 
 import torch
@@ -21,14 +22,15 @@ from warploom.operators import epilogues
 from warploom.ops import attention as of_attention
 from warploom.ops import attention_backward as of_backward
 from warploom.ops import attention_paged as of_paged
-from warploom.ops import attention_varlen as of_varlen
 from warploom.ops import launch as of_launch
 from warploom.ops import loss as of_loss
 from warploom.ops import matmul as of_matmul
 from warploom.ops import reduce as of_reduce
 
 
-def _untraced(function: Callable[..., Any], reason: str) -> Callable[..., Any]:
+def untraced(function: Callable[..., Any], reason: str) -> Callable[..., Any]:
+    """``function``, which ``torch.compile`` breaks the graph at, and what records or transforms calls is refused."""
+    function = unwrap(function)  # the public one would come back here
     disable: Callable[..., Callable[..., Any]] = torch.compiler.disable
     try:
         breaking = disable(function, reason=reason)
@@ -47,29 +49,24 @@ def _untraced(function: Callable[..., Any], reason: str) -> Callable[..., Any]:
     return call
 
 
-launch = _untraced(
+launch = untraced(
     of_launch.launch,
     "a launch is a PyTorch operator if its kernel declares what it writes, as in @kernel(threads=128, outputs=['y']), "
     "and its arguments are tensors and numbers: declare it, or compile without fullgraph=True",
 )
-matmul = _untraced(
+matmul = untraced(
     epilogues.matmul,
     "warploom.matmul takes no epilogue, extras or out in PyTorch's graphs and transforms: leave what follows the "
     "product to PyTorch there (torch.compile fuses it on its own), or compile without fullgraph=True",
 )
-attention_backward = _untraced(
+attention_backward = untraced(
     of_backward.attention_backward,
     "warploom.attention_backward is no PyTorch operator: compile without fullgraph=True",
 )
-attention_varlen = _untraced(
-    of_varlen.attention_varlen,
-    "warploom.attention_varlen takes no out or check under torch.compile: leave them away, or compile without "
-    "fullgraph=True",
-)
 _PLANNED = "plans are made outside of graphs: call it before the compiled function, or compile without fullgraph=True"
-plan = _untraced(of_attention.plan, _PLANNED)
-plan_attention_paged = _untraced(of_paged.plan_attention_paged, _PLANNED)
-plan_attention_backward = _untraced(of_backward.plan_attention_backward, _PLANNED)
-plan_matmul = _untraced(of_matmul.plan_matmul, _PLANNED)
-plan_matmul_reduce = _untraced(of_reduce.plan_matmul_reduce, _PLANNED)
-plan_linear_cross_entropy = _untraced(of_loss.plan_linear_cross_entropy, _PLANNED)
+plan = untraced(of_attention.plan, _PLANNED)
+plan_attention_paged = untraced(of_paged.plan_attention_paged, _PLANNED)
+plan_attention_backward = untraced(of_backward.plan_attention_backward, _PLANNED)
+plan_matmul = untraced(of_matmul.plan_matmul, _PLANNED)
+plan_matmul_reduce = untraced(of_reduce.plan_matmul_reduce, _PLANNED)
+plan_linear_cross_entropy = untraced(of_loss.plan_linear_cross_entropy, _PLANNED)

@@ -5,14 +5,16 @@ The public function takes this way by itself where PyTorch watches (:mod:`warplo
 
 from __future__ import annotations
 
+from inspect import unwrap
 from typing import Any, Unpack
 
 import torch
 
-from warploom.operators.attention import backward_of, define_both, fake_backward
-from warploom.operators.fakes import for_operator, if_sizes_are_known, seen
-from warploom.operators.registration import Named, call, define, differentiated
-from warploom.operators.untraced import attention_varlen as untraced
+from warploom.operators.attention import DifferentiableAttention, backward_of, define_both, fake_backward
+from warploom.operators.eager import runs_eagerly
+from warploom.operators.fakes import if_sizes_are_known, seen
+from warploom.operators.registration import Named, define
+from warploom.operators.untraced import untraced
 from warploom.ops import attention_varlen as eager
 from warploom.ops.attention_arrays import Options
 from warploom.ops.attention_varlen_backward import attention_varlen_backward
@@ -64,8 +66,11 @@ def _fake(given: Named, options: Options) -> Any:
     return out, q.new_empty((q.shape[1], q.shape[0]), dtype=torch.float32)
 
 
+_varlen = DifferentiableAttention(
+    "attention_varlen", eager.attention_varlen, attention_varlen_backward, backward_operator
+)
 varlen_operator, varlen_lse_operator = define_both(
-    "attention_varlen", _SCHEMA, eager.attention_varlen, _fake, _BACKWARD
+    "attention_varlen", _SCHEMA, eager.attention_varlen, _fake, _varlen.derivative
 )
 """The output of :func:`warploom.attention_varlen`, and with the log-sum-exps (float32, (heads, total_q))."""
 
@@ -81,18 +86,27 @@ def attention_varlen(
     deterministic: bool = False,
     **options: Unpack[VarlenOptions],
 ) -> Any:
-    """:func:`warploom.attention_varlen` inside a traced graph: one call of an operator, no graph break.
+    """:func:`warploom.attention_varlen` where PyTorch keeps a history, or inside a traced graph: one node.
 
-    With ``out`` or ``check`` there is one: the operator changes nothing and waits for nothing. ``deterministic`` asks
+    With ``out`` or ``check`` a graph breaks: the operator changes nothing and waits for nothing. ``deterministic`` asks
     for gradients with equal bits from run to run.
     """
-    tensors = q, k, v, cu_seqlens_q, cu_seqlens_k
-    if options.get("out") is not None or options.get("check"):
-        return untraced(*tensors, return_lse=return_lse, **options)
-    for name in ("out", "check", "max_seqlen_q", "max_seqlen_k"):
+    tensors = {"q": q, "k": k, "v": v, "cu_seqlens_q": cu_seqlens_q, "cu_seqlens_k": cu_seqlens_k}
+    tensors |= {name: options.pop(name, None) for name in ("seqused_q", "seqused_k", "sinks")}
+    for name in ("max_seqlen_q", "max_seqlen_k"):
         options.pop(name, None)
-    given = for_operator(**options, deterministic=deterministic)
-    if not (return_lse or differentiated(q, k, v, options.get("sinks"))):
-        return call("attention_varlen", *tensors, **given)
-    found = call("attention_varlen_lse", *tensors, **given)  # the backward pass needs the log-sum-exps
-    return found if return_lse else found[0]
+    if options.get("out") is None and options.get("check", False) is False:
+        for name in ("out", "check"):
+            options.pop(name, None)
+    elif not runs_eagerly(q):
+        return _checked(return_lse=return_lse, deterministic=deterministic, **tensors, **options)
+    elif options.get("out") is not None:  # has no history
+        return unwrap(eager.attention_varlen)(return_lse=return_lse, **tensors, **options)
+    return _varlen(tensors, return_lse, {**options, "deterministic": deterministic})
+
+
+_checked = untraced(
+    attention_varlen,
+    "warploom.attention_varlen takes no out or check under torch.compile: leave them away, or compile without "
+    "fullgraph=True",
+)

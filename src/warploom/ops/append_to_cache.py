@@ -70,20 +70,21 @@ def append_to_cache(
     """
     needed = {"k": k, "v": v, "k_cache": k_cache, "v_cache": v_cache, "lengths": kv_lens}
     given = arrays_of(needed, table=block_table, cos=cos, sin=sin, q=q, k_scale=k_scale, v_scale=v_scale)
-    found = None if check else _prepared.again((interleaved,), None, given)
+    looks = check if check.__class__ is bool else flag("check", check)
+    found = None if looks else _prepared.again((interleaved,), None, given)
     if found is None:
         views = describe_all(given, _PUBLIC)
-        ready = None if check else _prepared.find((interleaved,), None, views)
-        found = _first_call(views, interleaved, check) if ready is None else ready.run(views)
+        ready = None if looks else _prepared.find((interleaved,), None, views)
+        found = _first_call(views, interleaved, looks) if ready is None else ready.run(views)
     return found[0] if found else None
 
 
-def _first_call(views: Arrays, interleaved: Any, check: Any) -> list[Any]:
+def _first_call(views: Arrays, interleaved: Any, check: bool) -> list[Any]:
     """Everything that :func:`append_to_cache` need not repeat for arrays of the same shapes, strides and device."""
     turns = flag("interleaved", interleaved)
     problem = read_append(views, turns)
     _refuse_caches(views)
-    if flag("check", check):
+    if check:
         _check_entries(views, problem)
     for name in ("k", "v", "q"):
         if name in views:

@@ -24,6 +24,7 @@ from warploom.interop.arrays import (
 )
 from warploom.interop.copies import compact, in_float32, settled
 from warploom.interop.overlap import overlaps_itself, same_elements, share_memory
+from warploom.interop.refusals import refuse_watched
 from warploom.kernels.attention.features import AttentionFeatures, Window
 from warploom.kernels.attention.problem import MOST_HEAD_DIM, AttentionProblem, TensorStrides
 from warploom.ops.options import flag, number, single
@@ -88,9 +89,10 @@ class Options:
 
 def _window(value: Any) -> Window:
     """(left, right) as ints and None. Raises ProblemError for anything that is no pair of them."""
+    refuse_watched("window", value)
     sides: Any = value.tolist() if hasattr(value, "tolist") else value
     if isinstance(sides, tuple | list) and len(sides) == 2:  # pyright: ignore[reportUnknownArgumentType]
-        found = [single(side) for side in sides]  # pyright: ignore[reportUnknownVariableType]
+        found = [single("window", side) for side in sides]  # pyright: ignore[reportUnknownVariableType]
         if all(side is None or isinstance(side, Integral) for side in found):
             left, right = (None if side is None else int(side) for side in found)
             return left, right

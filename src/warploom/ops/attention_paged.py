@@ -10,7 +10,7 @@ from warploom.core.dtypes import f32
 from warploom.core.errors import ProblemError
 from warploom.interop.arrays import ArrayView, arrays_of, empty, empty_like, same_device
 from warploom.interop.copies import as_if_compact, compact, settled
-from warploom.interop.tracing import traced
+from warploom.interop.tracing import is_tracing, traced
 from warploom.kernels.attention.decode import DecodeProblem
 from warploom.kernels.attention.paged import KINDS, PagedConfig, choose_paged, paged_calls, violations
 from warploom.kernels.settings import read, refuse
@@ -95,8 +95,10 @@ def attention_paged(
     Raises ProblemError for arrays it does not take, ConfigError for a ``config`` that does not fit.
     """
     given = _given(q, k_cache, v_cache, kv_lens, cu_seqlens_q, block_table, k_scale, v_scale, sinks, out)
+    if fixed_split.__class__ is not int:
+        fixed_split = given_split(fixed_split)
     asked = (causal, scale, window, softcap, return_lse, "bshd", fixed_split)
-    found = None if check else _prepared.again(asked, config, given)
+    found = None if check is not False else _prepared.again(asked, config, given)
     if found is None:
         if flag("check", check):
             check_entries(_inputs(described(given, _PUBLIC), Options(*asked[:6]).plain(), fixed_split))
@@ -104,6 +106,40 @@ def attention_paged(
         found = looked_up(_prepared, given, asked, config, _first_call, _laid_out, refused, _PUBLIC)
     found = found if out is None else [out, *found]
     return tuple(found) if len(found) > 1 else found[0]
+
+
+def refuse_attention_paged(
+    q: Any,
+    k_cache: Any,
+    v_cache: Any,
+    kv_lens: Any,
+    *,
+    block_table: Any = None,
+    cu_seqlens_q: Any = None,
+    causal: bool = True,
+    window: Window | None = None,
+    softcap: float | None = None,
+    scale: float | None = None,
+    sinks: Any = None,
+    return_lse: bool = False,
+    out: Any = None,
+) -> None:
+    """Raises ProblemError as :func:`attention_paged` does for these arguments, and runs nothing.
+
+    Where PyTorch traces a graph nothing is refused: the operator does so while tracing, before anything runs.
+    """
+    if is_tracing():
+        return
+    given = _given(q, k_cache, v_cache, kv_lens, cu_seqlens_q, block_table, None, None, sinks, out)
+    asked = (causal, scale, window, softcap, return_lse, "bshd", None)
+    if _prepared.known(asked, None, given) is not None:
+        return
+    views = described(given, _PUBLIC)
+    if out is not None:
+        _refuse_output(views)
+    inputs = _inputs(_laid_out(views, as_if_compact), Options(*asked[:6]).plain(), None)
+    if not _is_empty(inputs):
+        _plan(inputs, as_if_compact(inputs.views["q"]), None)
 
 
 @traced
@@ -189,6 +225,20 @@ def _plan(inputs: CacheInputs, out: ArrayView, config: Any) -> AttentionPagedPla
     return AttentionPagedPlan(problem, chosen, reason, on.target.name, str(on), calls)
 
 
+def refuse_paged(config: Any, inputs: CacheInputs) -> None:
+    """Raises ConfigError for a configuration, or its notation, that does not fit checked inputs."""
+    found = read(config, KINDS)
+    if found is not None:
+        operands = inputs.operands(as_if_compact(inputs.views["q"]))
+        refuse(f"{found} does not fit", found.check() or violations(found, inputs.problem, operands))
+
+
+def _is_empty(inputs: CacheInputs) -> bool:
+    """Whether there is nothing to compute."""
+    problem, views = inputs.problem, inputs.views
+    return 0 in (*views["q"].shape, problem.batch, problem.capacity, *views["k_cache"].shape)
+
+
 def _lse_shape(q: ArrayView) -> tuple[int, ...]:
     """(batch, heads, q_len), of packed queries (heads, queries)."""
     *outer, queries, heads, _ = q.shape
@@ -199,7 +249,7 @@ def _first_call(views: dict[str, ArrayView], options: Options, asked: tuple[Any,
     """Everything that :func:`attention_paged` need not repeat for arrays of the same shapes, strides and device."""
     inputs = _inputs(views, options, asked[6])
     q, out, problem = views["q"], views.get("out"), inputs.problem
-    if 0 in (*q.shape, problem.batch, problem.capacity, *views["k"].shape):
+    if _is_empty(inputs):
         return _without_keys(inputs, None if out is None else out.array, config)
     results = {"out": empty_like(q, q.shape) if out is None else out.array}
     if options.return_lse:

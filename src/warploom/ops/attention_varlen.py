@@ -123,7 +123,7 @@ def attention_varlen(
         sinks=sinks,
     )
     asked = (causal, scale, window, softcap, return_lse, "bshd")
-    found = None if check else _prepared.again(asked, config, given)
+    found = None if check is not False else _prepared.again(asked, config, given)
     if found is None:
         if flag("check", check):
             check_lengths(described(given, NAMES))

@@ -20,6 +20,7 @@ from warploom.interop.arrays import (
     memory_span,
     same_device,
 )
+from warploom.interop.refusals import refuse_watched
 from warploom.interop.tracing import traced
 from warploom.ops.backends import compiled, emulated, gpu_present, gpu_target, warn_of_emulator
 
@@ -121,10 +122,17 @@ def _described(
     from warploom.ir.arguments import in_order
 
     given = [
-        scalar_value(p.name, p.dtype, x) if p.kind == "scalar" else x
+        scalar_value(p.name, p.dtype, _plain(p.name, x)) if p.kind == "scalar" else x
         for p, x in zip(program.parameters, in_order(program, arguments, _layout), strict=True)
     ]
     return given, [None if p.kind == "scalar" else _view(p, x) for p, x in zip(program.parameters, given, strict=True)]
+
+
+def _plain(name: str, value: Any) -> Any:
+    """A number that carries no derivative and no trace. Raises ProblemError for others."""
+    if value.__class__ not in (int, float, bool):
+        refuse_watched(name, value)
+    return value
 
 
 def _program(kernel: KernelFunction | Program, configuration: Mapping[str, Any]) -> Program:

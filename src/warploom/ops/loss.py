@@ -100,11 +100,11 @@ def linear_cross_entropy(
     Under ``torch.compile`` a call is one operator, ``warploom::linear_cross_entropy``.
     Raises ProblemError as :func:`matmul_reduce` does.
     """
-    loss = loss_of(ignore_index, label_smoothing, z_loss, softcap)
+    loss, with_lse = loss_of(ignore_index, label_smoothing, z_loss, softcap), flag("return_lse", return_lse)
     check_reduction(reduction)
     rows, lse = losses(x, w, target, loss, config, bias)
     result = reduced(rows, target, loss.ignore_index, reduction)
-    return (result, lse) if flag("return_lse", return_lse) else result
+    return (result, lse) if with_lse else result
 
 
 @traced

@@ -72,8 +72,9 @@ def matmul(
     kernel (``warploom.lang.functions`` has relu, gelu, silu, maximum …); with ``extras``, one or two matrices of the
     inputs' type or float32, it takes their elements too: ``epilogue=lambda x, gate: silu(x) * gate``. They have the
     result's shape, or a value for each row, (m, 1), or each column, (1, n). Numbers that it reads are constants of the
-    kernel, which another value traces anew: globals, closures, defaults, and attributes that it names itself. Elements
-    of arrays, and what methods and properties read, are read once: pass those as extras or keyword defaults.
+    kernel, which another value traces anew: globals, closures, defaults, and attributes that it names itself. What
+    methods and properties read is read once: pass it as keyword defaults. An epilogue that sees an array, or reads a
+    tensor anywhere, is refused: arrays are extras.
     ``out`` receives the result: of that shape, row-major with any stride between rows. It shares no memory with a, b or
     bias; an extra matrix may be ``out`` itself.
 

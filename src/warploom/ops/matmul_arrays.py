@@ -11,10 +11,11 @@ from typing import Any
 from warploom.core.arguments import MOST_STRIDE
 from warploom.core.dtypes import F32_MAX, DType, bf16, dtype_of, f16, f32
 from warploom.core.errors import ProblemError, shown
-from warploom.core.identity import function_key
+from warploom.core.identity import arrays_seen, function_key
 from warploom.interop.arrays import ArrayView, require_dtype, same_device
 from warploom.interop.copies import compact
 from warploom.interop.overlap import overlaps_itself, same_elements, share_memory
+from warploom.interop.refusals import reads_tensors
 from warploom.kernels.matmul.choice import KINDS
 from warploom.kernels.matmul.features import MOST_EXTRAS, Epilogue, EpilogueFunction, Extra
 from warploom.kernels.matmul.problem import MatmulConfig, MatmulProblem, Matrix
@@ -108,8 +109,11 @@ def checked_config(config: Any, dtype: DType, accumulate: Any = "f32") -> None:
         refuse(f"{found} does not fit", found.check())
 
 
-def _check_function(function: Any, extras: int) -> None:
-    """Raises ProblemError if ``function`` cannot be called with a sum and so many elements of extra matrices."""
+def check_function(function: Any, extras: int) -> None:
+    """Raises ProblemError if ``function`` cannot be called with a sum and so many elements of extra matrices.
+
+    So it does if the function sees an array: whatever is read of it counts once, when the kernel is traced.
+    """
     if function is None:
         return
     if not callable(function):
@@ -129,6 +133,21 @@ def _check_function(function: Any, extras: int) -> None:
             f"the epilogue is called with {values}, which {name}{signature} does not take ({error}): give it one "
             "positional parameter for each"
         ) from None
+    found = [f"{name}, a {type(array).__name__}" for name, array in arrays_seen(function).items()]
+    if found or reads_tensors(lambda: _trace(function, 1 + extras)):
+        raise ProblemError(
+            f"the epilogue reads {found[0] if found else 'a tensor'}, whose elements a kernel would keep as they are "
+            "now, without a gradient: pass it in extras, as (1, n) or (m, 1), or one number of it as a keyword default"
+        )
+
+
+def _trace(function: Any, arguments: int) -> None:
+    """Call an epilogue with traced numbers, for nothing but what it reads."""
+    from warploom.lang.arithmetic import Arithmetic
+    from warploom.lang.values import Traced
+
+    k = Arithmetic()
+    function(*[Traced(k, k.new_value(f32)) for _ in range(arguments)])
 
 
 def _result_shape(a: ArrayView, b: ArrayView) -> tuple[int, ...]:
@@ -192,7 +211,7 @@ def _check_others(
 ) -> None:
     if has_bias and tuple(others[0].shape) != (shape[-1],):
         raise ProblemError(f"bias has shape {tuple(others[0].shape)}, the result {shape}: bias must be ({shape[-1]},)")
-    _check_function(function, len(extras))
+    check_function(function, len(extras))
     if len(extras) > MOST_EXTRAS:
         raise ProblemError(f"an epilogue takes at most {MOST_EXTRAS} extra matrices, not {len(extras)}")
     if extras and function is None:

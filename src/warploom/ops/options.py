@@ -14,14 +14,14 @@ from typing import Any
 import numpy as np
 
 from warploom.core.errors import ConfigError, ProblemError, shown
-from warploom.interop.refusals import refuse_derivatives
+from warploom.interop.refusals import refuse_watched
 from warploom.kernels.settings import broken_flags
 
 
 def number(name: str, value: Any) -> float:
     """``value`` as a float: a number, or an array or tensor of one number. Raises ProblemError for anything else."""
-    found = single(value)
-    if not isinstance(found, Real):
+    found = single(name, value)
+    if not isinstance(found, Real) or isinstance(found, bool):
         raise ProblemError(f"{name} is a number, not {shown(value)}")
     try:
         return float(found)
@@ -31,7 +31,7 @@ def number(name: str, value: Any) -> float:
 
 def flag(name: str, value: Any) -> bool:
     """``value`` as True or False, given as such or as 0 or 1. Raises ProblemError for anything else."""
-    found = single(value)
+    found = single(name, value)
     if isinstance(found, Real | np.bool_) and found in (0, 1):
         return bool(found)
     raise ProblemError(f"{name} is True or False, not {shown(value)}")
@@ -39,7 +39,7 @@ def flag(name: str, value: Any) -> bool:
 
 def whole(name: str, value: Any) -> int:
     """``value`` as an int: an integer, or an array or tensor of one. Raises ProblemError for anything else."""
-    found = single(value)
+    found = single(name, value)
     if not isinstance(found, Integral):
         raise ProblemError(f"{name} is an integer, not {shown(value)}")
     return int(found)
@@ -54,13 +54,15 @@ def extra_matrices(extras: Any) -> tuple[Any, ...]:
     raise ProblemError(f"extras is a tuple of matrices, not {shown(extras)}: for one matrix write extras=(matrix,)")
 
 
-def single(value: Any) -> Any:
-    """The element of an array or tensor that has one; other values as they are."""
+def single(name: str, value: Any) -> Any:
+    """The element of an array or tensor that has one; other values as they are.
+
+    Raises ProblemError for one that carries a derivative or a trace, which reading it would lose.
+    """
+    refuse_watched(name, value)
     shape = getattr(value, "shape", None)
     if not isinstance(shape, tuple) or not hasattr(value, "item") or any(size != 1 for size in shape):
         return value
-    if hasattr(value, "requires_grad"):
-        refuse_derivatives(value)
     return value.item()
 
 

@@ -77,6 +77,13 @@ class Kept(dict[tuple[Any, ...], Ready]):
 
         Of the tensors nothing is read but their addresses.
         """
+        found = self.known(asked, config, given)
+        return None if found is None else found[0].run_at(found[1], "torch")
+
+    def known(
+        self, asked: tuple[Any, ...], config: Any, given: Mapping[str, Any]
+    ) -> tuple[Ready, tuple[int, ...]] | None:
+        """What :meth:`again` runs, and at which addresses: in such a call nothing is left to refuse."""
         arrays = tuple(given.values())
         try:
             alike = self._alike.get((asked, tuple(given), arrays[0].shape))
@@ -85,8 +92,7 @@ class Kept(dict[tuple[Any, ...], Ready]):
         for same, ready, its in alike or ():
             if (its is config or (its.__class__ is config.__class__ and its == config)) and same(*arrays):
                 pointers = tuple([x.data_ptr() for x in arrays])
-                known = pointers in ready.seen or ready.takes(pointers)
-                return ready.run_at(pointers, "torch") if known else None
+                return (ready, pointers) if pointers in ready.seen or ready.takes(pointers) else None
         return None
 
     def find(self, asked: tuple[Any, ...], config: Any, views: Mapping[str, ArrayView]) -> Ready | None:

@@ -46,13 +46,12 @@ class Turn:
 
 @dataclass(frozen=True)
 class Queries:
-    """Query rows, strides of (sequence, query head, query); ``scale``: of their keys, of an fp8 cache."""
+    """Query rows, strides of (sequence, query head, query)."""
 
     k: Kernel
     config: Decode
     group: int
     array: StridedPointer
-    scale: StridedPointer | None
 
     def rows(self, at: BlockCursor) -> GroupRows:
         """Those of a piece."""
@@ -62,10 +61,10 @@ class Queries:
         """Start their copies."""
         load_queries(self.k, tile, self.rows(at), self.array, self.config)
 
-    def convert(self, tile: SharedTile, at: BlockCursor) -> None:
+    def convert(self, tile: SharedTile) -> None:
         """What has arrived becomes what fp8 keys are multiplied by."""
         if self.config.fp8:
-            queries_for_fp8(self.k, tile, self.rows(at), self.config, self.scale)
+            queries_for_fp8(self.k, tile, self.config)
 
 
 class Feed:

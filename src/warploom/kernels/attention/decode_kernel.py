@@ -27,14 +27,14 @@ from warploom.kernels.attention.decode_rows import (
 )
 from warploom.kernels.attention.decode_search import EarlyLengths, Search
 from warploom.kernels.attention.features import AttentionFeatures
-from warploom.lang import Compound, Kernel, SharedTile, Strided, Traced, kernel
+from warploom.lang import Compound, Kernel, SharedTile, Strided, StridedPointer, Traced, kernel
 from warploom.tile.cache import Pages, PageTable, WarpRing
 from warploom.tile.eight_bits import ProductAlongRows, ProductDownRows
 from warploom.tile.mask import GroupMask, Visible
 from warploom.tile.merge import WarpSums
 from warploom.tile.operands import DEPTH
 from warploom.tile.pipeline import operand_tile
-from warploom.tile.product import MmaSync, load_left, zero
+from warploom.tile.product import MmaSync, load_left, scale, zero
 from warploom.tile.shares import BlockCursor, Shares
 from warploom.tile.softmax import OnlineSoftmax
 
@@ -84,9 +84,9 @@ def attention_decode(
     named = Pages(form.page_size, table) if form.page_size else None
     ring = WarpRing(k, *fed, warps=c.num_warps, heads=c.heads, head_dim=c.key_cols, pages=named, once=c.of_sm90)
     q_tile = operand_tile(k, c.factors, c.tile_rows, c.head_dim, name="Q", stages=c.stages)
-    products = Products(k, c, f, q_tile, ring)
+    products = Products(k, c, f, q_tile, ring, cache.scale if form.scaled else None)
     to = Results(k, c.dtype, results, f, form.scaled)
-    queries = Queries(k, c, f.group, q, cache.scale if form.scaled else None)
+    queries = Queries(k, c, f.group, q)
 
     search = Search(k, shares)
     guess = None if early is None else (early, shares.read_by(spans(replace(given, keys=early.near), c, f)))
@@ -168,10 +168,10 @@ class Share:
 
     def _begin(self) -> None:
         """A piece: its query rows have arrived."""
-        self._ahead.queries.convert(self._ahead.q_tile.stage(self._q_stage.now()), self._at)
+        self._ahead.queries.convert(self._ahead.q_tile.stage(self._q_stage.now()))
         self._k.syncthreads()  # queries come from all warps, and all have read the sums of the piece before
         self._opened.set(self._at.block)
-        self._products.begin(self._q_stage.now())
+        self._products.begin(self._q_stage.now(), self._at)
 
     def _leave(self, slots: PartSlots, results: Results, parts: Parts) -> None:
         """The sums of a piece: to the results if it is a whole tile, else to its slot among the parts."""
@@ -185,9 +185,21 @@ class Share:
 
 
 class Products:
-    """S, P and O of the query rows and each warp's keys, and O of all warps together."""
+    """S, P and O of the query rows and each warp's keys, and O of all warps together.
 
-    def __init__(self, k: Kernel, config: Decode, features: AttentionFeatures, q: SharedTile, ring: WarpRing) -> None:
+    ``key_scale``, of each sequence and key head: what the keys of an fp8 cache are times. It multiplies S, in float32:
+    queries keep their f16.
+    """
+
+    def __init__(
+        self,
+        k: Kernel,
+        config: Decode,
+        features: AttentionFeatures,
+        q: SharedTile,
+        ring: WarpRing,
+        key_scale: StridedPointer | None,
+    ) -> None:
         self._k, self._config, self._features, self._q, self._ring = k, config, features, q, ring
         c, f, (keys, values) = config, features, ring.tiles
         self._cores = cores = MmaSync(k, c.factors, ahead=True)
@@ -202,11 +214,16 @@ class Products:
             self._scores = cores.product(s, left, keys, warp=(ring.head, 0), depth=c.head_dim)
             self._product = cores.product(o, s, values, transposed_b=True, depth=c.keys)
         self._softmax = OnlineSoftmax(k, s, o, f.softmax_scale(c.head_dim), c.factors, cap=f.softcap, lse=True)
+        self._key_scale = key_scale
+        self._factor = k.register(f32, None, "key_scale") if key_scale is not None else None
         self.sums = WarpSums(k, ring, o, self._softmax, c.head_dim, fp8=c.fp8)
 
-    def begin(self, q_stage: Traced) -> None:
+    def begin(self, q_stage: Traced, at: BlockCursor) -> None:
         """Rows that have seen no key; what a warp has registers for of their queries is read now."""
         load_left(self._k, self._held, self._q.stage(q_stage), self._ring.head * self._config.tile_m)
+        if self._factor is not None and self._key_scale is not None:
+            head = at.head.get() * self._config.heads + self._ring.head
+            self._factor.set(self._key_scale.at(at.sequence.get(), head).load())
         self._softmax.begin()
         zero(self._o)
 
@@ -214,6 +231,8 @@ class Products:
         """Add a block."""
         keys, values = self._ring.at(stage, self._k.warp)
         self._scores.start(self._held or self._q.stage(q_stage), keys, zero=True)
+        if self._factor is not None:
+            scale(self._s, self._factor.get())
         self._softmax.step(lambda: self._mask(at))
         self._ring.wait(VALUES)
         self._k.syncwarp()

@@ -193,19 +193,17 @@ def load_queries(k: Kernel, tile: SharedTile, rows: GroupRows, q: StridedPointer
                 k.cp_async(tile.address(row, col + at), source + at, 16, valid_bytes=valid)
 
 
-def queries_for_fp8(k: Kernel, tile: SharedTile, rows: GroupRows, of: Decode, scale: StridedPointer | None) -> None:
-    """What :func:`load_queries` has copied, as f16 times the scale of its keys, in the order of fp8 keys.
+def queries_for_fp8(k: Kernel, tile: SharedTile, of: Decode) -> None:
+    """What :func:`load_queries` has copied, as f16 in the order of fp8 keys.
 
     Each thread works on what it has copied itself.
     """
     for row, col, there in query_parts(k, tile, of):
         with k.when(there):
-            factor = k.value(1.0, f32) if scale is None else rows.scale(scale, row)
             words: list[Traced] = []
             for at in (0, CHUNK):
                 for pair in tile.load(row, col + at, CHUNK // 2, dtype=u32):
-                    low, high = k.unpack(pair, of.dtype)
-                    words.append(k.pack(low * factor, high * factor, f16))
+                    words.append(k.pack(*k.unpack(pair, of.dtype), f16))
             for pair in range(2):  # four columns on in each half of the 16
                 tile.store(words[pair::2], row, col + position(2 * pair), dtype=u32)
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from warploom.core.dtypes import DType, bf16, f16
 from warploom.core.errors import ConfigError
 from warploom.core.targets import Target
-from warploom.kernels.attention.problem import AttentionProblem, HeadDims, Operands
+from warploom.kernels.attention.problem import MOST_GRID_ROWS, AttentionProblem, HeadDims, Operands
 from warploom.kernels.settings import element_type, flag, type_name, violated
 from warploom.kernels.source import KernelCall, KernelSource
 from warploom.tile.copy_plan import CopyPlan
@@ -51,6 +51,7 @@ class RungSm80(HeadDims):
     output_hint: bool = flag(False, "output stores do not allocate in L1 (kernel 14)")
     head_dim_panels: bool = flag(False, "shared tiles as panels of 64 columns (kernel 15)")
     static_strides: bool = flag(False, "distances between sequence positions known while tracing (kernel 16)")
+    heads_first: bool = flag(False, "neighbouring CTAs have different heads: the unoptimised grid order (part 3)")
     opt_level: int = flag(3, "ptxas's optimisation level", (1, 3))
 
     # -- derived
@@ -140,6 +141,11 @@ class RungSm80(HeadDims):
                     "softmax_in_shared is the plain product's baseline: no masks",
                 ),
                 problem.grid_constraint,
+                (
+                    not self.heads_first or problem.q_len <= MOST_GRID_ROWS * self.tile_m,
+                    f"heads_first has query blocks along y: at most {MOST_GRID_ROWS} of them",
+                ),
+                (not (self.heads_first and problem.window[1] is not None), "heads_first has no causal masks"),
             ]
         )
 
@@ -154,9 +160,10 @@ class RungSm80(HeadDims):
             same_strides=len(set(operands.strides)) == 1,
             row_strides=operands.rows() if self.static_strides else None,
         )
-        grid = -(-problem.q_len // self.tile_m), problem.heads, problem.batch
+        blocks = -(-problem.q_len // self.tile_m)
+        along = (problem.heads, blocks) if self.heads_first else (blocks, problem.heads)
         scalars = {"q_len": problem.q_len, "kv_len": problem.kv_len, **operands.scalars()}
-        return (KernelCall(source, grid, scalars, arrays=problem.arrays),)
+        return (KernelCall(source, (*along, problem.batch), scalars, arrays=problem.arrays),)
 
     # -- notation
     def __str__(self) -> str:
@@ -224,5 +231,6 @@ _WORDS = {
     "static_strides": "static_strides",
     "shared_softmax": "softmax_in_shared",
     "row_by_column": "_row_by_column",
+    "heads_first": "heads_first",
 }
 _NUMBERS = ("opt_level",)

@@ -52,7 +52,7 @@ def attention_forward(
     same_strides: bool = True,
     row_strides: tuple[int, int, int, int] | None = None,
 ) -> None:
-    """O = softmax(scale · Q·Kᵀ)·V for one block of query rows; grid (query blocks, heads, batches).
+    """O = softmax(scale · Q·Kᵀ)·V for one block of query rows; grid (query blocks, heads, batches), or heads first.
 
     Strides of batches, heads and positions. ``same_strides``: K, V and O have Q's, so that one set of registers serves
     all four. ``row_strides``: those of positions in Q, K, V and O, which a configuration with static_strides needs.
@@ -83,9 +83,12 @@ class Forward:
     ) -> None:
         self._k, self._config, self._features, self._tensors = k, config, features, tensors
         self._q_len, self._kv_len = lengths
-        self._head = k.cta_y
+        self._head = k.cta_x if config.heads_first else k.cta_y
         # Under a causal mask later query blocks have more keys: start with them, so that the last wave is short.
-        self._q_block = k.grid_x - 1 - k.cta_x if features.window[1] is not None else k.cta_x
+        if config.heads_first:
+            self._q_block = k.cta_y
+        else:
+            self._q_block = k.grid_x - 1 - k.cta_x if features.window[1] is not None else k.cta_x
         self._q_tile = self._tile("q_tile", config.tile_m)
         self._k_tile = self._tile("k_tile", config.tile_n)
         self._v_tile = self._tile("v_tile", config.tile_n)

@@ -1,0 +1,136 @@
+"""What a result was measured on: the commit, and every kernel that ran with the digest of its Program.
+
+Each kernel is named by what it is traced from, so that a page can trace it again (``stale.py``).
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Callable
+from dataclasses import fields, is_dataclass
+from enum import Enum
+from functools import cache
+from importlib import import_module
+from operator import attrgetter
+from pathlib import Path
+from types import FunctionType
+from typing import Any, cast
+
+from warploom.core.dtypes import DTYPES, DType
+from warploom.kernels.source import KernelSource, traced
+
+ROOT = Path(__file__).resolve().parents[1]
+COMMIT = "WARPLOOM_COMMIT"
+"""The environment variable that says which commit a copy without a ``.git`` folder is of."""
+
+
+# -- what a kernel is traced from, as JSON
+
+
+def encoded(value: Any) -> Any:
+    """An argument of a kernel as JSON. Raises TypeError for what no other process could build again."""
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    if isinstance(value, DType) and DTYPES.get(value.name) is value:
+        return {"dtype": value.name}
+    if isinstance(value, tuple):
+        return [encoded(x) for x in cast("tuple[Any, ...]", value)]
+    if isinstance(value, Enum):
+        return {"class": _place(type(value)), "member": value.name}
+    if is_dataclass(value) and not isinstance(value, type):
+        return {
+            "class": _place(type(value)),
+            "fields": {f.name: encoded(getattr(value, f.name)) for f in fields(value) if f.init},
+        }
+    if isinstance(value, FunctionType) and value.__module__.partition(".")[0] == "warploom" and _named(value) is value:
+        return {"function": _place(value)}
+    raise TypeError(f"{value!r:.80} cannot be built again from a text")
+
+
+def decoded(found: Any) -> Any:
+    """The argument that :func:`encoded` has written."""
+    if isinstance(found, list):
+        return tuple(decoded(x) for x in found)
+    if not isinstance(found, dict):
+        return found
+    if "dtype" in found:
+        return DTYPES[found["dtype"]]
+    if "function" in found:
+        return _found(found["function"])
+    made = _found(found["class"])
+    if "member" in found:
+        return made[found["member"]]
+    return made(**{name: decoded(value) for name, value in found["fields"].items()})
+
+
+def _place(of: Any) -> str:
+    return f"{of.__module__}:{of.__qualname__}"
+
+
+def _named(of: Any) -> Any:
+    """What stands where a function says that it does; None where nothing does, as for one made in another."""
+    try:
+        return _found(_place(of))
+    except AttributeError:
+        return None
+
+
+def _found(place: str) -> Any:
+    module, _, name = place.partition(":")
+    return attrgetter(name)(import_module(module))
+
+
+def recipe(source: KernelSource) -> dict[str, Any] | None:
+    """What a kernel is traced from, as JSON; None where that is known to this process alone."""
+    try:
+        return encoded(source)
+    except TypeError:
+        return None
+
+
+# -- what a run writes
+
+
+Kept = Callable[[KernelSource], bool]
+"""Which kernels a result is about, of all that a process knows."""
+
+
+def kernels_that_ran(kept: Kept = lambda _: True) -> list[dict[str, Any]]:
+    """Name, digest and recipe of the kernels of this package that this process has traced, compiled or loaded."""
+    from warploom.ops.backends import built, compiled
+
+    sources = dict.fromkeys([*(source for (source,) in traced.known()), *(source for source, _ in built.known())])
+    left_out = {source.program.digest for source in sources if not kept(source)}
+    found = {source.program.digest: {"name": source.name, "recipe": recipe(source)} for source in sources}
+    for program, _ in compiled.known():
+        found.setdefault(program.digest, {"name": program.name, "recipe": None})
+    return [{"digest": digest, **of} for digest, of in found.items() if digest not in left_out]
+
+
+def commit() -> str | None:
+    """The commit that runs here, "+" behind it where files differ from it; None where nothing tells.
+
+    A copy without its history is told by the environment variable WARPLOOM_COMMIT.
+    """
+    return os.environ.get(COMMIT) or _history()
+
+
+@cache
+def _history() -> str | None:
+    try:
+        at = _git("rev-parse", "HEAD")
+        return at + "+" * bool(_git("status", "--porcelain", "--untracked-files=no", "src", "benchmarks"))
+    except (OSError, subprocess.CalledProcessError):
+        print(f"no git history here: results name no commit; set {COMMIT} to that of these files")
+        return None
+
+
+def _git(*words: str) -> str:
+    done = subprocess.run(["git", *words], cwd=ROOT, check=True, capture_output=True, text=True)
+    return done.stdout.strip()
+
+
+def made_by(kept: Kept = lambda _: True) -> dict[str, Any]:
+    """``commit`` and ``kernels`` for the environment of a result."""
+    return {"commit": commit(), "kernels": kernels_that_ran(kept)}

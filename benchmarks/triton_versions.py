@@ -1,0 +1,101 @@
+"""What ``check_triton`` says of one kernel under two versions of Triton: ``python benchmarks/triton_versions.py``.
+
+pip puts each version into a folder of its own (1.4 GB for both while it runs), and a process with that folder compiles
+and checks the plain matmul of ``tests/with_triton/kernels.py`` for sm_90, on the CPU. Triton 3.7.0 leaves out a fence
+that 3.7.1 has. ``--out FILE.json`` keeps what was printed; other versions can be named: ``… 3.6.0 3.9.0``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import resource
+import subprocess
+import sys
+import tempfile
+import textwrap
+import time
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+_TIMES = 5
+
+
+def seconds() -> float:
+    """Processor seconds of this process and of those it started, ptxas among them."""
+    children = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return time.process_time() + children.ru_utime + children.ru_stime
+
+
+def checked() -> dict[str, Any]:
+    """Findings, error over the tolerance and processor seconds under the Triton of this process."""
+    import numpy as np
+    import triton
+    from tests.with_triton.cases import matmul
+
+    import warploom
+
+    taken: list[float] = []
+    for _ in range(_TIMES):
+        case = matmul(np.random.default_rng(1))
+        start = seconds()
+        found = warploom.check_triton(case.kernel, case.grid, case.arguments, target="sm_90", **case.meta)
+        taken.append(seconds() - start)
+    findings = [
+        {"kind": f.kind, "file": Path(f.where.file).name, "line": f.where.line, "message": f.message}
+        for f in found.findings
+    ]
+    return {"triton": triton.__version__, "findings": findings, "error": case.error(), "seconds": median(taken)}
+
+
+def checked_with(version: str, folder: Path) -> dict[str, Any]:
+    """The same in a process of its own, with this version of Triton installed into the folder."""
+    install = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", str(folder)]
+    subprocess.run([*install, f"triton=={version}"], check=True)
+    paths = os.pathsep.join([str(folder), str(ROOT / "src"), str(ROOT)])
+    environment = {**os.environ, "PYTHONPATH": paths, "TRITON_CACHE_DIR": str(folder / "cache")}
+    command = [sys.executable, str(Path(__file__).resolve()), "--inside"]
+    printed = subprocess.run(command, env=environment, check=True, stdout=subprocess.PIPE, encoding="utf-8").stdout
+    return json.loads(printed.splitlines()[-1])
+
+
+def lines(row: dict[str, Any]) -> list[str]:
+    """What is printed of a version."""
+    findings, right = row["findings"], "right" if row["error"] <= 1 else "wrong"
+    count = f"{len(findings) or 'no'} finding{'s' * (len(findings) != 1)}"
+    printed = [f"Triton {row['triton']}: {count}, in {row['seconds']:.1f} s; the result is {right}"]
+    for f in findings:
+        text = f"{f['kind']} at {f['file']}:{f['line']}: {f['message']}"
+        printed += textwrap.wrap(text, 118, initial_indent="  ", subsequent_indent="    ")
+    return printed
+
+
+def main() -> None:
+    """Print what is found under each version, and write the file."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("versions", nargs="*", default=["3.7.0", "3.7.1"])
+    parser.add_argument("--out", type=Path)
+    parser.add_argument("--inside", action="store_true", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.inside:
+        print(json.dumps(checked()))
+        return
+    rows: list[dict[str, Any]] = []
+    for version in options.versions:
+        with tempfile.TemporaryDirectory() as folder:
+            rows.append(checked_with(version, Path(folder)))
+        rows[-1]["printed"] = lines(rows[-1])
+        print("\n".join(rows[-1]["printed"]), flush=True)
+    if options.out:
+        from scripts import write
+
+        from warploom.bench.environment import environment
+
+        write(options.out, {"environment": environment(), "rows": rows})
+
+
+if __name__ == "__main__":
+    main()
