@@ -82,7 +82,7 @@ def joules(cell: Row) -> str:
 
 
 def by_itself(cell: Row) -> str:
-    """``550 · 1.17× · 1.23×``: TFLOP/s of a cell alone, and ratios to cuDNN and FlashAttention-4; – where not run so."""
+    """``550 · 1.17× · 1.23×``: TFLOP/s of a cell alone, and ratios to cuDNN and FlashAttention-4, or –."""
     return "".join(rates_beside(alone([cell]), "warploom", ("torch_cudnn", "flash_attention_4"))) or "–"
 
 
