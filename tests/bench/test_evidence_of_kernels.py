@@ -59,6 +59,9 @@ def test_a_result_names_its_commit_and_every_kernel(tmp_path: Path, monkeypatch:
     assert environment["packages"], "a result without an environment gets one"
     assert {k["digest"]: k["name"] for k in environment["kernels"]}[digest] == "a_kernel_of_this_test"
     assert environment["commit"] == EVIDENCE.commit()
+    config = str(dict(source.arguments)["config"])
+    for configs, there in (({config}, True), ({"another"}, False)):
+        assert (digest in {k["digest"] for k in EVIDENCE.kernels_that_ran(configs)}) is there
     monkeypatch.setenv("WARPLOOM_COMMIT", "abc")
     assert EVIDENCE.commit() == "abc"
 
