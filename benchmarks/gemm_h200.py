@@ -224,7 +224,9 @@ def main() -> int:
 
     def save() -> None:
         result["seconds"] = round(time.perf_counter() - START, 1)
-        write(options.out / "gemm.json", result)
+        timed = {name for row in result.get("shapes", ()) for name in row["configs"].values()}
+        timed |= {row["config"] for of in result.get("large", {}).values() for row in of.values() if "config" in row}
+        write(options.out / "gemm.json", result, timed)
 
     try:
         if "host" in parts:

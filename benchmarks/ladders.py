@@ -172,9 +172,8 @@ def _measure(timed: Run, figures: list[Figure], out: Path | None, name: str) -> 
     if timed.search is not None:
         for row in result.rows:
             row["search"] = timed.search.json(row["rung"])
-    timed_configs = {timed.at_size(rung, place).config for rung in timed.rungs for place in timed.sizes}
-    configs = timed_configs | {rung.config for rung in timed.rungs}
-    result.environment |= made_by(lambda source: dict(source.arguments).get("config") in configs)
+    configs = {timed.at_size(rung, place).config for rung in timed.rungs for place in timed.sizes}
+    result.environment |= made_by({str(config) for config in (*configs, *(rung.config for rung in timed.rungs))})
     header, body = power_cells(result.rows)
     console().print(listed("run alone for power", [dict(zip(header, row, strict=True)) for row in body], header[:2]))
     report(result, str(out or HERE / "results" / gpu_slug(result.environment) / name))

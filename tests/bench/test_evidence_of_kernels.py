@@ -18,8 +18,9 @@ from warploom.kernels.attention.problem import AttentionProblem, Operands
 from warploom.kernels.matmul.ladder import FULL_LADDER
 from warploom.kernels.matmul.problem import contiguous_problem
 from warploom.kernels.reduce.ladder import LADDER
-from warploom.kernels.source import KernelSource
+from warploom.kernels.source import KernelSource, traced
 from warploom.lang.functions import gelu
+from warploom.ops.backends import built
 from warploom.ops.matmul import plan_matmul
 
 EVIDENCE, STALE = load("evidence"), load("stale")
@@ -52,6 +53,8 @@ def test_what_no_other_process_knows_has_no_recipe() -> None:
 
 
 def test_a_result_names_its_commit_and_every_kernel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    traced.cache_clear()  # other tests' kernels
+    built.cache_clear()
     source = replace(sources()[0], name="a_kernel_of_this_test")
     digest = source.program.digest
     load("scripts").write(tmp_path / "x.json", {"rows": []})
@@ -59,6 +62,9 @@ def test_a_result_names_its_commit_and_every_kernel(tmp_path: Path, monkeypatch:
     assert environment["packages"], "a result without an environment gets one"
     assert {k["digest"]: k["name"] for k in environment["kernels"]}[digest] == "a_kernel_of_this_test"
     assert environment["commit"] == EVIDENCE.commit()
+    config = str(dict(source.arguments)["config"])
+    for configs, there in (({config}, True), ({"another"}, False)):
+        assert (digest in {k["digest"] for k in EVIDENCE.kernels_that_ran(configs)}) is there
     monkeypatch.setenv("WARPLOOM_COMMIT", "abc")
     assert EVIDENCE.commit() == "abc"
 
