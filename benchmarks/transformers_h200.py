@@ -159,7 +159,7 @@ def timed(model: Any, names: list[str], size: Size) -> dict[str, dict[str, float
 def implementations(baseline: str) -> list[str]:
     """The baseline, ours, and FlashAttention-2 where it is."""
     found = [baseline, warploom.transformers.NAME]
-    flash = torch.cuda.is_available() and transformers.utils.is_flash_attn_2_available()
+    flash = torch.cuda.is_available() and transformers.utils.import_utils.is_flash_attn_2_available()
     return [*found, "flash_attention_2"] if flash else found
 
 
