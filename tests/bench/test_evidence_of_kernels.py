@@ -36,7 +36,7 @@ def sources() -> list[KernelSource]:
         calls += config.calls(contiguous_problem(256, 256, 256, f16, config.accumulate), 132)
     x = np.zeros((32, 32), np.float16)
     calls += plan_matmul(x, x, epilogue=gelu).calls
-    reduce = KernelSource.of("reduce.tile:matmul_row_max", "rows", config=LADDER.rungs[0].config)
+    reduce = KernelSource.of("warploom.kernels.reduce.tile:matmul_row_max", "rows", config=LADDER.rungs[0].config)
     return [*(call.source for call in calls), reduce]
 
 
@@ -93,7 +93,7 @@ def test_other_evidence_is_no_page_unless_it_is_listed(result: dict[str, Any], s
     if spoiled == "digest":
         kernel["digest"] = kernel["digest"][::-1]
     elif spoiled == "function":
-        kernel["recipe"]["fields"]["function"] = "attention.nowhere:kernel"
+        kernel["recipe"]["fields"]["function"] = "warploom.kernels.attention.nowhere:kernel"
     elif spoiled == "argument":
         kernel["recipe"]["fields"]["name"] = "another"
     elif spoiled == "recipe":

@@ -66,7 +66,7 @@ Row = dict[str, Any]
 
 def row_max_source(config: ReduceConfig) -> KernelSource:
     """The kernel of a configuration."""
-    return KernelSource.of("reduce.tile:matmul_row_max", matmul_row_max.name, config=config)
+    return KernelSource.of("warploom.kernels.reduce.tile:matmul_row_max", matmul_row_max.name, config=config)
 
 
 def emulated(rung: Rung[ReduceConfig], arch: str = "sm_90a") -> Row:

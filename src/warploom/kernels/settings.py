@@ -92,7 +92,7 @@ Read = TypeVar("Read", bound=Configuration)
 def read(value: Any, kinds: Sequence[type[Read] | str], **types: DType) -> Read | None:
     """What a caller gives as ``config``: None, a configuration of one of these kinds, or the text of one.
 
-    Kinds that no call chooses stand last, as ``module:name`` below :mod:`warploom.kernels`: they are imported for what
+    Kinds that no call chooses stand last, as ``module:name``: they are imported for what
     is none of the others. ``types`` are flags that hold where a text leaves them out. Raises ConfigError for others.
     """
     if value is None:

@@ -152,7 +152,7 @@ class RungSm80(HeadDims):
     def calls(self, problem: AttentionProblem, operands: Operands, multiprocessors: int) -> tuple[KernelCall]:
         """The kernel for a problem, on arrays with these strides; one CTA per block of query rows."""
         source = KernelSource.of(
-            "attention.ladder_kernel:attention_forward",
+            "warploom.kernels.attention.ladder_kernel:attention_forward",
             f"attention_{self.tile_m}x{self.tile_n}x{self.head_dim}",
             opt_level=self.opt_level,
             config=self,

@@ -15,7 +15,7 @@ class RungSm90(ForwardSm90):
     """The production kernel with the consumers of :mod:`.ladder_sm90_kernel`: without what the rungs above add."""
 
     word: ClassVar[str] = "attention_wgmma"
-    consumer: ClassVar[str] = "attention.ladder_sm90_kernel:RungConsumer"
+    consumer: ClassVar[str] = "warploom.kernels.attention.ladder_sm90_kernel:RungConsumer"
 
     overlap: bool = flag(True, "issue the next Q·Kᵀ before this block's softmax")
     lazy_rescale: bool = flag(True, "rescale O only when a row's maximum grew by more than 2^8; exact")

@@ -17,7 +17,12 @@ from warploom.kernels.settings import first_fitting, fitting, violations_of
 Tile = TypeVar("Tile", bound="MatmulSm80 | MatmulSm90")
 Production = MatmulSm80 | MatmulSm90
 """The configurations that calls choose from."""
-KINDS = (MatmulSm90, MatmulSm80, "matmul.ladder_sm90:RungWgmma", "matmul.ladder_config:RungGemm")
+KINDS = (
+    MatmulSm90,
+    MatmulSm80,
+    "warploom.kernels.matmul.ladder_sm90:RungWgmma",
+    "warploom.kernels.matmul.ladder_config:RungGemm",
+)
 """What a caller may ask for."""
 
 BEST16 = MatmulSm80(tile_m=256, warp_m=128, accumulate=f16)

@@ -154,7 +154,7 @@ class RungGemm(WarpTiles):
     def calls(self, problem: MatmulProblem, multiprocessors: int) -> tuple[KernelCall, ...]:
         """The kernel for a problem: a CTA for each tile."""
         source = KernelSource.of(
-            "matmul.ladder_kernel:gemm",
+            "warploom.kernels.matmul.ladder_kernel:gemm",
             f"gemm_{self.tile_m}x{self.tile_n}x{self.tile_k}",
             opt_level=self.opt_level,
             config=self,
