@@ -88,6 +88,9 @@ _BEST = Rung[AttentionConfig](
     "best", "two stages", "32 rows per warp, two K/V stages with one barrier, lazy rescaling", ForwardSm80()
 )
 
+CONFIGURATIONS = (RungSm90, RungSm80)
+"""Configurations that calls of attention take beside the production kernels'."""
+
 LADDER = Ladder[AttentionConfig]("attention", (*_rungs(), _BEST))
 """The ``mma.sync`` ladder: what every GPU from sm_80 on runs."""
 

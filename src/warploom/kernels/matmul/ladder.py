@@ -65,6 +65,9 @@ LADDER = Ladder[MatmulConfig](
 )
 """The ``mma.sync`` ladder: what every GPU from sm_80 on runs."""
 
+CONFIGURATIONS = (RungWgmma, RungGemm)
+"""Configurations that calls of matmul take beside the production kernels'."""
+
 _FIRST = RungWgmma(block_stride=0, persistent=False, in_flight=False)
 _GROUPED = replace(_FIRST, block_stride=8)
 
