@@ -24,9 +24,9 @@ from scripts import parser_of, targets
 from scripts import write as write_json
 from textbook import measured
 
-from warploom.bench.environment import environment
-from warploom.bench.reduce import run_experiment
-from warploom.kernels.reduce.ladder import LADDER
+from warploom_lab.bench.environment import environment
+from warploom_lab.bench.reduce import run_experiment
+from warploom_lab.kernels.reduce.ladder import LADDER
 
 Row = Mapping[str, Any]
 IN_REGISTERS = ("3", "4", "5")

@@ -29,7 +29,7 @@ def write(file: Path, result: Mapping[str, Any], configs: Collection[str] | None
     """
     from evidence import made_by
 
-    from warploom.bench.environment import environment  # not by processes that run another version of the package
+    from warploom_lab.bench.environment import environment  # not by processes that run another version of the package
 
     result = {**result, "environment": {**(result.get("environment") or environment()), **made_by(configs)}}
     file.parent.mkdir(parents=True, exist_ok=True)

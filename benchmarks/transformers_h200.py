@@ -27,8 +27,8 @@ import transformers
 from scripts import parser_of, write
 
 import warploom.transformers
-from warploom.bench.environment import environment
 from warploom.core.errors import EmulationWarning
+from warploom_lab.bench.environment import environment
 
 CHECKED_STEPS = 8
 Tensor = torch.Tensor

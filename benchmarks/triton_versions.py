@@ -94,7 +94,7 @@ def main() -> None:
     if options.out:
         from scripts import write
 
-        from warploom.bench.environment import environment
+        from warploom_lab.bench.environment import environment
 
         write(options.out, {"environment": environment(), "rows": rows})
 

@@ -21,11 +21,11 @@ from page_parts import EVIDENCE, ROOT, Row, filled, main, number, read, spread
 from page_sections import alone, rates_beside
 from page_tables import power_markdown
 
-from warploom.kernels.attention.ladder import HOPPER_LADDER
 from warploom.layout.catalogue import wgmma_accumulator
 from warploom.layout.draw import draw_banks, draw_elements
 from warploom.layout.shared import SharedLayout
 from warploom.layout.swizzle import Swizzle
+from warploom_lab.kernels.attention.ladder import HOPPER_LADDER
 
 LENGTHS = (512, 1024, 4096, 16384)
 BASELINES = {"torch_cudnn": "× cuDNN", "flash_attention_4": "× FlashAttention-4", "torch_flash": "× torch's flash"}

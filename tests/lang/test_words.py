@@ -15,11 +15,11 @@ from tests.lang.support import lanes, run
 from tests.lang.test_wmma_words import test_sums_in_place_from_a_place_within_a_padded_tile as wmma_sums
 from warploom import attention
 from warploom.core.errors import TraceError
-from warploom.kernels.attention.ladder import FULL_LADDER
 from warploom.lang import Global, Kernel, bf16, f16, f32, f64, kernel, s8, s32, u8, u32
 from warploom.lang.builder import Builder
 from warploom.layout.catalogue import mma_fragment
 from warploom.layout.wgmma import MatrixDescriptor
+from warploom_lab.kernels.attention.ladder import FULL_LADDER
 
 RNG = np.random.default_rng(11)
 
