@@ -377,7 +377,7 @@ def test_what_has_no_gradient_is_named():
         "an epilogue with 2 extra matrices has no backward": lambda: warploom.matmul(
             a, b, epilogue=lambda x, y, z: x * y + z, extras=(h, h)
         ),
-        "alpha_tensor: this tensor requires a gradient": lambda: warploom.matmul(
+        "alpha requires a gradient": lambda: warploom.matmul(
             a, b, alpha=torch.ones((), requires_grad=True)
         ),
         "this tensor requires a gradient": lambda: warploom.matmul(a, b, out=torch.empty(16, 32).bfloat16()),
