@@ -16,12 +16,12 @@ from pathlib import Path
 
 from scripts import write
 
-from warploom.bench.attention import AttentionFamily, settled
-from warploom.bench.ladder import run_ladder
 from warploom.core.dtypes import bf16
-from warploom.kernels.attention.ladder import FULL_LADDER
 from warploom.kernels.attention.problem import AttentionConfig
-from warploom.kernels.ladder import Rung
+from warploom_lab.bench.attention import AttentionFamily, settled
+from warploom_lab.bench.ladder import run_ladder
+from warploom_lab.kernels.attention.ladder import FULL_LADDER
+from warploom_lab.kernels.ladder import Rung
 
 ABLATIONS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("1", ("async_copy=off",)),

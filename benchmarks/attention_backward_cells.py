@@ -24,7 +24,6 @@ import cell_runs as runs
 from cell_runs import Figure, Inputs, Run
 
 import warploom
-from warploom.bench import baselines
 from warploom.core.dtypes import bf16
 from warploom.core.targets import Target, target
 from warploom.kernels.attention.backward import BackwardOperands, BackwardProblem
@@ -35,6 +34,7 @@ from warploom.kernels.attention.problem import AttentionProblem, Operands
 from warploom.kernels.attention.reference import seen_of
 from warploom.kernels.settings import read
 from warploom.kernels.source import KernelCall
+from warploom_lab.bench import baselines
 
 TOKENS, WIDTH = 16384, 2048
 LENGTHS = (512, 1024, 2048, 4096, 8192, 16384)

@@ -76,7 +76,7 @@ def steps(cell: Cell, c: BackwardSm90) -> int:
 
 def counted(cell: Cell) -> dict[str, float]:
     """METRICS of the kernel that multiplies, by a process of its own."""
-    from warploom.bench.ncu import find_ncu, record
+    from warploom_lab.bench.ncu import find_ncu, record
 
     driver = [sys.executable, str(Path(__file__).resolve()), "--once", cell.name]
     raw, _ = record(find_ncu(), METRICS, driver, samples=False, seconds=60, kernels=KERNEL)
@@ -97,9 +97,9 @@ def measured(cell: Cell) -> dict[str, Any]:
     """One cell: under load, and counted."""
     import torch
 
-    from warploom.bench.power import power_of
     from warploom.measure.monitor import GpuMonitor
     from warploom.measure.timing import Candidate, graphed
+    from warploom_lab.bench.power import power_of
 
     c, x = config_of(cell), fresh(cell)
     load = (runs.clock(), GpuMonitor.of(0))
@@ -138,8 +138,8 @@ def main() -> int:
         return 0
     import torch
 
-    from warploom.bench.environment import environment
     from warploom.ops.backends import gpu_target
+    from warploom_lab.bench.environment import environment
 
     stream = torch.cuda.Stream()
     compile_all(CELLS, argparse.Namespace(sync=False, config=[]), gpu_target(0).name)

@@ -23,13 +23,13 @@ from cell_runs import Figure, Found
 from scripts import parser_of
 
 import warploom
-from warploom.bench.baselines import flash_attention_4
-from warploom.bench.power import power_of
 from warploom.core.dtypes import bf16
 from warploom.kernels.attention.problem import AttentionProblem
 from warploom.kernels.attention.reference import attention_error, attention_reference, seen_of
 from warploom.measure.monitor import GpuMonitor
 from warploom.measure.timing import Candidate, measure, paired_spread
+from warploom_lab.bench.baselines import flash_attention_4
+from warploom_lab.bench.power import power_of
 
 TOKENS, WIDTH = 16384, 2048
 LENGTHS = (512, 1024, 2048, 4096, 8192, 16384)

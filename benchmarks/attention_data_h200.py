@@ -27,13 +27,13 @@ from attention_cells import baselines, checked, fresh, problem_of, shape_of
 from scripts import parser_of, write
 
 import warploom
-from warploom.bench.environment import environment
 from warploom.kernels.attention.choice import choose
 from warploom.kernels.attention.decode import Decode
-from warploom.kernels.attention.ladder_sm90 import RungSm90
 from warploom.kernels.attention.problem import AttentionConfig, AttentionProblem
 from warploom.measure.timing import Candidate, measure, paired_spread
 from warploom.ops.backends import gpu_target
+from warploom_lab.bench.environment import environment
+from warploom_lab.kernels.attention.ladder_sm90 import RungSm90
 
 CELLS = (
     (64, False, 4096),

@@ -18,17 +18,17 @@ from typing import Any
 
 from scripts import log, parser_of, write
 
-from warploom.bench.environment import environment
 from warploom.core.dtypes import bf16
 from warploom.core.targets import target
-from warploom.kernels.attention.ladder import FULL_LADDER
-from warploom.kernels.attention.ladder_config import RungSm80
 from warploom.kernels.attention.problem import AttentionProblem
 from warploom.measure.attention import AttentionOnGpu
 from warploom.measure.timing import Candidate, measure
 from warploom.tune.attention import ATTENTION
 from warploom.tune.build import Built, build_all
 from warploom.tune.operation import combinations
+from warploom_lab.bench.environment import environment
+from warploom_lab.kernels.attention.ladder import FULL_LADDER
+from warploom_lab.kernels.attention.ladder_config import RungSm80
 
 TOKENS, HEADS, HEAD_DIM = 16384, 16, 128
 SPACE: dict[str, tuple[Any, ...] | None] = {

@@ -15,12 +15,12 @@ from typing import Any, TypeVar
 
 import scripts
 
-from warploom.bench import baselines
-from warploom.bench.environment import environment
 from warploom.core.errors import CompileError
 from warploom.kernels.source import KernelCall
 from warploom.measure.timing import Candidate, EventClock, Measured, graphed, input_sets, measure, paired_spread
 from warploom.tune.build import build_all
+from warploom_lab.bench import baselines
+from warploom_lab.bench.environment import environment
 
 Cell = TypeVar("Cell")
 Found = dict[str, Any]

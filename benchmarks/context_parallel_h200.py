@@ -27,7 +27,7 @@ import torch.nn.functional as F  # noqa: N812
 from scripts import parser_of, write
 
 import warploom.torch
-from warploom.bench.environment import environment
+from warploom_lab.bench.environment import environment
 
 HEADS, HEAD_DIM = 16, 128
 TOLERANCE = 2.0**-5

@@ -18,13 +18,13 @@ from scripts import write
 from wmma_products import errors
 
 from warploom.core.errors import WarploomError
-from warploom.ops.discover import Discovered, gpu_runner, trace_fragment, wmma_maps
-from warploom.ops.tracers import tracers
+from warploom_lab.discover.fragments import Discovered, gpu_runner, trace_fragment, wmma_maps
+from warploom_lab.discover.tracers import tracers
 
 
 def main(folder: Path) -> int:
     """Trace, write, summarise."""
-    from warploom.bench.environment import environment
+    from warploom_lab.bench.environment import environment
 
     machine = environment()
     run = gpu_runner(0)

@@ -9,7 +9,7 @@ import ml_dtypes
 import numpy as np
 
 import warploom
-from warploom.kernels.attention.ladder import LADDER
+from warploom_lab.kernels.attention.ladder import LADDER
 
 SEQUENCE, HEAD_DIM = 2048, 128
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import subprocess
-from collections.abc import Callable
+from collections.abc import Collection
 from dataclasses import fields, is_dataclass
 from enum import Enum
 from functools import cache
@@ -92,20 +92,24 @@ def recipe(source: KernelSource) -> dict[str, Any] | None:
 # -- what a run writes
 
 
-Kept = Callable[[KernelSource], bool]
-"""Which kernels a result is about, of all that a process knows."""
+def kernels_that_ran(configs: Collection[str] | None = None) -> list[dict[str, Any]]:
+    """Name, digest and recipe of every kernel of this package that this process has traced, compiled or loaded.
 
-
-def kernels_that_ran(kept: Kept = lambda _: True) -> list[dict[str, Any]]:
-    """Name, digest and recipe of the kernels of this package that this process has traced, compiled or loaded."""
+    ``configs``: of kernels that have a configuration only these.
+    """
     from warploom.ops.backends import built, compiled
 
-    sources = dict.fromkeys([*(source for (source,) in traced.known()), *(source for source, _ in built.known())])
-    left_out = {source.program.digest for source in sources if not kept(source)}
-    found = {source.program.digest: {"name": source.name, "recipe": recipe(source)} for source in sources}
+    at_hand = {source for (source,) in traced.known()}
+    found: dict[str, dict[str, Any] | None] = {}
+    for source in at_hand | {source for source, _ in built.known()}:
+        config = dict(source.arguments).get("config")
+        wanted = configs is None or config is None or str(config) in configs
+        if wanted or source in at_hand:  # tracing what nobody asks for would take long
+            found[source.program.digest] = {"name": source.name, "recipe": recipe(source)} if wanted else None
     for program, _ in compiled.known():
         found.setdefault(program.digest, {"name": program.name, "recipe": None})
-    return [{"digest": digest, **of} for digest, of in found.items() if digest not in left_out]
+    rows = ({"digest": digest, **of} for digest, of in found.items() if of is not None)
+    return sorted(rows, key=lambda row: (row["name"], row["digest"]))
 
 
 def commit() -> str | None:
@@ -131,6 +135,6 @@ def _git(*words: str) -> str:
     return done.stdout.strip()
 
 
-def made_by(kept: Kept = lambda _: True) -> dict[str, Any]:
-    """``commit`` and ``kernels`` for the environment of a result."""
-    return {"commit": commit(), "kernels": kernels_that_ran(kept)}
+def made_by(configs: Collection[str] | None = None) -> dict[str, Any]:
+    """``commit`` and ``kernels`` for the environment of a result; ``configs`` as for :func:`kernels_that_ran`."""
+    return {"commit": commit(), "kernels": kernels_that_ran(configs)}

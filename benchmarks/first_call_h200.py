@@ -313,7 +313,7 @@ def main() -> int:
     if options.child:
         child(CELLS[options.child])
         return 0
-    from warploom.bench.environment import environment
+    from warploom_lab.bench.environment import environment
 
     for tree in (ROOT / "src", options.beside):
         if tree is not None:

@@ -28,7 +28,7 @@ from typing import Any
 from scripts import parser_of, write
 
 from warploom import flash_attn
-from warploom.bench.environment import environment
+from warploom_lab.bench.environment import environment
 
 Case = dict[str, Any]
 BOTH = [False, True]

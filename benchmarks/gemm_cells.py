@@ -13,7 +13,6 @@ from typing import Any
 import torch
 
 import warploom
-from warploom.bench.power import power_of
 from warploom.core.dtypes import f32
 from warploom.core.errors import WarploomError
 from warploom.core.targets import Target
@@ -27,6 +26,7 @@ from warploom.measure.timing import Candidate, EventClock, Measured, graphed, me
 from warploom.ops.backends import gpu_target
 from warploom.ops.matmul import MatmulPlan
 from warploom.tune.build import build_all
+from warploom_lab.bench.power import power_of
 
 ROTATE_BYTES = 160e6
 """Of the operands of one rotation: three times what the L2 holds."""

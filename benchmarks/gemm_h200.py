@@ -32,12 +32,12 @@ from host_cost import microseconds
 from scripts import START, log, parser_of, products, targets, write
 
 import warploom
-from warploom.bench.environment import environment
 from warploom.core.errors import WarploomError
 from warploom.kernels.matmul.problem import MatmulConfig
 from warploom.measure.timing import Measured
 from warploom.ops.backends import gpu_target
 from warploom.ops.matmul import MatmulPlan, plan_matmul
+from warploom_lab.bench.environment import environment
 
 LAYOUTS = {"n×k": True, "k×n": False}
 LARGE = ("llama3-8b.gate_up.m8192", "llama3-70b.down.m8192")
@@ -224,7 +224,9 @@ def main() -> int:
 
     def save() -> None:
         result["seconds"] = round(time.perf_counter() - START, 1)
-        write(options.out / "gemm.json", result)
+        timed = {name for row in result.get("shapes", ()) for name in row["configs"].values()}
+        timed |= {row["config"] for of in result.get("large", {}).values() for row in of.values() if "config" in row}
+        write(options.out / "gemm.json", result, timed)
 
     try:
         if "host" in parts:

@@ -35,13 +35,13 @@ from page_parts import (
     spread,
 )
 
-from warploom.bench.gemm import GemmFamily, settled
-from warploom.bench.ladder import config_json, finding_json, wavefronts_json
-from warploom.bench.tables import tile_text
 from warploom.core.dtypes import f16
 from warploom.emulate import emulate
-from warploom.kernels.ladder import Rung
-from warploom.kernels.matmul.ladder import BEST32, HOPPER_LADDER, LADDER
+from warploom_lab.bench.gemm import GemmFamily, settled
+from warploom_lab.bench.ladder import config_json, finding_json, wavefronts_json
+from warploom_lab.bench.tables import tile_text
+from warploom_lab.kernels.ladder import Rung
+from warploom_lab.kernels.matmul.ladder import BEST32, HOPPER_LADDER, LADDER
 
 KINDS = ("f16", "f32")
 CONDITIONS = tuple((data, load) for data in ("uniform", "normal") for load in ("sustained", "rested"))

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from warploom.kernels.matmul.ladder import LADDER
+from warploom_lab.kernels.matmul.ladder import LADDER
 
 Row = Mapping[str, Any]
 

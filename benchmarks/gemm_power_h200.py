@@ -23,19 +23,19 @@ from gemm_cells import compile_all
 from mma_rate import Feeds
 from scripts import log, parser_of, write
 
-from warploom.bench.environment import environment
-from warploom.bench.gemm import GemmFamily, Square
-from warploom.bench.power import power_of
 from warploom.core.dtypes import DType, f16, f32
 from warploom.core.errors import WarploomError
 from warploom.core.targets import target
-from warploom.kernels.ladder import Rung
-from warploom.kernels.matmul.ladder import BEST
 from warploom.kernels.matmul.sm80 import MatmulSm80
 from warploom.measure.monitor import GpuMonitor
 from warploom.measure.timing import Candidate, EventClock
 from warploom.ops.backends import GpuCall
 from warploom.ops.matmul import plan_matmul
+from warploom_lab.bench.environment import environment
+from warploom_lab.bench.gemm import GemmFamily, Square
+from warploom_lab.bench.power import power_of
+from warploom_lab.kernels.ladder import Rung
+from warploom_lab.kernels.matmul.ladder import BEST
 
 HMMA_FLOPS = 2 * 16 * 8 * 16
 TENSOR_CORES_PER_SM = 4

@@ -17,8 +17,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 from ladder_static import RESULTS, write
 
 from warploom.core.dtypes import f16, f32
-from warploom.inspect.subjects import gemm_program
-from warploom.kernels.matmul.ladder import BEST, LADDER, summed_in
+from warploom_lab.inspect.subjects import gemm_program
+from warploom_lab.kernels.matmul.ladder import BEST, LADDER, summed_in
 
 
 def main() -> None:

@@ -20,7 +20,6 @@ import torch
 from gemm_cells import Layer, compile_all
 from scripts import log, parser_of, products, write
 
-from warploom.bench.environment import environment
 from warploom.core.dtypes import f16, f32
 from warploom.core.errors import WarploomError
 from warploom.kernels.matmul.choice import BEST32, candidates_sm80, fitting
@@ -32,6 +31,7 @@ from warploom.measure.monitor import GpuMonitor
 from warploom.measure.timing import Candidate, EventClock, Measured, measure
 from warploom.ops.backends import gpu_target
 from warploom.ops.matmul import MatmulPlan, plan_matmul
+from warploom_lab.bench.environment import environment
 
 WAVE_DEPTH = 4096
 WAVE_TILES = ((12, 11), (13, 11), (18, 11), (12, 22), (23, 12), (36, 11), (37, 11), (24, 22), (25, 22))

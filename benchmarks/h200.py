@@ -110,7 +110,7 @@ def write_host_cost(file: Path) -> int:
     """The host cost of calls, as JSON with their targets; 1 if one takes longer than ``targets.json`` allows."""
     from host_cost import host_cost, missed
 
-    from warploom.bench.environment import environment
+    from warploom_lab.bench.environment import environment
 
     most = targets()["host_microseconds"]
     found = host_cost()

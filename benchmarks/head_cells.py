@@ -24,7 +24,6 @@ import cell_runs as runs
 from attention_backward_cells import Cell, error_of, forward, ours, sets_of
 from cell_runs import Inputs, Run
 
-from warploom.bench.baselines import flash_attention_4
 from warploom.core.dtypes import bf16
 from warploom.core.targets import Target, target
 from warploom.kernels.attention.choice import choose
@@ -32,6 +31,7 @@ from warploom.kernels.attention.problem import Operands
 from warploom.kernels.attention.reference import attention_error, attention_reference, seen_of
 from warploom.kernels.attention.sm90 import ForwardSm90
 from warploom.kernels.source import KernelCall
+from warploom_lab.bench.baselines import flash_attention_4
 
 CHECKED_ROWS = 128
 OTHERS = {

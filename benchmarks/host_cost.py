@@ -7,10 +7,10 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from warploom.bench.baselines import sdpa
 from warploom.cuda.device import cuda_core, require_driver
 from warploom.measure.pytorch import torch_module
 from warploom.measure.timing import Spread
+from warploom_lab.bench.baselines import sdpa
 
 _QUEUE = 128
 """Calls between two synchronisations: fewer than a stream's queue holds, so that no call waits for the GPU."""

@@ -32,8 +32,8 @@ from page_parts import (
     wavefronts,
 )
 
-from warploom.kernels.attention.ladder import FULL_LADDER, HOPPER_LADDER
-from warploom.kernels.ladder import Rung
+from warploom_lab.kernels.attention.ladder import FULL_LADDER, HOPPER_LADDER
+from warploom_lab.kernels.ladder import Rung
 
 SAME_TILE = ("8", "9", "16")
 """Rungs with the tile of the reference kernel, (128,64,4)."""

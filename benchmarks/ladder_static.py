@@ -21,14 +21,14 @@ from typing import Any
 
 from scripts import write as write_json
 
-from warploom.bench.attention import has_room
 from warploom.core.dtypes import DTYPES, DType, bf16
 from warploom.cuda.compile import available_cores
 from warploom.cuda.device import nvrtc_version
-from warploom.inspect import SassReport, inspect_program
-from warploom.inspect.subjects import attention_program
 from warploom.ir.program import Program
-from warploom.kernels.attention.ladder import FULL_LADDER
+from warploom_lab.bench.attention import has_room
+from warploom_lab.inspect import SassReport, inspect_program
+from warploom_lab.inspect.subjects import attention_program
+from warploom_lab.kernels.attention.ladder import FULL_LADDER
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results" / "static"

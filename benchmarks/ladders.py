@@ -21,20 +21,20 @@ from figures import Figure, load_targets, missed
 from page_tables import power_cells
 from rung_search import RungSearch, Searched
 
-from warploom.bench.environment import gpu_slug
-from warploom.bench.gemm import LOADS, Square
-from warploom.bench.ladder import Family, LadderResult, fitting
-from warploom.bench.power import power_of
 from warploom.cli.errors import explains_errors
-from warploom.cli.ladder import attention_rungs, gemm_rungs, report, run
 from warploom.cli.options import grouped, on_gpu, sequence_lengths
 from warploom.cli.output import console, listed, note, progress_bar
-from warploom.cli.rungs import Accumulate, DTypeName, HeadDim, RungList, Settings
-from warploom.kernels.ladder import Rung
 from warploom.measure.matmul import DATA
 from warploom.measure.monitor import GpuMonitor
 from warploom.measure.timing import Candidate, EventClock
 from warploom.tune.tuner import gpu_for_tuning
+from warploom_lab.bench.environment import gpu_slug
+from warploom_lab.bench.gemm import LOADS, Square
+from warploom_lab.bench.ladder import Family, LadderResult, fitting
+from warploom_lab.bench.power import power_of
+from warploom_lab.cli.ladder import attention_rungs, gemm_rungs, report, run
+from warploom_lab.cli.rungs import Accumulate, DTypeName, HeadDim, RungList, Settings
+from warploom_lab.kernels.ladder import Rung
 
 HERE = Path(__file__).resolve().parent
 
@@ -172,9 +172,8 @@ def _measure(timed: Run, figures: list[Figure], out: Path | None, name: str) -> 
     if timed.search is not None:
         for row in result.rows:
             row["search"] = timed.search.json(row["rung"])
-    timed_configs = {timed.at_size(rung, place).config for rung in timed.rungs for place in timed.sizes}
-    configs = timed_configs | {rung.config for rung in timed.rungs}
-    result.environment |= made_by(lambda source: dict(source.arguments).get("config") in configs)
+    configs = {timed.at_size(rung, place).config for rung in timed.rungs for place in timed.sizes}
+    result.environment |= made_by({str(config) for config in (*configs, *(rung.config for rung in timed.rungs))})
     header, body = power_cells(result.rows)
     console().print(listed("run alone for power", [dict(zip(header, row, strict=True)) for row in body], header[:2]))
     report(result, str(out or HERE / "results" / gpu_slug(result.environment) / name))

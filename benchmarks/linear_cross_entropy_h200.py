@@ -23,8 +23,8 @@ from reduce_baselines import extra_bytes
 from scripts import parser_of, write
 
 import warploom
-from warploom.bench.environment import environment
 from warploom.measure.timing import Candidate, EventClock, measure, paired_ratio
+from warploom_lab.bench.environment import environment
 
 SIZES = ((8192, 128256, 4096), (16384, 151936, 2048))
 DRY = ((96, 200, 32),)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from warploom.bench.tables import Rows, beside_first_baseline, rate_text, size_of, static_cells
+from warploom_lab.bench.tables import Rows, beside_first_baseline, rate_text, size_of, static_cells
 
 
 def markdown_table(header: Sequence[str], body: Sequence[Sequence[str]]) -> str:

@@ -20,11 +20,11 @@ from gemm_page_counters import RAGGED, UNALIGNED, WHOLE, reason
 from profile_h200 import beside_emulator, together
 from scripts import parser_of, write
 
-from warploom.bench.environment import environment
-from warploom.bench.gemm import GemmFamily
-from warploom.bench.ncu import ncu_version
-from warploom.bench.profile import GemmLaunch
-from warploom.kernels.matmul.ladder import LADDER
+from warploom_lab.bench.environment import environment
+from warploom_lab.bench.gemm import GemmFamily
+from warploom_lab.bench.ncu import ncu_version
+from warploom_lab.bench.profile import GemmLaunch
+from warploom_lab.kernels.matmul.ladder import LADDER
 
 SMALL = {WHOLE: (256, 256, 256), RAGGED: (328, 320, 192), UNALIGNED: (328, 264, 200)}
 """m, n and k of the products that both count."""

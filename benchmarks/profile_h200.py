@@ -30,22 +30,22 @@ import ablations
 from ladder_counters import MERGED
 from scripts import parser_of, write
 
-from warploom.bench.attention import GPU_TOKENS, AttentionFamily, has_room
-from warploom.bench.baselines import sdpa
-from warploom.bench.counters import Profile, compare_wavefronts
-from warploom.bench.environment import environment
-from warploom.bench.ladder import Family
-from warploom.bench.ncu import ncu_version
-from warploom.bench.profile import Launch, Watched, profile_launches
-from warploom.bench.samples import Samples
 from warploom.checking.report import wavefronts_json
 from warploom.core.dtypes import DTYPES
 from warploom.core.errors import WarploomError
 from warploom.emulate import emulate
-from warploom.inspect.purpose import count_groups, count_opcodes, is_tensor
-from warploom.inspect.sass import Listing
-from warploom.kernels.attention.ladder import FULL_LADDER
 from warploom.measure.pytorch import torch_module
+from warploom_lab.bench.attention import GPU_TOKENS, AttentionFamily, has_room
+from warploom_lab.bench.baselines import sdpa
+from warploom_lab.bench.counters import Profile, compare_wavefronts
+from warploom_lab.bench.environment import environment
+from warploom_lab.bench.ladder import Family
+from warploom_lab.bench.ncu import ncu_version
+from warploom_lab.bench.profile import Launch, Watched, profile_launches
+from warploom_lab.bench.samples import Samples
+from warploom_lab.inspect.purpose import count_groups, count_opcodes, is_tensor
+from warploom_lab.inspect.sass import Listing
+from warploom_lab.kernels.attention.ladder import FULL_LADDER
 
 EMULATED_SEQ = 256
 SEQ, BATCH, HEADS = 4096, 4, 16

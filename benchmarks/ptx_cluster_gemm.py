@@ -14,7 +14,6 @@ from __future__ import annotations
 import argparse
 import importlib
 import importlib.metadata
-import json
 import os
 import sys
 import tempfile
@@ -32,6 +31,7 @@ os.environ.update(
 
 import ml_dtypes
 import numpy as np
+from scripts import write
 
 import warploom
 from warploom.core.dtypes import bf16
@@ -110,7 +110,7 @@ def main() -> int:
         print(row)
     versions = {name: importlib.metadata.version(name) for name in ("quack-kernels", "nvidia-cutlass-dsl")}
     if options.out:
-        options.out.write_text(json.dumps({"versions": versions, "runs": rows}, indent=1) + "\n", encoding="utf-8")
+        write(options.out, {"versions": versions, "runs": rows})
     return int(not all(row["error"] <= 2 for row in rows))
 
 

@@ -17,7 +17,6 @@ import argparse
 import importlib
 import importlib.metadata
 import itertools
-import json
 import os
 import re
 import sys
@@ -38,6 +37,7 @@ os.environ.update(
 
 import ml_dtypes
 import numpy as np
+from scripts import write
 
 import warploom
 from warploom.core.dtypes import bf16
@@ -154,7 +154,7 @@ def main() -> int:
         result["mutants"] = tried(compiled(64))
         print(Counter(row["verdict"] for row in result["mutants"]))
     if options.out:
-        options.out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+        write(options.out, result)
     return int(not all(map(right, rows)))
 
 

@@ -13,7 +13,6 @@ import argparse
 import importlib
 import importlib.metadata
 import itertools
-import json
 import sys
 import time
 from pathlib import Path
@@ -24,6 +23,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 import ml_dtypes
 import numpy as np
 from ptx_flash_attention import HEADS, SEQUENCE, SHARED_BYTES
+from scripts import write
 
 import warploom
 from warploom.core.dtypes import bf16
@@ -151,7 +151,7 @@ def main() -> int:
         rows.append(checked(compiled(head_dim, causal), head_dim, causal))
         print(rows[-1], flush=True)
         if options.out:
-            options.out.write_text(json.dumps({"versions": versions, "runs": rows}, indent=1) + "\n", encoding="utf-8")
+            write(options.out, {"versions": versions, "runs": rows})
     return int(not all(max(row["errors"].values()) <= 2 for row in rows))
 
 

@@ -20,7 +20,6 @@ import numpy as np
 from scripts import write
 from tests.ptx.mutants import Subject, subjects
 
-from warploom.bench.environment import environment
 from warploom.cuda.buffers import DeviceCopy
 from warploom.cuda.compile import compile_source
 from warploom.cuda.device import check, require_driver
@@ -28,6 +27,7 @@ from warploom.cuda.launch import load, scalar
 from warploom.cuda.names import entry_name
 from warploom.cuda.printer import print_cuda
 from warploom.ir.program import Program
+from warploom_lab.bench.environment import environment
 
 
 def triple(size: Any) -> tuple[int, int, int]:

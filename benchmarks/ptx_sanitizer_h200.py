@@ -39,7 +39,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from scripts import write
 
-from warploom.bench.environment import environment
+from warploom_lab.bench.environment import environment
 
 ROOT = Path(__file__).resolve().parents[1]
 EVIDENCE = ROOT / "benchmarks" / "results" / "static" / "ptx-mutants.json"

@@ -20,7 +20,7 @@ from scripts import write
 from tests.kernels.attention_cases import RUNGS, Case
 from tests.ptx.test_round_trip import ptx, reread
 
-from warploom.bench.environment import environment
+from warploom_lab.bench.environment import environment
 
 _TIMES = 7
 

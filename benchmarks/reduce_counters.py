@@ -8,12 +8,12 @@ from typing import Any
 
 import numpy as np
 
-from warploom.bench.counters import OPCODES, Profile, choose_metrics, parse_profiles
-from warploom.bench.ncu import available_metrics, find_ncu, record
 from warploom.core.errors import UnsupportedDeviceError, WarploomError
-from warploom.kernels.reduce.ladder import LADDER, SETTINGS, Setting
-from warploom.kernels.reduce.tile import matmul_row_max
 from warploom.ops.backends import GpuCall, multiprocessors
+from warploom_lab.bench.counters import OPCODES, Profile, choose_metrics, parse_profiles
+from warploom_lab.bench.ncu import available_metrics, find_ncu, record
+from warploom_lab.kernels.reduce.ladder import LADDER, SETTINGS, Setting
+from warploom_lab.kernels.reduce.tile import matmul_row_max
 
 Row = dict[str, Any]
 MIO = ("mio_throttle", "short_scoreboard")
@@ -42,7 +42,7 @@ def count(rungs: Sequence[str], seconds: float = 120.0) -> dict[str, dict[str, R
 
 
 def add_counters(experiment: Row) -> None:
-    """Give the rows of ``warploom.bench.reduce.run_experiment`` their counters, or say why there are none."""
+    """Give the rows of ``warploom_lab.bench.reduce.run_experiment`` their counters, or say why there are none."""
     rows = experiment["rungs"]
     try:
         counted = count([row["rung"] for row in rows])

@@ -24,23 +24,27 @@ from scripts import parser_of, targets
 from scripts import write as write_json
 from textbook import measured
 
-from warploom.bench.environment import environment
-from warploom.bench.reduce import run_experiment
-from warploom.kernels.reduce.ladder import LADDER
+from warploom_lab.bench.environment import environment
+from warploom_lab.bench.reduce import run_experiment
+from warploom_lab.kernels.reduce.ladder import LADDER
 
 Row = Mapping[str, Any]
 IN_REGISTERS = ("3", "4", "5")
 TARGETS = targets()["reduce"]
-"""In registers against rung 1 with every SM full; against the faster of eager and compiled PyTorch, by k; memory."""
+"""In registers against rung 1w with every SM full (6.1 is the paper's on an H100); against PyTorch's faster way, by k;
+memory.
+"""
 
 
 def below_experiment(found: Row) -> list[str]:
     """What of the paper's experiment is wrong or below target."""
     rows = {row["rung"]: row for row in found["rungs"]}
     wrong = [f"rung {key} is wrong on the emulator" for key, row in rows.items() if not row["right"] or row["findings"]]
-    reached = max(rows[key]["grid"]["speed_up"]["median"] for key in IN_REGISTERS)
-    if reached < TARGETS["grid_speed_up"]:
-        wrong.append(f"in registers, grid filled: {reached:.2f} times rung 1, not {TARGETS['grid_speed_up']}")
+    best = max(rows[key]["grid"]["speed_up"]["median"] for key in IN_REGISTERS)
+    reached = best / rows["1w"]["grid"]["speed_up"]["median"]
+    if reached < TARGETS["over_compiled"]:
+        least = TARGETS["over_compiled"]
+        wrong.append(f"in registers, grid filled: {reached:.2f} times the baseline as compiled, not {least}")
     return wrong
 
 

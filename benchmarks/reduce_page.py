@@ -13,7 +13,7 @@ from typing import Any
 from page_parts import EVIDENCE, Row, filled, main, read, spread
 from page_tables import markdown_table
 
-from warploom.kernels.reduce.ladder import LADDER
+from warploom_lab.kernels.reduce.ladder import LADDER
 
 OPCODES = ("HMMA", "FMNMX", "FSEL", "SHFL", "LDS", "STS", "BAR", "LOP3", "IMAD.MOV", "WARPSYNC")
 

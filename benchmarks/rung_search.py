@@ -12,10 +12,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from warploom.bench.gemm import Square
 from warploom.core.errors import WarploomError
 from warploom.core.targets import Target
-from warploom.kernels.ladder import Rung
 from warploom.kernels.matmul.problem import MatmulConfig, MatmulProblem, contiguous_problem
 from warploom.kernels.source import KernelSource
 from warploom.measure.matmul import MatmulOnGpu
@@ -23,6 +21,8 @@ from warploom.measure.timing import Candidate, measure
 from warploom.tune.build import Built, build_all
 from warploom.tune.matmul import spare_registers, violations
 from warploom.tune.tuner import BuildAll, Gpu, Report
+from warploom_lab.bench.gemm import Square
+from warploom_lab.kernels.ladder import Rung
 
 FREE = ("tile_m", "tile_n", "tile_k", "warp_m", "warp_n", "stages", "block_stride", "opt_level")
 """The flags that are searched; those of one stage keep it, and those that walk a plain grid."""

@@ -21,15 +21,15 @@ import numpy as np
 from scripts import write
 
 import warploom
-from warploom.bench.environment import environment
-from warploom.kernels.attention.ladder import FULL_LADDER
 from warploom.kernels.attention.reference import attention_error, attention_reference
-from warploom.kernels.matmul.ladder import LADDER as GEMM_LADDER
 from warploom.kernels.matmul.reference import gemm_error, gemm_reference
-from warploom.kernels.reduce.ladder import LADDER as REDUCE_LADDER
-from warploom.kernels.reduce.reference import row_max_reference, row_max_tolerance
-from warploom.kernels.reduce.tile import matmul_row_max
 from warploom.ops.backends import GpuCall
+from warploom_lab.bench.environment import environment
+from warploom_lab.kernels.attention.ladder import FULL_LADDER
+from warploom_lab.kernels.matmul.ladder import LADDER as GEMM_LADDER
+from warploom_lab.kernels.reduce.ladder import LADDER as REDUCE_LADDER
+from warploom_lab.kernels.reduce.reference import row_max_reference, row_max_tolerance
+from warploom_lab.kernels.reduce.tile import matmul_row_max
 
 TOOLS = ("memcheck", "racecheck", "synccheck")
 SUMMARY = re.compile(r"(?:ERROR|RACECHECK) SUMMARY: (\d+)")

@@ -24,9 +24,9 @@ import numpy as np
 from scripts import write
 
 import warploom
-from warploom.bench.environment import environment
 from warploom.emulate import emulate
 from warploom.ops.backends import gpu_present
+from warploom_lab.bench.environment import environment
 
 ROOT = Path(__file__).resolve().parents[1]
 EXAMPLE = ROOT / "examples" / "wgmma_pipeline.py"

@@ -7,7 +7,7 @@ import csv
 import json
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -22,13 +22,16 @@ def parser_of(doc: str | None) -> argparse.ArgumentParser:
     return parser
 
 
-def write(file: Path, result: Mapping[str, Any]) -> None:
-    """A result as JSON; its environment says the commit, and the kernels that ran with their digests."""
+def write(file: Path, result: Mapping[str, Any], configs: Collection[str] | None = None) -> None:
+    """A result as JSON; its environment says the commit, and the kernels that ran with their digests.
+
+    ``configs``: only kernels of these configurations, where a search has run others too.
+    """
     from evidence import made_by
 
-    from warploom.bench.environment import environment  # not by processes that run another version of the package
+    from warploom_lab.bench.environment import environment  # not by processes that run another version of the package
 
-    result = {**result, "environment": {**(result.get("environment") or environment()), **made_by()}}
+    result = {**result, "environment": {**(result.get("environment") or environment()), **made_by(configs)}}
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text(json.dumps(result, indent=1, default=str) + "\n", encoding="utf-8")
 

@@ -18,9 +18,6 @@ from typing import Any
 from attention_cells import problem_of
 from scripts import parser_of, write
 
-from warploom.bench.baselines import flash_attention_4, sdpa
-from warploom.bench.environment import environment
-from warploom.bench.power import power_of
 from warploom.core.dtypes import bf16
 from warploom.core.targets import target
 from warploom.kernels.attention.problem import AttentionConfig, AttentionProblem
@@ -31,6 +28,9 @@ from warploom.measure.timing import Candidate, Measured, measure, paired_ratio
 from warploom.tune.attention import ATTENTION
 from warploom.tune.build import build_all
 from warploom.tune.tuner import gpu_for_tuning
+from warploom_lab.bench.baselines import flash_attention_4, sdpa
+from warploom_lab.bench.environment import environment
+from warploom_lab.bench.power import power_of
 
 SM90 = target("sm_90a")
 CELLS = tuple(

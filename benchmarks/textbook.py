@@ -9,15 +9,15 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from warploom.bench.reduce import Experiment
 from warploom.core.dtypes import u32
 from warploom.cuda.compile import compile_source
 from warploom.cuda.launch import load, scalar
 from warploom.cuda.store import CompiledKernel
-from warploom.kernels.ladder import Rung
-from warploom.kernels.reduce.config import ReduceConfig
-from warploom.kernels.reduce.ladder import LADDER
 from warploom.ops.backends import GpuCall, gpu_target
+from warploom_lab.bench.reduce import Experiment
+from warploom_lab.kernels.ladder import Rung
+from warploom_lab.kernels.reduce.config import ReduceConfig
+from warploom_lab.kernels.reduce.ladder import LADDER
 
 SOURCE = Path(__file__).resolve().parent / "seeds" / "textbook_row_max.cu"
 NAME = "textbook_row_max"
@@ -44,7 +44,7 @@ class BesideTextbook(Experiment):
 
 
 def measured() -> dict[str, dict[str, Any]]:
-    """Rung → setting → figures, as ``warploom.bench.reduce`` gives them; each result is checked before it is timed."""
+    """Rung → setting → figures, as ``warploom_lab.bench.reduce`` gives them; each is checked before it is timed."""
     experiment = BesideTextbook()
     parts = {"launch": experiment.launches(RUNGS), "loop": experiment.loops(RUNGS), "grid": experiment.grids(RUNGS)}
     return {rung.key: {setting: rows[rung.key] for setting, rows in parts.items()} for rung in RUNGS}

@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from scripts import parser_of, write
 
-from warploom.bench.environment import environment
+from warploom_lab.bench.environment import environment
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "examples"))

@@ -27,8 +27,8 @@ import transformers
 from scripts import parser_of, write
 
 import warploom.transformers
-from warploom.bench.environment import environment
 from warploom.core.errors import EmulationWarning
+from warploom_lab.bench.environment import environment
 
 CHECKED_STEPS = 8
 Tensor = torch.Tensor
@@ -159,7 +159,7 @@ def timed(model: Any, names: list[str], size: Size) -> dict[str, dict[str, float
 def implementations(baseline: str) -> list[str]:
     """The baseline, ours, and FlashAttention-2 where it is."""
     found = [baseline, warploom.transformers.NAME]
-    flash = torch.cuda.is_available() and transformers.utils.is_flash_attn_2_available()
+    flash = torch.cuda.is_available() and transformers.utils.import_utils.is_flash_attn_2_available()
     return [*found, "flash_attention_2"] if flash else found
 
 

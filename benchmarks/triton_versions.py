@@ -38,17 +38,19 @@ def checked() -> dict[str, Any]:
 
     import warploom
 
-    taken: list[float] = []
-    for _ in range(_TIMES):
+    def once() -> dict[str, Any]:
         case = matmul(np.random.default_rng(1))
         start = seconds()
         found = warploom.check_triton(case.kernel, case.grid, case.arguments, target="sm_90", **case.meta)
-        taken.append(seconds() - start)
-    findings = [
-        {"kind": f.kind, "file": Path(f.where.file).name, "line": f.where.line, "message": f.message}
-        for f in found.findings
-    ]
-    return {"triton": triton.__version__, "findings": findings, "error": case.error(), "seconds": median(taken)}
+        taken = seconds() - start
+        findings = [
+            {"kind": f.kind, "file": Path(f.where.file).name, "line": f.where.line, "message": f.message}
+            for f in found.findings
+        ]
+        return {"findings": findings, "error": case.error(), "seconds": taken}
+
+    runs = [once() for _ in range(_TIMES)]
+    return {"triton": triton.__version__, **runs[0], "seconds": median(run["seconds"] for run in runs)}
 
 
 def checked_with(version: str, folder: Path) -> dict[str, Any]:
@@ -92,7 +94,7 @@ def main() -> None:
     if options.out:
         from scripts import write
 
-        from warploom.bench.environment import environment
+        from warploom_lab.bench.environment import environment
 
         write(options.out, {"environment": environment(), "rows": rows})
 

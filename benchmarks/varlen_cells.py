@@ -30,7 +30,6 @@ import cell_runs as runs
 from cell_runs import Inputs, Run
 
 import warploom
-from warploom.bench import baselines
 from warploom.core.dtypes import bf16
 from warploom.core.targets import Target, target
 from warploom.kernels.attention.backward import TENSORS, BackwardOperands, BackwardProblem
@@ -44,6 +43,7 @@ from warploom.kernels.attention.problem import AttentionProblem, Operands
 from warploom.kernels.attention.reference import attention_error, attention_reference
 from warploom.kernels.source import KernelCall
 from warploom.ops.attention_varlen_backward import attention_varlen_backward
+from warploom_lab.bench import baselines
 
 WIDTH = 2048
 SPREAD = 16

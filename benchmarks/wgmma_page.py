@@ -18,13 +18,14 @@ from statistics import geometric_mean
 
 from ladder_counters import Counters
 from page_parts import EVIDENCE, ROOT, Row, filled, main, number, read, spread
+from page_sections import alone, rates_beside
 from page_tables import power_markdown
 
-from warploom.kernels.attention.ladder import HOPPER_LADDER
 from warploom.layout.catalogue import wgmma_accumulator
 from warploom.layout.draw import draw_banks, draw_elements
 from warploom.layout.shared import SharedLayout
 from warploom.layout.swizzle import Swizzle
+from warploom_lab.kernels.attention.ladder import HOPPER_LADDER
 
 LENGTHS = (512, 1024, 4096, 16384)
 BASELINES = {"torch_cudnn": "× cuDNN", "flash_attention_4": "× FlashAttention-4", "torch_flash": "× torch's flash"}
@@ -78,6 +79,11 @@ def joules(cell: Row) -> str:
     """TFLOP per joule, ours and cuDNN's."""
     energy = (cell["power"].get(name) for name in ("warploom", "torch_cudnn"))
     return " / ".join(number(e and e["tflop_per_joule"], ".2f") for e in energy)
+
+
+def by_itself(cell: Row) -> str:
+    """``550 · 1.17× · 1.23×``: TFLOP/s of a cell alone, and ratios to cuDNN and FlashAttention-4, or –."""
+    return "".join(rates_beside(alone([cell]), "warploom", ("torch_cudnn", "flash_attention_4"))) or "–"
 
 
 def sweep(found: Row) -> Iterator[Row]:
@@ -151,6 +157,7 @@ def page() -> str:
         mask=mask,
         beside=beside,
         joules=joules,
+        by_itself=by_itself,
         cells=sorted(found["cells"], key=lambda c: (c["head_dim"], c["causal"], c["seq"])),
         gains=[r["over_plain"]["median"] for r in data["rows"] if r["data"] == suits],
         least=[r["over_plain"]["median"] for r in data["rows"] if r["data"] != suits],

@@ -12,7 +12,7 @@ from warploom.core.dtypes import DType, bf16, f16, f64, tf32, u32
 from warploom.isa.wmma import WmmaMma
 from warploom.lang import Global, Kernel, kernel
 from warploom.layout.wmma import StorageOrder, operand_shape
-from warploom.ops.tracers import Run, wmma_products
+from warploom_lab.discover.tracers import Run, wmma_products
 
 LEADING = 32
 """Elements from line to line of every matrix: the longest line, and 16 bytes or more in every type."""

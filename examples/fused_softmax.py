@@ -12,11 +12,11 @@ from typing import Any, Literal
 
 import numpy as np
 
-from warploom.kernels.reduce.tile import PRODUCT, TILE, A, B, load_operand
 from warploom.lang import Fragment, Global, GlobalPointer, Kernel, Launch, Traced, bf16, f32, kernel, u16, u32
 from warploom.lang.values import Number
 from warploom.layout.catalogue import movmatrix_fragment
 from warploom.layout.reduction import FULL_MASK, reduction_plan
+from warploom_lab.kernels.reduce.tile import PRODUCT, TILE, A, B, load_operand
 
 BLOCKS = 4
 LOG2_E = math.log2(math.e)

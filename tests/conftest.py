@@ -32,7 +32,7 @@ def invoke() -> Callable:
 @pytest.fixture
 def no_compiler(monkeypatch) -> None:
     """Ladders leave compiling out: it takes most of their time, and has tests of its own."""
-    monkeypatch.setattr("warploom.bench.ladder.missing_compiler", lambda: "not compiled")
+    monkeypatch.setattr("warploom_lab.bench.ladder.missing_compiler", lambda: "not compiled")
 
 
 def pytest_sessionfinish() -> None:

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from warploom.bench.resources import missing_compiler
 from warploom.cuda.cubin import find_nvdisasm
+from warploom_lab.bench.resources import missing_compiler
 
 ROOT = Path(__file__).resolve().parents[1]
 needs_nvdisasm = pytest.mark.skipif(

@@ -49,9 +49,7 @@ ALLOWED: dict[str, frozenset[str]] = {
     "checking": OPS | {"checking"},
     "measure": OPS | {"checking", "measure"},
     "tune": OPS | {"measure", "tune"},
-    "inspect": OPS | {"inspect"},
-    "bench": OPS | {"operators", "checking", "measure", "inspect", "bench"},
-    "cli": OPS | {"operators", "checking", "measure", "inspect", "bench", "tune", "cli", ""},
+    "cli": OPS | {"operators", "checking", "measure", "tune", "cli", ""},
     "": OPS | {"operators"},
 }
 """Package → packages it may import; '' is the package itself (``warploom/__init__.py``)."""
@@ -66,8 +64,6 @@ THIRD_PARTY: dict[str, frozenset[str]] = {
     "hosts": EVERYWHERE | {"jax", "torch", "transformers"},
     "cli": EVERYWHERE | {"typer", "rich", "click", "matplotlib"},
     "emulate": EVERYWHERE | {"rich"},
-    "inspect": EVERYWHERE | {"rich"},
-    "bench": EVERYWHERE | {"rich", "matplotlib", "torch"},
     "": EVERYWHERE | {"pytest"},
     "lab": EVERYWHERE | {"typer", "rich", "click", "matplotlib", "torch"},
 }
@@ -159,7 +155,7 @@ def imports() -> list[Import]:
 
 def _is_allowed(found: Import) -> bool:
     if found.target_package == "":  # the public surface leads to ops: for users, and for what stands on ops
-        return found.package in ("cli", "bench", "inspect", "lab")
+        return found.package in ("cli", "lab")
     return found.target_package in ALLOWED[found.package]
 
 
@@ -192,14 +188,14 @@ def test_rooms_import_only_what_is_below():
 @pytest.mark.parametrize(
     ("file", "module"),
     [
-        ("kernels/ladder.py", "warploom.cuda.printer"),
+        ("kernels/settings.py", "warploom.cuda.printer"),
         ("emulate/machine.py", "warploom.cuda.printer"),
         ("cuda/printer.py", "warploom.emulate.machine"),
         ("cuda/printer.py", "warploom.lang.kernel"),
         ("isa/alu.py", "warploom.ir.program"),
         ("interop/arrays.py", "warploom.ops.attention"),
         ("ops/attention.py", "warploom.cli.main"),
-        ("ops/attention.py", "warploom.bench"),
+        ("ops/attention.py", "warploom_lab.bench"),
         ("lang/kernel.py", "warploom"),
         ("cli/main.py", "warploom_lab.cli.ladder"),
         ("tune/tuner.py", "warploom_lab"),
@@ -312,10 +308,7 @@ def test_operations_import_no_framework_and_no_language_until_they_trace():
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     packages = set(done.stdout.split())
     assert "warploom.ops" in packages
-    assert (
-        not {f"warploom.{package}" for package in ("layout", "isa", "ir", "lang", "emulate", "cuda", "inspect")}
-        & packages
-    )
+    assert not {f"warploom.{package}" for package in ("layout", "isa", "ir", "lang", "emulate", "cuda")} & packages
     assert not {"torch", "cuda", "jax", "cupy", "matplotlib"} & packages
 
 

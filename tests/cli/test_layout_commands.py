@@ -84,7 +84,7 @@ def test_json_on_standard_output_stands_alone(invoke):
 
 def test_a_difference_is_an_exit_status_and_names_the_place(invoke, monkeypatch):
     difference = Difference("mma", 7, 2, (1, 1), (2, 2), 3)
-    monkeypatch.setattr("warploom.ops.discover.compare", lambda *_: difference)
+    monkeypatch.setattr("warploom_lab.discover.fragments.compare", lambda *_: difference)
     done = invoke("discover", "movmatrix", "--on", "emulator")
     assert done.exit_code == 1
     assert "lane 7, register 2 holds (1, 1)" in done.output

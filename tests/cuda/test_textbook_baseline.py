@@ -12,9 +12,9 @@ from warploom.core.errors import UnsupportedDeviceError
 pytest.importorskip("cuda.core")
 
 from warploom.cuda.cubin import disassemble
-from warploom.kernels.reduce.ladder import LADDER, SETTINGS
-from warploom.kernels.reduce.tile import matmul_row_max
 from warploom.ops.backends import compiled
+from warploom_lab.kernels.reduce.ladder import LADDER, SETTINGS
+from warploom_lab.kernels.reduce.tile import matmul_row_max
 
 TEXTBOOK = load("textbook")
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 
 from warploom.core.errors import UnsupportedDeviceError
-from warploom.inspect.purpose import is_tensor
-from warploom.inspect.report import inspect_program
-from warploom.inspect.sass import Instruction
 from warploom.isa.wmma import WmmaMma
-from warploom.kernels.discover import trace_registers
-from warploom.ops.tracers import wmma_products
+from warploom_lab.discover.kernels import trace_registers
+from warploom_lab.discover.tracers import wmma_products
+from warploom_lab.inspect.purpose import is_tensor
+from warploom_lab.inspect.report import inspect_program
+from warploom_lab.inspect.sass import Instruction
 
 pytest.importorskip("cuda.core")
 

@@ -13,8 +13,8 @@ pytestmark = pytest.mark.gpu
 
 from tests.gpu.products import EPILOGUES, Family, assert_products  # noqa: E402 (after the skip)
 from warploom.core.dtypes import bf16, f16, f32  # noqa: E402
-from warploom.kernels.matmul.ladder import BEST32, LADDER, summed_in  # noqa: E402
-from warploom.kernels.matmul.ladder_config import RungGemm  # noqa: E402
+from warploom_lab.kernels.matmul.ladder import BEST32, LADDER, summed_in  # noqa: E402
+from warploom_lab.kernels.matmul.ladder_config import RungGemm  # noqa: E402
 
 FAMILIES = 40
 PROBLEMS_PER_FAMILY = 50

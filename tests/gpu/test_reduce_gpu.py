@@ -9,12 +9,12 @@ import pytest
 
 import warploom
 from tests.project import load
-from warploom.kernels.reduce.ladder import LADDER, SETTINGS
-from warploom.kernels.reduce.reference import row_max_reference, row_max_tolerance
-from warploom.kernels.reduce.tile import matmul_row_max
 from warploom.ops.backends import GpuCall
-from warploom.ops.discover import gpu_runner, trace_fragment
-from warploom.ops.tracers import tracers
+from warploom_lab.discover.fragments import gpu_runner, trace_fragment
+from warploom_lab.discover.tracers import tracers
+from warploom_lab.kernels.reduce.ladder import LADDER, SETTINGS
+from warploom_lab.kernels.reduce.reference import row_max_reference, row_max_tolerance
+from warploom_lab.kernels.reduce.tile import matmul_row_max
 
 pytestmark = pytest.mark.gpu
 torch = pytest.importorskip("torch")

@@ -19,8 +19,8 @@ pytestmark = [
 import warploom  # noqa: E402 (after the skip)
 from tests.gpu.products import EPILOGUES, GUARD, Family, assert_products  # noqa: E402
 from warploom.core.dtypes import bf16, f16, f32  # noqa: E402
-from warploom.kernels.matmul.ladder import HOPPER_LADDER  # noqa: E402
 from warploom.kernels.matmul.sm90 import MatmulSm90  # noqa: E402
+from warploom_lab.kernels.matmul.ladder import HOPPER_LADDER  # noqa: E402
 
 TOGETHER, TURNS = MatmulSm90(), MatmulSm90(tile_n=128, stages=6, pingpong=True)
 CONFIGS: tuple[Any, ...] = (

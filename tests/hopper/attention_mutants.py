@@ -30,8 +30,8 @@ from warploom.ir.statements import Op, Value
 from warploom.isa.alu import Binary
 from warploom.isa.conversion import Convert, Move
 from warploom.isa.sync import MbarrierTryWait
-from warploom.kernels.attention.ladder_sm90 import RungSm90
 from warploom.kernels.attention.sm90 import ForwardSm90
+from warploom_lab.kernels.attention.ladder_sm90 import RungSm90
 
 SEEDS: tuple[int | None, ...] = (None, *range(20))
 SIZES = ((1, 1), (1, 5), (5, 5))

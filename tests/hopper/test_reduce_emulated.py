@@ -17,10 +17,10 @@ from tests.properties import slow_property
 from warploom.core.dtypes import DType, bf16, f16
 from warploom.core.errors import ConfigError, WarploomError
 from warploom.ir.program import Program
-from warploom.kernels.matmul.ladder_sm90 import RungWgmma
 from warploom.kernels.matmul.problem import MatmulConfig
 from warploom.kernels.matmul.sm90 import MatmulSm90
 from warploom.ops.reduce import plan_matmul_reduce
+from warploom_lab.kernels.matmul.ladder_sm90 import RungWgmma
 
 KINDS = {"together": TOGETHER, "turns": TURNS, "alone": MatmulSm90(64, 96, 2, 1, block_stride=4)}
 

@@ -13,11 +13,11 @@ from tests.kernels.mutate import objection
 from warploom.emulate import Emulation, emulate
 from warploom.interop.arrays import describe
 from warploom.ir.program import Program
-from warploom.kernels.attention.ladder import FULL_LADDER, LADDER
 from warploom.kernels.attention.problem import AttentionConfig, AttentionProblem, Operands
 from warploom.kernels.attention.reference import ErrorReport, Window, attention_error, attention_reference, seen_of
 from warploom.kernels.source import KernelCall
 from warploom.ops.backends import emulator_arguments
+from warploom_lab.kernels.attention.ladder import FULL_LADDER, LADDER
 
 RUNGS = {rung.key: rung.config for rung in LADDER.rungs}
 """The rungs for every GPU: ``mma.sync``."""

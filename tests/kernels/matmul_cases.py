@@ -13,13 +13,13 @@ from warploom.core.dtypes import DType
 from warploom.emulate import Emulation, Finding
 from warploom.ir.program import Program
 from warploom.kernels.matmul.features import Epilogue
-from warploom.kernels.matmul.ladder import FULL_LADDER, LADDER
-from warploom.kernels.matmul.ladder_sm90 import RungWgmma
 from warploom.kernels.matmul.problem import MatmulConfig, MatmulProblem, Matrix
 from warploom.kernels.matmul.reference import GemmError, GemmReference, gemm_error, gemm_reference
 from warploom.kernels.matmul.sm80 import MatmulSm80
 from warploom.kernels.matmul.sm90 import MatmulSm90
 from warploom.kernels.source import KernelCall
+from warploom_lab.kernels.matmul.ladder import FULL_LADDER, LADDER
+from warploom_lab.kernels.matmul.ladder_sm90 import RungWgmma
 
 RUNGS = {rung.key: rung.config for rung in LADDER.rungs}
 """The rungs for every GPU: ``mma.sync``."""

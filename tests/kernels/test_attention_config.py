@@ -20,13 +20,13 @@ from warploom.ir.program import Program
 from warploom.ir.verify import verify
 from warploom.kernels.attention.choice import KINDS, choose
 from warploom.kernels.attention.decode import Decode
-from warploom.kernels.attention.ladder import FULL_LADDER, LADDER
-from warploom.kernels.attention.ladder_config import RungSm80
-from warploom.kernels.attention.ladder_sm90 import RungSm90
 from warploom.kernels.attention.problem import AttentionConfig, AttentionProblem
 from warploom.kernels.attention.sm80 import ForwardSm80
 from warploom.kernels.attention.sm90 import ForwardSm90
 from warploom.kernels.settings import read
+from warploom_lab.kernels.attention.ladder import FULL_LADDER, LADDER
+from warploom_lab.kernels.attention.ladder_config import RungSm80
+from warploom_lab.kernels.attention.ladder_sm90 import RungSm90
 
 TILED: tuple[type[Any], ...] = (ForwardSm80, ForwardSm90, RungSm80, RungSm90)
 

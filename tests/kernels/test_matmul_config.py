@@ -17,14 +17,14 @@ from warploom.core.dtypes import bf16, f16, f32
 from warploom.core.errors import ConfigError
 from warploom.core.targets import TARGETS, target
 from warploom.kernels.matmul.choice import KINDS
-from warploom.kernels.matmul.ladder import FULL_LADDER, LADDER, summed_in
-from warploom.kernels.matmul.ladder_config import RungGemm
-from warploom.kernels.matmul.ladder_sm90 import RungWgmma
 from warploom.kernels.matmul.problem import MatmulConfig, contiguous_problem
 from warploom.kernels.matmul.sm80 import MatmulSm80
 from warploom.kernels.matmul.sm90 import MatmulSm90
 from warploom.kernels.settings import read
 from warploom.layout.swizzle import Swizzle
+from warploom_lab.kernels.matmul.ladder import FULL_LADDER, LADDER, summed_in
+from warploom_lab.kernels.matmul.ladder_config import RungGemm
+from warploom_lab.kernels.matmul.ladder_sm90 import RungWgmma
 
 CLASSES: tuple[type[Any], ...] = (MatmulSm80, MatmulSm90, RungGemm, RungWgmma)
 CONFIGS = st.one_of(

@@ -16,12 +16,12 @@ from tests.properties import slow_property
 from warploom.core.dtypes import DType, bf16, f16, f32
 from warploom.core.targets import target
 from warploom.kernels.matmul.choice import candidates_sm80, candidates_sm90
-from warploom.kernels.matmul.ladder import summed_in
-from warploom.kernels.matmul.ladder_config import RungGemm
 from warploom.kernels.matmul.problem import MatmulConfig, contiguous_problem
 from warploom.kernels.matmul.sm80 import MatmulSm80
 from warploom.kernels.matmul.sm90 import MatmulSm90
 from warploom.tune.matmul import tiles_sm80
+from warploom_lab.kernels.matmul.ladder import summed_in
+from warploom_lab.kernels.matmul.ladder_config import RungGemm
 
 GOAL = target("sm_90a")
 LAYOUTS = [(True, True), (True, False), (False, True), (False, False)]

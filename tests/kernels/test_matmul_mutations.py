@@ -20,9 +20,9 @@ from warploom.isa.alu import Binary
 from warploom.isa.async_copy import WaitCopies
 from warploom.isa.conversion import Move
 from warploom.isa.warp import SyncWarp
-from warploom.kernels.matmul.ladder_config import RungGemm
 from warploom.kernels.matmul.sm80 import MatmulSm80
 from warploom.kernels.matmul.sm90 import MatmulSm90
+from warploom_lab.kernels.matmul.ladder_config import RungGemm
 
 EVERY = 24
 """Of the instructions that address shared memory, each so-many-th is also shifted alone."""

@@ -9,14 +9,14 @@ import pytest
 
 from tests.kernels.matmul_cases import RUNGS, Case
 from warploom.core.dtypes import bf16, f32
-from warploom.inspect.report import inspect_program
 from warploom.kernels.matmul.features import Epilogue, Extra
-from warploom.kernels.matmul.ladder import BEST, summed_in
 from warploom.kernels.matmul.problem import MatmulConfig, contiguous_problem
 from warploom.kernels.matmul.sm90 import MatmulSm90
 from warploom.kernels.matmul_reduce.problem import ReduceProblem
 from warploom.kernels.source import KernelCall
 from warploom.ops.backends import compiled
+from warploom_lab.inspect.report import inspect_program
+from warploom_lab.kernels.matmul.ladder import BEST, summed_in
 
 pytest.importorskip("cuda.core", reason="needs cuda-core and NVRTC")
 

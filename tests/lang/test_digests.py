@@ -31,7 +31,7 @@ def test_equal_kernels_have_equal_digests_and_lines_do_not_count():
 _DIGEST = """
 import sys
 sys.path[:0] = sys.argv[1:]
-from warploom.kernels.attention.ladder import LADDER
+from warploom_lab.kernels.attention.ladder import LADDER
 from tests.kernels.attention_cases import Case
 print(*[Case.of_blocks(LADDER.rungs[i].config, 2).program.digest for i in (1, -1)])
 """

@@ -3,28 +3,25 @@
 # pyright: reportInvalidTypeForm=false
 from __future__ import annotations
 
-import re
+import inspect
+from functools import wraps
+from typing import Any
 
+import ml_dtypes
 import numpy as np
 import pytest
 
 from tests.lang.support import lanes, run
-from tests.project import ROOT
+from tests.lang.test_wmma_words import test_sums_in_place_from_a_place_within_a_padded_tile as wmma_sums
+from warploom import attention
 from warploom.core.errors import TraceError
 from warploom.lang import Global, Kernel, bf16, f16, f32, f64, kernel, s8, s32, u8, u32
 from warploom.lang.builder import Builder
 from warploom.layout.catalogue import mma_fragment
+from warploom.layout.wgmma import MatrixDescriptor
+from warploom_lab.kernels.attention.ladder import FULL_LADDER
 
 RNG = np.random.default_rng(11)
-
-
-@pytest.mark.parametrize("word", sorted({n for n in dir(Kernel) if not n.startswith("_")} - set(dir(Builder))))
-def test_every_word_is_run_by_a_test(word: str) -> None:
-    """Directly, or by a kernel of the package or an example: those are run by the tests."""
-    for folder in ("tests", "examples", "src/warploom/kernels", "src/warploom_lab", "src/warploom/tile"):
-        if any(re.search(rf"\.{word}\b", f.read_text(encoding="utf-8")) for f in (ROOT / folder).rglob("*.py")):
-            return
-    pytest.fail(f"no test runs k.{word}")
 
 
 @kernel(threads=32)
@@ -180,3 +177,156 @@ def test_shared_memory_of_another_cta_is_elsewhere() -> None:
     out = np.zeros((2, 2), np.int32)
     run(at_the_other, out.view(np.uint32), grid=2)
     assert out[0, 1] == -out[1, 1] != 0
+
+
+@kernel(threads=32, requires="sm_90a")
+def of_floats(k: Kernel, x: Global[f32], out: Global[f32], bytes_out: Global[u32]) -> None:
+    value = x.load(k.lane)
+    size = k.absolute(value)
+    of_one = [size, k.log2(size), k.minimum(value, 1.5), k.rsqrt(size), k.sqrt(size), k.tanh(value)]
+    pair = k.pair("add", f16, k.pack(value, size, f16), k.pack(1.0, 2.0, f16))
+    of_one += [k.bitcast(k.to_tf32(value), f32), *k.unpack(pair, f16)]
+    for i, result in enumerate(of_one):
+        out.store(result, 9 * k.lane + i)
+    word = k.pack_bytes([value, size, k.convert(k.lane * 9, f32), -3.0], s8)
+    four = k.unpack_bytes(word, s8)
+    low, _ = k.unpack_fp8(k.value(0x38B8C0, u32))
+    found = [k.prmt(word, low, 0x5410), word, k.bitcast(four[0] + four[2], u32), low]
+    bytes_out.store(found, 4 * k.lane)
+
+
+def test_words_of_floats_and_bytes() -> None:
+    x = RNG.uniform(-4, 4, 32).astype(np.float32)
+    out, words = np.zeros((32, 9), np.float32), np.zeros((32, 4), np.uint32)
+    run(of_floats, x, out, words)
+    size = np.abs(x)
+    exact = [size, np.log2(size), np.minimum(x, 1.5), 1 / np.sqrt(size), np.sqrt(size), np.tanh(x)]
+    np.testing.assert_allclose(out[:, :6], np.stack(exact, 1), rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(out[:, 6], x, rtol=2.0**-11)
+    halves = np.stack([x, size], 1).astype(np.float16) + np.array([1, 2], np.float16)
+    np.testing.assert_array_equal(out[:, 7:], halves.astype(np.float32))
+    packed = np.stack([np.rint(x), np.rint(size), np.minimum(9 * np.arange(32), 127), np.full(32, -3)], 1).astype(
+        np.int8
+    )
+    np.testing.assert_array_equal(words[:, 1], packed.view(np.uint32)[:, 0])
+    np.testing.assert_array_equal(words[:, 2].view(np.int32), packed[:, 0].astype(int) + packed[:, 2])
+    two = np.array([0xC0, 0xB8], np.uint8).view(ml_dtypes.float8_e4m3fn).astype(np.float16).view(np.uint32)
+    np.testing.assert_array_equal(words[:, 3], two[0])
+    np.testing.assert_array_equal(words[:, 0], words[:, 1] & 0xFFFF | words[:, 3] << 16)
+
+
+@kernel(threads=32, requires="sm_90a", cluster=2)
+def in_order(k: Kernel, turn: Global[u32], total: Global[f32], rows: Global[u32]) -> None:
+    """CTAs add to one sum, each after the one before it, and copy a row of their own in bulk."""
+    k.await_launch_before()
+    k.allow_next_launch()
+    began, tile = k.clock(), k.shared(u32, 32)
+    tile.store(k.ballot(k.lane >= k.cta_x), 0, k.lane)
+    k.fence_async()
+    k.syncwarp()
+    one = k.elect()
+    k.bulk_store(rows + 32 * k.cta_x, tile, when=one)
+    k.commit_bulk()
+    k.wait_bulk(0)
+    k.cluster_arrive()
+    k.cluster_wait()
+    k.prefetch(total)
+    with k.when(k.lane == 0):
+        k.wait_at_least(turn, k.cta_x)
+        k.reduce_add(total, k.select(k.clock() >= began, k.value(1.5, f32), 0.0))
+        k.fence()
+        k.atomic("add", turn, 1, order="release")
+    k.cluster_sync()
+
+
+def test_words_between_ctas_and_launches() -> None:
+    turn, total, rows = np.zeros(1, np.uint32), np.zeros(1, np.float32), np.zeros((4, 32), np.uint32)
+    run(in_order, turn, total, rows, grid=4)
+    assert (turn[0], total[0]) == (4, 6.0)
+    assert (rows == (0xFFFFFFFF << np.arange(4)[:, None]) % 2**32).all()
+
+
+@kernel(threads=128, requires="sm_90a")
+def of_matrices(k: Kernel, a: Global[u32], transposed: Global[u32], out: Global[f32]) -> None:
+    """A·Aᵀ of 64×64 once by each way to name an operand, and A's corners 8×8 transposed."""
+    tile = k.shared(bf16, (64, 64), swizzle="auto")
+    for i in range(16):
+        at = i * 128 + k.thread
+        tile.store(a.load(at), at >> 5, (at & 31) * 2, dtype=u32)
+    k.fence_async()
+    k.syncthreads()
+    corner = k.load_fragment(tile, mma_fragment("m16n8k16", "A"), 0, 0)
+    with k.when(k.warp == 0, uniform=True):
+        again = k.fragment(corner.layout, bf16, [k.movmatrix(x) for x in corner.registers])
+        transposed.store(list(again.registers), 4 * k.lane)
+    result = k.warpgroup_accumulator(64)
+    k.wgmma_fence()
+    for depth in range(0, 64, 16):
+        shape = MatrixDescriptor(128, stride=1024)
+        k.wgmma(result, k.wgmma_operand(tile, col=depth), k.descriptor(tile.at(2 * depth), shape), accumulate=depth > 0)
+    k.wgmma_commit()
+    k.wgmma_wait(0, result)
+    result.store_global(out, 64)
+
+
+def test_words_of_matrices() -> None:
+    a = RNG.integers(-4, 5, (64, 64)).astype(ml_dtypes.bfloat16)
+    out, corners = np.zeros((64, 64), np.float32), np.zeros((32, 4), np.uint32)
+    run(of_matrices, a.view(np.uint32), corners, out)
+    np.testing.assert_array_equal(out, a.astype(np.float32) @ a.astype(np.float32).T)
+    for i, corner in enumerate((a[:8, :8], a[8:16, :8], a[:8, 8:16], a[8:16, 8:16])):
+        found = np.ascontiguousarray(corners[:, i]).view(ml_dtypes.bfloat16).reshape(8, 8)
+        np.testing.assert_array_equal(found, corner.T)
+
+
+WORDS = sorted(
+    n
+    for n, v in inspect.getmembers_static(Kernel)
+    if n[0] != "_" and n not in dir(Builder) and not isinstance(v, tuple)
+)
+
+
+def test_every_word_is_run_by_a_test() -> None:
+    """Kernels are traced, run, and have their results compared; meanwhile each word notes that it was called."""
+    called: set[str] = set()
+
+    def noted(word: str, function: Any) -> Any:
+        @wraps(function)
+        def call(*args: Any, **options: Any) -> Any:
+            called.add(word)
+            return function(*args, **options)
+
+        return call
+
+    with pytest.MonkeyPatch.context() as patch:
+        for word in WORDS:
+            own = inspect.getattr_static(Kernel, word)
+            patch.setattr(
+                Kernel, word, property(noted(word, own.fget)) if isinstance(own, property) else noted(word, own)
+            )
+        for test in (
+            test_counts_and_reversals_of_bits,
+            test_shuffles_up_and_down_keep_what_has_no_neighbour,
+            test_of_two_that_compare_and_swap_one_wins,
+            test_products_of_doubles,
+            test_shared_memory_of_another_cta_is_elsewhere,
+            wmma_sums,
+            test_words_of_floats_and_bytes,
+            test_words_between_ctas_and_launches,
+            test_words_of_matrices,
+        ):
+            test()
+        test_products_of_integers((s8, s8))
+        attention_of("h9", 256)
+        attention_of("best", 64)
+    assert set(WORDS) - called == set()
+
+
+def attention_of(rung: str, tokens: int) -> None:
+    """A rung of the attention ladder on the emulator, against float64."""
+    config = next(r.config for r in FULL_LADDER.rungs if r.key == rung)
+    q, key, v = (RNG.standard_normal((1, tokens, 1, 128)).astype(ml_dtypes.bfloat16) for _ in range(3))
+    found = attention(q, key, v, config=config)[0, :, 0].astype(np.float64)
+    x, y, z = (part[0, :, 0].astype(np.float64) for part in (q, key, v))
+    weights = np.exp(x @ y.T / np.sqrt(128.0))
+    np.testing.assert_allclose(found, weights @ z / weights.sum(1, keepdims=True), rtol=2e-2, atol=1e-2)

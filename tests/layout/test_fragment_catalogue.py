@@ -15,7 +15,7 @@ from warploom.layout import (
     wgmma_operand,
     wmma_accumulator,
 )
-from warploom.layout.transcribed import PTX_FORMULAS
+from warploom_lab.discover.transcribed import PTX_FORMULAS
 
 
 @pytest.mark.parametrize("name", FRAGMENTS)

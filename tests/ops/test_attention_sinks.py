@@ -12,7 +12,7 @@ import warploom
 from tests.kernels.attention64 import is_right
 from tests.ops.emulated_gpu import EmulatedGpu
 from warploom.core.errors import ConfigError, ProblemError
-from warploom.kernels.attention.ladder_config import RungSm80
+from warploom_lab.kernels.attention.ladder_config import RungSm80
 
 SINKS = np.array([1.0, -2.0, 4.0, 0.5], np.float32)
 

@@ -315,8 +315,10 @@ def test_an_epilogue_takes_as_many_values_as_there_are_extras():
 
 def test_numpys_numbers_stand_on_either_side_of_an_operator():
     expected = warploom.matmul(A, B, epilogue=lambda x: relu(2.0 - x) * 3.0)
-    for two, three in ((np.float32(2), np.float64(3)), (np.array(2.0), np.array(3))):
-        assert (warploom.matmul(A, B, epilogue=lambda x, a=two, b=three: relu(a - x) * b) == expected).all()
+    two, three, whole = np.float32(2), np.float64(3), np.array(2.0)
+    assert (warploom.matmul(A, B, epilogue=lambda x, a=two, b=three: relu(a - x) * b) == expected).all()
+    with pytest.raises(ProblemError, match="reads a, a ndarray"):  # whose element may change
+        warploom.matmul(A, B, epilogue=lambda x, a=whole: relu(a - x))
 
 
 def test_messages_show_no_contents_of_arrays():

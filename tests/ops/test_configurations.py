@@ -13,7 +13,7 @@ import warploom
 from warploom.core.errors import ConfigError
 from warploom.kernels.attention import backward_choice, choice, packed_backward, paged
 from warploom.kernels.matmul import choice as matmul_choice
-from warploom.kernels.source import named
+from warploom.kernels.settings import all_kinds
 from warploom.ops.attention_varlen_backward import attention_varlen_backward
 
 X = np.zeros((1, 64, 2, 64), ml_dtypes.bfloat16)
@@ -44,7 +44,7 @@ OPERATIONS: dict[str, tuple[tuple[Any, ...], Callable[[Any], object]]] = {
 
 
 def classes(kinds: tuple[Any, ...]) -> list[Any]:
-    return [named(kind) if isinstance(kind, str) else kind for kind in kinds]
+    return list(all_kinds(kinds))
 
 
 EVERY = list(dict.fromkeys(kind for kinds, _ in OPERATIONS.values() for kind in classes(kinds)))
@@ -66,6 +66,12 @@ def test_an_operation_takes_objects_and_texts_of_its_own_configurations_alone(op
     for kind in EVERY:
         config = kind(head_dim=256) if hasattr(kind, "head_dim") else kind(stages=3)  # most do not fit: nothing runs
         assert [refused(call, config), refused(call, str(config))] == [kind not in own] * 2, kind
+
+
+def test_rungs_of_ladders_are_configurations_that_an_installed_package_adds() -> None:
+    assert {kind.__name__ for kind in EVERY} >= {"RungSm90", "RungSm80", "RungWgmma", "RungGemm"}
+    own = {kind for kinds, _ in OPERATIONS.values() for kind in kinds if not isinstance(kind, str)}
+    assert not [kind for kind in own if kind.__name__.startswith("Rung")]
 
 
 @pytest.mark.parametrize("config", ["nonsense", "", "(", "turbo(x=1)", " =", 5, [1], {}, np.zeros(2), object(), EVERY])

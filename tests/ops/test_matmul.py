@@ -19,10 +19,10 @@ from tests.properties import slow_property
 from warploom.core.dtypes import bf16, dtype_of, f16, f32
 from warploom.core.errors import ConfigError, EmulationWarning, ProblemError
 from warploom.core.identity import function_key
-from warploom.kernels.matmul.ladder_config import RungGemm
 from warploom.kernels.matmul.reference import gemm_error, gemm_reference
 from warploom.kernels.matmul.sm80 import MatmulSm80
 from warploom.lang.functions import absolute, exp, fma, gelu, log, maximum, minimum, relu, select, silu, sqrt, tanh
+from warploom_lab.kernels.matmul.ladder_config import RungGemm
 
 SMALL = MatmulSm80(32, 32, 32, 16, 16, stages=3)
 SPLIT = replace(SMALL, split_k=3)

@@ -12,8 +12,8 @@ import pytest
 
 import warploom
 from warploom.core.dtypes import dtype_of
-from warploom.kernels.matmul.ladder import LADDER
 from warploom.measure.matmul import torch_error
+from warploom_lab.kernels.matmul.ladder import LADDER
 
 pytestmark = pytest.mark.gpu
 torch = pytest.importorskip("torch")

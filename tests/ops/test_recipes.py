@@ -13,7 +13,7 @@ import sys
 import textwrap
 import time
 import warnings
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -129,6 +129,16 @@ def test_every_operation_gives_sources_that_determine_their_kernels():
     origins = [origin(call.source) for call in listed]
     assert None not in origins
     assert len(set(origins)) == len(listed)
+
+
+def test_a_configuration_or_a_kernel_of_another_package_is_not_kept_by_its_sources(monkeypatch):
+    source = product()
+    assert origin(source) is not None
+    assert origin(replace(source, function="another.kernels:product")) is None
+    other = dataclass(frozen=True)(type("Other", (MatmulSm80,), {"__module__": "another.config"}))
+    (name, config), *rest = source.arguments
+    assert (name, config) == ("config", SMALL)
+    assert origin(replace(source, arguments=((name, other()), *rest))) is None
 
 
 def test_architecture_compiler_and_arguments_are_part_of_the_key(monkeypatch):
@@ -283,7 +293,7 @@ _BEGIN = """
 import time
 from warploom.kernels.source import KernelSource
 from warploom.ops.recipes import origin
-source = KernelSource.of("a:b", "name", x=1)
+source = KernelSource.of("warploom.kernels.a:b", "name", x=1)
 """
 
 

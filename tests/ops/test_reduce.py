@@ -9,10 +9,10 @@ import pytest
 
 from warploom.core.dtypes import bf16, f16
 from warploom.core.errors import ConfigError, ProblemError
-from warploom.kernels.matmul.ladder_config import RungGemm
 from warploom.kernels.matmul.sm80 import MatmulSm80
 from warploom.ops.loss import linear_cross_entropy
 from warploom.ops.reduce import matmul_reduce, plan_matmul_reduce
+from warploom_lab.kernels.matmul.ladder_config import RungGemm
 
 SMALL = {t: MatmulSm80(32, 32, 32, 16, 16, stages=2, dtype=t) for t in (bf16, f16)}
 

@@ -1,4 +1,4 @@
-"""``warploom``: ladders, checks, generated code and measurements from the command line."""
+"""``warploom``: the command line."""
 
 from __future__ import annotations
 
@@ -8,34 +8,25 @@ from typing import Annotated
 
 import typer
 
-from warploom.cli import bench, check, discover, doctor, ladder, layout, new, profile, show, tune
+from warploom.cli import bench, check, doctor, layout, new, tune
+from warploom.cli.commands import SETTINGS, Commands
 from warploom.cli.errors import settings
-from warploom.cli.inspect import inspect_command
 from warploom.cli.output import accept_any_text
-from warploom.cli.plot import plot
 
 app = typer.Typer(
     name="warploom",
     help="Tensor-core kernels that a person can write, check and understand in Python.",
     epilog="Start with: warploom ladder attention",
     no_args_is_help=True,
-    add_completion=False,
-    pretty_exceptions_enable=False,
-    rich_markup_mode=None,
-    context_settings={"help_option_names": ["-h", "--help"]},
+    cls=Commands,
+    **SETTINGS,
 )
-app.add_typer(ladder.app, name="ladder")
 app.command("check")(check.check)
 app.add_typer(new.app, name="new")
-app.command("show")(show.show)
 app.command("bench")(bench.bench)
 app.add_typer(tune.app, name="tune")
 app.command("doctor")(doctor.doctor)
-app.command("inspect")(inspect_command)
-app.command("plot")(plot)
-app.add_typer(profile.app, name="profile")
 app.command("layout")(layout.layout)
-app.command("discover")(discover.discover)
 
 
 def _version(wanted: bool) -> None:

@@ -173,8 +173,11 @@ class _Reader:
             places.append((lambda _: len(function.__dict__), ""))
             self.seen += [(fetch, name, fetch(name)) for fetch, name in places]
         code, defaults = function.__code__, function.__defaults__ or ()
-        takers = code.co_varnames[code.co_argcount - len(defaults) : code.co_argcount]
-        values = [*zip((*takers, *code.co_freevars), (*defaults, *(cell.cell_contents for cell in cells)), strict=True)]
+        values = list[tuple[str, Any]]()
+        if defaults:
+            values += zip(code.co_varnames[code.co_argcount - len(defaults) :], defaults)  # noqa: B905 - and variables
+        if cells:
+            values += [(name, cell.cell_contents) for name, cell in zip(code.co_freevars, cells, strict=True)]
         named = [(name, scope[name]) for name in own if name in scope]
         named += sorted((function.__kwdefaults__ or {}).items())
         if function.__dict__:

@@ -79,7 +79,8 @@ def reads_tensors(call: Callable[[], Any]) -> bool:
 
     class Watch(torch.overrides.TorchFunctionMode):
         def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-            if getattr(func, "__name__", "") != "__get__":
+            given = (*args, *(kwargs or {}).values())
+            if getattr(func, "__name__", "") != "__get__" and any(isinstance(x, torch.Tensor) for x in given):
                 asked.append(func)
                 raise DerivativeError(NO_BACKWARD)
             return func(*args, **(kwargs or {}))

@@ -1,1 +1,1 @@
-"""The kernels that come with warploom: generator, configuration, ladder and reference of each, side by side."""
+"""The kernels that come with warploom: generator, configuration and reference of each, side by side."""

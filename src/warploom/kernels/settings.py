@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import field, fields, replace
 from functools import lru_cache
 from typing import Any, ClassVar, Protocol, Self, TypeVar
@@ -12,7 +12,6 @@ from typing import Any, ClassVar, Protocol, Self, TypeVar
 from warploom.core.dtypes import DType, dtype_of
 from warploom.core.errors import ConfigError, ProblemError, shown
 from warploom.core.targets import Target
-from warploom.kernels.source import named
 
 Config = TypeVar("Config")
 
@@ -87,19 +86,40 @@ class Configuration(ABC):
 
 
 Read = TypeVar("Read", bound=Configuration)
+GROUP = "warploom.configurations"
+"""The group of entry points by which packages add configurations: sequences of classes, by an operation's name."""
+
+
+def all_kinds(kinds: Sequence[type[Any] | str]) -> Iterator[type[Any]]:
+    """The classes of configurations, in order; a text among ``kinds`` stands for those added to the operation it names.
+
+    Their packages are imported when the iteration comes to them.
+    """
+    for kind in kinds:
+        if isinstance(kind, str):
+            yield from _added(kind)
+        else:
+            yield kind
+
+
+@lru_cache
+def _added(operation: str) -> tuple[type[Any], ...]:
+    """The classes of configurations that installed packages add to an operation."""
+    from importlib.metadata import entry_points  # imports forty modules, which most calls do without
+
+    return tuple(kind for entry in entry_points(group=GROUP, name=operation) for kind in entry.load())
 
 
 def read(value: Any, kinds: Sequence[type[Read] | str], **types: DType) -> Read | None:
     """What a caller gives as ``config``: None, a configuration of one of these kinds, or the text of one.
 
-    Kinds that no call chooses stand last, as ``module:name`` below :mod:`warploom.kernels`: they are imported for what
+    ``kinds`` are as :func:`all_kinds` takes them; those of other packages stand last, and are imported for a value that
     is none of the others. ``types`` are flags that hold where a text leaves them out. Raises ConfigError for others.
     """
     if value is None:
         return None
     words: list[str] = []
-    for place in kinds:
-        kind: Any = named(place) if isinstance(place, str) else place
+    for kind in all_kinds(kinds):
         if type(value) is kind:
             return value  # type: ignore[return-value]
         if isinstance(value, str) and kind.reads(value):

@@ -23,7 +23,7 @@ Grid = tuple[int, int, int]
 class KernelSource:
     """The Program that a kernel function of this package gives for a configuration; nothing is imported before it does.
 
-    ``function`` is ``module:name`` below :mod:`warploom.kernels`, ``arguments`` its keyword-only parameters.
+    ``function`` is ``module:name``, ``arguments`` its keyword-only parameters.
     """
 
     function: str
@@ -44,9 +44,9 @@ class KernelSource:
 
 
 def named(place: str) -> Any:
-    """What ``module:name`` below :mod:`warploom.kernels` is; imported now."""
+    """The object of ``module:name``, imported now."""
     module, _, name = place.partition(":")
-    return getattr(import_module(f"warploom.kernels.{module}"), name)
+    return getattr(import_module(module), name)
 
 
 @once(maxsize=512)

@@ -29,11 +29,12 @@ if TYPE_CHECKING:
 def origin(source: KernelSource) -> str | None:
     """A text that determines the Program of a source in any process; None where there is none.
 
-    There is none for arguments that only this process knows (an epilogue that sees an object of the user's), and where
-    the sources of the package are not at hand or have changed since they were imported.
+    There is none for kernels and configurations of other packages, for arguments that only this process knows (an
+    epilogue that sees an object of the user's), and where the sources of the package are not at hand or have changed
+    since they were imported.
     """
     sources = sources_digest()
-    if sources is None or not _as_imported():
+    if sources is None or not _as_imported() or not source.function.startswith(f"{_PACKAGE.name}."):
         return None
     try:
         return "\0".join((sources, _PYTHON, stable_text(source)))

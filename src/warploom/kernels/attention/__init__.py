@@ -1,1 +1,1 @@
-"""Attention forward: configuration, generator, ladder and reference."""
+"""Attention forward: configuration, generator and reference."""

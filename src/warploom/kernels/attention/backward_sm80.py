@@ -137,7 +137,7 @@ class BackwardSm80(GradientDims):
     def _products(self, p: AttentionProblem, operands: BackwardOperands) -> KernelCall:
         """The kernel that multiplies."""
         source = KernelSource.of(
-            "attention.backward_sm80_kernel:attention_backward_sm80",
+            "warploom.kernels.attention.backward_sm80_kernel:attention_backward_sm80",
             f"attention_backward_{self.tile_m}x{self.keys}x{self.dims}",
             config=self,
             features=p.features(self.tile_m, self.keys),
@@ -152,7 +152,7 @@ class BackwardSm80(GradientDims):
     def _rounding(self, p: AttentionProblem, operands: BackwardOperands) -> KernelCall:
         """The kernel that scales and rounds dQ."""
         source = KernelSource.of(
-            "attention.backward_sm80_kernel:attention_backward_dq_sm80",
+            "warploom.kernels.attention.backward_sm80_kernel:attention_backward_dq_sm80",
             f"attention_backward_dq_{self.head_dim}",
             config=self,
             features=p.features(self.tile_m, self.keys),
@@ -177,7 +177,7 @@ class BackwardSm80(GradientDims):
     ) -> tuple[KernelCall, ...]:
         """The kernels for packed sequences, on their lists of tiles."""
         p, slots, given = problem.forward, problem.slots(self.tile_m), features(problem)
-        kernels = "attention.packed_backward_kernel"
+        kernels = "warploom.kernels.attention.packed_backward_kernel"
         products = KernelSource.of(
             f"{kernels}:packed_backward_sm80",
             f"packed_backward_{self.tile_m}x{self.keys}x{self.dims}",

@@ -19,8 +19,8 @@ PackedConfig = ForwardSm90 | ForwardSm80
 Tiles = TypeVar("Tiles", bound=PackedConfig)
 PACKED_KINDS = (ForwardSm90, ForwardSm80)
 """What a caller may ask for of packed sequences."""
-KINDS = (*PACKED_KINDS, Decode, "attention.ladder_sm90:RungSm90", "attention.ladder_config:RungSm80")
-"""The same of sequences of one length."""
+KINDS = (*PACKED_KINDS, Decode, "attention")
+"""The same of sequences of one length, and what other packages add to attention."""
 _WIDE_HEAD = 128
 """Above this head_dim a warp's registers hold the output of 16 query rows, not 32."""
 ANY = 1 << 31

@@ -307,7 +307,7 @@ class Decode(Configuration):
         features = p.features()
         name = f"attention_decode_{self.tile_m}x{self.tile_n}x{self.head_dim}"
         main = KernelSource.of(
-            f"attention.decode_kernel:attention_decode{'_sm90' if self.of_sm90 else ''}",
+            f"warploom.kernels.attention.decode_kernel:attention_decode{'_sm90' if self.of_sm90 else ''}",
             name,
             min_ctas=self.ctas,
             config=self,
@@ -315,8 +315,9 @@ class Decode(Configuration):
             form=form,
             row_strides=(operands.k[2], operands.v[2]),
         )
+        suffix = "_sm90" if self.overlap else ""
         combine = KernelSource.of(
-            f"attention.decode_combine_kernel:attention_decode_combine{'_sm90' if self.overlap else ''}",
+            f"warploom.kernels.attention.decode_combine_kernel:attention_decode_combine{suffix}",
             f"{name}_combine",
             min_ctas=6 if self.head_dim <= 128 else 4,
             config=self,

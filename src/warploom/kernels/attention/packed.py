@@ -83,7 +83,7 @@ class PackedProblem(HeadSizes, ScoreOptions):
         """The launch that lists the tiles of all sequences; the next one may ``overlap`` with it."""
         by_row = self.features.by_row
         source = KernelSource.of(
-            f"attention.packed_kernel:list_tiles{'_sm90' if overlap else ''}",
+            f"warploom.kernels.attention.packed_kernel:list_tiles{'_sm90' if overlap else ''}",
             f"list_tiles_{tile_m}",
             tile_m=tile_m,
             by_row=by_row,

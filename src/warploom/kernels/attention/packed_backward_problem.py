@@ -43,7 +43,7 @@ def row_calls(
     """
     p = problem.forward
     source = KernelSource.of(
-        "attention.packed_backward_kernel:packed_backward_rows",
+        "warploom.kernels.attention.packed_backward_kernel:packed_backward_rows",
         f"packed_backward_rows_{p.value_dim}",
         head_dim=p.value_dim,
         dtype=p.dtype,

@@ -87,7 +87,7 @@ class ForwardSm80(HeadDims):
     def calls(self, problem: AttentionProblem, operands: Operands, multiprocessors: int) -> tuple[KernelCall]:
         """The kernel for a problem, on arrays with these strides; one CTA per block of query rows."""
         source = KernelSource.of(
-            "attention.sm80_kernel:attention_sm80",
+            "warploom.kernels.attention.sm80_kernel:attention_sm80",
             f"attention_{self.tile_m}x{self.tile_n}x{self.dims}",
             config=self,
             features=problem.features(self.tile_m, self.tile_n),
@@ -103,7 +103,7 @@ class ForwardSm80(HeadDims):
         """The kernel that lists the tiles of packed sequences, and that of the tiles: a CTA for each there may be."""
         p = problem
         source = KernelSource.of(
-            "attention.packed_kernel:attention_packed_sm80",
+            "warploom.kernels.attention.packed_kernel:attention_packed_sm80",
             f"attention_packed_{self.tile_m}x{self.tile_n}x{self.dims}",
             config=self,
             features=p.features,

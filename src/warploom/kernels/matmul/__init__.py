@@ -1,1 +1,1 @@
-"""Matrix products on ``mma.sync`` and on ``wgmma``: generators, configurations, ladders and reference."""
+"""Matrix products on ``mma.sync`` and on ``wgmma``: generators, configurations and reference."""

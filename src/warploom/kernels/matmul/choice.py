@@ -17,8 +17,8 @@ from warploom.kernels.settings import first_fitting, fitting, violations_of
 Tile = TypeVar("Tile", bound="MatmulSm80 | MatmulSm90")
 Production = MatmulSm80 | MatmulSm90
 """The configurations that calls choose from."""
-KINDS = (MatmulSm90, MatmulSm80, "matmul.ladder_sm90:RungWgmma", "matmul.ladder_config:RungGemm")
-"""What a caller may ask for."""
+KINDS = (MatmulSm90, MatmulSm80, "matmul")
+"""What a caller may ask for, and what other packages add to matrix products."""
 
 BEST16 = MatmulSm80(tile_m=256, warp_m=128, accumulate=f16)
 """The fastest ``mma.sync`` configuration with f16 accumulation for large products."""

@@ -25,7 +25,7 @@ class MatmulConfig(AnyConfiguration, Protocol):
     """A configuration of one of the matmul kernels: what it takes, and what it makes of a problem."""
 
     reducing: ClassVar[str]
-    """The kernel that reduces the rows of the same product, below :mod:`warploom.kernels`; "" if there is none."""
+    """The kernel that reduces the rows of the same product, as ``module:name``; "" if there is none."""
 
     @property
     def tile_m(self) -> int:
@@ -249,7 +249,7 @@ class MatmulProblem:
             batched=self.batch > 1,
         )
         source = KernelSource.of(
-            "matmul.reduction:add_parts",
+            "warploom.kernels.matmul.reduction:add_parts",
             f"matmul_add_{config.split_k}_parts",
             splits=config.split_k,
             half=self.dtype,

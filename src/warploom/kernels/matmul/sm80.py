@@ -129,7 +129,7 @@ class MatmulSm80(WarpTiles):
         "dtype",
         "accumulate",
     )
-    reducing: ClassVar[str] = "matmul_reduce.sm80_kernel:matmul_reduce_sm80"
+    reducing: ClassVar[str] = "warploom.kernels.matmul_reduce.sm80_kernel:matmul_reduce_sm80"
 
     tile_m: int = flag(128, "rows of C per CTA (BM)", (16, 32, 64, 128, 256))
     tile_n: int = flag(256, "columns of C per CTA (BN)", (32, 64, 128, 256))
@@ -220,7 +220,7 @@ class MatmulSm80(WarpTiles):
         function = "stream_kernel:matmul_stream_k" if self.stream_k else "sm80_kernel:matmul_sm80"
         name = f"matmul_{'stream_k_' * self.stream_k}{self.tile_m}x{self.tile_n}x{self.tile_k}"
         source = KernelSource.of(
-            f"matmul.{function}",
+            f"warploom.kernels.matmul.{function}",
             name,
             min_ctas=self.min_ctas,
             opt_level=self.opt_level,

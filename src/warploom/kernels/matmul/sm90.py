@@ -39,10 +39,10 @@ class MatmulSm90(Configuration):
         "BLOCK_STRIDE": "block_stride",
     }
     requires: ClassVar[str] = "sm_90a"
-    function: ClassVar[str] = "matmul.sm90_kernel:matmul_sm90"
-    product: ClassVar[str] = "matmul.sm90_kernel:Product"
+    function: ClassVar[str] = "warploom.kernels.matmul.sm90_kernel:matmul_sm90"
+    product: ClassVar[str] = "warploom.kernels.matmul.sm90_kernel:Product"
     """What the kernel's consumers do: of a rung, without some ideas."""
-    reducing: ClassVar[str] = "matmul_reduce.sm90_kernel:matmul_reduce_sm90"
+    reducing: ClassVar[str] = "warploom.kernels.matmul_reduce.sm90_kernel:matmul_reduce_sm90"
 
     tile_m: int = flag(128, "rows of C per tile (BM)", (64, 128, 192, 256))
     tile_n: int = flag(256, "columns of C per tile (BN)", (64, 96, 128, 160, 192, 256))

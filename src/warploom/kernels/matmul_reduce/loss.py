@@ -82,7 +82,7 @@ def losses_call(
     words. ``sums``, those of the rows' logits, is left out without label smoothing, and the bias where there is none.
     """
     source = KernelSource.of(
-        "matmul_reduce.loss_kernel:row_losses",
+        "warploom.kernels.matmul_reduce.loss_kernel:row_losses",
         "row_losses",
         dtype=dtype,
         target_words=target_words,
@@ -101,7 +101,7 @@ def gradient_call(m: int, n: int, chunk: int, *, target_words: int, loss: Loss, 
     Of arrays target, lse and the gradients by the loss and by the log-sum-exp, of which some may be ``given``.
     """
     source = KernelSource.of(
-        "matmul_reduce.loss_kernel:gradient_rows",
+        "warploom.kernels.matmul_reduce.loss_kernel:gradient_rows",
         "gradient_rows",
         target_words=target_words,
         loss=loss,
@@ -132,7 +132,7 @@ def columns_call(m: int, n: int, line: int, dtype: DType, *, first: bool, last: 
     They are added to ``bias_sums`` unless these rows are the ``first``; those of the ``last`` are rounded to ``dbias``.
     """
     source = KernelSource.of(
-        "matmul_reduce.loss_kernel:column_sums", "column_sums", dtype=dtype, first=first, last=last
+        "warploom.kernels.matmul_reduce.loss_kernel:column_sums", "column_sums", dtype=dtype, first=first, last=last
     )
     arrays = ("derivatives", *(() if first and last else ("bias_sums",)), *(("dbias",) if last else ()))
     return KernelCall(source, (-(-n // COLUMNS), 1, 1), {"m": m, "n": n, "line": line}, (), arrays)

@@ -52,7 +52,10 @@ class ReduceProblem:
         )
         with_index = self.op == "argmax"
         merge = KernelSource.of(
-            "matmul_reduce.merge_kernel:merge_tiles", f"merge_tiles_{self.op}", op=self.op, with_index=with_index
+            "warploom.kernels.matmul_reduce.merge_kernel:merge_tiles",
+            f"merge_tiles_{self.op}",
+            op=self.op,
+            with_index=with_index,
         )
         results = ("out", *(["index"] if with_index else []))
         grid = -(-m // MERGE_ROWS), 1, 1

@@ -1,0 +1,1 @@
+"""The lab's commands, which ``warploom`` finds by their entry points."""

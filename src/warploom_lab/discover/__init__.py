@@ -1,0 +1,1 @@
+"""Fragment layouts, found by running tracer kernels."""

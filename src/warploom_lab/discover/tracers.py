@@ -1,0 +1,359 @@
+"""Tracers for every fragment: what to put into registers and memory, and how to read the coordinates back.
+
+A tracer is exact in every type, since it shows one bit of a coordinate per pass. Where memory defines the coordinates
+(``wmma.load``, ``wmma.store``, ``ldmatrix``) the bits lie in a matrix in memory. ``mma.sync`` never touches memory, so
+that its fragments have a meaning only with respect to each other: each of A, B and D is traced against the catalogue's
+other two. So is D of ``wmma.mma``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import product
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from warploom.core.dtypes import DTYPES, DType, bf16, f16, s8, tf32, u8, u16
+from warploom.core.errors import LayoutError
+from warploom.ir.program import Program
+from warploom.isa.matrix import FragmentSlot, MmaSync
+from warploom.isa.matrix_exact import MmaDouble, MmaInteger, MoveMatrix
+from warploom.isa.memory import LdMatrix, StMatrix
+from warploom.isa.wmma import WmmaLoad, WmmaMma, WmmaStore
+from warploom.layout.catalogue import movmatrix_fragment, wgmma_accumulator
+from warploom.layout.fit import Observation
+from warploom.layout.fragments import WARP_SIZE, FragmentLayout
+from warploom.layout.wmma import (
+    WMMA_ACCUMULATORS,
+    WMMA_SHAPES,
+    StorageOrder,
+    operand_shape,
+    wmma_elements,
+    wmma_name,
+)
+from warploom_lab.discover.kernels import (
+    trace_ldmatrix,
+    trace_registers,
+    trace_stmatrix,
+    trace_wgmma,
+    trace_wmma_load,
+    trace_wmma_store,
+    words_of,
+)
+
+Array = NDArray[Any]
+
+ORDERS: tuple[StorageOrder, StorageOrder] = ("row", "col")
+
+Run = Callable[[Program, Array, Array], None]
+"""Runs a tracer: one CTA per pass (the first axis of both arrays), from the source array into the other."""
+
+Matmul = MmaSync | MmaInteger | MmaDouble | WmmaMma
+
+
+@dataclass(frozen=True)
+class Tracer:
+    """One fragment to trace: its name, the first compute capability that has it, and how."""
+
+    name: str
+    bits: int
+    observe: Callable[[Run], Observation]
+    capability: tuple[int, int] = (8, 0)
+
+
+# -------------------------------------------------------------------- bits and words
+
+
+def _passes(size: int) -> int:
+    return max(0, (size - 1).bit_length())
+
+
+def _packed(values: Array, dtype: DType) -> Array:
+    """Elements [..., 32, elements] as the u32 words of each lane's registers."""
+    typed = np.ascontiguousarray(values.astype(dtype.numpy))
+    return typed.view(np.uint32).reshape(*values.shape[:-1], -1)
+
+
+def _unpacked(words: Array, dtype: DType) -> Array:
+    return np.ascontiguousarray(words).view(dtype.numpy).astype(np.float64)
+
+
+def _filled(layout: FragmentLayout, matrix: Array, dtype: DType) -> Array:
+    """The words of each lane that hold ``matrix``, by the catalogue."""
+    return _packed(matrix.reshape(-1)[layout.gather_index()], dtype)
+
+
+def _identifiers(elements: int) -> Array:
+    """A number for each (lane, element), int64 [32, elements]."""
+    return np.arange(WARP_SIZE * elements, dtype=np.int64).reshape(WARP_SIZE, elements)
+
+
+def _located(name: str, shape: tuple[int, int], elements: int, identifiers: Array) -> Observation:
+    """From the identifier that each (row, col) shows: where each identifier's element is.
+
+    Raises LayoutError that names the first lane and register that show up nowhere.
+    """
+    threads = identifiers.size // elements
+    rows = np.full(threads * elements, -1, dtype=np.int64)
+    cols = rows.copy()
+    row, col = np.indices(shape)
+    flat = identifiers.reshape(-1)
+    if flat.max() >= threads * elements:
+        raise LayoutError(f"{name}: the result shows the number {int(flat.max())}, which no register has")
+    rows[flat], cols[flat] = row.reshape(-1), col.reshape(-1)
+    if (rows < 0).any():
+        thread, element = divmod(int(np.nonzero(rows < 0)[0][0]), elements)
+        raise LayoutError(f"{name}: what lane {thread} has in register {element} shows up nowhere in the result")
+    return Observation(name, shape, rows.reshape(threads, elements), cols.reshape(threads, elements))
+
+
+def _from_bits(name: str, passes: Array) -> Array:
+    """Numbers from passes [bits, ...] of 0 and 1."""
+    if not np.isin(passes, (0, 1)).all():
+        raise LayoutError(f"{name}: a pass shows {passes[~np.isin(passes, (0, 1))][0]}; a tracer shows 0 or 1")
+    weights = (1 << np.arange(len(passes))).reshape(-1, *[1] * (passes.ndim - 1))
+    return (passes.astype(np.int64) * weights).sum(axis=0)
+
+
+# -------------------------------------------------------------------- mma.sync
+
+
+def _run_mma(run: Run, instruction: Matmul, sources: list[tuple[Array, Array, Array]]) -> Array:
+    """Words of A, B and C per pass → D's elements per lane, float64 [passes, 32, elements]."""
+    out = instruction.slots[2]
+    source = np.stack([np.concatenate(parts, axis=-1) for parts in sources])
+    result = np.zeros((len(sources), WARP_SIZE, words_of(instruction.result_types)), np.uint32)
+    needs_hopper = isinstance(instruction, MmaDouble) and instruction.shape != "m8n8k4"
+    kernel = replace(trace_registers, requires="sm_90") if needs_hopper else trace_registers
+    run(kernel.trace(instruction=instruction), source, result)
+    return _unpacked(result, out.dtype)
+
+
+def _observe_input(run: Run, instruction: Matmul, which: int, name: str) -> Observation:
+    """A (0) or B (1): identifiers enter there, multiplied by shifted identities, and show up in D."""
+    slots = instruction.slots
+    traced, other, out = slots[which], slots[1 - which], slots[2]
+    m, n = out.layout.shape
+    k = slots[0].layout.shape[1]
+    span = n if which == 0 else m  # how many of the k one product shows
+    elements = traced.layout.elements_per_thread
+    bits = _passes(WARP_SIZE * elements)
+    numbers = _identifiers(elements)
+    shifts = -(-k // span)
+    sources: list[tuple[Array, Array, Array]] = []
+    nothing = _filled(out.layout, np.zeros((m, n)), out.dtype)
+    for shift in range(shifts):
+        picked = np.eye(k, span, -shift * span)
+        identity = _filled(other.layout, picked if which == 0 else picked.T, other.dtype)
+        for bit in range(bits):
+            words = _packed(numbers >> bit & 1, traced.dtype)
+            sources.append((words, identity, nothing) if which == 0 else (identity, words, nothing))
+    seen = _run_mma(run, instruction, sources).reshape(shifts, bits, -1)
+    matrices = seen[..., out.layout.owner_index()].reshape(shifts, bits, m, n)
+    parts = [_from_bits(name, part) for part in matrices]
+    joined = np.concatenate(parts, axis=1)[:, :k] if which == 0 else np.concatenate(parts, axis=0)[:k]
+    return _located(name, traced.layout.shape, elements, joined)
+
+
+def _observe_result(run: Run, instruction: Matmul, name: str) -> Observation:
+    """D: bits of the row enter through A's first column, bits of the column through B's first row."""
+    a, b, c = instruction.slots
+    (m, k), n = a.layout.shape, c.layout.shape[1]
+    nothing = _filled(c.layout, np.zeros((m, n)), c.dtype)
+    sources: list[tuple[Array, Array, Array]] = []
+    for size, of_rows in ((m, True), (n, False)):
+        for bit in range(_passes(size)):
+            left, right = np.zeros((m, k)), np.zeros((k, n))
+            left[:, 0] = np.arange(m) >> bit & 1 if of_rows else 1
+            right[0] = 1 if of_rows else np.arange(n) >> bit & 1
+            sources.append((_filled(a.layout, left, a.dtype), _filled(b.layout, right, b.dtype), nothing))
+    return Observation.from_bits(name, (m, n), _run_mma(run, instruction, sources))
+
+
+def _mma_tracers() -> Iterator[Tracer]:
+    instructions: list[Matmul] = [
+        *(MmaSync(shape, t) for shape in ("m16n8k16", "m16n8k8") for t in (bf16, f16)),
+        *(MmaSync(shape, f16, f16) for shape in ("m16n8k16", "m16n8k8")),
+        *(MmaSync(shape, tf32) for shape in ("m16n8k8", "m16n8k4")),
+        *(MmaInteger(shape, t, t) for shape in ("m8n8k16", "m16n8k16", "m16n8k32") for t in (s8, u8)),
+        *(MmaDouble(shape) for shape in ("m8n8k4", "m16n8k4", "m16n8k8", "m16n8k16")),
+    ]
+    for instruction in instructions:
+        slots: tuple[FragmentSlot, ...] = instruction.slots
+        hopper = isinstance(instruction, MmaDouble) and instruction.shape != "m8n8k4"
+        for which, slot in enumerate(slots):
+            if which < 2 and slots[2].dtype is f16:
+                continue  # the operands of the f32 form
+            of = slots[0].dtype.name if which < 2 else f"{slots[0].dtype.name}.{slot.dtype.name}"
+            name = f"mma.{instruction.shape}.{'ABD'[which]}.{of}"
+            observe = (
+                partial(_observe_result, instruction=instruction, name=name)
+                if which == 2
+                else partial(_observe_input, instruction=instruction, which=which, name=name)
+            )
+            yield Tracer(name, slot.dtype.bits, observe, (9, 0) if hopper else (8, 0))
+
+
+# -------------------------------------------------------------------- ldmatrix, stmatrix, movmatrix
+
+
+def _coordinate_passes(rows: int, cols: int) -> Array:
+    """Matrices [passes, rows, cols] of 0 and 1: the bits of the row, then those of the column."""
+    row, col = np.indices((rows, cols))
+    return np.stack([row >> b & 1 for b in range(_passes(rows))] + [col >> b & 1 for b in range(_passes(cols))])
+
+
+def _observe_ldmatrix(run: Run, instruction: LdMatrix, name: str) -> Observation:
+    shape = 8 * instruction.count, 8
+    source = _packed(_coordinate_passes(*shape), u16)
+    out = np.zeros((len(source), WARP_SIZE, instruction.count), np.uint32)
+    run(trace_ldmatrix.trace(instruction=instruction), source, out)
+    return Observation.from_bits(name, shape, _unpacked(out, u16))
+
+
+def _observe_stmatrix(run: Run, instruction: StMatrix, name: str) -> Observation:
+    shape, elements = (8 * instruction.count, 8), 2 * instruction.count
+    numbers = _identifiers(elements)
+    source = np.stack([_packed(numbers >> b & 1, u16) for b in range(_passes(numbers.size))])
+    out = np.zeros((len(source), shape[0], 4), np.uint32)
+    run(trace_stmatrix.trace(instruction=instruction), source, out)
+    return _located(name, shape, elements, _from_bits(name, _unpacked(out, u16)))
+
+
+def _observe_movmatrix(run: Run, name: str) -> Observation:
+    source_layout = movmatrix_fragment()
+    source = np.stack([_filled(source_layout, m, u16) for m in _coordinate_passes(8, 8)])
+    out = np.zeros((len(source), WARP_SIZE, 1), np.uint32)
+    run(trace_registers.trace(instruction=MoveMatrix()), source, out)
+    return Observation.from_bits(name, (8, 8), _unpacked(out, u16))
+
+
+def _matrix_tracers() -> Iterator[Tracer]:
+    for count in (1, 2, 4):
+        for transposed in (False, True):
+            suffix = f"x{count}{'.trans' if transposed else ''}.b16"
+            load = partial(_observe_ldmatrix, instruction=LdMatrix(count, transposed), name=f"ldmatrix.{suffix}")
+            yield Tracer(f"ldmatrix.{suffix}", 16, load)
+            store = partial(_observe_stmatrix, instruction=StMatrix(count, transposed), name=f"stmatrix.{suffix}")
+            yield Tracer(f"stmatrix.{suffix}", 16, store, (9, 0))
+    yield Tracer("movmatrix.trans.b16", 16, partial(_observe_movmatrix, name="movmatrix.trans.b16"))
+
+
+# -------------------------------------------------------------------- wgmma
+
+
+def _observe_wgmma_result(run: Run, inputs: DType, name: str) -> Observation:
+    sources = [_wgmma_source(np.arange(64) >> bit & 1, np.ones(8), inputs) for bit in range(_passes(64))]
+    sources += [_wgmma_source(np.ones(64), np.arange(8) >> bit & 1, inputs) for bit in range(_passes(8))]
+    out = np.zeros((len(sources), 128, 4), np.float32)
+    run(trace_wgmma.trace(a_in_registers=False, inputs=inputs), np.stack(sources), out)
+    return Observation.from_bits(name, (64, 8), out)
+
+
+def _wgmma_source(first_column: Array, first_row: Array, inputs: DType) -> Array:
+    """Words of an A with one column and a B, kept by its columns, with one row."""
+    a, b = np.zeros((64, 16)), np.zeros((8, 16))
+    a[:, 0], b[:, 0] = first_column, first_row
+    return np.concatenate([_packed(a, inputs).reshape(-1), _packed(b, inputs).reshape(-1)])
+
+
+def _observe_wgmma_operand(run: Run, inputs: DType, name: str) -> Observation:
+    result, elements, bits = wgmma_accumulator(8), 8, 10
+    numbers = np.arange(128 * elements).reshape(128, elements)
+    sources: list[Array] = []
+    for shift in (0, 8):
+        identity = _packed(np.eye(8, 16, shift), inputs).reshape(-1)  # B[k][n] = 1 for k = n + shift, kept by n
+        sources += [np.concatenate([_packed(numbers >> b & 1, inputs).reshape(-1), identity]) for b in range(bits)]
+    out = np.zeros((len(sources), 128, 4), np.float32)
+    run(trace_wgmma.trace(a_in_registers=True, inputs=inputs), np.stack(sources), out)
+    matrices = out.reshape(2, bits, -1)[..., result.owner_index()].reshape(2, bits, 64, 8)
+    return _located(name, (64, 16), elements, np.concatenate([_from_bits(name, m) for m in matrices], axis=1))
+
+
+def _wgmma_tracers() -> Iterator[Tracer]:
+    for inputs in (bf16, f16):
+        name = f"wgmma.m64n8k16.D.{inputs.name}.f32"
+        yield Tracer(name, 32, partial(_observe_wgmma_result, inputs=inputs, name=name), (9, 0))
+        name = f"wgmma.m64n8k16.A.{inputs.name}"
+        yield Tracer(name, 16, partial(_observe_wgmma_operand, inputs=inputs, name=name), (9, 0))
+
+
+# -------------------------------------------------------------------- wmma
+
+
+def _leading(shape: tuple[int, int], order: str, dtype: DType) -> int:
+    """Elements of a line in memory, rounded up to the 16 bytes the ISA asks for."""
+    line = shape[1] if order == "row" else shape[0]
+    return -(-line * dtype.bytes // 16) * 16 // dtype.bytes
+
+
+def _observe_wmma_load(run: Run, instruction: WmmaLoad, name: str) -> Observation:
+    shape = operand_shape(instruction.shape, instruction.operand)
+    dtype = instruction.dtype
+    passes = _coordinate_passes(*shape)
+    lines = passes if instruction.order == "row" else passes.transpose(0, 2, 1)
+    leading = _leading(shape, instruction.order, dtype)
+    padded = np.zeros((*lines.shape[:2], leading))
+    padded[..., : lines.shape[2]] = lines
+    source = _packed(padded, dtype)
+    out = np.zeros((len(source), WARP_SIZE, words_of(instruction.result_types)), np.uint32)
+    words = source[0].size
+    run(trace_wmma_load.trace(instruction=instruction, matrix_words=words, leading=leading), source, out)
+    return Observation.from_bits(name, shape, _unpacked(out, dtype))
+
+
+def _observe_wmma_store(run: Run, instruction: WmmaStore, name: str) -> Observation:
+    shape, dtype = operand_shape(instruction.shape, "D"), instruction.dtype
+    elements = wmma_elements(instruction.shape, "D", dtype)
+    numbers = _identifiers(elements)
+    source = np.stack([_packed(numbers >> b & 1, dtype) for b in range(_passes(numbers.size))])
+    leading = _leading(shape, instruction.order, dtype)
+    lines, line = shape if instruction.order == "row" else shape[::-1]
+    out = np.zeros((len(source), lines, leading * dtype.bits // 32), np.uint32)
+    words = out[0].size
+    run(trace_wmma_store.trace(instruction=instruction, matrix_words=words, leading=leading), source, out)
+    numbers = _from_bits(name, _unpacked(out, dtype)[..., :line])
+    return _located(name, shape, elements, numbers if instruction.order == "row" else numbers.T)
+
+
+def _wmma_tracers() -> Iterator[Tracer]:
+    for shape, types in WMMA_SHAPES.items():
+        for dtype in (DTYPES[t] for t in types):
+            for operand in ("A", "B"):
+                for order in ORDERS:
+                    name = wmma_name(shape, operand, dtype, order)
+                    load = WmmaLoad(operand, shape, dtype, order, "global")
+                    yield Tracer(name, dtype.bits, partial(_observe_wmma_load, instruction=load, name=name))
+        for dtype in (DTYPES[c] for c in dict.fromkeys(c for t in types for c in WMMA_ACCUMULATORS[t])):
+            name = wmma_name(shape, "C", dtype, "row")
+            for order in ORDERS:
+                # The plain name is the fragment; the others must show the same map.
+                of_load, of_store = (name if order == "row" else f"{name}.load.col"), f"{name}.store.{order}"
+                load = WmmaLoad("C", shape, dtype, order, "global")
+                yield Tracer(of_load, dtype.bits, partial(_observe_wmma_load, instruction=load, name=of_load))
+                store = WmmaStore(shape, dtype, order, "global")
+                yield Tracer(of_store, dtype.bits, partial(_observe_wmma_store, instruction=store, name=of_store))
+    for mma in wmma_products():
+        types = f"{mma.inputs.name}.{mma.accumulator.name}.{mma.a_order}.{mma.b_order}"
+        name = f"wmma.{mma.shape}.D.{types}"
+        yield Tracer(name, mma.accumulator.bits, partial(_observe_result, instruction=mma, name=name))
+
+
+def wmma_products() -> Iterator[WmmaMma]:
+    """``wmma.mma`` in every shape, type and order."""
+    for shape, types in WMMA_SHAPES.items():
+        for inputs, sums in ((DTYPES[t], DTYPES[c]) for t in types for c in WMMA_ACCUMULATORS[t]):
+            for a_order, b_order in product(ORDERS, ORDERS):
+                yield WmmaMma(shape, inputs, sums, a_order, b_order)
+
+
+# -------------------------------------------------------------------- all together
+
+
+def tracers() -> tuple[Tracer, ...]:
+    """Every fragment there is a tracer for."""
+    return (*_mma_tracers(), *_matrix_tracers(), *_wmma_tracers(), *_wgmma_tracers())

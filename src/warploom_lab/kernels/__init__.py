@@ -1,0 +1,1 @@
+"""The rungs of the ladders: kernels that show one idea after another."""
