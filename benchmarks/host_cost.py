@@ -66,8 +66,10 @@ def plain_calls(torch: Any) -> dict[str, Callable[[], object]]:
     import warploom
     import warploom.operators.attention
     import warploom.operators.matmul
+    from warploom import flash_attn
     from warploom.core.dtypes import bf16
     from warploom.kernels.attention.sm80 import ForwardSm80
+    from warploom.lang.functions import gelu
 
     q, k, v = (halves(torch, 1, 256, 4, 128) for _ in range(3))
     (pq, pk, pv), starts = [x[0] for x in (q, k, v)], torch.tensor([0, 100, 256], dtype=torch.int32)
@@ -76,12 +78,21 @@ def plain_calls(torch: Any) -> dict[str, Callable[[], object]]:
     lengths, table = torch.tensor([200, 90], dtype=torch.int32), torch.arange(8, dtype=torch.int32).reshape(2, 4)
     flash, transposed = sdpa("torch_flash"), [x.transpose(1, 2) for x in (q, k, v)]
     mma, operators = ForwardSm80(head_dim=128, dtype=bf16), torch.ops.warploom
+    bias, target, new = halves(torch, 256), torch.randint(256, (256,)), halves(torch, 2, 1, 2, 128)
+    key_cache, value_cache = (halves(torch, 2, 256, 2, 128) for _ in range(2))
+    cached = few, key_cache, value_cache, new, new
     return {
         "attention": lambda: warploom.attention(q, k, v),
         "attention mma.sync": lambda: warploom.attention(q, k, v, config=mma),
         "attention_varlen": lambda: warploom.attention_varlen(pq, pk, pv, starts),
         "attention_paged": lambda: warploom.attention_paged(few, keys, values, lengths, block_table=table),
         "matmul": lambda: warploom.matmul(a, b),
+        "flash_attn_func": lambda: flash_attn.flash_attn_func(q, k, v, causal=True),
+        "flash_attn_varlen_func": lambda: flash_attn.flash_attn_varlen_func(pq, pk, pv, starts, starts, 156, 156),
+        "flash_attn_with_kvcache, append": lambda: flash_attn.flash_attn_with_kvcache(*cached, cache_seqlens=lengths),
+        "matmul, bias and gelu": lambda: warploom.matmul(a, b, bias=bias, epilogue=gelu),
+        "linear_cross_entropy": lambda: warploom.linear_cross_entropy(a, b, target),
+        "torch addmm and gelu": lambda: torch.nn.functional.gelu(torch.addmm(bias, a, b), approximate="tanh"),
         "matmul split K": lambda: warploom.matmul(wide[:16], wide.T),
         "matmul_reduce": lambda: warploom.matmul_reduce(a, b, "logsumexp"),
         "torch.ops.warploom.attention": lambda: operators.attention(q, k, v),

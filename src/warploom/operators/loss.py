@@ -6,7 +6,6 @@ The public function takes this way by itself where PyTorch watches (:mod:`warplo
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import asdict
 from typing import Any
 
 import torch
@@ -132,7 +131,7 @@ def linear_cross_entropy(
             return _untraced(x, w, target, **more, **options)
         options["bias"] = bias
     else:
-        options = {"bias": bias, **asdict(eager.loss_of(**options))}
+        options = {"bias": bias, **vars(eager.loss_of(**options))}
     eager.check_reduction(reduction)
     if runs_eagerly(x):
         tensors = autocast({"x": x, "w": w, "target": target, "bias": options.pop("bias", None)}, EXACT)
