@@ -75,7 +75,7 @@ class Driver:
 
     def __init__(self, *, device=0, status=0) -> None:
         self.real = pytest.importorskip("cuda.bindings.driver")
-        self.contexts, self.status, self.launches, self.limits = [device], status, [], []
+        self.contexts, self.status, self.launches, self.limits, self.encoded = [device], status, [], [], 0
         self.calls = {
             "cuGetErrorString": lambda status: (0, b"a reason"),
             "cuDeviceGet": lambda index: (0, index),
@@ -108,6 +108,7 @@ class Driver:
         return (self.status,)
 
     def cuTensorMapEncodeTiled(self, kind, rank, address, shape, strides, box, steps, interleave, swizzle, l2, fill):
+        self.encoded += 1
         if address % 16:
             return self.real.CUresult.CUDA_ERROR_INVALID_VALUE, None
         made = self.real.CUtensorMap()
@@ -116,6 +117,12 @@ class Driver:
         assert swizzle.name == "CU_TENSOR_MAP_SWIZZLE_128B"
         made.opaque = [self.real.cuuint64_t(n) for n in numbers] + [self.real.cuuint64_t(0)] * (16 - len(numbers))
         return self.real.CUresult.CUDA_SUCCESS, made
+
+    def cuTensorMapReplaceAddress(self, made, address):
+        if address % 16 or self.status:
+            return (self.real.CUresult.CUDA_ERROR_INVALID_VALUE,)
+        made.opaque = [self.real.cuuint64_t(address), *made.opaque[1:]]
+        return (self.real.CUresult.CUDA_SUCCESS,)
 
 
 KERNEL = compiled(parameters=(8, 128, 4))
@@ -128,6 +135,7 @@ def driven(monkeypatch):
 
     def drive(driver: Driver) -> LoadedKernel:
         monkeypatch.setattr(tensor_maps, "require_driver", lambda: driver)
+        monkeypatch.setattr(tensor_maps, "_first", {})
         monkeypatch.setattr(launch_module, "require_driver", lambda: driver)
         monkeypatch.setattr(launch_module, "target_of", lambda _: target("sm_80"))
         return LoadedKernel(KERNEL, 0)
@@ -226,3 +234,14 @@ def test_what_the_tma_does_not_take(driven):
         tensor_maps.encode(8, BOX, 0)
     with pytest.raises(ConfigError, match="moves no pred"):
         tensor_maps.encode(0, TensorMapSpec(pred, (256, 100), (256,), (64, 8), 128), 0)
+
+
+@pytest.mark.parametrize(("status", "encoded"), [(0, 2), (1, 4)], ids=["replaced", "refused"])
+def test_a_map_of_another_array_differs_in_its_address(driven, status, encoded):
+    driven(driver := Driver(status=status))
+    maps = [bytes(tensor_maps.encode(address, BOX, gpu)) for address, gpu in ((32, 0), (64, 0), (96, 0), (32, 1))]
+    assert [int.from_bytes(x[:8], "little") for x in maps] == [32, 64, 96, 32]
+    assert len({x[8:] for x in maps}) == 1
+    assert driver.encoded == encoded
+    with pytest.raises(ConfigError, match="CUDA_ERROR_INVALID_VALUE"):
+        tensor_maps.encode(8, BOX, 0)

@@ -164,9 +164,9 @@ def test_eager(name):
     assert_gradients(call, reference, tensors(*shapes))
 
 
-@pytest.mark.parametrize("name", CALLS)
+@pytest.mark.parametrize("name", [*CALLS, *EPILOGUES])
 def test_compiled_as_one_graph(name):
-    call, reference, shapes = CALLS[name]
+    call, reference, shapes = (CALLS | EPILOGUES)[name]
     torch._dynamo.reset()
     assert_gradients(torch.compile(call, backend="aot_eager", fullgraph=True), reference, tensors(*shapes))
 
@@ -175,7 +175,7 @@ def test_compiled_as_one_graph(name):
 def test_the_default_backend_compiles_it(name):
     call, reference, shapes = (CALLS | EPILOGUES)[name]
     torch._dynamo.reset()
-    assert_gradients(torch.compile(call, fullgraph=name != "gelu"), reference, tensors(*shapes))
+    assert_gradients(torch.compile(call, fullgraph=True), reference, tensors(*shapes))
 
 
 @pytest.mark.parametrize("name", ["matmul", "loss", "gelu"])

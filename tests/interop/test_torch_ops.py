@@ -152,12 +152,15 @@ def test_opcheck_of_attention(name, layout):
         (((16, 24), (24, 8)), {}),
         (((2, 1, 16, 24), (3, 24, 8)), {"out_dtype": "f32", "alpha": 2.0}),
         (((0, 24), (24, 8)), {}),
+        (((16, 24), (24, 8)), {"epilogue": relu}),
     ],
 )
 def test_opcheck_of_products(shapes, options):
+    from warploom.operators.epilogues import name_of
     from warploom.operators.matmul import matmul_operator
 
-    torch.library.opcheck(matmul_operator, tensors(*shapes), options)
+    named = {name: name_of(x) if name == "epilogue" else x for name, x in options.items()}
+    torch.library.opcheck(matmul_operator, tensors(*shapes), named)
 
 
 @pytest.mark.parametrize("rows", [16, 0])
@@ -171,19 +174,98 @@ def test_opcheck_of_reductions(rows):
     torch.library.opcheck(loss_operator, (a, b.T.contiguous(), torch.arange(rows)))
 
 
-@pytest.mark.parametrize("name", ["epilogue", "out", "extras"])
-def test_what_no_operator_takes_breaks_the_graph(name):
-    a, b, gate = tensors((16, 32), (32, 16), (16, 16))
-    given: dict[str, Any] = {
-        "epilogue": {"epilogue": relu},
-        "out": {"out": torch.empty(16, 16).half()},
-        "extras": {"epilogue": lambda x, y: x + y, "extras": (gate,)},
-    }[name]
-    expected = warploom.matmul(a * 2, b, **given) + 1
-    found = compiled(lambda a, b: warploom.matmul(a * 2, b, **given) + 1, fullgraph=False)(a, b)
+def test_out_breaks_the_graph():
+    a, b = tensors((16, 32), (32, 16))
+    out = torch.empty(16, 16).half()
+    expected = warploom.matmul(a * 2, b) + 1
+    found = compiled(lambda a, b: warploom.matmul(a * 2, b, out=out) + 1, fullgraph=False)(a, b)
     torch.testing.assert_close(found, expected, rtol=0, atol=0)
-    with pytest.raises(Exception, match=r"takes no epilogue, extras or out"):
-        compiled(lambda a, b: warploom.matmul(a * 2, b, **given) + 1)(a, b)
+    with pytest.raises(Exception, match=r"takes no out"):
+        compiled(lambda a, b: warploom.matmul(a * 2, b, out=out) + 1)(a, b)
+
+
+class Scaled:
+    def __init__(self, factor):
+        self.factor = factor
+
+    def __call__(self, x):
+        return x * self.factor
+
+
+def scaled(factor):
+    return lambda x: x * factor
+
+
+FACTOR = 2.0
+EPILOGUES: dict[str, Any] = {
+    "def": relu,
+    "lambda": lambda x: relu(x) * FACTOR,
+    "closure": scaled(3.0),
+    "object": Scaled(3.0),
+}
+
+
+@pytest.mark.parametrize("name", EPILOGUES)
+def test_a_product_with_an_epilogue_is_one_node(name):
+    a, b = tensors((16, 32), (32, 16))
+    epilogue = EPILOGUES[name]
+
+    def call(a, b):
+        return warploom.matmul(a * 2, b, epilogue=epilogue) + 1
+
+    torch.testing.assert_close(compiled(call)(a, b), call(a, b), rtol=0, atol=0)
+
+
+def test_an_epilogue_of_extra_matrices_written_in_a_compiled_function_is_part_of_its_graph():
+    a, b, gate, row = tensors((16, 32), (32, 16), (16, 16), (1, 16))
+
+    def call(a, b):
+        return warploom.matmul(a, b, alpha=2.0, epilogue=lambda x, y, z: relu(x) * y + z, extras=[gate, row])
+
+    torch.testing.assert_close(compiled(call)(a, b), call(a, b), rtol=0, atol=0)
+    with pytest.raises(Exception, match="at most 2 extra matrices, not 3"):
+        compiled(lambda a, b: warploom.matmul(a, b, epilogue=lambda x, *y: x, extras=[gate] * 3))(a, b)
+
+
+@pytest.mark.parametrize("make", [scaled, Scaled], ids=["closures", "objects"])
+def test_graphs_follow_the_epilogue_that_they_are_called_with(make, monkeypatch):
+    """Equal functions are two: what one of them sees may change."""
+    a, b = tensors((16, 32), (32, 16))
+    run, one, other = compiled(lambda a, b, f: warploom.matmul(a, b, epilogue=f)), make(2.0), make(3.0)
+    twin = make(2.0)
+    for epilogue in (one, other, twin, one):
+        torch.testing.assert_close(run(a, b, epilogue), warploom.matmul(a, b, epilogue=epilogue), rtol=0, atol=0)
+    if make is Scaled:
+        one.factor = 5.0
+    else:
+        one.__closure__[0].cell_contents = 5.0
+    for epilogue, factor in ((twin, 2.0), (one, 5.0)):
+        expected = warploom.matmul(a, b, epilogue=lambda x, factor=factor: x * factor)
+        torch.testing.assert_close(run(a, b, epilogue), expected, rtol=0, atol=0)
+    graph = compiled(lambda a, b: warploom.matmul(a, b, epilogue=lambda x: x * FACTOR))
+    for factor in (2.0, 7.0):
+        monkeypatch.setitem(globals(), "FACTOR", factor)
+        expected = warploom.matmul(a, b, epilogue=lambda x, factor=factor: x * factor)
+        torch.testing.assert_close(graph(a, b), expected, rtol=0, atol=0)
+
+
+def test_an_epilogue_that_closes_over_what_changes_breaks_the_graph():
+    a, b = tensors((16, 32), (32, 16))
+
+    def call(a, b, factor):
+        return warploom.matmul(a * 1, b, epilogue=lambda x: x * factor)
+
+    run = compiled(call, fullgraph=False)
+    for factor in (2.0, 3.0, 4.0):
+        torch.testing.assert_close(run(a, b, factor), call(a, b, factor), rtol=0, atol=0)
+
+
+def test_an_epilogue_of_another_process_is_named():
+    from warploom.operators.matmul import matmul_operator
+
+    a, b = tensors((16, 32), (32, 16))
+    with pytest.raises(ProblemError, match=r"gelu\.77 is a function of the process that traced"):
+        matmul_operator(a, b, epilogue="gelu.77")
 
 
 def test_plans_break_the_graph():

@@ -32,6 +32,8 @@ def recogniser(tensors: Sequence[Any]) -> Callable[..., bool] | None:
     wanted = any(x.requires_grad for x in tensors)
     if len(own) == len(places) and not wanted:
         return lambda *others: same(*others) and tangents._current_level < 0
+    if len(own) == len(places):
+        return lambda *others: same(*others) and not records() and tangents._current_level < 0
     return lambda *others: (
         all(others[i] is x for i, x in zip(places, others, strict=True))
         and same(*[others[i] for i in own])

@@ -1,4 +1,4 @@
-"""Products with an epilogue of the caller's own, differentiated: by the derivative of the epilogue's trace.
+"""Epilogues of products in PyTorch: their names, by which an operator takes them, and their derivatives.
 
 A traced epilogue is a small graph of f32 operations. Its derivative is another epilogue, of the same product: the
 backward pass multiplies again rather than keeping what the epilogue was given, so that nothing of the result's size is
@@ -7,7 +7,7 @@ stored between the passes, and the epilogue's argument is not rounded.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 from inspect import unwrap
@@ -26,9 +26,6 @@ from warploom.lang.values import Number, Traced
 from warploom.operators.products import gradients_of_product
 from warploom.ops import matmul as eager
 from warploom.ops.matmul_arrays import check_function
-from warploom.ops.options import number
-
-_product = unwrap(eager.matmul)  # the public one would come back here where something requires a gradient
 
 
 @dataclass(frozen=True)
@@ -56,65 +53,105 @@ def _check(gradient: EpilogueGradient, extras: int) -> None:
     gradient(*[Traced(k, k.new_value(f32)) for _ in range(2 + extras)])
 
 
-class WithEpilogue(torch.autograd.Function):
-    """:func:`warploom.matmul` with an epilogue, of a, b, the bias or None, its other options, and the extras."""
-
-    @staticmethod
-    def forward(ctx: Any, a: Any, b: Any, bias: Any, options: dict[str, Any], *extras: torch.Tensor) -> torch.Tensor:
-        """The product; the arguments are kept."""
-        ctx.save_for_backward(a, b, bias, *extras)
-        ctx.options = options
-        return _product(a, b, bias=bias, extras=extras, **options)
-
-    @staticmethod
-    def backward(ctx: Any, *grad_outputs: Any) -> Any:
-        """The gradient of the epilogue's sum is the same product through another epilogue; then that of the product."""
-        if torch.is_grad_enabled():
-            raise ProblemError("a product with an epilogue is not differentiated twice: leave out create_graph=True")
-        a, b, bias, *extras = ctx.saved_tensors
-        function, alpha = ctx.options["epilogue"], ctx.options.get("alpha", 1.0)
-        needed = ctx.needs_input_grad
-        others = grad_outputs[0].to(a.dtype), *extras
-
-        def of(by: int, out_dtype: Any = None) -> torch.Tensor:
-            own = EpilogueGradient(function, function_key(function), by)
-            return _product(a, b, bias=bias, extras=others, alpha=alpha, epilogue=own, out_dtype=out_dtype)
-
-        def of_extra(i: int, extra: torch.Tensor) -> torch.Tensor:
-            """Of a value for a row or a column the sum of its elements' gradients."""
-            whole = extra.dtype == a.dtype and extra.shape == grad_outputs[0].shape
-            return of(1 + i) if whole else of(1 + i, "f32").sum_to_size(extra.shape).to(extra.dtype)
-
-        found = [of_extra(i, x) if needs else None for i, (x, needs) in enumerate(zip(extras, needed[4:], strict=True))]
-        wanted = frozenset(name for name, needs in zip(("a", "b", "bias"), needed, strict=False) if needs)
-        product = gradients_of_product(a, b, of(0), alpha, wanted) if wanted else {}
-        return *(product.get(name) for name in ("a", "b", "bias")), None, *found
+# -- names
+_FUNCTIONS: dict[str, EpilogueFunction] = {}
+_NAMES: dict[int, str] = {}
+"""By the identity of a function, which :data:`_FUNCTIONS` keeps alive."""
 
 
-def matmul(
-    a: Any, b: Any, *, bias: Any = None, extras: Sequence[Any] = (), out: Any = None, **options: Any
-) -> torch.Tensor:
-    """:func:`warploom.matmul` with arguments that no operator takes; with a history if a gradient is wanted.
+def name_of(epilogue: EpilogueFunction) -> str:
+    """The name by which an operator takes this very function, for the life of the process.
 
-    Under autocast tensors are taken in its type.
+    Equal functions have names of their own: what one closes over may change later. While torch.compile traces, reading
+    ``id`` has it guard on the identity, and reading ``repr`` has it break the graph at functions that close over what
+    it does not know, such as a tensor.
     """
-    if "alpha" in options:  # before the pass forward, which is without gradients
-        options["alpha"] = number("alpha", options["alpha"])
-    given = [a, b, bias, *extras]
-    device = a.device.type
-    if torch.is_autocast_enabled(device):
-        dtype = torch.get_autocast_dtype(device)
-        given = [x if x is None else x.to(dtype) for x in given]
-    a, b, bias, *extras = given
-    with torch.autocast(device, enabled=False):
-        wanted = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in given)
-        function = options.get("epilogue")
-        if not wanted or out is not None or function is None:
-            return _product(a, b, bias=bias, extras=extras, out=out, **options)
-        if len(extras) >= MOST_EXTRAS:
-            raise ProblemError(
-                f"an epilogue with {len(extras)} extra matrices has no backward pass, which takes one more than "
-                f"{MOST_EXTRAS}: call under torch.no_grad(), or leave one of them to PyTorch"
-            )
-        _check(EpilogueGradient(function, function_key(function), 0), len(extras))
-        return WithEpilogue.apply(a, b, bias, options, *extras)
+    repr(epilogue)
+    return _named(epilogue, id(epilogue))
+
+
+@torch.compiler.assume_constant_result
+def _named(epilogue: EpilogueFunction, _: int) -> str:
+    name = _NAMES.get(id(epilogue))
+    if name is None:
+        name = _NAMES[id(epilogue)] = f"{getattr(epilogue, '__name__', 'epilogue')}.{len(_NAMES)}"
+        _FUNCTIONS[name] = epilogue
+    return name
+
+
+def function_of(epilogue: Any) -> Any:
+    """The function of a name of :func:`name_of` or :func:`_gradient_name`; functions and None as they are.
+
+    Raises ProblemError for the name of another process, as an exported graph has it.
+    """
+    if not isinstance(epilogue, str):
+        return epilogue
+    name, _, by = epilogue.partition(_BY)
+    function = _FUNCTIONS.get(name)
+    if function is None:
+        raise ProblemError(
+            f"the epilogue {epilogue} is a function of the process that traced this graph: trace it here"
+        )
+    return EpilogueGradient(function, function_key(function), int(by)) if by else function
+
+
+_BY = ", differentiated by "
+
+
+# -- what runs, and derivatives
+def product(
+    a: torch.Tensor, b: torch.Tensor, epilogue: Any = None, extra0: Any = None, extra1: Any = None, **options: Any
+) -> torch.Tensor:
+    """:func:`warploom.matmul` with an epilogue, or its name, and the extra matrices by names."""
+    extras = tuple([x for x in (extra0, extra1) if x is not None])
+    return unwrap(eager.matmul)(a, b, epilogue=function_of(epilogue), extras=extras, **options)
+
+
+def extras_of(given: Mapping[str, Any]) -> dict[str, torch.Tensor]:
+    """The extra matrices among the arguments of a product, by their names."""
+    return {name: given[name] for name in ("extra0", "extra1") if given.get(name) is not None}
+
+
+def check_differentiable(given: Mapping[str, Any]) -> None:
+    """Raises ProblemError for a product with an epilogue that has no backward pass."""
+    function, extras = function_of(given.get("epilogue")), extras_of(given)
+    if function is None:
+        return
+    if isinstance(function, EpilogueGradient):
+        raise ProblemError("a product with an epilogue is not differentiated twice: leave out create_graph=True")
+    if len(extras) >= MOST_EXTRAS:
+        raise ProblemError(
+            f"an epilogue with {len(extras)} extra matrices has no backward pass, which takes one more than "
+            f"{MOST_EXTRAS}: call under torch.no_grad(), or leave one of them to PyTorch"
+        )
+    _check(EpilogueGradient(function, function_key(function), 0), len(extras))
+
+
+def gradients(
+    given: Mapping[str, Any], gradient: torch.Tensor, alpha: Any, wanted: frozenset[str]
+) -> dict[str, torch.Tensor]:
+    """The gradients of a product with an epilogue, by the tensors ``wanted``.
+
+    The gradient of the epilogue's sum is the same product through another epilogue; those of a, b and the bias follow
+    as without one.
+    """
+    if torch.is_grad_enabled():
+        raise ProblemError("a product with an epilogue is not differentiated twice: leave out create_graph=True")
+    a, b, extras, epilogue = given["a"], given["b"], extras_of(given), given["epilogue"]
+    others = dict(zip(("extra0", "extra1"), (gradient.to(a.dtype), *extras.values()), strict=False))
+    named = isinstance(epilogue, str)  # in graphs
+    multiply: Any = torch.ops.warploom.matmul if named else product
+
+    def of(by: int, out_dtype: Any = None) -> torch.Tensor:
+        own = f"{epilogue}{_BY}{by}" if named else EpilogueGradient(epilogue, function_key(epilogue), by)
+        number = {"alpha_tensor": alpha} if named and isinstance(alpha, torch.Tensor) else {"alpha": alpha}
+        return multiply(a, b, bias=given.get("bias"), epilogue=own, out_dtype=out_dtype, **number, **others)
+
+    def of_extra(by: int, extra: torch.Tensor) -> torch.Tensor:
+        """Of a value for a row or a column the sum of its elements' gradients."""
+        whole = extra.dtype == a.dtype and extra.shape == gradient.shape
+        return of(by) if whole else of(by, "f32").sum_to_size(extra.shape).to(extra.dtype)
+
+    found = {name: of_extra(i, x) for i, (name, x) in enumerate(extras.items(), 1) if name in wanted}
+    by_product = wanted - found.keys()
+    return found | (gradients_of_product(a, b, of(0), alpha, by_product) if by_product else {})

@@ -97,7 +97,7 @@ def _backward_by(run: Callable[..., Any]) -> Callable[..., Named]:
     def backward(
         given: Named, results: tuple[Any, ...], gradients: tuple[torch.Tensor | None, ...], wanted: frozenset[str]
     ) -> Named:
-        by_loss, by_lse = gradients
+        by_loss, by_lse = (x if x is None else x.contiguous() for x in gradients)  # of a sum one number is everywhere
         if by_loss is None and by_lse is None:
             return {}
         wants = {f"wants_{name}": name in wanted for name in ("x", "w", "bias")}

@@ -30,7 +30,7 @@ def gradients_of_product(
         turned, shape = like.stride(-2) == 1 < like.stride(-1), like.shape
         if turned:
             left, right, shape = right.mT, left.mT, like.mT.shape
-        if torch.broadcast_shapes(left.shape[:-2], right.shape[:-2]) == shape[:-2]:
+        if left.dim() == right.dim() == 2 or torch.broadcast_shapes(left.shape[:-2], right.shape[:-2]) == shape[:-2]:
             found = multiply(left, right, alpha=alpha)
         else:
             found = multiply(left, right, alpha=alpha, out_dtype="f32").sum_to_size(shape).to(a.dtype)

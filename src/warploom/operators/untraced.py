@@ -18,7 +18,6 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from warploom.core.errors import ProblemError
 from warploom.interop.tracing import transforms
-from warploom.operators import epilogues
 from warploom.ops import attention as of_attention
 from warploom.ops import attention_backward as of_backward
 from warploom.ops import attention_paged as of_paged
@@ -55,9 +54,8 @@ launch = untraced(
     "and its arguments are tensors and numbers: declare it, or compile without fullgraph=True",
 )
 matmul = untraced(
-    epilogues.matmul,
-    "warploom.matmul takes no epilogue, extras or out in PyTorch's graphs and transforms: leave what follows the "
-    "product to PyTorch there (torch.compile fuses it on its own), or compile without fullgraph=True",
+    of_matmul.matmul,
+    "warploom.matmul takes no out in PyTorch's graphs and transforms: leave it away, or compile without fullgraph=True",
 )
 attention_backward = untraced(
     of_backward.attention_backward,

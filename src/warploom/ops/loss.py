@@ -119,7 +119,7 @@ def plan_linear_cross_entropy(
     config: MatmulConfig | str | None = None,
 ) -> tuple[LossPlan, GradientPlan]:
     """What :func:`linear_cross_entropy` would run, forward and for the gradients of x, w and bias. Runs nothing."""
-    loss, views = loss_of(-100, label_smoothing, z_loss, softcap), _views({"x": x, "w": w}, bias=bias)
+    loss, views = loss_of(-100, label_smoothing, z_loss, softcap), _views(arrays_of({"x": x, "w": w}, bias=bias))
     inputs = _inputs(views["x"], views["w"], views.get("bias"), 1.0, as_if_compact)
     chosen = matmul_config(config, inputs.problem.dtype)
     wanted, device = (True, True, bias is not None), views["x"].device
@@ -129,10 +129,17 @@ def plan_linear_cross_entropy(
 # -- forward
 def losses(x: Any, w: Any, target: Any, loss: Loss, config: Any, bias: Any = None) -> tuple[Any, Any]:
     """(losses, log-sum-exps) of the rows, float32 (m,) each."""
-    rows, words, chosen, *more = _views({"x": x, "w": w, "target": target}, bias=bias).values()
+    arrays, asked = arrays_of({"x": x, "w": w, "target": target}, bias=bias), ("forward", loss, "lse", "loss")
+    lse, found = _prepared.again(asked, config, arrays) or _first_losses(arrays, loss, (asked, config))
+    return found, lse
+
+
+def _first_losses(arrays: Mapping[str, Any], loss: Loss, key: tuple[tuple[Any, ...], Any]) -> list[Any]:
+    """Everything that :func:`losses` need not repeat for tensors of the same shapes, strides and device."""
+    rows, words, chosen, *more = _views(arrays).values()
     check_loss(rows, words, chosen, *more)
     check_targets(chosen, words.shape[0], loss.ignore_index)
-    config = matmul_config(config, rows.dtype)
+    config = matmul_config(key[1], rows.dtype)
     x, w = (view if view.strides[1] == 1 else compact(view) for view in (rows, words))  # their elements are read too
     given = {"x": readable(x), "w": readable(w), "target": _row_major(chosen)}
     if more:
@@ -143,8 +150,7 @@ def losses(x: Any, w: Any, target: Any, loss: Loss, config: Any, bias: Any = Non
         return _forward(inputs, loss, config, arrays["x"].device).steps(arrays, chosen.dtype.bits // 32)
 
     shape, taken = (rows.shape[0],), given | {"target": as_words(given["target"])}
-    lse, found = _run(("forward", loss, config), given, taken, {"lse": (shape, f32), "loss": (shape, f32)}, plan)
-    return found, lse
+    return _run(key, given, taken, {"lse": (shape, f32), "loss": (shape, f32)}, plan)
 
 
 def _inputs(
@@ -159,9 +165,9 @@ def _inputs(
     return read_inputs(views, None, bias is not None, None, f32, "f32", scale, copy)
 
 
-def _views(needed: dict[str, Any], **others: Any) -> Arrays:
+def _views(arrays: Mapping[str, Any]) -> Arrays:
     """The arrays of a call, described."""
-    return {name: settled(view) for name, view in describe_all(arrays_of(needed, **others)).items()}
+    return {name: settled(view) for name, view in describe_all(arrays).items()}
 
 
 def _row_major(view: ArrayView) -> ArrayView:
@@ -202,7 +208,7 @@ def gradients(
 
     float32 (m,): ``rows.lse`` and its gradients. ``blocks``: rows and columns to take at a time.
     """
-    given = _views(
+    arrays = arrays_of(
         {"x": x, "w": w},
         bias=bias,
         target=rows.target,
@@ -210,29 +216,39 @@ def gradients(
         loss_gradient=rows.by_loss,
         lse_gradient=rows.by_lse,
     )
+    names = tuple([name for name, is_wanted in zip(("dx", "dw", "dbias"), wanted, strict=True) if is_wanted])
+    key = ("backward", rows.loss, scale, blocks, *names), config
+    made = _prepared.again(*key, arrays) or _first_gradients(arrays, rows.loss, names, scale, blocks, key)
+    found = dict(zip(names, made, strict=True))
+    return found.get("dx"), found.get("dw"), found.get("dbias")
+
+
+def _first_gradients(
+    arrays: Mapping[str, Any],
+    loss: Loss | None,
+    names: tuple[str, ...],
+    scale: float,
+    blocks: tuple[int, int] | None,
+    key: tuple[tuple[Any, ...], Any],
+) -> list[Any]:
+    """Everything that :func:`gradients` need not repeat for tensors of the same shapes, strides and device."""
+    given = _views(arrays)
     check_row_values(given)
     given = {name: (readable if name in "xw" else _row_major)(view) for name, view in given.items()}
-    config, (m, k) = matmul_config(config, given["x"].dtype), given["x"].shape
-    known = rows.by_loss is not None, rows.by_lse is not None
-    n = given["w"].shape[0]
+    config, (m, k), n = matmul_config(key[1], given["x"].dtype), given["x"].shape, given["w"].shape[0]
     shapes: dict[str, tuple[int, ...]] = {"dx": (m, k), "dw": (n, k), "dbias": (n,)}
-    results = {
-        name: (shape, given["x"].dtype)
-        for (name, shape), is_wanted in zip(shapes.items(), wanted, strict=True)
-        if is_wanted
-    }
-
+    results = {name: (shapes[name], given["x"].dtype) for name in names}
+    known = "loss_gradient" in given, "lse_gradient" in given
+    wanted = "dx" in names, "dw" in names, "dbias" in names
     taken, words = {name: view for name, view in given.items() if name != "target"}, 0
-    if rows.target is not None and known[0]:
+    if "target" in given and known[0]:
         taken["target"], words = as_words(given["target"]), given["target"].dtype.bits // 32
 
     def plan(arrays: Arrays) -> Steps:
         inputs, device = _inputs(arrays["x"], arrays["w"], arrays.get("bias"), scale), arrays["x"].device
-        return replace(_backward(inputs, rows.loss, words, known, wanted, config, device), blocks=blocks).steps()
+        return replace(_backward(inputs, loss, words, known, wanted, config, device), blocks=blocks).steps()
 
-    asked = "backward", rows.loss, config, scale, blocks
-    found = dict(zip(results, _run(asked, given, taken, results, plan), strict=True))
-    return found.get("dx"), found.get("dw"), found.get("dbias")
+    return _run(key, given, taken, results, plan)
 
 
 def _backward(
@@ -269,7 +285,7 @@ _prepared = Kept()
 
 
 def _run(
-    asked: tuple[Any, ...],
+    key: tuple[tuple[Any, ...], Any],
     given: Arrays,
     taken: Arrays,
     results: Mapping[str, tuple[tuple[int, ...], DType]],
@@ -277,16 +293,16 @@ def _run(
 ) -> list[Any]:
     """New arrays for the ``results``, by the launches of ``plan``, which take arrays by the kernels' names.
 
-    ``given`` lie so that kernels read them: whatever no kernel reads in place is copied before. Calls that ``asked``
-    for the same with arrays of the same shapes, strides and alignment are planned once.
+    ``given`` lie so that kernels read them: whatever no kernel reads in place is copied before. ``key``: what is asked,
+    and the configuration; calls that ask for the same with arrays of the same shapes, strides and alignment are planned
+    once.
     """
     first = given["x"]
-    refuse_unhashable({"config": asked})
-    asked = *asked, *results
-    ready = _prepared.find(asked, None, given)
+    refuse_unhashable({"config": key[1]})
+    ready = _prepared.find(*key, given)
     if ready is not None:
         return ready.run(given)
     made = [empty(first.kind, shape, dtype, first.device) for shape, dtype in results.values()]
     if 0 not in (first.shape[0], *[shape[-1] for shape, _ in results.values()]):
-        run_and_keep(_prepared, (asked, None), plan, (given, taken, dict(zip(results, made, strict=True))))
+        run_and_keep(_prepared, key, plan, (given, taken, dict(zip(results, made, strict=True))))
     return made

@@ -82,8 +82,8 @@ def matmul(
     fixed order, so equal calls give equal bits. Arrays of torch, CuPy and JAX on a GPU are used where they lie, on the
     caller's stream; the result is of the same kind. NumPy arrays run on the GPU if there is one, else on the emulator.
 
-    Under ``torch.compile`` a call is one operator, ``warploom::matmul``; calls with
-    ``epilogue``, ``extras`` or ``out`` break the graph instead.
+    Under ``torch.compile`` a call is one operator, ``warploom::matmul``, with an ``epilogue`` too; one with ``out``
+    breaks the graph instead.
 
     Raises ProblemError for arrays it does not take, ConfigError for a ``config`` that does not fit.
     """

@@ -109,6 +109,12 @@ def checked_config(config: Any, dtype: DType, accumulate: Any = "f32") -> None:
         refuse(f"{found} does not fit", found.check())
 
 
+def check_count(extras: Sequence[Any]) -> None:
+    """Raises ProblemError for more extra matrices than an epilogue takes."""
+    if len(extras) > MOST_EXTRAS:
+        raise ProblemError(f"an epilogue takes at most {MOST_EXTRAS} extra matrices, not {len(extras)}")
+
+
 def check_function(function: Any, extras: int) -> None:
     """Raises ProblemError if ``function`` cannot be called with a sum and so many elements of extra matrices.
 
@@ -212,8 +218,7 @@ def _check_others(
     if has_bias and tuple(others[0].shape) != (shape[-1],):
         raise ProblemError(f"bias has shape {tuple(others[0].shape)}, the result {shape}: bias must be ({shape[-1]},)")
     check_function(function, len(extras))
-    if len(extras) > MOST_EXTRAS:
-        raise ProblemError(f"an epilogue takes at most {MOST_EXTRAS} extra matrices, not {len(extras)}")
+    check_count(extras)
     if extras and function is None:
         raise ProblemError("extras are arguments of an epilogue: pass epilogue=lambda x, y: …")
     for view in others:
