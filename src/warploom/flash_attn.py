@@ -289,7 +289,7 @@ def flash_attn_with_kvcache(
         turning: dict[str, Any] = {"cos": rotary_cos, "sin": rotary_sin, "interleaved": rotary_interleaved}
         if rotary_cos is not None and rotary_sin is not None:
             tables = rotary_cos, rotary_sin
-            masked = causal or any(side not in (-1, None) for side in window_size or ())
+            masked = causal or any(side not in (-1, None) for side in (() if window_size is None else window_size))
             first = (lengths if rotary_seqlens is None else rotary_seqlens)[:, None]
             q = _turned("q", q, *tables, first + _count(q) * masked, rotary_interleaved)
             if rotary_seqlens is not None and rotary_seqlens is not cache_seqlens:

@@ -163,3 +163,13 @@ def test_what_the_hardware_leaves_undefined(op: str, n: int, lanes: int) -> None
     (found,) = emulate(program, 1, [numbers(32), n]).findings
     assert (found.kind, found.count) == ("undefined", lanes)
     assert ("divides by 0" if n == 0 else "shifts by 32 of its 32 bits") in found.message
+
+
+@kernel(threads=32)
+def from_lane(k: Kernel, out: Global[U32], n: U32) -> None:
+    out.store(k.shfl_idx(k.lane, n), k.lane)
+
+
+def test_a_warp_has_lanes_up_to_31() -> None:
+    assert emulate(from_lane.trace(), 1, [numbers(32), 31]).findings == ()
+    assert kinds(emulate(from_lane.trace(), 1, [numbers(32), 32])) == {"undefined"}

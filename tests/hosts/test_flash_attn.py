@@ -515,6 +515,6 @@ def test_an_open_window_beside_rotary_embedding():
         untyped.flash_attn_with_kvcache(
             q, *torch.zeros(2, 1, 32, 2, 16).half(), q, q, tables, tables, cache_seqlens=0, window_size=window
         )
-        for window in (None, (-1, -1))
+        for window in (None, (-1, -1), torch.tensor([-1, -1]))
     ]
-    assert (found[0] == found[1]).all()
+    assert all((one == found[0]).all() for one in found)

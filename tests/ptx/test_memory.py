@@ -377,6 +377,33 @@ def test_atomics_of_several_ctas_need_a_scope_that_holds_them(scope: str, seed: 
     assert kinds(findings) == ({"race"} if scope == "cta" else set())
 
 
+@pytest.mark.parametrize("seed", [None, 0, 1, 2])
+def test_an_atomic_of_a_cta_races_with_one_of_the_gpu_in_another_cta(seed: int | None) -> None:
+    body = """mov.u32 %r0, %ctaid.x; setp.eq.u32 %p1, %r0, 0; @%p1 red.relaxed.SCOPE.global.add.u32 [%d0], 1;
+    @!%p1 red.relaxed.gpu.global.add.u32 [%d0], 1;"""
+    for scope in ("gpu", "cta"):
+        found = check(kernel(body.replace("SCOPE", scope)), [np.zeros(1, np.uint32)], 32, grid=2, seed=seed).findings
+        assert kinds(found) == ({"race"} if scope == "cta" else set())
+
+
+def test_copies_that_read_nothing_touch_no_sector() -> None:
+    body = f"""{TID} setp.lt.u32 %p1, %r0, 8; selp.b32 %r9, 16, 0, %p1; mul.wide.u32 %d20, %r0, 16;
+    add.s64 %d21, %d0, %d20; mov.u32 %r2, tile; mad.lo.u32 %r3, %r0, 16, %r2;
+    cp.async.cg.shared.global [%r3], [%d21], 16, %r9; cp.async.wait_all;"""
+    run = check(kernel(body, before=".shared .align 16 .b8 tile[512];"), [np.zeros(128, np.float32)])
+    assert run.findings == ()
+    (copies,) = run.traffic.global_memory.values()
+    assert (copies.requests, copies.sectors, copies.bytes) == (1, 4, 128)
+
+
+@pytest.mark.parametrize("place", [-4, 0, 12, 16, 24])
+def test_local_memory_ends_where_its_variables_do(place: int) -> None:
+    body = f""".local .align 16 .b8 own[16]; mov.u32 %r2, own; st.local.v4.u32 [%r2], {{%r2, %r2, %r2, %r2}}; ld.local.u32 %r1, [%r2+{place}];
+    mov.u32 %r3, 1; {TID} mul.wide.u32 %d2, %r0, 4; add.s64 %d3, %d0, %d2; st.global.u32 [%d3], %r3;"""
+    found = check(kernel(body), [np.zeros(32, np.uint32)]).findings
+    assert kinds(found) == (set() if 0 <= place < 16 else {"bounds"})
+
+
 def test_constant_memory_that_the_host_would_write_is_refused() -> None:
     text = kernel("ld.const.u32 %r1, [c]; st.global.u32 [%d0], %r1;", before=".const .align 4 .b8 c[8];")
     with pytest.raises(ProblemError, match="cudaMemcpyToSymbol"):
