@@ -398,7 +398,8 @@ def test_copies_that_read_nothing_touch_no_sector() -> None:
 
 @pytest.mark.parametrize("place", [-4, 0, 12, 16, 24])
 def test_local_memory_ends_where_its_variables_do(place: int) -> None:
-    body = f""".local .align 16 .b8 own[16]; mov.u32 %r2, own; st.local.v4.u32 [%r2], {{%r2, %r2, %r2, %r2}}; ld.local.u32 %r1, [%r2+{place}];
+    body = f""".local .align 16 .b8 own[16]; mov.u32 %r2, own; st.local.v4.u32 [%r2], {{%r2, %r2, %r2, %r2}};
+    ld.local.u32 %r1, [%r2+{place}];
     mov.u32 %r3, 1; {TID} mul.wide.u32 %d2, %r0, 4; add.s64 %d3, %d0, %d2; st.global.u32 [%d3], %r3;"""
     found = check(kernel(body), [np.zeros(32, np.uint32)]).findings
     assert kinds(found) == (set() if 0 <= place < 16 else {"bounds"})
