@@ -286,6 +286,15 @@ def test_a_loop_that_does_not_end_is_told(monkeypatch: pytest.MonkeyPatch, body:
         check(kernel(body), [np.zeros(1, np.uint32)])
 
 
+@pytest.mark.parametrize("source", [15, 16])
+def test_a_lane_that_has_ended_gives_nothing(source: int) -> None:
+    body = f"""mov.u32 %r2, %laneid; setp.ge.u32 %p1, %r2, 16; @%p1 bra end;
+    shfl.sync.idx.b32 %r1, %r2, {source}, 31, -1; {STORE} end:"""
+    out, findings = run(body)
+    assert kinds(findings) == (set() if source == 15 else {"uninitialised"})
+    assert source != 15 or out.tolist() == [15] * 16 + [0] * 16
+
+
 @pytest.mark.parametrize("count", [0, 40, 96])
 def test_a_barrier_counts_whole_warps_of_its_cta(count: int) -> None:
     assert run("mov.u32 %r1, 0; bar.sync 1, 64;", 64)[1] == ()

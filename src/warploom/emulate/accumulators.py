@@ -46,7 +46,8 @@ class Accumulator:
         """D = A·B, or D += A·B where ``adds``."""
         matrix = self._load()
         old = matrix[positions]
-        old[~adds] = 0
+        if not adds.all():
+            old[~adds] = 0
         matrix[positions] = instruction.multiply(
             a.reshape(1, -1, a.shape[2]), b[None], old.reshape(1, -1, self.n)
         ).reshape(len(positions), WARP_ROWS, self.n)

@@ -27,10 +27,10 @@ ELEMENT_BYTES = 2
 
 @dataclass(eq=False)
 class Part:
-    """What one warp gives to a product: A's registers and their shadows, and whether D is added to."""
+    """What one warp gives to a product: A's registers (lanes, registers), their shadows, and whether D is added to."""
 
-    a: list[Array]
-    a_shadow: list[Array] | None
+    a: Array | None
+    a_shadow: Array | None
     accumulate: bool
 
 
@@ -85,23 +85,47 @@ class WatchedRegisters:
         return kept[1]
 
 
+@dataclass(frozen=True, eq=False)
+class Operand:
+    """Where an operand lies in the shared memory of its CTA: its elements, in units of 16 bits, and their cells.
+
+    Its bytes are from ``first`` to ``end`` - 1.
+    """
+
+    index: Array
+    cells: Array
+    first: int
+    end: int
+
+
 class SharedOperands:
-    """Operands that descriptors name in the shared memory of a batch."""
+    """Operands that descriptors name in the shared memory of a batch, each worked out once."""
 
     def __init__(self, proxy: AsyncProxy) -> None:
         self.proxy = proxy
-        self._indices: dict[tuple[Any, ...], tuple[Array, Array]] = {}
+        self._operands: dict[tuple[Any, ...], Operand] = {}
+        self._unions: dict[tuple[int, ...], Array] = {}
+        self._misplaced: dict[tuple[Any, ...], tuple[Literal["bounds", "layout"], str] | None] = {}
 
-    def indices(self, instruction: Wgmma, which: str, descriptor: int) -> tuple[Array, Array]:
-        """Indices of an operand's elements in 16-bit units of its CTA's shared memory, and their cells; kept."""
+    def operand(self, instruction: Wgmma, which: str, descriptor: int) -> Operand:
+        """The operand A or B of an instruction at a descriptor."""
         transposed = instruction.transposed_b if which == "b" else instruction.transposed_a
         key = (which, instruction.n if which == "b" else 0, transposed, descriptor)
-        found = self._indices.get(key)
+        found = self._operands.get(key)
         if found is None:
             addresses = instruction.a_addresses if which == "a" else instruction.b_addresses
             local = addresses(descriptor) - SHARED_BASE
-            found = self._indices[key] = local >> 1, np.unique(local // self.proxy.shared.granule)
+            first, end = int(local.min()), int(local.max()) + ELEMENT_BYTES
+            cells = np.unique(local // self.proxy.shared.granule)
+            found = self._operands[key] = Operand(local >> 1, cells, first, end)
         return found
+
+    def cells(self, operands: list[Operand], cta: int) -> Array:
+        """The cells of all these operands of a CTA."""
+        key = tuple(map(id, operands))
+        if key not in self._unions:
+            self._unions[key] = np.unique(np.concatenate([o.cells for o in operands]))
+        return self._unions[key] + cta * self.proxy.shared.stride // self.proxy.shared.granule
 
     def misplaced(
         self, instruction: Wgmma, which: str, descriptor: int | None, tile: Tile
@@ -109,13 +133,21 @@ class SharedOperands:
         """How an operand's descriptor contradicts the tile that it was made for; None if it does not."""
         if descriptor is None:
             return None
-        index = self.indices(instruction, which, descriptor)[0]
-        first, end = 2 * int(index.min()), 2 * int(index.max()) + 2
-        if first < tile.offset or end > tile.offset + tile.bytes:
+        key = (instruction, which, descriptor, id(tile))
+        if key not in self._misplaced:
+            self._misplaced[key] = self._contradicts(instruction, which, descriptor, tile)
+        return self._misplaced[key]
+
+    def _contradicts(
+        self, instruction: Wgmma, which: str, descriptor: int, tile: Tile
+    ) -> tuple[Literal["bounds", "layout"], str] | None:
+        operand = self.operand(instruction, which, descriptor)
+        if operand.first < tile.offset or operand.end > tile.offset + tile.bytes:
             last = tile.offset + tile.bytes - 1
             return "bounds", (
-                f"operand {which.upper()} takes bytes {first} to {end - 1} of shared memory, outside the tile "
-                f"{tile.name} (bytes {tile.offset} to {last}): correct the descriptor's start, stride or leading offset"
+                f"operand {which.upper()} takes bytes {operand.first} to {operand.end - 1} of shared memory, outside "
+                f"the tile {tile.name} (bytes {tile.offset} to {last}): correct the descriptor's start, stride or "
+                "leading offset"
             )
         shape = decode(descriptor)[1]
         if tile.swizzle_bytes != shape.row_bytes:
@@ -150,7 +182,7 @@ class SharedOperands:
         """What operand A or B holds now, f32, and which elements are poison (None: none)."""
         descriptor = product.a if which == "a" else product.b
         assert descriptor is not None
-        index = self.indices(product.instruction, which, descriptor)[0]
+        index = self.operand(product.instruction, which, descriptor).index
         shared = self.proxy.shared
         first = product.cta * shared.stride >> 1
         words = shared.data.view(np.uint16)[first + index]
@@ -161,10 +193,10 @@ class SharedOperands:
         return half_to_f32(words, product.instruction.inputs), poison
 
 
-def register_a(instruction: Wgmma, registers: list[list[Array]], *, poison: bool = False) -> Array:
-    """A of each warp (warps, 16, 16) from its four registers."""
+def register_a(instruction: Wgmma, registers: list[Array], *, poison: bool = False) -> Array:
+    """A of each warp (warps, 16, 16) from its registers, one for each warp (lanes, registers)."""
     slot = instruction.a_slot
-    words = np.ascontiguousarray(np.stack([np.stack(r, axis=-1) for r in registers])).view(np.uint16)
+    words = np.array(registers).view(np.uint16)
     elements = words != 0 if poison else half_to_f32(words, instruction.inputs)
     owner = slot.layout.owner_index()[: WARP_ROWS * slot.layout.shape[1]]
     return elements.reshape(len(registers), -1)[:, owner].reshape(len(registers), WARP_ROWS, -1)

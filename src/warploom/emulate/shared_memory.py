@@ -267,7 +267,7 @@ class SharedMemory:
             same = None if data is None else suspicious & self._holds(place, data, shadow)
             self._compare_alike(place, suspicious if same is None else suspicious & ~same, what)
             self._examine_write(place, suspicious, what, same)
-            alike = None if same is None else np.asarray(same.any(axis=2))
+            alike = None if same is None or not same.any() else np.asarray(same.any(axis=2))
         tables: list[tuple[int, Array, str]] = [(agent, table, "read") for agent, table in enumerate(self.readers)]
         tables += [(-1 - engine, table, "read") for engine, table in self.engine_readers.items()]
         if not strong:
@@ -463,7 +463,8 @@ class SharedMemory:
     def _examine_write(self, place: Place, suspicious: Array, what: str, same: Array | None = None) -> Array | None:
         """Report conflicts with earlier writes. Returns which cells (warps, lanes, cells) were never written.
 
-        Cells that hold what is to be stored, ``same``, conflict with no warp's write, which is noted.
+        Cells that hold what is to be stored, ``same``, conflict with no warp's write: only those where one is not
+        ordered remain in ``same``, and it is noted.
         """
         op, (row, lane, part) = place.op, np.nonzero(suspicious)
         cell = place.index[row, lane] * suspicious.shape[2] + part
@@ -480,7 +481,10 @@ class SharedMemory:
             fine = self.clocks.ordered(mine[0], mine[1], place.collective, agents, lanes, stamps, visible=True)
             if same is not None:
                 alike = ~fine & same[row, lane, part][written] & (agents >= 0)
-                self._note_alike(mine[2][alike], agents[alike] - self.report.first, record[written][alike])
+                same[...] = False
+                same[row[written][alike], lane[written][alike], part[written][alike]] = True
+                if alike.any():
+                    self._note_alike(mine[2][alike], agents[alike] - self.report.first, record[written][alike])
                 fine |= alike
             if not fine.all():
                 wrong = ~fine

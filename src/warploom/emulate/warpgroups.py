@@ -58,6 +58,7 @@ class Warpgroups:
         self.values = list(watched.numbers)
         self.together: dict[int, tuple[Op, Array]] = {}
         self.operands = SharedOperands(proxy)
+        self._clashes: dict[tuple[int, int], Array | None] = {}
 
     def _group(self, row: int) -> Group:
         warp = row % self.warps
@@ -112,7 +113,7 @@ class Warpgroups:
         count = instruction.a_count
         b, adds = (frame.full(frame.env[k])[:, 0] for k in keys[count : count + 2])
         a = None if from_registers else frame.full(frame.env[keys[0]])[:, 0]
-        registers = [frame.full(frame.env[k]) for k in keys[:count]] if from_registers else []
+        registers = np.stack([frame.full(frame.env[k]) for k in keys[:count]], axis=-1) if from_registers else None
         shadows = self._shadows(frame, keys[:count]) if from_registers else None
         if self.proxy.checks:
             self._check_registers(frame, op, keys)
@@ -128,46 +129,45 @@ class Warpgroups:
             product = group.products[number - 1]
             if product.op is not op or (product.a, product.b) != descriptors:
                 self._disagree(row, op, product)
-            part_shadow = None if shadows is None else [s[i] for s in shadows]
-            product.parts[row] = Part([r[i] for r in registers], part_shadow, bool(adds[i]))
+            mine = None if registers is None else registers[i]
+            product.parts[row] = Part(mine, None if shadows is None else shadows[i], bool(adds[i]))
             fresh.setdefault(group.first, (product, []))[1].append(row)
-        for product, mine in fresh.values():
+        for product, members in fresh.values():
             if self.proxy.checks and product.cells.size:
-                self.proxy.check((mine, None), product.cells, "read", op)
-                engine = self.engines.warpgroup(mine[0])
+                self.proxy.check((members, None), product.cells, "read", op)
+                engine = self.engines.warpgroup(members[0])
                 self.proxy.record_read(engine, product.cells, product.stamp)
-            self._wake(self.groups[mine[0] - mine[0] % self.warps % WARPS])
+            self._wake(self.groups[members[0] - members[0] % self.warps % WARPS])
 
     @staticmethod
-    def _shadows(frame: Frame, keys: tuple[Value, ...]) -> list[Array] | None:
+    def _shadows(frame: Frame, keys: tuple[Value, ...]) -> Array | None:
         if not any(k in frame.shadows for k in keys):
             return None
         none = np.zeros((1, 1, 1), np.uint32)
-        return [frame.full(frame.shadows.get(k, none)) for k in keys]
+        return np.stack([frame.full(frame.shadows.get(k, none)) for k in keys], axis=-1)
 
     def _product(self, op: Op, instruction: Wgmma, number: int, row: int, a: int | None, b: int) -> Product:
         cta = row // self.warps
         stamp = self.proxy.clocks.stamp(op)
-        parts = [self.operands.indices(instruction, "b", b)]
+        parts = [self.operands.operand(instruction, "b", b)]
         if a is not None:
-            parts.append(self.operands.indices(instruction, "a", a))
+            parts.append(self.operands.operand(instruction, "a", a))
         if self.proxy.checks:
             for position, which, descriptor in ((0, "a", a), (instruction.a_count, "b", b)):
                 tile = op.tile(position)
                 message = self.operands.misplaced(instruction, which, descriptor, tile) if tile is not None else None
                 if message is not None:
                     self.report.add(message[0], op.where, f"{op.instruction.mnemonic}: {message[1]}", row, 0)
-        for name, (index, _) in zip(("wgmma.b", "wgmma.a"), parts, strict=False):
-            self.proxy.counter.engine(name, index.size * ELEMENT_BYTES)
-        outside = any(index.min() < 0 or 2 * int(index.max()) + 2 > self.proxy.shared.size for index, _ in parts)
+        for name, part in zip(("wgmma.b", "wgmma.a"), parts, strict=False):
+            self.proxy.counter.engine(name, part.index.size * ELEMENT_BYTES)
+        outside = any(part.first < 0 or part.end > self.proxy.shared.size for part in parts)
         cells, before = np.zeros(0, np.int64), np.zeros(0, np.int32)
         if outside:
             message = f"{op.instruction.mnemonic}: an operand lies outside the {self.proxy.shared.size} bytes of "
             message += "shared memory: correct the descriptor's address, stride or leading offset"
             self.report.add("bounds", op.where, message, row, 0)
         elif self.proxy.checks:
-            first = cta * self.proxy.shared.stride // self.proxy.shared.granule
-            cells = (parts[0][1] if len(parts) == 1 else np.union1d(parts[0][1], parts[1][1])) + first
+            cells = self.operands.cells(parts, cta)
             before = self.proxy.state(cells)
         return Product(op, instruction, number, cta, a, b, stamp, cells, before, outside)
 
@@ -200,21 +200,25 @@ class Warpgroups:
         newest = np.where(flying, self.last[numbers[:, None], frame.flat], 0)
         for position, row in enumerate(frame.flat.tolist()):
             products = self._group(row).products
-            for number in np.unique(newest[:, position]).tolist():
-                if number == 0:
-                    continue
-                product = products[number - 1]
-                if product.op.results == op.results and product.instruction == op.instruction:
-                    continue
-                mine = newest[:, position] == number
-                both = (*op.results, *product.op.results)
-                clash = mine & np.array([self.values[int(n)] in both for n in numbers])
-                if product.op.results == op.results and product.instruction.n == op.instruction.n:  # type: ignore[attr-defined]
-                    clash &= np.array([self.values[int(n)] not in op.results for n in numbers])
-                if clash.any():
+            for number in set(newest[:, position].tolist()) - {0}:
+                other = products[number - 1].op
+                key = (id(op), id(other))
+                if key not in self._clashes:
+                    self._clashes[key] = self._clash(op, other, numbers)
+                clash = self._clashes[key]
+                if clash is not None and (clash & (newest[:, position] == number)).any():
                     only = np.zeros_like(flying)
-                    only[clash, position] = True
+                    only[clash & (newest[:, position] == number), position] = True
                     self._report_flying(frame, numbers, only, op)
+
+    def _clash(self, op: Op, other: Op, numbers: Array) -> Array | None:
+        """Which of the registers of a product another one in flight may not have; None for none."""
+        if other.results == op.results and other.instruction == op.instruction:
+            return None
+        both = (*op.results, *other.results)
+        if other.results == op.results and other.instruction.n == op.instruction.n:  # type: ignore[attr-defined]
+            return None
+        return np.array([self.values[int(n)] in both for n in numbers])
 
     # -- groups --------------------------------------------------------------------------------------------------
 
@@ -291,12 +295,11 @@ class Warpgroups:
         b, b_poison = self.operands.shared_matrix(product, "b")
         parts = [product.parts.pop(row) for row in rows]
         if product.a is None:
-            a = register_a(instruction, [p.a for p in parts])
-            shadows = [p.a_shadow for p in parts]
-            a_poison = None
-            if any(s is not None for s in shadows):
-                zero = [np.zeros(32, np.uint32)] * instruction.a_count
-                a_poison = register_a(instruction, [s or zero for s in shadows], poison=True)
+            a = register_a(instruction, [p.a for p in parts if p.a is not None])
+            shadows, a_poison = [p.a_shadow for p in parts], None
+            if any(shadow is not None for shadow in shadows):
+                zero = np.zeros((32, instruction.a_count), np.uint32)
+                a_poison = register_a(instruction, [zero if s is None else s for s in shadows], poison=True)
         else:
             whole, a_poison = self.operands.shared_matrix(product, "a")
             quarter = [row % self.warps % WARPS for row in rows]
