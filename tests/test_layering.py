@@ -182,8 +182,8 @@ def test_rooms_import_only_what_is_below():
     ("file", "module"),
     [
         ("kernels/ladder.py", "warploom.cuda.printer"),
-        ("emulate/machine.py", "warploom.cuda.printer"),
-        ("cuda/printer.py", "warploom.emulate.machine"),
+        ("emulate/launch/machine.py", "warploom.cuda.printer"),
+        ("cuda/printer.py", "warploom.emulate.launch.machine"),
         ("cuda/printer.py", "warploom.lang.kernel"),
         ("isa/alu.py", "warploom.ir.program"),
         ("interop/arrays.py", "warploom.ops.attention"),
