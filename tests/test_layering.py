@@ -189,8 +189,8 @@ def test_rooms_import_only_what_is_below():
     ("file", "module"),
     [
         ("kernels/settings.py", "warploom.cuda.printer"),
-        ("emulate/machine.py", "warploom.cuda.printer"),
-        ("cuda/printer.py", "warploom.emulate.machine"),
+        ("emulate/launch/machine.py", "warploom.cuda.printer"),
+        ("cuda/printer.py", "warploom.emulate.launch.machine"),
         ("cuda/printer.py", "warploom.lang.kernel"),
         ("isa/alu.py", "warploom.ir.program"),
         ("interop/arrays.py", "warploom.ops.attention"),

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from warploom.core import errors
+from warploom.core.arguments import GRID_LIMITS, grid_of
 from warploom.core.dtypes import DTYPES, bf16, dtype_of, f16, f32, pred, s32, s64, u16
 from warploom.core.errors import ConfigError, WarploomError
 from warploom.core.settings import cache_folder
@@ -121,3 +122,11 @@ def test_a_user_without_a_home_gets_no_cache_and_no_error(monkeypatch, tmp_path)
     monkeypatch.setenv("WARPLOOM_CACHE", "~a-user-there-is-not/kernels")
     with pytest.raises(OSError, match="directory"):
         cache_folder().mkdir(parents=True)
+
+
+@pytest.mark.parametrize("axis", range(3))
+def test_a_grid_may_be_as_large_as_a_gpu_takes(axis: int) -> None:
+    most = tuple(limit if i == axis else 1 for i, limit in enumerate(GRID_LIMITS))
+    assert grid_of(most) == most
+    with pytest.raises(ConfigError, match="larger than any GPU takes"):
+        grid_of(tuple(limit + (i == axis) if i == axis else 1 for i, limit in enumerate(GRID_LIMITS)))

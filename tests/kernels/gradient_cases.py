@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from tests.kernels.mutate import run_calls
-from warploom.emulate.findings import Finding
+from warploom.emulate.findings.findings import Finding
 from warploom.interop.arrays import describe
 from warploom.ir.program import Program
 from warploom.kernels.attention.backward import TENSORS, BackwardOperands, BackwardProblem

@@ -4,6 +4,8 @@
 from __future__ import annotations
 
 import inspect
+from contextlib import nullcontext
+from dataclasses import replace
 from functools import wraps
 from typing import Any
 
@@ -14,7 +16,10 @@ import pytest
 from tests.lang.support import lanes, run
 from tests.lang.test_wmma_words import test_sums_in_place_from_a_place_within_a_padded_tile as wmma_sums
 from warploom import attention
-from warploom.core.errors import TraceError
+from warploom.core.errors import TraceError, VerifyError
+from warploom.ir.statements import Const, Op
+from warploom.ir.verify import verify
+from warploom.isa.cluster import MapShared
 from warploom.lang import Global, Kernel, bf16, f16, f32, f64, kernel, s8, s32, u8, u32
 from warploom.lang.builder import Builder
 from warploom.layout.catalogue import mma_fragment
@@ -177,6 +182,35 @@ def test_shared_memory_of_another_cta_is_elsewhere() -> None:
     out = np.zeros((2, 2), np.int32)
     run(at_the_other, out.view(np.uint32), grid=2)
     assert out[0, 1] == -out[1, 1] != 0
+
+
+@kernel(threads=32, cluster=2, requires="sm_90")
+def of_rank(k: Kernel, out: Global[u32]) -> None:
+    out.store(k.map_shared(k.shared(u32, 32).base, 1), k.lane)
+
+
+@pytest.mark.parametrize("rank", [0, 1, 2])
+def test_a_cluster_ends_at_its_last_cta(rank: int) -> None:
+    """The language refuses such a rank; so does verification, of Programs that others make."""
+    program = of_rank.trace()
+    changed = [
+        replace(s, operands=(s.operands[0], Const(u32, rank)))
+        if isinstance(s, Op) and isinstance(s.instruction, MapShared)
+        else s
+        for s in program.body
+    ]
+    with nullcontext() if rank < 2 else pytest.raises(VerifyError, match="the cluster has 2 CTAs"):
+        verify(replace(program, body=tuple(changed)))
+
+
+@pytest.mark.parametrize("cluster", [(2, 1, 1), (1, 1, 1, 1), (0,), ()])
+def test_a_cluster_has_up_to_three_dimensions(cluster: tuple[int, ...]) -> None:
+    @kernel(threads=32, cluster=cluster, requires="sm_90")
+    def nothing(k: Kernel, out: Global[u32]) -> None:
+        out.store(k.lane, k.lane)
+
+    with nullcontext() if cluster == (2, 1, 1) else pytest.raises(TraceError, match="one to three positive counts"):
+        nothing.trace()
 
 
 @kernel(threads=32, requires="sm_90a")

@@ -197,8 +197,8 @@ def test_a_lock_that_is_never_free_is_a_deadlock_not_a_hang():
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Loops that change nothing are given up soon."""
-    monkeypatch.setattr("warploom.emulate.machine._IDLE_PASSES", 10)
-    monkeypatch.setattr("warploom.emulate.flow._MANY_PASSES", 10)
+    monkeypatch.setattr("warploom.emulate.launch.machine._IDLE_PASSES", 10)
+    monkeypatch.setattr("warploom.emulate.control.flow._MANY_PASSES", 10)
 
 
 @pytest.mark.usefixtures("impatient")
@@ -281,9 +281,18 @@ def test_a_predicate_that_changes_ends_a_group_of_guarded_instructions() -> None
     ],
 )
 def test_a_loop_that_does_not_end_is_told(monkeypatch: pytest.MonkeyPatch, body: str) -> None:
-    monkeypatch.setattr("warploom.emulate.flow._MOST_PASSES", 1000)
+    monkeypatch.setattr("warploom.emulate.control.flow._MOST_PASSES", 1000)
     with pytest.raises(EmulationError, match=r"kernel.ptx:\d+: after 1000 passes"):
         check(kernel(body), [np.zeros(1, np.uint32)])
+
+
+@pytest.mark.parametrize("source", [15, 16])
+def test_a_lane_that_has_ended_gives_nothing(source: int) -> None:
+    body = f"""mov.u32 %r2, %laneid; setp.ge.u32 %p1, %r2, 16; @%p1 bra end;
+    shfl.sync.idx.b32 %r1, %r2, {source}, 31, -1; {STORE} end:"""
+    out, findings = run(body)
+    assert kinds(findings) == (set() if source == 15 else {"uninitialised"})
+    assert source != 15 or out.tolist() == [15] * 16 + [0] * 16
 
 
 @pytest.mark.parametrize("count", [0, 40, 96])

@@ -398,11 +398,21 @@ def test_copies_that_read_nothing_touch_no_sector() -> None:
 
 @pytest.mark.parametrize("place", [-4, 0, 12, 16, 24])
 def test_local_memory_ends_where_its_variables_do(place: int) -> None:
-    body = f""".local .align 16 .b8 own[16]; mov.u32 %r2, own; st.local.v4.u32 [%r2], {{%r2, %r2, %r2, %r2}};
-    ld.local.u32 %r1, [%r2+{place}];
+    body = f""".local .align 16 .b8 own[16]; mov.u32 %r2, own;
+    st.local.v4.u32 [%r2], {{%r2, %r2, %r2, %r2}}; ld.local.u32 %r1, [%r2+{place}];
     mov.u32 %r3, 1; {TID} mul.wide.u32 %d2, %r0, 4; add.s64 %d3, %d0, %d2; st.global.u32 [%d3], %r3;"""
     found = check(kernel(body), [np.zeros(32, np.uint32)]).findings
     assert kinds(found) == (set() if 0 <= place < 16 else {"bounds"})
+
+
+def test_initial_values_of_variables() -> None:
+    before = ".const .align 4 .f32 one[2] = {0f3F800000, 0f40000000}; .const .align 8 .f64 two = 0d4008000000000000;"
+    body = """.reg .b32 %none<0>; ld.const.v2.f32 {%f1, %f2}, [one]; ld.const.f64 %e1, [two]; cvt.rn.f32.f64 %f3, %e1;
+    mov.u32 %r0, %laneid; setp.eq.u32 %p1, %r0, 0; @%p1 st.global.f32 [%d0], %f1; @%p1 st.global.f32 [%d0+4], %f2;
+    @%p1 st.global.f32 [%d0+8], %f3;"""
+    out = np.zeros(3, np.float32)
+    assert check(kernel(body, before=before), [out]).findings == ()
+    assert out.tolist() == [1, 2, 3]
 
 
 def test_constant_memory_that_the_host_would_write_is_refused() -> None:

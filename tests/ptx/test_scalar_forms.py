@@ -236,6 +236,28 @@ def test_integer_forms(text: str, given: Any, bits: int, meaning: Callable[..., 
     assert got.tolist() == wanted
 
 
+@pytest.mark.parametrize("mode", ["wrap", "clamp"])
+@pytest.mark.parametrize("kind", ["u32", "s32"])
+def test_low_bits_as_a_number(kind: str, mode: str) -> None:
+    """``szext``, at every length and beyond all of them."""
+    x, count = integers(32, kind == "s32"), np.resize(np.arange(48, dtype=np.uint32), 96)
+    got = lanewise(f"szext.{mode}.{kind} %out, %in0, %in1;", [x, count], x.dtype)
+    for value, n, result in zip(x.tolist(), count.tolist(), got.tolist(), strict=True):
+        bits = min(n, 32) if mode == "clamp" else n % 32
+        low = value % (1 << bits)
+        sign = kind == "s32" and bits > 0 and low >> bits - 1
+        assert result == low - (1 << bits if sign else 0), (value, n)
+
+
+def test_constants_of_both_signs() -> None:
+    x = np.array([2**30 - 1, 2**30, -(2**30), 1, -1, 0, 7, -7] * 4, np.int32)
+    less = lanewise("setp.lt.s32 %p1, %in0, 1073741824; selp.u32 %out, 1, 0, %p1;", [x], np.uint32)
+    assert np.array_equal(less, x < 2**30)
+    y = x.astype(np.float32)
+    assert np.array_equal(lanewise("add.f32 %out, %in0, -1.5;", [y], np.float32), y - np.float32(1.5))
+    assert np.array_equal(lanewise("add.f64 %out, %in0, -0d3FF8000000000000;", [x.astype(float)], float), x - 1.5)
+
+
 def test_signed_fields_extend_the_sign() -> None:
     """bfe.s32: the bit at the end of the field, or the top one where the field goes beyond."""
     values, places, counts = integers(32, True), shifts(), shifts()

@@ -41,10 +41,10 @@ USE = """bar.sync 0; @!%p1 bra wait; mbarrier.arrive.expect_tx.shared::cta.b64 _
 BEFORE = ".shared .align 128 .b8 map[128]; .shared .align 128 .b8 box[128]; .shared .align 8 .b8 bar[8];"
 
 
-def run(make: str, block: int = 64):
+def run(make: str, block: int = 64, use: str = USE):
     """The box at column 12 and row 4 of a 6x16 matrix."""
     x, out, place = np.arange(96, dtype=np.float32), np.full((4, 8), np.nan, np.float32), np.zeros(128, np.uint8)
-    text = kernel(make + USE, ["u64"] * 3, BEFORE, "sm_90a")
+    text = kernel(make + use, ["u64"] * 3, BEFORE, "sm_90a")
     return out, check(text, [x, out, place], block).findings
 
 
@@ -55,6 +55,26 @@ def test_a_map_that_is_published_and_taken_in(make: str) -> None:
     wanted[:2, :4] = np.arange(96).reshape(6, 16)[4:, 12:]
     assert findings == ()
     assert np.array_equal(out, wanted)
+
+
+def test_a_map_has_up_to_five_dimensions() -> None:
+    """The same matrix with three more dimensions of size 1."""
+    one = "tensormap.replace.tile.{0}.shared::cta.b1024.b{2} [map], {1}, {3};"
+    more = " ".join(
+        one.format(name, d - (name == "global_stride"), bits, value)
+        for d in (2, 3, 4)
+        for name, bits, value in (
+            ("box_dim", 32, 1),
+            ("global_dim", 32, 1),
+            ("element_stride", 32, 1),
+            ("global_stride", 64, 384),
+        )
+    )
+    make = SHARED.replace("rank.shared::cta.b1024.b32 [map], 1;", f"rank.shared::cta.b1024.b32 [map], 4; {more}")
+    use = USE.replace("tensor.2d", "tensor.5d").replace("{12, 4}", "{12, 4, 0, 0, 0}")
+    out, findings = run(make, use=use)
+    assert findings == ()
+    assert np.array_equal(out, run(SHARED)[0])
 
 
 @pytest.mark.parametrize(

@@ -1,10 +1,10 @@
 """Run a Program on a CPU: all lanes real, every access ordered by what synchronises it, defects as findings."""
 
-from warploom.emulate.buffers import GlobalBuffer
-from warploom.emulate.findings import Finding
-from warploom.emulate.machine import Emulation, emulate
-from warploom.emulate.tensor_maps import TensorMapArgument
-from warploom.emulate.traffic import EngineTraffic, Sectors, Traffic, Wavefronts
+from warploom.emulate.findings.findings import Finding
+from warploom.emulate.findings.traffic import EngineTraffic, Sectors, Traffic, Wavefronts
+from warploom.emulate.launch.machine import Emulation, emulate
+from warploom.emulate.memory.buffers import GlobalBuffer
+from warploom.emulate.transactions.tensor_maps import TensorMapArgument
 
 __all__ = [
     "Emulation",

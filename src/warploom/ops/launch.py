@@ -210,7 +210,7 @@ def _same_bits(given: DType, taken: DType) -> bool:
 @once(maxsize=512)
 def _written(program: Program) -> frozenset[str]:
     """The parameters that the kernel may write through."""
-    from warploom.emulate.arguments import written_parameters
+    from warploom.emulate.launch.arguments import written_parameters
 
     found = written_parameters(program)
     return frozenset(p.name for p in program.parameters if p.kind != "scalar") if found is None else frozenset(found)

@@ -16,7 +16,7 @@ from warploom.interop.arrays import as_numpy, describe
 
 if TYPE_CHECKING:
     from warploom.emulate import Emulation, Finding
-    from warploom.emulate.traffic import Traffic
+    from warploom.emulate.findings.traffic import Traffic
     from warploom.ir.program import Program
     from warploom.ptx.program import Argument
     from warploom.ptx.syntax import Function, Variable

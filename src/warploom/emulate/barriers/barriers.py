@@ -1,0 +1,229 @@
+"""Named barriers (``bar.sync``, ``bar.arrive``): who has arrived, who waits, and what they learn of each other."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from warploom.emulate.control.frames import Frame
+from warploom.emulate.findings.report import Reporter
+from warploom.emulate.order.clocks import Clocks
+from warploom.emulate.order.known import Known
+from warploom.ir.statements import Op, SourceLine
+from warploom.isa.effects import Barrier
+
+Array = NDArray[Any]
+
+NAMED_BARRIERS = 16
+"""A CTA has barriers 0 … 15 (PTX ISA, ``bar``)."""
+
+
+@dataclass(eq=False)
+class Wait:
+    """Why a task cannot go on: the rows that are still held back at ``op``.
+
+    ``since``: how many findings there were when it began.
+    """
+
+    op: Op
+    rows: set[int]
+    what: str = ""
+    idle: bool = False
+    since: int | None = None
+
+    @property
+    def ready(self) -> bool:
+        """Whether nothing holds the task back any more."""
+        return not self.rows
+
+    @property
+    def yields(self) -> bool:
+        """Whether what is ready had better go on after all others, as it depends on what they do."""
+        return False
+
+    def each(self) -> list[Wait]:
+        """The waits that this one is made of."""
+        return [self]
+
+
+class Either(Wait):
+    """Until one of several waits is over. Loops that look again and again what others do are always ready to.
+
+    ``looking`` are these loops; ``idle`` says that their last passes changed nothing.
+    """
+
+    def __init__(self, waits: list[Wait], looking: list[Wait], idle: bool) -> None:
+        super().__init__((waits or looking)[0].op, set())
+        self.waits, self.looking, self.idle = waits, looking, idle
+
+    @property
+    def ready(self) -> bool:
+        """Whether any of it may go on."""
+        return bool(self.looking) or any(wait.ready for wait in self.waits)
+
+    @property
+    def yields(self) -> bool:
+        """Whether only loops that look would go on."""
+        return not any(wait.ready for wait in self.waits)
+
+    def each(self) -> list[Wait]:
+        """The waits of all groups."""
+        return [one for wait in (*self.waits, *self.looking) for one in wait.each()]
+
+
+@dataclass
+class _Phase:
+    """One use of a barrier, until enough threads have arrived: ``count`` warps, some perhaps more than once."""
+
+    expected: int
+    op: Op
+    everyone: bool
+    count: int = 0
+    arrived: dict[int, int] = field(default_factory=dict[int, int])  # row → stamp of its last arrival
+    waits: list[tuple[Wait, int]] = field(default_factory=list[tuple[Wait, int]])
+    votes: Array = field(default_factory=lambda: np.zeros(2, np.uint32))  # threads whose predicate holds, and all
+    known: Known | None = None
+
+
+class Barriers:
+    """All barriers of a batch, by (CTA of the batch, number)."""
+
+    def __init__(self, clocks: Clocks, reporter: Reporter, threads: int) -> None:
+        self.clocks = clocks
+        self.report = reporter
+        self.threads = threads
+        self.open: dict[tuple[int, int], _Phase] = {}
+        self.gone: Counter[int] = Counter()  # CTA → warps that have ended
+        self.past: dict[tuple[int, int], _Phase] = {}  # the last use of each that is over
+        self.votes: dict[int, Array] = {}  # row → those of the last barrier that it has waited for
+
+    def exited(self, rows: Array) -> None:
+        """These warps have ended: barriers of the whole CTA do not count them any more (CUDA, compute capability 7)."""
+        ctas = (rows // self.clocks.warps_per_cta).tolist()
+        self.gone.update(ctas)
+        for key in [k for k in self.open if k[0] in set(ctas)]:
+            self._complete_if_all_came(key)
+
+    def arrive(self, frame: Frame, number: Array, barrier: Barrier, op: Op, holds: Array | None = None) -> Wait | None:
+        """All warps of the frame arrive. Returns what they wait for, or None if they may go on.
+
+        ``holds``: the predicate of each thread, (warps, 32), where the barrier puts these together.
+        """
+        threads, waits = barrier.threads, barrier.waits
+        self.clocks.stamp(op)
+        whole = frame.whole_ctas and waits and threads in (None, self.threads) and not self.open and holds is None
+        if whole and number.size == 1 and 0 <= int(number.flat[0]) < NAMED_BARRIERS:
+            if self.past:
+                for row in frame.flat.tolist():
+                    self._follows((row // self.clocks.warps_per_cta, int(number.flat[0])), row, op)
+            self.clocks.sync_ctas(frame.flat)
+            if self.past:  # whoever comes later knows of all that was
+                ctas = set((frame.flat // self.clocks.warps_per_cta).tolist())
+                self.past = {key: phase for key, phase in self.past.items() if key[0] not in ctas}
+            return None
+        expected = self.threads if threads is None else threads
+        if expected % 32 or not 0 < expected <= self.threads:
+            message = f"{op.instruction.mnemonic} for {expected} threads: use a multiple of 32 up to {self.threads}"
+            self.report.add("barrier", op.where, message, int(frame.flat[0]), 0)
+            return None
+        wait = Wait(op, set())
+        numbers = frame.full(number)[:, 0]
+        came = np.ones((frame.n, 32), np.bool_) if frame.active is None else frame.active
+        for i, (row, which) in enumerate(zip(frame.flat.tolist(), numbers.tolist(), strict=True)):
+            if not 0 <= which < NAMED_BARRIERS:
+                self.report.add("barrier", op.where, f"there is no barrier {which}: use 0 to 15", row, 0)
+                continue
+            phase = self.open.setdefault(
+                (row // self.clocks.warps_per_cta, which), _Phase(expected, op, threads is None)
+            )
+            if holds is not None:
+                phase.votes += np.array([(holds[i] & came[i]).sum(), came[i].sum()], np.uint32)
+            self._arrive(row, int(which), expected, wait if waits else None, op)
+        return None if wait.ready else wait
+
+    def _arrive(self, row: int, number: int, expected: int, wait: Wait | None, op: Op) -> None:
+        key = (row // self.clocks.warps_per_cta, number)
+        phase = self.open[key]
+        if phase.expected != expected:
+            message = (
+                f"barrier {number} is used for {expected} threads here and for {phase.expected} there at once: "
+                "give all its uses one thread count"
+            )
+            self.report.add("barrier", op.where, message, row, 0, other=phase.op.where)
+        self._follows(key, row, op)
+        phase.count += 1
+        phase.arrived[row] = self.clocks.now
+        known = self.clocks.release(row, None)
+        if phase.known is None:
+            phase.known = known
+        else:
+            phase.known.join(known)
+        if wait is not None:
+            wait.rows.add(row)
+            phase.waits.append((wait, row))
+        self._complete_if_all_came(key)
+
+    def _follows(self, key: tuple[int, int], row: int, op: Op) -> None:
+        """An arrival that may come before the barrier's last use is over counts for that one in another order."""
+        earlier = self.past.get(key)
+        if earlier is None:
+            return
+        passed, column = self.clocks.passed(row), self.clocks.columns.passed
+        if all(passed[column(other)] >= stamp for other, stamp in earlier.arrived.items()):
+            return
+        message = (
+            f"{op.instruction.mnemonic} at barrier {key[1]} is not ordered after its last use: in another order it "
+            "counts for that one. Take another barrier, or let all meet before it is used again"
+        )
+        self.report.add("barrier", op.where, message, row, 0, other=earlier.op.where)
+
+    def _complete_if_all_came(self, key: tuple[int, int]) -> None:
+        phase = self.open[key]
+        ended = self.gone[key[0]] if phase.everyone else 0
+        if 32 * (phase.count + ended) < phase.expected:
+            return
+        del self.open[key]
+        assert phase.known is not None
+        self.past[key] = phase
+        if phase.waits:
+            self.clocks.meet(np.array([row for _, row in phase.waits]), phase.known)
+        for wait, row in phase.waits:
+            wait.rows.discard(row)
+            self.votes[row] = phase.votes
+
+    def describe(self, key: tuple[int, int], waits: Mapping[int, SourceLine]) -> str:
+        """Arrived and expected threads of an open phase, and where others are; rows wait at the lines of ``waits``."""
+        phase, warps = self.open[key], self.clocks.warps_per_cta
+        parts = [f"{warps_text(set(phase.arrived), warps)} came"]
+        elsewhere = set(range(key[0] * warps, (key[0] + 1) * warps)) - set(phase.arrived)
+        parts += [f"{warps_text({row}, warps)} {whereabouts(row, waits)}" for row in sorted(elsewhere)[:4]]
+        return f"barrier {key[1]} has {32 * phase.count} of {phase.expected} threads: {', '.join(parts)}"
+
+    def at_exit(self) -> None:
+        """Arrivals nobody waited for are a mistake in the count of threads or in the order."""
+        for (cta, number), phase in self.open.items():
+            if phase.waits:
+                continue
+            message = (
+                f"the kernel ends while barrier {number} has {32 * phase.count} of {phase.expected} threads: "
+                "match every bar.arrive by a bar.sync of the other warps"
+            )
+            self.report.add("barrier", phase.op.where, message, cta * self.clocks.warps_per_cta, 0)
+
+
+def warps_text(rows: set[int], of_cta: int) -> str:
+    """Warps by their numbers within their CTA."""
+    numbers = sorted({row % of_cta for row in rows})
+    if len(numbers) > 2 and numbers[-1] - numbers[0] == len(numbers) - 1:
+        return f"warps {numbers[0]} to {numbers[-1]}"
+    return f"warp{'s' * (len(numbers) > 1)} {', '.join(map(str, numbers))}"
+
+
+def whereabouts(row: int, waits: Mapping[int, SourceLine]) -> str:
+    """Where a warp is while others wait for it for ever; rows wait at the lines of ``waits``."""
+    return f"waits at {waits[row]}" if row in waits else "has ended"

@@ -1,0 +1,392 @@
+"""mbarriers: phases, pending arrivals and transaction bytes, and what waiting for a phase makes known.
+
+Source: PTX ISA, "Parallel Synchronization and Communication Instructions: mbarrier" (phases, tx-count, parity waits).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from warploom.emulate.barriers.barriers import Wait
+from warploom.emulate.barriers.mbarrier_state import Counted, Mbarrier, Remote, Waiter
+from warploom.emulate.control.frames import Frame, Lanes, by_both, lanes_of, split
+from warploom.emulate.findings.report import Reporter
+from warploom.emulate.memory.shared_memory import SHARED_BASE, SharedMemory
+from warploom.emulate.order.clocks import Clocks
+from warploom.emulate.order.columns import PUBLISHED
+from warploom.emulate.order.known import Known
+from warploom.ir.program import Program
+from warploom.ir.statements import Op, SourceLine
+from warploom.isa.cluster import WINDOW_BITS
+from warploom.isa.effects import ClusterScope, MbarrierArrive, MbarrierWait
+
+Array = NDArray[Any]
+BYTES = 8
+
+
+class Mbarriers:
+    """All mbarriers of a batch, by (CTA of the batch, byte in shared memory)."""
+
+    def __init__(self, clocks: Clocks, reporter: Reporter, program: Program, shared: SharedMemory) -> None:
+        self.clocks = clocks
+        self.shared = shared
+        self.report = reporter
+        self.program = program
+        self.all: dict[tuple[int, int], Mbarrier] = {}
+        self.remote: list[Remote] = []
+
+    def name(self, address: int) -> str:
+        """The author's name of the mbarrier at a byte of shared memory."""
+        for region in self.program.shared:
+            if region.name and region.offset <= address < region.offset + region.bytes:
+                index = (address - region.offset) // BYTES
+                return f"{region.name}[{index}]" if region.bytes > BYTES else region.name
+        return f"byte {address}"
+
+    def describe(self, row: int, waits: Mapping[int, SourceLine]) -> str:
+        """The mbarriers of a warp's cluster that are in the middle of a phase or waited for; rows wait at ``waits``.
+
+        Those that some have arrived at come first: whoever does not is what the others wait for.
+        """
+        parts: list[tuple[bool, str]] = []
+        for (owner, address), bar in self.all.items():
+            first = owner * self.clocks.warps_per_cta
+            if first // self.clocks.domain == row // self.clocks.domain and (bar.waiters or not bar.idle):
+                whose = f" of {self.report.cta(first)}" if self.clocks.columns.clustered else ""
+                parts.append(
+                    (bar.idle, f"{self.name(address)}{whose} {bar.describe(self.clocks.warps_per_cta, waits)}")
+                )
+        return "; ".join(text for _, text in sorted(parts, key=lambda part: part[0]))
+
+    def in_the_middle(self, rows: set[int]) -> bool:
+        """Whether rows wait for a phase that something has arrived for."""
+        return any(not bar.idle and rows & {w.row for w in bar.waiters} for bar in self.all.values())
+
+    # -- life ----------------------------------------------------------------------------------------------------
+
+    def initialise(self, frame: Frame, address: Array, count: int, op: Op) -> None:
+        """``mbarrier.init`` by the active lanes."""
+        places = frame.full(address).astype(np.int64)
+        for i, row, lanes in lanes_of(frame, None):
+            for place, group in split(places[i], lanes):
+                where = place - SHARED_BASE
+                lane = 0 if group is None else group[0]
+                if not self._fits(where, row, lane, op):
+                    continue
+                if group is None or len(group) > 1:
+                    message = f"several threads initialise the mbarrier {self.name(where)}: let one do it"
+                    self.report.add("mbarrier", op.where, message, row, lane, address=where)
+                key = (row // self.clocks.warps_per_cta, where)
+                earlier = self.all.get(key)
+                if earlier is not None:
+                    message = f"{self.name(where)} is an mbarrier already: initialise it once, by one thread"
+                    self.report.add("mbarrier", op.where, message, row, lane, other=earlier.op.where, address=where)
+                if self.shared.checks:
+                    self.shared.claim(*key, BYTES, row, lane, op)
+                self.all[key] = Mbarrier(*key, count, op, row, lane, self.clocks.stamp(op), count)
+
+    def _fits(self, where: int, row: int, lane: int, op: Op) -> bool:
+        if where % BYTES == 0 and 0 <= where <= self.program.shared_bytes - BYTES:
+            return True
+        kind = "misaligned" if where % BYTES else "bounds"
+        message = f"{op.instruction.mnemonic}: no mbarrier can be at byte {where} of shared memory: correct the address"
+        self.report.add(kind, op.where, message, row, lane, address=where)
+        return False
+
+    def fence(self, frame: Frame, op: Op, *, publishes: bool = False) -> None:
+        """The active lanes make the mbarriers they initialised visible to the async proxy, and to the cluster."""
+        stamp = self.clocks.stamp(op)
+        for _, row, lanes in lanes_of(frame, None):
+            for bar in self.all.values():
+                if bar.row != row or not (lanes is None or bar.lane in lanes):
+                    continue
+                bar.fenced = bar.fenced or stamp
+                if publishes and self.clocks.columns.clustered:
+                    nothing = np.zeros(self.clocks.columns.count, np.int64)
+                    self.clocks.acquire(row, [bar.lane], Known(nothing, {(self._published(bar), 0): stamp}))
+
+    def _published(self, bar: Mbarrier) -> int:
+        """In whose name it is known that an mbarrier's initialisation was published."""
+        return PUBLISHED - (bar.cta * self.shared.stride + bar.address)
+
+    def is_known(self, bar: Mbarrier, row: int, lanes: Lanes, stamp: int) -> bool:
+        """Whether some lanes know of an mbarrier's initialisation (of a stamp), or that it was published."""
+        published = self._published(bar), 0, stamp
+        return self.clocks.knows(row, lanes, bar.row, bar.lane, stamp) or self.clocks.lanes_know(row, lanes, *published)
+
+    def find(self, where: int, row: int, lanes: Lanes, op: Op, cta: int | None = None) -> Mbarrier | None:
+        """The mbarrier that some lanes use; a finding (and None) unless its initialisation is known to each.
+
+        ``cta`` is the batch's number of the CTA it is in, if that is another than the lanes'.
+        """
+        lane = 0 if lanes is None else lanes[0]
+        if not self._fits(where, row, lane, op):
+            return None
+        own = row // self.clocks.warps_per_cta
+        far = cta is not None and cta != own
+        bar = self.all.get((own if cta is None else cta, where))
+        whose = f" of {self.report.cta(cta * self.clocks.warps_per_cta)}" if cta is not None and far else ""
+        meeting = "the cluster's barrier (k.cluster_sync)" if far else "a barrier (__syncthreads)"
+        if bar is None:
+            message = f"{op.instruction.mnemonic} uses {self.name(where)}{whose}, which is no initialised mbarrier: "
+            message += f"initialise it, fence, and meet at {meeting} before its first use"
+            self.report.add("mbarrier", op.where, message, row, lane, address=where)
+            return None
+        if not self.is_known(bar, row, lanes, bar.stamp):
+            message = f"{op.instruction.mnemonic} uses {self.name(where)}{whose}, and nothing orders its "
+            message += f"initialisation before: put {meeting} between them"
+            self.report.add("mbarrier", op.where, message, row, lane, other=bar.op.where, address=where)
+        return bar
+
+    # -- arrivals ------------------------------------------------------------------------------------------------
+
+    def arrive(self, frame: Frame, address: Array, effect: MbarrierArrive, guard: Array | None, op: Op) -> None:
+        """One arrival for each acting lane."""
+        places = frame.full(address).astype(np.int64)
+        for i, row, lanes in lanes_of(frame, guard):
+            self.clocks.stamp(op)
+            for place, group in split(places[i], lanes):
+                lane = 0 if group is None else group[0]
+                cta, where = self.window(place, row, lane, op) if effect.remote else (None, place)
+                bar = self.find(where - SHARED_BASE, row, group, op, cta)
+                if bar is None:
+                    continue
+                self.check_follows(bar, row, group, op)
+                if effect.count == 0:
+                    bar.expect((effect.expected_bytes or 0) * (32 if group is None else len(group)))
+                    self._complete(bar, op, row, lane)
+                    continue
+                if not effect.completes and bar.pending <= effect.count * (32 if group is None else len(group)):
+                    message = f"{op.instruction.mnemonic} ends a phase of {self.name(bar.address)}: let another do so"
+                    self.report.add("mbarrier", op.where, message, row, lane, other=bar.op.where, address=bar.address)
+                bar.events.now.arrivals[row] = self.clocks.now
+                self._release(bar, row, group, effect.scope, op)
+                bar.arrival = op
+                for number in [*(range(32) if group is None else group)] * effect.count:
+                    bar.count -= effect.drops
+                    self._arrive(bar, effect.expected_bytes or 0, row, number, op)
+
+    def window(self, place: int, row: int, lane: int, op: Op) -> tuple[int, int]:
+        """The CTA (of the batch) and the address within it of a shared::cluster address; its own without a rank."""
+        rank, where = (place >> WINDOW_BITS) - 1, place & (1 << WINDOW_BITS) - 1
+        if rank < 0:
+            return row // self.clocks.warps_per_cta, where
+        together = self.clocks.domain // self.clocks.warps_per_cta
+        if rank >= together:
+            message = f"{op.instruction.mnemonic} goes to a CTA of rank {rank}: the cluster has {together}"
+            self.report.add("bounds", op.where, message, row, lane)
+            return row // self.clocks.warps_per_cta, -1
+        return row // self.clocks.domain * together + rank, where
+
+    def _release(self, bar: Mbarrier, row: int, group: Lanes, scope: ClusterScope, op: Op) -> None:
+        """What an arrival makes known; across CTAs, writes become visible at the scope of the cluster alone."""
+        known = self.clocks.release(row, group)
+        if bar.cta != row // self.clocks.warps_per_cta:
+            self.remote.append(Remote(bar, row, group, self.clocks.now, op))
+            if scope == "cluster":
+                bar.far.learn(known)
+            known = self.clocks.near_only(known)
+        bar.told.learn(known)
+
+    def _arrive(self, bar: Mbarrier, expected: int, row: int, lane: int, op: Op) -> None:
+        if bar.pending == 0:
+            message = (
+                f"{op.instruction.mnemonic} arrives at {self.name(bar.address)} in a phase that has all its "
+                f"{bar.count} arrivals and still misses {bar.tx} bytes: arrive once for each expected arrival"
+            )
+            self.report.add("mbarrier", op.where, message, row, lane, other=bar.op.where, address=bar.address)
+            bar.pending += 1
+        bar.expect(expected)
+        bar.pending -= 1
+        self._complete(bar, op, row, lane)
+
+    def complete_bytes(self, bar: Mbarrier, size: int, known: Known, engine: int, op: Op) -> None:
+        """A copy of ``size`` bytes has landed by an engine, which makes this ``known``."""
+        self._landed(bar, known, engine, op)
+        bar.tx -= size
+        self._complete(bar, op, bar.row, bar.lane)
+
+    def arrive_for(self, bar: Mbarrier, lanes: list[int], known: Known, engine: int, row: int, op: Op) -> None:
+        """Copies that lanes of a warp have started have landed by an engine, which makes this ``known``."""
+        self._landed(bar, known, engine, op)
+        for lane in lanes:
+            self._arrive(bar, 0, row, lane, op)
+
+    def _landed(self, bar: Mbarrier, known: Known, engine: int, op: Op) -> None:
+        bar.told.learn(known)
+        bar.events.now.copies[engine] = self.clocks.now
+        bar.copy, bar.copied_phase = op, bar.phase
+
+    def _complete(self, bar: Mbarrier, op: Op, row: int, lane: int) -> None:
+        if bar.pending or bar.tx:
+            return
+        if bar.phase > bar.observed:
+            message = (
+                f"phase {bar.phase} of {self.name(bar.address)} completes before anybody has waited for phase "
+                f"{bar.phase - 1}, so that a wait by parity mistakes one for the other: more arrivals reach it than "
+                f"the {bar.count} it was initialised for, or a wait is missing"
+            )
+            self.report.add("mbarrier", op.where, message, row, lane, other=bar.op.where, address=bar.address)
+            bar.observed = bar.phase
+        self._check_waits(bar, op, row, lane)
+        bar.complete()
+        ready = [w for w in bar.waiters if w.parity != bar.phase & 1]
+        bar.waiters = [w for w in bar.waiters if w.parity == bar.phase & 1]
+        for waiter in ready:
+            self._acquire(bar, waiter.row, waiter.lanes, waiter.far, waiter.wait.op)
+            waiter.left.remove(waiter)
+            if not waiter.left:
+                waiter.wait.rows.discard(waiter.row)
+
+    # -- waits ---------------------------------------------------------------------------------------------------
+
+    def _acquire(self, bar: Mbarrier, row: int, lanes: Lanes, far: bool, op: Op) -> None:
+        bar.observed = bar.phase
+        bar.events.waits[row] = self.clocks.stamp(op)
+        for told in (bar.told, bar.far) if far else (bar.told,):
+            if told.done is not None:
+                self.clocks.acquire(row, lanes, told.done)
+
+    # -- phases in every order -------------------------------------------------------------------------------------
+
+    def _ended(self, phase: Counted, row: int) -> bool:
+        """Whether a row knows that a phase is over: all that counted for it came before."""
+        if not phase.arrivals and not phase.copies:
+            return True
+        passed, columns = self.clocks.passed(row), self.clocks.columns
+        return all(passed[columns.warps + engine] >= stamp for engine, stamp in phase.copies.items()) and all(
+            passed[columns.passed(other)] >= stamp for other, stamp in phase.arrivals.items()
+        )
+
+    def check_follows(self, bar: Mbarrier, row: int, lanes: Lanes, op: Op) -> None:
+        """What arrives, or starts a copy, before the last phase is over counts for that one in another order."""
+        if self._ended(bar.events.last, row):
+            return
+        self._add_early(bar, bar.phase, "counts for that one", op, row, lanes)
+
+    def _add_early(self, bar: Mbarrier, phase: int, does: str, op: Op, row: int, lanes: Lanes) -> None:
+        """A finding: what it ``does`` where it comes before the phase before has ended."""
+        message = (
+            f"{op.instruction.mnemonic} for phase {phase} of {self.name(bar.address)} is not ordered after the end "
+            f"of phase {phase - 1}: in another order it {does}. Wait for the phase before, or for what follows it, and "
+            f"initialise it for all that arrive, not {bar.count}, if they are more"
+        )
+        lane = 0 if lanes is None else lanes[0]
+        self.report.add("mbarrier", op.where, message, row, lane, other=bar.op.where, address=bar.address)
+
+    def _check_waits(self, bar: Mbarrier, op: Op, row: int, lane: int) -> None:
+        """Who waits for a phase must have seen its end before the next one ends, whose parity is the other."""
+        if not bar.events.waits or bar.told.now is None:
+            return
+        passed, column = bar.told.now.clock, self.clocks.columns.passed
+        for waiter, stamp in bar.events.waits.items():
+            if passed[column(waiter)] >= stamp:
+                continue
+            warp = waiter % self.clocks.warps_per_cta
+            message = (
+                f"phase {bar.phase} of {self.name(bar.address)} may end before warp {warp} has seen the end of phase "
+                f"{bar.phase - 1}, which it would then wait for again: let who arrives know that all have waited"
+            )
+            self.report.add("mbarrier", op.where, message, row, lane, other=bar.op.where, address=bar.address)
+
+    def _passes(self, bar: Mbarrier, parity: int, row: int, lanes: Lanes, op: Op) -> bool:
+        """Whether the phase of a parity is over; a finding if in another order it passes for the phase two before."""
+        over = bar.phase & 1 != parity & 1
+        if not self._ended(bar.events.before if over else bar.events.last, row):
+            self._add_early(bar, bar.phase - over, "comes before that, and passes at once", op, row, lanes)
+        return over
+
+    def wait(self, frame: Frame, address: Array, parity: Array, far: bool, op: Op) -> Wait | None:
+        """``try_wait.parity`` in a loop: what the frame has to wait for, or None."""
+        places, parities = frame.full(address).astype(np.int64), frame.full(parity).astype(np.int64)
+        wait = Wait(op, set())
+        for i, row, lanes in lanes_of(frame, None):
+            left: list[Waiter] = []
+            for (place, odd), group in by_both(places[i], parities[i], lanes):
+                bar = self.find(place - SHARED_BASE, row, group, op)
+                if bar is None:
+                    continue
+                if self._passes(bar, odd, row, group, op):
+                    self._acquire(bar, row, group, far, op)
+                    continue
+                waiter = Waiter(wait, left, row, group, odd & 1, far)
+                left.append(waiter)
+                bar.waiters.append(waiter)
+            if left:
+                wait.rows.add(row)
+        return None if wait.ready else wait
+
+    def test(self, frame: Frame, address: Array, parity: Array, effect: MbarrierWait, op: Op) -> Array:
+        """``test_wait.parity``: whether the phase has completed, (warps, 32)."""
+        places, parities = frame.full(address).astype(np.int64), frame.full(parity).astype(np.int64)
+        done = np.zeros((frame.n, 32), np.bool_)
+        for i, row, lanes in lanes_of(frame, None):
+            for (place, odd), group in by_both(places[i], parities[i], lanes):
+                bar = self.find(place - SHARED_BASE, row, group, op)
+                if bar is not None and self._passes(bar, odd, row, group, op):
+                    if effect.acquires:
+                        self._acquire(bar, row, group, effect.scope == "cluster", op)
+                    done[i, slice(None) if group is None else group] = True
+        return done
+
+    def invalidate(self, frame: Frame, address: Array, op: Op) -> None:
+        """``mbarrier.inval`` by the active lanes: all that use it must be known to have done so."""
+        places = frame.full(address).astype(np.int64)
+        for i, row, lanes in lanes_of(frame, None):
+            for place, group in split(places[i], lanes):
+                lane = 0 if group is None else group[0]
+                bar = self.find(place - SHARED_BASE, row, group, op)
+                if bar is None:
+                    continue
+                self._check_left(bar)
+                passed, column = self.clocks.passed(row), self.clocks.columns.passed
+                used = (*bar.events.now.arrivals.items(), *bar.events.waits.items())
+                if bar.waiters or bar.tx or any(passed[column(other)] < stamp for other, stamp in used):
+                    message = (
+                        f"{op.instruction.mnemonic} ends {self.name(bar.address)} while others may still wait for it, "
+                        "or bytes are on their way to it: let all that use it meet before"
+                    )
+                    self.report.add("mbarrier", op.where, message, row, lane, other=bar.op.where, address=bar.address)
+                del self.all[(bar.cta, bar.address)]
+                if self.shared.checks:
+                    stamp = self.clocks.stamp(op)
+                    self.shared.disclaim(bar.cta, bar.address, BYTES, row, lane, stamp)
+
+    def at_exit(self) -> None:
+        """A phase that is left half done, copies that nobody waited for, arrivals at a CTA that may have gone."""
+        warps = self.clocks.warps_per_cta
+        for remote in self.remote:
+            bar = remote.bar
+            lanes = [None] if remote.lanes is None else remote.lanes
+            rows = np.arange(bar.cta * warps, (bar.cta + 1) * warps)
+            if all(self.clocks.anybody_knows(rows, remote.row, lane, remote.stamp) for lane in lanes):
+                continue
+            message = (
+                f"{remote.op.instruction.mnemonic} may reach {self.name(bar.address)} of {self.report.cta(bar.row)} "
+                "when that CTA has exited and its shared memory is another's: let it wait for this arrival, or let "
+                "the cluster meet (k.cluster_sync) at the end"
+            )
+            self.report.add("cluster", remote.op.where, message, remote.row, lanes[0] or 0, address=bar.address)
+        for bar in self.all.values():
+            self._check_left(bar)
+
+    def _check_left(self, bar: Mbarrier) -> None:
+        """An mbarrier that ends: a phase in the middle, a copy that nobody has waited for."""
+        if not bar.idle:
+            line = bar.arrival or bar.op
+            missing = f" and {bar.tx} bytes missing" if bar.tx else ""
+            message = (
+                f"the kernel ends in the middle of a phase of {self.name(bar.address)}: {bar.count - bar.pending} "
+                f"of {bar.count} arrivals{missing}; initialise it for as many as there are, and let all come"
+            )
+            self.report.add("mbarrier", line.where, message, bar.row, bar.lane, other=bar.op.where, address=bar.address)
+        if bar.copy is not None and bar.copied_phase >= bar.observed:
+            message = (
+                f"the kernel ends and nobody has waited for the phase of {self.name(bar.address)} in which "
+                f"{bar.copy.instruction.mnemonic} lands: wait for every copy that is started"
+            )
+            self.report.add("leak", bar.copy.where, message, bar.row, bar.lane, address=bar.address)

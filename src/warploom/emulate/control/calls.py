@@ -1,0 +1,108 @@
+"""What a kernel prints, assertions that fail, and ``trap``.
+
+Source: CUDA C++ Programming Guide, "Formatted Output", "Assertion": arguments lie one behind the other, each at its
+natural alignment; floats are doubles.
+"""
+
+from __future__ import annotations
+
+import re
+import struct
+from collections.abc import Iterator
+
+import numpy as np
+
+from warploom.emulate.control.context import Context, Step
+from warploom.emulate.control.frames import Frame
+from warploom.ir.statements import Op
+from warploom.isa.effects import Abort, Printed
+from warploom.isa.spaces import FromGeneric
+
+_DIRECTIVE = re.compile(r"%([-+ #0]*)(\*|\d*)((?:\.(?:\*|\d*))?)(hh|h|ll|l|z|t|j|)([diuoxXcsfFeEgGaAp%])")
+_LONG = ("ll", "l", "z", "t", "j")
+_SIGNED = "di"
+
+
+def call_step(run: Context, op: Op, effect: Printed | Abort) -> Step:
+    """The step of a call of the system."""
+    return _print_step(run, op, effect) if isinstance(effect, Printed) else _abort_step(run, op, effect)
+
+
+def _acting(frame: Frame) -> Iterator[tuple[int, int, int]]:
+    """(position in the frame, row, lane) of each thread."""
+    active = np.ones((frame.n, 32), np.bool_) if frame.active is None else frame.active
+    for i, lane in zip(*(x.tolist() for x in np.nonzero(active)), strict=True):
+        yield i, int(frame.flat[i]), lane
+
+
+def _print_step(run: Context, op: Op, effect: Printed) -> Step:
+    keys = run.keys(op)
+
+    def step(frame: Frame) -> None:
+        for key in keys:
+            run.observe(frame, key, op, "an address")
+        formats, places = (frame.full(frame.env[keys[k]]) for k in (effect.format, effect.arguments))
+        counts = np.zeros((frame.n, 32), np.uint32)
+        for i, row, lane in _acting(frame):
+            given = _Arguments(run, op, row, lane, int(places[i, lane]))
+            run.printed.append(_formatted(run, run.memory.text(int(formats[i, lane])), given))
+            counts[i, lane] = given.taken
+        run.put(frame, op.results[0], frame.shaped(counts), None, None)
+
+    return step
+
+
+def _abort_step(run: Context, op: Op, effect: Abort) -> Step:
+    keys = run.keys(op)
+
+    def step(frame: Frame) -> None:
+        for i, row, lane in _acting(frame):
+            text = "trap ends the launch: a check of the kernel's own has failed"
+            if effect.assertion is not None:
+                values = [int(frame.full(frame.env[keys[k]])[i, lane]) for k in effect.assertion]
+                message, file, function = (run.memory.text(values[k]) for k in (0, 1, 3))
+                text = f"the assertion `{message}` fails ({file}:{values[2]}, in {function})"
+            run.report.add("assert", op.where, text, row, lane)
+
+    return step
+
+
+class _Arguments:
+    """The arguments of one thread's call, read one after the other from its local memory."""
+
+    def __init__(self, run: Context, op: Op, row: int, lane: int, place: int) -> None:
+        self.run, self.op, self.row, self.lane = run, op, row, lane
+        (local,) = FromGeneric("local").meaning(np.array([place], np.uint64))
+        self.place, self.taken = int(local[0]), 0
+
+    def next(self, kind: str) -> int | float:
+        """The next argument as :mod:`struct` calls its type."""
+        size = struct.calcsize(kind)
+        self.place = -(-self.place // size) * size
+        data = self.run.local.thread_bytes(self.row, self.lane, self.place, size, self.op)
+        self.place += size
+        self.taken += 1
+        return struct.unpack(f"<{kind}", data)[0]
+
+
+def _formatted(run: Context, text: str, given: _Arguments) -> str:
+    """The text that ``printf`` would print."""
+
+    def one(found: re.Match[str]) -> str:
+        flags, width, precision, length, kind = found.groups()
+        if kind == "%":
+            return "%"
+        width = str(given.next("i")) if width == "*" else width
+        precision = f".{given.next('i')}" if precision == ".*" else precision
+        head = f"%{flags}{width}{precision}"
+        if kind in "fFeEgGaA":
+            value = given.next("d")
+            return float(value).hex() if kind in "aA" else f"{head}{kind}" % value
+        if kind in "sp":
+            value = int(given.next("Q"))
+            return f"{head}s" % (run.memory.text(value) if kind == "s" else f"{value:#x}")
+        code = "q" if length in _LONG else "i"
+        value = given.next(code if kind in _SIGNED else code.upper())
+        return f"{head}c" % (int(value) & 0xFF) if kind == "c" else f"{head}{'d' if kind in 'diu' else kind}" % value
+
+    return _DIRECTIVE.sub(one, text)

@@ -1,0 +1,98 @@
+"""What the steps of a program work with: registers of frames, and the memories and clocks of the batch that runs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator
+from random import Random
+from typing import Any, TypeAlias
+
+from numpy.typing import NDArray
+
+from warploom.emulate.barriers.barriers import Barriers, Wait
+from warploom.emulate.control.frames import ASCENDING, Frame, Origin, Turns, constant_array
+from warploom.emulate.findings.report import Reporter
+from warploom.emulate.findings.traffic import TrafficCounter
+from warploom.emulate.memory.global_memory import GlobalMemory
+from warploom.emulate.memory.local_memory import LocalMemory
+from warploom.emulate.memory.shared_memory import SharedMemory
+from warploom.emulate.order.clocks import Clocks
+from warploom.emulate.order.ordering import Ordering
+from warploom.emulate.transactions.copies import CopyQueue
+from warploom.ir.statements import Const, Op, Register, Value
+
+Array = NDArray[Any]
+Running: TypeAlias = Generator[Wait | None, None, None]
+"""A block under way: it yields what it waits for, or None where others may be scheduled."""
+Step: TypeAlias = Callable[[Frame], Running | Wait | None]
+"""A statement prepared to run on any frame."""
+Block: TypeAlias = list[tuple[Step, bool]]
+"""The steps of a block; the flag marks those after which another warp may be let ahead."""
+
+
+class Context:
+    """Settings; what is the launch's, set by :meth:`begin`; the memories and clocks of the batch, by :meth:`enter`."""
+
+    memory: GlobalMemory
+    rng: Random | None
+    counter: TrafficCounter
+    clocks: Clocks
+    report: Reporter
+    shared: SharedMemory
+    local: LocalMemory
+    copies: CopyQueue
+    barriers: Barriers
+    ordering: Ordering
+
+    def __init__(self, checks: bool, across: bool) -> None:
+        self.checks = checks
+        self.across = across
+        self.printed: list[str] = []
+        self.constants: dict[Value, Array] = {}
+        self._interned: dict[tuple[str, str], Value] = {}
+
+    def enter(
+        self,
+        clocks: Clocks,
+        report: Reporter,
+        shared: SharedMemory,
+        copies: CopyQueue,
+        barriers: Barriers,
+        ordering: Ordering,
+    ) -> None:
+        """Work on this batch from now on."""
+        self.clocks, self.report, self.shared, self.copies = clocks, report, shared, copies
+        self.barriers, self.ordering = barriers, ordering
+
+    def turns(self) -> Turns:
+        """Whose turn it is at an atomic: PTX leaves it open, and a seed chooses."""
+        return ASCENDING if self.rng is None else self.rng.sample(ASCENDING, len(ASCENDING))
+
+    def key(self, operand: Value | Const) -> Value:
+        """The value an operand is looked up by; constants get one of their own."""
+        if not isinstance(operand, Const):
+            return operand
+        name = (operand.dtype.name, repr(operand.value))
+        if name not in self._interned:
+            value = Value(-1 - len(self._interned), operand.dtype)
+            self._interned[name] = value
+            self.constants[value] = constant_array(operand.dtype, operand.value)
+        return self._interned[name]
+
+    def keys(self, op: Op) -> tuple[Value, ...]:
+        """The keys of all operands."""
+        return tuple(self.key(x) for x in op.operands)
+
+    @staticmethod
+    def put(frame: Frame, value: Value, array: Array, shadow: Array | None, origin: Origin | None) -> None:
+        """Write a result."""
+        if shadow is None and frame.mask is None and not frame.shadows:
+            frame.env[value] = array
+        else:
+            frame.write(value, array, shadow, origin, isinstance(value, Register))
+
+    def observe(self, frame: Frame, key: Value, op: Op, use: str) -> None:
+        """Report poison in an operand that decides something."""
+        if key not in frame.env:
+            _ = frame.env[key]
+        if frame.shadows and key in frame.shadows and self.checks:
+            self.report.observe(frame, key, op.where, f"{use} of {op.instruction.mnemonic}")

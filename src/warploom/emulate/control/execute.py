@@ -1,0 +1,328 @@
+"""Statements as steps: every instruction is prepared once, then runs on any frame of warps."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from random import Random
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from warploom.core.dtypes import f32
+from warploom.core.errors import EmulationError
+from warploom.emulate.barriers.barriers import Wait
+from warploom.emulate.control.calls import call_step
+from warploom.emulate.control.context import Block, Context, Running, Step
+from warploom.emulate.control.control import Control
+from warploom.emulate.control.flow import FlowSteps
+from warploom.emulate.control.frames import LANES, Frame, Origin, shadow_dtype
+from warploom.emulate.control.lane_steps import LaneSteps
+from warploom.emulate.control.undefined import WideAddresses, undefined
+from warploom.emulate.findings.traffic import TrafficCounter
+from warploom.emulate.memory import shadows as poison
+from warploom.emulate.memory.accesses import AccessSteps
+from warploom.emulate.memory.global_memory import GlobalMemory
+from warploom.emulate.memory.local_memory import LOCAL_BASE
+from warploom.emulate.memory.shared_memory import SHARED_BASE
+from warploom.emulate.transactions.engine_steps import EngineSteps
+from warploom.ir.program import Program
+from warploom.ir.statements import Flow, Loop, Op, Register, Roles, Statement, Value, When
+from warploom.isa import effects as fx
+from warploom.isa.matrix import FragmentSlot, MmaSync
+from warploom.isa.warp import Shuffle
+
+Array = NDArray[Any]
+
+_KEPT_MATRICES = 96
+
+
+class Executor(Context):
+    """Builds the steps of statements and runs them on frames: of one launch after another."""
+
+    def __init__(self, program: Program, checks: bool, across: bool, seeded: bool, large: bool) -> None:
+        super().__init__(checks, across)
+        self.engines = EngineSteps(self, program)
+        self.control = Control(self, program, self.block, self.run)
+        self.seeded = seeded
+        self.counts: list[tuple[Op, list[int]]] = []
+        self._accesses = AccessSteps(self)
+        self._lanes = LaneSteps(self)
+        self._wide = WideAddresses(self, program) if large else None
+        self._matrices: dict[tuple[Any, ...], tuple[tuple[Array, ...], Array]] = {}
+
+    def begin(
+        self,
+        memory: GlobalMemory,
+        counter: TrafficCounter,
+        values: Mapping[Value, Array],
+        spawn: Callable[[Running, Wait], None],
+        rng: Random | None,
+    ) -> None:
+        """A launch begins with these parameters; ``spawn`` starts a task of its own for a warp role."""
+        self.memory, self.counter, self.rng = memory, counter, rng
+        self.constants.update(values)
+        self.control.begin(spawn)
+        self.printed.clear()
+        for _, count in self.counts:
+            count[0] = 0
+
+    def leave(self) -> None:
+        """The launch is over: what it held is let go."""
+        for name in ("memory", "clocks", "report", "shared", "local", "copies", "barriers", "ordering"):
+            self.__dict__.pop(name, None)
+        self.engines.__dict__.pop("state", None)
+        self.control.begin(None)
+        self.forget()
+
+    def forget(self) -> None:
+        """Another batch begins: its registers are other arrays."""
+        self._matrices.clear()
+
+    # -- blocks --------------------------------------------------------------------------------------------------
+
+    def block(self, body: tuple[Statement, ...]) -> Block:
+        """The steps of a block; the flag marks those after which another warp may be let ahead."""
+        return [self._statement(s) for s in body]
+
+    def _statement(self, statement: Statement) -> tuple[Step, bool]:
+        if isinstance(statement, Op):
+            return self._op(statement), bool(statement.instruction.effects())
+        if isinstance(statement, Loop):
+            return self.control.loop(statement), False
+        if isinstance(statement, When):
+            return self.control.when(statement), False
+        if isinstance(statement, Roles):
+            return self.control.roles(statement), False
+        assert isinstance(statement, Flow)
+        return FlowSteps(self, self.control, self.block, self.exited, self.seeded, statement), False
+
+    def run(self, block: Block, frame: Frame) -> Running:
+        """Run a block; yields what it waits for, or None where others may be scheduled."""
+        seeded = self.seeded
+        for step, boundary in block:
+            blocked = step(frame)
+            if blocked is not None:
+                if isinstance(blocked, Wait):
+                    while not blocked.ready:
+                        yield blocked
+                else:
+                    yield from blocked
+            if seeded and boundary:
+                yield None
+
+    def exited(self, rows: Array) -> None:
+        """These warps have ended, within a task that may have more."""
+        self.barriers.exited(rows)
+        self.engines.state.clusters.exited(rows)
+
+    # -- instructions --------------------------------------------------------------------------------------------
+
+    def _op(self, op: Op) -> Step:
+        checks = (self.engines.watch(op), undefined(self, op), self._wide_check(op)) if self.checks else ()
+        parts: list[Step] = [check for check in checks if check is not None]
+        handled = False
+        for effect in op.instruction.effects():
+            if isinstance(effect, fx.WarpSync):
+                parts.append(self._lanes.sync(op, effect))
+            else:
+                parts.append(self._effect(op, effect))
+                handled = True
+        if not handled and op.results:
+            parts.append(self._compute(op))
+        count = [0]
+        self.counts.append((op, count))
+        if len(parts) == 1:
+            only = parts[0]
+
+            def single(frame: Frame) -> Any:
+                count[0] += frame.n
+                return only(frame)
+
+            return single
+
+        def several(frame: Frame) -> Any:
+            count[0] += frame.n
+            blocked = None
+            for part in parts:
+                blocked = part(frame) or blocked
+            return blocked
+
+        return several
+
+    def _wide_check(self, op: Op) -> Step | None:
+        """The check that addresses of global memory have not wrapped; None where they cannot."""
+        wide = self._wide
+        if wide is None:
+            return None
+        for effect in op.instruction.effects():
+            if isinstance(effect, fx.Access) and effect.space == "global":
+                return partial(wide.check, op=op, operand=effect.address)
+            if isinstance(effect, fx.AsyncCopy):
+                return partial(wide.check, op=op, operand=effect.source)
+        return None
+
+    def _effect(self, op: Op, effect: fx.Effect) -> Step:
+        if isinstance(effect, fx.Access):
+            return self._accesses.step(op, effect)
+        if isinstance(effect, fx.AsyncCopy):
+            return self._accesses.copy_step(op, effect)
+        if isinstance(effect, fx.TensorMapWrite):
+            return self._accesses.map_step(op, effect)
+        if isinstance(effect, fx.GlobalWait):
+            return self._accesses.wait_step(op, effect)
+        if isinstance(effect, fx.ReadSpecial):
+            return lambda frame: self.put(frame, op.results[0], self._special(frame, effect.register), None, None)
+        if isinstance(effect, fx.CommitGroup) and effect.queue == "cp.async":
+            return lambda frame: self.copies.commit(frame)
+        if isinstance(effect, fx.WaitGroup) and effect.queue == "cp.async":
+            return lambda frame: self.copies.wait(frame, effect.pending)
+        if isinstance(effect, fx.Barrier):
+            return self._barrier(op, effect)
+        if isinstance(effect, fx.Fence):
+            return lambda frame: self.ordering.fence(frame, effect.scope) if self.across and self.checks else None
+        if isinstance(effect, fx.Printed | fx.Abort):
+            return call_step(self, op, effect)
+        step = self.engines.step(op, effect)
+        if step is not None:
+            return step
+        raise EmulationError(
+            f"{op.where}: the emulator does not execute {op.instruction.mnemonic} ({type(effect).__name__}); "
+            "run this kernel on a GPU"
+        )
+
+    def _barrier(self, op: Op, effect: fx.Barrier) -> Step:
+        keys = self.keys(op)
+
+        def arrive(frame: Frame) -> Wait | None:
+            self.observe(frame, keys[effect.barrier], op, "the number")
+            return self.barriers.arrive(frame, frame.env[keys[effect.barrier]], effect, op)
+
+        def reduce(frame: Frame) -> Running:
+            for key in keys:
+                self.observe(frame, key, op, "an operand")
+            number, holds = frame.env[keys[effect.barrier]], frame.full(frame.env[keys[effect.holds or 0]])
+            wait = self.barriers.arrive(frame, number, effect, op, holds)
+            while wait is not None and not wait.ready:
+                yield wait
+            votes = np.stack([self.barriers.votes.get(row, np.zeros(2, np.uint32)) for row in frame.flat.tolist()])
+            found = op.instruction.meaning(votes[:, :1], votes[:, 1:])[0]
+            self.put(frame, op.results[0], frame.shaped(np.broadcast_to(found, (frame.n, 32))), None, None)
+
+        return arrive if effect.holds is None else reduce
+
+    def _special(self, frame: Frame, register: str) -> Array:
+        if register == "shared_base":
+            return np.full((1, 1, 1), SHARED_BASE, np.uint32)
+        if register == "local_base":
+            return np.full((1, 1, 1), LOCAL_BASE, np.uint32)
+        if register == "activemask":
+            return np.full((1, 1, 1), 0xFFFFFFFF, np.uint32) if frame.active is None else _together(frame)
+        if register == "clock64":
+            return np.full((1, 1, 1), self.clocks.now, np.uint64)
+        if register == "tid.x":
+            warp = frame.local.reshape(frame.shape)
+            warp = warp[:1] if (warp == warp[:1]).all() else warp
+            return (warp[:, :, None] * 32 + LANES).astype(np.uint32)
+        cta = frame.cta + self.report.first // self.report.warps_per_cta
+        cta = cta[:, :1] if (cta == cta[:, :1]).all() else cta
+        if register.startswith("n") or register == "cluster_nctarank":
+            cta = cta[:1, :1]
+        return self.report.places.special(register, cta)[:, :, None].astype(np.uint32)
+
+    # -- registers only ------------------------------------------------------------------------------------------
+
+    def _compute(self, op: Op) -> Step:
+        instruction, keys = op.instruction, self.keys(op)
+        if isinstance(instruction, MmaSync):
+            return self._mma(op, instruction, keys)
+        if isinstance(instruction, Shuffle):
+            return self._lanes.shuffle(op, instruction, keys)
+        if not instruction.lanewise:
+            return self._lanes.collective(op, keys)
+        return self._lanewise(op, keys)
+
+    def _lanewise(self, op: Op, keys: tuple[Value, ...]) -> Step:
+        meaning, results = op.instruction.meaning, op.results
+        mutable = any(isinstance(r, Register) for r in results)
+        if len(results) == 1:
+            result = results[0]
+
+            def one(frame: Frame) -> None:
+                env = frame.env
+                values = [env[k] for k in keys]
+                arrays = meaning(*values)
+                if frame.shadows or (mutable and frame.mask is not None):
+                    self._put_lanewise(frame, op, keys, values, arrays)
+                else:
+                    env[result] = arrays[0]
+
+            return one
+
+        def many(frame: Frame) -> None:
+            values = [frame.env[k] for k in keys]
+            self._put_lanewise(frame, op, keys, values, meaning(*values))
+
+        return many
+
+    def _put_lanewise(
+        self, frame: Frame, op: Op, keys: tuple[Value, ...], values: list[Array], arrays: tuple[Array, ...]
+    ) -> None:
+        poisoned = [k for k in keys if k in frame.shadows] if self.checks else []
+        marks: tuple[Array | None, ...] = (None,) * len(arrays)
+        origin: Origin | None = None
+        if poisoned:
+            origin = frame.origins.get(poisoned[0])
+            none = [np.zeros((1, 1, 1), shadow_dtype(v.dtype)) for v in values]
+            given = [frame.shadows.get(k, z) for k, z in zip(keys, none, strict=True)]
+            marks = tuple(m if m.any() else None for m in poison.lanewise(op.instruction, values, given, arrays))
+        for value, array, mark in zip(op.results, arrays, marks, strict=True):
+            frame.write(value, array, mark, origin, isinstance(value, Register))
+
+    def _matrix(self, frame: Frame, slot: FragmentSlot, keys: tuple[Value, ...], which: tuple[str, ...]) -> Array:
+        """An operand as matrices (warps, rows, columns), kept while its registers stay the same arrays."""
+        arrays = tuple([frame.env[k] for k in keys])
+        name = (*which, frame.n, *map(id, arrays))
+        found = self._matrices.get(name)
+        if found is None:
+            if len(self._matrices) > _KEPT_MATRICES:
+                for old in list(self._matrices)[: _KEPT_MATRICES // 2]:
+                    del self._matrices[old]
+            found = (arrays, np.ascontiguousarray(slot.matrix([frame.full(a) for a in arrays])))
+            self._matrices[name] = found
+        return found[1]
+
+    def _mma(self, op: Op, instruction: MmaSync, keys: tuple[Value, ...]) -> Step:
+        a, b, c = instruction.slots
+        a_keys, b_keys, c_keys = (keys[s.first : s.first + s.count] for s in (a, b, c))
+        of_a, of_b = ((which, instruction.shape, instruction.inputs.name) for which in "AB")
+        fast = instruction.accumulator is f32
+
+        def step(frame: Frame) -> None:
+            env = frame.env
+            if fast:
+                product = np.matmul(self._matrix(frame, a, a_keys, of_a), self._matrix(frame, b, b_keys, of_b))
+                parts = c.registers(product)
+                results = tuple(frame.shaped(p) + env[k] for p, k in zip(parts, c_keys, strict=True))
+            else:
+                values = [frame.full(env[k]) for k in keys]
+                results = tuple(frame.shaped(r) for r in instruction.meaning(*values))
+            poisoned = [k for k in keys if k in frame.shadows] if frame.shadows and self.checks else []
+            marks: tuple[Array | None, ...] = (None,) * len(results)
+            if poisoned:
+                zero = np.zeros((1, 1, 1), np.uint32)
+                given = [frame.full(frame.shadows.get(k, zero)) for k in keys]
+                marks = tuple(frame.shaped(m) if m.any() else None for m in poison.mma(instruction, given))
+            origin = frame.origins.get(poisoned[0]) if poisoned else None
+            for value, array, mark in zip(op.results, results, marks, strict=True):
+                self.put(frame, value, array, mark, origin)
+
+        return step
+
+
+def _together(frame: Frame) -> Array:
+    """The lanes that execute a step together, as a mask of each warp, (A, B, 1)."""
+    assert frame.mask is not None
+    bits = frame.mask.astype(np.uint64) << np.arange(32, dtype=np.uint64)
+    return bits.sum(axis=2, keepdims=True).astype(np.uint32)

@@ -1,0 +1,380 @@
+"""Control flow without a structure: groups of lanes that part at branches and meet again where their ways join.
+
+Threads are independent, as the hardware's have been since sm_70. Of the groups that can go on, the one in the block of
+the lowest number does, so that lanes meet at the first block that all of them reach. Where an instruction needs lanes
+that are elsewhere (a barrier, a shuffle), a group is held until they come; only if none of them ever can, it goes on
+and is found divergent. So what is found holds for every order, not for this one.
+
+Source: PTX ISA, "Independent Thread Scheduling"; CUDA C++ Programming Guide, "Compute Capability 7.x".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from warploom.core.errors import EmulationError
+from warploom.emulate.barriers.barriers import Either, Wait
+from warploom.emulate.control.context import Block, Context, Running
+from warploom.emulate.control.control import Control
+from warploom.emulate.control.frames import LANES, Frame
+from warploom.ir.liveness import live_registers
+from warploom.ir.statements import Branch, Flow, Op, Register, Statement, Value, results_of, walk
+from warploom.isa.effects import Access, MbarrierWait, WarpSync
+
+Array = NDArray[Any]
+Meeting: TypeAlias = Value | Literal["warp"] | None
+"""Whom an instruction needs: the lanes of a mask (its key), the whole warp, or nobody."""
+Registers = frozenset[Register]
+_MOST_PASSES = 1 << 22
+"""Of the loops of some warps together: half a minute at best."""
+_MANY_PASSES = 1 << 10
+"""From here on a loop may be one that waits by plain loads, in which nothing shows what others do but by luck."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Block:
+    """A prepared block: ``live`` are the registers that it or a later one reads before they are written."""
+
+    body: tuple[Statement, ...]
+    steps: Block
+    meetings: Sequence[Meeting]
+    branch: Branch
+    writes: Registers
+    live: Registers
+
+
+@dataclass(frozen=True, slots=True)
+class _Looks:
+    """An instruction by which a loop sees what other threads do, ``strong`` or by luck alone, and all that it reads."""
+
+    op: Op
+    strong: bool
+    values: Sequence[Value]
+
+
+@dataclass(eq=False)
+class _Group:
+    """Lanes at one place. ``frame`` has their registers; without one, those of the flow's own frame are theirs.
+
+    ``written`` are the registers that differ from those. ``held`` at a step for lanes that are elsewhere; ``resting``
+    at a loop that looks what other threads do, ``idle`` if its last pass changed nothing; ``now`` is when it ended.
+    """
+
+    block: int
+    lanes: Array
+    step: int = 0
+    frame: Frame | None = None
+    written: set[Register] = field(default_factory=set[Register])
+    running: Generator[Wait | Array | None, None, None] | None = None
+    wait: Wait | None = None
+    held: bool = False
+    forced: bool = False
+    resting: Op | None = None
+    idle: bool = False
+    before: list[Array | None] | None = None
+    now: int = -1
+
+
+class FlowSteps:
+    """The step of one Flow, on any frame. ``build`` prepares blocks, ``exited`` is told of warps that have ended."""
+
+    def __init__(
+        self,
+        context: Context,
+        control: Control,
+        build: Callable[[tuple[Statement, ...]], Block],
+        exited: Callable[[Array], None],
+        seeded: bool,
+        flow: Flow,
+    ) -> None:
+        self.context, self.control, self.build, self.exited, self.seeded = context, control, build, exited, seeded
+        live = live_registers(flow)
+        self.blocks = [self._block(body, live[number]) for number, body in enumerate(flow.blocks)]
+        self._reads = [[s for s in walk(b) if isinstance(s, Op) and _reads(s)] for b in flow.blocks]
+        self._looks: dict[tuple[int, int], _Looks | None] = {}
+
+    def _block(self, body: tuple[Statement, ...], live: Registers) -> _Block:
+        branch = body[-1]
+        assert isinstance(branch, Branch)
+        writes = frozenset(r for s in walk(body) for r in results_of(s) if isinstance(r, Register))
+        meetings: list[Meeting] = [self._meeting(s) for s in body[:-1]]
+        return _Block(body[:-1], self.build(body[:-1]), meetings, branch, writes, live)
+
+    def _meeting(self, statement: Statement) -> Meeting:
+        for effect in statement.instruction.effects() if isinstance(statement, Op) else ():
+            if isinstance(effect, WarpSync):
+                assert isinstance(statement, Op)
+                return "warp" if effect.mask is None else self.context.key(statement.operands[effect.mask])
+        return None
+
+    def looks(self, first: int, last: int) -> _Looks | None:
+        """How a loop over these blocks sees what other threads do meanwhile, if it does."""
+        if (first, last) not in self._looks:
+            ops = [op for block in self._reads[first : last + 1] for op in block]
+            strong = [op for op in ops if _looks(op)]
+            values = [value for op in ops for value in op.results]
+            self._looks[first, last] = _Looks((strong or ops)[0], bool(strong), values) if ops else None
+        return self._looks[first, last]
+
+    def __call__(self, frame: Frame) -> Running:
+        return _Run(self, frame).run()
+
+
+class _Run:
+    """One execution of a flow by the warps of a frame."""
+
+    def __init__(self, steps: FlowSteps, frame: Frame) -> None:
+        self.steps, self.context, self.frame = steps, steps.context, frame
+        everyone = np.ones((1, 1, 1), np.bool_) if frame.mask is None else frame.mask
+        self.everyone = np.broadcast_to(everyone, (*frame.shape, 32))
+        self.groups = [_Group(0, self.everyone)]
+        self.passes = 0  # of all loops
+
+    def run(self) -> Running:
+        """Until all lanes have ended; yields what it waits for."""
+        while self.groups:
+            group = self._next()
+            if group is None:
+                yield self._pause()
+                continue
+            if group.running is None:
+                group.running = self._block(group)
+            found = next(group.running, self)
+            if found is self:
+                group.running = None
+                self._leave(group)
+            elif isinstance(found, np.ndarray):
+                self._hold(group, found)
+            elif found is None:
+                yield None
+            else:
+                assert isinstance(found, Wait)
+                group.wait = found
+
+    # -- which group goes on -----------------------------------------------------------------------------------------
+
+    def _next(self) -> _Group | None:
+        """The group in the lowest block of those that can go on; None if all of them wait."""
+        ready = [g for g in self.groups if not g.held and g.resting is None and (g.wait is None or g.wait.ready)]
+        if not ready and all(g.held for g in self.groups):
+            ready = [min(self.groups, key=lambda g: (g.block, g.step))]
+            ready[0].held, ready[0].forced = False, True
+        if not ready:
+            return None
+        group = min(ready, key=lambda g: (g.block, g.step)) if len(ready) > 1 else ready[0]
+        group.wait = None
+        return group
+
+    def _pause(self) -> Wait:
+        """What all groups wait for; loops that look again and again for what others do let these go first."""
+        looking: list[Wait] = []
+        idle = True
+        for group in self.groups:
+            if group.resting is not None:
+                looking.append(Wait(group.resting, set(self.frame.rows[group.lanes.any(axis=2)].tolist())))
+                idle &= group.idle
+                group.resting = None
+        return Either([g.wait for g in self.groups if g.wait is not None], looking, idle)
+
+    def _hold(self, group: _Group, missing: Array) -> None:
+        """Warps of which lanes are missing are held, those that are complete go on."""
+        if missing.all():
+            group.held = True
+        else:
+            frame = group.frame
+            assert frame is not None
+            wide = np.broadcast_to(missing.reshape(*frame.shape, 1), (*frame.shape, 32))
+            held = group.lanes & (wide if frame is self.frame else frame.in_parent(wide))
+            self._give_back(group, self.steps.blocks[group.block].live, group.step)
+            self.groups.remove(group)
+            self.groups.append(_Group(group.block, group.lanes & ~held, group.step))
+            group = _Group(group.block, held, group.step, held=True)
+            self.groups.append(group)
+        same = [g for g in self.groups if g.held and (g.block, g.step) == (group.block, group.step)]
+        if len(same) > 1:
+            self._merge(same)
+
+    # -- blocks --------------------------------------------------------------------------------------------------------
+
+    def _block(self, group: _Group) -> Generator[Wait | Array | None, None, None]:
+        """The steps of a group's block, from its step on; yields waits, and which warps miss lanes."""
+        if group.frame is None:
+            alone = len(self.groups) == 1 and bool((group.lanes == self.everyone).all())
+            group.frame = self.frame if alone else self.frame.part(group.lanes)
+        frame, block = group.frame, self.steps.blocks[group.block]
+        seeded = self.steps.seeded
+        for number in range(group.step, len(block.steps)):
+            while frame.mask is not None and not group.forced:
+                missing = self._missing(frame, block.meetings[number])
+                if missing is None:
+                    break
+                group.step = number
+                yield missing
+            group.forced = False
+            step, boundary = block.steps[number]
+            blocked = step(frame)
+            if isinstance(blocked, Wait):
+                while not blocked.ready:
+                    yield blocked
+            elif blocked is not None:
+                yield from blocked
+            if seeded and boundary:
+                yield None
+
+    @staticmethod
+    def _missing(frame: Frame, meeting: Meeting) -> Array | None:
+        """The warps of which lanes that an instruction needs are neither here nor at their end; None for none."""
+        absent = None if meeting is None else frame.absent
+        if absent is None:
+            return None
+        if isinstance(meeting, str):
+            return np.asarray(absent.any(axis=1))
+        assert meeting is not None
+        assert frame.active is not None
+        members = frame.full(frame.env[meeting])
+        named = ((members[:, :, None] >> LANES.astype(np.uint32)) & 1).astype(np.bool_)  # (warps, lane, member)
+        missing = np.asarray((named & frame.active[:, :, None] & absent[:, None, :]).any(axis=(1, 2)))
+        return missing if missing.any() else None
+
+    def _merge(self, groups: list[_Group]) -> None:
+        """Groups at one place become one, on the registers of the flow's frame."""
+        first = groups[0]
+        for group in groups:
+            self._give_back(group, self.steps.blocks[first.block].live, first.step)
+        self.groups = [g for g in self.groups if g not in groups]
+        lanes = np.logical_or.reduce([g.lanes for g in groups])
+        self.groups.append(_Group(first.block, lanes, first.step))
+
+    def _give_back(self, group: _Group, live: Registers, step: int = 0) -> None:
+        """The flow's frame gets the registers that a group has written, and the values of a block it is amidst."""
+        if group.frame is None or group.frame is self.frame:
+            return
+        values: list[Value] = [r for r in group.written if r in live]
+        for s in walk(self.steps.blocks[group.block].body[:step]) if step else ():
+            values += results_of(s)
+        group.frame.merge_into_parent(values)
+
+    # -- branches ------------------------------------------------------------------------------------------------------
+
+    def _leave(self, group: _Group) -> None:
+        """A group has done its block: where its lanes go on."""
+        block, frame = self.steps.blocks[group.block], group.frame
+        assert frame is not None
+        group.written |= block.writes
+        targets = block.branch.targets
+        if len(targets) > 1:
+            parts = self._parts(frame, block.branch)
+            if len(parts) > 1:
+                self._part(group, parts)
+                return
+            targets = tuple(parts)
+        if targets:
+            self._go(group, targets[0])
+        else:
+            self._end(group)
+
+    def _parts(self, frame: Frame, branch: Branch) -> dict[int, Array]:
+        """Target → the lanes of a frame that go there; lanes without one are left out, and reported."""
+        context = self.context
+        assert branch.condition is not None
+        key = context.key(branch.condition)
+        chosen = frame.env[key]
+        if frame.shadows and context.checks:
+            context.report.observe(frame, key, branch.where, "a condition")
+        number = np.where(chosen, 0, 1) if chosen.dtype == np.bool_ else chosen.astype(np.int64)
+        if number.size == 1 and 0 <= int(number.flat[0]) < len(branch.targets):
+            return {branch.targets[int(number.flat[0])]: np.ones((1, 1, 1), np.bool_)}
+        parts: dict[int, Array] = {}
+        for which in np.unique(number).tolist():
+            takes = number == which if frame.mask is None else (number == which) & frame.mask
+            if not takes.any():
+                continue
+            if not 0 <= which < len(branch.targets):
+                text = f"an indirect branch by {which}, where its list has {len(branch.targets)} targets: guard it"
+                context.report.add("undefined", branch.where, text, int(frame.flat[0]), 0)
+                continue
+            target = branch.targets[which]
+            parts[target] = parts[target] | takes if target in parts else takes
+        if branch.uniform and len(parts) > 1:
+            self.steps.control.check_uniform(frame, next(iter(parts.values())), branch.where)
+        return parts
+
+    def _part(self, group: _Group, parts: dict[int, Array]) -> None:
+        frame = group.frame
+        assert frame is not None
+        self._give_back(group, frozenset[Register]().union(*(self.steps.blocks[t].live for t in parts)))
+        self.groups.remove(group)
+        for target, takes in parts.items():
+            wide = np.broadcast_to(takes, (*frame.shape, 32))
+            part = _Group(group.block, wide if frame is self.frame else frame.in_parent(wide))
+            self.groups.append(part)
+            self._go(part, target)
+
+    def _go(self, group: _Group, target: int) -> None:
+        self.passes += target <= group.block
+        if self.passes > _MOST_PASSES:
+            where = self.steps.blocks[group.block].branch.where
+            raise EmulationError(
+                f"{where}: after {_MOST_PASSES} passes of its loops the kernel has not ended: it does "
+                "not end, or its loops are too long for the emulator, for which small problems are "
+                "enough"
+            )
+        looks = self.steps.looks(target, group.block) if target <= group.block else None
+        group.block, group.step = target, 0
+        if looks is not None and (looks.strong or self.passes > _MANY_PASSES):
+            self._rest(group, looks)
+        same = [g for g in self.groups if g.block == target and g.step == 0 and g.running is None]
+        if len(same) > 1:
+            self._merge(same)
+
+    def _rest(self, group: _Group, looks: _Looks) -> None:
+        """After a pass of a loop that looks what others do, or may and has changed nothing, these go first."""
+        frame = group.frame or self.frame
+        now = [frame.env.get(x) for x in (*self.steps.blocks[group.block].live, *looks.values)]
+        before, group.before = group.before, now
+        clock, group.now = group.now, self.context.clocks.now
+        if any(isinstance(e, MbarrierWait) for e in looks.op.instruction.effects()):
+            group.idle = clock == group.now  # it may count its passes: nobody has touched memory meanwhile
+        else:
+            group.idle = before is not None and len(before) == len(now) and all(map(_equal, before, now))
+        group.resting = looks.op if looks.strong or group.idle else None
+
+    def _end(self, group: _Group) -> None:
+        """The lanes of a group have ended."""
+        self.groups.remove(group)
+        gone = self.frame.gone
+        gone = group.lanes.copy() if gone is None else gone | group.lanes
+        self.frame.gone = gone
+        for other in self.groups:
+            if other.frame is not None:
+                other.frame.know_gone()
+            other.held = False  # whom it was held for may have ended
+        all_gone = (gone | ~self.everyone).all(axis=2) & group.lanes.any(axis=2)
+        rows = self.frame.rows[all_gone]
+        if rows.size:
+            self.steps.exited(rows)
+
+
+def _equal(a: Array | None, b: Array | None) -> bool:
+    """Whether a register is as it was a pass before."""
+    return a is b or (a is not None and b is not None and np.array_equal(a, b))
+
+
+def _reads(op: Op) -> bool:
+    """Whether an instruction shows what memory or an mbarrier holds."""
+    return _looks(op) or any(isinstance(e, Access) and e.mode == "load" for e in op.instruction.effects())
+
+
+def _looks(op: Op) -> bool:
+    """Whether an instruction may show what other threads have done meanwhile."""
+    effects = op.instruction.effects()
+    return any(
+        (isinstance(e, Access) and (e.mode == "atomic" or e.order != "weak" or e.volatile))
+        or (isinstance(e, MbarrierWait) and e.acquires and not e.blocks)
+        for e in effects
+    )

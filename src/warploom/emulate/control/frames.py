@@ -1,0 +1,333 @@
+"""Frames: the registers and active lanes of a set of warps that execute together.
+
+A frame holds A × B warps (CTAs × warps of a CTA where the set is such a product, else R × 1). A register is an array
+that broadcasts to (A, B, 32): values that all warps, or all lanes, agree on stay small. Divergent control flow runs a
+child frame: the warps that take part, with a lane mask only where lanes of one warp disagree. What single threads
+execute asks which lanes of which warps act, and in which order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from warploom.core.dtypes import DType
+from warploom.ir.statements import NOWHERE, SourceLine, Value
+from warploom.isa.atomic import Atomic, ReduceAdd
+
+Array = NDArray[Any]
+
+
+Origin = tuple[SourceLine, str]
+LANES = np.arange(32, dtype=np.int64)
+
+
+def shadow_dtype(dtype: np.dtype[Any]) -> np.dtype[Any]:
+    """The type of the shadow of a register: as many bits, 1 where the bit is poison."""
+    return np.dtype(np.bool_) if dtype == np.bool_ else np.dtype(f"u{dtype.itemsize}")
+
+
+def all_ones(dtype: np.dtype[Any]) -> Any:
+    """A shadow of nothing but poison."""
+    return np.True_ if dtype == np.bool_ else ~dtype.type(0)
+
+
+def constant_array(dtype: DType, value: float) -> Array:
+    """An immediate as a (1, 1, 1) array; integers wrap to the type."""
+    if dtype.is_integer:
+        value = int(value) & ((1 << dtype.bits) - 1)
+        return np.array([[[value]]], dtype=f"u{dtype.bits // 8}").view(dtype.numpy)
+    return np.array([[[value]]], dtype=dtype.numpy)
+
+
+def displaced(address: Array, offset: int) -> Array:
+    """``address + offset`` as the hardware adds them: the sum wraps in the address's own type."""
+    return address + address.dtype.type(offset % (1 << 8 * address.dtype.itemsize)) if offset else address
+
+
+def widened(array: Array, shape: tuple[int, ...]) -> Array:
+    """``array`` in a shape that it broadcasts to; faster than a view, of which the next step would make a copy."""
+    if array.shape == shape:
+        return array
+    wide = np.empty(shape, array.dtype)
+    wide[...] = array
+    return wide
+
+
+def _span(rows: Array) -> Array | slice:
+    """Rising numbers as an index: those without gaps as a slice, which NumPy need not gather."""
+    first = int(rows[0]) if rows.size else 0
+    return slice(first, first + rows.size) if rows.size and int(rows[-1]) - first == rows.size - 1 else rows
+
+
+class Registers(dict[Value, Array]):
+    """Value → array of a frame; what is missing comes from the parent frame's warps, or was never written."""
+
+    def __init__(self, frame: Frame, constants: Mapping[Value, Array]) -> None:
+        super().__init__()
+        self._frame = frame
+        self._constants = constants
+
+    def __missing__(self, value: Value) -> Array:
+        found = self._constants.get(value)
+        if found is None:
+            found = self._frame.inherited(value)
+        self[value] = found
+        return found
+
+
+class Frame:
+    """See the module's docstring. ``rows`` (A, B) are warp numbers within the batch, CTA-major."""
+
+    def __init__(self, rows: Array, warps_per_cta: int, constants: Mapping[Value, Array]) -> None:
+        self.rows = rows
+        self.shape = rows.shape
+        self.flat = np.ascontiguousarray(rows.reshape(-1))
+        self.n = self.flat.size
+        self.span = _span(self.flat)
+        self.warps_per_cta = warps_per_cta
+        self.cta = rows // warps_per_cta
+        self.local = self.flat % warps_per_cta
+        self.mask: Array | None = None
+        self.constants = constants
+        self.env: Registers = Registers(self, constants)
+        self.shadows: dict[Value, Array] = {}
+        self.origins: dict[Value, Origin] = {}
+        self.parent: Frame | None = None
+        self._select: tuple[Array, Array] | Array | slice | None = None
+        self.gone: Array | None = None  # lanes that have ended
+        self.seen: dict[int, Any] = {}
+        self.whole_ctas = self.n % warps_per_cta == 0 and bool(
+            (self.flat.reshape(-1, warps_per_cta) % warps_per_cta == np.arange(warps_per_cta)).all()
+            and (np.diff(self.cta.reshape(-1).reshape(-1, warps_per_cta), axis=1) == 0).all()
+        )
+
+    # -- values ------------------------------------------------------------------------------------------------
+
+    def full(self, array: Array) -> Array:
+        """``array`` as (warps, 32)."""
+        return widened(array, (*self.shape, 32)).reshape(self.n, 32)
+
+    def shaped(self, array: Array) -> Array:
+        """(warps, 32) as (A, B, 32)."""
+        return array.reshape(*self.shape, 32)
+
+    @property
+    def active(self) -> Array | None:
+        """The lane mask as (warps, 32), or None when every lane of every warp is active."""
+        return None if self.mask is None else self.mask.reshape(self.n, 32)
+
+    def inherited(self, value: Value) -> Array:
+        """A value this frame has not written: the parent's, or poison if nobody has."""
+        if self.parent is None:
+            zero = np.zeros((1, 1, 1), value.dtype.numpy)
+            self.shadows[value] = np.full((1, 1, 1), all_ones(shadow_dtype(zero.dtype)), shadow_dtype(zero.dtype))
+            name = f"register {value.name}" if value.name else "a register"
+            self.origins[value] = (NOWHERE, f"{name} that was never written")
+            return zero
+        array = self._take(self.parent.env[value])
+        if value in self.parent.shadows:
+            self.shadows[value] = self._take(self.parent.shadows[value])
+            self.origins[value] = self.parent.origins[value]
+        return array
+
+    def _take(self, array: Array) -> Array:
+        """The parent's array for this frame's warps."""
+        assert self.parent is not None
+        if array.shape[:2] == (1, 1) or isinstance(self._select, slice):
+            return array
+        if isinstance(self._select, tuple):
+            first, second = self._select
+            if array.shape[0] > 1:
+                array = array[first]
+            return array[:, second] if array.shape[1] > 1 else array
+        wide = np.broadcast_to(array, (*self.parent.shape, array.shape[2])).reshape(-1, 1, array.shape[2])
+        return wide[self._select]
+
+    def write(self, value: Value, array: Array, shadow: Array | None, origin: Origin | None, mutable: bool) -> None:
+        """Set a register; a mutable one keeps its value in inactive lanes."""
+        if mutable and self.mask is not None:
+            old = self.env[value]
+            old_shadow = self.shadows.get(value)
+            array = np.where(self.mask, array, old)
+            if shadow is not None or old_shadow is not None:
+                none = np.zeros((1, 1, 1), shadow_dtype(array.dtype))
+                kept = self.origins.get(value)
+                shadow = np.where(
+                    self.mask, none if shadow is None else shadow, none if old_shadow is None else old_shadow
+                )
+                origin = origin or kept
+                if not shadow.any():
+                    shadow = None
+        self.env[value] = array
+        if shadow is None:
+            if self.shadows:
+                self.shadows.pop(value, None)
+        else:
+            self.shadows[value] = shadow
+            self.origins[value] = origin or (NOWHERE, "a value")
+
+    # -- control flow --------------------------------------------------------------------------------------------
+
+    def child(self, select: Array) -> Frame:
+        """The frame of the lanes in ``select`` (A, B, 32): warps with none are left out."""
+        taking_part = select.any(axis=2)
+        if taking_part.all():
+            frame = Frame.__new__(Frame)
+            frame.__dict__.update(self.__dict__)
+            frame.mask = None if select.all() else select
+            frame.seen = {}
+            frame._select = None
+            return frame  # the same warps share this frame's registers
+        first, second = (
+            np.nonzero(np.logical_or.reduce(taking_part, axis=1))[0],
+            np.nonzero(np.logical_or.reduce(taking_part, axis=0))[0],
+        )
+        if taking_part.sum() == first.size * second.size:
+            frame = Frame(self.rows[np.ix_(first, second)], self.warps_per_cta, self.constants)
+            frame._select = (first, second)
+            inner = select[np.ix_(first, second)]
+        else:
+            chosen = np.nonzero(taking_part.reshape(-1))[0]
+            frame = Frame(self.flat[chosen][:, None], self.warps_per_cta, self.constants)
+            frame._select = chosen
+            inner = select.reshape(-1, 1, 32)[chosen]
+        frame.parent = self
+        frame.mask = None if inner.all() else np.ascontiguousarray(inner)
+        frame.know_gone()
+        return frame
+
+    def part(self, select: Array) -> Frame:
+        """The frame of the lanes in ``select`` with registers of its own, whichever warps take part."""
+        frame = self.child(select)
+        if frame.env is self.env:
+            frame.env, frame.shadows, frame.origins = Registers(frame, self.constants), {}, {}
+            frame.parent, frame._select = self, slice(None)
+        return frame
+
+    def know_gone(self) -> None:
+        """Which lanes have ended, from the parent."""
+        assert self.parent is not None
+        gone = self.parent.gone
+        self.gone = None if gone is None else np.ascontiguousarray(self._take(gone))
+
+    @property
+    def absent(self) -> Array | None:
+        """Lanes of these warps that are elsewhere, neither active here nor at their end, (warps, 32); None for none."""
+        if self.mask is None:
+            return None
+        here = self.mask if self.gone is None else self.mask | self.gone
+        return None if here.all() else ~self.full(here)
+
+    def in_parent(self, lanes: Array) -> Array:
+        """Lanes of this frame, (A, B, 32), as lanes of its parent."""
+        return self._put(np.zeros((1, 1, 1), np.bool_), lanes)
+
+    def merge_into_parent(self, written: Sequence[Value]) -> None:
+        """Give the parent the mutable registers that this frame's block may have written."""
+        parent = self.parent
+        if parent is None or self._select is None:
+            return
+        for value in written:
+            if value not in self.env:
+                continue
+            array = self._put(parent.env[value], self.env[value])
+            mine, theirs = self.shadows.get(value), parent.shadows.get(value)
+            parent.env[value] = array
+            if mine is None and theirs is None:
+                continue
+            none = np.zeros((1, 1, 1), shadow_dtype(array.dtype))
+            shadow = self._put(none if theirs is None else theirs, none if mine is None else mine)
+            if shadow.any():
+                parent.shadows[value] = shadow
+                parent.origins.setdefault(value, self.origins.get(value, (NOWHERE, "a value")))
+            else:
+                parent.shadows.pop(value, None)
+
+    def _put(self, theirs: Array, mine: Array) -> Array:
+        """The parent's array with this frame's lanes in it."""
+        assert self.parent is not None
+        if isinstance(self._select, slice):
+            return mine if self.mask is None else np.where(self.mask, mine, theirs)
+        width = 32 if self.mask is not None else max(theirs.shape[2], mine.shape[2])
+        merged = np.broadcast_to(theirs, (*self.parent.shape, width)).copy()
+        if isinstance(self._select, tuple):
+            where, view = np.ix_(*self._select), merged
+        else:
+            where, view = self._select, merged.reshape(-1, 1, width)
+        view[where] = mine if self.mask is None else np.where(self.mask, mine, view[where])
+        return merged
+
+
+Lanes = list[int] | None
+"""Lanes of one warp; None: all of them."""
+Turns: TypeAlias = Sequence[int]
+"""The order in which the lanes of a warp take turns where an instruction lets them act one by one."""
+ASCENDING: Turns = range(32)
+
+
+def lanes_of(frame: Frame, guard: Array | None) -> Iterator[tuple[int, int, Lanes]]:
+    """(position in the frame, row, acting lanes) of each warp with any."""
+    if guard is None and frame.mask is None:
+        for i, row in enumerate(frame.flat.tolist()):
+            yield i, row, None
+        return
+    acting = np.ones((frame.n, 32), np.bool_) if guard is None else frame.full(guard)
+    if frame.active is not None:
+        acting = acting & frame.active
+    for i, row in enumerate(frame.flat.tolist()):
+        lanes = np.nonzero(acting[i])[0].tolist()
+        if lanes:
+            yield i, row, None if len(lanes) == 32 else lanes
+
+
+def in_turn(lanes: Array, turns: Turns) -> Array:
+    """The order in which lanes of a frame, by their numbers in it, take turns at an atomic: warp by warp."""
+    return np.arange(lanes.size) if turns is ASCENDING else np.lexsort((np.argsort(turns)[lanes % 32], lanes // 32))
+
+
+def apply_in_turn(
+    instruction: Atomic | ReduceAdd, view: Array, index: Array, values: list[Array], acting: Array
+) -> Array:
+    """Apply the lanes of an atomic in the order of ``acting``. Returns the old values in the shape of ``index``."""
+    flat = np.ascontiguousarray(index).reshape(-1)
+    operands = [v.reshape(-1) for v in values]
+    old = np.zeros(flat.size, view.dtype)
+    # Lanes that hit one address take turns: turn t serves the t-th lane of every address.
+    order = acting[np.argsort(flat[acting], kind="stable")]
+    starts = np.r_[True, flat[order][1:] != flat[order][:-1]] if order.size else np.zeros(0, np.bool_)
+    group_start = np.maximum.accumulate(np.where(starts, np.arange(order.size), 0)) if order.size else starts
+    turn = np.arange(order.size) - group_start
+    by_turn = np.argsort(turn, kind="stable")
+    edges = np.r_[0, np.cumsum(np.bincount(turn[by_turn]))] if order.size else np.zeros(1, np.int64)
+    for begin, end in zip(edges[:-1].tolist(), edges[1:].tolist(), strict=True):
+        lanes = order[by_turn[begin:end]]
+        old[lanes] = view[flat[lanes]]
+        view[flat[lanes]] = instruction.combine(old[lanes], *[v[lanes] for v in operands])
+    return old.reshape(index.shape)
+
+
+def split(values: Array, lanes: Lanes) -> list[tuple[Any, Lanes]]:
+    """The acting lanes by the value they give (one row of 32, or of one entry per value)."""
+    if lanes is not None and len(lanes) == 1:
+        return [(values[lanes[0]].tolist(), lanes)]
+    first = values[0 if lanes is None else lanes[0]]
+    mine = values if lanes is None else values[lanes]
+    if (mine == first).all():
+        return [(first.tolist(), lanes)]
+    numbers = range(32) if lanes is None else lanes
+    found: dict[Any, list[int]] = {}
+    for lane in numbers:
+        found.setdefault(values[lane].tolist(), []).append(lane)
+    return list(found.items())
+
+
+def by_both(places: Array, parities: Array, lanes: Lanes) -> list[tuple[tuple[int, int], Lanes]]:
+    """The acting lanes by the two values they give."""
+    found: list[tuple[tuple[int, int], Lanes]] = []
+    for place, group in split(places, lanes):
+        found += [((place, odd), part) for odd, part in split(parities, group)]
+    return found

@@ -1,0 +1,150 @@
+"""Steps of instructions in which the lanes of a warp meet: shuffles, votes, ``__syncwarp``; who must be there."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from warploom.core.errors import EmulationError
+from warploom.emulate.control.context import Context, Step
+from warploom.emulate.control.frames import LANES, Frame, shadow_dtype
+from warploom.ir.statements import Op, Value
+from warploom.isa import effects as fx
+from warploom.isa.warp import Shuffle
+
+Array = NDArray[Any]
+_FULL_MASK = 0xFFFFFFFF
+
+
+class LaneSteps:
+    """Builds the steps."""
+
+    def __init__(self, context: Context) -> None:
+        self.run = context
+
+    def collective(self, op: Op, keys: tuple[Value, ...]) -> Step:
+        """Votes and elections: every operand decides, lanes that are not here have no say."""
+
+        def step(frame: Frame) -> None:
+            for k in keys:
+                self.run.observe(frame, k, op, "an operand")
+            values = [frame.full(frame.env[k]) for k in keys]
+            if frame.active is not None and len(values) == 2:
+                values[1] = values[1] & _ballot(frame.active)  # inactive lanes have no vote
+            for value, array in zip(op.results, op.instruction.meaning(*values), strict=True):
+                self.run.put(frame, value, frame.shaped(np.broadcast_to(array, (frame.n, 32))), None, None)
+
+        return step
+
+    def shuffle(self, op: Op, instruction: Shuffle, keys: tuple[Value, ...]) -> Step:
+        """A shuffle; the lane it reads from decides."""
+        data, lane, mask = keys
+
+        def step(frame: Frame) -> None:
+            env = frame.env
+            self.run.observe(frame, lane, op, "the lane")
+            argument = env[lane]
+            if argument.size == 1 and argument.ndim == 3:
+                source = instruction.source_lanes(np.broadcast_to(argument.reshape(1, 1), (1, 32)))
+                result = np.broadcast_to(env[data], (*np.broadcast(env[data]).shape[:2], 32))[..., source[0]]
+            else:
+                source = instruction.source_lanes(frame.full(argument))
+                result = frame.shaped(np.take_along_axis(frame.full(env[data]), source, axis=1))
+            shadow = (
+                self._shuffle_shadow(frame, data, mask, source) if frame.shadows or frame.mask is not None else None
+            )
+            origin = frame.origins.get(data, (op.where, "a lane that takes no part in the shuffle"))
+            self.run.put(frame, op.results[0], result, shadow, origin)
+
+        return step
+
+    def _shuffle_shadow(self, frame: Frame, data: Value, mask: Value, source: Array) -> Array | None:
+        """Poison of the source lanes; a lane that does not take part gives poison."""
+        dtype = shadow_dtype(frame.env[data].dtype)
+        none = np.zeros((1, 1, 1), dtype)
+        wide = np.broadcast_to(source, (frame.n, 32))
+        shadow = np.take_along_axis(frame.full(frame.shadows.get(data, none)), wide, axis=1)
+        members = frame.full(frame.env[mask])
+        absent = (members >> wide.astype(np.uint32)) & 1 == 0
+        if frame.active is not None:
+            absent |= ~np.take_along_axis(frame.active, wide, axis=1)
+        shadow = np.where(absent, ~dtype.type(0) if dtype != np.bool_ else np.True_, shadow)
+        return frame.shaped(shadow) if shadow.any() else None
+
+    # -- who must be there -----------------------------------------------------------------------------------------
+
+    def sync(self, op: Op, sync: fx.WarpSync) -> Step:
+        """The lanes named by a mask (all of them without one) meet, and order their memory accesses if so said."""
+        mask_key = None if sync.mask is None else self.run.key(op.operands[sync.mask])
+        barrier = any(isinstance(e, fx.Barrier | fx.ClusterBarrier) for e in op.instruction.effects())
+
+        def step(frame: Frame) -> None:
+            if sync.aligned and frame.mask is not None:
+                self._divergent(frame, op, barrier)
+            elif mask_key is None and frame.absent is not None:
+                raise EmulationError(
+                    f"{op.where}: the emulator does not execute {op.instruction.mnemonic} by a part of a warp: "
+                    "run this kernel on a GPU"
+                )
+            partial: Array | None = None
+            if mask_key is not None:
+                self.run.observe(frame, mask_key, op, "the member mask")
+                members = frame.env[mask_key]
+                if members.size != 1 or int(members.flat[0]) != _FULL_MASK or frame.mask is not None:
+                    partial = frame.full(members)
+                    self._check_members(frame, op, partial)
+            if sync.orders_memory and self.run.checks:
+                self.run.clocks.stamp(op)
+                if partial is None or (partial == _FULL_MASK).all():
+                    self.run.clocks.sync_warps(frame.flat)
+                else:
+                    self._sync_groups(frame, partial)
+
+        return step
+
+    def _sync_groups(self, frame: Frame, members: Array) -> None:
+        active = np.ones((frame.n, 32), np.bool_) if frame.active is None else frame.active
+        for i, row in enumerate(frame.flat.tolist()):
+            for mask in np.unique(members[i][active[i]]).tolist():
+                lanes = np.nonzero((mask >> LANES) & 1)[0]
+                self.run.clocks.sync_lanes(row, lanes)
+
+    def _divergent(self, frame: Frame, op: Op, barrier: bool) -> None:
+        assert frame.active is not None
+        missing = frame.absent if barrier else ~frame.active  # a barrier is for the lanes that have not ended
+        if missing is None:
+            return
+        row, lane = (int(x[0]) for x in np.nonzero(missing))
+        message = (
+            f"{op.instruction.mnemonic} needs all 32 lanes of a warp; {int(missing[row].sum())} are not here: "
+            "move it out of the divergent branch or loop"
+        )
+        self.run.report.add("divergence", op.where, message, int(frame.flat[row]), lane, count=int(missing.sum()))
+
+    def _check_members(self, frame: Frame, op: Op, members: Array) -> None:
+        active = np.ones((frame.n, 32), np.bool_) if frame.active is None else frame.active
+        named = ((members[:, :, None] >> LANES.astype(np.uint32)) & 1).astype(np.bool_)  # (warps, lane, member)
+        itself = named[:, LANES, LANES]
+        agree = members[:, :, None] == members[:, None, :]
+        present = np.broadcast_to(active[:, None, :], named.shape)
+        ended = np.zeros((1, 1), np.bool_) if frame.gone is None else frame.full(frame.gone)
+        absent = (named & ~present & ~ended[:, None, :]).any(axis=2) & active
+        unequal = (named & present & ~agree).any(axis=2) & active
+        for bad, text in (
+            (~itself & active, "a lane executes it that its own member mask leaves out: name the executing lanes"),
+            (absent, "the member mask names lanes that are not here: use the mask of the lanes that take this branch"),
+            (unequal, "lanes of one group give different member masks: all members must give the same"),
+        ):
+            if bad.any():
+                row, lane = (int(x[0]) for x in np.nonzero(bad))
+                message = f"{op.instruction.mnemonic} with mask {int(members[row, lane]):#010x}: {text}"
+                self.run.report.add("member_mask", op.where, message, int(frame.flat[row]), lane, count=int(bad.sum()))
+                return
+
+
+def _ballot(active: Array) -> Array:
+    """The mask of the active lanes of each warp, u32 (warps, 1)."""
+    bits = active.astype(np.uint64) << np.arange(32, dtype=np.uint64)
+    return bits.sum(axis=1, keepdims=True).astype(np.uint32)

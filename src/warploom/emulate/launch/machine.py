@@ -1,0 +1,445 @@
+"""The emulator: run a Program for every CTA of a grid, with every check on.
+
+A Program is made ready to run, with its steps and what every launch asks of it, and kept for its next run: to make the
+steps takes as long as a small grid takes to run, and the same kernel may run in several orders.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from threading import RLock
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from warploom.core.arguments import grid_of
+from warploom.core.errors import EmulationError, ProblemError, shown
+from warploom.emulate.barriers.barriers import Barriers, Wait
+from warploom.emulate.barriers.cluster_barrier import ClusterBarriers
+from warploom.emulate.barriers.mbarriers import Mbarriers
+from warploom.emulate.control.context import Running
+from warploom.emulate.control.execute import Executor
+from warploom.emulate.control.frames import Frame
+from warploom.emulate.control.undefined import WideAddresses
+from warploom.emulate.findings.findings import Finding, Findings, causes
+from warploom.emulate.findings.report import Reporter
+from warploom.emulate.findings.shared_reports import SharedReports
+from warploom.emulate.findings.traffic import Traffic, TrafficCounter
+from warploom.emulate.launch.arguments import bind, granules, written_parameters
+from warploom.emulate.memory.buffers import GlobalBuffer
+from warploom.emulate.memory.global_memory import GlobalMemory
+from warploom.emulate.memory.local_memory import LocalMemory
+from warploom.emulate.memory.shared_memory import SharedMemory
+from warploom.emulate.order.clocks import Clocks
+from warploom.emulate.order.columns import Columns
+from warploom.emulate.order.engines import Engines, TooManyMbarriersError, fences_globally, mbarriers_of, uses_engines
+from warploom.emulate.order.ordering import Ordering
+from warploom.emulate.order.places import Places
+from warploom.emulate.transactions.async_proxy import AsyncProxy
+from warploom.emulate.transactions.bulk import BulkCopies
+from warploom.emulate.transactions.copies import CopyQueue
+from warploom.emulate.transactions.engine_steps import EngineState
+from warploom.emulate.transactions.products import WARPS
+from warploom.emulate.transactions.warpgroups import RegisterPools, Warpgroups, has_wgmma
+from warploom.ir.program import Program
+from warploom.ir.statements import Const, Op
+from warploom.isa.effects import Access, Effect, Fence, GlobalWait, MbarrierWait, RegisterBudget, WarpSync
+from warploom.isa.warp import FULL_MASK
+
+Array = NDArray[Any]
+
+
+_MOST_OPS = 100_000
+"""Of all Programs that are kept."""
+
+
+class Prepared:
+    """One launch at a time runs on it. ``large``: with an array that cannot be addressed in 32 bits."""
+
+    def __init__(self, program: Program, checks: bool, seeded: bool, large: bool) -> None:
+        effects = program.effects
+        self.program, self.ops = program, sum(1 for _ in program.ops())
+        self.written = written_parameters(program)
+        self.shared_granule, self.global_granule = granules(program)
+        self.meets_in_part = any(_meets_in_part(op, e) for op, e in effects)
+        self.distributed = any(isinstance(e, Access) and e.remote for _, e in effects)
+        self.across = checks and any(_orders(e) for _, e in effects)
+        self.waits_for_ctas = any(isinstance(e, GlobalWait) for _, e in effects)
+        self.uses_engines = uses_engines(program)
+        self.fences = checks and fences_globally(program)
+        self.multiplies_by_warpgroups = has_wgmma(program)
+        self.mbarriers = mbarriers_of(program)
+        self.executor = Executor(program, checks, self.across, seeded, large)
+        self.block = self.executor.block(program.body)
+
+
+_kept: dict[tuple[int, bool, bool, bool], Prepared] = {}
+"""By the Program's identity: equal ones may have other lines. Whoever runs one has taken it out."""
+_of_kept = RLock()
+
+
+@contextmanager
+def prepared(program: Program, checks: bool, seeded: bool, large: bool) -> Iterator[Prepared]:
+    """The Program made ready, for one caller alone."""
+    key = (id(program), checks, seeded, large)
+    with _of_kept:
+        found = _kept.pop(key, None)
+    found = found or Prepared(program, checks, seeded, large)
+    try:
+        yield found
+    finally:
+        found.executor.leave()
+        with _of_kept:
+            _kept[key] = found
+            ops = 0
+            for old, one in reversed(list(_kept.items())):
+                ops += one.ops
+                if ops > _MOST_OPS:
+                    del _kept[old]
+
+
+def _meets_in_part(op: Op, effect: Effect) -> bool:
+    """Whether an instruction lets part of a warp meet."""
+    if not isinstance(effect, WarpSync) or not effect.orders_memory or effect.mask is None:
+        return False
+    mask = op.operands[effect.mask]
+    return not (isinstance(mask, Const) and int(mask.value) % 2**32 == FULL_MASK)
+
+
+def _orders(effect: Effect) -> bool:
+    """Whether an effect can order accesses of different CTAs."""
+    return isinstance(effect, Fence | GlobalWait) or (
+        isinstance(effect, Access) and effect.order not in ("weak", "relaxed")
+    )
+
+
+_WARPS_PER_BATCH = 512
+_BURST = 24  # the most steps a task may take at a stretch under a seed
+_UNEVEN = 4  # every so many seeds one group of warps is held back, until the others wait for it or almost so
+_HELD_BACK = 0.98
+_IDLE_PASSES = 1000  # after so many rounds of loops that find nothing new, nothing new will come
+
+
+@dataclass(frozen=True)
+class Emulation:
+    """What a run found and counted. The outputs are in the arrays that were passed.
+
+    ``findings`` has one for each cause; what probably follows from it is in its ``follows``. ``executed`` counts the
+    warps that came by each instruction, by name, ``counts`` one by one: what counts none was not checked. ``printed``
+    is what the kernel printed.
+    """
+
+    findings: tuple[Finding, ...]
+    traffic: Traffic
+    executed: Mapping[str, int]
+    program: str
+    counts: Sequence[tuple[Op, int]]
+    printed: str = ""
+
+    def raise_if_found(self) -> Emulation:
+        """Raise EmulationError with every finding, if there is any; else return self."""
+        if self.findings:
+            lines = "\n".join(f"  {f}" for f in self.findings)
+            raise EmulationError(f"{self.program}: the emulator found {len(self.findings)}:\n{lines}", self.findings)
+        return self
+
+
+class _StuckError(Exception):
+    """Every task waits for something that no other task can bring about."""
+
+    def __init__(self, waits: list[Wait]) -> None:
+        super().__init__("stuck")
+        self.waits = waits
+
+
+@dataclass(eq=False)
+class _Task:
+    """``rows``: the warps that exit when it ends; none for a role's, which ends within another task."""
+
+    body: Running
+    rows: Array
+    wait: Wait | None = None
+
+
+def _is_program(given: object) -> bool:
+    return isinstance(given, Program)
+
+
+def _is_count(given: object) -> bool:
+    return isinstance(given, int) and given >= 0
+
+
+def emulate(
+    program: Program,
+    grid: int | tuple[int, ...],
+    arguments: Sequence[Any] | Mapping[str, Any],
+    *,
+    seed: int | None = None,
+    checks: bool = True,
+    stop: bool = False,
+    progress: Callable[[float], None] | None = None,
+) -> Emulation:
+    """Run ``program`` on a grid of CTAs; arrays among ``arguments`` are global memory and are changed in place.
+
+    ``arguments`` follow the parameters, by position or by name: NumPy arrays for pointers (the pointer is the array's
+    first element; strides are the kernel's business), numbers for scalars, a :class:`TensorMapArgument` or an
+    ``(array, TensorMapSpec)`` pair for tensor maps. Warps run in lock-step, or, with ``seed``,
+    in an adversarial order that the seed determines; either way every check sees what is ordered, not what happened to
+    come first. ``stop`` raises EmulationError at the first finding. ``checks=False`` computes the outputs alone.
+    ``progress`` is called with the fraction done. Raises ProblemError for arguments that do not fit the parameters,
+    ConfigError for a grid that no GPU takes.
+    """
+    if not _is_program(program):
+        raise ProblemError(f"emulate runs a Program, not {shown(program)}: of a kernel it is kernel.trace(…)")
+    if seed is not None and not _is_count(seed):
+        raise ProblemError(f"seed is a number that determines the order of the warps, 0 or more, not {shown(seed)}")
+    places = Places.of(program, grid_of(grid))
+    buffers, _, _ = bind(program, arguments)
+    large = checks and WideAddresses.needed(buffers)
+    with prepared(program, checks, seed is not None, large) as ready:
+        try:
+            return _until_it_runs(ready, places, arguments, buffers, seed, checks, stop, progress)
+        except MemoryError:
+            size = sum(buffer.data.nbytes for buffer in buffers)
+            raise ProblemError(
+                f"{size} bytes of arrays, and what is known of each byte, exceed this machine's memory: emulate less"
+            ) from None
+
+
+def _until_it_runs(
+    ready: Prepared,
+    places: Places,
+    arguments: Any,
+    buffers: Sequence[GlobalBuffer],
+    seed: int | None,
+    checks: bool,
+    stop: bool,
+    progress: Callable[[float], None] | None,
+) -> Emulation:
+    """Launch at one division of the warps after the other, until none waits for another one inside its own."""
+    written = ready.written
+    backups = [(b, b.data.copy()) for b in buffers if b.writable and (written is None or b.name in written)]
+    # The coarsest division into tasks is the fastest. Where warps must wait for each other inside a division, a finer
+    # one tells a deadlock from an artefact: at one warp a task nothing is an artefact.
+    # Under a seed warps go on apart from the start, and where CTAs wait for each other CTAs too.
+    ctas, few = places.ctas, WARPS if ready.multiplies_by_warpgroups else 1
+    tries = [(1, ready.program.warps), (places.together, few), (ctas, 1)][0 if seed is None else 1 :]
+    if ready.waits_for_ctas:
+        tries = list(dict.fromkeys([(ctas, few), (ctas, 1)]))
+    while True:
+        findings = Findings(stop, checks)
+        launch = _Launch(ready, places, arguments, findings, tries[0], seed, checks, progress)
+        try:
+            return launch.run()
+        except _StuckError as stuck:
+            if len(tries) == 1:
+                launch.report_deadlock(stuck.waits)
+                return launch.result()
+            tries.pop(0)
+        except TooManyMbarriersError as more:
+            ready.mbarriers = more.needed
+        for buffer, data in backups:
+            buffer.data[:] = data
+
+
+class _Launch:
+    """One attempt at a launch, at one division of the warps into tasks."""
+
+    def __init__(
+        self,
+        ready: Prepared,
+        places: Places,
+        arguments: Any,
+        findings: Findings,
+        division: tuple[int, int],
+        seed: int | None,
+        checks: bool,
+        progress: Callable[[float], None] | None,
+    ) -> None:
+        self.ready, self.executor, program = ready, ready.executor, ready.program
+        self.program, self.places, self.findings, self.division, self.checks = (
+            program,
+            places,
+            findings,
+            division,
+            checks,
+        )
+        self.rng = None if seed is None else random.Random(seed)
+        self.progress = progress
+        self.warps = program.warps
+        self.ctas = places.ctas
+        buffers, values, self.maps = bind(program, arguments)
+        self.buffers: list[GlobalBuffer] = buffers
+        self.memory = GlobalMemory(buffers, ready.written, ready.global_granule, checks)
+        self.counter = TrafficCounter()
+        self.executor.begin(self.memory, self.counter, values, self._spawn, self.rng)
+        self.history: list[Op | None] = [None]
+        self.published: dict[int, Any] = {}
+        self.tasks: list[_Task] = []
+        self.idle = 0  # rounds in which loops looked in vain for what other threads do
+        # How often a copy lands before some warp goes on; without a seed, none does while any warp can.
+        self.haste = 0.0 if self.rng is None else self.rng.choice((0.02, 0.2, 0.6))
+        # The group of four warps that is held back under this seed: all others meet it late, a whole loop step or more.
+        uneven = seed is not None and seed % _UNEVEN == _UNEVEN - 1
+        self.slow = seed // _UNEVEN % -(-self.warps // WARPS) if uneven and seed is not None else None
+
+    def _spawn(self, body: Running, done: Wait) -> None:
+        self.tasks.append(_Task(body, np.zeros(0, np.int64)))
+
+    def run(self) -> Emulation:
+        together = self.places.together
+        per_batch = max(1, _WARPS_PER_BATCH // (self.warps * together)) * together
+        with np.errstate(all="ignore"):
+            for first in range(0, self.ctas, per_batch):
+                self._run_batch(first, min(per_batch, self.ctas - first))
+        return self.result()
+
+    def result(self) -> Emulation:
+        """What has been found and counted so far."""
+        counts = [(op, count[0]) for op, count in self.executor.counts]
+        executed = Counter[str]()
+        for op, count in counts:
+            executed[op.instruction.mnemonic] += count
+        return Emulation(
+            causes(self.findings.all),
+            self.counter.traffic,
+            executed,
+            self.program.name,
+            counts,
+            "".join(self.executor.printed),
+        )
+
+    def _run_batch(self, first: int, ctas: int) -> None:
+        rows, start = ctas * self.warps, first * self.warps
+        engines = Engines(self.places, self.ready.uses_engines, self.ready.mbarriers)
+        columns = Columns(self.places, start, self.ready.across, engines.ranks, self.ready.fences)
+        clocks = Clocks(rows, columns, self.history)
+        report = self.report = Reporter(self.findings, engines, start, clocks)
+        self.memory.clocks, self.memory.report = clocks, report
+        size, granule, parts = self.program.shared_bytes, self.ready.shared_granule, self.ready.meets_in_part
+        shared = SharedMemory(
+            ctas, size, granule, clocks, SharedReports(report), self.checks, parts, self.ready.distributed
+        )
+        copies = CopyQueue(rows, shared, self.memory, report)
+        barriers = self.barriers = Barriers(clocks, report, self.program.threads)
+        ordering = Ordering(clocks, self.published)
+        state = self.engines = self._engines(rows, engines, shared, clocks, report)
+        self.executor.enter(clocks, report, shared, copies, barriers, ordering)
+        self.executor.engines.state = state
+        self.executor.local = LocalMemory(rows, self.program.local_bytes, report)
+        self.executor.forget()
+        if self.progress is not None:
+            done, share = first / self.ctas, ctas / self.ctas
+            tell = self.progress
+            self.executor.control.progress = lambda fraction: tell(min(1.0, done + share * fraction))
+        everyone = np.arange(rows).reshape(ctas, self.warps)
+        self.tasks = [self._task(part) for part in self._divide(everyone)]
+        self._schedule()
+        if self.checks:
+            copies.at_exit()
+            barriers.at_exit()
+            state.bulk.at_exit()
+            state.mbarriers.at_exit()
+            state.warpgroups.at_exit()
+            state.clusters.at_exit()
+            shared.afar.at_exit()
+
+    def _engines(
+        self, rows: int, engines: Engines, shared: SharedMemory, clocks: Clocks, report: Reporter
+    ) -> EngineState:
+        mbarriers = Mbarriers(clocks, report, self.program, shared)
+        proxy = AsyncProxy(shared, clocks, report, self.counter, self.checks)
+        bulk = BulkCopies(proxy, self.memory, mbarriers, engines, report, self.maps)
+        warpgroups = Warpgroups(rows, proxy, engines, report, self.executor.engines.watched)
+        clusters, registers = ClusterBarriers(rows, clocks, report), RegisterPools(self.program, rows, report)
+        return EngineState(mbarriers, bulk, warpgroups, clusters, registers)
+
+    def _task(self, part: Array) -> _Task:
+        frame = Frame(part, self.warps, self.executor.constants)
+        return _Task(self.executor.run(self.ready.block, frame), part.reshape(-1))
+
+    def _divide(self, everyone: Array) -> list[Array]:
+        """The warps of each task: of every so-many-th CTA so many neighbours."""
+        apart, step = self.division
+        groups = [everyone[first::apart] for first in range(min(apart, len(everyone)))]
+        return [group[:, first : first + step] for group in groups for first in range(0, self.warps, step)]
+
+    def _schedule(self) -> None:
+        """Run tasks until all have ended; those that wait are passed over."""
+        while self.tasks:
+            ready = [t for t in self.tasks if t.wait is None or t.wait.ready]
+            busy = [t for t in ready if t.wait is None or not t.wait.yields]
+            if not busy and self.engines.bulk.land(self.rng):
+                continue
+            if not ready or self.idle > _IDLE_PASSES:
+                raise _StuckError([w for t in self.tasks if t.wait is not None for w in t.wait.each()])
+            ready = busy or ready
+            if self.rng is None:
+                for task in ready:
+                    self._advance(task, None)
+            elif self.engines.bulk.loads and self.rng.random() < self.haste:
+                self.engines.bulk.land(self.rng)
+            else:
+                self._advance(self._next(ready, self.rng), self.rng.choice((1, 1, 2, _BURST)))
+
+    def _next(self, ready: list[_Task], rng: random.Random) -> _Task:
+        """Which task goes on under a seed."""
+        if self.slow is not None:
+            ahead = [t for t in ready if not t.rows.size or t.rows[0] % self.warps // WARPS != self.slow]
+            if ahead and rng.random() < _HELD_BACK:
+                return rng.choice(ahead)
+        return rng.choice(ready)
+
+    def _advance(self, task: _Task, steps: int | None) -> None:
+        task.wait = None
+        before, self.idle = self.idle, 0
+        while steps is None or steps > 0:
+            try:
+                wait = next(task.body)
+            except StopIteration:
+                self.tasks.remove(task)
+                if task.rows.size:
+                    self.engines.clusters.exited(task.rows)
+                return
+            if wait is not None:
+                task.wait = wait
+                for one in wait.each():
+                    one.since = len(self.findings) if one.since is None else one.since
+                self.idle = before + 1 if wait.idle else 0
+                return
+            steps = None if steps is None else steps - 1
+        self.idle = before
+
+    def report_deadlock(self, waits: list[Wait]) -> None:
+        """One finding for each line that is waited at, with the state of every barrier."""
+        self.engines.warpgroups.check_together({row for wait in waits for row in wait.rows})
+        lines = {row: wait.op.where for wait in sorted(waits, key=lambda w: not w.what) for row in wait.rows}
+        waits = [wait for wait in waits if wait.rows and not wait.what]
+        named = "; ".join(self.barriers.describe(key, lines) for key in self.barriers.open)
+        for wait in sorted(waits, key=lambda wait: not self.engines.mbarriers.in_the_middle(wait.rows)):
+            row = min(wait.rows)
+            parts = (named, self.engines.mbarriers.describe(row, lines), self.engines.clusters.describe(row))
+            parts = (*parts, self.engines.warpgroups.describe(row), self.engines.registers.describe(row))
+            state = "; ".join(p for p in parts if p) or "nothing will complete"
+            message = f"{wait.op.instruction.mnemonic} waits for ever ({state}): {_cure(wait.op)}"
+            for row in sorted(wait.rows):
+                self.report.add("deadlock", wait.op.where, message, row, 0, since=wait.since)
+
+
+def _cure(op: Op) -> str:
+    """What brings a wait to its end."""
+    if any(isinstance(e, MbarrierWait) for e in op.instruction.effects()):
+        return (
+            "all its arrivals and exactly the expected bytes must come, as often as it is waited for; who waits for "
+            "empty stages begins with phase=1"
+        )
+    if any(isinstance(e, RegisterBudget) for e in op.instruction.effects()):
+        return "other warpgroups must give registers back first, and enough of them"
+    if any(isinstance(e, GlobalWait) for e in op.instruction.effects()):
+        return "who raises the counter must come so far, and must not be behind this CTA in the grid"
+    return "every thread it counts must arrive, in every branch and as often"

@@ -1,0 +1,147 @@
+"""Steps of ``wmma.load`` and ``wmma.store``: a warp's access to a matrix, element by element.
+
+What the elements are, whether they may be read yet, and races are checked as for any other access. How the hardware
+divides such an access is not documented. Wavefronts are those of what ptxas makes of it for sm_80 and sm_90a: matrices
+A and B of 16-bit elements are read by ``ldmatrix`` (LDSM), accumulators pass two elements at a time (STS, LDS). Other
+types and global memory are not counted.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from warploom.core.errors import EmulationError, LayoutError
+from warploom.emulate.control.context import Context, Step
+from warploom.emulate.control.frames import Frame, Origin, shadow_dtype
+from warploom.emulate.memory.shared_memory import Place
+from warploom.ir.statements import Op
+from warploom.isa.effects import MatrixAccess
+from warploom.isa.wmma import WmmaLoad, WmmaStore
+from warploom.layout.fragments import FragmentLayout
+
+Array = NDArray[Any]
+
+
+class MatrixSteps:
+    """Builds the steps of matrix accesses."""
+
+    def __init__(self, context: Context) -> None:
+        self.run = context
+
+    def step(self, op: Op, access: MatrixAccess) -> Step:
+        """The step of a load or a store. Raises EmulationError for a fragment that was never traced on a GPU."""
+        assert isinstance(op.instruction, (WmmaLoad, WmmaStore))
+        try:
+            layout = op.instruction.layout
+        except LayoutError as error:
+            raise EmulationError(f"{op.where}: {error}") from None
+        return self._load(op, access, layout) if access.mode == "load" else self._store(op, access, layout)
+
+    def _addresses(self, frame: Frame, op: Op, access: MatrixAccess, layout: FragmentLayout) -> list[Array]:
+        """For each element of a thread, its byte address, (warps, 32), in the address operand's own type."""
+        keys = self.run.keys(op)
+        for k in keys[:2]:
+            self.run.observe(frame, k, op, "an address")
+        base, stride = (frame.full(frame.env[k]) for k in keys[:2])
+        for what, values in (("address", base), ("leading dimension", stride)):
+            differs = (values != values[:, :1]).any(axis=1)
+            if differs.any():
+                row = int(np.nonzero(differs)[0][0])
+                text = f"the {what} of {op.instruction.mnemonic} differs between lanes: it must be the same in all"
+                self.run.report.add("divergence", op.where, text, int(frame.flat[row]), 0, count=int(differs.sum()))
+        rows, cols = layout.element_coordinates()
+        line, along = (rows, cols) if access.major == "row" else (cols, rows)
+        start = base[:, :1].astype(np.int64) + access.offset
+        found: list[Array] = []
+        for e in range(layout.elements_per_thread):
+            offset = line[:, e] * stride[:, :1].astype(np.int64) + along[:, e]
+            found.append((start + offset * access.bytes).astype(base.dtype))
+        return found
+
+    def _load(self, op: Op, access: MatrixAccess, layout: FragmentLayout) -> Step:
+        run = self.run
+        word = np.dtype(f"u{access.bytes}")
+
+        def step(frame: Frame) -> None:
+            parts: list[Array] = []
+            shadows: list[Array] = []
+            origin: Origin | None = None
+            places: list[Place] = []
+            for address in self._addresses(frame, op, access, layout):
+                if access.space == "shared":
+                    place = run.shared.locate(frame, frame.shaped(address), 0, access.bytes, 32, op, collective=True)
+                    places.append(place)
+                    words, shadow, found = run.shared.load(place, 1)
+                    origin = origin or found
+                else:
+                    targets = run.memory.resolve(frame, address, access.bytes, op, frame.active, access.bytes)
+                    if run.checks:
+                        run.memory.track(frame, targets, access.bytes, op, "read")
+                    words, shadow = run.memory.load(frame, targets, word, 1), None
+                parts.append(words)
+                shadows.append(np.zeros_like(words) if shadow is None else shadow)
+            self._count(op, access, layout, places)
+            results = op.instruction.meaning(np.concatenate(parts, axis=-1))
+            poison = np.concatenate(shadows, axis=-1)
+            marks = op.instruction.meaning(poison) if poison.any() else None
+            for i, (value, array) in enumerate(zip(op.results, results, strict=True)):
+                mine = None if marks is None else frame.shaped(marks[i].view(shadow_dtype(marks[i].dtype)))
+                run.put(frame, value, frame.shaped(array), mine, origin)
+
+        return step
+
+    def _store(self, op: Op, access: MatrixAccess, layout: FragmentLayout) -> Step:
+        run = self.run
+        values = run.keys(op)[2:]
+
+        def step(frame: Frame) -> None:
+            for k in values:
+                run.observe(frame, k, op, "a value stored by wmma.store")
+            words = op.instruction.meaning(*[frame.full(frame.env[k]) for k in values])[0]
+            places: list[Place] = []
+            for e, address in enumerate(self._addresses(frame, op, access, layout)):
+                data = np.ascontiguousarray(words[..., e : e + 1])
+                if access.space == "shared":
+                    place = run.shared.locate(frame, frame.shaped(address), 0, access.bytes, 32, op, collective=True)
+                    places.append(place)
+                    run.shared.store(place, data)
+                    continue
+                targets = run.memory.resolve(frame, address, access.bytes, op, frame.active, access.bytes)
+                if run.checks:
+                    run.memory.track(frame, targets, access.bytes, op, "write", data=data)
+                run.memory.store(frame, targets, data, op)
+            self._count(op, access, layout, places)
+
+        return step
+
+    def _count(self, op: Op, access: MatrixAccess, layout: FragmentLayout, places: list[Place]) -> None:
+        """Count the wavefronts of an access whose elements are at ``places``."""
+        if not (self.run.checks and places):
+            return
+        elements = np.stack([np.broadcast_to(p.addresses, (*p.frame.shape, 32)) for p in places], axis=-1)
+        elements = elements.reshape(places[0].frame.n, 32, len(places))  # (warps, lanes, elements of a lane)
+        active = places[0].active
+        if active is not None:
+            elements = elements[active.any(axis=-1)]
+        assert isinstance(op.instruction, (WmmaLoad, WmmaStore))
+        if isinstance(op.instruction, WmmaLoad) and op.instruction.operand in "AB":
+            if access.bytes == 2:
+                self._count_rows(op, access, layout, elements)
+            return
+        pair = 2 if access.major == "row" else 1
+        name = "st.shared" if access.mode == "store" else "ld.shared"
+        for e in range(0, elements.shape[-1], pair):
+            self.run.counter.shared(name, op.where, elements[..., e], pair * access.bytes, None, 1)
+
+    def _count_rows(self, op: Op, access: MatrixAccess, layout: FragmentLayout, elements: Array) -> None:
+        """Count a load of A or B as ``ldmatrix``: lines of eight elements, those of eight lines in one wavefront."""
+        rows, cols = layout.element_coordinates()
+        line, along = (rows, cols) if access.major == "row" else (cols, rows)
+        first: dict[tuple[int, int], tuple[int, int]] = {}
+        for lane, e in np.argwhere(along % 8 == 0):
+            first.setdefault((int(along[lane, e]), int(line[lane, e])), (int(lane), int(e)))
+        lanes, which = np.array([first[key] for key in sorted(first)]).T
+        self.run.counter.shared("ldmatrix", op.where, elements[:, lanes, which], 16, None, 1)

@@ -1,0 +1,1 @@
+"""What happened before what: stamps, vector clocks, and how fences and strong accesses carry them on."""

@@ -1,0 +1,161 @@
+"""Order through memory: fences, acquire and release, and the atomics that carry them (PTX memory model)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from warploom.emulate.control.frames import Frame, Turns, lanes_of
+from warploom.emulate.order.clocks import Clocks
+from warploom.emulate.order.known import Known, Snapshot
+from warploom.isa.effects import Access, Scope
+
+Array = NDArray[Any]
+
+
+class Sequence:
+    """A release sequence: what a lane told at some moment, on top of what was told at the same address before.
+
+    Nothing is joined before somebody asks.
+    """
+
+    __slots__ = ("_before", "_cta", "_known", "_lane", "_narrow", "_snapshot", "_told", "by_one")
+
+    def __init__(self, before: Sequence | None, snapshot: Snapshot, lane: int, cta: int | None) -> None:
+        self._before, self._snapshot, self._lane = before, snapshot, lane
+        self._cta = cta  # the only CTA that hears of it (scope "cta"); None: all do
+        self._narrow = cta is not None or (before is not None and before._narrow)
+        self._told: set[tuple[int, int]] = before._told if before is not None else set()  # of the whole sequence
+        self._told.add((id(snapshot), lane))
+        self._known: dict[int | None, Known] = {}
+        me = snapshot.agent, lane
+        self.by_one = me if before is None or before.by_one == me else None  # the only thread that has told anything
+
+    @classmethod
+    def after(cls, before: Sequence | None, snapshot: Snapshot, lane: int, cta: int | None) -> Sequence:
+        """The sequence with what a lane tells; the same one where that is told already."""
+        if before is not None and (id(snapshot), lane) in before._told:
+            return before
+        return cls(before, snapshot, lane, cta)
+
+    @property
+    def chain(self) -> int:
+        """What all parts of one sequence have in common."""
+        return id(self._told)
+
+    def heard_by(self, cta: int) -> Known:
+        """What a thread of a CTA learns of it; not to be changed."""
+        told: list[Sequence] = []
+        link: Sequence | None = self
+        while link is not None and link._memory(cta) is None:
+            told.append(link)
+            link = link._before
+        earlier = None if link is None else link._memory(cta)
+        known = Known(np.zeros_like(self._snapshot.known.clock)) if earlier is None else earlier.copy()
+        for one in reversed(told):
+            if one._cta is None or one._cta == cta:
+                known.join(one._snapshot.of_lane(one._lane))
+        self._known[cta if self._narrow else None] = known
+        return known
+
+    def heard_within(self, cta: int, warps: int) -> Known:
+        """What of it threads of the CTA itself (of so many ``warps``) have told."""
+        known = Known(np.zeros_like(self._snapshot.known.clock))
+        link: Sequence | None = self
+        while link is not None:
+            if link._snapshot.agent // warps == cta:
+                known.join(link._snapshot.of_lane(link._lane))
+            link = link._before
+        return known
+
+    def _memory(self, cta: int) -> Known | None:
+        return self._known.get(cta if self._narrow else None)
+
+
+class _Heard:
+    """A sequence that a thread of a CTA has read from; with ``warps`` (of a CTA) at a scope that ends there."""
+
+    __slots__ = ("_cta", "_sequence", "_warps")
+
+    def __init__(self, sequence: Sequence, cta: int, warps: int | None) -> None:
+        self._sequence, self._cta, self._warps = sequence, cta, warps
+
+    @property
+    def chain(self) -> int:
+        """The sequence that it is a part of."""
+        return self._sequence.chain
+
+    def known(self) -> Known:
+        """What it tells."""
+        if self._warps is not None:
+            return self._sequence.heard_within(self._cta, self._warps)
+        return self._sequence.heard_by(self._cta)
+
+    def within(self, warps: int) -> _Heard:
+        """The same at a scope that ends at the CTA."""
+        return _Heard(self._sequence, self._cta, warps)
+
+
+class Ordering:
+    """What travels through which addresses. ``published`` outlives the batch; the rest belongs to its warps."""
+
+    def __init__(self, clocks: Clocks, published: dict[int, Sequence]) -> None:
+        self.clocks = clocks
+        self.published = published
+        self._fenced: dict[int, dict[int, tuple[Snapshot, Scope]]] = {}  # row → lane → what its fence made ready
+        self._seen: dict[int, dict[tuple[int, int], _Heard]] = {}  # row → lane, chain → read since its last fence
+
+    def _cta(self, row: int) -> int:
+        return (self.clocks.first + row) // self.clocks.warps_per_cta
+
+    def fence(self, frame: Frame, scope: Scope) -> None:
+        """Each active thread: what it did is ready to be published, what it saw published is now known."""
+        for _, row, lanes in lanes_of(frame, None):
+            acting = range(32) if lanes is None else lanes
+            seen = self._seen.get(row, {})
+            for lane, chain in [key for key in seen if key[0] in acting]:
+                heard = seen.pop((lane, chain))
+                narrow = heard.within(self.clocks.warps_per_cta) if scope == "cta" else heard
+                self.clocks.acquire_later(row, lane, narrow)
+            self._fenced.setdefault(row, {}).update(dict.fromkeys(acting, (self.clocks.snapshot(row), scope)))
+
+    def strong_access(self, frame: Frame, access: Access, addresses: Array, turns: Turns) -> None:
+        """A relaxed, acquire or release access of each active thread to its address, (warps, lanes), in turn."""
+        releases = access.order in ("release", "acq_rel")
+        if not (releases or self.published or self._fenced):
+            return
+        acquires = access.order in ("acquire", "acq_rel")
+        reads, writes = access.mode != "store", access.mode != "load"
+        published, alone = self.published, access.scope == "cta"
+        warps = self.clocks.warps_per_cta if alone else None
+        for i, row, lanes in lanes_of(frame, None):
+            cta, fenced = self._cta(row), self._fenced.get(row, {})
+            snapshot = self.clocks.snapshot(row) if releases and writes else None
+            for lane, address in self._places(addresses[i], lanes, turns):
+                before = published.get(address) if reads else None
+                if before is not None and before.by_one != (self.clocks.first + row, lane):
+                    heard = _Heard(before, cta, warps)
+                    if acquires:
+                        self.clocks.acquire_later(row, lane, heard)
+                    else:
+                        self._seen.setdefault(row, {})[lane, before.chain] = heard
+                if not writes:
+                    continue
+                # A read-modify-write continues the release sequence that it reads from; a store ends it.
+                after = before
+                if lane in fenced:
+                    own = alone or fenced[lane][1] == "cta"
+                    after = Sequence.after(after, fenced[lane][0], lane, cta if own else None)
+                if snapshot is not None:
+                    after = Sequence.after(after, snapshot, lane, cta if alone else None)
+                if after is not None:
+                    published[address] = after
+                else:
+                    published.pop(address, None)
+
+    @staticmethod
+    def _places(addresses: Array, lanes: list[int] | None, turns: Turns) -> list[tuple[int, int]]:
+        listed = addresses.tolist()
+        return [(lane, listed[lane]) for lane in turns if lanes is None or lane in lanes]

@@ -1,0 +1,1 @@
+"""What runs beside the warps: ``cp.async``, bulk copies and the TMA, tensor maps, ``wgmma``."""

@@ -1,0 +1,176 @@
+"""Tensor maps that a kernel makes in global memory: when a copy may use them, and what they say.
+
+The generic proxy writes a map; the TMA reads it through a proxy of its own. A thread that knows of the writes must
+publish them (``tensormap.cp_fenceproxy``, or ``fence.proxy.tensormap::generic.release``), one that knows of that must
+take them in (``fence.proxy.tensormap::generic.acquire`` of the map's address), and whoever starts a copy must know of
+that one. A map counts as read when the copy starts.
+
+Source: PTX ISA, "Tensor-Map modification", "membar / fence", "Proxy-preserved base causality order".
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from warploom.core.errors import LayoutError
+from warploom.emulate.control.frames import Frame, lanes_of, split
+from warploom.emulate.findings.report import Reporter
+from warploom.emulate.memory.buffers import ADDRESS_BITS, GlobalBuffer
+from warploom.emulate.memory.global_memory import GlobalMemory, Record
+from warploom.emulate.order.columns import ASYNC_AGENT
+from warploom.emulate.order.known import Known
+from warploom.emulate.transactions.tensor_maps import TensorMapArgument
+from warploom.ir.statements import Op
+from warploom.isa.tensor_map import MAP_BYTES, decoded
+
+Array = NDArray[Any]
+_ALIGNMENT = 64  # of a tensor map
+
+
+@dataclass(frozen=True, slots=True)
+class _Release:
+    """A lane has published what was ``known`` to it."""
+
+    row: int
+    agent: int
+    lane: int
+    stamp: int
+    known: Known
+
+
+class MadeMaps:
+    """The maps of one batch."""
+
+    def __init__(self, memory: GlobalMemory, report: Reporter) -> None:
+        self.memory, self.report, self.clocks = memory, report, memory.clocks
+        self.published: list[_Release] = []
+        self._agents: dict[int, int] = {}  # address of a map → in whose name acquires of it are known
+        self._known: dict[bytes, TensorMapArgument] = {}
+
+    # -- fences --------------------------------------------------------------------------------------------------
+
+    def release(self, frame: Frame, op: Op) -> None:
+        """The active lanes publish what they have written."""
+        stamp = self.clocks.stamp(op)
+        for _, row, lanes in lanes_of(frame, None):
+            for lane in range(32) if lanes is None else lanes:
+                known = self.clocks.of_lane(row, lane)
+                self.published.append(_Release(row, self.clocks.first + row, lane, stamp, known))
+
+    def acquire(self, frame: Frame, address: Array, op: Op) -> None:
+        """The active lanes take in the maps at their addresses, as far as they know that they were published."""
+        places, nothing = frame.full(address), np.zeros(self.clocks.columns.count, np.int64)
+        for i, row, lanes in lanes_of(frame, None):
+            stamp = self.clocks.stamp(op)
+            for place, group in split(places[i], lanes):
+                found = self._cells(place)
+                if found is not None and self._published(found[1], found[2], row, group):
+                    self.clocks.acquire(row, group, Known(nothing.copy(), {(self._agent(place), 0): stamp}))
+
+    def _published(self, record: Record, cells: Array, row: int, lanes: list[int] | None) -> bool:
+        """Whether each of some lanes knows that the last writes of cells were published."""
+        stored = (record.write_agent, record.write_lane, record.write_stamp)
+        for agent, written_by, written in set(zip(*(x[cells].tolist() for x in stored), strict=True)):
+            if written and not any(
+                self._covers(release, agent, written_by, written)
+                and self.clocks.lanes_know(row, lanes, release.agent, release.lane, release.stamp, visible=True)
+                for release in reversed(self.published)
+            ):
+                return False
+        return True
+
+    def _covers(self, release: _Release, agent: int, lane: int, stamp: int) -> bool:
+        """Whether what was published includes what a lane did at a stamp."""
+        columns, known, who = self.clocks.columns, release.known, np.array(agent)
+        if bool(columns.same_domain(who, release.row)) and stamp <= known.clock[columns.of_agents(who)]:
+            return True
+        return stamp <= known.singles.get((agent, lane), 0)
+
+    def _agent(self, address: int) -> int:
+        return 3 * ASYNC_AGENT - self._agents.setdefault(address, len(self._agents))
+
+    # -- use -----------------------------------------------------------------------------------------------------
+
+    def find(self, address: int, row: int, lane: int, op: Op) -> TensorMapArgument | None:
+        """The map at an address, for a copy that a lane starts; None, and a finding, if there is none."""
+        place = self._place(address)
+        if place is None:
+            message = f"{op.instruction.mnemonic}: address {address:#x} is no tensor map of the kernel's"
+            self.report.add("bounds", op.where, message, row, lane)
+            return None
+        buffer, offset = place
+        if self.memory.checks:
+            self._check(address, row, lane, op)
+        data = buffer.data[offset : offset + MAP_BYTES].tobytes()
+        if data not in self._known:
+            found = self._argument(data)
+            if isinstance(found, str):
+                message = f"{op.instruction.mnemonic}: at byte {offset} of {buffer.name} is no tensor map that can be "
+                self.report.add("layout", op.where, f"{message}used: {found}", row, lane, address=offset)
+                return None
+            self._known[data] = found
+        return self._known[data]
+
+    def _place(self, address: int) -> tuple[GlobalBuffer, int] | None:
+        """Where a map lies; None if nowhere, or askew."""
+        buffer = self.memory.buffers.get(address >> ADDRESS_BITS)
+        if buffer is None or address % _ALIGNMENT or not 0 <= address - buffer.start <= buffer.data.size - MAP_BYTES:
+            return None
+        return buffer, address - buffer.start
+
+    def _cells(self, address: int) -> tuple[GlobalBuffer, Record, Array] | None:
+        """The cells of a map in memory that the kernel writes."""
+        place = self._place(address)
+        record = self.memory.records.get(place[0].region) if place is not None and place[0].region else None
+        if place is None or record is None:
+            return None
+        granule = self.memory.granule
+        first = (place[1] + place[0].real - record.region.real) // granule
+        return place[0], record, np.arange(first, first + MAP_BYTES // granule)
+
+    def _check(self, address: int, row: int, lane: int, op: Op) -> None:
+        """The map must be there for the copy: ordered before it, and fenced against the proxy that reads it."""
+        found = self._cells(address)
+        if found is None:
+            return
+        buffer, record, cells = found
+        rows, lanes = np.full(cells.shape, row), np.full(cells.shape, lane)
+        access = self.memory.event(op, "read", buffer, cells, rows, lanes)
+        self.memory.check(record, access)
+        self.memory.note(record, access)
+        written = int(record.write_stamp[cells].max())
+        if written and not self.clocks.lanes_know(row, [lane], self._agent(address), 0, written + 1, visible=True):
+            message = (
+                f"{op.instruction.mnemonic} reads its tensor map, at byte {address - buffer.start} of {buffer.name}, "
+                f"which {self.report.name_of(written)} wrote through the generic proxy: publish it after that "
+                "(tensormap.cp_fenceproxy, or fence.proxy.tensormap::generic.release), then take it in before the copy "
+                "(fence.proxy.tensormap::generic.acquire of its address)"
+            )
+            other = self.report.line_of(written)
+            self.report.add("proxy", op.where, message, row, lane, other=other, address=address - buffer.start)
+
+    def _argument(self, data: bytes) -> TensorMapArgument | str:
+        """What a map's bytes say; the reason if they are of no use."""
+        try:
+            address, spec = decoded(data)
+        except LayoutError as error:
+            return str(error)
+        buffer = self.memory.buffers.get(address >> ADDRESS_BITS)
+        offset = 0 if buffer is None else address - buffer.start
+        if buffer is None or not 0 <= offset < buffer.data.size:
+            return f"the tensor's address {address:#x} is in no array"
+        part = GlobalBuffer(
+            buffer.name,
+            buffer.data[offset:],
+            buffer.address,
+            address % 256,
+            buffer.real + offset,
+            buffer.writable,
+            buffer.region,
+        )
+        found = TensorMapArgument(part.data, spec, part)
+        return found.refusal or found
