@@ -70,6 +70,4 @@ KNOWN = (
     # Shared memory is used again, for an mbarrier and for data, without mbarrier.inval.
     Known("mbarrier", r"is an mbarrier already", ("specialised",), until=(3, 8)),
     Known("mbarrier", r"^cp\.async\.bulk\.tensor.* where an mbarrier is", ("specialised",), until=(3, 8)),
-    # Each thread of four warps stores what the other warps are to do, the same words from all of them.
-    Known("race", r"several threads write .* st\.shared\.v2\.b32", ("specialised",)),
 )

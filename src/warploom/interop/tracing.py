@@ -14,7 +14,6 @@ from inspect import Parameter, signature
 from typing import Any, TypeVar, cast
 
 from warploom.core.errors import ProblemError
-from warploom.interop.arrays import describe_all
 
 Public = TypeVar("Public", bound=Callable[..., Any])
 
@@ -83,6 +82,8 @@ def _operator(function: Public) -> Public:
             others = {name: x for name, x in taken.items() if not isinstance(x, torch.Tensor)}
             if others and len(others) == len(taken):
                 return function(*given, **named)
+            from warploom.interop.arrays import describe_all  # NumPy, which the import of warploom does not load
+
             for name, view in describe_all(others).items():
                 raise ProblemError(
                     f"{name} is of {view.kind}, beside tensors that PyTorch differentiates, casts or watches: pass "
