@@ -24,6 +24,7 @@ from numbers import Integral, Real
 from typing import TYPE_CHECKING, Any
 
 from warploom.core.errors import ProblemError, shown
+from warploom.interop.refusals import refuse_watched
 from warploom.interop.tracing import is_tracing
 from warploom.kernels.attention.problem import MOST_POSITIONS
 from warploom.ops.append_to_cache import append_to_cache
@@ -274,6 +275,8 @@ def flash_attn_with_kvcache(
         raise ProblemError("k and v are written behind the keys that cache_seqlens counts: pass it")
     _refuse_lengths("cache_seqlens", cache_seqlens, new, k_cache, table)
     lengths = _lengths(cache_seqlens, k_cache, table)
+    if rotary_seqlens is not None and rotary_seqlens.is_floating_point():
+        raise ProblemError(f"rotary_seqlens is {rotary_seqlens.dtype}: it has positions, int32 (batch,)")
     options: dict[str, Any] = {
         "block_table": table,
         "cu_seqlens_q": cu_seqlens_q,
@@ -478,8 +481,13 @@ def _needed(**given: Any) -> None:
 
 
 def _softcap(value: Any) -> Any:
-    """FlashAttention's 0 as None; a tensor that requires a gradient is not read, and is refused where it is taken."""
-    return value if getattr(value, "requires_grad", False) else value or None
+    """FlashAttention's 0 as None. Raises ProblemError for a number that JAX or torch.func traces, before it is read."""
+    if value is not None and not isinstance(value, Real):
+        import torch
+
+        if not torch.compiler.is_compiling():
+            refuse_watched("softcap", value)
+    return value or None
 
 
 def _padded(*tensors: Tensor) -> list[Tensor]:

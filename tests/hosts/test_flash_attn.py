@@ -518,3 +518,14 @@ def test_an_open_window_beside_rotary_embedding():
         for window in (None, (-1, -1), torch.tensor([-1, -1]))
     ]
     assert all((one == found[0]).all() for one in found)
+
+
+def test_rotary_positions_that_are_no_integers_are_refused_before_anything_is_written():
+    caches = [torch.zeros(2, 16, 1, 16, dtype=torch.float16) for _ in range(2)]
+    q, new, lengths = torch.ones(2, 1, 1, 16).half(), torch.ones(2, 1, 1, 16).half(), torch.tensor([3, 5]).int()
+    turns = torch.ones(20, 8).half()
+    with pytest.raises(ProblemError, match="rotary_seqlens"):
+        flash_attn.flash_attn_with_kvcache(
+            q, *caches, new, new, turns, turns, lengths, rotary_seqlens=torch.tensor([1.5, 2.0])
+        )
+    assert not any(cache.any() for cache in caches)

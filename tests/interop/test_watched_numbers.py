@@ -208,6 +208,27 @@ def test_so_it_is_by_flash_attentions_functions(option):
                 call(*given, **{option: torch.tensor(value, requires_grad=True)})
 
 
+def test_flash_attention_refuses_a_soft_cap_before_it_reads_it():
+    torch = pytest.importorskip("torch")
+    flash_attn_func = importlib.import_module("warploom.flash_attn").flash_attn_func
+    q = torch.from_numpy(Q)
+    call = lambda x: flash_attn_func(q, q, q, softcap=x)  # noqa: E731
+    with pytest.raises(ProblemError, match=r"^softcap is transformed"):
+        torch.vmap(call)(torch.tensor([0.5, 0.6]))
+    if jax_is_there:
+        with pytest.raises(ProblemError, match=r"^softcap is traced by JAX"):
+            jax_transforms()["jit"](call, 0.5)
+
+
+@pytest.mark.parametrize("call", [warploom.attention, warploom.matmul])
+def test_a_tangent_beside_a_tensor_whose_gradient_is_wanted_is_refused_by_name(call):
+    torch = pytest.importorskip("torch")
+    first, second, *others = tensors(GIVEN[call])
+    forward = torch.autograd.forward_ad
+    with forward.dual_level(), pytest.raises(ProblemError, match="carries a tangent"):
+        call(forward.make_dual(first, first), second.clone().requires_grad_(), *others)
+
+
 def test_torch_compile_refuses_it_too():
     torch = pytest.importorskip("torch")
     number = torch.tensor(0.5, requires_grad=True)

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from warploom.core.errors import ProblemError
-from warploom.interop.refusals import NO_BACKWARD, refuse_watched
+from warploom.interop.refusals import NO_BACKWARD, refuse_tangent, refuse_watched
 from warploom.interop.tracing import is_tracing
 from warploom.operators.fakes import for_operator
 from warploom.operators.registration import Derivative, Named
@@ -74,11 +74,16 @@ class EagerOperation:
         self._apply = Node.apply
 
     def __call__(self, tensors: Tensors, options: dict[str, Any]) -> Any:
-        """The results of a call, with a history. Raises ProblemError for an option by which there is no derivative."""
+        """The results of a call, with a history.
+
+        Raises ProblemError for an option by which there is no derivative, and for a tensor with a tangent.
+        """
         for name, option in options.items():
             if isinstance(option, torch.Tensor):
                 refuse_watched(name, option)
         given = {name: x for name, x in tensors.items() if x is not None}
+        for name, x in given.items():
+            refuse_tangent(x, name)
         return self._apply(tuple(given), options, *given.values())
 
 
