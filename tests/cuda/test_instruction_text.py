@@ -7,6 +7,7 @@ import itertools
 import pkgutil
 
 import pytest
+from tests.isa.every_form import every
 
 from warploom import isa
 from warploom.core.dtypes import DTYPES, DType, bf16, f16, f32, f64, pred, s8, s32, s64, tf32, u8, u16, u32, u64
@@ -15,7 +16,6 @@ from warploom.cuda.printer import print_cuda
 from warploom.ir.program import Parameter, Program
 from warploom.ir.statements import Const, Op, Operand, Register, Value
 from warploom.ir.verify import least_architecture, verify
-from warploom.isa.alu import Binary, Fma, MultiplyWide, Select, Unary
 from warploom.isa.async_copy import (
     BulkLoadBytes,
     BulkStoreBytes,
@@ -37,7 +37,6 @@ from warploom.isa.conversion import (
     Move,
     PackBytes,
     PackPair,
-    PairArithmetic,
     Permute,
     UnpackHalf,
 )
@@ -45,7 +44,7 @@ from warploom.isa.matrix import MmaSync
 from warploom.isa.matrix_exact import MmaDouble, MmaInteger, MoveMatrix
 from warploom.isa.members import ActiveMask, Match, Redux
 from warploom.isa.memory import CACHE_HINTS, LdMatrix, Load, MemoryFence, Prefetch, StMatrix, Store, WaitAtLeast
-from warploom.isa.scalar import SCALARS, Scalar
+from warploom.isa.operators import binary, fma, multiply_wide, pair_arithmetic, select, unary
 from warploom.isa.spaces import FromGeneric, IsSpace, ToGeneric
 from warploom.isa.sync import (
     AsyncProxyFence,
@@ -76,19 +75,19 @@ _ARITHMETIC = ("add", "sub", "mul", "div", "min", "max", "lt", "le", "gt", "ge",
 _BITS = ("rem", "and", "or", "xor", "shl", "shr")
 
 ALU: list[Instruction] = [
-    *(Binary(op, t) for op in _ARITHMETIC for t in (*_INTEGERS, *_FLOATS)),
-    *(Binary(op, t) for op in _BITS for t in _INTEGERS),
-    *(Binary(op, pred) for op in ("and", "or", "xor", "eq", "ne")),
-    *(Unary(op, f32) for op in ("neg", "abs", "ex2", "lg2", "rcp", "rsqrt", "sqrt", "tanh", "tf32")),
-    *(Unary(op, t) for op in ("neg", "not", "abs") for t in (s32, s64)),
-    Unary("not", u32),
-    *(Unary(op, t) for op in ("popc", "clz", "brev") for t in _INTEGERS),
-    *(Binary(op, u16) for op in (*_ARITHMETIC, *_BITS)),
-    *(Unary(op, f64) for op in ("neg", "abs")),
-    Unary("not", pred),
-    *(Fma(t) for t in _FLOATS),
-    *(MultiplyWide(t) for t in (u32, s32)),
-    *(Select(t) for t in (*_INTEGERS, *_FLOATS)),
+    *(binary(op, t) for op in _ARITHMETIC for t in (*_INTEGERS, *_FLOATS)),
+    *(binary(op, t) for op in _BITS for t in _INTEGERS),
+    *(binary(op, pred) for op in ("and", "or", "xor", "eq", "ne")),
+    *(unary(op, f32) for op in ("neg", "abs", "ex2", "lg2", "rcp", "rsqrt", "sqrt", "tanh", "tf32")),
+    *(unary(op, t) for op in ("neg", "not", "abs") for t in (s32, s64)),
+    unary("not", u32),
+    *(unary(op, t) for op in ("popc", "clz", "brev") for t in _INTEGERS),
+    *(binary(op, u16) for op in (*_ARITHMETIC, *_BITS)),
+    *(unary(op, f64) for op in ("neg", "abs")),
+    unary("not", pred),
+    *(fma(t) for t in _FLOATS),
+    *(multiply_wide(t) for t in (u32, s32)),
+    *(select(t) for t in (*_INTEGERS, *_FLOATS)),
     *(Bitcast(a, b) for a, b in itertools.permutations((u32, s32, f32), 2)),
     *(Bitcast(a, b) for a, b in itertools.permutations((u64, s64, f64), 2)),
     *(Convert(a, b) for a, b in itertools.permutations((*_INTEGERS, *_FLOATS), 2)),
@@ -98,7 +97,7 @@ ALU: list[Instruction] = [
     *(PackBytes(t) for t in (s8, u8)),
     *(PackPair(t) for t in (f16, bf16)),
     *(UnpackHalf(t, which) for t in (f16, bf16) for which in (0, 1)),
-    *(PairArithmetic(op, t) for t in (f16, bf16) for op in ("fma", "add", "mul", "min", "max")),
+    *(pair_arithmetic(op, t) for t in (f16, bf16) for op in ("fma", "add", "mul", "min", "max")),
     Permute(0x5410),
     *(Move(t) for t in (pred, *_INTEGERS, *_FLOATS)),
 ]
@@ -255,7 +254,7 @@ WGMMA: list[Instruction] = [
     WgmmaWait(0, 128),
 ]
 SCALAR: list[Instruction] = [
-    *(Scalar(form, 0xE8 if form == "lop3.b32" else None) for form in sorted(SCALARS)),
+    *(made for made in every() if made.pure),
     *(Combine(t) for t in (u32, u64)),
     *(Half(t, which) for t in (u32, u64) for which in (0, 1)),
 ]

@@ -16,9 +16,9 @@ from tests.kernels.mutate import Mutant, deletions, shifts
 from warploom.core.dtypes import f16, f32, u32
 from warploom.ir.program import Program
 from warploom.ir.statements import Const, Op, Register
-from warploom.isa.alu import Binary
 from warploom.isa.async_copy import WaitCopies
 from warploom.isa.conversion import Move
+from warploom.isa.operators import binary
 from warploom.isa.warp import SyncWarp
 from warploom.kernels.matmul.ladder_config import RungGemm
 from warploom.kernels.matmul.sm80 import MatmulSm80
@@ -93,7 +93,7 @@ def stage_mutants(program: Program, stages: int) -> list[Mutant]:
 
     def closes(op: Op) -> bool:
         last = op.operands[-1] if op.operands else None
-        return op.instruction == Binary("eq", u32) and isinstance(last, Const) and last.value == stages
+        return op.instruction == binary("eq", u32) and isinstance(last, Const) and last.value == stages
 
     def at(distance: int) -> Callable[[Op], Op]:
         return lambda op: replace(op, operands=(op.operands[0], Const(u32, stages + distance)))

@@ -277,7 +277,7 @@ class Executor(Context):
             origin = frame.origins.get(poisoned[0])
             none = [np.zeros((1, 1, 1), shadow_dtype(v.dtype)) for v in values]
             given = [frame.shadows.get(k, z) for k, z in zip(keys, none, strict=True)]
-            marks = tuple(m if m.any() else None for m in poison.lanewise(op.instruction, values, given, arrays))
+            marks = tuple(m if m.any() else None for m in op.instruction.shadow(values, given, arrays))
         for value, array, mark in zip(op.results, arrays, marks, strict=True):
             frame.write(value, array, mark, origin, isinstance(value, Register))
 

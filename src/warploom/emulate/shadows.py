@@ -1,84 +1,16 @@
-"""Poison: how the shadow bits of operands become those of results.
-
-Instructions that only move bits apply their meaning to the shadows. Bitwise logic, shifts by known counts, selects and
-packed halves are tracked bit for bit or half for half; for all other arithmetic a poisoned operand poisons the result.
-"""
+"""Poison of matrix products; that of lanewise instructions they say themselves (``Instruction.shadow``)."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import reduce
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from warploom.isa.alu import Binary, Select
-from warploom.isa.base import Instruction
-from warploom.isa.conversion import Convert, PackPair, PairArithmetic, UnpackHalf
 from warploom.isa.matrix import FragmentSlot, MmaSync
 
 Array = NDArray[Any]
-_LOW, _HIGH = np.uint32(0x0000FFFF), np.uint32(0xFFFF0000)
-
-
-def _filled(where: Array, dtype: np.dtype[Any]) -> Array:
-    """All ones where ``where`` holds, as the shadow of a register of ``dtype``."""
-    if dtype == np.bool_:
-        return np.asarray(where)
-    unsigned = np.dtype(f"u{dtype.itemsize}")
-    return np.where(where, ~unsigned.type(0), unsigned.type(0))
-
-
-def _halves(shadow: Array) -> Array:
-    """A packed pair's shadow, widened to whole halves."""
-    return np.where(shadow & _LOW, _LOW, np.uint32(0)) | np.where(shadow & _HIGH, _HIGH, np.uint32(0))
-
-
-def _unsigned(array: Array) -> Array:
-    return array if array.dtype == np.bool_ else np.ascontiguousarray(array).view(f"u{array.dtype.itemsize}")
-
-
-def _bitwise(instruction: Binary, values: Sequence[Array], shadows: Sequence[Array]) -> Array | None:
-    (a, b), (poison_a, poison_b) = values, shadows
-    if instruction.op == "xor":
-        return poison_a | poison_b
-    if instruction.op in ("and", "or"):
-        # A clean 0 (and) or 1 (or) decides the bit whatever the other operand holds.
-        a, b = _unsigned(a), _unsigned(b)
-        decides_a, decides_b = (~a, ~b) if instruction.op == "and" else (a, b)
-        return (poison_a & ~(decides_b & ~poison_b)) | (poison_b & ~(decides_a & ~poison_a))
-    if instruction.op in ("shl", "shr") and not poison_b.any():
-        return Binary(instruction.op, instruction.dtype).meaning(poison_a.view(a.dtype), b)[0].view(poison_a.dtype)
-    return None
-
-
-def lanewise(
-    instruction: Instruction, values: Sequence[Array], shadows: Sequence[Array], results: Sequence[Array]
-) -> tuple[Array, ...]:
-    """The shadows of a lanewise instruction's results; ``shadows`` of clean operands are zeros."""
-    if isinstance(instruction, Select):
-        chosen = np.where(values[0], shadows[1], shadows[2])
-        return (chosen | _filled(shadows[0], results[0].dtype),)
-    if isinstance(instruction, Binary) and (instruction.dtype.is_integer or instruction.dtype.name == "pred"):
-        exact = _bitwise(instruction, values, shadows)
-        if exact is not None:
-            return (exact,)
-    if isinstance(instruction, PackPair):
-        low, high = shadows
-        return (np.where(low != 0, _LOW, np.uint32(0)) | np.where(high != 0, _HIGH, np.uint32(0)),)
-    if isinstance(instruction, UnpackHalf):
-        return (_filled((shadows[0] & (_HIGH if instruction.which else _LOW)) != 0, results[0].dtype),)
-    if isinstance(instruction, PairArithmetic):
-        return (reduce(np.bitwise_or, [_halves(s) for s in shadows]),)
-    if isinstance(instruction, Convert) and instruction.source.is_integer and instruction.dtype.is_integer:
-        # A poisoned sign poisons all bits that it is extended to.
-        return (_unsigned(instruction.meaning(shadows[0].view(values[0].dtype))[0]),)
-    if instruction.moves_bits:
-        typed = [s if s.dtype == np.bool_ else s.view(v.dtype) for s, v in zip(shadows, values, strict=True)]
-        return tuple(_unsigned(x) for x in instruction.meaning(*typed))
-    poisoned = reduce(np.logical_or, [s != 0 for s in shadows])
-    return tuple(_filled(poisoned, r.dtype) for r in results)
 
 
 def _poisoned_elements(slot: FragmentSlot, shadows: Sequence[Array]) -> Array:

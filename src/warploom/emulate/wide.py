@@ -17,8 +17,6 @@ from warploom.emulate.context import Context
 from warploom.emulate.frames import Frame
 from warploom.ir.program import Program
 from warploom.ir.statements import Const, Op, Operand, Register, Value
-from warploom.isa.alu import Binary, MultiplyWide, Select
-from warploom.isa.conversion import Convert, Move
 
 Array = NDArray[Any]
 LARGE = 1 << 32
@@ -62,24 +60,7 @@ class WideAddresses:
         if isinstance(x, Const):
             return np.array([[[float(x.value)]]])
         op = self.made.get(x)
-        if op is not None:
-            if isinstance(op.instruction, Move) or _widens(op):
-                return self._exact(frame, op.operands[0])
-            if isinstance(op.instruction, Select):
-                chosen = frame.env[self.context.key(op.operands[0])]
-                return np.where(chosen, *(self._exact(frame, o) for o in op.operands[1:]))
-            if isinstance(op.instruction, MultiplyWide) or (
-                isinstance(op.instruction, Binary)
-                and op.instruction.dtype.is_integer
-                and op.instruction.op in ("add", "sub", "mul", "shl")
-            ):
-                a, b = (self._exact(frame, o) for o in op.operands)
-                what = op.instruction.op if isinstance(op.instruction, Binary) else "mul"
-                return {"add": a + b, "sub": a - b, "mul": a * b, "shl": a * 2.0 ** np.minimum(b, 64)}[what]
+        exact = op.instruction.exact if op is not None else None
+        if op is not None and exact is not None and not x.dtype.is_float:
+            return exact(*(self._exact(frame, o) for o in op.operands))
         return frame.env[self.context.key(x)].astype(np.float64)
-
-
-def _widens(op: Op) -> bool:
-    """Whether an integer becomes one of a larger type, as it is."""
-    cast = op.instruction
-    return isinstance(cast, Convert) and cast.source.is_integer and cast.dtype.bits >= cast.source.bits

@@ -111,6 +111,11 @@ class MmaDouble(_ExactMma):
     shape: str
     ptx = "mma.sync.aligned.{self.shape}.row.col.f64.f64.f64.f64"
 
+    @property
+    def since(self) -> str:
+        """Shapes of 16 rows came with sm_90."""
+        return "sm_80" if self.shape == "m8n8k4" else "sm_90"
+
     def __post_init__(self) -> None:
         if self.shape not in _DOUBLE_SHAPES:
             raise VerifyError(f"mma.sync of f64 takes {', '.join(_DOUBLE_SHAPES)}, not {self.shape}")

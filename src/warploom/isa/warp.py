@@ -13,7 +13,7 @@ from typing import ClassVar, Literal
 import numpy as np
 
 from warploom.core.dtypes import DType, f32, f64, pred, s32, s64, u32, u64
-from warploom.isa.base import Array, Instruction, Lanewise, takes
+from warploom.isa.base import ANY, PREFIX, PRIMARY, Array, Instruction, Lanewise, Open, takes
 from warploom.isa.effects import Effect, ReadSpecial, WarpSync
 
 FULL_MASK = 0xFFFFFFFF
@@ -59,6 +59,16 @@ class Special(Lanewise):
     def effects(self) -> tuple[Effect, ...]:
         """The emulator fills in the value of each thread."""
         return (ReadSpecial(self.register),)
+
+    @property
+    def since(self) -> str:
+        """Clusters came with sm_90."""
+        return "sm_90" if self.register.startswith("cluster") else "sm_80"
+
+    @property
+    def binds(self) -> tuple[int, tuple[int, ...]]:
+        """As a cast."""
+        return PREFIX, ()
 
     def expression(self, operands: Sequence[str]) -> str:
         """CUDA's name of it: ``threadIdx.x``."""
@@ -114,6 +124,17 @@ class Shuffle(Instruction):
         return f"{_CALL[self.mode]}({mask}, {value}, {lane})"
 
     @property
+    def binds(self) -> tuple[int, tuple[int, ...]]:
+        """As a call."""
+        return PRIMARY, (ANY, ANY, ANY)
+
+    @property
+    def open(self) -> tuple[Open, ...]:
+        """A lane or distance beyond the warp."""
+        cure = "the hardware takes it modulo 32; keep it below"
+        return (Open(1, lambda _, lane: lane > 31, "names lane or distance {} of 32", cure),)
+
+    @property
     def has_expression(self) -> bool:
         """Whether it is one of CUDA's calls: of the whole warp."""
         return self.clamp is None
@@ -157,6 +178,11 @@ class Vote(Instruction):
         """A predicate that all members share; for ``ballot`` one bit per lane."""
         return (u32 if self.mode == "ballot" else pred,)
 
+    @property
+    def binds(self) -> tuple[int, tuple[int, ...]]:
+        """As a call."""
+        return PRIMARY, (ANY, ANY)
+
     def meaning(self, *operands: Array) -> tuple[Array, ...]:
         """The vote among the lanes of each lane's mask, the same for all members."""
         holds, mask = operands
@@ -189,6 +215,11 @@ class Elect(Instruction):
     clobbers_memory = False
     gives = (pred,)
     does = (WarpSync(aligned=True),)
+
+    @property
+    def since(self) -> str:
+        """It came with sm_90."""
+        return "sm_90"
 
     def meaning(self, *operands: Array) -> tuple[Array, ...]:
         """The last lane: where a kernel counts on the first, lanes race that nothing orders."""

@@ -10,10 +10,10 @@ from typing import Literal, cast
 from warploom.core.dtypes import DTYPES, pred, s32, u32, u64
 from warploom.ir.statements import Const
 from warploom.ir.statements import Operand as Value
-from warploom.isa.alu import Binary, Unary
 from warploom.isa.matrix import MmaSync
 from warploom.isa.matrix_exact import MmaDouble, MmaInteger, MoveMatrix
 from warploom.isa.members import ActiveMask, Match, Redux
+from warploom.isa.operators import binary, unary
 from warploom.isa.sync import BarArrive, BarReduce, BarSync
 from warploom.isa.warp import Shuffle, Special, SyncWarp, Vote
 from warploom.ptx.builder import Builder, form
@@ -91,11 +91,11 @@ def _in_range(b: Builder, mode: str, clamp: int, lane: Value) -> Value:
     first = b.binary("and", own, segment)
     last = b.binary("or", first, clamp & 31 & ~segment)
     if mode == "up":
-        return b.op(Binary("ge", s32), b.cast(b.binary("sub", own, n), s32), b.cast(last, s32))
+        return b.op(binary("ge", s32), b.cast(b.binary("sub", own, n), s32), b.cast(last, s32))
     source = {"bfly": ("xor", own, n), "down": ("add", own, n)}.get(mode)
     if source is None:
         source = ("or", first, b.binary("and", n, 31 & ~segment))
-    return b.op(Binary("le", u32), b.binary(*source), last)
+    return b.op(binary("le", u32), b.binary(*source), last)
 
 
 @form("redux")
@@ -143,8 +143,8 @@ def vote(b: Builder, f: Form) -> None:
     target, *given = f.operands(3)
     holds, mask = b.read(given[0], pred), b.read(given[1], u32)
     if mode == "uni":
-        none = b.op(Unary("not", pred), b.op(Vote("any"), holds, mask))
-        b.assign(target, b.op(Binary("or", pred), b.op(Vote("all"), holds, mask), none))
+        none = b.op(unary("not", pred), b.op(Vote("any"), holds, mask))
+        b.assign(target, b.op(binary("or", pred), b.op(Vote("all"), holds, mask), none))
         return
     b.set(target, Vote(cast("Literal['any', 'all', 'ballot']", mode)), holds, mask)
 
