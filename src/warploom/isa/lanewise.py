@@ -229,26 +229,33 @@ form("madc.{how}.cc.{wide32} d, ^out:u32, a, b, c, ^in:u32", how="lo hi", choose
 # Bits
 form("{op}.{bits} d, a, b", op=BOOL, choose=m.two, **BITS, **HOME_INT)
 form("{op}.pred d, a, b", op=BOOL, choose=m.two, **BITS)
-form("not.{bits} d, a", choose=m.one, call=cpp.prefix, **HOME_INT)
-form("not.pred d, a", choose=m.one, call=cpp.prefix)
+form("not.{bits} d, a", choose=m.one, call=cpp.prefix, shadow=poison.bitwise, **HOME_INT)
+form("not.pred d, a", choose=m.one, call=cpp.prefix, shadow=poison.bitwise)
 form("cnot.{bits} d, a", meaning=lambda a: a == 0)
-form("shl.{bits} d, a, b:u32", choose=m.two, shadow=poison.shifted, exact=exact)
-form("shr.{type} d, a, b:u32", type="b16 b32 b64 u16 u32 u64 s16 s32 s64", choose=m.two, shadow=poison.shifted)
+form("shl.{bits} d, a, b:u32", choose=m.two, shadow=poison.moved(1), exact=exact)
+form("shr.{type} d, a, b:u32", type="b16 b32 b64 u16 u32 u64 s16 s32 s64", choose=m.two, shadow=poison.moved(1))
 form("{op}.{bits} d:u32, a", op="popc clz", bits="b32 b64", choose=m.one, call=cpp.counted, **HOME_INT)
-form("brev.{bits} d:unsigned, a", bits="b32 b64", choose=m.one, call=cpp.counted, **HOME_INT)
-form("bfe.{wide32} d, a, b:u32, c:u32", meaning=extract)
-form("bfi.{bits} d, a, b, c:u32, e:u32", bits="b32 b64", meaning=insert)
+form("brev.{bits} d:unsigned, a", bits="b32 b64", choose=m.one, call=cpp.counted, shadow=poison.moved(1), **HOME_INT)
+form("bfe.{wide32} d, a, b:u32, c:u32", meaning=extract, shadow=poison.moved(1))
+form("bfi.{bits} d, a, b, c:u32, e:u32", bits="b32 b64", meaning=insert, shadow=poison.moved(2))
 form("bfind{.shiftamt}.{wide32} d:u32, a", choose=lambda i: left_of_highest if i.shiftamt else highest)
 form(
     "shf.{way}.{mode}.b32 d, a, b, c",
     way="l r",
     mode="wrap clamp",
     choose=lambda i: funnel_shift(i.way == "l", i.mode == "wrap"),
+    shadow=poison.moved(2),
 )
 form("bmsk.{mode}.b32 d, a, b", mode="wrap clamp", choose=lambda i: bit_mask(i.mode == "clamp"))
-form("szext.{mode}.{int} d, a, b:u32", mode="wrap clamp", int="u32 s32", choose=lambda i: extended(i.mode == "clamp"))
-form("lop3.b32 d, a, b, c, #table", choose=lambda i: lambda a, b, c: logic3(a, b, c, i.table))
-form("prmt.b32 d, a, b, c", meaning=permute)
+form(
+    "szext.{mode}.{int} d, a, b:u32",
+    mode="wrap clamp",
+    int="u32 s32",
+    choose=lambda i: extended(i.mode == "clamp"),
+    shadow=poison.moved(1),
+)
+form("lop3.b32 d, a, b, c, #table", choose=lambda i: lambda a, b, c: logic3(a, b, c, i.table), shadow=poison.bitwise)
+form("prmt.b32 d, a, b, c", meaning=permute, shadow=poison.moved(2))
 
 # Comparison and selection
 SETP, SECOND = "setp.{cmp}{.bool}", "a, b, c:pred?bool"
@@ -308,6 +315,12 @@ form("cvt.rn.satfinite{.relu}.{fp8}.f16x2 d:fp8, a:f16x2", choose=lambda i: f16_
 form("cvt.rn{.relu}.f16x2.{fp8} d:f16x2, a:fp8", choose=lambda i: fp8_to_f16(i.fp8, bool(i.relu)), **FP8)
 
 # Operators of C++ that PTX has otherwise: shifts that are undefined beyond the width, comparisons of predicates
-SHIFT: dict[str, Any] = {"operator": "{op}", "choose": m.two, "call": cpp.infix, "shadow": poison.shifted, "ptx": False}
+SHIFT: dict[str, Any] = {
+    "operator": "{op}",
+    "choose": m.two,
+    "call": cpp.infix,
+    "shadow": poison.moved(1),
+    "ptx": False,
+}
 form("{op}.{int} d, a, b:u32", op="shl shr", open=shifts, exact=exact, **SHIFT)
 form("{op}.pred d, a, b", op=EQUAL, operator="{op}", choose=lambda i: BINARY_MEANINGS[i.op], call=cpp.infix, ptx=False)

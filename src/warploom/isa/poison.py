@@ -5,8 +5,9 @@ Each rule takes the instruction, the operands, their shadows and the results. No
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import reduce
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -18,20 +19,26 @@ LOW, HIGH = np.uint32(0x0000FFFF), np.uint32(0xFFFF0000)
 
 
 def bitwise(instruction: Any, values: Arrays, shadows: Arrays, _: Arrays) -> tuple[Array, ...]:
-    """``and``, ``or``, ``xor``: a clean 0 (of ``or`` a clean 1) decides a bit whatever the other operand holds."""
-    (a, b), (poison_a, poison_b) = map(unsigned_bits, values), shadows
-    if instruction.op == "xor":
-        return (poison_a | poison_b,)
-    decides_a, decides_b = (~a, ~b) if instruction.op == "and" else (a, b)
-    return ((poison_a & ~(decides_b & ~poison_b)) | (poison_b & ~(decides_a & ~poison_a)),)
+    """Logic: the bits of the result that change with the poisoned bits of the operands, each of which has its own."""
+    clean = unsigned_bits(instruction.meaning(*values)[0])
+    poison = np.zeros_like(clean)
+    for flips in product((False, True), repeat=len(values)):
+        each = zip(values, shadows, flips, strict=True)
+        flipped = [(unsigned_bits(v) ^ s).view(v.dtype) if flip else v for v, s, flip in each]
+        poison = poison | (unsigned_bits(instruction.meaning(*flipped)[0]) ^ clean)
+    return (poison,)
 
 
-def shifted(instruction: Any, values: Arrays, shadows: Arrays, _: Arrays) -> tuple[Array, ...] | None:
-    """A shift by a clean count moves the shadow."""
-    if shadows[1].any():
-        return None
-    value, count = values
-    return (unsigned_bits(instruction.meaning(shadows[0].view(value.dtype), count)[0]),)
+def moved(count: int) -> Callable[..., tuple[Array, ...] | None]:
+    """Shifts and their like: where the operands after the first ``count`` are clean, the shadows of those move."""
+
+    def rule(instruction: Any, values: Arrays, shadows: Arrays, _: Arrays) -> tuple[Array, ...] | None:
+        if any(s.any() for s in shadows[count:]):
+            return None
+        typed = [s.view(v.dtype) for s, v in zip(shadows[:count], values, strict=False)]
+        return (unsigned_bits(instruction.meaning(*typed, *values[count:])[0]),)
+
+    return rule
 
 
 def selected(_: Any, values: Arrays, shadows: Arrays, results: Arrays) -> tuple[Array, ...]:
