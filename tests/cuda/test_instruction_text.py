@@ -29,6 +29,7 @@ from warploom.isa.atomic import Atomic, ReduceAdd
 from warploom.isa.base import Instruction
 from warploom.isa.calls import AssertFail, Print, Trap
 from warploom.isa.cluster import ClusterArrive, ClusterWait, MapShared, StoreAsync
+from warploom.isa.collective import shuffle
 from warploom.isa.conversion import (
     Bitcast,
     Combine,
@@ -41,8 +42,7 @@ from warploom.isa.conversion import (
     UnpackHalf,
 )
 from warploom.isa.matrix import MmaSync
-from warploom.isa.matrix_exact import MmaDouble, MmaInteger, MoveMatrix
-from warploom.isa.members import ActiveMask, Match, Redux
+from warploom.isa.matrix_exact import MmaDouble, MmaInteger
 from warploom.isa.memory import CACHE_HINTS, LdMatrix, Load, MemoryFence, Prefetch, StMatrix, Store, WaitAtLeast
 from warploom.isa.operators import binary, fma, multiply_wide, pair_arithmetic, select, unary
 from warploom.isa.spaces import FromGeneric, IsSpace, ToGeneric
@@ -62,7 +62,7 @@ from warploom.isa.sync import (
     SetMaxRegisters,
 )
 from warploom.isa.tensor_map import FIELDS, TensorMapAcquire, TensorMapRelease, TensorMapReplace
-from warploom.isa.warp import SPECIAL_REGISTERS, Elect, ReadClock, Shuffle, Special, SyncWarp, Vote
+from warploom.isa.warp import SPECIAL_REGISTERS, Elect, ReadClock, Special
 from warploom.isa.wgmma import Wgmma, WgmmaCommit, WgmmaFence, WgmmaWait
 from warploom.isa.wmma import ALL_SHAPES, WmmaLoad, WmmaMma, WmmaStore
 from warploom.layout.wmma import WMMA_ACCUMULATORS
@@ -104,16 +104,10 @@ ALU: list[Instruction] = [
 WARP: list[Instruction] = [
     *(Special(register) for register in SPECIAL_REGISTERS),
     ReadClock(),
-    *(Shuffle(mode, t) for mode in ("xor", "idx", "up", "down") for t in (u32, s32, f32, u64)),
-    *(Shuffle(mode, t, 0x181F) for mode in ("xor", "idx", "down") for t in (u32, f32)),
-    Shuffle("up", u32, 0x1800),
-    *(Vote(mode) for mode in ("any", "all", "ballot")),
-    SyncWarp(),
+    *(shuffle(mode, t) for mode in ("xor", "idx", "up", "down") for t in (u32, s32, f32)),
+    *(shuffle(mode, t, 0x181F) for mode in ("xor", "idx", "down") for t in (u32, f32)),
+    shuffle("up", u32, 0x1800),
     Elect(),
-    *(Redux(op, t) for op in ("add", "min", "max") for t in (u32, s32)),
-    *(Redux(op, u32) for op in ("and", "or", "xor")),
-    *(Match(mode, t) for mode in ("any", "all") for t in (u32, u64)),
-    ActiveMask(),
 ]
 _LOADS = ("", "ca", "cg", "cs", "lu", "cv", "nc", "no_allocate", "evict_first", "evict_last", "nc.no_allocate")
 _STORES = ("", "wb", "cg", "cs", "wt", "no_allocate", "evict_first", "evict_last")
@@ -220,7 +214,6 @@ MATRIX: list[Instruction] = [
 EXACT: list[Instruction] = [
     *(MmaInteger(shape, a, b) for shape in ("m8n8k16", "m16n8k16", "m16n8k32") for a in (s8, u8) for b in (s8, u8)),
     *(MmaDouble(shape) for shape in ("m8n8k4", "m16n8k4", "m16n8k8", "m16n8k16")),
-    MoveMatrix(),
 ]
 _ACCUMULATED = [(s, t, DTYPES[c]) for s, t in ALL_SHAPES for c in WMMA_ACCUMULATORS[t.name]]
 WMMA: list[Instruction] = [
@@ -254,7 +247,7 @@ WGMMA: list[Instruction] = [
     WgmmaWait(0, 128),
 ]
 SCALAR: list[Instruction] = [
-    *(made for made in every() if made.pure),
+    *(made for made in every() if made.since in ("sm_80", "sm_90")),
     *(Combine(t) for t in (u32, u64)),
     *(Half(t, which) for t in (u32, u64) for which in (0, 1)),
 ]

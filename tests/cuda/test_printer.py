@@ -33,12 +33,13 @@ from warploom.ir.statements import (
 from warploom.ir.verify import verify
 from warploom.isa.async_copy import CommitCopies, CpAsync, TensorCopy, WaitCopies
 from warploom.isa.base import Instruction
+from warploom.isa.collective import shuffle
 from warploom.isa.conversion import Convert, Move, PackPair
 from warploom.isa.matrix import MmaSync
 from warploom.isa.memory import LdMatrix, Load, Store
 from warploom.isa.operators import binary, multiply_wide, select, unary
 from warploom.isa.sync import BarSync
-from warploom.isa.warp import FULL_MASK, Shuffle, Special
+from warploom.isa.warp import FULL_MASK, Special
 
 GOLDEN = Path(__file__).parent / "golden"
 
@@ -115,7 +116,7 @@ def dots() -> Program:
     loop = Loop(index, _n(0), tiles, _n(1), w.block(), SourceLine("/somewhere/dots.py", 15))
 
     w.line = 21
-    other = w.do(Shuffle("xor", f32), best, _n(16), _n(FULL_MASK), name="other")
+    other = w.do(shuffle("xor", f32), best, _n(16), _n(FULL_MASK), name="other")
     power = w.do(unary("ex2", f32), w.do(binary("max", f32), best, other))
     after = w.block()
     w.line = 22

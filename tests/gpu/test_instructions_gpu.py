@@ -15,11 +15,12 @@ torch = pytest.importorskip("torch")
 from tests.gpu.harness import launch, on_gpu, random_operand  # noqa: E402 (after the skip)
 from warploom.core.dtypes import DType, bf16, f16, f32, f64, pred, s8, s32, s64, tf32, u8, u32, u64  # noqa: E402
 from warploom.isa.base import Instruction  # noqa: E402
+from warploom.isa.collective import shuffle  # noqa: E402
 from warploom.isa.conversion import Bitcast, Convert, PackBytes, PackPair, Permute, UnpackHalf  # noqa: E402
+from warploom.isa.form import named  # noqa: E402
 from warploom.isa.matrix import MmaSync  # noqa: E402
 from warploom.isa.memory import LdMatrix  # noqa: E402
 from warploom.isa.operators import binary, fma, multiply_wide, pair_arithmetic, select, unary  # noqa: E402
-from warploom.isa.warp import Shuffle, Vote  # noqa: E402
 from warploom.lang import Global, Kernel, kernel  # noqa: E402
 
 INTEGERS = (u32, s32, u64, s64)
@@ -50,7 +51,7 @@ EXACT: list[Instruction] = [
     *(UnpackHalf(t, i) for t in (f16, bf16) for i in (0, 1)),
     *(pair_arithmetic(op, t) for t in (f16, bf16) for op in ("fma", "add", "mul", "min", "max")),
     *(Permute(s) for s in (0x5410, 0x7632, 0x0123, 0x3210)),
-    *(Shuffle("xor", t) for t in (u32, f32)),
+    *(shuffle("xor", t) for t in (u32, f32)),
 ]
 
 APPROXIMATE = {"ex2": 2, "lg2": 4, "rcp": 1, "rsqrt": 2}
@@ -65,7 +66,7 @@ def groups(instructions: list[Instruction]) -> dict[str, list[Instruction]]:
     """Instructions by operand types, so that one kernel runs many."""
     found: defaultdict[str, list[Instruction]] = defaultdict(list)
     for instruction in instructions:
-        if not isinstance(instruction, Shuffle):
+        if instruction.exchange is None:
             found[",".join(t.name for t in instruction.operand_types)].append(instruction)
     return dict(found)
 
@@ -165,7 +166,7 @@ def test_tanh_is_as_close_as_documented():
 @pytest.mark.parametrize("mode", ["xor", "idx", "up", "down"])
 @pytest.mark.parametrize("dtype", [u32, f32], ids=repr)
 def test_shuffles(mode, dtype):
-    instruction = Shuffle(mode, dtype)
+    instruction = shuffle(mode, dtype)
     rng = np.random.default_rng(6)
     values = random_operand(rng, dtype, LANES)
     lanes = rng.integers(0, 32, LANES).astype(np.uint32)
@@ -184,8 +185,9 @@ def test_votes(mode, split):
     lane = np.arange(LANES) % 32
     mask = np.where(lane < 12, 0xFFF, 0xFFFFF000) if split else np.full(LANES, 0xFFFFFFFF)
     operands = [holds, mask.astype(np.uint32)]
-    ((have,),) = on_gpu([Vote(mode)], operands)
-    (want,) = meaning(Vote(mode), operands)
+    vote = named(f"vote.sync.{mode}.{'b32' if mode == 'ballot' else 'pred'}")
+    ((have,),) = on_gpu([vote], operands)
+    (want,) = meaning(vote, operands)
     assert np.array_equal(have, want)
 
 

@@ -24,7 +24,6 @@ from warploom.isa.sync import (
     MbarrierInitialise,
     MbarrierTryWait,
 )
-from warploom.isa.warp import SyncWarp
 from warploom.isa.wgmma import WgmmaCommit, WgmmaFence, WgmmaWait
 
 Rewrite = Callable[[Op], list[Op]]
@@ -124,7 +123,7 @@ def edits(op: Op) -> Iterator[tuple[str, Rewrite]]:
 def index_edits(op: Op) -> Iterator[tuple[str, Rewrite]]:
     """Stage indices, buffers and phases shifted, and lanes of a warp that do not meet."""
     i = op.instruction
-    if isinstance(i, SyncWarp):
+    if i.mnemonic == "bar.warp.sync":
         yield f"without {i.mnemonic}", lambda _: []
     if i.operator == "and" and op.operands[1] == Const(u32, 1):
         yield "buffer or parity inverted", _inverted

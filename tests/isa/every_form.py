@@ -14,8 +14,7 @@ from collections.abc import Iterable, Iterator
 from functools import cache
 
 from warploom.core.errors import VerifyError
-from warploom.isa import operators  # noqa: F401  (declares the forms)
-from warploom.isa.form import FORMS, Form, Formed, RefusedError, home_of, instruction
+from warploom.isa.form import FORMS, Form, Formed, RefusedError, home_of, instruction, load_tables
 
 REGISTERS = {
     "pred": "%p",
@@ -28,7 +27,7 @@ REGISTERS = {
     "s64": "%d",
     "f64": "%e",
 }
-HEAD = """.version 8.4
+HEAD = """.version 8.8
 .target {target}
 .address_size 64
 .shared .align 16 .b8 memory[256];
@@ -55,6 +54,7 @@ def instructions(form: Form) -> Iterator[Formed]:
 @cache
 def forms() -> tuple[Form, ...]:
     """Every form of PTX."""
+    load_tables()
     return tuple(dict.fromkeys(f for of in FORMS.values() for f in of))
 
 

@@ -16,13 +16,14 @@ from warploom.isa.async_copy import BulkStoreBytes, CommitCopies, CpAsync, Tenso
 from warploom.isa.atomic import Atomic, ReduceAdd
 from warploom.isa.base import Instruction, inline_ptx
 from warploom.isa.cluster import ClusterArrive, ClusterWait, MapShared
+from warploom.isa.collective import shuffle
 from warploom.isa.conversion import Bitcast, Convert, PackBytes, PackPair, Permute, UnpackHalf
-from warploom.isa.form import Formed
+from warploom.isa.form import Formed, named
 from warploom.isa.matrix import MmaSync
 from warploom.isa.memory import LdMatrix, Load, MemoryFence, StMatrix, Store, WaitAtLeast
 from warploom.isa.operators import binary, fma, pair_arithmetic, select, unary
 from warploom.isa.sync import BarArrive, BarSync, MbarrierArrival, MbarrierTryWait
-from warploom.isa.warp import Elect, Shuffle, SyncWarp, Vote
+from warploom.isa.warp import Elect
 
 INSTRUCTIONS: list[Instruction] = [
     *(unary(op, f32) for op in ("ex2", "lg2", "rcp", "rsqrt", "sqrt", "tanh", "tf32")),
@@ -223,7 +224,11 @@ def test_meanings_give_the_result_types_for_every_broadcast(instruction):
         assert all(r.shape == shape for r in results)
 
 
-@pytest.mark.parametrize("instruction", [Shuffle("xor", f32), Vote("ballot"), SyncWarp()], ids=lambda i: i.mnemonic)
+@pytest.mark.parametrize(
+    "instruction",
+    [shuffle("xor", f32), named("vote.sync.ballot.b32"), named("bar.warp.sync")],
+    ids=lambda i: i.mnemonic,
+)
 def test_collectives_say_their_member_mask(instruction):
     (sync,) = instruction.effects()
     assert sync.mask == len(instruction.operand_types) - 1

@@ -11,11 +11,11 @@ from warploom.core.dtypes import DType, bf16, f16, f32, f64, pred, s32, s64, u16
 from warploom.core.errors import VerifyError
 from warploom.isa.async_copy import CpAsync, WaitCopies
 from warploom.isa.atomic import Atomic
+from warploom.isa.collective import shuffle
 from warploom.isa.conversion import Bitcast, Convert, Move, Permute
 from warploom.isa.memory import Load, Store
 from warploom.isa.operators import binary, fma, multiply_wide, select, unary
 from warploom.isa.sync import SetMaxRegisters
-from warploom.isa.warp import Shuffle
 from warploom.isa.wgmma import WgmmaWait
 
 INTEGERS = [u32, s32, u64, s64]
@@ -90,7 +90,7 @@ def test_division_truncates(dtype, data):
         lambda: Atomic("shared", "and", f32),
         lambda: Atomic("global", "min", f32),
         lambda: Atomic("global", "add", u16),
-        lambda: Shuffle("xor", u16),
+        lambda: shuffle("xor", u16),
         lambda: Atomic("global", "nand", u32),
         lambda: Atomic("global", "add", u32, order="weak"),
         lambda: Permute(0x8000),

@@ -18,8 +18,8 @@ from warploom.ir.program import Program
 from warploom.ir.statements import Const, Op, Register
 from warploom.isa.async_copy import WaitCopies
 from warploom.isa.conversion import Move
+from warploom.isa.form import named
 from warploom.isa.operators import binary
-from warploom.isa.warp import SyncWarp
 from warploom.kernels.matmul.ladder_config import RungGemm
 from warploom.kernels.matmul.sm80 import MatmulSm80
 from warploom.kernels.matmul.sm90 import MatmulSm90
@@ -136,7 +136,7 @@ REDUNDANT = {
 
 def without_meeting(op: Op) -> Iterator[tuple[str, Rewrite]]:
     """Lanes of a warp that do not meet."""
-    return (edit for edit in index_edits(op) if isinstance(op.instruction, SyncWarp))
+    return (edit for edit in index_edits(op) if op.instruction is named("bar.warp.sync"))
 
 
 @pytest.mark.parametrize("config", [TOGETHER, TURNS], ids=str)

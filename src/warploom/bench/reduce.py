@@ -23,7 +23,6 @@ from warploom.core.errors import WarploomError
 from warploom.emulate import emulate
 from warploom.inspect.report import inspect_program
 from warploom.isa.sync import BarSync
-from warploom.isa.warp import Shuffle
 from warploom.kernels.ladder import Rung
 from warploom.kernels.reduce.config import ReduceConfig
 from warploom.kernels.reduce.ladder import GRID, LAUNCH, LOOP, Setting
@@ -84,7 +83,7 @@ def emulated(rung: Rung[ReduceConfig], arch: str = "sm_90a") -> Row:
         "wavefronts": sum(w.actual for w in shared) // 2,
         "bank_conflicts": sum(w.conflicts for w in shared) // 2,
         "barriers": sum(isinstance(i, BarSync) for i in ops),
-        "shuffles": sum(isinstance(i, Shuffle) for i in ops),
+        "shuffles": sum(i.exchange is not None for i in ops),
         "shared_bytes": program.shared_bytes,
         "compiled": compile_for(program, arch),
         "compiled_loop": compile_for(matmul_row_max.trace(config=LOOP.of(config)), arch),

@@ -32,7 +32,6 @@ from warploom.ir.program import Program
 from warploom.ir.statements import Flow, Loop, Op, Register, Roles, Statement, Value, When
 from warploom.isa import effects as fx
 from warploom.isa.matrix import FragmentSlot, MmaSync
-from warploom.isa.warp import Shuffle
 
 Array = NDArray[Any]
 
@@ -238,8 +237,8 @@ class Executor(Context):
         instruction, keys = op.instruction, self.keys(op)
         if isinstance(instruction, MmaSync):
             return self._mma(op, instruction, keys)
-        if isinstance(instruction, Shuffle):
-            return self._lanes.shuffle(op, instruction, keys)
+        if instruction.exchange is not None:
+            return self._lanes.shuffle(op, instruction.exchange, keys)
         if not instruction.lanewise:
             return self._lanes.collective(op, keys)
         return self._lanewise(op, keys)

@@ -94,6 +94,9 @@ class Instruction:
     # An integer result as f64, of operands as f64, as if integers had no end; None where it is no address arithmetic.
     exact: ClassVar[Callable[..., Array] | None] = None
 
+    # Of a shuffle's lane operand: the lane that each lane reads, and whether it is in its group; None for all else.
+    exchange: ClassVar[Callable[[Array], tuple[Array, Array]] | None] = None
+
     @property
     def since(self) -> str:
         """The first architecture that has it, as far as its effects do not say so."""

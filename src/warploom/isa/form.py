@@ -11,7 +11,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache, lru_cache
+from importlib import import_module
 from itertools import product
 from typing import Any, Literal
 
@@ -84,7 +85,8 @@ class Form:
     call it instead of PTX's name, ``order`` the order of their operands. ``operator`` is the language's operator.
     ``call`` gives the C++ expression, ``let`` further fields of an instruction (or refuses it), ``effects``, ``open``,
     ``shadow``, ``exact`` and ``gradient`` are those of :class:`~warploom.isa.base.Instruction`, ``default`` the words
-    of slots that are left out. What is not ``ptx`` is an operator of C++ alone.
+    of slots that are left out. ``asm`` says how a compiler treats inline PTX of what is not lanewise: it stays where it
+    stands ("volatile"), in order with accesses to memory ("memory"). What is not ``ptx`` is an operator of C++ alone.
     """
 
     def __init__(
@@ -104,7 +106,8 @@ class Form:
         shadow: Callable[..., Any] | None = None,
         exact: Of | None = None,
         gradient: Of | None = None,
-        pure: bool = True,
+        exchange: Of | None = None,
+        asm: Literal["", "plain", "volatile", "volatile memory"] = "",
         moves_bits: bool = False,
         since: str = "sm_80",
         ptx: bool = True,
@@ -116,7 +119,8 @@ class Form:
         self.meaning, self.choose, self.effects, self.let = meaning, choose, effects, let
         self.registers, self.name, self.order, self.operator, self.call = registers, name, order.split(), operator, call
         self.open, self.shadow, self.exact, self.gradient = open, shadow, exact, gradient
-        self.pure, self.moves_bits, self.since, self.ptx, self.default = pure, moves_bits, since, ptx, default or {}
+        self.exchange, self.asm, self.moves_bits, self.since = exchange, asm, moves_bits, since
+        self.ptx, self.default = ptx, default or {}
         self.words = frozenset(word for slot in self.slots for word in slot.words)
         self.types = self.words & REGISTER.keys()
         fixed = [s.words[0] for s in self.slots if not s.name and s.words[0] in REGISTER]
@@ -173,9 +177,10 @@ class Formed(Instruction):
         self.ptx_name = ".".join(filter(None, words))
         immediates = "".join(f".{self.fields[p.name]:#x}" for p in self.present if p.kind == "number")
         self._order: list[int] = []
-        self._put(operator=self._named(form.operator), pure=form.pure, lanewise=form.pure, moves_bits=form.moves_bits)
-        self._put(volatile_ptx=not form.pure, clobbers_memory=not form.pure)
-        self._put(mnemonic=(self._named(form.name) or self.ptx_name) + immediates, **self._types())
+        self._put(operator=self._named(form.operator), pure=not form.asm, lanewise=not form.asm)
+        self._put(moves_bits=form.moves_bits, volatile_ptx="volatile" in form.asm, clobbers_memory="memory" in form.asm)
+        self._put(exchange=form.exchange and form.exchange(self))
+        self._put(mnemonic=self._named(form.name) or self.ptx_name + immediates, **self._types())
         self._put(since=max([form.since, *(s.since.get(w, "") for s, w in slots)], key=_generation))
         self._put(open=form.open(self) if callable(form.open) else form.open)
         self._put(exact=form.exact and form.exact(self), gradient=form.gradient and form.gradient(self))
@@ -395,11 +400,31 @@ def _unpickled(pattern: str, ptx: bool, words: tuple[str, ...], *rest: Any) -> F
 
 
 @lru_cache(maxsize=1 << 12)
-def named(name: str, home: DType | None = None, *, ptx: bool = True) -> Formed:
-    """The instruction of PTX's name, ``"add.rn.f32"``, whose optional operands are left out. Raises RefusedError."""
-    found, words = candidates(tuple(name.split(".")), ptx)[0]
-    left = frozenset(p.name for p in found.places if p.optional and not p.given)
-    return instruction(found, words, (), left, home or home_of(found, words))
+def named(
+    name: str,
+    home: DType | None = None,
+    *,
+    numbers: tuple[tuple[str, int], ...] = (),
+    operands: int | None = None,
+    ptx: bool = True,
+) -> Formed:
+    """The instruction of PTX's name, ``"add.rn.f32"``, whose optional operands are left out.
+
+    ``operands`` tells forms of one name apart by how many they read. Raises RefusedError.
+    """
+    for form, words in candidates(tuple(name.split(".")), ptx):
+        left = frozenset(p.name for p in form.places if p.optional and not p.given)
+        made = instruction(form, words, numbers, left, home or home_of(form, words))
+        if operands in (None, len(made.operand_types)):
+            return made
+    raise RefusedError(f"{name} has no form of {operands} operands")
+
+
+@cache
+def load_tables() -> None:
+    """Import the modules whose lines declare the package's forms, which themselves import this one."""
+    for name in ("lanewise", "collective"):
+        import_module(f"warploom.isa.{name}")
 
 
 @lru_cache(maxsize=1 << 14)
@@ -408,6 +433,7 @@ def candidates(written: tuple[str, ...], ptx: bool = True) -> tuple[tuple[Form, 
 
     Raises RefusedError.
     """
+    load_tables()
     forms = (FORMS if ptx else _OPERATORS).get(written[0], ())
     if not forms:
         raise RefusedError("this instruction is not supported")

@@ -89,6 +89,12 @@ def two(i: Formed) -> Meaning:
     return flagged(i, _towards(i.rnd, i.op))
 
 
+def three(i: Formed) -> Meaning:
+    """A minimum or maximum of three operands."""
+    choose = two(i)
+    return lambda a, b, c: choose(choose(a, b), c)
+
+
 def divided(i: Formed) -> Meaning:
     """``div``: beyond 2^126 ``.approx`` takes the reciprocal of a divisor for 0."""
     divide = BINARY_MEANINGS["div"]

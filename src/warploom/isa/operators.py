@@ -10,7 +10,6 @@ from functools import lru_cache
 
 from warploom.core.dtypes import DType, f32, pred, u32
 from warploom.core.errors import VerifyError
-from warploom.isa import lanewise  # noqa: F401  # pyright: ignore[reportUnusedImport]  (declares the forms)
 from warploom.isa.base import REGISTERS, takes
 from warploom.isa.form import Formed, RefusedError, named
 

@@ -20,8 +20,9 @@ from warploom.isa.conversion import (
     UnpackHalf,
 )
 from warploom.isa.form import named
-from warploom.isa.operators import fma, multiply_wide, pair_arithmetic, select
+from warploom.isa.operators import multiply_wide, pair_arithmetic, select
 from warploom.lang.builder import Builder
+from warploom.lang.declared import word
 from warploom.lang.loaded import Element, holds_bits
 from warploom.lang.values import Mutable, Number, Traced
 
@@ -178,9 +179,9 @@ class Arithmetic(Builder):
             raise TraceError(f"bitcast from {x.dtype} to {dtype} changes the width ({self.here()}); use k.convert")
         return self.emit(Bitcast(x.dtype, dtype), (x,))[0]
 
+    @word("fma.rn.f32")
     def fma(self, a: Number, b: Number, c: Number) -> Traced:
         """a·b + c in f32 with one rounding."""
-        return self.emit(fma(), tuple(self.operand(x, f32) for x in (a, b, c)))[0]
 
     def mul_wide(self, a: Number, b: Number) -> Traced:
         """The 64-bit product of two u32 values."""
@@ -198,29 +199,29 @@ class Arithmetic(Builder):
         """The smaller; of floats the one that is not NaN."""
         return self.binary("min", a, b)
 
+    @word("ex2.approx.ftz.f32")
     def exp2(self, x: Number) -> Traced:
         """2 to the x (``ex2.approx.ftz.f32``, at most 2 ulp)."""
-        return self.unary("ex2", x)
 
+    @word("lg2.approx.ftz.f32")
     def log2(self, x: Number) -> Traced:
         """Binary logarithm (``lg2.approx.ftz.f32``)."""
-        return self.unary("lg2", x)
 
+    @word("rcp.approx.ftz.f32")
     def reciprocal(self, x: Number) -> Traced:
         """1/x (``rcp.approx.ftz.f32``, at most 1 ulp)."""
-        return self.unary("rcp", x)
 
+    @word("rsqrt.approx.ftz.f32")
     def rsqrt(self, x: Number) -> Traced:
         """1/sqrt(x) (``rsqrt.approx.ftz.f32``)."""
-        return self.unary("rsqrt", x)
 
+    @word("sqrt.rn.f32")
     def sqrt(self, x: Number) -> Traced:
         """Square root, correctly rounded."""
-        return self.unary("sqrt", x)
 
+    @word("tanh.approx.f32")
     def tanh(self, x: Number) -> Traced:
         """Hyperbolic tangent (``tanh.approx.f32``)."""
-        return self.unary("tanh", x)
 
     def absolute(self, x: Number) -> Traced:
         """The absolute value of a float or a signed integer."""
@@ -251,9 +252,9 @@ class Arithmetic(Builder):
         operands = (self.operand(condition, pred), self.operand(a, dtype), self.operand(b, dtype))
         return self.emit(select(dtype), operands)[0]
 
+    @word("cvt.rna.tf32.f32")
     def to_tf32(self, x: Number) -> Traced:
         """An f32 rounded to tf32, as the u32 register that ``mma`` takes."""
-        return self.unary("tf32", x)
 
     def pack(self, low: Number, high: Number, half: DType) -> Traced:
         """Two f32 values rounded to f16 or bf16, in one u32 (low in the low bits)."""

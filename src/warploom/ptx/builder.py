@@ -137,7 +137,7 @@ class Builder(Emitter):
         handler = HANDLERS.get(i.opcode)
         try:
             if handler is None:
-                self._declared(i)
+                self.declared(i)
                 return
             handler(self, form)
         except RefusedError as error:
@@ -148,9 +148,9 @@ class Builder(Emitter):
             raise form.refusal(f"the type .{error} is not supported") from None
         form.done()
 
-    def _declared(self, i: Instruction) -> None:
+    def declared(self, i: Instruction) -> None:
         """An instruction that a table declares."""
-        made, targets, sources = find(i, self.home, self.usage.constants)
+        made, targets, sources = find(i, self.home, self.usage.constants, self.usage.read)
         values = [
             self.carry if x is CARRY else self.read(x, t) for x, t in zip(sources, made.operand_types, strict=True)
         ]

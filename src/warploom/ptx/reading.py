@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 
 from warploom.core.dtypes import DType
 from warploom.isa.form import Form, Formed, RefusedError, candidates, home_of, instruction
@@ -16,11 +16,12 @@ Found = tuple[Formed, Sequence[Operand], Sequence[Operand]]
 _PLAIN: dict[tuple[str, tuple[str, ...], int], Formed] = {}
 
 
-def find(i: Instruction, home: Home, constants: Mapping[str, Operand]) -> Found:
+def find(i: Instruction, home: Home, constants: Mapping[str, Operand], read: Container[str]) -> Found:
     """The instruction, the operands that it writes and those that it reads, in the order of Programs.
 
-    ``home`` is the type in which a register of a width is at home, ``constants`` are registers that stand for a number.
-    Raises RefusedError with the reason.
+    ``home`` is the type in which a register of a width is at home, ``constants`` are registers that stand for a number,
+    ``read`` those that are read anywhere: a second result that is not is left out where the form allows that. Raises
+    RefusedError with the reason.
     """
     key = (i.opcode, i.modifiers, len(i.operands))
     plain = _PLAIN.get(key)
@@ -30,7 +31,7 @@ def find(i: Instruction, home: Home, constants: Mapping[str, Operand]) -> Found:
     why: RefusedError | None = None
     for form, words in candidates((i.opcode, *i.modifiers)):
         try:
-            found = _placed(form, words, i.operands, home, constants)
+            found = _placed(form, words, i.operands, home, constants, read)
         except RefusedError as refused:
             why = why or refused
             continue
@@ -42,10 +43,15 @@ def find(i: Instruction, home: Home, constants: Mapping[str, Operand]) -> Found:
 
 
 def _placed(
-    form: Form, words: tuple[str, ...], given: Sequence[Operand], home: Home, constants: Mapping[str, Operand]
+    form: Form,
+    words: tuple[str, ...],
+    given: Sequence[Operand],
+    home: Home,
+    constants: Mapping[str, Operand],
+    read: Container[str],
 ) -> Found:
     """The instruction of a form, where the operands are as many and of the kinds that it has."""
-    groups, left = _grouped(form, words, given)
+    groups, left = _grouped(form, words, given, read)
     targets, sources, numbers = list[Operand](), list[Operand](), list[tuple[str, int]]()
     for place, operand in groups:
         if isinstance(operand, Both):
@@ -75,7 +81,7 @@ def _placed(
 
 
 def _grouped(
-    form: Form, words: tuple[str, ...], given: Sequence[Operand]
+    form: Form, words: tuple[str, ...], given: Sequence[Operand], read: Container[str]
 ) -> tuple[list[tuple[Place, Operand]], frozenset[str]]:
     """Each place of a form with the operand that stands there, and the names of the places that are left out."""
     present = {s.name for s, w in zip(form.slots, words, strict=True) if w}
@@ -89,7 +95,9 @@ def _grouped(
         if place.paired:
             first, both = groups[-1]
             if isinstance(both, Both):
-                groups[-1:] = [(first, both.first), (place, both.second)]
+                unread = place.optional and both.second.name not in read
+                groups[-1:] = [(first, both.first), *(() if unread else ((place, both.second),))]
+                left |= {place.name} if unread else set()
             elif place.optional:
                 left.add(place.name)
             else:
