@@ -180,7 +180,7 @@ class Formed(Instruction):
         self._put(operator=self._named(form.operator), pure=not form.asm, lanewise=not form.asm)
         self._put(moves_bits=form.moves_bits, volatile_ptx="volatile" in form.asm, clobbers_memory="memory" in form.asm)
         self._put(exchange=form.exchange and form.exchange(self))
-        self._put(mnemonic=self._named(form.name) or self.ptx_name + immediates, **self._types())
+        self._put(mnemonic=self._named(form.name) or self.ptx_name + immediates, **self._register_types())
         self._put(since=max([form.since, *(s.since.get(w, "") for s, w in slots)], key=_generation))
         self._put(open=form.open(self) if callable(form.open) else form.open)
         self._put(exact=form.exact and form.exact(self), gradient=form.gradient and form.gradient(self))
@@ -197,7 +197,7 @@ class Formed(Instruction):
     def _named(self, how: str | Of) -> str:
         return how(self) if callable(how) else how.format(**self.fields)
 
-    def _types(self) -> dict[str, tuple[DType, ...]]:
+    def _register_types(self) -> dict[str, tuple[DType, ...]]:
         """The types of results and operands. Programs may have operands in another order than PTX."""
         kinds = [(p, self._type(p)) for p, n in zip(self.present, self.counts, strict=True) for _ in range(n)]
         read = [(p.name, t) for p, t in kinds if p.kind in ("value", "address")]

@@ -8,7 +8,7 @@ Floating-Point", "Comparison and Selection", "Logic and Shift" and "Data Movemen
 """
 
 # pyright: reportUnknownLambdaType=false, reportUnknownMemberType=false, reportUnknownArgumentType=false
-# pyright: reportUnknownVariableType=false  (functions of arrays)
+# pyright: reportUnknownVariableType=false
 from __future__ import annotations
 
 from typing import Any

@@ -6,7 +6,7 @@ allows (2 ulp for ``div.full``, ``ex2``, ``rcp`` and ``rsqrt``).
 """
 
 # pyright: reportUnknownLambdaType=false, reportUnknownMemberType=false, reportUnknownArgumentType=false
-# pyright: reportUnknownVariableType=false  (functions of arrays)
+# pyright: reportUnknownVariableType=false
 from __future__ import annotations
 
 from collections.abc import Callable
