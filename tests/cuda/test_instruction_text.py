@@ -7,6 +7,7 @@ import itertools
 import pkgutil
 
 import pytest
+from tests.isa.every_form import every
 
 from warploom import isa
 from warploom.core.dtypes import DTYPES, DType, bf16, f16, f32, f64, pred, s8, s32, s64, tf32, u8, u16, u32, u64
@@ -15,7 +16,6 @@ from warploom.cuda.printer import print_cuda
 from warploom.ir.program import Parameter, Program
 from warploom.ir.statements import Const, Op, Operand, Register, Value
 from warploom.ir.verify import least_architecture, verify
-from warploom.isa.alu import Binary, Fma, MultiplyWide, Select, Unary
 from warploom.isa.async_copy import (
     BulkLoadBytes,
     BulkStoreBytes,
@@ -29,6 +29,7 @@ from warploom.isa.atomic import Atomic, ReduceAdd
 from warploom.isa.base import Instruction
 from warploom.isa.calls import AssertFail, Print, Trap
 from warploom.isa.cluster import ClusterArrive, ClusterWait, MapShared, StoreAsync
+from warploom.isa.collective import shuffle
 from warploom.isa.conversion import (
     Bitcast,
     Combine,
@@ -37,15 +38,13 @@ from warploom.isa.conversion import (
     Move,
     PackBytes,
     PackPair,
-    PairArithmetic,
     Permute,
     UnpackHalf,
 )
 from warploom.isa.matrix import MmaSync
-from warploom.isa.matrix_exact import MmaDouble, MmaInteger, MoveMatrix
-from warploom.isa.members import ActiveMask, Match, Redux
+from warploom.isa.matrix_exact import MmaDouble, MmaInteger
 from warploom.isa.memory import CACHE_HINTS, LdMatrix, Load, MemoryFence, Prefetch, StMatrix, Store, WaitAtLeast
-from warploom.isa.scalar import SCALARS, Scalar
+from warploom.isa.operators import binary, fma, multiply_wide, pair_arithmetic, select, unary
 from warploom.isa.spaces import FromGeneric, IsSpace, ToGeneric
 from warploom.isa.sync import (
     AsyncProxyFence,
@@ -63,7 +62,7 @@ from warploom.isa.sync import (
     SetMaxRegisters,
 )
 from warploom.isa.tensor_map import FIELDS, TensorMapAcquire, TensorMapRelease, TensorMapReplace
-from warploom.isa.warp import SPECIAL_REGISTERS, Elect, ReadClock, Shuffle, Special, SyncWarp, Vote
+from warploom.isa.warp import SPECIAL_REGISTERS, Elect, ReadClock, Special
 from warploom.isa.wgmma import Wgmma, WgmmaCommit, WgmmaFence, WgmmaWait
 from warploom.isa.wmma import ALL_SHAPES, WmmaLoad, WmmaMma, WmmaStore
 from warploom.layout.wmma import WMMA_ACCUMULATORS
@@ -76,19 +75,19 @@ _ARITHMETIC = ("add", "sub", "mul", "div", "min", "max", "lt", "le", "gt", "ge",
 _BITS = ("rem", "and", "or", "xor", "shl", "shr")
 
 ALU: list[Instruction] = [
-    *(Binary(op, t) for op in _ARITHMETIC for t in (*_INTEGERS, *_FLOATS)),
-    *(Binary(op, t) for op in _BITS for t in _INTEGERS),
-    *(Binary(op, pred) for op in ("and", "or", "xor", "eq", "ne")),
-    *(Unary(op, f32) for op in ("neg", "abs", "ex2", "lg2", "rcp", "rsqrt", "sqrt", "tanh", "tf32")),
-    *(Unary(op, t) for op in ("neg", "not", "abs") for t in (s32, s64)),
-    Unary("not", u32),
-    *(Unary(op, t) for op in ("popc", "clz", "brev") for t in _INTEGERS),
-    *(Binary(op, u16) for op in (*_ARITHMETIC, *_BITS)),
-    *(Unary(op, f64) for op in ("neg", "abs")),
-    Unary("not", pred),
-    *(Fma(t) for t in _FLOATS),
-    *(MultiplyWide(t) for t in (u32, s32)),
-    *(Select(t) for t in (*_INTEGERS, *_FLOATS)),
+    *(binary(op, t) for op in _ARITHMETIC for t in (*_INTEGERS, *_FLOATS)),
+    *(binary(op, t) for op in _BITS for t in _INTEGERS),
+    *(binary(op, pred) for op in ("and", "or", "xor", "eq", "ne")),
+    *(unary(op, f32) for op in ("neg", "abs", "ex2", "lg2", "rcp", "rsqrt", "sqrt", "tanh", "tf32")),
+    *(unary(op, t) for op in ("neg", "not", "abs") for t in (s32, s64)),
+    unary("not", u32),
+    *(unary(op, t) for op in ("popc", "clz", "brev") for t in _INTEGERS),
+    *(binary(op, u16) for op in (*_ARITHMETIC, *_BITS)),
+    *(unary(op, f64) for op in ("neg", "abs")),
+    unary("not", pred),
+    *(fma(t) for t in _FLOATS),
+    *(multiply_wide(t) for t in (u32, s32)),
+    *(select(t) for t in (*_INTEGERS, *_FLOATS)),
     *(Bitcast(a, b) for a, b in itertools.permutations((u32, s32, f32), 2)),
     *(Bitcast(a, b) for a, b in itertools.permutations((u64, s64, f64), 2)),
     *(Convert(a, b) for a, b in itertools.permutations((*_INTEGERS, *_FLOATS), 2)),
@@ -98,23 +97,17 @@ ALU: list[Instruction] = [
     *(PackBytes(t) for t in (s8, u8)),
     *(PackPair(t) for t in (f16, bf16)),
     *(UnpackHalf(t, which) for t in (f16, bf16) for which in (0, 1)),
-    *(PairArithmetic(op, t) for t in (f16, bf16) for op in ("fma", "add", "mul", "min", "max")),
+    *(pair_arithmetic(op, t) for t in (f16, bf16) for op in ("fma", "add", "mul", "min", "max")),
     Permute(0x5410),
     *(Move(t) for t in (pred, *_INTEGERS, *_FLOATS)),
 ]
 WARP: list[Instruction] = [
     *(Special(register) for register in SPECIAL_REGISTERS),
     ReadClock(),
-    *(Shuffle(mode, t) for mode in ("xor", "idx", "up", "down") for t in (u32, s32, f32, u64)),
-    *(Shuffle(mode, t, 0x181F) for mode in ("xor", "idx", "down") for t in (u32, f32)),
-    Shuffle("up", u32, 0x1800),
-    *(Vote(mode) for mode in ("any", "all", "ballot")),
-    SyncWarp(),
+    *(shuffle(mode, t) for mode in ("xor", "idx", "up", "down") for t in (u32, s32, f32)),
+    *(shuffle(mode, t, 0x181F) for mode in ("xor", "idx", "down") for t in (u32, f32)),
+    shuffle("up", u32, 0x1800),
     Elect(),
-    *(Redux(op, t) for op in ("add", "min", "max") for t in (u32, s32)),
-    *(Redux(op, u32) for op in ("and", "or", "xor")),
-    *(Match(mode, t) for mode in ("any", "all") for t in (u32, u64)),
-    ActiveMask(),
 ]
 _LOADS = ("", "ca", "cg", "cs", "lu", "cv", "nc", "no_allocate", "evict_first", "evict_last", "nc.no_allocate")
 _STORES = ("", "wb", "cg", "cs", "wt", "no_allocate", "evict_first", "evict_last")
@@ -221,7 +214,6 @@ MATRIX: list[Instruction] = [
 EXACT: list[Instruction] = [
     *(MmaInteger(shape, a, b) for shape in ("m8n8k16", "m16n8k16", "m16n8k32") for a in (s8, u8) for b in (s8, u8)),
     *(MmaDouble(shape) for shape in ("m8n8k4", "m16n8k4", "m16n8k8", "m16n8k16")),
-    MoveMatrix(),
 ]
 _ACCUMULATED = [(s, t, DTYPES[c]) for s, t in ALL_SHAPES for c in WMMA_ACCUMULATORS[t.name]]
 WMMA: list[Instruction] = [
@@ -255,7 +247,7 @@ WGMMA: list[Instruction] = [
     WgmmaWait(0, 128),
 ]
 SCALAR: list[Instruction] = [
-    *(Scalar(form, 0xE8 if form == "lop3.b32" else None) for form in sorted(SCALARS)),
+    *(made for made in every() if made.since in ("sm_80", "sm_90")),
     *(Combine(t) for t in (u32, u64)),
     *(Half(t, which) for t in (u32, u64) for which in (0, 1)),
 ]

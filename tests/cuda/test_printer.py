@@ -31,14 +31,15 @@ from warploom.ir.statements import (
     When,
 )
 from warploom.ir.verify import verify
-from warploom.isa.alu import Binary, MultiplyWide, Select, Unary
 from warploom.isa.async_copy import CommitCopies, CpAsync, TensorCopy, WaitCopies
 from warploom.isa.base import Instruction
+from warploom.isa.collective import shuffle
 from warploom.isa.conversion import Convert, Move, PackPair
 from warploom.isa.matrix import MmaSync
 from warploom.isa.memory import LdMatrix, Load, Store
+from warploom.isa.operators import binary, multiply_wide, select, unary
 from warploom.isa.sync import BarSync
-from warploom.isa.warp import FULL_MASK, Shuffle, Special
+from warploom.isa.warp import FULL_MASK, Special
 
 GOLDEN = Path(__file__).parent / "golden"
 
@@ -84,10 +85,10 @@ def dots() -> Program:
     a, out, tiles = (w.value(t, n) for t, n in ((u64, "a"), (u64, "out"), (u32, "tiles")))
     thread = w.do(Special("tid.x"), name="thread")
     base = w.do(Special("shared_base"), name="base")
-    row = w.do(Binary("shr", u32), thread, _n(2))
-    column = w.do(Binary("and", u32), thread, _n(3))
-    swizzled = w.do(Binary("xor", u32), row, column)
-    place = w.do(Binary("add", u32), base, w.do(Binary("shl", u32), swizzled, _n(4)), name="place")
+    row = w.do(binary("shr", u32), thread, _n(2))
+    column = w.do(binary("and", u32), thread, _n(3))
+    swizzled = w.do(binary("xor", u32), row, column)
+    place = w.do(binary("add", u32), base, w.do(binary("shl", u32), swizzled, _n(4)), name="place")
     w.line = 14
     best = w.register(f32, "best")
     c = tuple(w.register(f32, f"c{i}") for i in range(4))
@@ -96,8 +97,8 @@ def dots() -> Program:
 
     index = w.value(u32, "tile")
     w.line = 16
-    wide = w.do(MultiplyWide(u32), w.do(Binary("add", u32), w.do(Binary("shl", u32), index, _n(7)), thread), _n(16))
-    w.do(CpAsync(16), place, w.do(Binary("add", u64), a, wide))
+    wide = w.do(multiply_wide(u32), w.do(binary("add", u32), w.do(binary("shl", u32), index, _n(7)), thread), _n(16))
+    w.do(CpAsync(16), place, w.do(binary("add", u64), a, wide))
     w.do(CommitCopies())
     w.line = 17
     w.do(WaitCopies(0))
@@ -109,18 +110,18 @@ def dots() -> Program:
         w.do(Move(f32), Const(f32, 0.0), into=(r,))
     w.do(MmaSync("m16n8k16", bf16), *fragment, fragment[0], fragment[1], *c, into=c)
     w.line = 19
-    scaled = w.do(Binary("mul", f32), c[0], Const(f32, 0.1), name="scaled")
-    w.do(Binary("max", f32), best, scaled, into=(best,))
+    scaled = w.do(binary("mul", f32), c[0], Const(f32, 0.1), name="scaled")
+    w.do(binary("max", f32), best, scaled, into=(best,))
     w.do(BarSync(), _n(0))
     loop = Loop(index, _n(0), tiles, _n(1), w.block(), SourceLine("/somewhere/dots.py", 15))
 
     w.line = 21
-    other = w.do(Shuffle("xor", f32), best, _n(16), _n(FULL_MASK), name="other")
-    power = w.do(Unary("ex2", f32), w.do(Binary("max", f32), best, other))
+    other = w.do(shuffle("xor", f32), best, _n(16), _n(FULL_MASK), name="other")
+    power = w.do(unary("ex2", f32), w.do(binary("max", f32), best, other))
     after = w.block()
     w.line = 22
-    lane = w.do(Binary("and", u32), thread, _n(31))
-    first = w.do(Binary("lt", u32), lane, _n(16))
+    lane = w.do(binary("and", u32), thread, _n(31))
+    first = w.do(binary("lt", u32), lane, _n(16))
     guard = w.block()
     packed = w.do(PackPair(bf16), power, Const(f32, -1.5))
     w.do(Store("global", u32), out, packed)
@@ -151,7 +152,7 @@ def roles() -> Program:
     w.do(TensorCopy("load", 2), base, source, base, Const(pred, True), Const(s32, -8), Const(s32, 0))
     producer = w.block()
     w.do(Move(u32), _n(-1), into=(total,))
-    w.do(Binary("sub", u32), total, _n(1), into=(total,))
+    w.do(binary("sub", u32), total, _n(1), into=(total,))
     consumer = w.block()
     chain = Roles(
         (
@@ -256,8 +257,8 @@ def _expression(build: object, **types: DType) -> str:
     return found[1]
 
 
-def _u(op: str, dtype: DType = u32) -> Binary:
-    return Binary(op, dtype)
+def _u(op: str, dtype: DType = u32) -> Instruction:
+    return binary(op, dtype)
 
 
 @pytest.mark.parametrize(
@@ -273,11 +274,11 @@ def _u(op: str, dtype: DType = u32) -> Binary:
         (lambda w, x, y: w.do(_u("add"), x, _n(-64)), "x - 64u"),
         (lambda w, x, y: w.do(_u("add"), x, _n(2**32 - 64)), "x - 64u"),
         (lambda w, x, y: w.do(_u("min"), w.do(_u("add"), x, y), y), "min(x + y, y)"),
-        (lambda w, x, y: w.do(Unary("not", u32), w.do(_u("or"), x, y)), "~(x | y)"),
-        (lambda w, x, y: w.do(Unary("neg", s32), w.do(Convert(u32, s32), x)), "(int)-(unsigned)(int)x"),
-        (lambda w, x, y: w.do(Select(u32), w.do(_u("lt"), w.do(_u("add"), x, y), y), x, y), "x + y < y ? x : y"),
-        (lambda w, x, y: w.do(MultiplyWide(u32), w.do(_u("add"), x, y), _n(4)), "(unsigned long long)(x + y) * 4u"),
-        (lambda w, x, y: w.do(Unary("neg", s32), Const(s32, -3)), "(int)-(unsigned)(-3)"),
+        (lambda w, x, y: w.do(unary("not", u32), w.do(_u("or"), x, y)), "~(x | y)"),
+        (lambda w, x, y: w.do(unary("neg", s32), w.do(Convert(u32, s32), x)), "(int)-(unsigned)(int)x"),
+        (lambda w, x, y: w.do(select(u32), w.do(_u("lt"), w.do(_u("add"), x, y), y), x, y), "x + y < y ? x : y"),
+        (lambda w, x, y: w.do(multiply_wide(u32), w.do(_u("add"), x, y), _n(4)), "(unsigned long long)(x + y) * 4u"),
+        (lambda w, x, y: w.do(unary("neg", s32), Const(s32, -3)), "(int)-(unsigned)(-3)"),
         (lambda w, x, y: w.do(Move(u32), w.do(_u("add"), x, y)), "x + y"),
     ],
 )

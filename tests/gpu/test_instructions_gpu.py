@@ -14,12 +14,13 @@ torch = pytest.importorskip("torch")
 
 from tests.gpu.harness import launch, on_gpu, random_operand  # noqa: E402 (after the skip)
 from warploom.core.dtypes import DType, bf16, f16, f32, f64, pred, s8, s32, s64, tf32, u8, u32, u64  # noqa: E402
-from warploom.isa.alu import Binary, Fma, MultiplyWide, Select, Unary  # noqa: E402
 from warploom.isa.base import Instruction  # noqa: E402
-from warploom.isa.conversion import Bitcast, Convert, PackBytes, PackPair, PairArithmetic, Permute, UnpackHalf  # noqa: E402
+from warploom.isa.collective import shuffle  # noqa: E402
+from warploom.isa.conversion import Bitcast, Convert, PackBytes, PackPair, Permute, UnpackHalf  # noqa: E402
+from warploom.isa.form import named  # noqa: E402
 from warploom.isa.matrix import MmaSync  # noqa: E402
 from warploom.isa.memory import LdMatrix  # noqa: E402
-from warploom.isa.warp import Shuffle, Vote  # noqa: E402
+from warploom.isa.operators import binary, fma, multiply_wide, pair_arithmetic, select, unary  # noqa: E402
 from warploom.lang import Global, Kernel, kernel  # noqa: E402
 
 INTEGERS = (u32, s32, u64, s64)
@@ -27,18 +28,18 @@ FLOATS = (f32, f64)
 LANES = 32 * 128
 
 EXACT: list[Instruction] = [
-    *(Binary(op, t) for op in ("add", "sub", "mul", "and", "or", "xor", "min", "max", "shl", "shr") for t in INTEGERS),
-    *(Binary(op, t) for op in ("div", "rem") for t in INTEGERS),
-    *(Binary(op, t) for op in ("lt", "le", "gt", "ge", "eq", "ne") for t in (*INTEGERS, *FLOATS)),
-    *(Binary(op, t) for op in ("add", "sub", "mul", "div", "min", "max") for t in FLOATS),
-    *(Binary(op, pred) for op in ("and", "or", "xor")),
-    *(Unary(op, u32) for op in ("not", "popc", "clz", "brev")),
-    *(Unary(op, t) for op in ("neg", "abs", "not") for t in (s32, s64)),
-    *(Unary(op, t) for op in ("neg", "abs") for t in FLOATS),
-    *(Unary(op, f32) for op in ("sqrt", "tf32")),
-    *(Fma(t) for t in FLOATS),
-    *(MultiplyWide(t) for t in (u32, s32)),
-    *(Select(t) for t in (*INTEGERS, *FLOATS)),
+    *(binary(op, t) for op in ("add", "sub", "mul", "and", "or", "xor", "min", "max", "shl", "shr") for t in INTEGERS),
+    *(binary(op, t) for op in ("div", "rem") for t in INTEGERS),
+    *(binary(op, t) for op in ("lt", "le", "gt", "ge", "eq", "ne") for t in (*INTEGERS, *FLOATS)),
+    *(binary(op, t) for op in ("add", "sub", "mul", "div", "min", "max") for t in FLOATS),
+    *(binary(op, pred) for op in ("and", "or", "xor")),
+    *(unary(op, u32) for op in ("not", "popc", "clz", "brev")),
+    *(unary(op, t) for op in ("neg", "abs", "not") for t in (s32, s64)),
+    *(unary(op, t) for op in ("neg", "abs") for t in FLOATS),
+    *(unary(op, f32) for op in ("sqrt", "tf32")),
+    *(fma(t) for t in FLOATS),
+    *(multiply_wide(t) for t in (u32, s32)),
+    *(select(t) for t in (*INTEGERS, *FLOATS)),
     *(Bitcast(a, b) for a, b in itertools.permutations((u32, s32, f32), 2)),
     *(Bitcast(a, b) for a, b in itertools.permutations((u64, s64, f64), 2)),
     *(Convert(a, b) for a, b in itertools.permutations((*INTEGERS, *FLOATS), 2)),
@@ -48,9 +49,9 @@ EXACT: list[Instruction] = [
     *(PackBytes(t) for t in (s8, u8)),
     *(PackPair(t) for t in (f16, bf16)),
     *(UnpackHalf(t, i) for t in (f16, bf16) for i in (0, 1)),
-    *(PairArithmetic(op, t) for t in (f16, bf16) for op in ("fma", "add", "mul", "min", "max")),
+    *(pair_arithmetic(op, t) for t in (f16, bf16) for op in ("fma", "add", "mul", "min", "max")),
     *(Permute(s) for s in (0x5410, 0x7632, 0x0123, 0x3210)),
-    *(Shuffle("xor", t) for t in (u32, f32)),
+    *(shuffle("xor", t) for t in (u32, f32)),
 ]
 
 APPROXIMATE = {"ex2": 2, "lg2": 4, "rcp": 1, "rsqrt": 2}
@@ -65,7 +66,7 @@ def groups(instructions: list[Instruction]) -> dict[str, list[Instruction]]:
     """Instructions by operand types, so that one kernel runs many."""
     found: defaultdict[str, list[Instruction]] = defaultdict(list)
     for instruction in instructions:
-        if not isinstance(instruction, Shuffle):
+        if instruction.exchange is None:
             found[",".join(t.name for t in instruction.operand_types)].append(instruction)
     return dict(found)
 
@@ -85,7 +86,7 @@ def operands_for(instruction: Instruction, seed: int) -> list[np.ndarray]:
 
 def specified(instruction: Instruction, operands: list[np.ndarray]) -> np.ndarray:
     """The lanes whose result PTX specifies: all but 64-bit divisions by zero, which vary with the dividend."""
-    if isinstance(instruction, Binary) and instruction.op in ("div", "rem") and instruction.dtype in (u64, s64):
+    if instruction.operator in ("div", "rem") and instruction.operand_types[0] in (u64, s64):
         return operands[1] != 0
     return np.ones(LANES, bool)
 
@@ -100,7 +101,7 @@ def differing(have: np.ndarray, want: np.ndarray) -> np.ndarray:
 
 def nan_agnostic(instruction: Instruction, have: np.ndarray, want: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """tf32 values as floats, and packed halves with every NaN made the same: payloads are not specified."""
-    if isinstance(instruction, Unary) and instruction.op == "tf32":
+    if instruction.mnemonic == "cvt.rna.tf32.f32":
         return have.view(np.float32), want.view(np.float32)
     half: DType | None = getattr(instruction, "half", None)
     if half is None or have.dtype != np.uint32:
@@ -138,7 +139,7 @@ def test_exact_instructions_agree_bit_by_bit(kinds):
 
 @pytest.mark.parametrize("op", APPROXIMATE)
 def test_approximations_are_as_close_as_documented(op):
-    instruction = Unary(op, f32)
+    instruction = unary(op, f32)
     (x,) = operands_for(instruction, 3)
     ((have,),) = on_gpu([instruction], [x])
     (want,) = meaning(instruction, [x])
@@ -154,9 +155,9 @@ def test_approximations_are_as_close_as_documented(op):
 
 
 def test_tanh_is_as_close_as_documented():
-    (x,) = operands_for(Unary("tanh", f32), 4)
+    (x,) = operands_for(unary("tanh", f32), 4)
     x = x[np.isfinite(x)][:2048]
-    ((have,),) = on_gpu([Unary("tanh", f32)], [x])
+    ((have,),) = on_gpu([unary("tanh", f32)], [x])
     want = np.tanh(x.astype(np.float64))
     error = np.abs(have - want) / np.maximum(np.abs(want), 2.0**-126)
     assert float(error.max()) <= TANH_RELATIVE
@@ -165,7 +166,7 @@ def test_tanh_is_as_close_as_documented():
 @pytest.mark.parametrize("mode", ["xor", "idx", "up", "down"])
 @pytest.mark.parametrize("dtype", [u32, f32], ids=repr)
 def test_shuffles(mode, dtype):
-    instruction = Shuffle(mode, dtype)
+    instruction = shuffle(mode, dtype)
     rng = np.random.default_rng(6)
     values = random_operand(rng, dtype, LANES)
     lanes = rng.integers(0, 32, LANES).astype(np.uint32)
@@ -184,8 +185,9 @@ def test_votes(mode, split):
     lane = np.arange(LANES) % 32
     mask = np.where(lane < 12, 0xFFF, 0xFFFFF000) if split else np.full(LANES, 0xFFFFFFFF)
     operands = [holds, mask.astype(np.uint32)]
-    ((have,),) = on_gpu([Vote(mode)], operands)
-    (want,) = meaning(Vote(mode), operands)
+    vote = named(f"vote.sync.{mode}.{'b32' if mode == 'ballot' else 'pred'}")
+    ((have,),) = on_gpu([vote], operands)
+    (want,) = meaning(vote, operands)
     assert np.array_equal(have, want)
 
 

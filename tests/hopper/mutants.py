@@ -11,10 +11,10 @@ from tests.kernels.mutate import rewritten as rewritten_everywhere
 from warploom.core.dtypes import u32
 from warploom.ir.program import Program
 from warploom.ir.statements import Const, Op, Register, Value
-from warploom.isa.alu import Binary
 from warploom.isa.async_copy import CommitCopies, TensorCopy, WaitCopies
 from warploom.isa.cluster import ClusterArrive, ClusterWait
 from warploom.isa.conversion import Move
+from warploom.isa.operators import binary
 from warploom.isa.sync import (
     AsyncProxyFence,
     BarArrive,
@@ -24,7 +24,6 @@ from warploom.isa.sync import (
     MbarrierInitialise,
     MbarrierTryWait,
 )
-from warploom.isa.warp import SyncWarp
 from warploom.isa.wgmma import WgmmaCommit, WgmmaFence, WgmmaWait
 
 Rewrite = Callable[[Op], list[Op]]
@@ -72,7 +71,7 @@ def without_flip(program: Program, number: int = 0) -> Program:
     """A ring whose parity does not flip when it wraps."""
 
     def flips(op: Op) -> bool:
-        return isinstance(op.instruction, Binary) and op.instruction.op == "xor" and op.operands[1] == Const(u32, 1)
+        return op.instruction.operator == "xor" and op.operands[1] == Const(u32, 1)
 
     return rewritten(
         program, position(program, flips, number), lambda op: [replace(op, operands=(op.operands[0], Const(u32, 0)))]
@@ -117,18 +116,18 @@ def edits(op: Op) -> Iterator[tuple[str, Rewrite]]:
     if isinstance(i, MbarrierArrival) and i.expected_bytes is not None:
         yield "more bytes expected", with_fields(expected_bytes=i.expected_bytes + 128)
         yield "fewer bytes expected", with_fields(expected_bytes=i.expected_bytes - 128)
-    if isinstance(i, Binary) and i.op == "xor" and op.operands[1] == Const(u32, 1):
+    if i.operator == "xor" and op.operands[1] == Const(u32, 1):
         yield "parity kept", lambda x: [replace(x, operands=(x.operands[0], Const(u32, 0)))]
 
 
 def index_edits(op: Op) -> Iterator[tuple[str, Rewrite]]:
     """Stage indices, buffers and phases shifted, and lanes of a warp that do not meet."""
     i = op.instruction
-    if isinstance(i, SyncWarp):
+    if i.mnemonic == "bar.warp.sync":
         yield f"without {i.mnemonic}", lambda _: []
-    if isinstance(i, Binary) and i.op == "and" and op.operands[1] == Const(u32, 1):
+    if i.operator == "and" and op.operands[1] == Const(u32, 1):
         yield "buffer or parity inverted", _inverted
-    if isinstance(i, Move) or (isinstance(i, Binary) and i.op in ("shl", "mul", "sub")):
+    if isinstance(i, Move) or i.operator in ("shl", "mul", "sub"):
         for place, operand in enumerate(op.operands):
             if isinstance(operand, Register) and (operand.name or "").endswith(("_stage", "_get")):
                 yield "another stage", _other(place)
@@ -149,7 +148,7 @@ def _other(place: int) -> Rewrite:
         flipped = Value(_FLIPPED, u32)
         operands = tuple(flipped if i == place else x for i, x in enumerate(op.operands))
         return [
-            Op(Binary("xor", u32), (op.operands[place], Const(u32, 1)), (flipped,), op.where),
+            Op(binary("xor", u32), (op.operands[place], Const(u32, 1)), (flipped,), op.where),
             replace(op, operands=operands),
         ]
 
@@ -159,5 +158,5 @@ def _other(place: int) -> Rewrite:
 def _inverted(op: Op) -> list[Op]:
     """A buffer's number or a parity made from a counter, the other way."""
     kept = Value(_FLIPPED, u32)
-    flip = Op(Binary("xor", u32), (kept, Const(u32, 1)), op.results, op.where)
+    flip = Op(binary("xor", u32), (kept, Const(u32, 1)), op.results, op.where)
     return [replace(op, results=(kept,)), flip]

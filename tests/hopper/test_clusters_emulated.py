@@ -21,9 +21,9 @@ from warploom.cuda.printer import print_cuda
 from warploom.emulate import Emulation, emulate
 from warploom.ir.program import Program
 from warploom.ir.statements import Const, Op, Operand
-from warploom.isa.alu import Binary
 from warploom.isa.async_copy import TensorCopy
 from warploom.isa.cluster import ClusterArrive, ClusterWait, MapShared
+from warploom.isa.operators import binary
 from warploom.isa.sync import BarSync, MbarrierArrival, MbarrierInitFence, MbarrierInitialise, MbarrierTryWait
 from warploom.isa.wgmma import WgmmaWait
 from warploom.lang import Global, Kernel, TensorMap, bf16, f32, kernel
@@ -94,7 +94,7 @@ def met_alone(program: Program) -> Program:
 
 def given_back_at_home(program: Program) -> Program:
     """Both arrivals of a consumer warp go to its own CTA: the address is not mapped."""
-    own = Binary("add", u32)
+    own = binary("add", u32)
     return rewritten(
         program,
         position(program, named(MapShared)),
@@ -119,7 +119,10 @@ MUTANTS: dict[str, tuple[Callable[[Program], Program], set[str]]] = {
     "no mbarrier fence": (lambda p: deleted(p, named(MbarrierInitFence)), {"mbarrier"}),
     "consumers do not give back": (lambda p: deleted(p, give_back), {"deadlock"}),
     "consumers give back at home alone": (given_back_at_home, {"race", "in_flight"}),
-    "given back to rank 0 alone": (lambda p: with_operand(p, named(Binary, op="lt"), 1, 1), {"deadlock"}),
+    "given back to rank 0 alone": (
+        lambda p: with_operand(p, lambda op: op.instruction.operator == "lt", 1, 1),
+        {"deadlock"},
+    ),
     "given back before the products end": (lambda p: swapped(p, named(WgmmaWait), give_back), {"race", "in_flight"}),
     "own consumers expected alone": (
         lambda p: changed(changed(p, init, 2, count=4), init, 3, count=4),

@@ -19,7 +19,6 @@ from warploom.core.dtypes import bf16, u32
 from warploom.emulate import Emulation, TensorMapArgument, emulate
 from warploom.ir.program import Program
 from warploom.ir.statements import Const, Op
-from warploom.isa.alu import Binary
 from warploom.isa.async_copy import TensorCopy
 from warploom.isa.sync import BarSync, MbarrierArrival, MbarrierInitFence, MbarrierInitialise, MbarrierTryWait
 from warploom.isa.wgmma import Wgmma, WgmmaCommit, WgmmaFence, WgmmaWait
@@ -74,7 +73,7 @@ def test_ring_is_right_without_checks() -> None:
 
 
 def reads_stage(op: Op) -> bool:
-    return isinstance(op.instruction, Binary) and op.instruction.op == "shl" and op.operands[1] == Const(u32, 13)
+    return op.instruction.operator == "shl" and op.operands[1] == Const(u32, 13)
 
 
 def stage_shifted(program: Program, number: int) -> Program:

@@ -25,11 +25,11 @@ from warploom.ir.statements import (
     When,
 )
 from warploom.ir.verify import least_architecture, verify
-from warploom.isa.alu import Binary
 from warploom.isa.async_copy import CommitCopies, CpAsync, TensorCopy, WaitCopies
 from warploom.isa.base import Instruction
-from warploom.isa.conversion import Move, PairArithmetic
+from warploom.isa.conversion import Move
 from warploom.isa.memory import StMatrix, Store
+from warploom.isa.operators import binary, pair_arithmetic
 from warploom.isa.sync import BarArrive, BarSync, MbarrierArrival, SetMaxRegisters
 from warploom.isa.warp import Elect
 from warploom.isa.wgmma import Wgmma, WgmmaCommit, WgmmaFence, WgmmaWait
@@ -45,7 +45,7 @@ def op(instruction: Instruction, *operands: Operand, into: tuple[Value, ...] = (
 
 
 def add(into: Value, a: Operand, b: Operand) -> Op:
-    return op(Binary("add", u32), a, b, into=(into,))
+    return op(binary("add", u32), a, b, into=(into,))
 
 
 def program(*body: Statement, threads: int = 256, requires: str = "sm_80") -> Program:
@@ -60,10 +60,10 @@ Y, R = Value(1, u32, "y"), Register(2, u32, "r")
 INDEX = Value(3, u32, "i")
 
 BROKEN: dict[str, tuple[Program, str]] = {
-    "operand count": (program(op(Binary("add", u32), X, into=(Y,))), "add.u32 has 2 operands, not 1"),
-    "result count": (program(op(Binary("add", u32), X, X)), "add.u32 has 1 results, not 0"),
+    "operand count": (program(op(binary("add", u32), X, into=(Y,))), "add.u32 has 2 operands, not 1"),
+    "result count": (program(op(binary("add", u32), X, X)), "add.u32 has 1 results, not 0"),
     "operand type": (
-        program(op(Binary("add", s32), X, Const(s32, 1), into=(Value(9, s32),))),
+        program(op(binary("add", s32), X, Const(s32, 1), into=(Value(9, s32),))),
         "operand 0 of add.s32 is 'x' of type u32, it must be s32",
     ),
     "constant type": (program(add(Y, X, Const(f32, 1.0))), "operand 1 of add.u32 is the constant 1.0 of type f32"),
@@ -211,15 +211,15 @@ def test_architecture_specific_kernels_run_there_alone() -> None:
 @pytest.mark.parametrize(
     ("instruction", "architecture"),
     [
-        (Binary("add", u32), "sm_80"),
+        (binary("add", u32), "sm_80"),
         (StMatrix(4), "sm_90"),
         (Elect(), "sm_90"),
         (TensorCopy("store", 2), "sm_90"),
         (MbarrierArrival(), "sm_80"),
         (MbarrierArrival(128), "sm_90"),
         (CommitCopies("bulk"), "sm_90"),
-        (PairArithmetic("add", bf16), "sm_90"),
-        (PairArithmetic("fma", bf16), "sm_80"),
+        (pair_arithmetic("add", bf16), "sm_90"),
+        (pair_arithmetic("fma", bf16), "sm_80"),
         (SetMaxRegisters(24, "dec"), "sm_90a"),
         (CpAsync(16), "sm_80"),
         (CpAsync(16, eviction="first"), "sm_90"),

@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from warploom.core.dtypes import bf16, f16, f32, f64
-from warploom.isa.alu import Binary, Fma, Unary
-from warploom.isa.conversion import PackPair, PairArithmetic, UnpackHalf
+from warploom.isa.conversion import PackPair, UnpackHalf
+from warploom.isa.operators import binary, fma, pair_arithmetic, unary
 from warploom.isa.rounding import single_to_odd, sum_to_odd
 
 CASES = settings(deadline=None, max_examples=150)
@@ -46,7 +46,7 @@ def nearest_single(exact: Fraction) -> np.float32:
 @CASES
 @given(SINGLES, SINGLES, SINGLES)
 def test_fma_rounds_once(a, b, c):
-    (got,) = Fma().meaning(f(a), f(b), f(c))
+    (got,) = fma().meaning(f(a), f(b), f(c))
     if not all(map(np.isfinite, (a, b, c))):
         return
     exact = Fraction(a) * Fraction(b) + Fraction(c)
@@ -73,7 +73,7 @@ def test_fma_rounds_once(a, b, c):
     ],
 )
 def test_fma_where_two_roundings_differ(a, b, c):
-    (got,) = Fma().meaning(f(a), f(b), f(c))
+    (got,) = fma().meaning(f(a), f(b), f(c))
     assert got[0, 0] == nearest_single(Fraction(a) * Fraction(b) + Fraction(c))
 
 
@@ -97,7 +97,7 @@ def test_double_precision_fma_rounds_once_at_any_size(product):
     a, b = np.ldexp(factor[0], first), np.ldexp(factor[1], product - first)
     c = np.ldexp(factor[2], np.minimum(product + rng.choice([-60, -3, -2, -1, 0, 1, 2, 3, 52, 53, 54], 400), 1019))
     with np.errstate(all="ignore"):
-        (got,) = Fma(f64).meaning(a, b, c)
+        (got,) = fma(f64).meaning(a, b, c)
     assert got.tolist() == [double_exactly(*map(float, row)) for row in zip(a, b, c, strict=True)]
 
 
@@ -112,20 +112,20 @@ def test_double_precision_fma_rounds_once_at_any_size(product):
 )
 def test_double_precision_fma_at_the_ends_of_the_range(a, b, c):
     with np.errstate(all="ignore"):
-        (got,) = Fma(f64).meaning(*(np.array([x]) for x in (a, b, c)))
+        (got,) = fma(f64).meaning(*(np.array([x]) for x in (a, b, c)))
     wanted = double_exactly(a, b, c)
     assert got[0] == wanted
     assert np.signbit(got[0]) == np.signbit(wanted)
 
 
 def test_double_precision_fma_does_not_lose_the_product():
-    (got,) = Fma(f64).meaning(np.array([[1 + 2.0**-30]]), np.array([[1 - 2.0**-30]]), np.array([[-1.0]]))
+    (got,) = fma(f64).meaning(np.array([[1 + 2.0**-30]]), np.array([[1 - 2.0**-30]]), np.array([[-1.0]]))
     assert got[0, 0] == -(2.0**-60)
-    (got,) = Fma(f64).meaning(
+    (got,) = fma(f64).meaning(
         np.array([[2.0**1000 * (1 + 2.0**-30)]]), np.array([[2.0**-1000 * (1 - 2.0**-30)]]), np.array([[-1.0]])
     )
     assert got[0, 0] == -(2.0**-60)
-    (got,) = Fma(f64).meaning(np.array([[-0.0, -0.0]]), np.array([[2.0, 2.0]]), np.array([[-0.0, 0.0]]))
+    (got,) = fma(f64).meaning(np.array([[-0.0, -0.0]]), np.array([[2.0, 2.0]]), np.array([[-0.0, 0.0]]))
     assert np.signbit(got)[0].tolist() == [True, False]
 
 
@@ -139,7 +139,7 @@ def test_arithmetic_rounds_to_nearest(a, b):
         exact["div"] = Fraction(a) / Fraction(b)
     for op, value in exact.items():
         if value != 0:
-            assert Binary(op, f32).meaning(f(a), f(b))[0][0, 0] == nearest_single(value), op
+            assert binary(op, f32).meaning(f(a), f(b))[0][0, 0] == nearest_single(value), op
 
 
 @pytest.mark.parametrize("dtype", [f32, f64], ids=repr)
@@ -147,7 +147,7 @@ def test_minimum_and_maximum_ignore_one_nan(dtype):
     a = np.array([[1.0, np.nan, np.nan, -np.inf]], dtype.numpy)
     b = np.array([[np.nan, 2.0, np.nan, np.nan]], dtype.numpy)
     for op in ("min", "max"):
-        got = Binary(op, dtype).meaning(a, b)[0][0]
+        got = binary(op, dtype).meaning(a, b)[0][0]
         assert got[:2].tolist() == [1.0, 2.0]
         assert np.isnan(got[2])
         assert got[3] == -np.inf
@@ -156,8 +156,8 @@ def test_minimum_and_maximum_ignore_one_nan(dtype):
 @pytest.mark.parametrize("dtype", [f32, f64], ids=repr)
 def test_minus_zero_is_less_than_zero(dtype):
     a, b = np.array([[-0.0, 0.0, -0.0, 0.0]], dtype.numpy), np.array([[0.0, -0.0, -0.0, 0.0]], dtype.numpy)
-    assert np.signbit(Binary("min", dtype).meaning(a, b)[0])[0].tolist() == [True, True, True, False]
-    assert np.signbit(Binary("max", dtype).meaning(a, b)[0])[0].tolist() == [False, False, True, False]
+    assert np.signbit(binary("min", dtype).meaning(a, b)[0])[0].tolist() == [True, True, True, False]
+    assert np.signbit(binary("max", dtype).meaning(a, b)[0])[0].tolist() == [False, False, True, False]
 
 
 @CASES
@@ -165,20 +165,20 @@ def test_minus_zero_is_less_than_zero(dtype):
 def test_comparisons_with_nan_are_ordered(a, b):
     either = np.isnan(a) or np.isnan(b)
     for op, holds in (("lt", a < b), ("le", a <= b), ("gt", a > b), ("ge", a >= b), ("eq", a == b)):
-        assert Binary(op, f32).meaning(f(a), f(b))[0][0, 0] == (holds and not either)
-    assert Binary("ne", f32).meaning(f(a), f(b))[0][0, 0] == (either or a != b)
+        assert binary(op, f32).meaning(f(a), f(b))[0][0, 0] == (holds and not either)
+    assert binary("ne", f32).meaning(f(a), f(b))[0][0, 0] == (either or a != b)
 
 
 def test_signs():
     x = f(1.5, -0.0, np.inf, -np.nan)
-    assert Unary("neg", f32).meaning(x)[0].view(np.uint32).tolist() == (x.view(np.uint32) ^ 0x80000000).tolist()
-    assert Unary("abs", f32).meaning(x)[0].view(np.uint32).tolist() == (x.view(np.uint32) & 0x7FFFFFFF).tolist()
+    assert unary("neg", f32).meaning(x)[0].view(np.uint32).tolist() == (x.view(np.uint32) ^ 0x80000000).tolist()
+    assert unary("abs", f32).meaning(x)[0].view(np.uint32).tolist() == (x.view(np.uint32) & 0x7FFFFFFF).tolist()
 
 
 @CASES
 @given(st.floats(-160, 160, width=32))
 def test_exp2_flushes_subnormals_on_both_sides(x):
-    got = Unary("ex2", f32).meaning(f(x))[0][0, 0]
+    got = unary("ex2", f32).meaning(f(x))[0][0, 0]
     exact = 2.0 ** float(np.float32(x))
     if exact < float(TINY):
         assert got == 0
@@ -218,7 +218,7 @@ def test_exp2_flushes_subnormals_on_both_sides(x):
     ],
 )
 def test_special_values_of_the_approximations(op, x, expected):
-    got = Unary(op, f32).meaning(f(x))[0][0, 0]
+    got = unary(op, f32).meaning(f(x))[0][0, 0]
     assert bits(got) == bits(expected)
 
 
@@ -232,13 +232,13 @@ def test_special_values_of_the_approximations(op, x, expected):
     ],
 )
 def test_undefined_values_are_nan(op, x):
-    assert np.isnan(Unary(op, f32).meaning(f(x))[0][0, 0])
+    assert np.isnan(unary(op, f32).meaning(f(x))[0][0, 0])
 
 
 @CASES
 @given(st.floats(width=32, allow_subnormal=False))
 def test_tf32_rounds_ties_away(x):
-    (word,) = Unary("tf32", f32).meaning(f(x))
+    (word,) = unary("tf32", f32).meaning(f(x))
     assert word.dtype == np.uint32
     got = word.view(np.float32)[0, 0]
     if not np.isfinite(x):
@@ -254,13 +254,13 @@ def test_tf32_rounds_ties_away(x):
 
 def test_tf32_ties_and_overflow():
     tie = np.array([[0x3F801000, 0x3F803000, 0xBF801000, 0x7F7FF000]], np.uint32)
-    (word,) = Unary("tf32", f32).meaning(tie.view(np.float32))
+    (word,) = unary("tf32", f32).meaning(tie.view(np.float32))
     assert [hex(w) for w in word[0].tolist()] == ["0x3f802000", "0x3f804000", "0xbf802000", "0x7f800000"]
 
 
 @pytest.mark.parametrize("bits", [0x7F800001, 0x7FC00000, 0xFFFFFFFF, 0xFF800FFF])
 def test_tf32_of_nan_is_nan(bits):
-    (word,) = Unary("tf32", f32).meaning(np.array([[bits]], np.uint32).view(np.float32))
+    (word,) = unary("tf32", f32).meaning(np.array([[bits]], np.uint32).view(np.float32))
     assert np.isnan(word.view(np.float32)[0, 0])
 
 
@@ -311,7 +311,7 @@ def test_pair_arithmetic_rounds_once(half, op):
     kind = HALVES[half]
     count = 3 if op == "fma" else 2
     raw = [rng.standard_normal((8, 64)).astype(np.float32).astype(kind) for _ in range(count)]
-    (got,) = PairArithmetic(op, half).meaning(*(np.ascontiguousarray(x).view(np.uint32) for x in raw))
+    (got,) = pair_arithmetic(op, half).meaning(*(np.ascontiguousarray(x).view(np.uint32) for x in raw))
     got = got.view(kind)
     numbers = [[Fraction(float(v)) for v in x.reshape(-1)] for x in raw]
     exact = {
@@ -333,15 +333,15 @@ def test_pair_arithmetic_rounds_once(half, op):
 def test_products_that_vanish_are_zero(half):
     """The least subnormals squared: below everything, with the sign of the product."""
     least = np.array([[0x00018001]], np.uint32)  # low half negative, high half positive
-    (got,) = PairArithmetic("mul", half).meaning(np.array([[0x00010001]], np.uint32), least)
+    (got,) = pair_arithmetic("mul", half).meaning(np.array([[0x00010001]], np.uint32), least)
     assert int(got[0, 0]) == 0x00008000
-    (fused,) = PairArithmetic("fma", half).meaning(least, least, np.array([[0]], np.uint32))
+    (fused,) = pair_arithmetic("fma", half).meaning(least, least, np.array([[0]], np.uint32))
     assert int(fused[0, 0]) == 0
 
 
 def test_pair_minimum_ignores_nan():
     nan, one = 0x7E00, 0x3C00
-    (got,) = PairArithmetic("min", f16).meaning(
+    (got,) = pair_arithmetic("min", f16).meaning(
         np.array([[nan | one << 16]], np.uint32), np.array([[one | nan << 16]], np.uint32)
     )
     assert int(got[0, 0]) == one | one << 16
@@ -353,7 +353,7 @@ def test_a_sum_next_to_a_tie_is_rounded_once(sign, expected):
     kind = ml_dtypes.bfloat16
     a, b = (np.array([[x, 0]], np.float32).astype(kind) for x in (1 + 2**-7, 1.0))
     c = np.array([[2.0**-8, 0]], np.float32).astype(kind)
-    (tie,) = PairArithmetic("fma", bf16).meaning(*(x.view(np.uint32) for x in (a, b, c)))
+    (tie,) = pair_arithmetic("fma", bf16).meaning(*(x.view(np.uint32) for x in (a, b, c)))
     assert float(tie.view(kind)[0, 0]) == 1 + 2**-6
     small = np.array([[1.0]]) * (2.0**-8), np.array([[sign * 2.0**-60]])
     total = sum_to_odd(np.array([[1 + 2.0**-7]]), sum_to_odd(*small))

@@ -12,23 +12,25 @@ import pytest
 
 from warploom import isa
 from warploom.core.dtypes import bf16, f16, f32, f64, pred, s8, s32, tf32, u8, u16, u32, u64
-from warploom.isa.alu import Binary, Fma, Select, Unary
 from warploom.isa.async_copy import BulkStoreBytes, CommitCopies, CpAsync, TensorCopy, WaitCopies
 from warploom.isa.atomic import Atomic, ReduceAdd
 from warploom.isa.base import Instruction, inline_ptx
 from warploom.isa.cluster import ClusterArrive, ClusterWait, MapShared
-from warploom.isa.conversion import Bitcast, Convert, PackBytes, PackPair, PairArithmetic, Permute, UnpackHalf
+from warploom.isa.collective import shuffle
+from warploom.isa.conversion import Bitcast, Convert, PackBytes, PackPair, Permute, UnpackHalf
+from warploom.isa.form import Formed, named
 from warploom.isa.matrix import MmaSync
 from warploom.isa.memory import LdMatrix, Load, MemoryFence, StMatrix, Store, WaitAtLeast
+from warploom.isa.operators import binary, fma, pair_arithmetic, select, unary
 from warploom.isa.sync import BarArrive, BarSync, MbarrierArrival, MbarrierTryWait
-from warploom.isa.warp import Elect, Shuffle, SyncWarp, Vote
+from warploom.isa.warp import Elect
 
 INSTRUCTIONS: list[Instruction] = [
-    *(Unary(op, f32) for op in ("ex2", "lg2", "rcp", "rsqrt", "sqrt", "tanh", "tf32")),
+    *(unary(op, f32) for op in ("ex2", "lg2", "rcp", "rsqrt", "sqrt", "tanh", "tf32")),
     *(PackPair(t) for t in (f16, bf16)),
     *(PackBytes(t) for t in (s8, u8)),
     *(UnpackHalf(f16, i) for i in (0, 1)),
-    *(PairArithmetic(op, f16) for op in ("fma", "add", "max")),
+    *(pair_arithmetic(op, f16) for op in ("fma", "add", "max")),
     *(Load("shared", u32, n, 64) for n in (1, 2, 4)),
     Load("global", f64, 2),
     Load("global", u16, cache="nc"),
@@ -169,7 +171,7 @@ def _every_class() -> list[type[Instruction]]:
 
 def _is_base(kind: type[Instruction]) -> bool:
     """Whether it is what instructions have in common, and none itself."""
-    return kind.__module__ == Instruction.__module__ or kind.__name__.startswith("_")
+    return kind.__module__ == Instruction.__module__ or kind.__name__.startswith("_") or kind is Formed
 
 
 @pytest.mark.parametrize("kind", _every_class(), ids=lambda c: c.__name__)
@@ -185,25 +187,25 @@ def test_every_class_says_what_it_is(kind):
 
 
 def test_instructions_are_values():
-    assert Binary("add", u32) == Binary("add", u32)
+    assert binary("add", u32) == binary("add", u32)
     assert hash(LdMatrix(4)) == hash(LdMatrix(4))
     assert LdMatrix(4) != LdMatrix(4, offset=16)
 
 
 LANEWISE: list[Instruction] = [
-    Binary("add", f32),
-    Binary("lt", s32),
-    Binary("shl", u64),
-    Fma(),
-    Select(f32),
+    binary("add", f32),
+    binary("lt", s32),
+    binary("shl", u64),
+    fma(),
+    select(f32),
     Bitcast(f32, u32),
     Convert(f32, s32, "rni"),
     Convert(u32, pred),
     PackPair(f16),
     UnpackHalf(bf16, 1),
-    PairArithmetic("mul", bf16),
+    pair_arithmetic("mul", bf16),
     Permute(0x3210),
-    *(Unary(op, f32) for op in ("ex2", "lg2", "rcp", "rsqrt", "sqrt", "tanh", "tf32", "neg", "abs")),
+    *(unary(op, f32) for op in ("ex2", "lg2", "rcp", "rsqrt", "sqrt", "tanh", "tf32", "neg", "abs")),
 ]
 
 
@@ -222,7 +224,11 @@ def test_meanings_give_the_result_types_for_every_broadcast(instruction):
         assert all(r.shape == shape for r in results)
 
 
-@pytest.mark.parametrize("instruction", [Shuffle("xor", f32), Vote("ballot"), SyncWarp()], ids=lambda i: i.mnemonic)
+@pytest.mark.parametrize(
+    "instruction",
+    [shuffle("xor", f32), named("vote.sync.ballot.b32"), named("bar.warp.sync")],
+    ids=lambda i: i.mnemonic,
+)
 def test_collectives_say_their_member_mask(instruction):
     (sync,) = instruction.effects()
     assert sync.mask == len(instruction.operand_types) - 1

@@ -9,13 +9,13 @@ from hypothesis import strategies as st
 
 from warploom.core.dtypes import DType, bf16, f16, f32, f64, pred, s32, s64, u16, u32, u64
 from warploom.core.errors import VerifyError
-from warploom.isa.alu import Binary, Fma, MultiplyWide, Select, Unary
 from warploom.isa.async_copy import CpAsync, WaitCopies
 from warploom.isa.atomic import Atomic
+from warploom.isa.collective import shuffle
 from warploom.isa.conversion import Bitcast, Convert, Move, Permute
 from warploom.isa.memory import Load, Store
+from warploom.isa.operators import binary, fma, multiply_wide, select, unary
 from warploom.isa.sync import SetMaxRegisters
-from warploom.isa.warp import Shuffle
 from warploom.isa.wgmma import WgmmaWait
 
 INTEGERS = [u32, s32, u64, s64]
@@ -60,8 +60,8 @@ def truncated(a: int, b: int) -> int:
 @given(data=st.data())
 def test_division_truncates(dtype, data):
     a, b = data.draw(edges(dtype)), data.draw(edges(dtype))
-    quotient = run(Binary("div", dtype), array(dtype, a), array(dtype, b))
-    remainder = run(Binary("rem", dtype), array(dtype, a), array(dtype, b))
+    quotient = run(binary("div", dtype), array(dtype, a), array(dtype, b))
+    remainder = run(binary("rem", dtype), array(dtype, a), array(dtype, b))
     if b == 0:
         assert quotient == wrapped(dtype, -1)
         assert remainder == a
@@ -73,24 +73,24 @@ def test_division_truncates(dtype, data):
 @pytest.mark.parametrize(
     "make",
     [
-        lambda: Binary("add", pred),
-        lambda: Binary("rem", f32),
-        lambda: Binary("shl", f64),
-        lambda: Binary("lt", pred),
-        lambda: Binary("and", f32),
-        lambda: Unary("ex2", u32),
-        lambda: Unary("sqrt", f64),
-        lambda: Unary("popc", f32),
-        lambda: Unary("not", f32),
-        lambda: Unary("abs", u32),
-        lambda: Fma(u32),
-        lambda: MultiplyWide(u64),
+        lambda: binary("add", pred),
+        lambda: binary("rem", f32),
+        lambda: binary("shl", f64),
+        lambda: binary("lt", pred),
+        lambda: binary("and", f32),
+        lambda: unary("ex2", u32),
+        lambda: unary("sqrt", f64),
+        lambda: unary("popc", f32),
+        lambda: unary("not", f32),
+        lambda: unary("abs", u32),
+        lambda: fma(u32),
+        lambda: multiply_wide(u64),
         lambda: Convert(f32, bf16),
         lambda: Bitcast(f16, u16),
         lambda: Atomic("shared", "and", f32),
         lambda: Atomic("global", "min", f32),
         lambda: Atomic("global", "add", u16),
-        lambda: Shuffle("xor", u16),
+        lambda: shuffle("xor", u16),
         lambda: Atomic("global", "nand", u32),
         lambda: Atomic("global", "add", u32, order="weak"),
         lambda: Permute(0x8000),
@@ -114,7 +114,7 @@ def test_operands_that_an_instruction_does_not_take_are_refused(make):
 
 def test_leading_zeros_around_every_power_of_two():
     values = sorted({max(0, min(2**32 - 1, 2**i + d)) for i in range(33) for d in (-1, 0, 1)})
-    counts = Unary("clz", u32).meaning(np.array([values], np.uint32))[0]
+    counts = unary("clz", u32).meaning(np.array([values], np.uint32))[0]
     assert counts[0].tolist() == [32 - v.bit_length() for v in values]
 
 
@@ -163,8 +163,8 @@ def test_floats_truncate_and_saturate(dtype, source, data):
 def test_predicates():
     bits = array(pred, False, True, False, True), array(pred, False, False, True, True)
     for op, expected in (("and", [0, 0, 0, 1]), ("or", [0, 1, 1, 1]), ("xor", [0, 1, 1, 0]), ("eq", [1, 0, 0, 1])):
-        assert Binary(op, pred).meaning(*bits)[0][0].tolist() == [bool(x) for x in expected], op
-    assert Unary("not", pred).meaning(bits[0])[0][0].tolist() == [True, False, True, False]
+        assert binary(op, pred).meaning(*bits)[0][0].tolist() == [bool(x) for x in expected], op
+    assert unary("not", pred).meaning(bits[0])[0][0].tolist() == [True, False, True, False]
     assert Convert(u32, pred).meaning(array(u32, 0, 1, 2))[0][0].tolist() == [False, True, True]
     assert Convert(pred, u32).meaning(bits[0])[0][0].tolist() == [0, 1, 0, 1]
 
@@ -173,7 +173,7 @@ def test_select_and_move_keep_type_and_bits():
     condition = array(pred, True, False)
     for dtype in (*INTEGERS, f32, f64):
         a, b = array(dtype, 1, 2), array(dtype, 3, 4)
-        (chosen,) = Select(dtype).meaning(condition, a, b)
+        (chosen,) = select(dtype).meaning(condition, a, b)
         assert chosen.dtype == dtype.numpy
         assert chosen[0].tolist() == [1, 4]
         assert Move(dtype).meaning(a)[0] is a
@@ -191,7 +191,7 @@ def test_bitcasts_keep_the_bits(a, b):
 
 def test_operands_may_broadcast():
     lane, warp = np.arange(32, dtype=np.uint32)[None, :], np.arange(4, dtype=np.uint32)[:, None]
-    for instruction in (Binary("add", u32), Binary("shl", u32), Binary("div", u32), Permute(0x5410)):
+    for instruction in (binary("add", u32), binary("shl", u32), binary("div", u32), Permute(0x5410)):
         (result,) = instruction.meaning(lane, warp)
         full = np.broadcast_to(lane, (4, 32)).copy(), np.broadcast_to(warp, (4, 32)).copy()
         assert np.array_equal(np.broadcast_to(result, (4, 32)), instruction.meaning(*full)[0]), instruction

@@ -9,7 +9,8 @@ import pytest
 
 from warploom.core.dtypes import DTYPES, bf16, f16, f32, f64, s8, s32, tf32, u8
 from warploom.core.errors import VerifyError
-from warploom.isa.matrix_exact import MmaDouble, MmaInteger, MoveMatrix
+from warploom.isa.form import named
+from warploom.isa.matrix_exact import MmaDouble, MmaInteger
 from warploom.isa.wmma import ALL_SHAPES, WmmaLoad, WmmaMma, WmmaStore, fragment_registers
 from warploom.layout.wmma import WMMA_ACCUMULATORS
 
@@ -53,9 +54,9 @@ def test_double_products(shape):
 
 def test_movmatrix_transposes():
     rows = np.arange(WARPS * 64, dtype=np.uint16).reshape(WARPS, 8, 8)
-    (result,) = MoveMatrix().meaning(rows.view(np.uint32).reshape(WARPS, 32))
+    (result,) = named("movmatrix.sync.aligned.m8n8.trans.b16").meaning(rows.view(np.uint32).reshape(WARPS, 32))
     assert (result.view(np.uint16).reshape(WARPS, 8, 8) == rows.transpose(0, 2, 1)).all()
-    (back,) = MoveMatrix().meaning(result)
+    (back,) = named("movmatrix.sync.aligned.m8n8.trans.b16").meaning(result)
     assert (back.view(np.uint16).reshape(WARPS, 8, 8) == rows).all()
 
 

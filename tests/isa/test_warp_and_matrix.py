@@ -11,9 +11,11 @@ from hypothesis import strategies as st
 from warploom.core.dtypes import bf16, f16, f32, s32, tf32, u16, u32
 from warploom.core.errors import VerifyError
 from warploom.isa.atomic import Atomic
+from warploom.isa.collective import shuffle
+from warploom.isa.form import named
 from warploom.isa.matrix import MmaSync
 from warploom.isa.memory import LdMatrix, Load, StMatrix, Store
-from warploom.isa.warp import Elect, Shuffle, Vote
+from warploom.isa.warp import Elect
 
 CASES = settings(deadline=None, max_examples=40)
 RNG = np.random.default_rng(11)
@@ -33,7 +35,7 @@ def source_lane(mode: str, lane: int, argument: int) -> int:
 def test_shuffles(mode, dtype, arguments):
     values = RNG.integers(0, 2**32, (2, 32), np.uint32).view(dtype.numpy)
     lanes = np.array([arguments, arguments[::-1]], np.uint32)
-    (got,) = Shuffle(mode, dtype).meaning(values, lanes, np.repeat(FULL, 2, 0))
+    (got,) = shuffle(mode, dtype).meaning(values, lanes, np.repeat(FULL, 2, 0))
     for warp in range(2):
         expected = [values[warp, source_lane(mode, lane, int(lanes[warp, lane]))] for lane in range(32)]
         assert got[warp].tobytes() == np.array(expected, dtype.numpy).tobytes()
@@ -44,7 +46,7 @@ def test_shuffles(mode, dtype, arguments):
 )
 def test_shuffles_keep_the_own_value_at_the_warps_edge(mode, delta):
     values = np.arange(32, dtype=np.uint32)[None]
-    (got,) = Shuffle(mode, u32).meaning(values, np.full((1, 32), delta, np.uint32), FULL)
+    (got,) = shuffle(mode, u32).meaning(values, np.full((1, 32), delta, np.uint32), FULL)
     expected = [source_lane(mode, lane, delta) for lane in range(32)]
     assert got[0].tolist() == expected
     assert got[0, 0 if mode == "up" else 31] == (0 if mode == "up" else 31)
@@ -53,7 +55,7 @@ def test_shuffles_keep_the_own_value_at_the_warps_edge(mode, delta):
 @pytest.mark.parametrize("mode", ["up", "down", "xor", "idx"])
 def test_shuffles_read_five_bits_of_the_distance(mode):
     values = np.arange(32, dtype=np.uint32)[None]
-    near, far = (Shuffle(mode, u32).meaning(values, np.full((1, 32), n, np.uint32), FULL)[0] for n in (1, 33))
+    near, far = (shuffle(mode, u32).meaning(values, np.full((1, 32), n, np.uint32), FULL)[0] for n in (1, 33))
     assert (near == far).all()
 
 
@@ -64,9 +66,9 @@ def test_votes_count_members_only(holds, mask):
     masks = np.full((1, 32), mask, np.uint32)
     members = [lane for lane in range(32) if mask >> lane & 1]
     for vote, expected in (
-        (Vote("any"), any(holds >> m & 1 for m in members)),
-        (Vote("all"), all(holds >> m & 1 for m in members)),
-        (Vote("ballot"), holds & mask),
+        (named("vote.sync.any.pred"), any(holds >> m & 1 for m in members)),
+        (named("vote.sync.all.pred"), all(holds >> m & 1 for m in members)),
+        (named("vote.sync.ballot.b32"), holds & mask),
     ):
         (got,) = vote.meaning(bits, masks)
         assert all(got[0, m] == expected for m in members), vote
@@ -75,8 +77,8 @@ def test_votes_count_members_only(holds, mask):
 def test_each_half_of_a_warp_may_vote_apart():
     masks = np.where(np.arange(32) < 16, 0x0000FFFF, 0xFFFF0000).astype(np.uint32)[None]
     holds = (np.arange(32) < 4)[None]
-    assert Vote("any").meaning(holds, masks)[0][0].tolist() == [True] * 16 + [False] * 16
-    assert set(Vote("ballot").meaning(holds, masks)[0][0].tolist()) == {0xF, 0}
+    assert named("vote.sync.any.pred").meaning(holds, masks)[0][0].tolist() == [True] * 16 + [False] * 16
+    assert set(named("vote.sync.ballot.b32").meaning(holds, masks)[0][0].tolist()) == {0xF, 0}
 
 
 def test_one_lane_is_elected():

@@ -14,9 +14,9 @@ from warploom.interop.arrays import describe
 from warploom.ir.program import Program
 from warploom.ir.statements import Op, SharedRegion, Statement, blocks, with_blocks
 from warploom.isa.async_copy import CommitCopies, CpAsync, WaitCopies
+from warploom.isa.form import named
 from warploom.isa.memory import LdMatrix, Load, Store
 from warploom.isa.sync import BarArrive, BarSync
-from warploom.isa.warp import SyncWarp
 from warploom.kernels.source import KernelCall
 from warploom.ops.backends import emulator_arguments
 
@@ -73,7 +73,10 @@ def run_calls(
     return tuple(found)
 
 
-SYNCHRONISATION = (BarSync, BarArrive, SyncWarp, WaitCopies, CommitCopies)
+def synchronises(op: Op) -> bool:
+    """Whether an operation is a barrier, ``__syncwarp``, a wait or a commit."""
+    kinds = (BarSync, BarArrive, WaitCopies, CommitCopies)
+    return isinstance(op.instruction, kinds) or op.instruction is named("bar.warp.sync")
 
 
 @dataclass(frozen=True)
@@ -110,12 +113,12 @@ def rewritten(program: Program, rewrite: Callable[[Path, Op], Sequence[Op]]) -> 
     return replace(program, body=block(program.body, ()))
 
 
-def _labels(program: Program, kinds: tuple[type, ...]) -> list[tuple[str, Path]]:
-    """``mnemonic #n in function`` for every instruction of ``kinds``, numbered per mnemonic and function."""
+def _labels(program: Program, matches: Callable[[Op], bool]) -> list[tuple[str, Path]]:
+    """``mnemonic #n in function`` for every instruction that matches, numbered per mnemonic and function."""
     seen: dict[tuple[str, str], int] = {}
     found: list[tuple[str, Path]] = []
     for path, op in located_ops(program.body):
-        if isinstance(op.instruction, kinds):
+        if matches(op):
             key = op.instruction.mnemonic, op.where.function
             seen[key] = seen.get(key, 0) + 1
             found.append((f"{key[0]} #{seen[key]} in {key[1]}", path))
@@ -125,7 +128,7 @@ def _labels(program: Program, kinds: tuple[type, ...]) -> list[tuple[str, Path]]
 def deletions(program: Program) -> list[Mutant]:
     """One mutant without each barrier, ``__syncwarp``, wait and commit."""
     mutants: list[Mutant] = []
-    for label, target in _labels(program, SYNCHRONISATION):
+    for label, target in _labels(program, synchronises):
         mutants.append(Mutant(f"without {label}", rewritten(program, lambda at, op, t=target: [] if at == t else [op])))
     return mutants
 

@@ -16,10 +16,10 @@ from tests.kernels.mutate import Mutant, deletions, shifts
 from warploom.core.dtypes import f16, f32, u32
 from warploom.ir.program import Program
 from warploom.ir.statements import Const, Op, Register
-from warploom.isa.alu import Binary
 from warploom.isa.async_copy import WaitCopies
 from warploom.isa.conversion import Move
-from warploom.isa.warp import SyncWarp
+from warploom.isa.form import named
+from warploom.isa.operators import binary
 from warploom.kernels.matmul.sm80 import MatmulSm80
 from warploom.kernels.matmul.sm90 import MatmulSm90
 from warploom_lab.kernels.matmul.ladder_config import RungGemm
@@ -93,7 +93,7 @@ def stage_mutants(program: Program, stages: int) -> list[Mutant]:
 
     def closes(op: Op) -> bool:
         last = op.operands[-1] if op.operands else None
-        return op.instruction == Binary("eq", u32) and isinstance(last, Const) and last.value == stages
+        return op.instruction == binary("eq", u32) and isinstance(last, Const) and last.value == stages
 
     def at(distance: int) -> Callable[[Op], Op]:
         return lambda op: replace(op, operands=(op.operands[0], Const(u32, stages + distance)))
@@ -136,7 +136,7 @@ REDUNDANT = {
 
 def without_meeting(op: Op) -> Iterator[tuple[str, Rewrite]]:
     """Lanes of a warp that do not meet."""
-    return (edit for edit in index_edits(op) if isinstance(op.instruction, SyncWarp))
+    return (edit for edit in index_edits(op) if op.instruction is named("bar.warp.sync"))
 
 
 @pytest.mark.parametrize("config", [TOGETHER, TURNS], ids=str)

@@ -11,32 +11,10 @@ import numpy as np
 
 from warploom.core.dtypes import DType, f64, pred
 from warploom.ir.statements import Const, Op, Operand, Register, Value
-from warploom.isa.alu import Binary, Fma, MultiplyWide, Select, Unary
-from warploom.isa.base import Instruction
-from warploom.isa.conversion import Bitcast, Convert, Move, Permute, UnpackHalf
-from warploom.isa.warp import Shuffle, Special, Vote
+from warploom.isa.base import ANY, PREFIX, PRIMARY
+from warploom.isa.conversion import Move
+from warploom.isa.operators import binary
 
-# How tightly an expression binds, as in C++'s operator table; higher binds tighter.
-ANY, TERNARY, OR, XOR, AND, EQUALITY, RELATION, SHIFT, SUM, PRODUCT, PREFIX, PRIMARY = range(12)
-
-_INFIX = {
-    "add": SUM,
-    "sub": SUM,
-    "mul": PRODUCT,
-    "div": PRODUCT,
-    "rem": PRODUCT,
-    "shl": SHIFT,
-    "shr": SHIFT,
-    "and": AND,
-    "xor": XOR,
-    "or": OR,
-    "eq": EQUALITY,
-    "ne": EQUALITY,
-    "lt": RELATION,
-    "le": RELATION,
-    "gt": RELATION,
-    "ge": RELATION,
-}
 _INTEGER_SUFFIX = {"u16": "u", "s16": "", "u32": "u", "s32": "", "u64": "ull", "s64": "ll"}
 
 
@@ -95,58 +73,17 @@ def constant(const: Const) -> Text:
     return Text(text, PREFIX if prefixed else PRIMARY)
 
 
-def _binary(instruction: Binary) -> tuple[int, tuple[int, int]]:
-    own = _INFIX.get(instruction.op)
-    if own is None:  # min, max: calls
-        return PRIMARY, (ANY, ANY)
-    if instruction.wraps_signed:
-        return PREFIX, (PREFIX, PRODUCT if own == SUM else PREFIX)
-    if own >= SUM:
-        return own, (own, own + 1)
-    if own in (EQUALITY, RELATION):
-        return own, (SUM, SUM)
-    return own, (PREFIX, PREFIX)  # bits and shifts: nobody knows their precedence, so always parentheses
-
-
-def binding(instruction: Instruction) -> tuple[int, tuple[int, ...]]:
-    """How tightly the expression of ``instruction`` binds, and how tightly its operands must."""
-    count = len(instruction.operand_types)
-    if isinstance(instruction, Binary):
-        return _binary(instruction)
-    if isinstance(instruction, Unary):
-        prefixed = instruction.op in ("neg", "not")
-        return (PREFIX, (PREFIX,)) if prefixed else (PRIMARY, (ANY,))
-    if isinstance(instruction, MultiplyWide):
-        return PRODUCT, (PREFIX, PREFIX)
-    if isinstance(instruction, Select):
-        return TERNARY, (OR, OR, OR)
-    if isinstance(instruction, Convert):
-        return (EQUALITY, (SUM,)) if instruction.dtype is pred else (PREFIX, (PREFIX,))
-    if isinstance(instruction, Bitcast):
-        return PREFIX, (PREFIX,)
-    if isinstance(instruction, UnpackHalf):
-        return PRIMARY, (PREFIX,)
-    if isinstance(instruction, Special):
-        return PREFIX, ()
-    if isinstance(instruction, (Fma, Permute, Shuffle, Vote)):
-        return PRIMARY, (ANY,) * count
-    return ANY, (PRIMARY,) * count
-
-
 def _as_subtraction(op: Op) -> Op:
     """``x + (-64)`` as ``x - 64``, also where the constant has already wrapped to an unsigned value."""
     instruction = op.instruction
-    if not (isinstance(instruction, Binary) and instruction.op == "add" and instruction.dtype.is_integer):
+    if instruction.operator != "add" or not isinstance(y := op.operands[1], Const) or not y.dtype.is_integer:
         return op
-    x, y = op.operands
-    if not isinstance(y, Const):
+    dtype, value = y.dtype, int(y.value)
+    if dtype.kind == "unsigned" and value >= (1 << dtype.bits) - (1 << 20):
+        value -= 1 << dtype.bits
+    if value >= 0 or value == -(1 << dtype.bits - 1):
         return op
-    value = int(y.value)
-    if instruction.dtype.kind == "unsigned" and value >= (1 << instruction.dtype.bits) - (1 << 20):
-        value -= 1 << instruction.dtype.bits
-    if value >= 0 or value == -(1 << instruction.dtype.bits - 1):
-        return op
-    return Op(Binary("sub", instruction.dtype), (x, Const(y.dtype, -value)), op.results, op.where)
+    return Op(binary("sub", dtype), (op.operands[0], Const(dtype, -value)), op.results, op.where)
 
 
 def expression(op: Op, operand: Callable[[Operand], Text], inner: Callable[[Operand], Op | None]) -> Text:
@@ -154,15 +91,15 @@ def expression(op: Op, operand: Callable[[Operand], Text], inner: Callable[[Oper
     if isinstance(op.instruction, Move):
         return operand(op.operands[0])
     op = _as_subtraction(op)
-    own, needed = binding(op.instruction)
-    shifts = isinstance(op.instruction, Binary) and op.instruction.op in ("shl", "shr")
+    own, needed = op.instruction.binds
+    operator = op.instruction.operator
     texts: list[str] = []
     for position, (x, least) in enumerate(zip(op.operands, needed, strict=True)):
         nested = inner(x)
         same = nested is not None and position == 0 and nested.instruction == op.instruction
-        chained = same and isinstance(op.instruction, Binary) and op.instruction.op in ("and", "or", "xor")
+        chained = same and operator in ("and", "or", "xor")
         text = operand(x).within(ANY if chained else least)
-        if shifts and position == 1 and isinstance(x, Const):
+        if operator in ("shl", "shr") and position == 1 and isinstance(x, Const):
             text = text.removesuffix("u")
         texts.append(f"({text})" if text.startswith("-") and own == PREFIX else text)
     return Text(op.instruction.expression(texts), own)
@@ -178,7 +115,7 @@ def inlinable(op: Op) -> bool:
     result = op.results[0]
     if isinstance(result, Register) or result.name or result.dtype.is_float or result.dtype.bits == 16:
         return False
-    return not (isinstance(op.instruction, Unary) and op.instruction.op in ("popc", "clz"))
+    return op.instruction.nests
 
 
 def registers_read(operands: tuple[Operand, ...]) -> frozenset[Value]:

@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 
 from warploom.core.dtypes import pred
-from warploom.cuda.expressions import ANY, SUM, Text, constant, expression
+from warploom.cuda.expressions import Text, constant, expression
 from warploom.cuda.inlining import inlined_values
 from warploom.cuda.names import RESERVED, Names, entry_name
 from warploom.ir.program import Parameter, Program
@@ -36,6 +36,7 @@ from warploom.ir.statements import (
     results_of,
     walk,
 )
+from warploom.isa.base import ANY, SUM
 from warploom.isa.warp import Special
 
 COLUMNS = 110

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import lru_cache
 
-from warploom.core.dtypes import DType, bf16
+from warploom.core.dtypes import DType
 from warploom.core.errors import VerifyError
 from warploom.core.targets import TARGETS, Target
 from warploom.ir.messages import at, label
@@ -35,11 +35,7 @@ from warploom.ir.statements import (
 )
 from warploom.ir.verify_roles import register_rules, role_rules
 from warploom.ir.verify_sync import SYNCHRONISATION
-from warploom.isa.async_copy import CpAsync
-from warploom.isa.atomic import Atomic, ReduceAdd
 from warploom.isa.base import Instruction
-from warploom.isa.cluster import MapShared
-from warploom.isa.conversion import PairArithmetic
 from warploom.isa.effects import (
     Access,
     AsyncMatrix,
@@ -60,11 +56,6 @@ from warploom.isa.effects import (
     WaitGroup,
     WarpgroupFence,
 )
-from warploom.isa.matrix_exact import MmaDouble
-from warploom.isa.memory import StMatrix
-from warploom.isa.scalar import SM_90_SCALARS, Scalar
-from warploom.isa.sync import GridDependency
-from warploom.isa.warp import Elect, Special
 
 _EFFECT_NEEDS: dict[type[Effect], str] = {
     BulkTensorCopy: "sm_90",
@@ -81,7 +72,6 @@ _EFFECT_NEEDS: dict[type[Effect], str] = {
     TensorMapWrite: "sm_90a",
     TensorMapFence: "sm_90",
 }
-_INSTRUCTION_NEEDS: dict[type[Instruction], str] = dict.fromkeys((StMatrix, Elect, MapShared, GridDependency), "sm_90")
 _QUEUE_NEEDS = {"bulk": "sm_90", "wgmma": "sm_90a"}
 _NUMBERED = re.compile(r"\d+'")
 _ARCHITECTURE = re.compile(r"sm_(\d+)(\d)(a?)")
@@ -109,7 +99,7 @@ def verify_target(program: Program, target: Target) -> None:
 @lru_cache(maxsize=4096)
 def least_architecture(instruction: Instruction) -> str:
     """The first architecture that has ``instruction``: ``"sm_80"``, ``"sm_90"`` or, there alone, ``"sm_90a"``."""
-    needs = ["sm_80", _INSTRUCTION_NEEDS.get(type(instruction), "sm_80")]
+    needs = [instruction.since]
     for effect in instruction.effects():
         needs.append(_EFFECT_NEEDS.get(type(effect), "sm_80"))
         if isinstance(effect, (CommitGroup, WaitGroup)):
@@ -120,20 +110,6 @@ def least_architecture(instruction: Instruction) -> str:
             needs.append("sm_80" if plain else "sm_90")
         if isinstance(effect, Access) and effect.remote:
             needs.append("sm_90")
-    if isinstance(instruction, Special) and instruction.register.startswith("cluster"):
-        needs.append("sm_90")
-    if isinstance(instruction, CpAsync) and instruction.eviction:
-        needs.append("sm_90")
-    if isinstance(instruction, PairArithmetic) and instruction.half is bf16 and instruction.op in ("add", "mul"):
-        needs.append("sm_90")
-    if isinstance(instruction, Scalar) and instruction.form in SM_90_SCALARS:
-        needs.append("sm_90")
-    if isinstance(instruction, Atomic) and instruction.halves.startswith("bf16"):
-        needs.append("sm_90")
-    if isinstance(instruction, ReduceAdd) and instruction.count > 1:
-        needs.append("sm_90")
-    if isinstance(instruction, MmaDouble) and instruction.shape != "m8n8k4":
-        needs.append("sm_90")
     return max(needs, key=_generation)
 
 

@@ -1,27 +1,19 @@
-"""Lanewise arithmetic: integers, bits, floats, comparisons, selection.
+"""What arithmetic of one and of two operands means: functions of arrays by the name of the operation.
 
-Sources: PTX ISA, "Integer Arithmetic", "Floating-Point", "Comparison and Selection", "Logic and Shift" and "Data
-Movement and Conversion" instructions.
+Integers wrap, signed ones too. A shift by the width or more gives 0 (or the sign), a division of integers by zero all
+ones, as 32-bit divisions do on the hardware. ``min`` and ``max`` of floats return the operand that is not NaN and take
+-0 for less than +0. Floats round to nearest even.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
 
 import numpy as np
 
-from warploom.core.dtypes import DType, f32, pred, s16, s32, s64, u16, u32, u64
-from warploom.isa.base import FLOATS, INTEGERS, REGISTERS, Array, Lanewise, takes
-from warploom.isa.rounding import fma_double, fma_single
+from warploom.isa.base import Array
 
 _NAN = np.uint32(0x7FFFFFFF)  # what conversions and approximations of the hardware make of any NaN
-COMPARISONS = {"lt": "<", "le": "<=", "gt": ">", "ge": ">=", "eq": "==", "ne": "!="}
-_ARITHMETIC = {"add": "+", "sub": "-", "mul": "*", "div": "/", "rem": "%", "shl": "<<", "shr": ">>"}
-_INFIX = _ARITHMETIC | {"and": "&", "or": "|", "xor": "^"} | COMPARISONS
-
-
-_UNSIGNED = {s32: u32, s64: u64}
 
 
 def _shift(kind: str, value: Array, count: Array) -> Array:
@@ -81,65 +73,6 @@ BINARY_MEANINGS: dict[str, Callable[[Array, Array], Array]] = {
 }
 
 
-_BINARY_TYPES: dict[str, Sequence[DType]] = {
-    **dict.fromkeys(("add", "sub", "mul", "div", "min", "max", "lt", "le", "gt", "ge"), (*INTEGERS, *FLOATS)),
-    **dict.fromkeys(("rem", "shl", "shr"), INTEGERS),
-    **dict.fromkeys(("and", "or", "xor"), (pred, *INTEGERS)),
-    **dict.fromkeys(("eq", "ne"), REGISTERS),
-}
-
-
-@dataclass(frozen=True, slots=True)
-class Binary(Lanewise):
-    """``add sub mul div rem and or xor min max shl shr`` and the comparisons ``lt le gt ge eq ne`` of one type.
-
-    Integers wrap, signed ones too: C++, which leaves that open, gets them as unsigned. A shift by the width or more
-    gives 0 (or the sign). A division of integers by zero is unspecified in PTX; here it gives all ones, as 32-bit
-    divisions do on the hardware. ``min`` and ``max`` of floats return the operand that is not NaN and take -0 for less
-    than +0. ``shl``/``shr`` take a u32 count. Floats round to nearest even.
-    """
-
-    op: str
-    dtype: DType
-    ptx = "{self.op}.{self.dtype}"
-
-    def __post_init__(self) -> None:
-        takes(self.op, self.dtype, _BINARY_TYPES[self.op])
-
-    @property
-    def wraps_signed(self) -> bool:
-        """Whether its text computes in the unsigned type, so that it wraps."""
-        return self.dtype in _UNSIGNED and self.op in ("add", "sub", "mul", "shl")
-
-    @property
-    def operand_types(self) -> tuple[DType, ...]:
-        """Both operands have ``dtype``; the count of a shift is u32."""
-        return (self.dtype, u32 if self.op in ("shl", "shr") else self.dtype)
-
-    @property
-    def result_types(self) -> tuple[DType, ...]:
-        """``dtype``, or a predicate for a comparison."""
-        return (pred if self.op in COMPARISONS else self.dtype,)
-
-    def expression(self, operands: Sequence[str]) -> str:
-        """An infix operator of C++; ``min`` and ``max`` call ``fminf`` or ``fmin`` for floats, else ``min``."""
-        a, b = operands
-        if self.op in ("min", "max"):
-            suffix = {f32.name: "f", "f64": ""}.get(self.dtype.name)
-            return f"f{self.op}{suffix}({a}, {b})" if suffix is not None else f"{self.op}({a}, {b})"
-        if self.wraps_signed:
-            cast = f"({self.dtype.cuda})"
-            inner = a.removeprefix(cast) if a.startswith(f"{cast}(") else a  # of a sum of sums only the outer cast
-            return f"{cast}(({_UNSIGNED[self.dtype].cuda}){inner} {_INFIX[self.op]} {b})"
-        if self.dtype is u16 and self.op == "mul":
-            return f"(unsigned){a} * {b}"  # as int it could overflow
-        return f"{a} {_INFIX[self.op]} {b}"
-
-    def meaning(self, *operands: Array) -> tuple[Array, ...]:
-        """One rounding, wrapping integers, and for edge cases what the class says; shape as the operands'."""
-        return (BINARY_MEANINGS[self.op](operands[0], operands[1]),)
-
-
 def flush_subnormal(x: Array) -> Array:
     """``.ftz``: subnormal f32 values become zero of the same sign."""
     return np.where(np.abs(x) < np.float32(1.1754943508222875e-38), np.copysign(np.float32(0), x), x)
@@ -190,137 +123,9 @@ UNARY_MEANINGS: dict[str, Callable[[Array], Array]] = {
     "brev": _bit_reverse,
     "tf32": _round_tf32,
 }
-_UNARY_PTX = {
-    "ex2": "ex2.approx.ftz.f32",
-    "lg2": "lg2.approx.ftz.f32",
-    "rcp": "rcp.approx.ftz.f32",
-    "rsqrt": "rsqrt.approx.ftz.f32",
-    "sqrt": "sqrt.rn.f32",
-    "tanh": "tanh.approx.f32",
-    "tf32": "cvt.rna.tf32.f32",
+ROUND_TO_INTEGRAL: dict[str, Callable[[Array], Array]] = {
+    "rzi": np.trunc,
+    "rni": np.rint,
+    "rmi": np.floor,
+    "rpi": np.ceil,
 }
-_COUNTING = ("popc", "clz", "brev")
-_UNARY_TYPES: dict[str, Sequence[DType]] = {
-    **dict.fromkeys(("ex2", "lg2", "rcp", "rsqrt", "sqrt", "tanh", "tf32"), (f32,)),
-    **dict.fromkeys(_COUNTING, (u32, s32, u64, s64)),
-    "neg": (*INTEGERS, *FLOATS),
-    "abs": (s16, s32, s64, *FLOATS),
-    "not": (pred, *INTEGERS),
-}
-
-
-@dataclass(frozen=True, slots=True)
-class Unary(Lanewise):
-    """``neg not abs popc clz brev sqrt``, the approximations ``ex2 lg2 rcp rsqrt tanh`` and rounding to ``tf32``.
-
-    ``popc`` and ``clz`` give a u32, ``brev`` an unsigned integer of the operand's width; bits are bits, signed or not.
-    ``ex2 lg2 rcp rsqrt`` are the ``.approx.ftz.f32`` forms: the hardware's error is at most 2 ulp (PTX ISA); the
-    emulator rounds the exact value, so results may differ in the last bits.
-    """
-
-    op: str
-    dtype: DType
-    takes = ("dtype",)
-
-    def __post_init__(self) -> None:
-        takes(self.op, self.dtype, _UNARY_TYPES[self.op])
-
-    @property
-    def mnemonic(self) -> str:
-        """PTX's name with its qualifiers, ``ex2.approx.ftz.f32``, where inline PTX prints it; else ``neg.s32``."""
-        return _UNARY_PTX.get(self.op, f"{self.op}.{self.dtype.name}")
-
-    @property
-    def result_types(self) -> tuple[DType, ...]:
-        """``dtype``; u32 for counts and a tf32 value (its bits in a 32-bit register), unsigned for reversed bits."""
-        if self.op == "brev":
-            return (_UNSIGNED.get(self.dtype, self.dtype),)
-        return (u32 if self.op in ("popc", "clz", "tf32") else self.dtype,)
-
-    @property
-    def has_expression(self) -> bool:
-        """True for what C++ or a plain intrinsic computes; approximations and ``sqrt.rn`` are inline PTX."""
-        integer_abs = self.op == "abs" and self.dtype.is_integer  # C++'s leaves the least integer open
-        return self.op not in _UNARY_PTX and not integer_abs
-
-    def expression(self, operands: Sequence[str]) -> str:
-        """``-x`` (of the unsigned type), ``~x`` (``!x`` of a predicate), ``fabsf(x)``, ``__popc(x)``, ``__clzll(x)``"""
-        (x,) = operands
-        if self.op == "not":
-            return f"!{x}" if self.dtype is pred else f"~{x}"
-        if self.op == "neg":
-            unsigned = _UNSIGNED.get(self.dtype)
-            return f"-{x}" if unsigned is None else f"({self.dtype.cuda})-({unsigned.cuda}){x}"
-        if self.op == "abs":
-            return f"{'fabsf' if self.dtype is f32 else 'fabs'}({x})"
-        return f"__{self.op}{'ll' if self.dtype.bits == 64 else ''}({x})"
-
-    def meaning(self, *operands: Array) -> tuple[Array, ...]:
-        """NumPy's value; the ``.ftz`` forms take subnormal inputs and results as zero."""
-        return (UNARY_MEANINGS[self.op](operands[0]),)
-
-
-@dataclass(frozen=True, slots=True)
-class Fma(Lanewise):
-    """``fma.rn``: a·b + c of f32 or f64, rounded once."""
-
-    dtype: DType = f32
-    ptx = "fma.rn.{self.dtype}"
-    takes = ("dtype",) * 3
-    gives = ("dtype",)
-
-    def __post_init__(self) -> None:
-        takes("fma", self.dtype, FLOATS)
-
-    def expression(self, operands: Sequence[str]) -> str:
-        """``__fmaf_rn(a, b, c)`` or ``__fma_rn(a, b, c)``, which the compiler neither splits nor joins."""
-        return f"{'__fmaf_rn' if self.dtype is f32 else '__fma_rn'}({', '.join(operands)})"
-
-    def meaning(self, *operands: Array) -> tuple[Array, ...]:
-        """a·b + c rounded once to nearest even, for subnormals and infinities too."""
-        return ((fma_single if self.dtype is f32 else fma_double)(*operands),)
-
-
-@dataclass(frozen=True, slots=True)
-class MultiplyWide(Lanewise):
-    """``mul.wide``: the 64-bit product of two 32-bit integers (``u32`` → ``u64``, ``s32`` → ``s64``)."""
-
-    dtype: DType
-    ptx = "mul.wide.{self.dtype}"
-    takes = ("dtype", "dtype")
-
-    def __post_init__(self) -> None:
-        takes("mul.wide", self.dtype, (u32, s32))
-
-    @property
-    def result_types(self) -> tuple[DType, ...]:
-        """u64 for u32, s64 for s32."""
-        return (u64 if self.dtype is u32 else s64,)
-
-    def expression(self, operands: Sequence[str]) -> str:
-        """A product in the 64-bit type, which ptxas makes one wide multiplication."""
-        wide = self.result_types[0].cuda
-        return f"({wide}){operands[0]} * {operands[1]}"  # the second operand widens by itself
-
-    def meaning(self, *operands: Array) -> tuple[Array, ...]:
-        """The whole product: nothing wraps."""
-        wide = self.result_types[0].numpy
-        return (operands[0].astype(wide) * operands[1].astype(wide),)
-
-
-@dataclass(frozen=True, slots=True)
-class Select(Lanewise):
-    """``selp``: the second operand where the predicate holds, else the third."""
-
-    dtype: DType
-    ptx = "selp.{self.dtype}"
-    call = "{0} ? {1} : {2}"  # both values are computed already, so nothing branches
-    takes = (pred, "dtype", "dtype")
-    gives = ("dtype",)
-
-    def __post_init__(self) -> None:
-        takes("selp", self.dtype, REGISTERS)
-
-    def meaning(self, *operands: Array) -> tuple[Array, ...]:
-        """Per lane the second or the third operand, bit for bit."""
-        return (np.where(operands[0], operands[1], operands[2]).astype(self.dtype.numpy),)

@@ -12,7 +12,7 @@ from typing import Literal
 
 from warploom.core.dtypes import DType, pred, s32, u32, u64
 from warploom.core.errors import VerifyError
-from warploom.isa.base import Instruction, address, waits_for_groups
+from warploom.isa.base import Instruction, Open, address, waits_for_groups
 from warploom.isa.effects import (
     AsyncCopy,
     BulkLoad,
@@ -69,6 +69,17 @@ class CpAsync(Instruction):
     def operand_types(self) -> tuple[DType, ...]:
         """Shared address (u32), global address (u64), and with ``zero_fill`` the bytes to read (u32)."""
         return (u32, u64, u32) if self.zero_fill else (u32, u64)
+
+    @property
+    def since(self) -> str:
+        """L2 priorities came with sm_90."""
+        return "sm_90" if self.eviction else "sm_80"
+
+    @property
+    def open(self) -> tuple[Open, ...]:
+        """More bytes to read than the copy has."""
+        size, what = self.bytes, f"reads {{}} bytes of a copy of {self.bytes}"
+        return (Open(2, lambda _, valid: valid > size, what, "clamp it (k.minimum)"),) if self.zero_fill else ()
 
     def effects(self) -> tuple[Effect, ...]:
         """A copy that stays in flight until the thread waits for its group."""

@@ -81,6 +81,11 @@ class Atomic(Instruction):
         return f"atom.{self.order}.{self.scope}.{space}.{self.op}.{kind}"
 
     @property
+    def since(self) -> str:
+        """Sums of bf16 came with sm_90."""
+        return "sm_90" if self.halves.startswith("bf16") else "sm_80"
+
+    @property
     def operand_types(self) -> tuple[DType, ...]:
         """The address, then one value of ``dtype``, two for ``cas``."""
         return (address_type(self.space), *(self.dtype,) * (2 if self.op == "cas" else 1))
@@ -127,6 +132,11 @@ class ReduceAdd(Instruction):
     def mnemonic(self) -> str:
         """With its vector: ``red.relaxed.gpu.global.add.v4.f32`` (PTX ISA, "red")."""
         return f"red.relaxed.gpu.global.add{f'.v{self.count}' if self.count > 1 else ''}.f32"
+
+    @property
+    def since(self) -> str:
+        """Vectors came with sm_90."""
+        return "sm_90" if self.count > 1 else "sm_80"
 
     @property
     def operand_types(self) -> tuple[DType, ...]:

@@ -7,8 +7,9 @@ warp, one column per lane; lanewise instructions may also get arrays that broadc
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import reduce
 from typing import Any, ClassVar
 
 import numpy as np
@@ -24,6 +25,25 @@ INTEGERS = (u16, s16, u32, s32, u64, s64)
 FLOATS = (f32, f64)
 REGISTERS = (pred, *INTEGERS, *FLOATS)
 """The types that a register of a thread can have."""
+
+
+# How tightly an expression binds, as in C++'s operator table; higher binds tighter.
+ANY, TERNARY, OR, XOR, AND, EQUALITY, RELATION, SHIFT, SUM, PRODUCT, PREFIX, PRIMARY = range(12)
+
+
+@dataclass(frozen=True, slots=True)
+class Open:
+    """Operands for which PTX or C++ leaves a result undefined.
+
+    ``where`` tells it of two arrays: the first operand, and the one at position ``operand``; with ``alone`` the latter
+    decides by itself. ``what`` says what happens, ``{}`` in it is the value, and ``cure`` what to do.
+    """
+
+    operand: int
+    where: Callable[[Array, Array], Array]
+    what: str
+    cure: str = "guard the operation with k.when, or give those lanes another operand by k.select"
+    alone: bool = True
 
 
 def takes(what: str, dtype: DType, allowed: Sequence[DType]) -> None:
@@ -65,6 +85,44 @@ class Instruction:
     # The compiler keeps its inline PTX where it stands, and in order with accesses to memory.
     volatile_ptx: ClassVar[bool] = True
     clobbers_memory: ClassVar[bool] = True
+    # The operator of the language that it is (add, shl, lt …); '' for what is none.
+    operator: ClassVar[str] = ""
+    # Whether its C++ expression has the type of its result, so that it may stand inside another one.
+    nests: ClassVar[bool] = True
+    # Derivative: f(k, result, gradient of the result, *operands) → what is added to each operand's gradient.
+    gradient: ClassVar[Callable[..., Sequence[Any]] | None] = None
+    # An integer result as f64, of operands as f64, as if integers had no end; None where it is no address arithmetic.
+    exact: ClassVar[Callable[..., Array] | None] = None
+
+    # Of a shuffle's lane operand: the lane that each lane reads, and whether it is in its group; None for all else.
+    exchange: ClassVar[Callable[[Array], tuple[Array, Array]] | None] = None
+
+    @property
+    def since(self) -> str:
+        """The first architecture that has it, as far as its effects do not say so."""
+        return "sm_80"
+
+    @property
+    def open(self) -> tuple[Open, ...]:
+        """Operands for which its result is undefined."""
+        return ()
+
+    @property
+    def binds(self) -> tuple[int, tuple[int, ...]]:
+        """How tightly its C++ expression binds, and how tightly those of its operands must."""
+        return ANY, (PRIMARY,) * len(self.operand_types)
+
+    def shadow(self, values: Sequence[Array], shadows: Sequence[Array], results: Sequence[Array]) -> tuple[Array, ...]:
+        """Which bits of a lanewise instruction's results depend on poisoned bits of its operands.
+
+        ``shadows`` have a 1 for each poisoned bit (predicates: True), zeros for clean operands. By default what only
+        moves bits moves their shadows; in all else one poisoned bit poisons the results.
+        """
+        if self.moves_bits:
+            typed = [s if s.dtype == np.bool_ else s.view(v.dtype) for s, v in zip(shadows, values, strict=True)]
+            return tuple(unsigned_bits(x) for x in self.meaning(*typed))
+        poisoned = reduce(np.logical_or, [s != 0 for s in shadows])
+        return tuple(filled(poisoned, r.dtype) for r in results)
 
     @property
     def mnemonic(self) -> str:
@@ -103,17 +161,20 @@ class Instruction:
     def cuda(self, results: Sequence[str], operands: Sequence[str]) -> str:
         """The CUDA C++ statement; results are declared names, operands C++ expressions.
 
-        Inline PTX has predicates as 0 or 1 in a 32-bit register, at most one of them a result.
+        Inline PTX has predicates as 0 or 1 in a 32-bit register.
         """
         if self.has_expression:
             return f"{f'{results[0]} = ' if results else ''}{self.expression(operands)};"
         given, taken = zip(self.result_types, results, strict=True), zip(self.operand_types, operands, strict=True)
-        outs = [("=r", "holds") if t is pred else (f"={t.constraint}", name) for t, name in given]
+        flags = [name for t, name in zip(self.result_types, results, strict=True) if t is pred]
+        holds = dict(zip(flags, ("holds", *(f"holds{i}" for i in range(1, len(flags)))), strict=False))
+        outs = [("=r", holds[name]) if t is pred else (f"={t.constraint}", name) for t, name in given]
         ins = [("r", f"(unsigned)({text})") if t is pred else (t.constraint, text) for t, text in taken]
         text = inline_ptx(self.template, outs, ins, volatile=self.volatile_ptx, memory=self.clobbers_memory)
-        if pred not in self.result_types:
+        if not flags:
             return text
-        return f"{{ unsigned holds; {text} {results[self.result_types.index(pred)]} = holds != 0; }}"
+        kept = " ".join(f"{name} = {of} != 0;" for name, of in holds.items())
+        return f"{{ unsigned {', '.join(holds.values())}; {text} {kept} }}"
 
     @property
     def template(self) -> str:
@@ -141,6 +202,19 @@ class Instruction:
         to write in that shape.
         """
         raise TypeError(f"{self.mnemonic} has no register meaning")
+
+
+def unsigned_bits(x: Array) -> Array:
+    """The same bits as an unsigned integer; a predicate as it is."""
+    return x if x.dtype == np.bool_ else np.ascontiguousarray(x).view(f"u{x.dtype.itemsize}")
+
+
+def filled(where: Array, dtype: np.dtype[Any]) -> Array:
+    """All ones where ``where`` holds, as the shadow of a register of ``dtype``."""
+    if dtype == np.bool_:
+        return np.asarray(where)
+    unsigned = np.dtype(f"u{dtype.itemsize}")
+    return np.where(where, ~unsigned.type(0), unsigned.type(0))
 
 
 @dataclass(frozen=True, slots=True)

@@ -65,6 +65,11 @@ class MapShared(Lanewise):
     takes = (u32, u32)
     gives = (u32,)
 
+    @property
+    def since(self) -> str:
+        """It came with sm_90."""
+        return "sm_90"
+
     def meaning(self, *operands: Array) -> tuple[Array, ...]:
         """The address with the rank in its window; what the hardware returns is its own affair."""
         address, rank = operands

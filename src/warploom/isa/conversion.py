@@ -7,15 +7,27 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 
 from warploom.core.dtypes import DType, bf16, f32, pred, s8, s32, s64, u8, u16, u32, u64
 from warploom.core.errors import VerifyError
-from warploom.isa.alu import BINARY_MEANINGS
-from warploom.isa.base import REGISTERS, Array, Lanewise, takes
-from warploom.isa.rounding import single_to_odd, sum_to_odd
+from warploom.isa.alu import ROUND_TO_INTEGRAL
+from warploom.isa.base import (
+    ANY,
+    EQUALITY,
+    PREFIX,
+    PRIMARY,
+    REGISTERS,
+    SUM,
+    Array,
+    Lanewise,
+    filled,
+    takes,
+    unsigned_bits,
+)
+from warploom.isa.poison import HIGH, LOW
 
 _BITCAST = {
     (f32.name, u32.name): "__float_as_uint({})",
@@ -29,7 +41,6 @@ _BITCAST = {
 }
 
 Rounding = Literal["rzi", "rni", "rmi", "rpi"]
-_ROUNDED: dict[str, Callable[[Array], Array]] = {"rzi": np.trunc, "rni": np.rint, "rmi": np.floor, "rpi": np.ceil}
 _INTRINSIC = {s32: "int", u32: "uint", s64: "ll", u64: "ull"}
 
 
@@ -58,6 +69,11 @@ class Bitcast(_Cast):
         """``__float_as_uint(x)`` and its like between floats and integers, a cast between integers."""
         cast = _BITCAST.get((self.source.name, self.dtype.name), f"({self.dtype.cuda}){{}}")
         return cast.format(operands[0])
+
+    @property
+    def binds(self) -> tuple[int, tuple[int, ...]]:
+        """As a cast."""
+        return PREFIX, (PREFIX,)
 
     def meaning(self, *operands: Array) -> tuple[Array, ...]:
         """The operand's bits, viewed as the other type."""
@@ -99,6 +115,23 @@ class Convert(_Cast):
         return f"({self.dtype.cuda}){operands[0]}"
 
     @property
+    def binds(self) -> tuple[int, tuple[int, ...]]:
+        """As a cast, or as a comparison with 0."""
+        return (EQUALITY, (SUM,)) if self.dtype is pred else (PREFIX, (PREFIX,))
+
+    @property
+    def exact(self) -> Callable[..., Array] | None:  # type: ignore[override]
+        """An integer that becomes one of a larger type stays as it is."""
+        widens = self.source.is_integer and self.dtype.bits >= self.source.bits
+        return Move.exact if widens else None
+
+    def shadow(self, values: Sequence[Array], shadows: Sequence[Array], results: Sequence[Array]) -> tuple[Array, ...]:
+        """Between integers the shadow converts as the value does: a poisoned sign poisons all bits it extends to."""
+        if self.source.is_integer and self.dtype.is_integer:
+            return (unsigned_bits(self.meaning(shadows[0].view(values[0].dtype))[0]),)
+        return Lanewise.shadow(self, values, shadows, results)
+
+    @property
     def _from_nan(self) -> int:
         if self.source.bits == self.dtype.bits == 32:
             return 0
@@ -110,7 +143,7 @@ class Convert(_Cast):
         if not (self.source.is_float and self.dtype.is_integer):
             return (x.astype(self.dtype.numpy),)
         info = np.iinfo(self.dtype.numpy)
-        whole = np.nan_to_num(_ROUNDED[self.rounding](x.astype(np.float64)), nan=0.0)
+        whole = np.nan_to_num(ROUND_TO_INTEGRAL[self.rounding](x.astype(np.float64)), nan=0.0)
         clipped = np.clip(whole, float(info.min), float(info.max))
         at_top = clipped >= float(info.max)
         converted = np.where(at_top, info.max, np.where(at_top, 0, clipped).astype(self.dtype.numpy))
@@ -141,6 +174,11 @@ class PackPair(Lanewise):
         """Inline PTX, which names the high half first."""
         low, high = operands
         return Lanewise.cuda(self, results, (high, low))
+
+    def shadow(self, values: Sequence[Array], shadows: Sequence[Array], results: Sequence[Array]) -> tuple[Array, ...]:
+        """A poisoned operand poisons its half."""
+        low, high = shadows
+        return (np.where(low != 0, LOW, np.uint32(0)) | np.where(high != 0, HIGH, np.uint32(0)),)
 
     def meaning(self, *operands: Array) -> tuple[Array, ...]:
         """Each value rounded to nearest even; beyond the half type's range it becomes infinite."""
@@ -178,6 +216,15 @@ class UnpackHalf(Lanewise):
         pair = "{unused, half}" if self.which else "{half, unused}"
         return f"{{ .reg .b16 half, unused; mov.b32 {pair}, %1; cvt.f32.f16 %0, half; }}"
 
+    @property
+    def binds(self) -> tuple[int, tuple[int, ...]]:
+        """As a call, around a shift or a mask."""
+        return PRIMARY, (PREFIX,)
+
+    def shadow(self, values: Sequence[Array], shadows: Sequence[Array], results: Sequence[Array]) -> tuple[Array, ...]:
+        """A poisoned bit of the half poisons the result."""
+        return (filled((shadows[0] & (HIGH if self.which else LOW)) != 0, results[0].dtype),)
+
     def meaning(self, *operands: Array) -> tuple[Array, ...]:
         """The exact value; every f16 and bf16 value is an f32."""
         bits = (operands[0] >> np.uint32(16 * self.which)).astype(np.uint16)
@@ -211,47 +258,6 @@ class PackBytes(Lanewise):
         return (operands[2] << np.uint32(16) | high << np.uint32(8) | low,)
 
 
-_PAIR_COUNT = {"fma": 3, "add": 2, "mul": 2, "min": 2, "max": 2}
-
-
-@dataclass(frozen=True, slots=True)
-class PairArithmetic(Lanewise):
-    """Packed 16-bit arithmetic, ``fma add mul min max`` on f16x2 or bf16x2 (bf16 has add and mul from sm_90 on).
-
-    Each operation rounds once to the half type. ``min``/``max`` return the operand that is not NaN.
-    """
-
-    op: str
-    half: DType
-    gives = (u32,)
-
-    @property
-    def mnemonic(self) -> str:
-        """``fma.rn.f16x2``, ``max.bf16x2`` (PTX ISA, "Half Precision Floating-Point Instructions")."""
-        rounding = "" if self.op in ("min", "max") else ".rn"
-        return f"{self.op}{rounding}.{self.half.name}x2"
-
-    @property
-    def operand_types(self) -> tuple[DType, ...]:
-        """Two packed pairs, three for ``fma``."""
-        return (u32,) * _PAIR_COUNT[self.op]
-
-    def _to_odd(self, *x: Array) -> Array:
-        """The exact result in f64, rounded to odd where it does not fit (products always do)."""
-        if self.op == "fma":
-            return sum_to_odd(x[0] * x[1], x[2])
-        return sum_to_odd(*x) if self.op == "add" else BINARY_MEANINGS[self.op](*x)
-
-    def meaning(self, *operands: Array) -> tuple[Array, ...]:
-        """Each half from its exact value, rounded once."""
-        halves: list[Array] = []
-        for shift in (0, 16):
-            bits = [(x >> np.uint32(shift)).astype(np.uint16) for x in operands]
-            x = [half_to_f32(b, self.half).astype(np.float64) for b in bits]
-            halves.append(_to_half(single_to_odd(self._to_odd(*x)), self.half).astype(np.uint32))
-        return (halves[0] | (halves[1] << np.uint32(16)),)
-
-
 @dataclass(frozen=True, slots=True)
 class Permute(Lanewise):
     """``prmt.b32``: four bytes picked from the eight of two registers by the nibbles of an immediate selector.
@@ -269,6 +275,11 @@ class Permute(Lanewise):
     def __post_init__(self) -> None:
         if not 0 <= self.selector <= 0x7777 or self.selector & 0x8888:
             raise VerifyError(f"prmt picks four of the bytes 0 to 7, one a hex digit, not {self.selector:#x}")
+
+    @property
+    def binds(self) -> tuple[int, tuple[int, ...]]:
+        """As a call."""
+        return PRIMARY, (ANY, ANY)
 
     def meaning(self, *operands: Array) -> tuple[Array, ...]:
         """Byte i is the one that nibble i of the selector names; sign replication is not supported."""
@@ -347,6 +358,16 @@ class Move(Lanewise):
     call = "{0}"
     takes = ("dtype",)
     gives = ("dtype",)
+
+    @staticmethod
+    def exact(x: Array) -> Array:  # type: ignore[override]
+        """The value, unchanged."""
+        return x
+
+    @staticmethod
+    def gradient(_k: Any, _y: Any, g: Any, _x: Any) -> Sequence[Any]:  # type: ignore[override]
+        """The gradient, unchanged."""
+        return (g,)
 
     def meaning(self, *operands: Array) -> tuple[Array, ...]:
         """The operand, unchanged."""

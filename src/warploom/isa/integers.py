@@ -1,4 +1,4 @@
-"""What integer forms of :mod:`warploom.isa.scalar` mean: high products, fields of bits, bytes by a selector.
+"""What integer forms of :mod:`warploom.isa.lanewise` mean: high products, fields of bits, bytes by a selector.
 
 Sources: PTX ISA, "Integer Arithmetic" and "Logic and Shift" instructions, ``prmt``.
 """

@@ -1,14 +1,12 @@
-"""``mma.sync`` of integers and doubles, and ``movmatrix``: warp-wide instructions without rounding to explain.
+"""``mma.sync`` of integers and doubles: products without rounding to explain.
 
-Sources: PTX ISA, "Warp Level Matrix Multiply-Accumulate Instructions" (``mma`` with ``.s8``/``.u8`` and ``.f64``) and
-"Warp-level matrix transpose instruction: movmatrix".
+Sources: PTX ISA, "Warp Level Matrix Multiply-Accumulate Instructions" (``mma`` with ``.s8``/``.u8`` and ``.f64``).
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import ClassVar
 
 import numpy as np
 
@@ -111,6 +109,11 @@ class MmaDouble(_ExactMma):
     shape: str
     ptx = "mma.sync.aligned.{self.shape}.row.col.f64.f64.f64.f64"
 
+    @property
+    def since(self) -> str:
+        """Shapes of 16 rows came with sm_90."""
+        return "sm_80" if self.shape == "m8n8k4" else "sm_90"
+
     def __post_init__(self) -> None:
         if self.shape not in _DOUBLE_SHAPES:
             raise VerifyError(f"mma.sync of f64 takes {', '.join(_DOUBLE_SHAPES)}, not {self.shape}")
@@ -119,26 +122,3 @@ class MmaDouble(_ExactMma):
     def slots(self) -> tuple[FragmentSlot, FragmentSlot, FragmentSlot]:
         """A, B and C as fragments."""
         return _slots(self.shape, f64, f64, f64)
-
-
-@dataclass(frozen=True, slots=True)
-class MoveMatrix(Instruction):
-    """``movmatrix.sync.aligned.m8n8.trans.b16``: transposes an 8×8 matrix of 16-bit elements across the warp.
-
-    Operand: one register per lane (the two elements ``ldmatrix`` would put there); result: the transposed matrix in the
-    same layout. Nothing passes through shared memory.
-    """
-
-    moves_bits: ClassVar[bool] = True
-    ptx = "movmatrix.sync.aligned.m8n8.trans.b16"
-    takes = (u32,)
-    gives = (u32,)
-    does = (WarpSync(aligned=True),)
-    volatile_ptx = False
-    clobbers_memory = False
-
-    def meaning(self, *operands: Array) -> tuple[Array, ...]:
-        """Lane 4·i + j holds elements 2·j and 2·j + 1 of row i, before and after."""
-        rows = np.ascontiguousarray(operands[0]).view(np.uint16).reshape(-1, 8, 8)
-        turned = np.ascontiguousarray(rows.transpose(0, 2, 1)).view(np.uint32)
-        return (turned.reshape(rows.shape[0], 32),)

@@ -296,6 +296,11 @@ class StMatrix(_MatrixAccess):
     action: ClassVar[Literal["load", "store"]] = "store"
 
     @property
+    def since(self) -> str:
+        """It came with sm_90."""
+        return "sm_90"
+
+    @property
     def operand_types(self) -> tuple[DType, ...]:
         """The address of one row, then one register for each matrix."""
         return (u32,) * (1 + self.count)

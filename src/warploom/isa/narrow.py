@@ -1,4 +1,4 @@
-"""What narrow forms of :mod:`warploom.isa.scalar` mean: dot products of bytes, 24-bit products, the types of fp8.
+"""What narrow forms of :mod:`warploom.isa.lanewise` mean: dot products of bytes, 24-bit products, the types of fp8.
 
 Sources: PTX ISA, "Integer Arithmetic Instructions" (``dp4a``, ``dp2a``, ``mul24``) and "Data Movement and Conversion
 Instructions" (``cvt``, ``.e4m3x2``, ``.e5m2x2``, ``.satfinite``, ``.relu``).
@@ -67,7 +67,7 @@ def _packed(low: Array, high: Array) -> Array:
     return high << word(bits) | low
 
 
-def _without_negatives(x: Array) -> Array:
+def without_negatives(x: Array) -> Array:
     """``.relu``: negative numbers and -0 become 0."""
     return np.where((x > 0) | np.isnan(x), x, x.dtype.type(0))
 
@@ -78,7 +78,7 @@ def to_fp8(kind: str, relu: bool) -> Meaning:
     most = np.float32(float(ml_dtypes.finfo(dtype).max))  # pyright: ignore[reportUnknownArgumentType, reportUnknownMemberType]
 
     def converted(*x: Array) -> Array:
-        high, low = (np.clip(_without_negatives(v) if relu else v, -most, most).astype(dtype).view(np.uint8) for v in x)
+        high, low = (np.clip(without_negatives(v) if relu else v, -most, most).astype(dtype).view(np.uint8) for v in x)
         high, low = (np.where(np.isnan(v), _NAN, part) for v, part in zip(x, (high, low), strict=True))
         return _packed(low, high)
 
@@ -107,7 +107,7 @@ def fp8_to_f16(kind: str, relu: bool) -> Meaning:
             np.ascontiguousarray(x).view(FP8[kind]).astype(np.float16)
             for x in (pair.astype(np.uint8), (pair >> np.uint16(8)).astype(np.uint8))
         ]
-        return _packed(*(_without_negatives(v) if relu else v for v in numbers))
+        return _packed(*(without_negatives(v) if relu else v for v in numbers))
 
     return converted
 
@@ -116,7 +116,7 @@ def pair_without_negatives(half: DType) -> Meaning:
     """``cvt.rn.relu`` of two f32, the high one first, as a pair of f16 or bf16."""
 
     def converted(*x: Array) -> Array:
-        halves = [_without_negatives(v).astype(half.numpy) for v in x]
+        halves = [without_negatives(v).astype(half.numpy) for v in x]
         return _packed(halves[1], halves[0])
 
     return converted

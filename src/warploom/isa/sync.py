@@ -339,6 +339,11 @@ class GridDependency(Instruction):
     action: Literal["launch_dependents", "wait"]
     ptx = "griddepcontrol.{self.action}"
 
+    @property
+    def since(self) -> str:
+        """It came with sm_90."""
+        return "sm_90"
+
 
 @dataclass(frozen=True, slots=True)
 class SetMaxRegisters(Instruction):

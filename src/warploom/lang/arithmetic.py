@@ -9,20 +9,20 @@ import numpy as np
 
 from warploom.core.dtypes import DType, bf16, e4m3, e5m2, f16, f32, pred, s8, s16, s32, u8, u16, u32, u64
 from warploom.core.errors import TraceError, shown
-from warploom.isa.alu import Fma, MultiplyWide, Select
 from warploom.isa.conversion import (
     Bitcast,
     Convert,
     Half,
     PackBytes,
     PackPair,
-    PairArithmetic,
     Permute,
     Rounding,
     UnpackHalf,
 )
-from warploom.isa.scalar import Scalar
+from warploom.isa.form import named
+from warploom.isa.operators import multiply_wide, pair_arithmetic, select
 from warploom.lang.builder import Builder
+from warploom.lang.declared import word
 from warploom.lang.loaded import Element, holds_bits
 from warploom.lang.values import Mutable, Number, Traced
 
@@ -157,17 +157,17 @@ class Arithmetic(Builder):
     def unpack_fp8(self, word: Traced) -> tuple[Traced, Traced]:
         """The four ``e4m3`` of a u32 as two packed pairs of f16, the lowest first, exactly (sm_90)."""
         halves = [self.emit(Half(u32, which), (self.operand(word, u32),))[0] for which in (0, 1)]  # no shift in SASS
-        low, high = (self.emit(Scalar("cvt.rn.f16x2.e4m3x2"), (half,))[0] for half in halves)
+        low, high = (self.emit(named("cvt.rn.f16x2.e4m3x2"), (half,))[0] for half in halves)
         return low, high
 
     def _to_fp8(self, low: Traced, high: Traced, dtype: DType) -> Traced:
         """A pair of f32 as fp8 in a u16."""
-        return self.emit(Scalar(f"cvt.rn.satfinite.{dtype}x2.f32"), (high, low))[0]
+        return self.emit(named(f"cvt.rn.satfinite.{dtype}x2.f32"), (high, low))[0]
 
     def _from_fp8(self, word: Traced, dtype: DType) -> tuple[Traced, Traced]:
         """The two fp8 of a word's lower half, as f32."""
         pair = self.emit(Convert(u32, u16), (self.operand(word, u32),))[0]
-        return self.unpack(self.emit(Scalar(f"cvt.rn.f16x2.{dtype}x2"), (pair,))[0], f16)
+        return self.unpack(self.emit(named(f"cvt.rn.f16x2.{dtype}x2"), (pair,))[0], f16)
 
     def bitcast(self, x: Traced, dtype: DType) -> Traced:
         """The same bits as another type of the same width."""
@@ -179,9 +179,9 @@ class Arithmetic(Builder):
             raise TraceError(f"bitcast from {x.dtype} to {dtype} changes the width ({self.here()}); use k.convert")
         return self.emit(Bitcast(x.dtype, dtype), (x,))[0]
 
+    @word("fma.rn.f32")
     def fma(self, a: Number, b: Number, c: Number) -> Traced:
         """a·b + c in f32 with one rounding."""
-        return self.emit(Fma(), tuple(self.operand(x, f32) for x in (a, b, c)))[0]
 
     def mul_wide(self, a: Number, b: Number) -> Traced:
         """The 64-bit product of two u32 values."""
@@ -189,7 +189,7 @@ class Arithmetic(Builder):
         if x.constant is not None and y.constant is not None:
             mask = (1 << 32) - 1
             return self.constant((int(x.constant) & mask) * (int(y.constant) & mask), u64)
-        return self.emit(MultiplyWide(u32), (x, y))[0]
+        return self.emit(multiply_wide(u32), (x, y))[0]
 
     def maximum(self, a: Number, b: Number) -> Traced:
         """The larger; of floats the one that is not NaN."""
@@ -199,29 +199,29 @@ class Arithmetic(Builder):
         """The smaller; of floats the one that is not NaN."""
         return self.binary("min", a, b)
 
+    @word("ex2.approx.ftz.f32")
     def exp2(self, x: Number) -> Traced:
         """2 to the x (``ex2.approx.ftz.f32``, at most 2 ulp)."""
-        return self.unary("ex2", x)
 
+    @word("lg2.approx.ftz.f32")
     def log2(self, x: Number) -> Traced:
         """Binary logarithm (``lg2.approx.ftz.f32``)."""
-        return self.unary("lg2", x)
 
+    @word("rcp.approx.ftz.f32")
     def reciprocal(self, x: Number) -> Traced:
         """1/x (``rcp.approx.ftz.f32``, at most 1 ulp)."""
-        return self.unary("rcp", x)
 
+    @word("rsqrt.approx.ftz.f32")
     def rsqrt(self, x: Number) -> Traced:
         """1/sqrt(x) (``rsqrt.approx.ftz.f32``)."""
-        return self.unary("rsqrt", x)
 
+    @word("sqrt.rn.f32")
     def sqrt(self, x: Number) -> Traced:
         """Square root, correctly rounded."""
-        return self.unary("sqrt", x)
 
+    @word("tanh.approx.f32")
     def tanh(self, x: Number) -> Traced:
         """Hyperbolic tangent (``tanh.approx.f32``)."""
-        return self.unary("tanh", x)
 
     def absolute(self, x: Number) -> Traced:
         """The absolute value of a float or a signed integer."""
@@ -250,11 +250,11 @@ class Arithmetic(Builder):
         if known is not None:
             return self.operand(a if known else b, dtype)
         operands = (self.operand(condition, pred), self.operand(a, dtype), self.operand(b, dtype))
-        return self.emit(Select(dtype), operands)[0]
+        return self.emit(select(dtype), operands)[0]
 
+    @word("cvt.rna.tf32.f32")
     def to_tf32(self, x: Number) -> Traced:
         """An f32 rounded to tf32, as the u32 register that ``mma`` takes."""
-        return self.unary("tf32", x)
 
     def pack(self, low: Number, high: Number, half: DType) -> Traced:
         """Two f32 values rounded to f16 or bf16, in one u32 (low in the low bits)."""
@@ -270,7 +270,7 @@ class Arithmetic(Builder):
     def pair(self, op: str, half: DType, *operands: Traced) -> Traced:
         """Packed 16-bit arithmetic: ``fma add mul min max`` on both halves at once."""
         self._check_half(half)
-        return self.emit(PairArithmetic(op, half), tuple(self.operand(x, u32) for x in operands))[0]
+        return self.emit(pair_arithmetic(op, half), tuple(self.operand(x, u32) for x in operands))[0]
 
     def _check_half(self, half: DType) -> None:
         if half not in _HALVES:

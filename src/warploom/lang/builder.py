@@ -33,9 +33,9 @@ from warploom.ir.statements import (
     Value,
     When,
 )
-from warploom.isa.alu import Binary, Unary
 from warploom.isa.base import Instruction
 from warploom.isa.conversion import Move
+from warploom.isa.operators import binary, unary
 from warploom.lang.fold import fold_binary, is_commutative
 from warploom.lang.loaded import holds_bits
 from warploom.lang.rebinding import refuse_rebinding
@@ -203,7 +203,7 @@ class Builder:
             x, y = y, x
         self._refuse_undefined(op, dtype, y)
         folded = fold_binary(self, op, x, y)
-        return folded if folded is not None else self.emit(Binary(op, dtype), (x, y))[0]
+        return folded if folded is not None else self.emit(binary(op, dtype), (x, y))[0]
 
     def _refuse_bits(self, *values: Number) -> None:
         """Arithmetic on a 16-bit float or a short signed integer as it was loaded would compute with its bits."""
@@ -244,7 +244,7 @@ class Builder:
         """``op a``."""
         dtype = a.dtype if isinstance(a, Traced) else f32
         x = self.operand(a, dtype)
-        return self.emit(Unary(op, dtype), (x,))[0]
+        return self.emit(unary(op, dtype), (x,))[0]
 
     def divide(self, a: Number, b: Number) -> Traced:
         """``a / b`` of floats, rounded to nearest."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 
 from warploom.core.dtypes import DType, pred, u32
-from warploom.isa.alu import COMPARISONS, Binary
+from warploom.isa.operators import COMPARISONS, binary
 from warploom.isa.warp import Special
 from warploom.lang.values import Number, TileAddress, Traced, Tracer, defining_op
 
@@ -33,7 +33,7 @@ def fold_constants(op: str, dtype: DType, a: int | float | bool, b: int | float 
         for x in (a, b)
     ]
     with np.errstate(all="ignore"):
-        result = Binary(op, dtype).meaning(*as_array)[0].reshape(-1)[0].item()
+        result = binary(op, dtype).meaning(*as_array)[0].reshape(-1)[0].item()
     if dtype.is_integer and op not in COMPARISONS and not isinstance(result, bool):
         return wrap(dtype, int(result))
     return result
@@ -45,7 +45,7 @@ def split_sum(value: Traced) -> tuple[Traced, int]:
     The base of an address in a tile remembers the tile.
     """
     definition = defining_op(value)
-    if definition is not None and definition.instruction == Binary("add", value.dtype):
+    if definition is not None and definition.instruction is binary("add", value.dtype):
         constant = value.sources[1].constant
         if constant is not None:
             base = value.sources[0]
@@ -68,9 +68,10 @@ def _range(value: Traced) -> tuple[int | None, int]:
         return unknown
     if definition.instruction == Special("tid.x"):
         return 0, 1023
-    if not isinstance(definition.instruction, Binary):
+    op = definition.instruction.operator
+    if not op:
         return unknown
-    op, (a, b) = definition.instruction.op, value.sources
+    a, b = value.sources
     (low, high), c = _range(a), b.constant
     if op == "and" and c is not None and int(c) >= 0:
         return 0, int(c)

@@ -8,8 +8,9 @@ from typing import Literal
 from warploom.core.dtypes import DType, bf16, f32, s8, u32
 from warploom.core.errors import TraceError
 from warploom.isa.base import Instruction
-from warploom.isa.matrix_exact import MmaDouble, MmaInteger, MoveMatrix
+from warploom.isa.matrix_exact import MmaDouble, MmaInteger
 from warploom.isa.wmma import WmmaLoad, WmmaMma, WmmaStore
+from warploom.lang.declared import word
 from warploom.lang.fold import split_sum
 from warploom.lang.fragments import FragmentWords
 from warploom.lang.pointers import GlobalPointer, SharedTile
@@ -23,9 +24,9 @@ Matrix = GlobalPointer | SharedTile | Traced
 class MatrixWords(FragmentWords):
     """Fragments as sequences of registers; see PTX's names of the instructions."""
 
+    @word("movmatrix.sync.aligned.m8n8.trans.b16")
     def movmatrix(self, x: Traced) -> Traced:
         """``movmatrix``: transposes an 8×8 matrix of 16-bit elements, a register per lane as ``ldmatrix`` loads it."""
-        return self.emit(MoveMatrix(), (self.operand(x, u32),))[0]
 
     def mma_integer(
         self,

@@ -7,8 +7,10 @@ from typing import Any, NoReturn, TypeVar
 
 from warploom.core.dtypes import pred, u32
 from warploom.core.errors import TraceError
+from warploom.isa.collective import Mode, shuffle
 from warploom.isa.sync import BarArrive, BarSync
-from warploom.isa.warp import FULL_MASK, ReadClock, Shuffle, Special, SyncWarp, Vote
+from warploom.isa.warp import FULL_MASK, ReadClock, Special
+from warploom.lang.declared import word
 from warploom.lang.memory import MemoryWords
 from warploom.lang.values import Number, Traced
 
@@ -120,7 +122,7 @@ class WarpWords(MemoryWords):
         """The value of the lane ``delta`` above; the lane's own where there is none."""
         return self._shuffle("down", x, delta, member_mask)
 
-    def _shuffle(self, mode: str, x: Number, lane: Number, member_mask: Number) -> Traced:
+    def _shuffle(self, mode: Mode, x: Number, lane: Number, member_mask: Number) -> Traced:
         known, x = x, self.operand(x, x.dtype if isinstance(x, Traced) else self._common_type("shfl", x, x))
         if x.dtype.bits != 32:
             raise TraceError(f"shfl moves 32-bit values, not {x.dtype} ({self.here()})")
@@ -128,25 +130,24 @@ class WarpWords(MemoryWords):
             raise TraceError(f"shfl names one of 32 lanes, 0 to 31, not {lane} ({self.here()})")
         if not isinstance(known, Traced):
             return x  # every lane has the same
-        instruction = Shuffle(mode, x.dtype)  # type: ignore[arg-type]
-        return self.emit(instruction, (x, self.operand(lane, u32), self.operand(member_mask, u32)))[0]
+        return self.emit(shuffle(mode, x.dtype), (x, self.operand(lane, u32), self.operand(member_mask, u32)))[0]
 
+    @word("vote.sync.any.pred")
     def vote_any(self, condition: Traced, member_mask: Number = FULL_MASK) -> Traced:
         """Whether the predicate holds in any member lane; the same in all of them."""
-        return self.emit(Vote("any"), (self.operand(condition, pred), self.operand(member_mask, u32)))[0]
 
+    @word("vote.sync.all.pred")
     def vote_all(self, condition: Traced, member_mask: Number = FULL_MASK) -> Traced:
         """Whether the predicate holds in every member lane."""
-        return self.emit(Vote("all"), (self.operand(condition, pred), self.operand(member_mask, u32)))[0]
 
+    @word("vote.sync.ballot.b32")
     def ballot(self, condition: Traced, member_mask: Number = FULL_MASK) -> Traced:
         """One bit per member lane in which the predicate holds (u32)."""
-        return self.emit(Vote("ballot"), (self.operand(condition, pred), self.operand(member_mask, u32)))[0]
 
     # -- meeting points
+    @word("bar.warp.sync")
     def syncwarp(self, member_mask: Number = FULL_MASK) -> None:
         """``__syncwarp``: the member lanes meet and see each other's memory accesses."""
-        self.emit(SyncWarp(), (self.operand(member_mask, u32),))
 
     def syncthreads(self) -> None:
         """``__syncthreads`` (``bar.sync 0``): all threads of the CTA meet and see each other's memory accesses."""

@@ -12,16 +12,18 @@ from warploom.core.dtypes import DType, pred, u32, u64
 from warploom.core.errors import VerifyError
 from warploom.ir import statements as ir
 from warploom.ir.statements import Const, Op, Statement, Tile, Value, When
-from warploom.isa.alu import Binary, Select, Unary
 from warploom.isa.base import Instruction as Isa
 from warploom.isa.conversion import Bitcast, Convert, Move
 from warploom.isa.effects import Space
+from warploom.isa.form import RefusedError
+from warploom.isa.operators import binary, select, unary
 from warploom.isa.spaces import FromGeneric, IsSpace, Window
 from warploom.isa.warp import Special
 from warploom.ptx.blocks import Block
 from warploom.ptx.emitter import Emitter
 from warploom.ptx.forms import Form
 from warploom.ptx.groups import completed_registers
+from warploom.ptx.reading import CARRY, find
 from warploom.ptx.specials import Specials
 from warploom.ptx.syntax import (
     Address,
@@ -40,7 +42,6 @@ from warploom.ptx.types import constant, unsigned
 from warploom.ptx.usage import Usage, by_guard
 
 _PARAMETER_BYTES = 4096
-_CARRY = "%carry@"  # no name that PTX can have
 Make: TypeAlias = Callable[[Space, int], tuple[Isa, Sequence[ir.Operand]]]
 """An access for a space and a displacement: the instruction, and its operands after the address."""
 
@@ -134,15 +135,32 @@ class Builder(Emitter):
             return
         self.where, form = i.where, Form(i)
         handler = HANDLERS.get(i.opcode)
-        if handler is None:
-            raise form.refusal("this instruction is not supported")
         try:
+            if handler is None:
+                self.declared(i)
+                return
             handler(self, form)
+        except RefusedError as error:
+            raise form.refusal(str(error)) from None
         except VerifyError as error:  # no instruction of Programs, as its types or counts are
             raise form.refusal(str(error)) from None
         except UnknownTypeError as error:
             raise form.refusal(f"the type .{error} is not supported") from None
         form.done()
+
+    def declared(self, i: Instruction) -> None:
+        """An instruction that a table declares."""
+        made, targets, sources = find(i, self.home, self.usage.constants, self.usage.read)
+        values = [
+            self.carry if x is CARRY else self.read(x, t) for x, t in zip(sources, made.operand_types, strict=True)
+        ]
+        if not targets or targets[-1] is not CARRY:
+            self.set_all(targets, made, values)
+            return
+        result, carry = (self.fresh(t) for t in made.result_types)
+        self.emit(made, values, (result, carry))
+        self.emit(Move(u32), (carry,), (self.carry,))
+        self.assign(targets[0], result)
 
     # -- reading -----------------------------------------------------------------------------------------------------
 
@@ -153,7 +171,7 @@ class Builder(Emitter):
         if isinstance(operand, Float):
             return self._float(operand, dtype)
         if isinstance(operand, Not):
-            return self.op(Unary("not", pred), self.read(operand.register, pred))
+            return self.op(unary("not", pred), self.read(operand.register, pred))
         if isinstance(operand, Symbol):
             return self.extend(self.symbol(operand), dtype)
         if isinstance(operand, PtxRegister):
@@ -182,14 +200,14 @@ class Builder(Emitter):
     @property
     def carry(self) -> ir.Register:
         """The carry that ``add.cc`` and its like leave, 0 or 1."""
-        if _CARRY not in self._registers:
-            self._registers[_CARRY] = ir.Register(next(self.numbers), u32, "carry")
-        return self._registers[_CARRY]
+        if CARRY.name not in self._registers:
+            self._registers[CARRY.name] = ir.Register(next(self.numbers), u32, "carry")
+        return self._registers[CARRY.name]
 
     def guard(self, guard: Guard) -> ir.Operand:
         """The predicate of a guard."""
         holds = self.read(guard.register, pred)
-        return self.op(Unary("not", pred), holds) if guard.negated else holds
+        return self.op(unary("not", pred), holds) if guard.negated else holds
 
     def _float(self, operand: Float, dtype: DType) -> ir.Operand:
         if dtype.is_integer:
@@ -238,7 +256,7 @@ class Builder(Emitter):
             place = Const(u64, self.parameter_address(name))
             if x == place:
                 return value
-            found = value if found is None else self.op(Select(u64), self.op(Binary("eq", u64), x, place), value, found)
+            found = value if found is None else self.op(select(u64), self.op(binary("eq", u64), x, place), value, found)
         if found is None or isinstance(x, Const):
             raise self.refusal("the address of a parameter is supported for tensor maps alone")
         return found
@@ -285,7 +303,7 @@ class Builder(Emitter):
         elsewhere: ir.Operand = Const(pred, True)
         for window in self.windows:
             inside = self.op(IsSpace(window), base)
-            elsewhere = self.op(Binary("and", pred), elsewhere, self.op(Unary("not", pred), inside))
+            elsewhere = self.op(binary("and", pred), elsewhere, self.op(unary("not", pred), inside))
             place = self.op(FromGeneric(window), base)
             self._when(inside, make(window, 0), place, found)
         self._when(elsewhere, make("global", 0), base, found)

@@ -10,10 +10,10 @@ from typing import cast
 from warploom.core.dtypes import bf16, f16, f32, f64, pred, s32, u32, u64
 from warploom.ir.statements import Const
 from warploom.ir.statements import Operand as Value
-from warploom.isa.alu import Binary, Select, Unary
 from warploom.isa.conversion import Convert, PackPair
+from warploom.isa.form import named
 from warploom.isa.narrow import FP8
-from warploom.isa.scalar import Scalar
+from warploom.isa.operators import binary, select, unary
 from warploom.isa.spaces import FromGeneric, IsSpace, ToGeneric, Window
 from warploom.ptx.builder import Builder, form
 from warploom.ptx.forms import Form
@@ -45,7 +45,7 @@ def convert(b: Builder, f: Form) -> None:
     if to == "tf32":
         if rounding != "rna" or source != "f32":
             raise f.refusal()
-        b.set(target, Unary("tf32", f32), b.read(given, f32))
+        b.set(target, unary("tf32", f32), b.read(given, f32))
     else:
         b.assign(target, _converted(b, f, given, source, to, rounding))
 
@@ -63,23 +63,23 @@ def _converted(b: Builder, f: Form, given: Operand, source: str, to: str, roundi
     else:
         x = _to_float(b, f, given, source, to, rounding)
     x = _flushed(b, x) if ftz and to == "f32" else x
-    return b.op(Scalar("cvt.sat.f32.f32"), x) if to == "f32" and f.flag("sat") else x
+    return b.op(named("cvt.sat.f32.f32"), x) if to == "f32" and f.flag("sat") else x
 
 
 def _narrow(b: Builder, f: Form, rounding: str, to: str, source: str) -> None:
     """Conversions to and from fp8, and those that leave out negative numbers."""
     relu = ".relu" if "relu" in f.instruction.modifiers else ""
-    instruction = Scalar(f"cvt.{rounding}{'.satfinite' if f.flag('satfinite') else ''}{relu}.{to}.{source}")
+    instruction = named(f"cvt.{rounding}{'.satfinite' if f.flag('satfinite') else ''}{relu}.{to}.{source}")
     b.apply(f.operands(1 + len(instruction.operand_types)), instruction)
 
 
 def _flushed(b: Builder, x: Value) -> Value:
-    return b.op(Scalar("add.rn.ftz.f32"), x, Const(f32, -0.0))
+    return b.op(named("add.rn.ftz.f32"), x, Const(f32, -0.0))
 
 
 def _from_float(b: Builder, f: Form, x: Value, source: str, to: str, rounding: str) -> Value:
     if source in _HALVES and to != source:
-        x, source = b.op(Scalar(f"cvt.f32.{source}"), x), "f32"
+        x, source = b.op(named(f"cvt.f32.{source}"), x), "f32"
     if to in _FLOATS:
         return _float_to_float(b, f, x, source, to, rounding)
     if rounding not in ("rzi", "rni", "rmi", "rpi"):
@@ -90,14 +90,14 @@ def _from_float(b: Builder, f: Form, x: Value, source: str, to: str, rounding: s
     clamped = _clamped(b, b.op(Convert(x.dtype, s32, rounding), x), to)
     if source != "f64" or to[0] == "s":
         return clamped
-    number = b.op(Binary("eq", f64), x, x)  # of a NaN in f64 comes the highest bit
-    return b.op(Select(clamped.dtype), number, clamped, Const(clamped.dtype, 1 << TYPES[to] - 1))
+    number = b.op(binary("eq", f64), x, x)  # of a NaN in f64 comes the highest bit
+    return b.op(select(clamped.dtype), number, clamped, Const(clamped.dtype, 1 << TYPES[to] - 1))
 
 
 def _float_to_float(b: Builder, f: Form, x: Value, source: str, to: str, rounding: str) -> Value:
     if source == to:
         for step in (rounding, f.one_of("sat")):
-            x = b.op(Scalar(f"cvt.{step}.{to}.{to}"), x) if step else x
+            x = b.op(named(f"cvt.{step}.{to}.{to}"), x) if step else x
         return x
     widens = TYPES[to] > TYPES[source]
     if rounding != ("" if widens else "rn"):
@@ -105,7 +105,7 @@ def _float_to_float(b: Builder, f: Form, x: Value, source: str, to: str, roundin
     if to in _HALVES:
         if source != "f32":
             raise f.refusal()
-        return b.op(Scalar(f"cvt.rn.{to}.f32"), x)
+        return b.op(named(f"cvt.rn.{to}.f32"), x)
     return b.op(Convert(x.dtype, TYPE[to]), x)
 
 
@@ -118,7 +118,7 @@ def _to_float(b: Builder, f: Form, given: Operand, source: str, to: str, roundin
     # By way of f32: rounded twice, unless f32 holds it exactly, or (f16) what it does not hold is infinite.
     if TYPES[source] > (32 if to == "f16" else 16):
         raise f.refusal()
-    return b.op(Scalar(f"cvt.rn.{to}.f32"), b.op(Convert(x.dtype, f32), x))
+    return b.op(named(f"cvt.rn.{to}.f32"), b.op(Convert(x.dtype, f32), x))
 
 
 def _widest(b: Builder, given: Operand, source: str) -> Value:
@@ -154,9 +154,9 @@ def _clamped(b: Builder, x: Value, to: str) -> Value:
     least, most = (-(1 << bits - 1), (1 << bits - 1) - 1) if signed else (0, (1 << bits) - 1)
     own = x.dtype.bits - (x.dtype.kind == "signed")
     if x.dtype.kind == "signed" and least > -(1 << own):
-        x = b.op(Binary("max", x.dtype), x, Const(x.dtype, least))
+        x = b.op(binary("max", x.dtype), x, Const(x.dtype, least))
     if most < (1 << own) - 1:
-        x = b.op(Binary("min", x.dtype), x, Const(x.dtype, most))
+        x = b.op(binary("min", x.dtype), x, Const(x.dtype, most))
     return b.extend(x, TYPE.get(to, s32 if signed else u32))
 
 
@@ -187,6 +187,6 @@ def is_space(b: Builder, f: Form) -> None:
         b.set(target, IsSpace(cast("Window", space)), address)
     elif space:
         inside = (b.op(IsSpace(window), address) for window in ("shared", "local"))
-        b.set(target, Unary("not", pred), b.op(Binary("or", pred), *inside))
+        b.set(target, unary("not", pred), b.op(binary("or", pred), *inside))
     else:
         raise f.refusal()

@@ -9,8 +9,8 @@ from warploom.core.dtypes import DType, u32
 from warploom.core.errors import PtxError
 from warploom.ir import statements as ir
 from warploom.ir.statements import NOWHERE, Const, Op, Statement, Tile, Value
-from warploom.isa.alu import Binary
 from warploom.isa.base import Instruction as Isa
+from warploom.isa.operators import binary
 
 
 class Emitter:
@@ -55,7 +55,7 @@ class Emitter:
         """An operation of two operands of one type; an integer is a constant of it (of u32, for shifts)."""
         if isinstance(b, int):
             b = Const(u32 if op in ("shl", "shr") else a.dtype, b)
-        return self.op(Binary(op, a.dtype), a, b)
+        return self.op(binary(op, a.dtype), a, b)
 
     def refusal(self, why: str) -> PtxError:
         """The error to raise at the current line."""

@@ -12,7 +12,6 @@ from warploom.core.dtypes import DTYPES, pred, s32, u32, u64
 from warploom.core.errors import VerifyError
 from warploom.ir.statements import Const
 from warploom.ir.statements import Operand as Value
-from warploom.isa.alu import Select
 from warploom.isa.async_copy import (
     POLICIES,
     BulkLoadBytes,
@@ -23,6 +22,7 @@ from warploom.isa.async_copy import (
     WaitCopies,
 )
 from warploom.isa.cluster import ClusterArrive, ClusterWait, MapShared, StoreAsync
+from warploom.isa.operators import select
 from warploom.isa.spaces import FromGeneric, ToGeneric
 from warploom.isa.sync import (
     AsyncProxyFence,
@@ -111,7 +111,7 @@ def _arrive(b: Builder, f: Form) -> None:
         # The state that an arrival returns stands for the phase: here, its parity. It cannot end before this arrival.
         odd = b.fresh(pred)
         b.emit(MbarrierTestWait(offset, relaxed=True), (base, constant(0, u32)), (odd,), within)
-        b.assign(state, b.op(Select(u64), odd, constant(1, u64), constant(0, u64)))
+        b.assign(state, b.op(select(u64), odd, constant(1, u64), constant(0, u64)))
     if f.flag("noComplete"):
         b.emit(MbarrierArrivalAmidst(count, offset), (base,), within=within)
         return

@@ -10,12 +10,12 @@ from typing import Literal, cast, get_args
 
 from warploom.core.dtypes import pred, s16, s32, u8, u16, u32, u64
 from warploom.ir.statements import Operand as Value
-from warploom.isa.alu import Select
 from warploom.isa.async_copy import CommitCopies, CopiesArrive, CpAsync, WaitCopies
 from warploom.isa.atomic import Atomic
 from warploom.isa.conversion import Combine, Half
 from warploom.isa.effects import MemoryOrder, Scope, Space
 from warploom.isa.memory import LdMatrix, Load, MemoryFence, StMatrix, Store, register_type
+from warploom.isa.operators import select
 from warploom.ptx.builder import Builder, form
 from warploom.ptx.conversion_forms import byte
 from warploom.ptx.forms import Form
@@ -346,7 +346,7 @@ def _copy(b: Builder, f: Form) -> None:
     valid = more[0] if more and more[0] != size else None
     (to, to_offset, within), (source_base, from_offset, _) = b.address(shared, "shared"), b.address(source, "global")
     if valid is not None and _is_predicate(b, valid):  # it holds where the source is left out
-        words = (b.op(Select(u32), b.read(valid, pred), constant(0, u32), constant(size.value, u32)),)
+        words = (b.op(select(u32), b.read(valid, pred), constant(0, u32), constant(size.value, u32)),)
     else:
         words = () if valid is None else (b.read(valid, u32),)
     instruction = CpAsync(

@@ -21,9 +21,8 @@ from warploom.ptx import (
     call_forms,
     conversion_forms,
     hopper_forms,
-    integer_forms,
     memory_forms,
-    scalar_forms,
+    move_forms,
     warp_forms,
     wmma_forms,
 )
@@ -37,8 +36,7 @@ from warploom.ptx.usage import usage
 
 FAMILIES = (
     call_forms,
-    scalar_forms,
-    integer_forms,
+    move_forms,
     conversion_forms,
     memory_forms,
     warp_forms,

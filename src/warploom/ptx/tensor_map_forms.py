@@ -9,9 +9,10 @@ from typing import Literal, cast
 
 from warploom.core.dtypes import u32, u64
 from warploom.ir.statements import Const
+from warploom.isa.form import named
 from warploom.isa.memory import Load, Store
 from warploom.isa.tensor_map import FIELDS, MAP_BYTES, TensorMapAcquire, TensorMapRelease, TensorMapReplace
-from warploom.isa.warp import FULL_MASK, Special, SyncWarp
+from warploom.isa.warp import FULL_MASK, Special
 from warploom.ptx.builder import Builder, form
 from warploom.ptx.forms import Form
 from warploom.ptx.syntax import Integer, Operand
@@ -69,7 +70,7 @@ def _publish(b: Builder, f: Form) -> None:
     b.emit(Load("shared", u32, offset=offset), (b.binary("add", base, place),), (word,), within)
     b.emit(Store("global", u32, offset=to_offset), (b.binary("add", to, b.extend(place, u64)), word))
     b.emit(TensorMapRelease())
-    b.emit(SyncWarp(), (Const(u32, FULL_MASK),))
+    b.emit(named("bar.warp.sync"), (Const(u32, FULL_MASK),))
 
 
 def map_fence(b: Builder, f: Form) -> None:

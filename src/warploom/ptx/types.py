@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from warploom.core.dtypes import DType, f32, f64, pred, s16, s32, s64, u16, u32, u64
+from warploom.core.dtypes import DType, pred, u16, u32, u64
 from warploom.ir.statements import Const
+from warploom.isa.form import REGISTER
 from warploom.ptx.syntax import UnknownTypeError
 
 
@@ -14,30 +15,7 @@ class _Types(dict[str, DType]):
         raise UnknownTypeError(name)
 
 
-TYPE = _Types(
-    {
-        "pred": pred,
-        "b16": u16,
-        "u16": u16,
-        "s16": s16,
-        "f16": u16,
-        "bf16": u16,
-        "b32": u32,
-        "u32": u32,
-        "s32": s32,
-        "f16x2": u32,
-        "bf16x2": u32,
-        "tf32": u32,
-        "b64": u64,
-        "u64": u64,
-        "s64": s64,
-        "f32": f32,
-        "f64": f64,
-        "u16x2": u32,
-        "s16x2": u32,
-        "f32x2": u64,
-    }
-)
+TYPE = _Types(REGISTER)
 """The register type of a PTX type; bits and 16-bit floats are unsigned integers."""
 
 

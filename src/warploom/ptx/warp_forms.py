@@ -1,4 +1,4 @@
-"""Barriers, shuffles, votes, and the matrix products of a warp.
+"""Barriers, and the matrix products of a warp.
 
 Source: PTX ISA, "Parallel Synchronization and Communication Instructions", "Warp Level Matrix Instructions".
 """
@@ -7,19 +7,15 @@ from __future__ import annotations
 
 from typing import Literal, cast
 
-from warploom.core.dtypes import DTYPES, pred, s32, u32, u64
+from warploom.core.dtypes import DTYPES, pred, u32
 from warploom.ir.statements import Const
-from warploom.ir.statements import Operand as Value
-from warploom.isa.alu import Binary, Unary
 from warploom.isa.matrix import MmaSync
-from warploom.isa.matrix_exact import MmaDouble, MmaInteger, MoveMatrix
-from warploom.isa.members import ActiveMask, Match, Redux
+from warploom.isa.matrix_exact import MmaDouble, MmaInteger
 from warploom.isa.sync import BarArrive, BarReduce, BarSync
-from warploom.isa.warp import Shuffle, Special, SyncWarp, Vote
 from warploom.ptx.builder import Builder, form
 from warploom.ptx.forms import Form
 from warploom.ptx.hopper_forms import cluster_barrier
-from warploom.ptx.syntax import Both, Operand, Register, Vector
+from warploom.ptx.syntax import Operand, Vector
 
 
 def _threads(b: Builder, f: Form, count: tuple[Operand, ...]) -> int | None:
@@ -34,10 +30,9 @@ def _threads(b: Builder, f: Form, count: tuple[Operand, ...]) -> int | None:
 @form("bar", "barrier")
 def barrier(b: Builder, f: Form) -> None:
     """``bar.{sync, arrive, red, warp.sync}``; ``barrier`` by the same names."""
-    if f.flag("warp"):
-        (mask,) = f.operands(1)
-        f.need("sync")
-        b.emit(SyncWarp(), (b.read(mask, u32),))
+    if "warp" in f.instruction.modifiers:
+        b.declared(f.instruction)
+        f.drop("")
         return
     if f.flag("cluster"):
         cluster_barrier(b, f)
@@ -65,90 +60,6 @@ def _barrier_reduction(b: Builder, f: Form, aligned: bool) -> None:
     b.set(target, instruction, b.read(number, u32), b.read(holds, pred))
 
 
-@form("shfl")
-def shuffle(b: Builder, f: Form) -> None:
-    """``shfl.sync``."""
-    mode = f.which("bfly", "idx", "up", "down")
-    f.need("sync")
-    f.type("b32")
-    target, value, lane, limit, mask = f.operands(5)
-    clamp = b.read(limit, u32)
-    if not isinstance(clamp, Const):
-        raise f.refusal("the clamp of a shuffle must be a constant")
-    if isinstance(target, Both):
-        if target.second.name in b.usage.read:
-            b.assign(target.second, _in_range(b, mode, int(clamp.value), b.read(lane, u32)))
-        target = target.first
-    dtype = b.home(target, u32)
-    name = cast("Literal['xor', 'idx', 'up', 'down']", "xor" if mode == "bfly" else mode)
-    b.set(target, Shuffle(name, dtype, int(clamp.value)), b.read(value, dtype), b.read(lane, u32), b.read(mask, u32))
-
-
-def _in_range(b: Builder, mode: str, clamp: int, lane: Value) -> Value:
-    """Whether the source lane of a shuffle lies within its group, as :meth:`Shuffle.source_lanes` has it."""
-    segment = clamp >> 8 & 31
-    own, n = b.binary("and", b.once(Special("tid.x")), 31), b.binary("and", lane, 31)
-    first = b.binary("and", own, segment)
-    last = b.binary("or", first, clamp & 31 & ~segment)
-    if mode == "up":
-        return b.op(Binary("ge", s32), b.cast(b.binary("sub", own, n), s32), b.cast(last, s32))
-    source = {"bfly": ("xor", own, n), "down": ("add", own, n)}.get(mode)
-    if source is None:
-        source = ("or", first, b.binary("and", n, 31 & ~segment))
-    return b.op(Binary("le", u32), b.binary(*source), last)
-
-
-@form("redux")
-def reduce(b: Builder, f: Form) -> None:
-    """``redux.sync`` of integers."""
-    op, kind = f.which("add", "min", "max", "and", "or", "xor"), f.type("u32", "s32", "b32")
-    f.need("sync")
-    target, value, mask = f.operands(3)
-    dtype = s32 if kind == "s32" else u32
-    instruction = Redux(cast("Literal['add', 'min', 'max', 'and', 'or', 'xor']", op), dtype)
-    b.set(target, instruction, b.read(value, dtype), b.read(mask, u32))
-
-
-@form("match")
-def match(b: Builder, f: Form) -> None:
-    """``match.{any, all}.sync``."""
-    mode, kind = f.which("any", "all"), f.type("b32", "b64")
-    f.need("sync")
-    target, value, mask = f.operands(3)
-    dtype = u32 if kind == "b32" else u64
-    both = (
-        target
-        if isinstance(target, Both)
-        else Both(target if isinstance(target, Register) else Register(""), Register(""))
-    )
-    targets = (both.first,) if mode == "any" else (both.first, both.second)
-    instruction = Match(cast("Literal['any', 'all']", mode), dtype)
-    b.set_all(targets, instruction, (b.read(value, dtype), b.read(mask, u32)))
-
-
-@form("activemask")
-def active_mask(b: Builder, f: Form) -> None:
-    """``activemask``."""
-    (target,) = f.operands(1)
-    f.type("b32")
-    b.set(target, ActiveMask())
-
-
-@form("vote")
-def vote(b: Builder, f: Form) -> None:
-    """``vote.sync``."""
-    mode = f.which("any", "all", "ballot", "uni")
-    f.need("sync")
-    f.type("b32" if mode == "ballot" else "pred")
-    target, *given = f.operands(3)
-    holds, mask = b.read(given[0], pred), b.read(given[1], u32)
-    if mode == "uni":
-        none = b.op(Unary("not", pred), b.op(Vote("any"), holds, mask))
-        b.assign(target, b.op(Binary("or", pred), b.op(Vote("all"), holds, mask), none))
-        return
-    b.set(target, Vote(cast("Literal['any', 'all', 'ballot']", mode)), holds, mask)
-
-
 @form("mma")
 def matrix_product(b: Builder, f: Form) -> None:
     """``mma.sync``."""
@@ -174,12 +85,3 @@ def matrix_product(b: Builder, f: Form) -> None:
 
 
 _SHAPES = ("m16n8k4", "m16n8k8", "m16n8k16", "m16n8k32", "m8n8k4", "m8n8k16")
-
-
-@form("movmatrix")
-def transpose(b: Builder, f: Form) -> None:
-    """``movmatrix``."""
-    f.need("sync", "aligned", "m8n8", "trans")
-    f.type("b16")
-    target, source = f.operands(2)
-    b.set(target, MoveMatrix(), b.read(source, u32))

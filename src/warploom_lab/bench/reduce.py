@@ -17,7 +17,6 @@ import numpy as np
 from warploom.core.errors import WarploomError
 from warploom.emulate import emulate
 from warploom.isa.sync import BarSync
-from warploom.isa.warp import Shuffle
 from warploom.kernels.source import KernelSource
 from warploom.measure.monitor import GpuMonitor
 from warploom.measure.pytorch import torch_module
@@ -90,7 +89,7 @@ def emulated(rung: Rung[ReduceConfig], arch: str = "sm_90a") -> Row:
         "wavefronts": sum(w.actual for w in shared) // 2,
         "bank_conflicts": sum(w.conflicts for w in shared) // 2,
         "barriers": sum(isinstance(i, BarSync) for i in ops),
-        "shuffles": sum(isinstance(i, Shuffle) for i in ops),
+        "shuffles": sum(i.exchange is not None for i in ops),
         "shared_bytes": program.shared_bytes,
         "compiled": compile_for(program, arch),
         "compiled_loop": compile_for(row_max_source(LOOP.of(config)).program, arch),

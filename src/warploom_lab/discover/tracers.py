@@ -20,8 +20,9 @@ from numpy.typing import NDArray
 from warploom.core.dtypes import DTYPES, DType, bf16, f16, s8, tf32, u8, u16
 from warploom.core.errors import LayoutError
 from warploom.ir.program import Program
+from warploom.isa.form import named
 from warploom.isa.matrix import FragmentSlot, MmaSync
-from warploom.isa.matrix_exact import MmaDouble, MmaInteger, MoveMatrix
+from warploom.isa.matrix_exact import MmaDouble, MmaInteger
 from warploom.isa.memory import LdMatrix, StMatrix
 from warploom.isa.wmma import WmmaLoad, WmmaMma, WmmaStore
 from warploom.layout.catalogue import movmatrix_fragment, wgmma_accumulator
@@ -228,7 +229,7 @@ def _observe_movmatrix(run: Run, name: str) -> Observation:
     source_layout = movmatrix_fragment()
     source = np.stack([_filled(source_layout, m, u16) for m in _coordinate_passes(8, 8)])
     out = np.zeros((len(source), WARP_SIZE, 1), np.uint32)
-    run(trace_registers.trace(instruction=MoveMatrix()), source, out)
+    run(trace_registers.trace(instruction=named("movmatrix.sync.aligned.m8n8.trans.b16")), source, out)
     return Observation.from_bits(name, (8, 8), _unpacked(out, u16))
 
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 import numpy as np
 
 from tests.emulate.defects.base import Launch, numbers, planted, zeros
-from warploom.isa.alu import Binary
+from warploom.isa.operators import binary
 from warploom.lang import Global, Kernel, kernel, s32, u32, u64
 
 GROUP = "integers and values"
@@ -44,7 +44,7 @@ def quotients(defect: str, *, signed: bool) -> Launch:
             low, mine = low - 4, mine * 0 - 2147483647 - 1
         elif defect == "a constant divisor of 0":
             low = k.value(0, dtype)
-        divide = Binary("rem" if defect == "the remainder of 0" else "div", dtype)
+        divide = binary("rem" if defect == "the remainder of 0" else "div", dtype)
         (result,) = k.emit(divide, (mine, low))
         out.store(k.convert(result, u32), k.thread)
 

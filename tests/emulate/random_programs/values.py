@@ -27,7 +27,7 @@ from tests.emulate.random_programs.arithmetic import (
 from tests.emulate.random_programs.writer import COMPARISONS, TYPES, Register, Statement, Writer
 from warploom.emulate import emulate
 from warploom.ir.program import Program
-from warploom.isa.alu import Binary, Unary
+from warploom.isa import operators
 from warploom.isa.atomic import Atomic
 from warploom.lang import Global, GlobalPointer, Kernel, Mutable, Traced, f32, kernel, s32, u32, u64
 
@@ -203,11 +203,11 @@ class Printed:
             b = self.value(y, kind)
         if op in ("div", "rem"):
             b = b | 1
-        self.set(to, k.emit(Binary(op, TYPES[kind]), (a, b))[0])
+        self.set(to, k.emit(operators.binary(op, TYPES[kind]), (a, b))[0])
 
     def unary(self, kind: str, op: str, to: Register, x: Register) -> None:
         """Bits."""
-        self.set(to, self.k.emit(Unary(op, TYPES[kind]), (self.value(x),))[0])
+        self.set(to, self.k.emit(operators.unary(op, TYPES[kind]), (self.value(x),))[0])
 
     def convert(self, kind: str, to: Register, x: Register) -> None:
         """By value."""

@@ -31,7 +31,6 @@ from warploom.ir.program import Program
 from warploom.ir.statements import Flow, Loop, Op, Register, Roles, Statement, Value, When
 from warploom.isa import effects as fx
 from warploom.isa.matrix import FragmentSlot, MmaSync
-from warploom.isa.warp import Shuffle
 
 Array = NDArray[Any]
 
@@ -237,8 +236,8 @@ class Executor(Context):
         instruction, keys = op.instruction, self.keys(op)
         if isinstance(instruction, MmaSync):
             return self._mma(op, instruction, keys)
-        if isinstance(instruction, Shuffle):
-            return self._lanes.shuffle(op, instruction, keys)
+        if instruction.exchange is not None:
+            return self._lanes.shuffle(op, instruction.exchange, keys)
         if not instruction.lanewise:
             return self._lanes.collective(op, keys)
         return self._lanewise(op, keys)
@@ -276,7 +275,7 @@ class Executor(Context):
             origin = frame.origins.get(poisoned[0])
             none = [np.zeros((1, 1, 1), shadow_dtype(v.dtype)) for v in values]
             given = [frame.shadows.get(k, z) for k, z in zip(keys, none, strict=True)]
-            marks = tuple(m if m.any() else None for m in poison.lanewise(op.instruction, values, given, arrays))
+            marks = tuple(m if m.any() else None for m in op.instruction.shadow(values, given, arrays))
         for value, array, mark in zip(op.results, arrays, marks, strict=True):
             frame.write(value, array, mark, origin, isinstance(value, Register))
 

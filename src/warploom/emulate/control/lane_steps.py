@@ -12,7 +12,7 @@ from warploom.emulate.control.context import Context, Step
 from warploom.emulate.control.frames import LANES, Frame, shadow_dtype
 from warploom.ir.statements import Op, Value
 from warploom.isa import effects as fx
-from warploom.isa.warp import Shuffle
+from warploom.isa.collective import Exchange
 
 Array = NDArray[Any]
 _FULL_MASK = 0xFFFFFFFF
@@ -38,8 +38,8 @@ class LaneSteps:
 
         return step
 
-    def shuffle(self, op: Op, instruction: Shuffle, keys: tuple[Value, ...]) -> Step:
-        """A shuffle; the lane it reads from decides."""
+    def shuffle(self, op: Op, exchange: Exchange, keys: tuple[Value, ...]) -> Step:
+        """A shuffle; the lane it reads from decides, and a second result says whether that is in its group."""
         data, lane, mask = keys
 
         def step(frame: Frame) -> None:
@@ -47,16 +47,18 @@ class LaneSteps:
             self.run.observe(frame, lane, op, "the lane")
             argument = env[lane]
             if argument.size == 1 and argument.ndim == 3:
-                source = instruction.source_lanes(np.broadcast_to(argument.reshape(1, 1), (1, 32)))
+                source, inside = exchange(np.broadcast_to(argument.reshape(1, 1), (1, 32)))
                 result = np.broadcast_to(env[data], (*np.broadcast(env[data]).shape[:2], 32))[..., source[0]]
             else:
-                source = instruction.source_lanes(frame.full(argument))
+                source, inside = exchange(frame.full(argument))
                 result = frame.shaped(np.take_along_axis(frame.full(env[data]), source, axis=1))
             shadow = (
                 self._shuffle_shadow(frame, data, mask, source) if frame.shadows or frame.mask is not None else None
             )
             origin = frame.origins.get(data, (op.where, "a lane that takes no part in the shuffle"))
             self.run.put(frame, op.results[0], result, shadow, origin)
+            for value in op.results[1:]:
+                self.run.put(frame, value, frame.shaped(np.broadcast_to(inside, (frame.n, 32))), None, None)
 
         return step
 

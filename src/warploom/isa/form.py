@@ -1,0 +1,469 @@
+"""Forms of instructions, each declared once, and the instructions that they make.
+
+A line of a table declares a form by its pattern (:mod:`warploom.isa.pattern`) and what else is true of it; the PTX
+text, its reader, operand and result types, refusals, effects, meaning, C++ text, poison rule, derivative and
+architecture of every instruction come from that line. An instruction is a form, the word in each of its slots, its
+immediates, and for forms that do not depend on the sign or the kind of bits the type of the registers (``home``). There
+is one object for each instruction.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache, lru_cache
+from importlib import import_module
+from itertools import product
+from typing import Any, Literal
+
+from warploom.core.dtypes import DType, f32, f64, pred, s16, s32, s64, u16, u32, u64
+from warploom.isa.base import ANY, PRIMARY, Array, Instruction, Open
+from warploom.isa.effects import Effect
+from warploom.isa.pattern import Place, places_of, slots_of
+
+REGISTER: dict[str, DType] = {
+    "pred": pred,
+    "b16": u16,
+    "u16": u16,
+    "s16": s16,
+    "f16": u16,
+    "bf16": u16,
+    **dict.fromkeys(("b32", "u32", "f16x2", "bf16x2", "tf32", "u16x2", "s16x2"), u32),
+    "s32": s32,
+    "b64": u64,
+    "u64": u64,
+    "s64": s64,
+    "f32": f32,
+    "f64": f64,
+    "f32x2": u64,
+    **dict.fromkeys(("e4m3x2", "e5m2x2"), u16),
+}
+"""PTX's type → the type of the register that holds it."""
+_UNSIGNED = {s16: u16, s32: u32, s64: u64}
+_WIDE = {u16: u32, s16: s32, u32: u64, s32: s64}
+_SETS = {
+    "rnd": "rn rz rm rp",
+    "int": "u16 s16 u32 s32 u64 s64",
+    "signed": "s16 s32 s64",
+    "wide32": "u32 s32 u64 s64",
+    "bits": "b16 b32 b64",
+    "half": "f16 bf16",
+    "pair": "f16x2 bf16x2",
+    "any": "b16 b32 b64 u16 s16 u32 s32 u64 s64 f32 f64",
+}
+"""Words of slots that have the same in most forms."""
+_TYPED = ("type", "int", "signed", "wide32", "bits", "half", "pair", "any")
+"""Slots that name the type of operands without one of their own, unless a word of the pattern does."""
+
+
+class RefusedError(ValueError):
+    """PTX text that no form has."""
+
+
+@dataclass(frozen=True, slots=True)
+class Expression:
+    """The C++ expression of an instruction: how tightly it binds, and how tightly its operands must.
+
+    ``text`` has ``{0}`` … for operands, or makes it of them. ``nests``: it may stand inside another expression.
+    """
+
+    text: str | Callable[[Sequence[str]], str]
+    binds: int
+    needed: tuple[int, ...]
+    nests: bool = True
+
+
+Of = Callable[["Formed"], Any]
+"""What is said of each instruction of a form by itself."""
+
+
+class Form:
+    """A declared form.
+
+    ``meaning`` is a function of arrays, ``choose`` makes it of the instruction. ``registers`` "bits": PTX reads and
+    writes unsigned registers, as the sign does not count; "home": those of the type at hand. ``name`` is what Programs
+    call it instead of PTX's name, ``order`` the order of their operands. ``operator`` is the language's operator.
+    ``call`` gives the C++ expression, ``let`` further fields of an instruction (or refuses it), ``effects``, ``open``,
+    ``shadow``, ``exact`` and ``gradient`` are those of :class:`~warploom.isa.base.Instruction`, ``default`` the words
+    of slots that are left out. ``asm`` says how a compiler treats inline PTX of what is not lanewise: it stays where it
+    stands ("volatile"), in order with accesses to memory ("memory"). What is not ``ptx`` is an operator of C++ alone.
+    """
+
+    def __init__(
+        self,
+        pattern: str,
+        *,
+        meaning: Callable[..., Any] | None = None,
+        choose: Of | None = None,
+        effects: tuple[Effect, ...] | Of = (),
+        let: Of | None = None,
+        registers: Literal["", "bits", "home"] = "",
+        name: str | Of = "",
+        order: str = "",
+        operator: str | Of = "",
+        call: Of | None = None,
+        open: tuple[Open, ...] | Of = (),  # noqa: A002 (as PTX's table has it)
+        shadow: Callable[..., Any] | None = None,
+        exact: Of | None = None,
+        gradient: Of | None = None,
+        exchange: Of | None = None,
+        asm: Literal["", "plain", "volatile", "volatile memory"] = "",
+        moves_bits: bool = False,
+        since: str = "sm_80",
+        ptx: bool = True,
+        default: Mapping[str, str] | None = None,
+        **sets: str,
+    ) -> None:
+        head, _, tail = pattern.partition(" ")
+        self.pattern, self.slots, self.places = pattern, slots_of(head, _SETS | sets), places_of(tail)
+        self.meaning, self.choose, self.effects, self.let = meaning, choose, effects, let
+        self.registers, self.name, self.order, self.operator, self.call = registers, name, order.split(), operator, call
+        self.open, self.shadow, self.exact, self.gradient = open, shadow, exact, gradient
+        self.exchange, self.asm, self.moves_bits, self.since = exchange, asm, moves_bits, since
+        self.ptx, self.default = ptx, default or {}
+        self.words = frozenset(word for slot in self.slots for word in slot.words)
+        self.types = self.words & REGISTER.keys()
+        fixed = [s.words[0] for s in self.slots if not s.name and s.words[0] in REGISTER]
+        self.type = fixed[-1] if fixed else ""
+        self.plain = all(
+            p.kind in ("result", "value") and not (p.count or p.paired or p.hidden or p.optional) for p in self.places
+        )
+
+    def match(self, written: Sequence[str]) -> tuple[str, ...] | None:
+        """The word in each slot ('' for none) of an opcode with its modifiers, or None.
+
+        Modifiers may stand in any order, as ptxas takes them; equal words go to slots in the order of the text.
+        """
+        left, found = [*written], list[str]()
+        for slot in self.slots:
+            word = next((w for w in (left if found else left[:1]) if w in slot.words), "")
+            if not word and not slot.optional:
+                return None
+            found.append(word)
+            if word:
+                left.remove(word)
+        return None if left else tuple(found)
+
+    def choices(self) -> Iterable[tuple[str, ...]]:
+        """Every word in every slot, with and without what may be left out."""
+        return product(*((*s.words, "") if s.optional else s.words for s in self.slots))
+
+    def __str__(self) -> str:
+        return self.pattern
+
+
+class Formed(Instruction):
+    """An instruction of a form. The words in its slots and its immediates are attributes by their names."""
+
+    __slots__ = ("__dict__", "mnemonic", "open", "operand_types", "result_types", "since")
+    __setattr__ = object.__setattr__  # the base class is frozen
+
+    def __init__(
+        self,
+        form: Form,
+        words: tuple[str, ...],
+        numbers: tuple[tuple[str, int], ...],
+        left: frozenset[str],
+        home: DType | None,
+    ) -> None:
+        self.form, self.words, self.numbers, self.left, self.home = form, words, numbers, left, home
+        slots = [*zip(form.slots, words, strict=True)]
+        self.fields: dict[str, Any] = {s.name: w or form.default.get(s.name, "") for s, w in slots if s.name}
+        self.fields = {"op": words[0], "home": home, **form.default, **self.fields, **dict(numbers)}
+        if form.let is not None:
+            self.fields |= form.let(self)
+        self.present = tuple(p for p in form.places if (self.fields[p.given] if p.given else p.name not in left))
+        self.counts = tuple(map(self._count, self.present))
+        self.ptx_name = ".".join(filter(None, words))
+        immediates = "".join(f".{self.fields[p.name]:#x}" for p in self.present if p.kind == "number")
+        self._order: list[int] = []
+        self._put(operator=self._named(form.operator), pure=not form.asm, lanewise=not form.asm)
+        self._put(moves_bits=form.moves_bits, volatile_ptx="volatile" in form.asm, clobbers_memory="memory" in form.asm)
+        self._put(exchange=form.exchange and form.exchange(self))
+        self._put(mnemonic=self._named(form.name) or self.ptx_name + immediates, **self._register_types())
+        self._put(since=max([form.since, *(s.since.get(w, "") for s, w in slots)], key=_generation))
+        self._put(open=form.open(self) if callable(form.open) else form.open)
+        self._put(exact=form.exact and form.exact(self), gradient=form.gradient and form.gradient(self))
+        self._run = form.choose(self) if form.choose is not None else form.meaning
+        self._effects: tuple[Effect, ...] = form.effects(self) if callable(form.effects) else form.effects
+        self._call: Expression | None = form.call and form.call(self)
+        self._put(nests=self._call is not None and self._call.nests)
+
+    def _put(self, **said: object) -> None:
+        """Set what other instructions say by properties or for their class."""
+        for name, value in said.items():
+            object.__setattr__(self, name, value)
+
+    def _named(self, how: str | Of) -> str:
+        return how(self) if callable(how) else how.format(**self.fields)
+
+    def _register_types(self) -> dict[str, tuple[DType, ...]]:
+        """The types of results and operands. Programs may have operands in another order than PTX."""
+        kinds = [(p, self._type(p)) for p, n in zip(self.present, self.counts, strict=True) for _ in range(n)]
+        read = [(p.name, t) for p, t in kinds if p.kind in ("value", "address")]
+        self._order = [self.form.order.index(name) for name, _ in read] if self.form.order else [*range(len(read))]
+        results = tuple(t for p, t in kinds if p.kind == "result")
+        return {"result_types": results, "operand_types": tuple(self.ordered([t for _, t in read]))}
+
+    def _count(self, place: Place) -> int:
+        if not place.count or place.kind == "number":
+            return int(place.kind != "number")
+        value = self.fields.get(place.count, place.count)
+        return value if isinstance(value, int) else int(value.lstrip("vx") or 1)
+
+    def _type(self, place: Place) -> DType:
+        name = place.type
+        own = next((self.fields[slot] for slot in _TYPED if slot in self.fields), self.form.type)
+        if isinstance(self.fields.get(name), DType):
+            return self.fields[name]
+        if place.kind == "address" and not name:
+            return u64 if self.fields.get("space", "global") in ("global", "const", "") else u32
+        if name in ("", "unsigned") and self.home is not None:
+            return self.home if not name else _UNSIGNED.get(self.home, self.home)
+        if name == "wide":
+            return _WIDE[REGISTER[own]]
+        return REGISTER[self.fields.get(name, name or own)]
+
+    def ordered(self, read: Sequence[Any]) -> Sequence[Any]:
+        """What PTX's operands are, in the order in which Programs have them."""
+        if not self.form.order:
+            return read
+        return [x for _, x in sorted(zip(self._order, read, strict=True), key=lambda x: x[0])]
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_") or name == "fields":
+            raise AttributeError(name)
+        try:
+            return self.fields[name]
+        except KeyError:
+            raise AttributeError(f"{self.form} has no {name}") from None
+
+    def __eq__(self, other: object) -> bool:
+        return self is other
+
+    def __hash__(self) -> int:
+        return id(self)
+
+    def __repr__(self) -> str:
+        return f"<{self.mnemonic}>"
+
+    def __reduce__(self) -> Any:
+        return _unpickled, (self.form.pattern, self.form.ptx, self.words, self.numbers, self.left, self.home)
+
+    def meaning(self, *operands: Array) -> tuple[Array, ...]:
+        """The results by the form's function, in the types of the registers."""
+        if self._run is None:
+            return Instruction.meaning(self, *operands)
+        found = self._run(*operands)
+        types = self.result_types
+        if len(types) == 1 and not isinstance(found, tuple):
+            wanted = types[0].numpy
+            return (found if found.dtype == wanted else found.astype(wanted),)
+        both: Iterable[tuple[Array, DType]] = zip(found, types, strict=False)
+        return tuple([x.astype(t.numpy, copy=False) for x, t in both])
+
+    def effects(self) -> tuple[Effect, ...]:
+        """What the form says."""
+        return self._effects
+
+    def shadow(self, values: Sequence[Array], shadows: Sequence[Array], results: Sequence[Array]) -> tuple[Array, ...]:
+        """By the form's rule, if it has one for these operands."""
+        rule = self.form.shadow
+        found = rule(self, values, shadows, results) if rule is not None else None
+        return found if found is not None else Instruction.shadow(self, values, shadows, results)
+
+    # -- text
+
+    def text(self, names: Sequence[str]) -> str:
+        """The line of PTX; ``names`` are those of the results, then of the operands as Programs have them."""
+        results, operands = names[: len(self.result_types)], names[len(self.result_types) :]
+        given, read, parts = iter(results), iter([operands[n] for n in self._order]), list[str]()
+        for place, count in zip(self.present, self.counts, strict=True):
+            if place.kind == "number":
+                parts.append(_number(self.fields[place.name]))
+                continue
+            items = [next(given if place.kind == "result" else read) for _ in range(count)]
+            if place.hidden:
+                continue
+            shown = f"{{{', '.join(items)}}}" if place.count and self.fields.get(place.count, "v") else items[0]
+            if place.kind == "address":
+                offset = self.fields.get(f"{place.name}_offset", 0)
+                shown = f"[{shown}{f'+{offset}' if offset else ''}]"
+            parts.append(f"{parts.pop()}|{shown}" if place.paired else shown)
+        return f"{self.ptx_name} {', '.join(parts)};" if parts else f"{self.ptx_name};"
+
+    @property
+    def template(self) -> str:
+        """Inline PTX. Predicates are 0 or 1 in 32 bits, and so are carries."""
+        count = len(self.result_types)
+        names = [f"%{i}" for i in range(count + len(self.operand_types))]
+        before, after, declared = list[str](), list[str](), list[str]()
+        for n, dtype in enumerate((*self.result_types, *self.operand_types)):
+            if dtype is pred:
+                names[n] = f"p{n}"
+                declared.append(names[n])
+                if n < count:
+                    after.append(f"selp.u32 %{n}, 1, 0, p{n};")
+                else:
+                    before.append(f"setp.ne.u32 p{n}, %{n}, 0;")
+        if declared:
+            before.insert(0, f".reg .pred {', '.join(declared)};")
+        hidden = {p.name for p in self.present if p.hidden}
+        borrows = self.words[0].startswith("sub")
+        if "in" in hidden:
+            carried = f"%{len(names) - 1}"
+            leaves = f"sub.cc.u32 c, 0, {carried};" if borrows else f"add.cc.u32 c, {carried}, 0xffffffff;"
+            before.append(f".reg .u32 c; {leaves}")
+        if "out" in hidden:
+            after.append(f"{'subc' if borrows else 'addc'}.u32 %1, 0, 0;{' neg.s32 %1, %1;' if borrows else ''}")
+        text = self.text(names)
+        return f"{{ {' '.join((*before, text, *after))} }}" if before or after else text
+
+    @property
+    def has_expression(self) -> bool:
+        """Whether the form has one for these words."""
+        return self._call is not None
+
+    def expression(self, operands: Sequence[str]) -> str:
+        """What ``call`` of the form says."""
+        if self._call is None:
+            return Instruction.expression(self, operands)
+        text = self._call.text
+        return text.format(*operands) if isinstance(text, str) else text(operands)
+
+    @property
+    def binds(self) -> tuple[int, tuple[int, ...]]:
+        """What ``call`` of the form says."""
+        return (self._call.binds, self._call.needed) if self._call else (ANY, (PRIMARY,) * len(self.operand_types))
+
+
+def _generation(architecture: str) -> tuple[int, str]:
+    return int(architecture[3:].rstrip("a") or 0), architecture
+
+
+def _number(value: int) -> str:
+    return f"{value:#x}" if value > 255 else str(value)
+
+
+FORMS: dict[str, list[Form]] = {}
+"""Opcode → the forms of PTX, in the order of their declaration."""
+_OPERATORS: dict[str, list[Form]] = {}
+_MADE: dict[Any, Formed] = {}
+
+
+def form(pattern: str, **said: Any) -> Form:
+    """Declare a form. Raises ValueError for one that is declared already."""
+    made = Form(pattern, **said)
+    table = FORMS if made.ptx else _OPERATORS
+    for opcode in made.slots[0].words:
+        known = table.setdefault(opcode, [])
+        if any(f.pattern == pattern and f.slots == made.slots for f in known):
+            raise ValueError(f"{made} is declared twice")
+        known.append(made)
+    return made
+
+
+def instruction(
+    form: Form,
+    words: tuple[str, ...],
+    numbers: tuple[tuple[str, int], ...] = (),
+    left: frozenset[str] = frozenset(),
+    home: DType | None = None,
+) -> Formed:
+    """The instruction of a form with these words; ``left`` names the operands that are left out."""
+    home = home if form.registers else None
+    if home is not None:
+        words = _at_home(form, words, home)
+    key = (form, words, numbers, left, home)
+    found = _MADE.get(key)
+    return found if found is not None else _MADE.setdefault(key, Formed(*key))
+
+
+def _at_home(form: Form, words: tuple[str, ...], home: DType) -> tuple[str, ...]:
+    """The words with the type of the registers: one instruction has one name where the sign does not count."""
+    slots = zip(form.slots, words, strict=True)
+    return tuple(home.name if s.name in _TYPED and home.name in s.words else w for s, w in slots)
+
+
+def home_of(form: Form, words: tuple[str, ...]) -> DType | None:
+    """The type of PTX's registers in a form that depends on their bits alone: the unsigned one, or the form's own."""
+    if not form.registers:
+        return None
+    own = REGISTER[next((w for s, w in zip(form.slots, words, strict=True) if s.name in _TYPED), form.type)]
+    return _UNSIGNED.get(own, own) if form.registers == "bits" else own
+
+
+def _unpickled(pattern: str, ptx: bool, words: tuple[str, ...], *rest: Any) -> Formed:
+    forms = (FORMS if ptx else _OPERATORS)[words[0]]
+    known = (f for f in forms if f.pattern == pattern and f.words.issuperset(filter(None, words)))
+    return instruction(next(known), words, *rest)
+
+
+@lru_cache(maxsize=1 << 12)
+def named(
+    name: str,
+    home: DType | None = None,
+    *,
+    numbers: tuple[tuple[str, int], ...] = (),
+    operands: int | None = None,
+    ptx: bool = True,
+) -> Formed:
+    """The instruction of PTX's name, ``"add.rn.f32"``, whose optional operands are left out.
+
+    ``operands`` tells forms of one name apart by how many they read. Raises RefusedError.
+    """
+    for form, words in candidates(tuple(name.split(".")), ptx):
+        left = frozenset(p.name for p in form.places if p.optional and not p.given)
+        made = instruction(form, words, numbers, left, home or home_of(form, words))
+        if operands in (None, len(made.operand_types)):
+            return made
+    raise RefusedError(f"{name} has no form of {operands} operands")
+
+
+@cache
+def load_tables() -> None:
+    """Import the modules whose lines declare the package's forms, which themselves import this one."""
+    for name in ("lanewise", "collective"):
+        import_module(f"warploom.isa.{name}")
+
+
+@lru_cache(maxsize=1 << 14)
+def candidates(written: tuple[str, ...], ptx: bool = True) -> tuple[tuple[Form, tuple[str, ...]], ...]:
+    """The forms that have these words (opcode, then modifiers), each with the word in every slot.
+
+    Raises RefusedError.
+    """
+    load_tables()
+    forms = (FORMS if ptx else _OPERATORS).get(written[0], ())
+    if not forms:
+        raise RefusedError("this instruction is not supported")
+    found = tuple((f, words) for f in forms for words in [f.match(written)] if words is not None)
+    if not found:
+        raise RefusedError(_why(written, forms))
+    return found
+
+
+def _why(written: tuple[str, ...], forms: Sequence[Form]) -> str:
+    """Why no form has these words: the first one that none knows, the one that is missing, or their combination."""
+    types = {w for w in written if w in REGISTER}
+    near = [f for f in forms if types & f.types] or [f for f in forms if not types or not f.types]
+    if not near:
+        return f".{min(types)} is no type of it, it takes {_listed(sorted({w for f in forms for w in f.types}))}"
+    known = {f: sum(w in f.words for w in written) for f in near}
+    best = [f for f in near if known[f] == max(known.values())]
+    shown = best[0].pattern.split()[0].replace("{op}", written[0], 1)
+    for word in written[1:]:
+        if all(word not in f.words for f in best):
+            others = dict.fromkeys(w for f in best for s in f.slots[1:] if s.name for w in s.words if w not in REGISTER)
+            return f".{word} is not supported, " + (
+                f"{shown} takes {_listed([*others])}" if others else f"it is {shown}"
+            )
+    missing = [s for f in best for s in f.slots[1:] if not s.optional and not set(s.words) & set(written)]
+    if len(missing) >= len(best):
+        return f"it must name {_listed([*dict.fromkeys(w for s in missing for w in s.words)], 'or')}"
+    return f"no form has all of these modifiers, {shown} has others"
+
+
+def _listed(words: Sequence[str], last: str = "and") -> str:
+    *others, end = (f".{w}" for w in words)
+    return f"{', '.join(others)} {last} {end}" if others else end

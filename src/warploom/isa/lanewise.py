@@ -1,0 +1,327 @@
+"""The table of lanewise forms: arithmetic, comparison, selection and bits, one line a form.
+
+16-bit floats are patterns in u16 registers, pairs of them in u32. Division by zero is unspecified in PTX; here it gives
+all ones, as 32-bit divisions do on the hardware.
+
+Sources: PTX ISA, "Integer Arithmetic", "Extended-Precision Integer Arithmetic", "Floating-Point", "Half Precision
+Floating-Point", "Comparison and Selection", "Logic and Shift" and "Data Movement and Conversion" instructions.
+"""
+
+# pyright: reportUnknownLambdaType=false, reportUnknownMemberType=false, reportUnknownArgumentType=false
+# pyright: reportUnknownVariableType=false
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from warploom.core.dtypes import bf16, f16
+from warploom.isa import cpp, poison
+from warploom.isa import meanings as m
+from warploom.isa.alu import BINARY_MEANINGS, ROUND_TO_INTEGRAL, UNARY_MEANINGS
+from warploom.isa.base import Array, Open
+from warploom.isa.conversion import half_to_f32
+from warploom.isa.form import Formed, form
+from warploom.isa.integers import (
+    bit_mask,
+    distance_and_sum,
+    extended,
+    extract,
+    funnel_shift,
+    highest,
+    insert,
+    left_of_highest,
+    logic3,
+    permute,
+)
+from warploom.isa.narrow import dot, f16_to_fp8, fp8_to_f16, pair_without_negatives, product24, to_fp8
+
+# Derivatives: (k, result, its gradient, operands) → what is added to the gradient of each operand. At a tie, maximum
+# and minimum pass the gradient to their second operand; where no gradient comes, ex2 passes none on, though infinite.
+
+LN_2 = float(np.log(2.0))
+_ONE: dict[str, Any] = {
+    "neg": lambda k, y, g, x: (-g,),
+    "abs": lambda k, y, g, x: (k.select(x > 0.0, g, k.select(x < 0.0, -g, 0.0)),),
+    "ex2": lambda k, y, g, x: (k.select(g == 0.0, 0.0, g * y * LN_2),),
+    "lg2": lambda k, y, g, x: (g * k.reciprocal(x) * (1.0 / LN_2),),
+    "rcp": lambda k, y, g, x: (-g * y * y,),
+    "rsqrt": lambda k, y, g, x: (g * -0.5 * y * y * y,),
+    "sqrt": lambda k, y, g, x: (g * 0.5 / y,),
+    "tanh": lambda k, y, g, x: (g * (1.0 - y * y),),
+}
+_MANY: dict[str, Any] = {
+    "add": lambda k, y, g, a, b: (g, g),
+    "sub": lambda k, y, g, a, b: (g, -g),
+    "mul": lambda k, y, g, a, b: (g * b, g * a),
+    "div": lambda k, y, g, a, b: (g / b, -g * y / b),
+    "max": lambda k, y, g, a, b: (k.select(a > b, g, 0.0), k.select(a > b, 0.0, g)),
+    "min": lambda k, y, g, a, b: (k.select(a < b, g, 0.0), k.select(a < b, 0.0, g)),
+    "fma": lambda k, y, g, a, b, c: (g * b, g * a, g),
+}
+
+
+def gradient(i: Formed) -> Any:
+    """The derivative of an f32 operation that neither saturates nor combines signs."""
+    return None if i.fields.get("sat") else (_ONE | _MANY).get(i.op)
+
+
+# Operators of C++
+
+
+def contracted(i: Formed) -> str:
+    """A sum or product of floats is C++'s operator, which may be contracted, where it says nothing of its rounding."""
+    return i.op if len(i.ptx_name.split(".")) == 2 else ""
+
+
+def exact_quotient(i: Formed) -> str:
+    """C++ divides floats as ``div.rn`` does."""
+    return "div" if i.how == "rn" and not i.fields.get("ftz") else ""
+
+
+def quotient(i: Formed) -> str:
+    """Programs call the exact quotient ``div.f32``, as the language does."""
+    return f"div.{i.words[-1]}" if i.operator else ""
+
+
+# Address arithmetic without an end of the integers, in f64
+
+_EXACT: dict[str, Any] = {
+    "add": lambda a, b: a + b,
+    "sub": lambda a, b: a - b,
+    "mul": lambda a, b: a * b,
+    "mad": lambda a, b, c: a * b + c,
+    "shl": lambda a, b: a * 2.0 ** np.minimum(b, 64),
+}
+
+
+def exact(i: Formed) -> Any:
+    """Sums, products and shifts of integers; not the upper half of a product."""
+    return None if i.fields.get("how") == "hi" else _EXACT.get(i.op)
+
+
+# Undefined operands
+
+
+def divides(i: Formed) -> tuple[Open, ...]:
+    """``div`` and ``rem``: by zero, and the least integer by -1."""
+    zero = Open(1, lambda _, by: by == 0, "divides by {}")
+    if i.operand_types[0].kind != "signed":
+        return (zero,)
+    least = np.iinfo(i.operand_types[0].numpy).min
+    overflow = "divides the least integer by {}, which overflows"
+    return zero, Open(1, lambda x, by: (by == -1) & (x == least), overflow, alone=False)
+
+
+def shifts(i: Formed) -> tuple[Open, ...]:
+    """The shifts of C++ are by less than the width."""
+    bits = i.operand_types[0].bits
+    return (Open(1, lambda _, by: by >= bits, f"shifts by {{}} of its {bits} bits"),)
+
+
+EQUAL, ORDER = "eq ne", "lt le gt ge"
+FLOAT = "equ neu ltu leu gtu geu num nan"
+BOOL = "and or xor"
+BITS = {"operator": "{op}", "call": cpp.infix, "shadow": poison.bitwise}
+HOME_INT = {"name": "{op}.{home}", "registers": "bits"}
+
+# Floats
+SUM: dict[str, Any] = {"op": "add sub mul", "choose": m.two, "operator": contracted, "call": cpp.rounded}
+form("{op}{.rnd}{.ftz}{.sat}.f32 d, a, b", gradient=gradient, **SUM)
+form("{op}{.rnd}.f64 d, a, b", rnd="rn", **SUM)
+QUOTIENT: dict[str, Any] = {"choose": m.divided, "name": quotient, "operator": exact_quotient, "call": cpp.infix}
+form("div.{how}{.ftz}.f32 d, a, b", how="approx full rn", gradient=gradient, **QUOTIENT)
+form("div.{how}.f64 d, a, b", how="rn", **QUOTIENT)
+form("{op}.{rnd}{.ftz}{.sat}.f32 d, a, b, c", op="fma mad", choose=m.fused, call=cpp.rounded, gradient=gradient)
+form("{op}.{rnd}.f64 d, a, b, c", op="fma mad", rnd="rn", choose=m.fused, call=cpp.rounded)
+form("{op}{.ftz}{.NaN}.f32 d, a, b", op="min max", choose=m.two, call=cpp.extreme, gradient=gradient)
+form("{op}{.ftz}{.NaN}.f32 d, a, b, c", op="min max", choose=m.three, since="sm_100")
+form("{op}.f64 d, a, b", op="min max", choose=m.two, call=cpp.extreme)
+form("neg{.ftz}.f32 d, a", choose=m.one, call=cpp.prefix, gradient=gradient)
+form("neg.f64 d, a", choose=m.one, call=cpp.prefix)
+form("abs{.ftz}.f32 d, a", choose=m.one, call=cpp.magnitude, gradient=gradient)
+form("abs.f64 d, a", choose=m.one, call=cpp.magnitude)
+form("{op}.approx{.ftz}.f32 d, a", op="ex2 lg2 rcp rsqrt sqrt sin cos", choose=m.one, gradient=gradient)
+form("{op}.rn{.ftz}.f32 d, a", op="rcp sqrt", choose=m.one, gradient=gradient)
+form("{op}.rn.f64 d, a", op="rcp sqrt", choose=m.one)
+form("rcp.approx.ftz.f64 d, a", choose=m.one)
+form("rsqrt.approx.f64 d, a", choose=m.one)
+form("tanh.approx.f32 d, a", choose=m.one, gradient=gradient)
+form("copysign.{type} d, a, b", type="f32 f64", meaning=lambda a, b: np.copysign(b, a))
+
+# 16-bit floats, alone and in pairs
+for kind, types in (("half", "f16 bf16"), ("pair", "f16x2 bf16x2")):
+    late = {kind: f"{types}@sm_90"}
+    tracked: Any = {"choose": m.halves, "shadow": poison.by_halves if kind == "pair" else None}
+    form(f"{{op}}{{.rnd}}.{{{kind}}} d, a, b", op="add sub mul", rnd="rn", **tracked, **late)
+    form(f"{{op}}{{.NaN}}.{{{kind}}} d, a, b", op="min max", **tracked)
+    form(f"fma.rn{{.relu}}.{{{kind}}} d, a, b, c", **tracked)
+    form(f"{{op}}.{{{kind}}} d, a", op="neg abs", **tracked)
+    form(f"tanh.approx.{{{kind}}} d, a", **tracked, **late)
+form("ex2.approx.{half} d, a", half="f16", choose=m.halves)
+form("ex2.approx.ftz.{half} d, a", half="bf16", default={"ftz": "ftz"}, choose=m.halves, since="sm_90")
+
+# Integers
+form("{op}.{int} d, a, b", op="add sub", operator="{op}", choose=m.two, call=cpp.infix, exact=exact, **HOME_INT)
+form("{op}.sat.s32 d, a, b", op="add sub", choose=m.held_sum)
+form("mul.lo.{int} d, a, b", operator="mul", meaning=np.multiply, call=cpp.infix, exact=exact, **HOME_INT)
+form("mul.hi.{int} d, a, b", meaning=m.product("hi"))
+form("mul.wide.{int} d:wide, a, b", int="u16 s16 u32 s32", meaning=m.product("wide"), call=cpp.product, exact=exact)
+form(
+    "mad.lo.{int} d, a, b, c",
+    meaning=m.product_sum("lo"),
+    default={"how": "lo"},
+    call=cpp.product_sum,
+    exact=exact,
+    **HOME_INT,
+)
+form("mad.hi.{int} d, a, b, c", meaning=m.product_sum("hi"), default={"how": "hi"})
+form(
+    "mad.wide.{int} d:wide, a, b, c:wide",
+    int="u16 s16 u32 s32",
+    meaning=m.product_sum("wide"),
+    default={"how": "wide"},
+    call=cpp.product_sum,
+    exact=exact,
+)
+form("{op}.{int} d, a, b", op="div rem", operator="{op}", choose=m.two, call=cpp.infix, open=divides)
+form("{op}.{int} d, a, b", op="min max", choose=m.two, call=cpp.extreme)
+form("neg.{signed} d, a", choose=m.one, call=cpp.prefix, **HOME_INT)
+form("abs.{signed} d, a", choose=m.one)
+form("sad.{int} d, a, b, c", int="u32 s32", meaning=distance_and_sum)
+form("mul24.{how}.{int} d, a, b", how="lo hi", int="u32 s32", choose=lambda i: product24(i.how == "hi"))
+form(
+    "mad24.{how}.{int} d, a, b, c",
+    how="lo hi",
+    int="u32 s32",
+    choose=lambda i: lambda a, b, c: product24(i.how == "hi")(a, b) + c,
+)
+
+
+def summed(i: Formed) -> dict[str, str]:
+    """Sums of products of which one factor has a sign are signed."""
+    return {"sum": "u32" if i.x == i.y == "u32" else "s32"}
+
+
+form(
+    "dp4a.{x}.{y} d:sum, a:x, b:y, c:sum",
+    x="u32 s32",
+    y="u32 s32",
+    let=summed,
+    choose=lambda i: dot(0, i.x == "s32", i.y == "s32"),
+)
+form(
+    "dp2a.{how}.{x}.{y} d:sum, a:x, b:y, c:sum",
+    how="lo hi",
+    x="u32 s32",
+    y="u32 s32",
+    let=summed,
+    choose=lambda i: dot(2 * (i.how == "hi"), i.x == "s32", i.y == "s32", 16),
+)
+
+# Carries: a register of their own, which the reader of PTX puts in and out
+form("{op}.cc.{wide32} d, ^out:u32, a, b", op="add sub", choose=m.carried)
+form("{op}.{wide32} d, a, b, ^in:u32", op="addc subc", choose=m.carried)
+form("{op}.cc.{wide32} d, ^out:u32, a, b, ^in:u32", op="addc subc", choose=m.carried)
+form("mad.{how}.cc.{wide32} d, ^out:u32, a, b, c", how="lo hi", choose=m.carried)
+form("madc.{how}.{wide32} d, a, b, c, ^in:u32", how="lo hi", choose=m.carried)
+form("madc.{how}.cc.{wide32} d, ^out:u32, a, b, c, ^in:u32", how="lo hi", choose=m.carried)
+
+# Bits
+form("{op}.{bits} d, a, b", op=BOOL, choose=m.two, **BITS, **HOME_INT)
+form("{op}.pred d, a, b", op=BOOL, choose=m.two, **BITS)
+form("not.{bits} d, a", choose=m.one, call=cpp.prefix, shadow=poison.bitwise, **HOME_INT)
+form("not.pred d, a", choose=m.one, call=cpp.prefix, shadow=poison.bitwise)
+form("cnot.{bits} d, a", meaning=lambda a: a == 0)
+form("shl.{bits} d, a, b:u32", choose=m.two, shadow=poison.moved(1), exact=exact)
+form("shr.{type} d, a, b:u32", type="b16 b32 b64 u16 u32 u64 s16 s32 s64", choose=m.two, shadow=poison.moved(1))
+form("{op}.{bits} d:u32, a", op="popc clz", bits="b32 b64", choose=m.one, call=cpp.counted, **HOME_INT)
+form("brev.{bits} d:unsigned, a", bits="b32 b64", choose=m.one, call=cpp.counted, shadow=poison.moved(1), **HOME_INT)
+form("bfe.{wide32} d, a, b:u32, c:u32", meaning=extract, shadow=poison.moved(1))
+form("bfi.{bits} d, a, b, c:u32, e:u32", bits="b32 b64", meaning=insert, shadow=poison.moved(2))
+form("bfind{.shiftamt}.{wide32} d:u32, a", choose=lambda i: left_of_highest if i.shiftamt else highest)
+form(
+    "shf.{way}.{mode}.b32 d, a, b, c",
+    way="l r",
+    mode="wrap clamp",
+    choose=lambda i: funnel_shift(i.way == "l", i.mode == "wrap"),
+    shadow=poison.moved(2),
+)
+form("bmsk.{mode}.b32 d, a, b", mode="wrap clamp", choose=lambda i: bit_mask(i.mode == "clamp"))
+form(
+    "szext.{mode}.{int} d, a, b:u32",
+    mode="wrap clamp",
+    int="u32 s32",
+    choose=lambda i: extended(i.mode == "clamp"),
+    shadow=poison.moved(1),
+)
+form("lop3.b32 d, a, b, c, #table", choose=lambda i: lambda a, b, c: logic3(a, b, c, i.table), shadow=poison.bitwise)
+form("prmt.b32 d, a, b, c", meaning=permute, shadow=poison.moved(2))
+
+# Comparison and selection
+SETP, SECOND = "setp.{cmp}{.bool}", "a, b, c:pred?bool"
+for cmp, types, more in (
+    (EQUAL, "b16 b32 b64 s16 s32 s64 u16 u32 u64", {"registers": "bits", "operator": "{cmp}", "name": "{cmp}.{home}"}),
+    (ORDER, "s16 s32 s64 u16 u32 u64", {"operator": "{cmp}", "name": "{cmp}.{type}"}),
+    ("lo ls hi hs", "u16 u32 u64", {}),
+):
+    said: dict[str, Any] = {"cmp": cmp, "type": types, "choose": m.compared, "call": cpp.compared}
+    form("setp.{cmp}.{type} d:pred, a, b", **said, **more)
+    form("setp.{cmp}.{type} d:pred|q:pred, a, b", **said)
+    form(f"setp.{{cmp}}.{{bool}}.{{type}} d:pred|q:pred?, {SECOND}", bool=BOOL, **said)
+    form("set.{cmp}.{to}.{type} d:to, a, b", cmp=cmp, to="u32 s32 f32", type=types, choose=m.flag_set)
+for op, to in (("eq", "eq"), ("neu", "ne"), *((x, x) for x in ORDER.split())):
+    said = {"cmp": op, "type": "f32 f64", "operator": to, "name": f"{to}.{{type}}", "call": cpp.compared}
+    form("setp.{cmp}.{type} d:pred, a, b", choose=m.compared, **said)
+for ftz, number, half, pair in (("{.ftz}", "f32", "f16", "f16x2"), ("", "f64", "bf16@sm_90", "bf16x2@sm_90")):
+    said = {"cmp": f"{EQUAL} {ORDER} {FLOAT}", "bool": BOOL, "choose": m.compared, "call": cpp.compared}
+    form(f"{SETP}{ftz}.{{type}} d:pred|q:pred?, {SECOND}", type=number, **said)
+    form(f"{SETP}{ftz}.{{type}} d:pred, {SECOND}", type=half, **said)
+    form(f"{SETP}{ftz}.{{type}} d:pred|q:pred, {SECOND}", type=pair, **said)
+    for kind, to in (
+        (number, "u32 s32 f32"),
+        (half, f"u16 s16 u32 s32 {half.partition('@')[0]}"),
+        (pair, f"u32 s32 {pair.partition('@')[0]}"),
+    ):
+        form(f"set.{{cmp}}{ftz}.{{to}}.{{type}} d:to, a, b", cmp=said["cmp"], to=to, type=kind, choose=m.flag_set)
+form(
+    "selp.{any} d, a, b, c:pred",
+    registers="home",
+    name="selp.{home}",
+    order="c a b",
+    meaning=np.where,
+    call=cpp.selected,
+    shadow=poison.selected,
+    exact=lambda _: np.where,
+    gradient=lambda _: lambda k, y, g, c, a, b: (0.0, k.select(c, g, 0.0), k.select(c, 0.0, g)),
+)
+form("slct.{any}.{sign} d, a, b, c:sign", sign="s32 f32", meaning=lambda a, b, c: np.where(c >= 0, a, b))
+
+# Conversions of floats (others take several steps: the reader of PTX has them)
+form("cvt.{how}{.ftz}.f32.f32 d, a", how="rni rzi rmi rpi", choose=lambda i: m.flagged(i, ROUND_TO_INTEGRAL[i.how]))
+form("cvt.{how}.f64.f64 d, a", how="rni rzi rmi rpi", choose=lambda i: ROUND_TO_INTEGRAL[i.how])
+form("cvt.sat{.ftz}.f32.f32 d, a", choose=lambda i: m.flagged(i, m.saturated), default={"sat": ""})
+form("cvt.rna.tf32.f32 d:u32, a:f32", meaning=UNARY_MEANINGS["tf32"])
+for half, dtype in (("f16", f16), ("bf16", bf16)):
+
+    def narrowed(x: Array, dtype: Any = dtype) -> Array:
+        return np.ascontiguousarray(x).astype(dtype.numpy).view(np.uint16)
+
+    form(f"cvt.f32.{half} d:f32, a:{half}", meaning=lambda x, dtype=dtype: half_to_f32(x, dtype))
+    form(f"cvt.rn.{half}.f32 d:{half}, a:f32", meaning=narrowed)
+    form(f"cvt.rn.relu.{half}x2.f32 d:u32, a:f32, b:f32", meaning=pair_without_negatives(dtype))
+FP8 = {"fp8": "e4m3x2 e5m2x2", "since": "sm_90"}
+form("cvt.rn.satfinite{.relu}.{fp8}.f32 d:fp8, a:f32, b:f32", choose=lambda i: to_fp8(i.fp8, bool(i.relu)), **FP8)
+form("cvt.rn.satfinite{.relu}.{fp8}.f16x2 d:fp8, a:f16x2", choose=lambda i: f16_to_fp8(i.fp8, bool(i.relu)), **FP8)
+form("cvt.rn{.relu}.f16x2.{fp8} d:f16x2, a:fp8", choose=lambda i: fp8_to_f16(i.fp8, bool(i.relu)), **FP8)
+
+# Operators of C++ that PTX has otherwise: shifts that are undefined beyond the width, comparisons of predicates
+SHIFT: dict[str, Any] = {
+    "operator": "{op}",
+    "choose": m.two,
+    "call": cpp.infix,
+    "shadow": poison.moved(1),
+    "ptx": False,
+}
+form("{op}.{int} d, a, b:u32", op="shl shr", open=shifts, exact=exact, **SHIFT)
+form("{op}.pred d, a, b", op=EQUAL, operator="{op}", choose=lambda i: BINARY_MEANINGS[i.op], call=cpp.infix, ptx=False)

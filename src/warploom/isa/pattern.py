@@ -1,0 +1,87 @@
+"""The pattern of an instruction form, ``add{.rnd}{.ftz}.f32 d, a, b``, read into slots for modifiers and operands.
+
+Modifiers: ``.f32`` stands as it is; ``.{type}`` is one word of a set; ``{.rnd}`` may be left out; ``{.ftz}`` without a
+set is the word itself; ``{op}`` is the opcode. Operands: ``d`` is written, all others are read.
+
+- ``d|p?``: a second result, which may be left out; ``c?``: an operand that may be left out
+- ``c:u32``: its type; ``c?bool``: it is there where a word stands in the slot ``bool``
+- ``[a]``: an address; ``#n``: an immediate; ``d*vec``: as many registers as the word in the slot ``vec`` says
+- ``^in`` and ``^out``: the carry, which the text does not show
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+_SLOT = re.compile(r"\{\.(\w+)\}|\.\{(\w+)\}|\.([\w:]+)|\{(\w+)\}|^(\w+)")
+_PLACE = re.compile(r"(\[)?(#|\^)?(\w+)(\])?(?:\*(\w+))?(?::(\w+))?(\?(\w*))?$")
+
+
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """A place for a modifier, one of ``words``. The opcode is the first slot; fixed words have no ``name``.
+
+    ``since`` names the first architecture of words that came later than the form.
+    """
+
+    name: str
+    words: tuple[str, ...]
+    optional: bool
+    since: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """An operand of a form; ``type`` and ``count`` name types and slots, ``given`` the slot that decides about it.
+
+    ``paired``: written behind a ``|``; ``hidden``: the carry.
+    """
+
+    name: str
+    kind: Literal["result", "value", "address", "number"]
+    type: str
+    count: str
+    optional: bool
+    given: str
+    paired: bool
+    hidden: bool
+
+
+def slots_of(head: str, sets: Mapping[str, str]) -> tuple[Slot, ...]:
+    """The opcode and the modifiers of a pattern; ``sets``: slot → its words, ``bf16@sm_90`` for one of sm_90 on."""
+    found: list[Slot] = []
+    end = 0
+    for match in _SLOT.finditer(head):
+        if match.start() != end:
+            break
+        end = match.end()
+        maybe, needed, fixed, opcode, literal = match.groups()
+        name = maybe or needed or opcode or ""
+        if needed and name not in sets:
+            raise ValueError(f"{head}: no words are given for {name}")
+        listed = (sets.get(name, name) if name else fixed or literal).split()
+        since = {word: first for word, _, first in (x.partition("@") for x in listed) if first}
+        found.append(Slot("op" if literal else name, tuple(x.partition("@")[0] for x in listed), bool(maybe), since))
+    if end != len(head):
+        raise ValueError(f"{head}: {head[end:]!r} is no modifier")
+    return tuple(found)
+
+
+def places_of(tail: str) -> tuple[Place, ...]:
+    """The operands of a pattern, in the order of the text."""
+    found: list[Place] = []
+    for part in filter(None, map(str.strip, tail.split(","))):
+        for position, text in enumerate(part.split("|")):
+            match = _PLACE.match(text)
+            if match is None:
+                raise ValueError(f"{tail}: {text!r} is no operand")
+            opens, mark, name, _, count, kind, optional, given = match.groups()
+            written = name in ("d", "out") or position > 0
+            what = "address" if opens else "number" if mark == "#" else "result" if written else "value"
+            found.append(
+                Place(name, what, kind or "", count or "", bool(optional), given or "", position > 0, mark == "^")
+            )
+    return tuple(found)

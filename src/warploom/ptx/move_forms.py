@@ -1,0 +1,54 @@
+"""``mov``: registers, constants, addresses, special registers, and parts of registers.
+
+Source: PTX ISA, "Data Movement and Conversion Instructions" (``mov``).
+"""
+
+from __future__ import annotations
+
+from warploom.core.dtypes import pred, u32, u64
+from warploom.ir.statements import Operand as Value
+from warploom.isa.conversion import Combine, Half
+from warploom.ptx.builder import Builder, form
+from warploom.ptx.forms import Form
+from warploom.ptx.syntax import TYPES, Operand, Vector
+from warploom.ptx.types import TYPE, unsigned
+
+
+@form("mov")
+def move(b: Builder, f: Form) -> None:
+    """``mov``: registers, constants, addresses, special registers; vectors pack and unpack."""
+    kind = f.type()
+    target, source = f.operands(2)
+    if isinstance(source, Vector):
+        b.assign(target, _packed(b, f, kind, source))
+    elif isinstance(target, Vector):
+        _unpack(b, f, kind, target, source)
+    elif kind == "pred":
+        b.assign(target, b.read(source, pred))
+    else:
+        dtype = unsigned(TYPE[kind]) if TYPE[kind].is_integer else TYPE[kind]
+        b.assign(target, b.read(source, b.home(target, dtype)))
+
+
+def _packed(b: Builder, f: Form, kind: str, source: Vector) -> Value:
+    bits, count = TYPES[kind], len(source.items)
+    if bits == 64 and count == 4:  # two halves of two quarters
+        halves = [_packed(b, f, "b32", Vector(source.items[i : i + 2])) for i in (0, 2)]
+        return b.op(Combine(u64), *halves)
+    if count != 2 or bits not in (32, 64):
+        raise f.refusal()
+    instruction = Combine(u32 if bits == 32 else u64)
+    return b.op(instruction, *(b.read(x, t) for x, t in zip(source.items, instruction.operand_types, strict=True)))
+
+
+def _unpack(b: Builder, f: Form, kind: str, target: Vector, source: Operand) -> None:
+    bits, count = TYPES[kind], len(target.items)
+    whole = b.read(source, TYPE[f"b{bits}"])
+    if bits == 64 and count == 4:
+        parts = [b.op(Half(u32, q), b.op(Half(u64, h), whole)) for h in (0, 1) for q in (0, 1)]
+    elif count == 2 and bits in (32, 64):
+        parts = [b.op(Half(u32 if bits == 32 else u64, which), whole) for which in (0, 1)]
+    else:
+        raise f.refusal()
+    for register, part in zip(target.items, parts, strict=True):
+        b.assign(register, part)

@@ -1,0 +1,110 @@
+"""From the syntax of a PTX instruction to the declared instruction, what it writes and what it reads."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Container, Mapping, Sequence
+
+from warploom.core.dtypes import DType
+from warploom.isa.form import Form, Formed, RefusedError, candidates, home_of, instruction
+from warploom.isa.pattern import Place
+from warploom.ptx.syntax import Address, Both, Instruction, Integer, Operand, Register, Vector
+
+CARRY = Register("%carry@")  # no name that PTX can have
+"""Stands for the carry among what is written and read."""
+Home = Callable[[Operand, DType], DType]
+Found = tuple[Formed, Sequence[Operand], Sequence[Operand]]
+_PLAIN: dict[tuple[str, tuple[str, ...], int], Formed] = {}
+
+
+def find(i: Instruction, home: Home, constants: Mapping[str, Operand], read: Container[str]) -> Found:
+    """The instruction, the operands that it writes and those that it reads, in the order of Programs.
+
+    ``home`` is the type in which a register of a width is at home, ``constants`` are registers that stand for a number,
+    ``read`` those that are read anywhere: a second result that is not is left out where the form allows that. Raises
+    RefusedError with the reason.
+    """
+    key = (i.opcode, i.modifiers, len(i.operands))
+    plain = _PLAIN.get(key)
+    if plain is not None and not any(type(x) is Both for x in i.operands[:1]):
+        count = len(plain.result_types)
+        return plain, i.operands[:count], i.operands[count:]
+    why: RefusedError | None = None
+    for form, words in candidates((i.opcode, *i.modifiers)):
+        try:
+            found = _placed(form, words, i.operands, home, constants, read)
+        except RefusedError as refused:
+            why = why or refused
+            continue
+        if form.plain and form.registers != "home":  # registers alone need no second look
+            _PLAIN[key] = found[0]
+        return found
+    assert why is not None
+    raise why
+
+
+def _placed(
+    form: Form,
+    words: tuple[str, ...],
+    given: Sequence[Operand],
+    home: Home,
+    constants: Mapping[str, Operand],
+    read: Container[str],
+) -> Found:
+    """The instruction of a form, where the operands are as many and of the kinds that it has."""
+    groups, left = _grouped(form, words, given, read)
+    targets, sources, numbers = list[Operand](), list[Operand](), list[tuple[str, int]]()
+    for place, operand in groups:
+        if isinstance(operand, Both):
+            raise RefusedError(f"it gives one register as {form}")
+        if place.kind == "number":
+            known = constants.get(operand.name, operand) if isinstance(operand, Register) else operand
+            if not isinstance(known, Integer):  # compilers put constants into registers first
+                raise RefusedError(f"{place.name} must be a number in {form}")
+            numbers.append((place.name, known.value))
+        elif place.kind == "address":
+            if not isinstance(operand, Address):
+                raise RefusedError(f"{operand} is no address in {form}")
+            sources.append(operand)
+        else:
+            items = operand.items if isinstance(operand, Vector) and place.count else (operand,)
+            (targets if place.kind == "result" else sources).extend(items)
+    where = home_of(form, words)
+    if form.registers == "home" and where is not None:
+        where = home((targets or sources)[0], where)
+    found = instruction(form, words, tuple(numbers), left, where)
+    hidden = {p.name for p in found.present if p.hidden}
+    targets += [CARRY] * ("out" in hidden)
+    sources += [CARRY] * ("in" in hidden)
+    if len(targets) != len(found.result_types) or len(sources) != len(found.operand_types):
+        raise RefusedError(f"as many registers as elements are needed in {form}")
+    return found, targets, found.ordered(sources)
+
+
+def _grouped(
+    form: Form, words: tuple[str, ...], given: Sequence[Operand], read: Container[str]
+) -> tuple[list[tuple[Place, Operand]], frozenset[str]]:
+    """Each place of a form with the operand that stands there, and the names of the places that are left out."""
+    present = {s.name for s, w in zip(form.slots, words, strict=True) if w}
+    places = [p for p in form.places if (not p.given or p.given in present) and not p.hidden]
+    single = [p for p in places if not p.paired]
+    spare = len(given) - sum(not p.optional or bool(p.given) for p in single)
+    if not 0 <= spare <= sum(p.optional and not p.given for p in single):
+        raise RefusedError(f"it has {len(given)} operands, not those of {form}")
+    operands, groups, left = iter(given), list[tuple[Place, Operand]](), set[str]()
+    for place in places:
+        if place.paired:
+            first, both = groups[-1]
+            if isinstance(both, Both):
+                unread = place.optional and both.second.name not in read
+                groups[-1:] = [(first, both.first), *(() if unread else ((place, both.second),))]
+                left |= {place.name} if unread else set()
+            elif place.optional:
+                left.add(place.name)
+            else:
+                raise RefusedError(f"it gives two registers, as {form}")
+        elif place.optional and not place.given and spare == 0:
+            left.add(place.name)
+        else:
+            spare -= place.optional and not place.given
+            groups.append((place, next(operands)))
+    return groups, frozenset(left)

@@ -1,0 +1,107 @@
+"""Every instruction that the tables can make, and what ptxas says of it: ``python -m tests.isa.every_form [sm_80]``.
+
+ptxas gets one kernel with a line for each instruction; what it refuses is declared too wide.
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import tempfile
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+from functools import cache
+
+from warploom.core.errors import VerifyError
+from warploom.isa.form import FORMS, Form, Formed, RefusedError, home_of, instruction, load_tables
+
+REGISTERS = {
+    "pred": "%p",
+    "u16": "%h",
+    "s16": "%h",
+    "u32": "%r",
+    "s32": "%r",
+    "f32": "%f",
+    "u64": "%d",
+    "s64": "%d",
+    "f64": "%e",
+}
+HEAD = """.version 8.8
+.target {target}
+.address_size 64
+.shared .align 16 .b8 memory[256];
+.visible .entry k()
+{{
+.reg .pred %p<80>; .reg .b16 %h<80>; .reg .b32 %r<80>; .reg .f32 %f<80>; .reg .b64 %d<80>; .reg .f64 %e<80>;
+"""
+NUMBERS = {"size": 16, "clamp": 31, "threads": 64, "count": 2, "bytes": 64, "table": 0x96, "registers": 64, "n": 1}
+"""An immediate for each name of one."""
+
+
+def instructions(form: Form) -> Iterator[Formed]:
+    """Every word in every slot; of operands that may be left out none and, where it differs, all."""
+    optional = frozenset(p.name for p in form.places if p.optional and not p.given)
+    for words in form.choices():
+        for left in {optional, frozenset[str]()}:
+            numbers = tuple((p.name, NUMBERS[p.name]) for p in form.places if p.kind == "number" and p.name not in left)
+            try:
+                yield instruction(form, words, numbers, left, home_of(form, words))
+            except (RefusedError, VerifyError):
+                continue
+
+
+@cache
+def forms() -> tuple[Form, ...]:
+    """Every form of PTX."""
+    load_tables()
+    return tuple(dict.fromkeys(f for of in FORMS.values() for f in of))
+
+
+def every() -> list[Formed]:
+    """Every instruction of PTX."""
+    return list(dict.fromkeys(i for form in forms() for i in instructions(form)))
+
+
+def line(made: Formed) -> str:
+    """An instruction on registers of its types."""
+    types = (*made.result_types, *made.operand_types)
+    return made.text([f"{REGISTERS[t.name]}{n + 1}" for n, t in enumerate(types)])
+
+
+def _generation(architecture: str) -> tuple[int, str]:
+    return int(architecture[3:].rstrip("a")), architecture
+
+
+def refused(made: Iterable[Formed], target: str) -> dict[Formed, str]:
+    """What ptxas refuses of instructions that are declared to exist for a target, and why."""
+    wanted = [i for i in made if _generation(i.since) <= _generation(target)]
+    head = HEAD.format(target=target)
+    with tempfile.NamedTemporaryFile("w", suffix=".ptx") as file:
+        file.write(head + "".join(f"{line(i)}\n" for i in wanted) + "ret;\n}\n")
+        file.flush()
+        command = ["ptxas", f"-arch={target}", "-o", "/dev/null", file.name]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=600)
+    first = head.count("\n") + 1
+    found = {wanted[int(n) - first]: why for n, why in re.findall(r"line (\d+); error\s*: (.*)", done.stderr)}
+    assert bool(found) == bool(done.returncode), done.stderr[:2000]
+    return found
+
+
+def main() -> int:
+    """Prints what ptxas refuses, by form."""
+    target = sys.argv[1] if len(sys.argv) > 1 else "sm_90a"
+    made = every()
+    found = refused(made, target)
+    counted = sum(_generation(i.since) <= _generation(target) for i in made)
+    print(f"{counted} instructions of {len(forms())} forms for {target}: ptxas refuses {len(found)}")
+    by_form = defaultdict[Form, list[tuple[Formed, str]]](list)
+    for i, why in found.items():
+        by_form[i.form].append((i, why))
+    for form, cases in by_form.items():
+        print(f"  {form}  ({len(cases)})", *(f"\n      {line(i)}  {why}" for i, why in cases[:3]))
+    return int(bool(found))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

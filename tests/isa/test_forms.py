@@ -1,0 +1,164 @@
+"""The tables of forms: samples of each go through text both ways, the emulator and ptxas, and have what passes ask."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.isa.every_form import every, forms, instructions, line, refused
+from tests.ptx.text import kernel, lanewise
+from warploom.core.dtypes import f32, pred
+from warploom.isa.form import Form, Formed, RefusedError, candidates, instruction, named
+from warploom.isa.operators import binary, unary
+from warploom.ptx.parser import parse
+from warploom.ptx.reading import find
+from warploom.ptx.syntax import Instruction
+
+PER_FORM = 6
+
+
+def sample(form: Form) -> list[Formed]:
+    """Some instructions of a form, the first and the last among them."""
+    made = list(dict.fromkeys(instructions(form)))
+    chosen = np.linspace(0, len(made) - 1, min(PER_FORM, len(made))).astype(int)
+    return [made[i] for i in chosen]
+
+
+SAMPLES = {f"{number} {form}": sample(form) for number, form in enumerate(forms())}
+LANEWISE = {name: made for name, made in SAMPLES.items() if made[0].lanewise}
+
+
+@pytest.mark.parametrize("name", SAMPLES)
+def test_text_reads_back_as_the_instruction(name: str) -> None:
+    for made in SAMPLES[name]:
+        (function,) = parse(kernel(line(made), ())).entries
+        read = next(i for i in function.body if isinstance(i, Instruction))
+        found, targets, sources = find(read, lambda _, default, made=made: made.home or default, {}, {"%p2"})
+        assert found is made
+        assert len(targets) == len(made.result_types)
+        assert len(sources) == len(made.operand_types)
+
+
+@pytest.mark.skipif(shutil.which("ptxas") is None, reason="needs ptxas")
+@pytest.mark.parametrize("target", ["sm_80", "sm_90a", "sm_100a"])
+def test_ptxas_takes_every_instruction_of_the_tables(target: str) -> None:
+    assert refused(every(), target) == {}
+
+
+def test_ptxas_would_refuse_what_is_declared_too_wide() -> None:
+    """The check finds a defect: a rounding that no addition of f64 has in ``sat``."""
+    if shutil.which("ptxas") is None:
+        pytest.skip("needs ptxas")
+    wrong = Form("add{.rnd}.sat.f64 d, a, b", rnd="rn", choose=lambda _: np.add)
+    found = refused([instruction(wrong, ("add", "rn", "sat", "f64")), named("add.rn.f64")], "sm_90a")
+    assert [i.ptx_name for i in found] == ["add.rn.sat.f64"]
+
+
+def operands_of(made: Formed, count: int = 32) -> list[np.ndarray[Any, Any]]:
+    """Random operands; small numbers where an instruction divides or shifts."""
+    rng = np.random.default_rng(0)
+    found: list[np.ndarray[Any, Any]] = []
+    for dtype in made.operand_types:
+        if dtype is pred:
+            found.append(rng.integers(0, 2, count).astype(bool))
+        elif dtype.is_float:
+            found.append(rng.standard_normal(count).astype(dtype.numpy))
+        else:
+            found.append(rng.integers(1, 64, count).astype(dtype.numpy))
+    return found
+
+
+@pytest.mark.parametrize("name", LANEWISE)
+def test_the_emulator_gives_an_instructions_meaning(name: str) -> None:
+    """From the line of PTX, with its predicates as numbers, to the results of all lanes."""
+    for made in LANEWISE[name][:2]:
+        if any(p.hidden for p in made.present):
+            continue  # carries, which tests of whole sums cover
+        values = operands_of(made)
+        names, before = [f"%o{i}" for i in range(len(made.result_types))], ""
+        for i, dtype in enumerate(made.operand_types):
+            names.append(f"%q{i}" if dtype is pred else f"%in{i}")
+            before += f".reg .pred %q{i}; setp.ne.b32 %q{i}, %in{i}, 0;\n" if dtype is pred else ""
+        after = ""
+        for i, dtype in enumerate(made.result_types):
+            kind = "pred" if dtype is pred else f"b{dtype.bits}"
+            before += f".reg .{kind} %o{i};\n"
+            moved = f"selp.u32 %out, 1, 0, %o{i};" if dtype is pred else f"mov.b{dtype.bits} %out, %o{i};"
+            after = after or moved
+        out = np.dtype(np.uint32) if made.result_types[0] is pred else made.result_types[0].numpy
+        given = [x.astype(np.uint32) if x.dtype == bool else x for x in values]
+        got = lanewise(f"{before}{made.text(names)}\n{after}", given, out)
+        with np.errstate(all="ignore"):
+            expected = made.meaning(*(x[None] for x in values))[0].reshape(-1)
+        assert np.array_equal(got, expected.astype(out), equal_nan=out.kind == "f"), made
+
+
+@pytest.mark.parametrize("name", SAMPLES)
+def test_pure_forms_have_a_meaning_and_no_effects(name: str) -> None:
+    for made in SAMPLES[name]:
+        if made.pure:
+            assert made.effects() == ()
+            with np.errstate(all="ignore"):
+                results = made.meaning(*(x[None] for x in operands_of(made)))
+            assert tuple(r.dtype for r in results) == tuple(t.numpy for t in made.result_types)
+        else:
+            assert made.effects()
+
+
+def made_of(*opcodes: str) -> Iterator[Formed]:
+    return (i for i in every() if i.op in opcodes)
+
+
+def test_every_integer_division_says_where_it_is_undefined() -> None:
+    divisions = [i for i in made_of("div", "rem") if not i.operand_types[0].is_float]
+    assert len(divisions) == 12
+    for made in divisions:
+        zero, *overflow = made.open
+        dtype = made.operand_types[1].numpy
+        assert zero.where(np.ones(1, dtype), np.zeros(1, dtype)).all()
+        assert len(overflow) == (made.operand_types[0].kind == "signed")
+
+
+def test_every_bitwise_form_tracks_poison_by_the_bit() -> None:
+    for made in made_of("and", "or", "xor"):
+        dtype = made.operand_types[0].numpy
+        a, b = (np.full((1, 1), 0, dtype), np.full((1, 1), 1, dtype))
+        word = np.bool_ if dtype == np.bool_ else np.dtype(f"u{dtype.itemsize}")
+        poison, clean = np.full((1, 1), 1, word), np.zeros((1, 1), word)
+        (shadow,) = made.shadow((b, a), (poison, clean), made.meaning(b, a))
+        assert bool(shadow.any()) == (made.op != "and"), made  # a clean 0 decides an and
+
+
+def test_every_word_of_arithmetic_on_f32_has_a_derivative() -> None:
+    words = [binary(op, f32) for op in ("add", "sub", "mul", "div", "min", "max")]
+    words += [unary(op, f32) for op in ("neg", "abs", "ex2", "lg2", "rcp", "rsqrt", "sqrt", "tanh")]
+    assert all(made.gradient is not None for made in words)
+
+
+def test_every_form_of_an_address_has_its_value_without_an_end_of_the_integers() -> None:
+    integers = [i for i in made_of("add", "sub", "mul", "mad", "shl") if i.form.exact and i.fields.get("how") != "hi"]
+    assert {i.op for i in integers} == {"add", "sub", "mul", "mad", "shl"}
+    for made in integers:
+        x = [np.full((1, 1), 3.0) for _ in made.operand_types]
+        typed = [v.astype(t.numpy) for v, t in zip(x, made.operand_types, strict=True)]
+        assert made.exact is not None
+        assert made.exact(*x)[0, 0] == made.meaning(*typed)[0][0, 0]
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("add.rn.sat.f64", ".sat"),
+        ("mul.s32", "must name"),
+        ("add.b32", "no type"),
+        ("lop4.b32", "not supported"),
+        ("setp.lt.b32", ".lt"),
+    ],
+)
+def test_refusals_name_the_word(text: str, says: str) -> None:
+    with pytest.raises(RefusedError, match=says):
+        candidates(tuple(text.split(".")))
