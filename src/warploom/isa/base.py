@@ -213,8 +213,9 @@ def filled(where: Array, dtype: np.dtype[Any]) -> Array:
     """All ones where ``where`` holds, as the shadow of a register of ``dtype``."""
     if dtype == np.bool_:
         return np.asarray(where)
-    unsigned = np.dtype(f"u{dtype.itemsize}")
-    return np.where(where, ~unsigned.type(0), unsigned.type(0))
+    zero: Any = np.dtype(f"u{dtype.itemsize}").type(0)
+    found: Any = np.where(where, ~zero, zero)
+    return found
 
 
 @dataclass(frozen=True, slots=True)

@@ -120,7 +120,7 @@ def _vote(mode: str) -> Callable[[Array, Array], Array]:
     def vote(holds: Array, mask: Array) -> Array:
         member, votes = _members(mask), holds[:, None, :]
         some, every = (member & votes).any(axis=2), (~member | votes).all(axis=2)
-        return {"any": some, "all": every, "uni": every | ~some}[mode]
+        return np.asarray({"any": some, "all": every, "uni": every | ~some}[mode])
 
     return vote
 

@@ -85,7 +85,7 @@ def compared(i: Formed) -> Expression | None:
     if len(i.result_types) > 1 or i.fields.get("ftz") or (i.operand_types[0] is u16 and "f16" in i.type):
         return None
     opposite = {"ltu": ">=", "leu": ">", "gtu": "<=", "geu": "<"}.get(i.cmp)
-    cmp: str = {"lo": "lt", "ls": "le", "hi": "gt", "hs": "ge", "neu": "ne"}.get(i.cmp, i.cmp)
+    cmp = str({"lo": "lt", "ls": "le", "hi": "gt", "hs": "ge", "neu": "ne"}.get(i.cmp, i.cmp))
     is_float = i.operand_types[0].is_float
     if i.cmp in ("num", "nan"):
         text = "({0} == {0} && {1} == {1})" if i.cmp == "num" else "({0} != {0} || {1} != {1})"
@@ -111,7 +111,7 @@ def extreme(i: Formed) -> Expression | None:
     if i.fields.get("ftz") or i.fields.get("NaN"):
         return None
     called: dict[DType, str] = {f32: f"f{i.op}f", f64: f"f{i.op}"}
-    return _called(called.get(dtype, i.op), 2)
+    return _called(str(called.get(dtype, i.op)), 2)
 
 
 def rounded(i: Formed) -> Expression | None:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from functools import cache, lru_cache
 from importlib import import_module
 from itertools import product
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 from warploom.core.dtypes import DType, f32, f64, pred, s16, s32, s64, u16, u32, u64
 from warploom.isa.base import ANY, PRIMARY, Array, Instruction, Open
@@ -155,7 +155,8 @@ class Form:
 class Formed(Instruction):
     """An instruction of a form. The words in its slots and its immediates are attributes by their names."""
 
-    __slots__ = ("__dict__", "mnemonic", "open", "operand_types", "result_types", "since")
+    # Set once, in place of the properties of the base class.
+    __slots__ = ("__dict__", "mnemonic", "open", "operand_types", "result_types", "since")  # pyright: ignore[reportIncompatibleMethodOverride]
     __setattr__ = object.__setattr__  # the base class is frozen
 
     def __init__(
@@ -254,12 +255,12 @@ class Formed(Instruction):
         """The results by the form's function, in the types of the registers."""
         if self._run is None:
             return Instruction.meaning(self, *operands)
-        found = self._run(*operands)
+        found: Any = self._run(*operands)
         types = self.result_types
         if len(types) == 1 and not isinstance(found, tuple):
             wanted = types[0].numpy
             return (found if found.dtype == wanted else found.astype(wanted),)
-        both: Iterable[tuple[Array, DType]] = zip(found, types, strict=False)
+        both: Iterable[tuple[Array, DType]] = zip(cast("tuple[Array, ...]", found), types, strict=False)
         return tuple([x.astype(t.numpy, copy=False) for x, t in both])
 
     def effects(self) -> tuple[Effect, ...]:

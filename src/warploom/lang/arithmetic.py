@@ -180,7 +180,7 @@ class Arithmetic(Builder):
         return self.emit(Bitcast(x.dtype, dtype), (x,))[0]
 
     @word("fma.rn.f32")
-    def fma(self, a: Number, b: Number, c: Number) -> Traced:
+    def fma(self, a: Number, b: Number, c: Number) -> Traced:  # pyright: ignore[reportReturnType]
         """a·b + c in f32 with one rounding."""
 
     def mul_wide(self, a: Number, b: Number) -> Traced:
@@ -200,27 +200,27 @@ class Arithmetic(Builder):
         return self.binary("min", a, b)
 
     @word("ex2.approx.ftz.f32")
-    def exp2(self, x: Number) -> Traced:
+    def exp2(self, x: Number) -> Traced:  # pyright: ignore[reportReturnType]
         """2 to the x (``ex2.approx.ftz.f32``, at most 2 ulp)."""
 
     @word("lg2.approx.ftz.f32")
-    def log2(self, x: Number) -> Traced:
+    def log2(self, x: Number) -> Traced:  # pyright: ignore[reportReturnType]
         """Binary logarithm (``lg2.approx.ftz.f32``)."""
 
     @word("rcp.approx.ftz.f32")
-    def reciprocal(self, x: Number) -> Traced:
+    def reciprocal(self, x: Number) -> Traced:  # pyright: ignore[reportReturnType]
         """1/x (``rcp.approx.ftz.f32``, at most 1 ulp)."""
 
     @word("rsqrt.approx.ftz.f32")
-    def rsqrt(self, x: Number) -> Traced:
+    def rsqrt(self, x: Number) -> Traced:  # pyright: ignore[reportReturnType]
         """1/sqrt(x) (``rsqrt.approx.ftz.f32``)."""
 
     @word("sqrt.rn.f32")
-    def sqrt(self, x: Number) -> Traced:
+    def sqrt(self, x: Number) -> Traced:  # pyright: ignore[reportReturnType]
         """Square root, correctly rounded."""
 
     @word("tanh.approx.f32")
-    def tanh(self, x: Number) -> Traced:
+    def tanh(self, x: Number) -> Traced:  # pyright: ignore[reportReturnType]
         """Hyperbolic tangent (``tanh.approx.f32``)."""
 
     def absolute(self, x: Number) -> Traced:
@@ -253,7 +253,7 @@ class Arithmetic(Builder):
         return self.emit(select(dtype), operands)[0]
 
     @word("cvt.rna.tf32.f32")
-    def to_tf32(self, x: Number) -> Traced:
+    def to_tf32(self, x: Number) -> Traced:  # pyright: ignore[reportReturnType]
         """An f32 rounded to tf32, as the u32 register that ``mma`` takes."""
 
     def pack(self, low: Number, high: Number, half: DType) -> Traced:

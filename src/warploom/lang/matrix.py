@@ -25,7 +25,7 @@ class MatrixWords(FragmentWords):
     """Fragments as sequences of registers; see PTX's names of the instructions."""
 
     @word("movmatrix.sync.aligned.m8n8.trans.b16")
-    def movmatrix(self, x: Traced) -> Traced:
+    def movmatrix(self, x: Traced) -> Traced:  # pyright: ignore[reportReturnType]
         """``movmatrix``: transposes an 8×8 matrix of 16-bit elements, a register per lane as ``ldmatrix`` loads it."""
 
     def mma_integer(

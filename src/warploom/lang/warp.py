@@ -133,15 +133,15 @@ class WarpWords(MemoryWords):
         return self.emit(shuffle(mode, x.dtype), (x, self.operand(lane, u32), self.operand(member_mask, u32)))[0]
 
     @word("vote.sync.any.pred")
-    def vote_any(self, condition: Traced, member_mask: Number = FULL_MASK) -> Traced:
+    def vote_any(self, condition: Traced, member_mask: Number = FULL_MASK) -> Traced:  # pyright: ignore[reportReturnType]
         """Whether the predicate holds in any member lane; the same in all of them."""
 
     @word("vote.sync.all.pred")
-    def vote_all(self, condition: Traced, member_mask: Number = FULL_MASK) -> Traced:
+    def vote_all(self, condition: Traced, member_mask: Number = FULL_MASK) -> Traced:  # pyright: ignore[reportReturnType]
         """Whether the predicate holds in every member lane."""
 
     @word("vote.sync.ballot.b32")
-    def ballot(self, condition: Traced, member_mask: Number = FULL_MASK) -> Traced:
+    def ballot(self, condition: Traced, member_mask: Number = FULL_MASK) -> Traced:  # pyright: ignore[reportReturnType]
         """One bit per member lane in which the predicate holds (u32)."""
 
     # -- meeting points
