@@ -214,8 +214,7 @@ def filled(where: Array, dtype: np.dtype[Any]) -> Array:
     if dtype == np.bool_:
         return np.asarray(where)
     zero: Any = np.dtype(f"u{dtype.itemsize}").type(0)
-    found: Any = np.where(where, ~zero, zero)
-    return found
+    return np.where(where, ~zero, zero)  # pyright: ignore[reportUnknownVariableType]
 
 
 @dataclass(frozen=True, slots=True)
