@@ -500,7 +500,7 @@ def test_what_cannot_be_read_is_refused_by_name():
         "kv: NoneType": lambda: untyped.flash_attn_kvpacked_func(q, None),
         "qkv: NoneType": lambda: untyped.flash_attn_qkvpacked_func(None, num_heads_q=2),
         "cache_seqlens says 1099511627776": lambda: untyped.flash_attn_with_kvcache(q, q, q, cache_seqlens=2**40),
-        "cache_seqlens is -1": lambda: untyped.flash_attn_with_kvcache(q, q, q, cache_seqlens=-1),
+        "cache_seqlens says -1": lambda: untyped.flash_attn_with_kvcache(q, q, q, cache_seqlens=-1),
         "num_heads_q": lambda: untyped.flash_attn_qkvpacked_func(qkv, num_heads_q=-2),
         "num_heads_q is an integer": lambda: untyped.flash_attn_qkvpacked_func(qkv, num_heads_q="2"),
     }
