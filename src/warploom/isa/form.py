@@ -395,6 +395,7 @@ def home_of(form: Form, words: tuple[str, ...]) -> DType | None:
 
 
 def _unpickled(pattern: str, ptx: bool, words: tuple[str, ...], *rest: Any) -> Formed:
+    load_tables()  # a process that only reads a pickle has imported none of them
     forms = (FORMS if ptx else _OPERATORS)[words[0]]
     known = (f for f in forms if f.pattern == pattern and f.words.issuperset(filter(None, words)))
     return instruction(next(known), words, *rest)
