@@ -526,6 +526,6 @@ def test_rotary_positions_that_are_no_integers_are_refused_before_anything_is_wr
     turns = torch.ones(20, 8).half()
     with pytest.raises(ProblemError, match="rotary_seqlens"):
         flash_attn.flash_attn_with_kvcache(
-            q, *caches, new, new, turns, turns, lengths, rotary_seqlens=torch.tensor([1.5, 2.0])
+            q, caches[0], caches[1], new, new, turns, turns, lengths, rotary_seqlens=torch.tensor([1.5, 2.0])
         )
     assert not any(cache.any() for cache in caches)

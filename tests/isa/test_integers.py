@@ -95,7 +95,7 @@ def test_division_truncates(dtype, data):
         lambda: Atomic("global", "add", u32, order="weak"),
         lambda: Permute(0x8000),
         lambda: CpAsync(8, "cg"),
-        lambda: CpAsync(2, "ca"),
+        lambda: CpAsync(2, "ca"),  # pyright: ignore[reportArgumentType]
         lambda: WaitCopies(-1),
         lambda: WaitCopies(-1, "bulk"),  # pyright: ignore[reportArgumentType]
         lambda: WgmmaWait(-1, 0),

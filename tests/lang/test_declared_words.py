@@ -22,10 +22,12 @@ class MoreWords(Kernel):
     @word("max.f32")
     def largest(self, a: Number, b: Number, c: Number = 0.0) -> Traced:
         """The largest of three."""
+        ...
 
     @word("mul.hi.u32")
     def multiply_high(self, a: Number, b: Number) -> Traced:
         """The upper half of a product."""
+        ...
 
 
 def test_a_word_takes_its_body_from_the_form() -> None:
