@@ -26,9 +26,9 @@ from warploom.isa.async_copy import (
     WaitCopies,
 )
 from warploom.isa.atomic import Atomic, ReduceAdd
+from warploom.isa.barriers import bar_arrive, bar_reduce, bar_sync, elect, set_max_registers
 from warploom.isa.base import Instruction
-from warploom.isa.calls import AssertFail, Print, Trap
-from warploom.isa.cluster import ClusterArrive, ClusterWait, MapShared, StoreAsync
+from warploom.isa.cluster import MapShared, StoreAsync
 from warploom.isa.collective import shuffle
 from warploom.isa.conversion import (
     Bitcast,
@@ -41,28 +41,22 @@ from warploom.isa.conversion import (
     Permute,
     UnpackHalf,
 )
-from warploom.isa.matrix import MmaSync
+from warploom.isa.form import named
+from warploom.isa.matrix import MmaSync, matrix_access
 from warploom.isa.matrix_exact import MmaDouble, MmaInteger
-from warploom.isa.memory import CACHE_HINTS, LdMatrix, Load, MemoryFence, Prefetch, StMatrix, Store, WaitAtLeast
+from warploom.isa.memory import CACHE_HINTS, Load, Prefetch, Store, WaitAtLeast
 from warploom.isa.operators import binary, fma, multiply_wide, pair_arithmetic, select, unary
 from warploom.isa.spaces import FromGeneric, IsSpace, ToGeneric
 from warploom.isa.sync import (
-    AsyncProxyFence,
-    BarArrive,
-    BarReduce,
-    BarSync,
-    GridDependency,
     MbarrierArrival,
     MbarrierArrivalAmidst,
-    MbarrierInitFence,
     MbarrierInitialise,
     MbarrierInvalidate,
     MbarrierTestWait,
     MbarrierTryWait,
-    SetMaxRegisters,
 )
-from warploom.isa.tensor_map import FIELDS, TensorMapAcquire, TensorMapRelease, TensorMapReplace
-from warploom.isa.warp import SPECIAL_REGISTERS, Elect, ReadClock, Special
+from warploom.isa.tensor_map import FIELDS, TensorMapReplace
+from warploom.isa.warp import SPECIAL_REGISTERS, ReadClock, Special
 from warploom.isa.wgmma import Wgmma, WgmmaCommit, WgmmaFence, WgmmaWait
 from warploom.isa.wmma import ALL_SHAPES, WmmaLoad, WmmaMma, WmmaStore
 from warploom.layout.wmma import WMMA_ACCUMULATORS
@@ -107,7 +101,7 @@ WARP: list[Instruction] = [
     *(shuffle(mode, t) for mode in ("xor", "idx", "up", "down") for t in (u32, s32, f32)),
     *(shuffle(mode, t, 0x181F) for mode in ("xor", "idx", "down") for t in (u32, f32)),
     shuffle("up", u32, 0x1800),
-    Elect(),
+    elect(),
 ]
 _LOADS = ("", "ca", "cg", "cs", "lu", "cv", "nc", "no_allocate", "evict_first", "evict_last", "nc.no_allocate")
 _STORES = ("", "wb", "cg", "cs", "wt", "no_allocate", "evict_first", "evict_last")
@@ -129,7 +123,6 @@ MEMORY: list[Instruction] = [
     *(Store("local", t, n, 16) for t, n in ((u16, 1), (f32, 2), (u64, 2))),
     *(kind(space) for kind in (ToGeneric, FromGeneric, IsSpace) for space in ("shared", "local")),
     *(Atomic("global", "add", u32, order=order) for order in ("acquire", "release", "acq_rel")),
-    *(MemoryFence(scope) for scope in ("cta", "gpu", "sys")),
     *(ReduceAdd(n, 16) for n in (1, 2, 4)),
     *(WaitAtLeast(offset) for offset in (0, 8)),
     *(
@@ -137,8 +130,12 @@ MEMORY: list[Instruction] = [
         for space in ("shared", "global")
         for kind in ("f16", "bf16", "f16x2", "bf16x2")
     ),
-    *(LdMatrix(n, transposed, 32) for n in (1, 2, 4) for transposed in (False, True)),
-    *(StMatrix(n, transposed, 32) for n in (1, 2, 4) for transposed in (False, True)),
+    *(
+        matrix_access(op, n, t).at(offset=32)
+        for op in ("ldmatrix", "stmatrix")
+        for n in (1, 2, 4)
+        for t in (False, True)
+    ),
 ]
 ASYNC: list[Instruction] = [
     *(CpAsync(n, "ca", zero_fill) for n in (4, 8, 16) for zero_fill in (False, True)),
@@ -160,14 +157,11 @@ ASYNC: list[Instruction] = [
     *(BulkStoreBytes(4096, adds, 64, 128) for adds in (False, True)),
 ]
 SYNC: list[Instruction] = [
-    BarSync(),
-    BarSync(64),
-    BarArrive(64),
-    BarArrive(64, aligned=False),
-    *(BarReduce(op) for op in ("popc", "and", "or")),
-    BarReduce("and", 64, aligned=False),
+    bar_sync(),
+    bar_sync(64),
+    bar_arrive(64),
+    *(bar_reduce(op) for op in ("popc", "and", "or")),
     MbarrierInitialise(1, 8),
-    MbarrierInitFence(),
     MbarrierArrival(),
     MbarrierArrival(4096, 8),
     *(MbarrierArrival(count, 8, True, scope) for count in (None, 4096) for scope in ("cta", "cluster")),
@@ -181,30 +175,22 @@ SYNC: list[Instruction] = [
     MbarrierArrivalAmidst(3, 8),
     MbarrierArrival(-16, 8, count=0),
     MbarrierInvalidate(8),
-    BarSync(64, aligned=False),
     MbarrierArrival(4096, count=0),
     MbarrierArrival(4096, 8, True, count=0),
     MbarrierArrival(drops=True),
-    *(ClusterArrive(relaxed, aligned) for relaxed in (False, True) for aligned in (True, False)),
-    *(ClusterWait(aligned) for aligned in (True, False)),
     MapShared(),
     StoreAsync(16, 8),
-    *(AsyncProxyFence(space) for space in ("shared", "global", "all")),
-    SetMaxRegisters(240, "inc"),
-    SetMaxRegisters(24, "dec"),
+    set_max_registers(240, "inc"),
+    set_max_registers(24, "dec"),
     Prefetch(256),
-    GridDependency("wait"),
-    GridDependency("launch_dependents"),
 ]
-CALLS: list[Instruction] = [Print(), AssertFail(), Trap()]
+CALLS: list[Instruction] = [named(name, ptx=False) for name in ("vprintf", "__assertfail")]
 MAPS: list[Instruction] = [
     *(
         TensorMapReplace(space, name, field.count - 1)
         for space in ("shared", "global")
         for name, field in FIELDS.items()
     ),
-    TensorMapRelease(),
-    TensorMapAcquire(),
 ]
 MATRIX: list[Instruction] = [
     *(MmaSync(shape, t) for shape in ("m16n8k16", "m16n8k8") for t in (f16, bf16)),
@@ -268,7 +254,7 @@ GROUPS = {
 
 
 def _operand(instruction: Instruction, position: int, dtype: DType, of_parameter: dict[DType, Value]) -> Operand:
-    immediate = {BarSync: 1, BarArrive: 1}.get(type(instruction))
+    immediate = 1 if instruction.mnemonic.startswith("bar") and dtype is u32 else None
     if isinstance(instruction, TensorMapReplace) and FIELDS[instruction.field].immediate and position == 1:
         immediate = 0
     if immediate is not None:
@@ -347,7 +333,7 @@ def test_every_instruction_of_the_isa_is_tried() -> None:
     kinds = {c for c in descendants(Instruction) if c.__module__ != Instruction.__module__}
     known = {c.__name__ for c in kinds if c.__module__.startswith("warploom.isa.")}
     known = {name for name in known if not name.startswith("_")}  # what instructions have in common
-    assert {"Load", "StMatrix", "Bitcast"} <= known
+    assert {"Load", "Store", "Bitcast"} <= known
     assert known - tried == set()
     hints = {i.cache for i in MEMORY if isinstance(i, (Load, Store))}
     assert hints == set(CACHE_HINTS)

@@ -32,13 +32,13 @@ from warploom.ir.statements import (
 )
 from warploom.ir.verify import verify
 from warploom.isa.async_copy import CommitCopies, CpAsync, TensorCopy, WaitCopies
+from warploom.isa.barriers import bar_sync
 from warploom.isa.base import Instruction
 from warploom.isa.collective import shuffle
 from warploom.isa.conversion import Convert, Move, PackPair
-from warploom.isa.matrix import MmaSync
-from warploom.isa.memory import LdMatrix, Load, Store
+from warploom.isa.matrix import MmaSync, matrix_access
+from warploom.isa.memory import Load, Store
 from warploom.isa.operators import binary, multiply_wide, select, unary
-from warploom.isa.sync import BarSync
 from warploom.isa.warp import FULL_MASK, Special
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -102,17 +102,17 @@ def dots() -> Program:
     w.do(CommitCopies())
     w.line = 17
     w.do(WaitCopies(0))
-    w.do(BarSync(), _n(0))
+    w.do(bar_sync(), _n(0))
     w.line = 18
     fragment = tuple(w.value(u32, f"a{i}") for i in range(4))
-    w.do(LdMatrix(4, offset=64), place, into=fragment)
+    w.do(matrix_access("ldmatrix", 4).at(offset=64), place, into=fragment)
     for r in c:
         w.do(Move(f32), Const(f32, 0.0), into=(r,))
     w.do(MmaSync("m16n8k16", bf16), *fragment, fragment[0], fragment[1], *c, into=c)
     w.line = 19
     scaled = w.do(binary("mul", f32), c[0], Const(f32, 0.1), name="scaled")
     w.do(binary("max", f32), best, scaled, into=(best,))
-    w.do(BarSync(), _n(0))
+    w.do(bar_sync(), _n(0))
     loop = Loop(index, _n(0), tiles, _n(1), w.block(), SourceLine("/somewhere/dots.py", 15))
 
     w.line = 21
@@ -354,7 +354,7 @@ def test_names_are_valid_and_unique() -> None:
 
 
 def test_warps_between_roles() -> None:
-    stop = Op(BarSync(32), (_n(1),), ())
+    stop = Op(bar_sync(32), (_n(1),), ())
 
     def printed(first: int, end: int) -> str:
         chain = Roles((Role(first, end, (stop,)), Role(4, 8, (stop,))))

@@ -18,8 +18,7 @@ from warploom.isa.base import Instruction  # noqa: E402
 from warploom.isa.collective import shuffle  # noqa: E402
 from warploom.isa.conversion import Bitcast, Convert, PackBytes, PackPair, Permute, UnpackHalf  # noqa: E402
 from warploom.isa.form import named  # noqa: E402
-from warploom.isa.matrix import MmaSync  # noqa: E402
-from warploom.isa.memory import LdMatrix  # noqa: E402
+from warploom.isa.matrix import MmaSync, matrix_access  # noqa: E402
 from warploom.isa.operators import binary, fma, multiply_wide, pair_arithmetic, select, unary  # noqa: E402
 from warploom.lang import Global, Kernel, kernel  # noqa: E402
 
@@ -211,7 +210,7 @@ def test_ldmatrix(count, transposed):
     out = torch.zeros_like(source)
     launch(load_matrices.trace(count=count, transposed=transposed), warps, [source, out])
     have = out.cpu().numpy().view(np.uint32)
-    want = LdMatrix(count, transposed).meaning(rows[:, : 8 * count])
+    want = matrix_access("ldmatrix", count, transposed).meaning(rows[:, : 8 * count])
     for i in range(count):
         assert np.array_equal(have[:, :, i], want[i])
     assert not have[:, :, count:].any()

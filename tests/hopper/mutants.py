@@ -12,15 +12,10 @@ from warploom.core.dtypes import u32
 from warploom.ir.program import Program
 from warploom.ir.statements import Const, Op, Register, Value
 from warploom.isa.async_copy import CommitCopies, TensorCopy, WaitCopies
-from warploom.isa.cluster import ClusterArrive, ClusterWait
 from warploom.isa.conversion import Move
 from warploom.isa.operators import binary
 from warploom.isa.sync import (
-    AsyncProxyFence,
-    BarArrive,
-    BarSync,
     MbarrierArrival,
-    MbarrierInitFence,
     MbarrierInitialise,
     MbarrierTryWait,
 )
@@ -42,10 +37,11 @@ def position(program: Program, matches: Callable[[Op], bool], number: int = 0) -
     return found[number]
 
 
-def named(kind: type, **fields: object) -> Callable[[Op], bool]:
-    """Matches instructions of a class with these field values."""
+def named(kind: type | str, **fields: object) -> Callable[[Op], bool]:
+    """Matches instructions of a class, or whose name begins so, with these field values."""
     return lambda op: (
-        isinstance(op.instruction, kind) and all(getattr(op.instruction, k) == v for k, v in fields.items())
+        (op.instruction.mnemonic.startswith(kind) if isinstance(kind, str) else isinstance(op.instruction, kind))
+        and all(getattr(op.instruction, k) == v for k, v in fields.items())
     )
 
 
@@ -78,18 +74,13 @@ def without_flip(program: Program, number: int = 0) -> Program:
     )
 
 
-DELETED = (
+DELETED = ("fence.mbarrier_init", "fence.proxy.async", "bar.sync", "bar.arrive", "barrier.cluster")
+DELETED_KINDS = (
     CommitCopies,
     WaitCopies,
     MbarrierInitialise,
-    MbarrierInitFence,
     MbarrierArrival,
     MbarrierTryWait,
-    AsyncProxyFence,
-    BarSync,
-    BarArrive,
-    ClusterArrive,
-    ClusterWait,
     WgmmaFence,
     WgmmaCommit,
     WgmmaWait,
@@ -103,7 +94,7 @@ def edits(op: Op) -> Iterator[tuple[str, Rewrite]]:
         return lambda x: [replace(x, instruction=replace(x.instruction, **fields))]
 
     i = op.instruction
-    if isinstance(i, DELETED):
+    if isinstance(i, DELETED_KINDS) or i.mnemonic.startswith(DELETED):
         yield f"without {i.mnemonic}", lambda _: []
     if isinstance(i, TensorCopy) and i.direction == "load":
         yield f"without {i.mnemonic}", lambda _: []

@@ -15,7 +15,7 @@ from warploom.core.errors import ProblemError
 from warploom.emulate import Emulation, TensorMapArgument, emulate
 from warploom.ir.program import Program
 from warploom.isa.async_copy import WaitCopies
-from warploom.isa.sync import SetMaxRegisters
+from warploom.isa.barriers import set_max_registers
 from warploom.kernels.source import MappedArray
 from warploom.lang import Global, Kernel, TensorMap, kernel
 from warploom.lang import f32 as F32  # noqa: N812
@@ -179,7 +179,7 @@ def test_arguments_must_fit_the_tensor_map() -> None:
 def some_warps(k: Kernel, out: Global[F32]) -> None:
     """A register budget that only three of a warpgroup's warps ask for."""
     with k.when(k.warp < 3, uniform=True):
-        k.emit(SetMaxRegisters(40, "dec"), ())
+        k.emit(set_max_registers(40, "dec"), ())
     out.store(k.value(0.0, F32), k.thread)
 
 

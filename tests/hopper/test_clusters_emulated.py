@@ -22,9 +22,10 @@ from warploom.emulate import Emulation, emulate
 from warploom.ir.program import Program
 from warploom.ir.statements import Const, Op, Operand
 from warploom.isa.async_copy import TensorCopy
-from warploom.isa.cluster import ClusterArrive, ClusterWait, MapShared
+from warploom.isa.barriers import bar_sync
+from warploom.isa.cluster import MapShared
 from warploom.isa.operators import binary
-from warploom.isa.sync import BarSync, MbarrierArrival, MbarrierInitFence, MbarrierInitialise, MbarrierTryWait
+from warploom.isa.sync import MbarrierArrival, MbarrierInitialise, MbarrierTryWait
 from warploom.isa.wgmma import WgmmaWait
 from warploom.lang import Global, Kernel, TensorMap, bf16, f32, kernel
 from warploom.lang import u32 as U32  # noqa: N812
@@ -82,14 +83,14 @@ def with_operand(program: Program, matches: Callable[[Op], bool], at: int, value
 
 def without_barrier(program: Program, number: int) -> Program:
     """Without both halves of the cluster's first (0) or last (1) barrier."""
-    return deleted(deleted(program, named(ClusterArrive), number), named(ClusterWait), number)
+    return deleted(deleted(program, named("barrier.cluster.arrive"), number), named("barrier.cluster.wait"), number)
 
 
 def met_alone(program: Program) -> Program:
     """Each CTA meets by itself before the first remote access."""
-    barrier = Op(BarSync(), (Const(u32, 0),), ())
-    without = deleted(program, named(ClusterArrive))
-    return rewritten(without, position(without, named(ClusterWait)), lambda _: [barrier])
+    barrier = Op(bar_sync(), (Const(u32, 0),), ())
+    without = deleted(program, named("barrier.cluster.arrive"))
+    return rewritten(without, position(without, named("barrier.cluster.wait")), lambda _: [barrier])
 
 
 def given_back_at_home(program: Program) -> Program:
@@ -112,11 +113,11 @@ def expecting(program: Program, more: int) -> Program:
 
 MUTANTS: dict[str, tuple[Callable[[Program], Program], set[str]]] = {
     "no barrier before the first remote access": (lambda p: without_barrier(p, 0), {"mbarrier"}),
-    "no wait at the first barrier": (lambda p: deleted(p, named(ClusterWait)), {"mbarrier", "barrier"}),
-    "no arrival at the first barrier": (lambda p: deleted(p, named(ClusterArrive)), {"barrier"}),
+    "no wait at the first barrier": (lambda p: deleted(p, named("barrier.cluster.wait")), {"mbarrier", "barrier"}),
+    "no arrival at the first barrier": (lambda p: deleted(p, named("barrier.cluster.arrive")), {"barrier"}),
     "the CTAs meet apart": (met_alone, {"mbarrier"}),
     "no barrier at the end": (lambda p: without_barrier(p, 1), {"cluster"}),
-    "no mbarrier fence": (lambda p: deleted(p, named(MbarrierInitFence)), {"mbarrier"}),
+    "no mbarrier fence": (lambda p: deleted(p, named("fence.mbarrier_init")), {"mbarrier"}),
     "consumers do not give back": (lambda p: deleted(p, give_back), {"deadlock"}),
     "consumers give back at home alone": (given_back_at_home, {"race", "in_flight"}),
     "given back to rank 0 alone": (

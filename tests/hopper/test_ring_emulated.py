@@ -20,7 +20,7 @@ from warploom.emulate import Emulation, TensorMapArgument, emulate
 from warploom.ir.program import Program
 from warploom.ir.statements import Const, Op
 from warploom.isa.async_copy import TensorCopy
-from warploom.isa.sync import BarSync, MbarrierArrival, MbarrierInitFence, MbarrierInitialise, MbarrierTryWait
+from warploom.isa.sync import MbarrierArrival, MbarrierInitialise, MbarrierTryWait
 from warploom.isa.wgmma import Wgmma, WgmmaCommit, WgmmaFence, WgmmaWait
 from warploom.layout.tensor_map import TensorMapSpec
 
@@ -115,8 +115,8 @@ MUTANTS: dict[str, tuple[Callable[[Program], Program], set[str]]] = {
     "products not committed": (lambda p: deleted(p, named(WgmmaCommit)), {"in_flight", "leak"}),
     "one group left pending": (lambda p: changed(p, named(WgmmaWait), 0, pending=1), {"in_flight", "race"}),
     "no wgmma.fence": (lambda p: deleted(p, named(WgmmaFence)), {"race"}),
-    "no mbarrier fence": (lambda p: deleted(p, named(MbarrierInitFence)), {"mbarrier"}),
-    "no barrier after the initialisation": (lambda p: deleted(p, named(BarSync)), {"mbarrier"}),
+    "no mbarrier fence": (lambda p: deleted(p, named("fence.mbarrier_init")), {"mbarrier"}),
+    "no barrier after the initialisation": (lambda p: deleted(p, named("bar.sync")), {"mbarrier"}),
     "one mbarrier not initialised": (lambda p: deleted(p, init, 1), {"mbarrier"}),
     "A not loaded": (lambda p: deleted(p, named(TensorCopy), 0), {"deadlock"}),
 }

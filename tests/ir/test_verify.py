@@ -26,12 +26,13 @@ from warploom.ir.statements import (
 )
 from warploom.ir.verify import least_architecture, verify
 from warploom.isa.async_copy import CommitCopies, CpAsync, TensorCopy, WaitCopies
+from warploom.isa.barriers import bar_arrive, bar_sync, elect, set_max_registers
 from warploom.isa.base import Instruction
 from warploom.isa.conversion import Move
-from warploom.isa.memory import StMatrix, Store
+from warploom.isa.matrix import matrix_access
+from warploom.isa.memory import Store
 from warploom.isa.operators import binary, pair_arithmetic
-from warploom.isa.sync import BarArrive, BarSync, MbarrierArrival, SetMaxRegisters
-from warploom.isa.warp import Elect
+from warploom.isa.sync import MbarrierArrival
 from warploom.isa.wgmma import Wgmma, WgmmaCommit, WgmmaFence, WgmmaWait
 
 AT = SourceLine("/somewhere/kernel.py", 88)
@@ -94,7 +95,7 @@ BROKEN: dict[str, tuple[Program, str]] = {
         replace(program(), shared=(SharedRegion("tile", 1024, 513),), shared_bytes=1536),
         "shared region 'tile' takes bytes 1024 to 1537, the kernel has 1536",
     ),
-    "architecture": (program(op(StMatrix(1), X, X)), "needs sm_90, the kernel requires only sm_80"),
+    "architecture": (program(op(matrix_access("stmatrix", 1), X, X)), "needs sm_90, the kernel requires only sm_80"),
     "unknown architecture": (program(requires="hopper"), "requires 'hopper': write an architecture"),
     "overlapping roles": (
         program(Roles((Role(0, 4, (), None, AT), Role(3, 8, (), None, AT)), AT)),
@@ -127,9 +128,9 @@ BROKEN: dict[str, tuple[Program, str]] = {
         program(When(Const(pred, True), (Roles((Role(0, 4, ()),), AT),), (), False, AT)),
         "warp roles stand at the top of a kernel",
     ),
-    "barrier number": (program(op(BarSync(), Const(u32, 16))), "the barrier is the constant 16"),
-    "barrier threads": (program(op(BarArrive(40), Const(u32, 1))), "a barrier of 40 threads"),
-    "barrier of more": (program(op(BarSync(512), Const(u32, 1))), "a barrier of 512 threads"),
+    "barrier number": (program(op(bar_sync(), Const(u32, 16))), "the barrier is the constant 16"),
+    "barrier threads": (program(op(bar_arrive(40), Const(u32, 1))), "a barrier of 40 threads"),
+    "barrier of more": (program(op(bar_sync(512), Const(u32, 1))), "a barrier of 512 threads"),
     "accumulator copied": (
         program(op(WgmmaCommit()), op(WgmmaWait(0, 1), Const(f32, 0.0), into=(Value(9, f32),)), requires="sm_90a"),
         "must overwrite its accumulator registers in place",
@@ -161,7 +162,7 @@ def sound() -> Program:
     copy = op(CpAsync(16), X, Const(u64, 0))
     loop = Loop(INDEX, ZERO, X, Const(u32, 1), (op(WaitCopies(0)), add(Y, INDEX, R), op(Move(u32), Y, into=(R,))), AT)
     when = When(Const(pred, True), (store(R),), (store(X),), True, AT)
-    chain = Roles((Role(0, 4, (op(BarSync(128), Const(u32, 1)),), None, AT), Role(4, 8, (when,), None, AT)), AT)
+    chain = Roles((Role(0, 4, (op(bar_sync(128), Const(u32, 1)),), None, AT), Role(4, 8, (when,), None, AT)), AT)
     return program(op(Move(u32), Const(u32, -1), into=(R,)), copy, op(CommitCopies()), loop, chain)
 
 
@@ -212,15 +213,15 @@ def test_architecture_specific_kernels_run_there_alone() -> None:
     ("instruction", "architecture"),
     [
         (binary("add", u32), "sm_80"),
-        (StMatrix(4), "sm_90"),
-        (Elect(), "sm_90"),
+        (matrix_access("stmatrix", 4), "sm_90"),
+        (elect(), "sm_90"),
         (TensorCopy("store", 2), "sm_90"),
         (MbarrierArrival(), "sm_80"),
         (MbarrierArrival(128), "sm_90"),
         (CommitCopies("bulk"), "sm_90"),
         (pair_arithmetic("add", bf16), "sm_90"),
         (pair_arithmetic("fma", bf16), "sm_80"),
-        (SetMaxRegisters(24, "dec"), "sm_90a"),
+        (set_max_registers(24, "dec"), "sm_90a"),
         (CpAsync(16), "sm_80"),
         (CpAsync(16, eviction="first"), "sm_90"),
     ],

@@ -11,10 +11,12 @@ import sys
 import tempfile
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from functools import cache
+from itertools import product
 
 from warploom.core.errors import VerifyError
-from warploom.isa.form import FORMS, Form, Formed, RefusedError, home_of, instruction, load_tables
+from warploom.isa.form import FORMS, Form, Formed, home_of, instruction, load_tables
 
 REGISTERS = {
     "pred": "%p",
@@ -35,8 +37,19 @@ HEAD = """.version 8.8
 {{
 .reg .pred %p<80>; .reg .b16 %h<80>; .reg .b32 %r<80>; .reg .f32 %f<80>; .reg .b64 %d<80>; .reg .f64 %e<80>;
 """
-NUMBERS = {"size": 16, "clamp": 31, "threads": 64, "count": 2, "bytes": 64, "table": 0x96, "registers": 64, "n": 1}
-"""An immediate for each name of one."""
+NUMBERS = {
+    "size": (16, 128),
+    "clamp": (31,),
+    "threads": (64,),
+    "count": (2,),
+    "bytes": (64,),
+    "table": (0x96,),
+    "registers": (64,),
+    "pending": (1,),
+    "mask": (0xFFFFFFFF,),
+    "one": (1,),
+}
+"""Immediates for each name of one, of which each form takes the first that it does not refuse."""
 
 
 def instructions(form: Form) -> Iterator[Formed]:
@@ -44,11 +57,11 @@ def instructions(form: Form) -> Iterator[Formed]:
     optional = frozenset(p.name for p in form.places if p.optional and not p.given)
     for words in form.choices():
         for left in {optional, frozenset[str]()}:
-            numbers = tuple((p.name, NUMBERS[p.name]) for p in form.places if p.kind == "number" and p.name not in left)
-            try:
-                yield instruction(form, words, numbers, left, home_of(form, words))
-            except (RefusedError, VerifyError):
-                continue
+            names = [p.name for p in form.places if p.kind == "number" and p.name not in left]
+            for values in product(*(NUMBERS[name] for name in names)):
+                with suppress(VerifyError):
+                    yield instruction(form, words, tuple(zip(names, values, strict=True)), left, home_of(form, words))
+                    break
 
 
 @cache

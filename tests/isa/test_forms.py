@@ -106,7 +106,7 @@ def test_pure_forms_have_a_meaning_and_no_effects(name: str) -> None:
                 results = made.meaning(*(x[None] for x in operands_of(made)))
             assert tuple(r.dtype for r in results) == tuple(t.numpy for t in made.result_types)
         else:
-            assert made.effects()
+            assert made.effects() or made.op in ("griddepcontrol", "nanosleep")
 
 
 def made_of(*opcodes: str) -> Iterator[Formed]:

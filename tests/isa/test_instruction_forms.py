@@ -14,16 +14,16 @@ from warploom import isa
 from warploom.core.dtypes import bf16, f16, f32, f64, pred, s8, s32, tf32, u8, u16, u32, u64
 from warploom.isa.async_copy import BulkStoreBytes, CommitCopies, CpAsync, TensorCopy, WaitCopies
 from warploom.isa.atomic import Atomic, ReduceAdd
+from warploom.isa.barriers import bar_arrive, bar_sync, elect
 from warploom.isa.base import Instruction, inline_ptx
-from warploom.isa.cluster import ClusterArrive, ClusterWait, MapShared
+from warploom.isa.cluster import MapShared
 from warploom.isa.collective import shuffle
 from warploom.isa.conversion import Bitcast, Convert, PackBytes, PackPair, Permute, UnpackHalf
 from warploom.isa.form import Formed, named
-from warploom.isa.matrix import MmaSync
-from warploom.isa.memory import LdMatrix, Load, MemoryFence, StMatrix, Store, WaitAtLeast
+from warploom.isa.matrix import MmaSync, matrix_access
+from warploom.isa.memory import Load, Store, WaitAtLeast
 from warploom.isa.operators import binary, fma, pair_arithmetic, select, unary
-from warploom.isa.sync import BarArrive, BarSync, MbarrierArrival, MbarrierTryWait
-from warploom.isa.warp import Elect
+from warploom.isa.sync import MbarrierArrival, MbarrierTryWait
 
 INSTRUCTIONS: list[Instruction] = [
     *(unary(op, f32) for op in ("ex2", "lg2", "rcp", "rsqrt", "sqrt", "tanh", "tf32")),
@@ -40,8 +40,8 @@ INSTRUCTIONS: list[Instruction] = [
     Store("shared", f32, offset=-16),
     Atomic("global", "add", u32),
     Atomic("global", "cas", u32),
-    *(LdMatrix(n, t, 128) for n in (1, 2, 4) for t in (False, True)),
-    *(StMatrix(n) for n in (1, 2, 4)),
+    *(matrix_access("ldmatrix", n, t).at(offset=128) for n in (1, 2, 4) for t in (False, True)),
+    *(matrix_access("stmatrix", n) for n in (1, 2, 4)),
     MmaSync("m16n8k16", bf16),
     MmaSync("m16n8k16", f16, f16),
     MmaSync("m16n8k8", tf32),
@@ -50,15 +50,15 @@ INSTRUCTIONS: list[Instruction] = [
     CpAsync(16, "cg", eviction="first"),
     CommitCopies(),
     WaitCopies(1),
-    BarSync(64),
-    BarArrive(64),
-    MemoryFence("gpu"),
+    bar_sync(64),
+    bar_arrive(64),
+    named("fence.acq_rel.gpu"),
     MbarrierArrival(512),
     MbarrierTryWait(8),
     MbarrierTryWait(8, "cluster"),
     MbarrierArrival(None, 8, True, "cluster"),
-    ClusterArrive(),
-    ClusterWait(),
+    named("barrier.cluster.arrive.release.aligned"),
+    named("barrier.cluster.wait.acquire.aligned"),
     MapShared(),
     TensorCopy("load", 2),
     TensorCopy("load", 3, 128, 8, "last", True),
@@ -66,7 +66,7 @@ INSTRUCTIONS: list[Instruction] = [
     *(BulkStoreBytes(4096, adds, 32, 64) for adds in (False, True)),
     *(ReduceAdd(n, 16) for n in (1, 2, 4)),
     WaitAtLeast(4),
-    Elect(),
+    elect(),
 ]
 
 
@@ -154,7 +154,7 @@ def test_the_high_half_comes_first_in_a_conversion():
 
 
 def test_offsets_are_immediates_of_the_address():
-    assert "[%4+128]" in LdMatrix(4, False, 128).cuda(list("abcd"), ["base"])
+    assert "[%4+128]" in matrix_access("ldmatrix", 4).at(offset=128).cuda(list("abcd"), ["base"])
     assert "[%0+-16]" in Store("shared", f32, offset=-16).cuda([], ["base", "x"])
     assert inline_ptx("nop;") == 'asm volatile("nop;");'
     assert inline_ptx("nop;", memory=True) == 'asm volatile("nop;" ::: "memory");'
@@ -188,8 +188,10 @@ def test_every_class_says_what_it_is(kind):
 
 def test_instructions_are_values():
     assert binary("add", u32) == binary("add", u32)
-    assert hash(LdMatrix(4)) == hash(LdMatrix(4))
-    assert LdMatrix(4) != LdMatrix(4, offset=16)
+    assert hash(Load("shared", u32)) == hash(Load("shared", u32))
+    assert (four := matrix_access("ldmatrix", 4)) != four.at(offset=16)
+    assert four.at(offset=16) is four.at(offset=16)
+    assert four.at(offset=16).at(offset=0) is four
 
 
 LANEWISE: list[Instruction] = [

@@ -11,11 +11,11 @@ from warploom.core.dtypes import DType, bf16, f16, f32, f64, pred, s32, s64, u16
 from warploom.core.errors import VerifyError
 from warploom.isa.async_copy import CpAsync, WaitCopies
 from warploom.isa.atomic import Atomic
+from warploom.isa.barriers import set_max_registers
 from warploom.isa.collective import shuffle
 from warploom.isa.conversion import Bitcast, Convert, Move, Permute
 from warploom.isa.memory import Load, Store
 from warploom.isa.operators import binary, fma, multiply_wide, select, unary
-from warploom.isa.sync import SetMaxRegisters
 from warploom.isa.wgmma import WgmmaWait
 
 INTEGERS = [u32, s32, u64, s64]
@@ -99,7 +99,7 @@ def test_division_truncates(dtype, data):
         lambda: WaitCopies(-1),
         lambda: WaitCopies(-1, "bulk"),  # pyright: ignore[reportArgumentType]
         lambda: WgmmaWait(-1, 0),
-        lambda: SetMaxRegisters(30, "inc"),
+        lambda: set_max_registers(30, "inc"),
         lambda: Load("global", u32, cache="wb"),
         lambda: Store("global", u32, cache="nc"),
         lambda: Load("shared", u32, cache="ca"),

@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 from warploom.core.dtypes import bf16, f16, f32, s32, tf32, u16, u32
 from warploom.core.errors import VerifyError
 from warploom.isa.atomic import Atomic
+from warploom.isa.barriers import elect
 from warploom.isa.collective import shuffle
 from warploom.isa.form import named
-from warploom.isa.matrix import MmaSync
-from warploom.isa.memory import LdMatrix, Load, StMatrix, Store
-from warploom.isa.warp import Elect
+from warploom.isa.matrix import MmaSync, matrix_access
+from warploom.isa.memory import Load, Store
 
 CASES = settings(deadline=None, max_examples=40)
 RNG = np.random.default_rng(11)
@@ -82,7 +82,7 @@ def test_each_half_of_a_warp_may_vote_apart():
 
 
 def test_one_lane_is_elected():
-    assert Elect().meaning()[0].sum() == 1
+    assert elect().meaning()[0].sum() == 1
 
 
 # -- ldmatrix and stmatrix
@@ -94,7 +94,7 @@ def test_ldmatrix_by_the_isas_figure(count, transposed):
     """Thread l gets elements 2(l%4), 2(l%4)+1 of row l/4; with .trans those of column l/4."""
     halves = RNG.integers(0, 65536, (3, count, 8, 8), np.uint16)
     rows = halves.view(np.uint32).reshape(3, 8 * count, 4)
-    got = LdMatrix(count, transposed).meaning(rows)
+    got = matrix_access("ldmatrix", count, transposed).meaning(rows)
     for warp in range(3):
         for matrix in range(count):
             for lane in range(32):
@@ -108,15 +108,15 @@ def test_ldmatrix_by_the_isas_figure(count, transposed):
 @pytest.mark.parametrize("transposed", [False, True])
 def test_stmatrix_is_the_inverse(count, transposed):
     rows = RNG.integers(0, 2**32, (2, 8 * count, 4), np.uint32)
-    registers = LdMatrix(count, transposed).meaning(rows)
-    (back,) = StMatrix(count, transposed).meaning(*registers)
+    registers = matrix_access("ldmatrix", count, transposed).meaning(rows)
+    (back,) = matrix_access("stmatrix", count, transposed).meaning(*registers)
     assert np.array_equal(back, rows)
 
 
-@pytest.mark.parametrize("instruction", [LdMatrix, StMatrix])
+@pytest.mark.parametrize("instruction", ["ldmatrix", "stmatrix"])
 def test_matrices_come_in_ones_twos_and_fours(instruction):
     with pytest.raises(VerifyError, match="1, 2 or 4"):
-        instruction(3)
+        matrix_access(instruction, 3)
 
 
 # -- loads, stores, atomics

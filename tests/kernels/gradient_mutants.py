@@ -23,7 +23,7 @@ from warploom.cuda.compile import available_cores
 from warploom.ir.program import Program
 from warploom.ir.statements import Op
 from warploom.isa.atomic import Atomic
-from warploom.isa.memory import MemoryFence, WaitAtLeast
+from warploom.isa.memory import WaitAtLeast
 from warploom.kernels.attention.backward_sm80 import BackwardSm80
 from warploom.kernels.attention.backward_sm90 import BackwardSm90
 from warploom.kernels.attention.backward_wide import BackwardWideSm90
@@ -88,9 +88,9 @@ def all_edits(op: Op) -> Iterator[tuple[str, Rewrite]]:
     """What is done to one instruction."""
     yield from edits(op)
     yield from index_edits(op)
-    if isinstance(op.instruction, WaitAtLeast | MemoryFence) or (
-        isinstance(op.instruction, Atomic) and op.instruction.op == "add"
-    ):
+    i = op.instruction
+    fence = i.mnemonic.startswith("fence.acq_rel")
+    if fence or isinstance(i, WaitAtLeast) or (isinstance(i, Atomic) and i.op == "add"):
         yield f"without {op.instruction.mnemonic}", lambda _: []
 
 

@@ -14,9 +14,8 @@ from warploom.interop.arrays import describe
 from warploom.ir.program import Program
 from warploom.ir.statements import Op, SharedRegion, Statement, blocks, with_blocks
 from warploom.isa.async_copy import CommitCopies, CpAsync, WaitCopies
-from warploom.isa.form import named
-from warploom.isa.memory import LdMatrix, Load, Store
-from warploom.isa.sync import BarArrive, BarSync
+from warploom.isa.form import Formed
+from warploom.isa.memory import Load, Store
 from warploom.kernels.source import KernelCall
 from warploom.ops.backends import emulator_arguments
 
@@ -75,8 +74,8 @@ def run_calls(
 
 def synchronises(op: Op) -> bool:
     """Whether an operation is a barrier, ``__syncwarp``, a wait or a commit."""
-    kinds = (BarSync, BarArrive, WaitCopies, CommitCopies)
-    return isinstance(op.instruction, kinds) or op.instruction is named("bar.warp.sync")
+    kinds = (WaitCopies, CommitCopies)
+    return isinstance(op.instruction, kinds) or op.instruction.mnemonic.startswith("bar.")
 
 
 @dataclass(frozen=True)
@@ -138,7 +137,7 @@ def _shared_offset(op: Op) -> int | None:
     instruction = op.instruction
     if isinstance(instruction, CpAsync):
         return instruction.shared_offset
-    if isinstance(instruction, LdMatrix):
+    if isinstance(instruction, Formed) and instruction.op == "ldmatrix":
         return instruction.offset
     if isinstance(instruction, Load | Store) and instruction.space == "shared":
         return instruction.offset
@@ -152,7 +151,9 @@ def moved(op: Op, distance: int) -> Op:
         return replace(
             op, instruction=replace(instruction, shared_offset=instruction.shared_offset + distance), within=()
         )
-    assert isinstance(instruction, LdMatrix | Load | Store)
+    if isinstance(instruction, Formed):
+        return replace(op, instruction=instruction.at(offset=instruction.offset + distance), within=())
+    assert isinstance(instruction, Load | Store)
     return replace(op, instruction=replace(instruction, offset=instruction.offset + distance), within=())
 
 

@@ -14,8 +14,9 @@ from typing import Literal
 from warploom.core.dtypes import DType
 from warploom.ir.statements import NOWHERE, Op, Role, SharedRegion, SourceLine, Statement, Value, walk
 from warploom.ir.text import Names, block_text
+from warploom.isa.barriers import set_max_registers
 from warploom.isa.effects import Effect
-from warploom.isa.sync import SetMaxRegisters
+from warploom.isa.form import Formed
 
 REGISTERS_PER_SM = 65536
 
@@ -85,12 +86,12 @@ class Program:
         fitting = REGISTERS_PER_SM // max(1, self.threads * self.min_ctas) // 8 * 8
         return min(255, fitting, self.max_registers or 255)
 
-    def register_change(self, role: Role) -> SetMaxRegisters | None:
+    def register_change(self, role: Role) -> Formed | None:
         """What a role begins with to have its budget; None where it keeps the registers of the launch."""
         launched = self.launch_registers
         if role.registers is None or role.registers == launched:
             return None
-        return SetMaxRegisters(role.registers, "inc" if role.registers > launched else "dec")
+        return set_max_registers(role.registers, "inc" if role.registers > launched else "dec")
 
     @cached_property
     def text(self) -> str:

@@ -70,10 +70,4 @@ def _roles(roles: Roles, depth: int, names: Names, lines: list[str]) -> None:
 
 def instruction_text(op: Op) -> str:
     """The instruction's mnemonic and the fields that the mnemonic leaves out."""
-    instruction = op.instruction
-    extra = [
-        f"{name}={value}"
-        for name in getattr(instruction, "__dataclass_fields__", {})
-        if name.endswith(("offset", "threads", "pending")) and (value := getattr(instruction, name)) not in (0, None)
-    ]
-    return " ".join([instruction.mnemonic, *extra])
+    return " ".join([op.instruction.mnemonic, *op.instruction.details])

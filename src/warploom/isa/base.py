@@ -7,7 +7,7 @@ warp, one column per lane; lanewise instructions may also get arrays that broadc
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
 from typing import Any, ClassVar
@@ -44,6 +44,14 @@ class Open:
     what: str
     cure: str = "guard the operation with k.when, or give those lanes another operand by k.select"
     alone: bool = True
+
+
+_DETAILS = ("offset", "threads", "pending")
+
+
+def shown_details(fields: Mapping[str, Any]) -> list[str]:
+    """Displacements and counts of an instruction as the text of Programs shows them, ``offset=16``; none that is 0."""
+    return [f"{name}={x}" for name, x in fields.items() if name.endswith(_DETAILS) and x not in (0, None)]
 
 
 def takes(what: str, dtype: DType, allowed: Sequence[DType]) -> None:
@@ -89,6 +97,10 @@ class Instruction:
     operator: ClassVar[str] = ""
     # Whether its C++ expression has the type of its result, so that it may stand inside another one.
     nests: ClassVar[bool] = True
+    # What CUDA C++ needs declared before the kernel.
+    declaration: ClassVar[str] = ""
+    # Positions of operands that may be left unread, as another operand says (wgmma without accumulation).
+    optional_operands: ClassVar[range] = range(0)
     # Derivative: f(k, result, gradient of the result, *operands) → what is added to each operand's gradient.
     gradient: ClassVar[Callable[..., Sequence[Any]] | None] = None
     # An integer result as f64, of operands as f64, as if integers had no end; None where it is no address arithmetic.
@@ -145,14 +157,10 @@ class Instruction:
         return tuple([getattr(self, t) if isinstance(t, str) else t for t in named])
 
     @property
-    def declaration(self) -> str:
-        """What CUDA C++ needs declared before the kernel; '' for nothing."""
-        return ""
-
-    @property
-    def optional_operands(self) -> range:
-        """Positions of operands that may be left unread, as another operand says (``wgmma`` without accumulation)."""
-        return range(0)
+    def details(self) -> list[str]:
+        """Fields that the mnemonic leaves out, as ``offset=16``."""
+        named = (name for name in self.__dataclass_fields__ if name.endswith(_DETAILS))
+        return shown_details({name: getattr(self, name) for name in named})
 
     def effects(self) -> tuple[Effect, ...]:
         """What the instruction does beyond its registers."""
@@ -165,12 +173,18 @@ class Instruction:
         """
         if self.has_expression:
             return f"{f'{results[0]} = ' if results else ''}{self.expression(operands)};"
-        given, taken = zip(self.result_types, results, strict=True), zip(self.operand_types, operands, strict=True)
+        return self.statement(self.template, results, [*zip(self.operand_types, operands, strict=True)])
+
+    def statement(
+        self, template: str, results: Sequence[str], taken: Sequence[tuple[DType, str]], written: str = "="
+    ) -> str:
+        """The ``asm`` statement of inline PTX; predicates are 0 or 1 in 32 bits; ``written`` is = or +."""
+        given = zip(self.result_types, results, strict=True)
         flags = [name for t, name in zip(self.result_types, results, strict=True) if t is pred]
         holds = dict(zip(flags, ("holds", *(f"holds{i}" for i in range(1, len(flags)))), strict=False))
-        outs = [("=r", holds[name]) if t is pred else (f"={t.constraint}", name) for t, name in given]
+        outs = [("=r", holds[name]) if t is pred else (f"{written}{t.constraint}", name) for t, name in given]
         ins = [("r", f"(unsigned)({text})") if t is pred else (t.constraint, text) for t, text in taken]
-        text = inline_ptx(self.template, outs, ins, volatile=self.volatile_ptx, memory=self.clobbers_memory)
+        text = inline_ptx(template, outs, ins, volatile=self.volatile_ptx, memory=self.clobbers_memory)
         if not flags:
             return text
         kept = " ".join(f"{name} = {of} != 0;" for name, of in holds.items())

@@ -1,7 +1,7 @@
-"""Instructions among the CTAs of a cluster (sm_90): its barrier, and addresses in each other's shared memory.
+"""Addresses in the shared memory of other CTAs of a cluster (sm_90).
 
-Sources: PTX ISA, "Parallel Synchronization and Communication Instructions" (``barrier.cluster``), "Data Movement and
-Conversion Instructions" (``mapa``). Remote arrivals are :class:`warploom.isa.sync.MbarrierArrival`, multicast copies
+Source: PTX ISA, "Data Movement and Conversion Instructions" (``mapa``).
+Remote arrivals are :class:`warploom.isa.sync.MbarrierArrival`, multicast copies
 :class:`warploom.isa.async_copy.TensorCopy`.
 """
 
@@ -13,48 +13,10 @@ import numpy as np
 
 from warploom.core.dtypes import u32
 from warploom.isa.base import Array, Instruction, Lanewise, address
-from warploom.isa.effects import AsyncStore, ClusterBarrier, Effect, WarpSync
+from warploom.isa.effects import AsyncStore, Effect
 
 WINDOW_BITS = 24
 """The emulator's shared::cluster addresses: rank + 1 above this bit, the CTA's own shared address below it."""
-
-
-@dataclass(frozen=True, slots=True)
-class ClusterArrive(Instruction):
-    """``barrier.cluster.arrive``: the warp's threads arrive at the cluster's barrier, and go on.
-
-    ``relaxed``: it publishes nothing but mbarriers whose initialisation was fenced (``fence.mbarrier_init``).
-    ``aligned``: all threads of a warp execute it together; without, each comes when it comes.
-    """
-
-    relaxed: bool = False
-    aligned: bool = True
-
-    @property
-    def mnemonic(self) -> str:
-        """With its order: ``barrier.cluster.arrive.release.aligned`` (PTX ISA, "barrier.cluster")."""
-        order = "relaxed" if self.relaxed else "release"
-        return f"barrier.cluster.arrive.{order}{'.aligned' if self.aligned else ''}"
-
-    def effects(self) -> tuple[Effect, ...]:
-        """The whole warp arrives, and releases its accesses at cluster scope."""
-        return (WarpSync(aligned=self.aligned), ClusterBarrier(waits=False, relaxed=self.relaxed))
-
-
-@dataclass(frozen=True, slots=True)
-class ClusterWait(Instruction):
-    """``barrier.cluster.wait.acquire``: waits until all threads of the cluster have arrived or exited."""
-
-    aligned: bool = True
-
-    @property
-    def mnemonic(self) -> str:
-        """``barrier.cluster.wait.acquire.aligned`` (PTX ISA, "barrier.cluster")."""
-        return f"barrier.cluster.wait.acquire{'.aligned' if self.aligned else ''}"
-
-    def effects(self) -> tuple[Effect, ...]:
-        """The whole warp waits, and acquires what the cluster's threads released by arriving."""
-        return (WarpSync(aligned=self.aligned), ClusterBarrier(waits=True))
 
 
 @dataclass(frozen=True, slots=True)

@@ -82,7 +82,7 @@ BEYOND = Open(
     1, lambda _, n: n > 31, "names lane or distance {} of 32", "the hardware takes it modulo 32; keep it below"
 )
 form(
-    "shfl.sync.{mode}.b32 d|p:pred?, a, lane:u32, #clamp, mask:u32",
+    "shfl.sync.{mode}.b32 d|p:pred?, a, lane:u32, #clamp:hex, mask:u32",
     mode="bfly idx up down",
     registers="home",
     name=_shuffle_name,

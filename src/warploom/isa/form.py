@@ -17,7 +17,8 @@ from itertools import product
 from typing import Any, Literal, cast
 
 from warploom.core.dtypes import DType, f32, f64, pred, s16, s32, s64, u16, u32, u64
-from warploom.isa.base import ANY, PRIMARY, Array, Instruction, Open
+from warploom.core.errors import VerifyError
+from warploom.isa.base import ANY, PRIMARY, Array, Instruction, Open, shown_details
 from warploom.isa.effects import Effect
 from warploom.isa.pattern import Place, places_of, slots_of
 
@@ -39,6 +40,7 @@ REGISTER: dict[str, DType] = {
     **dict.fromkeys(("e4m3x2", "e5m2x2"), u16),
 }
 """PTX's type → the type of the register that holds it."""
+_READ = ("value", "address")
 _UNSIGNED = {s16: u16, s32: u32, s64: u64}
 _WIDE = {u16: u32, s16: s32, u32: u64, s32: s64}
 _SETS = {
@@ -56,8 +58,8 @@ _TYPED = ("type", "int", "signed", "wide32", "bits", "half", "pair", "any")
 """Slots that name the type of operands without one of their own, unless a word of the pattern does."""
 
 
-class RefusedError(ValueError):
-    """PTX text that no form has."""
+class RefusedError(VerifyError):
+    """Words and operands that no form has."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,11 +84,14 @@ class Form:
 
     ``meaning`` is a function of arrays, ``choose`` makes it of the instruction. ``registers`` "bits": PTX reads and
     writes unsigned registers, as the sign does not count; "home": those of the type at hand. ``name`` is what Programs
-    call it instead of PTX's name, ``order`` the order of their operands. ``operator`` is the language's operator.
-    ``call`` gives the C++ expression, ``let`` further fields of an instruction (or refuses it), ``effects``, ``open``,
-    ``shadow``, ``exact`` and ``gradient`` are those of :class:`~warploom.isa.base.Instruction`, ``default`` the words
-    of slots that are left out. ``asm`` says how a compiler treats inline PTX of what is not lanewise: it stays where it
-    stands ("volatile"), in order with accesses to memory ("memory"). What is not ``ptx`` is an operator of C++ alone.
+    call it instead of PTX's name, ``operands`` the order of theirs. ``operator`` is the language's operator.
+    ``call`` gives the C++ expression, ``inline`` the inline PTX where it is not the line itself, ``statement`` the
+    whole statement of the operands for which it gives one. ``let`` gives further attributes of an instruction (or
+    refuses it), ``effects``, ``open``, ``shadow``, ``exact`` and ``gradient`` are those of
+    :class:`~warploom.isa.base.Instruction`, ``default`` the words of slots that are left out. ``asm`` says how a
+    compiler treats inline PTX of what is not lanewise: it stays where it stands ("volatile"), in order with accesses to
+    memory ("memory"). Registers of the place ``tied`` that are those of the results are one read-write operand. What is
+    not ``ptx`` is an operator of C++ alone.
     """
 
     def __init__(
@@ -99,9 +104,12 @@ class Form:
         let: Of | None = None,
         registers: Literal["", "bits", "home"] = "",
         name: str | Of = "",
-        order: str = "",
+        operands: str = "",
         operator: str | Of = "",
         call: Of | None = None,
+        inline: Of | None = None,
+        statement: Callable[..., str | None] | None = None,
+        tied: str = "",
         open: tuple[Open, ...] | Of = (),  # noqa: A002 (as PTX's table has it)
         shadow: Callable[..., Any] | None = None,
         exact: Of | None = None,
@@ -111,16 +119,25 @@ class Form:
         moves_bits: bool = False,
         since: str = "sm_80",
         ptx: bool = True,
-        default: Mapping[str, str] | None = None,
+        default: Mapping[str, Any] | None = None,
         **sets: str,
     ) -> None:
         head, _, tail = pattern.partition(" ")
         self.pattern, self.slots, self.places = pattern, slots_of(head, _SETS | sets), places_of(tail)
         self.meaning, self.choose, self.effects, self.let = meaning, choose, effects, let
-        self.registers, self.name, self.order, self.operator, self.call = registers, name, order.split(), operator, call
+        self.registers, self.name, self.operands, self.operator, self.call = (
+            registers,
+            name,
+            operands.split(),
+            operator,
+            call,
+        )
         self.open, self.shadow, self.exact, self.gradient = open, shadow, exact, gradient
         self.exchange, self.asm, self.moves_bits, self.since = exchange, asm, moves_bits, since
         self.ptx, self.default = ptx, default or {}
+        self.inline, self.statement, self.tied = inline, statement, tied
+        self.offsets = tuple(p.offset for p in self.places if p.kind == "address")
+        self.immediates = tuple(p.offset or p.name for p in self.places if p.kind in ("address", "number"))
         self.words = frozenset(word for slot in self.slots for word in slot.words)
         self.types = self.words & REGISTER.keys()
         fixed = [s.words[0] for s in self.slots if not s.name and s.words[0] in REGISTER]
@@ -142,11 +159,22 @@ class Form:
             found.append(word)
             if word:
                 left.remove(word)
-        return None if left else tuple(found)
+        types = [w for w in found if w in REGISTER]
+        return (
+            tuple(found)
+            if not left and types == [w for w in written if w in REGISTER] and self._agrees(found)
+            else None
+        )
+
+    def _agrees(self, words: Sequence[str]) -> bool:
+        """Whether slots of one name have the same word."""
+        named = [(s.name, word) for s, word in zip(self.slots, words, strict=True) if s.name]
+        return len(dict(named)) == len(set(named))
 
     def choices(self) -> Iterable[tuple[str, ...]]:
         """Every word in every slot, with and without what may be left out."""
-        return product(*((*s.words, "") if s.optional else s.words for s in self.slots))
+        every = product(*((*s.words, "") if s.optional else s.words for s in self.slots))
+        return filter(self._agrees, every)
 
     def __str__(self) -> str:
         return self.pattern
@@ -170,9 +198,12 @@ class Formed(Instruction):
         self.form, self.words, self.numbers, self.left, self.home = form, words, numbers, left, home
         slots = [*zip(form.slots, words, strict=True)]
         self.fields: dict[str, Any] = {s.name: w or form.default.get(s.name, "") for s, w in slots if s.name}
-        self.fields = {"op": words[0], "home": home, **form.default, **self.fields, **dict(numbers)}
+        first: dict[str, Any] = {"op": words[0], "home": home, **dict.fromkeys(form.offsets, 0)}
+        self.fields = {**first, **form.default, **self.fields, **dict(numbers)}
         if form.let is not None:
-            self.fields |= form.let(self)
+            more = form.let(self)
+            self.fields |= more
+            self._put(**{n: x for n, x in more.items() if hasattr(Instruction, n)})
         self.present = tuple(p for p in form.places if (self.fields[p.given] if p.given else p.name not in left))
         self.counts = tuple(map(self._count, self.present))
         self.ptx_name = ".".join(filter(None, words))
@@ -201,9 +232,10 @@ class Formed(Instruction):
     def _register_types(self) -> dict[str, tuple[DType, ...]]:
         """The types of results and operands. Programs may have operands in another order than PTX."""
         kinds = [(p, self._type(p)) for p, n in zip(self.present, self.counts, strict=True) for _ in range(n)]
-        read = [(p.name, t) for p, t in kinds if p.kind in ("value", "address")]
-        self._order = [self.form.order.index(name) for name, _ in read] if self.form.order else [*range(len(read))]
+        read = [(p, t) for p, t in kinds if p.kind in _READ]
+        self._order = [self.form.operands.index(p.name) for p, _ in read] if self.form.operands else [*range(len(read))]
         results = tuple(t for p, t in kinds if p.kind == "result")
+        self.addresses = {n: p.offset for n, (p, _) in zip(self._order, read, strict=True) if p.offset}
         return {"result_types": results, "operand_types": tuple(self.ordered([t for _, t in read]))}
 
     def _count(self, place: Place) -> int:
@@ -227,7 +259,7 @@ class Formed(Instruction):
 
     def ordered(self, read: Sequence[Any]) -> Sequence[Any]:
         """What PTX's operands are, in the order in which Programs have them."""
-        if not self.form.order:
+        if not self.form.operands:
             return read
         return [x for _, x in sorted(zip(self._order, read, strict=True), key=lambda x: x[0])]
 
@@ -257,6 +289,8 @@ class Formed(Instruction):
             return Instruction.meaning(self, *operands)
         found: Any = self._run(*operands)
         types = self.result_types
+        if not types:  # words that are stored
+            return cast("tuple[Array, ...]", found) if isinstance(found, tuple) else (found,)
         if len(types) == 1 and not isinstance(found, tuple):
             wanted = types[0].numpy
             return (found if found.dtype == wanted else found.astype(wanted),)
@@ -273,6 +307,18 @@ class Formed(Instruction):
         found = rule(self, values, shadows, results) if rule is not None else None
         return found if found is not None else Instruction.shadow(self, values, shadows, results)
 
+    def at(self, **immediates: int) -> Formed:
+        """The same instruction with other immediates: displacements of its addresses and the like."""
+        if not any(immediates.values()) and not self.numbers:
+            return self
+        numbers = tuple((dict(self.numbers) | immediates).items())
+        return instruction(self.form, self.words, numbers, self.left, self.home)
+
+    @property
+    def details(self) -> list[str]:
+        """Displacements and counts that the mnemonic leaves out."""
+        return shown_details(self.fields)
+
     # -- text
 
     def text(self, names: Sequence[str]) -> str:
@@ -281,32 +327,53 @@ class Formed(Instruction):
         given, read, parts = iter(results), iter([operands[n] for n in self._order]), list[str]()
         for place, count in zip(self.present, self.counts, strict=True):
             if place.kind == "number":
-                parts.append(_number(self.fields[place.name]))
+                number = self.fields[place.name]
+                parts.append(f"{number:#x}" if place.type == "hex" else str(number))
                 continue
             items = [next(given if place.kind == "result" else read) for _ in range(count)]
             if place.hidden:
                 continue
             shown = f"{{{', '.join(items)}}}" if place.count and self.fields.get(place.count, "v") else items[0]
             if place.kind == "address":
-                offset = self.fields.get(f"{place.name}_offset", 0)
+                offset = self.fields[place.offset]
                 shown = f"[{shown}{f'+{offset}' if offset else ''}]"
-            parts.append(f"{parts.pop()}|{shown}" if place.paired else shown)
+            first = parts.pop() if place.paired and parts else "_"
+            parts.append(f"{first}|{shown}" if place.paired else shown)
         return f"{self.ptx_name} {', '.join(parts)};" if parts else f"{self.ptx_name};"
 
-    @property
-    def template(self) -> str:
+    def cuda(self, results: Sequence[str], operands: Sequence[str]) -> str:
+        """The CUDA C++ statement; the operands of inline PTX are listed in the order of PTX."""
+        own = self.form.statement(self, results, operands) if self.form.statement is not None else None
+        if own is not None or self._call is not None:
+            return own if own is not None else Instruction.cuda(self, results, operands)
+        tied = self._places(self.form.tied)
+        in_place = bool(tied) and [operands[n] for n in tied] == [*results]
+        listed = [n for n in self._order if not (in_place and n in tied)]
+        names = [f"%{n}" for n in range(len(results))] + [""] * len(operands)
+        for place, n in enumerate((*tied, *listed) if in_place else listed):
+            names[len(results) + n] = f"%{place}" if in_place else f"%{len(results) + place}"
+        taken = [(self.operand_types[n], operands[n]) for n in listed]
+        return self.statement(self._template(names), results, taken, "+" if in_place else "=")
+
+    def _places(self, name: str) -> list[int]:
+        """The positions of a place's registers among the operands of Programs."""
+        read = [p.name for p, n in zip(self.present, self.counts, strict=True) for _ in range(n) if p.kind in _READ]
+        return [self._order[k] for k, of in enumerate(read) if of == name]
+
+    def _template(self, names: list[str]) -> str:
         """Inline PTX. Predicates are 0 or 1 in 32 bits, and so are carries."""
+        if self.form.inline is not None:
+            return self.form.inline(self)
         count = len(self.result_types)
-        names = [f"%{i}" for i in range(count + len(self.operand_types))]
         before, after, declared = list[str](), list[str](), list[str]()
         for n, dtype in enumerate((*self.result_types, *self.operand_types)):
             if dtype is pred:
-                names[n] = f"p{n}"
+                number, names[n] = names[n], f"p{names[n][1:]}"
                 declared.append(names[n])
                 if n < count:
-                    after.append(f"selp.u32 %{n}, 1, 0, p{n};")
+                    after.append(f"selp.u32 {number}, 1, 0, {names[n]};")
                 else:
-                    before.append(f"setp.ne.u32 p{n}, %{n}, 0;")
+                    before.append(f"setp.ne.u32 {names[n]}, {number}, 0;")
         if declared:
             before.insert(0, f".reg .pred {', '.join(declared)};")
         hidden = {p.name for p in self.present if p.hidden}
@@ -342,10 +409,6 @@ def _generation(architecture: str) -> tuple[int, str]:
     return int(architecture[3:].rstrip("a") or 0), architecture
 
 
-def _number(value: int) -> str:
-    return f"{value:#x}" if value > 255 else str(value)
-
-
 FORMS: dict[str, list[Form]] = {}
 """Opcode → the forms of PTX, in the order of their declaration."""
 _OPERATORS: dict[str, list[Form]] = {}
@@ -375,6 +438,10 @@ def instruction(
     home = home if form.registers else None
     if home is not None:
         words = _at_home(form, words, home)
+    if numbers:
+        given = dict(numbers)
+        used = [n for n in form.immediates if n in given]
+        numbers = tuple([(n, given[n]) for n in used if given[n] or n not in form.offsets])
     key = (form, words, numbers, left, home)
     found = _MADE.get(key)
     return found if found is not None else _MADE.setdefault(key, Formed(*key))
@@ -415,7 +482,7 @@ def named(
     ``operands`` tells forms of one name apart by how many they read. Raises RefusedError.
     """
     for form, words in candidates(tuple(name.split(".")), ptx):
-        left = frozenset(p.name for p in form.places if p.optional and not p.given)
+        left = frozenset(p.name for p in form.places if p.optional and not p.given) - {n for n, _ in numbers}
         made = instruction(form, words, numbers, left, home or home_of(form, words))
         if operands in (None, len(made.operand_types)):
             return made
@@ -425,7 +492,7 @@ def named(
 @cache
 def load_tables() -> None:
     """Import the modules whose lines declare the package's forms, which themselves import this one."""
-    for name in ("lanewise", "collective"):
+    for name in ("lanewise", "collective", "barriers", "matrix"):
         import_module(f"warploom.isa.{name}")
 
 

@@ -288,7 +288,7 @@ form(
     "selp.{any} d, a, b, c:pred",
     registers="home",
     name="selp.{home}",
-    order="c a b",
+    operands="c a b",
     meaning=np.where,
     call=cpp.selected,
     shadow=poison.selected,

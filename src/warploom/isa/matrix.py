@@ -6,9 +6,10 @@ come from the catalogue of layouts.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Any, Literal
 
 import numpy as np
 
@@ -16,7 +17,8 @@ from warploom.core.dtypes import DType, bf16, f16, f32, tf32, u32
 from warploom.core.errors import VerifyError
 from warploom.isa.base import Array, Instruction, braces, inline_ptx
 from warploom.isa.conversion import half_to_f32
-from warploom.isa.effects import WarpSync
+from warploom.isa.effects import Access, Effect, WarpSync
+from warploom.isa.form import Formed, form, named
 from warploom.layout.catalogue import mma_fragment
 from warploom.layout.fragments import FragmentLayout
 
@@ -54,6 +56,57 @@ class FragmentSlot:
         if self.dtype.bits < 32:
             words = np.ascontiguousarray(words).view(np.uint32)
         return tuple(np.ascontiguousarray(words[..., i]) for i in range(self.count))
+
+
+# Matrices of 8×8 elements of 16 bits between shared memory and registers. Lane 8·i + r gives the address of row r of
+# matrix i (16 bytes); register i holds, in lane l, elements 2·(l mod 4) and 2·(l mod 4) + 1 of row l/4 of matrix i,
+# with ``.trans`` of column l/4.
+
+
+def _arranged(i: Formed, halves: Array) -> Array:
+    """(warps, matrices, 8 rows, 8 halves), rows and columns exchanged for ``.trans``."""
+    return np.ascontiguousarray(halves.transpose(0, 1, 3, 2)) if i.trans else halves
+
+
+def _loaded(i: Formed) -> Callable[[Array], tuple[Array, ...]]:
+    """The registers of each matrix, of rows as u32 words, shape (warps, 8 · matrices, 4)."""
+
+    def registers(rows: Array) -> tuple[Array, ...]:
+        halves = np.ascontiguousarray(rows).view(np.uint16).reshape(rows.shape[0], -1, 8, 8)
+        words = _arranged(i, halves).view(np.uint32).reshape(*halves.shape[:2], 32)
+        return tuple(words[:, n] for n in range(words.shape[1]))
+
+    return registers
+
+
+def _stored(i: Formed) -> Callable[..., Array]:
+    """The rows to write, of the registers of each matrix."""
+
+    def rows(*registers: Array) -> Array:
+        words = np.ascontiguousarray(np.stack(registers, axis=1))
+        halves = _arranged(i, words.view(np.uint16).reshape(*words.shape[:2], 8, 8))
+        return halves.view(np.uint32).reshape(words.shape[0], -1, 4)
+
+    return rows
+
+
+def _rows(i: Formed) -> tuple[Effect, ...]:
+    mode, lanes = "load" if i.op == "ldmatrix" else "store", 8 * int(i.num[1:])
+    access = Access("shared", mode, 0, 16, i.offset, lanes=lanes, collective=True, words=4)
+    return WarpSync(aligned=True), access
+
+
+ROWS: dict[str, Any] = {"num": "x1 x2 x4", "space": "shared shared::cta", "effects": _rows, "moves_bits": True}
+ROWS["asm"] = "volatile memory"
+form("ldmatrix.sync.aligned.m8n8.{num}{.trans}.{space}.b16 d*num:b32, [at]", choose=_loaded, **ROWS)
+form("stmatrix.sync.aligned.m8n8.{num}{.trans}.{space}.b16 [at], a*num:b32", choose=_stored, since="sm_90", **ROWS)
+
+
+def matrix_access(opcode: Literal["ldmatrix", "stmatrix"], count: int, transposed: bool = False) -> Formed:
+    """``ldmatrix`` or ``stmatrix`` of 1, 2 or 4 matrices. Operands: the address, and the registers that are stored."""
+    if count not in (1, 2, 4):
+        raise VerifyError(f"ldmatrix and stmatrix move 1, 2 or 4 matrices, not {count}")
+    return named(f"{opcode}.sync.aligned.m8n8.x{count}{'.trans' if transposed else ''}.shared.b16")
 
 
 _SHAPES: dict[str, tuple[str, ...]] = {

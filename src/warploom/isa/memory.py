@@ -1,7 +1,6 @@
-"""Synchronous memory instructions: loads, stores, fences, ``ldmatrix`` and ``stmatrix``.
+"""Synchronous memory instructions: loads and stores.
 
-Sources: PTX ISA, "Data Movement and Conversion Instructions" (``ld``, ``st``, cache operators and eviction hints),
-"Warp-level matrix load/store instructions", ``fence``.
+Sources: PTX ISA, "Data Movement and Conversion Instructions" (``ld``, ``st``, cache operators and eviction hints).
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ import numpy as np
 from warploom.core.dtypes import DType, u32, u64
 from warploom.core.errors import VerifyError
 from warploom.isa.base import Array, Instruction, address, as_words, braces
-from warploom.isa.effects import Access, Effect, Fence, GlobalWait, MemoryOrder, Scope, Space, WarpSync
+from warploom.isa.effects import Access, Effect, GlobalWait, MemoryOrder, Scope, Space
 
 CACHE_HINTS = {
     "": "",
@@ -215,108 +214,6 @@ class WaitAtLeast(Instruction):
     def effects(self) -> tuple[Effect, ...]:
         """Blocks each executing thread; what came before the release that it sees is known then."""
         return (GlobalWait(0, self.offset, 1),)
-
-
-@dataclass(frozen=True, slots=True)
-class MemoryFence(Instruction):
-    """``fence.acq_rel``: orders this thread's accesses for the scope (``__threadfence`` is scope gpu)."""
-
-    scope: Scope
-    ptx = "fence.acq_rel.{self.scope}"
-
-    def effects(self) -> tuple[Effect, ...]:
-        """Orders the executing thread's accesses for all threads in the scope."""
-        return (Fence(self.scope),)
-
-
-def _transpose_8x8(rows: Array) -> Array:
-    """(warps, matrices, 8 rows, 8 halves) → the same with rows and halves exchanged."""
-    return np.ascontiguousarray(rows.transpose(0, 1, 3, 2))
-
-
-@dataclass(frozen=True, slots=True)
-class _MatrixAccess(Instruction):
-    """``count`` 8×8 matrices of 16-bit elements between shared memory and the registers of a warp."""
-
-    count: int
-    transposed: bool = False
-    offset: int = 0
-    moves_bits: ClassVar[bool] = True
-    action: ClassVar[Literal["load", "store"]] = "load"
-
-    def __post_init__(self) -> None:
-        if self.count not in (1, 2, 4):
-            raise VerifyError(f"ldmatrix and stmatrix move 1, 2 or 4 matrices, not {self.count}")
-
-    @property
-    def mnemonic(self) -> str:
-        opcode = "ldmatrix" if self.action == "load" else "stmatrix"
-        return f"{opcode}.sync.aligned.m8n8.x{self.count}{'.trans' if self.transposed else ''}.shared.b16"
-
-    def effects(self) -> tuple[Effect, ...]:
-        lanes = 8 * self.count
-        access = Access("shared", self.action, 0, 16, self.offset, lanes=lanes, collective=True, words=4)
-        return (WarpSync(aligned=True), access)
-
-
-@dataclass(frozen=True, slots=True)
-class LdMatrix(_MatrixAccess):
-    """``ldmatrix.sync.aligned.m8n8.x{1,2,4}[.trans].shared.b16``: ``count`` 8×8 matrices of 16-bit elements.
-
-    Lane 8·i + r gives the address of row r of matrix i (16 bytes, 16-byte aligned); no other lane's is used. Result i
-    holds, in lane l, elements 2·(l mod 4) and 2·(l mod 4)+1 of row l/4 of matrix i; with ``.trans`` of column l/4.
-    """
-
-    takes = (u32,)
-
-    @property
-    def result_types(self) -> tuple[DType, ...]:
-        """One register, two 16-bit elements, for each matrix."""
-        return (u32,) * self.count
-
-    @property
-    def template(self) -> str:
-        """The results are one vector, also of one."""
-        return f"{self.mnemonic} {braces(0, self.count)}, {address(self.count, self.offset)};"
-
-    def meaning(self, *operands: Array) -> tuple[Array, ...]:
-        """``operands[0]``: the rows as u32 words, shape (warps, 8·count, 4)."""
-        rows = np.ascontiguousarray(operands[0])
-        matrices = rows.view(np.uint16).reshape(rows.shape[0], self.count, 8, 8)
-        if self.transposed:
-            matrices = _transpose_8x8(matrices)
-        words = matrices.view(np.uint32).reshape(rows.shape[0], self.count, 32)
-        return tuple(words[:, i] for i in range(self.count))
-
-
-@dataclass(frozen=True, slots=True)
-class StMatrix(_MatrixAccess):
-    """``stmatrix`` (sm_90): the inverse of :class:`LdMatrix`. Operands address, then ``count`` registers."""
-
-    action: ClassVar[Literal["load", "store"]] = "store"
-
-    @property
-    def since(self) -> str:
-        """It came with sm_90."""
-        return "sm_90"
-
-    @property
-    def operand_types(self) -> tuple[DType, ...]:
-        """The address of one row, then one register for each matrix."""
-        return (u32,) * (1 + self.count)
-
-    @property
-    def template(self) -> str:
-        """The registers are one vector, also of one."""
-        return f"{self.mnemonic} {address(0, self.offset)}, {braces(1, self.count)};"
-
-    def meaning(self, *operands: Array) -> tuple[Array, ...]:
-        """The rows to write as u32 words, shape (warps, 8·count, 4); operands are the registers alone."""
-        words = np.ascontiguousarray(np.stack(operands, axis=1))
-        matrices = words.view(np.uint16).reshape(words.shape[0], self.count, 8, 8)
-        if self.transposed:
-            matrices = _transpose_8x8(matrices)
-        return (matrices.view(np.uint32).reshape(words.shape[0], 8 * self.count, 4),)
 
 
 @dataclass(frozen=True, slots=True)

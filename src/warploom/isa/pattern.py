@@ -5,7 +5,8 @@ set is the word itself; ``{op}`` is the opcode. Operands: ``d`` is written, all 
 
 - ``d|p?``: a second result, which may be left out; ``c?``: an operand that may be left out
 - ``c:u32``: its type; ``c?bool``: it is there where a word stands in the slot ``bool``
-- ``[a]``: an address; ``#n``: an immediate; ``d*vec``: as many registers as the word in the slot ``vec`` says
+- ``[at]``: an address with a displacement ``offset`` (``[to]``: ``to_offset``); ``#n``: an immediate
+- ``d*vec``: as many registers as the word in the slot ``vec`` says
 - ``^in`` and ``^out``: the carry, which the text does not show
 """
 
@@ -48,6 +49,13 @@ class Place:
     given: str
     paired: bool
     hidden: bool
+
+    @property
+    def offset(self) -> str:
+        """The name of an address's displacement, ``offset`` for ``[at]``; '' for what is no address."""
+        if self.kind != "address":
+            return ""
+        return "offset" if self.name == "at" else f"{self.name}_offset"
 
 
 def slots_of(head: str, sets: Mapping[str, str]) -> tuple[Slot, ...]:

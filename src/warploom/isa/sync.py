@@ -1,122 +1,24 @@
-"""Barriers among the warps of a CTA: ``bar``, ``mbarrier``, proxy fences, register budgets.
+"""``mbarrier``: barriers in shared memory.
 
-Sources: PTX ISA, "Parallel Synchronization and Communication Instructions" (``bar``, ``mbarrier``, ``fence.proxy``)
-and "Miscellaneous Instructions" (``setmaxnreg``).
+Source: PTX ISA, "Parallel Synchronization and Communication Instructions" (``mbarrier``).
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
 
-from warploom.core.dtypes import DType, pred, u32
+from warploom.core.dtypes import pred, u32
 from warploom.core.errors import VerifyError
-from warploom.isa.base import Array, Instruction, address, inline_ptx
+from warploom.isa.base import Instruction, address, inline_ptx
 from warploom.isa.effects import (
-    Barrier,
     ClusterScope,
     Effect,
     MbarrierArrive,
-    MbarrierFence,
     MbarrierInit,
     MbarrierWait,
-    ProxyFence,
-    RegisterBudget,
-    WarpSync,
 )
 from warploom.isa.effects import MbarrierInvalidate as Invalidation
-
-
-@dataclass(frozen=True, slots=True)
-class BarSync(Instruction):
-    """``bar.sync id[, threads]``: waits for the barrier. Operand: its number (0 is ``__syncthreads``'s).
-
-    ``aligned``: all threads of a warp execute it together; without it (``barrier.sync``) each comes when it comes.
-    """
-
-    threads: int | None = None
-    aligned: bool = True
-    takes = (u32,)
-
-    @property
-    def mnemonic(self) -> str:
-        """``bar.sync`` or ``barrier.sync`` (PTX ISA, "bar / barrier")."""
-        return "bar.sync" if self.aligned else "barrier.sync"
-
-    def effects(self) -> tuple[Effect, ...]:
-        """The warp arrives and waits for ``threads`` threads, the whole CTA without a count."""
-        return (WarpSync(aligned=self.aligned), Barrier(0, self.threads, waits=True))
-
-    @property
-    def template(self) -> str:
-        """The count of threads is an immediate."""
-        count = "" if self.threads is None else f", {self.threads}"
-        return f"{self.mnemonic} %0{count};"
-
-    def cuda(self, results: Sequence[str], operands: Sequence[str]) -> str:
-        """``__syncthreads()`` for barrier 0 of the whole CTA, else inline PTX."""
-        if self.threads is None and operands[0] == "0u" and self.aligned:
-            return "__syncthreads();"
-        return Instruction.cuda(self, results, operands)
-
-
-@dataclass(frozen=True, slots=True)
-class BarReduce(Instruction):
-    """``bar.red``: ``bar.sync``, and of how many threads that came a predicate holds. Operands: number, predicate.
-
-    ``op`` ``popc`` counts them, ``and`` and ``or`` say whether it holds for all, or for any.
-    """
-
-    op: Literal["popc", "and", "or"]
-    threads: int | None = None
-    aligned: bool = True
-    takes = (u32, pred)
-
-    @property
-    def mnemonic(self) -> str:
-        """``bar.red.popc.u32`` and its like (PTX ISA, "bar / barrier")."""
-        return f"{'bar' if self.aligned else 'barrier'}.red.{self.op}.{self.result_types[0]}"
-
-    @property
-    def result_types(self) -> tuple[DType, ...]:
-        """A count or a predicate, the same for all."""
-        return (u32 if self.op == "popc" else pred,)
-
-    def effects(self) -> tuple[Effect, ...]:
-        """A barrier at which predicates are put together."""
-        return (WarpSync(aligned=self.aligned), Barrier(0, self.threads, waits=True, holds=1))
-
-    def meaning(self, *operands: Array) -> tuple[Array, ...]:
-        """From the counts of threads for which the predicate holds, and of all."""
-        holds, all_of_them = operands
-        return ({"popc": holds, "and": holds == all_of_them, "or": holds > 0}[self.op],)
-
-    @property
-    def template(self) -> str:
-        """Of a count or a predicate."""
-        count = "" if self.threads is None else f", {self.threads}"
-        result, taken = ("%0", "") if self.op == "popc" else ("q", "selp.u32 %0, 1, 0, q; ")
-        return f"{{ .reg .pred p, q; setp.ne.u32 p, %2, 0; {self.mnemonic} {result}, %1{count}, p; {taken}}}"
-
-
-@dataclass(frozen=True, slots=True)
-class BarArrive(Instruction):
-    """``bar.arrive id, threads``: arrives without waiting; ``aligned`` as of :class:`BarSync`. Operand: the number."""
-
-    threads: int
-    aligned: bool = True
-    takes = (u32,)
-    inline = "{self.mnemonic} %0, {self.threads};"
-
-    @property
-    def mnemonic(self) -> str:
-        """``bar.arrive`` or ``barrier.arrive`` (PTX ISA, "bar / barrier")."""
-        return "bar.arrive" if self.aligned else "barrier.arrive"
-
-    def effects(self) -> tuple[Effect, ...]:
-        """The warp counts among ``threads`` threads, and goes on."""
-        return (WarpSync(aligned=self.aligned), Barrier(0, self.threads, waits=False))
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,14 +38,6 @@ class MbarrierInitialise(Instruction):
     def effects(self) -> tuple[Effect, ...]:
         """From here on those bytes are an mbarrier in its first phase."""
         return (MbarrierInit(0, self.offset, self.count),)
-
-
-@dataclass(frozen=True, slots=True)
-class MbarrierInitFence(Instruction):
-    """``fence.mbarrier_init.release.cluster``: initialised mbarriers become visible to the async proxy."""
-
-    ptx = "fence.mbarrier_init.release.cluster"
-    does = (MbarrierFence(),)
 
 
 @dataclass(frozen=True, slots=True)
@@ -311,54 +205,3 @@ class MbarrierInvalidate(Instruction):
     def effects(self) -> tuple[Effect, ...]:
         """The end of an mbarrier."""
         return (Invalidation(0, self.offset),)
-
-
-@dataclass(frozen=True, slots=True)
-class AsyncProxyFence(Instruction):
-    """``fence.proxy.async``: the thread's ordinary accesses to a memory space come before later async-proxy ones."""
-
-    space: Literal["shared", "global", "all"] = "shared"
-
-    @property
-    def mnemonic(self) -> str:
-        """With its space: ``fence.proxy.async.shared::cta`` (PTX ISA, "membar / fence")."""
-        return "fence.proxy.async" + {"shared": ".shared::cta", "global": ".global", "all": ""}[self.space]
-
-    def effects(self) -> tuple[Effect, ...]:
-        """Orders this thread's accesses alone: others that wrote a tile need a fence of their own."""
-        return (ProxyFence(self.space),)
-
-
-@dataclass(frozen=True, slots=True)
-class GridDependency(Instruction):
-    """``griddepcontrol``: the next launch may begin (``launch_dependents``), or until those before are done (``wait``).
-
-    Where a launch is not said to overlap with the one before, both do nothing.
-    """
-
-    action: Literal["launch_dependents", "wait"]
-    ptx = "griddepcontrol.{self.action}"
-
-    @property
-    def since(self) -> str:
-        """It came with sm_90."""
-        return "sm_90"
-
-
-@dataclass(frozen=True, slots=True)
-class SetMaxRegisters(Instruction):
-    """``setmaxnreg.{inc,dec}.sync.aligned.u32``: a warpgroup's register budget, a multiple of 8 in 24 … 256."""
-
-    registers: int
-    direction: Literal["inc", "dec"]
-    ptx = "setmaxnreg.{self.direction}.sync.aligned.u32"
-    inline = "{self.mnemonic} {self.registers};"
-    clobbers_memory = False
-
-    def __post_init__(self) -> None:
-        if self.registers % 8 or not 24 <= self.registers <= 256:
-            raise VerifyError(f"setmaxnreg takes a multiple of 8, from 24 to 256, not {self.registers}")
-
-    def effects(self) -> tuple[Effect, ...]:
-        """All warps of the warpgroup execute it; ``inc`` waits until the registers are free."""
-        return (WarpSync(aligned=True), RegisterBudget(self.registers, self.direction))

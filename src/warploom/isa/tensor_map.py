@@ -19,7 +19,7 @@ import numpy as np
 from warploom.core.dtypes import DType, bf16, f16, f32, f64, s32, s64, u8, u16, u32, u64
 from warploom.core.errors import LayoutError, VerifyError
 from warploom.isa.base import Array, Instruction, as_words, inline_ptx
-from warploom.isa.effects import Effect, TensorMapFence, TensorMapWrite
+from warploom.isa.effects import Effect, TensorMapWrite
 from warploom.layout.tensor_map import TensorMapSpec
 
 MAP_BYTES = 128
@@ -120,24 +120,3 @@ class TensorMapReplace(Instruction):
     def meaning(self, *operands: Array) -> tuple[Array, ...]:
         """The word to write."""
         return (as_words(operands, np.dtype(f"u{FIELDS[self.field].dtype.bytes}")),)
-
-
-@dataclass(frozen=True, slots=True)
-class TensorMapRelease(Instruction):
-    """``fence.proxy.tensormap::generic.release.gpu``: what the thread knows of tensor maps others may take in."""
-
-    ptx = "fence.proxy.tensormap::generic.release.gpu"
-    does = (TensorMapFence(),)
-
-
-@dataclass(frozen=True, slots=True)
-class TensorMapAcquire(Instruction):
-    """``fence.proxy.tensormap::generic.acquire.gpu``: copies that come after it see the map as it was published.
-
-    Operand: the map's address in global memory.
-    """
-
-    ptx = "fence.proxy.tensormap::generic.acquire.gpu"
-    inline = f"{{self.mnemonic}} [%0], {MAP_BYTES};"
-    takes = (u64,)
-    does = (TensorMapFence(0),)

@@ -1,6 +1,6 @@
-"""Who a thread is: special registers, and the one lane of a warp that is elected.
+"""Who a thread is: special registers.
 
-Sources: PTX ISA, "Special Registers", "Parallel Synchronization and Communication Instructions" (``elect.sync``).
+Source: PTX ISA, "Special Registers".
 """
 
 from __future__ import annotations
@@ -8,14 +8,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import numpy as np
-
-from warploom.core.dtypes import DType, pred, u32, u64
-from warploom.isa.base import PREFIX, Array, Instruction, Lanewise
-from warploom.isa.effects import Effect, ReadSpecial, WarpSync
+from warploom.core.dtypes import DType, u32, u64
+from warploom.isa.base import PREFIX, Instruction, Lanewise
+from warploom.isa.effects import Effect, ReadSpecial
 
 FULL_MASK = 0xFFFFFFFF
-_LANES = np.arange(32, dtype=np.uint32)
 
 SPECIAL_REGISTERS: dict[str, tuple[DType, str]] = {
     "tid.x": (u32, "threadIdx.x"),
@@ -80,23 +77,3 @@ class ReadClock(Instruction):
     inline = "mov.u64 %0, %%clock64;"  # volatile, so that two reads are never joined
     gives = (u64,)
     does = (ReadSpecial("clock64"),)
-
-
-@dataclass(frozen=True, slots=True)
-class Elect(Instruction):
-    """``elect.sync`` (sm_90): true in one lane of a full warp, and PTX does not say which; here the last."""
-
-    ptx = "elect.sync"
-    inline = "{{ .reg .pred p; .reg .b32 d; elect.sync d|p, 0xffffffff; selp.u32 %0, 1, 0, p; }}"
-    clobbers_memory = False
-    gives = (pred,)
-    does = (WarpSync(aligned=True),)
-
-    @property
-    def since(self) -> str:
-        """It came with sm_90."""
-        return "sm_90"
-
-    def meaning(self, *operands: Array) -> tuple[Array, ...]:
-        """The last lane: where a kernel counts on the first, lanes race that nothing orders."""
-        return ((_LANES == 31)[None, :],)

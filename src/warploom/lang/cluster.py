@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from warploom.core.dtypes import u32
 from warploom.core.errors import TraceError
-from warploom.isa.cluster import ClusterArrive, ClusterWait, MapShared
+from warploom.isa.cluster import MapShared
+from warploom.lang.declared import word
 from warploom.lang.fragments import FragmentWords
 from warploom.lang.values import Number, TileAddress, Traced
 
@@ -31,13 +32,13 @@ class ClusterWords(FragmentWords):
         """The CTA's number in its cluster (u32), x fastest."""
         return self.special("cluster_ctarank") if self.cluster_ctas > 1 else self.value(0, u32)
 
+    @word("barrier.cluster.arrive.release.aligned")
     def cluster_arrive(self) -> None:
         """``barrier.cluster.arrive``: all threads arrive, once before each :meth:`cluster_wait`, and may go on."""
-        self.emit(ClusterArrive(), ())
 
+    @word("barrier.cluster.wait.acquire.aligned")
     def cluster_wait(self) -> None:
         """``barrier.cluster.wait``: all threads wait until those of every CTA of the cluster have arrived or exited."""
-        self.emit(ClusterWait(), ())
 
     def cluster_sync(self) -> None:
         """All threads of the cluster meet and see each other's memory accesses.

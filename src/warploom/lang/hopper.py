@@ -9,18 +9,17 @@ from typing import Literal
 from warploom.core.dtypes import DType, bf16, f32, pred, s32, u32, u64
 from warploom.core.errors import LayoutError, TraceError
 from warploom.isa.async_copy import BulkStoreBytes, CommitCopies, Eviction, TensorCopy, WaitCopies
+from warploom.isa.barriers import elect
 from warploom.isa.effects import ClusterScope
+from warploom.isa.form import named
 from warploom.isa.sync import (
-    AsyncProxyFence,
-    GridDependency,
     MbarrierArrival,
-    MbarrierInitFence,
     MbarrierInitialise,
     MbarrierTryWait,
 )
-from warploom.isa.warp import Elect
 from warploom.isa.wgmma import Wgmma, WgmmaCommit, WgmmaFence, WgmmaWait
 from warploom.lang.cluster import ClusterWords
+from warploom.lang.declared import word
 from warploom.lang.fold import split_sum
 from warploom.lang.fragments import Fragment
 from warploom.lang.naming import name_at
@@ -130,15 +129,16 @@ class HopperWords(ClusterWords):
         name = name or name_at(where.file, where.line) or default
         return Mbarriers(self, self.shared(u64, count, name=name), count)
 
+    @word("fence.mbarrier_init.release.cluster")
     def mbarrier_fence(self) -> None:
         """Make initialised mbarriers visible to the async proxy."""
-        self.emit(MbarrierInitFence(), ())
 
     def ring(self, stages: int, name: str = "ring", *, phase: int = 0) -> Ring:
         """A fresh position in a ring, at stage 0; a producer that waits for empty stages starts with ``phase=1``."""
         stage = self.register(u32, 0, f"{name}_stage")
         return Ring(self, stages, stage, self.register(u32, phase, f"{name}_phase"))
 
+    @word("griddepcontrol.wait")
     def await_launch_before(self) -> None:
         """``griddepcontrol.wait``: until the launch before is done, and what it wrote is there.
 
@@ -146,15 +146,14 @@ class HopperWords(ClusterWords):
         <warploom.kernels.source.KernelCall.overlaps>`): every thread does this once, before it reads or writes memory
         that the other launch has to do with.
         """
-        self.emit(GridDependency("wait"), ())
 
+    @word("griddepcontrol.launch_dependents")
     def allow_next_launch(self) -> None:
         """``griddepcontrol.launch_dependents``: an overlapping next launch may begin once every CTA has said so."""
-        self.emit(GridDependency("launch_dependents"), ())
 
     def elect(self) -> Traced:
         """A predicate that holds in one lane of the warp (``elect.sync``)."""
-        return self.emit(Elect(), ())[0]
+        return self.emit(elect(), ())[0]
 
     def fence_async(self, space: Literal["shared", "global", "all"] = "shared") -> None:
         """``fence.proxy.async``: this thread's ordinary accesses to ``space`` come before later TMA and wgmma ones.
@@ -162,7 +161,8 @@ class HopperWords(ClusterWords):
         In the writing threads, before they signal. ``"global"`` is for arrays that the kernel itself has written and
         then loads through the TMA.
         """
-        self.emit(AsyncProxyFence(space), ())
+        spaces = {"shared": ".shared::cta", "global": ".global", "all": ""}
+        self.emit(named(f"fence.proxy.async{spaces[space]}"), ())
 
     # -- TMA
     def tma_load(

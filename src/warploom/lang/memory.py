@@ -13,7 +13,9 @@ from warploom.ir.statements import SharedRegion
 from warploom.isa.async_copy import CommitCopies, CpAsync, Eviction, WaitCopies
 from warploom.isa.atomic import Atomic, ReduceAdd
 from warploom.isa.effects import MemoryOrder, Scope
-from warploom.isa.memory import LdMatrix, MemoryFence, Prefetch, StMatrix, WaitAtLeast
+from warploom.isa.form import named
+from warploom.isa.matrix import matrix_access
+from warploom.isa.memory import Prefetch, WaitAtLeast
 from warploom.lang.accesses import Accesses, is_kind
 from warploom.lang.fold import split_sum
 from warploom.lang.naming import name_at
@@ -137,18 +139,21 @@ class MemoryWords(Accesses):
 
     def fence(self, scope: Scope = "gpu") -> None:
         """``fence.acq_rel``: orders this thread's accesses for the CTA, the GPU or the system."""
-        self.emit(MemoryFence(scope), ())
+        self.emit(named(f"fence.acq_rel.{scope}"), ())
 
     # -- matrices
     def ldmatrix(self, address: Traced, count: int = 4, *, transposed: bool = False) -> list[Traced]:
         """``ldmatrix``: lanes 8·i … 8·i+7 address the rows of matrix i; returns one u32 per matrix."""
         base, offset = split_sum(address)
-        return list(self.emit(LdMatrix(count, transposed, offset), (base,)))
+        return list(self.emit(matrix_access("ldmatrix", count, transposed).at(offset=offset), (base,)))
 
     def stmatrix(self, address: Traced, values: Sequence[Traced], *, transposed: bool = False) -> None:
         """``stmatrix`` (sm_90) of 1, 2 or 4 matrices."""
         base, offset = split_sum(address)
-        self.emit(StMatrix(len(values), transposed, offset), (base, *(self.operand(v, u32) for v in values)))
+        self.emit(
+            matrix_access("stmatrix", len(values), transposed).at(offset=offset),
+            (base, *(self.operand(v, u32) for v in values)),
+        )
 
     # -- asynchronous copies
     def cp_async(

@@ -7,8 +7,8 @@ from typing import Any, NoReturn, TypeVar
 
 from warploom.core.dtypes import pred, u32
 from warploom.core.errors import TraceError
+from warploom.isa.barriers import bar_arrive, bar_sync
 from warploom.isa.collective import Mode, shuffle
-from warploom.isa.sync import BarArrive, BarSync
 from warploom.isa.warp import FULL_MASK, ReadClock, Special
 from warploom.lang.declared import word
 from warploom.lang.memory import MemoryWords
@@ -151,7 +151,7 @@ class WarpWords(MemoryWords):
 
     def syncthreads(self) -> None:
         """``__syncthreads`` (``bar.sync 0``): all threads of the CTA meet and see each other's memory accesses."""
-        self.emit(BarSync(), (self.constant(0, u32),))
+        self.emit(bar_sync(), (self.constant(0, u32),))
 
     def named_barriers(self, count: int = 1) -> int:
         """The number of the first of ``count`` barriers that were given to nobody else."""
@@ -178,11 +178,11 @@ class WarpWords(MemoryWords):
 
     def bar_sync(self, barrier: Number, threads: int | None = None) -> None:
         """``bar.sync``: ``threads`` (a multiple of 32) threads meet at a numbered barrier, 0 … 15."""
-        self.emit(BarSync(threads), (self._barrier(barrier),))
+        self.emit(bar_sync(threads), (self._barrier(barrier),))
 
     def bar_arrive(self, barrier: Number, threads: int) -> None:
         """``bar.arrive``: counts toward the barrier without waiting for it."""
-        self.emit(BarArrive(threads), (self._barrier(barrier),))
+        self.emit(bar_arrive(threads), (self._barrier(barrier),))
 
     # -- control flow
     def loop(self, stop: Number, *, start: Number = 0, step: Number = 1) -> AbstractContextManager[Traced]:

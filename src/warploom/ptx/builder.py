@@ -15,7 +15,7 @@ from warploom.ir.statements import Const, Op, Statement, Tile, Value, When
 from warploom.isa.base import Instruction as Isa
 from warploom.isa.conversion import Bitcast, Convert, Move
 from warploom.isa.effects import Space
-from warploom.isa.form import RefusedError
+from warploom.isa.form import Formed
 from warploom.isa.operators import binary, select, unary
 from warploom.isa.spaces import FromGeneric, IsSpace, Window
 from warploom.isa.warp import Special
@@ -137,25 +137,32 @@ class Builder(Emitter):
         handler = HANDLERS.get(i.opcode)
         try:
             if handler is None:
-                self.declared(i)
+                lowering = LOWERINGS.get(i.opcode, Builder.declared)
+                lowering(self, *find(i, self.home, self.usage.constants, self.usage.read))
                 return
             handler(self, form)
-        except RefusedError as error:
-            raise form.refusal(str(error)) from None
         except VerifyError as error:  # no instruction of Programs, as its types or counts are
             raise form.refusal(str(error)) from None
         except UnknownTypeError as error:
             raise form.refusal(f"the type .{error} is not supported") from None
         form.done()
 
-    def declared(self, i: Instruction) -> None:
-        """An instruction that a table declares."""
-        made, targets, sources = find(i, self.home, self.usage.constants, self.usage.read)
-        values = [
-            self.carry if x is CARRY else self.read(x, t) for x, t in zip(sources, made.operand_types, strict=True)
-        ]
+    def declared(self, made: Formed, targets: Sequence[Operand], sources: Sequence[Operand]) -> None:
+        """An instruction that a table declares, as it is."""
+        values, within, offsets = list[ir.Operand](), None, dict[str, int]()
+        for position, (x, dtype) in enumerate(zip(sources, made.operand_types, strict=True)):
+            if isinstance(x, Address):
+                base, offsets[made.addresses[position]], tile = self.address(
+                    x, made.fields.get("space", "global").partition("::")[0]
+                )
+                within = tile if position == 0 else within
+                values.append(base)
+            else:
+                values.append(self.carry if x is CARRY else self.read(x, dtype))
+        if offsets:
+            made = made.at(**offsets)
         if not targets or targets[-1] is not CARRY:
-            self.set_all(targets, made, values)
+            self.set_all(targets, made, values, within)
             return
         result, carry = (self.fresh(t) for t in made.result_types)
         self.emit(made, values, (result, carry))
@@ -402,7 +409,10 @@ class Builder(Emitter):
 
 Handler = Callable[[Builder, Form], None]
 HANDLERS: dict[str, Handler] = {}
-"""Opcode → handler."""
+"""Opcode → handler of what no table declares."""
+Lowering = Callable[[Builder, Formed, Sequence[Operand], Sequence[Operand]], None]
+LOWERINGS: dict[str, Lowering] = {}
+"""Opcode → what makes other operations of a declared instruction, of what it writes and of what it reads."""
 
 
 def form(*opcodes: str) -> Callable[[Handler], Handler]:
@@ -412,5 +422,15 @@ def form(*opcodes: str) -> Callable[[Handler], Handler]:
         for opcode in opcodes:
             HANDLERS[opcode] = handler
         return handler
+
+    return register
+
+
+def lowered(*opcodes: str) -> Callable[[Lowering], Lowering]:
+    """Register what makes other operations of the declared instructions of some opcodes."""
+
+    def register(lowering: Lowering) -> Lowering:
+        LOWERINGS.update(dict.fromkeys(opcodes, lowering))
+        return lowering
 
     return register

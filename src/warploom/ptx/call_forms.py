@@ -1,20 +1,20 @@
-"""Calls of the system, ``vprintf`` and ``__assertfail``, and ``trap``. What is passed lies in local memory.
+"""Calls of the system, ``vprintf`` and ``__assertfail``. What is passed lies in local memory.
 
-Source: CUDA C++ Programming Guide, "Formatted Output", "Assertion"; PTX ISA, ``call``, ``trap``.
+Source: CUDA C++ Programming Guide, "Formatted Output", "Assertion"; PTX ISA, ``call``.
 """
 
 from __future__ import annotations
 
 from warploom.core.dtypes import DType
 from warploom.ir.statements import Operand as Value
-from warploom.isa.calls import AssertFail, Print, Trap
 from warploom.isa.effects import Space
+from warploom.isa.form import named
 from warploom.isa.memory import Load, Store
 from warploom.ptx.builder import Builder, form
 from warploom.ptx.forms import Form
 from warploom.ptx.syntax import Operand
 
-SYSTEM = {"vprintf": Print(), "__assertfail": AssertFail()}
+SYSTEM = {name: named(name, ptx=False) for name in ("vprintf", "__assertfail")}
 """Functions without a body that are known."""
 
 
@@ -36,10 +36,3 @@ def _passed(b: Builder, place: Operand, dtype: DType) -> Value:
         return Load("local", dtype, 1, offset), ()
 
     return b.access(place, "local", make, [dtype])[0]
-
-
-@form("trap")
-def trap(b: Builder, f: Form) -> None:
-    """``trap``."""
-    f.operands(0)
-    b.emit(Trap())

@@ -1,7 +1,7 @@
-"""sm_90: mbarriers, the TMA, ``wgmma``, proxy fences, clusters, elections, register budgets.
+"""sm_90: mbarriers, the TMA, ``wgmma``, addresses and stores in a cluster.
 
 Source: PTX ISA, "Parallel Synchronization and Communication Instructions: mbarrier", "Asynchronous copy", "Asynchronous
-Warpgroup Level Matrix Instructions", "Miscellaneous Instructions".
+Warpgroup Level Matrix Instructions".
 """
 
 from __future__ import annotations
@@ -21,27 +21,22 @@ from warploom.isa.async_copy import (
     TensorCopy,
     WaitCopies,
 )
-from warploom.isa.cluster import ClusterArrive, ClusterWait, MapShared, StoreAsync
+from warploom.isa.cluster import MapShared, StoreAsync
 from warploom.isa.operators import select
 from warploom.isa.spaces import FromGeneric, ToGeneric
 from warploom.isa.sync import (
-    AsyncProxyFence,
     MbarrierArrival,
     MbarrierArrivalAmidst,
-    MbarrierInitFence,
     MbarrierInitialise,
     MbarrierInvalidate,
     MbarrierTestWait,
     MbarrierTryWait,
-    SetMaxRegisters,
 )
-from warploom.isa.warp import Elect
 from warploom.isa.wgmma import Wgmma, WgmmaCommit, WgmmaFence, WgmmaWait
 from warploom.ptx.builder import Builder, form
 from warploom.ptx.forms import Form
-from warploom.ptx.syntax import Address, Both, Integer, Operand, Vector
+from warploom.ptx.syntax import Address, Integer, Operand, Vector
 from warploom.ptx.syntax import Register as PtxRegister
-from warploom.ptx.tensor_map_forms import map_fence
 from warploom.ptx.types import constant
 
 _YES = Const(pred, True)
@@ -160,34 +155,6 @@ _MBARRIERS = {
 }
 
 
-@form("elect")
-def elect(b: Builder, f: Form) -> None:
-    """``elect.sync``: one lane, which the text may not count on."""
-    f.need("sync")
-    target, mask = f.operands(2)
-    if b.read(mask, u32) != constant(-1, u32) or not isinstance(target, Both):
-        raise f.refusal("an election is for the whole warp")
-    b.set(target.second, Elect())
-    if target.first.name in b.usage.read:
-        raise f.refusal("the elected lane's number is not supported: use the predicate")
-
-
-@form("setmaxnreg")
-def registers(b: Builder, f: Form) -> None:
-    """``setmaxnreg``."""
-    way = f.which("inc", "dec")
-    (count,) = f.operands(1)
-    f.need("sync", "aligned")
-    f.type("u32")
-    b.emit(SetMaxRegisters(_count(b, f, count, "the count of registers"), cast("Literal['inc', 'dec']", way)))
-
-
-@form("griddepcontrol", "nanosleep")
-def nothing(b: Builder, f: Form) -> None:
-    """What says something of other grids, or of time."""
-    f.one_of("launch_dependents", "wait", "u32")
-
-
 # The TMA
 
 
@@ -285,21 +252,6 @@ def bulk_group(b: Builder, f: Form) -> None:
         b.emit(WaitCopies(pending, "bulk", f.flag("read")))
 
 
-def proxy_fence(b: Builder, f: Form) -> None:
-    """``fence.proxy.async``, ``fence.proxy.tensormap::generic`` and ``fence.mbarrier_init``."""
-    if f.flag("mbarrier_init"):
-        f.need("release", "cluster")
-        b.emit(MbarrierInitFence())
-        return
-    if f.flag("proxy") and f.flag("tensormap::generic"):
-        map_fence(b, f)
-        return
-    f.need("async")
-    space = f.one_of("shared::cta", "global")
-    spaces = {"shared::cta": "shared", "global": "global", "": "all"}
-    b.emit(AsyncProxyFence(cast("Literal['shared', 'global', 'all']", spaces[space])))
-
-
 # wgmma
 
 
@@ -359,16 +311,6 @@ def map_shared(b: Builder, f: Form) -> None:
         return
     place = b.op(MapShared(), b.op(FromGeneric("shared"), b.read(address, u64)), b.read(rank, u32))
     b.assign(target, b.op(ToGeneric("shared"), place))
-
-
-def cluster_barrier(b: Builder, f: Form) -> None:
-    """``barrier.cluster.{arrive, wait}``, which release and acquire unless they say otherwise."""
-    aligned = f.flag("aligned")
-    if f.which("arrive", "wait") == "arrive":
-        b.emit(ClusterArrive(f.one_of("release", "relaxed") == "relaxed", aligned))
-    else:
-        f.flag("acquire")
-        b.emit(ClusterWait(aligned))
 
 
 def store_async(b: Builder, f: Form) -> None:

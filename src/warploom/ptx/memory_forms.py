@@ -1,4 +1,4 @@
-"""Loads, stores, atomics, fences, ``ldmatrix`` and ``cp.async``.
+"""Loads, stores, atomics and ``cp.async``.
 
 Source: PTX ISA, "Data Movement and Conversion Instructions", "Parallel Synchronization and Communication Instructions".
 """
@@ -14,12 +14,12 @@ from warploom.isa.async_copy import CommitCopies, CopiesArrive, CpAsync, WaitCop
 from warploom.isa.atomic import Atomic
 from warploom.isa.conversion import Combine, Half
 from warploom.isa.effects import MemoryOrder, Scope, Space
-from warploom.isa.memory import LdMatrix, Load, MemoryFence, StMatrix, Store, register_type
+from warploom.isa.memory import Load, Store, register_type
 from warploom.isa.operators import select
 from warploom.ptx.builder import Builder, form
 from warploom.ptx.conversion_forms import byte
 from warploom.ptx.forms import Form
-from warploom.ptx.hopper_forms import bulk_copy, bulk_group, proxy_fence, store_async, tensor_copy
+from warploom.ptx.hopper_forms import bulk_copy, bulk_group, store_async, tensor_copy
 from warploom.ptx.syntax import TYPES, Address, Instruction, Integer, Not, Operand, Register, Symbol, Vector
 from warploom.ptx.types import TYPE, constant, unsigned
 
@@ -240,53 +240,6 @@ def atomic(b: Builder, f: Form) -> None:
 
         (old,) = b.access(address, space, make, [dtype])
         b.assign(target, old)
-
-
-@form("membar")
-def memory_barrier(b: Builder, f: Form) -> None:
-    """``membar``: a fence by its old name."""
-    scope = f.which("cta", "gl", "sys")
-    b.emit(MemoryFence(cast("Scope", "gpu" if scope == "gl" else scope)))
-
-
-@form("fence")
-def fence(b: Builder, f: Form) -> None:
-    """``fence.acq_rel`` and the stronger ``fence.sc``; fences of proxies."""
-    if {"proxy", "mbarrier_init"} & set(f.instruction.modifiers):
-        proxy_fence(b, f)
-        return
-    f.one_of("acq_rel", "sc")
-    f.operands(0)
-    b.emit(MemoryFence(_scope(b, f, "")))
-
-
-def _matrix(f: Form) -> tuple[int, bool]:
-    """Count and transposition of ``ldmatrix`` and ``stmatrix``."""
-    f.need("sync", "aligned", "m8n8")
-    count, transposed = f.which("x1", "x2", "x4"), f.flag("trans")
-    f.type("b16")
-    if _space(f) != "shared":
-        raise f.refusal()
-    return int(count[1:]), transposed
-
-
-@form("ldmatrix")
-def load_matrix(b: Builder, f: Form) -> None:
-    """``ldmatrix``."""
-    count, transposed = _matrix(f)
-    target, address = f.operands(2)
-    base, offset, within = b.address(address, "shared")
-    b.set_all(_items(target), LdMatrix(count, transposed, offset), (base,), within)
-
-
-@form("stmatrix")
-def store_matrix(b: Builder, f: Form) -> None:
-    """``stmatrix``."""
-    count, transposed = _matrix(f)
-    address, source = f.operands(2)
-    base, offset, within = b.address(address, "shared")
-    words = (b.read(x, u32) for x in _items(source))
-    b.emit(StMatrix(count, transposed, offset), (base, *words), within=within)
 
 
 @form("prefetch", "prefetchu", "applypriority")

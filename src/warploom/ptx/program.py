@@ -23,6 +23,8 @@ from warploom.ptx import (
     hopper_forms,
     memory_forms,
     move_forms,
+    sync_forms,
+    tensor_map_forms,
     warp_forms,
     wmma_forms,
 )
@@ -41,6 +43,8 @@ FAMILIES = (
     memory_forms,
     warp_forms,
     hopper_forms,
+    sync_forms,
+    tensor_map_forms,
     wmma_forms,
 )
 """The modules whose import registers the forms that can be run."""

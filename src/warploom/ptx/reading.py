@@ -20,7 +20,7 @@ def find(i: Instruction, home: Home, constants: Mapping[str, Operand], read: Con
     """The instruction, the operands that it writes and those that it reads, in the order of Programs.
 
     ``home`` is the type in which a register of a width is at home, ``constants`` are registers that stand for a number,
-    ``read`` those that are read anywhere: a second result that is not is left out where the form allows that. Raises
+    ``read`` those that are read anywhere: of two results one that is not is left out where the form allows that. Raises
     RefusedError with the reason.
     """
     key = (i.opcode, i.modifiers, len(i.operands))
@@ -95,9 +95,10 @@ def _grouped(
         if place.paired:
             first, both = groups[-1]
             if isinstance(both, Both):
-                unread = place.optional and both.second.name not in read
-                groups[-1:] = [(first, both.first), *(() if unread else ((place, both.second),))]
-                left |= {place.name} if unread else set()
+                parts = (first, both.first), (place, both.second)
+                unread = [p.name for p, register in parts if p.optional and register.name not in read]
+                groups[-1:] = [(p, register) for p, register in parts if p.name not in unread]
+                left.update(unread)
             elif place.optional:
                 left.add(place.name)
             else:

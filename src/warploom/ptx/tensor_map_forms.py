@@ -1,4 +1,4 @@
-"""Tensor maps that a kernel makes: ``tensormap.replace``, ``tensormap.cp_fenceproxy`` and the fences of their proxy.
+"""Tensor maps that a kernel makes: ``tensormap.replace``, ``tensormap.cp_fenceproxy``.
 
 Source: PTX ISA, "Data Movement and Conversion Instructions" (``tensormap``), "membar / fence".
 """
@@ -11,7 +11,7 @@ from warploom.core.dtypes import u32, u64
 from warploom.ir.statements import Const
 from warploom.isa.form import named
 from warploom.isa.memory import Load, Store
-from warploom.isa.tensor_map import FIELDS, MAP_BYTES, TensorMapAcquire, TensorMapRelease, TensorMapReplace
+from warploom.isa.tensor_map import FIELDS, MAP_BYTES, TensorMapReplace
 from warploom.isa.warp import FULL_MASK, Special
 from warploom.ptx.builder import Builder, form
 from warploom.ptx.forms import Form
@@ -69,18 +69,5 @@ def _publish(b: Builder, f: Form) -> None:
     word = b.fresh(u32)
     b.emit(Load("shared", u32, offset=offset), (b.binary("add", base, place),), (word,), within)
     b.emit(Store("global", u32, offset=to_offset), (b.binary("add", to, b.extend(place, u64)), word))
-    b.emit(TensorMapRelease())
+    b.emit(named("fence.proxy.tensormap::generic.release.gpu"))
     b.emit(named("bar.warp.sync"), (Const(u32, FULL_MASK),))
-
-
-def map_fence(b: Builder, f: Form) -> None:
-    """``fence.proxy.tensormap::generic.{release, acquire}``."""
-    f.which("gpu", "sys")
-    if f.which("release", "acquire") == "release":
-        f.operands(0)
-        b.emit(TensorMapRelease())
-    else:
-        address, size = f.operands(2)
-        _size(b, f, size)
-        base, offset, _ = b.address(address, "global")
-        b.emit(TensorMapAcquire(), (b.binary("add", base, offset) if offset else base,))

@@ -16,7 +16,6 @@ import numpy as np
 
 from warploom.core.errors import WarploomError
 from warploom.emulate import emulate
-from warploom.isa.sync import BarSync
 from warploom.kernels.source import KernelSource
 from warploom.measure.monitor import GpuMonitor
 from warploom.measure.pytorch import torch_module
@@ -88,7 +87,7 @@ def emulated(rung: Rung[ReduceConfig], arch: str = "sm_90a") -> Row:
         "findings": [str(f) for f in done.findings],
         "wavefronts": sum(w.actual for w in shared) // 2,
         "bank_conflicts": sum(w.conflicts for w in shared) // 2,
-        "barriers": sum(isinstance(i, BarSync) for i in ops),
+        "barriers": sum(i.mnemonic == "bar.sync" for i in ops),
         "shuffles": sum(i.exchange is not None for i in ops),
         "shared_bytes": program.shared_bytes,
         "compiled": compile_for(program, arch),

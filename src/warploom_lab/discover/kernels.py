@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from warploom.core.dtypes import DType, bf16, f32, u16, u32
 from warploom.isa.base import Instruction
-from warploom.isa.memory import LdMatrix, StMatrix
+from warploom.isa.form import Formed
 from warploom.isa.wmma import WmmaLoad, WmmaStore
 from warploom.lang import Global, Kernel, Mutable, Traced, kernel
 from warploom.lang.values import Number
@@ -73,9 +73,9 @@ def trace_wmma_store(
 
 
 @kernel(threads=32)
-def trace_ldmatrix(k: Kernel, source: Global[u32], out: Global[u32], *, instruction: LdMatrix) -> None:
+def trace_ldmatrix(k: Kernel, source: Global[u32], out: Global[u32], *, instruction: Formed) -> None:
     """8·count rows of 16 bytes to shared memory, lane *r* pointing to row *r*; the registers dumped."""
-    rows = 8 * instruction.count
+    rows = 8 * len(instruction.result_types)
     tile = k.shared(u16, (rows, 8), name="rows")
     row = k.lane & (rows - 1)
     with k.when(k.lane < rows):
@@ -86,12 +86,13 @@ def trace_ldmatrix(k: Kernel, source: Global[u32], out: Global[u32], *, instruct
 
 
 @kernel(threads=32, requires="sm_90")
-def trace_stmatrix(k: Kernel, source: Global[u32], out: Global[u32], *, instruction: StMatrix) -> None:
+def trace_stmatrix(k: Kernel, source: Global[u32], out: Global[u32], *, instruction: Formed) -> None:
     """Registers from ``source`` through ``stmatrix``; out are the 8·count rows of 16 bytes that it wrote."""
-    rows = 8 * instruction.count
+    count = len(instruction.operand_types) - 1
+    rows = 8 * count
     tile = k.shared(u16, (rows, 8), name="rows")
     row = k.lane & (rows - 1)
-    registers = _load_registers(k, source, k.cta_x, (u32,) * instruction.count)
+    registers = _load_registers(k, source, k.cta_x, (u32,) * count)
     k.emit(instruction, (tile.address(row), *registers))
     k.syncwarp()
     with k.when(k.lane < rows):

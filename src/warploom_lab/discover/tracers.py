@@ -20,10 +20,9 @@ from numpy.typing import NDArray
 from warploom.core.dtypes import DTYPES, DType, bf16, f16, s8, tf32, u8, u16
 from warploom.core.errors import LayoutError
 from warploom.ir.program import Program
-from warploom.isa.form import named
-from warploom.isa.matrix import FragmentSlot, MmaSync
+from warploom.isa.form import Formed, named
+from warploom.isa.matrix import FragmentSlot, MmaSync, matrix_access
 from warploom.isa.matrix_exact import MmaDouble, MmaInteger
-from warploom.isa.memory import LdMatrix, StMatrix
 from warploom.isa.wmma import WmmaLoad, WmmaMma, WmmaStore
 from warploom.layout.catalogue import movmatrix_fragment, wgmma_accumulator
 from warploom.layout.fit import Observation
@@ -208,16 +207,18 @@ def _coordinate_passes(rows: int, cols: int) -> Array:
     return np.stack([row >> b & 1 for b in range(_passes(rows))] + [col >> b & 1 for b in range(_passes(cols))])
 
 
-def _observe_ldmatrix(run: Run, instruction: LdMatrix, name: str) -> Observation:
-    shape = 8 * instruction.count, 8
+def _observe_ldmatrix(run: Run, instruction: Formed, name: str) -> Observation:
+    count = len(instruction.result_types)
+    shape = 8 * count, 8
     source = _packed(_coordinate_passes(*shape), u16)
-    out = np.zeros((len(source), WARP_SIZE, instruction.count), np.uint32)
+    out = np.zeros((len(source), WARP_SIZE, count), np.uint32)
     run(trace_ldmatrix.trace(instruction=instruction), source, out)
     return Observation.from_bits(name, shape, _unpacked(out, u16))
 
 
-def _observe_stmatrix(run: Run, instruction: StMatrix, name: str) -> Observation:
-    shape, elements = (8 * instruction.count, 8), 2 * instruction.count
+def _observe_stmatrix(run: Run, instruction: Formed, name: str) -> Observation:
+    count = len(instruction.operand_types) - 1
+    shape, elements = (8 * count, 8), 2 * count
     numbers = _identifiers(elements)
     source = np.stack([_packed(numbers >> b & 1, u16) for b in range(_passes(numbers.size))])
     out = np.zeros((len(source), shape[0], 4), np.uint32)
@@ -237,9 +238,13 @@ def _matrix_tracers() -> Iterator[Tracer]:
     for count in (1, 2, 4):
         for transposed in (False, True):
             suffix = f"x{count}{'.trans' if transposed else ''}.b16"
-            load = partial(_observe_ldmatrix, instruction=LdMatrix(count, transposed), name=f"ldmatrix.{suffix}")
+            load = partial(
+                _observe_ldmatrix, instruction=matrix_access("ldmatrix", count, transposed), name=f"ldmatrix.{suffix}"
+            )
             yield Tracer(f"ldmatrix.{suffix}", 16, load)
-            store = partial(_observe_stmatrix, instruction=StMatrix(count, transposed), name=f"stmatrix.{suffix}")
+            store = partial(
+                _observe_stmatrix, instruction=matrix_access("stmatrix", count, transposed), name=f"stmatrix.{suffix}"
+            )
             yield Tracer(f"stmatrix.{suffix}", 16, store, (9, 0))
     yield Tracer("movmatrix.trans.b16", 16, partial(_observe_movmatrix, name="movmatrix.trans.b16"))
 

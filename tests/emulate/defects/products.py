@@ -10,7 +10,7 @@ import ml_dtypes
 import numpy as np
 
 from tests.emulate.defects.base import Launch, planted
-from warploom.isa.sync import SetMaxRegisters
+from warploom.isa.barriers import set_max_registers
 from warploom.lang import Fragment, Global, Kernel, Mutable, TensorMap, bf16, f32, kernel, u32
 from warploom.layout import SharedLayout, Swizzle
 from warploom.layout.wgmma import MatrixDescriptor
@@ -239,15 +239,15 @@ def budgets(defect: str) -> Launch:
     def body(k: Kernel, out: Global[f32]) -> None:
         with k.warps(0, 4, registers=None if defect == "a role without a budget" else 24):
             if defect == "more given back than taken":
-                k.emit(SetMaxRegisters(64, "dec"), ())
+                k.emit(set_max_registers(64, "dec"), ())
         with k.warps(4, last, registers=budget):
             out.store(k.value(1.0, f32), k.thread)
             if defect == "asked for in a branch":
                 with k.when(k.lane < 16):
-                    k.emit(SetMaxRegisters(240, "inc"), ())
+                    k.emit(set_max_registers(240, "inc"), ())
         with k.warps(last, 12, registers=budget):
             if defect == "nobody gives registers back":
-                k.emit(SetMaxRegisters(256 - 8, "inc"), ())
+                k.emit(set_max_registers(256 - 8, "inc"), ())
             out.store(k.value(1.0, f32), k.thread)
 
     run = kernel(threads=threads, requires="sm_90a", min_ctas=2 if defect == "two CTAs an SM" else 1)(body)

@@ -7,7 +7,7 @@ from operator import or_
 from typing import TYPE_CHECKING
 
 from warploom.core.dtypes import s32, u32
-from warploom.isa.sync import BarReduce
+from warploom.isa.barriers import bar_reduce
 
 if TYPE_CHECKING:
     from warploom.lang import GlobalPointer, Kernel, Traced
@@ -58,7 +58,7 @@ class EarlyLengths:
         k, found = self._k, self._k.register(u32, 1, "others")
         with k.when(self.few, uniform=True):
             differ = reduce(or_, [own != before for own, before in zip(self._own, self._before, strict=True)])
-            others = k.emit(BarReduce("or"), (k.constant(0, u32), differ))[0]
+            others = k.emit(bar_reduce("or"), (k.constant(0, u32), differ))[0]
             found.set(k.select(others, 1, 0))
             with k.when(others, uniform=True):
                 self._keep()

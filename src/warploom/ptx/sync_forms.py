@@ -1,0 +1,31 @@
+"""Fences whose scope depends on the launch, and instructions that only concern other grids or time.
+
+Source: PTX ISA, "membar / fence", "griddepcontrol", "nanosleep".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from warploom.isa.form import Formed, named
+from warploom.ptx.builder import Builder, lowered
+from warploom.ptx.syntax import Operand
+
+
+@lowered("fence")
+def fence(b: Builder, made: Formed, targets: Sequence[Operand], sources: Sequence[Operand]) -> None:
+    """Fences. Of a cluster of one CTA the scope is the CTA's; the address of an acquired tensor map is one operand."""
+    if made.fields.get("scope") == "cluster":
+        if b.specials.cluster != (1, 1, 1):
+            raise b.refusal("in a cluster of several CTAs the scope .cluster is not supported: .gpu holds it")
+        made = named(f"fence.{made.order}.cta")
+    if made.addresses:
+        base, offset, _ = b.address(sources[0], "global")
+        b.emit(made, (b.binary("add", base, offset) if offset else base,))
+    else:
+        b.declared(made, targets, sources)
+
+
+@lowered("griddepcontrol", "nanosleep")
+def nothing(b: Builder, made: Formed, targets: Sequence[Operand], sources: Sequence[Operand]) -> None:
+    """Ignore ``griddepcontrol`` and ``nanosleep``: they affect scheduling only."""
