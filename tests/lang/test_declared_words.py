@@ -20,14 +20,12 @@ class MoreWords(Kernel):
     """Words of one's own: the largest of three is an instruction of sm_100, one line of the table."""
 
     @word("max.f32")
-    def largest(self, a: Number, b: Number, c: Number = 0.0) -> Traced:
+    def largest(self, a: Number, b: Number, c: Number = 0.0) -> Traced:  # pyright: ignore[reportReturnType]
         """The largest of three."""
-        ...
 
     @word("mul.hi.u32")
-    def multiply_high(self, a: Number, b: Number) -> Traced:
+    def multiply_high(self, a: Number, b: Number) -> Traced:  # pyright: ignore[reportReturnType]
         """The upper half of a product."""
-        ...
 
 
 def test_a_word_takes_its_body_from_the_form() -> None:
