@@ -185,6 +185,7 @@ def flash_attn_varlen_func(
     call: Callable[..., Any] = _deterministic("attention_varlen") if once else attention_varlen
     table = _one_of(block_table=block_table, page_table=page_table)
     if table is not None:
+        _optional(block_table=table, cu_seqlens_k=cu_seqlens_k, seqused_k=seqused_k)
         if seqused_q is not None:
             raise ProblemError("seqused_q beside pages is not supported: pass the queries that count and their starts")
         lengths = cu_seqlens_k.diff() if seqused_k is None and cu_seqlens_k is not None else seqused_k
@@ -268,6 +269,8 @@ def flash_attn_with_kvcache(
         )
     if (k is None) != (v is None):
         raise ProblemError("k and v, the new keys and values, come together: pass both or none")
+    _optional(k=k, v=v, rotary_cos=rotary_cos, rotary_sin=rotary_sin, rotary_seqlens=rotary_seqlens)
+    _optional(cache_batch_idx=cache_batch_idx, block_table=block_table, page_table=page_table)
     rows = None if cache_batch_idx is None else cache_batch_idx[:, None]  # each is a page
     table = _one_of(block_table=block_table, page_table=page_table, cache_batch_idx=rows)
     new = 0 if k is None else k.shape[1]
@@ -289,6 +292,9 @@ def flash_attn_with_kvcache(
         "out": out,
     }
     if k is not None and v is not None:
+        refuse_attention_paged(
+            q, k_cache, v_cache, lengths + new, **options
+        )  # nothing is written for a call that fails
         turning: dict[str, Any] = {"cos": rotary_cos, "sin": rotary_sin, "interleaved": rotary_interleaved}
         if rotary_cos is not None and rotary_sin is not None:
             tables = rotary_cos, rotary_sin
@@ -298,7 +304,6 @@ def flash_attn_with_kvcache(
             if rotary_seqlens is not None and rotary_seqlens is not cache_seqlens:
                 k, turning = _turned("k", k, *tables, first + _count(k), rotary_interleaved), {}
         lengths = lengths + new
-        refuse_attention_paged(q, k_cache, v_cache, lengths, **options)  # nothing is written for a call that fails
         append_to_cache(k_cache, v_cache, k, v, lengths, block_table=table, **turning)
     elif rotary_cos is not None or rotary_sin is not None:
         raise ProblemError("rotary_cos and rotary_sin turn q beside new keys only, k and v: turn it yourself")
@@ -317,6 +322,8 @@ def flash_attn_combine(
     """
     import torch
 
+    _needed(out_partial=out_partial, lse_partial=lse_partial)
+    _optional(out=out)
     if out_partial.dim() < 2 or out_partial.shape[:-1] != lse_partial.shape:
         raise ProblemError(
             f"out_partial has shape {tuple(out_partial.shape)} and lse_partial {tuple(lse_partial.shape)}: they are "
@@ -474,10 +481,22 @@ def _refuse(name: str, dropout_p: Any, softmax_scale: Any, alibi_slopes: Any, ot
 
 
 def _needed(**given: Any) -> None:
-    """Raises ProblemError for the first that is no array."""
+    """Raises ProblemError for the first that is no tensor of PyTorch, or one number."""
+    import torch
+
     for name, array in given.items():
-        if not hasattr(array, "shape"):
-            raise ProblemError(f"{name}: {type(array).__name__} is not an array: pass a torch tensor")
+        if not isinstance(array, torch.Tensor):
+            raise ProblemError(
+                f"{name}: {type(array).__name__} is not a torch tensor, and FlashAttention's functions take no other "
+                "array: pass one. Those of warploom, such as warploom.attention, take arrays of other frameworks"
+            )
+        if not array.shape:
+            raise ProblemError(f"{name} is a single number: it has at least one dimension")
+
+
+def _optional(**given: Any) -> None:
+    """Raises ProblemError for the first that is neither None nor a tensor of PyTorch."""
+    _needed(**{name: array for name, array in given.items() if array is not None})
 
 
 def _softcap(value: Any) -> Any:

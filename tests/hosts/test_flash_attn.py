@@ -503,10 +503,32 @@ def test_what_cannot_be_read_is_refused_by_name():
         "cache_seqlens says -1": lambda: untyped.flash_attn_with_kvcache(q, q, q, cache_seqlens=-1),
         "num_heads_q": lambda: untyped.flash_attn_qkvpacked_func(qkv, num_heads_q=-2),
         "num_heads_q is an integer": lambda: untyped.flash_attn_qkvpacked_func(qkv, num_heads_q="2"),
+        "q: ndarray": lambda: untyped.flash_attn_func(q.numpy(), q, q),
+        "v is a single number": lambda: untyped.flash_attn_func(q, q, torch.tensor(1.0)),
+        "lse_partial: NoneType": lambda: untyped.flash_attn_combine(q, None),
+        "block_table: list": lambda: untyped.flash_attn_varlen_func(q[0], q, q, starts, starts, block_table=[[0]]),
     }
     for says, call in wrong.items():
         with pytest.raises(ProblemError, match=says):
             call()
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("k", [[1.0]]),
+        ("rotary_cos", [1.0]),
+        ("rotary_seqlens", 3),
+        ("cache_batch_idx", [0, 1]),
+        ("block_table", [[0]]),
+        ("window_size", 3),
+    ],
+)
+def test_what_is_no_tensor_beside_a_cache_is_refused_by_name(name, value):
+    cache, q, turns = torch.zeros(2, 16, 1, 16).half(), torch.ones(2, 1, 1, 16).half(), torch.ones(20, 8)
+    given = {"k": q, "v": q, "rotary_cos": turns, "rotary_sin": turns, "cache_seqlens": torch.tensor([3, 5]).int()}
+    with pytest.raises(ProblemError, match=name.removesuffix("_size")):
+        untyped.flash_attn_with_kvcache(q, cache, cache.clone(), **{**given, name: value})
 
 
 def test_an_open_window_beside_rotary_embedding():

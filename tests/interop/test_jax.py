@@ -62,6 +62,24 @@ def test_a_call_gives_what_it_gives_for_numpy(name):
         np.testing.assert_array_equal(np.asarray(array), before)
 
 
+INSIDE = {
+    "jit": lambda function: jax.jit(function)(1.0),
+    "grad of jit": lambda function: jax.jit(jax.grad(lambda x: function(x).sum()))(1.0) * function(1.0),
+    "vmap": lambda function: jax.vmap(function)(np.ones(2, np.float32))[1],
+}
+
+
+@pytest.mark.parametrize("inside", INSIDE)
+@pytest.mark.parametrize("name", ["attention", "matmul", "matmul in parts", "matmul_reduce", "argmax"])
+def test_arrays_made_outside_of_a_trace_may_be_passed_inside(name, inside):
+    call, given = CALLS[name]
+    arrays = [on_cpu(x) for x in given]
+    first = jax.tree.leaves(call(*given))[0].astype(np.float32)
+    found = INSIDE[inside](lambda x: jax.tree.leaves(call(*arrays))[0].astype(np.float32) * x)
+    expected = first * first.sum() if inside == "grad of jit" else first
+    np.testing.assert_allclose(np.asarray(found), expected, rtol=1e-5)
+
+
 def test_results_have_memory_of_their_own():
     first, second = (empty_like(describe(on_cpu(A))) for _ in range(2))
     assert describe(first).readonly

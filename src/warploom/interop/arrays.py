@@ -231,7 +231,8 @@ def filled(kind: str, shape: Sequence[int], dtype: DType, device: Device, value:
     """A new row-major array of a framework with every element ``value``."""
     if kind == "jax":
         like = empty(kind, (1,) * len(tuple(shape)), dtype, device)
-        return sys.modules["jax"].numpy.full_like(like, value, shape=tuple(shape))
+        with sys.modules["jax"].ensure_compile_time_eval():
+            return sys.modules["jax"].numpy.full_like(like, value, shape=tuple(shape))
     array = empty(kind, shape, dtype, device)
     if hasattr(array, "fill_"):
         return array.fill_(value)
@@ -433,7 +434,8 @@ def _empty_jax(shape: tuple[int, ...], dtype: DType, device: Device) -> Any:
     chosen = next((d for d in jax.devices(platform) if d.id == device[1] or platform == "cpu"), None)
     if chosen is None:
         raise ProblemError(f"JAX does not see {_device_name(device)}")
-    array = jax.numpy.empty(shape, dtype=dtype.numpy, device=chosen)
+    with jax.ensure_compile_time_eval():  # inside jax.jit too, where arrays made outside it may be passed
+        array = jax.numpy.empty(shape, dtype=dtype.numpy, device=chosen)
     if _numpy_to_dtype.get(np.dtype(array.dtype)) is not dtype:
         raise ProblemError(f"JAX gave {array.dtype} for {dtype}: set jax_enable_x64 for 64-bit types")
     return array.block_until_ready()

@@ -33,8 +33,11 @@ def in_float32(view: ArrayView) -> ArrayView:
     """A copy of the array in float32, of its own kind."""
     if view.kind == "torch":
         return describe(view.array.float())
-    if view.kind in ("cupy", "jax"):
+    if view.kind == "cupy":
         return describe(view.array.astype(np.float32))
+    if view.kind == "jax":
+        with sys.modules["jax"].ensure_compile_time_eval():
+            return describe(view.array.astype(np.float32))
     if view.device[0] == "cpu":
         return describe(as_numpy(view).astype(np.float32))
     raise ProblemError("this array must be float32, and its framework is unknown: convert it")
@@ -69,7 +72,8 @@ def _compact(view: ArrayView) -> ArrayView:
     if view.kind == "cupy":
         return describe(sys.modules["cupy"].array(owner, order="C"))
     if view.kind == "jax":
-        return describe(sys.modules["jax"].numpy.array(owner, copy=True))
+        with sys.modules["jax"].ensure_compile_time_eval():
+            return describe(sys.modules["jax"].numpy.array(owner, copy=True))
     if view.device[0] == "cpu":
         return describe(np.array(as_numpy(view), order="C"))
     raise ProblemError("rows of this array are not 16-byte aligned, and its framework is unknown: pass an aligned copy")

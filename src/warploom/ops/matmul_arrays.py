@@ -139,7 +139,8 @@ def check_function(function: Any, extras: int) -> None:
             f"the epilogue is called with {values}, which {name}{signature} does not take ({error}): give it one "
             "positional parameter for each"
         ) from None
-    found = [f"{name}, a {type(array).__name__}" for name, array in arrays_seen(function).items()]
+    kinds = {name: type(array).__name__ for name, array in arrays_seen(function).items()}
+    found = [f"{name}, a {kind}" if name else f"a bound {kind}" for name, kind in kinds.items()]
     if found or reads_tensors(lambda: _trace(function, 1 + extras)):
         raise ProblemError(
             f"the epilogue reads {found[0] if found else 'a tensor'}, whose elements a kernel would keep as they are "
