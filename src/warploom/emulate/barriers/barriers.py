@@ -173,8 +173,8 @@ class Barriers:
         earlier = self.past.get(key)
         if earlier is None:
             return
-        passed, column = self.clocks.passed(row), self.clocks.columns.passed
-        if all(passed[column(other)] >= stamp for other, stamp in earlier.arrived.items()):
+        passed, columns = self.clocks.passed(row), self.clocks.columns
+        if all(passed[columns[other]] >= stamp for other, stamp in earlier.arrived.items()):
             return
         message = (
             f"{op.instruction.mnemonic} at barrier {key[1]} is not ordered after its last use: in another order it "

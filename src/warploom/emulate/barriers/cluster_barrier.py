@@ -15,8 +15,7 @@ from warploom.emulate.barriers.barriers import Wait
 from warploom.emulate.control.frames import Frame
 from warploom.emulate.findings.report import Reporter
 from warploom.emulate.order.clocks import Clocks
-from warploom.emulate.order.columns import PUBLISHED
-from warploom.emulate.order.known import Known
+from warploom.emulate.order.known import CONTROL, Known
 from warploom.ir.statements import Op
 
 Array = NDArray[Any]
@@ -56,7 +55,9 @@ class ClusterBarriers:
                 self.report.add("barrier", op.where, message, row, 0, other=self.last[row].where)
                 continue
             cluster = self.clusters[row // self.domain]
-            known = self._published(row) if relaxed else self.clocks.release(row, None)
+            known = self.clocks.release(row, None)
+            # A relaxed arrival tells how far control has come, and which mbarriers' initialisation was published.
+            known = known.only(CONTROL) if relaxed else known
             if cluster.known is None:
                 cluster.known = known
             else:
@@ -65,13 +66,6 @@ class ClusterBarriers:
             self.last[row] = op
         for number in np.unique(frame.flat // self.domain).tolist():
             self._complete(number)
-
-    def _published(self, row: int) -> Known:
-        """What a relaxed arrival tells: how far control has come, and which mbarriers' initialisation was published."""
-        known, control = self.clocks.release(row, None), self.clocks.columns.control
-        clock = np.zeros_like(known.clock)
-        clock[control] = known.clock[control]
-        return Known(clock, {key: stamp for key, stamp in known.singles.items() if key[0] <= PUBLISHED})
 
     def wait(self, frame: Frame, op: Op) -> Wait | None:
         """What the warps of the frame wait for, or None."""

@@ -43,7 +43,7 @@ class Told:
 
 @dataclass(eq=False)
 class Counted:
-    """What counted for a phase: rows of arrivals, engines of copies, and when their control came by (stamps)."""
+    """What counted for a phase: rows of arrivals, queues of copies, and when their control came by (stamps)."""
 
     arrivals: dict[int, int] = field(default_factory=dict[int, int])
     copies: dict[int, int] = field(default_factory=dict[int, int])

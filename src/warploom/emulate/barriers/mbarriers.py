@@ -17,8 +17,7 @@ from warploom.emulate.control.frames import Frame, Lanes, by_both, lanes_of, spl
 from warploom.emulate.findings.report import Reporter
 from warploom.emulate.memory.shared_memory import SHARED_BASE, SharedMemory
 from warploom.emulate.order.clocks import Clocks
-from warploom.emulate.order.columns import PUBLISHED
-from warploom.emulate.order.known import Known
+from warploom.emulate.order.known import CONTROL, FENCED, FENCED_GLOBALLY, ORDER, PUBLISHED, Known
 from warploom.ir.program import Program
 from warploom.ir.statements import Op, SourceLine
 from warploom.isa.cluster import WINDOW_BITS
@@ -56,7 +55,7 @@ class Mbarriers:
         for (owner, address), bar in self.all.items():
             first = owner * self.clocks.warps_per_cta
             if first // self.clocks.domain == row // self.clocks.domain and (bar.waiters or not bar.idle):
-                whose = f" of {self.report.cta(first)}" if self.clocks.columns.clustered else ""
+                whose = f" of {self.report.cta(first)}" if self.clocks.clustered else ""
                 parts.append(
                     (bar.idle, f"{self.name(address)}{whose} {bar.describe(self.clocks.warps_per_cta, waits)}")
                 )
@@ -105,9 +104,8 @@ class Mbarriers:
                 if bar.row != row or not (lanes is None or bar.lane in lanes):
                     continue
                 bar.fenced = bar.fenced or stamp
-                if publishes and self.clocks.columns.clustered:
-                    nothing = np.zeros(self.clocks.columns.count, np.int64)
-                    self.clocks.acquire(row, [bar.lane], Known(nothing, {(self._published(bar), 0): stamp}))
+                if publishes and self.clocks.clustered:
+                    self.clocks.acquire_single(row, [bar.lane], CONTROL, self._published(bar), stamp)
 
     def _published(self, bar: Mbarrier) -> int:
         """In whose name it is known that an mbarrier's initialisation was published."""
@@ -115,8 +113,10 @@ class Mbarriers:
 
     def is_known(self, bar: Mbarrier, row: int, lanes: Lanes, stamp: int) -> bool:
         """Whether some lanes know of an mbarrier's initialisation (of a stamp), or that it was published."""
-        published = self._published(bar), 0, stamp
-        return self.clocks.knows(row, lanes, bar.row, bar.lane, stamp) or self.clocks.lanes_know(row, lanes, *published)
+        clocks, maker = self.clocks, int(self.clocks.columns[bar.row])
+        return clocks.lanes_know(row, lanes, maker, bar.lane, stamp) or clocks.lanes_know(
+            row, lanes, self._published(bar), 0, stamp, CONTROL
+        )
 
     def find(self, where: int, row: int, lanes: Lanes, op: Op, cta: int | None = None) -> Mbarrier | None:
         """The mbarrier that some lanes use; a finding (and None) unless its initialisation is known to each.
@@ -189,7 +189,7 @@ class Mbarriers:
             self.remote.append(Remote(bar, row, group, self.clocks.now, op))
             if scope == "cluster":
                 bar.far.learn(known)
-            known = self.clocks.near_only(known)
+            known = known.only(ORDER, CONTROL, FENCED, FENCED_GLOBALLY)  # not FAR
         bar.told.learn(known)
 
     def _arrive(self, bar: Mbarrier, expected: int, row: int, lane: int, op: Op) -> None:
@@ -204,21 +204,21 @@ class Mbarriers:
         bar.pending -= 1
         self._complete(bar, op, row, lane)
 
-    def complete_bytes(self, bar: Mbarrier, size: int, known: Known, engine: int, op: Op) -> None:
-        """A copy of ``size`` bytes has landed by an engine, which makes this ``known``."""
-        self._landed(bar, known, engine, op)
+    def complete_bytes(self, bar: Mbarrier, size: int, known: Known, queue: int, op: Op) -> None:
+        """A copy of ``size`` bytes has landed, of a queue, which makes this ``known``."""
+        self._landed(bar, known, queue, op)
         bar.tx -= size
         self._complete(bar, op, bar.row, bar.lane)
 
-    def arrive_for(self, bar: Mbarrier, lanes: list[int], known: Known, engine: int, row: int, op: Op) -> None:
-        """Copies that lanes of a warp have started have landed by an engine, which makes this ``known``."""
-        self._landed(bar, known, engine, op)
+    def arrive_for(self, bar: Mbarrier, lanes: list[int], known: Known, queue: int, row: int, op: Op) -> None:
+        """Copies that lanes of a warp have started have landed, of a queue, which makes this ``known``."""
+        self._landed(bar, known, queue, op)
         for lane in lanes:
             self._arrive(bar, 0, row, lane, op)
 
-    def _landed(self, bar: Mbarrier, known: Known, engine: int, op: Op) -> None:
+    def _landed(self, bar: Mbarrier, known: Known, queue: int, op: Op) -> None:
         bar.told.learn(known)
-        bar.events.now.copies[engine] = self.clocks.now
+        bar.events.now.copies[queue] = self.clocks.now
         bar.copy, bar.copied_phase = op, bar.phase
 
     def _complete(self, bar: Mbarrier, op: Op, row: int, lane: int) -> None:
@@ -258,8 +258,8 @@ class Mbarriers:
         if not phase.arrivals and not phase.copies:
             return True
         passed, columns = self.clocks.passed(row), self.clocks.columns
-        return all(passed[columns.warps + engine] >= stamp for engine, stamp in phase.copies.items()) and all(
-            passed[columns.passed(other)] >= stamp for other, stamp in phase.arrivals.items()
+        return all(passed[queue] >= stamp for queue, stamp in phase.copies.items()) and all(
+            passed[columns[other]] >= stamp for other, stamp in phase.arrivals.items()
         )
 
     def check_follows(self, bar: Mbarrier, row: int, lanes: Lanes, op: Op) -> None:
@@ -282,9 +282,9 @@ class Mbarriers:
         """Who waits for a phase must have seen its end before the next one ends, whose parity is the other."""
         if not bar.events.waits or bar.told.now is None:
             return
-        passed, column = bar.told.now.clock, self.clocks.columns.passed
+        passed, columns = bar.told.now.clock[CONTROL], self.clocks.columns
         for waiter, stamp in bar.events.waits.items():
-            if passed[column(waiter)] >= stamp:
+            if passed[columns[waiter]] >= stamp:
                 continue
             warp = waiter % self.clocks.warps_per_cta
             message = (
@@ -343,9 +343,9 @@ class Mbarriers:
                 if bar is None:
                     continue
                 self._check_left(bar)
-                passed, column = self.clocks.passed(row), self.clocks.columns.passed
+                passed, columns = self.clocks.passed(row), self.clocks.columns
                 used = (*bar.events.now.arrivals.items(), *bar.events.waits.items())
-                if bar.waiters or bar.tx or any(passed[column(other)] < stamp for other, stamp in used):
+                if bar.waiters or bar.tx or any(passed[columns[other]] < stamp for other, stamp in used):
                     message = (
                         f"{op.instruction.mnemonic} ends {self.name(bar.address)} while others may still wait for it, "
                         "or bytes are on their way to it: let all that use it meet before"

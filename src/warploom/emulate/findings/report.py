@@ -11,8 +11,7 @@ from warploom.emulate.control.frames import Frame
 from warploom.emulate.findings.findings import Finding, Findings, Kind
 from warploom.emulate.memory.buffers import GlobalBuffer
 from warploom.emulate.order.clocks import Clocks
-from warploom.emulate.order.columns import ASYNC_AGENT
-from warploom.emulate.order.engines import Engines
+from warploom.emulate.order.known import LOADS, REDUCTIONS
 from warploom.ir.statements import NOWHERE, Op, SourceLine, Value
 from warploom.isa.effects import Access
 
@@ -22,13 +21,9 @@ Array = NDArray[Any]
 class Reporter:
     """Knows the batch's place in the grid, so that findings name CTA, warp and lane."""
 
-    def __init__(self, findings: Findings, engines: Engines, first: int, clocks: Clocks) -> None:
-        self.findings = findings
-        self.engines = engines
-        self.places = engines.places
-        self.warps_per_cta = engines.warps
-        self.first = first
-        self.clocks = clocks
+    def __init__(self, findings: Findings, clocks: Clocks) -> None:
+        self.findings, self.clocks = findings, clocks
+        self.places, self.first, self.warps_per_cta = clocks.places, clocks.first, clocks.warps_per_cta
         self.loops: dict[tuple[SourceLine, int], tuple[Frame, Array]] = {}
         """The frame and the index of each loop that runs, by its line and its frame's first warp."""
 
@@ -96,12 +91,12 @@ class Reporter:
             other = self.line_of(int(stamp))
             mine, agent = self.first + int(rows[i]), int(agents[i])
             verb = "writes" if what == "write" else ("updates" if what == "atomic" else "reads")
-            if agent <= 2 * ASYNC_AGENT:
+            if agent <= REDUCTIONS:
                 whom, cure = "the TMA", "wait for its group until it is done (k.wait_bulk(0)), then meet at a barrier"
-            elif agent <= ASYNC_AGENT:
+            elif agent <= LOADS:
                 whom, cure = "the TMA", "wait for the phase of its mbarrier"
             elif agent < 0:
-                whom, cure = self.engines.name(-1 - agent)
+                whom, cure = self._queue(*self.clocks.queues[-1 - agent])
             elif mine == agent:
                 whom, cure = "another lane of the same warp", "put a __syncwarp (or a barrier) between them"
             elif mine // self.warps_per_cta == agent // self.warps_per_cta:
@@ -135,6 +130,16 @@ class Reporter:
                 address=int(addresses[i]),
                 between=between,
             )
+
+    @staticmethod
+    def _queue(kind: str, _cta: int, number: int) -> tuple[str, str]:
+        """How a message calls a queue of transactions, and what orders an access after them."""
+        if kind == "wgmma":
+            cure = "wait for its group (wgmma.wait_group), then let the mbarrier or barrier tell"
+            return f"warpgroup {number}", cure
+        if kind == "bulk":
+            return f"warp {number}", "wait for its group (cp.async.bulk.wait_group.read), then meet at a barrier"
+        return "the TMA", "wait for the phase of its mbarrier"
 
     def _loads(self, stamp: int) -> bool:
         """Whether the operation that a stamp was given to reads memory and does no more."""

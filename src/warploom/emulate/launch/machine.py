@@ -36,8 +36,7 @@ from warploom.emulate.memory.global_memory import GlobalMemory
 from warploom.emulate.memory.local_memory import LocalMemory
 from warploom.emulate.memory.shared_memory import SharedMemory
 from warploom.emulate.order.clocks import Clocks
-from warploom.emulate.order.columns import Columns
-from warploom.emulate.order.engines import Engines, TooManyMbarriersError, fences_globally, mbarriers_of, uses_engines
+from warploom.emulate.order.known import planes_of
 from warploom.emulate.order.ordering import Ordering
 from warploom.emulate.order.places import Places
 from warploom.emulate.transactions.async_proxy import AsyncProxy
@@ -70,10 +69,8 @@ class Prepared:
         self.distributed = any(isinstance(e, Access) and e.remote for _, e in effects)
         self.across = checks and any(_orders(e) for _, e in effects)
         self.waits_for_ctas = any(isinstance(e, GlobalWait) for _, e in effects)
-        self.uses_engines = uses_engines(program)
-        self.fences = checks and fences_globally(program)
+        self.planes = planes_of(program)
         self.multiplies_by_warpgroups = has_wgmma(program)
-        self.mbarriers = mbarriers_of(program)
         self.executor = Executor(program, checks, self.across, seeded, large)
         self.block = self.executor.block(program.body)
 
@@ -241,8 +238,6 @@ def _until_it_runs(
                 launch.report_deadlock(stuck.waits)
                 return launch.result()
             tries.pop(0)
-        except TooManyMbarriersError as more:
-            ready.mbarriers = more.needed
         for buffer, data in backups:
             buffer.data[:] = data
 
@@ -316,19 +311,16 @@ class _Launch:
 
     def _run_batch(self, first: int, ctas: int) -> None:
         rows, start = ctas * self.warps, first * self.warps
-        engines = Engines(self.places, self.ready.uses_engines, self.ready.mbarriers)
-        columns = Columns(self.places, start, self.ready.across, engines.ranks, self.ready.fences)
-        clocks = Clocks(rows, columns, self.history)
-        report = self.report = Reporter(self.findings, engines, start, clocks)
+        across, home = self.ready.across, self.places.domain if self.ready.distributed else self.warps
+        clocks = Clocks(rows, self.places, start, self.history, across=across, planes=self.ready.planes, home=home)
+        report = self.report = Reporter(self.findings, clocks)
         self.memory.clocks, self.memory.report = clocks, report
         size, granule, parts = self.program.shared_bytes, self.ready.shared_granule, self.ready.meets_in_part
-        shared = SharedMemory(
-            ctas, size, granule, clocks, SharedReports(report), self.checks, parts, self.ready.distributed
-        )
+        shared = SharedMemory(ctas, size, granule, clocks, SharedReports(report), self.checks, parts)
         copies = CopyQueue(rows, shared, self.memory, report)
         barriers = self.barriers = Barriers(clocks, report, self.program.threads)
         ordering = Ordering(clocks, self.published)
-        state = self.engines = self._engines(rows, engines, shared, clocks, report)
+        state = self.engines = self._engines(rows, shared, clocks, report)
         self.executor.enter(clocks, report, shared, copies, barriers, ordering)
         self.executor.engines.state = state
         self.executor.local = LocalMemory(rows, self.program.local_bytes, report)
@@ -349,13 +341,11 @@ class _Launch:
             state.clusters.at_exit()
             shared.afar.at_exit()
 
-    def _engines(
-        self, rows: int, engines: Engines, shared: SharedMemory, clocks: Clocks, report: Reporter
-    ) -> EngineState:
+    def _engines(self, rows: int, shared: SharedMemory, clocks: Clocks, report: Reporter) -> EngineState:
         mbarriers = Mbarriers(clocks, report, self.program, shared)
         proxy = AsyncProxy(shared, clocks, report, self.counter, self.checks)
-        bulk = BulkCopies(proxy, self.memory, mbarriers, engines, report, self.maps)
-        warpgroups = Warpgroups(rows, proxy, engines, report, self.executor.engines.watched)
+        bulk = BulkCopies(proxy, self.memory, mbarriers, report, self.maps)
+        warpgroups = Warpgroups(rows, proxy, report, self.executor.engines.watched)
         clusters, registers = ClusterBarriers(rows, clocks, report), RegisterPools(self.program, rows, report)
         return EngineState(mbarriers, bulk, warpgroups, clusters, registers)
 

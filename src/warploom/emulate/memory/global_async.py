@@ -20,8 +20,7 @@ from numpy.typing import NDArray
 from warploom.core.dtypes import f32
 from warploom.emulate.memory.buffers import GlobalBuffer
 from warploom.emulate.memory.global_memory import Event, GlobalMemory, Mode, Record
-from warploom.emulate.order.columns import ASYNC_AGENT
-from warploom.emulate.order.known import Singles
+from warploom.emulate.order.known import FENCED_GLOBALLY, LOADS, ORDER, REDUCTIONS, Singles
 from warploom.emulate.transactions.tensor_maps import TensorMapArgument
 from warploom.ir.statements import Op
 
@@ -134,7 +133,9 @@ class AsyncGlobal:
         if not cells.size:
             return
         row, lane = int(mine.rows[0]), int(mine.lanes[0])
-        fine = self.memory.clocks.fenced(row, lane, agents, lanes, stamps, globally=True)
+        clocks, rows, mine_lanes = self.memory.clocks, np.full(cells.shape, row), np.full(cells.shape, lane)
+        columns = clocks.column_of(agents, row)
+        fine = clocks.ordered(rows, mine_lanes, False, columns, lanes, stamps, plane=FENCED_GLOBALLY)
         for stamp in np.unique(stamps[~fine]).tolist():
             these = np.nonzero(~fine & (stamps == stamp))[0]
             where = self.memory.byte(mine.buffer, cells[these[0]])
@@ -152,17 +153,18 @@ class AsyncGlobal:
         stamps = record.write_stamp[mine.cells]
         everything = np.arange(mine.cells.size)
         memory.conflicts(mine, everything, stamps > mine.stamp, record.write_agent[mine.cells], stamps, "wrote")
-        agent, nobody = ASYNC_AGENT - mbarrier, np.zeros(mine.cells.shape, np.int64)
+        agent, nobody = LOADS - mbarrier, np.zeros(mine.cells.shape, np.int64)
         landed = memory.event(mine.op, "read", mine.buffer, mine.cells, mine.rows, nobody)
         landed.agents = nobody + agent
         memory.note(record, landed)
-        return {(agent, 0): landed.stamp}
+        return {(ORDER, agent, 0): landed.stamp}
 
-    def end_write(self, box: Box) -> Singles:
-        """The thread of a store has waited for it, or the kernel has ended. Returns what that makes known."""
+    def end_write(self, box: Box) -> tuple[int, int] | None:
+        """The thread of a store has waited for it, or the kernel has ended. Returns a name and the stamp that
+        is known of it from now on, if the store has one."""
         record, mine = box.record, box.access
         if mine.mode == "atomic":
-            return {(int(mine.agents[0]), 0): mine.stamp}
+            return int(mine.agents[0]), mine.stamp
         still = record.flying[mine.cells] == mine.stamp
         cells = mine.cells[still]
         record.flying[cells] = 0
@@ -171,10 +173,10 @@ class AsyncGlobal:
         record.generic[cells] = False
         record.reads.forget(cells)
         record.updates.forget(cells)
-        return {}
+        return None
 
 
 def _adder(access: Event) -> int:
     """The agent that the reductions of one thread are recorded for."""
     row, lane = int(access.agents[0]), int(access.lanes[0])
-    return 2 * ASYNC_AGENT - (32 * row + lane)
+    return REDUCTIONS - (32 * row + lane)

@@ -14,6 +14,7 @@ from warploom.emulate.findings.report import Reporter
 from warploom.emulate.memory.buffers import ADDRESS_BITS, GlobalBuffer, Region
 from warploom.emulate.memory.last_access import Accesses, LastAccesses
 from warploom.emulate.order.clocks import Clocks
+from warploom.emulate.order.known import FAR
 from warploom.ir.statements import Op
 from warploom.layout.fragments import WARP_SIZE
 
@@ -305,7 +306,8 @@ class GlobalMemory:
         write_stamp = record.write_stamp[cells]
         if write_stamp.any():
             agents, lanes = record.write_agent[cells], record.write_lane[cells]
-            fine = self.clocks.ordered(mine.rows, mine.lanes, False, agents, lanes, write_stamp, visible=True)
+            columns = self.clocks.column_of(agents, mine.rows)
+            fine = self.clocks.ordered(mine.rows, mine.lanes, False, columns, lanes, write_stamp, plane=FAR)
             wrong = ~fine & (write_stamp > 0)  # nobody has written the others
             self.conflicts(mine, np.arange(cells.size), wrong, agents, write_stamp, "wrote")
         if mode in ("write", "atomic"):
@@ -379,9 +381,9 @@ class GlobalMemory:
         if found is None:
             return
         me, theirs = found
-        fine = self.clocks.ordered(
-            mine.rows[me], mine.lanes[me], False, theirs.agents, theirs.lanes, theirs.stamps, visible=True
-        )
+        rows = mine.rows[me]
+        columns = self.clocks.column_of(theirs.agents, rows)
+        fine = self.clocks.ordered(rows, mine.lanes[me], False, columns, theirs.lanes, theirs.stamps, plane=FAR)
         if mine.mode == "atomic":
             fine |= np.array([_harmless(mine, past, kind) for kind in range(STRONG + CTA_ONLY + 1)])[theirs.kinds]
             if past == "updated":

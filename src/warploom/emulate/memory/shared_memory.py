@@ -16,6 +16,7 @@ from warploom.emulate.control.frames import Frame, Origin, displaced, widened
 from warploom.emulate.findings.findings import Kind
 from warploom.emulate.findings.shared_reports import MBARRIER, SharedReports
 from warploom.emulate.order.clocks import Clocks
+from warploom.emulate.order.known import FAR, ORDER
 from warploom.ir.statements import Op
 from warploom.isa.cluster import WINDOW_BITS
 
@@ -59,7 +60,7 @@ class RemoteAccesses:
     def _has_begun(self, row: int, cta: int) -> bool:
         """Whether a warp knows of anything that a CTA of its cluster has done."""
         warps = np.arange(cta * self.clocks.warps_per_cta, (cta + 1) * self.clocks.warps_per_cta)
-        return bool(self.clocks.passed(row)[self.clocks.columns.passed(warps)].any())
+        return bool(self.clocks.passed(row)[self.clocks.columns[warps]].any())
 
     def at_exit(self) -> None:
         """Accesses to the memory of a CTA that may have exited: none of its threads knows of them."""
@@ -105,14 +106,14 @@ class LaneReads:
     def judge(self, fine: Array, accesses: tuple[Array, ...], cells: Array, many: Array, collective: bool) -> None:
         """Reads of several lanes are ordered where each lane's is, though not all of their warp have met.
 
-        ``fine`` says which of the accesses (rows, lanes, agents, stamps) are ordered, and is mended in place.
+        ``fine`` says which of the accesses (rows, lanes, columns, stamps) are ordered, and is mended in place.
         """
         for i in np.nonzero(~fine & many)[0]:
-            row, lane, agent, stamp = (int(x[i]) for x in accesses)
+            row, lane, column, stamp = (int(x[i]) for x in accesses)
             read = self._of.get(int(cells[i]), dict.fromkeys(range(32), stamp))
             lanes, stamps = np.array(list(read)), np.array(list(read.values()))
-            rows, mine, agents = (np.full(lanes.shape, x) for x in (row, lane, agent))
-            fine[i] = self._clocks.ordered(rows, mine, collective, agents, lanes, stamps).all()
+            rows, mine, columns = (np.full(lanes.shape, x) for x in (row, lane, column))
+            fine[i] = self._clocks.ordered(rows, mine, collective, columns, lanes, stamps).all()
 
 
 SHARED_BASE = 1024
@@ -148,8 +149,7 @@ def _with_others(old: Array, record: Array, epoch: Array) -> tuple[Array, Array]
 class SharedMemory:
     """``size`` bytes for each of ``ctas`` CTAs; cells of ``granule`` bytes, the smallest access of the program.
 
-    ``parts``: part of a warp may meet, so that it matters which lanes have read a cell. ``distributed``: CTAs of a
-    cluster access each other's memory, so that all its warps have tables and each access is compared with all others.
+    ``parts``: part of a warp may meet, so that it matters which lanes have read a cell.
     """
 
     def __init__(
@@ -161,7 +161,6 @@ class SharedMemory:
         report: SharedReports,
         checks: bool,
         parts: bool,
-        distributed: bool = False,
     ) -> None:
         self.size = size
         self.stride = -(-max(size, 16) // 16) * 16
@@ -169,8 +168,7 @@ class SharedMemory:
         self.clocks = clocks
         self.report = report
         self.checks = checks
-        self.distributed = distributed
-        self.warps = clocks.domain if distributed else clocks.warps_per_cta  # those that have tables, of a CTA's memory
+        self.warps = clocks.home  # those that have tables, of a CTA's memory
         self.afar = RemoteAccesses(clocks, report, self.stride)
         self.data = np.zeros(ctas * self.stride, np.uint8)
         self.shadow: Array | None = None  # allocated when poison is first stored
@@ -179,14 +177,14 @@ class SharedMemory:
         self.cells = cells
         if checks:
             self.writer = np.full(cells, NEVER, np.int32)
-            self.writer_warp = np.zeros(cells, np.uint16)  # warps of the domain, then its engines
+            self.writer_column = np.zeros(cells, np.int32)
             self.readers = np.zeros((self.warps, cells), np.int32)
             # The same of strong accesses, such as atomics, which do not conflict with each other.
             self.strong: dict[str, Array] = {}
             # The newest write of each warp, where several warps have stored equal values and nothing orders them.
             self.alike: Array | None = None
             self.each = LaneReads(clocks) if parts else None
-            self.engine_readers: dict[int, Array] = {}  # engine → last read of each cell
+            self.queue_readers: dict[int, Array] = {}  # column → last read of each cell
             self.in_flight = np.zeros(cells, np.int32)  # 1 + index into copies
             self.copies: list[tuple[Op, int]] = []
 
@@ -294,8 +292,7 @@ class SharedMemory:
 
     def _limit(self, frame: Frame) -> Array:
         """Records up to here are ordered before the next access of each warp, whatever they are; 0: ask."""
-        limit = (self.clocks.limit[frame.flat] << LANE_BITS) | 63
-        return (np.zeros_like(limit) if self.distributed else limit)[:, None, None]
+        return ((self.clocks.limit[frame.flat] << LANE_BITS) | 63)[:, None, None]
 
     def _later(self, records: Array, place: Place, limit: Array) -> Array:
         """Which cells (warps, lanes, cells) of an access have records beyond a limit."""
@@ -365,8 +362,8 @@ class SharedMemory:
             self._compare_alike(place, suspicious if same is None else suspicious & ~same, what)
             self._examine_write(place, suspicious, what, same)
             alike = None if same is None or not same.any() else np.asarray(same.any(axis=2))
-        tables: list[tuple[int, Array, str]] = [(agent, table, "read") for agent, table in enumerate(self.readers)]
-        tables += [(-1 - engine, table, "read") for engine, table in self.engine_readers.items()]
+        tables: list[tuple[int, Array, str]] = [(warp, table, "read") for warp, table in enumerate(self.readers)]
+        tables += [(column, table, "read") for column, table in self.queue_readers.items()]
         if not strong:
             tables += self._tables("read") + self._tables("wrote")
         self._compare(place, tables, limit, what)
@@ -387,17 +384,17 @@ class SharedMemory:
 
     def _tables(self, past: str) -> list[tuple[int, Array, str]]:
         """The strong accesses of a kind, warp by warp."""
-        return [(agent, table, past) for agent, table in enumerate(self.strong.get(past, ()))]
+        return [(warp, table, past) for warp, table in enumerate(self.strong.get(past, ()))]
 
     def _compare_alike(self, place: Place, suspicious: Array, what: str) -> None:
         """Report writes of equal values that are not ordered, besides the last one, of cells (warps, lanes, cells)."""
-        for agent, records in enumerate(() if self.alike is None else self.alike):
+        for warp, records in enumerate(() if self.alike is None else self.alike):
             found = suspicious & (records.reshape(-1, suspicious.shape[2]).take(place.index, axis=0) > 0)
             if np.count_nonzero(found):
-                self._examine(place, found, (agent, records, "wrote"), what, visible=True)
+                self._examine(place, found, (warp, records, "wrote"), what, plane=FAR)
 
     def _compare(self, place: Place, tables: list[tuple[int, Array, str]], limit: Array, what: str) -> None:
-        """Report accesses of these tables (agent within the CTA or engine, its accesses, their kind) not ordered."""
+        """Report unordered accesses of these tables (a warp's number, or a queue's column; accesses; their kind)."""
         for table in tables:
             found = self._later(table[1], place, limit)
             if np.count_nonzero(found):
@@ -460,20 +457,20 @@ class SharedMemory:
         """
         words, size = data.shape[-1], data.shape[-1] * data.dtype.itemsize
         view, cells = self.data.view(data.dtype).reshape(-1, words), size // self.granule
-        table, warps = self.writer.reshape(-1, cells), self.writer_warp.reshape(-1, cells)
+        table, columns = self.writer.reshape(-1, cells), self.writer_column.reshape(-1, cells)
         code = (lane | np.int32(stamp << LANE_BITS))[..., None]
-        local = (rows % self.clocks.domain).astype(np.uint16)[..., None]
+        mine = self.clocks.columns[rows][..., None]
         table[index] = code
-        warps[index] = local
+        columns[index] = mine
         self.in_flight.reshape(-1, cells)[index] = 0
         several: Array | None = None
-        clash = ((table[index] != code) | (warps[index] != local)).any(axis=-1)
+        clash = ((table[index] != code) | (columns[index] != mine)).any(axis=-1)
         if clash.any():
             bad = clash & (view[index] != data).any(axis=-1)
             if bad.any():
                 self.report.clash(op, rows[bad], lane[bad], index[bad] * size % self.stride)
             table[index[clash]] = stamp << LANE_BITS | MANY
-            elsewhere = (warps[index] != local).any(axis=-1)
+            elsewhere = (columns[index] != mine).any(axis=-1)
             several = np.isin(index, index[elsewhere]) if elsewhere.any() else None
         if collective:
             table[index] = stamp << LANE_BITS | MANY
@@ -517,16 +514,16 @@ class SharedMemory:
         """A lane makes an mbarrier of some bytes of its CTA: nobody else may touch them now, or from here on."""
         first = (cta * self.stride + start) // self.granule
         cells = np.arange(first, first + max(1, size // self.granule))
-        own = row % self.clocks.domain // self.clocks.warps_per_cta * self.clocks.warps_per_cta
-        for past, agent, table in (("wrote", None, self.writer), *self.others(own)):
+        for past, column, table in (("wrote", None, self.writer), *self.others(row)):
             record = table[cells]
-            local = self.writer_warp[cells] if agent is None else np.full(cells.shape, agent)
+            columns = self.writer_column[cells] if column is None else np.full(cells.shape, column)
             rows, lanes = np.full(cells.shape, row), np.full(cells.shape, lane)
-            agents, stamps = self.agents(rows, local), record >> LANE_BITS
+            stamps = record >> LANE_BITS
             wrong = (record > 0) & (record != NEVER)
-            wrong &= ~self.clocks.ordered(rows, lanes, False, agents, record & 63, stamps)
+            wrong &= ~self.clocks.ordered(rows, lanes, False, columns, record & 63, stamps)
             if wrong.any():
-                where, them = (cells[wrong] * self.granule) % self.stride, (agents[wrong], stamps[wrong])
+                where = (cells[wrong] * self.granule) % self.stride
+                them = self.clocks.agents(columns[wrong], rows[wrong]), stamps[wrong]
                 self.report.races(op, "write", rows[wrong], lanes[wrong], *them, where, past)
         self.writer[cells], self.in_flight[cells] = NEVER, MBARRIER
 
@@ -535,25 +532,19 @@ class SharedMemory:
         first = (cta * self.stride + start) // self.granule
         cells = np.arange(first, first + max(1, size // self.granule))
         self.writer[cells], self.in_flight[cells] = np.int32(stamp << LANE_BITS | lane), 0
-        self.writer_warp[cells] = row % self.clocks.domain
+        self.writer_column[cells] = self.clocks.columns[row]
 
-    def others(self, first: int, *, writes: bool = True) -> list[tuple[str, int, Array]]:
-        """Accesses besides the last ordinary write: kind, agent within the domain, and its table.
+    def others(self, row: int, *, writes: bool = True) -> list[tuple[str, int, Array]]:
+        """Accesses besides the last ordinary write: kind, column, and its table.
 
-        ``first`` is the CTA's first warp in the domain; with ``writes=False`` only what a read conflicts with.
+        ``row`` is a warp of the CTA; with ``writes=False`` only what a read conflicts with.
         """
-        first = 0 if self.distributed else first
+        first = int(self.clocks.columns[row - row % self.warps])
         kinds = [("wrote", self.strong.get("wrote", ())), ("wrote", () if self.alike is None else self.alike)]
         kinds += [("read", self.readers), ("read", self.strong.get("read", ()))] if writes else []
         tables = [(past, first + warp, table) for past, tables in kinds for warp, table in enumerate(tables)]
-        engines = self.engine_readers if writes else {}
-        return tables + [("read", self.clocks.domain + engine, table) for engine, table in engines.items()]
-
-    def agents(self, rows: Array, local: Array) -> Array:
-        """Agents as clocks number them, from the writers' numbers within a domain: warps, then engines."""
-        warps = self.clocks.domain
-        first = self.report.first + rows // warps * warps
-        return np.where(local < warps, first + local, warps - 1 - local.astype(np.int64))
+        queues = self.queue_readers if writes else {}
+        return tables + [("read", column, table) for column, table in queues.items()]
 
     # -- the slow path: some access is not ordered by a whole barrier ---------------------------------------------
 
@@ -574,20 +565,20 @@ class SharedMemory:
         if written.any():
             mine = [x[written] for x in (rows, lane, cell, bytes_at)]
             stamps, lanes = record[written] >> LANE_BITS, record[written] & 63
-            agents = self.agents(mine[0], self.writer_warp[mine[2]])
-            fine = self.clocks.ordered(mine[0], mine[1], place.collective, agents, lanes, stamps, visible=True)
+            columns = self.writer_column[mine[2]]
+            fine = self.clocks.ordered(mine[0], mine[1], place.collective, columns, lanes, stamps, plane=FAR)
             if same is not None:
-                alike = ~fine & same[row, lane, part][written] & (agents >= 0)
+                alike = ~fine & same[row, lane, part][written] & (columns < self.clocks.warps)
                 same[...] = False
                 same[row[written][alike], lane[written][alike], part[written][alike]] = True
                 if alike.any():
-                    self._note_alike(mine[2][alike], agents[alike] - self.report.first, record[written][alike])
+                    theirs = self.clocks.agents(columns[alike], mine[0][alike]) - self.report.first
+                    self._note_alike(mine[2][alike], theirs, record[written][alike])
                 fine |= alike
             if not fine.all():
-                wrong = ~fine
-                self.report.races(
-                    op, what, mine[0][wrong], mine[1][wrong], agents[wrong], stamps[wrong], mine[3][wrong], "wrote"
-                )
+                who, bad_lanes, _, where = (x[~fine] for x in mine)
+                agents = self.clocks.agents(columns[~fine], who)
+                self.report.races(op, what, who, bad_lanes, agents, stamps[~fine], where, "wrote")
         empty = ~written
         unset = empty & ~flying
         if what == "atomic" and unset.any():
@@ -605,18 +596,20 @@ class SharedMemory:
         table[where] = _with_others(table[where], records, self._epoch(rows))[0]
 
     def _examine(
-        self, place: Place, found: Array, table: tuple[int, Array, str], what: str, *, visible: bool = False
+        self, place: Place, found: Array, table: tuple[int, Array, str], what: str, *, plane: int = ORDER
     ) -> None:
         """Report conflicts with the accesses in one of the tables."""
-        (agent, records, past), collective = table, place.collective
+        (number, records, past), collective = table, place.collective
         row, lane, part = np.nonzero(found)
         cell = place.index[row, lane] * found.shape[2] + part
         record, rows = records[cell], place.frame.flat[row]
         stamps, lanes = record >> LANE_BITS, record & 63
-        agents = np.full(rows.shape, agent) if agent < 0 else self.report.first + rows - rows % self.warps + agent
-        fine = self.clocks.ordered(rows, lane, collective, agents, lanes, stamps, visible=visible)
-        if self.each is not None and agent >= 0 and records.base is self.readers:
-            self.each.judge(fine, (rows, lane, agents, stamps), agent * self.cells + cell, lanes == MANY, collective)
+        columns = np.full(rows.shape, number)
+        if number < self.warps:
+            columns += self.clocks.columns[rows - rows % self.warps]
+        fine = self.clocks.ordered(rows, lane, collective, columns, lanes, stamps, plane=plane)
+        if self.each is not None and records.base is self.readers:
+            self.each.judge(fine, (rows, lane, columns, stamps), number * self.cells + cell, lanes == MANY, collective)
         if not fine.all():
             wrong = ~fine
             self.report.races(
@@ -624,7 +617,7 @@ class SharedMemory:
                 what,
                 rows[wrong],
                 lane[wrong],
-                agents[wrong],
+                self.clocks.agents(columns[wrong], rows[wrong]),
                 stamps[wrong],
                 (cell[wrong] * self.granule) % self.stride,
                 past,

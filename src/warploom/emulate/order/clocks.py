@@ -1,57 +1,107 @@
 """Order: which accesses of which warps each warp knows to have happened before its next step.
 
-Every executed memory operation gets a *stamp* from one counter that only grows. ``known[w, u] = s`` means that all
-accesses of warp u with stamps up to s happened before what every lane of warp w does next; synchronisation raises it.
-Because stamps are global, a vector clock here is a vector of stamps, and a warp's own clock is always "now".
-``known[w, w]`` is the last ``__syncwarp`` (or barrier): later accesses of other lanes of the same warp are unordered.
+Every executed memory operation gets a *stamp* from one counter that only grows. ``known[w, ORDER, u] = s`` means that
+all accesses of agent u with stamps up to s happened before what every lane of warp w does next; synchronisation raises
+it. Because stamps are global, a vector clock here is a vector of stamps, and a warp's own clock is always "now".
+``known[w, ORDER, w]`` is the last ``__syncwarp`` (or barrier): later accesses of other lanes of the same warp are
+unordered. Other planes of the same array say what is fenced, visible, or passed by control alone
+(:mod:`warploom.emulate.order.known`).
 
-What one lane has learnt is its own, until the lanes of its warp meet: only then do the others know it.
+What one lane has learnt is its own, until the lanes of its warp meet: only then do the others know it. Such a lane has
+a clock of its own meanwhile, and what it has done is told as a stamp of its own: a column for each lane would make the
+clocks of grids 32 times as long.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from warploom.emulate.order.columns import ASYNC_AGENT, Columns
-from warploom.emulate.order.known import (
-    FENCED,
-    FENCED_GLOBALLY,
-    VISIBLE,
-    Known,
-    Pending,
-    Release,
-    Singles,
-    Snapshot,
-    learn,
-)
+from warploom.emulate.order.known import CONTROL, FAR, FENCED, NOBODY, ORDER, Known, Singles, learn
+from warploom.emulate.order.places import Places
 from warploom.ir.statements import Op
 
 Array = NDArray[Any]
 _MANY_SINGLES = 64  # so many stamps of single lanes are worth looking which of them say nothing new
 
 
-class Clocks:
-    """The vector clocks of the warps of one batch of CTAs: of all lanes of each warp, and of single lanes."""
+class Release(Protocol):
+    """What somebody has made known, worked out when it is asked for.
 
-    def __init__(self, rows: int, columns: Columns, history: list[Op | None]) -> None:
-        self.rows = rows
-        self.columns = columns
-        self.warps_per_cta, self.domain, self.first = columns.warps_per_cta, columns.domain, columns.first
-        self.known = np.zeros((rows, columns.count), np.int64)
+    Of releases of one ``chain`` each tells all that the earlier ones do.
+    """
+
+    @property
+    def chain(self) -> int:
+        """Which one it belongs to."""
+        ...
+
+    def known(self) -> Known:
+        """What it tells; not to be changed."""
+        ...
+
+
+@dataclass(slots=True)
+class Snapshot:
+    """What the lanes of one warp, which has the clocks' ``column``, know at the stamp ``now``.
+
+    ``known`` is what all of them do, ``alone`` what single lanes know beyond that, ``later`` what they have yet to
+    learn, by lane and chain. What lanes do is told in the planes ``told``.
+    """
+
+    agent: int
+    column: int
+    now: int
+    known: Known
+    alone: dict[int, Known]
+    later: dict[tuple[int, int], Release]
+    told: list[int]
+
+    def of_lanes(self, lanes: Sequence[int]) -> Known:
+        """All that some lanes know, and what they did: what they release together."""
+        found = self.known.copy()
+        for extra in {id(e): e for lane in lanes if (e := self.alone.get(lane)) is not None}.values():
+            found.join(extra)
+        for (lane, _), release in self.later.items():
+            if lane in lanes:
+                found.join(release.known())
+        found.clock[CONTROL, self.column] = self.now
+        found.singles.update({(plane, self.column, lane): self.now for plane in self.told for lane in lanes})
+        return found
+
+
+class Clocks:
+    """The clocks of the warps of one batch of CTAs: of all lanes of each warp, and of single lanes.
+
+    ``first`` is the grid-wide number of the batch's first warp. ``across``: the program orders accesses across
+    clusters, so that there are columns for all warps of the grid; otherwise only for those of a cluster (without
+    clusters, of a CTA), which every cluster of the batch numbers alike. ``home``: so many warps access a CTA's shared
+    memory.
+    """
+
+    def __init__(
+        self, rows: int, places: Places, first: int, history: list[Op | None], *, across: bool, planes: int, home: int
+    ) -> None:
+        self.places, self.first, self.across, self.planes, self.home = places, first, across, planes, home
+        self.warps_per_cta, self.domain = places.warps, places.domain
+        self.clustered = places.together > 1
+        self.warps = places.ctas * places.warps if across else places.domain  # the columns of warps
+        self.columns = first + np.arange(rows) if across else np.arange(rows) % self.domain  # of each row
+        self.known = np.zeros((rows, planes, self.warps), np.int32)
         self.history = history  # stamp → operation; stamp 0 is "before the kernel"
-        self.limit = np.zeros(rows, np.int64)
-        # Engines used so far, and the newest stamp of each: what they did before it does not hold a row's limit back.
-        self.newest = np.zeros(columns.engines, np.int64)
-        self._ordering: list[int] = []
+        self.limit = np.zeros(rows, np.int64)  # a stamp up to which each row knows all that sees its shared memory
+        self.queues: list[tuple[str, int, int]] = []  # of the columns after those of the warps: kind, CTA, number
+        self._numbers: dict[tuple[str, int, int], int] = {}
+        # The newest stamp of each queue: what it did before that does not hold a row's limit back.
+        self.newest = np.zeros(0, np.int64)
+        self._told = [ORDER, CONTROL, FAR] if self.clustered else [ORDER, CONTROL]
         self.single: dict[int, Singles] = {}  # of each row: what all its lanes know of single lanes
-        self._lanes: dict[int, dict[int, Known]] = {}  # row → lane → what this lane alone has learnt
-        self._later: dict[int, Pending] = {}  # row → what single lanes have yet to learn
-        self._met: dict[int, Array] = {}  # row → [lane, other lane] → the stamp at which these two last met
-        self._own = columns.of_row(np.arange(rows))
+        self._lanes: dict[int, dict[int, Known]] = {}  # row → lane → what this lane alone has learnt; never changed
+        self._later: dict[int, dict[tuple[int, int], Release]] = {}  # row → what single lanes have yet to learn
 
     def stamp(self, op: Op) -> int:
         """A new stamp, for an execution of ``op``."""
@@ -63,105 +113,103 @@ class Clocks:
         """The newest stamp."""
         return len(self.history) - 1
 
-    def engine_acts(self, engine: int, stamp: int) -> None:
-        """An engine whose accesses are recorded in cells has made one."""
-        if engine not in self._ordering:
-            self._ordering.append(engine)
-        self.newest[engine] = stamp
+    # -- columns ---------------------------------------------------------------------------------------------------
 
-    def of_engine(self, engine: int, stamp: int, passed: Array | None = None) -> Known:
-        """What it tells that an engine has ended what it did at a stamp; who started it had come to ``passed``."""
-        clock = np.zeros(self.columns.count, np.int64)
-        if passed is not None:
-            clock[self.columns.control] = passed[self.columns.control]
-        clock[self.columns.warps + engine] = stamp
-        return Known(clock)
+    def queue(self, kind: str, cta: int, number: int) -> int:
+        """The column of transactions that complete together, and access the memory of a CTA of the batch.
+
+        Copies that complete on one mbarrier are one queue, the ``wgmma`` of a warpgroup another one, the bulk stores of
+        a warp a third. Clusters that cannot know of each other number theirs alike.
+        """
+        key = kind, cta if self.across else cta % self.places.together, number
+        if key not in self._numbers:
+            self._numbers[key] = self.warps + len(self.queues)
+            self.queues.append(key)
+            self.newest = np.append(self.newest, 0)
+            if self.warps + len(self.queues) > self.known.shape[2]:
+                self.known = np.pad(self.known, ((0, 0), (0, 0), (0, max(8, len(self.queues)))))
+        return self._numbers[key]
+
+    def queue_acts(self, column: int, stamp: int) -> None:
+        """A queue has made an access that memory records."""
+        self.newest[column - self.warps] = stamp
+
+    def column_of(self, agents: Array, rows: Array | int) -> Array:
+        """The columns, for rows, of agents: grid-wide numbers of warps, or names, which stay as they are."""
+        if self.across:
+            return agents
+        near = agents // self.domain == (self.first + rows) // self.domain
+        return np.where(agents < 0, agents, np.where(near, agents % self.domain, NOBODY))
+
+    def agents(self, columns: Array, rows: Array) -> Array:
+        """Grid-wide numbers of the warps that have columns for rows; of queues -1 - their place among ``queues``."""
+        first = 0 if self.across else self.first + rows // self.domain * self.domain
+        return np.where(columns < self.warps, first + columns, self.warps - 1 - columns)
 
     # -- what all lanes of a warp know -----------------------------------------------------------------------------
 
-    def in_cta(self, rows: Array) -> Array:
-        """``known`` of the warps of each row's own CTA, (rows, warps per CTA)."""
-        if not self.columns.across and not self.columns.clustered:
-            return self.known[rows, : self.columns.warps]
-        columns = self.columns.of_row(rows - rows % self.warps_per_cta)[:, None] + np.arange(self.warps_per_cta)
-        return self.known[rows[:, None], columns]
-
     def met(self, rows: Array) -> Array:
         """The stamp at which all lanes of each row last met."""
-        return self.known[rows, self._own[rows]]
+        return self.known[rows, ORDER, self.columns[rows]]
 
     def refresh(self, rows: Array) -> None:
-        """Recompute the stamp up to which a row knows everything of its CTA."""
-        self.limit[rows] = self.in_cta(rows).min(axis=1)
-        if self._ordering:
-            engines = np.array(self._ordering)
-            known = self.known[rows][:, self.columns.warps + engines]
-            seen = np.where(known >= self.newest[engines], self.now, known)
-            if self.columns.clustered:  # engines of other CTAs do not touch this one's memory
-                mine = (rows % self.domain // self.warps_per_cta)[:, None] == self.columns.ranks[engines]
-                seen = np.where(mine, seen, self.now)
-            self.limit[rows] = np.minimum(self.limit[rows], seen.min(axis=1))
+        """Recompute the stamp up to which a row knows everything that sees its shared memory."""
+        seen = self.columns[rows - rows % self.home][:, None] + np.arange(self.home)
+        limit = self.known[rows[:, None], ORDER, seen].min(axis=1)
+        if self.home > self.warps_per_cta:
+            limit = np.minimum(limit, self.known[rows[:, None], FAR, seen].min(axis=1))
+        if self.queues:
+            known = self.known[rows, ORDER, self.warps : self.warps + len(self.queues)]
+            late = known < self.newest
+            if self.across or self.clustered:  # queues of other CTAs do not touch this one's memory
+                cta = rows // self.warps_per_cta if self.across else rows % self.domain // self.warps_per_cta
+                apart = self.home // self.warps_per_cta
+                late &= cta[:, None] // apart == np.array([queue[1] for queue in self.queues]) // apart
+            limit = np.minimum(limit, np.where(late, known, self.now).min(axis=1))
+        self.limit[rows] = limit
 
     def _raise_own(self, rows: Array) -> None:
         """All that the lanes of each row did until now is known to all of them."""
-        self.known[rows, self._own[rows]] = self.known[rows, self.columns.passed(rows)] = self.now
-        if self.columns.clustered:
-            self.known[rows, self.columns.visible(rows)] = self.now
-        for row in rows.tolist() if self._met else ():
-            self._met.pop(row, None)
+        self.known[rows[:, None], self._told, self.columns[rows][:, None]] = self.now
 
     def sync_warps(self, rows: Array) -> None:
         """All lanes of each row have met (``__syncwarp``)."""
-        self._raise_own(rows)
         self.absorb(rows)
+        self._raise_own(rows)
         self.refresh(rows)
 
     def sync_ctas(self, rows: Array) -> None:
         """All warps of the CTAs of ``rows`` (every warp listed, CTA by CTA) have met at a barrier."""
-        if self.columns.across or self.columns.clustered:
-            for group in rows.reshape(-1, self.warps_per_cta):
-                together = self.release(int(group[0]), None)
-                for row in group[1:].tolist():
-                    together.join(self.release(row, None))
-                self.meet(group, together)
-            return
         self.absorb(rows)
         if self.single:  # such as a proxy fence by part of a warp
             for group in rows.reshape(-1, self.warps_per_cta).tolist():
-                singles = self._singles_of(group)
-                for row in group if singles else ():
-                    self.single[row] = dict(singles)
-        for row in rows.tolist() if self._met else ():
-            self._met.pop(row, None)
-        if not self.newest.size:
-            self.known[rows] = self.now
-            self.limit[rows] = self.now
+                together: Singles = {}
+                for row in group:
+                    learn(together, self.single.get(row, {}))
+                for row in group if together else ():
+                    self._learn_singles(row, together)
+        if not (self.queues or self.across or self.clustered or self.planes > FENCED):  # all there is to know
+            self.known[rows] = self.limit[rows] = self.now
             return
-        warps = self.columns.warps
-        self.known[rows, self.columns.passed(rows)] = self.now
-        others = self.known.shape[1] - warps
-        engines = self.known[rows, warps:].reshape(-1, self.warps_per_cta, others)
-        together = np.broadcast_to(engines.max(axis=1, keepdims=True), engines.shape)
-        self.known[rows, warps:] = together.reshape(rows.size, -1)
-        self.known[rows, :warps] = self.now
+        self._raise_own(rows)
+        known = self.known[rows].reshape(-1, self.warps_per_cta, *self.known.shape[1:]).max(axis=1)
+        self.known[rows] = np.repeat(known, self.warps_per_cta, axis=0)
         self.refresh(rows)
-
-    def _singles_of(self, rows: list[int]) -> Singles:
-        found: Singles = {}
-        for row in rows:
-            if row in self.single:
-                learn(found, self.single[row])
-        return found
 
     def meet(self, waiting: Array, known: Known) -> None:
         """The waiting warps learn what is ``known``, and their lanes have met."""
         self.absorb(waiting)
-        self.known[waiting] = np.maximum(self.known[waiting], known.clock)
+        width = known.clock.shape[1]
+        self.known[waiting, :, :width] = np.maximum(self.known[waiting, :, :width], known.clock)
+        for row in waiting.tolist() if known.singles else ():
+            self._learn_singles(row, known.singles)
         self._raise_own(waiting)
-        if known.singles:
-            for row in waiting.tolist():
-                self._learn_singles(row, known.singles)
         self.refresh(waiting)
+
+    def _learn(self, row: int, known: Known) -> None:
+        mine = self.known[row, :, : known.clock.shape[1]]
+        np.maximum(mine, known.clock, out=mine)
+        self._learn_singles(row, known.singles)
 
     def _learn_singles(self, row: int, singles: Singles) -> None:
         if not singles:
@@ -169,238 +217,186 @@ class Clocks:
         mine = self.single.setdefault(row, {})
         learn(mine, singles)
         if len(mine) > _MANY_SINGLES:
-            clock, columns = self.known[row], self.columns
-            for (agent, lane), stamp in list(mine.items()):
-                if agent > ASYNC_AGENT and lane < FENCED and stamp <= clock[columns.of_agents(np.array(agent))]:
-                    del mine[agent, lane]
+            clock = self.known[row]
+            for plane, column, lane in [k for k, stamp in mine.items() if k[1] >= 0 and stamp <= clock[k[0], k[1]]]:
+                del mine[plane, column, lane]
 
     # -- what single lanes know ------------------------------------------------------------------------------------
 
     def absorb(self, rows: Array) -> None:
         """The lanes of these warps have met: each knows what any of them acquired."""
-        if not self._lanes and not self._later:
-            return
-        for row in rows.tolist():
-            self._settle(row)
-            for extra in self._lanes.pop(row, {}).values():
-                np.maximum(self.known[row], extra.clock, out=self.known[row])
-                self._learn_singles(row, extra.singles)
+        for row in rows.tolist() if self._lanes or self._later else ():
+            for extra in {id(e): e for e in self._alone(row).values()}.values():
+                self._learn(row, extra)
+            self._lanes.pop(row, None)
+
+    def _alone(self, row: int) -> dict[int, Known]:
+        """What single lanes of a warp know beyond what all of them do."""
+        self._settle(row)
+        return self._lanes.get(row, {})
 
     def _settle(self, row: int) -> None:
         """Single lanes learn what they have acquired and not asked for yet."""
         for (lane, _), release in self._later.pop(row, {}).items():
-            self._join(row, lane, release.known())
+            self._join(row, [lane], release.known())
 
-    def _extras(self, row: int) -> dict[int, Known]:
-        """What single lanes of a warp know beyond what all of them do."""
-        if row in self._later:
-            self._settle(row)
-        return self._lanes.get(row, {})
-
-    def _join(self, row: int, lane: int, known: Known) -> None:
-        extras = self._lanes.setdefault(row, {})
-        if lane in extras:
-            extras[lane].join(known)
-        else:
-            extras[lane] = known.copy()
+    def _join(self, row: int, lanes: Sequence[int], known: Known) -> None:
+        mine = self._lanes.setdefault(row, {})
+        for lane in lanes:
+            if lane in mine:
+                joined = mine[lane].copy()
+                joined.join(known)
+                mine[lane] = joined
+            else:
+                mine[lane] = known
 
     def sync_lanes(self, row: int, members: Array) -> None:
         """Some lanes of a warp have met: they know each other's accesses, and what any of them has learnt."""
-        met = self._met.setdefault(row, np.zeros((32, 32), np.int64))
-        met[members] = met[members].max(axis=0)
-        met[np.ix_(members, members)] = self.now
-        extras = self._extras(row)
-        mine = [extras[lane] for lane in members.tolist() if lane in extras]
-        if mine:
-            together = mine[0].copy()
-            for extra in mine[1:]:
-                together.join(extra)
-            for lane in members.tolist():
-                extras[lane] = together.copy()
+        self._settle(row)
+        mine, lanes = self._now(row), members.tolist()
+        mine.known = Known(np.zeros_like(self.known[row]))
+        self._lanes.setdefault(row, {}).update(dict.fromkeys(lanes, mine.of_lanes(lanes)))
 
     def _now(self, row: int) -> Snapshot:
         """What the lanes of a warp know; valid until any of them learns more."""
-        known = Known(self.known[row], self.single.get(row, {}))
-        together = int(self.known[row, self._own[row]])
+        known, later = Known(self.known[row], self.single.get(row, {})), self._later.get(row, {})
         return Snapshot(
-            self.first + row,
-            self.now,
-            known,
-            self._lanes.get(row, {}),
-            self._later.get(row, {}),
-            self._met.get(row),
-            together,
-            self.columns.clustered,
+            self.first + row, int(self.columns[row]), self.now, known, self._lanes.get(row, {}), later, self._told
         )
 
     def snapshot(self, row: int) -> Snapshot:
         """What the lanes of a warp know now, to keep."""
         found = self._now(row)
-        found.known = found.known.copy()
-        found.extras = {lane: extra.copy() for lane, extra in found.extras.items()}
-        found.later = dict(found.later)
-        found.met = None if found.met is None else found.met.copy()
+        found.known, found.alone, found.later = found.known.copy(), dict(found.alone), dict(found.later)
         return found
-
-    def of_lane(self, row: int, lane: int) -> Known:
-        """All that one lane knows, and what it and those it has met did: what it releases."""
-        return self._now(row).of_lane(lane)
 
     # -- release and acquire -----------------------------------------------------------------------------------------
 
-    def release(self, row: int, lanes: list[int] | None) -> Known:
+    def release(self, row: int, lanes: Sequence[int] | None) -> Known:
         """What some lanes of a warp (None: all) make known to who acquires it."""
         if lanes is not None:
-            found = self.of_lane(row, lanes[0])
-            for lane in lanes[1:]:
-                found.join(self.of_lane(row, lane))
-            found.clock[self.columns.passed(row)] = self.now
-            return found
-        clock = self.known[row].copy()
-        clock[self._own[row]] = clock[self.columns.passed(row)] = self.now
-        if self.columns.clustered:
-            clock[self.columns.visible(row)] = self.now
-        found = Known(clock, dict(self.single.get(row, {})))
-        for extra in self._extras(row).values():
+            return self._now(row).of_lanes(lanes)
+        found = Known(self.known[row].copy(), dict(self.single.get(row, {})))
+        for extra in self._alone(row).values():
             found.join(extra)
+        found.clock[self._told, self.columns[row]] = self.now
         return found
 
-    def near_only(self, known: Known) -> Known:
-        """The same without writes that are visible beyond their CTA."""
-        clock = known.clock.copy()
-        clock[self.columns.far] = 0
-        return Known(clock, {key: stamp for key, stamp in known.singles.items() if key[1] < VISIBLE})
-
-    def acquire(self, row: int, lanes: list[int] | None, known: Known) -> None:
-        """Some lanes of a warp (None: all) learn what was released."""
+    def acquire(self, row: int, lanes: Sequence[int] | None, known: Known) -> None:
+        """Some lanes of a warp (None: all) learn what was released, which nobody changes after that."""
         if lanes is None:
-            np.maximum(self.known[row], known.clock, out=self.known[row])
-            self._learn_singles(row, known.singles)
+            self._learn(row, known)
             self.refresh(np.array([row]))
         else:
-            for lane in lanes:
-                self._join(row, lane, known)
+            self._join(row, lanes, known)
+
+    def acquire_single(self, row: int, lanes: Sequence[int] | None, plane: int, name: int, stamp: int) -> None:
+        """Some lanes of a warp (None: all) learn what has a name, and no column, up to a stamp."""
+        self.acquire(row, lanes, Known(np.zeros((self.planes, 0), np.int32), {(plane, name, 0): stamp}))
 
     def acquire_later(self, row: int, lane: int, release: Release) -> None:
         """One lane learns what was released, when it is asked for it."""
         self._later.setdefault(row, {})[lane, release.chain] = release
 
-    def engine_done(self, row: int, engine: int, stamp: int) -> None:
-        """All lanes of a warp have waited for what an engine did up to a stamp."""
-        column = self.columns.warps + engine
-        self.known[row, column] = max(self.known[row, column], stamp)
+    def ended(self, column: int, stamp: int, passed: Array | None = None) -> Known:
+        """What it tells that a queue has ended what it did up to a stamp; who started that had come to ``passed``."""
+        clock = np.zeros(self.known.shape[1:], np.int32)
+        if passed is not None:
+            clock[CONTROL, : self.warps] = passed[: self.warps]
+        clock[ORDER, column] = stamp
+        return Known(clock)
 
-    # -- fences against the async proxy ----------------------------------------------------------------------------
+    def queue_done(self, row: int, column: int, stamp: int) -> None:
+        """All lanes of a warp have waited for what a queue did up to a stamp."""
+        self.known[row, ORDER, column] = max(self.known[row, ORDER, column], stamp)
 
-    def proxy_fence(self, row: int, lanes: list[int] | None, globally: bool) -> None:
+    def proxy_fence(self, row: int, lanes: Sequence[int] | None, plane: int) -> None:
         """All accesses that these lanes know of now come before later ones of the async proxy as well."""
-        if lanes is not None:
-            for lane in lanes:
-                self._join(row, lane, self._fenced(row, self.of_lane(row, lane), globally))
+        if plane >= self.planes:
             return
-        fenced = self._fenced(row, self.release(row, None), globally)
-        np.maximum(self.known[row], fenced.clock, out=self.known[row])
-        self._learn_singles(row, fenced.singles)
-
-    def _fenced(self, row: int, known: Known, globally: bool) -> Known:
-        """What a fence makes of what is known."""
-        columns, clock = self.columns, np.zeros(self.columns.count, np.int64)
-        if globally:
-            clock[columns.global_fence] = known.clock[: columns.warps]
-        else:
-            clock[columns.fences] = known.clock[columns.domain_of(row)]
-        added = FENCED_GLOBALLY if globally else FENCED
-        own = {(a, lane + added): stamp for (a, lane), stamp in known.singles.items() if a >= 0 and lane < FENCED}
-        return Known(clock, own)
-
-    def fenced(self, row: int, lane: int | None, agents: Array, lanes: Array, stamps: Array, globally: bool) -> Array:
-        """Whether accesses (agent, its lane, stamp) are fenced for what a lane (None: the warp) starts now."""
-        if globally and not self.columns.global_fences:
-            return np.zeros(agents.shape, np.bool_)
-        known = Known(self.known[row], self.single.get(row, {})) if lane is None else self.of_lane(row, lane)
-        columns = self.columns.fenced_globally(agents) if globally else self.columns.fenced(agents)
-        near = self.columns.same_domain(agents, row)
-        fine = near & (stamps <= known.clock[np.where(near, columns, 0)])
-        added = FENCED_GLOBALLY if globally else FENCED
-        for i in np.nonzero(~fine)[0] if known.singles else ():
-            fine[i] = stamps[i] <= known.singles.get((int(agents[i]), int(lanes[i]) + added), 0)
-        return fine
+        for group in (None,) if lanes is None else [[lane] for lane in lanes]:
+            known = self.release(row, group)
+            clock = np.zeros_like(known.clock)
+            clock[plane, : self.warps] = known.clock[ORDER, : self.warps]
+            singles = {(plane, c, lane): s for (p, c, lane), s in known.singles.items() if p == ORDER and c >= 0}
+            if group is None:
+                self._learn(row, Known(clock, singles))
+            else:
+                self._join(row, group, Known(clock, singles))
 
     # -- the question ------------------------------------------------------------------------------------------------
 
     def passed(self, row: int) -> Array:
-        """A clock that says how far the control of engines and of the domain's warps has come; any lane tells."""
-        clock = self.known[row].copy()
-        for extra in self._extras(row).values():
-            np.maximum(clock, extra.clock, out=clock)
-        clock[self.columns.passed(row)] = self.now
+        """A stamp for each column: how far warps' control has come, and what is known of queues; any lane tells."""
+        clock = self.known[row, :FAR].max(axis=0)
+        for extra in self._alone(row).values():
+            mine = clock[: extra.clock.shape[1]]
+            np.maximum(mine, extra.clock[:FAR].max(axis=0), out=mine)
+        clock[self.columns[row]] = self.now
         return clock
 
     def reach(self, rows: Sequence[int], lane: int | None) -> Array:
-        """A stamp for each warp and engine of the domain, by its number within it, up to which all of it is known."""
-        clock = self.known[rows].min(axis=0) if lane is None else self.known[rows[0]]
-        extra = None if lane is None else self._extras(rows[0]).get(lane)
+        """A clock (planes, columns) up to which rows that act together, or one lane of a single row, know all."""
+        if lane is None:
+            return self.known[rows].min(axis=0)
+        extra = self._alone(rows[0]).get(lane)
+        found = Known(self.known[rows[0]].copy())
         if extra is not None:
-            clock = np.maximum(clock, extra.clock)
-        if not self.columns.across:
-            return clock
-        return np.concatenate([clock[self.columns.domain_of(rows[0])], clock[self.columns.warps :]])
-
-    def knows(self, row: int, lanes: list[int] | None, other: int, other_lane: int, stamp: int) -> bool:
-        """Whether each of some lanes (None: all of a warp) knows what a lane of the batch did at a stamp."""
-        agent = self.first + other
-        if agent // self.domain == (self.first + row) // self.domain and self.known[row, self._own[other]] >= stamp:
-            return True
-        return self.lanes_know(row, lanes, agent, other_lane, stamp)
+            found.join(extra)
+        return found.clock
 
     def lanes_know(
-        self, row: int, lanes: list[int] | None, agent: int, agent_lane: int, stamp: int, *, visible: bool = False
+        self, row: int, lanes: Sequence[int] | None, column: int, their_lane: int, stamp: int, plane: int = ORDER
     ) -> bool:
         """Whether each of some lanes (None: all of a warp) knows what a lane of an agent did, as :meth:`ordered`."""
+        if plane == ORDER and column >= 0 and self.known[row, ORDER, column] >= stamp:
+            return True
         mine = np.arange(32) if lanes is None else np.array(lanes)
-        theirs = (np.full(mine.shape, x) for x in (agent, agent_lane, stamp))
-        return bool(self.ordered(np.full(mine.shape, row), mine, False, *theirs, visible=visible).all())
+        theirs = (np.full(mine.shape, x) for x in (column, their_lane, stamp))
+        return bool(self.ordered(np.full(mine.shape, row), mine, False, *theirs, plane=plane).all())
 
     def anybody_knows(self, rows: Array, row: int, lane: int | None, stamp: int) -> bool:
         """Whether a lane of any of these warps knows what another one (one lane, or all) did at a stamp."""
-        column, key = int(self._own[row]), (self.first + row, -1 if lane is None else lane)
-        for mine in rows.tolist():
-            everything = (Known(self.known[mine], self.single.get(mine, {})), *self._extras(mine).values())
-            if any(k.clock[column] >= stamp or k.singles.get(key, 0) >= stamp for k in everything):
-                return True
-        return False
+        column, theirs = int(self.columns[row]), -1 if lane is None else lane
+        return any(
+            known.has(ORDER, column, theirs, stamp)
+            for mine in rows.tolist()
+            for known in (Known(self.known[mine], self.single.get(mine, {})), *self._alone(mine).values())
+        )
 
     def ordered(
         self,
         rows: Array,
         lanes: Array,
         whole_warp: bool,
-        agents: Array,
-        agent_lanes: Array,
+        columns: Array,
+        their_lanes: Array,
         stamps: Array,
         *,
-        visible: bool = False,
+        plane: int = ORDER,
     ) -> Array:
-        """Whether each access (agent, agent lane, stamp) happened before the step of (row, lane) now, elementwise.
+        """Whether each access (column or name, its lane, stamp) came before the step of (row, lane) now, elementwise.
 
-        ``agents`` are grid-wide warp numbers, or engines of the same domain (-1 - engine); an agent lane above 31
-        stands for several lanes; ``whole_warp`` means the step is a collective one, on behalf of every lane. With
-        ``visible``, what warps of other CTAs did must be visible here.
+        A lane above 31 stands for several lanes; ``whole_warp`` means the step is a collective one, on behalf of every
+        lane. In the plane FAR, what warps of other CTAs did must be visible here; what else did, be ordered.
         """
-        mine = self.first + rows
-        columns = self.columns.of_agents(agents)
-        far = np.zeros(agents.shape, np.bool_)
-        if visible and self.columns.clustered:
-            far = (agents >= 0) & (agents // self.domain == mine // self.domain)
-            far &= agents // self.warps_per_cta != mine // self.warps_per_cta
-            columns = np.where(far, self.columns.visible(agents), columns)
-        near = self.columns.same_domain(agents, rows)
-        columns = np.where(near, columns, 0)
-        result = (stamps <= self.known[rows, columns]) & near
-        if not whole_warp:
-            result |= (agents == mine) & (agent_lanes == lanes)
-        if self._lanes or self._later or self.single or self._met:
-            self._ask_lanes(result, (rows, lanes, agents, agent_lanes, stamps, columns, far, near), whole_warp)
+        own, planes = self.columns[rows], np.full(columns.shape, plane)
+        if plane == FAR:
+            far = (
+                (columns >= 0)
+                & (columns < self.warps)
+                & self.clustered
+                & (columns // self.domain == own // self.domain)
+            )
+            far &= columns // self.warps_per_cta != own // self.warps_per_cta
+            planes = np.where(far, FAR, ORDER)
+        elif plane >= self.planes:
+            return np.zeros(columns.shape, np.bool_)
+        result = (stamps <= self.known[rows, planes, np.maximum(columns, 0)]) & (columns >= 0)
+        if plane < FENCED and not whole_warp:
+            result |= (columns == own) & (their_lanes == lanes)
+        if self._lanes or self._later or self.single:
+            self._ask_lanes(result, (rows, lanes, planes, columns, their_lanes, stamps), whole_warp)
         return result
 
     def _ask_lanes(self, result: Array, accesses: tuple[Array, ...], whole_warp: bool) -> None:
@@ -410,30 +406,10 @@ class Clocks:
             return
         questions = np.stack([x[open_ones] for x in accesses], axis=1)
         different, which = np.unique(questions, axis=0, return_inverse=True)
-        answers = np.array([self._lane_knows(whole_warp, *question) for question in different.tolist()], np.bool_)
-        result[open_ones] = answers[which.reshape(-1)]
-
-    def _lane_knows(
-        self,
-        whole_warp: bool,
-        row: int,
-        lane: int,
-        agent: int,
-        agent_lane: int,
-        stamp: int,
-        column: int,
-        far: int,
-        near: int,
-    ) -> bool:
-        key = (agent, agent_lane + VISIBLE * far)
-        if stamp <= self.single.get(row, {}).get(key, 0):
-            return True
-        if whole_warp:
-            return False
-        extra = self._extras(row).get(lane)
-        if extra is not None and ((near and stamp <= extra.clock[column]) or stamp <= extra.singles.get(key, 0)):
-            return True
-        met = self._met.get(row)
-        return (
-            met is not None and agent == self.first + row and agent_lane < 32 and bool(stamp <= met[lane, agent_lane])
-        )
+        answers: list[bool] = []
+        for row, lane, *access in different.tolist():
+            plane, column, their_lane, stamp = access
+            extra = None if whole_warp else self._alone(row).get(lane)
+            answer = stamp <= self.single.get(row, {}).get((plane, column, their_lane), 0)
+            answers.append(answer or (extra is not None and extra.has(plane, column, their_lane, stamp)))
+        result[open_ones] = np.array(answers, np.bool_)[which.reshape(-1)]

@@ -1,23 +1,44 @@
-"""What is known of others: a clock, and stamps of single lanes. What a release gives away, and an acquire learns."""
+"""What is known of others: a clock of stamps, and newer stamps of single lanes.
+
+A clock has a row for each *plane*, which says in what sense something came before, and a column for each agent: a warp,
+or a queue of transactions that complete together. Negative numbers in place of a column are names that no clock has
+room for; they are known like single lanes.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-Array = NDArray[Any]
-Singles = dict[tuple[int, int], int]
-"""(agent, its lane) → stamp: what is known of single lanes."""
+from warploom.ir.program import Program
+from warploom.isa import effects as fx
 
-FENCED = 64
-"""Added to a lane's number: up to when its accesses to shared memory are fenced against the async proxy."""
-VISIBLE = 128
-"""Added to a lane's number: what it has made visible beyond its CTA."""
-FENCED_GLOBALLY = 192
-"""Added to a lane's number: up to when its writes to global memory are fenced against the async proxy."""
+Array = NDArray[Any]
+
+ORDER, CONTROL, FAR, FENCED, FENCED_GLOBALLY = range(5)
+"""The planes of a clock: memory accesses that happened before; how far control has come, which carries no memory
+accesses along; accesses that are visible beyond their CTA; accesses to shared memory, and writes to global memory, that
+are fenced against the async proxy."""
+
+NOBODY = -1
+"""In place of a column: a warp of another cluster, of which nothing can be known."""
+LOADS, REDUCTIONS, MAPS, PUBLISHED = (-(number << 40) for number in range(1, 5))
+"""Names from here downwards: loads of global memory by the mbarrier that they complete on, reductions by the thread
+that starts them, tensor maps that were taken in, and mbarriers whose initialisation was published to the cluster."""
+
+Singles = dict[tuple[int, int, int], int]
+"""(plane, column or name, lane) → stamp: what is known of single lanes."""
+
+
+def planes_of(program: Program) -> int:
+    """How many of the planes a program can tell apart."""
+    fenced = {e.space for _, e in program.effects if isinstance(e, fx.ProxyFence)}
+    if fenced:
+        return FENCED + 1 if fenced == {"shared"} else FENCED_GLOBALLY + 1
+    return FAR + 1 if program.cluster != (1, 1, 1) else CONTROL + 1
 
 
 def learn(mine: Singles, singles: Singles) -> None:
@@ -29,74 +50,33 @@ def learn(mine: Singles, singles: Singles) -> None:
 
 @dataclass(slots=True)
 class Known:
-    """One stamp for each column of the clocks, and newer ones of single lanes."""
+    """A clock (planes, columns), and newer stamps of single lanes. A clock may lack the newest columns: they are 0."""
 
     clock: Array
-    singles: Singles = field(default_factory=dict[tuple[int, int], int])
+    singles: Singles = field(default_factory=dict[tuple[int, int, int], int])
 
     def copy(self) -> Known:
-        """One that may be changed."""
+        """The same knowledge, which may be changed."""
         return Known(self.clock.copy(), dict(self.singles))
 
     def join(self, other: Known) -> None:
         """Learn all that ``other`` knows."""
-        np.maximum(self.clock, other.clock, out=self.clock)
+        width = other.clock.shape[1]
+        if width > self.clock.shape[1]:
+            self.clock = np.pad(self.clock, ((0, 0), (0, width - self.clock.shape[1])))
+        mine = self.clock[:, :width]
+        np.maximum(mine, other.clock, out=mine)
         learn(self.singles, other.singles)
 
-
-class Release(Protocol):
-    """What somebody has made known, worked out when it is asked for.
-
-    Of releases of one ``chain`` each tells all that the earlier ones do.
-    """
-
-    @property
-    def chain(self) -> int:
-        """Which one it belongs to."""
-        ...
-
-    def known(self) -> Known:
-        """What it tells; not to be changed."""
-        ...
-
-
-Pending = dict[tuple[int, int], Release]
-"""What lanes of a warp have yet to learn, by lane and chain."""
-
-
-@dataclass(slots=True)
-class Snapshot:
-    """What the lanes of one warp (``agent``, as the grid counts them) know at the stamp ``now``.
-
-    ``known`` is what all of them do, ``extras`` and ``later`` what single lanes have learnt beyond that, ``met`` the
-    stamps [lane, other lane] at which two lanes last met (None: never since all did, which was at ``together``).
-    """
-
-    agent: int
-    now: int
-    known: Known
-    extras: dict[int, Known]
-    later: Pending
-    met: Array | None
-    together: int
-    clustered: bool
-
-    def of_lane(self, lane: int) -> Known:
-        """All that one lane knows, and what it and those it has met did: what it releases."""
-        found = self.known.copy()
-        if lane in self.extras:
-            found.join(self.extras[lane])
-        for (mine, _), release in self.later.items():
-            if mine == lane:
-                found.join(release.known())
-        self._did(found.singles, lane, self.now)
-        if self.met is not None:
-            met = self.met[lane]
-            for other in np.nonzero(met > self.together)[0].tolist():
-                self._did(found.singles, other, int(met[other]))
+    def only(self, *planes: int) -> Known:
+        """What of it is known in some planes."""
+        found = Known(np.zeros_like(self.clock), {key: s for key, s in self.singles.items() if key[0] in planes})
+        kept = [plane for plane in planes if plane < self.clock.shape[0]]
+        found.clock[kept] = self.clock[kept]
         return found
 
-    def _did(self, singles: Singles, lane: int, stamp: int) -> None:
-        for kind in (0, VISIBLE) if self.clustered else (0,):
-            key = (self.agent, lane + kind)
-            singles[key] = max(stamp, singles.get(key, 0))
+    def has(self, plane: int, column: int, lane: int, stamp: int) -> bool:
+        """Whether it includes what a lane of an agent did at a stamp."""
+        if 0 <= column < self.clock.shape[1] and stamp <= self.clock[plane, column]:
+            return True
+        return stamp <= self.singles.get((plane, column, lane), 0)

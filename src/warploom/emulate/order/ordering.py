@@ -8,8 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from warploom.emulate.control.frames import Frame, Turns, lanes_of
-from warploom.emulate.order.clocks import Clocks
-from warploom.emulate.order.known import Known, Snapshot
+from warploom.emulate.order.clocks import Clocks, Snapshot
+from warploom.emulate.order.known import Known
 from warploom.isa.effects import Access, Scope
 
 Array = NDArray[Any]
@@ -56,7 +56,7 @@ class Sequence:
         known = Known(np.zeros_like(self._snapshot.known.clock)) if earlier is None else earlier.copy()
         for one in reversed(told):
             if one._cta is None or one._cta == cta:
-                known.join(one._snapshot.of_lane(one._lane))
+                known.join(one._snapshot.of_lanes([one._lane]))
         self._known[cta if self._narrow else None] = known
         return known
 
@@ -66,7 +66,7 @@ class Sequence:
         link: Sequence | None = self
         while link is not None:
             if link._snapshot.agent // warps == cta:
-                known.join(link._snapshot.of_lane(link._lane))
+                known.join(link._snapshot.of_lanes([link._lane]))
             link = link._before
         return known
 

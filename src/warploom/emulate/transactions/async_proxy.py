@@ -16,6 +16,7 @@ from warploom.emulate.findings.report import Reporter
 from warploom.emulate.findings.traffic import TrafficCounter
 from warploom.emulate.memory.shared_memory import LANE_BITS, MANY, NEVER, SHARED_BASE, SharedMemory
 from warploom.emulate.order.clocks import Clocks
+from warploom.emulate.order.known import FENCED, ORDER
 from warploom.ir.statements import Op
 
 Array = NDArray[Any]
@@ -56,7 +57,7 @@ class AsyncProxy:
         """Conflicts of an access ("read" or "write") with those before it."""
         row, shared = starter[0][0], self.shared
         reach = self.clocks.reach(*starter)
-        record, local = shared.writer[cells], shared.writer_warp[cells].astype(np.int64)
+        record, columns = shared.writer[cells], shared.writer_column[cells]
         flying = shared.in_flight[cells] != 0
         if flying.any():
             self._in_flight(row, starter[1], cells[flying], what, op)
@@ -71,11 +72,11 @@ class AsyncProxy:
                     "uninitialised", op.where, message, row, starter[1] or 0, count=int(unset.sum()), address=where
                 )
         whose = self._whose(row, cells)
-        mine = cells[written], local[written], record[written]
+        mine = cells[written], columns[written], record[written]
         self._check_records(starter, reach, *mine, what, op, f"wrote{whose}")
         self._check_proxy(starter, reach, *mine, what, op)
-        for past, agent, table in shared.others(self._owner(cells) % self.clocks.domain, writes=what == "write"):
-            theirs = cells, np.full(cells.shape, agent), table[cells]
+        for past, column, table in shared.others(self._owner(cells), writes=what == "write"):
+            theirs = cells, np.full(cells.shape, column), table[cells]
             self._check_records(starter, reach, *theirs, what, op, f"{past}{whose}")
             if past == "wrote":
                 self._check_proxy(starter, reach, *theirs, what, op)
@@ -91,39 +92,39 @@ class AsyncProxy:
         return "" if own else f" in the shared memory of {self.report.cta(first)}"
 
     def _check_records(
-        self, starter: Starter, reach: Array, cells: Array, local: Array, record: Array, what: str, op: Op, past: str
+        self, starter: Starter, reach: Array, cells: Array, columns: Array, record: Array, what: str, op: Op, past: str
     ) -> None:
         rows, lane = starter
-        open_ones = np.nonzero(record >> LANE_BITS > reach[local])[0]
+        open_ones = np.nonzero(record >> LANE_BITS > reach[ORDER, columns])[0]
         if not open_ones.size:
             return
-        cells, local, record = cells[open_ones], local[open_ones], record[open_ones]
+        cells, columns, record = cells[open_ones], columns[open_ones], record[open_ones]
         stamps, lanes = record >> LANE_BITS, record & 63
-        agents = self.shared.agents(np.full(local.shape, rows[0]), local)
-        fine = np.ones(local.shape, np.bool_)
+        fine = np.ones(columns.shape, np.bool_)
         for row in rows:
-            me = np.full(local.shape, row), np.full(local.shape, lane or 0)
-            fine &= self.clocks.ordered(*me, lane is None, agents, lanes, stamps)
+            me = np.full(columns.shape, row), np.full(columns.shape, lane or 0)
+            fine &= self.clocks.ordered(*me, lane is None, columns, lanes, stamps)
         if not fine.all():
             wrong = ~fine
             who = np.full(int(wrong.sum()), rows[0]), np.full(int(wrong.sum()), lane or 0)
             where = (cells[wrong] * self.shared.granule) % self.shared.stride
-            self.report.races(op, what, *who, agents[wrong], stamps[wrong], where, past)
+            agents = self.clocks.agents(columns[wrong], who[0])
+            self.report.races(op, what, *who, agents, stamps[wrong], where, past)
 
     def _check_proxy(
-        self, starter: Starter, reach: Array, cells: Array, local: Array, record: Array, what: str, op: Op
+        self, starter: Starter, reach: Array, cells: Array, columns: Array, record: Array, what: str, op: Op
     ) -> None:
         """Data that the generic proxy wrote must be fenced before the async proxy touches it."""
-        (rows, lane), warps = starter, self.clocks.domain
-        generic = local < warps
-        generic &= record >> LANE_BITS > reach[warps : 2 * warps][np.where(generic, local, 0)]
+        rows, lane = starter
+        generic = columns < self.clocks.warps
+        generic &= record >> LANE_BITS > (reach[FENCED, columns] if self.clocks.planes > FENCED else 0)
         if not generic.any():
             return
         cells, stamps, lanes = cells[generic], record[generic] >> LANE_BITS, record[generic] & 63
-        agents = self.shared.agents(np.full(cells.shape, rows[0]), local[generic])
         fine = np.ones(cells.shape, np.bool_)
         for row in rows:
-            fine &= self.clocks.fenced(row, lane, agents, lanes, stamps, globally=False)
+            me = np.full(cells.shape, row), np.full(cells.shape, lane or 0)
+            fine &= self.clocks.ordered(*me, lane is None, columns[generic], lanes, stamps, plane=FENCED)
         for stamp in np.unique(stamps[~fine]):
             these = np.nonzero(~fine & (stamps == stamp))[0]
             where = self._byte(cells[these[0]])
@@ -155,13 +156,13 @@ class AsyncProxy:
 
     # -- recording -----------------------------------------------------------------------------------------------
 
-    def record_read(self, engine: int, cells: Array, stamp: int) -> None:
-        """The engine reads cells until what it does up to ``stamp`` has been waited for."""
-        table = self.shared.engine_readers.get(engine)
+    def record_read(self, queue: int, cells: Array, stamp: int) -> None:
+        """A queue (its column) reads cells until what it does up to ``stamp`` has been waited for."""
+        table = self.shared.queue_readers.get(queue)
         if table is None:
-            table = self.shared.engine_readers[engine] = np.zeros(self.shared.cells, np.int32)
+            table = self.shared.queue_readers[queue] = np.zeros(self.shared.cells, np.int32)
         table[cells] = np.int32(stamp << LANE_BITS | MANY)
-        self.clocks.engine_acts(engine, stamp)
+        self.clocks.queue_acts(queue, stamp)
 
     def unchanged(self, row: int, lane: int, cells: Array, before: Array, op: Op) -> None:
         """A read that ends now: nobody may have written its cells since it began."""
@@ -192,12 +193,12 @@ class AsyncProxy:
         shared.writer[cells] = NEVER
         return len(shared.copies)
 
-    def end_write(self, engine: int, cells: Array, number: int, op: Op) -> int:
+    def end_write(self, queue: int, cells: Array, number: int, op: Op) -> int:
         """The write lands, in cells that no other copy has claimed since. Returns its stamp."""
         shared, stamp = self.shared, self.clocks.stamp(op)
         mine = cells[shared.in_flight[cells] == number]
         shared.in_flight[mine] = 0
         shared.writer[mine] = np.int32(stamp << LANE_BITS | MANY)
-        shared.writer_warp[mine] = self.clocks.domain + engine
-        self.clocks.engine_acts(engine, stamp)
+        shared.writer_column[mine] = queue
+        self.clocks.queue_acts(queue, stamp)
         return stamp

@@ -22,8 +22,7 @@ from warploom.emulate.findings.report import Reporter
 from warploom.emulate.memory.global_async import AsyncGlobal, Box, Span, Words
 from warploom.emulate.memory.global_memory import GlobalMemory
 from warploom.emulate.memory.shared_memory import SHARED_BASE
-from warploom.emulate.order.engines import Engines
-from warploom.emulate.order.known import Known
+from warploom.emulate.order.known import ORDER
 from warploom.emulate.transactions.async_proxy import AsyncProxy
 from warploom.emulate.transactions.copies import CopyQueue, Taken
 from warploom.emulate.transactions.made_maps import MadeMaps
@@ -47,18 +46,18 @@ class TrackedCopies:
     parts: list[Taken]
     passed: NDArray[Any] | None
 
-    def land(self, proxy: AsyncProxy, barriers: Mbarriers, engines: Engines) -> None:
+    def land(self, proxy: AsyncProxy, barriers: Mbarriers) -> None:
         """They are done: their lanes arrive."""
         bar, clocks = self.barrier, proxy.clocks
-        engine = engines.mbarrier(bar.cta, bar.address)
+        queue = clocks.queue("mbarrier", bar.cta, bar.address)
         for part in self.parts:
             self.queue.land(part)
             if proxy.checks:
                 per_unit = part.data.dtype.itemsize * part.data.shape[1] // proxy.shared.granule
                 cells = (part.index[:, None] * per_unit + np.arange(per_unit)).reshape(-1)
-                proxy.end_write(engine, cells, part.copy.number, part.copy.op)
-        known = clocks.of_engine(engine, clocks.now, self.passed)
-        barriers.arrive_for(bar, self.lanes, known, engine, self.row, self.op)
+                proxy.end_write(queue, cells, part.copy.number, part.copy.op)
+        known = clocks.ended(queue, clocks.now, self.passed)
+        barriers.arrive_for(bar, self.lanes, known, queue, self.row, self.op)
 
 
 _ALIGNMENT = 128  # of a box in shared memory
@@ -105,13 +104,12 @@ class BulkCopies:
         proxy: AsyncProxy,
         memory: GlobalMemory,
         barriers: Mbarriers,
-        engines: Engines,
         reporter: Reporter,
         maps: dict[int, TensorMapArgument],
     ) -> None:
-        self.proxy, self.memory, self.barriers, self.engines = proxy, memory, barriers, engines
+        self.proxy, self.memory, self.barriers, self.clocks = proxy, memory, barriers, proxy.clocks
         self.report, self.maps = reporter, maps
-        self.warps = engines.warps
+        self.warps = proxy.clocks.warps_per_cta
         self.loads: list[_Load | TrackedCopies] = []
         self.stores: list[_Store] = []  # those that still read
         self.writing: list[_Store] = []  # those that have read, and are not known to have written
@@ -250,12 +248,12 @@ class BulkCopies:
 
     def _receivers(self, row: int, lane: int, mask: int, op: Op) -> list[int]:
         """The CTAs (of the batch) that a mask names; a finding for those that the cluster does not have."""
-        together = self.engines.places.together
+        together = self.clocks.places.together
         if mask == 0 or mask >> together:
             message = f"{op.instruction.mnemonic} has the mask {mask:#b}: it must name CTAs of the cluster, which has "
             message += f"{together}"
             self.report.add("bounds", op.where, message, row, lane)
-        first = row // self.engines.domain * together
+        first = row // self.clocks.domain * together
         return [first + rank for rank in range(together) if mask >> rank & 1]
 
     def _only(self, row: int, lanes: Lanes, op: Op) -> int:
@@ -357,7 +355,7 @@ class BulkCopies:
         if self.proxy.checks:
             self.proxy.check(([row], lane), cells, "read", op)
             before, stamp = self.proxy.state(cells), self.proxy.clocks.stamp(op)
-            self.proxy.record_read(self.engines.bulk_stores(row), cells, stamp)
+            self.proxy.record_read(self._queue(row), cells, stamp)
             box = self.globally.begin(target, at, "atomic" if target.adds else "write", row, lane, op)
         group = self.committed.get((row, lane), 0)
         self.stores.append(_Store(op, row, lane, target, at, chunks, cells, before, stamp, group, box))
@@ -370,23 +368,23 @@ class BulkCopies:
             return False
         load = self.loads.pop(0 if rng is None else rng.randrange(len(self.loads)))
         if isinstance(load, TrackedCopies):
-            load.land(self.proxy, self.barriers, self.engines)
+            load.land(self.proxy, self.barriers)
             return True
         source, shared = load.source, self.proxy.shared
         index = (load.chunks - SHARED_BASE + load.cta * shared.stride) // CHUNK
         shared.data.reshape(-1, CHUNK)[index] = source.load(load.at)
-        engine = self.engines.mbarrier(load.cta, load.barrier.address)
-        clocks = self.proxy.clocks
-        known = clocks.of_engine(engine, clocks.now)
+        clocks = self.clocks
+        queue = clocks.queue("mbarrier", load.cta, load.barrier.address)
+        known = clocks.ended(queue, clocks.now)
         if self.proxy.checks:
             if shared.shadow is not None:
                 shared.shadow.reshape(-1, CHUNK)[index] = 0
-            self.proxy.end_write(engine, load.cells, load.number, load.op)
+            self.proxy.end_write(queue, load.cells, load.number, load.op)
             slot = (self.report.first // self.warps + load.cta) * shared.stride + load.barrier.address
             singles = {} if load.box is None else self.globally.end_read(load.box, slot)
-            known = clocks.of_engine(engine, clocks.now, load.passed)
+            known = clocks.ended(queue, clocks.now, load.passed)
             known.singles = singles
-        self.barriers.complete_bytes(load.barrier, source.box_bytes, known, engine, load.op)
+        self.barriers.complete_bytes(load.barrier, source.box_bytes, known, queue, load.op)
         return True
 
     def commit(self, frame: Frame) -> None:
@@ -409,21 +407,23 @@ class BulkCopies:
                     self._written([s for s in self.writing if s.row == row and s.lane == lane and s.group < done_below])
 
     def _written(self, done: list[_Store]) -> None:
-        clocks = self.proxy.clocks
         for store in done:
             self.writing.remove(store)
-            if store.box is not None:
-                told = Known(np.zeros(clocks.columns.count, np.int64), self.globally.end_write(store.box))
-                clocks.acquire(store.row, [store.lane], told)
+            name = None if store.box is None else self.globally.end_write(store.box)
+            if name is not None:
+                self.clocks.acquire_single(store.row, [store.lane], ORDER, *name)
 
     def _end(self, done: list[_Store]) -> None:
         for store in done:
             self._write(store)
             self.stores.remove(store)
             self.writing.append(store)
-        row, lane = done[0].row, done[0].lane
-        clocks = self.proxy.clocks
-        clocks.acquire(row, [lane], clocks.of_engine(self.engines.bulk_stores(row), max(s.stamp for s in done)))
+        row, lane, newest = done[0].row, done[0].lane, max(s.stamp for s in done)
+        self.clocks.acquire(row, [lane], self.clocks.ended(self._queue(row), newest))
+
+    def _queue(self, row: int) -> int:
+        """The column of the bulk stores of a warp."""
+        return self.clocks.queue("bulk", row // self.warps, row % self.warps)
 
     def _write(self, store: _Store) -> None:
         shared, target = self.proxy.shared, store.target

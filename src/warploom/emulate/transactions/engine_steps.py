@@ -14,6 +14,7 @@ from warploom.emulate.barriers.mbarriers import Mbarriers
 from warploom.emulate.control.context import Context, Step
 from warploom.emulate.control.frames import Frame, displaced, lanes_of
 from warploom.emulate.memory.shared_memory import SHARED_BASE
+from warploom.emulate.order.known import FENCED, FENCED_GLOBALLY
 from warploom.emulate.transactions.bulk import BulkCopies
 from warploom.emulate.transactions.products import WatchedRegisters
 from warploom.emulate.transactions.warpgroups import RegisterPools, Warpgroups
@@ -247,9 +248,9 @@ class EngineSteps:
             clocks.stamp(op)
             for _, row, lanes in lanes_of(frame, None):
                 if fence.space != "global":
-                    clocks.proxy_fence(row, lanes, globally=False)
-                if fence.space != "shared" and clocks.columns.global_fences:
-                    clocks.proxy_fence(row, lanes, globally=True)
+                    clocks.proxy_fence(row, lanes, FENCED)
+                if fence.space != "shared":
+                    clocks.proxy_fence(row, lanes, FENCED_GLOBALLY)
             if fence.space != "global":
                 self.state.mbarriers.fence(frame, op)
 

@@ -21,8 +21,7 @@ from warploom.emulate.control.frames import Frame, lanes_of, split
 from warploom.emulate.findings.report import Reporter
 from warploom.emulate.memory.buffers import ADDRESS_BITS, GlobalBuffer
 from warploom.emulate.memory.global_memory import GlobalMemory, Record
-from warploom.emulate.order.columns import ASYNC_AGENT
-from warploom.emulate.order.known import Known
+from warploom.emulate.order.known import FAR, MAPS, ORDER, Known
 from warploom.emulate.transactions.tensor_maps import TensorMapArgument
 from warploom.ir.statements import Op
 from warploom.isa.tensor_map import MAP_BYTES, decoded
@@ -36,7 +35,6 @@ class _Release:
     """A lane has published what was ``known`` to it."""
 
     row: int
-    agent: int
     lane: int
     stamp: int
     known: Known
@@ -58,40 +56,38 @@ class MadeMaps:
         stamp = self.clocks.stamp(op)
         for _, row, lanes in lanes_of(frame, None):
             for lane in range(32) if lanes is None else lanes:
-                known = self.clocks.of_lane(row, lane)
-                self.published.append(_Release(row, self.clocks.first + row, lane, stamp, known))
+                known = self.clocks.release(row, [lane])
+                self.published.append(_Release(row, lane, stamp, known))
 
     def acquire(self, frame: Frame, address: Array, op: Op) -> None:
         """The active lanes take in the maps at their addresses, as far as they know that they were published."""
-        places, nothing = frame.full(address), np.zeros(self.clocks.columns.count, np.int64)
+        places = frame.full(address)
         for i, row, lanes in lanes_of(frame, None):
             stamp = self.clocks.stamp(op)
             for place, group in split(places[i], lanes):
                 found = self._cells(place)
                 if found is not None and self._published(found[1], found[2], row, group):
-                    self.clocks.acquire(row, group, Known(nothing.copy(), {(self._agent(place), 0): stamp}))
+                    self.clocks.acquire_single(row, group, ORDER, self._name(place), stamp)
 
     def _published(self, record: Record, cells: Array, row: int, lanes: list[int] | None) -> bool:
         """Whether each of some lanes knows that the last writes of cells were published."""
         stored = (record.write_agent, record.write_lane, record.write_stamp)
         for agent, written_by, written in set(zip(*(x[cells].tolist() for x in stored), strict=True)):
             if written and not any(
-                self._covers(release, agent, written_by, written)
-                and self.clocks.lanes_know(row, lanes, release.agent, release.lane, release.stamp, visible=True)
+                release.known.has(ORDER, self._column(agent, release.row), written_by, written)
+                and self.clocks.lanes_know(
+                    row, lanes, int(self.clocks.columns[release.row]), release.lane, release.stamp, FAR
+                )
                 for release in reversed(self.published)
             ):
                 return False
         return True
 
-    def _covers(self, release: _Release, agent: int, lane: int, stamp: int) -> bool:
-        """Whether what was published includes what a lane did at a stamp."""
-        columns, known, who = self.clocks.columns, release.known, np.array(agent)
-        if bool(columns.same_domain(who, release.row)) and stamp <= known.clock[columns.of_agents(who)]:
-            return True
-        return stamp <= known.singles.get((agent, lane), 0)
+    def _column(self, agent: int, row: int) -> int:
+        return int(self.clocks.column_of(np.array(agent), row))
 
-    def _agent(self, address: int) -> int:
-        return 3 * ASYNC_AGENT - self._agents.setdefault(address, len(self._agents))
+    def _name(self, address: int) -> int:
+        return MAPS - self._agents.setdefault(address, len(self._agents))
 
     # -- use -----------------------------------------------------------------------------------------------------
 
@@ -143,7 +139,7 @@ class MadeMaps:
         self.memory.check(record, access)
         self.memory.note(record, access)
         written = int(record.write_stamp[cells].max())
-        if written and not self.clocks.lanes_know(row, [lane], self._agent(address), 0, written + 1, visible=True):
+        if written and not self.clocks.lanes_know(row, [lane], self._name(address), 0, written + 1):
             message = (
                 f"{op.instruction.mnemonic} reads its tensor map, at byte {address - buffer.start} of {buffer.name}, "
                 f"which {self.report.name_of(written)} wrote through the generic proxy: publish it after that "

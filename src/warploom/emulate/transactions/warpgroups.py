@@ -20,7 +20,6 @@ from numpy.typing import NDArray
 from warploom.emulate.barriers.barriers import Wait
 from warploom.emulate.control.frames import Frame
 from warploom.emulate.findings.report import Reporter
-from warploom.emulate.order.engines import Engines
 from warploom.emulate.transactions.async_proxy import AsyncProxy
 from warploom.emulate.transactions.products import (
     ELEMENT_BYTES,
@@ -86,11 +85,9 @@ class RegisterPools:
 class Warpgroups:
     """The ``wgmma`` of a batch."""
 
-    def __init__(
-        self, rows: int, proxy: AsyncProxy, engines: Engines, reporter: Reporter, watched: WatchedRegisters
-    ) -> None:
-        self.proxy, self.engines, self.report, self.watched = proxy, engines, reporter, watched
-        self.warps = engines.warps
+    def __init__(self, rows: int, proxy: AsyncProxy, reporter: Reporter, watched: WatchedRegisters) -> None:
+        self.proxy, self.report, self.watched = proxy, reporter, watched
+        self.warps = proxy.clocks.warps_per_cta
         self.groups: dict[int, Group] = {}
         self.issued = np.zeros(rows, np.int64)
         self.completed = np.zeros(rows, np.int64)
@@ -180,9 +177,13 @@ class Warpgroups:
         for product, members in fresh.values():
             if self.proxy.checks and product.cells.size:
                 self.proxy.check((members, None), product.cells, "read", op)
-                engine = self.engines.warpgroup(members[0])
-                self.proxy.record_read(engine, product.cells, product.stamp)
+                queue = self._queue(members[0])
+                self.proxy.record_read(queue, product.cells, product.stamp)
             self._wake(self.groups[members[0] - members[0] % self.warps % WARPS])
+
+    def _queue(self, row: int) -> int:
+        """The column of the products of a warp's warpgroup."""
+        return self.proxy.clocks.queue("wgmma", row // self.warps, row % self.warps // WARPS)
 
     @staticmethod
     def _shadows(frame: Frame, keys: tuple[Value, ...]) -> Array | None:
@@ -324,7 +325,7 @@ class Warpgroups:
         for row, number in needs.items():
             if number > self.completed[row]:
                 self.completed[row] = number
-                clocks.engine_done(row, self.engines.warpgroup(row), self._group(row).products[number - 1].stamp)
+                clocks.queue_done(row, self._queue(row), self._group(row).products[number - 1].stamp)
         clocks.refresh(frame.flat)
         for found in accumulators.values():
             found.write(op)
