@@ -220,14 +220,14 @@ def chained(defect: str, *, through: str) -> Launch:
         "a role without a budget": ("refused|deadlock", r"warps|kernel|run", "pytorch/helion#3620"),
         "two CTAs an SM": ("refused", r"warps|kernel|run", "tile-ai/tilelang#2559"),
         "no multiple of 8": ("refused", r"warps", "NVIDIA/cutlass#2007"),
-        "two warps of a warpgroup": ("refused", r"warps|SetMax", "triton-lang/triton#9786"),
+        "two warps of a warpgroup": ("refused", r"warps|set_max", "triton-lang/triton#9786"),
         "nobody gives registers back": (
             "refused|deadlock|undefined",
-            r"SetMax|warps|kernel|run",
+            r"set_max|warps|kernel|run",
             "pytorch/helion#3620",
         ),
-        "more given back than taken": ("undefined|refused", r"SetMax|warps", "triton-lang/triton#9786"),
-        "asked for in a branch": ("divergence|refused", r"SetMax", "triton-lang/triton#9786"),
+        "more given back than taken": ("undefined|refused", r"set_max|warps", "triton-lang/triton#9786"),
+        "asked for in a branch": ("divergence|refused", r"set_max", "triton-lang/triton#9786"),
     },
 )
 def budgets(defect: str) -> Launch:
