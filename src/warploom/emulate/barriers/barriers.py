@@ -76,18 +76,51 @@ class Either(Wait):
         return [one for wait in (*self.waits, *self.looking) for one in wait.each()]
 
 
-@dataclass
-class _Phase:
-    """One use of a barrier, until enough threads have arrived: ``count`` warps, some perhaps more than once."""
+@dataclass(eq=False)
+class Phase:
+    """One use of a barrier, until all have come: when each row last arrived, what that makes known, and who waits."""
+
+    arrived: dict[int, int] = field(default_factory=dict[int, int])
+    known: Known | None = None
+    waits: list[tuple[Wait, int]] = field(default_factory=list[tuple[Wait, int]])
+    over: bool = False
+
+    def arrive(self, row: int, stamp: int, known: Known) -> None:
+        """A warp comes."""
+        self.arrived[row] = stamp
+        if self.known is None:
+            self.known = known
+        else:
+            self.known.join(known)
+
+    def wait(self, wait: Wait, row: int) -> None:
+        """A warp waits until all have come."""
+        wait.rows.add(row)
+        self.waits.append((wait, row))
+
+    def complete(self, clocks: Clocks) -> None:
+        """All have come: who waits learns what is known, and goes on."""
+        self.over = True
+        self.tell(clocks, [row for _, row in self.waits])
+        for wait, row in self.waits:
+            wait.rows.discard(row)
+
+    def tell(self, clocks: Clocks, rows: list[int]) -> None:
+        """Warps learn what all that came have made known."""
+        if rows:
+            assert self.known is not None
+            clocks.meet(np.array(rows), self.known)
+
+
+@dataclass(eq=False, kw_only=True)
+class _Use(Phase):
+    """One use of a named barrier: ``count`` warps have come, some perhaps more than once."""
 
     expected: int
     op: Op
     everyone: bool
     count: int = 0
-    arrived: dict[int, int] = field(default_factory=dict[int, int])  # row → stamp of its last arrival
-    waits: list[tuple[Wait, int]] = field(default_factory=list[tuple[Wait, int]])
     votes: Array = field(default_factory=lambda: np.zeros(2, np.uint32))  # threads whose predicate holds, and all
-    known: Known | None = None
 
 
 class Barriers:
@@ -97,9 +130,9 @@ class Barriers:
         self.clocks = clocks
         self.report = reporter
         self.threads = threads
-        self.open: dict[tuple[int, int], _Phase] = {}
+        self.open: dict[tuple[int, int], _Use] = {}
         self.gone: Counter[int] = Counter()  # CTA → warps that have ended
-        self.past: dict[tuple[int, int], _Phase] = {}  # the last use of each that is over
+        self.past: dict[tuple[int, int], _Use] = {}  # the last use of each that is over
         self.votes: dict[int, Array] = {}  # row → those of the last barrier that it has waited for
 
     def exited(self, rows: Array) -> None:
@@ -138,34 +171,26 @@ class Barriers:
             if not 0 <= which < NAMED_BARRIERS:
                 self.report.add("barrier", op.where, f"there is no barrier {which}: use 0 to 15", row, 0)
                 continue
-            phase = self.open.setdefault(
-                (row // self.clocks.warps_per_cta, which), _Phase(expected, op, threads is None)
-            )
+            key = (row // self.clocks.warps_per_cta, which)
+            phase = self.open.setdefault(key, _Use(expected=expected, op=op, everyone=threads is None))
             if holds is not None:
                 phase.votes += np.array([(holds[i] & came[i]).sum(), came[i].sum()], np.uint32)
-            self._arrive(row, int(which), expected, wait if waits else None, op)
+            self._arrive(row, key, expected, wait if waits else None, op)
         return None if wait.ready else wait
 
-    def _arrive(self, row: int, number: int, expected: int, wait: Wait | None, op: Op) -> None:
-        key = (row // self.clocks.warps_per_cta, number)
+    def _arrive(self, row: int, key: tuple[int, int], expected: int, wait: Wait | None, op: Op) -> None:
         phase = self.open[key]
         if phase.expected != expected:
             message = (
-                f"barrier {number} is used for {expected} threads here and for {phase.expected} there at once: "
+                f"barrier {key[1]} is used for {expected} threads here and for {phase.expected} there at once: "
                 "give all its uses one thread count"
             )
-            self.report.add("barrier", op.where, message, row, 0, other=phase.op.where)
+            self._found(phase, op, row, message)
         self._follows(key, row, op)
         phase.count += 1
-        phase.arrived[row] = self.clocks.now
-        known = self.clocks.release(row, None)
-        if phase.known is None:
-            phase.known = known
-        else:
-            phase.known.join(known)
+        phase.arrive(row, self.clocks.now, self.clocks.release(row, None))
         if wait is not None:
-            wait.rows.add(row)
-            phase.waits.append((wait, row))
+            phase.wait(wait, row)
         self._complete_if_all_came(key)
 
     def _follows(self, key: tuple[int, int], row: int, op: Op) -> None:
@@ -180,7 +205,10 @@ class Barriers:
             f"{op.instruction.mnemonic} at barrier {key[1]} is not ordered after its last use: in another order it "
             "counts for that one. Take another barrier, or let all meet before it is used again"
         )
-        self.report.add("barrier", op.where, message, row, 0, other=earlier.op.where)
+        self._found(earlier, op, row, message)
+
+    def _found(self, use: _Use, op: Op, row: int, message: str) -> None:
+        self.report.add("barrier", op.where, message, row, 0, other=use.op.where)
 
     def _complete_if_all_came(self, key: tuple[int, int]) -> None:
         phase = self.open[key]
@@ -188,13 +216,9 @@ class Barriers:
         if 32 * (phase.count + ended) < phase.expected:
             return
         del self.open[key]
-        assert phase.known is not None
         self.past[key] = phase
-        if phase.waits:
-            self.clocks.meet(np.array([row for _, row in phase.waits]), phase.known)
-        for wait, row in phase.waits:
-            wait.rows.discard(row)
-            self.votes[row] = phase.votes
+        phase.complete(self.clocks)
+        self.votes.update((row, phase.votes) for _, row in phase.waits)
 
     def describe(self, key: tuple[int, int], waits: Mapping[int, SourceLine]) -> str:
         """Arrived and expected threads of an open phase, and where others are; rows wait at the lines of ``waits``."""

@@ -5,15 +5,15 @@ Source: PTX ISA, "Parallel Synchronization and Communication Instructions: mbarr
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from warploom.emulate.barriers.barriers import Wait
 from warploom.emulate.barriers.mbarrier_state import Counted, Mbarrier, Remote, Waiter
-from warploom.emulate.control.frames import Frame, Lanes, by_both, lanes_of, split
+from warploom.emulate.control.frames import Frame, Lanes, first_of, groups_of, lanes_of
 from warploom.emulate.findings.report import Reporter
 from warploom.emulate.memory.shared_memory import SHARED_BASE, SharedMemory
 from warploom.emulate.order.clocks import Clocks
@@ -25,6 +25,8 @@ from warploom.isa.effects import ClusterScope, MbarrierArrive, MbarrierWait
 
 Array = NDArray[Any]
 BYTES = 8
+_Look: TypeAlias = tuple[int, Lanes, Mbarrier, int, bool]
+"""Row, lanes, mbarrier, parity, and whether the phase of that parity is over."""
 
 
 class Mbarriers:
@@ -69,24 +71,24 @@ class Mbarriers:
 
     def initialise(self, frame: Frame, address: Array, count: int, op: Op) -> None:
         """``mbarrier.init`` by the active lanes."""
-        places = frame.full(address).astype(np.int64)
-        for i, row, lanes in lanes_of(frame, None):
-            for place, group in split(places[i], lanes):
-                where = place - SHARED_BASE
-                lane = 0 if group is None else group[0]
-                if not self._fits(where, row, lane, op):
-                    continue
-                if group is None or len(group) > 1:
-                    message = f"several threads initialise the mbarrier {self.name(where)}: let one do it"
-                    self.report.add("mbarrier", op.where, message, row, lane, address=where)
-                key = (row // self.clocks.warps_per_cta, where)
-                earlier = self.all.get(key)
-                if earlier is not None:
-                    message = f"{self.name(where)} is an mbarrier already: initialise it once, by one thread"
-                    self.report.add("mbarrier", op.where, message, row, lane, other=earlier.op.where, address=where)
-                if self.shared.checks:
-                    self.shared.claim(*key, BYTES, row, lane, op)
-                self.all[key] = Mbarrier(*key, count, op, row, lane, self.clocks.stamp(op), count)
+        for row, lanes, (place,) in groups_of(frame, None, address):
+            where, lane = place - SHARED_BASE, first_of(lanes)
+            if not self._fits(where, row, lane, op):
+                continue
+            if lanes is None or len(lanes) > 1:
+                message = f"several threads initialise the mbarrier {self.name(where)}: let one do it"
+                self.report.add("mbarrier", op.where, message, row, lane, address=where)
+            key = (row // self.clocks.warps_per_cta, where)
+            if key in self.all:
+                message = f"{self.name(where)} is an mbarrier already: initialise it once, by one thread"
+                self._found(self.all[key], op, row, lane, message)
+            if self.shared.checks:
+                self.shared.claim(*key, BYTES, row, lane, op)
+            self.all[key] = Mbarrier(*key, count, op, row, lane, self.clocks.stamp(op), count)
+
+    def _found(self, bar: Mbarrier, op: Op, row: int, lane: int, message: str) -> None:
+        """A finding of an mbarrier, which names the line of its initialisation as well."""
+        self.report.add("mbarrier", op.where, message, row, lane, other=bar.op.where, address=bar.address)
 
     def _fits(self, where: int, row: int, lane: int, op: Op) -> bool:
         if where % BYTES == 0 and 0 <= where <= self.program.shared_bytes - BYTES:
@@ -123,7 +125,7 @@ class Mbarriers:
 
         ``cta`` is the batch's number of the CTA it is in, if that is another than the lanes'.
         """
-        lane = 0 if lanes is None else lanes[0]
+        lane = first_of(lanes)
         if not self._fits(where, row, lane, op):
             return None
         own = row // self.clocks.warps_per_cta
@@ -139,36 +141,34 @@ class Mbarriers:
         if not self.is_known(bar, row, lanes, bar.stamp):
             message = f"{op.instruction.mnemonic} uses {self.name(where)}{whose}, and nothing orders its "
             message += f"initialisation before: put {meeting} between them"
-            self.report.add("mbarrier", op.where, message, row, lane, other=bar.op.where, address=where)
+            self._found(bar, op, row, lane, message)
         return bar
 
     # -- arrivals ------------------------------------------------------------------------------------------------
 
     def arrive(self, frame: Frame, address: Array, effect: MbarrierArrive, guard: Array | None, op: Op) -> None:
         """One arrival for each acting lane."""
-        places = frame.full(address).astype(np.int64)
-        for i, row, lanes in lanes_of(frame, guard):
+        for row, lanes, (place,) in groups_of(frame, guard, address):
             self.clocks.stamp(op)
-            for place, group in split(places[i], lanes):
-                lane = 0 if group is None else group[0]
-                cta, where = self.window(place, row, lane, op) if effect.remote else (None, place)
-                bar = self.find(where - SHARED_BASE, row, group, op, cta)
-                if bar is None:
-                    continue
-                self.check_follows(bar, row, group, op)
-                if effect.count == 0:
-                    bar.expect((effect.expected_bytes or 0) * (32 if group is None else len(group)))
-                    self._complete(bar, op, row, lane)
-                    continue
-                if not effect.completes and bar.pending <= effect.count * (32 if group is None else len(group)):
-                    message = f"{op.instruction.mnemonic} ends a phase of {self.name(bar.address)}: let another do so"
-                    self.report.add("mbarrier", op.where, message, row, lane, other=bar.op.where, address=bar.address)
-                bar.events.now.arrivals[row] = self.clocks.now
-                self._release(bar, row, group, effect.scope, op)
-                bar.arrival = op
-                for number in [*(range(32) if group is None else group)] * effect.count:
-                    bar.count -= effect.drops
-                    self._arrive(bar, effect.expected_bytes or 0, row, number, op)
+            lane, each = first_of(lanes), range(32) if lanes is None else lanes
+            cta, where = self.window(place, row, lane, op) if effect.remote else (None, place)
+            bar = self.find(where - SHARED_BASE, row, lanes, op, cta)
+            if bar is None:
+                continue
+            self.check_follows(bar, row, lanes, op)
+            if effect.count == 0:
+                bar.expect((effect.expected_bytes or 0) * len(each))
+                self._complete(bar, op, row, lane)
+                continue
+            if not effect.completes and bar.pending <= effect.count * len(each):
+                message = f"{op.instruction.mnemonic} ends a phase of {self.name(bar.address)}: let another do so"
+                self._found(bar, op, row, lane, message)
+            bar.events.now.arrivals[row] = self.clocks.now
+            self._release(bar, row, lanes, effect.scope, op)
+            bar.arrival = op
+            for number in [*each] * effect.count:
+                bar.count -= effect.drops
+                self._arrive(bar, effect.expected_bytes or 0, row, number, op)
 
     def window(self, place: int, row: int, lane: int, op: Op) -> tuple[int, int]:
         """The CTA (of the batch) and the address within it of a shared::cluster address; its own without a rank."""
@@ -198,28 +198,26 @@ class Mbarriers:
                 f"{op.instruction.mnemonic} arrives at {self.name(bar.address)} in a phase that has all its "
                 f"{bar.count} arrivals and still misses {bar.tx} bytes: arrive once for each expected arrival"
             )
-            self.report.add("mbarrier", op.where, message, row, lane, other=bar.op.where, address=bar.address)
+            self._found(bar, op, row, lane, message)
             bar.pending += 1
         bar.expect(expected)
         bar.pending -= 1
         self._complete(bar, op, row, lane)
 
-    def complete_bytes(self, bar: Mbarrier, size: int, known: Known, queue: int, op: Op) -> None:
-        """A copy of ``size`` bytes has landed, of a queue, which makes this ``known``."""
-        self._landed(bar, known, queue, op)
-        bar.tx -= size
-        self._complete(bar, op, bar.row, bar.lane)
+    def land(self, bar: Mbarrier, op: Op, known: Known, queue: int, size: int, row: int, lanes: Sequence[int]) -> None:
+        """A transaction of some lanes has landed, of a queue, which makes this ``known``.
 
-    def arrive_for(self, bar: Mbarrier, lanes: list[int], known: Known, queue: int, row: int, op: Op) -> None:
-        """Copies that lanes of a warp have started have landed, of a queue, which makes this ``known``."""
-        self._landed(bar, known, queue, op)
-        for lane in lanes:
-            self._arrive(bar, 0, row, lane, op)
-
-    def _landed(self, bar: Mbarrier, known: Known, queue: int, op: Op) -> None:
+        It completes ``size`` bytes, or, where that is 0, is an arrival of each lane.
+        """
         bar.told.learn(known)
         bar.events.now.copies[queue] = self.clocks.now
         bar.copy, bar.copied_phase = op, bar.phase
+        if size:
+            bar.tx -= size
+            self._complete(bar, op, bar.row, bar.lane)
+            return
+        for lane in lanes:
+            self._arrive(bar, 0, row, lane, op)
 
     def _complete(self, bar: Mbarrier, op: Op, row: int, lane: int) -> None:
         if bar.pending or bar.tx:
@@ -230,7 +228,7 @@ class Mbarriers:
                 f"{bar.phase - 1}, so that a wait by parity mistakes one for the other: more arrivals reach it than "
                 f"the {bar.count} it was initialised for, or a wait is missing"
             )
-            self.report.add("mbarrier", op.where, message, row, lane, other=bar.op.where, address=bar.address)
+            self._found(bar, op, row, lane, message)
             bar.observed = bar.phase
         self._check_waits(bar, op, row, lane)
         bar.complete()
@@ -275,8 +273,7 @@ class Mbarriers:
             f"of phase {phase - 1}: in another order it {does}. Wait for the phase before, or for what follows it, and "
             f"initialise it for all that arrive, not {bar.count}, if they are more"
         )
-        lane = 0 if lanes is None else lanes[0]
-        self.report.add("mbarrier", op.where, message, row, lane, other=bar.op.where, address=bar.address)
+        self._found(bar, op, row, first_of(lanes), message)
 
     def _check_waits(self, bar: Mbarrier, op: Op, row: int, lane: int) -> None:
         """Who waits for a phase must have seen its end before the next one ends, whose parity is the other."""
@@ -291,7 +288,7 @@ class Mbarriers:
                 f"phase {bar.phase} of {self.name(bar.address)} may end before warp {warp} has seen the end of phase "
                 f"{bar.phase - 1}, which it would then wait for again: let who arrives know that all have waited"
             )
-            self.report.add("mbarrier", op.where, message, row, lane, other=bar.op.where, address=bar.address)
+            self._found(bar, op, row, lane, message)
 
     def _passes(self, bar: Mbarrier, parity: int, row: int, lanes: Lanes, op: Op) -> bool:
         """Whether the phase of a parity is over; a finding if in another order it passes for the phase two before."""
@@ -300,61 +297,55 @@ class Mbarriers:
             self._add_early(bar, bar.phase - over, "comes before that, and passes at once", op, row, lanes)
         return over
 
+    def _looks(self, frame: Frame, address: Array, parity: Array, op: Op) -> Iterator[_Look]:
+        """Each mbarrier that active lanes look at, and whether the phase of their parity is over."""
+        for row, lanes, (place, odd) in groups_of(frame, None, address, parity):
+            bar = self.find(place - SHARED_BASE, row, lanes, op)
+            if bar is not None:
+                yield row, lanes, bar, odd & 1, self._passes(bar, odd, row, lanes, op)
+
     def wait(self, frame: Frame, address: Array, parity: Array, far: bool, op: Op) -> Wait | None:
         """``try_wait.parity`` in a loop: what the frame has to wait for, or None."""
-        places, parities = frame.full(address).astype(np.int64), frame.full(parity).astype(np.int64)
-        wait = Wait(op, set())
-        for i, row, lanes in lanes_of(frame, None):
-            left: list[Waiter] = []
-            for (place, odd), group in by_both(places[i], parities[i], lanes):
-                bar = self.find(place - SHARED_BASE, row, group, op)
-                if bar is None:
-                    continue
-                if self._passes(bar, odd, row, group, op):
-                    self._acquire(bar, row, group, far, op)
-                    continue
-                waiter = Waiter(wait, left, row, group, odd & 1, far)
-                left.append(waiter)
-                bar.waiters.append(waiter)
-            if left:
-                wait.rows.add(row)
+        wait, left = Wait(op, set()), dict[int, list[Waiter]]()
+        for row, lanes, bar, odd, over in self._looks(frame, address, parity, op):
+            if over:
+                self._acquire(bar, row, lanes, far, op)
+                continue
+            waiter = Waiter(wait, left.setdefault(row, []), row, lanes, odd, far)
+            waiter.left.append(waiter)
+            bar.waiters.append(waiter)
+            wait.rows.add(row)
         return None if wait.ready else wait
 
     def test(self, frame: Frame, address: Array, parity: Array, effect: MbarrierWait, op: Op) -> Array:
         """``test_wait.parity``: whether the phase has completed, (warps, 32)."""
-        places, parities = frame.full(address).astype(np.int64), frame.full(parity).astype(np.int64)
         done = np.zeros((frame.n, 32), np.bool_)
-        for i, row, lanes in lanes_of(frame, None):
-            for (place, odd), group in by_both(places[i], parities[i], lanes):
-                bar = self.find(place - SHARED_BASE, row, group, op)
-                if bar is not None and self._passes(bar, odd, row, group, op):
-                    if effect.acquires:
-                        self._acquire(bar, row, group, effect.scope == "cluster", op)
-                    done[i, slice(None) if group is None else group] = True
+        for row, lanes, bar, _, over in self._looks(frame, address, parity, op):
+            if over:
+                if effect.acquires:
+                    self._acquire(bar, row, lanes, effect.scope == "cluster", op)
+                done[frame.flat == row, slice(None) if lanes is None else lanes] = True
         return done
 
     def invalidate(self, frame: Frame, address: Array, op: Op) -> None:
         """``mbarrier.inval`` by the active lanes: all that use it must be known to have done so."""
-        places = frame.full(address).astype(np.int64)
-        for i, row, lanes in lanes_of(frame, None):
-            for place, group in split(places[i], lanes):
-                lane = 0 if group is None else group[0]
-                bar = self.find(place - SHARED_BASE, row, group, op)
-                if bar is None:
-                    continue
-                self._check_left(bar)
-                passed, columns = self.clocks.passed(row), self.clocks.columns
-                used = (*bar.events.now.arrivals.items(), *bar.events.waits.items())
-                if bar.waiters or bar.tx or any(passed[columns[other]] < stamp for other, stamp in used):
-                    message = (
-                        f"{op.instruction.mnemonic} ends {self.name(bar.address)} while others may still wait for it, "
-                        "or bytes are on their way to it: let all that use it meet before"
-                    )
-                    self.report.add("mbarrier", op.where, message, row, lane, other=bar.op.where, address=bar.address)
-                del self.all[(bar.cta, bar.address)]
-                if self.shared.checks:
-                    stamp = self.clocks.stamp(op)
-                    self.shared.disclaim(bar.cta, bar.address, BYTES, row, lane, stamp)
+        for row, lanes, (place,) in groups_of(frame, None, address):
+            lane, bar = first_of(lanes), self.find(place - SHARED_BASE, row, lanes, op)
+            if bar is None:
+                continue
+            self._check_left(bar)
+            passed, columns = self.clocks.passed(row), self.clocks.columns
+            used = (*bar.events.now.arrivals.items(), *bar.events.waits.items())
+            if bar.waiters or bar.tx or any(passed[columns[other]] < stamp for other, stamp in used):
+                message = (
+                    f"{op.instruction.mnemonic} ends {self.name(bar.address)} while others may still wait for it, "
+                    "or bytes are on their way to it: let all that use it meet before"
+                )
+                self._found(bar, op, row, lane, message)
+            del self.all[(bar.cta, bar.address)]
+            if self.shared.checks:
+                stamp = self.clocks.stamp(op)
+                self.shared.disclaim(bar.cta, bar.address, BYTES, row, lane, stamp)
 
     def at_exit(self) -> None:
         """A phase that is left half done, copies that nobody waited for, arrivals at a CTA that may have gone."""
@@ -383,7 +374,7 @@ class Mbarriers:
                 f"the kernel ends in the middle of a phase of {self.name(bar.address)}: {bar.count - bar.pending} "
                 f"of {bar.count} arrivals{missing}; initialise it for as many as there are, and let all come"
             )
-            self.report.add("mbarrier", line.where, message, bar.row, bar.lane, other=bar.op.where, address=bar.address)
+            self._found(bar, line, bar.row, bar.lane, message)
         if bar.copy is not None and bar.copied_phase >= bar.observed:
             message = (
                 f"the kernel ends and nobody has waited for the phase of {self.name(bar.address)} in which "

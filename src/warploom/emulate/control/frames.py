@@ -325,9 +325,17 @@ def split(values: Array, lanes: Lanes) -> list[tuple[Any, Lanes]]:
     return list(found.items())
 
 
-def by_both(places: Array, parities: Array, lanes: Lanes) -> list[tuple[tuple[int, int], Lanes]]:
-    """The acting lanes by the two values they give."""
-    found: list[tuple[tuple[int, int], Lanes]] = []
-    for place, group in split(places, lanes):
-        found += [((place, odd), part) for odd, part in split(parities, group)]
-    return found
+def groups_of(frame: Frame, guard: Array | None, *arrays: Array) -> Iterator[tuple[int, Lanes, list[int]]]:
+    """(row, lanes, the values that these lanes agree on) of the acting lanes, by what they give in some arrays."""
+    wide = [frame.full(array) for array in arrays]
+    for i, row, lanes in lanes_of(frame, guard):
+        groups: list[tuple[Lanes, list[int]]] = [(lanes, [])]
+        for array in wide:
+            groups = [(part, [*values, int(x)]) for group, values in groups for x, part in split(array[i], group)]
+        for group, values in groups:
+            yield row, group, values
+
+
+def first_of(lanes: Lanes) -> int:
+    """The lowest of some lanes."""
+    return 0 if lanes is None else lanes[0]

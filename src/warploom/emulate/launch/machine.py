@@ -44,7 +44,8 @@ from warploom.emulate.transactions.bulk import BulkCopies
 from warploom.emulate.transactions.copies import CopyQueue
 from warploom.emulate.transactions.engine_steps import EngineState
 from warploom.emulate.transactions.products import WARPS
-from warploom.emulate.transactions.warpgroups import RegisterPools, Warpgroups, has_wgmma
+from warploom.emulate.transactions.registers import RegisterPools
+from warploom.emulate.transactions.warpgroups import Warpgroups, has_wgmma
 from warploom.ir.program import Program
 from warploom.ir.statements import Const, Op
 from warploom.isa.effects import Access, Effect, Fence, GlobalWait, MbarrierWait, RegisterBudget, WarpSync

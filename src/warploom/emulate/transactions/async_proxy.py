@@ -58,6 +58,8 @@ class AsyncProxy:
         row, shared = starter[0][0], self.shared
         reach = self.clocks.reach(*starter)
         record, columns = shared.writer[cells], shared.writer_column[cells]
+        if self._all_known(reach, columns, record, cells, what):
+            return
         flying = shared.in_flight[cells] != 0
         if flying.any():
             self._in_flight(row, starter[1], cells[flying], what, op)
@@ -80,6 +82,23 @@ class AsyncProxy:
             self._check_records(starter, reach, *theirs, what, op, f"{past}{whose}")
             if past == "wrote":
                 self._check_proxy(starter, reach, *theirs, what, op)
+
+    def _all_known(self, reach: Array, columns: Array, record: Array, cells: Array, what: str) -> bool:
+        """Whether all that was done to cells is known, and fenced, at a look at the last writer and at each table."""
+        clocks, limit = self.clocks, reach[ORDER] << LANE_BITS | 63
+        if np.count_nonzero(record > limit[columns]):  # such as NEVER
+            return False
+        generic = columns < clocks.warps
+        if np.count_nonzero(generic):
+            fenced = reach[FENCED, columns[generic]] if clocks.planes > FENCED else 0
+            if np.count_nonzero(record[generic] >> LANE_BITS > fenced):
+                return False
+        for past, column, table in self.shared.others(self._owner(cells), writes=what == "write"):
+            if column >= clocks.warps and clocks.newest[column - clocks.warps] <= reach[ORDER, column]:
+                continue
+            if past == "wrote" or np.count_nonzero(table[cells] > limit[column]):
+                return False
+        return True
 
     def _owner(self, cells: Array) -> int:
         """The first warp of the CTA that owns the cells."""

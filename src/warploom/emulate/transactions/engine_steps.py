@@ -16,13 +16,13 @@ from warploom.emulate.control.frames import Frame, displaced, lanes_of
 from warploom.emulate.memory.shared_memory import SHARED_BASE
 from warploom.emulate.order.known import FENCED, FENCED_GLOBALLY
 from warploom.emulate.transactions.bulk import BulkCopies
-from warploom.emulate.transactions.products import WatchedRegisters
-from warploom.emulate.transactions.warpgroups import RegisterPools, Warpgroups
+from warploom.emulate.transactions.registers import RegisterPools, WatchedRegisters
+from warploom.emulate.transactions.warpgroups import Warpgroups
 from warploom.ir.program import Program
 from warploom.ir.statements import Op, Tile, Value
 from warploom.isa import effects as fx
 from warploom.isa.cluster import WINDOW_BITS
-from warploom.isa.wgmma import Wgmma, WgmmaWait
+from warploom.isa.wgmma import Wgmma
 
 Array = NDArray[Any]
 _WINDOW = np.uint32((1 << WINDOW_BITS) - 1)
@@ -49,10 +49,17 @@ class EngineSteps:
 
     def watch(self, op: Op) -> Step | None:
         """The check of an ordinary instruction that accesses registers of a ``wgmma``; None for all others."""
-        if isinstance(op.instruction, Wgmma | WgmmaWait):
+        run, registers = self.watched.run_of(op), self.watched.of(op)
+        if run is None or registers is None:
             return None
-        registers = self.watched.of(op)
-        return None if registers is None else lambda frame: self.state.warpgroups.access(frame, registers, op)
+
+        def check(frame: Frame) -> None:
+            flight = self.state.warpgroups.registers
+            if op is run.first:
+                flight.begin_run(frame, run)
+            flight.access(frame, registers, op)
+
+        return check
 
     def step(self, op: Op, effect: fx.Effect) -> Step | None:
         """The step of an effect; None for one that no engine has to do with."""
@@ -61,16 +68,10 @@ class EngineSteps:
             return self._mbarrier(op, effect, keys)
         if isinstance(effect, fx.MbarrierInvalidate):
             return self._invalidate(op, effect)
-        if isinstance(effect, fx.BulkTensorCopy):
-            return self._copy(op, effect, keys)
-        if isinstance(effect, fx.BulkStore):
-            return self._store_bytes(op, effect, keys)
+        if isinstance(effect, fx.BulkTensorCopy | fx.BulkStore | fx.BulkLoad | fx.AsyncStore):
+            return self._bulk(op, effect, keys)
         if isinstance(effect, fx.CopyArrival):
             return self._copies_arrive(op, effect)
-        if isinstance(effect, fx.AsyncStore):
-            return self._store_async(op, effect, keys)
-        if isinstance(effect, fx.BulkLoad):
-            return self._load_bytes(op, effect, keys)
         if isinstance(effect, fx.ClusterBarrier):
             if effect.waits:
                 return lambda frame: self.state.clusters.wait(frame, op)
@@ -82,12 +83,12 @@ class EngineSteps:
         if isinstance(effect, fx.RegisterBudget):
             return self._budget(op, effect)
         if isinstance(effect, fx.WarpgroupFence):
-            return lambda frame: self.state.warpgroups.fence(frame)
+            return lambda frame: self.state.warpgroups.registers.fence(frame)
         if isinstance(effect, fx.AsyncMatrix):
             return self._matrix(op, keys)
         if isinstance(effect, fx.CommitGroup):
             if effect.queue == "bulk":
-                return lambda frame: self.state.bulk.commit(frame)
+                return lambda frame: self.state.bulk.stores.commit(frame)
             return lambda frame: self.state.warpgroups.commit(frame)
         if isinstance(effect, fx.WaitGroup):
             if effect.queue == "bulk":
@@ -175,63 +176,38 @@ class EngineSteps:
         guard = frame.env[keys[position]]
         return None if guard.all() else guard
 
-    def _copy(self, op: Op, copy: fx.BulkTensorCopy, keys: tuple[Value, ...]) -> Step:
+    def _bulk(
+        self, op: Op, effect: fx.BulkTensorCopy | fx.BulkStore | fx.BulkLoad | fx.AsyncStore, keys: tuple[Value, ...]
+    ) -> Step:
+        """A transaction of single lanes: its operands by the names that :class:`BulkCopies` gives them."""
+        here: dict[str, tuple[int, int]] = {}  # addresses of shared memory: operand and offset
+        there: dict[str, tuple[int, int]] = {}  # addresses of global memory
+        plain: dict[str, int] = {}
+        if isinstance(effect, fx.AsyncStore):
+            here["target"] = effect.target, effect.target_offset
+            plain |= {f"word{i}": effect.values + i for i in range(len(keys) - effect.values)}
+        else:
+            here["shared"] = effect.shared, effect.shared_offset
+        if not isinstance(effect, fx.BulkStore) and effect.barrier is not None:
+            here["barrier"] = effect.barrier, effect.barrier_offset
+        if isinstance(effect, fx.BulkStore):
+            there["target"] = effect.target, effect.target_offset
+        if isinstance(effect, fx.BulkLoad):
+            there["source"] = effect.source, effect.source_offset
+            plain["bytes"] = effect.bytes
+        if isinstance(effect, fx.BulkTensorCopy):
+            plain |= {"tensor_map": effect.tensor_map} | {f"coordinate{i}": c for i, c in enumerate(effect.coordinates)}
+            if effect.multicast is not None:
+                plain["multicast"] = effect.multicast
+
         def step(frame: Frame) -> None:
             for key in keys:
                 self.run.observe(frame, key, op, "an operand")
-            guard = self._guard(frame, op, copy.guard, keys)
-            shared = self._address(frame, op, copy.shared, copy.shared_offset, guard)
-            barrier = None
-            if copy.barrier is not None:
-                barrier = self._address(frame, op, copy.barrier, copy.barrier_offset, guard)
-            coordinates = [frame.env[keys[c]] for c in copy.coordinates]
-            self.state.bulk.issue(
-                frame,
-                op,
-                copy,
-                frame.env[keys[copy.tensor_map]],
-                shared,
-                coordinates,
-                barrier,
-                None if copy.multicast is None else frame.env[keys[copy.multicast]],
-                np.ones((1, 1, 1), np.bool_) if guard is None else guard,
-            )
-
-        return step
-
-    def _store_bytes(self, op: Op, store: fx.BulkStore, keys: tuple[Value, ...]) -> Step:
-        def step(frame: Frame) -> None:
-            for key in keys:
-                self.run.observe(frame, key, op, "an operand")
-            guard = self._guard(frame, op, store.guard, keys)
-            shared = self._address(frame, op, store.shared, store.shared_offset, guard)
-            target = displaced(frame.env[keys[store.target]], store.target_offset)
-            everyone = np.ones((1, 1, 1), np.bool_)
-            self.state.bulk.issue_bytes(frame, op, store, shared, target, everyone if guard is None else guard)
-
-        return step
-
-    def _load_bytes(self, op: Op, load: fx.BulkLoad, keys: tuple[Value, ...]) -> Step:
-        def step(frame: Frame) -> None:
-            for key in keys:
-                self.run.observe(frame, key, op, "an operand")
-            guard = self._guard(frame, op, load.guard, keys)
-            shared = self._address(frame, op, load.shared, load.shared_offset, guard)
-            barrier = self._address(frame, op, load.barrier, load.barrier_offset, guard)
-            source = displaced(frame.env[keys[load.source]], load.source_offset)
-            everyone = np.ones((1, 1, 1), np.bool_) if guard is None else guard
-            self.state.bulk.issue_load(frame, op, shared, source, frame.env[keys[load.bytes]], barrier, everyone)
-
-        return step
-
-    def _store_async(self, op: Op, store: fx.AsyncStore, keys: tuple[Value, ...]) -> Step:
-        def step(frame: Frame) -> None:
-            for key in keys:
-                self.run.observe(frame, key, op, "an operand")
-            target = self._address(frame, op, store.target, store.target_offset)
-            barrier = self._address(frame, op, store.barrier, store.barrier_offset)
-            words = [frame.full(frame.env[key]) for key in keys[store.values :]]
-            self.state.bulk.issue_words(frame, op, target, barrier, np.stack(words, axis=-1))
+            guard = self._guard(frame, op, getattr(effect, "guard", None), keys)
+            operands = {name: self._address(frame, op, *where, guard) for name, where in here.items()}
+            operands |= {name: displaced(frame.env[keys[at]], offset) for name, (at, offset) in there.items()}
+            operands |= {name: frame.env[keys[at]] for name, at in plain.items()}
+            self.state.bulk.start(frame, op, effect, operands, guard)
 
         return step
 

@@ -12,7 +12,6 @@ from warploom.emulate.barriers.barriers import Wait
 from warploom.emulate.control.frames import Frame, Origin, shadow_dtype
 from warploom.emulate.memory.shared_memory import SHARED_BASE
 from warploom.emulate.transactions.async_proxy import AsyncProxy
-from warploom.ir.program import Program
 from warploom.ir.statements import Op, Tile, Value
 from warploom.isa.conversion import half_to_f32
 from warploom.isa.wgmma import K, M, Wgmma
@@ -51,17 +50,20 @@ class Accumulator:
         stacked = np.ascontiguousarray(np.stack(values, axis=-1))
         return stacked.reshape(self.frame.n, -1)[:, owner].reshape(self.frame.n, WARP_ROWS, self.n)
 
-    def add(self, positions: list[int], adds: Array, instruction: Wgmma, a: Array, b: Array) -> None:
-        """D = A·B, or D += A·B where ``adds``."""
+    def add(self, positions: Array, adds: Array, instruction: Wgmma, a: Array, b: Array) -> None:
+        """D = A·B, or D += A·B where ``adds``, of some warps of the frame."""
         matrix = self._load()
-        old = matrix[positions]
+        everyone = positions.size == self.frame.n
+        old = matrix if everyone else matrix[positions]
         if not adds.all():
-            old[~adds] = 0
-        matrix[positions] = instruction.multiply(
-            a.reshape(1, -1, a.shape[2]), b[None], old.reshape(1, -1, self.n)
-        ).reshape(len(positions), WARP_ROWS, self.n)
+            old = np.where(adds[:, None, None], old, np.float32(0))
+        found = instruction.multiply(a.reshape(1, -1, a.shape[2]), b[None], old.reshape(1, -1, self.n))
+        if everyone:
+            self.matrix = found.reshape(old.shape)
+        else:
+            matrix[positions] = found.reshape(old.shape)
 
-    def spoil(self, positions: list[int], adds: Array, a: Array | None, b: Array | None) -> None:
+    def spoil(self, positions: Array, adds: Array, a: Array | None, b: Array | None) -> None:
         """Poison: a row of A spoils its row of D, a row of B its column."""
         if self.poison is None and a is None and b is None:
             return
@@ -103,17 +105,12 @@ ELEMENT_BYTES = 2
 
 
 @dataclass(eq=False)
-class Part:
-    """What one warp gives to a product: A's registers (lanes, registers), their shadows, and whether D is added to."""
-
-    a: Array | None
-    a_shadow: Array | None
-    accumulate: bool
-
-
-@dataclass(eq=False)
 class Product:
-    """One ``wgmma`` of one warpgroup. ``number`` counts them from 1."""
+    """One ``wgmma`` of one warpgroup, a transaction that reads ``cells`` of shared memory. ``number`` counts from 1.
+
+    ``a`` and ``b`` are descriptors. Of each of the four warps: A's registers (warps, lanes, registers), their shadows
+    if any has one, and whether D is ``added`` to.
+    """
 
     op: Op
     instruction: Wgmma
@@ -125,7 +122,22 @@ class Product:
     cells: Array
     before: Array
     outside: bool
-    parts: dict[int, Part] = field(default_factory=dict[int, Part])
+    added: Array = field(default_factory=lambda: np.zeros(WARPS, np.bool_))
+    registers: Array | None = None
+    shadows: Array | None = None
+
+    def join(self, warps: Array, added: Array, registers: Array | None, shadows: Array | None) -> None:
+        """Some warps of the warpgroup execute it."""
+        self.added[warps] = added
+        if registers is None or self.a is not None:
+            return
+        if self.registers is None:
+            self.registers = np.zeros((WARPS, *registers.shape[1:]), registers.dtype)
+        self.registers[warps] = registers
+        if shadows is not None:
+            if self.shadows is None:
+                self.shadows = np.zeros(self.registers.shape, np.uint32)
+            self.shadows[warps] = shadows
 
 
 @dataclass(eq=False)
@@ -136,30 +148,6 @@ class Group:
     first: int
     products: list[Product] = field(default_factory=list[Product])
     waits: list[tuple[Wait, int, int]] = field(default_factory=list[tuple[Wait, int, int]])  # (wait, row, needs)
-
-
-class WatchedRegisters:
-    """The registers that any ``wgmma`` of a program names, numbered; made once for a program."""
-
-    def __init__(self, program: Program) -> None:
-        self.numbers: dict[Value, int] = {}
-        self._known: dict[int, tuple[Op, Array | None]] = {}
-        for op in program.ops():
-            if isinstance(op.instruction, Wgmma):
-                count = 0 if op.instruction.a_source == "shared" else op.instruction.a_count
-                for value in (*op.operands[:count], *op.results):
-                    if isinstance(value, Value):
-                        self.numbers.setdefault(value, len(self.numbers))
-
-    def of(self, op: Op) -> Array | None:
-        """The watched registers an instruction reads or writes; None for none."""
-        if not self.numbers:
-            return None
-        kept = self._known.get(id(op))
-        if kept is None:
-            numbers = {self.numbers[x] for x in (*op.operands, *op.results) if x in self.numbers}  # type: ignore[index,operator]
-            kept = self._known[id(op)] = op, np.array(sorted(numbers)) if numbers else None
-        return kept[1]
 
 
 @dataclass(frozen=True, eq=False)
@@ -270,10 +258,10 @@ class SharedOperands:
         return half_to_f32(words, product.instruction.inputs), poison
 
 
-def register_a(instruction: Wgmma, registers: list[Array], *, poison: bool = False) -> Array:
-    """A of each warp (warps, 16, 16) from its registers, one for each warp (lanes, registers)."""
+def register_a(instruction: Wgmma, registers: Array, *, poison: bool = False) -> Array:
+    """A of some warps (warps, 16, 16) from their registers (warps, lanes, registers)."""
     slot = instruction.a_slot
-    words = np.array(registers).view(np.uint16)
+    words = registers.view(np.uint16)
     elements = words != 0 if poison else half_to_f32(words, instruction.inputs)
     owner = slot.layout.owner_index()[: WARP_ROWS * slot.layout.shape[1]]
     return elements.reshape(len(registers), -1)[:, owner].reshape(len(registers), WARP_ROWS, -1)

@@ -1,0 +1,238 @@
+"""Registers of a warpgroup: those that a ``wgmma`` has in flight, and how many a warp may have.
+
+Ordinary instructions may not touch a register between the ``wgmma`` that names it and the wait for its group, and what
+they have touched must be fenced (``wgmma.fence``) before the next one. Instructions that follow each other without a
+pause are checked at once, before the first of them.
+
+Sources: PTX ISA, "Asynchronous Warpgroup Level Matrix Multiply-Accumulate Instructions", ``setmaxnreg``.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from warploom.emulate.barriers.barriers import Wait
+from warploom.emulate.control.frames import Frame
+from warploom.emulate.findings.report import Reporter
+from warploom.ir.program import Program
+from warploom.ir.statements import Flow, Op, Statement, Value, blocks
+from warploom.isa.effects import RegisterBudget
+from warploom.isa.wgmma import Wgmma, WgmmaWait
+
+Array = NDArray[Any]
+
+
+@dataclass(frozen=True, eq=False)
+class Run:
+    """Instructions of one block that follow each other without a pause, and all watched registers they access."""
+
+    first: Op
+    registers: Array
+
+
+class WatchedRegisters:
+    """The registers that any ``wgmma`` of a program names, numbered; made once for a program."""
+
+    def __init__(self, program: Program) -> None:
+        self.numbers: dict[Value, int] = {}
+        self._known: dict[int, tuple[Op, Array | None]] = {}
+        self._runs: dict[int, Run] = {}
+        for op in program.ops():
+            if isinstance(op.instruction, Wgmma):
+                count = 0 if op.instruction.a_source == "shared" else op.instruction.a_count
+                for value in (*op.operands[:count], *op.results):
+                    if isinstance(value, Value):
+                        self.numbers.setdefault(value, len(self.numbers))
+        if self.numbers:
+            self._often = Counter(map(id, program.ops()))
+            self._find_runs(program.body, apart=False)
+
+    def of(self, op: Op) -> Array | None:
+        """The watched registers an instruction reads or writes; None for none."""
+        if not self.numbers:
+            return None
+        kept = self._known.get(id(op))
+        if kept is None:
+            numbers = {self.numbers[x] for x in (*op.operands, *op.results) if x in self.numbers}  # type: ignore[index,operator]
+            kept = self._known[id(op)] = op, np.array(sorted(numbers)) if numbers else None
+        return kept[1]
+
+    def run_of(self, op: Op) -> Run | None:
+        """The run that an ordinary instruction belongs to; None where it accesses no watched register."""
+        return self._runs.get(id(op))
+
+    def _find_runs(self, body: tuple[Statement, ...], apart: bool) -> None:
+        """Note the runs of a block. ``apart``: its instructions may pause, as those of divergent control flow may."""
+        run: list[Op] = []
+        for statement in body:
+            if not isinstance(statement, Op):
+                self._end_run(run)
+                for block in blocks(statement):
+                    self._find_runs(block, apart or isinstance(statement, Flow))
+                continue
+            alone = apart or self._often[id(statement)] > 1
+            if alone:
+                self._end_run(run)
+            if not isinstance(statement.instruction, Wgmma | WgmmaWait) and self.of(statement) is not None:
+                run.append(statement)
+            if alone or statement.instruction.effects():
+                self._end_run(run)
+        self._end_run(run)
+
+    def _end_run(self, run: list[Op]) -> None:
+        if run:
+            found = Run(run[0], np.unique(np.concatenate([self.of(op) for op in run])))  # type: ignore[arg-type]
+            self._runs.update((id(op), found) for op in run)
+            run.clear()
+
+
+class RegistersInFlight:
+    """The watched registers of all warps of a batch. A warp's products are numbered from 1 in the order of issue.
+
+    ``issued`` and ``completed`` are the newest products of each row; ``started_by(row, number)`` is one's operation.
+    """
+
+    def __init__(
+        self, watched: WatchedRegisters, rows: int, report: Reporter, started_by: Callable[[int, int], Op]
+    ) -> None:
+        self.watched, self.report, self.started_by = watched, report, started_by
+        self.values = list(watched.numbers)
+        self.issued, self.completed = np.zeros(rows, np.int64), np.zeros(rows, np.int64)
+        self.last = np.zeros((len(self.values), rows), np.int64)  # the newest product that names the register
+        self.touched = np.zeros((len(self.values), rows), np.bool_)  # by an ordinary instruction, since the last fence
+        self.fenced = np.zeros(rows, np.bool_)
+        self._suspicious = False  # whether an instruction of the current run touches a register in flight
+        self._clashes: dict[tuple[int, int], Array | None] = {}
+
+    def begin_run(self, frame: Frame, run: Run) -> None:
+        """A run of ordinary instructions begins."""
+        rows = frame.span
+        waited_for = not np.count_nonzero(self.issued[rows] > self.completed[rows])
+        self._suspicious = not waited_for and bool(np.count_nonzero(self._flying(frame, run.registers)))
+        self.touched[run.registers[:, None], frame.flat] = True
+
+    def access(self, frame: Frame, registers: Array, op: Op) -> None:
+        """An instruction of the run that has begun."""
+        if self._suspicious:
+            self.check_landed(frame, registers, op)
+
+    def check_landed(self, frame: Frame, registers: Array, op: Op) -> None:
+        """Registers that an instruction takes for complete must not be in flight."""
+        flying = self._flying(frame, registers)
+        if flying.any():
+            self._report(frame, registers, flying, op)
+
+    def _flying(self, frame: Frame, registers: Array) -> Array:
+        """Which registers are in flight in which warps of a frame, (registers, warps)."""
+        return self.last[registers[:, None], frame.flat] > self.completed[frame.flat]
+
+    def _report(self, frame: Frame, registers: Array, flying: Array, op: Op) -> None:
+        which, position = (int(x[0]) for x in np.nonzero(flying))
+        row, value = int(frame.flat[position]), self.values[int(registers[which])]
+        product = self.started_by(row, int(self.last[registers[which], row]))
+        verb = "writes" if value in op.results and value not in op.operands else "accesses"
+        name = f"register {value.name}" if value.name else "a register"
+        message = (
+            f"{op.instruction.mnemonic} {verb} {name} of {product.instruction.mnemonic}, which is still in flight: "
+            "commit the wgmma and wait for its group first"
+        )
+        self.report.add("in_flight", op.where, message, row, 0, other=product.where, count=32 * int(flying.sum()))
+
+    def fence(self, frame: Frame) -> None:
+        """``wgmma.fence``."""
+        self.touched[:, frame.span] = False
+        self.fenced[frame.span] = True
+
+    def start(self, frame: Frame, op: Op, others: dict[int, Op]) -> None:
+        """A product starts: its registers must be fenced since ordinary accesses, and are in flight from now on.
+
+        ``others`` are the operations, by their identities, of which its warps have products in flight.
+        """
+        registers, rows = self.watched.of(op), frame.flat
+        assert registers is not None
+        late = self.touched[registers[:, None], rows] | ~self.fenced[rows]
+        if np.count_nonzero(late):
+            row = int(rows[np.nonzero(late)[1][0]])
+            message = (
+                f"{op.instruction.mnemonic} without a wgmma.fence since ordinary instructions last accessed its "
+                "registers (or at all): put one before it"
+            )
+            self.report.add("race", op.where, message, row, 0)
+        if any(self._clash(op, other, registers) is not None for other in others.values()):
+            self._check_continues(frame, op, registers)
+        self.last[registers[:, None], rows] = self.issued[rows] + 1
+
+    def _check_continues(self, frame: Frame, op: Op, registers: Array) -> None:
+        """In flight, an operand A may be read again, and D continued by the same shape on the same registers."""
+        newest = np.where(self._flying(frame, registers), self.last[registers[:, None], frame.flat], 0)
+        for number in np.unique(newest).tolist():
+            if number == 0:
+                continue
+            for position in np.nonzero((newest == number).any(axis=0))[0].tolist():
+                other = self.started_by(int(frame.flat[position]), number)
+                clash = self._clash(op, other, registers)
+                if clash is not None and (clash & (newest[:, position] == number)).any():
+                    only = np.zeros(newest.shape, np.bool_)
+                    only[clash & (newest[:, position] == number), position] = True
+                    self._report(frame, registers, only, op)
+
+    def _clash(self, op: Op, other: Op, registers: Array) -> Array | None:
+        """Which registers of a product another one in flight may not have as well; None for none."""
+        key = (id(op), id(other))
+        if key not in self._clashes:
+            continues = other.results == op.results and other.instruction.n == op.instruction.n  # type: ignore[attr-defined]
+            both, named = {*op.results, *other.results}, {*other.operands, *other.results}
+            clash = np.array([self.values[n] in both & named and not continues for n in registers.tolist()])
+            self._clashes[key] = clash if clash.any() else None
+        return self._clashes[key]
+
+
+class RegisterPools:
+    """The registers of the CTAs of a batch: ``held`` per thread of each warp, ``free`` of each CTA.
+
+    A CTA is launched with as many for each thread. ``setmaxnreg.dec`` gives some of a warpgroup's back, ``inc`` waits
+    until there are enough.
+    """
+
+    def __init__(self, program: Program, rows: int, reporter: Reporter) -> None:
+        self.report, self.warps = reporter, program.warps
+        self.held = np.full(rows, -(-program.launch_registers // 8) * 8, np.int64)
+        self.free = np.zeros(rows // program.warps, np.int64)
+        self._waiting: list[tuple[Wait, int, int]] = []  # (wait, row, registers)
+
+    def change(self, frame: Frame, budget: RegisterBudget, op: Op) -> Wait | None:
+        """The warps of a frame change their budgets. Returns what they wait for."""
+        wait = Wait(op, set())
+        for row in frame.flat.tolist():
+            held = int(self.held[row])
+            if (budget.registers < held) if budget.direction == "inc" else (budget.registers > held):
+                message = f"{op.instruction.mnemonic} {budget.registers} by a warp that has {held} registers a thread: "
+                message += "inc raises the budget, dec lowers it"
+                self.report.add("undefined", op.where, message, row, 0)
+            elif not self._take(row, budget.registers):
+                wait.rows.add(row)
+                self._waiting.append((wait, row, budget.registers))
+        for earlier, row, registers in self._waiting.copy():
+            if self._take(row, registers):
+                self._waiting.remove((earlier, row, registers))
+                earlier.rows.discard(row)
+        return None if wait.ready else wait
+
+    def _take(self, row: int, registers: int) -> bool:
+        cta, more = row // self.warps, 32 * (registers - int(self.held[row]))
+        if more > self.free[cta]:
+            return False
+        self.free[cta] -= more
+        self.held[row] = registers
+        return True
+
+    def describe(self, row: int) -> str:
+        """What is left for the warps of a CTA that wait for registers; '' where none does."""
+        mine = [r for _, r, _ in self._waiting if r // self.warps == row // self.warps]
+        return f"its CTA has {self.free[row // self.warps]} registers to give" if mine else ""

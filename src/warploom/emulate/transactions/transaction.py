@@ -1,0 +1,103 @@
+"""Transactions: what an instruction starts, and what reads and writes memory later, beside its thread.
+
+A transaction ends in one of two ways. Its thread waits for the group that it was committed to (``cp.async``, bulk
+stores and reductions, ``wgmma``), or it lands on an mbarrier, whose phase others wait for (TMA and bulk loads,
+``st.async``, ``cp.async`` that an mbarrier keeps track of).
+
+Source: PTX ISA, "Completion mechanisms for asynchronous copies".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from warploom.emulate.barriers.mbarrier_state import Mbarrier
+from warploom.emulate.control.frames import Frame
+from warploom.emulate.findings.report import Reporter
+from warploom.emulate.order.known import Singles
+from warploom.ir.statements import Op
+
+Array = NDArray[Any]
+
+
+@dataclass(eq=False)
+class Started:
+    """Transactions that lanes of warps ``rows`` have started together; ``under_way`` (warps, lanes) are not over."""
+
+    op: Op
+    rows: Array
+    under_way: Array
+
+
+S = TypeVar("S", bound=Started)
+
+
+class Groups(Generic[S]):
+    """Transactions that end when their thread waits for their group. Each thread of a batch counts its commits."""
+
+    def __init__(self, rows: int, report: Reporter) -> None:
+        self.report = report
+        self.committed = np.zeros((rows, 32), np.int32)
+        self.open: list[tuple[S, Array]] = []  # with the group of each thread that it belongs to
+
+    def add(self, started: S) -> None:
+        """Its threads have started it, in their current groups."""
+        self.open.append((started, self.committed[started.rows]))
+
+    def commit(self, frame: Frame) -> None:
+        """Each active thread closes its group."""
+        self.committed[frame.flat] += 1 if frame.active is None else frame.active
+
+    def over(self, frame: Frame, pending: int) -> list[tuple[S, Array]]:
+        """What ends, and for which (warps, lanes), as the active threads wait for all but their newest groups."""
+        if not self.open:
+            return []
+        below = np.full(self.committed.shape, -1, np.int32)
+        lanes = True if frame.active is None else frame.active
+        below[frame.flat] = np.where(lanes, self.committed[frame.flat] - pending, -1)
+        found = [(started, started.under_way & (group < below[started.rows])) for started, group in self.open]
+        return [(started, done) for started, done in found if done.any()]
+
+    def close(self, ended: list[tuple[S, Array]]) -> None:
+        """These transactions of these (warps, lanes) are in no group any more."""
+        for started, done in ended:
+            started.under_way = started.under_way & ~done
+        if ended:
+            self.open = [one for one in self.open if one[0].under_way.any()]
+
+    def leak(self, started: S, group: Array, does: str, cure: str) -> bool:
+        """A finding: the kernel ends while something is under way. Returns whether it was committed to a group."""
+        i, lane = (int(x[0]) for x in np.nonzero(started.under_way))
+        row = int(started.rows[i])
+        committed = bool(group[i, lane] < self.committed[row, lane])
+        leak(self.report, started.op, f"{does}; it was", cure, (row, lane), committed, int(started.under_way.sum()))
+        return committed
+
+
+def leak(report: Reporter, op: Op, does: str, cure: str, who: tuple[int, int], committed: bool, count: int = 1) -> None:
+    """A finding: the kernel ends while a transaction of (row, lane) ``does`` something; ``cure`` if ``committed``."""
+    what = f"never waited for: {cure}" if committed else "never committed: commit it and wait for its group"
+    message = f"the kernel ends while {op.instruction.mnemonic} {does} {what}"
+    report.add("leak", op.where, message, *who, count=count)
+
+
+@dataclass(eq=False)
+class Landing:
+    """A transaction that ends on an mbarrier: by ``size`` bytes, or by arrivals in the name of ``lanes``.
+
+    ``deliver`` writes its data in the name of an engine, and returns what else its end makes known. ``passed`` is how
+    far others had come when it was started, None without checks.
+    """
+
+    op: Op
+    row: int
+    lanes: Sequence[int]
+    barrier: Mbarrier
+    passed: Array | None
+    deliver: Callable[[int], Singles]
+    size: int = 0
