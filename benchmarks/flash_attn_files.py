@@ -1,24 +1,31 @@
 """FlashAttention's own test files, unchanged, through ``warploom.flash_attn``: a plugin of pytest.
 
-    PYTHONPATH=src:benchmarks python -m pytest -p flash_attn_files CHECKOUT/tests/test_flash_attn.py --cases 200
-    PYTHONPATH=src:benchmarks python -m pytest -p flash_attn_files CHECKOUT/hopper/test_flash_attn.py --cases 200
+    PYTHONPATH=src:benchmarks python -m pytest -p flash_attn_files CHECKOUT/tests/test_flash_attn.py \\
+        --cases 200 --cases-seconds 60 --cases-out OUT/flash-attn-files.json -n 12 -q
+    … the same with CHECKOUT/hopper/test_flash_attn.py
 
 CHECKOUT is a clone of https://github.com/Dao-AILab/flash-attention, of which nothing is built: its tests import these
 kernels under the names of its packages, and its Python helpers (padding, the rotary embedding, which takes Triton) from
-the clone. It takes einops. ``--cases`` are drawn with ``--cases-seed``; all of them by default. Other options are
-pytest's, such as ``-n 12`` of pytest-xdist.
+the clone. It takes einops. ``--cases`` of each test function are drawn with ``--cases-seed``; all of them by default.
+Those that do not begin within ``--cases-seconds`` after the collection are left out. ``--cases-out`` is a file of
+JSON with the outcome of every case; a second run adds its own to it. Other options are pytest's, such as ``-k``, or
+``-n 12`` of pytest-xdist: a case is mostly compilation.
 
 A call that warploom refuses by name ends its test as skipped, with what was said; every other error is a failure. Where
 a test goes through values wider than 256 and an ``attention_chunk`` beside others, the others run. Left out are tests
 of the C++ extensions' own functions, and the one that needs a call to wait for the GPU. Without a GPU the files run on
-the emulator, where only the smallest cases end in time (``-k "1-1-"``).
+the emulator, where only the smallest cases end in time (``-k "1-1-"``); PyTorch's bound of a gradient that is 0 is 0 on
+a CPU, and 2e-3 or 1e-4 on a GPU, where 0.3 is not rounded to 16 bits before it is added and taken away again.
 """
 
 from __future__ import annotations
 
 import itertools
+import json
 import random
 import sys
+import time
+from collections import defaultdict
 from collections.abc import Callable, Generator, Iterable
 from functools import wraps
 from pathlib import Path
@@ -42,6 +49,8 @@ LEFT_OUT = {
 }
 WAITS = "test_flash_attn_kvcache_paged_block_table_bounds"
 """The test whose lengths lie on the GPU and are to be looked at."""
+OUTCOMES: dict[str, dict[str, Any]] = {}
+"""Of every case, by pytest's name of it: whether it passed, was refused, left out or failed, and what was said."""
 
 
 class RefusedError(RuntimeError):
@@ -61,8 +70,10 @@ class OnCpu(TorchFunctionMode):
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     """How many cases."""
-    parser.addoption("--cases", type=int, default=0, help="cases of FlashAttention's to draw; 0: all")
+    parser.addoption("--cases", type=int, default=0, help="cases to draw of each test function; 0: all")
     parser.addoption("--cases-seed", type=int, default=0)
+    parser.addoption("--cases-seconds", type=float, default=float("inf"), help="cases that begin later are left out")
+    parser.addoption("--cases-out", type=Path, help="file for the outcome of every case")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -111,8 +122,9 @@ def _emulate() -> None:
     OnCpu().__enter__()
 
 
+@pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Draw cases; leave out what no shim can serve, and from loops over options what is refused."""
+    """Draw cases of those that pytest's options choose; leave out what no shim can serve, and refused options."""
     for item in items:
         module: Any = getattr(item, "module", None)
         if hasattr(module, "itertools"):
@@ -123,10 +135,63 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             reason = "the lengths are on the GPU, which warploom does not wait for"
         if reason is not None:
             item.add_marker(pytest.mark.skip(reason=reason))
-    count = config.getoption("--cases")
-    if count and count < len(items):
-        chosen = random.Random(config.getoption("--cases-seed")).sample(range(len(items)), count)
-        items[:] = [items[i] for i in sorted(chosen)]
+    if count := config.getoption("--cases"):
+        items[:] = _drawn(items, count, random.Random(config.getoption("--cases-seed")))
+
+
+def _drawn(items: list[pytest.Item], count: int, chance: random.Random) -> list[pytest.Item]:
+    """So many cases of each test function, in turns, so that a run that ends early has some of each."""
+    by_test: defaultdict[str, list[pytest.Item]] = defaultdict(list)
+    for item in items:
+        by_test[item.name.partition("[")[0]].append(item)
+    rounds = [chance.sample(cases, min(count, len(cases))) for cases in by_test.values()]
+    return [item for turn in itertools.zip_longest(*rounds) for item in turn if item is not None]
+
+
+COLLECTED = pytest.StashKey[float]()
+"""When a process had collected the cases."""
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Begin to count the seconds."""
+    session.config.stash[COLLECTED] = time.monotonic()
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Leave a case out that comes too late."""
+    if time.monotonic() - item.config.stash[COLLECTED] > item.config.getoption("--cases-seconds"):
+        pytest.skip("not begun in time")
+
+
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    """Note the outcome of a case: of its call, or of what ended before one."""
+    if report.when != "call" and report.passed:
+        return
+    said = report.longrepr[2].removeprefix("Skipped: ") if isinstance(report.longrepr, tuple) else ""
+    outcome = "refused" if said.startswith("refused: ") else "left out" if report.skipped else report.outcome
+    said = said or report.longreprtext.strip().rpartition("\n")[2]
+    file, _, name = report.nodeid.partition("::")
+    OUTCOMES[report.nodeid] = {
+        "file": "/".join(Path(file).parts[-2:]),
+        "test": name.partition("[")[0],
+        "case": name.partition("[")[2].removesuffix("]"),
+        "outcome": outcome,
+        "said": said.removeprefix("refused: "),
+        "seconds": round(report.duration, 2),
+    }
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Write what became of every case, with what earlier runs wrote of other files."""
+    out: Path | None = session.config.getoption("--cases-out")
+    if out is None or hasattr(session.config, "workerinput"):  # a process of pytest-xdist
+        return
+    from scripts import write
+
+    files = {case["file"] for case in OUTCOMES.values()}
+    before = json.loads(out.read_text(encoding="utf-8"))["cases"] if out.is_file() else []
+    kept = [case for case in before if case["file"] not in files]
+    write(out, {"seed": session.config.getoption("--cases-seed"), "cases": [*kept, *OUTCOMES.values()]})
 
 
 def _product(*values: Iterable[Any]) -> list[tuple[Any, ...]]:

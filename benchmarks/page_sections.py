@@ -48,6 +48,7 @@ SECTIONS = (
     "packed",
     "packed_gradients",
     "their_tests",
+    "their_files",
     "models",
 )
 """Parts of a page that bring their own sentences: nothing is there until they were measured."""
@@ -229,6 +230,7 @@ def ends_at(run: Result, last: int) -> str:
 FILTERS: dict[str, Any] = {
     "mean": geometric_mean,
     "largest": lambda of: max(of.values()),
+    "count_of": lambda cases, outcome: sum(case["outcome"] == outcome for case in cases),
     "baseline_name": lambda name: BASELINES.get(name, name),
     "as_list": lambda x: x if isinstance(x, list) else [x],
     "to_the_fastest": to_the_fastest,

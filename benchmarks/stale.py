@@ -31,8 +31,9 @@ KERNELS = {
     "older": "measured on an older kernel, {date}, commit {commit}",
     "unnamed": "measured {date}, commit {commit}, before results named their kernels",
     "foreign": "measured {date}, commit {commit}",
+    "many": "measured {date}, commit {commit}; it ran more kernels than it names",
 }
-"""What pages say of such a file: its kernels are others today, nobody can tell, or none of this package's ran."""
+"""What pages say of such a file: its kernels are others today, nobody can tell, none of this package's ran, or many."""
 Result = Mapping[str, Any]
 
 

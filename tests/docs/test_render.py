@@ -110,3 +110,15 @@ def test_a_missed_target_stands_below_its_table(render: ModuleType, monkeypatch:
     text = render.table("h200/host-cost.json host-cost")
     assert "Targets missed: a call: 13 µs, at most 12*" in text
     assert "another" not in text
+
+
+def test_what_became_of_the_cases_of_other_files_is_counted_and_failures_are_named(render: ModuleType) -> None:
+    outcomes = ("passed", "passed", "refused", "failed", "left out")
+    cases = [
+        {"file": "tests/test_it.py", "test": "test_out", "case": f"case{i}", "outcome": outcome, "said": f"said {i}"}
+        for i, outcome in enumerate(outcomes)
+    ]
+    text = load("page_sections").made("their_files", {"cases": cases})
+    assert "| `tests/test_it.py` | `test_out` | 2 | 1 | 1 | 1 |" in text
+    assert "- `test_out[case3]`: said 3" in text
+    assert "said 2" not in text
