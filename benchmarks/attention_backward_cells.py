@@ -1,6 +1,6 @@
 """``warploom.attention_backward`` as users call it, beside the kernels of others, on one GPU in one process.
 
-    PYTHONPATH=src python benchmarks/attention_backward_cells.py --out OUT
+    PYTHONPATH=src:. python benchmarks/attention_backward_cells.py --out OUT
 
 Baselines: cuDNN and FlashAttention-2 as PyTorch has them, and FlashAttention-4 wherever ``flash_attn.cute`` can be
 imported. 16384 tokens, heads × head_dim = 2048, bf16; head_dim 64 to 256, full and causal, sequences of 512 to 16384;
@@ -22,6 +22,7 @@ from typing import Any
 
 import cell_runs as runs
 from cell_runs import Figure, Inputs, Run
+from tests.kernels.gradient_reference import gradient_reference
 
 import warploom
 from warploom.core.dtypes import bf16
@@ -29,7 +30,6 @@ from warploom.core.targets import Target, target
 from warploom.kernels.attention.backward import BackwardOperands, BackwardProblem
 from warploom.kernels.attention.backward_choice import KINDS, choose
 from warploom.kernels.attention.choice import choose as choose_forward
-from warploom.kernels.attention.gradient_reference import gradient_reference
 from warploom.kernels.attention.problem import AttentionProblem, Operands
 from warploom.kernels.attention.reference import seen_of
 from warploom.kernels.settings import read

@@ -1,6 +1,6 @@
 """What bounds attention's backward pass up to head_dim 128: watts, clocks and a step's cycles beside what it must do.
 
-    PYTHONPATH=src python benchmarks/attention_backward_limits.py --out OUT
+    PYTHONPATH=src:. python benchmarks/attention_backward_limits.py --out OUT
 
 For head_dim 64 and 128, full and causal: TFLOP/s, watts and MHz of the call and of the forward pass under sustained
 load, and, counted by Nsight Compute (``ncu``), the cycles of the kernel that multiplies and those in which the banks of

@@ -1,6 +1,6 @@
 """Queries of few heads on long keys: from where on do tiles beat keys that all SMs share?
 
-    PYTHONPATH=src python benchmarks/few_queries_cells.py --out OUT
+    PYTHONPATH=src:. python benchmarks/few_queries_cells.py --out OUT
 
 The kernels of few queries ("few"), the default tiles ("tiles"), those of one consumer ("one"), both also for CTAs of
 one tile each ("tiles once", "one once"), and up to 64 queries those of ``mma.sync`` ("small"), over queries, keys,
@@ -27,9 +27,9 @@ from warploom.core.dtypes import bf16
 from warploom.core.targets import Target, target
 from warploom.kernels.attention.choice import candidates
 from warploom.kernels.attention.decode import DecodeProblem, decode_configuration
+from warploom.kernels.attention.forward_sm80 import ForwardSm80
+from warploom.kernels.attention.forward_sm90 import ForwardSm90
 from warploom.kernels.attention.problem import AttentionProblem, Operands
-from warploom.kernels.attention.sm80 import ForwardSm80
-from warploom.kernels.attention.sm90 import ForwardSm90
 from warploom.kernels.source import KernelCall
 
 HEADS = ((1, 1, 1), (1, 8, 2), (1, 16, 16), (1, 32, 8), (4, 32, 8))

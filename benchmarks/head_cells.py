@@ -1,6 +1,6 @@
 """Attention with V's own head_dim and with sinks, both directions, on one GPU in one process.
 
-    PYTHONPATH=src python benchmarks/head_cells.py --out OUT
+    PYTHONPATH=src:. python benchmarks/head_cells.py --out OUT
 
 bf16, 16384 tokens. head_dim 192 with 128 for V, and 128 with 64, full and causal: the configuration that a call chooses
 beside others that fit, cuDNN as PyTorch has it, and FlashAttention-4 wherever ``flash_attn.cute`` can be imported.
@@ -27,9 +27,9 @@ from cell_runs import Inputs, Run
 from warploom.core.dtypes import bf16
 from warploom.core.targets import Target, target
 from warploom.kernels.attention.choice import choose
+from warploom.kernels.attention.forward_sm90 import ForwardSm90
 from warploom.kernels.attention.problem import Operands
 from warploom.kernels.attention.reference import attention_error, attention_reference, seen_of
-from warploom.kernels.attention.sm90 import ForwardSm90
 from warploom.kernels.source import KernelCall
 from warploom_lab.bench.baselines import flash_attention_4
 

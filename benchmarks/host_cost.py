@@ -68,7 +68,7 @@ def plain_calls(torch: Any) -> dict[str, Callable[[], object]]:
     import warploom.operators.matmul
     from warploom import flash_attn
     from warploom.core.dtypes import bf16
-    from warploom.kernels.attention.sm80 import ForwardSm80
+    from warploom.kernels.attention.forward_sm80 import ForwardSm80
     from warploom.lang.functions import gelu
 
     q, k, v = (halves(torch, 1, 256, 4, 128) for _ in range(3))

@@ -1,6 +1,6 @@
 """Prompts and chunks of prompts on a cache in pages, beside the same keys side by side, on one GPU in one process.
 
-    PYTHONPATH=src python benchmarks/prefill_cells.py --out OUT
+    PYTHONPATH=src:. python benchmarks/prefill_cells.py --out OUT
 
 ``warploom.attention_paged`` at pages of 64, 128 and 256 and without ("no pages"), beside ``attention`` ("attention")
 and ``attention_varlen`` ("packed") on keys that lie side by side, and beside the kernels of few queries at pages of 64

@@ -20,8 +20,8 @@ from scripts import parser_of, write
 
 from warploom.core.dtypes import bf16
 from warploom.core.targets import target
+from warploom.kernels.attention.forward_sm90 import ForwardSm90
 from warploom.kernels.attention.problem import AttentionConfig, AttentionProblem
-from warploom.kernels.attention.sm90 import ForwardSm90
 from warploom.measure.attention import AttentionOnGpu
 from warploom.measure.monitor import GpuMonitor
 from warploom.measure.timing import Candidate, Measured, measure, paired_ratio

@@ -1,6 +1,6 @@
 """Packed sequences of even and of uneven lengths that take the same FLOPs, on one GPU in one process.
 
-    PYTHONPATH=src python benchmarks/varlen_cells.py --out OUT
+    PYTHONPATH=src:. python benchmarks/varlen_cells.py --out OUT
 
 ``warploom.attention_varlen`` on uneven lengths ("uneven") beside itself on even ones ("even") and ``attention`` there
 ("dense"); on the uneven ones also FlashAttention-2 as PyTorch has it, and FlashAttention-4 where ``flash_attn.cute``
@@ -28,6 +28,7 @@ from typing import Any
 
 import cell_runs as runs
 from cell_runs import Inputs, Run
+from tests.kernels.gradient_reference import gradient_reference
 
 import warploom
 from warploom.core.dtypes import bf16
@@ -35,7 +36,6 @@ from warploom.core.targets import Target, target
 from warploom.kernels.attention.backward import TENSORS, BackwardOperands, BackwardProblem
 from warploom.kernels.attention.backward_choice import choose as choose_backward
 from warploom.kernels.attention.choice import choose, choose_packed
-from warploom.kernels.attention.gradient_reference import gradient_reference
 from warploom.kernels.attention.packed import PackedOperands, PackedProblem
 from warploom.kernels.attention.packed_backward import choose_packed_backward, packed_backward_calls
 from warploom.kernels.attention.packed_backward_problem import PackedBackwardProblem

@@ -20,7 +20,7 @@ import pytest
 import warploom.lang.functions as words
 from warploom.core.dtypes import bf16, f16
 from warploom.core.identity import UnstableError, Versioned, function_key, stable_text
-from warploom.kernels.attention.features import AttentionFeatures
+from warploom.kernels.attention.problem import AttentionFeatures
 from warploom.kernels.matmul.features import Epilogue, MatmulFeatures
 from warploom.lang.functions import relu
 

@@ -10,7 +10,7 @@ import pytest
 
 from tests.kernels.attention_cases import Case
 from warploom.emulate import EngineTraffic, emulate
-from warploom.kernels.attention.sm90 import ForwardSm90
+from warploom.kernels.attention.forward_sm90 import ForwardSm90
 from warploom.lang import Global, Kernel, f32, kernel
 
 HEAD_DIM, TILE_N = 64, 64

@@ -5,8 +5,8 @@ import random
 import pytest
 
 import warploom
+from tests.kernels.gradient_reference import gradient_reference
 from warploom.core.dtypes import bf16, f16
-from warploom.kernels.attention.gradient_reference import gradient_reference
 from warploom.kernels.attention.reference import seen_of
 
 torch = pytest.importorskip("torch")

@@ -13,7 +13,7 @@ import warploom
 from tests.ops.paged_cases import Step
 from tests.ops.test_attention_paged import STEPS
 from warploom.core.dtypes import f16, s32, u32
-from warploom.kernels.attention.sm90 import ForwardSm90
+from warploom.kernels.attention.forward_sm90 import ForwardSm90
 from warploom.lang import Global, Kernel, kernel
 
 pytestmark = pytest.mark.gpu

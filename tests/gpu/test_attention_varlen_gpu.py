@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 import warploom
+from tests.kernels.gradient_reference import Gradient, gradient_reference
 from warploom.core.dtypes import bf16, f16
 from warploom.core.errors import ProblemError
-from warploom.kernels.attention.gradient_reference import Gradient, gradient_reference
 from warploom.kernels.attention.reference import AttentionReference, attention_error, attention_reference, seen_of
 
 torch = pytest.importorskip("torch")

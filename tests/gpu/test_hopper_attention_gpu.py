@@ -15,13 +15,13 @@ import warploom  # noqa: E402 (after the skip)
 from warploom.core.dtypes import bf16  # noqa: E402
 from warploom.core.targets import target  # noqa: E402
 from warploom.kernels.attention.choice import choose  # noqa: E402
+from warploom.kernels.attention.forward_sm90 import ForwardSm90  # noqa: E402
 from warploom.kernels.attention.problem import AttentionProblem  # noqa: E402
 from warploom.kernels.attention.reference import (  # noqa: E402
     attention_error,
     attention_reference,
     seen_of,
 )
-from warploom.kernels.attention.sm90 import ForwardSm90  # noqa: E402
 from warploom.ops.backends import gpu_present, gpu_target  # noqa: E402
 
 if gpu_present() and not gpu_target(0).has_wgmma:

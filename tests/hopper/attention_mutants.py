@@ -29,7 +29,7 @@ from warploom.ir.program import Program
 from warploom.ir.statements import Op, Value
 from warploom.isa.conversion import Convert, Move
 from warploom.isa.sync import MbarrierTryWait
-from warploom.kernels.attention.sm90 import ForwardSm90
+from warploom.kernels.attention.forward_sm90 import ForwardSm90
 from warploom_lab.kernels.attention.ladder_sm90 import RungSm90
 
 SEEDS: tuple[int | None, ...] = (None, *range(20))

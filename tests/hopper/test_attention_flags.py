@@ -10,7 +10,7 @@ import pytest
 
 from tests.kernels.attention_cases import Case
 from warploom.core.dtypes import bf16, f16
-from warploom.kernels.attention.sm90 import ForwardSm90
+from warploom.kernels.attention.forward_sm90 import ForwardSm90
 from warploom_lab.kernels.attention.ladder_sm90 import RungSm90
 
 

@@ -10,7 +10,7 @@ import pytest
 import warploom
 from tests.kernels.attention_cases import Case
 from warploom.core.dtypes import f16
-from warploom.kernels.attention.sm90 import ForwardSm90
+from warploom.kernels.attention.forward_sm90 import ForwardSm90
 from warploom_lab.kernels.attention.ladder_sm90 import RungSm90
 
 STALE = ForwardSm90(head_dim=64, tile_n=64, persistent=False, turns=False)

@@ -8,7 +8,7 @@ import pytest
 import warploom
 from warploom.core.dtypes import f16
 from warploom.core.errors import EmulationWarning, ProblemError
-from warploom.kernels.attention.sm80 import ForwardSm80
+from warploom.kernels.attention.forward_sm80 import ForwardSm80
 from warploom.kernels.matmul.sm80 import MatmulSm80
 from warploom.lang.functions import relu
 

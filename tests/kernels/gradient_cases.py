@@ -8,13 +8,13 @@ from typing import Any
 
 import numpy as np
 
+from tests.kernels.gradient_reference import GradientReference, gradient_reference
 from tests.kernels.mutate import run_calls
 from warploom.emulate.findings.findings import Finding
 from warploom.interop.arrays import describe
 from warploom.ir.program import Program
 from warploom.kernels.attention.backward import TENSORS, BackwardOperands, BackwardProblem
 from warploom.kernels.attention.backward_choice import BackwardConfig
-from warploom.kernels.attention.gradient_reference import GradientReference, gradient_reference
 from warploom.kernels.attention.problem import AttentionProblem
 from warploom.kernels.attention.reference import Window, attention_reference, seen_of
 from warploom.kernels.source import KernelCall

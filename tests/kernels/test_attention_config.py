@@ -20,9 +20,9 @@ from warploom.ir.program import Program
 from warploom.ir.verify import verify
 from warploom.kernels.attention.choice import KINDS, choose
 from warploom.kernels.attention.decode import Decode
+from warploom.kernels.attention.forward_sm80 import ForwardSm80
+from warploom.kernels.attention.forward_sm90 import ForwardSm90
 from warploom.kernels.attention.problem import AttentionConfig, AttentionProblem
-from warploom.kernels.attention.sm80 import ForwardSm80
-from warploom.kernels.attention.sm90 import ForwardSm90
 from warploom.kernels.settings import read
 from warploom_lab.kernels.attention.ladder import FULL_LADDER, LADDER
 from warploom_lab.kernels.attention.ladder_config import RungSm80

@@ -10,9 +10,9 @@ import pytest
 
 from tests.kernels.attention_cases import RUNGS, Case, Outcome
 from warploom.core.dtypes import f16
+from warploom.kernels.attention.forward_sm80 import ForwardSm80
+from warploom.kernels.attention.forward_sm90 import ForwardSm90
 from warploom.kernels.attention.problem import AttentionConfig
-from warploom.kernels.attention.sm80 import ForwardSm80
-from warploom.kernels.attention.sm90 import ForwardSm90
 from warploom_lab.kernels.attention.ladder_config import RungSm80
 
 KEYS = list(RUNGS)

@@ -11,9 +11,9 @@ import pytest
 import warploom
 from tests.kernels.attention64 import near
 from warploom.core.dtypes import DType, bf16, f16
+from warploom.kernels.attention.forward_sm80 import ForwardSm80
 from warploom.kernels.attention.problem import AttentionConfig
 from warploom.kernels.attention.reference import AttentionReference, attention_reference
-from warploom.kernels.attention.sm80 import ForwardSm80
 from warploom_lab.kernels.attention.ladder import FULL_LADDER
 from warploom_lab.kernels.attention.ladder_config import RungSm80
 

@@ -15,10 +15,10 @@ from warploom.core.dtypes import f16
 from warploom.emulate import Emulation
 from warploom.ir.program import Program
 from warploom.kernels.attention.choice import PackedConfig
+from warploom.kernels.attention.forward_sm80 import ForwardSm80
+from warploom.kernels.attention.forward_sm90 import ForwardSm90
 from warploom.kernels.attention.packed import PackedOperands, PackedProblem
 from warploom.kernels.attention.reference import attention_error, attention_reference, seen_of
-from warploom.kernels.attention.sm80 import ForwardSm80
-from warploom.kernels.attention.sm90 import ForwardSm90
 from warploom.kernels.source import KernelCall, named
 from warploom.tile.mask import Mask
 

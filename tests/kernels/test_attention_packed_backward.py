@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.kernels.gradient_reference import Gradient, GradientReference, gradient_reference
 from warploom.core.dtypes import f16
 from warploom.core.targets import target
 from warploom.interop.arrays import describe
 from warploom.kernels.attention.backward_sm80 import BackwardSm80
 from warploom.kernels.attention.backward_sm90 import BackwardSm90
-from warploom.kernels.attention.gradient_reference import Gradient, GradientReference, gradient_reference
 from warploom.kernels.attention.packed import PackedOperands, PackedProblem
 from warploom.kernels.attention.packed_backward import (
     PackedBackwardConfig,

@@ -16,8 +16,8 @@ from warploom.core.dtypes import bf16, f16
 from warploom.core.errors import ConfigError
 from warploom.core.targets import target
 from warploom.kernels.attention.decode import Decode, DecodeOperands, DecodeProblem
+from warploom.kernels.attention.forward_sm90 import ForwardSm90
 from warploom.kernels.attention.paged import choose_paged
-from warploom.kernels.attention.sm90 import ForwardSm90
 
 SMALL = ForwardSm90(head_dim=32, tile_n=48, consumers=1, dtype=bf16)
 WIDE = ForwardSm90(head_dim=64, tile_n=64, consumers=2, dtype=f16, skip_masked=True, turns=False)

@@ -8,8 +8,8 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+from tests.kernels.gradient_reference import gradient_reference
 from warploom.core.dtypes import bf16, f16
-from warploom.kernels.attention.gradient_reference import gradient_reference
 from warploom.kernels.attention.reference import attention_error, attention_reference, seen_of
 
 HALVES = [bf16, f16]

@@ -9,8 +9,8 @@ from warploom.core.dtypes import bf16
 from warploom.core.targets import TARGETS, target
 from warploom.cuda.store import Resources
 from warploom.kernels.attention.choice import choose
+from warploom.kernels.attention.forward_sm90 import ForwardSm90
 from warploom.kernels.attention.problem import AttentionProblem, Operands
-from warploom.kernels.attention.sm90 import ForwardSm90
 from warploom.ops.backends import compiled
 
 pytest.importorskip("cuda.core", reason="needs cuda-core and NVRTC")

@@ -17,7 +17,7 @@ from warploom.core.dtypes import bf16, s32, u32
 from warploom.core.targets import target
 from warploom.emulate import emulate
 from warploom.kernels.attention.decode import Decode, DecodeProblem, decode_configuration
-from warploom.kernels.attention.decode_search import EarlyLengths
+from warploom.kernels.attention.device.decode import EarlyLengths
 from warploom.kernels.source import named
 from warploom.lang import Global, Kernel, kernel
 

@@ -18,8 +18,8 @@ from tests.kernels.attention_cases import RUNGS, Case
 from tests.kernels.mutate import Mutant, deletions, regions_moved, shifts
 from warploom.emulate import emulate
 from warploom.ir.program import Program
+from warploom.kernels.attention.forward_sm80 import ForwardSm80
 from warploom.kernels.attention.problem import AttentionConfig
-from warploom.kernels.attention.sm80 import ForwardSm80
 from warploom.lang import Global, Kernel, f32, kernel
 from warploom_lab.kernels.attention.ladder_config import RungSm80
 

@@ -10,12 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import warploom
+from tests.kernels.gradient_reference import gradient_reference
 from tests.ops.attention_problem import Problem
 from tests.ops.emulated_gpu import EmulatedGpu
 from tests.properties import slow_property
 from warploom.core.dtypes import bf16, f16
 from warploom.core.errors import ConfigError, ProblemError
-from warploom.kernels.attention.gradient_reference import gradient_reference
 
 NAMES = "dout", "q", "k", "v", "out", "lse"
 

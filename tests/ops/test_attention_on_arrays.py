@@ -15,7 +15,7 @@ from tests.kernels.attention64 import is_right
 from warploom.core.dtypes import bf16, f16
 from warploom.core.errors import ConfigError, EmulationWarning, ProblemError
 from warploom.core.targets import target
-from warploom.kernels.attention.sm80 import ForwardSm80
+from warploom.kernels.attention.forward_sm80 import ForwardSm80
 from warploom.ops import backends
 from warploom_lab.kernels.attention.ladder_config import RungSm80
 

@@ -16,10 +16,10 @@ from tests.kernels.attention64 import near
 from tests.ops.attention_problem import Problem
 from tests.properties import slow_property
 from warploom.core.dtypes import bf16, f16
+from warploom.kernels.attention.forward_sm80 import ForwardSm80
+from warploom.kernels.attention.forward_sm90 import ForwardSm90
 from warploom.kernels.attention.problem import AttentionConfig
 from warploom.kernels.attention.reference import attention_reference
-from warploom.kernels.attention.sm80 import ForwardSm80
-from warploom.kernels.attention.sm90 import ForwardSm90
 from warploom_lab.kernels.attention.ladder import FULL_LADDER
 from warploom_lab.kernels.attention.ladder_config import RungSm80
 

@@ -15,8 +15,8 @@ from warploom.core.dtypes import bf16
 from warploom.core.errors import ProblemError
 from warploom.core.targets import target
 from warploom.kernels.attention.choice import choose
+from warploom.kernels.attention.forward_sm90 import ForwardSm90
 from warploom.kernels.attention.problem import AttentionProblem
-from warploom.kernels.attention.sm90 import ForwardSm90
 
 
 def make(kv_len: int = 40, seed: int = 0) -> list[Any]:

@@ -10,7 +10,7 @@ import pytest
 
 import warploom
 from tests.processes import holds_in_forked_child
-from warploom.kernels.attention.sm80_kernel import attention_sm80
+from warploom.kernels.attention.device.forward_sm80 import attention_sm80
 from warploom.kernels.source import traced
 
 pytestmark = [

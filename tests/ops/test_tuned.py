@@ -13,8 +13,8 @@ from tests.processes import holds_in_forked_child
 from warploom.core.dtypes import bf16, f16, f32
 from warploom.core.targets import target
 from warploom.kernels.attention import choice as attention_choice
+from warploom.kernels.attention.forward_sm80 import ForwardSm80
 from warploom.kernels.attention.problem import AttentionProblem
-from warploom.kernels.attention.sm80 import ForwardSm80
 from warploom.kernels.matmul import choice as matmul_choice
 from warploom.kernels.matmul.choice import BEST32
 from warploom.kernels.matmul.problem import contiguous_problem

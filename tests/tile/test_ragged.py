@@ -10,8 +10,8 @@ import pytest
 
 from tests.tile.support import clean
 from warploom.core.arguments import fields
-from warploom.kernels.attention.packed_backward_kernel import list_gradient_tiles
-from warploom.kernels.attention.packed_kernel import list_tiles
+from warploom.kernels.attention.device.packed import list_tiles
+from warploom.kernels.attention.device.packed_backward import list_gradient_tiles
 from warploom.tile.order import ENTRY_WORDS, divisors, most_pieces
 
 TILE_M = 64

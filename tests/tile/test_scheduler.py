@@ -16,9 +16,9 @@ from warploom.core.dtypes import bf16
 from warploom.emulate import emulate
 from warploom.interop.arrays import describe
 from warploom.ir.program import Program
+from warploom.kernels.attention.forward_sm90 import ForwardSm90
 from warploom.kernels.attention.problem import AttentionProblem, Operands
 from warploom.kernels.attention.reference import attention_error, attention_reference
-from warploom.kernels.attention.sm90 import ForwardSm90
 from warploom.lang import Global, Kernel, Traced, kernel, u32
 from warploom.ops.backends import emulator_arguments
 from warploom.tile.order import (

@@ -12,8 +12,8 @@ from tests.tune.workloads import CpuTorch, EmulatedAttention
 from warploom.core.dtypes import DTYPES, bf16, f16
 from warploom.core.errors import ConfigError, ProblemError
 from warploom.core.targets import target
+from warploom.kernels.attention.forward_sm80 import ForwardSm80
 from warploom.kernels.attention.problem import AttentionProblem
-from warploom.kernels.attention.sm80 import ForwardSm80
 from warploom.kernels.settings import read
 from warploom.measure import attention as measured
 from warploom.measure import workload as on_gpu

@@ -25,8 +25,7 @@ from warploom.interop.arrays import (
 from warploom.interop.copies import compact, in_float32, settled
 from warploom.interop.overlap import overlaps_itself, same_elements, share_memory
 from warploom.interop.refusals import refuse_watched
-from warploom.kernels.attention.features import AttentionFeatures, Window
-from warploom.kernels.attention.problem import MOST_HEAD_DIM, AttentionProblem, TensorStrides
+from warploom.kernels.attention.problem import MOST_HEAD_DIM, AttentionFeatures, AttentionProblem, TensorStrides, Window
 from warploom.ops.options import flag, number, single
 from warploom.ops.repeated import Kept
 

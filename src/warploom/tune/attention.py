@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from warploom.core.errors import ProblemError
 from warploom.core.targets import Target
 from warploom.kernels.attention.choice import choose
+from warploom.kernels.attention.forward_sm80 import ForwardSm80
+from warploom.kernels.attention.forward_sm90 import ForwardSm90
 from warploom.kernels.attention.problem import AttentionConfig, AttentionProblem, Operands
-from warploom.kernels.attention.sm80 import ForwardSm80
-from warploom.kernels.attention.sm90 import ForwardSm90
 from warploom.kernels.settings import violations_of
 from warploom.kernels.source import KernelSource
 from warploom.measure.attention import AttentionOnGpu

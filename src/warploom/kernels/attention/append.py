@@ -76,7 +76,7 @@ class AppendProblem:
         if self.batch > MOST_BATCH or rows >= MOST_ROWS:
             raise ProblemError(f"{self.batch} sequences with {rows} rows: append fewer at once")
         source = KernelSource.of(
-            f"warploom.kernels.attention.append_kernel:append_to_cache{'_sm90' if self.form.fp8 else ''}",
+            f"warploom.kernels.attention.device.append:append_to_cache{'_sm90' if self.form.fp8 else ''}",
             f"append_to_cache_{self.form.head_dim}",
             form=self.form,
         )

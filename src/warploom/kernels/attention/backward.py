@@ -116,7 +116,7 @@ def rows_calls(problem: BackwardProblem, operands: BackwardOperands, tile: int, 
     p = problem.forward
     groups, tiles = RowGroups(p.value_dim), -(-p.q_len // tile)
     source = KernelSource.of(
-        "warploom.kernels.attention.backward_rows_kernel:attention_backward_rows",
+        "warploom.kernels.attention.device.backward_rows:attention_backward_rows",
         f"attention_backward_rows_{p.value_dim}",
         head_dim=p.value_dim,
         dtype=p.dtype,
@@ -136,5 +136,5 @@ def rows_calls(problem: BackwardProblem, operands: BackwardOperands, tile: int, 
 def sinks_call(heads: int, tile: tuple[int, int], **scalars: int) -> KernelCall:
     """The kernel of the gradient of the sinks, of ``shift`` and ``delta``."""
     name = "attention_backward_sinks"
-    source = KernelSource.of(f"warploom.kernels.attention.backward_rows_kernel:{name}", name, tile=tile)
+    source = KernelSource.of(f"warploom.kernels.attention.device.backward_rows:{name}", name, tile=tile)
     return KernelCall(source, (heads, 1, 1), scalars, (), ("sinks", "shift", "delta", "dsinks"))

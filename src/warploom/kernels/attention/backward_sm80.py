@@ -27,7 +27,7 @@ _MOST_SCORES = 1024
 
 @dataclass(frozen=True)
 class BackwardSm80(GradientDims):
-    """The kernels of :mod:`.backward_sm80_kernel`: groups of warps own keys, of whose dK and dV each has columns."""
+    """The kernels of :mod:`.device.backward_sm80`: groups of warps own keys, of whose dK and dV each has columns."""
 
     word: ClassVar[str] = "attention_backward_sm80"
     always: ClassVar[tuple[str, ...]] = ("tile_m", "num_warps", "warp_keys", "head_dim", "dtype")
@@ -137,7 +137,7 @@ class BackwardSm80(GradientDims):
     def _products(self, p: AttentionProblem, operands: BackwardOperands) -> KernelCall:
         """The kernel that multiplies."""
         source = KernelSource.of(
-            "warploom.kernels.attention.backward_sm80_kernel:attention_backward_sm80",
+            "warploom.kernels.attention.device.backward_sm80:attention_backward_sm80",
             f"attention_backward_{self.tile_m}x{self.keys}x{self.dims}",
             config=self,
             features=p.features(self.tile_m, self.keys),
@@ -152,7 +152,7 @@ class BackwardSm80(GradientDims):
     def _rounding(self, p: AttentionProblem, operands: BackwardOperands) -> KernelCall:
         """The kernel that scales and rounds dQ."""
         source = KernelSource.of(
-            "warploom.kernels.attention.backward_sm80_kernel:attention_backward_dq_sm80",
+            "warploom.kernels.attention.device.backward_sm80:attention_backward_dq_sm80",
             f"attention_backward_dq_{self.head_dim}",
             config=self,
             features=p.features(self.tile_m, self.keys),
@@ -177,7 +177,7 @@ class BackwardSm80(GradientDims):
     ) -> tuple[KernelCall, ...]:
         """The kernels for packed sequences, on their lists of tiles."""
         p, slots, given = problem.forward, problem.slots(self.tile_m), features(problem)
-        kernels = "warploom.kernels.attention.packed_backward_kernel"
+        kernels = "warploom.kernels.attention.device.packed_backward"
         products = KernelSource.of(
             f"{kernels}:packed_backward_sm80",
             f"packed_backward_{self.tile_m}x{self.keys}x{self.dims}",

@@ -30,7 +30,7 @@ _MOST_REGISTERS = 212
 
 @dataclass(frozen=True)
 class BackwardSm90(GradientDims):
-    """The kernels of :mod:`.backward_sm90_kernel`: a CTA owns 128 keys and streams blocks of ``tile_m`` query rows."""
+    """The kernels of :mod:`.device.backward_sm90`: a CTA owns 128 keys and streams blocks of ``tile_m`` query rows."""
 
     word: ClassVar[str] = "attention_backward_sm90"
     always: ClassVar[tuple[str, ...]] = ("tile_m", "head_dim", "dtype")
@@ -148,7 +148,7 @@ class BackwardSm90(GradientDims):
     def _products(self, p: AttentionProblem, operands: BackwardOperands, multiprocessors: int) -> KernelCall:
         """The kernel that multiplies."""
         source = KernelSource.of(
-            "warploom.kernels.attention.backward_sm90_kernel:attention_backward_sm90",
+            "warploom.kernels.attention.device.backward_sm90:attention_backward_sm90",
             f"attention_backward_{self.tile_m}x{KEYS}x{self.dims}",
             config=self,
             features=p.features(self.tile_m, KEYS),
@@ -171,7 +171,7 @@ class BackwardSm90(GradientDims):
     def _rounding(self, p: AttentionProblem, operands: BackwardOperands) -> KernelCall:
         """The kernel that scales and rounds dQ."""
         source = KernelSource.of(
-            "warploom.kernels.attention.backward_sm90_kernel:attention_backward_dq_sm90",
+            "warploom.kernels.attention.device.backward_sm90:attention_backward_dq_sm90",
             f"attention_backward_dq_{self.head_dim}",
             config=self,
             features=p.features(self.tile_m, KEYS),
@@ -233,7 +233,7 @@ class BackwardSm90(GradientDims):
     ) -> tuple[KernelCall, ...]:
         """The kernels for packed sequences, on their lists of tiles."""
         p, slots, given = problem.forward, problem.slots(self.tile_m), features(problem)
-        kernels = "warploom.kernels.attention.packed_backward_kernel"
+        kernels = "warploom.kernels.attention.device.packed_backward"
         products = KernelSource.of(
             f"{kernels}:packed_backward_sm90",
             f"packed_backward_{self.tile_m}x{KEYS}x{self.dims}",

@@ -27,7 +27,7 @@ _MOST_REGISTERS = 212
 
 @dataclass(frozen=True)
 class BackwardWideSm90(GradientDims):
-    """The kernels of :mod:`.backward_wide_kernel`: seven products, dK and dV in one kernel and dQ in another."""
+    """The kernels of :mod:`.device.backward_wide`: seven products, dK and dV in one kernel and dQ in another."""
 
     word: ClassVar[str] = "attention_backward_wide_sm90"
     always: ClassVar[tuple[str, ...]] = ("tile_m", "tile_n", "head_dim", "dtype")
@@ -106,7 +106,7 @@ class BackwardWideSm90(GradientDims):
     def _keys(self, p: AttentionProblem, operands: BackwardOperands) -> KernelCall:
         """The kernel of dK and dV."""
         source = KernelSource.of(
-            "warploom.kernels.attention.backward_wide_kernel:attention_backward_keys_sm90",
+            "warploom.kernels.attention.device.backward_wide:attention_backward_keys_sm90",
             f"attention_backward_keys_{self.tile_m}x{KEYS}x{self.dims}",
             config=self,
             features=p.features(self.tile_m, KEYS),
@@ -135,7 +135,7 @@ class BackwardWideSm90(GradientDims):
     def _queries(self, p: AttentionProblem, operands: BackwardOperands) -> KernelCall:
         """The kernel of dQ."""
         source = KernelSource.of(
-            "warploom.kernels.attention.backward_wide_kernel:attention_backward_queries_sm90",
+            "warploom.kernels.attention.device.backward_wide:attention_backward_queries_sm90",
             f"attention_backward_queries_{ROWS}x{self.tile_n}x{self.dims}",
             config=self,
             features=p.features(ROWS, self.tile_n),

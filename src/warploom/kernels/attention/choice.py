@@ -9,10 +9,10 @@ from warploom.core.dtypes import bf16
 from warploom.core.errors import ProblemError
 from warploom.core.targets import Target
 from warploom.kernels.attention.decode import Decode, DecodeProblem, decode_configuration
+from warploom.kernels.attention.forward_sm80 import ForwardSm80
+from warploom.kernels.attention.forward_sm90 import ROWS, ForwardSm90
 from warploom.kernels.attention.packed import PackedProblem, violations
 from warploom.kernels.attention.problem import AttentionConfig, AttentionProblem
-from warploom.kernels.attention.sm80 import ForwardSm80
-from warploom.kernels.attention.sm90 import ROWS, ForwardSm90
 from warploom.kernels.settings import first_fitting, fitting, violations_of
 
 PackedConfig = ForwardSm90 | ForwardSm80

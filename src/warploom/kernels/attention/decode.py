@@ -9,8 +9,14 @@ from typing import ClassVar, Literal
 from warploom.core.arguments import fields, strides
 from warploom.core.dtypes import DType, bf16, f16
 from warploom.core.targets import Target
-from warploom.kernels.attention.features import AttentionFeatures, ScoreOptions, Window
-from warploom.kernels.attention.problem import MOST_POSITIONS, AttentionProblem, Operands
+from warploom.kernels.attention.problem import (
+    MOST_POSITIONS,
+    AttentionFeatures,
+    AttentionProblem,
+    Operands,
+    ScoreOptions,
+    Window,
+)
 from warploom.kernels.settings import Configuration, broken_flags, flag, shared_excess, violated
 from warploom.kernels.source import KernelCall, KernelSource
 from warploom.tile.copy_plan import CopyPlan
@@ -148,7 +154,7 @@ class DecodeOperands:
 
 @dataclass(frozen=True)
 class Decode(Configuration):
-    """The kernels of :mod:`.decode_kernel`: each warp copies and multiplies ``keys`` keys of a block of all warps'.
+    """The kernels of :mod:`.device.decode`: each warp copies and multiplies ``keys`` keys of a block of all warps'.
 
     A tile has ``tile_m`` query rows of each of ``heads`` key heads; neighbouring warps have one of them each. The
     CTAs of a launch share the blocks of all sequences evenly.
@@ -307,7 +313,7 @@ class Decode(Configuration):
         features = p.features()
         name = f"attention_decode_{self.tile_m}x{self.tile_n}x{self.head_dim}"
         main = KernelSource.of(
-            f"warploom.kernels.attention.decode_kernel:attention_decode{'_sm90' if self.of_sm90 else ''}",
+            f"warploom.kernels.attention.device.decode:attention_decode{'_sm90' if self.of_sm90 else ''}",
             name,
             min_ctas=self.ctas,
             config=self,
@@ -317,7 +323,7 @@ class Decode(Configuration):
         )
         suffix = "_sm90" if self.overlap else ""
         combine = KernelSource.of(
-            f"warploom.kernels.attention.decode_combine_kernel:attention_decode_combine{suffix}",
+            f"warploom.kernels.attention.device.decode_combine:attention_decode_combine{suffix}",
             f"{name}_combine",
             min_ctas=6 if self.head_dim <= 128 else 4,
             config=self,

@@ -8,8 +8,16 @@ from dataclasses import dataclass, replace
 from warploom.core.arguments import fields
 from warploom.core.dtypes import DType
 from warploom.core.targets import Target
-from warploom.kernels.attention.features import AttentionFeatures, HeadSizes, ScoreOptions, Window
-from warploom.kernels.attention.problem import MOST_POSITIONS, AttentionConfig, AttentionProblem, stride_scalars
+from warploom.kernels.attention.problem import (
+    MOST_POSITIONS,
+    AttentionConfig,
+    AttentionFeatures,
+    AttentionProblem,
+    HeadSizes,
+    ScoreOptions,
+    Window,
+    stride_scalars,
+)
 from warploom.kernels.settings import violated
 from warploom.kernels.source import KernelCall, KernelSource, MappedArray
 from warploom.tile.order import ENTRY_WORDS, divisors, heads_at_once, heads_together, most_pieces
@@ -83,7 +91,7 @@ class PackedProblem(HeadSizes, ScoreOptions):
         """The launch that lists the tiles of all sequences; the next one may ``overlap`` with it."""
         by_row = self.features.by_row
         source = KernelSource.of(
-            f"warploom.kernels.attention.packed_kernel:list_tiles{'_sm90' if overlap else ''}",
+            f"warploom.kernels.attention.device.packed:list_tiles{'_sm90' if overlap else ''}",
             f"list_tiles_{tile_m}",
             tile_m=tile_m,
             by_row=by_row,

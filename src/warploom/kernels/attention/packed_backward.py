@@ -78,7 +78,7 @@ def _list(
     p = problem.forward
     arrays = *p.places(own.name, other.name), own.words, *own.gradients
     source = KernelSource.of(
-        "warploom.kernels.attention.packed_backward_kernel:list_gradient_tiles",
+        "warploom.kernels.attention.device.packed_backward:list_gradient_tiles",
         f"list_tiles_{own.tile}_{own.words}",
         tile=own.tile,
         used=tuple(f"{side.name}_used" in arrays for side in (own, other)),

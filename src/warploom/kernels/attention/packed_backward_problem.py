@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from warploom.kernels.attention.backward import BackwardProblem, RowGroups, sinks_call
-from warploom.kernels.attention.features import AttentionFeatures
 from warploom.kernels.attention.packed import PackedOperands, PackedProblem
+from warploom.kernels.attention.problem import AttentionFeatures
 from warploom.kernels.source import KernelCall, KernelSource
 from warploom.tile.order import most_pieces
 
@@ -43,7 +43,7 @@ def row_calls(
     """
     p = problem.forward
     source = KernelSource.of(
-        "warploom.kernels.attention.packed_backward_kernel:packed_backward_rows",
+        "warploom.kernels.attention.device.packed_backward:packed_backward_rows",
         f"packed_backward_rows_{p.value_dim}",
         head_dim=p.value_dim,
         dtype=p.dtype,

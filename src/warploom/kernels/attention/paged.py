@@ -11,10 +11,10 @@ from warploom.core.arguments import fields, strides
 from warploom.core.targets import Target
 from warploom.kernels.attention.choice import candidates_sm90, narrowed, rounds, spared_keys
 from warploom.kernels.attention.decode import Decode, DecodeOperands, DecodeProblem, decode_configuration
+from warploom.kernels.attention.forward_sm90 import ForwardSm90
 from warploom.kernels.attention.packed import ListedTiles, PackedOperands, PackedProblem
 from warploom.kernels.attention.packed import violations as packed_violations
 from warploom.kernels.attention.problem import Operands
-from warploom.kernels.attention.sm90 import ForwardSm90
 from warploom.kernels.settings import violated
 from warploom.kernels.source import KernelCall, KernelSource
 from warploom.tile.order import divisors, heads_at_once, heads_together, page_table
@@ -96,7 +96,7 @@ def _listing(config: ForwardSm90, p: DecodeProblem, operands: DecodeOperands, mu
     """The launch that lists the tiles of all sequences."""
     tile_m, by_row = config.tile_m, _as_packed(p, operands).features.by_row
     source = KernelSource.of(
-        "warploom.kernels.attention.paged_kernel:list_paged_tiles",
+        "warploom.kernels.attention.device.paged:list_paged_tiles",
         f"list_paged_tiles_{tile_m}",
         tile_m=tile_m,
         by_row=by_row,
@@ -122,7 +122,7 @@ def _tiled(config: ForwardSm90, p: DecodeProblem, operands: DecodeOperands, mult
     lying = {name: getattr(operands, name)[:0:-1] for name in Operands.names}
     _, alike = config.calls_packed(packed, PackedOperands(lying), multiprocessors)
     source = KernelSource.of(
-        "warploom.kernels.attention.paged_kernel:attention_paged_sm90",
+        "warploom.kernels.attention.device.paged:attention_paged_sm90",
         f"attention_paged_{config.tile_m}x{config.tile_n}x{config.head_dim}",
         config=config.giving(p.lse),
         features=packed.features,

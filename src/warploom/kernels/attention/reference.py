@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from warploom.core.dtypes import DType
-from warploom.kernels.attention.features import Window
+from warploom.kernels.attention.problem import Window
 
 UNIT_ROUNDOFF = {"bf16": 2.0**-8, "f16": 2.0**-11}
 """Half the distance of neighbouring numbers around 1: the relative error of one rounding."""

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+from warploom.kernels.attention.forward_sm80 import ForwardSm80
+from warploom.kernels.attention.forward_sm90 import ForwardSm90
 from warploom.kernels.attention.problem import AttentionConfig
-from warploom.kernels.attention.sm80 import ForwardSm80
-from warploom.kernels.attention.sm90 import ForwardSm90
 from warploom_lab.kernels.attention.ladder_config import RungSm80
 from warploom_lab.kernels.attention.ladder_sm90 import RungSm90
 from warploom_lab.kernels.ladder import Ladder, Rung

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from warploom.core.dtypes import f32, u16, u32
 from warploom.core.errors import ConfigError
-from warploom.kernels.attention.features import PLAIN, AttentionFeatures
+from warploom.kernels.attention.problem import PLAIN, AttentionFeatures
 from warploom.lang import (
     Fragment,
     GlobalPointer,

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from warploom.core.targets import Target
-from warploom.kernels.attention.sm90 import ForwardSm90
+from warploom.kernels.attention.forward_sm90 import ForwardSm90
 from warploom.kernels.settings import flag, violated
 
 

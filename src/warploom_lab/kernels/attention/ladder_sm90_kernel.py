@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from warploom.kernels.attention.sm90_kernel import Consumer
-from warploom.kernels.attention.sm90_tiles import Tile
+from warploom.kernels.attention.device.forward_sm90 import Consumer, Tile
 from warploom.lang.values import Number
 from warploom.tile.softmax import Action, nothing
 from warploom_lab.kernels.attention.ladder_sm90 import RungSm90

@@ -6,7 +6,7 @@ The production kernels' is :mod:`warploom.tile.softmax`; this one has the rungs'
 from __future__ import annotations
 
 from warploom.core.dtypes import f32
-from warploom.kernels.attention.features import AttentionFeatures
+from warploom.kernels.attention.problem import AttentionFeatures
 from warploom.lang import Fragment, Kernel, Traced
 from warploom.layout.fragments import FragmentLayout
 from warploom.layout.reduction import reduction_plan

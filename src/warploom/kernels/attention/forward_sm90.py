@@ -23,12 +23,12 @@ SUM_COLS = 8
 
 @dataclass(frozen=True)
 class ForwardSm90(HeadDims):
-    """A kernel of :mod:`.sm90_kernel`: a producer warpgroup, and ``consumers`` that own 64 query rows each."""
+    """A kernel of :mod:`.device.forward_sm90`: a producer warpgroup, and ``consumers`` that own 64 query rows each."""
 
     word: ClassVar[str] = "attention_sm90"
     always: ClassVar[tuple[str, ...]] = ("consumers", "tile_n", "stages", "head_dim", "dtype")
 
-    consumer: ClassVar[str] = "warploom.kernels.attention.sm90_kernel:Consumer"
+    consumer: ClassVar[str] = "warploom.kernels.attention.device.forward_sm90:Consumer"
     """Whose part of the kernel a consumer warpgroup does, as ``module:name``."""
     requires: ClassVar[str] = "sm_90a"
 
@@ -135,7 +135,7 @@ class ForwardSm90(HeadDims):
     def calls(self, problem: AttentionProblem, operands: Operands, multiprocessors: int) -> tuple[KernelCall]:
         """The kernel for a problem, on arrays with these strides: persistent with one CTA per multiprocessor."""
         source = KernelSource.of(
-            "warploom.kernels.attention.sm90_kernel:attention_sm90",
+            "warploom.kernels.attention.device.forward_sm90:attention_sm90",
             f"attention_{self.tile_m}x{self.tile_n}x{self.dims}",
             config=self.giving(problem.lse),
             features=problem.features(self.tile_m, self.tile_n),
@@ -157,7 +157,7 @@ class ForwardSm90(HeadDims):
         """The kernel that lists the tiles of packed sequences, and the one of the tiles."""
         p = problem
         source = KernelSource.of(
-            "warploom.kernels.attention.packed_kernel:attention_packed_sm90",
+            "warploom.kernels.attention.device.packed:attention_packed_sm90",
             f"attention_packed_{self.tile_m}x{self.tile_n}x{self.dims}",
             config=self.giving(p.lse),
             features=p.features,

@@ -8,12 +8,14 @@ the ends of pieces makes warps wait for each other: their rings run on from piec
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import reduce
+from operator import or_
 
-from warploom.core.dtypes import f32, u16, u32
+from warploom.core.dtypes import f32, s32, u16, u32
+from warploom.isa.barriers import bar_reduce
 from warploom.kernels.attention.decode import GAP, CacheForm, Decode
-from warploom.kernels.attention.decode_feed import KEYS, VALUES, Feed, Queries, Turn
-from warploom.kernels.attention.decode_rows import (
+from warploom.kernels.attention.device.decode_rows import (
     CacheBatch,
     GroupRows,
     Lengths,
@@ -23,11 +25,13 @@ from warploom.kernels.attention.decode_rows import (
     Results,
     TileNumbers,
     WorkSplit,
+    load_queries,
+    queries_for_fp8,
     spans,
 )
-from warploom.kernels.attention.decode_search import EarlyLengths, Search
-from warploom.kernels.attention.features import AttentionFeatures
-from warploom.lang import Compound, Kernel, SharedTile, Strided, StridedPointer, Traced, kernel
+from warploom.kernels.attention.problem import AttentionFeatures
+from warploom.lang import Compound, GlobalPointer, Kernel, SharedTile, Strided, StridedPointer, Traced, kernel
+from warploom.lang.values import Number
 from warploom.tile.cache import Pages, PageTable, WarpRing
 from warploom.tile.eight_bits import ProductAlongRows, ProductDownRows
 from warploom.tile.mask import GroupMask, Visible
@@ -263,3 +267,179 @@ class Products:
                 )
 
         self.sums.each(stage, rows.exists, leave)
+
+
+KEYS, VALUES = 0, 1
+"""Tiles of the ring."""
+
+
+class Turn:
+    """Which of ``count`` stages is next, in a register."""
+
+    def __init__(self, k: Kernel, count: int, name: str) -> None:
+        self._k, self._count = k, count
+        self._at = k.register(u32, 0, name)
+
+    def now(self) -> Traced:
+        """The stage."""
+        return self._at.get()
+
+    def before(self) -> Traced:
+        """The one before it: the last to be filled again."""
+        return self._k.select(self._at == 0, self._k.value(self._count - 1, u32), self._at - 1)
+
+    def reset(self) -> None:
+        """To the first."""
+        self._at.set(0)
+
+    def advance(self) -> None:
+        """To the next."""
+        self._at.set(self._k.select(self._at == self._count - 1, 0, self._at + 1))
+
+
+@dataclass(frozen=True)
+class Queries:
+    """Query rows, strides of (sequence, query head, query)."""
+
+    k: Kernel
+    config: Decode
+    group: int
+    array: StridedPointer
+
+    def rows(self, at: BlockCursor) -> GroupRows:
+        """Those of a piece."""
+        return GroupRows.at(self.k, at, self.group, self.config)
+
+    def load(self, tile: SharedTile, at: BlockCursor) -> None:
+        """Start their copies."""
+        load_queries(self.k, tile, self.rows(at), self.array, self.config)
+
+    def convert(self, tile: SharedTile) -> None:
+        """What has arrived becomes what fp8 keys are multiplied by."""
+        if self.config.fp8:
+            queries_for_fp8(self.k, tile, self.config)
+
+
+class Feed:
+    """What is copied ahead: the blocks of a share, and the query rows of each piece with its first."""
+
+    def __init__(self, k: Kernel, ring: WarpRing, queries: Queries, q_tile: SharedTile, cursor: BlockCursor) -> None:
+        self._k, self.ring, self.queries, self.q_tile, self._cursor = k, ring, queries, q_tile, cursor
+        self._begins, self._q_stage = k.register(u32, 1, "asks"), Turn(k, ring.stages, "q_ahead")
+
+    def begin(self, end: Traced) -> None:
+        """Start the copies of the first blocks, one less than there are stages; none is under way."""
+        self._begins.set(1)
+        self._q_stage.reset()
+        self._look_up()
+        for number in range(self.ring.stages - 1):
+            self.put(number, end)
+
+    def _look_up(self) -> None:
+        self.ring.look_up(self._cursor.sequence.get(), self._cursor.block.get())
+
+    def put(self, stage: Number, end: Traced) -> None:
+        """Start the copies of the next block, if it is below ``end``; query rows come with its keys."""
+        at = self._cursor
+        for tile, also in ((KEYS, self._put_queries), (VALUES, self._advance)):
+            self.ring.put(tile, stage, self._place, at.span.keys, when=at.number < end, also=also)
+
+    def _put_queries(self) -> None:
+        with self._k.when(self._begins != 0, uniform=True):
+            self.queries.load(self.q_tile.stage(self._q_stage.now()), self._cursor)
+            self._q_stage.advance()
+
+    def _advance(self) -> None:
+        self._begins.set(self._k.select(self._cursor.ends_piece, 1, 0))
+        self._cursor.advance()
+        self._look_up()
+
+    def fetch(self, end: Traced) -> None:
+        """The L2 fetches the block at the cursor, if that is below ``end``."""
+        with self._k.when(self._cursor.number < end, uniform=True):
+            self.ring.fetch(self._place, self._cursor.span.keys)
+
+    @property
+    def _place(self) -> tuple[Traced, Traced, Traced]:
+        at = self._cursor
+        return at.sequence.get(), at.head.get(), at.block.get()
+
+
+class EarlyLengths:
+    """The lengths of ``few`` sequences in shared memory, ``each`` of a thread; of more they stay where they are.
+
+    They are read before the launch before is done, which may be writing them: past the L1, which would keep what is not
+    true any more. Once for each CTA: all CTAs want the same lines at about the same time. So they are a guess, by which
+    copies may begin; when that launch is done they are read again, and compared while the copies are under way.
+    """
+
+    def __init__(self, k: Kernel, lengths: GlobalPointer, batch: Traced, threads: int, each: int = 1) -> None:
+        self._k, self._lengths, self._batch = k, lengths, batch
+        self._near, self._own = k.shared(s32, threads * each, name="lengths"), k.registers(s32, each, 0, "length")
+        self._before = k.registers(s32, each, 0, "before")
+        self._places = [k.thread + i * threads for i in range(each)]
+        self.few = batch <= threads * each
+
+    def read(self) -> None:
+        """Of few: as they are now."""
+        self._load()
+        self._keep()
+
+    def near(self, sequence: Traced) -> Traced:
+        """One of few."""
+        return self._near.load(0, sequence)
+
+    def of(self, sequence: Traced) -> Traced:
+        """One of any."""
+        found = self._k.register(s32, 0)
+        with self._k.when(self.few, uniform=True):
+            found.set(self.near(sequence))
+        with self._k.otherwise():
+            found.set(self._lengths.load(sequence))
+        return found.get()
+
+    def read_again(self) -> None:
+        """Once the launch before is done; :meth:`changed` waits for what comes back."""
+        for before, own in zip(self._before, self._own, strict=True):
+            before.set(own)
+        self._load()
+
+    def changed(self) -> Traced:
+        """Whether they are others than :meth:`read` found, or too many for it: :meth:`of` gives the new ones then."""
+        k, found = self._k, self._k.register(u32, 1, "others")
+        with k.when(self.few, uniform=True):
+            differ = reduce(or_, [own != before for own, before in zip(self._own, self._before, strict=True)])
+            others = k.emit(bar_reduce("or"), (k.constant(0, u32), differ))[0]
+            found.set(k.select(others, 1, 0))
+            with k.when(others, uniform=True):
+                self._keep()
+        return found != 0
+
+    def _load(self) -> None:
+        for place, own in zip(self._places, self._own, strict=True):
+            with self._k.when(place < self._batch):
+                own.set(self._lengths.load(place, order="relaxed"))
+
+    def _keep(self) -> None:
+        for place, own in zip(self._places, self._own, strict=True):
+            self._near.store(own.get(), 0, place)
+        self._k.syncthreads()
+
+
+class Search:
+    """The share of a CTA, from its ``first`` number to ``end``, and two positions at its start."""
+
+    def __init__(self, k: Kernel, shares: Shares) -> None:
+        self._k = k
+        self.first, self.end = k.register(u32, 0, "first"), k.register(u32, 0, "end")
+        self.at, self.ahead = shares.cursor("at"), shares.cursor("ahead")
+
+    def run(self, shares: Shares) -> None:
+        """Find it."""
+        shares.survey()
+        first, end = shares.of(self._k.cta_x)
+        self.first.set(first)
+        self.end.set(end)
+        place = shares.find(first)
+        self.at.move(place)
+        self.ahead.move(place)

@@ -7,12 +7,11 @@ from dataclasses import dataclass
 from functools import partial
 
 from warploom.core.dtypes import f32, u32
-from warploom.kernels.attention.features import AttentionFeatures
+from warploom.kernels.attention.device.forward_sm90 import TensorMaps, Tile, run
+from warploom.kernels.attention.device.packed import PackedTiles, write
+from warploom.kernels.attention.forward_sm90 import ForwardSm90
 from warploom.kernels.attention.packed import LISTING_WARPS
-from warploom.kernels.attention.packed_kernel import PackedTiles, write
-from warploom.kernels.attention.sm90 import ForwardSm90
-from warploom.kernels.attention.sm90_kernel import TensorMaps, run
-from warploom.kernels.attention.sm90_tiles import Tile
+from warploom.kernels.attention.problem import AttentionFeatures
 from warploom.lang import Global, GlobalPointer, Kernel, Strided, StridedPointer, Traced, kernel
 from warploom.lang.values import Number
 from warploom.tile.cache import Pages, PageTable

@@ -9,13 +9,12 @@ from functools import cached_property
 from typing import ClassVar
 
 from warploom.core.dtypes import f32, u16, u32
-from warploom.kernels.attention.features import AttentionFeatures
+from warploom.kernels.attention.device.forward_sm80 import QueryRows, attend
+from warploom.kernels.attention.device.forward_sm90 import TensorMaps, Tile, Tiles, run
+from warploom.kernels.attention.forward_sm80 import ForwardSm80
+from warploom.kernels.attention.forward_sm90 import ForwardSm90
 from warploom.kernels.attention.packed import LISTING_WARPS
-from warploom.kernels.attention.sm80 import ForwardSm80
-from warploom.kernels.attention.sm80_kernel import QueryRows, attend
-from warploom.kernels.attention.sm90 import ForwardSm90
-from warploom.kernels.attention.sm90_kernel import TensorMaps, run
-from warploom.kernels.attention.sm90_tiles import Tile, Tiles
+from warploom.kernels.attention.problem import AttentionFeatures
 from warploom.lang import Global, GlobalPointer, Kernel, Strided, StridedPointer, Traced, kernel
 from warploom.lang.values import Number
 from warploom.tile import ragged

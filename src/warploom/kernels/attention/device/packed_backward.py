@@ -9,16 +9,16 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from warploom.core.dtypes import DType, f32, u16, u32
-from warploom.kernels.attention import backward_sm90_kernel as sm90
 from warploom.kernels.attention.backward import RowGroups
-from warploom.kernels.attention.backward_rows_kernel import ROW_THREADS, RowPlaces, RowVectors, form
 from warploom.kernels.attention.backward_sm80 import BackwardSm80
-from warploom.kernels.attention.backward_sm80_kernel import GradientArrays, KeyBlock, KeyGradients, round_sums
 from warploom.kernels.attention.backward_sm90 import CONSUMERS, KEYS, BackwardSm90
-from warploom.kernels.attention.backward_tiles import KeyTile, KeyTiles, visible
-from warploom.kernels.attention.features import AttentionFeatures
+from warploom.kernels.attention.device import backward_sm90 as sm90
+from warploom.kernels.attention.device.backward_rows import ROW_THREADS, RowPlaces, RowVectors, form
+from warploom.kernels.attention.device.backward_sm80 import GradientArrays, KeyBlock, KeyGradients, round_sums
+from warploom.kernels.attention.device.backward_sm90 import KeyTile, KeyTiles, visible
+from warploom.kernels.attention.device.packed import write
 from warploom.kernels.attention.packed import LISTING_WARPS
-from warploom.kernels.attention.packed_kernel import write
+from warploom.kernels.attention.problem import AttentionFeatures
 from warploom.lang import Global, Kernel, Strided, StridedPointer, TensorMap, Traced, kernel
 from warploom.lang.values import Number
 from warploom.tile import ragged
@@ -70,7 +70,7 @@ def packed_backward_rows(
     lse_gradient: bool,
     tile: tuple[int, int],
 ) -> None:
-    """As :func:`.backward_rows_kernel.attention_backward_rows`; grid (blocks there may be, parts of one)."""
+    """As :func:`.device.backward_rows.attention_backward_rows`; grid (blocks there may be, parts of one)."""
     groups, listed = RowGroups(head_dim), PieceList(k, blocks)
     with k.when(k.cta_x < listed.count, uniform=True):
         piece, slot = listed.at(k.cta_x), listed.slot(k.cta_x)
@@ -108,7 +108,7 @@ def packed_backward_sm80(
     features: AttentionFeatures,
     row_strides: tuple[int, ...],
 ) -> None:
-    """As :func:`.backward_sm80_kernel.attention_backward_sm80`; a CTA for each tile of keys there may be."""
+    """As :func:`.device.backward_sm80.attention_backward_sm80`; a CTA for each tile of keys there may be."""
     c, listed = config, PieceList(k, tiles)
     with k.when(k.cta_x < listed.count, uniform=True):
         piece, slot = listed.at(k.cta_x), listed.slot(k.cta_x)
@@ -148,7 +148,7 @@ def packed_backward_dq_sm80(
     features: AttentionFeatures,
     row_strides: tuple[int, ...],
 ) -> None:
-    """As :func:`.backward_sm80_kernel.attention_backward_dq_sm80`; a CTA for each block there may be."""
+    """As :func:`.device.backward_sm80.attention_backward_dq_sm80`; a CTA for each block there may be."""
     listed = PieceList(k, blocks)
     with k.when(k.cta_x < listed.count, uniform=True):
         piece, slot = listed.at(k.cta_x), listed.slot(k.cta_x)
@@ -217,7 +217,7 @@ def packed_backward_sm90(
     config: BackwardSm90,
     features: AttentionFeatures,
 ) -> None:
-    """As :func:`.backward_sm90_kernel.attention_backward_sm90`, on listed tiles of keys.
+    """As :func:`.device.backward_sm90.attention_backward_sm90`, on listed tiles of keys.
 
     The tensor maps of tensors are ragged ones, those of shift and delta of (heads, slots · places).
     """
@@ -242,7 +242,7 @@ def packed_backward_dq_sm90(
     config: BackwardSm90,
     features: AttentionFeatures,
 ) -> None:
-    """As :func:`.backward_sm90_kernel.attention_backward_dq_sm90`; a CTA for each block there may be."""
+    """As :func:`.device.backward_sm90.attention_backward_dq_sm90`; a CTA for each block there may be."""
     listed = PieceList(k, blocks)
     with k.when(k.cta_x < listed.count, uniform=True):
         piece, slot = listed.at(k.cta_x), listed.slot(k.cta_x)

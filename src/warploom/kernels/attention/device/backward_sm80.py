@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 
 from warploom.core.dtypes import f32, u16, u32
 from warploom.kernels.attention.backward_sm80 import STAGES, BackwardSm80
-from warploom.kernels.attention.features import PLAIN, AttentionFeatures
+from warploom.kernels.attention.problem import PLAIN, AttentionFeatures
 from warploom.lang import Fragment, Global, GlobalPointer, Kernel, SharedTile, Strided, StridedPointer, Traced, kernel
 from warploom.lang.parameters import Compound
 from warploom.lang.values import Number
@@ -66,7 +66,7 @@ def attention_backward_sm80(
 
 
 class GradientArrays(Compound):
-    """A parameter: what the kernels of dK and dV read and store; :mod:`.backward_rows_kernel` forms shift and delta."""
+    """A parameter: what the kernels of dK and dV read and store; :mod:`.device.backward_rows` forms shift and delta."""
 
     q: Strided[u16, 2]
     key: Strided[u16, 2]

@@ -17,7 +17,7 @@ from warploom.tile.panels import padded_cols
 
 @dataclass(frozen=True)
 class ForwardSm80(HeadDims):
-    """A kernel of :mod:`.sm80_kernel`: ``num_warps`` warps copy, and each owns ``tile_m / num_warps`` query rows."""
+    """The kernel of :mod:`.device.forward_sm80`: all warps copy, and each owns ``tile_m / num_warps`` query rows."""
 
     word: ClassVar[str] = "attention_sm80"
     requires: ClassVar[str] = "sm_80"
@@ -87,7 +87,7 @@ class ForwardSm80(HeadDims):
     def calls(self, problem: AttentionProblem, operands: Operands, multiprocessors: int) -> tuple[KernelCall]:
         """The kernel for a problem, on arrays with these strides; one CTA per block of query rows."""
         source = KernelSource.of(
-            "warploom.kernels.attention.sm80_kernel:attention_sm80",
+            "warploom.kernels.attention.device.forward_sm80:attention_sm80",
             f"attention_{self.tile_m}x{self.tile_n}x{self.dims}",
             config=self,
             features=problem.features(self.tile_m, self.tile_n),
@@ -103,7 +103,7 @@ class ForwardSm80(HeadDims):
         """The kernel that lists the tiles of packed sequences, and that of the tiles: a CTA for each there may be."""
         p = problem
         source = KernelSource.of(
-            "warploom.kernels.attention.packed_kernel:attention_packed_sm80",
+            "warploom.kernels.attention.device.packed:attention_packed_sm80",
             f"attention_packed_{self.tile_m}x{self.tile_n}x{self.dims}",
             config=self,
             features=p.features,

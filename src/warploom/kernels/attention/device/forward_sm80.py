@@ -7,8 +7,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from warploom.core.dtypes import f32, u16, u32
-from warploom.kernels.attention.features import PLAIN, AttentionFeatures
-from warploom.kernels.attention.sm80 import ForwardSm80
+from warploom.kernels.attention.forward_sm80 import ForwardSm80
+from warploom.kernels.attention.problem import PLAIN, AttentionFeatures
 from warploom.lang import Global, GlobalPointer, Kernel, SharedTile, Strided, StridedPointer, Traced, kernel
 from warploom.lang.values import Number
 from warploom.tile.copies import CopyRing, RowCopy, Rows

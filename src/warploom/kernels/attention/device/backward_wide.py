@@ -13,10 +13,9 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
 from warploom.core.dtypes import f32, u32
-from warploom.kernels.attention.backward_sm90_kernel import GradientMaps
-from warploom.kernels.attention.backward_tiles import KeyTile, visible
 from warploom.kernels.attention.backward_wide import CONSUMERS, KEYS, ROWS, STAGES, BackwardWideSm90
-from warploom.kernels.attention.features import PLAIN, AttentionFeatures
+from warploom.kernels.attention.device.backward_sm90 import GradientMaps, KeyTile, visible
+from warploom.kernels.attention.problem import PLAIN, AttentionFeatures
 from warploom.lang import Compound, Global, GlobalPointer, Kernel, Mutable, SharedTile, TensorMap, Traced, kernel
 from warploom.lang.values import Number
 from warploom.tile.accumulation import fetch_part, part_tile, store_part

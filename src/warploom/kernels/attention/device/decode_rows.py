@@ -5,18 +5,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from warploom.core.dtypes import DType, f16, f32, s32, u16, u32
 from warploom.kernels.attention.decode import CacheForm, Decode
-from warploom.kernels.attention.features import AttentionFeatures
+from warploom.kernels.attention.problem import AttentionFeatures
+from warploom.lang import GlobalPointer, Kernel, SharedTile, Traced
 from warploom.lang.parameters import Compound, Global, Strided, StridedPointer
 from warploom.tile.eight_bits import position
 from warploom.tile.merge import with_sink
 from warploom.tile.shares import WARP, BlockCursor, BlockPlace, Span, ceiling
-
-if TYPE_CHECKING:
-    from warploom.lang import GlobalPointer, Kernel, SharedTile, Traced
 
 CHUNK = 8
 """Elements that a thread copies at once: 16 bytes."""

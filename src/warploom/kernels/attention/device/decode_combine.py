@@ -7,7 +7,8 @@ from dataclasses import replace
 
 from warploom.core.dtypes import f32, u32
 from warploom.kernels.attention.decode import AT_ONCE, COMBINE_WARPS, GAP, CacheForm, Decode
-from warploom.kernels.attention.decode_rows import (
+from warploom.kernels.attention.device.decode import EarlyLengths
+from warploom.kernels.attention.device.decode_rows import (
     CacheBatch,
     GroupRows,
     Lengths,
@@ -18,8 +19,7 @@ from warploom.kernels.attention.decode_rows import (
     WorkSplit,
     spans,
 )
-from warploom.kernels.attention.decode_search import EarlyLengths
-from warploom.kernels.attention.features import AttentionFeatures
+from warploom.kernels.attention.problem import AttentionFeatures
 from warploom.lang import Kernel, Mutable, Traced, kernel
 from warploom.tile.merge import anchor, inverse, logarithm, weight
 from warploom.tile.shares import Shares, ceiling
