@@ -42,8 +42,7 @@ from warploom.isa.conversion import (
     UnpackHalf,
 )
 from warploom.isa.form import named
-from warploom.isa.matrix import MmaSync, matrix_access
-from warploom.isa.matrix_exact import MmaDouble, MmaInteger
+from warploom.isa.matrix import matrix_access, mma
 from warploom.isa.memory import CACHE_HINTS, Load, Prefetch, Store, WaitAtLeast
 from warploom.isa.operators import binary, fma, multiply_wide, pair_arithmetic, select, unary
 from warploom.isa.spaces import FromGeneric, IsSpace, ToGeneric
@@ -57,8 +56,8 @@ from warploom.isa.sync import (
 )
 from warploom.isa.tensor_map import FIELDS, TensorMapReplace
 from warploom.isa.warp import SPECIAL_REGISTERS, ReadClock, Special
-from warploom.isa.wgmma import Wgmma, WgmmaCommit, WgmmaFence, WgmmaWait
-from warploom.isa.wmma import ALL_SHAPES, WmmaLoad, WmmaMma, WmmaStore
+from warploom.isa.wgmma import wgmma, wgmma_wait
+from warploom.isa.wmma import ALL_SHAPES, wmma_load, wmma_mma, wmma_store
 from warploom.layout.wmma import WMMA_ACCUMULATORS
 
 core = pytest.importorskip("cuda.core", reason="needs cuda-core and NVRTC")
@@ -193,44 +192,44 @@ MAPS: list[Instruction] = [
     ),
 ]
 MATRIX: list[Instruction] = [
-    *(MmaSync(shape, t) for shape in ("m16n8k16", "m16n8k8") for t in (f16, bf16)),
-    *(MmaSync(shape, tf32) for shape in ("m16n8k8", "m16n8k4")),
-    *(MmaSync(shape, f16, f16) for shape in ("m16n8k16", "m16n8k8")),
+    *(mma(shape, t) for shape in ("m16n8k16", "m16n8k8") for t in (f16, bf16)),
+    *(mma(shape, tf32) for shape in ("m16n8k8", "m16n8k4")),
+    *(mma(shape, f16, f16) for shape in ("m16n8k16", "m16n8k8")),
 ]
 EXACT: list[Instruction] = [
-    *(MmaInteger(shape, a, b) for shape in ("m8n8k16", "m16n8k16", "m16n8k32") for a in (s8, u8) for b in (s8, u8)),
-    *(MmaDouble(shape) for shape in ("m8n8k4", "m16n8k4", "m16n8k8", "m16n8k16")),
+    *(mma(shape, a, s32, b) for shape in ("m8n8k16", "m16n8k16", "m16n8k32") for a in (s8, u8) for b in (s8, u8)),
+    *(mma(shape, f64, f64) for shape in ("m8n8k4", "m16n8k4", "m16n8k8", "m16n8k16")),
 ]
 _ACCUMULATED = [(s, t, DTYPES[c]) for s, t in ALL_SHAPES for c in WMMA_ACCUMULATORS[t.name]]
 WMMA: list[Instruction] = [
     *(
-        WmmaLoad(which, s, t, order, "global", 64)
+        wmma_load(which, s, t, order, "global").at(offset=64)
         for which in ("A", "B")
         for s, t in ALL_SHAPES
         for order in ("row", "col")
     ),
-    *(WmmaLoad("A", s, t, "row", "shared") for s, t in ALL_SHAPES),
-    *(WmmaLoad("C", s, c, order, "global") for s, _, c in _ACCUMULATED for order in ("row", "col")),
+    *(wmma_load("A", s, t, "row", "shared") for s, t in ALL_SHAPES),
+    *(wmma_load("C", s, c, order, "global") for s, _, c in _ACCUMULATED for order in ("row", "col")),
     *(
-        WmmaStore(s, c, order, space, 32)
+        wmma_store(s, c, order, space).at(offset=32)
         for s, _, c in _ACCUMULATED
         for order in ("row", "col")
         for space in ("shared", "global")
     ),
-    *(WmmaMma(s, t, c, a, b) for s, t, c in _ACCUMULATED for a in ("row", "col") for b in ("row", "col")),
+    *(wmma_mma(s, t, c, a, b) for s, t, c in _ACCUMULATED for a in ("row", "col") for b in ("row", "col")),
 ]
 WGMMA: list[Instruction] = [
-    WgmmaFence(),
-    *(Wgmma(n, f16) for n in (*range(8, 257, 24), 256)),
+    named("wgmma.fence.sync.aligned"),
+    *(wgmma(n, f16) for n in (*range(8, 257, 24), 256)),
     *(
-        Wgmma(n, bf16, source, transposed)
+        wgmma(n, bf16, source, transposed)
         for n in (8, 176)
         for source in ("shared", "registers")
         for transposed in (False, True)
     ),
-    WgmmaCommit(),
-    WgmmaWait(1, 4),
-    WgmmaWait(0, 128),
+    named("wgmma.commit_group.sync.aligned"),
+    wgmma_wait(1, 4),
+    wgmma_wait(0, 128),
 ]
 SCALAR: list[Instruction] = [
     *(made for made in every() if made.since in ("sm_80", "sm_90")),
@@ -270,21 +269,24 @@ def program_of(instructions: list[Instruction], requires: str) -> Program:
     values = {t: Value(next(numbers), t, f"x_{t.name}") for t in types}
     body: list[Op] = []
     for instruction in instructions:
-        if isinstance(instruction, WgmmaWait):
-            body.append(Op(WgmmaCommit(), (), ()))
+        if instruction.mnemonic.startswith("wgmma.wait"):
+            body.append(Op(named("wgmma.commit_group.sync.aligned"), (), ()))
         if isinstance(instruction, WaitCopies):
             body.append(Op(CommitCopies(instruction.queue), (), ()))
         operands: list[Operand] = [_operand(instruction, i, t, values) for i, t in enumerate(instruction.operand_types)]
         results: list[Value] = [Value(next(numbers), t) for t in instruction.result_types]
-        if isinstance(instruction, (Wgmma, WgmmaWait)):  # accumulates in place
+        if instruction.mnemonic.startswith(("wgmma.mma", "wgmma.wait")):  # accumulates in place
             results = [Register(next(numbers), t) for t in instruction.result_types]
             body += [Op(Move(f32), (Const(f32, 0.0),), (r,)) for r in results]
             operands[-len(results) :] = results
-        if isinstance(instruction, Wgmma):
-            body.append(Op(WgmmaFence(), (), ()))
+        if instruction.warpgroup_product is not None:
+            body.append(Op(named("wgmma.fence.sync.aligned"), (), ()))
         body.append(Op(instruction, tuple(operands), tuple(results)))
-        if isinstance(instruction, Wgmma):
-            body += [Op(WgmmaCommit(), (), ()), Op(WgmmaWait(0, len(results)), tuple(results), tuple(results))]
+        if instruction.warpgroup_product is not None:
+            body += [
+                Op(named("wgmma.commit_group.sync.aligned"), (), ()),
+                Op(wgmma_wait(0, len(results)), tuple(results), tuple(results)),
+            ]
         for result in results:
             kept = result
             if kept.dtype.bits < 32:

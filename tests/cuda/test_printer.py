@@ -36,7 +36,7 @@ from warploom.isa.barriers import bar_sync
 from warploom.isa.base import Instruction
 from warploom.isa.collective import shuffle
 from warploom.isa.conversion import Convert, Move, PackPair
-from warploom.isa.matrix import MmaSync, matrix_access
+from warploom.isa.matrix import matrix_access, mma
 from warploom.isa.memory import Load, Store
 from warploom.isa.operators import binary, multiply_wide, select, unary
 from warploom.isa.warp import FULL_MASK, Special
@@ -108,7 +108,7 @@ def dots() -> Program:
     w.do(matrix_access("ldmatrix", 4).at(offset=64), place, into=fragment)
     for r in c:
         w.do(Move(f32), Const(f32, 0.0), into=(r,))
-    w.do(MmaSync("m16n8k16", bf16), *fragment, fragment[0], fragment[1], *c, into=c)
+    w.do(mma("m16n8k16", bf16), *fragment, fragment[0], fragment[1], *c, into=c)
     w.line = 19
     scaled = w.do(binary("mul", f32), c[0], Const(f32, 0.1), name="scaled")
     w.do(binary("max", f32), best, scaled, into=(best,))

@@ -7,7 +7,7 @@ import numpy as np
 
 from tests.emulate.findings import every, kinds, numbers, without
 from warploom.emulate import Emulation, emulate
-from warploom.isa.matrix import MmaSync
+from warploom.isa.matrix import mma
 from warploom.lang import Global, Kernel, bf16, kernel
 from warploom.lang import f32 as F32  # noqa: N812
 from warploom.lang import u32 as U32  # noqa: N812
@@ -101,7 +101,7 @@ def poisoned_matrix(k: Kernel, out: Global[F32], *, row: int) -> None:
     registers = k.ldmatrix(a.address(k.lane & 15, (k.lane >> 4) * 4), 4)
     zero = k.value(0, U32)
     nothing = k.value(0.0, F32)
-    d = k.emit(MmaSync("m16n8k16", bf16), (*registers, zero, zero, *[nothing] * 4))
+    d = k.emit(mma("m16n8k16", bf16), (*registers, zero, zero, *[nothing] * 4))
     out.store([d[0]], k.thread)
     out.store([d[2]], k.thread + 32)
 

@@ -17,8 +17,8 @@ from warploom.core.dtypes import DType, bf16, f16, f32, f64, pred, s8, s32, s64,
 from warploom.isa.base import Instruction  # noqa: E402
 from warploom.isa.collective import shuffle  # noqa: E402
 from warploom.isa.conversion import Bitcast, Convert, PackBytes, PackPair, Permute, UnpackHalf  # noqa: E402
-from warploom.isa.form import named  # noqa: E402
-from warploom.isa.matrix import MmaSync, matrix_access  # noqa: E402
+from warploom.isa.form import Formed, named  # noqa: E402
+from warploom.isa.matrix import matrix_access, mma  # noqa: E402
 from warploom.isa.operators import binary, fma, multiply_wide, pair_arithmetic, select, unary  # noqa: E402
 from warploom.lang import Global, Kernel, kernel  # noqa: E402
 
@@ -217,17 +217,17 @@ def test_ldmatrix(count, transposed):
 
 
 MMA = [
-    MmaSync("m16n8k16", f16, f32),
-    MmaSync("m16n8k16", f16, f16),
-    MmaSync("m16n8k16", bf16, f32),
-    MmaSync("m16n8k8", f16, f32),
-    MmaSync("m16n8k8", f16, f16),
-    MmaSync("m16n8k8", bf16, f32),
-    MmaSync("m16n8k8", tf32, f32),
+    mma("m16n8k16", f16, f32),
+    mma("m16n8k16", f16, f16),
+    mma("m16n8k16", bf16, f32),
+    mma("m16n8k8", f16, f32),
+    mma("m16n8k8", f16, f16),
+    mma("m16n8k8", bf16, f32),
+    mma("m16n8k8", tf32, f32),
 ]
 
 
-def mma_operands(instruction: MmaSync, exact: bool) -> list[np.ndarray]:
+def mma_operands(instruction: Formed, exact: bool) -> list[np.ndarray]:
     """Random registers: small integers, for which every order of summation gives the same, or normal numbers."""
     rng = np.random.default_rng(9)
     kinds = [slot.dtype for slot in instruction.slots for _ in range(slot.count)]

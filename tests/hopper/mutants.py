@@ -12,14 +12,15 @@ from warploom.core.dtypes import u32
 from warploom.ir.program import Program
 from warploom.ir.statements import Const, Op, Register, Value
 from warploom.isa.async_copy import CommitCopies, TensorCopy, WaitCopies
+from warploom.isa.base import Instruction
 from warploom.isa.conversion import Move
+from warploom.isa.form import Formed
 from warploom.isa.operators import binary
 from warploom.isa.sync import (
     MbarrierArrival,
     MbarrierInitialise,
     MbarrierTryWait,
 )
-from warploom.isa.wgmma import WgmmaCommit, WgmmaFence, WgmmaWait
 
 Rewrite = Callable[[Op], list[Op]]
 
@@ -50,9 +51,16 @@ def deleted(program: Program, matches: Callable[[Op], bool], number: int = 0) ->
     return rewritten(program, position(program, matches, number), lambda op: [])
 
 
+def with_fields(instruction: Instruction, **fields: Any) -> Instruction:
+    """With other values of fields or immediates."""
+    if isinstance(instruction, Formed):
+        return instruction.at(**fields)
+    return replace(instruction, **fields)  # type: ignore[type-var]
+
+
 def changed(program: Program, matches: Callable[[Op], bool], number: int = 0, /, **fields: object) -> Program:
     """With other field values in that instruction."""
-    change: Rewrite = lambda op: [replace(op, instruction=replace(op.instruction, **fields))]  # type: ignore[arg-type]  # noqa: E731
+    change: Rewrite = lambda op: [replace(op, instruction=with_fields(op.instruction, **fields))]  # noqa: E731
     return rewritten(program, position(program, matches, number), change)
 
 
@@ -74,39 +82,45 @@ def without_flip(program: Program, number: int = 0) -> Program:
     )
 
 
-DELETED = ("fence.mbarrier_init", "fence.proxy.async", "bar.sync", "bar.arrive", "barrier.cluster")
+DELETED = (
+    "fence.mbarrier_init",
+    "fence.proxy.async",
+    "bar.sync",
+    "bar.arrive",
+    "barrier.cluster",
+    "wgmma.fence",
+    "wgmma.commit",
+    "wgmma.wait",
+)
 DELETED_KINDS = (
     CommitCopies,
     WaitCopies,
     MbarrierInitialise,
     MbarrierArrival,
     MbarrierTryWait,
-    WgmmaFence,
-    WgmmaCommit,
-    WgmmaWait,
 )
 
 
 def edits(op: Op) -> Iterator[tuple[str, Rewrite]]:
     """What is done to one instruction."""
 
-    def with_fields(**fields: Any) -> Rewrite:
-        return lambda x: [replace(x, instruction=replace(x.instruction, **fields))]
+    def fields_changed(**fields: Any) -> Rewrite:
+        return lambda x: [replace(x, instruction=with_fields(x.instruction, **fields))]
 
     i = op.instruction
     if isinstance(i, DELETED_KINDS) or i.mnemonic.startswith(DELETED):
         yield f"without {i.mnemonic}", lambda _: []
     if isinstance(i, TensorCopy) and i.direction == "load":
         yield f"without {i.mnemonic}", lambda _: []
-    if isinstance(i, WgmmaWait):
-        yield "one more group pending", with_fields(pending=i.pending + 1)
+    if i.mnemonic.startswith("wgmma.wait"):
+        yield "one more group pending", fields_changed(pending=i.pending + 1)
     if isinstance(i, MbarrierInitialise):
-        yield "one arrival more expected", with_fields(count=i.count + 1)
+        yield "one arrival more expected", fields_changed(count=i.count + 1)
         if i.count > 1:
-            yield "one arrival less expected", with_fields(count=i.count - 1)
+            yield "one arrival less expected", fields_changed(count=i.count - 1)
     if isinstance(i, MbarrierArrival) and i.expected_bytes is not None:
-        yield "more bytes expected", with_fields(expected_bytes=i.expected_bytes + 128)
-        yield "fewer bytes expected", with_fields(expected_bytes=i.expected_bytes - 128)
+        yield "more bytes expected", fields_changed(expected_bytes=i.expected_bytes + 128)
+        yield "fewer bytes expected", fields_changed(expected_bytes=i.expected_bytes - 128)
     if i.operator == "xor" and op.operands[1] == Const(u32, 1):
         yield "parity kept", lambda x: [replace(x, operands=(x.operands[0], Const(u32, 0)))]
 

@@ -26,7 +26,6 @@ from warploom.isa.barriers import bar_sync
 from warploom.isa.cluster import MapShared
 from warploom.isa.operators import binary
 from warploom.isa.sync import MbarrierArrival, MbarrierInitialise, MbarrierTryWait
-from warploom.isa.wgmma import WgmmaWait
 from warploom.lang import Global, Kernel, TensorMap, bf16, f32, kernel
 from warploom.lang import u32 as U32  # noqa: N812
 
@@ -124,7 +123,10 @@ MUTANTS: dict[str, tuple[Callable[[Program], Program], set[str]]] = {
         lambda p: with_operand(p, lambda op: op.instruction.operator == "lt", 1, 1),
         {"deadlock"},
     ),
-    "given back before the products end": (lambda p: swapped(p, named(WgmmaWait), give_back), {"race", "in_flight"}),
+    "given back before the products end": (
+        lambda p: swapped(p, named("wgmma.wait_group"), give_back),
+        {"race", "in_flight"},
+    ),
     "own consumers expected alone": (
         lambda p: changed(changed(p, init, 2, count=4), init, 3, count=4),
         {"race", "in_flight", "mbarrier"},

@@ -21,7 +21,6 @@ from warploom.ir.program import Program
 from warploom.ir.statements import Const, Op
 from warploom.isa.async_copy import TensorCopy
 from warploom.isa.sync import MbarrierArrival, MbarrierInitialise, MbarrierTryWait
-from warploom.isa.wgmma import Wgmma, WgmmaCommit, WgmmaFence, WgmmaWait
 from warploom.layout.tensor_map import TensorMapSpec
 
 STEPS = 4  # each of the two stages is used twice
@@ -108,13 +107,13 @@ MUTANTS: dict[str, tuple[Callable[[Program], Program], set[str]]] = {
     "producer loads A into stage 0": (lambda p: stage_shifted(p, 0), {"race", "in_flight", "uninitialised"}),
     "consumers read A from stage 0": (lambda p: stage_shifted(p, 1), {"race", "in_flight", "uninitialised"}),
     "stage given back before the products end": (
-        lambda p: swapped(p, named(WgmmaWait), consumer_arrival),
+        lambda p: swapped(p, named("wgmma.wait_group"), consumer_arrival),
         {"race", "in_flight"},
     ),
-    "products not waited for": (lambda p: deleted(p, named(WgmmaWait)), {"race", "in_flight", "leak"}),
-    "products not committed": (lambda p: deleted(p, named(WgmmaCommit)), {"in_flight", "leak"}),
-    "one group left pending": (lambda p: changed(p, named(WgmmaWait), 0, pending=1), {"in_flight", "race"}),
-    "no wgmma.fence": (lambda p: deleted(p, named(WgmmaFence)), {"race"}),
+    "products not waited for": (lambda p: deleted(p, named("wgmma.wait_group")), {"race", "in_flight", "leak"}),
+    "products not committed": (lambda p: deleted(p, named("wgmma.commit_group")), {"in_flight", "leak"}),
+    "one group left pending": (lambda p: changed(p, named("wgmma.wait_group"), 0, pending=1), {"in_flight", "race"}),
+    "no wgmma.fence": (lambda p: deleted(p, named("wgmma.fence")), {"race"}),
     "no mbarrier fence": (lambda p: deleted(p, named("fence.mbarrier_init")), {"mbarrier"}),
     "no barrier after the initialisation": (lambda p: deleted(p, named("bar.sync")), {"mbarrier"}),
     "one mbarrier not initialised": (lambda p: deleted(p, init, 1), {"mbarrier"}),
@@ -132,7 +131,7 @@ def test_mutant_is_caught_in_every_order(name: str) -> None:
 
 
 def test_every_wgmma_of_the_last_depth_is_needed() -> None:
-    emulation, error = run(deleted(ring(), named(Wgmma), 3), None)
+    emulation, error = run(deleted(ring(), named("wgmma.mma_async"), 3), None)
     assert emulation.findings == ()  # no synchronisation defect: the product is merely wrong
     assert error > 1
 

@@ -29,11 +29,14 @@ from warploom.isa.async_copy import CommitCopies, CpAsync, TensorCopy, WaitCopie
 from warploom.isa.barriers import bar_arrive, bar_sync, elect, set_max_registers
 from warploom.isa.base import Instruction
 from warploom.isa.conversion import Move
+from warploom.isa.form import named
 from warploom.isa.matrix import matrix_access
 from warploom.isa.memory import Store
 from warploom.isa.operators import binary, pair_arithmetic
 from warploom.isa.sync import MbarrierArrival
-from warploom.isa.wgmma import Wgmma, WgmmaCommit, WgmmaFence, WgmmaWait
+from warploom.isa.wgmma import wgmma, wgmma_wait
+
+COMMIT = named("wgmma.commit_group.sync.aligned")
 
 AT = SourceLine("/somewhere/kernel.py", 88)
 X = Value(0, u32, "x")
@@ -132,7 +135,11 @@ BROKEN: dict[str, tuple[Program, str]] = {
     "barrier threads": (program(op(bar_arrive(40), Const(u32, 1))), "a barrier of 40 threads"),
     "barrier of more": (program(op(bar_sync(512), Const(u32, 1))), "a barrier of 512 threads"),
     "accumulator copied": (
-        program(op(WgmmaCommit()), op(WgmmaWait(0, 1), Const(f32, 0.0), into=(Value(9, f32),)), requires="sm_90a"),
+        program(
+            op(COMMIT),
+            op(wgmma_wait(0, 1), Const(f32, 0.0), into=(Value(9, f32),)),
+            requires="sm_90a",
+        ),
         "must overwrite its accumulator registers in place",
     ),
     "wait alone": (program(op(WaitCopies(0))), "waits for a cp.async group that was never committed"),
@@ -174,10 +181,10 @@ def test_a_sound_program_passes() -> None:
 
 def test_an_accumulator_that_a_product_overwrites_needs_no_value_before() -> None:
     d = tuple(Register(20 + i, f32, f"d{i}") for i in range(4))
-    descriptor, first = Const(u64, 0), op(Wgmma(8, bf16), *(Const(u64, 0),) * 2, Const(pred, False), *d, into=d)
-    rest = op(WgmmaCommit()), op(WgmmaWait(0, 4), *d, into=d)
-    verify(program(op(WgmmaFence()), first, *rest, requires="sm_90a"))
-    copied = op(Wgmma(8, bf16), descriptor, descriptor, Const(pred, False), *reversed(d), into=d)
+    descriptor, first = Const(u64, 0), op(wgmma(8, bf16), *(Const(u64, 0),) * 2, Const(pred, False), *d, into=d)
+    rest = op(COMMIT), op(wgmma_wait(0, 4), *d, into=d)
+    verify(program(op(named("wgmma.fence.sync.aligned")), first, *rest, requires="sm_90a"))
+    copied = op(wgmma(8, bf16), descriptor, descriptor, Const(pred, False), *reversed(d), into=d)
     with pytest.raises(VerifyError, match="in place"):
         verify(program(copied, requires="sm_90a"))
 

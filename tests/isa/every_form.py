@@ -35,7 +35,7 @@ HEAD = """.version 8.8
 .shared .align 16 .b8 memory[256];
 .visible .entry k()
 {{
-.reg .pred %p<80>; .reg .b16 %h<80>; .reg .b32 %r<80>; .reg .f32 %f<80>; .reg .b64 %d<80>; .reg .f64 %e<80>;
+.reg .pred %p<400>; .reg .b16 %h<400>; .reg .b32 %r<400>; .reg .f32 %f<400>; .reg .b64 %d<400>; .reg .f64 %e<400>;
 """
 NUMBERS = {
     "size": (16, 128),
@@ -47,7 +47,10 @@ NUMBERS = {
     "registers": (64,),
     "pending": (1,),
     "mask": (0xFFFFFFFF,),
-    "one": (1,),
+    "scale_a": (1,),
+    "scale_b": (1,),
+    "transposed_a": (0,),
+    "transposed_b": (1,),
 }
 """Immediates for each name of one, of which each form takes the first that it does not refuse."""
 
@@ -57,7 +60,7 @@ def instructions(form: Form) -> Iterator[Formed]:
     optional = frozenset(p.name for p in form.places if p.optional and not p.given)
     for words in form.choices():
         for left in {optional, frozenset[str]()}:
-            names = [p.name for p in form.places if p.kind == "number" and p.name not in left]
+            names = [p.name for p in form.places if p.kind == "number" and not p.hidden and p.name not in left]
             for values in product(*(NUMBERS[name] for name in names)):
                 with suppress(VerifyError):
                     yield instruction(form, words, tuple(zip(names, values, strict=True)), left, home_of(form, words))
@@ -82,13 +85,20 @@ def line(made: Formed) -> str:
     return made.text([f"{REGISTERS[t.name]}{n + 1}" for n, t in enumerate(types)])
 
 
+def exists(made: Formed, target: str) -> bool:
+    """Whether an instruction is declared to exist for a target; those of ``sm_90a`` exist there alone."""
+    if made.since.endswith("a"):
+        return made.since == target
+    return _generation(made.since) <= _generation(target)
+
+
 def _generation(architecture: str) -> tuple[int, str]:
     return int(architecture[3:].rstrip("a")), architecture
 
 
 def refused(made: Iterable[Formed], target: str) -> dict[Formed, str]:
     """What ptxas refuses of instructions that are declared to exist for a target, and why."""
-    wanted = [i for i in made if _generation(i.since) <= _generation(target)]
+    wanted = [i for i in made if exists(i, target)]
     head = HEAD.format(target=target)
     with tempfile.NamedTemporaryFile("w", suffix=".ptx") as file:
         file.write(head + "".join(f"{line(i)}\n" for i in wanted) + "ret;\n}\n")
@@ -106,7 +116,7 @@ def main() -> int:
     target = sys.argv[1] if len(sys.argv) > 1 else "sm_90a"
     made = every()
     found = refused(made, target)
-    counted = sum(_generation(i.since) <= _generation(target) for i in made)
+    counted = sum(exists(i, target) for i in made)
     print(f"{counted} instructions of {len(forms())} forms for {target}: ptxas refuses {len(found)}")
     by_form = defaultdict[Form, list[tuple[Formed, str]]](list)
     for i, why in found.items():

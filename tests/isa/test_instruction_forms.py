@@ -20,7 +20,7 @@ from warploom.isa.cluster import MapShared
 from warploom.isa.collective import shuffle
 from warploom.isa.conversion import Bitcast, Convert, PackBytes, PackPair, Permute, UnpackHalf
 from warploom.isa.form import Formed, named
-from warploom.isa.matrix import MmaSync, matrix_access
+from warploom.isa.matrix import matrix_access, mma
 from warploom.isa.memory import Load, Store, WaitAtLeast
 from warploom.isa.operators import binary, fma, pair_arithmetic, select, unary
 from warploom.isa.sync import MbarrierArrival, MbarrierTryWait
@@ -42,9 +42,9 @@ INSTRUCTIONS: list[Instruction] = [
     Atomic("global", "cas", u32),
     *(matrix_access("ldmatrix", n, t).at(offset=128) for n in (1, 2, 4) for t in (False, True)),
     *(matrix_access("stmatrix", n) for n in (1, 2, 4)),
-    MmaSync("m16n8k16", bf16),
-    MmaSync("m16n8k16", f16, f16),
-    MmaSync("m16n8k8", tf32),
+    mma("m16n8k16", bf16),
+    mma("m16n8k16", f16, f16),
+    mma("m16n8k8", tf32),
     *(CpAsync(n, "ca") for n in (4, 8, 16)),
     CpAsync(16, "cg", zero_fill=True, prefetch=128, shared_offset=32, global_offset=-64),
     CpAsync(16, "cg", eviction="first"),
@@ -139,7 +139,7 @@ def test_memory_instructions_are_volatile_and_clobber_memory():
 
 
 def test_accumulating_in_place_reads_and_writes_one_register():
-    instruction = MmaSync("m16n8k16", bf16)
+    instruction = mma("m16n8k16", bf16)
     c = [f"c{i}" for i in range(4)]
     text = instruction.cuda(c, [f"x{i}" for i in range(6)] + c)
     assert text.count('"+f"') == 4

@@ -16,7 +16,7 @@ from warploom.isa.collective import shuffle
 from warploom.isa.conversion import Bitcast, Convert, Move, Permute
 from warploom.isa.memory import Load, Store
 from warploom.isa.operators import binary, fma, multiply_wide, select, unary
-from warploom.isa.wgmma import WgmmaWait
+from warploom.isa.wgmma import wgmma_wait
 
 INTEGERS = [u32, s32, u64, s64]
 CASES = settings(deadline=None, max_examples=60)
@@ -98,7 +98,7 @@ def test_division_truncates(dtype, data):
         lambda: CpAsync(2, "ca"),  # pyright: ignore[reportArgumentType]
         lambda: WaitCopies(-1),
         lambda: WaitCopies(-1, "bulk"),  # pyright: ignore[reportArgumentType]
-        lambda: WgmmaWait(-1, 0),
+        lambda: wgmma_wait(-1, 0),
         lambda: set_max_registers(30, "inc"),
         lambda: Load("global", u32, cache="wb"),
         lambda: Store("global", u32, cache="nc"),

@@ -10,8 +10,8 @@ import pytest
 from warploom.core.dtypes import DTYPES, bf16, f16, f32, f64, s8, s32, tf32, u8
 from warploom.core.errors import VerifyError
 from warploom.isa.form import named
-from warploom.isa.matrix_exact import MmaDouble, MmaInteger
-from warploom.isa.wmma import ALL_SHAPES, WmmaLoad, WmmaMma, WmmaStore, fragment_registers
+from warploom.isa.matrix import mma
+from warploom.isa.wmma import ALL_SHAPES, fragment_registers, wmma_load, wmma_mma, wmma_store
 from warploom.layout.wmma import WMMA_ACCUMULATORS
 
 WARPS = 3
@@ -25,7 +25,7 @@ def packed(slot, matrices):
     ("shape", "a", "b"), list(itertools.product(("m8n8k16", "m16n8k16", "m16n8k32"), (s8, u8), (s8, u8)))
 )
 def test_integer_products_are_exact(shape, a, b):
-    instruction = MmaInteger(shape, a, b)
+    instruction = mma(shape, a, s32, b)
     slots = instruction.slots
     rng = np.random.default_rng(0)
     kinds = [slot.dtype.numpy for slot in slots]
@@ -43,7 +43,7 @@ def test_integer_products_are_exact(shape, a, b):
 
 @pytest.mark.parametrize("shape", ["m8n8k4", "m16n8k4", "m16n8k8", "m16n8k16"])
 def test_double_products(shape):
-    instruction = MmaDouble(shape)
+    instruction = mma(shape, f64, f64)
     rng = np.random.default_rng(1)
     matrices = [rng.integers(-1000, 1000, (WARPS, *slot.layout.shape)).astype(np.float64) for slot in instruction.slots]
     operands = [r for slot, m in zip(instruction.slots, matrices, strict=True) for r in packed(slot, m)]
@@ -63,13 +63,13 @@ def test_movmatrix_transposes():
 @pytest.mark.parametrize(
     "wrong",
     [
-        lambda: MmaInteger("m16n8k8", s8, s8),
-        lambda: MmaInteger("m16n8k16", s8, bf16),
-        lambda: MmaDouble("m16n16k16"),
-        lambda: WmmaLoad("A", "m16n16k16", f32, "row", "global"),
-        lambda: WmmaLoad("C", "m16n16k16", bf16, "row", "shared"),
-        lambda: WmmaStore("m8n8k4", f32, "row", "global"),
-        lambda: WmmaMma("m16n16k16", bf16, f16),
+        lambda: mma("m16n8k8", s8, s32, s8),
+        lambda: mma("m16n8k16", s8, s32, bf16),
+        lambda: mma("m16n16k16", f64, f64),
+        lambda: wmma_load("A", "m16n16k16", f32, "row", "global"),
+        lambda: wmma_load("C", "m16n16k16", bf16, "row", "shared"),
+        lambda: wmma_store("m8n8k4", f32, "row", "global"),
+        lambda: wmma_mma("m16n16k16", bf16, f16),
     ],
 )
 def test_what_the_isa_does_not_have_is_refused(wrong):
@@ -94,6 +94,6 @@ def test_wmma_registers_are_those_of_the_isas_tables():
 def test_types_of_wmma_mma_follow_its_registers():
     for shape, dtype in ALL_SHAPES:
         for accumulator in WMMA_ACCUMULATORS[dtype.name]:
-            mma = WmmaMma(shape, dtype, DTYPES[accumulator])
-            assert len(mma.operand_types) == sum(mma.counts)
-            assert len(mma.result_types) == mma.counts[2]
+            product = wmma_mma(shape, dtype, DTYPES[accumulator])
+            assert len(product.operand_types) == product.na + product.nb + product.nc
+            assert len(product.result_types) == product.nc

@@ -14,7 +14,7 @@ from warploom.isa.atomic import Atomic
 from warploom.isa.barriers import elect
 from warploom.isa.collective import shuffle
 from warploom.isa.form import named
-from warploom.isa.matrix import MmaSync, matrix_access
+from warploom.isa.matrix import matrix_access, mma
 from warploom.isa.memory import Load, Store
 
 CASES = settings(deadline=None, max_examples=40)
@@ -230,7 +230,7 @@ def test_mma_is_a_matrix_product_in_the_isas_layout(shape, inputs, accumulator):
         *registers_of(b, lambda lane, i: b_owner(shape, inputs.bits, lane, i), 8 * k // 32, inputs),
         *registers_of(c, c_owner, 4, accumulator),
     )
-    instruction = MmaSync(shape, inputs, accumulator)
+    instruction = mma(shape, inputs, accumulator)
     assert [o.dtype for o in operands] == [t.numpy for t in instruction.operand_types]
     got = instruction.meaning(*operands)
     expected = registers_of(a @ b + c, c_owner, 4, accumulator)
@@ -241,7 +241,7 @@ def test_mma_is_a_matrix_product_in_the_isas_layout(shape, inputs, accumulator):
 
 @pytest.mark.parametrize(("shape", "inputs", "accumulator"), KINDS)
 def test_mma_on_random_values_and_several_warps(shape, inputs, accumulator):
-    instruction = MmaSync(shape, inputs, accumulator)
+    instruction = mma(shape, inputs, accumulator)
     k = int(shape.rsplit("k", 1)[1])
     matrices = [[RNG.standard_normal(s).astype(NUMPY[inputs]) for s in ((16, k), (k, 8))] for _ in range(3)]
     packed = [
@@ -276,6 +276,6 @@ def _as_operand(x: np.ndarray, inputs) -> np.ndarray:
 def test_shapes_that_do_not_exist_are_refused():
     for arguments in (("m16n8k16", tf32), ("m8n8k4", f16), ("m16n8k16", f32)):
         with pytest.raises(VerifyError, match="m16n8k16 takes f16, bf16"):
-            MmaSync(*arguments)
-    with pytest.raises(VerifyError, match="accumulates in f32"):
-        MmaSync("m16n8k16", bf16, f16)
+            mma(*arguments)
+    with pytest.raises(VerifyError, match="sums in f16: m16n8k16 takes f16;"):
+        mma("m16n8k16", bf16, f16)

@@ -16,7 +16,6 @@ from warploom.core.dtypes import DType, bf16, f16
 from warploom.core.errors import TraceError
 from warploom.emulate import emulate
 from warploom.ir.program import Program
-from warploom.isa.wgmma import WgmmaWait
 from warploom.lang import Fragment, Global, Kernel, SharedTile, TensorMap, f32, kernel, s32, u16, u32
 from warploom.lang.values import Number
 from warploom.tile.copies import CopyRing, RowCopy, Rows
@@ -196,7 +195,7 @@ def test_a_product_is_waited_for_while_later_ones_run() -> None:
         assert found or np.array_equal(out, expected)
         return [f.kind for f in found]
 
-    program, wait = two_products.trace(), named(WgmmaWait)
+    program, wait = two_products.trace(), named("wgmma.wait_group")
     assert [op.instruction.pending for op in program.ops() if wait(op)] == [1, 0]  # type: ignore[attr-defined]
     assert run(program) == []
     for mutant in (deleted(program, wait), changed(program, wait, 0, pending=2), deleted(program, wait, 1)):

@@ -15,7 +15,7 @@ from warploom.ir.messages import at, label
 from warploom.ir.program import Program
 from warploom.ir.statements import Loop, Op, Roles, SourceLine, Statement, Value, When, walk
 from warploom.isa.effects import BulkStore, BulkTensorCopy, CommitGroup, Effect, WaitGroup, WarpgroupFence
-from warploom.isa.wgmma import Wgmma
+from warploom.isa.wgmma import WarpgroupProduct
 
 Flying = dict[Value, Op]
 """Registers in flight, and the ``wgmma`` that has them."""
@@ -105,8 +105,9 @@ class _Walk:
             )
 
     def _op(self, op: Op, state: _State) -> None:
-        if isinstance(op.instruction, Wgmma):
-            self._issue(op, op.instruction, state)
+        product = op.instruction.warpgroup_product
+        if product is not None:
+            self._issue(op, product, state)
             return
         wait: WaitGroup | None = None
         ordinary = self._ordinary.get(id(op))
@@ -157,19 +158,19 @@ class _Walk:
             self._told.add((op.where, cause.where))
             self.messages.append(f"{at(op.where)}{message}")
 
-    def _issue(self, op: Op, instruction: Wgmma, state: _State) -> None:
-        from_registers = instruction.a_source == "registers"
-        a = [x for x in op.operands[: instruction.a_count] if isinstance(x, Value)] if from_registers else []
+    def _issue(self, op: Op, product: WarpgroupProduct, state: _State) -> None:
+        from_registers = product.a_source == "registers"
+        a = [x for x in op.operands[: product.a_count] if isinstance(x, Value)] if from_registers else []
         mine = [*a, *op.results]
         late = [x for x in mine if x in state.touched]
         if late or not state.fenced:
             what = f"since {label(late[0])} was last accessed" if late else "before it"
             self.messages.append(f"{at(op.where)}wgmma without a k.wgmma_fence() {what}: put one before it")
         ahead = state.holder(op.results[0])
-        same = ahead is not None and ahead.results == op.results and _continues(op, instruction, ahead, op.results[0])
+        same = ahead is not None and ahead.results == op.results and _continues(op, product, ahead, op.results[0])
         for value in a if same else mine:
             holder = state.holder(value)
-            if holder is not None and not _continues(op, instruction, holder, value):
+            if holder is not None and not _continues(op, product, holder, value):
                 self.messages.append(
                     f"{at(op.where)}this wgmma uses {label(value)}, which the wgmma of {holder.where} has in flight "
                     "for something else: wait for its group first"
@@ -197,11 +198,10 @@ class _Walk:
             self.messages.append(f"{at(op.where)}waits for accumulators whose wgmma ({holder.where}) {why}")
 
 
-def _continues(op: Op, instruction: Wgmma, holder: Op, value: Value) -> bool:
+def _continues(op: Op, product: WarpgroupProduct, holder: Op, value: Value) -> bool:
     """Whether a ``wgmma`` may use a register that another one has in flight: to go on adding, or to read A again."""
-    other = holder.instruction
-    assert isinstance(other, Wgmma)
-    if holder.results == op.results and (other == instruction or (other.n == instruction.n and value in op.results)):
+    other: WarpgroupProduct = holder.instruction.warpgroup_product
+    if holder.results == op.results and (other == product or (other.n == product.n and value in op.results)):
         return True
     return value not in op.results and value not in holder.results
 
@@ -211,8 +211,9 @@ def wgmma_rules(program: Program, _: Target | None) -> Iterator[str]:
     watched: set[Value] = set()
     accumulators: set[Value] = set()
     for op in program.ops():
-        if isinstance(op.instruction, Wgmma):
-            count = op.instruction.a_count if op.instruction.a_source == "registers" else 0
+        product = op.instruction.warpgroup_product
+        if product is not None:
+            count = product.a_count if product.a_source == "registers" else 0
             watched.update(x for x in op.operands[:count] if isinstance(x, Value))
             accumulators.update(op.results)
     watched |= accumulators
@@ -229,7 +230,7 @@ def _whole_warpgroups(program: Program) -> Iterator[str]:
     """All four warps of a warpgroup execute a ``wgmma``."""
     for s in program.body:
         for role in s.branches if isinstance(s, Roles) else ():
-            uses = any(isinstance(op, Op) and isinstance(op.instruction, Wgmma) for op in walk(role.body))
+            uses = any(isinstance(op, Op) and op.instruction.warpgroup_product is not None for op in walk(role.body))
             if uses and (role.first % 4 or role.last % 4):
                 yield (
                     f"{at(role.where)}the role of warps {role.first}..{role.last} executes wgmma, which is for whole "

@@ -101,6 +101,12 @@ class Instruction:
     declaration: ClassVar[str] = ""
     # Positions of operands that may be left unread, as another operand says (wgmma without accumulation).
     optional_operands: ClassVar[range] = range(0)
+    # A, B and C of a matrix product of a warp as fragments (warploom.isa.matrix.FragmentSlot).
+    slots: ClassVar[Any] = None
+    # Gives the layout of the fragment that a warp loads from or stores to memory; raises LayoutError for unknown ones.
+    fragment: ClassVar[Callable[[], Any] | None] = None
+    # The shape and the operands of wgmma (warploom.isa.wgmma.WarpgroupProduct).
+    warpgroup_product: ClassVar[Any] = None
     # Derivative: f(k, result, gradient of the result, *operands) → what is added to each operand's gradient.
     gradient: ClassVar[Callable[..., Sequence[Any]] | None] = None
     # An integer result as f64, of operands as f64, as if integers had no end; None where it is no address arithmetic.

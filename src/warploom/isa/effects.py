@@ -56,14 +56,16 @@ class Access(Effect):
 
 @dataclass(frozen=True, slots=True)
 class MatrixAccess(Access):
-    """A warp's access to a matrix at ``operand[address] + offset``, ``bytes`` an element; ``wmma``'s..
+    """A warp's access to a matrix at ``operand[address] + offset``, ``bytes`` an element (``wmma``).
 
     ``stride`` is the operand of the leading dimension in elements; ``major`` says whether that counts from row to row
-    or from column to column. The instruction's ``layout`` says which lane holds which element.
+    or from column to column. The instruction's ``fragment`` says which lane holds which element; ``is_input``: it is
+    A or B.
     """
 
     stride: int = 1
     major: Literal["row", "col"] = "row"
+    is_input: bool = False
 
 
 @dataclass(frozen=True, slots=True)

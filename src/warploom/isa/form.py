@@ -233,7 +233,11 @@ class Formed(Instruction):
         """The types of results and operands. Programs may have operands in another order than PTX."""
         kinds = [(p, self._type(p)) for p, n in zip(self.present, self.counts, strict=True) for _ in range(n)]
         read = [(p, t) for p, t in kinds if p.kind in _READ]
-        self._order = [self.form.operands.index(p.name) for p, _ in read] if self.form.operands else [*range(len(read))]
+        self._order = [*range(len(read))]
+        if self.form.operands:
+            by_name = sorted(self._order, key=lambda k: self.form.operands.index(read[k][0].name))
+            for position, k in enumerate(by_name):
+                self._order[k] = position
         results = tuple(t for p, t in kinds if p.kind == "result")
         self.addresses = {n: p.offset for n, (p, _) in zip(self._order, read, strict=True) if p.offset}
         return {"result_types": results, "operand_types": tuple(self.ordered([t for _, t in read]))}
@@ -327,6 +331,8 @@ class Formed(Instruction):
         given, read, parts = iter(results), iter([operands[n] for n in self._order]), list[str]()
         for place, count in zip(self.present, self.counts, strict=True):
             if place.kind == "number":
+                if place.hidden:
+                    continue
                 number = self.fields[place.name]
                 parts.append(f"{number:#x}" if place.type == "hex" else str(number))
                 continue
@@ -342,13 +348,13 @@ class Formed(Instruction):
         return f"{self.ptx_name} {', '.join(parts)};" if parts else f"{self.ptx_name};"
 
     def cuda(self, results: Sequence[str], operands: Sequence[str]) -> str:
-        """The CUDA C++ statement; the operands of inline PTX are listed in the order of PTX."""
+        """The CUDA C++ statement."""
         own = self.form.statement(self, results, operands) if self.form.statement is not None else None
         if own is not None or self._call is not None:
             return own if own is not None else Instruction.cuda(self, results, operands)
         tied = self._places(self.form.tied)
         in_place = bool(tied) and [operands[n] for n in tied] == [*results]
-        listed = [n for n in self._order if not (in_place and n in tied)]
+        listed = [n for n in range(len(operands)) if not (in_place and n in tied)]
         names = [f"%{n}" for n in range(len(results))] + [""] * len(operands)
         for place, n in enumerate((*tied, *listed) if in_place else listed):
             names[len(results) + n] = f"%{place}" if in_place else f"%{len(results) + place}"
@@ -492,7 +498,7 @@ def named(
 @cache
 def load_tables() -> None:
     """Import the modules whose lines declare the package's forms, which themselves import this one."""
-    for name in ("lanewise", "collective", "barriers", "matrix"):
+    for name in ("lanewise", "collective", "barriers", "matrix", "wmma", "wgmma"):
         import_module(f"warploom.isa.{name}")
 
 

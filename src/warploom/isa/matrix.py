@@ -1,7 +1,7 @@
-"""``mma.sync``: the warp-wide matrix multiply-accumulate of sm_80.
+"""The table of matrices in registers: ``ldmatrix``, ``stmatrix`` and ``mma.sync``.
 
-Sources: PTX ISA, "Warp Level Matrix Multiply-Accumulate Instructions" (``mma.sync.aligned.m16n8k*``). The fragment maps
-come from the catalogue of layouts.
+Source: PTX ISA, "Warp Level Matrix Multiply-Accumulate Instructions". The fragment maps come from the catalogue of
+layouts.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from typing import Any, Literal
 
 import numpy as np
 
-from warploom.core.dtypes import DType, bf16, f16, f32, tf32, u32
+from warploom.core.dtypes import DTYPES, DType, bf16, f16, f32, tf32, u32
 from warploom.core.errors import VerifyError
-from warploom.isa.base import Array, Instruction, braces, inline_ptx
+from warploom.isa.base import Array
 from warploom.isa.conversion import half_to_f32
 from warploom.isa.effects import Access, Effect, WarpSync
-from warploom.isa.form import Formed, form, named
+from warploom.isa.form import FORMS, Formed, RefusedError, form, named
 from warploom.layout.catalogue import mma_fragment
 from warploom.layout.fragments import FragmentLayout
 
@@ -109,85 +109,83 @@ def matrix_access(opcode: Literal["ldmatrix", "stmatrix"], count: int, transpose
     return named(f"{opcode}.sync.aligned.m8n8.x{count}{'.trans' if transposed else ''}.shared.b16")
 
 
-_SHAPES: dict[str, tuple[str, ...]] = {
-    "m16n8k16": ("f16", "bf16"),
-    "m16n8k8": ("f16", "bf16", "tf32"),
-    "m16n8k4": ("tf32",),
-}
+# Products: D = A·B + C for one warp. Operands: A's registers, B's, C's; results: D's, laid out as C. Products are exact
+# and summed in f32, integers and f64 in their own type. In which order and with which rounding the hardware sums is not
+# documented (f32: it truncates more than f32 does); allow a relative error of k · 2^-22 (f64: k · 2^-53) of Σ|a·b|.
+
+
+def fragment_register(dtype: DType) -> DType:
+    """The register type that holds elements of ``dtype``: packed and tf32 elements are u32."""
+    return u32 if dtype.bits < 32 or dtype is tf32 else dtype
 
 
 @lru_cache(maxsize=64)
-def _slots(shape: str, inputs: DType, accumulator: DType) -> tuple[FragmentSlot, FragmentSlot, FragmentSlot]:
-    a, b = (mma_fragment(shape, which, inputs.bits) for which in "AB")
-    c = mma_fragment(shape, "C", accumulator.bits)
-    return (
-        FragmentSlot(a, inputs, 0, a.registers),
-        FragmentSlot(b, inputs, a.registers, b.registers),
-        FragmentSlot(c, accumulator, a.registers + b.registers, c.registers),
-    )
+def _slots(shape: str, *types: DType) -> tuple[FragmentSlot, ...]:
+    """A, B and C as fragments."""
+    found, first = list[FragmentSlot](), 0
+    for which, dtype in zip("ABC", types, strict=True):
+        layout = mma_fragment(shape, which, dtype.bits)
+        count = layout.registers if dtype.bits <= 32 else layout.elements_per_thread
+        found.append(FragmentSlot(layout, dtype, first, count))
+        first += count
+    return tuple(found)
 
 
-@dataclass(frozen=True, slots=True)
-class MmaSync(Instruction):
-    """``mma.sync.aligned.{shape}.row.col``: D = A·B + C for one warp.
+def _fragments(i: Formed) -> dict[str, Any]:
+    inputs, accumulator = DTYPES[i.a], DTYPES[i.c]
+    a, b, c = slots = _slots(i.shape, inputs, DTYPES[i.fields.get("b", i.a)], accumulator)
+    counts = {"na": a.count, "nb": b.count, "nc": c.count}
+    types = {"of_ab": fragment_register(inputs), "of_c": fragment_register(accumulator)}
+    return {"slots": slots, "inputs": inputs, "accumulator": accumulator, **counts, **types}
 
-    Operands: A's registers, B's, C's; results: D's, laid out as C. Products are exact and summed in float32 by the
-    emulator and then rounded to the accumulator's type. The hardware's internal order and rounding of the sum are not
-    documented (it truncates more than float32 does); allow a relative error of k · 2^-22 of Σ|a·b| between the two.
-    """
 
-    shape: str
-    inputs: DType
-    accumulator: DType = f32
-    ptx = "mma.sync.aligned.{self.shape}.row.col.{self.accumulator}.{self.inputs}.{self.inputs}.{self.accumulator}"
-    does = (WarpSync(aligned=True),)
+def multiplied(slots: Sequence[FragmentSlot], registers: Sequence[Array]) -> tuple[Array, ...]:
+    """D from the matrices that the registers hold, dealt out to the lanes as C is laid out."""
+    a, b, c = (slot.matrix(registers[slot.first : slot.first + slot.count]) for slot in slots)
+    return slots[2].registers(np.matmul(a.astype(c.dtype, copy=False), b.astype(c.dtype, copy=False)) + c)
 
-    def __post_init__(self) -> None:
-        if self.inputs.name not in _SHAPES.get(self.shape, ()):
-            known = "; ".join(f"{s} takes {', '.join(t)}" for s, t in _SHAPES.items())
-            raise VerifyError(f"mma.sync has no {self.shape} for {self.inputs.name} here: {known}")
-        if self.accumulator is not f32 and not (self.accumulator is f16 and self.inputs is f16):
-            raise VerifyError(f"mma.sync of {self.inputs.name} accumulates in f32 (f16 also in f16)")
 
-    @property
-    def slots(self) -> tuple[FragmentSlot, FragmentSlot, FragmentSlot]:
-        """A, B and C as fragments."""
-        return _slots(self.shape, self.inputs, self.accumulator)
+PRODUCT: dict[str, Any] = {
+    "let": _fragments,
+    "choose": lambda i: lambda *registers: multiplied(i.slots, registers),
+    "effects": (WarpSync(aligned=True),),
+    "asm": "plain",  # ptxas orders mma by its registers alone, and may move it between memory instructions
+}
+PLACES = "d*nc:of_c, a*na:of_ab, b*nb:of_ab, c*nc:of_c"
+for a, c, shape in (
+    ("f16 bf16", "f32", "m16n8k16 m16n8k8"),
+    ("f16", "f16", "m16n8k16 m16n8k8"),
+    ("tf32", "f32", "m16n8k8 m16n8k4"),
+):
+    said: dict[str, Any] = {"a": a, "c": c, "shape": shape, "tied": "c", **PRODUCT}
+    form(f"mma.sync.aligned.{{shape}}.row.col.{{c}}.{{a}}.{{a}}.{{c}} {PLACES}", **said)
+form(
+    f"mma.sync.aligned.{{shape}}.row.col.{{c}}.{{a}}.{{b}}.{{c}} {PLACES}",
+    a="s8 u8",
+    b="s8 u8",
+    c="s32",
+    shape="m8n8k16 m16n8k16 m16n8k32",
+    **PRODUCT,
+)
+form(
+    f"mma.sync.aligned.{{shape}}.row.col.{{c}}.{{a}}.{{a}}.{{c}} {PLACES}",
+    a="f64",
+    c="f64",
+    shape="m8n8k4 m16n8k4@sm_90 m16n8k8@sm_90 m16n8k16@sm_90",
+    **PRODUCT,
+)
 
-    @property
-    def _c_register(self) -> DType:
-        return f32 if self.accumulator is f32 else u32
 
-    @property
-    def operand_types(self) -> tuple[DType, ...]:
-        """A's and B's packed registers (u32), then C's: f32, or u32 that packs two f16 sums."""
-        a, b, c = self.slots
-        return (u32,) * (a.count + b.count) + (self._c_register,) * c.count
-
-    @property
-    def result_types(self) -> tuple[DType, ...]:
-        """D's registers, as C's."""
-        return (self._c_register,) * self.slots[2].count
-
-    def cuda(self, results: Sequence[str], operands: Sequence[str]) -> str:
-        """Inline PTX; where D's registers are C's they are one read-write operand, so that no move is left."""
-        a, b, c = self.slots
-        letter, n = self._c_register.constraint, c.count
-        ab_in = [("r", x) for x in operands[: a.count + b.count]]
-        c_names = list(operands[c.first :])
-        in_place = c_names == list(results)
-        ab = f"{braces(n, a.count)}, {braces(n + a.count, b.count)}"
-        c_text = braces(0, n) if in_place else braces(n + a.count + b.count, n)
-        outs = [(f"{'+' if in_place else '='}{letter}", r) for r in results]
-        ins = ab_in if in_place else ab_in + [(letter, x) for x in c_names]
-        # Not volatile: ptxas orders mma by its registers alone, and may move it between memory instructions.
-        return inline_ptx(f"{self.mnemonic} {braces(0, n)}, {ab}, {c_text};", outs, ins, volatile=False)
-
-    def multiply(self, a: Array, b: Array, c: Array) -> Array:
-        """D of matrices A (warps, m, k), B (warps, k, n), C (warps, m, n), all float32."""
-        return np.matmul(a, b) + c
-
-    def meaning(self, *operands: Array) -> tuple[Array, ...]:
-        """D from the matrices that the registers hold, dealt out to the lanes as C is laid out."""
-        a, b, c = (slot.matrix(operands[slot.first : slot.first + slot.count]) for slot in self.slots)
-        return self.slots[2].registers(self.multiply(a, b, c))
+def mma(shape: str, inputs: DType, accumulator: DType = f32, b: DType | None = None) -> Formed:
+    """``mma.sync``; ``b`` is the type of B where it is another than A's. Raises VerifyError for what does not exist."""
+    try:
+        return named(f"mma.sync.aligned.{shape}.row.col.{accumulator}.{inputs}.{b or inputs}.{accumulator}")
+    except RefusedError:
+        known: dict[str, list[str]] = {}
+        for line in FORMS["mma"]:
+            named_slots = {slot.name: slot.words for slot in line.slots}
+            for one in named_slots["shape"] if accumulator.name in named_slots["c"] else ():
+                known.setdefault(one, []).extend(named_slots["a"])
+        listed = "; ".join(f"{one} takes {', '.join(types)}" for one, types in known.items())
+        what = f"mma.sync has no {shape} of {inputs} with sums in {accumulator}"
+        raise VerifyError(f"{what}: {listed}") from None

@@ -7,7 +7,7 @@ set is the word itself; ``{op}`` is the opcode. Operands: ``d`` is written, all 
 - ``c:u32``: its type; ``c?bool``: it is there where a word stands in the slot ``bool``
 - ``[at]``: an address with a displacement ``offset`` (``[to]``: ``to_offset``); ``#n``: an immediate
 - ``d*vec``: as many registers as the word in the slot ``vec`` says
-- ``^in`` and ``^out``: the carry, which the text does not show
+- ``^in`` and ``^out``: the carry, which the text does not show; ``^c``, ``#^n``: others that it does not show
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 _SLOT = re.compile(r"\{\.(\w+)\}|\.\{(\w+)\}|\.([\w:]+)|\{(\w+)\}|^(\w+)")
-_PLACE = re.compile(r"(\[)?(#|\^)?(\w+)(\])?(?:\*(\w+))?(?::(\w+))?(\?(\w*))?$")
+_PLACE = re.compile(r"(\[)?(#\^|#|\^)?(\w+)(\])?(?:\*(\w+))?(?::(\w+))?(\?(\w*))?$")
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +38,8 @@ class Slot:
 class Place:
     """An operand of a form; ``type`` and ``count`` name types and slots, ``given`` the slot that decides about it.
 
-    ``paired``: written behind a ``|``; ``hidden``: the carry.
+    ``paired``: written behind a ``|``; ``hidden``: the text
+    does not show it (the carry).
     """
 
     name: str
@@ -88,8 +89,10 @@ def places_of(tail: str) -> tuple[Place, ...]:
                 raise ValueError(f"{tail}: {text!r} is no operand")
             opens, mark, name, _, count, kind, optional, given = match.groups()
             written = name in ("d", "out") or position > 0
-            what = "address" if opens else "number" if mark == "#" else "result" if written else "value"
+            what = "address" if opens else "number" if mark in ("#", "#^") else "result" if written else "value"
             found.append(
-                Place(name, what, kind or "", count or "", bool(optional), given or "", position > 0, mark == "^")
+                Place(
+                    name, what, kind or "", count or "", bool(optional), given or "", position > 0, mark in ("^", "#^")
+                )
             )
     return tuple(found)

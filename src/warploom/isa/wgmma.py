@@ -1,21 +1,21 @@
-"""``wgmma``: the asynchronous matrix multiply-accumulate of a warpgroup (sm_90a).
+"""The table of ``wgmma``: the asynchronous matrix multiply-accumulate of a warpgroup (sm_90a).
 
 Source: PTX ISA, "Asynchronous Warpgroup Level Matrix Multiply-Accumulate Instructions".
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 
-from warploom.core.dtypes import DType, bf16, f16, f32, pred, u32, u64
+from warploom.core.dtypes import DTYPES, DType, bf16, f16, f32
 from warploom.core.errors import VerifyError
-from warploom.isa.base import Array, Instruction, braces, inline_ptx, waits_for_groups
+from warploom.isa.base import Array, braces, waits_for_groups
 from warploom.isa.effects import AsyncMatrix, CommitGroup, Effect, WaitGroup, WarpgroupFence, WarpSync
+from warploom.isa.form import Formed, form, named
 from warploom.isa.matrix import FragmentSlot
 from warploom.layout.catalogue import wgmma_accumulator, wgmma_operand
 from warploom.layout.wgmma import element_addresses
@@ -36,8 +36,8 @@ def _a_slot(inputs: DType) -> FragmentSlot:
 
 
 @dataclass(frozen=True, slots=True)
-class Wgmma(Instruction):
-    """``wgmma.mma_async.sync.aligned.m64n{n}k16``: D = A·B (+ D), f16 or bf16 in, f32 out, for four warps.
+class WarpgroupProduct:
+    """D = A·B (+ D) of four warps, m64n{n}k16: f16 or bf16 in, f32 out.
 
     Operands: A (a descriptor, or four registers), B's descriptor, whether to accumulate, D's registers; results: the
     same registers. ``transposed_b``: B's rows of K are not contiguous in shared memory (N is); ``transposed_a``: nor
@@ -47,19 +47,9 @@ class Wgmma(Instruction):
 
     n: int
     inputs: DType
-    a_source: Literal["shared", "registers"] = "shared"
-    transposed_b: bool = False
-    transposed_a: bool = False
-    ptx = "wgmma.mma_async.sync.aligned.m64n{self.n}k16.f32.{self.inputs}.{self.inputs}"
-    does = (WarpSync(aligned=True), AsyncMatrix())
-
-    def __post_init__(self) -> None:
-        if self.n % 8 or not 8 <= self.n <= 256:
-            raise VerifyError(f"wgmma takes n = 8, 16 … 256, not {self.n}")
-        if self.inputs not in (f16, bf16):
-            raise VerifyError(f"wgmma here takes f16 or bf16, not {self.inputs}")
-        if self.transposed_a and self.a_source != "shared":
-            raise VerifyError("wgmma transposes A only where it reads it from shared memory")
+    a_source: Literal["shared", "registers"]
+    transposed_b: bool
+    transposed_a: bool
 
     @property
     def a_count(self) -> int:
@@ -76,22 +66,6 @@ class Wgmma(Instruction):
         """D as a fragment among the operands."""
         return _accumulator_slot(self.n, self.a_count + 2)
 
-    @property
-    def operand_types(self) -> tuple[DType, ...]:
-        """A (a u64 descriptor or four u32), B's u64 descriptor, the predicate, n / 2 f32 registers of D."""
-        a = (u64,) if self.a_source == "shared" else (u32,) * 4
-        return (*a, u64, pred, *(f32,) * (self.n // 2))
-
-    @property
-    def result_types(self) -> tuple[DType, ...]:
-        """D: n / 2 f32 registers of each thread of the warpgroup."""
-        return (f32,) * (self.n // 2)
-
-    @property
-    def optional_operands(self) -> range:
-        """D's registers, which are not read where the predicate says not to accumulate."""
-        return range(self.a_count + 2, len(self.operand_types))
-
     def a_addresses(self, descriptor: int) -> Array:
         """Shared byte addresses of A's elements, int64 [64, 16]."""
         return element_addresses(descriptor, M, K, k_contiguous=not self.transposed_a)
@@ -104,68 +78,82 @@ class Wgmma(Instruction):
         """D from A (groups, 64, 16), B (groups, n, 16), C (groups, 64, n), in float32; see ``mma.sync`` on rounding."""
         return np.matmul(a, b.transpose(0, 2, 1)) + c
 
-    def cuda(self, results: Sequence[str], operands: Sequence[str]) -> str:
-        """Inline PTX whose read-write operands are D's registers; the scales of A and B are 1."""
-        d = self.n // 2
-        a, b, accumulate = operands[: self.a_count], operands[self.a_count], operands[self.a_count + 1]
-        a_text = f"%{d}" if self.a_source == "shared" else braces(d, 4)
-        of_a = f", {int(self.transposed_a)}" if self.a_source == "shared" else ""
-        transpose = f"{of_a}, {int(self.transposed_b)}"
-        at = d + self.a_count
-        body = (
-            f"{{ .reg .pred p; setp.ne.b32 p, %{at + 1}, 0; "
-            f"{self.mnemonic} {braces(0, d)}, {a_text}, %{at}, p, 1, 1{transpose}; }}"
-        )
-        ins = [("l" if self.a_source == "shared" else "r", x) for x in a]
-        ins += [("l", b), ("r", f"(unsigned)({accumulate})")]
-        return inline_ptx(body, [("+f", r) for r in results], ins, memory=True)
+
+def _product(i: Formed) -> dict[str, Any]:
+    if (i.scale_a, i.scale_b) != (1, 1):
+        raise VerifyError("factors other than 1 are not supported")
+    n, transposed_a = int(i.shape[4:-3]), i.fields.get("transposed_a")
+    source = "registers" if transposed_a is None else "shared"
+    product = WarpgroupProduct(n, DTYPES[i.ab], source, bool(i.transposed_b), bool(transposed_a))
+    first = product.a_count + 2
+    return {"half": n // 2, "warpgroup_product": product, "optional_operands": range(first, first + n // 2)}
 
 
-@dataclass(frozen=True, slots=True)
-class WgmmaFence(Instruction):
-    """``wgmma.fence``: register and shared-memory accesses before it are ordered before the next ``wgmma``."""
-
-    ptx = "wgmma.fence.sync.aligned"
-    does = (WarpSync(aligned=True), WarpgroupFence())
-
-
-@dataclass(frozen=True, slots=True)
-class WgmmaCommit(Instruction):
-    """``wgmma.commit_group``: closes the group of ``wgmma`` issued since the last commit."""
-
-    ptx = "wgmma.commit_group.sync.aligned"
-    does = (WarpSync(aligned=True), CommitGroup("wgmma"))
+def _inline(i: Formed) -> str:
+    """The line on D's registers, then A, B and the predicate that says whether to accumulate."""
+    d, a = i.half, i.warpgroup_product.a_count
+    at, transpose = d + a, f"{i.transposed_b}" if a == 4 else f"{i.transposed_a}, {i.transposed_b}"
+    of_a = f"%{d}" if a == 1 else braces(d, 4)
+    line = f"{i.mnemonic} {braces(0, d)}, {of_a}, %{at}, p, 1, 1, {transpose};"
+    return f"{{ .reg .pred p; setp.ne.b32 p, %{at + 1}, 0; {line} }}"
 
 
-@dataclass(frozen=True, slots=True)
-class WgmmaWait(Instruction):
-    """``wgmma.wait_group n``: at most ``pending`` of the newest groups stay unfinished.
+WARPGROUP: dict[str, Any] = {"since": "sm_90a", "asm": "volatile memory"}
+PRODUCT = "wgmma.mma_async.sync.aligned.{shape}.f32.{ab}.{ab}"
+for a, of_a in (("a:b64", "#transposed_a, "), ("a*4:b32", "")):
+    form(
+        f"{PRODUCT} d*half:f32, {a}, b:b64, adds:pred, #scale_a, #scale_b, {of_a}#transposed_b, ^sums*half:f32",
+        shape=" ".join(f"m64n{n}k16" for n in range(8, 257, 8)),
+        ab="f16 bf16",
+        name=PRODUCT,
+        let=_product,
+        inline=_inline,
+        tied="sums",
+        effects=(WarpSync(aligned=True), AsyncMatrix()),
+        **WARPGROUP,
+    )
+form("wgmma.fence.sync.aligned", effects=(WarpSync(aligned=True), WarpgroupFence()), **WARPGROUP)
+form("wgmma.commit_group.sync.aligned", effects=(WarpSync(aligned=True), CommitGroup("wgmma")), **WARPGROUP)
 
-    Operands and results are the ``count`` f32 registers that are complete from here on: naming them keeps the compiler
-    from moving their uses above the wait.
-    """
 
-    pending: int
-    count: int
-    ptx = "wgmma.wait_group.sync.aligned"
+def _waits(i: Formed) -> tuple[Effect, ...]:
+    waits_for_groups(i.pending)
+    return WarpSync(aligned=True), WaitGroup("wgmma", i.pending)
 
-    def __post_init__(self) -> None:
-        waits_for_groups(self.pending)
 
-    @property
-    def operand_types(self) -> tuple[DType, ...]:
-        """``count`` f32 registers of accumulators."""
-        return (f32,) * self.count
+# Operands and results are the registers that are complete from here on: naming them keeps the compiler from moving
+# their uses above the wait.
+form(
+    "wgmma.wait_group.sync.aligned ^d*registers:f32, ^done*registers:f32, #pending, #^registers",
+    name="wgmma.wait_group.sync.aligned",
+    default={"registers": 0},
+    inline=lambda i: f"{i.mnemonic} {i.pending};",
+    tied="done",
+    effects=_waits,
+    **WARPGROUP,
+)
 
-    @property
-    def result_types(self) -> tuple[DType, ...]:
-        """The same registers, complete."""
-        return (f32,) * self.count
 
-    def effects(self) -> tuple[Effect, ...]:
-        """Blocks the warpgroup until at most ``pending`` of its groups are unfinished."""
-        return (WarpSync(aligned=True), WaitGroup("wgmma", self.pending))
+def wgmma(
+    n: int,
+    inputs: DType,
+    a_source: Literal["shared", "registers"] = "shared",
+    transposed_b: bool = False,
+    transposed_a: bool = False,
+) -> Formed:
+    """``wgmma.mma_async`` m64n{n}k16; the parameters are fields of :class:`WarpgroupProduct`."""
+    if transposed_a and a_source != "shared":
+        raise VerifyError("wgmma transposes A only where it reads it from shared memory")
+    if n % 8 or not 8 <= n <= 256:
+        raise VerifyError(f"wgmma takes n = 8, 16 … 256, not {n}")
+    if inputs not in (f16, bf16):
+        raise VerifyError(f"wgmma here takes f16 or bf16, not {inputs}")
+    name = f"wgmma.mma_async.sync.aligned.m64n{n}k16.f32.{inputs}.{inputs}"
+    numbers = {"scale_a": 1, "scale_b": 1, "transposed_a": int(transposed_a), "transposed_b": int(transposed_b)}
+    return named(name, numbers=tuple(numbers.items()), operands=(3 if a_source == "shared" else 6) + n // 2)
 
-    def cuda(self, results: Sequence[str], operands: Sequence[str]) -> str:
-        """Inline PTX that reads and writes the registers, and so keeps their uses below it."""
-        return inline_ptx(f"{self.mnemonic} {self.pending};", [("+f", r) for r in results], memory=True)
+
+def wgmma_wait(pending: int, registers: int) -> Formed:
+    """``wgmma.wait_group``: at most ``pending`` groups stay unfinished. Operands and results: completed registers."""
+    numbers = (("pending", pending), ("registers", registers))
+    return named("wgmma.wait_group.sync.aligned", numbers=numbers)

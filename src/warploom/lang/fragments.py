@@ -9,7 +9,7 @@ from typing import Literal, TypeAlias, get_args, overload
 
 from warploom.core.dtypes import DType, bf16, f16, f32, tf32, u32
 from warploom.core.errors import TraceError, shown
-from warploom.isa.matrix import MmaSync
+from warploom.isa.matrix import mma
 from warploom.isa.warp import FULL_MASK
 from warploom.lang.pointers import GlobalPointer, SharedTile
 from warploom.lang.reducers import NAMED, Reducer, State, single
@@ -393,7 +393,7 @@ class FragmentWords(WarpWords):
         into: Sequence[Mutable] | None = None,
     ) -> tuple[Traced, ...]:
         """``mma.sync``: the registers of D = A·B + C. ``into`` writes D to mutable registers (in place if it is C)."""
-        instruction = MmaSync(shape, inputs, accumulate)
+        instruction = mma(shape, inputs, accumulate)
         parts: tuple[Sequence[Number], ...] = (a, b, c) if into is None else (a, b, c, into)
         for name, given, slot in zip("ABCD", parts, (*instruction.slots, instruction.slots[2]), strict=False):
             if len(given) != slot.count:

@@ -17,7 +17,7 @@ from warploom.isa.sync import (
     MbarrierInitialise,
     MbarrierTryWait,
 )
-from warploom.isa.wgmma import Wgmma, WgmmaCommit, WgmmaFence, WgmmaWait
+from warploom.isa.wgmma import wgmma, wgmma_wait
 from warploom.lang.cluster import ClusterWords
 from warploom.lang.declared import word
 from warploom.lang.fold import split_sum
@@ -279,9 +279,9 @@ class HopperWords(ClusterWords):
         """An uninitialised m64n{n} f32 accumulator of a warpgroup."""
         return self.accumulator(wgmma_accumulator(n), None, name)
 
+    @word("wgmma.fence.sync.aligned")
     def wgmma_fence(self) -> None:
         """``wgmma.fence``: before the first wgmma, and whenever its registers were written by other instructions."""
-        self.emit(WgmmaFence(), ())
 
     def wgmma(
         self,
@@ -304,14 +304,14 @@ class HopperWords(ClusterWords):
             )
         n = accumulator.layout.shape[1]
         registers = [r for r in accumulator.registers if isinstance(r, Mutable)]
-        instruction = Wgmma(n, inputs, "shared" if isinstance(a, Traced) else "registers", transposed_b, transposed_a)
+        instruction = wgmma(n, inputs, "shared" if isinstance(a, Traced) else "registers", transposed_b, transposed_a)
         head = [a] if isinstance(a, Traced) else list(a)
         operands = [*head, b, self.operand(accumulate, pred), *(Traced(self, r.register) for r in registers)]
         self.emit_into(instruction, operands, registers)
 
+    @word("wgmma.commit_group.sync.aligned")
     def wgmma_commit(self) -> None:
         """``wgmma.commit_group``."""
-        self.emit(WgmmaCommit(), ())
 
     def wgmma_wait(self, pending: int, *complete: Fragment) -> None:
         """``wgmma.wait_group``; ``complete`` are the accumulators that may be read from here on."""
@@ -319,4 +319,4 @@ class HopperWords(ClusterWords):
         if any(r.dtype is not f32 for r in registers):
             raise TraceError(f"wgmma accumulators are f32 ({self.here()})")
         operands = [Traced(self, r.register) for r in registers]
-        self.emit_into(WgmmaWait(pending, len(registers)), operands, registers)
+        self.emit_into(wgmma_wait(pending, len(registers)), operands, registers)

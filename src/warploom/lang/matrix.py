@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Literal
 
-from warploom.core.dtypes import DType, bf16, f32, s8, u32
+from warploom.core.dtypes import DType, bf16, f32, f64, s8, s32, u32
 from warploom.core.errors import TraceError
 from warploom.isa.base import Instruction
-from warploom.isa.matrix_exact import MmaDouble, MmaInteger
-from warploom.isa.wmma import WmmaLoad, WmmaMma, WmmaStore
+from warploom.isa.matrix import mma
+from warploom.isa.wmma import wmma_load, wmma_mma, wmma_store
 from warploom.lang.declared import word
 from warploom.lang.fold import split_sum
 from warploom.lang.fragments import FragmentWords
@@ -37,13 +37,13 @@ class MatrixWords(FragmentWords):
         types: tuple[DType, DType] = (s8, s8),
     ) -> tuple[Traced, ...]:
         """``mma.sync`` of s8 or u8 matrices: the s32 registers of D = A·B + C."""
-        return self._multiply(MmaInteger(shape, *types), (*a, *b, *c))
+        return self._multiply(mma(shape, types[0], s32, types[1]), (*a, *b, *c))
 
     def mma_double(
         self, a: Sequence[Number], b: Sequence[Number], c: Sequence[Number], shape: str = "m8n8k4"
     ) -> tuple[Traced, ...]:
         """``mma.sync`` of float64 matrices: the registers of D = A·B + C."""
-        return self._multiply(MmaDouble(shape), (*a, *b, *c))
+        return self._multiply(mma(shape, f64, f64), (*a, *b, *c))
 
     def _multiply(
         self, instruction: Instruction, operands: Sequence[Number], into: Sequence[Mutable] | None = None
@@ -75,7 +75,7 @@ class MatrixWords(FragmentWords):
         """``wmma.load``: the registers of operand A, B or C from a matrix in ``order``, ``leading`` elements a line."""
         space, address = _where(matrix)
         base, offset = split_sum(address)
-        load = WmmaLoad(operand, shape, dtype, order, space, offset)
+        load = wmma_load(operand, shape, dtype, order, space).at(offset=offset)
         return self.emit(load, (base, self.operand(leading, u32)))
 
     def wmma_store(
@@ -91,7 +91,7 @@ class MatrixWords(FragmentWords):
         """``wmma.store``: an accumulator to a matrix in ``order``, ``leading`` elements a line."""
         space, address = _where(matrix)
         base, offset = split_sum(address)
-        store = WmmaStore(shape, dtype, order, space, offset)
+        store = wmma_store(shape, dtype, order, space).at(offset=offset)
         kinds = store.operand_types[2:]
         values = [self.operand(x, t) for x, t in zip(registers, kinds, strict=True)]
         self.emit(store, (base, self.operand(leading, u32), *values))
@@ -112,7 +112,7 @@ class MatrixWords(FragmentWords):
 
         ``into`` writes D to mutable registers (in place if it is C).
         """
-        return self._multiply(WmmaMma(shape, inputs, accumulate, *orders), (*a, *b, *c), into)
+        return self._multiply(wmma_mma(shape, inputs, accumulate, *orders), (*a, *b, *c), into)
 
 
 def _where(matrix: Matrix) -> tuple[Literal["shared", "global"], Traced]:

@@ -78,6 +78,7 @@ class Builder(Emitter):
         self.windows: tuple[Window, ...] = ("shared",) * bool(shared) + ("local",) * ("local" in made)
         self.maps_generic = any(i.opcode == "mapa" and "u64" in i.modifiers for i in code)
         self.blocks, self.number = list[Block](), 0
+        self.current: Instruction
         self.completed: dict[int, tuple[str, ...]] = {}
         self._registers: dict[str, ir.Register] = {}
         self._values: dict[str, ir.Operand] = {}  # of the current block
@@ -133,7 +134,7 @@ class Builder(Emitter):
         target = i.operands[0] if i.opcode == "mov" and i.operands else None
         if isinstance(target, PtxRegister) and target.name in self.usage.constants:
             return
-        self.where, form = i.where, Form(i)
+        self.where, self.current, form = i.where, i, Form(i)
         handler = HANDLERS.get(i.opcode)
         try:
             if handler is None:
@@ -152,9 +153,10 @@ class Builder(Emitter):
         values, within, offsets = list[ir.Operand](), None, dict[str, int]()
         for position, (x, dtype) in enumerate(zip(sources, made.operand_types, strict=True)):
             if isinstance(x, Address):
-                base, offsets[made.addresses[position]], tile = self.address(
-                    x, made.fields.get("space", "global").partition("::")[0]
-                )
+                space = str(made.fields.get("space", "global")).partition("::")[0]
+                if not space and self.windows:
+                    raise self.refusal("a generic address is not supported here")
+                base, offsets[made.addresses[position]], tile = self.address(x, space or "global")
                 within = tile if position == 0 else within
                 values.append(base)
             else:

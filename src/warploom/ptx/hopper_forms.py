@@ -1,15 +1,13 @@
-"""sm_90: mbarriers, the TMA, ``wgmma``, addresses and stores in a cluster.
+"""sm_90: mbarriers, the TMA, addresses and stores in a cluster.
 
-Source: PTX ISA, "Parallel Synchronization and Communication Instructions: mbarrier", "Asynchronous copy", "Asynchronous
-Warpgroup Level Matrix Instructions".
+Source: PTX ISA, "Parallel Synchronization and Communication Instructions: mbarrier", "Asynchronous copy".
 """
 
 from __future__ import annotations
 
 from typing import Literal, cast
 
-from warploom.core.dtypes import DTYPES, pred, s32, u32, u64
-from warploom.core.errors import VerifyError
+from warploom.core.dtypes import pred, s32, u32, u64
 from warploom.ir.statements import Const
 from warploom.ir.statements import Operand as Value
 from warploom.isa.async_copy import (
@@ -32,10 +30,9 @@ from warploom.isa.sync import (
     MbarrierTestWait,
     MbarrierTryWait,
 )
-from warploom.isa.wgmma import Wgmma, WgmmaCommit, WgmmaFence, WgmmaWait
 from warploom.ptx.builder import Builder, form
 from warploom.ptx.forms import Form
-from warploom.ptx.syntax import Address, Integer, Operand, Vector
+from warploom.ptx.syntax import Address, Operand, Vector
 from warploom.ptx.syntax import Register as PtxRegister
 from warploom.ptx.types import constant
 
@@ -250,50 +247,6 @@ def bulk_group(b: Builder, f: Form) -> None:
     else:
         pending = f.immediate()
         b.emit(WaitCopies(pending, "bulk", f.flag("read")))
-
-
-# wgmma
-
-
-@form("wgmma")
-def warpgroup(b: Builder, f: Form) -> None:
-    """``wgmma.{fence, commit_group, wait_group, mma_async}``."""
-    kind = f.which("fence", "commit_group", "wait_group", "mma_async")
-    f.need("sync", "aligned")
-    if kind == "fence":
-        b.emit(WgmmaFence())
-    elif kind == "commit_group":
-        b.emit(WgmmaCommit())
-    elif kind == "wait_group":
-        pending = f.immediate()
-        done = [b.register(name) for name in b.completed.get(id(f.instruction), ())]
-        b.emit(WgmmaWait(pending, len(done)), done, done)
-    else:
-        _product(b, f)
-
-
-def _product(b: Builder, f: Form) -> None:
-    shape, types = f.which(*(f"m64n{n}k16" for n in range(8, 257, 8))), f.types()
-    if len(types) != 3 or types[0] != "f32" or types[1] != types[2]:
-        raise f.refusal()
-    d, a, descriptor, adds, *immediates = f.operands(7, 8)
-    values = [x.value if isinstance(x, Integer) else None for x in immediates]
-    from_registers = isinstance(a, Vector)
-    flags = values[2:]
-    if not isinstance(d, Vector) or values[:2] != [1, 1] or len(flags) != (1 if from_registers else 2):
-        raise f.refusal("factors other than 1 are not supported")
-    transposed_a = not from_registers and bool(flags[0])
-    source: Literal["shared", "registers"] = "registers" if from_registers else "shared"
-    try:
-        instruction = Wgmma(int(shape[4:-3]), DTYPES[types[1]], source, bool(flags[-1]), transposed_a)
-    except (VerifyError, KeyError) as error:
-        raise f.refusal(str(error)) from None
-    accumulators = [b.register(x.name) for x in d.items if isinstance(x, PtxRegister)]
-    first = [b.read(x, u32) for x in a.items] if isinstance(a, Vector) else [b.read(a, u64)]
-    operands: list[Value] = [*first, b.read(descriptor, u64), b.read(adds, pred), *accumulators]
-    if [x.dtype for x in operands] != list(instruction.operand_types):
-        raise f.refusal("its registers are not as many as its shape has")
-    b.emit(instruction, operands, accumulators)
 
 
 # Clusters

@@ -25,8 +25,6 @@ from warploom.ptx import (
     move_forms,
     sync_forms,
     tensor_map_forms,
-    warp_forms,
-    wmma_forms,
 )
 from warploom.ptx.blocks import basic_blocks
 from warploom.ptx.builder import Builder, Names
@@ -41,11 +39,9 @@ FAMILIES = (
     move_forms,
     conversion_forms,
     memory_forms,
-    warp_forms,
     hopper_forms,
     sync_forms,
     tensor_map_forms,
-    wmma_forms,
 )
 """The modules whose import registers the forms that can be run."""
 _TENSOR_MAP_BYTES = 128

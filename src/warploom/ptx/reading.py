@@ -74,7 +74,7 @@ def _placed(
     found = instruction(form, words, tuple(numbers), left, where)
     hidden = {p.name for p in found.present if p.hidden}
     targets += [CARRY] * ("out" in hidden)
-    sources += [CARRY] * ("in" in hidden)
+    sources += [CARRY] * ("in" in hidden) + targets * (form.tied in hidden)
     if len(targets) != len(found.result_types) or len(sources) != len(found.operand_types):
         raise RefusedError(f"as many registers as elements are needed in {form}")
     return found, targets, found.ordered(sources)

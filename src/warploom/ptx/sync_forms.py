@@ -1,6 +1,6 @@
-"""Fences whose scope depends on the launch, and instructions that only concern other grids or time.
+"""Fences whose scope depends on the launch, waits for ``wgmma``, and what only concerns other grids or time.
 
-Source: PTX ISA, "membar / fence", "griddepcontrol", "nanosleep".
+Source: PTX ISA, "membar / fence", "griddepcontrol", "nanosleep", "wgmma.wait_group".
 """
 
 from __future__ import annotations
@@ -29,3 +29,14 @@ def fence(b: Builder, made: Formed, targets: Sequence[Operand], sources: Sequenc
 @lowered("griddepcontrol", "nanosleep")
 def nothing(b: Builder, made: Formed, targets: Sequence[Operand], sources: Sequence[Operand]) -> None:
     """Ignore ``griddepcontrol`` and ``nanosleep``: they affect scheduling only."""
+
+
+@lowered("wgmma")
+def warpgroup(b: Builder, made: Formed, targets: Sequence[Operand], sources: Sequence[Operand]) -> None:
+    """``wgmma.wait_group`` names the registers that it completes; other forms are what they are."""
+    names = b.completed.get(id(b.current), ())
+    if not names:
+        b.declared(made, targets, sources)
+        return
+    done = [b.register(name) for name in names]
+    b.emit(made.at(registers=len(done)), done, done)

@@ -10,7 +10,6 @@ from __future__ import annotations
 from warploom.core.dtypes import DType, bf16, f32, u16, u32
 from warploom.isa.base import Instruction
 from warploom.isa.form import Formed
-from warploom.isa.wmma import WmmaLoad, WmmaStore
 from warploom.lang import Global, Kernel, Mutable, Traced, kernel
 from warploom.lang.values import Number
 from warploom.layout.wgmma import MatrixDescriptor
@@ -54,7 +53,7 @@ def trace_registers(k: Kernel, source: Global[u32], out: Global[u32], *, instruc
 
 @kernel(threads=32)
 def trace_wmma_load(
-    k: Kernel, source: Global[u32], out: Global[u32], *, instruction: WmmaLoad, matrix_words: int, leading: int
+    k: Kernel, source: Global[u32], out: Global[u32], *, instruction: Formed, matrix_words: int, leading: int
 ) -> None:
     """``wmma.load`` of matrix number ``cta_x`` (``matrix_words`` 32-bit words each), and its registers dumped."""
     matrix = source + k.cta_x * matrix_words
@@ -64,7 +63,7 @@ def trace_wmma_load(
 
 @kernel(threads=32)
 def trace_wmma_store(
-    k: Kernel, source: Global[u32], out: Global[u32], *, instruction: WmmaStore, matrix_words: int, leading: int
+    k: Kernel, source: Global[u32], out: Global[u32], *, instruction: Formed, matrix_words: int, leading: int
 ) -> None:
     """Registers from ``source``, and the matrix that ``wmma.store`` makes of them."""
     registers = _load_registers(k, source, k.cta_x, instruction.operand_types[2:])

@@ -17,13 +17,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from warploom.core.dtypes import DTYPES, DType, bf16, f16, s8, tf32, u8, u16
+from warploom.core.dtypes import DTYPES, DType, bf16, f16, f64, s8, s32, tf32, u8, u16
 from warploom.core.errors import LayoutError
 from warploom.ir.program import Program
 from warploom.isa.form import Formed, named
-from warploom.isa.matrix import FragmentSlot, MmaSync, matrix_access
-from warploom.isa.matrix_exact import MmaDouble, MmaInteger
-from warploom.isa.wmma import WmmaLoad, WmmaMma, WmmaStore
+from warploom.isa.matrix import FragmentSlot, matrix_access, mma
+from warploom.isa.wmma import product_slots, wmma_load, wmma_mma, wmma_store
 from warploom.layout.catalogue import movmatrix_fragment, wgmma_accumulator
 from warploom.layout.fit import Observation
 from warploom.layout.fragments import WARP_SIZE, FragmentLayout
@@ -51,8 +50,6 @@ ORDERS: tuple[StorageOrder, StorageOrder] = ("row", "col")
 
 Run = Callable[[Program, Array, Array], None]
 """Runs a tracer: one CTA per pass (the first axis of both arrays), from the source array into the other."""
-
-Matmul = MmaSync | MmaInteger | MmaDouble | WmmaMma
 
 
 @dataclass(frozen=True)
@@ -122,20 +119,25 @@ def _from_bits(name: str, passes: Array) -> Array:
 # -------------------------------------------------------------------- mma.sync
 
 
-def _run_mma(run: Run, instruction: Matmul, sources: list[tuple[Array, Array, Array]]) -> Array:
+def _slots(instruction: Formed) -> tuple[FragmentSlot, ...]:
+    """A, B and C of ``mma`` or ``wmma.mma``."""
+    return instruction.slots or product_slots(instruction)
+
+
+def _run_mma(run: Run, instruction: Formed, sources: list[tuple[Array, Array, Array]]) -> Array:
     """Words of A, B and C per pass → D's elements per lane, float64 [passes, 32, elements]."""
-    out = instruction.slots[2]
+    out = _slots(instruction)[2]
     source = np.stack([np.concatenate(parts, axis=-1) for parts in sources])
     result = np.zeros((len(sources), WARP_SIZE, words_of(instruction.result_types)), np.uint32)
-    needs_hopper = isinstance(instruction, MmaDouble) and instruction.shape != "m8n8k4"
+    needs_hopper = instruction.since != "sm_80"
     kernel = replace(trace_registers, requires="sm_90") if needs_hopper else trace_registers
     run(kernel.trace(instruction=instruction), source, result)
     return _unpacked(result, out.dtype)
 
 
-def _observe_input(run: Run, instruction: Matmul, which: int, name: str) -> Observation:
+def _observe_input(run: Run, instruction: Formed, which: int, name: str) -> Observation:
     """A (0) or B (1): identifiers enter there, multiplied by shifted identities, and show up in D."""
-    slots = instruction.slots
+    slots = _slots(instruction)
     traced, other, out = slots[which], slots[1 - which], slots[2]
     m, n = out.layout.shape
     k = slots[0].layout.shape[1]
@@ -159,9 +161,9 @@ def _observe_input(run: Run, instruction: Matmul, which: int, name: str) -> Obse
     return _located(name, traced.layout.shape, elements, joined)
 
 
-def _observe_result(run: Run, instruction: Matmul, name: str) -> Observation:
+def _observe_result(run: Run, instruction: Formed, name: str) -> Observation:
     """D: bits of the row enter through A's first column, bits of the column through B's first row."""
-    a, b, c = instruction.slots
+    a, b, c = _slots(instruction)
     (m, k), n = a.layout.shape, c.layout.shape[1]
     nothing = _filled(c.layout, np.zeros((m, n)), c.dtype)
     sources: list[tuple[Array, Array, Array]] = []
@@ -175,16 +177,16 @@ def _observe_result(run: Run, instruction: Matmul, name: str) -> Observation:
 
 
 def _mma_tracers() -> Iterator[Tracer]:
-    instructions: list[Matmul] = [
-        *(MmaSync(shape, t) for shape in ("m16n8k16", "m16n8k8") for t in (bf16, f16)),
-        *(MmaSync(shape, f16, f16) for shape in ("m16n8k16", "m16n8k8")),
-        *(MmaSync(shape, tf32) for shape in ("m16n8k8", "m16n8k4")),
-        *(MmaInteger(shape, t, t) for shape in ("m8n8k16", "m16n8k16", "m16n8k32") for t in (s8, u8)),
-        *(MmaDouble(shape) for shape in ("m8n8k4", "m16n8k4", "m16n8k8", "m16n8k16")),
+    instructions: list[Formed] = [
+        *(mma(shape, t) for shape in ("m16n8k16", "m16n8k8") for t in (bf16, f16)),
+        *(mma(shape, f16, f16) for shape in ("m16n8k16", "m16n8k8")),
+        *(mma(shape, tf32) for shape in ("m16n8k8", "m16n8k4")),
+        *(mma(shape, t, s32, t) for shape in ("m8n8k16", "m16n8k16", "m16n8k32") for t in (s8, u8)),
+        *(mma(shape, f64, f64) for shape in ("m8n8k4", "m16n8k4", "m16n8k8", "m16n8k16")),
     ]
     for instruction in instructions:
-        slots: tuple[FragmentSlot, ...] = instruction.slots
-        hopper = isinstance(instruction, MmaDouble) and instruction.shape != "m8n8k4"
+        slots = _slots(instruction)
+        hopper = instruction.since != "sm_80"
         for which, slot in enumerate(slots):
             if which < 2 and slots[2].dtype is f16:
                 continue  # the operands of the f32 form
@@ -297,7 +299,7 @@ def _leading(shape: tuple[int, int], order: str, dtype: DType) -> int:
     return -(-line * dtype.bytes // 16) * 16 // dtype.bytes
 
 
-def _observe_wmma_load(run: Run, instruction: WmmaLoad, name: str) -> Observation:
+def _observe_wmma_load(run: Run, instruction: Formed, name: str) -> Observation:
     shape = operand_shape(instruction.shape, instruction.operand)
     dtype = instruction.dtype
     passes = _coordinate_passes(*shape)
@@ -312,7 +314,7 @@ def _observe_wmma_load(run: Run, instruction: WmmaLoad, name: str) -> Observatio
     return Observation.from_bits(name, shape, _unpacked(out, dtype))
 
 
-def _observe_wmma_store(run: Run, instruction: WmmaStore, name: str) -> Observation:
+def _observe_wmma_store(run: Run, instruction: Formed, name: str) -> Observation:
     shape, dtype = operand_shape(instruction.shape, "D"), instruction.dtype
     elements = wmma_elements(instruction.shape, "D", dtype)
     numbers = _identifiers(elements)
@@ -332,29 +334,29 @@ def _wmma_tracers() -> Iterator[Tracer]:
             for operand in ("A", "B"):
                 for order in ORDERS:
                     name = wmma_name(shape, operand, dtype, order)
-                    load = WmmaLoad(operand, shape, dtype, order, "global")
+                    load = wmma_load(operand, shape, dtype, order, "global")
                     yield Tracer(name, dtype.bits, partial(_observe_wmma_load, instruction=load, name=name))
         for dtype in (DTYPES[c] for c in dict.fromkeys(c for t in types for c in WMMA_ACCUMULATORS[t])):
             name = wmma_name(shape, "C", dtype, "row")
             for order in ORDERS:
                 # The plain name is the fragment; the others must show the same map.
                 of_load, of_store = (name if order == "row" else f"{name}.load.col"), f"{name}.store.{order}"
-                load = WmmaLoad("C", shape, dtype, order, "global")
+                load = wmma_load("C", shape, dtype, order, "global")
                 yield Tracer(of_load, dtype.bits, partial(_observe_wmma_load, instruction=load, name=of_load))
-                store = WmmaStore(shape, dtype, order, "global")
+                store = wmma_store(shape, dtype, order, "global")
                 yield Tracer(of_store, dtype.bits, partial(_observe_wmma_store, instruction=store, name=of_store))
-    for mma in wmma_products():
-        types = f"{mma.inputs.name}.{mma.accumulator.name}.{mma.a_order}.{mma.b_order}"
-        name = f"wmma.{mma.shape}.D.{types}"
-        yield Tracer(name, mma.accumulator.bits, partial(_observe_result, instruction=mma, name=name))
+    for i in wmma_products():
+        types = f"{i.inputs.name}.{i.accumulator.name}.{i.a_order}.{i.b_order}"
+        name = f"wmma.{i.shape}.D.{types}"
+        yield Tracer(name, i.accumulator.bits, partial(_observe_result, instruction=i, name=name))
 
 
-def wmma_products() -> Iterator[WmmaMma]:
+def wmma_products() -> Iterator[Formed]:
     """``wmma.mma`` in every shape, type and order."""
     for shape, types in WMMA_SHAPES.items():
         for inputs, sums in ((DTYPES[t], DTYPES[c]) for t in types for c in WMMA_ACCUMULATORS[t]):
             for a_order, b_order in product(ORDERS, ORDERS):
-                yield WmmaMma(shape, inputs, sums, a_order, b_order)
+                yield wmma_mma(shape, inputs, sums, a_order, b_order)
 
 
 # -------------------------------------------------------------------- all together

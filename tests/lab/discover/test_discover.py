@@ -15,7 +15,7 @@ from tests.project import load
 from warploom.core.dtypes import DTYPES
 from warploom.core.errors import LayoutError
 from warploom.emulate import emulate
-from warploom.isa.wmma import WmmaMma
+from warploom.isa.wmma import wmma_mma
 from warploom.lang import Global, Kernel, bf16, f32, kernel
 from warploom.layout import wmma as wmma_maps_module
 from warploom.layout.gf2 import rank
@@ -145,7 +145,7 @@ def test_a_wrong_product_by_wmma_is_told(shape, inputs, sums):
         honest(program, source, out)
         out[3, 0] ^= 1 << 15  # of one element of one product, the sixteenth bit
 
-    assert products.error(off, WmmaMma(shape, DTYPES[inputs], DTYPES[sums])) > 1
+    assert products.error(off, wmma_mma(shape, DTYPES[inputs], DTYPES[sums])) > 1
 
 
 def test_a_fragment_no_gpu_has_traced_is_an_error_that_says_so(monkeypatch):

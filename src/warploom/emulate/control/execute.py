@@ -30,7 +30,7 @@ from warploom.emulate.transactions.engine_steps import EngineSteps
 from warploom.ir.program import Program
 from warploom.ir.statements import Flow, Loop, Op, Register, Roles, Statement, Value, When
 from warploom.isa import effects as fx
-from warploom.isa.matrix import FragmentSlot, MmaSync
+from warploom.isa.matrix import FragmentSlot
 
 Array = NDArray[Any]
 
@@ -234,8 +234,8 @@ class Executor(Context):
 
     def _compute(self, op: Op) -> Step:
         instruction, keys = op.instruction, self.keys(op)
-        if isinstance(instruction, MmaSync):
-            return self._mma(op, instruction, keys)
+        if instruction.slots is not None:
+            return self._mma(op, instruction.slots, keys)
         if instruction.exchange is not None:
             return self._lanes.shuffle(op, instruction.exchange, keys)
         if not instruction.lanewise:
@@ -292,11 +292,11 @@ class Executor(Context):
             self._matrices[name] = found
         return found[1]
 
-    def _mma(self, op: Op, instruction: MmaSync, keys: tuple[Value, ...]) -> Step:
-        a, b, c = instruction.slots
+    def _mma(self, op: Op, slots: tuple[FragmentSlot, ...], keys: tuple[Value, ...]) -> Step:
+        a, b, c = slots
         a_keys, b_keys, c_keys = (keys[s.first : s.first + s.count] for s in (a, b, c))
-        of_a, of_b = ((which, instruction.shape, instruction.inputs.name) for which in "AB")
-        fast = instruction.accumulator is f32
+        of_a, of_b = ((which, slot.layout.name, slot.dtype.name) for which, slot in zip("AB", slots, strict=False))
+        fast, meaning = c.dtype is f32, op.instruction.meaning
 
         def step(frame: Frame) -> None:
             env = frame.env
@@ -306,13 +306,13 @@ class Executor(Context):
                 results = tuple(frame.shaped(p) + env[k] for p, k in zip(parts, c_keys, strict=True))
             else:
                 values = [frame.full(env[k]) for k in keys]
-                results = tuple(frame.shaped(r) for r in instruction.meaning(*values))
+                results = tuple(frame.shaped(r) for r in meaning(*values))
             poisoned = [k for k in keys if k in frame.shadows] if frame.shadows and self.checks else []
             marks: tuple[Array | None, ...] = (None,) * len(results)
             if poisoned:
-                zero = np.zeros((1, 1, 1), np.uint32)
-                given = [frame.full(frame.shadows.get(k, zero)) for k in keys]
-                marks = tuple(frame.shaped(m) if m.any() else None for m in poison.mma(instruction, given))
+                none = [np.zeros((1, 1, 1), shadow_dtype(env[k].dtype)) for k in keys]
+                given = [frame.full(frame.shadows.get(k, z)) for k, z in zip(keys, none, strict=True)]
+                marks = tuple(frame.shaped(m) if m.any() else None for m in poison.mma(slots, given))
             origin = frame.origins.get(poisoned[0]) if poisoned else None
             for value, array, mark in zip(op.results, results, marks, strict=True):
                 self.put(frame, value, array, mark, origin)

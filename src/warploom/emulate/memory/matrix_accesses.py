@@ -19,7 +19,6 @@ from warploom.emulate.control.frames import Frame, Origin, shadow_dtype
 from warploom.emulate.memory.shared_memory import Place
 from warploom.ir.statements import Op
 from warploom.isa.effects import MatrixAccess
-from warploom.isa.wmma import WmmaLoad, WmmaStore
 from warploom.layout.fragments import FragmentLayout
 
 Array = NDArray[Any]
@@ -33,9 +32,9 @@ class MatrixSteps:
 
     def step(self, op: Op, access: MatrixAccess) -> Step:
         """The step of a load or a store. Raises EmulationError for a fragment that was never traced on a GPU."""
-        assert isinstance(op.instruction, (WmmaLoad, WmmaStore))
+        assert op.instruction.fragment is not None
         try:
-            layout = op.instruction.layout
+            layout = op.instruction.fragment()
         except LayoutError as error:
             raise EmulationError(f"{op.where}: {error}") from None
         return self._load(op, access, layout) if access.mode == "load" else self._store(op, access, layout)
@@ -126,8 +125,7 @@ class MatrixSteps:
         active = places[0].active
         if active is not None:
             elements = elements[active.any(axis=-1)]
-        assert isinstance(op.instruction, (WmmaLoad, WmmaStore))
-        if isinstance(op.instruction, WmmaLoad) and op.instruction.operand in "AB":
+        if access.is_input:
             if access.bytes == 2:
                 self._count_rows(op, access, layout, elements)
             return

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from warploom.isa.matrix import FragmentSlot, MmaSync
+from warploom.isa.matrix import FragmentSlot
 
 Array = NDArray[Any]
 
@@ -16,7 +16,7 @@ Array = NDArray[Any]
 def _poisoned_elements(slot: FragmentSlot, shadows: Sequence[Array]) -> Array:
     """Which elements of a matrix operand have poison, bool (warps, rows, columns)."""
     stacked = np.ascontiguousarray(np.stack(shadows, axis=-1))
-    parts = stacked.view(np.uint16) if slot.dtype.bits == 16 else stacked
+    parts = stacked.view(f"u{slot.dtype.bits // 8}")
     index = np.asarray(slot.layout.gather_index()).reshape(-1)
     rows, columns = slot.layout.shape
     matrix = np.zeros((stacked.shape[0], rows * columns), np.bool_)
@@ -24,13 +24,13 @@ def _poisoned_elements(slot: FragmentSlot, shadows: Sequence[Array]) -> Array:
     return matrix.reshape(-1, rows, columns)
 
 
-def mma(instruction: MmaSync, shadows: Sequence[Array]) -> tuple[Array, ...]:
+def mma(slots: Sequence[FragmentSlot], shadows: Sequence[Array]) -> tuple[Array, ...]:
     """The shadows of D: a poisoned element of A spoils its row of D, of B its column, of C itself."""
-    a, b, c = (_poisoned_elements(s, shadows[s.first : s.first + s.count]) for s in instruction.slots)
+    a, b, c = (_poisoned_elements(s, shadows[s.first : s.first + s.count]) for s in slots)
     spoiled = a.any(axis=2, keepdims=True) | b.any(axis=1, keepdims=True) | c
-    slot = instruction.slots[2]
+    slot = slots[2]
     index = np.asarray(slot.layout.gather_index())
     elements = spoiled.reshape(spoiled.shape[0], -1)[:, index.reshape(-1)].reshape(spoiled.shape[0], *index.shape)
     part = np.dtype(f"u{slot.dtype.bits // 8}")
-    words = np.ascontiguousarray(np.where(elements, ~part.type(0), part.type(0))).view(np.uint32)
+    words = np.ascontiguousarray(np.where(elements, ~part.type(0), part.type(0))).view(f"u{max(4, part.itemsize)}")
     return tuple(np.ascontiguousarray(words[..., i]) for i in range(slot.count))

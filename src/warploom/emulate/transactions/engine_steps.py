@@ -22,7 +22,6 @@ from warploom.ir.program import Program
 from warploom.ir.statements import Op, Tile, Value
 from warploom.isa import effects as fx
 from warploom.isa.cluster import WINDOW_BITS
-from warploom.isa.wgmma import Wgmma
 
 Array = NDArray[Any]
 _WINDOW = np.uint32((1 << WINDOW_BITS) - 1)
@@ -251,8 +250,7 @@ class EngineSteps:
         return step
 
     def _matrix(self, op: Op, keys: tuple[Value, ...]) -> Step:
-        instruction = op.instruction
-        assert isinstance(instruction, Wgmma)
+        instruction = op.instruction.warpgroup_product
         first = instruction.a_count if instruction.a_source == "registers" else 0
         decisive = keys[first : instruction.a_count + 2]
 

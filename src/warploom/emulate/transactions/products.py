@@ -14,7 +14,7 @@ from warploom.emulate.memory.shared_memory import SHARED_BASE
 from warploom.emulate.transactions.async_proxy import AsyncProxy
 from warploom.ir.statements import Op, Tile, Value
 from warploom.isa.conversion import half_to_f32
-from warploom.isa.wgmma import K, M, Wgmma
+from warploom.isa.wgmma import K, M, WarpgroupProduct
 from warploom.layout.wgmma import MatrixDescriptor, decode
 
 Array = NDArray[Any]
@@ -27,7 +27,7 @@ WARP_ROWS = 16
 class Accumulator:
     """D of all warps of a frame as matrices (warps, 16, n), from registers and back."""
 
-    def __init__(self, frame: Frame, registers: tuple[Value, ...], instruction: Wgmma) -> None:
+    def __init__(self, frame: Frame, registers: tuple[Value, ...], instruction: WarpgroupProduct) -> None:
         self.frame, self.registers = frame, registers
         self.slot = instruction.accumulator_slot
         self.n = instruction.n
@@ -50,7 +50,7 @@ class Accumulator:
         stacked = np.ascontiguousarray(np.stack(values, axis=-1))
         return stacked.reshape(self.frame.n, -1)[:, owner].reshape(self.frame.n, WARP_ROWS, self.n)
 
-    def add(self, positions: Array, adds: Array, instruction: Wgmma, a: Array, b: Array) -> None:
+    def add(self, positions: Array, adds: Array, instruction: WarpgroupProduct, a: Array, b: Array) -> None:
         """D = A·B, or D += A·B where ``adds``, of some warps of the frame."""
         matrix = self._load()
         everyone = positions.size == self.frame.n
@@ -113,7 +113,7 @@ class Product:
     """
 
     op: Op
-    instruction: Wgmma
+    instruction: WarpgroupProduct
     number: int
     cta: int
     a: int | None
@@ -172,7 +172,7 @@ class SharedOperands:
         self._unions: dict[tuple[int, ...], Array] = {}
         self._misplaced: dict[tuple[Any, ...], tuple[Literal["bounds", "layout"], str] | None] = {}
 
-    def operand(self, instruction: Wgmma, which: str, descriptor: int) -> Operand:
+    def operand(self, instruction: WarpgroupProduct, which: str, descriptor: int) -> Operand:
         """The operand A or B of an instruction at a descriptor."""
         transposed = instruction.transposed_b if which == "b" else instruction.transposed_a
         key = (which, instruction.n if which == "b" else 0, transposed, descriptor)
@@ -193,7 +193,7 @@ class SharedOperands:
         return self._unions[key] + cta * self.proxy.shared.stride // self.proxy.shared.granule
 
     def misplaced(
-        self, instruction: Wgmma, which: str, descriptor: int | None, tile: Tile
+        self, instruction: WarpgroupProduct, which: str, descriptor: int | None, tile: Tile
     ) -> tuple[Literal["bounds", "layout"], str] | None:
         """How an operand's descriptor contradicts the tile that it was made for; None if it does not."""
         if descriptor is None:
@@ -204,7 +204,7 @@ class SharedOperands:
         return self._misplaced[key]
 
     def _contradicts(
-        self, instruction: Wgmma, which: str, descriptor: int, tile: Tile
+        self, instruction: WarpgroupProduct, which: str, descriptor: int, tile: Tile
     ) -> tuple[Literal["bounds", "layout"], str] | None:
         operand = self.operand(instruction, which, descriptor)
         if operand.first < tile.offset or operand.end > tile.offset + tile.bytes:
@@ -226,7 +226,7 @@ class SharedOperands:
 
     @staticmethod
     def _wrong_steps(
-        instruction: Wgmma, which: str, shape: MatrixDescriptor, tile: Tile
+        instruction: WarpgroupProduct, which: str, shape: MatrixDescriptor, tile: Tile
     ) -> tuple[Literal["layout"], str] | None:
         """Distances between groups of rows, and between panels, that are not the tile's."""
         transposed = instruction.transposed_b if which == "b" else instruction.transposed_a
@@ -258,7 +258,7 @@ class SharedOperands:
         return half_to_f32(words, product.instruction.inputs), poison
 
 
-def register_a(instruction: Wgmma, registers: Array, *, poison: bool = False) -> Array:
+def register_a(instruction: WarpgroupProduct, registers: Array, *, poison: bool = False) -> Array:
     """A of some warps (warps, 16, 16) from their registers (warps, lanes, registers)."""
     slot = instruction.a_slot
     words = registers.view(np.uint16)

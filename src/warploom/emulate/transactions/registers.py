@@ -22,8 +22,7 @@ from warploom.emulate.control.frames import Frame
 from warploom.emulate.findings.report import Reporter
 from warploom.ir.program import Program
 from warploom.ir.statements import Flow, Op, Statement, Value, blocks
-from warploom.isa.effects import RegisterBudget
-from warploom.isa.wgmma import Wgmma, WgmmaWait
+from warploom.isa.effects import RegisterBudget, WaitGroup
 
 Array = NDArray[Any]
 
@@ -44,8 +43,9 @@ class WatchedRegisters:
         self._known: dict[int, tuple[Op, Array | None]] = {}
         self._runs: dict[int, Run] = {}
         for op in program.ops():
-            if isinstance(op.instruction, Wgmma):
-                count = 0 if op.instruction.a_source == "shared" else op.instruction.a_count
+            product = op.instruction.warpgroup_product
+            if product is not None:
+                count = 0 if product.a_source == "shared" else product.a_count
                 for value in (*op.operands[:count], *op.results):
                     if isinstance(value, Value):
                         self.numbers.setdefault(value, len(self.numbers))
@@ -79,7 +79,7 @@ class WatchedRegisters:
             alone = apart or self._often[id(statement)] > 1
             if alone:
                 self._end_run(run)
-            if not isinstance(statement.instruction, Wgmma | WgmmaWait) and self.of(statement) is not None:
+            if not _is_of_wgmma(statement) and self.of(statement) is not None:
                 run.append(statement)
             if alone or statement.instruction.effects():
                 self._end_run(run)
@@ -90,6 +90,12 @@ class WatchedRegisters:
             found = Run(run[0], np.unique(np.concatenate([self.of(op) for op in run])))  # type: ignore[arg-type]
             self._runs.update((id(op), found) for op in run)
             run.clear()
+
+
+def _is_of_wgmma(op: Op) -> bool:
+    """Whether it is a product of a warpgroup, or waits for one."""
+    waits = any(isinstance(e, WaitGroup) and e.queue == "wgmma" for e in op.instruction.effects())
+    return waits or op.instruction.warpgroup_product is not None
 
 
 class RegistersInFlight:

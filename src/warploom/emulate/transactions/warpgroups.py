@@ -34,7 +34,7 @@ from warploom.emulate.transactions.transaction import leak
 from warploom.ir.program import Program
 from warploom.ir.statements import Op, Value
 from warploom.isa.effects import AsyncMatrix
-from warploom.isa.wgmma import Wgmma
+from warploom.isa.wgmma import WarpgroupProduct
 
 Array = NDArray[Any]
 _MEMBERS = -2
@@ -100,8 +100,7 @@ class Warpgroups:
 
     def issue(self, frame: Frame, op: Op, keys: tuple[Value, ...]) -> None:
         """Warps of a frame start a product."""
-        instruction = op.instruction
-        assert isinstance(instruction, Wgmma)
+        instruction: WarpgroupProduct = op.instruction.warpgroup_product
         count, registers, shadows = instruction.a_count, None, None
         b, adds = (frame.full(frame.env[k])[:, 0] for k in keys[count : count + 2])
         if instruction.a_source == "registers":
@@ -144,7 +143,9 @@ class Warpgroups:
             found.update((id(product.op), product.op) for product in members.group.products[first:last])
         return found
 
-    def _join(self, op: Op, instruction: Wgmma, number: int, members: _Members, a: Array | None, b: Array) -> Product:
+    def _join(
+        self, op: Op, instruction: WarpgroupProduct, number: int, members: _Members, a: Array | None, b: Array
+    ) -> Product:
         """The product that warps execute as their next one; a finding where they disagree on it."""
         products = members.group.products
         if number > len(products):
@@ -164,7 +165,7 @@ class Warpgroups:
             self.report.add("divergence", op.where, message, row, 0, other=product.op.where)
         return product
 
-    def _product(self, op: Op, instruction: Wgmma, number: int, row: int, a: int | None, b: int) -> Product:
+    def _product(self, op: Op, instruction: WarpgroupProduct, number: int, row: int, a: int | None, b: int) -> Product:
         cta = row // self.warps
         stamp = self.proxy.clocks.stamp(op)
         parts = [self.operands.operand(instruction, "b", b)]
