@@ -4,6 +4,7 @@ Source: PTX ISA, "Warp Level Matrix Multiply-Accumulate Instructions". The fragm
 layouts.
 """
 
+# pyright: reportUnknownLambdaType=false, reportUnknownMemberType=false, reportUnknownArgumentType=false
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence

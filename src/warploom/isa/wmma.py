@@ -6,6 +6,7 @@ emulator needs it. Printing a kernel does not.
 """
 
 # pyright: reportUnknownLambdaType=false, reportUnknownMemberType=false, reportUnknownArgumentType=false
+# pyright: reportUnknownVariableType=false
 from __future__ import annotations
 
 from functools import partial
@@ -70,8 +71,15 @@ def _stored(i: Formed) -> Any:
     return lambda *registers: np.ascontiguousarray(np.stack(registers, axis=-1)).view(f"u{i.dtype.bytes}")
 
 
-MEMORY: dict[str, Any] = {"order": "row col", "space": "shared shared::cta global", "let": _memory, "name": _name}
-MEMORY |= {"effects": _access, "moves_bits": True, "asm": "volatile memory"}
+MEMORY: dict[str, Any] = {
+    "order": "row col",
+    "space": "shared shared::cta global",
+    "let": _memory,
+    "name": _name,
+    "effects": _access,
+    "moves_bits": True,
+    "asm": "volatile memory",
+}
 WORDS = "{which}.sync.aligned.{order}.{shape}{.space}.{type}"
 HALVES = "m16n16k16 m32n8k16 m8n32k16"
 for shape, inputs, sums in (
