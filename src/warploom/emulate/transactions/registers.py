@@ -192,7 +192,7 @@ class RegistersInFlight:
         """Which registers of a product another one in flight may not have as well; None for none."""
         key = (id(op), id(other))
         if key not in self._clashes:
-            continues = other.results == op.results and other.instruction.n == op.instruction.n  # type: ignore[attr-defined]
+            continues = other.results == op.results
             both, named = {*op.results, *other.results}, {*other.operands, *other.results}
             clash = np.array([self.values[n] in both & named and not continues for n in registers.tolist()])
             self._clashes[key] = clash if clash.any() else None
