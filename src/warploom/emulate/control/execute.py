@@ -173,10 +173,6 @@ class Executor(Context):
             return self._accesses.wait_step(op, effect)
         if isinstance(effect, fx.ReadSpecial):
             return lambda frame: self.put(frame, op.results[0], self._special(frame, effect.register), None, None)
-        if isinstance(effect, fx.CommitGroup) and effect.queue == "cp.async":
-            return lambda frame: self.copies.commit(frame)
-        if isinstance(effect, fx.WaitGroup) and effect.queue == "cp.async":
-            return lambda frame: self.copies.wait(frame, effect.pending)
         if isinstance(effect, fx.Barrier):
             return self._barrier(op, effect)
         if isinstance(effect, fx.Fence):

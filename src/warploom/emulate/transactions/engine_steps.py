@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,7 +12,7 @@ from numpy.typing import NDArray
 from warploom.emulate.barriers.barriers import Wait
 from warploom.emulate.barriers.cluster_barrier import ClusterBarriers
 from warploom.emulate.barriers.mbarriers import Mbarriers
-from warploom.emulate.control.context import Context, Step
+from warploom.emulate.control.context import Context, Running, Step
 from warploom.emulate.control.frames import Frame, displaced, lanes_of
 from warploom.emulate.memory.shared_memory import SHARED_BASE
 from warploom.emulate.order.known import FENCED, FENCED_GLOBALLY
@@ -19,7 +20,7 @@ from warploom.emulate.transactions.bulk import BulkCopies
 from warploom.emulate.transactions.registers import RegisterPools, WatchedRegisters
 from warploom.emulate.transactions.warpgroups import Warpgroups
 from warploom.ir.program import Program
-from warploom.ir.statements import Op, Tile, Value
+from warploom.ir.statements import Op, Tile
 from warploom.isa import effects as fx
 from warploom.isa.cluster import WINDOW_BITS
 
@@ -62,45 +63,26 @@ class EngineSteps:
 
     def step(self, op: Op, effect: fx.Effect) -> Step | None:
         """The step of an effect; None for one that no engine has to do with."""
-        keys = self.run.keys(op)
-        if isinstance(effect, fx.MbarrierInit | fx.MbarrierFence | fx.MbarrierArrive | fx.MbarrierWait):
-            return self._mbarrier(op, effect, keys)
-        if isinstance(effect, fx.MbarrierInvalidate):
-            return self._invalidate(op, effect)
-        if isinstance(effect, fx.BulkTensorCopy | fx.BulkStore | fx.BulkLoad | fx.AsyncStore):
-            return self._bulk(op, effect, keys)
-        if isinstance(effect, fx.CopyArrival):
-            return self._copies_arrive(op, effect)
-        if isinstance(effect, fx.ClusterBarrier):
-            if effect.waits:
-                return lambda frame: self.state.clusters.wait(frame, op)
-            return lambda frame: self.state.clusters.arrive(frame, op, effect.relaxed)
-        if isinstance(effect, fx.ProxyFence):
-            return self._proxy_fence(op, effect)
-        if isinstance(effect, fx.TensorMapFence):
-            return self._map_fence(op, effect)
-        if isinstance(effect, fx.RegisterBudget):
-            return self._budget(op, effect)
-        if isinstance(effect, fx.WarpgroupFence):
-            return lambda frame: self.state.warpgroups.registers.fence(frame)
-        if isinstance(effect, fx.AsyncMatrix):
-            return self._matrix(op, keys)
-        if isinstance(effect, fx.CommitGroup):
-            if effect.queue == "bulk":
-                return lambda frame: self.state.bulk.stores.commit(frame)
-            return lambda frame: self.state.warpgroups.commit(frame)
-        if isinstance(effect, fx.WaitGroup):
-            if effect.queue == "bulk":
-                return lambda frame: self.state.bulk.wait(frame, effect.pending, effect.reads_only)
-            registers = self.watched.of(op)
-            return lambda frame: self.state.warpgroups.wait(frame, effect.pending, op, registers)
-        return None
+        found = _STEPS.get(type(effect))
+        if found is None:
+            return None
+        return lambda frame: found(self, frame, op, effect)
+
+    # -- operands ------------------------------------------------------------------------------------------------
+
+    def _operand(self, frame: Frame, op: Op, position: int, use: str) -> Array:
+        """A register that decides something."""
+        key = self.run.key(op.operands[position])
+        self.run.observe(frame, key, op, use)
+        return frame.env[key]
+
+    def _guard(self, frame: Frame, op: Op, position: int | None) -> Array | None:
+        guard = None if position is None else self._operand(frame, op, position, "the predicate")
+        return None if guard is None or guard.all() else guard
 
     def _address(self, frame: Frame, op: Op, operand: int, offset: int, guard: Array | None = None) -> Array:
         """The shared address in an operand; one that has left the tile it was formed from is a finding."""
-        key = self.run.key(op.operands[operand])
-        self.run.observe(frame, key, op, "an address")
-        address = displaced(frame.env[key], offset)
+        address = displaced(self._operand(frame, op, operand, "an address"), offset)
         tile = op.tile(operand)
         if tile is not None and self.run.checks:
             place = (address & _WINDOW).astype(np.int64) - SHARED_BASE - tile.offset
@@ -123,141 +105,130 @@ class EngineSteps:
             "bounds", op.where, message, int(frame.flat[row]), lane, count=int(acting.sum()), address=where
         )
 
-    def _mbarrier(
-        self,
-        op: Op,
-        effect: fx.MbarrierInit | fx.MbarrierFence | fx.MbarrierArrive | fx.MbarrierWait,
-        keys: tuple[Value, ...],
-    ) -> Step:
-        if isinstance(effect, fx.MbarrierFence):
-            return lambda frame: self.state.mbarriers.fence(frame, op, publishes=True)
-        if isinstance(effect, fx.MbarrierInit):
+    # -- mbarriers and clusters ----------------------------------------------------------------------------------
 
-            def initialise(frame: Frame) -> None:
-                address = self._address(frame, op, effect.address, effect.offset)
-                self.state.mbarriers.initialise(frame, address, effect.count, op)
+    def _initialise(self, frame: Frame, op: Op, init: fx.MbarrierInit) -> None:
+        self.state.mbarriers.initialise(frame, self._address(frame, op, init.address, init.offset), init.count, op)
 
-            return initialise
-        if isinstance(effect, fx.MbarrierArrive):
+    def _invalidate(self, frame: Frame, op: Op, effect: fx.MbarrierInvalidate) -> None:
+        self.state.mbarriers.invalidate(frame, self._address(frame, op, effect.address, effect.offset), op)
 
-            def arrive(frame: Frame) -> None:
-                guard = self._guard(frame, op, effect.guard, keys)
-                address = self._address(frame, op, effect.address, effect.offset, guard)
-                self.state.mbarriers.arrive(frame, address, effect, guard, op)
+    def _publish(self, frame: Frame, op: Op, _fence: fx.MbarrierFence) -> None:
+        self.state.mbarriers.fence(frame, op, publishes=True)
 
-            return arrive
+    def _arrive(self, frame: Frame, op: Op, arrival: fx.MbarrierArrive) -> None:
+        guard = self._guard(frame, op, arrival.guard)
+        address = self._address(frame, op, arrival.address, arrival.offset, guard)
+        self.state.mbarriers.arrive(frame, address, arrival, guard, op)
 
-        far = effect.scope == "cluster"
+    def _await(self, frame: Frame, op: Op, wait: fx.MbarrierWait) -> Wait | None:
+        address = self._address(frame, op, wait.address, wait.offset)
+        parity = self._operand(frame, op, wait.parity, "the parity")
+        if wait.blocks:
+            return self.state.mbarriers.wait(frame, address, parity, wait.scope == "cluster", op)
+        done = self.state.mbarriers.test(frame, address, parity, wait, op)
+        self.run.put(frame, op.results[0], frame.shaped(done), None, None)
+        return None
 
-        def wait(frame: Frame) -> Any:
-            address = self._address(frame, op, effect.address, effect.offset)
-            self.run.observe(frame, keys[effect.parity], op, "the parity")
-            parity = frame.env[keys[effect.parity]]
-            if effect.blocks:
-                return self.state.mbarriers.wait(frame, address, parity, far, op)
-            done = self.state.mbarriers.test(frame, address, parity, effect, op)
-            self.run.put(frame, op.results[0], frame.shaped(done), None, None)
-            return None
+    def _cluster(self, frame: Frame, op: Op, barrier: fx.ClusterBarrier) -> Wait | None:
+        if barrier.waits:
+            return self.state.clusters.wait(frame, op)
+        return self.state.clusters.arrive(frame, op, barrier.relaxed)
 
-        return wait
-
-    def _invalidate(self, op: Op, effect: fx.MbarrierInvalidate) -> Step:
-        def step(frame: Frame) -> None:
-            address = self._address(frame, op, effect.address, effect.offset)
-            self.state.mbarriers.invalidate(frame, address, op)
-
-        return step
-
-    def _guard(self, frame: Frame, op: Op, position: int | None, keys: tuple[Value, ...]) -> Array | None:
-        if position is None:
-            return None
-        self.run.observe(frame, keys[position], op, "the predicate")
-        guard = frame.env[keys[position]]
-        return None if guard.all() else guard
+    # -- transactions --------------------------------------------------------------------------------------------
 
     def _bulk(
-        self, op: Op, effect: fx.BulkTensorCopy | fx.BulkStore | fx.BulkLoad | fx.AsyncStore, keys: tuple[Value, ...]
-    ) -> Step:
+        self, frame: Frame, op: Op, effect: fx.BulkTensorCopy | fx.BulkStore | fx.BulkLoad | fx.AsyncStore
+    ) -> None:
         """A transaction of single lanes: its operands by the names that :class:`BulkCopies` gives them."""
-        here: dict[str, tuple[int, int]] = {}  # addresses of shared memory: operand and offset
-        there: dict[str, tuple[int, int]] = {}  # addresses of global memory
-        plain: dict[str, int] = {}
+        given = [self._operand(frame, op, i, "an operand") for i in range(len(op.operands))]
+        guard = None if isinstance(effect, fx.AsyncStore) else self._guard(frame, op, effect.guard)
+        operands: dict[str, Array] = {}
         if isinstance(effect, fx.AsyncStore):
-            here["target"] = effect.target, effect.target_offset
-            plain |= {f"word{i}": effect.values + i for i in range(len(keys) - effect.values)}
+            operands["target"] = self._address(frame, op, effect.target, effect.target_offset)
+            operands |= {f"word{i}": word for i, word in enumerate(given[effect.values :])}
         else:
-            here["shared"] = effect.shared, effect.shared_offset
+            operands["shared"] = self._address(frame, op, effect.shared, effect.shared_offset, guard)
         if not isinstance(effect, fx.BulkStore) and effect.barrier is not None:
-            here["barrier"] = effect.barrier, effect.barrier_offset
+            operands["barrier"] = self._address(frame, op, effect.barrier, effect.barrier_offset, guard)
         if isinstance(effect, fx.BulkStore):
-            there["target"] = effect.target, effect.target_offset
+            operands["target"] = displaced(given[effect.target], effect.target_offset)
         if isinstance(effect, fx.BulkLoad):
-            there["source"] = effect.source, effect.source_offset
-            plain["bytes"] = effect.bytes
+            operands["source"] = displaced(given[effect.source], effect.source_offset)
+            operands["bytes"] = given[effect.bytes]
         if isinstance(effect, fx.BulkTensorCopy):
-            plain |= {"tensor_map": effect.tensor_map} | {f"coordinate{i}": c for i, c in enumerate(effect.coordinates)}
+            operands |= {f"coordinate{i}": given[c] for i, c in enumerate(effect.coordinates)}
+            operands["tensor_map"] = given[effect.tensor_map]
             if effect.multicast is not None:
-                plain["multicast"] = effect.multicast
+                operands["multicast"] = given[effect.multicast]
+        self.state.bulk.start(frame, op, effect, operands, guard)
 
-        def step(frame: Frame) -> None:
-            for key in keys:
-                self.run.observe(frame, key, op, "an operand")
-            guard = self._guard(frame, op, getattr(effect, "guard", None), keys)
-            operands = {name: self._address(frame, op, *where, guard) for name, where in here.items()}
-            operands |= {name: displaced(frame.env[keys[at]], offset) for name, (at, offset) in there.items()}
-            operands |= {name: frame.env[keys[at]] for name, at in plain.items()}
-            self.state.bulk.start(frame, op, effect, operands, guard)
+    def _copies_arrive(self, frame: Frame, op: Op, arrival: fx.CopyArrival) -> None:
+        barrier = self._address(frame, op, arrival.address, arrival.offset)
+        self.state.bulk.track_copies(frame, op, barrier, self.run.copies, counted=arrival.counted)
 
-        return step
+    def _commit(self, frame: Frame, _op: Op, commit: fx.CommitGroup) -> None:
+        groups = {"cp.async": self.run.copies, "bulk": self.state.bulk.stores, "wgmma": self.state.warpgroups}
+        groups[commit.queue].commit(frame)
 
-    def _copies_arrive(self, op: Op, arrival: fx.CopyArrival) -> Step:
-        def step(frame: Frame) -> None:
-            barrier = self._address(frame, op, arrival.address, arrival.offset)
-            self.state.bulk.track_copies(frame, op, barrier, self.run.copies, counted=arrival.counted)
+    def _wait_group(self, frame: Frame, op: Op, wait: fx.WaitGroup) -> Running | None:
+        if wait.queue == "wgmma":
+            return self.state.warpgroups.wait(frame, wait.pending, op, self.watched.of(op))
+        if wait.queue == "bulk":
+            return self.state.bulk.wait(frame, wait.pending, wait.reads_only)
+        return self.run.copies.wait(frame, wait.pending)
 
-        return step
-
-    def _proxy_fence(self, op: Op, fence: fx.ProxyFence) -> Step:
-        def step(frame: Frame) -> None:
-            clocks = self.run.clocks
-            clocks.stamp(op)
-            for _, row, lanes in lanes_of(frame, None):
-                if fence.space != "global":
-                    clocks.proxy_fence(row, lanes, FENCED)
-                if fence.space != "shared":
-                    clocks.proxy_fence(row, lanes, FENCED_GLOBALLY)
-            if fence.space != "global":
-                self.state.mbarriers.fence(frame, op)
-
-        return step
-
-    def _map_fence(self, op: Op, fence: fx.TensorMapFence) -> Step | None:
-        if fence.acquired is None:
-            return lambda frame: self.state.bulk.made.release(frame, op)
-        key = self.run.key(op.operands[fence.acquired])
-
-        def acquire(frame: Frame) -> None:
-            self.run.observe(frame, key, op, "an address")
-            self.state.bulk.made.acquire(frame, frame.env[key], op)
-
-        return acquire
-
-    def _budget(self, op: Op, budget: fx.RegisterBudget) -> Step:
-        def step(frame: Frame) -> Wait | None:
-            self.state.warpgroups.meet(frame, op)
-            return self.state.registers.change(frame, budget, op)
-
-        return step
-
-    def _matrix(self, op: Op, keys: tuple[Value, ...]) -> Step:
+    def _multiply(self, frame: Frame, op: Op, _effect: fx.AsyncMatrix) -> None:
         instruction = op.instruction.warpgroup_product
-        first = instruction.a_count if instruction.a_source == "registers" else 0
-        decisive = keys[first : instruction.a_count + 2]
+        for position in range(0 if instruction.a_source == "shared" else instruction.a_count, instruction.a_count + 2):
+            self._operand(frame, op, position, "a descriptor or predicate")
+        self.state.warpgroups.meet(frame, op)
+        keys = tuple(self.run.key(x) for x in op.operands[: instruction.a_count + 2])
+        self.state.warpgroups.issue(frame, op, keys)
 
-        def step(frame: Frame) -> None:
-            for key in decisive:
-                self.run.observe(frame, key, op, "a descriptor or predicate")
-            self.state.warpgroups.meet(frame, op)
-            self.state.warpgroups.issue(frame, op, keys)
+    def _budget(self, frame: Frame, op: Op, budget: fx.RegisterBudget) -> Wait | None:
+        self.state.warpgroups.meet(frame, op)
+        return self.state.registers.change(frame, budget, op)
 
-        return step
+    # -- fences --------------------------------------------------------------------------------------------------
+
+    def _fence_registers(self, frame: Frame, _op: Op, _fence: fx.WarpgroupFence) -> None:
+        self.state.warpgroups.registers.fence(frame)
+
+    def _fence_proxy(self, frame: Frame, op: Op, fence: fx.ProxyFence) -> None:
+        clocks = self.run.clocks
+        clocks.stamp(op)
+        for _, row, lanes in lanes_of(frame, None):
+            if fence.space != "global":
+                clocks.proxy_fence(row, lanes, FENCED)
+            if fence.space != "shared":
+                clocks.proxy_fence(row, lanes, FENCED_GLOBALLY)
+        if fence.space != "global":
+            self.state.mbarriers.fence(frame, op)
+
+    def _fence_map(self, frame: Frame, op: Op, fence: fx.TensorMapFence) -> None:
+        made = self.state.bulk.made
+        if fence.acquired is None:
+            made.release(frame, op)
+        else:
+            made.acquire(frame, self._operand(frame, op, fence.acquired, "an address"), op)
+
+
+_STEPS: dict[type[fx.Effect], Callable[[EngineSteps, Frame, Op, Any], Running | Wait | None]] = {
+    fx.MbarrierInit: EngineSteps._initialise,
+    fx.MbarrierInvalidate: EngineSteps._invalidate,
+    fx.MbarrierFence: EngineSteps._publish,
+    fx.MbarrierArrive: EngineSteps._arrive,
+    fx.MbarrierWait: EngineSteps._await,
+    fx.ClusterBarrier: EngineSteps._cluster,
+    **dict.fromkeys((fx.BulkTensorCopy, fx.BulkStore, fx.BulkLoad, fx.AsyncStore), EngineSteps._bulk),
+    fx.CopyArrival: EngineSteps._copies_arrive,
+    fx.CommitGroup: EngineSteps._commit,
+    fx.WaitGroup: EngineSteps._wait_group,
+    fx.AsyncMatrix: EngineSteps._multiply,
+    fx.RegisterBudget: EngineSteps._budget,
+    fx.WarpgroupFence: EngineSteps._fence_registers,
+    fx.ProxyFence: EngineSteps._fence_proxy,
+    fx.TensorMapFence: EngineSteps._fence_map,
+}
+"""The method that carries an effect out."""

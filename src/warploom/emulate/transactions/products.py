@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from warploom.emulate.barriers.barriers import Wait
 from warploom.emulate.control.frames import Frame, Origin, shadow_dtype
-from warploom.emulate.memory.shared_memory import SHARED_BASE
-from warploom.emulate.transactions.async_proxy import AsyncProxy
+from warploom.emulate.findings.findings import Kind
+from warploom.emulate.memory.shared_memory import SHARED_BASE, SharedMemory
 from warploom.ir.statements import Op, Tile, Value
 from warploom.isa.conversion import half_to_f32
 from warploom.isa.wgmma import K, M, WarpgroupProduct
-from warploom.layout.wgmma import MatrixDescriptor, decode
+from warploom.layout.wgmma import decode
 
 Array = NDArray[Any]
 
@@ -104,6 +104,20 @@ ELEMENT_BYTES = 2
 """Of an operand in shared memory."""
 
 
+@dataclass(frozen=True, eq=False)
+class Operands:
+    """What a ``wgmma`` reads of the shared memory of its CTA: elements of A and B in units of 16 bits, and their cells.
+
+    ``wrong`` are findings, kind and message; there is nothing to multiply if an operand lies ``outside``.
+    """
+
+    a: Array | None
+    b: Array
+    cells: Array
+    wrong: tuple[tuple[Kind, str], ...]
+    outside: bool
+
+
 @dataclass(eq=False)
 class Product:
     """One ``wgmma`` of one warpgroup, a transaction that reads ``cells`` of shared memory. ``number`` counts from 1.
@@ -113,18 +127,22 @@ class Product:
     """
 
     op: Op
-    instruction: WarpgroupProduct
     number: int
     cta: int
     a: int | None
     b: int
     stamp: int
+    operands: Operands
     cells: Array
     before: Array
-    outside: bool
     added: Array = field(default_factory=lambda: np.zeros(WARPS, np.bool_))
     registers: Array | None = None
     shadows: Array | None = None
+
+    @property
+    def instruction(self) -> WarpgroupProduct:
+        """What it multiplies."""
+        return self.op.instruction.warpgroup_product
 
     def join(self, warps: Array, added: Array, registers: Array | None, shadows: Array | None) -> None:
         """Some warps of the warpgroup execute it."""
@@ -150,112 +168,85 @@ class Group:
     waits: list[tuple[Wait, int, int]] = field(default_factory=list[tuple[Wait, int, int]])  # (wait, row, needs)
 
 
-@dataclass(frozen=True, eq=False)
-class Operand:
-    """Where an operand lies in the shared memory of its CTA: its elements, in units of 16 bits, and their cells.
-
-    Its bytes are from ``first`` to ``end`` - 1.
-    """
-
-    index: Array
-    cells: Array
-    first: int
-    end: int
-
-
 class SharedOperands:
-    """Operands that descriptors name in the shared memory of a batch, each worked out once."""
+    """Operands that descriptors name in the shared memory of a batch, worked out once for each pair of descriptors."""
 
-    def __init__(self, proxy: AsyncProxy) -> None:
-        self.proxy = proxy
-        self._operands: dict[tuple[Any, ...], Operand] = {}
-        self._unions: dict[tuple[int, ...], Array] = {}
-        self._misplaced: dict[tuple[Any, ...], tuple[Literal["bounds", "layout"], str] | None] = {}
+    def __init__(self, shared: SharedMemory) -> None:
+        self.shared = shared
+        self._found: dict[tuple[int, int | None, int], Operands] = {}
 
-    def operand(self, instruction: WarpgroupProduct, which: str, descriptor: int) -> Operand:
-        """The operand A or B of an instruction at a descriptor."""
-        transposed = instruction.transposed_b if which == "b" else instruction.transposed_a
-        key = (which, instruction.n if which == "b" else 0, transposed, descriptor)
-        found = self._operands.get(key)
-        if found is None:
-            addresses = instruction.a_addresses if which == "a" else instruction.b_addresses
-            local = addresses(descriptor) - SHARED_BASE
-            first, end = int(local.min()), int(local.max()) + ELEMENT_BYTES
-            cells = np.unique(local // self.proxy.shared.granule)
-            found = self._operands[key] = Operand(local >> 1, cells, first, end)
-        return found
+    def of(self, op: Op, a: int | None, b: int) -> Operands:
+        """What an operation with these descriptors reads."""
+        key = id(op), a, b
+        if key not in self._found:
+            self._found[key] = self._find(op, a, b)
+        return self._found[key]
 
-    def cells(self, operands: list[Operand], cta: int) -> Array:
-        """The cells of all these operands of a CTA."""
-        key = tuple(map(id, operands))
-        if key not in self._unions:
-            self._unions[key] = np.unique(np.concatenate([o.cells for o in operands]))
-        return self._unions[key] + cta * self.proxy.shared.stride // self.proxy.shared.granule
-
-    def misplaced(
-        self, instruction: WarpgroupProduct, which: str, descriptor: int | None, tile: Tile
-    ) -> tuple[Literal["bounds", "layout"], str] | None:
-        """How an operand's descriptor contradicts the tile that it was made for; None if it does not."""
-        if descriptor is None:
-            return None
-        key = (instruction, which, descriptor, id(tile))
-        if key not in self._misplaced:
-            self._misplaced[key] = self._contradicts(instruction, which, descriptor, tile)
-        return self._misplaced[key]
-
-    def _contradicts(
-        self, instruction: WarpgroupProduct, which: str, descriptor: int, tile: Tile
-    ) -> tuple[Literal["bounds", "layout"], str] | None:
-        operand = self.operand(instruction, which, descriptor)
-        if operand.first < tile.offset or operand.end > tile.offset + tile.bytes:
-            last = tile.offset + tile.bytes - 1
-            return "bounds", (
-                f"operand {which.upper()} takes bytes {operand.first} to {operand.end - 1} of shared memory, outside "
-                f"the tile {tile.name} (bytes {tile.offset} to {last}): correct the descriptor's start, stride or "
-                "leading offset"
+    def _find(self, op: Op, a: int | None, b: int) -> Operands:
+        instruction: WarpgroupProduct = op.instruction.warpgroup_product
+        wrong, outside = list[tuple[Kind, str]](), False
+        of_b = instruction.b_addresses(b) - SHARED_BASE
+        of_a = None if a is None else instruction.a_addresses(a) - SHARED_BASE
+        cells: list[Array] = []
+        for position, descriptor, places in ((0, a, of_a), (instruction.a_count, b, of_b)):
+            if descriptor is None or places is None:
+                continue
+            first, end = int(places.min()), int(places.max()) + ELEMENT_BYTES
+            outside |= first < 0 or end > self.shared.size
+            cells.append(places.reshape(-1) // self.shared.granule)
+            tile = op.tile(position)
+            found = None if tile is None else _misplaced(instruction, position > 0, descriptor, (first, end), tile)
+            wrong += [] if found is None else [found]
+        if outside:
+            message = (
+                f"an operand lies outside the {self.shared.size} bytes of shared memory: correct the descriptor's "
             )
-        shape = decode(descriptor)[1]
-        if tile.swizzle_bytes != shape.row_bytes:
-            has = "no swizzle" if tile.swizzle_bytes == 0 else f"swizzled rows of {tile.swizzle_bytes} bytes"
-            has = "a swizzle that wgmma does not have" if tile.swizzle_bytes is None else has
-            return "layout", (
-                f"the tile {tile.name} has {has}, the descriptor of operand {which.upper()} says {shape.row_bytes}: "
-                "make it with k.wgmma_operand, or give both one swizzle"
-            )
-        return self._wrong_steps(instruction, which, shape, tile)
+            wrong.append(("bounds", message + "address, stride or leading offset"))
+        together = np.unique(np.concatenate(cells))
+        halves = None if of_a is None else of_a >> 1
+        return Operands(halves, of_b >> 1, together[:0] if outside else together, tuple(wrong), outside)
 
-    @staticmethod
-    def _wrong_steps(
-        instruction: WarpgroupProduct, which: str, shape: MatrixDescriptor, tile: Tile
-    ) -> tuple[Literal["layout"], str] | None:
-        """Distances between groups of rows, and between panels, that are not the tile's."""
-        transposed = instruction.transposed_b if which == "b" else instruction.transposed_a
-        extent = instruction.n if which == "b" else M
-        lines, along = (K, extent) if transposed else (extent, K)
-        for what, says, is_, needed in (
-            ("stride", shape.stride, 8 * tile.row_bytes, shape.row_bytes and lines > 8),
-            ("leading", shape.leading, tile.panel_bytes, shape.row_bytes and ELEMENT_BYTES * along > shape.row_bytes),
-        ):
-            if needed and says != is_:
-                return "layout", (
-                    f"the {what} offset of operand {which.upper()} is {says} bytes, in the tile {tile.name} it is "
-                    f"{is_}: make the descriptor with k.wgmma_operand"
-                )
-        return None
-
-    def shared_matrix(self, product: Product, which: str) -> tuple[Array, Array | None]:
-        """What operand A or B holds now, f32, and which elements are poison (None: none)."""
-        descriptor = product.a if which == "a" else product.b
-        assert descriptor is not None
-        index = self.operand(product.instruction, which, descriptor).index
-        shared = self.proxy.shared
-        first = product.cta * shared.stride >> 1
-        words = shared.data.view(np.uint16)[first + index]
+    def matrix(self, product: Product, elements: Array) -> tuple[Array, Array | None]:
+        """What elements of an operand hold now, f32, and which of them are poison (None: none)."""
+        shared, first = self.shared, product.cta * self.shared.stride >> 1
+        words = shared.data.view(np.uint16)[first + elements]
         poison = None
         if shared.shadow is not None:
-            poison = shared.shadow.view(np.uint16)[first + index] != 0
+            poison = shared.shadow.view(np.uint16)[first + elements] != 0
             poison = poison if poison.any() else None
         return half_to_f32(words, product.instruction.inputs), poison
+
+
+def _misplaced(
+    instruction: WarpgroupProduct, is_b: bool, descriptor: int, extent: tuple[int, int], tile: Tile
+) -> tuple[Kind, str] | None:
+    """How an operand's descriptor, for bytes from the first to the end, contradicts the tile that it was made for."""
+    (first, end), which, shape = extent, "AB"[is_b], decode(descriptor)[1]
+    if first < tile.offset or end > tile.offset + tile.bytes:
+        return "bounds", (
+            f"operand {which} takes bytes {first} to {end - 1} of shared memory, outside the tile {tile.name} (bytes "
+            f"{tile.offset} to {tile.offset + tile.bytes - 1}): correct the descriptor's start, stride or leading "
+            "offset"
+        )
+    if tile.swizzle_bytes != shape.row_bytes:
+        has = "no swizzle" if tile.swizzle_bytes == 0 else f"swizzled rows of {tile.swizzle_bytes} bytes"
+        has = "a swizzle that wgmma does not have" if tile.swizzle_bytes is None else has
+        return "layout", (
+            f"the tile {tile.name} has {has}, the descriptor of operand {which} says {shape.row_bytes}: "
+            "make it with k.wgmma_operand, or give both one swizzle"
+        )
+    transposed, size = (instruction.transposed_b, instruction.n) if is_b else (instruction.transposed_a, M)
+    lines, along = (K, size) if transposed else (size, K)
+    for what, says, is_, needed in (
+        ("stride", shape.stride, 8 * tile.row_bytes, shape.row_bytes and lines > 8),
+        ("leading", shape.leading, tile.panel_bytes, shape.row_bytes and ELEMENT_BYTES * along > shape.row_bytes),
+    ):
+        if needed and says != is_:
+            return "layout", (
+                f"the {what} offset of operand {which} is {says} bytes, in the tile {tile.name} it is {is_}: make the "
+                "descriptor with k.wgmma_operand"
+            )
+    return None
 
 
 def register_a(instruction: WarpgroupProduct, registers: Array, *, poison: bool = False) -> Array:

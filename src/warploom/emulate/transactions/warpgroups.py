@@ -68,7 +68,7 @@ class Warpgroups:
         self.issued, self.completed = self.registers.issued, self.registers.completed
         self.commits: dict[int, list[int]] = {}
         self.together: dict[int, tuple[Op, Array]] = {}
-        self.operands = SharedOperands(proxy)
+        self.operands = SharedOperands(proxy.shared)
 
     def _started_by(self, row: int, number: int) -> Op:
         return self._group(row).products[number - 1].op
@@ -120,12 +120,12 @@ class Warpgroups:
             for number in dict.fromkeys(numbers.tolist()):
                 some = members.those(numbers == number)
                 at = some.positions
-                product = self._join(op, instruction, number, some, None if a is None else a[at], b[at])
+                product = self._join(op, number, some, None if a is None else a[at], b[at])
                 mine = (None if x is None else x[at] for x in (registers, shadows))
                 product.join(some.warps, adds[at], *mine)
                 started.append((product, some))
         for product, members in started:
-            if self.proxy.checks and product.cells.size:
+            if product.cells.size:
                 rows = members.rows.tolist()
                 self.proxy.check((rows, None), product.cells, "read", op)
                 self.proxy.record_read(self._queue(members.group), product.cells, product.stamp)
@@ -143,14 +143,12 @@ class Warpgroups:
             found.update((id(product.op), product.op) for product in members.group.products[first:last])
         return found
 
-    def _join(
-        self, op: Op, instruction: WarpgroupProduct, number: int, members: _Members, a: Array | None, b: Array
-    ) -> Product:
+    def _join(self, op: Op, number: int, members: _Members, a: Array | None, b: Array) -> Product:
         """The product that warps execute as their next one; a finding where they disagree on it."""
         products = members.group.products
         if number > len(products):
             first = None if a is None else int(a[0])
-            products.append(self._product(op, instruction, number, int(members.rows[0]), first, int(b[0])))
+            products.append(self._product(op, number, int(members.rows[0]), first, int(b[0])))
         product = products[number - 1]
         differ = b != product.b
         if a is not None or product.a is not None:
@@ -165,30 +163,18 @@ class Warpgroups:
             self.report.add("divergence", op.where, message, row, 0, other=product.op.where)
         return product
 
-    def _product(self, op: Op, instruction: WarpgroupProduct, number: int, row: int, a: int | None, b: int) -> Product:
-        cta = row // self.warps
-        stamp = self.proxy.clocks.stamp(op)
-        parts = [self.operands.operand(instruction, "b", b)]
-        if a is not None:
-            parts.append(self.operands.operand(instruction, "a", a))
+    def _product(self, op: Op, number: int, row: int, a: int | None, b: int) -> Product:
+        cta, found, shared = row // self.warps, self.operands.of(op, a, b), self.proxy.shared
+        for kind, message in found.wrong:
+            self.report.add(kind, op.where, f"{op.instruction.mnemonic}: {message}", row, 0)
+        for name, part in (("wgmma.b", found.b), ("wgmma.a", found.a)):
+            if part is not None:
+                self.proxy.counter.engine(name, part.size * ELEMENT_BYTES)
+        cells, stamp = found.cells[:0], self.proxy.clocks.stamp(op)
         if self.proxy.checks:
-            for position, which, descriptor in ((0, "a", a), (instruction.a_count, "b", b)):
-                tile = op.tile(position)
-                message = self.operands.misplaced(instruction, which, descriptor, tile) if tile is not None else None
-                if message is not None:
-                    self.report.add(message[0], op.where, f"{op.instruction.mnemonic}: {message[1]}", row, 0)
-        for name, part in zip(("wgmma.b", "wgmma.a"), parts, strict=False):
-            self.proxy.counter.engine(name, part.index.size * ELEMENT_BYTES)
-        outside = any(part.first < 0 or part.end > self.proxy.shared.size for part in parts)
-        cells, before = np.zeros(0, np.int64), np.zeros(0, np.int32)
-        if outside:
-            message = f"{op.instruction.mnemonic}: an operand lies outside the {self.proxy.shared.size} bytes of "
-            message += "shared memory: correct the descriptor's address, stride or leading offset"
-            self.report.add("bounds", op.where, message, row, 0)
-        elif self.proxy.checks:
-            cells = self.operands.cells(parts, cta)
-            before = self.proxy.state(cells)
-        return Product(op, instruction, number, cta, a, b, stamp, cells, before, outside)
+            cells = found.cells + cta * shared.stride // shared.granule
+        before = self.proxy.state(cells) if cells.size else cells
+        return Product(op, number, cta, a, b, stamp, found, cells, before)
 
     # -- groups --------------------------------------------------------------------------------------------------
 
@@ -250,13 +236,13 @@ class Warpgroups:
 
     def _multiply(self, product: Product, members: _Members, d: Accumulator) -> None:
         """D of some warps of a warpgroup, from what their operands hold now."""
-        if self.proxy.checks:
+        if product.cells.size:
             self.proxy.unchanged(int(members.rows[0]), 0, product.cells, product.before, product.op)
-        if product.outside:
+        operands, instruction, warps, a_poison = product.operands, product.instruction, members.warps, None
+        if operands.outside:
             return
-        instruction, warps, a_poison = product.instruction, members.warps, None
-        b, b_poison = self.operands.shared_matrix(product, "b")
-        if product.a is None:
+        b, b_poison = self.operands.matrix(product, operands.b)
+        if operands.a is None:
             assert product.registers is not None
             a = register_a(instruction, product.registers[warps])
             if product.shadows is not None:
@@ -264,7 +250,7 @@ class Warpgroups:
         else:
             a, a_poison = (
                 None if x is None else x.reshape(WARPS, WARP_ROWS, -1)[warps]
-                for x in self.operands.shared_matrix(product, "a")
+                for x in self.operands.matrix(product, operands.a)
             )
             assert a is not None
         adds = product.added[warps]
