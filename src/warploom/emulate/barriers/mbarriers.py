@@ -83,7 +83,7 @@ class Mbarriers:
                 message = f"{self.name(where)} is an mbarrier already: initialise it once, by one thread"
                 self._found(self.all[key], op, row, lane, message)
             if self.shared.checks:
-                self.shared.claim(*key, BYTES, row, lane, op)
+                self.shared.history.claim(*key, BYTES, row, lane, op)
             self.all[key] = Mbarrier(*key, count, op, row, lane, self.clocks.stamp(op), count)
 
     def _found(self, bar: Mbarrier, op: Op, row: int, lane: int, message: str) -> None:
@@ -345,7 +345,7 @@ class Mbarriers:
             del self.all[(bar.cta, bar.address)]
             if self.shared.checks:
                 stamp = self.clocks.stamp(op)
-                self.shared.disclaim(bar.cta, bar.address, BYTES, row, lane, stamp)
+                self.shared.history.disclaim(bar.cta, bar.address, BYTES, row, lane, stamp)
 
     def at_exit(self) -> None:
         """A phase that is left half done, copies that nobody waited for, arrivals at a CTA that may have gone."""

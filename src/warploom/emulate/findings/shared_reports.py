@@ -9,13 +9,11 @@ from numpy.typing import NDArray
 
 from warploom.emulate.findings.findings import Kind
 from warploom.emulate.findings.report import Reporter, tile_at
-from warploom.ir.statements import Op
+from warploom.emulate.memory.access import Access
+from warploom.ir.statements import Op, SourceLine
 from warploom.isa.effects import BulkTensorCopy
 
 Array = NDArray[Any]
-
-MBARRIER = -1
-"""In place of the copy that is writing a cell: it belongs to an mbarrier."""
 
 
 def _how_to_wait(started: Op) -> str:
@@ -31,7 +29,7 @@ class SharedReports:
     """Findings about shared memory, one for each cause that an access meets."""
 
     def __init__(self, report: Reporter) -> None:
-        self.first, self.races, self._add, self.cta = report.first, report.races, report.add, report.cta
+        self._report, self._add, self.cta = report, report.add, report.cta
 
     def refused(
         self, kind: Kind, op: Op, who: tuple[int, int, int], byte: int, size: int, extent: tuple[int, int], total: int
@@ -82,53 +80,54 @@ class SharedReports:
             address=int(addresses[0]),
         )
 
-    def unset(self, op: Op, rows: Array, lanes: Array, addresses: Array) -> None:
-        """An atomic update of bytes that nobody has written."""
+    def races(self, mine: Access, agents: Array, stamps: Array, addresses: Array, past: str) -> None:
+        """Accesses of others (agents, stamps), to the same cells, that are not ordered with an access."""
+        self._report.races(mine.op, mine.what, mine.rows[0], mine.lanes, agents, stamps, addresses, past)
+
+    def unfenced(self, mine: Access, stamp: int, addresses: Array) -> None:
+        """A transaction on what an ordinary instruction wrote at a stamp."""
+        where = int(addresses[0])
         message = (
-            f"{op.instruction.mnemonic} updates byte {_place(addresses[0], op)}, never written: initialise "
-            "it, and order that before"
+            f"{mine.op.instruction.mnemonic} {mine.what}s byte {where} of shared memory through the async proxy, which "
+            f"{self._report.name_of(stamp)} wrote through the generic proxy: fence (fence.proxy.async) in the "
+            "writing threads before they signal"
         )
-        self._add(
-            "uninitialised", op.where, message, int(rows[0]), int(lanes[0]), count=rows.size, address=int(addresses[0])
-        )
+        self._tell("proxy", mine, message, where, self._report.line_of(stamp))
 
-    def in_flight(
-        self,
-        op: Op,
-        what: str,
-        rows: Array,
-        lanes: Array,
-        numbers: Array,
-        addresses: Array,
-        copies: list[tuple[Op, int]],
-    ) -> None:
-        """One finding for each of the ``copies`` that is still writing at these addresses, and for mbarriers.
-
-        ``numbers`` are 1 + the index of the copy, or MBARRIER.
-        """
-        for number in np.unique(numbers):
-            these = numbers == number
-            i = int(np.argmax(these))
-            where = int(rows[i]), int(lanes[i])
-            if number == MBARRIER:
-                message = (
-                    f"{op.instruction.mnemonic} {what}s byte {int(addresses[i])} of shared memory, where an mbarrier "
-                    "is: only its own instructions may touch it; correct the address"
-                )
-                self._add("mbarrier", op.where, message, *where, count=int(these.sum()), address=int(addresses[i]))
-                continue
-            started = copies[int(number) - 1][0]
-            verb = "reads" if what == "read" else "overwrites"
+    def unset(self, mine: Access, addresses: Array) -> None:
+        """An atomic update, or a transaction's read, of bytes that nobody has written."""
+        name, where = mine.op.instruction.mnemonic, int(addresses[0])
+        if mine.proxy:
             message = (
-                f"{op.instruction.mnemonic} {verb} byte {_place(addresses[i], op, started)} while "
-                f"{started.instruction.mnemonic} is still copying there: {_how_to_wait(started)} first"
+                f"{name} reads byte {where} of shared memory, which nobody has written: write it, or wait for its "
             )
-            self._add(
-                "in_flight",
-                op.where,
-                message,
-                *where,
-                other=started.where,
-                count=int(these.sum()),
-                address=int(addresses[i]),
+            message += "data, before"
+        else:
+            message = (
+                f"{name} updates byte {_place(where, mine.op)}, never written: initialise it, and order that before"
             )
+        self._tell("uninitialised", mine, message, where)
+
+    def _tell(self, kind: Kind, mine: Access, message: str, where: int, other: SourceLine | None = None) -> None:
+        row, lane = int(mine.rows[0][0]), int(mine.lanes[0])
+        self._add(kind, mine.op.where, message, row, lane, other=other, count=mine.cells.size, address=where)
+
+    def in_flight(self, mine: Access, numbers: Array, addresses: Array, copies: list[Op | None]) -> None:
+        """One finding for each of the ``copies`` that is still writing at these addresses, and for mbarriers."""
+        for number in np.unique(numbers).tolist():
+            these = numbers == number
+            where, part = int(addresses[these][0]), mine[these]
+            name, started = mine.op.instruction.mnemonic, copies[number]
+            if started is None:
+                message = (
+                    f"{name} {mine.what}s byte {where} of shared memory, where an mbarrier is: only its own "
+                    "instructions may touch it; correct the address"
+                )
+                self._tell("mbarrier", part, message, where)
+                continue
+            verb = "reads" if mine.what == "read" else "overwrites"
+            message = (
+                f"{name} {verb} byte {_place(where, mine.op, started)} while {started.instruction.mnemonic} is still "
+                f"copying there: {_how_to_wait(started)} first"
+            )
+            self._tell("in_flight", part, message, where, started.where)

@@ -23,9 +23,9 @@ from warploom.emulate.control.frames import (
     shadow_dtype,
 )
 from warploom.emulate.findings.traffic import access_class
+from warploom.emulate.memory.access import Place
 from warploom.emulate.memory.global_memory import Target
 from warploom.emulate.memory.matrix_accesses import MatrixSteps
-from warploom.emulate.memory.shared_memory import Place
 from warploom.ir.statements import Op
 from warploom.isa.atomic import Atomic, ReduceAdd
 from warploom.isa.effects import Access, AsyncCopy, GlobalWait, MatrixAccess, TensorMapWrite

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from warploom.core.errors import EmulationError, LayoutError
 from warploom.emulate.control.context import Context, Step
 from warploom.emulate.control.frames import Frame, Origin, shadow_dtype
-from warploom.emulate.memory.shared_memory import Place
+from warploom.emulate.memory.access import Place
 from warploom.ir.statements import Op
 from warploom.isa.effects import MatrixAccess
 from warploom.layout.fragments import FragmentLayout

@@ -272,7 +272,7 @@ class BulkCopies:
         if self.proxy.checks:
             self.barriers.check_follows(bar, row, [lane], op)
             self.proxy.check(([row], lane), cells, "write", op)
-            number = self.proxy.begin_write(row, cells, op)
+            number = self.proxy.begin_write(cells, op)
             box = None if isinstance(source, Words) else self.globally.begin(source, at, "read", row, lane, op)
             passed = self.clocks.passed(row)
         index = self._index(chunks, cta)

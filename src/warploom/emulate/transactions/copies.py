@@ -13,8 +13,9 @@ from numpy.typing import NDArray
 
 from warploom.emulate.control.frames import Frame, Lanes
 from warploom.emulate.findings.report import Reporter
+from warploom.emulate.memory.access import Place
 from warploom.emulate.memory.global_memory import GlobalMemory, Target
-from warploom.emulate.memory.shared_memory import Place, SharedMemory
+from warploom.emulate.memory.shared_memory import SharedMemory
 from warploom.emulate.transactions.transaction import Groups, Started
 
 Array = NDArray[Any]
@@ -72,11 +73,7 @@ class CopyQueue(Groups[Copies]):
     def land(self, copies: Copies, lanes: Array) -> None:
         """The bytes of some (warps, lanes) arrive in nobody's name."""
         self._read_again(copies, lanes)
-        data, index = copies.data[lanes], copies.index[lanes]
-        view = self.shared.data.view(data.dtype).reshape(-1, data.shape[1])
-        view[index] = data
-        if self.shared.shadow is not None:
-            self.shared.shadow.view(data.dtype).reshape(view.shape)[index] = 0
+        self.shared.bring(copies.index[lanes], copies.data[lanes])
 
     def _read_again(self, copies: Copies, lanes: Array) -> None:
         """What arrives for some (warps, lanes) may have been written since the copy was issued."""

@@ -1,0 +1,360 @@
+"""The history of shared memory: who wrote and read each cell when, and which accesses conflict with that.
+
+A cell is as wide as the program's smallest access. Its history is its last write, and the last read by each warp and
+each queue of transactions that sees it. A copy stands there as a write from its start, with a stamp that nobody can
+know of, until it lands: so "in flight" and "never written" are found by the comparison that finds races.
+
+Three things have tables of their own, as they conflict with part of what follows alone: strong reads and strong writes
+(atomics do not conflict with each other), and stores of equal values, which do not conflict with each other either.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from warploom.emulate.findings.shared_reports import SharedReports
+from warploom.emulate.memory.access import Access, Place
+from warploom.emulate.memory.lane_reads import BITS, MANY, LaneReads
+from warploom.emulate.order.clocks import Clocks
+from warploom.emulate.order.known import FAR, FENCED, ORDER
+from warploom.ir.statements import Op
+
+Array = NDArray[Any]
+
+FLYING = 1 << 25
+"""Stamps from here on are known to nobody."""
+NEVER, MBARRIER = (np.uint32(FLYING + number << BITS | MANY) for number in range(2))
+"""Records of cells that nobody has written, and of those that are an mbarrier's; copies have the stamps after these."""
+
+
+class Table:
+    """The last access of one kind to each cell by each of the warps that see it; ``newest``: the last of each row."""
+
+    def __init__(self, past: str, warps: int, cells: int, rows: int) -> None:
+        self.past = past
+        self.records = np.zeros((warps, cells), np.uint32)
+        self.newest = np.zeros(rows, np.int64)
+
+
+class History:
+    """Of ``cells`` cells of ``granule`` bytes for each CTA of a batch. ``parts``: part of a warp may meet."""
+
+    def __init__(
+        self, ctas: int, cells: int, granule: int, clocks: Clocks, report: SharedReports, *, parts: bool
+    ) -> None:
+        self.cells, self.granule, self.clocks, self.report = cells, granule, clocks, report
+        self.warps, self.rows, total = clocks.home, ctas * clocks.warps_per_cta, ctas * cells
+        self.wrote = np.full(total, NEVER, np.uint32)
+        self.writer = np.zeros(total, np.int32)  # its column
+        self.reads = Table("read", self.warps, total, self.rows)
+        self.strong: dict[str, Table] = {}
+        self.alike: Table | None = None
+        self.queue_reads: dict[int, Array] = {}  # column → last read of each cell
+        self.flights: list[Op | None] = [None, None]
+        self.each = LaneReads(clocks) if parts else None
+
+    # -- looking back ------------------------------------------------------------------------------------------------
+
+    def tables(self, what: str, *, strong: bool) -> Iterator[Table]:
+        """The tables that an access is compared with, beside the last write and what was written alike."""
+        if not strong and "wrote" in self.strong:
+            yield self.strong["wrote"]
+        if what != "read":
+            yield self.reads
+            if not strong and "read" in self.strong:
+                yield self.strong["read"]
+
+    def kept(self, past: str) -> Table:
+        """The table of strong accesses of a kind."""
+        if past not in self.strong:
+            self.strong[past] = Table(past, *self.reads.records.shape, self.rows)
+        return self.strong[past]
+
+    def kept_alike(self) -> Table:
+        """The newest write of each warp, where several warps have stored equal values and nothing orders them."""
+        if self.alike is None:
+            self.alike = Table("wrote", *self.reads.records.shape, self.rows)
+        return self.alike
+
+    def check(
+        self, place: Place, what: str, *, strong: bool = False, holds: Callable[[], Array] | None = None
+    ) -> tuple[Array | None, Array | None]:
+        """Report conflicts of an access with what came before it.
+
+        Stores of values that their cells hold already (``holds`` says which do) do not conflict with unordered stores
+        of the same. Returns the cells, (warps, lanes, parts), whose last write is not known to the whole warp, and
+        those of them that another warp has so written.
+        """
+        frame, parts = place.frame, place.size // self.granule
+        limit = self.clocks.limit[frame.span]
+        bound = (limit << BITS | 63).astype(np.uint32)[:, None, None]
+        late = self._late(self.wrote, place, bound)
+        alike = None if late is None or holds is None else late & holds()
+        if late is not None:
+            if self.alike is not None:
+                self._examine(place, late if alike is None else late & ~alike, bound, self.alike, what)
+            which = np.nonzero(late)
+            mine = place.access(what, which, parts)
+            columns, record = self.writer[mine.cells], self.wrote[mine.cells]
+            same = None if alike is None else alike[which]
+            racing = self.judge(mine, "wrote", columns, record, alike=same)
+            if alike is not None and same is not None:
+                racing &= same & (columns < self.clocks.warps)
+                alike[which] = racing
+                if racing.any():
+                    theirs = self.clocks.agents(columns[racing], mine.rows[0][racing]) - self.clocks.first
+                    self._note_alike(mine.cells[racing], theirs, record[racing])
+        for table in self.tables(what, strong=strong):
+            if np.count_nonzero(table.newest.reshape(-1, self.warps)[frame.flat // self.warps] > limit[:, None]):
+                self._examine(place, None, bound, table, what)
+        for column, records in self.queue_reads.items() if what != "read" else ():
+            found = self._late(records, place, bound)
+            if found is not None:
+                mine = place.access(what, np.nonzero(found), parts)
+                self.judge(mine, "read", np.full(mine.cells.shape, column), records[mine.cells])
+        return late, alike
+
+    def _late(self, records: Array, place: Place, bound: Array) -> Array | None:
+        """Which cells (warps, lanes, parts) of an access have records beyond a bound; None for none."""
+        found = records.reshape(-1, place.size // self.granule).take(place.index, axis=0) > bound
+        if place.active is not None:
+            found &= place.active[:, :, None]
+        return found if np.count_nonzero(found) else None
+
+    def _examine(self, place: Place, among: Array | None, bound: Array, table: Table, what: str) -> None:
+        """Compare an access, or the cells ``among`` it, with a table."""
+        frame, parts = place.frame, place.size // self.granule
+        first = frame.flat - frame.flat % self.warps
+        for number, records in enumerate(table.records):
+            if not np.count_nonzero(table.newest[first + number] << BITS > bound[:, 0, 0]):
+                continue
+            found = self._late(records, place, bound)
+            if found is None or (among is not None and not np.count_nonzero(found := found & among)):
+                continue
+            mine = place.access(what, np.nonzero(found), parts)
+            rows, record = mine.rows[0], records[mine.cells]
+            columns = self.clocks.columns[rows - rows % self.warps] + number
+            several = None if self.each is None or table is not self.reads else number * self.wrote.size + mine.cells
+            self.judge(mine, table.past, columns, record, several=several)
+
+    def compare(
+        self, starter: tuple[Sequence[int], int | None], cells: Array, what: str, op: Op, *, proxy: bool
+    ) -> None:
+        """Report conflicts of a flat list of cells, which rows (or one lane of one) access, with what came before.
+
+        ``proxy``: through the async proxy, which must know of ordinary writes by fences.
+        """
+        (rows, lane), clocks = starter, self.clocks
+        reach = clocks.reach(rows, lane)
+        bounds = {"read": reach[ORDER], "wrote": reach[ORDER]}  # accesses up to here need no second look
+        if proxy:
+            fenced = reach[FENCED] if clocks.planes > FENCED else np.zeros_like(reach[ORDER])
+            bounds["wrote"] = reach[ORDER].copy()
+            np.minimum(reach[ORDER, : clocks.warps], fenced[: clocks.warps], out=bounds["wrote"][: clocks.warps])
+
+        def look(past: str, records: Array, columns: Any) -> None:
+            record = records[cells]
+            late = record > (bounds[past] << BITS | 63)[columns]
+            if np.count_nonzero(late):
+                where = cells[late]
+                whose = tuple(np.full(where.shape, row) for row in rows)
+                mine = Access(op, what, whose, np.full(where.shape, lane or 0), where, lane is None, proxy)
+                self.judge(mine, past, np.broadcast_to(columns, cells.shape)[late], record[late])
+
+        look("wrote", self.wrote, self.writer[cells])
+        first = int(cells[0]) // self.cells * clocks.warps_per_cta // self.warps * self.warps
+        columns = int(clocks.columns[first]) + np.arange(self.warps)
+        for table in (*self.tables(what, strong=False), *(() if self.alike is None else (self.alike,))):
+            newest = table.newest[first : first + self.warps]
+            for number in np.nonzero(newest > bounds[table.past][columns])[0].tolist():
+                look(table.past, table.records[number], int(columns[number]))
+        for column, records in self.queue_reads.items() if what != "read" else ():
+            if clocks.newest[column - clocks.warps] > reach[ORDER, column]:
+                look("read", records, column)
+
+    def judge(
+        self,
+        mine: Access,
+        past: str,
+        columns: Array,
+        record: Array,
+        *,
+        alike: Array | None = None,
+        several: Array | None = None,
+    ) -> Array:
+        """Report what of an access conflicts with records of its cells, one for each. Returns where it is not ordered.
+
+        Those ``alike`` store what is there, and do not race with a warp's write. ``several``: where part of a warp may
+        meet, the places of its reads among those of all warps.
+        """
+        known = record < NEVER
+        if not known.all():
+            self._unknown(mine[~known], record[~known])
+        stamps, lanes = (record >> BITS).astype(np.int64), record & 63
+        plane, fine = FAR if past == "wrote" and not mine.proxy else ORDER, np.ones(known.shape, np.bool_)
+        for rows in mine.rows:
+            fine &= self.clocks.ordered(rows, mine.lanes, mine.whole, columns, lanes, stamps, plane=plane)
+        if several is not None and self.each is not None:
+            self.each.judge(fine, (mine.rows[0], mine.lanes, columns, stamps), several, lanes == MANY, mine.whole)
+        wrong = ~fine & known
+        bad = wrong if alike is None else wrong & ~(alike & (columns < self.clocks.warps))
+        if bad.any():
+            agents = self.clocks.agents(columns[bad], mine.rows[0][bad])
+            self.report.races(mine[bad], agents, stamps[bad], self.bytes(mine.cells[bad]), past + self._whose(mine))
+        if mine.proxy and past == "wrote":
+            open_ones = known & (columns < self.clocks.warps)
+            fenced = np.ones(known.shape, np.bool_)
+            for rows in mine.rows if open_ones.any() else ():
+                fenced &= self.clocks.ordered(rows, mine.lanes, mine.whole, columns, lanes, stamps, plane=FENCED)
+            open_ones &= ~fenced
+            for stamp in np.unique(stamps[open_ones]).tolist():
+                these = open_ones & (stamps == stamp)
+                self.report.unfenced(mine[these], stamp, self.bytes(mine.cells[these]))
+        return wrong
+
+    def _unknown(self, mine: Access, record: Array) -> None:
+        """An access to cells with stamps that nobody knows."""
+        flying, where = record > NEVER, self.bytes(mine.cells)
+        if flying.any():
+            numbers = (record[flying] >> BITS).astype(np.int64) - FLYING
+            self.report.in_flight(mine[flying], numbers, where[flying], self.flights)
+        if not flying.all() and (mine.what == "atomic" or (mine.proxy and mine.what == "read")):
+            self.report.unset(mine[~flying], where[~flying])
+
+    def bytes(self, cells: Array) -> Array:
+        """The bytes of shared memory that cells begin at."""
+        return cells % self.cells * self.granule
+
+    def _whose(self, mine: Access) -> str:
+        """The CTA of the cells of a transaction, if that is another than its starter's."""
+        owner = int(mine.cells[0]) // self.cells * self.clocks.warps_per_cta
+        row = int(mine.rows[0][0])
+        if not mine.proxy or owner == row - row % self.clocks.warps_per_cta:
+            return ""
+        return f" in the shared memory of {self.report.cta(owner)}"
+
+    # -- writing down ------------------------------------------------------------------------------------------------
+
+    def begin(self, op: Op, cells: Array) -> int:
+        """A copy begins to write cells: nobody may touch them until it lands. Returns its number."""
+        self.flights.append(op)
+        number = len(self.flights) - 1
+        self.wrote[cells] = np.uint32(FLYING + number << BITS | MANY)
+        return number
+
+    def land(self, number: int, column: int, cells: Array, op: Op) -> int:
+        """A copy has written cells that no other one has claimed since, in the name of a queue. Returns a stamp."""
+        stamp = self.clocks.stamp(op)
+        mine = cells[self.wrote[cells] >> BITS == FLYING + number]
+        self.wrote[mine], self.writer[mine] = np.uint32(stamp << BITS | MANY), column
+        self.clocks.queue_acts(column, stamp)
+        return stamp
+
+    def read_by(self, column: int, cells: Array, stamp: int) -> None:
+        """A queue reads cells until what it does up to a stamp has been waited for."""
+        table = self.queue_reads.get(column)
+        if table is None:
+            table = self.queue_reads[column] = np.zeros(self.wrote.shape, np.uint32)
+        table[cells] = np.uint32(stamp << BITS | MANY)
+        self.clocks.queue_acts(column, stamp)
+
+    def writer_of(self, cells: Array) -> Op | None:
+        """A copy that is about to write one of some cells, or else the last that has written the first."""
+        stamps = (self.wrote[cells] >> BITS).astype(np.int64)
+        first = int(stamps[np.argmax(stamps >= FLYING + 2)])
+        return self.flights[first - FLYING] if first >= FLYING else self.clocks.history[first]
+
+    def claim(self, cta: int, start: int, size: int, row: int, lane: int, op: Op) -> None:
+        """A lane makes an mbarrier of some bytes of its CTA: nobody else may touch them now, or from here on."""
+        cells = self._cells(cta, start, size)
+        ordinary = cells[self.wrote[cells] != MBARRIER]
+        if ordinary.size:
+            self.compare(([row], lane), ordinary, "write", op, proxy=False)
+        self.wrote[cells] = MBARRIER
+
+    def disclaim(self, cta: int, start: int, size: int, row: int, lane: int, stamp: int) -> None:
+        """A lane ends an mbarrier: its bytes are ordinary memory to whoever knows of that."""
+        cells = self._cells(cta, start, size)
+        self.wrote[cells], self.writer[cells] = np.uint32(stamp << BITS | lane), self.clocks.columns[row]
+
+    def _cells(self, cta: int, start: int, size: int) -> Array:
+        first = cta * self.cells + start // self.granule
+        return np.arange(first, first + max(1, size // self.granule))
+
+    # -- ordinary accesses -------------------------------------------------------------------------------------------
+
+    def note(self, table: Table, place: Place, stamp: int) -> None:
+        """Record an access in the table of its kind."""
+        frame, parts = place.frame, place.size // self.granule
+        table.newest[frame.span] = stamp
+        records = table.records.reshape(-1, parts)
+        where = place.index + (frame.flat % self.warps * (self.wrote.size // parts))[:, None]
+        each = self.each if table is self.reads else None
+        if place.collective:
+            if place.active is not None:
+                where = where[place.active]
+            records[where] = np.uint32(stamp << BITS | MANY)
+            if each is not None:
+                each.forget((where.reshape(-1, 1) * parts + np.arange(parts)).reshape(-1))
+            return
+        lane = np.broadcast_to(np.arange(where.shape[1], dtype=np.uint32), where.shape)
+        epoch = np.broadcast_to(self._epoch(frame.flat)[:, None], where.shape)
+        if place.active is not None:
+            where, lane, epoch = where[place.active], lane[place.active], epoch[place.active]
+        old = records[where]
+        code, others = _with_others(old, np.uint32(stamp << BITS) | lane[..., None], epoch[..., None])
+        records[where] = code
+        shared = records[where] != code  # several lanes of the warp come to the cell in this access
+        if shared.any():
+            many = np.uint32(stamp << BITS | MANY)
+            records[where] = np.where(shared.any(axis=-1, keepdims=True), many, records[where])
+        if each is not None:
+            many = ((others | shared) & (lane[..., None] < MANY)).reshape(-1, parts)
+            each.note(many, where.reshape(-1) * parts, lane.reshape(-1), old.reshape(-1, parts), stamp)
+
+    def _epoch(self, rows: Array) -> Array:
+        """Records of a row up to here are of accesses that all its lanes know of."""
+        return (self.clocks.met(rows).astype(np.uint32) << BITS) | np.uint32(63)
+
+    def _note_alike(self, cells: Array, rows: Array, records: Array) -> None:
+        """Keep the records of the last writers, of these rows, of cells that others store the same value to."""
+        table = self.kept_alike()
+        table.newest[rows] = np.maximum(table.newest[rows], records >> BITS)
+        flat, where = table.records.reshape(-1), rows % self.warps * self.wrote.size + cells
+        flat[where] = _with_others(flat[where], records, self._epoch(rows))[0]
+
+    def write(
+        self, index: Array, rows: Array, lane: Array, stamp: int, parts: int, *, collective: bool
+    ) -> tuple[Array, Array] | None:
+        """Note who has written units of some ``parts``. Returns which of them several threads have, and which several
+        warps; None for none."""
+        table, columns = self.wrote.reshape(-1, parts), self.writer.reshape(-1, parts)
+        code = (lane.astype(np.uint32) | np.uint32(stamp << BITS))[..., None]
+        mine = self.clocks.columns[rows][..., None]
+        table[index], columns[index] = code, mine
+        clash = ((table[index] != code) | (columns[index] != mine)).any(axis=-1)
+        found = None
+        if clash.any():
+            table[index[clash]] = np.uint32(stamp << BITS | MANY)
+            found = clash, (columns[index] != mine).any(axis=-1)
+        if collective:
+            table[index] = np.uint32(stamp << BITS | MANY)
+        return found
+
+    def fill(self, place: Place) -> None:
+        """Cells that nobody had written are written by an atomic update, which reports that."""
+        table = self.wrote.reshape(-1, place.size // self.granule)
+        index = place.index if place.active is None else place.index[place.active]
+        table[index] = np.where(table[index] == NEVER, np.uint32(0), table[index])
+
+
+def _with_others(old: Array, record: Array, epoch: Array) -> tuple[Array, Array]:
+    """The record to keep of a warp's accesses of a cell, and whether it stands for several lanes: other lanes than its
+    own have accessed the cell after the warp last met, at ``epoch``.
+    """
+    others = (old > epoch) & ((old ^ record) & 63 != 0)
+    return np.where(others, record >> BITS << BITS | MANY, record).astype(np.uint32), others
