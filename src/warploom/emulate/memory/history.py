@@ -18,8 +18,8 @@ from numpy.typing import NDArray
 
 from warploom.emulate.findings.shared_reports import SharedReports
 from warploom.emulate.memory.access import Access, Place
-from warploom.emulate.memory.lane_reads import BITS, MANY, LaneReads
-from warploom.emulate.order.clocks import Clocks
+from warploom.emulate.memory.lane_reads import MANY, LaneReads
+from warploom.emulate.order.clocks import BITS, Clocks
 from warploom.emulate.order.known import FAR, FENCED, ORDER
 from warploom.ir.statements import Op
 
@@ -29,6 +29,9 @@ FLYING = 1 << 25
 """Stamps from here on are known to nobody."""
 NEVER, MBARRIER = (np.uint32(FLYING + number << BITS | MANY) for number in range(2))
 """Records of cells that nobody has written, and of those that are an mbarrier's; copies have the stamps after these."""
+
+
+_LANES = np.arange(32, dtype=np.uint32)
 
 
 class Table:
@@ -91,7 +94,7 @@ class History:
         """
         frame, parts = place.frame, place.size // self.granule
         limit = self.clocks.limit[frame.span]
-        bound = (limit << BITS | 63).astype(np.uint32)[:, None, None]
+        bound = self.clocks.bound[frame.span][:, None, None]
         late = self._late(self.wrote, place, bound)
         alike = None if late is None or holds is None else late & holds()
         if late is not None:
@@ -301,20 +304,26 @@ class History:
             if each is not None:
                 each.forget((where.reshape(-1, 1) * parts + np.arange(parts)).reshape(-1))
             return
-        lane = np.broadcast_to(np.arange(where.shape[1], dtype=np.uint32), where.shape)
-        epoch = np.broadcast_to(self._epoch(frame.flat)[:, None], where.shape)
+        lane, epoch = _LANES[: where.shape[1]], self._epoch(frame.flat)[:, None]
         if place.active is not None:
-            where, lane, epoch = where[place.active], lane[place.active], epoch[place.active]
-        old = records[where]
+            lane, epoch = (np.broadcast_to(x, where.shape)[place.active] for x in (lane, epoch))
+            where = where[place.active]
+        old = records.take(where, axis=0)
         code, others = _with_others(old, np.uint32(stamp << BITS) | lane[..., None], epoch[..., None])
         records[where] = code
-        shared = records[where] != code  # several lanes of the warp come to the cell in this access
-        if shared.any():
+        shared = records.take(where, axis=0) != code  # several lanes of the warp come to the cell in this access
+        if np.count_nonzero(shared):
             many = np.uint32(stamp << BITS | MANY)
             records[where] = np.where(shared.any(axis=-1, keepdims=True), many, records[where])
         if each is not None:
             many = ((others | shared) & (lane[..., None] < MANY)).reshape(-1, parts)
-            each.note(many, where.reshape(-1) * parts, lane.reshape(-1), old.reshape(-1, parts), stamp)
+            each.note(
+                many,
+                where.reshape(-1) * parts,
+                np.broadcast_to(lane, where.shape).reshape(-1),
+                old.reshape(-1, parts),
+                stamp,
+            )
 
     def _epoch(self, rows: Array) -> Array:
         """Records of a row up to here are of accesses that all its lanes know of."""
@@ -356,5 +365,7 @@ def _with_others(old: Array, record: Array, epoch: Array) -> tuple[Array, Array]
     """The record to keep of a warp's accesses of a cell, and whether it stands for several lanes: other lanes than its
     own have accessed the cell after the warp last met, at ``epoch``.
     """
-    others = (old > epoch) & ((old ^ record) & 63 != 0)
-    return np.where(others, record >> BITS << BITS | MANY, record).astype(np.uint32), others
+    others = old > epoch
+    if np.count_nonzero(others):
+        others &= (old ^ record) & 63 != 0
+    return (np.where(others, record >> BITS << BITS | MANY, record) if np.count_nonzero(others) else record), others

@@ -7,12 +7,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from warploom.emulate.order.clocks import Clocks
+from warploom.emulate.order.clocks import BITS, Clocks
 
 Array = NDArray[Any]
 
-BITS = 6
-"""A record of an access is stamp << BITS | lane."""
+
 MANY = 32
 """In place of the lane: several lanes, or a collective access."""
 

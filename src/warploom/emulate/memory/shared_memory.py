@@ -13,9 +13,8 @@ from warploom.emulate.findings.findings import Kind
 from warploom.emulate.findings.shared_reports import SharedReports
 from warploom.emulate.memory.access import Place
 from warploom.emulate.memory.history import NEVER, History
-from warploom.emulate.memory.lane_reads import BITS
 from warploom.emulate.memory.remote import RemoteAccesses
-from warploom.emulate.order.clocks import Clocks
+from warploom.emulate.order.clocks import BITS, Clocks
 from warploom.ir.statements import Op
 
 Array = NDArray[Any]

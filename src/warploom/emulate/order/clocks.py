@@ -26,6 +26,8 @@ from warploom.emulate.order.places import Places
 from warploom.ir.statements import Op
 
 Array = NDArray[Any]
+BITS, LANES = 6, 64
+"""A record of an access is stamp << BITS | lane, with numbers of lanes below LANES."""
 _MANY_SINGLES = 64  # so many stamps of single lanes are worth looking which of them say nothing new
 
 
@@ -93,7 +95,8 @@ class Clocks:
         self.columns = first + np.arange(rows) if across else np.arange(rows) % self.domain  # of each row
         self.known = np.zeros((rows, planes, self.warps), np.int32)
         self.history = history  # stamp → operation; stamp 0 is "before the kernel"
-        self.limit = np.zeros(rows, np.int64)  # a stamp up to which each row knows all that sees its shared memory
+        # A stamp up to which each row knows all that sees its shared memory, and the newest record of such an access.
+        self.limit, self.bound = np.zeros(rows, np.int64), np.full(rows, LANES - 1, np.uint32)
         self.queues: list[tuple[str, int, int]] = []  # of the columns after those of the warps: kind, CTA, number
         self._numbers: dict[tuple[str, int, int], int] = {}
         # The newest stamp of each queue: what it did before that does not hold a row's limit back.
@@ -166,7 +169,11 @@ class Clocks:
                 apart = self.home // self.warps_per_cta
                 late &= cta[:, None] // apart == np.array([queue[1] for queue in self.queues]) // apart
             limit = np.minimum(limit, np.where(late, known, self.now).min(axis=1))
+        self._limit(rows, limit)
+
+    def _limit(self, rows: Array, limit: Any) -> None:
         self.limit[rows] = limit
+        self.bound[rows] = self.limit[rows] << BITS | LANES - 1
 
     def _raise_own(self, rows: Array) -> None:
         """All that the lanes of each row did until now is known to all of them."""
@@ -189,7 +196,8 @@ class Clocks:
                 for row in group if together else ():
                     self._learn_singles(row, together)
         if not (self.queues or self.across or self.clustered or self.planes > FENCED):  # all there is to know
-            self.known[rows] = self.limit[rows] = self.now
+            self.known[rows] = self.now
+            self._limit(rows, self.now)
             return
         self._raise_own(rows)
         known = self.known[rows].reshape(-1, self.warps_per_cta, *self.known.shape[1:]).max(axis=1)
