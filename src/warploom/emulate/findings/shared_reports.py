@@ -108,6 +108,14 @@ class SharedReports:
             )
         self._tell("uninitialised", mine, message, where)
 
+    def overwritten(self, op: Op, other: Op, row: int, lane: int, count: int, where: int) -> None:
+        """A transaction that may still read what another operation writes."""
+        message = (
+            f"{op.instruction.mnemonic} may still read byte {where} of shared memory when {other.instruction.mnemonic} "
+            "overwrites it: wait for its group before the memory is given away"
+        )
+        self._add("race", op.where, message, row, lane, other=other.where, count=count, address=where)
+
     def _tell(self, kind: Kind, mine: Access, message: str, where: int, other: SourceLine | None = None) -> None:
         row, lane = int(mine.rows[0][0]), int(mine.lanes[0])
         self._add(kind, mine.op.where, message, row, lane, other=other, count=mine.cells.size, address=where)

@@ -39,7 +39,6 @@ from warploom.emulate.order.clocks import Clocks
 from warploom.emulate.order.known import planes_of
 from warploom.emulate.order.ordering import Ordering
 from warploom.emulate.order.places import Places
-from warploom.emulate.transactions.async_proxy import AsyncProxy
 from warploom.emulate.transactions.bulk import BulkCopies
 from warploom.emulate.transactions.copies import CopyQueue
 from warploom.emulate.transactions.engine_steps import EngineState
@@ -344,9 +343,8 @@ class _Launch:
 
     def _engines(self, rows: int, shared: SharedMemory, clocks: Clocks, report: Reporter) -> EngineState:
         mbarriers = Mbarriers(clocks, report, self.program, shared)
-        proxy = AsyncProxy(shared, clocks, report, self.counter, self.checks)
-        bulk = BulkCopies(proxy, self.memory, mbarriers, report, self.maps)
-        warpgroups = Warpgroups(rows, proxy, report, self.executor.engines.watched)
+        bulk = BulkCopies(shared, self.memory, mbarriers, report, self.counter, self.maps)
+        warpgroups = Warpgroups(shared, report, self.counter, self.executor.engines.watched)
         clusters, registers = ClusterBarriers(rows, clocks, report), RegisterPools(self.program, rows, report)
         return EngineState(mbarriers, bulk, warpgroups, clusters, registers)
 

@@ -265,11 +265,13 @@ class History:
         table[cells] = np.uint32(stamp << BITS | MANY)
         self.clocks.queue_acts(column, stamp)
 
-    def writer_of(self, cells: Array) -> Op | None:
-        """A copy that is about to write one of some cells, or else the last that has written the first."""
+    def overwritten(self, op: Op, cells: Array, row: int, lane: int) -> None:
+        """A finding: these cells have been written while a transaction of a lane was reading them."""
         stamps = (self.wrote[cells] >> BITS).astype(np.int64)
-        first = int(stamps[np.argmax(stamps >= FLYING + 2)])
-        return self.flights[first - FLYING] if first >= FLYING else self.clocks.history[first]
+        first = int(stamps[np.argmax(stamps >= FLYING + 2)])  # a copy under way, or else what has written the first
+        other = self.flights[first - FLYING] if first >= FLYING else self.clocks.history[first]
+        if other is not None:
+            self.report.overwritten(op, other, row, lane, cells.size, int(self.bytes(cells[:1])[0]))
 
     def claim(self, cta: int, start: int, size: int, row: int, lane: int, op: Op) -> None:
         """A lane makes an mbarrier of some bytes of its CTA: nobody else may touch them now, or from here on."""

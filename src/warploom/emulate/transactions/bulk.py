@@ -21,15 +21,15 @@ from warploom.emulate.barriers.mbarriers import Mbarriers
 from warploom.emulate.control.frames import Frame, Lanes, lanes_of, split
 from warploom.emulate.findings.findings import Kind
 from warploom.emulate.findings.report import Reporter
+from warploom.emulate.findings.traffic import TrafficCounter
 from warploom.emulate.memory.global_async import AsyncGlobal, Box, Span, Words
 from warploom.emulate.memory.global_memory import GlobalMemory
-from warploom.emulate.memory.shared_memory import SHARED_BASE
+from warploom.emulate.memory.shared_memory import SHARED_BASE, SharedMemory
 from warploom.emulate.order.known import ORDER, Singles
-from warploom.emulate.transactions.async_proxy import AsyncProxy
 from warploom.emulate.transactions.copies import Copies, CopyQueue
 from warploom.emulate.transactions.made_maps import MadeMaps
 from warploom.emulate.transactions.tensor_maps import CHUNK, TensorMapArgument
-from warploom.emulate.transactions.transaction import Groups, Landing, Started
+from warploom.emulate.transactions.transaction import Groups, Landing, SharedRead, Started, cells_of
 from warploom.ir.statements import Op
 from warploom.isa import effects as fx
 
@@ -63,9 +63,7 @@ class Store(Started):
     target: TensorMapArgument | Span
     at: tuple[int, ...]
     chunks: Array
-    cells: Array
-    before: Array
-    stamp: int
+    source: SharedRead | None  # None without checks
     box: Box | None
     read: bool = False
 
@@ -75,15 +73,16 @@ class BulkCopies:
 
     def __init__(
         self,
-        proxy: AsyncProxy,
+        shared: SharedMemory,
         memory: GlobalMemory,
         barriers: Mbarriers,
         reporter: Reporter,
+        counter: TrafficCounter,
         maps: dict[int, TensorMapArgument],
     ) -> None:
-        self.proxy, self.memory, self.barriers, self.clocks = proxy, memory, barriers, proxy.clocks
-        self.report, self.maps = reporter, maps
-        self.warps = proxy.clocks.warps_per_cta
+        self.shared, self.memory, self.barriers, self.clocks = shared, memory, barriers, shared.clocks
+        self.report, self.counter, self.maps = reporter, counter, maps
+        self.warps = shared.clocks.warps_per_cta
         self.loads: list[Landing] = []
         self.stores: Groups[Store] = Groups(self.clocks.known.shape[0], reporter)
         self.globally, self.made = AsyncGlobal(memory), MadeMaps(memory, reporter)
@@ -139,15 +138,15 @@ class BulkCopies:
             return
         place, size, moved = by["shared"], source.spec.box_bytes, source.bytes_inside(at)
         chunks = self._inside(by, source.chunk_addresses(place), size, _BOX_ALIGNMENT)
-        if chunks is not None and self.proxy.checks:
+        if chunks is not None and self.shared.checks:
             self._check_tile(by, source, place - SHARED_BASE, int(chunks.max()) + CHUNK - place)
         if "barrier" in by:
             ctas = self._receivers(by) if "multicast" in by else [by.row // self.warps]
-            self.proxy.counter.engine("tma.load", size * len(ctas), moved)  # multicast: read once
+            self.counter.engine("tma.load", size * len(ctas), moved)  # multicast: read once
             for cta in ctas:
                 self._start_load(by, source, at, chunks, by["barrier"] - SHARED_BASE, cta)
         elif chunks is not None:
-            self.proxy.counter.engine("tma.store", size, moved)
+            self.counter.engine("tma.store", size, moved)
             self._start_store(by, source.combining(copy.reduction), at, chunks)
 
     def _store_bytes(self, by: Starter, store: fx.BulkStore) -> None:
@@ -155,7 +154,7 @@ class BulkCopies:
         span, place = self._span(by, "target", store.bytes, store.adds), by["shared"]
         chunks = self._inside(by, place + np.arange(0, store.bytes, CHUNK), store.bytes, CHUNK)
         if span and chunks is not None:
-            self.proxy.counter.engine("tma.store", store.bytes, store.bytes)
+            self.counter.engine("tma.store", store.bytes, store.bytes)
             self._start_store(by, span, (), chunks)
 
     def _load_bytes(self, by: Starter) -> None:
@@ -170,7 +169,7 @@ class BulkCopies:
         span = self._span(by, "source", size)
         chunks = self._inside(by, place + np.arange(0, size, CHUNK), size, CHUNK)
         if span:
-            self.proxy.counter.engine("tma.load", size, size)
+            self.counter.engine("tma.load", size, size)
             self._start_load(by, span, (), chunks, barrier, cta)
 
     def _store_words(self, by: Starter) -> None:
@@ -213,7 +212,7 @@ class BulkCopies:
 
     def _inside(self, by: Starter, chunks: Array, moved: int, alignment: int) -> Array | None:
         """The chunks, if they lie in shared memory, aligned; else None and a finding."""
-        size, where = self.proxy.shared.size, int(chunks[0]) - SHARED_BASE
+        size, where = self.shared.size, int(chunks[0]) - SHARED_BASE
         if int(chunks[0]) % alignment:
             message = f"at byte {where} of shared memory: it starts at a multiple of {alignment} bytes"
             self._found(by, "misaligned", message, where)
@@ -268,23 +267,23 @@ class BulkCopies:
             self.report.add("mbarrier", op.where, message, row, lane, other=bar.op.where, address=barrier)
         if chunks is None:
             return
-        cells, number, box, passed = self.proxy.chunk_cells(chunks, cta), 0, None, None
-        if self.proxy.checks:
+        shared, index = self.shared, self._index(chunks, cta)
+        history, number, box, passed = shared.history, 0, None, None
+        cells = cells_of(index, CHUNK, history)
+        if shared.checks:
             self.barriers.check_follows(bar, row, [lane], op)
-            self.proxy.check(([row], lane), cells, "write", op)
-            number = self.proxy.begin_write(cells, op)
+            history.compare(([row], lane), cells, "write", op, proxy=True)
+            number = history.begin(op, cells)
             box = None if isinstance(source, Words) else self.globally.begin(source, at, "read", row, lane, op)
             passed = self.clocks.passed(row)
-        index = self._index(chunks, cta)
 
         def deliver(queue: int) -> Singles:
-            shared = self.proxy.shared
             shared.data.reshape(-1, CHUNK)[index] = source.load(at)
-            if not self.proxy.checks:
+            if not self.shared.checks:
                 return {}
             if shared.shadow is not None:
                 shared.shadow.reshape(-1, CHUNK)[index] = 0
-            self.proxy.end_write(queue, cells, number, op)
+            history.land(number, queue, cells, op)
             slot = (self.report.first // self.warps + cta) * shared.stride + barrier
             return {} if box is None else self.globally.end_read(box, slot)
 
@@ -302,33 +301,32 @@ class BulkCopies:
                 each = [*(range(32) if group is None else group)]
                 if not counted:
                     bar.pending += len(each)
-                passed = self.clocks.passed(row) if self.proxy.checks else None
+                passed = self.clocks.passed(row) if self.shared.checks else None
                 deliver = partial(self._deliver_copies, copies, copies.of_lanes(row, group))
                 self.loads.append(Landing(op, row, each, bar, passed, deliver))
 
     def _deliver_copies(self, copied: CopyQueue, parts: list[tuple[Copies, Array]], queue: int) -> Singles:
         for copies, lanes in parts:
             copied.land(copies, lanes)
-            if self.proxy.checks:
-                per_unit = copies.data.dtype.itemsize * copies.data.shape[2] // self.proxy.shared.granule
-                cells = (copies.index[lanes][:, None] * per_unit + np.arange(per_unit)).reshape(-1)
-                self.proxy.end_write(queue, cells, copies.number, copies.op)
+            if self.shared.checks:
+                size, history = copies.data.dtype.itemsize * copies.data.shape[2], self.shared.history
+                history.land(copies.number, queue, cells_of(copies.index[lanes], size, history), copies.op)
         return {}
 
     def _start_store(self, by: Starter, target: TensorMapArgument | Span, at: tuple[int, ...], chunks: Array) -> None:
         row, lane, op = by.row, by.lane, by.op
-        cells, before, stamp, box = self.proxy.chunk_cells(chunks, row // self.warps), np.zeros(0), 0, None
-        if self.proxy.checks:
-            self.proxy.check(([row], lane), cells, "read", op)
-            before, stamp = self.proxy.state(cells), self.clocks.stamp(op)
-            self.proxy.record_read(self._queue(row), cells, stamp)
+        source, box = None, None
+        if self.shared.checks:
+            cells = cells_of(self._index(chunks, row // self.warps), CHUNK, self.shared.history)
+            source = SharedRead(self.shared.history, op, self._queue(row), cells, self.clocks.stamp(op))
+            source.begin([row], lane)
             box = self.globally.begin(target, at, "atomic" if target.adds else "write", row, lane, op)
         under_way = (np.arange(32) == lane)[None]
-        self.stores.add(Store(op, np.array([row]), under_way, lane, target, at, chunks, cells, before, stamp, box))
+        self.stores.add(Store(op, np.array([row]), under_way, lane, target, at, chunks, source, box))
 
     def _index(self, chunks: Array, cta: int) -> Array:
         """Where chunks of a CTA are among those of the batch."""
-        return (chunks - SHARED_BASE + cta * self.proxy.shared.stride) // CHUNK
+        return (chunks - SHARED_BASE + cta * self.shared.stride) // CHUNK
 
     # -- completion ----------------------------------------------------------------------------------------------
 
@@ -356,7 +354,9 @@ class BulkCopies:
             if not store.read:
                 row, store.read = int(store.rows[0]), True
                 self._write(store)
-                self.clocks.acquire(row, [store.lane], self.clocks.ended(self._queue(row), store.stamp))
+                if store.source is not None:
+                    known = self.clocks.ended(store.source.queue, store.source.stamp)
+                    self.clocks.acquire(row, [store.lane], known)
             if not reads_only:
                 self._written(store)
         if not reads_only:
@@ -369,10 +369,10 @@ class BulkCopies:
 
     def _write(self, store: Store) -> None:
         """Shared memory is read, and global memory written, now."""
-        shared, target, row, name = self.proxy.shared, store.target, int(store.rows[0]), store.op.instruction.mnemonic
+        shared, target, row, name = self.shared, store.target, int(store.rows[0]), store.op.instruction.mnemonic
         index = self._index(store.chunks, row // self.warps)
-        if self.proxy.checks:
-            self.proxy.unchanged(row, store.lane, store.cells, store.before, store.op)
+        if store.source is not None:
+            store.source.end(row, store.lane)
             if shared.shadow is not None and shared.shadow.reshape(-1, CHUNK)[index].any():
                 message = f"{name} stores to global memory what depends on data nobody wrote: write it before, or "
                 self.report.add("uninitialised", store.op.where, message + "wait for its data", row, store.lane)

@@ -12,6 +12,7 @@ from warploom.emulate.barriers.barriers import Wait
 from warploom.emulate.control.frames import Frame, Origin, shadow_dtype
 from warploom.emulate.findings.findings import Kind
 from warploom.emulate.memory.shared_memory import SHARED_BASE, SharedMemory
+from warploom.emulate.transactions.transaction import SharedRead
 from warploom.ir.statements import Op, Tile, Value
 from warploom.isa.conversion import half_to_f32
 from warploom.isa.wgmma import K, M, WarpgroupProduct
@@ -120,7 +121,7 @@ class Operands:
 
 @dataclass(eq=False)
 class Product:
-    """One ``wgmma`` of one warpgroup, a transaction that reads ``cells`` of shared memory. ``number`` counts from 1.
+    """One ``wgmma`` of one warpgroup, a transaction that may ``read`` shared memory. ``number`` counts from 1.
 
     ``a`` and ``b`` are descriptors. Of each of the four warps: A's registers (warps, lanes, registers), their shadows
     if any has one, and whether D is ``added`` to.
@@ -133,8 +134,7 @@ class Product:
     b: int
     stamp: int
     operands: Operands
-    cells: Array
-    before: Array
+    read: SharedRead | None  # None without checks
     added: Array = field(default_factory=lambda: np.zeros(WARPS, np.bool_))
     registers: Array | None = None
     shadows: Array | None = None
@@ -204,7 +204,7 @@ class SharedOperands:
             wrong.append(("bounds", message + "address, stride or leading offset"))
         together = np.unique(np.concatenate(cells))
         halves = None if of_a is None else of_a >> 1
-        return Operands(halves, of_b >> 1, together[:0] if outside else together, tuple(wrong), outside)
+        return Operands(halves, of_b >> 1, together, tuple(wrong), outside)
 
     def matrix(self, product: Product, elements: Array) -> tuple[Array, Array | None]:
         """What elements of an operand hold now, f32, and which of them are poison (None: none)."""

@@ -21,7 +21,7 @@ from warploom.emulate.barriers.barriers import Wait
 from warploom.emulate.control.frames import Frame
 from warploom.emulate.findings.report import Reporter
 from warploom.ir.program import Program
-from warploom.ir.statements import Flow, Op, Statement, Value, blocks
+from warploom.ir.statements import Flow, Op, Operand, Statement, Value, blocks
 from warploom.isa.effects import RegisterBudget, WaitGroup
 
 Array = NDArray[Any]
@@ -192,9 +192,10 @@ class RegistersInFlight:
         """Which registers of a product another one in flight may not have as well; None for none."""
         key = (id(op), id(other))
         if key not in self._clashes:
-            continues = other.results == op.results
-            both, named = {*op.results, *other.results}, {*other.operands, *other.results}
-            clash = np.array([self.values[n] in both & named and not continues for n in registers.tolist()])
+            common = set[Operand]()
+            if other.results != op.results:
+                common = {*op.results, *other.results} & {*other.operands, *other.results}
+            clash = np.array([self.values[n] in common for n in registers.tolist()])
             self._clashes[key] = clash if clash.any() else None
         return self._clashes[key]
 

@@ -10,7 +10,7 @@ Source: PTX ISA, "Completion mechanisms for asynchronous copies".
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
 import numpy as np
@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from warploom.emulate.barriers.mbarrier_state import Mbarrier
 from warploom.emulate.control.frames import Frame
 from warploom.emulate.findings.report import Reporter
+from warploom.emulate.memory.history import History
 from warploom.emulate.order.known import Singles
 from warploom.ir.statements import Op
 
@@ -84,6 +85,38 @@ def leak(report: Reporter, op: Op, does: str, cure: str, who: tuple[int, int], c
     what = f"never waited for: {cure}" if committed else "never committed: commit it and wait for its group"
     message = f"the kernel ends while {op.instruction.mnemonic} {does} {what}"
     report.add("leak", op.where, message, *who, count=count)
+
+
+@dataclass(eq=False)
+class SharedRead:
+    """Cells of shared memory that a transaction of a queue reads at any time between its start and its end."""
+
+    history: History
+    op: Op
+    queue: int
+    cells: Array
+    stamp: int
+    before: Array = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.before = self.history.wrote[self.cells]
+
+    def begin(self, rows: Sequence[int], lane: int | None) -> None:
+        """Warps that act together, or one lane, start it."""
+        self.history.compare((rows, lane), self.cells, "read", self.op, proxy=True)
+        self.history.read_by(self.queue, self.cells, self.stamp)
+
+    def end(self, row: int, lane: int) -> None:
+        """It has been waited for: nobody may have written its cells since it began."""
+        changed = self.history.wrote[self.cells] != self.before
+        if np.count_nonzero(changed):
+            self.history.overwritten(self.op, self.cells[changed], row, lane)
+
+
+def cells_of(units: Array, size: int, history: History) -> Array:
+    """The cells of units of ``size`` bytes, in their order."""
+    parts = size // history.granule
+    return units if parts == 1 else (units[:, None] * parts + np.arange(parts)).reshape(-1)
 
 
 @dataclass(eq=False)

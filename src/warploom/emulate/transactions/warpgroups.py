@@ -18,7 +18,8 @@ from numpy.typing import NDArray
 from warploom.emulate.barriers.barriers import Wait
 from warploom.emulate.control.frames import Frame
 from warploom.emulate.findings.report import Reporter
-from warploom.emulate.transactions.async_proxy import AsyncProxy
+from warploom.emulate.findings.traffic import TrafficCounter
+from warploom.emulate.memory.shared_memory import SharedMemory
 from warploom.emulate.transactions.products import (
     ELEMENT_BYTES,
     WARP_ROWS,
@@ -30,7 +31,7 @@ from warploom.emulate.transactions.products import (
     register_a,
 )
 from warploom.emulate.transactions.registers import RegistersInFlight, WatchedRegisters
-from warploom.emulate.transactions.transaction import leak
+from warploom.emulate.transactions.transaction import SharedRead, leak
 from warploom.ir.program import Program
 from warploom.ir.statements import Op, Value
 from warploom.isa.effects import AsyncMatrix
@@ -60,15 +61,17 @@ class _Members:
 class Warpgroups:
     """The ``wgmma`` of a batch."""
 
-    def __init__(self, rows: int, proxy: AsyncProxy, reporter: Reporter, watched: WatchedRegisters) -> None:
-        self.proxy, self.report = proxy, reporter
-        self.warps = proxy.clocks.warps_per_cta
+    def __init__(
+        self, shared: SharedMemory, reporter: Reporter, counter: TrafficCounter, watched: WatchedRegisters
+    ) -> None:
+        self.shared, self.clocks, self.report, self.counter = shared, shared.clocks, reporter, counter
+        self.warps, rows = shared.clocks.warps_per_cta, shared.clocks.known.shape[0]
         self.groups: dict[int, Group] = {}
         self.registers = RegistersInFlight(watched, rows, reporter, self._started_by)
         self.issued, self.completed = self.registers.issued, self.registers.completed
         self.commits: dict[int, list[int]] = {}
         self.together: dict[int, tuple[Op, Array]] = {}
-        self.operands = SharedOperands(proxy.shared)
+        self.operands = SharedOperands(shared)
 
     def _started_by(self, row: int, number: int) -> Op:
         return self._group(row).products[number - 1].op
@@ -111,7 +114,7 @@ class Warpgroups:
                 shadows = np.stack([frame.full(frame.shadows.get(k, none)) for k in keys[:count]], axis=-1)
         else:
             a = frame.full(frame.env[keys[0]])[:, 0]
-        if self.proxy.checks:
+        if self.shared.checks:
             self.registers.start(frame, op, self._in_flight(frame))
         self.issued[frame.span] += 1
         started: list[tuple[Product, _Members]] = []
@@ -125,15 +128,13 @@ class Warpgroups:
                 product.join(some.warps, adds[at], *mine)
                 started.append((product, some))
         for product, members in started:
-            if product.cells.size:
-                rows = members.rows.tolist()
-                self.proxy.check((rows, None), product.cells, "read", op)
-                self.proxy.record_read(self._queue(members.group), product.cells, product.stamp)
+            if product.read is not None:
+                product.read.begin(members.rows.tolist(), None)
             self._wake(members.group)
 
     def _queue(self, group: Group) -> int:
         """The column of the products of a warpgroup."""
-        return self.proxy.clocks.queue("wgmma", group.first // self.warps, group.number)
+        return self.clocks.queue("wgmma", group.first // self.warps, group.number)
 
     def _in_flight(self, frame: Frame) -> dict[int, Op]:
         """The operations of which warps of a frame have products in flight, by their identities."""
@@ -164,17 +165,16 @@ class Warpgroups:
         return product
 
     def _product(self, op: Op, number: int, row: int, a: int | None, b: int) -> Product:
-        cta, found, shared = row // self.warps, self.operands.of(op, a, b), self.proxy.shared
+        found, read, stamp = self.operands.of(op, a, b), None, self.clocks.stamp(op)
         for kind, message in found.wrong:
             self.report.add(kind, op.where, f"{op.instruction.mnemonic}: {message}", row, 0)
         for name, part in (("wgmma.b", found.b), ("wgmma.a", found.a)):
             if part is not None:
-                self.proxy.counter.engine(name, part.size * ELEMENT_BYTES)
-        cells, stamp = found.cells[:0], self.proxy.clocks.stamp(op)
-        if self.proxy.checks:
-            cells = found.cells + cta * shared.stride // shared.granule
-        before = self.proxy.state(cells) if cells.size else cells
-        return Product(op, number, cta, a, b, stamp, found, cells, before)
+                self.counter.engine(name, part.size * ELEMENT_BYTES)
+        cta, history = row // self.warps, self.shared.history
+        if self.shared.checks and not found.outside:
+            read = SharedRead(history, op, self._queue(self._group(row)), found.cells + cta * history.cells, stamp)
+        return Product(op, number, cta, a, b, stamp, found, read)
 
     # -- groups --------------------------------------------------------------------------------------------------
 
@@ -197,7 +197,7 @@ class Warpgroups:
         while not wait.ready:
             yield wait
         self._complete(frame, needs, op)
-        if registers is not None and self.proxy.checks:
+        if registers is not None and self.shared.checks:
             self.registers.check_landed(frame, registers, op)
 
     def _all_issued(self, group: Group) -> int:
@@ -214,7 +214,6 @@ class Warpgroups:
     def _complete(self, frame: Frame, needs: Array, op: Op) -> None:
         """The products of each warp up to a number end now."""
         accumulators: dict[tuple[Value, ...], Accumulator] = {}
-        clocks = self.proxy.clocks
         for members in self._members(frame):
             ranges = [*zip(self.completed[members.rows].tolist(), needs[members.positions].tolist(), strict=True)]
             for done, until in set(ranges):
@@ -229,15 +228,15 @@ class Warpgroups:
                 self.completed[some.rows] = until
                 stamp = members.group.products[until - 1].stamp
                 for row in some.rows.tolist():
-                    clocks.queue_done(row, self._queue(members.group), stamp)
-        clocks.refresh(frame.flat)
+                    self.clocks.queue_done(row, self._queue(members.group), stamp)
+        self.clocks.refresh(frame.flat)
         for found in accumulators.values():
             found.write(op)
 
     def _multiply(self, product: Product, members: _Members, d: Accumulator) -> None:
         """D of some warps of a warpgroup, from what their operands hold now."""
-        if product.cells.size:
-            self.proxy.unchanged(int(members.rows[0]), 0, product.cells, product.before, product.op)
+        if product.read is not None:
+            product.read.end(int(members.rows[0]), 0)
         operands, instruction, warps, a_poison = product.operands, product.instruction, members.warps, None
         if operands.outside:
             return
