@@ -1,9 +1,10 @@
 """Rungs with one of their ideas taken away, timed beside the rungs they come from and PyTorch's kernels.
 
-    python benchmarks/ablations.py [--out FILE]
+    python benchmarks/ablations.py [--only heads_first] [--out FILE]
 
 writes ablations.json to ``$OUT`` (else to the folder out), in the form of a ladder: every row has its errors, findings,
-wavefronts, registers and, at lengths 4096 and 16384, TFLOP/s. About a minute on an H200.
+wavefronts, registers and, at lengths 4096 and 16384, TFLOP/s. About a minute on an H200; ``--only`` takes words of the
+ablations' flags, with commas between.
 """
 
 from __future__ import annotations
@@ -55,9 +56,12 @@ def ablated(key: str, flags: tuple[str, ...]) -> Rung[AttentionConfig]:
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--out", type=Path, default=Path(os.environ.get("OUT", "out")) / "ablations.json")
+    parser.add_argument("--only", default="", help="words of their flags, with commas between")
     options = parser.parse_args()
-    whole = [FULL_LADDER.rung(key) for key in dict.fromkeys(key for key, _ in ABLATIONS)]
-    rungs = [*whole, *(ablated(*one) for one in ABLATIONS)]
+    words = options.only.split(",")
+    chosen = [(key, flags) for key, flags in ABLATIONS if any(word in " ".join(flags) for word in words)]
+    whole = [FULL_LADDER.rung(key) for key in dict.fromkeys(key for key, _ in chosen)]
+    rungs = [*whole, *(ablated(*one) for one in chosen)]
     result = run_ladder(AttentionFamily(), rungs, gpu_sizes=LENGTHS)
     write(options.out, result.json())
     for row in result.rows:

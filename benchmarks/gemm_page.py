@@ -260,6 +260,8 @@ def page() -> str:
         read(f"h200/{name}.json")
         for name in ("gemm-power", "gemm-waves", "profile-gemm", "gemm-tuned-f16", "gemm-tuned-starts-f16", "gemm")
     )
+    starts = starts or read("h100/gemm-tuned-starts-f16.json")
+    later = read("h100/profile-gemm.json")  # of rungs that the H200 was not asked for
     tuned_rows, on_layers = tuned.get("rows", []), list(waves["layers"]["products"].values()) if waves else []
 
     def tuned_rates(row: Row | None, n: int, every: list[Row] = tuned_rows) -> list[str]:
@@ -301,6 +303,7 @@ def page() -> str:
         contest=contest,
         seed=json.loads((HERE / "seeds" / "gemm.json").read_text(encoding="utf-8"))["tflops"],
         profile=profile,
+        later=later,
         both_sides=both_sides,
         power=power,
         tuned=tuned,

@@ -71,7 +71,8 @@ def both_sides(profile: Row) -> str:
     """What ncu counts as the emulator does, and what not, with the reason of each."""
     sizes = {name: "×".join(map(str, size)) for name, size in profile["small"].items()}
     products = ", ".join(f"{size} ({name})" for name, size in sizes.items())
-    text = f"On the H200, ncu counts exactly these wavefronts, class by class, on {products}"
+    on = profile["environment"]["gpu"]["name"].removeprefix("NVIDIA ").partition(" ")[0]
+    text = f"On the {on}, ncu counts exactly these wavefronts, class by class, on {products}"
     found = _apart(profile["rungs"])
     if not found:
         return f"{text}, for every rung."

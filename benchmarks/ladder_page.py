@@ -178,12 +178,22 @@ def lower_at(changes: Mapping[int, float]) -> str:
     return ", ".join(f"{seq} ({number(change, '+.1%')})" for seq, change in changes.items() if change < -FALL) or "–"
 
 
+def grid_orders(ablated: Row, counters: counted.Counters) -> tuple[list[tuple[str, Row, Row]], Row, counted.Counters]:
+    """Ablations by the order of the grid, their environment and counters: an H200's, else those of an H100."""
+    for rows, of in ((ablated, counters), (read("h100/ablations.json"), None)):
+        turned = [one for one in counted.ablations(rows.get("rows", [])) if "heads_first" in one[0]]
+        if turned:
+            return turned, rows["environment"], of or counted.Counters(read("h100/profile.json") or {"rungs": {}})
+    return [], {}, counters
+
+
 def page() -> str:
     """The whole page."""
     ladder, ablated, search = Ladder(), read("h200/ablations.json"), read("h200/attention-search.json")
     counters, falling, published = ladder.counters, ladder.falling(), seeds.seed_figures()
     keys = [rung.key for rung in ladder.rungs]
     reference = {key: one["sass"] for key, one in counters.reference.items()}
+    turned, turned_on, turned_counters = grid_orders(ablated, counters)
     return filled(
         "ladder-attention.template.md",
         ladder=ladder,
@@ -209,7 +219,9 @@ def page() -> str:
         merged=counted.merged,
         alike=counted.alike,
         ablated=counted.ablations(ablated["rows"]),
-        turned=[one for one in counted.ablations(ablated["rows"]) if "heads_first" in one[0]],
+        turned=turned,
+        turned_on=turned_on,
+        turned_counters=turned_counters,
         ldmatrix_shapes=list(seeds.ldmatrix_shapes()),
         ldmatrix_operands=list(seeds.OPERANDS),
         buffered=seeds.buffered(search) if search else [],

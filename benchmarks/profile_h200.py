@@ -1,6 +1,7 @@
 """Hardware counters of every attention rung, and the emulator's wavefronts beside ncu's, in one run.
 
     python benchmarks/profile_h200.py [--rung 1,2,8,best] [--only rungs,reference] [--dtype f16] [--out DIR]
+    python benchmarks/profile_h200.py --only rungs,ablations --rung "16,16 heads_first=on"
 
 writes profile.json (in f16 profile-f16.json) to DIR ($OUT by default), with a part for each of
 
@@ -164,13 +165,17 @@ def part(name: str, rungs: list[str], dtype: str) -> dict[str, Any]:
     flags = () if dtype == "bf16" else (f"dtype={dtype}",)
     if name == "reference":
         return {"FlashAttention-2": reference(dtype)}
+    named = [key for key in rungs if " " in key]  # ablations
+    rungs = [key for key in rungs if key not in named]
     if name == "rungs":
         return both_sides({key: Launch(key, SEQ, BATCH, HEADS, flags) for key in rungs})
     if name == "ablations":
+        every = {ablations.name(*one): one for one in ablations.ABLATIONS}
         return both_sides(
             {
-                ablations.name(key, settings): Launch(key, SEQ, BATCH, HEADS, (*settings, *flags))
-                for key, settings in ablations.ABLATIONS
+                key: Launch(rung, SEQ, BATCH, HEADS, (*settings, *flags))
+                for key, (rung, settings) in every.items()
+                if key in named or not named
             }
         )
     launches = {
@@ -190,7 +195,7 @@ def brief(profile: Profile) -> dict[str, Any]:
 
 def main() -> int:
     parser = parser_of(__doc__)
-    parser.add_argument("--rung", help="with commas between; default all")
+    parser.add_argument("--rung", help="names of rungs and ablations, commas between; default all")
     parser.add_argument("--only", default=",".join(PARTS), help="parts, with commas between")
     parser.add_argument("--dtype", choices=("bf16", "f16"), default="bf16")
     options = parser.parse_args()
