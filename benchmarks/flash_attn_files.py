@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import math
 import random
 import sys
 import time
@@ -122,9 +123,42 @@ def _emulate() -> None:
     OnCpu().__enter__()
 
 
-@pytest.hookimpl(trylast=True)
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Draw cases of those that pytest's options choose; leave out what no shim can serve, and refused options."""
+@pytest.hookimpl(tryfirst=True)
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Draw cases of a test before pytest makes an item of each, of which FlashAttention's files have 200,000."""
+    marks = list(metafunc.definition.iter_markers("parametrize"))
+    count = metafunc.config.getoption("--cases")
+    places = [range(len(mark.args[1])) for mark in marks]
+    if not count or math.prod(map(len, places)) <= count:
+        return
+    chance = random.Random(f"{metafunc.config.getoption('--cases-seed')} {metafunc.function.__name__}")
+    drawn: dict[tuple[int, ...], None] = {}
+    while len(drawn) < count:
+        drawn[tuple(chance.choice(of) for of in places)] = None
+    names = [[name.strip() for name in mark.args[0].split(",")] for mark in marks]
+    cases = [[_values(mark.args[1][i]) for mark, i in zip(marks, at, strict=True)] for at in drawn]
+    ids = ["-".join(_words(names, at, case)) for at, case in zip(drawn, cases, strict=True)]
+    kept = [mark for mark in metafunc.definition.own_markers if mark.name != "parametrize"]
+    whole = pytest.mark.parametrize(
+        list(itertools.chain(*names)), [list(itertools.chain(*case)) for case in cases], ids=ids
+    )
+    metafunc.definition.own_markers[:] = [*kept, whole.mark]
+
+
+def _values(given: Any) -> tuple[Any, ...]:
+    """The values of one place of a parameter, or of several that go together."""
+    return tuple(given) if isinstance(given, tuple | list) else (given,)
+
+
+def _words(names: list[list[str]], at: tuple[int, ...], case: list[tuple[Any, ...]]) -> Iterable[str]:
+    """What pytest calls the values."""
+    for of, place, values in zip(names, at, case, strict=True):
+        for name, value in zip(of, values, strict=True):
+            yield str(value) if isinstance(value, str | int | float | None) else f"{name}{place}"
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Leave out what no shim can serve, and from loops over options what is refused; take tests in turns."""
     for item in items:
         module: Any = getattr(item, "module", None)
         if hasattr(module, "itertools"):
@@ -135,17 +169,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             reason = "the lengths are on the GPU, which warploom does not wait for"
         if reason is not None:
             item.add_marker(pytest.mark.skip(reason=reason))
-    if count := config.getoption("--cases"):
-        items[:] = _drawn(items, count, random.Random(config.getoption("--cases-seed")))
-
-
-def _drawn(items: list[pytest.Item], count: int, chance: random.Random) -> list[pytest.Item]:
-    """So many cases of each test function, in turns, so that a run that ends early has some of each."""
     by_test: defaultdict[str, list[pytest.Item]] = defaultdict(list)
     for item in items:
         by_test[item.name.partition("[")[0]].append(item)
-    rounds = [chance.sample(cases, min(count, len(cases))) for cases in by_test.values()]
-    return [item for turn in itertools.zip_longest(*rounds) for item in turn if item is not None]
+    turns = itertools.zip_longest(*by_test.values())  # a run that ends early has some of each
+    items[:] = [item for turn in turns for item in turn if item is not None]
 
 
 COLLECTED = pytest.StashKey[float]()
@@ -159,7 +187,7 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
     """Leave a case out that comes too late."""
-    if time.monotonic() - item.config.stash[COLLECTED] > item.config.getoption("--cases-seconds"):
+    if time.monotonic() - item.config.stash[COLLECTED] > float(item.config.getoption("--cases-seconds") or 0):
         pytest.skip("not begun in time")
 
 
