@@ -248,3 +248,21 @@ def test_an_mbarrier_of_a_traced_number_belongs_to_its_array(seed: int | None) -
     found = emulate(numbered.trace(beyond=2), 1, [], seed=seed).findings
     assert {f.kind for f in found} >= {"bounds"}
     assert "outside full" in found[0].message
+
+
+@kernel(threads=128, requires="sm_90a")
+def initialised_twice(k: Kernel, count: u32) -> None:
+    """One mbarrier, for as many arrivals as a number says."""
+    full = k.mbarriers(1, "full")
+    with k.when(k.thread == 0):
+        with k.when(count == 1):
+            full.init(1)
+        with k.otherwise():
+            full.init(128)
+        k.mbarrier_fence()
+    k.syncthreads()
+    full.arrive()
+
+
+def test_of_several_initialisations_the_largest_counts() -> None:
+    initialised_twice.trace()

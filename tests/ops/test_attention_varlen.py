@@ -118,6 +118,8 @@ def test_nothing_to_compute() -> None:
         ({"out": np.zeros((90, 2, 32), np.float16)[::-1]}, "out has a stride that is negative"),
         ({"out": np.zeros((90, 2, 32), np.float16)[..., ::-1]}, "last dimension of out is not contiguous"),
         ({"window": (-5, 0)}, "left side"),
+        ({"v": make()[2][:-1]}, "as many rows and heads"),
+        ({"v": np.concatenate([make()[2]] * 2, 1)}, "as many rows and heads"),
     ],
 )
 def test_what_the_host_knows_is_refused_by_name(change: dict[str, Any], words: str) -> None:
