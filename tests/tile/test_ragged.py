@@ -116,3 +116,10 @@ def test_lengths_that_cannot_be_reach_nothing_beyond_the_arrays(starts: list[int
     assert len(found) <= 3 * most_pieces(128, 4, TILE_M)
     first, count, first_key, keys, head = found.T
     assert ((first + count <= 128) & (first_key + keys <= 128) & (head < 3)).all()  # and every entry was written
+
+
+@pytest.mark.parametrize("by_row", [False, True])
+def test_more_tiles_than_there_is_room_for_are_left_out(by_row: bool) -> None:
+    starts = [0, 256, 0, 256]  # two sequences of all rows
+    found = listed(starts, starts, (256, 256), by_row=by_row)
+    assert len(found) <= 3 * most_pieces(256, 3, TILE_M) < 2 * 3 * 256 // TILE_M
