@@ -17,10 +17,12 @@ def test_a_difference_that_nothing_explains_is_no_page() -> None:
     module = load("gemm_page_counters")
     found = {"ldmatrix": counted(8, 8.0), "ld.shared": counted(100, 60.0)}  # of rung 01a ptxas joins loads
     profile: dict[str, Any] = {
+        "environment": {"gpu": {"name": "NVIDIA X99 80GB"}},
         "small": {"whole tiles": [256] * 3},
         "rungs": {"01a": {"wavefronts": {"whole tiles": found}}},
     }
     assert "`ld.shared`" in module.both_sides(profile)
+    assert module.both_sides(profile).startswith("On the X99, ")
     profile["without the hint"] = {"04": {"whole tiles": {"cp.async": counted(40, 41.0)}}}
     with pytest.raises(ValueError, match="at -O1 both sides differ"):
         module.both_sides(profile)
