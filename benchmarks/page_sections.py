@@ -49,6 +49,7 @@ SECTIONS = (
     "packed_gradients",
     "their_tests",
     "their_files",
+    "few_queries",
     "models",
 )
 """Parts of a page that bring their own sentences: nothing is there until they were measured."""
@@ -230,6 +231,7 @@ def ends_at(run: Result, last: int) -> str:
 FILTERS: dict[str, Any] = {
     "mean": geometric_mean,
     "largest": lambda of: max(of.values()),
+    "over_best": lambda cells: [c["microseconds"][c["chosen"]] / min(c["microseconds"].values()) for c in cells],
     "count_of": lambda cases, outcome: sum(case["outcome"] == outcome for case in cases),
     "baseline_name": lambda name: BASELINES.get(name, name),
     "as_list": lambda x: x if isinstance(x, list) else [x],
