@@ -37,7 +37,7 @@ from warploom.isa.base import Instruction
 from warploom.isa.collective import shuffle
 from warploom.isa.conversion import Convert, Move, PackPair
 from warploom.isa.matrix import matrix_access, mma
-from warploom.isa.memory import Load, Store
+from warploom.isa.memory import load, store
 from warploom.isa.operators import binary, multiply_wide, select, unary
 from warploom.isa.warp import FULL_MASK, Special
 
@@ -124,7 +124,7 @@ def dots() -> Program:
     first = w.do(binary("lt", u32), lane, _n(16))
     guard = w.block()
     packed = w.do(PackPair(bf16), power, Const(f32, -1.5))
-    w.do(Store("global", u32), out, packed)
+    w.do(store("global", u32), out, packed)
     when = When(first, w.block(), (), False, SourceLine("/somewhere/dots.py", 22))
     return Program(
         "dots",
@@ -187,7 +187,7 @@ def test_source_text_is_shown_and_can_be_left_out(tmp_path: Path) -> None:
     x = Value(0, u32, "x")
 
     def program(line: int) -> Program:
-        op = Op(Store("global", u32), (Const(u64, 0), x), (), SourceLine(str(file), line))
+        op = Op(store("global", u32), (Const(u64, 0), x), (), SourceLine(str(file), line))
         return Program("k", (Parameter("x", "scalar", u32, x),), 32, (op,))
 
     assert "  // author.py:2  second = x + 1\n" in print_cuda(program(2))
@@ -250,7 +250,7 @@ def _expression(build: object, **types: DType) -> str:
     w = Writer()
     inputs = {name: w.value(dtype, name) for name, dtype in types.items()}
     result = build(w, **inputs)  # type: ignore[operator]
-    w.do(Store("global", result.dtype), Const(u64, 0), result)
+    w.do(store("global", result.dtype), Const(u64, 0), result)
     text = w.text(*inputs.values())
     found = re.search(r'"[rlf]"\(((?:(?!"[rlf]"\().)*)\) : "memory"\);', text)
     assert found is not None, text
@@ -305,7 +305,7 @@ def test_a_register_written_in_between_keeps_a_value_apart() -> None:
     early = w.do(_u("add"), r, _n(1))
     late = w.do(_u("add"), early, _n(2))
     w.do(Move(u32), _n(9), into=(r,))
-    w.do(Store("global", u32), Const(u64, 0), late)
+    w.do(store("global", u32), Const(u64, 0), late)
     text = w.text()
     assert "const unsigned t0 = r + 1u + 2u;\n  r = 9u;" in text
 
@@ -316,10 +316,10 @@ def test_a_value_used_twice_or_elsewhere_or_named_is_a_statement() -> None:
     twice = w.do(_u("add"), x, _n(1))
     outside = w.do(_u("add"), x, _n(2))
     named = w.do(_u("add"), x, _n(3), name="named")
-    w.do(Store("global", u32, 2), Const(u64, 0), twice, twice)
-    w.do(Store("global", u32), Const(u64, 0), named)
+    w.do(store("global", u32, 2), Const(u64, 0), twice, twice)
+    w.do(store("global", u32), Const(u64, 0), named)
     before = list(w.block())
-    w.do(Store("global", u32), Const(u64, 0), outside)
+    w.do(store("global", u32), Const(u64, 0), outside)
     loop = Loop(w.value(u32, "i"), _n(0), x, _n(2), w.block())
     w.body = [*before, loop]
     text = w.text(x)
@@ -333,7 +333,7 @@ def test_long_expressions_get_lines_of_their_own() -> None:
     total: Value = x
     for i in range(40):
         total = w.do(_u("add"), w.do(_u("mul"), total, x), w.do(_u("xor"), x, _n(i)))
-    w.do(Store("global", u32), Const(u64, 0), total)
+    w.do(store("global", u32), Const(u64, 0), total)
     text = w.text(x)
     assert max(map(len, text.splitlines())) <= COLUMNS
 
@@ -347,8 +347,8 @@ def test_names_are_valid_and_unique() -> None:
     assert identifier("2x") == "v2x"
     assert identifier("fmaxf") == "fmaxf_"
     w = Writer()
-    values = [w.do(Load("global", u32), Const(u64, 0), name=name) for name in ("s", "s", "k", "while", "t0", "")]
-    w.do(Store("global", u32, 2), Const(u64, 0), *values[:2])
+    values = [w.do(load("global", u32), Const(u64, 0), name=name) for name in ("s", "s", "k", "while", "t0", "")]
+    w.do(store("global", u32, 2), Const(u64, 0), *values[:2])
     text = w.text()
     assert re.findall(r"unsigned (\w+);", text) == ["s", "s_1", "k_1", "while_", "t0", "t0_1"]
 

@@ -10,8 +10,7 @@ import pytest
 
 from tests.emulate.findings import kinds, numbers
 from warploom.emulate import emulate
-from warploom.isa.atomic import Atomic
-from warploom.isa.memory import MemoryOrder, Store
+from warploom.isa.memory import MemoryOrder, atomic, store
 from warploom.lang import Global, Kernel, kernel
 from warploom.lang import u32 as U32  # noqa: N812
 
@@ -28,7 +27,7 @@ def last_warp(k: Kernel, out: Global[U32], *, order: MemoryOrder, sync: bool = T
         k.syncwarp()
     last = k.register(U32, 0)
     with k.when(k.lane == 0):
-        (before,) = k.emit(Atomic("shared", "add", U32, order=order, scope="cta"), (count.address(0), k.value(1, U32)))
+        (before,) = k.emit(atomic("shared", "add", U32, order=order, scope="cta"), (count.address(0), k.value(1, U32)))
         last.set(k.select(before == 3, k.value(1, U32), 0))
     k.syncwarp()
     with k.when(k.shfl_idx(last, 0) == 1):
@@ -56,9 +55,9 @@ def counted(k: Kernel, out: Global[U32], *, barrier: bool, strong: bool) -> None
         count.store([k.value(0, U32)], 0, 0)
     k.syncthreads()
     if strong:
-        k.emit(Atomic("shared", "add", U32, order="relaxed", scope="cta"), (count.address(0), k.value(1, U32)))
+        k.emit(atomic("shared", "add", U32, order="relaxed", scope="cta"), (count.address(0), k.value(1, U32)))
     else:
-        k.emit(Store("shared", U32, order="relaxed"), (count.address(0), k.value(1, U32)))
+        k.emit(store("shared", U32, order="relaxed"), (count.address(0), k.value(1, U32)))
     if barrier:
         k.syncthreads()
     else:

@@ -23,7 +23,6 @@ from warploom.ir.program import Program
 from warploom.ir.statements import Const, Op, Operand
 from warploom.isa.async_copy import TensorCopy
 from warploom.isa.barriers import bar_sync
-from warploom.isa.cluster import MapShared
 from warploom.isa.operators import binary
 from warploom.isa.sync import MbarrierArrival, MbarrierInitialise, MbarrierTryWait
 from warploom.lang import Global, Kernel, TensorMap, bf16, f32, kernel
@@ -97,7 +96,7 @@ def given_back_at_home(program: Program) -> Program:
     own = binary("add", u32)
     return rewritten(
         program,
-        position(program, named(MapShared)),
+        position(program, named("mapa")),
         lambda op: [replace(op, instruction=own, operands=(op.operands[0], Const(u32, 0)))],
     )
 

@@ -25,13 +25,13 @@ from warploom.ir.statements import (
     When,
 )
 from warploom.ir.verify import least_architecture, verify
+from warploom.isa import memory as isa
 from warploom.isa.async_copy import CommitCopies, CpAsync, TensorCopy, WaitCopies
 from warploom.isa.barriers import bar_arrive, bar_sync, elect, set_max_registers
 from warploom.isa.base import Instruction
 from warploom.isa.conversion import Move
 from warploom.isa.form import named
 from warploom.isa.matrix import matrix_access
-from warploom.isa.memory import Store
 from warploom.isa.operators import binary, pair_arithmetic
 from warploom.isa.sync import MbarrierArrival
 from warploom.isa.wgmma import wgmma, wgmma_wait
@@ -57,7 +57,7 @@ def program(*body: Statement, threads: int = 256, requires: str = "sm_80") -> Pr
 
 
 def store(x: Operand) -> Op:
-    return op(Store("global", u32), Const(u64, 0), x)
+    return op(isa.store("global", u32), Const(u64, 0), x)
 
 
 Y, R = Value(1, u32, "y"), Register(2, u32, "r")

@@ -97,6 +97,10 @@ def test_the_emulator_gives_an_instructions_meaning(name: str) -> None:
         assert np.array_equal(got, expected.astype(out), equal_nan=out.kind == "f"), made
 
 
+WITHOUT_EFFECTS = ("griddepcontrol", "nanosleep", "prefetch", "prefetchu", "applypriority")
+"""What changes speed alone."""
+
+
 @pytest.mark.parametrize("name", SAMPLES)
 def test_pure_forms_have_a_meaning_and_no_effects(name: str) -> None:
     for made in SAMPLES[name]:
@@ -106,7 +110,7 @@ def test_pure_forms_have_a_meaning_and_no_effects(name: str) -> None:
                 results = made.meaning(*(x[None] for x in operands_of(made)))
             assert tuple(r.dtype for r in results) == tuple(t.numpy for t in made.result_types)
         else:
-            assert made.effects() or made.op in ("griddepcontrol", "nanosleep")
+            assert made.effects() or made.op in WITHOUT_EFFECTS
 
 
 def made_of(*opcodes: str) -> Iterator[Formed]:

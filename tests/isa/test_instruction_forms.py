@@ -13,15 +13,14 @@ import pytest
 from warploom import isa
 from warploom.core.dtypes import bf16, f16, f32, f64, pred, s8, s32, tf32, u8, u16, u32, u64
 from warploom.isa.async_copy import BulkStoreBytes, CommitCopies, CpAsync, TensorCopy, WaitCopies
-from warploom.isa.atomic import Atomic, ReduceAdd
 from warploom.isa.barriers import bar_arrive, bar_sync, elect
 from warploom.isa.base import Instruction, inline_ptx
-from warploom.isa.cluster import MapShared
+from warploom.isa.cluster import map_shared
 from warploom.isa.collective import shuffle
 from warploom.isa.conversion import Bitcast, Convert, PackBytes, PackPair, Permute, UnpackHalf
 from warploom.isa.form import Formed, named
 from warploom.isa.matrix import matrix_access, mma
-from warploom.isa.memory import Load, Store, WaitAtLeast
+from warploom.isa.memory import atomic, load, reduce_add, store, wait_at_least
 from warploom.isa.operators import binary, fma, pair_arithmetic, select, unary
 from warploom.isa.sync import MbarrierArrival, MbarrierTryWait
 
@@ -31,15 +30,15 @@ INSTRUCTIONS: list[Instruction] = [
     *(PackBytes(t) for t in (s8, u8)),
     *(UnpackHalf(f16, i) for i in (0, 1)),
     *(pair_arithmetic(op, f16) for op in ("fma", "add", "max")),
-    *(Load("shared", u32, n, 64) for n in (1, 2, 4)),
-    Load("global", f64, 2),
-    Load("global", u16, cache="nc"),
-    Load("global", u32, order="acquire"),
-    Load("shared", f32, volatile=True),
-    *(Store("global", u32, n) for n in (1, 2, 4)),
-    Store("shared", f32, offset=-16),
-    Atomic("global", "add", u32),
-    Atomic("global", "cas", u32),
+    *(load("shared", u32, n).at(offset=64) for n in (1, 2, 4)),
+    load("global", f64, 2),
+    load("global", u16, cache="nc"),
+    load("global", u32, order="acquire"),
+    load("shared", f32, volatile=True),
+    *(store("global", u32, n) for n in (1, 2, 4)),
+    store("shared", f32).at(offset=-16),
+    atomic("global", "add", u32),
+    atomic("global", "cas", u32),
     *(matrix_access("ldmatrix", n, t).at(offset=128) for n in (1, 2, 4) for t in (False, True)),
     *(matrix_access("stmatrix", n) for n in (1, 2, 4)),
     mma("m16n8k16", bf16),
@@ -59,13 +58,13 @@ INSTRUCTIONS: list[Instruction] = [
     MbarrierArrival(None, 8, True, "cluster"),
     named("barrier.cluster.arrive.release.aligned"),
     named("barrier.cluster.wait.acquire.aligned"),
-    MapShared(),
+    map_shared(),
     TensorCopy("load", 2),
     TensorCopy("load", 3, 128, 8, "last", True),
     TensorCopy("store", 3),
     *(BulkStoreBytes(4096, adds, 32, 64) for adds in (False, True)),
-    *(ReduceAdd(n, 16) for n in (1, 2, 4)),
-    WaitAtLeast(4),
+    *(reduce_add(n).at(offset=16) for n in (1, 2, 4)),
+    wait_at_least().at(offset=4),
     elect(),
 ]
 
@@ -155,7 +154,7 @@ def test_the_high_half_comes_first_in_a_conversion():
 
 def test_offsets_are_immediates_of_the_address():
     assert "[%4+128]" in matrix_access("ldmatrix", 4).at(offset=128).cuda(list("abcd"), ["base"])
-    assert "[%0+-16]" in Store("shared", f32, offset=-16).cuda([], ["base", "x"])
+    assert "[%0+-16]" in store("shared", f32).at(offset=-16).cuda([], ["base", "x"])
     assert inline_ptx("nop;") == 'asm volatile("nop;");'
     assert inline_ptx("nop;", memory=True) == 'asm volatile("nop;" ::: "memory");'
 
@@ -188,7 +187,7 @@ def test_every_class_says_what_it_is(kind):
 
 def test_instructions_are_values():
     assert binary("add", u32) == binary("add", u32)
-    assert hash(Load("shared", u32)) == hash(Load("shared", u32))
+    assert hash(load("shared", u32)) == hash(load("shared", u32))
     assert (four := matrix_access("ldmatrix", 4)) != four.at(offset=16)
     assert four.at(offset=16) is four.at(offset=16)
     assert four.at(offset=16).at(offset=0) is four

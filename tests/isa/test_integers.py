@@ -10,11 +10,10 @@ from hypothesis import strategies as st
 from warploom.core.dtypes import DType, bf16, f16, f32, f64, pred, s32, s64, u16, u32, u64
 from warploom.core.errors import VerifyError
 from warploom.isa.async_copy import CpAsync, WaitCopies
-from warploom.isa.atomic import Atomic
 from warploom.isa.barriers import set_max_registers
 from warploom.isa.collective import shuffle
 from warploom.isa.conversion import Bitcast, Convert, Move, Permute
-from warploom.isa.memory import Load, Store
+from warploom.isa.memory import atomic, load, store
 from warploom.isa.operators import binary, fma, multiply_wide, select, unary
 from warploom.isa.wgmma import wgmma_wait
 
@@ -87,12 +86,12 @@ def test_division_truncates(dtype, data):
         lambda: multiply_wide(u64),
         lambda: Convert(f32, bf16),
         lambda: Bitcast(f16, u16),
-        lambda: Atomic("shared", "and", f32),
-        lambda: Atomic("global", "min", f32),
-        lambda: Atomic("global", "add", u16),
+        lambda: atomic("shared", "and", f32),
+        lambda: atomic("global", "min", f32),
+        lambda: atomic("global", "add", u16),
         lambda: shuffle("xor", u16),
-        lambda: Atomic("global", "nand", u32),
-        lambda: Atomic("global", "add", u32, order="weak"),
+        lambda: atomic("global", "nand", u32),
+        lambda: atomic("global", "add", u32, order="weak"),
         lambda: Permute(0x8000),
         lambda: CpAsync(8, "cg"),
         lambda: CpAsync(2, "ca"),  # pyright: ignore[reportArgumentType]
@@ -100,11 +99,11 @@ def test_division_truncates(dtype, data):
         lambda: WaitCopies(-1, "bulk"),  # pyright: ignore[reportArgumentType]
         lambda: wgmma_wait(-1, 0),
         lambda: set_max_registers(30, "inc"),
-        lambda: Load("global", u32, cache="wb"),
-        lambda: Store("global", u32, cache="nc"),
-        lambda: Load("shared", u32, cache="ca"),
-        lambda: Load("global", u32, order="release"),
-        lambda: Store("global", u32, order="acquire"),
+        lambda: load("global", u32, cache="wb"),
+        lambda: store("global", u32, cache="nc"),
+        lambda: load("shared", u32, cache="ca"),
+        lambda: load("global", u32, order="release"),
+        lambda: store("global", u32, order="acquire"),
     ],
 )
 def test_operands_that_an_instruction_does_not_take_are_refused(make):

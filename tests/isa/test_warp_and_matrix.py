@@ -10,12 +10,11 @@ from hypothesis import strategies as st
 
 from warploom.core.dtypes import bf16, f16, f32, s32, tf32, u16, u32
 from warploom.core.errors import VerifyError
-from warploom.isa.atomic import Atomic
 from warploom.isa.barriers import elect
 from warploom.isa.collective import shuffle
 from warploom.isa.form import named
 from warploom.isa.matrix import matrix_access, mma
-from warploom.isa.memory import Load, Store
+from warploom.isa.memory import atomic, load, store
 
 CASES = settings(deadline=None, max_examples=40)
 RNG = np.random.default_rng(11)
@@ -126,17 +125,17 @@ def test_matrices_come_in_ones_twos_and_fours(instruction):
 @pytest.mark.parametrize("count", [1, 2, 4])
 def test_loads_and_stores_are_inverse(dtype, count):
     registers = tuple(RNG.integers(0, 2**32, (2, 32), np.uint32).view(dtype.numpy) for _ in range(count))
-    (words,) = Store("shared", dtype, count).meaning(*registers)
+    (words,) = store("shared", dtype, count).meaning(*registers)
     assert words.shape == (2, 32, count)
-    back = Load("shared", dtype, count).meaning(words)
+    back = load("shared", dtype, count).meaning(words)
     assert [b.tobytes() for b in back] == [r.tobytes() for r in registers]
     assert all(b.dtype == dtype.numpy for b in back)
 
 
 def test_narrow_loads_zero_extend_and_stores_truncate():
-    (word,) = Store("global", u16).meaning(np.array([[0xABCD1234]], np.uint32))
+    (word,) = store("global", u16).meaning(np.array([[0xABCD1234]], np.uint32))
     assert (word.dtype, int(word[0, 0, 0])) == (np.uint16, 0x1234)
-    (value,) = Load("global", u16).meaning(np.array([[[0xFFFE]]], np.uint16))
+    (value,) = load("global", u16).meaning(np.array([[[0xFFFE]]], np.uint16))
     assert (value.dtype, int(value[0, 0])) == (np.uint32, 0xFFFE)
 
 
@@ -154,23 +153,23 @@ def test_atomics(old, value, other):
     }
     before, operand = np.array([old], np.uint32), np.array([value], np.uint32)
     for op, result in expected.items():
-        assert int(Atomic("global", op, u32).combine(before, operand)[0]) == result, op
+        assert int(atomic("global", op, u32).combine(before, operand)[0]) == result, op
     compare = np.array([old if other % 2 else other], np.uint32)
-    swapped = int(Atomic("global", "cas", u32).combine(before, compare, operand)[0])
+    swapped = int(atomic("global", "cas", u32).combine(before, compare, operand)[0])
     assert swapped == (value if int(compare[0]) == old else old)
 
 
 @pytest.mark.parametrize(("old", "compare", "swaps"), [(0.0, -0.0, False), (np.nan, np.nan, True), (1.0, 1.0, True)])
 def test_cas_compares_bits(old, compare, swaps):
     before, expected, value = (np.array([x], np.float32) for x in (old, compare, 7.0))
-    after = Atomic("global", "cas", f32).combine(before, expected, value)
+    after = atomic("global", "cas", f32).combine(before, expected, value)
     assert (after[0] == 7.0) == swaps
 
 
 def test_sums_in_global_memory_flush_subnormals():
     tiny = np.array([1e-40], np.float32)
-    assert Atomic("global", "add", f32).combine(tiny, tiny)[0] == 0
-    assert Atomic("shared", "add", f32).combine(tiny, tiny)[0] == tiny[0] + tiny[0]
+    assert atomic("global", "add", f32).combine(tiny, tiny)[0] == 0
+    assert atomic("shared", "add", f32).combine(tiny, tiny)[0] == tiny[0] + tiny[0]
 
 
 # -- mma.sync: the owner formulas of the PTX ISA, with g = lane / 4 and t = lane % 4

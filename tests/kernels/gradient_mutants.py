@@ -22,8 +22,6 @@ from warploom.core.errors import WarploomError
 from warploom.cuda.compile import available_cores
 from warploom.ir.program import Program
 from warploom.ir.statements import Op
-from warploom.isa.atomic import Atomic
-from warploom.isa.memory import WaitAtLeast
 from warploom.kernels.attention.backward_sm80 import BackwardSm80
 from warploom.kernels.attention.backward_sm90 import BackwardSm90
 from warploom.kernels.attention.backward_wide import BackwardWideSm90
@@ -90,7 +88,7 @@ def all_edits(op: Op) -> Iterator[tuple[str, Rewrite]]:
     yield from index_edits(op)
     i = op.instruction
     fence = i.mnemonic.startswith("fence.acq_rel")
-    if fence or isinstance(i, WaitAtLeast) or (isinstance(i, Atomic) and i.op == "add"):
+    if fence or i.mnemonic == "ld.acquire.gpu.global.u32" or (i.mnemonic.startswith("atom") and ".add." in i.mnemonic):
         yield f"without {op.instruction.mnemonic}", lambda _: []
 
 

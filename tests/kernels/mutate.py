@@ -15,7 +15,6 @@ from warploom.ir.program import Program
 from warploom.ir.statements import Op, SharedRegion, Statement, blocks, with_blocks
 from warploom.isa.async_copy import CommitCopies, CpAsync, WaitCopies
 from warploom.isa.form import Formed
-from warploom.isa.memory import Load, Store
 from warploom.kernels.source import KernelCall
 from warploom.ops.backends import emulator_arguments
 
@@ -137,10 +136,8 @@ def _shared_offset(op: Op) -> int | None:
     instruction = op.instruction
     if isinstance(instruction, CpAsync):
         return instruction.shared_offset
-    if isinstance(instruction, Formed) and instruction.op == "ldmatrix":
-        return instruction.offset
-    if isinstance(instruction, Load | Store) and instruction.space == "shared":
-        return instruction.offset
+    if isinstance(instruction, Formed) and instruction.op in ("ldmatrix", "ld", "st"):
+        return instruction.offset if instruction.fields.get("space") == "shared" else None
     return None
 
 
@@ -151,10 +148,8 @@ def moved(op: Op, distance: int) -> Op:
         return replace(
             op, instruction=replace(instruction, shared_offset=instruction.shared_offset + distance), within=()
         )
-    if isinstance(instruction, Formed):
-        return replace(op, instruction=instruction.at(offset=instruction.offset + distance), within=())
-    assert isinstance(instruction, Load | Store)
-    return replace(op, instruction=replace(instruction, offset=instruction.offset + distance), within=())
+    assert isinstance(instruction, Formed)
+    return replace(op, instruction=instruction.at(offset=instruction.offset + distance), within=())
 
 
 def shifts(program: Program, stages: int, single_every: int = 0) -> list[Mutant]:
@@ -171,7 +166,7 @@ def shifts(program: Program, stages: int, single_every: int = 0) -> list[Mutant]
             continue
         region = next(r for r in program.shared if r.offset <= offset < r.offset + r.bytes)
         stage, distances[path] = _other_place(program, region, offset, stages)
-        groups.setdefault((path[:-1], type(op.instruction).__name__, region.name, stage), []).append(path)
+        groups.setdefault((path[:-1], op.instruction.mnemonic.split(".")[0], region.name, stage), []).append(path)
     chosen = [
         (f"{kind} of {name}, stage {stage}, block {list(block)}", paths)
         for (block, kind, name, stage), paths in groups.items()

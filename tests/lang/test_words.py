@@ -19,7 +19,6 @@ from warploom import attention
 from warploom.core.errors import TraceError, VerifyError
 from warploom.ir.statements import Const, Op
 from warploom.ir.verify import verify
-from warploom.isa.cluster import MapShared
 from warploom.lang import Global, Kernel, bf16, f16, f32, f64, kernel, s8, s32, u8, u32
 from warploom.lang.builder import Builder
 from warploom.layout.catalogue import mma_fragment
@@ -195,7 +194,7 @@ def test_a_cluster_ends_at_its_last_cta(rank: int) -> None:
     program = of_rank.trace()
     changed = [
         replace(s, operands=(s.operands[0], Const(u32, rank)))
-        if isinstance(s, Op) and isinstance(s.instruction, MapShared)
+        if isinstance(s, Op) and s.instruction.cta_rank is not None
         else s
         for s in program.body
     ]

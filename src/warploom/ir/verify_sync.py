@@ -10,7 +10,6 @@ from warploom.ir.program import Program
 from warploom.ir.statements import Const, Flow, Loop, Op, Roles, Statement, blocks, walk
 from warploom.ir.verify_mbarriers import mbarrier_rules
 from warploom.ir.verify_wgmma import bulk_store_rules, wgmma_rules
-from warploom.isa.cluster import MapShared
 from warploom.isa.effects import Barrier, BulkTensorCopy, CommitGroup, WaitGroup
 
 _BARRIERS = 16
@@ -75,7 +74,8 @@ def _cluster(program: Program, target: Target | None) -> Iterator[str]:
                 f"so that masks are 1 to {(1 << size) - 1:#b}"
             )
     for op in program.ops():
-        if isinstance(op.instruction, MapShared) and isinstance(rank := op.operands[1], Const) and rank.value >= size:
+        rank = op.operands[op.instruction.cta_rank] if op.instruction.cta_rank is not None else None
+        if isinstance(rank, Const) and rank.value >= size:
             yield f"{at(op.where)}a shared address in the CTA of rank {rank.value}: the cluster has {size} CTAs"
 
 

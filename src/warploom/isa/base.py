@@ -112,6 +112,11 @@ class Instruction:
     # An integer result as f64, of operands as f64, as if integers had no end; None where it is no address arithmetic.
     exact: ClassVar[Callable[..., Array] | None] = None
 
+    # What an atomic leaves in memory, of the old value and its operands, elementwise; None for all else.
+    combine: ClassVar[Callable[..., Array] | None] = None
+    # The operand that is the rank of a CTA in the cluster; None where none is.
+    cta_rank: ClassVar[int | None] = None
+
     # Of a shuffle's lane operand: the lane that each lane reads, and whether it is in its group; None for all else.
     exchange: ClassVar[Callable[[Array], tuple[Array, Array]] | None] = None
 

@@ -1,61 +1,45 @@
-"""Addresses in the shared memory of other CTAs of a cluster (sm_90).
+"""The table of what reaches the shared memory of other CTAs of a cluster (sm_90): ``mapa``, ``st.async``.
 
-Source: PTX ISA, "Data Movement and Conversion Instructions" (``mapa``).
-Remote arrivals are :class:`warploom.isa.sync.MbarrierArrival`, multicast copies
-:class:`warploom.isa.async_copy.TensorCopy`.
+Source: PTX ISA, "Data Movement and Conversion Instructions" (``mapa``, ``st.async``).
 """
 
+# pyright: reportUnknownLambdaType=false, reportUnknownMemberType=false, reportUnknownArgumentType=false
 from __future__ import annotations
-
-from dataclasses import dataclass
 
 import numpy as np
 
-from warploom.core.dtypes import u32
-from warploom.isa.base import Array, Instruction, Lanewise, address
-from warploom.isa.effects import AsyncStore, Effect
+from warploom.isa.base import Array
+from warploom.isa.effects import AsyncStore
+from warploom.isa.form import Formed, form, named
+from warploom.isa.spaces import FromGeneric, ToGeneric
 
 WINDOW_BITS = 24
 """The emulator's shared::cluster addresses: rank + 1 above this bit, the CTA's own shared address below it."""
 
 
-@dataclass(frozen=True, slots=True)
-class MapShared(Lanewise):
-    """``mapa.shared::cluster.u32``: the place of a shared address in the CTA of a rank. Operands: address, rank."""
-
-    ptx = "mapa.shared::cluster.u32"
-    takes = (u32, u32)
-    gives = (u32,)
-
-    @property
-    def since(self) -> str:
-        """It came with sm_90."""
-        return "sm_90"
-
-    def meaning(self, *operands: Array) -> tuple[Array, ...]:
-        """The address with the rank in its window; what the hardware returns is its own affair."""
-        address, rank = operands
-        return ((address & np.uint32((1 << WINDOW_BITS) - 1)) + (rank + np.uint32(1) << np.uint32(WINDOW_BITS)),)
+def _mapped(address: Array, rank: Array) -> Array:
+    """The address with the rank in its window; what the hardware returns is its own affair."""
+    return (address & np.uint32((1 << WINDOW_BITS) - 1)) + (rank + np.uint32(1) << np.uint32(WINDOW_BITS))
 
 
-@dataclass(frozen=True, slots=True)
-class StoreAsync(Instruction):
-    """``st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.b32``: 16 bytes a thread to a CTA of the cluster.
+def _mapped_generic(address: Array, rank: Array) -> Array:
+    (own,) = FromGeneric("shared").meaning(address)
+    return ToGeneric("shared").meaning(_mapped(own, rank))[0]
 
-    Operands: the address and the mbarrier's, both as :class:`MapShared` gives them, of one CTA; four words (u32).
-    """
 
-    target_offset: int = 0
-    barrier_offset: int = 0
-    ptx = "st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.b32"
-    takes = (u32,) * 6
+form("mapa.shared::cluster.u32 d, a, cta:u32", meaning=_mapped, let=lambda _: {"cta_rank": 1}, since="sm_90")
+form("mapa.u64 d, a, cta:u32", meaning=_mapped_generic, let=lambda _: {"cta_rank": 1}, since="sm_90")
+form(
+    "st.async{.weak}.shared::cluster.mbarrier::complete_tx::bytes.v4.{type} [target]:u32, a*4:b32, [barrier]:u32",
+    type="b32 u32 s32 f32",
+    name="st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.b32",
+    operands="target barrier a",
+    effects=lambda i: (AsyncStore(0, 1, 2, i.target_offset, i.barrier_offset),),
+    since="sm_90",
+    asm="volatile memory",
+)
 
-    def effects(self) -> tuple[Effect, ...]:
-        """One store a thread, which lands late."""
-        return (AsyncStore(0, 1, 2, self.target_offset, self.barrier_offset),)
 
-    @property
-    def template(self) -> str:
-        """The words are one vector."""
-        places = f"{address(0, self.target_offset)}, {{%2, %3, %4, %5}}, {address(1, self.barrier_offset)}"
-        return f"{self.mnemonic} {places};"
+def map_shared() -> Formed:
+    """``mapa``: the place of a shared address in the CTA of a rank. Operands: address, rank."""
+    return named("mapa.shared::cluster.u32")

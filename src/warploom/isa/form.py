@@ -83,7 +83,8 @@ class Form:
     """A declared form.
 
     ``meaning`` is a function of arrays, ``choose`` makes it of the instruction. ``registers`` "bits": PTX reads and
-    writes unsigned registers, as the sign does not count; "home": those of the type at hand. ``name`` is what Programs
+    writes unsigned registers, as the sign does not count; "home": those of the type at hand; "width": the same, and the
+    word for the type says only how wide they are. ``name`` is what Programs
     call it instead of PTX's name, ``operands`` the order of theirs. ``operator`` is the language's operator.
     ``call`` gives the C++ expression, ``inline`` the inline PTX where it is not the line itself, ``statement`` the
     whole statement of the operands for which it gives one. ``let`` gives further attributes of an instruction (or
@@ -102,7 +103,7 @@ class Form:
         choose: Of | None = None,
         effects: tuple[Effect, ...] | Of = (),
         let: Of | None = None,
-        registers: Literal["", "bits", "home"] = "",
+        registers: Literal["", "bits", "home", "width"] = "",
         name: str | Of = "",
         operands: str = "",
         operator: str | Of = "",
@@ -442,7 +443,7 @@ def instruction(
 ) -> Formed:
     """The instruction of a form with these words; ``left`` names the operands that are left out."""
     home = home if form.registers else None
-    if home is not None:
+    if home is not None and form.registers != "width":
         words = _at_home(form, words, home)
     if numbers:
         given = dict(numbers)
@@ -463,7 +464,7 @@ def home_of(form: Form, words: tuple[str, ...]) -> DType | None:
     """The type of PTX's registers in a form that depends on their bits alone: the unsigned one, or the form's own."""
     if not form.registers:
         return None
-    own = REGISTER[next((w for s, w in zip(form.slots, words, strict=True) if s.name in _TYPED), form.type)]
+    own = REGISTER.get(next((w for s, w in zip(form.slots, words, strict=True) if s.name in _TYPED), form.type), u32)
     return _UNSIGNED.get(own, own) if form.registers == "bits" else own
 
 
@@ -498,7 +499,7 @@ def named(
 @cache
 def load_tables() -> None:
     """Import the modules whose lines declare the package's forms, which themselves import this one."""
-    for name in ("lanewise", "collective", "barriers", "matrix", "wmma", "wgmma"):
+    for name in ("lanewise", "collective", "barriers", "matrix", "wmma", "wgmma", "memory", "cluster"):
         import_module(f"warploom.isa.{name}")
 
 

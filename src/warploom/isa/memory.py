@@ -1,37 +1,47 @@
-"""Synchronous memory instructions: loads and stores.
+"""The table of accesses to memory: loads, stores, atomics, reductions and prefetches.
 
-Sources: PTX ISA, "Data Movement and Conversion Instructions" (``ld``, ``st``, cache operators and eviction hints).
+A load gives words of 32 bits or more in the type of its registers, and extends single bytes and halves to u32. Access
+and registers have the same bits, whatever type the text names, so that Programs name them by their width.
+
+Sources: PTX ISA, "Data Movement and Conversion Instructions" (``ld``, ``ldu``, ``st``, ``prefetch``, cache operators
+and eviction hints), "Parallel Synchronization and Communication Instructions" (``atom``, ``red``).
 """
 
+# pyright: reportUnknownLambdaType=false, reportUnknownMemberType=false, reportUnknownArgumentType=false
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from functools import lru_cache, partial
 from numbers import Integral
-from typing import ClassVar, Literal
+from typing import Any, Literal
 
 import numpy as np
 
-from warploom.core.dtypes import DType, u32, u64
+from warploom.core.dtypes import DTYPES, DType, f32, s64, u32
 from warploom.core.errors import VerifyError
-from warploom.isa.base import Array, Instruction, address, as_words, braces
-from warploom.isa.effects import Access, Effect, GlobalWait, MemoryOrder, Scope, Space
+from warploom.isa.alu import flush_subnormal
+from warploom.isa.base import Array, address
+from warploom.isa.effects import Access, GlobalWait, MemoryOrder, Scope, Space
+from warploom.isa.form import REGISTER, Formed, form, named
 
+MOST_BYTES = 16
+"""What one thread moves in one access."""
 CACHE_HINTS = {
     "": "",
-    "ca": ".ca",
-    "cg": ".cg",
-    "cs": ".cs",
-    "lu": ".lu",
-    "cv": ".cv",
-    "nc": ".nc",
-    "wb": ".wb",
-    "wt": ".wt",
-    "no_allocate": ".L1::no_allocate",
-    "evict_first": ".L1::evict_first",
-    "evict_last": ".L1::evict_last",
+    **{name: f".{name}" for name in ("ca", "cg", "cs", "lu", "cv", "nc", "wb", "wt")},
+    **{name: f".L1::{name}" for name in ("no_allocate", "evict_first", "evict_last")},
     "nc.no_allocate": ".nc.L1::no_allocate",
 }
 """Names of cache operators and L1 eviction hints → PTX qualifiers (``ld``: ca cg cs lu cv nc; ``st``: wb cg cs wt)."""
+_ELEMENTS = "b8 u8 s8 b16 u16 s16 b32 u32 s32 b64 u64 s64 f32 f64"
+_HALVES = "f16 bf16@sm_90 f16x2 bf16x2@sm_90"
+_WIDTHS = {name: int(name[1:]) for name in _ELEMENTS.split()} | {"f16": 16, "bf16": 16, "f16x2": 32, "bf16x2": 32}
+_SPACES: dict[str, Space] = {"local": "local", **dict.fromkeys(("shared", "shared::cta", "shared::cluster"), "shared")}
+
+
+def width(kind: str) -> int:
+    """The bits of an element of one of PTX's types."""
+    return _WIDTHS[kind]
 
 
 def register_type(element: DType) -> DType:
@@ -39,13 +49,98 @@ def register_type(element: DType) -> DType:
     return u32 if element.bits < 32 else element
 
 
-def address_type(space: Space) -> DType:
-    """The type of addresses in a state space."""
-    return u64 if space == "global" else u32
+def _moved(i: Formed) -> dict[str, Any]:
+    count, bits = int((i.fields.get("vec") or "v1")[1:]), width(i.type)
+    if count * bits > 8 * MOST_BYTES:
+        raise VerifyError(f"one access moves at most {MOST_BYTES} bytes, not {count} of .{i.type}")
+    return {"count": count, "bytes": count * bits // 8, "element": i.home if bits >= 32 else u32}
 
 
-def _ordering(order: MemoryOrder, scope: Scope) -> str:
-    return "" if order == "weak" else f".{order}.{scope}"
+def _access(i: Formed) -> tuple[Access, ...]:
+    mode: Any = {"ld": "load", "ldu": "load", "st": "store"}.get(i.op, "atomic")
+    access = Access(
+        _SPACES.get(i.fields.get("space", ""), "global"),
+        mode,
+        0,
+        i.bytes,
+        i.offset,
+        words=i.count,
+        order=i.fields.get("order") or ("relaxed" if mode == "atomic" else "weak"),
+        scope=i.fields.get("scope") or "gpu",
+        read_only="nc" in i.words,
+        volatile="volatile" in i.words,
+        remote="shared::cluster" in i.words,
+    )
+    return (access,)
+
+
+def _loaded(i: Formed) -> Callable[[Array], tuple[Array, ...]]:
+    """The registers, of the words that are read, shape (warps, lanes, words)."""
+    narrow = np.dtype(f"{'i' if i.type[0] == 's' else 'u'}{width(i.type) // 8}")
+
+    def registers(words: Array) -> tuple[Array, ...]:
+        parts = [np.ascontiguousarray(words[..., n]) for n in range(i.count)]
+        if narrow.itemsize < 4:
+            return tuple(p.view(narrow).astype(np.int32).view(np.uint32) for p in parts)
+        return tuple(p.view(t.numpy) for p, t in zip(parts, i.result_types, strict=True))
+
+    return registers
+
+
+def _stored(i: Formed) -> Callable[..., Array]:
+    """The words to write, shape (warps, lanes, words): the low bits of the registers."""
+    word = np.dtype(f"u{width(i.type) // 8}")
+
+    def words(*registers: Array) -> Array:
+        if word.itemsize < 4:
+            return np.stack([x.astype(word) for x in registers], axis=-1)
+        return np.stack([np.ascontiguousarray(x).view(word) for x in registers], axis=-1)
+
+    return words
+
+
+# Loads and stores. What changes the cache's lines alone is not said of an access.
+
+MEMORY: dict[str, Any] = {"let": _moved, "effects": _access, "registers": "width", "asm": "volatile memory"}
+SHARED = "shared shared::cta shared::cluster@sm_90"
+ANYWHERE, ORDERED = f"global const {SHARED} local", f"global {SHARED}"
+SCOPES = "cta gpu sys cluster@sm_90"
+HINTS: dict[str, Any] = {
+    "type": _ELEMENTS,
+    "vec": "v2 v4",
+    "scope": SCOPES,
+    "evict": "L1::evict_normal L1::evict_unchanged L1::evict_first L1::evict_last L1::no_allocate",
+    "prefetch": "L2::64B L2::128B L2::256B",
+    "hint": "L2::cache_hint",
+    "moves_bits": True,
+}
+LOAD: dict[str, Any] = {"choose": _loaded, "space": ANYWHERE, "order": "relaxed acquire", **HINTS, **MEMORY}
+END, GLOBAL = "{.hint}{.prefetch}{.vec}.{type} d*vec:element, [at], policy:b64?hint", LOAD | {"space": "global"}
+form("ld{.weak}.{space}{.vec}.{type} d*vec:element, [at]", **(LOAD | {"space": f"const {SHARED} local"}))
+form("ld{.weak}{.space}.{cache}{.vec}.{type} d*vec:element, [at]", cache="ca cg cs lu cv", **LOAD)
+form(f"ld{{.weak}}{{.space}}{{.evict}}{END}", **GLOBAL)
+form(f"ld.{{space}}.{{cache}}.nc{END}", cache="ca cg cs", **GLOBAL)
+form(f"ld.{{space}}.nc{{.evict}}{END}", **GLOBAL)
+form(f"ld.{{order}}.{{scope}}{{.space}}{{.evict}}{END}", **GLOBAL)
+form(
+    "ld.{order}.{scope}.{space}{.vec}.{type} d*vec:element, [at]", **(LOAD | {"space": ORDERED.removeprefix("global ")})
+)
+form("ld.volatile{.space}{.vec}.{type} d*vec:element, [at]", **(LOAD | {"space": ORDERED}))
+form("ld.param{.vec}.{type} d*vec:element, [at]", **LOAD)
+form("ldu{.space}{.vec}.{type} d*vec:element, [at]", **GLOBAL)
+
+STORE: dict[str, Any] = {"choose": _stored, "space": ANYWHERE.replace("const ", ""), **HINTS, **MEMORY}
+STORE["order"] = "relaxed release"
+form("st{.weak}.{space}{.vec}.{type} [at], a*vec:element", **(STORE | {"space": f"{SHARED} local"}))
+form("st{.weak}{.space}.{cache}{.vec}.{type} [at], a*vec:element", cache="wb cg cs wt", **STORE)
+END = "{.hint}{.vec}.{type} [at], a*vec:element, policy:b64?hint"
+form(f"st{{.weak}}{{.space}}{{.evict}}{END}", **(STORE | {"space": "global"}))
+form(f"st.{{order}}.{{scope}}{{.space}}{{.evict}}{END}", **(STORE | {"space": "global"}))
+form(
+    "st.{order}.{scope}.{space}{.vec}.{type} [at], a*vec:element",
+    **(STORE | {"space": ORDERED.removeprefix("global ")}),
+)
+form("st.volatile{.space}{.vec}.{type} [at], a*vec:element", **(STORE | {"space": ORDERED}))
 
 
 def check_vector(dtype: DType, count: int) -> None:
@@ -59,169 +154,167 @@ def check_vector(dtype: DType, count: int) -> None:
         raise VerifyError(f"one access moves 1, 2 or 4 elements and at most {MOST_BYTES} bytes, not {count} of {dtype}")
 
 
-_LOAD_CACHE = ("", "ca", "cg", "cs", "lu", "cv", "nc", "no_allocate", "evict_first", "evict_last", "nc.no_allocate")
-_STORE_CACHE = ("", "wb", "cg", "cs", "wt", "no_allocate", "evict_first", "evict_last")
-_EVICTION = ("", "no_allocate", "evict_first", "evict_last")
+@lru_cache(maxsize=1 << 10, typed=True)
+def _element_access(
+    opcode: Literal["ld", "st"],
+    space: Space,
+    dtype: DType,
+    count: int = 1,
+    cache: str = "",
+    order: MemoryOrder = "weak",
+    scope: Scope = "gpu",
+    volatile: bool = False,
+    remote: bool = False,
+) -> Formed:
+    """``ld`` or ``st`` of ``count`` consecutive elements.
 
-
-def _check_qualifiers(access: _VectorAccess) -> None:
-    """What ptxas would refuse, or take for something else."""
-    loads = access.action == "load"
-    name, known = ("a load", _LOAD_CACHE) if loads else ("a store", _STORE_CACHE)
-    if access.cache not in known:
-        raise VerifyError(f"{name} has no cache hint {access.cache!r}; it takes {', '.join(known[1:])}")
-    if access.order not in (orders := ("weak", "relaxed", "acquire" if loads else "release")):
-        raise VerifyError(f"{name} is {', '.join(orders)}, not {access.order}")
-    if access.volatile and (access.cache or access.order != "weak"):
-        raise VerifyError("a volatile access takes no cache hint and no order")
-    if access.order != "weak" and access.cache not in _EVICTION:
-        raise VerifyError(f"an access with an order takes no cache hint {access.cache!r}: it goes past the L1")
-    if access.space == "local" and (access.cache or access.order != "weak" or access.volatile):
-        raise VerifyError("an access to local memory, a thread's own, takes no cache hint and no order")
-    if access.remote and access.space != "shared":
-        raise VerifyError("only shared memory is that of other CTAs")
-    if access.space == "shared" and access.cache:
-        raise VerifyError(f"shared memory has no caches: leave out the hint {access.cache!r}")
-
-
-MOST_BYTES = 16
-"""What one thread moves in one access."""
-
-
-@dataclass(frozen=True, slots=True)
-class _VectorAccess(Instruction):
-    """``count`` consecutive elements at one address, between memory and registers of a thread.
-
+    Operands: the address, u64 in global memory, else u32; for a store, then the registers of :func:`register_type`.
     ``volatile`` keeps an access as written: ptxas joins neighbouring ones of any other kind into wider ones. It orders
     nothing here (PTX gives it the ordering of a relaxed access, which no kernel should need). ``remote``: the address
-    may lie in the shared memory of another CTA of the cluster, as :class:`~warploom.isa.cluster.MapShared` gives it.
+    may lie in the shared memory of another CTA of the cluster, as ``mapa`` gives it.
     """
+    check_vector(dtype, count)
+    if cache not in CACHE_HINTS:
+        raise VerifyError(f"{opcode} has no cache hint {cache!r}; there are {', '.join(filter(None, CACHE_HINTS))}")
+    if cache and space == "shared":
+        raise VerifyError(f"shared memory has no caches: leave out the hint {cache!r}")
+    how = ".volatile" if volatile else "" if order == "weak" else f".{order}.{scope}"
+    place = f"{'shared::cluster' if remote else space}{CACHE_HINTS[cache]}{f'.v{count}' if count > 1 else ''}"
+    kind = f"{'b' if dtype.bits >= 32 else 'u'}{dtype.bits}"
+    return named(f"{opcode}{how}.{place}.{kind}", register_type(dtype))
 
-    space: Space
-    dtype: DType
-    count: int = 1
-    offset: int = 0
-    cache: str = ""
-    order: MemoryOrder = "weak"
-    scope: Scope = "gpu"
-    volatile: bool = False
-    remote: bool = False
-    moves_bits: ClassVar[bool] = True
-    action: ClassVar[Literal["load", "store"]] = "load"
 
-    def __post_init__(self) -> None:
-        check_vector(self.dtype, self.count)
-        _check_qualifiers(self)
+load = partial(_element_access, "ld")
+store = partial(_element_access, "st")
 
-    @property
-    def mnemonic(self) -> str:
-        ordering = ".volatile" if self.volatile else _ordering(self.order, self.scope)
-        opcode = ("ld" if self.action == "load" else "st") + ordering
-        vector = f".v{self.count}" if self.count > 1 else ""
-        kind = f"{'b' if self.dtype.bits >= 32 else 'u'}{self.dtype.bits}"
-        space = "shared::cluster" if self.remote else self.space
-        return f"{opcode}.{space}{CACHE_HINTS[self.cache]}{vector}.{kind}"
 
-    def effects(self) -> tuple[Effect, ...]:
-        size = self.count * self.dtype.bytes
-        return (
-            Access(
-                self.space,
-                self.action,
-                0,
-                size,
-                self.offset,
-                words=self.count,
-                order=self.order,
-                scope=self.scope,
-                read_only=self.cache.startswith("nc"),
-                volatile=self.volatile,
-                remote=self.remote,
-            ),
+# Atomics and reductions. The order in which lanes and warps apply is not defined; the emulator applies lanes in
+# ascending order. Each element of a vector is one atomic operation.
+
+_COMBINED: dict[str, Callable[[Array, Array], Array]] = {
+    "add": np.add,
+    "min": np.minimum,
+    "max": np.maximum,
+    "and": np.bitwise_and,
+    "or": np.bitwise_or,
+    "xor": np.bitwise_xor,
+    "exch": lambda _, new: new,
+    "inc": lambda old, most: np.where(old >= most, np.zeros_like(old), old + np.ones_like(old)),
+    "dec": lambda old, most: np.where((old == 0) | (old > most), most, old - np.ones_like(old)),
+}
+
+
+def _swapped(old: Array, compare: Array, new: Array) -> Array:
+    """``cas`` compares bits."""
+    bits = f"u{old.dtype.itemsize}"
+    return np.where(old.view(bits) == compare.view(bits), new, old)
+
+
+def _combined(i: Formed) -> Callable[..., Array]:
+    """What an atomic leaves in memory, of the old value and its operands, elementwise.
+
+    Sums of f32 in global memory flush subnormals to zero.
+    """
+    if "noftz" in i.words:
+        half = DTYPES[i.type.removesuffix("x2")].numpy
+        return lambda old, x: (np.ascontiguousarray(old).view(half) + np.ascontiguousarray(x).view(half)).view(
+            old.dtype
         )
+    if i.rmw == "add" and i.type == "f32" and "shared" not in i.fields.get("space", ""):
+        return lambda old, x: flush_subnormal(flush_subnormal(old) + flush_subnormal(x))
+    return _swapped if i.rmw == "cas" else _COMBINED[i.rmw]
 
 
-@dataclass(frozen=True, slots=True)
-class Load(_VectorAccess):
-    """``ld.{shared,global,local}``: ``count`` consecutive elements at an address (1, 2, 4, 8 or 16 bytes in all).
+def _atomic(i: Formed) -> dict[str, Any]:
+    if i.home is not None and i.home.is_float and i.rmw in ("and", "or", "xor"):
+        raise VerifyError(f"atomic {i.rmw} takes integers, not {i.home}: convert the operand first")
+    return {**_moved(i), "element": i.home or REGISTER[i.type], "combine": _combined(i)}
 
-    Elements narrower than 32 bits load one at a time, zero-extended. ``order`` acquire/relaxed give ``ld.acquire``.
+
+ATOMIC: dict[str, Any] = {"scope": SCOPES, "hint": "L2::cache_hint", **MEMORY}
+ATOMIC |= {"let": _atomic, "registers": ""}
+for opcode, d, orders in (("atom", "d, ", "relaxed acquire release acq_rel"), ("red", "", "relaxed release")):
+    for space, hint, policy in (("{.space}", "{.hint}", ", policy:b64?hint"), (".{space}", "", "")):
+        said: dict[str, Any] = {"order": orders, "space": "global" if hint else SHARED, **ATOMIC}
+        bits = said | {"registers": "width"}
+        head, tail = f"{opcode}{{.order}}{{.scope}}{space}.{{rmw}}", f"{d}[at], a{policy}"
+        form(f"{head}{hint}.{{type}} {tail}", rmw="add", type="u32 s32 f32 f64", **said)
+        form(f"{head}{hint}.{{type}} {tail}", rmw="add", type="u64", **bits)
+        form(f"{head}{hint}.{{type}} {tail}", rmw="min max", type="u32 s32 u64 s64", **said)
+        form(f"{head}{hint}.{{type}} {tail}", rmw="and or xor exch" if d else "and or xor", type="b32 b64", **bits)
+        form(f"{head}.{{type}} {d}[at], a", rmw="inc dec", type="u32", **said)
+        form(f"{head}.noftz{hint}.{{type}} {tail}", rmw="add", type=_HALVES, **said)
+    said = {"order": orders, "space": "global", "rmw": "add", "vec": "v2 v4 v8", "since": "sm_90", **ATOMIC}
+    tail = f"{d.replace('d', 'd*vec:element')}[at], a*vec:element, policy:b64?hint"
+    form(f"{opcode}{{.order}}{{.scope}}{{.space}}.{{rmw}}{{.hint}}.{{vec}}.{{type}} {tail}", type="f32", **said)
+    said["type"] = _HALVES
+    form(f"{opcode}{{.order}}{{.scope}}{{.space}}.{{rmw}}.noftz{{.hint}}.{{vec}}.{{type}} {tail}", **said)
+form(
+    "atom{.order}{.scope}{.space}.{rmw}.{type} d, [at], a, b",
+    rmw="cas",
+    type="b32 b64",
+    order="relaxed acquire release acq_rel",
+    space=ORDERED,
+    **(ATOMIC | {"registers": "width"}),
+)
+
+
+def atomic(
+    space: Space,
+    op: str,
+    dtype: DType,
+    order: MemoryOrder = "relaxed",
+    scope: Scope = "gpu",
+    kind: str = "",
+    remote: bool = False,
+) -> Formed:
+    """``atom``: gives the old value. Operands: the address and the value (``cas``: what to compare with, the value).
+
+    ``inc`` counts up to the value and from 0 again, ``dec`` down to 0 and from the value. ``kind`` is PTX's type where
+    it is not that of the register: ``noftz.bf16x2`` and its like.
     """
-
-    @property
-    def operand_types(self) -> tuple[DType, ...]:
-        """The address: u64 in global memory, u32 in the others."""
-        return (address_type(self.space),)
-
-    @property
-    def result_types(self) -> tuple[DType, ...]:
-        """``count`` registers of :func:`register_type`."""
-        return (register_type(self.dtype),) * self.count
-
-    @property
-    def template(self) -> str:
-        """Several elements are one vector."""
-        target = braces(0, self.count) if self.count > 1 else "%0"
-        return f"{self.mnemonic} {target}, {address(self.count, self.offset)};"
-
-    def meaning(self, *operands: Array) -> tuple[Array, ...]:
-        """``operands[0]``: words of ``dtype``'s width, shape (warps, lanes, count)."""
-        words, kind = operands[0], register_type(self.dtype).numpy
-        parts = [np.ascontiguousarray(words[..., i]) for i in range(self.count)]
-        return tuple(p.astype(np.uint32) if self.dtype.bits < 32 else p.view(kind) for p in parts)
+    same = op in ("exch", "cas", "and", "or", "xor")
+    kind = kind or (f"b{dtype.bits}" if same else "u64" if op == "add" and dtype is s64 else dtype.name)
+    return named(f"atom.{order}.{scope}.{'shared::cluster' if remote else space}.{op}.{kind}", dtype)
 
 
-@dataclass(frozen=True, slots=True)
-class Store(_VectorAccess):
-    """``st.{shared,global,local}``: operands address, then ``count`` registers of ``dtype`` (of which the low bits)."""
-
-    action: ClassVar[Literal["load", "store"]] = "store"
-
-    @property
-    def operand_types(self) -> tuple[DType, ...]:
-        """The address (u64 global, else u32), then ``count`` registers of :func:`register_type`."""
-        return (address_type(self.space), *(register_type(self.dtype),) * self.count)
-
-    @property
-    def template(self) -> str:
-        """Several elements are one vector."""
-        source = braces(1, self.count) if self.count > 1 else "%1"
-        return f"{self.mnemonic} {address(0, self.offset)}, {source};"
-
-    def meaning(self, *operands: Array) -> tuple[Array, ...]:
-        """The words to write, shape (warps, 32, count); operands are the values without the address."""
-        word = np.dtype(f"u{self.dtype.bytes}")
-        if self.dtype.bits < 32:
-            return (np.stack([v.astype(word) for v in operands], axis=-1),)
-        return (as_words(operands, word),)
+def reduce_add(count: int = 1) -> Formed:
+    """``red.add`` of 1, 2 or 4 f32 in global memory, vectors from sm_90 on. Operands: the address, then the values."""
+    check_vector(f32, count)
+    return named(f"red.relaxed.gpu.global.add{f'.v{count}' if count > 1 else ''}.f32")
 
 
-@dataclass(frozen=True, slots=True)
-class WaitAtLeast(Instruction):
+# Hints, and a wait for a counter
+
+
+def _line(i: Formed) -> dict[str, Any]:
+    if i.size != 128:
+        raise VerifyError(f"applypriority is for a line of 128 bytes, not {i.size}")
+    return {}
+
+
+PREFETCH: dict[str, Any] = {"asm": "volatile", "space": "global local"}
+form("prefetch{.space}.{level} [at]:u64", level="L1 L2", **PREFETCH)
+form("prefetch.global.{level} [at]:u64", level="L2::evict_last L2::evict_normal", **PREFETCH)
+form("prefetch{.space}.tensormap [at]:u64", **(PREFETCH | {"space": "const param", "since": "sm_90"}))
+form("prefetchu.L1 [at]:u64", **PREFETCH)
+form("applypriority{.global}.L2::evict_normal [at]:u64, #size", let=_line, **PREFETCH)
+
+form(
+    "ld.acquire.gpu.global.u32 [at], least:u32",
+    inline=lambda i: (
+        f"{{ .reg .pred done; .reg .u32 seen; waiting: {i.mnemonic} seen, {address(0, i.offset)}; "
+        "setp.ge.u32 done, seen, %1; @done bra reached; bra waiting; reached: }"
+    ),
+    effects=lambda i: (GlobalWait(0, i.offset, 1),),
+    asm="volatile memory",
+    ptx=False,
+)
+
+
+def wait_at_least() -> Formed:
     """A loop on ``ld.acquire.gpu``: blocks until a counter in global memory has reached a value.
 
     Operands: address, the least value (u32). Whoever raises the counter must run without waiting for this thread.
     """
-
-    offset: int = 0
-    ptx = "ld.acquire.gpu.global.u32"
-    inline = (
-        "{{ .reg .pred done; .reg .u32 seen; waiting: {self.mnemonic} seen, {address}; setp.ge.u32 done, seen, %1; "
-        "@done bra reached; bra waiting; reached: }}"
-    )
-    takes = (u64, u32)
-
-    def effects(self) -> tuple[Effect, ...]:
-        """Blocks each executing thread; what came before the release that it sees is known then."""
-        return (GlobalWait(0, self.offset, 1),)
-
-
-@dataclass(frozen=True, slots=True)
-class Prefetch(Instruction):
-    """``prefetch.global.L2``: a line of global memory to the L2, soon. A hint: nothing is read. Operand: address."""
-
-    offset: int = 0
-    ptx = "prefetch.global.L2"
-    inline = "{self.mnemonic} {address};"
-    takes = (u64,)
-    clobbers_memory = False
+    return named("ld.acquire.gpu.global.u32", ptx=False)

@@ -8,8 +8,9 @@ from types import UnionType
 
 from warploom.core.dtypes import DType, u32, u64
 from warploom.core.errors import TraceError, shown
+from warploom.isa import memory as isa
 from warploom.isa.effects import MemoryOrder, Space
-from warploom.isa.memory import Load, Store, register_type
+from warploom.isa.memory import register_type
 from warploom.isa.warp import Special
 from warploom.lang.arithmetic import Arithmetic
 from warploom.lang.fold import split_sum
@@ -56,7 +57,7 @@ class Accesses(Arithmetic):
     ) -> list[Traced]:
         """Loads by address; see :meth:`GlobalPointer.load` and :meth:`SharedTile.load`."""
         base, offset = split_sum(address)
-        return list(self.emit(Load(space, dtype, count, offset, cache, order), (base,)))
+        return list(self.emit(isa.load(space, dtype, count, cache, order).at(offset=offset), (base,)))
 
     def store(
         self, space: Space, address: Traced, dtype: DType, values: Sequence[Number], cache: str, order: MemoryOrder
@@ -71,4 +72,4 @@ class Accesses(Arithmetic):
                 )
         base, offset = split_sum(address)
         operands = (base, *(self.operand(v, kind) for v in values))
-        self.emit(Store(space, dtype, len(values), offset, cache, order), operands)
+        self.emit(isa.store(space, dtype, len(values), cache, order).at(offset=offset), operands)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from warploom.core.dtypes import u32
 from warploom.core.errors import TraceError
-from warploom.isa.cluster import MapShared
+from warploom.isa import cluster as isa
 from warploom.lang.declared import word
 from warploom.lang.fragments import FragmentWords
 from warploom.lang.values import Number, TileAddress, Traced
@@ -56,5 +56,5 @@ class ClusterWords(FragmentWords):
                 f"there is no CTA of rank {rank} in a cluster of {self.cluster_ctas} ({self.here()}); "
                 "@kernel(cluster=…) says how many there are"
             )
-        mapped = self.emit(MapShared(), (address, self.operand(rank, u32)))[0]
+        mapped = self.emit(isa.map_shared(), (address, self.operand(rank, u32)))[0]
         return TileAddress(mapped, address.within) if isinstance(address, TileAddress) else mapped

@@ -11,11 +11,10 @@ from warploom.core.errors import TraceError, VerifyError, shown
 from warploom.core.targets import TARGETS
 from warploom.ir.statements import SharedRegion
 from warploom.isa.async_copy import CommitCopies, CpAsync, Eviction, WaitCopies
-from warploom.isa.atomic import Atomic, ReduceAdd
 from warploom.isa.effects import MemoryOrder, Scope
 from warploom.isa.form import named
 from warploom.isa.matrix import matrix_access
-from warploom.isa.memory import Prefetch, WaitAtLeast
+from warploom.isa.memory import atomic, reduce_add, wait_at_least
 from warploom.lang.accesses import Accesses, is_kind
 from warploom.lang.fold import split_sum
 from warploom.lang.naming import name_at
@@ -107,13 +106,13 @@ class MemoryWords(Accesses):
         """``atom.global.{add,min,max,and,or,xor,exch}`` on one element; returns the old value."""
         base, offset = split_sum((pointer + index).address)
         operands = (base, self.operand(value, pointer.dtype))
-        return self.emit(Atomic("global", op, pointer.dtype, offset, order, scope), operands)[0]
+        return self.emit(atomic("global", op, pointer.dtype, order, scope).at(offset=offset), operands)[0]
 
     def atomic_cas(self, pointer: GlobalPointer, compare: Number, value: Number, index: Number = 0) -> Traced:
         """``atom.global.cas``: stores ``value`` where the element equals ``compare``; returns the old value."""
         base, offset = split_sum((pointer + index).address)
         operands = (base, *(self.operand(v, pointer.dtype) for v in (compare, value)))
-        return self.emit(Atomic("global", "cas", pointer.dtype, offset), operands)[0]
+        return self.emit(atomic("global", "cas", pointer.dtype).at(offset=offset), operands)[0]
 
     def reduce_add(self, pointer: GlobalPointer, values: Number | Sequence[Number], index: Number = 0) -> None:
         """``red.global.add`` of an f32, or of 2 or 4 consecutive ones (sm_90): nothing comes back."""
@@ -121,7 +120,7 @@ class MemoryWords(Accesses):
         base, offset = split_sum((pointer + index).address)
         if pointer.dtype is not f32 or len(listed) not in (1, 2, 4):
             raise TraceError(f"reduce_add adds 1, 2 or 4 f32, not {len(listed)} of {pointer.dtype} ({self.here()})")
-        self.emit(ReduceAdd(len(listed), offset), (base, *(self.operand(v, f32) for v in listed)))
+        self.emit(reduce_add(len(listed)).at(offset=offset), (base, *(self.operand(v, f32) for v in listed)))
 
     def wait_at_least(self, pointer: GlobalPointer, value: Number, index: Number = 0) -> None:
         """Block until a u32 counter in global memory is at least ``value``; acquires what its last arrival released.
@@ -130,12 +129,12 @@ class MemoryWords(Accesses):
         numbers, and one that has not started cannot be waited for.
         """
         base, offset = split_sum((pointer + index).address)
-        self.emit(WaitAtLeast(offset), (base, self.operand(value, u32)))
+        self.emit(wait_at_least().at(offset=offset), (base, self.operand(value, u32)))
 
     def prefetch(self, pointer: GlobalPointer, index: Number = 0) -> None:
         """``prefetch.global.L2``: the L2 fetches the line of an element, whoever may be writing it. A hint."""
         base, offset = split_sum((pointer + index).address)
-        self.emit(Prefetch(offset), (base,))
+        self.emit(named("prefetch.global.L2").at(offset=offset), (base,))
 
     def fence(self, scope: Scope = "gpu") -> None:
         """``fence.acq_rel``: orders this thread's accesses for the CTA, the GPU or the system."""

@@ -10,9 +10,8 @@ from typing import NoReturn, overload
 from warploom.core.dtypes import DType, u32
 from warploom.core.errors import TraceError
 from warploom.ir.statements import Tile
-from warploom.isa.atomic import Atomic
 from warploom.isa.effects import MemoryOrder
-from warploom.isa.memory import Load
+from warploom.isa.memory import atomic, load
 from warploom.lang.accesses import Accesses
 from warploom.lang.fold import least, split_sum
 from warploom.lang.loaded import Element, Vector
@@ -203,7 +202,7 @@ class SharedTile:
         """
         kind = dtype or self.dtype
         base, offset = split_sum(self._address(row, col, self._elements(kind, count or 1)))
-        values = self.words.emit(Load("shared", kind, count or 1, offset, volatile=volatile), (base,))
+        values = self.words.emit(load("shared", kind, count or 1, volatile=volatile).at(offset=offset), (base,))
         return Element(values[0], kind) if count is None else Vector(values)
 
     def store(
@@ -219,7 +218,7 @@ class SharedTile:
         """``atom.shared.{add,min,max,and,or,xor,exch}`` on element (row, col), of the CTA; returns the old value."""
         base, offset = split_sum(self._address(row, col, 1))
         operands = (base, self.words.operand(value, self.dtype))
-        return self.words.emit(Atomic("shared", op, self.dtype, offset, order, "cta"), operands)[0]
+        return self.words.emit(atomic("shared", op, self.dtype, order, "cta").at(offset=offset), operands)[0]
 
     def _elements(self, kind: DType, count: int) -> int:
         """How many of the tile's elements ``count`` of ``kind`` cover."""

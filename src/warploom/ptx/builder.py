@@ -14,7 +14,7 @@ from warploom.ir import statements as ir
 from warploom.ir.statements import Const, Op, Statement, Tile, Value, When
 from warploom.isa.base import Instruction as Isa
 from warploom.isa.conversion import Bitcast, Convert, Move
-from warploom.isa.effects import Space
+from warploom.isa.effects import Scope, Space
 from warploom.isa.form import Formed
 from warploom.isa.operators import binary, select, unary
 from warploom.isa.spaces import FromGeneric, IsSpace, Window
@@ -153,7 +153,7 @@ class Builder(Emitter):
         values, within, offsets = list[ir.Operand](), None, dict[str, int]()
         for position, (x, dtype) in enumerate(zip(sources, made.operand_types, strict=True)):
             if isinstance(x, Address):
-                space = str(made.fields.get("space", "global")).partition("::")[0]
+                space = str(made.fields.get("space", "global" if dtype is u64 else "shared")).partition("::")[0]
                 if not space and self.windows:
                     raise self.refusal("a generic address is not supported here")
                 base, offsets[made.addresses[position]], tile = self.address(x, space or "global")
@@ -170,6 +170,13 @@ class Builder(Emitter):
         self.emit(made, values, (result, carry))
         self.emit(Move(u32), (carry,), (self.carry,))
         self.assign(targets[0], result)
+
+    def scope(self, made: Formed) -> Scope:
+        """The scope of an access or a fence, the GPU's where none is named; in a cluster of one CTA the CTA's."""
+        scope = made.fields.get("scope") or "gpu"
+        if scope == "cluster" and self.specials.cluster != (1, 1, 1):
+            raise self.refusal("in a cluster of several CTAs the scope .cluster is not supported: .gpu holds it")
+        return "cta" if scope == "cluster" else scope
 
     # -- reading -----------------------------------------------------------------------------------------------------
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 from warploom.core.dtypes import DType
 from warploom.ir.statements import Operand as Value
 from warploom.isa.effects import Space
-from warploom.isa.form import named
-from warploom.isa.memory import Load, Store
+from warploom.isa.form import Formed, named
+from warploom.isa.memory import load, store
 from warploom.ptx.builder import Builder, form
 from warploom.ptx.forms import Form
 from warploom.ptx.syntax import Operand
@@ -28,11 +28,11 @@ def call(b: Builder, f: Form) -> None:
     found = [b.fresh(t) for t in instruction.result_types]
     b.emit(instruction, given, found)
     for place, value in zip(operands, found, strict=False):
-        b.access(place, "local", lambda _, offset, x=value: (Store("local", x.dtype, 1, offset), (x,)), ())
+        b.access(place, "local", lambda _, offset, x=value: (store("local", x.dtype).at(offset=offset), (x,)), ())
 
 
 def _passed(b: Builder, place: Operand, dtype: DType) -> Value:
-    def make(_: Space, offset: int) -> tuple[Load, tuple[Value, ...]]:
-        return Load("local", dtype, 1, offset), ()
+    def make(_: Space, offset: int) -> tuple[Formed, tuple[Value, ...]]:
+        return load("local", dtype).at(offset=offset), ()
 
     return b.access(place, "local", make, [dtype])[0]

@@ -5,6 +5,7 @@ Source: PTX ISA, "Parallel Synchronization and Communication Instructions: mbarr
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Literal, cast
 
 from warploom.core.dtypes import pred, s32, u32, u64
@@ -19,7 +20,8 @@ from warploom.isa.async_copy import (
     TensorCopy,
     WaitCopies,
 )
-from warploom.isa.cluster import MapShared, StoreAsync
+from warploom.isa.cluster import map_shared as isa_map_shared
+from warploom.isa.form import Formed
 from warploom.isa.operators import select
 from warploom.isa.spaces import FromGeneric, ToGeneric
 from warploom.isa.sync import (
@@ -30,9 +32,9 @@ from warploom.isa.sync import (
     MbarrierTestWait,
     MbarrierTryWait,
 )
-from warploom.ptx.builder import Builder, form
+from warploom.ptx.builder import Builder, form, lowered
 from warploom.ptx.forms import Form
-from warploom.ptx.syntax import Address, Operand, Vector
+from warploom.ptx.syntax import Address, Operand
 from warploom.ptx.syntax import Register as PtxRegister
 from warploom.ptx.types import constant
 
@@ -252,27 +254,11 @@ def bulk_group(b: Builder, f: Form) -> None:
 # Clusters
 
 
-@form("mapa")
-def map_shared(b: Builder, f: Form) -> None:
+@lowered("mapa")
+def map_shared(b: Builder, made: Formed, targets: Sequence[Operand], sources: Sequence[Operand]) -> None:
     """``mapa``: of an address in shared memory, or of a generic one."""
-    own, kind = f.flag("shared::cluster"), f.type()
-    if kind not in ("u32", "u64") or not (own or kind == "u64"):
-        raise f.refusal()
-    target, address, rank = f.operands(3)
-    if own:
-        b.assign(target, b.op(MapShared(), b.read(address, u32), b.read(rank, u32)))
-        return
-    place = b.op(MapShared(), b.op(FromGeneric("shared"), b.read(address, u64)), b.read(rank, u32))
-    b.assign(target, b.op(ToGeneric("shared"), place))
-
-
-def store_async(b: Builder, f: Form) -> None:
-    """``st.async`` of four words."""
-    f.flag("weak")
-    if not (f.flag("shared::cluster") and f.flag("mbarrier::complete_tx::bytes") and f.flag("v4")):
-        raise f.refusal("16 bytes a thread (.v4, of 32 bits) are supported")
-    target, source, barrier = f.operands(3)
-    if f.type() not in ("b32", "u32", "s32", "f32") or not isinstance(source, Vector) or len(source.items) != 4:
-        raise f.refusal("16 bytes a thread (.v4, of 32 bits) are supported")
-    (to, to_offset, _), (bar, bar_offset, _) = b.address(target, "shared"), b.address(barrier, "shared")
-    b.emit(StoreAsync(to_offset, bar_offset), (to, bar, *(b.read(x, u32) for x in source.items)))
+    generic = made.operand_types[0] is u64
+    address = b.read(sources[0], made.operand_types[0])
+    own = b.op(FromGeneric("shared"), address) if generic else address
+    place = b.op(isa_map_shared(), own, b.read(sources[1], u32))
+    b.assign(targets[0], b.op(ToGeneric("shared"), place) if generic else place)

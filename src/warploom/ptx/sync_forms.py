@@ -16,9 +16,7 @@ from warploom.ptx.syntax import Operand
 def fence(b: Builder, made: Formed, targets: Sequence[Operand], sources: Sequence[Operand]) -> None:
     """Fences. Of a cluster of one CTA the scope is the CTA's; the address of an acquired tensor map is one operand."""
     if made.fields.get("scope") == "cluster":
-        if b.specials.cluster != (1, 1, 1):
-            raise b.refusal("in a cluster of several CTAs the scope .cluster is not supported: .gpu holds it")
-        made = named(f"fence.{made.order}.cta")
+        made = named(f"fence.{made.order}.{b.scope(made)}")
     if made.addresses:
         base, offset, _ = b.address(sources[0], "global")
         b.emit(made, (b.binary("add", base, offset) if offset else base,))

@@ -10,7 +10,7 @@ from typing import Literal, cast
 from warploom.core.dtypes import u32, u64
 from warploom.ir.statements import Const
 from warploom.isa.form import named
-from warploom.isa.memory import Load, Store
+from warploom.isa.memory import load, store
 from warploom.isa.tensor_map import FIELDS, MAP_BYTES, TensorMapReplace
 from warploom.isa.warp import FULL_MASK, Special
 from warploom.ptx.builder import Builder, form
@@ -67,7 +67,7 @@ def _publish(b: Builder, f: Form) -> None:
     (to, to_offset, _), (base, offset, within) = b.address(target, "global"), b.address(source, "shared")
     place = b.binary("shl", b.binary("and", b.once(Special("tid.x")), 31), 2)
     word = b.fresh(u32)
-    b.emit(Load("shared", u32, offset=offset), (b.binary("add", base, place),), (word,), within)
-    b.emit(Store("global", u32, offset=to_offset), (b.binary("add", to, b.extend(place, u64)), word))
+    b.emit(load("shared", u32).at(offset=offset), (b.binary("add", base, place),), (word,), within)
+    b.emit(store("global", u32).at(offset=to_offset), (b.binary("add", to, b.extend(place, u64)), word))
     b.emit(named("fence.proxy.tensormap::generic.release.gpu"))
     b.emit(named("bar.warp.sync"), (Const(u32, FULL_MASK),))

@@ -6,7 +6,7 @@ from __future__ import annotations
 import numpy as np
 
 from tests.emulate.defects.base import Launch, numbers, planted, zeros
-from warploom.isa.atomic import Atomic
+from warploom.isa.memory import atomic
 from warploom.lang import Global, Kernel, f32, kernel, u32
 
 GROUP = "barriers of a CTA"
@@ -188,7 +188,7 @@ def histogram(defect: str, *, bins: int) -> Launch:
         if defect == "counted without atomics":
             counts.store(counts.load(0, bin_) + 1, 0, bin_)
         else:
-            k.emit(Atomic("shared", "add", u32, scope="cta"), (counts.address(0, bin_), k.value(1, u32)))
+            k.emit(atomic("shared", "add", u32, scope="cta"), (counts.address(0, bin_), k.value(1, u32)))
         if defect == "reset while others count":
             with k.when(k.thread == 0):
                 counts.store(k.value(0, u32), 0, 0)

@@ -6,7 +6,7 @@ from __future__ import annotations
 import numpy as np
 
 from tests.emulate.defects.base import Launch, numbers, planted, zeros
-from warploom.isa.memory import Load
+from warploom.isa.memory import load
 from warploom.lang import Global, Kernel, f32, kernel, u32
 
 GROUP = "global memory"
@@ -157,7 +157,7 @@ def ends(defect: str, *, wide: int) -> Launch:
         everywhere = at < k.grid_x * 64 * wide
         with k.when(everywhere if defect == "the last row is read whole" else loads):
             if defect == "a vector off its alignment" and wide == 1:
-                values = k.emit(Load("global", u32, 1, 0), ((data + source).bytes(2).address,))
+                values = k.emit(load("global", u32, 1), ((data + source).bytes(2).address,))
             else:
                 values = data.load(source, wide)
             held = k.registers(u32, wide, None)
@@ -202,7 +202,7 @@ def sharing(defect: str, *, far: int) -> Launch:
         if defect == "in place, through the read-only cache":
             data.store(k.thread, at)
             k.syncthreads()
-            (value,) = k.emit(Load("global", u32, 1, 0, cache="nc"), ((data + at).address,))
+            (value,) = k.emit(load("global", u32, 1, cache="nc"), ((data + at).address,))
         else:
             value = data.load(other)
         if defect in ("in place, across CTAs", "in place, across warps"):

@@ -38,7 +38,7 @@ GROUP = "mbarriers"
 )
 def signal(defect: str, *, warps: int) -> Launch:
     """Some warps fill a tile and arrive; another waits and reads."""
-    from warploom.isa.memory import Load, Store
+    from warploom.isa.memory import load, store
 
     threads = 32 * (warps + 1)
 
@@ -62,9 +62,9 @@ def signal(defect: str, *, warps: int) -> Launch:
             if defect not in ("32 lanes store, one arrives",):
                 k.syncwarp()
             if defect == "data stored over it":
-                k.emit(Store("shared", u32, 1, 0), (full.address(0), k.value(0, u32)))
+                k.emit(store("shared", u32, 1), (full.address(0), k.value(0, u32)))
             if defect == "read as data":
-                (word,) = k.emit(Load("shared", u32, 1, 0), (full.address(0),))
+                (word,) = k.emit(load("shared", u32, 1), (full.address(0),))
                 out.store(word, k.thread)
             if defect == "initialised again in use":
                 with k.when(k.thread == 0):

@@ -28,7 +28,7 @@ from tests.emulate.random_programs.writer import COMPARISONS, TYPES, Register, S
 from warploom.emulate import emulate
 from warploom.ir.program import Program
 from warploom.isa import operators
-from warploom.isa.atomic import Atomic
+from warploom.isa.memory import atomic
 from warploom.lang import Global, GlobalPointer, Kernel, Mutable, Traced, f32, kernel, s32, u32, u64
 
 Lane = Generator[tuple[Any, ...], Any, None]
@@ -270,7 +270,7 @@ class Printed:
         with k.when(k.thread == 0):
             self.count.store(k.value(5, u32), 0, 0)
         k.syncthreads()
-        k.emit(Atomic("shared", op, u32, scope="cta"), (self.count.address(0, 0), self.value(x)))
+        k.emit(atomic("shared", op, u32, scope="cta"), (self.count.address(0, 0), self.value(x)))
         k.syncthreads()
         self.set(to, self.count.load(0, 0))
         k.syncthreads()

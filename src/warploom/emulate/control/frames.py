@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from warploom.core.dtypes import DType
 from warploom.ir.statements import NOWHERE, SourceLine, Value
-from warploom.isa.atomic import Atomic, ReduceAdd
+from warploom.isa.base import Instruction
 
 Array = NDArray[Any]
 
@@ -289,10 +289,9 @@ def in_turn(lanes: Array, turns: Turns) -> Array:
     return np.arange(lanes.size) if turns is ASCENDING else np.lexsort((np.argsort(turns)[lanes % 32], lanes // 32))
 
 
-def apply_in_turn(
-    instruction: Atomic | ReduceAdd, view: Array, index: Array, values: list[Array], acting: Array
-) -> Array:
+def apply_in_turn(instruction: Instruction, view: Array, index: Array, values: list[Array], acting: Array) -> Array:
     """Apply the lanes of an atomic in the order of ``acting``. Returns the old values in the shape of ``index``."""
+    assert instruction.combine is not None
     flat = np.ascontiguousarray(index).reshape(-1)
     operands = [v.reshape(-1) for v in values]
     old = np.zeros(flat.size, view.dtype)

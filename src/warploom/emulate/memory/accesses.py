@@ -27,7 +27,6 @@ from warploom.emulate.memory.access import Place
 from warploom.emulate.memory.global_memory import Target
 from warploom.emulate.memory.matrix_accesses import MatrixSteps
 from warploom.ir.statements import Op
-from warploom.isa.atomic import Atomic, ReduceAdd
 from warploom.isa.effects import Access, AsyncCopy, GlobalWait, MatrixAccess, TensorMapWrite
 from warploom.isa.memory import MOST_BYTES
 from warploom.isa.tensor_map import MAP_BYTES
@@ -167,7 +166,6 @@ class AccessSteps:
     def _shared_atomic(self, op: Op, access: Access) -> Step:
         run, (key, *rest) = self.run, self.run.keys(op)
         name, instruction = access_class(op.instruction.mnemonic), op.instruction
-        assert isinstance(instruction, Atomic)
 
         def step(frame: Frame) -> None:
             for k in (key, *rest):
@@ -178,7 +176,7 @@ class AccessSteps:
                 self._count_shared(place, name)
                 self._strong_shared(frame, access, place, turns)
             run.shared.begin_strong(place, what="atomic")
-            view = run.shared.data.view(instruction.dtype.numpy)
+            view = run.shared.data.view(instruction.operand_types[1].numpy)
             acting = np.arange(frame.n * 32) if place.active is None else np.nonzero(place.active.reshape(-1))[0]
             values = [frame.full(frame.env[k]) for k in rest]
             old = apply_in_turn(instruction, view, place.index, values, acting[in_turn(acting, turns)])
@@ -277,15 +275,14 @@ class AccessSteps:
     def _global_atomic(self, op: Op, access: Access) -> Step:
         run, (key, *rest) = self.run, self.run.keys(op)
         name, instruction = access_class(op.instruction.mnemonic), op.instruction
-        assert isinstance(instruction, Atomic | ReduceAdd)
-        alignment = access.bytes * (instruction.vector if isinstance(instruction, Atomic) else 1)
+        element, count = instruction.operand_types[1].numpy, access.words
 
         def step(frame: Frame) -> None:
             for k in (key, *rest):
                 run.observe(frame, k, op, "an atomic")
             address = self._address(frame, key, access.offset)
             values = [frame.full(frame.env[k]) for k in rest]
-            targets = run.memory.resolve(frame, address, access.bytes, op, frame.active, alignment)
+            targets = run.memory.resolve(frame, address, access.bytes, op, frame.active, access.bytes)
             turns = run.turns()
             if run.checks:
                 run.counter.global_access(name, op.where, address.view(np.int64), access.bytes, frame.active)
@@ -293,22 +290,19 @@ class AccessSteps:
                     frame, targets, access.bytes, op, "atomic", strong=True, cta_only=access.scope == "cta"
                 )
                 self._strong(frame, access, address, turns)
-            old = np.zeros(frame.n * 32, instruction.dtype.numpy)
+            old = np.zeros((count, frame.n * 32), element)
             for target in targets:
                 if not run.memory.may_write(frame, target, op):
                     continue
-                rows, first = run.memory.words(target.buffer, instruction.dtype.numpy, 1)
+                rows, first = run.memory.words(target.buffer, element, 1)
                 where = slice(None) if target.positions is None else target.positions
                 picked = [v.reshape(-1)[where] for v in values]
                 index = (target.offsets - first) // rows.itemsize
-                order = in_turn(np.arange(old.size)[where], turns)
-                if isinstance(instruction, ReduceAdd):
-                    for i, value in enumerate(picked):
-                        apply_in_turn(instruction, rows[:, 0], index + i, [value], order)
-                else:
-                    old[where] = apply_in_turn(instruction, rows[:, 0], index, picked, order)
-            if op.results:
-                run.put(frame, op.results[0], frame.shaped(old.reshape(frame.n, 32)), None, None)
+                order = in_turn(np.arange(frame.n * 32)[where], turns)
+                for i in range(count):  # each element of a vector is one operation
+                    old[i][where] = apply_in_turn(instruction, rows[:, 0], index + i, picked[i::count], order)
+            for i, result in enumerate(op.results):
+                run.put(frame, result, frame.shaped(old[i].reshape(frame.n, 32)), None, None)
 
         return step
 
