@@ -8,6 +8,7 @@ and eviction hints), "Parallel Synchronization and Communication Instructions" (
 """
 
 # pyright: reportUnknownLambdaType=false, reportUnknownMemberType=false, reportUnknownArgumentType=false
+# pyright: reportUnknownVariableType=false
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -115,13 +116,13 @@ HINTS: dict[str, Any] = {
     "moves_bits": True,
 }
 LOAD: dict[str, Any] = {"choose": _loaded, "space": ANYWHERE, "order": "relaxed acquire", **HINTS, **MEMORY}
-END, GLOBAL = "{.hint}{.prefetch}{.vec}.{type} d*vec:element, [at], policy:b64?hint", LOAD | {"space": "global"}
+READ, GLOBAL = "{.hint}{.prefetch}{.vec}.{type} d*vec:element, [at], policy:b64?hint", LOAD | {"space": "global"}
 form("ld{.weak}.{space}{.vec}.{type} d*vec:element, [at]", **(LOAD | {"space": f"const {SHARED} local"}))
 form("ld{.weak}{.space}.{cache}{.vec}.{type} d*vec:element, [at]", cache="ca cg cs lu cv", **LOAD)
-form(f"ld{{.weak}}{{.space}}{{.evict}}{END}", **GLOBAL)
-form(f"ld.{{space}}.{{cache}}.nc{END}", cache="ca cg cs", **GLOBAL)
-form(f"ld.{{space}}.nc{{.evict}}{END}", **GLOBAL)
-form(f"ld.{{order}}.{{scope}}{{.space}}{{.evict}}{END}", **GLOBAL)
+form(f"ld{{.weak}}{{.space}}{{.evict}}{READ}", **GLOBAL)
+form(f"ld.{{space}}.{{cache}}.nc{READ}", cache="ca cg cs", **GLOBAL)
+form(f"ld.{{space}}.nc{{.evict}}{READ}", **GLOBAL)
+form(f"ld.{{order}}.{{scope}}{{.space}}{{.evict}}{READ}", **GLOBAL)
 form(
     "ld.{order}.{scope}.{space}{.vec}.{type} d*vec:element, [at]", **(LOAD | {"space": ORDERED.removeprefix("global ")})
 )
@@ -133,9 +134,9 @@ STORE: dict[str, Any] = {"choose": _stored, "space": ANYWHERE.replace("const ", 
 STORE["order"] = "relaxed release"
 form("st{.weak}.{space}{.vec}.{type} [at], a*vec:element", **(STORE | {"space": f"{SHARED} local"}))
 form("st{.weak}{.space}.{cache}{.vec}.{type} [at], a*vec:element", cache="wb cg cs wt", **STORE)
-END = "{.hint}{.vec}.{type} [at], a*vec:element, policy:b64?hint"
-form(f"st{{.weak}}{{.space}}{{.evict}}{END}", **(STORE | {"space": "global"}))
-form(f"st.{{order}}.{{scope}}{{.space}}{{.evict}}{END}", **(STORE | {"space": "global"}))
+KEPT = "{.hint}{.vec}.{type} [at], a*vec:element, policy:b64?hint"
+form(f"st{{.weak}}{{.space}}{{.evict}}{KEPT}", **(STORE | {"space": "global"}))
+form(f"st.{{order}}.{{scope}}{{.space}}{{.evict}}{KEPT}", **(STORE | {"space": "global"}))
 form(
     "st.{order}.{scope}.{space}{.vec}.{type} [at], a*vec:element",
     **(STORE | {"space": ORDERED.removeprefix("global ")}),
@@ -231,8 +232,8 @@ def _atomic(i: Formed) -> dict[str, Any]:
     return {**_moved(i), "element": i.home or REGISTER[i.type], "combine": _combined(i)}
 
 
-ATOMIC: dict[str, Any] = {"scope": SCOPES, "hint": "L2::cache_hint", **MEMORY}
-ATOMIC |= {"let": _atomic, "registers": ""}
+ATOMIC: dict[str, Any] = {"scope": SCOPES, "hint": "L2::cache_hint", **MEMORY, "let": _atomic}
+ATOMIC["registers"] = ""
 for opcode, d, orders in (("atom", "d, ", "relaxed acquire release acq_rel"), ("red", "", "relaxed release")):
     for space, hint, policy in (("{.space}", "{.hint}", ", policy:b64?hint"), (".{space}", "", "")):
         said: dict[str, Any] = {"order": orders, "space": "global" if hint else SHARED, **ATOMIC}
