@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -27,14 +27,15 @@ NAMED_BARRIERS = 16
 class Wait:
     """Why a task cannot go on: the rows that are still held back at ``op``.
 
-    ``since``: how many findings there were when it began.
+    ``since``: how many findings there were when it began. ``then`` runs once it is over, on the frame that goes on,
+    which may have only some of the rows that began to wait.
     """
 
     op: Op
     rows: set[int]
-    what: str = ""
     idle: bool = False
     since: int | None = None
+    then: Callable[[Frame], None] | None = None
 
     @property
     def ready(self) -> bool:

@@ -63,9 +63,10 @@ class Mbarriers:
                 )
         return "; ".join(text for _, text in sorted(parts, key=lambda part: part[0]))
 
-    def in_the_middle(self, rows: set[int]) -> bool:
-        """Whether rows wait for a phase that something has arrived for."""
-        return any(not bar.idle and rows & {w.row for w in bar.waiters} for bar in self.all.values())
+    def progress(self, row: int) -> int:
+        """How far the phase has come that a row waits for: 2 if only bytes are missing, 1 if something has arrived."""
+        bars = [bar for bar in self.all.values() if any(w.row == row for w in bar.waiters)]
+        return max((0 if bar.idle else 1 + (bar.pending == 0) for bar in bars), default=0)
 
     # -- life ----------------------------------------------------------------------------------------------------
 

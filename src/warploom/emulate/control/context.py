@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator
 from random import Random
-from typing import Any, TypeAlias
+from typing import Any
 
 from numpy.typing import NDArray
 
-from warploom.emulate.barriers.barriers import Barriers, Wait
+from warploom.emulate.barriers.barriers import Barriers
 from warploom.emulate.control.frames import ASCENDING, Frame, Origin, Turns, constant_array
 from warploom.emulate.findings.report import Reporter
 from warploom.emulate.findings.traffic import TrafficCounter
@@ -21,12 +20,6 @@ from warploom.emulate.transactions.copies import CopyQueue
 from warploom.ir.statements import Const, Op, Register, Value
 
 Array = NDArray[Any]
-Running: TypeAlias = Generator[Wait | None, None, None]
-"""A block under way: it yields what it waits for, or None where others may be scheduled."""
-Step: TypeAlias = Callable[[Frame], Running | Wait | None]
-"""A statement prepared to run on any frame."""
-Block: TypeAlias = list[tuple[Step, bool]]
-"""The steps of a block; the flag marks those after which another warp may be let ahead."""
 
 
 class Context:

@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from warploom.emulate.barriers.barriers import Wait
-from warploom.emulate.control.context import Block, Context, Running, Step
-from warploom.emulate.control.frames import Frame
+from warploom.emulate.control.context import Context
+from warploom.emulate.control.frames import Frame, Parts
+from warploom.emulate.control.tasks import Activation, Block, Division, Step
 from warploom.emulate.transactions.products import WARPS
 from warploom.ir.program import Program
 from warploom.ir.statements import Loop, Op, Operand, Register, Role, Roles, SourceLine, Statement, Value, When, walk
-from warploom.isa.base import Instruction
 from warploom.isa.effects import AsyncMatrix
 
 Array = NDArray[Any]
@@ -31,23 +29,16 @@ def written_registers(body: tuple[Statement, ...]) -> tuple[Value, ...]:
 
 
 class Control:
-    """Builds the steps of control statements, of blocks that ``build`` prepares and ``run`` runs on a frame."""
+    """Builds the steps of control statements, of blocks that ``build`` prepares."""
 
-    def __init__(
-        self,
-        context: Context,
-        program: Program,
-        build: Callable[[tuple[Statement, ...]], Block],
-        run: Callable[[Block, Frame], Running],
-    ) -> None:
-        self.context, self.program, self.build, self.run = context, program, build, run
+    def __init__(self, context: Context, program: Program, build: Callable[[tuple[Statement, ...]], Block]) -> None:
+        self.context, self.program, self.build = context, program, build
         self.begin(None)
 
-    def begin(self, spawn: Callable[[Running, Wait], None] | None) -> None:
-        """Another launch begins; ``spawn`` starts a task of its own for a warp role."""
-        self.spawn = spawn
-        self.progress: Callable[[float], None] | None = None
-        self._loops = 0
+    def begin(self, progress: Callable[[float], None] | None) -> None:
+        """Another batch begins; ``progress`` is told how far its first outermost loop has come."""
+        self.progress = progress
+        self.told: _Passes | None = None
 
     def _watch(self, frame: Frame, operand: Operand, where: SourceLine, what: str) -> Array:
         key = self.context.key(operand)
@@ -61,45 +52,19 @@ class Control:
         body = self.build(statement.body)
         registers = written_registers(statement.body)
 
-        def running(frame: Frame) -> Running:
-            bounds = [
+        def step(frame: Frame) -> list[Activation]:
+            start, stop, by = (
                 self._watch(frame, x, statement.where, f"the {name} of a loop")
                 for x, name in ((statement.start, "start"), (statement.stop, "end"), (statement.step, "step"))
-            ]
-            index, stop, step = bounds
-            inner, last = frame, None
-            self._loops += 1
-            first = index.flat[0] if index.size else 0
-            stays = self._ends(frame, statement, *bounds)
-            loops, key = self.context.report.loops, (statement.where, int(frame.flat[0]))
-            while True:
-                goes_on = index < stop
-                if stays is not None:
-                    goes_on = goes_on & stays
-                if stop.size > 1 or index.size > 1 or step.size > 1:
-                    stays = goes_on  # who has left stays out, also when the index wraps around
-                if not goes_on.any():
-                    break
-                if goes_on.all() or (frame.mask is not None and bool((goes_on == frame.mask).all())):
-                    inner, last = frame, None
-                else:
-                    goes_on = np.broadcast_to(goes_on, (*frame.shape, 32))
-                    if last is None or not np.array_equal(last, goes_on):
-                        if inner is not frame:
-                            inner.merge_into_parent(registers)
-                        inner, last = frame.child(goes_on), goes_on
-                self._set_index(statement.index, index, frame, inner)
-                loops[key] = frame, index
-                yield from self.run(body, inner)
-                index = index + step
-                if self.progress is not None and self._loops == 1 and stop.size == 1:
-                    self.progress(float((index.flat[0] - first) / max(1, int(stop.flat[0]) - int(first))))
-            self._loops -= 1
-            loops.pop(key, None)
-            if inner is not frame:
-                inner.merge_into_parent(registers)
+            )
+            loop = _Passes(self, statement, body, registers, frame, start, stop, by)
+            loop.stays = self._ends(frame, statement, start, stop, by)
+            if not loop.begins():
+                return []
+            self.told = self.told or loop
+            return [loop]
 
-        return running
+        return step
 
     def _ends(self, frame: Frame, loop: Loop, start: Array, stop: Array, step: Array) -> Array | None:
         """The lanes that may enter (None: all); one whose index would pass the end of its type is a finding."""
@@ -122,39 +87,27 @@ class Control:
         may = ~endless
         return may if frame.mask is None else may & frame.mask
 
-    @staticmethod
-    def _set_index(value: Value, index: Array, frame: Frame, inner: Frame) -> None:
-        frame.env[value] = index
-        if inner is not frame and inner.env is not frame.env:
-            inner.env.pop(value, None)
-
     def when(self, statement: When) -> Step:
-        """``if``: each side runs on the warps with a lane that takes it."""
-        sides = [(b, self.build(b), written_registers(b)) for b in (statement.body, statement.otherwise)]
+        """``if``: each side runs on the warps with a lane that takes it, the second one after the first."""
+        sides = [(self.build(b), written_registers(b)) if b else None for b in (statement.otherwise, statement.body)]
 
-        def running(frame: Frame) -> Running:
+        def step(frame: Frame) -> list[Activation]:
             condition = self._watch(frame, statement.condition, statement.where, "a condition")
             if statement.uniform and condition.shape[2] > 1:
                 self.check_uniform(frame, condition, statement.where)
-            for (source, block, registers), takes in zip(sides, (condition, ~condition), strict=True):
-                if not source:
+            begun: list[Activation] = []
+            for side, takes in zip(sides, (~condition, condition), strict=True):
+                if side is None:
                     continue
+                block, registers = side
                 if frame.mask is not None:
                     takes = takes & frame.mask
-                    if bool((takes == frame.mask).all()):
-                        yield from self.run(block, frame)
-                        continue
-                if not takes.any():
-                    continue
-                if takes.all():
-                    yield from self.run(block, frame)
-                    continue
-                inner = frame.child(np.broadcast_to(takes, (*frame.shape, 32)))
-                yield from self.run(block, inner)
-                inner.merge_into_parent(registers)
-
-        def step(frame: Frame) -> Any:
-            return running(frame)
+                if takes.all() or (frame.mask is not None and bool((takes == frame.mask).all())):
+                    begun.append(Activation(block, frame))
+                elif takes.any():
+                    inner = frame.child(np.broadcast_to(takes, (*frame.shape, 32)))
+                    begun.append(Activation(block, inner, registers))
+            return begun
 
         return step
 
@@ -170,33 +123,23 @@ class Control:
             self.context.report.add("divergence", where, message, int(frame.flat[row]), lane, count=int(mixed.sum()))
 
     def roles(self, statement: Roles) -> Step:
-        """Warp roles: their warps run in tasks of their own; they meet again (in order, not in time) after all."""
-        branches = [
-            (_parts(b), self.build(self._with_budget(b)), written_registers(b.body)) for b in statement.branches
-        ]
+        """Warp roles: their warps go on in tasks of their own."""
+        branches = [(_parts(b), self.build(self._with_budget(b))) for b in statement.branches]
 
-        def running(frame: Frame) -> Running:
-            warps = frame.local.reshape(frame.shape)[:, :, None]
-            done = Wait(Op(_Join(), (), (), statement.where), set(), "the warp roles to end")
-            children: list[tuple[Frame, tuple[Value, ...]]] = []
-            for parts, block, registers in branches:
+        def step(frame: Frame) -> Division:
+            tasks: list[tuple[Array, Block | None]] = []
+            others = np.ones(frame.n, np.bool_)
+            for parts, block in branches:
                 for part in parts:
-                    takes = np.broadcast_to((warps >= part.start) & (warps < part.stop), (*frame.shape, 32))
-                    if frame.mask is not None:
-                        takes = takes & frame.mask
-                    if not takes.any():
-                        continue
-                    child = frame.child(takes)
-                    children.append((child, registers))
-                    done.rows.update(child.flat.tolist())
-                    assert self.spawn is not None
-                    self.spawn(_then(self.run(block, child), done, child), done)
-            while not done.ready:
-                yield done
-            for child, registers in children:
-                child.merge_into_parent(registers)
+                    takes = (frame.local >= part.start) & (frame.local < part.stop)
+                    others &= ~takes
+                    if takes.any():
+                        tasks.append((frame.flat[takes], block))
+            if others.any():
+                tasks.insert(0, (frame.flat[others], None))
+            return Division(tasks)
 
-        return running
+        return step
 
     def _with_budget(self, role: Role) -> tuple[Statement, ...]:
         change = self.program.register_change(role)
@@ -215,15 +158,83 @@ def _parts(role: Role) -> list[range]:
     return [range(first, min(first + step, role.last)) for first in range(role.first, role.last, step)]
 
 
-def _then(body: Running, done: Wait, frame: Frame) -> Running:
-    yield from body
-    done.rows.difference_update(frame.flat.tolist())
+class _Passes(Activation):
+    """A loop under way: its body on the warps and lanes of ``base`` that have not left it."""
 
+    def __init__(
+        self,
+        control: Control,
+        statement: Loop,
+        body: Block,
+        registers: tuple[Value, ...],
+        base: Frame,
+        start: Array,
+        stop: Array,
+        step: Array,
+    ) -> None:
+        super().__init__(body, base, registers)
+        self.control, self.statement, self.base = control, statement, base
+        self.start, self.index, self.stop, self.step = start, start, stop, step
+        self.stays: Array | None = None
+        self.last: Array | None = None
 
-@dataclass(frozen=True, slots=True)
-class _Join(Instruction):
-    """Stands for the end of warp roles where a wait names its instruction."""
+    def begins(self) -> bool:
+        """Whether another pass begins, on the lanes whose index is not at its end."""
+        base, index, inner = self.base, self.index, self.frame
+        goes_on = index < self.stop
+        if self.stays is not None:
+            goes_on = goes_on & self.stays
+        if self.stop.size > 1 or index.size > 1 or self.step.size > 1:
+            self.stays = goes_on  # who has left stays out, also when the index wraps around
+        loops, key = self.control.context.report.loops, self._key()
+        if not goes_on.any():
+            loops.pop(key, None)
+            if inner is not base:
+                inner.merge_into_parent(self.registers)
+            return False
+        if goes_on.all() or (base.mask is not None and bool((goes_on == base.mask).all())):
+            self.frame, self.last = base, None
+        else:
+            goes_on = np.broadcast_to(goes_on, (*base.shape, 32))
+            if self.last is None or not np.array_equal(self.last, goes_on):
+                if inner is not base:
+                    inner.merge_into_parent(self.registers)
+                self.frame, self.last = base.child(goes_on), goes_on
+        inner = self.frame
+        base.env[self.statement.index] = index
+        if inner is not base and inner.env is not base.env:
+            inner.env.pop(self.statement.index, None)
+        loops[key] = base, index
+        self.next = 0
+        return True
 
-    @property
-    def mnemonic(self) -> str:
-        return "warps(...)"
+    def ends(self) -> bool:
+        """A pass is over: whether it was the last one."""
+        self.index = self.index + self.step
+        goes_on = self.begins()
+        if self.control.told is self:
+            if self.control.progress is not None and self.stop.size == 1:
+                first = int(self.start.flat[0])
+                self.control.progress((int(self.index.flat[0]) - first) / max(1, int(self.stop.flat[0]) - first))
+            self.control.told = self if goes_on else None
+        return not goes_on
+
+    def part(self, parts: Parts) -> Activation:
+        """The loop of some of the warps."""
+        part = super().part(parts)
+        assert isinstance(part, _Passes)
+        part.base, part.last = parts.of(self.base), None
+        part.start, part.index, part.stop, part.step = (
+            parts.array(x, self.base, part.base) for x in (self.start, self.index, self.stop, self.step)
+        )
+        part.stays = None if self.stays is None else parts.array(self.stays, self.base, part.base)
+        if self.control.told is self:
+            self.control.told = part
+        loops = self.control.context.report.loops
+        if self._key() in loops and loops[self._key()][0] is self.base:
+            del loops[self._key()]
+        loops[part._key()] = part.base, part.index
+        return part
+
+    def _key(self) -> tuple[SourceLine, int]:
+        return self.statement.where, int(self.base.flat[0])

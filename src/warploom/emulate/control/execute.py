@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import partial
 from random import Random
 from typing import Any
@@ -14,11 +14,12 @@ from warploom.core.dtypes import f32
 from warploom.core.errors import EmulationError
 from warploom.emulate.barriers.barriers import Wait
 from warploom.emulate.control.calls import call_step
-from warploom.emulate.control.context import Block, Context, Running, Step
+from warploom.emulate.control.context import Context
 from warploom.emulate.control.control import Control
 from warploom.emulate.control.flow import FlowSteps
 from warploom.emulate.control.frames import LANES, Frame, Origin, shadow_dtype
 from warploom.emulate.control.lane_steps import LaneSteps
+from warploom.emulate.control.tasks import Block, Step
 from warploom.emulate.control.undefined import WideAddresses, undefined
 from warploom.emulate.findings.traffic import TrafficCounter
 from warploom.emulate.memory import shadows as poison
@@ -40,11 +41,10 @@ _KEPT_MATRICES = 96
 class Executor(Context):
     """Builds the steps of statements and runs them on frames: of one launch after another."""
 
-    def __init__(self, program: Program, checks: bool, across: bool, seeded: bool, large: bool) -> None:
+    def __init__(self, program: Program, checks: bool, across: bool, large: bool) -> None:
         super().__init__(checks, across)
         self.engines = EngineSteps(self, program)
-        self.control = Control(self, program, self.block, self.run)
-        self.seeded = seeded
+        self.control = Control(self, program, self.block)
         self.counts: list[tuple[Op, list[int]]] = []
         self._accesses = AccessSteps(self)
         self._lanes = LaneSteps(self)
@@ -56,13 +56,12 @@ class Executor(Context):
         memory: GlobalMemory,
         counter: TrafficCounter,
         values: Mapping[Value, Array],
-        spawn: Callable[[Running, Wait], None],
         rng: Random | None,
     ) -> None:
-        """A launch begins with these parameters; ``spawn`` starts a task of its own for a warp role."""
+        """A launch begins with these parameters."""
         self.memory, self.counter, self.rng = memory, counter, rng
         self.constants.update(values)
-        self.control.begin(spawn)
+        self.control.begin(None)
         self.printed.clear()
         for _, count in self.counts:
             count[0] = 0
@@ -95,21 +94,7 @@ class Executor(Context):
         if isinstance(statement, Roles):
             return self.control.roles(statement), False
         assert isinstance(statement, Flow)
-        return FlowSteps(self, self.control, self.block, self.exited, self.seeded, statement), False
-
-    def run(self, block: Block, frame: Frame) -> Running:
-        """Run a block; yields what it waits for, or None where others may be scheduled."""
-        seeded = self.seeded
-        for step, boundary in block:
-            blocked = step(frame)
-            if blocked is not None:
-                if isinstance(blocked, Wait):
-                    while not blocked.ready:
-                        yield blocked
-                else:
-                    yield from blocked
-            if seeded and boundary:
-                yield None
+        return FlowSteps(self, self.control, self.block, self.exited, statement), False
 
     def exited(self, rows: Array) -> None:
         """These warps have ended, within a task that may have more."""
@@ -194,13 +179,15 @@ class Executor(Context):
             self.observe(frame, keys[effect.barrier], op, "the number")
             return self.barriers.arrive(frame, frame.env[keys[effect.barrier]], effect, op)
 
-        def reduce(frame: Frame) -> Running:
+        def reduce(frame: Frame) -> Wait:
             for key in keys:
                 self.observe(frame, key, op, "an operand")
             number, holds = frame.env[keys[effect.barrier]], frame.full(frame.env[keys[effect.holds or 0]])
-            wait = self.barriers.arrive(frame, number, effect, op, holds)
-            while wait is not None and not wait.ready:
-                yield wait
+            wait = self.barriers.arrive(frame, number, effect, op, holds) or Wait(op, set())
+            wait.then = voted
+            return wait
+
+        def voted(frame: Frame) -> None:
             votes = np.stack([self.barriers.votes.get(row, np.zeros(2, np.uint32)) for row in frame.flat.tolist()])
             found = op.instruction.meaning(votes[:, :1], votes[:, 1:])[0]
             self.put(frame, op.results[0], frame.shaped(np.broadcast_to(found, (frame.n, 32))), None, None)

@@ -10,8 +10,9 @@ Source: PTX ISA, "Independent Thread Scheduling"; CUDA C++ Programming Guide, "C
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
@@ -19,9 +20,10 @@ from numpy.typing import NDArray
 
 from warploom.core.errors import EmulationError
 from warploom.emulate.barriers.barriers import Either, Wait
-from warploom.emulate.control.context import Block, Context, Running
+from warploom.emulate.control.context import Context
 from warploom.emulate.control.control import Control
-from warploom.emulate.control.frames import LANES, Frame
+from warploom.emulate.control.frames import LANES, Frame, Parts
+from warploom.emulate.control.tasks import ENDED, Activation, Begun, Block, Found, Step, Task
 from warploom.ir.liveness import live_registers
 from warploom.ir.statements import Branch, Flow, Op, Register, Statement, Value, results_of, walk
 from warploom.isa.effects import Access, MbarrierWait, WarpSync
@@ -42,7 +44,6 @@ class _Block:
 
     body: tuple[Statement, ...]
     steps: Block
-    meetings: Sequence[Meeting]
     branch: Branch
     writes: Registers
     live: Registers
@@ -57,12 +58,22 @@ class _Looks:
     values: Sequence[Value]
 
 
+class _Held(Wait):
+    """Lanes that an instruction needs are elsewhere. ``missing`` says of which warps; ``step`` is the instruction's."""
+
+    def __init__(self, op: Op, missing: Array, step: Step) -> None:
+        super().__init__(op, {-1})
+        self.missing, self.step = missing, step
+
+
 @dataclass(eq=False)
 class _Group:
-    """Lanes at one place. ``frame`` has their registers; without one, those of the flow's own frame are theirs.
+    """Lanes at one place, before ``step`` of a block. ``frame`` has their registers; without one, those of the flow's
+    own frame are theirs.
 
-    ``written`` are the registers that differ from those. ``held`` at a step for lanes that are elsewhere; ``resting``
-    at a loop that looks what other threads do, ``idle`` if its last pass changed nothing; ``now`` is when it ended.
+    ``written`` are the registers that differ from those. ``held`` is the step that it may not begin, as lanes are
+    elsewhere, ``forced`` one that it begins without them. ``resting`` at a loop that looks what other threads do,
+    ``idle`` if its last pass changed nothing; ``now`` is when it ended.
     """
 
     block: int
@@ -70,10 +81,9 @@ class _Group:
     step: int = 0
     frame: Frame | None = None
     written: set[Register] = field(default_factory=set[Register])
-    running: Generator[Wait | Array | None, None, None] | None = None
-    wait: Wait | None = None
-    held: bool = False
-    forced: bool = False
+    task: Task | None = None
+    held: Step | None = None
+    forced: Step | None = None
     resting: Op | None = None
     idle: bool = False
     before: list[Array | None] | None = None
@@ -89,10 +99,9 @@ class FlowSteps:
         control: Control,
         build: Callable[[tuple[Statement, ...]], Block],
         exited: Callable[[Array], None],
-        seeded: bool,
         flow: Flow,
     ) -> None:
-        self.context, self.control, self.build, self.exited, self.seeded = context, control, build, exited, seeded
+        self.context, self.control, self.build, self.exited = context, control, build, exited
         live = live_registers(flow)
         self.blocks = [self._block(body, live[number]) for number, body in enumerate(flow.blocks)]
         self._reads = [[s for s in walk(b) if isinstance(s, Op) and _reads(s)] for b in flow.blocks]
@@ -102,8 +111,26 @@ class FlowSteps:
         branch = body[-1]
         assert isinstance(branch, Branch)
         writes = frozenset(r for s in walk(body) for r in results_of(s) if isinstance(r, Register))
-        meetings: list[Meeting] = [self._meeting(s) for s in body[:-1]]
-        return _Block(body[:-1], self.build(body[:-1]), meetings, branch, writes, live)
+        steps = [
+            (self._met(s, step), boundary) for s, (step, boundary) in zip(body, self.build(body[:-1]), strict=False)
+        ]
+        return _Block(body[:-1], steps, branch, writes, live)
+
+    def _met(self, statement: Statement, step: Step) -> Step:
+        """A step that is held while lanes that it needs are elsewhere."""
+        meeting = self._meeting(statement)
+        if meeting is None:
+            return step
+        assert isinstance(statement, Op)
+
+        def met(frame: Frame) -> Begun:
+            if frame.mask is not None:
+                missing = _missing(frame, meeting)
+                if missing is not None:
+                    return _Held(statement, missing, step)
+            return step(frame)
+
+        return met
 
     def _meeting(self, statement: Statement) -> Meeting:
         for effect in statement.instruction.effects() if isinstance(statement, Op) else ():
@@ -121,54 +148,71 @@ class FlowSteps:
             self._looks[first, last] = _Looks((strong or ops)[0], bool(strong), values) if ops else None
         return self._looks[first, last]
 
-    def __call__(self, frame: Frame) -> Running:
-        return _Run(self, frame).run()
+    def __call__(self, frame: Frame) -> Sequence[Activation]:
+        return [_Run(self, frame)]
 
 
-class _Run:
+class _Run(Activation):
     """One execution of a flow by the warps of a frame."""
 
     def __init__(self, steps: FlowSteps, frame: Frame) -> None:
-        self.steps, self.context, self.frame = steps, steps.context, frame
+        super().__init__([], frame)
+        self.steps, self.context = steps, steps.context
         everyone = np.ones((1, 1, 1), np.bool_) if frame.mask is None else frame.mask
         self.everyone = np.broadcast_to(everyone, (*frame.shape, 32))
         self.groups = [_Group(0, self.everyone)]
         self.passes = 0  # of all loops
 
-    def run(self) -> Running:
-        """Until all lanes have ended; yields what it waits for."""
+    def run(self, seeded: bool) -> Found:
+        """Until all lanes have ended, or all groups wait."""
         while self.groups:
             group = self._next()
             if group is None:
-                yield self._pause()
-                continue
-            if group.running is None:
-                group.running = self._block(group)
-            found = next(group.running, self)
-            if found is self:
-                group.running = None
+                return self._pause()
+            task = group.task or self._start(group)
+            task.run(1 if seeded else None)
+            if not task.stack:
+                group.task = None
                 self._leave(group)
-            elif isinstance(found, np.ndarray):
-                self._hold(group, found)
-            elif found is None:
-                yield None
-            else:
-                assert isinstance(found, Wait)
-                group.wait = found
+            elif isinstance(task.wait, _Held):
+                self._hold(group, task.wait)
+            elif task.wait is None:
+                return None
+        return ENDED
+
+    def split(self) -> bool:
+        """Divide a group of which some warps wait for others."""
+        for group in self.groups:
+            if group.task is None:
+                continue
+            tasks = group.task.split(partial(self._parts_of, group))
+            if tasks:
+                self.groups.remove(group)
+                for task in tasks:
+                    lanes = group.lanes & np.isin(self.frame.rows, task.rows)[:, :, None]
+                    frame, written = task.stack[0].frame, set(group.written)
+                    self.groups.append(_Group(group.block, lanes, group.step, frame, written, task))
+                return True
+        return False
+
+    def _parts_of(self, group: _Group, rows: Array) -> Parts:
+        """Frames of a group cut down to some of its rows; what the group has of the flow's own frame becomes a part."""
+        whole = self.frame
+        if group.frame is whole:
+            return Parts(rows, whole, whole.part(group.lanes & np.isin(whole.rows, rows)[:, :, None]))
+        return Parts(rows, whole, whole)
 
     # -- which group goes on -----------------------------------------------------------------------------------------
 
     def _next(self) -> _Group | None:
         """The group in the lowest block of those that can go on; None if all of them wait."""
-        ready = [g for g in self.groups if not g.held and g.resting is None and (g.wait is None or g.wait.ready)]
+        ready = [g for g in self.groups if g.held is None and g.resting is None and (g.task is None or g.task.ready)]
         if not ready and all(g.held for g in self.groups):
             ready = [min(self.groups, key=lambda g: (g.block, g.step))]
-            ready[0].held, ready[0].forced = False, True
+            ready[0].held, ready[0].forced = None, ready[0].held
         if not ready:
             return None
-        group = min(ready, key=lambda g: (g.block, g.step)) if len(ready) > 1 else ready[0]
-        group.wait = None
-        return group
+        return min(ready, key=lambda g: (g.block, g.step)) if len(ready) > 1 else ready[0]
 
     def _pause(self) -> Wait:
         """What all groups wait for; loops that look again and again for what others do let these go first."""
@@ -179,21 +223,23 @@ class _Run:
                 looking.append(Wait(group.resting, set(self.frame.rows[group.lanes.any(axis=2)].tolist())))
                 idle &= group.idle
                 group.resting = None
-        return Either([g.wait for g in self.groups if g.wait is not None], looking, idle)
+        return Either([w for g in self.groups if (w := g.task and g.task.wait) is not None], looking, idle)
 
-    def _hold(self, group: _Group, missing: Array) -> None:
+    def _hold(self, group: _Group, held: _Held) -> None:
         """Warps of which lanes are missing are held, those that are complete go on."""
+        frame, task, missing = group.frame, group.task, held.missing
+        assert frame is not None
+        assert task is not None
+        group.task, group.step = None, task.stack[0].next - 1
         if missing.all():
-            group.held = True
+            group.held = held.step
         else:
-            frame = group.frame
-            assert frame is not None
             wide = np.broadcast_to(missing.reshape(*frame.shape, 1), (*frame.shape, 32))
-            held = group.lanes & (wide if frame is self.frame else frame.in_parent(wide))
+            lanes = group.lanes & (wide if frame is self.frame else frame.in_parent(wide))
             self._give_back(group, self.steps.blocks[group.block].live, group.step)
             self.groups.remove(group)
-            self.groups.append(_Group(group.block, group.lanes & ~held, group.step))
-            group = _Group(group.block, held, group.step, held=True)
+            self.groups.append(_Group(group.block, group.lanes & ~lanes, group.step))
+            group = _Group(group.block, lanes, group.step, held=held.step)
             self.groups.append(group)
         same = [g for g in self.groups if g.held and (g.block, g.step) == (group.block, group.step)]
         if len(same) > 1:
@@ -201,45 +247,19 @@ class _Run:
 
     # -- blocks --------------------------------------------------------------------------------------------------------
 
-    def _block(self, group: _Group) -> Generator[Wait | Array | None, None, None]:
-        """The steps of a group's block, from its step on; yields waits, and which warps miss lanes."""
+    def _start(self, group: _Group) -> Task:
+        """The task of a group, on the steps of its block."""
         if group.frame is None:
             alone = len(self.groups) == 1 and bool((group.lanes == self.everyone).all())
             group.frame = self.frame if alone else self.frame.part(group.lanes)
-        frame, block = group.frame, self.steps.blocks[group.block]
-        seeded = self.steps.seeded
-        for number in range(group.step, len(block.steps)):
-            while frame.mask is not None and not group.forced:
-                missing = self._missing(frame, block.meetings[number])
-                if missing is None:
-                    break
-                group.step = number
-                yield missing
-            group.forced = False
-            step, boundary = block.steps[number]
-            blocked = step(frame)
-            if isinstance(blocked, Wait):
-                while not blocked.ready:
-                    yield blocked
-            elif blocked is not None:
-                yield from blocked
-            if seeded and boundary:
-                yield None
-
-    @staticmethod
-    def _missing(frame: Frame, meeting: Meeting) -> Array | None:
-        """The warps of which lanes that an instruction needs are neither here nor at their end; None for none."""
-        absent = None if meeting is None else frame.absent
-        if absent is None:
-            return None
-        if isinstance(meeting, str):
-            return np.asarray(absent.any(axis=1))
-        assert meeting is not None
-        assert frame.active is not None
-        members = frame.full(frame.env[meeting])
-        named = ((members[:, :, None] >> LANES.astype(np.uint32)) & 1).astype(np.bool_)  # (warps, lane, member)
-        missing = np.asarray((named & frame.active[:, :, None] & absent[:, None, :]).any(axis=(1, 2)))
-        return missing if missing.any() else None
+        stack = [Activation(self.steps.blocks[group.block].steps, group.frame)]
+        stack[0].next = group.step
+        if group.forced is not None:
+            stack[0].next += 1
+            stack.append(Activation([(group.forced, False)], group.frame))
+            group.forced = None
+        group.task = Task(stack)
+        return group.task
 
     def _merge(self, groups: list[_Group]) -> None:
         """Groups at one place become one, on the registers of the flow's frame."""
@@ -328,7 +348,7 @@ class _Run:
         group.block, group.step = target, 0
         if looks is not None and (looks.strong or self.passes > _MANY_PASSES):
             self._rest(group, looks)
-        same = [g for g in self.groups if g.block == target and g.step == 0 and g.running is None]
+        same = [g for g in self.groups if g.block == target and g.step == 0 and g.task is None]
         if len(same) > 1:
             self._merge(same)
 
@@ -353,11 +373,26 @@ class _Run:
         for other in self.groups:
             if other.frame is not None:
                 other.frame.know_gone()
-            other.held = False  # whom it was held for may have ended
+            other.held = None  # whom it was held for may have ended
         all_gone = (gone | ~self.everyone).all(axis=2) & group.lanes.any(axis=2)
         rows = self.frame.rows[all_gone]
         if rows.size:
             self.steps.exited(rows)
+
+
+def _missing(frame: Frame, meeting: Meeting) -> Array | None:
+    """The warps of which lanes that an instruction needs are neither here nor at their end; None for none."""
+    absent = frame.absent
+    if absent is None:
+        return None
+    if isinstance(meeting, str):
+        return np.asarray(absent.any(axis=1))
+    assert meeting is not None
+    assert frame.active is not None
+    members = frame.full(frame.env[meeting])
+    named = ((members[:, :, None] >> LANES.astype(np.uint32)) & 1).astype(np.bool_)  # (warps, lane, member)
+    missing = np.asarray((named & frame.active[:, :, None] & absent[:, None, :]).any(axis=(1, 2)))
+    return missing if missing.any() else None
 
 
 def _equal(a: Array | None, b: Array | None) -> bool:

@@ -137,15 +137,7 @@ class Frame:
     def _take(self, array: Array) -> Array:
         """The parent's array for this frame's warps."""
         assert self.parent is not None
-        if array.shape[:2] == (1, 1) or isinstance(self._select, slice):
-            return array
-        if isinstance(self._select, tuple):
-            first, second = self._select
-            if array.shape[0] > 1:
-                array = array[first]
-            return array[:, second] if array.shape[1] > 1 else array
-        wide = np.broadcast_to(array, (*self.parent.shape, array.shape[2])).reshape(-1, 1, array.shape[2])
-        return wide[self._select]
+        return array if self._select is None else _taken(array, self.parent.shape, self._select)
 
     def write(self, value: Value, array: Array, shadow: Array | None, origin: Origin | None, mutable: bool) -> None:
         """Set a register; a mutable one keeps its value in inactive lanes."""
@@ -176,28 +168,48 @@ class Frame:
         """The frame of the lanes in ``select`` (A, B, 32): warps with none are left out."""
         taking_part = select.any(axis=2)
         if taking_part.all():
-            frame = Frame.__new__(Frame)
-            frame.__dict__.update(self.__dict__)
-            frame.mask = None if select.all() else select
-            frame.seen = {}
-            frame._select = None
-            return frame  # the same warps share this frame's registers
-        first, second = (
-            np.nonzero(np.logical_or.reduce(taking_part, axis=1))[0],
-            np.nonzero(np.logical_or.reduce(taking_part, axis=0))[0],
-        )
-        if taking_part.sum() == first.size * second.size:
-            frame = Frame(self.rows[np.ix_(first, second)], self.warps_per_cta, self.constants)
-            frame._select = (first, second)
-            inner = select[np.ix_(first, second)]
-        else:
-            chosen = np.nonzero(taking_part.reshape(-1))[0]
-            frame = Frame(self.flat[chosen][:, None], self.warps_per_cta, self.constants)
-            frame._select = chosen
-            inner = select.reshape(-1, 1, 32)[chosen]
-        frame.parent = self
+            return self.masked(None if select.all() else select)
+        chosen = self._chosen(np.asarray(taking_part))
+        rows = self.rows[np.ix_(*chosen)] if isinstance(chosen, tuple) else self.flat[chosen][:, None]
+        frame = Frame(rows, self.warps_per_cta, self.constants)
+        frame.parent, frame._select = self, chosen
+        inner = _taken(select, self.shape, chosen)
         frame.mask = None if inner.all() else np.ascontiguousarray(inner)
         frame.know_gone()
+        return frame
+
+    @staticmethod
+    def _chosen(warps: Array) -> tuple[Array, Array] | Array:
+        """Warps, given as (A, B), by their places along both axes where they are a product, else one by one."""
+        first, second = (np.nonzero(np.logical_or.reduce(warps, axis=axis))[0] for axis in (1, 0))
+        if warps.sum() == first.size * second.size:
+            return first, second
+        return np.nonzero(warps.reshape(-1))[0]
+
+    def only(self, rows: Array, parent: Frame | None) -> Frame:
+        """The frame of some of its warps, which goes on instead of this one, as part of ``parent`` if it is a part."""
+        keep = np.asarray(np.isin(self.rows, rows))
+        chosen = self._chosen(keep) if parent is None else np.nonzero(keep.reshape(-1))[0]
+        mine = self.rows[np.ix_(*chosen)] if isinstance(chosen, tuple) else self.flat[chosen][:, None]
+        frame = Frame(mine, self.warps_per_cta, self.constants)
+        for old, new in ((self.env, frame.env), (self.shadows, frame.shadows)):
+            for value, array in old.items():
+                new[value] = _taken(array, self.shape, chosen)
+        frame.origins.update(self.origins)
+        frame.mask, frame.gone = (
+            None if x is None else np.ascontiguousarray(_taken(x, self.shape, chosen)) for x in (self.mask, self.gone)
+        )
+        if frame.mask is not None and frame.mask.all():
+            frame.mask = None
+        if parent is not None:
+            frame.parent, frame._select = parent, np.searchsorted(parent.flat, frame.flat)
+        return frame
+
+    def masked(self, mask: Array | None) -> Frame:
+        """The same warps, on the same registers, with another lane mask."""
+        frame = Frame.__new__(Frame)
+        frame.__dict__.update(self.__dict__)
+        frame.mask, frame.seen, frame._select = mask, {}, None
         return frame
 
     def part(self, select: Array) -> Frame:
@@ -260,6 +272,57 @@ class Frame:
             where, view = self._select, merged.reshape(-1, 1, width)
         view[where] = mine if self.mask is None else np.where(self.mask, mine, view[where])
         return merged
+
+
+def _taken(array: Array, shape: tuple[int, ...], chosen: tuple[Array, Array] | Array | slice) -> Array:
+    """Of a register of a frame of this shape, the part of the chosen warps."""
+    if array.shape[:2] == (1, 1) or isinstance(chosen, slice):
+        return array
+    if isinstance(chosen, tuple):
+        first, second = chosen
+        if array.shape[0] > 1:
+            array = array[first]
+        return array[:, second] if array.shape[1] > 1 else array
+    return np.broadcast_to(array, (*shape, array.shape[2])).reshape(-1, 1, array.shape[2])[chosen]
+
+
+class Parts:
+    """Frames of a task cut down to some of its rows, each one once: those that share registers still do.
+
+    For the frame ``whole``, where there is one, stands ``stand_in``, whichever rows that has.
+    """
+
+    def __init__(self, rows: Array, whole: Frame | None = None, stand_in: Frame | None = None) -> None:
+        self.rows = rows
+        self._frames: dict[int, Frame] = {}
+        self._sharing: dict[int, Frame] = {}
+        if whole is not None and stand_in is not None:
+            self._frames[id(whole)] = self._sharing[id(whole.env)] = stand_in
+
+    def some(self, frame: Frame) -> bool:
+        """Whether a frame has any of the rows."""
+        return bool(np.isin(frame.flat, self.rows).any())
+
+    def of(self, frame: Frame) -> Frame:
+        """A frame's part."""
+        found = self._frames.get(id(frame))
+        if found is None:
+            owner = self._sharing.get(id(frame.env))
+            if owner is None:
+                found = frame.only(self.rows, None if frame.parent is None else self.of(frame.parent))
+            else:
+                found = owner.masked(None if frame.mask is None else self.array(frame.mask, frame, owner))
+            self._frames[id(frame)] = found
+            self._sharing.setdefault(id(frame.env), found)
+        return found
+
+    @staticmethod
+    def array(array: Array, frame: Frame, part: Frame) -> Array:
+        """What a register of a frame is in its part."""
+        if array.shape[:2] == (1, 1):
+            return array
+        wide = np.broadcast_to(array, (*frame.shape, array.shape[2])).reshape(-1, array.shape[2])
+        return wide[np.searchsorted(frame.flat, part.flat)].reshape(*part.shape, -1)
 
 
 Lanes = list[int] | None

@@ -8,8 +8,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from warploom.core.errors import EmulationError
-from warploom.emulate.control.context import Context, Step
+from warploom.emulate.control.context import Context
 from warploom.emulate.control.frames import LANES, Frame, shadow_dtype
+from warploom.emulate.control.tasks import Step
 from warploom.ir.statements import Op, Value
 from warploom.isa import effects as fx
 from warploom.isa.collective import Exchange

@@ -22,9 +22,9 @@ from warploom.core.errors import EmulationError, ProblemError, shown
 from warploom.emulate.barriers.barriers import Barriers, Wait
 from warploom.emulate.barriers.cluster_barrier import ClusterBarriers
 from warploom.emulate.barriers.mbarriers import Mbarriers
-from warploom.emulate.control.context import Running
 from warploom.emulate.control.execute import Executor
 from warploom.emulate.control.frames import Frame
+from warploom.emulate.control.tasks import Activation, Task
 from warploom.emulate.control.undefined import WideAddresses
 from warploom.emulate.findings.findings import Finding, Findings, causes
 from warploom.emulate.findings.report import Reporter
@@ -60,7 +60,7 @@ _MOST_OPS = 100_000
 class Prepared:
     """One launch at a time runs on it. ``large``: with an array that cannot be addressed in 32 bits."""
 
-    def __init__(self, program: Program, checks: bool, seeded: bool, large: bool) -> None:
+    def __init__(self, program: Program, checks: bool, large: bool) -> None:
         effects = program.effects
         self.program, self.ops = program, sum(1 for _ in program.ops())
         self.written = written_parameters(program)
@@ -71,22 +71,22 @@ class Prepared:
         self.waits_for_ctas = any(isinstance(e, GlobalWait) for _, e in effects)
         self.planes = planes_of(program)
         self.multiplies_by_warpgroups = has_wgmma(program)
-        self.executor = Executor(program, checks, self.across, seeded, large)
+        self.executor = Executor(program, checks, self.across, large)
         self.block = self.executor.block(program.body)
 
 
-_kept: dict[tuple[int, bool, bool, bool], Prepared] = {}
+_kept: dict[tuple[int, bool, bool], Prepared] = {}
 """By the Program's identity: equal ones may have other lines. Whoever runs one has taken it out."""
 _of_kept = RLock()
 
 
 @contextmanager
-def prepared(program: Program, checks: bool, seeded: bool, large: bool) -> Iterator[Prepared]:
+def prepared(program: Program, checks: bool, large: bool) -> Iterator[Prepared]:
     """The Program made ready, for one caller alone."""
-    key = (id(program), checks, seeded, large)
+    key = (id(program), checks, large)
     with _of_kept:
         found = _kept.pop(key, None)
-    found = found or Prepared(program, checks, seeded, large)
+    found = found or Prepared(program, checks, large)
     try:
         yield found
     finally:
@@ -146,23 +146,6 @@ class Emulation:
         return self
 
 
-class _StuckError(Exception):
-    """Every task waits for something that no other task can bring about."""
-
-    def __init__(self, waits: list[Wait]) -> None:
-        super().__init__("stuck")
-        self.waits = waits
-
-
-@dataclass(eq=False)
-class _Task:
-    """``rows``: the warps that exit when it ends; none for a role's, which ends within another task."""
-
-    body: Running
-    rows: Array
-    wait: Wait | None = None
-
-
 def _is_program(given: object) -> bool:
     return isinstance(given, Program)
 
@@ -198,9 +181,9 @@ def emulate(
     places = Places.of(program, grid_of(grid))
     buffers, _, _ = bind(program, arguments)
     large = checks and WideAddresses.needed(buffers)
-    with prepared(program, checks, seed is not None, large) as ready:
+    with prepared(program, checks, large) as ready:
         try:
-            return _until_it_runs(ready, places, arguments, buffers, seed, checks, stop, progress)
+            return _Launch(ready, places, arguments, Findings(stop, checks), seed, checks, progress).run()
         except MemoryError:
             size = sum(buffer.data.nbytes for buffer in buffers)
             raise ProblemError(
@@ -208,42 +191,8 @@ def emulate(
             ) from None
 
 
-def _until_it_runs(
-    ready: Prepared,
-    places: Places,
-    arguments: Any,
-    buffers: Sequence[GlobalBuffer],
-    seed: int | None,
-    checks: bool,
-    stop: bool,
-    progress: Callable[[float], None] | None,
-) -> Emulation:
-    """Launch at one division of the warps after the other, until none waits for another one inside its own."""
-    written = ready.written
-    backups = [(b, b.data.copy()) for b in buffers if b.writable and (written is None or b.name in written)]
-    # The coarsest division into tasks is the fastest. Where warps must wait for each other inside a division, a finer
-    # one tells a deadlock from an artefact: at one warp a task nothing is an artefact.
-    # Under a seed warps go on apart from the start, and where CTAs wait for each other CTAs too.
-    ctas, few = places.ctas, WARPS if ready.multiplies_by_warpgroups else 1
-    tries = [(1, ready.program.warps), (places.together, few), (ctas, 1)][0 if seed is None else 1 :]
-    if ready.waits_for_ctas:
-        tries = list(dict.fromkeys([(ctas, few), (ctas, 1)]))
-    while True:
-        findings = Findings(stop, checks)
-        launch = _Launch(ready, places, arguments, findings, tries[0], seed, checks, progress)
-        try:
-            return launch.run()
-        except _StuckError as stuck:
-            if len(tries) == 1:
-                launch.report_deadlock(stuck.waits)
-                return launch.result()
-            tries.pop(0)
-        for buffer, data in backups:
-            buffer.data[:] = data
-
-
 class _Launch:
-    """One attempt at a launch, at one division of the warps into tasks."""
+    """A launch: its tasks, their schedule, and what has been found."""
 
     def __init__(
         self,
@@ -251,19 +200,12 @@ class _Launch:
         places: Places,
         arguments: Any,
         findings: Findings,
-        division: tuple[int, int],
         seed: int | None,
         checks: bool,
         progress: Callable[[float], None] | None,
     ) -> None:
         self.ready, self.executor, program = ready, ready.executor, ready.program
-        self.program, self.places, self.findings, self.division, self.checks = (
-            program,
-            places,
-            findings,
-            division,
-            checks,
-        )
+        self.program, self.places, self.findings, self.checks = program, places, findings, checks
         self.rng = None if seed is None else random.Random(seed)
         self.progress = progress
         self.warps = program.warps
@@ -272,10 +214,10 @@ class _Launch:
         self.buffers: list[GlobalBuffer] = buffers
         self.memory = GlobalMemory(buffers, ready.written, ready.global_granule, checks)
         self.counter = TrafficCounter()
-        self.executor.begin(self.memory, self.counter, values, self._spawn, self.rng)
+        self.executor.begin(self.memory, self.counter, values, self.rng)
         self.history: list[Op | None] = [None]
         self.published: dict[int, Any] = {}
-        self.tasks: list[_Task] = []
+        self.tasks: list[Task] = []
         self.idle = 0  # rounds in which loops looked in vain for what other threads do
         # How often a copy lands before some warp goes on; without a seed, none does while any warp can.
         self.haste = 0.0 if self.rng is None else self.rng.choice((0.02, 0.2, 0.6))
@@ -283,19 +225,13 @@ class _Launch:
         uneven = seed is not None and seed % _UNEVEN == _UNEVEN - 1
         self.slow = seed // _UNEVEN % -(-self.warps // WARPS) if uneven and seed is not None else None
 
-    def _spawn(self, body: Running, done: Wait) -> None:
-        self.tasks.append(_Task(body, np.zeros(0, np.int64)))
-
     def run(self) -> Emulation:
         together = self.places.together
         per_batch = max(1, _WARPS_PER_BATCH // (self.warps * together)) * together
         with np.errstate(all="ignore"):
             for first in range(0, self.ctas, per_batch):
-                self._run_batch(first, min(per_batch, self.ctas - first))
-        return self.result()
-
-    def result(self) -> Emulation:
-        """What has been found and counted so far."""
+                if not self._run_batch(first, min(per_batch, self.ctas - first)):
+                    break
         counts = [(op, count[0]) for op, count in self.executor.counts]
         executed = Counter[str]()
         for op, count in counts:
@@ -309,7 +245,8 @@ class _Launch:
             "".join(self.executor.printed),
         )
 
-    def _run_batch(self, first: int, ctas: int) -> None:
+    def _run_batch(self, first: int, ctas: int) -> bool:
+        """Run CTAs together; whether all came to their end."""
         rows, start = ctas * self.warps, first * self.warps
         across, home = self.ready.across, self.places.domain if self.ready.distributed else self.warps
         clocks = Clocks(rows, self.places, start, self.history, across=across, planes=self.ready.planes, home=home)
@@ -328,10 +265,11 @@ class _Launch:
         if self.progress is not None:
             done, share = first / self.ctas, ctas / self.ctas
             tell = self.progress
-            self.executor.control.progress = lambda fraction: tell(min(1.0, done + share * fraction))
+            self.executor.control.begin(lambda fraction: tell(min(1.0, done + share * fraction)))
         everyone = np.arange(rows).reshape(ctas, self.warps)
-        self.tasks = [self._task(part) for part in self._divide(everyone)]
-        self._schedule()
+        self.tasks = self._divide(everyone)
+        if not self._schedule():
+            return False
         if self.checks:
             copies.at_exit()
             barriers.at_exit()
@@ -340,6 +278,7 @@ class _Launch:
             state.warpgroups.at_exit()
             state.clusters.at_exit()
             shared.afar.at_exit()
+        return True
 
     def _engines(self, rows: int, shared: SharedMemory, clocks: Clocks, report: Reporter) -> EngineState:
         mbarriers = Mbarriers(clocks, report, self.program, shared)
@@ -348,25 +287,33 @@ class _Launch:
         clusters, registers = ClusterBarriers(rows, clocks, report), RegisterPools(self.program, rows, report)
         return EngineState(mbarriers, bulk, warpgroups, clusters, registers)
 
-    def _task(self, part: Array) -> _Task:
-        frame = Frame(part, self.warps, self.executor.constants)
-        return _Task(self.executor.run(self.ready.block, frame), part.reshape(-1))
+    def _divide(self, everyone: Array) -> list[Task]:
+        """The first tasks: all warps together. Under a seed every few warps of the CTAs for themselves.
 
-    def _divide(self, everyone: Array) -> list[Array]:
-        """The warps of each task: of every so-many-th CTA so many neighbours."""
-        apart, step = self.division
-        groups = [everyone[first::apart] for first in range(min(apart, len(everyone)))]
-        return [group[:, first : first + step] for group in groups for first in range(0, self.warps, step)]
+        Where CTAs wait for each other they are apart from the beginning.
+        """
+        apart, step = 1, self.warps
+        if self.ready.waits_for_ctas or self.rng is not None:
+            apart = self.ctas if self.ready.waits_for_ctas else self.places.together
+            step = WARPS if self.ready.multiplies_by_warpgroups else 1
+        parts = [
+            everyone[cta::apart, warp : warp + step] for cta in range(apart) for warp in range(0, self.warps, step)
+        ]
+        frames = [Frame(part, self.warps, self.executor.constants) for part in parts if part.size]
+        return [Task([Activation(self.ready.block, frame)]) for frame in frames]
 
-    def _schedule(self) -> None:
-        """Run tasks until all have ended; those that wait are passed over."""
+    def _schedule(self) -> bool:
+        """Run tasks until all have ended; those that wait are passed over. Returns whether they have."""
         while self.tasks:
-            ready = [t for t in self.tasks if t.wait is None or t.wait.ready]
+            ready = [t for t in self.tasks if t.ready]
             busy = [t for t in ready if t.wait is None or not t.wait.yields]
             if not busy and self.engines.bulk.land(self.rng):
                 continue
             if not ready or self.idle > _IDLE_PASSES:
-                raise _StuckError([w for t in self.tasks if t.wait is not None for w in t.wait.each()])
+                if self._split():
+                    continue
+                self._report_deadlock([w for t in self.tasks if t.wait is not None for w in t.wait.each()])
+                return False
             ready = busy or ready
             if self.rng is None:
                 for task in ready:
@@ -375,49 +322,55 @@ class _Launch:
                 self.engines.bulk.land(self.rng)
             else:
                 self._advance(self._next(ready, self.rng), self.rng.choice((1, 1, 2, _BURST)))
+        return True
 
-    def _next(self, ready: list[_Task], rng: random.Random) -> _Task:
+    def _next(self, ready: list[Task], rng: random.Random) -> Task:
         """Which task goes on under a seed."""
         if self.slow is not None:
-            ahead = [t for t in ready if not t.rows.size or t.rows[0] % self.warps // WARPS != self.slow]
+            ahead = [t for t in ready if t.rows[0] % self.warps // WARPS != self.slow]
             if ahead and rng.random() < _HELD_BACK:
                 return rng.choice(ahead)
         return rng.choice(ready)
 
-    def _advance(self, task: _Task, steps: int | None) -> None:
-        task.wait = None
-        before, self.idle = self.idle, 0
-        while steps is None or steps > 0:
-            try:
-                wait = next(task.body)
-            except StopIteration:
-                self.tasks.remove(task)
-                if task.rows.size:
-                    self.engines.clusters.exited(task.rows)
-                return
-            if wait is not None:
-                task.wait = wait
-                for one in wait.each():
-                    one.since = len(self.findings) if one.since is None else one.since
-                self.idle = before + 1 if wait.idle else 0
-                return
-            steps = None if steps is None else steps - 1
-        self.idle = before
+    def _split(self) -> bool:
+        """Divide a task of which some warps wait for what others of it do later; whether there is one."""
+        for number, task in enumerate(self.tasks):
+            parts = task.split()
+            if parts:
+                self.tasks[number : number + 1] = parts
+                self.idle = 0
+                return True
+        return False
 
-    def report_deadlock(self, waits: list[Wait]) -> None:
+    def _advance(self, task: Task, steps: int | None) -> None:
+        before, self.idle, rows = self.idle, 0, task.rows
+        parts = task.run(steps)
+        if parts:
+            number = self.tasks.index(task)
+            self.tasks[number : number + 1] = parts
+        elif not task.stack:
+            self.tasks.remove(task)
+            self.engines.clusters.exited(rows)
+        elif task.wait is None:
+            self.idle = before
+        else:
+            for one in task.wait.each():
+                one.since = len(self.findings) if one.since is None else one.since
+            self.idle = before + 1 if task.wait.idle else 0
+
+    def _report_deadlock(self, waits: list[Wait]) -> None:
         """One finding for each line that is waited at, with the state of every barrier."""
-        self.engines.warpgroups.check_together({row for wait in waits for row in wait.rows})
-        lines = {row: wait.op.where for wait in sorted(waits, key=lambda w: not w.what) for row in wait.rows}
-        waits = [wait for wait in waits if wait.rows and not wait.what]
+        waiting = {row: wait for wait in waits for row in wait.rows}
+        self.engines.warpgroups.check_together(set(waiting))
+        lines = {row: wait.op.where for row, wait in waiting.items()}
         named = "; ".join(self.barriers.describe(key, lines) for key in self.barriers.open)
-        for wait in sorted(waits, key=lambda wait: not self.engines.mbarriers.in_the_middle(wait.rows)):
-            row = min(wait.rows)
+        for row in sorted(waiting, key=lambda row: (-self.engines.mbarriers.progress(row), row)):
             parts = (named, self.engines.mbarriers.describe(row, lines), self.engines.clusters.describe(row))
             parts = (*parts, self.engines.warpgroups.describe(row), self.engines.registers.describe(row))
             state = "; ".join(p for p in parts if p) or "nothing will complete"
+            wait = waiting[row]
             message = f"{wait.op.instruction.mnemonic} waits for ever ({state}): {_cure(wait.op)}"
-            for row in sorted(wait.rows):
-                self.report.add("deadlock", wait.op.where, message, row, 0, since=wait.since)
+            self.report.add("deadlock", wait.op.where, message, row, 0, since=wait.since)
 
 
 def _cure(op: Op) -> str:

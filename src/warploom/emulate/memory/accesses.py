@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from warploom.core.dtypes import u32
 from warploom.emulate.barriers.barriers import Wait
-from warploom.emulate.control.context import Context, Running, Step
+from warploom.emulate.control.context import Context
 from warploom.emulate.control.frames import (
     ASCENDING,
     Frame,
@@ -22,6 +22,7 @@ from warploom.emulate.control.frames import (
     in_turn,
     shadow_dtype,
 )
+from warploom.emulate.control.tasks import Step
 from warploom.emulate.findings.traffic import access_class
 from warploom.emulate.memory.access import Place
 from warploom.emulate.memory.global_memory import Target
@@ -311,7 +312,7 @@ class AccessSteps:
         run, (key, least) = self.run, self.run.keys(op)
         access = Access("global", "load", wait.address, u32.bytes, wait.offset, order="acquire")
 
-        def step(frame: Frame) -> Running:
+        def step(frame: Frame) -> Wait:
             run.observe(frame, key, op, "an address")
             run.observe(frame, least, op, "the value to wait for")
             address = self._address(frame, key, wait.offset)
@@ -326,12 +327,11 @@ class AccessSteps:
                         return False
                 return True
 
-            waiting = Polled(op, set(frame.flat.tolist()), reached=reached)
-            while not waiting.ready:
-                yield waiting
-            if run.checks:
+            def then(frame: Frame) -> None:
                 run.memory.track(frame, targets, u32.bytes, op, "read", strong=True)
-                self._strong(frame, access, address)
+                self._strong(frame, access, self._address(frame, key, wait.offset))
+
+            return Polled(op, set(frame.flat.tolist()), then=then if run.checks else None, reached=reached)
 
         return step
 

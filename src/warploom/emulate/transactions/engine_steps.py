@@ -12,8 +12,9 @@ from numpy.typing import NDArray
 from warploom.emulate.barriers.barriers import Wait
 from warploom.emulate.barriers.cluster_barrier import ClusterBarriers
 from warploom.emulate.barriers.mbarriers import Mbarriers
-from warploom.emulate.control.context import Context, Running, Step
+from warploom.emulate.control.context import Context
 from warploom.emulate.control.frames import Frame, displaced, lanes_of
+from warploom.emulate.control.tasks import Step
 from warploom.emulate.memory.shared_memory import SHARED_BASE
 from warploom.emulate.order.known import FENCED, FENCED_GLOBALLY
 from warploom.emulate.transactions.bulk import BulkCopies
@@ -171,7 +172,7 @@ class EngineSteps:
         groups = {"cp.async": self.run.copies, "bulk": self.state.bulk.stores, "wgmma": self.state.warpgroups}
         groups[commit.queue].commit(frame)
 
-    def _wait_group(self, frame: Frame, op: Op, wait: fx.WaitGroup) -> Running | None:
+    def _wait_group(self, frame: Frame, op: Op, wait: fx.WaitGroup) -> Wait | None:
         if wait.queue == "wgmma":
             return self.state.warpgroups.wait(frame, wait.pending, op, self.watched.of(op))
         if wait.queue == "bulk":
@@ -214,7 +215,7 @@ class EngineSteps:
             made.acquire(frame, self._operand(frame, op, fence.acquired, "an address"), op)
 
 
-_STEPS: dict[type[fx.Effect], Callable[[EngineSteps, Frame, Op, Any], Running | Wait | None]] = {
+_STEPS: dict[type[fx.Effect], Callable[[EngineSteps, Frame, Op, Any], Wait | None]] = {
     fx.MbarrierInit: EngineSteps._initialise,
     fx.MbarrierInvalidate: EngineSteps._invalidate,
     fx.MbarrierFence: EngineSteps._publish,

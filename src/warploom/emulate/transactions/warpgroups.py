@@ -8,7 +8,7 @@ Source: PTX ISA, "Asynchronous Warpgroup Level Matrix Multiply-Accumulate Instru
 
 from __future__ import annotations
 
-from collections.abc import Collection, Generator
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
 
@@ -183,22 +183,25 @@ class Warpgroups:
         for row, issued in zip(frame.flat.tolist(), self.issued[frame.flat].tolist(), strict=True):
             self.commits.setdefault(row, []).append(issued)
 
-    def wait(self, frame: Frame, pending: int, op: Op, registers: Array | None) -> Generator[Wait | None, None, None]:
+    def wait(self, frame: Frame, pending: int, op: Op, registers: Array | None) -> Wait:
         """``wgmma.wait_group``: the results of all but the newest groups arrive, once all four warps have issued."""
         commits = [self.commits.get(row, []) for row in frame.flat.tolist()]
         needs = np.array([mine[-1 - pending] if len(mine) > pending else 0 for mine in commits])
-        wait = Wait(op, set())
+        everyone = frame.flat
+
+        def then(frame: Frame) -> None:
+            self._complete(frame, needs[np.searchsorted(everyone, frame.flat)], op)
+            if registers is not None and self.shared.checks:
+                self.registers.check_landed(frame, registers, op)
+
+        wait = Wait(op, set(), then=then)
         for members in self._members(frame):
             issued = self._all_issued(members.group)
             for row, number in zip(members.rows.tolist(), needs[members.positions].tolist(), strict=True):
                 if number > issued:
                     wait.rows.add(row)
                     members.group.waits.append((wait, row, number))
-        while not wait.ready:
-            yield wait
-        self._complete(frame, needs, op)
-        if registers is not None and self.shared.checks:
-            self.registers.check_landed(frame, registers, op)
+        return wait
 
     def _all_issued(self, group: Group) -> int:
         return int(self.issued[group.first : group.first + WARPS].min())
