@@ -30,7 +30,7 @@ GROUP = "mbarriers"
         "not waited for": ("race|uninitialised|refused|mbarrier", r"tile\.|out\.|full", "tile-ai/tilelang#2182"),
         "a number beyond the array": ("bounds|refused", r"full", "openmm/openmm#2825"),
         "another mbarrier than waited for": ("deadlock|race", r"full|tile\.", "NVIDIA/cutlass#1438"),
-        "data stored over it": ("mbarrier|bounds", r"tile\.|Store", "Modular/mojo-gpu-puzzles#33"),
+        "data stored over it": ("mbarrier|bounds", r"tile\.|store", "Modular/mojo-gpu-puzzles#33"),
         "read as data": ("mbarrier", r"Load|full", "NVIDIA/cutlass#1438"),
         "waited for in a branch, arrived at by all": ("mbarrier|race", r"full|tile\.", "triton-lang/triton#8285"),
     },
