@@ -8,7 +8,7 @@ Source: JAX, "External callbacks" and "Custom derivative rules".
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
@@ -17,13 +17,17 @@ import numpy as np
 from jax import Array
 from jax import numpy as jnp
 
-from warploom.core.dtypes import dtype_of, f32
+from warploom.core.dtypes import dtype_of
 from warploom.core.errors import ProblemError
 from warploom.interop.arrays import CPU, ArrayView
 from warploom.interop.dlpack import row_major_strides
-from warploom.ops import attention as eager
-from warploom.ops.attention_arrays import AXES, Layout, Options, Window, checked
-from warploom.ops.attention_backward import attention_backward
+from warploom.ops.attention import attention_call, results
+from warploom.ops.attention_arrays import Layout, Options, Window, checked
+from warploom.ops.attention_backward import attention_backward_call
+from warploom.ops.calls import Caller
+
+Arrays = tuple[Array | None, ...]
+Given = tuple[Any, ...]
 
 
 def attention(
@@ -45,70 +49,66 @@ def attention(
     arrays in the host's memory: on a GPU they are copied there and back. Raises ProblemError while tracing for shapes
     and types that attention does not take.
     """
-    options = Options(causal, scale, window, softcap, True, layout).plain()
-    given = {"q": q, "k": k, "v": v, "sinks": sinks}
-    checked({name: _seen(name, x) for name, x in given.items() if x is not None}, options)
-    found: Any = _attention(options, q, k, v, sinks)
+    asked = attention_call.declaration.plain((causal, scale, window, softcap, True, layout))
+    checked(_seen((q, k, v, sinks)), Options.of(asked))
+    found: Any = _attention(tuple(asked.values()), (q, k, v, sinks))
     return tuple(found) if return_lse else found[0]
 
 
-def _seen(name: str, array: Any) -> ArrayView:
-    """An array of a trace as the checks see it, with no address."""
-    if not isinstance(array, jax.Array | np.ndarray):
-        raise ProblemError(f"{name} is a {type(array).__name__}: pass an array of JAX")
-    shape = tuple(array.shape)
-    try:
-        dtype = dtype_of(array.dtype)
-    except ValueError:
-        raise ProblemError(f"{name} is {array.dtype}: attention takes float16 and bfloat16") from None
-    return ArrayView(0, shape, row_major_strides(shape), dtype, CPU, "jax", array)
+def _seen(arrays: Arrays) -> dict[str, ArrayView]:
+    """The arrays of a trace as the checks see them, with no address."""
+    views = dict[str, ArrayView]()
+    for name, x in attention_call.declaration.named(arrays).items():
+        if x is None and name not in attention_call.declaration.needed:
+            continue
+        if not isinstance(x, jax.Array | np.ndarray):
+            raise ProblemError(f"{name} is a {type(x).__name__}: pass an array of JAX")
+        shape = tuple(x.shape)
+        try:
+            dtype = dtype_of(x.dtype)
+        except ValueError:
+            raise ProblemError(f"{name} is {x.dtype}: attention takes float16 and bfloat16") from None
+        views[name] = ArrayView(0, shape, row_major_strides(shape), dtype, CPU, "jax", x)
+    return views
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _attention(options: Options, q: Array, k: Array, v: Array, sinks: Array | None) -> tuple[Array, Array]:
+def _attention(options: Given, arrays: Arrays) -> Any:
     """The result and its log-sum-exps, which the backward pass needs."""
-    rows = tuple(q.shape[axis] for axis in AXES[options.layout])
-    shapes = jax.ShapeDtypeStruct((*q.shape[:3], v.shape[3]), q.dtype), jax.ShapeDtypeStruct(rows, f32.numpy)
-    return _on_host(partial(eager.attention, **_keywords(options), return_lse=True), shapes, (q, k, v), sinks=sinks)
+    found = Options.of(dict(zip(attention_call.option_names, options, strict=True)))
+    forms = results(_seen(arrays), found).values()
+    return _on_host(attention_call, arrays, options, [(shape, dtype.numpy) for shape, dtype in forms])
 
 
-def _forward(options: Options, q: Array, k: Array, v: Array, sinks: Array | None) -> Any:
-    found: Any = _attention(options, q, k, v, sinks)
-    return found, (q, k, v, sinks, *found)
+def _forward(options: Given, arrays: Arrays) -> Any:
+    found: Any = _attention(options, arrays)
+    return found, (arrays, found)
 
 
-def _backward(options: Options, saved: Any, gradients: tuple[Array, Array]) -> Any:
-    q, k, v, sinks, out, lse = saved
-    dout, dlse = gradients
-    shapes = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in (q, k, v)]
-    if sinks is not None:
-        shapes.append(jax.ShapeDtypeStruct(sinks.shape, f32.numpy))
-    call = partial(attention_backward, **_keywords(options))
-    found = _on_host(call, tuple(shapes), (dout, q, k, v, out, lse), dlse=dlse, sinks=sinks)
-    return (*found[:3], None if sinks is None else found[3].astype(sinks.dtype))
+def _backward(options: Given, saved: Any, gradients: tuple[Array, Array]) -> Any:
+    """The gradients, found by names: that of ``q`` is the backward operation's first result."""
+    arrays, found = saved
+    known: Mapping[str, Any] = {
+        **dict(zip(attention_call.array_names, arrays, strict=True)),
+        **dict(zip(("out", "lse", "dout", "dlse"), (*found, *gradients), strict=True)),
+        **dict(zip(attention_call.option_names, options, strict=True)),
+    }
+    given, asked = attention_backward_call.positions(known)
+    forms = [(x.shape, np.float32 if i == 3 else x.dtype) for i, x in enumerate(arrays) if x is not None]
+    made = iter(_on_host(attention_backward_call, given, asked, forms))
+    return (tuple([None if x is None else next(made).astype(x.dtype) for x in arrays]),)
 
 
 _attention.defvjp(_forward, _backward)  # pyright: ignore[reportFunctionMemberAccess]  (where JAX is absent)
 
 
-def _keywords(options: Options) -> dict[str, Any]:
-    return {
-        "causal": options.causal,
-        "scale": options.scale,
-        "window": options.window,
-        "softcap": options.softcap,
-        "layout": options.layout,
-    }
-
-
-def _on_host(call: Callable[..., Any], shapes: Any, arrays: tuple[Array, ...], **named: Array | None) -> Any:
-    """The results of ``call`` on NumPy's arrays, when the program runs."""
+def _on_host(caller: Caller, arrays: Arrays, options: Given, forms: Any) -> Any:
+    """The results of a call on NumPy's arrays, when the program runs."""
 
     def run(*given: Any) -> Any:
-        hosts = [np.asarray(x) for x in given]
-        return call(*hosts[: len(arrays)], **dict(zip(names, hosts[len(arrays) :], strict=True)))
+        hosts = iter(map(np.asarray, given))
+        return caller.computed(tuple([None if x is None else next(hosts) for x in arrays]), options)
 
-    names = [name for name, x in named.items() if x is not None]
-    return jax.pure_callback(
-        run, shapes, *map(jnp.asarray, arrays), *[named[name] for name in names], vmap_method="sequential"
-    )
+    shapes = tuple([jax.ShapeDtypeStruct(*form) for form in forms])
+    given = [jnp.asarray(x) for x in arrays if x is not None]
+    return jax.pure_callback(run, shapes, *given, vmap_method="sequential")

@@ -8,21 +8,28 @@ import pytest
 
 from tests.ops.emulated_gpu import DeviceCopy, EmulatedGpu
 from warploom.core.targets import target
-from warploom.ops import (
-    append_to_cache,
-    attention,
-    attention_backward,
-    attention_paged,
-    attention_varlen,
-    attention_varlen_backward,
-    backends,
-    launch,
-    loss,
-    matmul,
-    processors,
-    reduce,
-    steps,
-    tuned,
+from warploom.ops import backends, launch, processors, steps, tuned
+from warploom.ops.append_to_cache import append_call
+from warploom.ops.attention import attention_call
+from warploom.ops.attention_backward import attention_backward_call
+from warploom.ops.attention_paged import attention_paged_call
+from warploom.ops.attention_varlen import attention_varlen_call
+from warploom.ops.attention_varlen_backward import attention_varlen_backward_call
+from warploom.ops.loss import loss_call, row_gradients_call
+from warploom.ops.matmul import matmul_call
+from warploom.ops.reduce import matmul_reduce_call
+
+CALLS = (
+    append_call,
+    attention_call,
+    attention_backward_call,
+    attention_paged_call,
+    attention_varlen_call,
+    attention_varlen_backward_call,
+    loss_call,
+    row_gradients_call,
+    matmul_call,
+    matmul_reduce_call,
 )
 
 
@@ -45,19 +52,8 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[EmulatedGpu]:
     monkeypatch.setattr(tuned, "gpu_name", lambda _: "the emulator")
     monkeypatch.setattr(backends.GpuCall, "prepare", made.prepare)
     monkeypatch.setattr(steps, "zero_words", made.zero)
-    modules = (
-        append_to_cache,
-        attention,
-        attention_backward,
-        attention_paged,
-        attention_varlen,
-        attention_varlen_backward,
-        loss,
-        matmul,
-        reduce,
-    )
-    for module in modules:
-        module._prepared.clear()
+    for call in CALLS:
+        call.cache.clear()
     yield made
-    for module in modules:
-        module._prepared.clear()
+    for call in CALLS:
+        call.cache.clear()

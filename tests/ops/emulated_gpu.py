@@ -17,17 +17,15 @@ from warploom.interop.arrays import ArrayView, describe, memory_span
 from warploom.kernels.source import KernelSource
 from warploom.ops import (
     append_to_cache,
-    attention,
     attention_arrays,
     attention_backward,
-    attention_paged,
     attention_varlen,
     attention_varlen_backward,
     backends,
+    calls,
     loss,
     matmul,
     reduce,
-    repeated,
     steps,
 )
 
@@ -99,24 +97,15 @@ class EmulatedGpu:
         def all_on_gpu(given: Mapping[str, Any], _: Any = None) -> dict[str, ArrayView]:
             return {name: on_gpu(array) for name, array in given.items()}
 
-        for module in (append_to_cache, attention, attention_arrays, attention_backward, loss, matmul, reduce):
-            monkeypatch.setattr(module, "describe_all", all_on_gpu)
+        monkeypatch.setattr(calls, "describe_all", all_on_gpu)
         monkeypatch.setattr(loss, "describe", on_gpu)
         compact = copies._compact
         monkeypatch.setattr(copies, "_compact", lambda view: on_gpu(compact(view._replace(device=("cpu", 0))).owner))
-        for module in (attention, attention_paged, attention_varlen, reduce, loss):
+        for module in (append_to_cache, attention_varlen, matmul, reduce, loss):
             monkeypatch.setattr(module, "empty", self.empty)
-        monkeypatch.setattr(attention_varlen_backward, "filled", self.filled)
-        for module in (
-            append_to_cache,
-            attention,
-            attention_backward,
-            attention_paged,
-            attention_varlen_backward,
-            matmul,
-        ):
-            monkeypatch.setattr(module, "empty_like", self.empty_like)
-        for module in (repeated, steps):
+        for module in (attention_arrays, attention_backward, attention_varlen_backward):
+            monkeypatch.setattr(module, "filled", self.filled)
+        for module in (calls, steps):
             monkeypatch.setattr(module, "maker", self.maker)
 
 

@@ -10,7 +10,7 @@ from warploom.core.targets import target as architecture
 from warploom.kernels.matmul.problem import contiguous_problem
 from warploom.kernels.matmul.sm80 import MatmulSm80
 from warploom.kernels.matmul.sm90 import MatmulSm90
-from warploom.ops import loss as ops
+from warploom.ops.loss import row_gradients as gradients
 from warploom.ops.loss_options import loss_of
 from warploom.ops.loss_plan import GradientPlan
 
@@ -141,10 +141,8 @@ def test_gradients(name):
     reference, rng = Reference(x, w, target, **options), np.random.default_rng(1)
     by_loss, by_lse = (rng.uniform(0.5, 1.5, m).astype(np.float32) for _ in range(2))
     lse = linear_cross_entropy(x, w, target, return_lse=True, config=SMALL[bf16], **options)[1]
-    loss = loss_of(IGNORED, options.get("label_smoothing", 0), options.get("z_loss", 0), options.get("softcap"))
     for other in (None, by_lse):
-        rows = ops.RowGradients(lse, by_loss, other, target, loss)
-        found = ops.gradients(x, w, rows, (True, True, False), config=SMALL[bf16], blocks=blocks)[:2]
+        found = gradients(x, w, lse, target, by_loss, other, config=SMALL[bf16], blocks=blocks, **options)
         expected = reference.gradients(by_loss, other)
         assert_gradients(found, expected, bf16, 1 if blocks is None else -(-m // blocks[0]))
         if other is None:
@@ -159,15 +157,13 @@ def test_a_bias(blocks, options):
     found, lse = linear_cross_entropy(x, w, target, bias=bias, return_lse=True, config=SMALL[bf16], **options)
     np.testing.assert_allclose(found, reference.rows, atol=1e-4)
     np.testing.assert_allclose(lse, reference.lse, atol=1e-4)
-    loss = loss_of(IGNORED, options.get("label_smoothing", 0), options.get("z_loss", 0), options.get("softcap"))
-    rows = ops.RowGradients(lse, by_loss, None, target, loss)
-    given = {"bias": bias, "config": SMALL[bf16], "blocks": blocks}
-    *products, by_bias = ops.gradients(x, w, rows, (True, True, True), **given)
+    given = {"bias": bias, "config": SMALL[bf16], "blocks": blocks, "wants_bias": True, **options}
+    *products, by_bias = gradients(x, w, lse, target, by_loss, **given)
     expected = reference.gradients(by_loss)
     assert_gradients(products, expected, bf16, 3)
     assert_gradients([by_bias], [reference.by_bias], bf16)
-    alone = ops.gradients(x, w, rows, (False, False, True), **given)
-    np.testing.assert_array_equal(alone[2], by_bias)
+    alone = gradients(x, w, lse, target, by_loss, wants_x=False, wants_w=False, **given)
+    np.testing.assert_array_equal(alone, by_bias)
 
 
 @pytest.mark.parametrize("name", ["lse", "by_loss", "by_lse"])
@@ -175,9 +171,7 @@ def test_numbers_of_rows_are_float32(name):
     x, w, target = inputs(8, 40, 32)
     rows = {**dict.fromkeys(("lse", "by_loss", "by_lse"), np.ones(8, np.float32)), name: np.ones(8, bf16.numpy)}
     with pytest.raises(ProblemError, match=r"is bf16 of shape \(8,\); it must be float32"):
-        ops.gradients(
-            x, w, ops.RowGradients(target=target, loss=loss_of(IGNORED, 0, 0, None), **rows), (True, True, True)
-        )
+        gradients(x, w, target=target, wants_bias=True, **rows)
 
 
 def test_a_bias_of_another_size_is_named():
@@ -190,22 +184,19 @@ def test_gradients_by_wgmma_and_of_columns_that_lie_apart():
     x, w, target = inputs(80, 136, 64)
     reference, by_loss = Reference(x, w, target, **EVERYTHING), np.ones(80, np.float32)
     lse = reference.lse.astype(np.float32)
-    rows = ops.RowGradients(lse, by_loss, None, target, loss_of(IGNORED, 0.1, 0.01, 3.0))
-    found = ops.gradients(x, w, rows, (True, True, False), config=BULK, blocks=(64, 64))[:2]
+    found = gradients(x, w, lse, target, by_loss, config=BULK, blocks=(64, 64), **EVERYTHING)
     assert_gradients(found, reference.gradients(by_loss), bf16, 2)
     turned = np.asfortranarray(x), np.asfortranarray(w)
-    again = ops.gradients(*turned, rows, (True, True, False), config=SMALL[bf16], blocks=(32, 64))[:2]
+    again = gradients(*turned, lse, target, by_loss, config=SMALL[bf16], blocks=(32, 64), **EVERYTHING)
     assert_gradients(again, reference.gradients(by_loss), bf16, 3)
 
 
 def test_only_what_is_wanted_is_computed():
     x, w, target = inputs(24, 40, 32, f16)
     reference, by_loss = Reference(x, w, target), np.ones(24, np.float32)
-    rows = ops.RowGradients(reference.lse.astype(np.float32), by_loss, None, target, loss_of(IGNORED, 0, 0, None))
-    dx, *nothing = ops.gradients(x, w, rows, (True, False, False), config=SMALL[f16])
-    assert nothing == [None, None]
-    nothing, dw, _ = ops.gradients(x, w, rows, (False, True, False), config=SMALL[f16])
-    assert nothing is None
+    given = x, w, reference.lse.astype(np.float32), target, by_loss
+    dx = gradients(*given, wants_w=False, config=SMALL[f16])
+    dw = gradients(*given, wants_x=False, config=SMALL[f16])
     assert_gradients((dx, dw), reference.gradients(by_loss), f16)
 
 
@@ -216,8 +207,7 @@ def test_repeated_calls_on_a_gpu_read_their_own_arrays(gpu, monkeypatch):
         x, w, target = inputs(24, 40, 32, seed=seed)
         reference, by_loss = Reference(x, w, target), np.ones(24, np.float32)
         lse = linear_cross_entropy(x, w, target, return_lse=True)[1]
-        rows = ops.RowGradients(lse, by_loss, None, target, loss_of(IGNORED, 0, 0, None))
-        found = ops.gradients(x, w, rows, (True, True, False), blocks=(16, 24))[:2]
+        found = gradients(x, w, lse, target, by_loss, blocks=(16, 24))
         assert_gradients(found, reference.gradients(by_loss), bf16, 2)
         if seed == 0:
             kernels = len(gpu.prepared)

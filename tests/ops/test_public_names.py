@@ -3,14 +3,16 @@
 import inspect
 import pickle
 import warnings
-from typing import Unpack, get_args, get_origin, get_type_hints
+from typing import Any
 
 import numpy as np
 import pytest
 
 import warploom
+from tests.ops.conftest import CALLS
 from warploom.core.errors import EmulationWarning
 from warploom.ops import attention, attention_varlen, loss, matmul, reduce
+from warploom.ops.calls import Caller
 
 EAGER = {
     "attention": attention.attention,
@@ -31,19 +33,45 @@ def test_public_functions_survive_pickling(name):
     assert pickle.loads(pickle.dumps(function)) is function
 
 
+class SeenError(Exception):
+    """Ends a call where its arguments have arrived."""
+
+
+@pytest.mark.parametrize("call", CALLS, ids=lambda call: call.name)
+def test_every_argument_reaches_its_place(call, monkeypatch):
+    """A function's signature declares it, and its body says the same names again."""
+    seen = list[tuple[Any, ...]]()
+
+    def end(_: Any, *given: Any) -> None:
+        seen.append(given)
+        raise SeenError
+
+    for name in ("__call__", "computed"):
+        monkeypatch.setattr(Caller, name, end)
+    function = call.function
+    given = {name: f"<{name}>" for name in inspect.signature(function).parameters}
+    given |= {name: x for name, x in {"extras": ("<extras>",), "reduction": "none"}.items() if name in given}
+    with pytest.raises(SeenError):
+        function(**given)
+    (arrays, options, *others), declaration = seen[0], call.declaration
+    assert [given[name] for name in declaration.options] == list(options)
+    assert [f"<{name}>" for name in declaration.arrays] == list(arrays)
+    assert others == [given.get("config"), *[given[name] for name in ("check",) if name in given]]
+
+
 @pytest.mark.parametrize("name", EAGER)
 def test_an_operator_takes_what_its_function_takes(name):
-    """By its own parameters and options, or by its schema's, where a window is two numbers."""
+    """By its schema, where a window is two numbers, but for what is written, waited for, or computed around it."""
     torch = pytest.importorskip("torch")
     from warploom.operators.names import operator_of
 
-    operator, schema = operator_of(name), getattr(torch.ops.warploom, name).default._schema
-    options = [
-        get_args(hint)[0].__annotations__ for hint in get_type_hints(operator).values() if get_origin(hint) is Unpack
-    ]
-    taken = {*inspect.signature(operator).parameters, *(argument.name for argument in schema.arguments), "window"}
-    taken = taken.union(*options)
-    assert set(inspect.signature(EAGER[name]).parameters) <= taken
+    operator_of(name)
+    schema = getattr(torch.ops.warploom, name).default._schema
+    taken = {argument.name for argument in schema.arguments}
+    around = {"window", "out", "check", "extras", "return_lse", "return_index", "reduction"}
+    unused = {"max_seqlen_q", "max_seqlen_k"}
+    assert set(inspect.signature(EAGER[name]).parameters) <= taken | around | unused
+    assert "window_left" in taken or "window" not in inspect.signature(EAGER[name]).parameters
 
 
 @pytest.mark.usefixtures("emulated")

@@ -21,11 +21,10 @@ from warploom.interop import tracing
 from warploom.interop.refusals import DerivativeError
 from warploom.kernels.matmul.sm80 import MatmulSm80
 from warploom.ops import attention as attention_ops
-from warploom.ops import attention_arrays
+from warploom.ops import calls
 from warploom.ops import loss as loss_ops
 from warploom.ops import matmul as matmul_ops
 from warploom.ops import reduce as reduce_ops
-from warploom.ops.loss_options import loss_of
 
 SMALL = MatmulSm80(32, 32, 32, 16, 16, stages=2, dtype=bf16)
 Array = np.ndarray[Any, Any]
@@ -87,10 +86,8 @@ def gradients_of_mean(seed: int) -> tuple[Array, Array]:
     x, w, target = numbers(8, 16, seed=seed), numbers(24, 16), np.arange(8)
     logits = x.astype(np.float64) @ w.astype(np.float64).T
     lse = np.logaddexp.reduce(logits, 1)
-    rows = loss_ops.RowGradients(
-        lse.astype(np.float32), spread(np.float32(1 / 8), 8), None, target, loss_of(-100, 0.0, 0.0, None)
-    )
-    dx = loss_ops.gradients(x, w, rows, (True, True, False), config=SMALL)[0]
+    by_loss = spread(np.float32(1 / 8), 8)
+    dx = loss_ops.row_gradients(x, w, lse.astype(np.float32), target, by_loss, config=SMALL)[0]
     return dx, (np.exp(logits - lse[:, None]) - np.eye(8, 24)) @ w.astype(np.float64) / 8
 
 
@@ -138,7 +135,7 @@ LOOKED_UP: dict[str, tuple[ModuleType, Callable[[], Any]]] = {
     "matmul": (matmul_ops, lambda: warploom.matmul(X[0, :, 0], Y[0, :, 0], config=SMALL)),
     "matmul_reduce": (reduce_ops, lambda: warploom.matmul_reduce(X[0, :, 0], Y[0, :, 0], "sum", config=SMALL)),
 }
-SETTLED = "run_and_keep", "empty", "empty_like", "laid_out", "read_inputs", "plan_for", "Options"
+SETTLED = "empty", "laid_out", "read_inputs", "plan_for", "Options"
 """What only a first call needs: to lay arrays out, to choose how results are made, to plan."""
 
 
@@ -189,13 +186,10 @@ def like(request: pytest.FixtureRequest, gpu: EmulatedGpu, monkeypatch: pytest.M
     torch = pytest.importorskip("torch")
     gpu.hold(monkeypatch)
     read = list[Any]()
-    for module in (attention_arrays, matmul_ops):
-        reader = module.describe_all
-        monkeypatch.setattr(
-            module,
-            "describe_all",
-            lambda given, *public, reader=reader: read.extend(given.values()) or reader(given, *public),
-        )
+    reader = calls.describe_all
+    monkeypatch.setattr(
+        calls, "describe_all", lambda given, *public: read.extend(given.values()) or reader(given, *public)
+    )
     call, shapes = LIKE[request.param]
     tensors = [torch.randn(shape, dtype=torch.float32 if len(shape) == 1 else torch.float16) for shape in shapes]
     for _ in range(2):
@@ -280,8 +274,7 @@ def test_tensors_of_a_gpu_are_known(monkeypatch: pytest.MonkeyPatch) -> None:
 
     both(x, q)
     expected = both(x, q)
-    monkeypatch.setattr(matmul_ops, "_look_up", lambda *_: pytest.fail("read again"))
-    monkeypatch.setattr(attention_ops, "looked_up", lambda *_: pytest.fail("read again"))
+    monkeypatch.setattr(calls, "describe_all", lambda *_: pytest.fail("read again"))
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):

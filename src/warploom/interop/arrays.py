@@ -18,6 +18,7 @@ from warploom.core.dtypes import DTYPES, DType, foreign_dtype
 from warploom.core.errors import ProblemError
 from warploom.interop import dlpack
 from warploom.interop.refusals import refuse_derivatives, without_memory
+from warploom.interop.torch_internals import cuda_allocator, stream_handles, tangents_are_on
 
 Device = tuple[str, int]
 CPU: Device = ("cpu", 0)
@@ -197,7 +198,7 @@ def empty(kind: str, shape: Sequence[int], dtype: DType, device: Device) -> Any:
     """
     if kind == "torch":
         torch = sys.modules["torch"]
-        return torch.empty(tuple(shape), dtype=_torch_dtype(torch, dtype), device=_torch_device(device))
+        return torch.empty(tuple(shape), dtype=torch_type(dtype), device=_torch_device(device))
     if kind == "numpy" or (kind == "dlpack" and device[0] == "cpu"):
         return np.empty(tuple(shape), dtype.numpy)
     if kind == "cupy":
@@ -217,13 +218,12 @@ def empty_like(view: ArrayView, shape: Sequence[int] | None = None, dtype: DType
 
 def maker(kind: str, shape: Sequence[int], dtype: DType, device: Device) -> Callable[[], Any]:
     """:func:`empty` for calls again and again."""
-    sizes, torch = tuple(shape), sys.modules.get("torch") if kind == "torch" and device[0] == "cuda" else None
-    raw = None if torch is None else getattr(torch._C._dynamo.guards, "_empty_strided_cuda", None)
-    if torch is None or raw is None:
+    sizes = tuple(shape)
+    allocator = cuda_allocator() if kind == "torch" and device[0] == "cuda" else None
+    if allocator is None:
         return lambda: empty(kind, sizes, dtype, device)
-    strides, own = dlpack.row_major_strides(sizes), _torch_dtype(torch, dtype)
-    current, index = torch._C._cuda_getDevice, device[1]
-    # By what compiled code of torch allocates on the current GPU: half the cost.
+    (raw, current), index = allocator, device[1]
+    strides, own = dlpack.row_major_strides(sizes), torch_type(dtype)
     return lambda: raw(sizes, strides, own) if current() == index else empty(kind, sizes, dtype, device)
 
 
@@ -247,7 +247,7 @@ def current_stream(kind: str, device: int) -> int:
     made ready on it when they are described.
     """
     if kind == "torch" and "torch" in sys.modules:
-        return _torch_stream()(device)
+        return stream_handles()(device)
     if kind == "cupy" and "cupy" in sys.modules:
         cupy: Any = sys.modules["cupy"]
         with cupy.cuda.Device(device):
@@ -285,7 +285,6 @@ def _reader_for(array: Any) -> Callable[[Any], ArrayView]:
 _readers: dict[type, Callable[[Any], ArrayView]] = {ArrayView: lambda view: view}
 _torch_to_dtype: dict[Any, DType] = {}
 _dtype_to_torch: dict[str, Any] = {}
-_forward_ad: Any = None
 _cuda_devices: dict[int, Device] = {}
 _TORCH_NAMES = {
     "float16": "f16",
@@ -305,8 +304,6 @@ _TORCH_NAMES = {
 
 
 def _learn_torch(torch: Any) -> None:
-    global _forward_ad
-    _forward_ad = torch.autograd.forward_ad
     for name, ours in _TORCH_NAMES.items():
         if hasattr(torch, name):
             _torch_to_dtype[getattr(torch, name)] = DTYPES[ours]
@@ -322,7 +319,7 @@ def torch_element_type(dtype: Any) -> DType:
 
 def _read_torch(tensor: Any) -> ArrayView:
     dtype = _torch_to_dtype.get(tensor.dtype) or torch_element_type(tensor.dtype)
-    if tensor.requires_grad or _forward_ad._current_level >= 0:
+    if tensor.requires_grad or tangents_are_on():
         refuse_derivatives(tensor)
     copied = tensor.is_neg()
     if copied:
@@ -395,28 +392,20 @@ def _through_dlpack(array: Any, kind: str, *, readonly: bool = False) -> ArrayVi
 # --- makers -----------------------------------------------------------------------------------------------------------
 
 
-def _torch_dtype(torch: Any, dtype: DType) -> Any:
+def torch_type(dtype: DType) -> Any:
+    """Torch's type of elements. Raises ProblemError where it has none."""
     if dtype.name not in _dtype_to_torch:
-        _learn_torch(torch)
+        _learn_torch(sys.modules["torch"])
     try:
         return _dtype_to_torch[dtype.name]
     except KeyError:
-        raise ProblemError(f"torch {torch.__version__} has no type for {dtype}") from None
+        raise ProblemError(f"this torch has no type for {dtype}") from None
 
 
 @lru_cache
 def _torch_device(device: Device) -> Any:
     torch: Any = sys.modules["torch"]
     return torch.device("cpu") if device == CPU else torch.device(*device)
-
-
-@lru_cache(maxsize=1)
-def _torch_stream() -> Callable[[int], int]:
-    """How torch tells its current stream on a GPU."""
-    torch: Any = sys.modules["torch"]
-    # The raw accessor costs 0.1 µs, the public one builds a Stream object for 1–2 µs.
-    raw = getattr(torch._C, "_cuda_getCurrentRawStream", None)
-    return raw or (lambda device: int(torch.cuda.current_stream(device).cuda_stream))
 
 
 def _empty_cupy(shape: tuple[int, ...], dtype: DType, device: Device) -> Any:

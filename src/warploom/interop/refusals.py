@@ -11,6 +11,7 @@ from contextlib import suppress
 from typing import Any
 
 from warploom.core.errors import ProblemError
+from warploom.interop.torch_internals import is_wrapped, tangents_are_on
 
 NO_BACKWARD = (
     "this tensor requires a gradient, and this call has no backward pass: call under torch.no_grad(), or pass "
@@ -37,8 +38,7 @@ def refuse_derivatives(tensor: Any) -> None:
 
 def refuse_tangent(tensor: Any, name: str = "") -> None:
     """Raises ProblemError for a tensor with a tangent, which its ``name`` begins."""
-    forward_ad = sys.modules["torch"].autograd.forward_ad
-    if forward_ad._current_level >= 0 and forward_ad.unpack_dual(tensor).tangent is not None:
+    if tangents_are_on() and sys.modules["torch"].autograd.forward_ad.unpack_dual(tensor).tangent is not None:
         raise ProblemError(f"{name}: {NO_TANGENT}" if name else NO_TANGENT)
 
 
@@ -57,12 +57,11 @@ def refuse_watched(name: str, value: Any) -> None:
     if not hasattr(value, "requires_grad"):
         return
     torch = sys.modules["torch"]
-    functorch = torch._C._functorch
     if value.requires_grad and torch.is_grad_enabled():
         raise DerivativeError(
             f"{name} requires a gradient, and this call has no backward pass by it: pass {name}.detach()"
         )
-    if functorch.is_functorch_wrapped_tensor(value) or functorch.is_legacy_batchedtensor(value):
+    if is_wrapped(value):
         raise ProblemError(f"{name} is transformed by torch.func or torch.vmap, and a kernel needs it: pass a number")
     refuse_tangent(value, name)
 
@@ -94,8 +93,7 @@ def without_memory(tensor: Any, error: str = "") -> ProblemError:
     """Why a tensor has no plain memory, and what to pass instead; ``error`` is what PyTorch said."""
     if tensor.is_nested:
         return ProblemError(NESTED)
-    functorch = sys.modules["torch"]._C._functorch
-    if functorch.is_functorch_wrapped_tensor(tensor) or functorch.is_legacy_batchedtensor(tensor):
+    if is_wrapped(tensor):
         return ProblemError(
             "inside torch.vmap, torch.func.jvp, is_grads_batched=True and the like tensors have no memory of their "
             "own: call this outside"

@@ -7,45 +7,39 @@ current stream, so compiled code may run in CUDA graphs.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from inspect import signature, unwrap
-from typing import Any, Unpack
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
 
 import torch
 
-from warploom.operators.eager import EagerOperation, Tensors, autocast, runs_eagerly, wants_gradient
-from warploom.operators.fakes import for_operator, if_sizes_are_known, options_of, seen
-from warploom.operators.registration import EXACT, Derivative, Named, define, differentiated
+from warploom.operators.fakes import arrays_of, if_sizes_are_known, made_of
+from warploom.operators.recorded import RecordedCall, Recorder, eagerly, runs_eagerly
+from warploom.operators.registration import Derivative, define, differentiated
+from warploom.operators.schema import Named, Schema
 from warploom.ops import attention as eager
-from warploom.ops.attention import refuse_config
-from warploom.ops.attention_arrays import AXES, Options, checked
-from warploom.ops.attention_backward import attention_backward
-from warploom.ops.signatures import AttentionOptions
+from warploom.ops.attention_arrays import Options, checked
+from warploom.ops.attention_backward import attention_backward_call
+from warploom.ops.calls import Caller, Shapes, Views
+from warploom.ops.declare import Option
 
-_SCHEMA = (
-    "(Tensor q, Tensor k, Tensor v, bool causal=False, float? scale=None, SymInt? window_left=None, "
-    "SymInt? window_right=None, float? softcap=None, str layout='bshd', str? config=None, "
-    "Tensor? scale_tensor=None, Tensor? softcap_tensor=None, bool deterministic=False, Tensor? sinks=None) -> "
-)
+_DETERMINISTIC = Option("deterministic", "bool", False)
 
 
-_BACKWARD = (
-    "(Tensor dout, Tensor q, Tensor k, Tensor v, Tensor out, Tensor lse, Tensor? dlse=None, Tensor? sinks=None, "
-    "bool causal=False, float? scale=None, SymInt? window_left=None, SymInt? window_right=None, float? softcap=None, "
-    "str layout='bshd', Tensor? scale_tensor=None, Tensor? softcap_tensor=None, bool deterministic=False) -> "
-    "(Tensor, Tensor, Tensor, Tensor)"
-)
+def define_backward(caller: Caller) -> Any:
+    """The operator of gradients by q, k, v and sinks; the last is empty without sinks."""
 
+    def run(arrays: tuple[Any, ...], options: tuple[Any, ...], _: Any) -> Any:
+        found = caller.computed(arrays, _deterministic(caller, options))
+        return found if len(found) > 3 else (*found, _of_sinks(arrays[0], 0))
 
-def backward_of(function: Callable[..., Any]) -> Callable[..., Any]:
-    """What runs an operator of gradients by q, k, v and sinks."""
+    def fake(given: Named) -> Any:
+        q, k, v, sinks = (given[name] for name in (*"qkv", "sinks"))
+        heads = 0 if sinks is None else sinks.shape[0]
+        return q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape), _of_sinks(q, heads)
 
-    def run(q: torch.Tensor, sinks: Any = None, deterministic: bool = False, **given: Any) -> Any:
-        deterministic = deterministic or torch.are_deterministic_algorithms_enabled()
-        found = function(q=q, sinks=sinks, deterministic=deterministic, **given)
-        return found if sinks is not None else (*found, _of_sinks(q, 0))
-
-    return run
+    results = "(Tensor, Tensor, Tensor, Tensor)"
+    return define(caller.name, Schema(caller.declaration), results, run, fake, of_gradients=True)
 
 
 def _of_sinks(q: torch.Tensor, heads: int) -> torch.Tensor:
@@ -53,107 +47,122 @@ def _of_sinks(q: torch.Tensor, heads: int) -> torch.Tensor:
     return q.new_empty((heads,), dtype=torch.float32)
 
 
-def fake_backward(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, sinks: torch.Tensor | None, **_: Any) -> Any:
-    """The shapes of those gradients."""
-    heads = 0 if sinks is None else sinks.shape[0]
-    return q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape), _of_sinks(q, heads)
-
-
-backward_operator = define(
-    "attention_backward", _BACKWARD, backward_of(attention_backward), fake_backward, of_gradients=True
-)
-"""The gradients by q, k, v and sinks, by :func:`warploom.attention_backward`; the last is empty without sinks."""
-
-
-def gradients(run: Callable[..., Any], names: frozenset[str]) -> Callable[..., Named]:
-    """The derivative by q, k, v and sinks, through what computes their gradients of arguments with these names."""
-
-    def backward(given: Named, results: Any, by_results: tuple[torch.Tensor | None, ...], _: frozenset[str]) -> Named:
-        (out, lse), (dout, dlse) = results, by_results
-        if dout is None and dlse is None:
-            return {}
-        options = {name: x for name, x in given.items() if name in names}
-        dout = torch.zeros_like(out) if dout is None else dout
-        found = run(dout=dout, out=out, lse=lse, dlse=dlse, **options)
-        of_arrays, sinks = dict(zip("qkv", found[:3], strict=True)), given.get("sinks")
-        return of_arrays if sinks is None else {**of_arrays, "sinks": found[3].to(sinks.dtype)}
-
-    return backward
+def _deterministic(caller: Caller, options: tuple[Any, ...]) -> tuple[Any, ...]:
+    """The options of a backward pass, deterministic where PyTorch asks for it."""
+    if not torch.are_deterministic_algorithms_enabled():
+        return options
+    return tuple([x or name == "deterministic" for name, x in zip(caller.option_names, options, strict=True)])
 
 
 def define_both(
-    name: str,
-    schema: str,
-    function: Callable[..., Any],
-    fake: Callable[[Named, Options], Any],
+    caller: Caller,
+    check: Callable[[Views, Options, Named], None],
+    results: Callable[[Views, Options], Shapes],
     derivative: Derivative | None = None,
 ) -> tuple[Any, Any]:
-    """The operator of a function's output, and with ``_lse`` behind its name that of output and log-sum-exps.
+    """The operator of a call's output, and with ``_lse`` behind its name that of output and log-sum-exps.
 
-    ``fake`` gives the shapes of both; ``derivative`` is that of both results by q, k, v and sinks, if there is one.
+    ``check`` raises for what is wrong with described arrays, options and the operator's arguments; ``results`` are
+    their shapes and types. ``derivative`` is that of both results, if there is one.
     """
-    compute = unwrap(function)  # PyTorch does not watch what a kernel of its own does
 
     def one(return_lse: bool) -> Any:
-        def run(deterministic: bool = False, **given: Any) -> Any:  # of its gradients alone
-            return compute(return_lse=return_lse, **given)
+        more = (_DETERMINISTIC,) if caller.recorded else ()
+        schema = Schema(caller.declaration, {"return_lse": return_lse}, more)
 
-        def shapes(**given: Any) -> Any:
-            found = fake(given, options_of(given, return_lse))
-            return found if return_lse else found[0]
+        def run(arrays: tuple[Any, ...], options: tuple[Any, ...], config: Any) -> Any:
+            return caller.computed(arrays, options, config)
 
-        results = "(Tensor, Tensor)" if return_lse else "Tensor"
-        return define(name + "_lse" * return_lse, schema + results, run, shapes, derivative if return_lse else None)
+        def fake(given: Named) -> Any:
+            views, options = arrays_of(caller.declaration, given), options_of(given, return_lse)
+            if_sizes_are_known(lambda: check(views, options, given))
+            return made_of(results(views, options), given)
+
+        forms = "(Tensor, Tensor)" if return_lse else "Tensor"
+        name = caller.name + "_lse" * return_lse
+        return define(name, schema, forms, run, fake, derivative if return_lse else None)
 
     return one(False), one(True)
 
 
-class DifferentiableAttention:
-    """A kind of attention as an eager operation, and as its operators.
+def options_of(given: Named, return_lse: bool) -> Options:
+    """What the arguments of an operator of attention ask for; the sides of a window may be symbols."""
+    plain = {name: x for name, x in given.items() if name in ("causal", "scale", "softcap", "layout")}
+    left, right = given["window_left"], given["window_right"]
+    found = replace(Options.of(plain), return_lse=return_lse)
+    return replace(found, window=None if left is right is None else (left, right))
 
-    ``function`` and ``backward`` are the public ones, ``operator`` is that of the gradients.
+
+class DifferentiableAttention:
+    """A kind of attention as an eager operation with a history, and as its operators.
+
+    ``backward`` computes the gradients, ``operator`` is theirs.
     """
 
-    def __init__(self, name: str, function: Callable[..., Any], backward: Callable[..., Any], operator: Any) -> None:
-        by, compute = frozenset({*"qkv", "sinks"}), unwrap(function)
-        self._name, self._compute, backward = name, compute, unwrap(backward)
-        self.derivative = Derivative(by, gradients(operator, frozenset(x.name for x in operator._schema.arguments)))
+    def __init__(self, caller: Caller, backward: Caller, operator: Any) -> None:
+        self.caller, self._backward, self._operator = caller, backward, operator
+        self.derivative = Derivative(frozenset({*"qkv", "sinks"}), self._traced_gradients)
+        schema = Schema(caller.declaration, {"return_lse": True}, (_DETERMINISTIC,))
+        self._recorder = Recorder(caller, schema, self.derivative, self._gradients, {"return_lse": True})
+        self._names = frozenset([x.name for x in operator._schema.arguments])
+        self._schema = schema
 
-        def run(deterministic: bool = False, **given: Any) -> Any:  # of the gradients alone
-            return compute(return_lse=True, **given)
-
-        taken = frozenset(signature(backward).parameters) - {"config"}
-        self._eager = EagerOperation(name, run, self.derivative, gradients(backward_of(backward), taken))
-
-    def __call__(self, tensors: Tensors, return_lse: bool, options: dict[str, Any]) -> Any:
-        """The output, with ``return_lse`` also the log-sum-exps; ``deterministic`` is an option of the gradients."""
-        if runs_eagerly(tensors["q"]):
-            tensors = autocast(tensors, EXACT)
-            if not wants_gradient(tensors):
-                options.pop("deterministic")
-                return self._compute(**tensors, return_lse=return_lse, **options)
-            found = self._eager(tensors, options)
-            return found if return_lse else found[0]
-        operators, given = torch.ops.warploom, for_operator(**options)
-        if not (return_lse or differentiated(*[tensors[name] for name in (*"qkv", "sinks")])):
-            return getattr(operators, self._name)(**tensors, **given)
-        out, lse = getattr(operators, f"{self._name}_lse")(**tensors, **given)  # the backward pass needs both
+    def __call__(
+        self, arrays: tuple[Any, ...], options: tuple[Any, ...], config: Any, check: Any, deterministic: bool
+    ) -> Any:
+        """The results of a call; ``deterministic`` is an option of the gradients."""
+        caller, more = self.caller, {"deterministic": True} if deterministic else {}
+        if runs_eagerly(arrays[0]):
+            return eagerly(self._recorder, arrays, options, config, check, **more)
+        named, asked = caller.declaration.named(arrays), dict(zip(caller.option_names, options, strict=True))
+        operators, given = torch.ops.warploom, self._schema.arguments(named, asked, config)
+        given |= more
+        return_lse = asked["return_lse"]
+        if not (return_lse or differentiated(*[x for x in arrays if isinstance(x, torch.Tensor)])):
+            return getattr(operators, caller.name)(**given)
+        out, lse = getattr(operators, f"{caller.name}_lse")(**given)  # the backward pass needs both
         return (out, lse) if return_lse else out
 
+    def _gradients(
+        self, call: RecordedCall, saved: Sequence[torch.Tensor], by_results: Sequence[torch.Tensor | None]
+    ) -> Named:
+        """The gradients of a node."""
+        dout, dlse = by_results
+        if dout is None and dlse is None:
+            return {}
+        backward, given = self._backward, dict[str, Any](zip((*call.names, "out", "lse"), saved, strict=True))
+        given["dout"], given["dlse"] = torch.zeros_like(given["out"]) if dout is None else dout, dlse
+        asked = call.of.named_options(call)
+        options = tuple([asked.get(name, False) for name in backward.option_names])
+        arrays = tuple([given.get(name) for name in backward.array_names])
+        return _by_names(backward.computed(arrays, _deterministic(backward, options)), given.get("sinks"))
 
-def _fake(given: Named, options: Options) -> Any:
-    q, v = given["q"], given["v"]
-    views = {name: seen(given[name]) for name in (*"qkv", "sinks") if given[name] is not None}
-    problem = if_sizes_are_known(lambda: checked(views, options))
-    if given["config"] is not None and problem is not None:
-        refuse_config(given["config"], problem)
-    out = q.new_empty((*q.shape[:3], v.shape[3]))  # row-major, whatever the strides of q
-    return out, q.new_empty([q.shape[axis] for axis in AXES[options.layout]], dtype=torch.float32)
+    def _traced_gradients(self, given: Named, results: Any, by_results: tuple[Any, ...], _: frozenset[str]) -> Named:
+        """The gradients through their operator."""
+        (out, lse), (dout, dlse) = results, by_results
+        if dout is None and dlse is None:
+            return {}
+        options = {name: x for name, x in given.items() if name in self._names and name != "config"}
+        dout = torch.zeros_like(out) if dout is None else dout
+        found = self._operator(dout=dout, out=out, lse=lse, dlse=dlse, **options)
+        return _by_names(found, given.get("sinks"))
 
 
-_attention = DifferentiableAttention("attention", eager.attention, attention_backward, backward_operator)
+def _by_names(found: Sequence[torch.Tensor], sinks: torch.Tensor | None) -> Named:
+    of_arrays = dict(zip("qkv", found[:3], strict=True))
+    return of_arrays if sinks is None else {**of_arrays, "sinks": found[3].to(sinks.dtype)}
+
+
+def _check(views: Views, options: Options, given: Named) -> None:
+    problem = checked(views, options)
+    if given["config"] is not None:
+        eager.refuse_config(given["config"], problem)
+
+
+backward_operator = define_backward(attention_backward_call)
+_attention = DifferentiableAttention(eager.attention_call, attention_backward_call, backward_operator)
 attention_operator, attention_lse_operator = define_both(
-    "attention", _SCHEMA, eager.attention, _fake, _attention.derivative
+    eager.attention_call, _check, eager.results, _attention.derivative
 )
 """The output of :func:`warploom.attention`, and with the log-sum-exp (float32, (batch, heads, q_len)).
 
@@ -168,7 +177,8 @@ def attention(
     *,
     return_lse: bool = False,
     deterministic: bool = False,
-    **options: Unpack[AttentionOptions],
+    config: Any = None,
+    **options: Any,
 ) -> Any:
     """:func:`warploom.attention` where PyTorch keeps a history, or inside a traced graph: one node, no graph break.
 
@@ -178,8 +188,8 @@ def attention(
     turned = options.get("layout") == "bhsd" and q.stride(1) < q.stride(2)
     if turned:
         q, k, v, options["layout"] = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), "bshd"
-    tensors = {"q": q, "k": k, "v": v, "sinks": options.pop("sinks", None)}
-    found = _attention(tensors, return_lse, {**options, "deterministic": deterministic})
+    arrays, asked = eager.attention_call.positions({"q": q, "k": k, "v": v, "return_lse": return_lse, **options})
+    found = _attention(arrays, asked, config, False, deterministic)
     if not turned:
         return found
     return (found[0].transpose(1, 2), found[1]) if return_lse else found.transpose(1, 2)

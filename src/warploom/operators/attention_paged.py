@@ -8,56 +8,34 @@ import torch
 
 from warploom.core.errors import ProblemError
 from warploom.operators.attention import define_both
-from warploom.operators.fakes import for_operator, if_sizes_are_known, seen
-from warploom.operators.registration import Named
+from warploom.operators.schema import Named, Schema
 from warploom.ops import attention_paged as eager
 from warploom.ops.attention_arrays import Options
-from warploom.ops.attention_paged_arrays import given_split, read_cache
+from warploom.ops.calls import Views
 
-_SCHEMA = (
-    "(Tensor q, Tensor k_cache, Tensor v_cache, Tensor kv_lens, Tensor? block_table=None, Tensor? cu_seqlens_q=None, "
-    "bool causal=True, SymInt? window_left=None, SymInt? window_right=None, float? softcap=None, float? scale=None, "
-    "SymInt? fixed_split=None, str? config=None, Tensor? scale_tensor=None, Tensor? softcap_tensor=None, "
-    "Tensor? sinks=None, Tensor? k_scale=None, Tensor? v_scale=None) -> "
-)
+_CALL = eager.attention_paged_call
+_SCHEMA = Schema(_CALL.declaration, {"return_lse": False})
 
 
-_ARRAYS = "q", "k_cache", "v_cache", "kv_lens", "cu_seqlens_q", "block_table", "k_scale", "v_scale", "sinks"
-
-
-def _fake(given: Named, options: Options) -> Any:
-    q = given["q"]
-    views = {name: seen(given[name]) for name in _ARRAYS if given[name] is not None}
-    inputs = if_sizes_are_known(lambda: read_cache(views, options, given_split(given["fixed_split"])))
-    if given["config"] is not None and inputs is not None:
+def _check(views: Views, options: Options, given: Named) -> None:
+    inputs = eager.inputs_of(views, options, given["fixed_split"])
+    if given["config"] is not None:
         eager.refuse_paged(given["config"], inputs)
-    *outer, queries, heads, _ = q.shape
-    return q.new_empty(q.shape), q.new_empty((*outer, heads, queries), dtype=torch.float32)
 
 
-attention_paged_operator, attention_paged_lse_operator = define_both(
-    "attention_paged", _SCHEMA, eager.attention_paged, _fake
-)
+attention_paged_operator, attention_paged_lse_operator = define_both(_CALL, _check, eager.results)
 """The output of :func:`warploom.attention_paged`, and with the log-sum-exps."""
 
 
 def attention_paged(
-    q: torch.Tensor,
-    k_cache: torch.Tensor,
-    v_cache: torch.Tensor,
-    kv_lens: torch.Tensor,
-    *,
-    return_lse: bool = False,
-    out: torch.Tensor | None = None,
-    check: bool = False,
-    **options: Any,
+    *, return_lse: bool = False, out: torch.Tensor | None = None, check: bool = False, config: Any = None, **given: Any
 ) -> Any:
     """:func:`warploom.attention_paged` inside a traced graph: one call of an operator, no graph break."""
     if check:
         raise ProblemError("check=True reads lengths on the CPU, which a traced graph cannot: check before it")
     operators: Any = torch.ops.warploom
     operator = operators.attention_paged_lse if return_lse else operators.attention_paged
-    found = operator(q, k_cache, v_cache, kv_lens, **for_operator(**options))
+    found = operator(**_SCHEMA.arguments(given, given, config))
     if out is None:
         return found
     out.copy_(found[0] if return_lse else found)

@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
-from inspect import unwrap
 from typing import Any
 
 import torch
@@ -24,7 +23,7 @@ from warploom.lang.derivative import vector_jacobian
 from warploom.lang.functions import as_f32
 from warploom.lang.values import Number, Traced
 from warploom.operators.products import gradients_of_product
-from warploom.ops import matmul as eager
+from warploom.ops.matmul import matmul_call
 from warploom.ops.matmul_arrays import check_function
 
 
@@ -104,7 +103,8 @@ def product(
 ) -> torch.Tensor:
     """:func:`warploom.matmul` with an epilogue, or its name, and the extra matrices by names."""
     extras = tuple([x for x in (extra0, extra1) if x is not None])
-    return unwrap(eager.matmul)(a, b, epilogue=function_of(epilogue), extras=extras, **options)
+    given = {"a": a, "b": b, "epilogue": function_of(epilogue), "extras": extras, **options}
+    return matmul_call.computed(*matmul_call.positions(given))
 
 
 def extras_of(given: Mapping[str, Any]) -> dict[str, torch.Tensor]:

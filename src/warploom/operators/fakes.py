@@ -1,29 +1,19 @@
-"""What operators make of tensors without memory and of numbers that a graph does not know."""
+"""What operators make of tensors without memory."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import replace
+from collections.abc import Callable
 from typing import Any, TypeVar
 
-import numpy as np
 import torch
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 
-from warploom.interop.arrays import ArrayView, torch_element_type
-from warploom.interop.refusals import refuse_watched
-from warploom.ops.attention_arrays import Options
-from warploom.ops.options import flag, number, whole
+from warploom.interop.arrays import ArrayView, torch_element_type, torch_type
+from warploom.operators.schema import Named
+from warploom.ops.calls import Shapes, Views
+from warploom.ops.declare import Declaration
 
 Result = TypeVar("Result")
-_NUMPY = np.ndarray, np.generic
-_READ: dict[str, Callable[[str, Any], Any]] = {
-    "causal": flag,
-    "deterministic": flag,
-    "interleaved": flag,
-    "fixed_split": lambda name, x: None if x is None else whole(name, x),
-}
-"""How options that an operator takes as plain values are read; PyTorch would read a tensor by itself, and silently."""
 
 
 def seen(tensor: torch.Tensor) -> ArrayView:
@@ -33,12 +23,17 @@ def seen(tensor: torch.Tensor) -> ArrayView:
     return ArrayView(0, tuple(tensor.shape), tuple(tensor.stride()), dtype, device, "torch", tensor)
 
 
-def options_of(given: Mapping[str, Any], return_lse: bool) -> Options:
-    """What the arguments of an operator of attention ask for; the sides of a window may be symbols."""
-    left, right = given["window_left"], given["window_right"]
-    layout = given.get("layout", "bshd")
-    options = Options(given["causal"], given["scale"], None, given["softcap"], return_lse, layout).plain()
-    return replace(options, window=None if left is right is None else (left, right))
+def arrays_of(declaration: Declaration, given: Named) -> Views:
+    """The arrays among an operator's arguments, described, by the kernels' names."""
+    found = {name: given.get(name) for name in declaration.arrays}
+    return {declaration.kernels(name): seen(x) for name, x in found.items() if x is not None}
+
+
+def made_of(results: Shapes, given: Named) -> Any:
+    """Fake results, one or a tuple."""
+    first = next(x for x in given.values() if isinstance(x, torch.Tensor))
+    made = [first.new_empty(shape, dtype=torch_type(dtype)) for shape, dtype in results.values()]
+    return made[0] if len(made) == 1 else tuple(made)
 
 
 def if_sizes_are_known(check: Callable[[], Result]) -> Result | None:
@@ -47,30 +42,3 @@ def if_sizes_are_known(check: Callable[[], Result]) -> Result | None:
         return check()
     except GuardOnDataDependentSymNode:
         return None
-
-
-def for_operator(**options: Any) -> dict[str, Any]:
-    """Options of a public function as its operator takes them: two for a window, a configuration's notation.
-
-    A number that a graph does not know is a tensor, which it is read from when the graph runs. NumPy's numbers are
-    tensors to ``torch.compile``: what they are it does not know.
-    """
-    compiling = torch.compiler.is_compiling()
-    if not compiling:
-        options = {name: _READ[name](name, x) if name in _READ else x for name, x in options.items()}
-    if options.get("window") is not None:
-        options["window_left"], options["window_right"] = options["window"]
-    options.pop("window", None)
-    if options.get("config") is not None:
-        options["config"] = str(options["config"])
-    for name in ("scale", "softcap", "alpha"):
-        value = options.pop(name, None)
-        if isinstance(value, torch.Tensor):
-            if not compiling and value.requires_grad:
-                refuse_watched(name, value)
-            options[f"{name}_tensor"] = value
-        elif compiling and isinstance(value, _NUMPY):
-            options[f"{name}_tensor"] = torch.as_tensor(value)
-        elif value is not None:
-            options[name] = value if compiling else number(name, value)
-    return options

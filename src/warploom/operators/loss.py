@@ -5,85 +5,62 @@ The public function takes this way by itself where PyTorch watches (:mod:`warplo
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 
-from warploom.kernels.matmul.problem import MatmulConfig
-from warploom.operators.eager import EagerOperation, autocast, runs_eagerly, wants_gradient
-from warploom.operators.fakes import if_sizes_are_known, seen
-from warploom.operators.registration import EXACT, Derivative, Named, define
+from warploom.operators.fakes import arrays_of, if_sizes_are_known, made_of
+from warploom.operators.recorded import RecordedCall, Recorder, by_names, eagerly, runs_eagerly
+from warploom.operators.registration import Derivative, define
+from warploom.operators.schema import Named, Schema
 from warploom.operators.untraced import untraced
 from warploom.ops import loss as eager
+from warploom.ops.loss_options import check_loss, loss_of
 from warploom.ops.matmul_arrays import checked_config
 
-_OPTIONS = "int ignore_index=-100, float label_smoothing=0.0, float z_loss=0.0, float? softcap=None"
-_LOSS = f"(Tensor x, Tensor w, Tensor target, {_OPTIONS}, str? config=None, Tensor? bias=None) -> (Tensor, Tensor)"
-_GRADIENTS = (
-    "(Tensor x, Tensor w, Tensor lse, Tensor? target, Tensor? by_loss, Tensor? by_lse, Tensor? bias=None, "
-    f"float scale=1.0, bool wants_x=True, bool wants_w=True, {_OPTIONS}, str? config=None, bool wants_bias=False) "
-    "-> (Tensor, Tensor, Tensor)"
-)
+_CALL, _GRADIENTS = eager.loss_call, eager.row_gradients_call
+_OPTIONS = "ignore_index", "label_smoothing", "z_loss", "softcap"
+_LOSS = Schema(_CALL.declaration, {"reduction": "none", "return_lse": False}, twins=False)
+_BY_ROWS = Schema(_GRADIENTS.declaration, {"blocks": None}, twins=False)
 
 
-def _losses(
-    x: torch.Tensor,
-    w: torch.Tensor,
-    target: torch.Tensor,
-    config: str | None = None,
-    bias: torch.Tensor | None = None,
-    **options: Any,
-) -> Any:
-    return eager.losses(x, w, target, eager.loss_of(**options), config, bias)
+def _losses(arrays: tuple[Any, ...], options: tuple[Any, ...], config: Any) -> Any:
+    return _CALL.computed(arrays, options, config)
 
 
-def _fake_losses(
-    x: torch.Tensor,
-    w: torch.Tensor,
-    target: torch.Tensor,
-    config: str | None,
-    bias: torch.Tensor | None,
-    **options: Any,
-) -> Any:
-    eager.loss_of(**options)
-    views = [seen(y) for y in (x, w, target, bias) if y is not None]
-    if_sizes_are_known(lambda: eager.check_loss(*views))
-    if config is not None:
-        checked_config(config, seen(x).dtype)
-    rows = x.new_empty((x.shape[0],), dtype=torch.float32)
-    return rows, torch.empty_like(rows)
+def _fake_losses(given: Named) -> Any:
+    loss_of(*[given[name] for name in _OPTIONS])
+    views = arrays_of(_CALL.declaration, given)
+    if_sizes_are_known(lambda: check_loss(views["x"], views["w"], views["target"], views.get("bias")))
+    if given["config"] is not None:
+        checked_config(given["config"], views["x"].dtype)
+    return made_of(eager.results(views), given)
 
 
-def _gradients(
-    x: torch.Tensor,
-    w: torch.Tensor,
-    lse: torch.Tensor,
-    target: torch.Tensor | None,
-    by_loss: torch.Tensor | None,
-    by_lse: torch.Tensor | None,
-    wants_x: bool = True,
-    wants_w: bool = True,
-    wants_bias: bool = False,
-    **given: Any,
-) -> Any:
-    of_product = {name: given.pop(name) for name in ("bias", "scale", "config") if name in given}
-    loss = None if target is None else eager.loss_of(**given)
-    rows, some = eager.RowGradients(lse, by_loss, by_lse, target, loss), x.shape[0] > 0
+def _gradients(arrays: tuple[Any, ...], options: tuple[Any, ...], config: Any) -> Any:
+    """The gradients by x, w and bias; zeros where there are no elements, and an empty tensor for one not wanted."""
+    x, w = arrays[:2]
+    scale, *wants = options[:4]
+    some = x.shape[0] > 0
     products = some and w.shape[1] > 0
-    wanted = wants_x and products, wants_w and products, wants_bias and some
-    found = eager.gradients(x, w, rows, wanted, **of_product) if any(wanted) else [None] * 3
-    wants = (wants_x, wants_w, wants_bias)
+    wanted = wants[0] and products, wants[1] and products, wants[2] and some
+    found = iter(())
+    if any(wanted):
+        made = _GRADIENTS.made(arrays, (scale, *wanted, *options[4:]), config)
+        found = iter(made)
     shapes = (shape if asked else (0,) for shape, asked in zip((x.shape, w.shape, w.shape[:1]), wants, strict=True))
-    return tuple(x.new_zeros(shape) if y is None else y for y, shape in zip(found, shapes, strict=True))
+    return tuple(next(found) if is_made else x.new_zeros(shape) for is_made, shape in zip(wanted, shapes, strict=True))
 
 
-def _fake_gradients(x: torch.Tensor, w: torch.Tensor, wants_x: bool, wants_w: bool, wants_bias: bool, **_: Any) -> Any:
-    sizes = zip((x.shape, w.shape, w.shape[:1]), (wants_x, wants_w, wants_bias), strict=True)
-    return tuple(x.new_empty(shape if wants else (0,)) for shape, wants in sizes)
+def _fake_gradients(given: Named) -> Any:
+    x, w = given["x"], given["w"]
+    shapes = {"x": x.shape, "w": w.shape, "bias": w.shape[:1]}
+    return tuple(x.new_empty(shape if given[f"wants_{name}"] else (0,)) for name, shape in shapes.items())
 
 
-gradients_operator = define("row_gradients", _GRADIENTS, _gradients, _fake_gradients, of_gradients=True)
+_THREE = "(Tensor, Tensor, Tensor)"
+gradients_operator = define("row_gradients", _BY_ROWS, _THREE, _gradients, _fake_gradients, of_gradients=True)
 """The gradients by x, w and bias of losses, or log-sum-exps, of rows of scale · x·wᵀ + bias; empty if not wanted."""
 
 
@@ -94,54 +71,42 @@ def _backward_by(run: Callable[..., Any]) -> Callable[..., Named]:
     """
 
     def backward(
-        given: Named, results: tuple[Any, ...], gradients: tuple[torch.Tensor | None, ...], wanted: frozenset[str]
+        given: Named, results: Sequence[Any], gradients: Sequence[torch.Tensor | None], wanted: frozenset[str]
     ) -> Named:
         by_loss, by_lse = (x if x is None else x.contiguous() for x in gradients)  # of a sum one number is everywhere
         if by_loss is None and by_lse is None:
             return {}
         wants = {f"wants_{name}": name in wanted for name in ("x", "w", "bias")}
-        found = run(**given, lse=results[1], by_loss=by_loss, by_lse=by_lse, **wants)
+        taken = {name: given[name] for name in (*_OPTIONS, "x", "w", "target", "bias", "config") if name in given}
+        found = run(**taken, lse=results[1], by_loss=by_loss, by_lse=by_lse, **wants)
         return dict(zip(("x", "w", "bias"), found, strict=True))
 
     return backward
 
 
+def _eager_gradients(config: Any = None, **given: Any) -> Any:
+    return _gradients(*_GRADIENTS.positions(given), config)
+
+
+def _eager_backward(call: RecordedCall, saved: Sequence[torch.Tensor], gradients: Any) -> Named:
+    return by_names(call, saved, _backward_by(_eager_gradients), gradients)
+
+
 _DERIVATIVE = Derivative(frozenset({"x", "w", "bias"}), _backward_by(gradients_operator))
-_eager = EagerOperation("linear_cross_entropy", _losses, _DERIVATIVE, _backward_by(_gradients))
-loss_operator = define("linear_cross_entropy", _LOSS, _losses, _fake_losses, _DERIVATIVE)
+_recorder = Recorder(_CALL, _LOSS, _DERIVATIVE, _eager_backward)
+loss_operator = define("linear_cross_entropy", _LOSS, "(Tensor, Tensor)", _losses, _fake_losses, _DERIVATIVE)
 """The losses of all rows, and their log-sum-exps, by :func:`warploom.linear_cross_entropy`."""
 
 
-def linear_cross_entropy(
-    x: torch.Tensor,
-    w: torch.Tensor,
-    target: torch.Tensor,
-    *,
-    reduction: eager.Reduction = "none",
-    return_lse: bool = False,
-    config: MatmulConfig | str | None = None,
-    **options: Any,
-) -> Any:
-    """:func:`warploom.linear_cross_entropy` where PyTorch keeps a history, or inside a traced graph: one node."""
+def linear_cross_entropy(*, config: Any = None, **given: Any) -> Any:
+    """The losses and log-sum-exps of all rows where PyTorch keeps a history, or inside a traced graph: one node."""
+    compiling = torch.compiler.is_compiling()
+    if compiling and any(isinstance(given[name], torch.Tensor) for name in _OPTIONS):
+        return _untraced(config=config, **given)
+    if runs_eagerly(given["x"]):
+        return eagerly(_recorder, *_CALL.positions(given), config)
     operators: Any = torch.ops.warploom
-    bias = options.pop("bias", None)
-    if torch.compiler.is_compiling():
-        if any(isinstance(option, torch.Tensor) for option in options.values()):
-            more = {"bias": bias, "reduction": reduction, "return_lse": return_lse, "config": config}
-            return _untraced(x, w, target, **more, **options)
-        options["bias"] = bias
-    else:
-        options = {"bias": bias, **vars(eager.loss_of(**options))}
-    eager.check_reduction(reduction)
-    if runs_eagerly(x):
-        tensors = autocast({"x": x, "w": w, "target": target, "bias": options.pop("bias", None)}, EXACT)
-        compute = _eager if wants_gradient(tensors) else lambda given, others: _losses(**given, **others)
-        rows, lse = compute(tensors, {**options, "config": config})
-    else:
-        notation = None if config is None else str(config)
-        rows, lse = operators.linear_cross_entropy(x, w, target, config=notation, **options)
-    result = eager.reduced(rows, target, options.get("ignore_index", -100), reduction)
-    return (result, lse) if return_lse else result
+    return operators.linear_cross_entropy(**_LOSS.arguments(given, given, config))
 
 
 _untraced = untraced(

@@ -8,52 +8,43 @@ An operator's arguments are tensors, numbers and texts: an ``epilogue`` goes by 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 
-from warploom.core.dtypes import DType, dtype_of
+from warploom.interop.arrays import torch_type
 from warploom.operators import epilogues
-from warploom.operators.eager import EagerOperation, autocast, runs_eagerly, wants_gradient
-from warploom.operators.fakes import for_operator, if_sizes_are_known, seen
+from warploom.operators.fakes import if_sizes_are_known, seen
 from warploom.operators.products import gradients_of_product
-from warploom.operators.registration import EXACT, Derivative, Named, define
+from warploom.operators.recorded import RecordedCall, Recorder, by_names, eagerly, runs_eagerly
+from warploom.operators.registration import Derivative, define
+from warploom.operators.schema import Named, Schema
+from warploom.ops.matmul import matmul_call
 from warploom.ops.matmul_arrays import check_count, check_function, checked_config, checked_shape, result_types
-from warploom.ops.options import extra_matrices
-
-_KINDS = {"f16": torch.float16, "bf16": torch.bfloat16, "f32": torch.float32}
-_SCHEMA = (
-    "(Tensor a, Tensor b, Tensor? bias=None, str? out_dtype=None, str accumulate='f32', float alpha=1.0, "
-    "str? config=None, Tensor? alpha_tensor=None, str? epilogue=None, Tensor? extra0=None, Tensor? extra1=None) -> "
-    "Tensor"
-)
 
 
-def _fake(
-    a: torch.Tensor,
-    b: torch.Tensor,
-    bias: torch.Tensor | None,
-    out_dtype: str | None,
-    accumulate: str,
-    alpha: float,
-    config: str | None,
-    epilogue: str | None,
-    extra0: torch.Tensor | None,
-    extra1: torch.Tensor | None,
-    **_: Any,
-) -> torch.Tensor:
-    views = [seen(x) for x in (a, b, bias, extra0, extra1) if x is not None]
-    dtype = result_types(views[0], views[1], None, out_dtype, accumulate, alpha)[0]
-    shape = if_sizes_are_known(lambda: checked_shape(views, bias is not None, epilogues.function_of(epilogue)))
-    if config is not None:
-        checked_config(config, views[0].dtype, accumulate)
+def _run(arrays: tuple[Any, ...], options: tuple[Any, ...], config: Any) -> torch.Tensor:
+    """A product whose epilogue may be a name."""
+    out_dtype, accumulate, epilogue, alpha = options
+    return matmul_call.computed(arrays, (out_dtype, accumulate, epilogues.function_of(epilogue), alpha), config)
+
+
+def _fake(given: Named) -> torch.Tensor:
+    a, b, bias, accumulate = (given[name] for name in ("a", "b", "bias", "accumulate"))
+    views = [seen(given[name]) for name in ("a", "b", "bias", "extra0", "extra1") if given[name] is not None]
+    dtype = result_types(views[0], views[1], None, given["out_dtype"], accumulate, given["alpha"])[0]
+    function = epilogues.function_of(given["epilogue"])
+    shape = if_sizes_are_known(lambda: checked_shape(views, bias is not None, function))
+    if given["config"] is not None:
+        checked_config(given["config"], views[0].dtype, accumulate)
     if shape is None:
         shape = (*torch.broadcast_shapes(a.shape[:-2], b.shape[:-2]), a.shape[-2], b.shape[-1])
-    return a.new_empty(shape, dtype=_KINDS[dtype.name])
+    return a.new_empty(shape, dtype=torch_type(dtype))
 
 
 def _backward(
-    given: Named, _: tuple[Any, ...], gradients: tuple[torch.Tensor | None, ...], wanted: frozenset[str]
+    given: Named, _: Sequence[Any], gradients: Sequence[torch.Tensor | None], wanted: frozenset[str]
 ) -> Named:
     (gradient,), tensor = gradients, given.get("alpha_tensor")
     alpha = given.get("alpha", 1.0) if tensor is None else tensor
@@ -64,23 +55,20 @@ def _backward(
     return gradients_of_product(given["a"], given["b"], gradient, alpha, wanted)
 
 
+def _eager_backward(call: RecordedCall, saved: Sequence[torch.Tensor], gradients: Any) -> Named:
+    return by_names(call, saved, _backward, gradients)
+
+
+_SCHEMA = Schema(matmul_call.declaration)
 _DERIVATIVE = Derivative(
     frozenset({"a", "b", "bias", "extra0", "extra1"}), _backward, kept=False, check=epilogues.check_differentiable
 )
-_eager = EagerOperation("matmul", epilogues.product, _DERIVATIVE)
-matmul_operator = define("matmul", _SCHEMA, epilogues.product, _fake, _DERIVATIVE)
+_recorder = Recorder(matmul_call, _SCHEMA, _DERIVATIVE, _eager_backward)
+matmul_operator = define("matmul", _SCHEMA, "Tensor", _run, _fake, _DERIVATIVE)
 """alpha · a·b + bias by :func:`warploom.matmul`; ``config`` in the notation that ``str(config)`` prints."""
 
 
-def matmul(
-    a: torch.Tensor,
-    b: torch.Tensor,
-    *,
-    bias: torch.Tensor | None = None,
-    extras: Any = (),
-    out: torch.Tensor | None = None,
-    **options: Any,
-) -> torch.Tensor:
+def matmul(*, out: torch.Tensor | None = None, config: Any = None, **given: Any) -> torch.Tensor:
     """:func:`warploom.matmul` where PyTorch keeps a history, or inside a traced graph: one node.
 
     With ``out``, which no operator takes, the graph is broken and the call runs as it is; with ``fullgraph=True``
@@ -89,33 +77,15 @@ def matmul(
     if out is not None:
         from warploom.operators import untraced
 
-        return untraced.matmul(a, b, bias=bias, extras=extras, out=out, **options)
-    extras = extra_matrices(extras)
+        return untraced.matmul(out=out, config=config, **given)
+    extras, epilogue = given["extras"], given["epilogue"]
     check_count(extras)
-    epilogue = options.get("epilogue")
     if epilogue is not None and not callable(epilogue):
         check_function(epilogue, len(extras))
-    tensors = {"a": a, "b": b, "bias": bias, **dict(zip(("extra0", "extra1"), extras, strict=False))}
-    if runs_eagerly(a):
-        tensors = autocast(tensors, EXACT)
-        return _eager(tensors, options) if wants_gradient(tensors) else epilogues.product(**tensors, **options)
+    if runs_eagerly(given["a"]):
+        return eagerly(_recorder, *matmul_call.positions(given), config)
     if epilogue is not None:
-        options["epilogue"] = epilogues.name_of(epilogue)
-    if options.get("out_dtype") is not None:
-        options["out_dtype"] = _word(options["out_dtype"])
-    if "accumulate" in options:
-        options["accumulate"] = _word(options["accumulate"])
+        given["epilogue"] = epilogues.name_of(epilogue)
+    given |= dict(zip(("extra0", "extra1"), extras, strict=False))
     operators: Any = torch.ops.warploom
-    return operators.matmul(**tensors, **for_operator(**options))
-
-
-def _word(dtype: Any) -> str:
-    """A type's name; of what names none whatever it prints, for the operator to refuse."""
-    if isinstance(dtype, str):
-        return dtype
-    if isinstance(dtype, DType):
-        return dtype.name
-    try:
-        return dtype_of(dtype).name
-    except ValueError:
-        return str(dtype)
+    return operators.matmul(**_SCHEMA.arguments(given, given, config))

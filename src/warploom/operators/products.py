@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from warploom.interop.torch_internals import is_batched
 from warploom.ops import matmul as eager
 
 
@@ -18,8 +19,7 @@ def gradients_of_product(
     The result's gradient enters them in the type of a and b; the bias's is summed in f32. Sums over the dimensions that
     were broadcast are in f32 too.
     """
-    functorch: Any = torch._C._functorch  # pyright: ignore[reportAttributeAccessIssue]  (the stubs have none)
-    if functorch.is_legacy_batchedtensor(gradient):  # is_grads_batched=True: the dispatcher unpacks them
+    if is_batched(gradient):  # is_grads_batched=True: the dispatcher unpacks them
         multiply: Any = torch.ops.warploom.matmul
     else:
         multiply = eager.matmul

@@ -6,53 +6,42 @@ this way by itself where PyTorch watches (:mod:`warploom.interop.tracing`).
 
 from __future__ import annotations
 
-from inspect import unwrap
-from typing import Any, Unpack
+from collections.abc import Sequence
+from typing import Any
 
 import torch
 
 from warploom.core.errors import ProblemError
-from warploom.operators.eager import EagerOperation, autocast, runs_eagerly, wants_gradient
-from warploom.operators.fakes import for_operator, if_sizes_are_known, seen
+from warploom.operators.fakes import arrays_of, if_sizes_are_known, made_of
 from warploom.operators.loss import gradients_operator
-from warploom.operators.registration import EXACT, Derivative, Named, define
+from warploom.operators.recorded import RecordedCall, Recorder, by_names, eagerly, runs_eagerly
+from warploom.operators.registration import Derivative, define
+from warploom.operators.schema import Named, Schema
 from warploom.ops import matmul as of_matmul
 from warploom.ops import reduce as eager
 from warploom.ops.matmul_arrays import checked_config, checked_shape, result_types
-from warploom.ops.signatures import ReduceOptions
 
-_REDUCE = (
-    "(Tensor a, Tensor b, str op='max', float scale=1.0, Tensor? bias=None, str? config=None, "
-    "Tensor? scale_tensor=None) -> Tensor"
-)
-_ARGMAX = (
-    "(Tensor a, Tensor b, float scale=1.0, Tensor? bias=None, str? config=None, Tensor? scale_tensor=None) "
-    "-> (Tensor, Tensor)"
-)
+_CALL = eager.matmul_reduce_call
+_REDUCE = Schema(_CALL.declaration, {"return_index": False})
+_ARGMAX = Schema(_CALL.declaration, {"op": "max", "return_index": True})
 
 
-def _argmax(**given: Any) -> tuple[torch.Tensor, torch.Tensor]:
-    return eager.matmul_reduce(return_index=True, **given)
+def _run(arrays: tuple[Any, ...], options: tuple[Any, ...], config: Any) -> Any:
+    return _CALL.computed(arrays, options, config)
 
 
-def _fake_reduce(
-    a: torch.Tensor, b: torch.Tensor, op: str, scale: float, bias: torch.Tensor | None, config: str | None, **_: Any
-) -> torch.Tensor:
-    views = [seen(x) for x in (a, b, bias) if x is not None]
-    result_types(views[0], views[1], None, None, "f32", scale)
+def _fake(given: Named) -> Any:
+    views, op = arrays_of(_CALL.declaration, given), given.get("op", "argmax")
+    result_types(views["a"], views["b"], None, None, "f32", given["scale"])
 
     def check() -> None:
-        eager.check_matrices(views[0], views[1], op)
-        checked_shape(views, bias is not None)
+        eager.check_matrices(views["a"], views["b"], op)
+        checked_shape(list(views.values()), "bias" in views)
 
     if_sizes_are_known(check)
-    if config is not None:
-        checked_config(config, views[0].dtype)
-    return a.new_empty((a.shape[0],), dtype=torch.float32)
-
-
-def _fake_argmax(a: torch.Tensor, **given: Any) -> tuple[torch.Tensor, torch.Tensor]:
-    return _fake_reduce(a, op="argmax", **given), a.new_empty((a.shape[0],), dtype=torch.int32)
+    if given["config"] is not None:
+        checked_config(given["config"], views["a"].dtype)
+    return made_of(eager.results(views, op), given)
 
 
 def _check(given: Named) -> None:
@@ -61,7 +50,7 @@ def _check(given: Named) -> None:
 
 
 def _backward(
-    given: Named, results: tuple[Any, ...], gradients: tuple[torch.Tensor | None, ...], wanted: frozenset[str]
+    given: Named, results: Sequence[Any], gradients: Sequence[torch.Tensor | None], wanted: frozenset[str]
 ) -> Named:
     """Of a log-sum-exp, products with the softmax (:mod:`~warploom.operators.loss`); of a sum, outer products."""
     a, b, bias, tensor = given["a"], given["b"], given.get("bias"), given.get("scale_tensor")
@@ -70,9 +59,8 @@ def _backward(
         return found
     scale = float(given.get("scale", 1.0) if tensor is None else tensor)
     if given["op"] == "logsumexp":
-        dx, dw, dbias = gradients_operator(
-            a, b.mT, lse, None, None, gradient, bias, scale, "a" in wanted, "b" in wanted, wants_bias="bias" in wanted
-        )
+        wants = {"wants_x": "a" in wanted, "wants_w": "b" in wanted, "wants_bias": "bias" in wanted}
+        dx, dw, dbias = gradients_operator(a, b.mT, lse, by_lse=gradient, bias=bias, scale=scale, **wants)
         return {"a": dx, "b": dw.mT if "b" in wanted else dw, "bias": dbias}
     if "a" in wanted:
         found["a"] = torch.outer(gradient, b.sum(1, dtype=torch.float32) * scale).to(a.dtype)
@@ -86,31 +74,24 @@ def _backward(
     return found
 
 
+def _eager_backward(call: RecordedCall, saved: Sequence[torch.Tensor], gradients: Any) -> Named:
+    return by_names(call, saved, _backward, gradients)
+
+
 _DERIVATIVE = Derivative(frozenset({"a", "b", "bias"}), _backward, check=_check)
-_eager = EagerOperation("matmul_reduce", eager.matmul_reduce, _DERIVATIVE)
-reduce_operator = define("matmul_reduce", _REDUCE, eager.matmul_reduce, _fake_reduce, _DERIVATIVE)
+_recorder = Recorder(_CALL, _REDUCE, _DERIVATIVE, _eager_backward)
+reduce_operator = define("matmul_reduce", _REDUCE, "Tensor", _run, _fake, _DERIVATIVE)
 """A reduction of the rows of scale · a·b + bias by :func:`warploom.matmul_reduce`."""
-argmax_operator = define("matmul_argmax", _ARGMAX, _argmax, _fake_argmax)
+argmax_operator = define("matmul_argmax", _ARGMAX, "(Tensor, Tensor)", _run, _fake)
 """The maxima of those rows and their columns."""
 
 
-def matmul_reduce(
-    a: torch.Tensor,
-    b: torch.Tensor,
-    op: eager.Op = "max",
-    *,
-    return_index: bool = False,
-    **options: Unpack[ReduceOptions],
-) -> Any:
+def matmul_reduce(*, config: Any = None, **given: Any) -> Any:
     """:func:`warploom.matmul_reduce` where PyTorch keeps a history, or inside a traced graph: one node."""
     operators: Any = torch.ops.warploom
-    reduction = eager.reduction_named(op, return_index)
-    if runs_eagerly(a):
-        tensors = autocast({"a": a, "b": b, "bias": options.pop("bias", None)}, EXACT)
-        if wants_gradient(tensors) and reduction != "argmax":
-            return _eager(tensors, {"op": op, **options})
-        return unwrap(eager.matmul_reduce)(**tensors, op=op, return_index=return_index, **options)
-    given = for_operator(**options)
-    if reduction == "argmax":
-        return operators.matmul_argmax(a, b, **given)
-    return operators.matmul_reduce(a, b, op, **given)
+    with_index = eager.reduction_named(given["op"], given["return_index"]) == "argmax"
+    if not runs_eagerly(given["a"]):
+        schema, operator = (_ARGMAX, operators.matmul_argmax) if with_index else (_REDUCE, operators.matmul_reduce)
+        return operator(**schema.arguments(given, given, config))
+    arrays, options = _CALL.positions(given)
+    return eagerly(_recorder, arrays, options, config)

@@ -8,9 +8,8 @@ Source: PyTorch, "Custom Python Operators" and ``torch.library``.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
-from inspect import unwrap
 from typing import Any
 
 import torch
@@ -18,17 +17,20 @@ from torch._functorch.utils import enable_single_level_autograd_function
 
 from warploom.core.errors import ProblemError
 from warploom.interop.refusals import NESTED, NO_BACKWARD, NO_TANGENT, NOT_TWICE, refuse_derivatives, refuse_tangent
-from warploom.interop.tracing import forward_mode, transforms
+from warploom.interop.torch_internals import (
+    below_autograd,
+    forward_mode,
+    keys_below_autograd,
+    keys_of_devices,
+    transforms,
+)
+from warploom.operators.schema import Named, Schema
 
 _NAMESPACE = "warploom"
 _LIBRARY = torch.library.Library(_NAMESPACE, "FRAGMENT")  # operators live as long as this object
 _DEVICES = ("CUDA", "CPU")
-_ONE_DEVICE = [torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, key)) for key in _DEVICES]
-_BELOW_AUTOGRAD = torch._C._after_autograd_keyset
-EXACT = frozenset({"sinks", "k_scale", "v_scale", "scale_tensor", "softcap_tensor", "alpha_tensor"})
-"""Arguments that autocast leaves as they are, whatever operator has them: few numbers, which kernels take in f32."""
-
-Named = Mapping[str, Any]
+_ONE_DEVICE = keys_of_devices(_DEVICES)
+_BELOW_AUTOGRAD = keys_below_autograd()
 
 
 @dataclass(frozen=True)
@@ -47,83 +49,41 @@ class Derivative:
     check: Callable[[Named], None] | None = None
 
 
-_SPLIT = frozenset({"window_left", "window_right", "scale_tensor", "softcap_tensor", "alpha_tensor"})
-
-
-def _public(given: dict[str, Any]) -> dict[str, Any]:
-    """An operator's arguments as those of a public function, which has one for a window, and one for each number."""
-    if _SPLIT.isdisjoint(given):
-        return given
-    for name in ("scale", "softcap", "alpha"):
-        tensor = given.pop(f"{name}_tensor", None)
-        if tensor is not None:
-            given[name] = tensor
-    left, right = given.pop("window_left", None), given.pop("window_right", None)
-    return given if left is right is None else {**given, "window": (left, right)}
-
-
-@dataclass(frozen=True)
-class _Parameters:
-    """The parameters of an operator: names in the order of its schema, and defaults."""
-
-    names: tuple[str, ...]
-    defaults: Named
-
-    @classmethod
-    def of(cls, schema: str) -> _Parameters:
-        listed = torch._C.parse_schema(schema).arguments
-        defaults = {x.name: x.default_value for x in listed if x.has_default_value()}
-        return cls(tuple([x.name for x in listed]), defaults)
-
-    def given(self, arguments: tuple[Any, ...], named: Named) -> dict[str, Any]:
-        """Those arguments by their names; PyTorch leaves out others, which have their defaults."""
-        found = dict(zip(self.names, arguments))  # noqa: B905  (what strict=False costs, in every call)
-        if named:
-            found.update(named)
-        return found
-
-    def every(self, arguments: tuple[Any, ...], named: Named) -> dict[str, Any]:
-        """All arguments."""
-        return {**self.defaults, **self.given(arguments, named)}
-
-
 def define(
     name: str,
-    schema: str,
-    run: Callable[..., Any],
-    fake: Callable[..., Any],
+    schema: Schema,
+    results: str,
+    run: Callable[[tuple[Any, ...], tuple[Any, ...], Any], Any],
+    fake: Callable[[dict[str, Any]], Any],
     derivative: Derivative | None = None,
     *,
     of_gradients: bool = False,
 ) -> Any:
     """``torch.ops.warploom.<name>``: what ``run`` computes, and what ``fake`` says of its shapes while tracing.
 
-    ``schema`` is PyTorch's signature of it, "(Tensor a, …) -> Tensor". ``run`` is called with what is given, by the
-    names of public functions: "window_left" and "window_right" are "window", "scale_tensor" is "scale" where there is
-    one, as are "softcap_tensor" and "alpha_tensor"; it has the schema's defaults. ``fake`` is called with all arguments
-    by the schema's names. Nothing is mutated. Without a ``derivative`` whoever asks for one gets a ProblemError, and so
-    does who asks for one in forward mode. An operator ``of_gradients`` may be recorded (``create_graph``,
-    ``torch.func.grad``), and refuses once its own derivative is asked for. It takes no part in autocast: the forward
-    pass has chosen the types, and torch.compile traces both passes under its autocast.
+    ``run`` is called with arrays, options and the configuration in the order of the declaration; ``fake`` with all
+    arguments by the schema's names. Nothing is mutated. Without a ``derivative`` whoever asks for one gets a
+    ProblemError, and so does who asks for one in forward mode. An operator ``of_gradients`` may be recorded
+    (``create_graph``, ``torch.func.grad``), and refuses once its own derivative is asked for. It takes no part in
+    autocast: the forward pass has chosen the types, and torch.compile traces both passes under its autocast.
     """
-    parameters, run = _Parameters.of(name + schema), unwrap(run)  # PyTorch does not watch what a kernel of its own does
     if of_gradients:
-        derivative = Derivative(frozenset(parameters.names), _refuse_twice, kept=False)
+        derivative = Derivative(frozenset(schema.names), _refuse_twice, kept=False)
 
     def kernel(*arguments: Any, **named: Any) -> Any:
-        return run(**_public(parameters.given(arguments, named)))
+        return run(*schema.declared(arguments, named))
 
     # Known to torch.compile as what it may trace through: the operator has a fake and keeps to its schema.
-    _LIBRARY.define(name + schema, tags=(torch.Tag.pt2_compliant_tag,))
+    _LIBRARY.define(f"{name}({schema.text}) -> {results}", tags=(torch.Tag.pt2_compliant_tag,))
     for key in _DEVICES:
         _LIBRARY.impl(name, kernel, key)
         if not of_gradients:
-            _LIBRARY.impl(name, _autocast(key, lambda: operator, parameters.names), f"Autocast{key}")
-    differentiable = None if derivative is None else _function(name, parameters, derivative)
-    autograd = _autograd(kernel, differentiable, lambda: operator, parameters.names)
+            _LIBRARY.impl(name, _autocast(key, lambda: operator, schema), f"Autocast{key}")
+    differentiable = None if derivative is None else _function(name, schema, derivative)
+    autograd = _autograd(kernel, differentiable, lambda: operator, schema.names)
     _LIBRARY.impl(name, autograd, "Autograd", with_keyset=True)
     torch.library.register_fake(
-        f"{_NAMESPACE}::{name}", lambda *given, **named: fake(**parameters.every(given, named)), lib=_LIBRARY
+        f"{_NAMESPACE}::{name}", lambda *given, **named: fake(schema.every(given, named)), lib=_LIBRARY
     )
     operator: Any = getattr(getattr(torch.ops, _NAMESPACE), name).default
     return operator
@@ -154,12 +114,12 @@ def _autograd(
                 refuse_tangent(x, name.removesuffix("_tensor"))
         if not wanted:
             return operator().redispatch(below, *arguments, **named)
-        if forward_mode(torch):  # below a function with a backward pass PyTorch would drop the tangents
+        if forward_mode():  # below a function with a backward pass PyTorch would drop the tangents
             raise ProblemError(NO_TANGENT)
         if differentiable is not None:
             return differentiable(operator(), below, arguments)
         # What is exported may never need a gradient; if it does, the exported operator refuses.
-        if transforms(torch) or not torch.compiler.is_exporting():
+        if transforms() or not torch.compiler.is_exporting():
             raise ProblemError(NO_BACKWARD)
         return operator().redispatch(below, *arguments, **named)
 
@@ -177,7 +137,7 @@ def differentiated(*tensors: torch.Tensor | None) -> bool:
 @torch.compiler.assume_constant_result
 def _transformed() -> bool:
     """:func:`transforms`, asked while torch.compile traces: Dynamo itself would take what it answers for an object."""
-    return transforms(torch)
+    return transforms()
 
 
 def _refuse_twice(*_: Any) -> Named:
@@ -205,23 +165,23 @@ def define_mutating(name: str, schema: str, run: Callable[..., None], fake: Call
     return operator
 
 
-def _function(name: str, parameters: _Parameters, derivative: Derivative) -> Callable[..., Any]:
+def _function(name: str, schema: Schema, derivative: Derivative) -> Callable[..., Any]:
     """What runs an operator (operator, keys below autograd, arguments) so that its results have a history."""
-    names = parameters.names
+    names = schema.names
 
     class Operation(torch.autograd.Function):
         """One call; its arguments are in the order of the schema."""
 
         @staticmethod
         def forward(ctx: Any, operator: Any, below: Any, *arguments: Any) -> Any:
-            given = parameters.every(arguments, {})
+            given = schema.every(arguments, {})
             needed = {k for k, needs in zip(names, ctx.needs_input_grad[2:], strict=False) if needs}
             for other in sorted(needed - derivative.by):
                 raise ProblemError(f"{other.removesuffix('_tensor')}: {NO_BACKWARD}")
             if derivative.check is not None:
                 derivative.check(given)
             # PyTorch runs this without grad mode, by which levels of torch.func below this one would record nothing.
-            with torch.set_grad_enabled(transforms(torch)), torch._C._AutoDispatchBelowAutograd():
+            with torch.set_grad_enabled(transforms()), below_autograd():
                 result = operator.redispatch(below, *arguments)
             tensors, ctx.others = dict[str, torch.Tensor](), dict[str, Any]()
             for k, x in given.items():
@@ -252,18 +212,18 @@ def _function(name: str, parameters: _Parameters, derivative: Derivative) -> Cal
     return apply
 
 
-def _autocast(key: str, operator: Callable[[], Any], names: tuple[str, ...]) -> Callable[..., Any]:
-    """The kernel of an Autocast key: floats but for :data:`EXACT` in the type that autocast has now."""
-    excluded = torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, f"Autocast{key}"))
+def _autocast(key: str, operator: Callable[[], Any], schema: Schema) -> Callable[..., Any]:
+    """The kernel of an Autocast key: floats but for the schema's exact ones in the type that autocast has now."""
+    kind = key.lower()
 
     def run(*arguments: Any, **named: Any) -> Any:
-        dtype = torch.get_autocast_dtype(key.lower())
+        dtype = torch.get_autocast_dtype(kind)
 
         def cast(name: str, x: Any) -> Any:
-            floats = name not in EXACT and isinstance(x, torch.Tensor) and x.is_floating_point()
+            floats = name not in schema.exact and isinstance(x, torch.Tensor) and x.is_floating_point()
             return x.to(dtype) if floats else x
 
-        with torch._C._ExcludeDispatchKeyGuard(excluded):
-            return operator()(*map(cast, names, arguments), **{k: cast(k, x) for k, x in named.items()})
+        with torch.autocast(kind, enabled=False):
+            return operator()(*map(cast, schema.names, arguments), **{k: cast(k, x) for k, x in named.items()})
 
     return run

@@ -17,7 +17,7 @@ from torch.fx.experimental.proxy_tensor import get_proxy_mode
 from torch.utils._python_dispatch import _disable_current_modes
 
 from warploom.core.errors import ProblemError
-from warploom.interop.tracing import transforms
+from warploom.interop.torch_internals import is_recorded, transforms
 from warploom.ops import attention as of_attention
 from warploom.ops import attention_backward as of_backward
 from warploom.ops import attention_paged as of_paged
@@ -39,8 +39,7 @@ def untraced(function: Callable[..., Any], reason: str) -> Callable[..., Any]:
     def call(*arguments: Any, **named: Any) -> Any:
         if torch.compiler.is_compiling():
             return breaking(*arguments, **named)
-        recorded = torch._C._get_tracing_state() is not None or get_proxy_mode() is not None
-        if recorded or transforms(torch):
+        if is_recorded() or get_proxy_mode() is not None or transforms():
             raise ProblemError(f"this call cannot be recorded or transformed by PyTorch: {reason}")
         with _disable_current_modes():
             return function(*arguments, **named)

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Annotated, Any
 
 import numpy as np
 
 from warploom.core.dtypes import bf16, f16, f32
 from warploom.core.errors import ProblemError
-from warploom.interop.arrays import ArrayView, arrays_of, describe_all, empty_like, require_dtype
+from warploom.interop.arrays import ArrayView, empty, require_dtype
 from warploom.interop.arrays import same_device as on_one_device
-from warploom.interop.copies import compact, settled
+from warploom.interop.copies import settled
 from warploom.interop.overlap import share_memory
-from warploom.interop.tracing import traced
 from warploom.kernels.attention.append import MOVED, AppendForm, AppendProblem, Strides
 from warploom.ops.attention_arrays import aligned, check_form, on_host, refuse_first
 from warploom.ops.attention_paged_arrays import (
@@ -25,29 +24,29 @@ from warploom.ops.attention_paged_arrays import (
     is_fp8,
     of_scale,
 )
-from warploom.ops.options import flag
-from warploom.ops.repeated import Kept, run_and_keep
+from warploom.ops.calls import Caller, Work
+from warploom.ops.declare import ArrayArgument, Few, Output, Tensor
 from warploom.ops.steps import Step, Steps
 
 Arrays = dict[str, ArrayView]
-_prepared = Kept()
+Lengths = Annotated[Any, ArrayArgument("lengths")]
+Table = Annotated[Any, ArrayArgument("table")]
 
 
-@traced
 def append_to_cache(
-    k_cache: Any,
-    v_cache: Any,
-    k: Any,
-    v: Any,
-    kv_lens: Any,
+    k_cache: Output,
+    v_cache: Output,
+    k: Tensor,
+    v: Tensor,
+    kv_lens: Lengths,
     *,
-    block_table: Any = None,
-    q: Any = None,
-    cos: Any = None,
-    sin: Any = None,
+    block_table: Table = None,
+    q: Tensor = None,
+    cos: Tensor = None,
+    sin: Tensor = None,
     interleaved: bool = False,
-    k_scale: Any = None,
-    v_scale: Any = None,
+    k_scale: Few = None,
+    v_scale: Few = None,
     check: bool = False,
 ) -> Any:
     """Write new keys and values of each sequence into its cache, as the last of its ``kv_lens`` keys.
@@ -68,47 +67,21 @@ def append_to_cache(
 
     Returns the turned q, or None without one. Raises ProblemError for arrays it does not take.
     """
-    needed = {"k": k, "v": v, "k_cache": k_cache, "v_cache": v_cache, "lengths": kv_lens}
-    given = arrays_of(needed, table=block_table, cos=cos, sin=sin, q=q, k_scale=k_scale, v_scale=v_scale)
-    looks = check if check.__class__ is bool else flag("check", check)
-    found = None if looks else _prepared.again((interleaved,), None, given)
-    if found is None:
-        views = describe_all(given, _PUBLIC)
-        ready = None if looks else _prepared.find((interleaved,), None, views)
-        found = _first_call(views, interleaved, looks) if ready is None else ready.run(views)
-    return found[0] if found else None
+    arrays = k_cache, v_cache, k, v, kv_lens, block_table, q, cos, sin, k_scale, v_scale
+    return append_call(arrays, (interleaved,), None, check)
 
 
-def _first_call(views: Arrays, interleaved: Any, check: bool) -> list[Any]:
-    """Everything that :func:`append_to_cache` need not repeat for arrays of the same shapes, strides and device."""
-    turns = flag("interleaved", interleaved)
-    problem = read_append(views, turns)
-    _refuse_caches(views)
-    if check:
-        _check_entries(views, problem)
-    for name in ("k", "v", "q"):
-        if name in views:
-            views[name] = aligned(settled(views[name]), compact)
-    ready = _prepared.find((turns,), None, views)
-    if ready is not None:
-        return ready.run(views)
-    results = {"q_out": empty_like(views["q"], views["q"].shape)} if "q" in views else {}
-    made = list(results.values())
+def _work(views: Arrays, asked: dict[str, Any], _: Any, copy: Callable[[ArrayView], ArrayView]) -> Work:
+    problem = read_append(views, asked["interleaved"])
+    lying = {name: aligned(settled(x), copy) if name in ("k", "v", "q") else x for name, x in views.items()}
+    new, made = {"q_out": (tuple(views["q"].shape), views["q"].dtype)} if "q" in views else {}, None
     if 0 in (problem.batch, problem.kv_heads) or not (problem.tokens or problem.q_len):
-        return made
-    if 0 in (problem.capacity, *views["k_cache"].shape):
+        made = [empty(views["q"].kind, *form, views["q"].device) for form in new.values()]
+    elif 0 in (problem.capacity, *views["k_cache"].shape):
         raise ProblemError("the cache has room for no key: allocate it larger")
-    taken = {n: in_pairs(x) if n.endswith("_cache") and is_fp8(x) else x for n, x in views.items()}
-    results = {"k_cache": views["k_cache"], "v_cache": views["v_cache"], **results}
-    run_and_keep(
-        _prepared,
-        ((turns,), None),
-        lambda arrays: _steps(arrays, problem),
-        (views, taken, results),
-        filled=True,
-        refuse=_refuse_caches,
-    )
-    return made
+    taken = {n: in_pairs(x) if n.endswith("_cache") and is_fp8(x) else x for n, x in lying.items()}
+    written = "k_cache", "v_cache"
+    return Work(lying, new, lambda arrays: _steps(arrays, problem), taken, written, filled=True, made=made)
 
 
 def _steps(arrays: Arrays, problem: AppendProblem) -> Steps:
@@ -200,9 +173,9 @@ def _rotary(views: Arrays, head_dim: int) -> tuple[int, Any, int]:
     return rotary, cos.dtype, cos.shape[0]
 
 
-def _check_entries(views: Arrays, problem: AppendProblem) -> None:
+def _check_entries(views: Arrays, asked: dict[str, Any]) -> None:
     """Raises ProblemError that names the first entry which points outside. Waits for the GPU."""
-    p = problem
+    p = read_append(views, asked["interleaved"])
     lens = on_host(views["lengths"])
     most = min(p.capacity, p.positions) if p.form.rotary else p.capacity
     refuse_first(
@@ -219,3 +192,6 @@ def _check_entries(views: Arrays, problem: AppendProblem) -> None:
         entry = np.arange(p.table_pages)[None] * p.form.page_size
         used = (entry < lens[:, None]) & (entry + p.form.page_size > (lens - p.tokens)[:, None])
         refuse_first("block_table", used & ((table < 0) | (table >= p.pages)), table, f"there are {p.pages} pages")
+
+
+append_call = Caller(append_to_cache, _work, refuse=_refuse_caches, look=_check_entries)

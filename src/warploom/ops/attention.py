@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, Unpack, overload
 
 import numpy as np
 
 from warploom.core.dtypes import f32
-from warploom.interop.arrays import ArrayView, Device, arrays_of, describe_all, empty, empty_like
+from warploom.interop.arrays import ArrayView, Device
 from warploom.interop.copies import as_if_compact
-from warploom.interop.tracing import recorded, traced
+from warploom.interop.tracing import traced
 from warploom.kernels.attention.choice import KINDS, choose
 from warploom.kernels.attention.decode import Decode
 from warploom.kernels.attention.problem import AttentionConfig, AttentionProblem, Operands
@@ -23,14 +23,14 @@ from warploom.ops.attention_arrays import (
     Window,
     checked,
     laid_out,
-    looked_up,
     result_shape,
     strides_of,
     without_keys,
 )
+from warploom.ops.calls import Caller, Shapes, Views, Work
+from warploom.ops.declare import Few, Tensor
 from warploom.ops.processors import Processor, decided
-from warploom.ops.repeated import Kept, run_and_keep
-from warploom.ops.steps import CallsPlan, Steps
+from warploom.ops.steps import CallsPlan
 from warploom.ops.tuned import tuned
 
 if TYPE_CHECKING:
@@ -88,14 +88,11 @@ def plan(
     config: AttentionConfig | str | None = None,
 ) -> AttentionPlan:
     """What :func:`attention` would run with these arguments: configuration, reason, Program, CUDA. Runs nothing."""
-    options = Options(causal, scale, window, softcap, return_lse, layout).plain()
-    views = laid_out(describe_all(arrays_of({"q": q, "k": k, "v": v}, sinks=sinks)), as_if_compact)
-    problem = checked(views, options)
+    views, options = attention_call.planned((q, k, v, sinks), (causal, scale, window, softcap, return_lse, layout))
+    views = laid_out(views, as_if_compact)
+    problem = checked(views, Options.of(options))
     out = as_if_compact(views["q"]._replace(shape=result_shape(views["q"], views["v"])))
     return plan_for(problem, {**views, "out": out}, layout, config)
-
-
-_prepared = Kept()
 
 
 @overload
@@ -116,17 +113,16 @@ def attention(
 ) -> tuple[NumpyArray, NDArray[np.float32]]: ...
 
 
-@recorded
 def attention(
-    q: Any,
-    k: Any,
-    v: Any,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
     *,
     causal: bool = False,
     scale: float | None = None,
     window: Window | None = None,
     softcap: float | None = None,
-    sinks: Any = None,
+    sinks: Few = None,
     return_lse: bool = False,
     layout: Layout = "bshd",
     config: AttentionConfig | str | None = None,
@@ -160,26 +156,25 @@ def attention(
     Raises ProblemError for arrays it does not take, ConfigError for a ``config`` that does not fit,
     UnsupportedDeviceError for a GPU older than compute capability 8.0.
     """
-    given = {"q": q, "k": k, "v": v} if sinks is None else {"q": q, "k": k, "v": v, "sinks": sinks}
-    asked = (causal, scale, window, softcap, return_lse, layout)  # a tuple: a dataclass would cost more to look up
-    found = _prepared.again(asked, config, given) or looked_up(_prepared, given, asked, config, _first_call)
-    return tuple(found) if return_lse else found[0]
+    return attention_call((q, k, v, sinks), (causal, scale, window, softcap, return_lse, layout), config)
 
 
-def _first_call(views: dict[str, ArrayView], options: Options, asked: tuple[Any, ...], config: Any) -> list[Any]:
-    """Everything that :func:`attention` need not repeat for arrays of the same shapes, strides and device."""
-    problem, q, v = checked(views, options), views["q"], views["v"]
-    rows = [q.shape[axis] for axis in AXES[options.layout]]
+def results(views: Mapping[str, ArrayView], options: Options) -> Shapes:
+    """The shapes and types of the output, and of log-sum-exps where they are asked for."""
+    q = views["q"]
+    found = {"out": (result_shape(q, views["v"]), q.dtype)}
+    return found | {"lse": (tuple([q.shape[i] for i in AXES[options.layout]]), f32)} if options.return_lse else found
+
+
+def _work(views: Views, asked: dict[str, Any], config: Any, copy: Callable[[ArrayView], ArrayView]) -> Work:
+    options, views = Options.of(asked), laid_out(views, copy)
+    problem, layout, new = checked(views, options), options.layout, results(views, options)
+    made = None
     if 0 in (problem.batch, problem.heads, problem.q_len, problem.kv_len):
         if config is not None:
-            configured(problem, q.device, config)  # refuses what does not fit
-        return without_keys(q, result_shape(q, v), rows if options.return_lse else None, views.get("sinks"))
-    results = {"out": empty_like(q, result_shape(q, v))}
-    if options.return_lse:
-        results["lse"] = empty(q.kind, rows, f32, q.device)
+            configured(problem, views["q"].device, config)  # refuses what does not fit
+        made = without_keys(views["q"], new, views.get("sinks"))
+    return Work(views, new, lambda lying: plan_for(problem, lying, layout, config).steps, made=made)
 
-    def steps(lying: dict[str, ArrayView]) -> Steps:
-        return plan_for(problem, lying, options.layout, config).steps
 
-    run_and_keep(_prepared, (asked, config), steps, (views, views, results))
-    return list(results.values())
+attention_call = Caller(attention, _work, recorded=True)

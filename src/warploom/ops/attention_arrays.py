@@ -3,37 +3,32 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import astuple, dataclass
-from numbers import Integral
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields
 from typing import Any, Literal
 
 import numpy as np
 
 from warploom.core.arguments import MOST_STRIDE
-from warploom.core.dtypes import bf16, f16, f32
-from warploom.core.errors import ProblemError, shown
+from warploom.core.dtypes import DType, bf16, f16, f32
+from warploom.core.errors import ProblemError
 from warploom.interop.arrays import (
     ArrayView,
     as_numpy,
     current_stream,
-    describe_all,
     filled,
     require_dtype,
     same_device,
 )
 from warploom.interop.copies import compact, in_float32, settled
 from warploom.interop.overlap import overlaps_itself, same_elements, share_memory
-from warploom.interop.refusals import refuse_watched
 from warploom.kernels.attention.problem import MOST_HEAD_DIM, AttentionFeatures, AttentionProblem, TensorStrides, Window
-from warploom.ops.options import flag, number, single
-from warploom.ops.repeated import Kept
 
 Layout = Literal["bshd", "bhsd"]
 AXES: dict[str, tuple[int, int, int]] = {"bshd": (0, 2, 1), "bhsd": (0, 1, 2)}
 """Where (batch, head, sequence) stand among the dimensions."""
-OF_FORWARD = {"o": "out", "lse": "lse, which the forward pass returns with return_lse=True"}
-"""What backward passes call arrays that callers call otherwise, or need to be told of."""
+OF_FORWARD = {"lse": "lse, which the forward pass returns with return_lse=True"}
+"""What callers of backward passes need to be told of an array."""
 
 _ALIGNED_ELEMENTS = 8  # 16 bytes: what one cp.async moves
 _OPEN_SIDE = 2**30
@@ -51,20 +46,10 @@ class Options:
     return_lse: bool = False
     layout: str = "bshd"
 
-    def plain(self) -> Options:
-        """These options as Python's own values: arrays of one number are read. Raises ProblemError for other kinds."""
-        if not isinstance(self.layout, str) or self.layout not in AXES:
-            raise ProblemError(
-                f"layout is 'bshd' (batch, sequence, heads, head_dim) or 'bhsd', not {shown(self.layout)}"
-            )
-        return Options(
-            flag("causal", self.causal),
-            None if self.scale is None else number("scale", self.scale),
-            None if self.window is None else _window(self.window),
-            None if self.softcap is None else number("softcap", self.softcap),
-            flag("return_lse", self.return_lse),
-            self.layout,
-        )
+    @classmethod
+    def of(cls, asked: Mapping[str, Any]) -> Options:
+        """Those among the options of a call, by their names."""
+        return cls(**{x.name: asked[x.name] for x in fields(cls) if x.name in asked})
 
     def check(self) -> None:
         """Raises ProblemError for values that no kernel computes with."""
@@ -84,57 +69,6 @@ class Options:
         if self.causal:
             right = 0 if right is None else min(right, 0)
         return left, right
-
-
-def _window(value: Any) -> Window:
-    """(left, right) as ints and None. Raises ProblemError for anything that is no pair of them."""
-    refuse_watched("window", value)
-    sides: Any = value.tolist() if hasattr(value, "tolist") else value
-    if isinstance(sides, tuple | list) and len(sides) == 2:  # pyright: ignore[reportUnknownArgumentType]
-        found = [single("window", side) for side in sides]  # pyright: ignore[reportUnknownVariableType]
-        if all(side is None or isinstance(side, Integral) for side in found):
-            left, right = (None if side is None else int(side) for side in found)
-            return left, right
-    raise ProblemError(f"window is (left, right) counts of keys, None or -1 for an open side; not {shown(value)}")
-
-
-def described(given: Mapping[str, Any], public: Mapping[str, str] | None = None) -> dict[str, ArrayView]:
-    """The arrays of a call (:func:`describe_all`); sinks in float32, if they are 16-bit floats, and side by side."""
-    views = describe_all(given, public)
-    sinks = views.get("sinks")
-    if sinks is not None:
-        found = in_float32(sinks) if sinks.dtype in (bf16, f16) else sinks
-        views["sinks"] = found if found.contiguous or len(found.shape) != 1 else compact(found)
-    return views
-
-
-def looked_up(
-    kept: Kept,
-    given: Mapping[str, Any],
-    asked: tuple[Any, ...],
-    config: Any,
-    first_call: Callable[[dict[str, ArrayView], Options, tuple[Any, ...], Any], list[Any]],
-    lay_out: Callable[[dict[str, ArrayView]], dict[str, ArrayView]] | None = None,
-    refuse: Callable[[Mapping[str, ArrayView]], None] | None = None,
-    public: Mapping[str, str] | None = None,
-) -> list[Any]:
-    """The new results of a call with the arrays given, by what was prepared for such or else by ``first_call``.
-
-    Before that ``lay_out``, by default :func:`laid_out`, copies what kernels cannot read, and the options, those of
-    :class:`Options` first, are read. ``refuse`` looks at the arrays where one of them is written to. ``public``: as
-    for :func:`describe_all`.
-    """
-    views = described(given, public)
-    ready = kept.find(asked, config, views)
-    if ready is None:
-        if refuse is not None:
-            refuse(views)
-        options = Options(*asked[:6]).plain()
-        views, asked = (lay_out or laid_out)(views), (*astuple(options), *asked[6:])
-        ready = kept.find(asked, config, views)
-        if ready is None:
-            return first_call(views, options, asked, config)
-    return ready.run(views)
 
 
 def checked(views: Mapping[str, ArrayView], options: Options) -> AttentionProblem:
@@ -279,16 +213,13 @@ def refuse_output(out: ArrayView, read: Mapping[str, ArrayView], itself: str = "
             raise ProblemError(f"out shares memory with {name}, which is read: pass another array")
 
 
-def without_keys(q: ArrayView, shape: Sequence[int], rows: Sequence[int] | None, sinks: ArrayView | None) -> list[Any]:
-    """The results where there is nothing to compute: zeros, and for the sums over no keys -inf or the sinks.
-
-    ``shape``: that of the first, ``rows`` of the sums, if they are wanted.
-    """
-    zeros = filled(q.kind, shape, q.dtype, q.device, 0.0)
-    if rows is None:
-        return [zeros]
-    sums = filled(q.kind, rows, f32, q.device, -math.inf if sinks is None else 0.0)
-    return [zeros, sums if sinks is None else sums + sinks.array[:, None]]
+def without_keys(q: ArrayView, new: Mapping[str, tuple[tuple[int, ...], DType]], sinks: ArrayView | None) -> list[Any]:
+    """The ``new`` results where there is nothing to compute: zeros, and for sums over no keys -inf or the sinks."""
+    empty = {name: -math.inf if name == "lse" and sinks is None else 0.0 for name in new}
+    made = {name: filled(q.kind, *form, q.device, empty[name]) for name, form in new.items()}
+    if sinks is not None and "lse" in made:
+        made["lse"] = made["lse"] + sinks.array[:, None]
+    return list(made.values())
 
 
 # -- lengths, where somebody asks
@@ -323,11 +254,20 @@ def laid_out(
 ) -> dict[str, ArrayView]:
     """The arrays as kernels read them: by ``copy`` those whose rows, with as many dimensions as k has, they cannot.
 
-    A call with such copies is looked up by them, so that it is known when it comes again. The one that is ``written``
-    to stays as it is.
+    Sinks are float32 and side by side. A call with such copies is looked up by them, so that it is known when it comes
+    again. The one that is ``written`` to stays as it is.
     """
     rank = max(3, len(views["k"].shape))
-    return {name: x if name == written else _laid_out(name, x, rank, copy) for name, x in views.items()}
+    found = {name: x if name == written else _laid_out(name, x, rank, copy) for name, x in views.items()}
+    return with_sinks(found, copy)
+
+
+def with_sinks(views: dict[str, ArrayView], copy: Callable[[ArrayView], ArrayView] = compact) -> dict[str, ArrayView]:
+    """The arrays, of which sinks in 16-bit floats are float32, side by side."""
+    sinks = views.get("sinks")
+    if sinks is None or sinks.dtype not in (bf16, f16):
+        return views
+    return {**views, "sinks": in_float32(sinks) if copy is compact else copy(sinks._replace(dtype=f32))}
 
 
 def _laid_out(name: str, view: ArrayView, rank: int, copy: Callable[[ArrayView], ArrayView]) -> ArrayView:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from warploom.interop.arrays import ArrayView, arrays_of, describe_all, empty_like, filled, same_device
+from warploom.interop.arrays import ArrayView, filled, same_device
 from warploom.interop.copies import as_if_compact
 from warploom.interop.tracing import traced
 from warploom.kernels.attention.backward import TENSORS, BackwardOperands, BackwardProblem
@@ -20,17 +21,15 @@ from warploom.ops.attention_arrays import (
     check_results,
     checked,
     laid_out,
-    looked_up,
     result_shape,
     strides_of,
 )
-from warploom.ops.options import flag
+from warploom.ops.calls import Caller, Views, Work
+from warploom.ops.declare import Few, Tensor
 from warploom.ops.processors import decided
-from warploom.ops.repeated import Kept, run_and_keep
-from warploom.ops.steps import CallsPlan, Steps
+from warploom.ops.steps import CallsPlan
 
 _GRADIENTS = ("dq", "dk", "dv", "dsinks")
-_Views = dict[str, ArrayView]
 
 
 @dataclass(frozen=True)
@@ -41,21 +40,20 @@ class AttentionBackwardPlan(CallsPlan):
     config: BackwardConfig
 
 
-@traced
 def attention_backward(
-    dout: Any,
-    q: Any,
-    k: Any,
-    v: Any,
-    out: Any,
-    lse: Any,
+    dout: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    out: Tensor,
+    lse: Few,
     *,
-    dlse: Any = None,
+    dlse: Few = None,
     causal: bool = False,
     scale: float | None = None,
     window: Window | None = None,
     softcap: float | None = None,
-    sinks: Any = None,
+    sinks: Few = None,
     layout: Layout = "bshd",
     deterministic: bool = False,
     config: BackwardConfig | str | None = None,
@@ -76,10 +74,8 @@ def attention_backward(
     Arrays as for :func:`attention`. Raises ProblemError for arrays it does not take, ConfigError for a ``config`` that
     does not fit, UnsupportedDeviceError for a GPU older than compute capability 8.0.
     """
-    given = _given(dout, q, k, v, out, lse, dlse, sinks)
-    asked = (causal, scale, window, softcap, False, layout, flag("deterministic", deterministic))
-    found = _prepared.again(asked, config, given)
-    return tuple(found or looked_up(_prepared, given, asked, config, _first_call, public=OF_FORWARD))
+    options = causal, scale, window, softcap, layout, deterministic
+    return attention_backward_call((dout, q, k, v, out, lse, dlse, sinks), options, config)
 
 
 @traced
@@ -102,36 +98,29 @@ def plan_attention_backward(
     config: BackwardConfig | str | None = None,
 ) -> AttentionBackwardPlan:
     """What :func:`attention_backward` would run with these arguments, and the memory it takes. Runs nothing."""
-    views = laid_out(describe_all(_given(dout, q, k, v, out, lse, dlse, sinks), OF_FORWARD), as_if_compact)
-    options = Options(causal, scale, window, softcap, False, layout).plain()
-    problem = _checked(views, options, flag("deterministic", deterministic))
+    arrays, options = (dout, q, k, v, out, lse, dlse, sinks), (causal, scale, window, softcap, layout, deterministic)
+    views, asked = attention_backward_call.planned(arrays, options)
+    views = laid_out(views, as_if_compact)
+    problem = _checked(views, asked)
     gradients = {name: as_if_compact(views[name[1:]]) for name in _gradients(views)}
     return _plan({**views, **gradients}, problem, layout, config)
 
 
-_prepared = Kept()
-
-
-def _given(dout: Any, q: Any, k: Any, v: Any, out: Any, lse: Any, dlse: Any, sinks: Any) -> dict[str, Any]:
-    """The arrays of a call by the kernels' names."""
-    return arrays_of({"dout": dout, "q": q, "k": k, "v": v, "out": out, "lse": lse}, dlse=dlse, sinks=sinks)
-
-
-def _gradients(views: _Views) -> tuple[str, ...]:
+def _gradients(views: Views) -> tuple[str, ...]:
     """The names of the gradients of a call with these arrays."""
     return _GRADIENTS if "sinks" in views else _GRADIENTS[:3]
 
 
-def _checked(views: _Views, options: Options, deterministic: bool) -> BackwardProblem:
+def _checked(views: Views, asked: dict[str, Any]) -> BackwardProblem:
     """The problem. Raises ProblemError with the first thing that is wrong."""
-    q, shape = views["q"], result_shape(views["q"], views["v"])
+    options, shape, q = Options.of(asked), result_shape(views["q"], views["v"]), views["q"]
     forward = checked(views, options)
     check_results(views, shape, tuple([q.shape[axis] for axis in AXES[options.layout]]))
     same_device(list(views.values()), list(views))
-    return BackwardProblem(forward, "dlse" in views, deterministic)
+    return BackwardProblem(forward, "dlse" in views, asked["deterministic"])
 
 
-def _plan(views: _Views, problem: BackwardProblem, layout: str, config: Any) -> AttentionBackwardPlan:
+def _plan(views: Views, problem: BackwardProblem, layout: str, config: Any) -> AttentionBackwardPlan:
     """The plan for these inputs and gradients. Raises ConfigError for a ``config`` that does not fit."""
     asked, device = read(config, KINDS), views["q"].device
     config, reason, on = decided(problem, device, asked, lambda on: choose(problem, on.target))
@@ -140,21 +129,18 @@ def _plan(views: _Views, problem: BackwardProblem, layout: str, config: Any) -> 
     return AttentionBackwardPlan(problem, config, reason, on.target.name, str(on), calls)
 
 
-def _first_call(views: _Views, options: Options, asked: tuple[Any, ...], config: Any) -> list[Any]:
-    """Everything that :func:`attention_backward` need not repeat for arrays of the same shapes, strides and device."""
-    problem, likes = _checked(views, options, asked[-1]), {name: views[name[1:]] for name in _gradients(views)}
-    p = problem.forward
+def _work(views: Views, asked: dict[str, Any], config: Any, copy: Callable[[ArrayView], ArrayView]) -> Work:
+    views, layout = laid_out(views, copy), asked["layout"]
+    problem, likes = _checked(views, asked), {name: views[name[1:]] for name in _gradients(views)}
+    p, made = problem.forward, None
     if 0 in (p.batch, p.heads, p.q_len, p.kv_len):
         if config is not None:
-            _plan({**views, **likes}, problem, options.layout, config)  # refuses what does not fit
-        zeros = [filled(x.kind, x.shape, x.dtype, x.device, 0.0) for x in likes.values()]
+            _plan({**views, **likes}, problem, layout, config)  # refuses what does not fit
+        made = [filled(x.kind, x.shape, x.dtype, x.device, 0.0) for x in likes.values()]
         if p.sinks and p.kv_len == 0 and "dlse" in views:  # the sink is the log-sum-exp
-            zeros[3] = views["dlse"].array.sum((0, 2))
-        return zeros
-    gradients = {name: empty_like(x, x.shape) for name, x in likes.items()}
+            made[3] = views["dlse"].array.sum((0, 2))
+    new = {name: (tuple(x.shape), x.dtype) for name, x in likes.items()}
+    return Work(views, new, lambda lying: _plan(lying, problem, layout, config).steps, made=made)
 
-    def steps(arrays: _Views) -> Steps:
-        return _plan(arrays, problem, options.layout, config).steps
 
-    run_and_keep(_prepared, (asked, config), steps, (views, views, gradients))
-    return list(gradients.values())
+attention_backward_call = Caller(attention_backward, _work, said=OF_FORWARD)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 from warploom.core.dtypes import f32
 from warploom.core.errors import ProblemError
-from warploom.interop.arrays import ArrayView, arrays_of, empty, empty_like, same_device
+from warploom.interop.arrays import ArrayView, same_device
 from warploom.interop.copies import as_if_compact, compact, settled
 from warploom.interop.tracing import is_tracing, traced
 from warploom.kernels.attention.decode import DecodeProblem
@@ -19,21 +19,24 @@ from warploom.ops.attention_arrays import (
     Window,
     aligned,
     check_output,
-    described,
-    looked_up,
     refuse_output,
+    with_sinks,
     without_keys,
 )
 from warploom.ops.attention_paged_arrays import CacheInputs, check_entries, given_split, read_cache
-from warploom.ops.options import flag
+from warploom.ops.calls import Caller, Shapes, Views, Work
+from warploom.ops.declare import ArrayArgument, Few, Output, Tensor
 from warploom.ops.processors import Processor
-from warploom.ops.repeated import Kept, run_and_keep
 from warploom.ops.steps import CallsPlan, Steps
 
-_prepared = Kept()
 NAMES = {"kv_lens": "lengths", "cu_seqlens_q": "starts", "block_table": "table", "k_cache": "k", "v_cache": "v"}
 """What the kernels call arrays whose public names are others."""
 _PUBLIC = {kernels: public for public, kernels in NAMES.items()}
+Lengths = Annotated[Any, ArrayArgument("lengths")]
+Starts = Annotated[Any, ArrayArgument("starts")]
+Table = Annotated[Any, ArrayArgument("table")]
+KeyCache = Annotated[Any, ArrayArgument("k")]
+ValueCache = Annotated[Any, ArrayArgument("v")]
 
 
 @dataclass(frozen=True)
@@ -44,25 +47,24 @@ class AttentionPagedPlan(CallsPlan):
     config: PagedConfig
 
 
-@traced
 def attention_paged(
-    q: Any,
-    k_cache: Any,
-    v_cache: Any,
-    kv_lens: Any,
+    q: Tensor,
+    k_cache: KeyCache,
+    v_cache: ValueCache,
+    kv_lens: Lengths,
     *,
-    block_table: Any = None,
-    cu_seqlens_q: Any = None,
+    block_table: Table = None,
+    cu_seqlens_q: Starts = None,
     causal: bool = True,
     window: Window | None = None,
     softcap: float | None = None,
     scale: float | None = None,
-    sinks: Any = None,
-    k_scale: Any = None,
-    v_scale: Any = None,
+    sinks: Few = None,
+    k_scale: Few = None,
+    v_scale: Few = None,
     fixed_split: int | None = None,
     return_lse: bool = False,
-    out: Any = None,
+    out: Output = None,
     check: bool = False,
     config: PagedConfig | str | None = None,
 ) -> Any:
@@ -94,18 +96,9 @@ def attention_paged(
 
     Raises ProblemError for arrays it does not take, ConfigError for a ``config`` that does not fit.
     """
-    given = _given(q, k_cache, v_cache, kv_lens, cu_seqlens_q, block_table, k_scale, v_scale, sinks, out)
-    if fixed_split.__class__ is not int:
-        fixed_split = given_split(fixed_split)
-    asked = (causal, scale, window, softcap, return_lse, "bshd", fixed_split)
-    found = None if check is not False else _prepared.again(asked, config, given)
-    if found is None:
-        if flag("check", check):
-            check_entries(_inputs(described(given, _PUBLIC), Options(*asked[:6]).plain(), fixed_split))
-        refused = None if out is None else _refuse_output
-        found = looked_up(_prepared, given, asked, config, _first_call, _laid_out, refused, _PUBLIC)
-    found = found if out is None else [out, *found]
-    return tuple(found) if len(found) > 1 else found[0]
+    arrays = q, k_cache, v_cache, kv_lens, block_table, cu_seqlens_q, sinks, k_scale, v_scale, out
+    options = causal, window, softcap, scale, fixed_split, return_lse
+    return attention_paged_call(arrays, options, config, check)
 
 
 def refuse_attention_paged(
@@ -130,14 +123,13 @@ def refuse_attention_paged(
     """
     if is_tracing():
         return
-    given = _given(q, k_cache, v_cache, kv_lens, cu_seqlens_q, block_table, None, None, sinks, out)
-    asked = (causal, scale, window, softcap, return_lse, "bshd", None)
-    if _prepared.known(asked, None, given) is not None:
+    arrays = q, k_cache, v_cache, kv_lens, block_table, cu_seqlens_q, sinks, None, None, out
+    options = causal, window, softcap, scale, None, return_lse
+    if attention_paged_call.cache.known(options, None, arrays) is not None:
         return
-    views = described(given, _PUBLIC)
-    if out is not None:
-        _refuse_output(views)
-    inputs = _inputs(_laid_out(views, as_if_compact), Options(*asked[:6]).plain(), None)
+    views, asked = attention_paged_call.planned(arrays, options)
+    _refuse_output(views)
+    inputs = _inputs(_laid_out(views, as_if_compact), asked)
     if not _is_empty(inputs):
         _plan(inputs, as_if_compact(inputs.views["q"]), None)
 
@@ -163,25 +155,10 @@ def plan_attention_paged(
     config: PagedConfig | str | None = None,
 ) -> AttentionPagedPlan:
     """What :func:`attention_paged` would run with these arguments. Runs nothing."""
-    given = _given(q, k_cache, v_cache, kv_lens, cu_seqlens_q, block_table, k_scale, v_scale, sinks, None)
-    options = Options(causal, scale, window, softcap, return_lse).plain()
-    inputs = _inputs(_laid_out(described(given, _PUBLIC), as_if_compact), options, fixed_split)
+    arrays = q, k_cache, v_cache, kv_lens, block_table, cu_seqlens_q, sinks, k_scale, v_scale, None
+    views, asked = attention_paged_call.planned(arrays, (causal, window, softcap, scale, fixed_split, return_lse))
+    inputs = _inputs(_laid_out(views, as_if_compact), asked)
     return _plan(inputs, as_if_compact(inputs.views["q"]), config)
-
-
-def _given(
-    q: Any, k: Any, v: Any, lengths: Any, starts: Any, table: Any, k_scale: Any, v_scale: Any, sinks: Any, out: Any
-) -> dict[str, Any]:
-    """The arrays of a call by the kernels' names."""
-    return arrays_of(
-        {"q": q, "k": k, "v": v, "lengths": lengths},
-        starts=starts,
-        table=table,
-        k_scale=k_scale,
-        v_scale=v_scale,
-        sinks=sinks,
-        out=out,
-    )
 
 
 def _named(views: Mapping[str, ArrayView]) -> dict[str, ArrayView]:
@@ -191,19 +168,30 @@ def _named(views: Mapping[str, ArrayView]) -> dict[str, ArrayView]:
 
 def _refuse_output(views: Mapping[str, ArrayView]) -> None:
     """Raises ProblemError for an ``out`` that the result cannot be written to."""
+    if "out" not in views:
+        return
     q, out = views["q"], views["out"]
     check_output(out, q, tuple(q.shape))
     same_device((q, out), ("q", "out"))
     refuse_output(out, _named(views), "q")
 
 
-def _laid_out(views: Mapping[str, ArrayView], copy: Callable[[ArrayView], ArrayView] = compact) -> dict[str, ArrayView]:
-    """Queries as kernels read them, by ``copy`` where they cannot; a cache is never copied."""
-    return {**views, "q": aligned(settled(views["q"]), copy)}
+def _laid_out(views: Mapping[str, ArrayView], copy: Callable[[ArrayView], ArrayView] = compact) -> Views:
+    """Queries and sinks as kernels read them, by ``copy`` where they cannot; a cache is never copied."""
+    found = with_sinks({**views, "q": aligned(settled(views["q"]), copy)}, copy)
+    sinks = found.get("sinks")
+    if sinks is not None and len(sinks.shape) == 1 and not sinks.contiguous:
+        found["sinks"] = copy(sinks)
+    return found
 
 
-def _inputs(views: Mapping[str, ArrayView], options: Options, fixed_split: Any) -> CacheInputs:
+def _inputs(views: Mapping[str, ArrayView], asked: Mapping[str, Any]) -> CacheInputs:
     """The arrays and what is asked of them. Raises ProblemError with the first thing that is wrong."""
+    return inputs_of(views, Options.of(asked), asked["fixed_split"])
+
+
+def inputs_of(views: Mapping[str, ArrayView], options: Options, fixed_split: Any) -> CacheInputs:
+    """:func:`read_cache` of arrays by the kernels' names."""
     return read_cache(_named(views), options, given_split(fixed_split))
 
 
@@ -245,33 +233,36 @@ def _lse_shape(q: ArrayView) -> tuple[int, ...]:
     return (*outer, heads, queries)
 
 
-def _first_call(views: dict[str, ArrayView], options: Options, asked: tuple[Any, ...], config: Any) -> list[Any]:
-    """Everything that :func:`attention_paged` need not repeat for arrays of the same shapes, strides and device."""
-    inputs = _inputs(views, options, asked[6])
-    q, out, problem = views["q"], views.get("out"), inputs.problem
-    if _is_empty(inputs):
-        return _without_keys(inputs, None if out is None else out.array, config)
-    results = {"out": empty_like(q, q.shape) if out is None else out.array}
-    if options.return_lse:
-        results["lse"] = empty(q.kind, _lse_shape(q), f32, q.device)
+def results(views: Mapping[str, ArrayView], options: Options) -> Shapes:
+    """The shapes and types of the output, and of log-sum-exps where they are asked for."""
+    q = views["q"]
+    found = {"out": (tuple(q.shape), q.dtype)}
+    return found | {"lse": (_lse_shape(q), f32)} if options.return_lse else found
 
-    def steps(arrays: dict[str, ArrayView]) -> Steps:
-        again = CacheInputs({name: arrays[NAMES.get(name, name)] for name in inputs.views}, problem)
+
+def _work(views: Views, asked: dict[str, Any], config: Any, copy: Callable[[ArrayView], ArrayView]) -> Work:
+    views = _laid_out(views, copy)
+    inputs, q, out = _inputs(views, asked), views["q"], views.get("out")
+    new, made = results(views, Options.of(asked)), None
+    if _is_empty(inputs):
+        if config is not None:
+            _plan(inputs, q, config)  # refuses what does not fit
+        made = without_keys(q, new, inputs.views.get("sinks"))
+    if out is not None:
+        new = {name: x for name, x in new.items() if name != "out"}
+        if made is not None:
+            out.array[...] = made.pop(0)
+
+    def steps(arrays: Views) -> Steps:
+        again = CacheInputs({name: arrays[NAMES.get(name, name)] for name in inputs.views}, inputs.problem)
         return _plan(again, arrays["out"], config).steps
 
     taken = {NAMES.get(name, name): view for name, view in inputs.views.items()}
-    refuse = None if out is None else _refuse_output
-    run_and_keep(_prepared, (asked, config), steps, (views, taken, results), filled=True, refuse=refuse)
-    return [x for name, x in results.items() if name not in views]
+    return Work(views, new, steps, taken, () if out is None else ("out",), filled=True, made=made)
 
 
-def _without_keys(inputs: CacheInputs, out: Any, config: Any) -> list[Any]:
-    """The new results where there is nothing to compute."""
-    q = inputs.views["q"]
-    if config is not None:
-        _plan(inputs, q, config)  # refuses what does not fit
-    zeros, *sums = without_keys(q, q.shape, _lse_shape(q) if inputs.problem.lse else None, inputs.views.get("sinks"))
-    if out is None:
-        return [zeros, *sums]
-    out[...] = zeros
-    return sums
+def _look(views: Views, asked: dict[str, Any]) -> None:
+    check_entries(_inputs(_laid_out(views, as_if_compact), asked))
+
+
+attention_paged_call = Caller(attention_paged, _work, refuse=_refuse_output, look=_look)

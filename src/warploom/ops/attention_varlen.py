@@ -2,24 +2,32 @@
 
 from __future__ import annotations
 
-from functools import partial
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Literal, Unpack, overload
 
 import numpy as np
 
 from warploom.core.dtypes import f32
-from warploom.interop.arrays import ArrayView, arrays_of, empty
-from warploom.interop.tracing import recorded
+from warploom.interop.arrays import ArrayView, empty
 from warploom.kernels.attention.choice import PACKED_KINDS, PackedConfig, choose_packed
 from warploom.kernels.attention.packed import PackedOperands, PackedProblem, violations
 from warploom.kernels.attention.problem import Operands
 from warploom.kernels.settings import read, refuse
-from warploom.ops.attention_arrays import Options, Window, described, laid_out, looked_up
-from warploom.ops.options import flag
+from warploom.ops.attention_arrays import Options, Window, laid_out
+from warploom.ops.calls import Caller, Shapes, Views, Work
+from warploom.ops.declare import Few, Output, Tensor
 from warploom.ops.processors import Processor, decided
-from warploom.ops.repeated import Kept, run_and_keep
 from warploom.ops.steps import Steps, working_steps
-from warploom.ops.varlen_arrays import NAMES, Arrays, check_lengths, read_packed, refuse_out, shape_of_result
+from warploom.ops.varlen_arrays import (
+    KeyCounts,
+    KeyStarts,
+    QueryCounts,
+    QueryStarts,
+    check_lengths,
+    read_packed,
+    refuse_out,
+    shape_of_result,
+)
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -66,25 +74,24 @@ def attention_varlen(
 ) -> tuple[NumpyArray, NDArray[np.float32]]: ...
 
 
-@recorded
 def attention_varlen(
-    q: Any,
-    k: Any,
-    v: Any,
-    cu_seqlens_q: Any,
-    cu_seqlens_k: Any = None,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    cu_seqlens_q: QueryStarts,
+    cu_seqlens_k: KeyStarts = None,
     *,
-    seqused_q: Any = None,
-    seqused_k: Any = None,
+    seqused_q: QueryCounts = None,
+    seqused_k: KeyCounts = None,
     max_seqlen_q: Any = None,
     max_seqlen_k: Any = None,
     causal: bool = False,
     window: Window | None = None,
     softcap: float | None = None,
     scale: float | None = None,
-    sinks: Any = None,
+    sinks: Few = None,
     return_lse: bool = False,
-    out: Any = None,
+    out: Output = None,
     check: bool = False,
     config: PackedConfig | str | None = None,
 ) -> Any:
@@ -114,46 +121,39 @@ def attention_varlen(
     Raises ProblemError for arrays it does not take, ConfigError for a ``config`` that does not fit,
     UnsupportedDeviceError for a GPU older than compute capability 8.0.
     """
-    given = arrays_of(
-        {"q": q, "k": k, "v": v, "q_starts": cu_seqlens_q},
-        k_starts=cu_seqlens_k,
-        q_used=seqused_q,
-        k_used=seqused_k,
-        out=out,
-        sinks=sinks,
-    )
-    asked = (causal, scale, window, softcap, return_lse, "bshd")
-    found = None if check is not False else _prepared.again(asked, config, given)
-    if found is None:
-        if flag("check", check):
-            check_lengths(described(given, NAMES))
-        refused = None if out is None else refuse_out
-        found = looked_up(_prepared, given, asked, config, _first_call, _laid_out, refused, NAMES)
-    found = found if out is None else [out, *found]
-    return tuple(found) if return_lse else found[0]
+    arrays = q, k, v, cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, sinks, out
+    return attention_varlen_call(arrays, (causal, window, softcap, scale, return_lse), config, check)
 
 
-_prepared = Kept()
-_laid_out = partial(laid_out, written="out")
+def results(views: Mapping[str, ArrayView], options: Options) -> Shapes:
+    """The shapes and types of the output, and of log-sum-exps where they are asked for."""
+    q = views["q"]
+    found = {"out": (shape_of_result(views), q.dtype)}
+    return found | {"lse": ((q.shape[1], q.shape[0]), f32)} if options.return_lse else found
 
 
-def _first_call(views: Arrays, options: Options, asked: tuple[Any, ...], config: Any) -> list[Any]:
-    """Everything that :func:`attention_varlen` need not repeat for arrays of the same shapes, strides and device."""
+def _work(views: Views, asked: dict[str, Any], config: Any, copy: Callable[[ArrayView], ArrayView]) -> Work:
+    options, views = Options.of(asked), laid_out(views, copy, written="out")
     problem, inputs = read_packed(views, options)
-    q, out = views["q"], views.get("out")
-    chosen, on = configured_packed(problem, q, config)
-    results = {"out": empty(q.kind, shape_of_result(views), q.dtype, q.device) if out is None else out.array}
-    if options.return_lse:
-        results["lse"] = empty(q.kind, (q.shape[1], q.shape[0]), f32, q.device)
-    if 0 not in (problem.batch, problem.total_q, problem.heads):
+    chosen, on = configured_packed(problem, views["q"], config)
+    new = {name: x for name, x in results(views, options).items() if name not in views}
+    made = None
+    if 0 in (problem.batch, problem.total_q, problem.heads):
+        made = [empty(views["q"].kind, *form, views["q"].device) for form in new.values()]
 
-        def steps(arrays: Arrays) -> Steps:
-            operands = PackedOperands({name: arrays[name].strides[:2] for name in Operands.names})
-            return working_steps(chosen.calls_packed(problem, operands, on.multiprocessors), problem.flops)
+    def steps(arrays: Views) -> Steps:
+        operands = PackedOperands({name: arrays[name].strides[:2] for name in Operands.names})
+        return working_steps(chosen.calls_packed(problem, operands, on.multiprocessors), problem.flops)
 
-        refuse = None if out is None else refuse_out
-        run_and_keep(_prepared, (asked, config), steps, (views, inputs, results), filled=True, refuse=refuse)
-    return [x for name, x in results.items() if name not in views]
+    written = ("out",) if "out" in views else ()
+    return Work(views, new, steps, inputs, written, filled=True, made=made)
+
+
+def _look(views: Views, _: dict[str, Any]) -> None:
+    check_lengths(views)
+
+
+attention_varlen_call = Caller(attention_varlen, _work, refuse=refuse_out, look=_look, recorded=True)
 
 
 def configured_packed(problem: PackedProblem, q: ArrayView, config: Any) -> tuple[PackedConfig, Processor]:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Sequence
+from typing import Annotated, Any
 
 from warploom.core.dtypes import DType
-from warploom.interop.arrays import Device, arrays_of, empty_like, filled
+from warploom.interop.arrays import ArrayView, Device, filled
 from warploom.kernels.attention.backward import TENSORS
 from warploom.kernels.attention.packed import PackedOperands
 from warploom.kernels.attention.packed_backward import (
@@ -16,35 +17,32 @@ from warploom.kernels.attention.packed_backward import (
 )
 from warploom.kernels.attention.packed_backward_problem import PackedBackwardProblem
 from warploom.kernels.settings import read
-from warploom.ops.attention_arrays import OF_FORWARD, Options, Window, check_results, looked_up
-from warploom.ops.options import flag
+from warploom.ops.attention_arrays import OF_FORWARD, Options, Window, check_results, laid_out
+from warploom.ops.calls import Caller, Views, Work
+from warploom.ops.declare import ArrayArgument, Few, Tensor
 from warploom.ops.processors import decided
-from warploom.ops.repeated import Kept, run_and_keep
 from warploom.ops.steps import Steps, working_steps
-from warploom.ops.varlen_arrays import NAMES, Arrays, read_packed, shape_of_result
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+from warploom.ops.varlen_arrays import KeyCounts, KeyStarts, QueryCounts, QueryStarts, read_packed, shape_of_result
 
 
 def attention_varlen_backward(
-    dout: Any,
-    q: Any,
-    k: Any,
-    v: Any,
-    out: Any,
-    lse: Any,
-    cu_seqlens_q: Any,
-    cu_seqlens_k: Any = None,
+    dout: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    out: Annotated[Any, ArrayArgument("o")],
+    lse: Few,
+    cu_seqlens_q: QueryStarts,
+    cu_seqlens_k: KeyStarts = None,
     *,
-    dlse: Any = None,
-    seqused_q: Any = None,
-    seqused_k: Any = None,
+    dlse: Few = None,
+    seqused_q: QueryCounts = None,
+    seqused_k: KeyCounts = None,
     causal: bool = False,
     window: Window | None = None,
     softcap: float | None = None,
     scale: float | None = None,
-    sinks: Any = None,
+    sinks: Few = None,
     deterministic: bool = False,
     config: PackedBackwardConfig | str | None = None,
 ) -> tuple[Any, ...]:
@@ -55,14 +53,8 @@ def attention_varlen_backward(
     there in the arrays is not read. The lengths are read on the device. Arrays and errors as for
     :func:`warploom.attention_varlen`.
     """
-    needed = {"q": q, "k": k, "v": v, "q_starts": cu_seqlens_q, "o": out, "dout": dout, "lse": lse}
-    given = arrays_of(needed, k_starts=cu_seqlens_k, q_used=seqused_q, k_used=seqused_k, dlse=dlse, sinks=sinks)
-    asked = (causal, scale, window, softcap, False, "bshd", flag("deterministic", deterministic))
-    found = _prepared.again(asked, config, given)
-    return tuple(found or looked_up(_prepared, given, asked, config, _first_call, public=NAMES | OF_FORWARD))
-
-
-_prepared = Kept()
+    arrays = dout, q, k, v, out, lse, cu_seqlens_q, cu_seqlens_k, dlse, seqused_q, seqused_k, sinks
+    return attention_varlen_backward_call.computed(arrays, (causal, window, softcap, scale, deterministic), config)
 
 
 def _zeros(kind: str, shape: Sequence[int], dtype: DType, device: Device) -> Callable[[], Any]:
@@ -70,30 +62,30 @@ def _zeros(kind: str, shape: Sequence[int], dtype: DType, device: Device) -> Cal
     return lambda: filled(kind, shape, dtype, device, 0.0)
 
 
-def _first_call(views: Arrays, options: Options, asked: tuple[Any, ...], config: Any) -> list[Any]:
-    """Everything that need not be repeated for arrays of the same shapes, strides and device."""
+def _work(views: Views, asked: dict[str, Any], config: Any, copy: Callable[[ArrayView], ArrayView]) -> Work:
+    views = laid_out(views, copy)
     forward = {name: view for name, view in views.items() if name not in ("o", "dout", "lse", "dlse")}
-    problem, inputs = read_packed(forward, options)
+    problem, inputs = read_packed(forward, Options.of(asked))
     q = views["q"]
     check_results(views, shape_of_result(views), (q.shape[1], q.shape[0]))
-    backward = PackedBackwardProblem(problem, "dlse" in views, asked[-1])
+    backward = PackedBackwardProblem(problem, "dlse" in views, asked["deterministic"])
     chosen, _, on = decided(
         backward.typical, q.device, read(config, KINDS), lambda on: (choose_packed_backward(backward, on.target), "")
     )
     some = 0 not in (problem.batch, problem.total_q, problem.heads)
     whole = some and problem.total_k > 0  # there are kernels that write every row
-    likes = {f"d{name}": x for name, x in views.items() if name in (*"qkv", "sinks")}
-    gradients = {
-        name: empty_like(x) if whole else filled(x.kind, x.shape, x.dtype, x.device, 0.0) for name, x in likes.items()
-    }
-    if some and (problem.total_k or problem.sinks):
-        inputs |= {name: views[name] for name in ("o", "dout", "lse", "dlse") if name in views}
+    new = {f"d{name}": (tuple(x.shape), x.dtype) for name, x in views.items() if name in (*"qkv", "sinks")}
+    made = None
+    if not some or not (problem.total_k or problem.sinks):
+        made = [filled(q.kind, *form, q.device, 0.0) for form in new.values()]
+    inputs |= {name: views[name] for name in ("o", "dout", "lse", "dlse") if name in views}
 
-        def steps(arrays: Mapping[str, Any]) -> Steps:
-            lying = {name: arrays["o" if name == "out" else name].strides[:2] for name in TENSORS}
-            calls = packed_backward_calls(chosen, backward, PackedOperands(lying), on.multiprocessors)
-            return working_steps(calls, backward.flops)
+    def steps(arrays: Views) -> Steps:
+        lying = {name: arrays["o" if name == "out" else name].strides[:2] for name in TENSORS}
+        calls = packed_backward_calls(chosen, backward, PackedOperands(lying), on.multiprocessors)
+        return working_steps(calls, backward.flops)
 
-        make = None if whole else _zeros
-        run_and_keep(_prepared, (asked, config), steps, (views, inputs, gradients), make=make, filled=not whole)
-    return list(gradients.values())
+    return Work(views, new, steps, inputs, make=None if whole else _zeros, filled=not whole, made=made)
+
+
+attention_varlen_backward_call = Caller(attention_varlen_backward, _work, said=OF_FORWARD)

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Literal, Unpack, overload
+from collections.abc import Callable
+from dataclasses import replace
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Unpack, overload
 
 import numpy as np
 
-from warploom.core.dtypes import DType, f32, s32
+from warploom.core.dtypes import f32, s32
 from warploom.interop.arrays import ArrayView, Device, arrays_of, as_numpy, describe, describe_all, empty
 from warploom.interop.copies import as_if_compact, compact, settled
-from warploom.interop.tracing import recorded, traced
+from warploom.interop.tracing import traced
 from warploom.kernels.matmul.problem import MatmulConfig
 from warploom.kernels.matmul_reduce.loss import Loss
+from warploom.ops.calls import Caller, Shapes, Views, Work
+from warploom.ops.declare import ArrayArgument, Few, Tensor
 from warploom.ops.loss_options import (
     Reduction,
     check_loss,
@@ -25,18 +27,15 @@ from warploom.ops.loss_options import (
 )
 from warploom.ops.loss_plan import GradientPlan, LossPlan, forward_product
 from warploom.ops.matmul_arrays import Inputs, matmul_config, read_inputs, readable
-from warploom.ops.options import flag, refuse_unhashable
+from warploom.ops.options import refuse_unhashable
 from warploom.ops.processors import Processor
 from warploom.ops.reduce import reduce_plan
-from warploom.ops.repeated import Kept, run_and_keep
 from warploom.ops.steps import Steps
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from warploom.ops.signatures import Array, LossOptions
-
-Arrays = dict[str, ArrayView]
 
 
 @overload
@@ -63,13 +62,12 @@ def linear_cross_entropy(
 ) -> tuple[NDArray[np.float32], NDArray[np.float32]]: ...
 
 
-@recorded
 def linear_cross_entropy(
-    x: Any,
-    w: Any,
-    target: Any,
+    x: Tensor,
+    w: Tensor,
+    target: Tensor,
     *,
-    bias: Any = None,
+    bias: Tensor = None,
     ignore_index: int = -100,
     reduction: Reduction = "none",
     label_smoothing: float = 0.0,
@@ -100,11 +98,11 @@ def linear_cross_entropy(
     Under ``torch.compile`` a call is one operator, ``warploom::linear_cross_entropy``.
     Raises ProblemError as :func:`matmul_reduce` does.
     """
-    loss, with_lse = loss_of(ignore_index, label_smoothing, z_loss, softcap), flag("return_lse", return_lse)
     check_reduction(reduction)
-    rows, lse = losses(x, w, target, loss, config, bias)
-    result = reduced(rows, target, loss.ignore_index, reduction)
-    return (result, lse) if with_lse else result
+    options = ignore_index, reduction, label_smoothing, z_loss, softcap, return_lse
+    rows, lse = loss_call((x, w, target, bias), options, config)
+    result = reduced(rows, target, ignore_index, reduction)
+    return (result, lse) if return_lse else result
 
 
 @traced
@@ -119,59 +117,58 @@ def plan_linear_cross_entropy(
     config: MatmulConfig | str | None = None,
 ) -> tuple[LossPlan, GradientPlan]:
     """What :func:`linear_cross_entropy` would run, forward and for the gradients of x, w and bias. Runs nothing."""
-    loss, views = loss_of(-100, label_smoothing, z_loss, softcap), _views(arrays_of({"x": x, "w": w}, bias=bias))
-    inputs = _inputs(views["x"], views["w"], views.get("bias"), 1.0, as_if_compact)
+    loss, views = loss_of(-100, label_smoothing, z_loss, softcap), describe_all(arrays_of({"x": x, "w": w}, bias=bias))
+    inputs = _inputs({name: settled(view) for name, view in views.items()}, 1.0, as_if_compact)
     chosen = matmul_config(config, inputs.problem.dtype)
     wanted, device = (True, True, bias is not None), views["x"].device
     return _forward(inputs, loss, chosen, device), _backward(inputs, loss, 2, (True, False), wanted, chosen, device)
 
 
 # -- forward
-def losses(x: Any, w: Any, target: Any, loss: Loss, config: Any, bias: Any = None) -> tuple[Any, Any]:
-    """(losses, log-sum-exps) of the rows, float32 (m,) each."""
-    arrays, asked = arrays_of({"x": x, "w": w, "target": target}, bias=bias), ("forward", loss, "lse", "loss")
-    lse, found = _prepared.again(asked, config, arrays) or _first_losses(arrays, loss, (asked, config))
-    return found, lse
+def results(views: Views) -> Shapes:
+    """The shapes and types of the losses and the log-sum-exps."""
+    return dict.fromkeys(("loss", "lse"), ((views["x"].shape[0],), f32))
 
 
-def _first_losses(arrays: Mapping[str, Any], loss: Loss, key: tuple[tuple[Any, ...], Any]) -> list[Any]:
-    """Everything that :func:`losses` need not repeat for tensors of the same shapes, strides and device."""
-    rows, words, chosen, *more = _views(arrays).values()
-    check_loss(rows, words, chosen, *more)
-    check_targets(chosen, words.shape[0], loss.ignore_index)
-    config = matmul_config(key[1], rows.dtype)
-    x, w = (view if view.strides[1] == 1 else compact(view) for view in (rows, words))  # their elements are read too
-    given = {"x": readable(x), "w": readable(w), "target": _row_major(chosen)}
-    if more:
-        given["bias"] = _row_major(more[0])
+def _work(views: Views, asked: dict[str, Any], config: Any, copy: Callable[[ArrayView], ArrayView]) -> Work:
+    loss = loss_of(*[asked[name] for name in ("ignore_index", "label_smoothing", "z_loss", "softcap")])
+    views = {name: settled(view) for name, view in views.items()}
+    rows, words, target = (views[name] for name in ("x", "w", "target"))
+    check_loss(rows, words, target, views.get("bias"))
+    check_targets(target, words.shape[0], loss.ignore_index)
+    chosen, device = matmul_config(config, rows.dtype), rows.device
+    refuse_unhashable({"config": chosen})
+    x, w = (view if view.strides[1] == 1 else copy(view) for view in (rows, words))  # their elements are read too
+    given = {"x": readable(x, copy), "w": readable(w, copy), "target": row_major(target, copy)}
+    if "bias" in views:
+        given["bias"] = row_major(views["bias"], copy)
 
-    def plan(arrays: Arrays) -> Steps:
-        inputs = _inputs(arrays["x"], arrays["w"], arrays.get("bias"), 1.0)
-        return _forward(inputs, loss, config, arrays["x"].device).steps(arrays, chosen.dtype.bits // 32)
+    def steps(arrays: Views) -> Steps:
+        return _forward(_inputs(arrays, 1.0), loss, chosen, device).steps(arrays, target.dtype.bits // 32)
 
-    shape, taken = (rows.shape[0],), given | {"target": as_words(given["target"])}
-    return _run(key, given, taken, {"lse": (shape, f32), "loss": (shape, f32)}, plan)
+    new = results(views)
+    return Work(given, new, steps, given | {"target": as_words(given["target"])}, made=nothing(rows, new))
 
 
-def _inputs(
-    rows: ArrayView,
-    words: ArrayView,
-    bias: ArrayView | None,
-    scale: float,
-    copy: Callable[[ArrayView], ArrayView] = compact,
-) -> Inputs:
+loss_call = Caller(linear_cross_entropy, _work, recorded=True)
+
+
+def _inputs(views: Views, scale: float, copy: Callable[[ArrayView], ArrayView] = compact) -> Inputs:
     """x·wᵀ as a product."""
-    views = [rows, transposed(words), *([] if bias is None else [bias])]
-    return read_inputs(views, None, bias is not None, None, f32, "f32", scale, copy)
+    bias = [views["bias"]] if "bias" in views else []
+    return read_inputs([views["x"], transposed(views["w"]), *bias], None, bool(bias), None, f32, "f32", scale, copy)
 
 
-def _views(arrays: Mapping[str, Any]) -> Arrays:
-    """The arrays of a call, described."""
-    return {name: settled(view) for name, view in describe_all(arrays).items()}
+def row_major(view: ArrayView, copy: Callable[[ArrayView], ArrayView] = compact) -> ArrayView:
+    """The array, or a copy that is."""
+    return view if view.contiguous else copy(view)
 
 
-def _row_major(view: ArrayView) -> ArrayView:
-    return view if view.contiguous else compact(view)
+def nothing(first: ArrayView, new: Shapes) -> list[Any] | None:
+    """The results where there are no elements to compute; None where there are some."""
+    if 0 not in (first.shape[0], *[shape[-1] for shape, _ in new.values()]):
+        return None
+    return [empty(first.kind, *form, first.device) for form in new.values()]
 
 
 def _forward(inputs: Inputs, loss: Loss, config: MatmulConfig | None, device: Device) -> LossPlan:
@@ -179,76 +176,60 @@ def _forward(inputs: Inputs, loss: Loss, config: MatmulConfig | None, device: De
 
 
 # -- backward
-@dataclass(frozen=True)
-class RowGradients:
-    """What is known of the rows in a backward pass: their log-sum-exps, and gradients by these and by the losses.
-
-    ``loss`` is that of the targets, None for a log-sum-exp alone.
-    """
-
-    lse: Any
-    by_loss: Any = None
-    by_lse: Any = None
-    target: Any = None
-    loss: Loss | None = None
-
-
-def gradients(
-    x: Any,
-    w: Any,
-    rows: RowGradients,
-    wanted: tuple[bool, bool, bool],
+def row_gradients(
+    x: Tensor,
+    w: Tensor,
+    lse: Few,
+    target: Tensor = None,
+    by_loss: Annotated[Any, ArrayArgument("loss_gradient", exact=True)] = None,
+    by_lse: Annotated[Any, ArrayArgument("lse_gradient", exact=True)] = None,
     *,
-    bias: Any = None,
+    bias: Tensor = None,
     scale: float = 1.0,
-    config: Any = None,
+    wants_x: bool = True,
+    wants_w: bool = True,
+    wants_bias: bool = False,
+    ignore_index: int = -100,
+    label_smoothing: float = 0.0,
+    z_loss: float = 0.0,
+    softcap: float | None = None,
     blocks: tuple[int, int] | None = None,
-) -> tuple[Any, Any, Any]:
-    """The gradients by x (m, k), w (n, k) and bias (n,), or None where not ``wanted``, of losses of scale·x·wᵀ + bias.
+    config: MatmulConfig | str | None = None,
+) -> Any:
+    """The gradients by x (m, k), w (n, k) and bias (n,), those that are wanted, of losses of scale·x·wᵀ + bias.
 
-    float32 (m,): ``rows.lse`` and its gradients. ``blocks``: rows and columns to take at a time.
+    ``lse`` and its gradient ``by_lse``, and that of the losses, ``by_loss``, are float32 (m,). Without a ``target``
+    there is a log-sum-exp alone. ``blocks``: rows and columns to take at a time.
     """
-    arrays = arrays_of(
-        {"x": x, "w": w},
-        bias=bias,
-        target=rows.target,
-        lse=rows.lse,
-        loss_gradient=rows.by_loss,
-        lse_gradient=rows.by_lse,
-    )
-    names = tuple([name for name, is_wanted in zip(("dx", "dw", "dbias"), wanted, strict=True) if is_wanted])
-    key = ("backward", rows.loss, scale, blocks, *names), config
-    made = _prepared.again(*key, arrays) or _first_gradients(arrays, rows.loss, names, scale, blocks, key)
-    found = dict(zip(names, made, strict=True))
-    return found.get("dx"), found.get("dw"), found.get("dbias")
+    options = scale, wants_x, wants_w, wants_bias, ignore_index, label_smoothing, z_loss, softcap, blocks
+    return row_gradients_call.computed((x, w, lse, target, by_loss, by_lse, bias), options, config)
 
 
-def _first_gradients(
-    arrays: Mapping[str, Any],
-    loss: Loss | None,
-    names: tuple[str, ...],
-    scale: float,
-    blocks: tuple[int, int] | None,
-    key: tuple[tuple[Any, ...], Any],
-) -> list[Any]:
-    """Everything that :func:`gradients` need not repeat for tensors of the same shapes, strides and device."""
-    given = _views(arrays)
-    check_row_values(given)
-    given = {name: (readable if name in "xw" else _row_major)(view) for name, view in given.items()}
-    config, (m, k), n = matmul_config(key[1], given["x"].dtype), given["x"].shape, given["w"].shape[0]
-    shapes: dict[str, tuple[int, ...]] = {"dx": (m, k), "dw": (n, k), "dbias": (n,)}
-    results = {name: (shapes[name], given["x"].dtype) for name in names}
-    known = "loss_gradient" in given, "lse_gradient" in given
-    wanted = "dx" in names, "dw" in names, "dbias" in names
+def _gradients(views: Views, asked: dict[str, Any], config: Any, copy: Callable[[ArrayView], ArrayView]) -> Work:
+    views = {name: settled(view) for name, view in views.items()}
+    check_row_values(views)
+    given = {name: (readable if name in "xw" else row_major)(view, copy) for name, view in views.items()}
+    x, has_target = given["x"], "target" in given
+    options = [asked[name] for name in ("ignore_index", "label_smoothing", "z_loss", "softcap")]
+    loss, chosen = loss_of(*options) if has_target else None, matmul_config(config, x.dtype)
+    refuse_unhashable({"config": chosen})
+    (m, k), n = x.shape, given["w"].shape[0]
+    shapes: dict[str, tuple[int, ...]] = {"x": (m, k), "w": (n, k), "bias": (n,)}
+    new = {f"d{name}": (shape, x.dtype) for name, shape in shapes.items() if asked[f"wants_{name}"]}
+    known, wanted = ("loss_gradient" in given, "lse_gradient" in given), ("dx" in new, "dw" in new, "dbias" in new)
     taken, words = {name: view for name, view in given.items() if name != "target"}, 0
-    if "target" in given and known[0]:
+    if has_target and known[0]:
         taken["target"], words = as_words(given["target"]), given["target"].dtype.bits // 32
 
-    def plan(arrays: Arrays) -> Steps:
-        inputs, device = _inputs(arrays["x"], arrays["w"], arrays.get("bias"), scale), arrays["x"].device
-        return replace(_backward(inputs, loss, words, known, wanted, config, device), blocks=blocks).steps()
+    def steps(arrays: Views) -> Steps:
+        inputs = _inputs(arrays, asked["scale"])
+        plan = _backward(inputs, loss, words, known, wanted, chosen, x.device)
+        return replace(plan, blocks=asked["blocks"]).steps()
 
-    return _run(key, given, taken, results, plan)
+    return Work(given, new, steps, taken, made=nothing(x, new))
+
+
+row_gradients_call = Caller(row_gradients, _gradients)
 
 
 def _backward(
@@ -279,30 +260,3 @@ def as_words(target: ArrayView) -> ArrayView:
     if target.device[0] == "cpu":
         return describe(as_numpy(target).view(np.int32))
     return target._replace(dtype=s32, shape=(2 * target.shape[0],), strides=(1,))
-
-
-_prepared = Kept()
-
-
-def _run(
-    key: tuple[tuple[Any, ...], Any],
-    given: Arrays,
-    taken: Arrays,
-    results: Mapping[str, tuple[tuple[int, ...], DType]],
-    plan: Callable[[Arrays], Steps],
-) -> list[Any]:
-    """New arrays for the ``results``, by the launches of ``plan``, which take arrays by the kernels' names.
-
-    ``given`` lie so that kernels read them: whatever no kernel reads in place is copied before. ``key``: what is asked,
-    and the configuration; calls that ask for the same with arrays of the same shapes, strides and alignment are planned
-    once.
-    """
-    first = given["x"]
-    refuse_unhashable({"config": key[1]})
-    ready = _prepared.find(*key, given)
-    if ready is not None:
-        return ready.run(given)
-    made = [empty(first.kind, shape, dtype, first.device) for shape, dtype in results.values()]
-    if 0 not in (first.shape[0], *[shape[-1] for shape, _ in results.values()]):
-        run_and_keep(_prepared, key, plan, (given, taken, dict(zip(results, made, strict=True))))
-    return made

@@ -5,23 +5,23 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Unpack, overload
+from typing import TYPE_CHECKING, Annotated, Any, Unpack, overload
 
 import numpy as np
 
 from warploom.core.errors import ProblemError
-from warploom.core.identity import function_key
-from warploom.interop.arrays import ArrayView, describe_all, empty_like
+from warploom.interop.arrays import ArrayView, empty
 from warploom.interop.copies import as_if_compact, compact
-from warploom.interop.tracing import recorded, traced
+from warploom.interop.tracing import traced
 from warploom.kernels.matmul.choice import KINDS, choose
 from warploom.kernels.matmul.features import EpilogueFunction
 from warploom.kernels.matmul.problem import MatmulConfig, MatmulProblem
 from warploom.kernels.source import KernelCall
+from warploom.ops.calls import Caller, Views, Work
+from warploom.ops.declare import ArrayArgument, ElementType, Output, Tensor
 from warploom.ops.matmul_arrays import READ_ONLY, Inputs, Offsets, matmul_config, read_inputs, refuse_overlap
-from warploom.ops.options import extra_matrices, number, refuse_unhashable
+from warploom.ops.options import extra_matrices, refuse_unhashable
 from warploom.ops.processors import Processor, decided
-from warploom.ops.repeated import Kept, run_and_keep
 from warploom.ops.steps import Plan, Step, Steps
 from warploom.ops.tuned import tuned
 
@@ -43,18 +43,17 @@ def matmul(a: np.ndarray[Any, Any], b: Any, *, out: None = None, **options: Unpa
 def matmul(a: Any, b: Any, *, out: Out, **options: Unpack[MatmulOptions]) -> Out: ...
 
 
-@recorded
 def matmul(
-    a: Any,
-    b: Any,
+    a: Tensor,
+    b: Tensor,
     *,
-    out_dtype: Any = None,
-    accumulate: Any = "f32",
-    bias: Any = None,
+    out_dtype: ElementType = None,
+    accumulate: ElementType = "f32",
+    bias: Tensor = None,
     epilogue: EpilogueFunction | None = None,
-    extras: Sequence[Any] = (),
+    extras: Annotated[Sequence[Any], ArrayArgument(many=True)] = (),
     alpha: float = 1.0,
-    out: Any = None,
+    out: Output = None,
     config: MatmulConfig | str | None = None,
 ) -> Any:
     """epilogue(alpha · a·b + bias), in one kernel.
@@ -89,51 +88,46 @@ def matmul(
     """
     if extras.__class__ is not tuple:
         extras = extra_matrices(extras)
-    if alpha.__class__ is not float:
-        alpha = number("alpha", alpha)
-    given = _given(a, b, bias, extras, out)
-    asked = out_dtype, accumulate, None if epilogue is None else function_key(epilogue), alpha
-    found = _prepared.again(asked, config, given)
-    if found is None:
-        found = _look_up(given, epilogue, asked, config)
-    return found[0] if out is None else out
+    return matmul_call((a, b, bias, out, *extras), (out_dtype, accumulate, epilogue, alpha), config)
 
 
-def _given(a: Any, b: Any, bias: Any, extras: Sequence[Any], out: Any = None) -> dict[str, Any]:
-    """The arrays of a call by the kernels' names."""
-    given = {"a": a, "b": b}
-    if bias is not None:
-        given["bias"] = bias
-    if extras:
-        given.update({f"extra{i}": x for i, x in enumerate(extras)})
-    if out is not None:
-        given["out"] = out
-    return given
-
-
-def _look_up(given: Mapping[str, Any], epilogue: Any, asked: tuple[Any, ...], config: Any) -> list[Any]:
-    """The new results of a call by what was prepared for arrays like these, or for the first time."""
-    views = describe_all(given)
-    ready = _prepared.find(asked, config, views)
-    if ready is not None:
-        return ready.run(views)
-    out_dtype, accumulate, _, alpha = asked
+def _work(views: Views, asked: dict[str, Any], config: Any, copy: Callable[[ArrayView], ArrayView]) -> Work:
+    accumulate, out = asked["accumulate"], views.get("out")
     chosen = matmul_config(config, views["a"].dtype, accumulate)
-    refuse_unhashable({"out_dtype": out_dtype, "accumulate": accumulate, "epilogue": epilogue, "config": chosen})
-    inputs = _read(views, epilogue, out_dtype, accumulate, alpha)
-    return _first_call(inputs, views.get("out"), chosen, (asked, config))
+    named = {name: asked[name] for name in ("out_dtype", "accumulate", "epilogue")}
+    refuse_unhashable({**named, "config": chosen})
+    inputs = _read(views, asked, copy)
+    first, form = inputs.views[0], (inputs.shape, inputs.problem.out_dtype)
+    new = {"out": form} if out is None else {}
+    made = None
+    if 0 in inputs.shape:
+        if chosen is not None:
+            _plan(inputs, chosen)  # refuses what does not fit
+        made = [empty(first.kind, *form, first.device) for _ in new]
+    arrays = dict(zip(("a", "b", *inputs.problem.combined), inputs.views, strict=True))
+
+    def steps(lying: Views) -> Steps:
+        read = [lying[name] for name in arrays]
+        same = all(x is y for x, y in zip(read, inputs.views, strict=True))
+        again = inputs if same else inputs.reread(read, lying["out"])
+        return _plan(again, chosen).steps(again.offsets)
+
+    written = () if out is None else ("out",)
+    return Work(arrays if out is None else {**arrays, "out": out}, new, steps, arrays, written, made=made)
 
 
-def _read(
-    views: Mapping[str, ArrayView],
-    epilogue: EpilogueFunction | None,
-    out_dtype: Any,
-    accumulate: Any,
-    alpha: float,
-    copy: Callable[[ArrayView], ArrayView] = compact,
-) -> Inputs:
+def _read(views: Views, asked: Mapping[str, Any], copy: Callable[[ArrayView], ArrayView] = compact) -> Inputs:
     read = [x for name, x in views.items() if name != "out"]
-    return read_inputs(read, views.get("out"), "bias" in views, epilogue, out_dtype, accumulate, alpha, copy)
+    return read_inputs(
+        read,
+        views.get("out"),
+        "bias" in views,
+        asked["epilogue"],
+        asked["out_dtype"],
+        asked["accumulate"],
+        asked["alpha"],
+        copy,
+    )
 
 
 @dataclass(frozen=True)
@@ -173,8 +167,9 @@ def plan_matmul(
     config: MatmulConfig | str | None = None,
 ) -> MatmulPlan:
     """What :func:`matmul` would run with these arguments: configuration, reason, Program, CUDA. Runs nothing."""
-    views = describe_all(_given(a, b, bias, extra_matrices(extras), out))
-    inputs = _read(views, epilogue, out_dtype, accumulate, number("alpha", alpha), as_if_compact)
+    arrays = a, b, bias, out, *extra_matrices(extras)
+    views, asked = matmul_call.planned(arrays, (out_dtype, accumulate, epilogue, alpha))
+    inputs = _read(views, asked, as_if_compact)
     return _plan(inputs, matmul_config(config, inputs.problem.dtype, accumulate))
 
 
@@ -188,39 +183,13 @@ def _plan(inputs: Inputs, config: MatmulConfig | None) -> MatmulPlan:
     return MatmulPlan(problem, chosen, reason, on.target.name, str(on), on.multiprocessors)
 
 
-def _first_call(
-    inputs: Inputs, out: ArrayView | None, config: MatmulConfig | None, key: tuple[tuple[Any, ...], Any]
-) -> list[Any]:
-    """Everything that :func:`matmul` need not repeat for arrays of the same shapes, strides and device."""
-    made = [empty_like(inputs.views[0], inputs.shape, inputs.problem.out_dtype)] if out is None else []
-    if 0 in inputs.shape:
-        if config is not None:
-            _plan(inputs, config)  # refuses what does not fit
-        return made
-    arrays = dict(zip(("a", "b", *inputs.problem.combined), inputs.views, strict=True))
-    views = arrays if out is None else {**arrays, "out": out}
-    ready = _prepared.find(*key, views) if inputs.copied else None  # an earlier call copied arrays like these
-    if ready is not None:
-        return ready.run(views)
-
-    def steps(lying: dict[str, ArrayView]) -> Steps:
-        *read, to = lying.values()
-        same = all(x is y for x, y in zip(read, inputs.views, strict=True))
-        again = inputs if same else inputs.reread(read, to)
-        return _plan(again, config).steps(again.offsets)
-
-    refuse = None if out is None else _refuse_out
-    results = {"out": made[0] if out is None else out.array}
-    run_and_keep(_prepared, key, steps, (views, arrays, results), refuse=refuse)
-    return made
-
-
 def _refuse_out(views: Mapping[str, ArrayView]) -> None:
     """Raises ProblemError for an ``out`` that the result cannot be written to."""
-    *read, out = views.values()
-    if out.readonly:
+    if "out" not in views:
+        return
+    if views["out"].readonly:
         raise ProblemError(READ_ONLY)
-    refuse_overlap(read, out, "bias" in views)
+    refuse_overlap([x for name, x in views.items() if name != "out"], views["out"], "bias" in views)
 
 
-_prepared = Kept()
+matmul_call = Caller(matmul, _work, refuse=_refuse_out, recorded=True)

@@ -45,6 +45,18 @@ def whole(name: str, value: Any) -> int:
     return int(found)
 
 
+def window_sides(name: str, value: Any) -> tuple[int | None, int | None]:
+    """(left, right) as ints and None. Raises ProblemError for anything that is no pair of them."""
+    refuse_watched(name, value)
+    sides: Any = value.tolist() if hasattr(value, "tolist") else value
+    if isinstance(sides, tuple | list) and len(sides) == 2:  # pyright: ignore[reportUnknownArgumentType]
+        found = [single(name, side) for side in sides]  # pyright: ignore[reportUnknownVariableType]
+        if all(side is None or isinstance(side, Integral) for side in found):
+            left, right = (None if side is None else int(side) for side in found)
+            return left, right
+    raise ProblemError(f"{name} is (left, right) counts of keys, None or -1 for an open side; not {shown(value)}")
+
+
 def extra_matrices(extras: Any) -> tuple[Any, ...]:
     """The ``extras`` of a product as a tuple. Raises ProblemError for what is no tuple or list of matrices."""
     if extras is None:

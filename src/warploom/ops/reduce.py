@@ -14,19 +14,20 @@ import numpy as np
 
 from warploom.core.dtypes import f32, s32
 from warploom.core.errors import ProblemError
-from warploom.interop.arrays import ArrayView, Device, arrays_of, describe_all, empty
+from warploom.interop.arrays import ArrayView, Device, empty
 from warploom.interop.copies import as_if_compact, compact
-from warploom.interop.tracing import recorded, traced
+from warploom.interop.tracing import traced
 from warploom.kernels.matmul.choice import choose_for_rows
 from warploom.kernels.matmul.problem import MatmulConfig, MatmulProblem
 from warploom.kernels.matmul_reduce.problem import ReduceProblem
 from warploom.kernels.matmul_reduce.states import OPS, ReduceOp
 from warploom.kernels.settings import violations_of
 from warploom.kernels.source import KernelCall
+from warploom.ops.calls import Caller, Shapes, Views, Work
+from warploom.ops.declare import Tensor
 from warploom.ops.matmul_arrays import Inputs, matmul_config, read_inputs
 from warploom.ops.options import flag, number, refuse_unhashable
 from warploom.ops.processors import Processor, decided
-from warploom.ops.repeated import Kept, run_and_keep
 from warploom.ops.steps import Plan, Step, Steps
 
 if TYPE_CHECKING:
@@ -131,14 +132,13 @@ def matmul_reduce(
 ) -> tuple[NDArray[np.float32], NDArray[np.int32]]: ...
 
 
-@recorded
 def matmul_reduce(
-    a: Any,
-    b: Any,
+    a: Tensor,
+    b: Tensor,
     op: Op = "max",
     *,
     scale: float = 1.0,
-    bias: Any = None,
+    bias: Tensor = None,
     return_index: bool = False,
     config: MatmulConfig | str | None = None,
 ) -> Any:
@@ -160,15 +160,14 @@ def matmul_reduce(
 
     Raises ProblemError for arrays or an ``op`` it does not take, ConfigError for a ``config`` that does not fit.
     """
-    values, index = _reduced(a, b, reduction_named(op, return_index), scale, bias, config)
-    return (values, index) if return_index else values
+    return matmul_reduce_call((a, b, bias), (op, scale, return_index), config)
 
 
 def reduction_named(op: Op, return_index: bool) -> ReduceOp:
     """The reduction that the arguments of :func:`matmul_reduce` ask for. Raises ProblemError if there is none."""
     if op not in ("max", "sum", "logsumexp"):
         raise ProblemError(f"op is 'max', 'sum' or 'logsumexp', not {op!r}")
-    with_index = return_index if return_index.__class__ is bool else flag("return_index", return_index)
+    with_index = flag("return_index", return_index)
     if with_index and op != "max":
         raise ProblemError(f"return_index goes with op='max': {op} has no column")
     return "argmax" if with_index else op
@@ -185,22 +184,14 @@ def plan_matmul_reduce(
     config: MatmulConfig | str | None = None,
 ) -> ReducePlan:
     """What :func:`matmul_reduce` would run ("argmax" is "max" with its index), and why. Runs nothing."""
-    views = describe_all(arrays_of({"a": a, "b": b}, bias=bias))
-    inputs = _read(views["a"], views["b"], op, number("scale", scale), views.get("bias"), as_if_compact)
+    views = matmul_reduce_call.views((a, b, bias))
+    inputs = _read(views, op, number("scale", scale), as_if_compact)
     return _plan(inputs, op, matmul_config(config, inputs.problem.dtype))
 
 
-def _read(
-    a: ArrayView,
-    b: ArrayView,
-    op: str,
-    scale: float,
-    bias: ArrayView | None,
-    copy: Callable[[ArrayView], ArrayView] = compact,
-) -> Inputs:
-    check_matrices(a, b, op)
-    views = [a, b] if bias is None else [a, b, bias]
-    return read_inputs(views, None, bias is not None, None, f32, "f32", scale, copy)
+def _read(views: Views, op: str, scale: float, copy: Callable[[ArrayView], ArrayView] = compact) -> Inputs:
+    check_matrices(views["a"], views["b"], op)
+    return read_inputs(list(views.values()), None, "bias" in views, None, f32, "f32", scale, copy)
 
 
 def check_matrices(a: ArrayView, b: ArrayView, op: str) -> None:
@@ -231,50 +222,29 @@ def reduce_plan(product: MatmulProblem, op: ReduceOp, config: MatmulConfig | Non
     return ReducePlan(problem, chosen, reason, on.target.name, str(on), on.multiprocessors)
 
 
-def _reduced(a: Any, b: Any, op: ReduceOp, scale: float, bias: Any, config: Any) -> tuple[Any, Any]:
-    """(values, indices or None) as arrays of a's kind."""
-    if scale.__class__ is not float:
-        scale = number("scale", scale)
-    given = {"a": a, "b": b} if bias is None else {"a": a, "b": b, "bias": bias}
-    found = _prepared.again((op, scale), config, given) or _look_up(given, (op, scale), config)
-    return found[0], found[1] if len(found) > 1 else None
-
-
-def _look_up(given: Mapping[str, Any], asked: tuple[ReduceOp, float], config: Any) -> list[Any]:
-    """The results of a call by what was prepared for arrays like these, or for the first time."""
-    views = describe_all(given)
-    ready = _prepared.find(asked, config, views)
-    if ready is not None:
-        return ready.run(views)
-    chosen = matmul_config(config, views["a"].dtype)
-    refuse_unhashable({"config": chosen})
-    return _first_call(views, chosen, (asked, config))
-
-
-def _first_call(
-    given: dict[str, ArrayView], config: MatmulConfig | None, key: tuple[tuple[ReduceOp, float], Any]
-) -> list[Any]:
-    """Everything that a call need not repeat for arrays of the same shapes, strides and device."""
-    first, (op, scale) = given["a"], key[0]
-    inputs = _read(first, given["b"], op, scale, given.get("bias"))
-    plain = dict(zip(given, inputs.views, strict=True))
-    ready = _prepared.find(*key, plain) if inputs.copied else None  # an earlier call copied arrays like these
-    if ready is not None:
-        return ready.run(plain)
+def results(views: Mapping[str, ArrayView], op: ReduceOp) -> Shapes:
+    """The shapes and types of the values, and of the columns where they are asked for."""
     kinds = {"out": f32, "index": s32} if op == "argmax" else {"out": f32}
-    results = {name: empty(first.kind, (inputs.problem.m,), kind, first.device) for name, kind in kinds.items()}
+    return {name: ((views["a"].shape[0],), kind) for name, kind in kinds.items()}
+
+
+def _work(views: Views, asked: dict[str, Any], config: Any, copy: Callable[[ArrayView], ArrayView]) -> Work:
+    op, scale = reduction_named(asked["op"], asked["return_index"]), asked["scale"]
+    chosen, first, made = matmul_config(config, views["a"].dtype), views["a"], None
+    refuse_unhashable({"config": chosen})
+    inputs, new = _read(views, op, scale, copy), results(views, op)
+    plain = dict(zip(views, inputs.views, strict=True))
     if inputs.problem.m == 0:
-        if config is not None:
-            _plan(inputs, op, config)  # refuses what does not fit
-        return list(results.values())
+        if chosen is not None:
+            _plan(inputs, op, chosen)  # refuses what does not fit
+        made = [empty(first.kind, *form, first.device) for form in new.values()]
 
-    def steps(lying: dict[str, ArrayView]) -> Steps:
+    def steps(lying: Views) -> Steps:
         same = all(lying[name] is view for name, view in plain.items())
-        again = inputs if same else _read(lying["a"], lying["b"], op, scale, lying.get("bias"))
-        return _plan(again, op, config).steps(lying)
+        again = inputs if same else _read({name: lying[name] for name in plain}, op, scale)
+        return _plan(again, op, chosen).steps(lying)
 
-    run_and_keep(_prepared, key, steps, (plain, plain, results))
-    return list(results.values())
+    return Work(plain, new, steps, made=made)
 
 
-_prepared = Kept()
+matmul_reduce_call = Caller(matmul_reduce, _work, recorded=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Annotated, Any
 
 import numpy as np
 
@@ -22,10 +23,15 @@ from warploom.ops.attention_arrays import (
     refuse_output,
     refuse_starts,
 )
+from warploom.ops.declare import ArrayArgument
 
 Arrays = dict[str, ArrayView]
 NAMES = {"q_starts": "cu_seqlens_q", "k_starts": "cu_seqlens_k", "q_used": "seqused_q", "k_used": "seqused_k"}
 """What callers call the kernels' arrays of lengths."""
+QueryStarts = Annotated[Any, ArrayArgument("q_starts")]
+KeyStarts = Annotated[Any, ArrayArgument("k_starts")]
+QueryCounts = Annotated[Any, ArrayArgument("q_used")]
+KeyCounts = Annotated[Any, ArrayArgument("k_used")]
 
 
 def read_packed(views: Arrays, options: Options) -> tuple[PackedProblem, Arrays]:
@@ -99,7 +105,8 @@ def shape_of_result(views: Mapping[str, ArrayView]) -> tuple[int, ...]:
 
 def refuse_out(given: Mapping[str, ArrayView]) -> None:
     """Raises ProblemError where ``out`` cannot be written to, or shares memory with an array that is read."""
-    refuse_output(given["out"], {NAMES.get(name, name): view for name, view in given.items() if name != "out"})
+    if "out" in given:
+        refuse_output(given["out"], {NAMES.get(name, name): view for name, view in given.items() if name != "out"})
 
 
 def check_lengths(views: Mapping[str, ArrayView]) -> None:

@@ -1,0 +1,378 @@
+"""Calls of an operation: each is prepared once, and found again by how its arrays lie and by what is asked.
+
+A repeated call on torch tensors is one comparison (:func:`warploom.interop.torch_internals.recogniser`), new results
+and launches. Everything else is read, looked up by that, and prepared where there is nothing yet.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from warploom.core.dtypes import DType
+from warploom.core.errors import ProblemError
+from warploom.core.identity import function_key
+from warploom.interop import tracing
+from warploom.interop.arrays import ArrayView, Device, address, describe_all, describe_new, maker
+from warploom.interop.copies import compact
+from warploom.interop.overlap import Written
+from warploom.interop.torch_internals import recogniser, tangents_are_on, watches
+from warploom.ops.declare import Declaration
+from warploom.ops.options import flag
+from warploom.ops.steps import Steps, run_anew
+
+Views = dict[str, ArrayView]
+Shapes = Mapping[str, tuple[tuple[int, ...], DType]]
+_KEPT = 4096  # prepared calls of an operation
+_ADDRESSES_KEPT = 1024  # of a prepared call
+_KINDS_KEPT = 8  # kinds of tensors that differ in more than the first one's shape
+_ALIGNED = 16
+"""Bytes: calls with tensors at other addresses are looked up by all that they depend on."""
+
+
+@dataclass(frozen=True)
+class Work:
+    """What a call comes to, all arrays by the kernels' names.
+
+    ``arrays`` are the caller's, copied where kernels cannot read them; a repeated call is looked up by them. ``taken``
+    are those that the kernels take, in an order in which launches come cheaply; by default ``arrays``. ``results`` are
+    the new arrays, which ``make`` makes; where they are ``filled``, kernels leave parts of them as they are.
+    ``written`` names arrays of the caller that receive results. Where there is nothing to compute, ``made`` holds the
+    new results.
+    """
+
+    arrays: Views
+    results: Shapes
+    steps: Callable[[Views], Steps]
+    taken: Views | None = None
+    written: tuple[str, ...] = ()
+    make: Callable[[str, Sequence[int], DType, Device], Callable[[], Any]] | None = None
+    filled: bool = False
+    made: list[Any] | None = None
+
+
+class Repeatable(Protocol):
+    """What is kept of a call on torch tensors."""
+
+    def on(self, tensors: Sequence[Any]) -> list[Any] | None:
+        """The new results for tensors like those of the first call; None where these must be read."""
+        ...
+
+
+@dataclass(frozen=True)
+class PreparedCall:
+    """A call that was run before: its launches, and what makes the arrays for new results.
+
+    ``given``: the numbers of the caller's arrays that the launches take, if these are not all as they come. ``seen``:
+    addresses of calls that were looked at, and taken.
+    """
+
+    launch: Callable[[tuple[int, ...], str], None]
+    results: tuple[Callable[[], Any], ...]
+    given: tuple[int, ...] | None = None
+    written: Written | None = None
+    seen: set[tuple[int, ...]] = field(default_factory=set[tuple[int, ...]])
+
+    def on(self, tensors: Sequence[Any]) -> list[Any] | None:
+        """The new results for torch tensors that lie as those of the first call, whatever their addresses."""
+        pointers = tuple([x.data_ptr() for x in tensors])
+        if pointers not in self.seen:
+            if self.written is not None or any(x % _ALIGNED or not x for x in pointers):
+                return None
+            self._see(pointers)
+        return self._run(pointers, "torch")
+
+    def run(self, views: Mapping[str, ArrayView]) -> list[Any]:
+        """The new results for arrays in place. Raises ProblemError where one that is written to must not be."""
+        first, pointers = next(iter(views.values())), tuple([x.pointer for x in views.values()])
+        if self.written is not None:
+            self.written.check(views, known=pointers in self.seen)
+        self._see(pointers)
+        return self._run(pointers, first.kind)
+
+    def _see(self, pointers: tuple[int, ...]) -> None:
+        if len(self.seen) >= _ADDRESSES_KEPT:
+            self.seen.clear()
+        self.seen.add(pointers)
+
+    def _run(self, pointers: tuple[int, ...], kind: str) -> list[Any]:
+        taken = pointers if self.given is None else tuple([pointers[i] for i in self.given])
+        made: list[Any] = []
+        for make in self.results:  # no comprehension: this is most of what a call costs beside the driver
+            made.append(one := make())
+            taken += (one.data_ptr() if kind == "torch" else address(one),)
+        self.launch(taken, kind)
+        return made
+
+
+class CallCache(dict[tuple[Any, ...], PreparedCall]):
+    """Prepared calls of an operation, by everything that they depend on beside addresses."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._alike: dict[tuple[Any, ...], list[tuple[Callable[..., bool], bool | None, Any, Repeatable]]] = {}
+
+    def again(self, asked: tuple[Any, ...], config: Any, arrays: tuple[Any, ...]) -> list[Any] | None:
+        """The new results of a call with torch tensors like those of an earlier one; None where there was none.
+
+        Of the tensors nothing is read but their addresses.
+        """
+        found = self.known(asked, config, arrays)
+        return None if found is None else found[0].on(found[1])
+
+    def known(
+        self, asked: tuple[Any, ...], config: Any, arrays: tuple[Any, ...]
+    ) -> tuple[Repeatable, list[Any]] | None:
+        """The earlier call that :meth:`again` repeats, and the tensors: nothing is left to refuse in such a call."""
+        tensors = [x for x in arrays if x is not None]
+        try:
+            alike = self._alike.get((asked, *_absent(arrays, tensors), tensors[0].shape))
+        except (AttributeError, IndexError, RuntimeError, TypeError):  # no array, a nested tensor, no key
+            return None
+        if alike is None or tangents_are_on():
+            return None
+        for same, recorded, its, call in alike:
+            if not (its is config or (its.__class__ is config.__class__ and its == config)) or not same(*tensors):
+                continue
+            if recorded is None or recorded is sys.modules["torch"].is_grad_enabled():
+                return call, tensors
+        return None
+
+    def find(
+        self, asked: tuple[Any, ...], config: Any, views: Mapping[str, ArrayView], arrays: tuple[Any, ...] | None = None
+    ) -> PreparedCall | None:
+        """The call prepared for arrays like these; None where there is none, or an option is nothing to look up.
+
+        ``arrays``: the arguments, of which ``views`` are the descriptions: calls with tensors like these are then known
+        :meth:`again`. Those that are not aligned have other kernels.
+        """
+        try:
+            ready = self.get((asked, config, *_lying(views)))
+        except TypeError:  # an array of one number, say
+            return None
+        if ready is not None and arrays is not None and not any(x.pointer % _ALIGNED for x in views.values()):
+            self.recognise(asked, config, arrays, ready, False)
+        return ready
+
+    def keep(self, asked: tuple[Any, ...], config: Any, views: Mapping[str, ArrayView], ready: PreparedCall) -> None:
+        """Have ``ready`` found."""
+        if len(self) >= _KEPT:
+            self.clear()
+        with suppress(TypeError):
+            self[asked, config, *_lying(views)] = ready
+
+    def clear(self) -> None:
+        """Forget all calls."""
+        super().clear()
+        self._alike.clear()
+
+    def recognise(
+        self, asked: tuple[Any, ...], config: Any, arrays: tuple[Any, ...], call: Repeatable, recorded: bool
+    ) -> None:
+        """Have calls with tensors like these known :meth:`again`; ``recorded`` ones have a history."""
+        tensors = [x for x in arrays if x is not None]
+        same = _recogniser_under_autocast(tensors)
+        if same is None:
+            return
+        with suppress(TypeError):
+            known = self._alike.setdefault((asked, *_absent(arrays, tensors), tensors[0].shape), [])
+            wanted = recorded if any(x.requires_grad for x in tensors) else None
+            known[:] = [x for x in known if not (x[1] is wanted and x[2] == config and x[0](*tensors))]
+            del known[: 1 - _KINDS_KEPT]
+            known.append((same, wanted, config, call))
+
+
+def _recogniser_under_autocast(tensors: list[Any]) -> Callable[..., bool] | None:
+    """:func:`recogniser` of tensors; where autocast is on, they are like these under the same type of it alone."""
+    same, torch = recogniser(tensors), sys.modules.get("torch")
+    kind = tensors[0].device.type if same is not None else ""
+    if same is None or torch is None or not torch.is_autocast_enabled(kind):
+        return same
+    dtype, ask = torch.get_autocast_dtype(kind), torch.get_autocast_dtype
+    return lambda *others: same(*others) and ask(kind) == dtype
+
+
+def _absent(arrays: tuple[Any, ...], tensors: list[Any]) -> tuple[int, ...]:
+    """The places of arguments that are not given."""
+    return () if len(arrays) == len(tensors) else tuple([i for i, x in enumerate(arrays) if x is None])
+
+
+def _lying(views: Mapping[str, ArrayView]) -> tuple[Any, ...]:
+    """What launches depend on beside addresses: names, shapes, strides, types, devices and alignment."""
+    return (*views, *[(x[1:6], x[0] % _ALIGNED) for x in views.values()])
+
+
+class Caller:
+    """An operation that is called with its arrays and its options, each in the order of the declaration.
+
+    ``function`` is the public one, whose signature declares it. ``work`` says what a call on described arrays, by the
+    kernels' names, comes to; it takes the options by their names, the configuration, and what copies an array.
+    ``refuse`` looks at arrays that are written to, ``look`` at what only the device's memory tells, where a caller asks
+    for it. ``recorded`` operations have a derivative.
+    """
+
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        work: Callable[[Views, dict[str, Any], Any, Callable[[ArrayView], ArrayView]], Work],
+        *,
+        refuse: Callable[[Mapping[str, ArrayView]], None] | None = None,
+        look: Callable[[Views, dict[str, Any]], None] | None = None,
+        recorded: bool = False,
+        said: Mapping[str, str] | None = None,
+    ) -> None:
+        self.function, self.declaration = function, (declaration := Declaration.of(function))
+        self.name, self.recorded, self.said = declaration.name, recorded, said or {}
+        self.work, self.refuse, self.look = work, refuse, look
+        self.cache = CallCache()
+        names, options = list(declaration.arrays), list(declaration.options.values())
+        self.array_names, self.option_names = tuple(names), tuple(declaration.options)
+        self.many = names.pop() if declaration.arrays[names[-1]].many else ""
+        self._functions = tuple([i for i, x in enumerate(options) if x.kind == "function"])
+        self._defaults = tuple([(x.name, x.default) for x in options])
+        self._out = names.index("out") if "out" in names and declaration.arrays["out"].written else -1
+
+    def __call__(
+        self, arrays: tuple[Any, ...], options: tuple[Any, ...], config: Any = None, check: Any = False
+    ) -> Any:
+        """The results of a call; where PyTorch must see it, or remember it, those of its operator."""
+        torch: Any = sys.modules.get("torch")
+        if torch is None:
+            return self.computed(arrays, options, config, check)
+        if torch.compiler.is_dynamo_compiling():
+            return tracing.operator_of(self.name)(**self.named(arrays, options, config, check))
+        if check is False:
+            made = self.cache.again(self.asked(options), config, arrays)
+            if made is not None:
+                return self.returned(made, arrays)
+        if self._concerns(torch, arrays, options):
+            return tracing.operator_of(self.name)(**self.named(arrays, options, config, check))
+        return self.computed(arrays, options, config, check)
+
+    def computed(
+        self, arrays: tuple[Any, ...], options: tuple[Any, ...], config: Any = None, check: Any = False
+    ) -> Any:
+        """The results of a call that PyTorch does not watch."""
+        return self.returned(self.made(arrays, options, config, check), arrays)
+
+    def made(
+        self, arrays: tuple[Any, ...], options: tuple[Any, ...], config: Any = None, check: Any = False
+    ) -> list[Any]:
+        """The new results of a call that PyTorch does not watch."""
+        asked = self.asked(options)
+        found = None if check is not False else self.cache.again(asked, config, arrays)
+        return self._read(arrays, options, asked, config, check) if found is None else found
+
+    def asked(self, options: tuple[Any, ...]) -> tuple[Any, ...]:
+        """The options as a part of a key: functions count by what they compute."""
+        for i in self._functions:
+            if options[i] is not None:
+                options = (*options[:i], function_key(options[i]), *options[i + 1 :])
+        return options
+
+    def named(
+        self, arrays: tuple[Any, ...], options: tuple[Any, ...], config: Any, check: Any = False
+    ) -> dict[str, Any]:
+        """The arguments of the public function."""
+        found = dict(zip(self.array_names, arrays, strict=False))
+        if self.many:
+            found[self.many] = arrays[len(self.array_names) - 1 :]
+        found.update(zip(self.option_names, options, strict=True))
+        found["config"] = config
+        if check is not False:
+            found["check"] = check
+        return found
+
+    def positions(self, given: Mapping[str, Any]) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+        """Arrays and options by their names, those that are not given by their defaults, in order."""
+        arrays = [given.get(name) for name in self.array_names if name != self.many]
+        if self.many:
+            arrays += given.get(self.many, ())
+        return tuple(arrays), tuple([given.get(name, default) for name, default in self._defaults])
+
+    def returned(self, made: list[Any], arrays: tuple[Any, ...]) -> Any:
+        """The results as a caller has them: the ``out`` that was given first, several as a tuple."""
+        if self._out >= 0 and arrays[self._out] is not None:
+            made = [arrays[self._out], *made]
+        return made[0] if len(made) == 1 else tuple(made) if made else None
+
+    def planned(self, arrays: tuple[Any, ...], options: tuple[Any, ...]) -> tuple[Views, dict[str, Any]]:
+        """The described arrays and the options of a call that is planned alone."""
+        return self.views(arrays), self.declaration.plain(options)
+
+    def views(self, arrays: tuple[Any, ...]) -> Views:
+        """The arrays described, by the kernels' names. Raises ProblemError that begins with an array's name."""
+        declaration, named = self.declaration, self.declaration.named(arrays)
+        given = {name: x for name, x in named.items() if x is not None or name in declaration.needed}
+        found = describe_all(given, self.said)
+        return {declaration.kernels(name): x for name, x in found.items()}
+
+    def _read(
+        self, arrays: tuple[Any, ...], options: tuple[Any, ...], asked: tuple[Any, ...], config: Any, check: Any
+    ) -> list[Any]:
+        """The new results by what was prepared for arrays that lie like these, or for the first time."""
+        views = self.views(arrays)
+        looks = check if check.__class__ is bool else flag("check", check)
+        ready = None if looks else self.cache.find(asked, config, views, arrays)
+        if ready is not None:
+            return ready.run(views)
+        if self.refuse is not None:
+            self.refuse(views)
+        plain = self.declaration.plain(options)
+        if looks and self.look is not None:
+            self.look(views, plain)
+        work = self.work(views, plain, config, compact)
+        if work.made is not None:
+            return work.made
+        key, lying = (self.asked(tuple(plain.values())), config), {name: work.arrays[name] for name in views}
+        ready = self.cache.find(*key, lying)
+        return self._first(work, lying, key) if ready is None else ready.run(lying)
+
+    def _first(self, work: Work, views: Views, key: tuple[tuple[Any, ...], Any]) -> list[Any]:
+        """Run launches for the first time, and keep what calls like this one need."""
+        lying = list(views.values())
+        taken, first = views if work.taken is None else work.taken, lying[0]
+        callers = {**taken, **{name: views[name] for name in work.written if name not in taken}}
+        make = work.make or maker
+        makers = {name: make(first.kind, *form, first.device) for name, form in work.results.items()}
+        made = {name: make() for name, make in makers.items()}
+        new = {name: describe_new(x) for name, x in made.items()}
+        prepared = run_anew(work.steps, {**callers, **new}, (*work.written, *made), filled=work.filled)
+        places = {name: i for i, name in enumerate(views)}
+        own = [places.get(name, next((i for i, y in enumerate(lying) if y is x), -1)) for name, x in callers.items()]
+        if prepared and all(
+            i >= 0 and lying[i].pointer == x.pointer for i, x in zip(own, callers.values(), strict=True)
+        ):
+            refuse = self.refuse
+            written = None if refuse is None or not work.written else Written.of(views, work.written, refuse)
+            given = None if own == list(range(len(lying))) else tuple(own)
+            self.cache.keep(*key, views, PreparedCall(prepared.launch, tuple(makers.values()), given, written))
+        return list(made.values())
+
+    def _concerns(self, torch: Any, arrays: tuple[Any, ...], options: tuple[Any, ...]) -> bool:
+        """Whether PyTorch must see a call of tensors: to trace, transform or remember it, or to choose types.
+
+        What is written to ``out`` has no history. Raises ProblemError for other arrays beside such tensors.
+        """
+        watched = watches()
+        if not watched:
+            if not self.recorded or (self._out >= 0 and arrays[self._out] is not None):
+                return False
+            first = next((x for x in arrays if isinstance(x, torch.Tensor)), None)
+            wanted = torch.is_grad_enabled() and any(getattr(x, "requires_grad", False) for x in (*arrays, *options))
+            if not wanted and (first is None or not torch.is_autocast_enabled(first.device.type)):
+                return False
+        needed = self.declaration.needed
+        given = {n: x for n, x in self.declaration.named(arrays).items() if x is not None or n in needed}
+        others = {name: x for name, x in given.items() if not isinstance(x, torch.Tensor)}
+        if len(others) == len(given):
+            return False
+        for name, view in describe_all(others, self.said).items():
+            raise ProblemError(
+                f"{name} is of {view.kind}, beside tensors that PyTorch differentiates, casts or watches: pass "
+                "tensors alone, or call under torch.no_grad() and without autocast"
+            )
+        return True
