@@ -11,7 +11,8 @@ import warploom  # noqa: E402
 from tests.hosts.reference import assert_like_float64, assert_near, attention64, tensors  # noqa: E402
 from warploom import flash_attn  # noqa: E402
 from warploom.core.errors import ProblemError  # noqa: E402
-from warploom.ops import attention_backward, attention_varlen_backward  # noqa: E402
+from warploom.ops.attention_backward import attention_backward_call  # noqa: E402
+from warploom.ops.attention_varlen_backward import attention_varlen_backward_call  # noqa: E402
 
 HEADS = (1, 24, 2, 16), (1, 40, 1, 16), (1, 40, 1, 16)
 
@@ -60,20 +61,20 @@ def test_packed_heads_of_version_3():
     assert_near(found.detach(), attention64(qkv[:, :, :2], qkv[:, :, 2:3], qkv[:, :, 3:], causal=True)[0].detach())
 
 
-def asked_of(monkeypatch, module, name):
-    """Whether each backward pass of ``module`` is to give equal bits: how its third argument ends."""
-    asked, run = [], getattr(module, name)
+def asked_of(monkeypatch, caller):
+    """Whether each backward pass by ``caller`` is to give equal bits."""
+    asked, work = [], caller.work
 
-    def watched(*given):
-        asked.append(given[2][-1])
-        return run(*given)
+    def seen(views, options, *others):
+        asked.append(options["deterministic"])
+        return work(views, options, *others)
 
-    monkeypatch.setattr(module, name, watched)
+    monkeypatch.setattr(caller, "work", seen)
     return asked
 
 
 def test_deterministic_reaches_the_backward_pass(monkeypatch):
-    asked = asked_of(monkeypatch, attention_backward, "_first_call")
+    asked = asked_of(monkeypatch, attention_backward_call)
     q, k, v = tensors(*HEADS)
     for deterministic in (False, True):
         flash_attn.flash_attn_func(q, k, v, deterministic=deterministic).sum().backward()
@@ -151,7 +152,7 @@ def assert_each_sequence(out, q, k, v, lengths, **options):
 
 def test_gradients_of_packed_sequences(monkeypatch):
     given = q, k, v = tensors((33, 2, 16), (49, 1, 16), (49, 1, 16))
-    asked = asked_of(monkeypatch, attention_varlen_backward, "_first_call")
+    asked = asked_of(monkeypatch, attention_varlen_backward_call)
     where = starts(LENGTHS[0]), starts(LENGTHS[1])
     out = flash_attn.flash_attn_varlen_func(q, k, v, where[0], where[1], 24, 24, causal=True, deterministic=True)
     parts = (x.split(n) for x, n in zip(given, (LENGTHS[0], LENGTHS[1], LENGTHS[1]), strict=True))
