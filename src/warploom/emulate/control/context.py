@@ -56,6 +56,11 @@ class Context:
         self.clocks, self.report, self.shared, self.copies = clocks, report, shared, copies
         self.barriers, self.ordering = barriers, ordering
 
+    @property
+    def memories(self) -> dict[str, Any]:
+        """The memories of the batch by their state spaces: all have places, loads, stores and updates."""
+        return {"shared": self.shared, "global": self.memory, "local": self.local}
+
     def turns(self) -> Turns:
         """Whose turn it is at an atomic: PTX leaves it open, and a seed chooses."""
         return ASCENDING if self.rng is None else self.rng.sample(ASCENDING, len(ASCENDING))

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from warploom.emulate.control.frames import Frame
+from warploom.emulate.findings.traffic import TrafficCounter
 from warploom.ir.statements import Op
 
 Array = NDArray[Any]
@@ -35,11 +37,32 @@ class Access:
         return Access(self.op, self.what, rows, self.lanes[which], self.cells[which], self.whole, self.proxy)
 
 
+class Footprint(Protocol):
+    """The cells of an access that begins, in a shape of its own, and what those who make it know."""
+
+    def homes(self, warps: int) -> Array:
+        """The first rows of the warps, so many, that see the memory."""
+        ...
+
+    def beyond(self, past: str, newest: Array, columns: Array) -> bool:
+        """Whether a record of agents with such columns may be unknown; ``newest`` is their newest."""
+        ...
+
+    def late(self, past: str, records: Array, columns: Array) -> Array | None:
+        """Which of the cells have records that are not known at once, of agents with such columns; None for none."""
+        ...
+
+    def access(self, what: str, which: Array) -> Access:
+        """The access to some of the cells."""
+        ...
+
+
 @dataclass(slots=True)
 class Place:
     """Where ``op`` accesses ``size`` bytes a lane: the lanes that act, and whether for the whole warp (``collective``).
 
-    Local byte ``addresses`` (broadcast shape); unit ``index`` (warps, lanes).
+    Local byte ``addresses`` (broadcast shape); unit ``index`` (warps, lanes), of ``parts`` cells each; records up to
+    ``bound`` (warps) are known to the whole warp.
     """
 
     frame: Frame
@@ -49,14 +72,78 @@ class Place:
     addresses: Array
     index: Array
     active: Array | None
+    parts: int
+    bound: Array
 
-    def access(self, what: str, which: tuple[Array, ...], parts: int) -> Access:
-        """The access to some cells, by their places among (warps, lanes, parts)."""
-        warp, lane, part = which
-        cells = self.index[warp, lane] * parts + part
+    def homes(self, warps: int) -> Array:
+        """As :class:`Footprint`."""
+        return self.frame.flat - self.frame.flat % warps
+
+    def beyond(self, past: str, newest: Array, columns: Array) -> bool:
+        """As :class:`Footprint`."""
+        return bool(np.count_nonzero(newest > self.bound))
+
+    def late(self, past: str, records: Array, columns: Array) -> Array | None:
+        """As :class:`Footprint`: (warps, lanes, parts)."""
+        found = records.reshape(-1, self.parts).take(self.index, axis=0) > self.bound[:, None, None]
+        if self.active is not None:
+            found &= self.active[:, :, None]
+        return found if np.count_nonzero(found) else None
+
+    def access(self, what: str, which: Array) -> Access:
+        """As :class:`Footprint`."""
+        warp, lane, part = np.nonzero(which)
+        cells = self.index[warp, lane] * self.parts + part
         return Access(self.op, what, (self.frame.flat[warp],), lane, cells, self.collective)
 
-    def cells(self, parts: int) -> Array:
-        """All cells of the lanes that act."""
+    def count(self, counter: TrafficCounter, name: str) -> None:
+        """Count the wavefronts."""
+        frame, addresses, active = self.frame, self.addresses, self.active
+        if active is None:
+            repeat = frame.n // (addresses.shape[0] * addresses.shape[1])
+        else:
+            addresses, repeat = np.broadcast_to(addresses, (*frame.shape, addresses.shape[2])).reshape(frame.n, -1), 1
+        counter.shared(name, self.op.where, addresses, self.size, active, repeat)
+
+    @property
+    def cells(self) -> Array:
+        """All cells of the lanes that act, flat."""
         index = self.index if self.active is None else self.index[self.active]
-        return (index.reshape(-1, 1) * parts + np.arange(parts)).reshape(-1)
+        return (index.reshape(-1, 1) * self.parts + np.arange(self.parts)).reshape(-1)
+
+
+@dataclass(slots=True)
+class Cells:
+    """``cells`` of one CTA that rows, which act together, or one lane of one row access by ``op``.
+
+    ``bounds``: records up to there are known, for each kind of access and column; ``owner`` is the CTA's first row.
+    """
+
+    op: Op
+    rows: Sequence[int]
+    lane: int | None
+    cells: Array
+    proxy: bool
+    bounds: dict[str, Array]
+    owner: int
+
+    def homes(self, warps: int) -> Array:
+        """As :class:`Footprint`."""
+        return np.array(self.owner - self.owner % warps)
+
+    def beyond(self, past: str, newest: Array, columns: Array) -> bool:
+        """As :class:`Footprint`."""
+        return bool(newest > self.bounds[past][columns])
+
+    def late(self, past: str, records: Array, columns: Array) -> Array | None:
+        """As :class:`Footprint`: (cells,)."""
+        columns = columns[self.cells] if columns.size > 1 else columns
+        found = records[self.cells] > self.bounds[past][columns]
+        return found if np.count_nonzero(found) else None
+
+    def access(self, what: str, which: Array) -> Access:
+        """As :class:`Footprint`."""
+        cells = self.cells[which]
+        rows = tuple(np.full(cells.shape, row) for row in self.rows)
+        lanes = np.full(cells.shape, self.lane or 0)
+        return Access(self.op, what, rows, lanes, cells, self.lane is None, self.proxy)

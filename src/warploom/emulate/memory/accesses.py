@@ -1,9 +1,12 @@
-"""Steps of the instructions that touch memory: loads, stores, atomics and asynchronous copies."""
+"""Steps of the instructions that touch memory: loads, stores, atomics and asynchronous copies.
+
+Shared, global and local memory are asked alike: for the place of an access, and then to load, store or update there.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -12,20 +15,9 @@ from numpy.typing import NDArray
 from warploom.core.dtypes import u32
 from warploom.emulate.barriers.barriers import Wait
 from warploom.emulate.control.context import Context
-from warploom.emulate.control.frames import (
-    ASCENDING,
-    Frame,
-    Origin,
-    Turns,
-    apply_in_turn,
-    displaced,
-    in_turn,
-    shadow_dtype,
-)
+from warploom.emulate.control.frames import ASCENDING, Frame, Origin, Turns, shadow_dtype
 from warploom.emulate.control.tasks import Step
 from warploom.emulate.findings.traffic import access_class
-from warploom.emulate.memory.access import Place
-from warploom.emulate.memory.global_memory import Target
 from warploom.emulate.memory.matrix_accesses import MatrixSteps
 from warploom.ir.statements import Op
 from warploom.isa.effects import Access, AsyncCopy, GlobalWait, MatrixAccess, TensorMapWrite
@@ -33,10 +25,6 @@ from warploom.isa.memory import MOST_BYTES
 from warploom.isa.tensor_map import MAP_BYTES
 
 Array = NDArray[Any]
-
-
-def _typed(shadow: Array, dtype: np.dtype[Any]) -> Array:
-    return shadow.view(dtype)
 
 
 def _unsigned(array: Array) -> Array:
@@ -65,26 +53,22 @@ class AccessSteps:
         """The step of a synchronous access."""
         if isinstance(access, MatrixAccess):
             return MatrixSteps(self.run).step(op, access)
-        if access.space == "local":
-            return self._local_load(op, access) if access.mode == "load" else self._local_store(op, access)
-        if access.space == "shared":
-            return {"load": self._shared_load, "store": self._shared_store, "atomic": self._shared_atomic}[access.mode](
-                op, access
-            )
-        return {"load": self._global_load, "store": self._global_store, "atomic": self._global_atomic}[access.mode](
-            op, access
-        )
+        return {"load": self._load, "store": self._store, "atomic": self._atomic}[access.mode](op, access)
 
     # -- common --------------------------------------------------------------------------------------------------
 
-    def _count_shared(self, place: Place, name: str) -> None:
-        counter, frame, addresses = self.run.counter, place.frame, place.addresses
-        if place.active is None:
-            repeat = frame.n // (addresses.shape[0] * addresses.shape[1])
-            counter.shared(name, place.op.where, addresses, place.size, None, repeat)
-        else:
-            wide = np.broadcast_to(addresses, (*frame.shape, addresses.shape[2])).reshape(frame.n, -1)
-            counter.shared(name, place.op.where, wide, place.size, place.active, 1)
+    def _place(self, frame: Frame, op: Op, access: Access) -> Any:
+        """Where an access goes; its wavefronts or sectors are counted."""
+        run, address = self.run, frame.env[self.run.key(op.operands[access.address])]
+        place = run.memories[access.space].place(frame, address, op, access)
+        if run.checks:
+            place.count(run.counter, access_class(op.instruction.mnemonic))
+        return place
+
+    def _order(self, place: Any, access: Access, turns: Turns = ASCENDING) -> None:
+        """What a strong access makes known, and what it learns."""
+        if access.order != "weak" and self.run.across:
+            self.run.ordering.strong_access(place.frame, access, self.run.memories[access.space].names(place), turns)
 
     def _values(self, frame: Frame, op: Op, keys: tuple[Any, ...]) -> Array:
         """The words a store writes, (warps, lanes, words)."""
@@ -99,7 +83,7 @@ class AccessSteps:
         for k in keys:
             dtype = frame.env[k].dtype
             none = np.zeros((1, 1, 1), shadow_dtype(dtype))
-            typed.append(_typed(np.ascontiguousarray(frame.full(frame.shadows.get(k, none))), dtype))
+            typed.append(np.ascontiguousarray(frame.full(frame.shadows.get(k, none))).view(dtype))
         words = _unsigned(op.instruction.meaning(*typed)[0])
         return (words, frame.origins.get(poisoned[0])) if words.any() else (None, None)
 
@@ -111,199 +95,49 @@ class AccessSteps:
             mine = None if shadows is None else frame.shaped(_unsigned(shadows[i]))
             self.run.put(frame, value, frame.shaped(array), mine, origin)
 
-    # -- shared --------------------------------------------------------------------------------------------------
+    # -- loads, stores, atomics ------------------------------------------------------------------------------------
 
-    def _shared_load(self, op: Op, access: Access) -> Step:
-        run, (key,) = self.run, self.run.keys(op)
-        name, strong = access_class(op.instruction.mnemonic), access.order != "weak"
-
-        def step(frame: Frame) -> None:
-            run.observe(frame, key, op, "an address")
-            place = run.shared.locate(
-                frame,
-                frame.env[key],
-                access.offset,
-                access.bytes,
-                access.lanes,
-                op,
-                remote=access.remote,
-                collective=access.collective,
-            )
-            if run.checks:
-                self._count_shared(place, name)
-                self._strong_shared(frame, access, place)
-            words, shadow, origin = run.shared.load(place, access.words, strong=strong)
-            if place.active is not None:
-                words = np.where(place.active[:, :, None], words, words.dtype.type(0))
-            self._put(frame, op, words, shadow, origin)
-
-        return step
-
-    def _shared_store(self, op: Op, access: Access) -> Step:
-        run, (key, *rest) = self.run, self.run.keys(op)
-        name, values, strong = access_class(op.instruction.mnemonic), tuple(rest), access.order != "weak"
-
-        def step(frame: Frame) -> None:
-            run.observe(frame, key, op, "an address")
-            place = run.shared.locate(
-                frame,
-                frame.env[key],
-                access.offset,
-                access.bytes,
-                access.lanes,
-                op,
-                remote=access.remote,
-                collective=access.collective,
-            )
-            if run.checks:
-                self._count_shared(place, name)
-            data = self._values(frame, op, values)
-            shadow, origin = self._value_shadow(frame, op, values) if frame.shadows else (None, None)
-            run.shared.store(place, data, shadow, origin, strong=strong)
-            self._strong_shared(frame, access, place)
-
-        return step
-
-    def _shared_atomic(self, op: Op, access: Access) -> Step:
-        run, (key, *rest) = self.run, self.run.keys(op)
-        name, instruction = access_class(op.instruction.mnemonic), op.instruction
-
-        def step(frame: Frame) -> None:
-            for k in (key, *rest):
-                run.observe(frame, k, op, "an atomic")
-            place = run.shared.locate(frame, frame.env[key], access.offset, access.bytes, 32, op, remote=access.remote)
-            turns = run.turns()
-            if run.checks:
-                self._count_shared(place, name)
-                self._strong_shared(frame, access, place, turns)
-            run.shared.begin_strong(place, what="atomic")
-            view = run.shared.data.view(instruction.operand_types[1].numpy)
-            acting = np.arange(frame.n * 32) if place.active is None else np.nonzero(place.active.reshape(-1))[0]
-            values = [frame.full(frame.env[k]) for k in rest]
-            old = apply_in_turn(instruction, view, place.index, values, acting[in_turn(acting, turns)])
-            run.put(frame, op.results[0], frame.shaped(old), None, None)
-
-        return step
-
-    # -- local ---------------------------------------------------------------------------------------------------
-
-    def _local_load(self, op: Op, access: Access) -> Step:
+    def _load(self, op: Op, access: Access) -> Step:
         run, (key,) = self.run, self.run.keys(op)
 
         def step(frame: Frame) -> None:
             run.observe(frame, key, op, "an address")
-            cells = run.local.locate(frame, frame.env[key], access.offset, access.bytes, op)
-            self._put(frame, op, *run.local.load(cells, access.bytes, access.words, op))
+            place = self._place(frame, op, access)
+            self._order(place, access)
+            self._put(frame, op, *run.memories[access.space].load(place, access))
 
         return step
 
-    def _local_store(self, op: Op, access: Access) -> Step:
-        run, (key, *rest) = self.run, self.run.keys(op)
-        values = tuple(rest)
+    def _store(self, op: Op, access: Access) -> Step:
+        run, (key, *values) = self.run, self.run.keys(op)
+        keys, leaves = tuple(values), access.space == "global"
 
         def step(frame: Frame) -> None:
             run.observe(frame, key, op, "an address")
-            cells = run.local.locate(frame, frame.env[key], access.offset, access.bytes, op)
-            shadow, _ = self._value_shadow(frame, op, values) if frame.shadows else (None, None)
-            run.local.store(cells, self._values(frame, op, values), shadow)
-
-        return step
-
-    # -- global --------------------------------------------------------------------------------------------------
-
-    def _address(self, frame: Frame, key: Any, offset: int) -> Array:
-        return frame.full(displaced(frame.env[key], offset))
-
-    def _strong(self, frame: Frame, access: Access, address: Array, turns: Turns = ASCENDING) -> None:
-        if access.order != "weak" and self.run.across:
-            self.run.ordering.strong_access(frame, access, address, turns)
-
-    def _strong_shared(self, frame: Frame, access: Access, place: Place, turns: Turns = ASCENDING) -> None:
-        if access.order != "weak" and self.run.across and self.run.checks:
-            # Below all addresses of global memory; no two CTAs of the grid have the same.
-            start = self.run.shared.stride * (self.run.report.first // self.run.report.warps_per_cta)
-            self.run.ordering.strong_access(frame, access, -1 - start - place.index * access.bytes, turns)
-
-    def _global_load(self, op: Op, access: Access) -> Step:
-        run, (key,) = self.run, self.run.keys(op)
-        name, strong = access_class(op.instruction.mnemonic), access.order != "weak"
-        word = np.dtype(f"u{access.bytes // access.words}")
-
-        def step(frame: Frame) -> None:
-            run.observe(frame, key, op, "an address")
-            address = self._address(frame, key, access.offset)
-            targets = run.memory.resolve(frame, address, access.bytes, op, frame.active, access.bytes)
-            if run.checks:
-                run.counter.global_access(name, op.where, address.view(np.int64), access.bytes, frame.active)
-                self._strong(frame, access, address)
-                run.memory.track(
-                    frame,
-                    targets,
-                    access.bytes,
-                    op,
-                    "read",
-                    strong=strong,
-                    cta_only=access.scope == "cta",
-                    read_only=access.read_only,
-                )
-            words = run.memory.load(frame, targets, word, access.words)
-            self._put(frame, op, words, None, None)
-
-        return step
-
-    def _global_store(self, op: Op, access: Access) -> Step:
-        run, (key, *rest) = self.run, self.run.keys(op)
-        name, strong, values = access_class(op.instruction.mnemonic), access.order != "weak", tuple(rest)
-        mode = "atomic" if strong else "write"
-
-        def step(frame: Frame) -> None:
-            run.observe(frame, key, op, "an address")
-            for k in values:
+            for k in keys if leaves else ():
                 run.observe(frame, k, op, "a value stored to global memory")
-            address = self._address(frame, key, access.offset)
-            data = self._values(frame, op, values)
-            targets = run.memory.resolve(frame, address, access.bytes, op, frame.active, access.bytes)
-            if run.checks:
-                run.counter.global_access(name, op.where, address.view(np.int64), access.bytes, frame.active)
-                run.memory.track(
-                    frame, targets, access.bytes, op, mode, strong=strong, cta_only=access.scope == "cta", data=data
-                )
-                self._strong(frame, access, address)
-            run.memory.store(frame, targets, data, op)
+            place, data = self._place(frame, op, access), self._values(frame, op, keys)
+            shadow, origin = self._value_shadow(frame, op, keys) if frame.shadows and not leaves else (None, None)
+            run.memories[access.space].store(place, access, data, shadow, origin)
+            self._order(place, access)
 
         return step
 
-    def _global_atomic(self, op: Op, access: Access) -> Step:
-        run, (key, *rest) = self.run, self.run.keys(op)
-        name, instruction = access_class(op.instruction.mnemonic), op.instruction
-        element, count = instruction.operand_types[1].numpy, access.words
+    def _atomic(self, op: Op, access: Access) -> Step:
+        run, instruction, (key, *rest) = self.run, op.instruction, self.run.keys(op)
+        decisive = (key, *rest) if access.space == "global" else ()
 
         def step(frame: Frame) -> None:
-            for k in (key, *rest):
+            for k in decisive:
                 run.observe(frame, k, op, "an atomic")
-            address = self._address(frame, key, access.offset)
+            place, turns = self._place(frame, op, access), run.turns()
             values = [frame.full(frame.env[k]) for k in rest]
-            targets = run.memory.resolve(frame, address, access.bytes, op, frame.active, access.bytes)
-            turns = run.turns()
-            if run.checks:
-                run.counter.global_access(name, op.where, address.view(np.int64), access.bytes, frame.active)
-                run.memory.track(
-                    frame, targets, access.bytes, op, "atomic", strong=True, cta_only=access.scope == "cta"
-                )
-                self._strong(frame, access, address, turns)
-            old = np.zeros((count, frame.n * 32), element)
-            for target in targets:
-                if not run.memory.may_write(frame, target, op):
-                    continue
-                rows, first = run.memory.words(target.buffer, element, 1)
-                where = slice(None) if target.positions is None else target.positions
-                picked = [v.reshape(-1)[where] for v in values]
-                index = (target.offsets - first) // rows.itemsize
-                order = in_turn(np.arange(frame.n * 32)[where], turns)
-                for i in range(count):  # each element of a vector is one operation
-                    old[i][where] = apply_in_turn(instruction, rows[:, 0], index + i, picked[i::count], order)
-            for i, result in enumerate(op.results):
-                run.put(frame, result, frame.shaped(old[i].reshape(frame.n, 32)), None, None)
+            memory = run.memories[access.space]
+            memory.begin_update(place, access)
+            self._order(place, access, turns)
+            old = memory.update(place, access, instruction, values, turns)
+            for result, array in zip(op.results, old, strict=False):  # red has no results
+                run.put(frame, result, frame.shaped(array), None, None)
 
         return step
 
@@ -315,21 +149,18 @@ class AccessSteps:
         def step(frame: Frame) -> Wait:
             run.observe(frame, key, op, "an address")
             run.observe(frame, least, op, "the value to wait for")
-            address = self._address(frame, key, wait.offset)
-            targets = run.memory.resolve(frame, address, u32.bytes, op, frame.active, u32.bytes)
-            wanted = frame.full(frame.env[least]).reshape(-1)
+            place = run.memory.place(frame, frame.env[key], op, access)
+            wanted, acting = frame.full(frame.env[least]), np.zeros((frame.n, 32), np.bool_)
+            for target in place.targets:
+                acting.reshape(-1)[slice(None) if target.positions is None else target.positions] = True
 
             def reached() -> bool:
-                for target in targets:
-                    where = slice(None) if target.positions is None else target.positions
-                    now = run.memory.load(frame, [target], np.dtype("u4"), 1).reshape(-1)
-                    if (now[where] < wanted[where]).any():
-                        return False
-                return True
+                return not (acting & (run.memory.read(place, np.dtype("u4"), 1)[..., 0] < wanted)).any()
 
             def then(frame: Frame) -> None:
-                run.memory.track(frame, targets, u32.bytes, op, "read", strong=True)
-                self._strong(frame, access, self._address(frame, key, wait.offset))
+                over = place if frame.n == place.frame.n else run.memory.place(frame, frame.env[key], op, access)
+                run.memory.track(over, "read", access)
+                self._order(over, access)
 
             return Polled(op, set(frame.flat.tolist()), then=then if run.checks else None, reached=reached)
 
@@ -341,16 +172,13 @@ class AccessSteps:
         """The step of a ``tensormap.replace``: it reads the whole map, and writes one field."""
         run, key = self.run, self.run.key(op.operands[write.address])
         store = self.step(op, Access(write.space, "store", write.address, write.bytes, write.place))
+        whole = Access(write.space, "load", write.address, MOST_BYTES, words=MOST_BYTES // u32.bytes)
+        chunks = [replace(whole, offset=chunk) for chunk in range(0, MAP_BYTES, MOST_BYTES)]
 
         def step(frame: Frame) -> None:
-            for chunk in range(0, MAP_BYTES, MOST_BYTES) if run.checks else ():
-                if write.space == "shared":
-                    place = run.shared.locate(frame, frame.env[key], chunk, MOST_BYTES, 32, op)
-                    run.shared.load(place, MOST_BYTES // u32.bytes)
-                else:
-                    address = self._address(frame, key, chunk)
-                    targets = run.memory.resolve(frame, address, MOST_BYTES, op, frame.active, MOST_BYTES)
-                    run.memory.track(frame, targets, MOST_BYTES, op, "read")
+            memory = run.memories[write.space]
+            for chunk in chunks if run.checks else ():
+                memory.load(memory.place(frame, frame.env[key], op, chunk), chunk)
             store(frame)
 
         return step
@@ -359,59 +187,24 @@ class AccessSteps:
 
     def copy_step(self, op: Op, copy: AsyncCopy) -> Step:
         """The step of a ``cp.async``: its data is taken now and arrives when it is waited for."""
-        run, keys = self.run, self.run.keys(op)
-        name = access_class(op.instruction.mnemonic)
-        word, words = (np.dtype("u4"), copy.bytes // 4)
+        run, keys, name = self.run, self.run.keys(op), access_class(op.instruction.mnemonic)
+        to = Access("shared", "store", copy.shared, copy.bytes, copy.shared_offset)
+        source = Access("global", "load", copy.source, copy.bytes, copy.source_offset)
 
         def step(frame: Frame) -> None:
             for k in keys:
                 run.observe(frame, k, op, "an address or size of a copy")
-            place = run.shared.locate(frame, frame.env[keys[copy.shared]], copy.shared_offset, copy.bytes, 32, op)
-            address = self._address(frame, keys[copy.source], copy.source_offset)
             size: Array | int = copy.bytes
             if copy.valid_bytes is not None:
                 size = np.minimum(frame.full(frame.env[keys[copy.valid_bytes]]), copy.bytes).astype(np.int64)
-            reads: list[tuple[list[Target], int]] = []
-            data = self._source(frame, op, address, size, word, words, reads)
+            place = run.shared.place(frame, frame.env[keys[copy.shared]], op, to)
+            taken = run.memory.place(frame, frame.env[keys[copy.source]], op, source, size=size)
+            reads, data = run.memory.take(taken, np.dtype("u4"), copy.bytes // u32.bytes)
             if run.checks:
-                self._count_shared(place, name)
-                run.counter.global_access(name, op.where, address.view(np.int64), size, frame.active)
+                place.count(run.counter, name)
+                taken.count(run.counter, name)
                 run.copies.start(place, data, reads)
             else:
-                run.shared.store(place, data)
+                run.shared.store(place, to, data)
 
         return step
-
-    def _source(
-        self,
-        frame: Frame,
-        op: Op,
-        address: Array,
-        size: Array | int,
-        word: np.dtype[Any],
-        words: int,
-        reads: list[tuple[list[Target], int]],
-    ) -> Array:
-        """The bytes a copy takes now; ``reads`` receives what it will be checked for once more when it lands."""
-        run, whole = self.run, word.itemsize * words
-        if isinstance(size, int) or bool((size == whole).all()):
-            targets = run.memory.resolve(frame, address, whole, op, frame.active, whole)
-            run.memory.track(frame, targets, whole, op, "read")
-            reads.append((targets, whole))
-            return run.memory.load(frame, targets, word, words)
-        targets = run.memory.resolve(frame, address, size, op, frame.active, whole)
-        data = np.zeros((frame.n * 32, whole), np.uint8)
-        sizes = np.broadcast_to(size, address.shape).reshape(-1)
-        for target in targets:
-            positions = np.arange(data.shape[0]) if target.positions is None else target.positions
-            for byte in range(whole):
-                have = sizes[positions] > byte
-                data[positions[have], byte] = target.buffer.data[target.offsets[have] + byte]
-            for length in np.unique(sizes[positions]):
-                part = type(target)(
-                    target.buffer, positions[sizes[positions] == length], target.offsets[sizes[positions] == length]
-                )
-                if length:
-                    run.memory.track(frame, [part], int(length), op, "read")
-                    reads.append(([part], int(length)))
-        return data.view(word).reshape(frame.n, 32, words)

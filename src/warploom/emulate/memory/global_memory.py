@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from warploom.emulate.control.frames import Frame
+from warploom.emulate.control.frames import Frame, Origin, Turns, apply_in_turn, displaced, in_turn
 from warploom.emulate.findings.findings import Kind
 from warploom.emulate.findings.report import Reporter
+from warploom.emulate.findings.traffic import TrafficCounter
 from warploom.emulate.memory.buffers import ADDRESS_BITS, GlobalBuffer, Region
 from warploom.emulate.memory.last_access import Accesses, LastAccesses
 from warploom.emulate.order.clocks import Clocks
 from warploom.emulate.order.known import FAR
 from warploom.ir.statements import Op
+from warploom.isa.base import Instruction
+from warploom.isa.effects import Access
 from warploom.layout.fragments import WARP_SIZE
 
 Array = NDArray[Any]
@@ -68,11 +71,31 @@ class Target:
     positions: Array | None  # None: all lanes
     offsets: Array
 
-    def of(self, lanes: Array) -> Target:
+    def of(self, which: Array) -> Target:
+        """The same of some of its lanes alone."""
+        positions = np.arange(self.offsets.size) if self.positions is None else self.positions
+        return Target(self.buffer, positions[which], self.offsets[which])
+
+
+@dataclass(slots=True)
+class GlobalPlace:
+    """Where the lanes of a frame access ``size`` bytes each (an array where they differ), by buffer."""
+
+    frame: Frame
+    op: Op
+    size: Array | int
+    address: Array
+    targets: list[Target]
+
+    def of(self, lanes: Array) -> GlobalPlace:
         """The same of some lanes (warps, lanes) alone."""
-        positions = np.arange(lanes.size) if self.positions is None else self.positions
-        mine = lanes.reshape(-1)[positions]
-        return Target(self.buffer, positions[mine], self.offsets[mine])
+        flat = lanes.reshape(-1)
+        targets = [t.of(flat if t.positions is None else flat[t.positions]) for t in self.targets]
+        return GlobalPlace(self.frame, self.op, self.size, self.address, targets)
+
+    def count(self, counter: TrafficCounter, name: str) -> None:
+        """Count the sectors."""
+        counter.global_access(name, self.op.where, self.address.view(np.int64), self.size, self.frame.active)
 
 
 def _harmless(mine: Event, past: str, kind: int) -> bool:
@@ -116,6 +139,16 @@ class GlobalMemory:
                 buffer.region = region
 
     # -- addresses -----------------------------------------------------------------------------------------------
+
+    def place(self, frame: Frame, address: Array, op: Op, access: Access, size: Array | int = 0) -> GlobalPlace:
+        """Where the active lanes go; ``size`` in bytes if not all of the access. Who is out of bounds is left out."""
+        size = access.bytes if isinstance(size, int) and not size else size
+        at = frame.full(displaced(address, access.offset))
+        return GlobalPlace(frame, op, size, at, self.resolve(frame, at, size, op, frame.active, access.bytes))
+
+    def names(self, place: GlobalPlace) -> Array:
+        """What tells the addresses of a place from all others, (warps, lanes)."""
+        return place.address
 
     def resolve(
         self, frame: Frame, address: Array, size: Array | int, op: Op, active: Array | None, alignment: int
@@ -218,9 +251,14 @@ class GlobalMemory:
 
     # -- accesses ------------------------------------------------------------------------------------------------
 
-    def load(self, frame: Frame, targets: list[Target], word: np.dtype[Any], words: int) -> Array:
-        """Words read, (warps, lanes, words); zeros where a lane reads nothing."""
-        size, shape = word.itemsize * words, (frame.n, WARP_SIZE)
+    def load(self, place: GlobalPlace, access: Access) -> tuple[Array, None, None]:
+        """The words read, (warps, lanes, words); global memory has no poison."""
+        self.track(place, "read", access)
+        return self.read(place, np.dtype(f"u{access.bytes // access.words}"), access.words), None, None
+
+    def read(self, place: GlobalPlace, word: np.dtype[Any], words: int) -> Array:
+        """Words (warps, lanes, words) as they are; zeros where a lane reads nothing."""
+        size, shape, targets = word.itemsize * words, (place.frame.n, WARP_SIZE), place.targets
         if len(targets) == 1 and targets[0].positions is None:
             rows, first = self.words(targets[0].buffer, word, words)
             return rows.take((targets[0].offsets - first) // size, axis=0).reshape(*shape, words)
@@ -230,16 +268,56 @@ class GlobalMemory:
             out[target.positions] = rows[(target.offsets - first) // size]
         return out.reshape(*shape, words)
 
-    def store(self, frame: Frame, targets: list[Target], data: Array, op: Op) -> None:
+    def take(self, place: GlobalPlace, word: np.dtype[Any], words: int) -> tuple[list[GlobalPlace], Array]:
+        """What a copy reads now, and where it will be checked to have read once more; zeros beyond a lane's size."""
+        whole = word.itemsize * words
+        sizes = np.broadcast_to(place.size, place.address.shape).reshape(-1)
+        if (sizes == whole).all():
+            whole_place = replace(place, size=whole)
+            self.track(whole_place, "read")
+            return [whole_place], self.read(whole_place, word, words)
+        data, parts = np.zeros((sizes.size, whole), np.uint8), list[GlobalPlace]()
+        for target in place.targets:
+            mine = sizes if target.positions is None else sizes[target.positions]
+            for length in np.unique(mine[mine > 0]).tolist():
+                part = target.of(mine == length)
+                data[part.positions, :length] = target.buffer.data[part.offsets[:, None] + np.arange(length)]
+                parts.append(replace(place, size=length, targets=[part]))
+                self.track(parts[-1], "read")
+        return parts, data.view(word).reshape(place.frame.n, WARP_SIZE, words)
+
+    def store(
+        self, place: GlobalPlace, access: Access, data: Array, shadow: Array | None = None, origin: Origin | None = None
+    ) -> None:
         """Write words (warps, lanes, words); of lanes that write one address the last wins, as the check reports."""
-        words = data.shape[2]
-        flat = data.reshape(-1, words)
-        size = data.dtype.itemsize * words
-        for target in targets:
-            if not self.may_write(frame, target, op):
+        self.track(place, "write" if access.order == "weak" else "atomic", access, data=data)
+        flat = data.reshape(-1, data.shape[2])
+        for target in place.targets:
+            if self.may_write(place.frame, target, place.op):
+                rows, first = self.words(target.buffer, data.dtype, data.shape[2])
+                index = (target.offsets - first) // (data.dtype.itemsize * data.shape[2])
+                rows[index] = flat if target.positions is None else flat[target.positions]
+
+    def begin_update(self, place: GlobalPlace, access: Access) -> None:
+        """Check and record an atomic update."""
+        self.track(place, "atomic", access, strong=True)
+
+    def update(
+        self, place: GlobalPlace, access: Access, instruction: Instruction, values: list[Array], turns: Turns
+    ) -> Array:
+        """Lanes take turns to update each element of a vector. Returns the old values, (elements, warps, lanes)."""
+        old = np.zeros((access.words, place.frame.n * WARP_SIZE), instruction.operand_types[1].numpy)
+        for target in place.targets:
+            if not self.may_write(place.frame, target, place.op):
                 continue
-            rows, first = self.words(target.buffer, data.dtype, words)
-            rows[(target.offsets - first) // size] = flat if target.positions is None else flat[target.positions]
+            rows, first = self.words(target.buffer, old.dtype, 1)
+            where = slice(None) if target.positions is None else target.positions
+            picked = [v.reshape(-1)[where] for v in values]
+            index, order = (target.offsets - first) // rows.itemsize, in_turn(np.arange(old.shape[1])[where], turns)
+            for i in range(access.words):
+                operands = picked[i :: access.words]
+                old[i][where] = apply_in_turn(instruction, rows[:, 0], index + i, operands, order)
+        return old.reshape(-1, place.frame.n, WARP_SIZE)
 
     def may_write(self, frame: Frame, target: Target, op: Op) -> bool:
         """Whether the buffer is writable; a finding if not."""
@@ -253,25 +331,24 @@ class GlobalMemory:
 
     def track(
         self,
-        frame: Frame,
-        targets: list[Target],
-        size: int,
-        op: Op,
+        place: GlobalPlace,
         mode: Mode,
+        access: Access | None = None,
         *,
-        strong: bool = False,
-        cta_only: bool = False,
-        read_only: bool = False,
         data: Array | None = None,
+        strong: bool = False,
         since: int | None = None,
     ) -> None:
-        """Check an access of ``size`` bytes per lane against the unordered ones before it, and record it.
+        """Check an access against the unordered ones before it, and record it; without an ``access`` a weak one.
 
         A read ``since`` a stamp has gone on from there: what was written later conflicts with it, ordered or not.
         """
         if not self.checks:
             return
-        for target in targets:
+        frame, op, size = place.frame, place.op, int(np.max(place.size))
+        strong |= access is not None and access.order != "weak"
+        cta_only, read_only = access is not None and access.scope == "cta", access is not None and access.read_only
+        for target in place.targets:
             buffer = target.buffer
             record = self.records.get(buffer.region) if buffer.region is not None else None
             if record is None:
@@ -281,18 +358,18 @@ class GlobalMemory:
             first = (target.offsets + (buffer.real - record.region.real)) // self.granule
             cells = (first[:, None] + np.arange(per_lane)).reshape(-1)
             rows, lanes = (np.repeat(x, per_lane) for x in (frame.flat[positions // WARP_SIZE], positions % WARP_SIZE))
-            access = self.event(op, mode, buffer, cells, rows, lanes)
-            access.strong, access.cta_only = strong, cta_only
-            self.check(record, access)
+            mine = self.event(op, mode, buffer, cells, rows, lanes)
+            mine.strong, mine.cta_only = strong, cta_only
+            self.check(record, mine)
             if read_only:
-                self._check_unwritten(record, access)
+                self._check_unwritten(record, mine)
             if since is not None:
-                self._check_unchanged(record, access, since)
-            self.note(record, access)
+                self._check_unchanged(record, mine, since)
+            self.note(record, mine)
             if mode == "atomic" and cta_only:
-                self._check_scope(access)
+                self._check_scope(mine)
             if mode == "write" and not strong and data is not None:
-                self._check_clash(record, access, data.reshape(-1, data.shape[2])[positions], per_lane)
+                self._check_clash(record, mine, data.reshape(-1, data.shape[2])[positions], per_lane)
 
     def event(self, op: Op, mode: Mode, buffer: GlobalBuffer, cells: Array, rows: Array, lanes: Array) -> Event:
         """An access of these rows and lanes (one entry per cell), made now."""

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from warploom.emulate.findings.shared_reports import SharedReports
-from warploom.emulate.memory.access import Access, Place
+from warploom.emulate.memory.access import Access, Cells, Footprint, Place
 from warploom.emulate.memory.lane_reads import MANY, LaneReads
 from warploom.emulate.order.clocks import BITS, Clocks
 from warploom.emulate.order.known import FAR, FENCED, ORDER
@@ -35,12 +35,12 @@ _LANES = np.arange(32, dtype=np.uint32)
 
 
 class Table:
-    """The last access of one kind to each cell by each of the warps that see it; ``newest``: the last of each row."""
+    """The last access of one kind to each cell by each of the warps that see it; ``newest``: of each row, to any."""
 
     def __init__(self, past: str, warps: int, cells: int, rows: int) -> None:
         self.past = past
         self.records = np.zeros((warps, cells), np.uint32)
-        self.newest = np.zeros(rows, np.int64)
+        self.newest = np.zeros(rows, np.uint32)
 
 
 class History:
@@ -84,100 +84,54 @@ class History:
         return self.alike
 
     def check(
-        self, place: Place, what: str, *, strong: bool = False, holds: Callable[[], Array] | None = None
+        self, at: Footprint, what: str, *, strong: bool = False, holds: Callable[[], Array] | None = None
     ) -> tuple[Array | None, Array | None]:
         """Report conflicts of an access with what came before it.
 
         Stores of values that their cells hold already (``holds`` says which do) do not conflict with unordered stores
-        of the same. Returns the cells, (warps, lanes, parts), whose last write is not known to the whole warp, and
-        those of them that another warp has so written.
+        of the same. Returns the cells, as ``at`` has them, whose last write is not known at once, and those of them
+        that another warp has so written; None for none.
         """
-        frame, parts = place.frame, place.size // self.granule
-        limit = self.clocks.limit[frame.span]
-        bound = self.clocks.bound[frame.span][:, None, None]
-        late = self._late(self.wrote, place, bound)
-        alike = None if late is None or holds is None else late & holds()
+        late, same = at.late("wrote", self.wrote, self.writer), None
         if late is not None:
+            same = None if holds is None else late & holds()
             if self.alike is not None:
-                self._examine(place, late if alike is None else late & ~alike, bound, self.alike, what)
-            which = np.nonzero(late)
-            mine = place.access(what, which, parts)
+                self._examine(at, what, self.alike, late if same is None else late & ~same)
+            mine = at.access(what, late)
             columns, record = self.writer[mine.cells], self.wrote[mine.cells]
-            same = None if alike is None else alike[which]
-            racing = self.judge(mine, "wrote", columns, record, alike=same)
-            if alike is not None and same is not None:
-                racing &= same & (columns < self.clocks.warps)
-                alike[which] = racing
+            racing = self.judge(mine, "wrote", columns, record, alike=None if same is None else same[late])
+            if same is not None:
+                same[late] &= racing & (columns < self.clocks.warps)
+                racing = same[late]
                 if racing.any():
                     theirs = self.clocks.agents(columns[racing], mine.rows[0][racing]) - self.clocks.first
                     self._note_alike(mine.cells[racing], theirs, record[racing])
         for table in self.tables(what, strong=strong):
-            if np.count_nonzero(table.newest.reshape(-1, self.warps)[frame.flat // self.warps] > limit[:, None]):
-                self._examine(place, None, bound, table, what)
+            self._examine(at, what, table)
         for column, records in self.queue_reads.items() if what != "read" else ():
-            found = self._late(records, place, bound)
-            if found is not None:
-                mine = place.access(what, np.nonzero(found), parts)
-                self.judge(mine, "read", np.full(mine.cells.shape, column), records[mine.cells])
-        return late, alike
-
-    def _late(self, records: Array, place: Place, bound: Array) -> Array | None:
-        """Which cells (warps, lanes, parts) of an access have records beyond a bound; None for none."""
-        found = records.reshape(-1, place.size // self.granule).take(place.index, axis=0) > bound
-        if place.active is not None:
-            found &= place.active[:, :, None]
-        return found if np.count_nonzero(found) else None
-
-    def _examine(self, place: Place, among: Array | None, bound: Array, table: Table, what: str) -> None:
-        """Compare an access, or the cells ``among`` it, with a table."""
-        frame, parts = place.frame, place.size // self.granule
-        first = frame.flat - frame.flat % self.warps
-        for number, records in enumerate(table.records):
-            if not np.count_nonzero(table.newest[first + number] << BITS > bound[:, 0, 0]):
+            who = np.array(column)
+            if not at.beyond("read", self.clocks.newest[column - self.clocks.warps] << BITS, who):
                 continue
-            found = self._late(records, place, bound)
+            found = at.late("read", records, who)
+            if found is not None:
+                mine = at.access(what, found)
+                self.judge(mine, "read", np.full(mine.cells.shape, column), records[mine.cells])
+        return late, same
+
+    def _examine(self, at: Footprint, what: str, table: Table, among: Array | None = None) -> None:
+        """Compare an access, or the cells ``among`` it, with a table."""
+        first = at.homes(self.warps)
+        for number, records in enumerate(table.records):
+            columns = self.clocks.columns[first] + number
+            if not at.beyond(table.past, table.newest[first + number], columns):
+                continue
+            found = at.late(table.past, records, columns)
             if found is None or (among is not None and not np.count_nonzero(found := found & among)):
                 continue
-            mine = place.access(what, np.nonzero(found), parts)
-            rows, record = mine.rows[0], records[mine.cells]
-            columns = self.clocks.columns[rows - rows % self.warps] + number
+            mine = at.access(what, found)
+            home = mine.cells // self.cells * self.clocks.warps_per_cta // self.warps * self.warps
             several = None if self.each is None or table is not self.reads else number * self.wrote.size + mine.cells
-            self.judge(mine, table.past, columns, record, several=several)
-
-    def compare(
-        self, starter: tuple[Sequence[int], int | None], cells: Array, what: str, op: Op, *, proxy: bool
-    ) -> None:
-        """Report conflicts of a flat list of cells, which rows (or one lane of one) access, with what came before.
-
-        ``proxy``: through the async proxy, which must know of ordinary writes by fences.
-        """
-        (rows, lane), clocks = starter, self.clocks
-        reach = clocks.reach(rows, lane)
-        bounds = {"read": reach[ORDER], "wrote": reach[ORDER]}  # accesses up to here need no second look
-        if proxy:
-            fenced = reach[FENCED] if clocks.planes > FENCED else np.zeros_like(reach[ORDER])
-            bounds["wrote"] = reach[ORDER].copy()
-            np.minimum(reach[ORDER, : clocks.warps], fenced[: clocks.warps], out=bounds["wrote"][: clocks.warps])
-
-        def look(past: str, records: Array, columns: Any) -> None:
-            record = records[cells]
-            late = record > (bounds[past] << BITS | 63)[columns]
-            if np.count_nonzero(late):
-                where = cells[late]
-                whose = tuple(np.full(where.shape, row) for row in rows)
-                mine = Access(op, what, whose, np.full(where.shape, lane or 0), where, lane is None, proxy)
-                self.judge(mine, past, np.broadcast_to(columns, cells.shape)[late], record[late])
-
-        look("wrote", self.wrote, self.writer[cells])
-        first = int(cells[0]) // self.cells * clocks.warps_per_cta // self.warps * self.warps
-        columns = int(clocks.columns[first]) + np.arange(self.warps)
-        for table in (*self.tables(what, strong=False), *(() if self.alike is None else (self.alike,))):
-            newest = table.newest[first : first + self.warps]
-            for number in np.nonzero(newest > bounds[table.past][columns])[0].tolist():
-                look(table.past, table.records[number], int(columns[number]))
-        for column, records in self.queue_reads.items() if what != "read" else ():
-            if clocks.newest[column - clocks.warps] > reach[ORDER, column]:
-                look("read", records, column)
+            self.judge(mine, table.past, self.clocks.columns[home] + number, records[mine.cells], several=several)
 
     def judge(
         self,
@@ -240,6 +194,20 @@ class History:
             return ""
         return f" in the shared memory of {self.report.cta(owner)}"
 
+    def of(self, rows: Sequence[int], lane: int | None, cells: Array, op: Op, *, proxy: bool) -> Cells:
+        """Cells of one CTA, which rows that act together, or one lane of one row, access.
+
+        ``proxy``: through the async proxy, which must know of ordinary writes by fences.
+        """
+        clocks = self.clocks
+        reach = clocks.reach(rows, lane).astype(np.uint32) << BITS | np.uint32(63)
+        bounds = {"read": reach[ORDER], "wrote": reach[ORDER]}
+        if proxy:
+            bounds["wrote"] = reach[ORDER].copy()
+            fenced = reach[FENCED, : clocks.warps] if clocks.planes > FENCED else 63
+            bounds["wrote"][: clocks.warps] = np.minimum(reach[ORDER, : clocks.warps], fenced)
+        return Cells(op, rows, lane, cells, proxy, bounds, int(cells[0]) // self.cells * clocks.warps_per_cta)
+
     # -- writing down ------------------------------------------------------------------------------------------------
 
     def begin(self, op: Op, cells: Array) -> int:
@@ -265,6 +233,10 @@ class History:
         table[cells] = np.uint32(stamp << BITS | MANY)
         self.clocks.queue_acts(column, stamp)
 
+    def state(self, cells: Array) -> Array:
+        """What changes when cells are written: a copy's begin over what nobody knows is no change."""
+        return np.minimum(self.wrote[cells], NEVER)
+
     def overwritten(self, op: Op, cells: Array, row: int, lane: int) -> None:
         """A finding: these cells have been written while a transaction of a lane was reading them."""
         stamps = (self.wrote[cells] >> BITS).astype(np.int64)
@@ -278,7 +250,7 @@ class History:
         cells = self._cells(cta, start, size)
         ordinary = cells[self.wrote[cells] != MBARRIER]
         if ordinary.size:
-            self.compare(([row], lane), ordinary, "write", op, proxy=False)
+            self.check(self.of([row], lane, ordinary, op, proxy=False), "write")
         self.wrote[cells] = MBARRIER
 
     def disclaim(self, cta: int, start: int, size: int, row: int, lane: int, stamp: int) -> None:
@@ -294,8 +266,8 @@ class History:
 
     def note(self, table: Table, place: Place, stamp: int) -> None:
         """Record an access in the table of its kind."""
-        frame, parts = place.frame, place.size // self.granule
-        table.newest[frame.span] = stamp
+        frame, parts = place.frame, place.parts
+        table.newest[frame.span] = stamp << BITS
         records = table.records.reshape(-1, parts)
         where = place.index + (frame.flat % self.warps * (self.wrote.size // parts))[:, None]
         each = self.each if table is self.reads else None
@@ -334,7 +306,7 @@ class History:
     def _note_alike(self, cells: Array, rows: Array, records: Array) -> None:
         """Keep the records of the last writers, of these rows, of cells that others store the same value to."""
         table = self.kept_alike()
-        table.newest[rows] = np.maximum(table.newest[rows], records >> BITS)
+        table.newest[rows] = np.maximum(table.newest[rows], records)
         flat, where = table.records.reshape(-1), rows % self.warps * self.wrote.size + cells
         flat[where] = _with_others(flat[where], records, self._epoch(rows))[0]
 
@@ -356,11 +328,9 @@ class History:
             table[index] = np.uint32(stamp << BITS | MANY)
         return found
 
-    def fill(self, place: Place) -> None:
-        """Cells that nobody had written are written by an atomic update, which reports that."""
-        table = self.wrote.reshape(-1, place.size // self.granule)
-        index = place.index if place.active is None else place.index[place.active]
-        table[index] = np.where(table[index] == NEVER, np.uint32(0), table[index])
+    def fill(self, cells: Array) -> None:
+        """Cells that nobody had written have been by an atomic update, which reports that."""
+        self.wrote[cells[self.wrote[cells] == NEVER]] = 0
 
 
 def _with_others(old: Array, record: Array, epoch: Array) -> tuple[Array, Array]:

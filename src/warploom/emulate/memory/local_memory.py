@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -9,13 +10,25 @@ from numpy.typing import NDArray
 
 from warploom.emulate.control.frames import Frame, Origin, displaced
 from warploom.emulate.findings.report import Reporter
+from warploom.emulate.findings.traffic import TrafficCounter
 from warploom.ir.statements import Op
+from warploom.isa.effects import Access
 from warploom.isa.memory import MOST_BYTES
 
 Array = NDArray[Any]
 LOCAL_BASE = 16  # 0 is no address
-Cells = tuple[Array, Array | None]
-"""Numbers of the words of an access, (warps, 32), and the lanes that make it (None: all)."""
+
+
+@dataclass(frozen=True, slots=True)
+class LocalPlace:
+    """Numbers of the units of an access, (warps, 32), and the lanes that make it (None: all)."""
+
+    op: Op
+    index: Array
+    active: Array | None
+
+    def count(self, counter: TrafficCounter, name: str) -> None:
+        """Count nothing: caches hold local memory."""
 
 
 class LocalMemory:
@@ -27,9 +40,9 @@ class LocalMemory:
         self.data = np.zeros(rows * 32 * self.stride, np.uint8)
         self.shadow = np.full(self.data.shape, 0xFF, np.uint8)
 
-    def locate(self, frame: Frame, address: Array, offset: int, size: int, op: Op) -> Cells:
-        """The words of ``size`` bytes at addresses; those elsewhere, or not aligned, are found and left out."""
-        place = frame.full(displaced(address, offset)).astype(np.int64) - LOCAL_BASE
+    def place(self, frame: Frame, address: Array, op: Op, access: Access) -> LocalPlace:
+        """Where an access goes; addresses elsewhere, or not aligned, are found and left out."""
+        place, size = frame.full(displaced(address, access.offset)).astype(np.int64) - LOCAL_BASE, access.bytes
         bad = (place < 0) | (place + size > self.size) | (place % size != 0)
         active = frame.active
         if bad.any():
@@ -44,7 +57,7 @@ class LocalMemory:
             active = ~bad if active is None else active & ~bad
             place = np.where(bad, 0, place)
         thread = frame.flat[:, None] * 32 + np.arange(32)
-        return (thread * self.stride + place) // size, active
+        return LocalPlace(op, (thread * self.stride + place) // size, active)
 
     def thread_bytes(self, row: int, lane: int, address: int, size: int, op: Op) -> bytes:
         """Bytes of one thread, for what reads them outside of the kernel; zeros where it has none."""
@@ -59,22 +72,20 @@ class LocalMemory:
             self.report.add("uninitialised", op.where, message, row, lane)
         return self.data[where].tobytes()
 
-    def load(self, cells: Cells, size: int, words: int, op: Op) -> tuple[Array, Array | None, Origin | None]:
+    def load(self, place: LocalPlace, access: Access) -> tuple[Array, Array | None, Origin | None]:
         """The words read, (warps, 32, words), and their shadow if any of it is poison."""
-        word = np.dtype(f"u{size // words}")
-        index, active = cells
-        data, shadow = (x.view(word).reshape(-1, words)[index] for x in (self.data, self.shadow))
+        word, active = np.dtype(f"u{access.bytes // access.words}"), place.active
+        data, shadow = (x.view(word).reshape(-1, access.words)[place.index] for x in (self.data, self.shadow))
         if active is not None:
-            data, shadow = (np.where(active[:, :, None], x, word.type(0)) for x in (data, shadow))
+            data[~active], shadow[~active] = 0, 0
         if not shadow.any():
             return data, None, None
-        return data, shadow, (op.where, "local memory that was never written")
+        return data, shadow, (place.op.where, "local memory that was never written")
 
-    def store(self, cells: Cells, data: Array, shadow: Array | None) -> None:
+    def store(
+        self, place: LocalPlace, access: Access, data: Array, shadow: Array | None = None, origin: Origin | None = None
+    ) -> None:
         """Write words, (warps, 32, words)."""
-        index, active = cells
-        where = (slice(None), slice(None)) if active is None else np.nonzero(active)
-        marks = np.zeros((1, 1, 1), data.dtype) if shadow is None else shadow
-        for table, values in ((self.data, data), (self.shadow, marks)):
-            words = table.view(data.dtype).reshape(-1, data.shape[2])
-            words[index[where]] = np.broadcast_to(values, (*index.shape, data.shape[2]))[where]
+        where = slice(None) if place.active is None else place.active
+        for table, values in ((self.data, data), (self.shadow, np.zeros_like(data) if shadow is None else shadow)):
+            table.view(data.dtype).reshape(-1, data.shape[2])[place.index[where]] = values[where]

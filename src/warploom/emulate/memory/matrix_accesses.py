@@ -15,11 +15,11 @@ from numpy.typing import NDArray
 
 from warploom.core.errors import EmulationError, LayoutError
 from warploom.emulate.control.context import Context
-from warploom.emulate.control.frames import Frame, Origin, shadow_dtype
+from warploom.emulate.control.frames import Frame, shadow_dtype
 from warploom.emulate.control.tasks import Step
 from warploom.emulate.memory.access import Place
 from warploom.ir.statements import Op
-from warploom.isa.effects import MatrixAccess
+from warploom.isa.effects import Access, MatrixAccess
 from warploom.layout.fragments import FragmentLayout
 
 Array = NDArray[Any]
@@ -61,32 +61,26 @@ class MatrixSteps:
             found.append((start + offset * access.bytes).astype(base.dtype))
         return found
 
+    def _places(self, frame: Frame, op: Op, access: MatrixAccess, layout: FragmentLayout) -> tuple[list[Any], Access]:
+        """Where the elements of a thread lie, and what each of them is an access of."""
+        each = Access(access.space, access.mode, access.address, access.bytes, collective=True)
+        memory, addresses = self.run.memories[access.space], self._addresses(frame, op, access, layout)
+        places = [memory.place(frame, frame.shaped(address), op, each) for address in addresses]
+        if access.space == "shared" and self.run.checks:
+            self._count(op, access, layout, places)
+        return places, each
+
     def _load(self, op: Op, access: MatrixAccess, layout: FragmentLayout) -> Step:
         run = self.run
-        word = np.dtype(f"u{access.bytes}")
 
         def step(frame: Frame) -> None:
-            parts: list[Array] = []
-            shadows: list[Array] = []
-            origin: Origin | None = None
-            places: list[Place] = []
-            for address in self._addresses(frame, op, access, layout):
-                if access.space == "shared":
-                    place = run.shared.locate(frame, frame.shaped(address), 0, access.bytes, 32, op, collective=True)
-                    places.append(place)
-                    words, shadow, found = run.shared.load(place, 1)
-                    origin = origin or found
-                else:
-                    targets = run.memory.resolve(frame, address, access.bytes, op, frame.active, access.bytes)
-                    if run.checks:
-                        run.memory.track(frame, targets, access.bytes, op, "read")
-                    words, shadow = run.memory.load(frame, targets, word, 1), None
-                parts.append(words)
-                shadows.append(np.zeros_like(words) if shadow is None else shadow)
-            self._count(op, access, layout, places)
-            results = op.instruction.meaning(np.concatenate(parts, axis=-1))
-            poison = np.concatenate(shadows, axis=-1)
-            marks = op.instruction.meaning(poison) if poison.any() else None
+            places, each = self._places(frame, op, access, layout)
+            parts = [run.memories[access.space].load(place, each) for place in places]
+            results = op.instruction.meaning(np.concatenate([words for words, _, _ in parts], axis=-1))
+            marks, origin = None, next((origin for _, _, origin in parts if origin is not None), None)
+            if any(shadow is not None for _, shadow, _ in parts):
+                shadows = [np.zeros_like(words) if shadow is None else shadow for words, shadow, _ in parts]
+                marks = op.instruction.meaning(np.concatenate(shadows, axis=-1))
             for i, (value, array) in enumerate(zip(op.results, results, strict=True)):
                 mine = None if marks is None else frame.shaped(marks[i].view(shadow_dtype(marks[i].dtype)))
                 run.put(frame, value, frame.shaped(array), mine, origin)
@@ -101,26 +95,14 @@ class MatrixSteps:
             for k in values:
                 run.observe(frame, k, op, "a value stored by wmma.store")
             words = op.instruction.meaning(*[frame.full(frame.env[k]) for k in values])[0]
-            places: list[Place] = []
-            for e, address in enumerate(self._addresses(frame, op, access, layout)):
-                data = np.ascontiguousarray(words[..., e : e + 1])
-                if access.space == "shared":
-                    place = run.shared.locate(frame, frame.shaped(address), 0, access.bytes, 32, op, collective=True)
-                    places.append(place)
-                    run.shared.store(place, data)
-                    continue
-                targets = run.memory.resolve(frame, address, access.bytes, op, frame.active, access.bytes)
-                if run.checks:
-                    run.memory.track(frame, targets, access.bytes, op, "write", data=data)
-                run.memory.store(frame, targets, data, op)
-            self._count(op, access, layout, places)
+            places, each = self._places(frame, op, access, layout)
+            for e, place in enumerate(places):
+                run.memories[access.space].store(place, each, np.ascontiguousarray(words[..., e : e + 1]))
 
         return step
 
     def _count(self, op: Op, access: MatrixAccess, layout: FragmentLayout, places: list[Place]) -> None:
         """Count the wavefronts of an access whose elements are at ``places``."""
-        if not (self.run.checks and places):
-            return
         elements = np.stack([np.broadcast_to(p.addresses, (*p.frame.shape, 32)) for p in places], axis=-1)
         elements = elements.reshape(places[0].frame.n, 32, len(places))  # (warps, lanes, elements of a lane)
         active = places[0].active

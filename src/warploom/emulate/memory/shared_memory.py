@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from warploom.emulate.control.frames import Frame, Origin, displaced, widened
+from warploom.emulate.control.frames import Frame, Origin, Turns, apply_in_turn, displaced, in_turn, widened
 from warploom.emulate.findings.findings import Kind
 from warploom.emulate.findings.shared_reports import SharedReports
 from warploom.emulate.memory.access import Place
@@ -16,6 +16,8 @@ from warploom.emulate.memory.history import NEVER, History
 from warploom.emulate.memory.remote import RemoteAccesses
 from warploom.emulate.order.clocks import BITS, Clocks
 from warploom.ir.statements import Op
+from warploom.isa.base import Instruction
+from warploom.isa.effects import Access
 
 Array = NDArray[Any]
 
@@ -52,24 +54,11 @@ class SharedMemory:
             frame.seen[-1] = base
         return base
 
-    def locate(
-        self,
-        frame: Frame,
-        address: Array,
-        offset: int,
-        size: int,
-        lanes: int,
-        op: Op,
-        *,
-        remote: bool = False,
-        collective: bool = False,
-    ) -> Place:
-        """Check bounds and alignment; ``index`` counts units of ``size`` bytes over the whole batch.
-
-        ``remote``: addresses may be those of other CTAs of the cluster.
-        """
-        base, address = self.cta_base(frame), displaced(address, offset)
-        if remote:
+    def place(self, frame: Frame, address: Array, op: Op, access: Access) -> Place:
+        """Where an access goes, within bounds and aligned: units of its size over the whole batch."""
+        size, lanes = access.bytes, access.lanes
+        base, address = self.cta_base(frame), displaced(address, access.offset)
+        if access.remote:
             address, base = self.afar.locate(frame, address, lanes, op)
         local = address.astype(np.int64) - SHARED_BASE
         local = widened(local, (*local.shape[:2], 32))[..., :lanes]
@@ -83,7 +72,13 @@ class SharedMemory:
         index = widened(unit, (*frame.shape, lanes)).reshape(frame.n, lanes)
         if active is not None:
             active = widened(active, (*frame.shape, lanes)).reshape(frame.n, lanes)
-        return Place(frame, op, size, collective, local, index, active)
+        bound = self.clocks.bound[frame.span]
+        return Place(frame, op, size, access.collective, local, index, active, size // self.granule, bound)
+
+    def names(self, place: Place) -> Array:
+        """What tells the addresses of a place from all others of the launch, (warps, lanes): below all global ones."""
+        start = self.stride * (self.clocks.first // self.clocks.warps_per_cta)
+        return -1 - start - place.index * place.size
 
     def _extent(self, op: Op) -> tuple[int, int]:
         """First and last byte + 1 that an access may reach: its tile's, if it was formed from one."""
@@ -110,15 +105,18 @@ class SharedMemory:
 
     # -- loads ---------------------------------------------------------------------------------------------------
 
-    def load(self, place: Place, words: int, *, strong: bool = False) -> tuple[Array, Array | None, Origin | None]:
+    def load(self, place: Place, access: Access) -> tuple[Array, Array | None, Origin | None]:
         """The words read (warps, lanes, words), their shadow if any is poison, and where the poison comes from."""
-        op, word = place.op, np.dtype(f"u{place.size // words}")
+        op, words, strong = place.op, access.words, access.order != "weak"
+        word = np.dtype(f"u{place.size // words}")
         data = self.data.view(word).reshape(-1, words).take(place.index, axis=0)
+        if place.active is not None:
+            data[~place.active] = 0
         if not self.checks:
             return data, None, None
         shadow: Array | None = None
         origin: Origin | None = None
-        history, stamp, parts = self.history, self.clocks.stamp(op), place.size // self.granule
+        history, stamp, parts = self.history, self.clocks.stamp(op), place.parts
         if self.shadow is not None:
             shadow = self.shadow.view(word).reshape(-1, words).take(place.index, axis=0)
             if shadow.any():
@@ -143,7 +141,7 @@ class SharedMemory:
 
     def _holds(self, place: Place, data: Array, shadow: Array | None) -> Array:
         """The written cells (warps, lanes, parts) that hold what is to be stored, none of it poison."""
-        parts = place.size // self.granule
+        parts = place.parts
         shape = (*place.index.shape, parts, self.granule)
         now = self.data.reshape(-1, place.size).take(place.index, axis=0).reshape(shape)
         same = (now == np.ascontiguousarray(data).view(np.uint8).reshape(shape)).all(axis=-1)
@@ -155,21 +153,15 @@ class SharedMemory:
         return same
 
     def store(
-        self,
-        place: Place,
-        data: Array,
-        shadow: Array | None = None,
-        origin: Origin | None = None,
-        *,
-        strong: bool = False,
+        self, place: Place, access: Access, data: Array, shadow: Array | None = None, origin: Origin | None = None
     ) -> None:
         """Write ``data`` (warps, lanes, words) now."""
-        index, history = place.index, self.history
+        index, history, strong = place.index, self.history, access.order != "weak"
         lane = np.broadcast_to(np.arange(index.shape[1], dtype=np.int32), index.shape)
         rows = np.broadcast_to(place.frame.flat[:, None], index.shape)
         alike: Array | None = None
         if strong:
-            self.begin_strong(place, what="write")
+            self._begin_strong(place, "write")
         elif self.checks:
             _, same = history.check(place, "write", holds=lambda: self._holds(place, data, shadow))
             alike = None if same is None or not same.any() else np.asarray(same.any(axis=2))
@@ -217,19 +209,31 @@ class SharedMemory:
             self.report.clash(op, rows[bad], lane[bad], index[bad] * size % self.stride)
         return np.isin(index, index[elsewhere]) if elsewhere.any() else None
 
-    def begin_strong(self, place: Place, *, what: str) -> None:
+    def _begin_strong(self, place: Place, what: str) -> None:
         """Check and record a strong write, such as an atomic update: it conflicts with ordinary accesses only."""
         if self.checks:
             self.history.check(place, what, strong=True)
             self.history.note(self.history.kept("wrote"), place, self.clocks.stamp(place.op))
-            self.history.fill(place)
+            self.history.fill(place.cells)
+
+    def begin_update(self, place: Place, access: Access) -> None:
+        """Check and record an atomic update."""
+        self._begin_strong(place, access.mode)
+
+    def update(
+        self, place: Place, access: Access, instruction: Instruction, values: list[Array], turns: Turns
+    ) -> Array:
+        """Lanes take turns to update. Returns the old values, (1, warps, lanes)."""
+        acting = np.arange(place.index.size) if place.active is None else np.nonzero(place.active.reshape(-1))[0]
+        view = self.data.view(instruction.operand_types[1].numpy)
+        return apply_in_turn(instruction, view, place.index, values, acting[in_turn(acting, turns)])[None]
 
     # -- copies of cp.async ----------------------------------------------------------------------------------------
 
     def begin_copy(self, place: Place) -> int:
         """The cells hold nothing that may be used until the copy has landed and been waited for. Returns its number."""
         self.history.check(place, "write")
-        return self.history.begin(place.op, place.cells(place.size // self.granule))
+        return self.history.begin(place.op, place.cells)
 
     def bring(self, index: Array, data: Array) -> None:
         """A copy's bytes arrive: units, and their words (units, words)."""

@@ -272,7 +272,7 @@ class BulkCopies:
         cells = cells_of(index, CHUNK, history)
         if shared.checks:
             self.barriers.check_follows(bar, row, [lane], op)
-            history.compare(([row], lane), cells, "write", op, proxy=True)
+            history.check(history.of([row], lane, cells, op, proxy=True), "write")
             number = history.begin(op, cells)
             box = None if isinstance(source, Words) else self.globally.begin(source, at, "read", row, lane, op)
             passed = self.clocks.passed(row)

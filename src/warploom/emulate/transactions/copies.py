@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from warploom.emulate.control.frames import Frame, Lanes
 from warploom.emulate.findings.report import Reporter
 from warploom.emulate.memory.access import Place
-from warploom.emulate.memory.global_memory import GlobalMemory, Target
+from warploom.emulate.memory.global_memory import GlobalMemory, GlobalPlace
 from warploom.emulate.memory.shared_memory import SharedMemory
 from warploom.emulate.transactions.transaction import Groups, Started
 
@@ -31,7 +31,7 @@ class Copies(Started):
     index: Array
     data: Array
     frame: Frame
-    reads: list[tuple[list[Target], int]]
+    reads: list[GlobalPlace]
     number: int
     begun: int
 
@@ -44,7 +44,7 @@ class CopyQueue(Groups[Copies]):
         self.shared = shared
         self.memory = memory
 
-    def start(self, place: Place, data: Array, reads: list[tuple[list[Target], int]]) -> None:
+    def start(self, place: Place, data: Array, reads: list[GlobalPlace]) -> None:
         """The threads issue copies whose bytes are ``data`` (warps, lanes, words)."""
         frame, number = place.frame, self.shared.begin_copy(place)
         under_way = np.ones(place.index.shape, np.bool_) if place.active is None else place.active
@@ -77,9 +77,8 @@ class CopyQueue(Groups[Copies]):
 
     def _read_again(self, copies: Copies, lanes: Array) -> None:
         """What arrives for some (warps, lanes) may have been written since the copy was issued."""
-        for targets, size in copies.reads:
-            mine = [target.of(lanes) for target in targets]
-            self.memory.track(copies.frame, mine, size, copies.op, "read", since=copies.begun)
+        for place in copies.reads:
+            self.memory.track(place.of(lanes), "read", since=copies.begun)
 
     def at_exit(self) -> None:
         """Copies nobody waited for write into shared memory that the next CTA may own."""

@@ -99,16 +99,16 @@ class SharedRead:
     before: Array = field(init=False)
 
     def __post_init__(self) -> None:
-        self.before = self.history.wrote[self.cells]
+        self.before = self.history.state(self.cells)
 
     def begin(self, rows: Sequence[int], lane: int | None) -> None:
         """Warps that act together, or one lane, start it."""
-        self.history.compare((rows, lane), self.cells, "read", self.op, proxy=True)
+        self.history.check(self.history.of(rows, lane, self.cells, self.op, proxy=True), "read")
         self.history.read_by(self.queue, self.cells, self.stamp)
 
     def end(self, row: int, lane: int) -> None:
         """It has been waited for: nobody may have written its cells since it began."""
-        changed = self.history.wrote[self.cells] != self.before
+        changed = self.history.state(self.cells) != self.before
         if np.count_nonzero(changed):
             self.history.overwritten(self.op, self.cells[changed], row, lane)
 
