@@ -56,3 +56,18 @@ def test_global_accesses_count_the_sectors_that_they_touch(step: int) -> None:
     assert (loads.requests, loads.bytes, loads.ideal) == (2, 160, 5)
     assert loads.sectors == 5 * min(step, 8)  # of 32 bytes: 8 floats, or one of them from 8 apart on
     assert (stores.requests, stores.sectors, stores.bytes) == (2, 5, 160)
+
+
+@kernel(threads=32)
+def partial_copies(k: Kernel, x: Global[f32], *, reading: int) -> None:
+    tile = k.shared(f32, 128)
+    k.cp_async(tile.address(0, 4 * k.thread), x + 4 * k.thread, valid_bytes=k.select(k.thread < reading, 16, 0))
+    k.commit_group()
+    k.wait_group()
+
+
+@pytest.mark.parametrize("reading", [32, 5, 0])
+def test_copies_that_read_nothing_touch_no_sector(reading: int) -> None:
+    run = emulate(partial_copies.trace(reading=reading), 1, [np.zeros(128, np.float32)])
+    (found,) = run.traffic.global_memory.values()
+    assert (found.sectors, found.bytes) == (-(-reading // 2), 16 * reading)

@@ -107,6 +107,7 @@ def test_fp8(kind: str, relu: str) -> None:
     pairs = got.view(dtype).reshape(-1, 2).astype(np.float32)
     assert np.array_equal(pairs[:, 1], rounded(x).astype(np.float32), equal_nan=True)
     assert np.array_equal(pairs[:, 0], rounded(y).astype(np.float32), equal_nan=True)
+    assert relu == "" or not (np.signbit(pairs) & ~np.isnan(pairs)).any()  # -0 becomes 0 too
     back = lanewise(f"cvt.rn{relu}.f16x2.{kind} %out, %in0;", [got], np.uint32).view(np.float16).reshape(-1, 2)
     assert np.array_equal(back.astype(np.float32), pairs, equal_nan=True)
     again = lanewise(f"cvt.rn.satfinite{relu}.{kind}.f16x2 %out, %in0;", [back.reshape(-1).view(np.uint32)], np.uint16)
