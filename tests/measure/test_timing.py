@@ -4,6 +4,7 @@ import itertools
 import weakref
 from contextlib import nullcontext
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -41,6 +42,16 @@ def test_the_first_slow_calls_do_not_count():
     gpu = SimulatedClock()
     cold = gpu.candidate("cold", itertools.chain([5.0], itertools.repeat(0.01)))
     assert measure([cold], 2, gpu, rounds=5)["cold"].seconds.high == pytest.approx(0.01)
+
+
+def test_the_clocks_that_a_monitor_could_read_are_those_of_their_own_candidate():
+    gpu, told = SimulatedClock(), itertools.cycle([1500.0, None])
+    monitor: Any = SimpleNamespace(sm_clock=lambda: next(told))
+    found = measure([gpu.candidate("a", 0.02)], 2, gpu, rounds=4, monitor=monitor)["a"]
+    assert found.clock_mhz is not None
+    assert (found.clock_mhz.median, found.clock_mhz.count) == (1500.0, 2)
+    silent: Any = SimpleNamespace(sm_clock=lambda: None)
+    assert measure([gpu.candidate("a", 0.02)], 2, gpu, rounds=2, monitor=silent)["a"].clock_mhz is None
 
 
 def test_two_of_one_name_are_refused():

@@ -174,6 +174,14 @@ def test_numbers_of_rows_are_float32(name):
         gradients(x, w, target=target, wants_bias=True, **rows)
 
 
+@pytest.mark.parametrize("name", ["x", "w", "target"])
+def test_arrays_of_another_number_of_dimensions_are_named(name):
+    given = dict(zip(("x", "w", "target"), inputs(8, 40, 32), strict=True))
+    for changed in (given[name][None], given[name][..., None], given[name][0]):
+        with pytest.raises(ProblemError, match=r"x is \(m, k\), w \(n, k\) and target \(m,\); got"):
+            linear_cross_entropy(**given | {name: np.asarray(changed)})
+
+
 def test_a_bias_of_another_size_is_named():
     x, w, target = inputs(8, 40, 32)
     with pytest.raises(ProblemError, match=r"bias is bf16 of shape \(8,\): it must be bf16 of shape \(40,\)"):
