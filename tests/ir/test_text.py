@@ -1,5 +1,7 @@
 """The text of a Program, which its digest is made of."""
 
+# pyright: reportInvalidTypeForm=false
+
 from __future__ import annotations
 
 from warploom.lang import Global, Kernel, kernel, u32

@@ -1,5 +1,7 @@
 """``linear_cross_entropy`` and its gradients on the emulator, against float64."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -176,7 +178,7 @@ def test_numbers_of_rows_are_float32(name):
 
 @pytest.mark.parametrize("name", ["x", "w", "target"])
 def test_arrays_of_another_number_of_dimensions_are_named(name):
-    given = dict(zip(("x", "w", "target"), inputs(8, 40, 32), strict=True))
+    given: Any = dict(zip(("x", "w", "target"), inputs(8, 40, 32), strict=True))
     for changed in (given[name][None], given[name][..., None], given[name][0]):
         with pytest.raises(ProblemError, match=r"x is \(m, k\), w \(n, k\) and target \(m,\); got"):
             linear_cross_entropy(**given | {name: np.asarray(changed)})

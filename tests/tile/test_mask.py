@@ -122,6 +122,8 @@ def compare(program: Program, visible: Visible, q_len: int, kv_len: int, tile_n:
                 assert not part.any()
             elif cuts[tile, block] != 1:  # what no row is kept from is not masked
                 assert part.all()
+            elif (tile + 1) * TILE_M <= q_len:  # and nothing else
+                assert not part.all()
         used = visited[tile * TILE_M].reshape(blocks, tile_n).any(1)
         last = tile_n * np.nonzero(used)[0][-1]
         for warp, end in enumerate(reach[tile]):
