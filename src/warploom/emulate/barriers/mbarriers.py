@@ -6,13 +6,13 @@ Source: PTX ISA, "Parallel Synchronization and Communication Instructions: mbarr
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
-from warploom.emulate.barriers.barriers import Wait
-from warploom.emulate.barriers.mbarrier_state import Counted, Mbarrier, Remote, Waiter
+from warploom.emulate.barriers.barriers import Wait, warps_text, whereabouts
 from warploom.emulate.control.frames import Frame, Lanes, first_of, groups_of, lanes_of
 from warploom.emulate.findings.report import Reporter
 from warploom.emulate.memory.shared_memory import SHARED_BASE, SharedMemory
@@ -25,6 +25,112 @@ from warploom.isa.effects import ClusterScope, MbarrierArrive, MbarrierWait
 
 Array = NDArray[Any]
 BYTES = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Remote:
+    """An arrival from another CTA: who, when, and at what."""
+
+    bar: Mbarrier
+    row: int
+    lanes: Lanes
+    stamp: int
+    op: Op
+
+
+@dataclass(eq=False)
+class Told:
+    """What arrivals and copies have made known at an mbarrier: since its first phase, and in completed phases."""
+
+    now: Known | None = None
+    done: Known | None = None
+
+    def learn(self, known: Known) -> None:
+        """One more of them."""
+        if self.now is None:
+            self.now = known.copy()
+        else:
+            self.now.join(known)
+
+    def complete(self) -> None:
+        """The phase completes. Later ones add to what is known: a later phase implies the earlier ones."""
+        self.done = None if self.now is None else self.now.copy()
+
+
+@dataclass(eq=False)
+class PhaseEvents:
+    """When whose control came by an mbarrier, by the clocks' columns of warps and queues: in the current phase, the
+    ``last`` one and the one ``before`` that. ``waits``: warps that saw the end of the last one, and when.
+    """
+
+    now: dict[int, int] = field(default_factory=dict[int, int])
+    last: dict[int, int] = field(default_factory=dict[int, int])
+    before: dict[int, int] = field(default_factory=dict[int, int])
+    waits: dict[int, int] = field(default_factory=dict[int, int])
+
+    def complete(self) -> None:
+        """The phase is over; those who wait for it do so from now on."""
+        self.now, self.last, self.before, self.waits = {}, self.now, self.last, {}
+
+
+@dataclass(eq=False)
+class Mbarrier:
+    """One mbarrier. ``phase`` counts completed phases, ``observed`` those that somebody has waited for."""
+
+    cta: int
+    address: int
+    count: int
+    op: Op
+    row: int
+    lane: int
+    stamp: int
+    pending: int
+    fenced: int = 0  # when its initialisation was made visible to the async proxy
+    tx: int = 0
+    expected: int = 0  # bytes, of the current phase
+    phase: int = 0
+    observed: int = 0
+    told: Told = field(default_factory=lambda: Told())
+    far: Told = field(
+        default_factory=lambda: Told()
+    )  # by other CTAs at the scope of the cluster, for waits at that scope
+    events: PhaseEvents = field(default_factory=lambda: PhaseEvents())
+    waiters: list[Waiter] = field(default_factory=list["Waiter"])
+    arrival: Op | None = None
+    copy: Op | None = None
+    copied_phase: int = -1
+
+    @property
+    def idle(self) -> bool:
+        """Nothing has happened in the current phase."""
+        return self.pending == self.count and self.tx == 0
+
+    def expect(self, size: int) -> None:
+        """The current phase takes ``size`` more bytes of copies."""
+        self.tx += size
+        self.expected += size
+
+    def complete(self) -> None:
+        """The next phase begins."""
+        self.phase += 1
+        self.pending, self.expected = self.count, 0
+        self.told.complete()
+        self.far.complete()
+        self.events.complete()
+
+
+@dataclass(eq=False)
+class Waiter:
+    """Lanes of a warp that wait for the phase of a parity to complete."""
+
+    wait: Wait
+    left: list[Waiter]  # the waiters of the same warp's execution that are not done
+    row: int
+    lanes: Lanes
+    parity: int
+    far: bool
+
+
 _Look: TypeAlias = tuple[int, Lanes, Mbarrier, int, bool]
 """Row, lanes, mbarrier, parity, and whether the phase of that parity is over."""
 
@@ -58,10 +164,35 @@ class Mbarriers:
             first = owner * self.clocks.warps_per_cta
             if first // self.clocks.domain == row // self.clocks.domain and (bar.waiters or not bar.idle):
                 whose = f" of {self.report.cta(first)}" if self.clocks.clustered else ""
-                parts.append(
-                    (bar.idle, f"{self.name(address)}{whose} {bar.describe(self.clocks.warps_per_cta, waits)}")
-                )
+                parts.append((bar.idle, f"{self.name(address)}{whose} {self._state(bar, waits)}"))
         return "; ".join(text for _, text in sorted(parts, key=lambda part: part[0]))
+
+    def _state(self, bar: Mbarrier, waits: Mapping[int, SourceLine]) -> str:
+        """The phase of an mbarrier, what is missing, and who waits for it."""
+        text, warps = f"is in phase {bar.phase} (parity {bar.phase & 1})", self.clocks.warps_per_cta
+        if bar.pending:
+            text += f", {bar.pending} of {bar.count} arrivals missing ({self._who_came(bar, waits)})"
+        if bar.tx:
+            of = f"{bar.tx} of" if bar.tx > 0 else f"{-bar.tx} more than"
+            text += f", {of} {bar.expected} expected bytes {'missing' if bar.tx > 0 else 'have come'}"
+            text += "" if bar.copy is None else f" (the last came from {bar.copy.where.stack})"
+        for parity in (0, 1):
+            rows = {w.row for w in bar.waiters if w.parity == parity}
+            text += f", waited for by {warps_text(rows, warps)} (parity {parity})" if rows else ""
+        return text
+
+    def _who_came(self, bar: Mbarrier, waits: Mapping[int, SourceLine]) -> str:
+        """Who has arrived in the current phase; whoever did in the last one and not in this, with where it is now."""
+        if bar.arrival is None:
+            return "nothing has arrived yet"
+        clocks = self.clocks
+        first = -clocks.first if clocks.across else bar.row // clocks.domain * clocks.domain
+        now, last = ({first + c for c in events if c < clocks.warps} for events in (bar.events.now, bar.events.last))
+        parts = [f"{warps_text(now, clocks.warps_per_cta)} came at {bar.arrival.where.stack}"] if now else []
+        for row in sorted(last - now)[:4]:
+            name = warps_text({row}, clocks.warps_per_cta)
+            parts.append(f"{name} came for the phase before and {whereabouts(row, waits)}")
+        return ", ".join(parts)
 
     def progress(self, row: int) -> int:
         """How far the phase has come that a row waits for: 2 if only bytes are missing, 1 if something has arrived."""
@@ -164,7 +295,7 @@ class Mbarriers:
             if not effect.completes and bar.pending <= effect.count * len(each):
                 message = f"{op.instruction.mnemonic} ends a phase of {self.name(bar.address)}: let another do so"
                 self._found(bar, op, row, lane, message)
-            bar.events.now.arrivals[row] = self.clocks.now
+            bar.events.now[int(self.clocks.columns[row])] = self.clocks.now
             self._release(bar, row, lanes, effect.scope, op)
             bar.arrival = op
             for number in [*each] * effect.count:
@@ -211,7 +342,7 @@ class Mbarriers:
         It completes ``size`` bytes, or, where that is 0, is an arrival of each lane.
         """
         bar.told.learn(known)
-        bar.events.now.copies[queue] = self.clocks.now
+        bar.events.now[queue] = self.clocks.now
         bar.copy, bar.copied_phase = op, bar.phase
         if size:
             bar.tx -= size
@@ -245,21 +376,17 @@ class Mbarriers:
 
     def _acquire(self, bar: Mbarrier, row: int, lanes: Lanes, far: bool, op: Op) -> None:
         bar.observed = bar.phase
-        bar.events.waits[row] = self.clocks.stamp(op)
+        bar.events.waits[int(self.clocks.columns[row])] = self.clocks.stamp(op)
         for told in (bar.told, bar.far) if far else (bar.told,):
             if told.done is not None:
                 self.clocks.acquire(row, lanes, told.done)
 
     # -- phases in every order -------------------------------------------------------------------------------------
 
-    def _ended(self, phase: Counted, row: int) -> bool:
+    def _ended(self, phase: dict[int, int], row: int) -> bool:
         """Whether a row knows that a phase is over: all that counted for it came before."""
-        if not phase.arrivals and not phase.copies:
-            return True
-        passed, columns = self.clocks.passed(row), self.clocks.columns
-        return all(passed[queue] >= stamp for queue, stamp in phase.copies.items()) and all(
-            passed[columns[other]] >= stamp for other, stamp in phase.arrivals.items()
-        )
+        passed = self.clocks.passed(row) if phase else None
+        return passed is None or all(passed[column] >= stamp for column, stamp in phase.items())
 
     def check_follows(self, bar: Mbarrier, row: int, lanes: Lanes, op: Op) -> None:
         """What arrives, or starts a copy, before the last phase is over counts for that one in another order."""
@@ -280,9 +407,9 @@ class Mbarriers:
         """Who waits for a phase must have seen its end before the next one ends, whose parity is the other."""
         if not bar.events.waits or bar.told.now is None:
             return
-        passed, columns = bar.told.now.clock[CONTROL], self.clocks.columns
+        passed = bar.told.now.clock[CONTROL]
         for waiter, stamp in bar.events.waits.items():
-            if passed[columns[waiter]] >= stamp:
+            if passed[waiter] >= stamp:
                 continue
             warp = waiter % self.clocks.warps_per_cta
             message = (
@@ -335,9 +462,9 @@ class Mbarriers:
             if bar is None:
                 continue
             self._check_left(bar)
-            passed, columns = self.clocks.passed(row), self.clocks.columns
-            used = (*bar.events.now.arrivals.items(), *bar.events.waits.items())
-            if bar.waiters or bar.tx or any(passed[columns[other]] < stamp for other, stamp in used):
+            passed, events = self.clocks.passed(row), (*bar.events.now.items(), *bar.events.waits.items())
+            used = [(warp, stamp) for warp, stamp in events if warp < self.clocks.warps]
+            if bar.waiters or bar.tx or any(passed[warp] < stamp for warp, stamp in used):
                 message = (
                     f"{op.instruction.mnemonic} ends {self.name(bar.address)} while others may still wait for it, "
                     "or bytes are on their way to it: let all that use it meet before"

@@ -16,7 +16,7 @@ from warploom.emulate.memory.local_memory import LocalMemory
 from warploom.emulate.memory.shared_memory import SharedMemory
 from warploom.emulate.order.clocks import Clocks
 from warploom.emulate.order.ordering import Ordering
-from warploom.emulate.transactions.copies import CopyQueue
+from warploom.emulate.transactions.transaction import CopyQueue
 from warploom.ir.statements import Const, Op, Register, Value
 
 Array = NDArray[Any]

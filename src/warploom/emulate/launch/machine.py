@@ -19,16 +19,14 @@ from numpy.typing import NDArray
 
 from warploom.core.arguments import grid_of
 from warploom.core.errors import EmulationError, ProblemError, shown
-from warploom.emulate.barriers.barriers import Barriers, Wait
-from warploom.emulate.barriers.cluster_barrier import ClusterBarriers
+from warploom.emulate.barriers.barriers import Barriers, ClusterBarriers, Wait
 from warploom.emulate.barriers.mbarriers import Mbarriers
 from warploom.emulate.control.execute import Executor
 from warploom.emulate.control.frames import Frame
 from warploom.emulate.control.tasks import Activation, Task
 from warploom.emulate.control.undefined import WideAddresses
 from warploom.emulate.findings.findings import Finding, Findings, causes
-from warploom.emulate.findings.report import Reporter
-from warploom.emulate.findings.shared_reports import SharedReports
+from warploom.emulate.findings.report import Reporter, SharedReports
 from warploom.emulate.findings.traffic import Traffic, TrafficCounter
 from warploom.emulate.launch.arguments import bind, granules, written_parameters
 from warploom.emulate.memory.buffers import GlobalBuffer
@@ -40,10 +38,10 @@ from warploom.emulate.order.known import planes_of
 from warploom.emulate.order.ordering import Ordering
 from warploom.emulate.order.places import Places
 from warploom.emulate.transactions.bulk import BulkCopies
-from warploom.emulate.transactions.copies import CopyQueue
 from warploom.emulate.transactions.engine_steps import EngineState
 from warploom.emulate.transactions.products import WARPS
 from warploom.emulate.transactions.registers import RegisterPools
+from warploom.emulate.transactions.transaction import CopyQueue
 from warploom.emulate.transactions.warpgroups import Warpgroups, has_wgmma
 from warploom.ir.program import Program
 from warploom.ir.statements import Const, Op

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from warploom.emulate.findings.shared_reports import SharedReports
+from warploom.emulate.findings.report import SharedReports
 from warploom.emulate.memory.access import Access, Cells, Footprint, Place
 from warploom.emulate.memory.lane_reads import MANY, LaneReads
 from warploom.emulate.order.clocks import BITS, Clocks

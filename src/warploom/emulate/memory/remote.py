@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from warploom.emulate.control.frames import Frame
-from warploom.emulate.findings.shared_reports import SharedReports
+from warploom.emulate.findings.report import SharedReports
 from warploom.emulate.order.clocks import Clocks
 from warploom.ir.statements import Op
 from warploom.isa.cluster import WINDOW_BITS

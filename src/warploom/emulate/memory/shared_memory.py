@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from warploom.emulate.control.frames import Frame, Origin, Turns, apply_in_turn, displaced, in_turn, widened
 from warploom.emulate.findings.findings import Kind
-from warploom.emulate.findings.shared_reports import SharedReports
+from warploom.emulate.findings.report import SharedReports
 from warploom.emulate.memory.access import Place
 from warploom.emulate.memory.history import NEVER, History
 from warploom.emulate.memory.remote import RemoteAccesses

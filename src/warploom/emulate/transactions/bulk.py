@@ -26,10 +26,9 @@ from warploom.emulate.memory.global_async import AsyncGlobal, Box, Span, Words
 from warploom.emulate.memory.global_memory import GlobalMemory
 from warploom.emulate.memory.shared_memory import SHARED_BASE, SharedMemory
 from warploom.emulate.order.known import ORDER, Singles
-from warploom.emulate.transactions.copies import Copies, CopyQueue
 from warploom.emulate.transactions.made_maps import MadeMaps
 from warploom.emulate.transactions.tensor_maps import CHUNK, TensorMapArgument
-from warploom.emulate.transactions.transaction import Groups, Landing, SharedRead, Started, cells_of
+from warploom.emulate.transactions.transaction import Copies, CopyQueue, Groups, Landing, SharedRead, Started, cells_of
 from warploom.ir.statements import Op
 from warploom.isa import effects as fx
 

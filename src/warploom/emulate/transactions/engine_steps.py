@@ -9,8 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from warploom.emulate.barriers.barriers import Wait
-from warploom.emulate.barriers.cluster_barrier import ClusterBarriers
+from warploom.emulate.barriers.barriers import ClusterBarriers, Wait
 from warploom.emulate.barriers.mbarriers import Mbarriers
 from warploom.emulate.control.context import Context
 from warploom.emulate.control.frames import Frame, displaced, lanes_of
