@@ -123,21 +123,21 @@ class Operands:
 class Product:
     """One ``wgmma`` of one warpgroup, a transaction that may ``read`` shared memory. ``number`` counts from 1.
 
-    ``a`` and ``b`` are descriptors. Of each of the four warps: A's registers (warps, lanes, registers), their shadows
-    if any has one, and whether D is ``added`` to.
+    The descriptors are those of A and B, or of B alone. Of each of the four warps: A's registers (warps, lanes,
+    registers), their shadows if any has one, and whether D is ``added`` to. So many warps have ``left`` to wait for it.
     """
 
     op: Op
     number: int
     cta: int
-    a: int | None
-    b: int
+    descriptors: tuple[int, ...]
     stamp: int
     operands: Operands
     read: SharedRead | None  # None without checks
     added: Array = field(default_factory=lambda: np.zeros(WARPS, np.bool_))
     registers: Array | None = None
     shadows: Array | None = None
+    left: int = WARPS
 
     @property
     def instruction(self) -> WarpgroupProduct:
@@ -147,7 +147,7 @@ class Product:
     def join(self, warps: Array, added: Array, registers: Array | None, shadows: Array | None) -> None:
         """Some warps of the warpgroup execute it."""
         self.added[warps] = added
-        if registers is None or self.a is not None:
+        if registers is None or self.operands.a is not None:
             return
         if self.registers is None:
             self.registers = np.zeros((WARPS, *registers.shape[1:]), registers.dtype)
@@ -156,6 +156,12 @@ class Product:
             if self.shadows is None:
                 self.shadows = np.zeros(self.registers.shape, np.uint32)
             self.shadows[warps] = shadows
+
+    def end(self, warps: int) -> None:
+        """Some warps have waited for it; after the last ones it holds no data any more."""
+        self.left -= warps
+        if self.left == 0:
+            self.registers = self.shadows = self.read = None
 
 
 @dataclass(eq=False)
@@ -173,24 +179,24 @@ class SharedOperands:
 
     def __init__(self, shared: SharedMemory) -> None:
         self.shared = shared
-        self._found: dict[tuple[int, int | None, int], Operands] = {}
+        self._found: dict[tuple[int, tuple[int, ...]], Operands] = {}
 
-    def of(self, op: Op, a: int | None, b: int) -> Operands:
+    def of(self, op: Op, descriptors: tuple[int, ...]) -> Operands:
         """What an operation with these descriptors reads."""
-        key = id(op), a, b
+        key = id(op), descriptors
         if key not in self._found:
-            self._found[key] = self._find(op, a, b)
+            self._found[key] = self._find(op, descriptors)
         return self._found[key]
 
-    def _find(self, op: Op, a: int | None, b: int) -> Operands:
+    def _find(self, op: Op, descriptors: tuple[int, ...]) -> Operands:
         instruction: WarpgroupProduct = op.instruction.warpgroup_product
         wrong, outside = list[tuple[Kind, str]](), False
-        of_b = instruction.b_addresses(b) - SHARED_BASE
-        of_a = None if a is None else instruction.a_addresses(a) - SHARED_BASE
+        kinds = [(0, instruction.a_addresses), (instruction.a_count, instruction.b_addresses)][-len(descriptors) :]
+        elements: list[Array] = []
         cells: list[Array] = []
-        for position, descriptor, places in ((0, a, of_a), (instruction.a_count, b, of_b)):
-            if descriptor is None or places is None:
-                continue
+        for (position, addresses), descriptor in zip(kinds, descriptors, strict=True):
+            places = addresses(descriptor) - SHARED_BASE
+            elements.append(places >> 1)
             first, end = int(places.min()), int(places.max()) + ELEMENT_BYTES
             outside |= first < 0 or end > self.shared.size
             cells.append(places.reshape(-1) // self.shared.granule)
@@ -202,9 +208,8 @@ class SharedOperands:
                 f"an operand lies outside the {self.shared.size} bytes of shared memory: correct the descriptor's "
             )
             wrong.append(("bounds", message + "address, stride or leading offset"))
-        together = np.unique(np.concatenate(cells))
-        halves = None if of_a is None else of_a >> 1
-        return Operands(halves, of_b >> 1, together, tuple(wrong), outside)
+        a = elements[0] if len(elements) > 1 else None
+        return Operands(a, elements[-1], np.unique(np.concatenate(cells)), tuple(wrong), outside)
 
     def matrix(self, product: Product, elements: Array) -> tuple[Array, Array | None]:
         """What elements of an operand hold now, f32, and which of them are poison (None: none)."""

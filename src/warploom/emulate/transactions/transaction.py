@@ -99,7 +99,6 @@ class Copies(Started):
 
     index: Array
     data: Array
-    frame: Frame
     reads: list[GlobalPlace]
     number: int
     begun: int
@@ -119,7 +118,7 @@ class CopyQueue(Groups[Copies]):
         under_way = np.ones(place.index.shape, np.bool_) if place.active is None else place.active
         if under_way.any():
             now = self.memory.clocks.now
-            self.add(Copies(place.op, frame.flat, under_way, place.index, data, frame, reads, number, now))
+            self.add(Copies(place.op, frame.flat, under_way, place.index, data, reads, number, now))
 
     def wait(self, frame: Frame, pending: int) -> None:
         """Copies of all but the newest ``pending`` committed groups of each active thread land."""

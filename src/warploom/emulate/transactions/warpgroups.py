@@ -104,16 +104,14 @@ class Warpgroups:
     def issue(self, frame: Frame, op: Op, keys: tuple[Value, ...]) -> None:
         """Warps of a frame start a product."""
         instruction: WarpgroupProduct = op.instruction.warpgroup_product
-        count, registers, shadows = instruction.a_count, None, None
-        b, adds = (frame.full(frame.env[k])[:, 0] for k in keys[count : count + 2])
+        count, first, registers, shadows = instruction.a_count, 0, None, None
         if instruction.a_source == "registers":
-            a = None
+            first = count
             registers = np.stack([frame.full(frame.env[k]) for k in keys[:count]], axis=-1)
             if any(k in frame.shadows for k in keys[:count]):
                 none = np.zeros((1, 1, 1), np.uint32)
                 shadows = np.stack([frame.full(frame.shadows.get(k, none)) for k in keys[:count]], axis=-1)
-        else:
-            a = frame.full(frame.env[keys[0]])[:, 0]
+        *descriptors, adds = (frame.full(frame.env[k])[:, 0] for k in keys[first : count + 2])
         if self.shared.checks:
             self.registers.start(frame, op, self._in_flight(frame))
         self.issued[frame.span] += 1
@@ -123,7 +121,7 @@ class Warpgroups:
             for number in dict.fromkeys(numbers.tolist()):
                 some = members.those(numbers == number)
                 at = some.positions
-                product = self._join(op, number, some, None if a is None else a[at], b[at])
+                product = self._join(op, number, some, [x[at] for x in descriptors])
                 mine = (None if x is None else x[at] for x in (registers, shadows))
                 product.join(some.warps, adds[at], *mine)
                 started.append((product, some))
@@ -144,18 +142,15 @@ class Warpgroups:
             found.update((id(product.op), product.op) for product in members.group.products[first:last])
         return found
 
-    def _join(self, op: Op, number: int, members: _Members, a: Array | None, b: Array) -> Product:
+    def _join(self, op: Op, number: int, members: _Members, descriptors: list[Array]) -> Product:
         """The product that warps execute as their next one; a finding where they disagree on it."""
         products = members.group.products
         if number > len(products):
-            first = None if a is None else int(a[0])
-            products.append(self._product(op, number, int(members.rows[0]), first, int(b[0])))
+            products.append(self._product(op, number, members.group, tuple(int(x[0]) for x in descriptors)))
         product = products[number - 1]
-        differ = b != product.b
-        if a is not None or product.a is not None:
-            differ |= True if a is None or product.a is None else a != product.a
-        if product.op is not op:
-            differ[:] = True
+        differ = np.full(members.rows.shape, product.op is not op)
+        for mine, first in zip(descriptors, product.descriptors, strict=False):
+            differ |= mine != first
         for row in members.rows[differ].tolist():
             message = (
                 f"the warps of a warpgroup disagree on {op.instruction.mnemonic} (another line, or other descriptors): "
@@ -164,17 +159,17 @@ class Warpgroups:
             self.report.add("divergence", op.where, message, row, 0, other=product.op.where)
         return product
 
-    def _product(self, op: Op, number: int, row: int, a: int | None, b: int) -> Product:
-        found, read, stamp = self.operands.of(op, a, b), None, self.clocks.stamp(op)
+    def _product(self, op: Op, number: int, group: Group, descriptors: tuple[int, ...]) -> Product:
+        found, read, stamp = self.operands.of(op, descriptors), None, self.clocks.stamp(op)
         for kind, message in found.wrong:
-            self.report.add(kind, op.where, f"{op.instruction.mnemonic}: {message}", row, 0)
+            self.report.add(kind, op.where, f"{op.instruction.mnemonic}: {message}", group.first, 0)
         for name, part in (("wgmma.b", found.b), ("wgmma.a", found.a)):
             if part is not None:
                 self.counter.engine(name, part.size * ELEMENT_BYTES)
-        cta, history = row // self.warps, self.shared.history
+        cta, history = group.first // self.warps, self.shared.history
         if self.shared.checks and not found.outside:
-            read = SharedRead(history, op, self._queue(self._group(row)), found.cells + cta * history.cells, stamp)
-        return Product(op, number, cta, a, b, stamp, found, read)
+            read = SharedRead(history, op, self._queue(group), found.cells + cta * history.cells, stamp)
+        return Product(op, number, cta, descriptors, stamp, found, read)
 
     # -- groups --------------------------------------------------------------------------------------------------
 
@@ -258,6 +253,7 @@ class Warpgroups:
         adds = product.added[warps]
         d.add(members.positions, adds, instruction, a, b)
         d.spoil(members.positions, adds, a_poison, b_poison)
+        product.end(warps.size)
 
     def describe(self, row: int) -> str:
         """Whom a warp's ``wgmma`` waits for; '' for none."""
