@@ -30,21 +30,22 @@ from warploom.isa.base import Instruction
 from warploom.isa.cluster import map_shared
 from warploom.isa.collective import shuffle
 from warploom.isa.conversion import (
-    Bitcast,
-    Combine,
-    Convert,
-    Half,
-    Move,
-    PackBytes,
-    PackPair,
-    Permute,
-    UnpackHalf,
+    bitcast,
+    combine,
+    convert,
+    half_of,
+    move,
+    pack_bytes,
+    pack_pair,
+    permute,
+    unpack_half,
 )
 from warploom.isa.form import named
 from warploom.isa.matrix import matrix_access, mma
 from warploom.isa.memory import CACHE_HINTS, atomic, load, reduce_add, store, wait_at_least
 from warploom.isa.operators import binary, fma, multiply_wide, pair_arithmetic, select, unary
 from warploom.isa.spaces import FromGeneric, IsSpace, ToGeneric
+from warploom.isa.special import SPECIAL_REGISTERS, read_clock, special
 from warploom.isa.sync import (
     MbarrierArrival,
     MbarrierArrivalAmidst,
@@ -54,7 +55,6 @@ from warploom.isa.sync import (
     MbarrierTryWait,
 )
 from warploom.isa.tensor_map import FIELDS, TensorMapReplace
-from warploom.isa.warp import SPECIAL_REGISTERS, ReadClock, Special
 from warploom.isa.wgmma import wgmma, wgmma_wait
 from warploom.isa.wmma import ALL_SHAPES, wmma_load, wmma_mma, wmma_store
 from warploom.layout.wmma import WMMA_ACCUMULATORS
@@ -80,22 +80,22 @@ ALU: list[Instruction] = [
     *(fma(t) for t in _FLOATS),
     *(multiply_wide(t) for t in (u32, s32)),
     *(select(t) for t in (*_INTEGERS, *_FLOATS)),
-    *(Bitcast(a, b) for a, b in itertools.permutations((u32, s32, f32), 2)),
-    *(Bitcast(a, b) for a, b in itertools.permutations((u64, s64, f64), 2)),
-    *(Convert(a, b) for a, b in itertools.permutations((*_INTEGERS, *_FLOATS), 2)),
-    *(Convert(t, pred) for t in _INTEGERS),
-    *(Convert(pred, t) for t in _INTEGERS),
-    *(Convert(a, b, r) for a in (f32, f64) for b in (s32, u32, s64, u64) for r in ("rni", "rmi", "rpi")),
-    *(PackBytes(t) for t in (s8, u8)),
-    *(PackPair(t) for t in (f16, bf16)),
-    *(UnpackHalf(t, which) for t in (f16, bf16) for which in (0, 1)),
+    *(bitcast(a, b) for a, b in itertools.permutations((u32, s32, f32), 2)),
+    *(bitcast(a, b) for a, b in itertools.permutations((u64, s64, f64), 2)),
+    *(convert(a, b) for a, b in itertools.permutations((*_INTEGERS, *_FLOATS), 2)),
+    *(convert(t, pred) for t in _INTEGERS),
+    *(convert(pred, t) for t in _INTEGERS),
+    *(convert(a, b, r) for a in (f32, f64) for b in (s32, u32, s64, u64) for r in ("rni", "rmi", "rpi")),
+    *(pack_bytes(t) for t in (s8, u8)),
+    *(pack_pair(t) for t in (f16, bf16)),
+    *(unpack_half(t, which) for t in (f16, bf16) for which in (0, 1)),
     *(pair_arithmetic(op, t) for t in (f16, bf16) for op in ("fma", "add", "mul", "min", "max")),
-    Permute(0x5410),
-    *(Move(t) for t in (pred, *_INTEGERS, *_FLOATS)),
+    permute(0x5410),
+    *(move(t) for t in (pred, *_INTEGERS, *_FLOATS)),
 ]
 WARP: list[Instruction] = [
-    *(Special(register) for register in SPECIAL_REGISTERS),
-    ReadClock(),
+    *(special(register) for register in SPECIAL_REGISTERS),
+    read_clock(),
     *(shuffle(mode, t) for mode in ("xor", "idx", "up", "down") for t in (u32, s32, f32)),
     *(shuffle(mode, t, 0x181F) for mode in ("xor", "idx", "down") for t in (u32, f32)),
     shuffle("up", u32, 0x1800),
@@ -233,8 +233,8 @@ WGMMA: list[Instruction] = [
 ]
 SCALAR: list[Instruction] = [
     *(made for made in every() if made.since in ("sm_80", "sm_90")),
-    *(Combine(t) for t in (u32, u64)),
-    *(Half(t, which) for t in (u32, u64) for which in (0, 1)),
+    *(combine(t) for t in (u32, u64)),
+    *(half_of(t, which) for t in (u32, u64) for which in (0, 1)),
 ]
 GROUPS = {
     "alu": ALU,
@@ -277,7 +277,7 @@ def program_of(instructions: list[Instruction], requires: str) -> Program:
         results: list[Value] = [Value(next(numbers), t) for t in instruction.result_types]
         if instruction.mnemonic.startswith(("wgmma.mma", "wgmma.wait")):  # accumulates in place
             results = [Register(next(numbers), t) for t in instruction.result_types]
-            body += [Op(Move(f32), (Const(f32, 0.0),), (r,)) for r in results]
+            body += [Op(move(f32), (Const(f32, 0.0),), (r,)) for r in results]
             operands[-len(results) :] = results
         if instruction.warpgroup_product is not None:
             body.append(Op(named("wgmma.fence.sync.aligned"), (), ()))
@@ -291,7 +291,7 @@ def program_of(instructions: list[Instruction], requires: str) -> Program:
             kept = result
             if kept.dtype.bits < 32:
                 kept = Value(next(numbers), u32)
-                body.append(Op(Convert(result.dtype, u32), (result,), (kept,)))
+                body.append(Op(convert(result.dtype, u32), (result,), (kept,)))
             body.append(Op(store("global", kept.dtype), (values[u64], kept), ()))
     parameters = tuple(Parameter(v.name, "scalar", t, v) for t, v in values.items())
     return Program("kernel", parameters, 128, tuple(body), shared_bytes=1024, local_bytes=64, requires=requires)

@@ -35,11 +35,11 @@ from warploom.isa.async_copy import CommitCopies, CpAsync, TensorCopy, WaitCopie
 from warploom.isa.barriers import bar_sync
 from warploom.isa.base import Instruction
 from warploom.isa.collective import shuffle
-from warploom.isa.conversion import Convert, Move, PackPair
+from warploom.isa.conversion import convert, move, pack_pair
 from warploom.isa.matrix import matrix_access, mma
 from warploom.isa.memory import load, store
 from warploom.isa.operators import binary, multiply_wide, select, unary
-from warploom.isa.warp import FULL_MASK, Special
+from warploom.isa.special import FULL_MASK, special
 
 GOLDEN = Path(__file__).parent / "golden"
 
@@ -83,8 +83,8 @@ def dots() -> Program:
     """Row maxima of tiles of A·B: a copy, a barrier, ldmatrix, mma, a loop, a shuffle and a guarded store."""
     w = Writer()
     a, out, tiles = (w.value(t, n) for t, n in ((u64, "a"), (u64, "out"), (u32, "tiles")))
-    thread = w.do(Special("tid.x"), name="thread")
-    base = w.do(Special("shared_base"), name="base")
+    thread = w.do(special("tid.x"), name="thread")
+    base = w.do(special("shared_base"), name="base")
     row = w.do(binary("shr", u32), thread, _n(2))
     column = w.do(binary("and", u32), thread, _n(3))
     swizzled = w.do(binary("xor", u32), row, column)
@@ -92,7 +92,7 @@ def dots() -> Program:
     w.line = 14
     best = w.register(f32, "best")
     c = tuple(w.register(f32, f"c{i}") for i in range(4))
-    w.do(Move(f32), Const(f32, float("-inf")), into=(best,))
+    w.do(move(f32), Const(f32, float("-inf")), into=(best,))
     before = w.block()
 
     index = w.value(u32, "tile")
@@ -107,7 +107,7 @@ def dots() -> Program:
     fragment = tuple(w.value(u32, f"a{i}") for i in range(4))
     w.do(matrix_access("ldmatrix", 4).at(offset=64), place, into=fragment)
     for r in c:
-        w.do(Move(f32), Const(f32, 0.0), into=(r,))
+        w.do(move(f32), Const(f32, 0.0), into=(r,))
     w.do(mma("m16n8k16", bf16), *fragment, fragment[0], fragment[1], *c, into=c)
     w.line = 19
     scaled = w.do(binary("mul", f32), c[0], Const(f32, 0.1), name="scaled")
@@ -123,7 +123,7 @@ def dots() -> Program:
     lane = w.do(binary("and", u32), thread, _n(31))
     first = w.do(binary("lt", u32), lane, _n(16))
     guard = w.block()
-    packed = w.do(PackPair(bf16), power, Const(f32, -1.5))
+    packed = w.do(pack_pair(bf16), power, Const(f32, -1.5))
     w.do(store("global", u32), out, packed)
     when = When(first, w.block(), (), False, SourceLine("/somewhere/dots.py", 22))
     return Program(
@@ -146,12 +146,12 @@ def roles() -> Program:
     """A producer warpgroup that copies by TMA and two consumer warpgroups, with register budgets."""
     w = Writer()
     source = w.value(u64, "source")
-    base = w.do(Special("shared_base"), name="base")
+    base = w.do(special("shared_base"), name="base")
     head = w.block()
     total = w.register(u32, "total")
     w.do(TensorCopy("load", 2), base, source, base, Const(pred, True), Const(s32, -8), Const(s32, 0))
     producer = w.block()
-    w.do(Move(u32), _n(-1), into=(total,))
+    w.do(move(u32), _n(-1), into=(total,))
     w.do(binary("sub", u32), total, _n(1), into=(total,))
     consumer = w.block()
     chain = Roles(
@@ -275,11 +275,11 @@ def _u(op: str, dtype: DType = u32) -> Instruction:
         (lambda w, x, y: w.do(_u("add"), x, _n(2**32 - 64)), "x - 64u"),
         (lambda w, x, y: w.do(_u("min"), w.do(_u("add"), x, y), y), "min(x + y, y)"),
         (lambda w, x, y: w.do(unary("not", u32), w.do(_u("or"), x, y)), "~(x | y)"),
-        (lambda w, x, y: w.do(unary("neg", s32), w.do(Convert(u32, s32), x)), "(int)-(unsigned)(int)x"),
+        (lambda w, x, y: w.do(unary("neg", s32), w.do(convert(u32, s32), x)), "(int)-(unsigned)(int)x"),
         (lambda w, x, y: w.do(select(u32), w.do(_u("lt"), w.do(_u("add"), x, y), y), x, y), "x + y < y ? x : y"),
         (lambda w, x, y: w.do(multiply_wide(u32), w.do(_u("add"), x, y), _n(4)), "(unsigned long long)(x + y) * 4u"),
         (lambda w, x, y: w.do(unary("neg", s32), Const(s32, -3)), "(int)-(unsigned)(-3)"),
-        (lambda w, x, y: w.do(Move(u32), w.do(_u("add"), x, y)), "x + y"),
+        (lambda w, x, y: w.do(move(u32), w.do(_u("add"), x, y)), "x + y"),
     ],
 )
 def test_expressions_have_the_parentheses_they_need(build: object, text: str) -> None:
@@ -301,10 +301,10 @@ def test_signed_arithmetic_is_computed_as_unsigned() -> None:
 def test_a_register_written_in_between_keeps_a_value_apart() -> None:
     w = Writer()
     r = w.register(u32, "r")
-    w.do(Move(u32), _n(0), into=(r,))
+    w.do(move(u32), _n(0), into=(r,))
     early = w.do(_u("add"), r, _n(1))
     late = w.do(_u("add"), early, _n(2))
-    w.do(Move(u32), _n(9), into=(r,))
+    w.do(move(u32), _n(9), into=(r,))
     w.do(store("global", u32), Const(u64, 0), late)
     text = w.text()
     assert "const unsigned t0 = r + 1u + 2u;\n  r = 9u;" in text

@@ -16,7 +16,7 @@ from tests.gpu.harness import launch, on_gpu, random_operand  # noqa: E402 (afte
 from warploom.core.dtypes import DType, bf16, f16, f32, f64, pred, s8, s32, s64, tf32, u8, u32, u64  # noqa: E402
 from warploom.isa.base import Instruction  # noqa: E402
 from warploom.isa.collective import shuffle  # noqa: E402
-from warploom.isa.conversion import Bitcast, Convert, PackBytes, PackPair, Permute, UnpackHalf  # noqa: E402
+from warploom.isa.conversion import bitcast, convert, pack_bytes, pack_pair, permute, unpack_half  # noqa: E402
 from warploom.isa.form import Formed, named  # noqa: E402
 from warploom.isa.matrix import matrix_access, mma  # noqa: E402
 from warploom.isa.operators import binary, fma, multiply_wide, pair_arithmetic, select, unary  # noqa: E402
@@ -39,17 +39,17 @@ EXACT: list[Instruction] = [
     *(fma(t) for t in FLOATS),
     *(multiply_wide(t) for t in (u32, s32)),
     *(select(t) for t in (*INTEGERS, *FLOATS)),
-    *(Bitcast(a, b) for a, b in itertools.permutations((u32, s32, f32), 2)),
-    *(Bitcast(a, b) for a, b in itertools.permutations((u64, s64, f64), 2)),
-    *(Convert(a, b) for a, b in itertools.permutations((*INTEGERS, *FLOATS), 2)),
-    *(Convert(t, pred) for t in INTEGERS),
-    *(Convert(pred, t) for t in INTEGERS),
-    *(Convert(a, b, r) for a in (f32, f64) for b in (s32, u32, s64, u64) for r in ("rni", "rmi", "rpi")),
-    *(PackBytes(t) for t in (s8, u8)),
-    *(PackPair(t) for t in (f16, bf16)),
-    *(UnpackHalf(t, i) for t in (f16, bf16) for i in (0, 1)),
+    *(bitcast(a, b) for a, b in itertools.permutations((u32, s32, f32), 2)),
+    *(bitcast(a, b) for a, b in itertools.permutations((u64, s64, f64), 2)),
+    *(convert(a, b) for a, b in itertools.permutations((*INTEGERS, *FLOATS), 2)),
+    *(convert(t, pred) for t in INTEGERS),
+    *(convert(pred, t) for t in INTEGERS),
+    *(convert(a, b, r) for a in (f32, f64) for b in (s32, u32, s64, u64) for r in ("rni", "rmi", "rpi")),
+    *(pack_bytes(t) for t in (s8, u8)),
+    *(pack_pair(t) for t in (f16, bf16)),
+    *(unpack_half(t, i) for t in (f16, bf16) for i in (0, 1)),
     *(pair_arithmetic(op, t) for t in (f16, bf16) for op in ("fma", "add", "mul", "min", "max")),
-    *(Permute(s) for s in (0x5410, 0x7632, 0x0123, 0x3210)),
+    *(permute(s) for s in (0x5410, 0x7632, 0x0123, 0x3210)),
     *(shuffle("xor", t) for t in (u32, f32)),
 ]
 

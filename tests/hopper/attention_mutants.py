@@ -27,7 +27,6 @@ from warploom.core.errors import WarploomError
 from warploom.cuda.compile import available_cores
 from warploom.ir.program import Program
 from warploom.ir.statements import Op, Value
-from warploom.isa.conversion import Convert, Move
 from warploom.isa.sync import MbarrierTryWait
 from warploom.kernels.attention.forward_sm90 import ForwardSm90
 from warploom_lab.kernels.attention.ladder_sm90 import RungSm90
@@ -155,7 +154,7 @@ def _user(ops: Sequence[Op], number: int) -> str:
     reached: set[Value] = set(ops[number].results)
     for op in ops[number + 1 :]:
         if reached.intersection(op.operands):
-            if not (op.instruction.operator or isinstance(op.instruction, Convert | Move)):
+            if not (op.instruction.operator or op.instruction.copies or op.instruction.mnemonic.startswith("cvt.")):
                 return op.instruction.mnemonic
             reached.update(op.results)
     return "nothing"

@@ -13,7 +13,6 @@ from warploom.ir.program import Program
 from warploom.ir.statements import Const, Op, Register, Value
 from warploom.isa.async_copy import CommitCopies, TensorCopy, WaitCopies
 from warploom.isa.base import Instruction
-from warploom.isa.conversion import Move
 from warploom.isa.form import Formed
 from warploom.isa.operators import binary
 from warploom.isa.sync import (
@@ -132,13 +131,13 @@ def index_edits(op: Op) -> Iterator[tuple[str, Rewrite]]:
         yield f"without {i.mnemonic}", lambda _: []
     if i.operator == "and" and op.operands[1] == Const(u32, 1):
         yield "buffer or parity inverted", _inverted
-    if isinstance(i, Move) or i.operator in ("shl", "mul", "sub"):
+    if i.copies or i.operator in ("shl", "mul", "sub"):
         for place, operand in enumerate(op.operands):
             if isinstance(operand, Register) and (operand.name or "").endswith(("_stage", "_get")):
                 yield "another stage", _other(place)
             if isinstance(operand, Register) and (operand.name or "").endswith("_phase"):
                 yield "the other phase", _other(place)
-    first = op.operands[0] if isinstance(i, Move) else None
+    first = op.operands[0] if i.copies else None
     if isinstance(first, Const) and (op.results[0].name or "").endswith("_phase"):
         yield "the first phase inverted", lambda x: [replace(x, operands=(Const(u32, 1 - first.value),))]
 

@@ -29,7 +29,7 @@ from warploom.isa import memory as isa
 from warploom.isa.async_copy import CommitCopies, CpAsync, TensorCopy, WaitCopies
 from warploom.isa.barriers import bar_arrive, bar_sync, elect, set_max_registers
 from warploom.isa.base import Instruction
-from warploom.isa.conversion import Move
+from warploom.isa.conversion import move
 from warploom.isa.form import named
 from warploom.isa.matrix import matrix_access
 from warploom.isa.operators import binary, pair_arithmetic
@@ -83,11 +83,11 @@ BROKEN: dict[str, tuple[Program, str]] = {
     "parameter assigned": (program(add(X, ZERO, ZERO)), "'x' is assigned twice"),
     "unwritten register": (program(store(R)), "register 'r' is read before anything is written to it"),
     "register of another role": (
-        program(Roles((Role(0, 4, (op(Move(u32), X, into=(R,)),), None, AT), Role(4, 8, (store(R),), None, AT)), AT)),
+        program(Roles((Role(0, 4, (op(move(u32), X, into=(R,)),), None, AT), Role(4, 8, (store(R),), None, AT)), AT)),
         "register 'r' is read before anything is written to it",
     ),
     "moving bound": (
-        program(op(Move(u32), X, into=(R,)), Loop(INDEX, ZERO, R, Const(u32, 1), (add(R, R, X),), AT)),
+        program(op(move(u32), X, into=(R,)), Loop(INDEX, ZERO, R, Const(u32, 1), (add(R, R, X),), AT)),
         "the loop changes its own bound 'r'",
     ),
     "endless": (program(Loop(INDEX, ZERO, X, ZERO, (), AT)), "the loop's step is 0: it must be positive"),
@@ -167,10 +167,10 @@ def test_a_broken_rule_is_named_with_its_line(rule: str) -> None:
 def sound() -> Program:
     """Uses every construct that the rules look at."""
     copy = op(CpAsync(16), X, Const(u64, 0))
-    loop = Loop(INDEX, ZERO, X, Const(u32, 1), (op(WaitCopies(0)), add(Y, INDEX, R), op(Move(u32), Y, into=(R,))), AT)
+    loop = Loop(INDEX, ZERO, X, Const(u32, 1), (op(WaitCopies(0)), add(Y, INDEX, R), op(move(u32), Y, into=(R,))), AT)
     when = When(Const(pred, True), (store(R),), (store(X),), True, AT)
     chain = Roles((Role(0, 4, (op(bar_sync(128), Const(u32, 1)),), None, AT), Role(4, 8, (when,), None, AT)), AT)
-    return program(op(Move(u32), Const(u32, -1), into=(R,)), copy, op(CommitCopies()), loop, chain)
+    return program(op(move(u32), Const(u32, -1), into=(R,)), copy, op(CommitCopies()), loop, chain)
 
 
 def test_a_sound_program_passes() -> None:

@@ -59,7 +59,7 @@ def instructions(form: Form) -> Iterator[Formed]:
     """Every word in every slot; of operands that may be left out none and, where it differs, all."""
     optional = frozenset(p.name for p in form.places if p.optional and not p.given)
     for words in form.choices():
-        for left in {optional, frozenset[str]()}:
+        for left in dict.fromkeys((optional, frozenset[str]())):
             names = [p.name for p in form.places if p.kind == "number" and not p.hidden and p.name not in left]
             for values in product(*(NUMBERS[name] for name in names)):
                 with suppress(VerifyError):

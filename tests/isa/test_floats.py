@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from warploom.core.dtypes import bf16, f16, f32, f64
-from warploom.isa.conversion import PackPair, UnpackHalf
+from warploom.isa.conversion import pack_pair, unpack_half
 from warploom.isa.operators import binary, fma, pair_arithmetic, unary
 from warploom.isa.rounding import single_to_odd, sum_to_odd
 
@@ -268,7 +268,7 @@ def test_tf32_of_nan_is_nan(bits):
 @CASES
 @given(low=SINGLES, high=SINGLES)
 def test_pairs_round_to_nearest_even(half, low, high):
-    (word,) = PackPair(half).meaning(f(low), f(high))
+    (word,) = pack_pair(half).meaning(f(low), f(high))
     with np.errstate(all="ignore"):
         expected = [np.float32(x).astype(HALVES[half]) for x in (low, high)]
     got = word.view(np.uint16)[0]
@@ -284,10 +284,10 @@ def test_packing_at_the_edges():
     cases = [(65519.0, 0x7BFF), (65520.0, 0x7C00), (-1e6, 0xFC00), (2.0**-25, 0), (1.5 * 2.0**-25, 1), (-0.0, 0x8000)]
     cases += [(1 + 2.0**-11, 0x3C00), (1 + 3 * 2.0**-11, 0x3C02), (2.0**-24, 1), (np.inf, 0x7C00)]
     for value, expected in cases:
-        (word,) = PackPair(f16).meaning(f(value), f(0.0))
+        (word,) = pack_pair(f16).meaning(f(value), f(0.0))
         assert int(word[0, 0]) == expected, value
     for value, expected in [(1 + 2.0**-8, 0x3F80), (1 + 3 * 2.0**-8, 0x3F82), (3.4e38, 0x7F80), (-0.0, 0x8000)]:
-        (word,) = PackPair(bf16).meaning(f(0.0), f(value))
+        (word,) = pack_pair(bf16).meaning(f(0.0), f(value))
         assert int(word[0, 0]) >> 16 == expected, value
 
 
@@ -297,9 +297,9 @@ def test_unpacking_is_exact_for_every_pattern(half):
     words = (patterns | (patterns[::-1] << np.uint32(16))).reshape(-1, 32)
     expected = patterns.astype(np.uint16).view(HALVES[half]).astype(np.float32)
     for which, values in ((0, expected), (1, expected[::-1])):
-        (got,) = UnpackHalf(half, which).meaning(words)
+        (got,) = unpack_half(half, which).meaning(words)
         np.testing.assert_array_equal(got.reshape(-1), values)
-    (again,) = PackPair(half).meaning(*(UnpackHalf(half, i).meaning(words)[0] for i in (0, 1)))
+    (again,) = pack_pair(half).meaning(*(unpack_half(half, i).meaning(words)[0] for i in (0, 1)))
     numbers = ~np.isnan(expected)
     np.testing.assert_array_equal((again.reshape(-1) & 0xFFFF)[numbers], patterns[numbers])
 

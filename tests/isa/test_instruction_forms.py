@@ -17,7 +17,7 @@ from warploom.isa.barriers import bar_arrive, bar_sync, elect
 from warploom.isa.base import Instruction, inline_ptx
 from warploom.isa.cluster import map_shared
 from warploom.isa.collective import shuffle
-from warploom.isa.conversion import Bitcast, Convert, PackBytes, PackPair, Permute, UnpackHalf
+from warploom.isa.conversion import bitcast, convert, pack_bytes, pack_pair, permute, unpack_half
 from warploom.isa.form import Formed, named
 from warploom.isa.matrix import matrix_access, mma
 from warploom.isa.memory import atomic, load, reduce_add, store, wait_at_least
@@ -26,9 +26,9 @@ from warploom.isa.sync import MbarrierArrival, MbarrierTryWait
 
 INSTRUCTIONS: list[Instruction] = [
     *(unary(op, f32) for op in ("ex2", "lg2", "rcp", "rsqrt", "sqrt", "tanh", "tf32")),
-    *(PackPair(t) for t in (f16, bf16)),
-    *(PackBytes(t) for t in (s8, u8)),
-    *(UnpackHalf(f16, i) for i in (0, 1)),
+    *(pack_pair(t) for t in (f16, bf16)),
+    *(pack_bytes(t) for t in (s8, u8)),
+    *(unpack_half(f16, i) for i in (0, 1)),
     *(pair_arithmetic(op, f16) for op in ("fma", "add", "max")),
     *(load("shared", u32, n).at(offset=64) for n in (1, 2, 4)),
     load("global", f64, 2),
@@ -149,7 +149,7 @@ def test_accumulating_in_place_reads_and_writes_one_register():
 
 
 def test_the_high_half_comes_first_in_a_conversion():
-    assert '"f"(high), "f"(low)' in PackPair(bf16).cuda(["r"], ["low", "high"])
+    assert '"f"(high), "f"(low)' in pack_pair(bf16).cuda(["r"], ["low", "high"])
 
 
 def test_offsets_are_immediates_of_the_address():
@@ -199,13 +199,13 @@ LANEWISE: list[Instruction] = [
     binary("shl", u64),
     fma(),
     select(f32),
-    Bitcast(f32, u32),
-    Convert(f32, s32, "rni"),
-    Convert(u32, pred),
-    PackPair(f16),
-    UnpackHalf(bf16, 1),
+    bitcast(f32, u32),
+    convert(f32, s32, "rni"),
+    convert(u32, pred),
+    pack_pair(f16),
+    unpack_half(bf16, 1),
     pair_arithmetic("mul", bf16),
-    Permute(0x3210),
+    permute(0x3210),
     *(unary(op, f32) for op in ("ex2", "lg2", "rcp", "rsqrt", "sqrt", "tanh", "tf32", "neg", "abs")),
 ]
 

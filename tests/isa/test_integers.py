@@ -12,7 +12,7 @@ from warploom.core.errors import VerifyError
 from warploom.isa.async_copy import CpAsync, WaitCopies
 from warploom.isa.barriers import set_max_registers
 from warploom.isa.collective import shuffle
-from warploom.isa.conversion import Bitcast, Convert, Move, Permute
+from warploom.isa.conversion import bitcast, convert, move, permute
 from warploom.isa.memory import atomic, load, store
 from warploom.isa.operators import binary, fma, multiply_wide, select, unary
 from warploom.isa.wgmma import wgmma_wait
@@ -84,15 +84,15 @@ def test_division_truncates(dtype, data):
         lambda: unary("abs", u32),
         lambda: fma(u32),
         lambda: multiply_wide(u64),
-        lambda: Convert(f32, bf16),
-        lambda: Bitcast(f16, u16),
+        lambda: convert(f32, bf16),
+        lambda: bitcast(f16, u16),
         lambda: atomic("shared", "and", f32),
         lambda: atomic("global", "min", f32),
         lambda: atomic("global", "add", u16),
         lambda: shuffle("xor", u16),
         lambda: atomic("global", "nand", u32),
         lambda: atomic("global", "add", u32, order="weak"),
-        lambda: Permute(0x8000),
+        lambda: permute(0x8000),
         lambda: CpAsync(8, "cg"),
         lambda: CpAsync(2, "ca"),  # pyright: ignore[reportArgumentType]
         lambda: WaitCopies(-1),
@@ -122,7 +122,7 @@ def test_leading_zeros_around_every_power_of_two():
 def test_prmt_picks_bytes(a, b, selector):
     pool = a.to_bytes(4, "little") + b.to_bytes(4, "little")
     expected = bytes(pool[(selector >> (4 * i)) & 7] for i in range(4))
-    assert run(Permute(selector), array(u32, a), array(u32, b)) == int.from_bytes(expected, "little")
+    assert run(permute(selector), array(u32, a), array(u32, b)) == int.from_bytes(expected, "little")
 
 
 @pytest.mark.parametrize("source", INTEGERS, ids=repr)
@@ -130,8 +130,8 @@ def test_prmt_picks_bytes(a, b, selector):
 @given(data=st.data())
 def test_integers_become_the_nearest_float(source, data):
     a = data.draw(edges(source))
-    assert run(Convert(source, f64), array(source, a)) == float(a)  # Python rounds to nearest even as well
-    single = np.float32(run(Convert(source, f32), array(source, a)))
+    assert run(convert(source, f64), array(source, a)) == float(a)  # Python rounds to nearest even as well
+    single = np.float32(run(convert(source, f32), array(source, a)))
     neighbours = [np.nextafter(single, np.float32(d)) for d in (-np.inf, np.inf)]
     assert all(abs(int(single) - a) <= abs(int(n) - a) for n in neighbours)
 
@@ -149,7 +149,7 @@ def test_floats_truncate_and_saturate(dtype, source, data):
     )
     value = source.numpy.type(x)
     with np.errstate(all="ignore"):
-        got = run(Convert(source, dtype), np.array([[value]]))
+        got = run(convert(source, dtype), np.array([[value]]))
     if np.isnan(value):
         top_bit = wrapped(dtype, 1 << (dtype.bits - 1))
         assert got == (0 if source is f32 and dtype.bits == 32 else top_bit)
@@ -164,8 +164,8 @@ def test_predicates():
     for op, expected in (("and", [0, 0, 0, 1]), ("or", [0, 1, 1, 1]), ("xor", [0, 1, 1, 0]), ("eq", [1, 0, 0, 1])):
         assert binary(op, pred).meaning(*bits)[0][0].tolist() == [bool(x) for x in expected], op
     assert unary("not", pred).meaning(bits[0])[0][0].tolist() == [True, False, True, False]
-    assert Convert(u32, pred).meaning(array(u32, 0, 1, 2))[0][0].tolist() == [False, True, True]
-    assert Convert(pred, u32).meaning(bits[0])[0][0].tolist() == [0, 1, 0, 1]
+    assert convert(u32, pred).meaning(array(u32, 0, 1, 2))[0][0].tolist() == [False, True, True]
+    assert convert(pred, u32).meaning(bits[0])[0][0].tolist() == [0, 1, 0, 1]
 
 
 def test_select_and_move_keep_type_and_bits():
@@ -175,22 +175,22 @@ def test_select_and_move_keep_type_and_bits():
         (chosen,) = select(dtype).meaning(condition, a, b)
         assert chosen.dtype == dtype.numpy
         assert chosen[0].tolist() == [1, 4]
-        assert Move(dtype).meaning(a)[0] is a
+        assert move(dtype).meaning(a)[0] is a
 
 
 @pytest.mark.parametrize(("a", "b"), [(u32, f32), (f32, s32), (s32, u32), (f64, s64), (u64, f64), (s64, u64)], ids=repr)
 def test_bitcasts_keep_the_bits(a, b):
     rng = np.random.default_rng(1)
     raw = rng.integers(0, 256, (3, 32 * a.bytes), np.uint8).view(a.numpy)
-    (there,) = Bitcast(a, b).meaning(raw)
-    (back,) = Bitcast(b, a).meaning(there)
+    (there,) = bitcast(a, b).meaning(raw)
+    (back,) = bitcast(b, a).meaning(there)
     assert there.dtype == b.numpy
     assert back.tobytes() == raw.tobytes()
 
 
 def test_operands_may_broadcast():
     lane, warp = np.arange(32, dtype=np.uint32)[None, :], np.arange(4, dtype=np.uint32)[:, None]
-    for instruction in (binary("add", u32), binary("shl", u32), binary("div", u32), Permute(0x5410)):
+    for instruction in (binary("add", u32), binary("shl", u32), binary("div", u32), permute(0x5410)):
         (result,) = instruction.meaning(lane, warp)
         full = np.broadcast_to(lane, (4, 32)).copy(), np.broadcast_to(warp, (4, 32)).copy()
         assert np.array_equal(np.broadcast_to(result, (4, 32)), instruction.meaning(*full)[0]), instruction

@@ -17,7 +17,6 @@ from warploom.core.dtypes import f16, f32, u32
 from warploom.ir.program import Program
 from warploom.ir.statements import Const, Op, Register
 from warploom.isa.async_copy import WaitCopies
-from warploom.isa.conversion import Move
 from warploom.isa.form import named
 from warploom.isa.operators import binary
 from warploom.kernels.matmul.sm80 import MatmulSm80
@@ -84,7 +83,7 @@ def stage_mutants(program: Program, stages: int) -> list[Mutant]:
     def begins(op: Op) -> bool:
         register = op.results[0] if op.results else None
         named = isinstance(register, Register) and register.name in ("read_stage", "write_stage")
-        return named and isinstance(op.instruction, Move) and isinstance(op.operands[0], Const)
+        return named and op.instruction.copies and isinstance(op.operands[0], Const)
 
     def elsewhere(op: Op) -> Op:
         value = op.operands[0]

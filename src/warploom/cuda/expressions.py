@@ -12,7 +12,6 @@ import numpy as np
 from warploom.core.dtypes import DType, f64, pred
 from warploom.ir.statements import Const, Op, Operand, Register, Value
 from warploom.isa.base import ANY, PREFIX, PRIMARY
-from warploom.isa.conversion import Move
 from warploom.isa.operators import binary
 
 _INTEGER_SUFFIX = {"u16": "u", "s16": "", "u32": "u", "s32": "", "u64": "ull", "s64": "ll"}
@@ -88,7 +87,7 @@ def _as_subtraction(op: Op) -> Op:
 
 def expression(op: Op, operand: Callable[[Operand], Text], inner: Callable[[Operand], Op | None]) -> Text:
     """The expression of ``op``. ``operand`` gives operands' texts, ``inner`` the operation inlined as an operand."""
-    if isinstance(op.instruction, Move):
+    if op.instruction.copies:
         return operand(op.operands[0])
     op = _as_subtraction(op)
     own, needed = op.instruction.binds

@@ -37,7 +37,7 @@ from warploom.ir.statements import (
     walk,
 )
 from warploom.isa.base import ANY, SUM
-from warploom.isa.warp import Special
+from warploom.isa.special import special
 
 COLUMNS = 110
 _LONGEST_INLINED = 72
@@ -122,7 +122,7 @@ class _Printer:
                 self._add(0, f"// Shared memory, {program.shared_bytes} bytes:")
             for region in program.shared:
                 self._add(0, f"//   {region.offset:6} … {region.offset + region.bytes:6}  {region.name}")
-        if program.shared_bytes or any(op.instruction == Special("shared_base") for op in program.ops()):
+        if program.shared_bytes or any(op.instruction == special("shared_base") for op in program.ops()):
             self._add(0, "extern __shared__ __align__(1024) unsigned char shared_memory[];")
         if any(p.kind == "tensor_map" for p in program.parameters):
             self._add(0, _TENSOR_MAP)

@@ -30,7 +30,6 @@ from warploom.ir.statements import (
     walk,
     with_blocks,
 )
-from warploom.isa.conversion import Move
 
 Body = tuple[Statement, ...]
 NameAt = Callable[[SourceLine], str]
@@ -95,11 +94,7 @@ class _Forward:
     def _op(self, op: Op, following: Statement | None) -> Op:
         operands = tuple(self._forwarded(x) for x in op.operands)
         source = op.operands[0] if op.operands else None
-        if (
-            isinstance(op.instruction, Move)
-            and isinstance(source, Register)
-            and not isinstance(op.results[0], Register)
-        ):
+        if op.instruction.copies and isinstance(source, Register) and not isinstance(op.results[0], Register):
             self._snapshots[op.results[0]] = (source, self._versions[source])
         last_of_line = following is None or following.where != op.where
         results = tuple(self._named(r, op.where if last_of_line else None) for r in op.results)
@@ -159,7 +154,7 @@ def _fuse(body: Body, uses: Counter[Value]) -> Body:
             previous = out[-1] if out else None
             if (
                 isinstance(s, Op)
-                and isinstance(s.instruction, Move)
+                and s.instruction.copies
                 and isinstance(s.results[0], Register)
                 and isinstance(previous, Op)
                 and len(previous.results) == 1

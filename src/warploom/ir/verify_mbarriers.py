@@ -14,7 +14,7 @@ from warploom.ir.messages import at
 from warploom.ir.program import Program
 from warploom.ir.statements import Const, Loop, Op, Operand, Roles, SharedRegion, Statement, Value
 from warploom.isa.effects import BulkTensorCopy, MbarrierArrive, MbarrierInit, MbarrierWait
-from warploom.isa.warp import Special
+from warploom.isa.special import special
 
 _MOST_BYTES = (1 << 20) - 1  # PTX ISA, "mbarrier": transaction counts have 20 bits
 _TENSOR_UNIT = 16  # bytes; boxes are multiples of it
@@ -50,7 +50,7 @@ class _Threads:
                 continue
             seen.add(x)
             for op in self.made.get(x, []):
-                if not op.instruction.lanewise or op.instruction == Special("tid.x"):
+                if not op.instruction.lanewise or op.instruction == special("tid.x"):
                     return True
                 todo += op.operands
         return False

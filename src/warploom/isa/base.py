@@ -93,6 +93,8 @@ class Instruction:
     # The compiler keeps its inline PTX where it stands, and in order with accesses to memory.
     volatile_ptx: ClassVar[bool] = True
     clobbers_memory: ClassVar[bool] = True
+    # Copies a register.
+    copies: ClassVar[bool] = False
     # The operator of the language that it is (add, shl, lt …); '' for what is none.
     operator: ClassVar[str] = ""
     # Whether its C++ expression has the type of its result, so that it may stand inside another one.

@@ -1,374 +1,401 @@
-"""Lanewise conversions: between types, within a register's bits, and packed 16-bit pairs.
+"""The table of conversions: between types, within a register's bits, packed pairs and bytes.
 
-Sources: PTX ISA, "Data Movement and Conversion Instructions" and "Half Precision Floating-Point Instructions".
+Registers of Programs move and convert by forms of C++ (``mov.f32``, ``mov.b32.f32.u32``, ``cvt.pred.u32``), all else by
+PTX's. 8-bit integers are in registers of 16 (read) and 32 bits (written).
+
+Sources: PTX ISA, "Data Movement and Conversion Instructions" (``cvt``, ``mov``, ``prmt``).
 """
 
+# pyright: reportUnknownLambdaType=false, reportUnknownMemberType=false, reportUnknownArgumentType=false
+# pyright: reportUnknownVariableType=false
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from collections.abc import Callable
+from typing import Any, Literal
 
 import numpy as np
 
-from warploom.core.dtypes import DType, bf16, f32, pred, s8, s32, s64, u8, u16, u32, u64
+from warploom.core.dtypes import DTYPES, DType, bf16, f16, pred, s8, s32, u8, u16, u32
 from warploom.core.errors import VerifyError
-from warploom.isa.alu import ROUND_TO_INTEGRAL
-from warploom.isa.base import (
-    ANY,
-    EQUALITY,
-    PREFIX,
-    PRIMARY,
-    REGISTERS,
-    SUM,
-    Array,
-    Lanewise,
-    filled,
-    takes,
-    unsigned_bits,
+from warploom.isa import poison
+from warploom.isa.alu import ROUND_TO_INTEGRAL, UNARY_MEANINGS, flush_subnormal
+from warploom.isa.base import ANY, EQUALITY, PREFIX, PRIMARY, REGISTERS, SUM, Array, takes
+from warploom.isa.form import REGISTER, Expression, Formed, form, named
+from warploom.isa.meanings import saturated
+from warploom.isa.narrow import (
+    f16_to_fp8,
+    fp8_to_f16,
+    half_to_f32,
+    pack_halves,
+    pair_without_negatives,
+    to_fp8,
 )
-from warploom.isa.poison import HIGH, LOW
-
-_BITCAST = {
-    (f32.name, u32.name): "__float_as_uint({})",
-    (u32.name, f32.name): "__uint_as_float({})",
-    (f32.name, s32.name): "__float_as_int({})",
-    (s32.name, f32.name): "__int_as_float({})",
-    ("f64", "s64"): "__double_as_longlong({})",
-    ("s64", "f64"): "__longlong_as_double({})",
-    ("f64", "u64"): "(unsigned long long)__double_as_longlong({})",
-    ("u64", "f64"): "__longlong_as_double((long long)({}))",
-}
+from warploom.isa.rounding import single_to_odd
 
 Rounding = Literal["rzi", "rni", "rmi", "rpi"]
-_INTRINSIC = {s32: "int", u32: "uint", s64: "ll", u64: "ull"}
+_INTRINSIC = {"s32": "int", "u32": "uint", "s64": "ll", "u64": "ull"}
+_HALVES = {"f16": f16, "bf16": bf16}
+_BYTES = {"u8": (u16, u32, "unsigned char"), "s8": (u16, s32, "signed char")}
+"""8-bit type → the registers that it is read from and written to, and C++'s name of it."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Cast(Lanewise):
-    """One register of type ``source`` in, one of type ``dtype`` out, lane by lane."""
-
-    source: DType
-    dtype: DType
-    takes = ("source",)
-    gives = ("dtype",)
-
-    def __post_init__(self) -> None:
-        for dtype in (self.source, self.dtype):
-            takes("a conversion", dtype, REGISTERS)
+# Numbers of one type as those of another
 
 
-@dataclass(frozen=True, slots=True)
-class Bitcast(_Cast):
-    """The same bits read as another type of the same width."""
-
-    moves_bits: ClassVar[bool] = True
-    ptx = "mov.b{self.dtype.bits}.{self.source}.{self.dtype}"
-
-    def expression(self, operands: Sequence[str]) -> str:
-        """``__float_as_uint(x)`` and its like between floats and integers, a cast between integers."""
-        cast = _BITCAST.get((self.source.name, self.dtype.name), f"({self.dtype.cuda}){{}}")
-        return cast.format(operands[0])
-
-    @property
-    def binds(self) -> tuple[int, tuple[int, ...]]:
-        """As a cast."""
-        return PREFIX, (PREFIX,)
-
-    def meaning(self, *operands: Array) -> tuple[Array, ...]:
-        """The operand's bits, viewed as the other type."""
-        return (np.ascontiguousarray(operands[0]).view(self.dtype.numpy),)
+def _registers(i: Formed) -> dict[str, DType]:
+    source, to = DTYPES[i.source], DTYPES[i.to]
+    if i.fields.get("sat") and source.is_integer and to.is_integer:
+        own, most = np.iinfo(source.numpy), np.iinfo(to.numpy)
+        if most.min <= own.min and own.max <= most.max:
+            raise VerifyError(f"every {source} is a {to}: leave .sat out")
+    from_byte, to_byte = _BYTES.get(i.source), _BYTES.get(i.to)
+    return {
+        "of_a": from_byte[0] if from_byte else REGISTER[i.source],
+        "of_d": to_byte[1] if to_byte else REGISTER[i.to],
+    }
 
 
-@dataclass(frozen=True, slots=True)
-class Convert(_Cast):
+def _integer(x: Array, to: np.dtype[Any], rounding: str, narrow: bool) -> Array:
+    """Floats as integers: those beyond the range become its nearest end, where NumPy's casts are undefined.
+
+    A NaN becomes 0 where both types have at most 32 bits (``narrow``), else the integer whose highest bit alone is set.
+    """
+    info = np.iinfo(to)
+    whole = np.nan_to_num(ROUND_TO_INTEGRAL[rounding](x.astype(np.float64)), nan=0.0)
+    clipped = np.clip(whole, float(info.min), float(info.max))
+    at_top = clipped >= float(info.max)
+    found = np.where(at_top, info.max, np.where(at_top, 0, clipped).astype(to))
+    of_nan = 0 if narrow else info.min if info.min else info.max // 2 + 1
+    return np.where(np.isnan(x), to.type(of_nan), found)
+
+
+def _converted(i: Formed) -> Callable[[Array], Array]:
+    """``cvt``; ``.ftz`` flushes what is f32, ``.sat`` holds an f32 within 0 and 1 and an integer within its type."""
+    source, to, half = DTYPES[i.source], DTYPES[i.to], _HALVES.get(i.source)
+    ftz, sat, rounding = (str(i.fields.get(name, "")) for name in ("ftz", "sat", "rnd"))
+
+    def meaning(x: Array) -> Array:
+        number = half_to_f32(x, half) if half is not None else x.astype(source.numpy, copy=False)
+        number = flush_subnormal(number) if ftz and i.source == "f32" else number
+        if to.is_integer:
+            if source.is_float:
+                return _integer(number, np.dtype(to.numpy), rounding, max(source.bits, to.bits) <= 32)
+            if sat:
+                own, most = np.iinfo(source.numpy), np.iinfo(to.numpy)
+                number = np.clip(number, max(own.min, most.min), min(own.max, most.max))
+            return number.astype(to.numpy)
+        number = ROUND_TO_INTEGRAL[rounding](number) if rounding in ROUND_TO_INTEGRAL else number
+        if i.to in _HALVES:
+            exact = number if number.dtype == np.float32 else single_to_odd(number.astype(np.float64))
+            return np.ascontiguousarray(exact).astype(to.numpy).view(np.uint16)
+        number = number.astype(to.numpy)
+        number = flush_subnormal(number) if ftz and i.to == "f32" else number
+        return saturated(number) if sat else number
+
+    return meaning
+
+
+def _cast(i: Formed) -> Expression | None:
+    """A C++ cast, or the function that rounds."""
+    rounding = i.fields.get("rnd", "")
+    if i.fields.get("ftz") or i.fields.get("sat") or {i.source, i.to} & _HALVES.keys() or i.source == i.to:
+        return None
+    if rounding in ("rni", "rmi", "rpi"):
+        if i.to not in _INTRINSIC:
+            return None
+        way = {"rni": "rn", "rmi": "rd", "rpi": "ru"}[rounding]
+        return Expression(f"__{DTYPES[i.source].cuda}2{_INTRINSIC[i.to]}_{way}({{0}})", PREFIX, (PREFIX,))
+    byte = _BYTES.get(i.source) or _BYTES.get(i.to)
+    return Expression(f"({i.of_d.cuda}){f'({byte[2]})' if byte else ''}{{0}}", PREFIX, (PREFIX,))
+
+
+def _widens(i: Formed) -> Any:
+    """An integer that becomes one of a larger type stays as it is."""
+    return (lambda x: x) if DTYPES[i.to].bits >= DTYPES[i.source].bits else None
+
+
+def _extended(i: Formed, *given: Any) -> tuple[Array, ...] | None:
+    """Between integers the shadow converts as the value does: a poisoned sign poisons all bits it extends to."""
+    return None if i.sat else poison.moved(1)(i, *given)
+
+
+def _plain(i: Formed) -> str:
+    """Programs leave out the rounding that C++'s conversion has."""
+    if i.fields.get("ftz") or i.fields.get("sat") or {i.source, i.to} & _HALVES.keys():
+        return ""
+    return f"cvt.{i.to}.{i.source}" if i.rnd in ("rzi", "rn") else i.ptx_name
+
+
+INTEGER, INTEGRAL = "u8 s8 u16 s16 u32 s32 u64 s64", "rni rzi rmi rpi"
+CONVERTED: dict[str, Any] = {"let": _registers, "choose": _converted, "call": _cast}
+PLACES = "d:of_d, a:of_a"
+form(
+    f"cvt{{.sat}}.{{to}}.{{source}} {PLACES}", to=INTEGER, source=INTEGER, shadow=_extended, exact=_widens, **CONVERTED
+)
+for flags, to, source in (
+    ("{.ftz}{.sat}", INTEGER, "f32"),
+    ("{.sat}", INTEGER, "f16 f64"),
+    ("", "u16 s16 u32 s32 u64 s64", "bf16@sm_90"),
+):
+    said: dict[str, Any] = {"rnd": INTEGRAL, "to": to, "source": source, "name": _plain, **CONVERTED}
+    form(f"cvt.{{rnd}}{flags}.{{to}}.{{source}} {PLACES}", **said)
+for flags, to, source in (
+    ("{.ftz}{.sat}", "f32", INTEGER),
+    ("", "f64 f16", INTEGER),
+    ("", "bf16@sm_90", "u16 s16 u32 s32"),
+    ("{.ftz}{.sat}", "f32", "f64"),
+    ("", "f16 bf16@sm_90", "f64"),
+    ("", "f16 bf16", "f32"),
+    ("", "bf16@sm_90", "f16"),
+    ("", "f16@sm_90", "bf16"),
+):
+    form(f"cvt.{{rnd}}{flags}.{{to}}.{{source}} {PLACES}", rnd="rn", to=to, source=source, name=_plain, **CONVERTED)
+for pattern, to, source in (
+    ("cvt{.ftz}.{to}.{source}", "f64", "f32"),
+    ("cvt.{to}.{source}", "f64", "f16 bf16@sm_90"),
+    ("cvt{.ftz}{.sat}.{to}.{source}", "f32", "f16"),
+    ("cvt.{to}.{source}", "f32", "bf16"),
+    ("cvt{.rnd}{.ftz}{.sat}.{to}.{source}", "f32", "f32"),
+    ("cvt{.rnd}.{to}.{source}", "f64", "f64"),
+    ("cvt{.rnd}.{to}.{source}", "f16", "f16"),
+):
+    form(f"{pattern} {PLACES}", rnd=INTEGRAL, to=to, source=source, **CONVERTED)
+form("cvt.rna.tf32.f32 d:u32, a:f32", meaning=UNARY_MEANINGS["tf32"])
+
+# Predicates
+NUMBERS = "u16 s16 u32 s32 u64 s64 f32 f64"
+TRUTH: dict[str, Any] = {"choose": _converted, "ptx": False}
+form("cvt.{to}.{source} d:to, a:source", to=NUMBERS, source="pred", let=_registers, call=_cast, **TRUTH)
+form(
+    "cvt.{to}.{source} d:to, a:source",
+    to="pred",
+    source=NUMBERS,
+    meaning=lambda x: x.astype(np.bool_),
+    call=lambda _: Expression("{0} != 0", EQUALITY, (SUM,)),
+    ptx=False,
+)
+
+
+def convert(source: DType, dtype: DType, rounding: Rounding = "rzi") -> Formed:
     """A conversion by value: integers widen, narrow (wrapping) or become floats; floats become integers.
 
     ``rounding`` is PTX's, and other than rzi of a float to an integer of 32 or 64 bits alone: rzi truncates, rni takes
-    the nearest (of two the even one), rmi and rpi go down and up. Floats beyond an integer type's range become its
-    nearest end; a NaN becomes 0 where both types have 32 bits, else the integer whose highest bit alone is set (PTX
-    ISA, ``cvt``).
+    the nearest (of two the even one), rmi and rpi go down and up.
     """
-
-    rounding: Rounding = "rzi"
-
-    def __post_init__(self) -> None:
-        _Cast.__post_init__(self)
-        if self.rounding != "rzi" and not (self.source.is_float and self.dtype in _INTRINSIC):
-            raise VerifyError(
-                f"{self.rounding} rounds f32 and f64 to s32, u32, s64 and u64, not {self.source} to {self.dtype}"
-            )
-
-    @property
-    def mnemonic(self) -> str:
-        """``cvt.f32.s32``, ``cvt.rni.s32.f32``: the new type, then the old (PTX ISA, "cvt")."""
-        rounding = "" if self.rounding == "rzi" else f"{self.rounding}."
-        return f"cvt.{rounding}{self.dtype.name}.{self.source.name}"
-
-    def expression(self, operands: Sequence[str]) -> str:
-        """A C++ cast, ``x != 0`` for a predicate, or the function that rounds."""
-        if self.dtype is pred:
-            return f"{operands[0]} != 0"
-        if self.rounding != "rzi":
-            way = {"rni": "rn", "rmi": "rd", "rpi": "ru"}[self.rounding]
-            return f"__{self.source.cuda}2{_INTRINSIC[self.dtype]}_{way}({operands[0]})"
-        return f"({self.dtype.cuda}){operands[0]}"
-
-    @property
-    def binds(self) -> tuple[int, tuple[int, ...]]:
-        """As a cast, or as a comparison with 0."""
-        return (EQUALITY, (SUM,)) if self.dtype is pred else (PREFIX, (PREFIX,))
-
-    @property
-    def exact(self) -> Callable[..., Array] | None:  # type: ignore[override]
-        """An integer that becomes one of a larger type stays as it is."""
-        widens = self.source.is_integer and self.dtype.bits >= self.source.bits
-        return Move.exact if widens else None
-
-    def shadow(self, values: Sequence[Array], shadows: Sequence[Array], results: Sequence[Array]) -> tuple[Array, ...]:
-        """Between integers the shadow converts as the value does: a poisoned sign poisons all bits it extends to."""
-        if self.source.is_integer and self.dtype.is_integer:
-            return (unsigned_bits(self.meaning(shadows[0].view(values[0].dtype))[0]),)
-        return Lanewise.shadow(self, values, shadows, results)
-
-    @property
-    def _from_nan(self) -> int:
-        if self.source.bits == self.dtype.bits == 32:
-            return 0
-        return -(1 << (self.dtype.bits - 1)) if self.dtype.kind == "signed" else 1 << (self.dtype.bits - 1)
-
-    def meaning(self, *operands: Array) -> tuple[Array, ...]:
-        """As ``cvt`` does it on the hardware, where NumPy's casts of NaN and large floats are undefined."""
-        x = operands[0]
-        if not (self.source.is_float and self.dtype.is_integer):
-            return (x.astype(self.dtype.numpy),)
-        info = np.iinfo(self.dtype.numpy)
-        whole = np.nan_to_num(ROUND_TO_INTEGRAL[self.rounding](x.astype(np.float64)), nan=0.0)
-        clipped = np.clip(whole, float(info.min), float(info.max))
-        at_top = clipped >= float(info.max)
-        converted = np.where(at_top, info.max, np.where(at_top, 0, clipped).astype(self.dtype.numpy))
-        return (np.where(np.isnan(x), self.dtype.numpy.type(self._from_nan), converted),)
+    for t in (source, dtype):
+        takes("a conversion", t, REGISTERS)
+    if rounding != "rzi" and not (source.is_float and dtype.name in _INTRINSIC):
+        raise VerifyError(f"{rounding} rounds f32 and f64 to s32, u32, s64 and u64, not {source} to {dtype}")
+    if pred in (source, dtype):
+        return named(f"cvt.{dtype}.{source}", ptx=False)
+    if source.is_float:
+        how = "" if dtype.bits > source.bits and dtype.is_float else "rn." if dtype.is_float else f"{rounding}."
+    else:
+        how = "rn." if dtype.is_float else ""
+    return named(f"cvt.{how}{dtype}.{source}")
 
 
-def _to_half(x: Array, half: DType) -> Array:
-    return np.ascontiguousarray(x).astype(half.numpy).view(np.uint16)
+# Pairs of 16-bit floats and of fp8, bytes. PTX names the high part first, Programs the low one.
 
 
-def half_to_f32(bits: Array, half: DType) -> Array:
-    """float32 values of 16-bit patterns of type ``half`` (f16 or bf16)."""
-    if half is bf16:
-        return (bits.astype(np.uint32) << np.uint32(16)).view(np.float32)
-    return np.ascontiguousarray(bits).view(np.float16).astype(np.float32)
+def _high_first(i: Formed, results: Any, operands: Any) -> str:
+    low, high, *more = zip(i.operand_types, operands, strict=True)
+    places = ", ".join(f"%{n}" for n in range(1 + len(operands)))
+    return i.statement(f"{i.mnemonic} {places};", results, (high, low, *more))
 
 
-@dataclass(frozen=True, slots=True)
-class PackPair(Lanewise):
-    """``cvt.rn.{f16x2,bf16x2}.f32``: two f32 values (low, high) rounded to nearest even into one u32."""
-
-    half: DType
-    ptx = "cvt.rn.{self.half}x2.f32"
-    takes = (f32, f32)
-    gives = (u32,)
-
-    def cuda(self, results: Sequence[str], operands: Sequence[str]) -> str:
-        """Inline PTX, which names the high half first."""
-        low, high = operands
-        return Lanewise.cuda(self, results, (high, low))
-
-    def shadow(self, values: Sequence[Array], shadows: Sequence[Array], results: Sequence[Array]) -> tuple[Array, ...]:
-        """A poisoned operand poisons its half."""
-        low, high = shadows
-        return (np.where(low != 0, LOW, np.uint32(0)) | np.where(high != 0, HIGH, np.uint32(0)),)
-
-    def meaning(self, *operands: Array) -> tuple[Array, ...]:
-        """Each value rounded to nearest even; beyond the half type's range it becomes infinite."""
-        low, high = (_to_half(x, self.half).astype(np.uint32) for x in operands)
-        return (low | (high << np.uint32(16)),)
+for pair, half in (("f16x2", f16), ("bf16x2", bf16)):
+    form(
+        f"cvt.rn.{pair}.f32 d:u32, high:f32, low:f32",
+        operands="low high",
+        meaning=lambda low, high, half=half: pack_halves(half, low, high),
+        shadow=poison.packed,
+        statement=_high_first,
+    )
+    form(f"cvt.rn.relu.{pair}.f32 d:u32, a:f32, b:f32", meaning=pair_without_negatives(half))
+FP8 = {"fp8": "e4m3x2 e5m2x2", "since": "sm_90"}
+form("cvt.rn.satfinite{.relu}.{fp8}.f32 d:fp8, a:f32, b:f32", choose=lambda i: to_fp8(i.fp8, bool(i.relu)), **FP8)
+form("cvt.rn.satfinite{.relu}.{fp8}.f16x2 d:fp8, a:f16x2", choose=lambda i: f16_to_fp8(i.fp8, bool(i.relu)), **FP8)
+form("cvt.rn{.relu}.f16x2.{fp8} d:f16x2, a:fp8", choose=lambda i: fp8_to_f16(i.fp8, bool(i.relu)), **FP8)
 
 
-@dataclass(frozen=True, slots=True)
-class UnpackHalf(Lanewise):
+def pack_pair(half: DType) -> Formed:
+    """Two f32 values (low, high) rounded to nearest even into one u32; beyond the range of f16 they are infinite."""
+    return named(f"cvt.rn.{half}x2.f32")
+
+
+def _packed_bytes(i: Formed) -> Any:
+    info = np.iinfo(DTYPES[i.byte].numpy)
+
+    def pack(low: Array, high: Array, word: Array) -> Array:
+        low, high = (np.clip(x, info.min, info.max).astype(np.uint32) & np.uint32(0xFF) for x in (low, high))
+        return word << np.uint32(16) | high << np.uint32(8) | low
+
+    return pack
+
+
+form(
+    "cvt.pack.sat.{byte}.s32.b32 d:u32, high:s32, low:s32, word:u32",
+    byte="s8 u8",
+    operands="low high word",
+    choose=_packed_bytes,
+    statement=_high_first,
+)
+
+
+def pack_bytes(byte: DType) -> Formed:
+    """Two s32 (low, high), clamped to s8 or u8, below the low half of a word that moves up by 16 bits."""
+    takes("cvt.pack", byte, (s8, u8))
+    return named(f"cvt.pack.sat.{byte}.s32.b32")
+
+
+def _unpacked(i: Formed) -> Expression | None:
+    """bf16 is the upper half of an f32; f16 takes a ``cvt``."""
+    bits = "{0} & 0xffff0000u" if i.part == "high" else "{0} << 16"
+    return Expression(f"__uint_as_float({bits})", PRIMARY, (PREFIX,)) if i.type == "bf16" else None
+
+
+def _widened(i: Formed) -> Callable[[Array], Array]:
+    shift, half = np.uint32(16 * (i.part == "high")), _HALVES[i.type]
+    return lambda x: half_to_f32((x >> shift).astype(np.uint16), half)
+
+
+def _first_or_second(i: Formed) -> str:
+    return "{unused, half}" if i.part == "high" else "{half, unused}"
+
+
+form(
+    "cvt.f32.{type}.{part} d:f32, a:u32",
+    type="f16 bf16",
+    part="low high",
+    choose=_widened,
+    shadow=poison.unpacked,
+    call=_unpacked,
+    inline=lambda i: f"{{ .reg .b16 half, unused; mov.b32 {_first_or_second(i)}, %1; cvt.f32.f16 %0, half; }}",
+    ptx=False,
+)
+
+
+def unpack_half(half: DType, which: int) -> Formed:
     """One half (0 low, 1 high) of a packed pair as f32, exactly."""
-
-    half: DType
-    which: int
-    takes = (u32,)
-    gives = (f32,)
-
-    @property
-    def mnemonic(self) -> str:
-        """``cvt.f32.bf16.low`` or ``.high``: which half widens."""
-        return f"cvt.f32.{self.half.name}.{'high' if self.which else 'low'}"
-
-    @property
-    def has_expression(self) -> bool:
-        """True for bf16, whose bits are the upper half of an f32; f16 takes a ``cvt``."""
-        return self.half is bf16
-
-    def expression(self, operands: Sequence[str]) -> str:
-        """bf16: the half shifted or masked into the upper 16 bits of an f32."""
-        bits = f"{operands[0]} & 0xffff0000u" if self.which else f"{operands[0]} << 16"
-        return f"__uint_as_float({bits})"
-
-    @property
-    def template(self) -> str:
-        """f16: one half of the register, split, and converted."""
-        pair = "{unused, half}" if self.which else "{half, unused}"
-        return f"{{ .reg .b16 half, unused; mov.b32 {pair}, %1; cvt.f32.f16 %0, half; }}"
-
-    @property
-    def binds(self) -> tuple[int, tuple[int, ...]]:
-        """As a call, around a shift or a mask."""
-        return PRIMARY, (PREFIX,)
-
-    def shadow(self, values: Sequence[Array], shadows: Sequence[Array], results: Sequence[Array]) -> tuple[Array, ...]:
-        """A poisoned bit of the half poisons the result."""
-        return (filled((shadows[0] & (HIGH if self.which else LOW)) != 0, results[0].dtype),)
-
-    def meaning(self, *operands: Array) -> tuple[Array, ...]:
-        """The exact value; every f16 and bf16 value is an f32."""
-        bits = (operands[0] >> np.uint32(16 * self.which)).astype(np.uint16)
-        return (half_to_f32(bits, self.half),)
+    return named(f"cvt.f32.{half}.{'high' if which else 'low'}", ptx=False)
 
 
-@dataclass(frozen=True, slots=True)
-class PackBytes(Lanewise):
-    """``cvt.pack.sat.{s8,u8}.s32.b32``: two s32, clamped to bytes, below the low half of a word that moves up.
+# Bits that move
 
-    Of (low, high, word) the result is ``word << 16 | high << 8 | low``.
-    """
-
-    byte: DType
-    ptx = "cvt.pack.sat.{self.byte}.s32.b32"
-    takes = (s32, s32, u32)
-    gives = (u32,)
-
-    def __post_init__(self) -> None:
-        takes("cvt.pack", self.byte, (s8, u8))
-
-    def cuda(self, results: Sequence[str], operands: Sequence[str]) -> str:
-        """Inline PTX, which names the high byte first."""
-        low, high, word = operands
-        return Lanewise.cuda(self, results, (high, low, word))
-
-    def meaning(self, *operands: Array) -> tuple[Array, ...]:
-        """Both values clamped; the word's upper half leaves."""
-        info = np.iinfo(self.byte.numpy)
-        low, high = (np.clip(x, info.min, info.max).astype(np.uint32) & np.uint32(0xFF) for x in operands[:2])
-        return (operands[2] << np.uint32(16) | high << np.uint32(8) | low,)
+MOVES: dict[str, Any] = {"moves_bits": True, "ptx": False}
+form(
+    "mov.{type} d, a",
+    type=" ".join(t.name for t in REGISTERS),
+    meaning=lambda x: x,
+    let=lambda _: {"copies": True},
+    call=lambda _: Expression("{0}", ANY, (PRIMARY,)),
+    exact=lambda _: lambda x: x,
+    gradient=lambda _: lambda k, y, g, x: (g,),
+    **MOVES,
+)
+_BITCAST = {
+    ("f32", "u32"): "__float_as_uint({0})",
+    ("u32", "f32"): "__uint_as_float({0})",
+    ("f32", "s32"): "__float_as_int({0})",
+    ("s32", "f32"): "__int_as_float({0})",
+    ("f64", "s64"): "__double_as_longlong({0})",
+    ("s64", "f64"): "__longlong_as_double({0})",
+    ("f64", "u64"): "(unsigned long long)__double_as_longlong({0})",
+    ("u64", "f64"): "__longlong_as_double((long long)({0}))",
+}
 
 
-@dataclass(frozen=True, slots=True)
-class Permute(Lanewise):
-    """``prmt.b32``: four bytes picked from the eight of two registers by the nibbles of an immediate selector.
-
-    The first register has the bytes 0 to 3, the second those from 4 to 7.
-    """
-
-    selector: int
-    moves_bits: ClassVar[bool] = True
-    ptx = "prmt.b32.{self.selector:#06x}"
-    call = "__byte_perm({0}, {1}, {self.selector:#x})"
-    takes = (u32, u32)
-    gives = (u32,)
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.selector <= 0x7777 or self.selector & 0x8888:
-            raise VerifyError(f"prmt picks four of the bytes 0 to 7, one a hex digit, not {self.selector:#x}")
-
-    @property
-    def binds(self) -> tuple[int, tuple[int, ...]]:
-        """As a call."""
-        return PRIMARY, (ANY, ANY)
-
-    def meaning(self, *operands: Array) -> tuple[Array, ...]:
-        """Byte i is the one that nibble i of the selector names; sign replication is not supported."""
-        low, high = operands
-        result = np.zeros(np.broadcast(low, high).shape, np.uint32)
-        for i in range(4):
-            pick = (self.selector >> (4 * i)) & 7
-            source = low if pick < 4 else high
-            result |= ((source >> np.uint32(8 * (pick & 3))) & np.uint32(0xFF)) << np.uint32(8 * i)
-        return (result,)
+def _reinterpreted(i: Formed) -> Expression:
+    text = _BITCAST.get((i.source, i.to), f"({REGISTER[i.to].cuda}){{0}}")
+    return Expression(text, PREFIX, (PREFIX,))
 
 
-_HALF_TYPE = {u32: u16, u64: u32}
+for bits, types in (("b16", "u16 s16"), ("b32", "u32 s32 f32"), ("b64", "u64 s64 f64")):
+    form(
+        f"mov.{bits}.{{source}}.{{to}} d:to, a:source",
+        source=types,
+        to=types,
+        choose=lambda i: lambda x: np.ascontiguousarray(x).view(REGISTER[i.to].numpy),
+        call=_reinterpreted,
+        **MOVES,
+    )
 
 
-@dataclass(frozen=True, slots=True)
-class Combine(Lanewise):
-    """``mov.b32 d, {low, high}``: two registers as the halves of one of type ``dtype``, u32 or u64."""
-
-    dtype: DType
-    moves_bits: ClassVar[bool] = True
-    ptx = "mov.b{self.dtype.bits}.combine"
-    inline = "mov.b{self.dtype.bits} %0, {{%1, %2}};"
-    gives = ("dtype",)
-
-    @property
-    def operand_types(self) -> tuple[DType, ...]:
-        """The low half, the high half."""
-        return (_HALF_TYPE[self.dtype],) * 2
-
-    def meaning(self, *operands: Array) -> tuple[Array, ...]:
-        """The bits of both, side by side."""
-        low, high = (x.astype(self.dtype.numpy) for x in operands)
-        return (low | high << self.dtype.numpy.type(self.dtype.bits // 2),)
-
-
-@dataclass(frozen=True, slots=True)
-class Half(Lanewise):
-    """``mov.b32 {low, high}, a``: one half (0 low, 1 high) of a register of type ``dtype``, u32 or u64."""
-
-    dtype: DType
-    which: int
-    moves_bits: ClassVar[bool] = True
-    takes = ("dtype",)
-
-    @property
-    def mnemonic(self) -> str:
-        """The move, its width and which half (PTX ISA, "mov")."""
-        return f"mov.b{self.dtype.bits}.{'high' if self.which else 'low'}"
-
-    @property
-    def result_types(self) -> tuple[DType, ...]:
-        """The half."""
-        return (_HALF_TYPE[self.dtype],)
-
-    @property
-    def template(self) -> str:
-        """``mov`` of a register into a vector, of which one part stays."""
-        bits, pair = self.dtype.bits // 2, "{unused, half}" if self.which else "{half, unused}"
-        return f"{{ .reg .b{bits} half, unused; mov.b{self.dtype.bits} {pair}, %1; mov.b{bits} %0, half; }}"
-
-    def meaning(self, *operands: Array) -> tuple[Array, ...]:
-        """The half's bits."""
-        half = self.result_types[0]
-        moved = operands[0] >> self.dtype.numpy.type(half.bits) if self.which else operands[0]
-        return (moved.astype(half.numpy),)
-
-
-@dataclass(frozen=True, slots=True)
-class Move(Lanewise):
+def move(dtype: DType) -> Formed:
     """A copy of one register: how a mutable register is set and how its value is kept."""
+    return named(f"mov.{dtype}", ptx=False)
 
-    dtype: DType
-    moves_bits: ClassVar[bool] = True
-    ptx = "mov.{self.dtype}"
-    call = "{0}"
-    takes = ("dtype",)
-    gives = ("dtype",)
 
-    @staticmethod
-    def exact(x: Array) -> Array:  # type: ignore[override]
-        """The value, unchanged."""
-        return x
+def bitcast(source: DType, dtype: DType) -> Formed:
+    """The same bits read as another type of the same width."""
+    for t in (source, dtype):
+        takes("a conversion", t, REGISTERS)
+    return named(f"mov.b{dtype.bits}.{source}.{dtype}", ptx=False)
 
-    @staticmethod
-    def gradient(_k: Any, _y: Any, g: Any, _x: Any) -> Sequence[Any]:  # type: ignore[override]
-        """The gradient, unchanged."""
-        return (g,)
 
-    def meaning(self, *operands: Array) -> tuple[Array, ...]:
-        """The operand, unchanged."""
-        return (operands[0],)
+def _part_type(i: Formed) -> dict[str, Any]:
+    part = u16 if i.bits == "b32" else u32
+    return {"part_type": part, "shift": REGISTER[i.bits].numpy.type(part.bits)}
+
+
+form(
+    "mov.{bits}.combine d:bits, low:part_type, high:part_type",
+    bits="b32 b64",
+    let=_part_type,
+    choose=lambda i: lambda *parts: parts[0].astype(i.shift.dtype) | parts[1].astype(i.shift.dtype) << i.shift,
+    inline=lambda i: f"mov.{i.bits} %0, {{%1, %2}};",
+    **MOVES,
+)
+form(
+    "mov.{bits}.{part} d:part_type, a:bits",
+    bits="b32 b64",
+    part="low high",
+    let=_part_type,
+    choose=lambda i: lambda x: (x >> i.shift if i.part == "high" else x).astype(i.part_type.numpy),
+    inline=lambda i: (
+        f"{{ .reg .b{i.part_type.bits} half, unused; mov.{i.bits} {_first_or_second(i)}, %1; "
+        f"mov.b{i.part_type.bits} %0, half; }}"
+    ),
+    **MOVES,
+)
+
+
+def combine(dtype: DType) -> Formed:
+    """Two registers (low, high) as the halves of one of type ``dtype``, u32 or u64."""
+    return named(f"mov.b{dtype.bits}.combine", ptx=False)
+
+
+def half_of(dtype: DType, which: int) -> Formed:
+    """One half (0 low, 1 high) of a register of type ``dtype``, u32 or u64."""
+    return named(f"mov.b{dtype.bits}.{'high' if which else 'low'}", ptx=False)
+
+
+def _picked(i: Formed) -> Any:
+    """Byte n is the one that nibble n of the selector names: 0 to 3 of the first register, 4 to 7 of the second."""
+    if not 0 <= i.selector <= 0x7777 or i.selector & 0x8888:
+        raise VerifyError(f"prmt picks four of the bytes 0 to 7, one a hex digit, not {i.selector:#x}")
+
+    def permuted(low: Array, high: Array) -> Array:
+        result = np.zeros(np.broadcast(low, high).shape, np.uint32)
+        for n in range(4):
+            pick = (i.selector >> (4 * n)) & 7
+            source = low if pick < 4 else high
+            result |= ((source >> np.uint32(8 * (pick & 3))) & np.uint32(0xFF)) << np.uint32(8 * n)
+        return result
+
+    return permuted
+
+
+form(
+    "prmt.b32 d, a, b, #selector",
+    name=lambda i: f"prmt.b32.{i.selector:#06x}",
+    choose=_picked,
+    call=lambda i: Expression(f"__byte_perm({{0}}, {{1}}, {i.selector:#x})", PRIMARY, (ANY, ANY)),
+    **MOVES,
+)
+
+
+def permute(selector: int) -> Formed:
+    """Four bytes picked from the eight of two registers by the nibbles of an immediate."""
+    return named("prmt.b32", numbers=(("selector", selector),), ptx=False)

@@ -496,10 +496,35 @@ def named(
     raise RefusedError(f"{name} has no form of {operands} operands")
 
 
+_TABLES = (
+    "lanewise",
+    "conversion",
+    "special",
+    "collective",
+    "barriers",
+    "matrix",
+    "wmma",
+    "wgmma",
+    "memory",
+    "cluster",
+)
+
+
 @cache
 def load_tables() -> None:
     """Import the modules whose lines declare the package's forms, which themselves import this one."""
-    for name in ("lanewise", "collective", "barriers", "matrix", "wmma", "wgmma", "memory", "cluster"):
+    for name in (
+        "lanewise",
+        "conversion",
+        "special",
+        "collective",
+        "barriers",
+        "matrix",
+        "wmma",
+        "wgmma",
+        "memory",
+        "cluster",
+    ):
         import_module(f"warploom.isa.{name}")
 
 

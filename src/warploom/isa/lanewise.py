@@ -15,12 +15,10 @@ from typing import Any
 
 import numpy as np
 
-from warploom.core.dtypes import bf16, f16
 from warploom.isa import cpp, poison
 from warploom.isa import meanings as m
-from warploom.isa.alu import BINARY_MEANINGS, ROUND_TO_INTEGRAL, UNARY_MEANINGS
-from warploom.isa.base import Array, Open
-from warploom.isa.conversion import half_to_f32
+from warploom.isa.alu import BINARY_MEANINGS
+from warploom.isa.base import Open
 from warploom.isa.form import Formed, form
 from warploom.isa.integers import (
     bit_mask,
@@ -34,7 +32,7 @@ from warploom.isa.integers import (
     logic3,
     permute,
 )
-from warploom.isa.narrow import dot, f16_to_fp8, fp8_to_f16, pair_without_negatives, product24, to_fp8
+from warploom.isa.narrow import dot, product24
 
 # Derivatives: (k, result, its gradient, operands) → what is added to the gradient of each operand. At a tie, maximum
 # and minimum pass the gradient to their second operand; where no gradient comes, ex2 passes none on, though infinite.
@@ -296,24 +294,6 @@ form(
     gradient=lambda _: lambda k, y, g, c, a, b: (0.0, k.select(c, g, 0.0), k.select(c, 0.0, g)),
 )
 form("slct.{any}.{sign} d, a, b, c:sign", sign="s32 f32", meaning=lambda a, b, c: np.where(c >= 0, a, b))
-
-# Conversions of floats (others take several steps: the reader of PTX has them)
-form("cvt.{how}{.ftz}.f32.f32 d, a", how="rni rzi rmi rpi", choose=lambda i: m.flagged(i, ROUND_TO_INTEGRAL[i.how]))
-form("cvt.{how}.f64.f64 d, a", how="rni rzi rmi rpi", choose=lambda i: ROUND_TO_INTEGRAL[i.how])
-form("cvt.sat{.ftz}.f32.f32 d, a", choose=lambda i: m.flagged(i, m.saturated), default={"sat": ""})
-form("cvt.rna.tf32.f32 d:u32, a:f32", meaning=UNARY_MEANINGS["tf32"])
-for half, dtype in (("f16", f16), ("bf16", bf16)):
-
-    def narrowed(x: Array, dtype: Any = dtype) -> Array:
-        return np.ascontiguousarray(x).astype(dtype.numpy).view(np.uint16)
-
-    form(f"cvt.f32.{half} d:f32, a:{half}", meaning=lambda x, dtype=dtype: half_to_f32(x, dtype))
-    form(f"cvt.rn.{half}.f32 d:{half}, a:f32", meaning=narrowed)
-    form(f"cvt.rn.relu.{half}x2.f32 d:u32, a:f32, b:f32", meaning=pair_without_negatives(dtype))
-FP8 = {"fp8": "e4m3x2 e5m2x2", "since": "sm_90"}
-form("cvt.rn.satfinite{.relu}.{fp8}.f32 d:fp8, a:f32, b:f32", choose=lambda i: to_fp8(i.fp8, bool(i.relu)), **FP8)
-form("cvt.rn.satfinite{.relu}.{fp8}.f16x2 d:fp8, a:f16x2", choose=lambda i: f16_to_fp8(i.fp8, bool(i.relu)), **FP8)
-form("cvt.rn{.relu}.f16x2.{fp8} d:f16x2, a:fp8", choose=lambda i: fp8_to_f16(i.fp8, bool(i.relu)), **FP8)
 
 # Operators of C++ that PTX has otherwise: shifts that are undefined beyond the width, comparisons of predicates
 SHIFT: dict[str, Any] = {

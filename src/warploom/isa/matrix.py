@@ -17,9 +17,9 @@ import numpy as np
 from warploom.core.dtypes import DTYPES, DType, bf16, f16, f32, tf32, u32
 from warploom.core.errors import VerifyError
 from warploom.isa.base import Array
-from warploom.isa.conversion import half_to_f32
 from warploom.isa.effects import Access, Effect, WarpSync
 from warploom.isa.form import FORMS, Formed, RefusedError, form, named
+from warploom.isa.narrow import half_to_f32
 from warploom.layout.catalogue import mma_fragment
 from warploom.layout.fragments import FragmentLayout
 

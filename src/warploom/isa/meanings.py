@@ -17,10 +17,9 @@ import numpy as np
 from warploom.core.dtypes import bf16, f16
 from warploom.isa.alu import BINARY_MEANINGS, UNARY_MEANINGS, flush_subnormal
 from warploom.isa.base import Array
-from warploom.isa.conversion import half_to_f32
 from warploom.isa.form import Formed
 from warploom.isa.integers import multiply_high
-from warploom.isa.narrow import held, without_negatives
+from warploom.isa.narrow import half_to_f32, held, without_negatives
 from warploom.isa.rounding import fma_double, fma_single, single_to_odd, sum_to_odd, sum_towards
 
 Meaning = Callable[..., Any]

@@ -12,7 +12,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from warploom.core.dtypes import DType
+from warploom.core.dtypes import DType, bf16
 from warploom.isa.base import Array
 
 Meaning = Callable[..., Array]
@@ -112,11 +112,23 @@ def fp8_to_f16(kind: str, relu: bool) -> Meaning:
     return converted
 
 
+def half_to_f32(bits: Array, half: DType) -> Array:
+    """float32 values of 16-bit patterns of type ``half`` (f16 or bf16)."""
+    if half is bf16:
+        return (bits.astype(np.uint32) << np.uint32(16)).view(np.float32)
+    return np.ascontiguousarray(bits).view(np.float16).astype(np.float32)
+
+
+def pack_halves(half: DType, low: Array, high: Array) -> Array:
+    """Two f32 rounded to nearest even, as a pair of f16 or bf16."""
+    return _packed(*(np.ascontiguousarray(x).astype(half.numpy) for x in (low, high)))
+
+
 def pair_without_negatives(half: DType) -> Meaning:
     """``cvt.rn.relu`` of two f32, the high one first, as a pair of f16 or bf16."""
 
     def converted(*x: Array) -> Array:
-        halves = [without_negatives(v).astype(half.numpy) for v in x]
-        return _packed(halves[1], halves[0])
+        high, low = map(without_negatives, x)
+        return pack_halves(half, low, high)
 
     return converted

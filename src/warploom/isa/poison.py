@@ -47,6 +47,17 @@ def selected(_: Any, values: Arrays, shadows: Arrays, results: Arrays) -> tuple[
     return (chosen | filled(shadows[0], results[0].dtype),)
 
 
+def packed(_: Any, __: Arrays, shadows: Arrays, ___: Arrays) -> tuple[Array, ...]:
+    """Two values as the halves of a word: a poisoned one poisons its half."""
+    low, high = shadows
+    return (np.where(low != 0, LOW, np.uint32(0)) | np.where(high != 0, HIGH, np.uint32(0)),)
+
+
+def unpacked(i: Any, _: Arrays, shadows: Arrays, results: Arrays) -> tuple[Array, ...]:
+    """The value of one half of a word: a poisoned bit of the half poisons it."""
+    return (filled((shadows[0] & (HIGH if i.part == "high" else LOW)) != 0, results[0].dtype),)
+
+
 def by_halves(_: Any, __: Arrays, shadows: Arrays, ___: Arrays) -> tuple[Array, ...]:
     """Packed pairs: a poisoned bit poisons its half of the result."""
     wide = [np.where(s & LOW, LOW, np.uint32(0)) | np.where(s & HIGH, HIGH, np.uint32(0)) for s in shadows]

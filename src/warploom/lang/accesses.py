@@ -11,7 +11,7 @@ from warploom.core.errors import TraceError, shown
 from warploom.isa import memory as isa
 from warploom.isa.effects import MemoryOrder, Space
 from warploom.isa.memory import register_type
-from warploom.isa.warp import Special
+from warploom.isa.special import special
 from warploom.lang.arithmetic import Arithmetic
 from warploom.lang.fold import split_sum
 from warploom.lang.values import Mutable, Number, Traced
@@ -28,7 +28,7 @@ class Accesses(Arithmetic):
     @property
     def shared_base(self) -> Traced:
         """The address of the CTA's dynamic shared memory (u32)."""
-        return self.emit(Special("shared_base"), ())[0]
+        return self.emit(special("shared_base"), ())[0]
 
     def advance(self, address: Traced, elements: Number, size: int) -> Traced:
         """``address`` + elements · size, widened to 64 bits."""

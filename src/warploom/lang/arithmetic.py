@@ -10,14 +10,14 @@ import numpy as np
 from warploom.core.dtypes import DType, bf16, e4m3, e5m2, f16, f32, pred, s8, s16, s32, u8, u16, u32, u64
 from warploom.core.errors import TraceError, shown
 from warploom.isa.conversion import (
-    Bitcast,
-    Convert,
-    Half,
-    PackBytes,
-    PackPair,
-    Permute,
     Rounding,
-    UnpackHalf,
+    bitcast,
+    convert,
+    half_of,
+    pack_bytes,
+    pack_pair,
+    permute,
+    unpack_half,
 )
 from warploom.isa.form import named
 from warploom.isa.operators import multiply_wide, pair_arithmetic, select
@@ -98,7 +98,7 @@ class Arithmetic(Builder):
                 else int(x.constant),
                 dtype,
             )
-        return self.emit(Convert(x.dtype, dtype, _ROUNDING[rounding or "zero"]), (x,))[0]
+        return self.emit(convert(x.dtype, dtype, _ROUNDING[rounding or "zero"]), (x,))[0]
 
     def _from_bits(self, x: Element) -> Traced:
         """The value of an element that arrived as bits: f32 of a short float, s32 of a short signed integer."""
@@ -140,8 +140,8 @@ class Arithmetic(Builder):
         low, second, third, high = (
             self.operand(self.convert(x, s32, rounding="nearest") if _is_float(x) else x, s32) for x in values
         )
-        upper = self.emit(PackBytes(dtype), (third, high, self.constant(0, u32)))[0]
-        return self.emit(PackBytes(dtype), (low, second, upper))[0]
+        upper = self.emit(pack_bytes(dtype), (third, high, self.constant(0, u32)))[0]
+        return self.emit(pack_bytes(dtype), (low, second, upper))[0]
 
     def unpack_bytes(self, word: Traced, dtype: DType) -> tuple[Traced, Traced, Traced, Traced]:
         """The four bytes of a u32, the lowest first: of s8 and u8 as s32, of e4m3 and e5m2 (sm_90) as f32, exactly."""
@@ -156,7 +156,7 @@ class Arithmetic(Builder):
 
     def unpack_fp8(self, word: Traced) -> tuple[Traced, Traced]:
         """The four ``e4m3`` of a u32 as two packed pairs of f16, the lowest first, exactly (sm_90)."""
-        halves = [self.emit(Half(u32, which), (self.operand(word, u32),))[0] for which in (0, 1)]  # no shift in SASS
+        halves = [self.emit(half_of(u32, which), (self.operand(word, u32),))[0] for which in (0, 1)]  # no shift in SASS
         low, high = (self.emit(named("cvt.rn.f16x2.e4m3x2"), (half,))[0] for half in halves)
         return low, high
 
@@ -166,7 +166,7 @@ class Arithmetic(Builder):
 
     def _from_fp8(self, word: Traced, dtype: DType) -> tuple[Traced, Traced]:
         """The two fp8 of a word's lower half, as f32."""
-        pair = self.emit(Convert(u32, u16), (self.operand(word, u32),))[0]
+        pair = self.emit(convert(u32, u16), (self.operand(word, u32),))[0]
         return self.unpack(self.emit(named(f"cvt.rn.f16x2.{dtype}x2"), (pair,))[0], f16)
 
     def bitcast(self, x: Traced, dtype: DType) -> Traced:
@@ -177,7 +177,7 @@ class Arithmetic(Builder):
             return x
         if x.dtype.bits != dtype.bits:
             raise TraceError(f"bitcast from {x.dtype} to {dtype} changes the width ({self.here()}); use k.convert")
-        return self.emit(Bitcast(x.dtype, dtype), (x,))[0]
+        return self.emit(bitcast(x.dtype, dtype), (x,))[0]
 
     @word("fma.rn.f32")
     def fma(self, a: Number, b: Number, c: Number) -> Traced:  # pyright: ignore[reportReturnType]
@@ -241,7 +241,7 @@ class Arithmetic(Builder):
 
     def prmt(self, a: Traced, b: Traced, selector: int) -> Traced:
         """Four bytes of the pair (a low, b high), picked by the nibbles of ``selector``."""
-        return self.emit(Permute(selector), (self.operand(a, u32), self.operand(b, u32)))[0]
+        return self.emit(permute(selector), (self.operand(a, u32), self.operand(b, u32)))[0]
 
     def select(self, condition: Number, a: Number, b: Number) -> Traced:
         """``a`` in the lanes where the predicate holds, else ``b``."""
@@ -259,13 +259,13 @@ class Arithmetic(Builder):
     def pack(self, low: Number, high: Number, half: DType) -> Traced:
         """Two f32 values rounded to f16 or bf16, in one u32 (low in the low bits)."""
         self._check_half(half)
-        return self.emit(PackPair(half), (self.operand(low, f32), self.operand(high, f32)))[0]
+        return self.emit(pack_pair(half), (self.operand(low, f32), self.operand(high, f32)))[0]
 
     def unpack(self, pair: Traced, half: DType) -> tuple[Traced, Traced]:
         """The (low, high) halves of a packed pair as f32, exactly."""
         self._check_half(half)
         x = self.operand(pair, u32)
-        return self.emit(UnpackHalf(half, 0), (x,))[0], self.emit(UnpackHalf(half, 1), (x,))[0]
+        return self.emit(unpack_half(half, 0), (x,))[0], self.emit(unpack_half(half, 1), (x,))[0]
 
     def pair(self, op: str, half: DType, *operands: Traced) -> Traced:
         """Packed 16-bit arithmetic: ``fma add mul min max`` on both halves at once."""

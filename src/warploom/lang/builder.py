@@ -34,7 +34,7 @@ from warploom.ir.statements import (
     When,
 )
 from warploom.isa.base import Instruction
-from warploom.isa.conversion import Move
+from warploom.isa.conversion import move
 from warploom.isa.operators import binary, unary
 from warploom.lang.fold import fold_binary, is_commutative
 from warploom.lang.loaded import holds_bits
@@ -263,12 +263,12 @@ class Builder:
     # -- mutable registers
     def read(self, source: Mutable) -> Traced:
         """A snapshot of a mutable register."""
-        return self.emit(Move(source.dtype), (Traced(self, source.register),))[0]
+        return self.emit(move(source.dtype), (Traced(self, source.register),))[0]
 
     def write(self, target: Mutable, value: Number) -> None:
         """Overwrite a mutable register."""
         x = self.operand(value, target.dtype)
-        self.append(Op(Move(target.dtype), (x.ir,), (target.register,), self.here()))
+        self.append(Op(move(target.dtype), (x.ir,), (target.register,), self.here()))
 
     # -- blocks
     @contextmanager

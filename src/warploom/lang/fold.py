@@ -10,7 +10,7 @@ import numpy as np
 
 from warploom.core.dtypes import DType, pred, u32
 from warploom.isa.operators import COMPARISONS, binary
-from warploom.isa.warp import Special
+from warploom.isa.special import special
 from warploom.lang.values import Number, TileAddress, Traced, Tracer, defining_op
 
 _COMMUTATIVE = {"add", "mul", "and", "or", "xor", "min", "max"}
@@ -66,7 +66,7 @@ def _range(value: Traced) -> tuple[int | None, int]:
     definition = defining_op(value)
     if definition is None or value.dtype is not u32:
         return unknown
-    if definition.instruction == Special("tid.x"):
+    if definition.instruction == special("tid.x"):
         return 0, 1023
     op = definition.instruction.operator
     if not op:

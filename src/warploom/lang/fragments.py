@@ -10,7 +10,7 @@ from typing import Literal, TypeAlias, get_args, overload
 from warploom.core.dtypes import DType, bf16, f16, f32, tf32, u32
 from warploom.core.errors import TraceError, shown
 from warploom.isa.matrix import mma
-from warploom.isa.warp import FULL_MASK
+from warploom.isa.special import FULL_MASK
 from warploom.lang.pointers import GlobalPointer, SharedTile
 from warploom.lang.reducers import NAMED, Reducer, State, single
 from warploom.lang.values import Mutable, Number, Traced

@@ -9,7 +9,7 @@ from warploom.core.dtypes import pred, u32
 from warploom.core.errors import TraceError
 from warploom.isa.barriers import bar_arrive, bar_sync
 from warploom.isa.collective import Mode, shuffle
-from warploom.isa.warp import FULL_MASK, ReadClock, Special
+from warploom.isa.special import FULL_MASK, read_clock, special
 from warploom.lang.declared import word
 from warploom.lang.memory import MemoryWords
 from warploom.lang.values import Number, Traced
@@ -55,7 +55,7 @@ class WarpWords(MemoryWords):
 
     def special(self, register: str) -> Traced:
         """A special register by PTX's name: ``tid.x``, ``ctaid.y``, ``nctaid.z`` …"""
-        return self.emit(Special(register), ())[0]
+        return self.emit(special(register), ())[0]
 
     @property
     def thread(self) -> Traced:
@@ -99,7 +99,7 @@ class WarpWords(MemoryWords):
 
     def clock(self) -> Traced:
         """The SM's cycle counter (u64), read where it is written."""
-        return self.emit(ReadClock(), ())[0]
+        return self.emit(read_clock(), ())[0]
 
     # -- shuffles and votes
     def shfl_xor(self, x: Number, lane_mask: Number, member_mask: Number = FULL_MASK) -> Traced:

@@ -13,12 +13,12 @@ from warploom.core.errors import VerifyError
 from warploom.ir import statements as ir
 from warploom.ir.statements import Const, Op, Statement, Tile, Value, When
 from warploom.isa.base import Instruction as Isa
-from warploom.isa.conversion import Bitcast, Convert, Move
+from warploom.isa.conversion import bitcast, convert, move
 from warploom.isa.effects import Scope, Space
 from warploom.isa.form import Formed
 from warploom.isa.operators import binary, select, unary
 from warploom.isa.spaces import FromGeneric, IsSpace, Window
-from warploom.isa.warp import Special
+from warploom.isa.special import special
 from warploom.ptx.blocks import Block
 from warploom.ptx.emitter import Emitter
 from warploom.ptx.forms import Form
@@ -168,7 +168,7 @@ class Builder(Emitter):
             return
         result, carry = (self.fresh(t) for t in made.result_types)
         self.emit(made, values, (result, carry))
-        self.emit(Move(u32), (carry,), (self.carry,))
+        self.emit(move(u32), (carry,), (self.carry,))
         self.assign(targets[0], result)
 
     def scope(self, made: Formed) -> Scope:
@@ -230,7 +230,7 @@ class Builder(Emitter):
             return constant(operand.pattern(dtype.bits), dtype)
         if np.isnan(operand.value) and operand.width == dtype.bits:  # keep its bits
             bits = u32 if dtype.bits == 32 else u64
-            return self.once(Bitcast(bits, dtype), constant(operand.bits, bits))
+            return self.once(bitcast(bits, dtype), constant(operand.bits, bits))
         return Const(dtype, float(dtype.numpy.type(operand.value)))
 
     def cast(self, x: ir.Operand, dtype: DType) -> ir.Operand:
@@ -240,9 +240,9 @@ class Builder(Emitter):
         if isinstance(x, Const) and x.dtype.is_integer and dtype.is_integer:
             return constant(int(x.value), dtype)
         if x.dtype.bits == dtype.bits:
-            return self.once(Bitcast(x.dtype, dtype), x)
+            return self.once(bitcast(x.dtype, dtype), x)
         if dtype.is_integer and x.dtype.bits > dtype.bits:
-            return self.once(Convert(unsigned(x.dtype), dtype), self.cast(x, unsigned(x.dtype)))
+            return self.once(convert(unsigned(x.dtype), dtype), self.cast(x, unsigned(x.dtype)))
         raise self.refusal(f"a register of {x.dtype.bits} bits is read as {dtype}")
 
     def symbol(self, symbol: Symbol) -> ir.Operand:
@@ -294,9 +294,9 @@ class Builder(Emitter):
     def _window(self, name: str) -> tuple[ir.Operand, int] | None:
         """Where the space of a shared or local variable begins, and the variable's place in it."""
         if name in self.names.shared:
-            return self.once(Special("shared_base")), self.names.shared[name].offset
+            return self.once(special("shared_base")), self.names.shared[name].offset
         if name in self.names.local:
-            return self.once(Special("local_base")), self.names.local[name]
+            return self.once(special("local_base")), self.names.local[name]
         return None
 
     def access(self, address: Operand, space: str, make: Make, results: Sequence[DType]) -> list[ir.Operand]:
@@ -315,7 +315,7 @@ class Builder(Emitter):
             base = self.binary("add", base, offset)
         found = [ir.Register(next(self.numbers), t, "generic") for t in results]
         for register in found:
-            self.emit(Move(register.dtype), (constant(0, register.dtype),), (register,))
+            self.emit(move(register.dtype), (constant(0, register.dtype),), (register,))
         elsewhere: ir.Operand = Const(pred, True)
         for window in self.windows:
             inside = self.op(IsSpace(window), base)
@@ -399,14 +399,14 @@ class Builder(Emitter):
         """An integer as one of another width: extended by its sign if it has one, or its low bits."""
         if isinstance(x, Const):
             return constant(int(x.value), dtype)
-        return x if x.dtype is dtype else self.once(Convert(x.dtype, dtype), x)
+        return x if x.dtype is dtype else self.once(convert(x.dtype, dtype), x)
 
     def _put(self, name: str, x: ir.Operand) -> None:
         if name in self.usage.local and not isinstance(x, ir.Register):
             self._values[name] = x
         else:
             target = self._target(name)
-            self.emit(Move(target.dtype), (x,), (target,))
+            self.emit(move(target.dtype), (x,), (target,))
 
     def _target(self, name: str) -> Value:
         if name not in self.usage.local:

@@ -12,7 +12,7 @@ from warploom.core.dtypes import pred, s16, s32, u8, u16, u32
 from warploom.ir.statements import Operand as Value
 from warploom.isa import memory as isa
 from warploom.isa.async_copy import CommitCopies, CopiesArrive, CpAsync, WaitCopies
-from warploom.isa.conversion import Combine, Half
+from warploom.isa.conversion import combine, half_of
 from warploom.isa.effects import Space
 from warploom.isa.form import Formed
 from warploom.isa.memory import CACHE_HINTS, register_type, width
@@ -88,7 +88,7 @@ def _element(b: Builder, words: Sequence[Value], index: int, kind: str) -> Value
     word, place = words[index // per_word], index % per_word
     if width(kind) == 8:
         return byte(b, b.binary("shr", word, 8 * place) if place else word, kind[0] == "s")
-    half = b.once(Half(u32, place), word)
+    half = b.once(half_of(u32, place), word)
     return b.extend(b.cast(half, s16), s32) if kind[0] == "s" else half
 
 
@@ -139,7 +139,7 @@ def _words(b: Builder, values: Sequence[Operand], kind: str) -> list[Value]:
         halves = [b.binary("or", bytes_[i], b.binary("shl", bytes_[i + 1], 8)) for i in range(0, len(bytes_), 2)]
     if len(halves) == 1:
         return [b.extend(halves[0], u32)]
-    return [b.op(Combine(u32), *halves[i : i + 2]) for i in range(0, len(halves), 2)]
+    return [b.op(combine(u32), *halves[i : i + 2]) for i in range(0, len(halves), 2)]
 
 
 @lowered("atom", "red")

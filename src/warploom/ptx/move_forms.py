@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from warploom.core.dtypes import pred, u32, u64
 from warploom.ir.statements import Operand as Value
-from warploom.isa.conversion import Combine, Half
+from warploom.isa.conversion import combine, half_of
 from warploom.ptx.builder import Builder, form
 from warploom.ptx.forms import Form
 from warploom.ptx.syntax import TYPES, Operand, Vector
@@ -34,10 +34,10 @@ def _packed(b: Builder, f: Form, kind: str, source: Vector) -> Value:
     bits, count = TYPES[kind], len(source.items)
     if bits == 64 and count == 4:  # two halves of two quarters
         halves = [_packed(b, f, "b32", Vector(source.items[i : i + 2])) for i in (0, 2)]
-        return b.op(Combine(u64), *halves)
+        return b.op(combine(u64), *halves)
     if count != 2 or bits not in (32, 64):
         raise f.refusal()
-    instruction = Combine(u32 if bits == 32 else u64)
+    instruction = combine(u32 if bits == 32 else u64)
     return b.op(instruction, *(b.read(x, t) for x, t in zip(source.items, instruction.operand_types, strict=True)))
 
 
@@ -45,9 +45,9 @@ def _unpack(b: Builder, f: Form, kind: str, target: Vector, source: Operand) -> 
     bits, count = TYPES[kind], len(target.items)
     whole = b.read(source, TYPE[f"b{bits}"])
     if bits == 64 and count == 4:
-        parts = [b.op(Half(u32, q), b.op(Half(u64, h), whole)) for h in (0, 1) for q in (0, 1)]
+        parts = [b.op(half_of(u32, q), b.op(half_of(u64, h), whole)) for h in (0, 1) for q in (0, 1)]
     elif count == 2 and bits in (32, 64):
-        parts = [b.op(Half(u32 if bits == 32 else u64, which), whole) for which in (0, 1)]
+        parts = [b.op(half_of(u32 if bits == 32 else u64, which), whole) for which in (0, 1)]
     else:
         raise f.refusal()
     for register, part in zip(target.items, parts, strict=True):

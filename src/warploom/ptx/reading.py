@@ -35,7 +35,7 @@ def find(i: Instruction, home: Home, constants: Mapping[str, Operand], read: Con
         except RefusedError as refused:
             why = why or refused
             continue
-        if form.plain and form.registers != "home":  # registers alone need no second look
+        if form.plain and form.registers != "home" and not form.operands:  # registers alone need no second look
             _PLAIN[key] = found[0]
         return found
     assert why is not None

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 
 from warploom.core.dtypes import u32, u64
 from warploom.ir.statements import Const, Operand
-from warploom.isa.conversion import Convert
-from warploom.isa.warp import SPECIAL_REGISTERS, ReadClock, Special
+from warploom.isa.conversion import convert
+from warploom.isa.special import SPECIAL_REGISTERS, read_clock, special
 from warploom.ptx.emitter import Emitter
 
 _MASKS = ("eq", "lt", "le", "gt", "ge")
@@ -35,16 +35,16 @@ class Specials:
         if fixed is not None:
             return Const(u32, fixed)
         if known in SPECIAL_REGISTERS and known not in ("shared_base", "local_base", "clock64"):
-            return b.once(Special(known))
+            return b.once(special(known))
         if known in ("clock64", "globaltimer"):
-            return b.op(ReadClock())
+            return b.op(read_clock())
         if known in ("clock", "globaltimer_lo"):
-            return b.op(Convert(u64, u32), b.op(ReadClock()))
-        lane = b.binary("and", b.once(Special("tid.x")), 31)
+            return b.op(convert(u64, u32), b.op(read_clock()))
+        lane = b.binary("and", b.once(special("tid.x")), 31)
         if known == "laneid":
             return lane
         if known == "warpid":
-            return b.binary("shr", b.once(Special("tid.x")), 5)
+            return b.binary("shr", b.once(special("tid.x")), 5)
         if register.startswith("lanemask_") and register[9:] in _MASKS:
             return _lane_mask(b, lane, register[9:])
         raise b.refusal(f"the register {name} is not known")
@@ -64,7 +64,7 @@ class Specials:
         }.get(register)
 
     def _thread(self, b: Emitter, axis: str) -> Operand:
-        linear = b.once(Special("tid.x"))
+        linear = b.once(special("tid.x"))
         x, y, _ = self.block
         if self.block[1:] == (1, 1):
             return linear if axis == "x" else Const(u32, 0)

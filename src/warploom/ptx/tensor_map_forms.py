@@ -11,8 +11,8 @@ from warploom.core.dtypes import u32, u64
 from warploom.ir.statements import Const
 from warploom.isa.form import named
 from warploom.isa.memory import load, store
+from warploom.isa.special import FULL_MASK, special
 from warploom.isa.tensor_map import FIELDS, MAP_BYTES, TensorMapReplace
-from warploom.isa.warp import FULL_MASK, Special
 from warploom.ptx.builder import Builder, form
 from warploom.ptx.forms import Form
 from warploom.ptx.syntax import Integer, Operand
@@ -65,7 +65,7 @@ def _publish(b: Builder, f: Form) -> None:
     target, source, size = f.operands(3)
     _size(b, f, size)
     (to, to_offset, _), (base, offset, within) = b.address(target, "global"), b.address(source, "shared")
-    place = b.binary("shl", b.binary("and", b.once(Special("tid.x")), 31), 2)
+    place = b.binary("shl", b.binary("and", b.once(special("tid.x")), 31), 2)
     word = b.fresh(u32)
     b.emit(load("shared", u32).at(offset=offset), (b.binary("add", base, place),), (word,), within)
     b.emit(store("global", u32).at(offset=to_offset), (b.binary("add", to, b.extend(place, u64)), word))

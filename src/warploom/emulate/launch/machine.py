@@ -46,7 +46,7 @@ from warploom.emulate.transactions.warpgroups import Warpgroups, has_wgmma
 from warploom.ir.program import Program
 from warploom.ir.statements import Const, Op
 from warploom.isa.effects import Access, Effect, Fence, GlobalWait, MbarrierWait, RegisterBudget, WarpSync
-from warploom.isa.warp import FULL_MASK
+from warploom.isa.special import FULL_MASK
 
 Array = NDArray[Any]
 

@@ -14,7 +14,7 @@ from warploom.emulate.findings.findings import Kind
 from warploom.emulate.memory.shared_memory import SHARED_BASE, SharedMemory
 from warploom.emulate.transactions.transaction import SharedRead
 from warploom.ir.statements import Op, Tile, Value
-from warploom.isa.conversion import half_to_f32
+from warploom.isa.narrow import half_to_f32
 from warploom.isa.wgmma import K, M, WarpgroupProduct
 from warploom.layout.wgmma import decode
 
