@@ -496,35 +496,14 @@ def named(
     raise RefusedError(f"{name} has no form of {operands} operands")
 
 
-_TABLES = (
-    "lanewise",
-    "conversion",
-    "special",
-    "collective",
-    "barriers",
-    "matrix",
-    "wmma",
-    "wgmma",
-    "memory",
-    "cluster",
-)
+_TABLES = ("lanewise", "conversion", "special", "collective", "barriers", "memory", "cluster")
+_MATRIX_TABLES = ("matrix", "wmma", "wgmma")
 
 
 @cache
 def load_tables() -> None:
     """Import the modules whose lines declare the package's forms, which themselves import this one."""
-    for name in (
-        "lanewise",
-        "conversion",
-        "special",
-        "collective",
-        "barriers",
-        "matrix",
-        "wmma",
-        "wgmma",
-        "memory",
-        "cluster",
-    ):
+    for name in (*_TABLES, *_MATRIX_TABLES):
         import_module(f"warploom.isa.{name}")
 
 
