@@ -100,27 +100,25 @@ class DifferentiableAttention:
     """
 
     def __init__(self, caller: Caller, backward: Caller, operator: Any) -> None:
-        self.caller, self._backward, self._operator = caller, backward, operator
+        self.caller, self._backward, self._operator, self._name = caller, backward, operator, caller.name
         self.derivative = Derivative(frozenset({*"qkv", "sinks"}), self._traced_gradients)
         schema = Schema(caller.declaration, {"return_lse": True}, (_DETERMINISTIC,))
         self._recorder = Recorder(caller, schema, self.derivative, self._gradients, {"return_lse": True})
         self._names = frozenset([x.name for x in operator._schema.arguments])
         self._schema = schema
 
-    def __call__(
-        self, arrays: tuple[Any, ...], options: tuple[Any, ...], config: Any, check: Any, deterministic: bool
-    ) -> Any:
+    def __call__(self, given: Named, config: Any, check: Any, deterministic: bool) -> Any:
         """The results of a call; ``deterministic`` is an option of the gradients."""
-        caller, more = self.caller, {"deterministic": True} if deterministic else {}
-        if runs_eagerly(arrays[0]):
-            return eagerly(self._recorder, arrays, options, config, check, **more)
-        named, asked = caller.declaration.named(arrays), dict(zip(caller.option_names, options, strict=True))
-        operators, given = torch.ops.warploom, self._schema.arguments(named, asked, config)
-        given |= more
-        return_lse = asked["return_lse"]
-        if not (return_lse or differentiated(*[x for x in arrays if isinstance(x, torch.Tensor)])):
-            return getattr(operators, caller.name)(**given)
-        out, lse = getattr(operators, f"{caller.name}_lse")(**given)  # the backward pass needs both
+        if runs_eagerly(given["q"]):
+            more = {"deterministic": True} if deterministic else {}
+            return eagerly(self._recorder, *self.caller.positions(given), config, check, **more)
+        operators, arguments = torch.ops.warploom, self._schema.arguments(given, config)
+        if deterministic:
+            arguments["deterministic"] = True
+        return_lse = given.get("return_lse", False)
+        if not (return_lse or differentiated(*[given.get(name) for name in ("q", "k", "v", "sinks")])):
+            return getattr(operators, self._name)(**arguments)
+        out, lse = getattr(operators, f"{self._name}_lse")(**arguments)  # the backward pass needs both
         return (out, lse) if return_lse else out
 
     def _gradients(
@@ -188,8 +186,8 @@ def attention(
     turned = options.get("layout") == "bhsd" and q.stride(1) < q.stride(2)
     if turned:
         q, k, v, options["layout"] = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), "bshd"
-    arrays, asked = eager.attention_call.positions({"q": q, "k": k, "v": v, "return_lse": return_lse, **options})
-    found = _attention(arrays, asked, config, False, deterministic)
+    given = {"q": q, "k": k, "v": v, "return_lse": return_lse, **options}
+    found = _attention(given, config, False, deterministic)
     if not turned:
         return found
     return (found[0].transpose(1, 2), found[1]) if return_lse else found.transpose(1, 2)

@@ -35,7 +35,7 @@ def attention_paged(
         raise ProblemError("check=True reads lengths on the CPU, which a traced graph cannot: check before it")
     operators: Any = torch.ops.warploom
     operator = operators.attention_paged_lse if return_lse else operators.attention_paged
-    found = operator(**_SCHEMA.arguments(given, given, config))
+    found = operator(**_SCHEMA.arguments(given, config))
     if out is None:
         return found
     out.copy_(found[0] if return_lse else found)

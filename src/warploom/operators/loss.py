@@ -106,7 +106,7 @@ def linear_cross_entropy(*, config: Any = None, **given: Any) -> Any:
     if runs_eagerly(given["x"]):
         return eagerly(_recorder, *_CALL.positions(given), config)
     operators: Any = torch.ops.warploom
-    return operators.linear_cross_entropy(**_LOSS.arguments(given, given, config))
+    return operators.linear_cross_entropy(**_LOSS.arguments(given, config))
 
 
 _untraced = untraced(

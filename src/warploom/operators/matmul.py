@@ -88,4 +88,4 @@ def matmul(*, out: torch.Tensor | None = None, config: Any = None, **given: Any)
         given["epilogue"] = epilogues.name_of(epilogue)
     given |= dict(zip(("extra0", "extra1"), extras, strict=False))
     operators: Any = torch.ops.warploom
-    return operators.matmul(**_SCHEMA.arguments(given, given, config))
+    return operators.matmul(**_SCHEMA.arguments(given, config))

@@ -133,8 +133,8 @@ def _node(name: str, derivative: Derivative) -> Any:
         call, saved = ctx.call, ctx.saved_tensors
         if torch.is_grad_enabled():
             count = len(call.names)
-            tensors = dict(zip(call.names, saved, strict=False))
-            given = call.of.schema.arguments(tensors, call.of.named_options(call), call.config)
+            named = {**dict(zip(call.names, saved, strict=False)), **call.of.named_options(call)}
+            given = call.of.schema.arguments(named, call.config)
             found = derivative.backward(given, saved[count:], gradients, call.wanted)
         else:
             found = call.of.backward(call, saved, gradients)

@@ -92,6 +92,6 @@ def matmul_reduce(*, config: Any = None, **given: Any) -> Any:
     with_index = eager.reduction_named(given["op"], given["return_index"]) == "argmax"
     if not runs_eagerly(given["a"]):
         schema, operator = (_ARGMAX, operators.matmul_argmax) if with_index else (_REDUCE, operators.matmul_reduce)
-        return operator(**schema.arguments(given, given, config))
+        return operator(**schema.arguments(given, config))
     arrays, options = _CALL.positions(given)
     return eagerly(_recorder, arrays, options, config)

@@ -13,10 +13,9 @@ import numpy as np
 import torch
 
 from warploom.interop.refusals import refuse_watched
-from warploom.ops.declare import Declaration, Option
+from warploom.ops.declare import Declaration, Option, type_name
 
 _TYPES = {"bool": "bool", "int": "SymInt", "float": "float"}
-_NUMPY = np.ndarray, np.generic
 Named = Mapping[str, Any]
 
 
@@ -30,47 +29,43 @@ class Schema:
     def __init__(
         self, declaration: Declaration, fixed: Named | None = None, more: tuple[Option, ...] = (), *, twins: bool = True
     ) -> None:
-        self.declaration, self._fixed = declaration, dict(fixed or {})
-        self._options = tuple([x for x in declaration.options.values() if x.name not in self._fixed])
-        self._more = more
-        floats = [x.name for x in self._options if x.kind == "float"] if twins else []
-        self._twins = {name: f"{name}_tensor" for name in floats}
+        fixed = dict(fixed or {})
+        own = [x for x in declaration.options.values() if x.name not in fixed]
+        options = self._options = {x.name: x for x in (*own, *more)}
+        floats = [x.name for x in own if x.kind == "float"] if twins else []
+        twin_of = {name: f"{name}_tensor" for name in floats}
         arrays = list[str]()
         for name, array in declaration.arrays.items():
-            arrays += [f"{name.removesuffix('s')}{i}" for i in range(2)] if array.many else [name]
-        arrays = [name for name in arrays if name not in declaration.arrays or not declaration.arrays[name].written]
-        self._arrays = tuple(arrays)
-        needed = [f"Tensor {name}" for name in arrays if name in declaration.needed]
-        given = [_argument(x) for x in (*self._options, *more)]
-        others = [*[name for name in arrays if name not in declaration.needed], *self._twins.values()]
-        listed = [*needed, *[x for one in given for x in one], "str? config=None"]
-        self.text = ", ".join([*listed, *[f"Tensor? {name}=None" for name in others]])
+            if not array.written:
+                arrays += [f"{name.removesuffix('s')}{i}" for i in range(2)] if array.many else [name]
+        self._arrays = " ".join(arrays)
+        self._rows = " ".join(
+            f"{x.name}:{x.kind}:{twin_of.get(x.name, '') or '|'.join(x.choices)}" for x in options.values()
+        )
+        others = [*[name for name in arrays if name not in declaration.needed], *twin_of.values()]
+        listed = [f"Tensor {name}" for name in arrays if name in declaration.needed]
         self.defaults: dict[str, Any] = {"config": None, **dict.fromkeys(others)}
-        for x in (*self._options, *more):
-            if x.kind == "window":
-                self.defaults |= {f"{x.name}_left": None, f"{x.name}_right": None}
-            else:
-                self.defaults[x.name] = x.default
+        for x in options.values():
+            said, defaults = _arguments(x)
+            listed += said
+            self.defaults |= defaults
+        self.text = ", ".join([*listed, "str? config=None", *[f"Tensor? {name}=None" for name in others]])
         self.names = tuple([x.partition("=")[0].rpartition(" ")[2] for x in self.text.split(", ")])
-        self.exact = frozenset(self._twins.values()) | {name for name in arrays if declaration.is_exact(name)}
+        self.exact = frozenset(twin_of.values()) | {name for name in arrays if declaration.is_exact(name)}
         self._padding = tuple([self.defaults.get(name) for name in self.names])
         places = {name: i for i, name in enumerate(self.names)}
-        declared = [name for name in declaration.arrays if not declaration.arrays[name].many]
-        self._taken = [places.get(name, -1) for name in declared]
-        self._taken_many = [places[name] for name in arrays if name not in declaration.arrays]
-        self._plain = [places.get(x.name, -1) for x in declaration.options.values()]
-        self._windows = [
-            (i, places[f"{x.name}_left"], places[f"{x.name}_right"])
-            for i, x in enumerate(declaration.options.values())
-            if x.kind == "window" and x.name not in self._fixed
-        ]
-        self._tensors = [
-            (i, places[self._twins[x.name]])
-            for i, x in enumerate(declaration.options.values())
-            if x.name in self._twins
-        ]
+        known, numbered = declaration.arrays, enumerate(declaration.options)
+        self._taken = [places.get(name, -1) for name in known if not known[name].many]
+        self._many = [places[name] for name in arrays if name not in known]
+        self._plain = [(places.get(name, -1), fixed.get(name)) for name in declaration.options]
+        self._pairs = list[tuple[int, int, int]]()
+        self._twins = list[tuple[int, int]]()
+        for i, name in numbered:
+            if f"{name}_left" in places:
+                self._pairs.append((i, places[f"{name}_left"], places[f"{name}_right"]))
+            if name in twin_of:
+                self._twins.append((i, places[twin_of[name]]))
         self._config = places["config"]
-        self._known = tuple([self._fixed.get(x.name) for x in declaration.options.values()])
 
     # -- from an operator
     def every(self, arguments: tuple[Any, ...], named: Named) -> dict[str, Any]:
@@ -90,55 +85,58 @@ class Schema:
         else:
             arguments += self._padding[len(arguments) :]
         arrays = [arguments[i] if i >= 0 else None for i in self._taken]
-        arrays += [x for i in self._taken_many if (x := arguments[i]) is not None]
-        options = [arguments[i] if i >= 0 else known for i, known in zip(self._plain, self._known, strict=True)]
-        for i, left, right in self._windows:
+        arrays += [x for i in self._many if (x := arguments[i]) is not None]
+        options = [arguments[i] if i >= 0 else known for i, known in self._plain]
+        for i, left, right in self._pairs:
             if arguments[left] is not None or arguments[right] is not None:
                 options[i] = arguments[left], arguments[right]
-        for i, twin in self._tensors:
+        for i, twin in self._twins:
             if arguments[twin] is not None:
                 options[i] = arguments[twin]
         return tuple(arrays), tuple(options), arguments[self._config]
 
     # -- to an operator
-    def arguments(self, arrays: Named, options: Named, config: Any) -> dict[str, Any]:
-        """The arguments for arrays and options by their names. A number that a graph does not know is a tensor.
+    def arguments(self, given: Named, config: Any) -> dict[str, Any]:
+        """The arguments for what is given by the declaration's names. A number that a graph does not know is a tensor.
 
         That is read when the graph runs. NumPy's numbers are tensors to ``torch.compile``: what they are it does not
-        know.
+        know. What ``torch.compile`` reads of this object are texts: it guards on each thing that it reads.
         """
         compiling = torch.compiler.is_compiling()
-        found: dict[str, Any] = {name: arrays[name] for name in self._arrays if arrays.get(name) is not None}
-        for x in (*self._options, *self._more):
-            if x.name not in options:
+        found: dict[str, Any] = {name: given[name] for name in self._arrays.split() if given.get(name) is not None}
+        for row in self._rows.split():
+            name, kind, more = row.split(":")
+            if name not in given:
                 continue
-            value = options[x.name]
-            if x.kind == "window":
-                value = value if compiling else x.plain(value)
-                if value is not None:
-                    found[f"{x.name}_left"], found[f"{x.name}_right"] = value
-            elif x.name in self._twins and isinstance(value, torch.Tensor):
-                if not compiling and value.requires_grad:
-                    refuse_watched(x.name, value)
-                found[self._twins[x.name]] = value
-            elif x.name in self._twins and compiling and isinstance(value, _NUMPY):
-                found[self._twins[x.name]] = torch.as_tensor(value)
-            elif x.kind == "choice":
-                found[x.name] = x.plain(value)
-            elif x.text is not None:
-                found[x.name] = None if value is None else x.text(value)
-            else:
-                found[x.name] = value if compiling else x.plain(value)
+            value = given[name]
+            if kind == "float" and more and (isinstance(value, torch.Tensor) or (compiling and _is_numpy(value))):
+                if not compiling and isinstance(value, torch.Tensor) and value.requires_grad:
+                    refuse_watched(name, value)
+                found[more] = torch.as_tensor(value)
+                continue
+            if not compiling or (kind == "choice" and value not in more.split("|")):
+                value = self._options[name].plain(value)
+            if kind == "window" and value is not None:
+                found[f"{name}_left"], found[f"{name}_right"] = value
+            elif kind == "word":
+                found[name] = None if value is None else type_name(value)
+            elif kind != "window":
+                found[name] = value
         if config is not None:
             found["config"] = str(config)
         return found
 
 
-def _argument(option: Option) -> list[str]:
-    """An option as PyTorch's arguments."""
-    name = option.name
+def _is_numpy(value: Any) -> bool:
+    return isinstance(value, (np.ndarray, np.generic))
+
+
+def _arguments(option: Option) -> tuple[list[str], dict[str, Any]]:
+    """An option as PyTorch's arguments, and their defaults."""
+    name, default = option.name, option.default
     if option.kind == "window":
-        return [f"SymInt? {name}_left=None", f"SymInt? {name}_right=None"]
-    kind = _TYPES.get(option.kind, "str") + "?" * (option.optional or option.default is None)
-    default = f"'{option.default}'" if isinstance(option.default, str) else option.default
-    return [f"{kind} {name}={default}"]
+        sides = f"{name}_left", f"{name}_right"
+        return [f"SymInt? {side}=None" for side in sides], dict.fromkeys(sides)
+    kind = _TYPES.get(option.kind, "str") + "?" * (option.optional or default is None)
+    said = f"'{default}'" if isinstance(default, str) else default
+    return [f"{kind} {name}={said}"], {name: default}

@@ -43,10 +43,9 @@ def attention_varlen(
     out = given.get("out")
     if (out is not None or check is not False) and not runs_eagerly(q):
         return _checked(deterministic=deterministic, check=check, config=config, **given)
-    arrays, asked = _CALL.positions(given)
     if out is not None:  # has no history
-        return _CALL.computed(arrays, asked, config, check)
-    return _varlen(arrays, asked, config, check, deterministic)
+        return _CALL.computed(*_CALL.positions(given), config, check)
+    return _varlen(given, config, check, deterministic)
 
 
 _checked = untraced(

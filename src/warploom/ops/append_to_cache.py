@@ -24,7 +24,7 @@ from warploom.ops.attention_paged_arrays import (
     is_fp8,
     of_scale,
 )
-from warploom.ops.calls import Caller, Work
+from warploom.ops.calls import Caller, Computation
 from warploom.ops.declare import ArrayArgument, Few, Output, Tensor
 from warploom.ops.steps import Step, Steps
 
@@ -71,7 +71,7 @@ def append_to_cache(
     return append_call(arrays, (interleaved,), None, check)
 
 
-def _work(views: Arrays, asked: dict[str, Any], _: Any, copy: Callable[[ArrayView], ArrayView]) -> Work:
+def _work(views: Arrays, asked: dict[str, Any], _: Any, copy: Callable[[ArrayView], ArrayView]) -> Computation:
     problem = read_append(views, asked["interleaved"])
     lying = {name: aligned(settled(x), copy) if name in ("k", "v", "q") else x for name, x in views.items()}
     new, made = {"q_out": (tuple(views["q"].shape), views["q"].dtype)} if "q" in views else {}, None
@@ -81,7 +81,7 @@ def _work(views: Arrays, asked: dict[str, Any], _: Any, copy: Callable[[ArrayVie
         raise ProblemError("the cache has room for no key: allocate it larger")
     taken = {n: in_pairs(x) if n.endswith("_cache") and is_fp8(x) else x for n, x in lying.items()}
     written = "k_cache", "v_cache"
-    return Work(lying, new, lambda arrays: _steps(arrays, problem), taken, written, filled=True, made=made)
+    return Computation(lying, new, lambda arrays: _steps(arrays, problem), taken, written, filled=True, made=made)
 
 
 def _steps(arrays: Arrays, problem: AppendProblem) -> Steps:

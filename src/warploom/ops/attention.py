@@ -27,7 +27,7 @@ from warploom.ops.attention_arrays import (
     strides_of,
     without_keys,
 )
-from warploom.ops.calls import Caller, Shapes, Views, Work
+from warploom.ops.calls import Caller, Computation, Shapes, Views
 from warploom.ops.declare import Few, Tensor
 from warploom.ops.processors import Processor, decided
 from warploom.ops.steps import CallsPlan
@@ -166,7 +166,7 @@ def results(views: Mapping[str, ArrayView], options: Options) -> Shapes:
     return found | {"lse": (tuple([q.shape[i] for i in AXES[options.layout]]), f32)} if options.return_lse else found
 
 
-def _work(views: Views, asked: dict[str, Any], config: Any, copy: Callable[[ArrayView], ArrayView]) -> Work:
+def _work(views: Views, asked: dict[str, Any], config: Any, copy: Callable[[ArrayView], ArrayView]) -> Computation:
     options, views = Options.of(asked), laid_out(views, copy)
     problem, layout, new = checked(views, options), options.layout, results(views, options)
     made = None
@@ -174,7 +174,7 @@ def _work(views: Views, asked: dict[str, Any], config: Any, copy: Callable[[Arra
         if config is not None:
             configured(problem, views["q"].device, config)  # refuses what does not fit
         made = without_keys(views["q"], new, views.get("sinks"))
-    return Work(views, new, lambda lying: plan_for(problem, lying, layout, config).steps, made=made)
+    return Computation(views, new, lambda lying: plan_for(problem, lying, layout, config).steps, made=made)
 
 
 attention_call = Caller(attention, _work, recorded=True)

@@ -24,7 +24,7 @@ from warploom.ops.attention_arrays import (
     result_shape,
     strides_of,
 )
-from warploom.ops.calls import Caller, Views, Work
+from warploom.ops.calls import Caller, Computation, Views
 from warploom.ops.declare import Few, Tensor
 from warploom.ops.processors import decided
 from warploom.ops.steps import CallsPlan
@@ -129,7 +129,7 @@ def _plan(views: Views, problem: BackwardProblem, layout: str, config: Any) -> A
     return AttentionBackwardPlan(problem, config, reason, on.target.name, str(on), calls)
 
 
-def _work(views: Views, asked: dict[str, Any], config: Any, copy: Callable[[ArrayView], ArrayView]) -> Work:
+def _work(views: Views, asked: dict[str, Any], config: Any, copy: Callable[[ArrayView], ArrayView]) -> Computation:
     views, layout = laid_out(views, copy), asked["layout"]
     problem, likes = _checked(views, asked), {name: views[name[1:]] for name in _gradients(views)}
     p, made = problem.forward, None
@@ -140,7 +140,7 @@ def _work(views: Views, asked: dict[str, Any], config: Any, copy: Callable[[Arra
         if p.sinks and p.kv_len == 0 and "dlse" in views:  # the sink is the log-sum-exp
             made[3] = views["dlse"].array.sum((0, 2))
     new = {name: (tuple(x.shape), x.dtype) for name, x in likes.items()}
-    return Work(views, new, lambda lying: _plan(lying, problem, layout, config).steps, made=made)
+    return Computation(views, new, lambda lying: _plan(lying, problem, layout, config).steps, made=made)
 
 
 attention_backward_call = Caller(attention_backward, _work, said=OF_FORWARD)

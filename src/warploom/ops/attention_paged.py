@@ -24,7 +24,7 @@ from warploom.ops.attention_arrays import (
     without_keys,
 )
 from warploom.ops.attention_paged_arrays import CacheInputs, check_entries, given_split, read_cache
-from warploom.ops.calls import Caller, Shapes, Views, Work
+from warploom.ops.calls import Caller, Computation, Shapes, Views
 from warploom.ops.declare import ArrayArgument, Few, Output, Tensor
 from warploom.ops.processors import Processor
 from warploom.ops.steps import CallsPlan, Steps
@@ -240,7 +240,7 @@ def results(views: Mapping[str, ArrayView], options: Options) -> Shapes:
     return found | {"lse": (_lse_shape(q), f32)} if options.return_lse else found
 
 
-def _work(views: Views, asked: dict[str, Any], config: Any, copy: Callable[[ArrayView], ArrayView]) -> Work:
+def _work(views: Views, asked: dict[str, Any], config: Any, copy: Callable[[ArrayView], ArrayView]) -> Computation:
     views = _laid_out(views, copy)
     inputs, q, out = _inputs(views, asked), views["q"], views.get("out")
     new, made = results(views, Options.of(asked)), None
@@ -258,7 +258,7 @@ def _work(views: Views, asked: dict[str, Any], config: Any, copy: Callable[[Arra
         return _plan(again, arrays["out"], config).steps
 
     taken = {NAMES.get(name, name): view for name, view in inputs.views.items()}
-    return Work(views, new, steps, taken, () if out is None else ("out",), filled=True, made=made)
+    return Computation(views, new, steps, taken, () if out is None else ("out",), filled=True, made=made)
 
 
 def _look(views: Views, asked: dict[str, Any]) -> None:

@@ -14,7 +14,7 @@ from warploom.kernels.attention.packed import PackedOperands, PackedProblem, vio
 from warploom.kernels.attention.problem import Operands
 from warploom.kernels.settings import read, refuse
 from warploom.ops.attention_arrays import Options, Window, laid_out
-from warploom.ops.calls import Caller, Shapes, Views, Work
+from warploom.ops.calls import Caller, Computation, Shapes, Views
 from warploom.ops.declare import Few, Output, Tensor
 from warploom.ops.processors import Processor, decided
 from warploom.ops.steps import Steps, working_steps
@@ -132,7 +132,7 @@ def results(views: Mapping[str, ArrayView], options: Options) -> Shapes:
     return found | {"lse": ((q.shape[1], q.shape[0]), f32)} if options.return_lse else found
 
 
-def _work(views: Views, asked: dict[str, Any], config: Any, copy: Callable[[ArrayView], ArrayView]) -> Work:
+def _work(views: Views, asked: dict[str, Any], config: Any, copy: Callable[[ArrayView], ArrayView]) -> Computation:
     options, views = Options.of(asked), laid_out(views, copy, written="out")
     problem, inputs = read_packed(views, options)
     chosen, on = configured_packed(problem, views["q"], config)
@@ -146,7 +146,7 @@ def _work(views: Views, asked: dict[str, Any], config: Any, copy: Callable[[Arra
         return working_steps(chosen.calls_packed(problem, operands, on.multiprocessors), problem.flops)
 
     written = ("out",) if "out" in views else ()
-    return Work(views, new, steps, inputs, written, filled=True, made=made)
+    return Computation(views, new, steps, inputs, written, filled=True, made=made)
 
 
 def _look(views: Views, _: dict[str, Any]) -> None:

@@ -18,7 +18,7 @@ from warploom.kernels.attention.packed_backward import (
 from warploom.kernels.attention.packed_backward_problem import PackedBackwardProblem
 from warploom.kernels.settings import read
 from warploom.ops.attention_arrays import OF_FORWARD, Options, Window, check_results, laid_out
-from warploom.ops.calls import Caller, Views, Work
+from warploom.ops.calls import Caller, Computation, Views
 from warploom.ops.declare import ArrayArgument, Few, Tensor
 from warploom.ops.processors import decided
 from warploom.ops.steps import Steps, working_steps
@@ -62,7 +62,7 @@ def _zeros(kind: str, shape: Sequence[int], dtype: DType, device: Device) -> Cal
     return lambda: filled(kind, shape, dtype, device, 0.0)
 
 
-def _work(views: Views, asked: dict[str, Any], config: Any, copy: Callable[[ArrayView], ArrayView]) -> Work:
+def _work(views: Views, asked: dict[str, Any], config: Any, copy: Callable[[ArrayView], ArrayView]) -> Computation:
     views = laid_out(views, copy)
     forward = {name: view for name, view in views.items() if name not in ("o", "dout", "lse", "dlse")}
     problem, inputs = read_packed(forward, Options.of(asked))
@@ -85,7 +85,7 @@ def _work(views: Views, asked: dict[str, Any], config: Any, copy: Callable[[Arra
         calls = packed_backward_calls(chosen, backward, PackedOperands(lying), on.multiprocessors)
         return working_steps(calls, backward.flops)
 
-    return Work(views, new, steps, inputs, make=None if whole else _zeros, filled=not whole, made=made)
+    return Computation(views, new, steps, inputs, make=None if whole else _zeros, filled=not whole, made=made)
 
 
 attention_varlen_backward_call = Caller(attention_varlen_backward, _work, said=OF_FORWARD)

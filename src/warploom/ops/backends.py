@@ -162,6 +162,7 @@ class GpuCall:
         """The packed arguments of a launch on arrays at these addresses, the first as tensor maps."""
         if len(self.known) >= _ARGUMENTS_KEPT:
             self.known.clear()
+        if len(self.maps) >= _MAPS_KEPT:
             self.maps.clear()
         maps = [self._map(i, pointer) for i, pointer in enumerate(pointers[: len(self.mapped)])]
         packed = self.queued.pack((*maps, *pointers[len(maps) :], *self.scalars))
@@ -196,6 +197,7 @@ def zero_words(address: int, words: int, kind: str, device: int) -> None:
 
 
 _ARGUMENTS_KEPT = 1024  # packed arguments per prepared call
+_MAPS_KEPT = 8192  # tensor maps per prepared call: addresses meet again in other sets
 
 
 SECONDS_PER_FLOP = 6e-10

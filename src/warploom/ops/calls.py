@@ -34,7 +34,7 @@ _ALIGNED = 16
 
 
 @dataclass(frozen=True)
-class Work:
+class Computation:
     """What a call comes to, all arrays by the kernels' names.
 
     ``arrays`` are the caller's, copied where kernels cannot read them; a repeated call is looked up by them. ``taken``
@@ -217,7 +217,7 @@ class Caller:
     def __init__(
         self,
         function: Callable[..., Any],
-        work: Callable[[Views, dict[str, Any], Any, Callable[[ArrayView], ArrayView]], Work],
+        work: Callable[[Views, dict[str, Any], Any, Callable[[ArrayView], ArrayView]], Computation],
         *,
         refuse: Callable[[Mapping[str, ArrayView]], None] | None = None,
         look: Callable[[Views, dict[str, Any]], None] | None = None,
@@ -230,8 +230,10 @@ class Caller:
         self.cache = CallCache()
         names, options = list(declaration.arrays), list(declaration.options.values())
         self.array_names, self.option_names = tuple(names), tuple(declaration.options)
+        self._option_words = " ".join(self.option_names)
         self.many = names.pop() if declaration.arrays[names[-1]].many else ""
         self._functions = tuple([i for i, x in enumerate(options) if x.kind == "function"])
+        self._words = " ".join(names)
         self._defaults = tuple([(x.name, x.default) for x in options])
         self._out = names.index("out") if "out" in names and declaration.arrays["out"].written else -1
 
@@ -276,11 +278,12 @@ class Caller:
     def named(
         self, arrays: tuple[Any, ...], options: tuple[Any, ...], config: Any, check: Any = False
     ) -> dict[str, Any]:
-        """The arguments of the public function."""
-        found = dict(zip(self.array_names, arrays, strict=False))
+        """The arguments of the public function. ``torch.compile`` guards on each text that it reads here."""
+        names = self._words.split()
+        found = dict(zip(names, arrays, strict=False))
         if self.many:
-            found[self.many] = arrays[len(self.array_names) - 1 :]
-        found.update(zip(self.option_names, options, strict=True))
+            found[self.many] = arrays[len(names) :]
+        found.update(zip(self._option_words.split(), options, strict=True))
         found["config"] = config
         if check is not False:
             found["check"] = check
@@ -331,7 +334,7 @@ class Caller:
         ready = self.cache.find(*key, lying)
         return self._first(work, lying, key) if ready is None else ready.run(lying)
 
-    def _first(self, work: Work, views: Views, key: tuple[tuple[Any, ...], Any]) -> list[Any]:
+    def _first(self, work: Computation, views: Views, key: tuple[tuple[Any, ...], Any]) -> list[Any]:
         """Run launches for the first time, and keep what calls like this one need."""
         lying = list(views.values())
         taken, first = views if work.taken is None else work.taken, lying[0]

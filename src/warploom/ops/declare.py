@@ -32,11 +32,8 @@ class ArrayArgument:
     many: bool = False
 
 
-@dataclass(frozen=True)
 class Word:
-    """An option that is passed on as it is; a graph has it as the text that ``text`` makes of it."""
-
-    text: Callable[[Any], str]
+    """Marks an option that is passed on as it is; a graph has it by its name."""
 
 
 @dataclass(frozen=True)
@@ -48,7 +45,6 @@ class Option:
     default: Any
     optional: bool = False
     choices: tuple[str, ...] = ()
-    text: Callable[[Any], str] | None = None
 
     def plain(self, value: Any) -> Any:
         """The value as Python's own: arrays of one number are read. Raises ProblemError for other kinds."""
@@ -95,7 +91,7 @@ class Declaration:
                 if parameter.default is inspect.Parameter.empty:
                     needed.add(name)
             elif said is not None:
-                options[name] = Option(name, "word", parameter.default, text=said.text)
+                options[name] = Option(name, "word", parameter.default)
             elif hint is not Any and name not in _ELSEWHERE:
                 options[name] = _option(name, hint, parameter.default)
         arrays = dict(sorted(arrays.items(), key=lambda x: x[1].many))
@@ -142,7 +138,7 @@ Tensor = Annotated[Any, ArrayArgument()]
 Few = Annotated[Any, ArrayArgument(exact=True)]
 """A few numbers that kernels take as they are."""
 Output = Annotated[Any, ArrayArgument(written=True)]
-ElementType = Annotated[Any, Word(type_name)]
+ElementType = Annotated[Any, Word()]
 
 
 def _option(name: str, hint: Any, default: Any) -> Option:

@@ -14,7 +14,7 @@ from warploom.interop.copies import as_if_compact, compact, settled
 from warploom.interop.tracing import traced
 from warploom.kernels.matmul.problem import MatmulConfig
 from warploom.kernels.matmul_reduce.loss import Loss
-from warploom.ops.calls import Caller, Shapes, Views, Work
+from warploom.ops.calls import Caller, Computation, Shapes, Views
 from warploom.ops.declare import ArrayArgument, Few, Tensor
 from warploom.ops.loss_options import (
     Reduction,
@@ -130,7 +130,7 @@ def results(views: Views) -> Shapes:
     return dict.fromkeys(("loss", "lse"), ((views["x"].shape[0],), f32))
 
 
-def _work(views: Views, asked: dict[str, Any], config: Any, copy: Callable[[ArrayView], ArrayView]) -> Work:
+def _work(views: Views, asked: dict[str, Any], config: Any, copy: Callable[[ArrayView], ArrayView]) -> Computation:
     loss = loss_of(*[asked[name] for name in ("ignore_index", "label_smoothing", "z_loss", "softcap")])
     views = {name: settled(view) for name, view in views.items()}
     rows, words, target = (views[name] for name in ("x", "w", "target"))
@@ -147,7 +147,7 @@ def _work(views: Views, asked: dict[str, Any], config: Any, copy: Callable[[Arra
         return _forward(_inputs(arrays, 1.0), loss, chosen, device).steps(arrays, target.dtype.bits // 32)
 
     new = results(views)
-    return Work(given, new, steps, given | {"target": as_words(given["target"])}, made=nothing(rows, new))
+    return Computation(given, new, steps, given | {"target": as_words(given["target"])}, made=nothing(rows, new))
 
 
 loss_call = Caller(linear_cross_entropy, _work, recorded=True)
@@ -205,7 +205,7 @@ def row_gradients(
     return row_gradients_call.computed((x, w, lse, target, by_loss, by_lse, bias), options, config)
 
 
-def _gradients(views: Views, asked: dict[str, Any], config: Any, copy: Callable[[ArrayView], ArrayView]) -> Work:
+def _gradients(views: Views, asked: dict[str, Any], config: Any, copy: Callable[[ArrayView], ArrayView]) -> Computation:
     views = {name: settled(view) for name, view in views.items()}
     check_row_values(views)
     given = {name: (readable if name in "xw" else row_major)(view, copy) for name, view in views.items()}
@@ -226,7 +226,7 @@ def _gradients(views: Views, asked: dict[str, Any], config: Any, copy: Callable[
         plan = _backward(inputs, loss, words, known, wanted, chosen, x.device)
         return replace(plan, blocks=asked["blocks"]).steps()
 
-    return Work(given, new, steps, taken, made=nothing(x, new))
+    return Computation(given, new, steps, taken, made=nothing(x, new))
 
 
 row_gradients_call = Caller(row_gradients, _gradients)

@@ -17,7 +17,7 @@ from warploom.kernels.matmul.choice import KINDS, choose
 from warploom.kernels.matmul.features import EpilogueFunction
 from warploom.kernels.matmul.problem import MatmulConfig, MatmulProblem
 from warploom.kernels.source import KernelCall
-from warploom.ops.calls import Caller, Views, Work
+from warploom.ops.calls import Caller, Computation, Views
 from warploom.ops.declare import ArrayArgument, ElementType, Output, Tensor
 from warploom.ops.matmul_arrays import READ_ONLY, Inputs, Offsets, matmul_config, read_inputs, refuse_overlap
 from warploom.ops.options import extra_matrices, refuse_unhashable
@@ -91,7 +91,7 @@ def matmul(
     return matmul_call((a, b, bias, out, *extras), (out_dtype, accumulate, epilogue, alpha), config)
 
 
-def _work(views: Views, asked: dict[str, Any], config: Any, copy: Callable[[ArrayView], ArrayView]) -> Work:
+def _work(views: Views, asked: dict[str, Any], config: Any, copy: Callable[[ArrayView], ArrayView]) -> Computation:
     accumulate, out = asked["accumulate"], views.get("out")
     chosen = matmul_config(config, views["a"].dtype, accumulate)
     named = {name: asked[name] for name in ("out_dtype", "accumulate", "epilogue")}
@@ -113,7 +113,7 @@ def _work(views: Views, asked: dict[str, Any], config: Any, copy: Callable[[Arra
         return _plan(again, chosen).steps(again.offsets)
 
     written = () if out is None else ("out",)
-    return Work(arrays if out is None else {**arrays, "out": out}, new, steps, arrays, written, made=made)
+    return Computation(arrays if out is None else {**arrays, "out": out}, new, steps, arrays, written, made=made)
 
 
 def _read(views: Views, asked: Mapping[str, Any], copy: Callable[[ArrayView], ArrayView] = compact) -> Inputs:

@@ -23,7 +23,7 @@ from warploom.kernels.matmul_reduce.problem import ReduceProblem
 from warploom.kernels.matmul_reduce.states import OPS, ReduceOp
 from warploom.kernels.settings import violations_of
 from warploom.kernels.source import KernelCall
-from warploom.ops.calls import Caller, Shapes, Views, Work
+from warploom.ops.calls import Caller, Computation, Shapes, Views
 from warploom.ops.declare import Tensor
 from warploom.ops.matmul_arrays import Inputs, matmul_config, read_inputs
 from warploom.ops.options import flag, number, refuse_unhashable
@@ -228,7 +228,7 @@ def results(views: Mapping[str, ArrayView], op: ReduceOp) -> Shapes:
     return {name: ((views["a"].shape[0],), kind) for name, kind in kinds.items()}
 
 
-def _work(views: Views, asked: dict[str, Any], config: Any, copy: Callable[[ArrayView], ArrayView]) -> Work:
+def _work(views: Views, asked: dict[str, Any], config: Any, copy: Callable[[ArrayView], ArrayView]) -> Computation:
     op, scale = reduction_named(asked["op"], asked["return_index"]), asked["scale"]
     chosen, first, made = matmul_config(config, views["a"].dtype), views["a"], None
     refuse_unhashable({"config": chosen})
@@ -244,7 +244,7 @@ def _work(views: Views, asked: dict[str, Any], config: Any, copy: Callable[[Arra
         again = inputs if same else _read({name: lying[name] for name in plain}, op, scale)
         return _plan(again, op, chosen).steps(lying)
 
-    return Work(plain, new, steps, made=made)
+    return Computation(plain, new, steps, made=made)
 
 
 matmul_reduce_call = Caller(matmul_reduce, _work, recorded=True)
