@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import json
 import re
+from io import StringIO
 
 import pytest
+from rich.console import Console
 
+from warploom.cli import pictures
 from warploom.layout import FRAGMENTS
+from warploom.layout.draw import Cell, Grid
 from warploom.layout.fit import Difference
 
 
@@ -32,6 +36,17 @@ def test_a_narrow_terminal_shows_the_whole_fragment(monkeypatch, invoke, columns
     assert "…" not in shown
     for lane, i in ((0, 0), (31, 3), (31, 7)):
         assert f"{lane} i{i} " in shown
+
+
+def test_a_caption_stands_once_below_the_last_part(monkeypatch):
+    cells = tuple(tuple(Cell(f"{row}{col}") for col in range(8)) for row in range(2))
+    grid = Grid("head", tuple(map(str, range(8))), ("a", "b"), cells, caption=("below",), gap=(8, 0))
+    for width in range(20, 60):  # parts of all widths, those that divide the columns among them
+        shown = Console(file=StringIO(), width=width, force_terminal=True)
+        monkeypatch.setattr(pictures, "console", lambda shown=shown: shown)
+        pictures.show(grid)
+        text = shown.file.getvalue()
+        assert (text.count("below"), text.count("head")) == (1, 1), width
 
 
 def test_files_are_written(invoke, tmp_path):

@@ -21,7 +21,7 @@ from warploom.cuda import device
 from warploom.cuda import store as store_module
 from warploom.cuda.compile import compile_source, forget_compiled
 from warploom.cuda.cubin import disassemble
-from warploom.cuda.diagnostics import refuse_serialised_wgmma
+from warploom.cuda.diagnostics import excerpt, refuse_serialised_wgmma
 from warploom.cuda.store import CompiledKernel, KernelStore
 
 pytest.importorskip("cuda.core")
@@ -355,3 +355,11 @@ def test_a_missing_compiler_says_what_to_install(monkeypatch, missing):
     monkeypatch.setattr(device.importlib, "import_module", import_module)
     with pytest.raises(UnsupportedDeviceError, match="install the extra cu13"):
         scale()
+
+
+def test_lines_around_each_place_are_shown_once():
+    source = "\n".join(f"line {n}" for n in range(1, 20))
+    shown = excerpt(source, [1, 4, 12, 99])
+    numbers = [(line.startswith(">"), int(line.split()[-1])) if "|" in line else "gap" for line in shown.splitlines()]
+    first, second = ([(n in (1, 4, 12), n) for n in of] for of in (range(1, 7), range(10, 15)))
+    assert numbers == [*first, "gap", *second]

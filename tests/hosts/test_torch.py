@@ -92,12 +92,14 @@ def test_pages_of_flash_attention():
     q, k, v = (x.detach() for x in tensors((2, 4, 32), (4, 16, 2, 32), (4, 16, 2, 32), dtype=torch.float16))
     table, used = torch.tensor([[2, 0], [1, 3]], dtype=torch.int32), torch.tensor([7, 20], dtype=torch.int32)
     starts = torch.arange(3, dtype=torch.int32)
-    out, *_ = aten._flash_attention_forward(
-        q, k, v, starts, None, 1, 32, 0.0, False, False, seqused_k=used, block_table=table
-    )
-    for i, length in enumerate((7, 20)):
-        held = (x[table[i].long()].flatten(0, 1)[None, :length] for x in (k, v))
-        assert_near(out[i : i + 1], attention64(q[None, i : i + 1], *held)[0][0])
+    ends = torch.tensor([0, 9, 40], dtype=torch.int32)  # where keys begin does not count beside how many there are
+    for keys, counts in ((None, used), (ends, used), (ends, None)):
+        out, *_ = aten._flash_attention_forward(
+            q, k, v, starts, keys, 1, 32, 0.0, False, False, seqused_k=counts, block_table=table
+        )
+        for i, length in enumerate((7, 20) if counts is used else (9, 31)):
+            held = (x[table[i].long()].flatten(0, 1)[None, :length] for x in (k, v))
+            assert_near(out[i : i + 1], attention64(q[None, i : i + 1], *held)[0][0])
 
 
 def test_what_is_not_taken_goes_to_pytorchs_own_kernel():

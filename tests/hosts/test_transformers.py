@@ -167,3 +167,14 @@ def test_values_of_another_width_are_read_as_they_are(padded, monkeypatch):
     found, _ = attention_forward(torch.nn.Module(), q, k, v, mask, is_causal=True)
     expected = torch.nn.functional.scaled_dot_product_attention(q.double(), k.double(), v.double(), is_causal=True)
     torch.testing.assert_close(found.double(), expected.transpose(1, 2), rtol=2**-6, atol=2**-6)
+
+
+def test_a_window_without_a_causal_mask_has_two_sides():
+    generator = torch.Generator().manual_seed(4)
+    q, k, v = (torch.randn(1, 2, 20, 16, generator=generator).bfloat16() for _ in range(3))
+    found, _ = attention_forward(torch.nn.Module(), q, k, v, None, is_causal=False, sliding_window=4)
+    apart = torch.arange(20)[:, None] - torch.arange(20)
+    expected = torch.nn.functional.scaled_dot_product_attention(
+        q.double(), k.double(), v.double(), attn_mask=apart.abs() < 4
+    )
+    torch.testing.assert_close(found.double(), expected.transpose(1, 2), rtol=2**-6, atol=2**-6)

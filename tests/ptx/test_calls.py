@@ -8,6 +8,8 @@ import numpy as np
 import pytest
 
 import warploom
+from tests.ptx.text import check, kernel
+from warploom.core.errors import PtxError
 from warploom.cuda.compile import compile_source
 from warploom.cuda.names import entry_name
 from warploom.cuda.printer import print_cuda
@@ -77,3 +79,20 @@ def test_barriers_put_predicates_together(seed: int | None) -> None:
     found = warploom.check_cuda(source, "k", 1, 128, [x], seed=seed).raise_if_found()
     assert (x == 43 + 1000 + 2000).all()
     compile_source(print_cuda(found.program), entry_name(found.program.name), arch="sm_90a")
+
+
+@pytest.mark.parametrize(
+    ("deep", "ends", "says"), [(30, "ret;", ""), (40, "ret;", "more than 32 deep"), (5, "call f3;", "call themselves")]
+)
+def test_functions_may_call_others_but_not_themselves(deep: int, ends: str, says: str) -> None:
+    """A chain of functions, of which the last returns or calls one of them again."""
+    declared = "".join(f".func f{n}; " for n in range(deep))
+    chain = "".join(f".func f{n} {{ {f'call f{n + 1}; ret;' if n + 1 < deep else ends} }}\n" for n in range(deep))
+    text = kernel("call f0; st.global.u32 [%d0], 7;", before=f"{declared}\n{chain}")
+    out = np.zeros(1, np.uint32)
+    if not says:
+        assert check(text, [out]).findings == ()
+        assert out == 7
+        return
+    with pytest.raises(PtxError, match=says):
+        check(text, [out])

@@ -115,8 +115,10 @@ class _Copier:
             raise PtxError(
                 f"{i.where}: {i.form} {target}: this function has no body here: calls of it are not supported"
             )
-        if target in stack or len(stack) > _DEPTH:
+        if target in stack:
             raise PtxError(f"{i.where}: {i.form} {target}: functions that call themselves are not supported")
+        if len(stack) > _DEPTH:
+            raise PtxError(f"{i.where}: {i.form} {target}: calls more than {_DEPTH} deep are not supported")
         if i.guard is not None:
             raise PtxError(f"{i.where}: {i.form} {target}: calls under a predicate are not supported")
         passed = dict(zip(_listed(called.parameters), _given(after), strict=False))
