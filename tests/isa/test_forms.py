@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import ast
 import shutil
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+import warploom
 from tests.isa.every_form import every, forms, instructions, line, refused
 from tests.ptx.text import kernel, lanewise
-from warploom.core.dtypes import f32, pred
+from warploom.core.dtypes import f32, pred, u32
+from warploom.isa import base
+from warploom.isa.conversion import move
+from warploom.isa.effects import MatrixAccess
 from warploom.isa.form import FORMS, Form, Formed, RefusedError, candidates, instruction, named
 from warploom.isa.operators import binary, unary
 from warploom.ptx.parser import parse
@@ -168,3 +174,62 @@ def test_every_form_of_an_address_has_its_value_without_an_end_of_the_integers()
 def test_refusals_name_the_word(text: str, says: str) -> None:
     with pytest.raises(RefusedError, match=says):
         candidates(tuple(text.split(".")))
+
+
+# What passes ask of an instruction
+
+
+def test_every_product_of_a_warp_has_its_fragments() -> None:
+    for made in made_of("mma"):
+        a, b, c = made.slots
+        assert (c.first, c.first + c.count) == (a.count + b.count, len(made.operand_types))
+        assert len(made.result_types) == c.count
+
+
+def test_every_product_of_a_warpgroup_says_where_its_operands_are() -> None:
+    for made in made_of("wgmma"):
+        product = made.warpgroup_product
+        assert (product is not None) == ("mma_async" in made.words)
+        if product is not None:
+            assert made.optional_operands == range(product.a_count + 2, len(made.operand_types))
+            assert len(made.result_types) == product.n // 2
+
+
+def test_every_access_of_a_warp_to_a_matrix_names_its_fragment() -> None:
+    for made in made_of("wmma"):
+        accesses = [e for e in made.effects() if isinstance(e, MatrixAccess)]
+        assert (made.fragment is not None) == bool(accesses)
+
+
+def test_every_conversion_between_integers_tracks_poison_by_the_bit() -> None:
+    between = [i for i in made_of("cvt") if i.form.exact]
+    assert len(between) > 64
+    for made in between:
+        source = made.operand_types[0].numpy
+        low = np.full((1, 1), 1, source)
+        (shadow,) = made.shadow((low,), (low.view(f"u{source.itemsize}"),), made.meaning(low))
+        everything = ~np.zeros((), shadow.dtype)
+        assert (shadow == everything).all() == bool(made.fields["sat"]), made
+
+
+def test_moves_of_registers_are_known_as_copies() -> None:
+    assert all(move(t).copies and move(t).gradient is not None for t in (u32, f32, pred))
+    assert not any(i.copies for i in every())
+
+
+ROOMS = ("ir", "emulate", "lang", "cuda")
+
+
+@pytest.mark.parametrize("room", ROOMS)
+def test_no_pass_asks_for_the_class_of_an_instruction(room: str) -> None:
+    """What a pass needs to know is an attribute, so that a new instruction is not forgotten by one."""
+    classes = {c.__name__ for c in _descendants(base.Instruction)}
+    for path in sorted((Path(warploom.__file__).parent / room).rglob("*.py")):
+        for call in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(call, ast.Call) and ast.unparse(call.func) == "isinstance":
+                kinds = {x.id for x in ast.walk(call.args[1]) if isinstance(x, ast.Name)}
+                assert not kinds & classes, f"{path.name}: {ast.unparse(call)}"
+
+
+def _descendants(kind: type) -> set[type]:
+    return {x for child in kind.__subclasses__() for x in (child, *_descendants(child))}

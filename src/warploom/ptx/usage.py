@@ -9,8 +9,10 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 
 from warploom.core.dtypes import DType, f32, f64, pred, u16, u32, u64
+from warploom.isa.form import FORMS, RefusedError, candidates, load_tables
 from warploom.ptx.blocks import Block
 from warploom.ptx.syntax import (
     TYPES,
@@ -28,29 +30,9 @@ from warploom.ptx.syntax import (
     Vector,
 )
 
-_WITHOUT_RESULT = frozenset(
-    {
-        "bar",
-        "barrier",
-        "cp",
-        "discard",
-        "fence",
-        "griddepcontrol",
-        "membar",
-        "nanosleep",
-        "prefetch",
-        "prefetchu",
-        "red",
-        "setmaxnreg",
-        "st",
-        "stmatrix",
-        "tensormap",
-        "trap",
-        "brkpt",
-        "pmevent",
-        "applypriority",
-    }
-)
+_WITHOUT_RESULT = ("cp", "discard", "tensormap", "brkpt", "pmevent", "applypriority")
+_MBARRIER_WITHOUT_RESULT = ("init", "inval", "expect_tx", "complete_tx")
+"""What no table declares and has no result."""
 _INTEGER = {1: pred, 8: u16, 16: u16, 32: u32, 64: u64}
 _FLOAT = {"f32": f32, "f64": f64}
 _COPIES = ("mov", "selp", "shfl")
@@ -59,15 +41,20 @@ _BITS_ALONE = ("ld", "st", "atom", "ldmatrix", *_COPIES)
 
 def destinations(i: Instruction) -> tuple[Operand, ...]:
     """The operands that an instruction writes."""
-    if not i.operands or (i.opcode in _WITHOUT_RESULT and "red" not in i.modifiers):  # but bar.red has one
-        return ()
-    if i.opcode == "mbarrier" and i.modifiers[:1] in (("init",), ("inval",), ("expect_tx",), ("complete_tx",)):
-        return ()
-    if (i.opcode == "wgmma" and "mma_async" not in i.modifiers) or (
-        i.opcode == "wmma" and i.modifiers[:1] == ("store",)
-    ):
-        return ()
-    return i.operands[:1]
+    return i.operands[:1] if i.operands and _writes(i.opcode, i.modifiers) else ()
+
+
+@lru_cache(1 << 12)
+def _writes(opcode: str, modifiers: tuple[str, ...]) -> bool:
+    """Whether an instruction writes its first operand; one that no form has is refused when it is read."""
+    load_tables()
+    if opcode not in FORMS:
+        return opcode not in _WITHOUT_RESULT and not (opcode == "mbarrier" and modifiers[0] in _MBARRIER_WITHOUT_RESULT)
+    try:
+        form, _ = candidates((opcode, *modifiers))[0]
+    except RefusedError:
+        return True
+    return any(p.kind == "result" and not p.hidden for p in form.places)
 
 
 def sources(i: Instruction) -> tuple[Operand, ...]:
