@@ -174,20 +174,25 @@ def tile_at(byte: int, *ops: Op | None) -> str:
     return ""
 
 
-def _how_to_wait(started: Op) -> str:
+def _how_to_wait(mine: Access, started: Op) -> str:
+    if mine.buffer is not None:
+        return "wait for its group until that is done (k.wait_bulk(0), not reads_only), then meet at a barrier, first"
     bulk = any(isinstance(e, fx.BulkTensorCopy) for e in started.instruction.effects())
-    return "wait for the phase of its mbarrier (by its parity)" if bulk else "commit and wait for its group"
+    return f"{'wait for the phase of its mbarrier (by its parity)' if bulk else 'commit and wait for its group'} first"
 
 
-def _place(byte: int, *ops: Op) -> str:
-    return f"{byte}{tile_at(int(byte), *ops) or ' of shared memory'}"
+def _byte(mine: Access, byte: int, *others: Op) -> str:
+    """How a message calls a byte that an access reaches."""
+    if mine.buffer is not None:
+        return f"byte {byte} of {mine.buffer.name}"
+    return f"byte {byte}{tile_at(byte, mine.op, *others) or ' of shared memory'}"
 
 
-class SharedReports:
-    """Findings about shared memory, one for each cause that an access meets."""
+class MemoryReports:
+    """Findings about shared and global memory."""
 
     def __init__(self, report: Reporter) -> None:
-        self._report, self._add, self.cta = report, report.add, report.cta
+        self._report, self.add, self.cta = report, report.add, report.cta
 
     def refused(
         self, kind: Kind, op: Op, who: tuple[int, int, int], byte: int, size: int, extent: tuple[int, int], total: int
@@ -203,7 +208,7 @@ class SharedReports:
             text = f"{name} of {size} bytes at byte {byte} of shared memory is outside the tile {tile.name} (bytes "
             text += f"{first} to {end - 1}): correct the row, column or stage"
         row, lane, count = who
-        self._add(kind, op.where, text, row, lane, count=count, address=byte)
+        self.add(kind, op.where, text, row, lane, count=count, address=byte)
 
     def gone(self, op: Op, row: int, lane: int, owner: int) -> None:
         """An access to the memory of another CTA (of the warp ``owner``) that may have exited."""
@@ -211,7 +216,7 @@ class SharedReports:
             f"{op.instruction.mnemonic} may reach the shared memory of {self.cta(owner)} when that CTA has exited: let "
             "the cluster meet (barrier.cluster) at the end"
         )
-        self._add("cluster", op.where, message, row, lane)
+        self.add("cluster", op.where, message, row, lane)
 
     def absent(self, op: Op, row: int, lane: int, owner: int) -> None:
         """An access to the memory of another CTA (of the warp ``owner``) that may not have begun."""
@@ -219,52 +224,41 @@ class SharedReports:
             f"{op.instruction.mnemonic} may reach the shared memory of {self.cta(owner)} before that CTA has begun: "
             "let the cluster meet (barrier.cluster) before"
         )
-        self._add("cluster", op.where, message, row, lane)
+        self.add("cluster", op.where, message, row, lane)
 
-    def clash(self, op: Op, rows: Array, lanes: Array, addresses: Array) -> None:
+    def clash(self, mine: Access, addresses: Array) -> None:
         """Threads that write different values to one byte at once."""
         message = (
-            f"several threads write byte {_place(addresses[0], op)} in one execution of "
-            f"{op.instruction.mnemonic}, and nothing says whose value stays: give each thread its own address"
+            f"several threads write {_byte(mine, int(addresses[0]))} in one execution of "
+            f"{mine.op.instruction.mnemonic}, and nothing says whose value stays: give each thread its own address"
         )
-        self._add(
-            "race",
-            op.where,
-            message,
-            int(rows[0]),
-            int(lanes[0]),
-            other=op.where,
-            count=rows.size,
-            address=int(addresses[0]),
-        )
+        self._tell("race", mine, message, addresses, mine.op.where)
 
     def races(self, mine: Access, agents: Array, stamps: Array, addresses: Array, past: str) -> None:
         """Accesses of others (agents, stamps), to the same cells, that are not ordered with an access."""
-        self._report.races(mine.op, mine.what, mine.rows[0], mine.lanes, agents, stamps, addresses, past)
+        rows, lanes = mine.rows[0], mine.lanes
+        self._report.races(mine.op, mine.what, rows, lanes, agents, stamps, addresses, past, mine.buffer)
 
     def unfenced(self, mine: Access, stamp: int, addresses: Array) -> None:
         """A transaction on what an ordinary instruction wrote at a stamp."""
-        where = int(addresses[0])
+        where = "shared memory" if mine.buffer is None else mine.buffer.name
+        fence = "fence.proxy.async" if mine.buffer is None else "k.fence_async('global')"
         message = (
-            f"{mine.op.instruction.mnemonic} {mine.what}s byte {where} of shared memory through the async proxy, which "
-            f"{self._report.name_of(stamp)} wrote through the generic proxy: fence (fence.proxy.async) in the "
-            "writing threads before they signal"
+            f"{mine.op.instruction.mnemonic} {mine.what}s byte {int(addresses[0])} of {where} through the async proxy, "
+            f"which {self._report.name_of(stamp)} wrote through the generic proxy: fence ({fence}) in the writing "
+            "threads before they signal"
         )
-        self._tell("proxy", mine, message, where, self._report.line_of(stamp))
+        self._tell("proxy", mine, message, addresses, self._report.line_of(stamp))
 
     def unset(self, mine: Access, addresses: Array) -> None:
         """An atomic update, or a transaction's read, of bytes that nobody has written."""
-        name, where = mine.op.instruction.mnemonic, int(addresses[0])
+        name, byte = mine.op.instruction.mnemonic, int(addresses[0])
         if mine.proxy:
-            message = (
-                f"{name} reads byte {where} of shared memory, which nobody has written: write it, or wait for its "
-            )
+            message = f"{name} reads byte {byte} of shared memory, which nobody has written: write it, or wait for its "
             message += "data, before"
         else:
-            message = (
-                f"{name} updates byte {_place(where, mine.op)}, never written: initialise it, and order that before"
-            )
-        self._tell("uninitialised", mine, message, where)
+            message = f"{name} updates {_byte(mine, byte)}, never written: initialise it, and order that before"
+        self._tell("uninitialised", mine, message, addresses)
 
     def overwritten(self, op: Op, other: Op, row: int, lane: int, count: int, where: int) -> None:
         """A transaction that may still read what another operation writes."""
@@ -272,28 +266,38 @@ class SharedReports:
             f"{op.instruction.mnemonic} may still read byte {where} of shared memory when {other.instruction.mnemonic} "
             "overwrites it: wait for its group before the memory is given away"
         )
-        self._add("race", op.where, message, row, lane, other=other.where, count=count, address=where)
+        self.add("race", op.where, message, row, lane, other=other.where, count=count, address=where)
 
-    def _tell(self, kind: Kind, mine: Access, message: str, where: int, other: SourceLine | None = None) -> None:
-        row, lane = int(mine.rows[0][0]), int(mine.lanes[0])
-        self._add(kind, mine.op.where, message, row, lane, other=other, count=mine.cells.size, address=where)
+    def changed(self, mine: Access, stamp: int, addresses: Array) -> None:
+        """A ``cp.async`` that may still read what has been written at a stamp."""
+        message = f"{mine.op.instruction.mnemonic} may still read {_byte(mine, int(addresses[0]))} when "
+        message += f"{self._report.name_of(stamp)} writes there: wait for the copy, then meet at a barrier, before that"
+        self._tell("in_flight", mine, message, addresses, self._report.line_of(stamp))
 
-    def in_flight(self, mine: Access, numbers: Array, addresses: Array, copies: list[Op | None]) -> None:
-        """One finding for each of the ``copies`` that is still writing at these addresses, and for mbarriers."""
-        for number in np.unique(numbers).tolist():
-            these = numbers == number
-            where, part = int(addresses[these][0]), mine[these]
-            name, started = mine.op.instruction.mnemonic, copies[number]
-            if started is None:
-                message = (
-                    f"{name} {mine.what}s byte {where} of shared memory, where an mbarrier is: only its own "
-                    "instructions may touch it; correct the address"
-                )
-                self._tell("mbarrier", part, message, where)
-                continue
-            verb = "reads" if mine.what == "read" else "overwrites"
+    def cached(self, mine: Access, stamp: int, addresses: Array) -> None:
+        """A read, through a cache that does not see writes, of what has been written at a stamp."""
+        message = f"{mine.op.instruction.mnemonic} reads {_byte(mine, int(addresses[0]))}, which this kernel writes, "
+        message += "through a cache that does not see it: load it without nc"
+        self._tell("race", mine, message, addresses, self._report.line_of(stamp))
+
+    def in_flight(self, mine: Access, begun: Array, addresses: Array) -> None:
+        """One finding for each copy, by the stamp at which it has begun, that is still writing at these addresses."""
+        for stamp in np.unique(begun).tolist():
+            these, started = begun == stamp, self._report.clocks.history[stamp]
+            assert started is not None
+            verb = {"read": "reads", "write": "overwrites"}.get(mine.what, "updates")
             message = (
-                f"{name} {verb} byte {_place(where, mine.op, started)} while {started.instruction.mnemonic} is still "
-                f"copying there: {_how_to_wait(started)} first"
+                f"{mine.op.instruction.mnemonic} {verb} {_byte(mine, int(addresses[these][0]), started)} while "
+                f"{started.instruction.mnemonic} is still copying there: {_how_to_wait(mine, started)}"
             )
-            self._tell("in_flight", part, message, where, started.where)
+            self._tell("in_flight", mine[these], message, addresses[these], started.where)
+
+    def of_mbarrier(self, mine: Access, addresses: Array) -> None:
+        """An access to bytes that an mbarrier has."""
+        message = f"{mine.op.instruction.mnemonic} {mine.what}s byte {int(addresses[0])} of shared memory, where an "
+        message += "mbarrier is: only its own instructions may touch it; correct the address"
+        self._tell("mbarrier", mine, message, addresses)
+
+    def _tell(self, kind: Kind, mine: Access, message: str, addresses: Array, other: SourceLine | None = None) -> None:
+        count, where = mine.cells.size, int(addresses[0])
+        self.add(kind, mine.op.where, message, *mine.first, other=other, count=count, address=where)

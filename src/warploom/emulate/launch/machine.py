@@ -26,7 +26,7 @@ from warploom.emulate.control.frames import Frame
 from warploom.emulate.control.tasks import Activation, Task
 from warploom.emulate.control.undefined import WideAddresses
 from warploom.emulate.findings.findings import Finding, Findings, causes
-from warploom.emulate.findings.report import Reporter, SharedReports
+from warploom.emulate.findings.report import MemoryReports, Reporter
 from warploom.emulate.findings.traffic import Traffic, TrafficCounter
 from warploom.emulate.launch.arguments import bind, granules, written_parameters
 from warploom.emulate.memory.buffers import GlobalBuffer
@@ -249,9 +249,9 @@ class _Launch:
         across, home = self.ready.across, self.places.domain if self.ready.distributed else self.warps
         clocks = Clocks(rows, self.places, start, self.history, across=across, planes=self.ready.planes, home=home)
         report = self.report = Reporter(self.findings, clocks)
-        self.memory.clocks, self.memory.report = clocks, report
+        self.memory.enter(clocks, MemoryReports(report))
         size, granule, parts = self.program.shared_bytes, self.ready.shared_granule, self.ready.meets_in_part
-        shared = SharedMemory(ctas, size, granule, clocks, SharedReports(report), self.checks, parts)
+        shared = SharedMemory(ctas, size, granule, clocks, self.memory.report, self.checks, parts)
         copies = CopyQueue(rows, shared, self.memory, report)
         barriers = self.barriers = Barriers(clocks, report, self.program.threads)
         ordering = Ordering(clocks, self.published)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from warploom.emulate.control.frames import Frame
 from warploom.emulate.findings.traffic import TrafficCounter
+from warploom.emulate.memory.buffers import GlobalBuffer
 from warploom.ir.statements import Op
 
 Array = NDArray[Any]
@@ -21,7 +22,8 @@ class Access:
     """An access to cells, which may be many times the same: ``rows`` and ``lanes`` make it, one for each cell.
 
     Several warps may act together: then there are several arrays of rows. ``whole``: on behalf of all lanes of a warp;
-    ``proxy``: through the async proxy.
+    ``proxy``: through the async proxy. Of global memory: the ``buffer`` it was formed from, its ``stamp``, whether it
+    is ``strong``, perhaps at a scope that ends at the CTA, and a ``name`` to record it in, if not its threads'.
     """
 
     op: Op
@@ -31,10 +33,20 @@ class Access:
     cells: Array
     whole: bool = False
     proxy: bool = False
+    buffer: GlobalBuffer | None = None
+    stamp: int = 0
+    strong: bool = False
+    cta_only: bool = False
+    name: int = 0
 
     def __getitem__(self, which: Array) -> Access:
         rows = tuple(rows[which] for rows in self.rows)
-        return Access(self.op, self.what, rows, self.lanes[which], self.cells[which], self.whole, self.proxy)
+        return replace(self, rows=rows, lanes=self.lanes[which], cells=self.cells[which])
+
+    @property
+    def first(self) -> tuple[int, int]:
+        """The row and lane of the first cell."""
+        return int(self.rows[0][0]), int(self.lanes[0])
 
 
 class Footprint(Protocol):

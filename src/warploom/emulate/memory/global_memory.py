@@ -3,64 +3,23 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from warploom.emulate.control.frames import Frame, Origin, Turns, apply_in_turn, displaced, in_turn
-from warploom.emulate.findings.findings import Kind
-from warploom.emulate.findings.report import Reporter
+from warploom.emulate.findings.report import MemoryReports
 from warploom.emulate.findings.traffic import TrafficCounter
 from warploom.emulate.memory.buffers import ADDRESS_BITS, GlobalBuffer, Region
-from warploom.emulate.memory.last_access import Accesses, LastAccesses
+from warploom.emulate.memory.global_history import GlobalHistory, Mode
 from warploom.emulate.order.clocks import Clocks
-from warploom.emulate.order.known import FAR
 from warploom.ir.statements import Op
 from warploom.isa.base import Instruction
 from warploom.isa.effects import Access
 from warploom.layout.fragments import WARP_SIZE
 
 Array = NDArray[Any]
-
-
-Mode = Literal["read", "write", "atomic"]
-STRONG, CTA_ONLY = 1, 2
-"""Kinds of reads and updates: not weak; with a scope that ends at the CTA."""
-
-
-@dataclass(slots=True)
-class Event:
-    """One access, kept for as long as a later one may conflict with it. All arrays are flat, one entry per cell.
-
-    ``rows`` are the warps as the batch of the access counts them, ``agents`` as the whole grid does.
-    """
-
-    op: Op
-    mode: Mode
-    buffer: GlobalBuffer
-    cells: Array
-    rows: Array
-    agents: Array
-    lanes: Array
-    stamp: int
-    strong: bool = False
-    cta_only: bool = False
-
-
-class Record:
-    """Who wrote, read and updated each cell of a region: the last write, and all reads and updates since."""
-
-    def __init__(self, region: Region, granule: int) -> None:
-        self.region = region
-        count = -(-region.bytes // granule) + 1
-        self.write_stamp = np.zeros(count, np.int64)
-        self.write_agent = np.zeros(count, np.int64)
-        self.write_lane = np.zeros(count, np.int8)
-        self.generic = np.zeros(count, np.bool_)  # last written by an ordinary instruction
-        self.flying = np.zeros(count, np.int64)  # the stamp of the bulk store that is writing there, or 0
-        self.reads = LastAccesses(self.write_stamp)
-        self.updates = LastAccesses(self.write_stamp)
 
 
 @dataclass(slots=True)
@@ -98,13 +57,6 @@ class GlobalPlace:
         counter.global_access(name, self.op.where, self.address.view(np.int64), self.size, self.frame.active)
 
 
-def _harmless(mine: Event, past: str, kind: int) -> bool:
-    """Whether an access may be unordered with an earlier one of this kind."""
-    if mine.mode != "atomic":
-        return False
-    return bool(kind & STRONG) if past == "read" else not (kind & CTA_ONLY or mine.cta_only)
-
-
 class GlobalMemory:
     """All buffers of a launch. Lives for the whole grid; ``clocks`` and ``report`` change with the batch."""
 
@@ -112,9 +64,9 @@ class GlobalMemory:
         self.buffers = {b.address >> ADDRESS_BITS: b for b in buffers}
         self.granule = granule
         self.checks = checks
-        self.records: dict[Region, Record] = {}
+        self.histories: dict[Region, GlobalHistory] = {}
         self.clocks: Clocks
-        self.report: Reporter
+        self.report: MemoryReports
         if checks:
             self._make_regions(buffers, written)
 
@@ -134,7 +86,7 @@ class GlobalMemory:
             # Cells must not straddle accesses: count them from a multiple of 16 bytes below the first buffer's start.
             real = group[0].real - group[0].skew % 16
             region = Region(real, max(b.real + b.data.size for b in group) - real)
-            self.records[region] = Record(region, self.granule)
+            self.histories[region] = GlobalHistory(region, self.granule)
             for buffer in group:
                 buffer.region = region
 
@@ -329,6 +281,16 @@ class GlobalMemory:
 
     # -- races ---------------------------------------------------------------------------------------------------
 
+    def enter(self, clocks: Clocks, report: MemoryReports) -> None:
+        """Work for this batch from now on."""
+        self.clocks, self.report = clocks, report
+        for history in self.histories.values():
+            history.clocks, history.report = clocks, report
+
+    def history(self, buffer: GlobalBuffer | None) -> GlobalHistory | None:
+        """That of the memory of a buffer; None for none, as the kernel does not write it."""
+        return self.histories.get(buffer.region) if buffer is not None and buffer.region is not None else None
+
     def track(
         self,
         place: GlobalPlace,
@@ -345,165 +307,24 @@ class GlobalMemory:
         """
         if not self.checks:
             return
-        frame, op, size = place.frame, place.op, int(np.max(place.size))
-        strong |= access is not None and access.order != "weak"
-        cta_only, read_only = access is not None and access.scope == "cta", access is not None and access.read_only
+        frame, per_lane = place.frame, max(1, int(np.max(place.size)) // self.granule)
         for target in place.targets:
-            buffer = target.buffer
-            record = self.records.get(buffer.region) if buffer.region is not None else None
-            if record is None:
+            history = self.history(target.buffer)
+            if history is None:
                 continue
             positions = np.arange(frame.n * WARP_SIZE) if target.positions is None else target.positions
-            per_lane = max(1, size // self.granule)
-            first = (target.offsets + (buffer.real - record.region.real)) // self.granule
-            cells = (first[:, None] + np.arange(per_lane)).reshape(-1)
+            cells = (history.cells(target.buffer, target.offsets)[:, None] + np.arange(per_lane)).reshape(-1)
             rows, lanes = (np.repeat(x, per_lane) for x in (frame.flat[positions // WARP_SIZE], positions % WARP_SIZE))
-            mine = self.event(op, mode, buffer, cells, rows, lanes)
-            mine.strong, mine.cta_only = strong, cta_only
-            self.check(record, mine)
-            if read_only:
-                self._check_unwritten(record, mine)
+            mine = history.access(place.op, mode, target.buffer, cells, rows, lanes)
+            mine.strong = strong or (access is not None and access.order != "weak")
+            mine.cta_only = access is not None and access.scope == "cta"
+            history.check(mine)
+            if access is not None and access.read_only:
+                history.check_unwritten(mine)
             if since is not None:
-                self._check_unchanged(record, mine, since)
-            self.note(record, mine)
-            if mode == "atomic" and cta_only:
-                self._check_scope(mine)
-            if mode == "write" and not strong and data is not None:
-                self._check_clash(record, mine, data.reshape(-1, data.shape[2])[positions], per_lane)
-
-    def event(self, op: Op, mode: Mode, buffer: GlobalBuffer, cells: Array, rows: Array, lanes: Array) -> Event:
-        """An access of these rows and lanes (one entry per cell), made now."""
-        return Event(op, mode, buffer, cells, rows, self.report.first + rows, lanes, self.clocks.stamp(op))
-
-    def check(self, record: Record, mine: Event) -> None:
-        """Compare an access with all unordered ones before it."""
-        cells, mode = mine.cells, mine.mode
-        if record.flying[cells].any():
-            self._in_flight(record, mine)
-        write_stamp = record.write_stamp[cells]
-        if write_stamp.any():
-            agents, lanes = record.write_agent[cells], record.write_lane[cells]
-            columns = self.clocks.column_of(agents, mine.rows)
-            fine = self.clocks.ordered(mine.rows, mine.lanes, False, columns, lanes, write_stamp, plane=FAR)
-            wrong = ~fine & (write_stamp > 0)  # nobody has written the others
-            self.conflicts(mine, np.arange(cells.size), wrong, agents, write_stamp, "wrote")
-        if mode in ("write", "atomic"):
-            self._against(record.reads, mine, "read")
-        if mode != "read" or not mine.strong:
-            self._against(record.updates, mine, "updated")
-
-    @staticmethod
-    def note(record: Record, mine: Event) -> None:
-        """Record an access for those that come after it."""
-        cells = mine.cells
-        if mine.mode == "write":
-            record.write_stamp[cells], record.write_agent[cells] = mine.stamp, mine.agents
-            record.write_lane[cells], record.generic[cells] = mine.lanes, True
-            record.reads.forget(cells)
-            record.updates.forget(cells)
-            return
-        kind = np.full(cells.shape, mine.strong * STRONG + mine.cta_only * CTA_ONLY, np.int8)
-        accesses = Accesses(cells, mine.agents, mine.lanes, np.full(cells.shape, mine.stamp), kind)
-        (record.reads if mine.mode == "read" else record.updates).note(accesses)
-
-    def _check_unwritten(self, record: Record, mine: Event) -> None:
-        """A cache for what the kernel does not write is read."""
-        written = (record.write_stamp[mine.cells] > 0) | record.updates.touched(mine.cells)
-        if written.any():
-            message = "which this kernel writes, through a cache that does not see it: load it without nc"
-            self._told("race", mine, written, int(record.write_stamp[mine.cells][written][0]), f"reads {{}}, {message}")
-
-    def _check_unchanged(self, record: Record, mine: Event, since: int) -> None:
-        """Nobody has written what was being read all the time."""
-        stamps = record.write_stamp[mine.cells]
-        changed = stamps > since
-        if changed.any():
-            stamp = int(stamps[changed][0])
-            message = f"may still read {{}} when {self.report.name_of(stamp)} writes there"
-            cure = "wait for the copy, then meet at a barrier, before that"
-            self._told("in_flight", mine, changed, stamp, f"{message}: {cure}")
-
-    def _in_flight(self, record: Record, mine: Event) -> None:
-        """An access to what a bulk store is still writing."""
-        flying = record.flying[mine.cells]
-        for stamp in np.unique(flying[flying > 0]).tolist():
-            message = f"{mine.mode}s {{}} while {self.report.name_of(stamp)} is still writing there"
-            cure = "wait for its group until that is done (k.wait_bulk(0), not reads_only), then meet at a barrier"
-            self._told("in_flight", mine, flying == stamp, stamp, f"{message}: {cure}")
-
-    def _told(self, kind: Kind, mine: Event, which: Array, stamp: int, said: str) -> None:
-        """One finding about ``which`` cells of an access and what has a stamp; ``said`` has room for the first byte."""
-        i = int(np.argmax(which))
-        where = self.byte(mine.buffer, mine.cells[i])
-        message = f"{mine.op.instruction.mnemonic} {said.format(f'byte {where} of {mine.buffer.name}')}"
-        self.report.add(
-            kind,
-            mine.op.where,
-            message,
-            int(mine.rows[i]),
-            int(mine.lanes[i]),
-            other=self.report.line_of(stamp),
-            count=int(which.sum()),
-            address=where,
-        )
-
-    def byte(self, buffer: GlobalBuffer, cell: Any) -> int:
-        """The byte of a buffer that a cell of its region starts at."""
-        assert buffer.region is not None
-        return int(cell) * self.granule + buffer.region.real - buffer.real
-
-    def _against(self, earlier: LastAccesses, mine: Event, past: str) -> None:
-        """Compare with reads or updates. Atomics conflict with none that is strong, unless a scope leaves a CTA out."""
-        found = earlier.of(mine.cells, lambda kind: _harmless(mine, past, kind))
-        if found is None:
-            return
-        me, theirs = found
-        rows = mine.rows[me]
-        columns = self.clocks.column_of(theirs.agents, rows)
-        fine = self.clocks.ordered(rows, mine.lanes[me], False, columns, theirs.lanes, theirs.stamps, plane=FAR)
-        if mine.mode == "atomic":
-            fine |= np.array([_harmless(mine, past, kind) for kind in range(STRONG + CTA_ONLY + 1)])[theirs.kinds]
-            if past == "updated":
-                fine |= theirs.agents // self.clocks.warps_per_cta == mine.agents[me] // self.clocks.warps_per_cta
-        self.conflicts(mine, me, ~fine, theirs.agents, theirs.stamps, past)
-
-    def _check_scope(self, mine: Event) -> None:
-        """Updates of one cell in one execution by CTAs that its scope leaves out."""
-        ctas = mine.agents // self.clocks.warps_per_cta
-        order = np.lexsort((ctas, mine.cells))
-        first, then = order[:-1], order[1:]
-        meet = (mine.cells[first] == mine.cells[then]) & (ctas[first] != ctas[then])
-        me, others = then[meet], mine.agents[first[meet]]
-        self.conflicts(mine, me, np.ones(me.shape, np.bool_), others, np.full(me.shape, mine.stamp), "updated")
-
-    def conflicts(self, mine: Event, me: Array, wrong: Array, agents: Array, stamps: Array, past: str) -> None:
-        """The conflicts that are ``wrong`` of the cells at ``me`` with accesses of others, at those cells."""
-        if not wrong.any():
-            return
-        region, at = mine.buffer.region, me[wrong]
-        assert region is not None
-        addresses = mine.cells[at] * self.granule + region.real - mine.buffer.real
-        rows, lanes = mine.rows[at], mine.lanes[at]
-        self.report.races(mine.op, mine.mode, rows, lanes, agents[wrong], stamps[wrong], addresses, past, mine.buffer)
-
-    def _check_clash(self, record: Record, mine: Event, data: Array, per_lane: int) -> None:
-        """Several threads storing to one address in one execution: fine only within a warp and with equal bits."""
-        cells = mine.cells
-        last_agent, last_lane = record.write_agent[cells], record.write_lane[cells]
-        across = last_agent != mine.agents
-        if not (across | (last_lane != mine.lanes)).any():
-            return
-        unique, first = np.unique(cells[::per_lane], return_index=True)
-        group = np.searchsorted(unique, cells[::per_lane])
-        differs = (data != data[first[group]]).any(axis=1)
-        bad = (across.reshape(-1, per_lane).any(axis=1)) | (np.bincount(group, differs, unique.size) > 0)[group]
-        bad &= np.bincount(group)[group] > 1
-        if bad.any():
-            i = int(np.argmax(bad)) * per_lane
-            where = mine.op.where
-            message = (
-                f"several threads write one address in one execution of {mine.op.instruction.mnemonic}, and nothing "
-                "says whose value stays: give each thread its own address"
-            )
-            row, lane = int(mine.rows[i]), int(mine.lanes[i])
-            self.report.add("race", where, message, row, lane, other=where, count=int(bad.sum()))
+                history.check_unchanged(mine, since)
+            history.note(mine)
+            if mode == "atomic" and mine.cta_only:
+                history.check_scope(mine)
+            if mode == "write" and not mine.strong and data is not None:
+                history.check_clash(mine, data.reshape(-1, data.shape[2])[positions], per_lane)

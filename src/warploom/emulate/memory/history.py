@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from warploom.emulate.findings.report import SharedReports
+from warploom.emulate.findings.report import MemoryReports
 from warploom.emulate.memory.access import Access, Cells, Footprint, Place
 from warploom.emulate.memory.lane_reads import MANY, LaneReads
 from warploom.emulate.order.clocks import BITS, Clocks
@@ -26,10 +26,9 @@ from warploom.ir.statements import Op
 Array = NDArray[Any]
 
 FLYING = 1 << 25
-"""Stamps from here on are known to nobody."""
-NEVER, MBARRIER = (np.uint32(FLYING + number << BITS | MANY) for number in range(2))
-"""Records of cells that nobody has written, and of those that are an mbarrier's; copies have the stamps after these."""
-
+"""Stamps from here on are known to nobody: of copies that still write, by the stamps at which they began."""
+NEVER, MBARRIER = np.uint32(FLYING << BITS | MANY), np.uint32((2 * FLYING - 1) << BITS | MANY)
+"""Records of cells that nobody has written, and of those that are an mbarrier's."""
 
 _LANES = np.arange(32, dtype=np.uint32)
 
@@ -47,7 +46,7 @@ class History:
     """Of ``cells`` cells of ``granule`` bytes for each CTA of a batch. ``parts``: part of a warp may meet."""
 
     def __init__(
-        self, ctas: int, cells: int, granule: int, clocks: Clocks, report: SharedReports, *, parts: bool
+        self, ctas: int, cells: int, granule: int, clocks: Clocks, report: MemoryReports, *, parts: bool
     ) -> None:
         self.cells, self.granule, self.clocks, self.report = cells, granule, clocks, report
         self.warps, self.rows, total = clocks.home, ctas * clocks.warps_per_cta, ctas * cells
@@ -57,7 +56,6 @@ class History:
         self.strong: dict[str, Table] = {}
         self.alike: Table | None = None
         self.queue_reads: dict[int, Array] = {}  # column → last read of each cell
-        self.flights: list[Op | None] = [None, None]
         self.each = LaneReads(clocks) if parts else None
 
     # -- looking back ------------------------------------------------------------------------------------------------
@@ -175,12 +173,15 @@ class History:
 
     def _unknown(self, mine: Access, record: Array) -> None:
         """An access to cells with stamps that nobody knows."""
-        flying, where = record > NEVER, self.bytes(mine.cells)
+        where, never, taken = self.bytes(mine.cells), record == NEVER, record == MBARRIER
+        if taken.any():
+            self.report.of_mbarrier(mine[taken], where[taken])
+        flying = ~never & ~taken
         if flying.any():
-            numbers = (record[flying] >> BITS).astype(np.int64) - FLYING
-            self.report.in_flight(mine[flying], numbers, where[flying], self.flights)
-        if not flying.all() and (mine.what == "atomic" or (mine.proxy and mine.what == "read")):
-            self.report.unset(mine[~flying], where[~flying])
+            begun = (record[flying] >> BITS).astype(np.int64) - FLYING
+            self.report.in_flight(mine[flying], begun, where[flying])
+        if never.any() and (mine.what == "atomic" or (mine.proxy and mine.what == "read")):
+            self.report.unset(mine[never], where[never])
 
     def bytes(self, cells: Array) -> Array:
         """The bytes of shared memory that cells begin at."""
@@ -211,16 +212,15 @@ class History:
     # -- writing down ------------------------------------------------------------------------------------------------
 
     def begin(self, op: Op, cells: Array) -> int:
-        """A copy begins to write cells: nobody may touch them until it lands. Returns its number."""
-        self.flights.append(op)
-        number = len(self.flights) - 1
-        self.wrote[cells] = np.uint32(FLYING + number << BITS | MANY)
-        return number
+        """A copy begins to write cells: nobody may touch them until it lands. Returns its stamp."""
+        stamp = self.clocks.stamp(op)
+        self.wrote[cells] = np.uint32(FLYING + stamp << BITS | MANY)
+        return stamp
 
-    def land(self, number: int, column: int, cells: Array, op: Op) -> int:
+    def land(self, begun: int, column: int, cells: Array, op: Op) -> int:
         """A copy has written cells that no other one has claimed since, in the name of a queue. Returns a stamp."""
         stamp = self.clocks.stamp(op)
-        mine = cells[self.wrote[cells] >> BITS == FLYING + number]
+        mine = cells[self.wrote[cells] >> BITS == FLYING + begun]
         self.wrote[mine], self.writer[mine] = np.uint32(stamp << BITS | MANY), column
         self.clocks.queue_acts(column, stamp)
         return stamp
@@ -239,9 +239,9 @@ class History:
 
     def overwritten(self, op: Op, cells: Array, row: int, lane: int) -> None:
         """A finding: these cells have been written while a transaction of a lane was reading them."""
-        stamps = (self.wrote[cells] >> BITS).astype(np.int64)
-        first = int(stamps[np.argmax(stamps >= FLYING + 2)])  # a copy under way, or else what has written the first
-        other = self.flights[first - FLYING] if first >= FLYING else self.clocks.history[first]
+        records = self.wrote[cells]
+        record = records[np.argmax((records > NEVER) & (records < MBARRIER))]  # a copy under way, or else the first
+        other = None if record in (NEVER, MBARRIER) else self.clocks.history[(int(record) >> BITS) % FLYING]
         if other is not None:
             self.report.overwritten(op, other, row, lane, cells.size, int(self.bytes(cells[:1])[0]))
 

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from warploom.emulate.control.frames import Frame
-from warploom.emulate.findings.report import SharedReports
+from warploom.emulate.findings.report import MemoryReports
 from warploom.emulate.order.clocks import Clocks
 from warploom.ir.statements import Op
 from warploom.isa.cluster import WINDOW_BITS
@@ -27,7 +27,7 @@ class RemoteAccesses:
     Each CTA's memory begins ``stride`` bytes after that of the one before it.
     """
 
-    def __init__(self, clocks: Clocks, report: SharedReports, stride: int) -> None:
+    def __init__(self, clocks: Clocks, report: MemoryReports, stride: int) -> None:
         self.clocks, self.report, self.stride = clocks, report, stride
         self.last: dict[tuple[int, int], tuple[Op, int, int]] = {}  # (row, CTA) → operation, lane, stamp
 

@@ -10,14 +10,14 @@ from numpy.typing import NDArray
 
 from warploom.emulate.control.frames import Frame, Origin, Turns, apply_in_turn, displaced, in_turn, widened
 from warploom.emulate.findings.findings import Kind
-from warploom.emulate.findings.report import SharedReports
-from warploom.emulate.memory.access import Place
+from warploom.emulate.findings.report import MemoryReports
+from warploom.emulate.memory.access import Access, Place
 from warploom.emulate.memory.history import NEVER, History
 from warploom.emulate.memory.remote import RemoteAccesses
 from warploom.emulate.order.clocks import BITS, Clocks
 from warploom.ir.statements import Op
 from warploom.isa.base import Instruction
-from warploom.isa.effects import Access
+from warploom.isa.effects import Access as Effect
 
 Array = NDArray[Any]
 
@@ -33,7 +33,7 @@ class SharedMemory:
     """
 
     def __init__(
-        self, ctas: int, size: int, granule: int, clocks: Clocks, report: SharedReports, checks: bool, parts: bool
+        self, ctas: int, size: int, granule: int, clocks: Clocks, report: MemoryReports, checks: bool, parts: bool
     ) -> None:
         self.size, self.granule, self.checks = size, granule, checks
         self.stride = -(-max(size, 16) // 16) * 16
@@ -54,7 +54,7 @@ class SharedMemory:
             frame.seen[-1] = base
         return base
 
-    def place(self, frame: Frame, address: Array, op: Op, access: Access) -> Place:
+    def place(self, frame: Frame, address: Array, op: Op, access: Effect) -> Place:
         """Where an access goes, within bounds and aligned: units of its size over the whole batch."""
         size, lanes = access.bytes, access.lanes
         base, address = self.cta_base(frame), displaced(address, access.offset)
@@ -105,7 +105,7 @@ class SharedMemory:
 
     # -- loads ---------------------------------------------------------------------------------------------------
 
-    def load(self, place: Place, access: Access) -> tuple[Array, Array | None, Origin | None]:
+    def load(self, place: Place, access: Effect) -> tuple[Array, Array | None, Origin | None]:
         """The words read (warps, lanes, words), their shadow if any is poison, and where the poison comes from."""
         op, words, strong = place.op, access.words, access.order != "weak"
         word = np.dtype(f"u{place.size // words}")
@@ -153,7 +153,7 @@ class SharedMemory:
         return same
 
     def store(
-        self, place: Place, access: Access, data: Array, shadow: Array | None = None, origin: Origin | None = None
+        self, place: Place, access: Effect, data: Array, shadow: Array | None = None, origin: Origin | None = None
     ) -> None:
         """Write ``data`` (warps, lanes, words) now."""
         index, history, strong = place.index, self.history, access.order != "weak"
@@ -206,7 +206,7 @@ class SharedMemory:
         clash, elsewhere = found
         bad = clash & (self.data.view(data.dtype).reshape(-1, data.shape[-1])[index] != data).any(axis=-1)
         if bad.any():
-            self.report.clash(op, rows[bad], lane[bad], index[bad] * size % self.stride)
+            self._clash(op, bad, rows, lane, index, size)
         return np.isin(index, index[elsewhere]) if elsewhere.any() else None
 
     def _begin_strong(self, place: Place, what: str) -> None:
@@ -216,12 +216,12 @@ class SharedMemory:
             self.history.note(self.history.kept("wrote"), place, self.clocks.stamp(place.op))
             self.history.fill(place.cells)
 
-    def begin_update(self, place: Place, access: Access) -> None:
+    def begin_update(self, place: Place, access: Effect) -> None:
         """Check and record an atomic update."""
         self._begin_strong(place, access.mode)
 
     def update(
-        self, place: Place, access: Access, instruction: Instruction, values: list[Array], turns: Turns
+        self, place: Place, access: Effect, instruction: Instruction, values: list[Array], turns: Turns
     ) -> Array:
         """Lanes take turns to update. Returns the old values, (1, warps, lanes)."""
         acting = np.arange(place.index.size) if place.active is None else np.nonzero(place.active.reshape(-1))[0]
@@ -244,4 +244,9 @@ class SharedMemory:
         self._put(index, data)
         several = self._note_write(index, rows, lane, data, self.clocks.stamp(op), op)
         if several is not None:  # copies are no stores: what one has brought, another one is still bringing
-            self.report.clash(op, rows[several], lane[several], index[several] * data[0].nbytes % self.stride)
+            self._clash(op, several, rows, lane, index, data[0].nbytes)
+
+    def _clash(self, op: Op, which: Array, rows: Array, lane: Array, index: Array, size: int) -> None:
+        """A finding: some threads, at units of a size, have written different values to one place at once."""
+        mine = Access(op, "write", (rows[which],), lane[which], index[which])
+        self.report.clash(mine, mine.cells * size % self.stride)

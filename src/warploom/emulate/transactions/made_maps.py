@@ -20,7 +20,8 @@ from warploom.core.errors import LayoutError
 from warploom.emulate.control.frames import Frame, lanes_of, split
 from warploom.emulate.findings.report import Reporter
 from warploom.emulate.memory.buffers import ADDRESS_BITS, GlobalBuffer
-from warploom.emulate.memory.global_memory import GlobalMemory, Record
+from warploom.emulate.memory.global_history import FLYING, GlobalHistory
+from warploom.emulate.memory.global_memory import GlobalMemory
 from warploom.emulate.order.known import FAR, MAPS, ORDER, Known
 from warploom.emulate.transactions.tensor_maps import TensorMapArgument
 from warploom.ir.statements import Op
@@ -69,9 +70,9 @@ class MadeMaps:
                 if found is not None and self._published(found[1], found[2], row, group):
                     self.clocks.acquire_single(row, group, ORDER, self._name(place), stamp)
 
-    def _published(self, record: Record, cells: Array, row: int, lanes: list[int] | None) -> bool:
+    def _published(self, history: GlobalHistory, cells: Array, row: int, lanes: list[int] | None) -> bool:
         """Whether each of some lanes knows that the last writes of cells were published."""
-        stored = (record.write_agent, record.write_lane, record.write_stamp)
+        stored = (history.writer, history.lane, history.wrote)
         for agent, written_by, written in set(zip(*(x[cells].tolist() for x in stored), strict=True)):
             if written and not any(
                 release.known.has(ORDER, self._column(agent, release.row), written_by, written)
@@ -118,27 +119,25 @@ class MadeMaps:
             return None
         return buffer, address - buffer.start
 
-    def _cells(self, address: int) -> tuple[GlobalBuffer, Record, Array] | None:
+    def _cells(self, address: int) -> tuple[GlobalBuffer, GlobalHistory, Array] | None:
         """The cells of a map in memory that the kernel writes."""
         place = self._place(address)
-        record = self.memory.records.get(place[0].region) if place is not None and place[0].region else None
-        if place is None or record is None:
+        history = None if place is None else self.memory.history(place[0])
+        if place is None or history is None:
             return None
-        granule = self.memory.granule
-        first = (place[1] + place[0].real - record.region.real) // granule
-        return place[0], record, np.arange(first, first + MAP_BYTES // granule)
+        first = int(history.cells(place[0], np.array(place[1])))
+        return place[0], history, np.arange(first, first + MAP_BYTES // self.memory.granule)
 
     def _check(self, address: int, row: int, lane: int, op: Op) -> None:
         """The map must be there for the copy: ordered before it, and fenced against the proxy that reads it."""
         found = self._cells(address)
         if found is None:
             return
-        buffer, record, cells = found
-        rows, lanes = np.full(cells.shape, row), np.full(cells.shape, lane)
-        access = self.memory.event(op, "read", buffer, cells, rows, lanes)
-        self.memory.check(record, access)
-        self.memory.note(record, access)
-        written = int(record.write_stamp[cells].max())
+        buffer, history, cells = found
+        access = history.access(op, "read", buffer, cells, np.full(cells.shape, row), np.full(cells.shape, lane))
+        history.check(access)
+        history.note(access)
+        written = int(history.wrote[cells].max()) % FLYING
         if written and not self.clocks.lanes_know(row, [lane], self._name(address), 0, written + 1):
             message = (
                 f"{op.instruction.mnemonic} reads its tensor map, at byte {address - buffer.start} of {buffer.name}, "
