@@ -31,7 +31,7 @@ from warploom.ir.statements import (
     When,
 )
 from warploom.ir.verify import verify
-from warploom.isa.async_copy import CommitCopies, CpAsync, TensorCopy, WaitCopies
+from warploom.isa.async_copy import commit_copies, cp_async, tensor_load, wait_copies
 from warploom.isa.barriers import bar_sync
 from warploom.isa.base import Instruction
 from warploom.isa.collective import shuffle
@@ -98,10 +98,10 @@ def dots() -> Program:
     index = w.value(u32, "tile")
     w.line = 16
     wide = w.do(multiply_wide(u32), w.do(binary("add", u32), w.do(binary("shl", u32), index, _n(7)), thread), _n(16))
-    w.do(CpAsync(16), place, w.do(binary("add", u64), a, wide))
-    w.do(CommitCopies())
+    w.do(cp_async(16), place, w.do(binary("add", u64), a, wide))
+    w.do(commit_copies())
     w.line = 17
-    w.do(WaitCopies(0))
+    w.do(wait_copies(0))
     w.do(bar_sync(), _n(0))
     w.line = 18
     fragment = tuple(w.value(u32, f"a{i}") for i in range(4))
@@ -149,7 +149,7 @@ def roles() -> Program:
     base = w.do(special("shared_base"), name="base")
     head = w.block()
     total = w.register(u32, "total")
-    w.do(TensorCopy("load", 2), base, source, base, Const(pred, True), Const(s32, -8), Const(s32, 0))
+    w.do(tensor_load(2), base, source, base, Const(pred, True), Const(s32, -8), Const(s32, 0))
     producer = w.block()
     w.do(move(u32), _n(-1), into=(total,))
     w.do(binary("sub", u32), total, _n(1), into=(total,))

@@ -16,7 +16,6 @@ from warploom.cuda.launch import load
 from warploom.cuda.printer import print_cuda
 from warploom.interop.arrays import current_stream
 from warploom.ir.program import Program
-from warploom.ir.verify import least_architecture
 from warploom.isa.base import Instruction
 from warploom.lang import Global, Kernel, Traced, kernel
 
@@ -114,7 +113,7 @@ def apply_instructions(
 
 def program_of(instructions: Sequence[Instruction], lanes: int) -> Program:
     """:func:`apply_instructions` for the least architecture that has them all."""
-    newer = any(least_architecture(i) != "sm_80" for i in instructions)
+    newer = any(i.since != "sm_80" for i in instructions)
     function = replace(apply_instructions, requires="sm_90" if newer else "sm_80")
     return function.trace(instructions=tuple(instructions), lanes=lanes)
 

@@ -27,7 +27,6 @@ from warploom.core.errors import WarploomError
 from warploom.cuda.compile import available_cores
 from warploom.ir.program import Program
 from warploom.ir.statements import Op, Value
-from warploom.isa.sync import MbarrierTryWait
 from warploom.kernels.attention.forward_sm90 import ForwardSm90
 from warploom_lab.kernels.attention.ladder_sm90 import RungSm90
 
@@ -163,7 +162,11 @@ def _user(ops: Sequence[Op], number: int) -> str:
 def _hold_waits(name: str) -> set[int]:
     """The waits that the flag ``hold`` adds: those of the function that takes the scores up."""
     ops = enumerate(program(name).ops())
-    return {i for i, op in ops if isinstance(op.instruction, MbarrierTryWait) and op.where.function == "_take_up"}
+    return {
+        i
+        for i, op in ops
+        if op.instruction.mnemonic.startswith("mbarrier.try_wait") and op.where.function == "_take_up"
+    }
 
 
 def timed_objection(mutant: Mutant) -> tuple[str | None, float]:

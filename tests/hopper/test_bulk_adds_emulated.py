@@ -9,7 +9,7 @@ import pytest
 from tests.emulate.findings import kinds
 from warploom.core.errors import TraceError, VerifyError
 from warploom.emulate import emulate
-from warploom.isa.async_copy import BulkStoreBytes
+from warploom.isa.async_copy import bulk_store
 from warploom.lang import Global, Kernel, bf16, f32, kernel, u32
 
 CTAS, COUNT = 3, 128
@@ -147,4 +147,4 @@ def test_what_no_reduction_adds() -> None:
     with pytest.raises(TraceError, match="adds f32"):
         add_halves.trace()
     with pytest.raises(VerifyError, match="multiple of 16"):
-        BulkStoreBytes(24)
+        bulk_store(24)

@@ -14,7 +14,6 @@ from warploom.core.dtypes import f32
 from warploom.core.errors import ProblemError
 from warploom.emulate import Emulation, TensorMapArgument, emulate
 from warploom.ir.program import Program
-from warploom.isa.async_copy import WaitCopies
 from warploom.isa.barriers import set_max_registers
 from warploom.kernels.source import MappedArray
 from warploom.lang import Global, Kernel, TensorMap, kernel
@@ -82,7 +81,7 @@ PLAIN = {"at": (4, 2), "to": (0, 0)}
 
 
 def test_late_store_reads_what_was_written_over_it() -> None:
-    emulation, out = run_copy(deleted(copy_box.trace(**PLAIN), named(WaitCopies)))
+    emulation, out = run_copy(deleted(copy_box.trace(**PLAIN), named("cp.async.bulk.wait_group")))
     assert kinds(emulation) == {"race", "leak"}
     assert (out[:ROWS, :COLS] == 0).all()
 

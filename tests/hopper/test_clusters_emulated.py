@@ -21,10 +21,8 @@ from warploom.cuda.printer import print_cuda
 from warploom.emulate import Emulation, emulate
 from warploom.ir.program import Program
 from warploom.ir.statements import Const, Op, Operand
-from warploom.isa.async_copy import TensorCopy
 from warploom.isa.barriers import bar_sync
 from warploom.isa.operators import binary
-from warploom.isa.sync import MbarrierArrival, MbarrierInitialise, MbarrierTryWait
 from warploom.lang import Global, Kernel, TensorMap, bf16, f32, kernel
 from warploom.lang import u32 as U32  # noqa: N812
 
@@ -32,8 +30,8 @@ SEEDS = range(5)
 TILE_BYTES = example.TILE_K * 2
 EXPECTED = (example.TILE_M + example.TILE_N) * TILE_BYTES
 
-wait, init, give_back = named(MbarrierTryWait), named(MbarrierInitialise), named(MbarrierArrival, remote=True)
-multicast = named(TensorCopy, multicast=True)
+wait, init, give_back = named("mbarrier.try_wait"), named("mbarrier.init"), named("mbarrier.arrive", remote=True)
+multicast = named("cp.async.bulk.tensor", multicast="multicast::cluster")
 
 
 @cache
@@ -102,11 +100,11 @@ def given_back_at_home(program: Program) -> Program:
 
 
 def load_a(program: Program) -> Op:
-    return next(o for o in program.ops() if isinstance(o.instruction, TensorCopy) and not o.instruction.multicast)
+    return next(o for o in program.ops() if named("cp.async.bulk.tensor", multicast="")(o))
 
 
 def expecting(program: Program, more: int) -> Program:
-    return changed(program, named(MbarrierArrival, remote=False), 0, expected_bytes=EXPECTED + more)
+    return changed(program, named("mbarrier.arrive", remote=False), 0, expected_bytes=EXPECTED + more)
 
 
 MUTANTS: dict[str, tuple[Callable[[Program], Program], set[str]]] = {

@@ -19,17 +19,15 @@ from warploom.core.dtypes import bf16, u32
 from warploom.emulate import Emulation, TensorMapArgument, emulate
 from warploom.ir.program import Program
 from warploom.ir.statements import Const, Op
-from warploom.isa.async_copy import TensorCopy
-from warploom.isa.sync import MbarrierArrival, MbarrierInitialise, MbarrierTryWait
 from warploom.layout.tensor_map import TensorMapSpec
 
 STEPS = 4  # each of the two stages is used twice
 SEEDS = range(8)  # two of them hold a group of warps back
 EXPECTED = (TILE_M + TILE_N) * TILE_K * 2
 
-consumer_arrival = named(MbarrierArrival, expected_bytes=None)
-producer_arrival = named(MbarrierArrival, expected_bytes=EXPECTED)
-wait, init = named(MbarrierTryWait), named(MbarrierInitialise)
+consumer_arrival = named("mbarrier.arrive", expected_bytes=None)
+producer_arrival = named("mbarrier.arrive", expected_bytes=EXPECTED)
+wait, init = named("mbarrier.try_wait"), named("mbarrier.init")
 
 
 @cache
@@ -117,7 +115,7 @@ MUTANTS: dict[str, tuple[Callable[[Program], Program], set[str]]] = {
     "no mbarrier fence": (lambda p: deleted(p, named("fence.mbarrier_init")), {"mbarrier"}),
     "no barrier after the initialisation": (lambda p: deleted(p, named("bar.sync")), {"mbarrier"}),
     "one mbarrier not initialised": (lambda p: deleted(p, init, 1), {"mbarrier"}),
-    "A not loaded": (lambda p: deleted(p, named(TensorCopy), 0), {"deadlock"}),
+    "A not loaded": (lambda p: deleted(p, named("cp.async.bulk.tensor"), 0), {"deadlock"}),
 }
 
 

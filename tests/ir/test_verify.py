@@ -24,16 +24,16 @@ from warploom.ir.statements import (
     Value,
     When,
 )
-from warploom.ir.verify import least_architecture, verify
+from warploom.ir.verify import verify
 from warploom.isa import memory as isa
-from warploom.isa.async_copy import CommitCopies, CpAsync, TensorCopy, WaitCopies
+from warploom.isa.async_copy import commit_copies, cp_async, tensor_store, wait_copies
 from warploom.isa.barriers import bar_arrive, bar_sync, elect, set_max_registers
 from warploom.isa.base import Instruction
 from warploom.isa.conversion import move
 from warploom.isa.form import named
 from warploom.isa.matrix import matrix_access
+from warploom.isa.mbarrier import mbarrier_arrival
 from warploom.isa.operators import binary, pair_arithmetic
-from warploom.isa.sync import MbarrierArrival
 from warploom.isa.wgmma import wgmma, wgmma_wait
 
 COMMIT = named("wgmma.commit_group.sync.aligned")
@@ -142,13 +142,13 @@ BROKEN: dict[str, tuple[Program, str]] = {
         ),
         "must overwrite its accumulator registers in place",
     ),
-    "wait alone": (program(op(WaitCopies(0))), "waits for a cp.async group that was never committed"),
+    "wait alone": (program(op(wait_copies(0))), "waits for a cp.async group that was never committed"),
     "wait of another queue": (
-        program(op(CommitCopies()), op(WaitCopies(0, "bulk")), requires="sm_90"),
+        program(op(commit_copies()), op(wait_copies(0, "bulk")), requires="sm_90"),
         "waits for a bulk group that was never committed",
     ),
     "commit in another role": (
-        program(Roles((Role(0, 4, (op(CommitCopies()),), None, AT), Role(4, 8, (op(WaitCopies(0)),), None, AT)), AT)),
+        program(Roles((Role(0, 4, (op(commit_copies()),), None, AT), Role(4, 8, (op(wait_copies(0)),), None, AT)), AT)),
         "waits for a cp.async group that was never committed",
     ),
 }
@@ -166,11 +166,11 @@ def test_a_broken_rule_is_named_with_its_line(rule: str) -> None:
 
 def sound() -> Program:
     """Uses every construct that the rules look at."""
-    copy = op(CpAsync(16), X, Const(u64, 0))
-    loop = Loop(INDEX, ZERO, X, Const(u32, 1), (op(WaitCopies(0)), add(Y, INDEX, R), op(move(u32), Y, into=(R,))), AT)
+    copy = op(cp_async(16), X, Const(u64, 0))
+    loop = Loop(INDEX, ZERO, X, Const(u32, 1), (op(wait_copies(0)), add(Y, INDEX, R), op(move(u32), Y, into=(R,))), AT)
     when = When(Const(pred, True), (store(R),), (store(X),), True, AT)
     chain = Roles((Role(0, 4, (op(bar_sync(128), Const(u32, 1)),), None, AT), Role(4, 8, (when,), None, AT)), AT)
-    return program(op(move(u32), Const(u32, -1), into=(R,)), copy, op(CommitCopies()), loop, chain)
+    return program(op(move(u32), Const(u32, -1), into=(R,)), copy, op(commit_copies()), loop, chain)
 
 
 def test_a_sound_program_passes() -> None:
@@ -191,7 +191,7 @@ def test_an_accumulator_that_a_product_overwrites_needs_no_value_before() -> Non
 
 def test_all_violations_are_listed() -> None:
     with pytest.raises(VerifyError, match="breaks 3 rules") as error:
-        verify(program(op(WaitCopies(0)), store(Y), threads=100))
+        verify(program(op(wait_copies(0)), store(Y), threads=100))
     assert len(str(error.value).splitlines()) == 4
 
 
@@ -222,16 +222,16 @@ def test_architecture_specific_kernels_run_there_alone() -> None:
         (binary("add", u32), "sm_80"),
         (matrix_access("stmatrix", 4), "sm_90"),
         (elect(), "sm_90"),
-        (TensorCopy("store", 2), "sm_90"),
-        (MbarrierArrival(), "sm_80"),
-        (MbarrierArrival(128), "sm_90"),
-        (CommitCopies("bulk"), "sm_90"),
+        (tensor_store(2), "sm_90"),
+        (mbarrier_arrival(), "sm_80"),
+        (mbarrier_arrival(128), "sm_90"),
+        (commit_copies("bulk"), "sm_90"),
         (pair_arithmetic("add", bf16), "sm_90"),
         (pair_arithmetic("fma", bf16), "sm_80"),
         (set_max_registers(24, "dec"), "sm_90a"),
-        (CpAsync(16), "sm_80"),
-        (CpAsync(16, eviction="first"), "sm_90"),
+        (cp_async(16), "sm_80"),
+        (cp_async(16, eviction="first"), "sm_90"),
     ],
 )
 def test_least_architecture(instruction: Instruction, architecture: str) -> None:
-    assert least_architecture(instruction) == architecture
+    assert instruction.since == architecture

@@ -42,7 +42,9 @@ NUMBERS = {
     "clamp": (31,),
     "threads": (64,),
     "count": (2,),
-    "bytes": (64,),
+    "bytes": (64, 16),
+    "expected_bytes": (64,),
+    "policy": (0x12F0000000000000,),
     "table": (0x96,),
     "registers": (64,),
     "pending": (1,),
@@ -59,8 +61,10 @@ def instructions(form: Form) -> Iterator[Formed]:
     """Every word in every slot; of operands that may be left out none and, where it differs, all."""
     optional = frozenset(p.name for p in form.places if p.optional and not p.given)
     for words in form.choices():
+        said = {"", *(slot.name for slot, word in zip(form.slots, words, strict=True) if word)}
         for left in dict.fromkeys((optional, frozenset[str]())):
-            names = [p.name for p in form.places if p.kind == "number" and not p.hidden and p.name not in left]
+            numbers = [p for p in form.places if p.kind == "number" and not p.hidden]
+            names = [p.name for p in numbers if p.name not in left and p.given in said]
             for values in product(*(NUMBERS[name] for name in names)):
                 with suppress(VerifyError):
                     yield instruction(form, words, tuple(zip(names, values, strict=True)), left, home_of(form, words))
@@ -81,8 +85,10 @@ def every() -> list[Formed]:
 
 def line(made: Formed) -> str:
     """An instruction on registers of its types."""
-    types = (*made.result_types, *made.operand_types)
-    return made.text([f"{REGISTERS[t.name]}{n + 1}" for n, t in enumerate(types)])
+    types = [REGISTERS[t.name] for t in (*made.result_types, *made.operand_types)]
+    for n in made.positions("ctas"):  # a mask of 16 bits
+        types[len(made.result_types) + n] = REGISTERS["u16"]
+    return made.text([f"{register}{n + 1}" for n, register in enumerate(types)])
 
 
 def exists(made: Formed, target: str) -> bool:

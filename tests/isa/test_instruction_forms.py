@@ -12,7 +12,7 @@ import pytest
 
 from warploom import isa
 from warploom.core.dtypes import bf16, f16, f32, f64, pred, s8, s32, tf32, u8, u16, u32, u64
-from warploom.isa.async_copy import BulkStoreBytes, CommitCopies, CpAsync, TensorCopy, WaitCopies
+from warploom.isa.async_copy import bulk_store, commit_copies, cp_async, tensor_load, tensor_store, wait_copies
 from warploom.isa.barriers import bar_arrive, bar_sync, elect
 from warploom.isa.base import Instruction, inline_ptx
 from warploom.isa.cluster import map_shared
@@ -20,9 +20,9 @@ from warploom.isa.collective import shuffle
 from warploom.isa.conversion import bitcast, convert, pack_bytes, pack_pair, permute, unpack_half
 from warploom.isa.form import Formed, named
 from warploom.isa.matrix import matrix_access, mma
+from warploom.isa.mbarrier import mbarrier_arrival, mbarrier_wait
 from warploom.isa.memory import atomic, load, reduce_add, store, wait_at_least
 from warploom.isa.operators import binary, fma, pair_arithmetic, select, unary
-from warploom.isa.sync import MbarrierArrival, MbarrierTryWait
 
 INSTRUCTIONS: list[Instruction] = [
     *(unary(op, f32) for op in ("ex2", "lg2", "rcp", "rsqrt", "sqrt", "tanh", "tf32")),
@@ -44,25 +44,25 @@ INSTRUCTIONS: list[Instruction] = [
     mma("m16n8k16", bf16),
     mma("m16n8k16", f16, f16),
     mma("m16n8k8", tf32),
-    *(CpAsync(n, "ca") for n in (4, 8, 16)),
-    CpAsync(16, "cg", zero_fill=True, prefetch=128, shared_offset=32, global_offset=-64),
-    CpAsync(16, "cg", eviction="first"),
-    CommitCopies(),
-    WaitCopies(1),
+    *(cp_async(n, "ca") for n in (4, 8, 16)),
+    cp_async(16, "cg", True, 128).at(shared_offset=32, global_offset=-64),
+    cp_async(16, "cg", eviction="first"),
+    commit_copies(),
+    wait_copies(1),
     bar_sync(64),
     bar_arrive(64),
     named("fence.acq_rel.gpu"),
-    MbarrierArrival(512),
-    MbarrierTryWait(8),
-    MbarrierTryWait(8, "cluster"),
-    MbarrierArrival(None, 8, True, "cluster"),
+    mbarrier_arrival(512),
+    mbarrier_wait().at(offset=8),
+    mbarrier_wait("cluster").at(offset=8),
+    mbarrier_arrival(remote=True, scope="cluster").at(offset=8),
     named("barrier.cluster.arrive.release.aligned"),
     named("barrier.cluster.wait.acquire.aligned"),
     map_shared(),
-    TensorCopy("load", 2),
-    TensorCopy("load", 3, 128, 8, "last", True),
-    TensorCopy("store", 3),
-    *(BulkStoreBytes(4096, adds, 32, 64) for adds in (False, True)),
+    tensor_load(2),
+    tensor_load(3, "last", True).at(shared_offset=128, barrier_offset=8),
+    tensor_store(3),
+    *(bulk_store(4096, adds).at(shared_offset=32, global_offset=64) for adds in (False, True)),
     *(reduce_add(n).at(offset=16) for n in (1, 2, 4)),
     wait_at_least().at(offset=4),
     elect(),

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from warploom.core.dtypes import DType, bf16, f16, f32, f64, pred, s32, s64, u16, u32, u64
 from warploom.core.errors import VerifyError
-from warploom.isa.async_copy import CpAsync, WaitCopies
+from warploom.isa.async_copy import cp_async, wait_copies
 from warploom.isa.barriers import set_max_registers
 from warploom.isa.collective import shuffle
 from warploom.isa.conversion import bitcast, convert, move, permute
@@ -93,10 +93,10 @@ def test_division_truncates(dtype, data):
         lambda: atomic("global", "nand", u32),
         lambda: atomic("global", "add", u32, order="weak"),
         lambda: permute(0x8000),
-        lambda: CpAsync(8, "cg"),
-        lambda: CpAsync(2, "ca"),  # pyright: ignore[reportArgumentType]
-        lambda: WaitCopies(-1),
-        lambda: WaitCopies(-1, "bulk"),  # pyright: ignore[reportArgumentType]
+        lambda: cp_async(8, "cg"),
+        lambda: cp_async(2, "ca"),  # pyright: ignore[reportArgumentType]
+        lambda: wait_copies(-1),
+        lambda: wait_copies(-1, "bulk"),  # pyright: ignore[reportArgumentType]
         lambda: wgmma_wait(-1, 0),
         lambda: set_max_registers(30, "inc"),
         lambda: load("global", u32, cache="wb"),

@@ -13,7 +13,6 @@ from warploom.emulate import Emulation, Finding, emulate
 from warploom.interop.arrays import describe
 from warploom.ir.program import Program
 from warploom.ir.statements import Op, SharedRegion, Statement, blocks, with_blocks
-from warploom.isa.async_copy import CommitCopies, CpAsync, WaitCopies
 from warploom.isa.form import Formed
 from warploom.kernels.source import KernelCall
 from warploom.ops.backends import emulator_arguments
@@ -73,8 +72,8 @@ def run_calls(
 
 def synchronises(op: Op) -> bool:
     """Whether an operation is a barrier, ``__syncwarp``, a wait or a commit."""
-    kinds = (WaitCopies, CommitCopies)
-    return isinstance(op.instruction, kinds) or op.instruction.mnemonic.startswith("bar.")
+    name = op.instruction.mnemonic
+    return name.startswith("bar.") or (name.startswith("cp.async") and "_group" in name)
 
 
 @dataclass(frozen=True)
@@ -134,7 +133,7 @@ def deletions(program: Program) -> list[Mutant]:
 def _shared_offset(op: Op) -> int | None:
     """The immediate part of the shared address, where the instruction has one."""
     instruction = op.instruction
-    if isinstance(instruction, CpAsync):
+    if isinstance(instruction, Formed) and instruction.mnemonic.startswith(("cp.async.ca", "cp.async.cg")):
         return instruction.shared_offset
     if isinstance(instruction, Formed) and instruction.op in ("ldmatrix", "ld", "st"):
         return instruction.offset if instruction.fields.get("space") == "shared" else None
@@ -144,12 +143,9 @@ def _shared_offset(op: Op) -> int | None:
 def moved(op: Op, distance: int) -> Op:
     """The instruction with its address moved by ``distance`` bytes; that it leaves its tile is not said of it."""
     instruction = op.instruction
-    if isinstance(instruction, CpAsync):
-        return replace(
-            op, instruction=replace(instruction, shared_offset=instruction.shared_offset + distance), within=()
-        )
     assert isinstance(instruction, Formed)
-    return replace(op, instruction=instruction.at(offset=instruction.offset + distance), within=())
+    place = instruction.addresses[0]
+    return replace(op, instruction=instruction.at(**{place: instruction.fields[place] + distance}), within=())
 
 
 def shifts(program: Program, stages: int, single_every: int = 0) -> list[Mutant]:

@@ -7,7 +7,7 @@ import pytest
 from tests.ptx.text import kernel
 from warploom.core.errors import TraceError, VerifyError
 from warploom.cuda.printer import print_cuda
-from warploom.ir.verify import least_architecture, verify
+from warploom.ir.verify import verify
 from warploom.isa.form import named
 from warploom.lang import Kernel, f32, u32
 from warploom.lang.declared import word
@@ -62,7 +62,7 @@ def test_an_instruction_of_a_later_architecture_is_read_and_printed() -> None:
     verify(program)
     made = named("max.f32", operands=3)
     assert made in [op.instruction for op in program.ops()]
-    assert least_architecture(made) == "sm_100"
+    assert made.since == "sm_100"
     assert "max.f32 %0, %1, %2, %3;" in print_cuda(program)
     older = parse(kernel(line, target="sm_90a"))
     with pytest.raises(VerifyError, match="sm_100"):

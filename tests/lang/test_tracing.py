@@ -11,7 +11,6 @@ import pytest
 from tests.lang.support import line_of, mnemonics, ops, run, traced_with, whens
 from warploom.core.errors import TraceError, VerifyError
 from warploom.ir.statements import Const, Roles
-from warploom.isa.async_copy import CpAsync
 from warploom.lang import Global, Kernel, bf16, kernel, s32, u32, u64
 
 HERE = Path(__file__).name
@@ -183,7 +182,7 @@ def test_addresses_are_a_base_and_an_immediate():
             out.store(k.ldmatrix(tile.address(k.lane % 16 + row, 0), 4)[0], k.lane + row)
 
     program = traced_with(body).trace()
-    copies = [op for op in program.ops() if isinstance(op.instruction, CpAsync)]
+    copies = [op for op in program.ops() if op.instruction.mnemonic.startswith("cp.async.cg")]
     loads = [op for op in program.ops() if op.instruction.mnemonic.startswith("ldmatrix")]
     stores = [op for op in program.ops() if op.instruction.mnemonic.startswith("st.")]
     assert [op.instruction.shared_offset for op in copies] == [0, 16 * 128, 32 * 128]  # type: ignore[union-attr]

@@ -9,7 +9,6 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from functools import lru_cache
 
 from warploom.core.dtypes import DType
 from warploom.core.errors import VerifyError
@@ -35,44 +34,11 @@ from warploom.ir.statements import (
 )
 from warploom.ir.verify_roles import register_rules, role_rules
 from warploom.ir.verify_sync import SYNCHRONISATION
-from warploom.isa.base import Instruction
 from warploom.isa.effects import (
-    Access,
     AsyncMatrix,
-    AsyncStore,
-    BulkLoad,
-    BulkStore,
-    BulkTensorCopy,
-    ClusterBarrier,
-    CommitGroup,
-    Effect,
-    MbarrierArrive,
-    MbarrierFence,
-    MbarrierWait,
-    ProxyFence,
-    RegisterBudget,
-    TensorMapFence,
-    TensorMapWrite,
     WaitGroup,
-    WarpgroupFence,
 )
 
-_EFFECT_NEEDS: dict[type[Effect], str] = {
-    BulkTensorCopy: "sm_90",
-    BulkStore: "sm_90",
-    BulkLoad: "sm_90",
-    AsyncStore: "sm_90",
-    MbarrierWait: "sm_90",
-    MbarrierFence: "sm_90",
-    ProxyFence: "sm_90",
-    ClusterBarrier: "sm_90",
-    RegisterBudget: "sm_90a",
-    AsyncMatrix: "sm_90a",
-    WarpgroupFence: "sm_90a",
-    TensorMapWrite: "sm_90a",
-    TensorMapFence: "sm_90",
-}
-_QUEUE_NEEDS = {"bulk": "sm_90", "wgmma": "sm_90a"}
 _NUMBERED = re.compile(r"\d+'")
 _ARCHITECTURE = re.compile(r"sm_(\d+)(\d)(a?)")
 
@@ -94,23 +60,6 @@ def verify_target(program: Program, target: Target) -> None:
     """Whether code for ``target`` can be of ``program``, already verified, at all. Raises VerifyError."""
     for message in _architecture(program, target):
         raise VerifyError(f"kernel {program.name}: {message}")
-
-
-@lru_cache(maxsize=4096)
-def least_architecture(instruction: Instruction) -> str:
-    """The first architecture that has ``instruction``: ``"sm_80"``, ``"sm_90"`` or, there alone, ``"sm_90a"``."""
-    needs = [instruction.since]
-    for effect in instruction.effects():
-        needs.append(_EFFECT_NEEDS.get(type(effect), "sm_80"))
-        if isinstance(effect, (CommitGroup, WaitGroup)):
-            needs.append(_QUEUE_NEEDS.get(effect.queue, "sm_80"))
-        if isinstance(effect, MbarrierArrive):
-            plain = effect.expected_bytes is None and not effect.remote and effect.scope == "cta"
-            plain &= effect.count == 1 or not effect.completes
-            needs.append("sm_80" if plain else "sm_90")
-        if isinstance(effect, Access) and effect.remote:
-            needs.append("sm_90")
-    return max(needs, key=_generation)
 
 
 def _generation(architecture: str) -> tuple[int, bool]:
@@ -346,10 +295,8 @@ def _architecture(program: Program, target: Target | None) -> Iterator[str]:
             yield f"{at(program.where)}the kernel runs on {program.requires} alone, not on {target.name}"
         elif target.compute_capability < least:
             yield f"{at(program.where)}the kernel requires {program.requires}, the target is {target.name}"
-    newest = max(program.ops(), key=lambda op: _generation(least_architecture(op.instruction)), default=None)
-    if newest is not None and _generation(needs := least_architecture(newest.instruction)) > _generation(
-        program.requires
-    ):
+    newest = max(program.ops(), key=lambda op: _generation(op.instruction.since), default=None)
+    if newest is not None and _generation(needs := newest.instruction.since) > _generation(program.requires):
         yield (
             f"{at(newest.where)}{newest.instruction.mnemonic} needs {needs}, the kernel requires only "
             f'{program.requires}: write @kernel(requires="{needs}")'

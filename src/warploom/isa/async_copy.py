@@ -1,18 +1,18 @@
-"""Asynchronous copies: ``cp.async`` (sm_80), bulk copies and reductions, and bulk tensor copies (sm_90, the TMA).
+"""The table of asynchronous copies: ``cp.async`` (sm_80), bulk copies and reductions, tensor copies (sm_90, the TMA).
+
+Of bulk copies and tensor copies the threads whose predicate holds (``guard``) issue one each; one thread should.
 
 Sources: PTX ISA, "Data Movement and Conversion Instructions: Asynchronous copy" (``cp.async``, commit and wait groups,
 ``cp.async.bulk``, ``cp.reduce.async.bulk``, ``cp.async.bulk.tensor``).
 """
 
+# pyright: reportUnknownLambdaType=false, reportUnknownMemberType=false, reportUnknownArgumentType=false
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
-from warploom.core.dtypes import DType, pred, s32, u32, u64
 from warploom.core.errors import VerifyError
-from warploom.isa.base import Instruction, Open, address, waits_for_groups
+from warploom.isa.base import Open, waits_for_groups
 from warploom.isa.effects import (
     AsyncCopy,
     BulkLoad,
@@ -20,284 +20,217 @@ from warploom.isa.effects import (
     BulkTensorCopy,
     CommitGroup,
     CopyArrival,
-    Effect,
     WaitGroup,
 )
-from warploom.isa.sync import guarded
+from warploom.isa.form import Formed, form, instruction, named
 
 Queue = Literal["cp.async", "bulk"]
 Eviction = Literal["", "first", "last"]
 POLICIES: dict[Eviction, int] = {"first": 0x12F0000000000000, "last": 0x14F0000000000000}
 """What createpolicy.fractional.L2::evict_{first,last} with a fraction of 1 returns (sm_90)."""
+COPY: dict[str, Any] = {"asm": "volatile memory", "hint": "L2::cache_hint", "to": "shared::cluster shared::cta"}
+BULK: dict[str, Any] = COPY | {"since": "sm_90"}
 
 
-@dataclass(frozen=True, slots=True)
-class CpAsync(Instruction):
-    """``cp.async.{ca,cg}.shared.global``: 4, 8 or 16 bytes a thread (``cg`` 16 only), bypassing registers.
+def _policy(eviction: Eviction) -> tuple[str, tuple[tuple[str, int], ...]]:
+    return (".L2::cache_hint", (("policy", POLICIES[eviction]),)) if eviction else ("", ())
+
+
+def _eviction(i: Formed) -> str:
+    """The L2 priority in an instruction's name."""
+    return next((f".L2::evict_{name}" for name, value in POLICIES.items() if i.hint and i.policy == value), "")
+
+
+# Copies of a thread, in flight until it waits for their group, or until they arrive at an mbarrier
+
+
+def _copied(i: Formed) -> dict[str, Any]:
+    if i.bytes not in (4, 8, 16) or (i.cache == "cg" and i.bytes != 16):
+        sizes = "16" if i.cache == "cg" else "4, 8 or 16"
+        raise VerifyError(f"cp.async.{i.cache} copies {sizes} bytes a thread, not {i.bytes}")
+    return {}
+
+
+def _beyond(i: Formed) -> tuple[Open, ...]:
+    """More bytes to read than the copy has."""
+    size, what = i.bytes, f"reads {{}} bytes of a copy of {i.bytes}"
+    return () if "valid" in i.left else (Open(2, lambda _, valid: valid > size, what, "clamp it (k.minimum)"),)
+
+
+def _copy(i: Formed) -> tuple[AsyncCopy, ...]:
+    valid = None if "valid" in i.left else 2
+    return (AsyncCopy(0, 1, i.bytes, i.shared_offset, i.global_offset, valid),)
+
+
+form(
+    "cp.async.{cache}.{to}.global{.hint}{.prefetch} [shared]:u32, [global]:u64, #bytes, valid:u32?, #policy:hex?hint",
+    cache="ca cg",
+    prefetch="L2::64B L2::128B L2::256B",
+    name=lambda i: ".".join(
+        filter(None, (f"cp.async.{i.cache}.shared.global{_eviction(i)}", i.prefetch, str(i.bytes)))
+    ),
+    let=_copied,
+    open=_beyond,
+    effects=_copy,
+    **(COPY | {"to": "shared shared::cta", "hint": "L2::cache_hint@sm_90"}),
+)
+form("cp.async.commit_group", effects=(CommitGroup("cp.async"),), **COPY)
+form("cp.async.wait_all", effects=(CommitGroup("cp.async"), WaitGroup("cp.async", 0)), **COPY)
+form(
+    "cp.async.mbarrier.arrive{.noinc}.{space}.b64 [at]",
+    space="shared shared::cta",
+    name=lambda i: f"cp.async.mbarrier.arrive{'.noinc' if i.noinc else ''}",
+    effects=lambda i: (CopyArrival(0, i.offset, bool(i.noinc)),),
+    **COPY,
+)
+form("cp.async.bulk.commit_group", effects=(CommitGroup("bulk"),), **BULK)
+
+
+def _waited(i: Formed) -> dict[str, Any]:
+    waits_for_groups(i.pending)
+    return {}
+
+
+WAIT: dict[str, Any] = {"let": _waited, "name": lambda i: i.ptx_name}
+form("cp.async.wait_group #pending", effects=lambda i: (WaitGroup("cp.async", i.pending),), **WAIT, **COPY)
+form(
+    "cp.async.bulk.wait_group{.read} #pending",
+    effects=lambda i: (WaitGroup("bulk", i.pending, bool(i.read)),),
+    **WAIT,
+    **BULK,
+)
+
+
+def cp_async(
+    size: int, cache: str = "cg", zero_fill: bool = False, prefetch: int = 0, eviction: Eviction = ""
+) -> Formed:
+    """``cp.async``: 4, 8 or 16 bytes a thread (``cg``: 16), past its registers.
 
     Operands: shared address, global address and, with ``zero_fill``, the count of bytes to read (the rest is zero).
-    ``prefetch`` is the L2 prefetch size in bytes (64, 128, 256) or 0. ``eviction``: as of :class:`TensorCopy` (sm_90).
+    ``prefetch`` is the L2 prefetch size in bytes (64, 128, 256) or 0; ``eviction`` what the L2 drops first, or last.
     """
-
-    bytes: Literal[4, 8, 16]
-    cache: Literal["ca", "cg"] = "cg"
-    zero_fill: bool = False
-    prefetch: int = 0
-    shared_offset: int = 0
-    global_offset: int = 0
-    eviction: Eviction = ""
-
-    def __post_init__(self) -> None:
-        if self.bytes not in (4, 8, 16) or (self.cache == "cg" and self.bytes != 16):
-            raise VerifyError(
-                f"cp.async.{self.cache} copies {'16' if self.cache == 'cg' else '4, 8 or 16'} bytes a "
-                f"thread, not {self.bytes}"
-            )
-        if self.prefetch not in (0, 64, 128, 256):
-            raise VerifyError(f"cp.async prefetches 64, 128 or 256 bytes into the L2, not {self.prefetch}")
-
-    @property
-    def mnemonic(self) -> str:
-        """With cache operator, hints and size: ``cp.async.cg.shared.global.L2::evict_first.L2::128B.16``."""
-        return self._opcode(f".L2::evict_{self.eviction}" if self.eviction else "") + f".{self.bytes}"
-
-    def _opcode(self, priority: str) -> str:
-        hint = f".L2::{self.prefetch}B" if self.prefetch else ""
-        return f"cp.async.{self.cache}.shared.global{priority}{hint}"
-
-    @property
-    def operand_types(self) -> tuple[DType, ...]:
-        """Shared address (u32), global address (u64), and with ``zero_fill`` the bytes to read (u32)."""
-        return (u32, u64, u32) if self.zero_fill else (u32, u64)
-
-    @property
-    def since(self) -> str:
-        """L2 priorities came with sm_90."""
-        return "sm_90" if self.eviction else "sm_80"
-
-    @property
-    def open(self) -> tuple[Open, ...]:
-        """More bytes to read than the copy has."""
-        size, what = self.bytes, f"reads {{}} bytes of a copy of {self.bytes}"
-        return (Open(2, lambda _, valid: valid > size, what, "clamp it (k.minimum)"),) if self.zero_fill else ()
-
-    def effects(self) -> tuple[Effect, ...]:
-        """A copy that stays in flight until the thread waits for its group."""
-        valid = 2 if self.zero_fill else None
-        return (AsyncCopy(0, 1, self.bytes, self.shared_offset, self.global_offset, valid),)
-
-    @property
-    def template(self) -> str:
-        """Offsets are immediates of the addresses, size and policy immediates of their own."""
-        hint, policy = (".L2::cache_hint", f", {POLICIES[self.eviction]:#x}") if self.eviction else ("", "")
-        places = f"{address(0, self.shared_offset)}, {address(1, self.global_offset)}"
-        valid = ", %2" if self.zero_fill else ""
-        return f"{self._opcode(hint)} {places}, {self.bytes}{valid}{policy};"
+    hint, policy = _policy(eviction)
+    ahead = f".L2::{prefetch}B" if prefetch else ""
+    name = f"cp.async.{cache}.shared.global{hint}{ahead}"
+    made = named(name, numbers=(("bytes", size), *policy))
+    return instruction(made.form, made.words, made.numbers) if zero_fill else made
 
 
-@dataclass(frozen=True, slots=True)
-class CommitCopies(Instruction):
-    """``cp.async[.bulk].commit_group``: closes the group of copies this thread has issued."""
-
-    queue: Queue = "cp.async"
-
-    @property
-    def mnemonic(self) -> str:
-        """``cp.async.commit_group``, or ``cp.async.bulk.commit_group`` for bulk stores."""
-        return f"cp.async{'.bulk' if self.queue == 'bulk' else ''}.commit_group"
-
-    def effects(self) -> tuple[Effect, ...]:
-        """Closes this thread's group in ``queue``; an empty group counts as one."""
-        return (CommitGroup(self.queue),)
+def commit_copies(queue: Queue = "cp.async") -> Formed:
+    """Closes the group of copies, or of bulk stores, that this thread has issued; an empty group counts as one."""
+    return named(f"cp.async{'.bulk' if queue == 'bulk' else ''}.commit_group")
 
 
-@dataclass(frozen=True, slots=True)
-class WaitCopies(Instruction):
-    """``cp.async[.bulk].wait_group[.read] n``: at most ``pending`` of this thread's newest groups stay unfinished."""
+def wait_copies(pending: int, queue: Queue = "cp.async", reads_only: bool = False) -> Formed:
+    """Waits until at most ``pending`` of this thread's newest groups are unfinished, or have not read their sources.
 
-    pending: int
-    queue: Queue = "cp.async"
-    reads_only: bool = False
-    inline = "{self.mnemonic} {self.pending};"
-
-    def __post_init__(self) -> None:
-        waits_for_groups(self.pending)
-
-    @property
-    def mnemonic(self) -> str:
-        """``cp.async.wait_group``; for bulk stores ``cp.async.bulk.wait_group``, with ``.read`` for the sources."""
-        bulk, read = (".bulk" if self.queue == "bulk" else ""), (".read" if self.reads_only else "")
-        return f"cp.async{bulk}.wait_group{read}"
-
-    def effects(self) -> tuple[Effect, ...]:
-        """Waits for this thread's own groups only: a barrier must follow before others read the data."""
-        return (WaitGroup(self.queue, self.pending, self.reads_only),)
-
-
-@dataclass(frozen=True, slots=True)
-class CopiesArrive(Instruction):
-    """``cp.async.mbarrier.arrive[.noinc]``: each thread arrives when the copies that it has started are done.
-
-    Operand: the mbarrier's address. ``counted``: these arrivals are among those it was initialised for (``.noinc``);
-    otherwise the phase counts one more for each.
+    A barrier must follow before other threads read the data.
     """
-
-    counted: bool
-    offset: int = 0
-    takes = (u32,)
-    inline = "{self.mnemonic}.shared.b64 {address};"
-
-    @property
-    def mnemonic(self) -> str:
-        """As in PTX (PTX ISA, "cp.async.mbarrier.arrive")."""
-        return f"cp.async.mbarrier.arrive{'.noinc' if self.counted else ''}"
-
-    def effects(self) -> tuple[Effect, ...]:
-        """Arrivals that come when the copies land."""
-        return (CopyArrival(0, self.offset, self.counted),)
+    name = f"cp.async{'.bulk' if queue == 'bulk' else ''}.wait_group{'.read' if reads_only else ''}"
+    return named(name, numbers=(("pending", pending),))
 
 
-@dataclass(frozen=True, slots=True)
-class TensorCopy(Instruction):
-    """``cp.async.bulk.tensor.{1..5}d``: one box of a tensor map, between global and shared memory.
+# Consecutive bytes, in multiples of 16
 
-    Operands of a load: shared address, tensor map, mbarrier address, predicate, coordinates (innermost first) and, with
+
+def _sixteens(i: Formed) -> dict[str, Any]:
+    if i.bytes % 16 or i.bytes <= 0:
+        raise VerifyError(f"a bulk copy moves a positive multiple of 16 bytes, not {i.bytes}")
+    return {}
+
+
+for opcode, adds in (("cp.async", ""), ("cp.reduce.async", ".add.f32")):
+    form(
+        f"{opcode}.bulk.global.shared::cta.bulk_group{adds}{{.hint}} "
+        "[global]:u64, [shared]:u32, #bytes, policy:b64?hint, ^guard:pred",
+        operands="shared global guard policy",
+        name=f"{opcode}.bulk.global.shared::cta.bulk_group{adds}",
+        let=_sixteens,
+        effects=lambda i: (BulkStore(0, 1, i.bytes, i.shared_offset, i.global_offset, 2, i.words[1] == "reduce"),),
+        **BULK,
+    )
+form(
+    "cp.async.bulk.{to}.global.mbarrier::complete_tx::bytes{.hint} "
+    "[shared]:u32, [global]:u64, bytes:u32, [barrier]:u32, policy:b64?hint, ^guard:pred",
+    operands="shared global bytes barrier guard policy",
+    name="cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes",
+    effects=lambda i: (BulkLoad(0, 1, 2, 3, 4, i.shared_offset, i.global_offset, i.barrier_offset),),
+    **BULK,
+)
+form("cp.async.bulk.prefetch.L2.global{.hint} [at]:u64, bytes:u32, policy:b64?hint", **BULK)
+
+
+def bulk_store(size: int, adds: bool = False) -> Formed:
+    """``cp.async.bulk`` of ``size`` bytes to global memory; with ``adds`` f32 elements are added to what is there.
+
+    Operands: shared address, global address, predicate. Its source is free, and its result there, when its group says.
+    """
+    name = f"cp{'.reduce' if adds else ''}.async.bulk.global.shared::cta.bulk_group{'.add.f32' if adds else ''}"
+    return named(name, numbers=(("bytes", size),))
+
+
+def bulk_load() -> Formed:
+    """``cp.async.bulk`` to shared memory.
+
+    Operands: shared address, global address, count of bytes, mbarrier address, predicate.
+    """
+    return named("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes")
+
+
+# Boxes of tensor maps
+
+TENSOR: dict[str, Any] = BULK | {"rank": "1d 2d 3d 4d 5d", "multicast": "multicast::cluster"}
+
+
+def _box(i: Formed) -> tuple[BulkTensorCopy, ...]:
+    rank = int(i.rank[0])
+    if "bulk_group" in i.words:
+        at = tuple(range(3, 3 + rank))
+        return (BulkTensorCopy("store", 1, 0, i.shared_offset, at, guard=2, reduction=i.fields.get("reduction", "")),)
+    at, mask = tuple(range(4, 4 + rank)), 4 + rank if i.multicast else None
+    return (BulkTensorCopy("load", 1, 0, i.shared_offset, at, 2, i.barrier_offset, 3, mask),)
+
+
+for to, several, mask in (("shared::cluster", "{.multicast}", "ctas:u32?multicast, "), ("shared::cta", "", "")):
+    form(
+        f"cp.async.bulk.tensor.{{rank}}.{to}.global{{.tile}}.mbarrier::complete_tx::bytes{several}{{.hint}} "
+        f"[shared]:u32, [map, at*rank:s32], [barrier]:u32, {mask}#policy:hex?hint, ^guard:pred",
+        operands="shared map barrier guard at ctas",
+        default={"multicast": ""},
+        name=lambda i: ".".join(filter(None, (f"cp.async.bulk.tensor.{i.rank}.load", i.multicast))) + _eviction(i),
+        effects=_box,
+        **TENSOR,
+    )
+for opcode, reduction in (("cp.async", ""), ("cp.reduce.async", ".{reduction}")):
+    form(
+        f"{opcode}.bulk.tensor.{{rank}}.global.shared::cta{reduction}{{.tile}}.bulk_group{{.hint}} "
+        "[map, at*rank:s32], [shared]:u32, policy:b64?hint, ^guard:pred",
+        operands="shared map guard at policy",
+        reduction="add min max",
+        name=f"{opcode}.bulk.tensor.{{rank}}.store{reduction}",
+        effects=_box,
+        **TENSOR,
+    )
+form("cp.async.bulk.prefetch.tensor.{rank}.L2.global{.tile}{.hint} [map, at*rank:s32], policy:b64?hint", **TENSOR)
+
+
+def tensor_load(rank: int, eviction: Eviction = "", multicast: bool = False) -> Formed:
+    """``cp.async.bulk.tensor`` to shared memory, whose bytes complete on the mbarrier.
+
+    Operands: shared address, tensor map, mbarrier address, predicate, coordinates (innermost first) and, with
     ``multicast``, the mask of the cluster's CTAs that receive it (bit r: rank r), at the same place of each, on the
-    mbarrier at the same place of each; of a store: shared address, tensor map, predicate, coordinates. The threads
-    whose predicate holds issue it (one should). ``eviction`` of a load is its L2 priority: what is read once goes
-    first, what other CTAs read again goes last. ``reduction`` of a store: each element is combined with what is there
-    (``cp.reduce.async.bulk.tensor``).
+    mbarrier at the same place of each. What is read once goes first from the L2, what other CTAs read again goes last.
     """
-
-    direction: Literal["load", "store"]
-    rank: int
-    shared_offset: int = 0
-    barrier_offset: int = 0
-    eviction: Eviction = ""
-    multicast: bool = False
-    reduction: Literal["", "add", "min", "max"] = ""
-
-    def __post_init__(self) -> None:
-        if self.reduction and self.direction != "store":
-            raise VerifyError("a tensor copy reduces into global memory alone")
-
-    @property
-    def mnemonic(self) -> str:
-        """Rank, direction and hints: ``cp.async.bulk.tensor.2d.load.multicast::cluster.L2::evict_last``."""
-        if self.reduction:
-            return f"cp.reduce.async.bulk.tensor.{self.rank}d.store.{self.reduction}"
-        hint = f".L2::evict_{self.eviction}" if self.eviction else ""
-        several = ".multicast::cluster" if self.multicast else ""
-        return f"cp.async.bulk.tensor.{self.rank}d.{self.direction}{several}{hint}"
-
-    @property
-    def _first_coordinate(self) -> int:
-        return 4 if self.direction == "load" else 3
-
-    @property
-    def operand_types(self) -> tuple[DType, ...]:
-        """In the order that the class lists: addresses are u32, the tensor map u64, coordinates s32."""
-        head = (u32, u64, u32, pred) if self.direction == "load" else (u32, u64, pred)
-        return (*head, *(s32,) * self.rank, *(u32,) * self.multicast)
-
-    def effects(self) -> tuple[Effect, ...]:
-        """One box through the async proxy, guarded by the predicate; a load completes on its mbarrier."""
-        first = self._first_coordinate
-        coordinates = tuple(range(first, first + self.rank))
-        barrier = 2 if self.direction == "load" else None
-        mask = first + self.rank if self.multicast else None
-        return (
-            BulkTensorCopy(
-                self.direction,
-                1,
-                0,
-                self.shared_offset,
-                coordinates,
-                barrier,
-                self.barrier_offset,
-                first - 1,
-                mask,
-                self.reduction,
-            ),
-        )
-
-    def cuda(self, results: Sequence[str], operands: Sequence[str]) -> str:
-        """Inline PTX under the predicate; an L2 priority goes as the policy that ``createpolicy`` would return."""
-        first, last = self._first_coordinate, self._first_coordinate + self.rank
-        guard, coordinates = operands[first - 1], operands[first:last]
-        listed = ", ".join(f"%{i + first - 1}" for i in range(self.rank))
-        ins = list(zip("rlr", operands[: first - 1], strict=False)) + [("r", c) for c in coordinates]
-        ins += [("h", f"(unsigned short)({mask})") for mask in operands[last:]]
-        shared = address(0, self.shared_offset)
-        if self.direction == "load":
-            several, mask = (".multicast::cluster", f", %{last - 1}") if self.multicast else ("", "")
-            hint, policy = (".L2::cache_hint", f", {POLICIES[self.eviction]:#x}") if self.eviction else ("", "")
-            text = (
-                f"cp.async.bulk.tensor.{self.rank}d.shared::cluster.global.mbarrier::complete_tx::bytes{several}{hint} "
-                f"{shared}, [%1, {{{listed}}}], {address(2, self.barrier_offset)}{mask}{policy};"
-            )
-        else:
-            reduce, how = (".reduce", f".{self.reduction}.tile") if self.reduction else ("", "")
-            text = f"cp{reduce}.async.bulk.tensor.{self.rank}d.global.shared::cta{how}.bulk_group [%1, {{{listed}}}], "
-            text += f"{shared};"
-        return guarded(text, len(ins), ins, guard)
+    hint, policy = _policy(eviction)
+    several = ".multicast::cluster" if multicast else ""
+    name = f"cp.async.bulk.tensor.{rank}d.shared::cluster.global.mbarrier::complete_tx::bytes{several}{hint}"
+    return named(name, numbers=policy)
 
 
-@dataclass(frozen=True, slots=True)
-class BulkStoreBytes(Instruction):
-    """``cp[.reduce].async.bulk.global.shared::cta.bulk_group``: consecutive bytes of shared memory to global memory.
+def tensor_store(rank: int, reduction: Literal["", "add", "min", "max"] = "") -> Formed:
+    """``cp.async.bulk.tensor`` to global memory, where a ``reduction`` combines each element with what is there.
 
-    Operands: shared address, global address, predicate of the threads that issue it (one should). ``bytes`` and both
-    addresses are multiples of 16. ``adds``: f32 elements are added to what is there.
+    Operands: shared address, tensor map, predicate, coordinates.
     """
-
-    bytes: int
-    adds: bool = False
-    shared_offset: int = 0
-    global_offset: int = 0
-    takes = (u32, u64, pred)
-
-    def __post_init__(self) -> None:
-        if self.bytes % 16 or self.bytes <= 0:
-            raise VerifyError(f"a bulk copy moves a positive multiple of 16 bytes, not {self.bytes}")
-
-    @property
-    def mnemonic(self) -> str:
-        """``cp.async.bulk.…``, or ``cp.reduce.async.bulk.….add.f32``."""
-        reduce, add = (".reduce", ".add.f32") if self.adds else ("", "")
-        return f"cp{reduce}.async.bulk.global.shared::cta.bulk_group{add}"
-
-    def effects(self) -> tuple[Effect, ...]:
-        """One copy through the async proxy; its source is free, and its result there, when its group says so."""
-        return (BulkStore(0, 1, self.bytes, self.shared_offset, self.global_offset, 2, self.adds),)
-
-    def cuda(self, results: Sequence[str], operands: Sequence[str]) -> str:
-        """Inline PTX under the predicate."""
-        places = f"{address(1, self.global_offset)}, {address(0, self.shared_offset)}"
-        ins = list(zip("rl", operands[:2], strict=True))
-        return guarded(f"{self.mnemonic} {places}, {self.bytes};", 2, ins, operands[2])
-
-
-@dataclass(frozen=True, slots=True)
-class BulkLoadBytes(Instruction):
-    """``cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes``: consecutive bytes to this CTA's memory.
-
-    Operands: shared address, global address, count of bytes, mbarrier address, predicate of the threads that issue it
-    (one should). The count and both addresses are multiples of 16.
-    """
-
-    shared_offset: int = 0
-    global_offset: int = 0
-    barrier_offset: int = 0
-    ptx = "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes"
-    takes = (u32, u64, u32, u32, pred)
-
-    def effects(self) -> tuple[Effect, ...]:
-        """One copy through the async proxy."""
-        return (BulkLoad(0, 1, 2, 3, 4, self.shared_offset, self.global_offset, self.barrier_offset),)
-
-    def cuda(self, results: Sequence[str], operands: Sequence[str]) -> str:
-        """Inline PTX under the predicate."""
-        places = f"{address(0, self.shared_offset)}, {address(1, self.global_offset)}, %2"
-        ins = list(zip("rlrr", operands[:4], strict=True))
-        return guarded(f"{self.mnemonic} {places}, {address(3, self.barrier_offset)};", 4, ins, operands[4])
+    reduce, how = (".reduce", f".{reduction}.tile") if reduction else ("", "")
+    return named(f"cp{reduce}.async.bulk.tensor.{rank}d.global.shared::cta{how}.bulk_group")

@@ -244,10 +244,10 @@ class Formed(Instruction):
         return {"result_types": results, "operand_types": tuple(self.ordered([t for _, t in read]))}
 
     def _count(self, place: Place) -> int:
-        if not place.count or place.kind == "number":
-            return int(place.kind != "number")
+        if not place.count or place.kind not in ("result", *_READ):
+            return int(place.kind in ("result", *_READ))
         value = self.fields.get(place.count, place.count)
-        return value if isinstance(value, int) else int(value.lstrip("vx") or 1)
+        return value if isinstance(value, int) else int(value.strip("vxd") or 1)
 
     def _type(self, place: Place) -> DType:
         name = place.type
@@ -337,6 +337,9 @@ class Formed(Instruction):
                 number = self.fields[place.name]
                 parts.append(f"{number:#x}" if place.type == "hex" else str(number))
                 continue
+            if place.kind == "sink":
+                parts.append("_")
+                continue
             items = [next(given if place.kind == "result" else read) for _ in range(count)]
             if place.hidden:
                 continue
@@ -344,6 +347,8 @@ class Formed(Instruction):
             if place.kind == "address":
                 offset = self.fields[place.offset]
                 shown = f"[{shown}{f'+{offset}' if offset else ''}]"
+            if place.box:
+                shown = f"[{shown}" if place.box == "map" else f"{parts.pop()}, {shown}]"
             first = parts.pop() if place.paired and parts else "_"
             parts.append(f"{first}|{shown}" if place.paired else shown)
         return f"{self.ptx_name} {', '.join(parts)};" if parts else f"{self.ptx_name};"
@@ -353,16 +358,26 @@ class Formed(Instruction):
         own = self.form.statement(self, results, operands) if self.form.statement is not None else None
         if own is not None or self._call is not None:
             return own if own is not None else Instruction.cuda(self, results, operands)
-        tied = self._places(self.form.tied)
+        tied = self.positions(self.form.tied)
         in_place = bool(tied) and [operands[n] for n in tied] == [*results]
-        listed = [n for n in range(len(operands)) if not (in_place and n in tied)]
+        guard, narrow = self.positions("guard"), self.positions("ctas")
+        listed = [n for n in range(len(operands)) if n not in guard and not (in_place and n in tied)]
         names = [f"%{n}" for n in range(len(results))] + [""] * len(operands)
         for place, n in enumerate((*tied, *listed) if in_place else listed):
             names[len(results) + n] = f"%{place}" if in_place else f"%{len(results) + place}"
-        taken = [(self.operand_types[n], operands[n]) for n in listed]
-        return self.statement(self._template(names), results, taken, "+" if in_place else "=")
+        taken = [
+            (u16, f"(unsigned short)({operands[n]})") if n in narrow else (self.operand_types[n], operands[n])
+            for n in listed
+        ]
+        template = self._template(names)
+        for n in guard:
+            if operands[n] != "true":
+                number = len(results) + len(taken)
+                template = f"{{ .reg .pred guard; setp.ne.u32 guard, %{number}, 0; @guard {template} }}"
+                taken.append((pred, operands[n]))
+        return self.statement(template, results, taken, "+" if in_place else "=")
 
-    def _places(self, name: str) -> list[int]:
+    def positions(self, name: str) -> list[int]:
         """The positions of a place's registers among the operands of Programs."""
         read = [p.name for p, n in zip(self.present, self.counts, strict=True) for _ in range(n) if p.kind in _READ]
         return [self._order[k] for k, of in enumerate(read) if of == name]
@@ -374,7 +389,7 @@ class Formed(Instruction):
         count = len(self.result_types)
         before, after, declared = list[str](), list[str](), list[str]()
         for n, dtype in enumerate((*self.result_types, *self.operand_types)):
-            if dtype is pred:
+            if dtype is pred and names[n]:
                 number, names[n] = names[n], f"p{names[n][1:]}"
                 declared.append(names[n])
                 if n < count:
@@ -496,7 +511,7 @@ def named(
     raise RefusedError(f"{name} has no form of {operands} operands")
 
 
-_TABLES = ("lanewise", "conversion", "special", "collective", "barriers", "memory", "cluster")
+_TABLES = ("lanewise", "conversion", "special", "collective", "barriers", "memory", "cluster", "async_copy", "mbarrier")
 _MATRIX_TABLES = ("matrix", "wmma", "wgmma")
 
 

@@ -6,6 +6,8 @@ set is the word itself; ``{op}`` is the opcode. Operands: ``d`` is written, all 
 - ``d|p?``: a second result, which may be left out; ``c?``: an operand that may be left out
 - ``c:u32``: its type; ``c?bool``: it is there where a word stands in the slot ``bool``
 - ``[at]``: an address with a displacement ``offset`` (``[to]``: ``to_offset``); ``#n``: an immediate
+- ``[map, at*rank:s32]``: a box of a tensor map, with coordinates; ``_``: a result that nobody takes
+- ``^guard:pred``: the threads for which it holds execute the instruction
 - ``d*vec``: as many registers as the word in the slot ``vec`` says
 - ``^in`` and ``^out``: the carry, which the text does not show; ``^c``, ``#^n``: others that it does not show
 """
@@ -14,7 +16,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 _SLOT = re.compile(r"\{\.(\w+)\}|\.\{(\w+)\}|\.([\w:]+)|\{(\w+)\}|^(\w+)")
@@ -43,13 +45,14 @@ class Place:
     """
 
     name: str
-    kind: Literal["result", "value", "address", "number"]
+    kind: Literal["result", "value", "address", "number", "sink"]
     type: str
     count: str
     optional: bool
     given: str
     paired: bool
     hidden: bool
+    box: Literal["", "map", "coordinates"] = ""
 
     @property
     def offset(self) -> str:
@@ -82,7 +85,12 @@ def slots_of(head: str, sets: Mapping[str, str]) -> tuple[Slot, ...]:
 def places_of(tail: str) -> tuple[Place, ...]:
     """The operands of a pattern, in the order of the text."""
     found: list[Place] = []
-    for part in filter(None, map(str.strip, tail.split(","))):
+    for part in filter(None, map(str.strip, re.split(r",(?![^\[]*\])", tail))):
+        box = re.fullmatch(r"\[(\w+), (.*)\]", part)
+        if box is not None:
+            inner = places_of(f"{box[1]}:u64, {box[2]}")
+            found += [replace(inner[0], box="map"), replace(inner[1], box="coordinates")]
+            continue
         for position, text in enumerate(part.split("|")):
             match = _PLACE.match(text)
             if match is None:
@@ -90,6 +98,7 @@ def places_of(tail: str) -> tuple[Place, ...]:
             opens, mark, name, _, count, kind, optional, given = match.groups()
             written = name in ("d", "out") or position > 0
             what = "address" if opens else "number" if mark in ("#", "#^") else "result" if written else "value"
+            what = "sink" if name == "_" else what
             found.append(
                 Place(
                     name, what, kind or "", count or "", bool(optional), given or "", position > 0, mark in ("^", "#^")

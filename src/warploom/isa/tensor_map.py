@@ -12,7 +12,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 
@@ -89,6 +89,7 @@ class TensorMapReplace(Instruction):
     space: Literal["shared", "global"]
     field: str
     index: int = 0
+    since: ClassVar[str] = "sm_90a"  # pyright: ignore[reportIncompatibleMethodOverride]
     ptx = "tensormap.replace.tile.{self._kind}"
 
     def __post_init__(self) -> None:

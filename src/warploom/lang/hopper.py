@@ -8,15 +8,11 @@ from typing import Literal
 
 from warploom.core.dtypes import DType, bf16, f32, pred, s32, u32, u64
 from warploom.core.errors import LayoutError, TraceError
-from warploom.isa.async_copy import BulkStoreBytes, CommitCopies, Eviction, TensorCopy, WaitCopies
+from warploom.isa.async_copy import Eviction, bulk_store, tensor_load, tensor_store, wait_copies
 from warploom.isa.barriers import elect
 from warploom.isa.effects import ClusterScope
 from warploom.isa.form import named
-from warploom.isa.sync import (
-    MbarrierArrival,
-    MbarrierInitialise,
-    MbarrierTryWait,
-)
+from warploom.isa.mbarrier import mbarrier_arrival, mbarrier_init, mbarrier_wait
 from warploom.isa.wgmma import wgmma, wgmma_wait
 from warploom.lang.cluster import ClusterWords
 from warploom.lang.declared import word
@@ -57,7 +53,7 @@ class Mbarriers:
         """
         for i in range(self.count) if index is None else (index,):
             base, offset = split_sum(self.address(i))
-            self.words.emit(MbarrierInitialise(arrivals, offset), (base,))
+            self.words.emit(mbarrier_init(arrivals).at(offset=offset), (base,))
 
     def arrive(
         self, index: Number = 0, *, when: Number = True, cta: Number | None = None, scope: ClusterScope = "cta"
@@ -89,7 +85,7 @@ class Mbarriers:
         address, remote = self.address(index), cta is not None
         base, offset = (self.words.map_shared(address, cta), 0) if cta is not None else split_sum(address)
         guard = self.words.operand(when, pred)
-        self.words.emit(MbarrierArrival(transaction_bytes, offset, remote, scope), (base, guard))
+        self.words.emit(mbarrier_arrival(transaction_bytes, remote, scope).at(offset=offset), (base, guard))
 
     def wait(self, parity: Number, index: Number = 0, *, scope: ClusterScope = "cta") -> None:
         """Block until the phase of that parity has completed (0 the first, then alternating).
@@ -97,7 +93,7 @@ class Mbarriers:
         ``scope="cluster"`` is the other half of arrivals at that scope: it makes other CTAs' writes visible.
         """
         base, offset = split_sum(self.address(index))
-        self.words.emit(MbarrierTryWait(offset, scope), (base, self.words.operand(parity, u32)))
+        self.words.emit(mbarrier_wait(scope).at(offset=offset), (base, self.words.operand(parity, u32)))
 
 
 @dataclass(eq=False)
@@ -188,7 +184,8 @@ class HopperWords(ClusterWords):
         shared, shared_offset = split_sum(tile.at(offset))
         barrier, barrier_offset = split_sum(barriers.address(index))
         several = multicast is not None
-        copy = TensorCopy("load", len(coordinates), shared_offset, barrier_offset, eviction, several)
+        copy = tensor_load(len(coordinates), eviction, several)
+        copy = copy.at(shared_offset=shared_offset, barrier_offset=barrier_offset)
         operands = [shared, tensor_map.address, barrier, self.operand(when, pred)]
         operands += [self._coordinate(c) for c in coordinates]
         self.emit(copy, [*operands, self._mask(multicast)] if multicast is not None else operands)
@@ -221,7 +218,7 @@ class HopperWords(ClusterWords):
         self._one_stage(tile)
         shared, shared_offset = split_sum(tile.at(offset))
         places = [self._coordinate(c) for c in coordinates]
-        copy = TensorCopy("store", len(coordinates), shared_offset)
+        copy = tensor_store(len(coordinates)).at(shared_offset=shared_offset)
         self.emit(copy, (shared, tensor_map.address, self.operand(when, pred), *places))
 
     def bulk_store(self, pointer: GlobalPointer, tile: SharedTile, *, adds: bool = False, when: Number = True) -> None:
@@ -235,7 +232,7 @@ class HopperWords(ClusterWords):
             raise TraceError(f"bulk_store adds f32, and {tile.name} holds {tile.dtype} ({self.here()})")
         shared, shared_offset = split_sum(tile.at(0))
         target, target_offset = split_sum(pointer.address)
-        copy = BulkStoreBytes(tile.layout.bytes, adds, shared_offset, target_offset)
+        copy = bulk_store(tile.layout.bytes, adds).at(shared_offset=shared_offset, global_offset=target_offset)
         self.emit(copy, (shared, target, self.operand(when, pred)))
 
     def _coordinate(self, x: Number) -> Traced:
@@ -243,13 +240,13 @@ class HopperWords(ClusterWords):
             x = x.get()
         return self.bitcast(x, s32) if isinstance(x, Traced) and x.dtype is u32 else self.operand(x, s32)
 
+    @word("cp.async.bulk.commit_group")
     def commit_bulk(self) -> None:
         """Close the thread's group of bulk stores."""
-        self.emit(CommitCopies("bulk"), ())
 
     def wait_bulk(self, pending: int = 0, *, reads_only: bool = False) -> None:
         """Wait for bulk-store groups; ``reads_only``: until their shared memory may be overwritten."""
-        self.emit(WaitCopies(pending, "bulk", reads_only), ())
+        self.emit(wait_copies(pending, "bulk", reads_only), ())
 
     # -- wgmma
     def descriptor(self, address: Traced, shape: MatrixDescriptor) -> Traced:

@@ -10,12 +10,13 @@ from warploom.core.dtypes import DType, f32, u32
 from warploom.core.errors import TraceError, VerifyError, shown
 from warploom.core.targets import TARGETS
 from warploom.ir.statements import SharedRegion
-from warploom.isa.async_copy import CommitCopies, CpAsync, Eviction, WaitCopies
+from warploom.isa.async_copy import Eviction, cp_async, wait_copies
 from warploom.isa.effects import MemoryOrder, Scope
 from warploom.isa.form import named
 from warploom.isa.matrix import matrix_access
 from warploom.isa.memory import atomic, reduce_add, wait_at_least
 from warploom.lang.accesses import Accesses, is_kind
+from warploom.lang.declared import word
 from warploom.lang.fold import split_sum
 from warploom.lang.naming import name_at
 from warploom.lang.pointers import GlobalPointer, SharedTile
@@ -177,13 +178,13 @@ class MemoryWords(Accesses):
         operands = [to, origin]
         if valid_bytes is not None:
             operands.append(self.operand(valid_bytes, u32))
-        copy = CpAsync(size, how, valid_bytes is not None, prefetch, shared_offset, global_offset, eviction)
-        self.emit(copy, operands)
+        copy = cp_async(size, how, valid_bytes is not None, prefetch, eviction)
+        self.emit(copy.at(shared_offset=shared_offset, global_offset=global_offset), operands)
 
+    @word("cp.async.commit_group")
     def commit_group(self) -> None:
         """``cp.async.commit_group``: closes the group of copies this thread issued since the last commit."""
-        self.emit(CommitCopies(), ())
 
     def wait_group(self, pending: int = 0) -> None:
         """``cp.async.wait_group``: this thread's groups but the newest ``pending`` have arrived, for this thread."""
-        self.emit(WaitCopies(pending), ())
+        self.emit(wait_copies(pending), ())

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeAlias, cast
 
 import numpy as np
 
-from warploom.core.dtypes import DType, pred, u32, u64
+from warploom.core.dtypes import DType, pred, u16, u32, u64
 from warploom.core.errors import VerifyError
 from warploom.ir import statements as ir
 from warploom.ir.statements import Const, Op, Statement, Tile, Value, When
+from warploom.isa.async_copy import POLICIES
 from warploom.isa.base import Instruction as Isa
 from warploom.isa.conversion import bitcast, convert, move
 from warploom.isa.effects import Scope, Space
@@ -42,6 +43,7 @@ from warploom.ptx.types import constant, unsigned
 from warploom.ptx.usage import Usage, by_guard
 
 _PARAMETER_BYTES = 4096
+_HINT = "L2::cache_hint"
 Make: TypeAlias = Callable[[Space, int], tuple[Isa, Sequence[ir.Operand]]]
 """An access for a space and a displacement: the instruction, and its operands after the address."""
 
@@ -139,7 +141,7 @@ class Builder(Emitter):
         try:
             if handler is None:
                 lowering = LOWERINGS.get(i.opcode, Builder.declared)
-                lowering(self, *find(i, self.home, self.usage.constants, self.usage.read))
+                lowering(self, *find(self._unhinted(i), self.home, self.known, self.usage.read))
                 return
             handler(self, form)
         except VerifyError as error:  # no instruction of Programs, as its types or counts are
@@ -148,11 +150,33 @@ class Builder(Emitter):
             raise form.refusal(f"the type .{error} is not supported") from None
         form.done()
 
+    def _unhinted(self, i: Instruction) -> Instruction:
+        """Without a cache policy, as it changes speed alone; but tensor copies' loads keep those that Programs know."""
+        if _HINT not in i.modifiers:
+            return i
+        policy = self.known(i.operands[-1])
+        kept = {"tensor", "mbarrier::complete_tx::bytes"} <= {*i.modifiers}
+        if kept and isinstance(policy, Integer) and policy.value in POLICIES.values():
+            return i
+        return replace(i, modifiers=tuple(m for m in i.modifiers if m != _HINT), operands=i.operands[:-1])
+
+    def known(self, x: Operand) -> Operand:
+        """The number that a register stands for; anything else as it is."""
+        if not isinstance(x, PtxRegister):
+            return x
+        value = self._values.get(x.name)
+        if isinstance(value, Const) and value.dtype.is_integer:
+            return Integer(int(value.value))
+        return self.usage.constants.get(x.name, x)
+
     def declared(self, made: Formed, targets: Sequence[Operand], sources: Sequence[Operand]) -> None:
         """An instruction that a table declares, as it is."""
         values, within, offsets = list[ir.Operand](), None, dict[str, int]()
         for position, (x, dtype) in enumerate(zip(sources, made.operand_types, strict=True)):
-            if isinstance(x, Address):
+            if isinstance(x, Address) and position not in made.addresses:  # a tensor map
+                base = self.read(x.base, dtype)
+                values.append(self.binary("add", base, x.offset) if x.offset else base)
+            elif isinstance(x, Address):
                 space = str(made.fields.get("space", "global" if dtype is u64 else "shared")).partition("::")[0]
                 if not space and self.windows:
                     raise self.refusal("a generic address is not supported here")
@@ -160,7 +184,9 @@ class Builder(Emitter):
                 within = tile if position == 0 else within
                 values.append(base)
             else:
-                values.append(self.carry if x is CARRY else self.read(x, dtype))
+                half = position in made.positions("ctas")
+                value = self.carry if x is CARRY else self.read(x, u16 if half else dtype)
+                values.append(self.extend(value, u32) if half else value)
         if offsets:
             made = made.at(**offsets)
         if not targets or targets[-1] is not CARRY:

@@ -6,21 +6,19 @@ Source: PTX ISA, "Data Movement and Conversion Instructions", "Parallel Synchron
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Literal, cast
+from typing import Any, cast
 
 from warploom.core.dtypes import pred, s16, s32, u8, u16, u32
 from warploom.ir.statements import Operand as Value
 from warploom.isa import memory as isa
-from warploom.isa.async_copy import CommitCopies, CopiesArrive, CpAsync, WaitCopies
+from warploom.isa.async_copy import commit_copies, cp_async, wait_copies
 from warploom.isa.conversion import combine, half_of
 from warploom.isa.effects import Space
 from warploom.isa.form import Formed
 from warploom.isa.memory import CACHE_HINTS, register_type, width
 from warploom.isa.operators import select
-from warploom.ptx.builder import Builder, form, lowered
+from warploom.ptx.builder import Builder, lowered
 from warploom.ptx.conversion_forms import byte
-from warploom.ptx.forms import Form
-from warploom.ptx.hopper_forms import bulk_copy, bulk_group, tensor_copy
 from warploom.ptx.syntax import Address, Instruction, Integer, Not, Operand, Register, Symbol
 from warploom.ptx.types import TYPE, constant, unsigned
 
@@ -165,66 +163,41 @@ def no_operation(b: Builder, made: Formed, targets: Sequence[Operand], sources: 
     """Hints to caches change speed alone."""
 
 
-@form("cp")
-def copy(b: Builder, f: Form) -> None:
-    """``cp.async`` and its groups; bulk copies of tensors."""
-    f.need("async")
-    if f.flag("bulk"):
-        groups = {"commit_group", "wait_group"} & set(f.instruction.modifiers)
-        (tensor_copy if f.flag("tensor") else bulk_group if groups else bulk_copy)(b, f)
-    elif f.flag("commit_group"):
-        b.emit(CommitCopies())
-    elif f.flag("wait_group"):
-        pending = f.immediate()
-        b.emit(WaitCopies(pending))
-    elif f.flag("mbarrier"):
-        _copies_arrive(b, f)
-    elif f.flag("wait_all"):
-        b.emit(CommitCopies())
-        b.emit(WaitCopies(0))
+@lowered("cp")
+def copy(b: Builder, made: Formed, targets: Sequence[Operand], sources: Sequence[Operand]) -> None:
+    """``cp.async`` and its groups, bulk copies of bytes and of tensors."""
+    if "prefetch" in made.words:
+        return
+    if "wait_all" in made.words:
+        b.emit(commit_copies())
+        b.emit(wait_copies(0))
+    elif made.words[1:3] == ("async", "mbarrier"):
+        # What the async proxy reads would need a fence that is not looked for here.
+        if any(isinstance(i, Instruction) and (i.opcode == "wgmma" or "bulk" in i.modifiers) for i in b.function.body):
+            raise b.refusal("beside wgmma and bulk copies it is not supported")
+        b.declared(made, targets, sources)
+    elif made.fields.get("cache"):
+        _copy(b, made, sources)
     else:
-        _copy(b, f)
+        b.declared(made, targets, sources)
 
 
-def _copies_arrive(b: Builder, f: Form) -> None:
-    """``cp.async.mbarrier.arrive``. What the async proxy reads would need a fence that is not looked for here."""
-    counted = f.flag("noinc")
-    f.need("arrive")
-    f.type("b64")
-    f.which("shared", "shared::cta")
-    if any(isinstance(i, Instruction) and (i.opcode == "wgmma" or "bulk" in i.modifiers) for i in b.function.body):
-        raise f.refusal("beside wgmma and bulk copies it is not supported")
-    (address,) = f.operands(1)
-    base, offset, within = b.address(address, "shared")
-    b.emit(CopiesArrive(counted, offset), (base,), within=within)
+def _copy(b: Builder, made: Formed, sources: Sequence[Operand]) -> None:
+    """``cp.async``: a predicate in place of the count of bytes holds where the source is left out."""
+    size, valid = made.bytes, sources[2] if len(sources) > 2 else None
+    zero_fill = valid is not None and valid != Integer(size)
+    copied = cp_async(size, made.cache, zero_fill, int(made.prefetch.strip("L2:B") or 0))
+    base, offset, within = b.address(sources[0], "shared")
+    origin, displaced, _ = b.address(sources[1], "global")
+    words: tuple[Value, ...] = ()
+    if valid is not None and zero_fill:
+        words = (
+            (b.read(valid, u32),)
+            if not _is_predicate(b, valid)
+            else (b.op(select(u32), b.read(valid, pred), constant(0, u32), constant(size, u32)),)
+        )
+    b.emit(copied.at(shared_offset=offset, global_offset=displaced), (base, origin, *words), within=within)
 
 
 def _is_predicate(b: Builder, x: Operand) -> bool:
     return isinstance(x, Not) or (isinstance(x, Register) and b.usage.home.get(x.name) is pred)
-
-
-def _copy(b: Builder, f: Form) -> None:
-    cache = f.which("ca", "cg")
-    f.which("shared", "shared::cta")
-    f.need("global")
-    prefetch = f.one_of("L2::64B", "L2::128B", "L2::256B").removeprefix("L2::").removesuffix("B")
-    hinted = f.flag("L2::cache_hint")
-    operands = f.operands(3 + hinted, 4 + hinted)
-    shared, source, size, *more = operands[: len(operands) - hinted]
-    if not isinstance(size, Integer):
-        raise f.refusal()
-    valid = more[0] if more and more[0] != size else None
-    (to, to_offset, within), (source_base, from_offset, _) = b.address(shared, "shared"), b.address(source, "global")
-    if valid is not None and _is_predicate(b, valid):  # it holds where the source is left out
-        words = (b.op(select(u32), b.read(valid, pred), constant(0, u32), constant(size.value, u32)),)
-    else:
-        words = () if valid is None else (b.read(valid, u32),)
-    instruction = CpAsync(
-        cast("Literal[4, 8, 16]", size.value),
-        cast("Literal['ca', 'cg']", cache),
-        valid is not None,
-        int(prefetch or 0),
-        to_offset,
-        from_offset,
-    )
-    b.emit(instruction, (to, source_base, *words), within=within)

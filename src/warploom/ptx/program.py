@@ -20,7 +20,7 @@ from warploom.ir.statements import Flow, Tile, Value
 from warploom.ptx import (
     call_forms,
     conversion_forms,
-    hopper_forms,
+    mbarrier_forms,
     memory_forms,
     move_forms,
     sync_forms,
@@ -39,7 +39,7 @@ FAMILIES = (
     move_forms,
     conversion_forms,
     memory_forms,
-    hopper_forms,
+    mbarrier_forms,
     sync_forms,
     tensor_map_forms,
 )

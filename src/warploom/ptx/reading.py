@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Mapping, Sequence
+from collections.abc import Callable, Container, Sequence
 
 from warploom.core.dtypes import DType
 from warploom.isa.form import Form, Formed, RefusedError, candidates, home_of, instruction
@@ -12,16 +12,17 @@ from warploom.ptx.syntax import Address, Both, Instruction, Integer, Operand, Re
 CARRY = Register("%carry@")  # no name that PTX can have
 """Stands for the carry among what is written and read."""
 Home = Callable[[Operand, DType], DType]
+Known = Callable[[Operand], Operand]
 Found = tuple[Formed, Sequence[Operand], Sequence[Operand]]
 _PLAIN: dict[tuple[str, tuple[str, ...], int], Formed] = {}
 
 
-def find(i: Instruction, home: Home, constants: Mapping[str, Operand], read: Container[str]) -> Found:
+def find(i: Instruction, home: Home, known: Known, read: Container[str]) -> Found:
     """The instruction, the operands that it writes and those that it reads, in the order of Programs.
 
-    ``home`` is the type in which a register of a width is at home, ``constants`` are registers that stand for a number,
-    ``read`` those that are read anywhere: of two results one that is not is left out where the form allows that. Raises
-    RefusedError with the reason.
+    ``home`` is the type in which a register of a width is at home, ``known`` gives the number that a register stands
+    for, ``read`` are those that are read anywhere: of two results one that is not is left out where the form allows
+    that. Raises RefusedError with the reason.
     """
     key = (i.opcode, i.modifiers, len(i.operands))
     plain = _PLAIN.get(key)
@@ -31,7 +32,7 @@ def find(i: Instruction, home: Home, constants: Mapping[str, Operand], read: Con
     why: RefusedError | None = None
     for form, words in candidates((i.opcode, *i.modifiers)):
         try:
-            found = _placed(form, words, i.operands, home, constants, read)
+            found = _placed(form, words, i.operands, home, known, read)
         except RefusedError as refused:
             why = why or refused
             continue
@@ -47,7 +48,7 @@ def _placed(
     words: tuple[str, ...],
     given: Sequence[Operand],
     home: Home,
-    constants: Mapping[str, Operand],
+    known: Known,
     read: Container[str],
 ) -> Found:
     """The instruction of a form, where the operands are as many and of the kinds that it has."""
@@ -57,15 +58,15 @@ def _placed(
         if isinstance(operand, Both):
             raise RefusedError(f"it gives one register as {form}")
         if place.kind == "number":
-            known = constants.get(operand.name, operand) if isinstance(operand, Register) else operand
-            if not isinstance(known, Integer):  # compilers put constants into registers first
+            number = known(operand)
+            if not isinstance(number, Integer):  # compilers put constants into registers first
                 raise RefusedError(f"{place.name} must be a number in {form}")
-            numbers.append((place.name, known.value))
+            numbers.append((place.name, number.value))
         elif place.kind == "address":
-            if not isinstance(operand, Address):
+            if not isinstance(operand, Address) or operand.coordinates is not None:
                 raise RefusedError(f"{operand} is no address in {form}")
             sources.append(operand)
-        else:
+        elif place.kind != "sink":
             items = operand.items if isinstance(operand, Vector) and place.count else (operand,)
             (targets if place.kind == "result" else sources).extend(items)
     where = home_of(form, words)
@@ -74,7 +75,7 @@ def _placed(
     found = instruction(form, words, tuple(numbers), left, where)
     hidden = {p.name for p in found.present if p.hidden}
     targets += [CARRY] * ("out" in hidden)
-    sources += [CARRY] * ("in" in hidden) + targets * (form.tied in hidden)
+    sources += [CARRY] * ("in" in hidden) + [Integer(1)] * ("guard" in hidden) + targets * (form.tied in hidden)
     if len(targets) != len(found.result_types) or len(sources) != len(found.operand_types):
         raise RefusedError(f"as many registers as elements are needed in {form}")
     return found, targets, found.ordered(sources)
@@ -86,13 +87,18 @@ def _grouped(
     """Each place of a form with the operand that stands there, and the names of the places that are left out."""
     present = {s.name for s, w in zip(form.slots, words, strict=True) if w}
     places = [p for p in form.places if (not p.given or p.given in present) and not p.hidden]
-    single = [p for p in places if not p.paired]
+    single = [p for p in places if not p.paired and p.box != "coordinates"]
     spare = len(given) - sum(not p.optional or bool(p.given) for p in single)
     if not 0 <= spare <= sum(p.optional and not p.given for p in single):
         raise RefusedError(f"it has {len(given)} operands, not those of {form}")
     operands, groups, left = iter(given), list[tuple[Place, Operand]](), set[str]()
     for place in places:
-        if place.paired:
+        if place.box == "coordinates":
+            box = groups[-1][1]
+            if not isinstance(box, Address) or box.coordinates is None:
+                raise RefusedError(f"{box} is no box of a tensor map in {form}")
+            groups.append((place, box.coordinates))
+        elif place.paired:
             first, both = groups[-1]
             if isinstance(both, Both):
                 parts = (first, both.first), (place, both.second)
