@@ -29,7 +29,7 @@ GROUP = "cp.async"
         "target off its bounds": ("misaligned|bounds", r"cp_async", "apache/tvm#8540"),
         "past the end of the input": ("bounds", r"cp_async", "openmm/openmm#2825"),
         "past the end of the tile": ("bounds", r"cp_async", "Modular/mojo-gpu-puzzles#33"),
-        "a negative count of groups": ("refused", r"WaitCopies|wait_group", "tile-ai/tilelang#2505"),
+        "a negative count of groups": ("refused", r"wait_copies|wait_group", "tile-ai/tilelang#2505"),
         "written by a thread while it arrives": ("in_flight|race", r"cp_async|tile\.", "NVIDIA/cutlass#1326"),
     },
     [{"size": 4}, {"size": 16}],

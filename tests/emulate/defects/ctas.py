@@ -161,12 +161,12 @@ def tree_sum(defect: str, *, threads: int) -> Launch:
     GROUP,
     "alicevision/popsift#82",
     {
-        "counts are not cleared": ("uninitialised", r"Atomic|counts"),
-        "no barrier after clearing": ("race", r"Atomic|counts"),
-        "no barrier before reading": ("race", r"counts|Atomic"),
-        "cleared by one warp for more bins than lanes": ("uninitialised", r"Atomic|counts", "NVIDIA/cccl#854"),
+        "counts are not cleared": ("uninitialised", r"atomic|counts"),
+        "no barrier after clearing": ("race", r"atomic|counts"),
+        "no barrier before reading": ("race", r"counts|atomic"),
+        "cleared by one warp for more bins than lanes": ("uninitialised", r"atomic|counts", "NVIDIA/cccl#854"),
         "counted without atomics": ("race", r"counts", "NVIDIA/cuCollections#539"),
-        "reset while others count": ("race", r"counts|Atomic", "alicevision/popsift#82"),
+        "reset while others count": ("race", r"counts|atomic", "alicevision/popsift#82"),
     },
     [{"bins": 64}, {"bins": 128}],
 )

@@ -176,7 +176,7 @@ def ends(defect: str, *, wide: int) -> Launch:
     {
         "in place, across CTAs": ("race", r"data\.|out\."),
         "in place, across warps": ("race", r"data\.|out\.", "kokkos/kokkos#4855"),
-        "in place, through the read-only cache": ("race", r"data\.|Load", "NVIDIA/cub#345"),
+        "in place, through the read-only cache": ("race", r"data\.|load", "NVIDIA/cub#345"),
         "two names for one array": ("race", r"data\.|out\."),
         "atomics and plain stores": ("race", r"out\.|atomic", "NVIDIA/cuCollections#539"),
         "atomics and plain loads": ("race", r"out\.|atomic", "flagos-ai/FlagTree#1030"),

@@ -31,7 +31,7 @@ GROUP = "mbarriers"
         "a number beyond the array": ("bounds|refused", r"full", "openmm/openmm#2825"),
         "another mbarrier than waited for": ("deadlock|race", r"full|tile\.", "NVIDIA/cutlass#1438"),
         "data stored over it": ("mbarrier|bounds", r"tile\.|store", "Modular/mojo-gpu-puzzles#33"),
-        "read as data": ("mbarrier", r"Load|full", "NVIDIA/cutlass#1438"),
+        "read as data": ("mbarrier", r"load|full", "NVIDIA/cutlass#1438"),
         "waited for in a branch, arrived at by all": ("mbarrier|race", r"full|tile\.", "triton-lang/triton#8285"),
     },
     [{"warps": 1}, {"warps": 3}],
