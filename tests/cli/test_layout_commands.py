@@ -42,10 +42,11 @@ def test_a_caption_stands_once_below_the_last_part(monkeypatch):
     cells = tuple(tuple(Cell(f"{row}{col}") for col in range(8)) for row in range(2))
     grid = Grid("head", tuple(map(str, range(8))), ("a", "b"), cells, caption=("below",), gap=(8, 0))
     for width in range(20, 60):  # parts of all widths, those that divide the columns among them
-        shown = Console(file=StringIO(), width=width, force_terminal=True)
+        written = StringIO()
+        shown = Console(file=written, width=width, force_terminal=True)
         monkeypatch.setattr(pictures, "console", lambda shown=shown: shown)
         pictures.show(grid)
-        text = shown.file.getvalue()
+        text = written.getvalue()
         assert (text.count("below"), text.count("head")) == (1, 1), width
 
 
