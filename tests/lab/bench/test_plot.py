@@ -69,6 +69,12 @@ def test_without_a_gpu_conflicts_and_registers_are_drawn(result, draw):
         assert said in text
 
 
+def test_a_legend_says_which_instructions_multiply_where_both_are_drawn(result, draw):
+    older, newer = ([r for r in result["rows"] if r["rung"].startswith("h") is newest] for newest in (False, True))
+    for rows, shown in ((older[:2], False), (newer[:2], False), ([older[0], newer[0]], True)):
+        assert (">wgmma<" in draw(rows, size=512)[0], ">mma.sync<" in draw(rows, size=512)[0]) == (shown, shown)
+
+
 def test_png_is_a_png(result, tmp_path):
     pytest.importorskip("matplotlib")
     plot_ladder(result["rows"][:2], tmp_path / "a.png")

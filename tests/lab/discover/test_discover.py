@@ -14,6 +14,7 @@ import pytest
 from tests.project import load
 from warploom.core.dtypes import DTYPES
 from warploom.core.errors import LayoutError
+from warploom.core.targets import target
 from warploom.emulate import emulate
 from warploom.isa.wmma import wmma_mma
 from warploom.lang import Global, Kernel, bf16, f32, kernel
@@ -196,3 +197,12 @@ def test_each_traced_fragment_has_a_name_of_its_own():
 def test_unknown_names_are_refused():
     with pytest.raises(LayoutError, match="no fragment has 'mmx'"):
         list(discover("emulator", "mmx"))
+
+
+def test_a_gpu_traces_what_its_architecture_has(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(discover_module, "gpu_runner", lambda _device: None)
+    monkeypatch.setattr(discover_module, "trace_fragment", lambda tracer, _run: tracer)
+    for name in ("sm_80", "sm_90a"):
+        monkeypatch.setattr("warploom.ops.backends.gpu_target", lambda _device, name=name: target(name))
+        kinds = {tracer.name.partition(".")[0] for tracer in discover("gpu")}
+        assert ("mma" in kinds, "wgmma" in kinds) == (True, name == "sm_90a")
