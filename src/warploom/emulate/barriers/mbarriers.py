@@ -5,7 +5,7 @@ Source: PTX ISA, "Parallel Synchronization and Communication Instructions: mbarr
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from warploom.emulate.barriers.barriers import Wait, warps_text, whereabouts
-from warploom.emulate.control.frames import Frame, Lanes, first_of, groups_of, lanes_of
+from warploom.emulate.control.frames import Actor, Frame, actors
 from warploom.emulate.findings.report import Reporter
 from warploom.emulate.memory.shared_memory import SHARED_BASE, SharedMemory
 from warploom.emulate.order.clocks import Clocks
@@ -29,13 +29,11 @@ BYTES = 8
 
 @dataclass(frozen=True, slots=True)
 class Remote:
-    """An arrival from another CTA: who, when, and at what."""
+    """An arrival from another CTA: at what, who, and when."""
 
     bar: Mbarrier
-    row: int
-    lanes: Lanes
+    by: Actor
     stamp: int
-    op: Op
 
 
 @dataclass(eq=False)
@@ -75,14 +73,15 @@ class PhaseEvents:
 
 @dataclass(eq=False)
 class Mbarrier:
-    """One mbarrier. ``phase`` counts completed phases, ``observed`` those that somebody has waited for."""
+    """One mbarrier, and who has initialised it (``made``) when.
+
+    ``phase`` counts completed phases, ``observed`` those that somebody has waited for.
+    """
 
     cta: int
     address: int
     count: int
-    op: Op
-    row: int
-    lane: int
+    made: Actor
     stamp: int
     pending: int
     fenced: int = 0  # when its initialisation was made visible to the async proxy
@@ -125,14 +124,13 @@ class Waiter:
 
     wait: Wait
     left: list[Waiter]  # the waiters of the same warp's execution that are not done
-    row: int
-    lanes: Lanes
+    by: Actor
     parity: int
     far: bool
 
 
-_Look: TypeAlias = tuple[int, Lanes, Mbarrier, int, bool]
-"""Row, lanes, mbarrier, parity, and whether the phase of that parity is over."""
+_Look: TypeAlias = tuple[Actor, Mbarrier, int, bool]
+"""Who looks, mbarrier, parity, and whether the phase of that parity is over."""
 
 
 class Mbarriers:
@@ -177,7 +175,7 @@ class Mbarriers:
             text += f", {of} {bar.expected} expected bytes {'missing' if bar.tx > 0 else 'have come'}"
             text += "" if bar.copy is None else f" (the last came from {bar.copy.where.stack})"
         for parity in (0, 1):
-            rows = {w.row for w in bar.waiters if w.parity == parity}
+            rows = {w.by.row for w in bar.waiters if w.parity == parity}
             text += f", waited for by {warps_text(rows, warps)} (parity {parity})" if rows else ""
         return text
 
@@ -186,7 +184,7 @@ class Mbarriers:
         if bar.arrival is None:
             return "nothing has arrived yet"
         clocks = self.clocks
-        first = -clocks.first if clocks.across else bar.row // clocks.domain * clocks.domain
+        first = -clocks.first if clocks.across else bar.made.row // clocks.domain * clocks.domain
         now, last = ({first + c for c in events if c < clocks.warps} for events in (bar.events.now, bar.events.last))
         parts = [f"{warps_text(now, clocks.warps_per_cta)} came at {bar.arrival.where.stack}"] if now else []
         for row in sorted(last - now)[:4]:
@@ -196,162 +194,155 @@ class Mbarriers:
 
     def progress(self, row: int) -> int:
         """How far the phase has come that a row waits for: 2 if only bytes are missing, 1 if something has arrived."""
-        bars = [bar for bar in self.all.values() if any(w.row == row for w in bar.waiters)]
+        bars = [bar for bar in self.all.values() if any(w.by.row == row for w in bar.waiters)]
         return max((0 if bar.idle else 1 + (bar.pending == 0) for bar in bars), default=0)
 
     # -- life ----------------------------------------------------------------------------------------------------
 
     def initialise(self, frame: Frame, address: Array, count: int, op: Op) -> None:
         """``mbarrier.init`` by the active lanes."""
-        for row, lanes, (place,) in groups_of(frame, None, address):
-            where, lane = place - SHARED_BASE, first_of(lanes)
-            if not self._fits(where, row, lane, op):
+        for by, (place,) in actors(frame, op, None, address):
+            where = place - SHARED_BASE
+            if not self._fits(where, by):
                 continue
-            if lanes is None or len(lanes) > 1:
+            if len(by.each) > 1:
                 message = f"several threads initialise the mbarrier {self.name(where)}: let one do it"
-                self.report.add("mbarrier", op.where, message, row, lane, address=where)
-            key = (row // self.clocks.warps_per_cta, where)
+                self.report.by("mbarrier", by, message, address=where)
+            key = (by.row // self.clocks.warps_per_cta, where)
             if key in self.all:
                 message = f"{self.name(where)} is an mbarrier already: initialise it once, by one thread"
-                self._found(self.all[key], op, row, lane, message)
+                self._found(self.all[key], by, message)
             if self.shared.checks:
-                self.shared.history.claim(*key, BYTES, row, lane, op)
-            self.all[key] = Mbarrier(*key, count, op, row, lane, self.clocks.stamp(op), count)
+                self.shared.history.claim(*key, BYTES, by.row, by.lane, op)
+            made = Actor(op, by.row, [by.lane])
+            self.all[key] = Mbarrier(*key, count, made, self.clocks.stamp(op), count)
 
-    def _found(self, bar: Mbarrier, op: Op, row: int, lane: int, message: str) -> None:
+    def _found(self, bar: Mbarrier, by: Actor, message: str) -> None:
         """A finding of an mbarrier, which names the line of its initialisation as well."""
-        self.report.add("mbarrier", op.where, message, row, lane, other=bar.op.where, address=bar.address)
+        self.report.by("mbarrier", by, message, other=bar.made.op.where, address=bar.address)
 
-    def _fits(self, where: int, row: int, lane: int, op: Op) -> bool:
+    def _fits(self, where: int, by: Actor) -> bool:
         if where % BYTES == 0 and 0 <= where <= self.program.shared_bytes - BYTES:
             return True
-        kind = "misaligned" if where % BYTES else "bounds"
-        message = f"{op.instruction.mnemonic}: no mbarrier can be at byte {where} of shared memory: correct the address"
-        self.report.add(kind, op.where, message, row, lane, address=where)
+        message = f"{by.name}: no mbarrier can be at byte {where} of shared memory: correct the address"
+        self.report.by("misaligned" if where % BYTES else "bounds", by, message, address=where)
         return False
 
     def fence(self, frame: Frame, op: Op, *, publishes: bool = False) -> None:
         """The active lanes make the mbarriers they initialised visible to the async proxy, and to the cluster."""
         stamp = self.clocks.stamp(op)
-        for _, row, lanes in lanes_of(frame, None):
+        for by, _ in actors(frame, op, None):
             for bar in self.all.values():
-                if bar.row != row or not (lanes is None or bar.lane in lanes):
+                if bar.made.row != by.row or bar.made.lane not in by.each:
                     continue
                 bar.fenced = bar.fenced or stamp
                 if publishes and self.clocks.clustered:
-                    self.clocks.acquire_single(row, [bar.lane], CONTROL, self._published(bar), stamp)
+                    self.clocks.acquire_single(by.row, bar.made.lanes, CONTROL, self._published(bar), stamp)
 
     def _published(self, bar: Mbarrier) -> int:
         """In whose name it is known that an mbarrier's initialisation was published."""
         return PUBLISHED - (bar.cta * self.shared.stride + bar.address)
 
-    def is_known(self, bar: Mbarrier, row: int, lanes: Lanes, stamp: int) -> bool:
+    def is_known(self, bar: Mbarrier, by: Actor, stamp: int) -> bool:
         """Whether some lanes know of an mbarrier's initialisation (of a stamp), or that it was published."""
-        clocks, maker = self.clocks, int(self.clocks.columns[bar.row])
-        return clocks.lanes_know(row, lanes, maker, bar.lane, stamp) or clocks.lanes_know(
-            row, lanes, self._published(bar), 0, stamp, CONTROL
+        clocks, maker = self.clocks, int(self.clocks.columns[bar.made.row])
+        return clocks.lanes_know(by.row, by.lanes, maker, bar.made.lane, stamp) or clocks.lanes_know(
+            by.row, by.lanes, self._published(bar), 0, stamp, CONTROL
         )
 
-    def find(self, where: int, row: int, lanes: Lanes, op: Op, cta: int | None = None) -> Mbarrier | None:
+    def find(self, where: int, by: Actor, cta: int | None = None) -> Mbarrier | None:
         """The mbarrier that some lanes use; a finding (and None) unless its initialisation is known to each.
 
         ``cta`` is the batch's number of the CTA it is in, if that is another than the lanes'.
         """
-        lane = first_of(lanes)
-        if not self._fits(where, row, lane, op):
+        if not self._fits(where, by):
             return None
-        own = row // self.clocks.warps_per_cta
+        own = by.row // self.clocks.warps_per_cta
         far = cta is not None and cta != own
         bar = self.all.get((own if cta is None else cta, where))
         whose = f" of {self.report.cta(cta * self.clocks.warps_per_cta)}" if cta is not None and far else ""
         meeting = "the cluster's barrier (k.cluster_sync)" if far else "a barrier (__syncthreads)"
         if bar is None:
-            message = f"{op.instruction.mnemonic} uses {self.name(where)}{whose}, which is no initialised mbarrier: "
-            message += f"initialise it, fence, and meet at {meeting} before its first use"
-            self.report.add("mbarrier", op.where, message, row, lane, address=where)
-            return None
-        if not self.is_known(bar, row, lanes, bar.stamp):
-            message = f"{op.instruction.mnemonic} uses {self.name(where)}{whose}, and nothing orders its "
-            message += f"initialisation before: put {meeting} between them"
-            self._found(bar, op, row, lane, message)
+            message = f"{by.name} uses {self.name(where)}{whose}, which is no initialised mbarrier: initialise it, "
+            message += f"fence, and meet at {meeting} before its first use"
+            self.report.by("mbarrier", by, message, address=where)
+        elif not self.is_known(bar, by, bar.stamp):
+            message = f"{by.name} uses {self.name(where)}{whose}, and nothing orders its initialisation before: put "
+            self._found(bar, by, f"{message}{meeting} between them")
         return bar
 
     # -- arrivals ------------------------------------------------------------------------------------------------
 
     def arrive(self, frame: Frame, address: Array, effect: MbarrierArrive, guard: Array | None, op: Op) -> None:
         """One arrival for each acting lane."""
-        for row, lanes, (place,) in groups_of(frame, guard, address):
+        for by, (place,) in actors(frame, op, guard, address):
             self.clocks.stamp(op)
-            lane, each = first_of(lanes), range(32) if lanes is None else lanes
-            cta, where = self.window(place, row, lane, op) if effect.remote else (None, place)
-            bar = self.find(where - SHARED_BASE, row, lanes, op, cta)
+            cta, where = self.window(place, by) if effect.remote else (None, place)
+            bar = self.find(where - SHARED_BASE, by, cta)
             if bar is None:
                 continue
-            self.check_follows(bar, row, lanes, op)
+            self.check_follows(bar, by)
             if effect.count == 0:
-                bar.expect((effect.expected_bytes or 0) * len(each))
-                self._complete(bar, op, row, lane)
+                bar.expect((effect.expected_bytes or 0) * len(by.each))
+                self._complete(bar, by)
                 continue
-            if not effect.completes and bar.pending <= effect.count * len(each):
-                message = f"{op.instruction.mnemonic} ends a phase of {self.name(bar.address)}: let another do so"
-                self._found(bar, op, row, lane, message)
-            bar.events.now[int(self.clocks.columns[row])] = self.clocks.now
-            self._release(bar, row, lanes, effect.scope, op)
+            if not effect.completes and bar.pending <= effect.count * len(by.each):
+                self._found(bar, by, f"{by.name} ends a phase of {self.name(bar.address)}: let another do so")
+            bar.events.now[int(self.clocks.columns[by.row])] = self.clocks.now
+            self._release(bar, by, effect.scope)
             bar.arrival = op
-            for number in [*each] * effect.count:
+            for lane in [*by.each] * effect.count:
                 bar.count -= effect.drops
-                self._arrive(bar, effect.expected_bytes or 0, row, number, op)
+                self._arrive(bar, effect.expected_bytes or 0, Actor(op, by.row, [lane]))
 
-    def window(self, place: int, row: int, lane: int, op: Op) -> tuple[int, int]:
+    def window(self, place: int, by: Actor) -> tuple[int, int]:
         """The CTA (of the batch) and the address within it of a shared::cluster address; its own without a rank."""
         rank, where = (place >> WINDOW_BITS) - 1, place & (1 << WINDOW_BITS) - 1
-        if rank < 0:
-            return row // self.clocks.warps_per_cta, where
-        together = self.clocks.domain // self.clocks.warps_per_cta
+        own, together = by.row // self.clocks.warps_per_cta, self.clocks.domain // self.clocks.warps_per_cta
         if rank >= together:
-            message = f"{op.instruction.mnemonic} goes to a CTA of rank {rank}: the cluster has {together}"
-            self.report.add("bounds", op.where, message, row, lane)
-            return row // self.clocks.warps_per_cta, -1
-        return row // self.clocks.domain * together + rank, where
+            message = f"{by.name} goes to a CTA of rank {rank}: the cluster has {together}"
+            self.report.by("bounds", by, message)
+            return own, -1
+        return own if rank < 0 else own // together * together + rank, where
 
-    def _release(self, bar: Mbarrier, row: int, group: Lanes, scope: ClusterScope, op: Op) -> None:
+    def _release(self, bar: Mbarrier, by: Actor, scope: ClusterScope) -> None:
         """What an arrival makes known; across CTAs, writes become visible at the scope of the cluster alone."""
-        known = self.clocks.release(row, group)
-        if bar.cta != row // self.clocks.warps_per_cta:
-            self.remote.append(Remote(bar, row, group, self.clocks.now, op))
+        known = self.clocks.release(by.row, by.lanes)
+        if bar.cta != by.row // self.clocks.warps_per_cta:
+            self.remote.append(Remote(bar, by, self.clocks.now))
             if scope == "cluster":
                 bar.far.learn(known)
             known = known.only(ORDER, CONTROL, FENCED, FENCED_GLOBALLY)  # not FAR
         bar.told.learn(known)
 
-    def _arrive(self, bar: Mbarrier, expected: int, row: int, lane: int, op: Op) -> None:
+    def _arrive(self, bar: Mbarrier, expected: int, by: Actor) -> None:
         if bar.pending == 0:
             message = (
-                f"{op.instruction.mnemonic} arrives at {self.name(bar.address)} in a phase that has all its "
-                f"{bar.count} arrivals and still misses {bar.tx} bytes: arrive once for each expected arrival"
+                f"{by.name} arrives at {self.name(bar.address)} in a phase that has all its {bar.count} arrivals and "
+                f"still misses {bar.tx} bytes: arrive once for each expected arrival"
             )
-            self._found(bar, op, row, lane, message)
+            self._found(bar, by, message)
             bar.pending += 1
         bar.expect(expected)
         bar.pending -= 1
-        self._complete(bar, op, row, lane)
+        self._complete(bar, by)
 
-    def land(self, bar: Mbarrier, op: Op, known: Known, queue: int, size: int, row: int, lanes: Sequence[int]) -> None:
+    def land(self, bar: Mbarrier, by: Actor, known: Known, queue: int, size: int) -> None:
         """A transaction of some lanes has landed, of a queue, which makes this ``known``.
 
         It completes ``size`` bytes, or, where that is 0, is an arrival of each lane.
         """
         bar.told.learn(known)
         bar.events.now[queue] = self.clocks.now
-        bar.copy, bar.copied_phase = op, bar.phase
+        bar.copy, bar.copied_phase = by.op, bar.phase
         if size:
             bar.tx -= size
-            self._complete(bar, op, bar.row, bar.lane)
+            self._complete(bar, Actor(by.op, bar.made.row, bar.made.lanes))
             return
-        for lane in lanes:
-            self._arrive(bar, 0, row, lane, op)
+        for lane in by.each:
+            self._arrive(bar, 0, Actor(by.op, by.row, [lane]))
 
-    def _complete(self, bar: Mbarrier, op: Op, row: int, lane: int) -> None:
+    def _complete(self, bar: Mbarrier, by: Actor) -> None:
         if bar.pending or bar.tx:
             return
         if bar.phase > bar.observed:
@@ -360,152 +351,146 @@ class Mbarriers:
                 f"{bar.phase - 1}, so that a wait by parity mistakes one for the other: more arrivals reach it than "
                 f"the {bar.count} it was initialised for, or a wait is missing"
             )
-            self._found(bar, op, row, lane, message)
+            self._found(bar, by, message)
             bar.observed = bar.phase
-        self._check_waits(bar, op, row, lane)
+        self._check_waits(bar, by)
         bar.complete()
         ready = [w for w in bar.waiters if w.parity != bar.phase & 1]
         bar.waiters = [w for w in bar.waiters if w.parity == bar.phase & 1]
         for waiter in ready:
-            self._acquire(bar, waiter.row, waiter.lanes, waiter.far, waiter.wait.op)
+            self._acquire(bar, waiter.by, waiter.far)
             waiter.left.remove(waiter)
             if not waiter.left:
-                waiter.wait.rows.discard(waiter.row)
+                waiter.wait.rows.discard(waiter.by.row)
 
     # -- waits ---------------------------------------------------------------------------------------------------
 
-    def _acquire(self, bar: Mbarrier, row: int, lanes: Lanes, far: bool, op: Op) -> None:
+    def _acquire(self, bar: Mbarrier, by: Actor, far: bool) -> None:
         bar.observed = bar.phase
-        bar.events.waits[int(self.clocks.columns[row])] = self.clocks.stamp(op)
+        bar.events.waits[int(self.clocks.columns[by.row])] = self.clocks.stamp(by.op)
         for told in (bar.told, bar.far) if far else (bar.told,):
             if told.done is not None:
-                self.clocks.acquire(row, lanes, told.done)
+                self.clocks.acquire(by.row, by.lanes, told.done)
 
     # -- phases in every order -------------------------------------------------------------------------------------
 
-    def _ended(self, phase: dict[int, int], row: int) -> bool:
-        """Whether a row knows that a phase is over: all that counted for it came before."""
-        passed = self.clocks.passed(row) if phase else None
-        return passed is None or all(passed[column] >= stamp for column, stamp in phase.items())
-
-    def check_follows(self, bar: Mbarrier, row: int, lanes: Lanes, op: Op) -> None:
-        """What arrives, or starts a copy, before the last phase is over counts for that one in another order."""
-        if self._ended(bar.events.last, row):
+    def _check_over(self, bar: Mbarrier, events: dict[int, int], phase: int, does: str, by: Actor) -> None:
+        """All that counted for the phase before must be known to be over; else a finding: what it ``does`` earlier."""
+        passed = self.clocks.passed(by.row) if events else None
+        if passed is None or all(passed[column] >= stamp for column, stamp in events.items()):
             return
-        self._add_early(bar, bar.phase, "counts for that one", op, row, lanes)
-
-    def _add_early(self, bar: Mbarrier, phase: int, does: str, op: Op, row: int, lanes: Lanes) -> None:
-        """A finding: what it ``does`` where it comes before the phase before has ended."""
         message = (
-            f"{op.instruction.mnemonic} for phase {phase} of {self.name(bar.address)} is not ordered after the end "
-            f"of phase {phase - 1}: in another order it {does}. Wait for the phase before, or for what follows it, and "
+            f"{by.name} for phase {phase} of {self.name(bar.address)} is not ordered after the end of phase "
+            f"{phase - 1}: in another order it {does}. Wait for the phase before, or for what follows it, and "
             f"initialise it for all that arrive, not {bar.count}, if they are more"
         )
-        self._found(bar, op, row, first_of(lanes), message)
+        self._found(bar, by, message)
 
-    def _check_waits(self, bar: Mbarrier, op: Op, row: int, lane: int) -> None:
+    def check_follows(self, bar: Mbarrier, by: Actor) -> None:
+        """What arrives, or starts a copy, before the last phase is over counts for that one in another order."""
+        self._check_over(bar, bar.events.last, bar.phase, "counts for that one", by)
+
+    def _check_waits(self, bar: Mbarrier, by: Actor) -> None:
         """Who waits for a phase must have seen its end before the next one ends, whose parity is the other."""
-        if not bar.events.waits or bar.told.now is None:
+        if bar.told.now is None:
             return
-        passed = bar.told.now.clock[CONTROL]
         for waiter, stamp in bar.events.waits.items():
-            if passed[waiter] >= stamp:
+            if bar.told.now.clock[CONTROL, waiter] >= stamp:
                 continue
             warp = waiter % self.clocks.warps_per_cta
             message = (
                 f"phase {bar.phase} of {self.name(bar.address)} may end before warp {warp} has seen the end of phase "
                 f"{bar.phase - 1}, which it would then wait for again: let who arrives know that all have waited"
             )
-            self._found(bar, op, row, lane, message)
-
-    def _passes(self, bar: Mbarrier, parity: int, row: int, lanes: Lanes, op: Op) -> bool:
-        """Whether the phase of a parity is over; a finding if in another order it passes for the phase two before."""
-        over = bar.phase & 1 != parity & 1
-        if not self._ended(bar.events.before if over else bar.events.last, row):
-            self._add_early(bar, bar.phase - over, "comes before that, and passes at once", op, row, lanes)
-        return over
+            self._found(bar, by, message)
 
     def _looks(self, frame: Frame, address: Array, parity: Array, op: Op) -> Iterator[_Look]:
-        """Each mbarrier that active lanes look at, and whether the phase of their parity is over."""
-        for row, lanes, (place, odd) in groups_of(frame, None, address, parity):
-            bar = self.find(place - SHARED_BASE, row, lanes, op)
+        """Each mbarrier that active lanes look at, and whether the phase of their parity is over.
+
+        A finding if in another order it passes for the phase two before.
+        """
+        for by, (place, odd) in actors(frame, op, None, address, parity):
+            bar = self.find(place - SHARED_BASE, by)
             if bar is not None:
-                yield row, lanes, bar, odd & 1, self._passes(bar, odd, row, lanes, op)
+                over = bar.phase & 1 != odd & 1
+                events = bar.events.before if over else bar.events.last
+                self._check_over(bar, events, bar.phase - over, "comes before that, and passes at once", by)
+                yield by, bar, odd & 1, over
 
     def wait(self, frame: Frame, address: Array, parity: Array, far: bool, op: Op) -> Wait | None:
         """``try_wait.parity`` in a loop: what the frame has to wait for, or None."""
         wait, left = Wait(op, set()), dict[int, list[Waiter]]()
-        for row, lanes, bar, odd, over in self._looks(frame, address, parity, op):
+        for by, bar, odd, over in self._looks(frame, address, parity, op):
             if over:
-                self._acquire(bar, row, lanes, far, op)
+                self._acquire(bar, by, far)
                 continue
-            waiter = Waiter(wait, left.setdefault(row, []), row, lanes, odd, far)
+            waiter = Waiter(wait, left.setdefault(by.row, []), by, odd, far)
             waiter.left.append(waiter)
             bar.waiters.append(waiter)
-            wait.rows.add(row)
+            wait.rows.add(by.row)
         return None if wait.ready else wait
 
     def test(self, frame: Frame, address: Array, parity: Array, effect: MbarrierWait, op: Op) -> Array:
         """``test_wait.parity``: whether the phase has completed, (warps, 32)."""
         done = np.zeros((frame.n, 32), np.bool_)
-        for row, lanes, bar, _, over in self._looks(frame, address, parity, op):
+        for by, bar, _, over in self._looks(frame, address, parity, op):
             if over:
                 if effect.acquires:
-                    self._acquire(bar, row, lanes, effect.scope == "cluster", op)
-                done[frame.flat == row, slice(None) if lanes is None else lanes] = True
+                    self._acquire(bar, by, effect.scope == "cluster")
+                done[frame.flat == by.row, by.each] = True
         return done
 
     def invalidate(self, frame: Frame, address: Array, op: Op) -> None:
         """``mbarrier.inval`` by the active lanes: all that use it must be known to have done so."""
-        for row, lanes, (place,) in groups_of(frame, None, address):
-            lane, bar = first_of(lanes), self.find(place - SHARED_BASE, row, lanes, op)
+        for by, (place,) in actors(frame, op, None, address):
+            bar = self.find(place - SHARED_BASE, by)
             if bar is None:
                 continue
             self._check_left(bar)
-            passed, events = self.clocks.passed(row), (*bar.events.now.items(), *bar.events.waits.items())
+            passed, events = self.clocks.passed(by.row), (*bar.events.now.items(), *bar.events.waits.items())
             used = [(warp, stamp) for warp, stamp in events if warp < self.clocks.warps]
             if bar.waiters or bar.tx or any(passed[warp] < stamp for warp, stamp in used):
                 message = (
-                    f"{op.instruction.mnemonic} ends {self.name(bar.address)} while others may still wait for it, "
-                    "or bytes are on their way to it: let all that use it meet before"
+                    f"{by.name} ends {self.name(bar.address)} while others may still wait for it, or bytes are on "
+                    "their way to it: let all that use it meet before"
                 )
-                self._found(bar, op, row, lane, message)
+                self._found(bar, by, message)
             del self.all[(bar.cta, bar.address)]
             if self.shared.checks:
                 stamp = self.clocks.stamp(op)
-                self.shared.history.disclaim(bar.cta, bar.address, BYTES, row, lane, stamp)
+                self.shared.history.disclaim(bar.cta, bar.address, BYTES, by.row, by.lane, stamp)
 
     def at_exit(self) -> None:
         """A phase that is left half done, copies that nobody waited for, arrivals at a CTA that may have gone."""
         warps = self.clocks.warps_per_cta
         for remote in self.remote:
-            bar = remote.bar
-            lanes = [None] if remote.lanes is None else remote.lanes
+            bar, by = remote.bar, remote.by
+            lanes = [None] if by.lanes is None else by.lanes
             rows = np.arange(bar.cta * warps, (bar.cta + 1) * warps)
-            if all(self.clocks.anybody_knows(rows, remote.row, lane, remote.stamp) for lane in lanes):
+            if all(self.clocks.anybody_knows(rows, by.row, lane, remote.stamp) for lane in lanes):
                 continue
             message = (
-                f"{remote.op.instruction.mnemonic} may reach {self.name(bar.address)} of {self.report.cta(bar.row)} "
-                "when that CTA has exited and its shared memory is another's: let it wait for this arrival, or let "
-                "the cluster meet (k.cluster_sync) at the end"
+                f"{by.name} may reach {self.name(bar.address)} of {self.report.cta(bar.made.row)} when that CTA has "
+                "exited and its shared memory is another's: let it wait for this arrival, or let the cluster meet "
+                "(k.cluster_sync) at the end"
             )
-            self.report.add("cluster", remote.op.where, message, remote.row, lanes[0] or 0, address=bar.address)
+            self.report.by("cluster", by, message, address=bar.address)
         for bar in self.all.values():
             self._check_left(bar)
 
     def _check_left(self, bar: Mbarrier) -> None:
         """An mbarrier that ends: a phase in the middle, a copy that nobody has waited for."""
         if not bar.idle:
-            line = bar.arrival or bar.op
+            line = Actor(bar.arrival or bar.made.op, bar.made.row, bar.made.lanes)
             missing = f" and {bar.tx} bytes missing" if bar.tx else ""
             message = (
                 f"the kernel ends in the middle of a phase of {self.name(bar.address)}: {bar.count - bar.pending} "
                 f"of {bar.count} arrivals{missing}; initialise it for as many as there are, and let all come"
             )
-            self._found(bar, line, bar.row, bar.lane, message)
+            self._found(bar, line, message)
         if bar.copy is not None and bar.copied_phase >= bar.observed:
             message = (
                 f"the kernel ends and nobody has waited for the phase of {self.name(bar.address)} in which "
                 f"{bar.copy.instruction.mnemonic} lands: wait for every copy that is started"
             )
-            self.report.add("leak", bar.copy.where, message, bar.row, bar.lane, address=bar.address)
+            self.report.by("leak", Actor(bar.copy, bar.made.row, bar.made.lanes), message, address=bar.address)

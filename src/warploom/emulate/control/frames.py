@@ -9,13 +9,14 @@ execute asks which lanes of which warps act, and in which order.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from warploom.core.dtypes import DType
-from warploom.ir.statements import NOWHERE, SourceLine, Value
+from warploom.ir.statements import NOWHERE, Op, SourceLine, Value
 from warploom.isa.base import Instruction
 
 Array = NDArray[Any]
@@ -387,17 +388,36 @@ def split(values: Array, lanes: Lanes) -> list[tuple[Any, Lanes]]:
     return list(found.items())
 
 
-def groups_of(frame: Frame, guard: Array | None, *arrays: Array) -> Iterator[tuple[int, Lanes, list[int]]]:
-    """(row, lanes, the values that these lanes agree on) of the acting lanes, by what they give in some arrays."""
+@dataclass(frozen=True)
+class Actor:
+    """Lanes of a warp (a row of the batch) that execute an operation together; None: all of them."""
+
+    op: Op
+    row: int
+    lanes: Lanes
+
+    @property
+    def lane(self) -> int:
+        """The lowest of them."""
+        return 0 if self.lanes is None else self.lanes[0]
+
+    @property
+    def each(self) -> Sequence[int]:
+        """Their numbers."""
+        return ASCENDING if self.lanes is None else self.lanes
+
+    @property
+    def name(self) -> str:
+        """What messages call the operation."""
+        return self.op.instruction.mnemonic
+
+
+def actors(frame: Frame, op: Op, guard: Array | None, *arrays: Array) -> Iterator[tuple[Actor, list[int]]]:
+    """The acting lanes of each warp by what they give in some arrays, with the values that they agree on."""
     wide = [frame.full(array) for array in arrays]
     for i, row, lanes in lanes_of(frame, guard):
         groups: list[tuple[Lanes, list[int]]] = [(lanes, [])]
         for array in wide:
             groups = [(part, [*values, int(x)]) for group, values in groups for x, part in split(array[i], group)]
         for group, values in groups:
-            yield row, group, values
-
-
-def first_of(lanes: Lanes) -> int:
-    """The lowest of some lanes."""
-    return 0 if lanes is None else lanes[0]
+            yield Actor(op, row, group), values

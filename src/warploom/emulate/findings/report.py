@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from warploom.emulate.control.frames import Frame
+from warploom.emulate.control.frames import Actor, Frame
 from warploom.emulate.findings.findings import Finding, Findings, Kind
 from warploom.emulate.memory.access import Access
 from warploom.emulate.memory.buffers import GlobalBuffer
@@ -52,6 +52,20 @@ class Reporter:
         )
         found = Finding(kind, message, where, other, count, cta, local, lane, address, rank, loops, between)
         self.findings.add(found, since)
+
+    def by(
+        self,
+        kind: Kind,
+        actor: Actor,
+        message: str,
+        *,
+        other: SourceLine | None = None,
+        count: int = 1,
+        address: int | None = None,
+    ) -> None:
+        """Record a finding in what some lanes execute."""
+        row, lane = actor.row, actor.lane
+        self.add(kind, actor.op.where, message, row, lane, other=other, count=count, address=address)
 
     def cta(self, row: int) -> str:
         """How a message calls the CTA of a row: by its rank, in a cluster."""

@@ -18,8 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from warploom.emulate.barriers.mbarriers import Mbarriers
-from warploom.emulate.control.frames import Frame, Lanes, lanes_of, split
-from warploom.emulate.findings.findings import Kind
+from warploom.emulate.control.frames import Actor, Frame, actors
 from warploom.emulate.findings.report import Reporter
 from warploom.emulate.findings.traffic import TrafficCounter
 from warploom.emulate.memory.global_async import AsyncGlobal, Box, Span, Words
@@ -37,14 +36,11 @@ _BOX_ALIGNMENT = 128  # in shared memory
 
 
 @dataclass(frozen=True, eq=False)
-class Starter:
+class Starter(Actor):
     """One lane that starts a transaction, at a position of a frame, and ``operands`` of it, each (warps, lanes)."""
 
     frame: Frame
-    op: Op
     position: int
-    row: int
-    lane: int
     operands: Mapping[str, Array]
 
     def __getitem__(self, name: str) -> int:
@@ -93,47 +89,39 @@ class BulkCopies:
     ) -> None:
         """The acting lanes start transactions; a bulk copy should be started by one lane of its warp alone."""
         wide = {name: frame.full(array) for name, array in operands.items()}
-        for i, row, lanes in lanes_of(frame, guard):
-            if isinstance(effect, fx.AsyncStore):
-                for lane in range(32) if lanes is None else lanes:
-                    self._store_words(Starter(frame, op, i, row, lane, wide))
-                continue
-            by = Starter(frame, op, i, row, self._only(row, lanes, op), wide)
-            if isinstance(effect, fx.BulkTensorCopy):
-                self._copy_box(by, effect)
-            elif isinstance(effect, fx.BulkStore):
-                self._store_bytes(by, effect)
-            else:
-                self._load_bytes(by)
+        for acting, _ in actors(frame, op, guard):
+            position = int(np.nonzero(frame.flat == acting.row)[0][0])
+            for lane in acting.each if isinstance(effect, fx.AsyncStore) else self._only(acting):
+                by = Starter(op, acting.row, [lane], frame, position, wide)
+                if isinstance(effect, fx.AsyncStore):
+                    self._store_words(by)
+                elif isinstance(effect, fx.BulkTensorCopy):
+                    self._copy_box(by, effect)
+                elif isinstance(effect, fx.BulkStore):
+                    self._store_bytes(by, effect)
+                else:
+                    self._load_bytes(by)
 
-    def _only(self, row: int, lanes: Lanes, op: Op) -> int:
-        if lanes is not None and len(lanes) == 1:
-            return lanes[0]
-        count = 32 if lanes is None else len(lanes)
-        message = f"{count} threads of a warp start the same copy ({op.instruction.mnemonic}): elect one"
-        lane = 0 if lanes is None else lanes[0]
-        self.report.add("race", op.where, message, row, lane, count=count)
-        return lane
-
-    def _found(self, by: Starter, kind: Kind, message: str, address: int | None = None) -> None:
-        text = f"{by.op.instruction.mnemonic} {message}"
-        self.report.add(kind, by.op.where, text, by.row, by.lane, address=address)
+    def _only(self, acting: Actor) -> list[int]:
+        """The lane that starts a copy; a finding if several of its warp do."""
+        if len(acting.each) > 1:
+            message = f"{len(acting.each)} threads of a warp start the same copy ({acting.name}): elect one"
+            self.report.by("race", acting, message, count=len(acting.each))
+        return [acting.lane]
 
     def _copy_box(self, by: Starter, copy: fx.BulkTensorCopy) -> None:
-        source = self.maps.get(by["tensor_map"]) or self.made.find(by["tensor_map"], by.row, by.lane, by.op)
+        source = self.maps.get(by["tensor_map"]) or self.made.find(by["tensor_map"], by)
         if source is None:
             return
         at = tuple(by[f"coordinate{i}"] for i in range(len(copy.coordinates)))
         if len(at) != len(source.spec.box):
-            message = f"gives {len(at)} coordinates for a tensor of {len(source.spec.box)} dimensions: give one for "
-            self._found(by, "bounds", message + "each, the innermost first")
+            message = f"{by.name} gives {len(at)} coordinates for a tensor of {len(source.spec.box)} dimensions: give "
+            self.report.by("bounds", by, message + "one for each, the innermost first")
             return
         beyond = source.outside(at)
         if beyond is not None:
-            message = (
-                f"reaches byte {beyond} of {source.buffer_name}, outside the array: its coordinates say that rows "
-            )
-            self._found(by, "bounds", message + "exist which do not")
+            message = f"{by.name} reaches byte {beyond} of {source.buffer_name}, outside the array: its coordinates "
+            self.report.by("bounds", by, message + "say that rows exist which do not")
             return
         place, size, moved = by["shared"], source.spec.box_bytes, source.bytes_inside(at)
         chunks = self._inside(by, source.chunk_addresses(place), size, _BOX_ALIGNMENT)
@@ -160,7 +148,8 @@ class BulkCopies:
         """A copy of consecutive bytes to shared memory."""
         size, to = by["bytes"], self._to(by, "shared")
         if size % CHUNK or size <= 0:
-            self._found(by, "misaligned", f"of {size} bytes: a bulk copy moves a positive multiple of {CHUNK}")
+            message = f"{by.name} of {size} bytes: a bulk copy moves a positive multiple of {CHUNK}"
+            self.report.by("misaligned", by, message)
             return
         if to is None:
             return
@@ -192,11 +181,10 @@ class BulkCopies:
 
         None, and a finding, where they are of two CTAs.
         """
-        (owner, at), (cta, where) = (
-            self.barriers.window(by[which], by.row, by.lane, by.op) for which in (name, "barrier")
-        )
+        (owner, at), (cta, where) = (self.barriers.window(by[which], by) for which in (name, "barrier"))
         if owner != cta:
-            self._found(by, "mbarrier", "stores to one CTA and completes on an mbarrier of another")
+            message = f"{by.name} stores to one CTA and completes on an mbarrier of another"
+            self.report.by("mbarrier", by, message)
             return None
         return cta, at, where - SHARED_BASE
 
@@ -204,8 +192,8 @@ class BulkCopies:
         """The CTAs (of the batch) that a mask names; a finding for those that the cluster does not have."""
         together, mask = self.clocks.places.together, by["multicast"]
         if mask == 0 or mask >> together:
-            message = f"has the mask {mask:#b}: it must name CTAs of the cluster, which has {together}"
-            self._found(by, "bounds", message)
+            message = f"{by.name} has the mask {mask:#b}: it must name CTAs of the cluster, which has {together}"
+            self.report.by("bounds", by, message)
         first = by.row // self.clocks.domain * together
         return [first + rank for rank in range(together) if mask >> rank & 1]
 
@@ -213,12 +201,13 @@ class BulkCopies:
         """The chunks, if they lie in shared memory, aligned; else None and a finding."""
         size, where = self.shared.size, int(chunks[0]) - SHARED_BASE
         if int(chunks[0]) % alignment:
-            message = f"at byte {where} of shared memory: it starts at a multiple of {alignment} bytes"
-            self._found(by, "misaligned", message, where)
+            message = f"{by.name} at byte {where} of shared memory: it starts at a multiple of {alignment} bytes"
+            self.report.by("misaligned", by, message, address=where)
             return None
         if int(chunks.min()) < SHARED_BASE or int(chunks.max()) + CHUNK > SHARED_BASE + size:
-            message = f"moves {moved} bytes at byte {where}, outside the {size} bytes of shared memory: correct the "
-            self._found(by, "bounds", message + "address, or ask for more shared memory", where)
+            message = f"{by.name} moves {moved} bytes at byte {where}, outside the {size} bytes of shared memory: "
+            message += "correct the address, or ask for more shared memory"
+            self.report.by("bounds", by, message, address=where)
             return None
         return chunks
 
@@ -234,15 +223,16 @@ class BulkCopies:
             has = "no swizzle" if tile.swizzle_bytes == 0 else f"swizzled rows of {tile.swizzle_bytes} bytes"
             has = "a swizzle that the TMA does not have" if tile.swizzle_bytes is None else has
             wants = f"swizzles {spec.swizzle_bytes} bytes" if spec.swizzle_bytes else "does not swizzle"
-            message = f"disagrees: the tile {tile.name!r} has {has}, its tensor map {wants}: make them agree"
-            self._found(by, "layout", message)
+            message = f"{by.name}: the tile {tile.name!r} has {has}, its tensor map {wants}: make them agree"
+            self.report.by("layout", by, message)
         elif tile.row_bytes and spec.box_bytes > inner and pitch != tile.row_bytes:
-            message = f"disagrees: rows of the tile {tile.name!r} are {tile.row_bytes} bytes apart, those of the box "
-            message += f"{pitch}: copy whole rows, or panels (panel_cols) as wide as the box"
-            self._found(by, "layout", message)
+            message = f"{by.name}: rows of the tile {tile.name!r} are {tile.row_bytes} bytes apart, those of the "
+            message += f"box {pitch}: copy whole rows, or panels (panel_cols) as wide as the box"
+            self.report.by("layout", by, message)
         if extent > tile.room(place) > 0:  # outside of the tile altogether is told already
-            message = f"moves a box of {spec.box_bytes} bytes to where the tile {tile.name!r} has {tile.room(place)}: "
-            self._found(by, "bounds", message + "make the box smaller, or the tile larger")
+            message = f"{by.name} moves a box of {spec.box_bytes} bytes to where the tile {tile.name!r} has "
+            message += f"{tile.room(place)}: make the box smaller, or the tile larger"
+            self.report.by("bounds", by, message)
 
     def _start_load(
         self,
@@ -255,22 +245,22 @@ class BulkCopies:
     ) -> None:
         """Data comes to ``chunks`` of a CTA (of the batch) and completes its bytes on an mbarrier there."""
         row, lane, op = by.row, by.lane, by.op
-        bar = self.barriers.find(barrier, row, [lane], op, cta)
+        bar = self.barriers.find(barrier, by, cta)
         if bar is None:
             return
-        if not (bar.fenced and self.barriers.is_known(bar, row, [lane], bar.fenced)):
+        if not (bar.fenced and self.barriers.is_known(bar, by, bar.fenced)):
             message = (
-                f"{op.instruction.mnemonic} completes on {self.barriers.name(barrier)}, whose initialisation the async "
-                "proxy may not see: fence (fence.mbarrier_init) after mbarrier.init in the thread that runs it"
+                f"{by.name} completes on {self.barriers.name(barrier)}, whose initialisation the async proxy may not "
+                "see: fence (fence.mbarrier_init) after mbarrier.init in the thread that runs it"
             )
-            self.report.add("mbarrier", op.where, message, row, lane, other=bar.op.where, address=barrier)
+            self.report.by("mbarrier", by, message, other=bar.made.op.where, address=barrier)
         if chunks is None:
             return
         shared, index = self.shared, self._index(chunks, cta)
         history, number, box, passed = shared.history, 0, None, None
         cells = cells_of(index, CHUNK, history)
         if shared.checks:
-            self.barriers.check_follows(bar, row, [lane], op)
+            self.barriers.check_follows(bar, by)
             history.check(history.of([row], lane, cells, op, proxy=True), "write")
             number = history.begin(op, cells)
             box = None if isinstance(source, Words) else self.globally.begin(source, at, "read", row, lane, op)
@@ -286,23 +276,20 @@ class BulkCopies:
             slot = (self.report.first // self.warps + cta) * shared.stride + barrier
             return {} if box is None else self.globally.end_read(box, slot)
 
-        self.loads.append(Landing(op, row, [lane], bar, passed, deliver, source.box_bytes))
+        self.loads.append(Landing(by, bar, passed, deliver, source.box_bytes))
 
     def track_copies(self, frame: Frame, op: Op, barrier: Array, copies: CopyQueue, *, counted: bool) -> None:
         """The active lanes arrive at an mbarrier when the ``cp.async`` that they have under way land."""
-        places = frame.full(barrier).astype(np.int64)
-        for i, row, lanes in lanes_of(frame, None):
-            for place, group in split(places[i], lanes):
-                bar = self.barriers.find(place - SHARED_BASE, row, group, op)
-                if bar is None:
-                    continue
-                self.barriers.check_follows(bar, row, group, op)
-                each = [*(range(32) if group is None else group)]
-                if not counted:
-                    bar.pending += len(each)
-                passed = self.clocks.passed(row) if self.shared.checks else None
-                deliver = partial(self._deliver_copies, copies, copies.of_lanes(row, group))
-                self.loads.append(Landing(op, row, each, bar, passed, deliver))
+        for by, (place,) in actors(frame, op, None, barrier):
+            bar = self.barriers.find(place - SHARED_BASE, by)
+            if bar is None:
+                continue
+            self.barriers.check_follows(bar, by)
+            if not counted:
+                bar.pending += len(by.each)
+            passed = self.clocks.passed(by.row) if self.shared.checks else None
+            deliver = partial(self._deliver_copies, copies, copies.of_lanes(by.row, by.lanes))
+            self.loads.append(Landing(by, bar, passed, deliver))
 
     def _deliver_copies(self, copied: CopyQueue, parts: list[tuple[Copies, Array]], queue: int) -> Singles:
         for copies, lanes in parts:
@@ -334,12 +321,12 @@ class BulkCopies:
         if not self.loads:
             return False
         landing, clocks = self.loads.pop(0 if rng is None else rng.randrange(len(self.loads))), self.clocks
-        bar, op = landing.barrier, landing.op
+        bar = landing.barrier
         queue = clocks.queue("mbarrier", bar.cta, bar.address)
         singles = landing.deliver(queue)
         known = clocks.ended(queue, clocks.now, landing.passed)
         known.singles = singles
-        self.barriers.land(bar, op, known, queue, landing.size, landing.row, landing.lanes)
+        self.barriers.land(bar, landing.by, known, queue, landing.size)
         return True
 
     def _queue(self, row: int) -> int:
@@ -385,9 +372,8 @@ class BulkCopies:
     def at_exit(self) -> None:
         """Copies under way when their CTA's shared memory goes to the next one."""
         for load in self.loads:
-            message = f"the kernel ends while {load.op.instruction.mnemonic} is under way: wait for the phase of "
-            message += self.barriers.name(load.barrier.address)
-            self.report.add("leak", load.op.where, message, load.row, load.lanes[0])
+            message = f"the kernel ends while {load.by.name} is under way: wait for the phase of "
+            self.report.by("leak", load.by, message + self.barriers.name(load.barrier.address))
         for store, group in self.stores.open:
             if store.read:
                 self._written(store)

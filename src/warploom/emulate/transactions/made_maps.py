@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from warploom.core.errors import LayoutError
-from warploom.emulate.control.frames import Frame, lanes_of, split
+from warploom.emulate.control.frames import Actor, Frame, actors
 from warploom.emulate.findings.report import Reporter
 from warploom.emulate.memory.buffers import ADDRESS_BITS, GlobalBuffer
 from warploom.emulate.memory.global_history import FLYING, GlobalHistory
@@ -55,29 +55,26 @@ class MadeMaps:
     def release(self, frame: Frame, op: Op) -> None:
         """The active lanes publish what they have written."""
         stamp = self.clocks.stamp(op)
-        for _, row, lanes in lanes_of(frame, None):
-            for lane in range(32) if lanes is None else lanes:
-                known = self.clocks.release(row, [lane])
-                self.published.append(_Release(row, lane, stamp, known))
+        for by, _ in actors(frame, op, None):
+            for lane in by.each:
+                known = self.clocks.release(by.row, [lane])
+                self.published.append(_Release(by.row, lane, stamp, known))
 
     def acquire(self, frame: Frame, address: Array, op: Op) -> None:
         """The active lanes take in the maps at their addresses, as far as they know that they were published."""
-        places = frame.full(address)
-        for i, row, lanes in lanes_of(frame, None):
-            stamp = self.clocks.stamp(op)
-            for place, group in split(places[i], lanes):
-                found = self._cells(place)
-                if found is not None and self._published(found[1], found[2], row, group):
-                    self.clocks.acquire_single(row, group, ORDER, self._name(place), stamp)
+        for by, (place,) in actors(frame, op, None, address):
+            stamp, found = self.clocks.stamp(op), self._cells(place)
+            if found is not None and self._published(found[1], found[2], by):
+                self.clocks.acquire_single(by.row, by.lanes, ORDER, self._name(place), stamp)
 
-    def _published(self, history: GlobalHistory, cells: Array, row: int, lanes: list[int] | None) -> bool:
+    def _published(self, history: GlobalHistory, cells: Array, by: Actor) -> bool:
         """Whether each of some lanes knows that the last writes of cells were published."""
         stored = (history.writer, history.lane, history.wrote)
         for agent, written_by, written in set(zip(*(x[cells].tolist() for x in stored), strict=True)):
             if written and not any(
                 release.known.has(ORDER, self._column(agent, release.row), written_by, written)
                 and self.clocks.lanes_know(
-                    row, lanes, int(self.clocks.columns[release.row]), release.lane, release.stamp, FAR
+                    by.row, by.lanes, int(self.clocks.columns[release.row]), release.lane, release.stamp, FAR
                 )
                 for release in reversed(self.published)
             ):
@@ -92,22 +89,21 @@ class MadeMaps:
 
     # -- use -----------------------------------------------------------------------------------------------------
 
-    def find(self, address: int, row: int, lane: int, op: Op) -> TensorMapArgument | None:
+    def find(self, address: int, by: Actor) -> TensorMapArgument | None:
         """The map at an address, for a copy that a lane starts; None, and a finding, if there is none."""
         place = self._place(address)
         if place is None:
-            message = f"{op.instruction.mnemonic}: address {address:#x} is no tensor map of the kernel's"
-            self.report.add("bounds", op.where, message, row, lane)
+            self.report.by("bounds", by, f"{by.name}: address {address:#x} is no tensor map of the kernel's")
             return None
         buffer, offset = place
         if self.memory.checks:
-            self._check(address, row, lane, op)
+            self._check(address, by)
         data = buffer.data[offset : offset + MAP_BYTES].tobytes()
         if data not in self._known:
             found = self._argument(data)
             if isinstance(found, str):
-                message = f"{op.instruction.mnemonic}: at byte {offset} of {buffer.name} is no tensor map that can be "
-                self.report.add("layout", op.where, f"{message}used: {found}", row, lane, address=offset)
+                message = f"{by.name}: at byte {offset} of {buffer.name} is no tensor map that can be used: {found}"
+                self.report.by("layout", by, message, address=offset)
                 return None
             self._known[data] = found
         return self._known[data]
@@ -128,25 +124,26 @@ class MadeMaps:
         first = int(history.cells(place[0], np.array(place[1])))
         return place[0], history, np.arange(first, first + MAP_BYTES // self.memory.granule)
 
-    def _check(self, address: int, row: int, lane: int, op: Op) -> None:
+    def _check(self, address: int, by: Actor) -> None:
         """The map must be there for the copy: ordered before it, and fenced against the proxy that reads it."""
         found = self._cells(address)
         if found is None:
             return
         buffer, history, cells = found
-        access = history.access(op, "read", buffer, cells, np.full(cells.shape, row), np.full(cells.shape, lane))
+        rows, lanes = np.full(cells.shape, by.row), np.full(cells.shape, by.lane)
+        access = history.access(by.op, "read", buffer, cells, rows, lanes)
         history.check(access)
         history.note(access)
         written = int(history.wrote[cells].max()) % FLYING
-        if written and not self.clocks.lanes_know(row, [lane], self._name(address), 0, written + 1):
+        if written and not self.clocks.lanes_know(by.row, by.lanes, self._name(address), 0, written + 1):
             message = (
-                f"{op.instruction.mnemonic} reads its tensor map, at byte {address - buffer.start} of {buffer.name}, "
+                f"{by.name} reads its tensor map, at byte {address - buffer.start} of {buffer.name}, "
                 f"which {self.report.name_of(written)} wrote through the generic proxy: publish it after that "
                 "(tensormap.cp_fenceproxy, or fence.proxy.tensormap::generic.release), then take it in before the copy "
                 "(fence.proxy.tensormap::generic.acquire of its address)"
             )
             other = self.report.line_of(written)
-            self.report.add("proxy", op.where, message, row, lane, other=other, address=address - buffer.start)
+            self.report.by("proxy", by, message, other=other, address=address - buffer.start)
 
     def _argument(self, data: bytes) -> TensorMapArgument | str:
         """What a map's bytes say; the reason if they are of no use."""

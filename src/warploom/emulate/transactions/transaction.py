@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from warploom.emulate.barriers.mbarriers import Mbarrier
-from warploom.emulate.control.frames import Frame, Lanes
+from warploom.emulate.control.frames import Actor, Frame, Lanes
 from warploom.emulate.findings.report import Reporter
 from warploom.emulate.memory.access import Place
 from warploom.emulate.memory.global_memory import GlobalMemory, GlobalPlace
@@ -188,15 +188,13 @@ def cells_of(units: Array, size: int, history: History) -> Array:
 
 @dataclass(eq=False)
 class Landing:
-    """A transaction that ends on an mbarrier: by ``size`` bytes, or by arrivals in the name of ``lanes``.
+    """A transaction that ends on an mbarrier: by ``size`` bytes, or by arrivals of the lanes that started it.
 
     ``deliver`` writes its data in the name of an engine, and returns what else its end makes known. ``passed`` is how
     far others had come when it was started, None without checks.
     """
 
-    op: Op
-    row: int
-    lanes: Sequence[int]
+    by: Actor
     barrier: Mbarrier
     passed: Array | None
     deliver: Callable[[int], Singles]
