@@ -1,7 +1,8 @@
 """Write docs/reference/ptx-forms.md: which PTX the emulator runs. ``python benchmarks/ptx_forms.py [--check]``.
 
-Each line of ``ptx-forms.txt`` is put into a kernel and read. A form runs, is refused (its opcode is known, this use of
-it is not), or is unknown; what is refused or unknown raises PtxError with line and form before anything runs.
+The forms that run are the lines of the tables of instructions. Each line of ``ptx-forms.txt``, a sample of what
+compilers write, is put into a kernel and read. A form runs, is refused (its opcode is known, this use of it is not), or
+is unknown; what is refused or unknown raises PtxError with line and form before anything runs.
 ``--check`` changes nothing and ends with 1 if the page is out of date.
 """
 
@@ -16,11 +17,13 @@ from page_parts import HERE, ROOT, Row, filled, main, read
 
 from warploom.core.errors import PtxError
 from warploom.isa.form import FORMS as DECLARED
+from warploom.isa.form import load_tables
 from warploom.ptx.builder import HANDLERS
 from warploom.ptx.parser import parse
 from warploom.ptx.program import entry_of, to_program
 
 FORMS = HERE / "ptx-forms.txt"
+_MOST_WORDS = 20  # of a slot, that the page lists
 _KERNEL = """.version 8.7
 .target sm_90a
 .address_size 64
@@ -77,6 +80,23 @@ class Form:
         return f"`{self.text.split(' ')[0]}`"
 
 
+def declared() -> Iterator[str]:
+    """The lines of the tables of instructions, with the words of each slot in place of its name."""
+    load_tables()
+    for form in dict.fromkeys(f for of in DECLARED.values() for f in of):
+        parts = [_choice(slot.words, slot.optional) for slot in form.slots]
+        operands = [x for x in form.pattern.partition(" ")[2].split(", ") if not x.startswith(("^", "#^"))]
+        yield f"{''.join(parts).removeprefix('.')} {', '.join(operands)}".rstrip()
+
+
+def _choice(words: tuple[str, ...], optional: bool) -> str:
+    """The words of a slot: ``.f32``, ``.{lo|hi}``, or in braces what may be left out."""
+    listed = words if len(words) <= _MOST_WORDS else (*words[:2], "…", words[-1])
+    if optional:
+        return f"{{.{'|.'.join(listed)}}}"
+    return f".{words[0]}" if len(words) == 1 else f".{{{'|'.join(listed)}}}"
+
+
 def refused(evidence: Row) -> Iterator[list[str]]:
     """Of all forms that the assembler takes, those that do not run, by opcode, with the messages of most."""
     reasons: dict[str, Counter[str]] = {}
@@ -95,7 +115,8 @@ def page() -> str:
         elif line:
             kinds[list(kinds)[-1]].append(Form.of(line))
     evidence = read("h200/ptx-forms.json")
-    return filled("ptx-forms.template.md", kinds=kinds, evidence=evidence, refused=refused(evidence))
+    lines = {"refused": refused(evidence), "declared": sorted(declared())}
+    return filled("ptx-forms.template.md", kinds=kinds, evidence=evidence, **lines)
 
 
 PAGES = {ROOT / "docs" / "reference" / "ptx-forms.md": page}

@@ -538,24 +538,30 @@ def candidates(written: tuple[str, ...], ptx: bool = True) -> tuple[tuple[Form, 
     return found
 
 
+_MOST_LISTED = 12
+"""Words that a refusal names."""
+
+
 def _why(written: tuple[str, ...], forms: Sequence[Form]) -> str:
     """Why no form has these words: the first one that none knows, the one that is missing, or their combination."""
     types = {w for w in written if w in REGISTER}
     near = [f for f in forms if types & f.types] or [f for f in forms if not types or not f.types]
     if not near:
         return f".{min(types)} is no type of it, it takes {_listed(sorted({w for f in forms for w in f.types}))}"
-    known = {f: sum(w in f.words for w in written) for f in near}
+    known = {f: (len(types & f.types), sum(w in f.words for w in written)) for f in near}
     best = [f for f in near if known[f] == max(known.values())]
     shown = best[0].pattern.split()[0].replace("{op}", written[0], 1)
     for word in written[1:]:
         if all(word not in f.words for f in best):
-            others = dict.fromkeys(w for f in best for s in f.slots[1:] if s.name for w in s.words if w not in REGISTER)
-            return f".{word} is not supported, " + (
-                f"{shown} takes {_listed([*others])}" if others else f"it is {shown}"
-            )
+            slots = [s for f in best for s in f.slots[1:] if s.name and not set(s.words) & set(written)]
+            others = [*dict.fromkeys(w for s in slots for w in s.words if w not in REGISTER)]
+            if len(others) > _MOST_LISTED:
+                return f".{word} is not supported"
+            return f".{word} is not supported, " + (f"{shown} takes {_listed(others)}" if others else f"it is {shown}")
     missing = [s for f in best for s in f.slots[1:] if not s.optional and not set(s.words) & set(written)]
-    if len(missing) >= len(best):
-        return f"it must name {_listed([*dict.fromkeys(w for s in missing for w in s.words)], 'or')}"
+    words = [*dict.fromkeys(w for s in missing for w in s.words)]
+    if len(missing) >= len(best) and len(words) <= _MOST_LISTED:
+        return f"it must name {_listed(words, 'or')}"
     return f"no form has all of these modifiers, {shown} has others"
 
 
