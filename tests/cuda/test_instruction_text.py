@@ -45,9 +45,9 @@ from warploom.isa.matrix import matrix_access, mma
 from warploom.isa.mbarrier import mbarrier_arrival, mbarrier_init, mbarrier_test, mbarrier_wait
 from warploom.isa.memory import CACHE_HINTS, atomic, load, reduce_add, store, wait_at_least
 from warploom.isa.operators import binary, fma, multiply_wide, pair_arithmetic, select, unary
-from warploom.isa.spaces import FromGeneric, IsSpace, ToGeneric
+from warploom.isa.spaces import from_generic, is_space, to_generic
 from warploom.isa.special import SPECIAL_REGISTERS, read_clock, special
-from warploom.isa.tensor_map import FIELDS, TensorMapReplace
+from warploom.isa.tensor_map import FIELDS, tensor_map_replace
 from warploom.isa.wgmma import wgmma, wgmma_wait
 from warploom.isa.wmma import ALL_SHAPES, wmma_load, wmma_mma, wmma_store
 from warploom.layout.wmma import WMMA_ACCUMULATORS
@@ -113,7 +113,7 @@ MEMORY: list[Instruction] = [
     *(atomic(space, op, u32) for space in ("shared", "global") for op in ("inc", "dec")),
     *(load("local", t, n).at(offset=16) for t, n in ((u8, 1), (u32, 4), (f64, 1))),
     *(store("local", t, n).at(offset=16) for t, n in ((u16, 1), (f32, 2), (u64, 2))),
-    *(kind(space) for kind in (ToGeneric, FromGeneric, IsSpace) for space in ("shared", "local")),
+    *(kind(space) for kind in (to_generic, from_generic, is_space) for space in ("shared", "local")),
     *(atomic("global", "add", u32, order=order) for order in ("acquire", "release", "acq_rel")),
     *(reduce_add(n).at(offset=16) for n in (1, 2, 4)),
     *(wait_at_least().at(offset=offset) for offset in (0, 8)),
@@ -191,7 +191,7 @@ SYNC: list[Instruction] = [
 CALLS: list[Instruction] = [named(name, ptx=False) for name in ("vprintf", "__assertfail")]
 MAPS: list[Instruction] = [
     *(
-        TensorMapReplace(space, name, field.count - 1)
+        tensor_map_replace(space, name, field.count - 1)
         for space in ("shared", "global")
         for name, field in FIELDS.items()
     ),
@@ -261,7 +261,8 @@ GROUPS = {
 
 def _operand(instruction: Instruction, position: int, dtype: DType, of_parameter: dict[DType, Value]) -> Operand:
     immediate = 1 if instruction.mnemonic.startswith("bar") and dtype is u32 else None
-    if isinstance(instruction, TensorMapReplace) and FIELDS[instruction.field].immediate and position == 1:
+    replaces = instruction.mnemonic.startswith("tensormap.replace")
+    if replaces and instruction.of.immediate and position == 1:  # type: ignore[attr-defined]
         immediate = 0
     if immediate is not None:
         return Const(dtype, immediate)

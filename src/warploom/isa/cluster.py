@@ -11,7 +11,7 @@ import numpy as np
 from warploom.isa.base import Array
 from warploom.isa.effects import AsyncStore
 from warploom.isa.form import Formed, form, named
-from warploom.isa.spaces import FromGeneric, ToGeneric
+from warploom.isa.spaces import from_generic, to_generic
 
 WINDOW_BITS = 24
 """The emulator's shared::cluster addresses: rank + 1 above this bit, the CTA's own shared address below it."""
@@ -23,8 +23,8 @@ def _mapped(address: Array, rank: Array) -> Array:
 
 
 def _mapped_generic(address: Array, rank: Array) -> Array:
-    (own,) = FromGeneric("shared").meaning(address)
-    return ToGeneric("shared").meaning(_mapped(own, rank))[0]
+    (own,) = from_generic("shared").meaning(address)
+    return to_generic("shared").meaning(_mapped(own, rank))[0]
 
 
 form("mapa.shared::cluster.u32 d, a, cta:u32", meaning=_mapped, let=lambda _: {"cta_rank": 1}, since="sm_90")

@@ -18,7 +18,7 @@ from typing import Any, Literal, cast
 
 from warploom.core.dtypes import DType, f32, f64, pred, s16, s32, s64, u16, u32, u64
 from warploom.core.errors import VerifyError
-from warploom.isa.base import ANY, PRIMARY, Array, Instruction, Open, shown_details
+from warploom.isa.base import ANY, PRIMARY, Array, Instruction, Open
 from warploom.isa.effects import Effect
 from warploom.isa.pattern import Place, places_of, slots_of
 
@@ -40,6 +40,7 @@ REGISTER: dict[str, DType] = {
     **dict.fromkeys(("e4m3x2", "e5m2x2"), u16),
 }
 """PTX's type → the type of the register that holds it."""
+_DETAILS = ("offset", "threads", "pending")
 _READ = ("value", "address")
 _UNSIGNED = {s16: u16, s32: u32, s64: u64}
 _WIDE = {u16: u32, s16: s32, u32: u64, s32: s64}
@@ -184,10 +185,6 @@ class Form:
 class Formed(Instruction):
     """An instruction of a form. The words in its slots and its immediates are attributes by their names."""
 
-    # Set once, in place of the properties of the base class.
-    __slots__ = ("__dict__", "mnemonic", "open", "operand_types", "result_types", "since")  # pyright: ignore[reportIncompatibleMethodOverride]
-    __setattr__ = object.__setattr__  # the base class is frozen
-
     def __init__(
         self,
         form: Form,
@@ -204,33 +201,31 @@ class Formed(Instruction):
         if form.let is not None:
             more = form.let(self)
             self.fields |= more
-            self._put(**{n: x for n, x in more.items() if hasattr(Instruction, n)})
+            self.__dict__.update({n: x for n, x in more.items() if hasattr(Instruction, n)})
         self.present = tuple(p for p in form.places if (self.fields[p.given] if p.given else p.name not in left))
         self.counts = tuple(map(self._count, self.present))
         self.ptx_name = ".".join(filter(None, words))
         immediates = "".join(f".{self.fields[p.name]:#x}" for p in self.present if p.kind == "number")
         self._order: list[int] = []
-        self._put(operator=self._named(form.operator), pure=not form.asm, lanewise=not form.asm)
-        self._put(moves_bits=form.moves_bits, volatile_ptx="volatile" in form.asm, clobbers_memory="memory" in form.asm)
-        self._put(exchange=form.exchange and form.exchange(self))
-        self._put(mnemonic=self._named(form.name) or self.ptx_name + immediates, **self._register_types())
-        self._put(since=max([form.since, *(s.since.get(w, "") for s, w in slots)], key=_generation))
-        self._put(open=form.open(self) if callable(form.open) else form.open)
-        self._put(exact=form.exact and form.exact(self), gradient=form.gradient and form.gradient(self))
+        self.operator, self.pure, self.lanewise = self._named(form.operator), not form.asm, not form.asm
+        self.moves_bits, self.exchange = form.moves_bits, form.exchange and form.exchange(self)
+        self.volatile_ptx, self.clobbers_memory = "volatile" in form.asm, "memory" in form.asm
+        self.mnemonic = self._named(form.name) or self.ptx_name + immediates
+        self.result_types, self.operand_types = self._register_types()
+        self.since = max([form.since, *(s.since.get(w, "") for s, w in slots)], key=_generation)
+        self.open = form.open(self) if callable(form.open) else form.open
+        self.exact, self.gradient = form.exact and form.exact(self), form.gradient and form.gradient(self)
         self._run = form.choose(self) if form.choose is not None else form.meaning
         self._effects: tuple[Effect, ...] = form.effects(self) if callable(form.effects) else form.effects
         self._call: Expression | None = form.call and form.call(self)
-        self._put(nests=self._call is not None and self._call.nests)
-
-    def _put(self, **said: object) -> None:
-        """Set what other instructions say by properties or for their class."""
-        for name, value in said.items():
-            object.__setattr__(self, name, value)
+        self.has_expression, self.nests = self._call is not None, self._call is not None and self._call.nests
+        needed = (PRIMARY,) * len(self.operand_types)
+        self.binds = (self._call.binds, self._call.needed) if self._call else (ANY, needed)
 
     def _named(self, how: str | Of) -> str:
         return how(self) if callable(how) else how.format(**self.fields)
 
-    def _register_types(self) -> dict[str, tuple[DType, ...]]:
+    def _register_types(self) -> tuple[tuple[DType, ...], tuple[DType, ...]]:
         """The types of results and operands. Programs may have operands in another order than PTX."""
         kinds = [(p, self._type(p)) for p, n in zip(self.present, self.counts, strict=True) for _ in range(n)]
         read = [(p, t) for p, t in kinds if p.kind in _READ]
@@ -241,7 +236,7 @@ class Formed(Instruction):
                 self._order[k] = position
         results = tuple(t for p, t in kinds if p.kind == "result")
         self.addresses = {n: p.offset for n, (p, _) in zip(self._order, read, strict=True) if p.offset}
-        return {"result_types": results, "operand_types": tuple(self.ordered([t for _, t in read]))}
+        return results, tuple(self.ordered([t for _, t in read]))
 
     def _count(self, place: Place) -> int:
         if not place.count or place.kind not in ("result", *_READ):
@@ -291,7 +286,7 @@ class Formed(Instruction):
     def meaning(self, *operands: Array) -> tuple[Array, ...]:
         """The results by the form's function, in the types of the registers."""
         if self._run is None:
-            return Instruction.meaning(self, *operands)
+            raise TypeError(f"{self.mnemonic} has no register meaning")
         found: Any = self._run(*operands)
         types = self.result_types
         if not types:  # words that are stored
@@ -321,8 +316,8 @@ class Formed(Instruction):
 
     @property
     def details(self) -> list[str]:
-        """Displacements and counts that the mnemonic leaves out."""
-        return shown_details(self.fields)
+        """Displacements and counts that the mnemonic leaves out and that are not 0."""
+        return [f"{n}={x}" for n, x in self.fields.items() if n.endswith(_DETAILS) and x not in (0, None)]
 
     # -- text
 
@@ -357,7 +352,7 @@ class Formed(Instruction):
         """The CUDA C++ statement."""
         own = self.form.statement(self, results, operands) if self.form.statement is not None else None
         if own is not None or self._call is not None:
-            return own if own is not None else Instruction.cuda(self, results, operands)
+            return own or f"{f'{results[0]} = ' if results else ''}{self.expression(operands)};"
         tied = self.positions(self.form.tied)
         in_place = bool(tied) and [operands[n] for n in tied] == [*results]
         guard, narrow = self.positions("guard"), self.positions("ctas")
@@ -409,22 +404,12 @@ class Formed(Instruction):
         text = self.text(names)
         return f"{{ {' '.join((*before, text, *after))} }}" if before or after else text
 
-    @property
-    def has_expression(self) -> bool:
-        """Whether the form has one for these words."""
-        return self._call is not None
-
     def expression(self, operands: Sequence[str]) -> str:
         """What ``call`` of the form says."""
         if self._call is None:
-            return Instruction.expression(self, operands)
+            raise TypeError(f"{self.mnemonic} has no expression form")
         text = self._call.text
         return text.format(*operands) if isinstance(text, str) else text(operands)
-
-    @property
-    def binds(self) -> tuple[int, tuple[int, ...]]:
-        """What ``call`` of the form says."""
-        return (self._call.binds, self._call.needed) if self._call else (ANY, (PRIMARY,) * len(self.operand_types))
 
 
 def _generation(architecture: str) -> tuple[int, str]:
@@ -511,14 +496,15 @@ def named(
     raise RefusedError(f"{name} has no form of {operands} operands")
 
 
-_TABLES = ("lanewise", "conversion", "special", "collective", "barriers", "memory", "cluster", "async_copy", "mbarrier")
+_TABLES = ("lanewise", "conversion", "special", "spaces", "collective", "barriers")
+_MEMORY_TABLES = ("memory", "cluster", "async_copy", "mbarrier", "tensor_map")
 _MATRIX_TABLES = ("matrix", "wmma", "wgmma")
 
 
 @cache
 def load_tables() -> None:
     """Import the modules whose lines declare the package's forms, which themselves import this one."""
-    for name in (*_TABLES, *_MATRIX_TABLES):
+    for name in (*_TABLES, *_MEMORY_TABLES, *_MATRIX_TABLES):
         import_module(f"warploom.isa.{name}")
 
 

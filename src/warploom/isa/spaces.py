@@ -1,17 +1,17 @@
 """Generic addresses: from and to those of a thread's own state spaces.
 
-Source: PTX ISA, "Generic Addressing", ``cvta``, ``isspacep``. A global address is its own generic one.
+Source: PTX ISA, "Generic Addressing", ``cvta``, ``isspacep``. A global address is its own generic one. Within a space
+addresses of Programs have 32 bits.
 """
 
+# pyright: reportUnknownLambdaType=false, reportUnknownMemberType=false, reportUnknownArgumentType=false
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 
-from warploom.core.dtypes import pred, u32, u64
-from warploom.isa.base import Array, Lanewise
+from warploom.isa.form import Formed, form, named
 
 Window = Literal["shared", "local"]
 _MARK = {"shared": np.uint64(1 << 60), "local": np.uint64(1 << 61)}
@@ -19,47 +19,47 @@ _MARK = {"shared": np.uint64(1 << 60), "local": np.uint64(1 << 61)}
 _LOW = np.uint64(0xFFFFFFFF)
 
 
-@dataclass(frozen=True, slots=True)
-class ToGeneric(Lanewise):
-    """``cvta.{shared,local}``: the generic address of one in a space."""
+def _within(i: Formed) -> Any:
+    """The low half of a generic address; of one elsewhere, an address beyond all of the space."""
 
-    space: Window
-    ptx = "cvta.{self.space}.u64"
-    inline = "{{ .reg .u64 a; cvt.u64.u32 a, %1; {self.mnemonic} %0, a; }}"  # within the space they are of 32 bits
-    takes = (u32,)
-    gives = (u64,)
+    def address(generic: Any) -> Any:
+        inside = generic >> np.uint64(32) == _MARK[i.window] >> np.uint64(32)
+        return np.where(inside, generic & _LOW, _LOW).astype(np.uint32)
 
-    def meaning(self, *operands: Array) -> tuple[Array, ...]:
-        """The address, marked as one of the space."""
-        return (operands[0].astype(np.uint64) | _MARK[self.space],)
+    return address
 
 
-@dataclass(frozen=True, slots=True)
-class FromGeneric(Lanewise):
-    """``cvta.to.{shared,local}``: the address within a space of a generic one that lies in it."""
+WINDOW: dict[str, Any] = {"window": "shared local", "ptx": False}
+form(
+    "cvta.{window}.u64 d:u64, a:u32",
+    choose=lambda i: lambda a: a.astype(np.uint64) | _MARK[i.window],
+    inline=lambda i: f"{{ .reg .u64 a; cvt.u64.u32 a, %1; {i.mnemonic} %0, a; }}",
+    **WINDOW,
+)
+form(
+    "cvta.to.{window}.u64 d:u32, a:u64",
+    choose=_within,
+    inline=lambda i: f"{{ .reg .u64 a; {i.mnemonic} a, %1; cvt.u32.u64 %0, a; }}",
+    **WINDOW,
+)
+form(
+    "isspacep.{window} d:pred, a:u64",
+    choose=lambda i: lambda a: (a & _MARK[i.window]) != 0,
+    inline=lambda i: f"{{ .reg .pred p; {i.mnemonic} p, %1; selp.u32 %0, 1, 0, p; }}",
+    **WINDOW,
+)
 
-    space: Window
-    ptx = "cvta.to.{self.space}.u64"
-    inline = "{{ .reg .u64 a; {self.mnemonic} a, %1; cvt.u32.u64 %0, a; }}"
-    takes = (u64,)
-    gives = (u32,)
 
-    def meaning(self, *operands: Array) -> tuple[Array, ...]:
-        """The low half; of an address elsewhere, one beyond all of the space."""
-        inside = operands[0] >> np.uint64(32) == _MARK[self.space] >> np.uint64(32)
-        return (np.where(inside, operands[0] & _LOW, _LOW).astype(np.uint32),)
+def to_generic(window: Window) -> Formed:
+    """The generic address of one in a space."""
+    return named(f"cvta.{window}.u64", ptx=False)
 
 
-@dataclass(frozen=True, slots=True)
-class IsSpace(Lanewise):
-    """``isspacep.{shared,local}``: whether a generic address lies in a space."""
+def from_generic(window: Window) -> Formed:
+    """The address within a space of a generic one that lies in it."""
+    return named(f"cvta.to.{window}.u64", ptx=False)
 
-    space: Window
-    ptx = "isspacep.{self.space}"
-    inline = "{{ .reg .pred p; {self.mnemonic} p, %1; selp.u32 %0, 1, 0, p; }}"
-    takes = (u64,)
-    gives = (pred,)
 
-    def meaning(self, *operands: Array) -> tuple[Array, ...]:
-        """By the mark of the space."""
-        return ((operands[0] & _MARK[self.space]) != 0,)
+def is_space(window: Window) -> Formed:
+    """Whether a generic address lies in a space."""
+    return named(f"isspacep.{window}", ptx=False)

@@ -7,19 +7,21 @@ Sources: PTX ISA, "Data Movement and Conversion Instructions" (``tensormap.repla
 "membar / fence" (``fence.proxy.tensormap::generic``), "Tensor-Map modification".
 """
 
+# pyright: reportUnknownLambdaType=false, reportUnknownMemberType=false, reportUnknownArgumentType=false
 from __future__ import annotations
 
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Any, Literal
 
 import numpy as np
 
 from warploom.core.dtypes import DType, bf16, f16, f32, f64, s32, s64, u8, u16, u32, u64
 from warploom.core.errors import LayoutError, VerifyError
-from warploom.isa.base import Array, Instruction, as_words, inline_ptx
+from warploom.isa.base import as_words, inline_ptx
 from warploom.isa.effects import Effect, TensorMapWrite
+from warploom.isa.form import Formed, form, named
 from warploom.layout.tensor_map import TensorMapSpec
 
 MAP_BYTES = 128
@@ -78,46 +80,53 @@ def decoded(data: bytes) -> tuple[int, TensorMapSpec]:
     return address, spec
 
 
-@dataclass(frozen=True, slots=True)
-class TensorMapReplace(Instruction):
-    """``tensormap.replace.tile``: one field of a tensor map in memory. Operands: the map's address, the value.
+# One field of a tensor map in memory. Operands: the map's address (u32 in shared, u64 in global memory), the value, as
+# PTX has it: ``rank`` is one less than the dimensions, strides are bytes.
 
-    ``index`` is the dimension, of fields that have one. Values are as PTX has them: ``rank`` is one less than the
-    dimensions, strides are bytes.
-    """
 
-    space: Literal["shared", "global"]
-    field: str
-    index: int = 0
-    since: ClassVar[str] = "sm_90a"  # pyright: ignore[reportIncompatibleMethodOverride]
-    ptx = "tensormap.replace.tile.{self._kind}"
+def _field(i: Formed) -> dict[str, Any]:
+    field = FIELDS[i.member]
+    if not 0 <= i.index < field.count:
+        raise VerifyError(f"a tensor map has no field {i.member}, number {i.index}")
+    return {"of": field, "of_value": field.dtype, "of_map": u64 if i.where == "global" else u32}
 
-    def __post_init__(self) -> None:
-        if self.field not in FIELDS or not 0 <= self.index < FIELDS[self.field].count:
-            raise VerifyError(f"a tensor map has no field {self.field}, number {self.index}")
 
-    @property
-    def _kind(self) -> str:
-        space = "shared::cta" if self.space == "shared" else self.space
-        return f"{self.field}.{space}.b1024.b{FIELDS[self.field].dtype.bits}"
+def _replaced(i: Formed, _: Sequence[str], operands: Sequence[str]) -> str:
+    """Inline PTX; the number of the dimension is an immediate, and some values must be."""
+    which = f"{i.index}, " if i.of.count > 1 else ""
+    value = "n" if i.of.immediate else i.of_value.constraint
+    ins = [(i.of_map.constraint, operands[0]), (value, operands[1])]
+    return inline_ptx(f"{i.mnemonic} [%0], {which}%1;", (), ins, memory=True)
 
-    @property
-    def operand_types(self) -> tuple[DType, ...]:
-        """The map's address (u32 in shared, u64 in global memory), and the value."""
-        return (u32 if self.space == "shared" else u64, FIELDS[self.field].dtype)
 
-    def effects(self) -> tuple[Effect, ...]:
-        """An access to the whole map that changes one field."""
-        field = FIELDS[self.field]
-        return (TensorMapWrite(self.space, 0, field.place + self.index * field.dtype.bytes, field.dtype.bytes),)
+def _write(i: Formed) -> tuple[Effect, ...]:
+    """An access to the whole map that changes one field."""
+    space = "global" if i.where == "global" else "shared"
+    return (TensorMapWrite(space, 0, i.of.place + i.index * i.of.dtype.bytes, i.of.dtype.bytes),)
 
-    def cuda(self, results: Sequence[str], operands: Sequence[str]) -> str:
-        """Inline PTX; the number of the dimension is an immediate, and some values must be."""
-        field, (base, value) = FIELDS[self.field], self.operand_types
-        which = f"{self.index}, " if field.count > 1 else ""
-        ins = [(base.constraint, operands[0]), ("n" if field.immediate else value.constraint, operands[1])]
-        return inline_ptx(f"{self.mnemonic} [%0], {which}%1;", (), ins, memory=True)
 
-    def meaning(self, *operands: Array) -> tuple[Array, ...]:
-        """The word to write."""
-        return (as_words(operands, np.dtype(f"u{FIELDS[self.field].dtype.bytes}")),)
+_REPLACED = "tensormap.replace.tile.{member}.{where}.b1024.{bits}"
+for bits in ("b32", "b64"):
+    form(
+        f"{_REPLACED} map:of_map, value:of_value, #^index",
+        name=_REPLACED,
+        member=" ".join(name for name, f in FIELDS.items() if f"b{f.dtype.bits}" == bits),
+        where="shared::cta global",
+        bits=bits,
+        let=_field,
+        choose=lambda i: lambda *values: as_words(values, np.dtype(f"u{i.of.dtype.bytes}")),
+        statement=_replaced,
+        effects=_write,
+        since="sm_90a",
+        asm="volatile memory",
+        ptx=False,
+    )
+
+
+def tensor_map_replace(space: Literal["shared", "global"], field: str, index: int = 0) -> Formed:
+    """``tensormap.replace.tile`` of a field; ``index`` is the dimension, of fields that have one."""
+    if field not in FIELDS:
+        raise VerifyError(f"a tensor map has no field {field}")
+    where = "shared::cta" if space == "shared" else space
+    bits = f"b{FIELDS[field].dtype.bits}"
+    return named(f"tensormap.replace.tile.{field}.{where}.b1024.{bits}", numbers=(("index", index),), ptx=False)

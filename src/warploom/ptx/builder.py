@@ -18,7 +18,7 @@ from warploom.isa.conversion import bitcast, convert, move
 from warploom.isa.effects import Scope, Space
 from warploom.isa.form import Formed
 from warploom.isa.operators import binary, select, unary
-from warploom.isa.spaces import FromGeneric, IsSpace, Window
+from warploom.isa.spaces import Window, from_generic, is_space
 from warploom.isa.special import special
 from warploom.ptx.blocks import Block
 from warploom.ptx.emitter import Emitter
@@ -344,9 +344,9 @@ class Builder(Emitter):
             self.emit(move(register.dtype), (constant(0, register.dtype),), (register,))
         elsewhere: ir.Operand = Const(pred, True)
         for window in self.windows:
-            inside = self.op(IsSpace(window), base)
+            inside = self.op(is_space(window), base)
             elsewhere = self.op(binary("and", pred), elsewhere, self.op(unary("not", pred), inside))
-            place = self.op(FromGeneric(window), base)
+            place = self.op(from_generic(window), base)
             self._when(inside, make(window, 0), place, found)
         self._when(elsewhere, make("global", 0), base, found)
         return list(found)

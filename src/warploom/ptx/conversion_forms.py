@@ -10,7 +10,7 @@ from typing import cast
 from warploom.core.dtypes import pred, s32, u32, u64
 from warploom.ir.statements import Operand as Value
 from warploom.isa.operators import binary, unary
-from warploom.isa.spaces import FromGeneric, IsSpace, ToGeneric, Window
+from warploom.isa.spaces import Window, from_generic, is_space, to_generic
 from warploom.ptx.builder import Builder, form
 from warploom.ptx.forms import Form
 
@@ -33,23 +33,23 @@ def convert_address(b: Builder, f: Form) -> None:
     target, source = f.operands(2)
     if space in ("shared", "local"):
         window = cast("Window", space)
-        generic = b.op(FromGeneric(window), b.read(source, u64)) if back else None
-        b.assign(target, generic if generic is not None else b.op(ToGeneric(window), b.read(source, u32)))
+        generic = b.op(from_generic(window), b.read(source, u64)) if back else None
+        b.assign(target, generic if generic is not None else b.op(to_generic(window), b.read(source, u32)))
         return
     address = b.read(source, u64)
     b.assign(target, b.generic(address) if space == "param" else address)
 
 
 @form("isspacep")
-def is_space(b: Builder, f: Form) -> None:
+def space_test(b: Builder, f: Form) -> None:
     """``isspacep``: what lies in no other space is global."""
     space = f.one_of("global", "shared", "shared::cta", "local").removesuffix("::cta")
     target, source = f.operands(2)
     address = b.read(source, u64)
     if space in ("shared", "local"):
-        b.set(target, IsSpace(cast("Window", space)), address)
+        b.set(target, is_space(cast("Window", space)), address)
     elif space:
-        inside = (b.op(IsSpace(window), address) for window in ("shared", "local"))
+        inside = (b.op(is_space(window), address) for window in ("shared", "local"))
         b.set(target, unary("not", pred), b.op(binary("or", pred), *inside))
     else:
         raise f.refusal()

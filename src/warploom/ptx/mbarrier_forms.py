@@ -13,7 +13,7 @@ from warploom.isa import cluster
 from warploom.isa.form import Formed
 from warploom.isa.mbarrier import mbarrier_test, mbarrier_wait
 from warploom.isa.operators import select
-from warploom.isa.spaces import FromGeneric, ToGeneric
+from warploom.isa.spaces import from_generic, to_generic
 from warploom.ptx.builder import Builder, lowered
 from warploom.ptx.syntax import Operand, Register
 from warploom.ptx.types import constant
@@ -59,6 +59,6 @@ def map_shared(b: Builder, made: Formed, targets: Sequence[Operand], sources: Se
     """``mapa``: of an address in shared memory, or of a generic one."""
     generic = made.operand_types[0] is u64
     address = b.read(sources[0], made.operand_types[0])
-    own = b.op(FromGeneric("shared"), address) if generic else address
+    own = b.op(from_generic("shared"), address) if generic else address
     place = b.op(cluster.map_shared(), own, b.read(sources[1], u32))
-    b.assign(targets[0], b.op(ToGeneric("shared"), place) if generic else place)
+    b.assign(targets[0], b.op(to_generic("shared"), place) if generic else place)

@@ -12,7 +12,7 @@ from warploom.ir.statements import Const
 from warploom.isa.form import named
 from warploom.isa.memory import load, store
 from warploom.isa.special import FULL_MASK, special
-from warploom.isa.tensor_map import FIELDS, MAP_BYTES, TensorMapReplace
+from warploom.isa.tensor_map import FIELDS, MAP_BYTES, tensor_map_replace
 from warploom.ptx.builder import Builder, form
 from warploom.ptx.forms import Form
 from warploom.ptx.syntax import Integer, Operand
@@ -50,7 +50,7 @@ def _replace(b: Builder, f: Form) -> None:
     base, offset, within = b.address(address, space)
     if offset:
         base = b.binary("add", base, offset)
-    b.emit(TensorMapReplace(space, name, index), (base, given), within=within)
+    b.emit(tensor_map_replace(space, name, index), (base, given), within=within)
 
 
 def _size(b: Builder, f: Form, size: Operand) -> None:

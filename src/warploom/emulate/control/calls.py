@@ -17,7 +17,7 @@ from warploom.emulate.control.frames import Frame
 from warploom.emulate.control.tasks import Step
 from warploom.ir.statements import Op
 from warploom.isa.effects import Abort, Printed
-from warploom.isa.spaces import FromGeneric
+from warploom.isa.spaces import from_generic
 
 _DIRECTIVE = re.compile(r"%([-+ #0]*)(\*|\d*)((?:\.(?:\*|\d*))?)(hh|h|ll|l|z|t|j|)([diuoxXcsfFeEgGaAp%])")
 _LONG = ("ll", "l", "z", "t", "j")
@@ -73,7 +73,7 @@ class _Arguments:
 
     def __init__(self, run: Context, op: Op, row: int, lane: int, place: int) -> None:
         self.run, self.op, self.row, self.lane = run, op, row, lane
-        (local,) = FromGeneric("local").meaning(np.array([place], np.uint64))
+        (local,) = from_generic("local").meaning(np.array([place], np.uint64))
         self.place, self.taken = int(local[0]), 0
 
     def next(self, kind: str) -> int | float:
