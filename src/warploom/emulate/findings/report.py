@@ -10,7 +10,6 @@ from numpy.typing import NDArray
 from warploom.emulate.control.frames import Actor, Frame
 from warploom.emulate.findings.findings import Finding, Findings, Kind
 from warploom.emulate.memory.access import Access
-from warploom.emulate.memory.buffers import GlobalBuffer
 from warploom.emulate.order.clocks import Clocks
 from warploom.emulate.order.known import LOADS, REDUCTIONS
 from warploom.ir.statements import NOWHERE, Op, SourceLine, Value
@@ -83,84 +82,6 @@ class Reporter:
         op = self.clocks.history[stamp]
         return op.instruction.mnemonic if op is not None else "nothing"
 
-    def races(
-        self,
-        op: Op,
-        what: str,
-        rows: Array,
-        lanes: Array,
-        agents: Array,
-        stamps: Array,
-        addresses: Array,
-        past: str,
-        buffer: GlobalBuffer | None = None,
-    ) -> None:
-        """Unordered pairs: one finding for each earlier operation. ``past`` tells what the earlier one did.
-
-        The addresses are in shared memory, or in a ``buffer``.
-        """
-        for stamp in np.unique(stamps):
-            these = stamps == stamp
-            # Name another warp if there is one: that needs the stronger cure.
-            i = int(np.argmax(np.where(agents == self.first + rows, 1, 2) * these))
-            other = self.line_of(int(stamp))
-            mine, agent = self.first + int(rows[i]), int(agents[i])
-            verb = "writes" if what == "write" else ("updates" if what == "atomic" else "reads")
-            if agent <= REDUCTIONS:
-                whom, cure = "the TMA", "wait for its group until it is done (k.wait_bulk(0)), then meet at a barrier"
-            elif agent <= LOADS:
-                whom, cure = "the TMA", "wait for the phase of its mbarrier"
-            elif agent < 0:
-                whom, cure = self._queue(*self.clocks.queues[-1 - agent])
-            elif mine == agent:
-                whom, cure = "another lane of the same warp", "put a __syncwarp (or a barrier) between them"
-            elif mine // self.warps_per_cta == agent // self.warps_per_cta:
-                whom = f"warp {agent % self.warps_per_cta} of the same CTA"
-                cure = "put a barrier (__syncthreads) between them"
-            elif mine // self.places.domain == agent // self.places.domain:
-                whom = f"{self.cta(agent - self.first)} of the same cluster"
-                cure = "let the cluster meet (k.cluster_sync), or arrive and wait at an mbarrier with scope='cluster'"
-            else:
-                whom = f"CTA {self.places.linear(agent // self.warps_per_cta)}"
-                cure = "order the CTAs by an atomic with release and acquire (or fences), or split the kernel"
-            if what == "write" and other == op.where and self._loads(int(stamp)):
-                word = "k.atomic, atomicAdd" if op.tile(0) is None else "tile.atomic"
-                cure = f"update it in one step, by an atomic ({word}), or {cure}"
-            byte = int(addresses[i])
-            place = tile_at(byte, op, self.clocks.history[stamp]) if buffer is None else f" of {buffer.element(byte)}"
-            message = (
-                f"{op.instruction.mnemonic} {verb} byte {byte}{place} which "
-                f"{self.name_of(int(stamp))} of {whom} {past}, and nothing orders the two: {cure}"
-            )
-            near = agent >= 0 and mine // self.warps_per_cta == agent // self.warps_per_cta
-            between = (int(stamp), self.clocks.now) if near else None
-            self.add(
-                "race",
-                op.where,
-                message,
-                int(rows[i]),
-                int(lanes[i]),
-                other=other,
-                count=int(these.sum()),
-                address=int(addresses[i]),
-                between=between,
-            )
-
-    @staticmethod
-    def _queue(kind: str, _cta: int, number: int) -> tuple[str, str]:
-        """How a message calls a queue of transactions, and what orders an access after them."""
-        if kind == "wgmma":
-            cure = "wait for its group (wgmma.wait_group), then let the mbarrier or barrier tell"
-            return f"warpgroup {number}", cure
-        if kind == "bulk":
-            return f"warp {number}", "wait for its group (cp.async.bulk.wait_group.read), then meet at a barrier"
-        return "the TMA", "wait for the phase of its mbarrier"
-
-    def _loads(self, stamp: int) -> bool:
-        """Whether the operation that a stamp was given to reads memory and does no more."""
-        op = self.clocks.history[stamp]
-        return op is not None and all(isinstance(e, fx.Access) and e.mode == "load" for e in op.instruction.effects())
-
     def observe(self, frame: Frame, value: Value, where: SourceLine, use: str, active: Array | None = None) -> bool:
         """Report poison in a register that is about to decide something. Returns whether there was any."""
         shadow = frame.shadows.get(value)
@@ -202,6 +123,14 @@ def _byte(mine: Access, byte: int, *others: Op) -> str:
     return f"byte {byte}{tile_at(byte, mine.op, *others) or ' of shared memory'}"
 
 
+_VERBS = {"read": "reads", "write": "writes", "atomic": "updates"}
+
+
+def _only_loads(op: Op | None) -> bool:
+    """Whether an operation reads memory and does no more."""
+    return op is not None and all(isinstance(e, fx.Access) and e.mode == "load" for e in op.instruction.effects())
+
+
 class MemoryReports:
     """Findings about shared and global memory."""
 
@@ -224,20 +153,9 @@ class MemoryReports:
         row, lane, count = who
         self.add(kind, op.where, text, row, lane, count=count, address=byte)
 
-    def gone(self, op: Op, row: int, lane: int, owner: int) -> None:
-        """An access to the memory of another CTA (of the warp ``owner``) that may have exited."""
-        message = (
-            f"{op.instruction.mnemonic} may reach the shared memory of {self.cta(owner)} when that CTA has exited: let "
-            "the cluster meet (barrier.cluster) at the end"
-        )
-        self.add("cluster", op.where, message, row, lane)
-
-    def absent(self, op: Op, row: int, lane: int, owner: int) -> None:
-        """An access to the memory of another CTA (of the warp ``owner``) that may not have begun."""
-        message = (
-            f"{op.instruction.mnemonic} may reach the shared memory of {self.cta(owner)} before that CTA has begun: "
-            "let the cluster meet (barrier.cluster) before"
-        )
+    def unreachable(self, op: Op, row: int, lane: int, owner: int, when: str) -> None:
+        """An access to the memory of another CTA (of the warp ``owner``) ``when`` that may not be there."""
+        message = f"{op.instruction.mnemonic} may reach the shared memory of {self.cta(owner)} {when}"
         self.add("cluster", op.where, message, row, lane)
 
     def clash(self, mine: Access, addresses: Array) -> None:
@@ -249,9 +167,55 @@ class MemoryReports:
         self._tell("race", mine, message, addresses, mine.op.where)
 
     def races(self, mine: Access, agents: Array, stamps: Array, addresses: Array, past: str) -> None:
-        """Accesses of others (agents, stamps), to the same cells, that are not ordered with an access."""
-        rows, lanes = mine.rows[0], mine.lanes
-        self._report.races(mine.op, mine.what, rows, lanes, agents, stamps, addresses, past, mine.buffer)
+        """Accesses of others (agents, stamps), to the same cells, that are not ordered with an access.
+
+        One finding for each earlier operation; ``past`` tells what it did.
+        """
+        report, op, rows = self._report, mine.op, mine.rows[0]
+        for stamp in np.unique(stamps).tolist():
+            these = stamps == stamp
+            # Name another warp if there is one: that needs the stronger cure.
+            i = int(np.argmax(np.where(agents == report.first + rows, 1, 2) * these))
+            row, agent, byte = int(rows[i]), int(agents[i]), int(addresses[i])
+            earlier, other = report.clocks.history[stamp], report.line_of(stamp)
+            near, whom, cure = self._whom(report.first + row, agent)
+            if mine.what == "write" and other == op.where and _only_loads(earlier):
+                word = "k.atomic, atomicAdd" if op.tile(0) is None else "tile.atomic"
+                cure = f"update it in one step, by an atomic ({word}), or {cure}"
+            place = tile_at(byte, op, earlier) if mine.buffer is None else f" of {mine.buffer.element(byte)}"
+            message = (
+                f"{op.instruction.mnemonic} {_VERBS[mine.what]} byte {byte}{place} which {report.name_of(stamp)} of "
+                f"{whom} {past}, and nothing orders the two: {cure}"
+            )
+            between = (stamp, report.clocks.now) if near else None
+            who, count = (row, int(mine.lanes[i])), int(these.sum())
+            self.add("race", op.where, message, *who, other=other, count=count, address=byte, between=between)
+
+    def _whom(self, mine: int, agent: int) -> tuple[bool, str, str]:
+        """Whether an agent is a warp of the same CTA; how a message calls it, and what orders an access after its."""
+        report = self._report
+        warps, domain = report.warps_per_cta, report.places.domain
+        if agent <= REDUCTIONS:
+            cure = "wait for its group until it is done (k.wait_bulk(0)), then meet at a barrier"
+            return False, "the TMA", cure
+        if agent < 0:
+            kind, _, number = ("mbarrier", 0, 0) if agent <= LOADS else report.clocks.queues[-1 - agent]
+            if kind == "wgmma":
+                cure = "wait for its group (wgmma.wait_group), then let the mbarrier or barrier tell"
+                return False, f"warpgroup {number}", cure
+            if kind == "bulk":
+                cure = "wait for its group (cp.async.bulk.wait_group.read), then meet at a barrier"
+                return False, f"warp {number}", cure
+            return False, "the TMA", "wait for the phase of its mbarrier"
+        if mine == agent:
+            return True, "another lane of the same warp", "put a __syncwarp (or a barrier) between them"
+        if mine // warps == agent // warps:
+            return True, f"warp {agent % warps} of the same CTA", "put a barrier (__syncthreads) between them"
+        if mine // domain == agent // domain:
+            cure = "let the cluster meet (k.cluster_sync), or arrive and wait at an mbarrier with scope='cluster'"
+            return False, f"{self.cta(agent - report.first)} of the same cluster", cure
+        cure = "order the CTAs by an atomic with release and acquire (or fences), or split the kernel"
+        return False, f"CTA {report.places.linear(agent // warps)}", cure
 
     def unfenced(self, mine: Access, stamp: int, addresses: Array) -> None:
         """A transaction on what an ordinary instruction wrote at a stamp."""
@@ -299,7 +263,7 @@ class MemoryReports:
         for stamp in np.unique(begun).tolist():
             these, started = begun == stamp, self._report.clocks.history[stamp]
             assert started is not None
-            verb = {"read": "reads", "write": "overwrites"}.get(mine.what, "updates")
+            verb = _VERBS[mine.what].replace("writes", "overwrites")
             message = (
                 f"{mine.op.instruction.mnemonic} {verb} {_byte(mine, int(addresses[these][0]), started)} while "
                 f"{started.instruction.mnemonic} is still copying there: {_how_to_wait(mine, started)}"

@@ -21,6 +21,10 @@ Array = NDArray[Any]
 _NOWHERE = np.uint32(1 << 31)  # beyond all shared memory
 
 
+_BEFORE = "before that CTA has begun: let the cluster meet (barrier.cluster) before"
+_AFTER = "when that CTA has exited: let the cluster meet (barrier.cluster) at the end"
+
+
 class RemoteAccesses:
     """Accesses of a batch to other CTAs' shared memory: where they go, and whether those CTAs are there by then.
 
@@ -49,7 +53,7 @@ class RemoteAccesses:
                 if cta != row // self.clocks.warps_per_cta:
                     lane = int(np.nonzero(acting & (theirs == cta))[0][0])
                     if (row, cta) not in self.last and not self._has_begun(row, cta):
-                        self.report.absent(op, row, lane, cta * self.clocks.warps_per_cta)
+                        self.report.unreachable(op, row, lane, cta * self.clocks.warps_per_cta, _BEFORE)
                     self.last[row, cta] = op, lane, self.clocks.now + 1
 
     def _has_begun(self, row: int, cta: int) -> bool:
@@ -63,4 +67,4 @@ class RemoteAccesses:
         for (row, cta), (op, lane, stamp) in self.last.items():
             rows = np.arange(cta * warps, (cta + 1) * warps)
             if not any(self.clocks.anybody_knows(rows, row, who, stamp) for who in (None, lane)):
-                self.report.gone(op, row, lane, int(rows[0]))
+                self.report.unreachable(op, row, lane, int(rows[0]), _AFTER)
