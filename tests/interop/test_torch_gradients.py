@@ -406,3 +406,31 @@ def test_rows_and_columns_of_nothing():
         warploom.matmul(x, w.mT).float().sum().backward()
         assert x.grad.shape == x.shape
         assert (w.grad == 0).all()
+
+
+def test_a_factor_that_is_a_tensor_is_read_in_every_call_with_a_history():
+    """Tensors hash by identity: a recorded call that is known by one would keep its first value."""
+    a, factor = torch.ones(16, 16).half().requires_grad_(), torch.tensor(2.0)
+    sums = []
+    for value in (2.0, 3.0, 2.0):
+        factor.fill_(value)
+        out = warploom.matmul(a, a, alpha=factor)
+        sums.append((out[0, 0].item(), torch.autograd.grad(out.sum(), a)[0][0, 0].item()))
+    assert sums == [(32, 64), (48, 96), (32, 64)]
+
+
+def test_a_recorded_product_follows_what_its_epilogue_sees():
+    """Equal functions are two: when one closes over another value later, calls with the other stay as they are."""
+
+    def scaled(factor):
+        return lambda x: x * factor
+
+    a, one, twin = torch.ones(16, 16).half().requires_grad_(), scaled(2.0), scaled(2.0)
+    for _ in range(3):
+        warploom.matmul(a, a, epilogue=one)
+    one.__closure__[0].cell_contents = 5.0
+    for epilogue, factor in ((twin, 2.0), (one, 5.0), (twin, 2.0)):
+        out = warploom.matmul(a.detach().clone().requires_grad_(), a, epilogue=epilogue)
+        assert (out == 16 * factor).all()
+        (gradient,) = torch.autograd.grad(out.sum(), a)
+        assert (gradient == 16 * factor).all()

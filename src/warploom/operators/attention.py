@@ -125,15 +125,24 @@ class DifferentiableAttention:
         self, call: RecordedCall, saved: Sequence[torch.Tensor], by_results: Sequence[torch.Tensor | None]
     ) -> Named:
         """The gradients of a node."""
-        dout, dlse = by_results
-        if dout is None and dlse is None:
-            return {}
-        backward, given = self._backward, dict[str, Any](zip((*call.names, "out", "lse"), saved, strict=True))
-        given["dout"], given["dlse"] = torch.zeros_like(given["out"]) if dout is None else dout, dlse
-        asked = call.of.named_options(call)
-        options = tuple([asked.get(name, False) for name in backward.option_names])
-        arrays = tuple([given.get(name) for name in backward.array_names])
-        return _by_names(backward.computed(arrays, _deterministic(backward, options)), given.get("sinks"))
+        if by_results[0] is None:
+            if by_results[1] is None:
+                return {}
+            by_results = torch.zeros_like(saved[-2]), by_results[1]
+        backward, values, (places, options) = self._backward, (*saved, *by_results), self._places(call)
+        arrays = tuple([None if i is None else values[i] for i in places])
+        found = backward.made(arrays, _deterministic(backward, options))
+        return _by_names(found, saved[call.names.index("sinks")] if len(found) > 3 else None)
+
+    def _places(self, call: RecordedCall) -> tuple[list[int | None], tuple[Any, ...]]:
+        """Where the backward pass finds its arrays among what a node has, by their names, and its options."""
+        found = call.known
+        if found is None:
+            places = {name: i for i, name in enumerate((*call.names, "out", "lse", "dout", "dlse"))}
+            asked, backward = call.of.named_options(call), self._backward
+            options = tuple([asked.get(name, False) for name in backward.option_names])
+            found = call.known = [places.get(name) for name in backward.array_names], options
+        return found
 
     def _traced_gradients(self, given: Named, results: Any, by_results: tuple[Any, ...], _: frozenset[str]) -> Named:
         """The gradients through their operator."""

@@ -41,6 +41,7 @@ class RecordedCall:
         self.wanted = frozenset([name for name, x in named.items() if x is not None and x.requires_grad])
         self.asked = of.caller.asked(options)
         self.prepared: PreparedCall | None = None
+        self.known: Any = None  # of the backward pass
         for name in self.names:
             if name in self.wanted and name not in of.derivative.by:
                 raise ProblemError(f"{name}: {NO_BACKWARD}")
@@ -100,12 +101,18 @@ class Recorder:
             if not all(options[i] for i in self._needs):
                 call = _Fewer(call)
             made = call.on([x for x in arrays if x is not None])
-            caller.cache.recognise(asked, config, arrays, call, True)
+            if asked[: len(options)] == options and not any(map(_may_change, options)):
+                caller.cache.recognise(asked, config, arrays, call, True)
         return caller.returned(made, arrays)
 
     def named_options(self, call: RecordedCall) -> dict[str, Any]:
         """The options of a call by their names."""
         return {**dict(zip(self.caller.option_names, call.options, strict=True)), **call.more}
+
+
+def _may_change(option: Any) -> bool:
+    """Whether an option is one object that may stand for another value later."""
+    return isinstance(option, torch.Tensor) or (isinstance(option, tuple | list) and any(map(_may_change, option)))
 
 
 class _Fewer:

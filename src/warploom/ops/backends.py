@@ -150,16 +150,20 @@ class GpuCall:
 
     def launch_again(self, pointers: tuple[int, ...], kind: str) -> None:
         """:meth:`launch` by addresses alone."""
-        packed = self.known.get(pointers) or self._pack(pointers)
         stream = current_stream(kind, self.device)
-        self.queued.queue(stream, packed)
+        self.queue(stream, self.packed(pointers))
         if kind in SYNCHRONOUS_KINDS:
-            from warploom.cuda.launch import synchronize
+            wait_for(stream, self.device)
 
-            synchronize(stream, self.device)
+    def queue(self, stream: int, packed: Any) -> None:
+        """Queue the kernel on a stream with :meth:`packed` arguments."""
+        self.queued.queue(stream, packed)
 
-    def _pack(self, pointers: tuple[int, ...]) -> Any:
+    def packed(self, pointers: tuple[int, ...]) -> Any:
         """The packed arguments of a launch on arrays at these addresses, the first as tensor maps."""
+        found = self.known.get(pointers)
+        if found is not None:
+            return found
         if len(self.known) >= _ARGUMENTS_KEPT:
             self.known.clear()
         if len(self.maps) >= _MAPS_KEPT:
@@ -187,6 +191,13 @@ class GpuCall:
         self.launch_again(tuple(c.pointer for c in (*copies, *results)), "numpy")
         for result in results:
             result.download()
+
+
+def wait_for(stream: int, device: int) -> None:
+    """Wait for a stream of a GPU, whose arrays are handed to a framework that takes them as ready."""
+    from warploom.cuda.launch import synchronize
+
+    synchronize(stream, device)
 
 
 def zero_words(address: int, words: int, kind: str, device: int) -> None:

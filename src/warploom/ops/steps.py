@@ -15,14 +15,23 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from warploom.core.dtypes import DType, f32
-from warploom.interop.arrays import ArrayView, address, as_numpy, describe, maker
+from warploom.interop.arrays import (
+    SYNCHRONOUS_KINDS,
+    ArrayView,
+    address,
+    as_numpy,
+    current_stream,
+    describe,
+    maker,
+)
 from warploom.kernels.source import Grid, KernelCall
-from warploom.ops.backends import GpuCall, emulated_seconds, run_on_emulator, warn_of_emulator, zero_words
+from warploom.ops.backends import GpuCall, emulated_seconds, run_on_emulator, wait_for, warn_of_emulator, zero_words
 from warploom.ops.processors import Processor
 
 if TYPE_CHECKING:
     from warploom.ir.program import Program
 
+_ADDRESSES_KEPT = 1024  # sets of them, of a prepared call
 _ALIGNED_WORDS = 64  # 256 bytes: as an allocation of its own would begin
 
 
@@ -224,6 +233,10 @@ class Prepared:
     device: int
     memory: dict[str, Callable[[], Any]] = field(default_factory=dict[str, "Callable[[], Any]"])
     """What makes memory for the workspace, by frameworks."""
+    packed: dict[tuple[int, ...], tuple[tuple[Loaded, Any], ...]] = field(
+        default_factory=dict[tuple[int, ...], "tuple[tuple[Loaded, Any], ...]"]
+    )
+    """The launches with their arguments, tensor maps included, by the addresses of arrays and workspace."""
 
     @cached_property
     def launch(self) -> Callable[[tuple[int, ...], str], None]:
@@ -245,12 +258,22 @@ class Prepared:
 
     def queue(self, pointers: Sequence[int], kind: str, memory: int = 0) -> None:
         """:meth:`run` with the workspace at an address, on the stream of framework ``kind``."""
-        everything = [*pointers, *[memory + start for start in self.parts]]
-        for one in self.launches:
+        key, stream = (*pointers, memory), current_stream(kind, self.device)
+        for one, packed in self.packed.get(key) or self._pack(key):
             if one.zeroed is not None:
                 first, count = one.zeroed
                 zero_words(memory + 4 * first, count, kind, self.device)
-            one.call.launch_again(tuple([everything[i] + offset for i, offset in one.arrays]), kind)
+            one.call.queue(stream, packed)
+        if kind in SYNCHRONOUS_KINDS:
+            wait_for(stream, self.device)
+
+    def _pack(self, key: tuple[int, ...]) -> tuple[tuple[Loaded, Any], ...]:
+        if len(self.packed) >= _ADDRESSES_KEPT:
+            self.packed.clear()
+        everything = [*key[:-1], *[key[-1] + start for start in self.parts]]
+        found = [(one, one.call.packed(tuple([everything[i] + x for i, x in one.arrays]))) for one in self.launches]
+        self.packed[key] = tuple(found)
+        return self.packed[key]
 
 
 def _in_elements(view: ArrayView, kind: DType) -> ArrayView:
