@@ -292,9 +292,8 @@ def flash_attn_with_kvcache(
         "out": out,
     }
     if k is not None and v is not None:
-        refuse_attention_paged(
-            q, k_cache, v_cache, lengths + new, **options
-        )  # nothing is written for a call that fails
+        counted = lengths + new
+        refuse_attention_paged(q, k_cache, v_cache, counted, **options)  # nothing is written for a call that fails
         turning: dict[str, Any] = {"cos": rotary_cos, "sin": rotary_sin, "interleaved": rotary_interleaved}
         if rotary_cos is not None and rotary_sin is not None:
             tables = rotary_cos, rotary_sin
@@ -303,7 +302,7 @@ def flash_attn_with_kvcache(
             q = _turned("q", q, *tables, first + _count(q) * masked, rotary_interleaved)
             if rotary_seqlens is not None and rotary_seqlens is not cache_seqlens:
                 k, turning = _turned("k", k, *tables, first + _count(k), rotary_interleaved), {}
-        lengths = lengths + new
+        lengths = counted
         append_to_cache(k_cache, v_cache, k, v, lengths, block_table=table, **turning)
     elif rotary_cos is not None or rotary_sin is not None:
         raise ProblemError("rotary_cos and rotary_sin turn q beside new keys only, k and v: turn it yourself")

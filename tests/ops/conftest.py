@@ -52,6 +52,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[EmulatedGpu]:
     monkeypatch.setattr(tuned, "gpu_name", lambda _: "the emulator")
     monkeypatch.setattr(backends.GpuCall, "prepare", made.prepare)
     monkeypatch.setattr(steps, "zero_words", made.zero)
+    monkeypatch.setattr(steps, "current_stream", lambda *_: 0)
     for call in CALLS:
         call.cache.clear()
     yield made

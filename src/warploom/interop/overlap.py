@@ -63,10 +63,11 @@ class Written:
     For arrays that lie as those of the first call, which :meth:`of` is made of.
     """
 
-    names: tuple[str, ...]
+    places: tuple[int, ...]
+    """Their numbers among the arrays."""
     refuse: Callable[[Mapping[str, ArrayView]], None]
     """Raises ProblemError where one of them cannot be written to, or shares memory with what it must not."""
-    pairs: tuple[tuple[str, str, int, int], ...]
+    pairs: tuple[tuple[int, int, int, int], ...]
     """(one that is written, another, between which distances from one to the other they are :func:`near`)."""
 
     @classmethod
@@ -74,18 +75,20 @@ class Written:
         cls, views: Mapping[str, ArrayView], names: Sequence[str], refuse: Callable[[Mapping[str, ArrayView]], None]
     ) -> Written:
         """For ``names`` among the arrays of a call."""
-        pairs: list[tuple[str, str, int, int]] = []
+        numbers, pairs = {name: i for i, name in enumerate(views)}, list[tuple[int, int, int, int]]()
         for one in names:
-            pairs += [(one, other, *near(views[other], views[one])) for other in views.keys() - {one}]
-        return cls(tuple(names), refuse, tuple(pairs))
+            pairs += [(numbers[one], numbers[other], *near(views[other], views[one])) for other in views.keys() - {one}]
+        return cls(tuple([numbers[name] for name in names]), refuse, tuple(pairs))
+
+    def apart(self, pointers: Sequence[int]) -> bool:
+        """Whether arrays at these addresses are certainly not in each other's memory."""
+        return not any(least < pointers[other] - pointers[one] < most for one, other, least, most in self.pairs)
 
     def check(self, views: Mapping[str, ArrayView], *, known: bool) -> None:
         """Look at the arrays of another call, of which only addresses are new, if they are not ``known``."""
-        readonly = any(views[name].readonly for name in self.names)
-        if readonly or (
-            not known
-            and any(least < views[other].pointer - views[one].pointer < most for one, other, least, most in self.pairs)
-        ):
+        lying = list(views.values())
+        readonly = any(lying[i].readonly for i in self.places)
+        if readonly or not (known or self.apart([x.pointer for x in lying])):
             self.refuse(views)
 
 

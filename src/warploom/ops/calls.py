@@ -80,7 +80,9 @@ class PreparedCall:
         """The new results for torch tensors that lie as those of the first call, whatever their addresses."""
         pointers = tuple([x.data_ptr() for x in tensors])
         if pointers not in self.seen:
-            if self.written is not None or any(x % _ALIGNED or not x for x in pointers):
+            if any(x % _ALIGNED or not x for x in pointers):
+                return None
+            if self.written is not None and not self.written.apart(pointers):
                 return None
             self._see(pointers)
         return self._run(pointers, "torch")
@@ -153,7 +155,9 @@ class CallCache(dict[tuple[Any, ...], PreparedCall]):
             ready = self.get((asked, config, *_lying(views)))
         except TypeError:  # an array of one number, say
             return None
-        if ready is not None and arrays is not None and not any(x.pointer % _ALIGNED for x in views.values()):
+        if ready is None or arrays is None or any(x.pointer % _ALIGNED for x in views.values()):
+            return ready
+        if self.known(asked, config, arrays) is None:
             self.recognise(asked, config, arrays, ready, False)
         return ready
 
