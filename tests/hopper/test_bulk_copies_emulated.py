@@ -14,10 +14,11 @@ from warploom.core.dtypes import f32
 from warploom.core.errors import ProblemError
 from warploom.emulate import Emulation, TensorMapArgument, emulate
 from warploom.ir.program import Program
-from warploom.isa.barriers import set_max_registers
+from warploom.isa.barriers import bar_sync, set_max_registers
 from warploom.kernels.source import MappedArray
 from warploom.lang import Global, Kernel, TensorMap, kernel
 from warploom.lang import f32 as F32  # noqa: N812
+from warploom.lang import u32 as U32  # noqa: N812
 from warploom.layout.tensor_map import RAGGED_ROWS, TensorMapSpec
 
 ROWS, COLS = 8, 32  # a box: rows of 128 bytes
@@ -108,6 +109,33 @@ def test_a_proxy_fence_by_part_of_a_warp_holds_behind_the_barrier(seed: int | No
     assert (out == 1).all()
     unfenced = emulate(store_box.trace(fence=False), 1, [tensor_map(np.zeros_like(out))], seed=seed)
     assert "proxy" in kinds(unfenced)
+
+
+@kernel(threads=96, requires="sm_90a")
+def send_what_two_stored(k: Kernel, target: TensorMap, *, both: bool) -> None:
+    """Two warps store the same values, which is no race; whoever sends them out must know of both."""
+    tile, thread = k.shared(F32, (ROWS, COLS), name="tile"), k.thread & 31
+    with k.when(k.thread < 64):
+        for piece in range(2):
+            tile.store([k.value(1.0, F32)] * 4, thread >> 2, (thread & 3) * 8 + 4 * piece)
+        k.fence_async()
+    if both:
+        k.syncthreads()
+    else:
+        with k.when(k.thread >= 32):
+            k.emit(bar_sync(64), (k.value(1, U32),))
+    k.tma_store(target, (0, 0), tile, when=k.thread == 64)
+    k.commit_bulk()
+    k.wait_bulk(0)
+
+
+@pytest.mark.parametrize("seed", SEEDS[:6])
+def test_a_copy_must_know_of_all_who_have_stored_the_same(seed: int | None) -> None:
+    out = np.zeros((ROWS, COLS), np.float32)
+    assert emulate(send_what_two_stored.trace(both=True), 1, [tensor_map(out)], seed=seed).findings == ()
+    assert (out == 1).all()
+    found = emulate(send_what_two_stored.trace(both=False), 1, [tensor_map(np.zeros_like(out))], seed=seed)
+    assert kinds(found) & {"race", "proxy", "uninitialised"}
 
 
 @kernel(threads=128, requires="sm_90a")

@@ -10,7 +10,7 @@ Three things have tables of their own, as they conflict with part of what follow
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -19,17 +19,20 @@ from numpy.typing import NDArray
 from warploom.emulate.findings.report import MemoryReports
 from warploom.emulate.memory.access import Access, Cells, Footprint, Place
 from warploom.emulate.memory.lane_reads import MANY, LaneReads
-from warploom.emulate.order.clocks import BITS, Clocks
+from warploom.emulate.order.clocks import BITS, MOST_STAMPS, Clocks
 from warploom.emulate.order.known import FAR, FENCED, ORDER
 from warploom.ir.statements import Op
 
 Array = NDArray[Any]
 
-FLYING = 1 << 25
+FLYING = MOST_STAMPS
 """Stamps from here on are known to nobody: of copies that still write, by the stamps at which they began."""
 NEVER, MBARRIER = np.uint32(FLYING << BITS | MANY), np.uint32((2 * FLYING - 1) << BITS | MANY)
 """Records of cells that nobody has written, and of those that are an mbarrier's."""
 
+_KINDS = {"read": "read", "strong read": "read", "strong write": "wrote", "alike": "wrote"}
+"""Accesses that are kept for each warp: reads; strong ones, which do not conflict with each other; and the newest
+writes where several warps have stored equal values and nothing orders them."""
 _LANES = np.arange(32, dtype=np.uint32)
 
 
@@ -52,34 +55,17 @@ class History:
         self.warps, self.rows, total = clocks.home, ctas * clocks.warps_per_cta, ctas * cells
         self.wrote = np.full(total, NEVER, np.uint32)
         self.writer = np.zeros(total, np.int32)  # its column
-        self.reads = Table("read", self.warps, total, self.rows)
-        self.strong: dict[str, Table] = {}
-        self.alike: Table | None = None
+        self.tables: dict[str, Table] = {}  # by kind, of those that were needed
         self.queue_reads: dict[int, Array] = {}  # column → last read of each cell
         self.each = LaneReads(clocks) if parts else None
 
     # -- looking back ------------------------------------------------------------------------------------------------
 
-    def tables(self, what: str, *, strong: bool) -> Iterator[Table]:
-        """The tables that an access is compared with, beside the last write and what was written alike."""
-        if not strong and "wrote" in self.strong:
-            yield self.strong["wrote"]
-        if what != "read":
-            yield self.reads
-            if not strong and "read" in self.strong:
-                yield self.strong["read"]
-
-    def kept(self, past: str) -> Table:
-        """The table of strong accesses of a kind."""
-        if past not in self.strong:
-            self.strong[past] = Table(past, *self.reads.records.shape, self.rows)
-        return self.strong[past]
-
-    def kept_alike(self) -> Table:
-        """The newest write of each warp, where several warps have stored equal values and nothing orders them."""
-        if self.alike is None:
-            self.alike = Table("wrote", *self.reads.records.shape, self.rows)
-        return self.alike
+    def table(self, kind: str) -> Table:
+        """The table of accesses of a kind."""
+        if kind not in self.tables:
+            self.tables[kind] = Table(_KINDS[kind], self.warps, self.wrote.size, self.rows)
+        return self.tables[kind]
 
     def check(
         self, at: Footprint, what: str, *, strong: bool = False, holds: Callable[[], Array] | None = None
@@ -90,11 +76,10 @@ class History:
         of the same. Returns the cells, as ``at`` has them, whose last write is not known at once, and those of them
         that another warp has so written; None for none.
         """
-        late, same = at.late("wrote", self.wrote, self.writer), None
+        late, same, among = at.late("wrote", self.wrote, self.writer), None, None
         if late is not None:
             same = None if holds is None else late & holds()
-            if self.alike is not None:
-                self._examine(at, what, self.alike, late if same is None else late & ~same)
+            among = None if same is None else ~same
             mine = at.access(what, late)
             columns, record = self.writer[mine.cells], self.wrote[mine.cells]
             racing = self.judge(mine, "wrote", columns, record, alike=None if same is None else same[late])
@@ -104,8 +89,11 @@ class History:
                 if racing.any():
                     theirs = self.clocks.agents(columns[racing], mine.rows[0][racing]) - self.clocks.first
                     self._note_alike(mine.cells[racing], theirs, record[racing])
-        for table in self.tables(what, strong=strong):
-            self._examine(at, what, table)
+        self._examine(at, what, "alike", among)
+        for kind in () if strong else ("strong write",):
+            self._examine(at, what, kind)
+        for kind in () if what == "read" else ("read",) if strong else ("read", "strong read"):
+            self._examine(at, what, kind)
         for column, records in self.queue_reads.items() if what != "read" else ():
             who = np.array(column)
             if not at.beyond("read", self.clocks.newest[column - self.clocks.warps] << BITS, who):
@@ -116,9 +104,11 @@ class History:
                 self.judge(mine, "read", np.full(mine.cells.shape, column), records[mine.cells])
         return late, same
 
-    def _examine(self, at: Footprint, what: str, table: Table, among: Array | None = None) -> None:
-        """Compare an access, or the cells ``among`` it, with a table."""
-        first = at.homes(self.warps)
+    def _examine(self, at: Footprint, what: str, kind: str, among: Array | None = None) -> None:
+        """Compare an access, or the cells ``among`` it, with a kind of accesses."""
+        table, first = self.tables.get(kind), at.homes(self.warps)
+        if table is None:
+            return
         for number, records in enumerate(table.records):
             columns = self.clocks.columns[first] + number
             if not at.beyond(table.past, table.newest[first + number], columns):
@@ -128,7 +118,7 @@ class History:
                 continue
             mine = at.access(what, found)
             home = mine.cells // self.cells * self.clocks.warps_per_cta // self.warps * self.warps
-            several = None if self.each is None or table is not self.reads else number * self.wrote.size + mine.cells
+            several = None if self.each is None or kind != "read" else number * self.wrote.size + mine.cells
             self.judge(mine, table.past, self.clocks.columns[home] + number, records[mine.cells], several=several)
 
     def judge(
@@ -264,13 +254,13 @@ class History:
 
     # -- ordinary accesses -------------------------------------------------------------------------------------------
 
-    def note(self, table: Table, place: Place, stamp: int) -> None:
+    def note(self, kind: str, place: Place, stamp: int) -> None:
         """Record an access in the table of its kind."""
-        frame, parts = place.frame, place.parts
+        frame, parts, table = place.frame, place.parts, self.table(kind)
         table.newest[frame.span] = stamp << BITS
         records = table.records.reshape(-1, parts)
         where = place.index + (frame.flat % self.warps * (self.wrote.size // parts))[:, None]
-        each = self.each if table is self.reads else None
+        each = self.each if kind == "read" else None
         if place.collective:
             if place.active is not None:
                 where = where[place.active]
@@ -305,7 +295,7 @@ class History:
 
     def _note_alike(self, cells: Array, rows: Array, records: Array) -> None:
         """Keep the records of the last writers, of these rows, of cells that others store the same value to."""
-        table = self.kept_alike()
+        table = self.table("alike")
         table.newest[rows] = np.maximum(table.newest[rows], records)
         flat, where = table.records.reshape(-1), rows % self.warps * self.wrote.size + cells
         flat[where] = _with_others(flat[where], records, self._epoch(rows))[0]

@@ -134,7 +134,7 @@ class SharedMemory:
                 shadow = poison if shadow is None else shadow | poison
                 why = "are still being copied" if (last[empty] > NEVER).all() else "nobody has written"
                 origin = (op.where, f"bytes of shared memory that {why}, read by {op.instruction.mnemonic}")
-        history.note(history.kept("read") if strong else history.reads, place, stamp)
+        history.note("strong read" if strong else "read", place, stamp)
         return data, shadow, origin
 
     # -- stores --------------------------------------------------------------------------------------------------
@@ -182,7 +182,7 @@ class SharedMemory:
             wide[... if place.active is None else place.active] = several
             alike = wide if alike is None else alike | wide
         if alike is not None and alike.any():
-            history.note(history.kept_alike(), replace(place, active=alike), stamp)
+            history.note("alike", replace(place, active=alike), stamp)
 
     def _put(self, index: Array, data: Array, shadow: Array | None = None) -> None:
         """The bytes, and what of them is poison, of units of (…, words)."""
@@ -213,7 +213,7 @@ class SharedMemory:
         """Check and record a strong write, such as an atomic update: it conflicts with ordinary accesses only."""
         if self.checks:
             self.history.check(place, what, strong=True)
-            self.history.note(self.history.kept("wrote"), place, self.clocks.stamp(place.op))
+            self.history.note("strong write", place, self.clocks.stamp(place.op))
             self.history.fill(place.cells)
 
     def begin_update(self, place: Place, access: Effect) -> None:

@@ -14,13 +14,14 @@ clocks of grids 32 times as long.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from warploom.core.errors import EmulationError
 from warploom.emulate.order.known import CONTROL, FAR, FENCED, NOBODY, ORDER, Known, Singles, learn
 from warploom.emulate.order.places import Places
 from warploom.ir.statements import Op
@@ -28,23 +29,13 @@ from warploom.ir.statements import Op
 Array = NDArray[Any]
 BITS, LANES = 6, 64
 """A record of an access is stamp << BITS | lane, with numbers of lanes below LANES."""
+MOST_STAMPS = 1 << 25
+"""Stamps of memory operations are below; those from here on mean something else in records."""
 _MANY_SINGLES = 64  # so many stamps of single lanes are worth looking which of them say nothing new
 
 
-class Release(Protocol):
-    """What somebody has made known, worked out when it is asked for.
-
-    Of releases of one ``chain`` each tells all that the earlier ones do.
-    """
-
-    @property
-    def chain(self) -> int:
-        """Which one it belongs to."""
-        ...
-
-    def known(self) -> Known:
-        """What it tells; not to be changed."""
-        ...
+Release = Callable[[], Known]
+"""Works out, when it is asked, what somebody has made known; what it tells is not to be changed."""
 
 
 @dataclass(slots=True)
@@ -70,7 +61,7 @@ class Snapshot:
             found.join(extra)
         for (lane, _), release in self.later.items():
             if lane in lanes:
-                found.join(release.known())
+                found.join(release())
         found.clock[CONTROL, self.column] = self.now
         found.singles.update({(plane, self.column, lane): self.now for plane in self.told for lane in lanes})
         return found
@@ -107,8 +98,10 @@ class Clocks:
         self._later: dict[int, dict[tuple[int, int], Release]] = {}  # row → what single lanes have yet to learn
 
     def stamp(self, op: Op) -> int:
-        """A new stamp, for an execution of ``op``."""
+        """A new stamp, for an execution of ``op``. Raises EmulationError where records have no room for more."""
         self.history.append(op)
+        if len(self.history) > MOST_STAMPS:
+            raise EmulationError(f"more than {MOST_STAMPS} memory operations: emulate fewer CTAs, or a smaller problem")
         return len(self.history) - 1
 
     @property
@@ -246,7 +239,7 @@ class Clocks:
     def _settle(self, row: int) -> None:
         """Single lanes learn what they have acquired and not asked for yet."""
         for (lane, _), release in self._later.pop(row, {}).items():
-            self._join(row, [lane], release.known())
+            self._join(row, [lane], release())
 
     def _join(self, row: int, lanes: Sequence[int], known: Known) -> None:
         mine = self._lanes.setdefault(row, {})
@@ -302,9 +295,9 @@ class Clocks:
         """Some lanes of a warp (None: all) learn what has a name, and no column, up to a stamp."""
         self.acquire(row, lanes, Known(np.zeros((self.planes, 0), np.int32), {(plane, name, 0): stamp}))
 
-    def acquire_later(self, row: int, lane: int, release: Release) -> None:
-        """One lane learns what was released, when it is asked for it."""
-        self._later.setdefault(row, {})[lane, release.chain] = release
+    def acquire_later(self, row: int, lane: int, chain: int, release: Release) -> None:
+        """One lane learns what was released, when asked for it: each of a chain tells all that earlier ones do."""
+        self._later.setdefault(row, {})[lane, chain] = release
 
     def ended(self, column: int, stamp: int, passed: Array | None = None) -> Known:
         """What it tells that a queue has ended what it did up to a stamp; who started that had come to ``passed``."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -45,8 +46,10 @@ class Sequence:
         """What all parts of one sequence have in common."""
         return id(self._told)
 
-    def heard_by(self, cta: int) -> Known:
-        """What a thread of a CTA learns of it; not to be changed."""
+    def heard_by(self, cta: int, warps: int | None) -> Known:
+        """What a thread of a CTA (of ``warps``, at a scope that ends there) learns of it; not to be changed."""
+        if warps is not None:
+            return self._heard_within(cta, warps)
         told: list[Sequence] = []
         link: Sequence | None = self
         while link is not None and link._memory(cta) is None:
@@ -60,7 +63,7 @@ class Sequence:
         self._known[cta if self._narrow else None] = known
         return known
 
-    def heard_within(self, cta: int, warps: int) -> Known:
+    def _heard_within(self, cta: int, warps: int) -> Known:
         """What of it threads of the CTA itself (of so many ``warps``) have told."""
         known = Known(np.zeros_like(self._snapshot.known.clock))
         link: Sequence | None = self
@@ -74,30 +77,6 @@ class Sequence:
         return self._known.get(cta if self._narrow else None)
 
 
-class _Heard:
-    """A sequence that a thread of a CTA has read from; with ``warps`` (of a CTA) at a scope that ends there."""
-
-    __slots__ = ("_cta", "_sequence", "_warps")
-
-    def __init__(self, sequence: Sequence, cta: int, warps: int | None) -> None:
-        self._sequence, self._cta, self._warps = sequence, cta, warps
-
-    @property
-    def chain(self) -> int:
-        """The sequence that it is a part of."""
-        return self._sequence.chain
-
-    def known(self) -> Known:
-        """What it tells."""
-        if self._warps is not None:
-            return self._sequence.heard_within(self._cta, self._warps)
-        return self._sequence.heard_by(self._cta)
-
-    def within(self, warps: int) -> _Heard:
-        """The same at a scope that ends at the CTA."""
-        return _Heard(self._sequence, self._cta, warps)
-
-
 class Ordering:
     """What travels through which addresses. ``published`` outlives the batch; the rest belongs to its warps."""
 
@@ -105,7 +84,8 @@ class Ordering:
         self.clocks = clocks
         self.published = published
         self._fenced: dict[int, dict[int, tuple[Snapshot, Scope]]] = {}  # row → lane → what its fence made ready
-        self._seen: dict[int, dict[tuple[int, int], _Heard]] = {}  # row → lane, chain → read since its last fence
+        # Row → lane, chain → the sequence read since the lane's last fence, and whether at the scope of the CTA alone.
+        self._seen: dict[int, dict[tuple[int, int], tuple[Sequence, bool]]] = {}
 
     def _cta(self, row: int) -> int:
         return (self.clocks.first + row) // self.clocks.warps_per_cta
@@ -116,10 +96,13 @@ class Ordering:
             acting = range(32) if lanes is None else lanes
             seen = self._seen.get(row, {})
             for lane, chain in [key for key in seen if key[0] in acting]:
-                heard = seen.pop((lane, chain))
-                narrow = heard.within(self.clocks.warps_per_cta) if scope == "cta" else heard
-                self.clocks.acquire_later(row, lane, narrow)
+                sequence, narrow = seen.pop((lane, chain))
+                self._acquire(row, lane, sequence, narrow or scope == "cta")
             self._fenced.setdefault(row, {}).update(dict.fromkeys(acting, (self.clocks.snapshot(row), scope)))
+
+    def _acquire(self, row: int, lane: int, sequence: Sequence, narrow: bool) -> None:
+        warps = self.clocks.warps_per_cta if narrow else None
+        self.clocks.acquire_later(row, lane, sequence.chain, partial(sequence.heard_by, self._cta(row), warps))
 
     def strong_access(self, frame: Frame, access: Access, addresses: Array, turns: Turns) -> None:
         """A relaxed, acquire or release access of each active thread to its address, (warps, lanes), in turn."""
@@ -129,18 +112,16 @@ class Ordering:
         acquires = access.order in ("acquire", "acq_rel")
         reads, writes = access.mode != "store", access.mode != "load"
         published, alone = self.published, access.scope == "cta"
-        warps = self.clocks.warps_per_cta if alone else None
         for i, row, lanes in lanes_of(frame, None):
             cta, fenced = self._cta(row), self._fenced.get(row, {})
             snapshot = self.clocks.snapshot(row) if releases and writes else None
             for lane, address in self._places(addresses[i], lanes, turns):
                 before = published.get(address) if reads else None
                 if before is not None and before.by_one != (self.clocks.first + row, lane):
-                    heard = _Heard(before, cta, warps)
                     if acquires:
-                        self.clocks.acquire_later(row, lane, heard)
+                        self._acquire(row, lane, before, alone)
                     else:
-                        self._seen.setdefault(row, {})[lane, before.chain] = heard
+                        self._seen.setdefault(row, {})[lane, before.chain] = before, alone
                 if not writes:
                     continue
                 # A read-modify-write continues the release sequence that it reads from; a store ends it.
