@@ -76,10 +76,10 @@ class History:
         of the same. Returns the cells, as ``at`` has them, whose last write is not known at once, and those of them
         that another warp has so written; None for none.
         """
-        late, same, among = at.late("wrote", self.wrote, self.writer), None, None
+        late = at.late("wrote", self.wrote, self.writer)
+        same = None if late is None or holds is None else late & holds()
+        self._examine(at, what, "alike", None if same is None else ~same)
         if late is not None:
-            same = None if holds is None else late & holds()
-            among = None if same is None else ~same
             mine = at.access(what, late)
             columns, record = self.writer[mine.cells], self.wrote[mine.cells]
             racing = self.judge(mine, "wrote", columns, record, alike=None if same is None else same[late])
@@ -89,7 +89,6 @@ class History:
                 if racing.any():
                     theirs = self.clocks.agents(columns[racing], mine.rows[0][racing]) - self.clocks.first
                     self._note_alike(mine.cells[racing], theirs, record[racing])
-        self._examine(at, what, "alike", among)
         for kind in () if strong else ("strong write",):
             self._examine(at, what, kind)
         for kind in () if what == "read" else ("read",) if strong else ("read", "strong read"):
