@@ -22,7 +22,7 @@ from warploom.isa.form import FORMS, Form, Formed, RefusedError, candidates, ins
 from warploom.isa.operators import binary, unary
 from warploom.ptx.parser import parse
 from warploom.ptx.reading import find
-from warploom.ptx.syntax import Instruction
+from warploom.ptx.syntax import PtxInstruction
 
 PER_FORM = 6
 
@@ -42,7 +42,7 @@ LANEWISE = {name: made for name, made in SAMPLES.items() if made[0].lanewise}
 def test_text_reads_back_as_the_instruction(name: str) -> None:
     for made in SAMPLES[name]:
         (function,) = parse(kernel(line(made), ())).entries
-        read = next(i for i in function.body if isinstance(i, Instruction))
+        read = next(i for i in function.body if isinstance(i, PtxInstruction))
         found, targets, sources = find(read, lambda _, default, made=made: made.home or default, lambda x: x, {"%p2"})
         of = FORMS[made.words[0]]  # a text that two forms have is the first one's
         assert found is made or of.index(found.form) < of.index(made.form)

@@ -15,14 +15,14 @@ from warploom.ir.statements import Flow
 from warploom.ir.verify import verify
 from warploom.ptx.parser import parse
 from warploom.ptx.program import entry_of, to_program
-from warploom.ptx.syntax import Address, Float, Instruction, Integer, Register, Vector
+from warploom.ptx.syntax import Address, Float, Integer, PtxInstruction, PtxRegister, PtxVector
 
 STORE = "st.global.u32 [%d0], %r1;"
 
 
-def instructions(body: str) -> list[Instruction]:
+def instructions(body: str) -> list[PtxInstruction]:
     (function,) = parse(kernel(body)).functions.values()
-    return [i for i in function.body if isinstance(i, Instruction)]
+    return [i for i in function.body if isinstance(i, PtxInstruction)]
 
 
 def test_operands_of_every_kind():
@@ -33,8 +33,8 @@ def test_operands_of_every_kind():
     assert load.guard is not None
     assert load.guard.negated
     target, address = load.operands
-    assert target == Vector((Register("%r1"), Register("%r2"), Register(""), Register("%r4")))
-    assert address == Address(Register("%d0"), -16)
+    assert target == PtxVector((PtxRegister("%r1"), PtxRegister("%r2"), PtxRegister(""), PtxRegister("%r4")))
+    assert address == Address(PtxRegister("%d0"), -16)
     assert [m.operands[1] for m in moves] == [
         Float(0x3F800000, 32),
         Float(0x3FF8000000000000, 64),

@@ -49,13 +49,13 @@ def _sync_threads(i: Formed, _: Sequence[str], operands: Sequence[str]) -> str |
 
 
 def _votes(i: Formed) -> Any:
-    """From how many threads the predicate holds for, and how many came."""
+    """The result of ``bar.red`` from the count of threads whose predicate holds, and of all that came."""
     rules: dict[str, Any] = {"popc": lambda n, _: n, "and": lambda n, every: n == every, "or": lambda n, _: n > 0}
     return rules[i.rop]
 
 
 def _reduction(i: Formed) -> str:
-    """Inline PTX with one predicate for what is taken and one for what comes of it."""
+    """Inline PTX of ``bar.red``: one predicate register for the operand, one for the result."""
     count = "" if i.threads is None else f", {i.threads}"
     result, taken = ("%0", "") if i.rop == "popc" else ("q", "selp.u32 %0, 1, 0, q; ")
     return f"{{ .reg .pred p, q; setp.ne.u32 p, %2, 0; {i.mnemonic} {result}, %1{count}, p; {taken}}}"

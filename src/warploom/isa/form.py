@@ -20,7 +20,7 @@ from warploom.core.dtypes import DType, f32, f64, pred, s16, s32, s64, u16, u32,
 from warploom.core.errors import VerifyError
 from warploom.isa.base import ANY, PRIMARY, Array, Instruction, Open
 from warploom.isa.effects import Effect
-from warploom.isa.pattern import Place, places_of, slots_of
+from warploom.isa.pattern import OperandPlace, places_of, slots_of
 
 REGISTER: dict[str, DType] = {
     "pred": pred,
@@ -238,13 +238,13 @@ class Formed(Instruction):
         self.addresses = {n: p.offset for n, (p, _) in zip(self._order, read, strict=True) if p.offset}
         return results, tuple(self.ordered([t for _, t in read]))
 
-    def _count(self, place: Place) -> int:
+    def _count(self, place: OperandPlace) -> int:
         if not place.count or place.kind not in ("result", *_READ):
             return int(place.kind in ("result", *_READ))
         value = self.fields.get(place.count, place.count)
         return value if isinstance(value, int) else int(value.strip("vxd") or 1)
 
-    def _type(self, place: Place) -> DType:
+    def _type(self, place: OperandPlace) -> DType:
         name = place.type
         own = next((self.fields[slot] for slot in _TYPED if slot in self.fields), self.form.type)
         if isinstance(self.fields.get(name), DType):
@@ -258,7 +258,7 @@ class Formed(Instruction):
         return REGISTER[self.fields.get(name, name or own)]
 
     def ordered(self, read: Sequence[Any]) -> Sequence[Any]:
-        """What PTX's operands are, in the order in which Programs have them."""
+        """Operands of PTX's text in the order that Programs have."""
         if not self.form.operands:
             return read
         return [x for _, x in sorted(zip(self._order, read, strict=True), key=lambda x: x[0])]
@@ -298,11 +298,11 @@ class Formed(Instruction):
         return tuple([x.astype(t.numpy, copy=False) for x, t in both])
 
     def effects(self) -> tuple[Effect, ...]:
-        """What the form says."""
+        """What the instruction does beyond its registers: the form's effects."""
         return self._effects
 
     def shadow(self, values: Sequence[Array], shadows: Sequence[Array], results: Sequence[Array]) -> tuple[Array, ...]:
-        """By the form's rule, if it has one for these operands."""
+        """Poisoned bits of the results: the form's rule, or the general one where it has none."""
         rule = self.form.shadow
         found = rule(self, values, shadows, results) if rule is not None else None
         return found if found is not None else Instruction.shadow(self, values, shadows, results)
@@ -405,7 +405,7 @@ class Formed(Instruction):
         return f"{{ {' '.join((*before, text, *after))} }}" if before or after else text
 
     def expression(self, operands: Sequence[str]) -> str:
-        """What ``call`` of the form says."""
+        """The C++ expression of the operands. Raises TypeError for an instruction that has none."""
         if self._call is None:
             raise TypeError(f"{self.mnemonic} has no expression form")
         text = self._call.text

@@ -70,7 +70,7 @@ def _arranged(i: Formed, halves: Array) -> Array:
 
 
 def _loaded(i: Formed) -> Callable[[Array], tuple[Array, ...]]:
-    """The registers of each matrix, of rows as u32 words, shape (warps, 8 · matrices, 4)."""
+    """A function from rows as u32 words, shape (warps, 8 · matrices, 4), to the registers of each matrix."""
 
     def registers(rows: Array) -> tuple[Array, ...]:
         halves = np.ascontiguousarray(rows).view(np.uint16).reshape(rows.shape[0], -1, 8, 8)
@@ -81,7 +81,7 @@ def _loaded(i: Formed) -> Callable[[Array], tuple[Array, ...]]:
 
 
 def _stored(i: Formed) -> Callable[..., Array]:
-    """The rows to write, of the registers of each matrix."""
+    """A function from the registers of each matrix to the rows that are written."""
 
     def rows(*registers: Array) -> Array:
         words = np.ascontiguousarray(np.stack(registers, axis=1))

@@ -86,7 +86,7 @@ def to_fp8(kind: str, relu: bool) -> Meaning:
 
 
 def f16_to_fp8(kind: str, relu: bool) -> Meaning:
-    """The same of a pair of f16 in one register."""
+    """A pair of f16 in one register as a pair of fp8, rounded as :func:`to_fp8` does."""
     convert = to_fp8(kind, relu)
 
     def converted(pair: Array) -> Array:

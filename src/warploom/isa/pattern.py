@@ -24,7 +24,7 @@ _PLACE = re.compile(r"(\[)?(#\^|#|\^)?(\w+)(\])?(?:\*(\w+))?(?::(\w+))?(\?(\w*))
 
 
 @dataclass(frozen=True, slots=True)
-class Slot:
+class ModifierSlot:
     """A place for a modifier, one of ``words``. The opcode is the first slot; fixed words have no ``name``.
 
     ``since`` names the first architecture of words that came later than the form.
@@ -37,7 +37,7 @@ class Slot:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class OperandPlace:
     """An operand of a form; ``type`` and ``count`` name types and slots, ``given`` the slot that decides about it.
 
     ``paired``: written behind a ``|``; ``hidden``: the text
@@ -62,9 +62,9 @@ class Place:
         return "offset" if self.name == "at" else f"{self.name}_offset"
 
 
-def slots_of(head: str, sets: Mapping[str, str]) -> tuple[Slot, ...]:
+def slots_of(head: str, sets: Mapping[str, str]) -> tuple[ModifierSlot, ...]:
     """The opcode and the modifiers of a pattern; ``sets``: slot → its words, ``bf16@sm_90`` for one of sm_90 on."""
-    found: list[Slot] = []
+    found: list[ModifierSlot] = []
     end = 0
     for match in _SLOT.finditer(head):
         if match.start() != end:
@@ -76,15 +76,17 @@ def slots_of(head: str, sets: Mapping[str, str]) -> tuple[Slot, ...]:
             raise ValueError(f"{head}: no words are given for {name}")
         listed = (sets.get(name, name) if name else fixed or literal).split()
         since = {word: first for word, _, first in (x.partition("@") for x in listed) if first}
-        found.append(Slot("op" if literal else name, tuple(x.partition("@")[0] for x in listed), bool(maybe), since))
+        found.append(
+            ModifierSlot("op" if literal else name, tuple(x.partition("@")[0] for x in listed), bool(maybe), since)
+        )
     if end != len(head):
         raise ValueError(f"{head}: {head[end:]!r} is no modifier")
     return tuple(found)
 
 
-def places_of(tail: str) -> tuple[Place, ...]:
+def places_of(tail: str) -> tuple[OperandPlace, ...]:
     """The operands of a pattern, in the order of the text."""
-    found: list[Place] = []
+    found: list[OperandPlace] = []
     for part in filter(None, map(str.strip, re.split(r",(?![^\[]*\])", tail))):
         box = re.fullmatch(r"\[(\w+), (.*)\]", part)
         if box is not None:
@@ -100,7 +102,7 @@ def places_of(tail: str) -> tuple[Place, ...]:
             what = "address" if opens else "number" if mark in ("#", "#^") else "result" if written else "value"
             what = "sink" if name == "_" else what
             found.append(
-                Place(
+                OperandPlace(
                     name, what, kind or "", count or "", bool(optional), given or "", position > 0, mark in ("^", "#^")
                 )
             )

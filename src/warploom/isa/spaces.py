@@ -20,7 +20,7 @@ _LOW = np.uint64(0xFFFFFFFF)
 
 
 def _within(i: Formed) -> Any:
-    """The low half of a generic address; of one elsewhere, an address beyond all of the space."""
+    """A function from generic addresses to their low halves; others become one beyond all of the space."""
 
     def address(generic: Any) -> Any:
         inside = generic >> np.uint64(32) == _MARK[i.window] >> np.uint64(32)
@@ -51,15 +51,15 @@ form(
 
 
 def to_generic(window: Window) -> Formed:
-    """The generic address of one in a space."""
+    """``cvta``: the generic address of an address within a state space."""
     return named(f"cvta.{window}.u64", ptx=False)
 
 
 def from_generic(window: Window) -> Formed:
-    """The address within a space of a generic one that lies in it."""
+    """``cvta.to``: the address within a state space of a generic address that lies in it."""
     return named(f"cvta.to.{window}.u64", ptx=False)
 
 
 def is_space(window: Window) -> Formed:
-    """Whether a generic address lies in a space."""
+    """``isspacep``: whether a generic address lies in a state space."""
     return named(f"isspacep.{window}", ptx=False)

@@ -57,7 +57,7 @@ def _access(i: Formed) -> tuple[Effect, ...]:
 
 
 def _loaded(i: Formed) -> Any:
-    """From the elements of each lane as words of the element's width, (warps, lanes, elements)."""
+    """A function from the elements of each lane, (warps, lanes, elements) of the element's width, to registers."""
 
     def registers(words: Array) -> tuple[Array, ...]:
         held = np.ascontiguousarray(words).view(i.register.numpy)
@@ -67,7 +67,7 @@ def _loaded(i: Formed) -> Any:
 
 
 def _stored(i: Formed) -> Any:
-    """The elements to write as words of the element's width, (warps, 32, elements)."""
+    """A function from registers to the elements that are written, (warps, 32, elements) of the element's width."""
     return lambda *registers: np.ascontiguousarray(np.stack(registers, axis=-1)).view(f"u{i.dtype.bytes}")
 
 

@@ -18,7 +18,7 @@ from warploom.lang.values import Mutable, Number, Traced
 
 
 def is_kind(value: object, kind: type | UnionType) -> bool:
-    """What a caller without a type checker may get wrong."""
+    """``isinstance``, of arguments that callers without a type checker may get wrong."""
     return isinstance(value, kind)
 
 

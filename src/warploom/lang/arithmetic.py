@@ -36,7 +36,7 @@ def _is_float(x: Number) -> bool:
 
 
 def _is_type(what: object) -> bool:
-    """What a caller without a type checker may get wrong."""
+    """Whether an argument is a type of warploom; callers without a type checker may pass others."""
     return isinstance(what, DType)
 
 

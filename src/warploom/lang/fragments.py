@@ -286,12 +286,12 @@ class TileReader:
 
 
 def _is(value: object, kind: type) -> bool:
-    """What a caller without a type checker may get wrong."""
+    """``isinstance``, of arguments that callers without a type checker may get wrong."""
     return isinstance(value, kind)
 
 
 def _in_order(plan: MatrixPlan, loaded: Sequence[Traced]) -> tuple[Traced, ...]:
-    """What ``ldmatrix`` gave in the order of the fragment's registers."""
+    """Results of ``ldmatrix`` in the order of the fragment's registers."""
     ordered: list[Traced] = list(loaded)
     for position, register in enumerate(plan.register_order):
         ordered[register] = loaded[position]

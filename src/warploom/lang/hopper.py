@@ -41,7 +41,7 @@ class Mbarriers:
     count: int
 
     def address(self, index: Number = 0) -> Traced:
-        """The shared address of one of them."""
+        """The shared address of the mbarrier with this index."""
         if isinstance(index, int) and not 0 <= index < self.count:
             raise TraceError(f"{self.tile.name} has {self.count} mbarriers; there is no number {index}")
         return self.tile.at(index * 8)

@@ -188,6 +188,6 @@ class Parameters:
 
 
 def used_parameters(parameters: list[Parameter], used: Callable[[Parameter], bool]) -> list[Parameter]:
-    """Those that are used; of a stride its pointer is, which says whose it is."""
+    """Parameters that the kernel uses; a stride's pointer counts as used with it."""
     kept = {p.name for p in parameters if used(p)} | {p.stride_of[0] for p in parameters if p.stride_of and used(p)}
     return [p for p in parameters if p.name in kept]

@@ -42,7 +42,7 @@ class Tracer(Protocol):
         ...
 
     def read(self, source: Mutable) -> Traced:
-        """What a register holds now."""
+        """A snapshot of a mutable register."""
         ...
 
     def write(self, target: Mutable, value: Number) -> None:

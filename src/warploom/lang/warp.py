@@ -17,8 +17,8 @@ from warploom.lang.values import Number, Traced
 _T = TypeVar("_T")
 
 
-class _Block(AbstractContextManager[_T]):
-    """What a word of control flow returns, for ``with`` alone."""
+class _WithBlock(AbstractContextManager[_T]):
+    """The context manager that a word of control flow returns; without ``with`` it is an error."""
 
     def __init__(self, words: WarpWords, word: str, body: AbstractContextManager[_T]) -> None:
         self._words, self._word, self._body = words, word, body
@@ -191,18 +191,18 @@ class WarpWords(MemoryWords):
             if isinstance(bound, int) and bound < least:
                 raise TraceError(f"k.loop counts upwards from 0: its {name} is {bound} ({self.here()})")
         bounds = [self.operand(x, u32) for x in (start, stop, step)]
-        return _Block(self, "loop", self.loop_block(bounds[0].ir, bounds[1].ir, bounds[2].ir, u32))
+        return _WithBlock(self, "loop", self.loop_block(bounds[0].ir, bounds[1].ir, bounds[2].ir, u32))
 
     def when(self, condition: Traced, *, uniform: bool = False) -> AbstractContextManager[None]:
         """``with k.when(condition):``: the body runs in the lanes where the predicate holds.
 
         ``uniform=True`` claims that the lanes of a warp agree; the emulator checks it.
         """
-        return _Block(self, "when", self.when_block(self.operand(condition, pred).ir, uniform))
+        return _WithBlock(self, "when", self.when_block(self.operand(condition, pred).ir, uniform))
 
     def otherwise(self) -> AbstractContextManager[None]:
         """The other branch, directly after a ``with k.when(…):``."""
-        return _Block(self, "otherwise", self.otherwise_block())
+        return _WithBlock(self, "otherwise", self.otherwise_block())
 
     def warps(self, first: int, last: int, *, registers: int | None = None) -> AbstractContextManager[None]:
         """``with k.warps(0, 4):``: what warps first ≤ w < last do; ``registers`` is their budget (``setmaxnreg``).
@@ -211,4 +211,4 @@ class WarpWords(MemoryWords):
         """
         if not 0 <= first < last:
             raise TraceError(f"k.warps({first}, {last}) is an empty range of warps ({self.here()})")
-        return _Block(self, "warps", self.role_block(first, last, registers))
+        return _WithBlock(self, "warps", self.role_block(first, last, registers))

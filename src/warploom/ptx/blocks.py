@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 
 from warploom.core.errors import PtxError
 from warploom.ir.statements import SourceLine
-from warploom.ptx.syntax import Function, Guard, Instruction, Label, Operand, Symbol
+from warploom.ptx.syntax import Function, Guard, Operand, PtxInstruction, PtxLabel, Symbol
 
 _MEETING = frozenset(
     {
@@ -40,13 +40,13 @@ _SPREAD = (*_MEETING, *_ENDS, "trap")
 
 
 @dataclass(slots=True)
-class Block:
+class BasicBlock:
     """Instructions, then where the threads go: ``targets`` are numbers of blocks, none for their end.
 
     ``guard`` chooses the first of two targets where it holds, ``index`` one of several.
     """
 
-    body: list[Instruction] = field(default_factory=list[Instruction])
+    body: list[PtxInstruction] = field(default_factory=list[PtxInstruction])
     targets: tuple[int, ...] = ()
     guard: Guard | None = None
     index: Operand | None = None
@@ -54,66 +54,68 @@ class Block:
     where: SourceLine = field(default_factory=lambda: SourceLine("", 0))
 
 
-def basic_blocks(function: Function) -> list[Block]:
+def basic_blocks(function: Function) -> list[BasicBlock]:
     """The blocks of a function that can be reached, block 0 first. Raises PtxError for labels that are not there."""
     items = _spread(function.body)
     starts, labels = _starts(items, function)
     number = {start: i for i, start in enumerate(starts)}
-    blocks: list[Block] = []
+    blocks: list[BasicBlock] = []
     for i, start in enumerate(starts):
         end = starts[i + 1] if i + 1 < len(starts) else len(items)
-        code = [x for x in items[start:end] if isinstance(x, Instruction)]
+        code = [x for x in items[start:end] if isinstance(x, PtxInstruction)]
         after = i + 1 if end < len(items) else None
         blocks.append(_block(code, after, function, labels, number))
     return _reachable(blocks)
 
 
-def _spread(body: list[Instruction | Label]) -> list[Instruction | Label]:
+def _spread(body: list[PtxInstruction | PtxLabel]) -> list[PtxInstruction | PtxLabel]:
     """Predicated instructions that need their warp, and predicated ends, under branches."""
-    items: list[Instruction | Label] = []
+    items: list[PtxInstruction | PtxLabel] = []
     for item in body:
-        guard = None if isinstance(item, Label) or item.opcode not in _SPREAD else item.guard
-        if guard is None or isinstance(item, Label):
+        guard = None if isinstance(item, PtxLabel) or item.opcode not in _SPREAD else item.guard
+        if guard is None or isinstance(item, PtxLabel):
             items += _ended(item)
             continue
-        beyond = Label(f"after {len(items)}")
+        beyond = PtxLabel(f"after {len(items)}")
         around = Guard(guard.register, not guard.negated)
-        items.append(Instruction("bra", (), (Symbol(beyond.name),), around, item.where))
+        items.append(PtxInstruction("bra", (), (Symbol(beyond.name),), around, item.where))
         items += [*_ended(replace(item, guard=None)), beyond]
     return items
 
 
-def _ended(item: Instruction | Label) -> list[Instruction | Label]:
+def _ended(item: PtxInstruction | PtxLabel) -> list[PtxInstruction | PtxLabel]:
     """``trap`` with the end of its threads."""
-    if isinstance(item, Instruction) and item.opcode == "trap":
-        return [item, Instruction("exit", (), (), None, item.where)]
+    if isinstance(item, PtxInstruction) and item.opcode == "trap":
+        return [item, PtxInstruction("exit", (), (), None, item.where)]
     return [item]
 
 
-def _starts(items: list[Instruction | Label], function: Function) -> tuple[list[int], dict[str, int]]:
+def _starts(items: list[PtxInstruction | PtxLabel], function: Function) -> tuple[list[int], dict[str, int]]:
     """Where blocks start, and each label's place among these."""
     starts, labels = {0}, dict[str, int]()
-    named = {x.name for item in items if isinstance(item, Instruction) for x in item.operands if isinstance(x, Symbol)}
+    named = {
+        x.name for item in items if isinstance(item, PtxInstruction) for x in item.operands if isinstance(x, Symbol)
+    }
     named |= {label for listed in function.targets.values() for label in listed}
     for i, item in enumerate(items):
-        if isinstance(item, Label) and item.name in named:  # most others tell where lines of the source begin
+        if isinstance(item, PtxLabel) and item.name in named:  # most others tell where lines of the source begin
             labels[item.name] = i
             starts.add(i)
-        elif isinstance(item, Instruction) and item.opcode in _JUMPS and i + 1 < len(items):
+        elif isinstance(item, PtxInstruction) and item.opcode in _JUMPS and i + 1 < len(items):
             starts.add(i + 1)
     return sorted(starts), labels
 
 
 def _block(
-    code: list[Instruction], after: int | None, function: Function, labels: dict[str, int], number: dict[int, int]
-) -> Block:
+    code: list[PtxInstruction], after: int | None, function: Function, labels: dict[str, int], number: dict[int, int]
+) -> BasicBlock:
     last = code[-1] if code else None
     beyond = () if after is None else (after,)
     if last is None or last.opcode not in _JUMPS:
-        return Block(code, beyond, where=last.where if last is not None else function.where)
+        return BasicBlock(code, beyond, where=last.where if last is not None else function.where)
     if len(last.operands) != {"bra": 1, "brx": 2}.get(last.opcode, 0):
         raise PtxError(f"{last.where}: {last.form} has {len(last.operands)} operands")
-    block = Block(code[:-1], where=last.where, uniform="uni" in last.modifiers)
+    block = BasicBlock(code[:-1], where=last.where, uniform="uni" in last.modifiers)
 
     def place(label: object) -> int:
         name = label.name if isinstance(label, Symbol) else str(label)
@@ -137,7 +139,7 @@ def _block(
     return block
 
 
-def _reachable(blocks: list[Block]) -> list[Block]:
+def _reachable(blocks: list[BasicBlock]) -> list[BasicBlock]:
     found, waiting = {0}, [0]
     while waiting:
         for target in blocks[waiting.pop()].targets:

@@ -20,9 +20,9 @@ from warploom.isa.form import Formed
 from warploom.isa.operators import binary, select, unary
 from warploom.isa.spaces import Window, from_generic, is_space
 from warploom.isa.special import special
-from warploom.ptx.blocks import Block
+from warploom.ptx.blocks import BasicBlock
 from warploom.ptx.emitter import Emitter
-from warploom.ptx.forms import Form
+from warploom.ptx.forms import ModifierReader
 from warploom.ptx.groups import completed_registers
 from warploom.ptx.reading import CARRY, find
 from warploom.ptx.specials import Specials
@@ -31,14 +31,14 @@ from warploom.ptx.syntax import (
     Float,
     Function,
     Guard,
-    Instruction,
     Integer,
     Not,
     Operand,
+    PtxInstruction,
+    PtxRegister,
     Symbol,
     UnknownTypeError,
 )
-from warploom.ptx.syntax import Register as PtxRegister
 from warploom.ptx.types import constant, unsigned
 from warploom.ptx.usage import Usage, by_guard
 
@@ -49,8 +49,8 @@ Make: TypeAlias = Callable[[Space, int], tuple[Isa, Sequence[ir.Operand]]]
 
 
 @dataclass(frozen=True, slots=True)
-class Names:
-    """What the names of a function's variables stand for.
+class VariablePlaces:
+    """Where the variables of a function lie, by their names.
 
     ``shared``: where a shared variable lies, ``local``: how many bytes into a thread's local memory; ``parameters``:
     the members of each parameter by their places in it, ``tensor_maps`` those that are one; ``pointers`` to variables
@@ -64,30 +64,30 @@ class Names:
     pointers: Mapping[str, Value]
 
 
-class Builder(Emitter):
+class FlowBuilder(Emitter):
     """Makes the statements of one function's blocks.
 
     ``windows`` are the spaces besides global memory of which the function makes generic addresses.
     """
 
-    def __init__(self, function: Function, usage: Usage, specials: Specials, names: Names) -> None:
+    def __init__(self, function: Function, usage: Usage, specials: Specials, names: VariablePlaces) -> None:
         super().__init__(sum(map(len, names.parameters.values())) + len(names.pointers))
         self.function, self.usage, self.specials, self.names = function, usage, specials, names
         self.parameters = names.parameters
-        code = [i for i in function.body if isinstance(i, Instruction)]
+        code = [i for i in function.body if isinstance(i, PtxInstruction)]
         made = {m for i in code if i.opcode == "cvta" and "to" not in i.modifiers for m in i.modifiers}
         shared = made & {"shared", "shared::cta"}
         self.windows: tuple[Window, ...] = ("shared",) * bool(shared) + ("local",) * ("local" in made)
         self.maps_generic = any(i.opcode == "mapa" and "u64" in i.modifiers for i in code)
-        self.blocks, self.number = list[Block](), 0
-        self.current: Instruction
+        self.blocks, self.number = list[BasicBlock](), 0
+        self.current: PtxInstruction
         self.completed: dict[int, tuple[str, ...]] = {}
         self._registers: dict[str, ir.Register] = {}
         self._values: dict[str, ir.Operand] = {}  # of the current block
 
     # -- blocks ------------------------------------------------------------------------------------------------------
 
-    def flow(self, blocks: list[Block]) -> tuple[tuple[Statement, ...], ...]:
+    def flow(self, blocks: list[BasicBlock]) -> tuple[tuple[Statement, ...], ...]:
         """The statements of all blocks."""
         self.blocks, self.completed = blocks, completed_registers(blocks)
         found: list[tuple[Statement, ...]] = []
@@ -97,7 +97,7 @@ class Builder(Emitter):
 
     def loops_until(self, holds: Operand) -> bool:
         """Whether the current block is a loop around its only instruction until a predicate holds."""
-        block = self.blocks[self.number] if self.blocks else Block()
+        block = self.blocks[self.number] if self.blocks else BasicBlock()
         if len(block.body) != 1 or block.guard is None or block.guard.register != holds:
             return False
         again = block.targets[0 if block.guard.negated else 1]
@@ -105,7 +105,7 @@ class Builder(Emitter):
             again = self.blocks[again].targets[0]
         return again == self.number
 
-    def block(self, block: Block) -> tuple[Statement, ...]:
+    def block(self, block: BasicBlock) -> tuple[Statement, ...]:
         """The statements of a block, its branch last."""
         self._values, self._out, self._known = {}, [], {}
         for guard, group in by_guard(block.body):
@@ -122,7 +122,7 @@ class Builder(Emitter):
             condition = self.read(block.index, u32)
         return (*self._out, ir.Branch(block.targets, condition, block.uniform, block.where))
 
-    def _guarded(self, guard: Guard, group: list[Instruction]) -> None:
+    def _guarded(self, guard: Guard, group: list[PtxInstruction]) -> None:
         self.where = group[0].where
         condition = self.guard(guard)
         outer, known = self._out, self._known
@@ -132,15 +132,15 @@ class Builder(Emitter):
         outer.append(When(condition, tuple(self._out), where=group[0].where))
         self._out, self._known = outer, known
 
-    def _instruction(self, i: Instruction) -> None:
+    def _instruction(self, i: PtxInstruction) -> None:
         target = i.operands[0] if i.opcode == "mov" and i.operands else None
         if isinstance(target, PtxRegister) and target.name in self.usage.constants:
             return
-        self.where, self.current, form = i.where, i, Form(i)
+        self.where, self.current, form = i.where, i, ModifierReader(i)
         handler = HANDLERS.get(i.opcode)
         try:
             if handler is None:
-                lowering = LOWERINGS.get(i.opcode, Builder.declared)
+                lowering = LOWERINGS.get(i.opcode, FlowBuilder.declared)
                 lowering(self, *find(self._unhinted(i), self.home, self.known, self.usage.read))
                 return
             handler(self, form)
@@ -150,7 +150,7 @@ class Builder(Emitter):
             raise form.refusal(f"the type .{error} is not supported") from None
         form.done()
 
-    def _unhinted(self, i: Instruction) -> Instruction:
+    def _unhinted(self, i: PtxInstruction) -> PtxInstruction:
         """Without a cache policy, as it changes speed alone; but tensor copies' loads keep those that Programs know."""
         if _HINT not in i.modifiers:
             return i
@@ -222,7 +222,7 @@ class Builder(Emitter):
         raise self.refusal(f"{operand} is no operand of one value")
 
     def value(self, register: PtxRegister) -> ir.Operand:
-        """What a register holds, in its home type."""
+        """The value of a register in its home type."""
         name = register.name
         if name in self._values:
             return self._values[name]
@@ -233,7 +233,7 @@ class Builder(Emitter):
         return self.specials.read(self, name)
 
     def register(self, name: str) -> ir.Register:
-        """The register that stays the same from block to block."""
+        """The mutable register of a PTX register that is used in several blocks."""
         if name not in self._registers:
             label = name.lstrip("%").replace("@", "_")
             self._registers[name] = ir.Register(next(self.numbers), self.usage.home[name], label)
@@ -385,7 +385,7 @@ class Builder(Emitter):
         operands: Sequence[ir.Operand],
         within: Tile | None = None,
     ) -> None:
-        """The same for several results."""
+        """Emit an instruction that writes several PTX registers."""
         if len(targets) != len(instruction.result_types):
             raise VerifyError(f"it gives {len(instruction.result_types)} registers, not {len(targets)}")
         results: list[Value] = []
@@ -442,10 +442,10 @@ class Builder(Emitter):
         return value
 
 
-Handler = Callable[[Builder, Form], None]
+Handler = Callable[[FlowBuilder, ModifierReader], None]
 HANDLERS: dict[str, Handler] = {}
 """Opcode → handler of what no table declares."""
-Lowering = Callable[[Builder, Formed, Sequence[Operand], Sequence[Operand]], None]
+Lowering = Callable[[FlowBuilder, Formed, Sequence[Operand], Sequence[Operand]], None]
 LOWERINGS: dict[str, Lowering] = {}
 """Opcode → what makes other operations of a declared instruction, of what it writes and of what it reads."""
 

@@ -10,8 +10,8 @@ from warploom.ir.statements import Operand as Value
 from warploom.isa.effects import Space
 from warploom.isa.form import Formed, named
 from warploom.isa.memory import load, store
-from warploom.ptx.builder import Builder, form
-from warploom.ptx.forms import Form
+from warploom.ptx.builder import FlowBuilder, form
+from warploom.ptx.forms import ModifierReader
 from warploom.ptx.syntax import Operand
 
 SYSTEM = {name: named(name, ptx=False) for name in ("vprintf", "__assertfail")}
@@ -19,7 +19,7 @@ SYSTEM = {name: named(name, ptx=False) for name in ("vprintf", "__assertfail")}
 
 
 @form("call")
-def call(b: Builder, f: Form) -> None:
+def call(b: FlowBuilder, f: ModifierReader) -> None:
     """A call of the system; others have been replaced by the bodies of their functions."""
     instruction = SYSTEM[f.one_of(*SYSTEM)]
     results = len(instruction.result_types)
@@ -31,7 +31,7 @@ def call(b: Builder, f: Form) -> None:
         b.access(place, "local", lambda _, offset, x=value: (store("local", x.dtype).at(offset=offset), (x,)), ())
 
 
-def _passed(b: Builder, place: Operand, dtype: DType) -> Value:
+def _passed(b: FlowBuilder, place: Operand, dtype: DType) -> Value:
     def make(_: Space, offset: int) -> tuple[Formed, tuple[Value, ...]]:
         return load("local", dtype).at(offset=offset), ()
 

@@ -11,11 +11,11 @@ from warploom.core.dtypes import pred, s32, u32, u64
 from warploom.ir.statements import Operand as Value
 from warploom.isa.operators import binary, unary
 from warploom.isa.spaces import Window, from_generic, is_space, to_generic
-from warploom.ptx.builder import Builder, form
-from warploom.ptx.forms import Form
+from warploom.ptx.builder import FlowBuilder, form
+from warploom.ptx.forms import ModifierReader
 
 
-def byte(b: Builder, x: Value, signed: bool) -> Value:
+def byte(b: FlowBuilder, x: Value, signed: bool) -> Value:
     """The low byte of a u32 as a number, u32 or s32."""
     if not signed:
         return b.binary("and", x, 255)
@@ -24,7 +24,7 @@ def byte(b: Builder, x: Value, signed: bool) -> Value:
 
 
 @form("cvta")
-def convert_address(b: Builder, f: Form) -> None:
+def convert_address(b: FlowBuilder, f: ModifierReader) -> None:
     """``cvta[.to]``: a global address is its own generic one."""
     back = f.flag("to")
     space = f.one_of("global", "const", "param", "shared", "shared::cta", "shared::cluster", "local").split("::")[0]
@@ -41,7 +41,7 @@ def convert_address(b: Builder, f: Form) -> None:
 
 
 @form("isspacep")
-def space_test(b: Builder, f: Form) -> None:
+def space_test(b: FlowBuilder, f: ModifierReader) -> None:
     """``isspacep``: what lies in no other space is global."""
     space = f.one_of("global", "shared", "shared::cta", "local").removesuffix("::cta")
     target, source = f.operands(2)

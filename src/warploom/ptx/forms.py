@@ -6,15 +6,15 @@ One that is not wholly understood is refused with its line: every modifier must 
 from __future__ import annotations
 
 from warploom.core.errors import PtxError
-from warploom.ptx.syntax import TYPES, Instruction, Integer, Operand
+from warploom.ptx.syntax import TYPES, Integer, Operand, PtxInstruction
 
 _SHOWN = 100  # of the operands in a message
 
 
-class Form:
-    """One instruction while it is being understood: what its modifiers say is taken piece by piece."""
+class ModifierReader:
+    """Takes the modifiers of an instruction one by one, so that one that nobody asked for is refused at the end."""
 
-    def __init__(self, instruction: Instruction) -> None:
+    def __init__(self, instruction: PtxInstruction) -> None:
         self.instruction = instruction
         self.opcode = instruction.opcode
         self._left = list(instruction.modifiers)
@@ -44,7 +44,7 @@ class Form:
             raise self.refusal()
 
     def which(self, *names: str) -> str:
-        """The first of these modifiers that is there; one must be."""
+        """The first of these modifiers that the instruction has. Raises PtxError where it has none."""
         found = self.one_of(*names)
         if not found:
             raise self.refusal()
@@ -77,7 +77,7 @@ class Form:
         return found[0]
 
     def operands(self, *counts: int) -> tuple[Operand, ...]:
-        """The operands, which must be as many."""
+        """The operands. Raises PtxError for another count of them."""
         given = self.instruction.operands
         if len(given) not in counts:
             raise self.refusal(f"it has {len(given)} operands")

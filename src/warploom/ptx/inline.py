@@ -15,15 +15,15 @@ from warploom.ptx.syntax import (
     Both,
     Function,
     Guard,
-    Instruction,
-    Label,
     Module,
     Not,
     Operand,
-    Register,
+    PtxInstruction,
+    PtxLabel,
+    PtxRegister,
+    PtxVector,
     Symbol,
     Variable,
-    Vector,
 )
 
 _DEPTH = 32  # of calls within calls
@@ -43,20 +43,22 @@ class _Names:
 
     def operand(self, x: Operand) -> Operand:
         """An operand with the names of the copy."""
-        if isinstance(x, Register):
-            return Register(self.of(x.name))
+        if isinstance(x, PtxRegister):
+            return PtxRegister(self.of(x.name))
         if isinstance(x, Symbol):
             return Symbol(self.of(x.name), x.offset)
-        if isinstance(x, Vector):
-            return Vector(tuple(map(self.operand, x.items)))
+        if isinstance(x, PtxVector):
+            return PtxVector(tuple(map(self.operand, x.items)))
         if isinstance(x, Address):
             base, at = self.operand(x.base), x.coordinates
-            assert isinstance(base, Register | Symbol) or base is x.base
-            return replace(x, base=base, coordinates=None if at is None else Vector(tuple(map(self.operand, at.items))))
+            assert isinstance(base, PtxRegister | Symbol) or base is x.base
+            return replace(
+                x, base=base, coordinates=None if at is None else PtxVector(tuple(map(self.operand, at.items)))
+            )
         if isinstance(x, Not):
-            return Not(Register(self.of(x.register.name)))
+            return Not(PtxRegister(self.of(x.register.name)))
         if isinstance(x, Both):
-            return Both(Register(self.of(x.first.name)), Register(self.of(x.second.name)))
+            return Both(PtxRegister(self.of(x.first.name)), PtxRegister(self.of(x.second.name)))
         return x
 
 
@@ -83,8 +85,8 @@ class _Copier:
             into.targets[names.of(name)] = tuple(map(names.of, labels))
         inside = {v.name for v in function.variables if v.space == "param"} | set(names.passed)
         for item in function.body:
-            if isinstance(item, Label):
-                into.body.append(Label(names.of(item.name)))
+            if isinstance(item, PtxLabel):
+                into.body.append(PtxLabel(names.of(item.name)))
                 continue
             if item.opcode == "call":
                 self._call(item, names, (*stack, function.name))
@@ -94,14 +96,14 @@ class _Copier:
             into.body.append(self._renamed(item, names, inside))
 
     @staticmethod
-    def _renamed(i: Instruction, names: _Names, inside: set[str]) -> Instruction:
+    def _renamed(i: PtxInstruction, names: _Names, inside: set[str]) -> PtxInstruction:
         modifiers = i.modifiers
         if "param" in modifiers and any(_named(x) in inside for x in i.operands):
             modifiers = tuple("local" if m.startswith("param") else m for m in modifiers)
-        guard = None if i.guard is None else Guard(Register(names.of(i.guard.register.name)), i.guard.negated)
+        guard = None if i.guard is None else Guard(PtxRegister(names.of(i.guard.register.name)), i.guard.negated)
         return replace(i, modifiers=modifiers, operands=tuple(map(names.operand, i.operands)), guard=guard)
 
-    def _call(self, i: Instruction, names: _Names, stack: tuple[str, ...]) -> None:
+    def _call(self, i: PtxInstruction, names: _Names, stack: tuple[str, ...]) -> None:
         symbols = [x for x in i.operands if isinstance(x, Symbol)]
         target = symbols[0].name if symbols else ""
         called = self.module.functions.get(target)
@@ -127,11 +129,11 @@ class _Copier:
             raise PtxError(f"{i.where}: {i.form} {target}: its arguments are not those of the function")
         number = next(self.numbers)
         own = {*called.registers, *called.targets, *(v.name for v in called.variables)}
-        own |= {x.name for x in called.body if isinstance(x, Label)}
+        own |= {x.name for x in called.body if isinstance(x, PtxLabel)}
         inner = _Names(own, {formal: names.of(actual) for formal, actual in passed.items()}, f"@{number}")
         end = f"return@{number}"
         self.copy(called, inner, stack, end)
-        self.into.body.append(Label(end))
+        self.into.body.append(PtxLabel(end))
 
 
 def _listed(variables: tuple[Variable, ...]) -> list[str]:
@@ -139,7 +141,7 @@ def _listed(variables: tuple[Variable, ...]) -> list[str]:
 
 
 def _given(operands: tuple[Operand, ...]) -> list[str]:
-    return [x.name for v in operands if isinstance(v, Vector) for x in v.items if isinstance(x, Symbol)]
+    return [x.name for v in operands if isinstance(v, PtxVector) for x in v.items if isinstance(x, Symbol)]
 
 
 def _named(x: Operand) -> str:

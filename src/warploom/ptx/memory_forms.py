@@ -17,13 +17,13 @@ from warploom.isa.effects import Space
 from warploom.isa.form import Formed
 from warploom.isa.memory import CACHE_HINTS, register_type, width
 from warploom.isa.operators import select
-from warploom.ptx.builder import Builder, lowered
+from warploom.ptx.builder import FlowBuilder, lowered
 from warploom.ptx.conversion_forms import byte
-from warploom.ptx.syntax import Address, Instruction, Integer, Not, Operand, Register, Symbol
+from warploom.ptx.syntax import Address, Integer, Not, Operand, PtxInstruction, PtxRegister, Symbol
 from warploom.ptx.types import TYPE, constant, unsigned
 
 
-def _reach(b: Builder, made: Formed) -> tuple[str, bool]:
+def _reach(b: FlowBuilder, made: Formed) -> tuple[str, bool]:
     """The space of an access, '' for a generic address, and whether shared memory may be another CTA's.
 
     Constant memory is global memory that nobody writes.
@@ -33,7 +33,7 @@ def _reach(b: Builder, made: Formed) -> tuple[str, bool]:
     return space, written == "shared::cluster" or (not space and b.maps_generic)
 
 
-def _ordered(b: Builder, made: Formed, space: Space) -> dict[str, Any]:
+def _ordered(b: FlowBuilder, made: Formed, space: Space) -> dict[str, Any]:
     """Cache hint, order and scope as they count in a space: caches are global memory's alone.
 
     ``volatile`` is a relaxed access of the system's scope. In shared memory it counts as an ordinary one, since what it
@@ -54,7 +54,7 @@ def _ordered(b: Builder, made: Formed, space: Space) -> dict[str, Any]:
 
 
 @lowered("ld", "ldu")
-def load(b: Builder, made: Formed, targets: Sequence[Operand], sources: Sequence[Operand]) -> None:
+def load(b: FlowBuilder, made: Formed, targets: Sequence[Operand], sources: Sequence[Operand]) -> None:
     """``ld``: vectors of any elements as words of at least 32 bits, single bytes and halves extended."""
     if "param" in made.words:
         _parameter(b, made, targets, sources[0])
@@ -80,7 +80,7 @@ def load(b: Builder, made: Formed, targets: Sequence[Operand], sources: Sequence
         b.assign(register, loaded[i] if bits >= 32 else _element(b, loaded, i, made.type))
 
 
-def _element(b: Builder, words: Sequence[Value], index: int, kind: str) -> Value:
+def _element(b: FlowBuilder, words: Sequence[Value], index: int, kind: str) -> Value:
     """One byte or half of loaded words, extended by its type."""
     per_word = 32 // width(kind)
     word, place = words[index // per_word], index % per_word
@@ -90,7 +90,7 @@ def _element(b: Builder, words: Sequence[Value], index: int, kind: str) -> Value
     return b.extend(b.cast(half, s16), s32) if kind[0] == "s" else half
 
 
-def _parameter(b: Builder, made: Formed, targets: Sequence[Operand], address: Operand) -> None:
+def _parameter(b: FlowBuilder, made: Formed, targets: Sequence[Operand], address: Operand) -> None:
     """``ld.param``: an argument."""
     kind, bits = made.type, width(made.type)
     if not isinstance(address, Address) or not isinstance(address.base, Symbol):
@@ -108,7 +108,7 @@ def _parameter(b: Builder, made: Formed, targets: Sequence[Operand], address: Op
 
 
 @lowered("st")
-def store(b: Builder, made: Formed, targets: Sequence[Operand], sources: Sequence[Operand]) -> None:
+def store(b: FlowBuilder, made: Formed, targets: Sequence[Operand], sources: Sequence[Operand]) -> None:
     """``st``: vectors of any elements as words of at least 32 bits."""
     if "async" in made.words:
         b.declared(made, targets, sources)
@@ -127,7 +127,7 @@ def store(b: Builder, made: Formed, targets: Sequence[Operand], sources: Sequenc
     b.access(sources[0], space, make, ())
 
 
-def _words(b: Builder, values: Sequence[Operand], kind: str) -> list[Value]:
+def _words(b: FlowBuilder, values: Sequence[Operand], kind: str) -> list[Value]:
     """Bytes or halves joined to words."""
     halves = [b.read(x, u16) for x in values]
     if width(kind) == 8:
@@ -141,7 +141,7 @@ def _words(b: Builder, values: Sequence[Operand], kind: str) -> list[Value]:
 
 
 @lowered("atom", "red")
-def atomic(b: Builder, made: Formed, targets: Sequence[Operand], sources: Sequence[Operand]) -> None:
+def atomic(b: FlowBuilder, made: Formed, targets: Sequence[Operand], sources: Sequence[Operand]) -> None:
     """``atom`` and, without the old value, ``red``."""
     (space, remote), scope = _reach(b, made), b.scope(made)
     if made.count > 1 and not space and b.windows:
@@ -159,12 +159,12 @@ def atomic(b: Builder, made: Formed, targets: Sequence[Operand], sources: Sequen
 
 
 @lowered("prefetch", "prefetchu", "applypriority")
-def no_operation(b: Builder, made: Formed, targets: Sequence[Operand], sources: Sequence[Operand]) -> None:
+def no_operation(b: FlowBuilder, made: Formed, targets: Sequence[Operand], sources: Sequence[Operand]) -> None:
     """Hints to caches change speed alone."""
 
 
 @lowered("cp")
-def copy(b: Builder, made: Formed, targets: Sequence[Operand], sources: Sequence[Operand]) -> None:
+def copy(b: FlowBuilder, made: Formed, targets: Sequence[Operand], sources: Sequence[Operand]) -> None:
     """``cp.async`` and its groups, bulk copies of bytes and of tensors."""
     if "prefetch" in made.words:
         return
@@ -173,7 +173,9 @@ def copy(b: Builder, made: Formed, targets: Sequence[Operand], sources: Sequence
         b.emit(wait_copies(0))
     elif made.words[1:3] == ("async", "mbarrier"):
         # What the async proxy reads would need a fence that is not looked for here.
-        if any(isinstance(i, Instruction) and (i.opcode == "wgmma" or "bulk" in i.modifiers) for i in b.function.body):
+        if any(
+            isinstance(i, PtxInstruction) and (i.opcode == "wgmma" or "bulk" in i.modifiers) for i in b.function.body
+        ):
             raise b.refusal("beside wgmma and bulk copies it is not supported")
         b.declared(made, targets, sources)
     elif made.fields.get("cache"):
@@ -182,7 +184,7 @@ def copy(b: Builder, made: Formed, targets: Sequence[Operand], sources: Sequence
         b.declared(made, targets, sources)
 
 
-def _copy(b: Builder, made: Formed, sources: Sequence[Operand]) -> None:
+def _copy(b: FlowBuilder, made: Formed, sources: Sequence[Operand]) -> None:
     """``cp.async``: a predicate in place of the count of bytes holds where the source is left out."""
     size, valid = made.bytes, sources[2] if len(sources) > 2 else None
     zero_fill = valid is not None and valid != Integer(size)
@@ -199,5 +201,5 @@ def _copy(b: Builder, made: Formed, sources: Sequence[Operand]) -> None:
     b.emit(copied.at(shared_offset=offset, global_offset=displaced), (base, origin, *words), within=within)
 
 
-def _is_predicate(b: Builder, x: Operand) -> bool:
-    return isinstance(x, Not) or (isinstance(x, Register) and b.usage.home.get(x.name) is pred)
+def _is_predicate(b: FlowBuilder, x: Operand) -> bool:
+    return isinstance(x, Not) or (isinstance(x, PtxRegister) and b.usage.home.get(x.name) is pred)

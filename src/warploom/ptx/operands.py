@@ -5,20 +5,20 @@ Source: PTX ISA, "Instruction Operands".
 
 from __future__ import annotations
 
-from warploom.ptx.syntax import Address, Float, Integer, Not, Operand, Register, Symbol, Vector
-from warploom.ptx.tokens import Cursor
+from warploom.ptx.syntax import Address, Float, Integer, Not, Operand, PtxRegister, PtxVector, Symbol
+from warploom.ptx.tokens import TokenCursor
 
 
-class OperandCursor(Cursor):
+class OperandCursor(TokenCursor):
     """A cursor that takes operands; ``registers`` and ``vectors``, those of several parts, are what was declared."""
 
     def __init__(self, text: str, name: str) -> None:
         super().__init__(text, name)
         self.registers: dict[str, str] = {}
-        self.vectors: dict[str, tuple[Register, ...]] = {}
+        self.vectors: dict[str, tuple[PtxRegister, ...]] = {}
 
     def named(self, name: str) -> str:
-        """What a name stands for."""
+        """The name in the function for a name of the text; blocks of the text may rename."""
         return name
 
     def operand(self) -> Operand:
@@ -29,30 +29,30 @@ class OperandCursor(Cursor):
         if self.accept("["):
             return self._address()
         if self.accept("!"):
-            return Not(Register(self.named(self.word())))
+            return Not(PtxRegister(self.named(self.word())))
         if token.text in ("-", "+") or token.kind == "number":
             return self._constant()
         name = self.word()
         if name == "_":
-            return Register("")
+            return PtxRegister("")
         whole, _, part = name.partition(".")
         if self.named(whole) in self.vectors:
             items = self.vectors[self.named(whole)]
-            return items["xyzw".index(part)] if part else Vector(items)
+            return items["xyzw".index(part)] if part else PtxVector(items)
         name = self.named(name)
         if name.startswith("%") or name in self.registers:  # inline assembly declares registers without the sign
-            return Register(name)
+            return PtxRegister(name)
         offset = self._displacement()
         return Symbol(name, offset)
 
-    def _vector(self) -> Vector:
+    def _vector(self) -> PtxVector:
         close = "}" if self.take().text == "{" else ")"
         items: list[Operand] = []
         while not self.accept(close):
             items.append(self.operand())
             if self.next.text != close:
                 self.expect(",")
-        return Vector(tuple(items))
+        return PtxVector(tuple(items))
 
     def _constant(self) -> Integer | Float:
         negative = False
@@ -78,12 +78,12 @@ class OperandCursor(Cursor):
             offset, base = base.offset, Symbol(base.name)
         else:
             offset = self._displacement()
-        if not isinstance(base, Register | Symbol | Integer):
+        if not isinstance(base, PtxRegister | Symbol | Integer):
             self.fail("expected the base of an address")
         coordinates = None
         if self.accept(","):
             found = self.operand()
-            coordinates = found if isinstance(found, Vector) else None
+            coordinates = found if isinstance(found, PtxVector) else None
             if coordinates is None:
                 self.fail("expected coordinates in braces")
         self.expect("]")

@@ -18,12 +18,12 @@ from warploom.ptx.syntax import (
     Float,
     Function,
     Guard,
-    Instruction,
     Integer,
-    Label,
     Module,
     Operand,
-    Register,
+    PtxInstruction,
+    PtxLabel,
+    PtxRegister,
     Symbol,
     Variable,
 )
@@ -67,7 +67,7 @@ class _Parser(OperandCursor):
         for function in self.result.functions.values():
             function.where = self.lines.resolved(function.where)
             function.body = [
-                replace(i, where=self.lines.resolved(i.where)) if isinstance(i, Instruction) else i
+                replace(i, where=self.lines.resolved(i.where)) if isinstance(i, PtxInstruction) else i
                 for i in function.body
             ]
         if not self.result.target:
@@ -214,7 +214,7 @@ class _Parser(OperandCursor):
         if scope.labels:
             for i in range(scope.start, len(function.body)):
                 item = function.body[i]
-                if isinstance(item, Instruction):
+                if isinstance(item, PtxInstruction):
                     function.body[i] = replace(item, operands=tuple(_relabelled(x, scope) for x in item.operands))
             for name in set(scope.labels.values()) & set(function.targets):
                 function.targets[name] = tuple(scope.labels.get(x, x) for x in function.targets[name])
@@ -272,7 +272,7 @@ class _Parser(OperandCursor):
                     function.registers[self._declare(f"{name}{i}")] = kind
             elif parts:
                 name = self._declare(name)
-                self.vectors[name] = tuple(Register(f"{name}@{part}") for part in parts)
+                self.vectors[name] = tuple(PtxRegister(f"{name}@{part}") for part in parts)
                 function.registers |= {item.name: kind for item in self.vectors[name]}
             else:
                 function.registers[self._declare(name)] = kind
@@ -294,7 +294,7 @@ class _Parser(OperandCursor):
             self.expect(";")
             function.targets[name] = tuple(targets)
             return
-        function.body.append(Label(name))
+        function.body.append(PtxLabel(name))
 
     def _location(self) -> None:
         """``.loc file line column [, function_name label[+offset], inlined_at file line column]``."""
@@ -319,7 +319,7 @@ class _Parser(OperandCursor):
         guard = None
         if self.accept("@"):
             negated = self.accept("!")
-            guard = Guard(Register(self.named(self.word())), negated)
+            guard = Guard(PtxRegister(self.named(self.word())), negated)
         opcode, *modifiers = self.word().replace("::", "\0").split(".")
         operands: list[Operand] = []
         while not self.accept(";"):
@@ -327,13 +327,13 @@ class _Parser(OperandCursor):
             if self.next.text == "|":
                 self.take()
                 first, second = operands.pop(), self.operand()
-                if not isinstance(first, Register) or not isinstance(second, Register):
+                if not isinstance(first, PtxRegister) or not isinstance(second, PtxRegister):
                     self.fail("expected two registers")
                 operands.append(Both(first, second))
             if self.next.text != ";":
                 self.expect(",")
         written = tuple(m.replace("\0", "::") for m in modifiers)
-        function.body.append(Instruction(opcode, written, tuple(operands), guard, where))
+        function.body.append(PtxInstruction(opcode, written, tuple(operands), guard, where))
 
 
 def _relabelled(operand: Operand, scope: _Scope) -> Operand:

@@ -27,10 +27,10 @@ from warploom.ptx import (
     tensor_map_forms,
 )
 from warploom.ptx.blocks import basic_blocks
-from warploom.ptx.builder import Builder, Names
+from warploom.ptx.builder import FlowBuilder, VariablePlaces
 from warploom.ptx.inline import inlined
 from warploom.ptx.specials import Specials
-from warploom.ptx.syntax import TYPES, Address, Function, Module, Operand, Symbol, Variable, Vector
+from warploom.ptx.syntax import TYPES, Address, Function, Module, Operand, PtxVector, Symbol, Variable
 from warploom.ptx.types import TYPE
 from warploom.ptx.usage import usage
 
@@ -50,7 +50,7 @@ _LOCAL_BYTES = 512 << 10
 
 @dataclass(frozen=True, slots=True)
 class Argument:
-    """What is passed for a parameter: a pointer to elements of ``dtype``, a scalar of it, a tensor map; its name.
+    """An argument of a launch: a pointer to elements of ``dtype``, a scalar of it, or a tensor map, and its name.
 
     A structure has ``members``, pointers and scalars.
     """
@@ -111,8 +111,8 @@ def to_program(
         for v in function.parameters
         if v.name in members and members[v.name][0].dtype is u64 and v.bytes == _TENSOR_MAP_BYTES
     )
-    names = Names(regions, local, members, maps, {p.name: p.value for p in pointers})
-    builder = Builder(function, usage(function, blocks), Specials(block, cluster, shared_bytes, total), names)
+    names = VariablePlaces(regions, local, members, maps, {p.name: p.value for p in pointers})
+    builder = FlowBuilder(function, usage(function, blocks), Specials(block, cluster, shared_bytes, total), names)
     flow = Flow(builder.flow(blocks), function.where)
     return Program(
         name=function.name,
@@ -190,7 +190,7 @@ def _symbols(operands: Iterable[Operand]) -> Iterable[str]:
             yield x.name
         elif isinstance(x, Address) and isinstance(x.base, Symbol):
             yield x.base.name
-        elif isinstance(x, Vector):
+        elif isinstance(x, PtxVector):
             yield from _symbols(x.items)
 
 
@@ -215,7 +215,7 @@ def _shared(module: Module, function: Function, used: set[str], dynamic: int) ->
 
 
 def _author_name(variable: Variable) -> str:
-    """What the C++ calls a variable of a function: ``_ZZ4gemmPfE4full`` is ``full``."""
+    """The name in C++ of a variable of a function: ``full`` for ``_ZZ4gemmPfE4full``."""
     mangled = re.fullmatch(r"_ZZ.*E(\d+)(\w+)", variable.name)
     return mangled[2] if mangled and len(mangled[2]) == int(mangled[1]) else variable.name
 

@@ -6,10 +6,10 @@ from collections.abc import Callable, Container, Sequence
 
 from warploom.core.dtypes import DType
 from warploom.isa.form import Form, Formed, RefusedError, candidates, home_of, instruction
-from warploom.isa.pattern import Place
-from warploom.ptx.syntax import Address, Both, Instruction, Integer, Operand, Register, Vector
+from warploom.isa.pattern import OperandPlace
+from warploom.ptx.syntax import Address, Both, Integer, Operand, PtxInstruction, PtxRegister, PtxVector
 
-CARRY = Register("%carry@")  # no name that PTX can have
+CARRY = PtxRegister("%carry@")  # no name that PTX can have
 """Stands for the carry among what is written and read."""
 Home = Callable[[Operand, DType], DType]
 Known = Callable[[Operand], Operand]
@@ -17,7 +17,7 @@ Found = tuple[Formed, Sequence[Operand], Sequence[Operand]]
 _PLAIN: dict[tuple[str, tuple[str, ...], int], Formed] = {}
 
 
-def find(i: Instruction, home: Home, known: Known, read: Container[str]) -> Found:
+def find(i: PtxInstruction, home: Home, known: Known, read: Container[str]) -> Found:
     """The instruction, the operands that it writes and those that it reads, in the order of Programs.
 
     ``home`` is the type in which a register of a width is at home, ``known`` gives the number that a register stands
@@ -67,7 +67,7 @@ def _placed(
                 raise RefusedError(f"{operand} is no address in {form}")
             sources.append(operand)
         elif place.kind != "sink":
-            items = operand.items if isinstance(operand, Vector) and place.count else (operand,)
+            items = operand.items if isinstance(operand, PtxVector) and place.count else (operand,)
             (targets if place.kind == "result" else sources).extend(items)
     where = home_of(form, words)
     if form.registers == "home" and where is not None:
@@ -83,7 +83,7 @@ def _placed(
 
 def _grouped(
     form: Form, words: tuple[str, ...], given: Sequence[Operand], read: Container[str]
-) -> tuple[list[tuple[Place, Operand]], frozenset[str]]:
+) -> tuple[list[tuple[OperandPlace, Operand]], frozenset[str]]:
     """Each place of a form with the operand that stands there, and the names of the places that are left out."""
     present = {s.name for s, w in zip(form.slots, words, strict=True) if w}
     places = [p for p in form.places if (not p.given or p.given in present) and not p.hidden]
@@ -91,7 +91,7 @@ def _grouped(
     spare = len(given) - sum(not p.optional or bool(p.given) for p in single)
     if not 0 <= spare <= sum(p.optional and not p.given for p in single):
         raise RefusedError(f"it has {len(given)} operands, not those of {form}")
-    operands, groups, left = iter(given), list[tuple[Place, Operand]](), set[str]()
+    operands, groups, left = iter(given), list[tuple[OperandPlace, Operand]](), set[str]()
     for place in places:
         if place.box == "coordinates":
             box = groups[-1][1]

@@ -18,7 +18,7 @@ _MASKS = ("eq", "lt", "le", "gt", "ge")
 
 @dataclass(frozen=True, slots=True)
 class Specials:
-    """What the launch fixes: the threads of a CTA along x, y, z, the cluster's CTAs, bytes of dynamic shared memory."""
+    """Special registers of a launch: threads of a CTA along x, y, z, CTAs of a cluster, bytes of shared memory."""
 
     block: tuple[int, int, int]
     cluster: tuple[int, int, int]

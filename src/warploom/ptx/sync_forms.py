@@ -8,12 +8,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from warploom.isa.form import Formed, named
-from warploom.ptx.builder import Builder, lowered
+from warploom.ptx.builder import FlowBuilder, lowered
 from warploom.ptx.syntax import Operand
 
 
 @lowered("fence")
-def fence(b: Builder, made: Formed, targets: Sequence[Operand], sources: Sequence[Operand]) -> None:
+def fence(b: FlowBuilder, made: Formed, targets: Sequence[Operand], sources: Sequence[Operand]) -> None:
     """Fences. Of a cluster of one CTA the scope is the CTA's; the address of an acquired tensor map is one operand."""
     if made.fields.get("scope") == "cluster":
         made = named(f"fence.{made.order}.{b.scope(made)}")
@@ -25,12 +25,12 @@ def fence(b: Builder, made: Formed, targets: Sequence[Operand], sources: Sequenc
 
 
 @lowered("griddepcontrol", "nanosleep")
-def nothing(b: Builder, made: Formed, targets: Sequence[Operand], sources: Sequence[Operand]) -> None:
+def nothing(b: FlowBuilder, made: Formed, targets: Sequence[Operand], sources: Sequence[Operand]) -> None:
     """Ignore ``griddepcontrol`` and ``nanosleep``: they affect scheduling only."""
 
 
 @lowered("wgmma")
-def warpgroup(b: Builder, made: Formed, targets: Sequence[Operand], sources: Sequence[Operand]) -> None:
+def warpgroup(b: FlowBuilder, made: Formed, targets: Sequence[Operand], sources: Sequence[Operand]) -> None:
     """``wgmma.wait_group`` names the registers that it completes; other forms are what they are."""
     names = b.completed.get(id(b.current), ())
     if not names:

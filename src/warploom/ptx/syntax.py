@@ -1,4 +1,4 @@
-"""What PTX text is made of, typed: modules, functions, instructions, operands.
+"""The syntax tree of PTX: modules, functions, instructions, operands.
 
 Source: PTX ISA, "Syntax", "State Spaces, Types, and Variables", "Instruction Operands".
 """
@@ -54,7 +54,7 @@ class UnknownTypeError(KeyError):
 
 
 @dataclass(frozen=True, slots=True)
-class Register:
+class PtxRegister:
     """A virtual or special register: ``%r12``, ``%tid.x``; ``_`` is the sink, whose name is empty."""
 
     name: str
@@ -110,7 +110,7 @@ class Symbol:
 
 
 @dataclass(frozen=True, slots=True)
-class Vector:
+class PtxVector:
     """Several operands in braces or parentheses."""
 
     items: tuple[Operand, ...]
@@ -123,9 +123,9 @@ class Vector:
 class Address:
     """``[base + offset]``; ``coordinates`` of a tensor copy, ``[map, {x, y}]``."""
 
-    base: Register | Symbol | Integer
+    base: PtxRegister | Symbol | Integer
     offset: int = 0
-    coordinates: Vector | None = None
+    coordinates: PtxVector | None = None
 
     def __str__(self) -> str:
         return f"[{self.base}{f'+{self.offset}' if self.offset else ''}]"
@@ -135,30 +135,30 @@ class Address:
 class Not:
     """A predicate operand negated: ``!%p1``."""
 
-    register: Register
+    register: PtxRegister
 
 
 @dataclass(frozen=True, slots=True)
 class Both:
     """Two destinations at once: ``%p1|%p2``."""
 
-    first: Register
-    second: Register
+    first: PtxRegister
+    second: PtxRegister
 
 
-Operand: TypeAlias = Register | Integer | Float | Symbol | Vector | Address | Not | Both
+Operand: TypeAlias = PtxRegister | Integer | Float | Symbol | PtxVector | Address | Not | Both
 
 
 @dataclass(frozen=True, slots=True)
 class Guard:
     """``@%p`` or ``@!%p`` before an instruction."""
 
-    register: Register
+    register: PtxRegister
     negated: bool
 
 
 @dataclass(frozen=True, slots=True)
-class Instruction:
+class PtxInstruction:
     """One instruction: ``ld.global.v4.b32`` has the opcode ``ld`` and the modifiers ``global``, ``v4``, ``b32``."""
 
     opcode: str
@@ -174,7 +174,7 @@ class Instruction:
 
 
 @dataclass(frozen=True, slots=True)
-class Label:
+class PtxLabel:
     """A place to branch to."""
 
     name: str
@@ -205,7 +205,7 @@ class Function:
     parameters: tuple[Variable, ...]
     results: tuple[Variable, ...]
     where: SourceLine
-    body: list[Instruction | Label] = field(default_factory=list[Instruction | Label])
+    body: list[PtxInstruction | PtxLabel] = field(default_factory=list[PtxInstruction | PtxLabel])
     registers: dict[str, str] = field(default_factory=dict[str, str])
     variables: list[Variable] = field(default_factory=list[Variable])
     targets: dict[str, tuple[str, ...]] = field(default_factory=dict[str, tuple[str, ...]])
@@ -223,5 +223,5 @@ class Module:
 
     @property
     def entries(self) -> list[Function]:
-        """Its kernels."""
+        """The kernels of the module."""
         return [f for f in self.functions.values() if f.entry]

@@ -13,8 +13,8 @@ from warploom.isa.form import named
 from warploom.isa.memory import load, store
 from warploom.isa.special import FULL_MASK, special
 from warploom.isa.tensor_map import FIELDS, MAP_BYTES, tensor_map_replace
-from warploom.ptx.builder import Builder, form
-from warploom.ptx.forms import Form
+from warploom.ptx.builder import FlowBuilder, form
+from warploom.ptx.forms import ModifierReader
 from warploom.ptx.syntax import Integer, Operand
 from warploom.ptx.types import constant
 
@@ -23,18 +23,18 @@ _DEFAULTS = ("interleave_layout", "fill_mode")
 
 
 @form("tensormap")
-def tensor_map(b: Builder, f: Form) -> None:
+def tensor_map(b: FlowBuilder, f: ModifierReader) -> None:
     """``tensormap.{replace, cp_fenceproxy}``."""
     (_replace if f.which("replace", "cp_fenceproxy") == "replace" else _publish)(b, f)
 
 
-def _space(f: Form) -> Literal["shared", "global"]:
+def _space(f: ModifierReader) -> Literal["shared", "global"]:
     return cast(
         "Literal['shared', 'global']", f.one_of("shared::cta", "global", default="global").removesuffix("::cta")
     )
 
 
-def _replace(b: Builder, f: Form) -> None:
+def _replace(b: FlowBuilder, f: ModifierReader) -> None:
     name, space = f.which(*FIELDS), _space(f)
     f.need("tile", "b1024")
     field = FIELDS[name]
@@ -53,12 +53,12 @@ def _replace(b: Builder, f: Form) -> None:
     b.emit(tensor_map_replace(space, name, index), (base, given), within=within)
 
 
-def _size(b: Builder, f: Form, size: Operand) -> None:
+def _size(b: FlowBuilder, f: ModifierReader, size: Operand) -> None:
     if b.read(size, u32) != constant(MAP_BYTES, u32):
         raise f.refusal(f"a tensor map has {MAP_BYTES} bytes")
 
 
-def _publish(b: Builder, f: Form) -> None:
+def _publish(b: FlowBuilder, f: ModifierReader) -> None:
     """A warp copies a map from shared to global memory, 4 bytes a lane, and publishes it."""
     f.need("global", "shared::cta", "tensormap::generic", "release", "sync", "aligned")
     f.which("gpu", "sys")

@@ -75,7 +75,7 @@ END = Token("end", "", 0)
 """What comes after the last token."""
 
 
-class Cursor:
+class TokenCursor:
     """Goes through the tokens of a text; messages call it ``name``."""
 
     def __init__(self, text: str, name: str) -> None:
@@ -83,16 +83,16 @@ class Cursor:
 
     @property
     def next(self) -> Token:
-        """The token that comes, which stays."""
+        """The next token, which is not taken."""
         return self.tokens[self.at] if self.at < len(self.tokens) else END
 
     @property
     def beyond(self) -> Token:
-        """The token behind that one."""
+        """The token after the next one."""
         return self.tokens[self.at + 1] if self.at + 1 < len(self.tokens) else END
 
     def take(self) -> Token:
-        """The token that comes; the next one is behind it."""
+        """Take the next token."""
         token = self.next
         self.at += 1
         return token

@@ -1,4 +1,4 @@
-"""What a function's registers are for: their types here, and which of them are values of one block.
+"""The types of a function's PTX registers, and which of them are values of one block.
 
 PTX registers have a width; what they hold, their instructions say. Here a register has one *home* type, that of most of
 its uses, and is read as another one by a reinterpretation of its bits.
@@ -13,7 +13,7 @@ from functools import lru_cache
 
 from warploom.core.dtypes import DType, f32, f64, pred, u16, u32, u64
 from warploom.isa.form import FORMS, RefusedError, candidates, load_tables
-from warploom.ptx.blocks import Block
+from warploom.ptx.blocks import BasicBlock
 from warploom.ptx.syntax import (
     TYPES,
     Address,
@@ -21,13 +21,13 @@ from warploom.ptx.syntax import (
     Float,
     Function,
     Guard,
-    Instruction,
     Integer,
     Not,
     Operand,
-    Register,
+    PtxInstruction,
+    PtxRegister,
+    PtxVector,
     Symbol,
-    Vector,
 )
 
 _WITHOUT_RESULT = ("cp", "discard", "tensormap", "brkpt", "pmevent", "applypriority")
@@ -39,7 +39,7 @@ _COPIES = ("mov", "selp", "shfl")
 _BITS_ALONE = ("ld", "st", "atom", "ldmatrix", *_COPIES)
 
 
-def destinations(i: Instruction) -> tuple[Operand, ...]:
+def destinations(i: PtxInstruction) -> tuple[Operand, ...]:
     """The operands that an instruction writes."""
     return i.operands[:1] if i.operands and _writes(i.opcode, i.modifiers) else ()
 
@@ -57,7 +57,7 @@ def _writes(opcode: str, modifiers: tuple[str, ...]) -> bool:
     return any(p.kind == "result" and not p.hidden for p in form.places)
 
 
-def sources(i: Instruction) -> tuple[Operand, ...]:
+def sources(i: PtxInstruction) -> tuple[Operand, ...]:
     """The operands that it reads; the accumulators of ``wgmma`` are both."""
     first = 0 if i.opcode == "wgmma" else len(destinations(i))
     return i.operands[first:]
@@ -65,10 +65,10 @@ def sources(i: Instruction) -> tuple[Operand, ...]:
 
 def registers(operand: Operand) -> Iterator[str]:
     """The names of the virtual registers in an operand."""
-    if isinstance(operand, Register):
+    if isinstance(operand, PtxRegister):
         if operand.name:
             yield operand.name
-    elif isinstance(operand, Vector):
+    elif isinstance(operand, PtxVector):
         for item in operand.items:
             yield from registers(item)
     elif isinstance(operand, Both):
@@ -77,11 +77,11 @@ def registers(operand: Operand) -> Iterator[str]:
     elif isinstance(operand, Not):
         yield from registers(operand.register)
     elif isinstance(operand, Address):
-        yield from registers(operand.base) if isinstance(operand.base, Register) else ()
+        yield from registers(operand.base) if isinstance(operand.base, PtxRegister) else ()
         yield from registers(operand.coordinates) if operand.coordinates is not None else ()
 
 
-def written(i: Instruction) -> Iterator[str]:
+def written(i: PtxInstruction) -> Iterator[str]:
     """The names of the registers that an instruction writes."""
     return (name for x in destinations(i) for name in registers(x))
 
@@ -99,8 +99,8 @@ class Usage:
     read: frozenset[str]
 
 
-def usage(function: Function, blocks: list[Block]) -> Usage:
-    """The usage of a function's registers."""
+def usage(function: Function, blocks: list[BasicBlock]) -> Usage:
+    """The types and lifetimes of a function's registers."""
     instructions = [i for block in blocks for i in block.body]
     read = {n for i in instructions for x in sources(i) for n in registers(x)}
     read |= {i.guard.register.name for i in instructions if i.guard is not None}
@@ -108,25 +108,25 @@ def usage(function: Function, blocks: list[Block]) -> Usage:
     return Usage(_homes(function, blocks), _local(function, blocks), _constants(instructions), frozenset(read))
 
 
-def _decides(block: Block) -> Iterator[str]:
+def _decides(block: BasicBlock) -> Iterator[str]:
     """The register that a block's branch depends on."""
     if block.guard is not None:
         yield block.guard.register.name
-    if isinstance(block.index, Register):
+    if isinstance(block.index, PtxRegister):
         yield block.index.name
 
 
-def _constants(instructions: list[Instruction]) -> dict[str, Operand]:
+def _constants(instructions: list[PtxInstruction]) -> dict[str, Operand]:
     definitions = Counter(n for i in instructions for n in written(i))
     return {
         i.operands[0].name: i.operands[1]
         for i in instructions
-        if i.opcode == "mov" and i.guard is None and len(i.operands) == 2 and isinstance(i.operands[0], Register)
+        if i.opcode == "mov" and i.guard is None and len(i.operands) == 2 and isinstance(i.operands[0], PtxRegister)
         if definitions[i.operands[0].name] == 1 and isinstance(i.operands[1], Integer | Float | Symbol)
     }
 
 
-def _homes(function: Function, blocks: list[Block]) -> dict[str, DType]:
+def _homes(function: Function, blocks: list[BasicBlock]) -> dict[str, DType]:
     votes = defaultdict[str, Counter[str]](Counter)
     copies: list[tuple[str, str]] = []
     for i in (i for block in blocks for i in block.body):
@@ -155,7 +155,7 @@ def _home(kind: str, votes: Counter[str]) -> DType:
     return _INTEGER.get(bits, u64)
 
 
-def _vote(i: Instruction, votes: dict[str, Counter[str]]) -> None:
+def _vote(i: PtxInstruction, votes: dict[str, Counter[str]]) -> None:
     types = [m for m in i.modifiers if m in TYPES]
     if not types:
         return
@@ -178,7 +178,7 @@ def _vote(i: Instruction, votes: dict[str, Counter[str]]) -> None:
             votes[name][kind if kind in _FLOAT and not is_address else "bits"] += 1
 
 
-def _local(function: Function, blocks: list[Block]) -> frozenset[str]:
+def _local(function: Function, blocks: list[BasicBlock]) -> frozenset[str]:
     defined: dict[str, int] = {}
     out: set[str] = set()
     for number, block in enumerate(blocks):
@@ -197,9 +197,9 @@ def _local(function: Function, blocks: list[Block]) -> frozenset[str]:
     return frozenset(function.registers) - out
 
 
-def by_guard(body: list[Instruction]) -> list[tuple[Guard | None, list[Instruction]]]:
+def by_guard(body: list[PtxInstruction]) -> list[tuple[Guard | None, list[PtxInstruction]]]:
     """Neighbours under one guard together, unless one of them changes its predicate."""
-    groups: list[tuple[Guard | None, list[Instruction]]] = []
+    groups: list[tuple[Guard | None, list[PtxInstruction]]] = []
     changed = True
     for i in body:
         if changed or not groups or groups[-1][0] != i.guard:
