@@ -434,3 +434,17 @@ def test_a_recorded_product_follows_what_its_epilogue_sees():
         assert (out == 16 * factor).all()
         (gradient,) = torch.autograd.grad(out.sum(), a)
         assert (gradient == 16 * factor).all()
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_deterministic_algorithms_are_asked_of_backward_passes(compiled):
+    q = torch.randn(1, 16, 2, 16).half().requires_grad_()
+    torch._dynamo.reset()
+    call = torch.compile(warploom.attention, backend="aot_eager", fullgraph=True) if compiled else warploom.attention
+    (expected,) = torch.autograd.grad(call(q, q, q).float().sum(), q)
+    torch.use_deterministic_algorithms(True)
+    try:
+        (found,) = torch.autograd.grad(call(q, q, q).float().sum(), q)
+    finally:
+        torch.use_deterministic_algorithms(False)
+    torch.testing.assert_close(found, expected)

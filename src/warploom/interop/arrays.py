@@ -75,17 +75,6 @@ def describe(array: Any) -> ArrayView:
     return reader(array)
 
 
-def arrays_of(needed: dict[str, Any], **others: Any) -> dict[str, Any]:
-    """The arrays of a call by their names: what is ``needed``, and of the ``others`` those that are not None.
-
-    A None that is needed stays, so that :func:`describe_all` refuses it by its name.
-    """
-    for name, array in others.items():
-        if array is not None:
-            needed[name] = array
-    return needed
-
-
 def describe_all(given: Mapping[str, Any], public: Mapping[str, str] | None = None) -> dict[str, ArrayView]:
     """:func:`describe` of arrays by their names, which errors begin with, or with those that ``public`` has instead."""
     views: dict[str, ArrayView] = {}
@@ -209,11 +198,6 @@ def empty(kind: str, shape: Sequence[int], dtype: DType, device: Device) -> Any:
         if framework in sys.modules:
             return empty(framework, shape, dtype, device)
     raise ProblemError("a result on the GPU needs torch, CuPy or JAX to hold it: import one of them, or pass an output")
-
-
-def empty_like(view: ArrayView, shape: Sequence[int] | None = None, dtype: DType | None = None) -> Any:
-    """:func:`empty` of the kind and on the device of ``view``, of its shape and type unless others are given."""
-    return empty(view.kind, view.shape if shape is None else shape, dtype or view.dtype, view.device)
 
 
 def maker(kind: str, shape: Sequence[int], dtype: DType, device: Device) -> Callable[[], Any]:

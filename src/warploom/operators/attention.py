@@ -51,7 +51,7 @@ def _deterministic(caller: Caller, options: tuple[Any, ...]) -> tuple[Any, ...]:
     """The options of a backward pass, deterministic where PyTorch asks for it."""
     if not torch.are_deterministic_algorithms_enabled():
         return options
-    return tuple([x or name == "deterministic" for name, x in zip(caller.option_names, options, strict=True)])
+    return tuple([True if name == "deterministic" else x for name, x in zip(caller.option_names, options, strict=True)])
 
 
 def define_both(

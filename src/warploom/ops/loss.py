@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Unpack, overload
 import numpy as np
 
 from warploom.core.dtypes import f32, s32
-from warploom.interop.arrays import ArrayView, Device, arrays_of, as_numpy, describe, describe_all, empty
+from warploom.interop.arrays import ArrayView, Device, as_numpy, describe, describe_all, empty
 from warploom.interop.copies import as_if_compact, compact, settled
 from warploom.interop.tracing import traced
 from warploom.kernels.matmul.problem import MatmulConfig
@@ -117,7 +117,8 @@ def plan_linear_cross_entropy(
     config: MatmulConfig | str | None = None,
 ) -> tuple[LossPlan, GradientPlan]:
     """What :func:`linear_cross_entropy` would run, forward and for the gradients of x, w and bias. Runs nothing."""
-    loss, views = loss_of(-100, label_smoothing, z_loss, softcap), describe_all(arrays_of({"x": x, "w": w}, bias=bias))
+    given = {"x": x, "w": w} if bias is None else {"x": x, "w": w, "bias": bias}
+    loss, views = loss_of(-100, label_smoothing, z_loss, softcap), describe_all(given)
     inputs = _inputs({name: settled(view) for name, view in views.items()}, 1.0, as_if_compact)
     chosen = matmul_config(config, inputs.problem.dtype)
     wanted, device = (True, True, bias is not None), views["x"].device
