@@ -27,10 +27,9 @@ from tests.kernels.gradient_reference import gradient_reference
 import warploom
 from warploom.core.dtypes import bf16
 from warploom.core.targets import Target, target
-from warploom.kernels.attention.backward import BackwardOperands, BackwardProblem
 from warploom.kernels.attention.backward_choice import KINDS, choose
 from warploom.kernels.attention.choice import choose as choose_forward
-from warploom.kernels.attention.problem import AttentionProblem, Operands
+from warploom.kernels.attention.problem import BACKWARD, AttentionProblem, BackwardProblem, Even, Operands
 from warploom.kernels.attention.reference import seen_of
 from warploom.kernels.settings import read
 from warploom.kernels.source import KernelCall
@@ -62,7 +61,7 @@ class Cell(AttentionProblem):
     ) -> Cell:
         """About TOKENS tokens; ``window``: keys before a query's own."""
         batch, sides = max(1, TOKENS // max(q_len, kv_len)), (window, 0 if causal else None)
-        return cls(batch, heads, kv_heads, q_len, kv_len, head_dim, bf16, sides, **more)
+        return cls(batch, heads, kv_heads, Even(q_len, kv_len), head_dim, bf16, sides, **more)
 
     @property
     def causal(self) -> bool:
@@ -250,11 +249,10 @@ def calls(cell: Cell, options: argparse.Namespace, goal: Target) -> Iterator[Ker
     forward, backward = replace(cell, lse=True), cell.gradients
     operands = Operands.contiguous(forward)
     yield from choose_forward(forward, goal)[0].calls(forward, operands, 132)
-    q, k, v, o = operands.strides
-    lying = BackwardOperands((o, q, k, v, o, q, k, v), "bshd")
+    strides = {name: operands.strides["out" if name == "dout" else name.removeprefix("d")] for name in BACKWARD}
     for text in configurations(cell, options).values():
         config = read(text, KINDS) or choose(backward, goal)[0]
-        yield from config.calls(backward, lying, 132)
+        yield from config.calls(backward, Operands(strides), 132)
 
 
 def compile_all(todo: list[Cell], options: argparse.Namespace, arch: str) -> None:

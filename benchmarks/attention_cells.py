@@ -24,7 +24,7 @@ from scripts import parser_of
 
 import warploom
 from warploom.core.dtypes import bf16
-from warploom.kernels.attention.problem import AttentionProblem
+from warploom.kernels.attention.problem import AttentionProblem, Even
 from warploom.kernels.attention.reference import attention_error, attention_reference, seen_of
 from warploom.measure.monitor import GpuMonitor
 from warploom.measure.timing import Candidate, measure, paired_spread
@@ -80,7 +80,7 @@ def fresh(shape: tuple[int, ...]) -> tuple[Any, Any, Any]:
 def problem_of(head_dim: int, causal: bool, seq: int) -> AttentionProblem:
     """A cell's problem."""
     heads = WIDTH // head_dim
-    return AttentionProblem(TOKENS // seq, heads, heads, seq, seq, head_dim, bf16, (None, 0 if causal else None))
+    return AttentionProblem(TOKENS // seq, heads, heads, Even(seq, seq), head_dim, bf16, (None, 0 if causal else None))
 
 
 def shape_of(problem: AttentionProblem) -> tuple[int, ...]:

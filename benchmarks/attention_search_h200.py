@@ -20,7 +20,7 @@ from scripts import log, parser_of, write
 
 from warploom.core.dtypes import bf16
 from warploom.core.targets import target
-from warploom.kernels.attention.problem import AttentionProblem
+from warploom.kernels.attention.problem import AttentionProblem, Even
 from warploom.measure.attention import AttentionOnGpu
 from warploom.measure.timing import Candidate, measure
 from warploom.tune.attention import ATTENTION
@@ -105,7 +105,7 @@ def main() -> int:
     parser.add_argument("--seq", type=int, default=4096)
     parser.add_argument("--dry-run", action="store_true", help="compile and stop")
     given = parser.parse_args()
-    problem = AttentionProblem(TOKENS // given.seq, HEADS, HEADS, given.seq, given.seq, HEAD_DIM, bf16)
+    problem = AttentionProblem(TOKENS // given.seq, HEADS, HEADS, Even(given.seq, given.seq), HEAD_DIM, bf16)
     kernels, dropped = compiled(problem)
     spilling = sum(bool(built.kernel.resources.spill_bytes) for built in kernels.values())
     log(f"{len(kernels)} kernels compiled, of which {spilling} spill;", dict(dropped))

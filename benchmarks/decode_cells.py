@@ -36,7 +36,8 @@ from decode_baselines import BASELINES, made, to_the_fastest, versions
 import warploom
 from warploom.core.dtypes import bf16
 from warploom.core.targets import target
-from warploom.kernels.attention.decode import Decode, DecodeOperands, DecodeProblem, decode_configuration
+from warploom.kernels.attention.decode import Decode, decode_configuration
+from warploom.kernels.attention.problem import AttentionProblem, Cached, Operands
 from warploom.kernels.attention.reference import AttentionReference, attention_error, attention_reference
 from warploom.kernels.source import KernelCall
 from warploom.measure.timing import Candidate, graphed
@@ -116,23 +117,12 @@ class Cell:
         return self.blocks, self.page or self.capacity, self.kv_heads, self.head_dim
 
     @property
-    def problem(self) -> DecodeProblem:
+    def problem(self) -> AttentionProblem:
         """What is asked, for the compilers."""
         entries = self.capacity // self.page if self.page else 0
-        return DecodeProblem(
-            self.batch,
-            self.group * self.kv_heads,
-            self.kv_heads,
-            1,
-            self.capacity,
-            self.head_dim,
-            bf16,
-            (None, 0),
-            page_size=self.page,
-            pages=self.blocks,
-            table_pages=entries,
-            fp8=self.fp8,
-        )
+        cached = Cached(1, self.capacity, self.page, self.blocks, entries, fp8=self.fp8)
+        heads = self.group * self.kv_heads, self.kv_heads
+        return AttentionProblem(self.batch, *heads, cached, self.head_dim, bf16, (None, 0))
 
 
 def cells() -> list[Cell]:
@@ -185,7 +175,7 @@ def calls(cell: Cell, options: argparse.Namespace, arch: str) -> Iterator[Kernel
     q, row = (heads * d, d, heads * d), d // 2 if cell.fp8 else d
     rows = keys * kv * row, row, kv * row
     for config in configurations(cell, options, arch).values():
-        yield from config.calls(cell.problem, DecodeOperands(q, rows, rows, q), 132)
+        yield from config.calls(cell.problem, Operands({"q": q, "k": rows, "v": rows, "out": q}), 132)
 
 
 # -- on the GPU

@@ -26,10 +26,10 @@ import warploom
 from warploom.core.dtypes import bf16
 from warploom.core.targets import Target, target
 from warploom.kernels.attention.choice import candidates
-from warploom.kernels.attention.decode import DecodeProblem, decode_configuration
+from warploom.kernels.attention.decode import decode_configuration
 from warploom.kernels.attention.forward_sm80 import ForwardSm80
 from warploom.kernels.attention.forward_sm90 import ForwardSm90
-from warploom.kernels.attention.problem import AttentionProblem, Operands
+from warploom.kernels.attention.problem import AttentionProblem, Even, Operands
 from warploom.kernels.source import KernelCall
 
 HEADS = ((1, 1, 1), (1, 8, 2), (1, 16, 16), (1, 32, 8), (4, 32, 8))
@@ -48,7 +48,7 @@ def cells() -> list[AttentionProblem]:
     sizes += [(64, *x) for x in itertools.product(HEADS[1::2], queries, keys[::2])]
     sizes += [(256, HEADS[3], q, 8192) for q in queries]
     sizes += [(128, (64, 16, 16), q, n) for q in (4, 32, 64) for n in (64, 128, 256, 512)]
-    found = [AttentionProblem(*heads, q, n, d, bf16, (None, 0)) for d, heads, q, n in sizes]
+    found = [AttentionProblem(*heads, Even(q, n), d, bf16, (None, 0)) for d, heads, q, n in sizes]
     return [p for p in found if p.flops <= MOST_FLOPS]
 
 
@@ -60,7 +60,7 @@ def name(p: AttentionProblem) -> str:
 def kernels(p: AttentionProblem, goal: Target) -> dict[str, Any]:
     """The configurations that are timed."""
     tiles, *general = candidates(p, goal)
-    found: dict[str, Any] = {"few": decode_configuration(DecodeProblem.of(p), goal), "tiles": tiles}
+    found: dict[str, Any] = {"few": decode_configuration(p.on_cache, goal), "tiles": tiles}
     if isinstance(tiles, ForwardSm90):
         found |= {"tiles once": tiles.once, "one": tiles.narrow, "one once": tiles.narrow.once}
     if p.q_len <= 64:

@@ -144,9 +144,9 @@ def _mma_config(head_dim: int) -> Any:
     from warploom.core.dtypes import bf16
     from warploom.core.targets import target
     from warploom.kernels.attention.choice import choose
-    from warploom.kernels.attention.problem import AttentionProblem
+    from warploom.kernels.attention.problem import AttentionProblem, Even
 
-    problem = AttentionProblem(BATCH, HEADS, HEADS, LENGTH, LENGTH, head_dim, bf16)
+    problem = AttentionProblem(BATCH, HEADS, HEADS, Even(LENGTH, LENGTH), head_dim, bf16)
     return choose(problem, target("sm_80"))[0]
 
 

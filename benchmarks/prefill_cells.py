@@ -28,11 +28,9 @@ from varlen_cells import AT_LEAST, CHECKED_ROWS, WIDTH, excess
 import warploom
 from warploom.core.dtypes import bf16
 from warploom.core.targets import Target, target
-from warploom.kernels.attention.choice import choose, choose_packed
-from warploom.kernels.attention.decode import DecodeOperands, DecodeProblem, decode_configuration
-from warploom.kernels.attention.packed import PackedOperands, PackedProblem
-from warploom.kernels.attention.paged import KINDS, PagedConfig, choose_paged, paged_calls
-from warploom.kernels.attention.problem import AttentionProblem, Operands
+from warploom.kernels.attention.choice import CACHED_KINDS, CachedConfig, choose, choose_cached, choose_packed
+from warploom.kernels.attention.decode import decode_configuration
+from warploom.kernels.attention.problem import AttentionProblem, Cached, Even, Operands, Packed
 from warploom.kernels.settings import read
 from warploom.kernels.source import KernelCall
 
@@ -71,21 +69,12 @@ class Cell:
         q, n = self.queries, self.keys
         return 4 * WIDTH * self.batch * (q * n - q * (q - 1) // 2)
 
-    def problem(self, page: int) -> DecodeProblem:
+    def problem(self, page: int) -> AttentionProblem:
         """What ``attention_paged`` is asked."""
         capacity = -(-self.keys // max(1, page)) * max(1, page)
-        return DecodeProblem(
-            self.batch,
-            *self.heads,
-            self.queries,
-            capacity,
-            self.head_dim,
-            bf16,
-            CAUSAL,
-            page_size=page,
-            pages=self.batch * (capacity // page) + SPARE_PAGES if page else 0,
-            table_pages=capacity // page if page else 0,
-        )
+        entries = capacity // page if page else 0
+        cached = Cached(self.queries, capacity, page, self.batch * entries + SPARE_PAGES if page else 0, entries)
+        return AttentionProblem(self.batch, *self.heads, cached, self.head_dim, bf16, CAUSAL)
 
 
 def cells() -> list[Cell]:
@@ -140,7 +129,7 @@ def packed(x: Inputs) -> Any:
     return warploom.attention_varlen(q, k, v, x["q_starts"], x["k_starts"], causal=True).view_as(x["q"])
 
 
-def paged(page: int, config: PagedConfig | None = None) -> Run:
+def paged(page: int, config: CachedConfig | None = None) -> Run:
     """``attention_paged``."""
 
     def run(x: Inputs) -> Any:
@@ -152,7 +141,7 @@ def paged(page: int, config: PagedConfig | None = None) -> Run:
 
 def candidates_of(cell: Cell, arch: str, configs: list[str]) -> dict[str, Run]:
     """Who is timed."""
-    asked = {text: paged(64, read(text, KINDS)) for text in configs if f"head_dim={cell.head_dim}," in text}
+    asked = {text: paged(64, read(text, CACHED_KINDS)) for text in configs if f"head_dim={cell.head_dim}," in text}
     few = decode_configuration(cell.problem(64), target(arch))
     tiled: Any = choose_packed(typical(cell), target(arch))
     found: dict[str, Run] = {"attention": contiguous, "packed": packed, "no pages": paged(0)}
@@ -209,29 +198,30 @@ def missed(found: list[dict[str, Any]]) -> list[str]:
 
 
 # -- kernels that are compiled before
-def typical(cell: Cell) -> PackedProblem:
+def typical(cell: Cell) -> AttentionProblem:
     """The packed problem of a cell."""
     rows, keys = cell.batch * cell.queries, cell.batch * cell.keys
-    return PackedProblem(cell.batch, *cell.heads, rows, keys, cell.head_dim, bf16, CAUSAL)
+    return AttentionProblem(cell.batch, *cell.heads, Packed(rows, keys), cell.head_dim, bf16, CAUSAL)
 
 
 def calls(cell: Cell, goal: Target) -> Iterator[KernelCall]:
     """Of all kernels of a cell."""
     d, (h, g) = cell.head_dim, cell.heads
     q, kv = (h * d, d), (g * d, d)
-    packed = PackedOperands({"q": q, "k": kv, "v": kv, "out": q})
+    packed = Operands({"q": q, "k": kv, "v": kv, "out": q})
     tiled: Any = choose_packed(typical(cell), goal)
-    yield from tiled.calls_packed(typical(cell), packed, 132)
-    even = AttentionProblem(cell.batch, h, g, cell.queries, cell.keys, d, bf16, CAUSAL)
+    yield from tiled.calls(typical(cell), packed, 132)
+    even = AttentionProblem(cell.batch, h, g, Even(cell.queries, cell.keys), d, bf16, CAUSAL)
     yield from choose(even, goal)[0].calls(even, Operands.contiguous(even), 132)
     rows = (cell.queries * h * d, d, h * d)
     for page in (0, *PAGES):
         problem = cell.problem(page)
         of_page = ((page or cell.keys) * g * d, d, g * d)
-        lying = DecodeOperands(rows, of_page, of_page, rows, table=problem.table_pages)
-        chosen, _ = choose_paged(problem, lying, goal, 132)
+        table = (problem.cache.table_pages,)
+        lying = Operands({"q": rows, "k": of_page, "v": of_page, "out": rows, "table": table})
+        chosen, _ = choose_cached(problem, lying, goal, 132)
         for config in dict.fromkeys((tiled, decode_configuration(problem, goal), chosen)):
-            yield from paged_calls(config, problem, lying, 132)
+            yield from config.calls(problem, lying, 132)
 
 
 def main() -> int:

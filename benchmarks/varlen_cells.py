@@ -33,13 +33,9 @@ from tests.kernels.gradient_reference import gradient_reference
 import warploom
 from warploom.core.dtypes import bf16
 from warploom.core.targets import Target, target
-from warploom.kernels.attention.backward import TENSORS, BackwardOperands, BackwardProblem
 from warploom.kernels.attention.backward_choice import choose as choose_backward
 from warploom.kernels.attention.choice import choose, choose_packed
-from warploom.kernels.attention.packed import PackedOperands, PackedProblem
-from warploom.kernels.attention.packed_backward import choose_packed_backward, packed_backward_calls
-from warploom.kernels.attention.packed_backward_problem import PackedBackwardProblem
-from warploom.kernels.attention.problem import AttentionProblem, Operands
+from warploom.kernels.attention.problem import BACKWARD, AttentionProblem, BackwardProblem, Even, Operands, Packed
 from warploom.kernels.attention.reference import attention_error, attention_reference
 from warploom.kernels.source import KernelCall
 from warploom.ops.attention_varlen_backward import attention_varlen_backward
@@ -103,16 +99,15 @@ class Cell:
         return found
 
     @property
-    def packed(self) -> PackedProblem:
+    def packed(self) -> AttentionProblem:
         """What is asked, whatever the lengths."""
         window = None, 0 if self.causal else None
-        return PackedProblem(self.batch, *self.kinds, WIDTH, WIDTH, self.head_dim, bf16, window)
+        return AttentionProblem(self.batch, *self.kinds, Packed(WIDTH, WIDTH), self.head_dim, bf16, window)
 
     @property
     def dense(self) -> AttentionProblem:
         """The even lengths in an array of four dimensions."""
-        sizes = self.batch, *self.kinds, self.length, self.length
-        return AttentionProblem(*sizes, self.head_dim, bf16, self.packed.window)
+        return replace(self.packed, sequences=Even(self.length, self.length))
 
     def whole_blocks(self) -> float:
         """The rate of uneven lengths over that of even ones that the forward pass's products leave.
@@ -354,18 +349,17 @@ def calls(cell: Cell, goal: Target, backward: bool) -> Iterator[KernelCall]:
     """Of all kernels of a cell."""
     d, (h, g), packed, even = cell.head_dim, cell.kinds, cell.packed, cell.dense
     q, kv = (h * d, d), (g * d, d)
-    strides = {name: kv if name in ("k", "v", "dk", "dv") else q for name in TENSORS}
-    operands = PackedOperands(strides)
+    strides = {name: kv if name in ("k", "v", "dk", "dv") else q for name in BACKWARD}
+    operands = Operands(strides)
     for problem in (packed, replace(packed, lse=True)) if backward else (packed,):
-        yield from choose_packed(problem, goal).calls_packed(problem, operands, 132)
+        yield from choose_packed(problem, goal).calls(problem, operands, 132)
     yield from choose(even, goal)[0].calls(even, Operands.contiguous(even), 132)
     if not backward:
         return
-    gradients = PackedBackwardProblem(replace(packed, lse=True))
-    yield from packed_backward_calls(choose_packed_backward(gradients, goal), gradients, operands, 132)
-    lying = tuple((cell.length * row, head, row) for row, head in (strides[name] for name in TENSORS))
-    whole = BackwardProblem(even)
-    yield from choose_backward(whole, goal)[0].calls(whole, BackwardOperands(lying, "bshd"), 132)
+    gradients, whole = BackwardProblem(replace(packed, lse=True)), BackwardProblem(even)
+    yield from choose_backward(gradients, goal)[0].calls(gradients, operands, 132)
+    lying = {name: (cell.length * row, head, row) for name, (row, head) in strides.items()}
+    yield from choose_backward(whole, goal)[0].calls(whole, Operands(lying), 132)
 
 
 def main() -> int:

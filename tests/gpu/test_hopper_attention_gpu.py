@@ -16,7 +16,7 @@ from warploom.core.dtypes import bf16  # noqa: E402
 from warploom.core.targets import target  # noqa: E402
 from warploom.kernels.attention.choice import choose  # noqa: E402
 from warploom.kernels.attention.forward_sm90 import ForwardSm90  # noqa: E402
-from warploom.kernels.attention.problem import AttentionProblem  # noqa: E402
+from warploom.kernels.attention.problem import AttentionProblem, Even  # noqa: E402
 from warploom.kernels.attention.reference import (  # noqa: E402
     attention_error,
     attention_reference,
@@ -34,7 +34,7 @@ def chosen() -> list[ForwardSm90]:
     for head_dim, length, right, cap, lse in product(
         (64, 80, 128, 192, 256), (256, 1024, 2048, 8192, 16384), (None, 0), (None, 20.0), (False, True)
     ):
-        problem = AttentionProblem(4, 16, 16, length, length, head_dim, bf16, (None, right), softcap=cap, lse=lse)
+        problem = AttentionProblem(4, 16, 16, Even(length, length), head_dim, bf16, (None, right), softcap=cap, lse=lse)
         config, _ = choose(problem, target("sm_90a"))
         assert isinstance(config, ForwardSm90)
         found[config] = None

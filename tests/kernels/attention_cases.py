@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from typing import Any
 
@@ -13,7 +13,7 @@ from tests.kernels.mutate import objection
 from warploom.emulate import Emulation, emulate
 from warploom.interop.arrays import describe
 from warploom.ir.program import Program
-from warploom.kernels.attention.problem import AttentionConfig, AttentionProblem, Operands
+from warploom.kernels.attention.problem import FORWARD, AttentionConfig, AttentionProblem, Even, Operands
 from warploom.kernels.attention.reference import ErrorReport, Window, attention_error, attention_reference, seen_of
 from warploom.kernels.source import KernelCall
 from warploom.ops.backends import emulator_arguments
@@ -24,6 +24,13 @@ RUNGS = {rung.key: rung.config for rung in LADDER.rungs}
 EVERY_RUNG = {rung.key: rung.config for rung in FULL_LADDER.rungs}
 
 Arrays = tuple[Any, Any, Any]
+
+
+def changed(problem: AttentionProblem, **changes: Any) -> AttentionProblem:
+    """The problem with other values of some fields, those of its sequences among them."""
+    own = {f.name for f in fields(problem.sequences)}
+    sequences = replace(problem.sequences, **{name: x for name, x in changes.items() if name in own})
+    return replace(problem, sequences=sequences, **{name: x for name, x in changes.items() if name not in own})
 
 
 @dataclass(frozen=True)
@@ -51,7 +58,7 @@ class Case:
         """What is asked."""
         c, h = self.config, self.heads
         v_dim = 0 if c.value_dim == c.head_dim else c.value_dim
-        return AttentionProblem(1, h, h, self.q_len, self.kv_len, c.head_dim, c.dtype, self.window, v_dim=v_dim)
+        return AttentionProblem(1, h, h, Even(self.q_len, self.kv_len), c.head_dim, c.dtype, self.window, v_dim=v_dim)
 
     @cached_property
     def call(self) -> KernelCall:
@@ -63,8 +70,8 @@ class Case:
             (self.kv_len, c.value_dim),
             (self.q_len, c.value_dim),
         )
-        q, k, v, out = ((length * h * d, d, h * d) for length, d in lying)
-        (call,) = c.calls(self.problem, Operands((q, k, v, out), "bshd"), self.ctas)
+        strides = ((length * h * d, d, h * d) for length, d in lying)
+        (call,) = c.calls(self.problem, Operands(dict(zip(FORWARD, strides, strict=True))), self.ctas)
         return call
 
     @property

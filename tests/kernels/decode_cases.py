@@ -13,8 +13,8 @@ from tests.ops.paged_cases import Step
 from warploom.core.errors import WarploomError
 from warploom.interop.arrays import describe
 from warploom.ir.program import Program
+from warploom.kernels.attention.choice import CachedConfig
 from warploom.kernels.attention.decode import Decode
-from warploom.kernels.attention.paged import PagedConfig, paged_calls
 from warploom.kernels.source import KernelCall
 from warploom.ops.attention_arrays import Options
 from warploom.ops.attention_paged import NAMES
@@ -25,7 +25,7 @@ from warploom.ops.attention_paged_arrays import CacheInputs, read_cache
 class DecodeCase:
     """A configuration's kernels on a step, for so many multiprocessors."""
 
-    config: PagedConfig
+    config: CachedConfig
     step: Step
     multiprocessors: int = 1
 
@@ -41,10 +41,10 @@ class DecodeCase:
         return read_cache(views, options, named.get("fixed_split"))
 
     @cached_property
-    def calls(self) -> tuple[KernelCall, KernelCall]:
+    def calls(self) -> tuple[KernelCall, ...]:
         """The two launches."""
         out = self.inputs.views["q"]
-        return paged_calls(self.config, self.inputs.problem, self.inputs.operands(out), self.multiprocessors)
+        return self.config.calls(self.inputs.problem, self.inputs.operands(out), self.multiprocessors)
 
     @property
     def main(self) -> KernelCall:
@@ -61,7 +61,9 @@ class DecodeCase:
         q, p = self.inputs.views["q"], self.inputs.problem
         arrays: dict[str, Any] = {NAMES.get(name, name): view.owner for name, view in self.inputs.views.items()}
         arrays["out"] = np.full(q.shape, np.nan, q.dtype.numpy)
-        arrays["lse"] = np.full((p.heads, p.q_len) if p.packed else (p.batch, p.heads, p.q_len), np.nan, np.float32)
+        arrays["lse"] = np.full(
+            (p.heads, p.q_len) if p.cache.packed else (p.batch, p.heads, p.q_len), np.nan, np.float32
+        )
         done = run_calls(self.calls, arrays, seed, program, of=self.calls.index(self.main))
         found = [finding for one in done for finding in one.findings]
         return found, arrays["out"], arrays["lse"]

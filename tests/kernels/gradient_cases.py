@@ -13,9 +13,8 @@ from tests.kernels.mutate import run_calls
 from warploom.emulate.findings.findings import Finding
 from warploom.interop.arrays import describe
 from warploom.ir.program import Program
-from warploom.kernels.attention.backward import TENSORS, BackwardOperands, BackwardProblem
 from warploom.kernels.attention.backward_choice import BackwardConfig
-from warploom.kernels.attention.problem import AttentionProblem
+from warploom.kernels.attention.problem import BACKWARD, AttentionProblem, BackwardProblem, Even, Operands
 from warploom.kernels.attention.reference import Window, attention_reference, seen_of
 from warploom.kernels.source import KernelCall
 from warploom.ops.attention_arrays import strides_of
@@ -51,8 +50,7 @@ class GradientCase:
             self.batch,
             heads,
             kv_heads,
-            self.q_len,
-            self.kv_len,
+            Even(self.q_len, self.kv_len),
             c.head_dim,
             c.dtype,
             self.window,
@@ -108,8 +106,8 @@ class GradientCase:
         assert not self.config.check()
         assert not self.config.violations(self.problem)
         arrays = self.arrays()
-        strides = tuple(strides_of(describe(arrays[n]), self.layout) for n in TENSORS)
-        return self.config.calls(self.problem, BackwardOperands(strides, self.layout), CTAS)
+        strides = {n: strides_of(describe(arrays[n]), self.layout) for n in BACKWARD}
+        return self.config.calls(self.problem, Operands(strides, self.layout), CTAS)
 
     def arrays(self) -> dict[str, Any]:
         """The arrays of a call, gradients full of NaN."""
@@ -117,7 +115,7 @@ class GradientCase:
         for name in GRADIENTS:
             found[name] = np.full_like(found[name[1:]], np.nan)
         found["dsinks"] = np.full_like(found["sinks"], np.nan)
-        for name in TENSORS if self.layout == "bshd" else ():
+        for name in BACKWARD if self.layout == "bshd" else ():
             found[name] = np.ascontiguousarray(np.swapaxes(found[name], 1, 2))
         return found
 

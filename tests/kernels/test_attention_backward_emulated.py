@@ -8,15 +8,15 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.kernels.attention_cases import changed
 from tests.kernels.gradient_cases import GradientCase
 from warploom.core.dtypes import bf16, f16
 from warploom.core.targets import target
-from warploom.kernels.attention.backward import BackwardProblem
 from warploom.kernels.attention.backward_choice import choose
 from warploom.kernels.attention.backward_sm80 import BackwardSm80
 from warploom.kernels.attention.backward_sm90 import BackwardSm90
 from warploom.kernels.attention.backward_wide import BackwardWideSm90
-from warploom.kernels.attention.problem import AttentionProblem
+from warploom.kernels.attention.problem import AttentionProblem, BackwardProblem, Even
 
 SM80 = BackwardSm80(head_dim=64, num_warps=4)
 GROUPS = BackwardSm80()
@@ -130,7 +130,7 @@ def test_rows_without_keys_and_keys_without_rows_have_zeros(config: BackwardSm80
         assert x[..., 187:, :].any(axis=-1).all()
 
 
-SHORT = AttentionProblem(32, 32, 32, 512, 512, 64, bf16, CAUSAL)
+SHORT = AttentionProblem(32, 32, 32, Even(512, 512), 64, bf16, CAUSAL)
 
 
 @pytest.mark.parametrize(
@@ -150,7 +150,7 @@ SHORT = AttentionProblem(32, 32, 32, 512, 512, 64, bf16, CAUSAL)
 def test_many_short_tiles_of_narrow_heads_share_ctas(
     change: dict[str, Any], persistent: bool, deterministic: bool
 ) -> None:
-    config, _ = choose(BackwardProblem(replace(SHORT, **change), False, deterministic), target("sm_90a"))
+    config, _ = choose(BackwardProblem(changed(SHORT, **change), False, deterministic), target("sm_90a"))
     assert isinstance(config, BackwardSm90)
     assert config.persistent == persistent
 

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.kernels.attention_cases import EVERY_RUNG, RUNGS, Case
+from tests.kernels.attention_cases import EVERY_RUNG, RUNGS, Case, changed
 from tests.properties import slow_property
 from warploom.core.dtypes import DType, bf16, f16, f32
 from warploom.core.errors import ConfigError, ProblemError
@@ -22,7 +22,7 @@ from warploom.kernels.attention.choice import KINDS, choose
 from warploom.kernels.attention.decode import Decode
 from warploom.kernels.attention.forward_sm80 import ForwardSm80
 from warploom.kernels.attention.forward_sm90 import ForwardSm90
-from warploom.kernels.attention.problem import AttentionConfig, AttentionProblem
+from warploom.kernels.attention.problem import AttentionConfig, AttentionProblem, Even
 from warploom.kernels.settings import read
 from warploom_lab.kernels.attention.ladder import FULL_LADDER, LADDER
 from warploom_lab.kernels.attention.ladder_config import RungSm80
@@ -144,7 +144,7 @@ def test_what_does_not_fit_is_said(kind: type[Any], flags: dict[str, Any], says:
     assert any(says in reason for reason in reasons), reasons
 
 
-PROBLEM = AttentionProblem(2, 3, 3, 128, 128, 128, bf16)
+PROBLEM = AttentionProblem(2, 3, 3, Even(128, 128), 128, bf16)
 
 
 def test_a_problem_that_fits() -> None:
@@ -168,7 +168,7 @@ def test_a_problem_that_fits() -> None:
 )
 def test_problems_that_a_kernel_does_not_take(config: AttentionConfig, changes: dict[str, Any], says: str) -> None:
     assert config.violations(PROBLEM) == []
-    reasons = config.violations(replace(PROBLEM, **changes))
+    reasons = config.violations(changed(PROBLEM, **changes))
     assert any(says in reason for reason in reasons), reasons
 
 
@@ -183,7 +183,7 @@ def traced(config: AttentionConfig) -> Program:
 def test_every_problem_has_a_configuration_that_can_be_traced(head_dim: int, arch: str) -> None:
     for length, causal, cap in ((64, True, None), (4096, True, 20.0), (4096, False, None)):
         window = (None, 0) if causal else (None, None)
-        problem = AttentionProblem(4, 16, 16, length, length, head_dim, f16, window, softcap=cap, lse=True)
+        problem = AttentionProblem(4, 16, 16, Even(length, length), head_dim, f16, window, softcap=cap, lse=True)
         config, reason = choose(problem, target(arch))
         assert config.check(target(arch)) + config.violations(problem) == []
         assert reason
@@ -195,11 +195,11 @@ def test_every_problem_has_a_configuration_that_can_be_traced(head_dim: int, arc
 @pytest.mark.parametrize("length", [512, 1024, 8192, 16384, 65536])
 def test_sm90_multiplies_by_wgmma(head_dim: int, length: int) -> None:
     for right, cap, lse in product((None, 0), (None, 20.0), (False, True)):
-        problem = replace(PROBLEM, q_len=length, kv_len=length, head_dim=head_dim, window=(None, right), softcap=cap)
+        problem = changed(PROBLEM, q_len=length, kv_len=length, head_dim=head_dim, window=(None, right), softcap=cap)
         assert isinstance(choose(replace(problem, lse=lse), target("sm_90a"))[0], ForwardSm90), problem
 
 
-CHUNK = AttentionProblem(1, 16, 16, 128, 8192, 128, bf16, (None, 0))
+CHUNK = AttentionProblem(1, 16, 16, Even(128, 8192), 128, bf16, (None, 0))
 
 
 @pytest.mark.parametrize(
@@ -207,10 +207,10 @@ CHUNK = AttentionProblem(1, 16, 16, 128, 8192, 128, bf16, (None, 0))
 )
 def test_all_sms_share_keys_that_few_tiles_would_pass(options: dict[str, Any]) -> None:
     """Beside what runs where there are more queries, fewer keys or fewer SMs (benchmarks/few_queries_cells.py)."""
-    chunk, sm90 = replace(CHUNK, **options), target("sm_90a")
+    chunk, sm90 = changed(CHUNK, **options), target("sm_90a")
     assert isinstance(choose(chunk, sm90, 132)[0], Decode)
-    assert isinstance(choose(replace(chunk, q_len=512), sm90, 132)[0], ForwardSm90)
-    assert isinstance(choose(replace(chunk, kv_len=1024), sm90, 132)[0], ForwardSm90)
+    assert isinstance(choose(changed(chunk, q_len=512), sm90, 132)[0], ForwardSm90)
+    assert isinstance(choose(changed(chunk, kv_len=1024), sm90, 132)[0], ForwardSm90)
     assert isinstance(choose(chunk, sm90, 16)[0], ForwardSm90)
     assert isinstance(choose(replace(chunk, v_dim=64), sm90, 132)[0], ForwardSm90)
 
@@ -226,25 +226,25 @@ def test_all_sms_share_keys_that_few_tiles_would_pass(options: dict[str, Any]) -
     ],
 )
 def test_tiles_are_as_small_as_takes_no_more_rounds(change: dict[str, int], rows: int) -> None:
-    config, _ = choose(replace(CHUNK, **change), target("sm_90a"), 132)
+    config, _ = choose(changed(CHUNK, **change), target("sm_90a"), 132)
     assert (type(config), config.tile_m) == (ForwardSm90, rows)
 
 
 @pytest.mark.parametrize(("batch", "persistent"), [(1, False), (9, True)])
 def test_ctas_that_have_one_tile_each_are_not_ready_for_another(batch: int, persistent: bool) -> None:
-    config, _ = choose(replace(CHUNK, kv_len=1024, batch=batch), target("sm_90a"), 132)
+    config, _ = choose(changed(CHUNK, kv_len=1024, batch=batch), target("sm_90a"), 132)
     assert isinstance(config, ForwardSm90)
     assert config.persistent == persistent
 
 
 def test_a_few_queries_of_wide_heads_take_the_blocks_of_as_many_keys() -> None:
-    few, many = (AttentionProblem(1, 32, 8, q, 8192, 256, bf16, (None, 0)) for q in (256, 8192))
+    few, many = (AttentionProblem(1, 32, 8, Even(q, 8192), 256, bf16, (None, 0)) for q in (256, 8192))
     found = [choose(x, target("sm_90a"), 132)[0] for x in (few, many)]
     assert [replace(x, consumers=1) for x in found if isinstance(x, ForwardSm90)] == [found[0]] * 2
 
 
 def test_tiles_of_few_queries_on_few_keys_share_an_sm() -> None:
-    short = replace(CHUNK, batch=64, q_len=40, kv_len=40)
+    short = changed(CHUNK, batch=64, q_len=40, kv_len=40)
     assert isinstance(choose(short, target("sm_90a"), 132)[0], ForwardSm80)
 
 
@@ -256,7 +256,7 @@ def test_under_a_causal_mask_row_sums_in_registers_leave_q_in_shared_memory(
     change: dict[str, Any], in_registers: bool
 ) -> None:
     """As measured on the H200 (benchmarks/compare_trees.py)."""
-    problem = replace(AttentionProblem(4, 16, 16, 4096, 4096, 128, bf16, (None, 0)), **change)
+    problem = changed(AttentionProblem(4, 16, 16, Even(4096, 4096), 128, bf16, (None, 0)), **change)
     config, _ = choose(problem, target("sm_90a"))
     assert isinstance(config, ForwardSm90)
     assert config.q_in_registers == in_registers
@@ -264,8 +264,8 @@ def test_under_a_causal_mask_row_sums_in_registers_leave_q_in_shared_memory(
 
 def test_a_chunk_of_a_prompt_takes_the_tiles_of_as_many_keys() -> None:
     """At head_dim 64 and a causal mask; a window bounds the keys."""
-    prompt = AttentionProblem(4, 32, 32, 8000, 8000, 64, bf16, (None, 0))
-    chunk = replace(prompt, q_len=512)
+    prompt = AttentionProblem(4, 32, 32, Even(8000, 8000), 64, bf16, (None, 0))
+    chunk = changed(prompt, q_len=512)
     assert choose(chunk, target("sm_90a"))[0] == choose(prompt, target("sm_90a"))[0]
     near = [replace(x, window=(200, 0)) for x in (prompt, chunk)]
     assert len({choose(x, target("sm_90a"))[0] for x in near}) == 1

@@ -13,16 +13,11 @@ from tests.kernels.gradient_reference import Gradient, GradientReference, gradie
 from warploom.core.dtypes import f16
 from warploom.core.targets import target
 from warploom.interop.arrays import describe
+from warploom.kernels.attention.backward_choice import BackwardConfig, choose
 from warploom.kernels.attention.backward_sm80 import BackwardSm80
-from warploom.kernels.attention.backward_sm90 import BackwardSm90
-from warploom.kernels.attention.packed import PackedOperands, PackedProblem
-from warploom.kernels.attention.packed_backward import (
-    PackedBackwardConfig,
-    choose_packed_backward,
-    lists,
-    packed_backward_calls,
-)
-from warploom.kernels.attention.packed_backward_problem import PackedBackwardProblem
+from warploom.kernels.attention.backward_sm90 import KEYS, BackwardSm90
+from warploom.kernels.attention.lists import list_gradient_tiles
+from warploom.kernels.attention.problem import AttentionProblem, BackwardProblem, Operands, Packed
 from warploom.kernels.attention.reference import attention_reference, seen_of
 from warploom.ops.steps import Step, Steps
 
@@ -43,7 +38,7 @@ KINDS = {
 class Case:
     """Sequences of so many queries and keys, and NaN in ``PAD`` rows behind them."""
 
-    config: PackedBackwardConfig
+    config: BackwardConfig
     queries: tuple[int, ...]
     keys: tuple[int, ...]
     window: tuple[int | None, int | None] = (None, None)
@@ -82,7 +77,7 @@ class Case:
         starts = {"q_starts": self.starts[0], "k_starts": self.starts[1]}
         if self.sinks:
             gradients |= {"sinks": self._logits, "dsinks": np.full_like(self._logits, UNTOUCHED)}
-        return {"q": q, "k": k, "v": v, "o": out, "dout": dout, "lse": lse, "dlse": change, **starts, **gradients}
+        return {"q": q, "k": k, "v": v, "out": out, "dout": dout, "lse": lse, "dlse": change, **starts, **gradients}
 
     @property
     def _logits(self) -> Any:
@@ -91,22 +86,20 @@ class Case:
     def run(self) -> list[str]:
         """The sequences that float64 has otherwise."""
         x, config = self.arrays, self.config
-        forward = PackedProblem(
+        forward = AttentionProblem(
             len(self.queries),
             self.heads,
             self.kv_heads,
-            x["q"].shape[0],
-            x["k"].shape[0],
+            Packed(x["q"].shape[0], x["k"].shape[0]),
             config.head_dim,
             config.dtype,
             self.window,
             sinks=bool(self.sinks),
             v_dim=0 if config.value_dim == config.head_dim else config.value_dim,
         )
-        problem = PackedBackwardProblem(forward, True, getattr(config, "in_turn", True))
+        problem = BackwardProblem(forward, True, getattr(config, "in_turn", True))
         strides = {name: (a.shape[1] * a.shape[2], a.shape[2]) for name, a in x.items() if a.ndim == 3}
-        operands = PackedOperands(strides | {"out": strides["o"]})
-        calls = packed_backward_calls(config, problem, operands, MULTIPROCESSORS)
+        calls = config.calls(problem, Operands(strides), MULTIPROCESSORS)
         Steps(tuple(Step(call, 0) for call in calls)).emulate({name: describe(a) for name, a in x.items()})
         found = [self._excess(i) for i in self.sequences()]
         wrong = [f"{i}: {excess}" for i, excess in enumerate(found) if excess > 1.0] + self._of_sinks()
@@ -138,7 +131,7 @@ class Case:
 
     def _reference(self, own: Any, others: Any, seen: Any) -> GradientReference:
         x = self.arrays
-        given = [np.swapaxes(x[name][others if name in "kv" else own], 0, 1) for name in ("dout", "q", "k", "v", "o")]
+        given = [np.swapaxes(x[name][others if name in "kv" else own], 0, 1) for name in ("dout", "q", "k", "v", "out")]
         return gradient_reference(
             *given, dtype=self.config.dtype, seen=seen, dlse=x["dlse"][:, own], sinks=x.get("sinks")
         )
@@ -162,9 +155,10 @@ def test_windows_and_more_keys_than_queries() -> None:
 def test_heads_come_together_by_what_one_sequence_has() -> None:
     """All heads of a sequence come before the next: how many of them the L2 holds is no question of the batch."""
     together = {
-        batch: lists(
-            BackwardSm90(head_dim=64, tile_m=128),
-            PackedBackwardProblem(PackedProblem(batch, 32, 32, batch * 4096, batch * 4096, 64, f16, lse=True)),
+        batch: list_gradient_tiles(
+            BackwardProblem(AttentionProblem(batch, 32, 32, Packed(batch * 4096, batch * 4096), 64, f16, lse=True)),
+            (128, KEYS),
+            BackwardSm90(head_dim=64).side_by_side,
         )[1].scalars["batch_together_value"]
         for batch in (1, 8)
     }
@@ -174,10 +168,10 @@ def test_heads_come_together_by_what_one_sequence_has() -> None:
 def test_narrow_heads_share_ctas_however_many_sequences_there_are() -> None:
     """A call with other totals makes no other kernel."""
     found = {
-        choose_packed_backward(
-            PackedBackwardProblem(PackedProblem(batch, 32, 32, rows, rows, 64, f16, (None, 0), lse=True)),
+        choose(
+            BackwardProblem(AttentionProblem(batch, 32, 32, Packed(rows, rows), 64, f16, (None, 0), lse=True)),
             target("sm_90a"),
-        )
+        )[0]
         for batch, rows in ((1, 64), (300, 1 << 20))
     }
     assert [config.persistent for config in found if isinstance(config, BackwardSm90)] == [True]

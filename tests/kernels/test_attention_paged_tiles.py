@@ -10,14 +10,16 @@ import pytest
 
 import warploom
 from tests.hopper.mutants import edits, rewritten
+from tests.kernels.attention_cases import changed
 from tests.kernels.decode_cases import DecodeCase
 from tests.ops.paged_cases import Step
 from warploom.core.dtypes import bf16, f16
 from warploom.core.errors import ConfigError
 from warploom.core.targets import target
-from warploom.kernels.attention.decode import Decode, DecodeOperands, DecodeProblem
+from warploom.kernels.attention.choice import choose_cached
+from warploom.kernels.attention.decode import Decode
 from warploom.kernels.attention.forward_sm90 import ForwardSm90
-from warploom.kernels.attention.paged import choose_paged
+from warploom.kernels.attention.problem import AttentionProblem, Cached, Operands
 
 SMALL = ForwardSm90(head_dim=32, tile_n=48, consumers=1, dtype=bf16)
 WIDE = ForwardSm90(head_dim=64, tile_n=64, consumers=2, dtype=f16, skip_masked=True, turns=False)
@@ -114,29 +116,30 @@ def test_a_missing_wait_or_fence_is_found() -> None:
 
 
 KEYS, QUERIES = (64 * 128, 64, 128), (512 * 256, 64, 256)
-PROBLEM = DecodeProblem(4, 4, 2, 512, 8192, 64, bf16, (None, 0), page_size=64, pages=500, table_pages=128)
-OPERANDS = DecodeOperands(QUERIES, KEYS, KEYS, QUERIES, table=128)
+PROBLEM = AttentionProblem(4, 4, 2, Cached(512, 8192, page_size=64, pages=500, table_pages=128), 64, bf16, (None, 0))
+LYING = {"q": QUERIES, "k": KEYS, "v": KEYS, "out": QUERIES, "table": (128,)}
+OPERANDS = Operands(LYING)
 
 
 def test_who_takes_what() -> None:
     """Tiles take many queries where there is ``wgmma``; what they cannot is left to the kernels of few queries."""
-    packed = replace(PROBLEM, packed=True, q_len=2000)
-    assert isinstance(choose_paged(packed, OPERANDS, target("sm_90a"), 132)[0], ForwardSm90)
-    assert isinstance(choose_paged(PROBLEM, OPERANDS, target("sm_90a"), 132)[0], ForwardSm90)
-    others: list[tuple[DecodeProblem, DecodeOperands, str]] = [
+    packed = changed(PROBLEM, packed=True, q_len=2000)
+    assert isinstance(choose_cached(packed, OPERANDS, target("sm_90a"), 132)[0], ForwardSm90)
+    assert isinstance(choose_cached(PROBLEM, OPERANDS, target("sm_90a"), 132)[0], ForwardSm90)
+    others: list[tuple[AttentionProblem, Operands, str]] = [
         (PROBLEM, OPERANDS, "sm_80"),
-        (replace(PROBLEM, q_len=4), OPERANDS, "sm_90a"),
-        (replace(PROBLEM, q_len=128, batch=1), OPERANDS, "sm_90a"),  # four tiles for 132 SMs
-        (replace(PROBLEM, packed=True), OPERANDS, "sm_90a"),  # 128 queries of each of four sequences
-        (replace(PROBLEM, packed=True, q_len=2000, batch=100), OPERANDS, "sm_90a"),
-        (replace(PROBLEM, q_len=1, pages=2**25), OPERANDS, "sm_90a"),  # more rows than tiles reach
-        (replace(PROBLEM, fp8=True), OPERANDS, "sm_90a"),
-        (replace(PROBLEM, split=128), OPERANDS, "sm_90a"),
-        (PROBLEM, replace(OPERANDS, k=(64 * 128 + 8, 64, 128)), "sm_90a"),
-        (PROBLEM, replace(OPERANDS, v=(64 * 256, 64, 128)), "sm_90a"),
-        (PROBLEM, replace(OPERANDS, out=(600 * 256, 64, 256)), "sm_90a"),
+        (changed(PROBLEM, q_len=4), OPERANDS, "sm_90a"),
+        (changed(PROBLEM, q_len=128, batch=1), OPERANDS, "sm_90a"),  # four tiles for 132 SMs
+        (changed(PROBLEM, packed=True), OPERANDS, "sm_90a"),  # 128 queries of each of four sequences
+        (changed(PROBLEM, packed=True, q_len=2000, batch=100), OPERANDS, "sm_90a"),
+        (changed(PROBLEM, q_len=1, pages=2**25), OPERANDS, "sm_90a"),  # more rows than tiles reach
+        (changed(PROBLEM, fp8=True), OPERANDS, "sm_90a"),
+        (changed(PROBLEM, split=128), OPERANDS, "sm_90a"),
+        (PROBLEM, Operands(LYING | {"k": (64 * 128 + 8, 64, 128)}), "sm_90a"),
+        (PROBLEM, Operands(LYING | {"v": (64 * 256, 64, 128)}), "sm_90a"),
+        (PROBLEM, Operands(LYING | {"out": (600 * 256, 64, 256)}), "sm_90a"),
     ]
-    kinds = [type(choose_paged(p, o, target(t), 132)[0]) for p, o, t in others]
+    kinds = [type(choose_cached(p, o, target(t), 132)[0]) for p, o, t in others]
     assert kinds == [Decode] * len(others)
 
 

@@ -16,8 +16,9 @@ from tests.ops.paged_cases import Step
 from warploom.core.dtypes import bf16, s32, u32
 from warploom.core.targets import target
 from warploom.emulate import emulate
-from warploom.kernels.attention.decode import Decode, DecodeProblem, decode_configuration
+from warploom.kernels.attention.decode import Decode, decode_configuration
 from warploom.kernels.attention.device.decode import EarlyLengths
+from warploom.kernels.attention.problem import AttentionProblem, Cached
 from warploom.kernels.source import named
 from warploom.lang import Global, Kernel, kernel
 
@@ -136,21 +137,8 @@ def test_a_given_split_gives_equal_bits_on_any_number_of_ctas() -> None:
 def test_every_problem_has_a_configuration_that_divides_a_given_split(arch: str, fp8: bool) -> None:
     head_dims = 64, 80, 128, 144, 192, 256, *(() if fp8 else (8, 16))
     for head_dim, kv_heads, group, packed in product(head_dims, (1, 2), (1, 32), (False, True)):
-        problem = DecodeProblem(
-            4,
-            group * kv_heads,
-            kv_heads,
-            4 if packed else 1,
-            4096,
-            head_dim,
-            bf16,
-            page_size=16,
-            pages=9,
-            table_pages=9,
-            packed=packed,
-            split=128,
-            fp8=fp8,
-        )
+        cached = Cached(4 if packed else 1, 4096, 16, 9, 9, packed=packed, split=128, fp8=fp8)
+        problem = AttentionProblem(4, group * kv_heads, kv_heads, cached, head_dim, bf16)
         config = decode_configuration(problem, target(arch))
         problems = config.check(target(arch)) + config.violations(problem)
         assert problems == (["fp8 needs compute capability 9.0"] if fp8 and arch != "sm_90a" else [])

@@ -16,7 +16,7 @@ from warploom.core.errors import ProblemError
 from warploom.core.targets import target
 from warploom.kernels.attention.choice import choose
 from warploom.kernels.attention.forward_sm90 import ForwardSm90
-from warploom.kernels.attention.problem import AttentionProblem
+from warploom.kernels.attention.problem import AttentionProblem, Even
 
 
 def make(kv_len: int = 40, seed: int = 0) -> list[Any]:
@@ -71,5 +71,6 @@ def test_sizes_that_no_kernel_takes() -> None:
 def test_hopper_has_a_kernel_for_every_pair(window: tuple[int | None, int | None]) -> None:
     sizes, lengths = (8, 64, 128, 192, 256), (100, 1000, 3000, 16384)
     for d, v_dim, length, lse in itertools.product(sizes, sizes, lengths, (False, True)):
-        problem = AttentionProblem(1, 4, 4, length, length, d, bf16, window, lse=lse, v_dim=0 if d == v_dim else v_dim)
+        own = 0 if d == v_dim else v_dim
+        problem = AttentionProblem(1, 4, 4, Even(length, length), d, bf16, window, lse=lse, v_dim=own)
         assert isinstance(choose(problem, target("sm_90a"))[0], ForwardSm90), problem

@@ -15,7 +15,7 @@ from warploom.core.dtypes import bf16
 from warploom.core.errors import ConfigError, EmulationError, ProblemError
 from warploom.core.targets import target
 from warploom.kernels.attention.choice import choose_packed
-from warploom.kernels.attention.packed import PackedOperands, PackedProblem
+from warploom.kernels.attention.problem import AttentionProblem, Operands, Packed
 from warploom.ops.attention_varlen_backward import attention_varlen_backward
 
 pytestmark = pytest.mark.usefixtures("emulated")
@@ -180,10 +180,10 @@ def test_no_length_makes_a_new_kernel() -> None:
         sources = set()
         for _ in range(500):
             batch, total_q, total_k = (int(x) for x in numbers.integers(1, (300, 100_000, 100_000)))
-            problem = PackedProblem(batch, 16, 4, total_q, total_k, 128, bf16, (None, 0), lse=True)
+            problem = AttentionProblem(batch, 16, 4, Packed(total_q, total_k), 128, bf16, (None, 0), lse=True)
             config = choose_packed(problem, target(arch))
             lying = {"q": (2048, 128), "k": (512, 128), "v": (512, 128), "out": (2048, 128)}
-            sources |= {call.source for call in config.calls_packed(problem, PackedOperands(lying), 132)}
+            sources |= {call.source for call in config.calls(problem, Operands(lying), 132)}
         assert len(sources) == 2
 
 

@@ -11,7 +11,7 @@ import pytest
 
 import warploom
 from warploom.core.errors import ConfigError
-from warploom.kernels.attention import backward_choice, choice, packed_backward, paged
+from warploom.kernels.attention import backward_choice, choice
 from warploom.kernels.matmul import choice as matmul_choice
 from warploom.kernels.settings import all_kinds
 from warploom.ops.attention_varlen_backward import attention_varlen_backward
@@ -28,10 +28,10 @@ OPERATIONS: dict[str, tuple[tuple[Any, ...], Callable[[Any], object]]] = {
         backward_choice.KINDS,
         lambda c: warploom.plan_attention_backward(X, X, X, X, X, LSE, config=c),
     ),
-    "paged": (paged.KINDS, lambda c: warploom.plan_attention_paged(X, X, X, LENGTHS, config=c)),
+    "paged": (choice.CACHED_KINDS, lambda c: warploom.plan_attention_paged(X, X, X, LENGTHS, config=c)),
     "varlen": (choice.PACKED_KINDS, lambda c: warploom.attention_varlen(ROWS, ROWS, ROWS, STARTS, config=c)),
     "varlen backward": (
-        packed_backward.KINDS,
+        backward_choice.PACKED_KINDS,
         lambda c: attention_varlen_backward(ROWS, ROWS, ROWS, ROWS, ROWS, LSE[0], STARTS, config=c),
     ),
     "matmul": (matmul_choice.KINDS, lambda c: warploom.plan_matmul(MATRIX, MATRIX, config=c)),

@@ -9,12 +9,13 @@ from dataclasses import asdict, replace
 
 import pytest
 
+from tests.kernels.attention_cases import changed
 from tests.processes import holds_in_forked_child
 from warploom.core.dtypes import bf16, f16, f32
 from warploom.core.targets import target
 from warploom.kernels.attention import choice as attention_choice
 from warploom.kernels.attention.forward_sm80 import ForwardSm80
-from warploom.kernels.attention.problem import AttentionProblem
+from warploom.kernels.attention.problem import AttentionProblem, Even
 from warploom.kernels.matmul import choice as matmul_choice
 from warploom.kernels.matmul.choice import BEST32
 from warploom.kernels.matmul.problem import contiguous_problem
@@ -24,7 +25,7 @@ from warploom.ops.tuned import Tuned, find, keep, kept
 
 GPU = "NVIDIA Test 9000"
 SM90, SM80 = target("sm_90a"), target("sm_80")
-ATTENTION = AttentionProblem(4, 16, 16, 4096, 4096, 128, bf16)
+ATTENTION = AttentionProblem(4, 16, 16, Even(4096, 4096), 128, bf16)
 SMALL = ForwardSm80(tile_m=128, num_warps=4, tile_n=32, stages=3)
 PRODUCT = contiguous_problem(4096, 4096, 4096, f16)
 CLASS = "one"
@@ -200,11 +201,11 @@ def test_a_later_search_of_this_process_counts():
 
 
 def test_lengths_share_a_class_up_to_a_factor():
-    assert replace(ATTENTION, q_len=4000, kv_len=4000).size_class == ATTENTION.size_class
+    assert ATTENTION.of_lengths(4000, 4000).size_class == ATTENTION.size_class
     for change in ({"q_len": 2048, "kv_len": 2048}, {"head_dim": 64}, {"dtype": f16}, {"window": (None, 0)}):
-        assert replace(ATTENTION, **change).size_class != ATTENTION.size_class
-    long = replace(ATTENTION, batch=1, q_len=2**14, kv_len=2**14)
-    assert replace(long, q_len=2**17, kv_len=2**17).size_class == long.size_class, "beyond, nothing changes"
+        assert changed(ATTENTION, **change).size_class != ATTENTION.size_class
+    long = ATTENTION.of_lengths(2**14, 2**14, batch=1)
+    assert long.of_lengths(2**17, 2**17).size_class == long.size_class, "beyond, nothing changes"
 
 
 @pytest.mark.parametrize(

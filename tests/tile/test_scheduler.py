@@ -17,7 +17,7 @@ from warploom.emulate import emulate
 from warploom.interop.arrays import describe
 from warploom.ir.program import Program
 from warploom.kernels.attention.forward_sm90 import ForwardSm90
-from warploom.kernels.attention.problem import AttentionProblem, Operands
+from warploom.kernels.attention.problem import AttentionProblem, Even, Operands
 from warploom.kernels.attention.reference import attention_error, attention_reference
 from warploom.lang import Global, Kernel, Traced, kernel, u32
 from warploom.ops.backends import emulator_arguments
@@ -190,7 +190,7 @@ def test_attention_is_right_in_any_grouping(size: int, persistent: bool) -> None
 # -- how many planes form a group
 def causal(n: int, head_dim: int = 128, tokens: int = 16384, width: int = 2048) -> AttentionProblem:
     heads = width // head_dim
-    return AttentionProblem(tokens // n, heads, heads, n, n, head_dim, bf16, (None, 0))
+    return AttentionProblem(tokens // n, heads, heads, Even(n, n), head_dim, bf16, (None, 0))
 
 
 def chosen(problem: AttentionProblem) -> int:

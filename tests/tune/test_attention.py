@@ -8,12 +8,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.kernels.attention_cases import changed
 from tests.tune.workloads import CpuTorch, EmulatedAttention
 from warploom.core.dtypes import DTYPES, bf16, f16
 from warploom.core.errors import ConfigError, ProblemError
 from warploom.core.targets import target
 from warploom.kernels.attention.forward_sm80 import ForwardSm80
-from warploom.kernels.attention.problem import AttentionProblem
+from warploom.kernels.attention.problem import AttentionProblem, Even
 from warploom.kernels.settings import read
 from warploom.measure import attention as measured
 from warploom.measure import workload as on_gpu
@@ -22,7 +23,7 @@ from warploom.tune.attention import ATTENTION
 from warploom.tune.build import Built, build_all
 from warploom.tune.operation import neighbours
 
-PROBLEM = AttentionProblem(4, 16, 16, 4096, 4096, 128, bf16)
+PROBLEM = AttentionProblem(4, 16, 16, Even(4096, 4096), 128, bf16)
 SMALL = ForwardSm80(tile_m=64, tile_n=32, num_warps=4, head_dim=64)
 
 
@@ -65,7 +66,7 @@ def test_results_are_checked_on_the_kernel_that_is_timed(data):
     kv_len = data.draw(st.one_of(st.just(q_len), st.integers(1, 20000)))
     kv_heads = data.draw(st.sampled_from([1, 2, 8]))
     window = data.draw(st.sampled_from([(None, None), (None, 0), (64, 0)]))
-    problem = AttentionProblem(3, 8, kv_heads, q_len, kv_len, 128, bf16, window)
+    problem = AttentionProblem(3, 8, kv_heads, Even(q_len, kv_len), 128, bf16, window)
     config = data.draw(st.sampled_from(candidates(problem, arch)))
     checked = checked_problem(problem, config)
     assert ATTENTION.source(checked, config) == ATTENTION.source(problem, config)
@@ -74,7 +75,7 @@ def test_results_are_checked_on_the_kernel_that_is_timed(data):
 
 def test_few_queries_on_many_keys_are_refused():
     with pytest.raises(ProblemError, match="nothing to tune: 1 queries on 4096 keys"):
-        ATTENTION.choose(AttentionProblem(3, 8, 2, 1, 4096, 128, bf16), target("sm_80"))
+        ATTENTION.choose(AttentionProblem(3, 8, 2, Even(1, 4096), 128, bf16), target("sm_80"))
     with pytest.raises(ConfigError, match="write attention_sm90 or attention_sm80"):
         read("attention_decode(head_dim=128)", ATTENTION.kinds)
 
@@ -90,7 +91,7 @@ def test_a_type_is_the_same_object_in_another_process():
 def test_kernels_are_built_in_processes_as_in_this_one(cores, monkeypatch):
     pytest.importorskip("cuda.core")
     monkeypatch.setattr("warploom.cuda.compile.available_cores", lambda: cores)
-    problem = AttentionProblem(1, 2, 2, 128, 128, 64, f16)
+    problem = AttentionProblem(1, 2, 2, Even(128, 128), 64, f16)
     config = replace(SMALL, dtype=f16)
     told = []
     sources = [ATTENTION.source(problem, c) for c in (config, replace(config, tile_n=8))]
@@ -107,7 +108,7 @@ def test_right_results_pass_and_wrong_ones_do_not(changes):
     torch = pytest.importorskip("torch")
     import warploom
 
-    problem = p = replace(AttentionProblem(1, 4, 2, 40, 64, 64, bf16), **changes)
+    problem = p = changed(AttentionProblem(1, 4, 2, Even(40, 64), 64, bf16), **changes)
     generator, of_keys = torch.Generator().manual_seed(0), (1, p.kv_len, p.kv_heads, p.head_dim)
     shapes = (1, p.q_len, p.heads, p.head_dim), of_keys, of_keys
     q, k, v = (torch.randn(shape, generator=generator).bfloat16() for shape in shapes)
@@ -131,7 +132,7 @@ def test_a_workload_checks_and_runs_the_configuration(monkeypatch):
     monkeypatch.setattr(on_gpu, "torch_module", lambda: CpuTorch(torch))
     monkeypatch.setattr(measured, "GpuCall", EmulatedAttention)
     monkeypatch.setattr(EmulatedAttention, "made", [])
-    workload = ATTENTION.workload(AttentionProblem(2, 2, 1, 72, 72, 64, bf16, (None, 0), lse=True), 0)
+    workload = ATTENTION.workload(AttentionProblem(2, 2, 1, Even(72, 72), 64, bf16, (None, 0), lse=True), 0)
     assert workload.sets == 2
     assert workload.answers()
     assert workload.fault(SMALL) is None
@@ -156,7 +157,7 @@ def test_tuning_on_a_gpu():
 
     gpu = gpu_for_tuning()
     tuner = Tuner(replace(ATTENTION, space=few), gpu, effort=Effort(passes=0))
-    outcome = tuner.tune(AttentionProblem(2, 4, 4, 1024, 1024, 128, bf16, (None, 0)))
+    outcome = tuner.tune(AttentionProblem(2, 4, 4, Even(1024, 1024), 128, bf16, (None, 0)))
     assert outcome.found is not None
     assert outcome.found.gpu == gpu.name
     assert outcome.found.speedup >= 0.97

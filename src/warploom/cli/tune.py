@@ -81,7 +81,7 @@ def tune_attention(wanted: Attention, search: Search) -> None:
     """
     from warploom.cli.options import sequence_lengths
     from warploom.core.dtypes import dtype_of
-    from warploom.kernels.attention.problem import AttentionProblem
+    from warploom.kernels.attention.problem import AttentionProblem, Even
     from warploom.tune.attention import ATTENTION
 
     heads = wanted.heads or max(1, _WIDTH // wanted.head_dim)
@@ -94,7 +94,9 @@ def tune_attention(wanted: Attention, search: Search) -> None:
         raise typer.BadParameter(str(error)) from error
     options: dict[str, Any] = {"window": (wanted.window, 0 if wanted.causal else None), "softcap": wanted.softcap}
     problems = [
-        AttentionProblem(wanted.batch or max(1, _TOKENS // n), heads, kv_heads, n, n, wanted.head_dim, kind, **options)
+        AttentionProblem(
+            wanted.batch or max(1, _TOKENS // n), heads, kv_heads, Even(n, n), wanted.head_dim, kind, **options
+        )
         for n in sequence_lengths(wanted.seq)
     ]
     _tune(ATTENTION, problems, search)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Callable
 from itertools import product
@@ -103,4 +102,4 @@ def checked_problem(problem: AttentionProblem, config: AttentionConfig) -> Atten
     q_len, kv_len = (min(n, n % period + least) for n in (problem.q_len, problem.kv_len))
     if q_len == kv_len and problem.q_len != problem.kv_len:  # equal strides would be another kernel
         q_len, kv_len = problem.q_len, problem.kv_len
-    return dataclasses.replace(problem, batch=1, q_len=q_len, kv_len=kv_len)
+    return problem.of_lengths(q_len, kv_len, batch=1)

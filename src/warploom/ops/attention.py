@@ -14,7 +14,7 @@ from warploom.interop.copies import as_if_compact
 from warploom.interop.tracing import traced
 from warploom.kernels.attention.choice import KINDS, choose
 from warploom.kernels.attention.decode import Decode
-from warploom.kernels.attention.problem import AttentionConfig, AttentionProblem, Operands
+from warploom.kernels.attention.problem import FORWARD, AttentionConfig, AttentionProblem, Operands
 from warploom.kernels.settings import read, refuse, violations_of
 from warploom.ops.attention_arrays import (
     AXES,
@@ -50,7 +50,7 @@ class AttentionPlan(CallsPlan):
 def plan_for(problem: AttentionProblem, arrays: Mapping[str, ArrayView], layout: str, config: Any) -> AttentionPlan:
     """The plan for a problem on these arrays. Raises ConfigError for a ``config`` that does not fit."""
     config, reason, on = configured(problem, arrays["q"].device, config)
-    operands = Operands(tuple(strides_of(arrays[name], layout) for name in Operands.names), layout)
+    operands = Operands({name: strides_of(arrays[name], layout) for name in FORWARD}, layout)
     calls = config.calls(problem, operands, on.multiprocessors)
     return AttentionPlan(problem, config, reason, on.target.name, str(on), calls)
 

@@ -22,7 +22,7 @@ from warploom.interop.arrays import (
 )
 from warploom.interop.copies import compact, in_float32, settled
 from warploom.interop.overlap import overlaps_itself, same_elements, share_memory
-from warploom.kernels.attention.problem import MOST_HEAD_DIM, AttentionFeatures, AttentionProblem, TensorStrides, Window
+from warploom.kernels.attention.problem import MOST_HEAD_DIM, AttentionFeatures, AttentionProblem, Even, Window
 
 Layout = Literal["bshd", "bhsd"]
 AXES: dict[str, tuple[int, int, int]] = {"bshd": (0, 2, 1), "bhsd": (0, 1, 2)}
@@ -94,8 +94,7 @@ def checked(views: Mapping[str, ArrayView], options: Options) -> AttentionProble
         q[batch],
         q[head],
         max(1, k[head]),
-        q[seq],
-        k[seq],
+        Even(q[seq], k[seq]),
         q[3],
         named["q"].dtype,
         sinks="sinks" in named,
@@ -157,12 +156,12 @@ def check_results(views: Mapping[str, ArrayView], shape: tuple[int, ...], rows: 
     ``rows``: the shape of its log-sum-exps.
     """
     own = views["q"].dtype
-    wanted = {"dout": (own, shape), "out": (own, shape), "o": (own, shape), "lse": (f32, rows), "dlse": (f32, rows)}
+    wanted = {"dout": (own, shape), "out": (own, shape), "lse": (f32, rows), "dlse": (f32, rows)}
     for name, (dtype, size) in wanted.items():
         view = views.get(name)
         if view is not None and (tuple(view.shape) != size or view.dtype is not dtype):
             raise ProblemError(
-                f"{'out' if name == 'o' else name} is {view.dtype.array_name} of shape {tuple(view.shape)}; it must be "
+                f"{name} is {view.dtype.array_name} of shape {tuple(view.shape)}; it must be "
                 f"{dtype} of {size}, as the forward pass returns it with return_lse=True"
             )
 
@@ -273,7 +272,7 @@ def with_sinks(views: dict[str, ArrayView], copy: Callable[[ArrayView], ArrayVie
 def _laid_out(name: str, view: ArrayView, rank: int, copy: Callable[[ArrayView], ArrayView]) -> ArrayView:
     if len(view.shape) != rank:
         return view if view.contiguous or len(view.shape) > rank else copy(view)
-    if name in ("dout", "out", "o"):  # a gradient may be one number that is shown everywhere
+    if name in ("dout", "out"):  # a gradient may be one number that is shown everywhere
         spread = any(stride == 0 < size - 1 for size, stride in zip(view.shape, view.strides, strict=True))
         if spread or view.strides[-1] != 1:
             return copy(view)
@@ -282,7 +281,7 @@ def _laid_out(name: str, view: ArrayView, rank: int, copy: Callable[[ArrayView],
     return aligned(settled(view), copy)
 
 
-def strides_of(view: ArrayView, layout: str) -> TensorStrides:
+def strides_of(view: ArrayView, layout: str) -> tuple[int, int, int]:
     """(batch, head, sequence) strides of a tensor in a layout, in elements."""
     batch, head, seq = AXES[layout]
     return view.strides[batch], view.strides[head], view.strides[seq]

@@ -9,8 +9,8 @@ from typing import Any
 from warploom.interop.arrays import ArrayView, filled, same_device
 from warploom.interop.copies import as_if_compact
 from warploom.interop.tracing import traced
-from warploom.kernels.attention.backward import TENSORS, BackwardOperands, BackwardProblem
 from warploom.kernels.attention.backward_choice import KINDS, BackwardConfig, choose
+from warploom.kernels.attention.problem import BACKWARD, BackwardProblem, Operands
 from warploom.kernels.settings import read
 from warploom.ops.attention_arrays import (
     AXES,
@@ -124,7 +124,7 @@ def _plan(views: Views, problem: BackwardProblem, layout: str, config: Any) -> A
     """The plan for these inputs and gradients. Raises ConfigError for a ``config`` that does not fit."""
     asked, device = read(config, KINDS), views["q"].device
     config, reason, on = decided(problem, device, asked, lambda on: choose(problem, on.target))
-    operands = BackwardOperands(tuple(strides_of(views[name], layout) for name in TENSORS), layout)
+    operands = Operands({name: strides_of(views[name], layout) for name in BACKWARD}, layout)
     calls = config.calls(problem, operands, on.multiprocessors)
     return AttentionBackwardPlan(problem, config, reason, on.target.name, str(on), calls)
 

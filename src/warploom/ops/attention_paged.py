@@ -11,8 +11,8 @@ from warploom.core.errors import ProblemError
 from warploom.interop.arrays import ArrayView, same_device
 from warploom.interop.copies import as_if_compact, compact, settled
 from warploom.interop.tracing import is_tracing, traced
-from warploom.kernels.attention.decode import DecodeProblem
-from warploom.kernels.attention.paged import KINDS, PagedConfig, choose_paged, paged_calls, violations
+from warploom.kernels.attention.choice import CACHED_KINDS, CachedConfig, choose_cached, violations_on_cache
+from warploom.kernels.attention.problem import AttentionProblem
 from warploom.kernels.settings import read, refuse
 from warploom.ops.attention_arrays import (
     Options,
@@ -43,8 +43,8 @@ ValueCache = Annotated[Any, ArrayArgument("v")]
 class AttentionPagedPlan(CallsPlan):
     """What a call of :func:`attention_paged` would run: nothing has been compiled or launched yet."""
 
-    problem: DecodeProblem
-    config: PagedConfig
+    problem: AttentionProblem
+    config: CachedConfig
 
 
 def attention_paged(
@@ -66,7 +66,7 @@ def attention_paged(
     return_lse: bool = False,
     out: Output = None,
     check: bool = False,
-    config: PagedConfig | str | None = None,
+    config: CachedConfig | str | None = None,
 ) -> Any:
     """Attention of the newest queries of each sequence on the keys and values that a cache has of it.
 
@@ -152,7 +152,7 @@ def plan_attention_paged(
     v_scale: Any = None,
     fixed_split: int | None = None,
     return_lse: bool = False,
-    config: PagedConfig | str | None = None,
+    config: CachedConfig | str | None = None,
 ) -> AttentionPagedPlan:
     """What :func:`attention_paged` would run with these arguments. Runs nothing."""
     arrays = q, k_cache, v_cache, kv_lens, block_table, cu_seqlens_q, sinks, k_scale, v_scale, None
@@ -197,34 +197,34 @@ def inputs_of(views: Mapping[str, ArrayView], options: Options, fixed_split: Any
 
 def _plan(inputs: CacheInputs, out: ArrayView, config: Any) -> AttentionPagedPlan:
     """The plan for checked inputs and an output. Raises ConfigError for a ``config`` that does not fit."""
-    problem, config = inputs.problem, read(config, KINDS)
+    problem, config = inputs.problem, read(config, CACHED_KINDS)
     operands = inputs.operands(out)
-    requires = config.requires if config is not None else "sm_90" if problem.fp8 else None
+    requires = config.requires if config is not None else "sm_90" if problem.cache.fp8 else None
     on = Processor.of(inputs.views["q"].device, requires=requires)
     chosen, reason = config, "asked for by the caller"
     if chosen is None:
-        chosen, reason = choose_paged(problem, operands, on.target, on.multiprocessors)
-    found = chosen.check() or chosen.check(on.target) + violations(chosen, problem, operands)
+        chosen, reason = choose_cached(problem, operands, on.target, on.multiprocessors)
+    found = chosen.check() or chosen.check(on.target) + violations_on_cache(chosen, problem, operands)
     if config is not None:
         refuse(f"{config} does not fit", found)
     elif found:
         raise ProblemError("; ".join(found))
-    calls = paged_calls(chosen, problem, operands, on.multiprocessors)
+    calls = chosen.calls(problem, operands, on.multiprocessors)
     return AttentionPagedPlan(problem, chosen, reason, on.target.name, str(on), calls)
 
 
 def refuse_paged(config: Any, inputs: CacheInputs) -> None:
     """Raises ConfigError for a configuration, or its notation, that does not fit checked inputs."""
-    found = read(config, KINDS)
+    found = read(config, CACHED_KINDS)
     if found is not None:
         operands = inputs.operands(as_if_compact(inputs.views["q"]))
-        refuse(f"{found} does not fit", found.check() or violations(found, inputs.problem, operands))
+        refuse(f"{found} does not fit", found.check() or violations_on_cache(found, inputs.problem, operands))
 
 
 def _is_empty(inputs: CacheInputs) -> bool:
     """Whether there is nothing to compute."""
     problem, views = inputs.problem, inputs.views
-    return 0 in (*views["q"].shape, problem.batch, problem.capacity, *views["k_cache"].shape)
+    return 0 in (*views["q"].shape, problem.batch, problem.kv_len, *views["k_cache"].shape)
 
 
 def _lse_shape(q: ArrayView) -> tuple[int, ...]:

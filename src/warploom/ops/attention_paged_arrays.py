@@ -12,8 +12,8 @@ from warploom.core.dtypes import bf16, f16, f32, s32, u16
 from warploom.core.errors import ProblemError
 from warploom.interop.arrays import ArrayView, require_dtype, same_device
 from warploom.interop.copies import settled
-from warploom.kernels.attention.decode import SPLIT, DecodeOperands, DecodeProblem
-from warploom.kernels.attention.problem import MOST_POSITIONS
+from warploom.kernels.attention.decode import SPLIT
+from warploom.kernels.attention.problem import MOST_POSITIONS, AttentionProblem, Cached, Operands
 from warploom.ops.attention_arrays import (
     Options,
     check_form,
@@ -38,24 +38,20 @@ class CacheInputs:
     """Described and checked arrays by their names, in the order of the arguments, and what is asked of them."""
 
     views: dict[str, ArrayView]
-    problem: DecodeProblem
+    problem: AttentionProblem
 
-    def operands(self, out: ArrayView) -> DecodeOperands:
+    def operands(self, out: ArrayView) -> Operands:
         """How they and the output lie."""
-        p, q, table = self.problem, self.views["q"], self.views.get("block_table")
+        table = self.views.get("block_table")
         k, v = (settled(self.views[name]).strides for name in ("k_cache", "v_cache"))
-        lse = (0, p.q_len) if p.packed else (p.heads * p.q_len, p.q_len)
-        row = 0 if table is None else settled(table).strides[0]
-        scales = [of_scale(self.views.get(name)) for name in ("k_scale", "v_scale")]
-        return DecodeOperands(
-            _of_queries(settled(q)),
-            (k[0], k[2], k[1]),
-            (v[0], v[2], v[1]),
-            _of_queries(settled(out)),
-            lse,
-            row,
-            *scales,
-        )
+        lying = {
+            "q": _of_queries(settled(self.views["q"])),
+            "k": (k[0], k[2], k[1]),
+            "v": (v[0], v[2], v[1]),
+            "out": _of_queries(settled(out)),
+            "table": (0 if table is None else settled(table).strides[0],),
+        }
+        return Operands(lying | {name: of_scale(self.views.get(name)) for name in ("k_scale", "v_scale")})
 
 
 def of_scale(view: ArrayView | None) -> tuple[int, int]:
@@ -74,7 +70,7 @@ def read_cache(given: dict[str, ArrayView], options: Options, split: int | None)
     options.check()
     problem = _problem(given, options, split)
     same_device(list(given.values()), list(given))
-    if problem.fp8:
+    if problem.cache.fp8:
         given = {**given, **{name: in_pairs(given[name]) for name in ("k_cache", "v_cache")}}
     _check_rows(given)
     return CacheInputs(given, problem)
@@ -170,7 +166,7 @@ def check_table(table: ArrayView | None, cache: ArrayView, batch: int) -> tuple[
     return size, pages, entries, size * entries
 
 
-def _problem(given: dict[str, ArrayView], options: Options, split: int | None) -> DecodeProblem:
+def _problem(given: dict[str, ArrayView], options: Options, split: int | None) -> AttentionProblem:
     q, k, v, lens = (given[name] for name in ("q", "k_cache", "v_cache", "kv_lens"))
     table, starts = given.get("block_table"), given.get("cu_seqlens_q")
     _check_values(q, k, v, packed=starts is not None)
@@ -185,23 +181,19 @@ def _problem(given: dict[str, ArrayView], options: Options, split: int | None) -
     sinks = given.get("sinks")
     check_sinks(sinks, q.shape[-2])
     fp8, heads = is_fp8(k), (q.shape[-2], max(1, k.shape[2]))
-    return DecodeProblem(
-        batch,
-        *heads,
+    sequences = Cached(
         q.shape[-3],
         capacity,
-        q.shape[-1],
-        q.dtype,
-        page_size=size,
-        pages=pages,
-        table_pages=entries,
+        size,
+        pages,
+        entries,
         packed=starts is not None,
         split=split,
-        sinks=sinks is not None,
         fp8=fp8,
         scaled=check_scales(given, batch, heads[1], fp8),
-        **options.asked(q.shape[-1]),
     )
+    asked = {"sinks": sinks is not None, **options.asked(q.shape[-1])}
+    return AttentionProblem(batch, *heads, sequences, q.shape[-1], q.dtype, **asked)
 
 
 def _check_values(q: ArrayView, k: ArrayView, v: ArrayView, *, packed: bool) -> None:
@@ -231,11 +223,11 @@ def check_entries(inputs: CacheInputs) -> None:
     """Raises ProblemError that names the first entry of lengths or tables which points outside. Waits for the GPU."""
     p, views = inputs.problem, inputs.views
     lens = on_host(views["kv_lens"])
-    refuse_first("kv_lens", (lens < 0) | (lens > p.capacity), lens, f"a sequence has room for {p.capacity} keys")
-    if p.packed:
+    refuse_first("kv_lens", (lens < 0) | (lens > p.kv_len), lens, f"a sequence has room for {p.kv_len} keys")
+    if p.cache.packed:
         refuse_starts("cu_seqlens_q", on_host(views["cu_seqlens_q"]), p.q_len)
-    if p.page_size:
+    if p.cache.page_size:
         table = on_host(views["block_table"])
-        used = np.arange(p.table_pages)[None] * p.page_size < lens[:, None]
-        wrong = used & ((table < 0) | (table >= p.pages))
-        refuse_first("block_table", wrong, table, f"there are {p.pages} pages")
+        used = np.arange(p.cache.table_pages)[None] * p.cache.page_size < lens[:, None]
+        wrong = used & ((table < 0) | (table >= p.cache.pages))
+        refuse_first("block_table", wrong, table, f"there are {p.cache.pages} pages")

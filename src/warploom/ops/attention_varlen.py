@@ -10,9 +10,8 @@ import numpy as np
 from warploom.core.dtypes import f32
 from warploom.interop.arrays import ArrayView, empty
 from warploom.kernels.attention.choice import PACKED_KINDS, PackedConfig, choose_packed
-from warploom.kernels.attention.packed import PackedOperands, PackedProblem, violations
-from warploom.kernels.attention.problem import Operands
-from warploom.kernels.settings import read, refuse
+from warploom.kernels.attention.problem import FORWARD, AttentionProblem, Operands
+from warploom.kernels.settings import read, refuse, violations_of
 from warploom.ops.attention_arrays import Options, Window, laid_out
 from warploom.ops.calls import Caller, Computation, Shapes, Views
 from warploom.ops.declare import Few, Output, Tensor
@@ -138,12 +137,12 @@ def _work(views: Views, asked: dict[str, Any], config: Any, copy: Callable[[Arra
     chosen, on = configured_packed(problem, views["q"], config)
     new = {name: x for name, x in results(views, options).items() if name not in views}
     made = None
-    if 0 in (problem.batch, problem.total_q, problem.heads):
+    if 0 in (problem.batch, problem.q_len, problem.heads):
         made = [empty(views["q"].kind, *form, views["q"].device) for form in new.values()]
 
     def steps(arrays: Views) -> Steps:
-        operands = PackedOperands({name: arrays[name].strides[:2] for name in Operands.names})
-        return working_steps(chosen.calls_packed(problem, operands, on.multiprocessors), problem.flops)
+        operands = Operands({name: arrays[name].strides[:2] for name in FORWARD})
+        return working_steps(chosen.calls(problem, operands, on.multiprocessors), problem.flops)
 
     written = ("out",) if "out" in views else ()
     return Computation(views, new, steps, inputs, written, filled=True, made=made)
@@ -156,14 +155,14 @@ def _look(views: Views, _: dict[str, Any]) -> None:
 attention_varlen_call = Caller(attention_varlen, _work, refuse=refuse_out, look=_look, recorded=True)
 
 
-def configured_packed(problem: PackedProblem, q: ArrayView, config: Any) -> tuple[PackedConfig, Processor]:
+def configured_packed(problem: AttentionProblem, q: ArrayView, config: Any) -> tuple[PackedConfig, Processor]:
     """The configuration for a problem and where it runs. Raises ConfigError for one asked for that does not fit."""
     asked = read(config, PACKED_KINDS)
-    found, _, on = decided(problem, q.device, asked, lambda on: (choose_packed(problem, on.target), ""), violations)
+    found, _, on = decided(problem, q.device, asked, lambda on: (choose_packed(problem, on.target), ""))
     return found, on
 
 
-def refuse_packed(config: Any, problem: PackedProblem) -> None:
+def refuse_packed(config: Any, problem: AttentionProblem) -> None:
     """Raises ConfigError for a configuration, or its notation, that does not fit a problem."""
     found = read(config, PACKED_KINDS)
-    refuse(f"{found} does not fit", [] if found is None else violations(found, problem))
+    refuse(f"{found} does not fit", [] if found is None else violations_of(found, problem, None))

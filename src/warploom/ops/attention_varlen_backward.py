@@ -7,15 +7,8 @@ from typing import Annotated, Any
 
 from warploom.core.dtypes import DType
 from warploom.interop.arrays import ArrayView, Device, filled
-from warploom.kernels.attention.backward import TENSORS
-from warploom.kernels.attention.packed import PackedOperands
-from warploom.kernels.attention.packed_backward import (
-    KINDS,
-    PackedBackwardConfig,
-    choose_packed_backward,
-    packed_backward_calls,
-)
-from warploom.kernels.attention.packed_backward_problem import PackedBackwardProblem
+from warploom.kernels.attention.backward_choice import PACKED_KINDS, BackwardConfig, choose
+from warploom.kernels.attention.problem import BACKWARD, BackwardProblem, Operands
 from warploom.kernels.settings import read
 from warploom.ops.attention_arrays import OF_FORWARD, Options, Window, check_results, laid_out
 from warploom.ops.calls import Caller, Computation, Views
@@ -30,7 +23,7 @@ def attention_varlen_backward(
     q: Tensor,
     k: Tensor,
     v: Tensor,
-    out: Annotated[Any, ArrayArgument("o")],
+    out: Annotated[Any, ArrayArgument("out")],
     lse: Few,
     cu_seqlens_q: QueryStarts,
     cu_seqlens_k: KeyStarts = None,
@@ -44,7 +37,7 @@ def attention_varlen_backward(
     scale: float | None = None,
     sinks: Few = None,
     deterministic: bool = False,
-    config: PackedBackwardConfig | str | None = None,
+    config: BackwardConfig | str | None = None,
 ) -> tuple[Any, ...]:
     """The gradients (dq, dk, dv) of ``attention_varlen(q, k, v, …)`` for the gradient ``dout`` of its result.
 
@@ -64,26 +57,23 @@ def _zeros(kind: str, shape: Sequence[int], dtype: DType, device: Device) -> Cal
 
 def _work(views: Views, asked: dict[str, Any], config: Any, copy: Callable[[ArrayView], ArrayView]) -> Computation:
     views = laid_out(views, copy)
-    forward = {name: view for name, view in views.items() if name not in ("o", "dout", "lse", "dlse")}
+    forward = {name: view for name, view in views.items() if name not in ("out", "dout", "lse", "dlse")}
     problem, inputs = read_packed(forward, Options.of(asked))
     q = views["q"]
     check_results(views, shape_of_result(views), (q.shape[1], q.shape[0]))
-    backward = PackedBackwardProblem(problem, "dlse" in views, asked["deterministic"])
-    chosen, _, on = decided(
-        backward.typical, q.device, read(config, KINDS), lambda on: (choose_packed_backward(backward, on.target), "")
-    )
-    some = 0 not in (problem.batch, problem.total_q, problem.heads)
-    whole = some and problem.total_k > 0  # there are kernels that write every row
+    backward = BackwardProblem(problem, "dlse" in views, asked["deterministic"])
+    chosen, _, on = decided(backward, q.device, read(config, PACKED_KINDS), lambda on: choose(backward, on.target))
+    some = 0 not in (problem.batch, problem.q_len, problem.heads)
+    whole = some and problem.kv_len > 0  # there are kernels that write every row
     new = {f"d{name}": (tuple(x.shape), x.dtype) for name, x in views.items() if name in (*"qkv", "sinks")}
     made = None
-    if not some or not (problem.total_k or problem.sinks):
+    if not some or not (problem.kv_len or problem.sinks):
         made = [filled(q.kind, *form, q.device, 0.0) for form in new.values()]
-    inputs |= {name: views[name] for name in ("o", "dout", "lse", "dlse") if name in views}
+    inputs |= {name: views[name] for name in ("out", "dout", "lse", "dlse") if name in views}
 
     def steps(arrays: Views) -> Steps:
-        lying = {name: arrays["o" if name == "out" else name].strides[:2] for name in TENSORS}
-        calls = packed_backward_calls(chosen, backward, PackedOperands(lying), on.multiprocessors)
-        return working_steps(calls, backward.flops)
+        operands = Operands({name: arrays[name].strides[:2] for name in BACKWARD})
+        return working_steps(chosen.calls(backward, operands, on.multiprocessors), backward.flops)
 
     return Computation(views, new, steps, inputs, make=None if whole else _zeros, filled=not whole, made=made)
 

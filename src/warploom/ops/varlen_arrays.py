@@ -10,7 +10,7 @@ import numpy as np
 from warploom.core.dtypes import s32
 from warploom.core.errors import ProblemError
 from warploom.interop.arrays import ArrayView, describe_new, filled, require_dtype, same_device
-from warploom.kernels.attention.packed import PackedProblem
+from warploom.kernels.attention.problem import AttentionProblem, Packed
 from warploom.ops.attention_arrays import (
     Options,
     check_form,
@@ -34,11 +34,11 @@ QueryCounts = Annotated[Any, ArrayArgument("q_used")]
 KeyCounts = Annotated[Any, ArrayArgument("k_used")]
 
 
-def read_packed(views: Arrays, options: Options) -> tuple[PackedProblem, Arrays]:
+def read_packed(views: Arrays, options: Options) -> tuple[AttentionProblem, Arrays]:
     """The problem, and the arrays that its kernels take. Raises ProblemError with the first thing that is wrong."""
     problem = checked_packed(views, options)
     arrays = {name: view for name, view in views.items() if name != "out"}
-    if problem.total_k == 0 < problem.total_q:  # no tensor map without a row: one that no sequence has
+    if problem.kv_len == 0 < problem.q_len:  # no tensor map without a row: one that no sequence has
         q = views["q"]
         for name, cols in (("k", problem.head_dim), ("v", problem.value_dim)):
             arrays[name] = describe_new(filled(q.kind, (1, problem.kv_heads, cols), q.dtype, q.device, 0.0))
@@ -46,7 +46,7 @@ def read_packed(views: Arrays, options: Options) -> tuple[PackedProblem, Arrays]
     return problem, arrays
 
 
-def checked_packed(views: Mapping[str, ArrayView], options: Options) -> PackedProblem:
+def checked_packed(views: Mapping[str, ArrayView], options: Options) -> AttentionProblem:
     """The problem, by shapes, types and devices alone. Raises ProblemError with the first thing that is wrong."""
     options.check()
     for name in "qkv":
@@ -66,16 +66,14 @@ def checked_packed(views: Mapping[str, ArrayView], options: Options) -> PackedPr
     if "out" in views:
         check_output(views["out"], views["q"], shape_of_result(views))
     used = "q_used" in views, "k_used" in views
-    return PackedProblem(
+    return AttentionProblem(
         batch,
         q[1],
         max(1, k[1]),
-        q[0],
-        k[0],
+        Packed(q[0], k[0], used),
         q[2],
         views["q"].dtype,
         sinks="sinks" in views,
-        used=used,
         v_dim=0 if v[2] == q[2] else v[2],
         **options.asked(q[2]),
     )

@@ -12,7 +12,7 @@ import numpy as np
 
 from warploom.core.dtypes import DType, bf16
 from warploom.interop.arrays import describe
-from warploom.kernels.attention.problem import AttentionConfig, AttentionProblem
+from warploom.kernels.attention.problem import AttentionConfig, AttentionProblem, Even
 from warploom.kernels.attention.reference import ErrorReport, attention_error, attention_reference
 from warploom.kernels.settings import refuse
 from warploom.measure.attention import AttentionOnGpu
@@ -81,7 +81,7 @@ class AttentionFamily:
     def gpu_case(self, size: int, device: int, seed: int) -> GpuCase[AttentionConfig]:
         """16384 tokens of sequences of length ``size``, heads × head_dim = 2048."""
         batch, heads = max(1, GPU_TOKENS // size), max(1, GPU_WIDTH // self.head_dim)
-        problem = AttentionProblem(batch, heads, heads, size, size, self.head_dim, self.dtype)
+        problem = AttentionProblem(batch, heads, heads, Even(size, size), self.head_dim, self.dtype)
         work, label = AttentionOnGpu(problem, device, seed), {"seq": size, "batch": batch, "heads": heads}
         return GpuCase(label, problem.flops, work, _baselines(work.inputs), lambda config: _entry(work.error(config)))
 

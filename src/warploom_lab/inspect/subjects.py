@@ -6,7 +6,7 @@ from pathlib import Path
 
 from warploom.core.errors import ConfigError
 from warploom.ir.program import Program
-from warploom.kernels.attention.problem import AttentionConfig, AttentionProblem, Operands
+from warploom.kernels.attention.problem import AttentionConfig, AttentionProblem, Even, Operands
 from warploom.kernels.matmul.problem import MatmulConfig, contiguous_problem
 from warploom_lab.inspect.report import SassReport, inspect_cubin, inspect_sass
 
@@ -16,7 +16,7 @@ HEADS, LENGTH = 16, 4096
 
 def attention_program(config: AttentionConfig) -> Program:
     """The Program of an attention configuration: no mask, Q, K, V and O with the same strides."""
-    problem = AttentionProblem(1, HEADS, HEADS, LENGTH, LENGTH, config.head_dim, config.dtype)
+    problem = AttentionProblem(1, HEADS, HEADS, Even(LENGTH, LENGTH), config.head_dim, config.dtype)
     return config.calls(problem, Operands.contiguous(problem), 1)[0].source.program
 
 

@@ -14,7 +14,7 @@ from tests.project import load
 from warploom.core.dtypes import bf16, f16
 from warploom.core.targets import target
 from warploom.kernels.attention.choice import choose
-from warploom.kernels.attention.problem import AttentionProblem, Operands
+from warploom.kernels.attention.problem import AttentionProblem, Even, Operands
 from warploom.kernels.matmul.problem import contiguous_problem
 from warploom.kernels.source import KernelSource, traced
 from warploom.lang.functions import gelu
@@ -24,7 +24,7 @@ from warploom_lab.kernels.matmul.ladder import FULL_LADDER
 from warploom_lab.kernels.reduce.ladder import LADDER
 
 EVIDENCE, STALE = load("evidence"), load("stale")
-PROBLEM = AttentionProblem(1, 2, 2, 256, 256, 64, bf16, (None, 0))
+PROBLEM = AttentionProblem(1, 2, 2, Even(256, 256), 64, bf16, (None, 0))
 
 
 def sources() -> list[KernelSource]:
@@ -117,7 +117,7 @@ def test_the_list_may_not_be_wrong(result: dict[str, Any]) -> None:
 
 
 def test_a_choice_that_would_be_another_today_is_found() -> None:
-    problem = AttentionProblem(8, 16, 16, 1024, 1024, 128, bf16, (None, None))
+    problem = AttentionProblem(8, 16, 16, Even(1024, 1024), 128, bf16, (None, None))
     config = str(choose(problem, target("sm_90a"))[0])
     cell = {"cell": "c", "batch": 8, "heads": 16, "seq": 1024, "head_dim": 128, "causal": False, "config": config}
     gpu = {"target": "sm_90a", "multiprocessors": 132}

@@ -5,16 +5,17 @@ from __future__ import annotations
 from dataclasses import replace
 
 from warploom.core.targets import Target
-from warploom.kernels.attention.backward import BackwardProblem
 from warploom.kernels.attention.backward_sm80 import BackwardSm80
 from warploom.kernels.attention.backward_sm90 import KEYS, BackwardSm90
 from warploom.kernels.attention.backward_wide import BackwardWideSm90
-from warploom.kernels.attention.problem import AttentionProblem
+from warploom.kernels.attention.problem import AttentionProblem, BackwardProblem
 from warploom.kernels.settings import first_fitting, violations_of
 
 BackwardConfig = BackwardSm90 | BackwardWideSm90 | BackwardSm80
 KINDS = (BackwardSm90, BackwardWideSm90, BackwardSm80)
 """What a caller may ask for."""
+PACKED_KINDS = (BackwardSm90, BackwardSm80)
+"""The same of packed sequences."""
 _ROWS = ((64, 128, 4096), (96, 96, 1280))
 """On sm_90a up to this head_dim registers hold the scores of so many query rows beside dK and dV; and up to how many
 query rows that see a key, in the mean, CTAs take one tile after another."""
@@ -31,7 +32,9 @@ _WIDE_HEAD = 128
 
 
 def candidates(problem: BackwardProblem, target: Target) -> tuple[BackwardConfig, ...]:
-    """Configurations for a problem, the fastest first."""
+    """Configurations for a problem, the fastest first; of packed sequences by a typical length."""
+    if problem.forward.listed:
+        return tiles_of_keys(problem.typical, target, listed=True)
     wide = target.has_wgmma and _widest(problem) > _WIDE_HEAD
     return (*([_wide(problem.forward)] if wide else ()), *tiles_of_keys(problem, target))
 
@@ -131,6 +134,7 @@ def _persistent(config: BackwardSm90, p: AttentionProblem, tiles: int) -> list[B
 
 def choose(problem: BackwardProblem, target: Target) -> tuple[BackwardConfig, str]:
     """The configuration for a problem on a target, and why. Raises ProblemError when none fits."""
-    none = f"no backward kernel of attention for {target.name} takes this problem"
+    what = "these packed sequences" if problem.forward.listed else "this problem"
+    none = f"no backward kernel of attention for {target.name} takes {what}"
     config = first_fitting(candidates(problem, target), lambda c: violations_of(c, problem, target), none)
     return config, "the first of the default tiles that fits"

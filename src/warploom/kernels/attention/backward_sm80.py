@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import ClassVar
 
 from warploom.core.arguments import fields
 from warploom.core.dtypes import DType, bf16, f16
-from warploom.kernels.attention.backward import MULTIPLIED, BackwardOperands, BackwardProblem, GradientDims, rows_calls
-from warploom.kernels.attention.packed import PackedOperands
-from warploom.kernels.attention.packed_backward_problem import PackedBackwardProblem, features, row_calls
-from warploom.kernels.attention.problem import AttentionProblem
+from warploom.kernels.attention.backward_rows import MULTIPLIED, extents, rows_calls, vectors_of
+from warploom.kernels.attention.lists import list_gradient_tiles
+from warploom.kernels.attention.problem import BACKWARD, BackwardProblem, GradientDims, Operands
 from warploom.kernels.settings import flag, violated
 from warploom.kernels.source import KernelCall, KernelSource
-from warploom.tile.order import most_pieces
 
-ROWS = tuple(x for x in MULTIPLIED if x in BackwardOperands.names)
-"""Of the arrays of the kernel that multiplies, those with rows of a head_dim."""
+ROWS = tuple(x for x in MULTIPLIED if x in BACKWARD)
+"""The arrays of the kernel that multiplies with rows of a head_dim."""
 STAGES = 2
 """Blocks of Q and dO in flight."""
 _MOST_SUMS = 2048
@@ -121,88 +120,60 @@ class BackwardSm80(GradientDims):
 
     def violations(self, problem: BackwardProblem) -> list[str]:
         """The constraints of the kernels that a problem violates; empty if they take it."""
-        return problem.differences(self) + violated(
+        return problem.differences(self, self.tile_m) + violated(
             [
                 (self.in_turn or not problem.deterministic, "deterministic sums need in_turn=True"),
             ]
         )
 
-    def calls(
-        self, problem: BackwardProblem, operands: BackwardOperands, multiprocessors: int
-    ) -> tuple[KernelCall, ...]:
-        """The kernels for a problem, on arrays with these strides; a CTA for each tile."""
+    def calls(self, problem: BackwardProblem, operands: Operands, multiprocessors: int) -> tuple[KernelCall, ...]:
+        """The kernels for a problem, on arrays with these strides; a CTA for each tile.
+
+        Packed sequences have their tiles listed first. Without any keys only sinks have gradients.
+        """
+        listing = list_gradient_tiles(problem, (self.tile_m, self.keys), 1)
         rows = rows_calls(problem, operands, self.tile_m, self.tile_m)
-        return *rows, self._products(problem.forward, operands), self._rounding(problem.forward, operands)
+        if not problem.forward.kv_len:
+            return *listing[:1], *rows
+        return *listing, *rows, self._products(problem, operands), self._rounding(problem, operands)
 
-    def _products(self, p: AttentionProblem, operands: BackwardOperands) -> KernelCall:
+    def _products(self, problem: BackwardProblem, operands: Operands) -> KernelCall:
         """The kernel that multiplies."""
-        source = KernelSource.of(
+        p = problem.forward
+        source = self._source(
+            problem,
             "warploom.kernels.attention.device.backward_sm80:attention_backward_sm80",
-            f"attention_backward_{self.tile_m}x{self.keys}x{self.dims}",
-            config=self,
-            features=p.features(self.tile_m, self.keys),
-            row_strides=operands.rows(*ROWS),
+            f"{self.tile_m}x{self.keys}x{self.dims}",
+            operands.rows(*ROWS),
         )
-        grid = -(-p.kv_len // self.keys), p.kv_heads, p.batch
-        scalars = {"q_len": p.q_len, "kv_len": p.kv_len, **fields("arrays", **operands.scalars(*ROWS))}
-        blocks = p.planes * -(-p.q_len // self.tile_m)
+        scalars = {**extents(problem, self.tile_m), **fields("arrays", **operands.scalars(*ROWS))}
+        blocks = math.prod(vectors_of(problem, self.tile_m, 1))
         memory = {"total": blocks * self.threads * self.dq_registers} | ({"turns": blocks} if self.in_turn else {})
-        return KernelCall(source, grid, scalars, (), (*MULTIPLIED, *memory), memory, [*memory][-1])
+        arrays, grid = (*MULTIPLIED, *(["tiles"] if p.listed else ()), *memory), p.grid(self.keys, p.kv_heads, p.kv_len)
+        return KernelCall(source, grid, scalars, (), arrays, memory, [*memory][-1])
 
-    def _rounding(self, p: AttentionProblem, operands: BackwardOperands) -> KernelCall:
+    def _rounding(self, problem: BackwardProblem, operands: Operands) -> KernelCall:
         """The kernel that scales and rounds dQ."""
-        source = KernelSource.of(
+        p = problem.forward
+        source = self._source(
+            problem,
             "warploom.kernels.attention.device.backward_sm80:attention_backward_dq_sm80",
-            f"attention_backward_dq_{self.head_dim}",
-            config=self,
-            features=p.features(self.tile_m, self.keys),
-            row_strides=operands.rows("dq"),
+            f"dq_{self.head_dim}",
+            operands.rows("dq"),
         )
-        grid = -(-p.q_len // self.tile_m), p.heads, p.batch
-        scalars = {"q_len": p.q_len, "kv_len": p.kv_len, **operands.scalars("dq")}
-        return KernelCall(source, grid, scalars, (), ("dq", "total"))
+        scalars = {**extents(problem, self.tile_m), **operands.starts("dq")}
+        arrays = "dq", "total", *(["blocks"] if p.listed else ())
+        return KernelCall(source, p.grid(self.tile_m, p.heads, p.q_len), scalars, (), arrays)
 
-    @property
-    def blocks(self) -> tuple[int, int]:
-        """Query rows of a block, and keys of a tile."""
-        return self.tile_m, self.keys
-
-    @property
-    def least_together(self) -> int:
-        """Heads of keys whose tiles come side by side, at least."""
-        return 1
-
-    def calls_packed(
-        self, problem: PackedBackwardProblem, operands: PackedOperands, multiprocessors: int
-    ) -> tuple[KernelCall, ...]:
-        """The kernels for packed sequences, on their lists of tiles."""
-        p, slots, given = problem.forward, problem.slots(self.tile_m), features(problem)
-        kernels = "warploom.kernels.attention.device.packed_backward"
-        products = KernelSource.of(
-            f"{kernels}:packed_backward_sm80",
-            f"packed_backward_{self.tile_m}x{self.keys}x{self.dims}",
+    def _source(self, problem: BackwardProblem, kernel: str, name: str, row_strides: tuple[int, ...]) -> KernelSource:
+        listed = problem.forward.listed
+        return KernelSource.of(
+            kernel,
+            f"{'packed' if listed else 'attention'}_backward_{name}",
             config=self,
-            features=given,
-            row_strides=operands.rows(*ROWS),
-        )
-        blocks = slots * p.heads
-        memory = {"total": blocks * self.threads * self.dq_registers} | ({"turns": blocks} if self.in_turn else {})
-        arrays = *MULTIPLIED, "tiles", *memory
-        scalars = {"slots": slots, **fields("arrays", **operands.scalars(*ROWS))}
-        grid = most_pieces(p.total_k, p.batch, self.keys) * p.kv_heads, 1, 1
-        rounding = KernelSource.of(
-            f"{kernels}:packed_backward_dq_sm80",
-            f"packed_backward_dq_{self.head_dim}",
-            config=self,
-            features=given,
-            row_strides=operands.rows("dq"),
-        )
-        return (
-            *row_calls(problem, operands, self.tile_m, self.tile_m),
-            KernelCall(products, grid, scalars, (), arrays, memory, [*memory][-1]),
-            KernelCall(
-                rounding, (blocks, 1, 1), {"slots": slots, **operands.heads("dq")}, arrays=("dq", "total", "blocks")
-            ),
+            features=problem.features(self.tile_m, self.keys),
+            row_strides=row_strides,
+            listed=listed,
         )
 
 

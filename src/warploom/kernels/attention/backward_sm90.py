@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from warploom.core.dtypes import DType, bf16, f16, f32
-from warploom.kernels.attention.backward import MULTIPLIED, BackwardOperands, BackwardProblem, GradientDims, rows_calls
-from warploom.kernels.attention.packed import PackedOperands
-from warploom.kernels.attention.packed_backward_problem import PackedBackwardProblem, features, row_calls
-from warploom.kernels.attention.problem import MOST_POSITIONS, AttentionProblem
+from warploom.kernels.attention.backward_rows import MULTIPLIED, extents, rows_calls, vectors_of
+from warploom.kernels.attention.lists import list_gradient_tiles
+from warploom.kernels.attention.problem import MOST_POSITIONS, AttentionProblem, BackwardProblem, GradientDims, Operands
 from warploom.kernels.settings import flag, violated
 from warploom.kernels.source import KernelCall, KernelSource, MappedArray
-from warploom.tile.order import L2_BYTES, divisors, most_pieces, row_tiles
+from warploom.tile.order import L2_BYTES, divisors, row_tiles
 from warploom.tile.panels import PANEL_COLS, padded_cols, panel_cols, part_size
 from warploom.tile.roles import WARPGROUP_ROWS
 
@@ -130,61 +130,73 @@ class BackwardSm90(GradientDims):
 
     def violations(self, problem: BackwardProblem) -> list[str]:
         """The constraints of the kernels that a problem violates; empty if they take it."""
-        p = problem.forward
-        return problem.differences(self) + violated(
+        return problem.differences(self, self.tile_m) + violated(
             [
                 (self.in_turn or not problem.deterministic, "deterministic sums need in_turn=True"),
-                (self._key_tiles(p) * p.kv_heads * p.batch < MOST_POSITIONS, "there are too many tiles of keys"),
+                (self._key_tiles(problem.forward) < MOST_POSITIONS, "there are too many tiles of keys"),
             ]
         )
 
-    def calls(
-        self, problem: BackwardProblem, operands: BackwardOperands, multiprocessors: int
-    ) -> tuple[KernelCall, ...]:
-        """The kernels for a problem, on arrays with these strides; persistent with one CTA per multiprocessor."""
-        p, rows = problem.forward, rows_calls(problem, operands, self.tile_m, self.vector)
-        return *rows, self._products(p, operands, multiprocessors), self._rounding(p, operands)
+    def calls(self, problem: BackwardProblem, operands: Operands, multiprocessors: int) -> tuple[KernelCall, ...]:
+        """The kernels for a problem, on arrays with these strides; persistent with one CTA per multiprocessor.
 
-    def _products(self, p: AttentionProblem, operands: BackwardOperands, multiprocessors: int) -> KernelCall:
+        Packed sequences have their tiles listed first. Without any keys only sinks have gradients.
+        """
+        listing = list_gradient_tiles(problem, (self.tile_m, KEYS), self.side_by_side)
+        rows = rows_calls(problem, operands, self.tile_m, self.vector)
+        if not problem.forward.kv_len:
+            return *listing[:1], *rows
+        products = self._products(problem, operands, multiprocessors)
+        return *listing, *rows, products, self._rounding(problem, operands)
+
+    def _products(self, problem: BackwardProblem, operands: Operands, multiprocessors: int) -> KernelCall:
         """The kernel that multiplies."""
-        source = KernelSource.of(
+        p, tiles = problem.forward, self._key_tiles(problem.forward)
+        source = self._source(
+            problem,
             "warploom.kernels.attention.device.backward_sm90:attention_backward_sm90",
-            f"attention_backward_{self.tile_m}x{KEYS}x{self.dims}",
-            config=self,
-            features=p.features(self.tile_m, KEYS),
-            heads_inside=operands.heads_inside,
+            f"{self.tile_m}x{KEYS}x{self.dims}",
+            operands,
         )
-        blocks, tiles, planes = -(-p.q_len // self.tile_m), self._key_tiles(p), p.kv_heads * p.batch
-        vector = MappedArray(f32, (p.planes, blocks * self.vector), (blocks * self.vector, 1), (1, self.vector), False)
-        maps = self._maps(p, operands, vector)
-        scalars = {
-            "q_len": p.q_len,
-            "kv_len": p.kv_len,
-            **divisors(kv_heads=p.kv_heads),
-            **row_tiles(tiles, planes, self._together(p)),
-        }
-        memory = {"total": p.planes * blocks * CONSUMERS * self.total_size, "turns": CONSUMERS * p.planes * blocks}
-        arrays = *MULTIPLIED, *memory
-        grid = min(tiles * planes, multiprocessors) if self.persistent else tiles * planes, 1, 1
+        vectors, parts = (
+            vectors_of(problem, self.tile_m, self.vector),
+            CONSUMERS * math.prod(vectors_of(problem, self.tile_m, 1)),
+        )
+        maps = self._maps(p, operands, MappedArray(f32, vectors, (vectors[1], 1), (1, self.vector), False))
+        scalars = extents(problem, self.tile_m)
+        if not p.listed:
+            planes = p.kv_heads * p.batch
+            scalars |= divisors(kv_heads=p.kv_heads) | row_tiles(tiles // planes, planes, self._together(p))
+        memory = {"total": parts * self.total_size, "turns": parts}
+        arrays = *MULTIPLIED, *(["tiles"] if p.listed else ()), *memory
+        grid = min(tiles, multiprocessors) if self.persistent else tiles, 1, 1
         return KernelCall(source, grid, scalars, maps, arrays, memory, "turns", at_once=self.at_once)
 
-    def _rounding(self, p: AttentionProblem, operands: BackwardOperands) -> KernelCall:
+    def _rounding(self, problem: BackwardProblem, operands: Operands) -> KernelCall:
         """The kernel that scales and rounds dQ."""
-        source = KernelSource.of(
+        p, scalars = problem.forward, extents(problem, self.tile_m)
+        source = self._source(
+            problem,
             "warploom.kernels.attention.device.backward_sm90:attention_backward_dq_sm90",
-            f"attention_backward_dq_{self.head_dim}",
-            config=self,
-            features=p.features(self.tile_m, KEYS),
-            heads_inside=operands.heads_inside,
+            f"dq_{self.head_dim}",
+            operands,
         )
-        scalars = {"q_len": p.q_len, "kv_len": p.kv_len}
-        grid = -(-p.q_len // self.tile_m), p.heads, p.batch
-        dq = operands.mapped("dq", p, self.tile_m, PANEL_COLS)
-        return KernelCall(source, grid, scalars, (dq,), ("dq", "total"))
+        maps = (operands.mapped("dq", p, self.tile_m, PANEL_COLS),)
+        arrays = "dq", "total", *(["blocks"] if p.listed else ())
+        return KernelCall(source, p.grid(self.tile_m, p.heads, p.q_len), scalars, maps, arrays)
 
-    def _maps(
-        self, p: Any, operands: BackwardOperands | PackedOperands, vector: MappedArray
-    ) -> tuple[MappedArray, ...]:
+    def _source(self, problem: BackwardProblem, kernel: str, name: str, operands: Operands) -> KernelSource:
+        listed = problem.forward.listed
+        return KernelSource.of(
+            kernel,
+            f"{'packed' if listed else 'attention'}_backward_{name}",
+            config=self,
+            features=problem.features(self.tile_m, KEYS),
+            heads_inside=operands.heads_inside,
+            listed=listed,
+        )
+
+    def _maps(self, p: AttentionProblem, operands: Operands, vector: MappedArray) -> tuple[MappedArray, ...]:
         """What the kernel that multiplies reads and stores."""
 
         def mapped(name: str, rows: int) -> MappedArray:
@@ -207,7 +219,8 @@ class BackwardSm90(GradientDims):
 
     @staticmethod
     def _key_tiles(p: AttentionProblem) -> int:
-        return -(-p.kv_len // KEYS)
+        """Tiles of keys of all key heads, of packed sequences the most there may be."""
+        return math.prod(p.grid(KEYS, p.kv_heads, p.kv_len))
 
     def _together(self, p: AttentionProblem) -> int:
         """Planes that form a group: as many as the L2 holds Q, dO and dQ of, and at least ``side_by_side``.
@@ -217,42 +230,3 @@ class BackwardSm90(GradientDims):
         row = (self.width + self.value_width) * self.dtype.bytes + self.sum_cols * f32.bytes
         plane = p.q_len * p.heads // p.kv_heads * row
         return max(1, min(p.kv_heads * p.batch, max(self.side_by_side, L2_BYTES // max(1, plane))))
-
-    @property
-    def blocks(self) -> tuple[int, int]:
-        """Query rows of a block, and keys of a tile."""
-        return self.tile_m, KEYS
-
-    @property
-    def least_together(self) -> int:
-        """Heads of keys whose tiles come side by side, at least."""
-        return self.side_by_side
-
-    def calls_packed(
-        self, problem: PackedBackwardProblem, operands: PackedOperands, multiprocessors: int
-    ) -> tuple[KernelCall, ...]:
-        """The kernels for packed sequences, on their lists of tiles."""
-        p, slots, given = problem.forward, problem.slots(self.tile_m), features(problem)
-        kernels = "warploom.kernels.attention.device.packed_backward"
-        products = KernelSource.of(
-            f"{kernels}:packed_backward_sm90",
-            f"packed_backward_{self.tile_m}x{KEYS}x{self.dims}",
-            config=self,
-            features=given,
-        )
-        places = slots * self.vector
-        vector = MappedArray(f32, (p.heads, places), (places, 1), (1, self.vector), False)
-        maps = self._maps(p, operands, vector)
-        memory = {"total": p.heads * slots * CONSUMERS * self.total_size, "turns": CONSUMERS * p.heads * slots}
-        arrays = *MULTIPLIED, "tiles", *memory
-        tiles = most_pieces(p.total_k, p.batch, KEYS) * p.kv_heads
-        grid = min(tiles, multiprocessors) if self.persistent else tiles, 1, 1
-        rounding = KernelSource.of(
-            f"{kernels}:packed_backward_dq_sm90", f"packed_backward_dq_{self.head_dim}", config=self, features=given
-        )
-        dq = operands.mapped("dq", p, self.tile_m, PANEL_COLS)
-        return (
-            *row_calls(problem, operands, self.tile_m, self.vector),
-            KernelCall(products, grid, {"slots": slots}, maps, arrays, memory, "turns", at_once=self.at_once),
-            KernelCall(rounding, (slots * p.heads, 1, 1), {"slots": slots}, (dq,), ("dq", "total", "blocks")),
-        )

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from warploom.core.dtypes import DType, bf16, f16, f32
-from warploom.kernels.attention.backward import MULTIPLIED, BackwardOperands, BackwardProblem, GradientDims, rows_calls
-from warploom.kernels.attention.problem import MOST_POSITIONS, AttentionProblem
+from warploom.kernels.attention.backward_rows import MULTIPLIED, rows_calls
+from warploom.kernels.attention.problem import MOST_POSITIONS, BackwardProblem, GradientDims, Operands
 from warploom.kernels.settings import flag, violated
 from warploom.kernels.source import KernelCall, KernelSource, MappedArray
 from warploom.tile.order import divisors, row_tiles
@@ -89,27 +89,28 @@ class BackwardWideSm90(GradientDims):
     def violations(self, problem: BackwardProblem) -> list[str]:
         """The constraints of the kernels that a problem violates; empty if they take it."""
         p = problem.forward
+        if p.listed:
+            return ["packed sequences take attention_backward_sm90 or attention_backward_sm80"]
         tiles = max(-(-p.kv_len // KEYS) * p.kv_heads, -(-p.q_len // ROWS) * p.heads) * p.batch
-        return problem.differences(self) + violated(
+        return problem.differences(self, ROWS) + violated(
             [
                 (tiles < MOST_POSITIONS, f"{tiles} tiles reach {MOST_POSITIONS}"),
             ]
         )
 
-    def calls(
-        self, problem: BackwardProblem, operands: BackwardOperands, multiprocessors: int
-    ) -> tuple[KernelCall, ...]:
+    def calls(self, problem: BackwardProblem, operands: Operands, multiprocessors: int) -> tuple[KernelCall, ...]:
         """The kernels for a problem, on arrays with these strides; a CTA for each tile."""
         rows = rows_calls(problem, operands, ROWS, ROWS)
-        return *rows, self._keys(problem.forward, operands), self._queries(problem.forward, operands)
+        return *rows, self._keys(problem, operands), self._queries(problem, operands)
 
-    def _keys(self, p: AttentionProblem, operands: BackwardOperands) -> KernelCall:
+    def _keys(self, problem: BackwardProblem, operands: Operands) -> KernelCall:
         """The kernel of dK and dV."""
+        p = problem.forward
         source = KernelSource.of(
             "warploom.kernels.attention.device.backward_wide:attention_backward_keys_sm90",
             f"attention_backward_keys_{self.tile_m}x{KEYS}x{self.dims}",
             config=self,
-            features=p.features(self.tile_m, KEYS),
+            features=problem.features(self.tile_m, KEYS),
             heads_inside=operands.heads_inside,
         )
         padded, planes, tiles = -(-p.q_len // ROWS) * ROWS, p.kv_heads * p.batch, -(-p.kv_len // KEYS)
@@ -132,13 +133,14 @@ class BackwardWideSm90(GradientDims):
         }
         return KernelCall(source, (tiles * planes, 1, 1), scalars, maps, MULTIPLIED)
 
-    def _queries(self, p: AttentionProblem, operands: BackwardOperands) -> KernelCall:
+    def _queries(self, problem: BackwardProblem, operands: Operands) -> KernelCall:
         """The kernel of dQ."""
+        p = problem.forward
         source = KernelSource.of(
             "warploom.kernels.attention.device.backward_wide:attention_backward_queries_sm90",
             f"attention_backward_queries_{ROWS}x{self.tile_n}x{self.dims}",
             config=self,
-            features=p.features(ROWS, self.tile_n),
+            features=problem.features(ROWS, self.tile_n),
             heads_inside=operands.heads_inside,
         )
         blocks = -(-p.q_len // ROWS)

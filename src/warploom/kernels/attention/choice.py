@@ -8,11 +8,10 @@ from typing import Any, TypeVar
 from warploom.core.dtypes import bf16
 from warploom.core.errors import ProblemError
 from warploom.core.targets import Target
-from warploom.kernels.attention.decode import Decode, DecodeProblem, decode_configuration
+from warploom.kernels.attention.decode import Decode, decode_configuration
 from warploom.kernels.attention.forward_sm80 import ForwardSm80
-from warploom.kernels.attention.forward_sm90 import ROWS, ForwardSm90
-from warploom.kernels.attention.packed import PackedProblem, violations
-from warploom.kernels.attention.problem import AttentionConfig, AttentionProblem
+from warploom.kernels.attention.forward_sm90 import ROWS, ForwardSm90, as_packed, unlisted
+from warploom.kernels.attention.problem import AttentionConfig, AttentionProblem, Operands
 from warploom.kernels.settings import first_fitting, fitting, violations_of
 
 PackedConfig = ForwardSm90 | ForwardSm80
@@ -21,6 +20,9 @@ PACKED_KINDS = (ForwardSm90, ForwardSm80)
 """What a caller may ask for of packed sequences."""
 KINDS = (*PACKED_KINDS, Decode, "attention")
 """The same of sequences of one length, and what other packages add to attention."""
+CachedConfig = Decode | ForwardSm90
+CACHED_KINDS = (Decode, ForwardSm90)
+"""The same of sequences on a cache."""
 _WIDE_HEAD = 128
 """Above this head_dim a warp's registers hold the output of 16 query rows, not 32."""
 ANY = 1 << 31
@@ -166,17 +168,45 @@ def choose(
     if rounds(config, problem.planes, problem.q_len, multiprocessors) <= 1:
         config = config.once
     if _shared(problem, config, multiprocessors):
-        decode = decode_configuration(DecodeProblem.of(problem), target)
+        decode = decode_configuration(problem.on_cache, target)
         if not violations_of(decode, problem, target):
             return decode, f"{problem.q_len} queries on {problem.kv_len} keys: all SMs share the keys"
     skipped = f"; larger ones do not fit ({reasons[0]})" if reasons and takes[0] is small[0] else ""
     return config, f"the first of the default tiles that suits {problem.q_len} queries, untuned{skipped}"
 
 
-def choose_packed(problem: PackedProblem, target: Target) -> PackedConfig:
+def choose_packed(problem: AttentionProblem, target: Target) -> PackedConfig:
     """The configuration for packed sequences on a target. Raises ProblemError when none fits."""
     none = "no attention kernel takes this problem"
-    return first_fitting(candidates(problem.typical, target), lambda c: violations(c, problem, target), none)
+    return first_fitting(candidates(problem.typical, target), lambda c: violations_of(c, problem, target), none)
+
+
+def choose_cached(
+    problem: AttentionProblem, operands: Operands, target: Target, multiprocessors: int
+) -> tuple[CachedConfig, str]:
+    """The configuration for a problem on a cache when nobody asks for another, and why: never by what lengths say.
+
+    Few queries take those of :mod:`.decode`; many of a sequence are cut into tiles, each with all of its keys.
+    """
+    p, batch = problem, max(1, problem.batch)
+    queries = max(1, p.q_len // batch if p.cache.packed else p.q_len)
+    if target.has_wgmma and not unlisted(p, operands):
+        packed, planes = as_packed(p, operands), batch * p.heads
+        takes = [c for c in candidates_sm90(packed.typical) if not violations_of(c, packed, target)]
+        for wide in takes[:1]:
+            tiled = narrowed(wide, planes, queries, multiprocessors)
+            turns = rounds(tiled, planes, queries, multiprocessors)
+            rows = planes * queries / multiprocessors
+            if spared_keys(tiled, rows, p.kv_len, turns * p.kv_len) < 0:  # both have two launches
+                return tiled, f"{queries} queries of each sequence: tiles of {tiled.tile_m}"
+    return decode_configuration(problem, target), "by head_dim and rows"
+
+
+def violations_on_cache(config: CachedConfig, problem: AttentionProblem, operands: Operands) -> list[str]:
+    """The constraints that a problem on a cache with such arrays violates; empty if the kernels take it."""
+    if config.shares_keys is True:
+        return config.violations(problem)
+    return config.violations_on_cache(problem, operands)
 
 
 def _shared(problem: AttentionProblem, config: AttentionConfig, multiprocessors: int) -> bool:

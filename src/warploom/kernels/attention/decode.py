@@ -4,19 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from math import gcd
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 from warploom.core.arguments import fields, strides
 from warploom.core.dtypes import DType, bf16, f16
 from warploom.core.targets import Target
-from warploom.kernels.attention.problem import (
-    MOST_POSITIONS,
-    AttentionFeatures,
-    AttentionProblem,
-    Operands,
-    ScoreOptions,
-    Window,
-)
+from warploom.kernels.attention.problem import AttentionProblem, Operands
 from warploom.kernels.settings import Configuration, broken_flags, flag, shared_excess, violated
 from warploom.kernels.source import KernelCall, KernelSource
 from warploom.tile.copy_plan import CopyPlan
@@ -41,72 +34,15 @@ WARP_BYTES = 2**13
 """Of keys and values that a warp reads at a time: two blocks of eight warps keep the memory busy."""
 
 
-@dataclass(frozen=True)
-class DecodeProblem(ScoreOptions):
-    """What is asked: queries of ``batch`` sequences against the ``capacity`` keys that a cache has room for in each.
-
-    ``q_len``: queries of each sequence, or with ``packed`` of all of them. ``page_size``: keys of one of ``pages``
-    pages, of which a row of the block table names ``table_pages``; 0 where each sequence's keys lie side by side.
-    ``fp8``: keys and values are ``e4m3``, with ``scaled`` times a scale of each sequence and key head.
-    ``lengths``: the GPU knows how many keys a sequence has; else it has ``capacity``. ``split``: keys of a piece whose
-    bounds depend on nothing else. ``window`` as in :class:`AttentionFeatures`.
-    """
-
-    batch: int
-    heads: int
-    kv_heads: int
-    q_len: int
-    capacity: int
-    head_dim: int
-    dtype: DType
-    window: Window = (None, None)
-    page_size: int = 0
-    pages: int = 0
-    table_pages: int = 0
-    lengths: bool = True
-    packed: bool = False
-    split: int | None = None
-    fp8: bool = False
-    scaled: bool = False
-
-    @classmethod
-    def of(cls, problem: AttentionProblem | DecodeProblem) -> DecodeProblem:
-        """The same with a cache; of one without that every sequence fills."""
-        if isinstance(problem, DecodeProblem):
-            return problem
-        p = problem
-        return cls(p.batch, p.heads, p.kv_heads, p.q_len, p.kv_len, p.head_dim, p.dtype, lengths=False, **p.asked)
-
-    @property
-    def value_dim(self) -> int:
-        """Elements per head of V and O: those of Q."""
-        return self.head_dim
-
-    @property
-    def group(self) -> int:
-        """Query heads per key head."""
-        return self.heads // self.kv_heads
-
-    @property
-    def rows(self) -> int:
-        """Query rows of a key head in one sequence; of packed ones about as many."""
-        queries = -(-self.q_len // max(1, self.batch)) if self.packed else self.q_len
-        return queries * self.group
-
-    @property
-    def flops(self) -> int:
-        """Floating-point operations of the two products where every sequence fills its cache."""
-        queries = self.q_len if self.packed else self.q_len * self.batch
-        return 4 * queries * self.heads * self.capacity * self.head_dim
-
-    def features(self) -> AttentionFeatures:
-        """What the kernels must be able to do."""
-        return AttentionFeatures(group=self.group, **self.asked)
+def rows_of(problem: AttentionProblem) -> int:
+    """Query rows of a key head in one sequence; of packed ones about as many."""
+    p = problem
+    return (-(-p.q_len // max(1, p.batch)) if p.cache.packed else p.q_len) * p.group
 
 
 @dataclass(frozen=True)
 class CacheForm:
-    """How a kernel finds keys and queries: flags of :class:`DecodeProblem`, and ``split`` whether it is given."""
+    """How a kernel finds keys and queries: flags of :class:`.problem.Cached`, and ``split`` whether it is given."""
 
     page_size: int
     lengths: bool
@@ -118,38 +54,6 @@ class CacheForm:
     def foretold(self) -> bool:
         """Whether shares follow from lengths of keys alone, so that they can be found before it is their turn."""
         return self.lengths and not self.packed and not self.split
-
-
-@dataclass(frozen=True)
-class DecodeOperands:
-    """Strides in elements: (batch, head, position) of q and out, of k and v; (batch, head, query) of the lse.
-
-    In pages the first of k's and v's strides is a page's, and the last that between keys of a page. ``table``: the
-    block table's between rows. ``k_scale`` and ``v_scale``: between sequences and key heads. Strides of an fp8 cache
-    count pairs.
-    """
-
-    q: tuple[int, int, int]
-    k: tuple[int, int, int]
-    v: tuple[int, int, int]
-    out: tuple[int, int, int]
-    lse: tuple[int, int] = (0, 0)
-    table: int = 0
-    k_scale: tuple[int, int] = (0, 0)
-    v_scale: tuple[int, int] = (0, 0)
-
-    @classmethod
-    def of(cls, problem: AttentionProblem | DecodeProblem, operands: Operands | DecodeOperands) -> DecodeOperands:
-        """These; of arrays of four dimensions with row-major log-sum-exps theirs."""
-        if isinstance(operands, DecodeOperands):
-            return operands
-        q, k, v, out = operands.strides
-        return cls(q, k, v, out, lse=(problem.heads * problem.q_len, problem.q_len))
-
-    def scalars(self) -> dict[str, int]:
-        """Those that launches take, by the kernels' names."""
-        read = strides(q=self.q, cache_key=self.k, cache_value=self.v, cache_scale=self.k_scale)
-        return read | strides(results_v_scale=self.v_scale, results_out=self.out, results_lse=self.lse)
 
 
 @dataclass(frozen=True)
@@ -180,6 +84,11 @@ class Decode(Configuration):
     def requires(self) -> str:
         """The oldest architecture that the kernels run on."""
         return "sm_90" if self.of_sm90 else "sm_80"
+
+    @property
+    def value_dim(self) -> int:
+        """Elements per head of V and O: those of Q."""
+        return self.head_dim
 
     @property
     def threads(self) -> int:
@@ -255,129 +164,128 @@ class Decode(Configuration):
         plan = CopyPlan(self.keys, padded_cols(self.key_cols), 1, False)
         return (found or plan.problems()) + shared_excess(self.shared_bytes, target)
 
-    def violations(self, problem: DecodeProblem | AttentionProblem) -> list[str]:
+    def violations(self, problem: AttentionProblem) -> list[str]:
         """The constraints of the kernels that a problem violates; empty if they take it."""
+        if problem.listed:
+            return ["packed sequences take attention_sm90 or attention_sm80"]
         if problem.value_dim != problem.head_dim:
             return [f"v has head_dim {problem.value_dim}, keys {problem.head_dim}: this kernel takes one"]
-        p = DecodeProblem.of(problem)
-        return broken_flags(self) or violated(
+        p = problem.on_cache
+        fp8, split = p.cache.fp8, p.cache.split
+        return p.differences(self) + violated(
             [
-                (self.head_dim == p.head_dim, f"head_dim is {p.head_dim}, the configuration's {self.head_dim}"),
-                (self.fp8 == p.fp8, f"the cache is {'' if p.fp8 else 'not '}fp8, the configuration's fp8={self.fp8}"),
-                (self.dtype is p.dtype, f"the arrays are {p.dtype}, the configuration {self.dtype}"),
-                (
-                    max(p.q_len * p.group, p.capacity) < MOST_POSITIONS,
-                    f"lengths {p.q_len} and {p.capacity} reach {MOST_POSITIONS} positions",
-                ),
+                (self.fp8 == fp8, f"the cache is {'' if fp8 else 'not '}fp8, the configuration's fp8={self.fp8}"),
                 (self._most_blocks(p) < MOST_BLOCKS, "there are more than 2^31 blocks of keys"),
                 (p.kv_heads % self.heads == 0, f"{p.kv_heads} key heads are no multiple of {self.heads}"),
                 (
-                    p.split is None or p.split % self.tile_n == 0,
-                    f"fixed_split {p.split} is no multiple of the {self.tile_n} keys that are read together",
+                    split is None or split % self.tile_n == 0,
+                    f"fixed_split {split} is no multiple of the {self.tile_n} keys that are read together",
                 ),
             ]
         )
 
-    def _tiles(self, p: DecodeProblem) -> int:
+    def _tiles(self, p: AttentionProblem) -> int:
         """Tiles of query rows of all sequences, at most, for one key head."""
-        if p.packed:
+        if p.cache.packed:
             return p.q_len * p.group // self.tile_m + p.batch
-        return p.batch * max(1, -(-p.rows // self.tile_m))
+        return p.batch * max(1, -(-rows_of(p) // self.tile_m))
 
-    def _most_blocks(self, p: DecodeProblem) -> int:
-        return self._tiles(p) * (p.kv_heads // self.heads) * (max(1, -(-p.capacity // self.tile_n)) + GAP)
+    def _most_blocks(self, p: AttentionProblem) -> int:
+        return self._tiles(p) * (p.kv_heads // self.heads) * (max(1, -(-p.kv_len // self.tile_n)) + GAP)
 
-    def calls(
-        self, problem: AttentionProblem | DecodeProblem, operands: Operands | DecodeOperands, multiprocessors: int
-    ) -> tuple[KernelCall, KernelCall]:
+    def calls(self, problem: AttentionProblem, operands: Operands, multiprocessors: int) -> tuple[KernelCall, ...]:
         """The kernels for a problem on arrays with these strides: pieces, and what is put together of them."""
-        p, operands = DecodeProblem.of(problem), DecodeOperands.of(problem, operands)
-        form = CacheForm(p.page_size, p.lengths, p.packed, p.split is not None, p.scaled)
+        p, lying = problem.on_cache, operands.strides
+        cache, one = p.cache, {"k_scale": (0, 0), "v_scale": (0, 0), "table": (0,)} | {**lying}
+        form = CacheForm(cache.page_size, cache.lengths, cache.packed, cache.split is not None, cache.scaled)
         ctas = min(self.ctas * multiprocessors, self._most_blocks(p))
-        split = 0 if p.split is None else p.split // self.tile_n
-        pieces = -(-p.capacity // p.split) if p.split else 0
+        split = 0 if cache.split is None else cache.split // self.tile_n
+        pieces = -(-p.kv_len // cache.split) if cache.split else 0
         tiles = self._tiles(p) * (p.kv_heads // self.heads)
-        slots = tiles * max(1, pieces) if p.split else 2 * ctas
-        by_tile = not p.packed and tiles <= ctas
-        spread = MOST_SPREAD if p.split else min(MOST_SPREAD, ((ctas // max(1, tiles) + 1) // AT_ONCE).bit_length())
-        used = self.tile_m if p.packed else min(self.tile_m, max(1, p.rows))
+        slots = tiles * max(1, pieces) if cache.split else 2 * ctas
+        by_tile = not cache.packed and tiles <= ctas
+        spread = MOST_SPREAD if cache.split else min(MOST_SPREAD, ((ctas // max(1, tiles) + 1) // AT_ONCE).bit_length())
+        used = self.tile_m if cache.packed else min(self.tile_m, max(1, rows_of(p)))
         scalars = {
-            **fields("batch", size=p.batch, kv_heads=p.kv_heads, q_len=p.q_len, capacity=p.capacity),
-            **page_table(operands.table, p.table_pages, p.pages),
-            **operands.scalars(),
+            **fields("batch", size=p.batch, kv_heads=p.kv_heads, q_len=p.q_len, capacity=p.kv_len),
+            **page_table(one["table"][0], cache.table_pages, cache.pages),
+            **strides(q=one["q"], cache_key=one["k"], cache_value=one["v"], cache_scale=one["k_scale"]),
+            **strides(results_v_scale=one["v_scale"], results_out=one["out"], results_lse=p.lse_strides),
             **fields("split", ctas=ctas, blocks=split, pieces=max(1, pieces)),
             "spread": spread,
             "used": used,
             "by_tile": int(by_tile),
         }
-        features = p.features()
-        name = f"attention_decode_{self.tile_m}x{self.tile_n}x{self.head_dim}"
+        how: dict[str, Any] = {"config": self, "features": p.features(), "form": form}
+        name, suffix = f"attention_decode_{self.tile_m}x{self.tile_n}x{self.head_dim}", "_sm90" if self.overlap else ""
         main = KernelSource.of(
             f"warploom.kernels.attention.device.decode:attention_decode{'_sm90' if self.of_sm90 else ''}",
             name,
             min_ctas=self.ctas,
-            config=self,
-            features=features,
-            form=form,
-            row_strides=(operands.k[2], operands.v[2]),
+            **how,
+            row_strides=(one["k"][2], one["v"][2]),
         )
-        suffix = "_sm90" if self.overlap else ""
         combine = KernelSource.of(
             f"warploom.kernels.attention.device.decode_combine:attention_decode_combine{suffix}",
             f"{name}_combine",
             min_ctas=6 if self.head_dim <= 128 else 4,
-            config=self,
-            features=features,
-            form=form,
+            **how,
         )
-        starts = [*(["lengths"] if p.lengths else ()), *(["starts"] if p.packed else ())]
-        ends = ["out", *(["lse"] if p.lse else ())]
-        table, sinks = ["table"] if p.page_size else [], ["sinks"] if p.sinks else []
-        scales = [["k_scale"], ["v_scale"]] if p.scaled else [[], []]
         words = {"parts": slots * self.tile_rows * self.head_dim, "logs": slots * self.tile_rows}
-        groups = tiles if p.split or by_tile else ctas, -(-used * self.heads // (COMBINE_WARPS >> spread)), 1
-        given = "q", "k", "v", *scales[0], *starts, *table, *scales[1], *sinks, *ends, *words
-        merged = *starts, *words, *scales[1], *sinks, *ends
+        groups = tiles if cache.split or by_tile else ctas, -(-used * self.heads // (COMBINE_WARPS >> spread)), 1
+        starts = (*(["lengths"] if cache.lengths else ()), *(["starts"] if cache.packed else ()))
+        table, scales = ["table"] if cache.page_size else [], ["k_scale", "v_scale"] if cache.scaled else []
+        ends = *scales[1:], *(["sinks"] if p.sinks else ()), "out", *(["lse"] if p.lse else ())
         return (
-            KernelCall(main, (ctas, 1, 1), scalars, (), given, words, overlaps=self.overlap),
-            KernelCall(combine, groups, scalars, (), merged, overlaps=self.overlap),
+            KernelCall(
+                main,
+                (ctas, 1, 1),
+                scalars,
+                (),
+                ("q", "k", "v", *scales[:1], *starts, *table, *ends, *words),
+                words,
+                overlaps=self.overlap,
+            ),
+            KernelCall(combine, groups, scalars, (), (*starts, *words, *ends), overlaps=self.overlap),
         )
 
 
-def decode_configuration(problem: DecodeProblem, target: Target) -> Decode:
+def decode_configuration(problem: AttentionProblem, target: Target) -> Decode:
     """The configuration for a problem when nobody asks for another: by head_dim and rows alone, never by lengths."""
-    p = problem
+    p, cache = problem, problem.cache
     wide = padded_cols(p.head_dim)
-    alone = p.packed and p.split is not None  # the same whatever queries other sequences have
-    tile_m = 16 if alone or p.rows <= 16 or wide > 128 else 32
-    keys = WARP_BYTES // (2 * wide * (1 if p.fp8 else p.dtype.bytes)) // RUN * RUN
-    if p.fp8 and wide > 128:  # no registers for query rows: twice the keys each time that they are read
+    alone = cache.packed and cache.split is not None  # the same whatever queries other sequences have
+    tile_m = 16 if alone or rows_of(p) <= 16 or wide > 128 else 32
+    keys = WARP_BYTES // (2 * wide * (1 if cache.fp8 else p.dtype.bytes)) // RUN * RUN
+    if cache.fp8 and wide > 128:  # no registers for query rows: twice the keys each time that they are read
         keys *= 2
-    if p.split is not None:
+    if cache.split is not None:
         keys = min(keys, SPLIT // 2)  # of two warps
     keys = max(tile_m, keys)
     overlap = target.has_tma
     tried = [
-        Decode(tile_m, keys, warps, stages, p.head_dim, p.dtype, ctas, _heads(p, warps), overlap, p.fp8)
+        Decode(tile_m, keys, warps, stages, p.head_dim, p.dtype, ctas, _heads(p, warps), overlap, cache.fp8)
         for warps, ctas, stages in (
             (8, 1, 2),
             *((w, n, s) for w in (4, 2) for n, s in ((2, 4), (2, 3), (2, 2), (1, 2))),
         )
     ]
     fitting = [
-        c for c in tried if not c.check(target) and _resident(c, target) and not (p.split and p.split % c.tile_n)
+        c
+        for c in tried
+        if not c.check(target) and _resident(c, target) and not (cache.split and cache.split % c.tile_n)
     ]
     return fitting[0] if fitting else tried[-1]
 
 
-def _heads(p: DecodeProblem, warps: int) -> int:
+def _heads(p: AttentionProblem, warps: int) -> int:
     """Key heads to read together: of rows shorter than a line those of two lines, and two where tiles are plenty.
 
     The memory reads half a line at little more than half its rate, unless what is beside is wanted at about the same
     time. Many tiles are short, and a block of two heads has half as many keys that are not there.
     """
-    row = p.head_dim * (1 if p.fp8 else 2)
-    many = p.split is None and p.head_dim <= 128 and p.batch * p.kv_heads >= MANY_TILES
+    row = p.head_dim * (1 if p.cache.fp8 else 2)
+    many = p.cache.split is None and p.head_dim <= 128 and p.batch * p.kv_heads >= MANY_TILES
     together = 2 * LINE // row if row < LINE else 1 + many
     return gcd(p.kv_heads, warps, 1 << (together.bit_length() - 1))
 

@@ -7,8 +7,8 @@ from typing import ClassVar, Self
 
 from warploom.core.dtypes import DType, bf16, f16
 from warploom.core.targets import Target
-from warploom.kernels.attention.packed import PackedOperands, PackedProblem
-from warploom.kernels.attention.problem import AttentionProblem, HeadDims, Operands
+from warploom.kernels.attention.lists import list_tiles
+from warploom.kernels.attention.problem import FORWARD, AttentionProblem, HeadDims, Operands
 from warploom.kernels.settings import flag, violated
 from warploom.kernels.source import KernelCall, KernelSource
 from warploom.tile.copy_plan import CopyPlan
@@ -82,33 +82,22 @@ class ForwardSm80(HeadDims):
 
     def violations(self, problem: AttentionProblem) -> list[str]:
         """The constraints of the kernel that a problem violates; empty if it takes it."""
-        return problem.differences(self) + violated([problem.grid_constraint])
+        return problem.differences(self) + violated([problem.grid_constraint(self.tile_m)])
 
-    def calls(self, problem: AttentionProblem, operands: Operands, multiprocessors: int) -> tuple[KernelCall]:
-        """The kernel for a problem, on arrays with these strides; one CTA per block of query rows."""
-        source = KernelSource.of(
-            "warploom.kernels.attention.device.forward_sm80:attention_sm80",
-            f"attention_{self.tile_m}x{self.tile_n}x{self.dims}",
-            config=self,
-            features=problem.features(self.tile_m, self.tile_n),
-            row_strides=operands.rows(),
-        )
-        grid = -(-problem.q_len // self.tile_m), problem.heads, problem.batch
-        scalars = {"q_len": problem.q_len, "kv_len": problem.kv_len, **operands.scalars()}
-        return (KernelCall(source, grid, scalars, arrays=problem.arrays),)
+    def calls(self, problem: AttentionProblem, operands: Operands, multiprocessors: int) -> tuple[KernelCall, ...]:
+        """The kernel for a problem, on arrays with these strides: one CTA per block of query rows.
 
-    def calls_packed(
-        self, problem: PackedProblem, operands: PackedOperands, multiprocessors: int
-    ) -> tuple[KernelCall, KernelCall]:
-        """The kernel that lists the tiles of packed sequences, and that of the tiles: a CTA for each there may be."""
+        Before it the kernel that lists the blocks of packed sequences.
+        """
         p = problem
         source = KernelSource.of(
-            "warploom.kernels.attention.device.packed:attention_packed_sm80",
-            f"attention_packed_{self.tile_m}x{self.tile_n}x{self.dims}",
+            "warploom.kernels.attention.device.forward_sm80:attention_sm80",
+            f"attention_{'packed_' if p.listed else ''}{self.tile_m}x{self.tile_n}x{self.dims}",
             config=self,
-            features=p.features,
-            row_strides=operands.rows(*Operands.names),
+            features=p.features(self.tile_m, self.tile_n),
+            row_strides=operands.rows(*FORWARD),
+            listed=p.listed,
         )
-        scalars = {"total_q": p.total_q, **operands.heads(*Operands.names)}
-        work = KernelCall(source, (p.tiles(self.tile_m), 1, 1), scalars, arrays=p.arrays)
-        return p.listed(self.tile_m, multiprocessors), work
+        lengths = {"total_q": p.q_len} if p.listed else {"q_len": p.q_len, "kv_len": p.kv_len}
+        grid, scalars = p.grid(self.tile_m, p.heads, p.q_len), {**lengths, **operands.starts(*FORWARD)}
+        return *list_tiles(p, self.tile_m, multiprocessors), KernelCall(source, grid, scalars, arrays=p.arrays)

@@ -5,13 +5,23 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Self
 
+from warploom.core.arguments import strides
 from warploom.core.dtypes import DType, bf16, f16
-from warploom.kernels.attention.packed import PackedOperands, PackedProblem
-from warploom.kernels.attention.problem import MOST_POSITIONS, AttentionProblem, HeadDims, Operands
+from warploom.kernels.attention.lists import cache_pitches, cached_tiles, list_cached_tiles, list_tiles
+from warploom.kernels.attention.problem import (
+    FORWARD,
+    MOST_LIST_WORDS,
+    MOST_POSITIONS,
+    AttentionProblem,
+    Cached,
+    HeadDims,
+    Operands,
+    Packed,
+)
 from warploom.kernels.settings import flag, violated
 from warploom.kernels.source import Grid, KernelCall, KernelSource, MappedArray
-from warploom.tile.order import FLOPS_PER_SECOND, Work, divisors, planes_together, row_tiles
-from warploom.tile.panels import PANEL_COLS, padded_cols, panel_cols
+from warploom.tile.order import ENTRY_WORDS, FLOPS_PER_SECOND, Work, divisors, page_table, planes_together, row_tiles
+from warploom.tile.panels import PANEL_COLS, box_rows, padded_cols, panel_cols
 
 BARRIER_BYTES = 256
 """Shared memory behind the tiles that is set aside for the mbarriers."""
@@ -19,6 +29,18 @@ ROWS = 64
 """Query rows of a consumer."""
 SUM_COLS = 8
 """Columns of the accumulator that hold the row sums: the narrowest step of ``wgmma``'s N."""
+
+
+@dataclass(frozen=True)
+class ListForm:
+    """How the kernel finds what a list of tiles names: rows of packed sequences, or of those on a cache.
+
+    ``page_size``: keys of a page, 0 where a sequence's keys lie side by side. ``packed``: whether queries are.
+    """
+
+    cached: bool = False
+    page_size: int = 0
+    packed: bool = True
 
 
 @dataclass(frozen=True)
@@ -124,60 +146,82 @@ class ForwardSm90(HeadDims):
         ]
 
     def violations(self, problem: AttentionProblem) -> list[str]:
-        """The constraints of the kernel that a problem violates; empty if it takes it."""
-        tiles = self._tiles(problem)
-        return problem.differences(self) + violated(
-            [
-                (tiles < MOST_POSITIONS, f"{tiles} tiles of query rows reach {MOST_POSITIONS}"),
-            ]
-        )
+        """The constraints of the kernel that a problem without a cache violates; empty if it takes it."""
+        tiles = problem.tiles(self.tile_m)
+        most = MOST_LIST_WORDS // ENTRY_WORDS if problem.listed else MOST_POSITIONS
+        return problem.differences(self) + violated([(tiles < most, f"{tiles} tiles of query rows reach {most}")])
 
-    def calls(self, problem: AttentionProblem, operands: Operands, multiprocessors: int) -> tuple[KernelCall]:
-        """The kernel for a problem, on arrays with these strides: persistent with one CTA per multiprocessor."""
+    def violations_on_cache(self, problem: AttentionProblem, operands: Operands) -> list[str]:
+        """Those of a problem on a cache, whose arrays lie so."""
+        return unlisted(problem, operands) or self.violations(as_packed(problem, operands))
+
+    def calls(self, problem: AttentionProblem, operands: Operands, multiprocessors: int) -> tuple[KernelCall, ...]:
+        """The kernel for a problem, on arrays with these strides: persistent with one CTA per multiprocessor.
+
+        Before it the kernel that lists the tiles of packed or cached sequences.
+        """
+        p, tile_m = problem, self.tile_m
+        if isinstance(p.sequences, Cached):
+            return list_cached_tiles(p, operands, tile_m, multiprocessors), self._on_cache(p, operands, multiprocessors)
+        tiles, maps = p.tiles(tile_m), self._maps(p, operands)
+        if p.listed:
+            listing, listed = list_tiles(p, tile_m, multiprocessors, overlap=True), ListForm()
+            call = self._call(p, "packed_", tiles, {"total_q": p.q_len}, maps, multiprocessors, listed=listed)
+            return *listing, call
+        scalars = {
+            "q_len": p.q_len,
+            "kv_len": p.kv_len,
+            **divisors(heads=p.heads),
+            **row_tiles(tiles // p.planes, p.planes, self._together(p, multiprocessors)),
+        }
+        return (self._call(p, "", tiles, scalars, maps, multiprocessors, heads_inside=operands.heads_inside),)
+
+    def _on_cache(self, problem: AttentionProblem, operands: Operands, multiprocessors: int) -> KernelCall:
+        """The launch on listed tiles of queries whose keys lie in a cache."""
+        p, cache, packed = problem, problem.cache, as_packed(problem, operands)
+        q_pitch, k_pitch = cache_pitches(p, operands)
+        maps = self._maps(packed, Operands({name: operands.strides[name][:0:-1] for name in FORWARD}))
+        if cache.page_size:
+            rows = box_rows(cache.page_size, self.tile_n)
+            keys, values = (replace(x, box=(rows, *x.box[1:])) for x in maps[1:3])
+            maps = maps[0], keys, values, maps[3]
+        (row,) = operands.strides.get("table", (0,))
+        table = page_table(row, cache.table_pages, cache.pages)
+        scalars = {**table, "page_pitch": k_pitch, **strides(lse=p.lse_strides), **divisors(spacing=max(1, q_pitch))}
+        tiles, form = cached_tiles(p, self.tile_m).most * p.heads, ListForm(True, cache.page_size, cache.packed)
+        call = self._call(packed, "paged_", tiles, scalars, maps, multiprocessors, listed=form)
+        return replace(call, arrays=(*call.arrays, *(["table"] if cache.page_size else ())))
+
+    def _call(
+        self,
+        problem: AttentionProblem,
+        name: str,
+        tiles: int,
+        scalars: dict[str, int],
+        maps: tuple[MappedArray, ...],
+        multiprocessors: int,
+        **form: Any,
+    ) -> KernelCall:
+        """The launch for so many tiles; a listed one may begin before the list is there."""
         source = KernelSource.of(
             "warploom.kernels.attention.device.forward_sm90:attention_sm90",
-            f"attention_{self.tile_m}x{self.tile_n}x{self.dims}",
+            f"attention_{name}{self.tile_m}x{self.tile_n}x{self.dims}",
             config=self.giving(problem.lse),
             features=problem.features(self.tile_m, self.tile_n),
-            heads_inside=operands.heads_inside,
+            **form,
         )
-        tiles = self._tiles(problem)
-        scalars = {
-            "q_len": problem.q_len,
-            "kv_len": problem.kv_len,
-            **divisors(heads=problem.heads),
-            **row_tiles(tiles // problem.planes, problem.planes, self._together(problem, multiprocessors)),
-        }
-        maps = self._maps(problem, operands)
-        return (KernelCall(source, self.grid(tiles, multiprocessors), scalars, maps, problem.arrays),)
-
-    def calls_packed(
-        self, problem: PackedProblem, operands: PackedOperands, multiprocessors: int
-    ) -> tuple[KernelCall, KernelCall]:
-        """The kernel that lists the tiles of packed sequences, and the one of the tiles."""
-        p = problem
-        source = KernelSource.of(
-            "warploom.kernels.attention.device.packed:attention_packed_sm90",
-            f"attention_packed_{self.tile_m}x{self.tile_n}x{self.dims}",
-            config=self.giving(p.lse),
-            features=p.features,
-        )
-        grid, maps = self.grid(p.tiles(self.tile_m), multiprocessors), self._maps(p, operands)
-        work = KernelCall(source, grid, {"total_q": p.total_q}, maps, p.arrays, overlaps=True)
-        return p.listed(self.tile_m, multiprocessors, overlap=True), work
+        grid = self.grid(tiles, multiprocessors)
+        return KernelCall(source, grid, scalars, maps, problem.arrays, overlaps=problem.listed)
 
     def grid(self, tiles: int, multiprocessors: int) -> Grid:
         """A CTA for each tile, of a persistent kernel at most one per multiprocessor."""
         return min(tiles, multiprocessors) if self.persistent else tiles, 1, 1
 
-    def _maps(self, problem: Any, operands: Operands | PackedOperands) -> tuple[MappedArray, ...]:
+    def _maps(self, problem: AttentionProblem, operands: Operands) -> tuple[MappedArray, ...]:
         """How the TMA sees Q, K, V and O."""
         queries = ROWS, panel_cols(self.query_cols)
         boxes = queries, *((self.tile_n, panel_cols(cols)) for cols in (self.head_dim, self.value_dim)), queries
-        return tuple(operands.mapped(x, problem, *box) for x, box in zip(Operands.names, boxes, strict=True))
-
-    def _tiles(self, problem: AttentionProblem) -> int:
-        return -(-problem.q_len // self.tile_m) * problem.planes
+        return tuple(operands.mapped(x, problem, *box) for x, box in zip(FORWARD, boxes, strict=True))
 
     def _together(self, problem: AttentionProblem, multiprocessors: int) -> int:
         """Planes that form a group where tiles differ in work; elsewhere it means nothing."""
@@ -196,3 +240,28 @@ class ForwardSm90(HeadDims):
                 multiprocessors,
             )
         )
+
+
+def unlisted(problem: AttentionProblem, operands: Operands) -> list[str]:
+    """What stands against tiles on a cache: a tensor map reaches sequences and pages that are whole rows apart."""
+    cache = problem.cache
+    q, k, v, out = (operands.strides[name] for name in FORWARD)
+    even = all(outer % row == 0 for outer, _, row in (q, k, v, out) if row) and 0 not in (q[2], k[2])
+    return violated(
+        [
+            (not cache.fp8, "an fp8 cache takes attention_decode"),
+            (cache.split is None, "fixed_split takes attention_decode"),
+            (
+                even and k[0] * v[2] == v[0] * k[2] and (cache.packed or q[0] * out[2] == out[0] * q[2]),
+                "k_cache and v_cache (or q and out) lie differently, or not in whole rows",
+            ),
+        ]
+    )
+
+
+def as_packed(problem: AttentionProblem, operands: Operands) -> AttentionProblem:
+    """A problem on a cache as one of packed sequences: all rows that there are."""
+    p, cache, (q_pitch, k_pitch) = problem, problem.cache, cache_pitches(problem, operands)
+    total_q = p.q_len if cache.packed else (p.batch - 1) * q_pitch + p.q_len
+    total_k = (cache.pages - 1) * k_pitch + cache.page_size if cache.page_size else (p.batch - 1) * k_pitch + p.kv_len
+    return replace(p, sequences=Packed(total_q, total_k))

@@ -1,11 +1,11 @@
-"""An attention problem: shapes, type and options; and how its arrays lie."""
+"""An attention problem: its sequences, shapes, type and options; and how its arrays lie."""
 
 from __future__ import annotations
 
 import math
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal, Protocol
 
 import numpy as np
@@ -16,8 +16,9 @@ from warploom.core.errors import ProblemError
 from warploom.core.targets import Target
 from warploom.kernels.classes import size_class
 from warploom.kernels.settings import AnyConfiguration, Configuration, broken_flags, shared_excess, violated
-from warploom.kernels.source import KernelCall, MappedArray
-from warploom.tile.panels import padded_cols
+from warploom.kernels.source import Grid, KernelCall, MappedArray
+from warploom.tile.order import ENTRY_WORDS, most_pieces
+from warploom.tile.panels import PANEL_COLS, padded_cols
 
 Window = tuple[int | None, int | None]
 """Keys that a query sees to the left and to the right of its own; None: all."""
@@ -25,8 +26,15 @@ MOST_SCALE = F32_MAX / math.log2(math.e)
 """The largest scale whose product with log2(e) is a float32."""
 CAPS = 2 * math.log2(math.e) / F32_MAX, F32_MAX / 2
 """The smallest and the largest soft cap whose tanh a float32 kernel can form."""
+MOST_GRID_ROWS = 65535  # CTAs along y and z
+MOST_HEAD_DIM = 256
+MOST_POSITIONS = 2**30  # positions and their differences are s32 in the kernel
+MOST_LIST_WORDS = 1 << 31
+TYPICAL_LENGTH = 4096
+"""The length that a configuration for packed sequences is chosen by: the host does not know theirs."""
 
 
+# -- what is asked
 class HeadSizes:
     """What has the ``head_dim`` of Q and K, and the ``v_dim`` of V and O: 0 where it is the same."""
 
@@ -54,8 +62,13 @@ class ScoreOptions:
 
     @property
     def asked(self) -> dict[str, Any]:
-        """These and the window, by name: for another problem, or the kernel, of which the same is asked."""
+        """These options and the window by name, for another problem or the kernel of which the same is asked."""
         return {name: getattr(self, name) for name in ("window", "scale", "softcap", "lse", "sinks")}
+
+    @property
+    def extras(self) -> tuple[str, ...]:
+        """The optional arrays of the forward pass, in the kernels' order."""
+        return tuple(name for name in ("lse", "sinks") if getattr(self, name))
 
 
 @dataclass(frozen=True)
@@ -110,14 +123,275 @@ class AttentionFeatures(ScoreOptions):
 
 PLAIN = AttentionFeatures()
 
-MOST_GRID_ROWS = 65535  # CTAs along y and z
-MOST_HEAD_DIM = 256
-MOST_POSITIONS = 2**30  # positions and their differences are s32 in the kernel
 
-TensorStrides = tuple[int, int, int]
-"""(batch, head, sequence) in elements."""
+@dataclass(frozen=True)
+class Even:
+    """Sequences of one length: ``q_len`` queries and ``kv_len`` keys each."""
+
+    q_len: int
+    kv_len: int
 
 
+@dataclass(frozen=True)
+class Packed:
+    """Sequences one behind the other, ``q_len`` queries and ``kv_len`` keys in all; where each begins, the GPU knows.
+
+    ``used``: whether the queries' and the keys' sequences use only a first part of their rows.
+    """
+
+    q_len: int
+    kv_len: int
+    used: tuple[bool, bool] = (False, False)
+
+    def places(self, *sides: str) -> tuple[str, ...]:
+        """The arrays that say where sequences of "q" and "k" lie."""
+        used = dict(zip("qk", self.used, strict=True))
+        return tuple(x for side in sides for x in (f"{side}_starts", *([f"{side}_used"] if used[side] else [])))
+
+
+@dataclass(frozen=True)
+class Cached:
+    """New queries, ``q_len`` of each sequence or ``packed`` in all, on a cache with room for ``kv_len`` keys of each.
+
+    ``page_size``: keys of one of ``pages`` pages, of which a row of the block table names ``table_pages``; 0 where each
+    sequence's keys lie side by side. ``lengths``: the GPU knows how many keys a sequence has; else it has ``kv_len``.
+    ``split``: keys of a piece whose bounds depend on nothing else. ``fp8``: keys and values are ``e4m3``, with
+    ``scaled`` times a scale of each sequence and key head.
+    """
+
+    q_len: int
+    kv_len: int
+    page_size: int = 0
+    pages: int = 0
+    table_pages: int = 0
+    lengths: bool = True
+    packed: bool = False
+    split: int | None = None
+    fp8: bool = False
+    scaled: bool = False
+
+
+Sequences = Even | Packed | Cached
+
+
+@dataclass(frozen=True)
+class AttentionProblem(HeadSizes, ScoreOptions):
+    """What is asked of the forward pass: Q and O of ``heads``, K and V of ``kv_heads``, in these ``sequences``.
+
+    ``v_dim``: the head_dim of V and O, where it is another. ``window`` as in :class:`AttentionFeatures`.
+    """
+
+    batch: int
+    heads: int
+    kv_heads: int
+    sequences: Sequences
+    head_dim: int
+    dtype: DType
+    window: Window = (None, None)
+    v_dim: int = 0
+
+    @property
+    def q_len(self) -> int:
+        """Queries of a sequence, of packed ones in all."""
+        return self.sequences.q_len
+
+    @property
+    def kv_len(self) -> int:
+        """Keys of a sequence at most, of packed ones in all."""
+        return self.sequences.kv_len
+
+    @property
+    def listed(self) -> bool:
+        """Whether sequences are packed, so that a kernel lists their tiles."""
+        return isinstance(self.sequences, Packed)
+
+    def of_lengths(self, q_len: int, kv_len: int, **changes: Any) -> AttentionProblem:
+        """The same with sequences of one length, and other ``changes``."""
+        return replace(self, sequences=Even(q_len, kv_len), **changes)
+
+    @property
+    def typical(self) -> AttentionProblem:
+        """The problem of one length that a configuration is chosen by; packed sequences count as long ones."""
+        return self.of_lengths(TYPICAL_LENGTH, TYPICAL_LENGTH, batch=1) if self.listed else self
+
+    @property
+    def on_cache(self) -> AttentionProblem:
+        """The same with a cache; sequences of one length fill theirs."""
+        if isinstance(self.sequences, Even):
+            return replace(self, sequences=Cached(self.q_len, self.kv_len, lengths=False))
+        return self
+
+    @property
+    def cache(self) -> Cached:
+        """The sequences of a problem on a cache."""
+        assert isinstance(self.sequences, Cached)
+        return self.sequences
+
+    @property
+    def lse_strides(self) -> tuple[int, int]:
+        """The strides of sequences and heads in log-sum-exps on a cache; those of packed queries lie together."""
+        return 0 if self.cache.packed else self.heads * self.q_len, self.q_len
+
+    @property
+    def arrays(self) -> tuple[str, ...]:
+        """The arrays that a kernel takes, in its order."""
+        return *FORWARD, *self.extras, *(() if isinstance(self.sequences, Even) else ("tiles",))
+
+    @property
+    def group(self) -> int:
+        """Query heads of a head of keys."""
+        return self.heads // self.kv_heads
+
+    @property
+    def planes(self) -> int:
+        """Heads of all batches."""
+        return self.heads * self.batch
+
+    @property
+    def pairs(self) -> int:
+        """Queries times the keys that they see, of one head of all sequences.
+
+        Of packed sequences an estimate by their mean length, of cached ones by full caches.
+        """
+        if isinstance(self.sequences, Even):
+            return self.batch * self.visible_scores
+        if isinstance(self.sequences, Packed):
+            return self.q_len * -(-self.kv_len // max(1, self.batch))
+        return self.q_len * self.kv_len * (1 if self.sequences.packed else self.batch)
+
+    @property
+    def flops(self) -> int:
+        """Floating-point operations of the two products."""
+        return 2 * self.heads * (self.head_dim + self.value_dim) * self.pairs
+
+    @property
+    def size_class(self) -> str:
+        """The text of problems that share a tuned configuration."""
+        mask = {(None, None): "full", (None, 0): "causal"}.get(self.window, "window")
+        fixed = {"dtype": self.dtype, "head_dim": self.head_dim, "mask": mask, "softcap": self.softcap is not None}
+        fixed |= {"v_dim": self.v_dim} if self.v_dim else {}
+        sizes = {
+            "q_len": (self.q_len, 0, 14),
+            "kv_len": (self.kv_len, 4, 14),
+            "batch_heads": (self.planes, 0, 10),
+            "group": (self.group, 0, 4),
+        }
+        return size_class("attention", fixed, sizes)
+
+    @property
+    def visible_scores(self) -> int:
+        """Pairs of a query and a key it sees, per head of a sequence."""
+        if self.window == (None, None):
+            return self.q_len * self.kv_len
+        rows = np.arange(self.q_len, dtype=np.int64) + (self.kv_len - self.q_len)
+        left, right = self.window
+        first = np.zeros_like(rows) if left is None else np.clip(rows - left, 0, self.kv_len)
+        end = np.full_like(rows, self.kv_len) if right is None else np.clip(rows + right + 1, 0, self.kv_len)
+        return int(np.maximum(end - first, 0).sum())
+
+    def features(self, tile_m: int = 1, tile_n: int = 1) -> AttentionFeatures:
+        """What a kernel with such tiles must be able to do, and nothing more: of packed sequences lengths are any."""
+        return AttentionFeatures(
+            ragged_q=self.listed or self.q_len % tile_m != 0,
+            ragged_kv=self.listed or self.kv_len % tile_n != 0,
+            group=self.group,
+            **self.asked,
+        )
+
+    def tiles(self, tile_m: int) -> int:
+        """Tiles of ``tile_m`` queries that there are at most, of all heads."""
+        if self.listed:
+            return most_pieces(self.q_len, self.batch, tile_m) * self.heads
+        return -(-self.q_len // tile_m) * self.planes
+
+    def grid(self, tile: int, heads: int, rows: int) -> Grid:
+        """A CTA for each tile of ``tile`` of so many ``rows``: (tiles, heads, batch), or a CTA for each listed one."""
+        if self.listed:
+            return most_pieces(rows, self.batch, tile) * heads, 1, 1
+        return -(-rows // tile), heads, self.batch
+
+    def grid_constraint(self, tile_m: int) -> tuple[bool, str]:
+        """Of kernels with a grid as :meth:`grid` has it: whether it holds, and what is wrong if not."""
+        if self.listed:
+            return self.tiles(tile_m) * ENTRY_WORDS < MOST_LIST_WORDS, "the tiles do not fit into 32 bits"
+        most = max(self.heads, self.batch)
+        return most <= MOST_GRID_ROWS, f"{self.heads} heads and {self.batch} batches: at most {MOST_GRID_ROWS} of each"
+
+    def differences(self, config: HeadConfig) -> list[str]:
+        """How a configuration differs from the problem, and what no kernel takes; empty if nothing does."""
+        of_cache = isinstance(self.sequences, Cached)
+        longest = max(self.q_len * self.group if of_cache else self.q_len, self.kv_len)
+        return broken_flags(config) or violated(
+            [
+                (
+                    config.head_dim == self.head_dim,
+                    f"head_dim is {self.head_dim}, the configuration's {config.head_dim}",
+                ),
+                (
+                    config.value_dim == self.value_dim,
+                    f"V's head_dim is {self.value_dim}, the configuration's {config.value_dim}",
+                ),
+                (config.dtype is self.dtype, f"the arrays are {self.dtype}, the configuration {config.dtype}"),
+                (
+                    longest < MOST_POSITIONS,
+                    f"lengths {self.q_len} and {self.kv_len} reach {MOST_POSITIONS} positions",
+                ),
+            ]
+        )
+
+    def visited_blocks(self, tile_m: int, tile_n: int) -> tuple[int, ...]:
+        """Key blocks that each tile of query rows of a plane visits: what the kernels' ``Mask.blocks`` counts."""
+        left, right = self.window
+        first_row = np.arange(-(-self.q_len // tile_m), dtype=np.int64) * tile_m
+        top = first_row + (self.kv_len - self.q_len)
+        end = np.full_like(top, -(-self.kv_len // tile_n))
+        if right is not None:
+            end = np.minimum(end, -(-np.maximum(top + tile_m + right, 1) // tile_n))
+        first = np.zeros_like(top)
+        if left is not None:
+            first = np.minimum(np.maximum(top - left, 0) // tile_n, end - 1)
+        return tuple((end - first).tolist())
+
+
+@dataclass(frozen=True)
+class BackwardProblem:
+    """What is asked of the backward pass of a forward problem, whose ``lse`` means nothing here.
+
+    ``lse_gradient``: the log-sum-exp has a gradient. ``deterministic``: equal bits from run to run.
+
+    With P = softmax(S), S = scale · Q·Kᵀ, dP = dO·Vᵀ and delta = rowsum(dO∘O) - dLSE::
+
+        dV = Pᵀ·dO        dS = P∘(dP - delta)        dQ = scale · dS·K        dK = scale · dSᵀ·Q
+
+    A sink s is part of the log-sum-exp L, and so of P; it has no value, hence no dP: ds = -Σ e^(s - L)·delta over its
+    rows.
+    """
+
+    forward: AttentionProblem
+    lse_gradient: bool = False
+    deterministic: bool = False
+
+    @property
+    def typical(self) -> BackwardProblem:
+        """The problem of one length that a configuration is chosen by."""
+        return replace(self, forward=self.forward.typical)
+
+    @property
+    def flops(self) -> int:
+        """Floating-point operations of the five products."""
+        p = self.forward
+        return 2 * p.heads * (3 * p.head_dim + 2 * p.value_dim) * p.pairs
+
+    def features(self, tile_m: int, tile_n: int) -> AttentionFeatures:
+        """What the kernels of the products must be able to do."""
+        return replace(self.forward.features(tile_m, tile_n), lse=False, sinks=False)
+
+    def differences(self, config: HeadConfig, tile_m: int) -> list[str]:
+        """How a configuration differs from the problem, and what no kernel takes; empty if nothing does."""
+        return self.forward.differences(config) + violated([self.forward.grid_constraint(tile_m)])
+
+
+# -- what configurations have in common
 class HeadDims(HeadSizes, Configuration):
     """A configuration of kernels for heads of these sizes."""
 
@@ -170,8 +444,37 @@ class HeadDims(HeadSizes, Configuration):
         ) + shared_excess(self.shared_bytes, target)
 
 
-class HeadConfig(AnyConfiguration, Protocol):
+class GradientDims(HeadDims):
+    """A configuration of a backward pass, whose shared tiles are whole panels of 64 columns, with zeros beyond."""
+
+    @property
+    def width(self) -> int:
+        """Columns of the shared tiles of Q and K."""
+        return -(-self.head_dim // PANEL_COLS) * PANEL_COLS
+
+    @property
+    def value_width(self) -> int:
+        """Columns of the shared tiles of V and dO."""
+        return -(-self.value_dim // PANEL_COLS) * PANEL_COLS
+
+    @property
+    def sum_cols(self) -> int:
+        """Columns of an accumulator of dQ or dK: head_dim in steps of 16."""
+        return -(-self.head_dim // 16) * 16
+
+    @property
+    def value_sum_cols(self) -> int:
+        """Columns of an accumulator of dV."""
+        return -(-self.value_dim // 16) * 16
+
+
+class HeadConfig(Protocol):
     """A configuration of any kernel of attention."""
+
+    @property
+    def dtype(self) -> DType:
+        """The element type of the arrays."""
+        ...
 
     @property
     def head_dim(self) -> int:
@@ -184,7 +487,7 @@ class HeadConfig(AnyConfiguration, Protocol):
         ...
 
 
-class AttentionConfig(HeadConfig, Protocol):
+class AttentionConfig(HeadConfig, AnyConfiguration, Protocol):
     """A configuration of one of the attention kernels: what it takes, and what it makes of a problem."""
 
     @property
@@ -206,110 +509,11 @@ class AttentionConfig(HeadConfig, Protocol):
         ...
 
 
-@dataclass(frozen=True)
-class AttentionProblem(HeadSizes, ScoreOptions):
-    """What is asked: Q and O (batch, q_len, heads, head_dim), K and V (batch, kv_len, kv_heads, head_dim), and options.
-
-    ``v_dim``: the head_dim of V and O, where it is another. ``window`` as in :class:`AttentionFeatures`.
-    """
-
-    batch: int
-    heads: int
-    kv_heads: int
-    q_len: int
-    kv_len: int
-    head_dim: int
-    dtype: DType
-    window: Window = (None, None)
-    v_dim: int = 0
-
-    @property
-    def arrays(self) -> tuple[str, ...]:
-        """Those that a kernel takes, in its order."""
-        return *Operands.names, *(("lse",) if self.lse else ()), *(("sinks",) if self.sinks else ())
-
-    @property
-    def planes(self) -> int:
-        """Heads of all batches."""
-        return self.heads * self.batch
-
-    @property
-    def flops(self) -> int:
-        """Floating-point operations of the two products: 2 · batch · heads · (d of Q and V) · visible scores."""
-        return 2 * self.planes * (self.head_dim + self.value_dim) * self.visible_scores
-
-    @property
-    def size_class(self) -> str:
-        """Which problems share a tuned configuration."""
-        mask = {(None, None): "full", (None, 0): "causal"}.get(self.window, "window")
-        fixed = {"dtype": self.dtype, "head_dim": self.head_dim, "mask": mask, "softcap": self.softcap is not None}
-        fixed |= {"v_dim": self.v_dim} if self.v_dim else {}
-        sizes = {
-            "q_len": (self.q_len, 0, 14),
-            "kv_len": (self.kv_len, 4, 14),
-            "batch_heads": (self.planes, 0, 10),
-            "group": (self.heads // self.kv_heads, 0, 4),
-        }
-        return size_class("attention", fixed, sizes)
-
-    @property
-    def visible_scores(self) -> int:
-        """Pairs of a query and a key it sees, per head."""
-        if self.window == (None, None):
-            return self.q_len * self.kv_len
-        rows = np.arange(self.q_len, dtype=np.int64) + (self.kv_len - self.q_len)
-        left, right = self.window
-        first = np.zeros_like(rows) if left is None else np.clip(rows - left, 0, self.kv_len)
-        end = np.full_like(rows, self.kv_len) if right is None else np.clip(rows + right + 1, 0, self.kv_len)
-        return int(np.maximum(end - first, 0).sum())
-
-    def features(self, tile_m: int, tile_n: int) -> AttentionFeatures:
-        """What a kernel with such tiles must be able to do, and nothing more."""
-        return AttentionFeatures(
-            ragged_q=self.q_len % tile_m != 0,
-            ragged_kv=self.kv_len % tile_n != 0,
-            group=self.heads // self.kv_heads,
-            **self.asked,
-        )
-
-    @property
-    def grid_constraint(self) -> tuple[bool, str]:
-        """Of kernels whose grid has heads and batches along y and z: whether it holds, and what is wrong if not."""
-        most = max(self.heads, self.batch)
-        return most <= MOST_GRID_ROWS, f"{self.heads} heads and {self.batch} batches: at most {MOST_GRID_ROWS} of each"
-
-    def differences(self, config: HeadConfig) -> list[str]:
-        """How a configuration differs from the problem, and what no kernel takes; empty if nothing does."""
-        return broken_flags(config) or violated(
-            [
-                (
-                    config.head_dim == self.head_dim,
-                    f"head_dim is {self.head_dim}, the configuration's {config.head_dim}",
-                ),
-                (
-                    config.value_dim == self.value_dim,
-                    f"V's head_dim is {self.value_dim}, the configuration's {config.value_dim}",
-                ),
-                (config.dtype is self.dtype, f"the arrays are {self.dtype}, the configuration {config.dtype}"),
-                (
-                    max(self.q_len, self.kv_len) < MOST_POSITIONS,
-                    f"lengths {self.q_len} and {self.kv_len} reach {MOST_POSITIONS} positions",
-                ),
-            ]
-        )
-
-    def visited_blocks(self, tile_m: int, tile_n: int) -> tuple[int, ...]:
-        """Key blocks that each tile of query rows of a plane visits: what the kernels' ``Mask.blocks`` counts."""
-        left, right = self.window
-        first_row = np.arange(-(-self.q_len // tile_m), dtype=np.int64) * tile_m
-        top = first_row + (self.kv_len - self.q_len)
-        end = np.full_like(top, -(-self.kv_len // tile_n))
-        if right is not None:
-            end = np.minimum(end, -(-np.maximum(top + tile_m + right, 1) // tile_n))
-        first = np.zeros_like(top)
-        if left is not None:
-            first = np.minimum(np.maximum(top - left, 0) // tile_n, end - 1)
-        return tuple((end - first).tolist())
+# -- how arrays lie
+FORWARD = ("q", "k", "v", "out")
+"""The arrays of the forward pass with rows of a head_dim, Q's or V's, in the kernels' order."""
+BACKWARD = ("dout", "q", "k", "v", "out", "dq", "dk", "dv")
+"""Those of the backward pass."""
 
 
 def stride_scalars(arrays: Mapping[str, Sequence[int]]) -> dict[str, int]:
@@ -319,50 +523,57 @@ def stride_scalars(arrays: Mapping[str, Sequence[int]]) -> dict[str, int]:
 
 @dataclass(frozen=True)
 class Operands:
-    """How arrays lie: strides (batch, head, sequence) in elements of each of ``names``, in layout "bshd" or "bhsd"."""
+    """How arrays lie: strides in elements by their names, (batch, head, position), of packed ones (position, head).
 
-    names: ClassVar[tuple[str, ...]] = ("q", "k", "v", "out")
-    strides: tuple[TensorStrides, ...]
-    layout: str
+    A cache has (batch or page, head, position). ``layout`` "bshd": the heads of a position lie side by side, "bhsd":
+    the positions of a head.
+    """
+
+    strides: Mapping[str, tuple[int, ...]]
+    layout: str = "bshd"
 
     @classmethod
     def contiguous(cls, problem: AttentionProblem) -> Operands:
         """Row-major tensors (batch, sequence, heads, head_dim)."""
         p = problem
-        q, k, v, out = (
-            (length * heads * cols, cols, heads * cols)
-            for length, heads, cols in (
-                (p.q_len, p.heads, p.head_dim),
-                (p.kv_len, p.kv_heads, p.head_dim),
-                (p.kv_len, p.kv_heads, p.value_dim),
-                (p.q_len, p.heads, p.value_dim),
-            )
+        sizes = (
+            (p.q_len, p.heads, p.head_dim),
+            (p.kv_len, p.kv_heads, p.head_dim),
+            (p.kv_len, p.kv_heads, p.value_dim),
+            (p.q_len, p.heads, p.value_dim),
         )
-        return cls((q, k, v, out), "bshd")
+        lying = [(length * heads * cols, cols, heads * cols) for length, heads, cols in sizes]
+        return cls(dict(zip(FORWARD, lying, strict=True)))
 
     @property
     def heads_inside(self) -> bool:
         """Whether the heads of a position lie side by side."""
         return self.layout == "bshd"
 
-    def of(self, *names: str) -> dict[str, TensorStrides]:
-        """The strides of some arrays, or of all, by their names."""
-        return {name: self.strides[self.names.index(name)] for name in names or self.names}
-
     def rows(self, *names: str) -> tuple[int, ...]:
         """The strides between positions."""
-        return tuple(row for _, _, row in self.of(*names).values())
+        return tuple(self.strides[name][-1 if len(self.strides[name]) == 3 else 0] for name in names)
+
+    def starts(self, *names: str) -> dict[str, int]:
+        """The strides of batches and heads by the kernels' names, for kernels that know the others while tracing."""
+        of = {name: self.strides[name] for name in names}
+        return stride_scalars({name: x[:2] if len(x) == 3 else x[1:] for name, x in of.items()})
 
     def scalars(self, *names: str) -> dict[str, int]:
         """The strides by the kernels' names of them."""
-        return stride_scalars(self.of(*names))
+        return stride_scalars({name: self.strides[name] for name in names})
 
     def mapped(self, name: str, problem: AttentionProblem, rows: int, cols: int) -> MappedArray:
-        """How the TMA sees an array, as one of four dimensions: in boxes of so many rows and columns of a head."""
-        p, axes = problem, (0, 2, 1) if self.heads_inside else (0, 1, 2)
+        """How the TMA sees an array: in boxes of so many rows and columns of a head.
+
+        An array of packed sequences has three dimensions, others four.
+        """
+        p, lying = problem, self.strides[name]
         of_keys, of_values = name in ("k", "v", "dk", "dv"), name in ("v", "dv", "out", "dout")
-        sizes = (p.batch, p.kv_heads, p.kv_len) if of_keys else (p.batch, p.heads, p.q_len)
-        (strides,) = self.of(name).values()
-        shape = *(sizes[i] for i in axes), p.value_dim if of_values else p.head_dim
+        length, heads = (p.kv_len, p.kv_heads) if of_keys else (p.q_len, p.heads)
+        width = p.value_dim if of_values else p.head_dim
+        if p.listed:
+            return MappedArray(p.dtype, (length, heads, width), (*lying, 1), (rows, 1, cols), ragged=True)
+        axes, sizes = (0, 2, 1) if self.heads_inside else (0, 1, 2), (p.batch, heads, length)
         box = (1, rows, 1, cols) if self.heads_inside else (1, 1, rows, cols)
-        return MappedArray(p.dtype, shape, (*(strides[i] for i in axes), 1), box)
+        return MappedArray(p.dtype, (*(sizes[i] for i in axes), width), (*(lying[i] for i in axes), 1), box)

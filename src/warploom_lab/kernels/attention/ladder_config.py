@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from warploom.core.dtypes import DType, bf16, f16
 from warploom.core.errors import ConfigError
 from warploom.core.targets import Target
-from warploom.kernels.attention.problem import MOST_GRID_ROWS, AttentionProblem, HeadDims, Operands
+from warploom.kernels.attention.problem import FORWARD, MOST_GRID_ROWS, AttentionProblem, HeadDims, Operands
 from warploom.kernels.settings import element_type, flag, type_name, violated
 from warploom.kernels.source import KernelCall, KernelSource
 from warploom.tile.copy_plan import CopyPlan
@@ -140,7 +140,8 @@ class RungSm80(HeadDims):
                     not (self.softmax_in_shared and masked),
                     "softmax_in_shared is the plain product's baseline: no masks",
                 ),
-                problem.grid_constraint,
+                problem.grid_constraint(self.tile_m),
+                (not problem.listed, "a rung of the ladder takes no packed sequences"),
                 (
                     not self.heads_first or problem.q_len <= MOST_GRID_ROWS * self.tile_m,
                     f"heads_first has query blocks along y: at most {MOST_GRID_ROWS} of them",
@@ -157,12 +158,12 @@ class RungSm80(HeadDims):
             opt_level=self.opt_level,
             config=self,
             features=problem.features(self.tile_m, self.tile_n),
-            same_strides=len(set(operands.strides)) == 1,
-            row_strides=operands.rows() if self.static_strides else None,
+            same_strides=len({operands.strides[name] for name in FORWARD}) == 1,
+            row_strides=operands.rows(*FORWARD) if self.static_strides else None,
         )
         blocks = -(-problem.q_len // self.tile_m)
         along = (problem.heads, blocks) if self.heads_first else (blocks, problem.heads)
-        scalars = {"q_len": problem.q_len, "kv_len": problem.kv_len, **operands.scalars()}
+        scalars = {"q_len": problem.q_len, "kv_len": problem.kv_len, **operands.scalars(*FORWARD)}
         return (KernelCall(source, (*along, problem.batch), scalars, arrays=problem.arrays),)
 
     # -- notation

@@ -8,8 +8,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from warploom.core.dtypes import DType, f32, u16, u32, u64
-from warploom.kernels.attention.backward import ROW_THREADS, SINK_THREADS, RowGroups
+from warploom.kernels.attention.backward_rows import ROW_THREADS, SINK_THREADS, RowGroups
 from warploom.lang import Compound, Global, GlobalPointer, Kernel, Mutable, Strided, Traced, kernel
+from warploom.tile.ragged import PieceList
 from warploom.tile.softmax import LOG2_E
 
 CHUNK_WORDS = 4
@@ -22,25 +23,55 @@ def attention_backward_rows(
     out: Strided[u16, 3],
     dout: Strided[u16, 3],
     vectors: RowVectors,
+    blocks: Global[u32],
     q_len: u32,
     padded: u32,
+    total_q: u32,
+    slots: u32,
     *,
     head_dim: int,
     dtype: DType,
     lse_gradient: bool,
     tile: tuple[int, int],
+    listed: bool = False,
 ) -> None:
     """shift = -log2(e)·LSE and delta = rowsum(dO∘O) - dLSE; grid (groups of rows, heads, batches).
 
     ``lse`` and ``dlse`` are (batch, heads, q_len), shift and delta (batch, heads, tiles, ``tile[1]``) for tiles of
     ``tile[0]`` rows: ``padded`` rows, 0 beyond q_len, where rows of Q and dO are 0 too.
+
+    Of packed sequences the tiles are ``listed`` in ``blocks``; grid (blocks there may be, parts of one). ``lse`` is
+    (heads, total_q) then, shift and delta (heads, ``slots``, ``tile[1]``), and strides are those of rows and heads.
     """
-    groups = RowGroups(head_dim)
+    groups, elements = RowGroups(head_dim), (head_dim, dtype)
+    if listed:
+        pieces = PieceList(k, blocks)
+        with k.when(k.cta_x < pieces.count, uniform=True):
+            piece, slot = pieces.at(k.cta_x), pieces.slot(k.cta_x)
+            begin, lane, chunk = piece.queries.begin, k.lane // groups.lanes, k.lane % groups.lanes
+            first = k.cta_y * groups.rows + k.warp * groups.warp_rows
+            rows = [first + (i * groups.side + lane) for i in range(groups.steps)]
+            number = piece.head * slots + slot.first + slot.number
+            place = RowPlaces(
+                k.minimum(piece.queries.count, tile[0]),
+                tile[0],
+                lambda row: k.mul_wide(piece.head, total_q) + k.mul_wide(begin + row, 1),
+                lambda row: k.mul_wide(number, tile[1]) + k.mul_wide(row, 1),
+            )
+            form(
+                k,
+                place,
+                rows,
+                lambda row: [x.at(begin + row, piece.head) + k.mul_wide(chunk, 8) for x in (out, dout)],
+                vectors,
+                elements,
+                lse_gradient=lse_gradient,
+            )
+        return
     head, batch = k.cta_y, k.cta_z
     plane = batch * k.special("nctaid.y") + head
     lane, chunk = k.lane // groups.lanes, k.lane % groups.lanes
     rows = [(k.cta_x * groups.rows + k.warp * groups.warp_rows) + (i * groups.side + lane) for i in range(groups.steps)]
-
     form(
         k,
         RowPlaces(
@@ -50,9 +81,9 @@ def attention_backward_rows(
             lambda row: k.mul_wide(plane, padded // tile[0] * tile[1]) + k.convert(_slot(row, tile), u64),
         ),
         rows,
-        lambda row: tuple(x.at(batch, head, row) + k.mul_wide(chunk, 8) for x in (out, dout)),
+        lambda row: [x.at(batch, head, row) + k.mul_wide(chunk, 8) for x in (out, dout)],
         vectors,
-        (head_dim, dtype),
+        elements,
         lse_gradient=lse_gradient,
     )
 

@@ -9,12 +9,12 @@ the columns, over its own rows first, then over those whose Pᵀ and dSᵀ the o
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 
 from warploom.core.dtypes import f32, u16, u32
 from warploom.kernels.attention.backward_sm80 import STAGES, BackwardSm80
+from warploom.kernels.attention.device.places import Place, Side, Tensor, tile_of
 from warploom.kernels.attention.problem import PLAIN, AttentionFeatures
 from warploom.lang import Fragment, Global, GlobalPointer, Kernel, SharedTile, Strided, StridedPointer, Traced, kernel
 from warploom.lang.parameters import Compound
@@ -26,6 +26,7 @@ from warploom.tile.gradient import SoftmaxGradient
 from warploom.tile.mask import SeenBy, Visible, key_tiles
 from warploom.tile.pipeline import operand_tile
 from warploom.tile.product import MmaSync, MmaSyncProduct, scale, zero
+from warploom.tile.ragged import RowRange
 from warploom.tile.transposed import column_values
 
 
@@ -33,36 +34,33 @@ from warploom.tile.transposed import column_values
 def attention_backward_sm80(
     k: Kernel,
     arrays: GradientArrays,
+    tiles: Global[u32],
     sums: PartSums,
     q_len: u32,
     kv_len: u32,
+    slots: u32,
     *,
     config: BackwardSm80,
     features: AttentionFeatures = PLAIN,
     row_strides: tuple[int, ...],
+    listed: bool = False,
 ) -> None:
     """dK and dV of a tile of keys, and what it adds to dQ; grid (tiles of keys, key heads, batches).
 
     Strides of batches and heads; those between positions are known while tracing. ``sums``: for each block of query
-    rows the parts of all warps, as their threads hold them; turns count the tiles of keys that are in it.
+    rows the parts of all warps, as their threads hold them; turns count the tiles of keys that are in it. Of packed
+    sequences the tiles are ``listed`` in ``tiles``, with a CTA for each that there may be, and each head has ``slots``
+    for blocks.
     """
-    c, f = config, features
-    head, batch, first = k.cta_y, k.cta_z, k.cta_x * c.keys
-    q_rows, kv_rows = q_len if f.ragged_q else None, kv_len if f.ragged_kv else None
-
-    def keys_of(of: StridedPointer, cols: int) -> Rows:
-        return Rows(of.at(batch, head), of.strides[2], kv_rows, cols)
-
-    def queries_of(of: StridedPointer, cols: int) -> Rows:
-        return Rows(of.at(batch, head * f.group), of.strides[2], q_rows, cols, plane=of.strides[1])
-
-    def slot(block: Traced, head: Traced) -> Traced:
-        plane = batch * (k.special("nctaid.y") * f.group) + head
-        return plane * ((q_len + (c.tile_m - 1)) // c.tile_m) + block
-
-    at = KeyBlock(k.cta_x, first, head, (q_len, kv_len), keys_of, queries_of, slot)
-    tensors = [replace(x, strides=(*x.strides, row)) for x, row in zip(arrays.tensors, row_strides, strict=True)]
-    KeyGradients(k, c, f, at, tensors, (arrays.shift, arrays.delta), sums).run()
+    known = zip(arrays.tensors, row_strides, strict=True)
+    tensors = [Tensor.of(x, row, packed=listed, head=1) for x, row in known]
+    with tile_of(k, features, (q_len, kv_len), tiles if listed else None, slots) as place:
+        c, first = config, place.number * config.keys
+        if listed:  # the list has the keys from the tile's first one on, as what is cut into tiles
+            own = place.queries
+            keys = RowRange(own.outer - first, own.length + first)
+            place = replace(place, queries=place.keys, keys=Side.packed(keys))
+        KeyGradients(k, c, features, place, first, tensors, (arrays.shift, arrays.delta), sums).run()
 
 
 class GradientArrays(Compound):
@@ -84,23 +82,6 @@ class GradientArrays(Compound):
 
 
 @dataclass(frozen=True)
-class KeyBlock:
-    """A CTA's keys: tile ``number`` of their sequence, from key ``first`` on, of a key head; and what lies where.
-
-    ``keys`` and ``queries``: their rows in an array, of so many columns. ``slot``: the number of a block of query rows
-    of a query head among those of all.
-    """
-
-    number: Traced
-    first: Traced
-    head: Traced
-    lengths: tuple[Traced, Traced]
-    keys: Callable[[StridedPointer, int], Rows]
-    queries: Callable[[StridedPointer, int], Rows]
-    slot: Callable[[Traced, Traced], Traced]
-
-
-@dataclass(frozen=True)
 class Strip:
     """Query rows of a block whose scores a warp forms at a time: their number, and the products on them."""
 
@@ -119,14 +100,16 @@ class KeyGradients:
         k: Kernel,
         config: BackwardSm80,
         features: AttentionFeatures,
-        place: KeyBlock,
-        tensors: list[StridedPointer],
+        place: Place,
+        first: Traced,
+        tensors: list[Tensor],
         vectors: tuple[GlobalPointer, GlobalPointer],
         sums: PartSums,
     ) -> None:
-        """``tensors``: of :class:`GradientArrays`; ``vectors``: shift and delta; ``sums``: those of dQ."""
+        """The CTA's keys from ``first`` on; ``tensors``: of :class:`GradientArrays`; ``vectors``: shift and delta."""
         c, f, (q, key, value, dout, *self._results) = config, features, tensors
-        self._k, self._config, self._features, self._place, self._vectors = k, c, f, place, vectors
+        self._k, self._config, self._features, self._vectors = k, c, f, vectors
+        self._place, self._first = place, first
         self._group, self._number = (k.warp, 0) if c.share == 1 else (k.warp // c.share, k.warp % c.share)
         self._part = self._number % c.parts if c.parts > 1 else 0
         self._k_tile = operand_tile(k, c.dtype, c.keys, c.width, name="K")
@@ -138,20 +121,31 @@ class KeyGradients:
         if c.parts > 1:  # else nobody reads P of others
             self._p_tile = operand_tile(k, c.dtype, c.keys, c.tile_m, name="P", panel=c.strip)
         for copy in self._copies(key, value):
-            copy.load((place.first, 0))
-        queries = (q_tile, place.queries(q, c.head_dim)), (do_tile, place.queries(dout, c.value_dim))
+            copy.load((first, 0))
+        queries = (q_tile, self._queries_of(q, c.head_dim)), (do_tile, self._queries_of(dout, c.value_dim))
         self._ring = CopyRing(k, *queries, threads=c.threads)
         self._multiply(q_tile, do_tile)
         self._softmax = SoftmaxGradient(k, self._s, f.softmax_scale(c.head_dim), cap=f.softcap)
         visible = Visible(f.window, f.ragged_kv)
-        self._mask = SeenBy(k, visible, (c.tile_m, c.keys), place.first, place.lengths)
+        self._mask = SeenBy(k, visible, (c.tile_m, c.keys), first, place.lengths)
         self._sums = Sums(k, c, f, place, sums)
 
-    def _copies(self, keys: StridedPointer, values: StridedPointer) -> list[RowCopy]:
+    def _copies(self, keys: Tensor, values: Tensor) -> list[RowCopy]:
         """Of the tiles of K and V: from there, or to the gradients."""
         k, c = self._k, self._config
-        rows = self._place.keys(keys, c.head_dim), self._place.keys(values, c.value_dim)
+        rows = self._keys_of(keys, c.head_dim), self._keys_of(values, c.value_dim)
         return [RowCopy(k, x, of, c.threads) for x, of in zip((self._k_tile, self._v_tile), rows, strict=True)]
+
+    def _keys_of(self, of: Tensor, cols: int) -> Rows:
+        """The sequence's rows in an array of keys."""
+        p = self._place
+        return Rows(of.array.at(p.keys.outer, p.head), of.row, p.keys.rows, cols)
+
+    def _queries_of(self, of: Tensor, cols: int) -> Rows:
+        """Its rows in an array of queries, of the first of the heads that share the keys; places name the others."""
+        p, (_, plane) = self._place, of.array.strides
+        outer, rows, group = p.queries.outer, p.queries.rows, self._features.group
+        return Rows(of.array.at(outer, p.head * group), of.row, rows, cols, plane=plane)
 
     def _multiply(self, q_tile: SharedTile, do_tile: SharedTile) -> None:
         """The accumulators, and the five products."""
@@ -220,7 +214,7 @@ class KeyGradients:
         """Add a block of query rows to dK and dV, and to its dQ."""
         k, place = self._k, self._place
         at, member = self._block_of(turn)
-        number = place.slot(at, place.head * self._features.group + member)
+        number = self._slot(at, place.head * self._features.group + member)
         for strip in self._strips:
             self._add_strip(strip, (at, number), queries, gradients)
         k.syncthreads()
@@ -229,6 +223,16 @@ class KeyGradients:
             add_dk.start(self._ds_tile, queries)
         self._form_dq.start(self._ds_tile, self._k_tile, zero=True)
         self._sums.add(number, at, self._dq)
+
+    def _slot(self, block: Traced, head: Traced) -> Traced:
+        """The number of a block of query rows of a query head among those of all."""
+        k, place = self._k, self._place
+        listed = place.slot_of(block, head)
+        if listed is not None:
+            return listed
+        plane = place.queries.outer * (k.special("nctaid.y") * self._features.group) + head
+        rows = self._config.tile_m
+        return plane * ((place.queries.length + (rows - 1)) // rows) + block
 
     def _add_strip(
         self, strip: Strip, block: tuple[Traced, Traced], queries: SharedTile, gradients: SharedTile
@@ -265,7 +269,7 @@ class KeyGradients:
         store_pairs(k, self._v_tile, self._dv, self._group * c.warp_keys, self._number)
         k.syncthreads()
         for copy in self._copies(*self._results):
-            copy.store((self._place.first, 0))
+            copy.store((self._first, 0))
 
 
 @dataclass(frozen=True)
@@ -275,7 +279,7 @@ class Sums:
     k: Kernel
     config: BackwardSm80
     features: AttentionFeatures
-    place: KeyBlock
+    place: Place
     to: PartSums
 
     def add(self, number: Traced, block: Traced, dq: Fragment) -> None:
@@ -302,42 +306,39 @@ def attention_backward_dq_sm80(
     k: Kernel,
     dq: Strided[u16, 2],
     total: Global[f32],
+    blocks: Global[u32],
     q_len: u32,
     kv_len: u32,
+    slots: u32,
     *,
     config: BackwardSm80,
     features: AttentionFeatures = PLAIN,
     row_strides: tuple[int, ...],
+    listed: bool = False,
 ) -> None:
-    """dQ from the sums, scaled and rounded; grid (blocks of query rows, heads, batches)."""
-    block, head, batch = k.cta_x, k.cta_y, k.cta_z
-    number = (batch * k.special("nctaid.y") + head) * k.grid_x + block
-    rows = Rows(dq.at(batch, head), row_strides[0], q_len if features.ragged_q else None, config.head_dim)
-    round_sums(k, config, features, total, number, (block, (q_len, kv_len)), rows)
+    """dQ from the sums, scaled and rounded; grid (blocks of query rows, heads, batches).
 
-
-def round_sums(
-    k: Kernel,
-    config: BackwardSm80,
-    features: AttentionFeatures,
-    total: GlobalPointer,
-    number: Traced,
-    place: tuple[Traced, tuple[Traced, Traced]],
-    to: Rows,
-) -> None:
-    """A block of dQ from sums number ``number``; ``place``: the block and the lengths of its sequence."""
-    c, f, (block, lengths) = config, features, place
-    tile = operand_tile(k, c.dtype, c.tile_m, c.width, name="dQ")
-    cores = MmaSync(k, c.dtype)
-    layout = cores.accumulator(*c.dq_tile, "dq").layout
-    part = (number * c.num_warps + k.warp) * c.dq_registers
-    values = load_warp_part(k, total + k.mul_wide(part, 32), c.dq_registers)
-    if c.in_turn:  # where no tile of keys adds anything, nobody has stored the first sum either
-        seen = key_tiles(k, Visible(f.window, f.ragged_kv), (c.tile_m, c.keys), block, lengths)
-        values = [k.select(seen[0] < seen[1], x, k.value(0.0, f32)) for x in values]
-    factor: Traced = k.value(f.softmax_scale(c.head_dim), f32)
-    cols = c.dq_warps[1]
-    sums = k.fragment(layout, f32, [x * factor for x in values])
-    store_pairs(k, tile, sums, k.warp // cols * c.dq_tile[0], k.warp % cols)
-    k.syncthreads()
-    RowCopy(k, tile, to, c.threads).store((block * c.tile_m, 0))
+    Of packed sequences the blocks are ``listed`` in ``blocks``, with a CTA for each that there may be.
+    """
+    c, f, block = config, features, k.value(0, u32) if listed else k.cta_x
+    with tile_of(k, f, (q_len, kv_len), blocks if listed else None, slots) as at:
+        if at.slot is not None:
+            number = at.head * slots + at.slot.first + at.slot.number
+        else:
+            number = (at.queries.outer * k.special("nctaid.y") + at.head) * k.grid_x + block
+        to = Tensor.of(dq, *row_strides, packed=listed)
+        rows = Rows(to.array.at(at.queries.outer, at.head), to.row, at.queries.rows, c.head_dim)
+        tile = operand_tile(k, c.dtype, c.tile_m, c.width, name="dQ")
+        cores = MmaSync(k, c.dtype)
+        layout = cores.accumulator(*c.dq_tile, "dq").layout
+        part = (number * c.num_warps + k.warp) * c.dq_registers
+        values = load_warp_part(k, total + k.mul_wide(part, 32), c.dq_registers)
+        if c.in_turn:  # where no tile of keys adds anything, nobody has stored the first sum either
+            seen = key_tiles(k, Visible(f.window, f.ragged_kv), (c.tile_m, c.keys), block, at.lengths)
+            values = [k.select(seen[0] < seen[1], x, k.value(0.0, f32)) for x in values]
+        factor: Traced = k.value(f.softmax_scale(c.head_dim), f32)
+        cols = c.dq_warps[1]
+        sums = k.fragment(layout, f32, [x * factor for x in values])
+        store_pairs(k, tile, sums, k.warp // cols * c.dq_tile[0], k.warp % cols)
+        k.syncthreads()
+        RowCopy(k, tile, rows, c.threads).store((block * c.tile_m, 0))

@@ -7,12 +7,14 @@ shared memory for dQᵀ = Kᵀ·dSᵀ, whose sums over all tiles of keys meet in
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 
 from warploom.core.dtypes import f32, u32
 from warploom.kernels.attention.backward_sm90 import ADDERS, CONSUMERS, KEYS, STAGES, BackwardSm90
+from warploom.kernels.attention.device.places import tile_of
 from warploom.kernels.attention.problem import PLAIN, AttentionFeatures
 from warploom.lang import Fragment, Global, GlobalPointer, Kernel, Mutable, SharedTile, TensorMap, Traced, kernel
 from warploom.lang.hopper import TensorMapHandle
@@ -25,6 +27,7 @@ from warploom.tile.gradient import SoftmaxGradient
 from warploom.tile.mask import SeenBy, Visible, key_tiles
 from warploom.tile.pipeline import Boxes, Cursor, Pipeline, operand_tile, ready, vector_tile
 from warploom.tile.product import Started, Wgmma, scale, zero
+from warploom.tile.ragged import Piece, PieceList, Slot, sequence_boxes
 from warploom.tile.roles import WARPGROUP, WARPGROUP_ROWS, Meeting, consumer, producer, threads_of, warps_of
 from warploom.tile.scheduler import Divisor, Persistent, RowTiles, Single
 from warploom.tile.transposed import TransposedStore, column_values
@@ -34,31 +37,42 @@ from warploom.tile.transposed import TransposedStore, column_values
 def attention_backward_sm90(
     k: Kernel,
     maps: GradientMaps,
+    tiles: Global[u32],
     sums: PartSums,
     q_len: u32,
     kv_len: u32,
+    slots: u32,
     kv_heads: Divisor,
     order: RowTiles,
     *,
     config: BackwardSm90,
     features: AttentionFeatures = PLAIN,
     heads_inside: bool = True,
+    listed: bool = False,
 ) -> None:
     """dK and dV of tiles of keys, and what they add to dQ; a grid along x has, or shares, (tiles · planes) of them.
 
     Tensor maps of rank 4, boxes of 64 columns × tile rows; shift and delta as :mod:`.device.backward_rows` forms them.
     A plane is a key head of a batch; ``order`` says which tiles come first. ``sums``: for each block of query rows the
-    parts of both consumers, as their threads hold them.
+    parts of both consumers, as their threads hold them. Of packed sequences the tiles are ``listed`` in ``tiles``, the
+    maps of tensors are ragged ones, and each head has ``slots`` for blocks.
     """
     c, f = config, features
-    turns_of = Persistent(k, order.count) if c.persistent else Single(k)
+    pieces = PieceList(k, tiles) if listed else None
+    if pieces is None:
+        turns_of = Persistent(k, order.count) if c.persistent else Single(k)
+    else:
+        turns_of = Persistent(k, pieces.count) if c.persistent else Single(k, pieces.count)
 
     def at(turn: Number) -> KeyTile:
+        if pieces is not None:
+            number = turns_of.item(turn)
+            return ListedKeyTile.of(k, c, f, pieces, number, slots)
         place = order.tile(turns_of.item(turn))
         how = {"by_heads": c.by_heads, "rising": c.rising}
-        return KeyTile.of(k, f, (c.tile_m, KEYS), place, (q_len, kv_len), kv_heads, **how)
+        return GridKeyTile.of(k, f, (c.tile_m, KEYS), place, (q_len, kv_len), kv_heads, **how)
 
-    boxes = maps.boxes(lambda of: Boxes.of_heads(of, heads_inside))
+    boxes = maps.boxes(sequence_boxes if listed else lambda of: Boxes.of_heads(of, heads_inside))
     differentiate(k, c, f, KeyTiles(k, turns_of, at), boxes, sums)
 
 
@@ -348,44 +362,41 @@ def attention_backward_dq_sm90(
     k: Kernel,
     dq_map: TensorMap,
     total: Global[f32],
+    blocks: Global[u32],
     q_len: u32,
     kv_len: u32,
+    slots: u32,
     *,
     config: BackwardSm90,
     features: AttentionFeatures = PLAIN,
     heads_inside: bool = True,
+    listed: bool = False,
 ) -> None:
-    """dQ from the sums, scaled and rounded; grid (blocks of query rows, heads, batches)."""
-    block, head, batch = k.cta_x, k.cta_y, k.cta_z
-    number = ((batch * k.special("nctaid.y") + head) * k.grid_x + block) * CONSUMERS
-    row = block * config.tile_m
-    to = Boxes.of_heads(dq_map, heads_inside), (row, head, batch)
-    round_sums(k, config, features, (total, number), (block, (q_len, kv_len)), to)
+    """dQ from the sums, scaled and rounded; grid (blocks of query rows, heads, batches).
 
-
-def round_sums(
-    k: Kernel,
-    config: BackwardSm90,
-    features: AttentionFeatures,
-    sums_of: tuple[GlobalPointer, Traced],
-    place: tuple[Traced, tuple[Traced, Traced]],
-    to: tuple[Boxes, tuple[Number, ...]],
-) -> None:
-    """A block of dQ from its sums, the first by its number; ``place``: the block, and the lengths of its sequence.
-
-    ``to``: dQ, and the block's place there.
+    Of packed sequences the blocks are ``listed`` in ``blocks``, with a CTA for each that there may be.
     """
-    c, me, (total, number), (block, lengths), (dq, at) = config, k.warpgroup, sums_of, place, to
-    tile = operand_tile(k, c.dtype, c.tile_m, c.width, name="dQ")
-    cores = Wgmma(k, c.dtype)
-    factor: Traced = k.value(features.softmax_scale(c.head_dim), f32)
-    first, end = key_tiles(k, visible(features), (c.tile_m, KEYS), block, lengths)
-    values = Halves(k, c).load(total, number, first < end)  # of a block that no tile of keys sees nobody stores any
-    sums = k.fragment(wgmma_accumulator(c.total_cols), f32, [x * factor for x in values])
-    packed = cores.left(c.total_cols, "dq")
-    cores.pack(packed, sums)
-    TransposedStore(k, tile, me * c.total_cols).store(tile, packed)  # of panels, or of rows
-    send_tile(k, tile, dq, at)
+    c, block = config, k.value(0, u32) if listed else k.cta_x
+    with tile_of(k, features, (q_len, kv_len), blocks if listed else None, slots) as at:
+        queries = at.queries
+        if at.slot is not None:
+            number = (at.head * slots + at.slot.first + at.slot.number) * CONSUMERS
+            to = sequence_boxes(dq_map), (0, at.head, queries.outer, queries.length)
+        else:
+            number = ((queries.outer * k.special("nctaid.y") + at.head) * k.grid_x + block) * CONSUMERS
+            row = block * c.tile_m
+            to = Boxes.of_heads(dq_map, heads_inside), (row, at.head, queries.outer)
+        lengths, me = at.lengths, k.warpgroup
+        tile = operand_tile(k, c.dtype, c.tile_m, c.width, name="dQ")
+        cores = Wgmma(k, c.dtype)
+        factor: Traced = k.value(features.softmax_scale(c.head_dim), f32)
+        first, end = key_tiles(k, visible(features), (c.tile_m, KEYS), block, lengths)
+        values = Halves(k, c).load(total, number, first < end)  # of a block that no tile of keys sees nobody stores any
+        sums = k.fragment(wgmma_accumulator(c.total_cols), f32, [x * factor for x in values])
+        packed = cores.left(c.total_cols, "dq")
+        cores.pack(packed, sums)
+        TransposedStore(k, tile, me * c.total_cols).store(tile, packed)  # of panels, or of rows
+        send_tile(k, tile, *to)
 
 
 @dataclass(frozen=True)
@@ -424,20 +435,63 @@ class Uses:
 
 
 @dataclass(frozen=True)
-class KeyTile:
-    """Tile ``number`` of the keys of a head, and the query rows that see them."""
+class KeyTile(ABC):
+    """Tile ``number`` of the keys of a head, and the query rows that see them.
+
+    ``of_head``: how many blocks of a query head come before those of the next; None where all heads of a block do.
+    """
 
     k: Kernel
     features: AttentionFeatures
     tile: tuple[int, int]
     number: Traced
     kv_head: Traced
-    batch: Traced
-    kv_heads: Traced
     lengths: tuple[Traced, Traced]
     mask: SeenBy
-    of_head: Divisor | None = None
-    """How many blocks of a query head come before those of the next; None where all heads of a block do."""
+    of_head: Divisor | None
+
+    @property
+    @abstractmethod
+    def place(self) -> tuple[Number, ...]:
+        """Where its K and V lie."""
+
+    @abstractmethod
+    def rows(self, block: Traced, head: Traced) -> tuple[Number, ...]:
+        """Where Q and dO of a block of query rows lie."""
+
+    @abstractmethod
+    def values(self, block: Traced, head: Traced, vector: int) -> tuple[Traced, Traced]:
+        """Where shift and delta of a block lie, each with ``vector`` places."""
+
+    @abstractmethod
+    def part(self, turn: Traced, me: Number) -> Traced:
+        """The number of a consumer's part of a block of dQ."""
+
+    def before(self, turn: Traced) -> Traced:
+        """How many tiles of keys add to a block of dQ before this one."""
+        block, _ = self.at(turn)
+        return self.number - key_tiles(self.k, visible(self.features), self.tile, block, self.lengths)[0]
+
+    @property
+    def count(self) -> Traced:
+        """How many blocks of query rows see the keys, of all the query heads that share them."""
+        return self.mask.blocks * self.features.group
+
+    def at(self, turn: Traced) -> tuple[Traced, Traced]:
+        """(block of query rows, query head) of number ``turn``."""
+        group = self.features.group
+        if group == 1:
+            return self.mask.block(turn), self.kv_head
+        own, step = (turn % group, turn // group) if self.of_head is None else self.of_head.divide(turn)
+        return self.mask.block(step), self.kv_head * group + own
+
+
+@dataclass(frozen=True)
+class GridKeyTile(KeyTile):
+    """A tile of sequences of one length."""
+
+    batch: Traced
+    kv_heads: Traced
 
     @classmethod
     def of(
@@ -451,7 +505,7 @@ class KeyTile:
         *,
         by_heads: bool = False,
         rising: bool = False,
-    ) -> KeyTile:
+    ) -> GridKeyTile:
         """A tile of so many query rows and keys at (tiles after it, plane)."""
         left, plane = at
         tiles = (lengths[1] + (tile[1] - 1)) // tile[1]
@@ -459,7 +513,7 @@ class KeyTile:
         mask = SeenBy(k, visible(features), tile, number * tile[1], lengths, rising=rising)
         batch, head = kv_heads.divide(plane)
         of_head = Divisor.of(k, k.maximum(mask.blocks, 1)) if by_heads else None
-        return cls(k, features, tile, number, head, batch, kv_heads.value, lengths, mask, of_head)
+        return cls(k, features, tile, number, head, lengths, mask, of_head, batch, kv_heads.value)
 
     @property
     def place(self) -> tuple[Number, ...]:
@@ -485,23 +539,51 @@ class KeyTile:
         blocks = (self.lengths[0] + (self.tile[0] - 1)) // self.tile[0]
         return (self.plane_of(head) * blocks + block) * CONSUMERS + me
 
-    def before(self, turn: Traced) -> Traced:
-        """How many tiles of keys add to a block of dQ before this one."""
-        block, _ = self.at(turn)
-        return self.number - key_tiles(self.k, visible(self.features), self.tile, block, self.lengths)[0]
+
+@dataclass(frozen=True)
+class ListedKeyTile(KeyTile):
+    """A tile of a list, which says where its sequence lies, and which of the ``slots`` of each head it has."""
+
+    piece: Piece
+    slot: Slot
+    slots: Traced
+
+    @classmethod
+    def of(
+        cls,
+        k: Kernel,
+        config: BackwardSm90,
+        features: AttentionFeatures,
+        listed: PieceList,
+        entry: Traced,
+        slots: Traced,
+    ) -> ListedKeyTile:
+        """The tile of an entry."""
+        piece, slot = listed.at(entry), listed.slot(entry)
+        tile, first = (config.tile_m, KEYS), slot.number * KEYS
+        lengths = piece.keys.count, piece.queries.count + first
+        mask = SeenBy(k, visible(features), tile, first, lengths, rising=config.rising)
+        of_head = Divisor.of(k, k.maximum(mask.blocks, 1)) if config.by_heads else None
+        return cls(k, features, tile, slot.number, piece.head, lengths, mask, of_head, piece, slot, slots)
 
     @property
-    def count(self) -> Traced:
-        """How many blocks of query rows see the keys, of all the query heads that share them."""
-        return self.mask.blocks * self.features.group
+    def place(self) -> tuple[Number, ...]:
+        """Where its K and V lie."""
+        first = self.number * KEYS
+        return first, self.kv_head, self.piece.queries.begin - first, self.lengths[1]
 
-    def at(self, turn: Traced) -> tuple[Traced, Traced]:
-        """(block of query rows, query head) of number ``turn``."""
-        group = self.features.group
-        if group == 1:
-            return self.mask.block(turn), self.kv_head
-        own, step = (turn % group, turn // group) if self.of_head is None else self.of_head.divide(turn)
-        return self.mask.block(step), self.kv_head * group + own
+    def rows(self, block: Traced, head: Traced) -> tuple[Number, ...]:
+        """Where Q and dO of a block of query rows lie."""
+        return block * self.tile[0], head, self.piece.keys.begin, self.lengths[0]
+
+    def values(self, block: Traced, head: Traced, vector: int) -> tuple[Traced, Traced]:
+        """Where shift and delta of a block lie."""
+        return (self.slot.first + block) * vector, head
+
+    def part(self, turn: Traced, me: Number) -> Traced:
+        """The number of a consumer's part of a block of dQ."""
+        block, head = self.at(turn)
+        return (head * self.slots + self.slot.first + block) * CONSUMERS + me
 
 
 def visible(features: AttentionFeatures) -> Visible:

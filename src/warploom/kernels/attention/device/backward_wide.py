@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from warploom.core.dtypes import f32, u32
 from warploom.kernels.attention.backward_wide import CONSUMERS, KEYS, ROWS, STAGES, BackwardWideSm90
-from warploom.kernels.attention.device.backward_sm90 import GradientMaps, KeyTile, visible
+from warploom.kernels.attention.device.backward_sm90 import GradientMaps, GridKeyTile, visible
 from warploom.kernels.attention.problem import PLAIN, AttentionFeatures
 from warploom.lang import Compound, Global, GlobalPointer, Kernel, Mutable, SharedTile, TensorMap, Traced, kernel
 from warploom.lang.values import Number
@@ -45,7 +45,7 @@ def attention_backward_keys_sm90(
     heads_inside: bool = True,
 ) -> None:
     """dK and dV of 64 keys; a grid of (tiles of keys · planes) along x. Arguments as for the fused kernel."""
-    tile = KeyTile.of(k, features, (config.tile_m, KEYS), order.tile(k.cta_x), (q_len, kv_len), kv_heads)
+    tile = GridKeyTile.of(k, features, (config.tile_m, KEYS), order.tile(k.cta_x), (q_len, kv_len), kv_heads)
     boxes = maps.boxes(lambda of: Boxes.of_heads(of, heads_inside))
     q_boxes, k_boxes, v_boxes, do_boxes, shift_boxes, delta_boxes, dk_boxes, dv_boxes = boxes
     streams = Streams.of(k, config, (k_boxes, v_boxes), (q_boxes, do_boxes), (shift_boxes, delta_boxes))
@@ -87,7 +87,7 @@ class Streams:
         ready(k, keys, values, queries, gradients, crossing)
         return cls(keys, values, queries, gradients, crossing)
 
-    def fill(self, k: Kernel, tile: KeyTile) -> None:
+    def fill(self, k: Kernel, tile: GridKeyTile) -> None:
         """The producer: one thread loads K, then the blocks of Q, another V and dO."""
         for thread, own, stream in ((0, self.keys, self.queries), (32, self.values, self.gradients)):
             with k.when(k.thread == thread):
@@ -111,7 +111,7 @@ class Gradient(ABC):
         self,
         k: Kernel,
         config: BackwardWideSm90,
-        tile: KeyTile,
+        tile: GridKeyTile,
         streams: tuple[Pipeline, Pipeline, Pipeline],
         name: str,
         depth: int,
@@ -170,7 +170,7 @@ class ValueGradient(Gradient):
     """dV = Pᵀ·dO; P goes to the other consumer as well."""
 
     def __init__(
-        self, k: Kernel, config: BackwardWideSm90, features: AttentionFeatures, tile: KeyTile, streams: Streams
+        self, k: Kernel, config: BackwardWideSm90, features: AttentionFeatures, tile: GridKeyTile, streams: Streams
     ) -> None:
         x, c = streams, config
         super().__init__(k, c, tile, (x.keys, x.queries, x.gradients), "v", c.head_dim, c.value_sum_cols)
@@ -191,7 +191,7 @@ class KeyGradient(Gradient):
     """dK = scale · dSᵀ·Q, with dS of dP and the other consumer's P."""
 
     def __init__(
-        self, k: Kernel, config: BackwardWideSm90, features: AttentionFeatures, tile: KeyTile, streams: Streams
+        self, k: Kernel, config: BackwardWideSm90, features: AttentionFeatures, tile: GridKeyTile, streams: Streams
     ) -> None:
         x, c = streams, config
         super().__init__(k, c, tile, (x.values, x.gradients, x.queries), "k", c.value_dim, c.sum_cols)

@@ -3,13 +3,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
-
 from warploom.core.dtypes import f32, u16, u32
+from warploom.kernels.attention.device.places import Side, Tensor, tile_of
 from warploom.kernels.attention.forward_sm80 import ForwardSm80
 from warploom.kernels.attention.problem import PLAIN, AttentionFeatures
-from warploom.lang import Global, GlobalPointer, Kernel, SharedTile, Strided, StridedPointer, Traced, kernel
+from warploom.lang import Global, Kernel, SharedTile, Strided, Traced, kernel
 from warploom.lang.values import Number
 from warploom.tile.copies import CopyRing, RowCopy, Rows
 from warploom.tile.epilogue import store_pairs, store_row_values
@@ -28,98 +26,67 @@ def attention_sm80(
     out: Strided[u16, 2],
     lse: Global[f32],
     sinks: Global[f32],
+    tiles: Global[u32],
     q_len: u32,
     kv_len: u32,
+    total_q: u32,
     *,
     config: ForwardSm80,
     features: AttentionFeatures = PLAIN,
     row_strides: tuple[int, int, int, int],
+    listed: bool = False,
 ) -> None:
     """O = softmax(scale · Q·Kᵀ)·V for one block of query rows; grid (query blocks, heads, batches).
 
     Strides of batches and heads; those between positions of Q, K, V and O are known while tracing. ``lse`` is
-    (batch, heads, q_len), ``sinks`` (heads,).
+    (batch, heads, q_len), ``sinks`` (heads,). Of packed sequences the blocks are ``listed`` in ``tiles``, with a CTA
+    for each that there may be; strides are those of heads alone, and ``lse`` is (heads, total_q).
     """
-    head, batch = k.cta_y, k.cta_z
-    kv_head = head // features.group if features.group > 1 else head
-    # Under a causal mask later query blocks have more keys: start with them, so that the last wave is short.
-    row = (k.grid_x - 1 - k.cta_x if features.window[1] is not None else k.cta_x) * config.tile_m
-
-    def plane(of: StridedPointer, number: int, rows: Traced | None) -> Rows:
-        start = of.at(batch, kv_head if number in (1, 2) else head)
-        return Rows(start, row_strides[number], rows, config.head_dim if number < 2 else config.value_dim)
-
-    q_rows, kv_rows = q_len if features.ragged_q else None, kv_len if features.ragged_kv else None
-    attend(
-        k,
-        config,
-        features,
-        QueryRows(
-            row,
-            (q_len, kv_len),
-            lambda: plane(q, 0, q_rows),
-            lambda: plane(key, 1, kv_rows),
-            lambda: plane(value, 2, kv_rows),
-            lambda: plane(out, 3, q_rows),
-            lambda: lse + k.mul_wide(batch * k.special("nctaid.y") + head, q_len),
-            lambda: sinks.load(head),
-        ),
-    )
-
-
-@dataclass(frozen=True)
-class QueryRows:
-    """What a CTA computes: the query rows from ``row`` on, of sequences of ``lengths``, and where their arrays lie.
-
-    ``lse`` is of row 0. Addresses are formed where they are used.
-    """
-
-    row: Number
-    lengths: tuple[Traced, Traced]
-    q: Callable[[], Rows]
-    key: Callable[[], Rows]
-    value: Callable[[], Rows]
-    out: Callable[[], Rows]
-    lse: Callable[[], GlobalPointer]
-    sink: Callable[[], Traced]
-    may_lack_keys: bool = False
-
-
-def attend(k: Kernel, config: ForwardSm80, features: AttentionFeatures, at: QueryRows) -> None:
-    """O, and log-sum-exps, of one block of query rows, by all threads of the CTA."""
     c, f, d = config, features, config.head_dim
-    row = at.row
-    warp_row = k.warp * c.warp_rows
-    q_tile = operand_tile(k, c.dtype, c.tile_m, c.query_cols, name="Q")
-    k_tile = operand_tile(k, c.dtype, c.tile_n, d, name="K", stages=c.stages)
-    v_tile = operand_tile(k, c.dtype, c.tile_n, c.value_dim, name="V", stages=c.stages)
-    RowCopy(k, q_tile, at.q(), c.threads).load((row, 0))
-    k.commit_group()
-    ring = CopyRing(k, (k_tile, at.key()), (v_tile, at.value()), threads=c.threads)
+    arrays = [Tensor.of(*x, packed=listed) for x in zip((q, key, value, out), row_strides, strict=True)]
+    with tile_of(k, f, (q_len, kv_len), tiles if listed else None) as at:
+        kv_head = at.head // f.group if f.group > 1 else at.head
 
-    visible = Visible(f.window, f.ragged_kv)
-    mask = Mask(k, visible, (c.tile_m, c.tile_n), row, at.lengths, may_lack_keys=at.may_lack_keys)
-    cores = MmaSync(k, c.dtype, ahead=True)
-    s = cores.accumulator(c.warp_rows, c.tile_n, "s")
-    o = cores.accumulator(c.warp_rows, -(-c.value_dim // 16) * 16, "o")
-    scores = cores.product(s, q_tile, k_tile, warp=(k.warp, 0), depth=d)
-    product = cores.product(o, s, v_tile, transposed_b=True)
-    softmax = OnlineSoftmax(k, s, o, f.softmax_scale(d), c.dtype, cap=f.softcap, lse=f.lse, sinks=f.sinks)
-    softmax.begin()
-    zero(o)
+        def plane(of: Tensor, side: Side, head: Traced, cols: int) -> Rows:
+            start = of.array.at(side.outer, head)
+            return Rows(start, of.row, side.rows, cols)
 
-    def block(step: Traced, keys: SharedTile, values: SharedTile) -> None:
-        scores.start(q_tile, keys, zero=True)
-        softmax.step(lambda: mask.apply(s, mask.block(step), row=warp_row))
-        product.start(cores.left(s), values)
+        row: Number = 0
+        if not listed:
+            # Under a causal mask later query blocks have more keys: start with them, so that the last wave is short.
+            row = (k.grid_x - 1 - k.cta_x if f.window[1] is not None else k.cta_x) * c.tile_m
+        warp_row = k.warp * c.warp_rows
+        q_tile = operand_tile(k, c.dtype, c.tile_m, c.query_cols, name="Q")
+        k_tile = operand_tile(k, c.dtype, c.tile_n, d, name="K", stages=c.stages)
+        v_tile = operand_tile(k, c.dtype, c.tile_n, c.value_dim, name="V", stages=c.stages)
+        RowCopy(k, q_tile, plane(arrays[0], at.queries, at.head, d), c.threads).load((row, 0))
+        k.commit_group()
+        fed = (k_tile, plane(arrays[1], at.keys, kv_head, d)), (v_tile, plane(arrays[2], at.keys, kv_head, c.value_dim))
+        ring = CopyRing(k, *fed, threads=c.threads)
 
-    ring.each(mask.blocks, lambda step: 2 * [(mask.block(step) * c.tile_n, 0)], block)
+        visible = Visible(f.window, f.ragged_kv)
+        mask = Mask(k, visible, (c.tile_m, c.tile_n), row, at.lengths, may_lack_keys=listed)
+        cores = MmaSync(k, c.dtype, ahead=True)
+        s = cores.accumulator(c.warp_rows, c.tile_n, "s")
+        o = cores.accumulator(c.warp_rows, -(-c.value_dim // 16) * 16, "o")
+        scores = cores.product(s, q_tile, k_tile, warp=(k.warp, 0), depth=d)
+        product = cores.product(o, s, v_tile, transposed_b=True)
+        softmax = OnlineSoftmax(k, s, o, f.softmax_scale(d), c.dtype, cap=f.softcap, lse=f.lse, sinks=f.sinks)
+        softmax.begin()
+        zero(o)
 
-    softmax.keep()
-    logs = softmax.finish(at.sink() if f.sinks else None)
-    k.syncwarp()  # every lane has read its Q
-    store_pairs(k, q_tile, o, warp_row)
-    k.syncthreads()
-    RowCopy(k, q_tile, at.out(), c.threads).store((row, 0))
-    if logs:
-        store_row_values(k, at.lse(), logs, s, row + warp_row, at.lengths[0])
+        def block(step: Traced, keys: SharedTile, values: SharedTile) -> None:
+            scores.start(q_tile, keys, zero=True)
+            softmax.step(lambda: mask.apply(s, mask.block(step), row=warp_row))
+            product.start(cores.left(s), values)
+
+        ring.each(mask.blocks, lambda step: 2 * [(mask.block(step) * c.tile_n, 0)], block)
+
+        softmax.keep()
+        logs = softmax.finish(sinks.load(at.head) if f.sinks else None)
+        k.syncwarp()  # every lane has read its Q
+        store_pairs(k, q_tile, o, warp_row)
+        k.syncthreads()
+        RowCopy(k, q_tile, plane(arrays[3], at.queries, at.head, c.value_dim), c.threads).store((row, 0))
+        if logs:
+            store_row_values(k, at.vector(lse, total_q), logs, s, row + warp_row, at.lengths[0])

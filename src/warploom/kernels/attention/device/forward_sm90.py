@@ -9,25 +9,29 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from functools import cached_property
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
 from typing import ClassVar
 
 from warploom.core.dtypes import f32, u32
 from warploom.isa.async_copy import Eviction
-from warploom.kernels.attention.forward_sm90 import ForwardSm90
+from warploom.kernels.attention.forward_sm90 import ForwardSm90, ListForm
 from warploom.kernels.attention.problem import PLAIN, AttentionFeatures
 from warploom.kernels.source import named
-from warploom.lang import Global, GlobalPointer, Kernel, SharedTile, TensorMap, Traced, kernel
+from warploom.lang import Global, GlobalPointer, Kernel, SharedTile, Strided, StridedPointer, TensorMap, Traced, kernel
 from warploom.lang.hopper import TensorMapHandle
 from warploom.lang.parameters import Compound
 from warploom.lang.values import Number
+from warploom.tile.cache import Pages, PageTable
 from warploom.tile.epilogue import store_row_values, store_rows
 from warploom.tile.mask import Mask, Visible
+from warploom.tile.paged import PagedBoxes, PageRuns
+from warploom.tile.panels import box_rows
 from warploom.tile.pipeline import Boxes, Cursor, Pipeline, operand_tile, ready
 from warploom.tile.product import MmaSync, Started, Wgmma, load_left
+from warploom.tile.ragged import PieceList, sequence_boxes
 from warploom.tile.roles import WARPGROUP_ROWS, Turns, consumer, producer, warps_of
-from warploom.tile.scheduler import Divisor, Persistent, RowTiles, Single, TileScheduler
+from warploom.tile.scheduler import Claimed, Divisor, Persistent, RowTiles, Single, TileScheduler
 from warploom.tile.softmax import Action, OnlineSoftmax, StaleSoftmax, nothing, put_ones
 
 RAGGED_KEYS = 32
@@ -38,26 +42,44 @@ RAGGED_KEYS = 32
 def attention_sm90(
     k: Kernel,
     maps: TensorMaps,
-    lse: Global[f32],
+    lse: Strided[f32, 2],
     sinks: Global[f32],
+    tiles: Global[u32],
+    table: PageTable,
     q_len: u32,
     kv_len: u32,
+    total_q: u32,
+    page_pitch: u32,
     heads: Divisor,
     order: RowTiles,
+    spacing: Divisor,
     *,
     config: ForwardSm90,
     features: AttentionFeatures = PLAIN,
     heads_inside: bool = True,
+    listed: ListForm | None = None,
 ) -> None:
-    """O = softmax(scale · Q·Kᵀ)·V; tensor maps of rank 4, boxes of 64 columns × tile rows.
+    """O = softmax(scale · Q·Kᵀ)·V; the CTAs of the grid share the tiles of queries in turns.
 
-    ``heads_inside``: the arrays are (batch, sequence, heads, head_dim), else (batch, heads, sequence, head_dim).
-    A plane is a head of a batch; under a mask tiles differ in work, so their ``order`` counts. The CTAs of the grid
-    share the tiles in turns. ``lse`` is (batch, heads, q_len), ``sinks`` (heads,).
+    Tensor maps of rank 4, boxes of 64 columns × tile rows. ``heads_inside``: the arrays are (batch, sequence, heads,
+    head_dim), else (batch, heads, sequence, head_dim). A plane is a head of a batch; under a mask tiles differ in work,
+    so their ``order`` counts. ``lse`` is (batch, heads, q_len), ``sinks`` (heads,).
+
+    Where the list ``tiles`` names the pieces, the maps are ragged ones of (rows, heads, head_dim): what lies beyond a
+    sequence reads as zero and is not written. ``lse`` is (heads, total_q) then; on a cache its strides tell, and
+    queries that are not packed lie ``spacing`` rows from one sequence to the next.
     """
-    boxes = maps.boxes(lambda of, eviction: Boxes.of_heads(of, heads_inside, eviction))
-    tiles = order.ordered(grouped=features.window[1] is not None)
-    run(k, config, boxes, EvenTiles(k, config, features, lse, sinks, tiles, heads, (q_len, kv_len)))
+    if listed is None:
+        boxes = maps.boxes(lambda of, eviction: Boxes.of_heads(of, heads_inside, eviction))
+        rows = order.ordered(grouped=features.window[1] is not None)
+        run(k, config, boxes, EvenTiles(k, config, features, lse, sinks, rows, heads, (q_len, kv_len)))
+        return
+    pages = Pages(listed.page_size, table) if listed.page_size else None
+    in_pages = partial(PagedBoxes.of, rows=box_rows(pages.size, config.tile_n)) if pages else None
+    apart = spacing if listed.cached and not listed.packed else None
+    total = lse.strides[1] if listed.cached else total_q
+    work = ListedTiles(k, config, features, lse, sinks, PieceList(k, tiles), total, pages, page_pitch, apart)
+    run(k, config, maps.boxes(sequence_boxes, in_pages), work)
 
 
 MakeBoxes = Callable[[TensorMapHandle, Eviction], Boxes]
@@ -361,7 +383,7 @@ class Tiles(ABC):
     k: Kernel
     config: ForwardSm90
     features: AttentionFeatures
-    lse: GlobalPointer
+    lse: StridedPointer
     sinks: GlobalPointer
     may_lack_keys: ClassVar[bool] = False
 
@@ -462,3 +484,71 @@ class EvenTiles(Tiles):
         """Of (batch, heads, q_len)."""
         (row, head, batch), q_len = tile.queries, self.lengths[0]
         return self.lse + self.k.mul_wide(batch * self.heads.value + head, q_len), row, q_len
+
+
+@dataclass(frozen=True)
+class ListedTiles(Tiles):
+    """The tiles of a list; the first query of each is row 0 of its piece.
+
+    ``pages``: those of the keys, if they lie in pages, which are ``pitch`` rows apart. ``spacing``: rows from one
+    sequence of Q to the next, where log-sum-exps are (batch, heads, queries), else (heads, total_q).
+    """
+
+    pieces: PieceList
+    total_q: Traced
+    pages: Pages | None
+    pitch: Traced
+    spacing: Divisor | None
+    may_lack_keys: ClassVar[bool] = True
+
+    @cached_property
+    def claims(self) -> tuple[Pipeline, ...]:
+        """What the threads of a persistent kernel tell each other where later tiles of a sequence take longer."""
+        return (Claimed.telling(self.k),) if self.config.persistent and self.features.by_row else ()
+
+    def schedule(self) -> TileScheduler:
+        """The tiles that are listed, once the list is there; the kernel's memory is set up meanwhile."""
+        self.k.await_launch_before()
+        count = self.pieces.count
+        if self.claims:
+            return Claimed(self.k, count, self.pieces.claimed, *self.claims)
+        return Persistent(self.k, count, alternating=True) if self.config.persistent else Single(self.k, count)
+
+    def item(self, turn: Number) -> tuple[Traced, ...]:
+        """(head, first query, queries, first key, keys)."""
+        piece = self.pieces.at(self.order.item(turn))
+        q, k = piece.queries, piece.keys
+        return piece.head, *(self.k.value(x, u32) for x in (q.begin, q.count, k.begin, k.count))
+
+    def place(self, item: Sequence[Traced]) -> tuple[tuple[Number, ...], tuple[Number, ...], tuple[Traced, Traced]]:
+        """(row, head, begin, rows) of queries, (head, begin, rows) of keys."""
+        head, begin, rows, first, keys = item
+        return (0, head, begin, rows), (self.kv_head(head), first, keys), (rows, keys)
+
+    def at(self, turn: Number, own_row: Traced | None = None, item: Sequence[Traced] | None = None) -> Tile:
+        """The tile of a turn. A consumer whose rows are all beyond the sequence works on one block."""
+        tile = super().at(turn, own_row, item)
+        if own_row is None or self.config.consumers == 1:
+            return tile
+        *_, rows = tile.queries
+        return replace(tile, idle=self.k.select(own_row >= rows, tile.own.blocks - 1, 0))
+
+    def feed_part(self, tile: Tile, blocks_in: Cursor, first: Number, end: Traced) -> None:
+        """The blocks from number ``first`` up to ``end``; a block's pages are read while the one before is awaited."""
+        if self.pages is None:
+            super().feed_part(tile, blocks_in, first, end)
+            return
+        head, sequence, keys = (self.k.value(x, u32) for x in tile.keys)
+        runs = PageRuns(self.k, self.pages, self.pitch, self.config.tile_n)
+        runs.look_up(sequence, tile.mask.block(first))
+        with self.k.loop(end, start=first) as step:
+            blocks_in.put((head, *runs.at(tile.mask.block(step), keys)))
+            runs.look_up(sequence, tile.mask.block(step + 1))
+
+    def lse_of(self, tile: Tile) -> tuple[GlobalPointer, Number, Traced]:
+        """Of (heads, total_q), or of (batch, heads, queries)."""
+        k, (row, head, begin, rows) = self.k, tile.queries
+        if self.spacing is None:
+            return self.lse + (k.mul_wide(head, self.total_q) + k.mul_wide(begin, 1)), row, k.value(rows, u32)
+        sequence, first = self.spacing.divide(k.value(begin, u32))
+        return self.lse.at(sequence, head) + first, row, k.value(rows, u32)
