@@ -13,7 +13,8 @@ from warploom.interop.arrays import ArrayView, empty, require_dtype
 from warploom.interop.arrays import same_device as on_one_device
 from warploom.interop.copies import settled
 from warploom.interop.overlap import share_memory
-from warploom.kernels.attention.append import MOVED, AppendForm, AppendProblem, Strides
+from warploom.kernels.attention.append import MOVED, AppendProblem
+from warploom.kernels.attention.problem import AttentionProblem, Cached, Operands
 from warploom.ops.attention_arrays import aligned, check_form, on_host, refuse_first
 from warploom.ops.attention_paged_arrays import (
     check_cache,
@@ -75,9 +76,10 @@ def _work(views: Arrays, asked: dict[str, Any], _: Any, copy: Callable[[ArrayVie
     problem = read_append(views, asked["interleaved"])
     lying = {name: aligned(settled(x), copy) if name in ("k", "v", "q") else x for name, x in views.items()}
     new, made = {"q_out": (tuple(views["q"].shape), views["q"].dtype)} if "q" in views else {}, None
-    if 0 in (problem.batch, problem.kv_heads) or not (problem.tokens or problem.q_len):
+    cached = problem.cached
+    if 0 in (cached.batch, cached.kv_heads) or not (problem.tokens or cached.q_len):
         made = [empty(views["q"].kind, *form, views["q"].device) for form in new.values()]
-    elif 0 in (problem.capacity, *views["k_cache"].shape):
+    elif 0 in (cached.kv_len, *views["k_cache"].shape):
         raise ProblemError("the cache has room for no key: allocate it larger")
     taken = {n: in_pairs(x) if n.endswith("_cache") and is_fp8(x) else x for n, x in lying.items()}
     written = "k_cache", "v_cache"
@@ -90,11 +92,12 @@ def _steps(arrays: Arrays, problem: AppendProblem) -> Steps:
         for name in MOVED
         if name in arrays
     }
-    row = settled(arrays["table"]).strides[0] if "table" in arrays else 0
-    return Steps((Step(problem.call(strides, row), 0),))
+    if "table" in arrays:
+        strides["table"] = settled(arrays["table"]).strides[:1]
+    return Steps((Step(problem.call(Operands(strides)), 0),))
 
 
-def _strides(view: ArrayView) -> Strides:
+def _strides(view: ArrayView) -> tuple[int, int, int]:
     """(sequence or page, head, token)."""
     outer, row, head, _ = view.strides
     return outer, head, row
@@ -126,9 +129,10 @@ def read_append(views: Arrays, interleaved: bool) -> AppendProblem:
     rotary, kind, positions = _rotary(views, d)
     scaled = check_scales(named, batch, kv_heads, fp8)
     turns = interleaved if rotary else False
-    form = AppendForm(d, k.dtype, size, rotary, turns, kind, q is not None, fp8, scaled)
     heads, q_len = (0, 0) if q is None else (q.shape[2], q.shape[1])
-    return AppendProblem(form, batch, kv_heads, tokens, capacity, pages, entries, heads, q_len, positions)
+    sequences = Cached(q_len, capacity, size, pages, entries, fp8=fp8, scaled=scaled)
+    cached = AttentionProblem(batch, heads, kv_heads, sequences, d, k.dtype)
+    return AppendProblem(cached, tokens, q is not None, rotary, turns, kind, positions)
 
 
 _PUBLIC = {"lengths": "kv_lens", "table": "block_table"}
@@ -176,22 +180,18 @@ def _rotary(views: Arrays, head_dim: int) -> tuple[int, Any, int]:
 def _check_entries(views: Arrays, asked: dict[str, Any]) -> None:
     """Raises ProblemError that names the first entry which points outside. Waits for the GPU."""
     p = read_append(views, asked["interleaved"])
-    lens = on_host(views["lengths"])
-    most = min(p.capacity, p.positions) if p.form.rotary else p.capacity
-    refuse_first(
-        "kv_lens",
-        lens > most,
-        lens,
-        f"there is room for {p.capacity} keys, and cosines for {p.positions}"
-        if p.form.rotary
-        else f"there is room for {p.capacity} keys",
-    )
+    cache, capacity, lens = p.cached.cache, p.cached.kv_len, on_host(views["lengths"])
+    most, room = capacity, f"there is room for {capacity} keys"
+    if p.rotary:
+        most, room = min(capacity, p.positions), f"{room}, and cosines for {p.positions}"
+    refuse_first("kv_lens", lens > most, lens, room)
     refuse_first("kv_lens", lens < p.tokens, lens, f"the {p.tokens} new keys count")
-    if p.form.page_size:
+    if cache.page_size:
         table = on_host(views["table"])
-        entry = np.arange(p.table_pages)[None] * p.form.page_size
-        used = (entry < lens[:, None]) & (entry + p.form.page_size > (lens - p.tokens)[:, None])
-        refuse_first("block_table", used & ((table < 0) | (table >= p.pages)), table, f"there are {p.pages} pages")
+        entry = np.arange(cache.table_pages)[None] * cache.page_size
+        used = (entry < lens[:, None]) & (entry + cache.page_size > (lens - p.tokens)[:, None])
+        wrong = used & ((table < 0) | (table >= cache.pages))
+        refuse_first("block_table", wrong, table, f"there are {cache.pages} pages")
 
 
 append_call = Caller(append_to_cache, _work, refuse=_refuse_caches, look=_check_entries)

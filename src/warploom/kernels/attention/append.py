@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from warploom.core.arguments import fields
-from warploom.core.arguments import strides as strides_of
+from warploom.core.arguments import fields, strides
 from warploom.core.dtypes import DType
 from warploom.core.errors import ProblemError
+from warploom.kernels.attention.problem import AttentionProblem, Operands
 from warploom.kernels.source import KernelCall, KernelSource
 from warploom.tile.order import page_table
 
@@ -17,7 +17,6 @@ CHUNK = 8
 MOST_BATCH = 65535
 MOST_ROWS = 2**28
 
-Strides = tuple[int, int, int]
 MOVED = {
     "k": "key_given",
     "k_cache": "key_kept",
@@ -53,43 +52,50 @@ class AppendForm:
 
 @dataclass(frozen=True)
 class AppendProblem:
-    """``tokens`` new keys of each sequence, ``q_len`` queries (0: none), and cosines for ``positions`` positions."""
+    """``tokens`` new keys of each sequence of a problem on a cache; its ``queries`` are turned too, if there are any.
 
-    form: AppendForm
-    batch: int
-    kv_heads: int
+    ``rotary``, ``interleaved`` and ``table`` as of :class:`AppendForm`; there are cosines for ``positions`` positions.
+    """
+
+    cached: AttentionProblem
     tokens: int
-    capacity: int
-    pages: int = 0
-    table_pages: int = 0
-    heads: int = 0
-    q_len: int = 0
+    queries: bool = False
+    rotary: int = 0
+    interleaved: bool = False
+    table: DType | None = None
     positions: int = 0
 
-    def call(self, strides: dict[str, tuple[int, ...]], table_row: int) -> KernelCall:
-        """The launch on arrays with ``strides``: (batch or page, head, token) of those of MOVED, and of scales
-        (batch, head). Those of an fp8 cache count pairs.
+    @property
+    def form(self) -> AppendForm:
+        """What the kernel is traced for."""
+        p, cache = self.cached, self.cached.cache
+        turned = self.rotary, self.interleaved, self.table, self.queries
+        return AppendForm(p.head_dim, p.dtype, cache.page_size, *turned, cache.fp8, cache.scaled)
 
-        Raises ProblemError for more than a launch takes.
+    def call(self, operands: Operands) -> KernelCall:
+        """The launch on arrays with strides (batch or page, head, token) of those of MOVED, (batch, head) of scales.
+
+        Those of an fp8 cache count pairs. Raises ProblemError for more than a launch takes.
         """
-        rows = max(self.tokens * self.kv_heads, self.q_len * self.heads)
-        if self.batch > MOST_BATCH or rows >= MOST_ROWS:
-            raise ProblemError(f"{self.batch} sequences with {rows} rows: append fewer at once")
+        p, cache, form, lying = self.cached, self.cached.cache, self.form, operands.strides
+        rows = max(self.tokens * p.kv_heads, p.q_len * p.heads)
+        if p.batch > MOST_BATCH or rows >= MOST_ROWS:
+            raise ProblemError(f"{p.batch} sequences with {rows} rows: append fewer at once")
         source = KernelSource.of(
-            f"warploom.kernels.attention.device.append:append_to_cache{'_sm90' if self.form.fp8 else ''}",
-            f"append_to_cache_{self.form.head_dim}",
-            form=self.form,
+            f"warploom.kernels.attention.device.append:append_to_cache{'_sm90' if cache.fp8 else ''}",
+            f"append_to_cache_{p.head_dim}",
+            form=form,
         )
         scalars = {
-            **fields("new", tokens=self.tokens, heads=self.kv_heads),
-            "capacity": self.capacity,
-            **fields("queries", tokens=self.q_len, heads=self.heads),
+            **fields("new", tokens=self.tokens, heads=p.kv_heads),
+            "capacity": p.kv_len,
+            **fields("queries", tokens=p.q_len, heads=p.heads),
             "angles_positions": self.positions,
-            **page_table(table_row, self.table_pages, self.pages),
-            **strides_of(**{MOVED[name]: of for name, of in strides.items()}),
+            **page_table(lying.get("table", (0,))[0], cache.table_pages, cache.pages),
+            **strides(**{MOVED[name]: of for name, of in lying.items() if name in MOVED}),
         }
-        arrays = [*(name for name in MOVED if name in strides), "lengths"]
-        arrays += ["table"] if self.form.page_size else []
-        arrays += ["cos", "sin"] if self.form.rotary else []
-        grid = -(-rows * (self.form.head_dim // CHUNK) // THREADS), 3 if self.form.queries else 2, self.batch
+        arrays = [*(name for name in MOVED if name in lying), "lengths"]
+        arrays += ["table"] if cache.page_size else []
+        arrays += ["cos", "sin"] if self.rotary else []
+        grid = -(-rows * (p.head_dim // CHUNK) // THREADS), 3 if self.queries else 2, p.batch
         return KernelCall(source, grid, scalars, (), tuple(arrays))

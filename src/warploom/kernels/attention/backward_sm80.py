@@ -129,7 +129,7 @@ class BackwardSm80(GradientDims):
     def calls(self, problem: BackwardProblem, operands: Operands, multiprocessors: int) -> tuple[KernelCall, ...]:
         """The kernels for a problem, on arrays with these strides; a CTA for each tile.
 
-        Packed sequences have their tiles listed first. Without any keys only sinks have gradients.
+        Packed sequences have their tiles listed first. Without any keys there is nothing to multiply.
         """
         listing = list_gradient_tiles(problem, (self.tile_m, self.keys), 1)
         rows = rows_calls(problem, operands, self.tile_m, self.tile_m)

@@ -140,7 +140,7 @@ class BackwardSm90(GradientDims):
     def calls(self, problem: BackwardProblem, operands: Operands, multiprocessors: int) -> tuple[KernelCall, ...]:
         """The kernels for a problem, on arrays with these strides; persistent with one CTA per multiprocessor.
 
-        Packed sequences have their tiles listed first. Without any keys only sinks have gradients.
+        Packed sequences have their tiles listed first. Without any keys there is nothing to multiply.
         """
         listing = list_gradient_tiles(problem, (self.tile_m, KEYS), self.side_by_side)
         rows = rows_calls(problem, operands, self.tile_m, self.vector)

@@ -235,7 +235,7 @@ class Decode(Configuration):
         groups = tiles if cache.split or by_tile else ctas, -(-used * self.heads // (COMBINE_WARPS >> spread)), 1
         starts = (*(["lengths"] if cache.lengths else ()), *(["starts"] if cache.packed else ()))
         table, scales = ["table"] if cache.page_size else [], ["k_scale", "v_scale"] if cache.scaled else []
-        ends = *scales[1:], *(["sinks"] if p.sinks else ()), "out", *(["lse"] if p.lse else ())
+        ends = *scales[1:], *p.of_heads, "out", *(["lse"] if p.lse else ())
         return (
             KernelCall(
                 main,

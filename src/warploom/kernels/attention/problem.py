@@ -66,9 +66,14 @@ class ScoreOptions:
         return {name: getattr(self, name) for name in ("window", "scale", "softcap", "lse", "sinks")}
 
     @property
+    def of_heads(self) -> tuple[str, ...]:
+        """The optional arrays with a number for each query head."""
+        return ("sinks",) if self.sinks else ()
+
+    @property
     def extras(self) -> tuple[str, ...]:
         """The optional arrays of the forward pass, in the kernels' order."""
-        return tuple(name for name in ("lse", "sinks") if getattr(self, name))
+        return *(("lse",) if self.lse else ()), *self.of_heads
 
 
 @dataclass(frozen=True)
@@ -103,6 +108,16 @@ class AttentionFeatures(ScoreOptions):
         """The factor of the scores; 0 where it is 0 in float32, which times a masked score would be NaN."""
         scale = 1.0 / math.sqrt(head_dim) if self.scale is None else self.scale
         return scale if np.float32(scale) else 0.0
+
+    @property
+    def scores(self) -> dict[str, Any]:
+        """What changes each score by itself, as the words of :mod:`warploom.tile` take it."""
+        return {"cap": self.softcap}
+
+    @property
+    def sums(self) -> dict[str, Any]:
+        """What forward kernels ask of the sums of exponentials beside, as the softmax takes it."""
+        return {**self.scores, "lse": self.lse, "sinks": self.sinks}
 
     @property
     def windowed(self) -> bool:

@@ -125,7 +125,7 @@ class KeyGradients:
         queries = (q_tile, self._queries_of(q, c.head_dim)), (do_tile, self._queries_of(dout, c.value_dim))
         self._ring = CopyRing(k, *queries, threads=c.threads)
         self._multiply(q_tile, do_tile)
-        self._softmax = SoftmaxGradient(k, self._s, f.softmax_scale(c.head_dim), cap=f.softcap)
+        self._softmax = SoftmaxGradient(k, self._s, f.softmax_scale(c.head_dim), **f.scores)
         visible = Visible(f.window, f.ragged_kv)
         self._mask = SeenBy(k, visible, (c.tile_m, c.keys), first, place.lengths)
         self._sums = Sums(k, c, f, place, sums)

@@ -254,7 +254,7 @@ class Consumer:
         self._halves = Halves(k, c)
         self._share = TransposedStore(k, ds_tile, me * c.tile_m)
         self._share.prepare(c.tile_m)
-        self._softmax = SoftmaxGradient(k, self._s, self._scale, cap=features.softcap)
+        self._softmax = SoftmaxGradient(k, self._s, self._scale, **features.scores)
 
     def run(self, tile: KeyTile, number: Traced, results: tuple[Boxes, Boxes]) -> None:
         """dK and dV of the tile that is this CTA's ``number``, and its parts of dQ."""

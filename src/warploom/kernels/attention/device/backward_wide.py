@@ -175,7 +175,7 @@ class ValueGradient(Gradient):
         x, c = streams, config
         super().__init__(k, c, tile, (x.keys, x.queries, x.gradients), "v", c.head_dim, c.value_sum_cols)
         self._crossing = streams.crossing
-        self._softmax = SoftmaxGradient(k, self._block, features.softmax_scale(config.head_dim), cap=features.softcap)
+        self._softmax = SoftmaxGradient(k, self._block, features.softmax_scale(config.head_dim), **features.scores)
 
     def _turn(self, turn: Traced, values: list[Traced]) -> None:
         k, block = self._k, self._tile.at(turn)[0]
@@ -297,7 +297,7 @@ class Rows:
         self._form_dp = cores.product(self._dp, do_tile, v_tile, row=self._row, depth=c.value_dim)
         self._add = cores.product(self.sums, self._g, k_tile, transposed_b=True)
         self._scale = features.softmax_scale(d)
-        self._softmax = SoftmaxGradient(k, self._s, self._scale, cap=features.softcap)
+        self._softmax = SoftmaxGradient(k, self._s, self._scale, **features.scores)
         warp_row = first[0] + (k.warp & 3) * 16
         self._shift, self._delta = (row_values(vector, self._s, k.lane, warp_row) for vector in vectors)
 

@@ -217,7 +217,7 @@ class Products:
         else:
             self._scores = cores.product(s, left, keys, warp=(ring.head, 0), depth=c.head_dim)
             self._product = cores.product(o, s, values, transposed_b=True, depth=c.keys)
-        self._softmax = OnlineSoftmax(k, s, o, f.softmax_scale(c.head_dim), c.factors, cap=f.softcap, lse=True)
+        self._softmax = OnlineSoftmax(k, s, o, f.softmax_scale(c.head_dim), c.factors, lse=True, **f.scores)
         self._key_scale = key_scale
         self._factor = k.register(f32, None, "key_scale") if key_scale is not None else None
         self.sums = WarpSums(k, ring, o, self._softmax, c.head_dim, fp8=c.fp8)

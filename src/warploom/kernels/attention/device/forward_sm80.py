@@ -71,7 +71,7 @@ def attention_sm80(
         o = cores.accumulator(c.warp_rows, -(-c.value_dim // 16) * 16, "o")
         scores = cores.product(s, q_tile, k_tile, warp=(k.warp, 0), depth=d)
         product = cores.product(o, s, v_tile, transposed_b=True)
-        softmax = OnlineSoftmax(k, s, o, f.softmax_scale(d), c.dtype, cap=f.softcap, lse=f.lse, sinks=f.sinks)
+        softmax = OnlineSoftmax(k, s, o, f.softmax_scale(d), c.dtype, **f.sums)
         softmax.begin()
         zero(o)
 

@@ -176,10 +176,8 @@ class Consumer:
             self._o,
             features.softmax_scale(d),
             c.dtype,
-            cap=features.softcap,
             column=c.sum_column,
-            lse=features.lse,
-            sinks=features.sinks,
+            **features.sums,
         )
         self._stale = StaleSoftmax(k, self._softmax)
 
