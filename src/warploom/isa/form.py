@@ -145,7 +145,8 @@ class Form:
         fixed = [s.words[0] for s in self.slots if not s.name and s.words[0] in REGISTER]
         self.type = fixed[-1] if fixed else ""
         self.plain = all(
-            p.kind in ("result", "value") and not (p.count or p.paired or p.hidden or p.optional) for p in self.places
+            p.kind in ("result", *_READ) and not (p.paired or p.hidden or p.box or (p.optional and not p.given))
+            for p in self.places
         )
 
     def match(self, written: Sequence[str]) -> tuple[str, ...] | None:
@@ -221,6 +222,16 @@ class Formed(Instruction):
         self.has_expression, self.nests = self._call is not None, self._call is not None and self._call.nests
         needed = (PRIMARY,) * len(self.operand_types)
         self.binds = (self._call.binds, self._call.needed) if self._call else (ANY, needed)
+        self._others = dict[Any, Formed]()
+
+    def displaced(self, numbers: tuple[tuple[str, int], ...]) -> Formed:
+        """The same instruction with displacements of its addresses, on which its effects alone depend."""
+        found = object.__new__(Formed)
+        found.__dict__.update(self.__dict__)
+        found.numbers, found.fields, found._others = numbers, self.fields | dict(numbers), {}
+        effects = self.form.effects
+        found._effects = effects(found) if callable(effects) else effects
+        return found
 
     def _named(self, how: str | Of) -> str:
         return how(self) if callable(how) else how.format(**self.fields)
@@ -309,10 +320,12 @@ class Formed(Instruction):
 
     def at(self, **immediates: int) -> Formed:
         """The same instruction with other immediates: displacements of its addresses and the like."""
-        if not any(immediates.values()) and not self.numbers:
-            return self
-        numbers = tuple((dict(self.numbers) | immediates).items())
-        return instruction(self.form, self.words, numbers, self.left, self.home)
+        key = tuple(immediates.items())
+        found = self._others.get(key)
+        if found is None:
+            numbers = tuple((dict(self.numbers) | immediates).items())
+            found = self._others[key] = instruction(self.form, self.words, numbers, self.left, self.home)
+        return found
 
     @property
     def details(self) -> list[str]:
@@ -451,7 +464,11 @@ def instruction(
         numbers = tuple([(n, given[n]) for n in used if given[n] or n not in form.offsets])
     key = (form, words, numbers, left, home)
     found = _MADE.get(key)
-    return found if found is not None else _MADE.setdefault(key, Formed(*key))
+    if found is None:
+        at_base = tuple([x for x in numbers if x[0] not in form.offsets])
+        made = instruction(form, words, at_base, left, home).displaced(numbers) if at_base != numbers else Formed(*key)
+        found = _MADE.setdefault(key, made)
+    return found
 
 
 def _at_home(form: Form, words: tuple[str, ...], home: DType) -> tuple[str, ...]:

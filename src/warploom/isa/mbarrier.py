@@ -9,6 +9,7 @@ Source: PTX ISA, "Parallel Synchronization and Communication Instructions" (``mb
 # pyright: reportUnknownLambdaType=false, reportUnknownMemberType=false, reportUnknownArgumentType=false
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 from warploom.core.errors import VerifyError
@@ -54,12 +55,13 @@ def _arrival(i: Formed) -> dict[str, Any]:
         expects = "" if size is None else f".expect_tx.{size}"
         release = ".release.cluster" if scope == "cluster" else ""
         name = f"mbarrier.{i.how}{expects}{release}{where}{f'.{count}' if count > 1 else ''}"
-    arrival = MbarrierArrive(0, i.offset, size, 1, remote, scope, count, i.how == "arrive_drop")
+    said: dict[str, Any] = {"scope": scope, "count": count, "drops": i.how == "arrive_drop"}
+    arrival = partial(MbarrierArrive, 0, expected_bytes=size, guard=1, remote=remote, **said)
     return {"called": name, "arrival": arrival, "remote": remote, "expected_bytes": size}
 
 
 ARRIVAL: dict[str, Any] = BARRIER | {"space": "shared shared::cta shared::cluster@sm_90", "let": _arrival}
-ARRIVAL.update(default={"count": 1}, name=lambda i: i.called, effects=lambda i: (i.arrival,))
+ARRIVAL.update(default={"count": 1}, name=lambda i: i.called, effects=lambda i: (i.arrival(offset=i.offset),))
 for order in ("", ".release.{scope}"):
     said: dict[str, Any] = {"how": "arrive arrive_drop", **ARRIVAL}
     form(f"mbarrier.{{how}}{order}.{{space}}.b64 _, [at], ^guard:pred", **said)

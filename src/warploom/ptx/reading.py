@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Container, Sequence
+from typing import Any
 
 from warploom.core.dtypes import DType
 from warploom.isa.form import Form, Formed, RefusedError, candidates, home_of, instruction
@@ -14,7 +15,20 @@ CARRY = PtxRegister("%carry@")  # no name that PTX can have
 Home = Callable[[Operand, DType], DType]
 Known = Callable[[Operand], Operand]
 Found = tuple[Formed, Sequence[Operand], Sequence[Operand]]
-_PLAIN: dict[tuple[str, tuple[str, ...], int], Formed] = {}
+_PLAIN: dict[Any, Formed] = {}
+
+
+def _flat(operands: Sequence[Operand]) -> Sequence[Operand]:
+    if Vector not in map(type, operands):
+        return operands
+    return [r for x in operands for r in (x.items if isinstance(x, Vector) else (x,))]
+
+
+def _shape(x: Operand) -> Any:
+    """What kind of operand it is, or of how many registers."""
+    if isinstance(x, Vector):
+        return len(x.items)
+    return None if isinstance(x, Address) and x.coordinates is not None else type(x)
 
 
 def find(i: PtxInstruction, home: Home, known: Known, read: Container[str]) -> Found:
@@ -24,11 +38,11 @@ def find(i: PtxInstruction, home: Home, known: Known, read: Container[str]) -> F
     for, ``read`` are those that are read anywhere: of two results one that is not is left out where the form allows
     that. Raises RefusedError with the reason.
     """
-    key = (i.opcode, i.modifiers, len(i.operands))
+    key = (i.opcode, i.modifiers, tuple(map(_shape, i.operands)))
     plain = _PLAIN.get(key)
-    if plain is not None and not any(type(x) is Both for x in i.operands[:1]):
-        count = len(plain.result_types)
-        return plain, i.operands[:count], i.operands[count:]
+    if plain is not None:
+        count, operands = len(plain.result_types), _flat(i.operands)
+        return plain, operands[:count], plain.ordered(operands[count:])
     why: RefusedError | None = None
     for form, words in candidates((i.opcode, *i.modifiers)):
         try:
@@ -36,7 +50,8 @@ def find(i: PtxInstruction, home: Home, known: Known, read: Container[str]) -> F
         except RefusedError as refused:
             why = why or refused
             continue
-        if form.plain and form.registers != "home" and not form.operands:  # registers alone need no second look
+        whole = len(found[1]) + len(found[2]) == len(_flat(i.operands))
+        if form.plain and form.registers != "home" and whole:  # registers alone need no second look
             _PLAIN[key] = found[0]
         return found
     assert why is not None

@@ -54,7 +54,7 @@ def _writes(opcode: str, modifiers: tuple[str, ...]) -> bool:
         form, _ = candidates((opcode, *modifiers))[0]
     except RefusedError:
         return True
-    return any(p.kind == "result" and not p.hidden for p in form.places)
+    return any(p.kind in ("result", "sink") and not p.hidden for p in form.places)
 
 
 def sources(i: PtxInstruction) -> tuple[Operand, ...]:
