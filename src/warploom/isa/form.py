@@ -138,7 +138,10 @@ class Form:
         self.exchange, self.asm, self.moves_bits, self.since = exchange, asm, moves_bits, since
         self.ptx, self.default = ptx, default or {}
         self.inline, self.statement, self.tied = inline, statement, tied
-        self.offsets = tuple(p.offset for p in self.places if p.kind == "address")
+        addresses = [p for p in self.places if p.kind == "address"]
+        if self.operands:
+            addresses.sort(key=lambda p: self.operands.index(p.name))
+        self.offsets = tuple(p.offset for p in addresses)
         self.immediates = tuple(p.offset or p.name for p in self.places if p.kind in ("address", "number"))
         self.words = frozenset(word for slot in self.slots for word in slot.words)
         self.types = self.words & REGISTER.keys()

@@ -19,14 +19,14 @@ _PLAIN: dict[Any, Formed] = {}
 
 
 def _flat(operands: Sequence[Operand]) -> Sequence[Operand]:
-    if Vector not in map(type, operands):
+    if PtxVector not in map(type, operands):
         return operands
-    return [r for x in operands for r in (x.items if isinstance(x, Vector) else (x,))]
+    return [r for x in operands for r in (x.items if isinstance(x, PtxVector) else (x,))]
 
 
 def _shape(x: Operand) -> Any:
     """What kind of operand it is, or of how many registers."""
-    if isinstance(x, Vector):
+    if isinstance(x, PtxVector):
         return len(x.items)
     return None if isinstance(x, Address) and x.coordinates is not None else type(x)
 
