@@ -159,6 +159,12 @@ def test_offsets_are_immediates_of_the_address():
     assert inline_ptx("nop;", memory=True) == 'asm volatile("nop;" ::: "memory");'
 
 
+def test_programs_show_displacements_in_the_order_of_their_operands():
+    copy = bulk_store(4096).at(global_offset=64, shared_offset=32)
+    assert copy.details == ["shared_offset=32", "global_offset=64"]
+    assert copy is bulk_store(4096).at(shared_offset=32, global_offset=64)
+
+
 def test_every_instruction_is_a_line_of_a_table():
     for module in pkgutil.iter_modules(isa.__path__):
         importlib.import_module(f"warploom.isa.{module.name}")

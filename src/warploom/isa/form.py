@@ -333,7 +333,9 @@ class Formed(Instruction):
     @property
     def details(self) -> list[str]:
         """Displacements and counts that the mnemonic leaves out and that are not 0."""
-        return [f"{n}={x}" for n, x in self.fields.items() if n.endswith(_DETAILS) and x not in (0, None)]
+        offsets = [name for _, name in sorted(self.addresses.items())]  # in the order of Programs
+        names = dict.fromkeys((*offsets, *self.fields))
+        return [f"{n}={x}" for n in names if n.endswith(_DETAILS) and (x := self.fields[n]) not in (0, None)]
 
     # -- text
 
