@@ -124,14 +124,16 @@ class Control:
 
     def roles(self, statement: Roles) -> Step:
         """Warp roles: their warps go on in tasks of their own."""
-        branches = [(_parts(b), self.build(self._with_budget(b))) for b in statement.branches]
+        branches = [(b, _multiplies(b), self.build(self._with_budget(b))) for b in statement.branches]
 
         def step(frame: Frame) -> Division:
             tasks: list[tuple[Array, Block | None]] = []
             others = np.ones(frame.n, np.bool_)
-            for parts, block in branches:
-                for part in parts:
-                    takes = (frame.local >= part.start) & (frame.local < part.stop)
+            for role, multiplies, block in branches:
+                count = role.last - role.first
+                size = 1 if not multiplies else count if self.context.rng is None else WARPS
+                for first in range(role.first, role.last, size):
+                    takes = (frame.local >= first) & (frame.local < min(first + size, role.last))
                     others &= ~takes
                     if takes.any():
                         tasks.append((frame.flat[takes], block))
@@ -146,16 +148,14 @@ class Control:
         return role.body if change is None else (Op(change, (), (), role.where), *role.body)
 
 
-def _parts(role: Role) -> list[range]:
-    """The warps of each task of a role: a warpgroup where it multiplies by ``wgmma``, else a single warp.
+def _multiplies(role: Role) -> bool:
+    """Whether a role has ``wgmma``: its warpgroups go on together, and under a seed each by itself.
 
-    Warps of one role may wait for different things, each for what the others start when they get there.
+    In other roles each warp may wait for something else, for what the others start when they get there.
     """
-    together = any(
+    return any(
         isinstance(e, AsyncMatrix) for s in walk(role.body) if isinstance(s, Op) for e in s.instruction.effects()
     )
-    step = WARPS if together else 1
-    return [range(first, min(first + step, role.last)) for first in range(role.first, role.last, step)]
 
 
 class _Passes(Activation):

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
+from itertools import groupby
 from random import Random
 from typing import Any
 
@@ -81,7 +82,17 @@ class Executor(Context):
     # -- blocks --------------------------------------------------------------------------------------------------
 
     def block(self, body: tuple[Statement, ...]) -> Block:
-        """The steps of a block; the flag marks those after which another warp may be let ahead."""
+        """The steps of a block. Lanewise instructions that follow each other are one step."""
+        steps: Block = []
+        for lanewise, group in groupby(body, self._is_lanewise):
+            if lanewise:
+                steps.append((self._together([s for s in group if isinstance(s, Op)]), False))
+            else:
+                steps += self.steps(tuple(group))
+        return steps
+
+    def steps(self, body: tuple[Statement, ...]) -> Block:
+        """A step of its own for each statement; the flag marks those after which another task may be let ahead."""
         return [self._statement(s) for s in body]
 
     def _statement(self, statement: Statement) -> tuple[Step, bool]:
@@ -94,7 +105,7 @@ class Executor(Context):
         if isinstance(statement, Roles):
             return self.control.roles(statement), False
         assert isinstance(statement, Flow)
-        return FlowSteps(self, self.control, self.block, self.exited, statement), False
+        return FlowSteps(self, self.control, self.steps, self.exited, statement), False
 
     def exited(self, rows: Array) -> None:
         """These warps have ended, within a task that may have more."""
@@ -104,7 +115,7 @@ class Executor(Context):
     # -- instructions --------------------------------------------------------------------------------------------
 
     def _op(self, op: Op) -> Step:
-        checks = (self.engines.watch(op), undefined(self, op), self._wide_check(op)) if self.checks else ()
+        checks = (self.engines.watch([op]), undefined(self, op), self._wide_check(op)) if self.checks else ()
         parts: list[Step] = [check for check in checks if check is not None]
         handled = False
         for effect in op.instruction.effects():
@@ -115,8 +126,17 @@ class Executor(Context):
                 handled = True
         if not handled and op.results:
             parts.append(self._compute(op))
+        return self._counted([op], parts)
+
+    def _together(self, ops: Sequence[Op]) -> Step:
+        """The step of lanewise instructions that follow each other."""
+        check = self.engines.watch(ops) if self.checks else None
+        return self._counted(ops, [self._lanewise(ops)] if check is None else [check, self._lanewise(ops)])
+
+    def _counted(self, ops: Sequence[Op], parts: Sequence[Step]) -> Step:
+        """One step of several parts, that counts how many warps come by."""
         count = [0]
-        self.counts.append((op, count))
+        self.counts += [(op, count) for op in ops]
         if len(parts) == 1:
             only = parts[0]
 
@@ -223,30 +243,38 @@ class Executor(Context):
             return self._lanes.shuffle(op, instruction.exchange, keys)
         if not instruction.lanewise:
             return self._lanes.collective(op, keys)
-        return self._lanewise(op, keys)
+        return self._lanewise([op])
 
-    def _lanewise(self, op: Op, keys: tuple[Value, ...]) -> Step:
-        meaning, results = op.instruction.meaning, op.results
-        mutable = any(isinstance(r, Register) for r in results)
-        if len(results) == 1:
-            result = results[0]
+    def _is_lanewise(self, statement: Statement) -> bool:
+        """Whether an instruction asks nothing but that each lane works out its results from registers."""
+        if not isinstance(statement, Op) or not statement.results or statement.instruction.effects():
+            return False
+        instruction = statement.instruction
+        alone = instruction.lanewise and instruction.exchange is None and instruction.slots is None
+        return alone and (not self.checks or undefined(self, statement) is None)
 
-            def one(frame: Frame) -> None:
-                env = frame.env
+    def _lanewise(self, ops: Sequence[Op]) -> Step:
+        mutable = [any(isinstance(r, Register) for r in op.results) for op in ops]
+        parts = [
+            (op, op.instruction.meaning, self.keys(op), op.results, op.results[0], keeps)
+            for op, keeps in zip(ops, mutable, strict=True)
+        ]
+
+        def step(frame: Frame) -> None:
+            env, shadows, masked = frame.env, frame.shadows, frame.mask is not None
+            for op, meaning, keys, results, first, keeps in parts:
                 values = [env[k] for k in keys]
                 arrays = meaning(*values)
-                if frame.shadows or (mutable and frame.mask is not None):
+                if (keeps and masked) or (
+                    shadows and not (shadows.keys().isdisjoint(keys) and shadows.keys().isdisjoint(results))
+                ):
                     self._put_lanewise(frame, op, keys, values, arrays)
+                elif len(results) == 1:
+                    env[first] = arrays[0]
                 else:
-                    env[result] = arrays[0]
+                    env.update(zip(results, arrays, strict=True))
 
-            return one
-
-        def many(frame: Frame) -> None:
-            values = [frame.env[k] for k in keys]
-            self._put_lanewise(frame, op, keys, values, meaning(*values))
-
-        return many
+        return step
 
     def _put_lanewise(
         self, frame: Frame, op: Op, keys: tuple[Value, ...], values: list[Array], arrays: tuple[Array, ...]

@@ -283,7 +283,7 @@ def _taken(array: Array, shape: tuple[int, ...], chosen: tuple[Array, Array] | A
         first, second = chosen
         if array.shape[0] > 1:
             array = array[first]
-        return array[:, second] if array.shape[1] > 1 else array
+        return array.take(second, axis=1) if array.shape[1] > 1 else array
     return np.broadcast_to(array, (*shape, array.shape[2])).reshape(-1, 1, array.shape[2])[chosen]
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -47,17 +47,19 @@ class EngineSteps:
         self.watched = WatchedRegisters(program)
         self.state: EngineState
 
-    def watch(self, op: Op) -> Step | None:
-        """The check of an ordinary instruction that accesses registers of a ``wgmma``; None for all others."""
-        run, registers = self.watched.run_of(op), self.watched.of(op)
-        if run is None or registers is None:
+    def watch(self, ops: Sequence[Op]) -> Step | None:
+        """The check of ordinary instructions that follow each other without a pause; None for none to be checked."""
+        watched = [(op, self.watched.of(op), run) for op in ops if (run := self.watched.run_of(op)) is not None]
+        if not watched:
             return None
 
         def check(frame: Frame) -> None:
             flight = self.state.warpgroups.registers
-            if op is run.first:
-                flight.begin_run(frame, run)
-            flight.access(frame, registers, op)
+            for op, registers, run in watched:
+                if op is run.first:
+                    flight.begin_run(frame, run)
+                if flight.suspicious and registers is not None:
+                    flight.check_landed(frame, registers, op)
 
         return check
 

@@ -113,20 +113,15 @@ class RegistersInFlight:
         self.last = np.zeros((len(self.values), rows), np.int64)  # the newest product that names the register
         self.touched = np.zeros((len(self.values), rows), np.bool_)  # by an ordinary instruction, since the last fence
         self.fenced = np.zeros(rows, np.bool_)
-        self._suspicious = False  # whether an instruction of the current run touches a register in flight
+        self.suspicious = False  # whether an instruction of the current run touches a register in flight
         self._clashes: dict[tuple[int, int], Array | None] = {}
 
     def begin_run(self, frame: Frame, run: Run) -> None:
         """A run of ordinary instructions begins."""
         rows = frame.span
         waited_for = not np.count_nonzero(self.issued[rows] > self.completed[rows])
-        self._suspicious = not waited_for and bool(np.count_nonzero(self._flying(frame, run.registers)))
+        self.suspicious = not waited_for and bool(np.count_nonzero(self._flying(frame, run.registers)))
         self.touched[run.registers[:, None], frame.flat] = True
-
-    def access(self, frame: Frame, registers: Array, op: Op) -> None:
-        """An instruction of the run that has begun."""
-        if self._suspicious:
-            self.check_landed(frame, registers, op)
 
     def check_landed(self, frame: Frame, registers: Array, op: Op) -> None:
         """Registers that an instruction takes for complete must not be in flight."""
