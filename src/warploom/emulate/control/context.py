@@ -17,7 +17,7 @@ from warploom.emulate.memory.shared_memory import SharedMemory
 from warploom.emulate.order.clocks import Clocks
 from warploom.emulate.order.ordering import Ordering
 from warploom.emulate.transactions.transaction import CopyQueue
-from warploom.ir.statements import Const, Op, Register, Value
+from warploom.ir.statements import Const, Op, Value
 
 Array = NDArray[Any]
 
@@ -86,7 +86,7 @@ class Context:
         if shadow is None and frame.mask is None and not frame.shadows:
             frame.env[value] = array
         else:
-            frame.write(value, array, shadow, origin, isinstance(value, Register))
+            frame.write(value, array, shadow, origin)
 
     def observe(self, frame: Frame, key: Value, op: Op, use: str) -> None:
         """Report poison in an operand that decides something."""

@@ -19,7 +19,7 @@ from warploom.emulate.control.context import Context
 from warploom.emulate.control.control import Control
 from warploom.emulate.control.flow import FlowSteps
 from warploom.emulate.control.frames import LANES, Frame, Origin, shadow_dtype
-from warploom.emulate.control.lane_steps import LaneSteps
+from warploom.emulate.control.lane_steps import LaneSteps, ballot
 from warploom.emulate.control.tasks import Block, Step
 from warploom.emulate.control.undefined import WideAddresses, undefined
 from warploom.emulate.findings.traffic import TrafficCounter
@@ -220,7 +220,8 @@ class Executor(Context):
         if register == "local_base":
             return np.full((1, 1, 1), LOCAL_BASE, np.uint32)
         if register == "activemask":
-            return np.full((1, 1, 1), 0xFFFFFFFF, np.uint32) if frame.active is None else _together(frame)
+            whole = np.full((1, 1, 1), 0xFFFFFFFF, np.uint32)
+            return whole if frame.active is None else ballot(frame.active).reshape(*frame.shape, 1)
         if register == "clock64":
             return np.full((1, 1, 1), self.clocks.now, np.uint64)
         if register == "tid.x":
@@ -288,7 +289,7 @@ class Executor(Context):
             given = [frame.shadows.get(k, z) for k, z in zip(keys, none, strict=True)]
             marks = tuple(m if m.any() else None for m in op.instruction.shadow(values, given, arrays))
         for value, array, mark in zip(op.results, arrays, marks, strict=True):
-            frame.write(value, array, mark, origin, isinstance(value, Register))
+            frame.write(value, array, mark, origin)
 
     def _matrix(self, frame: Frame, slot: FragmentSlot, keys: tuple[Value, ...], which: tuple[str, ...]) -> Array:
         """An operand as matrices (warps, rows, columns), kept while its registers stay the same arrays."""
@@ -329,10 +330,3 @@ class Executor(Context):
                 self.put(frame, value, array, mark, origin)
 
         return step
-
-
-def _together(frame: Frame) -> Array:
-    """The lanes that execute a step together, as a mask of each warp, (A, B, 1)."""
-    assert frame.mask is not None
-    bits = frame.mask.astype(np.uint64) << np.arange(32, dtype=np.uint64)
-    return bits.sum(axis=2, keepdims=True).astype(np.uint32)

@@ -22,7 +22,8 @@ from warploom.core.errors import EmulationError
 from warploom.emulate.barriers.barriers import Either, Wait
 from warploom.emulate.control.context import Context
 from warploom.emulate.control.control import Control
-from warploom.emulate.control.frames import LANES, Frame, Parts
+from warploom.emulate.control.frames import Frame, Parts
+from warploom.emulate.control.lane_steps import lanes_named
 from warploom.emulate.control.tasks import ENDED, Activation, Begun, Block, Found, Step, Task
 from warploom.ir.liveness import live_registers
 from warploom.ir.statements import Branch, Flow, Op, Register, Statement, Value, results_of, walk
@@ -195,6 +196,11 @@ class _Run(Activation):
                 return True
         return False
 
+    def _lanes(self, frame: Frame, lanes: Array) -> Array:
+        """Lanes of a group's frame as lanes of the flow's own."""
+        wide = np.broadcast_to(lanes, (*frame.shape, 32))
+        return wide if frame is self.frame else frame.in_parent(wide)
+
     def _parts_of(self, group: _Group, rows: Array) -> Parts:
         """Frames of a group cut down to some of its rows; what the group has of the flow's own frame becomes a part."""
         whole = self.frame
@@ -234,8 +240,7 @@ class _Run(Activation):
         if missing.all():
             group.held = held.step
         else:
-            wide = np.broadcast_to(missing.reshape(*frame.shape, 1), (*frame.shape, 32))
-            lanes = group.lanes & (wide if frame is self.frame else frame.in_parent(wide))
+            lanes = group.lanes & self._lanes(frame, missing.reshape(*frame.shape, 1))
             self._give_back(group, self.steps.blocks[group.block].live, group.step)
             self.groups.remove(group)
             self.groups.append(_Group(group.block, group.lanes & ~lanes, group.step))
@@ -330,8 +335,7 @@ class _Run(Activation):
         self._give_back(group, frozenset[Register]().union(*(self.steps.blocks[t].live for t in parts)))
         self.groups.remove(group)
         for target, takes in parts.items():
-            wide = np.broadcast_to(takes, (*frame.shape, 32))
-            part = _Group(group.block, wide if frame is self.frame else frame.in_parent(wide))
+            part = _Group(group.block, self._lanes(frame, takes))
             self.groups.append(part)
             self._go(part, target)
 
@@ -389,8 +393,7 @@ def _missing(frame: Frame, meeting: Meeting) -> Array | None:
         return np.asarray(absent.any(axis=1))
     assert meeting is not None
     assert frame.active is not None
-    members = frame.full(frame.env[meeting])
-    named = ((members[:, :, None] >> LANES.astype(np.uint32)) & 1).astype(np.bool_)  # (warps, lane, member)
+    named = lanes_named(frame.full(frame.env[meeting]))
     missing = np.asarray((named & frame.active[:, :, None] & absent[:, None, :]).any(axis=(1, 2)))
     return missing if missing.any() else None
 

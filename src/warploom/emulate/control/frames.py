@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from warploom.core.dtypes import DType
-from warploom.ir.statements import NOWHERE, Op, SourceLine, Value
+from warploom.ir.statements import NOWHERE, Op, Register, SourceLine, Value
 from warploom.isa.base import Instruction
 
 Array = NDArray[Any]
@@ -140,9 +140,9 @@ class Frame:
         assert self.parent is not None
         return array if self._select is None else _taken(array, self.parent.shape, self._select)
 
-    def write(self, value: Value, array: Array, shadow: Array | None, origin: Origin | None, mutable: bool) -> None:
+    def write(self, value: Value, array: Array, shadow: Array | None, origin: Origin | None) -> None:
         """Set a register; a mutable one keeps its value in inactive lanes."""
-        if mutable and self.mask is not None:
+        if self.mask is not None and isinstance(value, Register):
             old = self.env[value]
             old_shadow = self.shadows.get(value)
             array = np.where(self.mask, array, old)

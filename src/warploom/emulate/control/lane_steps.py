@@ -33,7 +33,7 @@ class LaneSteps:
                 self.run.observe(frame, k, op, "an operand")
             values = [frame.full(frame.env[k]) for k in keys]
             if frame.active is not None and len(values) == 2:
-                values[1] = values[1] & _ballot(frame.active)  # inactive lanes have no vote
+                values[1] = values[1] & ballot(frame.active)  # inactive lanes have no vote
             for value, array in zip(op.results, op.instruction.meaning(*values), strict=True):
                 self.run.put(frame, value, frame.shaped(np.broadcast_to(array, (frame.n, 32))), None, None)
 
@@ -128,7 +128,7 @@ class LaneSteps:
 
     def _check_members(self, frame: Frame, op: Op, members: Array) -> None:
         active = np.ones((frame.n, 32), np.bool_) if frame.active is None else frame.active
-        named = ((members[:, :, None] >> LANES.astype(np.uint32)) & 1).astype(np.bool_)  # (warps, lane, member)
+        named = lanes_named(members)
         itself = named[:, LANES, LANES]
         agree = members[:, :, None] == members[:, None, :]
         present = np.broadcast_to(active[:, None, :], named.shape)
@@ -147,7 +147,12 @@ class LaneSteps:
                 return
 
 
-def _ballot(active: Array) -> Array:
+def ballot(active: Array) -> Array:
     """The mask of the active lanes of each warp, u32 (warps, 1)."""
     bits = active.astype(np.uint64) << np.arange(32, dtype=np.uint64)
     return bits.sum(axis=1, keepdims=True).astype(np.uint32)
+
+
+def lanes_named(masks: Array) -> Array:
+    """Which lanes the mask of each lane names, (warps, lane, named lane)."""
+    return ((masks[:, :, None] >> LANES.astype(np.uint32)) & 1).astype(np.bool_)

@@ -96,7 +96,7 @@ class Accumulator:
             if poison is not None and poison[..., i].any():
                 shadow = frame.shaped(np.where(poison[..., i], np.uint32(0xFFFFFFFF), np.uint32(0)))
             known = frame.origins.get(register, origin)
-            frame.write(register, frame.shaped(np.ascontiguousarray(values[..., i])), shadow, known, True)
+            frame.write(register, frame.shaped(np.ascontiguousarray(values[..., i])), shadow, known)
 
 
 WARPS = 4
