@@ -20,7 +20,7 @@ SMALL = {t: MatmulSm80(32, 32, 32, 16, 16, stages=2, dtype=t) for t in (bf16, f1
 BULK = MatmulSm90(tile_m=64, tile_n=64, consumers=1, stages=2, dtype=bf16)
 IGNORED = -100
 UNIT = {bf16: 2.0**-8, f16: 2.0**-11}
-EVERYTHING = {"label_smoothing": 0.1, "z_loss": 0.01, "softcap": 3.0}
+EVERYTHING: dict[str, Any] = {"label_smoothing": 0.1, "z_loss": 0.01, "softcap": 3.0}
 
 
 def inputs(m, n, k, dtype=bf16, seed=0):
