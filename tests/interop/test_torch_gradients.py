@@ -428,7 +428,8 @@ def test_a_recorded_product_follows_what_its_epilogue_sees():
     a, one, twin = torch.ones(16, 16).half().requires_grad_(), scaled(2.0), scaled(2.0)
     for _ in range(3):
         warploom.matmul(a, a, epilogue=one)
-    (one.__closure__ or ())[0].cell_contents = 5.0
+    closure: Any = one.__closure__
+    closure[0].cell_contents = 5.0
     for epilogue, factor in ((twin, 2.0), (one, 5.0), (twin, 2.0)):
         out = warploom.matmul(a.detach().clone().requires_grad_(), a, epilogue=epilogue)
         assert (out == 16 * factor).all()

@@ -200,6 +200,11 @@ def empty(kind: str, shape: Sequence[int], dtype: DType, device: Device) -> Any:
     raise ProblemError("a result on the GPU needs torch, CuPy or JAX to hold it: import one of them, or pass an output")
 
 
+def empty_like(view: ArrayView, shape: Sequence[int] | None = None, dtype: DType | None = None) -> Any:
+    """:func:`empty` of the kind and on the device of ``view``, of its shape and type unless others are given."""
+    return empty(view.kind, view.shape if shape is None else shape, dtype or view.dtype, view.device)
+
+
 def maker(kind: str, shape: Sequence[int], dtype: DType, device: Device) -> Callable[[], Any]:
     """:func:`empty` for calls again and again."""
     sizes = tuple(shape)
