@@ -1,10 +1,12 @@
 # pyright: reportInvalidTypeForm=false
 """Derivatives that there are none of are refused, and what PyTorch records is right: never zeros or old memory."""
 
+import warnings
+
 import pytest
 
 import warploom
-from warploom.core.errors import ProblemError
+from warploom.core.errors import EmulationWarning, ProblemError
 from warploom.interop.arrays import describe
 from warploom.lang import Global, Kernel, f32, kernel
 
@@ -16,7 +18,6 @@ TorchDispatchMode = pytest.importorskip("torch.utils._python_dispatch").TorchDis
 checkpoint = pytest.importorskip("torch.utils.checkpoint").checkpoint
 
 pytestmark = [
-    pytest.mark.filterwarnings("ignore:There is a performance drop:UserWarning"),  # vmap calls the operator in a loop
     pytest.mark.filterwarnings("ignore:.*torch.jit.*:DeprecationWarning"),
     pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors:UserWarning"),
 ]
@@ -147,6 +148,26 @@ def test_vmap_and_functionalize_compute_what_single_calls_do(name):
     for mapped in (func.vmap(function), torch.compile(func.vmap(function), backend="aot_eager", fullgraph=True)):
         torch.testing.assert_close(mapped(batch), expected, rtol=0, atol=0)
     torch.testing.assert_close(func.functionalize(function)(batch[1]), expected[1], rtol=0, atol=0)
+
+
+def test_a_call_that_is_refused_inside_vmap_says_so_whatever_was_called_before():
+    q = matrix(3, 1, 16, 2, 16)
+    mapped = func.vmap(func.grad(lambda x: warploom.attention(x, q[0], q[0]).float().sum()), in_dims=-1)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UserWarning)
+        warnings.simplefilter("ignore", EmulationWarning)
+        gradient = func.vmap(func.grad(lambda x: warploom.attention(x, q[0], q[0]).float().sum()))(q)
+        assert gradient.shape == q.shape
+        with pytest.raises(ProblemError, match="last dimension of q is not contiguous"):
+            mapped(q.movedim(0, -1).contiguous())
+
+
+@pytest.mark.parametrize("axis", [0, 1, 2])
+def test_vmap_takes_a_batch_in_any_dimension(axis):
+    x, by = matrix(3, 16, 16), matrix(16)
+    function = lambda x, by: warploom.matmul(x, OTHER, bias=by, epilogue=lambda s, e: s * e, extras=(OTHER,))  # noqa: E731
+    found = func.vmap(function, in_dims=(axis, None))(x.movedim(0, axis), by)
+    torch.testing.assert_close(found, torch.stack([function(one, by) for one in x]), rtol=0, atol=0)
 
 
 class Log(TorchDispatchMode):

@@ -85,8 +85,34 @@ def define(
     torch.library.register_fake(
         f"{_NAMESPACE}::{name}", lambda *given, **named: fake(schema.every(given, named)), lib=_LIBRARY
     )
+    torch.library.register_vmap(f"{_NAMESPACE}::{name}", _one_by_one(lambda: operator), lib=_LIBRARY)
     operator: Any = getattr(getattr(torch.ops, _NAMESPACE), name).default
     return operator
+
+
+def _one_by_one(operator: Callable[[], Any]) -> Callable[..., Any]:
+    """The rule by which ``torch.vmap`` runs an operator: a call for each part of the batch.
+
+    PyTorch's own way to do so warns first, and where the call is refused then, the warning ends in a SystemError.
+    """
+
+    def rule(info: Any, in_dims: tuple[Any, ...], *arguments: Any, **named: Any) -> tuple[Any, Any]:
+        parts = [[_part(x, dim, i) for x, dim in zip(arguments, in_dims, strict=True)] for i in range(info.batch_size)]
+        found = [operator()(*part, **named) for part in parts]
+        if not found:
+            raise ProblemError("torch.vmap maps over no element: there is no result")
+        if isinstance(found[0], torch.Tensor):
+            return torch.stack(found), 0
+        return tuple(map(torch.stack, zip(*found, strict=True))), (0,) * len(found[0])
+
+    return rule
+
+
+def _part(x: Any, dim: Any, i: int) -> Any:
+    """One part of an argument that has its batch in a dimension, and each other argument whole."""
+    if isinstance(x, list | tuple):
+        return [_part(one, of, i) for one, of in zip(x, dim, strict=True)]
+    return x if dim is None else x.select(dim, i)
 
 
 def _autograd(
