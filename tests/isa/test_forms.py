@@ -13,7 +13,7 @@ import pytest
 
 import warploom
 from tests.isa.every_form import every, forms, instructions, line, refused
-from tests.ptx.text import kernel, lanewise
+from tests.ptx.text import check, kernel, lanewise
 from warploom.core.dtypes import f32, pred, u32
 from warploom.isa import base
 from warploom.isa.conversion import move
@@ -103,6 +103,72 @@ def test_the_emulator_gives_an_instructions_meaning(name: str) -> None:
         with np.errstate(all="ignore"):
             expected = made.meaning(*(x[None] for x in values))[0].reshape(-1)
         assert np.array_equal(got, expected.astype(out), equal_nan=out.kind == "f"), made
+
+
+def of_global_memory(*opcodes: str) -> dict[str, list[Formed]]:
+    """Samples of opcodes whose accesses are to global memory, by a generic address or not."""
+    found = {
+        name: [i for i in made if i.op in opcodes and i.fields.get("space") in ("", "global")]
+        for name, made in SAMPLES.items()
+    }
+    return {name: made for name, made in found.items() if made}
+
+
+def accessed(made: Formed, memory: np.ndarray[Any, Any], given: list[np.ndarray[Any, Any]]) -> np.ndarray[Any, Any]:
+    """What 32 threads, each with its own bytes of ``memory``, get by an access of registers ``given``."""
+    results, values = made.result_types, made.operand_types[1 : 1 + len(given)]
+    wide = 8 if any(t.bits == 64 for t in (*results, *values)) else 4
+    body = f"mov.u32 %r0, %tid.x; mad.wide.u32 %d20, %r0, {made.bytes}, %d0; mov.b64 %d39, 0;\n"
+    names = [f"%o{n}" for n in range(len(results))], [f"%i{n}" for n in range(len(given))]
+    for name, dtype in zip((*names[0], *names[1]), (*results, *values), strict=True):
+        body += f".reg .b{dtype.bits} {name};\n"
+    for n, (name, dtype) in enumerate(zip(names[1], values, strict=True)):
+        body += f"mad.wide.u32 %d21, %r0, {dtype.bytes}, %d{2 + n}; ld.global.b{dtype.bits} {name}, [%d21];\n"
+    body += made.text([*names[0], "%d20", *names[1], "%d39"]) + "\n"
+    for n, (name, dtype) in enumerate(zip(names[0], results, strict=True)):
+        body += f"mad.wide.u32 %d22, %r0, {wide}, %d1; st.global.b{dtype.bits} [%d22+{32 * wide * n}], {name};\n"
+    out = np.zeros((max(1, len(results)), 32), f"u{wide}")
+    run = check(kernel(body, ["u64"] * (2 + len(given)), target="sm_90"), [memory, out, *given])
+    assert run.findings == (), made
+    return out
+
+
+@pytest.mark.parametrize("name", of_global_memory("ld", "ldu"))
+def test_the_emulator_loads_what_a_form_means(name: str) -> None:
+    for made in of_global_memory("ld", "ldu")[name]:
+        memory = np.random.default_rng(1).integers(0, 256, 32 * made.bytes, np.uint8)
+        words = memory.view(f"u{made.bytes // made.count}").reshape(1, 32, made.count)
+        out = accessed(made, memory, [])
+        for row, expected in zip(out, made.meaning(words), strict=True):
+            assert row.astype(f"u{expected.dtype.itemsize}").tobytes() == expected.tobytes(), made
+
+
+@pytest.mark.parametrize("name", of_global_memory("st"))
+def test_the_emulator_stores_what_a_form_means(name: str) -> None:
+    for made in of_global_memory("st")[name]:
+        registers = [t.numpy for t in made.operand_types[1 : 1 + made.count]]
+        given = [np.arange(1, 33, dtype=np.uint64).astype(f"u{t.itemsize}") * (n + 3) for n, t in enumerate(registers)]
+        memory = np.zeros(32 * made.bytes, np.uint8)
+        accessed(made, memory, given)
+        (words,) = made.meaning(*(x.view(t)[None] for x, t in zip(given, registers, strict=True)))
+        assert memory.tobytes() == words.tobytes(), made
+
+
+@pytest.mark.parametrize("name", of_global_memory("atom", "red"))
+def test_the_emulator_leaves_what_an_atomic_means(name: str) -> None:
+    for made in of_global_memory("atom", "red")[name]:
+        element = made.operand_types[1].numpy
+        rng = np.random.default_rng(2)
+        old, *values = [
+            rng.integers(1, 9, (32, made.count)).astype(element) for _ in range(3 if made.rmw == "cas" else 2)
+        ]
+        given = [np.ascontiguousarray(x[:, n]) for x in values for n in range(made.count)]
+        memory = old.copy()
+        out = accessed(made, memory.reshape(-1).view(np.uint8), given)
+        assert made.combine is not None
+        assert memory.tobytes() == made.combine(old, *values).tobytes(), made
+        for n in range(len(made.result_types)):
+            assert out[n].astype(f"u{element.itemsize}").tobytes() == np.ascontiguousarray(old[:, n]).tobytes(), made
 
 
 WITHOUT_EFFECTS = ("griddepcontrol", "nanosleep", "prefetch", "prefetchu", "applypriority")
