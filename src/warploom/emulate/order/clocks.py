@@ -90,8 +90,8 @@ class Clocks:
         self.limit, self.bound = np.zeros(rows, np.int64), np.full(rows, LANES - 1, np.uint32)
         self.queues: list[tuple[str, int, int]] = []  # of the columns after those of the warps: kind, CTA, number
         self._numbers: dict[tuple[str, int, int], int] = {}
-        # The newest stamp of each queue: what it did before that does not hold a row's limit back.
-        self.newest = np.zeros(0, np.int64)
+        # The newest stamp of each queue, before which it does not hold a row's limit back, and the CTA it is of.
+        self.newest, self._queue_ctas = np.zeros(0, np.int64), np.zeros(0, np.int64)
         self._told = [ORDER, CONTROL, FAR] if self.clustered else [ORDER, CONTROL]
         self.single: dict[int, Singles] = {}  # of each row: what all its lanes know of single lanes
         self._lanes: dict[int, dict[int, Known]] = {}  # row → lane → what this lane alone has learnt; never changed
@@ -121,7 +121,7 @@ class Clocks:
         if key not in self._numbers:
             self._numbers[key] = self.warps + len(self.queues)
             self.queues.append(key)
-            self.newest = np.append(self.newest, 0)
+            self.newest, self._queue_ctas = np.append(self.newest, 0), np.append(self._queue_ctas, key[1])
             if self.warps + len(self.queues) > self.known.shape[2]:
                 self.known = np.pad(self.known, ((0, 0), (0, 0), (0, max(8, len(self.queues)))))
         return self._numbers[key]
@@ -160,7 +160,7 @@ class Clocks:
             if self.across or self.clustered:  # queues of other CTAs do not touch this one's memory
                 cta = rows // self.warps_per_cta if self.across else rows % self.domain // self.warps_per_cta
                 apart = self.home // self.warps_per_cta
-                late &= cta[:, None] // apart == np.array([queue[1] for queue in self.queues]) // apart
+                late &= cta[:, None] // apart == self._queue_ctas // apart
             limit = np.minimum(limit, np.where(late, known, self.now).min(axis=1))
         self._limit(rows, limit)
 
