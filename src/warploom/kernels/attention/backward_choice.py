@@ -42,7 +42,7 @@ def candidates(problem: BackwardProblem, target: Target) -> tuple[BackwardConfig
 def tiles_of_keys(
     problem: BackwardProblem, target: Target, *, listed: bool = False
 ) -> tuple[BackwardSm90 | BackwardSm80, ...]:
-    """Those of one kernel for all products; ``listed``: for tiles that the GPU lists."""
+    """Configurations of one kernel for all products; ``listed``: for tiles that the GPU lists."""
     general = _general(problem, target)
     if not target.has_wgmma or _widest(problem) > _WIDE_HEAD:
         return general
@@ -68,7 +68,7 @@ def _general(problem: BackwardProblem, target: Target) -> tuple[BackwardSm80, ..
 
 
 def _narrow(problem: BackwardProblem) -> BackwardSm90:
-    """As many query rows as registers have room for; else shared memory has room for the sums of two blocks."""
+    """Registers have room for as many query rows; else shared memory has room for the sums of two blocks."""
     p, widest = problem.forward, _widest(problem)
     base = BackwardSm90(head_dim=p.head_dim, dtype=p.dtype, v_dim=p.v_dim, in_turn=problem.deterministic)
     for most, rows, _ in _ROWS if p.softcap is None else ():
@@ -118,7 +118,7 @@ def in_order(config: BackwardSm90, p: AttentionProblem, *, listed: bool = False)
 
 
 def _persistent(config: BackwardSm90, p: AttentionProblem, tiles: int) -> list[BackwardSm90]:
-    """The same that takes one tile after another, where that pays of so many tiles.
+    """The configuration that takes one tile after another, where that pays of so many tiles.
 
     Tiles with few blocks of query rows spend much of their time on their first and last; among few tiles whose work
     differs, those that become free should take the next.

@@ -197,7 +197,7 @@ class BackwardSm90(GradientDims):
         )
 
     def _maps(self, p: AttentionProblem, operands: Operands, vector: MappedArray) -> tuple[MappedArray, ...]:
-        """What the kernel that multiplies reads and stores."""
+        """The tensor maps of what the kernel that multiplies reads and stores."""
 
         def mapped(name: str, rows: int) -> MappedArray:
             return operands.mapped(name, p, rows, self._box_cols(name))

@@ -50,12 +50,12 @@ class BackwardWideSm90(GradientDims):
 
     @property
     def crossing_stages(self) -> int:
-        """Of P: one more of Q and dO takes the place of the second."""
+        """Stages of P: one more of Q and dO takes the place of the second."""
         return 2 if self.stages == 2 else 1
 
     @property
     def registers(self) -> tuple[int, int]:
-        """Of a thread for products alone, in the kernel of dK and dV and in that of dQ."""
+        """Registers of a thread for products alone, in the kernel of dK and dV and in that of dQ."""
         m, n, sums = self.tile_m, self.tile_n, max(self.sum_cols, self.value_sum_cols)
         return sums // 2 + m // 2 + m // 4 + 4 * self.held, self.sum_cols // 2 + n + n // 4 + 4 * self.held_queries
 

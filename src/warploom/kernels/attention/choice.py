@@ -134,7 +134,7 @@ def candidates_sm90(problem: AttentionProblem) -> tuple[ForwardSm90, ...]:
 
 
 def rounds(config: AttentionConfig, planes: int, q_len: int, multiprocessors: int) -> int:
-    """How many tiles the busiest SM takes."""
+    """The number of tiles that the busiest SM takes."""
     return -(-(-(-q_len // config.tile_m) * planes) // multiprocessors)
 
 

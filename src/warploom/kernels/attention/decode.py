@@ -120,7 +120,7 @@ class Decode(Configuration):
 
     @property
     def factors(self) -> DType:
-        """What products take: the type of the arrays, of an fp8 cache f16."""
+        """The type that products take: the type of the arrays, of an fp8 cache f16."""
         return f16 if self.fp8 else self.dtype
 
     @property

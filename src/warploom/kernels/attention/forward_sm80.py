@@ -38,12 +38,12 @@ class ForwardSm80(HeadDims):
 
     @property
     def narrow(self) -> Self:
-        """The same: a warp's steps are as long whatever others the CTA has."""
+        """The configuration itself: a warp's steps are as long whatever others the CTA has."""
         return self
 
     @property
     def once(self) -> Self:
-        """The same: a CTA has one tile."""
+        """The configuration itself: a CTA has one tile."""
         return self
 
     @property

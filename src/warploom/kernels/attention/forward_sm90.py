@@ -78,12 +78,12 @@ class ForwardSm90(HeadDims):
 
     @property
     def narrow(self) -> Self:
-        """The same with the fewest query rows per CTA."""
+        """The configuration with the fewest query rows per CTA."""
         return replace(self, consumers=1)
 
     @property
     def once(self) -> Self:
-        """The same for CTAs of one tile each."""
+        """The configuration for CTAs of one tile each."""
         return replace(self, persistent=False)
 
     @property
@@ -119,7 +119,7 @@ class ForwardSm90(HeadDims):
         return (q * self.query_cols + keys * cols) * self.dtype.bytes + BARRIER_BYTES
 
     def giving(self, lse: bool) -> ForwardSm90:
-        """What runs with or without log-sum-exps: sums of rounded P are good enough for O, which is rounded too."""
+        """The configuration with or without log-sum-exps: sums of rounded P are good enough for O, rounded too."""
         return replace(self, sum_column=False) if lse else self
 
     @property
@@ -152,7 +152,7 @@ class ForwardSm90(HeadDims):
         return problem.differences(self) + violated([(tiles < most, f"{tiles} tiles of query rows reach {most}")])
 
     def violations_on_cache(self, problem: AttentionProblem, operands: Operands) -> list[str]:
-        """Those of a problem on a cache, whose arrays lie so."""
+        """The constraints that a problem on a cache, with such arrays, violates; empty if the kernel takes it."""
         return unlisted(problem, operands) or self.violations(as_packed(problem, operands))
 
     def calls(self, problem: AttentionProblem, operands: Operands, multiprocessors: int) -> tuple[KernelCall, ...]:
@@ -243,7 +243,7 @@ class ForwardSm90(HeadDims):
 
 
 def unlisted(problem: AttentionProblem, operands: Operands) -> list[str]:
-    """What stands against tiles on a cache: a tensor map reaches sequences and pages that are whole rows apart."""
+    """The reasons against tiles on a cache: a tensor map reaches sequences and pages that are whole rows apart."""
     cache = problem.cache
     q, k, v, out = (operands.strides[name] for name in FORWARD)
     even = all(outer % row == 0 for outer, _, row in (q, k, v, out) if row) and 0 not in (q[2], k[2])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from warploom.kernels.attention.device.forward_sm90 import Consumer, Tile
+from warploom.kernels.attention.device.forward_sm90 import Consumer, QueryTile
 from warploom.lang.values import Number
 from warploom.tile.softmax import Action, nothing
 from warploom_lab.kernels.attention.ladder_sm90 import RungSm90
@@ -13,7 +13,7 @@ class RungConsumer(Consumer):
 
     _config: RungSm90
 
-    def _blocks(self, tile: Tile) -> None:
+    def _blocks(self, tile: QueryTile) -> None:
         if self._config.overlap:
             super()._blocks(tile)
             return
@@ -26,7 +26,7 @@ class RungConsumer(Consumer):
             self._take_up(tile, step, first=False)()
             self._cores.pack(self._p, self._s)
 
-    def _take_up(self, tile: Tile, step: Number, *, first: bool) -> Action:
+    def _take_up(self, tile: QueryTile, step: Number, *, first: bool) -> Action:
         block = tile.own.block(step)
         self._keys.release()
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 
 from warploom.core.dtypes import f32, u16, u32
 from warploom.kernels.attention.backward_sm80 import STAGES, BackwardSm80
-from warploom.kernels.attention.device.places import Place, Side, Tensor, tile_of
+from warploom.kernels.attention.device.places import Side, Tensor, TilePlace, tile_of
 from warploom.kernels.attention.problem import PLAIN, AttentionFeatures
 from warploom.lang import Fragment, Global, GlobalPointer, Kernel, SharedTile, Strided, StridedPointer, Traced, kernel
 from warploom.lang.parameters import Compound
@@ -77,7 +77,7 @@ class GradientArrays(Compound):
 
     @property
     def tensors(self) -> list[StridedPointer]:
-        """Those with rows of a head_dim."""
+        """The arrays with rows of a head_dim."""
         return [x for x in self.values if isinstance(x, StridedPointer)]
 
 
@@ -100,7 +100,7 @@ class KeyGradients:
         k: Kernel,
         config: BackwardSm80,
         features: AttentionFeatures,
-        place: Place,
+        place: TilePlace,
         first: Traced,
         tensors: list[Tensor],
         vectors: tuple[GlobalPointer, GlobalPointer],
@@ -128,10 +128,10 @@ class KeyGradients:
         self._softmax = SoftmaxGradient(k, self._s, f.softmax_scale(c.head_dim), **f.scores)
         visible = Visible(f.window, f.ragged_kv)
         self._mask = SeenBy(k, visible, (c.tile_m, c.keys), first, place.lengths)
-        self._sums = Sums(k, c, f, place, sums)
+        self._sums = QuerySums(k, c, f, place, sums)
 
     def _copies(self, keys: Tensor, values: Tensor) -> list[RowCopy]:
-        """Of the tiles of K and V: from there, or to the gradients."""
+        """The copies of the tiles of K and V: from there, or to the gradients."""
         k, c = self._k, self._config
         rows = self._keys_of(keys, c.head_dim), self._keys_of(values, c.value_dim)
         return [RowCopy(k, x, of, c.threads) for x, of in zip((self._k_tile, self._v_tile), rows, strict=True)]
@@ -273,13 +273,13 @@ class KeyGradients:
 
 
 @dataclass(frozen=True)
-class Sums:
+class QuerySums:
     """dQ of the blocks of query rows, summed over all tiles of keys in global memory."""
 
     k: Kernel
     config: BackwardSm80
     features: AttentionFeatures
-    place: Place
+    place: TilePlace
     to: PartSums
 
     def add(self, number: Traced, block: Traced, dq: Fragment) -> None:

@@ -142,7 +142,7 @@ def differentiate(
                 add(k, c, tiles, sums, dq, adder)
 
     with consumer(k, CONSUMERS):
-        work = Consumer(k, c, f, Uses(tiles), (keys, values, queries, gradients, shared, sums))
+        work = KeyConsumer(k, c, f, Uses(tiles), (keys, values, queries, gradients, shared, sums))
         with tiles.each() as number:
             work.run(tiles.at(number), number, (dk_map, dv_map))
         await_sent(k)
@@ -200,7 +200,7 @@ class Halves:
         return (me * (c.width - WARPGROUP_ROWS), 0) if c.halves_head else (0, me * c.total_cols)
 
     def store(self, part: SharedTile, sums: Fragment, me: Traced) -> None:
-        """What a consumer keeps of its half, for the sums over all tiles of keys."""
+        """Store what a consumer keeps of its half, for the sums over all tiles of keys."""
         k, c = self._k, self._config
         if c.total_warps == WARPS:
             store_part(k, part, sums)
@@ -210,7 +210,7 @@ class Halves:
             store_part(k, part, sums, first)
 
     def load(self, total: GlobalPointer, number: Traced, stored: Traced) -> list[Mutable]:
-        """What this warp of both consumers' has of the sums, the first of them by its number; 0 where none are."""
+        """Load what this warp of both consumers' has of the sums, the first of them by its number; 0 where none are."""
         k, c = self._k, self._config
         warps = c.total_warps if c.halves_head else WARPS
         part, warp = k.warp // warps, k.warp % warps
@@ -222,7 +222,7 @@ class Halves:
         return values
 
 
-class Consumer:
+class KeyConsumer:
     """One warpgroup: 64 of the tile's keys."""
 
     def __init__(
@@ -419,7 +419,7 @@ class KeyTiles:
 
 
 class Uses:
-    """How often a ring was used by the tiles before, where there may be any."""
+    """A count of a ring's uses by the tiles before, where there may be any."""
 
     def __init__(self, tiles: KeyTiles) -> None:
         self._before = None if isinstance(tiles.order, Single) else tiles.k.register(u32, 0, "uses")
@@ -468,13 +468,13 @@ class KeyTile(ABC):
         """The number of a consumer's part of a block of dQ."""
 
     def before(self, turn: Traced) -> Traced:
-        """How many tiles of keys add to a block of dQ before this one."""
+        """The number of tiles of keys that add to a block of dQ before this one."""
         block, _ = self.at(turn)
         return self.number - key_tiles(self.k, visible(self.features), self.tile, block, self.lengths)[0]
 
     @property
     def count(self) -> Traced:
-        """How many blocks of query rows see the keys, of all the query heads that share them."""
+        """The number of blocks of query rows that see the keys, of all the query heads that share them."""
         return self.mask.blocks * self.features.group
 
     def at(self, turn: Traced) -> tuple[Traced, Traced]:

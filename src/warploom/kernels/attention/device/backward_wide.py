@@ -61,7 +61,7 @@ def attention_backward_keys_sm90(
 
 @dataclass(frozen=True)
 class Streams:
-    """What comes to the consumers: K and V once, Q with shift and dO with delta block by block; P crosses between."""
+    """The consumers' tiles: K and V come once, Q with shift and dO with delta block by block; P crosses between."""
 
     keys: Pipeline
     values: Pipeline

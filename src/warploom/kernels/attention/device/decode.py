@@ -19,8 +19,8 @@ from warploom.kernels.attention.device.decode_rows import (
     CacheBatch,
     GroupRows,
     Lengths,
-    Parts,
     PartSlots,
+    PieceParts,
     ResultArrays,
     Results,
     TileNumbers,
@@ -54,7 +54,7 @@ def attention_decode(
     batch: CacheBatch,
     table: PageTable,
     results: ResultArrays,
-    parts: Parts,
+    parts: PieceParts,
     split: WorkSplit,
     *,
     config: Decode,
@@ -92,7 +92,7 @@ def attention_decode(
     to = Results(k, c.dtype, results, f, form.scaled)
     queries = Queries(k, c, f.group, q)
 
-    search = Search(k, shares)
+    search = ShareSearch(k, shares)
     guess = None if early is None else (early, shares.read_by(spans(replace(given, keys=early.near), c, f)))
     ahead = Feed(k, ring, queries, q_tile, search.ahead)
     begin_share(k, c, search, shares, guess, ahead)
@@ -115,7 +115,12 @@ class CacheArrays(Compound):
 
 
 def begin_share(
-    k: Kernel, config: Decode, search: Search, shares: Shares, guess: tuple[EarlyLengths, Shares] | None, ahead: Feed
+    k: Kernel,
+    config: Decode,
+    search: ShareSearch,
+    shares: Shares,
+    guess: tuple[EarlyLengths, Shares] | None,
+    ahead: Feed,
 ) -> None:
     """Find the share of this CTA and start its first copies.
 
@@ -151,7 +156,7 @@ class Share:
         self._stage, self._q_stage = (Turn(k, ahead.ring.stages, name) for name in ("stage", "q_stage"))
         self._begins, self._opened = k.register(u32, 1, "begins"), k.register(u32, at.block.get(), "opened")
 
-    def run(self, share: Search, slots: PartSlots, results: Results, parts: Parts) -> None:
+    def run(self, share: ShareSearch, slots: PartSlots, results: Results, parts: PieceParts) -> None:
         """The blocks of a share that has some."""
         k, at, ahead = self._k, self._at, self._ahead
         first, end = share.first.get(), share.end.get()
@@ -177,7 +182,7 @@ class Share:
         self._opened.set(self._at.block)
         self._products.begin(self._q_stage.now(), self._at)
 
-    def _leave(self, slots: PartSlots, results: Results, parts: Parts) -> None:
+    def _leave(self, slots: PartSlots, results: Results, parts: PieceParts) -> None:
         """The sums of a piece: to the results if it is a whole tile, else to its slot among the parts."""
         at = self._at
         self._products.sums.finish()
@@ -250,7 +255,7 @@ class Products:
         mask.apply(self._s, at.block.get(), self._ring.first_key)
 
     def collect(
-        self, stage: Traced, rows: GroupRows, whole: Traced, results: Results, parts: Parts, slot: Traced
+        self, stage: Traced, rows: GroupRows, whole: Traced, results: Results, parts: PieceParts, slot: Traced
     ) -> None:
         """O of all warps together: the result where ``whole`` says so, else a part for the second kernel."""
         k, c = self._k, self._config
@@ -281,7 +286,7 @@ class Turn:
         self._at = k.register(u32, 0, name)
 
     def now(self) -> Traced:
-        """The stage."""
+        """The number of the stage that is next."""
         return self._at.get()
 
     def before(self) -> Traced:
@@ -307,7 +312,7 @@ class Queries:
     array: StridedPointer
 
     def rows(self, at: BlockCursor) -> GroupRows:
-        """Those of a piece."""
+        """The query rows of a piece."""
         return GroupRows.at(self.k, at, self.group, self.config)
 
     def load(self, tile: SharedTile, at: BlockCursor) -> None:
@@ -315,13 +320,13 @@ class Queries:
         load_queries(self.k, tile, self.rows(at), self.array, self.config)
 
     def convert(self, tile: SharedTile) -> None:
-        """What has arrived becomes what fp8 keys are multiplied by."""
+        """Turn what has arrived into what fp8 keys are multiplied by."""
         if self.config.fp8:
             queries_for_fp8(self.k, tile, self.config)
 
 
 class Feed:
-    """What is copied ahead: the blocks of a share, and the query rows of each piece with its first."""
+    """The copies ahead of the products: the blocks of a share, and the query rows of each piece with its first."""
 
     def __init__(self, k: Kernel, ring: WarpRing, queries: Queries, q_tile: SharedTile, cursor: BlockCursor) -> None:
         self._k, self.ring, self.queries, self.q_tile, self._cursor = k, ring, queries, q_tile, cursor
@@ -381,7 +386,7 @@ class EarlyLengths:
         self.few = batch <= threads * each
 
     def read(self) -> None:
-        """Of few: as they are now."""
+        """Read the lengths of few sequences, as they are now."""
         self._load()
         self._keep()
 
@@ -426,7 +431,7 @@ class EarlyLengths:
         self._k.syncthreads()
 
 
-class Search:
+class ShareSearch:
     """The share of a CTA, from its ``first`` number to ``end``, and two positions at its start."""
 
     def __init__(self, k: Kernel, shares: Shares) -> None:
@@ -435,7 +440,7 @@ class Search:
         self.at, self.ahead = shares.cursor("at"), shares.cursor("ahead")
 
     def run(self, shares: Shares) -> None:
-        """Find it."""
+        """Find the share of this CTA."""
         shares.survey()
         first, end = shares.of(self._k.cta_x)
         self.first.set(first)

@@ -43,7 +43,7 @@ class WorkSplit(Compound):
 
 @dataclass(frozen=True)
 class Lengths:
-    """How many keys and queries each sequence has: on the GPU (``keys`` reads a length), or numbers."""
+    """The counts of keys and queries of each sequence: on the GPU (``keys`` reads a length), or numbers."""
 
     k: Kernel
     form: CacheForm
@@ -67,7 +67,7 @@ class Lengths:
 
 
 def spans(lengths: Lengths, config: Decode, features: AttentionFeatures) -> Callable[[Traced], Span]:
-    """How the list of blocks reads a sequence: blocks that no query sees are no part of it."""
+    """The way in which the list of blocks reads a sequence: blocks that no query sees are no part of it."""
     k, (left, _) = lengths.k, features.window
 
     def span(sequence: Traced) -> Span:
@@ -137,12 +137,12 @@ class GroupRows:
 
     @classmethod
     def at(cls, k: Kernel, place: BlockCursor | BlockPlace, group: int, config: Decode) -> GroupRows:
-        """Those that a position in the list of blocks is about."""
+        """The rows that a position in the list of blocks is about."""
         sequence, head, tile = (k.value(x, u32) for x in (place.sequence, place.head, place.tile))
         return cls(k, sequence, place.span, head, tile, group, config.tile_m, config.heads)
 
     def _number(self, row: Traced) -> Traced:
-        """Of a row among those of its key head in the sequence."""
+        """The number of a row among those of its key head in the sequence."""
         return self.tile * self.tile_m + (row if self.heads == 1 else row % self.tile_m)
 
     def key_head(self, row: Traced) -> Traced:
@@ -261,7 +261,7 @@ class PartSlots:
     pieces: Traced | None
 
     def of(self, at: BlockCursor, opens: Traced) -> Traced:
-        """That of the piece which ends ``at`` a block; ``opens``: it begins its tile."""
+        """The slot of the piece which ends ``at`` a block; ``opens``: it begins its tile."""
         k = self.k
         if self.pieces is None:
             return k.cta_x * 2 + k.select(opens, 1, 0)
@@ -269,7 +269,7 @@ class PartSlots:
         return tile * self.pieces + at.piece
 
 
-class Parts(Compound):
+class PieceParts(Compound):
     """A parameter: where pieces leave O (slot, tile_rows, head_dim) and log-sum-exps (slot, tile_rows), in float32."""
 
     outputs: Global[f32]

@@ -72,13 +72,13 @@ def attention_sm90(
     if listed is None:
         boxes = maps.boxes(lambda of, eviction: Boxes.of_heads(of, heads_inside, eviction))
         rows = order.ordered(grouped=features.window[1] is not None)
-        run(k, config, boxes, EvenTiles(k, config, features, lse, sinks, rows, heads, (q_len, kv_len)))
+        run(k, config, boxes, GridQueries(k, config, features, lse, sinks, rows, heads, (q_len, kv_len)))
         return
     pages = Pages(listed.page_size, table) if listed.page_size else None
     in_pages = partial(PagedBoxes.of, rows=box_rows(pages.size, config.tile_n)) if pages else None
     apart = spacing if listed.cached and not listed.packed else None
     total = lse.strides[1] if listed.cached else total_q
-    work = ListedTiles(k, config, features, lse, sinks, PieceList(k, tiles), total, pages, page_pitch, apart)
+    work = ListedQueries(k, config, features, lse, sinks, PieceList(k, tiles), total, pages, page_pitch, apart)
     run(k, config, maps.boxes(sequence_boxes, in_pages), work)
 
 
@@ -99,7 +99,7 @@ class TensorMaps(Compound):
         return queries(self.q, "first"), keys(self.key, "last"), keys(self.value, "last"), queries(self.out, "")
 
 
-def run(k: Kernel, config: ForwardSm90, boxes: tuple[Boxes, ...], tiles: Tiles) -> None:
+def run(k: Kernel, config: ForwardSm90, boxes: tuple[Boxes, ...], tiles: QueryTiles) -> None:
     """The kernel's roles: two threads load K and V, one or two Q, and store O; the consumers of its kind."""
     c, d, warps, (of_q, of_k, of_v, of_o) = config, config.head_dim, warps_of(config.consumers), boxes
     q_tile = operand_tile(k, c.dtype, WARPGROUP_ROWS, c.query_cols, name="Q", stages=c.q_stages * c.consumers)
@@ -130,7 +130,7 @@ def run(k: Kernel, config: ForwardSm90, boxes: tuple[Boxes, ...], tiles: Tiles) 
         kind(k, c, tiles, (queries, keys, values, output)).run()
 
 
-def exchange(k: Kernel, tiles: Tiles, queries: Pipeline, output: Pipeline, boxes: Boxes, parts: range) -> None:
+def exchange(k: Kernel, tiles: QueryTiles, queries: Pipeline, output: Pipeline, boxes: Boxes, parts: range) -> None:
     """One thread: some consumers' Q of each tile in, and their O out of the same stage, where a next Q may follow."""
     stages, order = tiles.config.q_stages, tiles.order
     for turn in range(stages):
@@ -153,7 +153,7 @@ class Consumer:
         self,
         k: Kernel,
         config: ForwardSm90,
-        tiles: Tiles,
+        tiles: QueryTiles,
         pipelines: tuple[Pipeline, Pipeline, Pipeline, Pipeline],
     ) -> None:
         c, d, features = config, config.head_dim, tiles.features
@@ -211,7 +211,7 @@ class Consumer:
                 with k.otherwise():
                     self._end(tile, sink)
 
-    def _blocks(self, tile: Tile) -> None:
+    def _blocks(self, tile: QueryTile) -> None:
         """All blocks of a tile after the first, whose P is there: O but for the last product."""
         with self._k.loop(tile.steps, start=1) as step:
             self._step(tile, step)
@@ -220,17 +220,17 @@ class Consumer:
                 self._leave(self._keys, self._turns)
                 self._leave(self._values)
 
-    def _end(self, tile: Tile, sink: Traced | None) -> None:
+    def _end(self, tile: QueryTile, sink: Traced | None) -> None:
         """The last P·V of the CTA, which has nothing to run beside it, and its O on its way out."""
         self._softmax.keep()
         values, begins = self._values.wait(), tile.steps == 1
         self._product.start(self._p, values, zero=begins, until=self._until(tile, begins)).wait()
         self._store(tile, sink)
 
-    def _tile(self, turn: Number, item: Sequence[Traced] | None = None) -> Tile:
+    def _tile(self, turn: Number, item: Sequence[Traced] | None = None) -> QueryTile:
         return self._tiles.at(turn, self._row, item)
 
-    def _begin(self, tile: Tile) -> None:
+    def _begin(self, tile: QueryTile) -> None:
         """The first scores of the CTA: there is nothing to run beside them."""
         self._open(tile)
         self._scores.start(self._left(tile), self._keys.tile, zero=True).wait()
@@ -238,7 +238,7 @@ class Consumer:
         self._cores.pack(self._p, self._s)
         self._pass_over(tile, self._values)
 
-    def _step(self, tile: Tile, step: Number, *, before: Tile | None = None) -> None:
+    def _step(self, tile: QueryTile, step: Number, *, before: QueryTile | None = None) -> None:
         """Q·Kᵀ of a block beside P·V of the block before: for a tile's first step the last of the tile ``before``.
 
         The first P·V of a tile does not look at what O was.
@@ -262,11 +262,11 @@ class Consumer:
         if first:
             self._pass_over(tile, self._values)
 
-    def _add_values(self, tile: Tile, begins: Traced) -> Started:
+    def _add_values(self, tile: QueryTile, begins: Traced) -> Started:
         """P·V of a block, beside the scores of the next."""
         return self._product.start(self._p, self._values.wait(), zero=begins, until=self._until(tile, begins))
 
-    def _until(self, tile: Tile, begins: Traced) -> tuple[Traced, int] | None:
+    def _until(self, tile: QueryTile, begins: Traced) -> tuple[Traced, int] | None:
         """Up to which key P·V of a block goes: where a tile ``begins``, up to the last one that some row sees.
 
         Where lengths are whole blocks, consumers' last keys are as far apart as their rows, and three consumers, which
@@ -278,7 +278,7 @@ class Consumer:
         reach = tile.own.reach(tile.own_row, WARPGROUP_ROWS) if spared else None
         return None if reach is None else (self._k.select(begins, reach, c.tile_n), at_a_time)
 
-    def _open(self, tile: Tile) -> None:
+    def _open(self, tile: QueryTile) -> None:
         """Wait for a tile's Q and the first K that this consumer sees."""
         self._pass_over(tile, self._keys, self._turns)
         self._keys.wait()
@@ -286,11 +286,11 @@ class Consumer:
         if self._q is not None:
             load_left(self._k, self._q, q, self._warp * 16)
 
-    def _left(self, tile: Tile) -> Sequence[Traced] | SharedTile:
+    def _left(self, tile: QueryTile) -> Sequence[Traced] | SharedTile:
         """Q: in registers, or where it lies."""
         return self._queries.at(tile.turn, self._me).tile if self._q is None else self._q
 
-    def _take_up(self, tile: Tile, step: Number, *, first: bool) -> Action:
+    def _take_up(self, tile: QueryTile, step: Number, *, first: bool) -> Action:
         """S into P, and K's stage given back; returns what brings O to the new maxima."""
         block = tile.own.block(step)
 
@@ -303,14 +303,14 @@ class Consumer:
             return nothing
         return self._stale.step(tile.own.cuts(block), mask, lambda: self._recompute(tile), self._keys.release)
 
-    def _recompute(self, tile: Tile) -> None:
+    def _recompute(self, tile: QueryTile) -> None:
         """A warp's scores of the block once more: each warp decides for itself, so by ``mma.sync``."""
         q, keys, warp = self._left(tile), self._keys.tile, (self._warp, 0)
         alone = MmaSync(self._k, self._config.dtype)
         alone.product(self._s, q, keys, warp=warp, depth=self._config.head_dim).start(q, keys, zero=True)
         self._k.syncwarp()  # one lane gives back what all have read
 
-    def _pass_over(self, tile: Tile, cursor: Cursor, turns: Turns | None = None) -> None:
+    def _pass_over(self, tile: QueryTile, cursor: Cursor, turns: Turns | None = None) -> None:
         """Blocks that only other consumers' rows see: given back as they arrive, and with their scores the turns."""
         if tile.masked is None:
             return
@@ -324,11 +324,11 @@ class Consumer:
         if turns is not None:
             turns.pass_over()
 
-    def _sink(self, tile: Tile) -> Traced | None:
+    def _sink(self, tile: QueryTile) -> Traced | None:
         """The sink of a tile's head, if there is one: on its way while the last products run."""
         return self._tiles.sinks.load(tile.queries[1]) if self._features.sinks else None
 
-    def _store(self, tile: Tile, sink: Traced | None) -> None:
+    def _store(self, tile: QueryTile, sink: Traced | None) -> None:
         """O / l, on its way out; rows beyond the last are clipped by the TMA."""
         k = self._k
         logs = self._softmax.finish(sink)
@@ -342,7 +342,7 @@ class Consumer:
 
 
 @dataclass(frozen=True)
-class Tile:
+class QueryTile:
     """``tile_m`` query rows of one head, a CTA's turn. A consumer sees ``own`` of its keys, after ``masked`` blocks.
 
     ``queries``: where its first row lies: the row, and what else the boxes' places have; ``keys``: what theirs have
@@ -375,7 +375,7 @@ class Tile:
 
 
 @dataclass(frozen=True)
-class Tiles(ABC):
+class QueryTiles(ABC):
     """The tiles of a CTA by its turns; ``lse``: where log-sum-exps go, ``sinks``: (heads,)."""
 
     k: Kernel
@@ -392,7 +392,7 @@ class Tiles(ABC):
 
     @cached_property
     def claims(self) -> tuple[Pipeline, ...]:
-        """What the order needs set up."""
+        """The pipelines that the order needs set up."""
         return ()
 
     @abstractmethod
@@ -401,17 +401,17 @@ class Tiles(ABC):
 
     @abstractmethod
     def item(self, turn: Number) -> tuple[Traced, ...]:
-        """What tells the tile of a turn from others."""
+        """The numbers that tell the tile of a turn from others."""
 
     @abstractmethod
     def place(self, item: Sequence[Traced]) -> tuple[tuple[Number, ...], tuple[Number, ...], tuple[Traced, Traced]]:
-        """``queries`` and ``keys`` of an item's :class:`Tile`, and how long their sequences are."""
+        """``queries`` and ``keys`` of an item's :class:`QueryTile`, and how long their sequences are."""
 
     @abstractmethod
-    def lse_of(self, tile: Tile) -> tuple[GlobalPointer, Number, Traced]:
+    def lse_of(self, tile: QueryTile) -> tuple[GlobalPointer, Number, Traced]:
         """Where its log-sum-exps go: element 0, the tile's first row's, and one past the last."""
 
-    def feed(self, tile: Tile, blocks_in: Cursor, *, claims: bool) -> None:
+    def feed(self, tile: QueryTile, blocks_in: Cursor, *, claims: bool) -> None:
         """One thread: the blocks of a tile's K or V into its ring; who ``claims`` tiles does so before the last few."""
         order, blocks = self.order, tile.mask.blocks
         last: Number = 0
@@ -421,7 +421,7 @@ class Tiles(ABC):
             order.claim(tile.turn + 1)
         self.feed_part(tile, blocks_in, last, blocks)
 
-    def feed_part(self, tile: Tile, blocks_in: Cursor, first: Number, end: Traced) -> None:
+    def feed_part(self, tile: QueryTile, blocks_in: Cursor, first: Number, end: Traced) -> None:
         """The blocks from number ``first`` up to ``end``."""
         with self.k.loop(end, start=first) as step:
             blocks_in.put(tile.kv_place(tile.mask.block(step)))
@@ -430,7 +430,7 @@ class Tiles(ABC):
         """Whose keys a head sees."""
         return head // self.features.group if self.features.group > 1 else head
 
-    def at(self, turn: Number, own_row: Traced | None = None, item: Sequence[Traced] | None = None) -> Tile:
+    def at(self, turn: Number, own_row: Traced | None = None, item: Sequence[Traced] | None = None) -> QueryTile:
         """The tile of a turn, by its :meth:`item` where that is known.
 
         ``own_row``: as the consumer sees it whose 64 rows begin there in the tile.
@@ -440,7 +440,7 @@ class Tiles(ABC):
         visible, lacking = Visible(f.window, f.ragged_kv), self.may_lack_keys
         mask = Mask(self.k, visible, (c.tile_m, c.tile_n), queries[0], lengths, may_lack_keys=lacking)
         if own_row is None or not c.skip_masked or f.window[1] is None:
-            return Tile(turn, queries, keys, c.tile_n, mask, mask, 0 if own_row is None else own_row)
+            return QueryTile(turn, queries, keys, c.tile_n, mask, mask, 0 if own_row is None else own_row)
         own = Mask(
             self.k,
             visible,
@@ -450,12 +450,12 @@ class Tiles(ABC):
             begin=mask.begin,
             may_lack_keys=lacking,
         )
-        return Tile(turn, queries, keys, c.tile_n, mask, own, masked=mask.blocks - own.blocks)
+        return QueryTile(turn, queries, keys, c.tile_n, mask, own, masked=mask.blocks - own.blocks)
 
 
 @dataclass(frozen=True)
-class EvenTiles(Tiles):
-    """Those of sequences of one length."""
+class GridQueries(QueryTiles):
+    """The tiles of sequences of one length, which the grid counts."""
 
     rows: RowTiles
     heads: Divisor
@@ -478,14 +478,14 @@ class EvenTiles(Tiles):
         row, head, batch = item
         return (row, head, batch), (self.kv_head(head), batch), self.lengths
 
-    def lse_of(self, tile: Tile) -> tuple[GlobalPointer, Number, Traced]:
-        """Of (batch, heads, q_len)."""
+    def lse_of(self, tile: QueryTile) -> tuple[GlobalPointer, Number, Traced]:
+        """The place in (batch, heads, q_len)."""
         (row, head, batch), q_len = tile.queries, self.lengths[0]
         return self.lse + self.k.mul_wide(batch * self.heads.value + head, q_len), row, q_len
 
 
 @dataclass(frozen=True)
-class ListedTiles(Tiles):
+class ListedQueries(QueryTiles):
     """The tiles of a list; the first query of each is row 0 of its piece.
 
     ``pages``: those of the keys, if they lie in pages, which are ``pitch`` rows apart. ``spacing``: rows from one
@@ -501,7 +501,7 @@ class ListedTiles(Tiles):
 
     @cached_property
     def claims(self) -> tuple[Pipeline, ...]:
-        """What the threads of a persistent kernel tell each other where later tiles of a sequence take longer."""
+        """The pipeline by which threads tell each other tiles, where later ones of a sequence take longer."""
         return (Claimed.telling(self.k),) if self.config.persistent and self.features.by_row else ()
 
     def schedule(self) -> TileScheduler:
@@ -523,7 +523,7 @@ class ListedTiles(Tiles):
         head, begin, rows, first, keys = item
         return (0, head, begin, rows), (self.kv_head(head), first, keys), (rows, keys)
 
-    def at(self, turn: Number, own_row: Traced | None = None, item: Sequence[Traced] | None = None) -> Tile:
+    def at(self, turn: Number, own_row: Traced | None = None, item: Sequence[Traced] | None = None) -> QueryTile:
         """The tile of a turn. A consumer whose rows are all beyond the sequence works on one block."""
         tile = super().at(turn, own_row, item)
         if own_row is None or self.config.consumers == 1:
@@ -531,7 +531,7 @@ class ListedTiles(Tiles):
         *_, rows = tile.queries
         return replace(tile, idle=self.k.select(own_row >= rows, tile.own.blocks - 1, 0))
 
-    def feed_part(self, tile: Tile, blocks_in: Cursor, first: Number, end: Traced) -> None:
+    def feed_part(self, tile: QueryTile, blocks_in: Cursor, first: Number, end: Traced) -> None:
         """The blocks from number ``first`` up to ``end``; a block's pages are read while the one before is awaited."""
         if self.pages is None:
             super().feed_part(tile, blocks_in, first, end)
@@ -543,8 +543,8 @@ class ListedTiles(Tiles):
             blocks_in.put((head, *runs.at(tile.mask.block(step), keys)))
             runs.look_up(sequence, tile.mask.block(step + 1))
 
-    def lse_of(self, tile: Tile) -> tuple[GlobalPointer, Number, Traced]:
-        """Of (heads, total_q), or of (batch, heads, queries)."""
+    def lse_of(self, tile: QueryTile) -> tuple[GlobalPointer, Number, Traced]:
+        """The place in (heads, total_q), or in (batch, heads, queries)."""
         k, (row, head, begin, rows) = self.k, tile.queries
         if self.spacing is None:
             return self.lse + (k.mul_wide(head, self.total_q) + k.mul_wide(begin, 1)), row, k.value(rows, u32)

@@ -47,7 +47,7 @@ class Tensor:
 
 
 @dataclass(frozen=True)
-class Place:
+class TilePlace:
     """The sequence and the head of a CTA's tile; ``listed``: a list names the tile, else the grid.
 
     ``slot``: what a list says of the tile, if it has slots, ``slots`` of each head.
@@ -92,7 +92,7 @@ def tile_of(
     lengths: tuple[Traced, Traced],
     tiles: GlobalPointer | None,
     slots: Traced | None = None,
-) -> Iterator[Place]:
+) -> Iterator[TilePlace]:
     """The tile of this CTA: of a grid (tiles, heads, batches), or of a list of ``tiles`` that may be shorter.
 
     A listed tile's side begins at the tile's first row, as :class:`.ragged.Piece` has it.
@@ -100,14 +100,14 @@ def tile_of(
     if tiles is None:
         (q_len, kv_len), head, batch = lengths, k.cta_y, k.cta_z
         queries = Side(batch, q_len, q_len if features.ragged_q else None)
-        yield Place(k, head, queries, Side(batch, kv_len, kv_len if features.ragged_kv else None))
+        yield TilePlace(k, head, queries, Side(batch, kv_len, kv_len if features.ragged_kv else None))
         return
     pieces = PieceList(k, tiles)
     with k.when(k.cta_x < pieces.count, uniform=True):
         if slots is None:
             piece = pieces.at(k.cta_x)
-            yield Place(k, piece.head, Side.packed(piece.queries), Side.packed(piece.keys), True)
+            yield TilePlace(k, piece.head, Side.packed(piece.queries), Side.packed(piece.keys), True)
         else:
             piece, slot = pieces.at(k.cta_x), pieces.slot(k.cta_x)
             sides = Side.packed(piece.queries), Side.packed(piece.keys)
-            yield Place(k, piece.head, *sides, True, slot, slots)
+            yield TilePlace(k, piece.head, *sides, True, slot, slots)
