@@ -147,6 +147,9 @@ class Form:
         self.types = self.words & REGISTER.keys()
         fixed = [s.words[0] for s in self.slots if not s.name and s.words[0] in REGISTER]
         self.type = fixed[-1] if fixed else ""
+        self.scalar = all(
+            p.kind in ("result", "value") and not (p.count or p.paired or p.hidden or p.optional) for p in self.places
+        )
         self.plain = all(
             p.kind in ("result", *_READ) and not (p.paired or p.hidden or p.box or (p.optional and not p.given))
             for p in self.places

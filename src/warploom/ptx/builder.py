@@ -171,7 +171,11 @@ class FlowBuilder(Emitter):
 
     def declared(self, made: Formed, targets: Sequence[Operand], sources: Sequence[Operand]) -> None:
         """An instruction that a table declares, as it is."""
+        if made.form.scalar:
+            self.set_all(targets, made, [self.read(x, t) for x, t in zip(sources, made.operand_types, strict=True)])
+            return
         values, within, offsets = list[ir.Operand](), None, dict[str, int]()
+        masks = made.positions("ctas") if made.words[0] == "cp" else ()
         for position, (x, dtype) in enumerate(zip(sources, made.operand_types, strict=True)):
             if isinstance(x, Address) and position not in made.addresses:  # a tensor map
                 base = self.read(x.base, dtype)
@@ -184,7 +188,7 @@ class FlowBuilder(Emitter):
                 within = tile if position == 0 else within
                 values.append(base)
             else:
-                half = position in made.positions("ctas")
+                half = position in masks
                 value = self.carry if x is CARRY else self.read(x, u16 if half else dtype)
                 values.append(self.extend(value, u32) if half else value)
         if offsets:

@@ -16,6 +16,7 @@ Home = Callable[[Operand, DType], DType]
 Known = Callable[[Operand], Operand]
 Found = tuple[Formed, Sequence[Operand], Sequence[Operand]]
 _PLAIN: dict[Any, Formed] = {}
+_SCALAR: dict[tuple[str, tuple[str, ...], int], Formed] = {}
 
 
 def _flat(operands: Sequence[Operand]) -> Sequence[Operand]:
@@ -38,6 +39,11 @@ def find(i: PtxInstruction, home: Home, known: Known, read: Container[str]) -> F
     for, ``read`` are those that are read anywhere: of two results one that is not is left out where the form allows
     that. Raises RefusedError with the reason.
     """
+    short = (i.opcode, i.modifiers, len(i.operands))
+    scalar = _SCALAR.get(short)
+    if scalar is not None and type(i.operands[0]) is not Both:
+        count = len(scalar.result_types)
+        return scalar, i.operands[:count], i.operands[count:]
     key = (i.opcode, i.modifiers, tuple(map(_shape, i.operands)))
     plain = _PLAIN.get(key)
     if plain is not None:
@@ -53,6 +59,8 @@ def find(i: PtxInstruction, home: Home, known: Known, read: Container[str]) -> F
         whole = len(found[1]) + len(found[2]) == len(_flat(i.operands))
         if form.plain and form.registers != "home" and whole:  # registers alone need no second look
             _PLAIN[key] = found[0]
+            if i.operands and form.scalar and not form.operands:
+                _SCALAR[short] = found[0]
         return found
     assert why is not None
     raise why
