@@ -161,3 +161,8 @@ def test_declarations_are_checked():
     wrong = kernel(threads=lambda tile: tile, outputs=["x"])(body)
     with pytest.raises(ProblemError, match="writes to y"):
         warploom.launch(wrong, 1, [torch.zeros(32), torch.zeros(32), 32, 1.0])
+
+
+def test_a_launch_has_no_batches():
+    with pytest.raises(ProblemError, match=r"outside of torch\.vmap"):
+        torch.vmap(six_times)(torch.ones(2, 64))

@@ -187,8 +187,13 @@ def define_mutating(name: str, schema: str, run: Callable[..., None], fake: Call
         _LIBRARY.impl(name, run, key)
     _LIBRARY.impl(name, autograd, "Autograd", with_keyset=True)
     torch.library.register_fake(f"{_NAMESPACE}::{name}", fake, lib=_LIBRARY)
+    torch.library.register_vmap(f"{_NAMESPACE}::{name}", _refuse_batches, lib=_LIBRARY)
     operator: Any = getattr(getattr(torch.ops, _NAMESPACE), name).default
     return operator
+
+
+def _refuse_batches(*_: Any, **_named: Any) -> Any:
+    raise ProblemError("a call that writes to its arguments has no batches: call it outside of torch.vmap")
 
 
 def _function(name: str, schema: Schema, derivative: Derivative) -> Callable[..., Any]:
