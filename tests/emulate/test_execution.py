@@ -31,6 +31,31 @@ def ragged_trips(k: Kernel, out: Global[U32]) -> None:
     out.store([total.get()], k.cta_x * 32 + k.thread)
 
 
+@kernel(threads=64, requires="sm_90a")
+def waits_within_a_loop(k: Kernel, out: Global[U32]) -> None:
+    """Warp 0 goes round five times and waits in the fourth pass for what warp 1, which goes round once, does later."""
+    told = k.mbarriers(1, "told")
+    with k.when(k.thread == 0):
+        told.init(1)
+        k.mbarrier_fence()
+    k.syncthreads()
+    total = k.register(U32, 100)
+    with k.loop(k.select(k.warp == 0, 5, 1)) as i:
+        total.set(total.get() + i + 1)
+        with k.when(i == 3):
+            told.wait(0)
+    with k.when(k.warp == 1):
+        told.arrive(0, when=k.lane == 0)
+    out.store([total.get()], k.thread)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_a_loop_goes_on_as_it_was_where_its_warps_part(seed: int | None) -> None:
+    out = np.zeros(64, np.uint32)
+    assert emulate(waits_within_a_loop.trace(), 1, [out], seed=seed).findings == ()
+    assert (out == np.repeat([115, 101], 32)).all()
+
+
 def test_ctas_with_different_trip_counts_meet_their_own_barriers() -> None:
     out = np.zeros(32 * 700, np.uint32)  # more CTAs than one batch holds
     run = emulate(ragged_trips.trace(), 700, [out])

@@ -193,6 +193,8 @@ class _Passes(Activation):
                 inner.merge_into_parent(self.registers)
             return False
         if goes_on.all() or (base.mask is not None and bool((goes_on == base.mask).all())):
+            if inner is not base:  # those that had left are a task of their own now
+                inner.merge_into_parent(self.registers)
             self.frame, self.last = base, None
         else:
             goes_on = np.broadcast_to(goes_on, (*base.shape, 32))
