@@ -30,8 +30,7 @@ from warploom.ptx.syntax import (
     Symbol,
 )
 
-_WITHOUT_RESULT = ("cp", "discard", "tensormap", "brkpt", "pmevent", "applypriority")
-_MBARRIER_WITHOUT_RESULT = ("init", "inval", "expect_tx", "complete_tx")
+_WITHOUT_RESULT = ("discard", "tensormap", "brkpt", "pmevent")
 """What no table declares and has no result."""
 _INTEGER = {1: pred, 8: u16, 16: u16, 32: u32, 64: u64}
 _FLOAT = {"f32": f32, "f64": f64}
@@ -49,7 +48,7 @@ def _writes(opcode: str, modifiers: tuple[str, ...]) -> bool:
     """Whether an instruction writes its first operand; one that no form has is refused when it is read."""
     load_tables()
     if opcode not in FORMS:
-        return opcode not in _WITHOUT_RESULT and not (opcode == "mbarrier" and modifiers[0] in _MBARRIER_WITHOUT_RESULT)
+        return opcode not in _WITHOUT_RESULT
     try:
         form, _ = candidates((opcode, *modifiers))[0]
     except RefusedError:
