@@ -13,7 +13,7 @@ pytestmark = pytest.mark.gpu
 torch = pytest.importorskip("torch")
 
 from tests.gpu.harness import launch, on_gpu, random_operand  # noqa: E402 (after the skip)
-from warploom.core.dtypes import DType, bf16, f16, f32, f64, pred, s8, s32, s64, tf32, u8, u32, u64  # noqa: E402
+from warploom.core.dtypes import bf16, f16, f32, f64, pred, s8, s32, s64, tf32, u8, u32, u64  # noqa: E402
 from warploom.isa.base import Instruction  # noqa: E402
 from warploom.isa.collective import shuffle  # noqa: E402
 from warploom.isa.conversion import bitcast, convert, pack_bytes, pack_pair, permute, unpack_half  # noqa: E402
@@ -102,10 +102,10 @@ def nan_agnostic(instruction: Instruction, have: np.ndarray, want: np.ndarray) -
     """tf32 values as floats, and packed halves with every NaN made the same: payloads are not specified."""
     if instruction.mnemonic == "cvt.rna.tf32.f32":
         return have.view(np.float32), want.view(np.float32)
-    half: DType | None = getattr(instruction, "half", None)
-    if half is None or have.dtype != np.uint32:
+    pair = {"f16x2", "bf16x2"} & set(instruction.mnemonic.split("."))
+    if not pair or have.dtype != np.uint32:
         return have, want
-    limit = 0x7C00 if half is f16 else 0x7F80
+    limit = 0x7C00 if pair == {"f16x2"} else 0x7F80
     both: list[np.ndarray] = []
     for words in (have, want):
         halves = np.ascontiguousarray(words).view(np.uint16).copy()

@@ -62,7 +62,7 @@ def equivalent(config: AttentionConfig) -> dict[str, str]:
             "Q is first read after K's wait, which is for all groups: Q's copies then belong to K's group"
         )
     if isinstance(config, ForwardSm80):
-        found["without cp.async.commit_group #1 in attend"] = (
+        found["without cp.async.commit_group #1 in attention_sm80"] = (
             "Q is waited for with the first K and V: its copies then belong to their group"
         )
     return found

@@ -22,7 +22,7 @@ from warploom_lab.kernels.ladder import Rung
 
 torch = pytest.importorskip("torch")
 
-SIZE = 64
+SIZE, STREAM = 64, 7
 CONFIG = MatmulSm80(tile_m=64, tile_n=64, tile_k=32, warp_m=32, warp_n=32, stages=2)
 CONFIGS = {
     "f16": replace(CONFIG, accumulate=f16),
@@ -42,6 +42,13 @@ class Emulated:
 
     def launch_again(self, pointers, kind):
         assert kind == "torch"
+        self.queue(STREAM, self.packed(pointers))
+
+    def packed(self, pointers):
+        return pointers
+
+    def queue(self, stream, pointers):
+        assert stream == STREAM
         views = [describe(self._memory(*one)) for one in zip(self.call.arrays, pointers, strict=True)]
         run_on_emulator(self.call.source.program, self.call.grid, views, self.call.scalars, self.call.maps)
 
@@ -55,7 +62,7 @@ class Emulated:
 @pytest.fixture
 def on_cpu(monkeypatch):
     stand_in, workspace = CpuTorch(torch), {}
-    stand_in.cuda.current_stream = lambda device: SimpleNamespace(cuda_stream=7)
+    stand_in.cuda.current_stream = lambda device: SimpleNamespace(cuda_stream=STREAM)
 
     def prepared(call, device):
         workspace.update(call.workspace)
@@ -64,6 +71,7 @@ def on_cpu(monkeypatch):
     for room in (bench, workload):
         monkeypatch.setattr(room, "torch_module", lambda: stand_in)
     monkeypatch.setattr(steps, "GpuCall", SimpleNamespace(of=prepared))
+    monkeypatch.setattr(steps, "current_stream", lambda kind, device: STREAM)
     monkeypatch.setattr(steps, "zero_words", lambda at, words, *_: ctypes.memset(at, 0, 4 * words))
 
 
@@ -100,7 +108,7 @@ def test_a_rung_is_right_and_a_wrong_one_is_seen(on_cpu, name, monkeypatch):
         candidate.run(index)
         a, b = inputs[index]
         assert matmul.torch_error(out, a, b, rung.config.accumulate).ok
-    monkeypatch.setattr(Emulated, "launch_again", lambda *_: True)
+    monkeypatch.setattr(Emulated, "queue", lambda *_: True)
     assert not case.error(rung.config).ok
 
 
@@ -111,7 +119,7 @@ def test_a_small_problem_tells_what_is_wrong(on_cpu, name, monkeypatch):
     work = matmul.MatmulOnGpu(problem, 0)
     assert work.answers()
     assert work.fault(config) is None
-    monkeypatch.setattr(Emulated, "launch_again", lambda *_: True)
+    monkeypatch.setattr(Emulated, "queue", lambda *_: True)
     assert "wrong results (error inf" in str(work.fault(config))
     with pytest.raises(ProblemError, match="row-major A"):
         matmul.MatmulOnGpu(replace(problem, a=Matrix(False, 72)), 0)
