@@ -35,7 +35,11 @@ UNHINTED = ("04", "05", "06")
 
 def both_sides(launches: dict[tuple[str, str], GemmLaunch]) -> dict[str, dict[str, Any]]:
     """{rung: {product: {class of access: {"emulator", "ncu"}}, or {"refused": why}}} of {(rung, product): launch}."""
-    counted = together({" ".join(key): one for key, one in launches.items()}, tables=("wavefronts",), samples=False)
+    counted = (
+        together({" ".join(key): one for key, one in launches.items()}, tables=("wavefronts",), samples=False)
+        if launches
+        else {}
+    )
     found: dict[str, dict[str, Any]] = {}
     for (rung, product), one in launches.items():
         profile = counted[f"{rung} {product}"]
