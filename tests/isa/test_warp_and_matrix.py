@@ -139,6 +139,12 @@ def test_narrow_loads_zero_extend_and_stores_truncate():
     assert (value.dtype, int(value[0, 0])) == (np.uint32, 0xFFFE)
 
 
+def updated(instruction, *operands):
+    """What an atomic leaves in memory, of what was there and its operands."""
+    assert instruction.combine is not None
+    return instruction.combine(*operands)
+
+
 @CASES
 @given(st.integers(0, 2**32 - 1), st.integers(0, 2**32 - 1), st.integers(0, 2**32 - 1))
 def test_atomics(old, value, other):
@@ -153,23 +159,23 @@ def test_atomics(old, value, other):
     }
     before, operand = np.array([old], np.uint32), np.array([value], np.uint32)
     for op, result in expected.items():
-        assert int(atomic("global", op, u32).combine(before, operand)[0]) == result, op
+        assert int(updated(atomic("global", op, u32), before, operand)[0]) == result, op
     compare = np.array([old if other % 2 else other], np.uint32)
-    swapped = int(atomic("global", "cas", u32).combine(before, compare, operand)[0])
+    swapped = int(updated(atomic("global", "cas", u32), before, compare, operand)[0])
     assert swapped == (value if int(compare[0]) == old else old)
 
 
 @pytest.mark.parametrize(("old", "compare", "swaps"), [(0.0, -0.0, False), (np.nan, np.nan, True), (1.0, 1.0, True)])
 def test_cas_compares_bits(old, compare, swaps):
     before, expected, value = (np.array([x], np.float32) for x in (old, compare, 7.0))
-    after = atomic("global", "cas", f32).combine(before, expected, value)
+    after = updated(atomic("global", "cas", f32), before, expected, value)
     assert (after[0] == 7.0) == swaps
 
 
 def test_sums_in_global_memory_flush_subnormals():
     tiny = np.array([1e-40], np.float32)
-    assert atomic("global", "add", f32).combine(tiny, tiny)[0] == 0
-    assert atomic("shared", "add", f32).combine(tiny, tiny)[0] == tiny[0] + tiny[0]
+    assert updated(atomic("global", "add", f32), tiny, tiny)[0] == 0
+    assert updated(atomic("shared", "add", f32), tiny, tiny)[0] == tiny[0] + tiny[0]
 
 
 # -- mma.sync: the owner formulas of the PTX ISA, with g = lane / 4 and t = lane % 4
