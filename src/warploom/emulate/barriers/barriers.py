@@ -138,6 +138,8 @@ class Barriers:
         self.gone: Counter[int] = Counter()  # CTA → warps that have ended
         self.past: dict[tuple[int, int], _Use] = {}  # the last use of each that is over
         self.votes: dict[int, Array] = {}  # row → those of the last barrier that it has waited for
+        # Barriers that warps have met at from different lines: how many findings there were then, and the lines.
+        self.mixed: dict[tuple[int, int], tuple[int, list[SourceLine]]] = {}
 
     def exited(self, rows: Array) -> None:
         """These warps have ended: barriers of the whole CTA do not count them any more (CUDA, compute capability 7)."""
@@ -189,7 +191,7 @@ class Barriers:
                 f"barrier {key[1]} is used for {expected} threads here and for {phase.expected} there at once: "
                 "give all its uses one thread count"
             )
-            self._found(phase, op, row, message)
+            self.report.add("barrier", op.where, message, row, 0, other=phase.op.where)
         self._follows(key, row, op)
         phase.count += 1
         phase.arrive(row, self.clocks.now, self.clocks.release(row, None))
@@ -203,16 +205,16 @@ class Barriers:
         if earlier is None:
             return
         passed, columns = self.clocks.passed(row), self.clocks.columns
-        if all(passed[columns[other]] >= stamp for other, stamp in earlier.arrived.items()):
+        unknown = [stamp for other, stamp in earlier.arrived.items() if passed[columns[other]] < stamp]
+        if not unknown:
             return
         message = (
             f"{op.instruction.mnemonic} at barrier {key[1]} is not ordered after its last use: in another order it "
             "counts for that one. Take another barrier, or let all meet before it is used again"
         )
-        self._found(earlier, op, row, message)
-
-    def _found(self, use: _Use, op: Op, row: int, message: str) -> None:
-        self.report.add("barrier", op.where, message, row, 0, other=use.op.where)
+        lines = [self.report.line_of(stamp) for stamp in unknown]
+        other = next((line for line in lines if line != op.where), earlier.op.where)
+        self.report.add("barrier", op.where, message, row, 0, other=other)
 
     def _complete_if_all_came(self, key: tuple[int, int]) -> None:
         phase = self.open[key]
@@ -221,6 +223,10 @@ class Barriers:
             return
         del self.open[key]
         self.past[key] = phase
+        if phase.everyone and key not in self.mixed:
+            lines = list(dict.fromkeys(self.report.line_of(stamp) for stamp in phase.arrived.values()))
+            if len(lines) > 1:
+                self.mixed[key] = len(self.report.findings), lines
         phase.complete(self.clocks)
         self.votes.update((row, phase.votes) for _, row in phase.waits)
 
@@ -230,7 +236,15 @@ class Barriers:
         parts = [f"{warps_text(set(phase.arrived), warps)} came"]
         elsewhere = set(range(key[0] * warps, (key[0] + 1) * warps)) - set(phase.arrived)
         parts += [f"{warps_text({row}, warps)} {whereabouts(row, waits)}" for row in sorted(elsewhere)[:4]]
-        return f"barrier {key[1]} has {32 * phase.count} of {phase.expected} threads: {', '.join(parts)}"
+        text = f"barrier {key[1]} has {32 * phase.count} of {phase.expected} threads: {', '.join(parts)}"
+        if key in self.mixed:
+            text += f"; before, it was met from {' and '.join(map(str, self.mixed[key][1]))} at once"
+        return text
+
+    def since(self, row: int) -> int | None:
+        """How many findings there were when the barrier at which a warp waits was first met from different lines."""
+        keys = (key for key, use in self.open.items() if key in self.mixed and row in (r for _, r in use.waits))
+        return next((self.mixed[key][0] for key in keys), None)
 
     def at_exit(self) -> None:
         """Arrivals nobody waited for are a mistake in the count of threads or in the order."""

@@ -21,7 +21,7 @@ from warploom.emulate.order.known import CONTROL, FENCED, FENCED_GLOBALLY, ORDER
 from warploom.ir.program import Program
 from warploom.ir.statements import Op, SourceLine
 from warploom.isa.cluster import WINDOW_BITS
-from warploom.isa.effects import ClusterScope, MbarrierArrive, MbarrierWait
+from warploom.isa.effects import BulkLoad, BulkTensorCopy, ClusterScope, MbarrierArrive, MbarrierWait
 
 Array = NDArray[Any]
 BYTES = 8
@@ -379,10 +379,12 @@ class Mbarriers:
         passed = self.clocks.passed(by.row) if events else None
         if passed is None or all(passed[column] >= stamp for column, stamp in events.items()):
             return
+        cure = f"initialise it for all that arrive, not {bar.count}, if they are more"
+        if any(isinstance(e, BulkLoad | BulkTensorCopy) for e in by.op.instruction.effects()):
+            cure = "let each phase expect the bytes of all copies to it"
         message = (
             f"{by.name} for phase {phase} of {self.name(bar.address)} is not ordered after the end of phase "
-            f"{phase - 1}: in another order it {does}. Wait for the phase before, or for what follows it, and "
-            f"initialise it for all that arrive, not {bar.count}, if they are more"
+            f"{phase - 1}: in another order it {does}. Wait for the phase before, or for what follows it, and {cure}"
         )
         self._found(bar, by, message)
 

@@ -33,7 +33,7 @@ from warploom.emulate.memory.buffers import GlobalBuffer
 from warploom.emulate.memory.global_memory import GlobalMemory
 from warploom.emulate.memory.local_memory import LocalMemory
 from warploom.emulate.memory.shared_memory import SharedMemory
-from warploom.emulate.order.clocks import Clocks
+from warploom.emulate.order.clocks import MOST_CLOCKED, MOST_STAMPS, Clocks
 from warploom.emulate.order.known import planes_of
 from warploom.emulate.order.ordering import Ordering
 from warploom.emulate.order.places import Places
@@ -247,7 +247,9 @@ class _Launch:
         """Run CTAs together; whether all came to their end."""
         rows, start = ctas * self.warps, first * self.warps
         across, home = self.ready.across, self.places.domain if self.ready.distributed else self.warps
-        clocks = Clocks(rows, self.places, start, self.history, across=across, planes=self.ready.planes, home=home)
+        planes, records = self.ready.planes, self.checks and self.program.shared_bytes > 0
+        most = MOST_STAMPS if records else MOST_CLOCKED
+        clocks = Clocks(rows, self.places, start, self.history, across=across, planes=planes, home=home, most=most)
         report = self.report = Reporter(self.findings, clocks)
         self.memory.enter(clocks, MemoryReports(report))
         size, granule, parts = self.program.shared_bytes, self.ready.shared_granule, self.ready.meets_in_part
@@ -368,7 +370,9 @@ class _Launch:
             state = "; ".join(p for p in parts if p) or "nothing will complete"
             wait = waiting[row]
             message = f"{wait.op.instruction.mnemonic} waits for ever ({state}): {_cure(wait.op)}"
-            self.report.add("deadlock", wait.op.where, message, row, 0, since=wait.since)
+            since = self.barriers.since(row)
+            since = wait.since if since is None else since
+            self.report.add("deadlock", wait.op.where, message, row, 0, since=since)
 
 
 def _cure(op: Op) -> str:

@@ -30,7 +30,9 @@ Array = NDArray[Any]
 BITS, LANES = 6, 64
 """A record of an access is stamp << BITS | lane, with numbers of lanes below LANES."""
 MOST_STAMPS = 1 << 25
-"""Stamps of memory operations are below; those from here on mean something else in records."""
+"""Stamps of memory operations are below; those from here on mean something else in records of shared memory."""
+MOST_CLOCKED = (1 << 31) - 1
+"""Clocks have room for as many, where nothing records accesses to shared memory."""
 _MANY_SINGLES = 64  # so many stamps of single lanes are worth looking which of them say nothing new
 
 
@@ -73,12 +75,22 @@ class Clocks:
     ``first`` is the grid-wide number of the batch's first warp. ``across``: the program orders accesses across
     clusters, so that there are columns for all warps of the grid; otherwise only for those of a cluster (without
     clusters, of a CTA), which every cluster of the batch numbers alike. ``home``: so many warps access a CTA's shared
-    memory.
+    memory. ``most``: so many stamps there may be.
     """
 
     def __init__(
-        self, rows: int, places: Places, first: int, history: list[Op | None], *, across: bool, planes: int, home: int
+        self,
+        rows: int,
+        places: Places,
+        first: int,
+        history: list[Op | None],
+        *,
+        across: bool,
+        planes: int,
+        home: int,
+        most: int = MOST_STAMPS,
     ) -> None:
+        self.most = most
         self.places, self.first, self.across, self.planes, self.home = places, first, across, planes, home
         self.warps_per_cta, self.domain = places.warps, places.domain
         self.clustered = places.together > 1
@@ -100,8 +112,8 @@ class Clocks:
     def stamp(self, op: Op) -> int:
         """A new stamp, for an execution of ``op``. Raises EmulationError where records have no room for more."""
         self.history.append(op)
-        if len(self.history) > MOST_STAMPS:
-            raise EmulationError(f"more than {MOST_STAMPS} memory operations: emulate fewer CTAs, or a smaller problem")
+        if len(self.history) > self.most:
+            raise EmulationError(f"more than {self.most} memory operations: emulate fewer CTAs, or a smaller problem")
         return len(self.history) - 1
 
     @property
