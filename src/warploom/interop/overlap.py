@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -54,6 +55,13 @@ def near(view: ArrayView, out: ArrayView) -> tuple[int, int]:
     (first, size), (first_out, size_out) = memory_span(view), memory_span(out)
     below, below_out = first - view.pointer, first_out - out.pointer
     return below_out - below - size, below_out + size_out - below
+
+
+def count_write(array: Any) -> None:
+    """Have PyTorch count a write to a tensor, so that it refuses a backward pass that needs what stood there before."""
+    torch: Any = sys.modules.get("torch")
+    if torch is not None and isinstance(array, torch.Tensor):
+        torch.autograd.graph.increment_version(array)
 
 
 @dataclass(frozen=True)

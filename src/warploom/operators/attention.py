@@ -192,7 +192,7 @@ def attention(
     ``deterministic`` asks for gradients with equal bits from run to run. Where heads lie within a position, so do those
     of the result and of the gradients: nobody copies them to lie as q, k and v do.
     """
-    turned = options.get("layout") == "bhsd" and q.stride(1) < q.stride(2)
+    turned = options.get("layout") == "bhsd" and q.dim() == 4 and q.stride(1) < q.stride(2)
     if turned:
         q, k, v, options["layout"] = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), "bshd"
     given = {"q": q, "k": k, "v": v, "return_lse": return_lse, **options}

@@ -87,7 +87,7 @@ class Recorder:
     ) -> Any:
         """The results of a call. Raises ProblemError for an option without a derivative, and for tangents."""
         caller = self.caller
-        asked = (*caller.asked(options), *more.items())
+        given, asked = options, (*caller.asked(options), *more.items())
         made = caller.cache.again(asked, config, arrays) if check is False else None
         if made is None:
             for name, x in zip(caller.option_names, options, strict=True):
@@ -96,12 +96,13 @@ class Recorder:
             for name, x in caller.declaration.named(arrays).items():
                 if x is not None:
                     refuse_tangent(x, name)
+            options = tuple(caller.declaration.plain(options).values())  # as they are now: lists and tensors may change
             needed = tuple([self._needs.get(i, x) for i, x in enumerate(options)])
             call: Any = RecordedCall(self, arrays, needed, config, more, check)
             if not all(options[i] for i in self._needs):
                 call = _Fewer(call)
             made = call.on([x for x in arrays if x is not None])
-            if asked[: len(options)] == options and not any(map(_may_change, options)):
+            if asked[: len(given)] == given and not any(map(_may_change, given)):
                 caller.cache.recognise(asked, config, arrays, call, True)
         return caller.returned(made, arrays)
 

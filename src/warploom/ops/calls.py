@@ -18,7 +18,7 @@ from warploom.core.identity import function_key
 from warploom.interop import tracing
 from warploom.interop.arrays import ArrayView, Device, address, describe_all, describe_new, maker
 from warploom.interop.copies import compact
-from warploom.interop.overlap import Written
+from warploom.interop.overlap import Written, count_write
 from warploom.interop.torch_internals import recogniser, tangents_are_on, watches
 from warploom.ops.declare import Declaration
 from warploom.ops.options import flag
@@ -131,7 +131,9 @@ class CallCache(dict[tuple[Any, ...], PreparedCall]):
         """The earlier call that :meth:`again` repeats, and the tensors: nothing is left to refuse in such a call."""
         tensors = [x for x in arrays if x is not None]
         try:
-            alike = self._alike.get((asked, *_absent(arrays, tensors), tensors[0].shape))
+            for x in tensors:
+                x.stride()  # a nested or sparse tensor has no strides, and their comparison in C++ ends the process
+            alike = self._alike.get((asked, len(arrays), *_absent(arrays, tensors), tensors[0].shape))
         except (AttributeError, IndexError, RuntimeError, TypeError):  # no array, a nested tensor, no key
             return None
         if alike is None or tangents_are_on():
@@ -149,7 +151,7 @@ class CallCache(dict[tuple[Any, ...], PreparedCall]):
         """The call prepared for arrays like these; None where there is none, or an option is nothing to look up.
 
         ``arrays``: the arguments, of which ``views`` are the descriptions: calls with tensors like these are then known
-        :meth:`again`. Those that are not aligned have other kernels.
+        :meth:`again`. Those that are not aligned have other kernels, and ``views`` of negated ones are of copies.
         """
         try:
             ready = self.get((asked, config, *_lying(views)))
@@ -157,7 +159,8 @@ class CallCache(dict[tuple[Any, ...], PreparedCall]):
             return None
         if ready is None or arrays is None or any(x.pointer % _ALIGNED for x in views.values()):
             return ready
-        if self.known(asked, config, arrays) is None:
+        described = {id(x.owner) for x in views.values()}
+        if all(x is None or id(x) in described for x in arrays) and self.known(asked, config, arrays) is None:
             self.recognise(asked, config, arrays, ready, False)
         return ready
 
@@ -181,8 +184,10 @@ class CallCache(dict[tuple[Any, ...], PreparedCall]):
         same = _recogniser_under_autocast(tensors)
         if same is None:
             return
+        if len(self._alike) >= _KEPT:
+            self._alike.clear()
         with suppress(TypeError):
-            known = self._alike.setdefault((asked, *_absent(arrays, tensors), tensors[0].shape), [])
+            known = self._alike.setdefault((asked, len(arrays), *_absent(arrays, tensors), tensors[0].shape), [])
             wanted = recorded if any(x.requires_grad for x in tensors) else None
             known[:] = [x for x in known if not (x[1] is wanted and x[2] == config and x[0](*tensors))]
             del known[: 1 - _KINDS_KEPT]
@@ -197,6 +202,12 @@ def _recogniser_under_autocast(tensors: list[Any]) -> Callable[..., bool] | None
         return same
     dtype, ask = torch.get_autocast_dtype(kind), torch.get_autocast_dtype
     return lambda *others: same(*others) and ask(kind) == dtype
+
+
+def _casts(torch: Any, tensor: Any) -> bool:
+    """Whether autocast is on for the device of a tensor: PyTorch refuses the question for devices that have none."""
+    kind = tensor.device.type
+    return kind in ("cuda", "cpu") and torch.is_autocast_enabled(kind)
 
 
 def _absent(arrays: tuple[Any, ...], tensors: list[Any]) -> tuple[int, ...]:
@@ -239,6 +250,7 @@ class Caller:
         self._functions = tuple([i for i, x in enumerate(options) if x.kind == "function"])
         self._words = " ".join(names)
         self._defaults = tuple([(x.name, x.default) for x in options])
+        self._written = tuple([i for i, name in enumerate(names) if declaration.arrays[name].written])
         self._out = names.index("out") if "out" in names and declaration.arrays["out"].written else -1
 
     def __call__(
@@ -302,6 +314,9 @@ class Caller:
 
     def returned(self, made: list[Any], arrays: tuple[Any, ...]) -> Any:
         """The results as a caller has them: the ``out`` that was given first, several as a tuple."""
+        for i in self._written:
+            if arrays[i] is not None:
+                count_write(arrays[i])
         if self._out >= 0 and arrays[self._out] is not None:
             made = [arrays[self._out], *made]
         return made[0] if len(made) == 1 else tuple(made) if made else None
@@ -370,7 +385,7 @@ class Caller:
                 return False
             first = next((x for x in arrays if isinstance(x, torch.Tensor)), None)
             wanted = torch.is_grad_enabled() and any(getattr(x, "requires_grad", False) for x in (*arrays, *options))
-            if not wanted and (first is None or not torch.is_autocast_enabled(first.device.type)):
+            if not wanted and (first is None or not _casts(torch, first)):
                 return False
         needed = self.declaration.needed
         given = {n: x for n, x in self.declaration.named(arrays).items() if x is not None or n in needed}

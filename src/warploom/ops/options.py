@@ -24,7 +24,7 @@ def number(name: str, value: Any) -> float:
     if not isinstance(found, Real) or isinstance(found, bool):
         raise ProblemError(f"{name} is a number, not {shown(value)}")
     try:
-        return float(found)
+        return float(found) + 0.0  # -0.0 and 0.0 are one key of the calls that are kept
     except OverflowError:
         raise ProblemError(f"{name} must be a finite float32, not {shown(value)}") from None
 

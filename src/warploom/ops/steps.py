@@ -272,8 +272,8 @@ class Prepared:
             self.packed.clear()
         everything = [*key[:-1], *[key[-1] + start for start in self.parts]]
         found = [(one, one.call.packed(tuple([everything[i] + x for i, x in one.arrays]))) for one in self.launches]
-        self.packed[key] = tuple(found)
-        return self.packed[key]
+        packed = self.packed[key] = tuple(found)
+        return packed
 
 
 def _in_elements(view: ArrayView, kind: DType) -> ArrayView:
