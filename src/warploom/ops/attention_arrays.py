@@ -56,7 +56,7 @@ class Options:
         AttentionFeatures(window=self.sides(), scale=self.scale, softcap=self.softcap)
 
     def asked(self, head_dim: int) -> dict[str, Any]:
-        """What a problem of attention is asked beside its shapes, by name."""
+        """The options of a problem of attention beside its shapes, by name."""
         default = self.scale is not None and math.isclose(self.scale, head_dim**-0.5)  # whoever says it
         scale = None if default else self.scale  # no kernel of its own
         return {"window": self.sides(), "scale": scale, "softcap": self.softcap, "lse": self.return_lse}

@@ -162,7 +162,7 @@ def plan_attention_paged(
 
 
 def _named(views: Mapping[str, ArrayView]) -> dict[str, ArrayView]:
-    """What is read, by the caller's names."""
+    """The arrays that the kernels read, by the caller's names."""
     return {_PUBLIC.get(name, name): x for name, x in views.items() if name != "out"}
 
 

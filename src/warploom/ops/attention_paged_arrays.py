@@ -41,7 +41,7 @@ class CacheInputs:
     problem: AttentionProblem
 
     def operands(self, out: ArrayView) -> Operands:
-        """How they and the output lie."""
+        """The strides of the arrays and of the output."""
         table = self.views.get("block_table")
         k, v = (settled(self.views[name]).strides for name in ("k_cache", "v_cache"))
         lying = {

@@ -55,7 +55,7 @@ class Computation:
 
 
 class Repeatable(Protocol):
-    """What is kept of a call on torch tensors."""
+    """A kept call that can be repeated on torch tensors."""
 
     def on(self, tensors: Sequence[Any]) -> list[Any] | None:
         """The new results for tensors like those of the first call; None where these must be read."""
@@ -216,7 +216,7 @@ def _absent(arrays: tuple[Any, ...], tensors: list[Any]) -> tuple[int, ...]:
 
 
 def _lying(views: Mapping[str, ArrayView]) -> tuple[Any, ...]:
-    """What launches depend on beside addresses: names, shapes, strides, types, devices and alignment."""
+    """Everything that launches depend on beside addresses: names, shapes, strides, types, devices and alignment."""
     return (*views, *[(x[1:6], x[0] % _ALIGNED) for x in views.values()])
 
 

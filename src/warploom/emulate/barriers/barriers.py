@@ -142,7 +142,7 @@ class Barriers:
         self.mixed: dict[tuple[int, int], tuple[int, list[SourceLine]]] = {}
 
     def exited(self, rows: Array) -> None:
-        """These warps have ended: barriers of the whole CTA do not count them any more (CUDA, compute capability 7)."""
+        """Count warps that have ended out of barriers of the whole CTA (CUDA, compute capability 7)."""
         ctas = (rows // self.clocks.warps_per_cta).tolist()
         self.gone.update(ctas)
         for key in [k for k in self.open if k[0] in set(ctas)]:
@@ -242,7 +242,7 @@ class Barriers:
         return text
 
     def since(self, row: int) -> int | None:
-        """How many findings there were when the barrier at which a warp waits was first met from different lines."""
+        """The number of findings when the barrier at which a warp waits was first met from different lines."""
         keys = (key for key, use in self.open.items() if key in self.mixed and row in (r for _, r in use.waits))
         return next((self.mixed[key][0] for key in keys), None)
 
@@ -289,7 +289,7 @@ class ClusterBarriers:
         self._complete(frame.flat)
 
     def wait(self, frame: Frame, op: Op) -> Wait | None:
-        """What the warps of the frame wait for, or None."""
+        """The wait of the frame's warps for their cluster's barrier; None where it is over already."""
         wait = Wait(op, set())
         for row in frame.flat.tolist():
             if row not in self.arrived:
@@ -304,7 +304,7 @@ class ClusterBarriers:
         return None if wait.ready else wait
 
     def exited(self, rows: Array) -> None:
-        """These warps have ended: nobody waits for them any more."""
+        """Count warps that have ended as arrived, so that nobody waits for them."""
         self.gone[rows] = True
         self._complete(rows)
 

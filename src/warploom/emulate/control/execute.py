@@ -108,7 +108,7 @@ class Executor(Context):
         return FlowSteps(self, self.control, self.steps, self.exited, statement), False
 
     def exited(self, rows: Array) -> None:
-        """These warps have ended, within a task that may have more."""
+        """End these warps of a task, which may have others."""
         self.barriers.exited(rows)
         self.engines.state.clusters.exited(rows)
 

@@ -207,7 +207,7 @@ class Frame:
         return frame
 
     def masked(self, mask: Array | None) -> Frame:
-        """The same warps, on the same registers, with another lane mask."""
+        """A frame of these warps and registers with another lane mask."""
         frame = Frame.__new__(Frame)
         frame.__dict__.update(self.__dict__)
         frame.mask, frame.seen, frame._select = mask, {}, None
@@ -398,17 +398,17 @@ class Actor:
 
     @property
     def lane(self) -> int:
-        """The lowest of them."""
+        """The lowest lane."""
         return 0 if self.lanes is None else self.lanes[0]
 
     @property
     def each(self) -> Sequence[int]:
-        """Their numbers."""
+        """The numbers of the lanes."""
         return ASCENDING if self.lanes is None else self.lanes
 
     @property
     def name(self) -> str:
-        """What messages call the operation."""
+        """The operation as messages name it."""
         return self.op.instruction.mnemonic
 
 

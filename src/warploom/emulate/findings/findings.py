@@ -71,7 +71,7 @@ class Finding:
 
     @property
     def consequences(self) -> str:
-        """What probably follows from it, kinds and lines in one sentence; empty if nothing does."""
+        """The findings that probably follow from this one, kinds and lines in one sentence; empty if nothing does."""
         if not self.follows:
             return ""
         listed = dict.fromkeys(f"{f.kind} at {f.lines}" for f in self.follows)
@@ -79,7 +79,7 @@ class Finding:
 
     @property
     def place(self) -> str:
-        """How often it happened, and which lane was the first."""
+        """The number of times that the defect was met, and the first lane that met it."""
         rank = "" if self.rank is None else f" (rank {self.rank} of its cluster)"
         place = f"in CTA {self.cta}{rank}, warp {self.warp}, lane {self.lane}"
         place += "".join(f", where the loop of {line} is at {index}" for line, index in self.loops)

@@ -67,7 +67,7 @@ class Reporter:
         self.add(kind, actor.op.where, message, row, lane, other=other, count=count, address=address)
 
     def cta(self, row: int) -> str:
-        """How a message calls the CTA of a row: by its rank, in a cluster."""
+        """The CTA of a row as messages name it: by its rank, in a cluster."""
         slot = (self.first + row) // self.warps_per_cta
         rank = self.places.rank(slot)
         return f"CTA {self.places.linear(slot)}" if rank is None else f"the CTA of rank {rank}"
@@ -78,7 +78,7 @@ class Reporter:
         return op.where if op is not None else NOWHERE
 
     def name_of(self, stamp: int) -> str:
-        """Its mnemonic."""
+        """The instruction's mnemonic."""
         op = self.clocks.history[stamp]
         return op.instruction.mnemonic if op is not None else "nothing"
 
@@ -117,7 +117,7 @@ def _how_to_wait(mine: Access, started: Op) -> str:
 
 
 def _byte(mine: Access, byte: int, *others: Op) -> str:
-    """How a message calls a byte that an access reaches."""
+    """A byte that an access reaches, as messages name it."""
     if mine.buffer is not None:
         return f"byte {byte} of {mine.buffer.name}"
     return f"byte {byte}{tile_at(byte, mine.op, *others) or ' of shared memory'}"

@@ -58,7 +58,7 @@ class Sectors:
 
 @dataclass(slots=True)
 class EngineTraffic:
-    """What an engine beside the warps moved: operations, bytes of shared memory, bytes of global memory."""
+    """Data that an engine beside the warps moved: operations, bytes of shared memory, bytes of global memory."""
 
     operations: int = 0
     shared_bytes: int = 0

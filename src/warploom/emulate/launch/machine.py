@@ -122,7 +122,7 @@ _IDLE_PASSES = 1000  # after so many rounds of loops that find nothing new, noth
 
 @dataclass(frozen=True)
 class Emulation:
-    """What a run found and counted. The outputs are in the arrays that were passed.
+    """The findings and counters of a run. Its outputs are in the arrays that were passed.
 
     ``findings`` has one for each cause; what probably follows from it is in its ``follows``. ``executed`` counts the
     warps that came by each instruction, by name, ``counts`` one by one: what counts none was not checked. ``printed``
@@ -376,7 +376,7 @@ class _Launch:
 
 
 def _cure(op: Op) -> str:
-    """What brings a wait to its end."""
+    """The advice on what would end a wait."""
     if any(isinstance(e, MbarrierWait) for e in op.instruction.effects()):
         return (
             "all its arrivals and exactly the expected bytes must come, as often as it is waited for; who waits for "

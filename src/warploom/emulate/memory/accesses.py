@@ -66,7 +66,7 @@ class AccessSteps:
         return place
 
     def _order(self, place: Any, access: Access, turns: Turns = ASCENDING) -> None:
-        """What a strong access makes known, and what it learns."""
+        """Release what the warps know, or acquire, as the semantics of a strong access say."""
         if access.order != "weak" and self.run.across:
             self.run.ordering.strong_access(place.frame, access, self.run.memories[access.space].names(place), turns)
 

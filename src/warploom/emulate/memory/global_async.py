@@ -40,7 +40,7 @@ class Span:
 
     @property
     def box_bytes(self) -> int:
-        """What a copy moves."""
+        """The bytes that the copy moves."""
         return self.size
 
     @property
@@ -67,13 +67,13 @@ class Span:
 
 @dataclass(frozen=True, eq=False)
 class Words:
-    """What a thread stores asynchronously: 16 bytes."""
+    """The 16 bytes that a thread stores asynchronously."""
 
     words: Array
 
     @property
     def box_bytes(self) -> int:
-        """What the store moves."""
+        """The bytes that the store moves."""
         return self.words.nbytes
 
     def load(self, _at: tuple[int, ...]) -> Array:

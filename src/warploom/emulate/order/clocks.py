@@ -244,7 +244,7 @@ class Clocks:
             self._lanes.pop(row, None)
 
     def _alone(self, row: int) -> dict[int, Known]:
-        """What single lanes of a warp know beyond what all of them do."""
+        """Knowledge of single lanes of a warp beyond that of the whole warp."""
         self._settle(row)
         return self._lanes.get(row, {})
 
@@ -271,14 +271,14 @@ class Clocks:
         self._lanes.setdefault(row, {}).update(dict.fromkeys(lanes, mine.of_lanes(lanes)))
 
     def _now(self, row: int) -> Snapshot:
-        """What the lanes of a warp know; valid until any of them learns more."""
+        """A view of what the lanes of a warp know, valid until any of them learns more."""
         known, later = Known(self.known[row], self.single.get(row, {})), self._later.get(row, {})
         return Snapshot(
             self.first + row, int(self.columns[row]), self.now, known, self._lanes.get(row, {}), later, self._told
         )
 
     def snapshot(self, row: int) -> Snapshot:
-        """What the lanes of a warp know now, to keep."""
+        """A copy of what the lanes of a warp know now."""
         found = self._now(row)
         found.known, found.alone, found.later = found.known.copy(), dict(found.alone), dict(found.later)
         return found

@@ -34,7 +34,7 @@ Singles = dict[tuple[int, int, int], int]
 
 
 def planes_of(program: Program) -> int:
-    """How many of the planes a program can tell apart."""
+    """The number of planes that a program can tell apart."""
     fenced = {e.space for _, e in program.effects if isinstance(e, fx.ProxyFence)}
     if fenced:
         return FENCED + 1 if fenced == {"shared"} else FENCED_GLOBALLY + 1
@@ -56,7 +56,7 @@ class Known:
     singles: Singles = field(default_factory=dict[tuple[int, int, int], int])
 
     def copy(self) -> Known:
-        """The same knowledge, which may be changed."""
+        """A mutable copy of this knowledge."""
         return Known(self.clock.copy(), dict(self.singles))
 
     def join(self, other: Known) -> None:
@@ -69,7 +69,7 @@ class Known:
         learn(self.singles, other.singles)
 
     def only(self, *planes: int) -> Known:
-        """What of it is known in some planes."""
+        """This knowledge in some planes alone."""
         found = Known(np.zeros_like(self.clock), {key: s for key, s in self.singles.items() if key[0] in planes})
         kept = [plane for plane in planes if plane < self.clock.shape[0]]
         found.clock[kept] = self.clock[kept]

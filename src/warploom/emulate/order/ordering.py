@@ -43,7 +43,7 @@ class Sequence:
 
     @property
     def chain(self) -> int:
-        """What all parts of one sequence have in common."""
+        """A number that all parts of one release sequence share."""
         return id(self._told)
 
     def heard_by(self, cta: int, warps: int | None) -> Known:

@@ -30,7 +30,7 @@ _WINDOW = np.uint32((1 << WINDOW_BITS) - 1)
 
 @dataclass
 class EngineState:
-    """What the engines of a batch of CTAs are at."""
+    """The state of the asynchronous engines of a batch of CTAs."""
 
     mbarriers: Mbarriers
     bulk: BulkCopies

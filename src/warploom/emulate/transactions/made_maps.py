@@ -146,7 +146,7 @@ class MadeMaps:
             self.report.by("proxy", by, message, other=other, address=address - buffer.start)
 
     def _argument(self, data: bytes) -> TensorMapArgument | str:
-        """What a map's bytes say; the reason if they are of no use."""
+        """The tensor map that 128 bytes encode, or the reason why they encode none."""
         try:
             address, spec = decoded(data)
         except LayoutError as error:

@@ -182,7 +182,7 @@ class SharedOperands:
         self._found: dict[tuple[int, tuple[int, ...]], Operands] = {}
 
     def of(self, op: Op, descriptors: tuple[int, ...]) -> Operands:
-        """What an operation with these descriptors reads."""
+        """The shared memory that an operation with these descriptors reads."""
         key = id(op), descriptors
         if key not in self._found:
             self._found[key] = self._find(op, descriptors)

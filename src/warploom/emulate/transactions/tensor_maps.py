@@ -70,7 +70,7 @@ class TensorMapArgument:
 
     @property
     def buffer_name(self) -> str:
-        """What messages call the array."""
+        """The array's name in messages."""
         return "" if self.buffer is None else self.buffer.name
 
     @property
@@ -84,7 +84,7 @@ class TensorMapArgument:
 
     @property
     def box_bytes(self) -> int:
-        """What a copy moves into shared memory, or out of it."""
+        """The bytes that a copy moves into shared memory, or out of it."""
         return self.spec.box_bytes
 
     @property
