@@ -197,10 +197,10 @@ class CallCache(dict[tuple[Any, ...], PreparedCall]):
 def _recogniser_under_autocast(tensors: list[Any]) -> Callable[..., bool] | None:
     """:func:`recogniser` of tensors; where autocast is on, they are like these under the same type of it alone."""
     same, torch = recogniser(tensors), sys.modules.get("torch")
-    kind = tensors[0].device.type if same is not None else ""
-    if same is None or torch is None or not torch.is_autocast_enabled(kind):
+    if same is None or torch is None or not _casts(torch, tensors[0]):
         return same
-    dtype, ask = torch.get_autocast_dtype(kind), torch.get_autocast_dtype
+    kind, ask = tensors[0].device.type, torch.get_autocast_dtype
+    dtype = ask(kind)
     return lambda *others: same(*others) and ask(kind) == dtype
 
 
