@@ -9,7 +9,8 @@ kernels under the names of its packages, and its Python helpers (padding, the ro
 the clone. It takes einops. ``--cases`` of each test function are drawn with ``--cases-seed``; all of them by default.
 Those that do not begin within ``--cases-seconds`` after the collection are left out. ``--cases-out`` is a file of
 JSON with the outcome of every case; a second run adds its own to it. Other options are pytest's, such as ``-k``, or
-``-n 12`` of pytest-xdist: a case is mostly compilation.
+``-n 12`` of pytest-xdist: a case is mostly compilation. hopper/test_flash_attn.py has cases of 70 GiB, which must not
+run at once: give it ``--dist loadgroup`` and a GPU with 140 GiB, or one process.
 
 A call that warploom refuses by name ends its test as skipped, with what was said; every other error is a failure. Where
 a test goes through values wider than 256 and an ``attention_chunk`` beside others, the others run. Left out are tests
@@ -50,6 +51,8 @@ LEFT_OUT = {
 }
 WAITS = "test_flash_attn_kvcache_paged_block_table_bounds"
 """The test whose lengths lie on the GPU and are to be looked at."""
+LARGE = "test_flash_attn_race_condition"
+"""A test whose tensors take 70 GiB: with ``--dist loadgroup`` one process runs all its cases."""
 OUTCOMES: dict[str, dict[str, Any]] = {}
 """Of every case, by pytest's name of it: whether it passed, was refused, left out or failed, and what was said."""
 
@@ -169,6 +172,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             reason = "the lengths are on the GPU, which warploom does not wait for"
         if reason is not None:
             item.add_marker(pytest.mark.skip(reason=reason))
+        if name == LARGE:
+            item.add_marker(pytest.mark.xdist_group(LARGE))
     by_test: defaultdict[str, list[pytest.Item]] = defaultdict(list)
     for item in items:
         by_test[item.name.partition("[")[0]].append(item)

@@ -21,8 +21,8 @@ EDGES = (
 )
 ARRIVAL = (
     "the hardware counts what arrives, line by line of global memory: lines that are not aligned in two pieces, rows "
-    "of 64 bytes (BK = 32) each by itself, and more with the prefetch hint LTC128B that ptxas gives LDGSTS from rung "
-    "04 on"
+    "of 64 bytes (BK = 32) each by itself, lines that cross 128 bytes of shared memory (00b's padding) in pieces, and "
+    "more with the prefetch hint LTC128B that ptxas gives LDGSTS from rung 04 on"
 )
 
 OPAQUE = "the emulator counts wmma.load and wmma.store as the LDSM and the STS that ptxas makes of them for whole tiles"
@@ -36,7 +36,7 @@ def reason(rung: str, product: str, kind: str) -> str | None:
         return MERGED
     if kind == "ld.shared" and product != WHOLE:
         return EDGES
-    if kind == "cp.async" and (product == UNALIGNED or _hinted(rung)):
+    if kind == "cp.async" and (product == UNALIGNED or _hinted(rung) or _is_padded(rung)):
         return ARRIVAL
     return None
 
@@ -44,6 +44,11 @@ def reason(rung: str, product: str, kind: str) -> str | None:
 def _is_opaque(rung: str) -> bool:
     """Whether a rung goes through the WMMA API."""
     return getattr(LADDER.rung(rung).config, "wmma", False)
+
+
+def _is_padded(rung: str) -> bool:
+    """Whether the rows of a rung's shared tiles have padding behind them."""
+    return getattr(LADDER.rung(rung).config, "padding", 0) > 0
 
 
 def _hinted(rung: str) -> bool:
