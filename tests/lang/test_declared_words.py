@@ -7,10 +7,13 @@ import pytest
 from tests.ptx.text import kernel
 from warploom.core.errors import TraceError, VerifyError
 from warploom.cuda.printer import print_cuda
+from warploom.ir.statements import Op
 from warploom.ir.verify import verify
+from warploom.isa.barriers import elect
+from warploom.isa.conversion import permute
 from warploom.isa.form import named
 from warploom.lang import Kernel, f32, u32
-from warploom.lang.declared import word
+from warploom.lang.builder import word
 from warploom.lang.values import Number, Traced
 from warploom.ptx.parser import parse
 from warploom.ptx.program import to_program
@@ -20,12 +23,19 @@ class MoreWords(Kernel):
     """Words of one's own: the largest of three is an instruction of sm_100, one line of the table."""
 
     @word("max.f32")
-    def largest(self, a: Number, b: Number, c: Number = 0.0) -> Traced:  # pyright: ignore[reportReturnType]
+    def largest(self, a: Number, b: Number, c: Number = 0.0) -> Traced:
         """The largest of three."""
+        ...
+
+    @word("prmt.b32", ptx=False)
+    def picked(self, a: Number, b: Number, selector: int) -> Traced:
+        """Four bytes."""
+        ...
 
     @word("mul.hi.u32")
-    def multiply_high(self, a: Number, b: Number) -> Traced:  # pyright: ignore[reportReturnType]
+    def multiply_high(self, a: Number, b: Number) -> Traced:
         """The upper half of a product."""
+        ...
 
 
 def test_a_word_takes_its_body_from_the_form() -> None:
@@ -67,3 +77,20 @@ def test_an_instruction_of_a_later_architecture_is_read_and_printed() -> None:
     older = parse(kernel(line, target="sm_90a"))
     with pytest.raises(VerifyError, match="sm_100"):
         verify(to_program(older, older.entries[0], block=(32, 1, 1)))
+
+
+def test_parameters_are_words_immediates_and_operands_of_the_instruction() -> None:
+    k = MoreWords()
+    low = k.picked(k.value(1, u32), 2, selector=0x5410)
+    assert low.definition is not None
+    assert low.definition.instruction is permute(0x5410)
+    assert [x.constant for x in low.sources] == [1, 2]
+    k.fence("sys")
+    k.elect()
+    fence, elected = [op.instruction for op in k.finished_body() if isinstance(op, Op)][-2:]
+    assert fence is named("fence.acq_rel.sys")
+    assert elected is elect()
+    with pytest.raises(VerifyError, match="gpux is not supported"):
+        k.fence("gpux")  # type: ignore[arg-type]
+    with pytest.raises(VerifyError, match="0 or more of the newest groups"):
+        k.wait_group(-1)

@@ -7,7 +7,6 @@ import pytest
 from warploom.core.errors import ProblemError
 from warploom.emulate import emulate
 from warploom.lang import Global, Kernel, f32, kernel, u32
-from warploom.lang.derivative import vector_jacobian
 from warploom.lang.functions import (
     absolute,
     as_f32,
@@ -24,6 +23,7 @@ from warploom.lang.functions import (
     silu,
     sqrt,
     tanh,
+    vector_jacobian,
 )
 
 

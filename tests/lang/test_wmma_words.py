@@ -40,5 +40,5 @@ def test_results_go_to_as_many_registers_as_there_are() -> None:
         left, right = k.wmma_load("A", a, 16), k.wmma_load("B", a, 16)
         k.wmma_mma(left, right, [0.0] * 8, orders=("row", "row"), into=k.registers(f32, 4))
 
-    with pytest.raises(TraceError, match="has 8 results, into= has 4"):
+    with pytest.raises(TraceError, match="takes 8 registers for D, got 4"):
         short.trace()

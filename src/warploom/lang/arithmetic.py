@@ -7,7 +7,7 @@ from typing import Literal
 
 import numpy as np
 
-from warploom.core.dtypes import DType, bf16, e4m3, e5m2, f16, f32, pred, s8, s16, s32, u8, u16, u32, u64
+from warploom.core.dtypes import DType, bf16, e4m3, e5m2, f16, f32, s8, s16, s32, u8, u16, u32, u64
 from warploom.core.errors import TraceError, shown
 from warploom.isa.conversion import (
     Rounding,
@@ -16,15 +16,12 @@ from warploom.isa.conversion import (
     half_of,
     pack_bytes,
     pack_pair,
-    permute,
     unpack_half,
 )
 from warploom.isa.form import named
 from warploom.isa.operators import multiply_wide, pair_arithmetic, select
-from warploom.lang.builder import Builder
-from warploom.lang.declared import word
-from warploom.lang.loaded import Element, holds_bits
-from warploom.lang.values import Mutable, Number, Traced
+from warploom.lang.builder import Builder, word
+from warploom.lang.values import Element, Mutable, Number, Traced, holds_bits
 
 RoundTo = Literal["zero", "nearest", "down", "up"]
 _ROUNDING: dict[RoundTo, Rounding] = {"zero": "rzi", "nearest": "rni", "down": "rmi", "up": "rpi"}
@@ -79,7 +76,7 @@ class Arithmetic(Builder):
                 else self.convert(self._from_bits(x), dtype, rounding=rounding, saturate=saturate)
             )
         if dtype in _FP8:
-            bits = self._to_fp8(self.convert(x, f32), self.constant(0.0, f32), dtype)
+            bits = self._to_fp8(self.convert(x, f32), 0.0, dtype)
             return Element(self.convert(bits, u32), dtype)
         if dtype in _HALVES:
             return Element(self.pack(self.convert(x, f32), 0.0, dtype), dtype)
@@ -134,14 +131,11 @@ class Arithmetic(Builder):
                 f"pack_bytes packs four values of s8, u8, e4m3 or e5m2, not {len(values)} of {dtype} ({self.here()})"
             )
         if dtype in _FP8:
-            x = [self.operand(value, f32) for value in values]
-            lower, upper = (self._to_fp8(x[i], x[i + 1], dtype) for i in (0, 2))
+            lower, upper = (self._to_fp8(values[i], values[i + 1], dtype) for i in (0, 2))
             return self.convert(upper, u32) << 16 | self.convert(lower, u32)
-        low, second, third, high = (
-            self.operand(self.convert(x, s32, rounding="nearest") if _is_float(x) else x, s32) for x in values
-        )
-        upper = self.emit(pack_bytes(dtype), (third, high, self.constant(0, u32)))[0]
-        return self.emit(pack_bytes(dtype), (low, second, upper))[0]
+        low, second, third, high = (self.convert(x, s32, rounding="nearest") if _is_float(x) else x for x in values)
+        upper = self.issue(pack_bytes(dtype), third, high, 0)[0]
+        return self.issue(pack_bytes(dtype), low, second, upper)[0]
 
     def unpack_bytes(self, word: Traced, dtype: DType) -> tuple[Traced, Traced, Traced, Traced]:
         """The four bytes of a u32, the lowest first: of s8 and u8 as s32, of e4m3 and e5m2 (sm_90) as f32, exactly."""
@@ -156,18 +150,18 @@ class Arithmetic(Builder):
 
     def unpack_fp8(self, word: Traced) -> tuple[Traced, Traced]:
         """The four ``e4m3`` of a u32 as two packed pairs of f16, the lowest first, exactly (sm_90)."""
-        halves = [self.emit(half_of(u32, which), (self.operand(word, u32),))[0] for which in (0, 1)]  # no shift in SASS
-        low, high = (self.emit(named("cvt.rn.f16x2.e4m3x2"), (half,))[0] for half in halves)
+        halves = [self.issue(half_of(u32, which), word)[0] for which in (0, 1)]  # no shift in SASS
+        low, high = (self.issue(named("cvt.rn.f16x2.e4m3x2"), half)[0] for half in halves)
         return low, high
 
-    def _to_fp8(self, low: Traced, high: Traced, dtype: DType) -> Traced:
+    def _to_fp8(self, low: Number, high: Number, dtype: DType) -> Traced:
         """A pair of f32 as fp8 in a u16."""
-        return self.emit(named(f"cvt.rn.satfinite.{dtype}x2.f32"), (high, low))[0]
+        return self.issue(named(f"cvt.rn.satfinite.{dtype}x2.f32"), high, low)[0]
 
     def _from_fp8(self, word: Traced, dtype: DType) -> tuple[Traced, Traced]:
         """The two fp8 of a word's lower half, as f32."""
-        pair = self.emit(convert(u32, u16), (self.operand(word, u32),))[0]
-        return self.unpack(self.emit(named(f"cvt.rn.f16x2.{dtype}x2"), (pair,))[0], f16)
+        pair = self.issue(convert(u32, u16), word)[0]
+        return self.unpack(self.issue(named(f"cvt.rn.f16x2.{dtype}x2"), pair)[0], f16)
 
     def bitcast(self, x: Traced, dtype: DType) -> Traced:
         """The same bits as another type of the same width."""
@@ -180,8 +174,9 @@ class Arithmetic(Builder):
         return self.emit(bitcast(x.dtype, dtype), (x,))[0]
 
     @word("fma.rn.f32")
-    def fma(self, a: Number, b: Number, c: Number) -> Traced:  # pyright: ignore[reportReturnType]
+    def fma(self, a: Number, b: Number, c: Number) -> Traced:
         """a·b + c in f32 with one rounding."""
+        ...
 
     def mul_wide(self, a: Number, b: Number) -> Traced:
         """The 64-bit product of two u32 values."""
@@ -189,7 +184,7 @@ class Arithmetic(Builder):
         if x.constant is not None and y.constant is not None:
             mask = (1 << 32) - 1
             return self.constant((int(x.constant) & mask) * (int(y.constant) & mask), u64)
-        return self.emit(multiply_wide(u32), (x, y))[0]
+        return self.issue(multiply_wide(u32), x, y)[0]
 
     def maximum(self, a: Number, b: Number) -> Traced:
         """The larger; of floats the one that is not NaN."""
@@ -200,28 +195,34 @@ class Arithmetic(Builder):
         return self.binary("min", a, b)
 
     @word("ex2.approx.ftz.f32")
-    def exp2(self, x: Number) -> Traced:  # pyright: ignore[reportReturnType]
+    def exp2(self, x: Number) -> Traced:
         """2 to the x (``ex2.approx.ftz.f32``, at most 2 ulp)."""
+        ...
 
     @word("lg2.approx.ftz.f32")
-    def log2(self, x: Number) -> Traced:  # pyright: ignore[reportReturnType]
+    def log2(self, x: Number) -> Traced:
         """Binary logarithm (``lg2.approx.ftz.f32``)."""
+        ...
 
     @word("rcp.approx.ftz.f32")
-    def reciprocal(self, x: Number) -> Traced:  # pyright: ignore[reportReturnType]
+    def reciprocal(self, x: Number) -> Traced:
         """1/x (``rcp.approx.ftz.f32``, at most 1 ulp)."""
+        ...
 
     @word("rsqrt.approx.ftz.f32")
-    def rsqrt(self, x: Number) -> Traced:  # pyright: ignore[reportReturnType]
+    def rsqrt(self, x: Number) -> Traced:
         """1/sqrt(x) (``rsqrt.approx.ftz.f32``)."""
+        ...
 
     @word("sqrt.rn.f32")
-    def sqrt(self, x: Number) -> Traced:  # pyright: ignore[reportReturnType]
+    def sqrt(self, x: Number) -> Traced:
         """Square root, correctly rounded."""
+        ...
 
     @word("tanh.approx.f32")
-    def tanh(self, x: Number) -> Traced:  # pyright: ignore[reportReturnType]
+    def tanh(self, x: Number) -> Traced:
         """Hyperbolic tangent (``tanh.approx.f32``)."""
+        ...
 
     def absolute(self, x: Number) -> Traced:
         """The absolute value of a float or a signed integer."""
@@ -239,9 +240,10 @@ class Arithmetic(Builder):
         """The bits of an integer of 32 or 64 bits in reverse order, unsigned."""
         return self.unary("brev", x)
 
+    @word("prmt.b32", ptx=False)
     def prmt(self, a: Traced, b: Traced, selector: int) -> Traced:
         """Four bytes of the pair (a low, b high), picked by the nibbles of ``selector``."""
-        return self.emit(permute(selector), (self.operand(a, u32), self.operand(b, u32)))[0]
+        ...
 
     def select(self, condition: Number, a: Number, b: Number) -> Traced:
         """``a`` in the lanes where the predicate holds, else ``b``."""
@@ -249,28 +251,28 @@ class Arithmetic(Builder):
         dtype = self._common_type("select", a, b)
         if known is not None:
             return self.operand(a if known else b, dtype)
-        operands = (self.operand(condition, pred), self.operand(a, dtype), self.operand(b, dtype))
-        return self.emit(select(dtype), operands)[0]
+        return self.issue(select(dtype), condition, a, b)[0]
 
     @word("cvt.rna.tf32.f32")
-    def to_tf32(self, x: Number) -> Traced:  # pyright: ignore[reportReturnType]
+    def to_tf32(self, x: Number) -> Traced:
         """An f32 rounded to tf32, as the u32 register that ``mma`` takes."""
+        ...
 
     def pack(self, low: Number, high: Number, half: DType) -> Traced:
         """Two f32 values rounded to f16 or bf16, in one u32 (low in the low bits)."""
         self._check_half(half)
-        return self.emit(pack_pair(half), (self.operand(low, f32), self.operand(high, f32)))[0]
+        return self.issue(pack_pair(half), low, high)[0]
 
     def unpack(self, pair: Traced, half: DType) -> tuple[Traced, Traced]:
         """The (low, high) halves of a packed pair as f32, exactly."""
         self._check_half(half)
         x = self.operand(pair, u32)
-        return self.emit(unpack_half(half, 0), (x,))[0], self.emit(unpack_half(half, 1), (x,))[0]
+        return self.issue(unpack_half(half, 0), x)[0], self.issue(unpack_half(half, 1), x)[0]
 
     def pair(self, op: str, half: DType, *operands: Traced) -> Traced:
         """Packed 16-bit arithmetic: ``fma add mul min max`` on both halves at once."""
         self._check_half(half)
-        return self.emit(pair_arithmetic(op, half), tuple(self.operand(x, u32) for x in operands))[0]
+        return self.issue(pair_arithmetic(op, half), *operands)[0]
 
     def _check_half(self, half: DType) -> None:
         if half not in _HALVES:

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from numbers import Integral
 from traceback import walk_tb
 from types import CodeType, FrameType
-from typing import Any
+from typing import Any, TypeVar, cast
 
 from warploom.core.dtypes import DType, f32, pred, s32, u32
 from warploom.core.errors import TraceError, shown
@@ -35,12 +35,11 @@ from warploom.ir.statements import (
 )
 from warploom.isa.base import Instruction
 from warploom.isa.conversion import move
+from warploom.isa.form import Formed, RefusedError, named
 from warploom.isa.operators import binary, unary
-from warploom.lang.fold import fold_binary, is_commutative
-from warploom.lang.loaded import holds_bits
-from warploom.lang.rebinding import refuse_rebinding
-from warploom.lang.uncalled import refuse_uncalled
-from warploom.lang.values import Mutable, Number, TileAddress, Traced
+from warploom.lang.fold import fold_binary, is_commutative, split_sum
+from warploom.lang.source import refuse_rebinding, refuse_uncalled
+from warploom.lang.values import Mutable, Number, TileAddress, Traced, holds_bits
 
 _PACKAGE = __name__.partition(".")[0]
 _PYTHON = "contextlib", "functools", "dataclasses"
@@ -175,6 +174,20 @@ class Builder:
         if key is not None:
             self._shared[-1][key] = results
         return results
+
+    def issue(self, instruction: Formed, *values: Number) -> tuple[Traced, ...]:
+        """Emit an instruction on values: numbers become immediates of the types that its form gives its operands.
+
+        The constant part of an address becomes its displacement.
+        """
+        operands, offsets = list[Traced](), dict[str, int]()
+        for position, (value, dtype) in enumerate(zip(values, instruction.operand_types, strict=True)):
+            if displacement := instruction.addresses.get(position):
+                base, offsets[displacement] = split_sum(cast("Traced", value))
+                operands.append(base)
+            else:
+                operands.append(self.operand(value, dtype))
+        return self.emit(instruction.at(**offsets) if offsets else instruction, operands)
 
     def emit_into(self, instruction: Instruction, operands: Sequence[Traced], targets: Sequence[Mutable]) -> None:
         """Emit an instruction that overwrites mutable registers (accumulators in place)."""
@@ -346,3 +359,56 @@ def _tiles(instruction: Instruction, operands: Sequence[Traced]) -> tuple[Tile |
     """The tiles that operands of an instruction that does more than compute were formed from."""
     tiles = tuple(x.within if isinstance(x, TileAddress) else None for x in operands)
     return tiles if any(tiles) and not instruction.pure else ()
+
+
+Method = TypeVar("Method", bound=Callable[..., Any])
+
+
+def word(name: str, *, ptx: bool = True, **fixed: int) -> Callable[[Method], Method]:
+    """Give a method of ``k`` its body: one instruction, by PTX's name, on the method's parameters.
+
+    Parameters of type ``int`` are the immediates of their names, those that ``name`` has in braces are words of the
+    instruction (``fence.acq_rel.{scope}``), all others are its operands, in order. The form gives the types of operands
+    and results, what is refused and the architecture. ``fixed`` are immediates that authors of kernels do not choose.
+    Raises TypeError, as the module is imported, where the instruction has other operands than the method.
+    """
+
+    def decorate(method: Method) -> Method:
+        signature = inspect.signature(method)
+        parameters = [*signature.parameters.values()][1:]
+        names, count = [p.name for p in parameters], len(parameters)
+        immediates = [p.name for p in parameters if p.annotation in (int, "int")]
+        operands = [n for n in names if n not in immediates and f"{{{n}}}" not in name]
+
+        def made(said: dict[str, Any]) -> Formed:
+            numbers = (*fixed.items(), *((n, said[n]) for n in immediates))
+            return named(name.format(**said), numbers=numbers, operands=len(operands), ptx=ptx)
+
+        usual = {p.name: 0 if p.default is p.empty else p.default for p in parameters}
+        try:
+            unchanging = made(usual)
+        except RefusedError as error:
+            raise TypeError(f"{method.__qualname__}: {error}") from None
+        changes, defaults = len(operands) < count, method.__defaults__ or ()
+
+        def call(self: Any, *given: Any, **by_name: Any) -> Any:
+            values = (*given, *defaults[len(given) - count :]) if len(given) < count else given
+            if by_name or len(values) != count:
+                method(self, *given, **by_name)  # Python's own message where the arguments do not fit
+                bound = signature.bind(self, *given, **by_name)
+                bound.apply_defaults()
+                values = bound.args[1:]
+            instruction = unchanging
+            if changes:
+                said = dict(zip(names, values, strict=True))
+                instruction, values = made(said), [said[n] for n in operands]
+            results = self.issue(instruction, *values)
+            return results[0] if len(results) == 1 else results or None
+
+        for attribute in ("__module__", "__name__", "__qualname__", "__doc__"):
+            setattr(call, attribute, getattr(method, attribute))
+        call.__code__ = call.__code__.replace(co_name=method.__name__, co_qualname=method.__qualname__)
+        call.__wrapped__ = method  # type: ignore[attr-defined]
+        return cast("Method", call)
+
+    return decorate

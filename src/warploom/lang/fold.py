@@ -11,7 +11,7 @@ import numpy as np
 from warploom.core.dtypes import DType, pred, u32
 from warploom.isa.operators import COMPARISONS, binary
 from warploom.isa.special import special
-from warploom.lang.values import Number, TileAddress, Traced, Tracer, defining_op
+from warploom.lang.values import Number, TileAddress, Traced, ValueBuilder, defining_op
 
 _COMMUTATIVE = {"add", "mul", "and", "or", "xor", "min", "max"}
 
@@ -90,7 +90,7 @@ def _range(value: Traced) -> tuple[int | None, int]:
     return (low << int(c), high << int(c)) if op == "shl" and high << int(c) < 2**32 else unknown
 
 
-def fold_binary(builder: Tracer, op: str, a: Traced, b: Traced) -> Traced | None:
+def fold_binary(builder: ValueBuilder, op: str, a: Traced, b: Traced) -> Traced | None:
     """A simpler equal value, or None. Swaps are the caller's: a constant operand of a commutative op comes second."""
     dtype = a.dtype
     ca, cb = a.constant, b.constant
@@ -114,7 +114,7 @@ def fold_binary(builder: Tracer, op: str, a: Traced, b: Traced) -> Traced | None
     return None
 
 
-def _identity(builder: Tracer, op: str, a: Traced, c: int) -> Traced | None:
+def _identity(builder: ValueBuilder, op: str, a: Traced, c: int) -> Traced | None:
     """``a op c`` where the constant decides the result."""
     all_ones = c == -1 or c == (1 << a.dtype.bits) - 1
     if c == 0:
@@ -136,7 +136,7 @@ def _identity(builder: Tracer, op: str, a: Traced, c: int) -> Traced | None:
     return None
 
 
-def _fold_add(builder: Tracer, a: Traced, b: Traced) -> Traced | None:
+def _fold_add(builder: ValueBuilder, a: Traced, b: Traced) -> Traced | None:
     """Constants move outward: (x + c) + d, x + (y + c), (x + c) + y."""
     dtype = a.dtype
     base_a, constant_a = split_sum(a)

@@ -1,4 +1,4 @@
-"""Words of ``k`` for fragments: registers that carry their map, and what is derived from it."""
+"""Words of ``k`` for matrices in registers: fragments that carry their map, ``mma``, ``movmatrix``, ``wmma``."""
 
 from __future__ import annotations
 
@@ -7,11 +7,14 @@ from copy import copy
 from dataclasses import dataclass, replace
 from typing import Literal, TypeAlias, get_args, overload
 
-from warploom.core.dtypes import DType, bf16, f16, f32, tf32, u32
+from warploom.core.dtypes import DType, bf16, f16, f32, f64, s8, s32, tf32, u32
 from warploom.core.errors import TraceError, shown
+from warploom.isa.form import Formed
 from warploom.isa.matrix import mma
 from warploom.isa.special import FULL_MASK
-from warploom.lang.pointers import GlobalPointer, SharedTile
+from warploom.isa.wmma import wmma_load, wmma_mma, wmma_store
+from warploom.lang.builder import word
+from warploom.lang.memory import GlobalPointer, SharedTile
 from warploom.lang.reducers import NAMED, Reducer, State, single
 from warploom.lang.values import Mutable, Number, Traced
 from warploom.lang.warp import WarpWords
@@ -21,7 +24,10 @@ from warploom.layout.fragments import FragmentLayout
 from warploom.layout.linear import LinearMap
 from warploom.layout.matrix_access import MatrixPlan, ldmatrix_plan
 from warploom.layout.reduction import reduction_plan
+from warploom.layout.wmma import StorageOrder
 
+Matrix = GlobalPointer | SharedTile | Traced
+"""Where a matrix begins: a pointer, a shared tile, or an address in one (``tile.address(row, col)``)."""
 Combine: TypeAlias = Callable[[Traced, Traced], Traced]
 Arithmetical: TypeAlias = Literal["max", "min", "add", "mul"]
 Stateful: TypeAlias = Literal["argmax", "logsumexp", "moments"]
@@ -305,7 +311,7 @@ def _plan(target: FragmentLayout, bit_order: Sequence[int] | None) -> MatrixPlan
 
 
 class FragmentWords(WarpWords):
-    """Tensor-core words."""
+    """Fragments, their reductions and products of matrices by one warp; PTX names the instructions."""
 
     def accumulator(self, layout: FragmentLayout, value: Number | None = 0.0, name: str = "") -> Fragment:
         """A mutable f32 (or packed f16) fragment, initialised unless ``value`` is None."""
@@ -393,20 +399,101 @@ class FragmentWords(WarpWords):
         into: Sequence[Mutable] | None = None,
     ) -> tuple[Traced, ...]:
         """``mma.sync``: the registers of D = A·B + C. ``into`` writes D to mutable registers (in place if it is C)."""
-        instruction = mma(shape, inputs, accumulate)
-        parts: tuple[Sequence[Number], ...] = (a, b, c) if into is None else (a, b, c, into)
-        for name, given, slot in zip("ABCD", parts, (*instruction.slots, instruction.slots[2]), strict=False):
-            if len(given) != slot.count:
+        return self._multiply(mma(shape, inputs, accumulate), a, b, c, into)
+
+    @word("movmatrix.sync.aligned.m8n8.trans.b16")
+    def movmatrix(self, x: Traced) -> Traced:
+        """``movmatrix``: transposes an 8×8 matrix of 16-bit elements, a register per lane as ``ldmatrix`` loads it."""
+        ...
+
+    def mma_integer(
+        self,
+        a: Sequence[Number],
+        b: Sequence[Number],
+        c: Sequence[Number],
+        shape: str,
+        types: tuple[DType, DType] = (s8, s8),
+    ) -> tuple[Traced, ...]:
+        """``mma.sync`` of s8 or u8 matrices: the s32 registers of D = A·B + C."""
+        return self._multiply(mma(shape, types[0], s32, types[1]), a, b, c)
+
+    def mma_double(
+        self, a: Sequence[Number], b: Sequence[Number], c: Sequence[Number], shape: str = "m8n8k4"
+    ) -> tuple[Traced, ...]:
+        """``mma.sync`` of float64 matrices: the registers of D = A·B + C."""
+        return self._multiply(mma(shape, f64, f64), a, b, c)
+
+    def _multiply(
+        self,
+        instruction: Formed,
+        a: Sequence[Number],
+        b: Sequence[Number],
+        c: Sequence[Number],
+        into: Sequence[Mutable] | None = None,
+    ) -> tuple[Traced, ...]:
+        """D = A·B + C, in fresh registers or ``into`` mutable ones; C's accumulators are read where they are."""
+        counts = instruction.na, instruction.nb, instruction.nc, instruction.nc
+        for name, given, count in zip("ABCD", (a, b, c, c if into is None else into), counts, strict=True):
+            if len(given) != count:
                 raise TraceError(
-                    f"{instruction.mnemonic} takes {slot.count} registers for {name}, got {len(given)} ({self.here()})"
+                    f"{instruction.mnemonic} takes {count} registers for {name}, got {len(given)} ({self.here()})"
                 )
-        kinds = instruction.operand_types[len(a) + len(b) :]
-        operands: list[Traced] = [self.operand(x, u32) for x in (*a, *b)]
-        operands += [
-            Traced(self, x.register) if isinstance(x, Mutable) else self.operand(x, t)
-            for x, t in zip(c, kinds, strict=True)
-        ]
         if into is None:
-            return self.emit(instruction, operands)
-        self.emit_into(instruction, operands, into)
+            return self.issue(instruction, *a, *b, *c)
+        sums = [Traced(self, x.register) if isinstance(x, Mutable) else x for x in c]
+        typed = zip((*a, *b, *sums), instruction.operand_types, strict=True)
+        self.emit_into(instruction, [self.operand(x, t) for x, t in typed], into)
         return tuple(into)
+
+    # -- wmma
+    def wmma_load(
+        self,
+        operand: Literal["A", "B", "C"],
+        matrix: Matrix,
+        leading: Number,
+        *,
+        shape: str = "m16n16k16",
+        dtype: DType = bf16,
+        order: StorageOrder = "row",
+    ) -> tuple[Traced, ...]:
+        """``wmma.load``: the registers of operand A, B or C from a matrix in ``order``, ``leading`` elements a line."""
+        space, address = _where(matrix)
+        return self.issue(wmma_load(operand, shape, dtype, order, space), address, leading)
+
+    def wmma_store(
+        self,
+        matrix: Matrix,
+        leading: Number,
+        registers: Sequence[Traced],
+        *,
+        shape: str = "m16n16k16",
+        dtype: DType = f32,
+        order: StorageOrder = "row",
+    ) -> None:
+        """``wmma.store``: an accumulator to a matrix in ``order``, ``leading`` elements a line."""
+        space, address = _where(matrix)
+        self.issue(wmma_store(shape, dtype, order, space), address, leading, *registers)
+
+    def wmma_mma(
+        self,
+        a: Sequence[Traced],
+        b: Sequence[Traced],
+        c: Sequence[Number],
+        *,
+        shape: str = "m16n16k16",
+        inputs: DType = bf16,
+        accumulate: DType = f32,
+        orders: tuple[StorageOrder, StorageOrder] = ("row", "col"),
+        into: Sequence[Mutable] | None = None,
+    ) -> tuple[Traced, ...]:
+        """``wmma.mma``: the registers of D = A·B + C; ``orders`` are those that A and B were loaded in.
+
+        ``into`` writes D to mutable registers (in place if it is C).
+        """
+        return self._multiply(wmma_mma(shape, inputs, accumulate, *orders), a, b, c, into)
+
+
+def _where(matrix: Matrix) -> tuple[Literal["shared", "global"], Traced]:
+    if isinstance(matrix, GlobalPointer):
+        return "global", matrix.address
+    return "shared", matrix.base if isinstance(matrix, SharedTile) else matrix

@@ -1,4 +1,4 @@
-"""Words of ``k`` for sm_90: mbarriers, TMA copies, wgmma, rings, elected threads."""
+"""Words of ``k`` for sm_90: clusters, mbarriers, TMA copies, ``wgmma``, rings, elected threads."""
 
 from __future__ import annotations
 
@@ -9,17 +9,16 @@ from typing import Literal
 from warploom.core.dtypes import DType, bf16, f32, pred, s32, u32, u64
 from warploom.core.errors import LayoutError, TraceError
 from warploom.isa.async_copy import Eviction, bulk_store, tensor_load, tensor_store, wait_copies
-from warploom.isa.barriers import elect
+from warploom.isa.cluster import map_shared
 from warploom.isa.effects import ClusterScope
 from warploom.isa.form import named
 from warploom.isa.mbarrier import mbarrier_arrival, mbarrier_init, mbarrier_wait
+from warploom.isa.special import FULL_MASK
 from warploom.isa.wgmma import wgmma, wgmma_wait
-from warploom.lang.cluster import ClusterWords
-from warploom.lang.declared import word
-from warploom.lang.fold import split_sum
-from warploom.lang.fragments import Fragment
-from warploom.lang.naming import name_at
-from warploom.lang.pointers import GlobalPointer, SharedTile
+from warploom.lang.builder import word
+from warploom.lang.fragments import Fragment, FragmentWords
+from warploom.lang.memory import GlobalPointer, SharedTile
+from warploom.lang.source import name_at
 from warploom.lang.values import Mutable, Number, TileAddress, Traced
 from warploom.layout.catalogue import wgmma_accumulator
 from warploom.layout.wgmma import MatrixDescriptor
@@ -33,7 +32,7 @@ class TensorMapHandle:
 
 
 @dataclass(frozen=True, eq=False)
-class Mbarriers:
+class MbarrierArray:
     """An array of mbarriers in shared memory."""
 
     words: HopperWords
@@ -52,8 +51,7 @@ class Mbarriers:
         ``full.init(1, k.thread)`` under ``k.when(k.thread < full.count)`` lets as many threads take one each.
         """
         for i in range(self.count) if index is None else (index,):
-            base, offset = split_sum(self.address(i))
-            self.words.emit(mbarrier_init(arrivals).at(offset=offset), (base,))
+            self.words.issue(mbarrier_init(arrivals), self.address(i))
 
     def arrive(
         self, index: Number = 0, *, when: Number = True, cta: Number | None = None, scope: ClusterScope = "cta"
@@ -82,18 +80,17 @@ class Mbarriers:
     def _arrive(
         self, index: Number, transaction_bytes: int | None, when: Number, cta: Number | None, scope: ClusterScope
     ) -> None:
-        address, remote = self.address(index), cta is not None
-        base, offset = (self.words.map_shared(address, cta), 0) if cta is not None else split_sum(address)
-        guard = self.words.operand(when, pred)
-        self.words.emit(mbarrier_arrival(transaction_bytes, remote, scope).at(offset=offset), (base, guard))
+        address = self.address(index)
+        if cta is not None:
+            address = self.words.map_shared(address, cta)
+        self.words.issue(mbarrier_arrival(transaction_bytes, cta is not None, scope), address, when)
 
     def wait(self, parity: Number, index: Number = 0, *, scope: ClusterScope = "cta") -> None:
         """Block until the phase of that parity has completed (0 the first, then alternating).
 
         ``scope="cluster"`` is the other half of arrivals at that scope: it makes other CTAs' writes visible.
         """
-        base, offset = split_sum(self.address(index))
-        self.words.emit(mbarrier_wait(scope).at(offset=offset), (base, self.words.operand(parity, u32)))
+        self.words.issue(mbarrier_wait(scope), self.address(index), parity)
 
 
 @dataclass(eq=False)
@@ -114,16 +111,64 @@ class Ring:
         self.phase.set(k.select(wraps, self.phase.get() ^ 1, self.phase.get()))
 
 
-class HopperWords(ClusterWords):
-    """Asynchronous words."""
+class HopperWords(FragmentWords):
+    """What sm_90 adds: clusters, mbarriers, the TMA, ``wgmma``. ``cluster`` counts its CTAs along x, y and z."""
 
-    def mbarriers(self, count: int, name: str = "") -> Mbarriers:
+    cluster: tuple[int, int, int] = (1, 1, 1)
+
+    def __init__(
+        self, *, share: bool = True, cluster: tuple[int, int, int] = (1, 1, 1), threads: int | None = None
+    ) -> None:
+        super().__init__(share=share)
+        self.cluster, self.cta_threads = cluster, threads
+        """``cta_threads``: of the kernel, None while only its parameters are looked at."""
+
+    @property
+    def cluster_ctas(self) -> int:
+        """CTAs of the cluster, known while tracing."""
+        return self.cluster[0] * self.cluster[1] * self.cluster[2]
+
+    @property
+    def cluster_rank(self) -> Traced:
+        """The CTA's number in its cluster (u32), x fastest."""
+        return self.special("cluster_ctarank") if self.cluster_ctas > 1 else self.value(0, u32)
+
+    @word("barrier.cluster.arrive.release.aligned")
+    def cluster_arrive(self) -> None:
+        """``barrier.cluster.arrive``: all threads arrive, once before each :meth:`cluster_wait`, and may go on."""
+
+    @word("barrier.cluster.wait.acquire.aligned")
+    def cluster_wait(self) -> None:
+        """``barrier.cluster.wait``: all threads wait until those of every CTA of the cluster have arrived or exited."""
+
+    def cluster_sync(self) -> None:
+        """All threads of the cluster meet and see each other's memory accesses.
+
+        Needed before the first access to another CTA's shared memory (its mbarriers must be initialised), and at the
+        end of a kernel, unless something else tells that no CTA leaves while others still reach into it.
+        """
+        self.cluster_arrive()
+        self.cluster_wait()
+
+    def map_shared(self, address: Traced, rank: Number) -> Traced:
+        """``mapa``: where a shared address (u32) of this CTA lies in the CTA of a rank, for remote arrivals."""
+        if isinstance(rank, int) and not 0 <= rank < self.cluster_ctas:
+            raise TraceError(
+                f"there is no CTA of rank {rank} in a cluster of {self.cluster_ctas} ({self.here()}); "
+                "@kernel(cluster=…) says how many there are"
+            )
+        mapped = self.issue(map_shared(), address, rank)[0]
+        return TileAddress(mapped, address.within) if isinstance(address, TileAddress) else mapped
+
+    # -- mbarriers, and what waits for other launches
+
+    def mbarriers(self, count: int, name: str = "") -> MbarrierArray:
         """Room for ``count`` mbarriers in shared memory."""
         where = self.here()
         taken = any(region.name == "mbarriers" for region in self.regions)
         default = f"mbarriers{len(self.regions)}" if taken else "mbarriers"
         name = name or name_at(where.file, where.line) or default
-        return Mbarriers(self, self.shared(u64, count, name=name), count)
+        return MbarrierArray(self, self.shared(u64, count, name=name), count)
 
     @word("fence.mbarrier_init.release.cluster")
     def mbarrier_fence(self) -> None:
@@ -147,9 +192,10 @@ class HopperWords(ClusterWords):
     def allow_next_launch(self) -> None:
         """``griddepcontrol.launch_dependents``: an overlapping next launch may begin once every CTA has said so."""
 
+    @word("elect.sync", mask=FULL_MASK)
     def elect(self) -> Traced:
         """A predicate that holds in one lane of the warp (``elect.sync``)."""
-        return self.emit(elect(), ())[0]
+        ...
 
     def fence_async(self, space: Literal["shared", "global", "all"] = "shared") -> None:
         """``fence.proxy.async``: this thread's ordinary accesses to ``space`` come before later TMA and wgmma ones.
@@ -158,7 +204,7 @@ class HopperWords(ClusterWords):
         then loads through the TMA.
         """
         spaces = {"shared": ".shared::cta", "global": ".global", "all": ""}
-        self.emit(named(f"fence.proxy.async{spaces[space]}"), ())
+        self.issue(named(f"fence.proxy.async{spaces[space]}"))
 
     # -- TMA
     def tma_load(
@@ -166,7 +212,7 @@ class HopperWords(ClusterWords):
         tile: SharedTile,
         tensor_map: TensorMapHandle,
         coordinates: Sequence[Number],
-        barriers: Mbarriers,
+        barriers: MbarrierArray,
         index: Number = 0,
         *,
         when: Number = True,
@@ -181,14 +227,11 @@ class HopperWords(ClusterWords):
         free in all of them.
         """
         self._one_stage(tile)
-        shared, shared_offset = split_sum(tile.at(offset))
-        barrier, barrier_offset = split_sum(barriers.address(index))
-        several = multicast is not None
-        copy = tensor_load(len(coordinates), eviction, several)
-        copy = copy.at(shared_offset=shared_offset, barrier_offset=barrier_offset)
-        operands = [shared, tensor_map.address, barrier, self.operand(when, pred)]
-        operands += [self._coordinate(c) for c in coordinates]
-        self.emit(copy, [*operands, self._mask(multicast)] if multicast is not None else operands)
+        to, barrier = tile.at(offset), barriers.address(index)
+        places = [self._coordinate(c) for c in coordinates]
+        receivers = () if multicast is None else (self._mask(multicast),)
+        copy = tensor_load(len(coordinates), eviction, bool(receivers))
+        self.issue(copy, to, tensor_map.address, barrier, when, *places, *receivers)
 
     def _one_stage(self, tile: SharedTile) -> None:
         if tile.stages > 1 and not tile.chosen:
@@ -216,10 +259,8 @@ class HopperWords(ClusterWords):
     ) -> None:
         """Copy a tile, from ``offset`` bytes on, out to a box; belongs to the thread's bulk group."""
         self._one_stage(tile)
-        shared, shared_offset = split_sum(tile.at(offset))
-        places = [self._coordinate(c) for c in coordinates]
-        copy = tensor_store(len(coordinates)).at(shared_offset=shared_offset)
-        self.emit(copy, (shared, tensor_map.address, self.operand(when, pred), *places))
+        to, places = tile.at(offset), [self._coordinate(c) for c in coordinates]
+        self.issue(tensor_store(len(coordinates)), to, tensor_map.address, when, *places)
 
     def bulk_store(self, pointer: GlobalPointer, tile: SharedTile, *, adds: bool = False, when: Number = True) -> None:
         """Copy a tile's bytes to consecutive ones of global memory; belongs to the thread's bulk group.
@@ -230,10 +271,7 @@ class HopperWords(ClusterWords):
         self._one_stage(tile)
         if adds and tile.dtype is not f32:
             raise TraceError(f"bulk_store adds f32, and {tile.name} holds {tile.dtype} ({self.here()})")
-        shared, shared_offset = split_sum(tile.at(0))
-        target, target_offset = split_sum(pointer.address)
-        copy = bulk_store(tile.layout.bytes, adds).at(shared_offset=shared_offset, global_offset=target_offset)
-        self.emit(copy, (shared, target, self.operand(when, pred)))
+        self.issue(bulk_store(tile.layout.bytes, adds), tile.at(0), pointer.address, when)
 
     def _coordinate(self, x: Number) -> Traced:
         if isinstance(x, Mutable):
@@ -246,7 +284,7 @@ class HopperWords(ClusterWords):
 
     def wait_bulk(self, pending: int = 0, *, reads_only: bool = False) -> None:
         """Wait for bulk-store groups; ``reads_only``: until their shared memory may be overwritten."""
-        self.emit(wait_copies(pending, "bulk", reads_only), ())
+        self.issue(wait_copies(pending, "bulk", reads_only))
 
     # -- wgmma
     def descriptor(self, address: Traced, shape: MatrixDescriptor) -> Traced:
@@ -317,3 +355,7 @@ class HopperWords(ClusterWords):
             raise TraceError(f"wgmma accumulators are f32 ({self.here()})")
         operands = [Traced(self, r.register) for r in registers]
         self.emit_into(wgmma_wait(pending, len(registers)), operands, registers)
+
+
+class Kernel(HopperWords):
+    """``k``: the first argument of every kernel function. Its methods are the language; see the base classes."""

@@ -3,30 +3,243 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from numbers import Integral
-from typing import Any, Literal
+from types import UnionType
+from typing import Any, Literal, NoReturn, overload
 
-from warploom.core.dtypes import DType, f32, u32
+from warploom.core.dtypes import DType, f32, u32, u64
 from warploom.core.errors import TraceError, VerifyError, shown
 from warploom.core.targets import TARGETS
-from warploom.ir.statements import SharedRegion
-from warploom.isa.async_copy import Eviction, cp_async, wait_copies
-from warploom.isa.effects import MemoryOrder, Scope
+from warploom.ir.statements import SharedRegion, Tile
+from warploom.isa import memory as isa
+from warploom.isa.async_copy import Eviction, cp_async
+from warploom.isa.effects import MemoryOrder, Scope, Space
 from warploom.isa.form import named
 from warploom.isa.matrix import matrix_access
-from warploom.isa.memory import atomic, reduce_add, wait_at_least
-from warploom.lang.accesses import Accesses, is_kind
-from warploom.lang.declared import word
-from warploom.lang.fold import split_sum
-from warploom.lang.naming import name_at
-from warploom.lang.pointers import GlobalPointer, SharedTile
-from warploom.lang.values import Number, Traced
+from warploom.isa.memory import register_type
+from warploom.isa.special import special
+from warploom.lang.arithmetic import Arithmetic
+from warploom.lang.builder import word
+from warploom.lang.fold import least, split_sum
+from warploom.lang.source import name_at
+from warploom.lang.values import Element, Mutable, Number, TileAddress, Traced, Vector
 from warploom.layout.shared import SharedLayout
 from warploom.layout.swizzle import NO_SWIZZLE, Swizzle
 
 
-class MemoryWords(Accesses):
-    """Atomics, copies and the shared-memory plan."""
+@dataclass(frozen=True, eq=False, repr=False)
+class GlobalPointer:
+    """A typed pointer into global memory; offsets and indices count elements."""
+
+    words: MemoryWords
+    address: Traced
+    dtype: DType
+
+    def __add__(self, elements: Number) -> GlobalPointer:
+        """The pointer ``elements`` further on (u32, s32, u64 or a Python int)."""
+        return replace(self, address=self.words.advance(self.address, elements, self.dtype.bytes))
+
+    def __repr__(self) -> str:
+        return f"a pointer to {self.dtype}"
+
+    def __getitem__(self, *_: object) -> NoReturn:
+        raise TraceError(f"a pointer is not indexed ({self.words.here()}): write x.load(i) and x.store(value, i)")
+
+    __setitem__ = __getitem__
+
+    def bytes(self, offset: Number) -> GlobalPointer:
+        """The pointer ``offset`` bytes further on."""
+        return replace(self, address=self.words.advance(self.address, offset, 1))
+
+    @overload
+    def load(
+        self, index: Number = 0, *, cache: str = "", order: MemoryOrder = "weak", dtype: DType | None = None
+    ) -> Element: ...
+    @overload
+    def load(
+        self, index: Number, count: int, *, cache: str = "", order: MemoryOrder = "weak", dtype: DType | None = None
+    ) -> Vector: ...
+    @overload
+    def load(
+        self, index: Number = 0, *, count: int, cache: str = "", order: MemoryOrder = "weak", dtype: DType | None = None
+    ) -> Vector: ...
+    def load(
+        self,
+        index: Number = 0,
+        count: int | None = None,
+        *,
+        cache: str = "",
+        order: MemoryOrder = "weak",
+        dtype: DType | None = None,
+    ) -> Element | Vector:
+        """The element at ``index``, or with ``count`` that many from there on, in one access.
+
+        ``dtype`` reads the memory as another type: ``index`` still counts elements of the pointer's own type, ``count``
+        those of ``dtype``. Elements narrower than 32 bits arrive one at a time, as bits in u32
+        (``k.convert(x, f32)`` gives their value); read pairs of 16-bit elements with ``dtype=u32``.
+        """
+        kind = dtype or self.dtype
+        values = self.words.load("global", (self + index).address, kind, 1 if count is None else count, cache, order)
+        return Element(values[0], kind) if count is None else Vector(values)
+
+    def store(
+        self,
+        values: Number | Sequence[Number],
+        index: Number = 0,
+        *,
+        cache: str = "",
+        order: MemoryOrder = "weak",
+        dtype: DType | None = None,
+    ) -> None:
+        """Store one value, or several consecutive ones in one access, from ``index`` on."""
+        listed = list(values) if isinstance(values, Sequence) else [values]
+        self.words.store("global", (self + index).address, dtype or self.dtype, listed, cache, order)
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class SharedTile:
+    """A tile in shared memory: where it lies, and where its elements lie in it (its :class:`SharedLayout`).
+
+    ``offset`` is its byte offset from the start of shared memory; ``shift`` a run-time part of it (a pipeline stage);
+    ``chosen`` whether it is one stage of several.
+    """
+
+    words: MemoryWords
+    name: str
+    dtype: DType
+    layout: SharedLayout
+    offset: int
+    stages: int = 1
+    stage_bytes: int = 0
+    shift: Traced | None = None
+    chosen: bool = False
+
+    def __repr__(self) -> str:
+        return f"tile {self.name} of {self.dtype}"
+
+    def __iter__(self) -> NoReturn:
+        raise TraceError(f"a shared tile is one tile, no sequence ({self.words.here()}): `wait_all` returns several")
+
+    def __getitem__(self, *_: object) -> NoReturn:
+        raise TraceError(
+            f"a shared tile is not indexed ({self.words.here()}): write tile.load(row, col) and tile.store(x, row, col)"
+        )
+
+    __setitem__ = __getitem__
+
+    def stage(self, index: Number) -> SharedTile:
+        """The tile of one pipeline stage; ``index`` is an int or a u32 below ``stages``."""
+        known = index.constant if isinstance(index, Traced) and index.constant is not None else index
+        if isinstance(known, Integral):
+            stage = int(known)
+            if not 0 <= stage < self.stages:
+                raise TraceError(
+                    f"{self.name} has {self.stages} stages; there is no stage {stage} ({self.words.here()})"
+                )
+            return replace(self, offset=self.offset + stage * self.stage_bytes, chosen=True)
+        return replace(self, shift=self.words.operand(index, u32) * self.stage_bytes, chosen=True)
+
+    def seen_as(self, dtype: DType, layout: SharedLayout) -> SharedTile:
+        """The same memory as a tile of another type and layout, no larger; the author orders the accesses to both."""
+        if layout.bytes > self.layout.bytes or layout.alignment > max(16, self.layout.alignment):
+            raise TraceError(
+                f"{self.name} has {self.layout.bytes} bytes a stage, too few for {layout.bytes} ({self.words.here()})"
+            )
+        return replace(self, dtype=dtype, layout=layout)
+
+    @property
+    def base(self) -> Traced:
+        """The tile's address in shared memory (u32, bytes)."""
+        start = self.words.shared_base
+        if self.shift is not None:
+            start = start + self.shift
+        return start + self.offset
+
+    @property
+    def extent(self) -> Tile:
+        """What an access may reach: the stage, or all stages where it is not known which; and how it is laid out."""
+        one, layout = self.chosen and self.shift is None, self.layout
+        size = layout.bytes if one else layout.bytes + (self.stages - 1) * self.stage_bytes
+        return Tile(self.name, self.offset, size, layout, self.stage_bytes if self.chosen and not one else 0)
+
+    def address(self, row: Number, col: Number = 0) -> Traced:
+        """The shared address of element (row, col), swizzled as the tile is."""
+        return self._address(row, col, 1)
+
+    def _address(self, row: Number, col: Number, count: int) -> Traced:
+        """Refuses ``count`` elements from (row, col) on that lie outside whatever the run does."""
+        layout = self.layout
+        for what, index, extent, width in (("row", row, layout.rows, 1), ("column", col, layout.cols, count)):
+            first = least(index)
+            if first is not None and not 0 <= first <= extent - width:
+                which = f"{what} {first}" if width == 1 else f"columns {first} to {first + width - 1}"
+                known = not isinstance(index, Traced) or index.constant is not None
+                raise TraceError(
+                    f"{self.name} has {layout.rows} rows and {layout.cols} columns: there is no {which}"
+                    f"{'' if known else ' or beyond'} ({self.words.here()})"
+                )
+        return self.at(layout.offset(row, col))
+
+    def at(self, offset: Number) -> Traced:
+        """The shared address ``offset`` bytes into the tile."""
+        return TileAddress(self.base + offset, self.extent)
+
+    @overload
+    def load(self, row: Number, col: Number = 0, *, dtype: DType | None = None, volatile: bool = False) -> Element: ...
+    @overload
+    def load(
+        self, row: Number, col: Number, count: int, *, dtype: DType | None = None, volatile: bool = False
+    ) -> Vector: ...
+    @overload
+    def load(
+        self, row: Number, col: Number = 0, *, count: int, dtype: DType | None = None, volatile: bool = False
+    ) -> Vector: ...
+    def load(
+        self,
+        row: Number,
+        col: Number = 0,
+        count: int | None = None,
+        *,
+        dtype: DType | None = None,
+        volatile: bool = False,
+    ) -> Element | Vector:
+        """The element (row, col), or with ``count`` that many of the row, in one access (within a swizzle's 16 bytes).
+
+        Types are as in :meth:`GlobalPointer.load`. ``volatile`` keeps the access as written where the compiler would
+        join it with its neighbours.
+        """
+        kind = dtype or self.dtype
+        access = isa.load("shared", kind, count or 1, volatile=volatile)
+        values = self.words.issue(access, self._address(row, col, self._elements(kind, count or 1)))
+        return Element(values[0], kind) if count is None else Vector(values)
+
+    def store(
+        self, values: Number | Sequence[Number], row: Number, col: Number = 0, *, dtype: DType | None = None
+    ) -> None:
+        """Store one value, or several consecutive ones of a row in one access."""
+        listed = list(values) if isinstance(values, Sequence) else [values]
+        kind = dtype or self.dtype
+        address = self._address(row, col, self._elements(kind, len(listed)))
+        self.words.store("shared", address, kind, listed, "", "weak")
+
+    def atomic(self, op: str, value: Number, row: Number, col: Number = 0, *, order: MemoryOrder = "relaxed") -> Traced:
+        """``atom.shared.{add,min,max,and,or,xor,exch}`` on element (row, col), of the CTA; returns the old value."""
+        access = isa.atomic("shared", op, self.dtype, order, "cta")
+        return self.words.issue(access, self.address(row, col), value)[0]
+
+    def _elements(self, kind: DType, count: int) -> int:
+        """How many of the tile's elements ``count`` of ``kind`` cover."""
+        return max(1, count * kind.bytes // self.layout.element_bytes)
+
+
+def _is(value: object, kind: type | UnionType) -> bool:
+    """``isinstance`` for arguments that callers without a type checker may get wrong."""
+    return isinstance(value, kind)
+
+
+class MemoryWords(Arithmetic):
+    """Shared tiles, accesses by address, atomics, copies of threads, matrices of shared memory."""
 
     def __init__(self, *, share: bool = True) -> None:
         super().__init__(share=share)
@@ -54,21 +267,21 @@ class MemoryWords(Accesses):
         each row do the same for instructions that take no swizzle. ``alias`` places the tile over another one: the
         author then orders the accesses to both.
         """
-        if not is_kind(dtype, DType):
+        if not _is(dtype, DType):
             what = shown(dtype)
             raise TraceError(f"a shared tile holds a type of warploom.lang (f32, bf16 …), not {what} ({self.here()})")
         given: Any = shape
         extents: tuple[Any, ...] = (
-            (1, given) if is_kind(given, Integral) else tuple(given) if is_kind(given, tuple | list) else ()
+            (1, given) if _is(given, Integral) else tuple(given) if _is(given, tuple | list) else ()
         )
-        if len(extents) != 2 or not all(is_kind(n, Integral) for n in extents):
+        if len(extents) != 2 or not all(_is(n, Integral) for n in extents):
             raise TraceError(
                 f"the shape of a shared tile is a number or (rows, cols), not {shown(shape)} ({self.here()})"
             )
         rows, cols = map(int, extents)
-        if not (is_kind(stages, Integral) and stages >= 1):
+        if not (_is(stages, Integral) and stages >= 1):
             raise TraceError(f"a shared tile has a number of stages, 1 or more, not {shown(stages)} ({self.here()})")
-        if not (swizzle in (None, "auto") or is_kind(swizzle, Swizzle)):
+        if not (swizzle in (None, "auto") or _is(swizzle, Swizzle)):
             raise TraceError(
                 f'swizzle is "auto", None or a Swizzle of warploom.layout.swizzle, as Swizzle(3, 4, 3) for <3,4,3>, '
                 f"not {shown(swizzle)} ({self.here()})"
@@ -93,6 +306,53 @@ class MemoryWords(Accesses):
         self.shared_bytes = max(self.shared_bytes, offset + total)
         return SharedTile(self, name, dtype, layout, offset, stages, stage_bytes)
 
+    # -- accesses by address
+    @property
+    def shared_base(self) -> Traced:
+        """The address of the CTA's dynamic shared memory (u32)."""
+        return self.emit(special("shared_base"), ())[0]
+
+    def advance(self, address: Traced, elements: Number, size: int) -> Traced:
+        """``address`` + elements · size, widened to 64 bits."""
+        if not isinstance(elements, Traced):
+            if not isinstance(elements, Integral):
+                raise TraceError(f"an index is an integer, not {shown(elements)} ({self.here()})")
+            return address + elements * size
+        if isinstance(elements, Mutable):
+            elements = elements.get()
+        if not elements.dtype.is_integer:
+            raise TraceError(
+                f"an index is an integer, not {elements!r} ({self.here()}): convert it (k.convert(x, u32))"
+            )
+        if elements.dtype is u32:
+            return address + self._wide_bytes(elements, size)
+        return address + self.convert(elements, u64) * size
+
+    def _wide_bytes(self, elements: Traced, size: int) -> Traced:
+        base, constant = split_sum(elements)
+        if constant >= 0:  # element counts do not wrap, so a constant may leave the widening
+            return self.mul_wide(base, size) + constant * size
+        return self.mul_wide(elements, size)
+
+    def load(
+        self, space: Space, address: Traced, dtype: DType, count: int, cache: str, order: MemoryOrder
+    ) -> list[Traced]:
+        """Loads by address; see :meth:`GlobalPointer.load` and :meth:`SharedTile.load`."""
+        return list(self.issue(isa.load(space, dtype, count, cache, order), address))
+
+    def store(
+        self, space: Space, address: Traced, dtype: DType, values: Sequence[Number], cache: str, order: MemoryOrder
+    ) -> None:
+        """Stores by address; see :meth:`GlobalPointer.store` and :meth:`SharedTile.store`."""
+        kind = register_type(dtype)
+        for x in values:
+            if kind is not dtype and _is(x, Traced | float) and not (isinstance(x, Traced) and x.dtype.is_integer):
+                raise TraceError(
+                    f"an element of {dtype} is stored as its bits, not as {x!r} ({self.here()}): "
+                    f"store k.convert(x, {dtype})"
+                )
+        self.issue(isa.store(space, dtype, len(values), cache, order), address, *values)
+
     # -- atomics and hints
     def atomic(
         self,
@@ -105,23 +365,18 @@ class MemoryWords(Accesses):
         scope: Scope = "gpu",
     ) -> Traced:
         """``atom.global.{add,min,max,and,or,xor,exch}`` on one element; returns the old value."""
-        base, offset = split_sum((pointer + index).address)
-        operands = (base, self.operand(value, pointer.dtype))
-        return self.emit(atomic("global", op, pointer.dtype, order, scope).at(offset=offset), operands)[0]
+        return self.issue(isa.atomic("global", op, pointer.dtype, order, scope), (pointer + index).address, value)[0]
 
     def atomic_cas(self, pointer: GlobalPointer, compare: Number, value: Number, index: Number = 0) -> Traced:
         """``atom.global.cas``: stores ``value`` where the element equals ``compare``; returns the old value."""
-        base, offset = split_sum((pointer + index).address)
-        operands = (base, *(self.operand(v, pointer.dtype) for v in (compare, value)))
-        return self.emit(atomic("global", "cas", pointer.dtype).at(offset=offset), operands)[0]
+        return self.issue(isa.atomic("global", "cas", pointer.dtype), (pointer + index).address, compare, value)[0]
 
     def reduce_add(self, pointer: GlobalPointer, values: Number | Sequence[Number], index: Number = 0) -> None:
         """``red.global.add`` of an f32, or of 2 or 4 consecutive ones (sm_90): nothing comes back."""
         listed = list(values) if isinstance(values, Sequence) else [values]
-        base, offset = split_sum((pointer + index).address)
         if pointer.dtype is not f32 or len(listed) not in (1, 2, 4):
             raise TraceError(f"reduce_add adds 1, 2 or 4 f32, not {len(listed)} of {pointer.dtype} ({self.here()})")
-        self.emit(reduce_add(len(listed)).at(offset=offset), (base, *(self.operand(v, f32) for v in listed)))
+        self.issue(isa.reduce_add(len(listed)), (pointer + index).address, *listed)
 
     def wait_at_least(self, pointer: GlobalPointer, value: Number, index: Number = 0) -> None:
         """Block until a u32 counter in global memory is at least ``value``; acquires what its last arrival released.
@@ -129,31 +384,24 @@ class MemoryWords(Accesses):
         Who raises it must not wait for this CTA, nor be behind it in the grid: CTAs start in the order of their
         numbers, and one that has not started cannot be waited for.
         """
-        base, offset = split_sum((pointer + index).address)
-        self.emit(wait_at_least().at(offset=offset), (base, self.operand(value, u32)))
+        self.issue(isa.wait_at_least(), (pointer + index).address, value)
 
     def prefetch(self, pointer: GlobalPointer, index: Number = 0) -> None:
         """``prefetch.global.L2``: the L2 fetches the line of an element, whoever may be writing it. A hint."""
-        base, offset = split_sum((pointer + index).address)
-        self.emit(named("prefetch.global.L2").at(offset=offset), (base,))
+        self.issue(named("prefetch.global.L2"), (pointer + index).address)
 
+    @word("fence.acq_rel.{scope}")
     def fence(self, scope: Scope = "gpu") -> None:
         """``fence.acq_rel``: orders this thread's accesses for the CTA, the GPU or the system."""
-        self.emit(named(f"fence.acq_rel.{scope}"), ())
 
     # -- matrices
     def ldmatrix(self, address: Traced, count: int = 4, *, transposed: bool = False) -> list[Traced]:
         """``ldmatrix``: lanes 8·i … 8·i+7 address the rows of matrix i; returns one u32 per matrix."""
-        base, offset = split_sum(address)
-        return list(self.emit(matrix_access("ldmatrix", count, transposed).at(offset=offset), (base,)))
+        return list(self.issue(matrix_access("ldmatrix", count, transposed), address))
 
     def stmatrix(self, address: Traced, values: Sequence[Traced], *, transposed: bool = False) -> None:
         """``stmatrix`` (sm_90) of 1, 2 or 4 matrices."""
-        base, offset = split_sum(address)
-        self.emit(
-            matrix_access("stmatrix", len(values), transposed).at(offset=offset),
-            (base, *(self.operand(v, u32) for v in values)),
-        )
+        self.issue(matrix_access("stmatrix", len(values), transposed), address, *values)
 
     # -- asynchronous copies
     def cp_async(
@@ -172,19 +420,14 @@ class MemoryWords(Accesses):
         ``cache`` defaults to ``cg`` (past L1) for 16 bytes and ``ca`` otherwise. ``valid_bytes`` reads only so many
         bytes and fills the rest with zeros. ``eviction``: what the L2 drops first, or last (sm_90).
         """
-        to, shared_offset = split_sum(shared)
-        origin, global_offset = split_sum(source.address)
-        how = cache or ("cg" if size == 16 else "ca")
-        operands = [to, origin]
-        if valid_bytes is not None:
-            operands.append(self.operand(valid_bytes, u32))
-        copy = cp_async(size, how, valid_bytes is not None, prefetch, eviction)
-        self.emit(copy.at(shared_offset=shared_offset, global_offset=global_offset), operands)
+        valid = () if valid_bytes is None else (valid_bytes,)
+        copy = cp_async(size, cache or ("cg" if size == 16 else "ca"), bool(valid), prefetch, eviction)
+        self.issue(copy, shared, source.address, *valid)
 
     @word("cp.async.commit_group")
     def commit_group(self) -> None:
         """``cp.async.commit_group``: closes the group of copies this thread issued since the last commit."""
 
+    @word("cp.async.wait_group")
     def wait_group(self, pending: int = 0) -> None:
         """``cp.async.wait_group``: this thread's groups but the newest ``pending`` have arrived, for this thread."""
-        self.emit(wait_copies(pending), ())

@@ -12,10 +12,9 @@ from warploom.core.arguments import stride_name
 from warploom.core.dtypes import DType, u32, u64
 from warploom.core.errors import TraceError, shown
 from warploom.ir.program import Parameter
-from warploom.lang.hopper import TensorMapHandle
-from warploom.lang.pointers import GlobalPointer
+from warploom.lang.hopper import Kernel, TensorMapHandle
+from warploom.lang.memory import GlobalPointer
 from warploom.lang.values import Number, Traced
-from warploom.lang.words import Kernel
 
 T = TypeVar("T")
 
@@ -28,15 +27,10 @@ class PointerType:
     strides: int = 0
 
 
-if TYPE_CHECKING:
+class Global(GlobalPointer, Generic[T]):
+    """Annotation of a pointer parameter: ``a: Global[bf16]``."""
 
-    class Global(GlobalPointer, Generic[T]):
-        """Annotation of a pointer parameter: ``a: Global[bf16]``."""
-
-else:
-
-    class Global:
-        """Annotation of a pointer parameter: ``a: Global[bf16]``."""
+    if not TYPE_CHECKING:
 
         def __class_getitem__(cls, dtype: DType) -> PointerType:
             return PointerType(_element(dtype, "Global[f32]"))

@@ -9,8 +9,8 @@ from warploom.core.dtypes import pred, u32
 from warploom.core.errors import TraceError
 from warploom.isa.barriers import bar_arrive, bar_sync
 from warploom.isa.collective import Mode, shuffle
-from warploom.isa.special import FULL_MASK, read_clock, special
-from warploom.lang.declared import word
+from warploom.isa.special import FULL_MASK, special
+from warploom.lang.builder import word
 from warploom.lang.memory import MemoryWords
 from warploom.lang.values import Number, Traced
 
@@ -97,9 +97,10 @@ class WarpWords(MemoryWords):
         """CTAs in the grid along x."""
         return self.special("nctaid.x")
 
+    @word("mov.u64.clock64", ptx=False)
     def clock(self) -> Traced:
         """The SM's cycle counter (u64), read where it is written."""
-        return self.emit(read_clock(), ())[0]
+        ...
 
     # -- shuffles and votes
     def shfl_xor(self, x: Number, lane_mask: Number, member_mask: Number = FULL_MASK) -> Traced:
@@ -130,19 +131,22 @@ class WarpWords(MemoryWords):
             raise TraceError(f"shfl names one of 32 lanes, 0 to 31, not {lane} ({self.here()})")
         if not isinstance(known, Traced):
             return x  # every lane has the same
-        return self.emit(shuffle(mode, x.dtype), (x, self.operand(lane, u32), self.operand(member_mask, u32)))[0]
+        return self.issue(shuffle(mode, x.dtype), x, lane, member_mask)[0]
 
     @word("vote.sync.any.pred")
-    def vote_any(self, condition: Traced, member_mask: Number = FULL_MASK) -> Traced:  # pyright: ignore[reportReturnType]
+    def vote_any(self, condition: Traced, member_mask: Number = FULL_MASK) -> Traced:
         """Whether the predicate holds in any member lane; the same in all of them."""
+        ...
 
     @word("vote.sync.all.pred")
-    def vote_all(self, condition: Traced, member_mask: Number = FULL_MASK) -> Traced:  # pyright: ignore[reportReturnType]
+    def vote_all(self, condition: Traced, member_mask: Number = FULL_MASK) -> Traced:
         """Whether the predicate holds in every member lane."""
+        ...
 
     @word("vote.sync.ballot.b32")
-    def ballot(self, condition: Traced, member_mask: Number = FULL_MASK) -> Traced:  # pyright: ignore[reportReturnType]
+    def ballot(self, condition: Traced, member_mask: Number = FULL_MASK) -> Traced:
         """One bit per member lane in which the predicate holds (u32)."""
+        ...
 
     # -- meeting points
     @word("bar.warp.sync")
@@ -151,7 +155,7 @@ class WarpWords(MemoryWords):
 
     def syncthreads(self) -> None:
         """``__syncthreads`` (``bar.sync 0``): all threads of the CTA meet and see each other's memory accesses."""
-        self.emit(bar_sync(), (self.constant(0, u32),))
+        self.issue(bar_sync(), 0)
 
     def named_barriers(self, count: int = 1) -> int:
         """The number of the first of ``count`` barriers that were given to nobody else."""
@@ -178,11 +182,11 @@ class WarpWords(MemoryWords):
 
     def bar_sync(self, barrier: Number, threads: int | None = None) -> None:
         """``bar.sync``: ``threads`` (a multiple of 32) threads meet at a numbered barrier, 0 … 15."""
-        self.emit(bar_sync(threads), (self._barrier(barrier),))
+        self.issue(bar_sync(threads), self._barrier(barrier))
 
     def bar_arrive(self, barrier: Number, threads: int) -> None:
         """``bar.arrive``: counts toward the barrier without waiting for it."""
-        self.emit(bar_arrive(threads), (self._barrier(barrier),))
+        self.issue(bar_arrive(threads), self._barrier(barrier))
 
     # -- control flow
     def loop(self, stop: Number, *, start: Number = 0, step: Number = 1) -> AbstractContextManager[Traced]:

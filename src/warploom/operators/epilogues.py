@@ -19,8 +19,7 @@ from warploom.core.errors import ProblemError
 from warploom.core.identity import function_key
 from warploom.kernels.matmul.features import MOST_EXTRAS, EpilogueFunction
 from warploom.lang.arithmetic import Arithmetic
-from warploom.lang.derivative import vector_jacobian
-from warploom.lang.functions import as_f32
+from warploom.lang.functions import as_f32, vector_jacobian
 from warploom.lang.values import Number, Traced
 from warploom.operators.products import gradients_of_product
 from warploom.ops.matmul import matmul_call

@@ -18,7 +18,7 @@ from warploom.tile.panels import panel_cols
 
 if TYPE_CHECKING:
     from warploom.lang import Kernel, SharedTile, Traced
-    from warploom.lang.hopper import Mbarriers, TensorMapHandle
+    from warploom.lang.hopper import MbarrierArray, TensorMapHandle
     from warploom.lang.values import Number
 
 
@@ -162,8 +162,8 @@ class Pipeline:
         self._panels = [[p for p in tile.layout.panels if cols is None or p.first_col < cols] for tile in self.tiles]
         name = name or self.tiles[0].name
         self._writers, self._readers, self._parts = writers, readers, parts
-        self.full: Mbarriers = k.mbarriers(self.stages, f"{name}_full")
-        self.empty: Mbarriers | None = k.mbarriers(self.stages, f"{name}_empty") if readers else None
+        self.full: MbarrierArray = k.mbarriers(self.stages, f"{name}_full")
+        self.empty: MbarrierArray | None = k.mbarriers(self.stages, f"{name}_empty") if readers else None
 
     @property
     def stage_bytes(self) -> int:

@@ -1,23 +1,104 @@
-"""Names that a block of the running kernel binds anew, where that is not what it looks like.
+"""What the author's source and bytecode say that the traced values do not.
 
-A block's body is traced once. So a name that a loop binds anew after reading its old value, ``s = s + x``, carries
-nothing to the next iteration: what looks like a sum adds nothing up. And a Python number that a condition's body binds,
-``found = 1``, is bound whether the condition holds or not. Where names are read and bound is in the bytecode.
+- Names of values: a traced function cannot see the names it assigns to, so a value computed on the line of ``row = …``
+  is called ``row``. Unnamed values keep numbers.
+- Words that are named and not called: a statement ``k.syncthreads`` does nothing.
+- Names that a block of the running kernel binds anew. A block's body is traced once. So a name that a loop binds anew
+  after reading its old value, ``s = s + x``, carries nothing to the next iteration: what looks like a sum adds nothing
+  up. And a Python number that a condition's body binds, ``found = 1``, is bound whether the condition holds or not.
 """
 
 from __future__ import annotations
 
+import ast
 import dis
+import linecache
 from collections.abc import Generator
 from contextlib import contextmanager
 from functools import lru_cache
-from types import CodeType, FrameType
+from types import CellType, CodeType, FrameType, FunctionType
 from typing import Any
 
 from warploom.core.dtypes import f32, s32
 from warploom.core.errors import TraceError
 from warploom.ir.statements import SourceLine
 from warploom.lang.values import Mutable, Number, Traced
+
+
+@lru_cache(maxsize=256)
+def _assignments(file: str) -> dict[int, tuple[int, str]]:
+    """Line → (last line of the statement, assigned name) for every simple assignment in a source file."""
+    source = "".join(linecache.getlines(file))
+    try:
+        tree = ast.parse(source)
+    except SyntaxError:
+        return {}
+    found: dict[int, tuple[int, str]] = {}
+    for node in ast.walk(tree):
+        target: ast.expr | None = None
+        if isinstance(node, ast.Assign) and len(node.targets) == 1:
+            target = node.targets[0]
+        elif isinstance(node, ast.AnnAssign | ast.AugAssign) and node.value is not None:
+            target = node.target
+        if isinstance(target, ast.Name) and isinstance(node, ast.stmt):
+            for line in range(node.lineno, (node.end_lineno or node.lineno) + 1):
+                name = target.id if found.get(line, (0, target.id))[1] == target.id else ""  # two on one line: neither
+                found[line] = node.end_lineno or node.lineno, name
+    return found
+
+
+def name_at(file: str, line: int) -> str:
+    """The name assigned by the statement on ``line`` of ``file``, or '' if it is no simple assignment."""
+    return _assignments(file).get(line, (0, ""))[1]
+
+
+_NAMES = tuple(f"LOAD_{of}" for of in ("FAST", "NAME", "DEREF", "GLOBAL"))
+
+
+def refuse_uncalled_from(function: FunctionType) -> None:
+    """:func:`refuse_uncalled` of a function, of those of its module that it names, and of those that they name."""
+    found = [function]
+    for one in found:
+        named = [one.__globals__.get(name) for name in refuse_uncalled(one.__code__)]
+        named += [cell.cell_contents for cell in one.__closure__ or () if cell != CellType()]
+        functions = (x for x in named if isinstance(x, FunctionType) and x.__module__ == function.__module__)
+        found += [x for x in functions if x not in found]
+
+
+@lru_cache(maxsize=256)
+def refuse_uncalled(code: CodeType) -> frozenset[str]:
+    """Raise TraceError where a statement of the author's function, or of one within it, is a name or an attribute.
+
+    Returns the global names that they read.
+    """
+    text, read, names = "", None, set[str]()  # of the name or attribute that was loaded last
+    for instruction in dis.get_instructions(code):
+        name = str(instruction.argval)
+        if instruction.opname == "POP_TOP" and text not in ("", *code.co_varnames[:1]) and _is_all(code, read):
+            where = SourceLine(code.co_filename, (read and read.lineno) or code.co_firstlineno)
+            raise TraceError(
+                f"{where}: {text} is named here and not called, which does nothing: write {text}(), or leave it out"
+            )
+        if instruction.opname.startswith(_NAMES):
+            text = name
+            if instruction.opname == "LOAD_GLOBAL":
+                names.add(name)
+        else:
+            text = f"{text or '…'}.{name}" if instruction.opname == "LOAD_ATTR" else ""
+        read = instruction.positions
+    return frozenset(names).union(*(refuse_uncalled(x) for x in code.co_consts if isinstance(x, CodeType)))
+
+
+def _is_all(code: CodeType, at: dis.Positions | None) -> bool:
+    """Whether an expression is a whole statement by its source: not of one that is there, as ``match x:``."""
+    if at is None or None in at:
+        return True
+    first, last = (linecache.getline(code.co_filename, line or 0).encode() for line in (at.lineno, at.end_lineno))
+    before, after = first[: at.col_offset].rstrip(), last[at.end_col_offset :].lstrip()
+    while before.endswith(b"(") and after.startswith(b")"):
+        before, after = before[:-1].rstrip(), after[1:].lstrip()
+    return before[-1:] in b":;" and after[:1] in b"#;"
+
 
 _OF_NAMES = tuple(f"{way}_{of}" for way in ("LOAD", "STORE") for of in ("FAST", "NAME", "DEREF", "GLOBAL"))
 
