@@ -156,7 +156,7 @@ def _flash_attention_forward(
 
 
 def _flash_attention_forward_no_dropout_inplace(out: Tensor, *arguments: Any, **named: Any) -> Tensor:
-    """The same into ``out``. Returns the log-sum-exps."""
+    """Run :func:`_flash_attention_forward` into ``out``. Returns the log-sum-exps."""
     return _flash_attention_forward(*arguments, **named, out=out)[1]
 
 
@@ -275,7 +275,7 @@ def _backward(
 
 
 def _layout(x: Tensor, axes: Layout) -> Layout:
-    """How a tensor with such axes lies: its heads within a position ("bshd") or its positions within a head ("bhsd").
+    """Return the memory layout of a tensor: heads within a position ("bshd") or positions within a head ("bhsd").
 
     Raises ProblemError where its batches are not outermost: results would lie otherwise than PyTorch's.
     """

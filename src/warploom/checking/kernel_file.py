@@ -48,7 +48,7 @@ class Result:
 
 @dataclass(frozen=True)
 class Checked:
-    """What a kernel's run showed, or the first of several that was not ok; ``orders`` in which it ran."""
+    """The outcome of checking a kernel: its only run, or the first failing one of several ``orders``."""
 
     name: str
     program: Program
@@ -118,7 +118,7 @@ def traced_kernel(function: KernelFunction, configuration: Mapping[str, Any] | N
 def example_of(
     function: KernelFunction, program: Program, seed: int | None = None, configuration: Mapping[str, Any] | None = None
 ) -> Launch:
-    """How a kernel's example runs it: the example takes a generator, and trace-time parameters that it names."""
+    """Return the launch of a kernel's example, which gets a generator and the trace-time parameters that it names."""
     example = function.example_launch
     if example is None:
         raise ProblemError(f"{function.name} has no example: decorate a function with @{function.name}.example")
@@ -146,7 +146,7 @@ def example_of(
 
 
 def results_of(program: Program, launch: Launch) -> tuple[Result, ...]:
-    """What a run that changed the launch's arrays gave, beside what was expected."""
+    """Compare the launch's arrays after a run with the example's expected results."""
     arrays = dict(zip((p.name for p in program.parameters), launch.arguments, strict=False))
     return tuple(compared(name, _array(arrays[name]), *wanted) for name, wanted in launch.expect.items())
 
@@ -172,7 +172,7 @@ ORDERS = (None, 1, 2, 3)
 
 
 def in_orders(run: Callable[[int | None], Checked], seed: int | None = None) -> Checked:
-    """What ``run`` shows under a seed; without one in several orders, until it is not ok in one."""
+    """Call ``run`` with ``seed``, or without a seed in several orders until one fails."""
     if seed is not None:
         return run(seed)
     checked = run(None)
@@ -185,7 +185,7 @@ def in_orders(run: Callable[[int | None], Checked], seed: int | None = None) -> 
 
 
 def code_size(program: Program) -> str:
-    """What the compiler makes of a kernel, for the least architecture it runs on; empty where NVRTC is missing."""
+    """Describe the compiled code for the oldest architecture that runs the kernel; empty where NVRTC is missing."""
     try:
         nvrtc_version()
     except UnsupportedDeviceError:

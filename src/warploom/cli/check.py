@@ -149,7 +149,7 @@ def _show(one: Checked, compiles: bool) -> None:
 
 
 def wrong_elements(result: Result) -> Iterator[str]:
-    """How many elements are wrong, and the first of them; nothing if all are right."""
+    """Yield the number of wrong elements and the first of them; nothing if the result is right."""
     if result.ok:
         return
     nans = f", {result.nans} of them NaN" if result.nans else ""

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @explains_errors
 def doctor(json: Annotated[bool, typer.Option("--json", help="The same as JSON on standard output.")] = False) -> None:
-    """What is installed, and what works without the rest.
+    """Show what is installed, and what works without the missing parts.
 
     It looks for a driver, a GPU, a compiler, a disassembler and a cache folder that can be written.
 
@@ -46,7 +46,7 @@ def doctor(json: Annotated[bool, typer.Option("--json", help="The same as JSON o
 
 
 def abilities(report: DeviceReport) -> dict[str, bool]:
-    """What works on this machine."""
+    """Say for each ability of warploom whether this machine has what it takes."""
     return {
         "write kernels and run them on the emulator with all checks": True,
         "compile kernels and read registers and spills": report.nvrtc is not None,

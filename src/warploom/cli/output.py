@@ -52,7 +52,7 @@ def accept_any_text(*streams: TextIO) -> None:
 
 
 def _plainly(error: UnicodeError) -> tuple[str, int]:
-    """What stands for the characters that could not be encoded, and where to go on."""
+    """Replace characters that a terminal cannot encode: an error handler of :mod:`codecs`."""
     if not isinstance(error, UnicodeEncodeError):
         raise error
     return "".join(_PLAIN.get(character, "?") for character in error.object[error.start : error.end]), error.end

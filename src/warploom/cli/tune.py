@@ -25,7 +25,7 @@ Json = Annotated[bool, typer.Option("--json", help="The same as JSON on standard
 
 @dataclass(frozen=True)
 class Search:
-    """How to search, and how to tell: what all operations share."""
+    """The options of a search that every ``warploom tune`` command takes."""
 
     budget: Annotated[
         float | None, typer.Option(metavar="SECONDS", min=1, help="Stop after this time with the best so far.")
@@ -217,7 +217,7 @@ def show(
 
 
 def _show_outcomes(outcomes: list[Outcome]) -> None:
-    """What came of each problem, and why candidates were left out."""
+    """Print the outcome of each problem, and the reasons for dropped candidates."""
     for outcome in outcomes:
         typer.echo(outcome.size_class)
         if outcome.found is None:

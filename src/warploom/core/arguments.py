@@ -19,7 +19,7 @@ MOST_STRIDE = 2**32 - 1
 
 
 def stride_name(array: str, dimension: int) -> str:
-    """What the parameter is called that is a stride of an array parameter."""
+    """Return the name of the kernel parameter that holds a stride of an array parameter."""
     return f"{array}_stride{dimension}"
 
 

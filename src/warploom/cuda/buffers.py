@@ -33,7 +33,7 @@ class DeviceCopy:
 
 
 def downloaded(pointer: int, count: int, dtype: type[np.generic], device: int, stream: int) -> np.ndarray[Any, Any]:
-    """So many elements of GPU memory as a NumPy array; waits for a stream first."""
+    """Copy ``count`` elements of GPU memory to a NumPy array after the work of ``stream``."""
     host, driver = np.empty(count, dtype), require_driver()
     synchronize(stream, device)
     if count:

@@ -173,7 +173,7 @@ def _wheel_versions() -> list[str]:
 
 @lru_cache(maxsize=1)
 def _compiler_identity() -> bytes:
-    """What the cache's key must hold beside cuda.core's own NVRTC major.minor: the wheel's full version."""
+    """Return the full version of the NVRTC wheel: cuda.core's cache key has its major and minor version only."""
     return "|".join(["{}.{}".format(*nvrtc_version()), *_wheel_versions()]).encode()
 
 

@@ -38,7 +38,7 @@ class Parameter(NamedTuple):
 
 @dataclass(frozen=True)
 class Resources:
-    """What one kernel needs, as the compiled code says.
+    """The resources that a compiled kernel uses.
 
     ``registers`` are per thread; ``stack_bytes`` per thread (spills and local arrays live there);
     ``static_shared_bytes`` per block; ``barriers`` are named barriers per block. The spill figures count the bytes of

@@ -41,7 +41,7 @@ class Gpu:
 
 @dataclass(frozen=True)
 class DeviceReport:
-    """What :func:`probe` found. Versions are text as their owners write them; None means missing.
+    """The result of :func:`probe`. Versions are text as their owners write them; None means missing.
 
     ``driver`` is the newest CUDA version the driver supports ("13.0"); ``problems`` names each missing part with what
     to do and what works without it.

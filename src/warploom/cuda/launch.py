@@ -226,7 +226,7 @@ def current_context(device: int) -> _Current:
 
 
 def on_device(driver: Any, device: int, function: Callable[..., Any], *arguments: Any) -> Any:
-    """What a function of the driver returns with GPU ``device`` current; the caller's context comes back after it."""
+    """Call a function of the driver with GPU ``device`` current and restore the caller's context."""
     status, current = driver.cuCtxGetDevice()
     if status == 0 and int(current) == device:
         return function(*arguments)

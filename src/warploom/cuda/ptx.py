@@ -26,7 +26,7 @@ _HOST_HEADERS = {
 
 
 class Ptx(NamedTuple):
-    """What NVRTC made of a source: ``text`` is '' where it refuses it, ``entry`` names the kernel asked for in it."""
+    """The result of compiling to PTX: ``text`` is '' on an error, ``entry`` is the kernel's mangled name."""
 
     text: str
     log: str
@@ -59,7 +59,7 @@ def compile_to_ptx(source: str, file: str, arch: str, options: Sequence[str] = (
 
 
 def ptx_of(source: str, file: str, arch: str, options: Sequence[str] = (), kernel: str = "") -> Ptx:
-    """The same for a source that must compile.
+    """Compile CUDA C++ to PTX for ``arch``.
 
     Raises CompileError with NVRTC's log, ConfigError for an unknown ``arch``, UnsupportedDeviceError where NVRTC is
     missing.

@@ -188,7 +188,7 @@ def _seal(name: str, value: Any) -> bytes:
 
 
 def _unseal(name: str, content: bytes) -> Any:
-    """What :func:`_seal` was given. Raises ValueError for content that was not sealed for the file ``name``."""
+    """Return the content that :func:`_seal` wrote. Raises ValueError for content that is not of the file ``name``."""
     digest, _, text = content.partition(b"\n")
     if digest != _digest(name.encode() + b"\n" + text).encode():
         raise ValueError(f"{name} is damaged, or another file's content")

@@ -31,7 +31,7 @@ _BYTES = 128
 
 @lru_cache(maxsize=1024)
 def _described(spec: TensorMapSpec) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
-    """What the driver asks of a tensor map before its address, and after it."""
+    """Return the arguments of ``cuTensorMapEncodeTiled`` before the address, and those after it."""
     driver = require_driver()
     words, halves = driver.cuuint64_t, driver.cuuint32_t
     swizzle = f"{spec.swizzle_bytes}B" if spec.swizzle_bytes else "NONE"

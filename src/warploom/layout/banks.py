@@ -22,7 +22,7 @@ _WORD_BYTES = 4
 
 
 def phase_lanes(bytes_per_lane: int) -> int:
-    """How many lanes one phase serves: 32 up to 4 bytes, 16 for 8, 8 for 16; LayoutError for other sizes."""
+    """Return the lanes that one phase serves: 32 up to 4 bytes, 16 for 8, 8 for 16; LayoutError for other sizes."""
     if bytes_per_lane not in (1, 2, 4, 8, 16):
         raise LayoutError(f"a lane accesses 1, 2, 4, 8 or 16 bytes of shared memory, not {bytes_per_lane}")
     return BANK_CYCLE_BYTES // max(_WORD_BYTES, bytes_per_lane)

@@ -97,7 +97,7 @@ def mma_fragment(shape: str, operand: str, bits: int | None = None) -> FragmentL
 
 
 def ldmatrix_fragment(count: int, transposed: bool = False) -> FragmentLayout:
-    """What ``ldmatrix.m8n8.x<count>[.trans].b16`` (and ``stmatrix``) puts where.
+    """The fragment that ``ldmatrix.m8n8.x<count>[.trans].b16`` loads and ``stmatrix`` stores.
 
     The 8×8 matrices are stacked: row *r* of the fragment is the 16 bytes that lane *r* points to, col the 16-bit
     element within them. Source: PTX ISA, ``ldmatrix`` and ``stmatrix``.

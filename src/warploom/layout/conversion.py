@@ -47,7 +47,7 @@ def operand_registers(accumulator: FragmentLayout, operand: FragmentLayout) -> t
 
 @dataclass(frozen=True)
 class ConversionPlan:
-    """How ``target`` is filled from ``source`` by ``shfl.idx`` within each warp.
+    """The shuffles (``shfl.idx``) within each warp that turn fragment ``source`` into fragment ``target``.
 
     ``moves`` takes (register, lane) of the target to the (register, lane) of the source that has the same matrix
     element. For target element ``e``: for each candidate of :meth:`source_registers`, every lane offers that element

@@ -194,7 +194,7 @@ def draw_elements(layout: FragmentLayout) -> Grid:
 
 
 def draw_map(shown: LinearMap) -> Grid | None:
-    """The same of a map from the registers and lanes of one warp to rows and columns; None of others."""
+    """Draw a map from the registers and lanes of one warp to rows and columns as a fragment; None for other maps."""
     is_fragment = set(shown.out_dims) == {"row", "col"} and {"register", "lane"} <= set(shown.in_dims)
     if not is_fragment or shown.in_size("lane") != WARP_SIZE:
         return None
@@ -202,7 +202,7 @@ def draw_map(shown: LinearMap) -> Grid | None:
 
 
 def draw_observation(observed: Observation) -> Grid:
-    """The same of what was seen on a machine, linear or not."""
+    """Draw a fragment that was observed on a GPU, linear or not."""
     found = fit(observed)
     formulas = (f"not linear: {found.reason}",) if found.map is None else tuple(describe(found.map).splitlines())
     return _element_grid(observed, formulas)
@@ -367,7 +367,7 @@ def draw_banks(tile: SharedLayout, rows: int | None = None) -> Grid:
 
 
 def _rows_beyond(tile: SharedLayout, shown: int, per_chunk: int) -> Iterator[str]:
-    """That rows are left out, and after how many the picture repeats."""
+    """Yield a note where rows are left out, with the number of rows after which the picture repeats."""
     if shown < tile.rows:
         chunks = np.arange(0, tile.cols, per_chunk)
         period = _period(np.asarray(tile.offset(np.arange(tile.rows)[:, None], chunks)) % BANK_CYCLE_BYTES)

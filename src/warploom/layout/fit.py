@@ -28,7 +28,7 @@ _ORDER = ("lane", "warp", "register")  # of the summands of a formula
 
 @dataclass(frozen=True, eq=False)
 class Observation:
-    """Who was seen to hold which element of a ``shape`` matrix: ``rows`` and ``cols``, int64 [threads, elements]."""
+    """The observed place of each thread's elements in a matrix: ``rows`` and ``cols``, int64 [threads, elements]."""
 
     name: str
     shape: tuple[int, int]
@@ -44,7 +44,7 @@ class Observation:
 
     @classmethod
     def of(cls, layout: FragmentLayout) -> Observation:
-        """What a fragment of the catalogue would look like."""
+        """Return the observation that a fragment of the catalogue predicts."""
         return cls(layout.name, layout.shape, *layout.element_coordinates())
 
     @classmethod
@@ -169,7 +169,7 @@ class Difference:
 
     @property
     def place(self) -> str:
-        """Who holds the element, in words."""
+        """The thread and register that hold the element, as text."""
         return _place(self.thread, self.register, self.warps)
 
     def __str__(self) -> str:

@@ -88,7 +88,7 @@ class FragmentLayout:
         return replace(self, tiles=counts, tile_order=order or self.tile_order)
 
     def transposed(self) -> FragmentLayout:
-        """The same registers seen as the transposed matrix: rows and columns change places."""
+        """Return this fragment as one of the transposed matrix: registers stay, rows and columns change places."""
         atom = self.atom.rename({"row": "col", "col": "row"}).project("row", "col")
         order: TileOrder = "col" if self.tile_order == "row" else "row"
         return replace(self, name=f"{self.name}^T", atom=atom, tiles=self.tiles[::-1], tile_order=order)

@@ -48,7 +48,7 @@ class Span:
 
     @property
     def rank(self) -> int:
-        """The dimension."""
+        """The dimension of the space."""
         return len(self._rows)
 
 

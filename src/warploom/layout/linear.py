@@ -115,11 +115,11 @@ class LinearMap:
         return dim in self.in_dims
 
     def in_bits(self, dim: str) -> int:
-        """How many bits input ``dim`` has."""
+        """Return the number of bits of input ``dim``."""
         return len(self.bases(dim))
 
     def in_size(self, dim: str) -> int:
-        """How many values input ``dim`` takes: 2^:meth:`in_bits`."""
+        """Return the number of values of input ``dim``: 2^:meth:`in_bits`."""
         return 1 << self.in_bits(dim)
 
     def out_size(self, dim: str) -> int:
@@ -294,7 +294,7 @@ class LinearMap:
         return LinearMap(bases, {dim: self.out_size(dim) for dim in dims})
 
     def rename(self, names: Mapping[str, str]) -> LinearMap:
-        """The same map with inputs and outputs renamed; ``rename({"row": "col", "col": "row"})`` transposes."""
+        """Return this map with inputs and outputs renamed; ``rename({"row": "col", "col": "row"})`` transposes."""
         bases = {names.get(dim, dim): vectors for dim, vectors in self.ins}
         outs = {names.get(dim, dim): size for dim, size in self.outs}
         if len(bases) != len(self.ins) or len(outs) != len(self.outs):

@@ -21,7 +21,7 @@ _AXES = {"row": "row", "col": "col", 0: "row", 1: "col"}
 
 @dataclass(frozen=True)
 class ReductionPlan:
-    """How a fragment is reduced over ``axis`` without leaving registers.
+    """The steps that reduce a fragment over ``axis`` without leaving registers.
 
     First each thread combines, for every group, the elements ``groups[g]`` it holds; then, for each of ``lane_masks``,
     every lane combines its group values with those of lane ``lane ^ mask`` (``shfl.xor``); ``warp_masks`` name the
@@ -60,7 +60,7 @@ class ReductionPlan:
         return sum(self.lane_masks) - sum(self.halved)
 
     def spread(self) -> ReductionPlan:
-        """The same reduction with its results spread over the lanes that exchange, as far as there are two to share.
+        """Return this reduction with its results spread over the lanes that exchange them.
 
         Lanes exchange halves while the number of values is even: fewer shuffles, each lane with fewer results.
         """
@@ -73,7 +73,7 @@ class ReductionPlan:
         return replace(self, halved=tuple(halved))
 
     def _step(self, values: int) -> int | None:
-        """How much further the second half of the first ``values`` groups lies than the first; None if it varies."""
+        """Return the distance from the first half of the first ``values`` groups to the second; None if it varies."""
         at = [self.group_coordinate(group, 0) for group in range(values)]
         apart = {high - low for low, high in zip(at, at[values // 2 :], strict=False)}
         return apart.pop() if len(apart) == 1 else None

@@ -74,7 +74,7 @@ def wmma_name(shape: str, operand: str, dtype: DType, order: StorageOrder) -> st
 
 @lru_cache(maxsize=1)
 def discovered() -> dict[str, Any]:
-    """What ``wmma_maps.json`` holds: ``{"gpu": …, "fragments": {name: {"shape", "bits", "register", "lane"}}}``."""
+    """Read ``wmma_maps.json``: ``{"gpu": …, "fragments": {name: {"shape", "bits", "register", "lane"}}}``."""
     if not MAPS_FILE.exists():
         return {"gpu": "", "fragments": {}}
     found: dict[str, Any] = json.loads(MAPS_FILE.read_text(encoding="utf-8"))

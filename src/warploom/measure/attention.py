@@ -21,7 +21,7 @@ _CHECKED_ROWS = 512  # at least, of a small problem that results are checked on
 
 
 def torch_error(out: Any, q: Any, k: Any, v: Any, dtype: DType, problem: AttentionProblem | None = None) -> ErrorReport:
-    """How far ``out`` is from float64 attention of q, k, v, all torch tensors (batch, seq, heads, head_dim).
+    """Compare ``out`` with float64 attention of q, k, v, all torch tensors (batch, seq, heads, head_dim).
 
     ``problem``: its window, soft cap and scale; without one, every query sees every key. The same bounds, element by
     element, as :func:`warploom.kernels.attention.reference.attention_error`.
@@ -70,7 +70,7 @@ class AttentionOnGpu(OnGpu):
         return lambda i: call.launch(arrays[i], "torch")
 
     def error(self, config: AttentionConfig, problem: AttentionProblem | None = None) -> ErrorReport:
-        """By element, and against a reference that rounds P and O."""
+        """Compare every element with a reference that rounds P and O."""
         problem = problem or self._problem
         inputs = self._fresh(problem)
         out = self._torch.full_like(inputs[0], math.nan)

@@ -50,7 +50,7 @@ def torch_blocks(a: Any, b: Any) -> Iterator[TorchBlock]:
 
 
 def blocks_error(blocks: Iterable[TorchBlock], out: Any, accumulate: DType) -> GemmError:
-    """How far ``out`` (m, n) is from a product that lies in blocks, element by element."""
+    """Compare each element of ``out`` (m, n) with a product that is stored in blocks."""
     worst = 0.0
     for block in blocks:
         worst = max(worst, float(block.error(out, accumulate)))
@@ -58,7 +58,7 @@ def blocks_error(blocks: Iterable[TorchBlock], out: Any, accumulate: DType) -> G
 
 
 def torch_error(out: Any, a: Any, b: Any, accumulate: DType) -> GemmError:
-    """How far ``out`` (m, n) is from the float64 product of a (m, k) and b (k, n), all torch tensors of one device."""
+    """Compare ``out`` (m, n) with the float64 product of a (m, k) and b (k, n), all torch tensors of one device."""
     return blocks_error(torch_blocks(a, b), out, accumulate)
 
 
@@ -111,7 +111,7 @@ class MatmulOnGpu(OnGpu):
         return lambda i: call.launch(*pointers[i])
 
     def error(self, config: MatmulConfig, problem: MatmulProblem | None = None) -> GemmError:
-        """By element, the worst of all products."""
+        """Return the largest error of an element over all products."""
         problem = problem or self._problem
         (a, b), out = self._fresh(problem), self._poisoned(problem)
         self._call(config, (a, b), out).launch(address(a), address(b), address(out))

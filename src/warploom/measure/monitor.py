@@ -38,7 +38,7 @@ class GpuMonitor:
 
     @classmethod
     def of(cls, device: int) -> GpuMonitor:
-        """That of GPU ``device``, as CUDA counts them."""
+        """Open the monitor of GPU ``device``, in CUDA's numbering."""
         from warploom.cuda.device import cuda_core
 
         return cls(cuda_core().Device(device).pci_bus_id)

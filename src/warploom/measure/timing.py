@@ -100,7 +100,7 @@ class EventClock:
 
 
 def input_sets(bytes_per_set: int, l2_bytes: int) -> int:
-    """How many input sets to rotate so that no call finds its inputs in the L2: at least two."""
+    """Return the number of input sets (at least two) such that no call finds its inputs in the L2."""
     return max(2, min(_MOST_SETS, -(-L2_MARGIN * l2_bytes // max(1, bytes_per_set))))
 
 
@@ -190,7 +190,7 @@ def graphed(candidate: Candidate, sets: int, torch: Any) -> Candidate:
 
 
 def paired_ratio(ours: Measured, baseline: Measured) -> float:
-    """How many times faster than ``baseline``: the median over the rounds of time(baseline) / time(ours) there."""
+    """Return the speed-up over ``baseline``: the median over the rounds of time(baseline) / time(ours)."""
     return float(np.median(np.asarray(baseline.samples) / np.asarray(ours.samples)))
 
 

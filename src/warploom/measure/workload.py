@@ -32,23 +32,23 @@ class OnGpu(ABC):
         return int(self._torch.cuda.current_stream(self._device).cuda_stream)
 
     def kind(self, dtype: DType) -> Any:
-        """PyTorch's type."""
+        """Return the PyTorch dtype of an element type."""
         return {"bf16": self._torch.bfloat16, "f16": self._torch.float16, "f32": self._torch.float32}[dtype.name]
 
     @abstractmethod
     def prepare(self, config: Any) -> Callable[[int], object]:
-        """What queues one call on an input set, without allocation. Raises ConfigError where it does not fit."""
+        """Make a function that queues one call on an input set without allocating. Raises ConfigError for a misfit."""
 
     @abstractmethod
     def error(self, config: Any, problem: Any = None) -> Any:
-        """How far results are from float64, on fresh inputs and a poisoned output; of another problem if given."""
+        """Compare results with float64 on fresh inputs and a poisoned output, of another problem if given."""
 
     @abstractmethod
     def checked(self, config: Any) -> Any:
         """A small problem that the kernel of a configuration runs."""
 
     def fault(self, config: Any) -> str | None:
-        """What is wrong with the results on a small problem of the same kernel; None if nothing. Waits for the GPU."""
+        """Return the fault of the results on a small problem of the same kernel, or None. Waits for the GPU."""
         error = self.error(config, self.checked(config)).value / self.margin
         return None if error <= 1.0 else f"computes wrong results (error {error:.3g} of what the types allow)"
 

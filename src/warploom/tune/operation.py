@@ -37,7 +37,7 @@ class Operation(Generic[Problem, Config]):
 
 
 def choices(config: Any) -> dict[str, tuple[Any, ...]]:
-    """What each flag of a configuration may be."""
+    """Return the possible values of each flag of a configuration."""
     return {f.name: tuple(f.metadata["choices"]) for f in fields(config) if "choices" in f.metadata}
 
 

@@ -33,7 +33,7 @@ Report = Callable[[str, float], None]
 
 @dataclass(frozen=True)
 class Effort:
-    """How long to measure. Rounds time every candidate once; a sample is calls of ``sample_seconds`` together."""
+    """The duration of a measurement. A round times every candidate once; a sample is ``sample_seconds`` of calls."""
 
     sample_seconds: float = 0.003
     warm_up_seconds: float = 0.003
@@ -93,7 +93,7 @@ def gpu_for_tuning(index: int = 0) -> Gpu:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What came of one problem.
+    """The outcome of tuning one problem.
 
     ``known``: it had been tuned before; ``dropped`` counts reasons not to time; ``not_kept`` is why what won could not
     be kept (a full disk), ``""`` where it was.

@@ -108,7 +108,7 @@ def _table(found: list[Discovered], where: str) -> None:
 
 
 def _summary(found: list[Discovered]) -> None:
-    """How many agree, in one line on standard error."""
+    """Print the number of fragments that agree with the catalogue in one line on standard error."""
     wrong = sum(d.verdict == "differs" for d in found)
     note(
         f"{len(found)} fragments: {wrong} differ, {sum(d.verdict == 'new' for d in found)} new, "

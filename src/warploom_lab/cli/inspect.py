@@ -45,7 +45,7 @@ class Wanted(Subject):
     ] = False
 
     def title(self, report: SassReport) -> str:
-        """What it is, in one line."""
+        """The title of a report: kernel, architecture and optimisation level."""
         arch = report.arch or "an unknown architecture"
         if arch == f"{self.arch}a":
             arch += f" ({self.arch} with all its instructions)"
@@ -55,7 +55,7 @@ class Wanted(Subject):
         return " ".join([f"{self.what}, rung {self.of_rung} for {arch}{level}", *(self.settings or ())])
 
     def other(self, against: str) -> Wanted:
-        """What to compare with: the same but for one thing, or another file."""
+        """Return the kernel to compare with: this one with one thing changed, or another file."""
         levels = {f"O{level}": level for level in range(4)}
         if Path(against.rpartition(":")[0] or against).is_file():
             return dataclasses.replace(self, what=against)

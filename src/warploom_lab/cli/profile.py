@@ -91,7 +91,7 @@ def gemm(
 @app.command("file")
 @explains_errors
 def file(target: KernelFile, set_: KernelSettings = None, json: JsonFile = None) -> None:
-    """The same of a kernel of yours, launched as its example says. The word ``file`` may be left out.
+    """Profile a kernel of yours, launched as its example says. The word ``file`` may be left out.
 
     \b
     Example:
@@ -133,7 +133,7 @@ def _shown(found: Profile) -> dict[str, Mapping[str, float]]:
 
 
 def _pairs(samples: Samples) -> Table:
-    """Who waits for whom."""
+    """Make the table of stalled instructions and of the instructions that they wait for."""
     rows = [
         {name: str(row[name]) for name in ("reason", "waits", "for", "between", "places")}
         | {"share": f"{row['share, %']:.2f}"}

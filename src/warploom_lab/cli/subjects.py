@@ -20,7 +20,7 @@ FIRST_RUNGS = {"attention": "1", "gemm": "01b"}
 
 @dataclass(frozen=True)
 class Subject:
-    """One kernel."""
+    """The command-line arguments that name one kernel: a rung or a kernel of a file."""
 
     what: Annotated[
         str, typer.Argument(metavar="attention|gemm|FILE", help="A rung's family, or a kernel: FILE.py[:KERNEL].")
@@ -60,7 +60,7 @@ class Subject:
         return rung
 
     def program(self) -> Program:
-        """What it traces to. Raises ConfigError, ProblemError."""
+        """Trace the kernel. Raises ConfigError, ProblemError."""
         if self.is_rung:
             from warploom_lab.inspect.subjects import attention_program, gemm_program
 

@@ -43,7 +43,7 @@ class Flow:
     loops: tuple[Loop, ...]
 
     def depth(self, block: int) -> int:
-        """How many loops a block is in."""
+        """Return the number of loops around a block."""
         return sum(block in loop.blocks for loop in self.loops)
 
     @cached_property

@@ -75,7 +75,7 @@ def purpose(instruction: Instruction) -> str:
 
 
 def moved_source(instruction: Instruction) -> str | None:
-    """What an instruction that only moves one value moves, None for every other instruction."""
+    """Return the source operand of an instruction that only moves one value, None for every other instruction."""
     name, operands = instruction.mnemonic, instruction.operands
     if name in ("CS2R", "CS2UR"):
         return "SRZ" if operands[1:] == ("SRZ",) else None

@@ -26,7 +26,7 @@ ADDRESSED = ("LDSM", "LDGSTS")
 
 @dataclass(frozen=True)
 class SassReport:
-    """What one kernel compiled to.
+    """Static figures of one compiled kernel.
 
     Counts are of instructions in the listing that can be reached (the padding behind the last ``EXIT`` is not), each
     once; those of the main loop are per iteration of the compiled loop, with every branch inside taken. Bytes are per

@@ -67,12 +67,12 @@ class RungSm80(HeadDims):
 
     @property
     def addressing(self) -> Addressing:
-        """How swizzled addresses are formed: of global ↔ shared copies, and of fragments."""
+        """The way of forming swizzled addresses, of global ↔ shared copies and of fragments."""
         return "strided" if self.strided or not self.swizzle else "recomputed"
 
     @property
     def epilogue_addressing(self) -> Addressing:
-        """How the output goes from registers to shared memory."""
+        """The way of forming the addresses of the output on its way from registers to shared memory."""
         return "strided" if self.strided_epilogue or not self.swizzle else "recomputed"
 
     @property
@@ -87,7 +87,7 @@ class RungSm80(HeadDims):
         return tiles + (4 * self.tile_m * (self.tile_n + 1) if self.softmax_in_shared else 0)
 
     def copy_plan(self, rows: int) -> CopyPlan:
-        """How a tile of ``rows`` sequence positions is copied."""
+        """Return the copy of a tile of ``rows`` sequence positions by the threads of a CTA."""
         return CopyPlan(rows, self.tile_cols, self.num_warps, self.cooperative)
 
     @property

@@ -145,7 +145,7 @@ class Forward:
         return Stream(k, self._config, tile, (tensor.at(k.cta_z, head), tensor.strides[2]), span, rows)
 
     def _q_rows(self) -> Traced | None:
-        """How many rows of the query tile exist; None if all do."""
+        """The number of rows of the query tile that exist; None if all do."""
         return self._q_len - self._q_block * self._config.tile_m if self._features.ragged_q else None
 
     def _load_q(self) -> None:
@@ -156,7 +156,7 @@ class Forward:
             copy.load_sync(start, self._q_rows())
 
     def _block_copy(self, tensor: StridedPointer) -> tuple[TileCopy, GlobalPointer]:
-        """How this CTA's block of Q or O is copied, and where a thread's part of it begins."""
+        """Return the copy of this CTA's block of Q or O, and the address of this thread's part."""
         k, c = self._k, self._config
         copy = TileCopy(k, self._q_tile, c.copy_plan(c.tile_m), tensor.strides[2], c.addressing, c.head_dim)
         return copy, copy.start(tensor.at(k.cta_z, self._head, self._q_block * c.tile_m))

@@ -56,7 +56,7 @@ class RungSoftmax:
             self._output.scale(element, factor)
 
     def _shift(self, maximum: Traced) -> Traced:
-        """What brings a row's maximum and the headroom into a score's exponent: see :meth:`_exponential`."""
+        """Return the row maximum and headroom as a term of a score's exponent: see :meth:`_exponential`."""
         if self._config.folded_scale:
             return self._exponents.shift(self._k, maximum)
         headroom = self._exponents.headroom
@@ -70,7 +70,7 @@ class RungSoftmax:
         return k.exp2((score - shift) * LOG2_E)
 
     def _factor(self, before: Traced, after: Traced) -> Traced:
-        """What a row's l and O are multiplied by when its maximum changes."""
+        """Return the factor of a row's l and O when its maximum changes."""
         if self._config.folded_scale:
             return self._exponents.factor(self._k, before, after)
         return self._k.exp2((before - after) * LOG2_E)
@@ -102,7 +102,7 @@ class RungSoftmax:
 
 
 class SharedSoftmax(RungSoftmax):
-    """By shared memory: the baseline of the in-register paper's section 4.
+    """Softmax through shared memory: the baseline of the in-register paper's section 4.
 
     Every warp stores its scores, one lane per row walks the row for the maximum, the exponentials and their sum, and
     the warp loads the probabilities back into fragments. Row statistics live in the lane that owns the row.
@@ -154,7 +154,7 @@ class SharedSoftmax(RungSoftmax):
         self._per_row.store(factor, 0, row)
 
     def _row_value(self, group: int) -> Traced:
-        """What the owner of a fragment's row has left for it."""
+        """Load the value that the owner of a fragment's row has stored for it."""
         return self._per_row.load(0, self._first_row + self._plan.result_coordinate(group, self._k.lane))
 
     def normalise(self) -> None:

@@ -13,7 +13,7 @@ from warploom_lab.kernels.attention.ladder_config import RungSm80
 
 @dataclass(frozen=True)
 class Tensors:
-    """What the kernel reads and writes."""
+    """The tensors that the kernel reads and writes."""
 
     q: StridedPointer
     key: StridedPointer

@@ -75,7 +75,7 @@ class RungGemm(WarpTiles):
 
     @property
     def addressing(self) -> Addressing:
-        """How shared addresses are formed: those of swizzled and padded rows anew, each time."""
+        """The way of forming shared addresses: those of swizzled and padded rows are computed for each access."""
         return "recomputed" if self.swizzle or self.padding else "strided"
 
     @property

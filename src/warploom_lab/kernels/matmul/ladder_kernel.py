@@ -134,7 +134,7 @@ class RungProduct:
             self._finish_out(staged, target, first)
 
     def _store_opaque(self, staged: SharedTile, row: Traced, col: Traced) -> None:
-        """Of wmma: its sums are known by their place only once they are stored."""
+        """Store the sums of ``wmma``, whose places in the matrix are known only in shared memory."""
         k, c, (rows, cols) = self._k, self.config, self.sums.layout.atom_shape
         leading = staged.layout.row_bytes // staged.layout.element_bytes
         for i in range(c.mma_rows):
@@ -207,7 +207,7 @@ class Loops:
             read.release()
 
     def _rolling(self) -> None:
-        """As the pipelined loop with fewer registers: each fragment loads ``lead`` mma before the first that reads it.
+        """Run the pipelined loop with fewer registers: each fragment loads ``lead`` mma before the first that reads it.
 
         Past the last tile its own first fragments load once more, and nothing reads them: no branch among the mma.
         """
@@ -236,6 +236,6 @@ class Loops:
         k.syncthreads()  # every warp has loaded what lay past the last tile
 
     def _loaded(self, load: Load, tiles: Sequence[SharedTile]) -> Registers:
-        """What a load brings from a stage."""
+        """Load a fragment from a stage."""
         operand, tile = (self._work.a, tiles[0]) if load.operand == "A" else (self._work.b, tiles[1])
         return operand.load(tile, load.index, load.step)

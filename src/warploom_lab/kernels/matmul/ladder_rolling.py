@@ -30,7 +30,7 @@ class Multiply:
 
 
 class Mark(Enum):
-    """What else happens between the ``mma`` of a tile."""
+    """The events between the ``mma`` of a tile."""
 
     MIDDLE = auto()
     """Half of them are issued."""

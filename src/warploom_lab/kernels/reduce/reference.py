@@ -15,6 +15,6 @@ def row_max_reference(a: Any, b: Any) -> NDArray[np.float64]:
 
 
 def row_max_tolerance(a: Any, b: Any) -> NDArray[np.float64]:
-    """How far a float32 accumulation may be from that: k · 2^-22 of the largest Σ|a·b| of each row."""
+    """The bound of a float32 accumulation's error: k · 2^-22 of the largest Σ|a·b| of each row."""
     a64, b64 = (np.abs(np.asarray(x).astype(np.float64)) for x in (a, b))
     return a64.shape[-1] * 2.0**-22 * (a64 @ np.swapaxes(b64, -1, -2)).max(axis=-1)
