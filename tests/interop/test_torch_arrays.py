@@ -9,7 +9,7 @@ import pytest
 from warploom.core.dtypes import bf16, f16, f32
 from warploom.core.errors import ProblemError
 from warploom.interop import arrays
-from warploom.interop.arrays import as_bytes, as_numpy, current_stream, describe, empty, empty_like, maker
+from warploom.interop.arrays import as_bytes, as_numpy, current_stream, describe, empty, empty_like, makers
 from warploom.ops.matmul import matmul
 
 torch = pytest.importorskip("torch")
@@ -140,6 +140,6 @@ def test_results_on_the_current_gpu_are_allocated_as_compiled_code_does(current,
         guards, "_empty_strided_cuda", lambda *a: raw.append(a) or guards._empty_strided_cpu(*a), raising=False
     )
     monkeypatch.setattr(arrays, "_torch_device", lambda device: torch.device("cpu"))
-    made = maker("torch", (2, 5), f32, ("cuda", 0))()
+    (made,) = makers("torch", [((2, 5), f32)], ("cuda", 0))()
     assert (made.shape, made.stride(), made.dtype) == ((2, 5), (5, 1), torch.float32)
     assert len(raw) == (current == 0)

@@ -8,7 +8,7 @@ import pytest
 
 from tests.ops.emulated_gpu import DeviceCopy, EmulatedGpu
 from warploom.core.targets import target
-from warploom.ops import backends, launch, processors, steps, tuned
+from warploom.ops import backends, calls, launch, processors, steps, tuned
 from warploom.ops.append_to_cache import append_call
 from warploom.ops.attention import attention_call
 from warploom.ops.attention_backward import attention_backward_call
@@ -51,8 +51,10 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[EmulatedGpu]:
     monkeypatch.setattr(processors, "multiprocessors", lambda _: 2)
     monkeypatch.setattr(tuned, "gpu_name", lambda _: "the emulator")
     monkeypatch.setattr(backends.GpuCall, "prepare", made.prepare)
-    monkeypatch.setattr(steps, "zero_words", made.zero)
+    monkeypatch.setattr(steps, "zeroing", made.zeroing)
+    monkeypatch.setattr(steps, "queue_on", made.queue_on)
     monkeypatch.setattr(steps, "current_stream", lambda *_: 0)
+    monkeypatch.setattr(calls, "stream_reader", lambda *_: lambda: 0)
     for call in CALLS:
         call.cache.clear()
     yield made

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import ctypes
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,7 @@ import pytest
 from warploom.core.dtypes import DType, u32
 from warploom.emulate import emulate
 from warploom.interop import copies
-from warploom.interop.arrays import ArrayView, describe, memory_span
+from warploom.interop.arrays import ArrayView, Form, describe, memory_span
 from warploom.kernels.source import KernelSource
 from warploom.ops import (
     append_to_cache,
@@ -63,9 +64,10 @@ class EmulatedGpu:
         """:meth:`empty` of the shape and type of another, unless they are given."""
         return self.empty(view.kind, view.shape if shape is None else shape, dtype or view.dtype)
 
-    def maker(self, kind: str, shape: Sequence[int], dtype: DType, _device: Any) -> Callable[[], Any]:
-        """What ``maker`` gives: arrays of NaN."""
-        return lambda: self.empty(kind, shape, dtype)
+    def makers(self, kind: str, forms: Iterable[Form], _device: Any) -> Callable[[], list[Any]]:
+        """What ``makers`` gives: arrays of NaN."""
+        wanted = list(forms)
+        return lambda: [self.empty(kind, *form) for form in wanted]
 
     def at(self, pointer: int, dtype: DType) -> Array:
         """What lies from an address to the end of the array there."""
@@ -83,9 +85,22 @@ class EmulatedGpu:
         self.prepared.append(source.name)
         return EmulatedCall(self, source, grid, scalars)
 
-    def zero(self, pointer: int, words: int, _kind: str, _device: int) -> None:
-        """What ``zero_words`` does."""
-        self.at(pointer, u32)[:words] = 0
+    def zeroing(self, pointer: int, words: int, _stream: int) -> tuple[Callable[[], None], None]:
+        """What ``zeroing`` gives."""
+
+        def zero() -> None:
+            self.at(pointer, u32)[:words] = 0
+
+        return zero, None
+
+    def queue_on(self, _device: int) -> Callable[[Sequence[Any]], None]:
+        """What ``queue_on`` gives: launches run at once."""
+
+        def queue_all(wanted: Sequence[Any]) -> None:
+            for queue, _ in wanted:
+                queue()
+
+        return queue_all
 
     def hold(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """Let NumPy's arrays claim to be in this memory."""
@@ -106,7 +121,7 @@ class EmulatedGpu:
         for module in (attention_arrays, attention_backward, attention_varlen_backward):
             monkeypatch.setattr(module, "filled", self.filled)
         for module in (calls, steps):
-            monkeypatch.setattr(module, "maker", self.maker)
+            monkeypatch.setattr(module, "makers", self.makers)
 
 
 class EmulatedCall:
@@ -120,16 +135,16 @@ class EmulatedCall:
         self.arrays = tuple(p.name for p in self.program.parameters if p.kind == "pointer")
         self.scalars = backends.scalar_arguments(self.program, scalars)
 
+    def queueable(self, _stream: int, pointers: Sequence[int]) -> tuple[Callable[[], None], None]:
+        """What runs at once."""
+        return partial(self.run, pointers), None
+
     def launch_again(self, pointers: Sequence[int], _kind: str) -> None:
         """Run at once."""
-        self.queue(0, pointers)
+        self.run(pointers)
 
-    def packed(self, pointers: Sequence[int]) -> Sequence[int]:
-        """The arguments, as they are."""
-        return pointers
-
-    def queue(self, _stream: int, pointers: Sequence[int]) -> None:
-        """Run at once."""
+    def run(self, pointers: Sequence[int]) -> None:
+        """Emulate the kernel on what lies at addresses."""
         kinds = [p.dtype for p in self.program.parameters if p.kind == "pointer"]
         arrays = [self.gpu.at(pointer, kind) for pointer, kind in zip(pointers, kinds, strict=True)]
         names = [p.name for p in self.program.parameters]

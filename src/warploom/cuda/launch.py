@@ -11,7 +11,7 @@ import ctypes
 import math
 import threading
 from collections.abc import Callable, Sequence
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
 from warploom.core.arguments import GRID_LIMITS
@@ -24,6 +24,8 @@ from warploom.cuda.store import CompiledKernel
 Grid = int | tuple[int, ...]
 Packed = tuple[int, Any]
 """Where the driver's list of a launch's arguments lies, and what keeps it and them in memory."""
+Queueable = tuple[Callable[[], tuple[Any, ...]], Any]
+"""What asks the driver for one thing on a stream and returns its status, and what it needs kept in memory."""
 
 _THREADS_PER_BLOCK = 1024
 _BLOCK_LIMITS = (1024, 1024, 64)
@@ -118,7 +120,7 @@ class Launch:
         self._compiled = kernel.compiled
         self._device = kernel.device
         self._driver = kernel.driver
-        self._current, self._launch = kernel.driver.cuCtxGetDevice, kernel.driver.cuLaunchKernelEx
+        self._launch = kernel.driver.cuLaunchKernelEx
         self._extents, self._shared_bytes = extents, shared_bytes
         self._overlaps, self._at_once = overlaps, at_once
         self._function = kernel.driver.CUfunction(int(kernel.kernel))  # the driver takes a CUkernel for one
@@ -139,20 +141,13 @@ class Launch:
         return ctypes.addressof(places), (places, values)
 
     def queue(self, stream: int, packed: Packed) -> None:
-        """Queue the kernel on the stream with this handle (0: the legacy default stream).
+        """Queue the kernel on the stream with this handle (0: the legacy default stream), as :func:`queue_all` does."""
+        queue_all(self._driver, self._device, (self.queueable(stream, packed),))
 
-        The device is made current where it is not, and the caller's restored. Raises RuntimeError with the driver's
-        reason if refused.
-        """
+    def queueable(self, stream: int, packed: Packed) -> Queueable:
+        """The launch on a stream with :meth:`pack`-ed arguments, for :func:`queue_all`."""
         config = self._on_streams.get(stream) or self._on_stream(stream)
-        status, current = self._current()
-        if status == 0 and int(current) == self._device:  # as on_device, which costs a call more
-            result = self._launch(config, self._function, packed[0], 0)
-        else:
-            with current_context(self._device):
-                result = self._launch(config, self._function, packed[0], 0)
-        if result[0] != 0:
-            check(self._driver, result)
+        return partial(self._launch, config, self._function, packed[0], 0), packed
 
     def resident(self) -> int:
         """Blocks of this launch that fit a multiprocessor at a time."""
@@ -291,13 +286,32 @@ def synchronize(stream: int, device: int) -> None:
     check(driver, on_device(driver, device, driver.cuStreamSynchronize, driver.CUstream(stream)))
 
 
-def zero(address: int, words: int, stream: int, device: int) -> None:
-    """Queue on ``stream`` (an integer handle) of GPU ``device`` that so many 32-bit words from an address on become 0.
+def zeroing(address: int, words: int, stream: int) -> Queueable:
+    """That so many 32-bit words from an address on become 0, for :func:`queue_all` on the stream of this handle."""
+    return partial(require_driver().cuMemsetD32Async, address, 0, words, stream), None
 
-    It may be captured into a CUDA graph. Raises RuntimeError with the driver's reason if refused.
+
+def queue_all(driver: Any, device: int, wanted: Sequence[Queueable]) -> None:
+    """Queue launches one after another, which may be captured into a CUDA graph.
+
+    The GPU ``device`` is made current where it is not, and the caller's restored. Raises RuntimeError with the driver's
+    reason where one is refused.
     """
-    driver = require_driver()
-    check(driver, on_device(driver, device, driver.cuMemsetD32Async, address, 0, words, stream))
+    status, current = driver.cuCtxGetDevice()
+    if status != 0 or int(current) != device:
+        with current_context(device):
+            for queue, _ in wanted:
+                check(driver, queue())
+        return
+    for queue, _ in wanted:
+        result = queue()
+        if result[0] != 0:
+            check(driver, result)
+
+
+def queue_on(device: int) -> Callable[[Sequence[Queueable]], None]:
+    """:func:`queue_all` on a GPU."""
+    return partial(queue_all, require_driver(), device)
 
 
 def _check_runs_on(compiled: CompiledKernel, device: int) -> Target:

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import ctypes
 import sys
-from collections.abc import Callable, Mapping, Sequence
-from functools import lru_cache
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import lru_cache, partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -21,6 +21,8 @@ from warploom.interop.refusals import refuse_derivatives, without_memory
 from warploom.interop.torch_internals import cuda_allocator, stream_handles, tangents_are_on
 
 Device = tuple[str, int]
+Form = tuple[Sequence[int], DType]
+"""The shape and the type of an array."""
 CPU: Device = ("cpu", 0)
 
 #: Kinds whose results must be complete before they are handed back: JAX runs on streams of its own and takes an array
@@ -205,15 +207,19 @@ def empty_like(view: ArrayView, shape: Sequence[int] | None = None, dtype: DType
     return empty(view.kind, view.shape if shape is None else shape, dtype or view.dtype, view.device)
 
 
-def maker(kind: str, shape: Sequence[int], dtype: DType, device: Device) -> Callable[[], Any]:
-    """:func:`empty` for calls again and again."""
-    sizes = tuple(shape)
+def makers(kind: str, forms: Iterable[Form], device: Device) -> Callable[[], list[Any]]:
+    """A function that makes :func:`empty` arrays of these forms, again and again."""
+    wanted = [(tuple(shape), dtype) for shape, dtype in forms]
+
+    def anywhere() -> list[Any]:
+        return [empty(kind, shape, dtype, device) for shape, dtype in wanted]
+
     allocator = cuda_allocator() if kind == "torch" and device[0] == "cuda" else None
     if allocator is None:
-        return lambda: empty(kind, sizes, dtype, device)
+        return anywhere
     (raw, current), index = allocator, device[1]
-    strides, own = dlpack.row_major_strides(sizes), torch_type(dtype)
-    return lambda: raw(sizes, strides, own) if current() == index else empty(kind, sizes, dtype, device)
+    made = tuple([partial(raw, shape, dlpack.row_major_strides(shape), torch_type(dtype)) for shape, dtype in wanted])
+    return lambda: [make() for make in made] if current() == index else anywhere()
 
 
 def filled(kind: str, shape: Sequence[int], dtype: DType, device: Device, value: float) -> Any:
@@ -235,13 +241,22 @@ def current_stream(kind: str, device: int) -> int:
     Frameworks without a notion of a current stream (JAX, DLPack, NumPy) get the legacy default stream; their arrays are
     made ready on it when they are described.
     """
+    return stream_reader(kind, device)()
+
+
+def stream_reader(kind: str, device: int) -> Callable[[], int]:
+    """A function that tells :func:`current_stream`, again and again."""
     if kind == "torch" and "torch" in sys.modules:
-        return stream_handles()(device)
+        return partial(stream_handles(), device)
     if kind == "cupy" and "cupy" in sys.modules:
-        cupy: Any = sys.modules["cupy"]
-        with cupy.cuda.Device(device):
-            return int(cupy.cuda.get_current_stream().ptr)
-    return 0
+        return lambda: _cupy_stream(device)
+    return lambda: 0
+
+
+def _cupy_stream(device: int) -> int:
+    cupy: Any = sys.modules["cupy"]
+    with cupy.cuda.Device(device):
+        return int(cupy.cuda.get_current_stream().ptr)
 
 
 def _device_name(device: Device) -> str:

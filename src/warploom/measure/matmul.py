@@ -9,7 +9,7 @@ from typing import Any
 
 from warploom.core.dtypes import DType
 from warploom.core.errors import ProblemError
-from warploom.interop.arrays import address, torch_element_type
+from warploom.interop.arrays import address, current_stream, torch_element_type
 from warploom.kernels.matmul.problem import MatmulConfig, MatmulProblem, contiguous_problem
 from warploom.kernels.matmul.reference import GemmError, GemmReference, largest_error
 from warploom.measure.workload import OnGpu
@@ -67,12 +67,15 @@ class PlannedCall:
 
     def __init__(self, made: MatmulPlan, device: int, torch: Any) -> None:
         steps = made.steps()
-        self._prepared = steps.prepare(("a", "b", "out"), device)
-        self._memory = torch.empty(steps.words, dtype=torch.float32, device=torch.device("cuda", device))
+        self._prepared = prepared = steps.prepare(("a", "b", "out"), device)
+        where = torch.device("cuda", device)
+        self._memory = [torch.empty(shape, dtype=torch.float32, device=where) for shape, _ in prepared.workspace]
+        self._behind = tuple([x.data_ptr() for x in self._memory])
 
     def launch(self, a: int, b: int, out: int) -> None:
         """Queue one product; addresses of the arrays."""
-        self._prepared.queue((a, b, out), "torch", self._memory.data_ptr())
+        stream = current_stream("torch", self._prepared.device)
+        self._prepared.queue(self._prepared.launches_on((stream, a, b, out, *self._behind)))
 
 
 class MatmulOnGpu(OnGpu):

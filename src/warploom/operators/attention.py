@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from warploom.operators.fakes import arrays_of, if_sizes_are_known, made_of
-from warploom.operators.recorded import RecordedCall, Recorder, eagerly, runs_eagerly
+from warploom.operators.recorded import Gradients, RecordedCall, Recorder, Tape, eagerly, runs_eagerly
 from warploom.operators.registration import Derivative, define, differentiated
 from warploom.operators.schema import Named, Schema
 from warploom.ops import attention as eager
@@ -121,28 +121,18 @@ class DifferentiableAttention:
         out, lse = getattr(operators, f"{self._name}_lse")(**arguments)  # the backward pass needs both
         return (out, lse) if return_lse else out
 
-    def _gradients(
-        self, call: RecordedCall, saved: Sequence[torch.Tensor], by_results: Sequence[torch.Tensor | None]
-    ) -> Named:
+    def _gradients(self, call: RecordedCall, tape: Tape, by_results: Gradients) -> Named:
         """The gradients of a node."""
-        if by_results[0] is None:
-            if by_results[1] is None:
+        saved, (dout, dlse), backward = tape.saved, by_results, self._backward
+        if dout is None:
+            if dlse is None:
                 return {}
-            by_results = torch.zeros_like(saved[-2]), by_results[1]
-        backward, values, (places, options) = self._backward, (*saved, *by_results), self._places(call)
-        arrays = tuple([None if i is None else values[i] for i in places])
-        found = backward.made(arrays, _deterministic(backward, options))
-        return _by_names(found, saved[call.names.index("sinks")] if len(found) > 3 else None)
-
-    def _places(self, call: RecordedCall) -> tuple[list[int | None], tuple[Any, ...]]:
-        """Where the backward pass finds its arrays among what a node has, by their names, and its options."""
-        found = call.known
-        if found is None:
-            places = {name: i for i, name in enumerate((*call.names, "out", "lse", "dout", "dlse"))}
-            asked, backward = call.of.named_options(call), self._backward
-            options = tuple([asked.get(name, False) for name in backward.option_names])
-            found = call.known = [places.get(name) for name in backward.array_names], options
-        return found
+            dout = torch.zeros_like(saved[-2])
+        results = dict(zip(("out", "lse", "dout", "dlse"), (*saved[-2:], dout, dlse), strict=True))
+        known = {**dict(zip(call.names, saved, strict=False)), **results, **call.of.named_options(call)}
+        arrays, options = backward.positions(known)
+        found = tape.run(backward, arrays, _deterministic(backward, options))
+        return _by_names(found, known.get("sinks") if len(found) > 3 else None)
 
     def _traced_gradients(self, given: Named, results: Any, by_results: tuple[Any, ...], _: frozenset[str]) -> Named:
         """The gradients through their operator."""

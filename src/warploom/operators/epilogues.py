@@ -7,7 +7,7 @@ stored between the passes, and the epilogue's argument is not rounded.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
@@ -22,7 +22,6 @@ from warploom.lang.arithmetic import Arithmetic
 from warploom.lang.functions import as_f32, vector_jacobian
 from warploom.lang.values import Number, Traced
 from warploom.operators.products import gradients_of_product
-from warploom.ops.matmul import matmul_call
 from warploom.ops.matmul_arrays import check_function
 
 
@@ -96,16 +95,7 @@ def function_of(epilogue: Any) -> Any:
 _BY = ", differentiated by "
 
 
-# -- what runs, and derivatives
-def product(
-    a: torch.Tensor, b: torch.Tensor, epilogue: Any = None, extra0: Any = None, extra1: Any = None, **options: Any
-) -> torch.Tensor:
-    """:func:`warploom.matmul` with an epilogue, or its name, and the extra matrices by names."""
-    extras = tuple([x for x in (extra0, extra1) if x is not None])
-    given = {"a": a, "b": b, "epilogue": function_of(epilogue), "extras": extras, **options}
-    return matmul_call.computed(*matmul_call.positions(given))
-
-
+# -- derivatives
 def extras_of(given: Mapping[str, Any]) -> dict[str, torch.Tensor]:
     """The extra matrices among the arguments of a product, by their names."""
     return {name: given[name] for name in ("extra0", "extra1") if given.get(name) is not None}
@@ -127,7 +117,11 @@ def check_differentiable(given: Mapping[str, Any]) -> None:
 
 
 def gradients(
-    given: Mapping[str, Any], gradient: torch.Tensor, alpha: Any, wanted: frozenset[str]
+    given: Mapping[str, Any],
+    gradient: torch.Tensor,
+    alpha: Any,
+    wanted: frozenset[str],
+    multiply: Callable[..., torch.Tensor],
 ) -> dict[str, torch.Tensor]:
     """The gradients of a product with an epilogue, by the tensors ``wanted``.
 
@@ -139,7 +133,6 @@ def gradients(
     a, b, extras, epilogue = given["a"], given["b"], extras_of(given), given["epilogue"]
     others = dict(zip(("extra0", "extra1"), (gradient.to(a.dtype), *extras.values()), strict=False))
     named = isinstance(epilogue, str)  # in graphs
-    multiply: Any = torch.ops.warploom.matmul if named else product
 
     def of(by: int, out_dtype: Any = None) -> torch.Tensor:
         own = f"{epilogue}{_BY}{by}" if named else EpilogueGradient(epilogue, function_key(epilogue), by)
@@ -153,4 +146,4 @@ def gradients(
 
     found = {name: of_extra(i, x) for i, (name, x) in enumerate(extras.items(), 1) if name in wanted}
     by_product = wanted - found.keys()
-    return found | (gradients_of_product(a, b, of(0), alpha, by_product) if by_product else {})
+    return found | (gradients_of_product(a, b, of(0), alpha, by_product, multiply) if by_product else {})

@@ -11,11 +11,12 @@ from typing import Any
 import torch
 
 from warploom.operators.fakes import arrays_of, if_sizes_are_known, made_of
-from warploom.operators.recorded import RecordedCall, Recorder, by_names, eagerly, runs_eagerly
+from warploom.operators.recorded import Gradients, RecordedCall, Recorder, Tape, by_names, eagerly, runs_eagerly
 from warploom.operators.registration import Derivative, define
 from warploom.operators.schema import Named, Schema
 from warploom.operators.untraced import untraced
 from warploom.ops import loss as eager
+from warploom.ops.calls import Caller
 from warploom.ops.loss_options import check_loss, loss_of
 from warploom.ops.matmul_arrays import checked_config
 
@@ -38,17 +39,16 @@ def _fake_losses(given: Named) -> Any:
     return made_of(eager.results(views), given)
 
 
-def _gradients(arrays: tuple[Any, ...], options: tuple[Any, ...], config: Any) -> Any:
+def _gradients(
+    arrays: tuple[Any, ...], options: tuple[Any, ...], config: Any, run: Callable[..., list[Any]] = Caller.made
+) -> Any:
     """The gradients by x, w and bias; zeros where there are no elements, and an empty tensor for one not wanted."""
     x, w = arrays[:2]
     scale, *wants = options[:4]
     some = x.shape[0] > 0
     products = some and w.shape[1] > 0
     wanted = wants[0] and products, wants[1] and products, wants[2] and some
-    found = iter(())
-    if any(wanted):
-        made = _GRADIENTS.made(arrays, (scale, *wanted, *options[4:]), config)
-        found = iter(made)
+    found = iter(run(_GRADIENTS, arrays, (scale, *wanted, *options[4:]), config) if any(wanted) else ())
     shapes = (shape if asked else (0,) for shape, asked in zip((x.shape, w.shape, w.shape[:1]), wants, strict=True))
     return tuple(next(found) if is_made else x.new_zeros(shape) for is_made, shape in zip(wanted, shapes, strict=True))
 
@@ -84,12 +84,19 @@ def _backward_by(run: Callable[..., Any]) -> Callable[..., Named]:
     return backward
 
 
-def _eager_gradients(config: Any = None, **given: Any) -> Any:
-    return _gradients(*_GRADIENTS.positions(given), config)
+def eager_gradients(tape: Tape) -> Callable[..., Any]:
+    """What computes :data:`gradients_operator` in an eager backward pass."""
+
+    def run(*arrays: torch.Tensor, config: Any = None, **given: Any) -> Any:
+        known = {**dict(zip(_GRADIENTS.array_names, arrays, strict=False)), **given}
+        return _gradients(*_GRADIENTS.positions(known), config, tape.run)
+
+    return run
 
 
-def _eager_backward(call: RecordedCall, saved: Sequence[torch.Tensor], gradients: Any) -> Named:
-    return by_names(call, saved, _backward_by(_eager_gradients), gradients)
+def _eager_backward(call: RecordedCall, tape: Tape, gradients: Gradients) -> Named:
+    given, results = by_names(call, tape.saved), tape.saved[len(call.names) :]
+    return _backward_by(eager_gradients(tape))(given, results, gradients, call.wanted)
 
 
 _DERIVATIVE = Derivative(frozenset({"x", "w", "bias"}), _backward_by(gradients_operator))

@@ -17,9 +17,10 @@ from warploom.interop.arrays import torch_type
 from warploom.operators import epilogues
 from warploom.operators.fakes import if_sizes_are_known, seen
 from warploom.operators.products import gradients_of_product
-from warploom.operators.recorded import RecordedCall, Recorder, by_names, eagerly, runs_eagerly
+from warploom.operators.recorded import Gradients, RecordedCall, Recorder, Tape, by_names, eagerly, runs_eagerly
 from warploom.operators.registration import Derivative, define
 from warploom.operators.schema import Named, Schema
+from warploom.ops import matmul as of_matmul
 from warploom.ops.matmul import matmul_call
 from warploom.ops.matmul_arrays import check_count, check_function, checked_config, checked_shape, result_types
 
@@ -44,19 +45,28 @@ def _fake(given: Named) -> torch.Tensor:
 
 
 def _backward(
-    given: Named, _: Sequence[Any], gradients: Sequence[torch.Tensor | None], wanted: frozenset[str]
+    given: Named, _: Sequence[Any], gradients: Gradients, wanted: frozenset[str], multiply: Any = None
 ) -> Named:
     (gradient,), tensor = gradients, given.get("alpha_tensor")
     alpha = given.get("alpha", 1.0) if tensor is None else tensor
     if gradient is None:
         return {}
     if given.get("epilogue") is not None:
-        return epilogues.gradients(given, gradient, alpha, wanted)
-    return gradients_of_product(given["a"], given["b"], gradient, alpha, wanted)
+        operators: Any = torch.ops.warploom
+        return epilogues.gradients(given, gradient, alpha, wanted, multiply or operators.matmul)
+    return gradients_of_product(given["a"], given["b"], gradient, alpha, wanted, multiply or of_matmul.matmul)
 
 
-def _eager_backward(call: RecordedCall, saved: Sequence[torch.Tensor], gradients: Any) -> Named:
-    return by_names(call, saved, _backward, gradients)
+def _eager_backward(call: RecordedCall, tape: Tape, gradients: Gradients) -> Named:
+    def multiply(
+        a: torch.Tensor, b: torch.Tensor, extra0: Any = None, extra1: Any = None, **options: Any
+    ) -> torch.Tensor:
+        """A product, with the extra matrices of an epilogue by their names."""
+        extras = tuple([x for x in (extra0, extra1) if x is not None])
+        (found,) = tape.run(matmul_call, *matmul_call.positions({"a": a, "b": b, "extras": extras, **options}))
+        return found
+
+    return _backward(by_names(call, tape.saved), (), gradients, call.wanted, multiply)
 
 
 _SCHEMA = Schema(matmul_call.declaration)

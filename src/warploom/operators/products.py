@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -12,7 +13,12 @@ from warploom.ops import matmul as eager
 
 
 def gradients_of_product(
-    a: torch.Tensor, b: torch.Tensor, gradient: torch.Tensor, alpha: Any, wanted: frozenset[str]
+    a: torch.Tensor,
+    b: torch.Tensor,
+    gradient: torch.Tensor,
+    alpha: Any,
+    wanted: frozenset[str],
+    multiply: Callable[..., torch.Tensor] = eager.matmul,
 ) -> dict[str, torch.Tensor]:
     """The gradients by a, b and bias of alpha · a·b + bias: products again, with a and b read where they lie.
 
@@ -20,9 +26,7 @@ def gradients_of_product(
     were broadcast are in f32 too.
     """
     if is_batched(gradient):  # is_grads_batched=True: the dispatcher unpacks them
-        multiply: Any = torch.ops.warploom.matmul
-    else:
-        multiply = eager.matmul
+        multiply = torch.ops.warploom.matmul
     d, found = gradient.to(a.dtype), dict[str, torch.Tensor]()
 
     def product(left: torch.Tensor, right: torch.Tensor, like: torch.Tensor) -> torch.Tensor:

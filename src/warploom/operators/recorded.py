@@ -1,28 +1,41 @@
 """Eager calls of which PyTorch's autograd keeps a history: one node, past the dispatcher, which costs more than a call.
 
-Calls that PyTorch traces, transforms or watches by a dispatch mode are operators (:mod:`.registration`).
+Calls that PyTorch traces, transforms or watches by a dispatch mode are operators (:mod:`.registration`). A repeated
+call is known by the comparison of its tensors (:class:`~warploom.ops.calls.CallCache`), and keeps what its backward
+pass launches: a repeated backward pass is another such comparison, new gradients, and launches.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from operator import itemgetter
 from typing import Any
 
 import torch
 
 from warploom.core.errors import ProblemError
 from warploom.interop.refusals import NO_BACKWARD, refuse_tangent, refuse_watched
+from warploom.interop.torch_internals import recogniser
 from warploom.interop.tracing import is_tracing
 from warploom.operators.registration import Derivative
 from warploom.operators.schema import Named, Schema
-from warploom.ops.calls import Caller, PreparedCall
+from warploom.ops.calls import Caller, PreparedCall, together
 
-Backward = Callable[["RecordedCall", Sequence[torch.Tensor], Sequence[torch.Tensor | None]], Named]
-"""Computes gradients by name, of what a node saved and of the gradients of its results."""
+Gradients = Sequence[torch.Tensor | None]
+Backward = Callable[["RecordedCall", "Tape", Gradients], Named]
+"""Computes gradients by name, of what a node saved and of the gradients of its results, by :meth:`Tape.run`."""
+Repeat = Callable[[tuple[torch.Tensor, ...], Gradients], "tuple[Any, ...] | None"]
+"""The gradients of a node, of what it saved and of the gradients of its results; None where these must be read."""
+
+_TRIALS = 8
+"""Backward passes of a recorded call that are looked at for what may be repeated."""
 
 
 class RecordedCall:
-    """A call with a history, which calls on tensors like its first ones repeat."""
+    """A call with a history, which calls on tensors like its first ones repeat.
+
+    ``hidden``: how many of its last results the backward pass needs, and the caller does not.
+    """
 
     def __init__(
         self,
@@ -32,8 +45,10 @@ class RecordedCall:
         config: Any,
         more: dict[str, Any],
         check: Any,
+        hidden: int,
     ) -> None:
         self.of, self.options, self.config, self.more, self.check = of, options, config, more, check
+        self.hidden = hidden
         named = of.caller.declaration.named(arrays)
         self.count = len(arrays)
         self.places = [i for i, x in enumerate(arrays) if x is not None]
@@ -41,7 +56,8 @@ class RecordedCall:
         self.wanted = frozenset([name for name, x in named.items() if x is not None and x.requires_grad])
         self.asked = of.caller.asked(options)
         self.prepared: PreparedCall | None = None
-        self.known: Any = None  # of the backward pass
+        self.repeats = dict[tuple[bool, ...], Repeat]()
+        self.trials = _TRIALS
         for name in self.names:
             if name in self.wanted and name not in of.derivative.by:
                 raise ProblemError(f"{name}: {NO_BACKWARD}")
@@ -49,12 +65,12 @@ class RecordedCall:
             of.derivative.check({**named, **of.named_options(self)})
 
     def on(self, tensors: Sequence[Any]) -> list[Any]:
-        """The results for these tensors, with a history; a caller who asks for fewer takes the first."""
-        found = self.of.node.apply(self, *tensors)
-        return list(found) if isinstance(found, tuple) else [found]
+        """The results for tensors like the first ones, with a history."""
+        found = self.of.apply(self, *tensors)
+        return list(found) if found.__class__ is tuple else [found]
 
     def run(self, tensors: Sequence[Any]) -> list[Any]:
-        """The results, without one."""
+        """The results, the hidden ones too, without a history."""
         made = None if self.prepared is None else self.prepared.on(tensors)
         if made is None:
             arrays: list[Any] = [None] * self.count
@@ -65,6 +81,104 @@ class RecordedCall:
             if known is not None and isinstance(known[0], PreparedCall):
                 self.prepared = known[0]
         return made
+
+    def gradients(self, saved: tuple[torch.Tensor, ...], by_results: Gradients) -> tuple[Any, ...]:
+        """The gradients of the node, without a history: by the call itself none, and by each tensor."""
+        key = (torch.are_deterministic_algorithms_enabled(), *[x is None for x in by_results])
+        repeat = self.repeats.get(key)
+        found = None if repeat is None else repeat(saved, by_results)
+        if found is None:
+            tape = Tape(saved, by_results)
+            named = self.of.backward(self, tape, (*by_results, *[None] * self.hidden))
+            found = None, *[named.get(name) for name in self.names]
+            if self.trials and (repeat := tape.repeat(found)) is not None:
+                self.repeats[key] = repeat
+            self.trials = max(0, self.trials - 1)
+        return found
+
+
+class Tape:
+    """The calls of a backward pass, to be repeated as one: on what the node ``saved`` and the gradients it is given."""
+
+    def __init__(self, saved: tuple[torch.Tensor, ...], by_results: Gradients) -> None:
+        self.saved = saved
+        self._given = (*saved, *by_results)
+        self._calls = list[tuple[PreparedCall, list[torch.Tensor], list[torch.Tensor]]]()
+        self._whole = True
+
+    def run(self, caller: Caller, arrays: tuple[Any, ...], options: tuple[Any, ...], config: Any = None) -> list[Any]:
+        """The results of a call."""
+        known = caller.cache.known(caller.asked(options), config, arrays)
+        made = caller.made(arrays, options, config)
+        if known is not None and isinstance(known[0], PreparedCall):
+            self._calls.append((known[0], known[1], made))
+        else:
+            self._whole = False
+        return made
+
+    def repeat(self, gradients: tuple[Any, ...]) -> Repeat | None:
+        """What gives the ``gradients`` of a node that came of the calls, for others; None where they came otherwise.
+
+        They are results of the calls, or views of such, and the calls took nothing but views of what the node has and
+        of each other's results: what lies where then follows from how the node's tensors lie.
+        """
+        if not self._whole or not self._calls:
+            return None
+        numbered = [(i, x) for i, x in enumerate(self._given) if x is not None]
+        places = {x.data_ptr(): i for i, x in numbered}
+        if len(places) < len({id(x) for _, x in numbered}):
+            return None
+        made, taken = list[torch.Tensor](), list[list[int]]()
+        for _, given, results in self._calls:
+            taken.append([places.get(x.data_ptr(), -1) for x in given])
+            for x in results:
+                places[x.data_ptr()] = len(self._given) + len(made)
+                made.append(x)
+        if any(-1 in own for own in taken):
+            return None
+        call, sources = self._calls[0][0], taken[0]
+        if len(taken) > 1:
+            sources = sorted({i for own in taken for i in own if i < len(self._given)})
+            new = {i: n for n, i in enumerate([*sources, *range(len(self._given), len(self._given) + len(made))])}
+            joint = [(one, [new[i] for i in own]) for (one, _, _), own in zip(self._calls, taken, strict=True)]
+            call = together(joint, len(sources))
+        same = recogniser([self._given[i] for i in sources])
+        views = [_view_of(x, made) for x in gradients]
+        if call is None or same is None or None in views:
+            return None
+        return _repeated(call, same, sources, [x for x in views if x is not None])
+
+
+def _view_of(gradient: torch.Tensor | None, made: Sequence[torch.Tensor]) -> tuple[int, bool] | None:
+    """Which of the results a gradient is, -1 if there is none, and whether it is its transpose; None for others."""
+    if gradient is None:
+        return -1, False
+    for i, x in enumerate(made):
+        if x.data_ptr() == gradient.data_ptr() and x.dtype == gradient.dtype:
+            for turned, like in ((False, x), *[(True, x.mT)] * (x.dim() > 1)):
+                if like.shape == gradient.shape and like.stride() == gradient.stride():
+                    return i, turned
+    return None
+
+
+def _repeated(
+    call: PreparedCall, same: Callable[..., bool], sources: list[int], views: list[tuple[int, bool]]
+) -> Repeat:
+    pick, order = itemgetter(*sources, sources[0]), itemgetter(*[i for i, _ in views])
+    turned = [i for i, (_, turned) in enumerate(views) if turned]
+
+    def repeat(saved: tuple[torch.Tensor, ...], by_results: Gradients) -> tuple[Any, ...] | None:
+        *tensors, _ = pick((*saved, *by_results))
+        made: list[Any] | None = call.on(tensors) if same(*tensors) else None
+        if made is None:
+            return None
+        made.append(None)  # the gradient of what has none
+        found = order(made)
+        if turned:
+            found = tuple([x.mT if i in turned else x for i, x in enumerate(found)])
+        return found
+
+    return repeat
 
 
 class Recorder:
@@ -80,7 +194,9 @@ class Recorder:
     ) -> None:
         self.caller, self.schema, self.derivative, self.backward = caller, schema, derivative, backward
         self._needs = {i: needs[name] for i, name in enumerate(caller.option_names) if needs and name in needs}
-        self.node = _node(caller.name, derivative)
+        # Past Function.apply, which looks for transforms of torch.func: calls in such come here as no eager ones.
+        base: Any = super(torch.autograd.Function, _node(caller.name, derivative))
+        self.apply: Callable[..., Any] = base.apply
 
     def __call__(
         self, arrays: tuple[Any, ...], options: tuple[Any, ...], config: Any, check: Any, more: dict[str, Any]
@@ -98,9 +214,8 @@ class Recorder:
                     refuse_tangent(x, name)
             options = tuple(caller.declaration.plain(options).values())  # as they are now: lists and tensors may change
             needed = tuple([self._needs.get(i, x) for i, x in enumerate(options)])
-            call: Any = RecordedCall(self, arrays, needed, config, more, check)
-            if not all(options[i] for i in self._needs):
-                call = _Fewer(call)
+            hidden = 0 if all(options[i] for i in self._needs) else 1
+            call = RecordedCall(self, arrays, needed, config, more, check, hidden)
             made = call.on([x for x in arrays if x is not None])
             if asked[: len(given)] == given and not any(map(_may_change, given)):
                 caller.cache.recognise(asked, config, arrays, call, True)
@@ -116,17 +231,6 @@ def _may_change(option: Any) -> bool:
     return isinstance(option, torch.Tensor) or (isinstance(option, tuple | list) and any(map(_may_change, option)))
 
 
-class _Fewer:
-    """A call whose last result the backward pass needs, and the caller does not."""
-
-    def __init__(self, call: RecordedCall) -> None:
-        self._call = call
-
-    def on(self, tensors: Sequence[Any]) -> list[Any]:
-        """The results but for the last."""
-        return self._call.on(tensors)[:-1]
-
-
 def _node(name: str, derivative: Derivative) -> Any:
     kept = derivative.kept
 
@@ -135,27 +239,28 @@ def _node(name: str, derivative: Derivative) -> Any:
         ctx.call = call
         ctx.save_for_backward(*tensors, *(results if kept else ()))
         ctx.set_materialize_grads(False)
+        if call.hidden:
+            results = results[: -call.hidden]
         return results[0] if len(results) == 1 else tuple(results)
 
     def backward(ctx: Any, *gradients: torch.Tensor | None) -> Any:
         call, saved = ctx.call, ctx.saved_tensors
-        if torch.is_grad_enabled():
-            count = len(call.names)
-            named = {**dict(zip(call.names, saved, strict=False)), **call.of.named_options(call)}
-            given = call.of.schema.arguments(named, call.config)
-            found = derivative.backward(given, saved[count:], gradients, call.wanted)
-        else:
-            found = call.of.backward(call, saved, gradients)
+        if not torch.is_grad_enabled():
+            return call.gradients(saved, gradients)
+        count = len(call.names)
+        named = {**dict(zip(call.names, saved, strict=False)), **call.of.named_options(call)}
+        given = call.of.schema.arguments(named, call.config)
+        by_results = (*gradients, *[None] * call.hidden)
+        found = derivative.backward(given, saved[count:], by_results, call.wanted)
         return None, *[found.get(name) for name in call.names]
 
     members = {"forward": staticmethod(forward), "backward": staticmethod(backward)}
     return type(f"warploom_{name}", (torch.autograd.Function,), members)
 
 
-def by_names(call: RecordedCall, saved: Sequence[torch.Tensor], run: Callable[..., Named], gradients: Any) -> Named:
-    """The gradients through a function of arguments by name, results, their gradients, and what is wanted."""
-    given = {**dict(zip(call.names, saved, strict=False)), **call.of.named_options(call), "config": call.config}
-    return run(given, saved[len(call.names) :], gradients, call.wanted)
+def by_names(call: RecordedCall, saved: Sequence[torch.Tensor]) -> Named:
+    """What a node of a call saved of its arguments, its options and its configuration, by their names."""
+    return {**dict(zip(call.names, saved, strict=False)), **call.of.named_options(call), "config": call.config}
 
 
 def runs_eagerly(first: Any) -> bool:

@@ -6,15 +6,15 @@ this way by itself where PyTorch watches (:mod:`warploom.interop.tracing`).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 
 from warploom.core.errors import ProblemError
 from warploom.operators.fakes import arrays_of, if_sizes_are_known, made_of
-from warploom.operators.loss import gradients_operator
-from warploom.operators.recorded import RecordedCall, Recorder, by_names, eagerly, runs_eagerly
+from warploom.operators.loss import eager_gradients, gradients_operator
+from warploom.operators.recorded import Gradients, RecordedCall, Recorder, Tape, by_names, eagerly, runs_eagerly
 from warploom.operators.registration import Derivative, define
 from warploom.operators.schema import Named, Schema
 from warploom.ops import matmul as of_matmul
@@ -50,7 +50,11 @@ def _check(given: Named) -> None:
 
 
 def _backward(
-    given: Named, results: Sequence[Any], gradients: Sequence[torch.Tensor | None], wanted: frozenset[str]
+    given: Named,
+    results: Sequence[Any],
+    gradients: Gradients,
+    wanted: frozenset[str],
+    by_rows: Callable[..., Any] = gradients_operator,
 ) -> Named:
     """Of a log-sum-exp, products with the softmax (:mod:`~warploom.operators.loss`); of a sum, outer products."""
     a, b, bias, tensor = given["a"], given["b"], given.get("bias"), given.get("scale_tensor")
@@ -60,7 +64,7 @@ def _backward(
     scale = float(given.get("scale", 1.0) if tensor is None else tensor)
     if given["op"] == "logsumexp":
         wants = {"wants_x": "a" in wanted, "wants_w": "b" in wanted, "wants_bias": "bias" in wanted}
-        dx, dw, dbias = gradients_operator(a, b.mT, lse, by_lse=gradient, bias=bias, scale=scale, **wants)
+        dx, dw, dbias = by_rows(a, b.mT, lse, by_lse=gradient, bias=bias, scale=scale, **wants)
         return {"a": dx, "b": dw.mT if "b" in wanted else dw, "bias": dbias}
     if "a" in wanted:
         found["a"] = torch.outer(gradient, b.sum(1, dtype=torch.float32) * scale).to(a.dtype)
@@ -74,8 +78,9 @@ def _backward(
     return found
 
 
-def _eager_backward(call: RecordedCall, saved: Sequence[torch.Tensor], gradients: Any) -> Named:
-    return by_names(call, saved, _backward, gradients)
+def _eager_backward(call: RecordedCall, tape: Tape, gradients: Gradients) -> Named:
+    given, results = by_names(call, tape.saved), tape.saved[len(call.names) :]
+    return _backward(given, results, gradients, call.wanted, eager_gradients(tape))
 
 
 _DERIVATIVE = Derivative(frozenset({"a", "b", "bias"}), _backward, check=_check)

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable
 from typing import Annotated, Any
 
-from warploom.core.dtypes import DType
-from warploom.interop.arrays import ArrayView, Device, filled
+from warploom.interop.arrays import ArrayView, Device, Form, filled
 from warploom.kernels.attention.backward_choice import PACKED_KINDS, BackwardConfig, choose
 from warploom.kernels.attention.problem import BACKWARD, BackwardProblem, Operands
 from warploom.kernels.settings import read
@@ -50,9 +49,9 @@ def attention_varlen_backward(
     return attention_varlen_backward_call.computed(arrays, (causal, window, softcap, scale, deterministic), config)
 
 
-def _zeros(kind: str, shape: Sequence[int], dtype: DType, device: Device) -> Callable[[], Any]:
+def _zeros(kind: str, forms: Iterable[Form], device: Device) -> Callable[[], list[Any]]:
     """What makes gradients where there are no keys: all are zero but those of sinks."""
-    return lambda: filled(kind, shape, dtype, device, 0.0)
+    return lambda: [filled(kind, *form, device, 0.0) for form in forms]
 
 
 def _work(views: Views, asked: dict[str, Any], config: Any, copy: Callable[[ArrayView], ArrayView]) -> Computation:

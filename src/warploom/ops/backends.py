@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +18,7 @@ from warploom.kernels.source import KernelCall, KernelSource, MappedArray
 from warploom.ops.recipes import Signature, origin
 
 if TYPE_CHECKING:
-    from warploom.cuda.launch import Launch
+    from warploom.cuda.launch import Launch, Queueable
     from warploom.cuda.store import CompiledKernel
     from warploom.emulate import Emulation
     from warploom.ir.program import Program
@@ -98,15 +98,16 @@ def scalar_arguments(program: Program, scalars: Mapping[str, int]) -> list[int]:
 class GpuCall:
     """A kernel loaded on one GPU with a fixed grid and fixed scalars: a launch takes arrays, pointers first.
 
-    The first arrays may be ``mapped``: the kernel reaches them through the TMA. Arguments are packed, with the tensor
-    maps of those arrays, once per set of addresses.
+    The kernel reaches the first arrays through the TMA if they are ``mapped``. Arguments are packed, with the tensor
+    maps of those arrays, once per set of addresses and stream.
     """
 
     queued: Launch
     scalars: tuple[Any, ...]
     device: int
     mapped: tuple[MappedArray, ...] = ()
-    known: dict[tuple[int, ...], Any] = field(default_factory=dict[tuple[int, ...], Any])
+    known: dict[tuple[int, ...], Queueable] = field(default_factory=dict[tuple[int, ...], "Queueable"])
+    """Launches by stream and addresses."""
     arrays: tuple[str, ...] = ()
     """Names of the arrays, in order."""
     maps: dict[tuple[int, int], Any] = field(default_factory=dict[tuple[int, int], Any])
@@ -149,29 +150,24 @@ class GpuCall:
         self.launch_again(tuple(x.pointer for x in arrays), kind)
 
     def launch_again(self, pointers: tuple[int, ...], kind: str) -> None:
-        """:meth:`launch` by addresses alone."""
+        """Queue the kernel on the current stream of framework ``kind``, on arrays at these addresses."""
         stream = current_stream(kind, self.device)
-        self.queue(stream, self.packed(pointers))
+        queue_on(self.device)((self.queueable(stream, pointers),))
         if kind in SYNCHRONOUS_KINDS:
             wait_for(stream, self.device)
 
-    def queue(self, stream: int, packed: Any) -> None:
-        """Queue the kernel on a stream with :meth:`packed` arguments."""
-        self.queued.queue(stream, packed)
-
-    def packed(self, pointers: tuple[int, ...]) -> Any:
-        """The packed arguments of a launch on arrays at these addresses, the first as tensor maps."""
-        found = self.known.get(pointers)
-        if found is not None:
-            return found
-        if len(self.known) >= _ARGUMENTS_KEPT:
-            self.known.clear()
-        if len(self.maps) >= _MAPS_KEPT:
-            self.maps.clear()
-        maps = [self._map(i, pointer) for i, pointer in enumerate(pointers[: len(self.mapped)])]
-        packed = self.queued.pack((*maps, *pointers[len(maps) :], *self.scalars))
-        self.known[pointers] = packed
-        return packed
+    def queueable(self, stream: int, pointers: tuple[int, ...]) -> Queueable:
+        """The launch on a stream on arrays at these addresses, in the order of the kernel's parameters."""
+        found = self.known.get((stream, *pointers))
+        if found is None:
+            if len(self.known) >= _LAUNCHES_KEPT:
+                self.known.clear()
+            if len(self.maps) >= _MAPS_KEPT:
+                self.maps.clear()
+            maps = [self._map(i, pointer) for i, pointer in enumerate(pointers[: len(self.mapped)])]
+            packed = self.queued.pack((*maps, *pointers[len(maps) :], *self.scalars))
+            found = self.known[stream, *pointers] = self.queued.queueable(stream, packed)
+        return found
 
     def _map(self, position: int, pointer: int) -> Any:
         """The tensor map of the array at a position and address."""
@@ -200,14 +196,21 @@ def wait_for(stream: int, device: int) -> None:
     synchronize(stream, device)
 
 
-def zero_words(address: int, words: int, kind: str, device: int) -> None:
-    """Queue on the current stream of framework ``kind`` that so many 32-bit words of GPU memory become 0."""
-    from warploom.cuda.launch import zero
+def zeroing(address: int, words: int, stream: int) -> Queueable:
+    """That so many 32-bit words of GPU memory become 0, in order with the launches on a stream."""
+    from warploom.cuda import launch
 
-    zero(address, words, current_stream(kind, device), device)
+    return launch.zeroing(address, words, stream)
 
 
-_ARGUMENTS_KEPT = 1024  # packed arguments per prepared call
+def queue_on(device: int) -> Callable[[Sequence[Queueable]], None]:
+    """What queues launches on a GPU one after another, each on its stream."""
+    from warploom.cuda import launch
+
+    return launch.queue_on(device)
+
+
+_LAUNCHES_KEPT = 1024  # of a kernel of a prepared call
 _MAPS_KEPT = 8192  # tensor maps per prepared call: addresses meet again in other sets
 
 

@@ -7,22 +7,33 @@ and launches. Everything else is read, looked up by that, and prepared where the
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from warploom.core.dtypes import DType
 from warploom.core.errors import ProblemError
 from warploom.core.identity import function_key
 from warploom.interop import tracing
-from warploom.interop.arrays import ArrayView, Device, address, describe_all, describe_new, maker
+from warploom.interop.arrays import (
+    SYNCHRONOUS_KINDS,
+    ArrayView,
+    Device,
+    Form,
+    address,
+    describe_all,
+    describe_new,
+    makers,
+    stream_reader,
+)
 from warploom.interop.copies import compact
 from warploom.interop.overlap import Written, count_write
 from warploom.interop.torch_internals import recogniser, tangents_are_on, watches
+from warploom.ops.backends import wait_for
 from warploom.ops.declare import Declaration
 from warploom.ops.options import flag
-from warploom.ops.steps import Steps, run_anew
+from warploom.ops.steps import Prepared, Steps, joined, run_anew
 
 Views = dict[str, ArrayView]
 Shapes = Mapping[str, tuple[tuple[int, ...], DType]]
@@ -39,7 +50,7 @@ class Computation:
 
     ``arrays`` are the caller's, copied where kernels cannot read them; a repeated call is looked up by them. ``taken``
     are those that the kernels take, in an order in which launches come cheaply; by default ``arrays``. ``results`` are
-    the new arrays, which ``make`` makes; where they are ``filled``, kernels leave parts of them as they are.
+    the new arrays, which ``make`` gives what makes; where they are ``filled``, kernels leave parts of them as they are.
     ``written`` names arrays of the caller that receive results. Where there is nothing to compute, ``made`` holds the
     new results.
     """
@@ -49,7 +60,7 @@ class Computation:
     steps: Callable[[Views], Steps]
     taken: Views | None = None
     written: tuple[str, ...] = ()
-    make: Callable[[str, Sequence[int], DType, Device], Callable[[], Any]] | None = None
+    make: Callable[[str, Iterable[Form], Device], Callable[[], list[Any]]] | None = None
     filled: bool = False
     made: list[Any] | None = None
 
@@ -62,52 +73,82 @@ class Repeatable(Protocol):
         ...
 
 
-@dataclass(frozen=True)
 class PreparedCall:
-    """A call that was run before: its launches, and what makes the arrays for new results.
+    """A call on a GPU that was run before: its launches, and what makes the arrays for new results.
 
-    ``given``: the numbers of the caller's arrays that the launches take, if these are not all as they come. ``seen``:
-    addresses of calls that were looked at, and taken.
+    ``forms`` are the shapes and types of the results. ``make`` makes them where they are no :func:`makers` of such.
+    ``written`` tells which arrays may lie where.
     """
 
-    launch: Callable[[tuple[int, ...], str], None]
-    results: tuple[Callable[[], Any], ...]
-    given: tuple[int, ...] | None = None
-    written: Written | None = None
-    seen: set[tuple[int, ...]] = field(default_factory=set[tuple[int, ...]])
+    def __init__(
+        self,
+        prepared: Prepared,
+        kind: str,
+        forms: Sequence[Form],
+        make: Callable[[], list[Any]] | None = None,
+        written: Written | None = None,
+    ) -> None:
+        self.prepared, self.kind, self.forms, self._written = prepared, kind, forms, written
+        self.plain = make is None and written is None
+        own, device = prepared.workspace, ("cuda", prepared.device)
+        if make is None:
+            self.make = makers(kind, (*forms, *own), device)
+        else:
+            results, memory = make, makers(kind, own, device)
+            self.make = lambda: [*results(), *memory()]
+        self._address: Callable[[Any], int] = sys.modules["torch"].Tensor.data_ptr if kind == "torch" else address
+        self._stream = stream_reader(kind, prepared.device)
+        self._known, self._queue, self._temporary = prepared.known, prepared.queue, bool(prepared.words)
+        self._allowed = set[tuple[int, ...]]()  # addresses at which what is written to was looked at
 
     def on(self, tensors: Sequence[Any]) -> list[Any] | None:
         """The new results for torch tensors that lie as those of the first call, whatever their addresses."""
-        pointers = tuple([x.data_ptr() for x in tensors])
-        if pointers not in self.seen:
-            if 0 in pointers or any(x % _ALIGNED for x in pointers):
+        made, at = self.make(), self._address
+        key = (self._stream(), *map(at, tensors), *map(at, made))
+        queued = self._known.get(key)
+        if queued is None:
+            if not self._fits(key[1 : 1 + len(tensors)]):
                 return None
-            if self.written is not None and not self.written.apart(pointers):
-                return None
-            self._see(pointers)
-        return self._run(pointers, "torch")
+            queued = self.prepared.launches_on(key)
+        self._queue(queued)
+        if self._temporary:
+            made.pop()
+        return made
 
     def run(self, views: Mapping[str, ArrayView]) -> list[Any]:
         """The new results for arrays in place. Raises ProblemError where one that is written to must not be."""
-        first, pointers = next(iter(views.values())), tuple([x.pointer for x in views.values()])
-        if self.written is not None:
-            self.written.check(views, known=pointers in self.seen)
-        self._see(pointers)
-        return self._run(pointers, first.kind)
-
-    def _see(self, pointers: tuple[int, ...]) -> None:
-        if len(self.seen) >= _ADDRESSES_KEPT:
-            self.seen.clear()
-        self.seen.add(pointers)
-
-    def _run(self, pointers: tuple[int, ...], kind: str) -> list[Any]:
-        taken = pointers if self.given is None else tuple([pointers[i] for i in self.given])
-        made: list[Any] = []
-        for make in self.results:  # no comprehension: this is most of what a call costs beside the driver
-            made.append(one := make())
-            taken += (one.data_ptr() if kind == "torch" else address(one),)
-        self.launch(taken, kind)
+        pointers = tuple([x.pointer for x in views.values()])
+        if self._written is not None:
+            self._written.check(views, known=pointers in self._allowed)
+            if len(self._allowed) >= _ADDRESSES_KEPT:
+                self._allowed.clear()
+            self._allowed.add(pointers)
+        made, stream = self.make(), self._stream()
+        self._queue(self.prepared.launches_on((stream, *pointers, *map(self._address, made))))
+        if self.kind in SYNCHRONOUS_KINDS:
+            wait_for(stream, self.prepared.device)
+        if self._temporary:
+            made.pop()
         return made
+
+    def _fits(self, pointers: tuple[int, ...]) -> bool:
+        """Whether tensors at these addresses are surely aligned, and apart from those that are written to."""
+        if pointers in self._allowed:
+            return True
+        if 0 in pointers or any(x % _ALIGNED for x in pointers):
+            return False
+        return self._written is None or self._written.apart(pointers)
+
+
+def together(calls: Sequence[tuple[PreparedCall, Sequence[int]]], count: int) -> PreparedCall | None:
+    """Several calls as one on ``count`` arrays, with the numbers of those that each takes; None where they cannot be.
+
+    The results are those of all calls in order.
+    """
+    if not all(call.plain for call, _ in calls):
+        return None
+    prepared = joined([(call.prepared, places, len(call.forms)) for call, places in calls], count)
+    return PreparedCall(prepared, calls[0][0].kind, [form for call, _ in calls for form in call.forms])
 
 
 class CallCache(dict[tuple[Any, ...], PreparedCall]):
@@ -358,9 +399,9 @@ class Caller:
         lying = list(views.values())
         taken, first = views if work.taken is None else work.taken, lying[0]
         callers = {**taken, **{name: views[name] for name in work.written if name not in taken}}
-        make = work.make or maker
-        makers = {name: make(first.kind, *form, first.device) for name, form in work.results.items()}
-        made = {name: make() for name, make in makers.items()}
+        kind, forms, device = first.kind, work.results.values(), first.device
+        make = makers(kind, forms, device) if work.make is None else work.make(kind, forms, device)
+        made = dict(zip(work.results, make(), strict=True))
         new = {name: describe_new(x) for name, x in made.items()}
         prepared = run_anew(work.steps, {**callers, **new}, (*work.written, *made), filled=work.filled)
         places = {name: i for i, name in enumerate(views)}
@@ -368,10 +409,11 @@ class Caller:
         if prepared and all(
             i >= 0 and lying[i].pointer == x.pointer for i, x in zip(own, callers.values(), strict=True)
         ):
-            refuse = self.refuse
+            order = (*own, *range(len(lying), len(lying) + len(made)))
+            prepared = replace(prepared, order=order, known={})
+            refuse, own = self.refuse, None if work.make is None else make
             written = None if refuse is None or not work.written else Written.of(views, work.written, refuse)
-            given = None if own == list(range(len(lying))) else tuple(own)
-            self.cache.keep(*key, views, PreparedCall(prepared.launch, tuple(makers.values()), given, written))
+            self.cache.keep(*key, views, PreparedCall(prepared, kind, tuple(forms), own, written))
         return list(made.values())
 
     def _concerns(self, torch: Any, arrays: tuple[Any, ...], options: tuple[Any, ...]) -> bool:

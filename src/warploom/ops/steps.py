@@ -22,13 +22,22 @@ from warploom.interop.arrays import (
     as_numpy,
     current_stream,
     describe,
-    maker,
+    makers,
 )
 from warploom.kernels.source import Grid, KernelCall
-from warploom.ops.backends import GpuCall, emulated_seconds, run_on_emulator, wait_for, warn_of_emulator, zero_words
+from warploom.ops.backends import (
+    GpuCall,
+    emulated_seconds,
+    queue_on,
+    run_on_emulator,
+    wait_for,
+    warn_of_emulator,
+    zeroing,
+)
 from warploom.ops.processors import Processor
 
 if TYPE_CHECKING:
+    from warploom.cuda.launch import Queueable
     from warploom.ir.program import Program
 
 _ADDRESSES_KEPT = 1024  # sets of them, of a prepared call
@@ -152,9 +161,9 @@ class Steps:
         from warploom.cuda.buffers import DeviceCopy
 
         copies = {name: DeviceCopy(x, 0, copy=filled or name not in results) for name, x in hosts.items()}
-        memory = DeviceCopy(np.empty(self.words, np.float32), 0, copy=False)
         prepared = self.prepare(tuple(hosts), 0)
-        prepared.queue([x.pointer for x in copies.values()], "numpy", memory.pointer)
+        memory = [DeviceCopy(np.empty(shape, np.float32), 0, copy=False) for shape, _ in prepared.workspace]
+        prepared.queue(prepared.launches_on((0, *[x.pointer for x in (*copies.values(), *memory)])))
         for name in results:
             copies[name].download()
 
@@ -224,56 +233,80 @@ class Loaded:
 
 @dataclass(frozen=True)
 class Prepared:
-    """What a repeated call on a GPU needs. Arrays are counted: the caller's, then the parts of the workspace."""
+    """What repeated calls on a GPU launch. Arrays are counted: those of the call, then the parts of its workspace."""
 
     launches: tuple[Loaded, ...]
     parts: tuple[int, ...]
     """Where the parts of the workspace begin, in bytes."""
     words: int
     device: int
-    memory: dict[str, Callable[[], Any]] = field(default_factory=dict[str, "Callable[[], Any]"])
-    """What makes memory for the workspace, by frameworks."""
-    packed: dict[tuple[int, ...], tuple[tuple[Loaded, Any], ...]] = field(
-        default_factory=dict[tuple[int, ...], "tuple[tuple[Loaded, Any], ...]"]
+    order: tuple[int, ...] | None = None
+    """Which arrays of a call these are, where they are not all in order."""
+    known: dict[tuple[int, ...], tuple[Queueable, ...]] = field(
+        default_factory=dict[tuple[int, ...], "tuple[Queueable, ...]"]
     )
-    """The launches with their arguments, tensor maps included, by the addresses of arrays and workspace."""
+    """The launches by stream and addresses, those of the arrays and of the workspace, if there is one."""
+
+    @property
+    def workspace(self) -> tuple[tuple[tuple[int, ...], DType], ...]:
+        """The shape and type of the array that the launches take beside those of the call, if they take one."""
+        return (((self.words,), f32),) if self.words else ()
 
     @cached_property
-    def launch(self) -> Callable[[tuple[int, ...], str], None]:
-        """:meth:`run`, or what it comes to where one launch on the caller's arrays as they come is all."""
-        first = self.launches[0]
-        plain = first.arrays == tuple((i, 0) for i in range(len(first.arrays)))
-        return first.call.launch_again if plain and len(self.launches) == 1 and not self.words else self.run
+    def queue(self) -> Callable[[Sequence[Queueable]], None]:
+        """What queues :meth:`launches_on` one after another."""
+        return queue_on(self.device)
 
     def run(self, pointers: Sequence[int], kind: str) -> None:
-        """Queue the launches on the current stream of the framework ``kind``, whose memory they take."""
-        if not self.words:
-            self.queue(pointers, kind)
-            return
-        make = self.memory.get(kind)
-        if make is None:
-            make = self.memory[kind] = maker(kind, (self.words,), f32, ("cuda", self.device))
-        memory = make()  # kept until the launches are queued
-        self.queue(pointers, kind, address(memory))
-
-    def queue(self, pointers: Sequence[int], kind: str, memory: int = 0) -> None:
-        """:meth:`run` with the workspace at an address, on the stream of framework ``kind``."""
-        key, stream = (*pointers, memory), current_stream(kind, self.device)
-        for one, packed in self.packed.get(key) or self._pack(key):
-            if one.zeroed is not None:
-                first, count = one.zeroed
-                zero_words(memory + 4 * first, count, kind, self.device)
-            one.call.queue(stream, packed)
+        """Queue the launches on the current stream of the framework ``kind``, with new memory for the workspace."""
+        stream, memory = current_stream(kind, self.device), makers(kind, self.workspace, ("cuda", self.device))()
+        self.queue(self.launches_on((stream, *pointers, *map(address, memory))))
         if kind in SYNCHRONOUS_KINDS:
             wait_for(stream, self.device)
 
-    def _pack(self, key: tuple[int, ...]) -> tuple[tuple[Loaded, Any], ...]:
-        if len(self.packed) >= _ADDRESSES_KEPT:
-            self.packed.clear()
-        everything = [*key[:-1], *[key[-1] + start for start in self.parts]]
-        found = [(one, one.call.packed(tuple([everything[i] + x for i, x in one.arrays]))) for one in self.launches]
-        packed = self.packed[key] = tuple(found)
-        return packed
+    def launches_on(self, key: tuple[int, ...]) -> tuple[Queueable, ...]:
+        """The launches on a stream, on arrays at addresses, and on a workspace, if there is one."""
+        found = self.known.get(key)
+        if found is not None:
+            return found
+        if len(self.known) >= _ADDRESSES_KEPT:
+            self.known.clear()
+        stream, *pointers = key
+        memory = pointers.pop() if self.words else 0
+        if self.order is not None:
+            pointers = [pointers[i] for i in self.order]
+        pointers += [memory + start for start in self.parts]
+        queued: list[Queueable] = []
+        for one in self.launches:
+            if one.zeroed is not None:
+                first, count = one.zeroed
+                queued.append(zeroing(memory + 4 * first, count, stream))
+            queued.append(one.call.queueable(stream, tuple([pointers[i] + offset for i, offset in one.arrays])))
+        found = self.known[key] = tuple(queued)
+        return found
+
+
+def joined(calls: Sequence[tuple[Prepared, Sequence[int], int]], count: int) -> Prepared:
+    """The launches of several calls, in order, as those of one call on ``count`` arrays.
+
+    Of each call: where its arrays stand among these, and how many results follow them. The results of all calls follow
+    the arrays of the joint one.
+    """
+    launches, parts, words = list[Loaded](), list[int](), 0
+    results, places_of = count, list[list[int]]()
+    for prepared, places, made in calls:
+        lying = [*places, *range(results, results + made)]
+        places_of.append(lying if prepared.order is None else [lying[i] for i in prepared.order])
+        results += made
+    for (prepared, _, _), own in zip(calls, places_of, strict=True):
+        numbers = [*own, *range(results + len(parts), results + len(parts) + len(prepared.parts))]
+        for one in prepared.launches:
+            arrays = tuple([(numbers[i], offset) for i, offset in one.arrays])
+            zeroed = None if one.zeroed is None else (one.zeroed[0] + words, one.zeroed[1])
+            launches.append(Loaded(one.call, arrays, zeroed))
+        parts += [start + 4 * words for start in prepared.parts]
+        words += prepared.words
+    return Prepared(tuple(launches), tuple(parts), words, calls[0][0].device)
 
 
 def _in_elements(view: ArrayView, kind: DType) -> ArrayView:

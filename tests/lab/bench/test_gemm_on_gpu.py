@@ -2,6 +2,7 @@
 
 import ctypes
 from dataclasses import replace
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -40,15 +41,15 @@ class Emulated:
     def __init__(self, call, workspace):
         self.call, self.workspace = call, workspace
 
+    def queueable(self, stream, pointers):
+        assert stream == STREAM
+        return partial(self.run, pointers), None
+
     def launch_again(self, pointers, kind):
         assert kind == "torch"
-        self.queue(STREAM, self.packed(pointers))
+        self.run(pointers)
 
-    def packed(self, pointers):
-        return pointers
-
-    def queue(self, stream, pointers):
-        assert stream == STREAM
+    def run(self, pointers):
         views = [describe(self._memory(*one)) for one in zip(self.call.arrays, pointers, strict=True)]
         run_on_emulator(self.call.source.program, self.call.grid, views, self.call.scalars, self.call.maps)
 
@@ -71,8 +72,9 @@ def on_cpu(monkeypatch):
     for room in (bench, workload):
         monkeypatch.setattr(room, "torch_module", lambda: stand_in)
     monkeypatch.setattr(steps, "GpuCall", SimpleNamespace(of=prepared))
-    monkeypatch.setattr(steps, "current_stream", lambda kind, device: STREAM)
-    monkeypatch.setattr(steps, "zero_words", lambda at, words, *_: ctypes.memset(at, 0, 4 * words))
+    monkeypatch.setattr(matmul, "current_stream", lambda kind, device: STREAM)
+    monkeypatch.setattr(steps, "zeroing", lambda at, words, _: (partial(ctypes.memset, at, 0, 4 * words), None))
+    monkeypatch.setattr(steps, "queue_on", lambda _: lambda wanted: [queue() for queue, _ in wanted])
 
 
 @pytest.fixture
@@ -108,7 +110,7 @@ def test_a_rung_is_right_and_a_wrong_one_is_seen(on_cpu, name, monkeypatch):
         candidate.run(index)
         a, b = inputs[index]
         assert matmul.torch_error(out, a, b, rung.config.accumulate).ok
-    monkeypatch.setattr(Emulated, "queue", lambda *_: True)
+    monkeypatch.setattr(Emulated, "run", lambda *_: True)
     assert not case.error(rung.config).ok
 
 
@@ -119,7 +121,7 @@ def test_a_small_problem_tells_what_is_wrong(on_cpu, name, monkeypatch):
     work = matmul.MatmulOnGpu(problem, 0)
     assert work.answers()
     assert work.fault(config) is None
-    monkeypatch.setattr(Emulated, "queue", lambda *_: True)
+    monkeypatch.setattr(Emulated, "run", lambda *_: True)
     assert "wrong results (error inf" in str(work.fault(config))
     with pytest.raises(ProblemError, match="row-major A"):
         matmul.MatmulOnGpu(replace(problem, a=Matrix(False, 72)), 0)
