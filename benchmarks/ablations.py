@@ -15,11 +15,10 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
-from scripts import write
-
 from warploom.core.dtypes import bf16
 from warploom.kernels.attention.problem import AttentionConfig
 from warploom_lab.bench.attention import AttentionFamily, settled
+from warploom_lab.bench.evidence import write
 from warploom_lab.bench.ladder import run_ladder
 from warploom_lab.kernels.attention.ladder import FULL_LADDER
 from warploom_lab.kernels.ladder import Rung

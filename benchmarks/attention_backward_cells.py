@@ -16,12 +16,12 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from typing import Any
 
-import cell_runs as runs
-from cell_runs import Figure, Inputs, Run
+import attention_others as others
+from attention_others import sdpa, through_autograd
 from tests.kernels.gradient_reference import gradient_reference
 
 import warploom
@@ -34,14 +34,13 @@ from warploom.kernels.attention.reference import seen_of
 from warploom.kernels.settings import read
 from warploom.kernels.source import KernelCall
 from warploom_lab.bench import baselines
+from warploom_lab.bench.cells import CellScript, Figure, Inputs, Row, Run, TorchGpu, Trial
 
 TOKENS, WIDTH = 16384, 2048
 LENGTHS = (512, 1024, 2048, 4096, 8192, 16384)
 HEAD_DIMS = (64, 96, 128, 192, 256)
 MOST_SCORES = 2**28
 """Scores of the reference at a time: 2 GiB of float64, in some twenty arrays."""
-OTHERS_ERROR = 2.0
-"""What a baseline's gradients may be off by, in bounds of ours: they round at other places."""
 
 
 class Cell(AttentionProblem):
@@ -102,7 +101,6 @@ FIGURES = (
     Figure("best", 1.2, {"head_dim": (256,)}),
 )
 SYNC_FIGURES = (Figure("flash_attention_2", 1.0),)
-BASELINES = ("cudnn", "flash_attention_2", "flash_attention_4")
 ARGUMENTS = ("dout", "q", "k", "v", "out", "lse")
 
 
@@ -143,7 +141,7 @@ def cudnn(cell: Cell) -> Run | None:
     if cell.window[0] is not None or (cell.causal and cell.q_len != cell.kv_len):
         return None
     grouped = {"enable_gqa": True} if cell.heads != cell.kv_heads else {}
-    return runs.through_autograd(runs.sdpa("torch_cudnn", causal=cell.causal, **grouped))
+    return through_autograd(sdpa("torch_cudnn", causal=cell.causal, **grouped))
 
 
 def flash_attention_2(cell: Cell) -> Run:
@@ -153,7 +151,7 @@ def flash_attention_2(cell: Cell) -> Run:
         "window_size_right": 0 if cell.causal else -1,
     }
     where = None, None, cell.q_len, cell.kv_len, 0.0, cell.causal
-    return runs.flash_attention_2(lambda _: where, gradients=True, **sides)
+    return others.flash_attention_2(lambda _: where, gradients=True, **sides)
 
 
 def flash_attention_4(cell: Cell) -> Run | None:
@@ -162,13 +160,14 @@ def flash_attention_4(cell: Cell) -> Run | None:
     if latest is None:
         return None
     window = {} if cell.window[0] is None else {"window_size": cell.window}
-    return runs.through_autograd(lambda q, k, v: latest(q, k, v, causal=cell.causal, **window))
+    return through_autograd(lambda q, k, v: latest(q, k, v, causal=cell.causal, **window))
 
 
-def configurations(cell: Cell, options: argparse.Namespace) -> dict[str, str | None]:
-    """The configurations of this package that are timed, in their notation (None: what a call chooses), by name."""
-    first = str(choose(cell.gradients, target("sm_100a"))[0]) if options.sync else None
-    return {"warploom": first} | {text: text for text in options.config if f"head_dim={cell.head_dim}," in text}
+BASELINES: dict[str, Callable[[Cell], Run | None]] = {
+    "cudnn": cudnn,
+    "flash_attention_2": flash_attention_2,
+    "flash_attention_4": flash_attention_4,
+}
 
 
 def default_is_deterministic(cell: Cell) -> bool:
@@ -177,17 +176,7 @@ def default_is_deterministic(cell: Cell) -> bool:
     return choose(cell.gradients, goal) == choose(BackwardProblem(cell, False, True), goal)
 
 
-def timed_ones(cell: Cell, options: argparse.Namespace) -> dict[str, Run]:
-    """By name, warploom first."""
-    found: dict[str, Run | None] = {n: ours(cell, text) for n, text in configurations(cell, options).items()}
-    if not options.sync and not default_is_deterministic(cell):
-        found["deterministic"] = ours(cell, deterministic=True)
-    makers = {"cudnn": cudnn, "flash_attention_2": flash_attention_2, "flash_attention_4": flash_attention_4}
-    found |= {name: makers[name](cell) for name in options.baselines}
-    return {name: run for name, run in found.items() if run is not None}
-
-
-# -- checked, then timed
+# -- checked
 
 
 def error_of(cell: Cell, x: Inputs) -> Callable[[Any], float]:
@@ -210,82 +199,67 @@ def error_of(cell: Cell, x: Inputs) -> Callable[[Any], float]:
     return error
 
 
-def sets_of(cell: Cell) -> list[Inputs]:
+def sets_of(cell: Cell, gpu: TorchGpu) -> list[Inputs]:
     """Inputs that rotate past the L2."""
     moved = 2 * cell.batch * cell.head_dim * (3 * cell.heads * cell.q_len + 2 * cell.kv_heads * cell.kv_len)
-    return [fresh(cell) for _ in range(runs.sets_of(moved))]
+    return [fresh(cell) for _ in range(gpu.sets(moved))]
 
 
-def timed(cell: Cell, options: argparse.Namespace) -> dict[str, Any]:
-    """One cell: checked, and timed."""
-    sets = sets_of(cell)
-    error, named = error_of(cell, sets[0]), {name: (run, sets) for name, run in timed_ones(cell, options).items()}
-    others = [name for name in named if name != "warploom"]
-    turns = runs.in_turns(named, lambda _, found: error(found), options.rounds, others=others)
-    ratios = turns.ratio()
-    best = max((n for n in ratios if n in BASELINES), key=lambda n: -turns.found[n].seconds.median, default=None)
-    how = {"window": cell.window, "config": configurations(cell, options)["warploom"]}
-    plan = warploom.plan_attention_backward(*(sets[0][n] for n in ARGUMENTS), **how)
-    return {
-        "cell": cell.name,
-        "head_dim": cell.head_dim,
-        "causal": cell.causal,
-        "q_len": cell.q_len,
-        "kv_len": cell.kv_len,
-        "heads": cell.heads,
-        "kv_heads": cell.kv_heads,
-        "batch": cell.batch,
-        "config": str(plan.config),
-        "workspace_mib": plan.workspace_bytes / 2**20,
-        "not_run": turns.failed,
-        "error": turns.error,
-        "tflops": turns.tflops(cell.gradients.flops),
-        "ratio": ratios | ({"best": ratios[best]} if best else {}),
-    }
-
-
-def calls(cell: Cell, options: argparse.Namespace, goal: Target) -> Iterator[KernelCall]:
-    """Of all kernels of a cell, those of the forward pass first."""
+def calls(cell: Cell, goal: Target, texts: Iterable[str | None] = (None,)) -> Iterator[KernelCall]:
+    """The launches of the forward pass and of the backward configurations (None: what a call chooses)."""
     forward, backward = replace(cell, lse=True), cell.gradients
     operands = Operands.contiguous(forward)
     yield from choose_forward(forward, goal)[0].calls(forward, operands, 132)
     strides = {name: operands.strides["out" if name == "dout" else name.removeprefix("d")] for name in BACKWARD}
-    for text in configurations(cell, options).values():
+    for text in texts:
         config = read(text, KINDS) or choose(backward, goal)[0]
         yield from config.calls(backward, Operands(strides), 132)
 
 
-def compile_all(todo: list[Cell], options: argparse.Namespace, arch: str) -> None:
-    """Before anything is timed."""
-    runs.compile_all((call for cell in todo for call in calls(cell, options, target(arch))), arch)
+class Gradients(CellScript[Cell]):
+    """The script."""
 
+    rounds, baselines = 9, tuple(BASELINES)
 
-def main() -> int:
-    parser = runs.parser_of(__doc__, rounds=9)
-    parser.add_argument("--lengths", type=int, nargs="+", default=None, help="only cells of these lengths")
-    parser.add_argument("--head-dims", type=int, nargs="+", default=list(HEAD_DIMS))
-    parser.add_argument("--config", nargs="*", default=[], help="configurations timed besides, in their notation")
-    parser.add_argument("--baselines", nargs="*", choices=BASELINES, default=list(BASELINES))
-    parser.add_argument("--sync", action="store_true", help="the kernels without wgmma, beside FlashAttention-2")
-    options = parser.parse_args()
-    todo = [c for c in cells() if c.head_dim in options.head_dims]
-    if options.lengths is not None:
-        todo = [c for c in todo if c.q_len in options.lengths]
-    compile_all(todo, options, runs.architecture(options))
-    if options.compile_only:
-        return 0
-    figures = SYNC_FIGURES if options.sync else FIGURES
-    name = "attention-backward-sync-cells.json" if options.sync else "attention-backward-cells.json"
-    each, head = (
-        runs.on_one_stream(lambda cell: timed(cell, options)),
-        {"flash_attention_4": baselines.flash_attention_4()[1]},
-    )
+    def options(self, parser: argparse.ArgumentParser) -> None:
+        parser.add_argument("--config", nargs="*", default=[], help="configurations timed besides, in their notation")
+        parser.add_argument("--sync", action="store_true", help="the kernels without wgmma, beside FlashAttention-2")
 
-    def missed(found: list[dict[str, Any]]) -> list[str]:
-        return runs.wrong(found, dict.fromkeys(BASELINES, OTHERS_ERROR)) + runs.below(found, figures)
+    def cells(self) -> list[Cell]:
+        self.figures = SYNC_FIGURES if self.given.sync else FIGURES
+        self.file = f"attention-backward-{'sync-' * self.given.sync}cells.json"
+        return cells()
 
-    return runs.measured(todo, each, runs.line_of, missed, options.out / name, head)
+    def head(self) -> Row:
+        return {"flash_attention_4": baselines.flash_attention_4()[1]}
+
+    def configurations(self, cell: Cell) -> dict[str, str | None]:
+        """The configurations of this package, in their notation (None: what a call chooses), by name."""
+        first = str(choose(cell.gradients, target("sm_100a"))[0]) if self.given.sync else None
+        return {"warploom": first} | {text: text for text in self.given.config if f"head_dim={cell.head_dim}," in text}
+
+    def calls(self, cell: Cell, goal: Target) -> Iterator[KernelCall]:
+        return calls(cell, goal, self.configurations(cell).values())
+
+    def trial(self, cell: Cell) -> Trial:
+        sets, configs = sets_of(cell, self.gpu), self.configurations(cell)
+        error, found = error_of(cell, sets[0]), dict[str, Run | None]()
+        found |= {name: ours(cell, text) for name, text in configs.items()}
+        if not self.given.sync and not default_is_deterministic(cell):
+            found["deterministic"] = ours(cell, deterministic=True)
+        found |= {name: BASELINES[name](cell) for name in self.given.baselines}
+        how = {"window": cell.window, "config": configs["warploom"]}
+        plan = warploom.plan_attention_backward(*(sets[0][n] for n in ARGUMENTS), **how)
+        names = "head_dim", "causal", "q_len", "kv_len", "heads", "kv_heads", "batch"
+        facts = {name: getattr(cell, name) for name in names}
+        return Trial(
+            {name: run for name, run in found.items() if run is not None},
+            sets,
+            lambda _, out: error(out),
+            cell.gradients.flops,
+            facts=facts | {"config": str(plan.config), "workspace_mib": plan.workspace_bytes / 2**20},
+        )
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(Gradients().main())

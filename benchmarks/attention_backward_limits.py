@@ -11,7 +11,6 @@ OUT/attention-backward-limits.json. Figures are right only if ``attention_backwa
 
 from __future__ import annotations
 
-import argparse
 import csv
 import io
 import json
@@ -19,15 +18,15 @@ import sys
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parent))
-
-import cell_runs as runs
-from attention_backward_cells import TOKENS, WIDTH, Cell, compile_all, forward, fresh, ours
-from scripts import parser_of, write
+from attention_backward_cells import TOKENS, WIDTH, Cell, calls, forward, fresh, ours
 
 from warploom.core.targets import target
 from warploom.kernels.attention.backward_choice import choose
 from warploom.kernels.attention.backward_sm90 import CONSUMERS, KEYS, BackwardSm90
+from warploom.measure.timing import Candidate
+from warploom_lab.bench.cells import TorchGpu, compile_all, parser_of
+from warploom_lab.bench.environment import environment
+from warploom_lab.bench.evidence import write
 
 CELLS = [
     Cell.of(d, causal, n, n, WIDTH // d, WIDTH // d)
@@ -93,21 +92,14 @@ def once(name: str) -> None:
     torch.cuda.synchronize()
 
 
-def measured(cell: Cell) -> dict[str, Any]:
+def measured(cell: Cell, gpu: TorchGpu) -> dict[str, Any]:
     """One cell: under load, and counted."""
     import torch
 
-    from warploom.measure.monitor import GpuMonitor
-    from warploom.measure.timing import Candidate, graphed
-    from warploom_lab.bench.power import power_of
-
     c, x = config_of(cell), fresh(cell)
-    load = (runs.clock(), GpuMonitor.of(0))
     found: dict[str, Any] = {}
     for name, run, flops in (("forward", forward(cell), cell.flops), ("backward", ours(cell), cell.gradients.flops)):
-        run(x)
-        power = power_of(graphed(Candidate(name, lambda _, run=run: run(x)), 1, torch), 1, *load)
-        found[name] = power and power.json(flops)
+        found[name] = gpu.power(gpu.graphed(Candidate(name, lambda _, run=run: run(x)), 1), flops)
     counts = counted(cell)
     multiprocessors = torch.cuda.get_device_properties(0).multi_processor_count
     number = steps(cell, c)
@@ -136,17 +128,12 @@ def main() -> int:
             c = config_of(cell)
             print(f"{cell.name:20} {steps(cell, c):8} steps  {demand(c)}  {c}")
         return 0
-    import torch
-
-    from warploom.ops.backends import gpu_target
-    from warploom_lab.bench.environment import environment
-
-    stream = torch.cuda.Stream()
-    compile_all(CELLS, argparse.Namespace(sync=False, config=[]), gpu_target(0).name)
+    gpu = TorchGpu()
+    compile_all((call for cell in CELLS for call in calls(cell, target(gpu.arch))), gpu.arch)
     rows: list[dict[str, Any]] = []
     for cell in CELLS:
-        with torch.cuda.stream(stream):
-            rows.append(measured(cell))
+        with gpu.working():
+            rows.append(measured(cell, gpu))
         print(json.dumps(rows[-1]), flush=True)
         write(options.out / "attention-backward-limits.json", {"environment": environment(), "rows": rows})
     return 0

@@ -4,41 +4,34 @@
 
 Baselines: PyTorch's flash and cuDNN backends, and FlashAttention-4 wherever ``flash_attn.cute`` can be imported. 16384
 tokens, heads × head_dim = 2048, bf16; head_dim 64, 128 and 256, full and causal, sequences of 512 to 16384. Every
-kernel, baselines included, is checked against float64 on fresh inputs with a poisoned output first; then all are timed
-interleaved, on inputs that rotate past the L2, and each is run alone for power (watts, the clock under that load,
-TFLOP per joule). Writes OUT/attention-cells.json with every cell and its spread after each cell, prints the table, and
-exits with 1 if a result is wrong or a figure below is missed.
+kernel, baselines included, is checked against float64 first, and timed in company and rested; each is also run alone
+without a pause for power (watts, the clock under that load, TFLOP per joule). Writes OUT/attention-cells.json.
 """
 
 from __future__ import annotations
 
-import math
 import sys
-from collections.abc import Callable, Collection
+from collections.abc import Collection, Iterator
 from typing import Any
 
-import cell_runs as runs
-import torch
-from cell_runs import Figure, Found
-from scripts import parser_of
+from attention_others import of_qkv, rows_error, sdpa
 
 import warploom
 from warploom.core.dtypes import bf16
-from warploom.kernels.attention.problem import AttentionProblem, Even
-from warploom.kernels.attention.reference import attention_error, attention_reference, seen_of
-from warploom.measure.monitor import GpuMonitor
-from warploom.measure.timing import Candidate, measure, paired_spread
+from warploom.core.targets import Target
+from warploom.kernels.attention.choice import choose
+from warploom.kernels.attention.problem import AttentionProblem, Even, Operands
+from warploom.kernels.source import KernelCall
+from warploom.measure.timing import Candidate
 from warploom_lab.bench.baselines import flash_attention_4
-from warploom_lab.bench.power import power_of
+from warploom_lab.bench.cells import CellScript, Figure, Inputs, Row, Run, Trial
 
 TOKENS, WIDTH = 16384, 2048
 LENGTHS = (512, 1024, 2048, 4096, 8192, 16384)
 CASES = ((128, False), (128, True), (64, False), (64, True), (256, False), (256, True))
-CHECKED_ROWS = 128
-UNMETERED = ("torch_flash",)
-"""Baselines that are timed but not run for power: each costs most of a second a cell."""
-
-ZEROS = 128, False, 4096
+METERED = ("warploom", "torch_cudnn", "flash_attention_4")
+"""Each costs most of a second a cell."""
+ZEROS = "head_dim 128 full 4096"
 """The cell that is run on zeros too."""
 
 
@@ -47,165 +40,97 @@ def at(head_dim: int, causal: bool, lengths: Collection[int] = LENGTHS) -> dict[
     return {"head_dim": (head_dim,), "causal": (causal,), "seq": lengths}
 
 
-FIGURES = (
-    *(
-        Figure("torch_flash", least, at(d, causal), mean=len(LENGTHS))
-        for d, causal, least in ((128, False, 1.15), (128, True, 1.10), (64, False, 1.05), (256, False, 1.00))
-    ),
-    Figure("torch_cudnn", 1.05, at(128, False, (1024, 4096, 16384))),
-    Figure("torch_cudnn", 1.00, at(128, True, (1024, 4096, 16384))),
-    *(Figure("flash_attention_4", 1.00, at(128, causal, (1024, 4096, 16384))) for causal in (False, True)),
-    *(Figure("torch_cudnn", 1.00, at(d, causal, (4096, 16384))) for d in (64, 256) for causal in (False, True)),
-    *(Figure("flash_attention_4", 1.00, at(64, causal, LENGTHS[1:])) for causal in (False, True)),
-    *(Figure("torch_cudnn", 1.00, at(d, True, LENGTHS[:1])) for d in (64, 128, 256)),
-)
-
-Run = Callable[[Any, Any, Any], Any]
-
-
-def largest_error(inputs: tuple[Any, Any, Any], out: Any, causal: bool) -> float:
-    """The largest |o - o64| over what bf16 allows, of random rows of batch 0, head 0; NaN counts as infinite."""
-    q, k, v = inputs
-    rows = torch.randperm(q.shape[1], device=q.device)[:CHECKED_ROWS]
-    seen = seen_of(q.shape[1], k.shape[1], (None, 0 if causal else None), rows=rows, device=q.device)
-    reference = attention_reference(q[0, rows, 0], k[0, :, 0], v[0, :, 0], bf16, seen=seen)
-    return attention_error(out[0, rows, 0], reference, bf16).value
-
-
-def fresh(shape: tuple[int, ...]) -> tuple[Any, Any, Any]:
-    """Random q, k, v."""
-    return tuple(torch.randn(shape, device="cuda", dtype=torch.bfloat16) for _ in range(3))  # type: ignore[return-value]
-
-
 def problem_of(head_dim: int, causal: bool, seq: int) -> AttentionProblem:
     """A cell's problem."""
     heads = WIDTH // head_dim
     return AttentionProblem(TOKENS // seq, heads, heads, Even(seq, seq), head_dim, bf16, (None, 0 if causal else None))
 
 
-def shape_of(problem: AttentionProblem) -> tuple[int, ...]:
-    """That of q, k, v and the result."""
-    return problem.batch, problem.q_len, problem.heads, problem.head_dim
+def fresh(p: AttentionProblem) -> Inputs:
+    """Random q, k, v."""
+    import torch
+
+    shape = p.batch, p.q_len, p.heads, p.head_dim
+    return {name: torch.randn(shape, device="cuda", dtype=torch.bfloat16) for name in "qkv"}
 
 
-def baselines(causal: bool) -> dict[str, Run]:
+def bytes_of(p: AttentionProblem) -> int:
+    """The size of q, k and v."""
+    return 3 * 2 * TOKENS * p.heads * p.head_dim
+
+
+def is_causal(p: AttentionProblem) -> bool:
+    """Whether later keys are hidden."""
+    return p.window[1] == 0
+
+
+def error_of(p: AttentionProblem, x: Inputs, out: Any) -> float:
+    """The error of the first head of the first sequence."""
+    q, k, v, found = (of[0, :, 0] for of in (*x.values(), out))
+    return rows_error(q, k, v, found, p.window)
+
+
+def others_of(causal: bool) -> dict[str, Run]:
     """Every baseline that can be imported here."""
-    found = {name: runs.sdpa(name, causal=causal) for name in ("torch_flash", "torch_cudnn")}
+    found = {name: of_qkv(sdpa(name, causal=causal)) for name in ("torch_flash", "torch_cudnn")}
     latest, _ = flash_attention_4()
-    if latest is not None:
-        found["flash_attention_4"] = lambda q, k, v: latest(q, k, v, causal=causal)
-    return found
+    return found | ({} if latest is None else {"flash_attention_4": of_qkv(lambda *x: latest(*x, causal=causal))})
 
 
-def checked(
-    named: dict[str, Run], shape: tuple[int, ...], causal: bool, change: Callable[[Any, Any, Any], Any] = lambda *x: x
-) -> tuple[dict[str, float], dict[str, str]]:
-    """(error of each, why a baseline could not run), on random inputs that ``change`` made something of.
-
-    The memory that the output is likely to get is full of NaN.
-    """
-    inputs, errors, failed = change(*fresh(shape)), dict[str, float](), dict[str, str]()
-    for name, run in named.items():
-        torch.full(shape, math.nan, device="cuda", dtype=torch.bfloat16)
-        try:
-            errors[name] = largest_error(inputs, run(*inputs), causal)
-        except Exception as error:
-            if name == "warploom":
-                raise
-            failed[name] = runs.said(error)
-    return errors, failed
+def ours(p: AttentionProblem, config: Any = None) -> Run:
+    """This package's call."""
+    return of_qkv(lambda *x: warploom.attention(*x, causal=is_causal(p), config=config))
 
 
-def cell(head_dim: int, causal: bool, seq: int, monitor: GpuMonitor, power: bool) -> Found:
-    """One head_dim, mask and length: checked, timed, and run for power."""
-    problem = problem_of(head_dim, causal, seq)
-    shape, flops = shape_of(problem), problem.flops
-    ours: Run = lambda q, k, v: warploom.attention(q, k, v, causal=causal)  # noqa: E731
-    every = {"warploom": ours, **baselines(causal)}
-    errors, failed = checked(every, shape, causal)
-    count = runs.sets_of(3 * 2 * math.prod(shape))
-    sets = [fresh(shape) for _ in range(count)]
-    candidates = {
-        name: Candidate(name, lambda i, run=run: run(*sets[i])) for name, run in every.items() if name not in failed
-    }
-    found = measure(list(candidates.values()), count, runs.clock(), rounds=11, sample_seconds=0.015, monitor=monitor)
-    metered = [name for name in candidates if power and name not in UNMETERED]
-    drawn = {name: load(candidates[name], count, flops, monitor) for name in metered}
-    empty: Found = {}
-    if power and (head_dim, causal, seq) == ZEROS:  # only to show why no figure may come from zeros
-        nothing = torch.zeros(shape, device="cuda", dtype=torch.bfloat16)
-        empty["zeros"] = load(Candidate("zeros", lambda _: ours(nothing, nothing, nothing)), 1, flops, monitor)
-    return empty | {
-        "cell": f"head_dim {head_dim} {'causal' if causal else 'full'} {seq}",
-        "head_dim": head_dim,
-        "causal": causal,
-        "seq": seq,
-        "batch": shape[0],
-        "heads": shape[2],
-        "config": str(warploom.plan(*sets[0], causal=causal).config),
-        "error": {"metric": "max |o - o64| / bf16 bound", "value": errors["warploom"], "bound": 1.0},
-        "baseline_errors": {name: value for name, value in errors.items() if name != "warploom"},
-        "not_run": failed,
-        "tflops": {name: m.seconds.rate(flops / 1e12).json() for name, m in found.items()},
-        "ratio": {name: paired_spread(found["warploom"], m).json() for name, m in found.items() if name != "warploom"},
-        "power": {name: power for name, power in drawn.items() if power is not None},
-    }
+class Attention(CellScript[AttentionProblem]):
+    """The script."""
 
+    file, rounds, sample = "attention-cells.json", 11, 0.015
+    baselines = ("torch_flash", "torch_cudnn", "flash_attention_4")
+    figures = (
+        *(
+            Figure("torch_flash", least, at(d, causal), mean=len(LENGTHS))
+            for d, causal, least in ((128, False, 1.15), (128, True, 1.10), (64, False, 1.05), (256, False, 1.00))
+        ),
+        Figure("torch_cudnn", 1.05, at(128, False, (1024, 4096, 16384))),
+        Figure("torch_cudnn", 1.00, at(128, True, (1024, 4096, 16384))),
+        *(Figure("flash_attention_4", 1.00, at(128, causal, (1024, 4096, 16384))) for causal in (False, True)),
+        *(Figure("torch_cudnn", 1.00, at(d, causal, (4096, 16384))) for d in (64, 256) for causal in (False, True)),
+        *(Figure("flash_attention_4", 1.00, at(64, causal, LENGTHS[1:])) for causal in (False, True)),
+        *(Figure("torch_cudnn", 1.00, at(d, True, LENGTHS[:1])) for d in (64, 128, 256)),
+    )
 
-def load(candidate: Candidate, sets: int, flops: int, monitor: GpuMonitor) -> Found | None:
-    """Watts, clock and TFLOP/s of a kernel alone."""
-    found = power_of(candidate, sets, runs.clock(), monitor)
-    return None if found is None else found.json(flops)
+    def cells(self) -> list[AttentionProblem]:
+        return [problem_of(*case, n) for n in LENGTHS for case in CASES]
 
+    def name_of(self, cell: AttentionProblem) -> str:
+        return f"head_dim {cell.head_dim} {'causal' if is_causal(cell) else 'full'} {cell.q_len}"
 
-def missed(cells: list[dict[str, Any]]) -> list[str]:
-    """Every figure that is not reached, and every wrong result, a baseline's included."""
-    found: list[str] = []
-    for c in cells:
-        wrong = {"warploom": c["error"]["value"], **c["baseline_errors"]}
-        found += [f"{name} is wrong at {c['cell']}" for name, error in wrong.items() if not error <= 1.0]
-    return found + runs.below(cells, FIGURES)
+    def calls(self, cell: AttentionProblem, goal: Target) -> Iterator[KernelCall]:
+        yield from choose(cell, goal)[0].calls(cell, Operands.contiguous(cell), 132)
 
+    def head(self) -> Row:
+        return {"flash_attention_4": flash_attention_4()[1]}
 
-def unchecked(cells: list[dict[str, Any]]) -> list[str]:
-    """Baselines of a figure that no cell has, with the reason."""
-    absent = sorted({f.baseline for f in FIGURES} - {name for c in cells for name in c["ratio"]})
-    reasons = {name: reason for c in cells for name, reason in c["not_run"].items()}
-    return [f"{name}: {reasons.get(name) or flash_attention_4()[1]}" for name in absent]
+    def trial(self, cell: AttentionProblem) -> Trial:
+        sets = [fresh(cell) for _ in range(self.gpu.sets(bytes_of(cell)))]
+        others = others_of(is_causal(cell))
+        calls = {"warploom": ours(cell)} | {name: others[name] for name in self.given.baselines if name in others}
+        size = {"head_dim": cell.head_dim, "causal": is_causal(cell), "seq": cell.q_len}
+        config = warploom.plan(*sets[0].values(), causal=is_causal(cell)).config
+        facts = size | {"batch": cell.batch, "heads": cell.heads, "config": str(config)}
+        if self.name_of(cell) == ZEROS:  # only to show why no figure may come from zeros
+            nothing = {name: x.new_zeros(x.shape) for name, x in sets[0].items()}
+            zeros = self.gpu.graphed(Candidate("zeros", lambda _: ours(cell)(nothing)), 1)
+            facts["zeros"] = self.gpu.power(zeros, cell.flops)
+        return Trial(calls, sets, lambda _, out: error_of(cell, sets[0], out), cell.flops, metered=METERED, facts=facts)
 
-
-def line(c: dict[str, Any]) -> str:
-    """A cell as a line of text."""
-    parts = [f"{c['cell']:26}"]
-    for name, speed in c["tflops"].items():
-        watts = c["power"].get(name)
-        ratio = c["ratio"].get(name)
-        text = f"{name} {speed['median']:.1f}" + (f" ×{ratio['median']:.3f}" if ratio else "")
-        if watts:
-            text += f" ({watts['watts']:.0f} W, {watts['sm_mhz']} MHz, {watts['tflop_per_joule']:.3f} TFLOP/J)"
-        parts.append(text)
-    return "  ".join(parts) + (f"  not run: {c['not_run']}" if c["not_run"] else "")
-
-
-def main() -> int:
-    parser = parser_of(__doc__)
-    parser.add_argument("--lengths", type=int, nargs="+", default=list(LENGTHS))
-    parser.add_argument("--power-lengths", type=int, nargs="*", default=list(LENGTHS), help="lengths run for power")
-    options = parser.parse_args()
-    monitor = GpuMonitor.of(0)
-    head = {"power_limit_watts": monitor.power_limit(), "flash_attention_4": flash_attention_4()[1]}
-    found: list[Found] = []
-
-    def timed(which: tuple[int, bool, int]) -> Found:
-        found.append(cell(*which, monitor, which[2] in options.power_lengths))
-        return found[-1]
-
-    todo = [(head_dim, causal, seq) for seq in options.lengths for head_dim, causal in CASES]
-    file = options.out / "attention-cells.json"
-    code = runs.measured(todo, timed, line, missed, file, head, more=lambda found: {"unchecked": unchecked(found)})
-    print("\n".join(f"not compared with {text}" for text in unchecked(found)))
-    return code
+    def summary(self, rows: list[Row]) -> Row:
+        """Baselines of a figure that no row has, with the reason."""
+        absent = sorted({f.baseline for f in self.figures} - {name for row in rows for name in row["ratio"]})
+        reasons = {name: reason for row in rows for name, reason in row["not_run"].items()}
+        return {"unchecked": [f"{name}: {reasons.get(name) or flash_attention_4()[1]}" for name in absent]}
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(Attention().main())

@@ -12,27 +12,20 @@ OUT/attention-data.json; exits with 1 if a result is wrong.
 
 from __future__ import annotations
 
-import math
+import dataclasses
 import sys
-from collections.abc import Callable
-from dataclasses import fields
-from pathlib import Path
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parent))
+from attention_cells import bytes_of, error_of, fresh, is_causal, others_of, ours, problem_of
 
-import cell_runs as runs
-import torch
-from attention_cells import baselines, checked, fresh, problem_of, shape_of
-from scripts import parser_of, write
-
-import warploom
+from warploom.core.targets import Target, target
 from warploom.kernels.attention.choice import choose
 from warploom.kernels.attention.decode import Decode
-from warploom.kernels.attention.problem import AttentionConfig, AttentionProblem
-from warploom.measure.timing import Candidate, measure, paired_spread
-from warploom.ops.backends import gpu_target
-from warploom_lab.bench.environment import environment
+from warploom.kernels.attention.problem import AttentionConfig, AttentionProblem, Operands
+from warploom.kernels.source import KernelCall
+from warploom_lab.bench.cells import CellScript, Load, Row, Trial
 from warploom_lab.kernels.attention.ladder_sm90 import RungSm90
 
 CELLS = (
@@ -64,6 +57,8 @@ def sink(q: Any, k: Any, v: Any) -> Tensors:
 
 def growing(q: Any, k: Any, v: Any) -> Tensors:
     """Every block raises every maximum by more than is let pass."""
+    import torch
+
     factor = torch.linspace(GROWTH, 1.0, k.shape[1], device=k.device)[None, :, None, None]
     return q, (k * factor).to(k.dtype), v
 
@@ -76,59 +71,66 @@ KINDS: dict[str, Callable[[Any, Any, Any], Tensors]] = {
 }
 
 
-def configs(problem: AttentionProblem) -> tuple[AttentionConfig, AttentionConfig]:
-    """What a call chooses for a cell, and the same tile with maxima in every block."""
-    chosen, _ = choose(problem, gpu_target(0))
-    assert not isinstance(chosen, Decode), "every cell has many queries"
-    flags: dict[str, Any] = {f.name: getattr(chosen, f.name) for f in fields(chosen)}
-    flags |= {"sum_column": False, "skip_masked": False}
-    return chosen, RungSm90(**flags)
+@dataclass(frozen=True)
+class Cell:
+    """One problem on one kind of data."""
+
+    problem: AttentionProblem
+    kind: str
+
+    @property
+    def name(self) -> str:
+        """As the table has it."""
+        p = self.problem
+        return f"d{p.head_dim} {'causal' if is_causal(p) else 'full'} {p.q_len} {self.kind}"
+
+    def configs(self, goal: Target) -> dict[str, AttentionConfig]:
+        """What a call chooses, and the same tile with maxima in every block."""
+        chosen, _ = choose(self.problem, goal)
+        assert not isinstance(chosen, Decode), "every cell has many queries"
+        flags: dict[str, Any] = {f.name: getattr(chosen, f.name) for f in dataclasses.fields(chosen)}
+        flags |= {"sum_column": False, "skip_masked": False}
+        return {"carried": chosen, "plain": RungSm90(**flags)}
 
 
-def cell(head_dim: int, causal: bool, seq: int) -> list[dict[str, Any]]:
-    """One row for each kind of data."""
-    problem = problem_of(head_dim, causal, seq)
-    shape, flops, (carried, plain) = shape_of(problem), problem.flops, configs(problem)
+class AttentionData(CellScript[Cell]):
+    """The script."""
 
-    def ours(config: AttentionConfig) -> Callable[[Any, Any, Any], Any]:
-        return lambda q, k, v: warploom.attention(q, k, v, causal=causal, config=config)
+    file, listed, rounds = "attention-data.json", "rows", 9
+    baselines = ("torch_cudnn", "flash_attention_4")
 
-    others = {name: run for name, run in baselines(causal).items() if name != "torch_flash"}
-    named = {"carried": ours(carried), "plain": ours(plain), **others}
-    count, rows = runs.sets_of(3 * 2 * math.prod(shape)), list[dict[str, Any]]()
-    for kind, change in KINDS.items():
-        errors, _ = checked({"warploom": named["carried"], "plain": named["plain"]}, shape, causal, change)
-        sets = [change(*fresh(shape)) for _ in range(count)]
-        timed = [Candidate(name, lambda i, run=run, sets=sets: run(*sets[i])) for name, run in named.items()]
-        found = measure(timed, count, runs.clock(), rounds=9, sample_seconds=0.01)
-        rows.append(
-            {
-                "head_dim": head_dim,
-                "causal": causal,
-                "seq": seq,
-                "data": kind,
-                "config": str(carried),
-                "error": errors,
-                "tflops": {n: m.seconds.rate(flops / 1e12).json() for n, m in found.items()},
-                "over_plain": paired_spread(found["carried"], found["plain"]).json(),
-                "ratio": {name: paired_spread(found["carried"], found[name]).json() for name in others},
-            }
+    def cells(self) -> list[Cell]:
+        return [Cell(problem_of(*size), kind) for size in CELLS for kind in KINDS]
+
+    def calls(self, cell: Cell, goal: Target) -> Iterator[KernelCall]:
+        for config in cell.configs(goal).values():
+            yield from config.calls(cell.problem, Operands.contiguous(cell.problem), 132)
+
+    def trial(self, cell: Cell) -> Trial:
+        p, configs = cell.problem, cell.configs(target(self.gpu.arch))
+        drawn = ([*fresh(p).values()] for _ in range(self.gpu.sets(bytes_of(p))))
+        sets = [dict(zip("qkv", KINDS[cell.kind](*qkv), strict=True)) for qkv in drawn]
+        others = others_of(is_causal(p))
+        return Trial(
+            {name: ours(p, config) for name, config in configs.items()}
+            | {name: others[name] for name in self.given.baselines if name in others},
+            sets,
+            lambda name, out: error_of(p, sets[0], out) if name in configs else None,
+            p.flops,
+            ours="carried",
+            facts={
+                "head_dim": p.head_dim,
+                "causal": is_causal(p),
+                "seq": p.q_len,
+                "data": cell.kind,
+                "config": str(configs["carried"]),
+            },
         )
-        rates = {name: round(rate["median"]) for name, rate in rows[-1]["tflops"].items()}
-        mask = "causal" if causal else "full"
-        print(f"{head_dim} {mask} {seq} {kind}: {rates}, {rows[-1]['over_plain']}, {errors}", flush=True)
-    return rows
 
-
-def main() -> int:
-    """Every cell."""
-    parser = parser_of(__doc__)
-    out, rows = parser.parse_args().out, list[dict[str, Any]]()
-    for of_cell in CELLS:
-        rows += cell(*of_cell)
-        write(out / "attention-data.json", {"environment": environment(), "rows": rows})
-    return int(any(not error <= 1.0 for row in rows for error in row["error"].values()))
+    def rates(self, cell: Cell, load: Load) -> Row:
+        found = super().rates(cell, load)
+        return found | {"over_plain": found["ratio"].pop("plain")}
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(AttentionData().main())

@@ -16,7 +16,7 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
-from scripts import log, parser_of, write
+from scripts import log
 
 from warploom.core.dtypes import bf16
 from warploom.core.targets import target
@@ -26,7 +26,9 @@ from warploom.measure.timing import Candidate, measure
 from warploom.tune.attention import ATTENTION
 from warploom.tune.build import Built, build_all
 from warploom.tune.operation import combinations
+from warploom_lab.bench.cells import parser_of
 from warploom_lab.bench.environment import environment
+from warploom_lab.bench.evidence import write
 from warploom_lab.kernels.attention.ladder import FULL_LADDER
 from warploom_lab.kernels.attention.ladder_config import RungSm80
 

@@ -29,7 +29,6 @@ from statistics import geometric_mean, median
 from typing import Any
 
 from compare_calls import GROUPS, Cell, cells_of
-from scripts import write
 
 LEAST_CELL, LEAST_MEAN = 0.98, 1.0
 ROUND_SECONDS = 0.012
@@ -223,6 +222,8 @@ def main() -> int:
         return 0
     if len(given.trees) != 2:
         parser.error("give two folders: OLD NEW")
+    from warploom_lab.bench.evidence import write  # of this tree: workers run others
+
     rows = compare(given.trees, given.groups, given.cells, given.rounds)
     below = [r["cell"] for r in rows if r.get("ratio", 0.0) < LEAST_CELL]
     ratios: dict[str, list[float]] = {}

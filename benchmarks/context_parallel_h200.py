@@ -24,10 +24,11 @@ from typing import Any
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F  # noqa: N812
-from scripts import parser_of, write
 
 import warploom.torch
+from warploom_lab.bench.cells import parser_of
 from warploom_lab.bench.environment import environment
+from warploom_lab.bench.evidence import write
 
 HEADS, HEAD_DIM = 16, 128
 TOLERANCE = 2.0**-5

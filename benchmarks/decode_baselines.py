@@ -5,12 +5,13 @@ from __future__ import annotations
 import importlib
 import importlib.metadata
 from collections.abc import Callable, Iterable, Mapping
-from functools import partial
+from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
-import cell_runs as runs
 import numpy as np
-from cell_runs import Inputs, Run
+from attention_others import sdpa
+
+from warploom_lab.bench.cells import Inputs, Run, said
 
 if TYPE_CHECKING:
     from decode_cells import Cell
@@ -21,11 +22,9 @@ WORKSPACE = 2**27
 """Bytes of FlashInfer's workspace, as its documentation has it."""
 
 
-def of_torch(backend: str, cell: Cell, _sets: list[Inputs]) -> Run | None:
+def of_torch(backend: str, cell: Cell, _sets: list[Inputs]) -> Run:
     """PyTorch's attention on contiguous caches of even lengths."""
-    if cell.page or cell.uneven:
-        return None
-    run, length = runs.sdpa(backend, enable_gqa=True), int(cell.lengths[0])
+    run, length = sdpa(backend, enable_gqa=True), int(cell.lengths[0])
     return lambda x: run(x["q"], x["k_cache"][:, :length], x["v_cache"][:, :length])
 
 
@@ -81,7 +80,7 @@ def flashinfer(tensor_cores: bool, cell: Cell, sets: list[Inputs]) -> Run:
     return lambda x: calls[id(x)]()
 
 
-BASELINES: dict[str, Callable[[Any, list[Inputs]], Run | None]] = {
+BASELINES: dict[str, Callable[[Any, list[Inputs]], Run]] = {
     "cudnn": partial(of_torch, "torch_cudnn"),
     "torch_flash": partial(of_torch, "torch_flash"),
     "flash_attention_4": flash_attention_4,
@@ -108,20 +107,15 @@ def versions(names: Iterable[str]) -> dict[str, str]:
             importlib.import_module(module)
             found[name] = importlib.metadata.version(package)
         except Exception as error:  # absent, or without what it needs
-            print(f"no {name}: {runs.said(error)}", flush=True)
+            print(f"no {name}: {said(error)}", flush=True)
     return found
 
 
-def made(cell: Cell, sets: list[Inputs], names: Iterable[str]) -> tuple[dict[str, Run], dict[str, str]]:
-    """Those of ``names`` that take a cell, and what the others said."""
-    found, refused = dict[str, Run](), dict[str, str]()
-    for name in [] if cell.fp8 else names:
-        try:
-            if (run := BASELINES[name](cell, sets)) is not None:
-                found[name] = run
-        except Exception as error:
-            refused[name] = runs.said(error)
-    return found, refused
+def runs_of(cell: Cell, sets: list[Inputs], names: Iterable[str]) -> dict[str, Run]:
+    """Those of ``names`` that are for such a cell, each made at its first call."""
+    own = [] if cell.fp8 else [n for n in names if PACKAGES[n] != _TORCH or not (cell.page or cell.uneven)]
+    made = {name: cache(partial(BASELINES[name], cell, sets)) for name in own}
+    return {name: lambda x, make=make: make()(x) for name, make in made.items()}
 
 
 def to_the_fastest(cells: Iterable[Mapping[str, Any]]) -> list[float]:

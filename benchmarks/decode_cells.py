@@ -4,14 +4,12 @@
 
 One GPU, one process. Groups of 1, 4, 8 and 16 query heads, head_dim 64, 128 and 256, pages of 16, 64 and 256 keys and
 none, batches of 1 to 256 sequences of even and very uneven lengths, bf16, one new query each; 64 MB of keys and values
-and more. Every cell is checked against float64 first (two sequences, a key head each); then it is timed in turns with a
-copy on the same GPU, as replays of CUDA graphs on random data that rotates past the L2. The rate counts keys and values
-alone, the copy's what it reads and writes. 16-bit cells run beside others, checked the same way: contiguous caches of
-even lengths beside PyTorch's attention, and all beside FlashAttention-4 (``flash_attn.cute``) and FlashInfer, on CUDA
-cores and on tensor cores, where they can be imported; ``not_run`` says why one is not timed. ``small`` is one sequence
-of 4096 keys. ``--set`` times the configuration with other flags besides. Writes OUT/decode-cells.json after each cell,
-prints a table, and exits with 1 if a result of ours is wrong, calls one behind the other differ, or a figure below is
-missed.
+and more. Every cell is checked against float64 first (two sequences, a key head each), and timed, in company and
+rested, beside a copy on the same GPU. The rate counts keys and values alone, the copy's what it reads and writes.
+16-bit cells run beside others: contiguous caches of even lengths beside PyTorch's attention, and all beside
+FlashAttention-4 (``flash_attn.cute``) and FlashInfer, on CUDA cores and on tensor cores, where they can be imported.
+``small`` is one sequence of 4096 keys. ``--set`` times the configuration with other flags besides. Writes
+OUT/decode-cells.json; calls one behind the other that differ are a missed figure too.
 """
 
 from __future__ import annotations
@@ -21,38 +19,28 @@ import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from functools import cached_property, partial
-from pathlib import Path
-from statistics import geometric_mean
 from typing import Any
 
 import numpy as np
-
-sys.path.insert(0, str(Path(__file__).resolve().parent))
-
-import cell_runs as runs
-from cell_runs import Inputs
-from decode_baselines import BASELINES, made, to_the_fastest, versions
+from decode_baselines import BASELINES, runs_of, versions
 
 import warploom
 from warploom.core.dtypes import bf16
-from warploom.core.targets import target
+from warploom.core.targets import Target, target
 from warploom.kernels.attention.decode import Decode, decode_configuration
 from warploom.kernels.attention.problem import AttentionProblem, Cached, Operands
 from warploom.kernels.attention.reference import AttentionReference, attention_error, attention_reference
 from warploom.kernels.source import KernelCall
-from warploom.measure.timing import Candidate, graphed
+from warploom_lab.bench.cells import CellScript, Figure, Inputs, Load, Row, Trial
 
 PART, SMALL_US = 0.85, 12.0
 """Of the copy's rate, from 64 MB of keys and values on; microseconds of the small cell."""
-MEAN_TO_OTHERS, LEAST_TO_OTHERS = 1.1, 0.95
-"""How many times as fast as the fastest of the others: in geometric mean over all cells, and in each."""
 COPIED = 2**29
 """Bytes that the copy reads and writes."""
 MEGABYTE = 10**6
 POOL = 6 * 2**30
 MOST_TO_MEAN = {True: 64, False: 8}
 """Of uneven lengths, with and without pages: a cache without pages has room for the longest in every sequence."""
-SAMPLE = 0.003
 CHECKED_ROWS = 8
 """Query rows of each of two sequences that are held against float64: with few elements a ratio says little."""
 
@@ -157,27 +145,6 @@ def small() -> Cell:
     return Cell(128, 4, 0, 1, 4096 * 4 * 128 * 8 / MEGABYTE, False)
 
 
-def configurations(cell: Cell, options: argparse.Namespace, arch: str) -> dict[str, Decode]:
-    """The one that is chosen, and it with each ``--set`` of flags where that fits."""
-    chosen = decode_configuration(cell.problem, target(arch))
-    found = {"warploom": chosen}
-    for text in options.set:
-        other = chosen.with_settings(dict(part.split("=") for part in text.split(",")))
-        if other != chosen and not (other.check(target(arch)) + other.violations(cell.problem)):
-            found[text] = other
-    return found
-
-
-def calls(cell: Cell, options: argparse.Namespace, arch: str) -> Iterator[KernelCall]:
-    """Of all kernels of a cell."""
-    heads, d = cell.group * cell.kv_heads, cell.head_dim
-    _, keys, kv, _ = cell.shape
-    q, row = (heads * d, d, heads * d), d // 2 if cell.fp8 else d
-    rows = keys * kv * row, row, kv * row
-    for config in configurations(cell, options, arch).values():
-        yield from config.calls(cell.problem, Operands({"q": q, "k": rows, "v": rows, "out": q}), 132)
-
-
 # -- on the GPU
 
 
@@ -271,90 +238,101 @@ def _rows(cell: Cell, x: Inputs, name: str, number: int) -> Any:
     return cache[pages].view(x[name].dtype).flatten(0, 1)
 
 
-def timed(cell: Cell, pool: Pool, options: argparse.Namespace, arch: str, here: dict[str, str]) -> dict[str, Any]:
-    """One cell: checked, and timed beside the packages that are ``here``."""
-    import torch
+class DecodeCells(CellScript[Cell]):
+    """The script."""
 
-    sets = [pool.inputs(cell) for _ in range(runs.sets_of(cell.bytes))]
-    configs, reference = configurations(cell, options, arch), expected(cell, sets[0])
-    outs = {name: repeated(sets[0], config, max(1, options.repeat)) for name, config in configs.items()}
-    half = pool.take((COPIED // 4,))
-    spare = torch.empty_like(half)
-    copy = graphed(Candidate("copy", lambda _: spare.copy_(half)), 1, torch)
-    others, not_run = made(cell, sets, here)
-    asked = {name: None if name == "warploom" else str(config) for name, config in configs.items()}
-    ours = {
-        name: partial(lambda text, x: warploom.attention_paged(**x, config=text), text) for name, text in asked.items()
-    }
+    file, sample = "decode-cells.json", 0.003
+    baselines = tuple(BASELINES)
+    figures = (Figure("best", 0.95), Figure("best", 1.1, mean=1))
 
-    def error_of(name: str, out: Any) -> float:
-        found = max(error(cell, reference, x) for x in (out.reshape(sets[0]["q"].shape), *outs.get(name, ())[:1]))
-        if name in others and not found <= 1.0:
-            raise ValueError(f"its error is {found:.2f} of what is allowed")
+    def options(self, parser: argparse.ArgumentParser) -> None:
+        parser.add_argument("--set", nargs="*", default=[], help="flags of configurations timed besides: stages=2")
+        parser.add_argument("--repeat", type=int, default=20, help="calls whose bits must be the first one's")
+
+    def cells(self) -> list[Cell]:
+        return cells()
+
+    def configurations(self, cell: Cell, goal: Target) -> dict[str, Decode]:
+        """The one that is chosen, and it with each ``--set`` of flags where that fits."""
+        chosen = decode_configuration(cell.problem, goal)
+        found = {"warploom": chosen}
+        for text in self.given.set:
+            other = chosen.with_settings(dict(part.split("=") for part in text.split(",")))
+            if other != chosen and not (other.check(goal) + other.violations(cell.problem)):
+                found[text] = other
         return found
 
-    named = {name: (run, sets) for name, run in (ours | others).items()}
-    turns = runs.in_turns(named, error_of, options.rounds, SAMPLE, SAMPLE, others=others, beside=[copy])
-    copied, count = COPIED / turns.found["copy"].seconds.median, turns.calls
-    return {
-        "cell": cell.name,
-        "config": str(configs["warploom"]),
-        "bytes": cell.bytes,
-        "error": turns.error,
-        "not_run": not_run | turns.failed,
-        "unsteady": {name: sum(not torch.equal(out, found[0]) for out in found) for name, found in outs.items()},
-        "copy_gb_s": copied / 1e9,
-        "us": {n: m.seconds.median / (1 if n == "copy" else count) * 1e6 for n, m in turns.found.items()},
-        "part": {n: cell.bytes * count / m.seconds.median / copied for n, m in turns.found.items() if n != "copy"},
-        "ratio": {name: ratio for name, ratio in turns.ratio().items() if name != "copy"},
-    }
+    def calls(self, cell: Cell, goal: Target) -> Iterator[KernelCall]:
+        heads, d = cell.group * cell.kv_heads, cell.head_dim
+        _, keys, kv, _ = cell.shape
+        q, row = (heads * d, d, heads * d), d // 2 if cell.fp8 else d
+        rows = keys * kv * row, row, kv * row
+        for config in self.configurations(cell, goal).values():
+            yield from config.calls(cell.problem, Operands({"q": q, "k": rows, "v": rows, "out": q}), 132)
 
+    @cached_property
+    def pool(self) -> Pool:
+        """Where all caches lie."""
+        return Pool()
 
-def missed(found: list[dict[str, Any]]) -> list[str]:
-    """Every figure that is not reached, and every wrong result."""
-    said = [f"{n}: {x} calls with other bits at {c['cell']}" for c in found for n, x in c["unsteady"].items() if x]
-    said += runs.wrong(found)
-    for c in found:
-        if c["cell"] == small().name and c["us"]["warploom"] > SMALL_US:
-            said.append(f"{c['cell']}: {c['us']['warploom']:.1f} µs, wanted {SMALL_US}")
-        if c["bytes"] >= 0.99 * 64 * MEGABYTE and c["part"]["warploom"] < PART:
-            said.append(f"{c['cell']}: {c['part']['warploom']:.3f} of the copy's rate, wanted {PART}")
-        said += [
-            f"{c['cell']}: {x:.3f} × the fastest of the others, wanted {LEAST_TO_OTHERS}"
-            for x in to_the_fastest([c])
-            if x < LEAST_TO_OTHERS
-        ]
-    if (ratios := to_the_fastest(found)) and (mean := geometric_mean(ratios)) < MEAN_TO_OTHERS:
-        said.append(f"{mean:.3f} × the fastest of the others in geometric mean, wanted {MEAN_TO_OTHERS}")
-    return said
+    @cached_property
+    def here(self) -> dict[str, str]:
+        """The baselines that can be imported, with their versions."""
+        return versions(self.given.baselines)
 
+    def head(self) -> Row:
+        return {"baselines": self.here}
 
-def line(c: dict[str, Any]) -> str:
-    """A cell as a line of text."""
-    parts = "  ".join(f"{n} {x:.3f} ({c['us'][n]:.1f} µs)" for n, x in c["part"].items())
-    worst, refused = max(c["error"].values()), c["not_run"] or ""
-    return f"{c['cell']:46} error {worst:.2f} copy {c['copy_gb_s']:.0f} GB/s  {parts}  {refused}"
+    def trial(self, cell: Cell) -> Trial:
+        import torch
 
+        sets = [self.pool.inputs(cell) for _ in range(self.gpu.sets(cell.bytes))]
+        configs, reference = self.configurations(cell, target(self.gpu.arch)), expected(cell, sets[0])
+        outs = {name: repeated(sets[0], config, max(1, self.given.repeat)) for name, config in configs.items()}
+        half = self.pool.take((COPIED // 4,))
+        spare = torch.empty_like(half)
+        asked = {name: None if name == "warploom" else str(config) for name, config in configs.items()}
 
-def main() -> int:
-    parser = runs.parser_of(__doc__, rounds=7)
-    parser.add_argument("--only", nargs="*", default=[], help="cells whose names contain one of these")
-    parser.add_argument("--every", type=int, default=1, help="only every so-many-th cell, and the last")
-    parser.add_argument("--set", nargs="*", default=[], help="flags of configurations timed besides: stages=2,ctas=1")
-    parser.add_argument(
-        "--baselines", nargs="*", default=[*BASELINES], choices=[*BASELINES], help="others that are timed beside"
-    )
-    parser.add_argument("--repeat", type=int, default=20, help="calls whose bits must be the first one's")
-    options = parser.parse_args()
-    todo = [c for c in cells() if not options.only or any(part in c.name for part in options.only)]
-    todo, arch = [*todo[: -1 : options.every], todo[-1]], runs.architecture(options)
-    runs.compile_all((call for cell in todo for call in calls(cell, options, arch)), arch)
-    if options.compile_only:
-        return 0
-    pool, here = Pool(), versions(options.baselines)
-    each, file = (lambda cell: timed(cell, pool, options, arch, here)), options.out / "decode-cells.json"
-    return runs.measured(todo, each, line, missed, file, {"baselines": here})
+        def error_of(name: str, out: Any) -> float | None:
+            if name == "copy":
+                return None
+            return max(error(cell, reference, x) for x in (out.reshape(sets[0]["q"].shape), *outs.get(name, ())[:1]))
+
+        ours = {
+            name: partial(lambda text, x: warploom.attention_paged(**x, config=text), text)
+            for name, text in asked.items()
+        }
+        unsteady = {name: sum(not torch.equal(out, found[0]) for out in found) for name, found in outs.items()}
+        return Trial(
+            {"copy": lambda _: spare.copy_(half), **ours, **runs_of(cell, sets, self.here)},
+            sets,
+            error_of,
+            facts={"config": str(configs["warploom"]), "bytes": cell.bytes, "unsteady": unsteady},
+        )
+
+    def rates(self, cell: Cell, load: Load) -> Row:
+        """Times, and the part of the copy's rate."""
+        copied = COPIED / load.seconds("copy")
+        return {
+            "copy_gb_s": copied / 1e9,
+            "us": load.microseconds(),
+            "part": {n: cell.bytes / load.seconds(n) / copied for n in load.found if n != "copy"},
+            "ratio": {name: ratio for name, ratio in load.ratio().items() if name != "copy"},
+        }
+
+    def missed(self, rows: list[Row]) -> list[str]:
+        found = [f"{n}: {x} calls with other bits at {c['cell']}" for c in rows for n, x in c["unsteady"].items() if x]
+        for c in rows:
+            if c["cell"] == small().name and c["us"]["warploom"] > SMALL_US:
+                found.append(f"{c['cell']}: {c['us']['warploom']:.1f} µs, wanted {SMALL_US}")
+            if c["bytes"] >= 0.99 * 64 * MEGABYTE and c["part"]["warploom"] < PART:
+                found.append(f"{c['cell']}: {c['part']['warploom']:.3f} of the copy's rate, wanted {PART}")
+        return found + super().missed(rows)
+
+    def line(self, row: Row) -> str:
+        parts = "  ".join(f"{n} {x:.3f} ({row['us'][n]:.1f} µs)" for n, x in row["part"].items())
+        return f"{self.line_head(row)}  copy {row['copy_gb_s']:.0f} GB/s  {parts}"
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(DecodeCells().main())

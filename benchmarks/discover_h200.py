@@ -14,10 +14,10 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
-from scripts import write
 from wmma_products import errors
 
 from warploom.core.errors import WarploomError
+from warploom_lab.bench.evidence import write
 from warploom_lab.discover.fragments import Discovered, gpu_runner, trace_fragment, wmma_maps
 from warploom_lab.discover.tracers import tracers
 

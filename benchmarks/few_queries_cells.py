@@ -5,9 +5,9 @@
 The kernels of few queries ("few"), the default tiles ("tiles"), those of one consumer ("one"), both also for CTAs of
 one tile each ("tiles once", "one once"), and up to 64 queries those of ``mma.sync`` ("small"), over queries, keys,
 heads and head_dim: chunks of a prompt, bf16, causal, on one GPU in one process. Every result is checked first, a plane
-against float64; then all are timed interleaved as replays of CUDA graphs. Writes OUT/few-queries-cells.json with the
-microseconds of each and what :func:`warploom.attention` takes, prints the table, and exits with 1 if a result is wrong
-or a choice takes more than 1 / 0.9 of the time of the best. A minute.
+against float64, and timed in company and rested. Writes OUT/few-queries-cells.json with the microseconds of each and
+what :func:`warploom.attention` takes, and exits with 1 if a result is wrong or a choice takes more than 1 / 0.9 of the
+time of the best.
 """
 
 from __future__ import annotations
@@ -18,9 +18,7 @@ import sys
 from collections.abc import Iterator
 from typing import Any
 
-import cell_runs as runs
-from cell_runs import Inputs, Run
-from varlen_cells import excess
+from attention_others import of_qkv, rows_error
 
 import warploom
 from warploom.core.dtypes import bf16
@@ -31,13 +29,12 @@ from warploom.kernels.attention.forward_sm80 import ForwardSm80
 from warploom.kernels.attention.forward_sm90 import ForwardSm90
 from warploom.kernels.attention.problem import AttentionProblem, Even, Operands
 from warploom.kernels.source import KernelCall
+from warploom_lab.bench.cells import CellScript, Inputs, Load, Row, Run, Trial
 
 HEADS = ((1, 1, 1), (1, 8, 2), (1, 16, 16), (1, 32, 8), (4, 32, 8))
 """(batch, heads, kv_heads)."""
 MOST_FLOPS = 1.2e11
-CHECKED_ROWS = 64
 MOST_SETS = 8
-SAMPLE, WARM_UP = 0.002, 0.004
 AT_LEAST = 0.9
 
 
@@ -52,11 +49,6 @@ def cells() -> list[AttentionProblem]:
     return [p for p in found if p.flops <= MOST_FLOPS]
 
 
-def name(p: AttentionProblem) -> str:
-    """As the table has it."""
-    return f"d{p.head_dim} {p.batch}×{p.heads}/{p.kv_heads} {p.q_len} on {p.kv_len}"
-
-
 def kernels(p: AttentionProblem, goal: Target) -> dict[str, Any]:
     """The configurations that are timed."""
     tiles, *general = candidates(p, goal)
@@ -69,13 +61,6 @@ def kernels(p: AttentionProblem, goal: Target) -> dict[str, Any]:
     return {key: c for key, c in found.items() if not (c.check(goal) or c.violations(p))}
 
 
-def calls(goal: Target) -> Iterator[KernelCall]:
-    """Of all kernels of all cells."""
-    for p in cells():
-        for config in kernels(p, goal).values():
-            yield from config.calls(p, Operands.contiguous(p), 132)
-
-
 def fresh(p: AttentionProblem) -> Inputs:
     """Random q, k and v."""
     import torch
@@ -85,70 +70,59 @@ def fresh(p: AttentionProblem) -> Inputs:
     return {name: torch.randn(shape, device="cuda", dtype=torch.bfloat16) for name, shape in shapes.items()}
 
 
-def error(p: AttentionProblem, x: Inputs, out: Any) -> float:
-    """The largest error over what bf16 allows, of some rows of the last head of the last sequence."""
-    import torch
-
-    rows = torch.randperm(p.q_len, device="cuda")[:CHECKED_ROWS]
-    q, k, v = (x[name][-1, :, -1] for name in "qkv")
-    return excess(q[rows], k, v, rows + (p.kv_len - p.q_len), out[-1, rows, -1])
-
-
 def call(config: Any) -> Run:
     """A call with a configuration."""
-    return runs.of_qkv(lambda q, k, v: warploom.attention(q, k, v, causal=True, config=config))
+    return of_qkv(lambda q, k, v: warploom.attention(q, k, v, causal=True, config=config))
 
 
-def timed(p: AttentionProblem, goal: Target, rounds: int) -> dict[str, Any]:
-    """One cell: checked, and timed."""
-    size = 2 * 2 * p.kv_len * p.kv_heads * p.batch * p.head_dim
-    sets = [fresh(p) for _ in range(min(MOST_SETS, runs.sets_of(size)))]
-    configs = kernels(p, goal)
-    named = {key: (call(config), sets) for key, config in configs.items()}
-    turns = runs.in_turns(named, lambda _, out: error(p, sets[0], out), rounds, SAMPLE, WARM_UP)
-    chosen = str(warploom.plan(*(sets[0][name] for name in "qkv"), causal=True).config)
-    keys = {str(config): key for key, config in configs.items()}
-    return {
-        "cell": name(p),
-        "batch": p.batch,
-        "heads": p.heads,
-        "kv_heads": p.kv_heads,
-        "q_len": p.q_len,
-        "kv_len": p.kv_len,
-        "head_dim": p.head_dim,
-        "error": turns.error,
-        "chosen": keys.get(chosen, chosen),
-        "microseconds": {key: round(1e6 * m.seconds.median / turns.calls, 2) for key, m in turns.found.items()},
-    }
+class FewQueries(CellScript[AttentionProblem]):
+    """The script."""
 
+    file, rounds, sample = "few-queries-cells.json", 3, 0.002
 
-def missed(found: list[dict[str, Any]]) -> list[str]:
-    """Every wrong result, and every choice that is slower than it should be."""
-    said = runs.wrong(found)
-    for c in found:
-        times, chosen = c["microseconds"], c["chosen"]
-        best = min(times, key=lambda key: times[key])
-        if times[best] < AT_LEAST * times.get(chosen, math.inf):
-            said.append(f"{c['cell']}: {chosen} {times.get(chosen)} µs, {best} {times[best]}")
-    return said
+    def cells(self) -> list[AttentionProblem]:
+        return cells()
 
+    def name_of(self, cell: AttentionProblem) -> str:
+        return f"d{cell.head_dim} {cell.batch}×{cell.heads}/{cell.kv_heads} {cell.q_len} on {cell.kv_len}"
 
-def line(c: dict[str, Any]) -> str:
-    """A cell as a line of text."""
-    speeds = "  ".join(f"{key} {t:.1f}" for key, t in c["microseconds"].items())
-    return f"{c['cell']:32} error {max(c['error'].values()):.2f}  {speeds}  chosen: {c['chosen']}"
+    def calls(self, cell: AttentionProblem, goal: Target) -> Iterator[KernelCall]:
+        for config in kernels(cell, goal).values():
+            yield from config.calls(cell, Operands.contiguous(cell), 132)
 
+    def trial(self, cell: AttentionProblem) -> Trial:
+        size = 2 * 2 * cell.kv_len * cell.kv_heads * cell.batch * cell.head_dim
+        sets = [fresh(cell) for _ in range(min(MOST_SETS, self.gpu.sets(size)))]
+        configs = kernels(cell, target(self.gpu.arch))
+        chosen = str(warploom.plan(*sets[0].values(), causal=True).config)
+        keys = {str(config): key for key, config in configs.items()}
+        facts: Row = {n: getattr(cell, n) for n in ("batch", "heads", "kv_heads", "q_len", "kv_len", "head_dim")}
 
-def main() -> int:
-    options = runs.parser_of(__doc__, rounds=3).parse_args()
-    goal = target(runs.architecture(options))
-    count = runs.compile_all(calls(goal), goal.name)
-    print(f"{len(cells())} cells, {count} kernels", flush=True)
-    if options.compile_only:
-        return 0
-    each, file = (lambda p: timed(p, goal, options.rounds)), options.out / "few-queries-cells.json"
-    return runs.measured(cells(), each, line, missed, file, otherwise="every choice is among the best")
+        def error(_: str, out: Any) -> float:
+            """Of the last head of the last sequence."""
+            q, k, v, found = (x[-1, :, -1] for x in (*sets[0].values(), out))
+            return rows_error(q, k, v, found, cell.window)
+
+        calls = {key: call(config) for key, config in configs.items()}
+        return Trial(calls, sets, error, facts=facts | {"chosen": keys.get(chosen, chosen)})
+
+    def rates(self, cell: AttentionProblem, load: Load) -> Row:
+        return {"microseconds": load.microseconds()}
+
+    def missed(self, rows: list[Row]) -> list[str]:
+        """Every wrong result, and every choice that is slower than it should be."""
+        found = super().missed(rows)
+        for c in rows:
+            times, chosen = c["microseconds"], c["chosen"]
+            best = min(times, key=lambda key: times[key])
+            if times[best] < AT_LEAST * times.get(chosen, math.inf):
+                found.append(f"{c['cell']}: {chosen} {times.get(chosen)} µs, {best} {times[best]}")
+        return found
+
+    def line(self, row: Row) -> str:
+        speeds = "  ".join(f"{key} {t:.1f}" for key, t in row["microseconds"].items())
+        return f"{self.line_head(row)}  {speeds}  chosen: {row['chosen']}"
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(FewQueries().main())

@@ -219,7 +219,7 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
     out: Path | None = session.config.getoption("--cases-out")
     if out is None or hasattr(session.config, "workerinput"):  # a process of pytest-xdist
         return
-    from scripts import write
+    from warploom_lab.bench.evidence import write
 
     files = {case["file"] for case in OUTCOMES.values()}
     before = json.loads(out.read_text(encoding="utf-8"))["cases"] if out.is_file() else []

@@ -25,10 +25,10 @@ from dataclasses import dataclass
 from multiprocessing import get_context
 from typing import Any
 
-from scripts import parser_of, write
-
 from warploom import flash_attn
+from warploom_lab.bench.cells import parser_of
 from warploom_lab.bench.environment import environment
+from warploom_lab.bench.evidence import write
 
 Case = dict[str, Any]
 BOTH = [False, True]

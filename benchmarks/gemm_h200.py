@@ -29,7 +29,7 @@ import numpy as np
 import torch
 from gemm_cells import CUBLAS, Bench, Layer, Operands, compile_all, cublas, ours
 from host_cost import microseconds
-from scripts import START, log, parser_of, products, targets, write
+from scripts import START, log, products, targets
 
 import warploom
 from warploom.core.errors import WarploomError
@@ -37,7 +37,9 @@ from warploom.kernels.matmul.problem import MatmulConfig
 from warploom.measure.timing import Measured
 from warploom.ops.backends import gpu_target
 from warploom.ops.matmul import MatmulPlan, plan_matmul
+from warploom_lab.bench.cells import parser_of
 from warploom_lab.bench.environment import environment
+from warploom_lab.bench.evidence import write
 
 LAYOUTS = {"n×k": True, "k×n": False}
 LARGE = ("llama3-8b.gate_up.m8192", "llama3-70b.down.m8192")

@@ -21,7 +21,7 @@ import numpy as np
 import torch
 from gemm_cells import compile_all
 from mma_rate import Feeds
-from scripts import log, parser_of, write
+from scripts import log
 
 from warploom.core.dtypes import DType, f16, f32
 from warploom.core.errors import WarploomError
@@ -31,7 +31,9 @@ from warploom.measure.monitor import GpuMonitor
 from warploom.measure.timing import Candidate, EventClock
 from warploom.ops.backends import GpuCall
 from warploom.ops.matmul import plan_matmul
+from warploom_lab.bench.cells import parser_of
 from warploom_lab.bench.environment import environment
+from warploom_lab.bench.evidence import write
 from warploom_lab.bench.gemm import GemmFamily, Square
 from warploom_lab.bench.power import power_of
 from warploom_lab.kernels.ladder import Rung

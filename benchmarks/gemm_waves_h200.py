@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 from gemm_cells import Layer, compile_all
-from scripts import log, parser_of, products, write
+from scripts import log, products
 
 from warploom.core.dtypes import f16, f32
 from warploom.core.errors import WarploomError
@@ -31,7 +31,9 @@ from warploom.measure.monitor import GpuMonitor
 from warploom.measure.timing import Candidate, EventClock, Measured, measure
 from warploom.ops.backends import gpu_target
 from warploom.ops.matmul import MatmulPlan, plan_matmul
+from warploom_lab.bench.cells import parser_of
 from warploom_lab.bench.environment import environment
+from warploom_lab.bench.evidence import write
 
 WAVE_DEPTH = 4096
 WAVE_TILES = ((12, 11), (13, 11), (18, 11), (12, 22), (23, 12), (36, 11), (37, 11), (24, 22), (25, 22))

@@ -19,7 +19,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from scripts import parser_of, targets, write
+from scripts import targets
+
+from warploom_lab.bench.cells import parser_of
+from warploom_lab.bench.evidence import write
 
 ROOT = Path(__file__).resolve().parents[1]
 BUDGET_SECONDS = 460.0

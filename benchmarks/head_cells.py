@@ -5,35 +5,30 @@
 bf16, 16384 tokens. head_dim 192 with 128 for V, and 128 with 64, full and causal: the configuration that a call chooses
 beside others that fit, cuDNN as PyTorch has it, and FlashAttention-4 wherever ``flash_attn.cute`` can be imported.
 Sinks at 64/8 heads of 64, causal, with and without a window of 128: beside the same call without them. The gradients of
-each too, which take what the forward call returned. Every result of this package is checked first against float64 (some
-rows of a head, the gradients of one group of heads whole); then all are timed interleaved as replays of CUDA graphs, on
-inputs that rotate past the L2. Writes OUT/head-cells.json after each cell, prints the table, and exits with 1 if a
-result is wrong. ``--compile-only`` needs no GPU.
+each too, which take what the forward call returned. Every result is checked against float64 (some rows of a head, the
+gradients of one group of heads whole), and timed in company and rested. Writes OUT/head-cells.json, and exits with 1 if
+a result is wrong.
 """
 
 from __future__ import annotations
 
-import argparse
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
 import attention_backward_cells as gradients
-import cell_runs as runs
 from attention_backward_cells import Cell, error_of, forward, ours, sets_of
-from cell_runs import Inputs, Run
+from attention_others import of_qkv, rows_error, sdpa, through_autograd
 
-from warploom.core.dtypes import bf16
 from warploom.core.targets import Target, target
 from warploom.kernels.attention.choice import choose
 from warploom.kernels.attention.forward_sm90 import ForwardSm90
 from warploom.kernels.attention.problem import Operands
-from warploom.kernels.attention.reference import attention_error, attention_reference, seen_of
 from warploom.kernels.source import KernelCall
 from warploom_lab.bench.baselines import flash_attention_4
+from warploom_lab.bench.cells import CellScript, Inputs, Row, Trial, rates_line
 
-CHECKED_ROWS = 128
 OTHERS = {
     192: (
         "attention_sm90(consumers=2, tile_n=96, stages=2, head_dim=192, v_dim=128, q_in_registers=false)",
@@ -72,49 +67,15 @@ def baselines(cell: Cell) -> dict[str, Any]:
     latest, _ = flash_attention_4()
     if cell.sinks:
         return {}
-    found: dict[str, Any] = {"cudnn": runs.sdpa("torch_cudnn", causal=cell.causal)}
+    found: dict[str, Any] = {"cudnn": sdpa("torch_cudnn", causal=cell.causal)}
     return found | ({"flash_attention_4": lambda *qkv: latest(*qkv, causal=cell.causal)} if latest else {})
 
 
 def forward_error(cell: Cell, x: Inputs, out: Any) -> float:
-    """The largest |o - o64| over what bf16 allows, of random rows of one head."""
-    import torch
-
-    rows, head = torch.randperm(cell.q_len, device="cuda")[:CHECKED_ROWS], cell.heads - 1
-    seen = seen_of(cell.q_len, cell.kv_len, cell.window, rows=rows, device="cuda")
-    sinks = x["sinks"][head] if cell.sinks else None
-    given = x["q"][0, rows, head], x["k"][0, :, -1], x["v"][0, :, -1]
-    reference = attention_reference(*given, dtype=bf16, seen=seen, sinks=sinks)
-    return attention_error(out[0, rows, head], reference, bf16).value
-
-
-def timed(cell: Cell, rounds: int) -> dict[str, Any]:
-    """One cell: checked, and timed."""
-    others, sets = baselines(cell), sets_of(cell)
-    right = error_of(cell, sets[0])
-    forwards: dict[str, Run] = {"warploom": forward(cell)}
-    forwards |= {text: forward(cell, config=text) for text in others_of(cell)}
-    backwards = {"warploom": ours(cell)}
-    if cell.sinks:
-        forwards["without"], backwards["without"] = forward(cell, sinks=False), ours(cell, sinks=False)
-    forwards |= {name: runs.of_qkv(run) for name, run in others.items()}
-    backwards |= {name: runs.through_autograd(run) for name, run in others.items()}
-    result: dict[str, Any] = {"cell": cell.name, "config": str(choose(cell, target("sm_90a"))[0])}
-    errors, failed, unchecked = dict[str, float](), dict[str, str](), ("without", *others)
-    for direction, named, flops, error in (
-        ("forward", forwards, cell.flops, lambda out: forward_error(cell, sets[0], out)),
-        ("backward", backwards, cell.gradients.flops, right),
-    ):
-        turns = runs.in_turns(
-            {name: (run, sets) for name, run in named.items()},
-            lambda name, out, error=error: None if name in unchecked else error(out),
-            rounds,
-            others=others,
-        )
-        result[direction] = {"tflops": turns.tflops(flops), "ratio": turns.ratio()}
-        errors |= turns.error if direction == "forward" else {"backward": turns.error["warploom"]}
-        failed |= {f"{direction} {name}": why for name, why in turns.failed.items()}
-    return result | {"error": errors, "not_run": failed}
+    """The error of the last head of the first sequence."""
+    sinks = x["sinks"][-1] if cell.sinks else None
+    q, k, v, found = (of[0, :, -1] for of in (x["q"], x["k"], x["v"], out))
+    return rows_error(q, k, v, found, cell.window, sinks)
 
 
 def calls(cell: Cell, goal: Target) -> Iterator[KernelCall]:
@@ -125,24 +86,45 @@ def calls(cell: Cell, goal: Target) -> Iterator[KernelCall]:
     for config in map(ForwardSm90.parse, others_of(cell)):
         yield from config.calls(cell, operands, 132)
     for one in (cell, replace(cell, sinks=False)):
-        yield from gradients.calls(one, argparse.Namespace(sync=False, config=[]), goal)
+        yield from gradients.calls(one, goal)
 
 
-def line(c: dict[str, Any]) -> str:
-    """A cell as lines of text."""
-    directions = (f"\n  {name}: " + runs.speeds(**c[name]) for name in ("forward", "backward"))
-    return f"{c['cell']:34} error {max(c['error'].values()):.2f}  {c['not_run'] or ''}{''.join(directions)}"
+class Heads(CellScript[Cell]):
+    """The script."""
 
+    file, baselines = "head-cells.json", ("cudnn", "flash_attention_4")
 
-def main() -> int:
-    options = runs.parser_of(__doc__, rounds=7).parse_args()
-    arch = runs.architecture(options)
-    runs.compile_all((call for cell in cells() for call in calls(cell, target(arch))), arch)
-    if options.compile_only:
-        return 0
-    each, file = runs.on_one_stream(lambda cell: timed(cell, options.rounds)), options.out / "head-cells.json"
-    return runs.measured(cells(), each, line, runs.wrong, file, otherwise="every result is right")
+    def cells(self) -> list[Cell]:
+        return cells()
+
+    def calls(self, cell: Cell, goal: Target) -> Iterator[KernelCall]:
+        return calls(cell, goal)
+
+    def trials(self, cell: Cell) -> dict[str, Trial]:
+        others, sets = baselines(cell), sets_of(cell, self.gpu)
+        others = {name: run for name, run in others.items() if name in self.given.baselines}
+        right = error_of(cell, sets[0])
+        forwards = {"warploom": forward(cell)} | {text: forward(cell, config=text) for text in others_of(cell)}
+        backwards = {"warploom": ours(cell)}
+        if cell.sinks:
+            forwards["without"], backwards["without"] = forward(cell, sinks=False), ours(cell, sinks=False)
+        forwards |= {name: of_qkv(run) for name, run in others.items()}
+        backwards |= {name: through_autograd(run) for name, run in others.items()}
+
+        def error(name: str, out: Any) -> float | None:
+            if name == "without":
+                return None
+            return right(out) if isinstance(out, tuple) else forward_error(cell, sets[0], out)
+
+        facts = {"config": str(choose(cell, target(self.gpu.arch))[0])}
+        return {
+            "forward": Trial(forwards, sets, error, cell.flops, facts=facts),
+            "backward": Trial(backwards, sets, error, cell.gradients.flops),
+        }
+
+    def line(self, row: Row) -> str:
+        return self.line_head(row) + "".join(f"\n  {way}: {rates_line(row[way])}" for way in ("forward", "backward"))
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(Heads().main())

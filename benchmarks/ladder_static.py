@@ -19,13 +19,12 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from scripts import write as write_json
-
 from warploom.core.dtypes import DTYPES, DType, bf16
 from warploom.cuda.compile import available_cores
 from warploom.cuda.device import nvrtc_version
 from warploom.ir.program import Program
 from warploom_lab.bench.attention import has_room
+from warploom_lab.bench.evidence import write as write_json
 from warploom_lab.inspect import SassReport, inspect_program
 from warploom_lab.inspect.subjects import attention_program
 from warploom_lab.kernels.attention.ladder import FULL_LADDER

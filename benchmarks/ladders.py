@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from evidence import made_by
 from figures import Figure, load_targets, missed
 from page_tables import power_cells
 from rung_search import RungSearch, Searched
@@ -29,6 +28,7 @@ from warploom.measure.monitor import GpuMonitor
 from warploom.measure.timing import Candidate, EventClock
 from warploom.tune.tuner import gpu_for_tuning
 from warploom_lab.bench.environment import gpu_slug
+from warploom_lab.bench.evidence import made_by
 from warploom_lab.bench.gemm import LOADS, Square
 from warploom_lab.bench.ladder import Family, LadderResult, fitting
 from warploom_lab.bench.power import power_of

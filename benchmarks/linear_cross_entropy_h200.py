@@ -20,11 +20,12 @@ from typing import Any
 
 import torch
 from reduce_baselines import extra_bytes
-from scripts import parser_of, write
 
 import warploom
 from warploom.measure.timing import Candidate, EventClock, measure, paired_ratio
+from warploom_lab.bench.cells import parser_of
 from warploom_lab.bench.environment import environment
+from warploom_lab.bench.evidence import write
 
 SIZES = ((8192, 128256, 4096), (16384, 151936, 2048))
 DRY = ((96, 200, 32),)

@@ -7,23 +7,22 @@ and ``attention_varlen`` ("packed") on keys that lie side by side, and beside th
 ("few queries"). bf16, causal, heads × head_dim = 2048; head_dim 64 and 128. Prompts of 4000 tokens, chunks of 512
 queries whose sequences have 8100 keys with them, and where tiles and the kernels of few queries meet, 32 to 128
 queries, what is taken there ("chosen"). Pages are in random order, with NaN in all that no sequence has. Every result
-is checked first against float64; then all are timed interleaved as replays of CUDA graphs, on inputs that rotate past
-the L2. Writes OUT/prefill-cells.json, prints the table, and exits with 1 if a result is wrong, or if pages of a prompt
-or chunk run at less than 0.95 of the rate of ``attention``.
+is checked against float64, and timed in company and rested. Writes OUT/prefill-cells.json, and exits with 1 if a result
+is wrong, or if pages of a prompt or chunk run at less than 0.95 of the rate of ``attention``.
 """
 
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import math
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-import cell_runs as runs
-from cell_runs import Inputs, Run
-from varlen_cells import AT_LEAST, CHECKED_ROWS, WIDTH, excess
+from attention_others import rows_error
+from varlen_cells import WIDTH
 
 import warploom
 from warploom.core.dtypes import bf16
@@ -33,6 +32,7 @@ from warploom.kernels.attention.decode import decode_configuration
 from warploom.kernels.attention.problem import AttentionProblem, Cached, Even, Operands, Packed
 from warploom.kernels.settings import read
 from warploom.kernels.source import KernelCall
+from warploom_lab.bench.cells import CellScript, Figure, Inputs, Run, Trial
 
 PAGES = 64, 128, 256
 SPARE_PAGES = 7
@@ -139,62 +139,14 @@ def paged(page: int, config: CachedConfig | None = None) -> Run:
     return run
 
 
-def candidates_of(cell: Cell, arch: str, configs: list[str]) -> dict[str, Run]:
-    """Who is timed."""
-    asked = {text: paged(64, read(text, CACHED_KINDS)) for text in configs if f"head_dim={cell.head_dim}," in text}
-    few = decode_configuration(cell.problem(64), target(arch))
-    tiled: Any = choose_packed(typical(cell), target(arch))
-    found: dict[str, Run] = {"attention": contiguous, "packed": packed, "no pages": paged(0)}
-    if not cell.judged:
-        meeting = {"chosen": paged(64), "pages of 64": paged(64, tiled), "few queries": paged(64, few)}
-        return {"attention": contiguous, **meeting}
-    return found | {f"pages of {page}": paged(page) for page in PAGES} | {"few queries": paged(64, few)} | asked
-
-
 def largest_error(cell: Cell, x: Inputs, out: Any) -> float:
     """The largest error over what bf16 allows, of some rows of the first and the last sequence."""
-    import torch
-
     heads, kv_heads = cell.heads
-    worst = 0.0
+    errors: list[float] = []
     for number, head in ((0, heads - 1), (cell.batch - 1, 0)):
-        rows = torch.randperm(cell.queries, device="cuda")[:CHECKED_ROWS]
         k, v = (x[name][number, :, head * kv_heads // heads] for name in "kv")
-        last = rows + (cell.keys - cell.queries)
-        worst = max(worst, excess(x["q"][number, rows, head], k, v, last, out[number, rows, head]))
-    return worst
-
-
-def timed(cell: Cell, arch: str, options: argparse.Namespace) -> dict[str, Any]:
-    """One cell: checked, and timed."""
-    _, kv_heads = cell.heads
-    sets = [fresh(cell) for _ in range(runs.sets_of(2 * cell.head_dim * 2 * kv_heads * cell.keys * cell.batch))]
-    named = {name: (run, sets) for name, run in candidates_of(cell, arch, options.config).items()}
-    turns = runs.in_turns(named, lambda _, out: largest_error(cell, sets[0], out), options.rounds)
-    return {
-        "cell": cell.name,
-        "head_dim": cell.head_dim,
-        "batch": cell.batch,
-        "queries": cell.queries,
-        "keys": cell.keys,
-        "kv_heads": kv_heads,
-        "judged": cell.judged,
-        "error": turns.error,
-        "tflops": turns.tflops(cell.flops),
-        "ratio": turns.over("attention"),
-    }
-
-
-def missed(found: list[dict[str, Any]]) -> list[str]:
-    """Every wrong result, and every cell where pages are slower than they should be."""
-    said = runs.wrong(found)
-    for c in (c for c in found if c["judged"]):
-        for page in PAGES:
-            name = f"pages of {page}"
-            ratio = c["ratio"][name]["median"]
-            if ratio < AT_LEAST:
-                said.append(f"{c['cell']}, {name}: {ratio} × attention, wanted {AT_LEAST}")
-    return said
+        errors.append(rows_error(x["q"][number, :, head], k, v, out[number, :, head], CAUSAL))
+    return max(errors)
 
 
 # -- kernels that are compiled before
@@ -224,18 +176,41 @@ def calls(cell: Cell, goal: Target) -> Iterator[KernelCall]:
             yield from config.calls(problem, lying, 132)
 
 
-def main() -> int:
-    parser = runs.parser_of(__doc__, rounds=7)
-    parser.add_argument("--config", nargs="*", default=[], help="configurations timed besides, in their notation")
-    parser.add_argument("--only", default="", help="cells whose name has this")
-    options = parser.parse_args()
-    todo, arch = [cell for cell in cells() if options.only in cell.name], runs.architecture(options)
-    runs.compile_all((call for cell in todo for call in calls(cell, target(arch))), arch)
-    if options.compile_only:
-        return 0
-    file = options.out / "prefill-cells.json"
-    return runs.measured(todo, lambda cell: timed(cell, arch, options), runs.line_of, missed, file)
+class Prefill(CellScript[Cell]):
+    """The script."""
+
+    file = "prefill-cells.json"
+    figures = tuple(Figure(f"pages of {page}", 0.95, {"judged": (True,)}) for page in PAGES)
+
+    def options(self, parser: argparse.ArgumentParser) -> None:
+        parser.add_argument("--config", nargs="*", default=[], help="configurations timed besides, in their notation")
+
+    def cells(self) -> list[Cell]:
+        return cells()
+
+    def calls(self, cell: Cell, goal: Target) -> Iterator[KernelCall]:
+        return calls(cell, goal)
+
+    def called(self, cell: Cell) -> dict[str, Run]:
+        """Who is timed."""
+        goal = target(self.gpu.arch)
+        few = paged(64, decode_configuration(cell.problem(64), goal))
+        if not cell.judged:
+            tiled: Any = choose_packed(typical(cell), goal)
+            return {"attention": contiguous, "chosen": paged(64), "pages of 64": paged(64, tiled), "few queries": few}
+        found: dict[str, Run] = {"attention": contiguous, "packed": packed, "no pages": paged(0)}
+        found |= {f"pages of {page}": paged(page) for page in PAGES} | {"few queries": few}
+        texts = [text for text in self.given.config if f"head_dim={cell.head_dim}," in text]
+        return found | {text: paged(64, read(text, CACHED_KINDS)) for text in texts}
+
+    def trial(self, cell: Cell) -> Trial:
+        kv_heads = cell.heads[1]
+        count = self.gpu.sets(2 * cell.head_dim * 2 * kv_heads * cell.keys * cell.batch)
+        sets = [fresh(cell) for _ in range(count)]
+        facts = dataclasses.asdict(cell) | {"kv_heads": kv_heads}
+        error = lambda _, out: largest_error(cell, sets[0], out)  # noqa: E731
+        return Trial(self.called(cell), sets, error, cell.flops, over="attention", facts=facts)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(Prefill().main())

@@ -18,9 +18,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 from gemm_page_counters import RAGGED, UNALIGNED, WHOLE, reason
 from profile_h200 import beside_emulator, together
-from scripts import parser_of, write
 
+from warploom_lab.bench.cells import parser_of
 from warploom_lab.bench.environment import environment
+from warploom_lab.bench.evidence import write
 from warploom_lab.bench.gemm import GemmFamily
 from warploom_lab.bench.ncu import ncu_version
 from warploom_lab.bench.profile import GemmLaunch

@@ -29,7 +29,6 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 import ablations
 from ladder_counters import MERGED
-from scripts import parser_of, write
 
 from warploom.checking.report import wavefronts_json
 from warploom.core.dtypes import DTYPES
@@ -38,8 +37,10 @@ from warploom.emulate import emulate
 from warploom.measure.pytorch import torch_module
 from warploom_lab.bench.attention import GPU_TOKENS, AttentionFamily, has_room
 from warploom_lab.bench.baselines import sdpa
+from warploom_lab.bench.cells import parser_of
 from warploom_lab.bench.counters import Profile, compare_wavefronts
 from warploom_lab.bench.environment import environment
+from warploom_lab.bench.evidence import write
 from warploom_lab.bench.ladder import Family
 from warploom_lab.bench.ncu import ncu_version
 from warploom_lab.bench.profile import Launch, Watched, profile_launches

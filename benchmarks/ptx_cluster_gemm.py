@@ -31,11 +31,11 @@ os.environ.update(
 
 import ml_dtypes
 import numpy as np
-from scripts import write
 
 import warploom
 from warploom.core.dtypes import bf16
 from warploom.layout.tensor_map import TensorMapSpec
+from warploom_lab.bench.evidence import write
 
 M, N, K, TILE, CLUSTER = 256, 256, 192, 128, (2, 1, 1)
 

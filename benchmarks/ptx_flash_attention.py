@@ -37,11 +37,11 @@ os.environ.update(
 
 import ml_dtypes
 import numpy as np
-from scripts import write
 
 import warploom
 from warploom.core.dtypes import bf16
 from warploom.layout.tensor_map import TensorMapSpec
+from warploom_lab.bench.evidence import write
 
 SEQUENCE, HEADS, TILE, SHARED_BYTES = 512, 2, 128, 227 * 1024
 """One batch; 227 KiB is what a CTA may have on sm_90."""

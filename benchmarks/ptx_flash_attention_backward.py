@@ -23,11 +23,11 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 import ml_dtypes
 import numpy as np
 from ptx_flash_attention import HEADS, SEQUENCE, SHARED_BYTES
-from scripts import write
 
 import warploom
 from warploom.core.dtypes import bf16
 from warploom.layout.tensor_map import TensorMapSpec
+from warploom_lab.bench.evidence import write
 
 TILE_N = 128
 TILE_M = {(64, False): 128, (64, True): 128, (128, False): 80, (128, True): 64}

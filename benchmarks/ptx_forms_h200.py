@@ -26,12 +26,12 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 from ptx_round_trip_h200 import Gpu
-from scripts import write
 
 from warploom.core.errors import PtxError
 from warploom.ops.ptx import check_ptx
 from warploom.ptx.syntax import TYPES
 from warploom_lab.bench.environment import environment
+from warploom_lab.bench.evidence import write
 
 THREADS, COUNT = 128, 512
 INTEGERS = ("u16", "u32", "u64", "s16", "s32", "s64")

@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from scripts import write
 from tests.ptx.mutants import Subject, subjects
 
 from warploom.cuda.buffers import DeviceCopy
@@ -28,6 +27,7 @@ from warploom.cuda.names import entry_name
 from warploom.cuda.printer import print_cuda
 from warploom.ir.program import Program
 from warploom_lab.bench.environment import environment
+from warploom_lab.bench.evidence import write
 
 
 def triple(size: Any) -> tuple[int, int, int]:

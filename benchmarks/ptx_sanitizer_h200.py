@@ -37,9 +37,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-from scripts import write
 
 from warploom_lab.bench.environment import environment
+from warploom_lab.bench.evidence import write
 
 ROOT = Path(__file__).resolve().parents[1]
 EVIDENCE = ROOT / "benchmarks" / "results" / "static" / "ptx-mutants.json"

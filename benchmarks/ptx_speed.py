@@ -16,11 +16,11 @@ from statistics import median
 from typing import Any
 
 import numpy as np
-from scripts import write
 from tests.kernels.attention_cases import RUNGS, Case
 from tests.ptx.test_round_trip import ptx, reread
 
 from warploom_lab.bench.environment import environment
+from warploom_lab.bench.evidence import write
 
 _TIMES = 7
 

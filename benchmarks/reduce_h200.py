@@ -20,11 +20,12 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 from reduce_baselines import against_torch, loss_against_torch, search_ten_millions
 from reduce_counters import add_counters
-from scripts import parser_of, targets
-from scripts import write as write_json
+from scripts import targets
 from textbook import measured
 
+from warploom_lab.bench.cells import parser_of
 from warploom_lab.bench.environment import environment
+from warploom_lab.bench.evidence import write as write_json
 from warploom_lab.bench.reduce import run_experiment
 from warploom_lab.kernels.reduce.ladder import LADDER
 

@@ -21,12 +21,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from scripts import write
 
 import warploom
 from warploom.emulate import emulate
 from warploom.ops.backends import gpu_present
 from warploom_lab.bench.environment import environment
+from warploom_lab.bench.evidence import write
 
 ROOT = Path(__file__).resolve().parents[1]
 EXAMPLE = ROOT / "examples" / "wgmma_pipeline.py"

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from evidence import decoded
 from scripts import products
 
 from warploom.core.dtypes import bf16
@@ -23,6 +22,7 @@ from warploom.kernels.attention.choice import choose as choose_attention
 from warploom.kernels.attention.problem import AttentionProblem, Even
 from warploom.kernels.matmul.choice import choose as choose_product
 from warploom.ops.matmul import plan_matmul
+from warploom_lab.bench.evidence import decoded
 
 RESULTS = Path(__file__).resolve().parent / "results"
 OLDER = "older.json"

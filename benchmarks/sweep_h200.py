@@ -16,7 +16,6 @@ from itertools import product
 from typing import Any
 
 from attention_cells import problem_of
-from scripts import parser_of, write
 
 from warploom.core.dtypes import bf16
 from warploom.core.targets import target
@@ -29,7 +28,9 @@ from warploom.tune.attention import ATTENTION
 from warploom.tune.build import build_all
 from warploom.tune.tuner import gpu_for_tuning
 from warploom_lab.bench.baselines import flash_attention_4, sdpa
+from warploom_lab.bench.cells import parser_of
 from warploom_lab.bench.environment import environment
+from warploom_lab.bench.evidence import write
 from warploom_lab.bench.power import power_of
 
 SM90 = target("sm_90a")

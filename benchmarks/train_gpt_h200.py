@@ -19,9 +19,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from scripts import parser_of, write
 
+from warploom_lab.bench.cells import parser_of
 from warploom_lab.bench.environment import environment
+from warploom_lab.bench.evidence import write
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "examples"))

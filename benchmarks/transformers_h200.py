@@ -24,11 +24,12 @@ from typing import Any
 
 import torch
 import transformers
-from scripts import parser_of, write
 
 import warploom.transformers
 from warploom.core.errors import EmulationWarning
+from warploom_lab.bench.cells import parser_of
 from warploom_lab.bench.environment import environment
+from warploom_lab.bench.evidence import write
 
 CHECKED_STEPS = 8
 Tensor = torch.Tensor

@@ -92,9 +92,8 @@ def main() -> None:
         rows[-1]["printed"] = lines(rows[-1])
         print("\n".join(rows[-1]["printed"]), flush=True)
     if options.out:
-        from scripts import write
-
         from warploom_lab.bench.environment import environment
+        from warploom_lab.bench.evidence import write
 
         write(options.out, {"environment": environment(), "rows": rows})
 

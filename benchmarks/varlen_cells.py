@@ -6,10 +6,9 @@
 ("dense"); on the uneven ones also FlashAttention-2 as PyTorch has it, and FlashAttention-4 where ``flash_attn.cute``
 can be imported. bf16, heads × head_dim = 2048; head_dim 64 and 128, causal and full, and grouped heads. Lengths are a
 geometric progression from the longest to a sixteenth of it, shuffled, with an empty sequence among them, and NaN in the
-rows behind. Every result is checked first, rows of several sequences against float64; then all are timed interleaved as
-replays of CUDA graphs, on inputs that rotate past the L2. Writes OUT/varlen-cells.json after each cell, prints the
-table with what whole blocks alone would leave of even lengths' rate ("whole blocks"), and exits with 1 if a result is
-wrong or uneven lengths run at less than 0.95 of that rate.
+rows behind. Every result is checked first, rows of several sequences against float64, and timed in company and rested.
+Writes OUT/varlen-cells.json, prints the table with what whole blocks alone would leave of even lengths' rate ("whole
+blocks"), and exits with 1 if a result is wrong or uneven lengths run at less than 0.95 of even ones' rate.
 ``--backward`` does the same for gradients and writes OUT/varlen-backward-cells.json. ``--kernels`` adds how long each
 kernel of a call takes, by CUPTI.
 """
@@ -26,8 +25,8 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
-import cell_runs as runs
-from cell_runs import Inputs, Run
+import attention_others as others
+from attention_others import rows_error
 from tests.kernels.gradient_reference import gradient_reference
 
 import warploom
@@ -36,24 +35,22 @@ from warploom.core.targets import Target, target
 from warploom.kernels.attention.backward_choice import choose as choose_backward
 from warploom.kernels.attention.choice import choose, choose_packed
 from warploom.kernels.attention.problem import BACKWARD, AttentionProblem, BackwardProblem, Even, Operands, Packed
-from warploom.kernels.attention.reference import attention_error, attention_reference
 from warploom.kernels.source import KernelCall
 from warploom.ops.attention_varlen_backward import attention_varlen_backward
 from warploom_lab.bench import baselines
+from warploom_lab.bench.cells import CellScript, Figure, Inputs, Row, Run, Trial
 
 WIDTH = 2048
 SPREAD = 16
 """How many times as long as the shortest sequence the longest one is."""
 BEHIND = 64
 """Rows of no sequence."""
-CHECKED_ROWS = 256
 ROWS = 64
 """Query rows of a consumer."""
 STEP = 32
 """Keys that P·V leaves out at a time."""
 MOST_SCORES = 2**26
 """Of the gradients' reference at a time."""
-AT_LEAST = 0.95
 PROFILED = 3
 """Calls whose kernels are timed one by one."""
 
@@ -200,7 +197,7 @@ def dense(cell: Cell) -> Run:
 
 def flash_attention_2(cell: Cell, *, gradients: bool = False) -> Run:
     """PyTorch's copy."""
-    return runs.flash_attention_2(
+    return others.flash_attention_2(
         lambda x: (x["starts"], x["starts"], x["longest"], x["longest"], 0.0, cell.causal), gradients=gradients
     )
 
@@ -230,30 +227,17 @@ def flash_attention_4(cell: Cell) -> Run | None:
 
 
 # -- checked, then timed
-def excess(q: Any, k: Any, v: Any, last: Any, out: Any) -> float:
-    """The largest |o - o64| over what bf16 allows: (rows, head_dim); row i sees keys up to last[i], or all of them."""
-    import torch
-
-    seen = None if last is None else torch.arange(len(k), device=k.device)[None] <= last[:, None]
-    return attention_error(out, attention_reference(q, k, v, bf16, seen=seen), bf16).value
-
-
 def largest_error(cell: Cell, x: Inputs, lengths: list[int], out: Any) -> float:
     """The largest |o - o64| over what bf16 allows, of rows of the longest, the shortest and the last sequences."""
-    import torch
-
     worst, starts = 0.0, [0]
     for n in lengths:
         starts.append(starts[-1] + n)
     order = sorted((i for i, n in enumerate(lengths) if n), key=lambda i: lengths[i])
     group = cell.heads // cell.kinds[1]
     for number in {order[0], order[-1], max(order), min(order)}:
-        first, n = starts[number], lengths[number]
-        rows = torch.randperm(n, device="cuda")[:CHECKED_ROWS]
-        head = number % cell.heads
-        keys = slice(first, first + n)
-        q, k, v = x["q"][first + rows, head], x["k"][keys, head // group], x["v"][keys, head // group]
-        worst = max(worst, excess(q, k, v, rows if cell.causal else None, out[first + rows, head]))
+        own, head = slice(starts[number], starts[number] + lengths[number]), number % cell.heads
+        q, k, v = x["q"][own, head], x["k"][own, head // group], x["v"][own, head // group]
+        worst = max(worst, rows_error(q, k, v, out[own, head], cell.packed.window))
     return worst
 
 
@@ -275,21 +259,6 @@ def largest_gradient_error(cell: Cell, x: Inputs, lengths: list[int], found: Any
     return worst
 
 
-def candidates_of(cell: Cell, options: argparse.Namespace) -> dict[str, tuple[Run, list[int]]]:
-    """Who is timed, and on which lengths."""
-    mine, even = (our_gradients, dense_gradients) if options.backward else (ours, dense)
-    found = {
-        "uneven": (mine(cell), cell.uneven),
-        "even": (mine(cell), cell.even),
-        "dense": (even(cell), cell.even),
-        "flash_attention_2": (flash_attention_2(cell, gradients=options.backward), cell.uneven),
-    }
-    if not options.backward and (newest := flash_attention_4(cell)) is not None:
-        found["flash_attention_4"] = newest, cell.uneven
-    texts = [text for text in options.config if f"head_dim={cell.head_dim}," in text]
-    return found | {text: (mine(cell, text), cell.uneven) for text in texts}
-
-
 def kernel_times(run: Run, x: Inputs) -> dict[str, float]:
     """Microseconds of each kernel of a call, by its name; the mean of some calls."""
     import torch
@@ -301,48 +270,6 @@ def kernel_times(run: Run, x: Inputs) -> dict[str, float]:
         torch.cuda.synchronize()
     times = {event.key: float(event.self_device_time_total) / PROFILED for event in seen.key_averages()}
     return {name: round(time, 1) for name, time in times.items() if time > 0}
-
-
-def timed(cell: Cell, options: argparse.Namespace) -> dict[str, Any]:
-    """One cell: checked, and timed."""
-    listed, error_of = candidates_of(cell, options), largest_gradient_error if options.backward else largest_error
-    count = runs.sets_of(cell.head_dim * 2 * 2 * sum(cell.kinds) * sum(cell.uneven))
-    inputs = {
-        str(n): [fresh(cell, n, backward=options.backward) for _ in range(count)] for n in (cell.even, cell.uneven)
-    }
-    named = {name: (run, inputs[str(lengths)]) for name, (run, lengths) in listed.items()}
-    turns = runs.in_turns(
-        named,
-        lambda name, out: error_of(cell, named[name][1][0], listed[name][1], out),
-        options.rounds,
-        others=("flash_attention_2", "flash_attention_4"),
-    )
-    flops = {name: cell.flops(lengths, backward=options.backward) for name, (_, lengths) in listed.items()}
-    return {
-        "cell": cell.name,
-        "head_dim": cell.head_dim,
-        "causal": cell.causal,
-        "batch": cell.batch,
-        "length": cell.length,
-        "lengths": cell.uneven,
-        "not_run": turns.failed,
-        "error": turns.error,
-        "kernels": {n: kernel_times(named[n][0], named[n][1][0]) for n in (turns.found if options.kernels else ())},
-        "whole_blocks": round(cell.whole_blocks(), 3),
-        "tflops": turns.tflops(flops),
-        "ratio": turns.ratio("uneven"),
-    }
-
-
-def missed(found: list[dict[str, Any]]) -> list[str]:
-    """Every wrong result, a baseline's included, and every cell where uneven lengths are slower than they should be."""
-    said = runs.wrong(found)
-    for c in found:
-        for name in ("even", "dense"):
-            ratio = c["ratio"][name]["median"]
-            if ratio < AT_LEAST:
-                said.append(f"{c['cell']}: {ratio} × {name}, wanted {AT_LEAST}")
-    return said
 
 
 def calls(cell: Cell, goal: Target, backward: bool) -> Iterator[KernelCall]:
@@ -362,25 +289,61 @@ def calls(cell: Cell, goal: Target, backward: bool) -> Iterator[KernelCall]:
     yield from choose_backward(whole, goal)[0].calls(whole, Operands(lying), 132)
 
 
-def main() -> int:
-    parser = runs.parser_of(__doc__, rounds=7)
-    parser.add_argument("--head-dims", type=int, nargs="+", default=[64, 128])
-    parser.add_argument("--config", nargs="*", default=[], help="configurations timed besides, in their notation")
-    parser.add_argument("--backward", action="store_true", help="gradients")
-    parser.add_argument("--kernels", action="store_true", help="how long each kernel takes as well")
-    options = parser.parse_args()
-    todo, goal = [c for c in cells() if c.head_dim in options.head_dims], target(runs.architecture(options))
-    runs.compile_all((call for cell in todo for call in calls(cell, goal, options.backward)), goal.name)
-    if options.compile_only:
-        return 0
-    name = "varlen-backward-cells.json" if options.backward else "varlen-cells.json"
-    head = {"flash_attention_4": baselines.flash_attention_4()[1]}
+class Varlen(CellScript[Cell]):
+    """The script."""
 
-    def line(c: dict[str, Any]) -> str:
-        return runs.line_of(c, f"whole blocks ×{c['whole_blocks']:.3f}  ")
+    baselines = ("flash_attention_2", "flash_attention_4")
+    figures = (Figure("even", 0.95), Figure("dense", 0.95))
 
-    return runs.measured(todo, lambda cell: timed(cell, options), line, missed, options.out / name, head)
+    def options(self, parser: argparse.ArgumentParser) -> None:
+        parser.add_argument("--config", nargs="*", default=[], help="configurations timed besides, in their notation")
+        parser.add_argument("--backward", action="store_true", help="gradients")
+        parser.add_argument("--kernels", action="store_true", help="how long each kernel of ours takes as well")
+
+    def cells(self) -> list[Cell]:
+        self.file = "varlen-backward-cells.json" if self.given.backward else "varlen-cells.json"
+        return cells()
+
+    def head(self) -> Row:
+        return {"flash_attention_4": baselines.flash_attention_4()[1]}
+
+    def calls(self, cell: Cell, goal: Target) -> Iterator[KernelCall]:
+        return calls(cell, goal, self.given.backward)
+
+    def called(self, cell: Cell) -> dict[str, tuple[Run, list[int]]]:
+        """Who is timed, and on which lengths."""
+        backward = self.given.backward
+        mine, even = (our_gradients, dense_gradients) if backward else (ours, dense)
+        found = {"uneven": (mine(cell), cell.uneven), "even": (mine(cell), cell.even), "dense": (even(cell), cell.even)}
+        texts = [text for text in self.given.config if f"head_dim={cell.head_dim}," in text]
+        found |= {text: (mine(cell, text), cell.uneven) for text in texts}
+        of_others = {"flash_attention_2": flash_attention_2(cell, gradients=backward)}
+        if not backward and (newest := flash_attention_4(cell)) is not None:
+            of_others["flash_attention_4"] = newest
+        return found | {name: (of_others[name], cell.uneven) for name in self.given.baselines if name in of_others}
+
+    def trial(self, cell: Cell) -> Trial:
+        listed, backward = self.called(cell), self.given.backward
+        count = self.gpu.sets(cell.head_dim * 2 * 2 * sum(cell.kinds) * sum(cell.uneven))
+        inputs = {str(n): [fresh(cell, n, backward=backward) for _ in range(count)] for n in (cell.even, cell.uneven)}
+        sets = {name: inputs[str(lengths)] for name, (_, lengths) in listed.items()}
+        error_of = largest_gradient_error if backward else largest_error
+        timed = [name for name in listed if name not in self.baselines] if self.given.kernels else []
+        facts = {name: getattr(cell, name) for name in ("head_dim", "causal", "batch", "length")}
+        return Trial(
+            {name: run for name, (run, _) in listed.items()},
+            sets,
+            lambda name, out: error_of(cell, sets[name][0], listed[name][1], out),
+            {name: cell.flops(lengths, backward=backward) for name, (_, lengths) in listed.items()},
+            ours="uneven",
+            facts=facts
+            | {"lengths": cell.uneven, "whole_blocks": round(cell.whole_blocks(), 3)}
+            | {"kernels": {name: kernel_times(listed[name][0], sets[name][0]) for name in timed}},
+        )
+
+    def line_head(self, row: Row) -> str:
+        return f"{super().line_head(row)}  whole blocks ×{row['whole_blocks']:.3f}"
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(Varlen().main())

@@ -20,10 +20,11 @@ from warploom.kernels.source import KernelSource, traced
 from warploom.lang.functions import gelu
 from warploom.ops.backends import built
 from warploom.ops.matmul import plan_matmul
+from warploom_lab.bench import evidence
 from warploom_lab.kernels.matmul.ladder import FULL_LADDER
 from warploom_lab.kernels.reduce.ladder import LADDER
 
-EVIDENCE, STALE = load("evidence"), load("stale")
+EVIDENCE, STALE = evidence, load("stale")
 PROBLEM = AttentionProblem(1, 2, 2, Even(256, 256), 64, bf16, (None, 0))
 
 
@@ -57,7 +58,7 @@ def test_a_result_names_its_commit_and_every_kernel(tmp_path: Path, monkeypatch:
     built.cache_clear()
     source = replace(sources()[0], name="a_kernel_of_this_test")
     digest = source.program.digest
-    load("scripts").write(tmp_path / "x.json", {"rows": []})
+    EVIDENCE.write(tmp_path / "x.json", {"rows": []})
     environment = json.loads((tmp_path / "x.json").read_text())["environment"]
     assert environment["packages"], "a result without an environment gets one"
     assert {k["digest"]: k["name"] for k in environment["kernels"]}[digest] == "a_kernel_of_this_test"

@@ -5,9 +5,10 @@ Each kernel is named by what it is traced from, so that a page can trace it agai
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import fields, is_dataclass
 from enum import Enum
 from functools import cache
@@ -19,8 +20,9 @@ from typing import Any, cast
 
 from warploom.core.dtypes import DTYPES, DType
 from warploom.kernels.source import KernelSource, traced
+from warploom_lab.bench.environment import environment
 
-ROOT = Path(__file__).resolve().parents[1]
+HERE = Path(__file__).resolve()
 COMMIT = "WARPLOOM_COMMIT"
 """The environment variable that says which commit a copy without a ``.git`` folder is of."""
 
@@ -123,18 +125,29 @@ def commit() -> str | None:
 @cache
 def _history() -> str | None:
     try:
-        at = _git("rev-parse", "HEAD")
-        return at + "+" * bool(_git("status", "--porcelain", "--untracked-files=no", "src", "benchmarks"))
+        _git("ls-files", "--error-unmatch", HERE.name)  # an installed package may lie in another project's history
+        changed = _git("status", "--porcelain", "--untracked-files=no", ":/src", ":/benchmarks")
+        return _git("rev-parse", "HEAD") + "+" * bool(changed)
     except (OSError, subprocess.CalledProcessError):
         print(f"no git history here: results name no commit; set {COMMIT} to that of these files")
         return None
 
 
 def _git(*words: str) -> str:
-    done = subprocess.run(["git", *words], cwd=ROOT, check=True, capture_output=True, text=True)
+    done = subprocess.run(["git", *words], cwd=HERE.parent, check=True, capture_output=True, text=True)
     return done.stdout.strip()
 
 
 def made_by(configs: Collection[str] | None = None) -> dict[str, Any]:
     """``commit`` and ``kernels`` for the environment of a result; ``configs`` as for :func:`kernels_that_ran`."""
     return {"commit": commit(), "kernels": kernels_that_ran(configs)}
+
+
+def write(file: Path, result: Mapping[str, Any], configs: Collection[str] | None = None) -> None:
+    """Write a result as JSON; its environment says the commit, and the kernels that ran with their digests.
+
+    ``configs``: only kernels of these configurations, where a search has run others too.
+    """
+    result = {**result, "environment": {**(result.get("environment") or environment()), **made_by(configs)}}
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(json.dumps(result, indent=1, default=str) + "\n", encoding="utf-8")

@@ -1,0 +1,74 @@
+"""What scripts of attention's cells share: the kernels of others, and the check of some rows against float64.
+
+A set of inputs is a dictionary of tensors, ``q``, ``k``, ``v`` … in (batch, sequence, heads, head_dim) or packed rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from warploom.core.dtypes import bf16
+from warploom.kernels.attention.reference import attention_error, attention_reference, seen_of
+from warploom_lab.bench import baselines
+from warploom_lab.bench.cells import Inputs, Run
+
+CHECKED_ROWS = 128
+
+
+def rows_error(q: Any, k: Any, v: Any, out: Any, window: tuple[Any, Any], sinks: Any = None) -> float:
+    """The largest |o - o64| of random rows of one head over what bf16 allows; all are (rows, head_dim)."""
+    import torch
+
+    rows = torch.randperm(len(q), device=q.device)[:CHECKED_ROWS]
+    seen = None if window == (None, None) else seen_of(len(q), len(k), window, rows=rows, device=q.device)
+    reference = attention_reference(q[rows], k, v, bf16, seen=seen, sinks=sinks)
+    return attention_error(out[rows], reference, bf16).value
+
+
+def of_qkv(run: Callable[[Any, Any, Any], Any]) -> Run:
+    """A call of q, k and v on a set of inputs."""
+    return lambda x: run(x["q"], x["k"], x["v"])
+
+
+def sdpa(name: str, **options: Any) -> Callable[[Any, Any, Any], Any]:
+    """One of PyTorch's backends on (batch, sequence, heads, head_dim) tensors."""
+    run = baselines.sdpa(name, **options)
+    return lambda q, k, v: run(*(x.transpose(1, 2) for x in (q, k, v))).transpose(1, 2)
+
+
+def through_autograd(forward: Callable[[Any, Any, Any], Any]) -> Run:
+    """The gradients of a baseline, by PyTorch's autograd; its forward pass runs once for each set of inputs."""
+    import torch
+
+    kept: dict[int, tuple[Any, Any]] = {}
+
+    def run(x: Inputs) -> tuple[Any, ...]:
+        if id(x) not in kept:
+            leaves = [x[name].detach().requires_grad_() for name in "qkv"]
+            kept[id(x)] = forward(*leaves), leaves
+        out, leaves = kept[id(x)]
+        return torch.autograd.grad(out, leaves, x["dout"], retain_graph=True)
+
+    return run
+
+
+def flash_attention_2(where: Callable[[Inputs], tuple[Any, ...]], *, gradients: bool, **sides: int) -> Run:
+    """PyTorch's copy of FlashAttention-2, by its operators, which have windows and align the last query.
+
+    ``where``: starts and longest lengths of queries and keys, dropout and whether the mask is causal.
+    """
+    import torch
+
+    aten, kept = torch.ops.aten, dict[int, tuple[Any, ...]]()
+
+    def run(x: Inputs) -> Any:
+        qkv = [x[name] for name in "qkv"]
+        if not gradients:
+            return aten._flash_attention_forward(*qkv, *where(x), False, **sides)[0]
+        if id(x) not in kept:
+            kept[id(x)] = aten._flash_attention_forward(*qkv, *where(x), False, **sides)[:4]
+        out, lse, seed, offset = kept[id(x)]
+        return aten._flash_attention_backward(x["dout"], *qkv, out, lse, *where(x), seed, offset, **sides)
+
+    return run
