@@ -20,7 +20,7 @@ from warploom.measure.matmul import MatmulOnGpu
 from warploom.measure.timing import Candidate, measure
 from warploom.tune.build import Built, build_all
 from warploom.tune.matmul import spare_registers, violations
-from warploom.tune.tuner import BuildAll, Gpu, Report
+from warploom.tune.tuner import BuildAll, Report, TuningGpu
 from warploom_lab.bench.gemm import Square
 from warploom_lab.kernels.ladder import Rung
 
@@ -156,7 +156,7 @@ class _Entry:
 class RungSearch:
     """The search on one GPU. ``data``: what the matrices hold, one of :data:`warploom.measure.matmul.DATA`."""
 
-    gpu: Gpu
+    gpu: TuningGpu
     data: str = "normal"
     effort: Effort = field(default_factory=Effort)
     report: Report = lambda text, fraction: None

@@ -15,7 +15,7 @@ from warploom.kernels.settings import Configuration, flag
 from warploom.kernels.source import KernelSource
 from warploom.tune.build import Built
 from warploom.tune.operation import combinations
-from warploom.tune.tuner import Gpu
+from warploom.tune.tuner import TuningGpu
 
 GPU = "NVIDIA Test 9000"
 
@@ -141,5 +141,5 @@ class FakeWorkload:
         return not self.of.lost
 
 
-def fake_gpu(clock: SimulatedClock) -> Gpu:
-    return Gpu(0, GPU, target("sm_90a"), clock)
+def fake_gpu(clock: SimulatedClock) -> TuningGpu:
+    return TuningGpu(0, GPU, target("sm_90a"), clock)

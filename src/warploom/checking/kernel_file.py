@@ -29,7 +29,7 @@ _SHOWN = 3
 
 
 @dataclass(frozen=True)
-class Result:
+class ExampleResult:
     """One array that was expected: an element's largest absolute error (NaN counts as infinite), and the tolerance.
 
     Of ``count`` elements ``wrong`` are beyond it, ``nans`` of them NaN; ``first`` has the indices of the first few,
@@ -53,7 +53,7 @@ class Checked:
     name: str
     program: Program
     emulation: Emulation
-    results: tuple[Result, ...]
+    results: tuple[ExampleResult, ...]
     orders: int = 1
 
     @property
@@ -145,7 +145,7 @@ def example_of(
     return launch
 
 
-def results_of(program: Program, launch: Launch) -> tuple[Result, ...]:
+def results_of(program: Program, launch: Launch) -> tuple[ExampleResult, ...]:
     """Compare the launch's arrays after a run with the example's expected results."""
     arrays = dict(zip((p.name for p in program.parameters), launch.arguments, strict=False))
     return tuple(compared(name, _array(arrays[name]), *wanted) for name, wanted in launch.expect.items())
@@ -202,7 +202,7 @@ def _array(argument: Any) -> Any:
     return argument[0] if isinstance(argument, tuple) else argument
 
 
-def compared(name: str, got: Any, expected: Any, tolerance: float) -> Result:
+def compared(name: str, got: Any, expected: Any, tolerance: float) -> ExampleResult:
     """The largest error of an array. Raises ProblemError for another shape than what is expected."""
     with np.errstate(invalid="ignore"):  # a NaN may be a signalling one: bits that were no floats
         wanted = np.asarray(expected).astype(np.float64)
@@ -210,7 +210,7 @@ def compared(name: str, got: Any, expected: Any, tolerance: float) -> Result:
     if wanted.shape != found.shape:
         raise ProblemError(f"{name} has shape {found.shape}, the example expects {wanted.shape}")
     if not found.size:
-        return Result(name, 0.0, tolerance, True)
+        return ExampleResult(name, 0.0, tolerance, True)
     with np.errstate(invalid="ignore"):
         error = np.where(found == wanted, 0.0, np.abs(found - wanted))
     error = np.where(np.isnan(found) & np.isnan(wanted), 0.0, error)
@@ -219,7 +219,7 @@ def compared(name: str, got: Any, expected: Any, tolerance: float) -> Result:
     wrong = np.argwhere(off > tolerance)
     first = tuple((tuple(map(int, at)), float(found[tuple(at)]), float(wanted[tuple(at)])) for at in wrong[:_SHOWN])
     nans = int(np.isnan(found[off > tolerance]).sum())
-    return Result(name, largest, tolerance, largest <= tolerance, found.size, len(wrong), nans, first)
+    return ExampleResult(name, largest, tolerance, largest <= tolerance, found.size, len(wrong), nans, first)
 
 
 def _split(target: str) -> tuple[Path, str | None]:

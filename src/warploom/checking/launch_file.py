@@ -10,7 +10,7 @@ from typing import Any, cast
 
 import numpy as np
 
-from warploom.checking.kernel_file import Checked, Result, compared
+from warploom.checking.kernel_file import Checked, ExampleResult, compared
 from warploom.core.dtypes import dtype_of
 from warploom.core.errors import ProblemError
 from warploom.layout.tensor_map import TensorMapSpec
@@ -179,7 +179,7 @@ def check_file(file: str, launch_file: str, seed: int | None = None) -> Checked:
             file=str(path),
             seed=seed,
         )
-    results: list[Result] = [
+    results: list[ExampleResult] = [
         compared(name, given[0] if isinstance(given := launch.arguments[position], tuple) else given, wanted, tolerance)
         for name, position, wanted, tolerance in launch.expected
     ]

@@ -16,7 +16,7 @@ from warploom.cli.options import KernelSettings, parse_settings
 from warploom.cli.output import console, note, write_json
 
 if TYPE_CHECKING:
-    from warploom.checking.kernel_file import Checked, Result
+    from warploom.checking.kernel_file import Checked, ExampleResult
     from warploom.ir.statements import SourceLine
     from warploom.lang import KernelFunction
 
@@ -148,7 +148,7 @@ def _show(one: Checked, compiles: bool) -> None:
         out.print(f"{one.name}: no findings{orders}{shown}{'; ' if code else ''}{code}", markup=False)
 
 
-def wrong_elements(result: Result) -> Iterator[str]:
+def wrong_elements(result: ExampleResult) -> Iterator[str]:
     """Yield the number of wrong elements and the first of them; nothing if the result is right."""
     if result.ok:
         return

@@ -12,7 +12,7 @@ from warploom.cli.options import KernelFile, TakesFiles, grouped, parse_settings
 from warploom.cli.output import note, progress_bar, write_json
 
 if TYPE_CHECKING:
-    from warploom.tune.operation import Operation
+    from warploom.tune.operation import TunableOperation
     from warploom.tune.tuner import Outcome
 
 app = typer.Typer(help="Find the fastest configuration for this GPU and keep it.", no_args_is_help=True, cls=TakesFiles)
@@ -24,7 +24,7 @@ Json = Annotated[bool, typer.Option("--json", help="The same as JSON on standard
 
 
 @dataclass(frozen=True)
-class Search:
+class SearchOptions:
     """The options of a search that every ``warploom tune`` command takes."""
 
     budget: Annotated[
@@ -51,7 +51,7 @@ class Attention:
 
 
 @dataclass(frozen=True)
-class Product:
+class ProductOptions:
     """A matrix product."""
 
     m: Annotated[int, typer.Argument(metavar="M", min=1, help="Rows of A and C.")]
@@ -69,7 +69,7 @@ class Product:
 @app.command("attention")
 @explains_errors
 @grouped
-def tune_attention(wanted: Attention, search: Search) -> None:
+def tune_attention(wanted: Attention, search: SearchOptions) -> None:
     """Find the fastest configurations of attention.
 
     They are searched, checked and timed on the GPU; attention() takes what won by itself.
@@ -105,7 +105,7 @@ def tune_attention(wanted: Attention, search: Search) -> None:
 @app.command("gemm")
 @explains_errors
 @grouped
-def tune_gemm(wanted: Product, search: Search) -> None:
+def tune_gemm(wanted: ProductOptions, search: SearchOptions) -> None:
     """Find the fastest configuration of a matrix product.
 
     It is searched, checked and timed on the GPU; matmul() takes what won by itself.
@@ -170,7 +170,7 @@ def tune_file(
         raise typer.Exit(1)
 
 
-def _tune(operation: Operation[Any, Any], problems: list[Any], search: Search) -> None:
+def _tune(operation: TunableOperation[Any, Any], problems: list[Any], search: SearchOptions) -> None:
     """Tune, and show the outcomes: exit code 1 where a problem has no configuration."""
     from warploom.tune.tuner import Tuner, gpu_for_tuning
 

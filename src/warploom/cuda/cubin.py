@@ -29,7 +29,7 @@ _FORMAT_WITH_PAYLOAD = 0x04  # EIFMT_SVAL: the entry's 16-bit value is the size 
 _RESERVED_SHARED_SINCE_SM90 = 1024  # ptxas counts the system's kibibyte into .nv.shared from sm_90 on
 
 
-class Parameter(NamedTuple):
+class CubinParameter(NamedTuple):
     """One kernel parameter: its offset and size in the parameter buffer, in bytes."""
 
     offset: int
@@ -50,7 +50,7 @@ class Resources:
     stack_bytes: int
     static_shared_bytes: int
     barriers: int
-    parameters: tuple[Parameter, ...]
+    parameters: tuple[CubinParameter, ...]
     spill_store_bytes: int | None
     spill_load_bytes: int | None
     cluster: tuple[int, int, int] = (1, 1, 1)
@@ -94,7 +94,7 @@ def resources(cubin: bytes, kernel_name: str, *, log: str = "") -> Resources:
             elif index == symbol:
                 stack = value
     barriers = (text.flags >> 20) & 0x7F
-    parameters: dict[int, Parameter] = {}
+    parameters: dict[int, CubinParameter] = {}
     cluster = (1, 1, 1)
     for code, payload in _attributes(cubin, own_info):
         if code == _EIATTR["num_barriers"]:
@@ -104,7 +104,7 @@ def resources(cubin: bytes, kernel_name: str, *, log: str = "") -> Resources:
             cluster = (x, y, z)
         elif code == _EIATTR["kparam_info"] and len(payload) == 12:
             _, ordinal, offset, packed = struct.unpack("<IHHI", payload)
-            parameters[ordinal] = Parameter(offset, packed >> 18)
+            parameters[ordinal] = CubinParameter(offset, packed >> 18)
     spills = spills_from_log(log, kernel_name)
     if spills is None and stack == 0:
         spills = (0, 0)

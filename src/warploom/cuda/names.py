@@ -53,7 +53,7 @@ def entry_name(kernel: str) -> str:
     return f"{name}_" if name in FUNCTIONS else name
 
 
-class Names:
+class VariableNames:
     """Gives each value one name. Unnamed values become ``t0``, ``t1`` … in the order in which they are asked for."""
 
     def __init__(self, taken: Iterable[str] = ()) -> None:

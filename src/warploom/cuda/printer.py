@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator
 from warploom.core.dtypes import pred
 from warploom.cuda.expressions import Text, constant, expression
 from warploom.cuda.inlining import inlined_values
-from warploom.cuda.names import RESERVED, Names, entry_name
+from warploom.cuda.names import RESERVED, VariableNames, entry_name
 from warploom.ir.program import Parameter, Program
 from warploom.ir.statements import (
     NOWHERE,
@@ -70,7 +70,7 @@ class _Printer:
         """Forgets what was printed and named."""
         self._out: list[tuple[str, SourceLine]] = []
         self._where = NOWHERE
-        self._names = Names(RESERVED | {entry_name(self._program.name)})
+        self._names = VariableNames(RESERVED | {entry_name(self._program.name)})
         self._parameter_names = {p: self._names.fresh(p.name) for p in self._program.parameters}
         for p, name in self._parameter_names.items():
             if p.kind != "tensor_map":

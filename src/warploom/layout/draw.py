@@ -53,7 +53,7 @@ class Cell:
 
 
 @dataclass(frozen=True)
-class Box:
+class Rectangle:
     """A filled rectangle of a drawing, in pixels."""
 
     x: float
@@ -83,7 +83,7 @@ class Drawing:
 
     width: float
     height: float
-    boxes: tuple[Box, ...]
+    boxes: tuple[Rectangle, ...]
     labels: tuple[Label, ...]
     title: str
 
@@ -129,7 +129,7 @@ class Grid:
         """The grid laid out in pixels; a tall and narrow one in parts of 16 rows, side by side."""
         if len(self.rows) <= _TALL or len(self.rows) < 4 * len(self.columns):
             return self._whole()
-        boxes, labels, x, height = list[Box](), list[Label](), 0.0, 0.0
+        boxes, labels, x, height = list[Rectangle](), list[Label](), 0.0, 0.0
         for first in range(0, len(self.rows), _PART):
             last = first + _PART
             of = replace(self, rows=self.rows[first:last], cells=self.cells[first:last])
@@ -144,7 +144,7 @@ class Grid:
         width, height = self.cell_size
         label = 8 + max(6.6 * len(self.corner), *(7.4 * len(r) for r in self.rows), 0)
         left, top = margin + label, margin + head + 18 + 16 * len(self.notes)
-        boxes: list[Box] = []
+        boxes: list[Rectangle] = []
         labels = [Label(margin, margin + 8, self.title, 15, anchor="start", bold=True)]
         labels += [Label(margin, margin + 28 + 16 * i, note, 12, FAINT, "start") for i, note in enumerate(self.notes)]
         xs = _positions(len(self.columns), width, self.gap[1], left, space)
@@ -156,7 +156,7 @@ class Grid:
             labels.append(Label(left - 8, y + height / 2, name, 10.5, FAINT, "end"))
         for y, line in zip(ys, self.cells, strict=True):
             for x, cell in zip(xs, line, strict=False):
-                boxes.append(Box(x, y, width - 2, height - 2, cell.fill, cell.title))
+                boxes.append(Rectangle(x, y, width - 2, height - 2, cell.fill, cell.title))
                 lift = height * 0.17 if cell.small else 0
                 labels.append(Label(x + width / 2 - 1, y + height / 2 - 1 - lift, cell.text, 12.5))
                 if cell.small:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 
-class Span:
+class Subspace:
     """The span of the vectors added so far, able to say which of them sum (XOR) to a given vector.
 
     Vectors are numbered in the order of :meth:`add`; a *combination* is an int whose bit *i* selects vector *i*.
@@ -54,12 +54,12 @@ class Span:
 
 def rank(vectors: Iterable[int]) -> int:
     """The dimension of the span of ``vectors``."""
-    return Span(vectors).rank
+    return Subspace(vectors).rank
 
 
 def kernel(vectors: Sequence[int]) -> list[int]:
     """A basis of the combinations (bit *i* selects ``vectors[i]``) whose XOR is zero, one per dependent vector."""
-    span = Span()
+    span = Subspace()
     found: list[int] = []
     for index, vector in enumerate(vectors):
         combination = span.add(vector)

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from warploom.core.errors import LayoutError
 from warploom.layout.formula import Term, evaluate, is_integer, wide_array
-from warploom.layout.gf2 import Span, rank
+from warploom.layout.gf2 import Subspace, rank
 
 Coordinate = tuple[int, ...]
 
@@ -273,7 +273,7 @@ class LinearMap:
         """
         if not self.is_surjective:
             raise LayoutError(f"cannot invert: the map reaches 2^{self.rank} of 2^{self.out_bits} coordinates")
-        span = Span(self._columns)
+        span = Subspace(self._columns)
         sizes = tuple((dim, self.in_size(dim)) for dim in self.in_dims)
         columns: dict[str, list[int]] = {}
         position = 0

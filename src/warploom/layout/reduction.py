@@ -10,7 +10,7 @@ from typing import Any
 from warploom.core.errors import LayoutError
 from warploom.layout.formula import is_integer
 from warploom.layout.fragments import FragmentLayout
-from warploom.layout.gf2 import Span, combine, kernel, span_elements
+from warploom.layout.gf2 import Subspace, combine, kernel, span_elements
 from warploom.layout.linear import LinearMap
 
 FULL_MASK = 0xFFFFFFFF
@@ -176,11 +176,11 @@ def _plan(layout: FragmentLayout | LinearMap, axis: str) -> ReductionPlan:
 def _atom_plan(layout: LinearMap, axis: str) -> ReductionPlan:
     survivors = layout.project(*(dim for dim in layout.out_dims if dim != axis))
     _check_reducible(survivors)
-    seen = Span()  # coordinates along the axis that are combined already
+    seen = Subspace()  # coordinates along the axis that are combined already
     along = layout.project(axis)
     masks = {dim: _combined(survivors.packed(dim), along.packed(dim), seen) for dim in _ordered(layout)}
     columns = survivors.packed("register")
-    kept = [bit for bit in range(len(columns)) if columns[bit] not in Span(columns[:bit])]
+    kept = [bit for bit in range(len(columns)) if columns[bit] not in Subspace(columns[:bit])]
     within = sorted(span_elements(masks["register"]))
     groups = tuple(
         tuple(sorted(start ^ step for step in within)) for start in span_elements([1 << bit for bit in kept])
@@ -199,7 +199,7 @@ def _ordered(layout: LinearMap) -> list[str]:
     return known
 
 
-def _combined(survivors: Sequence[int], along: Sequence[int], seen: Span) -> list[int]:
+def _combined(survivors: Sequence[int], along: Sequence[int], seen: Subspace) -> list[int]:
     """The XOR steps within one input that stay on a result and reach new coordinates of the axis."""
     steps = kernel(survivors)
     return [step for step in steps if seen.add(combine(along, step)) is None]

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from warploom.checking.kernel_file import Result, configuration_of, example_of, results_of, traced_kernel
+from warploom.checking.kernel_file import ExampleResult, configuration_of, example_of, results_of, traced_kernel
 from warploom.core.errors import ConfigError, ProblemError, WarploomError
 from warploom.cuda.device import require_driver
 from warploom.ir.program import Program
@@ -27,7 +27,7 @@ class Timed:
     """A configuration of a kernel that was right, and how long its example takes; ``bytes`` of its arrays."""
 
     configuration: Mapping[str, Any]
-    results: tuple[Result, ...]
+    results: tuple[ExampleResult, ...]
     measured: Measured
     bytes: int
 
@@ -63,16 +63,16 @@ class Search:
 
 
 @dataclass(frozen=True)
-class Prepared:
+class PreparedConfiguration:
     """One configuration on the GPU: checked, with arguments enough that no launch finds its own in the L2."""
 
     configuration: Mapping[str, Any]
-    results: tuple[Result, ...]
+    results: tuple[ExampleResult, ...]
     launches: tuple[CopiedLaunch, ...]
     bytes: int
 
 
-def prepare(function: KernelFunction, configuration: Mapping[str, Any]) -> Prepared:
+def prepare(function: KernelFunction, configuration: Mapping[str, Any]) -> PreparedConfiguration:
     """Run the example once on the GPU and compare what it expects.
 
     Raises ProblemError where it expects nothing or a result is wrong, and what tracing and launching raise.
@@ -91,7 +91,7 @@ def prepare(function: KernelFunction, configuration: Mapping[str, Any]) -> Prepa
     size = sum(int(x.nbytes) for x in arrays if isinstance(x, np.ndarray))
     sets = min(_MOST_SETS, input_sets(size, _L2_BYTES))
     more = [_again(function, program, configuration, seed) for seed in range(1, sets)]
-    return Prepared(configuration, results, (first, *more), size)
+    return PreparedConfiguration(configuration, results, (first, *more), size)
 
 
 def _again(function: KernelFunction, program: Program, configuration: Mapping[str, Any], seed: int) -> CopiedLaunch:
@@ -116,7 +116,7 @@ def tune_kernel(
     """
     candidates = combinations(function, values)
     require_driver()
-    ready: list[Prepared] = []
+    ready: list[PreparedConfiguration] = []
     dropped: dict[str, str] = {}
     for configuration in candidates:
         try:
@@ -142,11 +142,11 @@ def shown(configuration: Mapping[str, Any]) -> str:
     return ", ".join(f"{name}={value}" for name, value in configuration.items()) or "as it is"
 
 
-def _timed(ready: Sequence[Prepared], rounds: int, clock: Clock | None) -> list[Timed]:
+def _timed(ready: Sequence[PreparedConfiguration], rounds: int, clock: Clock | None) -> list[Timed]:
     if not ready:
         return []
 
-    def candidate(one: Prepared) -> Candidate:
+    def candidate(one: PreparedConfiguration) -> Candidate:
         launches = one.launches
         return Candidate(shown(one.configuration), lambda i: launches[i % len(launches)].queue(0))
 

@@ -13,7 +13,7 @@ from warploom.kernels.attention.problem import AttentionConfig, AttentionProblem
 from warploom.kernels.settings import violations_of
 from warploom.kernels.source import KernelSource
 from warploom.measure.attention import AttentionOnGpu
-from warploom.tune.operation import Operation, combinations
+from warploom.tune.operation import TunableOperation, combinations
 
 
 def _choose(problem: AttentionProblem, target: Target) -> tuple[AttentionConfig, str]:
@@ -38,7 +38,7 @@ def _source(problem: AttentionProblem, config: AttentionConfig) -> KernelSource:
     return config.calls(problem, Operands.contiguous(problem), 1)[0].source
 
 
-ATTENTION = Operation(
+ATTENTION = TunableOperation(
     frozenset({"dtype", "head_dim"}), _choose, space, violations_of, _source, (ForwardSm90, ForwardSm80), AttentionOnGpu
 )
 """Attention forward."""

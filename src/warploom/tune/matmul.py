@@ -26,7 +26,7 @@ from warploom.kernels.matmul.sm90 import MatmulSm90
 from warploom.kernels.settings import violations_of
 from warploom.kernels.source import KernelSource
 from warploom.measure.matmul import MatmulOnGpu
-from warploom.tune.operation import Operation, combinations
+from warploom.tune.operation import TunableOperation, combinations
 
 MOST_SM80, MOST_SM90 = 64, 24
 """Configurations of each kernel that are compiled and timed, beside their neighbours."""
@@ -93,7 +93,7 @@ def _source(problem: MatmulProblem, config: MatmulConfig) -> KernelSource:
     return config.calls(problem, 1)[0].source
 
 
-MATMUL = Operation(
+MATMUL = TunableOperation(
     frozenset({"dtype", "accumulate", "opt_level"}), choose, space, violations, _source, KINDS, MatmulOnGpu
 )
 """Products of contiguous matrices without epilogue: what is combined with a sum changes little."""

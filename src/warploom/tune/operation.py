@@ -17,7 +17,7 @@ Config = TypeVar("Config")
 
 
 @dataclass(frozen=True)
-class Operation(Generic[Problem, Config]):
+class TunableOperation(Generic[Problem, Config]):
     """An operation whose configurations are flags with choices (:func:`warploom.kernels.settings.flag`)."""
 
     fixed: frozenset[str]

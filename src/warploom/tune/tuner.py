@@ -26,7 +26,7 @@ from warploom.measure.workload import OnGpu
 from warploom.ops import tuned
 from warploom.ops.backends import gpu_name, gpu_target
 from warploom.tune.build import Built, Progress, build_all
-from warploom.tune.operation import Operation, neighbours
+from warploom.tune.operation import TunableOperation, neighbours
 
 Report = Callable[[str, float], None]
 
@@ -65,7 +65,7 @@ def leave_hung(config: str) -> None:
 
 
 @dataclass(frozen=True)
-class Gpu:
+class TuningGpu:
     """Where candidates run: the index and name of the GPU, its target, and a clock on its stream."""
 
     index: int
@@ -74,7 +74,7 @@ class Gpu:
     clock: Clock
 
 
-def gpu_for_tuning(index: int = 0) -> Gpu:
+def gpu_for_tuning(index: int = 0) -> TuningGpu:
     """GPU ``index`` with a clock on PyTorch's current stream there, made current.
 
     Raises UnsupportedDeviceError without a driver, such a GPU, or PyTorch (which holds the inputs).
@@ -88,7 +88,7 @@ def gpu_for_tuning(index: int = 0) -> Gpu:
     torch.cuda.set_device(index)
     torch.cuda.init()
     clock = EventClock(int(torch.cuda.current_stream(index).cuda_stream))
-    return Gpu(index, gpu_name(index), gpu_target(index), clock)
+    return TuningGpu(index, gpu_name(index), gpu_target(index), clock)
 
 
 @dataclass(frozen=True)
@@ -121,8 +121,8 @@ class Tuner:
     its outcome says what was not kept.
     """
 
-    operation: Operation[Any, Any]
-    gpu: Gpu
+    operation: TunableOperation[Any, Any]
+    gpu: TuningGpu
     budget: float | None = None
     effort: Effort = field(default_factory=Effort)
     report: Report = lambda text, fraction: None

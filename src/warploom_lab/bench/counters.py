@@ -17,7 +17,7 @@ from typing import Any
 from warploom.core.errors import ConfigError
 from warploom_lab.bench.samples import REASONS, Samples
 from warploom_lab.inspect.purpose import GROUPS, purpose
-from warploom_lab.inspect.sass import Instruction
+from warploom_lab.inspect.sass import SassInstruction
 
 _ACTIVE = "avg.pct_of_peak_sustained_active"
 _ELAPSED = "avg.pct_of_peak_sustained_elapsed"
@@ -114,7 +114,7 @@ class Profile:
             return self.samples.groups
         found: dict[str, int] = {}
         for opcode, count in self.opcodes.items():
-            group = purpose(Instruction(0, "", opcode, ()))
+            group = purpose(SassInstruction(0, "", opcode, ()))
             found[group] = found.get(group, 0) + count
         return {group: found[group] for group in GROUPS if group in found}
 

@@ -16,8 +16,8 @@ from typing import Any
 from warploom.core.errors import ConfigError
 from warploom_lab.inspect.purpose import GROUPS, is_tensor, purpose
 from warploom_lab.inspect.report import SassReport
-from warploom_lab.inspect.sass import Instruction, parse_sass
-from warploom_lab.inspect.waits import Wait, waits
+from warploom_lab.inspect.sass import SassInstruction, parse_sass
+from warploom_lab.inspect.waits import ScoreboardWait, waits
 
 REASONS = {
     "barrier": "barrier",
@@ -66,10 +66,10 @@ class Sampled:
 class Spot:
     """An instruction at which warps were found: its samples, whom it waits for, the author's line."""
 
-    instruction: Instruction
+    instruction: SassInstruction
     samples: Mapping[str, int]
     executed: int = 0
-    waits: tuple[Wait, ...] = ()
+    waits: tuple[ScoreboardWait, ...] = ()
     line: str = ""
 
     @property
@@ -77,7 +77,7 @@ class Spot:
         """All samples."""
         return sum(self.samples.values())
 
-    def wait(self, reason: str) -> Wait | None:
+    def wait(self, reason: str) -> ScoreboardWait | None:
         """The producer that a reason speaks of: global and local memory, or all others."""
         wanted = [wait for wait in self.waits if wait.is_long == (reason == LONG)]
         return next(iter(wanted or self.waits), None) if reason in (SHORT, LONG) else None
@@ -236,16 +236,16 @@ def locate(sampled: Sequence[Sampled], report: SassReport | None) -> Samples:
     return Samples(spots)
 
 
-def _instruction(number: int, text: str) -> Instruction:
+def _instruction(number: int, text: str) -> SassInstruction:
     """One line of ncu's listing; a line that is no SASS we know keeps its first word as the opcode."""
     try:
         (found,) = parse_sass(f"{text.rstrip('; ')} ;")[0].instructions
     except ConfigError:
-        found = Instruction(0, "", text.split()[0], ())
+        found = SassInstruction(0, "", text.split()[0], ())
     return replace(found, address=16 * number)
 
 
-def _same_code(listing: Sequence[Instruction], texts: Sequence[Instruction]) -> bool:
+def _same_code(listing: Sequence[SassInstruction], texts: Sequence[SassInstruction]) -> bool:
     """Whether two disassemblies, of which the second may lack the padding, are of the same instructions."""
     if len(texts) > len(listing):
         return False

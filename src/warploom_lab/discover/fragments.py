@@ -22,7 +22,7 @@ from warploom.layout.wmma import (
     wmma_fragment,
     wmma_name,
 )
-from warploom_lab.discover.tracers import Run, Tracer, tracers
+from warploom_lab.discover.tracers import FragmentTracer, Run, tracers
 from warploom_lab.discover.transcribed import PTX_FORMULAS, WMMA_FORMULAS
 
 Array = NDArray[Any]
@@ -109,7 +109,7 @@ def _difference_from_isa(seen: Observation, layout: FragmentLayout) -> Differenc
     return Difference(seen.name, thread, element, seen.at(thread, element), (row, col), len(wrong), seen.warps, source)
 
 
-def trace_fragment(tracer: Tracer, run: Run) -> Discovered:
+def trace_fragment(tracer: FragmentTracer, run: Run) -> Discovered:
     """Trace one fragment, fit a map, and compare it with the catalogue and the ISA's formula."""
     seen = tracer.observe(run)
     expected = catalogued(tracer.name)

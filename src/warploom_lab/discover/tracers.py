@@ -53,7 +53,7 @@ Run = Callable[[Program, Array, Array], None]
 
 
 @dataclass(frozen=True)
-class Tracer:
+class FragmentTracer:
     """One fragment to trace: its name, the first compute capability that has it, and how."""
 
     name: str
@@ -176,7 +176,7 @@ def _observe_result(run: Run, instruction: Formed, name: str) -> Observation:
     return Observation.from_bits(name, (m, n), _run_mma(run, instruction, sources))
 
 
-def _mma_tracers() -> Iterator[Tracer]:
+def _mma_tracers() -> Iterator[FragmentTracer]:
     instructions: list[Formed] = [
         *(mma(shape, t) for shape in ("m16n8k16", "m16n8k8") for t in (bf16, f16)),
         *(mma(shape, f16, f16) for shape in ("m16n8k16", "m16n8k8")),
@@ -197,7 +197,7 @@ def _mma_tracers() -> Iterator[Tracer]:
                 if which == 2
                 else partial(_observe_input, instruction=instruction, which=which, name=name)
             )
-            yield Tracer(name, slot.dtype.bits, observe, (9, 0) if hopper else (8, 0))
+            yield FragmentTracer(name, slot.dtype.bits, observe, (9, 0) if hopper else (8, 0))
 
 
 # -------------------------------------------------------------------- ldmatrix, stmatrix, movmatrix
@@ -236,19 +236,19 @@ def _observe_movmatrix(run: Run, name: str) -> Observation:
     return Observation.from_bits(name, (8, 8), _unpacked(out, u16))
 
 
-def _matrix_tracers() -> Iterator[Tracer]:
+def _matrix_tracers() -> Iterator[FragmentTracer]:
     for count in (1, 2, 4):
         for transposed in (False, True):
             suffix = f"x{count}{'.trans' if transposed else ''}.b16"
             load = partial(
                 _observe_ldmatrix, instruction=matrix_access("ldmatrix", count, transposed), name=f"ldmatrix.{suffix}"
             )
-            yield Tracer(f"ldmatrix.{suffix}", 16, load)
+            yield FragmentTracer(f"ldmatrix.{suffix}", 16, load)
             store = partial(
                 _observe_stmatrix, instruction=matrix_access("stmatrix", count, transposed), name=f"stmatrix.{suffix}"
             )
-            yield Tracer(f"stmatrix.{suffix}", 16, store, (9, 0))
-    yield Tracer("movmatrix.trans.b16", 16, partial(_observe_movmatrix, name="movmatrix.trans.b16"))
+            yield FragmentTracer(f"stmatrix.{suffix}", 16, store, (9, 0))
+    yield FragmentTracer("movmatrix.trans.b16", 16, partial(_observe_movmatrix, name="movmatrix.trans.b16"))
 
 
 # -------------------------------------------------------------------- wgmma
@@ -282,12 +282,12 @@ def _observe_wgmma_operand(run: Run, inputs: DType, name: str) -> Observation:
     return _located(name, (64, 16), elements, np.concatenate([_from_bits(name, m) for m in matrices], axis=1))
 
 
-def _wgmma_tracers() -> Iterator[Tracer]:
+def _wgmma_tracers() -> Iterator[FragmentTracer]:
     for inputs in (bf16, f16):
         name = f"wgmma.m64n8k16.D.{inputs.name}.f32"
-        yield Tracer(name, 32, partial(_observe_wgmma_result, inputs=inputs, name=name), (9, 0))
+        yield FragmentTracer(name, 32, partial(_observe_wgmma_result, inputs=inputs, name=name), (9, 0))
         name = f"wgmma.m64n8k16.A.{inputs.name}"
-        yield Tracer(name, 16, partial(_observe_wgmma_operand, inputs=inputs, name=name), (9, 0))
+        yield FragmentTracer(name, 16, partial(_observe_wgmma_operand, inputs=inputs, name=name), (9, 0))
 
 
 # -------------------------------------------------------------------- wmma
@@ -328,27 +328,29 @@ def _observe_wmma_store(run: Run, instruction: Formed, name: str) -> Observation
     return _located(name, shape, elements, numbers if instruction.order == "row" else numbers.T)
 
 
-def _wmma_tracers() -> Iterator[Tracer]:
+def _wmma_tracers() -> Iterator[FragmentTracer]:
     for shape, types in WMMA_SHAPES.items():
         for dtype in (DTYPES[t] for t in types):
             for operand in ("A", "B"):
                 for order in ORDERS:
                     name = wmma_name(shape, operand, dtype, order)
                     load = wmma_load(operand, shape, dtype, order, "global")
-                    yield Tracer(name, dtype.bits, partial(_observe_wmma_load, instruction=load, name=name))
+                    yield FragmentTracer(name, dtype.bits, partial(_observe_wmma_load, instruction=load, name=name))
         for dtype in (DTYPES[c] for c in dict.fromkeys(c for t in types for c in WMMA_ACCUMULATORS[t])):
             name = wmma_name(shape, "C", dtype, "row")
             for order in ORDERS:
                 # The plain name is the fragment; the others must show the same map.
                 of_load, of_store = (name if order == "row" else f"{name}.load.col"), f"{name}.store.{order}"
                 load = wmma_load("C", shape, dtype, order, "global")
-                yield Tracer(of_load, dtype.bits, partial(_observe_wmma_load, instruction=load, name=of_load))
+                yield FragmentTracer(of_load, dtype.bits, partial(_observe_wmma_load, instruction=load, name=of_load))
                 store = wmma_store(shape, dtype, order, "global")
-                yield Tracer(of_store, dtype.bits, partial(_observe_wmma_store, instruction=store, name=of_store))
+                yield FragmentTracer(
+                    of_store, dtype.bits, partial(_observe_wmma_store, instruction=store, name=of_store)
+                )
     for i in wmma_products():
         types = f"{i.inputs.name}.{i.accumulator.name}.{i.a_order}.{i.b_order}"
         name = f"wmma.{i.shape}.D.{types}"
-        yield Tracer(name, i.accumulator.bits, partial(_observe_result, instruction=i, name=name))
+        yield FragmentTracer(name, i.accumulator.bits, partial(_observe_result, instruction=i, name=name))
 
 
 def wmma_products() -> Iterator[Formed]:
@@ -362,6 +364,6 @@ def wmma_products() -> Iterator[Formed]:
 # -------------------------------------------------------------------- all together
 
 
-def tracers() -> tuple[Tracer, ...]:
+def tracers() -> tuple[FragmentTracer, ...]:
     """Every fragment there is a tracer for."""
     return (*_mma_tracers(), *_matrix_tracers(), *_wmma_tracers(), *_wgmma_tracers())

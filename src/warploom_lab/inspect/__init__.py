@@ -3,14 +3,14 @@
 from warploom.cuda.occupancy import Occupancy, occupancy
 from warploom_lab.inspect.difference import Change, Comparison, compare
 from warploom_lab.inspect.report import SassReport, inspect_cubin, inspect_program, inspect_sass
-from warploom_lab.inspect.sass import Instruction, Listing, parse_sass
+from warploom_lab.inspect.sass import Listing, SassInstruction, parse_sass
 
 __all__ = [
     "Change",
     "Comparison",
-    "Instruction",
     "Listing",
     "Occupancy",
+    "SassInstruction",
     "SassReport",
     "compare",
     "inspect_cubin",

@@ -16,7 +16,7 @@ _NONE = 7
 
 
 @dataclass(frozen=True, slots=True)
-class Control:
+class ControlBits:
     """The scheduler's bits of one instruction.
 
     ``stall`` is in cycles. ``written`` and ``read`` are the counters (0 … 5) held until the result is there and until
@@ -34,11 +34,11 @@ class Control:
         return tuple(number for number in (self.written, self.read) if number is not None)
 
 
-def decode_control(upper: int) -> Control:
+def decode_control(upper: int) -> ControlBits:
     """The control bits of an instruction whose upper 64 bits are ``upper``, as ``nvdisasm -hex`` prints them second."""
     bits = upper >> 41
     written, read, waits = bits >> 5 & 7, bits >> 8 & 7, bits >> 11 & 63
-    return Control(
+    return ControlBits(
         bits & 15, None if written == _NONE else written, None if read == _NONE else read, tuple(_numbers(waits))
     )
 

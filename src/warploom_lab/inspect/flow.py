@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
 
-from warploom_lab.inspect.sass import Instruction, Listing
+from warploom_lab.inspect.sass import Listing, SassInstruction
 
 _JUMPS = frozenset({"BRA", "BRX", "BRXU", "JMP", "JMX", "JMXU", "CALL", "BSYNC"})
 _INDIRECT = frozenset({"BRX", "BRXU", "JMX", "JMXU"})
@@ -22,12 +22,12 @@ _ADDRESS = re.compile(r"^0x[0-9a-f]+$")
 class Block:
     """Instructions that run one after the other; ``successors`` are indices of blocks."""
 
-    instructions: tuple[Instruction, ...]
+    instructions: tuple[SassInstruction, ...]
     successors: tuple[int, ...]
 
 
 @dataclass(frozen=True)
-class Loop:
+class SassLoop:
     """A natural loop: the blocks that lead back to ``header`` without leaving it."""
 
     header: int
@@ -35,30 +35,30 @@ class Loop:
 
 
 @dataclass(frozen=True)
-class Flow:
+class SassFlow:
     """The blocks of one kernel in address order, of which block 0 is the entry, and its loops, outermost first."""
 
     blocks: tuple[Block, ...]
     reachable: frozenset[int]
-    loops: tuple[Loop, ...]
+    loops: tuple[SassLoop, ...]
 
     def depth(self, block: int) -> int:
         """Return the number of loops around a block."""
         return sum(block in loop.blocks for loop in self.loops)
 
     @cached_property
-    def instructions(self) -> tuple[Instruction, ...]:
+    def instructions(self) -> tuple[SassInstruction, ...]:
         """Every instruction that can be reached: what pads the end of a kernel is not among them."""
         return self._of(self.reachable)
 
-    def of_loop(self, loop: Loop) -> tuple[Instruction, ...]:
+    def of_loop(self, loop: SassLoop) -> tuple[SassInstruction, ...]:
         """The instructions of a loop with all loops inside it, in address order."""
         return self._of(loop.blocks)
 
-    def _of(self, blocks: Iterable[int]) -> tuple[Instruction, ...]:
+    def _of(self, blocks: Iterable[int]) -> tuple[SassInstruction, ...]:
         return tuple(i for b in sorted(blocks) for i in self.blocks[b].instructions)
 
-    def main_loop(self, is_tensor: Callable[[Instruction], bool]) -> Loop | None:
+    def main_loop(self, is_tensor: Callable[[SassInstruction], bool]) -> SassLoop | None:
         """The loop in which the kernel does its work, None if it has no loop.
 
         The one with most tensor instructions among the loops that hold no smaller loop with any; without tensor
@@ -72,15 +72,15 @@ class Flow:
         return max(innermost, key=lambda loop: (weight[loop], len(self.of_loop(loop))))
 
 
-def control_flow(listing: Listing) -> Flow:
-    """The :class:`Flow` of a listing.
+def control_flow(listing: Listing) -> SassFlow:
+    """The :class:`SassFlow` of a listing.
 
     A ``CALL`` is a jump that may return (ptxas uses it for far branches, too). Where an indirect jump names no targets,
     every block counts as reachable.
     """
     blocks, all_known = _blocks(listing)
     reachable = _reach(blocks, 0, without=None) if all_known else frozenset(range(len(blocks)))
-    return Flow(blocks, reachable, _loops(blocks, reachable))
+    return SassFlow(blocks, reachable, _loops(blocks, reachable))
 
 
 def _targets(listing: Listing) -> dict[int, tuple[int, ...]]:
@@ -102,7 +102,7 @@ def _targets(listing: Listing) -> dict[int, tuple[int, ...]]:
     return found
 
 
-def _falls_through(instruction: Instruction) -> bool:
+def _falls_through(instruction: SassInstruction) -> bool:
     """Whether the next instruction may run after this one."""
     if instruction.mnemonic in ("CALL", "BSYNC") or instruction.mnemonic not in _JUMPS | _ENDS:
         return True
@@ -121,7 +121,7 @@ def _blocks(listing: Listing) -> tuple[tuple[Block, ...], bool]:
             starts.add(after.address)
     ordered = sorted(starts)
     index = {start: number for number, start in enumerate(ordered)}
-    parts: list[list[Instruction]] = [[] for _ in ordered]
+    parts: list[list[SassInstruction]] = [[] for _ in ordered]
     for instruction in instructions:
         parts[bisect_right(ordered, instruction.address) - 1].append(instruction)
     blocks: list[Block] = []
@@ -147,7 +147,7 @@ def _reach(blocks: tuple[Block, ...], start: int, *, without: int | None) -> fro
     return frozenset(seen)
 
 
-def _loops(blocks: tuple[Block, ...], reachable: frozenset[int]) -> tuple[Loop, ...]:
+def _loops(blocks: tuple[Block, ...], reachable: frozenset[int]) -> tuple[SassLoop, ...]:
     """Natural loops of the edges that go back to a block which dominates their start, merged by header."""
     back_edges: dict[int, set[int]] = {}
     for header in reachable:
@@ -159,7 +159,7 @@ def _loops(blocks: tuple[Block, ...], reachable: frozenset[int]) -> tuple[Loop, 
     for b in reachable:
         for s in blocks[b].successors:
             predecessors.setdefault(s, set()).add(b)
-    loops: list[Loop] = []
+    loops: list[SassLoop] = []
     for header, ends in back_edges.items():
         body, todo = {header}, list(ends)
         while todo:
@@ -167,5 +167,5 @@ def _loops(blocks: tuple[Block, ...], reachable: frozenset[int]) -> tuple[Loop, 
             if block not in body:
                 body.add(block)
                 todo += predecessors.get(block, ())
-        loops.append(Loop(header, frozenset(body)))
+        loops.append(SassLoop(header, frozenset(body)))
     return tuple(sorted(loops, key=lambda loop: (-len(loop.blocks), loop.header)))

@@ -11,7 +11,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable
 
-from warploom_lab.inspect.sass import Instruction
+from warploom_lab.inspect.sass import SassInstruction
 
 TENSOR = "tensor"
 MEMORY = "shared/global memory"
@@ -57,7 +57,7 @@ _ZERO = re.compile(r"-?(U?RZ|SRZ|0x0|0)")
 _NOT_A_REGISTER = re.compile(r"-?(0x[0-9a-f]+|\d[\d.e+-]*|c(x?)\[.*)")
 
 
-def purpose(instruction: Instruction) -> str:
+def purpose(instruction: SassInstruction) -> str:
     """The group (a key of :data:`GROUPS`) of one instruction.
 
     A move (``MOV``, ``IMAD.MOV``, ``IMAD.U32`` with a zero factor, ``HFMA2`` of zeros) is a register copy, zeroing or a
@@ -74,7 +74,7 @@ def purpose(instruction: Instruction) -> str:
     return _PURPOSE.get(instruction.mnemonic, OTHER)
 
 
-def moved_source(instruction: Instruction) -> str | None:
+def moved_source(instruction: SassInstruction) -> str | None:
     """Return the source operand of an instruction that only moves one value, None for every other instruction."""
     name, operands = instruction.mnemonic, instruction.operands
     if name in ("CS2R", "CS2UR"):
@@ -94,13 +94,13 @@ def moved_source(instruction: Instruction) -> str | None:
     return None
 
 
-def count_groups(instructions: Iterable[Instruction]) -> dict[str, int]:
+def count_groups(instructions: Iterable[SassInstruction]) -> dict[str, int]:
     """Instructions by purpose: every group that occurs, in the order of :data:`GROUPS`."""
     found = Counter(map(purpose, instructions))
     return {group: found[group] for group in GROUPS if found[group]}
 
 
-def opcode_name(instruction: Instruction) -> str:
+def opcode_name(instruction: SassInstruction) -> str:
     """The name under which an opcode is counted: the mnemonic, for IMAD with the modifier that tells its use."""
     kinds = {"MOV", "SHL", "IADD", "WIDE", "HI", "X", "U32"}
     if instruction.predicate == _NEVER:
@@ -110,11 +110,11 @@ def opcode_name(instruction: Instruction) -> str:
     return instruction.mnemonic
 
 
-def count_opcodes(instructions: Iterable[Instruction]) -> dict[str, int]:
+def count_opcodes(instructions: Iterable[SassInstruction]) -> dict[str, int]:
     """Instructions by :func:`opcode_name`, most frequent first."""
     return dict(Counter(map(opcode_name, instructions)).most_common())
 
 
-def is_tensor(instruction: Instruction) -> bool:
+def is_tensor(instruction: SassInstruction) -> bool:
     """Whether the tensor cores run it."""
     return _PURPOSE.get(instruction.mnemonic) == TENSOR

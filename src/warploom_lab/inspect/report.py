@@ -15,9 +15,9 @@ from warploom.cuda.cubin import Resources, compute_capability, disassemble, loca
 from warploom.cuda.occupancy import Occupancy, occupancy
 from warploom.ir.program import Program
 from warploom.ir.statements import SourceLine
-from warploom_lab.inspect.flow import Flow, Loop, control_flow
+from warploom_lab.inspect.flow import SassFlow, SassLoop, control_flow
 from warploom_lab.inspect.purpose import count_groups, count_opcodes, is_tensor
-from warploom_lab.inspect.sass import Instruction, Listing, choose, parse_sass
+from warploom_lab.inspect.sass import Listing, SassInstruction, choose, parse_sass
 from warploom_lab.inspect.waits import load_use_distances
 
 ADDRESSED = ("LDSM", "LDGSTS")
@@ -53,22 +53,22 @@ class SassReport:
     # -- the code
 
     @cached_property
-    def flow(self) -> Flow:
+    def flow(self) -> SassFlow:
         """Blocks and loops."""
         return control_flow(self.listing)
 
     @property
-    def instructions(self) -> tuple[Instruction, ...]:
+    def instructions(self) -> tuple[SassInstruction, ...]:
         """Every instruction that can be reached, in address order."""
         return self.flow.instructions
 
     @cached_property
-    def main_loop(self) -> Loop | None:
-        """The loop in which the kernel does its work (:meth:`Flow.main_loop`)."""
+    def main_loop(self) -> SassLoop | None:
+        """The loop in which the kernel does its work (:meth:`SassFlow.main_loop`)."""
         return self.flow.main_loop(is_tensor)
 
     @cached_property
-    def loop_instructions(self) -> tuple[Instruction, ...]:
+    def loop_instructions(self) -> tuple[SassInstruction, ...]:
         """The instructions of the main loop; none without a loop."""
         return self.flow.of_loop(self.main_loop) if self.main_loop else ()
 
@@ -97,7 +97,7 @@ class SassReport:
     @cached_property
     def depth_groups(self) -> dict[int, dict[str, int]]:
         """Loop depth → instructions by purpose at exactly that depth; 0 is outside of all loops."""
-        by_depth: dict[int, list[Instruction]] = {}
+        by_depth: dict[int, list[SassInstruction]] = {}
         for block in sorted(self.flow.reachable):
             by_depth.setdefault(self.flow.depth(block), []).extend(self.flow.blocks[block].instructions)
         return {depth: count_groups(by_depth[depth]) for depth in sorted(by_depth)}
@@ -157,7 +157,7 @@ class SassReport:
 
     # -- source
 
-    def python_line(self, instruction: Instruction) -> SourceLine | None:
+    def python_line(self, instruction: SassInstruction) -> SourceLine | None:
         """The author's line an instruction came from; None without line information."""
         return self.python_lines.get(instruction.source[1]) if instruction.source else None
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from warploom.core.errors import ConfigError
-from warploom_lab.inspect.control import Control, decode_control
+from warploom_lab.inspect.control import ControlBits, decode_control
 
 _INSTRUCTION = re.compile(
     r"^\s*(?:/\*(?P<address>[0-9a-f]{4,})\*/)?\s*\{?\s*"
@@ -31,7 +31,7 @@ _INSTRUCTION_BYTES = 16
 
 
 @dataclass(frozen=True, slots=True)
-class Instruction:
+class SassInstruction:
     """One SASS instruction.
 
     ``address`` is in bytes from the kernel's start, ``predicate`` is ``"!P0"`` or ``""``, ``opcode`` has its modifiers
@@ -44,7 +44,7 @@ class Instruction:
     opcode: str
     operands: tuple[str, ...]
     source: tuple[str, int] | None = None
-    control: Control | None = None
+    control: ControlBits | None = None
 
     @property
     def mnemonic(self) -> str:
@@ -83,7 +83,7 @@ class Listing:
 
     kernel: str
     architecture: str
-    instructions: tuple[Instruction, ...]
+    instructions: tuple[SassInstruction, ...]
     labels: dict[str, int] = field(default_factory=dict[str, int])
     declared_registers: int | None = None
 
@@ -106,7 +106,7 @@ def parse_sass(text: str) -> tuple[Listing, ...]:
     Text without a kernel's header becomes one kernel without a name; lines without an address get consecutive ones.
     Raises ConfigError if the text holds no instruction.
     """
-    reader = _Reader()
+    reader = _SassParser()
     for line in text.splitlines():
         reader.line(line)
     listings = tuple(reader.listings())
@@ -133,12 +133,12 @@ class _Kernel:
     name: str
     architecture: str
     registers: int | None = None
-    instructions: list[Instruction] = field(default_factory=list[Instruction])
+    instructions: list[SassInstruction] = field(default_factory=list[SassInstruction])
     labels: dict[str, int] = field(default_factory=dict[str, int])
     waiting_labels: list[str] = field(default_factory=list[str])
 
 
-class _Reader:
+class _SassParser:
     """Reads line by line; a kernel's header starts the next kernel."""
 
     def __init__(self) -> None:
@@ -200,7 +200,7 @@ class _Reader:
         kernel.waiting_labels.clear()
         operands = tuple(_operands(found["operands"]))
         kernel.instructions.append(
-            Instruction(address, found["predicate"] or "", found["opcode"], operands, self._source)
+            SassInstruction(address, found["predicate"] or "", found["opcode"], operands, self._source)
         )
 
 

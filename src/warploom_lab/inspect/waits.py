@@ -12,8 +12,8 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from warploom_lab.inspect.flow import Flow
-from warploom_lab.inspect.sass import Instruction
+from warploom_lab.inspect.flow import SassFlow
+from warploom_lab.inspect.sass import SassInstruction
 
 _REGISTER = re.compile(r"-?\|?(U?)R(\d+)(?:\.(64|128))?\b")
 _SCOREBOARD = re.compile(r"SB(\d)")
@@ -26,14 +26,14 @@ _NO_RESULT = frozenset({"STS", "STG", "STL", "ST", "STSM", "LDGSTS", "LDGDEPBAR"
 
 
 @dataclass(frozen=True, slots=True)
-class Wait:
+class ScoreboardWait:
     """``producer`` holds a counter that an instruction waits for; ``between`` instructions stand between the two.
 
     ``by_register``: the instruction reads what the producer writes (else it waits because they share a counter, or to
     overwrite what the producer still reads).
     """
 
-    producer: Instruction
+    producer: SassInstruction
     between: int
     by_register: bool
 
@@ -43,18 +43,18 @@ class Wait:
         return self.producer.mnemonic in _LONG
 
 
-def waits(flow: Flow) -> dict[int, tuple[Wait, ...]]:
+def waits(flow: SassFlow) -> dict[int, tuple[ScoreboardWait, ...]]:
     """Address → what a reachable instruction may wait for: every holder of the counters it needs.
 
     First those whose result is read, then the nearest; loops are followed backwards. Empty for a listing without
     encodings.
     """
     predecessors = _predecessors(flow)
-    found: dict[int, tuple[Wait, ...]] = {}
+    found: dict[int, tuple[ScoreboardWait, ...]] = {}
     for block in flow.reachable:
         for index, instruction in enumerate(flow.blocks[block].instructions):
             holders = {
-                holder.address: Wait(holder, between, bool(written(holder) & read(instruction)))
+                holder.address: ScoreboardWait(holder, between, bool(written(holder) & read(instruction)))
                 for counter in awaited(instruction)
                 for holder, between in _holders(flow, predecessors, block, index, counter)
             }
@@ -64,7 +64,7 @@ def waits(flow: Flow) -> dict[int, tuple[Wait, ...]]:
     return found
 
 
-def load_use_distances(loop: Sequence[Instruction], load: str = "LDSM", use: str = "HMMA") -> tuple[int, ...]:
+def load_use_distances(loop: Sequence[SassInstruction], load: str = "LDSM", use: str = "HMMA") -> tuple[int, ...]:
     """For each ``load`` of a loop's instructions, how many stand before the first ``use`` of what it loads.
 
     The loop is followed around its end once; a load whose result no ``use`` reads has no distance.
@@ -80,7 +80,7 @@ def load_use_distances(loop: Sequence[Instruction], load: str = "LDSM", use: str
     return tuple(found)
 
 
-def awaited(instruction: Instruction) -> tuple[int, ...]:
+def awaited(instruction: SassInstruction) -> tuple[int, ...]:
     """The counters an instruction waits for; those that DEPBAR names are among them."""
     if instruction.control is None:
         return ()
@@ -88,7 +88,7 @@ def awaited(instruction: Instruction) -> tuple[int, ...]:
     return tuple(dict.fromkeys([*instruction.control.waits, *(named if instruction.mnemonic == "DEPBAR" else [])]))
 
 
-def _predecessors(flow: Flow) -> dict[int, list[int]]:
+def _predecessors(flow: SassFlow) -> dict[int, list[int]]:
     found: dict[int, list[int]] = {block: [] for block in flow.reachable}
     for block in flow.reachable:
         for successor in flow.blocks[block].successors:
@@ -97,8 +97,8 @@ def _predecessors(flow: Flow) -> dict[int, list[int]]:
 
 
 def _holders(
-    flow: Flow, predecessors: dict[int, list[int]], block: int, index: int, counter: int
-) -> Iterator[tuple[Instruction, int]]:
+    flow: SassFlow, predecessors: dict[int, list[int]], block: int, index: int, counter: int
+) -> Iterator[tuple[SassInstruction, int]]:
     """(instruction, instructions between) of those that may hold ``counter``, on every way back from the place.
 
     A way ends where an instruction waited for the counter: earlier holders are done by then.
@@ -120,7 +120,7 @@ def _holders(
                     todo.append((before, len(flow.blocks[before].instructions), between))
 
 
-def written(instruction: Instruction) -> frozenset[str]:
+def written(instruction: SassInstruction) -> frozenset[str]:
     """The registers an instruction of variable latency (or HMMA) writes."""
     if instruction.mnemonic in _NO_RESULT or not instruction.operands:
         return frozenset()
@@ -128,7 +128,7 @@ def written(instruction: Instruction) -> frozenset[str]:
     return _named(first, _width(instruction))
 
 
-def _width(instruction: Instruction) -> int:
+def _width(instruction: SassInstruction) -> int:
     """32-bit registers of the result."""
     if instruction.mnemonic == "HMMA":
         return _accumulator(instruction)
@@ -138,12 +138,12 @@ def _width(instruction: Instruction) -> int:
     return max((_WIDTHS.get(modifier, 1) for modifier in instruction.modifiers), default=1)
 
 
-def _accumulator(instruction: Instruction) -> int:
+def _accumulator(instruction: SassInstruction) -> int:
     """Registers of an HMMA's accumulator: four of f32, two of f16 pairs."""
     return 4 if "F32" in instruction.modifiers else 2
 
 
-def read(instruction: Instruction) -> frozenset[str]:
+def read(instruction: SassInstruction) -> frozenset[str]:
     """The registers an instruction reads, as far as its text tells: operand widths of HMMA and of stores are known."""
     operands = instruction.operands
     if instruction.mnemonic == "HMMA":

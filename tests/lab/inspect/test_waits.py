@@ -4,7 +4,7 @@ import pytest
 
 from tests.project import needs_nvdisasm
 from warploom_lab.inspect import inspect_program, inspect_sass
-from warploom_lab.inspect.control import Control, decode_control
+from warploom_lab.inspect.control import ControlBits, decode_control
 from warploom_lab.inspect.waits import read, waits, written
 from warploom_lab.kernels.attention.ladder import FULL_LADDER
 
@@ -23,9 +23,9 @@ def of(lines: list[str]):
 
 
 def test_control_bits_of_instructions_that_nvdisasm_printed():
-    assert decode_control(0x000F220000002600) == Control(1, 4, None, ()), "S2UR UR6 holds counter 4"
-    assert decode_control(0x010FE2000F8E0004) == Control(1, None, None, (4,)), "UIMAD of UR6 waits for it"
-    assert decode_control(0x000FE200078E00FF) == Control(1, None, None, ())
+    assert decode_control(0x000F220000002600) == ControlBits(1, 4, None, ()), "S2UR UR6 holds counter 4"
+    assert decode_control(0x010FE2000F8E0004) == ControlBits(1, None, None, (4,)), "UIMAD of UR6 waits for it"
+    assert decode_control(0x000FE200078E00FF) == ControlBits(1, None, None, ())
 
 
 PRODUCT = "HMMA.16816.F32.BF16 R12, R4, R8, R12"

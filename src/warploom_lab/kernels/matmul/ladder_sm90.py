@@ -17,7 +17,7 @@ class RungWgmma(MatmulSm90):
     """The production kernel with the consumers of :mod:`.ladder_sm90_kernel`: without what the rungs above add."""
 
     word: ClassVar[str] = "matmul_wgmma"
-    product: ClassVar[str] = "warploom_lab.kernels.matmul.ladder_sm90_kernel:RungProduct"
+    product: ClassVar[str] = "warploom_lab.kernels.matmul.ladder_sm90_kernel:StepwiseProduct"
     reducing: ClassVar[str] = ""
 
     persistent: bool = flag(True, "one CTA per multiprocessor: the next tile's loads run during this one's epilogue")

@@ -7,7 +7,7 @@ from warploom.kernels.matmul.values import Tile
 from warploom_lab.kernels.matmul.ladder_sm90 import RungWgmma
 
 
-class RungProduct(Product):
+class StepwiseProduct(Product):
     """A product whose consumers may wait for each k-tile before they start the next."""
 
     config: RungWgmma
