@@ -18,7 +18,6 @@ from page_parts import HERE, ROOT, Row, filled, main, read
 from warploom.core.errors import PtxError
 from warploom.isa.form import FORMS as DECLARED
 from warploom.isa.form import load_tables
-from warploom.ptx.builder import HANDLERS
 from warploom.ptx.parser import parse
 from warploom.ptx.program import entry_of, to_program
 
@@ -70,7 +69,7 @@ class Form:
             module = parse(_KERNEL.format(form=text, defined=_DEFINED))
             to_program(module, entry_of(module), block=(128, 1, 1), shared_bytes=1024)
         except PtxError as error:
-            known = opcode in ("bra", "brx", "ret", "exit") or opcode in HANDLERS or opcode in DECLARED
+            known = opcode in ("bra", "brx", "ret", "exit", "call") or opcode in DECLARED
             return cls(text, "refused" if known else "unknown", str(error).rsplit(": ", 1)[-1])
         return cls(text, "runs")
 

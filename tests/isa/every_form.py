@@ -53,6 +53,8 @@ NUMBERS = {
     "scale_b": (1,),
     "transposed_a": (0,),
     "transposed_b": (1,),
+    "index": (1,),
+    "value": (0,),
 }
 """Immediates for each name of one, of which each form takes the first that it does not refuse."""
 
@@ -85,10 +87,7 @@ def every() -> list[Formed]:
 
 def line(made: Formed) -> str:
     """An instruction on registers of its types."""
-    types = [REGISTERS[t.name] for t in (*made.result_types, *made.operand_types)]
-    for n in made.positions("ctas"):  # a mask of 16 bits
-        types[len(made.result_types) + n] = REGISTERS["u16"]
-    return made.text([f"{register}{n + 1}" for n, register in enumerate(types)])
+    return made.text([f"{REGISTERS[t.name]}{n + 1}" for n, t in enumerate(made.ptx_types)])
 
 
 def exists(made: Formed, target: str) -> bool:

@@ -92,7 +92,7 @@ def test_lines_are_those_of_the_author_not_of_a_library(library, lines):
         ("ld.global.v8.f32 {%f1, %f2}, [%d0];", "ld.global.v8.f32"),
         ("discard.global.L2 [%d0], 128;", "discard.global.L2"),
         ("atom.global.min.noftz.f16 %h1, [%d0], %h2;", "atom.global.min.noftz.f16"),
-        ("cvta.shared.u32 %r1, %r2;", "generic addresses"),
+        ("cvta.shared.u32 %r1, %r2;", "it takes .u64"),
         ("mma.sync.aligned.m16n8k64.row.col.s32.s4.s4.s32 {%r1}, {%r2}, {%r3}, {%r4};", "mma.sync.aligned.m16n8k64"),
         ("add.sat.u32 %r1, %r2, %r3;", "add.sat.u32"),
         ("min.u16x2 %r1, %r2, %r3;", "min.u16x2"),

@@ -191,7 +191,7 @@ def _box(i: Formed) -> tuple[BulkTensorCopy, ...]:
     return (BulkTensorCopy("load", 1, 0, i.shared_offset, at, 2, i.barrier_offset, 3, mask),)
 
 
-for to, several, mask in (("shared::cluster", "{.multicast}", "ctas:u32?multicast, "), ("shared::cta", "", "")):
+for to, several, mask in (("shared::cluster", "{.multicast}", "ctas:u32=b16?multicast, "), ("shared::cta", "", "")):
     form(
         f"cp.async.bulk.tensor.{{rank}}.{to}.global{{.tile}}.mbarrier::complete_tx::bytes{several}{{.hint}} "
         f"[shared]:u32, [map, at*rank:s32], [barrier]:u32, {mask}#policy:hex?hint, ^guard:pred",

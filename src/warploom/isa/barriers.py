@@ -28,7 +28,7 @@ from warploom.isa.effects import (
     WarpSync,
 )
 from warploom.isa.form import Expression, Formed, form, named
-from warploom.isa.tensor_map import MAP_BYTES
+from warploom.isa.tensor_map import whole_map
 
 ORDERED: dict[str, Any] = {"asm": "volatile memory"}
 
@@ -127,16 +127,10 @@ MAP_FENCE: dict[str, Any] = {"scope": "gpu sys", "since": "sm_90", **ORDERED}
 form("fence.proxy.tensormap::generic.release.{scope}", effects=(TensorMapFence(),), **MAP_FENCE)
 
 
-def _whole_map(i: Formed) -> dict[str, Any]:
-    if i.size != MAP_BYTES:
-        raise VerifyError(f"a tensor map has {MAP_BYTES} bytes")
-    return {}
-
-
 form(
     "fence.proxy.tensormap::generic.acquire.{scope} [at], #size",
     name="fence.proxy.tensormap::generic.acquire.{scope}",
-    let=_whole_map,
+    let=whole_map,
     effects=(TensorMapFence(0),),
     **MAP_FENCE,
 )
@@ -211,6 +205,8 @@ form(
     ptx=False,
     **ORDERED,
 )
+SYSTEM_CALLS = ("vprintf", "__assertfail")
+"""Functions of the system, which PTX calls and has no body of."""
 _ASSERTION = "__assertfail((const char *)({0}), (const char *)({1}), {2}, (const char *)({3}), {4})"
 form(
     "__assertfail message:u64, file:u64, line:u32, function:u64, size:u64",

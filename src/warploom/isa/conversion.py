@@ -27,6 +27,7 @@ from warploom.isa.narrow import (
     fp8_to_f16,
     half_to_f32,
     pack_halves,
+    packed,
     pair_without_negatives,
     to_fp8,
 )
@@ -286,13 +287,15 @@ def unpack_half(half: DType, which: int) -> Formed:
 MOVES: dict[str, Any] = {"moves_bits": True, "ptx": False}
 form(
     "mov.{type} d, a",
-    type=" ".join(t.name for t in REGISTERS),
+    type=f"b16 b32 b64 {' '.join(t.name for t in REGISTERS)}",
+    registers="width",
+    name="mov.{home}",
     meaning=lambda x: x,
     let=lambda _: {"copies": True},
     call=lambda _: Expression("{0}", ANY, (PRIMARY,)),
     exact=lambda _: lambda x: x,
     gradient=lambda _: lambda k, y, g, x: (g,),
-    **MOVES,
+    moves_bits=True,
 )
 _BITCAST = {
     ("f32", "u32"): "__float_as_uint({0})",
@@ -324,7 +327,7 @@ for bits, types in (("b16", "u16 s16"), ("b32", "u32 s32 f32"), ("b64", "u64 s64
 
 def move(dtype: DType) -> Formed:
     """A copy of one register: how a mutable register is set and how its value is kept."""
-    return named(f"mov.{dtype}", ptx=False)
+    return named(f"mov.{dtype}")
 
 
 def bitcast(source: DType, dtype: DType) -> Formed:
@@ -334,19 +337,28 @@ def bitcast(source: DType, dtype: DType) -> Formed:
     return named(f"mov.b{dtype.bits}.{source}.{dtype}", ptx=False)
 
 
+def _joined(*parts: Array) -> Array:
+    """Registers as the parts of one, the low one first."""
+    if len(parts) > 2:
+        return _joined(_joined(*parts[:2]), _joined(*parts[2:]))
+    return packed(*parts)
+
+
+def _split(i: Formed) -> Any:
+    part = i.result_types[0].numpy
+    return lambda x: tuple(np.moveaxis(np.ascontiguousarray(x)[..., None].view(part), -1, 0))
+
+
+for count, bits, part in ((2, "b32", "b16"), (2, "b64", "b32"), (4, "b64", "b16")):
+    form(f"mov.{bits} d, a*{count}:{part}", name=f"mov.{bits}.combine", meaning=_joined, moves_bits=True)
+    form(f"mov.{bits} d*{count}:{part}, a", choose=_split, moves_bits=True)
+
+
 def _part_type(i: Formed) -> dict[str, Any]:
     part = u16 if i.bits == "b32" else u32
     return {"part_type": part, "shift": REGISTER[i.bits].numpy.type(part.bits)}
 
 
-form(
-    "mov.{bits}.combine d:bits, low:part_type, high:part_type",
-    bits="b32 b64",
-    let=_part_type,
-    choose=lambda i: lambda *parts: parts[0].astype(i.shift.dtype) | parts[1].astype(i.shift.dtype) << i.shift,
-    inline=lambda i: f"mov.{i.bits} %0, {{%1, %2}};",
-    **MOVES,
-)
 form(
     "mov.{bits}.{part} d:part_type, a:bits",
     bits="b32 b64",
@@ -363,7 +375,7 @@ form(
 
 def combine(dtype: DType) -> Formed:
     """Two registers (low, high) as the halves of one of type ``dtype``, u32 or u64."""
-    return named(f"mov.b{dtype.bits}.combine", ptx=False)
+    return named(f"mov.b{dtype.bits}", operands=2)
 
 
 def half_of(dtype: DType, which: int) -> Formed:

@@ -148,7 +148,8 @@ class Form:
         fixed = [s.words[0] for s in self.slots if not s.name and s.words[0] in REGISTER]
         self.type = fixed[-1] if fixed else ""
         self.scalar = all(
-            p.kind in ("result", "value") and not (p.count or p.paired or p.hidden or p.optional) for p in self.places
+            p.kind in ("result", "value") and not (p.written or p.count or p.paired or p.hidden or p.optional)
+            for p in self.places
         )
         self.plain = all(
             p.kind in ("result", *_READ) and not (p.paired or p.hidden or p.box or (p.optional and not p.given))
@@ -244,16 +245,17 @@ class Formed(Instruction):
 
     def _register_types(self) -> tuple[tuple[DType, ...], tuple[DType, ...]]:
         """The types of results and operands. Programs may have operands in another order than PTX."""
-        kinds = [(p, self._type(p)) for p, n in zip(self.present, self.counts, strict=True) for _ in range(n)]
-        read = [(p, t) for p, t in kinds if p.kind in _READ]
+        types = [(p, self._type(p)) for p, n in zip(self.present, self.counts, strict=True) for _ in range(n)]
+        results, read = ([x for x in types if x[0].kind in kinds] for kinds in (("result",), _READ))
         self._order = [*range(len(read))]
         if self.form.operands:
             by_name = sorted(self._order, key=lambda k: self.form.operands.index(read[k][0].name))
             for position, k in enumerate(by_name):
                 self._order[k] = position
-        results = tuple(t for p, t in kinds if p.kind == "result")
         self.addresses = {n: p.offset for n, (p, _) in zip(self._order, read, strict=True) if p.offset}
-        return results, tuple(self.ordered([t for _, t in read]))
+        operands = self.ordered(read)
+        self.ptx_types = tuple(REGISTER.get(p.written, t) for p, t in (*results, *operands))
+        return tuple(t for _, t in results), tuple(t for _, t in operands)
 
     def _count(self, place: OperandPlace) -> int:
         if not place.count or place.kind not in ("result", *_READ):
@@ -376,15 +378,12 @@ class Formed(Instruction):
             return own or f"{f'{results[0]} = ' if results else ''}{self.expression(operands)};"
         tied = self.positions(self.form.tied)
         in_place = bool(tied) and [operands[n] for n in tied] == [*results]
-        guard, narrow = self.positions("guard"), self.positions("ctas")
+        guard = self.positions("guard")
         listed = [n for n in range(len(operands)) if n not in guard and not (in_place and n in tied)]
         names = [f"%{n}" for n in range(len(results))] + [""] * len(operands)
         for place, n in enumerate((*tied, *listed) if in_place else listed):
             names[len(results) + n] = f"%{place}" if in_place else f"%{len(results) + place}"
-        taken = [
-            (u16, f"(unsigned short)({operands[n]})") if n in narrow else (self.operand_types[n], operands[n])
-            for n in listed
-        ]
+        taken = [self._in_ptx(len(results) + n, operands[n]) for n in listed]
         template = self._template(names)
         for n in guard:
             if operands[n] != "true":
@@ -392,6 +391,11 @@ class Formed(Instruction):
                 template = f"{{ .reg .pred guard; setp.ne.u32 guard, %{number}, 0; @guard {template} }}"
                 taken.append((pred, operands[n]))
         return self.statement(template, results, taken, "+" if in_place else "=")
+
+    def _in_ptx(self, position: int, operand: str) -> tuple[DType, str]:
+        """The type of PTX's register for an operand, and the C++ expression of that type."""
+        own, dtype = (*self.result_types, *self.operand_types)[position], self.ptx_types[position]
+        return dtype, operand if dtype is own else f"({dtype.cuda})({operand})"
 
     def positions(self, name: str) -> list[int]:
         """The positions of a place's registers among the operands of Programs."""

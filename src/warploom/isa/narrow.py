@@ -60,7 +60,8 @@ def held(sum_of: Meaning) -> Meaning:
     return meaning
 
 
-def _packed(low: Array, high: Array) -> Array:
+def packed(low: Array, high: Array) -> Array:
+    """The bits of two values as the halves of an unsigned integer."""
     bits = 8 * low.dtype.itemsize
     word = np.dtype(f"u{2 * low.dtype.itemsize}").type
     low, high = (np.ascontiguousarray(x).view(f"u{x.dtype.itemsize}").astype(word) for x in (low, high))
@@ -80,7 +81,7 @@ def to_fp8(kind: str, relu: bool) -> Meaning:
     def converted(*x: Array) -> Array:
         high, low = (np.clip(without_negatives(v) if relu else v, -most, most).astype(dtype).view(np.uint8) for v in x)
         high, low = (np.where(np.isnan(v), _NAN, part) for v, part in zip(x, (high, low), strict=True))
-        return _packed(low, high)
+        return packed(low, high)
 
     return converted
 
@@ -107,7 +108,7 @@ def fp8_to_f16(kind: str, relu: bool) -> Meaning:
             np.ascontiguousarray(x).view(FP8[kind]).astype(np.float16)
             for x in (pair.astype(np.uint8), (pair >> np.uint16(8)).astype(np.uint8))
         ]
-        return _packed(*(without_negatives(v) if relu else v for v in numbers))
+        return packed(*(without_negatives(v) if relu else v for v in numbers))
 
     return converted
 
@@ -121,7 +122,7 @@ def half_to_f32(bits: Array, half: DType) -> Array:
 
 def pack_halves(half: DType, low: Array, high: Array) -> Array:
     """Two f32 rounded to nearest even, as a pair of f16 or bf16."""
-    return _packed(*(np.ascontiguousarray(x).astype(half.numpy) for x in (low, high)))
+    return packed(*(np.ascontiguousarray(x).astype(half.numpy) for x in (low, high)))
 
 
 def pair_without_negatives(half: DType) -> Meaning:

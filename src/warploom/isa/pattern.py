@@ -4,7 +4,8 @@ Modifiers: ``.f32`` stands as it is; ``.{type}`` is one word of a set; ``{.rnd}`
 set is the word itself; ``{op}`` is the opcode. Operands: ``d`` is written, all others are read.
 
 - ``d|p?``: a second result, which may be left out; ``c?``: an operand that may be left out
-- ``c:u32``: its type; ``c?bool``: it is there where a word stands in the slot ``bool``
+- ``c:u32``: its type, ``c:u32=b16``: PTX's register is another; ``c?bool``: it is there where a word stands in the
+  slot ``bool``
 - ``[at]``: an address with a displacement ``offset`` (``[to]``: ``to_offset``); ``#n``: an immediate
 - ``[map, at*rank:s32]``: a box of a tensor map, with coordinates; ``_``: a result that nobody takes
 - ``^guard:pred``: the threads for which it holds execute the instruction
@@ -20,7 +21,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 _SLOT = re.compile(r"\{\.(\w+)\}|\.\{(\w+)\}|\.([\w:]+)|\{(\w+)\}|^(\w+)")
-_PLACE = re.compile(r"(\[)?(#\^|#|\^)?(\w+)(\])?(?:\*(\w+))?(?::(\w+))?(\?(\w*))?$")
+_PLACE = re.compile(r"(\[)?(#\^|#|\^)?(\w+)(\])?(?:\*(\w+))?(?::(\w+))?(?:=(\w+))?(\?(\w*))?$")
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,13 +41,14 @@ class ModifierSlot:
 class OperandPlace:
     """An operand of a form; ``type`` and ``count`` name types and slots, ``given`` the slot that decides about it.
 
-    ``paired``: written behind a ``|``; ``hidden``: the text
-    does not show it (the carry).
+    ``written`` is the type of PTX's register where Programs have another, ``paired``: it stands behind a ``|``,
+    ``hidden``: the text does not show it (the carry).
     """
 
     name: str
     kind: Literal["result", "value", "address", "number", "sink"]
     type: str
+    written: str
     count: str
     optional: bool
     given: str
@@ -97,13 +99,21 @@ def places_of(tail: str) -> tuple[OperandPlace, ...]:
             match = _PLACE.match(text)
             if match is None:
                 raise ValueError(f"{tail}: {text!r} is no operand")
-            opens, mark, name, _, count, kind, optional, given = match.groups()
+            opens, mark, name, _, count, kind, register, optional, given = match.groups()
             written = name in ("d", "out") or position > 0
             what = "address" if opens else "number" if mark in ("#", "#^") else "result" if written else "value"
             what = "sink" if name == "_" else what
             found.append(
                 OperandPlace(
-                    name, what, kind or "", count or "", bool(optional), given or "", position > 0, mark in ("^", "#^")
+                    name,
+                    what,
+                    kind or "",
+                    register or "",
+                    count or "",
+                    bool(optional),
+                    given or "",
+                    position > 0,
+                    mark in ("^", "#^"),
                 )
             )
     return tuple(found)

@@ -8,23 +8,30 @@ Sources: PTX ISA, "Data Movement and Conversion Instructions" (``tensormap.repla
 """
 
 # pyright: reportUnknownLambdaType=false, reportUnknownMemberType=false, reportUnknownArgumentType=false
+# pyright: reportUnknownVariableType=false
 from __future__ import annotations
 
 import struct
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
 from warploom.core.dtypes import DType, bf16, f16, f32, f64, s32, s64, u8, u16, u32, u64
 from warploom.core.errors import LayoutError, VerifyError
-from warploom.isa.base import as_words, inline_ptx
-from warploom.isa.effects import Effect, TensorMapWrite
-from warploom.isa.form import Formed, form, named
+from warploom.isa.base import as_words
+from warploom.isa.effects import Effect, TensorMapFence, TensorMapWrite, WarpSync
+from warploom.isa.form import Formed, form
 from warploom.layout.tensor_map import TensorMapSpec
 
 MAP_BYTES = 128
+
+
+def whole_map(i: Formed) -> dict[str, Any]:
+    """Refuse another size than that of a tensor map."""
+    if i.size != MAP_BYTES:
+        raise VerifyError(f"a tensor map has {MAP_BYTES} bytes")
+    return {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +42,11 @@ class Field:
     dtype: DType = u32
     count: int = 1
     immediate: bool = False
+
+    @property
+    def operands(self) -> tuple[str, str]:
+        """PTX's type of a value, and the operands after the map's address."""
+        return f"b{self.dtype.bits}", "#value" if self.immediate else "#index, value" if self.count > 1 else "value"
 
 
 FIELDS = {
@@ -80,53 +92,49 @@ def decoded(data: bytes) -> tuple[int, TensorMapSpec]:
     return address, spec
 
 
-# One field of a tensor map in memory. Operands: the map's address (u32 in shared, u64 in global memory), the value, as
-# PTX has it: ``rank`` is one less than the dimensions, strides are bytes.
+# One field of a tensor map in memory. Values are as PTX has them: ``rank`` is one less than the dimensions, strides are
+# bytes.
+
+_DEFAULTS = ("interleave_layout", "fill_mode")
+"""Fields of which the first choice is supported alone."""
 
 
 def _field(i: Formed) -> dict[str, Any]:
-    field = FIELDS[i.member]
-    if not 0 <= i.index < field.count:
-        raise VerifyError(f"a tensor map has no field {i.member}, number {i.index}")
-    return {"of": field, "of_value": field.dtype, "of_map": u64 if i.where == "global" else u32}
+    field, index = FIELDS[i.member], i.fields.get("index", 0)
+    if not 0 <= index < field.count:
+        raise VerifyError(f"a tensor map has no field {i.member}, number {index}")
+    if i.member in _DEFAULTS and i.value:
+        raise VerifyError(f"{i.member} other than 0 is not supported")
+    return {"size": field.dtype.bytes, "place": field.place + index * field.dtype.bytes}
 
 
-def _replaced(i: Formed, _: Sequence[str], operands: Sequence[str]) -> str:
-    """Inline PTX; the number of the dimension is an immediate, and some values must be."""
-    which = f"{i.index}, " if i.of.count > 1 else ""
-    value = "n" if i.of.immediate else i.of_value.constraint
-    ins = [(i.of_map.constraint, operands[0]), (value, operands[1])]
-    return inline_ptx(f"{i.mnemonic} [%0], {which}%1;", (), ins, memory=True)
+def _written(i: Formed) -> Any:
+    """The word that is written, shape (warps, lanes, words): of a register, or the immediate."""
+    word = np.dtype(f"u{i.size}")
+    return lambda *registers: as_words(registers or [np.full((1, 32), i.value, word)], word)
 
 
 def _write(i: Formed) -> tuple[Effect, ...]:
     """An access to the whole map that changes one field."""
-    space = "global" if i.where == "global" else "shared"
-    return (TensorMapWrite(space, 0, i.of.place + i.index * i.of.dtype.bytes, i.of.dtype.bytes),)
+    return (TensorMapWrite("shared" if "shared" in i.space else "global", 0, i.place, i.size),)
 
 
-_REPLACED = "tensormap.replace.tile.{member}.{where}.b1024.{bits}"
-for bits in ("b32", "b64"):
+MAP: dict[str, Any] = {"since": "sm_90a", "asm": "volatile memory"}
+for bits, operands in dict.fromkeys(field.operands for field in FIELDS.values()):
     form(
-        f"{_REPLACED} map:of_map, value:of_value, #^index",
-        name=_REPLACED,
-        member=" ".join(name for name, f in FIELDS.items() if f"b{f.dtype.bits}" == bits),
-        where="shared::cta global",
-        bits=bits,
+        f"tensormap.replace.tile.{{member}}{{.space}}.b1024.{bits} [map], {operands}",
+        member=" ".join(name for name, field in FIELDS.items() if field.operands == (bits, operands)),
+        space="global shared::cta",
         let=_field,
-        choose=lambda i: lambda *values: as_words(values, np.dtype(f"u{i.of.dtype.bytes}")),
-        statement=_replaced,
+        choose=_written,
         effects=_write,
-        since="sm_90a",
-        asm="volatile memory",
-        ptx=False,
+        **MAP,
     )
-
-
-def tensor_map_replace(space: Literal["shared", "global"], field: str, index: int = 0) -> Formed:
-    """``tensormap.replace.tile`` of a field; ``index`` is the dimension, of fields that have one."""
-    if field not in FIELDS:
-        raise VerifyError(f"a tensor map has no field {field}")
-    where = "shared::cta" if space == "shared" else space
-    bits = f"b{FIELDS[field].dtype.bits}"
-    return named(f"tensormap.replace.tile.{field}.{where}.b1024.{bits}", numbers=(("index", index),), ptx=False)
+form(
+    "tensormap.cp_fenceproxy.global.shared::cta.tensormap::generic.release.{scope}.sync.aligned "
+    "[to]:u64, [from]:u32, #size",
+    scope="gpu sys",
+    let=whole_map,
+    effects=(WarpSync(aligned=True), TensorMapFence()),
+    **MAP,
+)

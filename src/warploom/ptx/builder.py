@@ -8,7 +8,7 @@ from typing import TypeAlias, cast
 
 import numpy as np
 
-from warploom.core.dtypes import DType, pred, u16, u32, u64
+from warploom.core.dtypes import DType, pred, u32, u64
 from warploom.core.errors import VerifyError
 from warploom.ir import statements as ir
 from warploom.ir.statements import Const, Op, Statement, Tile, Value, When
@@ -22,7 +22,6 @@ from warploom.isa.spaces import Window, from_generic, is_space
 from warploom.isa.special import special
 from warploom.ptx.blocks import BasicBlock
 from warploom.ptx.emitter import Emitter
-from warploom.ptx.forms import ModifierReader
 from warploom.ptx.groups import completed_registers
 from warploom.ptx.reading import CARRY, find
 from warploom.ptx.specials import Specials
@@ -136,19 +135,14 @@ class FlowBuilder(Emitter):
         target = i.operands[0] if i.opcode == "mov" and i.operands else None
         if isinstance(target, PtxRegister) and target.name in self.usage.constants:
             return
-        self.where, self.current, form = i.where, i, ModifierReader(i)
-        handler = HANDLERS.get(i.opcode)
+        self.where, self.current = i.where, i
         try:
-            if handler is None:
-                lowering = LOWERINGS.get(i.opcode, FlowBuilder.declared)
-                lowering(self, *find(self._unhinted(i), self.home, self.known, self.usage.read))
-                return
-            handler(self, form)
+            lowering = LOWERINGS.get(i.opcode, FlowBuilder.declared)
+            lowering(self, *find(self._unhinted(i), self.home, self.known, self.usage.read))
         except VerifyError as error:  # no instruction of Programs, as its types or counts are
-            raise form.refusal(str(error)) from None
+            raise i.refusal(str(error)) from None
         except UnknownTypeError as error:
-            raise form.refusal(f"the type .{error} is not supported") from None
-        form.done()
+            raise i.refusal(f"the type .{error} is not supported") from None
 
     def _unhinted(self, i: PtxInstruction) -> PtxInstruction:
         """Without a cache policy, as it changes speed alone; but tensor copies' loads keep those that Programs know."""
@@ -175,8 +169,8 @@ class FlowBuilder(Emitter):
             self.set_all(targets, made, [self.read(x, t) for x, t in zip(sources, made.operand_types, strict=True)])
             return
         values, within, offsets = list[ir.Operand](), None, dict[str, int]()
-        masks = made.positions("ctas") if made.words[0] == "cp" else ()
-        for position, (x, dtype) in enumerate(zip(sources, made.operand_types, strict=True)):
+        types = zip(sources, made.operand_types, made.ptx_types[len(made.result_types) :], strict=True)
+        for position, (x, dtype, written) in enumerate(types):
             if isinstance(x, Address) and position not in made.addresses:  # a tensor map
                 base = self.read(x.base, dtype)
                 values.append(self.binary("add", base, x.offset) if x.offset else base)
@@ -188,9 +182,8 @@ class FlowBuilder(Emitter):
                 within = tile if position == 0 else within
                 values.append(base)
             else:
-                half = position in masks
-                value = self.carry if x is CARRY else self.read(x, u16 if half else dtype)
-                values.append(self.extend(value, u32) if half else value)
+                value = self.carry if x is CARRY else self.read(x, written)
+                values.append(value if written is dtype else self.extend(value, dtype))
         if offsets:
             made = made.at(**offsets)
         if not targets or targets[-1] is not CARRY:
@@ -370,18 +363,6 @@ class FlowBuilder(Emitter):
 
     # -- writing -----------------------------------------------------------------------------------------------------
 
-    def apply(self, operands: Sequence[Operand], instruction: Isa) -> None:
-        """An instruction on PTX operands, the first of which it writes."""
-        target, *rest = operands
-        types = instruction.operand_types
-        if len(rest) != len(types):
-            raise VerifyError(f"it has {len(operands)} operands")
-        self.set(target, instruction, *map(self.read, rest, types))
-
-    def set(self, target: Operand, instruction: Isa, *operands: ir.Operand) -> None:
-        """``target = instruction operands``."""
-        self.set_all((target,), instruction, operands)
-
     def set_all(
         self,
         targets: Sequence[Operand],
@@ -446,23 +427,9 @@ class FlowBuilder(Emitter):
         return value
 
 
-Handler = Callable[[FlowBuilder, ModifierReader], None]
-HANDLERS: dict[str, Handler] = {}
-"""Opcode → handler of what no table declares."""
 Lowering = Callable[[FlowBuilder, Formed, Sequence[Operand], Sequence[Operand]], None]
 LOWERINGS: dict[str, Lowering] = {}
 """Opcode → what makes other operations of a declared instruction, of what it writes and of what it reads."""
-
-
-def form(*opcodes: str) -> Callable[[Handler], Handler]:
-    """Register the handler of some opcodes."""
-
-    def register(handler: Handler) -> Handler:
-        for opcode in opcodes:
-            HANDLERS[opcode] = handler
-        return handler
-
-    return register
 
 
 def lowered(*opcodes: str) -> Callable[[Lowering], Lowering]:

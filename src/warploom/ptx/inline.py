@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from itertools import count
 
 from warploom.core.errors import PtxError
-from warploom.ptx.call_forms import SYSTEM
+from warploom.isa.barriers import SYSTEM_CALLS
 from warploom.ptx.syntax import (
     Address,
     Both,
@@ -109,9 +109,10 @@ class _Copier:
         called = self.module.functions.get(target)
         before = i.operands[: i.operands.index(symbols[0])] if symbols else ()
         after = i.operands[len(before) + 1 :]
-        if target in SYSTEM and (called is None or not called.body):
+        if target in SYSTEM_CALLS and (called is None or not called.body):
             places = tuple(Address(Symbol(name)) for name in (*_given(before), *_given(after)))
-            self.into.body.append(self._renamed(replace(i, modifiers=(target,), operands=places), names, set()))
+            system = replace(i, opcode=target, modifiers=(), operands=places)
+            self.into.body.append(self._renamed(system, names, set()))
             return
         if called is None or not called.body:
             raise PtxError(

@@ -17,15 +17,7 @@ from warploom.core.errors import PtxError
 from warploom.core.targets import TARGETS
 from warploom.ir.program import Parameter, Program
 from warploom.ir.statements import Flow, Tile, Value
-from warploom.ptx import (
-    call_forms,
-    conversion_forms,
-    mbarrier_forms,
-    memory_forms,
-    move_forms,
-    sync_forms,
-    tensor_map_forms,
-)
+from warploom.ptx import accesses, lowering
 from warploom.ptx.blocks import basic_blocks
 from warploom.ptx.builder import FlowBuilder, VariablePlaces
 from warploom.ptx.inline import inlined
@@ -34,16 +26,8 @@ from warploom.ptx.syntax import TYPES, Address, Function, Module, Operand, PtxVe
 from warploom.ptx.types import TYPE
 from warploom.ptx.usage import usage
 
-FAMILIES = (
-    call_forms,
-    move_forms,
-    conversion_forms,
-    memory_forms,
-    mbarrier_forms,
-    sync_forms,
-    tensor_map_forms,
-)
-"""The modules whose import registers the forms that can be run."""
+LOWERED = (lowering, accesses)
+"""The modules whose import registers what makes other operations of declared instructions."""
 _TENSOR_MAP_BYTES = 128
 _LOCAL_BYTES = 512 << 10
 

@@ -6,6 +6,7 @@ from collections.abc import Callable, Container, Sequence
 from typing import Any
 
 from warploom.core.dtypes import DType
+from warploom.isa.barriers import SYSTEM_CALLS
 from warploom.isa.form import Form, Formed, RefusedError, candidates, home_of, instruction
 from warploom.isa.pattern import OperandPlace
 from warploom.ptx.syntax import Address, Both, Integer, Operand, PtxInstruction, PtxRegister, PtxVector
@@ -50,7 +51,8 @@ def find(i: PtxInstruction, home: Home, known: Known, read: Container[str]) -> F
         count, operands = len(plain.result_types), _flat(i.operands)
         return plain, operands[:count], plain.ordered(operands[count:])
     why: RefusedError | None = None
-    for form, words in candidates((i.opcode, *i.modifiers)):
+    choices = candidates((i.opcode, *i.modifiers), i.opcode not in SYSTEM_CALLS)
+    for form, words in choices:
         try:
             found = _placed(form, words, i.operands, home, known, read)
         except RefusedError as refused:
@@ -59,7 +61,7 @@ def find(i: PtxInstruction, home: Home, known: Known, read: Container[str]) -> F
         whole = len(found[1]) + len(found[2]) == len(_flat(i.operands))
         if form.plain and form.registers != "home" and whole:  # registers alone need no second look
             _PLAIN[key] = found[0]
-            if i.operands and form.scalar and not form.operands:
+            if i.operands and form.scalar and not form.operands and len(choices) == 1:
                 _SCALAR[short] = found[0]
         return found
     assert why is not None
@@ -90,7 +92,10 @@ def _placed(
                 raise RefusedError(f"{operand} is no address in {form}")
             sources.append(operand)
         elif place.kind != "sink":
-            items = operand.items if isinstance(operand, PtxVector) and place.count else (operand,)
+            vector = isinstance(operand, PtxVector)
+            if vector and not place.count:
+                raise RefusedError(f"{place.name} is one register in {form}")
+            items = operand.items if vector else (operand,)
             (targets if place.kind == "result" else sources).extend(items)
     where = home_of(form, words)
     if form.registers == "home" and where is not None:

@@ -11,7 +11,11 @@ from typing import Literal, TypeAlias
 
 import numpy as np
 
+from warploom.core.errors import PtxError
 from warploom.ir.statements import SourceLine
+
+_MOST_SHOWN = 100
+"""Characters of the operands in a message."""
 
 TYPES = {
     "pred": 1,
@@ -171,6 +175,13 @@ class PtxInstruction:
     def form(self) -> str:
         """The opcode with its modifiers, as written."""
         return ".".join((self.opcode, *self.modifiers))
+
+    def refusal(self, why: str) -> PtxError:
+        """The error that says why the instruction is refused."""
+        operands = ", ".join(map(str, self.operands))
+        if len(operands) > _MOST_SHOWN:
+            operands = operands[:_MOST_SHOWN] + " …"
+        return PtxError(f"{self.where}: {self.form} {operands}: {why}")
 
 
 @dataclass(frozen=True, slots=True)

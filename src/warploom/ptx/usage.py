@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from warploom.core.dtypes import DType, f32, f64, pred, u16, u32, u64
-from warploom.isa.form import FORMS, RefusedError, candidates, load_tables
+from warploom.isa.form import RefusedError, candidates
 from warploom.ptx.blocks import BasicBlock
 from warploom.ptx.syntax import (
     TYPES,
@@ -30,8 +30,6 @@ from warploom.ptx.syntax import (
     Symbol,
 )
 
-_WITHOUT_RESULT = ("discard", "tensormap", "brkpt", "pmevent")
-"""What no table declares and has no result."""
 _INTEGER = {1: pred, 8: u16, 16: u16, 32: u32, 64: u64}
 _FLOAT = {"f32": f32, "f64": f64}
 _COPIES = ("mov", "selp", "shfl")
@@ -46,9 +44,6 @@ def destinations(i: PtxInstruction) -> tuple[Operand, ...]:
 @lru_cache(1 << 12)
 def _writes(opcode: str, modifiers: tuple[str, ...]) -> bool:
     """Whether an instruction writes its first operand; one that no form has is refused when it is read."""
-    load_tables()
-    if opcode not in FORMS:
-        return opcode not in _WITHOUT_RESULT
     try:
         form, _ = candidates((opcode, *modifiers))[0]
     except RefusedError:

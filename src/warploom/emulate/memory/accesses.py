@@ -72,7 +72,8 @@ class AccessSteps:
 
     def _values(self, frame: Frame, op: Op, keys: tuple[Any, ...]) -> Array:
         """The words a store writes, (warps, lanes, words)."""
-        return op.instruction.meaning(*[frame.full(frame.env[k]) for k in keys])[0]
+        words = op.instruction.meaning(*[frame.full(frame.env[k]) for k in keys])[0]
+        return words if keys else np.broadcast_to(words, (frame.n, *words.shape[1:]))  # an immediate
 
     def _value_shadow(self, frame: Frame, op: Op, keys: tuple[Any, ...]) -> tuple[Array | None, Origin | None]:
         """The shadow of those words, if any of it is poison, and where that comes from."""

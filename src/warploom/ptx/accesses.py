@@ -18,7 +18,6 @@ from warploom.isa.form import Formed
 from warploom.isa.memory import CACHE_HINTS, register_type, width
 from warploom.isa.operators import select
 from warploom.ptx.builder import FlowBuilder, lowered
-from warploom.ptx.conversion_forms import byte
 from warploom.ptx.syntax import Address, Integer, Not, Operand, PtxInstruction, PtxRegister, Symbol
 from warploom.ptx.types import TYPE, constant, unsigned
 
@@ -80,12 +79,20 @@ def load(b: FlowBuilder, made: Formed, targets: Sequence[Operand], sources: Sequ
         b.assign(register, loaded[i] if bits >= 32 else _element(b, loaded, i, made.type))
 
 
+def _byte(b: FlowBuilder, x: Value, signed: bool) -> Value:
+    """The low byte of a u32 as a number, u32 or s32."""
+    if not signed:
+        return b.binary("and", x, 255)
+    high = b.cast(b.binary("shl", x, 24), s32)
+    return b.binary("shr", high, 24)
+
+
 def _element(b: FlowBuilder, words: Sequence[Value], index: int, kind: str) -> Value:
     """One byte or half of loaded words, extended by its type."""
     per_word = 32 // width(kind)
     word, place = words[index // per_word], index % per_word
     if width(kind) == 8:
-        return byte(b, b.binary("shr", word, 8 * place) if place else word, kind[0] == "s")
+        return _byte(b, b.binary("shr", word, 8 * place) if place else word, kind[0] == "s")
     half = b.once(half_of(u32, place), word)
     return b.extend(b.cast(half, s16), s32) if kind[0] == "s" else half
 
@@ -101,7 +108,7 @@ def _parameter(b: FlowBuilder, made: Formed, targets: Sequence[Operand], address
         if value is None or (value.dtype.bits != bits and bits > 16):
             raise b.refusal("whole arguments, and whole members of structures, are supported")
         if bits == 8:
-            b.assign(register, byte(b, b.cast(value, u32), kind[0] == "s"))
+            b.assign(register, _byte(b, b.cast(value, u32), kind[0] == "s"))
         else:
             dtype = TYPE[kind] if kind[0] == "s" else b.home(register, unsigned(TYPE[kind]))
             b.assign(register, b.cast(value, dtype))

@@ -1,0 +1,198 @@
+"""Declared instructions that become other operations of a Program, or several: what registers and launches decide.
+
+Moves need no operation of their own, addresses of one state space have 32 bits, states of an mbarrier stand for the
+parity of a phase, calls of the system take their arguments from local memory. Accesses to memory are in
+:mod:`warploom.ptx.accesses`.
+
+Sources: PTX ISA, "Data Movement and Conversion Instructions" (``mov``, ``cvta``, ``isspacep``, ``mapa``,
+``tensormap``), "Parallel Synchronization and Communication Instructions" (``mbarrier``, ``membar`` / ``fence``,
+``griddepcontrol``), ``wgmma.wait_group``, ``nanosleep``, ``call``; CUDA C++ Programming Guide, "Formatted Output",
+"Assertion".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from warploom.core.dtypes import DType, pred, u32, u64
+from warploom.ir.statements import Const
+from warploom.ir.statements import Operand as Value
+from warploom.isa import cluster
+from warploom.isa.barriers import SYSTEM_CALLS
+from warploom.isa.conversion import combine, half_of
+from warploom.isa.effects import Space
+from warploom.isa.form import Formed, named
+from warploom.isa.mbarrier import mbarrier_test, mbarrier_wait
+from warploom.isa.memory import load, store
+from warploom.isa.operators import binary, select, unary
+from warploom.isa.spaces import from_generic, is_space, to_generic
+from warploom.isa.special import FULL_MASK, special
+from warploom.ptx.builder import FlowBuilder, lowered
+from warploom.ptx.syntax import Operand, PtxRegister
+from warploom.ptx.types import constant
+
+Operands = Sequence[Operand]
+
+
+# Registers
+
+
+@lowered("mov")
+def move(b: FlowBuilder, made: Formed, targets: Operands, sources: Operands) -> None:
+    """``mov``: copies the value of a register; vectors are packed into one, and unpacked."""
+    if made.copies:
+        b.assign(targets[0], b.read(sources[0], b.home(targets[0], made.result_types[0])))
+        return
+    parts: list[Value] = [b.read(x, t) for x, t in zip(sources, made.operand_types, strict=True)]
+    while len(parts) > 1:
+        whole = u32 if parts[0].dtype.bits == 16 else u64
+        parts = [b.op(combine(whole), *parts[i : i + 2]) for i in range(0, len(parts), 2)]
+    if len(targets) == 4:
+        parts = [b.op(half_of(u32, q), b.op(half_of(u64, h), parts[0])) for h in (0, 1) for q in (0, 1)]
+    elif len(targets) == 2:
+        parts = [b.op(half_of(made.operand_types[0], which), parts[0]) for which in (0, 1)]
+    for target, part in zip(targets, parts, strict=True):
+        b.assign(target, part)
+
+
+# Addresses
+
+
+@lowered("cvta")
+def convert_address(b: FlowBuilder, made: Formed, targets: Operands, sources: Operands) -> None:
+    """``cvta``: a global address is its own generic one, and that of a parameter the tensor map's."""
+    address = b.read(sources[0], made.operand_types[0])
+    if "param" in made.words:
+        address = b.generic(address)
+    elif made.space not in ("global", "const"):
+        address = b.op(made, address)
+    b.assign(targets[0], address)
+
+
+@lowered("isspacep")
+def space_test(b: FlowBuilder, made: Formed, targets: Operands, sources: Operands) -> None:
+    """``isspacep``: what lies in no other space is global."""
+    address = b.read(sources[0], u64)
+    if "global" in made.words:
+        inside = (b.op(is_space(window), address) for window in ("shared", "local"))
+        b.set_all(targets, unary("not", pred), (b.op(binary("or", pred), *inside),))
+    else:
+        b.set_all(targets, made, (address,))
+
+
+@lowered("mapa")
+def map_shared(b: FlowBuilder, made: Formed, targets: Operands, sources: Operands) -> None:
+    """``mapa``: of an address in shared memory, or of a generic one."""
+    generic = made.operand_types[0] is u64
+    address = b.read(sources[0], made.operand_types[0])
+    own = b.op(from_generic("shared"), address) if generic else address
+    place = b.op(cluster.map_shared(), own, b.read(sources[1], u32))
+    b.assign(targets[0], b.op(to_generic("shared"), place) if generic else place)
+
+
+# Barriers, fences and waits
+
+
+@lowered("griddepcontrol", "nanosleep")
+def nothing(b: FlowBuilder, made: Formed, targets: Operands, sources: Operands) -> None:
+    """Ignore ``griddepcontrol`` and ``nanosleep``: they affect scheduling only."""
+
+
+@lowered("fence")
+def fence(b: FlowBuilder, made: Formed, targets: Operands, sources: Operands) -> None:
+    """Fences. Of a cluster of one CTA the scope is the CTA's; the address of an acquired tensor map is one operand."""
+    if made.fields.get("scope") == "cluster":
+        made = named(f"fence.{made.order}.{b.scope(made)}")
+    _on_map(b, made, targets, sources) if made.addresses else b.declared(made, targets, sources)
+
+
+@lowered("wgmma")
+def warpgroup(b: FlowBuilder, made: Formed, targets: Operands, sources: Operands) -> None:
+    """``wgmma.wait_group`` names the registers that it completes; other forms are what they are."""
+    names = b.completed.get(id(b.current), ())
+    if not names:
+        b.declared(made, targets, sources)
+        return
+    done = [b.register(name) for name in names]
+    b.emit(made.at(registers=len(done)), done, done)
+
+
+@lowered("mbarrier")
+def mbarrier(b: FlowBuilder, made: Formed, targets: Operands, sources: Operands) -> None:
+    """``mbarrier``: waits become loops, and states the parity of their phase."""
+    kind = made.words[1]
+    if kind in ("try_wait", "test_wait"):
+        _wait(b, made, targets[0], sources)
+        return
+    if kind in ("arrive", "arrive_drop"):
+        _state(b, sources[0])
+    b.declared(made, targets, sources)
+
+
+def _state(b: FlowBuilder, address: Operand) -> None:
+    """The state that an arrival returns stands for the phase: here, its parity. It cannot end before this arrival."""
+    state = b.current.operands[0]
+    if isinstance(state, PtxRegister) and state.name in b.usage.read:
+        base, offset, within = b.address(address, "shared")
+        odd = b.fresh(pred)
+        test = mbarrier_test(relaxed=True).at(offset=offset)
+        b.emit(test, (base, constant(0, u32)), (odd,), within)
+        b.assign(state, b.op(select(u64), odd, constant(1, u64), constant(0, u64)))
+
+
+def _wait(b: FlowBuilder, made: Formed, target: Operand, sources: Operands) -> None:
+    base, offset, within = b.address(sources[0], "shared")
+    scope, operands = made.fields.get("scope") or "cta", (base, b.read(sources[1], u32))
+    if b.loops_until(target):
+        b.emit(mbarrier_wait(scope).at(offset=offset), operands, within=within)
+        b.assign(target, Const(pred, True))
+    else:
+        unread = isinstance(target, PtxRegister) and target.name not in b.usage.read  # what follows runs in any case
+        relaxed = unread or "relaxed" in made.words
+        b.set_all((target,), mbarrier_test(scope, relaxed).at(offset=offset), operands, within)
+
+
+# Tensor maps
+
+
+@lowered("tensormap")
+def tensor_map(b: FlowBuilder, made: Formed, targets: Operands, sources: Operands) -> None:
+    """``tensormap.replace``, and ``tensormap.cp_fenceproxy``: a warp copies a map, 4 bytes a lane, and publishes it."""
+    if made.words[1] == "replace":
+        _on_map(b, made, targets, sources)
+        return
+    (to, to_offset, _), (base, offset, within) = b.address(sources[0], "global"), b.address(sources[1], "shared")
+    place = b.binary("shl", b.binary("and", b.once(special("tid.x")), 31), 2)
+    word = b.fresh(u32)
+    b.emit(load("shared", u32).at(offset=offset), (b.binary("add", base, place),), (word,), within)
+    b.emit(store("global", u32).at(offset=to_offset), (b.binary("add", to, b.extend(place, u64)), word))
+    b.emit(named("fence.proxy.tensormap::generic.release.gpu"))
+    b.emit(named("bar.warp.sync"), (Const(u32, FULL_MASK),))
+
+
+def _on_map(b: FlowBuilder, made: Formed, _: Operands, sources: Operands) -> None:
+    """An instruction on a whole tensor map, whose address is one operand."""
+    address, *values = sources
+    base, offset, within = b.address(address, "global" if made.operand_types[0] is u64 else "shared")
+    given = [b.read(x, t) for x, t in zip(values, made.operand_types[1:], strict=True)]
+    b.emit(made, (b.binary("add", base, offset) if offset else base, *given), within=within)
+
+
+# Calls of the system, whose arguments and results lie in local memory; others have been replaced by their bodies
+
+
+@lowered(*SYSTEM_CALLS)
+def call(b: FlowBuilder, made: Formed, targets: Operands, sources: Operands) -> None:
+    """``vprintf`` and ``__assertfail``."""
+    given = [_passed(b, x, t) for x, t in zip(sources, made.operand_types, strict=True)]
+    found = [b.fresh(t) for t in made.result_types]
+    b.emit(made, given, found)
+    for place, value in zip(targets, found, strict=True):
+        b.access(place, "local", lambda _, offset, x=value: (store("local", x.dtype).at(offset=offset), (x,)), ())
+
+
+def _passed(b: FlowBuilder, place: Operand, dtype: DType) -> Value:
+    def make(_: Space, offset: int) -> tuple[Formed, tuple[Value, ...]]:
+        return load("local", dtype).at(offset=offset), ()
+
+    return b.access(place, "local", make, [dtype])[0]
