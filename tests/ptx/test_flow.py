@@ -198,7 +198,7 @@ def test_a_lock_that_is_never_free_is_a_deadlock_not_a_hang():
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Loops that change nothing are given up soon."""
     monkeypatch.setattr("warploom.emulate.launch.machine._IDLE_PASSES", 10)
-    monkeypatch.setattr("warploom.emulate.control.flow._MANY_PASSES", 10)
+    monkeypatch.setattr("warploom.emulate.control.tasks._MANY_PASSES", 10)
 
 
 @pytest.mark.usefixtures("impatient")
@@ -281,7 +281,7 @@ def test_a_predicate_that_changes_ends_a_group_of_guarded_instructions() -> None
     ],
 )
 def test_a_loop_that_does_not_end_is_told(monkeypatch: pytest.MonkeyPatch, body: str) -> None:
-    monkeypatch.setattr("warploom.emulate.control.flow._MOST_PASSES", 1000)
+    monkeypatch.setattr("warploom.emulate.control.tasks._MOST_PASSES", 1000)
     with pytest.raises(EmulationError, match=r"kernel.ptx:\d+: after 1000 passes"):
         check(kernel(body), [np.zeros(1, np.uint32)])
 

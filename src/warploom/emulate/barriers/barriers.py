@@ -36,7 +36,6 @@ class Wait:
 
     op: Op
     rows: set[int]
-    idle: bool = False
     since: int | None = None
     then: Callable[[Frame], None] | None = None
 
@@ -44,40 +43,6 @@ class Wait:
     def ready(self) -> bool:
         """Whether nothing holds the task back any more."""
         return not self.rows
-
-    @property
-    def yields(self) -> bool:
-        """Whether what is ready had better go on after all others, as it depends on what they do."""
-        return False
-
-    def each(self) -> list[Wait]:
-        """The waits that this one is made of."""
-        return [self]
-
-
-class Either(Wait):
-    """Until one of several waits is over. Loops that look again and again what others do are always ready to.
-
-    ``looking`` are these loops; ``idle`` says that their last passes changed nothing.
-    """
-
-    def __init__(self, waits: list[Wait], looking: list[Wait], idle: bool) -> None:
-        super().__init__((waits or looking)[0].op, set())
-        self.waits, self.looking, self.idle = waits, looking, idle
-
-    @property
-    def ready(self) -> bool:
-        """Whether any of it may go on."""
-        return bool(self.looking) or any(wait.ready for wait in self.waits)
-
-    @property
-    def yields(self) -> bool:
-        """Whether only loops that look would go on."""
-        return not any(wait.ready for wait in self.waits)
-
-    def each(self) -> list[Wait]:
-        """The waits of all groups."""
-        return [one for wait in (*self.waits, *self.looking) for one in wait.each()]
 
 
 @dataclass(eq=False)

@@ -12,9 +12,8 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from warploom.emulate.control.context import Context
+from warploom.emulate.control.context import Context, Step
 from warploom.emulate.control.frames import Frame
-from warploom.emulate.control.tasks import Step
 from warploom.ir.statements import Op
 from warploom.isa.effects import Abort, Printed
 from warploom.isa.spaces import from_generic

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from random import Random
-from typing import Any
+from typing import Any, TypeAlias
 
 from numpy.typing import NDArray
 
-from warploom.emulate.barriers.barriers import Barriers
+from warploom.emulate.barriers.barriers import Barriers, Wait
 from warploom.emulate.control.frames import ASCENDING, Frame, Origin, Turns, constant_array
 from warploom.emulate.findings.report import Reporter
 from warploom.emulate.findings.traffic import TrafficCounter
@@ -17,9 +18,11 @@ from warploom.emulate.memory.shared_memory import SharedMemory
 from warploom.emulate.order.clocks import Clocks
 from warploom.emulate.order.ordering import Ordering
 from warploom.emulate.transactions.transaction import CopyQueue
-from warploom.ir.statements import Const, Op, Value
+from warploom.ir.statements import Const, Loop, Op, Value
 
 Array = NDArray[Any]
+Step: TypeAlias = Callable[[Frame], Wait | None]
+"""Instructions prepared to run on any frame. Returns what their warps have to wait for."""
 
 
 class Context:
@@ -39,6 +42,8 @@ class Context:
     def __init__(self, checks: bool, across: bool) -> None:
         self.checks = checks
         self.across = across
+        self.progress: Callable[[float], None] | None = None
+        self._leader: Loop | None = None
         self.printed: list[str] = []
         self.constants: dict[Value, Array] = {}
         self._interned: dict[tuple[str, str], Value] = {}
@@ -60,6 +65,15 @@ class Context:
     def memories(self) -> dict[str, Any]:
         """The memories of the batch by their state spaces: all have places, loads, stores and updates."""
         return {"shared": self.shared, "global": self.memory, "local": self.local}
+
+    def passed(self, frame: Frame, loop: Loop) -> None:
+        """A pass of an outermost loop is over: the first one that has begun tells how far it has come."""
+        stop = frame.env[self.key(loop.stop)]
+        if self.progress is None or stop.size > 1 or self._leader not in (None, loop):
+            return
+        first, index, last = (int(frame.env[self.key(x)].flat[0]) for x in (loop.start, loop.index, loop.stop))
+        self._leader = loop if index < last else None
+        self.progress(min(1.0, (index - first) / max(1, last - first)))
 
     def turns(self) -> Turns:
         """Whose turn it is at an atomic: PTX leaves it open, and a seed chooses."""
@@ -83,10 +97,7 @@ class Context:
     @staticmethod
     def put(frame: Frame, value: Value, array: Array, shadow: Array | None, origin: Origin | None) -> None:
         """Write a result."""
-        if shadow is None and frame.mask is None and not frame.shadows:
-            frame.env[value] = array
-        else:
-            frame.write(value, array, shadow, origin)
+        frame.write(value, array, shadow, origin)
 
     def observe(self, frame: Frame, key: Value, op: Op, use: str) -> None:
         """Report poison in an operand that decides something."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import partial
-from itertools import groupby
 from random import Random
 from typing import Any
 
@@ -15,12 +14,10 @@ from warploom.core.dtypes import f32
 from warploom.core.errors import EmulationError
 from warploom.emulate.barriers.barriers import Wait
 from warploom.emulate.control.calls import call_step
-from warploom.emulate.control.context import Context
-from warploom.emulate.control.control import Control
-from warploom.emulate.control.flow import FlowSteps
+from warploom.emulate.control.context import Context, Step
 from warploom.emulate.control.frames import LANES, Frame, Origin, shadow_dtype
+from warploom.emulate.control.graph import Graph
 from warploom.emulate.control.lane_steps import LaneSteps, ballot
-from warploom.emulate.control.tasks import Block, Step
 from warploom.emulate.control.undefined import WideAddresses, undefined
 from warploom.emulate.findings.traffic import TrafficCounter
 from warploom.emulate.memory import shadows as poison
@@ -30,7 +27,7 @@ from warploom.emulate.memory.local_memory import LOCAL_BASE
 from warploom.emulate.memory.shared_memory import SHARED_BASE
 from warploom.emulate.transactions.engine_steps import EngineSteps
 from warploom.ir.program import Program
-from warploom.ir.statements import Flow, Loop, Op, Register, Roles, Statement, Value, When
+from warploom.ir.statements import Op, Statement, Value
 from warploom.isa import effects as fx
 from warploom.isa.matrix import FragmentSlot
 
@@ -45,12 +42,12 @@ class Executor(Context):
     def __init__(self, program: Program, checks: bool, across: bool, large: bool) -> None:
         super().__init__(checks, across)
         self.engines = EngineSteps(self, program)
-        self.control = Control(self, program, self.block)
         self.counts: list[tuple[Op, list[int]]] = []
         self._accesses = AccessSteps(self)
         self._lanes = LaneSteps(self)
         self._wide = WideAddresses(self, program) if large else None
         self._matrices: dict[tuple[Any, ...], tuple[tuple[Array, ...], Array]] = {}
+        self.graph = Graph(self, program, self._prepare, self._is_lanewise, keep_all=large)
 
     def begin(
         self,
@@ -62,7 +59,6 @@ class Executor(Context):
         """A launch begins with these parameters."""
         self.memory, self.counter, self.rng = memory, counter, rng
         self.constants.update(values)
-        self.control.begin(None)
         self.printed.clear()
         for _, count in self.counts:
             count[0] = 0
@@ -72,49 +68,27 @@ class Executor(Context):
         for name in ("memory", "clocks", "report", "shared", "local", "copies", "barriers", "ordering"):
             self.__dict__.pop(name, None)
         self.engines.__dict__.pop("state", None)
-        self.control.begin(None)
+        self.progress = None
         self.forget()
 
     def forget(self) -> None:
         """Another batch begins: its registers are other arrays."""
         self._matrices.clear()
 
-    # -- blocks --------------------------------------------------------------------------------------------------
-
-    def block(self, body: tuple[Statement, ...]) -> Block:
-        """The steps of a block. Lanewise instructions that follow each other are one step."""
-        steps: Block = []
-        for lanewise, group in groupby(body, self._is_lanewise):
-            if lanewise:
-                steps.append((self._together([s for s in group if isinstance(s, Op)]), False))
-            else:
-                steps += self.steps(tuple(group))
-        return steps
-
-    def steps(self, body: tuple[Statement, ...]) -> Block:
-        """A step of its own for each statement; the flag marks those after which another task may be let ahead."""
-        return [self._statement(s) for s in body]
-
-    def _statement(self, statement: Statement) -> tuple[Step, bool]:
-        if isinstance(statement, Op):
-            return self._op(statement), bool(statement.instruction.effects())
-        if isinstance(statement, Loop):
-            return self.control.loop(statement), False
-        if isinstance(statement, When):
-            return self.control.when(statement), False
-        if isinstance(statement, Roles):
-            return self.control.roles(statement), False
-        assert isinstance(statement, Flow)
-        return FlowSteps(self, self.control, self.steps, self.exited, statement), False
-
     def exited(self, rows: Array) -> None:
-        """End these warps of a task, which may have others."""
-        self.barriers.exited(rows)
+        """Warps have ended. In a structured kernel none may do so before a barrier of its CTA."""
+        if not self.graph.structured:
+            self.barriers.exited(rows)
         self.engines.state.clusters.exited(rows)
 
     # -- instructions --------------------------------------------------------------------------------------------
 
-    def _op(self, op: Op) -> Step:
+    def _prepare(self, ops: Sequence[Op]) -> Step:
+        """The step of an instruction, or of lanewise ones that follow each other."""
+        if self._is_lanewise(ops[0]):
+            check = self.engines.watch(ops) if self.checks else None
+            return self._counted(ops, [self._lanewise(ops)] if check is None else [check, self._lanewise(ops)])
+        (op,) = ops
         checks = (self.engines.watch([op]), undefined(self, op), self._wide_check(op)) if self.checks else ()
         parts: list[Step] = [check for check in checks if check is not None]
         handled = False
@@ -127,11 +101,6 @@ class Executor(Context):
         if not handled and op.results:
             parts.append(self._compute(op))
         return self._counted([op], parts)
-
-    def _together(self, ops: Sequence[Op]) -> Step:
-        """The step of lanewise instructions that follow each other."""
-        check = self.engines.watch(ops) if self.checks else None
-        return self._counted(ops, [self._lanewise(ops)] if check is None else [check, self._lanewise(ops)])
 
     def _counted(self, ops: Sequence[Op], parts: Sequence[Step]) -> Step:
         """One step of several parts, that counts how many warps come by."""
@@ -255,20 +224,14 @@ class Executor(Context):
         return alone and (not self.checks or undefined(self, statement) is None)
 
     def _lanewise(self, ops: Sequence[Op]) -> Step:
-        mutable = [any(isinstance(r, Register) for r in op.results) for op in ops]
-        parts = [
-            (op, op.instruction.meaning, self.keys(op), op.results, op.results[0], keeps)
-            for op, keeps in zip(ops, mutable, strict=True)
-        ]
+        parts = [(op, op.instruction.meaning, self.keys(op), op.results, op.results[0]) for op in ops]
 
         def step(frame: Frame) -> None:
-            env, shadows, masked = frame.env, frame.shadows, frame.mask is not None
-            for op, meaning, keys, results, first, keeps in parts:
+            env, shadows = frame.env, frame.shadows
+            for op, meaning, keys, results, first in parts:
                 values = [env[k] for k in keys]
                 arrays = meaning(*values)
-                if (keeps and masked) or (
-                    shadows and not (shadows.keys().isdisjoint(keys) and shadows.keys().isdisjoint(results))
-                ):
+                if shadows and not (shadows.keys().isdisjoint(keys) and shadows.keys().isdisjoint(results)):
                     self._put_lanewise(frame, op, keys, values, arrays)
                 elif len(results) == 1:
                     env[first] = arrays[0]

@@ -1,14 +1,14 @@
 """Frames: the registers and active lanes of a set of warps that execute together.
 
 A frame holds A × B warps (CTAs × warps of a CTA where the set is such a product, else R × 1). A register is an array
-that broadcasts to (A, B, 32): values that all warps, or all lanes, agree on stay small. Divergent control flow runs a
-child frame: the warps that take part, with a lane mask only where lanes of one warp disagree. What single threads
+that broadcasts to (A, B, 32): values that all warps, or all lanes, agree on stay small. Divergent control flow runs on
+a part of a frame: the warps that take part, with a lane mask only where lanes of one warp disagree. What single threads
 execute asks which lanes of which warps act, and in which order.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -23,6 +23,8 @@ Array = NDArray[Any]
 
 
 Origin = tuple[SourceLine, str]
+Chosen: TypeAlias = tuple[Array, Array] | Array | slice
+"""Warps of a frame (A, B): places along both axes, numbers, or all."""
 LANES = np.arange(32, dtype=np.int64)
 
 
@@ -98,8 +100,8 @@ class Frame:
         self.shadows: dict[Value, Array] = {}
         self.origins: dict[Value, Origin] = {}
         self.parent: Frame | None = None
-        self._select: tuple[Array, Array] | Array | slice | None = None
-        self.gone: Array | None = None  # lanes that have ended
+        self._select: Chosen = slice(None)
+        self.gone: Array | None = None  # lanes that have ended, of a frame without a parent
         self.seen: dict[int, Any] = {}
         self.whole_ctas = self.n % warps_per_cta == 0 and bool(
             (self.flat.reshape(-1, warps_per_cta) % warps_per_cta == np.arange(warps_per_cta)).all()
@@ -138,124 +140,95 @@ class Frame:
     def _take(self, array: Array) -> Array:
         """The parent's array for this frame's warps."""
         assert self.parent is not None
-        return array if self._select is None else _taken(array, self.parent.shape, self._select)
+        return taken(array, self.parent.shape, self._select)
 
     def write(self, value: Value, array: Array, shadow: Array | None, origin: Origin | None) -> None:
-        """Set a register; a mutable one keeps its value in inactive lanes."""
-        if self.mask is not None and isinstance(value, Register):
-            old = self.env[value]
-            old_shadow = self.shadows.get(value)
-            array = np.where(self.mask, array, old)
-            if shadow is not None or old_shadow is not None:
-                none = np.zeros((1, 1, 1), shadow_dtype(array.dtype))
-                kept = self.origins.get(value)
-                shadow = np.where(
-                    self.mask, none if shadow is None else shadow, none if old_shadow is None else old_shadow
-                )
-                origin = origin or kept
-                if not shadow.any():
-                    shadow = None
+        """Set a register."""
         self.env[value] = array
-        if shadow is None:
-            if self.shadows:
-                self.shadows.pop(value, None)
-        else:
-            self.shadows[value] = shadow
-            self.origins[value] = origin or (NOWHERE, "a value")
+        if shadow is not None:
+            self.shadows[value], self.origins[value] = shadow, origin or (NOWHERE, "a value")
+        elif self.shadows:
+            self.shadows.pop(value, None)
 
     # -- control flow --------------------------------------------------------------------------------------------
 
-    def child(self, select: Array) -> Frame:
-        """The frame of the lanes in ``select`` (A, B, 32): warps with none are left out."""
-        taking_part = select.any(axis=2)
-        if taking_part.all():
-            return self.masked(None if select.all() else select)
-        chosen = self._chosen(np.asarray(taking_part))
-        rows = self.rows[np.ix_(*chosen)] if isinstance(chosen, tuple) else self.flat[chosen][:, None]
-        frame = Frame(rows, self.warps_per_cta, self.constants)
+    def part(self, select: Array) -> Frame:
+        """The frame of the lanes in ``select`` (A, B, 32), with registers of its own. Warps with none are left out."""
+        chosen = self.chosen(np.asarray(select.any(axis=2)))
+        if isinstance(chosen, slice):
+            frame = Frame.__new__(Frame)
+            frame.__dict__.update(self.__dict__)
+            frame.env, frame.shadows, frame.origins, frame.seen = Registers(frame, self.constants), {}, {}, {}
+        else:
+            frame = Frame(self._rows(chosen), self.warps_per_cta, self.constants)
         frame.parent, frame._select = self, chosen
-        inner = _taken(select, self.shape, chosen)
+        inner = taken(select, self.shape, chosen)
         frame.mask = None if inner.all() else np.ascontiguousarray(inner)
-        frame.know_gone()
+        return frame
+
+    def only(self, chosen: Chosen) -> Frame:
+        """The frame of some of its warps, which goes on with their registers instead of this one."""
+        frame = Frame(self._rows(chosen), self.warps_per_cta, self.constants)
+        for old, new in ((self.env, frame.env), (self.shadows, frame.shadows)):
+            new.update({value: taken(array, self.shape, chosen) for value, array in old.items()})
+        frame.origins.update(self.origins)
+        if self.gone is not None:
+            frame.gone = taken(self.gone, self.shape, chosen)
         return frame
 
     @staticmethod
-    def _chosen(warps: Array) -> tuple[Array, Array] | Array:
+    def chosen(warps: Array) -> Chosen:
         """Warps, given as (A, B), by their places along both axes where they are a product, else one by one."""
+        if warps.all():
+            return slice(None)
         first, second = (np.nonzero(np.logical_or.reduce(warps, axis=axis))[0] for axis in (1, 0))
         if warps.sum() == first.size * second.size:
             return first, second
         return np.nonzero(warps.reshape(-1))[0]
 
-    def only(self, rows: Array, parent: Frame | None) -> Frame:
-        """The frame of some of its warps, which goes on instead of this one, as part of ``parent`` if it is a part."""
-        keep = np.asarray(np.isin(self.rows, rows))
-        chosen = self._chosen(keep) if parent is None else np.nonzero(keep.reshape(-1))[0]
-        mine = self.rows[np.ix_(*chosen)] if isinstance(chosen, tuple) else self.flat[chosen][:, None]
-        frame = Frame(mine, self.warps_per_cta, self.constants)
-        for old, new in ((self.env, frame.env), (self.shadows, frame.shadows)):
-            for value, array in old.items():
-                new[value] = _taken(array, self.shape, chosen)
-        frame.origins.update(self.origins)
-        frame.mask, frame.gone = (
-            None if x is None else np.ascontiguousarray(_taken(x, self.shape, chosen)) for x in (self.mask, self.gone)
-        )
-        if frame.mask is not None and frame.mask.all():
-            frame.mask = None
-        if parent is not None:
-            frame.parent, frame._select = parent, np.searchsorted(parent.flat, frame.flat)
-        return frame
+    def _rows(self, chosen: Chosen) -> Array:
+        if isinstance(chosen, slice):
+            return self.rows
+        return self.rows[np.ix_(*chosen)] if isinstance(chosen, tuple) else self.flat[chosen][:, None]
 
-    def masked(self, mask: Array | None) -> Frame:
-        """A frame of these warps and registers with another lane mask."""
-        frame = Frame.__new__(Frame)
-        frame.__dict__.update(self.__dict__)
-        frame.mask, frame.seen, frame._select = mask, {}, None
-        return frame
-
-    def part(self, select: Array) -> Frame:
-        """The frame of the lanes in ``select`` with registers of its own, whichever warps take part."""
-        frame = self.child(select)
-        if frame.env is self.env:
-            frame.env, frame.shadows, frame.origins = Registers(frame, self.constants), {}, {}
-            frame.parent, frame._select = self, slice(None)
-        return frame
-
-    def know_gone(self) -> None:
-        """Which lanes have ended, from the parent."""
-        assert self.parent is not None
-        gone = self.parent.gone
-        self.gone = None if gone is None else np.ascontiguousarray(self._take(gone))
+    @property
+    def ended(self) -> Array | None:
+        """Lanes that have ended, (A, B, 32); None for none."""
+        if self.parent is None:
+            return self.gone
+        gone = self.parent.ended
+        return None if gone is None else self._take(gone)
 
     @property
     def absent(self) -> Array | None:
         """Lanes of these warps that are elsewhere, neither active here nor at their end, (warps, 32); None for none."""
         if self.mask is None:
             return None
-        here = self.mask if self.gone is None else self.mask | self.gone
+        ended = self.ended
+        here = self.mask if ended is None else self.mask | ended
         return None if here.all() else ~self.full(here)
 
     def in_parent(self, lanes: Array) -> Array:
         """Lanes of this frame, (A, B, 32), as lanes of its parent."""
         return self._put(np.zeros((1, 1, 1), np.bool_), lanes)
 
-    def merge_into_parent(self, written: Sequence[Value]) -> None:
-        """Give the parent the mutable registers that this frame's block may have written."""
+    def merge_into_parent(self, written: Iterable[Value]) -> None:
+        """Give the parent what this frame has of values that it may have written."""
         parent = self.parent
-        if parent is None or self._select is None:
-            return
+        assert parent is not None
         for value in written:
             if value not in self.env:
                 continue
-            array = self._put(parent.env[value], self.env[value])
-            mine, theirs = self.shadows.get(value), parent.shadows.get(value)
-            parent.env[value] = array
-            if mine is None and theirs is None:
+            mine = self.env[value]
+            theirs = parent.env[value] if isinstance(value, Register) or value in parent.env else _zero(mine.dtype)
+            parent.env[value] = self._put(theirs, mine)
+            shadow, others = self.shadows.get(value), parent.shadows.get(value)
+            if shadow is None and others is None:
                 continue
-            none = np.zeros((1, 1, 1), shadow_dtype(array.dtype))
-            shadow = self._put(none if theirs is None else theirs, none if mine is None else mine)
-            if shadow.any():
-                parent.shadows[value] = shadow
+            none = _zero(shadow_dtype(mine.dtype))
+            merged = self._put(none if others is None else others, none if shadow is None else shadow)
+            if merged.any():
+                parent.shadows[value] = merged
                 parent.origins.setdefault(value, self.origins.get(value, (NOWHERE, "a value")))
             else:
                 parent.shadows.pop(value, None)
@@ -275,7 +248,11 @@ class Frame:
         return merged
 
 
-def _taken(array: Array, shape: tuple[int, ...], chosen: tuple[Array, Array] | Array | slice) -> Array:
+def _zero(dtype: np.dtype[Any]) -> Array:
+    return np.zeros((1, 1, 1), dtype)
+
+
+def taken(array: Array, shape: tuple[int, ...], chosen: Chosen) -> Array:
     """Of a register of a frame of this shape, the part of the chosen warps."""
     if array.shape[:2] == (1, 1) or isinstance(chosen, slice):
         return array
@@ -285,45 +262,6 @@ def _taken(array: Array, shape: tuple[int, ...], chosen: tuple[Array, Array] | A
             array = array[first]
         return array.take(second, axis=1) if array.shape[1] > 1 else array
     return np.broadcast_to(array, (*shape, array.shape[2])).reshape(-1, 1, array.shape[2])[chosen]
-
-
-class Parts:
-    """Frames of a task cut down to some of its rows, each one once: those that share registers still do.
-
-    For the frame ``whole``, where there is one, stands ``stand_in``, whichever rows that has.
-    """
-
-    def __init__(self, rows: Array, whole: Frame | None = None, stand_in: Frame | None = None) -> None:
-        self.rows = rows
-        self._frames: dict[int, Frame] = {}
-        self._sharing: dict[int, Frame] = {}
-        if whole is not None and stand_in is not None:
-            self._frames[id(whole)] = self._sharing[id(whole.env)] = stand_in
-
-    def some(self, frame: Frame) -> bool:
-        """Whether a frame has any of the rows."""
-        return bool(np.isin(frame.flat, self.rows).any())
-
-    def of(self, frame: Frame) -> Frame:
-        """A frame's part."""
-        found = self._frames.get(id(frame))
-        if found is None:
-            owner = self._sharing.get(id(frame.env))
-            if owner is None:
-                found = frame.only(self.rows, None if frame.parent is None else self.of(frame.parent))
-            else:
-                found = owner.masked(None if frame.mask is None else self.array(frame.mask, frame, owner))
-            self._frames[id(frame)] = found
-            self._sharing.setdefault(id(frame.env), found)
-        return found
-
-    @staticmethod
-    def array(array: Array, frame: Frame, part: Frame) -> Array:
-        """What a register of a frame is in its part."""
-        if array.shape[:2] == (1, 1):
-            return array
-        wide = np.broadcast_to(array, (*frame.shape, array.shape[2])).reshape(-1, array.shape[2])
-        return wide[np.searchsorted(frame.flat, part.flat)].reshape(*part.shape, -1)
 
 
 Lanes = list[int] | None

@@ -8,9 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from warploom.core.errors import EmulationError
-from warploom.emulate.control.context import Context
+from warploom.emulate.control.context import Context, Step
 from warploom.emulate.control.frames import LANES, Frame, shadow_dtype
-from warploom.emulate.control.tasks import Step
 from warploom.ir.statements import Op, Value
 from warploom.isa import effects as fx
 from warploom.isa.collective import Exchange
@@ -132,7 +131,7 @@ class LaneSteps:
         itself = named[:, LANES, LANES]
         agree = members[:, :, None] == members[:, None, :]
         present = np.broadcast_to(active[:, None, :], named.shape)
-        ended = np.zeros((1, 1), np.bool_) if frame.gone is None else frame.full(frame.gone)
+        ended = np.zeros((1, 1), np.bool_) if frame.ended is None else frame.full(frame.ended)
         absent = (named & ~present & ~ended[:, None, :]).any(axis=2) & active
         unequal = (named & present & ~agree).any(axis=2) & active
         for bad, text in (

@@ -1,161 +1,380 @@
-"""Tasks: blocks under way on sets of warps.
+"""Tasks: warps on their way through the graph of a program, as groups of lanes that part at branches and meet again.
 
-A task is a stack of blocks: what a step begins (a side of a condition, the passes of a loop) comes on top of the block
-that it stands in. All warps of a task go on together. Warp roles divide it at once. Elsewhere it is divided only where
-some of its warps wait for what others of them do later: those that need not wait go on as a task of their own. So
-nothing is stuck that runs on a GPU, and no launch runs twice.
+Threads are independent, as the hardware's have been since sm_70. The group in the block of the lowest number goes on
+first, so that lanes meet at the first block that all of them reach. Where it waits, its task does, and other tasks go
+on; only where nothing else can, what need not wait goes ahead of it: warps as a task of their own, lanes of its own
+warps as a group. Where an instruction needs lanes that are elsewhere (a barrier, a shuffle), a group is held until they
+come; if none of them ever can, it goes on and is found divergent. So what is found holds for every order, not for this
+one, and no launch runs twice.
+
+Source: PTX ISA, "Independent Thread Scheduling"; CUDA C++ Programming Guide, "Compute Capability 7.x".
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any, Final, TypeAlias
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from warploom.core.errors import EmulationError
 from warploom.emulate.barriers.barriers import Wait
-from warploom.emulate.control.frames import Frame, Parts
-from warploom.ir.statements import Value
+from warploom.emulate.control.context import Context
+from warploom.emulate.control.frames import Frame, taken
+from warploom.emulate.control.graph import BasicBlock, Graph, Meeting, looks
+from warploom.emulate.control.lane_steps import lanes_named
+from warploom.emulate.transactions.products import WARPS
+from warploom.ir.statements import Op, Role, SourceLine, Value, walk
+from warploom.isa.effects import AsyncMatrix, MbarrierWait
 
 Array = NDArray[Any]
+_MOST_PASSES = 1 << 22
+"""Of the loops of some warps together: half a minute at best."""
+_MANY_PASSES = 1 << 10
+"""From here on a loop may be one that waits by plain loads, in which nothing shows what others do but by luck."""
 
 
-class Activation:
-    """A block under way on a frame. At its end the frame's parent gets ``registers``."""
+@dataclass(eq=False)
+class LaneGroup:
+    """Lanes (A, B, 32) of a task at one place, before ``step`` of a block.
 
-    def __init__(self, block: Block, frame: Frame, registers: Sequence[Value] = ()) -> None:
-        self.block, self.frame, self.registers, self.next = block, frame, registers, 0
+    ``frame`` has their registers, of which they have ``written`` some; without one, those of the task are theirs.
+    ``held``: the step needs lanes that are elsewhere; ``forced``: it begins without them. ``ahead`` of groups that
+    wait. ``resting`` at a loop by this instruction, which looks what other threads do; ``idle`` if its last pass, at
+    the end of which registers were as in ``before`` and the clock at ``now``, has changed nothing.
+    """
 
-    def run(self, seeded: bool) -> Found:
-        """Run on from the next step; returns what a step found, ENDED at the end.
+    block: BasicBlock
+    lanes: Array
+    step: int = 0
+    frame: Frame | None = None
+    written: set[Value] = field(default_factory=set[Value])
+    wait: Wait | None = None
+    held: bool = False
+    forced: bool = False
+    ahead: bool = False
+    resting: Op | None = None
+    idle: bool = False
+    before: list[Array | None] = field(default_factory=list["Array | None"])
+    now: int = -1
 
-        None says that a step is over after which other tasks may go ahead, where a seed lets them.
-        """
-        block, frame = self.block, self.frame
-        for number in range(self.next, len(block)):
-            step, boundary = block[number]
-            found = step(frame)
-            if found is not None or (seeded and boundary):
-                self.next = number + 1
-                return found
-        return ENDED
-
-    def ends(self) -> bool:
-        """The block has been run: whether it is over (a loop goes on)."""
-        self.frame.merge_into_parent(self.registers)
-        return True
-
-    def part(self, parts: Parts) -> Activation:
-        """The same for some of the warps."""
-        part = type(self).__new__(type(self))
-        part.__dict__.update(self.__dict__)
-        part.frame = parts.of(self.frame)
-        return part
-
-    def split(self) -> bool:
-        """Divide what waits within this block by itself; whether something can go on now."""
-        return False
-
-
-@dataclass(frozen=True)
-class Division:
-    """What warp roles begin: the rows of each new task, and the block that it runs first, if any."""
-
-    tasks: Sequence[tuple[Array, Block | None]]
-
-
-class _Ended:
-    """The type of ENDED."""
-
-
-ENDED: Final = _Ended()
-Begun: TypeAlias = Wait | Division | Sequence[Activation] | None
-"""What a step has to wait for, or the blocks that it begins: the last one runs first."""
-Step: TypeAlias = Callable[[Frame], Begun]
-"""A statement prepared to run on any frame."""
-Block: TypeAlias = list[tuple[Step, bool]]
-"""The steps of a block; the flag marks those after which another task may be let ahead."""
-Found: TypeAlias = Begun | _Ended
+    @property
+    def place(self) -> tuple[int, int]:
+        """Its block's number and its step."""
+        return self.block.number, self.step
 
 
 class Task:
-    """Warps that go on together: the blocks that they are in, the innermost one last, and what they wait for."""
+    """Warps that go on together. ``exited`` is told of those that have ended."""
 
-    def __init__(self, stack: list[Activation], wait: Wait | None = None) -> None:
-        self.stack, self.wait = stack, wait
+    def __init__(
+        self,
+        context: Context,
+        graph: Graph,
+        frame: Frame,
+        exited: Callable[[Array], None],
+    ) -> None:
+        self.context, self.graph, self.frame, self.exited = context, graph, frame, exited
+        self.groups = [LaneGroup(graph.blocks[0], np.ones((*frame.shape, 32), np.bool_))]
+        self.steps: int | None = None
+        self.passes = 0  # of all loops
 
     @property
     def rows(self) -> Array:
         """All its warps."""
-        return self.stack[0].frame.flat
+        return self.frame.flat
 
     @property
-    def ready(self) -> bool:
-        """Whether it can go on."""
-        return self.wait is None or self.wait.ready
+    def busy(self) -> bool:
+        """Whether a group can go on that does more than look what others do."""
+        return self._next() is not None
+
+    @property
+    def resting(self) -> list[LaneGroup]:
+        """Groups in loops that look what others do: these go first."""
+        return [g for g in self.groups if g.resting is not None]
+
+    def waits(self) -> Iterator[Wait]:
+        """What its groups wait for."""
+        for group in self.groups:
+            if group.resting is not None:
+                yield Wait(group.resting, set(self._rows(group)))
+            elif not self._ready(group):
+                assert group.wait is not None
+                yield replace(group.wait, rows=group.wait.rows & set(self._rows(group)))
+
+    def loops(self, row: int, lane: int) -> tuple[tuple[SourceLine, int], ...]:
+        """The loops that a lane of one of its warps is in, the outermost first, each with its index."""
+        for group in self.groups:
+            if group.lanes.reshape(-1, 32)[self.rows == row, lane].any():
+                frame = group.frame or self.frame
+                mine = frame.flat == row
+                indices = ((line, frame.full(frame.env[index])) for line, index in group.block.loops)
+                return tuple((line, int(index[mine, lane][0])) for line, index in indices)
+        return ()
+
+    def _rows(self, group: LaneGroup) -> list[int]:
+        return self.frame.rows[group.lanes.any(axis=2)].tolist()
+
+    def _ready(self, group: LaneGroup) -> bool:
+        return group.wait is None or group.wait.ready or group.wait.rows.isdisjoint(self._rows(group))
+
+    def _next(self) -> LaneGroup | None:
+        """The group that goes on; None if all wait for others."""
+        free = [g for g in self.groups if not g.held and g.resting is None]
+        if len(free) > 1:
+            free.sort(key=lambda g: g.place)
+        return next((g for i, g in enumerate(free) if (not i or g.ahead) and self._ready(g)), None)
+
+    # -- running -------------------------------------------------------------------------------------------------
 
     def run(self, steps: int | None) -> list[Task]:
         """Go on until it waits, has ended, or has taken so many steps; returns the tasks that take its place, if any.
 
-        It has ended when its stack is empty.
+        It has ended when it has no groups.
         """
-        stack, wait, seeded = self.stack, self.wait, steps is not None
-        self.wait = None
-        if wait is not None and wait.then is not None:
-            wait.then(stack[-1].frame)
-        while stack:
-            top = stack[-1]
-            found = top.run(seeded)
-            if found is None:
-                assert steps is not None
-                steps -= 1
-                if not steps:
-                    return []
-            elif isinstance(found, _Ended):
-                if top.ends():
-                    stack.pop()
-            elif isinstance(found, Wait):
-                if not found.ready or found.yields:
-                    self.wait = found
-                    return []
-                if found.then is not None:
-                    found.then(top.frame)
-            elif isinstance(found, Division):
-                return self._divided(found)
-            else:
-                stack += found
+        if not self.busy:
+            for group in self.groups:
+                group.resting = None
+        self.steps = steps
+        while self.steps != 0 and (group := self._next()) is not None:
+            if self._run_block(group):
+                roles = group.block.roles
+                self._leave(group)
+                if roles:
+                    return [self._only(rows) for rows in self._units(roles)]
         return []
 
-    def _divided(self, division: Division) -> list[Task]:
-        tasks: list[Task] = []
-        for rows, block in division.tasks:
-            task = self.only(Parts(rows))
-            if block is not None:
-                task.stack.append(Activation(block, task.stack[-1].frame))
-            tasks.append(task)
-        return tasks
+    def _run_block(self, group: LaneGroup) -> bool:
+        """Go on to the end of a block; returns whether it came there."""
+        if group.frame is None:
+            group.frame = self.frame if group.lanes.all() else self.frame.part(group.lanes)
+        frame, points, wait = group.frame, group.block.points, group.wait
+        group.wait = None
+        if wait is not None and wait.then is not None:
+            wait.then(frame)
+        for number in range(group.step, len(points)):
+            step, boundary, meeting = points[number]
+            if meeting is not None and frame.mask is not None and not group.forced and self._may_come(group):
+                missing = _missing(frame, meeting)
+                if missing is not None:
+                    group.step = number
+                    self._hold(group, frame, missing)
+                    return False
+            group.forced = False
+            wait = step(frame)
+            if wait is not None:
+                if not wait.ready:
+                    wait.since = len(self.context.report.findings)
+                    group.wait, group.step = wait, number + 1
+                    return False
+                if wait.then is not None:
+                    wait.then(frame)
+            if boundary and self.steps is not None:
+                self.steps -= 1
+                if not self.steps:
+                    group.step = number + 1
+                    return False
+        return True
 
-    def only(self, parts: Parts) -> Task:
-        """The task of some of its warps, at the same place. Blocks that none of these is in are left out."""
-        return Task([a.part(parts) for a in self.stack if parts.some(a.frame)], self.wait)
+    def _may_come(self, group: LaneGroup) -> bool:
+        """Whether other lanes may come to where a group is: without branches back, those behind it alone."""
+        return not self.graph.structured or any(
+            g.place < (group.block.number, 0) for g in self.groups if g is not group
+        )
 
-    def split(self, parts: Callable[[Array], Parts] = Parts) -> list[Task]:
-        """The tasks that take its place, of which the first can go on; none where all of it waits.
+    def split(self, last: bool) -> list[Task]:
+        """Let go on what need not wait; returns the tasks that take its place, none where all of it waits.
 
-        ``parts`` makes the frames of some of its rows.
+        ``last``: nobody else will bring lanes that are missing.
         """
-        wait = self.wait
-        if wait is None:
-            return []
-        if self.stack[-1].split():
-            self.wait = None
-            return [self]
-        held = np.isin(self.rows, list(wait.rows))
-        if not wait.rows or held.all():
-            return []
-        free, waits = (self.only(parts(self.rows[which])) for which in (~held, held))
-        inside = len(free.stack) == len(self.stack)
-        free.wait = Wait(wait.op, set(), then=wait.then) if inside else None
-        return [free, waits]
+        waiting = set[int]().union(*(w.rows for w in self.waits()))
+        held = np.isin(self.rows, list(waiting))
+        if held.any() and not held.all():
+            return [self._only(self.rows[~held]), self._only(self.rows[held])]
+        free = [g for g in self.groups if not g.held and g.resting is None and not g.ahead and self._ready(g)]
+        if not free and last:
+            free = [g for g in self.groups if g.held and waiting.isdisjoint(self._rows(g))]
+            free = sorted(free, key=lambda g: g.place)[:1]
+        for group in free:
+            group.held, group.forced, group.ahead = False, group.held, True
+        return [self] if free else []
+
+    def _units(self, roles: Sequence[Role]) -> list[Array]:
+        """The warps of each task of roles.
+
+        Those with ``wgmma`` go on together, and under a seed each warpgroup by itself. In other roles each warp may
+        wait for something else, for what the others start when they get there.
+        """
+        local, units = self.frame.local, list[Array]()
+        others = np.ones(local.shape, np.bool_)
+        for role in roles:
+            ops = [s for s in walk(role.body) if isinstance(s, Op)]
+            multiplies = any(isinstance(e, AsyncMatrix) for op in ops for e in op.instruction.effects())
+            count = role.last - role.first
+            size = 1 if not multiplies else count if self.context.rng is None else WARPS
+            for first in range(role.first, role.last, size):
+                units.append((local >= first) & (local < min(first + size, role.last)))
+                others &= ~units[-1]
+        return [self.rows[unit] for unit in (others, *units) if unit.any()]
+
+    def _only(self, rows: Array) -> Task:
+        """The task of some of its warps, at the same places."""
+        for group in self.groups:
+            self._give_back(group, group.block)
+        chosen = self.frame.chosen(np.isin(self.frame.rows, rows))
+        task = Task(self.context, self.graph, self.frame.only(chosen), self.exited)
+        task.passes = self.passes
+        task.groups = [
+            replace(g, lanes=lanes, frame=None, written=set(), before=[])
+            for g in self.groups
+            if (lanes := np.ascontiguousarray(taken(g.lanes, self.frame.shape, chosen))).any()
+        ]
+        return task
+
+    def _lanes(self, frame: Frame, lanes: Array) -> Array:
+        """Lanes of a group's frame as lanes of the task's."""
+        wide = np.broadcast_to(lanes, (*frame.shape, 32))
+        return wide if frame is self.frame else frame.in_parent(wide)
+
+    def _give_back(self, group: LaneGroup, *then: BasicBlock) -> None:
+        """The task's frame gets what a group has written of what it, or a block where it goes ``then``, may read."""
+        frame, group.frame = group.frame, None
+        if frame is None or frame is self.frame:
+            return
+        written, live = group.written, set[Value]().union(*(block.live for block in then))
+        if group.step:
+            written, live = written | group.block.writes, live | group.block.writes
+        frame.merge_into_parent(written & live)
+        group.written = set()
+
+    def _merge(self, groups: list[LaneGroup]) -> None:
+        """Groups at one place become one, on the registers of the task's frame."""
+        first = groups[0]
+        for group in groups:
+            self._give_back(group, first.block)
+            self.groups.remove(group)
+        self.groups.append(LaneGroup(first.block, np.logical_or.reduce([g.lanes for g in groups]), first.step))
+
+    def _hold(self, group: LaneGroup, frame: Frame, missing: Array) -> None:
+        """Warps of which lanes are missing are held, those that are complete go on."""
+        lanes = group.lanes & self._lanes(frame, missing.reshape(*frame.shape, 1))
+        if missing.all():
+            group.held = True
+        else:
+            self._give_back(group, group.block)
+            group.lanes = group.lanes & ~lanes
+            self.groups.append(LaneGroup(group.block, lanes, group.step, held=True))
+        same = [g for g in self.groups if g.held and g.place == group.place]
+        if len(same) > 1:
+            self._merge(same)
+
+    # -- branches ------------------------------------------------------------------------------------------------
+
+    def _leave(self, group: LaneGroup) -> None:
+        """A group has done its block: where its lanes go on."""
+        block, frame = group.block, group.frame
+        assert frame is not None
+        group.written |= block.writes
+        parts = self._parts(frame, block)
+        group.step = 0
+        if len(parts) > 1:
+            self._give_back(group, *(self.graph.blocks[target] for target in parts))
+            self.groups.remove(group)
+            for target, takes in parts.items():
+                part = LaneGroup(block, self._lanes(frame, takes), ahead=group.ahead)
+                self.groups.append(part)
+                self._go(part, self.graph.blocks[target])
+        elif parts:
+            self._go(group, self.graph.blocks[next(iter(parts))])
+        else:
+            self._end(group)
+
+    def _parts(self, frame: Frame, block: BasicBlock) -> dict[int, Array]:
+        """Target → the lanes of a frame that go there; lanes without one are left out, and reported."""
+        everyone = np.ones((1, 1, 1), np.bool_)
+        if block.choose is None:
+            return dict.fromkeys(block.targets, everyone)
+        chosen = block.choose(frame)
+        number = np.where(chosen, 0, 1) if chosen.dtype == np.bool_ else chosen.astype(np.int64)
+        if number.size == 1 and 0 <= int(number.flat[0]) < len(block.targets):
+            return {block.targets[int(number.flat[0])]: everyone}
+        parts: dict[int, Array] = {}
+        for which in np.unique(number).tolist():
+            takes = number == which if frame.mask is None else (number == which) & frame.mask
+            if not takes.any():
+                continue
+            if not 0 <= which < len(block.targets):
+                text = f"an indirect branch by {which}, where its list has {len(block.targets)} targets: guard it"
+                self.context.report.add("undefined", block.where, text, int(frame.flat[0]), 0)
+                continue
+            target = block.targets[which]
+            parts[target] = parts[target] | takes if target in parts else takes
+        return parts
+
+    def _go(self, group: LaneGroup, target: BasicBlock) -> None:
+        """A group goes to a block, and meets those that are there."""
+        back = target.number <= group.block.number
+        self.passes += back
+        if self.passes > _MOST_PASSES:
+            raise EmulationError(
+                f"{group.block.where}: after {_MOST_PASSES} passes of its loops the kernel has not ended: it does not "
+                "end, or its loops are too long for the emulator, for which small problems are enough"
+            )
+        shows = (
+            [op for b in self.graph.blocks[target.number : group.block.number + 1] for op in b.shows] if back else []
+        )
+        group.block = target
+        if shows:
+            self._rest(group, shows)
+        same = [g for g in self.groups if g.place == group.place and g.wait is None]
+        if len(same) > 1:
+            self._merge(same)
+
+    def _rest(self, group: LaneGroup, shows: list[Op]) -> None:
+        """After a pass of a loop that looks what others do, or may and has changed nothing, these go first."""
+        strong = [op for op in shows if looks(op)]
+        if not strong and self.passes <= _MANY_PASSES:
+            return
+        frame, op = group.frame or self.frame, (strong or shows)[0]
+        values = [value for shown in shows for value in shown.results]
+        now = [frame.env.get(x) for x in (*sorted(group.block.live, key=lambda v: v.number), *values)]
+        before, group.before = group.before, now
+        clock, group.now = group.now, self.context.clocks.now
+        if any(isinstance(e, MbarrierWait) for e in op.instruction.effects()):
+            group.idle = clock == group.now  # it may count its passes: nobody has touched memory meanwhile
+        else:
+            group.idle = len(before) == len(now) and all(map(_equal, before, now))
+        group.resting = op if strong or group.idle else None
+
+    def _end(self, group: LaneGroup) -> None:
+        """The lanes of a group have ended."""
+        self.groups.remove(group)
+        gone = self.frame.gone
+        self.frame.gone = gone = group.lanes if gone is None else gone | group.lanes
+        for other in self.groups:
+            other.held = False  # whom it was held for may have ended
+        rows = self.frame.rows[gone.all(axis=2) & group.lanes.any(axis=2)]
+        if rows.size:
+            self.exited(rows)
+
+
+def _missing(frame: Frame, meeting: Meeting) -> Array | None:
+    """The warps of which lanes that an instruction needs are neither here nor at their end; None for none."""
+    absent = frame.absent
+    if absent is None:
+        return None
+    if isinstance(meeting, str):
+        return np.asarray(absent.any(axis=1))
+    assert meeting is not None
+    assert frame.active is not None
+    named = lanes_named(frame.full(frame.env[meeting]))
+    missing = np.asarray((named & frame.active[:, :, None] & absent[:, None, :]).any(axis=(1, 2)))
+    return missing if missing.any() else None
+
+
+def _equal(a: Array | None, b: Array | None) -> bool:
+    """Whether a register is as it was a pass before."""
+    return a is b or (a is not None and b is not None and np.array_equal(a, b))

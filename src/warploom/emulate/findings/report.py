@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,16 +17,16 @@ from warploom.ir.statements import NOWHERE, Op, SourceLine, Value
 from warploom.isa import effects as fx
 
 Array = NDArray[Any]
+Loops: TypeAlias = Callable[[int, int], tuple[tuple[SourceLine, int], ...]]
+"""Of a warp and a lane, the lines and indices of the loops that they are in."""
 
 
 class Reporter:
     """Knows the batch's place in the grid, so that findings name CTA, warp and lane."""
 
-    def __init__(self, findings: Findings, clocks: Clocks) -> None:
-        self.findings, self.clocks = findings, clocks
+    def __init__(self, findings: Findings, clocks: Clocks, loops: Loops) -> None:
+        self.findings, self.clocks, self.loops = findings, clocks, loops
         self.places, self.first, self.warps_per_cta = clocks.places, clocks.first, clocks.warps_per_cta
-        self.loops: dict[tuple[SourceLine, int], tuple[Frame, Array]] = {}
-        """The frame and the index of each loop that runs, by its line and its frame's first warp."""
 
     def add(
         self,
@@ -44,11 +45,7 @@ class Reporter:
         """Record a finding in warp ``row`` of the batch; ``since`` as :meth:`Findings.add` takes it."""
         slot, local = divmod(self.first + row, self.warps_per_cta)
         cta, rank = self.places.linear(slot), self.places.rank(slot)
-        loops = tuple(
-            (line, int(frame.full(index)[frame.flat == row, lane][0]))
-            for (line, _), (frame, index) in self.loops.items()
-            if row in frame.flat
-        )
+        loops = self.loops(row, lane)
         found = Finding(kind, message, where, other, count, cta, local, lane, address, rank, loops, between)
         self.findings.add(found, since)
 

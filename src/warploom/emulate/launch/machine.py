@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from threading import RLock
 from typing import Any
 
@@ -23,7 +24,7 @@ from warploom.emulate.barriers.barriers import Barriers, ClusterBarriers, Wait
 from warploom.emulate.barriers.mbarriers import Mbarriers
 from warploom.emulate.control.execute import Executor
 from warploom.emulate.control.frames import Frame
-from warploom.emulate.control.tasks import Activation, Task
+from warploom.emulate.control.tasks import Task
 from warploom.emulate.control.undefined import WideAddresses
 from warploom.emulate.findings.findings import Finding, Findings, causes
 from warploom.emulate.findings.report import MemoryReports, Reporter
@@ -44,7 +45,7 @@ from warploom.emulate.transactions.registers import RegisterPools
 from warploom.emulate.transactions.transaction import CopyQueue
 from warploom.emulate.transactions.warpgroups import Warpgroups, has_wgmma
 from warploom.ir.program import Program
-from warploom.ir.statements import Const, Op
+from warploom.ir.statements import Const, Op, SourceLine
 from warploom.isa.effects import Access, Effect, Fence, GlobalWait, MbarrierWait, RegisterBudget, WarpSync
 from warploom.isa.special import FULL_MASK
 
@@ -70,7 +71,6 @@ class Prepared:
         self.planes = planes_of(program)
         self.multiplies_by_warpgroups = has_wgmma(program)
         self.executor = Executor(program, checks, self.across, large)
-        self.block = self.executor.block(program.body)
 
 
 _kept: dict[tuple[int, bool, bool], Prepared] = {}
@@ -250,7 +250,7 @@ class _Launch:
         planes, records = self.ready.planes, self.checks and self.program.shared_bytes > 0
         most = MOST_STAMPS if records else MOST_CLOCKED
         clocks = Clocks(rows, self.places, start, self.history, across=across, planes=planes, home=home, most=most)
-        report = self.report = Reporter(self.findings, clocks)
+        report = self.report = Reporter(self.findings, clocks, partial(_loops_of, self.tasks))
         self.memory.enter(clocks, MemoryReports(report))
         size, granule, parts = self.program.shared_bytes, self.ready.shared_granule, self.ready.meets_in_part
         shared = SharedMemory(ctas, size, granule, clocks, self.memory.report, self.checks, parts)
@@ -265,9 +265,9 @@ class _Launch:
         if self.progress is not None:
             done, share = first / self.ctas, ctas / self.ctas
             tell = self.progress
-            self.executor.control.begin(lambda fraction: tell(min(1.0, done + share * fraction)))
+            self.executor.progress = lambda fraction: tell(min(1.0, done + share * fraction))
         everyone = np.arange(rows).reshape(ctas, self.warps)
-        self.tasks = self._divide(everyone)
+        self.tasks[:] = self._divide(everyone)
         if not self._schedule():
             return False
         if self.checks:
@@ -300,21 +300,21 @@ class _Launch:
             everyone[cta::apart, warp : warp + step] for cta in range(apart) for warp in range(0, self.warps, step)
         ]
         frames = [Frame(part, self.warps, self.executor.constants) for part in parts if part.size]
-        return [Task([Activation(self.ready.block, frame)]) for frame in frames]
+        return [Task(self.executor, self.executor.graph, frame, self.executor.exited) for frame in frames]
 
     def _schedule(self) -> bool:
         """Run tasks until all have ended; those that wait are passed over. Returns whether they have."""
         while self.tasks:
-            ready = [t for t in self.tasks if t.ready]
-            busy = [t for t in ready if t.wait is None or not t.wait.yields]
+            busy = [t for t in self.tasks if t.busy]
             if not busy and self.engines.bulk.land(self.rng):
                 continue
-            if not ready or self.idle > _IDLE_PASSES:
-                if self._split():
-                    continue
-                self._report_deadlock([w for t in self.tasks if t.wait is not None for w in t.wait.each()])
+            ready = busy or [t for t in self.tasks if t.resting]
+            stuck = not ready or self.idle > _IDLE_PASSES
+            if not busy and self._split(stuck):
+                continue
+            if stuck:
+                self._report_deadlock([wait for task in self.tasks for wait in task.waits()])
                 return False
-            ready = busy or ready
             if self.rng is None:
                 for task in ready:
                     self._advance(task, None)
@@ -332,31 +332,29 @@ class _Launch:
                 return rng.choice(ahead)
         return rng.choice(ready)
 
-    def _split(self) -> bool:
-        """Divide a task of which some warps wait for what others of it do later; whether there is one."""
-        for number, task in enumerate(self.tasks):
-            parts = task.split()
+    def _split(self, last: bool) -> bool:
+        """Let go ahead, in some task, what waits for nothing; whether there is anything."""
+        for task in self.tasks:
+            parts = task.split(last)
             if parts:
-                self.tasks[number : number + 1] = parts
+                self._replace(task, parts)
                 self.idle = 0
                 return True
         return False
 
     def _advance(self, task: Task, steps: int | None) -> None:
-        before, self.idle, rows = self.idle, 0, task.rows
+        before, self.idle = self.idle, 0
         parts = task.run(steps)
-        if parts:
-            number = self.tasks.index(task)
-            self.tasks[number : number + 1] = parts
-        elif not task.stack:
-            self.tasks.remove(task)
-            self.engines.clusters.exited(rows)
-        elif task.wait is None:
+        if parts or not task.groups:
+            self._replace(task, parts)
+        elif task.busy:
             self.idle = before
-        else:
-            for one in task.wait.each():
-                one.since = len(self.findings) if one.since is None else one.since
-            self.idle = before + 1 if task.wait.idle else 0
+        elif task.resting and all(group.idle for group in task.resting):
+            self.idle = before + 1
+
+    def _replace(self, task: Task, parts: list[Task]) -> None:
+        number = self.tasks.index(task)
+        self.tasks[number : number + 1] = parts
 
     def _report_deadlock(self, waits: list[Wait]) -> None:
         """One finding for each line that is waited at, with the state of every barrier."""
@@ -373,6 +371,10 @@ class _Launch:
             since = self.barriers.since(row)
             since = wait.since if since is None else since
             self.report.add("deadlock", wait.op.where, message, row, 0, since=since)
+
+
+def _loops_of(tasks: list[Task], row: int, lane: int) -> tuple[tuple[SourceLine, int], ...]:
+    return next((task.loops(row, lane) for task in tasks if row in task.rows), ())
 
 
 def _cure(op: Op) -> str:

@@ -14,9 +14,8 @@ from numpy.typing import NDArray
 
 from warploom.core.dtypes import u32
 from warploom.emulate.barriers.barriers import Wait
-from warploom.emulate.control.context import Context
+from warploom.emulate.control.context import Context, Step
 from warploom.emulate.control.frames import ASCENDING, Frame, Origin, Turns, shadow_dtype
-from warploom.emulate.control.tasks import Step
 from warploom.emulate.findings.traffic import access_class
 from warploom.emulate.memory.matrix_accesses import MatrixSteps
 from warploom.ir.statements import Op

@@ -14,9 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from warploom.core.errors import EmulationError, LayoutError
-from warploom.emulate.control.context import Context
+from warploom.emulate.control.context import Context, Step
 from warploom.emulate.control.frames import Frame, shadow_dtype
-from warploom.emulate.control.tasks import Step
 from warploom.emulate.memory.access import Place
 from warploom.ir.statements import Op
 from warploom.isa.effects import Access, MatrixAccess

@@ -11,9 +11,8 @@ from numpy.typing import NDArray
 
 from warploom.emulate.barriers.barriers import ClusterBarriers, Wait
 from warploom.emulate.barriers.mbarriers import Mbarriers
-from warploom.emulate.control.context import Context
+from warploom.emulate.control.context import Context, Step
 from warploom.emulate.control.frames import Frame, displaced, lanes_of
-from warploom.emulate.control.tasks import Step
 from warploom.emulate.memory.shared_memory import SHARED_BASE
 from warploom.emulate.order.known import FENCED, FENCED_GLOBALLY
 from warploom.emulate.transactions.bulk import BulkCopies
