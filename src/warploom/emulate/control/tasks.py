@@ -336,7 +336,7 @@ class Task:
     def _rest(self, group: LaneGroup, shows: list[Op]) -> None:
         """After a pass of a loop that looks what others do, or may and has changed nothing, these go first."""
         strong = [op for op in shows if looks(op)]
-        if not strong and self.passes <= _MANY_PASSES:
+        if not strong and (self.passes <= _MANY_PASSES or not shows):
             return
         frame, op = group.frame or self.frame, (strong or shows)[0]
         values = [value for shown in shows for value in shown.results]
