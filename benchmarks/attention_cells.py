@@ -43,7 +43,9 @@ def at(head_dim: int, causal: bool, lengths: Collection[int] = LENGTHS) -> dict[
 def problem_of(head_dim: int, causal: bool, seq: int) -> AttentionProblem:
     """A cell's problem."""
     heads = WIDTH // head_dim
-    return AttentionProblem(TOKENS // seq, heads, heads, Even(seq, seq), head_dim, bf16, (None, 0 if causal else None))
+    return AttentionProblem(
+        TOKENS // seq, heads, heads, Even(seq, seq), head_dim, bf16, window=(None, 0 if causal else None)
+    )
 
 
 def fresh(p: AttentionProblem) -> Inputs:

@@ -110,7 +110,7 @@ class Cell:
         entries = self.capacity // self.page if self.page else 0
         cached = Cached(1, self.capacity, self.page, self.blocks, entries, fp8=self.fp8)
         heads = self.group * self.kv_heads, self.kv_heads
-        return AttentionProblem(self.batch, *heads, cached, self.head_dim, bf16, (None, 0))
+        return AttentionProblem(self.batch, *heads, cached, self.head_dim, bf16, window=(None, 0))
 
 
 def cells() -> list[Cell]:

@@ -45,7 +45,7 @@ def cells() -> list[AttentionProblem]:
     sizes += [(64, *x) for x in itertools.product(HEADS[1::2], queries, keys[::2])]
     sizes += [(256, HEADS[3], q, 8192) for q in queries]
     sizes += [(128, (64, 16, 16), q, n) for q in (4, 32, 64) for n in (64, 128, 256, 512)]
-    found = [AttentionProblem(*heads, Even(q, n), d, bf16, (None, 0)) for d, heads, q, n in sizes]
+    found = [AttentionProblem(*heads, Even(q, n), d, bf16, window=(None, 0)) for d, heads, q, n in sizes]
     return [p for p in found if p.flops <= MOST_FLOPS]
 
 

@@ -74,7 +74,7 @@ class Cell:
         capacity = -(-self.keys // max(1, page)) * max(1, page)
         entries = capacity // page if page else 0
         cached = Cached(self.queries, capacity, page, self.batch * entries + SPARE_PAGES if page else 0, entries)
-        return AttentionProblem(self.batch, *self.heads, cached, self.head_dim, bf16, CAUSAL)
+        return AttentionProblem(self.batch, *self.heads, cached, self.head_dim, bf16, window=CAUSAL)
 
 
 def cells() -> list[Cell]:
@@ -153,7 +153,7 @@ def largest_error(cell: Cell, x: Inputs, out: Any) -> float:
 def typical(cell: Cell) -> AttentionProblem:
     """The packed problem of a cell."""
     rows, keys = cell.batch * cell.queries, cell.batch * cell.keys
-    return AttentionProblem(cell.batch, *cell.heads, Packed(rows, keys), cell.head_dim, bf16, CAUSAL)
+    return AttentionProblem(cell.batch, *cell.heads, Packed(rows, keys), cell.head_dim, bf16, window=CAUSAL)
 
 
 def calls(cell: Cell, goal: Target) -> Iterator[KernelCall]:
@@ -163,7 +163,7 @@ def calls(cell: Cell, goal: Target) -> Iterator[KernelCall]:
     packed = Operands({"q": q, "k": kv, "v": kv, "out": q})
     tiled: Any = choose_packed(typical(cell), goal)
     yield from tiled.calls(typical(cell), packed, 132)
-    even = AttentionProblem(cell.batch, h, g, Even(cell.queries, cell.keys), d, bf16, CAUSAL)
+    even = AttentionProblem(cell.batch, h, g, Even(cell.queries, cell.keys), d, bf16, window=CAUSAL)
     yield from choose(even, goal)[0].calls(even, Operands.contiguous(even), 132)
     rows = (cell.queries * h * d, d, h * d)
     for page in (0, *PAGES):

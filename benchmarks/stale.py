@@ -68,7 +68,7 @@ def other_attention(result: Result) -> Iterator[str]:
     for cell in result["cells"]:
         batch, heads, seq, dim = (cell[name] for name in ("batch", "heads", "seq", "head_dim"))
         window = None, 0 if cell["causal"] else None
-        problem = AttentionProblem(batch, heads, heads, Even(seq, seq), dim, bf16, window)
+        problem = AttentionProblem(batch, heads, heads, Even(seq, seq), dim, bf16, window=window)
         today = str(choose_attention(problem, target(gpu["target"]), gpu["multiprocessors"])[0])
         if today != cell["config"]:
             yield f"{cell['cell']} ran {cell['config']} and would run {today}"

@@ -99,7 +99,7 @@ class Cell:
     def packed(self) -> AttentionProblem:
         """What is asked, whatever the lengths."""
         window = None, 0 if self.causal else None
-        return AttentionProblem(self.batch, *self.kinds, Packed(WIDTH, WIDTH), self.head_dim, bf16, window)
+        return AttentionProblem(self.batch, *self.kinds, Packed(WIDTH, WIDTH), self.head_dim, bf16, window=window)
 
     @property
     def dense(self) -> AttentionProblem:

@@ -34,7 +34,9 @@ def chosen() -> list[ForwardSm90]:
     for head_dim, length, right, cap, lse in product(
         (64, 80, 128, 192, 256), (256, 1024, 2048, 8192, 16384), (None, 0), (None, 20.0), (False, True)
     ):
-        problem = AttentionProblem(4, 16, 16, Even(length, length), head_dim, bf16, (None, right), softcap=cap, lse=lse)
+        problem = AttentionProblem(
+            4, 16, 16, Even(length, length), head_dim, bf16, window=(None, right), softcap=cap, lse=lse
+        )
         config, _ = choose(problem, target("sm_90a"))
         assert isinstance(config, ForwardSm90)
         found[config] = None

@@ -10,11 +10,11 @@ from warploom.core.dtypes import DType, dtype_of
 from warploom.kernels.attention.reference import (
     UNIT_ROUNDOFF,
     AttentionReference,
-    Window,
     attention_error,
     attention_reference,
     seen_of,
 )
+from warploom.kernels.attention.scores import Window
 
 TINY = {"f16": 2.0**-25, "bf16": 0.0}
 """What rounding to a number below the type's normal ones may lose."""

@@ -58,7 +58,9 @@ class Case:
         """What is asked."""
         c, h = self.config, self.heads
         v_dim = 0 if c.value_dim == c.head_dim else c.value_dim
-        return AttentionProblem(1, h, h, Even(self.q_len, self.kv_len), c.head_dim, c.dtype, self.window, v_dim=v_dim)
+        return AttentionProblem(
+            1, h, h, Even(self.q_len, self.kv_len), c.head_dim, c.dtype, window=self.window, v_dim=v_dim
+        )
 
     @cached_property
     def call(self) -> KernelCall:

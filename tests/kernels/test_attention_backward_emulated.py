@@ -130,7 +130,7 @@ def test_rows_without_keys_and_keys_without_rows_have_zeros(config: BackwardSm80
         assert x[..., 187:, :].any(axis=-1).all()
 
 
-SHORT = AttentionProblem(32, 32, 32, Even(512, 512), 64, bf16, CAUSAL)
+SHORT = AttentionProblem(32, 32, 32, Even(512, 512), 64, bf16, window=CAUSAL)
 
 
 @pytest.mark.parametrize(

@@ -183,7 +183,7 @@ def traced(config: AttentionConfig) -> Program:
 def test_every_problem_has_a_configuration_that_can_be_traced(head_dim: int, arch: str) -> None:
     for length, causal, cap in ((64, True, None), (4096, True, 20.0), (4096, False, None)):
         window = (None, 0) if causal else (None, None)
-        problem = AttentionProblem(4, 16, 16, Even(length, length), head_dim, f16, window, softcap=cap, lse=True)
+        problem = AttentionProblem(4, 16, 16, Even(length, length), head_dim, f16, window=window, softcap=cap, lse=True)
         config, reason = choose(problem, target(arch))
         assert config.check(target(arch)) + config.violations(problem) == []
         assert reason
@@ -199,7 +199,7 @@ def test_sm90_multiplies_by_wgmma(head_dim: int, length: int) -> None:
         assert isinstance(choose(replace(problem, lse=lse), target("sm_90a"))[0], ForwardSm90), problem
 
 
-CHUNK = AttentionProblem(1, 16, 16, Even(128, 8192), 128, bf16, (None, 0))
+CHUNK = AttentionProblem(1, 16, 16, Even(128, 8192), 128, bf16, window=(None, 0))
 
 
 @pytest.mark.parametrize(
@@ -238,7 +238,7 @@ def test_ctas_that_have_one_tile_each_are_not_ready_for_another(batch: int, pers
 
 
 def test_a_few_queries_of_wide_heads_take_the_blocks_of_as_many_keys() -> None:
-    few, many = (AttentionProblem(1, 32, 8, Even(q, 8192), 256, bf16, (None, 0)) for q in (256, 8192))
+    few, many = (AttentionProblem(1, 32, 8, Even(q, 8192), 256, bf16, window=(None, 0)) for q in (256, 8192))
     found = [choose(x, target("sm_90a"), 132)[0] for x in (few, many)]
     assert [replace(x, consumers=1) for x in found if isinstance(x, ForwardSm90)] == [found[0]] * 2
 
@@ -256,7 +256,7 @@ def test_under_a_causal_mask_row_sums_in_registers_leave_q_in_shared_memory(
     change: dict[str, Any], in_registers: bool
 ) -> None:
     """As measured on the H200 (benchmarks/compare_trees.py)."""
-    problem = changed(AttentionProblem(4, 16, 16, Even(4096, 4096), 128, bf16, (None, 0)), **change)
+    problem = changed(AttentionProblem(4, 16, 16, Even(4096, 4096), 128, bf16, window=(None, 0)), **change)
     config, _ = choose(problem, target("sm_90a"))
     assert isinstance(config, ForwardSm90)
     assert config.q_in_registers == in_registers
@@ -264,7 +264,7 @@ def test_under_a_causal_mask_row_sums_in_registers_leave_q_in_shared_memory(
 
 def test_a_chunk_of_a_prompt_takes_the_tiles_of_as_many_keys() -> None:
     """At head_dim 64 and a causal mask; a window bounds the keys."""
-    prompt = AttentionProblem(4, 32, 32, Even(8000, 8000), 64, bf16, (None, 0))
+    prompt = AttentionProblem(4, 32, 32, Even(8000, 8000), 64, bf16, window=(None, 0))
     chunk = changed(prompt, q_len=512)
     assert choose(chunk, target("sm_90a"))[0] == choose(prompt, target("sm_90a"))[0]
     near = [replace(x, window=(200, 0)) for x in (prompt, chunk)]

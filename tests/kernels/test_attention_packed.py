@@ -102,7 +102,7 @@ class Case:
             Packed(x["q"].shape[0], x["k"].shape[0], ("q_used" in x, "k_used" in x)),
             self.config.head_dim,
             self.config.dtype,
-            self.window,
+            window=self.window,
             lse=self.lse,
             v_dim=0 if x["v"].shape[2] == x["k"].shape[2] else x["v"].shape[2],
         )

@@ -93,7 +93,7 @@ class Case:
             Packed(x["q"].shape[0], x["k"].shape[0]),
             config.head_dim,
             config.dtype,
-            self.window,
+            window=self.window,
             sinks=bool(self.sinks),
             v_dim=0 if config.value_dim == config.head_dim else config.value_dim,
         )
@@ -169,7 +169,7 @@ def test_narrow_heads_share_ctas_however_many_sequences_there_are() -> None:
     """A call with other totals makes no other kernel."""
     found = {
         choose(
-            BackwardProblem(AttentionProblem(batch, 32, 32, Packed(rows, rows), 64, f16, (None, 0), lse=True)),
+            BackwardProblem(AttentionProblem(batch, 32, 32, Packed(rows, rows), 64, f16, window=(None, 0), lse=True)),
             target("sm_90a"),
         )[0]
         for batch, rows in ((1, 64), (300, 1 << 20))

@@ -116,7 +116,9 @@ def test_a_missing_wait_or_fence_is_found() -> None:
 
 
 KEYS, QUERIES = (64 * 128, 64, 128), (512 * 256, 64, 256)
-PROBLEM = AttentionProblem(4, 4, 2, Cached(512, 8192, page_size=64, pages=500, table_pages=128), 64, bf16, (None, 0))
+PROBLEM = AttentionProblem(
+    4, 4, 2, Cached(512, 8192, page_size=64, pages=500, table_pages=128), 64, bf16, window=(None, 0)
+)
 LYING = {"q": QUERIES, "k": KEYS, "v": KEYS, "out": QUERIES, "table": (128,)}
 OPERANDS = Operands(LYING)
 

@@ -38,7 +38,7 @@ def test_the_base_compiles_everywhere(arch: str) -> None:
 @pytest.mark.parametrize(("head_dim", "length"), [(128, 4096), (256, 512)])
 def test_wgmma_is_not_serialised_where_a_tile_has_the_most_to_keep(head_dim: int, length: int) -> None:
     """Log-sum-exps and sinks beside a mask: ptxas says so where it has no registers left, which is an error."""
-    problem = AttentionProblem(2, 8, 8, Even(length, length), head_dim, bf16, (None, 0), lse=True, sinks=True)
+    problem = AttentionProblem(2, 8, 8, Even(length, length), head_dim, bf16, window=(None, 0), lse=True, sinks=True)
     config = choose(problem, target("sm_90a"))[0]
     assert isinstance(config, ForwardSm90)
     (call,) = config.calls(problem, Operands.contiguous(problem), 132)

@@ -72,5 +72,5 @@ def test_hopper_has_a_kernel_for_every_pair(window: tuple[int | None, int | None
     sizes, lengths = (8, 64, 128, 192, 256), (100, 1000, 3000, 16384)
     for d, v_dim, length, lse in itertools.product(sizes, sizes, lengths, (False, True)):
         own = 0 if d == v_dim else v_dim
-        problem = AttentionProblem(1, 4, 4, Even(length, length), d, bf16, window, lse=lse, v_dim=own)
+        problem = AttentionProblem(1, 4, 4, Even(length, length), d, bf16, window=window, lse=lse, v_dim=own)
         assert isinstance(choose(problem, target("sm_90a"))[0], ForwardSm90), problem

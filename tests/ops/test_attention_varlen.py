@@ -180,7 +180,7 @@ def test_no_length_makes_a_new_kernel() -> None:
         sources = set()
         for _ in range(500):
             batch, total_q, total_k = (int(x) for x in numbers.integers(1, (300, 100_000, 100_000)))
-            problem = AttentionProblem(batch, 16, 4, Packed(total_q, total_k), 128, bf16, (None, 0), lse=True)
+            problem = AttentionProblem(batch, 16, 4, Packed(total_q, total_k), 128, bf16, window=(None, 0), lse=True)
             config = choose_packed(problem, target(arch))
             lying = {"q": (2048, 128), "k": (512, 128), "v": (512, 128), "out": (2048, 128)}
             sources |= {call.source for call in config.calls(problem, Operands(lying), 132)}

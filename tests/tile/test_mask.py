@@ -107,7 +107,7 @@ def compare(program: Program, visible: Visible, q_len: int, kv_len: int, tile_n:
     }
     assert clean(program, tiles, {p.name: given[p.name] for p in program.parameters})
 
-    problem = AttentionProblem(1, 1, 1, Even(q_len, kv_len), 64, bf16, window)
+    problem = AttentionProblem(1, 1, 1, Even(q_len, kv_len), 64, bf16, window=window)
     assert visits.tolist() == list(problem.visited_blocks(TILE_M, tile_n)), "what the host counts"
     seen = np.zeros((tiles * TILE_M, keys), bool)
     seen[:q_len, :kv_len] = predicate(q_len, kv_len, window)

@@ -190,7 +190,7 @@ def test_attention_is_right_in_any_grouping(size: int, persistent: bool) -> None
 # -- how many planes form a group
 def causal(n: int, head_dim: int = 128, tokens: int = 16384, width: int = 2048) -> AttentionProblem:
     heads = width // head_dim
-    return AttentionProblem(tokens // n, heads, heads, Even(n, n), head_dim, bf16, (None, 0))
+    return AttentionProblem(tokens // n, heads, heads, Even(n, n), head_dim, bf16, window=(None, 0))
 
 
 def chosen(problem: AttentionProblem) -> int:

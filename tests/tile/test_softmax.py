@@ -5,7 +5,8 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from functools import cache, partial, reduce
 from operator import or_
 from typing import Any
@@ -23,11 +24,25 @@ from warploom.tile.copies import RowCopy, Rows
 from warploom.tile.epilogue import Sums, Target, store_registers, store_row_values
 from warploom.tile.pipeline import operand_tile
 from warploom.tile.product import MmaSync, zero
-from warploom.tile.softmax import SUM_COLS, OnlineSoftmax, StaleSoftmax, nothing, put_ones
+from warploom.tile.softmax import SUM_COLS, OnlineSoftmax, StaleSoftmax, capped, nothing, put_ones
 
 BLOCKS, KEYS, COLS, WARPS = 5, 32, 64, 2
 ROWS = 16 * WARPS
 MODES = ("step", "deferred", "always rescaled", "stale")
+
+
+@dataclass(frozen=True)
+class Capped:
+    """A soft cap, as a change of scaled scores."""
+
+    k: Kernel
+    cap: float
+
+    def scores(self, scaled: Iterable[Traced]) -> Iterator[Traced]:
+        return (capped(self.k, x, self.cap) for x in scaled)
+
+    def slopes(self, exponents: Iterable[Traced]) -> Iterator[Traced]:
+        raise NotImplementedError
 
 
 class Scores:
@@ -129,7 +144,9 @@ def weigh(
     s = cores.accumulator(16, KEYS, "s")
     o = cores.accumulator(16, COLS + (SUM_COLS if column else 0), "o")
     product = cores.product(o, s, values, transposed_b=True)
-    softmax = OnlineSoftmax(k, s, o, scale, dtype, cap=cap, column=column, lse=not column, sinks=sunk)
+    softmax = OnlineSoftmax(
+        k, s, o, scale, dtype, change=None if cap is None else Capped(k, cap), column=column, lse=not column, sink=sunk
+    )
     zero(o)
     seen = Scores(k, scores, s, recomputed)
 

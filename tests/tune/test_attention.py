@@ -66,7 +66,7 @@ def test_results_are_checked_on_the_kernel_that_is_timed(data):
     kv_len = data.draw(st.one_of(st.just(q_len), st.integers(1, 20000)))
     kv_heads = data.draw(st.sampled_from([1, 2, 8]))
     window = data.draw(st.sampled_from([(None, None), (None, 0), (64, 0)]))
-    problem = AttentionProblem(3, 8, kv_heads, Even(q_len, kv_len), 128, bf16, window)
+    problem = AttentionProblem(3, 8, kv_heads, Even(q_len, kv_len), 128, bf16, window=window)
     config = data.draw(st.sampled_from(candidates(problem, arch)))
     checked = checked_problem(problem, config)
     assert ATTENTION.source(checked, config) == ATTENTION.source(problem, config)
@@ -132,7 +132,7 @@ def test_a_workload_checks_and_runs_the_configuration(monkeypatch):
     monkeypatch.setattr(on_gpu, "torch_module", lambda: CpuTorch(torch))
     monkeypatch.setattr(measured, "GpuCall", EmulatedAttention)
     monkeypatch.setattr(EmulatedAttention, "made", [])
-    workload = ATTENTION.workload(AttentionProblem(2, 2, 1, Even(72, 72), 64, bf16, (None, 0), lse=True), 0)
+    workload = ATTENTION.workload(AttentionProblem(2, 2, 1, Even(72, 72), 64, bf16, window=(None, 0), lse=True), 0)
     assert workload.sets == 2
     assert workload.answers()
     assert workload.fault(SMALL) is None
@@ -157,7 +157,7 @@ def test_tuning_on_a_gpu():
 
     gpu = gpu_for_tuning()
     tuner = Tuner(replace(ATTENTION, space=few), gpu, effort=Effort(passes=0))
-    outcome = tuner.tune(AttentionProblem(2, 4, 4, Even(1024, 1024), 128, bf16, (None, 0)))
+    outcome = tuner.tune(AttentionProblem(2, 4, 4, Even(1024, 1024), 128, bf16, window=(None, 0)))
     assert outcome.found is not None
     assert outcome.found.gpu == gpu.name
     assert outcome.found.speedup >= 0.97

@@ -110,9 +110,11 @@ class TensorMap(TensorMapHandle):
 class Compound:
     """Base of annotations that stand for several parameters: those that a class annotates, named ``parameter_field``.
 
-    They are annotated as parameters are. The value that the kernel gets has them as attributes and, in their order, as
-    ``values``; its ``k`` is the language.
+    Where ``prefixed`` is False their names are the fields' alone. They are annotated as parameters are. The value that
+    the kernel gets has them as attributes and, in their order, as ``values``; its ``k`` is the language.
     """
+
+    prefixed = True
 
     @classmethod
     @cache
@@ -149,9 +151,10 @@ class Parameters:
         """In the order of the Program."""
         return [*self.written, *self.numbers, *self.strides]
 
-    def argument(self, name: str, kind: Any, *, within: bool = False) -> Any:
-        """What the kernel gets for a parameter, which may be ``within`` a compound one."""
-        k = self.k
+    def argument(self, name: str, kind: Any, *, within: str | None = None) -> Any:
+        """What the kernel gets for a parameter, which may be ``within`` a compound one: its name begins with that."""
+        k, prefix = self.k, within or ""
+        name = prefix + name
         if isinstance(kind, PointerType):
             address = self._new(self.written, name, "pointer", kind.dtype, u64, strides=kind.strides)
             if not kind.strides:
@@ -162,10 +165,11 @@ class Parameters:
             ]
             return StridedPointer(k, address, kind.dtype, tuple(strides))
         if isinstance(kind, DType):
-            return self._new(self.numbers if within else self.written, name, "scalar", kind, kind)
+            return self._new(self.written if within is None else self.numbers, name, "scalar", kind, kind)
         if isinstance(kind, type) and issubclass(kind, Compound):
             own = kind.fields().items()
-            return kind(k, *[self.argument(f"{name}_{field}", of, within=True) for field, of in own])
+            prefix = f"{name}_" if kind.prefixed else prefix
+            return kind(k, *[self.argument(field, of, within=prefix) for field, of in own])
         if kind is TensorMap:
             return TensorMapHandle(self._new(self.written, name, "tensor_map", u64, u64))
         raise TraceError(

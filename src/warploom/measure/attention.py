@@ -23,14 +23,14 @@ _CHECKED_ROWS = 512  # at least, of a small problem that results are checked on
 def torch_error(out: Any, q: Any, k: Any, v: Any, dtype: DType, problem: AttentionProblem | None = None) -> ErrorReport:
     """Compare ``out`` with float64 attention of q, k, v, all torch tensors (batch, seq, heads, head_dim).
 
-    ``problem``: its window, soft cap and scale; without one, every query sees every key. The same bounds, element by
+    ``problem``: the options of its scores; without one, every query sees every key. The same bounds, element by
     element, as :func:`warploom.kernels.attention.reference.attention_error`.
     """
     torch = torch_module() if out.is_cuda else __import__("torch")
     worst = (torch.zeros((), dtype=torch.float64, device=out.device),) * 3
     batch, q_len, heads, _ = q.shape
-    kv_len, window = k.shape[1], (None, None) if problem is None else problem.window
-    how = {} if problem is None else {"scale": problem.scale, "softcap": problem.softcap}
+    kv_len, how = k.shape[1], {} if problem is None else problem.numbers
+    window = how.pop("window", (None, None))
     block, group = max(1, min(q_len, _BLOCK_ELEMENTS // kv_len)), heads // k.shape[2]
     for b, h, start in product(range(batch), range(heads), range(0, q_len, block)):
         rows = slice(start, start + block)
@@ -91,7 +91,7 @@ class AttentionOnGpu(OnGpu):
     def _call(self, config: AttentionConfig, inputs: tuple[Any, Any, Any]) -> GpuCall:
         """The kernel with the grid and scalars of these inputs."""
         p = self._problem
-        made = plan(*inputs, scale=p.scale, window=p.window, softcap=p.softcap, return_lse=p.lse, config=config)
+        made = plan(*inputs, **p.numbers, return_lse=p.lse, config=config)
         return GpuCall.of(made.calls[0], self._index)
 
 

@@ -22,7 +22,8 @@ from warploom.interop.arrays import (
 )
 from warploom.interop.copies import compact, in_float32, settled
 from warploom.interop.overlap import overlaps_itself, same_elements, share_memory
-from warploom.kernels.attention.problem import MOST_HEAD_DIM, AttentionFeatures, AttentionProblem, Even, Window
+from warploom.kernels.attention.problem import MOST_HEAD_DIM, AttentionProblem, Even
+from warploom.kernels.attention.scores import ScoreOptions, Window
 
 Layout = Literal["bshd", "bhsd"]
 AXES: dict[str, tuple[int, int, int]] = {"bshd": (0, 2, 1), "bhsd": (0, 1, 2)}
@@ -53,7 +54,7 @@ class Options:
 
     def check(self) -> None:
         """Raises ProblemError for values that no kernel computes with."""
-        AttentionFeatures(window=self.sides(), scale=self.scale, softcap=self.softcap)
+        ScoreOptions(window=self.sides(), scale=self.scale, softcap=self.softcap).check()
 
     def asked(self, head_dim: int) -> dict[str, Any]:
         """The options of a problem of attention beside its shapes, by name."""

@@ -19,11 +19,11 @@ loop over the blocks nothing: maxima start at a number instead of -inf. Rows wit
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import reduce
 from operator import and_, or_
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from warploom.core.dtypes import F32_MAX, DType, f32, u32
 from warploom.lang.values import Mutable
@@ -62,6 +62,18 @@ def nothing() -> None:
     """An action that does nothing."""
 
 
+class ScoreChange(Protocol):
+    """What becomes of scaled scores before the softmax, one by one and in their order: a soft cap, say."""
+
+    def scores(self, scaled: Iterable[Traced]) -> Iterable[Traced]:
+        """The scores that the softmax gets."""
+        ...
+
+    def slopes(self, exponents: Iterable[Traced]) -> Iterable[Traced]:
+        """The derivatives of those by the scaled ones; ``exponents`` are log2(e) times the scores that it got."""
+        ...
+
+
 def capped(k: Kernel, x: Traced, cap: float) -> Traced:
     """cap · tanh(x / cap) to float32's accuracy (tanh.approx is good to 2^-11, and the cap multiplies its error).
 
@@ -71,6 +83,12 @@ def capped(k: Kernel, x: Traced, cap: float) -> Traced:
     square = (x * (1.0 / cap)) * (x * (1.0 / cap))
     near = x * k.fma(square, k.fma(square, 2.0 / 15.0, -1.0 / 3.0), 1.0)
     return k.select(square < NEAR_ZERO**2, near, away)
+
+
+def capped_slope(k: Kernel, exponent: Traced, cap: float) -> Traced:
+    """The derivative of :func:`capped`, 1 - tanh²; ``exponent`` is log2(e) times what that gave."""
+    tanh = exponent * (math.log(2.0) / cap)
+    return k.fma(tanh * -1.0, tanh, 1.0)
 
 
 @dataclass(frozen=True)
@@ -144,9 +162,8 @@ class OnlineSoftmax:
     """Row maxima m and sums l (each lane's part) of the rows that a thread has of S.
 
     ``s`` holds a block's scores, and P after it, which products take as ``dtype`` (f16 or bf16); ``o`` is the output's
-    accumulator. ``cap`` c replaces a scaled score x
-    by c·tanh(x / c). ``column``: the last columns of ``o`` are the row sums, since :func:`put_ones` stand beside V.
-    ``lse``: :meth:`finish` returns log-sum-exps; ``sinks``: it takes a sink.
+    accumulator. ``change``: what becomes of scaled scores. ``column``: the last columns of ``o`` are the row sums,
+    since :func:`put_ones` stand beside V. ``lse``: :meth:`finish` returns log-sum-exps; ``sink``: it takes a sink.
     """
 
     def __init__(
@@ -157,15 +174,15 @@ class OnlineSoftmax:
         scale: float,
         dtype: DType,
         *,
-        cap: float | None = None,
+        change: ScoreChange | None = None,
         column: bool = False,
         lse: bool = False,
-        sinks: bool = False,
+        sink: bool = False,
     ) -> None:
         self._k, self._s, self._o = k, s, o
         self._scores = s.mutable
-        self._scale, self._cap, self._column, self._lse = scale, cap, column, lse
-        self._folded = cap is None and scale > 0
+        self._scale, self._change, self._column, self._lse = scale, change, column, lse
+        self._folded = change is None and scale > 0
         self._exponents = Exponents(scale * LOG2_E if self._folded else LOG2_E, dtype)
         self._plan = reduction_plan(s.layout, "col")
         self._rows = self._plan.groups
@@ -173,7 +190,7 @@ class OnlineSoftmax:
         count = len(self._rows)
         self._m = k.registers(f32, count, None, "row_max")
         self._l = k.registers(f32, count, None, "row_sum")
-        self._last_m = k.registers(f32, count, None, "last_max") if lse or column or sinks else []
+        self._last_m = k.registers(f32, count, None, "last_max") if lse or column or sink else []
         self._last_l = [] if column else k.registers(f32, count, None, "last_sum")
 
     @property
@@ -190,7 +207,7 @@ class OnlineSoftmax:
 
     def first(self, mask: Action = nothing) -> None:
         """A first block: P by its own maxima; the rows begin anew. ``mask`` masks scores, here and below."""
-        self._limit()
+        self._form_scores()
         mask()
         for m, top in zip(self._m, self._s.reduce("max", "col"), strict=True):
             m.set(self._k.maximum(top, self._exponents.lowest))
@@ -201,7 +218,7 @@ class OnlineSoftmax:
     def step(self, mask: Action = nothing) -> None:
         """The next block, where no product writes O meanwhile: P, and O rescaled where a row outgrew its maximum."""
         k = self._k
-        self._limit()
+        self._form_scores()
         mask()
         tops = self._s.reduce("max", "col")
         outgrown = [(top - m) * self._exponents.c > LAZY_GROWTH for m, top in zip(self._m, tops, strict=True)]
@@ -217,7 +234,7 @@ class OnlineSoftmax:
     def deferred(self, mask: Action = nothing, *, lazy: bool = True) -> list[Traced]:
         """The next block, while a product still writes O: P now; returns the rows' factors for :meth:`rescale`."""
         k = self._k
-        self._limit()
+        self._form_scores()
         mask()
         factors: list[Traced] = []
         for m, top in zip(self._m, self._s.reduce("max", "col"), strict=True):
@@ -240,7 +257,7 @@ class OnlineSoftmax:
         NaN never passes, and no score of a row without a maximum yet: the sum is no number, or too large.
         """
         k = self._k
-        self._limit()
+        self._form_scores()
         self._exponentials()
         if self._column:
             bits = reduce(or_, [k.bitcast(x, u32) for x in self._scores])
@@ -302,13 +319,14 @@ class OnlineSoftmax:
                 inverse.store(factor, index, row)
 
     # -- formulas
-    def _limit(self) -> None:
-        """Scores scaled, where the scale is not part of the exponent, and capped."""
+    def _form_scores(self) -> None:
+        """Scores scaled, where the scale is not part of the exponent, and changed."""
         if self._folded:
             return
-        for x in self._scores:
-            scaled = x * self._scale
-            x.set(scaled if self._cap is None else capped(self._k, scaled, self._cap))
+        scaled = (x * self._scale for x in self._scores)
+        changed = scaled if self._change is None else self._change.scores(scaled)
+        for x, score in zip(self._scores, changed, strict=True):
+            x.set(score)
 
     def _raise(self, m: Mutable, top: Traced) -> Traced:
         """Set a row's maximum; returns the factor of its l and O."""

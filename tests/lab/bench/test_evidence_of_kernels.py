@@ -25,7 +25,7 @@ from warploom_lab.kernels.matmul.ladder import FULL_LADDER
 from warploom_lab.kernels.reduce.ladder import LADDER
 
 EVIDENCE, STALE = evidence, load("stale")
-PROBLEM = AttentionProblem(1, 2, 2, Even(256, 256), 64, bf16, (None, 0))
+PROBLEM = AttentionProblem(1, 2, 2, Even(256, 256), 64, bf16, window=(None, 0))
 
 
 def sources() -> list[KernelSource]:
@@ -118,7 +118,7 @@ def test_the_list_may_not_be_wrong(result: dict[str, Any]) -> None:
 
 
 def test_a_choice_that_would_be_another_today_is_found() -> None:
-    problem = AttentionProblem(8, 16, 16, Even(1024, 1024), 128, bf16, (None, None))
+    problem = AttentionProblem(8, 16, 16, Even(1024, 1024), 128, bf16, window=(None, None))
     config = str(choose(problem, target("sm_90a"))[0])
     cell = {"cell": "c", "batch": 8, "heads": 16, "seq": 1024, "head_dim": 128, "causal": False, "config": config}
     gpu = {"target": "sm_90a", "multiprocessors": 132}

@@ -71,7 +71,7 @@ def _narrow(problem: BackwardProblem) -> BackwardSm90:
     """Registers have room for as many query rows; else shared memory has room for the sums of two blocks."""
     p, widest = problem.forward, _widest(problem)
     base = BackwardSm90(head_dim=p.head_dim, dtype=p.dtype, v_dim=p.v_dim, in_turn=problem.deterministic)
-    for most, rows, _ in _ROWS if p.softcap is None else ():
+    for most, rows, _ in _ROWS if not p.changes else ():
         if widest <= most:
             return replace(base, tile_m=rows)
     return replace(base, alternating=widest > _ROWS[0][0])
@@ -84,7 +84,7 @@ def _wide(p: AttentionProblem) -> BackwardWideSm90:
     """
     base = BackwardWideSm90(head_dim=p.head_dim, dtype=p.dtype, v_dim=p.v_dim)
     stages = 3 if base.width + base.value_width <= _ROOMY_WIDTH else 2
-    planes = 1 if p.window == (None, None) and p.q_len >= _LONG else 16
+    planes = 1 if not p.windowed and p.q_len >= _LONG else 16
     base = replace(base, stages=stages, side_by_side=planes)
     if max(p.head_dim, p.value_dim) <= _ROOMY_HEAD:
         return replace(base, tile_n=64, held=6)
@@ -101,7 +101,7 @@ def in_order(config: BackwardSm90, p: AttentionProblem, *, listed: bool = False)
     the less, the more planes share the multiprocessors; in no order they begin at their own rows, where they meet at no
     block, as all ``listed`` ones do. Without a mask nothing brings tiles together again, so the planes of a group fit.
     """
-    left, right = p.window
+    left, right = p.left, p.right
     if right is None:
         return replace(config, side_by_side=1) if left is None else config
     if listed and not config.in_turn:

@@ -1,10 +1,11 @@
-"""The first kernels of every backward pass: two numbers of each query row, and the gradient of the sinks."""
+"""The first and the last kernels of every backward pass: two numbers of each query row, and gradients of options."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 from warploom.kernels.attention.problem import BackwardProblem, Operands
+from warploom.kernels.attention.scores import HeadRows
 from warploom.kernels.source import KernelCall, KernelSource
 from warploom.tile.order import most_pieces
 
@@ -61,11 +62,8 @@ def vectors_of(problem: BackwardProblem, tile: int, vector: int) -> tuple[int, i
     return p.heads if p.listed else p.planes, slots_of(problem, tile) * vector
 
 
-def rows_calls(problem: BackwardProblem, operands: Operands, tile: int, vector: int) -> tuple[KernelCall, ...]:
-    """The kernel that forms ``shift`` and ``delta`` of every row: ``vector`` places for a block of ``tile`` rows.
-
-    After it the one of the gradient of the sinks, if there are any.
-    """
+def rows_call(problem: BackwardProblem, operands: Operands, tile: int, vector: int) -> KernelCall:
+    """The launch that forms ``shift`` and ``delta`` of every row: ``vector`` places for a block of ``tile`` rows."""
     p, (planes, places) = problem.forward, vectors_of(problem, tile, vector)
     groups, slots = RowGroups(p.value_dim), slots_of(problem, tile)
     source = KernelSource.of(
@@ -82,18 +80,19 @@ def rows_calls(problem: BackwardProblem, operands: Operands, tile: int, vector: 
     memory: dict[str, int] = dict.fromkeys(("shift", "delta"), planes * places)
     if p.listed:
         grid, extent = (slots * p.heads, -(-tile // groups.rows), 1), {"total_q": p.q_len, "slots": slots}
-        of_sinks = {"q_len": places, "plane": places, "batches": 1}
     else:
         grid, extent = (-(-slots * tile // groups.rows), p.heads, p.batch), {"q_len": p.q_len, "padded": slots * tile}
-        of_sinks = {"q_len": p.q_len, "plane": places, "batches": p.batch}
     scalars = extent | operands.scalars("out", "dout")
-    zeroed = "delta" if p.listed and p.sinks else ""  # where no row has its place delta counts as well
-    rows = KernelCall(source, grid, scalars, (), arrays, memory, zeroed)
-    if not p.sinks:
-        return (rows,)
-    source = KernelSource.of(
-        "warploom.kernels.attention.device.backward_rows:attention_backward_sinks",
-        "attention_backward_sinks",
-        tile=(1, 1) if p.listed else (tile, vector),
-    )
-    return rows, KernelCall(source, (p.heads, 1, 1), of_sinks, (), ("sinks", "shift", "delta", "dsinks"))
+    zeroed = "delta" if p.listed and p.head_arrays else ""  # sums over a head's rows count places without a row, too
+    return KernelCall(source, grid, scalars, (), arrays, memory, zeroed)
+
+
+def option_calls(problem: BackwardProblem, operands: Operands, tile: int, vector: int) -> tuple[KernelCall, ...]:
+    """The launches that form the gradients of options' arrays, of a pass with such ``shift`` and ``delta``."""
+    p, (_, places) = problem.forward, vectors_of(problem, tile, vector)
+    per_block, lengths = (tile, vector), {"q_len": p.q_len, "plane": places, "batches": p.batch}
+    if p.listed:
+        per_block, lengths = (1, 1), {"q_len": places, "plane": places, "batches": 1}
+    strides = operands.scalars("q", "dq")
+    rows = HeadRows(p.heads, p.head_dim, p.dtype, p.listed, per_block, lengths, strides)
+    return tuple(p.options[name].gradient(rows) for name in p.head_arrays)

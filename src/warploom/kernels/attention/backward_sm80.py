@@ -8,7 +8,7 @@ from typing import ClassVar
 
 from warploom.core.arguments import fields
 from warploom.core.dtypes import DType, bf16, f16
-from warploom.kernels.attention.backward_rows import MULTIPLIED, extents, rows_calls, vectors_of
+from warploom.kernels.attention.backward_rows import MULTIPLIED, extents, option_calls, rows_call, vectors_of
 from warploom.kernels.attention.lists import list_gradient_tiles
 from warploom.kernels.attention.problem import BACKWARD, BackwardProblem, GradientDims, Operands
 from warploom.kernels.settings import flag, violated
@@ -132,10 +132,11 @@ class BackwardSm80(GradientDims):
         Packed sequences have their tiles listed first. Without any keys there is nothing to multiply.
         """
         listing = list_gradient_tiles(problem, (self.tile_m, self.keys), 1)
-        rows = rows_calls(problem, operands, self.tile_m, self.tile_m)
+        rows = rows_call(problem, operands, self.tile_m, self.tile_m)
+        options = option_calls(problem, operands, self.tile_m, self.tile_m)
         if not problem.forward.kv_len:
-            return *listing[:1], *rows
-        return *listing, *rows, self._products(problem, operands), self._rounding(problem, operands)
+            return *listing[:1], rows, *options
+        return *listing, rows, self._products(problem, operands), self._rounding(problem, operands), *options
 
     def _products(self, problem: BackwardProblem, operands: Operands) -> KernelCall:
         """The kernel that multiplies."""
@@ -149,7 +150,8 @@ class BackwardSm80(GradientDims):
         scalars = {**extents(problem, self.tile_m), **fields("arrays", **operands.scalars(*ROWS))}
         blocks = math.prod(vectors_of(problem, self.tile_m, 1))
         memory = {"total": blocks * self.threads * self.dq_registers} | ({"turns": blocks} if self.in_turn else {})
-        arrays, grid = (*MULTIPLIED, *(["tiles"] if p.listed else ()), *memory), p.grid(self.keys, p.kv_heads, p.kv_len)
+        arrays = *MULTIPLIED, *p.changing_arrays, *(["tiles"] if p.listed else ()), *memory
+        grid = p.grid(self.keys, p.kv_heads, p.kv_len)
         return KernelCall(source, grid, scalars, (), arrays, memory, [*memory][-1])
 
     def _rounding(self, problem: BackwardProblem, operands: Operands) -> KernelCall:

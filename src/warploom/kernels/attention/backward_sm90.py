@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from warploom.core.dtypes import DType, bf16, f16, f32
-from warploom.kernels.attention.backward_rows import MULTIPLIED, extents, rows_calls, vectors_of
+from warploom.kernels.attention.backward_rows import MULTIPLIED, extents, option_calls, rows_call, vectors_of
 from warploom.kernels.attention.lists import list_gradient_tiles
 from warploom.kernels.attention.problem import MOST_POSITIONS, AttentionProblem, BackwardProblem, GradientDims, Operands
 from warploom.kernels.settings import flag, violated
@@ -143,11 +143,12 @@ class BackwardSm90(GradientDims):
         Packed sequences have their tiles listed first. Without any keys there is nothing to multiply.
         """
         listing = list_gradient_tiles(problem, (self.tile_m, KEYS), self.side_by_side)
-        rows = rows_calls(problem, operands, self.tile_m, self.vector)
+        rows = rows_call(problem, operands, self.tile_m, self.vector)
+        options = option_calls(problem, operands, self.tile_m, self.vector)
         if not problem.forward.kv_len:
-            return *listing[:1], *rows
+            return *listing[:1], rows, *options
         products = self._products(problem, operands, multiprocessors)
-        return *listing, *rows, products, self._rounding(problem, operands)
+        return *listing, rows, products, self._rounding(problem, operands), *options
 
     def _products(self, problem: BackwardProblem, operands: Operands, multiprocessors: int) -> KernelCall:
         """The kernel that multiplies."""
@@ -168,7 +169,7 @@ class BackwardSm90(GradientDims):
             planes = p.kv_heads * p.batch
             scalars |= divisors(kv_heads=p.kv_heads) | row_tiles(tiles // planes, planes, self._together(p))
         memory = {"total": parts * self.total_size, "turns": parts}
-        arrays = *MULTIPLIED, *(["tiles"] if p.listed else ()), *memory
+        arrays = *MULTIPLIED, *p.changing_arrays, *(["tiles"] if p.listed else ()), *memory
         grid = min(tiles, multiprocessors) if self.persistent else tiles, 1, 1
         return KernelCall(source, grid, scalars, maps, arrays, memory, "turns", at_once=self.at_once)
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from warploom.core.dtypes import DType, bf16, f16, f32
-from warploom.kernels.attention.backward_rows import MULTIPLIED, rows_calls
+from warploom.kernels.attention.backward_rows import MULTIPLIED, option_calls, rows_call
 from warploom.kernels.attention.problem import MOST_POSITIONS, BackwardProblem, GradientDims, Operands
 from warploom.kernels.settings import flag, violated
 from warploom.kernels.source import KernelCall, KernelSource, MappedArray
@@ -100,8 +100,8 @@ class BackwardWideSm90(GradientDims):
 
     def calls(self, problem: BackwardProblem, operands: Operands, multiprocessors: int) -> tuple[KernelCall, ...]:
         """The kernels for a problem, on arrays with these strides; a CTA for each tile."""
-        rows = rows_calls(problem, operands, ROWS, ROWS)
-        return *rows, self._keys(problem, operands), self._queries(problem, operands)
+        rows, options = rows_call(problem, operands, ROWS, ROWS), option_calls(problem, operands, ROWS, ROWS)
+        return rows, self._keys(problem, operands), self._queries(problem, operands), *options
 
     def _keys(self, problem: BackwardProblem, operands: Operands) -> KernelCall:
         """The kernel of dK and dV."""
@@ -131,7 +131,7 @@ class BackwardWideSm90(GradientDims):
             **divisors(kv_heads=p.kv_heads),
             **row_tiles(tiles, planes, min(planes, self.side_by_side)),
         }
-        return KernelCall(source, (tiles * planes, 1, 1), scalars, maps, MULTIPLIED)
+        return KernelCall(source, (tiles * planes, 1, 1), scalars, maps, (*MULTIPLIED, *p.changing_arrays))
 
     def _queries(self, problem: BackwardProblem, operands: Operands) -> KernelCall:
         """The kernel of dQ."""
@@ -157,5 +157,5 @@ class BackwardWideSm90(GradientDims):
             **divisors(heads=p.heads),
             **row_tiles(blocks, p.planes, min(p.planes, self.side_by_side)),
         }
-        arrays = "q", "k", "v", "dout", "dq", "shift", "delta"
+        arrays = "q", "k", "v", "dout", "dq", "shift", "delta", *p.changing_arrays
         return KernelCall(source, (blocks * p.planes, 1, 1), scalars, maps, arrays)

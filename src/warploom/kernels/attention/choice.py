@@ -106,7 +106,7 @@ def candidates(problem: AttentionProblem, target: Target) -> tuple[PackedConfig,
 
 
 def candidates_sm90(problem: AttentionProblem) -> tuple[ForwardSm90, ...]:
-    """``wgmma`` configurations: what won for the length, and one that has room for a soft cap's tanh.
+    """``wgmma`` configurations: what won for the length, and one that has room for what changes scores.
 
     At head_dim 64, 192 rows share a block of keys between three consumers: a third less to read from the L2 and from
     shared memory, which is what counts at the power limit. Their registers hold no Q, and short sequences have too few
@@ -117,9 +117,9 @@ def candidates_sm90(problem: AttentionProblem) -> tuple[ForwardSm90, ...]:
         return ()
     columns = problem.dtype is bf16 and problem.value_dim in (64, 128) and not problem.lse
     base = ForwardSm90(head_dim=problem.head_dim, dtype=problem.dtype, v_dim=problem.v_dim, sum_column=columns)
-    ends = problem.window[1] is not None
+    ends = problem.right is not None
     rows = _APART.get((problem.head_dim, problem.value_dim, ends)) or _BY_LENGTH[widths[0], ends]
-    left, right = problem.window
+    left, right = problem.left, problem.right
     length = problem.q_len
     chunk = ends and widths[0] == 64 and length > _SHORT and length * problem.planes > ROWS * MULTIPROCESSORS
     if chunk or widths[0] == 256:  # of a prompt, with tiles for every SM; where blocks are short, for few masked scores
@@ -128,7 +128,7 @@ def candidates_sm90(problem: AttentionProblem) -> tuple[ForwardSm90, ...]:
     tuned = next(replace(base, **flags) for most, flags in rows if seen <= most)
     if ends and widths[0] == problem.value_dim == 128 and not columns:  # the row sums take the registers that Q would
         tuned = replace(tuned, q_in_registers=False)
-    if tuned.consumers == 3 and problem.softcap is not None:
+    if tuned.consumers == 3 and problem.changes:
         tuned = replace(base, stages=3 if widths[0] == 64 else 2)
     return (tuned,) if problem.kv_len < _SHORT else (tuned, replace(tuned, consumers=1))
 
@@ -211,7 +211,7 @@ def violations_on_cache(config: CachedConfig, problem: AttentionProblem, operand
 
 def _shared(problem: AttentionProblem, config: AttentionConfig, multiprocessors: int) -> bool:
     """Whether all SMs should share the keys of a head, rather than that a tile has all of them."""
-    p, (left, _) = problem, problem.window
+    p, left = problem, problem.left
     turns = rounds(config, p.planes, p.q_len, multiprocessors)
     blocks = p.visited_blocks(config.tile_m, config.tile_n)
     passed = config.tile_n * (max(blocks, default=0) if turns <= 1 else turns * sum(blocks) / len(blocks))

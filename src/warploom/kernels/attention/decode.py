@@ -235,18 +235,20 @@ class Decode(Configuration):
         groups = tiles if cache.split or by_tile else ctas, -(-used * self.heads // (COMBINE_WARPS >> spread)), 1
         starts = (*(["lengths"] if cache.lengths else ()), *(["starts"] if cache.packed else ()))
         table, scales = ["table"] if cache.page_size else [], ["k_scale", "v_scale"] if cache.scaled else []
-        ends = *scales[1:], *p.of_heads, "out", *(["lse"] if p.lse else ())
+        out, joined = ("out", *(["lse"] if p.lse else ())), [p.sink] if p.sink else []
         return (
             KernelCall(
                 main,
                 (ctas, 1, 1),
                 scalars,
                 (),
-                ("q", "k", "v", *scales[:1], *starts, *table, *ends, *words),
+                ("q", "k", "v", *scales[:1], *starts, *table, *scales[1:], *p.head_arrays, *out, *words),
                 words,
                 overlaps=self.overlap,
             ),
-            KernelCall(combine, groups, scalars, (), (*starts, *words, *ends), overlaps=self.overlap),
+            KernelCall(
+                combine, groups, scalars, (), (*starts, *words, *scales[1:], *joined, *out), overlaps=self.overlap
+            ),
         )
 
 

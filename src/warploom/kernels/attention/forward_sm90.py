@@ -225,7 +225,7 @@ class ForwardSm90(HeadDims):
 
     def _together(self, problem: AttentionProblem, multiprocessors: int) -> int:
         """Planes that form a group where tiles differ in work; elsewhere it means nothing."""
-        if problem.window[1] is None:
+        if problem.right is None:
             return max(1, problem.planes)
         cols = self.head_dim + self.value_dim
         flops, row = 2 * self.tile_m * self.tile_n * cols, cols * self.dtype.bytes

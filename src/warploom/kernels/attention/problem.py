@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -11,21 +10,16 @@ from typing import Any, ClassVar, Literal, Protocol
 import numpy as np
 
 from warploom.core.arguments import strides
-from warploom.core.dtypes import F32_MAX, DType, bf16, f16
-from warploom.core.errors import ProblemError
+from warploom.core.dtypes import DType, bf16, f16
 from warploom.core.targets import Target
+from warploom.kernels.attention.scores import ScoreOptions
 from warploom.kernels.classes import size_class
 from warploom.kernels.settings import AnyConfiguration, Configuration, broken_flags, shared_excess, violated
 from warploom.kernels.source import Grid, KernelCall, MappedArray
+from warploom.tile.mask import Visible
 from warploom.tile.order import ENTRY_WORDS, most_pieces
 from warploom.tile.panels import PANEL_COLS, padded_cols
 
-Window = tuple[int | None, int | None]
-"""Keys that a query sees to the left and to the right of its own; None: all."""
-MOST_SCALE = F32_MAX / math.log2(math.e)
-"""The largest scale whose product with log2(e) is a float32."""
-CAPS = 2 * math.log2(math.e) / F32_MAX, F32_MAX / 2
-"""The smallest and the largest soft cap whose tanh a float32 kernel can form."""
 MOST_GRID_ROWS = 65535  # CTAs along y and z
 MOST_HEAD_DIM = 256
 MOST_POSITIONS = 2**30  # positions and their differences are s32 in the kernel
@@ -48,92 +42,28 @@ class HeadSizes:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ScoreOptions:
-    """What every problem and kernel of attention asks of the scores, beside its ``window``.
-
-    ``scale`` None is 1/√head_dim; ``softcap`` c replaces a score s by c·tanh(s/c). ``lse``: log-sum-exps are written.
-    ``sinks``: each query head has a logit that joins its rows' sums of exponentials.
-    """
-
-    scale: float | None = None
-    softcap: float | None = None
-    lse: bool = False
-    sinks: bool = False
-
-    @property
-    def asked(self) -> dict[str, Any]:
-        """These options and the window by name, for another problem or the kernel of which the same is asked."""
-        return {name: getattr(self, name) for name in ("window", "scale", "softcap", "lse", "sinks")}
-
-    @property
-    def of_heads(self) -> tuple[str, ...]:
-        """The optional arrays with a number for each query head."""
-        return ("sinks",) if self.sinks else ()
-
-    @property
-    def extras(self) -> tuple[str, ...]:
-        """The optional arrays of the forward pass, in the kernels' order."""
-        return *(("lse",) if self.lse else ()), *self.of_heads
-
-
-@dataclass(frozen=True)
 class AttentionFeatures(ScoreOptions):
-    """Trace-time features of a kernel.
+    """Trace-time features of a kernel: the problem's options, and what lengths ask of it.
 
-    A query row i sees the keys j with ``i + offset - window[0] <= j <= i + offset + window[1]``, where offset =
-    kv_len - q_len aligns the last query with the last key (as FlashAttention-2 does); None leaves a side open, and
-    causal is ``(None, 0)``. ``ragged_q``/``ragged_kv``: the lengths are no multiples of the tiles. ``group``: query
-    heads per key head.
+    ``ragged_q``/``ragged_kv``: the lengths are no multiples of the tiles. ``group``: query heads per key head.
     """
 
-    window: Window = (None, None)
     ragged_q: bool = False
     ragged_kv: bool = False
     group: int = 1
 
     def __post_init__(self) -> None:
-        for name, side in zip(("left", "right"), self.window, strict=True):
-            if side is not None and side < 0:
-                raise ProblemError(f"the window's {name} side is {side}; give a count of keys from 0, or None")
-        if self.scale is not None and not abs(self.scale) <= MOST_SCALE:
-            raise ProblemError(f"scale must be a finite float32 within ±{MOST_SCALE:.3g}, not {self.scale}")
-        least, most = CAPS
-        if self.softcap is not None and not least <= self.softcap <= most:
-            raise ProblemError(
-                f"softcap must be positive and finite, from {least:.2g} to {most:.2g}, not {self.softcap}; None leaves "
-                "scores uncapped"
-            )
-
-    def softmax_scale(self, head_dim: int) -> float:
-        """The factor of the scores; 0 where it is 0 in float32, which times a masked score would be NaN."""
-        scale = 1.0 / math.sqrt(head_dim) if self.scale is None else self.scale
-        return scale if np.float32(scale) else 0.0
+        self.check()
 
     @property
-    def scores(self) -> dict[str, Any]:
-        """What changes each score by itself, as the words of :mod:`warploom.tile` take it."""
-        return {"cap": self.softcap}
-
-    @property
-    def sums(self) -> dict[str, Any]:
-        """What forward kernels ask of the sums of exponentials beside, as the softmax takes it."""
-        return {**self.scores, "lse": self.lse, "sinks": self.sinks}
-
-    @property
-    def windowed(self) -> bool:
-        """Whether rows see different keys."""
-        return self.window != (None, None)
-
-    @property
-    def by_row(self) -> bool:
-        """Whether later rows see more keys."""
-        left, right = self.window
-        return right is not None and left is None
+    def visible(self) -> Visible:
+        """Which keys a row sees."""
+        return Visible(self.window, self.ragged_kv)
 
     @property
     def masked(self) -> bool:
         """Whether some scores are masked, so that a row may have none left."""
-        return self.windowed or self.ragged_kv
+        return self.visible.masks
 
 
 PLAIN = AttentionFeatures()
@@ -191,9 +121,9 @@ Sequences = Even | Packed | Cached
 
 @dataclass(frozen=True)
 class AttentionProblem(HeadSizes, ScoreOptions):
-    """What is asked of the forward pass: Q and O of ``heads``, K and V of ``kv_heads``, in these ``sequences``.
+    """A forward pass of attention: Q and O of ``heads``, K and V of ``kv_heads``, in these ``sequences``.
 
-    ``v_dim``: the head_dim of V and O, where it is another. ``window`` as in :class:`AttentionFeatures`.
+    ``v_dim``: the head_dim of V and O, where it is another. The options of scores are keyword arguments.
     """
 
     batch: int
@@ -202,7 +132,6 @@ class AttentionProblem(HeadSizes, ScoreOptions):
     sequences: Sequences
     head_dim: int
     dtype: DType
-    window: Window = (None, None)
     v_dim: int = 0
 
     @property
@@ -250,7 +179,12 @@ class AttentionProblem(HeadSizes, ScoreOptions):
     @property
     def arrays(self) -> tuple[str, ...]:
         """The arrays that a kernel takes, in its order."""
-        return *FORWARD, *self.extras, *(() if isinstance(self.sequences, Even) else ("tiles",))
+        return (
+            *FORWARD,
+            *(["lse"] if self.lse else ()),
+            *self.head_arrays,
+            *(() if isinstance(self.sequences, Even) else ("tiles",)),
+        )
 
     @property
     def group(self) -> int:
@@ -282,8 +216,7 @@ class AttentionProblem(HeadSizes, ScoreOptions):
     @property
     def size_class(self) -> str:
         """The text of problems that share a tuned configuration."""
-        mask = {(None, None): "full", (None, 0): "causal"}.get(self.window, "window")
-        fixed = {"dtype": self.dtype, "head_dim": self.head_dim, "mask": mask, "softcap": self.softcap is not None}
+        fixed = {"dtype": self.dtype, "head_dim": self.head_dim} | self.tuned_by
         fixed |= {"v_dim": self.v_dim} if self.v_dim else {}
         sizes = {
             "q_len": (self.q_len, 0, 14),
@@ -296,10 +229,10 @@ class AttentionProblem(HeadSizes, ScoreOptions):
     @property
     def visible_scores(self) -> int:
         """Pairs of a query and a key it sees, per head of a sequence."""
-        if self.window == (None, None):
+        if not self.windowed:
             return self.q_len * self.kv_len
         rows = np.arange(self.q_len, dtype=np.int64) + (self.kv_len - self.q_len)
-        left, right = self.window
+        left, right = self.left, self.right
         first = np.zeros_like(rows) if left is None else np.clip(rows - left, 0, self.kv_len)
         end = np.full_like(rows, self.kv_len) if right is None else np.clip(rows + right + 1, 0, self.kv_len)
         return int(np.maximum(end - first, 0).sum())
@@ -356,7 +289,7 @@ class AttentionProblem(HeadSizes, ScoreOptions):
 
     def visited_blocks(self, tile_m: int, tile_n: int) -> tuple[int, ...]:
         """Key blocks that each tile of query rows of a plane visits: what the kernels' ``Mask.blocks`` counts."""
-        left, right = self.window
+        left, right = self.left, self.right
         first_row = np.arange(-(-self.q_len // tile_m), dtype=np.int64) * tile_m
         top = first_row + (self.kv_len - self.q_len)
         end = np.full_like(top, -(-self.kv_len // tile_n))
@@ -378,8 +311,7 @@ class BackwardProblem:
 
         dV = Pᵀ·dO        dS = P∘(dP - delta)        dQ = scale · dS·K        dK = scale · dSᵀ·Q
 
-    A sink s is part of the log-sum-exp L, and so of P; it has no value, hence no dP: ds = -Σ e^(s - L)·delta over its
-    rows.
+    Options that change scores multiply dS by their slope.
     """
 
     forward: AttentionProblem
@@ -399,7 +331,7 @@ class BackwardProblem:
 
     def features(self, tile_m: int, tile_n: int) -> AttentionFeatures:
         """What the kernels of the products must be able to do."""
-        return replace(self.forward.features(tile_m, tile_n), lse=False, sinks=False)
+        return replace(self.forward.features(tile_m, tile_n), **self.forward.of_gradients)
 
     def differences(self, config: HeadConfig, tile_m: int) -> list[str]:
         """How a configuration differs from the problem, and what no kernel takes; empty if nothing does."""

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from warploom.core.dtypes import DType
-from warploom.kernels.attention.problem import Window
+from warploom.kernels.attention.scores import OPTIONS, Window
 
 UNIT_ROUNDOFF = {"bf16": 2.0**-8, "f16": 2.0**-11}
 """Half the distance of neighbouring numbers around 1: the relative error of one rounding."""
@@ -82,26 +82,27 @@ def attention_reference(
     dtype: DType,
     scale: float | None = None,
     seen: Any = None,
-    sinks: Any = None,
-    softcap: float | None = None,
+    **options: Any,
 ) -> AttentionReference:
     """softmax(scale · Q·Kᵀ)·V in float64; q (…, q_len, d), k and v (…, kv_len, d), scale 1/√d by default.
 
     Arrays of NumPy or tensors of PyTorch; k and v may have fewer heads, of which each is that of so many of q.
     ``seen`` (q_len, kv_len) says which scores count; by default all do. A row without any gives zeros.
-    ``sinks`` (…,), one for each q_len × kv_len scores, join the sums of exponentials.
+    Other ``options`` as of attention by their names; arrays of them are (…,), a number for each q_len × kv_len scores.
     """
     q, k, v = map(as_double, (q, k, v))
     xp = namespace_of(q)
     k, v = (_of_each_head(x, q) for x in (k, v))
     s = q @ k.swapaxes(-1, -2) * (1.0 / math.sqrt(q.shape[-1]) if scale is None else scale)
-    if softcap is not None:
-        s = softcap * xp.tanh(s / softcap)
+    asked = [(OPTIONS[name], options[name]) for name in OPTIONS if options.get(name) is not None]
+    given = [(kind, as_double(value)[..., None, None] if kind.array else value) for kind, value in asked]
+    for kind, value in given:
+        s = kind.float64(s, value)
     if seen is not None:
         s = xp.where(seen, s, -math.inf)
     sink = xp.full_like(q[..., :1], -math.inf)
-    if sinks is not None:
-        sink = xp.broadcast_to(as_double(sinks)[..., None, None], sink.shape)
+    for value in (value for kind, value in given if kind.joins):
+        sink = xp.broadcast_to(value, sink.shape)
     s = xp.concatenate([s, sink], -1)
     top = xp.amax(s, axis=-1, keepdims=True)
     top = xp.where(xp.isfinite(top), top, 0.0)

@@ -133,7 +133,7 @@ class RungSm80(HeadDims):
         return problem.differences(self) + violated(
             [
                 (
-                    problem.softcap is None and not (problem.lse or problem.sinks),
+                    not (problem.changes or problem.head_arrays or problem.lse),
                     "a rung of the ladder has no soft cap, no log-sum-exp and no sinks",
                 ),
                 (
@@ -146,7 +146,7 @@ class RungSm80(HeadDims):
                     not self.heads_first or problem.q_len <= MOST_GRID_ROWS * self.tile_m,
                     f"heads_first has query blocks along y: at most {MOST_GRID_ROWS} of them",
                 ),
-                (not (self.heads_first and problem.window[1] is not None), "heads_first has no causal masks"),
+                (not (self.heads_first and problem.right is not None), "heads_first has no causal masks"),
             ]
         )
 

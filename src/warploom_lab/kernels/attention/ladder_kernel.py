@@ -23,7 +23,7 @@ from warploom.lang import (
 from warploom.lang.fragments import TileAddresses
 from warploom.lang.values import Number
 from warploom.layout.catalogue import mma_fragment
-from warploom.tile.mask import Mask, Visible
+from warploom.tile.mask import Mask
 from warploom.tile.tile_copy import TileCopy
 from warploom_lab.kernels.attention.ladder_config import RungSm80
 from warploom_lab.kernels.attention.ladder_softmax import RungSoftmax, SharedSoftmax
@@ -88,13 +88,13 @@ class Forward:
         if config.heads_first:
             self._q_block = k.cta_y
         else:
-            self._q_block = k.grid_x - 1 - k.cta_x if features.window[1] is not None else k.cta_x
+            self._q_block = k.grid_x - 1 - k.cta_x if features.right is not None else k.cta_x
         self._q_tile = self._tile("q_tile", config.tile_m)
         self._k_tile = self._tile("k_tile", config.tile_n)
         self._v_tile = self._tile("v_tile", config.tile_n)
         self._warp_row = k.warp * config.warp_rows
-        visible, tile = Visible(features.window, features.ragged_kv), (config.tile_m, config.tile_n)
-        self._mask = Mask(k, visible, tile, self._q_block * config.tile_m, lengths)
+        tile = config.tile_m, config.tile_n
+        self._mask = Mask(k, features.visible, tile, self._q_block * config.tile_m, lengths)
 
     def _tile(self, name: str, rows: int) -> SharedTile:
         c = self._config

@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from warploom.core.dtypes import f32, u16, u32
 from warploom.kernels.attention.backward_sm80 import STAGES, BackwardSm80
 from warploom.kernels.attention.device.places import Side, Tensor, TilePlace, tile_of
+from warploom.kernels.attention.device.scores import HeadArrays
 from warploom.kernels.attention.problem import PLAIN, AttentionFeatures
 from warploom.lang import Fragment, Global, GlobalPointer, Kernel, SharedTile, Strided, StridedPointer, Traced, kernel
 from warploom.lang.parameters import Compound
@@ -23,7 +24,7 @@ from warploom.tile.accumulation import PartSums, load_warp_part, reduce_warp_par
 from warploom.tile.copies import CopyRing, RowCopy, Rows
 from warploom.tile.epilogue import store_pairs
 from warploom.tile.gradient import SoftmaxGradient
-from warploom.tile.mask import SeenBy, Visible, key_tiles
+from warploom.tile.mask import SeenBy, key_tiles
 from warploom.tile.pipeline import operand_tile
 from warploom.tile.product import MmaSync, MmaSyncProduct, scale, zero
 from warploom.tile.ragged import RowRange
@@ -34,6 +35,7 @@ from warploom.tile.transposed import column_values
 def attention_backward_sm80(
     k: Kernel,
     arrays: GradientArrays,
+    options: HeadArrays,
     tiles: Global[u32],
     sums: PartSums,
     q_len: u32,
@@ -60,7 +62,7 @@ def attention_backward_sm80(
             own = place.queries
             keys = RowRange(own.outer - first, own.length + first)
             place = replace(place, queries=place.keys, keys=Side.packed(keys))
-        KeyGradients(k, c, features, place, first, tensors, (arrays.shift, arrays.delta), sums).run()
+        KeyGradients(k, c, features, place, first, tensors, (arrays.shift, arrays.delta), options, sums).run()
 
 
 class GradientArrays(Compound):
@@ -104,6 +106,7 @@ class KeyGradients:
         first: Traced,
         tensors: list[Tensor],
         vectors: tuple[GlobalPointer, GlobalPointer],
+        options: HeadArrays,
         sums: PartSums,
     ) -> None:
         """The CTA's keys from ``first`` on; ``tensors``: of :class:`GradientArrays`; ``vectors``: shift and delta."""
@@ -125,9 +128,9 @@ class KeyGradients:
         queries = (q_tile, self._queries_of(q, c.head_dim)), (do_tile, self._queries_of(dout, c.value_dim))
         self._ring = CopyRing(k, *queries, threads=c.threads)
         self._multiply(q_tile, do_tile)
-        self._softmax = SoftmaxGradient(k, self._s, f.softmax_scale(c.head_dim), **f.scores)
-        visible = Visible(f.window, f.ragged_kv)
-        self._mask = SeenBy(k, visible, (c.tile_m, c.keys), first, place.lengths)
+        self._options = options.scores(f)
+        self._softmax = SoftmaxGradient(k, self._s, f.softmax_scale(c.head_dim), self._options.change)
+        self._mask = SeenBy(k, f.visible, (c.tile_m, c.keys), first, place.lengths)
         self._sums = QuerySums(k, c, f, place, sums)
 
     def _copies(self, keys: Tensor, values: Tensor) -> list[RowCopy]:
@@ -214,7 +217,8 @@ class KeyGradients:
         """Add a block of query rows to dK and dV, and to its dQ."""
         k, place = self._k, self._place
         at, member = self._block_of(turn)
-        number = self._slot(at, place.head * self._features.group + member)
+        number = self._slot(at, head := place.head * self._features.group + member)
+        self._options.turn_to(head)
         for strip in self._strips:
             self._add_strip(strip, (at, number), queries, gradients)
         k.syncthreads()
@@ -248,7 +252,7 @@ class KeyGradients:
         if c.parts > 1:
             self._share(self._p_tile, s, strip)
         strip.add_dv.start(self._cores.left(s), gradients)
-        self._softmax.uncap(exponents)
+        self._softmax.apply_slopes(exponents)
         ds = self._softmax.scores(dp, changes)
         self._share(self._ds_tile, ds, strip)
         strip.add_dk.start(self._cores.left(ds), queries)
@@ -290,8 +294,7 @@ class QuerySums:
         if not c.in_turn:
             reduce_warp_part(k, to, dq)
             return
-        visible = Visible(f.window, f.ragged_kv)
-        before = self.place.number - key_tiles(k, visible, (c.tile_m, c.keys), block, self.place.lengths)[0]
+        before = self.place.number - key_tiles(k, f.visible, (c.tile_m, c.keys), block, self.place.lengths)[0]
         with k.when(k.thread == 0):
             turns.await_turn(number, before)
         k.syncthreads()
@@ -334,7 +337,7 @@ def attention_backward_dq_sm80(
         part = (number * c.num_warps + k.warp) * c.dq_registers
         values = load_warp_part(k, total + k.mul_wide(part, 32), c.dq_registers)
         if c.in_turn:  # where no tile of keys adds anything, nobody has stored the first sum either
-            seen = key_tiles(k, Visible(f.window, f.ragged_kv), (c.tile_m, c.keys), block, at.lengths)
+            seen = key_tiles(k, f.visible, (c.tile_m, c.keys), block, at.lengths)
             values = [k.select(seen[0] < seen[1], x, k.value(0.0, f32)) for x in values]
         factor: Traced = k.value(f.softmax_scale(c.head_dim), f32)
         cols = c.dq_warps[1]

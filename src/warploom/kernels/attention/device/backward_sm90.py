@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from warploom.core.dtypes import f32, u32
 from warploom.kernels.attention.backward_sm90 import ADDERS, CONSUMERS, KEYS, STAGES, BackwardSm90
 from warploom.kernels.attention.device.places import tile_of
+from warploom.kernels.attention.device.scores import HeadArrays
 from warploom.kernels.attention.problem import PLAIN, AttentionFeatures
 from warploom.lang import Fragment, Global, GlobalPointer, Kernel, Mutable, SharedTile, TensorMap, Traced, kernel
 from warploom.lang.hopper import TensorMapHandle
@@ -24,7 +25,7 @@ from warploom.layout.catalogue import wgmma_accumulator
 from warploom.tile.accumulation import WARPS, PartSums, add_parts, load_part, part_tile, store_part
 from warploom.tile.epilogue import await_sent, send_rows, send_tile
 from warploom.tile.gradient import SoftmaxGradient
-from warploom.tile.mask import SeenBy, Visible, key_tiles
+from warploom.tile.mask import SeenBy, key_tiles
 from warploom.tile.pipeline import Boxes, Cursor, Pipeline, operand_tile, ready, vector_tile
 from warploom.tile.product import Started, Wgmma, scale, zero
 from warploom.tile.ragged import Piece, PieceList, Slot, sequence_boxes
@@ -37,6 +38,7 @@ from warploom.tile.transposed import TransposedStore, column_values
 def attention_backward_sm90(
     k: Kernel,
     maps: GradientMaps,
+    options: HeadArrays,
     tiles: Global[u32],
     sums: PartSums,
     q_len: u32,
@@ -73,7 +75,7 @@ def attention_backward_sm90(
         return GridKeyTile.of(k, f, (c.tile_m, KEYS), place, (q_len, kv_len), kv_heads, **how)
 
     boxes = maps.boxes(sequence_boxes if listed else lambda of: Boxes.of_heads(of, heads_inside))
-    differentiate(k, c, f, KeyTiles(k, turns_of, at), boxes, sums)
+    differentiate(k, c, f, KeyTiles(k, turns_of, at), boxes, options, sums)
 
 
 class GradientMaps(Compound):
@@ -102,6 +104,7 @@ def differentiate(
     features: AttentionFeatures,
     tiles: KeyTiles,
     maps: tuple[Boxes, ...],
+    options: HeadArrays,
     dq: PartSums,
 ) -> None:
     """dK and dV of tiles of keys, and what they add to dQ; each role forms the tiles, and keeps what it needs of one.
@@ -142,7 +145,7 @@ def differentiate(
                 add(k, c, tiles, sums, dq, adder)
 
     with consumer(k, CONSUMERS):
-        work = KeyConsumer(k, c, f, Uses(tiles), (keys, values, queries, gradients, shared, sums))
+        work = KeyConsumer(k, c, f, options, Uses(tiles), (keys, values, queries, gradients, shared, sums))
         with tiles.each() as number:
             work.run(tiles.at(number), number, (dk_map, dv_map))
         await_sent(k)
@@ -230,6 +233,7 @@ class KeyConsumer:
         k: Kernel,
         config: BackwardSm90,
         features: AttentionFeatures,
+        options: HeadArrays,
         uses: Uses,
         pipelines: tuple[Pipeline, ...],
     ) -> None:
@@ -254,7 +258,8 @@ class KeyConsumer:
         self._halves = Halves(k, c)
         self._share = TransposedStore(k, ds_tile, me * c.tile_m)
         self._share.prepare(c.tile_m)
-        self._softmax = SoftmaxGradient(k, self._s, self._scale, **features.scores)
+        self._options = options.scores(features)
+        self._softmax = SoftmaxGradient(k, self._s, self._scale, self._options.change)
 
     def run(self, tile: KeyTile, number: Traced, results: tuple[Boxes, Boxes]) -> None:
         """dK and dV of the tile that is this CTA's ``number``, and its parts of dQ."""
@@ -301,10 +306,11 @@ class KeyConsumer:
         do, deltas = gradients.wait_all()
         dp = self._form_dp.at(row).start(self._v_tile, do, zero=True)
         s.wait()
-        block, mask = self._tile.at(turn)[0], self._tile.mask
+        (block, head), mask = self._tile.at(turn), self._tile.mask
+        self._options.turn_to(head)
         self._softmax.probabilities(shift, lambda: mask.apply(self._s, block, row=self._row, warp=k.warp & 3))
         cores.pack(self._p, self._s)
-        self._softmax.uncap(shift)
+        self._softmax.apply_slopes(shift)
         before = None if first else self._shared.at(use - 1).wait()  # waits hold the exponentials above that for dP
         ds = shared.claim()
         delta = column_values(deltas, self._dp, k.lane)
@@ -390,7 +396,7 @@ def attention_backward_dq_sm90(
         tile = operand_tile(k, c.dtype, c.tile_m, c.width, name="dQ")
         cores = Wgmma(k, c.dtype)
         factor: Traced = k.value(features.softmax_scale(c.head_dim), f32)
-        first, end = key_tiles(k, visible(features), (c.tile_m, KEYS), block, lengths)
+        first, end = key_tiles(k, features.visible, (c.tile_m, KEYS), block, lengths)
         values = Halves(k, c).load(total, number, first < end)  # of a block that no tile of keys sees nobody stores any
         sums = k.fragment(wgmma_accumulator(c.total_cols), f32, [x * factor for x in values])
         packed = cores.left(c.total_cols, "dq")
@@ -470,7 +476,7 @@ class KeyTile(ABC):
     def before(self, turn: Traced) -> Traced:
         """The number of tiles of keys that add to a block of dQ before this one."""
         block, _ = self.at(turn)
-        return self.number - key_tiles(self.k, visible(self.features), self.tile, block, self.lengths)[0]
+        return self.number - key_tiles(self.k, self.features.visible, self.tile, block, self.lengths)[0]
 
     @property
     def count(self) -> Traced:
@@ -510,7 +516,7 @@ class GridKeyTile(KeyTile):
         left, plane = at
         tiles = (lengths[1] + (tile[1] - 1)) // tile[1]
         number = tiles - 1 - left  # the first keys have the most query rows, and CTAs wait for those of lower numbers
-        mask = SeenBy(k, visible(features), tile, number * tile[1], lengths, rising=rising)
+        mask = SeenBy(k, features.visible, tile, number * tile[1], lengths, rising=rising)
         batch, head = kv_heads.divide(plane)
         of_head = Divisor.of(k, k.maximum(mask.blocks, 1)) if by_heads else None
         return cls(k, features, tile, number, head, lengths, mask, of_head, batch, kv_heads.value)
@@ -562,7 +568,7 @@ class ListedKeyTile(KeyTile):
         piece, slot = listed.at(entry), listed.slot(entry)
         tile, first = (config.tile_m, KEYS), slot.number * KEYS
         lengths = piece.keys.count, piece.queries.count + first
-        mask = SeenBy(k, visible(features), tile, first, lengths, rising=config.rising)
+        mask = SeenBy(k, features.visible, tile, first, lengths, rising=config.rising)
         of_head = Divisor.of(k, k.maximum(mask.blocks, 1)) if config.by_heads else None
         return cls(k, features, tile, slot.number, piece.head, lengths, mask, of_head, piece, slot, slots)
 
@@ -584,8 +590,3 @@ class ListedKeyTile(KeyTile):
         """The number of a consumer's part of a block of dQ."""
         block, head = self.at(turn)
         return (head * self.slots + self.slot.first + block) * CONSUMERS + me
-
-
-def visible(features: AttentionFeatures) -> Visible:
-    """The mask of a problem."""
-    return Visible(features.window, features.ragged_kv)

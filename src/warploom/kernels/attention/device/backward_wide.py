@@ -14,7 +14,8 @@ from dataclasses import dataclass
 
 from warploom.core.dtypes import f32, u32
 from warploom.kernels.attention.backward_wide import CONSUMERS, KEYS, ROWS, STAGES, BackwardWideSm90
-from warploom.kernels.attention.device.backward_sm90 import GradientMaps, GridKeyTile, visible
+from warploom.kernels.attention.device.backward_sm90 import GradientMaps, GridKeyTile
+from warploom.kernels.attention.device.scores import HeadArrays
 from warploom.kernels.attention.problem import PLAIN, AttentionFeatures
 from warploom.lang import Compound, Global, GlobalPointer, Kernel, Mutable, SharedTile, TensorMap, Traced, kernel
 from warploom.lang.values import Number
@@ -27,6 +28,7 @@ from warploom.tile.pipeline import Boxes, Pipeline, operand_tile, ready, vector_
 from warploom.tile.product import Wgmma, load_left, scale, zero
 from warploom.tile.roles import WARPGROUP_ROWS, consumer, producer, threads_of, warps_of
 from warploom.tile.scheduler import Divisor, RowTiles
+from warploom.tile.softmax import ScoreChange
 from warploom.tile.transposed import column_values, row_values
 
 
@@ -35,6 +37,7 @@ from warploom.tile.transposed import column_values, row_values
 def attention_backward_keys_sm90(
     k: Kernel,
     maps: GradientMaps,
+    options: HeadArrays,
     q_len: u32,
     kv_len: u32,
     kv_heads: Divisor,
@@ -54,7 +57,7 @@ def attention_backward_keys_sm90(
         streams.fill(k, tile)
     with consumer(k, CONSUMERS):
         with k.when(k.warpgroup == 1, uniform=True):
-            ValueGradient(k, config, features, tile, streams).run(dv_boxes)
+            ValueGradient(k, config, features, options, tile, streams).run(dv_boxes)
         with k.otherwise():
             KeyGradient(k, config, features, tile, streams).run(dk_boxes)
 
@@ -170,18 +173,27 @@ class ValueGradient(Gradient):
     """dV = Pᵀ·dO; P goes to the other consumer as well."""
 
     def __init__(
-        self, k: Kernel, config: BackwardWideSm90, features: AttentionFeatures, tile: GridKeyTile, streams: Streams
+        self,
+        k: Kernel,
+        config: BackwardWideSm90,
+        features: AttentionFeatures,
+        options: HeadArrays,
+        tile: GridKeyTile,
+        streams: Streams,
     ) -> None:
         x, c = streams, config
         super().__init__(k, c, tile, (x.keys, x.queries, x.gradients), "v", c.head_dim, c.value_sum_cols)
         self._crossing = streams.crossing
-        self._softmax = SoftmaxGradient(k, self._block, features.softmax_scale(config.head_dim), **features.scores)
+        self._options = options.scores(features)
+        scale = features.softmax_scale(config.head_dim)
+        self._softmax = SoftmaxGradient(k, self._block, scale, self._options.change)
 
     def _turn(self, turn: Traced, values: list[Traced]) -> None:
-        k, block = self._k, self._tile.at(turn)[0]
+        k, (block, head) = self._k, self._tile.at(turn)
+        self._options.turn_to(head)
         self._softmax.probabilities(values, lambda: self._tile.mask.apply(self._block, block, warp=k.warp & 3))
         self._cores.pack(self._operand, self._block)
-        self._softmax.uncap(values)
+        self._softmax.apply_slopes(values)
         to = self._crossing.at(turn, filling=True)
         store_part(k, to.claim(), self._block)
         to.written(for_loads=True)
@@ -219,6 +231,7 @@ def attention_backward_queries_sm90(
     maps: QueryMaps,
     shift: Global[f32],
     delta: Global[f32],
+    options: HeadArrays,
     q_len: u32,
     kv_len: u32,
     heads: Divisor,
@@ -242,7 +255,7 @@ def attention_backward_queries_sm90(
     keys = Pipeline(k, (k_tile, k_boxes), readers=warps)
     values = Pipeline(k, (v_tile, v_boxes), readers=warps)
     ready(k, own, keys, values)
-    mask = Mask(k, visible(f), (ROWS, c.tile_n), row, (q_len, kv_len))
+    mask = Mask(k, f.visible, (ROWS, c.tile_n), row, (q_len, kv_len))
 
     with producer(k, CONSUMERS):
         with k.when(k.thread == 0):
@@ -255,7 +268,8 @@ def attention_backward_queries_sm90(
         me = k.warpgroup - 1
         first = me * WARPGROUP_ROWS
         vectors = [of + k.mul_wide(plane, (q_len + (ROWS - 1)) // ROWS * ROWS) for of in (shift, delta)]
-        work = Rows(k, c, f, mask, (own, keys, values), vectors, (row + first, first))
+        change = options.scores(f, head).change
+        work = QueryGradient(k, c, f, change, mask, (own, keys, values), vectors, (row + first, first))
         work.run()
         send_rows(k, q_tile, work.sums, me, dq_boxes, (row + first, head, batch))
         await_sent(k)
@@ -271,7 +285,7 @@ class QueryMaps(Compound):
     dq: TensorMap
 
 
-class Rows:
+class QueryGradient:
     """A consumer of the kernel of dQ: 64 query rows; ``first``: the first of them among all, and in the tile."""
 
     def __init__(
@@ -279,6 +293,7 @@ class Rows:
         k: Kernel,
         config: BackwardWideSm90,
         features: AttentionFeatures,
+        change: ScoreChange | None,
         mask: Mask,
         pipelines: tuple[Pipeline, Pipeline, Pipeline],
         vectors: list[GlobalPointer],
@@ -297,7 +312,7 @@ class Rows:
         self._form_dp = cores.product(self._dp, do_tile, v_tile, row=self._row, depth=c.value_dim)
         self._add = cores.product(self.sums, self._g, k_tile, transposed_b=True)
         self._scale = features.softmax_scale(d)
-        self._softmax = SoftmaxGradient(k, self._s, self._scale, **features.scores)
+        self._softmax = SoftmaxGradient(k, self._s, self._scale, change)
         warp_row = first[0] + (k.warp & 3) * 16
         self._shift, self._delta = (row_values(vector, self._s, k.lane, warp_row) for vector in vectors)
 
@@ -333,7 +348,7 @@ class Rows:
         self._softmax.probabilities(
             self._shift, lambda: self._mask.apply(self._s, block, row=self._row, warp=self._k.warp & 3, masked=0.0)
         )
-        self._softmax.uncap(self._shift)
+        self._softmax.apply_slopes(self._shift)
         dp.wait()
         values.release()
         self._cores.pack(self._g, self._softmax.scores(self._dp, self._delta))

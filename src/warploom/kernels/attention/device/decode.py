@@ -29,12 +29,13 @@ from warploom.kernels.attention.device.decode_rows import (
     queries_for_fp8,
     spans,
 )
+from warploom.kernels.attention.device.scores import HeadArrays
 from warploom.kernels.attention.problem import AttentionFeatures
 from warploom.lang import Compound, GlobalPointer, Kernel, SharedTile, Strided, StridedPointer, Traced, kernel
 from warploom.lang.values import Number
 from warploom.tile.cache import Pages, PageTable, WarpRing
 from warploom.tile.eight_bits import ProductAlongRows, ProductDownRows
-from warploom.tile.mask import GroupMask, Visible
+from warploom.tile.mask import GroupMask
 from warploom.tile.merge import WarpSums
 from warploom.tile.operands import DEPTH
 from warploom.tile.pipeline import operand_tile
@@ -88,7 +89,7 @@ def attention_decode(
     named = Pages(form.page_size, table) if form.page_size else None
     ring = WarpRing(k, *fed, warps=c.num_warps, heads=c.heads, head_dim=c.key_cols, pages=named, once=c.of_sm90)
     q_tile = operand_tile(k, c.factors, c.tile_rows, c.head_dim, name="Q", stages=c.stages)
-    products = Products(k, c, f, q_tile, ring, cache.scale if form.scaled else None)
+    products = Products(k, c, f, results.options, q_tile, ring, cache.scale if form.scaled else None)
     to = Results(k, c.dtype, results, f, form.scaled)
     queries = Queries(k, c, f.group, q)
 
@@ -205,6 +206,7 @@ class Products:
         k: Kernel,
         config: Decode,
         features: AttentionFeatures,
+        options: HeadArrays,
         q: SharedTile,
         ring: WarpRing,
         key_scale: StridedPointer | None,
@@ -222,7 +224,9 @@ class Products:
         else:
             self._scores = cores.product(s, left, keys, warp=(ring.head, 0), depth=c.head_dim)
             self._product = cores.product(o, s, values, transposed_b=True, depth=c.keys)
-        self._softmax = OnlineSoftmax(k, s, o, f.softmax_scale(c.head_dim), c.factors, lse=True, **f.scores)
+        self._options = options.scores(f)
+        change = self._options.change
+        self._softmax = OnlineSoftmax(k, s, o, f.softmax_scale(c.head_dim), c.factors, change=change, lse=True)
         self._key_scale = key_scale
         self._factor = k.register(f32, None, "key_scale") if key_scale is not None else None
         self.sums = WarpSums(k, ring, o, self._softmax, c.head_dim, fp8=c.fp8)
@@ -242,15 +246,22 @@ class Products:
         self._scores.start(self._held or self._q.stage(q_stage), keys, zero=True)
         if self._factor is not None:
             scale(self._s, self._factor.get())
+        self._options.turn_to(lambda element: self._head(element, at))
         self._softmax.step(lambda: self._mask(at))
         self._ring.wait(VALUES)
         self._k.syncwarp()
         self._product.start(self._cores.left(self._s), values)
 
+    def _head(self, element: int, at: BlockCursor) -> Traced:
+        """The query head of a score."""
+        k, c = self._k, self._config
+        row, _ = self._s.layout.coordinates(k.lane, element, 0)
+        return GroupRows.at(k, at, self._features.group, c).query_head(self._ring.head * c.tile_m + row)
+
     def _mask(self, at: BlockCursor) -> None:
         """-inf in place of scores that do not count."""
         k, c, f, span = self._k, self._config, self._features, at.span
-        rows, visible = GroupRows.at(k, at, f.group, c), Visible(f.window, ragged=True)
+        rows, visible = GroupRows.at(k, at, f.group, c), replace(f.visible, ragged=True)
         mask = GroupMask(k, visible, c.tile_n, (span.queries, span.keys), rows.query)
         mask.apply(self._s, at.block.get(), self._ring.first_key)
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from warploom.core.dtypes import DType, f16, f32, s32, u16, u32
 from warploom.kernels.attention.decode import CacheForm, Decode
+from warploom.kernels.attention.device.scores import HeadArrays
 from warploom.kernels.attention.problem import AttentionFeatures
 from warploom.lang import GlobalPointer, Kernel, SharedTile, Traced
 from warploom.lang.parameters import Compound, Global, Strided, StridedPointer
@@ -68,7 +69,7 @@ class Lengths:
 
 def spans(lengths: Lengths, config: Decode, features: AttentionFeatures) -> Callable[[Traced], Span]:
     """The way in which the list of blocks reads a sequence: blocks that no query sees are no part of it."""
-    k, (left, _) = lengths.k, features.window
+    k, left = lengths.k, features.left
 
     def span(sequence: Traced) -> Span:
         keys, queries, first = lengths.of(sequence)
@@ -212,14 +213,14 @@ class ResultArrays(Compound):
     """
 
     v_scale: Strided[f32, 2]
-    sinks: Global[f32]
+    options: HeadArrays
     out: Strided[u16, 3]
     lse: Strided[f32, 2]
 
 
 @dataclass(frozen=True)
 class Results:
-    """O and, where asked for, the log-sum-exps; sinks join at last."""
+    """O and, where asked for, the log-sum-exps; a sink joins at last."""
 
     k: Kernel
     dtype: DType
@@ -230,9 +231,10 @@ class Results:
     def counted(self, rows: GroupRows, row: Traced, log: Traced) -> tuple[Traced | None, Traced]:
         """The factor of a row's O, if it has one, and its log-sum-exp: with the sink of its head."""
         factor = rows.scale(self.to.v_scale, row) if self.scaled else None
-        if not self.features.sinks:
+        if not self.features.sink:
             return factor, log
-        part, log = with_sink(self.k, log, self.to.sinks.load(rows.query_head(row)))
+        sink = self.to.options.number(self.features.sink, rows.query_head(row))
+        part, log = with_sink(self.k, log, sink)
         return part if factor is None else part * factor, log
 
     def store(self, rows: GroupRows, row: Traced, col: Traced, values: Sequence[Traced], factor: Traced | None) -> None:

@@ -5,13 +5,14 @@ from __future__ import annotations
 
 from warploom.core.dtypes import f32, u16, u32
 from warploom.kernels.attention.device.places import Side, Tensor, tile_of
+from warploom.kernels.attention.device.scores import HeadArrays
 from warploom.kernels.attention.forward_sm80 import ForwardSm80
 from warploom.kernels.attention.problem import PLAIN, AttentionFeatures
 from warploom.lang import Global, Kernel, SharedTile, Strided, Traced, kernel
 from warploom.lang.values import Number
 from warploom.tile.copies import CopyRing, RowCopy, Rows
 from warploom.tile.epilogue import store_pairs, store_row_values
-from warploom.tile.mask import Mask, Visible
+from warploom.tile.mask import Mask
 from warploom.tile.pipeline import operand_tile
 from warploom.tile.product import MmaSync, zero
 from warploom.tile.softmax import OnlineSoftmax
@@ -25,7 +26,7 @@ def attention_sm80(
     value: Strided[u16, 2],
     out: Strided[u16, 2],
     lse: Global[f32],
-    sinks: Global[f32],
+    options: HeadArrays,
     tiles: Global[u32],
     q_len: u32,
     kv_len: u32,
@@ -39,8 +40,8 @@ def attention_sm80(
     """O = softmax(scale · Q·Kᵀ)·V for one block of query rows; grid (query blocks, heads, batches).
 
     Strides of batches and heads; those between positions of Q, K, V and O are known while tracing. ``lse`` is
-    (batch, heads, q_len), ``sinks`` (heads,). Of packed sequences the blocks are ``listed`` in ``tiles``, with a CTA
-    for each that there may be; strides are those of heads alone, and ``lse`` is (heads, total_q).
+    (batch, heads, q_len). Of packed sequences the blocks are ``listed`` in ``tiles``, with a CTA for each that there
+    may be; strides are those of heads alone, and ``lse`` is (heads, total_q).
     """
     c, f, d = config, features, config.head_dim
     arrays = [Tensor.of(*x, packed=listed) for x in zip((q, key, value, out), row_strides, strict=True)]
@@ -54,7 +55,7 @@ def attention_sm80(
         row: Number = 0
         if not listed:
             # Under a causal mask later query blocks have more keys: start with them, so that the last wave is short.
-            row = (k.grid_x - 1 - k.cta_x if f.window[1] is not None else k.cta_x) * c.tile_m
+            row = (k.grid_x - 1 - k.cta_x if f.right is not None else k.cta_x) * c.tile_m
         warp_row = k.warp * c.warp_rows
         q_tile = operand_tile(k, c.dtype, c.tile_m, c.query_cols, name="Q")
         k_tile = operand_tile(k, c.dtype, c.tile_n, d, name="K", stages=c.stages)
@@ -64,14 +65,14 @@ def attention_sm80(
         fed = (k_tile, plane(arrays[1], at.keys, kv_head, d)), (v_tile, plane(arrays[2], at.keys, kv_head, c.value_dim))
         ring = CopyRing(k, *fed, threads=c.threads)
 
-        visible = Visible(f.window, f.ragged_kv)
-        mask = Mask(k, visible, (c.tile_m, c.tile_n), row, at.lengths, may_lack_keys=listed)
+        mask = Mask(k, f.visible, (c.tile_m, c.tile_n), row, at.lengths, may_lack_keys=listed)
         cores = MmaSync(k, c.dtype, ahead=True)
         s = cores.accumulator(c.warp_rows, c.tile_n, "s")
         o = cores.accumulator(c.warp_rows, -(-c.value_dim // 16) * 16, "o")
         scores = cores.product(s, q_tile, k_tile, warp=(k.warp, 0), depth=d)
         product = cores.product(o, s, v_tile, transposed_b=True)
-        softmax = OnlineSoftmax(k, s, o, f.softmax_scale(d), c.dtype, **f.sums)
+        change = options.scores(f, at.head).change
+        softmax = OnlineSoftmax(k, s, o, f.softmax_scale(d), c.dtype, change=change, lse=f.lse, sink=bool(f.sink))
         softmax.begin()
         zero(o)
 
@@ -83,7 +84,7 @@ def attention_sm80(
         ring.each(mask.blocks, lambda step: 2 * [(mask.block(step) * c.tile_n, 0)], block)
 
         softmax.keep()
-        logs = softmax.finish(sinks.load(at.head) if f.sinks else None)
+        logs = softmax.finish(options.sink(f, at.head))
         k.syncwarp()  # every lane has read its Q
         store_pairs(k, q_tile, o, warp_row)
         k.syncthreads()

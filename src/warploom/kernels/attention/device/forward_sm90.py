@@ -15,6 +15,7 @@ from typing import ClassVar
 
 from warploom.core.dtypes import f32, u32
 from warploom.isa.async_copy import Eviction
+from warploom.kernels.attention.device.scores import HeadArrays
 from warploom.kernels.attention.forward_sm90 import ForwardSm90, ListForm
 from warploom.kernels.attention.problem import PLAIN, AttentionFeatures
 from warploom.kernels.source import named
@@ -24,7 +25,7 @@ from warploom.lang.parameters import Compound
 from warploom.lang.values import Number
 from warploom.tile.cache import Pages, PageTable
 from warploom.tile.epilogue import store_row_values, store_rows
-from warploom.tile.mask import Mask, Visible
+from warploom.tile.mask import Mask
 from warploom.tile.paged import PagedBoxes, PageRuns
 from warploom.tile.panels import box_rows
 from warploom.tile.pipeline import Boxes, Cursor, Pipeline, operand_tile, ready
@@ -43,7 +44,7 @@ def attention_sm90(
     k: Kernel,
     maps: TensorMaps,
     lse: Strided[f32, 2],
-    sinks: Global[f32],
+    options: HeadArrays,
     tiles: Global[u32],
     table: PageTable,
     q_len: u32,
@@ -63,7 +64,7 @@ def attention_sm90(
 
     Tensor maps of rank 4, boxes of 64 columns × tile rows. ``heads_inside``: the arrays are (batch, sequence, heads,
     head_dim), else (batch, heads, sequence, head_dim). A plane is a head of a batch; under a mask tiles differ in work,
-    so their ``order`` counts. ``lse`` is (batch, heads, q_len), ``sinks`` (heads,).
+    so their ``order`` counts. ``lse`` is (batch, heads, q_len).
 
     Where the list ``tiles`` names the pieces, the maps are ragged ones of (rows, heads, head_dim): what lies beyond a
     sequence reads as zero and is not written. ``lse`` is (heads, total_q) then; on a cache its strides tell, and
@@ -71,14 +72,14 @@ def attention_sm90(
     """
     if listed is None:
         boxes = maps.boxes(lambda of, eviction: Boxes.of_heads(of, heads_inside, eviction))
-        rows = order.ordered(grouped=features.window[1] is not None)
-        run(k, config, boxes, GridQueries(k, config, features, lse, sinks, rows, heads, (q_len, kv_len)))
+        rows = order.ordered(grouped=features.right is not None)
+        run(k, config, boxes, GridQueries(k, config, features, lse, options, rows, heads, (q_len, kv_len)))
         return
     pages = Pages(listed.page_size, table) if listed.page_size else None
     in_pages = partial(PagedBoxes.of, rows=box_rows(pages.size, config.tile_n)) if pages else None
     apart = spacing if listed.cached and not listed.packed else None
     total = lse.strides[1] if listed.cached else total_q
-    work = ListedQueries(k, config, features, lse, sinks, PieceList(k, tiles), total, pages, page_pitch, apart)
+    work = ListedQueries(k, config, features, lse, options, PieceList(k, tiles), total, pages, page_pitch, apart)
     run(k, config, maps.boxes(sequence_boxes, in_pages), work)
 
 
@@ -170,14 +171,17 @@ class Consumer:
         left = self._queries.tiles[0] if self._q is None else self._q
         self._scores = cores.product(self._s, left, keys.tiles[0], depth=d)
         self._product = cores.product(self._o, self._p, values.tiles[0], transposed_b=True)
+        self._options = tiles.options.scores(features)
         self._softmax = OnlineSoftmax(
             k,
             self._s,
             self._o,
             features.softmax_scale(d),
             c.dtype,
+            change=self._options.change,
             column=c.sum_column,
-            **features.sums,
+            lse=features.lse,
+            sink=bool(features.sink),
         )
         self._stale = StaleSoftmax(k, self._softmax)
 
@@ -293,6 +297,7 @@ class Consumer:
     def _take_up(self, tile: QueryTile, step: Number, *, first: bool) -> Action:
         """S into P, and K's stage given back; returns what brings O to the new maxima."""
         block = tile.own.block(step)
+        self._options.turn_to(tile.head)
 
         def mask() -> None:
             tile.own.apply(self._s, block, row=tile.own_row, warp=self._warp)
@@ -326,7 +331,7 @@ class Consumer:
 
     def _sink(self, tile: QueryTile) -> Traced | None:
         """The sink of a tile's head, if there is one: on its way while the last products run."""
-        return self._tiles.sinks.load(tile.queries[1]) if self._features.sinks else None
+        return self._tiles.options.sink(self._features, tile.head)
 
     def _store(self, tile: QueryTile, sink: Traced | None) -> None:
         """O / l, on its way out; rows beyond the last are clipped by the TMA."""
@@ -365,6 +370,11 @@ class QueryTile:
         """Blocks that the consumer works on."""
         return self.own.blocks if self.idle is None else self.own.blocks - self.idle
 
+    @property
+    def head(self) -> Number:
+        """The query head."""
+        return self.queries[1]
+
     def q_place(self, consumer: int) -> tuple[Number, ...]:
         """Where Q and O of a consumer lie."""
         return self.queries[0] + consumer * WARPGROUP_ROWS, *self.queries[1:]
@@ -376,13 +386,13 @@ class QueryTile:
 
 @dataclass(frozen=True)
 class QueryTiles(ABC):
-    """The tiles of a CTA by its turns; ``lse``: where log-sum-exps go, ``sinks``: (heads,)."""
+    """The tiles of a CTA by its turns; ``lse``: where log-sum-exps go."""
 
     k: Kernel
     config: ForwardSm90
     features: AttentionFeatures
     lse: StridedPointer
-    sinks: GlobalPointer
+    options: HeadArrays
     may_lack_keys: ClassVar[bool] = False
 
     @cached_property
@@ -437,9 +447,9 @@ class QueryTiles(ABC):
         """
         c, f = self.config, self.features
         queries, keys, lengths = self.place(self.item(turn) if item is None else item)
-        visible, lacking = Visible(f.window, f.ragged_kv), self.may_lack_keys
+        visible, lacking = f.visible, self.may_lack_keys
         mask = Mask(self.k, visible, (c.tile_m, c.tile_n), queries[0], lengths, may_lack_keys=lacking)
-        if own_row is None or not c.skip_masked or f.window[1] is None:
+        if own_row is None or not c.skip_masked or f.right is None:
             return QueryTile(turn, queries, keys, c.tile_n, mask, mask, 0 if own_row is None else own_row)
         own = Mask(
             self.k,
