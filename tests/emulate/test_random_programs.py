@@ -30,3 +30,8 @@ def test_what_is_not_ordered_is_found_and_nothing_else(first: int) -> None:
     assert [d for i in range(first, first + CHUNK) if (d := order.difference(i))] == []
     kinds = [order.verdict(i) for i in range(first, first + CHUNK)]
     assert 0.1 * CHUNK < kinds.count(frozenset()) < 0.9 * CHUNK  # neither all clean nor all wrong
+
+
+@pytest.mark.parametrize("number", [1008302, 1009119, 1033125])
+def test_half_a_warp_that_met_knows_of_the_equal_stores_of_its_lanes(number: int) -> None:
+    assert order.difference(number) == ""

@@ -194,3 +194,26 @@ def test_warps_may_store_equal_values_to_one_place(seed: int | None) -> None:
     assert found("written again") == {"race"}
     for how in ("one of two", "one in turn"):  # the reader waits for one of the writers alone
         assert found(how) == {"race"}, how
+
+
+@kernel(threads=32)
+def agreed_by_lanes(k: Kernel, out: Global[U32], *, at_once: bool, reader: int) -> None:
+    """Lanes of the lower half store one word to the same place and meet, then a lane reads it."""
+    tile = k.shared(U32, 32)
+    with k.when(k.lane < 16):
+        if at_once:
+            tile.store([k.value(7, U32)], 0, 0)
+        else:
+            for lane in (0, 3):
+                with k.when(k.lane == lane):
+                    tile.store([k.value(7, U32)], 0, 0)
+        k.syncwarp(0xFFFF)
+    with k.when(k.lane == reader):
+        out.store([tile.load(0, 0)], k.lane)
+
+
+@pytest.mark.parametrize("at_once", [False, True])
+def test_lanes_that_met_know_of_all_equal_stores_to_a_place(at_once: bool) -> None:
+    for reader in (0, 3, 7):
+        assert emulate(agreed_by_lanes.trace(at_once=at_once, reader=reader), 1, [numbers(32)]).findings == (), reader
+    assert kinds(emulate(agreed_by_lanes.trace(at_once=at_once, reader=20), 1, [numbers(32)])) == {"race"}

@@ -1,10 +1,9 @@
-"""An access to memory: where each lane of some warps goes, and what history compares."""
+"""An access to memory: the cells that it goes to, who makes it, and what those know of earlier accesses."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,96 +16,106 @@ from warploom.ir.statements import Op
 Array = NDArray[Any]
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, kw_only=True)
 class Access:
-    """An access to cells, which may be many times the same: ``rows`` and ``lanes`` make it, one for each cell.
+    """``op`` reads, writes or updates ("atomic") the units ``index`` (n, k), of ``parts`` cells each.
 
-    Several warps may act together: then there are several arrays of rows. ``whole``: on behalf of all lanes of a warp;
-    ``proxy``: through the async proxy. Of global memory: the ``buffer`` it was formed from, its ``stamp``, whether it
-    is ``strong``, perhaps at a scope that ends at the CTA, and a ``name`` to record it in, if not its threads'.
+    Line i is accessed by row ``rows[0][i]``, or by the rows of several arrays, which act together. ``lanes`` (n,) are
+    the lanes that do so; without them, lane j accesses column j. ``whole``: each warp acts as one. Of the units, those
+    that are ``active`` are accessed; None: all. Records up to ``bound`` (n,) are of accesses known to whole warps;
+    on a single line, those up to ``reach``, for each kind of access and column, may be known beyond that.
     """
 
     op: Op
     what: str
     rows: tuple[Array, ...]
-    lanes: Array
-    cells: Array
+    index: Array
+    parts: int = 1
+    lanes: Array | None = None
     whole: bool = False
+    active: Array | None = None
+    bound: Array | None = None
+    reach: dict[str, Array] | None = None
     proxy: bool = False
-    buffer: GlobalBuffer | None = None
-    stamp: int = 0
+    """Through the async proxy."""
     strong: bool = False
-    cta_only: bool = False
+    narrow: bool = False
+    """At a scope that ends at the CTA."""
+    stamp: int = 0
+    buffer: GlobalBuffer | None = None
+    """The global memory that was accessed."""
     name: int = 0
+    """In place of its warps: who is said to have made a transaction's access."""
 
-    def __getitem__(self, which: Array) -> Access:
-        rows = tuple(rows[which] for rows in self.rows)
-        return replace(self, rows=rows, lanes=self.lanes[which], cells=self.cells[which])
+    @property
+    def units(self) -> Array:
+        """The units that are accessed: ``index`` itself, or a flat array."""
+        return self.index if self.active is None else self.index[self.active]
+
+    @property
+    def cells(self) -> Array:
+        """All cells that are accessed, flat."""
+        units = self.units.reshape(-1)
+        return units if self.parts == 1 else (units[:, None] * self.parts + np.arange(self.parts)).reshape(-1)
+
+    def each(self, values: Array) -> Array:
+        """What belongs to each of :attr:`units`, of values (n, 1) or (1, k)."""
+        wide = np.broadcast_to(values, self.index.shape)
+        return wide if self.active is None else wide[self.active]
+
+    @property
+    def lane_of_each(self) -> Array:
+        """The lane that accesses each of :attr:`units`."""
+        lanes = np.arange(self.index.shape[1])[None] if self.lanes is None else self.lanes[:, None]
+        return self.each(lanes)
+
+    def newer(self, past: str, newest: Array, columns: Array) -> bool:
+        """Whether the newest of some records, of agents with such columns, may be unknown."""
+        known = self.bound if self.reach is None else self.reach[past][columns]
+        return bool(np.count_nonzero(newest > known))
+
+    def late(self, past: str, records: Array, columns: Array) -> Array | None:
+        """Which cells (n, k, parts) have records that are not known at once; None for none.
+
+        ``columns`` are those of the agents that made them, one for each cell or one alone.
+        """
+        if self.reach is not None:
+            (cells,) = self.index
+            known = self.reach[past][columns if columns.size == 1 else columns[cells]]
+            found = (records[cells] > known)[None, :, None]
+        else:
+            assert self.bound is not None
+            found = records.reshape(-1, self.parts).take(self.index, axis=0) > self.bound[:, None, None]
+        if self.active is not None:
+            found &= self.active[..., None]
+        return found if np.count_nonzero(found) else None
+
+    def among(self, which: Array) -> Access:
+        """The access to some of its cells (n, k, parts), one on each line."""
+        line, column, part = np.nonzero(which)
+        lanes = column if self.lanes is None else self.lanes[line]
+        cells, rows = self.index[line, column] * self.parts + part, tuple(rows[line] for rows in self.rows)
+        return replace(self, rows=rows, index=cells[:, None], parts=1, lanes=lanes, active=None, bound=None, reach=None)
+
+    def __getitem__(self, lines: Array) -> Access:
+        """Some of the lines of an access with one cell on each."""
+        assert self.lanes is not None
+        rows, bound = tuple(rows[lines] for rows in self.rows), None if self.bound is None else self.bound[lines]
+        return replace(self, rows=rows, index=self.index[lines], lanes=self.lanes[lines], bound=bound)
 
     @property
     def first(self) -> tuple[int, int]:
         """The row and lane of the first cell."""
-        return int(self.rows[0][0]), int(self.lanes[0])
+        return int(self.rows[0][0]), 0 if self.lanes is None else int(self.lanes[0])
 
 
-class Footprint(Protocol):
-    """The cells of an access that begins, in a shape of its own, and what those who make it know."""
-
-    def homes(self, warps: int) -> Array:
-        """The first rows of the warps, so many, that see the memory."""
-        ...
-
-    def beyond(self, past: str, newest: Array, columns: Array) -> bool:
-        """Whether a record of agents with such columns may be unknown; ``newest`` is their newest."""
-        ...
-
-    def late(self, past: str, records: Array, columns: Array) -> Array | None:
-        """Which of the cells have records that are not known at once, of agents with such columns; None for none."""
-        ...
-
-    def access(self, what: str, which: Array) -> Access:
-        """The access to some of the cells."""
-        ...
-
-
-@dataclass(slots=True)
-class Place:
-    """Where ``op`` accesses ``size`` bytes a lane: the lanes that act, and whether for the whole warp (``collective``).
-
-    Local byte ``addresses`` (broadcast shape); unit ``index`` (warps, lanes), of ``parts`` cells each; records up to
-    ``bound`` (warps) are known to the whole warp.
-    """
+@dataclass(slots=True, kw_only=True)
+class SharedAccess(Access):
+    """Lanes of a frame access ``size`` bytes each, at byte ``addresses`` (broadcast shape) within their CTA."""
 
     frame: Frame
-    op: Op
     size: int
-    collective: bool
     addresses: Array
-    index: Array
-    active: Array | None
-    parts: int
-    bound: Array
-
-    def homes(self, warps: int) -> Array:
-        """As :class:`Footprint`."""
-        return self.frame.flat - self.frame.flat % warps
-
-    def beyond(self, past: str, newest: Array, columns: Array) -> bool:
-        """As :class:`Footprint`."""
-        return bool(np.count_nonzero(newest > self.bound))
-
-    def late(self, past: str, records: Array, columns: Array) -> Array | None:
-        """As :class:`Footprint`: (warps, lanes, parts)."""
-        found = records.reshape(-1, self.parts).take(self.index, axis=0) > self.bound[:, None, None]
-        if self.active is not None:
-            found &= self.active[:, :, None]
-        return found if np.count_nonzero(found) else None
-
-    def access(self, what: str, which: Array) -> Access:
-        """As :class:`Footprint`."""
-        warp, lane, part = np.nonzero(which)
-        cells = self.index[warp, lane] * self.parts + part
-        return Access(self.op, what, (self.frame.flat[warp],), lane, cells, self.collective)
 
     def count(self, counter: TrafficCounter, name: str) -> None:
         """Count the wavefronts."""
@@ -116,46 +125,3 @@ class Place:
         else:
             addresses, repeat = np.broadcast_to(addresses, (*frame.shape, addresses.shape[2])).reshape(frame.n, -1), 1
         counter.shared(name, self.op.where, addresses, self.size, active, repeat)
-
-    @property
-    def cells(self) -> Array:
-        """All cells of the lanes that act, flat."""
-        index = self.index if self.active is None else self.index[self.active]
-        return (index.reshape(-1, 1) * self.parts + np.arange(self.parts)).reshape(-1)
-
-
-@dataclass(slots=True)
-class Cells:
-    """``cells`` of one CTA that rows, which act together, or one lane of one row access by ``op``.
-
-    ``bounds``: records up to there are known, for each kind of access and column; ``owner`` is the CTA's first row.
-    """
-
-    op: Op
-    rows: Sequence[int]
-    lane: int | None
-    cells: Array
-    proxy: bool
-    bounds: dict[str, Array]
-    owner: int
-
-    def homes(self, warps: int) -> Array:
-        """As :class:`Footprint`."""
-        return np.array(self.owner - self.owner % warps)
-
-    def beyond(self, past: str, newest: Array, columns: Array) -> bool:
-        """As :class:`Footprint`."""
-        return bool(newest > self.bounds[past][columns])
-
-    def late(self, past: str, records: Array, columns: Array) -> Array | None:
-        """As :class:`Footprint`: (cells,)."""
-        columns = columns[self.cells] if columns.size > 1 else columns
-        found = records[self.cells] > self.bounds[past][columns]
-        return found if np.count_nonzero(found) else None
-
-    def access(self, what: str, which: Array) -> Access:
-        """As :class:`Footprint`."""
-        cells = self.cells[which]
-        rows = tuple(np.full(cells.shape, row) for row in self.rows)
-        lanes = np.full(cells.shape, self.lane or 0)
-        return Access(self.op, what, rows, lanes, cells, self.lane is None, self.proxy)

@@ -152,7 +152,7 @@ class AccessSteps:
             place = run.memory.place(frame, frame.env[key], op, access)
             wanted, acting = frame.full(frame.env[least]), np.zeros((frame.n, 32), np.bool_)
             for target in place.targets:
-                acting.reshape(-1)[slice(None) if target.positions is None else target.positions] = True
+                acting.reshape(-1)[target.positions] = True
 
             def reached() -> bool:
                 return not (acting & (run.memory.read(place, np.dtype("u4"), 1)[..., 0] < wanted)).any()
@@ -199,11 +199,12 @@ class AccessSteps:
                 size = np.minimum(frame.full(frame.env[keys[copy.valid_bytes]]), copy.bytes).astype(np.int64)
             place = run.shared.place(frame, frame.env[keys[copy.shared]], op, to)
             taken = run.memory.place(frame, frame.env[keys[copy.source]], op, source, size=size)
-            reads, data = run.memory.take(taken, np.dtype("u4"), copy.bytes // u32.bytes)
+            run.memory.track(taken, "read")
+            data = run.memory.read(taken, np.dtype("u4"), copy.bytes // u32.bytes)
             if run.checks:
                 place.count(run.counter, name)
                 taken.count(run.counter, name)
-                run.copies.start(place, data, reads)
+                run.copies.start(place, data, taken)
             else:
                 run.shared.store(place, to, data)
 

@@ -9,31 +9,32 @@ import numpy as np
 from numpy.typing import NDArray
 
 from warploom.emulate.control.frames import Frame, Origin, Turns, apply_in_turn, displaced, in_turn
+from warploom.emulate.findings.findings import Kind
 from warploom.emulate.findings.report import MemoryReports
 from warploom.emulate.findings.traffic import TrafficCounter
+from warploom.emulate.memory.access import Access
 from warploom.emulate.memory.buffers import ADDRESS_BITS, GlobalBuffer, Region
-from warploom.emulate.memory.global_history import GlobalHistory, Mode
+from warploom.emulate.memory.global_history import GlobalHistory
 from warploom.emulate.order.clocks import Clocks
 from warploom.ir.statements import Op
 from warploom.isa.base import Instruction
-from warploom.isa.effects import Access
+from warploom.isa.effects import Access as Effect
 from warploom.layout.fragments import WARP_SIZE
 
 Array = NDArray[Any]
 
 
 @dataclass(slots=True)
-class Target:
+class BufferLanes:
     """The lanes of an access that go to one buffer: positions among the flattened lanes, and byte offsets."""
 
     buffer: GlobalBuffer
-    positions: Array | None  # None: all lanes
+    positions: Array
     offsets: Array
 
-    def of(self, which: Array) -> Target:
-        """The same of some of its lanes alone."""
-        positions = np.arange(self.offsets.size) if self.positions is None else self.positions
-        return Target(self.buffer, positions[which], self.offsets[which])
+    def some(self, which: Array) -> BufferLanes:
+        """The same for some of the lanes alone."""
+        return BufferLanes(self.buffer, self.positions[which], self.offsets[which])
 
 
 @dataclass(slots=True)
@@ -44,13 +45,16 @@ class GlobalPlace:
     op: Op
     size: Array | int
     address: Array
-    targets: list[Target]
+    targets: list[BufferLanes]
 
     def of(self, lanes: Array) -> GlobalPlace:
-        """The same of some lanes (warps, lanes) alone."""
+        """The same for some lanes (warps, lanes) alone."""
         flat = lanes.reshape(-1)
-        targets = [t.of(flat if t.positions is None else flat[t.positions]) for t in self.targets]
-        return GlobalPlace(self.frame, self.op, self.size, self.address, targets)
+        return replace(self, targets=[target.some(flat[target.positions]) for target in self.targets])
+
+    def sizes(self, target: BufferLanes) -> Array:
+        """The bytes that each lane of a target accesses."""
+        return np.broadcast_to(self.size, self.address.shape).reshape(-1)[target.positions]
 
     def count(self, counter: TrafficCounter, name: str) -> None:
         """Count the sectors."""
@@ -92,7 +96,7 @@ class GlobalMemory:
 
     # -- addresses -----------------------------------------------------------------------------------------------
 
-    def place(self, frame: Frame, address: Array, op: Op, access: Access, size: Array | int = 0) -> GlobalPlace:
+    def place(self, frame: Frame, address: Array, op: Op, access: Effect, size: Array | int = 0) -> GlobalPlace:
         """Where the active lanes go; ``size`` in bytes if not all of the access. Who is out of bounds is left out."""
         size = access.bytes if isinstance(size, int) and not size else size
         at = frame.full(displaced(address, access.offset))
@@ -104,94 +108,70 @@ class GlobalMemory:
 
     def resolve(
         self, frame: Frame, address: Array, size: Array | int, op: Op, active: Array | None, alignment: int
-    ) -> list[Target]:
+    ) -> list[BufferLanes]:
         """Which buffers the active lanes go to. Lanes out of bounds or misaligned are reported and left out."""
-        flat = address.reshape(-1)
-        if flat.size == 0:
-            return []
-        buffer = self.buffers.get(int(flat[0]) >> ADDRESS_BITS)
-        if buffer is not None and active is None:
-            offsets = (flat - np.uint64(buffer.start)).view(np.int64)
-            longest = size if isinstance(size, int) else int(size.max())
-            low, high = int(offsets.min()), int(offsets.max())
-            aligned = not ((offsets + buffer.skew) & (alignment - 1)).any()
-            if low >= 0 and high + longest <= buffer.data.size and aligned:
-                self._check_gaps(frame, whole := Target(buffer, None, offsets), size, op)
-                return [whole]
-        return self._resolve_slowly(
-            frame, flat, np.broadcast_to(size, address.shape).reshape(-1), op, active, alignment
-        )
-
-    def _resolve_slowly(
-        self, frame: Frame, flat: Array, size: Array, op: Op, active: Array | None, alignment: int
-    ) -> list[Target]:
-        acting = np.ones(flat.size, np.bool_) if active is None else active.reshape(-1)
-        acting = acting & (size > 0)
-        number = flat >> np.uint64(ADDRESS_BITS)
-        targets: list[Target] = []
-        lanes = flat.size // frame.n
-        for which in np.unique(number[acting]):
+        sizes, flat = np.broadcast_to(size, address.shape).reshape(-1), address.reshape(-1)
+        acting = sizes > 0 if active is None else (sizes > 0) & active.reshape(-1)
+        number, targets = (flat >> np.uint64(ADDRESS_BITS)).astype(np.int64), list[BufferLanes]()
+        for which in np.unique(number[acting]).tolist():
             positions = np.nonzero(acting & (number == which))[0]
-            buffer = self.buffers.get(int(which))
-            if buffer is None:
-                # A pointer below its array reaches into the gap after the previous one.
-                near = self.buffers.get(int(which) + 1)
-                self._report_bounds(frame, positions, flat[positions], lanes, op, near)
-                continue
-            offsets = (flat[positions] - np.uint64(buffer.start)).view(np.int64)
-            inside = (offsets >= 0) & (offsets + size[positions] <= buffer.data.size)
-            if not inside.all():
-                self._report_bounds(frame, positions[~inside], flat[positions[~inside]], lanes, op, buffer)
-            skewed = ((offsets + buffer.skew) & (alignment - 1)) != 0
-            wrong = inside & skewed
-            if wrong.any():
-                row, lane = divmod(int(positions[wrong][0]), lanes)
-                at = int(offsets[wrong][0])
-                message = f"{op.instruction.mnemonic} at byte {at} of {buffer.element(at)} is not aligned to "
-                message += f"{alignment} bytes: correct the address, or use a narrower access"
-                self.report.add(
-                    "misaligned", op.where, message, int(frame.flat[row]), lane, count=int(wrong.sum()), address=at
-                )
+            buffer = self.buffers.get(which)
+            # A pointer below its array reaches into the gap after the previous one.
+            near = buffer or self.buffers.get(which + 1)
+            offsets = (flat[positions] - np.uint64(0 if near is None else near.start)).view(np.int64)
+            end = -1 if buffer is None else buffer.data.size
+            inside = (offsets >= 0) & (offsets + sizes[positions] <= end)
+            skewed = inside & (((offsets + (0 if near is None else near.skew)) & (alignment - 1)) != 0)
+            kinds: tuple[tuple[Kind, Array], ...] = (("bounds", ~inside), ("misaligned", skewed))
+            for kind, wrong in kinds:
+                if np.count_nonzero(wrong):
+                    self._refuse(kind, frame, positions[wrong], offsets[wrong], op, near, alignment)
             good = inside & ~skewed
-            if good.any():
-                targets.append(Target(buffer, positions[good], offsets[good]))
-                self._check_gaps(frame, targets[-1], size[positions[good]], op)
+            if buffer is not None and np.count_nonzero(good):
+                targets.append(BufferLanes(buffer, positions[good], offsets[good]))
+                self._check_gaps(frame, targets[-1], sizes[positions[good]], op)
         return targets
 
-    def _check_gaps(self, frame: Frame, target: Target, size: Array | int, op: Op) -> None:
-        """Accesses between the elements of a view: the kernel takes it for an array without gaps."""
+    def _refuse(
+        self,
+        kind: Kind,
+        frame: Frame,
+        positions: Array,
+        offsets: Array,
+        op: Op,
+        buffer: GlobalBuffer | None,
+        alignment: int,
+    ) -> None:
+        """Report lanes whose addresses are outside of a buffer (or near none), or not aligned."""
+        at, name = int(offsets[0]), op.instruction.mnemonic
+        where = f"byte {at} of {buffer.element(at)}" if buffer else f"address {at:#x}, which is in no array"
+        if kind == "misaligned":
+            message = f"{name} at {where} is not aligned to {alignment} bytes: correct the address, or use a narrower "
+            message += "access"
+        else:
+            has = "" if buffer is None else f"shape {buffer.shape}" if buffer.shape else f"{buffer.data.size} bytes"
+            message = f"{name} at {where}{f', where {buffer.name} has {has}' if buffer else ''}: correct the address, "
+            message += "or guard the access"
+        self._report(kind, frame, positions, op, message, at)
+
+    def _report(self, kind: Kind, frame: Frame, positions: Array, op: Op, message: str, address: int) -> None:
+        row, lane = divmod(int(positions[0]), WARP_SIZE)
+        self.report.add(kind, op.where, message, int(frame.flat[row]), lane, count=positions.size, address=address)
+
+    def _check_gaps(self, frame: Frame, target: BufferLanes, size: Array, op: Op) -> None:
+        """Report accesses between the elements of a view: the kernel takes it for an array without gaps."""
         wrong = target.buffer.in_gaps(target.offsets, size)
         if wrong.size and self.checks:
-            lane = wrong[0] if target.positions is None else target.positions[wrong[0]]
-            row, lane, at = *divmod(int(lane), WARP_SIZE), int(target.offsets[wrong[0]])
-            message = f"{op.instruction.mnemonic} at byte {at} of {target.buffer.name} reaches between its elements, "
+            at, name = int(target.offsets[wrong[0]]), target.buffer.name
+            message = f"{op.instruction.mnemonic} at byte {at} of {name} reaches between its elements, "
             message += f"which lie apart: take its strides (Strided[…, {len(target.buffer.shape)}]), or pass it "
-            message += "through np.ascontiguousarray"
-            self.report.add("bounds", op.where, message, int(frame.flat[row]), lane, count=wrong.size, address=at)
-
-    def _report_bounds(
-        self, frame: Frame, positions: Array, addresses: Array, lanes: int, op: Op, buffer: GlobalBuffer | None
-    ) -> None:
-        row, lane = divmod(int(positions[0]), lanes)
-        count = positions.size
-        if buffer is None:
-            text = f"{op.instruction.mnemonic} at address {int(addresses[0]):#x}, which is in no array"
-            where = int(addresses[0])
-        else:
-            where = int(addresses[0]) - buffer.start
-            has = f"shape {buffer.shape}" if buffer.shape else f"{buffer.data.size} bytes"
-            text = f"{op.instruction.mnemonic} at byte {where} of {buffer.element(where)}, where {buffer.name} has "
-            text += has
-        text += ": correct the address, or guard the access"
-        self.report.add("bounds", op.where, text, int(frame.flat[row]), lane, count=count, address=where)
+            self._report("bounds", frame, target.positions[wrong], op, message + "through np.ascontiguousarray", at)
 
     @staticmethod
-    def words(buffer: GlobalBuffer, word: np.dtype[Any], words: int) -> tuple[Array, int]:
-        """The buffer as rows of words, and the byte offset of row 0 (views of skewed buffers start inside)."""
-        size = word.itemsize * words
-        first = -buffer.skew % size
-        usable = max(0, (buffer.data.size - first) // size * size)
-        return buffer.data[first : first + usable].view(word).reshape(-1, words), first
+    def units(buffer: GlobalBuffer, dtype: str | np.dtype[Any]) -> Array:
+        """The values of a type that begin at each byte of a buffer: they overlap."""
+        size = np.dtype(dtype).itemsize
+        return np.ndarray((max(0, buffer.data.size - size + 1),), dtype, buffer.data, 0, (1,))  # type: ignore[arg-type]
 
     def text(self, address: int) -> str:
         """The string that ends by 0 at an address; "?" where none is."""
@@ -203,81 +183,81 @@ class GlobalMemory:
 
     # -- accesses ------------------------------------------------------------------------------------------------
 
-    def load(self, place: GlobalPlace, access: Access) -> tuple[Array, None, None]:
+    def load(self, place: GlobalPlace, access: Effect) -> tuple[Array, None, None]:
         """The words read, (warps, lanes, words); global memory has no poison."""
         self.track(place, "read", access)
         return self.read(place, np.dtype(f"u{access.bytes // access.words}"), access.words), None, None
 
     def read(self, place: GlobalPlace, word: np.dtype[Any], words: int) -> Array:
-        """Words (warps, lanes, words) as they are; zeros where a lane reads nothing."""
-        size, shape, targets = word.itemsize * words, (place.frame.n, WARP_SIZE), place.targets
-        if len(targets) == 1 and targets[0].positions is None:
-            rows, first = self.words(targets[0].buffer, word, words)
-            return rows.take((targets[0].offsets - first) // size, axis=0).reshape(*shape, words)
-        out = np.zeros((shape[0] * shape[1], words), word)
-        for target in targets:
-            rows, first = self.words(target.buffer, word, words)
-            out[target.positions] = rows[(target.offsets - first) // size]
-        return out.reshape(*shape, words)
-
-    def take(self, place: GlobalPlace, word: np.dtype[Any], words: int) -> tuple[list[GlobalPlace], Array]:
-        """What a copy reads now, and where it will be checked to have read once more; zeros beyond a lane's size."""
+        """Words (warps, lanes, words) as they are; zeros where a lane reads nothing, and beyond its size."""
         whole = word.itemsize * words
-        sizes = np.broadcast_to(place.size, place.address.shape).reshape(-1)
-        if (sizes == whole).all():
-            whole_place = replace(place, size=whole)
-            self.track(whole_place, "read")
-            return [whole_place], self.read(whole_place, word, words)
-        data, parts = np.zeros((sizes.size, whole), np.uint8), list[GlobalPlace]()
+        out = np.zeros((place.frame.n * WARP_SIZE, words), word)
         for target in place.targets:
-            mine = sizes if target.positions is None else sizes[target.positions]
-            for length in np.unique(mine[mine > 0]).tolist():
-                part = target.of(mine == length)
-                data[part.positions, :length] = target.buffer.data[part.offsets[:, None] + np.arange(length)]
-                parts.append(replace(place, size=length, targets=[part]))
-                self.track(parts[-1], "read")
-        return parts, data.view(word).reshape(place.frame.n, WARP_SIZE, words)
+            sizes = place.sizes(target)
+            if (sizes == whole).all():
+                found = self.units(target.buffer, f"V{whole}")[target.offsets]
+            else:
+                reach, data = np.arange(whole), target.buffer.data
+                found = data[np.minimum(target.offsets[:, None] + reach, data.size - 1)]
+                found[reach >= sizes[:, None]] = 0
+            out[target.positions] = found.view(word).reshape(-1, words)
+        return out.reshape(place.frame.n, WARP_SIZE, words)
 
     def store(
-        self, place: GlobalPlace, access: Access, data: Array, shadow: Array | None = None, origin: Origin | None = None
+        self, place: GlobalPlace, access: Effect, data: Array, shadow: Array | None = None, origin: Origin | None = None
     ) -> None:
         """Write words (warps, lanes, words); of lanes that write one address the last wins, as the check reports."""
-        self.track(place, "write" if access.order == "weak" else "atomic", access, data=data)
-        flat = data.reshape(-1, data.shape[2])
+        size = data.dtype.itemsize * data.shape[2]
+        units = np.ascontiguousarray(data).reshape(-1, data.shape[2]).view(f"V{size}")[:, 0]
+        weak = access.order == "weak"
+        if not weak:
+            self.track(place, "atomic", access)
         for target in place.targets:
-            if self.may_write(place.frame, target, place.op):
-                rows, first = self.words(target.buffer, data.dtype, data.shape[2])
-                index = (target.offsets - first) // (data.dtype.itemsize * data.shape[2])
-                rows[index] = flat if target.positions is None else flat[target.positions]
+            found = self._access(place, target, "write", access) if weak else None
+            if found is not None:
+                found[0].check(found[1])
+            if not self.may_write(place.op, target.buffer, int(place.frame.flat[0]), 0, target.offsets.size):
+                continue
+            stored, wanted = self.units(target.buffer, units.dtype), units[target.positions]
+            stored[target.offsets] = wanted
+            if found is not None:
+                now, wanted = (x.view(np.uint8).reshape(-1, size) for x in (stored[target.offsets], wanted))
+                self._write(*found, (now != wanted).any(axis=1))
 
-    def begin_update(self, place: GlobalPlace, access: Access) -> None:
+    def _write(self, history: GlobalHistory, mine: Access, differs: Array) -> None:
+        """Record a write. Of threads that write one place at once all must be of one warp, and none be overwritten."""
+        several = history.store(mine)
+        if several is not None:
+            clash, elsewhere = (x.reshape(differs.size, -1).any(axis=1) for x in several)
+            bad = np.nonzero(elsewhere | (clash & differs))[0] * (mine.cells.size // differs.size)
+            if bad.size:
+                self.report.clash(mine[bad], history.bytes(mine)[bad])
+
+    def begin_update(self, place: GlobalPlace, access: Effect) -> None:
         """Check and record an atomic update."""
-        self.track(place, "atomic", access, strong=True)
+        self.track(place, "atomic", access)
 
     def update(
-        self, place: GlobalPlace, access: Access, instruction: Instruction, values: list[Array], turns: Turns
+        self, place: GlobalPlace, access: Effect, instruction: Instruction, values: list[Array], turns: Turns
     ) -> Array:
         """Lanes take turns to update each element of a vector. Returns the old values, (elements, warps, lanes)."""
         old = np.zeros((access.words, place.frame.n * WARP_SIZE), instruction.operand_types[1].numpy)
         for target in place.targets:
-            if not self.may_write(place.frame, target, place.op):
+            if not self.may_write(place.op, target.buffer, int(place.frame.flat[0]), 0, target.offsets.size):
                 continue
-            rows, first = self.words(target.buffer, old.dtype, 1)
-            where = slice(None) if target.positions is None else target.positions
-            picked = [v.reshape(-1)[where] for v in values]
-            index, order = (target.offsets - first) // rows.itemsize, in_turn(np.arange(old.shape[1])[where], turns)
+            view, order = self.units(target.buffer, old.dtype), in_turn(target.positions, turns)
+            picked = [v.reshape(-1)[target.positions] for v in values]
             for i in range(access.words):
-                operands = picked[i :: access.words]
-                old[i][where] = apply_in_turn(instruction, rows[:, 0], index + i, operands, order)
+                operands, index = picked[i :: access.words], target.offsets + i * old.itemsize
+                old[i][target.positions] = apply_in_turn(instruction, view, index, operands, order)
         return old.reshape(-1, place.frame.n, WARP_SIZE)
 
-    def may_write(self, frame: Frame, target: Target, op: Op) -> bool:
-        """Whether the buffer is writable; a finding if not."""
-        if target.buffer.writable:
-            return True
-        message = f"{op.instruction.mnemonic} writes {target.buffer.name}, a read-only array: pass a writable one"
-        self.report.add("bounds", op.where, message, int(frame.flat[0]), 0, count=target.offsets.size)
-        return False
+    def may_write(self, op: Op, buffer: GlobalBuffer, row: int, lane: int, count: int = 1) -> bool:
+        """Whether a buffer is writable; a finding if not."""
+        if not buffer.writable:
+            message = f"{op.instruction.mnemonic} writes {buffer.name}, a read-only array: pass a writable one"
+            self.report.add("bounds", op.where, message, row, lane, count=count)
+        return buffer.writable
 
     # -- races ---------------------------------------------------------------------------------------------------
 
@@ -288,43 +268,42 @@ class GlobalMemory:
             history.clocks, history.report = clocks, report
 
     def history(self, buffer: GlobalBuffer | None) -> GlobalHistory | None:
-        """That of the memory of a buffer; None for none, as the kernel does not write it."""
+        """The history of a buffer's memory; None where the kernel does not write it."""
         return self.histories.get(buffer.region) if buffer is not None and buffer.region is not None else None
 
-    def track(
-        self,
-        place: GlobalPlace,
-        mode: Mode,
-        access: Access | None = None,
-        *,
-        data: Array | None = None,
-        strong: bool = False,
-        since: int | None = None,
-    ) -> None:
-        """Check an access against the unordered ones before it, and record it; without an ``access`` a weak one.
+    def _access(
+        self, place: GlobalPlace, target: BufferLanes, what: str, access: Effect | None
+    ) -> tuple[GlobalHistory, Access] | None:
+        """The history that an access to a buffer is compared with, and its cells; without an ``access`` a weak one."""
+        history = self.history(target.buffer) if self.checks else None
+        if history is None:
+            return None
+        within = np.arange(0, int(np.max(place.size)), self.granule)
+        which, part = np.nonzero(within < place.sizes(target)[:, None])
+        rows, lanes = place.frame.flat[target.positions // WARP_SIZE], target.positions % WARP_SIZE
+        offsets = target.offsets[which] + within[part]
+        mine = history.access(place.op, what, target.buffer, offsets, rows[which], lanes[which])
+        mine.strong = what == "atomic" or (access is not None and access.order != "weak")
+        mine.narrow = access is not None and access.scope == "cta"
+        return history, mine
+
+    def track(self, place: GlobalPlace, what: str, access: Effect | None = None, *, since: int | None = None) -> None:
+        """Check and record a read or an update.
 
         A read ``since`` a stamp has gone on from there: what was written later conflicts with it, ordered or not.
         """
-        if not self.checks:
-            return
-        frame, per_lane = place.frame, max(1, int(np.max(place.size)) // self.granule)
         for target in place.targets:
-            history = self.history(target.buffer)
-            if history is None:
+            found = self._access(place, target, what, access)
+            if found is None:
                 continue
-            positions = np.arange(frame.n * WARP_SIZE) if target.positions is None else target.positions
-            cells = (history.cells(target.buffer, target.offsets)[:, None] + np.arange(per_lane)).reshape(-1)
-            rows, lanes = (np.repeat(x, per_lane) for x in (frame.flat[positions // WARP_SIZE], positions % WARP_SIZE))
-            mine = history.access(place.op, mode, target.buffer, cells, rows, lanes)
-            mine.strong = strong or (access is not None and access.order != "weak")
-            mine.cta_only = access is not None and access.scope == "cta"
-            history.check(mine)
+            history, mine = found
+            if what == "atomic" and mine.narrow:  # threads of other CTAs may update the same now
+                history.note(mine)
+                history.check(mine)
+            else:
+                history.check(mine)
+                history.note(mine)
             if access is not None and access.read_only:
                 history.check_unwritten(mine)
             if since is not None:
                 history.check_unchanged(mine, since)
-            history.note(mine)
-            if mode == "atomic" and mine.cta_only:
-                history.check_scope(mine)
-            if mode == "write" and not mine.strong and data is not None:
-                history.check_clash(mine, data.reshape(-1, data.shape[2])[positions], per_lane)

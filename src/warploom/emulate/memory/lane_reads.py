@@ -1,12 +1,14 @@
-"""Which lanes of a warp have read a cell, where part of a warp may meet: then "several have" is not enough."""
+"""Which lanes of a warp have accessed a cell, where part of a warp may meet: then "several have" is not enough."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from warploom.emulate.memory.access import Access
 from warploom.emulate.order.clocks import BITS, Clocks
 
 Array = NDArray[Any]
@@ -17,9 +19,9 @@ MANY = 32
 
 
 class LaneReads:
-    """Which lanes MANY stands for, where part of a warp may meet: cell → lane → stamp of its last read.
+    """Which lanes MANY stands for, where part of a warp may meet: cell → lane → stamp of its last access.
 
-    A cell that is not here was read by all lanes at once.
+    A cell that is not here was accessed by all lanes at once.
     """
 
     def __init__(self, clocks: Clocks) -> None:
@@ -27,13 +29,13 @@ class LaneReads:
         self._of: dict[int, dict[int, int]] = {}
 
     def forget(self, cells: Array) -> None:
-        """All lanes of a warp read these together."""
+        """All lanes of a warp access these together."""
         if self._of:
             for cell in cells.tolist():
                 self._of.pop(cell, None)
 
     def note(self, many: Array, first: Array, lane: Array, old: Array, stamp: int) -> None:
-        """The reads of single lanes, with what was there before them."""
+        """The accesses of single lanes, with what was there before them."""
         for i, part in zip(*np.nonzero(many), strict=True):
             cell, before = int(first[i]) + int(part), int(old[i, part])
             if cell not in self._of:
@@ -43,14 +45,14 @@ class LaneReads:
                 self._of[cell][before & 63] = before >> BITS
             self._of[cell][int(lane[i])] = stamp
 
-    def judge(self, fine: Array, accesses: tuple[Array, ...], cells: Array, many: Array, collective: bool) -> None:
-        """Reads of several lanes are ordered where each lane's is, though not all of their warp have met.
+    def answer(self, cells: Array) -> Callable[[Array, Access, Array, Array, Array], None]:
+        """Accesses of several lanes are ordered where each lane's is, though not all of their warp have met."""
 
-        ``fine`` says which of the accesses (rows, lanes, columns, stamps) are ordered, and is mended in place.
-        """
-        for i in np.nonzero(~fine & many)[0]:
-            row, lane, column, stamp = (int(x[i]) for x in accesses)
-            read = self._of.get(int(cells[i]), dict.fromkeys(range(32), stamp))
-            lanes, stamps = np.array(list(read)), np.array(list(read.values()))
-            rows, mine, columns = (np.full(lanes.shape, x) for x in (row, lane, column))
-            fine[i] = self._clocks.ordered(rows, mine, collective, columns, lanes, stamps).all()
+        def answer(fine: Array, mine: Access, columns: Array, lanes: Array, stamps: Array) -> None:
+            for i in np.nonzero(~fine & (lanes == MANY))[0]:
+                read = self._of.get(int(cells[i]), dict.fromkeys(range(32), int(stamps[i])))
+                who, when = np.array(list(read)), np.array(list(read.values()))
+                row, lane, column = (np.full(who.shape, x[i]) for x in (mine.rows[0], mine.lane_of_each[:, 0], columns))
+                fine[i] = self._clocks.ordered(row, lane, mine.whole, column, who, when).all()
+
+        return answer

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from warploom.core.errors import EmulationError, LayoutError
 from warploom.emulate.control.context import Context, Step
 from warploom.emulate.control.frames import Frame, shadow_dtype
-from warploom.emulate.memory.access import Place
+from warploom.emulate.memory.access import SharedAccess
 from warploom.ir.statements import Op
 from warploom.isa.effects import Access, MatrixAccess
 from warploom.layout.fragments import FragmentLayout
@@ -100,7 +100,7 @@ class MatrixSteps:
 
         return step
 
-    def _count(self, op: Op, access: MatrixAccess, layout: FragmentLayout, places: list[Place]) -> None:
+    def _count(self, op: Op, access: MatrixAccess, layout: FragmentLayout, places: list[SharedAccess]) -> None:
         """Count the wavefronts of an access whose elements are at ``places``."""
         elements = np.stack([np.broadcast_to(p.addresses, (*p.frame.shape, 32)) for p in places], axis=-1)
         elements = elements.reshape(places[0].frame.n, 32, len(places))  # (warps, lanes, elements of a lane)

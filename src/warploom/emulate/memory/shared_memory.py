@@ -11,8 +11,9 @@ from numpy.typing import NDArray
 from warploom.emulate.control.frames import Frame, Origin, Turns, apply_in_turn, displaced, in_turn, widened
 from warploom.emulate.findings.findings import Kind
 from warploom.emulate.findings.report import MemoryReports
-from warploom.emulate.memory.access import Access, Place
-from warploom.emulate.memory.history import NEVER, History
+from warploom.emulate.memory.access import Access, SharedAccess
+from warploom.emulate.memory.history import NEVER, SharedHistory
+from warploom.emulate.memory.lane_reads import MANY
 from warploom.emulate.memory.remote import RemoteAccesses
 from warploom.emulate.order.clocks import BITS, Clocks
 from warploom.ir.statements import Op
@@ -22,6 +23,7 @@ from warploom.isa.effects import Access as Effect
 Array = NDArray[Any]
 
 
+_MODES = {"load": "read", "store": "write", "atomic": "atomic"}
 SHARED_BASE = 1024
 """Where dynamic shared memory starts in the shared window: not 0, so that a kernel that forgets the base is found."""
 
@@ -42,7 +44,9 @@ class SharedMemory:
         self.data = np.zeros(ctas * self.stride, np.uint8)
         self.shadow: Array | None = None  # allocated when poison is first stored
         self.origins: dict[int, Origin] = {}  # stamp of a store → where its poison came from
-        self.history = History(ctas if checks else 0, self.stride // granule, granule, clocks, report, parts=parts)
+        self.history = SharedHistory(
+            ctas if checks else 0, self.stride // granule, granule, clocks, report, parts=parts
+        )
 
     # -- addresses -----------------------------------------------------------------------------------------------
 
@@ -54,7 +58,7 @@ class SharedMemory:
             frame.seen[-1] = base
         return base
 
-    def place(self, frame: Frame, address: Array, op: Op, access: Effect) -> Place:
+    def place(self, frame: Frame, address: Array, op: Op, access: Effect) -> SharedAccess:
         """Where an access goes, within bounds and aligned: units of its size over the whole batch."""
         size, lanes = access.bytes, access.lanes
         base, address = self.cta_base(frame), displaced(address, access.offset)
@@ -72,10 +76,22 @@ class SharedMemory:
         index = widened(unit, (*frame.shape, lanes)).reshape(frame.n, lanes)
         if active is not None:
             active = widened(active, (*frame.shape, lanes)).reshape(frame.n, lanes)
-        bound = self.clocks.bound[frame.span]
-        return Place(frame, op, size, access.collective, local, index, active, size // self.granule, bound)
+        return SharedAccess(
+            op=op,
+            what=_MODES[access.mode],
+            rows=(frame.flat,),
+            index=index,
+            parts=size // self.granule,
+            whole=access.collective,
+            active=active,
+            bound=self.clocks.bound[frame.span],
+            strong=access.mode == "atomic" or access.order != "weak",
+            frame=frame,
+            size=size,
+            addresses=local,
+        )
 
-    def names(self, place: Place) -> Array:
+    def names(self, place: SharedAccess) -> Array:
         """What tells the addresses of a place from all others of the launch, (warps, lanes): below all global ones."""
         start = self.stride * (self.clocks.first // self.clocks.warps_per_cta)
         return -1 - start - place.index * place.size
@@ -103,11 +119,11 @@ class SharedMemory:
                 self.report.refused(kind, op, who, int(everywhere[row, lane]), size, (first, end), self.size)
         return (acting & ~wide).reshape(*frame.shape, -1)
 
-    # -- loads ---------------------------------------------------------------------------------------------------
+    # -- accesses ------------------------------------------------------------------------------------------------
 
-    def load(self, place: Place, access: Effect) -> tuple[Array, Array | None, Origin | None]:
+    def load(self, place: SharedAccess, access: Effect) -> tuple[Array, Array | None, Origin | None]:
         """The words read (warps, lanes, words), their shadow if any is poison, and where the poison comes from."""
-        op, words, strong = place.op, access.words, access.order != "weak"
+        op, words, history = place.op, access.words, self.history
         word = np.dtype(f"u{place.size // words}")
         data = self.data.view(word).reshape(-1, words).take(place.index, axis=0)
         if place.active is not None:
@@ -116,17 +132,17 @@ class SharedMemory:
             return data, None, None
         shadow: Array | None = None
         origin: Origin | None = None
-        history, stamp, parts = self.history, self.clocks.stamp(op), place.parts
+        stamp = self.clocks.stamp(op)
         if self.shadow is not None:
             shadow = self.shadow.view(word).reshape(-1, words).take(place.index, axis=0)
             if shadow.any():
-                cell = place.index[np.nonzero(shadow.any(axis=2))][0] * parts
+                cell = place.index[np.nonzero(shadow.any(axis=2))][0] * place.parts
                 origin = self.origins.get(int(history.wrote[cell]) >> BITS, (op.where, "poisoned shared memory"))
             else:
                 shadow = None
-        late, _ = history.check(place, "read", strong=strong)
+        late, _ = history.check(place)
         if late is not None:
-            last = history.wrote.reshape(-1, parts).take(place.index, axis=0)
+            last = history.wrote.reshape(-1, place.parts).take(place.index, axis=0)
             empty = late & (last >= NEVER)
             if empty.any():
                 poison = np.repeat(empty.view(np.uint8) * np.uint8(255), self.granule, axis=2)
@@ -134,18 +150,16 @@ class SharedMemory:
                 shadow = poison if shadow is None else shadow | poison
                 why = "are still being copied" if (last[empty] > NEVER).all() else "nobody has written"
                 origin = (op.where, f"bytes of shared memory that {why}, read by {op.instruction.mnemonic}")
-        history.note("strong read" if strong else "read", place, stamp)
+        history.table("strong read" if place.strong else "read").note(place, stamp)
         return data, shadow, origin
 
-    # -- stores --------------------------------------------------------------------------------------------------
-
-    def _holds(self, place: Place, data: Array, shadow: Array | None) -> Array:
-        """The written cells (warps, lanes, parts) that hold what is to be stored, none of it poison."""
-        parts = place.parts
-        shape = (*place.index.shape, parts, self.granule)
+    def _holds(self, place: SharedAccess, data: Array, shadow: Array | None) -> Array:
+        """The cells (warps, lanes, parts) into which a store put what is to be stored, none of it poison."""
+        shape = (*place.index.shape, place.parts, self.granule)
+        wrote, writer = (x.reshape(-1, place.parts)[place.index] for x in (self.history.wrote, self.history.writer))
+        same = (wrote < NEVER) & (writer < self.clocks.warps)
         now = self.data.reshape(-1, place.size).take(place.index, axis=0).reshape(shape)
-        same = (now == np.ascontiguousarray(data).view(np.uint8).reshape(shape)).all(axis=-1)
-        same &= self.history.wrote.reshape(-1, parts).take(place.index, axis=0) < NEVER
+        same &= (now == np.ascontiguousarray(data).view(np.uint8).reshape(shape)).all(axis=-1)
         if self.shadow is not None:
             same &= ~self.shadow.reshape(-1, place.size).take(place.index, axis=0).reshape(shape).any(axis=-1)
         if shadow is not None:
@@ -153,75 +167,74 @@ class SharedMemory:
         return same
 
     def store(
-        self, place: Place, access: Effect, data: Array, shadow: Array | None = None, origin: Origin | None = None
+        self,
+        place: SharedAccess,
+        access: Effect,
+        data: Array,
+        shadow: Array | None = None,
+        origin: Origin | None = None,
     ) -> None:
         """Write ``data`` (warps, lanes, words) now."""
-        index, history, strong = place.index, self.history, access.order != "weak"
-        lane = np.broadcast_to(np.arange(index.shape[1], dtype=np.int32), index.shape)
-        rows = np.broadcast_to(place.frame.flat[:, None], index.shape)
-        alike: Array | None = None
-        if strong:
-            self._begin_strong(place, "write")
+        acting, same = ... if place.active is None else place.active, None
+        if self.checks and place.strong:
+            self.begin_update(place, access)
         elif self.checks:
-            _, same = history.check(place, "write", holds=lambda: self._holds(place, data, shadow))
-            alike = None if same is None or not same.any() else np.asarray(same.any(axis=2))
-        if place.active is not None:
-            index, lane, rows, data = (x[place.active] for x in (index, lane, rows, data))
-            shadow = shadow[place.active] if shadow is not None else None
-        self._put(index, data, shadow)
+            _, same = self.history.check(place, lambda: self._holds(place, data, shadow))
+        data = data[acting]
+        self.put(place.units, data, None if shadow is None else shadow[acting])
         if not self.checks:
             return
         stamp = self.clocks.stamp(place.op)
         if shadow is not None and origin is not None:
             self.origins[stamp] = origin
-        if strong:
-            return
-        several = self._note_write(index, rows, lane, data, stamp, place.op, collective=place.collective)
-        if several is not None:
-            wide = np.zeros(place.index.shape, np.bool_)
-            wide[... if place.active is None else place.active] = several
-            alike = wide if alike is None else alike | wide
-        if alike is not None and alike.any():
-            history.note("alike", replace(place, active=alike), stamp)
+        if not place.strong:
+            self._note_write(place, data, stamp, same)
 
-    def _put(self, index: Array, data: Array, shadow: Array | None = None) -> None:
-        """The bytes, and what of them is poison, of units of (…, words)."""
-        self.data.view(data.dtype).reshape(-1, data.shape[-1])[index] = data
+    def _note_write(self, place: Access, data: Array, stamp: int, same: Array | None) -> None:
+        """Note a store; of the ``same`` values that are there, and of several threads at once, as one of many."""
+        history, alike = self.history, np.zeros(place.index.shape, np.bool_)
+        if same is not None:
+            alike |= same.any(axis=2)
+        cells = np.zeros(0, np.int64) if same is None else place.among(same).cells
+        kept = history.wrote[cells], history.writer[cells]
+        several = history.write(place, self.clocks.columns[place.rows[0]], stamp)
+        history.wrote[cells], history.writer[cells] = kept
+        if several is not None:
+            alike[... if place.active is None else place.active] |= np.isin(place.units, place.units[several[0]])
+            self._check_clash(place, several[0] & self._differs(place, data))
+        if alike.any():
+            history.table("alike").note(replace(place, active=alike), stamp)
+
+    def _differs(self, place: Access, data: Array) -> Array:
+        """Which of the units that were written have other bytes than these now."""
+        return (self.data.view(data.dtype).reshape(-1, data.shape[-1])[place.units] != data).any(axis=-1)
+
+    def _check_clash(self, place: Access, bad: Array) -> None:
+        """Report threads that have written different values to one place at once."""
+        if bad.any():
+            wide = np.zeros(place.index.shape, np.bool_)
+            wide[... if place.active is None else place.active] = bad
+            mine = place.among(wide[..., None] & (np.arange(place.parts) == 0))
+            self.report.clash(mine, self.history.bytes(mine))
+
+    def put(self, units: Array, data: Array, shadow: Array | None = None) -> None:
+        """Set the bytes of units (…, words), and what of them is poison."""
+        self.data.view(data.dtype).reshape(-1, data.shape[-1])[units] = data
         if shadow is not None and self.checks and self.shadow is None:
             self.shadow = np.zeros_like(self.data)
         if self.shadow is not None:
-            self.shadow.view(data.dtype).reshape(-1, data.shape[-1])[index] = 0 if shadow is None else shadow
+            self.shadow.view(data.dtype).reshape(-1, data.shape[-1])[units] = 0 if shadow is None else shadow
 
-    def _note_write(
-        self, index: Array, rows: Array, lane: Array, data: Array, stamp: int, op: Op, *, collective: bool = False
-    ) -> Array | None:
-        """Note what was written: units and their words (…, words), and their threads.
-
-        Returns which of them lie where another warp wrote the same at once, None for none.
-        """
-        size = data.shape[-1] * data.dtype.itemsize
-        found = self.history.write(index, rows, lane, stamp, size // self.granule, collective=collective)
-        if found is None:
-            return None
-        clash, elsewhere = found
-        bad = clash & (self.data.view(data.dtype).reshape(-1, data.shape[-1])[index] != data).any(axis=-1)
-        if bad.any():
-            self._clash(op, bad, rows, lane, index, size)
-        return np.isin(index, index[elsewhere]) if elsewhere.any() else None
-
-    def _begin_strong(self, place: Place, what: str) -> None:
+    def begin_update(self, place: SharedAccess, access: Effect) -> None:
         """Check and record a strong write, such as an atomic update: it conflicts with ordinary accesses only."""
         if self.checks:
-            self.history.check(place, what, strong=True)
-            self.history.note("strong write", place, self.clocks.stamp(place.op))
-            self.history.fill(place.cells)
-
-    def begin_update(self, place: Place, access: Effect) -> None:
-        """Check and record an atomic update."""
-        self._begin_strong(place, access.mode)
+            history, cells = self.history, place.cells
+            history.check(place)
+            history.table("strong write").note(place, self.clocks.stamp(place.op))
+            history.wrote[cells[history.wrote[cells] == NEVER]] = 0
 
     def update(
-        self, place: Place, access: Effect, instruction: Instruction, values: list[Array], turns: Turns
+        self, place: SharedAccess, access: Effect, instruction: Instruction, values: list[Array], turns: Turns
     ) -> Array:
         """Lanes take turns to update. Returns the old values, (1, warps, lanes)."""
         acting = np.arange(place.index.size) if place.active is None else np.nonzero(place.active.reshape(-1))[0]
@@ -230,23 +243,20 @@ class SharedMemory:
 
     # -- copies of cp.async ----------------------------------------------------------------------------------------
 
-    def begin_copy(self, place: Place) -> int:
-        """The cells hold nothing that may be used until the copy has landed and been waited for. Returns its number."""
-        self.history.check(place, "write")
-        return self.history.begin(place.op, place.cells)
+    def begin_copy(self, place: SharedAccess) -> int:
+        """The cells hold nothing that may be used until the copy has landed and been waited for. Returns its stamp."""
+        self.history.check(place)
+        stamp = self.clocks.stamp(place.op)
+        self.history.begin(place.cells, stamp)
+        return stamp
 
-    def bring(self, index: Array, data: Array) -> None:
-        """A copy's bytes arrive: units, and their words (units, words)."""
-        self._put(index, data)
-
-    def land(self, rows: Array, lane: Array, index: Array, data: Array, op: Op) -> None:
+    def land(self, rows: Array, lanes: Array, units: Array, data: Array, op: Op) -> None:
         """A copy's data arrives, as its threads' own writes: flat lists of units, their threads and their words."""
-        self._put(index, data)
-        several = self._note_write(index, rows, lane, data, self.clocks.stamp(op), op)
+        self.put(units, data)
+        parts, stamp = data[0].nbytes // self.granule, self.clocks.stamp(op)
+        place = Access(op=op, what="write", rows=(rows,), lanes=lanes, index=units[:, None], parts=parts)
+        several = self.history.write(place, self.clocks.columns[rows], stamp)
         if several is not None:  # copies are no stores: what one has brought, another one is still bringing
-            self._clash(op, several, rows, lane, index, data[0].nbytes)
-
-    def _clash(self, op: Op, which: Array, rows: Array, lane: Array, index: Array, size: int) -> None:
-        """A finding: some threads, at units of a size, have written different values to one place at once."""
-        mine = Access(op, "write", (rows[which],), lane[which], index[which])
-        self.report.clash(mine, mine.cells * size % self.stride)
+            clash, elsewhere = several
+            self.history.wrote.reshape(-1, parts)[units[clash[:, 0]]] = self.history.coded(stamp, MANY)
+            self._check_clash(place, elsewhere | (clash & self._differs(place, data[:, None])))

@@ -21,12 +21,13 @@ from warploom.emulate.barriers.mbarriers import Mbarriers
 from warploom.emulate.control.frames import Actor, Frame, actors
 from warploom.emulate.findings.report import Reporter
 from warploom.emulate.findings.traffic import TrafficCounter
-from warploom.emulate.memory.global_async import AsyncGlobal, Box, Span, Words
+from warploom.emulate.memory.access import Access
+from warploom.emulate.memory.global_history import GlobalHistory
 from warploom.emulate.memory.global_memory import GlobalMemory
 from warploom.emulate.memory.shared_memory import SHARED_BASE, SharedMemory
-from warploom.emulate.order.known import ORDER, Singles
+from warploom.emulate.order.known import LOADS, ORDER, REDUCTIONS, Singles
 from warploom.emulate.transactions.made_maps import MadeMaps
-from warploom.emulate.transactions.tensor_maps import CHUNK, TensorMapArgument
+from warploom.emulate.transactions.tensor_maps import CHUNK, ByteRange, StoredWords, TensorMapArgument
 from warploom.emulate.transactions.transaction import Copies, CopyQueue, Groups, Landing, SharedRead, Started, cells_of
 from warploom.ir.statements import Op
 from warploom.isa import effects as fx
@@ -55,11 +56,11 @@ class Store(Started):
     """A copy of shared memory to global memory that one lane has started."""
 
     lane: int
-    target: TensorMapArgument | Span
+    target: TensorMapArgument | ByteRange
     at: tuple[int, ...]
     chunks: Array
     source: SharedRead | None  # None without checks
-    box: Box | None
+    box: Access | None
     read: bool = False
 
 
@@ -80,7 +81,7 @@ class BulkCopies:
         self.warps = shared.clocks.warps_per_cta
         self.loads: list[Landing] = []
         self.stores: Groups[Store] = Groups(self.clocks.known.shape[0], reporter)
-        self.globally, self.made = AsyncGlobal(memory), MadeMaps(memory, reporter)
+        self.made = MadeMaps(memory, reporter)
 
     # -- issue ---------------------------------------------------------------------------------------------------
 
@@ -167,14 +168,14 @@ class BulkCopies:
             cta, place, barrier = to
             chunks = self._inside(by, np.array([place]), CHUNK, CHUNK)
             words = np.array([by.operands[f"word{i}"][by.position, by.lane] for i in range(CHUNK // 4)])
-            self._start_load(by, Words(words), (), chunks, barrier, cta)
+            self._start_load(by, StoredWords(words), (), chunks, barrier, cta)
 
-    def _span(self, by: Starter, name: str, size: int, adds: bool = False) -> Span | None:
+    def _span(self, by: Starter, name: str, size: int, adds: bool = False) -> ByteRange | None:
         """The bytes of global memory that one lane names; None and a finding outside of it."""
         alone = np.zeros((by.frame.n, 32), np.bool_)
         alone[by.position, by.lane] = True
         found = self.memory.resolve(by.frame, by.operands[name], size, by.op, alone, CHUNK)
-        return Span(found[0].buffer, int(found[0].offsets[0]), size, adds) if found else None
+        return ByteRange(found[0].buffer, int(found[0].offsets[0]), size, adds) if found else None
 
     def _to(self, by: Starter, name: str) -> tuple[int, int, int] | None:
         """The CTA (of the batch) of an address and of the mbarrier, the first within it, and the mbarrier's byte.
@@ -237,7 +238,7 @@ class BulkCopies:
     def _start_load(
         self,
         by: Starter,
-        source: TensorMapArgument | Span | Words,
+        source: TensorMapArgument | ByteRange | StoredWords,
         at: tuple[int, ...],
         chunks: Array | None,
         barrier: int,
@@ -261,9 +262,10 @@ class BulkCopies:
         cells = cells_of(index, CHUNK, history)
         if shared.checks:
             self.barriers.check_follows(bar, by)
-            history.check(history.of([row], lane, cells, op, proxy=True), "write")
-            number = history.begin(op, cells)
-            box = None if isinstance(source, Words) else self.globally.begin(source, at, "read", row, lane, op)
+            history.check(history.of([row], lane, cells, op, "write", proxy=True))
+            number = self.clocks.stamp(op)
+            history.begin(cells, number)
+            box = None if isinstance(source, StoredWords) else self._begin_globally(by, source, at, "read")
             passed = self.clocks.passed(row)
 
         def deliver(queue: int) -> Singles:
@@ -273,8 +275,11 @@ class BulkCopies:
             if shared.shadow is not None:
                 shared.shadow.reshape(-1, CHUNK)[index] = 0
             history.land(number, queue, cells, op)
-            slot = (self.report.first // self.warps + cta) * shared.stride + barrier
-            return {} if box is None else self.globally.end_read(box, slot)
+            if box is None:
+                return {}
+            box.name = LOADS - ((self.report.first // self.warps + cta) * shared.stride + barrier)
+            self._history(box).end_read(box)
+            return {(ORDER, box.name, 0): box.stamp}
 
         self.loads.append(Landing(by, bar, passed, deliver, source.box_bytes))
 
@@ -299,16 +304,47 @@ class BulkCopies:
                 history.land(copies.number, queue, cells_of(copies.index[lanes], size, history), copies.op)
         return {}
 
-    def _start_store(self, by: Starter, target: TensorMapArgument | Span, at: tuple[int, ...], chunks: Array) -> None:
+    def _start_store(
+        self, by: Starter, target: TensorMapArgument | ByteRange, at: tuple[int, ...], chunks: Array
+    ) -> None:
         row, lane, op = by.row, by.lane, by.op
         source, box = None, None
         if self.shared.checks:
             cells = cells_of(self._index(chunks, row // self.warps), CHUNK, self.shared.history)
             source = SharedRead(self.shared.history, op, self._queue(row), cells, self.clocks.stamp(op))
             source.begin([row], lane)
-            box = self.globally.begin(target, at, "atomic" if target.adds else "write", row, lane, op)
+            box = self._begin_globally(by, target, at, "atomic" if target.adds else "write")
         under_way = (np.arange(32) == lane)[None]
         self.stores.add(Store(op, np.array([row]), under_way, lane, target, at, chunks, source, box))
+
+    def _begin_globally(
+        self, by: Starter, tensor: TensorMapArgument | ByteRange, at: tuple[int, ...], what: str
+    ) -> Access | None:
+        """The access to global memory of a load ("read"), store ("write") or reduction ("atomic") that a lane starts.
+
+        Until a store's group has been waited for, nobody may touch its cells. None where the kernel writes nothing.
+        """
+        history, buffer = self.memory.history(tensor.buffer), tensor.buffer
+        offsets = tensor.element_offsets(at) if history is not None else np.zeros(0, np.int64)
+        if history is None or buffer is None or not offsets.size:
+            return None
+        offsets = (offsets[:, None] + np.arange(0, tensor.element_bytes, self.memory.granule)).reshape(-1)
+        rows, lanes = np.full(offsets.shape, by.row), np.full(offsets.shape, by.lane)
+        mine = history.access(by.op, what, buffer, offsets, rows, lanes)
+        mine = mine[np.unique(mine.cells, return_index=True)[1]]
+        mine.proxy, mine.strong = True, what == "atomic"
+        history.check(mine)
+        if what == "write":
+            history.begin(mine.cells, mine.stamp)
+        if what == "atomic":  # in a name that only a wait for the group makes known
+            mine.name = REDUCTIONS - (32 * (self.clocks.first + by.row) + by.lane)
+            history.note(mine)
+        return mine
+
+    def _history(self, access: Access) -> GlobalHistory:
+        found = self.memory.history(access.buffer)
+        assert found is not None
+        return found
 
     def _index(self, chunks: Array, cta: int) -> Array:
         """Where chunks of a CTA are among those of the batch."""
@@ -349,9 +385,12 @@ class BulkCopies:
             self.stores.close(over)
 
     def _written(self, store: Store) -> None:
-        name = None if store.box is None else self.globally.end_write(store.box)
-        if name is not None:
-            self.clocks.acquire_single(int(store.rows[0]), [store.lane], ORDER, *name)
+        """The thread of a store knows that it has written global memory, or the kernel has ended."""
+        box = store.box
+        if box is not None and box.name:
+            self.clocks.acquire_single(int(store.rows[0]), [store.lane], ORDER, box.name, box.stamp)
+        elif box is not None:
+            self._history(box).land(box)
 
     def _write(self, store: Store) -> None:
         """Shared memory is read, and global memory written, now."""
@@ -363,11 +402,8 @@ class BulkCopies:
                 message = f"{name} stores to global memory what depends on data nobody wrote: write it before, or "
                 self.report.add("uninitialised", store.op.where, message + "wait for its data", row, store.lane)
         assert target.buffer is not None
-        if target.buffer.writable:
+        if self.memory.may_write(store.op, target.buffer, row, store.lane):
             target.store(store.at, shared.data.reshape(-1, CHUNK)[index])
-        else:
-            message = f"{name} writes {target.buffer.name}, a read-only array: pass a writable one"
-            self.report.add("bounds", store.op.where, message, row, store.lane)
 
     def at_exit(self) -> None:
         """Copies under way when their CTA's shared memory goes to the next one."""

@@ -22,6 +22,7 @@ from warploom.emulate.findings.report import Reporter
 from warploom.emulate.memory.buffers import ADDRESS_BITS, GlobalBuffer
 from warploom.emulate.memory.global_history import FLYING, GlobalHistory
 from warploom.emulate.memory.global_memory import GlobalMemory
+from warploom.emulate.order.clocks import BITS, LANES
 from warploom.emulate.order.known import FAR, MAPS, ORDER, Known
 from warploom.emulate.transactions.tensor_maps import TensorMapArgument
 from warploom.ir.statements import Op
@@ -69,8 +70,8 @@ class MadeMaps:
 
     def _published(self, history: GlobalHistory, cells: Array, by: Actor) -> bool:
         """Whether each of some lanes knows that the last writes of cells were published."""
-        stored = (history.writer, history.lane, history.wrote)
-        for agent, written_by, written in set(zip(*(x[cells].tolist() for x in stored), strict=True)):
+        for agent, record in set(zip(history.writer[cells].tolist(), history.wrote[cells].tolist(), strict=True)):
+            written, written_by = record >> BITS, record & LANES - 1
             if written and not any(
                 release.known.has(ORDER, self._column(agent, release.row), written_by, written)
                 and self.clocks.lanes_know(
@@ -121,7 +122,7 @@ class MadeMaps:
         history = None if place is None else self.memory.history(place[0])
         if place is None or history is None:
             return None
-        first = int(history.cells(place[0], np.array(place[1])))
+        first = (place[1] + place[0].real - history.region.real) // self.memory.granule
         return place[0], history, np.arange(first, first + MAP_BYTES // self.memory.granule)
 
     def _check(self, address: int, by: Actor) -> None:
@@ -131,10 +132,11 @@ class MadeMaps:
             return
         buffer, history, cells = found
         rows, lanes = np.full(cells.shape, by.row), np.full(cells.shape, by.lane)
-        access = history.access(by.op, "read", buffer, cells, rows, lanes)
+        offsets = address - buffer.start + np.arange(cells.size) * self.memory.granule
+        access = history.access(by.op, "read", buffer, offsets, rows, lanes)
         history.check(access)
         history.note(access)
-        written = int(history.wrote[cells].max()) % FLYING
+        written = int(history.wrote[cells].max() >> BITS) % FLYING
         if written and not self.clocks.lanes_know(by.row, by.lanes, self._name(address), 0, written + 1):
             message = (
                 f"{by.name} reads its tensor map, at byte {address - buffer.start} of {buffer.name}, "

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from warploom.core.dtypes import f32
 from warploom.core.errors import ProblemError
 from warploom.emulate.memory.buffers import GlobalBuffer
 from warploom.layout.swizzle import Swizzle
@@ -189,3 +190,55 @@ class TensorMapArgument:
     def chunk_addresses(self, address: int) -> Array:
         """Shared address of each of the box's chunks when it lies at ``address``."""
         return Swizzle.for_row_bytes(self.spec.swizzle_bytes).apply(address + self._offsets)
+
+
+@dataclass(frozen=True, eq=False)
+class ByteRange:
+    """``size`` bytes of a buffer from ``first`` on; ``adds``: what is stored is added to the f32 there."""
+
+    buffer: GlobalBuffer
+    first: int
+    size: int
+    adds: bool = False
+
+    @property
+    def box_bytes(self) -> int:
+        """The bytes that the copy moves."""
+        return self.size
+
+    @property
+    def element_bytes(self) -> int:
+        """Of what one access reaches."""
+        return f32.bytes
+
+    def element_offsets(self, _at: tuple[int, ...]) -> Array:
+        """Byte offsets in the buffer of the elements."""
+        return np.arange(self.first, self.first + self.size, f32.bytes)
+
+    def load(self, _at: tuple[int, ...]) -> Array:
+        """The bytes, (chunks, 16)."""
+        return self.buffer.data[self.first : self.first + self.size].reshape(-1, 16)
+
+    def store(self, _at: tuple[int, ...], chunks: Array) -> None:
+        """Write the bytes, or add them."""
+        target, source = self.buffer.data[self.first : self.first + self.size], chunks.reshape(-1)
+        if self.adds:
+            target.view(np.float32)[:] += source.view(np.float32)
+        else:
+            target[:] = source
+
+
+@dataclass(frozen=True, eq=False)
+class StoredWords:
+    """The 16 bytes that a thread stores asynchronously."""
+
+    words: Array
+
+    @property
+    def box_bytes(self) -> int:
+        """The bytes that the store moves."""
+        return self.words.nbytes
+
+    def load(self, _at: tuple[int, ...]) -> Array:
+        """The bytes, (1, 16)."""
+        return self.words.view(np.uint8).reshape(1, -1)

@@ -19,9 +19,9 @@ from numpy.typing import NDArray
 from warploom.emulate.barriers.mbarriers import Mbarrier
 from warploom.emulate.control.frames import Actor, Frame, Lanes
 from warploom.emulate.findings.report import Reporter
-from warploom.emulate.memory.access import Place
+from warploom.emulate.memory.access import SharedAccess
 from warploom.emulate.memory.global_memory import GlobalMemory, GlobalPlace
-from warploom.emulate.memory.history import History
+from warploom.emulate.memory.history import SharedHistory
 from warploom.emulate.memory.shared_memory import SharedMemory
 from warploom.emulate.order.known import Singles
 from warploom.ir.statements import Op
@@ -94,12 +94,12 @@ def leak(report: Reporter, op: Op, does: str, cure: str, who: tuple[int, int], c
 class Copies(Started):
     """One execution of a ``cp.async``: units of shared memory (warps, lanes) and their words (warps, lanes, words).
 
-    ``reads`` are the parts of global memory they come from, read at any time after ``begun``, the stamp of the issue.
+    ``source``, where they come from, is read at any time after ``begun``, the stamp of the issue.
     """
 
     index: Array
     data: Array
-    reads: list[GlobalPlace]
+    source: GlobalPlace
     number: int
     begun: int
 
@@ -112,13 +112,13 @@ class CopyQueue(Groups[Copies]):
         self.shared = shared
         self.memory = memory
 
-    def start(self, place: Place, data: Array, reads: list[GlobalPlace]) -> None:
+    def start(self, place: SharedAccess, data: Array, source: GlobalPlace) -> None:
         """The threads issue copies whose bytes are ``data`` (warps, lanes, words)."""
         frame, number = place.frame, self.shared.begin_copy(place)
         under_way = np.ones(place.index.shape, np.bool_) if place.active is None else place.active
         if under_way.any():
             now = self.memory.clocks.now
-            self.add(Copies(place.op, frame.flat, under_way, place.index, data, reads, number, now))
+            self.add(Copies(place.op, frame.flat, under_way, place.index, data, source, number, now))
 
     def wait(self, frame: Frame, pending: int) -> None:
         """Copies of all but the newest ``pending`` committed groups of each active thread land."""
@@ -127,7 +127,7 @@ class CopyQueue(Groups[Copies]):
             self._read_again(copies, done)
             row, lane = np.nonzero(done)
             data = copies.data[done]
-            self.shared.land(copies.rows[row], lane.astype(np.int32), copies.index[done], data, copies.op)
+            self.shared.land(copies.rows[row], lane, copies.index[done], data, copies.op)
         self.close(over)
 
     def of_lanes(self, row: int, lanes: Lanes) -> list[tuple[Copies, Array]]:
@@ -141,12 +141,11 @@ class CopyQueue(Groups[Copies]):
     def land(self, copies: Copies, lanes: Array) -> None:
         """The bytes of some (warps, lanes) arrive in nobody's name."""
         self._read_again(copies, lanes)
-        self.shared.bring(copies.index[lanes], copies.data[lanes])
+        self.shared.put(copies.index[lanes], copies.data[lanes])
 
     def _read_again(self, copies: Copies, lanes: Array) -> None:
         """What arrives for some (warps, lanes) may have been written since the copy was issued."""
-        for place in copies.reads:
-            self.memory.track(place.of(lanes), "read", since=copies.begun)
+        self.memory.track(copies.source.of(lanes), "read", since=copies.begun)
 
     def at_exit(self) -> None:
         """Copies nobody waited for write into shared memory that the next CTA may own."""
@@ -158,7 +157,7 @@ class CopyQueue(Groups[Copies]):
 class SharedRead:
     """Cells of shared memory that a transaction of a queue reads at any time between its start and its end."""
 
-    history: History
+    history: SharedHistory
     op: Op
     queue: int
     cells: Array
@@ -170,7 +169,7 @@ class SharedRead:
 
     def begin(self, rows: Sequence[int], lane: int | None) -> None:
         """Warps that act together, or one lane, start it."""
-        self.history.check(self.history.of(rows, lane, self.cells, self.op, proxy=True), "read")
+        self.history.check(self.history.of(rows, lane, self.cells, self.op, "read", proxy=True))
         self.history.read_by(self.queue, self.cells, self.stamp)
 
     def end(self, row: int, lane: int) -> None:
@@ -180,7 +179,7 @@ class SharedRead:
             self.history.overwritten(self.op, self.cells[changed], row, lane)
 
 
-def cells_of(units: Array, size: int, history: History) -> Array:
+def cells_of(units: Array, size: int, history: SharedHistory) -> Array:
     """The cells of units of ``size`` bytes, in their order."""
     parts = size // history.granule
     return units if parts == 1 else (units[:, None] * parts + np.arange(parts)).reshape(-1)
