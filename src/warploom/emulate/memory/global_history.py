@@ -88,23 +88,24 @@ class GlobalHistory(History):
         self.lists: dict[str, AccessList] = {}  # by kind
         self.generic = np.zeros(self.wrote.shape, np.bool_)  # last written by an ordinary instruction
 
-    def earlier(self, kind: str) -> AccessList | None:
+    def _earlier(self, kind: str) -> AccessList | None:
         return self.lists.get(kind)
 
-    def columns(self, writers: Array, rows: Array) -> Array:
+    def _columns(self, writers: Array, rows: Array) -> Array:
         return self.clocks.column_of(writers, rows)
 
-    def agents(self, writers: Array, rows: Array) -> Array:
+    def _agents(self, writers: Array, rows: Array) -> Array:
         return writers
 
-    def ordinary(self, mine: Access, past: str, writers: Array) -> Array:
+    def _ordinary(self, mine: Access, past: str, writers: Array) -> Array:
         return self.generic[mine.cells] if past == "wrote" else writers >= 0
 
     def bytes(self, mine: Access) -> Array:
+        """The bytes in its buffer that an access's cells begin at."""
         assert mine.buffer is not None
         return mine.cells * self.granule + self.region.real - mine.buffer.real
 
-    def harmless(self, mine: Access, past: str, writers: Array) -> Any:
+    def _harmless(self, mine: Access, past: str, writers: Array) -> Any:
         """Updates by threads of one CTA may have a scope that ends there."""
         warps = self.clocks.warps_per_cta
         return (past == "updated" and mine.strong) & (writers // warps == (self.clocks.first + mine.rows[0]) // warps)

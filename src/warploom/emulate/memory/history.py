@@ -74,19 +74,19 @@ class History:
 
     # -- what memories differ in -------------------------------------------------------------------------------------
 
-    def earlier(self, kind: str) -> Earlier | None:
+    def _earlier(self, kind: str) -> Earlier | None:
         """The accesses of a kind; None where there is none."""
         raise NotImplementedError
 
-    def columns(self, writers: Array, rows: Array) -> Array:
+    def _columns(self, writers: Array, rows: Array) -> Array:
         """The columns of agents as they are written down, to these rows."""
         raise NotImplementedError
 
-    def agents(self, writers: Array, rows: Array) -> Array:
+    def _agents(self, writers: Array, rows: Array) -> Array:
         """The agents, as findings name them."""
         raise NotImplementedError
 
-    def ordinary(self, mine: Access, past: str, writers: Array) -> Array:
+    def _ordinary(self, mine: Access, past: str, writers: Array) -> Array:
         """Which of the records of an access's cells ordinary instructions have made, through the generic proxy."""
         raise NotImplementedError
 
@@ -110,7 +110,7 @@ class History:
             if mine.cells.size:
                 self.judge(mine, "wrote", self.writer[mine.cells], self.wrote[mine.cells])
         for kind in _conflicting(at):
-            earlier = self.earlier(kind)
+            earlier = self._earlier(kind)
             if earlier is None:
                 continue
             for mine, writers, records, answer in earlier.late(at, held if kind == "alike" else None):
@@ -121,20 +121,20 @@ class History:
         """Report what of an access conflicts with records of its cells, one for each."""
         unknown = record >> BITS >= self.flying
         if unknown.any():
-            self.unknown(mine[unknown], record[unknown])
+            self._unknown(mine[unknown], record[unknown])
             mine, writers, record = mine[~unknown], writers[~unknown], record[~unknown]
         stamps, lanes = (record >> BITS).astype(np.int64), record & (LANES - 1)
-        columns = self.columns(writers, mine.rows[0])
+        columns = self._columns(writers, mine.rows[0])
         plane = self.read_plane if past == "read" or mine.proxy else FAR
         fine = self._ordered(mine, plane, columns, lanes, stamps)
         if answer is not None:
             answer(fine, mine, columns, lanes, stamps)
-        fine |= self.harmless(mine, past, writers)
+        fine |= self._harmless(mine, past, writers)
         if not fine.all():
-            bad, agents = mine[~fine], self.agents(writers[~fine], mine.rows[0][~fine])
-            self.report.races(bad, agents, stamps[~fine], self.bytes(bad), past + self.whose(bad))
+            bad, agents = mine[~fine], self._agents(writers[~fine], mine.rows[0][~fine])
+            self.report.races(bad, agents, stamps[~fine], self.bytes(bad), past + self._whose(bad))
         if mine.proxy and past != "read":
-            ordinary = self.ordinary(mine, past, writers)
+            ordinary = self._ordinary(mine, past, writers)
             if ordinary.any():
                 ordinary &= ~self._ordered(mine, self.fenced_plane, columns, lanes, stamps)
             for stamp in np.unique(stamps[ordinary]).tolist():
@@ -148,15 +148,15 @@ class History:
             fine &= self.clocks.ordered(rows, mine_lanes, mine.whole, columns, lanes, stamps, plane=plane)
         return fine
 
-    def whose(self, mine: Access) -> str:
+    def _whose(self, mine: Access) -> str:
         """The CTA whose memory an access goes to, where findings name it."""
         return ""
 
-    def harmless(self, mine: Access, past: str, writers: Array) -> Any:
+    def _harmless(self, mine: Access, past: str, writers: Array) -> Any:
         """Which records an access may be unordered with."""
         return False
 
-    def unknown(self, mine: Access, record: Array) -> None:
+    def _unknown(self, mine: Access, record: Array) -> None:
         """Report an access to cells with stamps that nobody knows."""
         begun = (record >> BITS).astype(np.int64) - self.flying
         self.report.in_flight(mine, begun, self.bytes(mine))
@@ -210,22 +210,23 @@ class SharedHistory(History):
             self.tables[kind] = WarpTable("read" if "read" in kind else "wrote", self)
         return self.tables[kind]
 
-    def earlier(self, kind: str) -> WarpTable | None:
+    def _earlier(self, kind: str) -> WarpTable | None:
         return self.tables.get(kind)
 
-    def columns(self, writers: Array, rows: Array) -> Array:
+    def _columns(self, writers: Array, rows: Array) -> Array:
         return writers
 
-    def agents(self, writers: Array, rows: Array) -> Array:
+    def _agents(self, writers: Array, rows: Array) -> Array:
         return self.clocks.agents(writers, rows)
 
-    def ordinary(self, mine: Access, past: str, writers: Array) -> Array:
+    def _ordinary(self, mine: Access, past: str, writers: Array) -> Array:
         return writers < self.clocks.warps
 
     def bytes(self, mine: Access) -> Array:
+        """The bytes of shared memory that an access's cells begin at."""
         return mine.cells % self.cells * self.granule
 
-    def whose(self, mine: Access) -> str:
+    def _whose(self, mine: Access) -> str:
         owner, warps = int(mine.cells[0]) // self.cells * self.clocks.warps_per_cta, self.clocks.warps_per_cta
         other = mine.proxy and owner != int(mine.rows[0][0]) // warps * warps
         return f" in the shared memory of {self.report.cta(owner)}" if other else ""
@@ -254,13 +255,13 @@ class SharedHistory(History):
             reach=bounds,
         )
 
-    def unknown(self, mine: Access, record: Array) -> None:
+    def _unknown(self, mine: Access, record: Array) -> None:
         where, never, taken = self.bytes(mine), record == NEVER, record == MBARRIER
         if taken.any():
             self.report.of_mbarrier(mine[taken], where[taken])
         flying = ~never & ~taken
         if flying.any():
-            super().unknown(mine[flying], record[flying])
+            super()._unknown(mine[flying], record[flying])
         if never.any() and (mine.what == "atomic" or (mine.proxy and mine.what == "read")):
             self.report.unset(mine[never], where[never])
 
