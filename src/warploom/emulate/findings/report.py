@@ -185,7 +185,7 @@ class MemoryReports:
                 f"{whom} {past}, and nothing orders the two: {cure}"
             )
             between = (stamp, report.clocks.now) if near else None
-            who, count = (row, int(mine.lanes[i])), int(these.sum())
+            who, count = (row, int(mine.lane_of_each[i, 0])), int(these.sum())
             self.add("race", op.where, message, *who, other=other, count=count, address=byte, between=between)
 
     def _whom(self, mine: int, agent: int) -> tuple[bool, str, str]:
