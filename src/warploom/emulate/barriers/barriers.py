@@ -137,7 +137,7 @@ class Barriers:
             return None
         wait = Wait(op, set())
         numbers = frame.full(number)[:, 0]
-        came = np.ones((frame.n, 32), np.bool_) if frame.active is None else frame.active
+        came = frame.acting()
         for i, (row, which) in enumerate(zip(frame.flat.tolist(), numbers.tolist(), strict=True)):
             if not 0 <= which < NAMED_BARRIERS:
                 self.report.add("barrier", op.where, f"there is no barrier {which}: use 0 to 15", row, 0)

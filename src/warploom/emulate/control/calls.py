@@ -30,8 +30,7 @@ def call_step(run: Context, op: Op, effect: Printed | Abort) -> Step:
 
 def _acting(frame: Frame) -> Iterator[tuple[int, int, int]]:
     """(position in the frame, row, lane) of each thread."""
-    active = np.ones((frame.n, 32), np.bool_) if frame.active is None else frame.active
-    for i, lane in zip(*(x.tolist() for x in np.nonzero(active)), strict=True):
+    for i, lane in zip(*(x.tolist() for x in np.nonzero(frame.acting())), strict=True):
         yield i, int(frame.flat[i]), lane
 
 

@@ -18,7 +18,7 @@ from warploom.emulate.memory.shared_memory import SharedMemory
 from warploom.emulate.order.clocks import Clocks
 from warploom.emulate.order.ordering import Ordering
 from warploom.emulate.transactions.transaction import CopyQueue
-from warploom.ir.statements import Const, Loop, Op, Value
+from warploom.ir.statements import NOWHERE, Const, Loop, Op, SourceLine, Value
 
 Array = NDArray[Any]
 Step: TypeAlias = Callable[[Frame], Wait | None]
@@ -101,7 +101,16 @@ class Context:
 
     def observe(self, frame: Frame, key: Value, op: Op, use: str) -> None:
         """Report poison in an operand that decides something."""
-        if key not in frame.env:
-            _ = frame.env[key]
-        if frame.shadows and key in frame.shadows and self.checks:
-            self.report.observe(frame, key, op.where, f"{use} of {op.instruction.mnemonic}")
+        self.decides(frame, key, op.where, f"{use} of {op.instruction.mnemonic}")
+
+    def decides(self, frame: Frame, key: Value, where: SourceLine, use: str) -> Array:
+        """The value of a register that is about to decide something. Poison in it is a finding."""
+        array = frame.env[key]
+        shadow = frame.shadows.get(key) if self.checks and frame.shadows else None
+        if shadow is not None:
+            line, text = frame.origins.get(key, (NOWHERE, "a value"))
+            message = f"{use} depends on {text}: write it before, or wait for its data"
+            bad = frame.acting(shadow != 0)
+            other = None if line == NOWHERE else line
+            self.report.of_lanes("uninitialised", frame, where, bad, message, other=other)
+        return array

@@ -123,6 +123,11 @@ class Frame:
         """The lane mask as (warps, 32), or None when every lane of every warp is active."""
         return None if self.mask is None else self.mask.reshape(self.n, 32)
 
+    def acting(self, among: Array | None = None) -> Array:
+        """The active lanes, (warps, 32), of those that ``among`` has."""
+        lanes = np.ones((self.n, 32), np.bool_) if among is None else self.full(among)
+        return lanes if self.active is None else lanes & self.active
+
     def inherited(self, value: Value) -> Array:
         """A value this frame has not written: the parent's, or poison if nobody has."""
         if self.parent is None:
@@ -277,9 +282,7 @@ def lanes_of(frame: Frame, guard: Array | None) -> Iterator[tuple[int, int, Lane
         for i, row in enumerate(frame.flat.tolist()):
             yield i, row, None
         return
-    acting = np.ones((frame.n, 32), np.bool_) if guard is None else frame.full(guard)
-    if frame.active is not None:
-        acting = acting & frame.active
+    acting = frame.acting(guard)
     for i, row in enumerate(frame.flat.tolist()):
         lanes = np.nonzero(acting[i])[0].tolist()
         if lanes:

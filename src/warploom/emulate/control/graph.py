@@ -209,24 +209,17 @@ class Graph:
         context, key = self.context, self.context.key(operand)
 
         def condition(frame: Frame) -> Array:
-            array = frame.env[key]
-            if frame.shadows and context.checks:
-                context.report.observe(frame, key, where, "a condition")
+            array = context.decides(frame, key, where, "a condition")
             if uniform and array.shape[2] > 1:
-                self._check_uniform(frame, array, where)
+                wide, active = frame.full(array), frame.acting()
+                first = wide[np.arange(frame.n), active.argmax(axis=1)]
+                message = (
+                    "the lanes of a warp disagree on a condition that was declared uniform: drop `uniform`, or vote"
+                )
+                context.report.of_lanes("divergence", frame, where, (wide != first[:, None]) & active, message)
             return array
 
         return condition
-
-    def _check_uniform(self, frame: Frame, condition: Array, where: SourceLine) -> None:
-        wide = frame.full(condition)
-        active = np.ones_like(wide) if frame.active is None else frame.active
-        mixed = (wide & active).any(axis=1) & (~wide & active).any(axis=1)
-        if mixed.any():
-            row = int(np.argmax(mixed))
-            lane = int(np.argmax(wide[row] != wide[row, 0]))
-            message = "the lanes of a warp disagree on a condition that was declared uniform: drop `uniform`, or vote"
-            self.context.report.add("divergence", where, message, int(frame.flat[row]), lane, count=int(mixed.sum()))
 
     # -- branches ------------------------------------------------------------------------------------------------
 
@@ -276,25 +269,21 @@ class Graph:
     def _begin(self, loop: Loop, keys: Sequence[Value], frame: Frame) -> Array:
         """Whether lanes may enter a loop: one whose index would pass the end of its type is a finding."""
         context = self.context
-        start, stop, step = (frame.env[key] for key in keys)
-        if frame.shadows and context.checks:
-            for key, name in zip(keys, ("start", "end", "step"), strict=True):
-                context.report.observe(frame, key, loop.where, f"the {name} of a loop")
+        start, stop, step = (
+            context.decides(frame, key, loop.where, f"the {name} of a loop")
+            for key, name in zip(keys, ("start", "end", "step"), strict=True)
+        )
         frame.write(loop.index, start, None, None)
         exact = np.int64 if stop.dtype.itemsize < 8 else np.float64
         begin, end, by = (x.astype(exact) for x in (start, stop, step))
         rounds = np.where(by > 0, -((begin - end) // np.maximum(by, 1)), _MOST_ROUNDS)
         endless = (start < stop) & ((begin + rounds * by > np.iinfo(stop.dtype).max) | (rounds >= _MOST_ROUNDS))
-        if endless.any():
-            acting = frame.full(endless) & (True if frame.active is None else frame.active)
-            if acting.any() and context.checks:
-                row, lane = (int(x[0]) for x in np.nonzero(acting))
-                first, beyond = (int(frame.full(x)[row, lane]) for x in (start, stop))
-                message = (
-                    f"a loop from {first} to {beyond} does not end: its bound has wrapped around below 0, its step is "
-                    "0, or its index wraps around; guard it with k.when"
-                )
-                context.report.add("overflow", loop.where, message, int(frame.flat[row]), lane, count=int(acting.sum()))
+        if endless.any() and context.checks:
+            message = (
+                "a loop from {} to {} does not end: its bound has wrapped around below 0, its step is 0, or its index "
+                "wraps around; guard it with k.when"
+            )
+            context.report.of_lanes("overflow", frame, loop.where, frame.acting(endless), message, start, stop)
         return ~endless
 
     def _roles(self, s: Roles) -> None:

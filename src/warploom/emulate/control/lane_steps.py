@@ -107,27 +107,23 @@ class LaneSteps:
         return step
 
     def _sync_groups(self, frame: Frame, members: Array) -> None:
-        active = np.ones((frame.n, 32), np.bool_) if frame.active is None else frame.active
+        active = frame.acting()
         for i, row in enumerate(frame.flat.tolist()):
             for mask in np.unique(members[i][active[i]]).tolist():
                 lanes = np.nonzero((mask >> LANES) & 1)[0]
                 self.run.clocks.sync_lanes(row, lanes)
 
     def _divergent(self, frame: Frame, op: Op, barrier: bool) -> None:
-        assert frame.active is not None
-        missing = frame.absent if barrier else ~frame.active  # a barrier is for the lanes that have not ended
+        missing = frame.absent if barrier else ~frame.acting()  # a barrier is for the lanes that have not ended
         if missing is None:
             return
-        row, lane = (int(x[0]) for x in np.nonzero(missing))
-        message = (
-            f"{op.instruction.mnemonic} needs all 32 lanes of a warp; {int(missing[row].sum())} are not here: "
-            "move it out of the divergent branch or loop"
-        )
-        self.run.report.add("divergence", op.where, message, int(frame.flat[row]), lane, count=int(missing.sum()))
+        message = f"{op.instruction.mnemonic} needs all 32 lanes of a warp; {{}} are not here: move it out of the "
+        message += "divergent branch or loop"
+        counts = frame.shaped(np.broadcast_to(missing.sum(axis=1, keepdims=True), missing.shape))
+        self.run.report.of_lanes("divergence", frame, op.where, missing, message, counts)
 
     def _check_members(self, frame: Frame, op: Op, members: Array) -> None:
-        active = np.ones((frame.n, 32), np.bool_) if frame.active is None else frame.active
-        named = lanes_named(members)
+        active, named = frame.acting(), lanes_named(members)
         itself = named[:, LANES, LANES]
         agree = members[:, :, None] == members[:, None, :]
         present = np.broadcast_to(active[:, None, :], named.shape)
@@ -140,9 +136,8 @@ class LaneSteps:
             (unequal, "lanes of one group give different member masks: all members must give the same"),
         ):
             if bad.any():
-                row, lane = (int(x[0]) for x in np.nonzero(bad))
-                message = f"{op.instruction.mnemonic} with mask {int(members[row, lane]):#010x}: {text}"
-                self.run.report.add("member_mask", op.where, message, int(frame.flat[row]), lane, count=int(bad.sum()))
+                message = f"{op.instruction.mnemonic} with mask {{:#010x}}: {text}"
+                self.run.report.of_lanes("member_mask", frame, op.where, bad, message, frame.shaped(members))
                 return
 
 

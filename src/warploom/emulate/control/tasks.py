@@ -308,7 +308,7 @@ class Task:
                 continue
             if not 0 <= which < len(block.targets):
                 text = f"an indirect branch by {which}, where its list has {len(block.targets)} targets: guard it"
-                self.context.report.add("undefined", block.where, text, int(frame.flat[0]), 0)
+                self.context.report.of_lanes("undefined", frame, block.where, frame.full(takes), text)
                 continue
             target = block.targets[which]
             parts[target] = parts[target] | takes if target in parts else takes

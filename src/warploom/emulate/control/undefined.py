@@ -28,13 +28,18 @@ def undefined(context: Context, op: Op) -> Callable[[Frame], None] | None:
     rules = [rule for rule in op.instruction.open if _may_hold(rule, op)]
     if not rules:
         return None
-    keys = context.keys(op)
+    name, keys = op.instruction.mnemonic, context.keys(op)
 
     def check(frame: Frame) -> None:
         for rule in rules:
-            bad = rule.where(frame.env[keys[0]], frame.env[keys[rule.operand]])
-            if bad.any():
-                _report(context, frame, op, rule, bad)
+            key = keys[rule.operand]
+            bad = rule.where(frame.env[keys[0]], frame.env[key])
+            if not bad.any():
+                continue
+            if key in frame.shadows:  # what it holds means nothing, and is told elsewhere
+                bad = bad & (frame.shadows[key] == 0)
+            text = f"{name} {rule.what}: the result on a GPU is undefined; {rule.cure}"
+            context.report.of_lanes("undefined", frame, op.where, frame.acting(bad), text, frame.env[key])
 
     return check
 
@@ -46,21 +51,6 @@ def _may_hold(rule: Open, op: Op) -> bool:
         return True
     value = np.array([[decides.value]]).astype(decides.dtype.numpy)
     return bool(rule.where(value, value).any())
-
-
-def _report(context: Context, frame: Frame, op: Op, rule: Open, bad: Array) -> None:
-    key = context.key(op.operands[rule.operand])
-    acting = frame.full(bad)
-    if frame.active is not None:
-        acting = acting & frame.active
-    if key in frame.shadows:  # what it holds means nothing, and is told elsewhere
-        acting = acting & (frame.full(frame.shadows[key]) == 0)
-    if not acting.any():
-        return
-    row, lane = (int(x[0]) for x in np.nonzero(acting))
-    value = int(frame.full(frame.env[key])[row, lane])
-    text = f"{op.instruction.mnemonic} {rule.what.format(value)}: the result on a GPU is undefined; {rule.cure}"
-    context.report.add("undefined", op.where, text, int(frame.flat[row]), lane, count=int(acting.sum()))
 
 
 LARGE = 1 << 32
@@ -86,19 +76,14 @@ class WideAddresses:
     def check(self, frame: Frame, op: Op, operand: int) -> None:
         """Compare an address with what it would be if no integer had an end."""
         address = op.operands[operand]
-        actual = frame.full(frame.env[self.context.key(address)]).astype(np.float64)
-        wrapped = actual != frame.full(self._exact(frame, address))  # exact: addresses are far below 2^53
-        if frame.active is not None:
-            wrapped = wrapped & frame.active
-        if not wrapped.any():
-            return
-        row, lane = (int(x[0]) for x in np.nonzero(wrapped))
+        # Exact, as addresses are far below 2^53.
+        wrapped = frame.env[self.context.key(address)].astype(np.float64) != self._exact(frame, address)
         message = (
             f"the address of {op.instruction.mnemonic} has wrapped around: an index does not fit its type, and another "
             "element is meant. Compute it in 64 bits (k.mul_wide, or k.convert before the product), or add it to the "
             "pointer in parts"
         )
-        self.context.report.add("overflow", op.where, message, int(frame.flat[row]), lane, count=int(wrapped.sum()))
+        self.context.report.of_lanes("overflow", frame, op.where, frame.acting(wrapped), message)
 
     def _exact(self, frame: Frame, x: Operand) -> Array:
         if isinstance(x, Const):

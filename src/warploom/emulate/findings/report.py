@@ -13,7 +13,7 @@ from warploom.emulate.findings.findings import Finding, Findings, Kind
 from warploom.emulate.memory.access import Access
 from warploom.emulate.order.clocks import Clocks
 from warploom.emulate.order.known import LOADS, REDUCTIONS
-from warploom.ir.statements import NOWHERE, Op, SourceLine, Value
+from warploom.ir.statements import NOWHERE, Op, SourceLine
 from warploom.isa import effects as fx
 
 Array = NDArray[Any]
@@ -79,23 +79,27 @@ class Reporter:
         op = self.clocks.history[stamp]
         return op.instruction.mnemonic if op is not None else "nothing"
 
-    def observe(self, frame: Frame, value: Value, where: SourceLine, use: str, active: Array | None = None) -> bool:
-        """Report poison in a register that is about to decide something. Returns whether there was any."""
-        shadow = frame.shadows.get(value)
-        if shadow is None:
-            return False
-        bad = frame.full(shadow) != 0
-        mask = frame.active if active is None else active
-        if mask is not None:
-            bad = bad & mask
+    def of_lanes(
+        self,
+        kind: Kind,
+        frame: Frame,
+        where: SourceLine,
+        bad: Array,
+        message: str,
+        *values: Array,
+        other: SourceLine | None = None,
+        address: int | None = None,
+    ) -> None:
+        """Record a finding of the lanes (warps, 32) that are ``bad``, if there are any.
+
+        The message is formatted with what the first one of them has in ``values``.
+        """
         if not bad.any():
-            return False
-        row, lane = (int(x[0]) for x in np.nonzero(bad))
-        line, text = frame.origins.get(value, (NOWHERE, "a value"))
-        message = f"{use} depends on {text}: write it before, or wait for its data"
-        other = line if line != NOWHERE else None
-        self.add("uninitialised", where, message, int(frame.flat[row]), lane, other=other, count=int(bad.sum()))
-        return True
+            return
+        i, lane = (int(x[0]) for x in np.nonzero(bad))
+        message = message.format(*(int(frame.full(x)[i, lane]) for x in values)) if values else message
+        count = int(bad.sum())
+        self.add(kind, where, message, int(frame.flat[i]), lane, other=other, count=count, address=address)
 
 
 def tile_at(byte: int, *ops: Op | None) -> str:
