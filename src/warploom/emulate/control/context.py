@@ -8,7 +8,8 @@ from typing import Any, TypeAlias
 
 from numpy.typing import NDArray
 
-from warploom.emulate.barriers.barriers import Barriers, Wait
+from warploom.emulate.barriers.barriers import Barriers, ClusterBarriers, Wait
+from warploom.emulate.barriers.mbarriers import Mbarriers
 from warploom.emulate.control.frames import ASCENDING, Frame, Origin, Turns, constant_array
 from warploom.emulate.findings.report import Reporter
 from warploom.emulate.findings.traffic import TrafficCounter
@@ -17,7 +18,10 @@ from warploom.emulate.memory.local_memory import LocalMemory
 from warploom.emulate.memory.shared_memory import SharedMemory
 from warploom.emulate.order.clocks import Clocks
 from warploom.emulate.order.ordering import Ordering
+from warploom.emulate.transactions.bulk import BulkCopies
+from warploom.emulate.transactions.registers import RegisterPools
 from warploom.emulate.transactions.transaction import CopyQueue
+from warploom.emulate.transactions.warpgroups import Warpgroups
 from warploom.ir.statements import NOWHERE, Const, Loop, Op, SourceLine, Value
 
 Array = NDArray[Any]
@@ -26,7 +30,7 @@ Step: TypeAlias = Callable[[Frame], Wait | None]
 
 
 class Context:
-    """Settings; what is the launch's, set by :meth:`begin`; the memories and clocks of the batch, by :meth:`enter`."""
+    """Settings, and what belongs to a launch, or to its current batch of CTAs."""
 
     memory: GlobalMemory
     rng: Random | None
@@ -35,9 +39,14 @@ class Context:
     report: Reporter
     shared: SharedMemory
     local: LocalMemory
-    copies: CopyQueue
-    barriers: Barriers
     ordering: Ordering
+    barriers: Barriers
+    clusters: ClusterBarriers
+    mbarriers: Mbarriers
+    copies: CopyQueue
+    bulk: BulkCopies
+    warpgroups: Warpgroups
+    registers: RegisterPools
 
     def __init__(self, checks: bool, across: bool) -> None:
         self.checks = checks
@@ -48,18 +57,11 @@ class Context:
         self.constants: dict[Value, Array] = {}
         self._interned: dict[tuple[str, str], Value] = {}
 
-    def enter(
-        self,
-        clocks: Clocks,
-        report: Reporter,
-        shared: SharedMemory,
-        copies: CopyQueue,
-        barriers: Barriers,
-        ordering: Ordering,
-    ) -> None:
-        """Work on this batch from now on."""
-        self.clocks, self.report, self.shared, self.copies = clocks, report, shared, copies
-        self.barriers, self.ordering = barriers, ordering
+    def leave(self) -> None:
+        """The launch is over: what it held is let go."""
+        for name in Context.__annotations__:
+            self.__dict__.pop(name, None)
+        self.progress = self._leader = None
 
     @property
     def memories(self) -> dict[str, Any]:
@@ -99,9 +101,9 @@ class Context:
         """Write a result."""
         frame.write(value, array, shadow, origin)
 
-    def observe(self, frame: Frame, key: Value, op: Op, use: str) -> None:
-        """Report poison in an operand that decides something."""
-        self.decides(frame, key, op.where, f"{use} of {op.instruction.mnemonic}")
+    def observe(self, frame: Frame, key: Value, op: Op, use: str) -> Array:
+        """An operand that decides something. Poison in it is a finding."""
+        return self.decides(frame, key, op.where, f"{use} of {op.instruction.mnemonic}")
 
     def decides(self, frame: Frame, key: Value, where: SourceLine, use: str) -> Array:
         """The value of a register that is about to decide something. Poison in it is a finding."""

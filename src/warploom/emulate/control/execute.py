@@ -65,10 +65,7 @@ class Executor(Context):
 
     def leave(self) -> None:
         """The launch is over: what it held is let go."""
-        for name in ("memory", "clocks", "report", "shared", "local", "copies", "barriers", "ordering"):
-            self.__dict__.pop(name, None)
-        self.engines.__dict__.pop("state", None)
-        self.progress = None
+        super().leave()
         self.forget()
 
     def forget(self) -> None:
@@ -79,7 +76,7 @@ class Executor(Context):
         """Warps have ended. In a structured kernel none may do so before a barrier of its CTA."""
         if not self.graph.structured:
             self.barriers.exited(rows)
-        self.engines.state.clusters.exited(rows)
+        self.clusters.exited(rows)
 
     # -- instructions --------------------------------------------------------------------------------------------
 

@@ -88,7 +88,7 @@ class Reporter:
         message: str,
         *values: Array,
         other: SourceLine | None = None,
-        address: int | None = None,
+        address: Array | None = None,
     ) -> None:
         """Record a finding of the lanes (warps, 32) that are ``bad``, if there are any.
 
@@ -97,9 +97,10 @@ class Reporter:
         if not bad.any():
             return
         i, lane = (int(x[0]) for x in np.nonzero(bad))
-        message = message.format(*(int(frame.full(x)[i, lane]) for x in values)) if values else message
-        count = int(bad.sum())
-        self.add(kind, where, message, int(frame.flat[i]), lane, other=other, count=count, address=address)
+        first = [int(frame.full(x)[i, lane]) for x in values]
+        place = None if address is None else int(frame.full(address)[i, lane])
+        message, count = message.format(*first) if first else message, int(bad.sum())
+        self.add(kind, where, message, int(frame.flat[i]), lane, other=other, count=count, address=place)
 
 
 def tile_at(byte: int, *ops: Op | None) -> str:

@@ -30,7 +30,6 @@ from warploom.emulate.findings.findings import Finding, Findings, causes
 from warploom.emulate.findings.report import MemoryReports, Reporter
 from warploom.emulate.findings.traffic import Traffic, TrafficCounter
 from warploom.emulate.launch.arguments import bind, granules, written_parameters
-from warploom.emulate.memory.buffers import GlobalBuffer
 from warploom.emulate.memory.global_memory import GlobalMemory
 from warploom.emulate.memory.local_memory import LocalMemory
 from warploom.emulate.memory.shared_memory import SharedMemory
@@ -39,7 +38,6 @@ from warploom.emulate.order.known import planes_of
 from warploom.emulate.order.ordering import Ordering
 from warploom.emulate.order.places import Places
 from warploom.emulate.transactions.bulk import BulkCopies
-from warploom.emulate.transactions.engine_steps import EngineState
 from warploom.emulate.transactions.products import WARPS
 from warploom.emulate.transactions.registers import RegisterPools
 from warploom.emulate.transactions.transaction import CopyQueue
@@ -56,39 +54,38 @@ _MOST_OPS = 100_000
 """Of all Programs that are kept."""
 
 
-class Prepared:
+class PreparedProgram(Executor):
     """One launch at a time runs on it. ``large``: with an array that cannot be addressed in 32 bits."""
 
     def __init__(self, program: Program, checks: bool, large: bool) -> None:
         effects = program.effects
+        super().__init__(program, checks, checks and any(_orders(e) for _, e in effects), large)
         self.program, self.ops = program, sum(1 for _ in program.ops())
         self.written = written_parameters(program)
         self.shared_granule, self.global_granule = granules(program)
         self.meets_in_part = any(_meets_in_part(op, e) for op, e in effects)
         self.distributed = any(isinstance(e, Access) and e.remote for _, e in effects)
-        self.across = checks and any(_orders(e) for _, e in effects)
         self.waits_for_ctas = any(isinstance(e, GlobalWait) for _, e in effects)
         self.planes = planes_of(program)
         self.multiplies_by_warpgroups = has_wgmma(program)
-        self.executor = Executor(program, checks, self.across, large)
 
 
-_kept: dict[tuple[int, bool, bool], Prepared] = {}
+_kept: dict[tuple[int, bool, bool], PreparedProgram] = {}
 """By the Program's identity: equal ones may have other lines. Whoever runs one has taken it out."""
 _of_kept = RLock()
 
 
 @contextmanager
-def prepared(program: Program, checks: bool, large: bool) -> Iterator[Prepared]:
+def prepared(program: Program, checks: bool, large: bool) -> Iterator[PreparedProgram]:
     """The Program made ready, for one caller alone."""
     key = (id(program), checks, large)
     with _of_kept:
         found = _kept.pop(key, None)
-    found = found or Prepared(program, checks, large)
+    found = found or PreparedProgram(program, checks, large)
     try:
         yield found
     finally:
-        found.executor.leave()
+        found.leave()
         with _of_kept:
             _kept[key] = found
             ops = 0
@@ -181,7 +178,7 @@ def emulate(
     large = checks and WideAddresses.needed(buffers)
     with prepared(program, checks, large) as ready:
         try:
-            return _Launch(ready, places, arguments, Findings(stop, checks), seed, checks, progress).run()
+            return _Launch(ready, places, arguments, Findings(stop, checks), seed, progress).run()
         except MemoryError:
             size = sum(buffer.data.nbytes for buffer in buffers)
             raise ProblemError(
@@ -194,25 +191,20 @@ class _Launch:
 
     def __init__(
         self,
-        ready: Prepared,
+        executor: PreparedProgram,
         places: Places,
         arguments: Any,
         findings: Findings,
         seed: int | None,
-        checks: bool,
         progress: Callable[[float], None] | None,
     ) -> None:
-        self.ready, self.executor, program = ready, ready.executor, ready.program
-        self.program, self.places, self.findings, self.checks = program, places, findings, checks
+        self.executor, self.program, self.places, self.findings = executor, executor.program, places, findings
         self.rng = None if seed is None else random.Random(seed)
         self.progress = progress
-        self.warps = program.warps
-        self.ctas = places.ctas
-        buffers, values, self.maps = bind(program, arguments)
-        self.buffers: list[GlobalBuffer] = buffers
-        self.memory = GlobalMemory(buffers, ready.written, ready.global_granule, checks)
-        self.counter = TrafficCounter()
-        self.executor.begin(self.memory, self.counter, values, self.rng)
+        self.warps = self.program.warps
+        buffers, values, self.maps = bind(self.program, arguments)
+        memory = GlobalMemory(buffers, executor.written, executor.global_granule, executor.checks)
+        executor.begin(memory, TrafficCounter(), values, self.rng)
         self.history: list[Op | None] = [None]
         self.published: dict[int, Any] = {}
         self.tasks: list[Task] = []
@@ -224,68 +216,61 @@ class _Launch:
         self.slow = seed // _UNEVEN % -(-self.warps // WARPS) if uneven and seed is not None else None
 
     def run(self) -> Emulation:
-        together = self.places.together
+        total, together = self.places.ctas, self.places.together
         per_batch = max(1, _WARPS_PER_BATCH // (self.warps * together)) * together
         with np.errstate(all="ignore"):
-            for first in range(0, self.ctas, per_batch):
-                if not self._run_batch(first, min(per_batch, self.ctas - first)):
+            for first in range(0, total, per_batch):
+                ctas = min(per_batch, total - first)
+                if self.progress is not None:
+                    self.executor.progress = partial(_tell, self.progress, first / total, ctas / total)
+                if not self._run_batch(first, ctas):
                     break
         counts = [(op, count[0]) for op, count in self.executor.counts]
         executed = Counter[str]()
         for op, count in counts:
             executed[op.instruction.mnemonic] += count
-        return Emulation(
-            causes(self.findings.all),
-            self.counter.traffic,
-            executed,
-            self.program.name,
-            counts,
-            "".join(self.executor.printed),
-        )
+        traffic, printed = self.executor.counter.traffic, "".join(self.executor.printed)
+        return Emulation(causes(self.findings.all), traffic, executed, self.program.name, counts, printed)
 
     def _run_batch(self, first: int, ctas: int) -> bool:
         """Run CTAs together; whether all came to their end."""
-        rows, start = ctas * self.warps, first * self.warps
-        across, home = self.ready.across, self.places.domain if self.ready.distributed else self.warps
-        planes, records = self.ready.planes, self.checks and self.program.shared_bytes > 0
-        most = MOST_STAMPS if records else MOST_CLOCKED
-        clocks = Clocks(rows, self.places, start, self.history, across=across, planes=planes, home=home, most=most)
-        report = self.report = Reporter(self.findings, clocks, partial(_loops_of, self.tasks))
-        self.memory.enter(clocks, MemoryReports(report))
-        size, granule, parts = self.program.shared_bytes, self.ready.shared_granule, self.ready.meets_in_part
-        shared = SharedMemory(ctas, size, granule, clocks, self.memory.report, self.checks, parts)
-        copies = CopyQueue(rows, shared, self.memory, report)
-        barriers = self.barriers = Barriers(clocks, report, self.program.threads)
-        ordering = Ordering(clocks, self.published)
-        state = self.engines = self._engines(rows, shared, clocks, report)
-        self.executor.enter(clocks, report, shared, copies, barriers, ordering)
-        self.executor.engines.state = state
-        self.executor.local = LocalMemory(rows, self.program.local_bytes, report)
-        self.executor.forget()
-        if self.progress is not None:
-            done, share = first / self.ctas, ctas / self.ctas
-            tell = self.progress
-            self.executor.progress = lambda fraction: tell(min(1.0, done + share * fraction))
-        everyone = np.arange(rows).reshape(ctas, self.warps)
-        self.tasks[:] = self._divide(everyone)
+        run, program, rows = self.executor, self.program, ctas * self.warps
+        home = self.places.domain if run.distributed else self.warps
+        most = MOST_STAMPS if run.checks and program.shared_bytes > 0 else MOST_CLOCKED
+        clocks = run.clocks = Clocks(
+            rows,
+            self.places,
+            first * self.warps,
+            self.history,
+            across=run.across,
+            planes=run.planes,
+            home=home,
+            most=most,
+        )
+        report = run.report = Reporter(self.findings, clocks, partial(_loops_of, self.tasks))
+        memory, reports = run.memory, MemoryReports(report)
+        memory.enter(clocks, reports)
+        shared = run.shared = SharedMemory(
+            ctas, program.shared_bytes, run.shared_granule, clocks, reports, run.checks, run.meets_in_part
+        )
+        run.local = LocalMemory(rows, program.local_bytes, report)
+        run.ordering = Ordering(clocks, self.published)
+        run.barriers = Barriers(clocks, report, program.threads)
+        run.clusters = ClusterBarriers(rows, clocks, report)
+        run.mbarriers = Mbarriers(clocks, report, program, shared)
+        run.copies = CopyQueue(rows, shared, memory, report)
+        run.bulk = BulkCopies(shared, memory, run.mbarriers, report, run.counter, self.maps)
+        run.warpgroups = Warpgroups(shared, report, run.counter, run.engines.watched)
+        run.registers = RegisterPools(program, rows, report)
+        run.forget()
+        self.tasks[:] = self._divide(np.arange(rows).reshape(ctas, self.warps))
         if not self._schedule():
             return False
-        if self.checks:
-            copies.at_exit()
-            barriers.at_exit()
-            state.bulk.at_exit()
-            state.mbarriers.at_exit()
-            state.warpgroups.at_exit()
-            state.clusters.at_exit()
-            shared.afar.at_exit()
+        if run.checks:
+            at_exit = (run.copies, run.barriers, run.bulk, run.mbarriers, run.warpgroups, run.clusters, shared.afar)
+            for part in at_exit:
+                part.at_exit()
         return True
-
-    def _engines(self, rows: int, shared: SharedMemory, clocks: Clocks, report: Reporter) -> EngineState:
-        mbarriers = Mbarriers(clocks, report, self.program, shared)
-        bulk = BulkCopies(shared, self.memory, mbarriers, report, self.counter, self.maps)
-        warpgroups = Warpgroups(shared, report, self.counter, self.executor.engines.watched)
-        clusters, registers = ClusterBarriers(rows, clocks, report), RegisterPools(self.program, rows, report)
-        return EngineState(mbarriers, bulk, warpgroups, clusters, registers)
 
     def _divide(self, everyone: Array) -> list[Task]:
         """The first tasks: all warps together. Under a seed every few warps of the CTAs for themselves.
@@ -293,9 +278,9 @@ class _Launch:
         Where CTAs wait for each other they are apart from the beginning.
         """
         apart, step = 1, self.warps
-        if self.ready.waits_for_ctas or self.rng is not None:
-            apart = self.ctas if self.ready.waits_for_ctas else self.places.together
-            step = WARPS if self.ready.multiplies_by_warpgroups else 1
+        if self.executor.waits_for_ctas or self.rng is not None:
+            apart = self.places.ctas if self.executor.waits_for_ctas else self.places.together
+            step = WARPS if self.executor.multiplies_by_warpgroups else 1
         parts = [
             everyone[cta::apart, warp : warp + step] for cta in range(apart) for warp in range(0, self.warps, step)
         ]
@@ -306,7 +291,7 @@ class _Launch:
         """Run tasks until all have ended; those that wait are passed over. Returns whether they have."""
         while self.tasks:
             busy = [t for t in self.tasks if t.busy]
-            if not busy and self.engines.bulk.land(self.rng):
+            if not busy and self.executor.bulk.land(self.rng):
                 continue
             ready = busy or [t for t in self.tasks if t.resting]
             stuck = not ready or self.idle > _IDLE_PASSES
@@ -318,8 +303,8 @@ class _Launch:
             if self.rng is None:
                 for task in ready:
                     self._advance(task, None)
-            elif self.engines.bulk.loads and self.rng.random() < self.haste:
-                self.engines.bulk.land(self.rng)
+            elif self.executor.bulk.loads and self.rng.random() < self.haste:
+                self.executor.bulk.land(self.rng)
             else:
                 self._advance(self._next(ready, self.rng), self.rng.choice((1, 1, 2, _BURST)))
         return True
@@ -359,18 +344,23 @@ class _Launch:
     def _report_deadlock(self, waits: list[Wait]) -> None:
         """One finding for each line that is waited at, with the state of every barrier."""
         waiting = {row: wait for wait in waits for row in wait.rows}
-        self.engines.warpgroups.check_together(set(waiting))
+        self.executor.warpgroups.check_together(set(waiting))
         lines = {row: wait.op.where for row, wait in waiting.items()}
-        named = "; ".join(self.barriers.describe(key, lines) for key in self.barriers.open)
-        for row in sorted(waiting, key=lambda row: (-self.engines.mbarriers.progress(row), row)):
-            parts = (named, self.engines.mbarriers.describe(row, lines), self.engines.clusters.describe(row))
-            parts = (*parts, self.engines.warpgroups.describe(row), self.engines.registers.describe(row))
+        named = "; ".join(self.executor.barriers.describe(key, lines) for key in self.executor.barriers.open)
+        for row in sorted(waiting, key=lambda row: (-self.executor.mbarriers.progress(row), row)):
+            parts = (named, self.executor.mbarriers.describe(row, lines), self.executor.clusters.describe(row))
+            parts = (*parts, self.executor.warpgroups.describe(row), self.executor.registers.describe(row))
             state = "; ".join(p for p in parts if p) or "nothing will complete"
             wait = waiting[row]
             message = f"{wait.op.instruction.mnemonic} waits for ever ({state}): {_cure(wait.op)}"
-            since = self.barriers.since(row)
+            since = self.executor.barriers.since(row)
             since = wait.since if since is None else since
-            self.report.add("deadlock", wait.op.where, message, row, 0, since=since)
+            self.executor.report.add("deadlock", wait.op.where, message, row, 0, since=since)
+
+
+def _tell(progress: Callable[[float], None], done: float, share: float, fraction: float) -> None:
+    """A batch, which is a ``share`` of the launch and follows on what is ``done``, has come so far."""
+    progress(min(1.0, done + share * fraction))
 
 
 def _loops_of(tasks: list[Task], row: int, lane: int) -> tuple[tuple[SourceLine, int], ...]:

@@ -3,23 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from warploom.emulate.barriers.barriers import ClusterBarriers, Wait
-from warploom.emulate.barriers.mbarriers import Mbarriers
+from warploom.emulate.barriers.barriers import Wait
 from warploom.emulate.control.context import Context, Step
 from warploom.emulate.control.frames import Frame, displaced, lanes_of
 from warploom.emulate.memory.shared_memory import SHARED_BASE
 from warploom.emulate.order.known import FENCED, FENCED_GLOBALLY
-from warploom.emulate.transactions.bulk import BulkCopies
-from warploom.emulate.transactions.registers import RegisterPools, WatchedRegisters
-from warploom.emulate.transactions.warpgroups import Warpgroups
+from warploom.emulate.transactions.registers import WatchedRegisters
 from warploom.ir.program import Program
-from warploom.ir.statements import Op, Tile
+from warploom.ir.statements import Op
 from warploom.isa import effects as fx
 from warploom.isa.cluster import WINDOW_BITS
 
@@ -27,24 +23,12 @@ Array = NDArray[Any]
 _WINDOW = np.uint32((1 << WINDOW_BITS) - 1)
 
 
-@dataclass
-class EngineState:
-    """The state of the asynchronous engines of a batch of CTAs."""
-
-    mbarriers: Mbarriers
-    bulk: BulkCopies
-    warpgroups: Warpgroups
-    clusters: ClusterBarriers
-    registers: RegisterPools
-
-
 class EngineSteps:
-    """Builds the steps; ``state`` is the current batch's."""
+    """Builds the steps."""
 
     def __init__(self, context: Context, program: Program) -> None:
         self.run = context
         self.watched = WatchedRegisters(program)
-        self.state: EngineState
 
     def watch(self, ops: Sequence[Op]) -> Step | None:
         """The check of ordinary instructions that follow each other without a pause; None for none to be checked."""
@@ -53,7 +37,7 @@ class EngineSteps:
             return None
 
         def check(frame: Frame) -> None:
-            flight = self.state.warpgroups.registers
+            flight = self.run.warpgroups.registers
             for op, registers, run in watched:
                 if op is run.first:
                     flight.begin_run(frame, run)
@@ -73,9 +57,7 @@ class EngineSteps:
 
     def _operand(self, frame: Frame, op: Op, position: int, use: str) -> Array:
         """A register that decides something."""
-        key = self.run.key(op.operands[position])
-        self.run.observe(frame, key, op, use)
-        return frame.env[key]
+        return self.run.observe(frame, self.run.key(op.operands[position]), op, use)
 
     def _guard(self, frame: Frame, op: Op, position: int | None) -> Array | None:
         guard = None if position is None else self._operand(frame, op, position, "the predicate")
@@ -89,52 +71,41 @@ class EngineSteps:
             place = (address & _WINDOW).astype(np.int64) - SHARED_BASE - tile.offset
             outside = (place < 0) | (place >= tile.bytes)
             if outside.any():
-                acting = outside if guard is None else outside & guard
-                self._report_outside(frame, op, tile, frame.full(place), frame.full(acting))
+                message = f"{op.instruction.mnemonic} at byte {{}} of shared memory is outside {tile.name} (bytes "
+                message += f"{tile.offset} to {tile.offset + tile.bytes - 1}): correct the number or the stage"
+                acting, where = frame.acting(outside if guard is None else outside & guard), place + tile.offset
+                self.run.report.of_lanes("bounds", frame, op.where, acting, message, where, address=where)
         return address
-
-    def _report_outside(self, frame: Frame, op: Op, tile: Tile, place: Array, acting: Array) -> None:
-        if frame.active is not None:
-            acting = acting & frame.active
-        if not acting.any():
-            return
-        row, lane = (int(x[0]) for x in np.nonzero(acting))
-        where = int(place[row, lane]) + tile.offset
-        message = f"{op.instruction.mnemonic} at byte {where} of shared memory is outside {tile.name} (bytes "
-        message += f"{tile.offset} to {tile.offset + tile.bytes - 1}): correct the number or the stage"
-        self.run.report.add(
-            "bounds", op.where, message, int(frame.flat[row]), lane, count=int(acting.sum()), address=where
-        )
 
     # -- mbarriers and clusters ----------------------------------------------------------------------------------
 
     def _initialise(self, frame: Frame, op: Op, init: fx.MbarrierInit) -> None:
-        self.state.mbarriers.initialise(frame, self._address(frame, op, init.address, init.offset), init.count, op)
+        self.run.mbarriers.initialise(frame, self._address(frame, op, init.address, init.offset), init.count, op)
 
     def _invalidate(self, frame: Frame, op: Op, effect: fx.MbarrierInvalidate) -> None:
-        self.state.mbarriers.invalidate(frame, self._address(frame, op, effect.address, effect.offset), op)
+        self.run.mbarriers.invalidate(frame, self._address(frame, op, effect.address, effect.offset), op)
 
     def _publish(self, frame: Frame, op: Op, _fence: fx.MbarrierFence) -> None:
-        self.state.mbarriers.fence(frame, op, publishes=True)
+        self.run.mbarriers.fence(frame, op, publishes=True)
 
     def _arrive(self, frame: Frame, op: Op, arrival: fx.MbarrierArrive) -> None:
         guard = self._guard(frame, op, arrival.guard)
         address = self._address(frame, op, arrival.address, arrival.offset, guard)
-        self.state.mbarriers.arrive(frame, address, arrival, guard, op)
+        self.run.mbarriers.arrive(frame, address, arrival, guard, op)
 
     def _await(self, frame: Frame, op: Op, wait: fx.MbarrierWait) -> Wait | None:
         address = self._address(frame, op, wait.address, wait.offset)
         parity = self._operand(frame, op, wait.parity, "the parity")
         if wait.blocks:
-            return self.state.mbarriers.wait(frame, address, parity, wait.scope == "cluster", op)
-        done = self.state.mbarriers.test(frame, address, parity, wait, op)
+            return self.run.mbarriers.wait(frame, address, parity, wait.scope == "cluster", op)
+        done = self.run.mbarriers.test(frame, address, parity, wait, op)
         self.run.put(frame, op.results[0], frame.shaped(done), None, None)
         return None
 
     def _cluster(self, frame: Frame, op: Op, barrier: fx.ClusterBarrier) -> Wait | None:
         if barrier.waits:
-            return self.state.clusters.wait(frame, op)
-        return self.state.clusters.arrive(frame, op, barrier.relaxed)
+            return self.run.clusters.wait(frame, op)
+        return self.run.clusters.arrive(frame, op, barrier.relaxed)
 
     # -- transactions --------------------------------------------------------------------------------------------
 
@@ -162,39 +133,39 @@ class EngineSteps:
             operands["tensor_map"] = given[effect.tensor_map]
             if effect.multicast is not None:
                 operands["multicast"] = given[effect.multicast]
-        self.state.bulk.start(frame, op, effect, operands, guard)
+        self.run.bulk.start(frame, op, effect, operands, guard)
 
     def _copies_arrive(self, frame: Frame, op: Op, arrival: fx.CopyArrival) -> None:
         barrier = self._address(frame, op, arrival.address, arrival.offset)
-        self.state.bulk.track_copies(frame, op, barrier, self.run.copies, counted=arrival.counted)
+        self.run.bulk.track_copies(frame, op, barrier, self.run.copies, counted=arrival.counted)
 
     def _commit(self, frame: Frame, _op: Op, commit: fx.CommitGroup) -> None:
-        groups = {"cp.async": self.run.copies, "bulk": self.state.bulk.stores, "wgmma": self.state.warpgroups}
+        groups = {"cp.async": self.run.copies, "bulk": self.run.bulk.stores, "wgmma": self.run.warpgroups}
         groups[commit.queue].commit(frame)
 
     def _wait_group(self, frame: Frame, op: Op, wait: fx.WaitGroup) -> Wait | None:
         if wait.queue == "wgmma":
-            return self.state.warpgroups.wait(frame, wait.pending, op, self.watched.of(op))
+            return self.run.warpgroups.wait(frame, wait.pending, op, self.watched.of(op))
         if wait.queue == "bulk":
-            return self.state.bulk.wait(frame, wait.pending, wait.reads_only)
+            return self.run.bulk.wait(frame, wait.pending, wait.reads_only)
         return self.run.copies.wait(frame, wait.pending)
 
     def _multiply(self, frame: Frame, op: Op, _effect: fx.AsyncMatrix) -> None:
         instruction = op.instruction.warpgroup_product
         for position in range(0 if instruction.a_source == "shared" else instruction.a_count, instruction.a_count + 2):
             self._operand(frame, op, position, "a descriptor or predicate")
-        self.state.warpgroups.meet(frame, op)
+        self.run.warpgroups.meet(frame, op)
         keys = tuple(self.run.key(x) for x in op.operands[: instruction.a_count + 2])
-        self.state.warpgroups.issue(frame, op, keys)
+        self.run.warpgroups.issue(frame, op, keys)
 
     def _budget(self, frame: Frame, op: Op, budget: fx.RegisterBudget) -> Wait | None:
-        self.state.warpgroups.meet(frame, op)
-        return self.state.registers.change(frame, budget, op)
+        self.run.warpgroups.meet(frame, op)
+        return self.run.registers.change(frame, budget, op)
 
     # -- fences --------------------------------------------------------------------------------------------------
 
     def _fence_registers(self, frame: Frame, _op: Op, _fence: fx.WarpgroupFence) -> None:
-        self.state.warpgroups.registers.fence(frame)
+        self.run.warpgroups.registers.fence(frame)
 
     def _fence_proxy(self, frame: Frame, op: Op, fence: fx.ProxyFence) -> None:
         clocks = self.run.clocks
@@ -205,10 +176,10 @@ class EngineSteps:
             if fence.space != "shared":
                 clocks.proxy_fence(row, lanes, FENCED_GLOBALLY)
         if fence.space != "global":
-            self.state.mbarriers.fence(frame, op)
+            self.run.mbarriers.fence(frame, op)
 
     def _fence_map(self, frame: Frame, op: Op, fence: fx.TensorMapFence) -> None:
-        made = self.state.bulk.made
+        made = self.run.bulk.made
         if fence.acquired is None:
             made.release(frame, op)
         else:
