@@ -74,6 +74,7 @@ def plain_calls(torch: Any) -> dict[str, Callable[[], object]]:
     q, k, v = (halves(torch, 1, 256, 4, 128) for _ in range(3))
     (pq, pk, pv), starts = [x[0] for x in (q, k, v)], torch.tensor([0, 100, 256], dtype=torch.int32)
     a, b, wide = (halves(torch, 256, n) for n in (256, 256, 4096))
+    rows, columns = wide[:16], wide.T
     few, keys, values = halves(torch, 2, 1, 4, 128), halves(torch, 8, 64, 2, 128), halves(torch, 8, 64, 2, 128)
     lengths, table = torch.tensor([200, 90], dtype=torch.int32), torch.arange(8, dtype=torch.int32).reshape(2, 4)
     flash, transposed = sdpa("torch_flash"), [x.transpose(1, 2) for x in (q, k, v)]
@@ -93,7 +94,7 @@ def plain_calls(torch: Any) -> dict[str, Callable[[], object]]:
         "matmul, bias and gelu": lambda: warploom.matmul(a, b, bias=bias, epilogue=gelu),
         "linear_cross_entropy": lambda: warploom.linear_cross_entropy(a, b, target),
         "torch addmm and gelu": lambda: torch.nn.functional.gelu(torch.addmm(bias, a, b), approximate="tanh"),
-        "matmul split K": lambda: warploom.matmul(wide[:16], wide.T),
+        "matmul split K": lambda: warploom.matmul(rows, columns),
         "matmul_reduce": lambda: warploom.matmul_reduce(a, b, "logsumexp"),
         "torch.ops.warploom.attention": lambda: operators.attention(q, k, v),
         "torch.ops.warploom.matmul": lambda: operators.matmul(a, b),

@@ -18,7 +18,7 @@ Source: https://github.com/Dao-AILab/flash-attention, ``flash_attn/flash_attn_in
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from numbers import Integral, Real
 from typing import TYPE_CHECKING, Any
@@ -29,7 +29,7 @@ from warploom.interop.tracing import is_tracing
 from warploom.kernels.attention.problem import MOST_POSITIONS
 from warploom.ops.append_to_cache import append_to_cache
 from warploom.ops.attention import attention
-from warploom.ops.attention_paged import attention_paged, refuse_attention_paged
+from warploom.ops.attention_paged import attention_paged, checked_attention_paged
 from warploom.ops.attention_varlen import attention_varlen
 from warploom.ops.options import whole
 
@@ -293,17 +293,20 @@ def flash_attn_with_kvcache(
     }
     if k is not None and v is not None:
         counted = lengths + new
-        refuse_attention_paged(q, k_cache, v_cache, counted, **options)  # nothing is written for a call that fails
+        repeat = checked_attention_paged(q, k_cache, v_cache, counted, **options)  # before anything is written
         turning: dict[str, Any] = {"cos": rotary_cos, "sin": rotary_sin, "interleaved": rotary_interleaved}
         if rotary_cos is not None and rotary_sin is not None:
             tables = rotary_cos, rotary_sin
             masked = causal or any(side not in (-1, None) for side in (() if window_size is None else window_size))
             first = (lengths if rotary_seqlens is None else rotary_seqlens)[:, None]
             q = _turned("q", q, *tables, first + _count(q) * masked, rotary_interleaved)
+            repeat = None
             if rotary_seqlens is not None and rotary_seqlens is not cache_seqlens:
                 k, turning = _turned("k", k, *tables, first + _count(k), rotary_interleaved), {}
         lengths = counted
         append_to_cache(k_cache, v_cache, k, v, lengths, block_table=table, **turning)
+        if repeat is not None:
+            return repeat()
     elif rotary_cos is not None or rotary_sin is not None:
         raise ProblemError("rotary_cos and rotary_sin turn q beside new keys only, k and v: turn it yourself")
     return attention_paged(q, k_cache, v_cache, lengths, **options)
@@ -409,10 +412,14 @@ def _gathered(k: Tensor, v: Tensor, lengths: Tensor, table: Tensor) -> tuple[Ten
 
 def _one_of(**given: Any) -> Any:
     """The option that is given, None if none is. Raises ProblemError for several: they say the same, or exclude it."""
-    found = {name: value for name, value in given.items() if value is not None}
-    if len(found) > 1:
-        raise ProblemError(f"{' and '.join(found)} exclude each other: pass one of them")
-    return next(iter(found.values()), None)
+    found = None
+    for value in given.values():
+        if value is not None:
+            if found is not None:
+                names = " and ".join([name for name, x in given.items() if x is not None])
+                raise ProblemError(f"{names} exclude each other: pass one of them")
+            found = value
+    return found
 
 
 def _parts(name: str, packed: Tensor, axis: int, form: str) -> tuple[Tensor, ...]:
@@ -462,7 +469,7 @@ def _refuse(name: str, dropout_p: Any, softmax_scale: Any, alibi_slopes: Any, ot
         "The positional order here is FlashAttention-2's, where dropout_p comes before softmax_scale, and not "
         "FlashAttention-3's: pass options by name"
     )
-    if not isinstance(dropout_p, Real):
+    if dropout_p.__class__ is not float and not isinstance(dropout_p, Real):
         raise ProblemError(f"dropout_p is a number, not {shown(dropout_p)}. {order}")
     if dropout_p:
         raise ProblemError(f"dropout_p is {dropout_p}, and warploom has no dropout. {order}")
@@ -489,18 +496,20 @@ def _needed(**given: Any) -> None:
                 f"{name}: {type(array).__name__} is not a torch tensor, and FlashAttention's functions take no other "
                 "array: pass one. Those of warploom, such as warploom.attention, take arrays of other frameworks"
             )
-        if not array.shape:
+        if not array.ndim:
             raise ProblemError(f"{name} is a single number: it has at least one dimension")
 
 
 def _optional(**given: Any) -> None:
     """Raises ProblemError for the first that is neither None nor a tensor of PyTorch."""
-    _needed(**{name: array for name, array in given.items() if array is not None})
+    for name, array in given.items():
+        if array is not None:
+            _needed(**{name: array})
 
 
 def _softcap(value: Any) -> Any:
     """FlashAttention's 0 as None. Raises ProblemError for a number that JAX or torch.func traces, before it is read."""
-    if value is not None and not isinstance(value, Real):
+    if value is not None and value.__class__ is not float and not isinstance(value, Real):
         import torch
 
         if not torch.compiler.is_compiling():
@@ -508,10 +517,13 @@ def _softcap(value: Any) -> Any:
     return value or None
 
 
-def _padded(*tensors: Tensor) -> list[Tensor]:
+def _padded(*tensors: Tensor) -> Sequence[Tensor]:
     """With zeros up to the next head_dim that kernels take, a multiple of 8: of each tensor its own."""
-    if not any(x.shape[-1] % 8 for x in tensors):
-        return list(tensors)
+    for x in tensors:
+        if x.shape[-1] % 8:
+            break
+    else:
+        return tensors
     from torch.nn.functional import pad
 
     return [pad(x, (0, -x.shape[-1] % 8)) if x.shape[-1] % 8 else x for x in tensors]
@@ -525,12 +537,12 @@ def _scale(q: Tensor, softmax_scale: float | None) -> float | None:
 
 def _returned(found: Any, q: Tensor, v: Tensor, return_attn_probs: bool, return_lse: bool) -> Any:
     """The results in the form that was asked for, without padding."""
-    out, *lse = found if isinstance(found, tuple) else (found,)
-    value_dim = v.shape[-1]
+    several, value_dim = return_attn_probs or return_lse, v.shape[-1]
+    out = found[0] if several else found
     out = out[..., :value_dim] if value_dim % 8 else out
     if return_attn_probs:
-        return out, lse[0], q.new_empty(0)
-    return (out, lse[0]) if return_lse else out
+        return out, found[1], q.new_empty(0)
+    return (out, found[1]) if several else out
 
 
 def _deterministic(name: str) -> Callable[..., Any]:

@@ -17,11 +17,13 @@ from warploom.operators.schema import Named, Schema
 from warploom.operators.untraced import untraced
 from warploom.ops import loss as eager
 from warploom.ops.calls import Caller
-from warploom.ops.loss_options import check_loss, loss_of
+from warploom.ops.loss_options import check_loss, counted, loss_of
 from warploom.ops.matmul_arrays import checked_config
 
 _CALL, _GRADIENTS = eager.loss_call, eager.row_gradients_call
 _OPTIONS = "ignore_index", "label_smoothing", "z_loss", "softcap"
+_REDUCTION, _IGNORED = (_CALL.option_names.index(name) for name in ("reduction", "ignore_index"))
+_TARGET = _CALL.array_names.index("target")
 _LOSS = Schema(_CALL.declaration, {"reduction": "none", "return_lse": False}, twins=False)
 _BY_ROWS = Schema(_GRADIENTS.declaration, {"blocks": None}, twins=False)
 
@@ -99,8 +101,30 @@ def _eager_backward(call: RecordedCall, tape: Tape, gradients: Gradients) -> Nam
     return _backward_by(eager_gradients(tape))(given, results, gradients, call.wanted)
 
 
+def _reduced(
+    call: RecordedCall, tensors: Sequence[torch.Tensor], results: list[Any]
+) -> tuple[list[Any], tuple[torch.Tensor, ...]]:
+    """The losses' sum or mean in their place, and how many rows count in a mean."""
+    reduction, (losses, lse) = call.options[_REDUCTION], results
+    if reduction == "none":
+        return results, ()
+    if reduction == "sum":
+        return [losses.sum(), lse], ()
+    count = counted(tensors[_TARGET], call.options[_IGNORED], losses.dtype)
+    return [losses.sum() / count, lse], (count,)
+
+
+def _by_rows(call: RecordedCall, saved: tuple[torch.Tensor, ...], gradients: Gradients) -> Gradients:
+    """The gradients of the losses of rows and of log-sum-exps, of those of what :func:`_reduced` gives."""
+    reduction, by_loss = call.options[_REDUCTION], gradients[0]
+    if reduction == "none" or by_loss is None:
+        return gradients
+    rows = by_loss.expand(len(saved[_TARGET]))
+    return rows / saved[-1] if reduction == "mean" else rows.contiguous(), *gradients[1:]
+
+
 _DERIVATIVE = Derivative(frozenset({"x", "w", "bias"}), _backward_by(gradients_operator))
-_recorder = Recorder(_CALL, _LOSS, _DERIVATIVE, _eager_backward)
+_recorder = Recorder(_CALL, _LOSS, _DERIVATIVE, _eager_backward, {"return_lse": True}, (_reduced, _by_rows))
 loss_operator = define("linear_cross_entropy", _LOSS, "(Tensor, Tensor)", _losses, _fake_losses, _DERIVATIVE)
 """The losses of all rows, and their log-sum-exps, by :func:`warploom.linear_cross_entropy`."""
 

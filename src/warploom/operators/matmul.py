@@ -13,6 +13,8 @@ from typing import Any
 
 import torch
 
+from warploom.core.errors import ProblemError
+from warploom.core.identity import function_key
 from warploom.interop.arrays import torch_type
 from warploom.operators import epilogues
 from warploom.operators.fakes import if_sizes_are_known, seen
@@ -66,9 +68,15 @@ def _eager_backward(call: RecordedCall, tape: Tape, gradients: Gradients) -> Nam
         (found,) = tape.run(matmul_call, *matmul_call.positions({"a": a, "b": b, "extras": extras, **options}))
         return found
 
+    function = call.options[_EPILOGUE]
+    if function is not None and function_key(function) != call.asked[_EPILOGUE]:
+        raise ProblemError(
+            "the epilogue, or a value that it reads, has changed since the forward pass: the gradient is another's now"
+        )
     return _backward(by_names(call, tape.saved), (), gradients, call.wanted, multiply)
 
 
+_EPILOGUE = matmul_call.option_names.index("epilogue")
 _SCHEMA = Schema(matmul_call.declaration)
 _DERIVATIVE = Derivative(
     frozenset({"a", "b", "bias", "extra0", "extra1"}), _backward, kept=False, check=epilogues.check_differentiable

@@ -27,6 +27,12 @@ Backward = Callable[["RecordedCall", "Tape", Gradients], Named]
 Repeat = Callable[[tuple[torch.Tensor, ...], Gradients], "tuple[Any, ...] | None"]
 """The gradients of a node, of what it saved and of the gradients of its results; None where these must be read."""
 
+Finish = tuple[
+    Callable[["RecordedCall", Sequence[torch.Tensor], list[Any]], tuple[list[Any], tuple[torch.Tensor, ...]]],
+    Callable[["RecordedCall", tuple[torch.Tensor, ...], Gradients], Gradients],
+]
+"""What a node makes of the results of a call, of its tensors, and keeps for the other: the gradients of the results."""
+
 _TRIALS = 8
 """Backward passes of a recorded call that are looked at for what may be repeated."""
 
@@ -85,6 +91,8 @@ class RecordedCall:
     def gradients(self, saved: tuple[torch.Tensor, ...], by_results: Gradients) -> tuple[Any, ...]:
         """The gradients of the node, without a history: by the call itself none, and by each tensor."""
         key = (torch.are_deterministic_algorithms_enabled(), *[x is None for x in by_results])
+        if self.of.finish is not None:
+            by_results = self.of.finish[1](self, saved, by_results)
         repeat = self.repeats.get(key)
         found = None if repeat is None else repeat(saved, by_results)
         if found is None:
@@ -155,9 +163,9 @@ def _view_of(gradient: torch.Tensor | None, made: Sequence[torch.Tensor]) -> tup
         return -1, False
     for i, x in enumerate(made):
         if x.data_ptr() == gradient.data_ptr() and x.dtype == gradient.dtype:
-            for turned, like in ((False, x), *[(True, x.mT)] * (x.dim() > 1)):
+            for turned, like in enumerate((x, x.mT) if x.dim() > 1 else (x,)):
                 if like.shape == gradient.shape and like.stride() == gradient.stride():
-                    return i, turned
+                    return i, turned == 1
     return None
 
 
@@ -186,16 +194,23 @@ class Recorder:
 
     ``needs`` are options without which there is no gradient, by their values. ``backward`` computes gradients that have
     no history; for those that shall have one (``create_graph=True``) ``derivative`` serves, which is made of operators
-    and takes what ``schema`` makes of the arguments.
+    and takes what ``schema`` makes of the arguments. A node may ``finish`` its results.
     """
 
     def __init__(
-        self, caller: Caller, schema: Schema, derivative: Derivative, backward: Backward, needs: Named | None = None
+        self,
+        caller: Caller,
+        schema: Schema,
+        derivative: Derivative,
+        backward: Backward,
+        needs: Named | None = None,
+        finish: Finish | None = None,
     ) -> None:
         self.caller, self.schema, self.derivative, self.backward = caller, schema, derivative, backward
+        self.finish = finish
         self._needs = {i: needs[name] for i, name in enumerate(caller.option_names) if needs and name in needs}
         # Past Function.apply, which looks for transforms of torch.func: calls in such come here as no eager ones.
-        base: Any = super(torch.autograd.Function, _node(caller.name, derivative))
+        base: Any = super(torch.autograd.Function, _node(caller.name, derivative, finish))
         self.apply: Callable[..., Any] = base.apply
 
     def __call__(
@@ -231,13 +246,16 @@ def _may_change(option: Any) -> bool:
     return isinstance(option, torch.Tensor) or (isinstance(option, tuple | list) and any(map(_may_change, option)))
 
 
-def _node(name: str, derivative: Derivative) -> Any:
+def _node(name: str, derivative: Derivative, finish: Finish | None) -> Any:
     kept = derivative.kept
 
     def forward(ctx: Any, call: RecordedCall, *tensors: torch.Tensor) -> Any:
-        results = call.run(tensors)
+        results, more = call.run(tensors), ()
+        saved = (*tensors, *results) if kept else tensors
+        if finish is not None:
+            results, more = finish[0](call, tensors, results)
         ctx.call = call
-        ctx.save_for_backward(*tensors, *(results if kept else ()))
+        ctx.save_for_backward(*saved, *more)
         ctx.set_materialize_grads(False)
         if call.hidden:
             results = results[: -call.hidden]
@@ -251,6 +269,8 @@ def _node(name: str, derivative: Derivative) -> Any:
         named = {**dict(zip(call.names, saved, strict=False)), **call.of.named_options(call)}
         given = call.of.schema.arguments(named, call.config)
         by_results = (*gradients, *[None] * call.hidden)
+        if finish is not None:
+            by_results = tuple(finish[1](call, saved, by_results))
         found = derivative.backward(given, saved[count:], by_results, call.wanted)
         return None, *[found.get(name) for name in call.names]
 

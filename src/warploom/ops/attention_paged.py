@@ -101,7 +101,7 @@ def attention_paged(
     return attention_paged_call(arrays, options, config, check)
 
 
-def refuse_attention_paged(
+def checked_attention_paged(
     q: Any,
     k_cache: Any,
     v_cache: Any,
@@ -116,22 +116,25 @@ def refuse_attention_paged(
     sinks: Any = None,
     return_lse: bool = False,
     out: Any = None,
-) -> None:
+) -> Callable[[], Any] | None:
     """Raises ProblemError as :func:`attention_paged` does for these arguments, and runs nothing.
 
-    Where PyTorch traces a graph nothing is refused: the operator does so while tracing, before anything runs.
+    Where a call like this one was made before, that is what makes it again. Where PyTorch traces a graph nothing is
+    refused: the operator does so while tracing, before anything runs.
     """
     if is_tracing():
-        return
+        return None
     arrays = q, k_cache, v_cache, kv_lens, block_table, cu_seqlens_q, sinks, None, None, out
     options = causal, window, softcap, scale, None, return_lse
-    if attention_paged_call.cache.known(options, None, arrays) is not None:
-        return
+    known = attention_paged_call.cache.known(options, None, arrays)
+    if known is not None:
+        return lambda: attention_paged_call.repeated(*known, arrays, options)
     views, asked = attention_paged_call.planned(arrays, options)
     _refuse_output(views)
     inputs = _inputs(_laid_out(views, as_if_compact), asked)
     if not _is_empty(inputs):
         _plan(inputs, as_if_compact(inputs.views["q"]), None)
+    return None
 
 
 @traced

@@ -325,6 +325,13 @@ class Caller:
         found = None if check is not False else self.cache.again(asked, config, arrays)
         return self._read(arrays, options, asked, config, check) if found is None else found
 
+    def repeated(
+        self, call: Repeatable, tensors: Sequence[Any], arrays: tuple[Any, ...], options: tuple[Any, ...]
+    ) -> Any:
+        """The results of a call of which the ``known`` one was found."""
+        made = call.on(tensors)
+        return self(arrays, options) if made is None else self.returned(made, arrays)
+
     def asked(self, options: tuple[Any, ...]) -> tuple[Any, ...]:
         """The options as a part of a key: functions count by what they compute."""
         for i in self._functions:

@@ -100,8 +100,10 @@ def linear_cross_entropy(
     """
     check_reduction(reduction)
     options = ignore_index, reduction, label_smoothing, z_loss, softcap, return_lse
-    rows, lse = loss_call((x, w, target, bias), options, config)
-    result = reduced(rows, target, ignore_index, reduction)
+    found = loss_call((x, w, target, bias), options, config)
+    rows, lse = found if found.__class__ is tuple else (found, None)
+    # autograd's node of a call has reduced the losses
+    result = rows if reduction == "none" or rows.ndim == 0 else reduced(rows, target, ignore_index, reduction)
     return (result, lse) if return_lse else result
 
 

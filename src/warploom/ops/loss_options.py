@@ -44,7 +44,12 @@ def reduced(losses: Any, target: Any, ignore_index: int, reduction: Reduction) -
     if reduction == "none":
         return losses
     total = losses.sum()
-    return total if reduction == "sum" else total / (target != ignore_index).sum(dtype=losses.dtype)
+    return total if reduction == "sum" else total / counted(target, ignore_index, losses.dtype)
+
+
+def counted(target: Any, ignore_index: int, dtype: Any) -> Any:
+    """How many rows are not ignored, by the functions of the targets' framework."""
+    return (target != ignore_index).sum(dtype=dtype)
 
 
 def check_loss(rows: ArrayView, words: ArrayView, chosen: ArrayView, bias: ArrayView | None = None) -> None:

@@ -1,0 +1,129 @@
+"""What a repeated call costs the host, in calls of functions: launches, tensor maps and a GPU's memory are played.
+
+``benchmarks/host_cost.py`` measures the time on a GPU, of the same calls.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import pytest
+
+from tests.ops.conftest import CALLS
+from tests.project import load
+from warploom.core.targets import target
+from warploom.interop import arrays
+from warploom.interop.arrays import ArrayView, Form, torch_type
+from warploom.ops import backends, calls, processors, steps, tuned
+from warploom.ops.backends import GpuCall
+
+torch = pytest.importorskip("torch")
+
+MOST = {
+    "attention": 32,
+    "attention_varlen": 35,
+    "attention_paged": 36,
+    "matmul": 32,
+    "matmul, bias and gelu": 43,
+    "matmul split K": 33,
+    "matmul_reduce": 33,
+    "linear_cross_entropy": 36,
+    "flash_attn_func": 48,
+    "flash_attn_varlen_func": 65,
+    "flash_attn_with_kvcache, append": 148,
+    "torch.ops.warploom.attention": 47,
+    "torch.ops.warploom.matmul": 48,
+    "attention, recorded": 42,
+    "attention_varlen, recorded": 45,
+    "matmul, recorded": 40,
+    "linear_cross_entropy, recorded": 50,
+    "attention, backward": 95,
+    "attention_varlen, backward": 90,
+    "matmul, backward": 80,
+    "linear_cross_entropy, forward and backward": 127,
+}
+"""Calls of functions, of Python and of C; each is about a tenth more than were counted."""
+
+
+class SilentLaunch:
+    """A kernel that does nothing."""
+
+    def pack(self, arguments: Sequence[Any]) -> Any:
+        """The arguments."""
+        return arguments
+
+    def queueable(self, _stream: int, packed: Any) -> tuple[Callable[[], tuple[int]], Any]:
+        """What queues nothing."""
+        return partial(tuple, (0,)), packed
+
+
+def _prepare(
+    source: Any, _grid: Any, _scalars: Mapping[str, int], device: int, mapped: Sequence[Any] = (), **_: Any
+) -> GpuCall:
+    return GpuCall(SilentLaunch(), (), device, tuple(mapped))  # pyright: ignore[reportArgumentType]
+
+
+def _queue_all(wanted: Sequence[Any]) -> None:
+    for queue, _ in wanted:
+        queue()
+
+
+@pytest.fixture
+def silent_gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """An H200 that tensors of the CPU claim to be on, and that computes nothing."""
+    reader = arrays._read_torch
+
+    def read(tensor: Any) -> ArrayView:
+        return reader(tensor)._replace(device=("cuda", 0))
+
+    def makers(_kind: str, forms: Iterable[Form], _device: Any) -> Callable[[], list[Any]]:
+        kept = [torch.empty(shape, dtype=torch_type(dtype)) for shape, dtype in forms]
+        return lambda: [x.detach() for x in kept]  # at the same addresses, as an allocator gives them in a loop
+
+    monkeypatch.setitem(arrays._readers, torch.Tensor, read)
+    for module in (calls, steps):
+        monkeypatch.setattr(module, "makers", makers)
+    monkeypatch.setattr(calls, "stream_reader", lambda *_: int)
+    monkeypatch.setattr(steps, "current_stream", lambda *_: 0)
+    monkeypatch.setattr(steps, "queue_on", lambda _: _queue_all)
+    monkeypatch.setattr(steps, "zeroing", lambda *_: (partial(tuple, (0,)), None))
+    monkeypatch.setattr(backends.GpuCall, "prepare", _prepare)
+    monkeypatch.setattr("warploom.cuda.tensor_maps.encode", lambda *_: 0)
+    monkeypatch.setattr(processors, "gpu_target", lambda _: target("sm_90a"))
+    monkeypatch.setattr(processors, "multiprocessors", lambda _: 132)
+    monkeypatch.setattr(tuned, "gpu_name", lambda _: "NVIDIA H200")
+    for call in CALLS:
+        call.cache.clear()
+    yield
+    for call in CALLS:
+        call.cache.clear()
+
+
+def counted(call: Callable[[], object]) -> int:
+    """The functions that a call calls."""
+    found = [0]
+
+    def count(_frame: Any, event: str, _argument: Any) -> None:
+        found[0] += event in ("call", "c_call")
+
+    sys.setprofile(count)
+    try:
+        call()
+    finally:
+        sys.setprofile(None)
+    return found[0]
+
+
+def test_a_repeated_call_calls_few_functions(silent_gpu: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    script = load("host_cost")
+    monkeypatch.setattr(script, "sdpa", lambda _: torch.nn.functional.scaled_dot_product_attention)
+    timed = {**script.plain_calls(torch), **script.recording_calls(torch), **script.backward_calls(torch)}
+    found = dict[str, int]()
+    for name in MOST:
+        for _ in range(16):
+            timed[name]()
+        found[name] = min(counted(timed[name]) for _ in range(8))  # a sum of lengths may lie elsewhere
+    assert {name: count for name, count in found.items() if count > MOST[name]} == {}, found
