@@ -82,3 +82,17 @@ def test_what_is_written_to_is_seen_by_a_backward_pass_that_needs_what_was_there
 def test_a_negative_zero_is_a_zero() -> None:
     a = np.ones((16, 16), np.float16)
     assert not np.signbit(warploom.matmul(a, a, alpha=-0.0)).any()
+
+
+def test_true_is_no_number_after_an_equal_one() -> None:
+    q, k, v = (half(1, 16, 1, 16, history=True) for _ in range(3))
+    for scale in (1, 1.0):
+        for _ in range(2):
+            attention(q, k, v, scale=scale)
+    with pytest.raises(ProblemError, match="scale is a number, not True"):
+        attention(q, k, v, scale=True)
+    a, matmul = half(16, 16, history=True), warploom.matmul
+    for _ in range(2):
+        matmul(a, a, alpha=1)
+    with pytest.raises(ProblemError, match="alpha is a number, not True"):
+        matmul(a, a, alpha=True)

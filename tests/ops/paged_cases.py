@@ -144,7 +144,7 @@ class Step:
         left, right = self.options.get("window") or (None, None)
         seen = seen_of(queries, keys, (left, 0 if self.options.get("causal", True) else right))
         cap, sinks, scale = (self.options.get(name) for name in ("softcap", "sinks", "scale"))
-        exact = attention_reference(q, k, v, self.dtype, scale, seen, sinks, cap)
+        exact = attention_reference(q, k, v, self.dtype, scale, seen, sinks=sinks, softcap=cap)
         with np.errstate(invalid="ignore"):
             close = np.where(np.isneginf(exact.lse), lse == exact.lse, np.abs(lse - exact.lse) <= LSE_ERROR)
         wrong = [] if close.all() else ["log-sum-exps"]

@@ -288,7 +288,7 @@ class Caller:
         self.array_names, self.option_names = tuple(names), tuple(declaration.options)
         self._option_words = " ".join(self.option_names)
         self.many = names.pop() if declaration.arrays[names[-1]].many else ""
-        self._functions = tuple([i for i, x in enumerate(options) if x.kind == "function"])
+        self._looked_at = tuple([i for i, x in enumerate(options) if x.kind in ("function", "float")])
         self._words = " ".join(names)
         self._defaults = tuple([(x.name, x.default) for x in options])
         self._written = tuple([i for i, name in enumerate(names) if declaration.arrays[name].written])
@@ -333,10 +333,12 @@ class Caller:
         return self(arrays, options) if made is None else self.returned(made, arrays)
 
     def asked(self, options: tuple[Any, ...]) -> tuple[Any, ...]:
-        """The options as a part of a key: functions count by what they compute."""
-        for i in self._functions:
-            if options[i] is not None:
-                options = (*options[:i], function_key(options[i]), *options[i + 1 :])
+        """The options as a part of a key: functions count by what they compute, and True is no number like 1."""
+        for i in self._looked_at:
+            option = options[i]
+            if option is not None and option.__class__ is not float:
+                key = (bool, option) if option.__class__ is bool else option
+                options = (*options[:i], function_key(key) if callable(key) else key, *options[i + 1 :])
         return options
 
     def named(
