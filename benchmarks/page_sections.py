@@ -95,6 +95,12 @@ def alone(cells: Iterable[Result]) -> list[Result]:
     return found
 
 
+def loads(cells: Sequence[Result]) -> list[tuple[str, list[Result]]]:
+    """The cells as all kernels took turns and, where they were timed so too, rested."""
+    rested = [{**cell, **cell["rested"]} for cell in cells if "rested" in cell]
+    return [("in turns", list(cells)), *([("rested", rested)] if rested else [])]
+
+
 def means(cells: Sequence[Result], baselines: Iterable[str]) -> Iterator[str]:
     """``1.26×, least 1.06× (64 causal 512)`` of each baseline, or –."""
     for baseline in baselines:
@@ -243,6 +249,7 @@ FILTERS: dict[str, Any] = {
             ratios_to,
             at_lengths,
             alone,
+            loads,
             rates_beside,
             square,
             timed_beside,
