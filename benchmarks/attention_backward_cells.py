@@ -257,6 +257,7 @@ class Gradients(CellScript[Cell]):
             sets,
             lambda _, out: error(out),
             cell.gradients.flops,
+            optional=self.given.config,
             facts=facts | {"config": str(plan.config), "workspace_mib": plan.workspace_bytes / 2**20},
         )
 

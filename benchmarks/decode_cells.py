@@ -307,6 +307,7 @@ class DecodeCells(CellScript[Cell]):
             {"copy": lambda _: spare.copy_(half), **ours, **runs_of(cell, sets, self.here)},
             sets,
             error_of,
+            optional=self.given.set,
             facts={"config": str(configs["warploom"]), "bytes": cell.bytes, "unsteady": unsteady},
         )
 

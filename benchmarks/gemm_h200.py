@@ -1,261 +1,217 @@
-"""Matrix products of LLM layers beside cuBLAS on one GPU, and the host's cost of a call; everything is checked first.
+"""Matrix products of LLM layers beside cuBLAS on one GPU; everything is checked first.
 
-    PYTHONPATH=src python benchmarks/gemm_h200.py [--parts host,shapes,large] [--only NAME,…] [--out DIR]
+    PYTHONPATH=src python benchmarks/gemm_h200.py [--only NAME …] [--out DIR]
 
-writes ``gemm.json`` to DIR ($OUT by default); needs torch with CUDA. Inputs rotate past the L2, several calls are one
-CUDA graph, and every element of what a graph wrote over NaN is held against float64 before the graph is timed.
-
-- ``shapes``: y = x·Wᵀ for the products of ``gemm_shapes.csv``, W stored as (n, k) and as (k, n): cuBLAS, what
-  ``matmul`` chooses, what the cost model would choose without ``wgmma``, and the fastest others of both kernels at a
-  glance. Interleaved, with a rest of twice a sample before each, as in the ladder; median, 10th and 90th percentile.
-- ``large``: some large products, with W as (n, k), each kernel also alone and without a rest, with its watts.
-- ``host``: microseconds of host time of a repeated call.
+writes ``gemm.json`` to DIR ($OUT by default); needs torch with CUDA. y = x·Wᵀ for the products of ``gemm_shapes.csv``,
+W stored as (n, k) and as (k, n): cuBLAS, what ``matmul`` chooses, what the cost model would choose without ``wgmma``,
+and the next of both kernels by the cost model. Every element is held against float64. A row's own figures are rested,
+``company`` has those in turns; two large products, with W as (n, k), are also run alone and without a rest (``large``).
 
 Exit code 1 if a kernel was wrong, or something is below what ``targets.json`` says under "products", for what
-``matmul`` chooses and for ``mma.sync`` alone, or above its "host_microseconds".
+``matmul`` chooses and for ``mma.sync`` alone.
 """
 
 from __future__ import annotations
 
-import math
+import argparse
 import sys
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from functools import cache
 from typing import Any
 
-import gemm_cells as cells
-import numpy as np
-import torch
-from gemm_cells import CUBLAS, Bench, Layer, Operands, compile_all, cublas, ours
-from host_cost import microseconds
-from scripts import START, log, products, targets
+from scripts import products, targets
 
 import warploom
-from warploom.core.errors import WarploomError
-from warploom.kernels.matmul.problem import MatmulConfig
-from warploom.measure.timing import Measured
-from warploom.ops.backends import gpu_target
-from warploom.ops.matmul import MatmulPlan, plan_matmul
-from warploom_lab.bench.cells import parser_of
-from warploom_lab.bench.environment import environment
-from warploom_lab.bench.evidence import write
+from warploom.core.dtypes import f16, f32
+from warploom.core.targets import Target, target
+from warploom.kernels.matmul.choice import candidates_sm80, candidates_sm90, choose, fitting
+from warploom.kernels.matmul.cost import seconds
+from warploom.kernels.matmul.problem import MatmulConfig, MatmulProblem, contiguous_problem
+from warploom.kernels.matmul.sm80 import MatmulSm80
+from warploom.kernels.source import KernelCall
+from warploom.measure.matmul import blocks_error, torch_blocks
+from warploom_lab.bench.cells import CellScript, Figure, Inputs, Load, Row, Run, Trial
 
-LAYOUTS = {"n×k": True, "k×n": False}
-LARGE = ("llama3-8b.gate_up.m8192", "llama3-70b.down.m8192")
-KEYS = ("chosen", "mma.sync", "best mma.sync", "best")
-"""What ``matmul`` runs; what the cost model would take without ``wgmma``; the fastest of those that were timed."""
-HELD = {"chosen": "chosen", "mma.sync": "best mma.sync"}
+ROTATE_BYTES = 160e6
+"""The operands of one rotation: three times what the L2 holds."""
+GRAPH_SECONDS, MOST_CALLS = 1e-3, 96
+"""A graph holds so many calls that the gaps between two graphs do not count."""
+CUBLAS = "cublas"
+LARGE = ("llama3-8b.gate_up.m8192 n×k", "llama3-70b.down.m8192 n×k")
+KEYS = {"chosen": "chosen", "mma.sync": "best mma.sync"}
 """Words of ``targets.json`` → whose ratio to cuBLAS must reach them, over the products of each layout."""
-Row = dict[str, Any]
 
 
-def layers(only: Sequence[str] = ()) -> list[Layer]:
-    """The 60 products; those whose names contain one of ``only``."""
-    found = (Layer(*product) for product in products())
-    return [layer for layer in found if not only or any(word in layer.name for word in only)]
+@dataclass(frozen=True)
+class Product:
+    """y (m, n) = x (m, k) · Wᵀ; W is stored as (n, k), or with ``rows`` as (k, n)."""
+
+    layer: str
+    m: int
+    n: int
+    k: int
+    rows: bool
+
+    @property
+    def weights(self) -> str:
+        """The layout of W."""
+        return "k×n" if self.rows else "n×k"
+
+    @property
+    def name(self) -> str:
+        """As the table has it."""
+        return f"{self.layer} {self.weights}"
+
+    @property
+    def flops(self) -> int:
+        """Floating-point operations: 2 · m · n · k."""
+        return 2 * self.m * self.n * self.k
+
+    @property
+    def sets(self) -> int:
+        """Input sets whose rotation does not fit the L2."""
+        return max(2, min(6, int(ROTATE_BYTES / (2.0 * self.k * (self.m + self.n))) + 1))
+
+    @property
+    def turns(self) -> int:
+        """Rotations of one graph, of about :data:`GRAPH_SECONDS` on an H200."""
+        about = max(self.flops / 6e14, 2.0 * self.k * (self.m + self.n) / 4e12)
+        return max(1, min(MOST_CALLS // self.sets, round(GRAPH_SECONDS / about / self.sets)))
+
+    @property
+    def problem(self) -> MatmulProblem:
+        """What is asked."""
+        return contiguous_problem(self.m, self.n, self.k, f16, f32, b_rows=self.rows)
+
+    def inputs(self) -> Inputs:
+        """Random f16 x and Wᵀ."""
+        import torch
+
+        shapes = (self.m, self.k), (self.k, self.n) if self.rows else (self.n, self.k)
+        x, w = (torch.randn(shape, device="cuda", dtype=torch.float16) for shape in shapes)
+        return x, w if self.rows else w.T
+
+    def trial(self, configs: dict[str, Any], **more: Any) -> Trial:
+        """cuBLAS, and calls with configurations (None: what ``matmul`` chooses by itself), all into one result."""
+        import torch
+
+        sets = [self.inputs() for _ in range(self.sets)]
+        out = torch.empty(self.m, self.n, device="cuda", dtype=torch.float16)
+        reference = list(torch_blocks(*sets[0]))
+
+        def ours(config: Any) -> Run:
+            return lambda x: warploom.matmul(*x, config=config, out=out)
+
+        def error(name: str, found: Any) -> float:
+            return float(f"{min(blocks_error(reference, found, f32).value, 1e300):.3g}")
+
+        calls: dict[str, Run] = {CUBLAS: lambda x: torch.mm(*x, out=out)}
+        calls |= {name: ours(config) for name, config in configs.items()}
+        optional = [name for name, config in configs.items() if config is not None]
+        return Trial(calls, sets, error, self.flops, turns=self.turns, over=CUBLAS, optional=optional, **more)
 
 
-def planned(layer: Layer, weight_rows: bool, config: MatmulConfig | None = None) -> MatmulPlan:
-    """What runs such a product on GPU 0: with a configuration, or as ``matmul`` chooses."""
-    x = torch.empty(layer.m, layer.k, device="cuda", dtype=torch.float16)
-    w = torch.empty((layer.n, layer.k) if weight_rows else (layer.k, layer.n), device="cuda", dtype=torch.float16)
-    return plan_matmul(x, w.T if weight_rows else w, config=config)
+def layers() -> Iterator[Product]:
+    """The 60 products in both layouts."""
+    return (Product(*size, rows) for size in products() for rows in (False, True))
 
 
-# -- the sixty products
-def shapes(bench: Bench, only: Sequence[str], general: int, bulk: int) -> Iterator[Row]:
-    """A row for each product and layout of the weights."""
-    target, every = gpu_target(0), layers(only)
-    configs: dict[tuple[str, str], list[MatmulConfig]] = {}
-    plans: list[MatmulPlan] = []
-    for layer in every:
-        for layout, weight_rows in LAYOUTS.items():
-            first = planned(layer, weight_rows)
-            found = configs[layer.name, layout] = cells.tried(first.problem, first.config, target, general, bulk)
-            plans += [replace(first, config=config) for config in found]
-    log("shapes: compiled", compile_all(plans))
-    for layer in every:
-        operands = Operands(layer)
-        for layout, weight_rows in LAYOUTS.items():
-            row = cell(bench, layer, operands, weight_rows, configs[layer.name, layout])
-            row = {"name": layer.name, "weights": layout, **row}
-            log(
-                row["name"],
-                layout,
-                f"cuBLAS {row[CUBLAS]:.0f}",
-                *(f"{key} {_ratio(row, key):.2f}" for key in KEYS),
-                *row["wrong"].items(),
-            )
-            yield row
-        del operands
-        torch.cuda.empty_cache()  # the next product's extents are others
+@cache
+def by_cost(problem: MatmulProblem, candidates: Callable[[MatmulProblem], Any], goal: Target) -> list[Any]:
+    """The configurations that fit, the best by the cost model first."""
+    found, _ = fitting(problem, candidates(problem), goal)
+    return sorted(found, key=lambda c: seconds(problem, c, goal))
 
 
-def cell(bench: Bench, layer: Layer, operands: Operands, weight_rows: bool, configs: Sequence[MatmulConfig]) -> Row:
-    """One product and layout; the first of ``configs`` is what ``matmul`` chooses."""
-    sets, out = operands.sets(weight_rows), operands.out
-    chosen = str(configs[0])
-    general = str(cells.general_choice(planned(layer, weight_rows).problem, gpu_target(0)))
-    kernels: dict[str, Callable[[int], Any]] = {CUBLAS: cublas(sets, out), chosen: ours(sets, None, out)}
-    kernels |= {str(c): ours(sets, c, out) for c in configs[1:]}
-    graphs, errors, wrong = bench.ready(kernels, layer, operands)
-    glances = bench.glance(graphs, layer)
-    kept = cells.finalists(glances, chosen, general)
-    slowest = max((glances[name] for name in kept), default=0.0)
-    found = bench.rested([graph for graph in graphs if graph.name in kept], slowest)
-    work = layer.flops * layer.calls
-    rates = {name: one.seconds.rate(work / 1e12) for name, one in found.items()}
-    row: Row = {"rates": {name: float(f"{rate.median:.4g}") for name, rate in rates.items()}}
-    ranked = sorted((name for name in row["rates"] if name != CUBLAS), key=lambda name: -row["rates"][name])
-    names = {
-        "chosen": chosen,
-        "mma.sync": general,
-        "best mma.sync": next((name for name in ranked if cells.is_general(name)), ""),
-        "best": next(iter(ranked), ""),
-    }
-    row |= {CUBLAS: row["rates"].get(CUBLAS, math.nan)} | {key: row["rates"].get(names[key], 0.0) for key in KEYS}
-    row |= {"configs": names, "spread": {n: [float(f"{x:.4g}") for x in (r.low, r.high)] for n, r in rates.items()}}
-    row["mhz"] = {name: one.clock_mhz.median for name, one in found.items() if one.clock_mhz is not None}
-    row["error"] = {name: errors[name] for name in found}
-    row["glance"] = {name: float(f"{work / s / 1e12:.4g}") for name, s in glances.items()}
-    return row | {"wrong": wrong}
+@cache
+def tried(product: Product, goal: Target, general: int, bulk: int) -> dict[str, MatmulConfig]:
+    """What ``matmul`` chooses, then the best by the cost model: ``general`` of ``mma.sync``, ``bulk`` of ``wgmma``.
+
+    Of one tile at most two: with its best split of K (or none), and the next.
+    """
+    problem, found = product.problem, list[Any]()
+    found.append(choose(problem, goal)[0])
+    for candidates, most in ((candidates_sm80, general), (candidates_sm90, bulk)):
+        kept: list[Any] = []
+        for c in by_cost(problem, candidates, goal):
+            same = sum(replace(c, split_k=1) == replace(t, split_k=1) for t in kept)
+            if same < 2 and len(kept) < most:
+                kept.append(c)
+        found += kept
+    return {str(config): config for config in found}
 
 
-def _ratio(row: Mapping[str, Any], key: str) -> float:
-    return row[key] / row[CUBLAS]
+class Products(CellScript[Product]):
+    """The script."""
 
+    file, listed, sample, loads = "gemm.json", "shapes", 0.003, ("rested", "company")
+    baselines = (CUBLAS,)
 
-def summary(rows: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, float]]:
-    """Geometric mean and least ratio to cuBLAS over the products of each layout, for each of :data:`KEYS`."""
-    found: dict[str, dict[str, float]] = {}
-    for layout in LAYOUTS:
-        of = [row for row in rows if row["weights"] == layout]
-        for key in KEYS if of else ():
-            ratios = np.array([_ratio(row, key) for row in of])
-            mean = float(np.exp(np.log(ratios).mean())) if ratios.min() > 0 else 0.0
-            found[f"{layout} {key}"] = {"geomean": round(mean, 4), "least": round(float(ratios.min()), 4)}
-    return found
+    def options(self, parser: argparse.ArgumentParser) -> None:
+        parser.add_argument("--general", type=int, default=4, help="mma.sync configurations timed")
+        parser.add_argument("--bulk", type=int, default=2, help="and wgmma configurations")
+        wanted = targets()["products"]
+        of = [(key, {"weights": (layout,)}, wanted[word]) for word, key in KEYS.items() for layout in ("n×k", "k×n")]
+        self.figures = [
+            figure
+            for key, where, least in of
+            for figure in (Figure(key, least["geomean"], where, mean=1), Figure(key, least["least"], where))
+        ]
 
+    def cells(self) -> Iterator[Product]:
+        return layers()
 
-# -- large products, alone
-def large(bench: Bench, only: Sequence[str], rows: Sequence[Row]) -> Iterator[tuple[str, Row]]:
-    """{kernel: rested and sustained figures} of each large product; ``rows`` tell the fastest ``mma.sync`` there."""
-    fastest = {row["name"]: row["configs"]["best mma.sync"] for row in rows if row["weights"] == "n×k"}
-    for layer in layers(only or LARGE):
-        operands = Operands(layer)
-        sets, problem = operands.sets(True), planned(layer, True).problem
-        general = fastest.get(layer.name) or str(cells.general_choice(problem, gpu_target(0)))
-        configs: dict[str, Any] = {"chosen": None, "mma.sync": general}
-        kernels: dict[str, Callable[[int], Any]] = {CUBLAS: cublas(sets, operands.out)}
-        kernels |= {name: ours(sets, config, operands.out) for name, config in configs.items()}
-        graphs, errors, wrong = bench.ready(kernels, layer, operands)
-        rested = bench.rested(graphs, max(bench.glance(graphs, layer).values(), default=0.0))
-        work = layer.flops * layer.calls
-        found: Row = {name: {"wrong": why} for name, why in wrong.items()}
-        for graph in graphs:
-            sustained = bench.sustained(graph, work)
-            found[graph.name] = {
-                "error": errors[graph.name],
-                "rested": _rested(rested[graph.name], work),
-                "sustained": sustained,
+    def tried(self, cell: Product, goal: Target) -> dict[str, MatmulConfig]:
+        """The configurations that are timed; the first is what ``matmul`` chooses."""
+        return tried(cell, goal, self.given.general, self.given.bulk)
+
+    def calls(self, cell: Product, goal: Target) -> Iterator[KernelCall]:
+        for config in self.tried(cell, goal).values():
+            yield from config.calls(cell.problem, 132)
+
+    def trial(self, cell: Product) -> Trial:
+        chosen, *others = self.tried(cell, target(self.gpu.arch)).items()
+        configs: dict[str, Any] = {chosen[0]: None, **dict(others)}
+        metered = [CUBLAS, *configs] if cell.name in LARGE else ()
+        return cell.trial(configs, metered=metered, facts={"name": cell.layer, "weights": cell.weights})
+
+    def rates(self, cell: Product, load: Load) -> Row:
+        """TFLOP/s of cuBLAS, of what is chosen, of the cost model's ``mma.sync``, and of the fastest; by all names."""
+        goal, spread = target(self.gpu.arch), load.tflops()
+        rates = {name: rate["median"] for name, rate in spread.items()}
+        ranked = sorted((name for name in rates if name != CUBLAS), key=lambda name: -rates[name])
+        general = str(by_cost(cell.problem, candidates_sm80, goal)[0])
+        names = {
+            "chosen": next(iter(self.tried(cell, goal))),
+            "mma.sync": general,
+            "best mma.sync": next((name for name in ranked if name.startswith(MatmulSm80.word)), ""),
+            "best": next(iter(ranked), ""),
+        }
+        row: Row = {"rates": rates, "configs": names, "spread": {n: [x["low"], x["high"]] for n, x in spread.items()}}
+        row |= {CUBLAS: rates.get(CUBLAS, float("nan"))} | {key: rates.get(name, 0.0) for key, name in names.items()}
+        return row | {"ratio": {key: {"median": row[key] / row[CUBLAS]} for key in names}}
+
+    def summary(self, rows: list[Row]) -> Row:
+        """Rested and sustained figures of the large products."""
+        found: Row = {}
+        for row in rows:
+            fastest = {
+                "cublas": CUBLAS,
+                "chosen": row["configs"]["chosen"],
+                "mma.sync": row["configs"]["best mma.sync"],
             }
-        for name, config in configs.items():
-            found.setdefault(name, {})["config"] = str(config or planned(layer, True).config)
-        yield layer.name, found
-        del operands, sets, graphs, kernels
+            for kernel, name in fastest.items() if "power" in row else ():
+                low, high = row["spread"][name]
+                rested = {"median": row["rates"][name], "low": low, "high": high, "sm_mhz": row["sm_mhz"].get(name)}
+                of = {"config": name, "error": row["error"][name], "rested": rested}
+                found.setdefault(row["name"], {})[kernel] = of | {"sustained": row["power"].get(name)}
+        return {"large": found}
 
-
-def _rested(found: Measured, work: float) -> Row:
-    clock = found.clock_mhz
-    return {**found.seconds.rate(work / 1e12).json(), "sm_mhz": None if clock is None else round(clock.median)}
-
-
-# -- the host
-def host() -> Row:
-    """Microseconds of host time of a call on small matrices: ours and PyTorch's."""
-    a, b = (torch.randn(64, 64, device="cuda", dtype=torch.float16) for _ in range(2))
-    calls: dict[str, Callable[[], object]] = {"matmul": lambda: warploom.matmul(a, b), "torch": lambda: a @ b}
-    return {name: spread.json() for name, spread in microseconds(calls, torch.cuda.synchronize).items()}
-
-
-# -- what must be reached
-def missed(result: Mapping[str, Any], targets: Mapping[str, Any]) -> list[str]:
-    """What was wrong, and what is below or above the targets."""
-    found = [
-        f"{row['name']} {row['weights']}: {name}: {why}"
-        for row in result.get("shapes", ())
-        for name, why in row["wrong"].items()
-    ]
-    found += [
-        f"{product}: {name}: {row['wrong']}"
-        for product, rows in result.get("large", {}).items()
-        for name, row in rows.items()
-        if "wrong" in row
-    ]
-    reached = result.get("summary", {})
-    for word, key in HELD.items():
-        for layout in LAYOUTS:
-            for figure, least in targets["products"][word].items():
-                value = reached.get(f"{layout} {key}", {}).get(figure)
-                if value is not None and not value >= least:
-                    found.append(f"{word}, weights {layout}: {figure} {value:.3f} of cuBLAS, not {least}")
-    cost = result.get("host_us", {}).get("matmul")
-    if cost is not None and not cost["median"] <= targets["host_microseconds"]["matmul"]:
-        found.append(f"host: {cost['median']} µs a call, not {targets['host_microseconds']['matmul']}")
-    return found
-
-
-def main() -> int:
-    """Measure the parts asked for; the file is written as they come."""
-    parser = parser_of(__doc__)
-    parser.add_argument("--parts", default="host,shapes,large")
-    parser.add_argument("--only", default="", help="products whose names contain one of these words, with commas")
-    parser.add_argument("--general", type=int, default=4, help="mma.sync configurations looked at")
-    parser.add_argument("--bulk", type=int, default=2, help="and wgmma configurations")
-    options = parser.parse_args()
-    parts, only = options.parts.split(","), [word for word in options.only.split(",") if word]
-    bench = Bench()
-    method = {
-        "rounds": cells.ROUNDS,
-        "sample_seconds": cells.SAMPLE_SECONDS,
-        "least_pause_seconds": cells.PAUSE_SECONDS,
-        "pause_over_longest_sample": cells.PAUSE_SAMPLES,
-    }
-    result: Row = {"environment": environment(0), "method": method}
-
-    def save() -> None:
-        result["seconds"] = round(time.perf_counter() - START, 1)
-        timed = {name for row in result.get("shapes", ()) for name in row["configs"].values()}
-        timed |= {row["config"] for of in result.get("large", {}).values() for row in of.values() if "config" in row}
-        write(options.out / "gemm.json", result, timed)
-
-    try:
-        if "host" in parts:
-            result["host_us"] = host()
-            log("host µs per call", result["host_us"])
-        if "shapes" in parts:
-            rows = result["shapes"] = []
-            for row in shapes(bench, only, options.general, options.bulk):
-                rows.append(row)
-                result["summary"] = summary(rows)
-                save()
-            log("summary", result["summary"])
-        if "large" in parts:
-            found = result["large"] = {}
-            for name, of in large(bench, only, result.get("shapes", [])):
-                found[name] = of
-                save()
-                for kernel, row in of.items():
-                    log(name, kernel, {key: value for key, value in row.items() if key != "config"})
-    except (WarploomError, RuntimeError) as failure:
-        result["failed"] = repr(failure)[:500]
-    save()
-    below = missed(result, targets()) + ([result["failed"]] if "failed" in result else [])
-    for text in below:
-        print("missed:", text)
-    return int(bool(below))
+    def line(self, row: Row) -> str:
+        ratios = "  ".join(f"{key} {ratio['median']:.2f}" for key, ratio in row["ratio"].items())
+        return f"{self.line_head(row)}  cuBLAS {row[CUBLAS]:.0f}  {ratios}"
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(Products().main())

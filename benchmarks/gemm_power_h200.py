@@ -19,23 +19,20 @@ from typing import Any
 import mma_rate
 import numpy as np
 import torch
-from gemm_cells import compile_all
 from mma_rate import Feeds
 from scripts import log
 
 from warploom.core.dtypes import DType, f16, f32
 from warploom.core.errors import WarploomError
 from warploom.core.targets import target
+from warploom.kernels.matmul.problem import contiguous_problem
 from warploom.kernels.matmul.sm80 import MatmulSm80
-from warploom.measure.monitor import GpuMonitor
-from warploom.measure.timing import Candidate, EventClock
+from warploom.measure.timing import Candidate
 from warploom.ops.backends import GpuCall
-from warploom.ops.matmul import plan_matmul
-from warploom_lab.bench.cells import parser_of
+from warploom_lab.bench.cells import TorchGpu, compile_all, parser_of
 from warploom_lab.bench.environment import environment
 from warploom_lab.bench.evidence import write
 from warploom_lab.bench.gemm import GemmFamily, Square
-from warploom_lab.bench.power import power_of
 from warploom_lab.kernels.ladder import Rung
 from warploom_lab.kernels.matmul.ladder import BEST
 
@@ -46,24 +43,20 @@ CHECKED = 776
 """Extent of the product that a configuration is checked on: ragged for every tile."""
 
 
-class Bench:
-    """Power and rate of candidates on GPU 0."""
+def sustained(gpu: TorchGpu, candidate: Candidate, calls: int, flops: int) -> dict[str, Any]:
+    """A graph of calls under sustained load; with the tensor cores' cycles per ``mma.sync`` at the clock there."""
+    row = gpu.power(gpu.graphed(candidate, calls), calls * flops)
+    if row is None:
+        return {"refused": "no power can be read on this GPU"}
+    if row["sm_mhz"] is not None:
+        at_once = HMMA_FLOPS * multiprocessors() * TENSOR_CORES_PER_SM
+        row["cycles_per_mma"] = round(row["sm_mhz"] * at_once / row["tflops"] / 1e6, 2)
+    return row
 
-    def __init__(self) -> None:
-        self.sms = int(torch.cuda.get_device_properties(0).multi_processor_count)
-        self._monitor = GpuMonitor.of(0)
-        self._clock = EventClock(int(torch.cuda.current_stream().cuda_stream))
 
-    def measure(self, candidate: Candidate, sets: int, flops: int) -> dict[str, Any]:
-        """Under sustained load; with the tensor cores' cycles per ``mma.sync`` at the clock it settled at."""
-        found = power_of(candidate, sets, self._clock, self._monitor)
-        if found is None:
-            return {"refused": "no power can be read on this GPU"}
-        row: dict[str, Any] = found.json(flops)
-        if found.sm_mhz is not None:
-            per_core = flops / HMMA_FLOPS / self.sms / TENSOR_CORES_PER_SM
-            row["cycles_per_mma"] = round(found.sm_mhz * 1e6 * found.seconds_per_call / per_core, 2)
-        return row
+def multiprocessors() -> int:
+    """Those of GPU 0."""
+    return int(torch.cuda.get_device_properties(0).multi_processor_count)
 
 
 FEEDS = {
@@ -83,28 +76,28 @@ RATES = (
 """Accumulators, warp tile and what beside; held fragments of the larger tiles would take too many registers."""
 
 
-def rates(bench: Bench) -> Iterator[tuple[str, dict[str, Any]]]:
+def rates(gpu: TorchGpu) -> Iterator[tuple[str, dict[str, Any]]]:
     """``mma.sync`` alone and with what feeds it."""
-    source = torch.randn(bench.sms * mma_rate.copied(copies=3), device="cuda").half()
+    source = torch.randn(multiprocessors() * mma_rate.copied(copies=3), device="cuda").half()
     for accumulate, warp_m, warp_n, feeds in RATES:
         for feed in feeds:
             name = f"{accumulate.name} {warp_m}x{warp_n} {feed}"
             try:
-                yield name, _rate(bench, name, source, FEEDS[feed], (accumulate, warp_m, warp_n))
+                yield name, _rate(gpu, name, source, FEEDS[feed], (accumulate, warp_m, warp_n))
             except (WarploomError, RuntimeError) as failure:
                 yield name, {"refused": str(failure)[:300]}
 
 
-def _rate(bench: Bench, name: str, source: Any, feeds: Feeds, tile: tuple[DType, int, int]) -> dict[str, Any]:
+def _rate(gpu: TorchGpu, name: str, source: Any, feeds: Feeds, tile: tuple[DType, int, int]) -> dict[str, Any]:
     """One kernel of :mod:`mma_rate` under sustained load."""
-    accumulate, warp_m, warp_n = tile
+    (accumulate, warp_m, warp_n), sms = tile, multiprocessors()
     program = mma_rate.mma_rate.trace(warp_m=warp_m, warp_n=warp_n, accumulate=accumulate, feeds=feeds)
     words = torch.from_numpy(mma_rate.inputs(np.random.default_rng(0), warp_m, warp_n)).cuda()
-    out = torch.full((bench.sms * program.threads,), math.nan, device="cuda")
-    call = GpuCall.prepare(program, (bench.sms, 1, 1), {"rounds": RATE_ROUNDS}, 0)
+    out = torch.full((sms * program.threads,), math.nan, device="cuda")
+    call = GpuCall.prepare(program, (sms, 1, 1), {"rounds": RATE_ROUNDS}, 0)
     pointers = (words.data_ptr(), source.data_ptr(), out.data_ptr())
-    flops = bench.sms * RATE_ROUNDS * mma_rate.flops(program.threads // 32, warp_m, warp_n)
-    row = bench.measure(Candidate(name, lambda _: call.launch_again(pointers, "torch")), 1, flops)
+    flops = sms * RATE_ROUNDS * mma_rate.flops(program.threads // 32, warp_m, warp_n)
+    row = sustained(gpu, Candidate(name, lambda _: call.launch_again(pointers, "torch")), 1, flops)
     if not bool(out.isfinite().all()):
         row["wrong"] = "not every sum is finite"
     return row
@@ -136,20 +129,21 @@ def configurations(accumulate: DType) -> dict[str, MatmulSm80]:
     return {name: c for name, c in found.items() if not c.check(sm90)}
 
 
-def products(bench: Bench, accumulate: DType, size: int) -> Iterator[tuple[str, dict[str, Any]]]:
+def products(gpu: TorchGpu, accumulate: DType, size: int) -> Iterator[tuple[str, dict[str, Any]]]:
     """Every configuration and cuBLAS on square products, each alone."""
     configs = configurations(accumulate)
-    squares = [torch.empty(extent, extent, device="cuda", dtype=torch.float16) for extent in (size, CHECKED)]
-    plans = (plan_matmul(a, a, accumulate=accumulate, config=config) for a in squares for config in configs.values())
-    log("compiled", compile_all(plans))
+    problems = [contiguous_problem(n, n, n, f16, accumulate) for n in (size, CHECKED)]
+    calls = (call for config in configs.values() for p in problems for call in config.calls(p, multiprocessors()))
+    log("compiled", compile_all(calls, gpu.arch))
     checked, case = (GemmFamily().gpu_case(Square(n), 0, seed) for n, seed in ((CHECKED, 1), (size, 0)))
     (cublas,) = case.baselines
-    yield "cublas", bench.measure(cublas, case.work.sets, case.flops)
+    yield "cublas", sustained(gpu, cublas, case.work.sets, case.flops)
     for name, config in configs.items():
         rung: Rung[Any] = Rung(name, name, "", config)
         try:
-            error = checked.error(config)
-            row = bench.measure(case.candidate(rung), case.work.sets, case.flops) if error.ok else {"refused": "wrong"}
+            error, row = checked.error(config), {"refused": "wrong"}
+            if error.ok:
+                row = sustained(gpu, case.candidate(rung), case.work.sets, case.flops)
         except (WarploomError, RuntimeError) as failure:
             yield name, {"refused": str(failure)[:300]}
             continue
@@ -161,16 +155,16 @@ def main() -> None:
     parser = parser_of(__doc__)
     parser.add_argument("--parts", default="rate,f32,f16")
     parser.add_argument("--size", type=int, default=8192)
-    options = parser.parse_args()
-    bench = Bench()
+    options, gpu = parser.parse_args(), TorchGpu()
     result: dict[str, Any] = {"environment": environment(0), "size": options.size}
-    for part in options.parts.split(","):
-        rows = result[part] = {}
-        found = rates(bench) if part == "rate" else products(bench, {"f32": f32, "f16": f16}[part], options.size)
-        for name, row in found:
-            rows[name] = row
-            log(part, name, {key: row[key] for key in row if key != "config"})
-            write(options.out / "gemm-power.json", result)
+    with gpu.working():
+        for part in options.parts.split(","):
+            rows = result[part] = {}
+            found = rates(gpu) if part == "rate" else products(gpu, {"f32": f32, "f16": f16}[part], options.size)
+            for name, row in found:
+                rows[name] = row
+                log(part, name, {key: row[key] for key in row if key != "config"})
+                write(options.out / "gemm-power.json", result)
 
 
 if __name__ == "__main__":

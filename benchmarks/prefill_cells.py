@@ -209,7 +209,9 @@ class Prefill(CellScript[Cell]):
         sets = [fresh(cell) for _ in range(count)]
         facts = dataclasses.asdict(cell) | {"kv_heads": kv_heads}
         error = lambda _, out: largest_error(cell, sets[0], out)  # noqa: E731
-        return Trial(self.called(cell), sets, error, cell.flops, over="attention", facts=facts)
+        return Trial(
+            self.called(cell), sets, error, cell.flops, over="attention", optional=self.given.config, facts=facts
+        )
 
 
 if __name__ == "__main__":

@@ -336,6 +336,7 @@ class Varlen(CellScript[Cell]):
             lambda name, out: error_of(cell, sets[name][0], listed[name][1], out),
             {name: cell.flops(lengths, backward=backward) for name, (_, lengths) in listed.items()},
             ours="uneven",
+            optional=self.given.config,
             facts=facts
             | {"lengths": cell.uneven, "whole_blocks": round(cell.whole_blocks(), 3)}
             | {"kernels": {name: kernel_times(listed[name][0], sets[name][0]) for name in timed}},
