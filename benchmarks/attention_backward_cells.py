@@ -60,7 +60,7 @@ class Cell(AttentionProblem):
     ) -> Cell:
         """About TOKENS tokens; ``window``: keys before a query's own."""
         batch, sides = max(1, TOKENS // max(q_len, kv_len)), (window, 0 if causal else None)
-        return cls(batch, heads, kv_heads, Even(q_len, kv_len), head_dim, bf16, sides, **more)
+        return cls(batch, heads, kv_heads, Even(q_len, kv_len), head_dim, bf16, window=sides, **more)
 
     @property
     def causal(self) -> bool:
