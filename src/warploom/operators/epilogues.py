@@ -122,6 +122,7 @@ def gradients(
     alpha: Any,
     wanted: frozenset[str],
     multiply: Callable[..., torch.Tensor],
+    then: Callable[..., torch.Tensor],
 ) -> dict[str, torch.Tensor]:
     """The gradients of a product with an epilogue, by the tensors ``wanted``.
 
@@ -142,8 +143,11 @@ def gradients(
     def of_extra(by: int, extra: torch.Tensor) -> torch.Tensor:
         """Of a value for a row or a column the sum of its elements' gradients."""
         whole = extra.dtype == a.dtype and extra.shape == gradient.shape
-        return of(by) if whole else of(by, "f32").sum_to_size(extra.shape).to(extra.dtype)
+        if whole:
+            return of(by)
+        shape, dtype = extra.shape, extra.dtype
+        return then(lambda x: x.sum_to_size(shape).to(dtype), of(by, "f32"))
 
     found = {name: of_extra(i, x) for i, (name, x) in enumerate(extras.items(), 1) if name in wanted}
     by_product = wanted - found.keys()
-    return found | (gradients_of_product(a, b, of(0), alpha, by_product, multiply) if by_product else {})
+    return found | (gradients_of_product(a, b, of(0), alpha, by_product, multiply, then) if by_product else {})

@@ -8,7 +8,7 @@ An operator's arguments are tensors, numbers and texts: an ``epilogue`` goes by 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -22,7 +22,6 @@ from warploom.operators.products import gradients_of_product
 from warploom.operators.recorded import Gradients, RecordedCall, Recorder, Tape, by_names, eagerly, runs_eagerly
 from warploom.operators.registration import Derivative, define
 from warploom.operators.schema import Named, Schema
-from warploom.ops import matmul as of_matmul
 from warploom.ops.matmul import matmul_call
 from warploom.ops.matmul_arrays import check_count, check_function, checked_config, checked_shape, result_types
 
@@ -47,16 +46,17 @@ def _fake(given: Named) -> torch.Tensor:
 
 
 def _backward(
-    given: Named, _: Sequence[Any], gradients: Gradients, wanted: frozenset[str], multiply: Any = None
+    given: Named, _: Sequence[Any], gradients: Gradients, wanted: frozenset[str], *eager: Callable[..., torch.Tensor]
 ) -> Named:
-    (gradient,), tensor = gradients, given.get("alpha_tensor")
+    """The gradients by products of operators, or by the ``eager`` functions in their place."""
+    (gradient,), tensor, operators = gradients, given.get("alpha_tensor"), torch.ops.warploom
     alpha = given.get("alpha", 1.0) if tensor is None else tensor
     if gradient is None:
         return {}
     if given.get("epilogue") is not None:
-        operators: Any = torch.ops.warploom
-        return epilogues.gradients(given, gradient, alpha, wanted, multiply or operators.matmul)
-    return gradients_of_product(given["a"], given["b"], gradient, alpha, wanted, multiply or of_matmul.matmul)
+        how = eager or (operators.matmul, lambda function, x: function(x))
+        return epilogues.gradients(given, gradient, alpha, wanted, *how)
+    return gradients_of_product(given["a"], given["b"], gradient, alpha, wanted, *eager)
 
 
 def _eager_backward(call: RecordedCall, tape: Tape, gradients: Gradients) -> Named:
@@ -73,7 +73,7 @@ def _eager_backward(call: RecordedCall, tape: Tape, gradients: Gradients) -> Nam
         raise ProblemError(
             "the epilogue, or a value that it reads, has changed since the forward pass: the gradient is another's now"
         )
-    return _backward(by_names(call, tape.saved), (), gradients, call.wanted, multiply)
+    return _backward(by_names(call, tape.saved), (), gradients, call.wanted, multiply, tape.then)
 
 
 _EPILOGUE = matmul_call.option_names.index("epilogue")

@@ -19,11 +19,12 @@ def gradients_of_product(
     alpha: Any,
     wanted: frozenset[str],
     multiply: Callable[..., torch.Tensor] = eager.matmul,
+    then: Callable[[Callable[[torch.Tensor], torch.Tensor], torch.Tensor], torch.Tensor] = lambda f, x: f(x),
 ) -> dict[str, torch.Tensor]:
     """The gradients by a, b and bias of alpha · a·b + bias: products again, with a and b read where they lie.
 
     The result's gradient enters them in the type of a and b; the bias's is summed in f32. Sums over the dimensions that
-    were broadcast are in f32 too.
+    were broadcast are in f32 too. ``multiply`` is :func:`warploom.matmul`; ``then`` applies a function to a tensor.
     """
     if is_batched(gradient):  # is_grads_batched=True: the dispatcher unpacks them
         multiply = torch.ops.warploom.matmul
@@ -47,7 +48,8 @@ def gradients_of_product(
     elif "b" in wanted:
         found["b"] = product(a.mT, d, b)
     if "bias" in wanted:
-        found["bias"] = _rows(gradient).sum(0, dtype=torch.float32).to(a.dtype)
+        dtype = a.dtype
+        found["bias"] = then(lambda x: _rows(x).sum(0, dtype=torch.float32).to(dtype), gradient)
     return found
 
 

@@ -33,6 +33,10 @@ Finish = tuple[
 ]
 """What a node makes of the results of a call, of its tensors, and keeps for the other: the gradients of the results."""
 
+Transform = Callable[[torch.Tensor], torch.Tensor]
+Origin = tuple[int, Transform | None]
+"""Which of a node's tensors and the results of its calls a gradient is, -1 if there is none, or is computed of."""
+
 _TRIALS = 8
 """Backward passes of a recorded call that are looked at for what may be repeated."""
 
@@ -112,6 +116,7 @@ class Tape:
         self.saved = saved
         self._given = (*saved, *by_results)
         self._calls = list[tuple[PreparedCall, list[torch.Tensor], list[torch.Tensor]]]()
+        self._others = dict[int, tuple[Transform, torch.Tensor, torch.Tensor]]()
         self._whole = True
 
     def run(self, caller: Caller, arrays: tuple[Any, ...], options: tuple[Any, ...], config: Any = None) -> list[Any]:
@@ -124,11 +129,17 @@ class Tape:
             self._whole = False
         return made
 
+    def then(self, function: Transform, x: torch.Tensor) -> torch.Tensor:
+        """A gradient that a function of PyTorch computes of what the node has, or of a result."""
+        found = function(x)
+        self._others[id(found)] = function, x, found
+        return found
+
     def repeat(self, gradients: tuple[Any, ...]) -> Repeat | None:
         """What gives the ``gradients`` of a node that came of the calls, for others; None where they came otherwise.
 
-        They are results of the calls, or views of such, and the calls took nothing but views of what the node has and
-        of each other's results: what lies where then follows from how the node's tensors lie.
+        They are results of the calls, their transposes or what came :meth:`then`, and the calls took nothing but views
+        of what the node has and of each other's results: what lies where follows from how the node's tensors lie.
         """
         if not self._whole or not self._calls:
             return None
@@ -151,40 +162,46 @@ class Tape:
             joint = [(one, [new[i] for i in own]) for (one, _, _), own in zip(self._calls, taken, strict=True)]
             call = together(joint, len(sources))
         same = recogniser([self._given[i] for i in sources])
-        views = [_view_of(x, made) for x in gradients]
-        if call is None or same is None or None in views:
+        origins = [self._origin(x, made) for x in gradients]
+        if call is None or same is None or None in origins:
             return None
-        return _repeated(call, same, sources, [x for x in views if x is not None])
+        return _repeated(call, same, sources, [x for x in origins if x is not None])
+
+    def _origin(self, gradient: torch.Tensor | None, made: Sequence[torch.Tensor]) -> Origin | None:
+        if gradient is None:
+            return -1, None
+        function, gradient, _ = self._others.get(id(gradient), (None, gradient, None))
+        for i, x in enumerate((*self._given, *made)):
+            if x is None or x.data_ptr() != gradient.data_ptr() or x.dtype != gradient.dtype:
+                continue
+            if x.shape == gradient.shape and x.stride() == gradient.stride():
+                return i, function
+            turned = x.mT if function is None and x.dim() > 1 else x
+            if turned.shape == gradient.shape and turned.stride() == gradient.stride():
+                return i, _transposed
+        return None
 
 
-def _view_of(gradient: torch.Tensor | None, made: Sequence[torch.Tensor]) -> tuple[int, bool] | None:
-    """Which of the results a gradient is, -1 if there is none, and whether it is its transpose; None for others."""
-    if gradient is None:
-        return -1, False
-    for i, x in enumerate(made):
-        if x.data_ptr() == gradient.data_ptr() and x.dtype == gradient.dtype:
-            for turned, like in enumerate((x, x.mT) if x.dim() > 1 else (x,)):
-                if like.shape == gradient.shape and like.stride() == gradient.stride():
-                    return i, turned == 1
-    return None
+def _transposed(x: torch.Tensor) -> torch.Tensor:
+    return x.mT
 
 
-def _repeated(
-    call: PreparedCall, same: Callable[..., bool], sources: list[int], views: list[tuple[int, bool]]
-) -> Repeat:
-    pick, order = itemgetter(*sources, sources[0]), itemgetter(*[i for i, _ in views])
-    turned = [i for i, (_, turned) in enumerate(views) if turned]
+def _repeated(call: PreparedCall, same: Callable[..., bool], sources: list[int], origins: list[Origin]) -> Repeat:
+    pick, order = itemgetter(*sources, sources[0]), itemgetter(*[i for i, _ in origins])
+    functions = [(place, function) for place, (_, function) in enumerate(origins) if function is not None]
 
     def repeat(saved: tuple[torch.Tensor, ...], by_results: Gradients) -> tuple[Any, ...] | None:
-        *tensors, _ = pick((*saved, *by_results))
-        made: list[Any] | None = call.on(tensors) if same(*tensors) else None
+        given = (*saved, *by_results)
+        *tensors, _ = pick(given)
+        made = call.on(tensors) if same(*tensors) else None
         if made is None:
             return None
-        made.append(None)  # the gradient of what has none
-        found = order(made)
-        if turned:
-            found = tuple([x.mT if i in turned else x for i, x in enumerate(found)])
-        return found
+        found = order((*given, *made, None))  # the last is the gradient of what has none
+        if functions:
+            found = list(found)
+            for place, function in functions:
+                found[place] = function(found[place])
+        return tuple(found)
 
     return repeat
 
