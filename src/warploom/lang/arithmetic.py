@@ -38,7 +38,7 @@ def _is_type(what: object) -> bool:
 
 
 class Arithmetic(Builder):
-    """Lanewise computation."""
+    """Arithmetic of each thread on its own values, conversions and registers."""
 
     def value(self, x: Number, dtype: DType) -> Traced:
         """``x`` as a traced value of ``dtype``: an immediate, or the value itself after a type check."""
@@ -164,7 +164,7 @@ class Arithmetic(Builder):
         return self.unpack(self.issue(named(f"cvt.rn.f16x2.{dtype}x2"), pair)[0], f16)
 
     def bitcast(self, x: Traced, dtype: DType) -> Traced:
-        """The same bits as another type of the same width."""
+        """Reinterpret the bits of a value as another type of the same width."""
         if isinstance(x, Mutable):
             x = x.get()
         if x.dtype is dtype:
@@ -211,7 +211,7 @@ class Arithmetic(Builder):
 
     @word("rsqrt.approx.ftz.f32")
     def rsqrt(self, x: Number) -> Traced:
-        """1/sqrt(x) (``rsqrt.approx.ftz.f32``)."""
+        """The reciprocal square root, 1/sqrt(x) (``rsqrt.approx.ftz.f32``)."""
         ...
 
     @word("sqrt.rn.f32")

@@ -231,7 +231,7 @@ class Builder:
                 )
 
     def _refuse_undefined(self, op: str, dtype: DType, y: Traced) -> None:
-        """What C++, which is printed, leaves undefined, where it is known; the emulator finds the rest."""
+        """Refuse a known operand for which the printed C++ is undefined; the emulator finds those of the run."""
         if y.constant is None or not dtype.is_integer:
             return
         if op in ("div", "rem") and y.constant == 0:
@@ -254,7 +254,7 @@ class Builder:
         return s32 if min(numbers, default=0) < 0 else u32  # as indices are
 
     def unary(self, op: str, a: Number) -> Traced:
-        """``op a``."""
+        """The operator ``op`` of one operand, as ``neg`` or ``popc``."""
         dtype = a.dtype if isinstance(a, Traced) else f32
         x = self.operand(a, dtype)
         return self.emit(unary(op, dtype), (x,))[0]

@@ -68,10 +68,7 @@ class Fragment:
 
     def mutable_atom(self, i: int, j: int) -> tuple[Mutable, ...]:
         """The registers of atom (i, j) of an accumulator."""
-        found = tuple(r for r in self.atom(i, j) if isinstance(r, Mutable))
-        if len(found) != len(self.atom(i, j)):
-            raise TraceError("only an accumulator (k.accumulator) can be written in place")
-        return found
+        return self.mutable[self.layout.atom_registers(i, j)]
 
     def map(self, function: Callable[[Traced], Traced]) -> Fragment:
         """``function`` of every f32 element."""
@@ -80,9 +77,7 @@ class Fragment:
 
     def scale(self, element: int, factor: Number) -> None:
         """Multiply one element of an accumulator in place."""
-        register = self.registers[element]
-        if not isinstance(register, Mutable):
-            raise TraceError("only an accumulator (k.accumulator) can be scaled in place")
+        register = self.mutable[element]
         register.set(register * factor)
 
     @overload
@@ -164,7 +159,7 @@ class Fragment:
         return [x for pair in pairs for x in self.words.unpack(pair, self.dtype)]
 
     def as_operand(self, operand: FragmentLayout, dtype: DType) -> Fragment:
-        """These f32 elements, rounded to ``dtype``, as the operand of the next ``mma``: no data moves between lanes.
+        """Round the f32 elements to ``dtype`` and give them as the operand of the next ``mma``; no data changes lanes.
 
         Raises LayoutError when the two maps are not equal up to a renaming of registers.
         """
@@ -174,7 +169,7 @@ class Fragment:
         return replace(self, layout=operand, dtype=dtype, registers=tuple(self.words.pack_all(values, dtype)))
 
     def packed(self, dtype: DType) -> Fragment:
-        """These f32 elements rounded to ``dtype`` and packed, in the same map."""
+        """Round the f32 elements to ``dtype`` and pack them in pairs; the map stays."""
         self._need_f32("packed")
         layout = replace(self.layout, element_bits=16)
         values = [self._read(e) for e in range(self.layout.elements_per_thread)]
@@ -247,11 +242,11 @@ class TileAddresses:
         return self._words.select(bit != 0, self._words.value(if_set, u32), self._words.value(if_clear, u32))
 
     def staged(self, stage: Number) -> TileAddresses:
-        """The same positions in another pipeline stage of the tile; the lanes' bases are shared."""
+        """Addresses of the positions in another pipeline stage of the tile; the lanes' bases are shared."""
         return self.on(self.tile.stage(stage))
 
     def on(self, tile: SharedTile) -> TileAddresses:
-        """The same positions in another tile of the same layout, a stage for one; the lanes' bases are shared."""
+        """Addresses of the positions in another tile of the same layout; the lanes' bases are shared."""
         other = copy(self)
         other.tile = tile
         return other
@@ -283,11 +278,11 @@ class TileReader:
         self._addresses.prepare(displacements)
 
     def staged(self, stage: Number) -> TileReader:
-        """The same reader on another pipeline stage of its tile."""
+        """A reader of another pipeline stage of the tile, with the lanes' bases of this one."""
         return TileReader(self._words, self._plan, self._addresses.staged(stage))
 
     def on(self, tile: SharedTile) -> TileReader:
-        """The same reader on another tile of the same layout, a stage for one."""
+        """A reader of another tile of the same layout, with the lanes' bases of this one."""
         return TileReader(self._words, self._plan, self._addresses.on(tile))
 
 
@@ -431,7 +426,7 @@ class FragmentWords(WarpWords):
         c: Sequence[Number],
         into: Sequence[Mutable] | None = None,
     ) -> tuple[Traced, ...]:
-        """D = A·B + C, in fresh registers or ``into`` mutable ones; C's accumulators are read where they are."""
+        """D = A·B + C in fresh registers, or ``into`` mutable ones: then mutable operands are read where they are."""
         counts = instruction.na, instruction.nb, instruction.nc, instruction.nc
         for name, given, count in zip("ABCD", (a, b, c, c if into is None else into), counts, strict=True):
             if len(given) != count:
@@ -440,9 +435,9 @@ class FragmentWords(WarpWords):
                 )
         if into is None:
             return self.issue(instruction, *a, *b, *c)
-        sums = [Traced(self, x.register) if isinstance(x, Mutable) else x for x in c]
-        typed = zip((*a, *b, *sums), instruction.operand_types, strict=True)
-        self.emit_into(instruction, [self.operand(x, t) for x, t in typed], into)
+        typed = zip((*a, *b, *c), instruction.operand_types, strict=True)
+        operands = [x if isinstance(x, Mutable) else self.operand(x, t) for x, t in typed]
+        self.emit_into(instruction, operands, into)
         return tuple(into)
 
     # -- wmma

@@ -61,7 +61,10 @@ class MbarrierArray:
         ``scope="cluster"`` also publishes this thread's writes to other CTAs (a costly fence); without it a remote
         arrival says that shared memory has been read and may be overwritten, which is what a ring needs.
         """
-        self._arrive(index, None, when, cta, scope)
+        address = self.address(index)
+        if cta is not None:
+            address = self.words.map_shared(address, cta)
+        self.words.issue(mbarrier_arrival(None, cta is not None, scope), address, when)
 
     def arrive_cluster(self, index: Number = 0, *, when: Number = True) -> None:
         """Each warp arrives once at this mbarrier of every CTA of the cluster: lane r at that of rank r.
@@ -75,15 +78,7 @@ class MbarrierArray:
 
     def expect(self, transaction_bytes: int, index: Number = 0, *, when: Number = True) -> None:
         """Arrive and expect so many bytes of bulk copies in this phase (``arrive.expect_tx``)."""
-        self._arrive(index, transaction_bytes, when, None, "cta")
-
-    def _arrive(
-        self, index: Number, transaction_bytes: int | None, when: Number, cta: Number | None, scope: ClusterScope
-    ) -> None:
-        address = self.address(index)
-        if cta is not None:
-            address = self.words.map_shared(address, cta)
-        self.words.issue(mbarrier_arrival(transaction_bytes, cta is not None, scope), address, when)
+        self.words.issue(mbarrier_arrival(transaction_bytes), self.address(index), when)
 
     def wait(self, parity: Number, index: Number = 0, *, scope: ClusterScope = "cta") -> None:
         """Block until the phase of that parity has completed (0 the first, then alternating).
@@ -112,7 +107,7 @@ class Ring:
 
 
 class HopperWords(FragmentWords):
-    """What sm_90 adds: clusters, mbarriers, the TMA, ``wgmma``. ``cluster`` counts its CTAs along x, y and z."""
+    """Clusters, mbarriers, TMA copies and ``wgmma`` (sm_90). ``cluster`` counts its CTAs along x, y and z."""
 
     cluster: tuple[int, int, int] = (1, 1, 1)
 
@@ -338,23 +333,20 @@ class HopperWords(FragmentWords):
                 f"wgmma takes descriptors, not tiles: k.wgmma_operand(tile, row, col) makes one ({self.here()})"
             )
         n = accumulator.layout.shape[1]
-        registers = [r for r in accumulator.registers if isinstance(r, Mutable)]
         instruction = wgmma(n, inputs, "shared" if isinstance(a, Traced) else "registers", transposed_b, transposed_a)
-        head = [a] if isinstance(a, Traced) else list(a)
-        operands = [*head, b, self.operand(accumulate, pred), *(Traced(self, r.register) for r in registers)]
-        self.emit_into(instruction, operands, registers)
+        head, sums = [a] if isinstance(a, Traced) else list(a), accumulator.mutable
+        self.emit_into(instruction, [*head, b, self.operand(accumulate, pred), *sums], sums)
 
     @word("wgmma.commit_group.sync.aligned")
     def wgmma_commit(self) -> None:
-        """``wgmma.commit_group``."""
+        """Close the group of ``wgmma`` instructions issued since the last commit (``wgmma.commit_group``)."""
 
     def wgmma_wait(self, pending: int, *complete: Fragment) -> None:
         """``wgmma.wait_group``; ``complete`` are the accumulators that may be read from here on."""
-        registers = [r for f in complete for r in f.registers if isinstance(r, Mutable)]
-        if any(r.dtype is not f32 for r in registers):
+        sums = [r for f in complete for r in f.mutable]
+        if any(r.dtype is not f32 for r in sums):
             raise TraceError(f"wgmma accumulators are f32 ({self.here()})")
-        operands = [Traced(self, r.register) for r in registers]
-        self.emit_into(wgmma_wait(pending, len(registers)), operands, registers)
+        self.emit_into(wgmma_wait(pending, len(sums)), sums, sums)
 
 
 class Kernel(HopperWords):

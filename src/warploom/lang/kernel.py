@@ -30,7 +30,7 @@ Cluster = int | tuple[int, ...]
 
 @dataclass(frozen=True)
 class Launch:
-    """How to run a kernel once: grid (CTAs along x, y, z), arguments in parameter order, and what must come out.
+    """One run of a kernel: grid (CTAs along x, y, z), arguments in parameter order, and the results it must give.
 
     ``expect`` maps a parameter's name to (expected array, absolute tolerance per element).
     """
@@ -145,7 +145,7 @@ class KernelFunction:
             raise TraceError(f"give a value to each trace-time parameter of {self.name} without defaults: {missing}")
 
     def _of_configuration(self, given: Any, configuration: Mapping[str, Any]) -> Any:
-        """What ``given`` is, or says as a function of those trace-time parameters that it names."""
+        """``given`` itself, or its value as a function of those trace-time parameters that it names."""
         if not callable(given):
             return given
         takes = inspect.signature(given).parameters
@@ -236,7 +236,7 @@ _CALL = re.compile(r"(\w+)\.(\w+)\(\) (.*)", re.DOTALL)
 
 
 def explain(error: Exception, k: Builder) -> str | None:
-    """What a Python error means if a word of this package raised it or was called wrongly; None if it was neither."""
+    """Explain a Python error that a word of this package raised or was called wrongly with; None for all others."""
     called = _CALL.match(str(error)) if isinstance(error, TypeError) else None
     if called is not None and (word := _word(called[1], called[2])) is not None:
         return f"{called[1] if called[2] == '__init__' else called[2]} {called[3]}; {_parameters(word)}"

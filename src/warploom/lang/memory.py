@@ -141,7 +141,7 @@ class SharedTile:
         return replace(self, shift=self.words.operand(index, u32) * self.stage_bytes, chosen=True)
 
     def seen_as(self, dtype: DType, layout: SharedLayout) -> SharedTile:
-        """The same memory as a tile of another type and layout, no larger; the author orders the accesses to both."""
+        """A tile of another type and layout, no larger, in this one's memory; the author orders accesses to both."""
         if layout.bytes > self.layout.bytes or layout.alignment > max(16, self.layout.alignment):
             raise TraceError(
                 f"{self.name} has {self.layout.bytes} bytes a stage, too few for {layout.bytes} ({self.words.here()})"
@@ -158,7 +158,7 @@ class SharedTile:
 
     @property
     def extent(self) -> Tile:
-        """What an access may reach: the stage, or all stages where it is not known which; and how it is laid out."""
+        """The range that an access must stay in (one stage, or all where it is not known which), and its layout."""
         one, layout = self.chosen and self.shift is None, self.layout
         size = layout.bytes if one else layout.bytes + (self.stages - 1) * self.stage_bytes
         return Tile(self.name, self.offset, size, layout, self.stage_bytes if self.chosen and not one else 0)
@@ -229,7 +229,7 @@ class SharedTile:
         return self.words.issue(access, self.address(row, col), value)[0]
 
     def _elements(self, kind: DType, count: int) -> int:
-        """How many of the tile's elements ``count`` of ``kind`` cover."""
+        """The number of the tile's elements that ``count`` elements of ``kind`` cover."""
         return max(1, count * kind.bytes // self.layout.element_bytes)
 
 

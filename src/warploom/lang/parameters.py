@@ -72,7 +72,7 @@ class StridedPointer(GlobalPointer):
         return GlobalPointer(self.words, element.address, self.dtype)  # without strides
 
     def offset(self, *indices: Number) -> Traced:
-        """How many elements (u64) that is from the first one."""
+        """The distance of an element from the first one, in elements (u64)."""
         k, count = self.words, len(self.strides)
         if not 1 <= len(indices) <= count + 1:
             raise TraceError(
@@ -152,7 +152,7 @@ class Parameters:
         return [*self.written, *self.numbers, *self.strides]
 
     def argument(self, name: str, kind: Any, *, within: str | None = None) -> Any:
-        """What the kernel gets for a parameter, which may be ``within`` a compound one: its name begins with that."""
+        """The value that the kernel gets for a parameter; ``within`` begins the name of one of a compound parameter."""
         k, prefix = self.k, within or ""
         name = prefix + name
         if isinstance(kind, PointerType):

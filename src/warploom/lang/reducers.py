@@ -110,7 +110,7 @@ def single(combine: Callable[[Traced, Traced], Traced]) -> Reducer:
 
 
 def _larger(a: State, b: State) -> State:
-    """Of equal values the first position counts, whichever side it is on."""
+    """The larger of two states; equal values count as the one whose position is first, whichever side it is on."""
     better = (b[0] > a[0]) | ((b[0] == a[0]) & (b[1] < a[1]))
     return select(better, b[0], a[0]), select(better, b[1], a[1])
 

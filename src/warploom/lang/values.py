@@ -11,14 +11,14 @@ from warploom.ir.statements import Const, Op, Operand, Register, SourceLine, Til
 
 
 class ValueBuilder(Protocol):
-    """What values need of the :class:`.builder.Builder` that made them."""
+    """The methods of the :class:`.builder.Builder` that its values call."""
 
     def here(self) -> SourceLine:
         """The author's line."""
         ...
 
     def constant(self, value: int | float | bool, dtype: DType) -> Traced:
-        """An immediate."""
+        """An immediate of a type."""
         ...
 
     def operand(self, value: Number, dtype: DType) -> Traced:

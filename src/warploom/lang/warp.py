@@ -49,7 +49,7 @@ class _Given(int):
 
 
 class WarpWords(MemoryWords):
-    """Who a thread is, and how threads meet."""
+    """Indices of a thread, shuffles and votes of a warp, barriers, and blocks of control flow."""
 
     _barriers_given = _barriers_written = frozenset[int]()
 
