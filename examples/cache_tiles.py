@@ -33,15 +33,14 @@ from warploom.lang import (
     u32,
 )
 from warploom.layout.tensor_map import TensorMapSpec
-from warploom.tile.cache import Pages, PageTable, WarpRing
+from warploom.tile.cache import PagedBoxes, PageRuns, Pages, PageTable, WarpRing
 from warploom.tile.copies import RowCopy, Rows
 from warploom.tile.eight_bits import LANES, ProductAlongRows, ProductDownRows, columns, position
-from warploom.tile.epilogue import Sums, Target, copy_out, store_registers
+from warploom.tile.epilogue import OutputMatrix, Sums, copy_out, store_registers
 from warploom.tile.mask import GroupMask, Visible
 from warploom.tile.merge import WarpSums, merged, with_sink
-from warploom.tile.paged import PagedBoxes, PageRuns
-from warploom.tile.panels import box_rows
 from warploom.tile.pipeline import Pipeline, operand_tile, ready
+from warploom.tile.planning import box_rows
 from warploom.tile.product import MmaSync, zero
 from warploom.tile.softmax import OnlineSoftmax
 
@@ -93,7 +92,7 @@ def gathered(k: Kernel, cache: TensorMap, table: PageTable, lengths: Global[u32]
         get = ring.consumer()
         with k.loop(blocks) as block:
             first = (sequence * blocks + block) * BLOCK
-            copy_out(Target(k, out, DIM, bf16), get.wait(), first, none, k.lane, 32)
+            copy_out(OutputMatrix(k, out, DIM, bf16), get.wait(), first, none, k.lane, 32)
             k.syncwarp()  # every lane has read the stage
             get.release()
 
@@ -129,7 +128,7 @@ def grouped(k: Kernel, p: Global[f32], queries: u32, keys: u32) -> None:
     mask.apply(scores, k.cta_x, lambda block: block * BLOCK)
     for score in scores.mutable:
         score.set(k.exp2(score))
-    store_registers(Sums(k, scores, k.value(0, u32), k.cta_x * BLOCK), Target(k, p, 2 * BLOCK, f32))
+    store_registers(Sums(k, scores, k.value(0, u32), k.cta_x * BLOCK), OutputMatrix(k, p, 2 * BLOCK, f32))
 
 
 # -- keys and values in 8 bits
@@ -147,7 +146,7 @@ def fp8_scores(k: Kernel, q: Global[f16], keys: Global[u16], s: Global[f32]) -> 
     k.syncwarp()
     sums = MmaSync(k, f16).accumulator(16, KEYS, "s")
     ProductAlongRows(k, sums, q_tile, k_tile, DIM, 0).start(q_tile, k_tile, zero=True)
-    store_registers(Sums(k, sums, k.value(0, u32), k.value(0, u32)), Target(k, s, KEYS, f32))
+    store_registers(Sums(k, sums, k.value(0, u32), k.value(0, u32)), OutputMatrix(k, s, KEYS, f32))
 
 
 def put_queries(k: Kernel, q: GlobalPointer, tile: SharedTile) -> None:

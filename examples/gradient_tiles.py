@@ -27,22 +27,24 @@ from warploom.tile.accumulation import (
 )
 from warploom.tile.copies import RowCopy, Rows
 from warploom.tile.epilogue import (
+    OutputMatrix,
     Sums,
-    Target,
+    TransposedStore,
     await_sent,
+    column_values,
     copy_out,
+    row_values,
     send_rows,
     send_tile,
     store_registers,
     store_row_values,
     store_rows,
 )
-from warploom.tile.gradient import SoftmaxGradient
 from warploom.tile.mask import SeenBy, Visible, key_tiles
 from warploom.tile.pipeline import Boxes, Pipeline, operand_tile, ready, vector_tile
 from warploom.tile.product import MmaSync, Wgmma
 from warploom.tile.roles import Meeting
-from warploom.tile.transposed import TransposedStore, column_values, row_values
+from warploom.tile.softmax import SoftmaxGradient
 
 ROWS, KEYS, DIM = 16, 32, 64
 LOG2_E = float(np.log2(np.e))
@@ -74,7 +76,7 @@ def score_gradient(
     softmax = SoftmaxGradient(k, s, DIM**-0.5)
     softmax.probabilities([x * -LOG2_E for x in row_values(log, s, k.lane, first)])
     gradient = softmax.scores(dp, row_values(delta, s, k.lane, first))
-    store_registers(Sums(k, gradient, first, first), Target(k, ds, KEYS, f32))
+    store_registers(Sums(k, gradient, first, first), OutputMatrix(k, ds, KEYS, f32))
 
 
 @kernel(threads=160, requires="sm_90")
@@ -157,7 +159,7 @@ def transposed(k: Kernel, a: TensorMap, b: TensorMap, c: TensorMap, turned: Glob
     cores.pack(packed, sums)
     TransposedStore(k, tile).store(tile, packed)
     k.syncthreads()  # every warp has stored its columns
-    copy_out(Target(k, turned, 64, bf16), tile, k.value(0, u32), k.value(0, u32), k.thread, 128)
+    copy_out(OutputMatrix(k, turned, 64, bf16), tile, k.value(0, u32), k.value(0, u32), k.thread, 128)
 
 
 @kernel(threads=128, requires="sm_90a")
@@ -177,7 +179,7 @@ def added_in_turn(k: Kernel, a: TensorMap, b: TensorMap, total: Global[f32], tur
         k.syncthreads()
         for register, x in zip(sums.mutable, load_part(k, total, count, warp=k.warp, warps=4), strict=True):
             register.set(x)
-        store_registers(Sums(k, sums, k.value(0, u32), k.value(0, u32)), Target(k, c, 64, f32))
+        store_registers(Sums(k, sums, k.value(0, u32), k.value(0, u32)), OutputMatrix(k, c, 64, f32))
 
 
 @kernel(threads=256, requires="sm_90a")
@@ -191,7 +193,7 @@ def added_across(k: Kernel, a: TensorMap, b: TensorMap, c: Global[f32]) -> None:
     with k.when(k.warpgroup == 0, uniform=True):
         for register, x in zip(sums.mutable, fetch_part(k, tile), strict=True):
             register += x
-        store_registers(Sums(k, sums, k.value(0, u32), k.value(0, u32)), Target(k, c, 64, f32))
+        store_registers(Sums(k, sums, k.value(0, u32), k.value(0, u32)), OutputMatrix(k, c, 64, f32))
 
 
 @kernel(threads=32)
@@ -226,7 +228,7 @@ def added_by_warps(
             k.syncwarp()
             for register, x in zip(sums.mutable, load_warp_part(k, part, count), strict=True):
                 register.set(x)
-            store_registers(Sums(k, sums, block * 16, k.value(0, u32)), Target(k, c, 32, f32))
+            store_registers(Sums(k, sums, block * 16, k.value(0, u32)), OutputMatrix(k, c, 32, f32))
 
 
 # -- each kernel runs once: warploom check

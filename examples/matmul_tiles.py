@@ -17,9 +17,8 @@ import numpy as np
 from warploom.lang import Global, Kernel, Launch, TensorMap, Traced, bf16, f32, kernel, u32
 from warploom.lang.values import Number
 from warploom.layout.tensor_map import TensorMapSpec
-from warploom.tile.copies import CopyRing, Place, Rows
-from warploom.tile.epilogue import Panels, Staging, Sums, Target, store_registers
-from warploom.tile.mainloop import accumulate
+from warploom.tile.copies import CopyRing, Place, Rows, accumulate
+from warploom.tile.epilogue import OutputMatrix, Panels, Staging, Sums, store_registers
 from warploom.tile.pipeline import Boxes, Pipeline, operand_tile, ready
 from warploom.tile.product import MmaSync, Wgmma
 from warploom.tile.roles import Turns, consumer, producer, threads_of, warps_of
@@ -47,7 +46,7 @@ def on_sm80(k: Kernel, a: Global[bf16], b: Global[bf16], c: Global[bf16], n: u32
     accumulate(k, copies, product, depth // DEPTH, places)
     first = tile_row + warp_row * 32, tile_col + warp_col * 32
     staging = Staging(k, a_tile.stage(0), (2, 2))  # nobody reads the stages any more
-    staging.store(Sums(k, sums, *first), Target(k, c, n, bf16), (tile_row, tile_col))
+    staging.store(Sums(k, sums, *first), OutputMatrix(k, c, n, bf16), (tile_row, tile_col))
 
 
 @kernel(threads=threads_of(1), requires="sm_90a")
@@ -82,7 +81,7 @@ def on_sm90(
             with k.loop(depth // DEPTH, start=1):
                 product.start(*get.wait_all()).wait()
                 get.release()
-            panels.store(Sums(k, sums, row * M, col * N, value=relu(k)), 0, Target(k, c, n, bf16))
+            panels.store(Sums(k, sums, row * M, col * N, value=relu(k)), 0, OutputMatrix(k, c, n, bf16))
         panels.wait()
 
 
@@ -109,7 +108,7 @@ def in_turns(k: Kernel, a: TensorMap, b: TensorMap, c: Global[f32], m: u32) -> N
             with turns:
                 product.start(get.wait(), columns, zero=True).wait()
             get.release()
-            store_registers(Sums(k, sums, (2 * step + me) * M, k.value(0, u32)), Target(k, c, N, f32))
+            store_registers(Sums(k, sums, (2 * step + me) * M, k.value(0, u32)), OutputMatrix(k, c, N, f32))
 
 
 def along_k(col: Number, row: Number, depth: Number) -> tuple[Number, ...]:

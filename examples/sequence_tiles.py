@@ -16,11 +16,11 @@ import numpy as np
 
 from warploom.lang import Global, Kernel, Launch, TensorMap, Traced, bf16, f32, kernel, u32
 from warploom.layout.tensor_map import TensorMapSpec
-from warploom.tile.order import ENTRY_WORDS, divisors
 from warploom.tile.pipeline import Boxes, Pipeline, operand_tile, ready
+from warploom.tile.planning import ENTRY_WORDS, divisors
 from warploom.tile.ragged import PieceList, RaggedBatch, RaggedTiles, Sequences, Slots, sequence_boxes
 from warploom.tile.scheduler import Claimed
-from warploom.tile.shares import Shares, Span
+from warploom.tile.shares import BlockShares, SequenceBlocks
 
 TILE, DIM, HEADS = 32, 64, 2  # rows of a tile, elements of a row, heads
 Array = np.ndarray[Any, Any]
@@ -60,10 +60,10 @@ def sums_of_lists(k: Kernel, starts: Global[u32], x: Global[f32], total: Global[
     """total[i] += the rows starts[i] … starts[i + 1] - 1 of 32: each CTA adds as many rows, whosever they are."""
     one, none = k.value(1, u32), k.value(0, u32)
 
-    def span(number: Traced) -> Span:
-        return Span(starts.load(number), starts.load(number + 1), one, none, none, none)
+    def span(number: Traced) -> SequenceBlocks:
+        return SequenceBlocks(starts.load(number), starts.load(number + 1), one, none, none, none)
 
-    shares = Shares(k, span, lists, one, ctas=k.grid_x)
+    shares = BlockShares(k, span, lists, one, ctas=k.grid_x)
     shares.survey()
     first, end = shares.of(k.cta_x)
     with k.when(first < end, uniform=True):

@@ -12,7 +12,7 @@ import numpy as np
 
 from warploom.lang import Global, Kernel, Launch, bf16, f32, kernel, u32
 from warploom.tile.copies import RowCopy, Rows
-from warploom.tile.epilogue import Sums, Target, store_registers
+from warploom.tile.epilogue import OutputMatrix, Sums, store_registers
 from warploom.tile.pipeline import operand_tile
 from warploom.tile.product import MmaSync, load_left, zero
 from warploom.tile.softmax import SUM_COLS, OnlineSoftmax, StaleSoftmax, nothing, put_ones
@@ -61,7 +61,7 @@ def by_old_maxima(k: Kernel, q: Global[bf16], key: Global[bf16], value: Global[b
     softmax.keep()
     softmax.finish()
     none = k.value(0, u32)
-    store_registers(Sums(k, o, none, none), Target(k, out, DIM, f32, cols=k.value(DIM, u32)))
+    store_registers(Sums(k, o, none, none), OutputMatrix(k, out, DIM, f32, cols=k.value(DIM, u32)))
 
 
 @by_old_maxima.example

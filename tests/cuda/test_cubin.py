@@ -11,7 +11,7 @@ from warploom.core.targets import target
 from warploom.cuda import cubin as cubin_room
 from warploom.cuda.compile import compile_source
 from warploom.cuda.cubin import (
-    Parameter,
+    CubinParameter,
     compute_capability,
     disassemble,
     find_nvdisasm,
@@ -63,7 +63,7 @@ def test_the_cubin_agrees_with_ptxas(arch, max_registers):
 
 def test_parameters_have_their_sizes_and_offsets():
     parameters = greedy("sm_90a", 32).resources.parameters
-    assert parameters[:3] == (Parameter(0, 8), Parameter(8, 4), Parameter(16, 8))
+    assert parameters[:3] == (CubinParameter(0, 8), CubinParameter(8, 4), CubinParameter(16, 8))
     # The compiler aligns the address in the constant bank (parameters begin at 0x210 there on sm_90), not the offset.
     assert parameters[3].size == 128
     assert (0x210 + parameters[3].offset) % 64 == 0

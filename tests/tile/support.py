@@ -16,7 +16,7 @@ from warploom.emulate import TensorMapArgument, emulate
 from warploom.ir.program import Program
 from warploom.ir.statements import Register
 from warploom.layout.tensor_map import TensorMapSpec
-from warploom.tile.panels import panel_cols
+from warploom.tile.planning import panel_cols
 
 NUMPY = {bf16: np.dtype(ml_dtypes.bfloat16), f16: np.dtype(np.float16)}
 SEEDS: tuple[int | None, ...] = (None, 0, 1, 2)

@@ -16,8 +16,8 @@ from warploom.core.errors import TraceError
 from warploom.emulate import emulate
 from warploom.lang import Global, GlobalPointer, Kernel, Strided, kernel
 from warploom.tile.cache import Pages, PageTable, WarpRing
-from warploom.tile.order import page_table
 from warploom.tile.pipeline import operand_tile
+from warploom.tile.planning import page_table
 
 HEADS, COLS, SEQUENCES, CAPACITY = 2, 128, 3, 64
 LINE = 64

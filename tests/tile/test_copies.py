@@ -16,8 +16,8 @@ from warploom.core.errors import ConfigError, TraceError
 from warploom.ir.program import Program
 from warploom.lang import Global, Kernel, SharedTile, Traced, f32, kernel, u16, u32
 from warploom.tile.copies import CopyRing, RowCopy, Rows
-from warploom.tile.copy_plan import CopyPlan
 from warploom.tile.pipeline import operand_tile
+from warploom.tile.planning import CopyPlan
 
 THREADS = 64
 

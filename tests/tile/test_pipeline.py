@@ -17,8 +17,8 @@ from warploom.emulate import TensorMapArgument
 from warploom.ir.program import Program
 from warploom.lang import Global, Kernel, SharedTile, TensorMap, Traced, f32, kernel, u32
 from warploom.layout.tensor_map import TensorMapSpec
-from warploom.tile.panels import padded_cols
 from warploom.tile.pipeline import Boxes, Cursor, Pipeline, operand_tile, ready, vector_tile
+from warploom.tile.planning import padded_cols
 
 ROWS = 16
 

@@ -18,9 +18,8 @@ from warploom.emulate import emulate
 from warploom.ir.program import Program
 from warploom.lang import Fragment, Global, Kernel, SharedTile, TensorMap, f32, kernel, s32, u16, u32
 from warploom.lang.values import Number
-from warploom.tile.copies import CopyRing, RowCopy, Rows
-from warploom.tile.epilogue import Panels, Sums, Target, store_registers
-from warploom.tile.mainloop import accumulate
+from warploom.tile.copies import CopyRing, RowCopy, Rows, accumulate
+from warploom.tile.epilogue import OutputMatrix, Panels, Sums, store_registers
 from warploom.tile.pipeline import Boxes, Pipeline, operand_tile, ready
 from warploom.tile.product import MmaSync, Wgmma, load_left, zero
 
@@ -34,7 +33,7 @@ def stored(rows: int, depth: int, transposed: bool) -> Shape:
 
 def put_out(k: Kernel, fragment: Fragment, out: Any, row: Number, col: Number, cols: int, warp: Number = 0) -> None:
     """Store sums at their place in a row-major matrix of f32."""
-    store_registers(Sums(k, fragment, k.value(row, u32), k.value(col, u32), warp), Target(k, out, cols, f32))
+    store_registers(Sums(k, fragment, k.value(row, u32), k.value(col, u32), warp), OutputMatrix(k, out, cols, f32))
 
 
 def check_product(m: int, n: int, depth: int, transposed: tuple[bool, bool], dtype: DType, factor: int, mapped: bool):
@@ -341,7 +340,9 @@ def test_a_target_is_of_its_pointers_type_and_panels_take_whole_ones() -> None:
         panels.prepare(k.value(0, u32))
         sums = Wgmma(k, bf16).accumulator(cols, "c")
         zero(sums)
-        panels.store(Sums(k, sums, k.value(0, u32), k.value(0, u32)), 0, Target(k, bits if of_bits else y, 64, bf16))
+        panels.store(
+            Sums(k, sums, k.value(0, u32), k.value(0, u32)), 0, OutputMatrix(k, bits if of_bits else y, 64, bf16)
+        )
 
     assert wrong.trace(of_bits=True).body
     with pytest.raises(TraceError, match=r"a target of bf16 lies at a pointer to f32.*test_product\.py"):

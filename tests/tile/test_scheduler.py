@@ -21,7 +21,8 @@ from warploom.kernels.attention.problem import AttentionProblem, Even, Operands
 from warploom.kernels.attention.reference import attention_error, attention_reference
 from warploom.lang import Global, Kernel, Traced, kernel, u32
 from warploom.ops.backends import emulator_arguments
-from warploom.tile.order import (
+from warploom.tile.pipeline import Pipeline, ready
+from warploom.tile.planning import (
     L2_BYTES,
     Work,
     divisors,
@@ -32,7 +33,6 @@ from warploom.tile.order import (
     planes_together,
     row_tiles,
 )
-from warploom.tile.pipeline import Pipeline, ready
 from warploom.tile.scheduler import Claimed, Divisor, GroupedTiles, Persistent, RowTiles, Single
 
 

@@ -11,7 +11,7 @@ import pytest
 from tests.tile.support import clean
 from warploom.core.dtypes import s32, u32
 from warploom.lang import Global, Kernel, Traced, kernel
-from warploom.tile.shares import Shares, Span
+from warploom.tile.shares import BlockShares, SequenceBlocks
 
 HEADS, TILES, MOST = 2, 2, 200
 
@@ -22,12 +22,12 @@ def visits(
 ) -> None:
     """What each CTA visits, in order: sequence, head, tile, block; and which CTAs have parts of each tile."""
 
-    def span(sequence: Traced) -> Span:
+    def span(sequence: Traced) -> SequenceBlocks:
         end = k.bitcast(blocks.load(sequence, 1)[0], u32)
         none = k.value(0, u32)
-        return Span(none, end, k.value(TILES, u32), none, none, none)
+        return SequenceBlocks(none, end, k.value(TILES, u32), none, none, none)
 
-    shares = Shares(k, span, batch, k.value(HEADS, u32), ctas=ctas, gap=gap)
+    shares = BlockShares(k, span, batch, k.value(HEADS, u32), ctas=ctas, gap=gap)
     shares.survey()
     with k.loop(batch * (HEADS * TILES), start=k.cta_x, step=ctas) as tile:
         place = shares.find(shares.start(tile))

@@ -21,7 +21,7 @@ from warploom.emulate import Emulation, emulate
 from warploom.kernels.attention.reference import UNIT_ROUNDOFF
 from warploom.lang import Global, Kernel, Traced, f32, kernel, u16, u32
 from warploom.tile.copies import RowCopy, Rows
-from warploom.tile.epilogue import Sums, Target, store_registers, store_row_values
+from warploom.tile.epilogue import OutputMatrix, Sums, store_registers, store_row_values
 from warploom.tile.pipeline import operand_tile
 from warploom.tile.product import MmaSync, zero
 from warploom.tile.softmax import SUM_COLS, OnlineSoftmax, StaleSoftmax, capped, nothing, put_ones
@@ -164,7 +164,7 @@ def weigh(
     kept = cores.accumulator(16, COLS, "kept")
     for register, value in zip(kept.mutable, o.registers, strict=False):
         register.set(value)
-    store_registers(Sums(k, kept, row, k.value(0, u32)), Target(k, out, COLS, f32))
+    store_registers(Sums(k, kept, row, k.value(0, u32)), OutputMatrix(k, out, COLS, f32))
 
 
 traced = cache(weigh.trace)

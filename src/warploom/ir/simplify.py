@@ -1,4 +1,4 @@
-"""What a freshly traced body loses before it becomes a Program: needless snapshots, dead pure values, set-copies.
+"""Simplify a traced body before it becomes a Program: needless snapshots, dead pure values and copies go.
 
 Nothing is reordered. Three passes over the tree:
 
@@ -146,7 +146,7 @@ def _drop_dead(body: Body, uses: Counter[Value]) -> Body:
 
 
 def _fuse(body: Body, uses: Counter[Value]) -> Body:
-    """Pass 3."""
+    """Pass 3: an instruction whose result is only copied to a register writes the register itself."""
 
     def block(statements: Body) -> Body:
         out: list[Statement] = []

@@ -1,4 +1,4 @@
-"""What a Program is made of: values of a thread, and a frozen tree of statements over them.
+"""The parts of a Program: values of a thread, and a frozen tree of statements over them.
 
 Values are single-assignment registers of a thread; :class:`Register` is the one mutable kind, written by instructions
 that name it as a result.
@@ -82,8 +82,8 @@ class SharedRegion:
 
 
 @dataclass(frozen=True, slots=True)
-class Tile(SharedRegion):
-    """What is known of a shared tile beside where it lies: how its author laid it out.
+class TileRegion(SharedRegion):
+    """A region of shared memory that is a tile, laid out by its author.
 
     ``layout`` is that of one stage (None: of memory that PTX declares). Of several stages, ``stage_bytes`` from one to
     the next (0: it is one stage, or all).
@@ -138,9 +138,9 @@ class Op:
     operands: tuple[Operand, ...]
     results: tuple[Value, ...]
     where: SourceLine = NOWHERE
-    within: tuple[Tile | None, ...] = ()
+    within: tuple[TileRegion | None, ...] = ()
 
-    def tile(self, operand: int) -> Tile | None:
+    def tile(self, operand: int) -> TileRegion | None:
         """The tile from which the operand at this position was formed, if that is known."""
         return self.within[operand] if self.within else None
 
@@ -170,7 +170,7 @@ class When:
 
 @dataclass(frozen=True, slots=True)
 class Role:
-    """What warps ``first`` ≤ w < ``last`` of the CTA do, and their register budget (``setmaxnreg``), if any."""
+    """The body of warps ``first`` ≤ w < ``last`` of the CTA, and their register budget (``setmaxnreg``), if any."""
 
     first: int
     last: int
@@ -271,3 +271,15 @@ def results_of(statement: Statement) -> tuple[Value, ...]:
     if isinstance(statement, Loop):
         return (statement.index,)
     return ()
+
+
+def at(where: SourceLine) -> str:
+    """The author's line as the start of a message."""
+    return f"{where.stack}: " if where != NOWHERE else ""
+
+
+def label(operand: Operand) -> str:
+    """An operand by its name, number or value."""
+    if isinstance(operand, Const):
+        return f"the constant {operand.value}"
+    return f"'{operand.name}'" if operand.name else f"value {operand.number}"

@@ -13,7 +13,6 @@ from dataclasses import dataclass, field
 from warploom.core.dtypes import DType
 from warploom.core.errors import VerifyError
 from warploom.core.targets import TARGETS, Target
-from warploom.ir.messages import at, label
 from warploom.ir.program import Program
 from warploom.ir.statements import (
     Branch,
@@ -27,12 +26,13 @@ from warploom.ir.statements import (
     Statement,
     Value,
     When,
+    at,
     blocks,
+    label,
     operands_of,
     results_of,
     walk,
 )
-from warploom.ir.verify_roles import register_rules, role_rules
 from warploom.ir.verify_sync import SYNCHRONISATION
 from warploom.isa.effects import (
     AsyncMatrix,
@@ -166,7 +166,7 @@ class _Scopes:
                         self._define(r, s, scope)
 
     def _roles(self, roles: Roles, scope: set[Value], written: set[Value]) -> None:
-        """What one role writes, another does not see."""
+        """Each role sees the registers written before the roles, not those that another role writes."""
         after = [set(written) for _ in roles.branches]
         for role, seen in zip(roles.branches, after, strict=True):
             self.block(role.body, scope, seen)
@@ -311,7 +311,5 @@ _RULES: tuple[Callable[[Program, Target | None], Iterator[str]], ...] = (
     _launch,
     _shared,
     _architecture,
-    role_rules,
-    register_rules,
     *SYNCHRONISATION,
 )

@@ -10,9 +10,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from warploom.core.targets import Target
-from warploom.ir.messages import at
 from warploom.ir.program import Program
-from warploom.ir.statements import Const, Loop, Op, Operand, Roles, SharedRegion, Statement, Value
+from warploom.ir.statements import Const, Loop, Op, Operand, Roles, SharedRegion, Statement, Value, at
 from warploom.isa.effects import BulkTensorCopy, MbarrierArrive, MbarrierInit, MbarrierWait
 from warploom.isa.special import special
 

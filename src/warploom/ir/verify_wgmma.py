@@ -11,9 +11,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from warploom.core.targets import Target
-from warploom.ir.messages import at, label
 from warploom.ir.program import Program
-from warploom.ir.statements import Loop, Op, Roles, SourceLine, Statement, Value, When, walk
+from warploom.ir.statements import Loop, Op, Roles, SourceLine, Statement, Value, When, at, label, walk
 from warploom.isa.effects import BulkStore, BulkTensorCopy, CommitGroup, Effect, WaitGroup, WarpgroupFence
 from warploom.isa.wgmma import WarpgroupProduct
 
@@ -23,7 +22,7 @@ Flying = dict[Value, Op]
 
 @dataclass
 class _State:
-    """What is under way at a place of the program; ``groups`` are committed ones, the oldest first."""
+    """Products in flight at a place of the program; ``groups`` are the committed ones, the oldest first."""
 
     open: Flying = field(default_factory=lambda: Flying())
     groups: list[Flying] = field(default_factory=lambda: list[Flying]())

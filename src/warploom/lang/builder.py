@@ -29,7 +29,7 @@ from warploom.ir.statements import (
     Roles,
     SourceLine,
     Statement,
-    Tile,
+    TileRegion,
     Value,
     When,
 )
@@ -355,7 +355,7 @@ def _is_of(frame: FrameType, modules: tuple[str, ...]) -> bool:
     return frame.f_code.co_filename == "<string>" and frame.f_code.co_name.startswith("__")
 
 
-def _tiles(instruction: Instruction, operands: Sequence[Traced]) -> tuple[Tile | None, ...]:
+def _tiles(instruction: Instruction, operands: Sequence[Traced]) -> tuple[TileRegion | None, ...]:
     """The tiles that operands of an instruction that does more than compute were formed from."""
     tiles = tuple(x.within if isinstance(x, TileAddress) else None for x in operands)
     return tiles if any(tiles) and not instruction.pure else ()

@@ -11,7 +11,7 @@ from typing import Any, Literal, NoReturn, overload
 from warploom.core.dtypes import DType, f32, u32, u64
 from warploom.core.errors import TraceError, VerifyError, shown
 from warploom.core.targets import TARGETS
-from warploom.ir.statements import SharedRegion, Tile
+from warploom.ir.statements import SharedRegion, TileRegion
 from warploom.isa import memory as isa
 from warploom.isa.async_copy import Eviction, cp_async
 from warploom.isa.effects import MemoryOrder, Scope, Space
@@ -157,11 +157,11 @@ class SharedTile:
         return start + self.offset
 
     @property
-    def extent(self) -> Tile:
+    def extent(self) -> TileRegion:
         """The range that an access must stay in (one stage, or all where it is not known which), and its layout."""
         one, layout = self.chosen and self.shift is None, self.layout
         size = layout.bytes if one else layout.bytes + (self.stages - 1) * self.stage_bytes
-        return Tile(self.name, self.offset, size, layout, self.stage_bytes if self.chosen and not one else 0)
+        return TileRegion(self.name, self.offset, size, layout, self.stage_bytes if self.chosen and not one else 0)
 
     def address(self, row: Number, col: Number = 0) -> Traced:
         """The shared address of element (row, col), swizzled as the tile is."""

@@ -7,7 +7,7 @@ from typing import Any, NoReturn, Protocol, TypeAlias, TypeGuard
 
 from warploom.core.dtypes import DType
 from warploom.core.errors import TraceError
-from warploom.ir.statements import Const, Op, Operand, Register, SourceLine, Tile, Value
+from warploom.ir.statements import Const, Op, Operand, Register, SourceLine, TileRegion, Value
 
 
 class ValueBuilder(Protocol):
@@ -239,7 +239,7 @@ class TileAddress(Traced):
 
     __slots__ = ("within",)
 
-    def __init__(self, address: Traced, within: Tile) -> None:
+    def __init__(self, address: Traced, within: TileRegion) -> None:
         super().__init__(address.builder, address.ir, address.definition, address.sources)
         self.within = within
 

@@ -119,7 +119,7 @@ def _described(
     program: Program, arguments: Sequence[Any] | Mapping[str, Any]
 ) -> tuple[list[Any], list[ArrayView | None]]:
     """The arguments in the order of the parameters, scalars checked, and the arrays among them."""
-    from warploom.ir.arguments import in_order
+    from warploom.ir.program import in_order
 
     given = [
         scalar_value(p.name, p.dtype, _plain(p.name, x)) if p.kind == "scalar" else x

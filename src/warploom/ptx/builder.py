@@ -11,7 +11,7 @@ import numpy as np
 from warploom.core.dtypes import DType, pred, u32, u64
 from warploom.core.errors import VerifyError
 from warploom.ir import statements as ir
-from warploom.ir.statements import Const, Op, Statement, Tile, Value, When
+from warploom.ir.statements import Const, Op, Statement, TileRegion, Value, When
 from warploom.isa.async_copy import POLICIES
 from warploom.isa.base import Instruction as Isa
 from warploom.isa.conversion import bitcast, convert, move
@@ -56,7 +56,7 @@ class VariablePlaces:
     in global and constant memory.
     """
 
-    shared: Mapping[str, Tile]
+    shared: Mapping[str, TileRegion]
     local: Mapping[str, int]
     parameters: Mapping[str, Mapping[int, Value]]
     tensor_maps: frozenset[str]
@@ -300,7 +300,7 @@ class FlowBuilder(Emitter):
             raise self.refusal("the address of a parameter is supported for tensor maps alone")
         return found
 
-    def address(self, address: Operand, space: str) -> tuple[ir.Operand, int, Tile | None]:
+    def address(self, address: Operand, space: str) -> tuple[ir.Operand, int, TileRegion | None]:
         """(base, displacement, the variable if it is named) of an address: u64 in global memory, else u32."""
         if not isinstance(address, Address):
             raise self.refusal(f"{address} is no address")
@@ -368,7 +368,7 @@ class FlowBuilder(Emitter):
         targets: Sequence[Operand],
         instruction: Isa,
         operands: Sequence[ir.Operand],
-        within: Tile | None = None,
+        within: TileRegion | None = None,
     ) -> None:
         """Emit an instruction that writes several PTX registers."""
         if len(targets) != len(instruction.result_types):

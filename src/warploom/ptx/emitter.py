@@ -8,7 +8,7 @@ from itertools import count
 from warploom.core.dtypes import DType, u32
 from warploom.core.errors import PtxError
 from warploom.ir import statements as ir
-from warploom.ir.statements import NOWHERE, Const, Op, Statement, Tile, Value
+from warploom.ir.statements import NOWHERE, Const, Op, Statement, TileRegion, Value
 from warploom.isa.base import Instruction as Isa
 from warploom.isa.operators import binary
 
@@ -30,7 +30,7 @@ class Emitter:
         instruction: Isa,
         operands: Sequence[ir.Operand] = (),
         results: Sequence[Value] = (),
-        within: Tile | None = None,
+        within: TileRegion | None = None,
     ) -> None:
         """Append an operation, whose first operand is an address in the variable ``within``."""
         tiles = (within, *(None,) * (len(operands) - 1)) if within is not None else ()

@@ -16,7 +16,7 @@ from warploom.core.dtypes import DType, u8, u16, u32, u64
 from warploom.core.errors import PtxError
 from warploom.core.targets import TARGETS
 from warploom.ir.program import Parameter, Program
-from warploom.ir.statements import Flow, Tile, Value
+from warploom.ir.statements import Flow, TileRegion, Value
 from warploom.ptx import accesses, lowering
 from warploom.ptx.blocks import basic_blocks
 from warploom.ptx.builder import FlowBuilder, VariablePlaces
@@ -178,23 +178,23 @@ def _symbols(operands: Iterable[Operand]) -> Iterable[str]:
             yield from _symbols(x.items)
 
 
-def _shared(module: Module, function: Function, used: set[str], dynamic: int) -> tuple[dict[str, Tile], int]:
+def _shared(module: Module, function: Function, used: set[str], dynamic: int) -> tuple[dict[str, TileRegion], int]:
     """The regions of the shared variables that a kernel names, those of fixed size first, and the bytes of all."""
     known = [v for v in (*module.variables.values(), *function.variables) if v.space == "shared" and v.name in used]
     short = {v.name: _author_name(v) for v in known}
     times = Counter(short.values())
     called = {name: of if times[of] == 1 else name for name, of in short.items()}
-    regions: dict[str, Tile] = {}
+    regions: dict[str, TileRegion] = {}
     end = 0
     for v in (v for v in known if v.bytes):
         end = -(-end // v.align) * v.align
-        regions[v.name] = Tile(called[v.name], end, v.bytes)
+        regions[v.name] = TileRegion(called[v.name], end, v.bytes)
         end += v.bytes
     dynamic_ones = [v for v in known if not v.bytes]
     if dynamic_ones:
         align = max(v.align for v in dynamic_ones)
         end = -(-end // align) * align
-        regions |= {v.name: Tile(called[v.name], end, dynamic) for v in dynamic_ones}
+        regions |= {v.name: TileRegion(called[v.name], end, dynamic) for v in dynamic_ones}
     return regions, end + dynamic
 
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from warploom.core.dtypes import f32, u32
 from warploom.lang.parameters import Compound, Global
-from warploom.tile.panels import part_size
+from warploom.tile.planning import part_size
 from warploom.tile.roles import WARPGROUP
 
 if TYPE_CHECKING:
@@ -39,13 +39,13 @@ def store_part(k: Kernel, tile: SharedTile, sums: Fragment, first: Number = 0) -
 
 
 def fetch_part(k: Kernel, tile: SharedTile) -> list[Traced]:
-    """What the same thread of another warpgroup has put into a tile by :func:`store_part`."""
+    """Load the sums that the corresponding thread of another warpgroup put into a tile by :func:`store_part`."""
     at = k.thread & (WARPGROUP - 1)
     return [x for row in range(0, tile.layout.rows, WARPGROUP) for x in tile.load(row + at, 0, WORDS)]
 
 
 def load_part(k: Kernel, source: GlobalPointer, registers: int, *, warp: Traced, warps: int) -> list[Traced]:
-    """What warp number ``warp`` of the ``warps`` of a part stored, from global memory in the order of its registers."""
+    """Load the sums of warp ``warp`` of the ``warps`` of a part from global memory, in the order of its registers."""
     mine = source + (warp * WARP + k.lane) * WORDS
     return [x for i in range(0, registers, WORDS) for x in mine.load(i * warps * WARP, WORDS)]
 
@@ -83,7 +83,7 @@ class PartTurns(Compound):
     counters: Global[u32]
 
     def await_turn(self, part: Number, turn: Traced) -> Traced:
-        """One thread: until so many have added theirs; whether it is the first, which stores."""
+        """Called by one thread: waits until ``turn`` CTAs have added; tells whether it is the first, which stores."""
         self.k.wait_at_least(self.counters, turn, part)
         return turn == 0
 
@@ -92,7 +92,7 @@ class PartTurns(Compound):
         return self.counters.load(part, order="acquire") >= 2
 
     def claim(self, part: Number, stored: Traced) -> Traced:
-        """One thread, for sums in no order: whether it is the first, which stores; else, once the first has stored.
+        """Called by one thread, for sums in no order: tells whether it is the first, which stores; others wait for it.
 
         Its part is there, so that whoever is first waits for nobody.
         """
@@ -104,7 +104,7 @@ class PartTurns(Compound):
         return before == 0
 
     def pass_on(self, part: Number) -> None:
-        """The same thread, once its sums are in global memory: the next one's turn, or that of all others."""
+        """Called by the thread that added, once its sums are in global memory: the next CTA, or all others, may add."""
         self.k.fence("gpu")
         self.k.atomic("add", self.counters, 1, part)
 
@@ -117,7 +117,7 @@ class PartSums(Compound):
 
 
 def add_parts(k: Kernel, to: GlobalPointer, tiles: Sequence[SharedTile], first: Traced) -> None:
-    """One thread: add tiles to global memory, one behind the other, as a bulk group; where ``first`` holds, store."""
+    """Called by one thread: adds tiles to global memory one behind the other, as a bulk group; stores if ``first``."""
     size = tiles[0].layout.rows * tiles[0].layout.cols
     for adds, branch in ((False, k.when(first)), (True, k.otherwise())):
         with branch:

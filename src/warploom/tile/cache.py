@@ -1,28 +1,37 @@
 # pyright: reportInvalidTypeForm=false
-"""Keys and values of a cache, side by side or in pages, copied to shared memory by each warp for itself."""
+"""Keys and values of a cache, side by side or in pages: copied by each warp for itself, or by the TMA.
+
+The TMA copies boxes of rows that lie side by side, where a block table says. The tensor map is a ragged one
+(:meth:`TensorMapSpec.ragged`) whose sequences are pages: what a page holds behind the last key reads as zero.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from math import gcd
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from warploom.core.dtypes import s32, u32
 from warploom.core.errors import TraceError
+from warploom.isa.async_copy import Eviction
 from warploom.lang.parameters import Compound, Strided, StridedPointer
-from warploom.tile.copy_plan import CopyPlan
-from warploom.tile.tile_copy import TileCopy
+from warploom.tile.copies import TileCopy
+from warploom.tile.pipeline import Boxes
+from warploom.tile.planning import CopyPlan, box_rows
+from warploom.tile.ragged import sequence_boxes
 
 if TYPE_CHECKING:
     from warploom.isa.async_copy import Eviction
     from warploom.isa.effects import MemoryOrder
     from warploom.lang import GlobalPointer, Kernel, SharedTile, Traced
+    from warploom.lang.hopper import TensorMapHandle
     from warploom.lang.values import Number
 
+
 LANES, LINE = 32, 128
-"""Of a warp, and bytes of a line of the L2."""
+"""Lanes of a warp, and bytes of a line of the L2."""
 FETCHED = LINE, 64
 """Bytes that the L2 may fetch for a copy: no more than what is read at about the same time."""
 
@@ -30,7 +39,7 @@ FETCHED = LINE, 64
 class PageTable(Compound):
     """A parameter: the table whose row b names the pages of sequence b in order, and of how many ``pages`` there are.
 
-    The host gives the numbers (:func:`.order.page_table`).
+    The host gives the numbers (:func:`.planning.page_table`).
     """
 
     entries: Strided[s32, 1]
@@ -53,7 +62,7 @@ class Pages:
         return self.page(k, self.entry(k, sequence, key))
 
     def entry(self, k: Kernel, sequence: Traced, key: Traced, order: MemoryOrder = "weak") -> Traced:
-        """The same as the table has it, which may be none."""
+        """The table's entry for a key, which may name no page."""
         entry = k.minimum(key // self.size, self.table.columns - 1)
         return k.bitcast(self.table.entries.at(sequence).load(entry, order=order), u32)
 
@@ -95,7 +104,7 @@ class WarpRing:
         self._run = self._keys if pages is None else gcd(pages.size, self._keys)
         """Keys of a warp that lie side by side."""
         self._lines = -(-2 * head_dim // LINE)
-        """Of the L2 that a row takes, if it begins with one."""
+        """Lines of the L2 that a row takes, if it begins with one."""
         self._prefetched = next((n for n in FETCHED if n <= 2 * head_dim * heads), FETCHED[-1])
         self._eviction: Eviction = "first" if once else ""
         plan = CopyPlan(self._keys, cols, 1, False)
@@ -110,7 +119,7 @@ class WarpRing:
         return self._k.warp % self.heads
 
     def first_key(self, block: Traced) -> Traced:
-        """Of this warp's in a block."""
+        """The first of this warp's keys in a block."""
         return (block * self.parts + self._k.warp // self.heads) * self._keys
 
     def at(self, stage: Number, warp: Number) -> tuple[SharedTile, ...]:
@@ -199,3 +208,61 @@ class WarpRing:
             start + (k.mul_wide(self._pages.page(k, page), outer) + k.mul_wide(key % self._pages.size, of_key))
             for page, key in zip(named, keys, strict=True)
         ]
+
+
+@dataclass(frozen=True)
+class PageRun:
+    """Keys side by side: from ``row`` of a page on, whose first is number ``begin`` of all and which has ``count``."""
+
+    row: Number
+    begin: Traced
+    count: Traced
+
+
+@dataclass(frozen=True)
+class PagedBoxes(Boxes):
+    """Boxes of ``rows`` keys each; the place of a tile is its head, and a :class:`PageRun` for each of its boxes."""
+
+    rows: int = 0
+
+    @classmethod
+    def of(cls, tensor_map: TensorMapHandle, eviction: Eviction = "", *, rows: int) -> PagedBoxes:
+        """Boxes of pages as one ragged array (rows of all pages, heads, columns)."""
+        return cls(tensor_map, sequence_boxes(tensor_map).order, eviction, rows)
+
+    def parts(self, place: Sequence[Any]) -> Sequence[tuple[int, Sequence[Number]]]:
+        """One box for each run of keys in ``place``: (first row within the tile, its place)."""
+        head, *runs = place
+        return [(number * self.rows, (run.row, head, run.begin, run.count)) for number, run in enumerate(runs)]
+
+
+class PageRuns:
+    """Where blocks of ``block`` keys lie: read from the table ahead of the copies that need to know.
+
+    ``pitch``: rows of a cache, as one array, from the first of a page to that of the next.
+    """
+
+    def __init__(self, k: Kernel, pages: Pages, pitch: Traced, block: int) -> None:
+        self._k, self._pages, self._pitch, self._block = k, pages, pitch, block
+        self._rows = box_rows(pages.size, block)
+        self._named = k.registers(u32, block // self._rows, None, "page")
+
+    def look_up(self, sequence: Traced, block: Traced) -> None:
+        """Read which pages a block lies in; nobody waits for that before :meth:`at`."""
+        for page, key in zip(self._named, self._keys(block), strict=True):
+            page.set(self._pages.of(self._k, sequence, key))
+
+    def at(self, block: Traced, keys: Traced) -> list[PageRun]:
+        """The runs of the block looked up last, of a sequence of so many keys."""
+        k, size = self._k, self._pages.size
+        found: list[PageRun] = []
+        for page, key in zip(self._named, self._keys(block), strict=True):
+            row: Number = 0 if self._rows == size else key % size
+            first = key - row
+            left = k.select(keys > first, keys - first, 0)
+            found.append(PageRun(row, page * self._pitch, k.minimum(left, size)))
+        return found
+
+    def _keys(self, block: Traced) -> list[Traced]:
+        """The first key of each run."""
+        return [block * self._block + i for i in range(0, self._block, self._rows)]

@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, cast
 from warploom.core.dtypes import f16
 from warploom.lang import SharedTile
 from warploom.layout.linear import LinearMap
-from warploom.tile.operands import B_PAIR, DEPTH, A, B, C, Registers, WarpOperand
-from warploom.tile.product import MmaSync
+from warploom.tile.product import B_PAIR, DEPTH, A, B, C, MmaSync, Registers, WarpOperand
 
 if TYPE_CHECKING:
     from warploom.lang import Fragment, Kernel, Mutable, Traced

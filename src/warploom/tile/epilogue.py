@@ -1,4 +1,4 @@
-"""What becomes of a tile of sums, and its ways out of registers.
+"""Epilogues: values of a tile of sums, and the ways out of registers.
 
 A *value* is a function of two neighbouring sums and of their row and column that gives what is stored. The ways out are
 ``stmatrix`` into a tile that a pipeline sends (:func:`store_rows`), panels that the TMA or the threads copy out
@@ -7,21 +7,28 @@ A *value* is a function of two neighbouring sums and of their row and column tha
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from warploom.core.dtypes import DType, f16, f32, u16, u32
 from warploom.core.errors import TraceError
 from warploom.lang import Fragment, GlobalPointer, Kernel, Mutable, SharedTile, Traced
 from warploom.lang.fragments import Addressing, TileAddresses
 from warploom.lang.values import Number
-from warploom.layout.catalogue import mma_fragment
+from warploom.layout.catalogue import mma_fragment, wgmma_operand
+from warploom.layout.linear import LinearMap
 from warploom.layout.matrix_access import stmatrix_plan
 from warploom.layout.reduction import reduction_plan
-from warploom.tile.copy_plan import CopyPlan
-from warploom.tile.operands import Part, of_warps
 from warploom.tile.pipeline import Boxes
+from warploom.tile.planning import CopyPlan
+from warploom.tile.product import DEPTH, A, Part, of_warps
 from warploom.tile.roles import WARPGROUP, WARPGROUP_ROWS
+
+if TYPE_CHECKING:
+    from warploom.lang import Fragment, Kernel, Mutable, SharedTile, Traced
+    from warploom.lang.values import Number
+
 
 PIECE = mma_fragment("m16n8k16", "C", 16).tile(1, 2)
 """16×16 of a warp's packed sums: what one ``stmatrix.x4`` stores."""
@@ -31,11 +38,11 @@ _FORMED = 32
 
 Pair = tuple[Traced, Traced]
 Value = Callable[[Pair, Traced, Traced], Pair]
-"""What is stored at (row, col) and (row, col + 1) for two sums."""
+"""Makes the values that are stored at (row, col) and (row, col + 1) of two sums."""
 
 
 @dataclass(frozen=True)
-class Target:
+class OutputMatrix:
     """A matrix in global memory that sums go to, in elements of ``dtype``: 16-bit floats or f32.
 
     ``rows`` and ``cols`` are its extents, or None where no tile reaches beyond them. ``chunk``: elements that its lines
@@ -112,7 +119,7 @@ class Sums:
         return row + self.row, col + self.col
 
     def pair(self, first: int) -> Pair:
-        """What is stored for elements ``first`` and ``first + 1``, neighbouring columns, in f32."""
+        """The values to store for elements ``first`` and ``first + 1``, neighbouring columns, in f32."""
         registers = self.fragment.registers
         if self.fragment.dtype is f16:
             found = self.k.unpack(read(registers[first // 2]), f16)
@@ -121,7 +128,7 @@ class Sums:
         return found if self.value is None else self.value(found, *self.place(first))
 
     def packed(self, first: int, dtype: DType) -> Traced:
-        """The same rounded to ``dtype`` and packed."""
+        """The values of :meth:`pair` rounded to ``dtype`` and packed."""
         if self.fragment.dtype is dtype and self.value is None:
             return read(self.fragment.registers[first // 2])
         return self.k.pack(*self.pair(first), dtype)
@@ -170,7 +177,7 @@ def send_rows(
 
 
 def send_tile(k: Kernel, tile: SharedTile, boxes: Boxes, place: tuple[Number, ...]) -> None:
-    """What all threads of the CTA have stored into a tile, out by the TMA; thread 0 waits until it was read."""
+    """Send a tile that all threads of the CTA have stored to by the TMA; thread 0 waits until it was read."""
     k.fence_async()
     k.syncthreads()
     with k.when(k.thread == 0):
@@ -198,7 +205,7 @@ def store_pairs(k: Kernel, tile: SharedTile, sums: Fragment, row: Number, part: 
 
 
 # -- to global memory
-def store_registers(sums: Sums, target: Target) -> None:
+def store_registers(sums: Sums, target: OutputMatrix) -> None:
     """Straight from the registers: of f32 four lanes fill a sector of 32 bytes.
 
     Values may come from memory, the target's own too, past whose stores no load moves: several are formed before the
@@ -235,7 +242,7 @@ def store_row_values(
 
 
 def copy_out(
-    target: Target,
+    target: OutputMatrix,
     tile: SharedTile,
     row: Traced,
     col: Traced,
@@ -290,7 +297,7 @@ class Panels:
         self._to = TileAddresses(k, self._own, _STORE.address, k.lane, (k.warp & 3) * 16, "strided")
         self._to.prepare([(0, col) for col in range(0, self._cols, 16)])
 
-    def store(self, sums: Sums, number: int, target: Target, outer: tuple[Number, ...] = ()) -> None:
+    def store(self, sums: Sums, number: int, target: OutputMatrix, outer: tuple[Number, ...] = ()) -> None:
         """Store accumulator ``number`` of the consumer; ``outer``: the box's place beyond rows and columns."""
         k, to, cols = self._k, self._to, sums.fragment.layout.shape[1]
         if to is None:
@@ -344,7 +351,7 @@ class Staging:
         self._k, self._tile, self._warps = k, tile, warps
         self._addressing: Addressing = addressing
 
-    def store(self, sums: Sums, target: Target, first: Pair) -> None:
+    def store(self, sums: Sums, target: OutputMatrix, first: Pair) -> None:
         """Store all warps' sums as the tile whose first element is ``first``; no warp reads what lies there."""
         k, layout = self._k, sums.fragment.layout
         self._check(layout.shape)
@@ -366,7 +373,67 @@ class Staging:
                 f"{tile.cols}: warps are (along rows, along columns), powers of two that do ({self._k.here()})"
             )
 
-    def copy_out(self, target: Target, first: Pair) -> None:
+    def copy_out(self, target: OutputMatrix, first: Pair) -> None:
         """The staging tile, which every warp has written, as the tile whose first element is ``first``."""
         tile, threads = self._tile, 32 * self._warps[0] * self._warps[1]
         copy_out(target, tile, *first, self._k.thread, threads, width=tile.layout.cols, addressing=self._addressing)
+
+
+_TRANSPOSED = stmatrix_plan(A.transposed(), transposed=True)
+_TRANSPOSED_LANES = LinearMap(
+    {"lane": (*_TRANSPOSED.address.bases("lane"), *wgmma_operand().transposed().atom.bases("warp"))},
+    {"row": DEPTH, "col": 4 * DEPTH},
+)
+"""Where the threads of a warpgroup store 16 columns of its 64 rows: as 16 rows, each of 64 columns."""
+
+
+def column_values(vector: SharedTile | GlobalPointer, like: Fragment, lane: Traced) -> list[Traced]:
+    """For each element of an accumulator the f32 that a vector in memory has for its column."""
+    loaded: dict[int, list[Traced]] = {}
+    found: list[Traced] = []
+    for element in range(like.layout.elements_per_thread):
+        first = like.layout.coordinates(0, element)[1]  # of lane 0: elements of one column share it
+        pair = first & ~1
+        if pair not in loaded:
+            col = like.layout.coordinates(lane, element & ~1)[1]
+            loaded[pair] = vector.load(col, 2) if isinstance(vector, GlobalPointer) else vector.load(0, col, 2)
+        found.append(loaded[pair][first & 1])
+    return found
+
+
+def row_values(vector: GlobalPointer, like: Fragment, lane: Traced, first: Traced) -> list[Traced]:
+    """For each element of an accumulator the f32 that a vector has for its row; row 0 is element ``first``."""
+    loaded: dict[int, Traced] = {}
+    found: list[Traced] = []
+    for element in range(like.layout.elements_per_thread):
+        row = like.layout.coordinates(0, element)[0]  # of lane 0: elements of one row share it
+        if row not in loaded:
+            loaded[row] = vector.load(like.layout.coordinates(lane, element)[0] + first)
+        found.append(loaded[row])
+    return found
+
+
+class TransposedStore:
+    """A warpgroup's way to store 64 rows of an accumulator as 64 columns of a shared tile (``stmatrix.trans``, sm_90).
+
+    ``row``: of the tile, where they begin. A panel is as large as the tile has rows, so whole panels are rows too.
+    """
+
+    def __init__(self, k: Kernel, tile: SharedTile, row: Number = 0) -> None:
+        self._k = k
+        self._to = TileAddresses(k, tile, _TRANSPOSED_LANES, k.thread & (WARPGROUP - 1), row, "strided")
+
+    def prepare(self, rows: int) -> None:
+        """Form the addresses for so many rows here, before a loop."""
+        self._to.prepare([(row, 0) for row in range(0, rows, DEPTH)])
+
+    def store(self, tile: SharedTile, packed: Sequence[Traced | Mutable]) -> None:
+        """Store what :meth:`Wgmma.pack <warploom.tile.product.Wgmma.pack>` made of the accumulator to a stage."""
+        to = self._to.on(tile)
+        for step in range(0, len(packed), 4):
+            piece = packed[step : step + 4]
+            self._k.stmatrix(
+                to.address(DEPTH * (step // 4), 0),
+                [piece[r] for r in _TRANSPOSED.register_order],
+                transposed=True,
+            )

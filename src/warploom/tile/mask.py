@@ -37,7 +37,7 @@ class Visible:
         return self.ragged or self.window != (None, None)
 
     def seen(self, key: Traced, aligned: Traced, keys: Traced) -> list[Traced]:
-        """What must hold for a key to be seen by the row aligned with key ``aligned``, of ``keys`` (all s32)."""
+        """The conditions under which the row aligned with key ``aligned`` sees a key, of ``keys`` (all s32)."""
         left, right = self.window
         found: list[Traced] = []
         if self.ragged:
@@ -154,7 +154,7 @@ class Mask:
 
     @property
     def blocks(self) -> Traced:
-        """How many blocks are visited; at least one, which may be masked whole."""
+        """The number of blocks to visit; at least one, which may be masked whole."""
         return self.end - self.begin
 
     def block(self, step: Number) -> Traced:
@@ -224,7 +224,7 @@ class SeenBy:
 
     @property
     def blocks(self) -> Traced:
-        """How many blocks are visited; none where nobody sees the keys."""
+        """The number of blocks to visit; none where no row sees the keys."""
         return self.end - self.begin
 
     def block(self, step: Number) -> Traced:

@@ -28,7 +28,7 @@ QUAD = 4
 
 
 def anchor(k: Kernel, top: Traced) -> Traced:
-    """What exponents are taken relative to: the largest log-sum-exp, but 0 where no part has a key."""
+    """The number that exponents are relative to: the largest log-sum-exp, but 0 where no part has a key."""
     return k.select(top == -math.inf, k.value(0.0, f32), top)
 
 
@@ -38,7 +38,7 @@ def weight(k: Kernel, log: Traced, at: Traced) -> Traced:
 
 
 def inverse(k: Kernel, total: Traced) -> Traced:
-    """What weighted outputs are multiplied by: 1 / ``total``, and 0 for a row without a key."""
+    """The factor of weighted outputs: 1 / ``total``, and 0 for a row without a key."""
     return k.select(total == 0.0, k.value(0.0, f32), k.reciprocal(total))
 
 

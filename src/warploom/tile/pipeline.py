@@ -14,7 +14,7 @@ from warploom.core.dtypes import DType, f32, u32
 from warploom.core.errors import TraceError
 from warploom.isa.async_copy import Eviction
 from warploom.lang.hopper import Ring
-from warploom.tile.panels import panel_cols
+from warploom.tile.planning import panel_cols
 
 if TYPE_CHECKING:
     from warploom.lang import Kernel, SharedTile, Traced
@@ -38,7 +38,7 @@ def operand_tile(
 
     ``cols`` are rounded up to whole panels, which copies fill with zeros where a matrix ends. ``spare_cols``: further
     columns that no copy reaches. ``panel``: columns of a panel, by default the most that ``cols`` allow, or where it is
-    ``tight`` those that :func:`~warploom.tile.panels.panel_cols` then gives.
+    ``tight`` those that :func:`~warploom.tile.planning.panel_cols` then gives.
     """
     panel = panel or panel_cols(cols, tight=tight)
     whole = (-(-cols // panel) - (-spare_cols // panel)) * panel
@@ -65,7 +65,7 @@ class Boxes:
 
     @classmethod
     def of_heads(cls, tensor_map: TensorMapHandle, heads_inside: bool, eviction: Eviction = "") -> Boxes:
-        """Of (batch, rows, heads, columns), or (batch, heads, rows, columns): a place is (row, head, batch)."""
+        """Boxes of (batch, rows, heads, columns), or (batch, heads, rows, columns): a place is (row, head, batch)."""
 
         def order(col: Number, row: Number, head: Number, batch: Number) -> tuple[Number, ...]:
             return (col, head, row, batch) if heads_inside else (col, row, head, batch)
@@ -167,7 +167,7 @@ class Pipeline:
 
     @property
     def stage_bytes(self) -> int:
-        """What copies bring into a stage."""
+        """The bytes that copies bring into a stage."""
         return sum(
             tile.layout.rows * sum(panel.cols for panel in panels) * tile.dtype.bytes
             for tile, panels in zip(self.tiles, self._panels, strict=True)

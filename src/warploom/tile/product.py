@@ -2,7 +2,7 @@
 
 Both take operands in shared memory as :func:`~warploom.tile.pipeline.operand_tile` lays them out, or A in registers. An
 accumulator of ``wgmma`` is one of ``mma.sync`` in each of its warps, so :class:`MmaSync` can work on what
-:class:`Wgmma` made.
+:class:`Wgmma` made. :class:`WarpOperand` is how a warp loads the fragments of ``mma.sync`` by ``ldmatrix``.
 """
 
 from __future__ import annotations
@@ -14,10 +14,119 @@ from dataclasses import dataclass, replace
 from warploom.core.dtypes import DType, f32, u32
 from warploom.core.errors import TraceError
 from warploom.lang import Fragment, Kernel, Mutable, SharedTile, Traced
+from warploom.lang.fragments import TileAddresses, TileReader
 from warploom.lang.values import Number, TileAddress
-from warploom.layout.catalogue import wgmma_operand
-from warploom.tile.operands import B_PAIR, DEPTH, A, B, C, Registers, WarpOperand
+from warploom.layout.catalogue import mma_fragment, wgmma_operand
+from warploom.layout.fragments import FragmentLayout
+from warploom.layout.linear import LinearMap
+from warploom.layout.matrix_access import ldmatrix_plan
 from warploom.tile.roles import WARPGROUP_ROWS
+
+DEPTH = 16
+"""K of one instruction, in 16-bit elements."""
+A, B, C = (mma_fragment("m16n8k16", operand) for operand in "ABC")
+B_PAIR = B.tile(1, 2)
+"""Two B operands side by side: what one ``ldmatrix.x4`` fills."""
+
+Registers = Sequence[Traced]
+
+
+def of_warps(lanes: LinearMap, warps: tuple[int, int], axis: int, step: int) -> LinearMap:
+    """A map of a warp's lanes as one of all threads of ``warps`` along rows and columns, powers of two, row by row.
+
+    The next warp along ``axis`` (0: along the rows) begins ``step`` columns further on.
+    """
+    bits = [(count - 1).bit_length() for count in warps[::-1]]  # neighbours differ in columns
+    moved = [(0, step << i if own == 1 - axis else 0) for own, count in enumerate(bits) for i in range(count)]
+    sizes = {"row": lanes.out_size("row"), "col": max(lanes.out_size("col"), step * warps[axis])}
+    return LinearMap({"lane": [*lanes.bases("lane"), *moved]}, sizes)
+
+
+@dataclass(frozen=True)
+class Part:
+    """The columns of a tile that a warp has: ``lanes`` of thread ``who``, from ``row`` on, find the first of them."""
+
+    lanes: LinearMap
+    who: Traced
+    row: Number
+    period: int
+    within: int
+
+    @classmethod
+    def of(cls, k: Kernel, tile: SharedTile, lanes: LinearMap, extent: int, index: Number) -> Part:
+        """Part ``index`` of those ``extent`` columns wide: a piece of a panel, whole panels, or pieces of 16 in turn.
+
+        The constant 0 is the only part: it begins where the tile does, which may be wider.
+
+        Whole panels are rows (a panel is as large as so many rows); which piece of a panel it is are further bits of
+        the lanes' map, and of ``who``.
+        """
+        panel = tile.layout.panels[0].cols
+        only = isinstance(index, int) and index == 0
+        if only or extent % panel == 0 or tile.layout.cols < 2 * extent:
+            return cls(lanes, k.lane, index * (extent // panel * tile.layout.rows), panel, panel)
+        within, period = (extent, panel) if panel % extent == 0 else (16, 16 * (tile.layout.cols // extent))
+        bits = (period // within).bit_length() - 1
+        moved = [*lanes.bases("lane"), *((0, within << bit) for bit in range(bits))]
+        number = k.value(index, u32)
+        piece = k.lane + (number & ((1 << bits) - 1)) * 32
+        spread = LinearMap({"lane": moved}, {"row": lanes.out_size("row"), "col": panel})
+        return cls(spread, piece, (number >> bits) * tile.layout.rows, period, within)
+
+    def col(self, outer: int) -> int:
+        """Where column ``outer`` of the part lies, counted from the first."""
+        return outer // self.within * self.period + outer % self.within
+
+
+class WarpOperand:
+    """The fragments of one operand of a warp in a shared tile: ``extent`` of its outer dimension, number ``index``.
+
+    ``fragment`` is what one load fills, drawn as the operand (A as m×k, B as k×n). ``flipped``: the tile stores its
+    transpose. ``first``: of the rows, where they run along K, the one that K begins at.
+    """
+
+    def __init__(
+        self,
+        k: Kernel,
+        tile: SharedTile,
+        fragment: FragmentLayout,
+        extent: int,
+        index: Number,
+        flipped: bool,
+        first: Number = 0,
+    ) -> None:
+        self._extent, self._along_k = extent, (fragment is A) != flipped  # rows of the tile run along K
+        whole = fragment.transposed() if flipped else fragment
+        self.width = fragment.shape[1] if fragment is B else DEPTH
+        """Outer positions that one load brings."""
+        plan = ldmatrix_plan(whole, not self._along_k)
+        self._part = None if self._along_k else Part.of(k, tile, plan.address, extent, index)
+        lanes, who, row = plan.address, k.lane, index * extent
+        if self._part is not None:
+            lanes, who, row = self._part.lanes, self._part.who, self._part.row + first
+        self._reader = TileReader(k, plan, TileAddresses(k, tile, lanes, who, row, "strided"))
+
+    def prepare(self, depth: int) -> None:
+        """Form the addresses of all loads of a tile of that depth here, before a loop."""
+        self._reader.prepare(self._at(o, d) for o in range(0, self._extent, self.width) for d in range(0, depth, DEPTH))
+
+    def _at(self, outer: int, depth: int) -> tuple[int, int]:
+        return (outer, depth) if self._part is None else (depth, self._part.col(outer))
+
+    def on(self, tile: SharedTile) -> WarpOperand:
+        """The operand in another stage of the tile, with the addresses of this one."""
+        other = copy(self)
+        other._reader = self._reader.on(tile)
+        return other
+
+    def load(self, outer: int, depth: int) -> Registers:
+        """The registers that one ``ldmatrix`` loads from (``outer``, ``depth``) on."""
+        return self._reader.load(*self._at(outer, depth))
+
+    def step(self, depth: int) -> list[Registers]:
+        """The registers that every ``ldmatrix`` of a k-step loads."""
+        return [self.load(outer, depth) for outer in range(0, self._extent, self.width)]
+
 
 Left = SharedTile | Registers
 """Operand A: a shared tile, or registers that hold it."""
@@ -36,7 +145,7 @@ def scale(accumulator: Fragment, factor: Number) -> None:
 
 
 @dataclass(frozen=True)
-class Started:
+class StartedProduct:
     """A product under way; its operands must stay where they are until it has been waited for."""
 
     wait_for: Callable[[tuple[Fragment, ...]], None]
@@ -95,11 +204,11 @@ class Wgmma:
         """Until all products but the ``pending`` newest are done; ``ready`` are what may be read from here on."""
         self._k.wgmma_wait(pending, *ready)
 
-    def started(self, sums: tuple[Fragment, ...]) -> Started:
+    def started(self, sums: tuple[Fragment, ...]) -> StartedProduct:
         """One more group of instructions, which has been closed."""
         self._started += 1
         number = self._started
-        return Started(lambda others: self.wait(self._started - number, *sums, *others))
+        return StartedProduct(lambda others: self.wait(self._started - number, *sums, *others))
 
     @property
     def k(self) -> Kernel:
@@ -108,7 +217,7 @@ class Wgmma:
 
     @property
     def dtype(self) -> DType:
-        """Of the operands."""
+        """The type of the operands."""
         return self._dtype
 
 
@@ -129,7 +238,7 @@ class WgmmaProduct:
         self._transposed_a, self._transposed_b = transposed_a, transposed_b
 
     def at(self, row: Number = 0, col: Number = 0) -> WgmmaProduct:
-        """The same product from another row of A and column of B on."""
+        """The product from another row of A and column of B on."""
         other = copy(self)
         other._row, other._col = row, col
         return other
@@ -142,7 +251,7 @@ class WgmmaProduct:
         zero: bool | Traced = False,
         held: Registers = (),
         until: tuple[Traced, int] | None = None,
-    ) -> Started:
+    ) -> StartedProduct:
         """Start it on a stage's tiles; ``zero``, of the whole warpgroup: sums begin anew.
 
         ``held``: registers with the first steps of a tile A, which is not read for them. ``until``: a depth, s32 and of
@@ -285,7 +394,7 @@ class MmaSyncProduct:
         held = range(0, min(steps * DEPTH, self.depth), DEPTH)
         self._held = {d: [left(i, d) for i in range(self._rows)] for d in held}
 
-    def start(self, a: SharedTile | Fragment | Registers, b: SharedTile, *, zero: bool = False) -> Started:
+    def start(self, a: SharedTile | Fragment | Registers, b: SharedTile, *, zero: bool = False) -> StartedProduct:
         """Run it on a stage's tiles; ``zero``: sums begin anew."""
         left, right = self._left(a), self._b.on(b)
         if not self._cores.ahead:
@@ -303,7 +412,7 @@ class MmaSyncProduct:
         return _DONE
 
     def fragments(self, a: SharedTile, b: SharedTile, depth: int) -> list[Registers]:
-        """What the loads of a k-step bring, A's before B's: for :meth:`multiply_loaded`."""
+        """Load the operands of a k-step, A's before B's, for :meth:`multiply_loaded`."""
         if self._a is None:
             raise TraceError("this product was made for A in registers")
         return self._a.on(a).step(depth) + self._b.on(b).step(depth)
@@ -334,7 +443,7 @@ def _columns(loaded: Sequence[Registers]) -> list[Registers]:
     return [half for x in loaded for half in (x[:2], x[2:]) if half]
 
 
-_DONE = Started(lambda _: None)
+_DONE = StartedProduct(lambda _: None)
 
 
 def _whole_depth(

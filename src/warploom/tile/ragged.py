@@ -16,8 +16,8 @@ from warploom.core.dtypes import s32, u32
 from warploom.isa.async_copy import Eviction
 from warploom.lang.parameters import Compound, Global
 from warploom.layout.tensor_map import RAGGED_ROWS
-from warploom.tile.order import ENTRY_WORDS
 from warploom.tile.pipeline import Boxes
+from warploom.tile.planning import ENTRY_WORDS
 from warploom.tile.scheduler import Divisor
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ class Sequences(Compound):
         self._cut = cut
 
     def cut(self, cut: bool) -> Sequences:
-        """The same, or the used rows of each."""
+        """All rows of each sequence, or where ``cut`` the used ones."""
         return Sequences(self.k, *self.values, cut=cut)
 
     def at(self, number: Traced) -> RowRange:
@@ -110,7 +110,7 @@ class SpacedUsed(Spaced):
 class RaggedBatch(Compound):
     """A parameter: ``sequences`` of ``heads``, of which ``together`` form a group.
 
-    ``most``: tiles of a head at most (:func:`.order.most_pieces`).
+    ``most``: tiles of a head at most (:func:`.planning.most_pieces`).
     """
 
     sequences: u32
@@ -154,16 +154,16 @@ class PieceList:
 
     @property
     def count(self) -> Traced:
-        """How many tiles there are."""
+        """The number of tiles in the list."""
         return self.words.load()
 
     @property
     def claimed(self) -> GlobalPointer:
-        """How many tiles have been claimed: what a :class:`.scheduler.Claimed` counts."""
+        """The word that counts the tiles claimed, for :class:`.scheduler.Claimed`."""
         return self.words + 1
 
     def at(self, number: Traced) -> Piece:
-        """A tile."""
+        """The tile of a number, read from its entry."""
         place = self._entry(number)
         q_begin, q_count, k_begin, k_count = place.load(0, 4)
         return Piece(RowRange(q_begin, q_count), RowRange(k_begin, k_count), place.load(4))
@@ -198,7 +198,7 @@ class Slots:
     most: Traced
 
     def of(self, queries: Traced, keys: Traced) -> Traced:
-        """How many a sequence takes."""
+        """The number of slots that a sequence takes."""
         return ((keys if self.of_keys else queries) + (self.rows - 1)) // self.rows
 
 
@@ -260,7 +260,7 @@ class RaggedTiles:
                     to.store([k.value(0, u32)] * VECTOR, vector * VECTOR)
 
     def _number(self, head: Traced, place: Traced, count: Traced, tile: Traced, own: Traced) -> tuple[Traced, Traced]:
-        """That of tile ``tile`` of ``own`` of a sequence for a head, and whether it is below what there is room for.
+        """The number of tile ``tile`` of ``own`` of a sequence for a head, and whether the list has room for it.
 
         ``place``: how many of ``count`` tiles come before it where it is sorted by row, else before the sequence.
         """

@@ -41,7 +41,7 @@ def consumer(k: Kernel, consumers: int) -> AbstractContextManager[None]:
 
 
 class Meeting:
-    """So many whole warpgroups meet at a named barrier, and see what each other stored: ``meeting.sync()``."""
+    """A named barrier at which whole warpgroups meet and see what each other stored: ``meeting.sync()``."""
 
     def __init__(self, k: Kernel, warpgroups: int) -> None:
         self._k, self._threads, self._number = k, warpgroups * WARPGROUP, k.named_barriers()

@@ -1,5 +1,5 @@
 # pyright: reportInvalidTypeForm=false
-"""Which tile a CTA works on next: an order of tiles as an object. What the host computes for it is :mod:`.order`."""
+"""The next tile of a CTA: an order of tiles as an object, with numbers that the host computes (:mod:`.planning`)."""
 
 from __future__ import annotations
 
@@ -168,7 +168,7 @@ TileScheduler = Persistent | Single | Claimed
 
 
 class Divisor(Compound):
-    """A parameter to divide by. The host gives its inverse as well (:func:`.order.divisors`): a multiplication does it.
+    """A parameter to divide by, and its inverse from the host (:func:`.planning.divisors`): a multiplication does it.
 
     A division takes some twenty instructions, which nothing hides where a tile begins.
     """
@@ -199,11 +199,11 @@ class Divisor(Compound):
 class RowTiles(Compound):
     """A parameter: tiles of row blocks × planes (one head of one batch) by number.
 
-    The host gives the numbers (:func:`.order.row_tiles`); :meth:`of` takes what only the kernel knows.
+    The host gives the numbers (:func:`.planning.row_tiles`); :meth:`of` takes what only the kernel knows.
 
     ``grouped``: where work grows with the row block, ``together`` planes form a group of ``group`` tiles, which come
-    from the longest to the shortest (:func:`.order.planes_together`); the last group has ``last`` planes. Else plane by
-    plane, from the first rows on.
+    from the longest to the shortest (:func:`.planning.planes_together`); the last group has ``last`` planes. Else plane
+    by plane, from the first rows on.
     """
 
     rows: Divisor
@@ -217,12 +217,12 @@ class RowTiles(Compound):
         self.grouped = grouped
 
     def ordered(self, *, grouped: bool) -> RowTiles:
-        """The same tiles, in groups or plane by plane."""
+        """These tiles in groups, or plane by plane."""
         return RowTiles(self.k, *self.values, grouped=grouped)
 
     @classmethod
     def of(cls, k: Kernel, rows: Traced, planes: Traced, together: Traced | None = None) -> RowTiles:
-        """By numbers that only the kernel knows: divisions where this is traced, none for each tile."""
+        """Tiles of numbers that only the kernel knows: it divides once, where this is traced, not for each tile."""
         size = planes if together is None else together
         rest = planes % size
         last = k.select(rest == 0, size, rest)
@@ -235,7 +235,7 @@ class RowTiles(Compound):
         return self.rows.value * self.planes
 
     def tile(self, number: Traced) -> tuple[Traced, Traced]:
-        """(row block, plane)."""
+        """The (row block, plane) of a tile by its number."""
         if not self.grouped:
             plane, row = self.rows.divide(number)
             return row, plane
@@ -259,7 +259,7 @@ class GroupedTiles:
     height: int
 
     def tile(self, number: Traced) -> tuple[Traced, Traced]:
-        """(row, column)."""
+        """The (row, column) of a tile by its number."""
         if self.height == 0:
             return number // self.cols, number % self.cols
         group, within = number // (self.cols * self.height), number % (self.cols * self.height)

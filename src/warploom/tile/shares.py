@@ -30,7 +30,7 @@ MOST_LONGER = 16
 
 
 @dataclass(frozen=True)
-class Span:
+class SequenceBlocks:
     """One sequence (all u32): blocks of keys ``begin`` … ``end`` - 1, at least one, for each of ``tiles`` tiles.
 
     ``tiles`` of query rows, at least one. ``keys`` and ``queries`` are its lengths, ``first`` the number of its first
@@ -58,7 +58,7 @@ class BlockPlace:
     """
 
     sequence: Traced
-    span: Span
+    span: SequenceBlocks
     head: Traced
     tile: Traced
     block: Traced
@@ -71,7 +71,7 @@ class BlockPlace:
         return self.start + self.span.blocks
 
 
-class Shares:
+class BlockShares:
     """The list of ``batch`` sequences and ``heads`` key heads; ``span(b)`` reads sequence b.
 
     ``split``: every piece has so many blocks, counted from a tile's first (the last one what is left), wherever the
@@ -82,7 +82,7 @@ class Shares:
     def __init__(
         self,
         k: Kernel,
-        span: Callable[[Traced], Span],
+        span: Callable[[Traced], SequenceBlocks],
         batch: Traced,
         heads: Traced,
         *,
@@ -99,8 +99,8 @@ class Shares:
         """Numbers of the list."""
         return self._total.get()
 
-    def read_by(self, span: Callable[[Traced], Span]) -> Shares:
-        """The same list, whose sequences are read otherwise: a survey of one holds for both."""
+    def read_by(self, span: Callable[[Traced], SequenceBlocks]) -> BlockShares:
+        """This list with sequences read in another way: a survey of one holds for both."""
         other = copy(self)
         other.span = span
         return other
@@ -116,7 +116,7 @@ class Shares:
         self._total.set(total.get())
         self._each.set(self._whole(k.maximum(ceiling(self.total, self._ctas), 1), first_span))
 
-    def _whole(self, least: Traced, span: Span) -> Traced:
+    def _whole(self, least: Traced, span: SequenceBlocks) -> Traced:
         """The length of shares: ``least`` or, where all tiles are as long as those of ``span``, of whole ones."""
         k, each = self._k, self._k.register(u32, least, "each")
         tile = span.blocks + self.gap
@@ -216,7 +216,7 @@ class Shares:
 class BlockCursor:
     """A position in the list of blocks, in registers."""
 
-    def __init__(self, k: Kernel, shares: Shares, name: str) -> None:
+    def __init__(self, k: Kernel, shares: BlockShares, name: str) -> None:
         self._k, self._shares = k, shares
 
         def held(what: str) -> Mutable:
@@ -224,7 +224,7 @@ class BlockCursor:
 
         self.sequence, self.head, self.tile, self.block = map(held, ("sequence", "head", "tile", "block"))
         self.number = held("number")
-        self._span = {f.name: held(f.name) for f in fields(Span)}
+        self._span = {f.name: held(f.name) for f in fields(SequenceBlocks)}
         self._since = self._piece = None
         if shares.split is not None:
             self._since, self._piece = held("since"), held("piece")
@@ -243,9 +243,9 @@ class BlockCursor:
             self._piece.set(offset // split)
 
     @property
-    def span(self) -> Span:
+    def span(self) -> SequenceBlocks:
         """The sequence it is in."""
-        return Span(**{name: register.get() for name, register in self._span.items()})
+        return SequenceBlocks(**{name: register.get() for name, register in self._span.items()})
 
     @property
     def piece(self) -> Traced:

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import reduce
 from operator import and_, or_
 from typing import TYPE_CHECKING, Protocol
@@ -32,6 +32,7 @@ from warploom.layout.reduction import reduction_plan
 if TYPE_CHECKING:
     from warploom.lang import Fragment, Kernel, SharedTile, Traced
     from warploom.lang.values import Number
+
 
 LOG2_E = math.log2(math.e)
 LAZY_GROWTH = 8.0
@@ -63,7 +64,7 @@ def nothing() -> None:
 
 
 class ScoreChange(Protocol):
-    """What becomes of scaled scores before the softmax, one by one and in their order: a soft cap, say."""
+    """A change of scaled scores before the softmax, one by one and in their order: a soft cap, say."""
 
     def scores(self, scaled: Iterable[Traced]) -> Iterable[Traced]:
         """The scores that the softmax gets."""
@@ -93,7 +94,7 @@ def capped_slope(k: Kernel, exponent: Traced, cap: float) -> Traced:
 
 @dataclass(frozen=True)
 class Exponents:
-    """How a score s and its row's maximum m become P = 2^(``c``·s - ``c``·m - headroom), P of type ``dtype``."""
+    """The formula P = 2^(``c``·s - ``c``·m - headroom) of a score s and its row's maximum m, P of type ``dtype``."""
 
     c: float
     dtype: DType
@@ -109,11 +110,11 @@ class Exponents:
         return -min(F32_MAX, FAR[self.dtype.name] / self.c)
 
     def shift(self, k: Kernel, m: Traced) -> Traced:
-        """What is added to c·s: rounded once, so that every use of a maximum is off by the same."""
+        """The term -c·m - headroom, rounded once, so that every use of a maximum is off by the same."""
         return k.fma(m, -self.c, -self.headroom) if self.headroom else m * -self.c
 
     def factor(self, k: Kernel, before: Traced, after: Traced) -> Traced:
-        """What l and O are multiplied by when a row's maximum changes: as its shifts differ, rounded as they are."""
+        """The factor of l and O when a row's maximum changes, by the difference of its rounded shifts."""
         return k.exp2(self.shift(k, after) - self.shift(k, before))
 
     def judged(self, k: Kernel, m: Traced, total: Traced) -> Traced:
@@ -122,7 +123,7 @@ class Exponents:
 
     @staticmethod
     def inverse(k: Kernel, total: Traced) -> Traced:
-        """What O is multiplied by in the end: 1 / l, and 0 for a row without a score."""
+        """The factor of O in the end: 1 / l, and 0 for a row without a score."""
         return k.select(total == 0.0, k.value(0.0, f32), k.reciprocal(total))
 
     def log_sum(self, k: Kernel, m: Traced, total: Traced) -> Traced:
@@ -285,7 +286,7 @@ class OnlineSoftmax:
         return logs
 
     def ends(self, sink: Traced | None = None) -> tuple[list[Traced], list[Traced]]:
-        """What :meth:`finish` multiplies O by, which stays as it is, and the log-sum-exps."""
+        """The factors that :meth:`finish` would multiply O by, and the log-sum-exps; O stays as it is."""
         k = self._k
         inverse: list[Traced] = []
         logs: list[Traced] = []
@@ -306,7 +307,7 @@ class OnlineSoftmax:
         return inverse, logs
 
     def ends_to(self, index: Number, logs: SharedTile, inverse: SharedTile) -> None:
-        """What :meth:`ends` gives to (``index``, row) of shared tiles: of parts that :func:`.merge.merged` joins.
+        """Store the results of :meth:`ends` to (``index``, row) of shared tiles, for :func:`.merge.merged` to join.
 
         The lanes of the warp meet before: what they have read may be overwritten.
         """
@@ -403,3 +404,44 @@ def put_ones(k: Kernel, tile: SharedTile, col: int, dtype: DType) -> None:
         for stage in range(tile.stages):
             tile.stage(stage).store(ones, k.thread, col, dtype=u32)
         k.fence_async()
+
+
+class SoftmaxGradient:
+    """P in place of the scores ``s`` of a block, then dS. ``shift`` is -log2(e)·L and ``delta`` for each element."""
+
+    def __init__(self, k: Kernel, s: Fragment, scale: float, change: ScoreChange | None = None) -> None:
+        self._k, self._change = k, change
+        self._scores = s.mutable
+        self._scale = scale
+
+    def probabilities(self, shift: Sequence[Traced], mask: Callable[[], None] = nothing) -> None:
+        """P in place of S; ``mask`` puts 0 where scores do not count."""
+        k, factor = self._k, LOG2_E
+        if self._change is None:
+            scores, factor = (x.get() for x in self._scores), self._scale * LOG2_E
+        else:
+            scores = self._change.scores(x * self._scale for x in self._scores)
+        for x, score, y in zip(self._scores, scores, shift, strict=True):
+            x.set(k.exp2(k.fma(score, factor, y)))
+        mask()
+
+    def apply_slopes(self, shift: Sequence[Traced]) -> None:
+        """After P has been used: P times the slope of what changed its score, if something did.
+
+        P says what the score was, so that no register keeps it.
+        """
+        k = self._k
+        if self._change is None:
+            return
+        exponents = (k.log2(x) - y for x, y in zip(self._scores, shift, strict=True))
+        for x, slope in zip(self._scores, self._change.slopes(exponents), strict=True):
+            x.set(k.select(x == 0.0, k.value(0.0, x.dtype), x * slope))
+
+    def scores(self, dp: Fragment, delta: Sequence[Traced]) -> Fragment:
+        """dS / scale, as values."""
+        return score_gradients([x.get() for x in self._scores], dp, delta)
+
+
+def score_gradients(p: Sequence[Traced], dp: Fragment, delta: Sequence[Traced]) -> Fragment:
+    """dS / scale, as values, of P (with the slope of what changed scores) and dP."""
+    return replace(dp, registers=tuple(x * (y - d) for x, y, d in zip(p, dp.registers, delta, strict=True)))

@@ -13,8 +13,7 @@ from warploom.core.dtypes import DType
 from warploom.core.errors import ProblemError
 from warploom.emulate.memory.buffers import ADDRESS_BITS, GlobalBuffer, buffer_of
 from warploom.emulate.transactions.tensor_maps import TensorMapArgument
-from warploom.ir.arguments import in_order
-from warploom.ir.program import Parameter, Program
+from warploom.ir.program import Parameter, Program, in_order
 from warploom.ir.statements import Value
 from warploom.isa.effects import Access, AsyncCopy, BulkStore, BulkTensorCopy, Effect, TensorMapWrite
 

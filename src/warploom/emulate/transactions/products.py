@@ -13,7 +13,7 @@ from warploom.emulate.control.frames import Frame, Origin, shadow_dtype
 from warploom.emulate.findings.findings import Kind
 from warploom.emulate.memory.shared_memory import SHARED_BASE, SharedMemory
 from warploom.emulate.transactions.transaction import SharedRead
-from warploom.ir.statements import Op, Tile, Value
+from warploom.ir.statements import Op, TileRegion, Value
 from warploom.isa.narrow import half_to_f32
 from warploom.isa.wgmma import K, M, WarpgroupProduct
 from warploom.layout.wgmma import decode
@@ -223,7 +223,7 @@ class SharedOperands:
 
 
 def _misplaced(
-    instruction: WarpgroupProduct, is_b: bool, descriptor: int, extent: tuple[int, int], tile: Tile
+    instruction: WarpgroupProduct, is_b: bool, descriptor: int, extent: tuple[int, int], tile: TileRegion
 ) -> tuple[Kind, str] | None:
     """How an operand's descriptor, for bytes from the first to the end, contradicts the tile that it was made for."""
     (first, end), which, shape = extent, "AB"[is_b], decode(descriptor)[1]

@@ -9,7 +9,7 @@ from warploom.core.dtypes import DType
 from warploom.core.errors import ProblemError
 from warploom.kernels.attention.problem import AttentionProblem, Operands
 from warploom.kernels.source import KernelCall, KernelSource
-from warploom.tile.order import page_table
+from warploom.tile.planning import page_table
 
 THREADS = 128
 CHUNK = 8

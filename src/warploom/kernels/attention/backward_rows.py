@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from warploom.kernels.attention.problem import BackwardProblem, Operands
 from warploom.kernels.attention.scores import HeadRows
 from warploom.kernels.source import KernelCall, KernelSource
-from warploom.tile.order import most_pieces
+from warploom.tile.planning import most_pieces
 
 MULTIPLIED = "q", "k", "v", "dout", "shift", "delta", "dk", "dv"
 """The arrays of the kernels of dK and dV, in their order."""

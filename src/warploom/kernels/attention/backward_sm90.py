@@ -12,8 +12,7 @@ from warploom.kernels.attention.lists import list_gradient_tiles
 from warploom.kernels.attention.problem import MOST_POSITIONS, AttentionProblem, BackwardProblem, GradientDims, Operands
 from warploom.kernels.settings import flag, violated
 from warploom.kernels.source import KernelCall, KernelSource, MappedArray
-from warploom.tile.order import L2_BYTES, divisors, row_tiles
-from warploom.tile.panels import PANEL_COLS, padded_cols, panel_cols, part_size
+from warploom.tile.planning import L2_BYTES, PANEL_COLS, divisors, padded_cols, panel_cols, part_size, row_tiles
 from warploom.tile.roles import WARPGROUP_ROWS
 
 CONSUMERS = 2

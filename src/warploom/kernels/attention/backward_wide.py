@@ -10,8 +10,7 @@ from warploom.kernels.attention.backward_rows import MULTIPLIED, option_calls, r
 from warploom.kernels.attention.problem import MOST_POSITIONS, BackwardProblem, GradientDims, Operands
 from warploom.kernels.settings import flag, violated
 from warploom.kernels.source import KernelCall, KernelSource, MappedArray
-from warploom.tile.order import divisors, row_tiles
-from warploom.tile.panels import PANEL_COLS
+from warploom.tile.planning import PANEL_COLS, divisors, row_tiles
 
 CONSUMERS = 2
 KEYS = 64

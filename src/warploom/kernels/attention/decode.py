@@ -12,9 +12,7 @@ from warploom.core.targets import Target
 from warploom.kernels.attention.problem import AttentionProblem, Operands
 from warploom.kernels.settings import Configuration, broken_flags, flag, shared_excess, violated
 from warploom.kernels.source import KernelCall, KernelSource
-from warploom.tile.copy_plan import CopyPlan
-from warploom.tile.order import page_table
-from warploom.tile.panels import padded_cols
+from warploom.tile.planning import CopyPlan, padded_cols, page_table
 
 RUN = 16
 """Keys that lie side by side whatever the pages: their size is a multiple of it."""

@@ -11,8 +11,7 @@ from warploom.kernels.attention.lists import list_tiles
 from warploom.kernels.attention.problem import FORWARD, AttentionProblem, HeadDims, Operands
 from warploom.kernels.settings import flag, violated
 from warploom.kernels.source import KernelCall, KernelSource
-from warploom.tile.copy_plan import CopyPlan
-from warploom.tile.panels import padded_cols
+from warploom.tile.planning import CopyPlan, padded_cols
 
 
 @dataclass(frozen=True)

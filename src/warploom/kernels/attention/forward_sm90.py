@@ -20,8 +20,19 @@ from warploom.kernels.attention.problem import (
 )
 from warploom.kernels.settings import flag, violated
 from warploom.kernels.source import Grid, KernelCall, KernelSource, MappedArray
-from warploom.tile.order import ENTRY_WORDS, FLOPS_PER_SECOND, Work, divisors, page_table, planes_together, row_tiles
-from warploom.tile.panels import PANEL_COLS, box_rows, padded_cols, panel_cols
+from warploom.tile.planning import (
+    ENTRY_WORDS,
+    FLOPS_PER_SECOND,
+    PANEL_COLS,
+    Work,
+    box_rows,
+    divisors,
+    padded_cols,
+    page_table,
+    panel_cols,
+    planes_together,
+    row_tiles,
+)
 
 BARRIER_BYTES = 256
 """Shared memory behind the tiles that is set aside for the mbarriers."""

@@ -8,7 +8,7 @@ from warploom.core.arguments import fields
 from warploom.core.dtypes import u32
 from warploom.kernels.attention.problem import AttentionProblem, BackwardProblem, Operands, Packed
 from warploom.kernels.source import KernelCall, KernelSource
-from warploom.tile.order import ENTRY_WORDS, divisors, heads_at_once, heads_together, most_pieces
+from warploom.tile.planning import ENTRY_WORDS, divisors, heads_at_once, heads_together, most_pieces
 
 LISTING_WARPS = 4
 """Warps of a CTA that lists tiles, each those of a sequence."""

@@ -17,8 +17,7 @@ from warploom.kernels.classes import size_class
 from warploom.kernels.settings import AnyConfiguration, Configuration, broken_flags, shared_excess, violated
 from warploom.kernels.source import Grid, KernelCall, MappedArray
 from warploom.tile.mask import Visible
-from warploom.tile.order import ENTRY_WORDS, most_pieces
-from warploom.tile.panels import PANEL_COLS, padded_cols
+from warploom.tile.planning import ENTRY_WORDS, PANEL_COLS, most_pieces, padded_cols
 
 MOST_GRID_ROWS = 65535  # CTAs along y and z
 MOST_HEAD_DIM = 256

@@ -14,7 +14,7 @@ from warploom.kernels.matmul.problem import MOST_EXTENT, MOST_GRID_ROWS, MatmulP
 from warploom.kernels.matmul.shares import Shares
 from warploom.kernels.settings import Configuration, broken_flags, flag, shared_excess, violated
 from warploom.kernels.source import KernelCall, KernelSource
-from warploom.tile.copy_plan import CopyPlan
+from warploom.tile.planning import CopyPlan
 
 DEPTH = 16
 """Of one ``mma``."""

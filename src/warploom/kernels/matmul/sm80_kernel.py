@@ -11,9 +11,8 @@ from warploom.kernels.matmul.sm80 import MatmulSm80
 from warploom.kernels.matmul.values import Output, Result, Tile, along, stored_rows
 from warploom.lang import Fragment, Kernel, SharedTile, Strided, StridedPointer, Traced, kernel
 from warploom.lang.values import Number
-from warploom.tile.copies import CopyRing, Place
+from warploom.tile.copies import CopyRing, Place, accumulate
 from warploom.tile.epilogue import Staging, Sums, store_registers
-from warploom.tile.mainloop import accumulate
 from warploom.tile.pipeline import operand_tile
 from warploom.tile.product import MmaSync, zero
 from warploom.tile.scheduler import GroupedTiles

@@ -12,7 +12,7 @@ from warploom.kernels.matmul.features import MatmulFeatures, OperandFeatures
 from warploom.kernels.matmul.problem import MOST_EXTENT, MatmulProblem, Matrix
 from warploom.kernels.settings import Configuration, broken_flags, flag, shared_excess, violated
 from warploom.kernels.source import KernelCall, KernelSource, MappedArray
-from warploom.tile.panels import PANEL_COLS, padded_cols, panel_cols
+from warploom.tile.planning import PANEL_COLS, padded_cols, panel_cols
 from warploom.tile.roles import WARPGROUP, WARPGROUP_ROWS, threads_of
 
 BARRIER_BYTES = 1024

@@ -11,7 +11,7 @@ from warploom.kernels.matmul.features import ROW_VALUES, Epilogue, Extra, Matmul
 from warploom.lang import Compound, Global, GlobalPointer, Kernel, Strided, StridedPointer, Traced
 from warploom.lang.values import Number
 from warploom.tile.copies import Rows
-from warploom.tile.epilogue import Pair, Target
+from warploom.tile.epilogue import OutputMatrix, Pair
 
 At = TypeVar("At", int, Number)
 
@@ -74,13 +74,13 @@ class Output:
     half: DType
     result: Result
 
-    def of(self, matrix: Traced | None, batch: Traced) -> tuple[Target, EpilogueValue | None]:
+    def of(self, matrix: Traced | None, batch: Traced) -> tuple[OutputMatrix, EpilogueValue | None]:
         """Where the sums of a matrix go, and what of them; None for the sums themselves."""
         k, f, to = self.k, self.features, self.result
         out = to.out_f32 if f.out_dtype is f32 else to.out
         pointer = out if matrix is None else out.at(matrix)
         rows, cols = to.m if f.ragged_m else None, to.n if f.ragged_n else None
-        target = Target(k, pointer, out.strides[1], f.out_dtype, rows, cols, f.out_chunk, f.pairs)
+        target = OutputMatrix(k, pointer, out.strides[1], f.out_dtype, rows, cols, f.out_chunk, f.pairs)
         if f.epilogue.plain:
             return target, None
         extras = (to.extra0, to.extra1)[: len(f.epilogue.extras)]
@@ -99,7 +99,7 @@ class EpilogueValue:
 
     k: Kernel
     epilogue: Epilogue
-    target: Target
+    target: OutputMatrix
     half: DType
     given: Result
     extras: tuple[GlobalPointer, ...]

@@ -12,7 +12,7 @@ from warploom.core.targets import Target
 from warploom.kernels.attention.problem import FORWARD, MOST_GRID_ROWS, AttentionProblem, HeadDims, Operands
 from warploom.kernels.settings import element_type, flag, type_name, violated
 from warploom.kernels.source import KernelCall, KernelSource
-from warploom.tile.copy_plan import CopyPlan
+from warploom.tile.planning import CopyPlan
 
 if TYPE_CHECKING:
     from warploom.lang.fragments import Addressing

@@ -23,8 +23,8 @@ from warploom.lang import (
 from warploom.lang.fragments import TileAddresses
 from warploom.lang.values import Number
 from warploom.layout.catalogue import mma_fragment
+from warploom.tile.copies import TileCopy
 from warploom.tile.mask import Mask
-from warploom.tile.tile_copy import TileCopy
 from warploom_lab.kernels.attention.ladder_config import RungSm80
 from warploom_lab.kernels.attention.ladder_softmax import RungSoftmax, SharedSoftmax
 from warploom_lab.kernels.attention.ladder_streams import Stream, Tensors

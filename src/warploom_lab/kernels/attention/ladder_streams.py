@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from warploom.core.dtypes import u32, u64
 from warploom.lang import GlobalPointer, Kernel, Mutable, SharedTile, StridedPointer, Traced
 from warploom.lang.values import Number
-from warploom.tile.tile_copy import TileCopy
+from warploom.tile.copies import TileCopy
 from warploom_lab.kernels.attention.ladder_config import RungSm80
 
 

@@ -11,12 +11,10 @@ from warploom.kernels.matmul.features import PLAIN, MatmulFeatures
 from warploom.kernels.matmul.values import Result, along, stored_rows
 from warploom.lang import Fragment, Kernel, SharedTile, Strided, Traced, kernel
 from warploom.layout.wmma import wmma_fragment
-from warploom.tile.copies import CopyCursor, CopyRing, Place
-from warploom.tile.copy_plan import CopyPlan
-from warploom.tile.epilogue import Staging, Sums, Target, read, store_registers
-from warploom.tile.mainloop import accumulate
-from warploom.tile.operands import Registers
-from warploom.tile.product import zero
+from warploom.tile.copies import CopyCursor, CopyRing, Place, accumulate
+from warploom.tile.epilogue import OutputMatrix, Staging, Sums, read, store_registers
+from warploom.tile.planning import CopyPlan
+from warploom.tile.product import Registers, zero
 from warploom.tile.scheduler import GroupedTiles
 from warploom_lab.kernels.matmul.ladder_config import RungGemm
 from warploom_lab.kernels.matmul.ladder_operand import SHAPE, WMMA_SHAPE, C, Operand
@@ -63,7 +61,7 @@ def gemm(
     Loops(k, work, ring, k_tiles, places).run()
     rows, cols = m if f.ragged_m else None, n if f.ragged_n else None
     out = result.out_f32 if f.out_dtype is f32 else result.out
-    work.store(Target(k, out, out.strides[1], f.out_dtype, rows, cols, f.out_chunk, f.pairs), first)
+    work.store(OutputMatrix(k, out, out.strides[1], f.out_dtype, rows, cols, f.out_chunk, f.pairs), first)
 
 
 class RungProduct:
@@ -108,7 +106,7 @@ class RungProduct:
             k.mma(a, b, target, inputs=c.dtype, accumulate=c.accumulate, shape=SHAPE, into=target)
 
     # -- the way out
-    def store(self, target: Target, first: tuple[Traced, Traced]) -> None:
+    def store(self, target: OutputMatrix, first: tuple[Traced, Traced]) -> None:
         """The sums as the tile of C whose first element is ``first``; no warp reads the stages any more."""
         k, c = self._k, self.config
         row, col = k.warp // c.warps_n * c.warp_m, k.warp % c.warps_n * c.warp_n
@@ -144,7 +142,7 @@ class RungProduct:
                 k.wmma_store(to, leading, words, shape=WMMA_SHAPE, dtype=c.accumulate)
         k.syncthreads()  # the rows that leave were written by other warps
 
-    def _finish_out(self, staged: SharedTile, target: Target, first: tuple[Traced, Traced]) -> None:
+    def _finish_out(self, staged: SharedTile, target: OutputMatrix, first: tuple[Traced, Traced]) -> None:
         """The sums in pairs, converted on their way from the staging tile to C."""
         k, c = self._k, self.config
         plan = CopyPlan(c.tile_m, c.tile_n, c.num_warps, True, 2)

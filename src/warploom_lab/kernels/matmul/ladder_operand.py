@@ -13,7 +13,7 @@ from warploom.lang.fragments import TileAddresses, TileReader
 from warploom.layout.catalogue import mma_fragment
 from warploom.layout.matrix_access import ldmatrix_plan
 from warploom.layout.wmma import StorageOrder
-from warploom.tile.operands import Registers, of_warps
+from warploom.tile.product import Registers, of_warps
 from warploom_lab.kernels.matmul.ladder_config import RungGemm
 
 SHAPE, WMMA_SHAPE = "m16n8k16", "m16n16k16"

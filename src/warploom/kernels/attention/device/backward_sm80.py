@@ -22,13 +22,12 @@ from warploom.lang.parameters import Compound
 from warploom.lang.values import Number
 from warploom.tile.accumulation import PartSums, load_warp_part, reduce_warp_part
 from warploom.tile.copies import CopyRing, RowCopy, Rows
-from warploom.tile.epilogue import store_pairs
-from warploom.tile.gradient import SoftmaxGradient
+from warploom.tile.epilogue import column_values, store_pairs
 from warploom.tile.mask import SeenBy, key_tiles
 from warploom.tile.pipeline import operand_tile
 from warploom.tile.product import MmaSync, MmaSyncProduct, scale, zero
 from warploom.tile.ragged import RowRange
-from warploom.tile.transposed import column_values
+from warploom.tile.softmax import SoftmaxGradient
 
 
 @kernel(threads=lambda config, **_: config.threads, drop_unused=True)

@@ -23,15 +23,14 @@ from warploom.lang.parameters import Compound
 from warploom.lang.values import Number
 from warploom.layout.catalogue import wgmma_accumulator
 from warploom.tile.accumulation import WARPS, PartSums, add_parts, load_part, part_tile, store_part
-from warploom.tile.epilogue import await_sent, send_rows, send_tile
-from warploom.tile.gradient import SoftmaxGradient
+from warploom.tile.epilogue import TransposedStore, await_sent, column_values, send_rows, send_tile
 from warploom.tile.mask import SeenBy, key_tiles
 from warploom.tile.pipeline import Boxes, Cursor, Pipeline, operand_tile, ready, vector_tile
-from warploom.tile.product import Started, Wgmma, scale, zero
+from warploom.tile.product import StartedProduct, Wgmma, scale, zero
 from warploom.tile.ragged import Piece, PieceList, Slot, sequence_boxes
 from warploom.tile.roles import WARPGROUP, WARPGROUP_ROWS, Meeting, consumer, producer, threads_of, warps_of
 from warploom.tile.scheduler import Divisor, Persistent, RowTiles, Single
-from warploom.tile.transposed import TransposedStore, column_values
+from warploom.tile.softmax import SoftmaxGradient
 
 
 @kernel(threads=threads_of(CONSUMERS), requires="sm_90a", drop_unused=True)
@@ -331,7 +330,7 @@ class KeyConsumer:
         dk.wait()
         queries.release()
 
-    def _start_dq(self, me: Traced, ds: SharedTile) -> Started:
+    def _start_dq(self, me: Traced, ds: SharedTile) -> StartedProduct:
         """A consumer's half of dQ of a block whose dS both have shared."""
         return self._form_dq.at(*self._halves.start(me)).start(self._k_tile, ds, zero=True)
 

@@ -20,16 +20,13 @@ from warploom.kernels.attention.problem import PLAIN, AttentionFeatures
 from warploom.lang import Compound, Global, GlobalPointer, Kernel, Mutable, SharedTile, TensorMap, Traced, kernel
 from warploom.lang.values import Number
 from warploom.tile.accumulation import fetch_part, part_tile, store_part
-from warploom.tile.epilogue import await_sent, send_rows
-from warploom.tile.gradient import SoftmaxGradient, score_gradients
+from warploom.tile.epilogue import await_sent, column_values, row_values, send_rows
 from warploom.tile.mask import Mask
-from warploom.tile.operands import DEPTH
 from warploom.tile.pipeline import Boxes, Pipeline, operand_tile, ready, vector_tile
-from warploom.tile.product import Wgmma, load_left, scale, zero
+from warploom.tile.product import DEPTH, Wgmma, load_left, scale, zero
 from warploom.tile.roles import WARPGROUP_ROWS, consumer, producer, threads_of, warps_of
 from warploom.tile.scheduler import Divisor, RowTiles
-from warploom.tile.softmax import ScoreChange
-from warploom.tile.transposed import column_values, row_values
+from warploom.tile.softmax import ScoreChange, SoftmaxGradient, score_gradients
 
 
 # -- dK and dV

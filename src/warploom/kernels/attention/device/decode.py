@@ -37,10 +37,9 @@ from warploom.tile.cache import Pages, PageTable, WarpRing
 from warploom.tile.eight_bits import ProductAlongRows, ProductDownRows
 from warploom.tile.mask import GroupMask
 from warploom.tile.merge import WarpSums
-from warploom.tile.operands import DEPTH
 from warploom.tile.pipeline import operand_tile
-from warploom.tile.product import MmaSync, load_left, scale, zero
-from warploom.tile.shares import BlockCursor, Shares
+from warploom.tile.product import DEPTH, MmaSync, load_left, scale, zero
+from warploom.tile.shares import BlockCursor, BlockShares
 from warploom.tile.softmax import OnlineSoftmax
 
 LINE_WORDS = 32
@@ -80,7 +79,9 @@ def attention_decode(
     early = EarlyLengths(k, batch.lengths, batch.size, c.threads) if c.overlap and form.foretold else None
     given = Lengths(k, form, batch, batch.lengths.load if early is None else early.of)
     span, heads = spans(given, c, f), batch.kv_heads // c.heads
-    shares = Shares(k, span, batch.size, heads, ctas=split.ctas, split=split.blocks if form.split else None, gap=GAP)
+    shares = BlockShares(
+        k, span, batch.size, heads, ctas=split.ctas, split=split.blocks if form.split else None, gap=GAP
+    )
     numbers = TileNumbers(given, span, f.group, c.tile_m)
     slots = PartSlots(k, numbers, heads, split.pieces if form.split else None)
     k_tile, v_tile = (operand_tile(k, c.dtype, c.keys, c.key_cols, name=x, stages=c.stages * c.num_warps) for x in "KV")
@@ -119,8 +120,8 @@ def begin_share(
     k: Kernel,
     config: Decode,
     search: ShareSearch,
-    shares: Shares,
-    guess: tuple[EarlyLengths, Shares] | None,
+    shares: BlockShares,
+    guess: tuple[EarlyLengths, BlockShares] | None,
     ahead: Feed,
 ) -> None:
     """Find the share of this CTA and start its first copies.
@@ -445,12 +446,12 @@ class EarlyLengths:
 class ShareSearch:
     """The share of a CTA, from its ``first`` number to ``end``, and two positions at its start."""
 
-    def __init__(self, k: Kernel, shares: Shares) -> None:
+    def __init__(self, k: Kernel, shares: BlockShares) -> None:
         self._k = k
         self.first, self.end = k.register(u32, 0, "first"), k.register(u32, 0, "end")
         self.at, self.ahead = shares.cursor("at"), shares.cursor("ahead")
 
-    def run(self, shares: Shares) -> None:
+    def run(self, shares: BlockShares) -> None:
         """Find the share of this CTA."""
         shares.survey()
         first, end = shares.of(self._k.cta_x)

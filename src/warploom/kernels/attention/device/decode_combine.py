@@ -22,7 +22,7 @@ from warploom.kernels.attention.device.decode_rows import (
 from warploom.kernels.attention.problem import AttentionFeatures
 from warploom.lang import Kernel, Mutable, Traced, kernel
 from warploom.tile.merge import anchor, inverse, logarithm, weight
-from warploom.tile.shares import Shares, ceiling
+from warploom.tile.shares import BlockShares, ceiling
 
 QUAD = 4
 THREADS, LENGTHS = 32 * COMBINE_WARPS, 4
@@ -73,7 +73,7 @@ def attention_decode_combine(
         count = k.select(tile < at.tiles, ceiling(at.blocks, split.blocks), k.value(0, u32))
         slots = k.cta_x * split.pieces, k.cta_x * split.pieces + 1, 1
     else:
-        shares = Shares(k, span, batch.size, heads, ctas=split.ctas, gap=GAP)
+        shares = BlockShares(k, span, batch.size, heads, ctas=split.ctas, gap=GAP)
         shares.survey()
         begin = shares.start(k.select(by_tile != 0, k.cta_x, 0))  # other numbers than a tile's have no sequence
         place = shares.find(k.select(by_tile != 0, begin, shares.of(k.cta_x)[1] - 1))

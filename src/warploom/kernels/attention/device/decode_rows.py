@@ -14,7 +14,7 @@ from warploom.lang import GlobalPointer, Kernel, SharedTile, Traced
 from warploom.lang.parameters import Compound, Global, Strided, StridedPointer
 from warploom.tile.eight_bits import position
 from warploom.tile.merge import with_sink
-from warploom.tile.shares import WARP, BlockCursor, BlockPlace, Span, ceiling
+from warploom.tile.shares import WARP, BlockCursor, BlockPlace, SequenceBlocks, ceiling
 
 CHUNK = 8
 """Elements that a thread copies at once: 16 bytes."""
@@ -67,11 +67,11 @@ class Lengths:
         return self.k.minimum(self.k.bitcast(self.k.maximum(number, 0), u32), most)
 
 
-def spans(lengths: Lengths, config: Decode, features: AttentionFeatures) -> Callable[[Traced], Span]:
+def spans(lengths: Lengths, config: Decode, features: AttentionFeatures) -> Callable[[Traced], SequenceBlocks]:
     """The way in which the list of blocks reads a sequence: blocks that no query sees are no part of it."""
     k, left = lengths.k, features.left
 
-    def span(sequence: Traced) -> Span:
+    def span(sequence: Traced) -> SequenceBlocks:
         keys, queries, first = lengths.of(sequence)
         begin: Traced = k.value(0, u32)
         end: Traced = k.maximum(ceiling(keys, config.tile_n), 1)
@@ -79,7 +79,7 @@ def spans(lengths: Lengths, config: Decode, features: AttentionFeatures) -> Call
             seen = k.bitcast(keys, s32) - k.bitcast(queries, s32) - left
             begin = k.minimum(k.bitcast(k.maximum(seen, 0), u32) // config.tile_n, end - 1)
         tiles = k.maximum(ceiling(queries * features.group, config.tile_m), 1)
-        return Span(begin, end, tiles, keys, queries, first)
+        return SequenceBlocks(begin, end, tiles, keys, queries, first)
 
     return span
 
@@ -89,11 +89,11 @@ class TileNumbers:
     """A number for each tile of query rows, below what the host makes room for: as it knows no sequence's queries."""
 
     lengths: Lengths
-    span: Callable[[Traced], Span]
+    span: Callable[[Traced], SequenceBlocks]
     group: int
     tile_m: int
 
-    def of(self, sequence: Traced, span: Span, tile: Traced) -> Traced:
+    def of(self, sequence: Traced, span: SequenceBlocks, tile: Traced) -> Traced:
         """The number of a sequence's tile."""
         if not self.lengths.form.packed:  # as many tiles of each
             return sequence * span.tiles + tile
@@ -103,7 +103,7 @@ class TileNumbers:
         """At least as many as tiles come before: of each sequence the last may be less than whole."""
         return first * self.group // self.tile_m + sequence
 
-    def find(self, number: Traced) -> tuple[Traced, Span, Traced]:
+    def find(self, number: Traced) -> tuple[Traced, SequenceBlocks, Traced]:
         """(sequence, what it is, tile) of a number; the tile is beyond those of the sequence where nothing has it."""
         k, batch = self.lengths.k, self.lengths.given.size
         if not self.lengths.form.packed:
@@ -128,7 +128,7 @@ class GroupRows:
 
     k: Kernel
     sequence: Traced
-    span: Span
+    span: SequenceBlocks
     head: Traced
     """Which ``heads`` key heads."""
     tile: Traced

@@ -23,13 +23,12 @@ from warploom.lang import Global, GlobalPointer, Kernel, SharedTile, Strided, St
 from warploom.lang.hopper import TensorMapHandle
 from warploom.lang.parameters import Compound
 from warploom.lang.values import Number
-from warploom.tile.cache import Pages, PageTable
+from warploom.tile.cache import PagedBoxes, PageRuns, Pages, PageTable
 from warploom.tile.epilogue import store_row_values, store_rows
 from warploom.tile.mask import Mask
-from warploom.tile.paged import PagedBoxes, PageRuns
-from warploom.tile.panels import box_rows
 from warploom.tile.pipeline import Boxes, Cursor, Pipeline, operand_tile, ready
-from warploom.tile.product import MmaSync, Started, Wgmma, load_left
+from warploom.tile.planning import box_rows
+from warploom.tile.product import MmaSync, StartedProduct, Wgmma, load_left
 from warploom.tile.ragged import PieceList, sequence_boxes
 from warploom.tile.roles import WARPGROUP_ROWS, Turns, consumer, producer, warps_of
 from warploom.tile.scheduler import Claimed, Divisor, Persistent, RowTiles, Single, TileScheduler
@@ -266,7 +265,7 @@ class Consumer:
         if first:
             self._pass_over(tile, self._values)
 
-    def _add_values(self, tile: QueryTile, begins: Traced) -> Started:
+    def _add_values(self, tile: QueryTile, begins: Traced) -> StartedProduct:
         """P·V of a block, beside the scores of the next."""
         return self._product.start(self._p, self._values.wait(), zero=begins, until=self._until(tile, begins))
 

@@ -1,14 +1,113 @@
-"""The host's part of the order of tiles: what to divide by, and how many planes form a group (:mod:`.scheduler`)."""
+"""Arithmetic of tiles that configurations and the host compute without the language.
+
+How wide the panels of a shared tile are and how high boxes, who copies what of a tile, and the host's part of the order
+of tiles: what to divide by, and how many planes form a group (:mod:`.scheduler`).
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import lru_cache
+from math import gcd
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
 from warploom.core.arguments import fields, strides
+
+if TYPE_CHECKING:
+    from warploom.layout.linear import LinearMap
+
+
+PANEL_COLS = 64
+"""16-bit elements in a row of 128 bytes: the widest that the TMA and ``wgmma`` swizzle."""
+
+
+def panel_cols(cols: int, *, tight: bool = False) -> int:
+    """16-bit elements in a row of a panel of a tile that is ``cols`` wide: the TMA's box, and the swizzle's width.
+
+    ``tight``: 32 where the second of two panels of 64 would hold 32 columns of zeros.
+    """
+    if tight and PANEL_COLS < cols <= PANEL_COLS * 3 // 2:
+        return PANEL_COLS // 2
+    return min(PANEL_COLS, max(16, 1 << (cols - 1).bit_length()))
+
+
+def padded_cols(cols: int, *, tight: bool = False) -> int:
+    """``cols`` rounded up to whole panels."""
+    panel = panel_cols(cols, tight=tight)
+    return -(-cols // panel) * panel
+
+
+def box_rows(page_size: int, block: int) -> int:
+    """Keys of a box: those that lie side by side in pages wherever a block of so many begins."""
+    return gcd(page_size, block)
+
+
+def part_size(registers: int, warps: int = 4) -> int:
+    """Elements of the part of so many warps with so many accumulator registers a thread (:mod:`.accumulation`)."""
+    return registers * warps * 32
+
+
+CHUNK_BYTES = 16
+SEGMENT_BYTES = 128
+"""A row is copied in segments of one bank cycle: eight threads, 16 bytes each."""
+
+
+@dataclass(frozen=True)
+class CopyPlan:
+    """The division of a ``rows × cols`` tile of 16-bit elements among the threads that copy it.
+
+    ``cooperative``: the CTA's threads walk the tile together (the seeds' kernel 8); else each warp copies its own
+    contiguous ``rows / warps`` rows. A thread copies ``chunk`` neighbouring elements per step (8 are 16 bytes).
+    """
+
+    rows: int
+    cols: int
+    warps: int
+    cooperative: bool
+    chunk: int = 8
+
+    @property
+    def chunks(self) -> int:
+        """Threads side by side on one row segment."""
+        return min(SEGMENT_BYTES, self.cols * 2) // (2 * self.chunk)
+
+    @property
+    def rows_per_step(self) -> int:
+        """Rows that one step of the copy covers (of the CTA, or of each warp)."""
+        return (32 * self.warps if self.cooperative else 32) // self.chunks
+
+    @property
+    def own_rows(self) -> int:
+        """Rows that the group of threads is responsible for."""
+        return self.rows if self.cooperative else self.rows // self.warps
+
+    @property
+    def steps(self) -> tuple[tuple[int, int], ...]:
+        """Displacements (row, col) of every step, in elements, rows outermost."""
+        columns = range(0, self.cols, self.chunks * self.chunk)
+        return tuple((row, col) for row in range(0, self.own_rows, self.rows_per_step) for col in columns)
+
+    def threads(self) -> LinearMap:
+        """The map from the copying thread (``lane``: its bits in the CTA or the warp) to its first (row, col)."""
+        from warploom.layout.shared import copy_positions
+
+        count = 32 * self.warps if self.cooperative else 32
+        return copy_positions(count, self.chunks * self.chunk, self.chunk).rename({"thread": "lane"})
+
+    def problems(self) -> list[str]:
+        """Why the tile cannot be copied this way; empty if it can."""
+        found: list[str] = []
+        who = "CTA" if self.cooperative else "warp"
+        if self.own_rows % self.rows_per_step:
+            found.append(
+                f"{self.own_rows} rows are no multiple of the {self.rows_per_step} rows a {who} copies per step"
+            )
+        if self.cols % (self.chunks * self.chunk):
+            found.append(f"{self.cols} columns are no multiple of a {2 * self.chunks * self.chunk}-byte row segment")
+        return found
 
 
 def divisors(**values: int) -> dict[str, int]:
@@ -32,15 +131,15 @@ def page_table(row: int, columns: int, pages: int) -> dict[str, int]:
 
 
 L2_BYTES = 32 << 20
-"""Of K and V that stay in the L2 while they are used: about two thirds of what H100 and H200 have (50 MB)."""
+"""Bytes of K and V that stay in the L2 while they are used: about two thirds of an H100's or H200's 50 MB."""
 BYTES_PER_SECOND = 4.0e12
-"""Of HBM3e; an H100's is slower, which only makes grouping better."""
+"""The bandwidth of HBM3e; an H100's is lower, which only makes grouping better."""
 FLOPS_PER_SECOND = 5.0e12
-"""Of one multiprocessor at the clock that the power limit leaves."""
+"""The rate of one multiprocessor at the clock that the power limit leaves."""
 TILE_SECONDS = 1.4e-6
-"""What a tile costs beside its blocks: Q, the end of the pipeline, the output. Fitted to full attention on an H200."""
+"""The time of a tile beside its blocks: Q, the end of the pipeline, the output. Fitted to attention on an H200."""
 HIDDEN_SHARE = 0.05
-"""Of the time that traffic takes and work hides: enough to prefer less of it where the work is balanced alike."""
+"""The share of hidden traffic's time that counts: enough to prefer less of it where the work is balanced alike."""
 _MOST_TILES = 1 << 16
 
 
@@ -75,7 +174,7 @@ def planes_together(work: Work) -> int:
 
 
 def estimated_seconds(work: Work, size: int) -> float:
-    """Of the whole problem with groups of ``size`` planes."""
+    """The time estimated for the whole problem with groups of ``size`` planes."""
     busy, memory = _busiest(work, size), _traffic(work, size) / BYTES_PER_SECOND
     return max(busy, memory) + HIDDEN_SHARE * memory
 
@@ -121,7 +220,7 @@ def _traffic(work: Work, size: int) -> float:
 
 
 ENTRY_WORDS = 8
-"""Of a tile's entry in the list of a ragged batch (:class:`.ragged.PieceList`), and in front of the first."""
+"""Words of a tile's entry in the list of a ragged batch (:class:`.ragged.PieceList`), and in front of the first."""
 
 
 def most_pieces(rows: int, batch: int, tile_m: int) -> int:
