@@ -36,7 +36,7 @@ from warploom.kernels.attention.backward_choice import choose as choose_backward
 from warploom.kernels.attention.choice import choose, choose_packed
 from warploom.kernels.attention.problem import BACKWARD, AttentionProblem, BackwardProblem, Even, Operands, Packed
 from warploom.kernels.source import KernelCall
-from warploom.ops.attention_varlen_backward import attention_varlen_backward
+from warploom.ops.attention_backward import attention_varlen_backward
 from warploom_lab.bench import baselines
 from warploom_lab.bench.cells import CellScript, Figure, Inputs, Row, Run, Trial
 

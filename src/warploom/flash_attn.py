@@ -36,7 +36,7 @@ from warploom.ops.options import whole
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from warploom.ops.attention_arrays import Window
+    from warploom.kernels.attention.scores import Window
 
 _HINTS = frozenset(
     {

@@ -21,10 +21,11 @@ from warploom.core.dtypes import dtype_of
 from warploom.core.errors import ProblemError
 from warploom.interop.arrays import CPU, ArrayView
 from warploom.interop.dlpack import row_major_strides
-from warploom.ops.attention import attention_call, results
-from warploom.ops.attention_arrays import Layout, Options, Window, checked
+from warploom.kernels.attention.scores import Window
+from warploom.ops.attention import Layout, attention_call, problem_of
 from warploom.ops.attention_backward import attention_backward_call
 from warploom.ops.calls import Caller
+from warploom.ops.declare import Arguments
 
 Arrays = tuple[Array | None, ...]
 Given = tuple[Any, ...]
@@ -50,13 +51,13 @@ def attention(
     and types that attention does not take.
     """
     asked = attention_call.declaration.plain((causal, scale, window, softcap, True, layout))
-    checked(_seen((q, k, v, sinks)), Options.of(asked))
+    problem_of(_seen((q, k, v, sinks), asked))
     found: Any = _attention(tuple(asked.values()), (q, k, v, sinks))
     return tuple(found) if return_lse else found[0]
 
 
-def _seen(arrays: Arrays) -> dict[str, ArrayView]:
-    """The arrays of a trace as the checks see them, with no address."""
+def _seen(arrays: Arrays, options: dict[str, Any]) -> Arguments:
+    """The arguments of a call in a trace, without addresses. Raises ProblemError for arrays not as declared."""
     views = dict[str, ArrayView]()
     for name, x in attention_call.declaration.named(arrays).items():
         if x is None and name not in attention_call.declaration.needed:
@@ -69,14 +70,13 @@ def _seen(arrays: Arrays) -> dict[str, ArrayView]:
         except ValueError:
             raise ProblemError(f"{name} is {x.dtype}: attention takes float16 and bfloat16") from None
         views[name] = ArrayView(0, shape, row_major_strides(shape), dtype, CPU, "jax", x)
-    return views
+    return attention_call.declaration.bind(views, options)
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _attention(options: Given, arrays: Arrays) -> Any:
     """The result and its log-sum-exps, which the backward pass needs."""
-    found = Options.of(dict(zip(attention_call.option_names, options, strict=True)))
-    forms = results(_seen(arrays), found).values()
+    forms = _seen(arrays, dict(zip(attention_call.option_names, options, strict=True))).results.values()
     return _on_host(attention_call, arrays, options, [(shape, dtype.numpy) for shape, dtype in forms])
 
 

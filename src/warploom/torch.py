@@ -19,7 +19,7 @@ from warploom.core.errors import ProblemError, UnsupportedDeviceError
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from warploom.ops.attention_arrays import Layout
+    from warploom.ops.attention import Layout
 
 _NAME = "warploom"
 
@@ -203,7 +203,7 @@ def _flash_attention_backward(
         return _backward(*tensors, "bshd", **options)
     import torch
 
-    from warploom.ops.attention_varlen_backward import attention_varlen_backward
+    from warploom.ops.attention_backward import attention_varlen_backward
 
     deterministic = torch.are_deterministic_algorithms_enabled()
     return attention_varlen_backward(*tensors, cum_seq_q, cum_seq_k, deterministic=deterministic, **options)

@@ -11,8 +11,10 @@ import warploom  # noqa: E402
 from tests.hosts.reference import assert_like_float64, assert_near, attention64, tensors  # noqa: E402
 from warploom import flash_attn  # noqa: E402
 from warploom.core.errors import ProblemError  # noqa: E402
-from warploom.ops.attention_backward import attention_backward_call  # noqa: E402
-from warploom.ops.attention_varlen_backward import attention_varlen_backward_call  # noqa: E402
+from warploom.ops.attention_backward import (  # noqa: E402
+    attention_backward_call,
+    attention_varlen_backward_call,
+)
 
 HEADS = (1, 24, 2, 16), (1, 40, 1, 16), (1, 40, 1, 16)
 
@@ -65,9 +67,9 @@ def asked_of(monkeypatch, caller):
     """Whether each backward pass by ``caller`` is to give equal bits."""
     asked, work = [], caller.work
 
-    def seen(views, options, *others):
-        asked.append(options["deterministic"])
-        return work(views, options, *others)
+    def seen(given, config):
+        asked.append(given.options["deterministic"])
+        return work(given, config)
 
     monkeypatch.setattr(caller, "work", seen)
     return asked

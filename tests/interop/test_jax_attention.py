@@ -19,7 +19,7 @@ def numbers(*shape: int, seed: int = 0) -> Any:
 
 
 def plain(q, k, v, sinks, softcap=3.0):
-    """Causal attention with grouped heads, sinks and a soft cap, (batch, sequence, heads, head_dim), in float32."""
+    """Causal attention with grouped heads, sinks and a soft cap, (batch, q_len, heads, head_dim), in float32."""
     q, k, v, sinks = (x.astype(jnp.float32) for x in (q, k, v, sinks))
     k, v = (jnp.repeat(x, q.shape[2] // k.shape[2], 2) for x in (k, v))
     s = softcap * jnp.tanh(jnp.einsum("bihd,bjhd->bhij", q, k) * q.shape[-1] ** -0.5 / softcap)
@@ -64,7 +64,7 @@ def test_mapped_over_an_axis():
 
 
 def test_what_attention_does_not_take_is_refused_while_tracing():
-    with pytest.raises(ProblemError, match=r"it must be \(batch, sequence"):
+    with pytest.raises(ProblemError, match=r"it must be \(batch, q_len"):
         jax.jit(lambda q: attention(q[0], K, V))(Q)
     with pytest.raises(ProblemError, match="q is f32"):
         jax.eval_shape(lambda q: attention(q.astype(jnp.float32), K, V), Q)

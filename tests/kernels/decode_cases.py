@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -11,14 +11,13 @@ import numpy as np
 from tests.kernels.mutate import run_calls
 from tests.ops.paged_cases import Step
 from warploom.core.errors import WarploomError
-from warploom.interop.arrays import describe
 from warploom.ir.program import Program
 from warploom.kernels.attention.choice import CachedConfig
 from warploom.kernels.attention.decode import Decode
+from warploom.kernels.attention.problem import AttentionProblem
 from warploom.kernels.source import KernelCall
-from warploom.ops.attention_arrays import Options
-from warploom.ops.attention_paged import NAMES
-from warploom.ops.attention_paged_arrays import CacheInputs, read_cache
+from warploom.ops.attention_paged import attention_paged_call, operands_of, problem_on_cache
+from warploom.ops.declare import Arguments
 
 
 @dataclass(frozen=True)
@@ -30,21 +29,26 @@ class DecodeCase:
     multiprocessors: int = 1
 
     @cached_property
-    def inputs(self) -> CacheInputs:
-        """The arrays, checked."""
+    def given(self) -> Arguments:
+        """The arguments, checked."""
         (q, k, v, lens), named = self.step.arguments
-        given = {"q": q, "k_cache": k, "v_cache": v, "kv_lens": lens}
-        given |= {name: named[name] for name in ("cu_seqlens_q", "block_table") if name in named}
-        others = {name: x for name, x in named.items() if name not in given and name != "fixed_split"}
-        options = Options(**{"causal": True, "return_lse": True, **others})
-        views = {name: describe(x) for name, x in given.items()}
-        return read_cache(views, options, named.get("fixed_split"))
+        arrays = {"q": q, "k_cache": k, "v_cache": v, "kv_lens": lens}
+        views, options = attention_paged_call.positions({"return_lse": True, **named, **arrays, "fixed_split": None})
+        declaration = attention_paged_call.declaration
+        return declaration.bind(attention_paged_call.views(views), declaration.plain(options)).laid_out(lambda x: x)
+
+    @cached_property
+    def problem(self) -> AttentionProblem:
+        """The problem of the step, whose pieces may be smaller than those that callers may ask for."""
+        problem = problem_on_cache(self.given)
+        split = self.step.arguments[1].get("fixed_split")
+        return replace(problem, sequences=replace(problem.cache, split=split))
 
     @cached_property
     def calls(self) -> tuple[KernelCall, ...]:
         """The two launches."""
-        out = self.inputs.views["q"]
-        return self.config.calls(self.inputs.problem, self.inputs.operands(out), self.multiprocessors)
+        views = self.given.views
+        return self.config.calls(self.problem, operands_of(views, views["q"]), self.multiprocessors)
 
     @property
     def main(self) -> KernelCall:
@@ -58,8 +62,8 @@ class DecodeCase:
 
     def run(self, program: Program | None = None, seed: int | None = None) -> Any:
         """(findings, O, log-sum-exps), the main kernel replaced by ``program``, if given."""
-        q, p = self.inputs.views["q"], self.inputs.problem
-        arrays: dict[str, Any] = {NAMES.get(name, name): view.owner for name, view in self.inputs.views.items()}
+        q, p = self.given.views["q"], self.problem
+        arrays: dict[str, Any] = {name: view.owner for name, view in self.given.views.items()}
         arrays["out"] = np.full(q.shape, np.nan, q.dtype.numpy)
         arrays["lse"] = np.full(
             (p.heads, p.q_len) if p.cache.packed else (p.batch, p.heads, p.q_len), np.nan, np.float32

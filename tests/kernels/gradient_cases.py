@@ -17,7 +17,7 @@ from warploom.kernels.attention.backward_choice import BackwardConfig
 from warploom.kernels.attention.problem import BACKWARD, AttentionProblem, BackwardProblem, Even, Operands
 from warploom.kernels.attention.reference import Window, attention_reference, seen_of
 from warploom.kernels.source import KernelCall
-from warploom.ops.attention_arrays import strides_of
+from warploom.ops.attention import strides_of
 
 GRADIENTS = "dq", "dk", "dv"
 CTAS = 3

@@ -11,10 +11,9 @@ from warploom.core.targets import target
 from warploom.ops import backends, calls, launch, processors, steps, tuned
 from warploom.ops.append_to_cache import append_call
 from warploom.ops.attention import attention_call
-from warploom.ops.attention_backward import attention_backward_call
+from warploom.ops.attention_backward import attention_backward_call, attention_varlen_backward_call
 from warploom.ops.attention_paged import attention_paged_call
 from warploom.ops.attention_varlen import attention_varlen_call
-from warploom.ops.attention_varlen_backward import attention_varlen_backward_call
 from warploom.ops.loss import loss_call, row_gradients_call
 from warploom.ops.matmul import matmul_call
 from warploom.ops.reduce import matmul_reduce_call

@@ -18,10 +18,9 @@ from warploom.interop.arrays import ArrayView, Form, describe, memory_span
 from warploom.kernels.source import KernelSource
 from warploom.ops import (
     append_to_cache,
-    attention_arrays,
+    attention,
     attention_backward,
     attention_varlen,
-    attention_varlen_backward,
     backends,
     calls,
     loss,
@@ -113,12 +112,13 @@ class EmulatedGpu:
             return {name: on_gpu(array) for name, array in given.items()}
 
         monkeypatch.setattr(calls, "describe_all", all_on_gpu)
-        monkeypatch.setattr(loss, "describe", on_gpu)
+        for name, wrong in (("describe", on_gpu), ("describe_all", all_on_gpu)):
+            monkeypatch.setattr(loss, name, wrong)
         compact = copies._compact
         monkeypatch.setattr(copies, "_compact", lambda view: on_gpu(compact(view._replace(device=("cpu", 0))).owner))
         for module in (append_to_cache, attention_varlen, matmul, reduce, loss):
             monkeypatch.setattr(module, "empty", self.empty)
-        for module in (attention_arrays, attention_backward, attention_varlen_backward):
+        for module in (attention, attention_backward, attention_varlen):
             monkeypatch.setattr(module, "filled", self.filled)
         for module in (calls, steps):
             monkeypatch.setattr(module, "makers", self.makers)

@@ -16,7 +16,7 @@ from warploom.core.errors import ConfigError, EmulationError, ProblemError
 from warploom.core.targets import target
 from warploom.kernels.attention.choice import choose_packed
 from warploom.kernels.attention.problem import AttentionProblem, Operands, Packed
-from warploom.ops.attention_varlen_backward import attention_varlen_backward
+from warploom.ops.attention_backward import attention_varlen_backward
 
 pytestmark = pytest.mark.usefixtures("emulated")
 SM90 = "attention_sm90(head_dim=32, dtype=f16, tile_n=48, consumers=1)"
@@ -104,13 +104,13 @@ def test_nothing_to_compute() -> None:
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"q": make()[0][None]}, "total, heads, head_dim"),
+        ({"q": make()[0][None]}, "total_q, heads, head_dim"),
         ({"k": make(heads=3)[1], "v": make(heads=3)[2]}, "multiple of the 3"),
         ({"k": make(rows=80)[1], "v": make(rows=80)[2]}, "cu_seqlens_k"),
         ({"cu_seqlens_q": STARTS.astype(np.int64)}, "cu_seqlens_q is int64"),
         ({"cu_seqlens_k": STARTS[:-1]}, "cu_seqlens_k has shape"),
         ({"seqused_k": STARTS}, "seqused_k has shape"),
-        ({"out": make(rows=80)[0]}, "out is f16 of shape"),
+        ({"out": make(rows=80)[0]}, "out has shape"),
         (
             {"out": np.zeros((90, 2, 33), np.float16)[..., 1:]},
             "out has rows that do not start at multiples of 16 bytes",
@@ -118,8 +118,8 @@ def test_nothing_to_compute() -> None:
         ({"out": np.zeros((90, 2, 32), np.float16)[::-1]}, "out has a stride that is negative"),
         ({"out": np.zeros((90, 2, 32), np.float16)[..., ::-1]}, "last dimension of out is not contiguous"),
         ({"window": (-5, 0)}, "left side"),
-        ({"v": make()[2][:-1]}, "as many rows and heads"),
-        ({"v": np.concatenate([make()[2]] * 2, 1)}, "as many rows and heads"),
+        ({"v": make()[2][:-1]}, "v has shape"),
+        ({"v": np.concatenate([make()[2]] * 2, 1)}, "v has shape"),
     ],
 )
 def test_what_the_host_knows_is_refused_by_name(change: dict[str, Any], words: str) -> None:

@@ -12,9 +12,8 @@ from warploom.core.targets import target as architecture
 from warploom.kernels.matmul.problem import contiguous_problem
 from warploom.kernels.matmul.sm80 import MatmulSm80
 from warploom.kernels.matmul.sm90 import MatmulSm90
+from warploom.ops.loss import GradientPlan, loss_of
 from warploom.ops.loss import row_gradients as gradients
-from warploom.ops.loss_options import loss_of
-from warploom.ops.loss_plan import GradientPlan
 
 SMALL = {t: MatmulSm80(32, 32, 32, 16, 16, stages=2, dtype=t) for t in (bf16, f16)}
 BULK = MatmulSm90(tile_m=64, tile_n=64, consumers=1, stages=2, dtype=bf16)
@@ -172,7 +171,7 @@ def test_a_bias(blocks, options):
 def test_numbers_of_rows_are_float32(name):
     x, w, target = inputs(8, 40, 32)
     rows = {**dict.fromkeys(("lse", "by_loss", "by_lse"), np.ones(8, np.float32)), name: np.ones(8, bf16.numpy)}
-    with pytest.raises(ProblemError, match=r"is bf16 of shape \(8,\); it must be float32"):
+    with pytest.raises(ProblemError, match=f"^{name} is bf16, .*convert it to f32"):
         gradients(x, w, target=target, wants_bias=True, **rows)
 
 
@@ -180,13 +179,13 @@ def test_numbers_of_rows_are_float32(name):
 def test_arrays_of_another_number_of_dimensions_are_named(name):
     given: Any = dict(zip(("x", "w", "target"), inputs(8, 40, 32), strict=True))
     for changed in (given[name][None], given[name][..., None], given[name][0]):
-        with pytest.raises(ProblemError, match=r"x is \(m, k\), w \(n, k\) and target \(m,\); got"):
+        with pytest.raises(ProblemError, match=f"^{name} has shape"):
             linear_cross_entropy(**given | {name: np.asarray(changed)})
 
 
 def test_a_bias_of_another_size_is_named():
     x, w, target = inputs(8, 40, 32)
-    with pytest.raises(ProblemError, match=r"bias is bf16 of shape \(8,\): it must be bf16 of shape \(40,\)"):
+    with pytest.raises(ProblemError, match=r"bias has shape \(8,\); it must be \(n,\) with n = 40, as w has"):
         linear_cross_entropy(x, w, target, bias=x[:, 0])
 
 

@@ -256,8 +256,8 @@ REFUSED: dict[str, tuple[Any, str]] = {
     "vector": (lambda: warploom.matmul(random(4), random(4, 2)), "add a dimension"),
     "mixed": (lambda: warploom.matmul(random(3, 4), random(4, 5, dtype=ml_dtypes.bfloat16)), "one type"),
     "batches": (lambda: warploom.matmul(random(2, 3, 4), random(3, 4, 5)), "do not broadcast"),
-    "bias": (lambda: warploom.matmul(random(3, 4), random(4, 6), bias=random(3)), "must be (6,)"),
-    "bias type": (lambda: warploom.matmul(random(3, 4), random(4, 3), bias=random(3, dtype=np.float32)), "must be f16"),
+    "bias": (lambda: warploom.matmul(random(3, 4), random(4, 6), bias=random(3)), "n = 6, as b has"),
+    "bias type": (lambda: warploom.matmul(random(3, 4), random(4, 3), bias=random(3, dtype=np.float32)), "one type"),
     "extras alone": (lambda: warploom.matmul(random(3, 4), random(4, 6), extras=(random(3, 6),)), "epilogue"),
     "extra rows of a batch": (
         lambda: warploom.matmul(

@@ -174,10 +174,10 @@ def test_what_it_does_not_take():
         (lambda: matmul_reduce(a, b, "min"), "op is 'max'"),  # pyright: ignore[reportCallIssue, reportArgumentType]
         (lambda: matmul_reduce(a, b, "sum", return_index=True), "return_index goes with"),
         (lambda: matmul_reduce(a, b[:, :0]), "no columns"),
-        (lambda: matmul_reduce(a[None], b), "are matrices"),
+        (lambda: matmul_reduce(a[None], b), "a has shape"),
         (lambda: matmul_reduce(a, b, scale=float("inf")), "finite"),
         (lambda: linear_cross_entropy(a, b, np.zeros(8, np.float32)), "int32 or int64"),
-        (lambda: linear_cross_entropy(a, b, np.zeros(7, np.int32)), r"target \(m,\)"),
+        (lambda: linear_cross_entropy(a, b, np.zeros(7, np.int32)), "target has shape"),
     ):
         with pytest.raises(ProblemError, match=text):
             call()

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from warploom.core.errors import ProblemError
-from warploom.operators.fakes import arrays_of, if_sizes_are_known
+from warploom.operators.fakes import arguments_of, if_sizes_are_known
 from warploom.operators.registration import define_mutating
 from warploom.ops import append_to_cache as eager
 from warploom.ops.options import flag
@@ -28,8 +28,8 @@ def _run(*given: Any) -> None:
 def _fake(*given: Any) -> None:
     *arrays, interleaved, _ = given
     declaration = eager.append_call.declaration
-    views = arrays_of(declaration, declaration.named(tuple(arrays)))
-    if_sizes_are_known(lambda: eager.read_append(views, interleaved))
+    found = arguments_of(declaration, declaration.named(tuple(arrays)), interleaved=interleaved)
+    if_sizes_are_known(lambda: eager.problem_of(found))
 
 
 _APPEND = define_mutating("append_to_cache", _SCHEMA, _run, _fake)

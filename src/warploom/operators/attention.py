@@ -8,20 +8,18 @@ current stream, so compiled code may run in CUDA graphs.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import Any
 
 import torch
 
-from warploom.operators.fakes import arrays_of, if_sizes_are_known, made_of
+from warploom.operators.fakes import arguments_of, if_sizes_are_known, made_of
 from warploom.operators.recorded import Gradients, RecordedCall, Recorder, Tape, eagerly, runs_eagerly
 from warploom.operators.registration import Derivative, define, differentiated
 from warploom.operators.schema import Named, Schema
 from warploom.ops import attention as eager
-from warploom.ops.attention_arrays import Options, checked
 from warploom.ops.attention_backward import attention_backward_call
-from warploom.ops.calls import Caller, Shapes, Views
-from warploom.ops.declare import Option
+from warploom.ops.calls import Caller
+from warploom.ops.declare import Arguments, Option
 
 _DETERMINISTIC = Option("deterministic", "bool", False)
 
@@ -56,14 +54,13 @@ def _deterministic(caller: Caller, options: tuple[Any, ...]) -> tuple[Any, ...]:
 
 def define_both(
     caller: Caller,
-    check: Callable[[Views, Options, Named], None],
-    results: Callable[[Views, Options], Shapes],
+    check: Callable[[Arguments, Any], None],
     derivative: Derivative | None = None,
 ) -> tuple[Any, Any]:
     """The operator of a call's output, and with ``_lse`` behind its name that of output and log-sum-exps.
 
-    ``check`` raises for what is wrong with described arrays, options and the operator's arguments; ``results`` are
-    their shapes and types. ``derivative`` is that of both results, if there is one.
+    ``check`` raises for what is wrong with arguments and a configuration beyond their declaration. ``derivative`` is
+    that of both results, if there is one.
     """
 
     def one(return_lse: bool) -> Any:
@@ -74,23 +71,15 @@ def define_both(
             return caller.computed(arrays, options, config)
 
         def fake(given: Named) -> Any:
-            views, options = arrays_of(caller.declaration, given), options_of(given, return_lse)
-            if_sizes_are_known(lambda: check(views, options, given))
-            return made_of(results(views, options), given)
+            found = arguments_of(caller.declaration, given, return_lse=return_lse)
+            if_sizes_are_known(lambda: check(found, given["config"]))
+            return made_of(found.results, given)
 
         forms = "(Tensor, Tensor)" if return_lse else "Tensor"
         name = caller.name + "_lse" * return_lse
         return define(name, schema, forms, run, fake, derivative if return_lse else None)
 
     return one(False), one(True)
-
-
-def options_of(given: Named, return_lse: bool) -> Options:
-    """What the arguments of an operator of attention ask for; the sides of a window may be symbols."""
-    plain = {name: x for name, x in given.items() if name in ("causal", "scale", "softcap", "layout")}
-    left, right = given["window_left"], given["window_right"]
-    found = replace(Options.of(plain), return_lse=return_lse)
-    return replace(found, window=None if left is right is None else (left, right))
 
 
 class DifferentiableAttention:
@@ -150,17 +139,15 @@ def _by_names(found: Sequence[torch.Tensor], sinks: torch.Tensor | None) -> Name
     return of_arrays if sinks is None else {**of_arrays, "sinks": found[3].to(sinks.dtype)}
 
 
-def _check(views: Views, options: Options, given: Named) -> None:
-    problem = checked(views, options)
-    if given["config"] is not None:
-        eager.refuse_config(given["config"], problem)
+def _check(given: Arguments, config: Any) -> None:
+    problem = eager.problem_of(given)
+    if config is not None:
+        eager.refuse_config(config, problem)
 
 
 backward_operator = define_backward(attention_backward_call)
 _attention = DifferentiableAttention(eager.attention_call, attention_backward_call, backward_operator)
-attention_operator, attention_lse_operator = define_both(
-    eager.attention_call, _check, eager.results, _attention.derivative
-)
+attention_operator, attention_lse_operator = define_both(eager.attention_call, _check, _attention.derivative)
 """The output of :func:`warploom.attention`, and with the log-sum-exp (float32, (batch, heads, q_len)).
 
 ``config`` is in the notation that ``str(config)`` prints.

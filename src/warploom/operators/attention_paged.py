@@ -7,23 +7,23 @@ from typing import Any
 import torch
 
 from warploom.core.errors import ProblemError
+from warploom.interop.copies import as_if_compact
 from warploom.operators.attention import define_both
-from warploom.operators.schema import Named, Schema
+from warploom.operators.schema import Schema
 from warploom.ops import attention_paged as eager
-from warploom.ops.attention_arrays import Options
-from warploom.ops.calls import Views
+from warploom.ops.declare import Arguments
 
 _CALL = eager.attention_paged_call
 _SCHEMA = Schema(_CALL.declaration, {"return_lse": False})
 
 
-def _check(views: Views, options: Options, given: Named) -> None:
-    inputs = eager.inputs_of(views, options, given["fixed_split"])
-    if given["config"] is not None:
-        eager.refuse_paged(given["config"], inputs)
+def _check(given: Arguments, config: Any) -> None:
+    problem = eager.problem_on_cache(given)
+    if config is not None:
+        eager.refuse_paged(config, given.laid_out(as_if_compact), problem)
 
 
-attention_paged_operator, attention_paged_lse_operator = define_both(_CALL, _check, eager.results)
+attention_paged_operator, attention_paged_lse_operator = define_both(_CALL, _check)
 """The output of :func:`warploom.attention_paged`, and with the log-sum-exps."""
 
 

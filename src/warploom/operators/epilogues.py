@@ -22,7 +22,7 @@ from warploom.lang.arithmetic import Arithmetic
 from warploom.lang.functions import as_f32, vector_jacobian
 from warploom.lang.values import Number, Traced
 from warploom.operators.products import gradients_of_product
-from warploom.ops.matmul_arrays import check_function
+from warploom.ops.matmul import check_function
 
 
 @dataclass(frozen=True)

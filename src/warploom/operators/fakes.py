@@ -10,8 +10,8 @@ from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 
 from warploom.interop.arrays import ArrayView, torch_element_type, torch_type
 from warploom.operators.schema import Named
-from warploom.ops.calls import Shapes, Views
-from warploom.ops.declare import Declaration
+from warploom.ops.arrays import Shapes
+from warploom.ops.declare import Arguments, Declaration
 
 Result = TypeVar("Result")
 
@@ -23,10 +23,19 @@ def seen(tensor: torch.Tensor) -> ArrayView:
     return ArrayView(0, tuple(tensor.shape), tuple(tensor.stride()), dtype, device, "torch", tensor)
 
 
-def arrays_of(declaration: Declaration, given: Named) -> Views:
-    """The arrays among an operator's arguments, described, by the kernels' names."""
-    found = {name: given.get(name) for name in declaration.arrays}
-    return {declaration.kernels(name): seen(x) for name, x in found.items() if x is not None}
+def arguments_of(declaration: Declaration, given: Named, **fixed: Any) -> Arguments:
+    """The arguments of an operation, of those of its operator; options that this one does not have are ``fixed``.
+
+    Raises ProblemError for arrays that are not as declared, unless that depends on sizes that only the data tells.
+    """
+    names = [x for name, y in declaration.arrays.items() for x in (y.numbered(2) if y.many else [name])]
+    views = {declaration.kernels(name): seen(x) for name in names if (x := given.get(name)) is not None}
+    options = {x.name: given.get(x.name, x.default) for x in declaration.options.values()} | fixed
+    if "window_left" in given:
+        sides = given["window_left"], given["window_right"]
+        options["window"] = None if sides == (None, None) else sides
+    found = if_sizes_are_known(lambda: declaration.bind(views, options))
+    return declaration.bind(views, options, checked=False) if found is None else found
 
 
 def made_of(results: Shapes, given: Named) -> Any:

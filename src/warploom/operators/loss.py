@@ -10,15 +10,14 @@ from typing import Any
 
 import torch
 
-from warploom.operators.fakes import arrays_of, if_sizes_are_known, made_of
+from warploom.operators.fakes import arguments_of, if_sizes_are_known, made_of
 from warploom.operators.recorded import Gradients, RecordedCall, Recorder, Tape, by_names, eagerly, runs_eagerly
 from warploom.operators.registration import Derivative, define
 from warploom.operators.schema import Named, Schema
 from warploom.operators.untraced import untraced
 from warploom.ops import loss as eager
 from warploom.ops.calls import Caller
-from warploom.ops.loss_options import check_loss, counted, loss_of
-from warploom.ops.matmul_arrays import checked_config
+from warploom.ops.matmul import checked_config
 
 _CALL, _GRADIENTS = eager.loss_call, eager.row_gradients_call
 _OPTIONS = "ignore_index", "label_smoothing", "z_loss", "softcap"
@@ -33,12 +32,11 @@ def _losses(arrays: tuple[Any, ...], options: tuple[Any, ...], config: Any) -> A
 
 
 def _fake_losses(given: Named) -> Any:
-    loss_of(*[given[name] for name in _OPTIONS])
-    views = arrays_of(_CALL.declaration, given)
-    if_sizes_are_known(lambda: check_loss(views["x"], views["w"], views["target"], views.get("bias")))
+    found = arguments_of(_CALL.declaration, given)
+    if_sizes_are_known(lambda: eager.check_words(found))
     if given["config"] is not None:
-        checked_config(given["config"], views["x"].dtype)
-    return made_of(eager.results(views), given)
+        checked_config(given["config"], found.views["x"].dtype)
+    return made_of(found.results, given)
 
 
 def _gradients(
@@ -69,7 +67,7 @@ gradients_operator = define("row_gradients", _BY_ROWS, _THREE, _gradients, _fake
 def _backward_by(run: Callable[..., Any]) -> Callable[..., Named]:
     """The derivative, through what computes :data:`gradients_operator`.
 
-    It forms the logits again, chunk by chunk, as their derivatives (:class:`warploom.ops.loss_plan.GradientPlan`).
+    It forms the logits again, chunk by chunk, as their derivatives (:class:`warploom.ops.loss.GradientPlan`).
     """
 
     def backward(
@@ -110,7 +108,7 @@ def _reduced(
         return results, ()
     if reduction == "sum":
         return [losses.sum(), lse], ()
-    count = counted(tensors[_TARGET], call.options[_IGNORED], losses.dtype)
+    count = eager.counted(tensors[_TARGET], call.options[_IGNORED], losses.dtype)
     return [losses.sum() / count, lse], (count,)
 
 

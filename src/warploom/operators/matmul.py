@@ -17,13 +17,19 @@ from warploom.core.errors import ProblemError
 from warploom.core.identity import function_key
 from warploom.interop.arrays import torch_type
 from warploom.operators import epilogues
-from warploom.operators.fakes import if_sizes_are_known, seen
+from warploom.operators.fakes import arguments_of, if_sizes_are_known
 from warploom.operators.products import gradients_of_product
 from warploom.operators.recorded import Gradients, RecordedCall, Recorder, Tape, by_names, eagerly, runs_eagerly
 from warploom.operators.registration import Derivative, define
 from warploom.operators.schema import Named, Schema
-from warploom.ops.matmul import matmul_call
-from warploom.ops.matmul_arrays import check_count, check_function, checked_config, checked_shape, result_types
+from warploom.ops.matmul import (
+    check_count,
+    check_epilogue,
+    check_function,
+    checked_config,
+    matmul_call,
+    result_types,
+)
 
 
 def _run(arrays: tuple[Any, ...], options: tuple[Any, ...], config: Any) -> torch.Tensor:
@@ -33,13 +39,13 @@ def _run(arrays: tuple[Any, ...], options: tuple[Any, ...], config: Any) -> torc
 
 
 def _fake(given: Named) -> torch.Tensor:
-    a, b, bias, accumulate = (given[name] for name in ("a", "b", "bias", "accumulate"))
-    views = [seen(given[name]) for name in ("a", "b", "bias", "extra0", "extra1") if given[name] is not None]
-    dtype = result_types(views[0], views[1], None, given["out_dtype"], accumulate, given["alpha"])[0]
-    function = epilogues.function_of(given["epilogue"])
-    shape = if_sizes_are_known(lambda: checked_shape(views, bias is not None, function))
+    a, b, accumulate = (given[name] for name in ("a", "b", "accumulate"))
+    found = arguments_of(matmul_call.declaration, given, epilogue=epilogues.function_of(given["epilogue"]))
+    own = found.views["a"].dtype
+    dtype = result_types(own, None, found.options)[0]
+    shape = if_sizes_are_known(lambda: check_epilogue(found))
     if given["config"] is not None:
-        checked_config(given["config"], views[0].dtype, accumulate)
+        checked_config(given["config"], own, accumulate)
     if shape is None:
         shape = (*torch.broadcast_shapes(a.shape[:-2], b.shape[:-2]), a.shape[-2], b.shape[-1])
     return a.new_empty(shape, dtype=torch_type(dtype))

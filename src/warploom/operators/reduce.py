@@ -12,14 +12,13 @@ from typing import Any
 import torch
 
 from warploom.core.errors import ProblemError
-from warploom.operators.fakes import arrays_of, if_sizes_are_known, made_of
+from warploom.operators.fakes import arguments_of, if_sizes_are_known, made_of
 from warploom.operators.loss import eager_gradients, gradients_operator
 from warploom.operators.recorded import Gradients, RecordedCall, Recorder, Tape, by_names, eagerly, runs_eagerly
 from warploom.operators.registration import Derivative, define
 from warploom.operators.schema import Named, Schema
 from warploom.ops import matmul as of_matmul
 from warploom.ops import reduce as eager
-from warploom.ops.matmul_arrays import checked_config, checked_shape, result_types
 
 _CALL = eager.matmul_reduce_call
 _REDUCE = Schema(_CALL.declaration, {"return_index": False})
@@ -31,17 +30,11 @@ def _run(arrays: tuple[Any, ...], options: tuple[Any, ...], config: Any) -> Any:
 
 
 def _fake(given: Named) -> Any:
-    views, op = arrays_of(_CALL.declaration, given), given.get("op", "argmax")
-    result_types(views["a"], views["b"], None, None, "f32", given["scale"])
-
-    def check() -> None:
-        eager.check_matrices(views["a"], views["b"], op)
-        checked_shape(list(views.values()), "bias" in views)
-
-    if_sizes_are_known(check)
+    found = arguments_of(_CALL.declaration, given, return_index="op" not in given)
+    if_sizes_are_known(lambda: eager.check_columns(found))
     if given["config"] is not None:
-        checked_config(given["config"], views["a"].dtype)
-    return made_of(eager.results(views, op), given)
+        of_matmul.checked_config(given["config"], found.views["a"].dtype)
+    return made_of(found.results, given)
 
 
 def _check(given: Named) -> None:

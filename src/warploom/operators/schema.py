@@ -37,7 +37,7 @@ class Schema:
         arrays = list[str]()
         for name, array in declaration.arrays.items():
             if not array.written:
-                arrays += [f"{name.removesuffix('s')}{i}" for i in range(2)] if array.many else [name]
+                arrays += array.numbered(2) if array.many else [name]
         self._arrays = " ".join(arrays)
         self._rows = " ".join(
             f"{x.name}:{x.kind}:{twin_of.get(x.name, '') or '|'.join(x.choices)}" for x in options.values()

@@ -9,25 +9,22 @@ from typing import Any
 
 from warploom.operators.attention import DifferentiableAttention, define_backward, define_both
 from warploom.operators.recorded import runs_eagerly
-from warploom.operators.schema import Named
 from warploom.operators.untraced import untraced
 from warploom.ops import attention_varlen as eager
-from warploom.ops.attention_arrays import Options
-from warploom.ops.attention_varlen_backward import attention_varlen_backward_call
-from warploom.ops.calls import Views
-from warploom.ops.varlen_arrays import checked_packed
+from warploom.ops.attention_backward import attention_varlen_backward_call
+from warploom.ops.declare import Arguments
 
 
-def _check(views: Views, options: Options, given: Named) -> None:
-    problem = checked_packed(views, options)
-    if given["config"] is not None:
-        eager.refuse_packed(given["config"], problem)
+def _check(given: Arguments, config: Any) -> None:
+    problem = eager.packed_problem(given)
+    if config is not None:
+        eager.refuse_packed(config, problem)
 
 
 _CALL = eager.attention_varlen_call
 backward_operator = define_backward(attention_varlen_backward_call)
 _varlen = DifferentiableAttention(_CALL, attention_varlen_backward_call, backward_operator)
-varlen_operator, varlen_lse_operator = define_both(_CALL, _check, eager.results, _varlen.derivative)
+varlen_operator, varlen_lse_operator = define_both(_CALL, _check, _varlen.derivative)
 """The output of :func:`warploom.attention_varlen`, and with the log-sum-exps (float32, (heads, total_q))."""
 
 

@@ -1,34 +1,36 @@
-"""``attention`` and ``plan``: scaled dot-product attention on arrays of any framework."""
+"""``attention`` and ``plan``: scaled dot-product attention on arrays of any framework.
+
+What operations of attention share stands here too: arrays, the heads of a problem and the options of its scores.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import math
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, Unpack, overload
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypedDict, Unpack, overload
 
 import numpy as np
 
-from warploom.core.dtypes import f32
-from warploom.interop.arrays import ArrayView, Device
-from warploom.interop.copies import as_if_compact
+from warploom.core.errors import ProblemError
+from warploom.interop.arrays import ArrayView, Device, as_numpy, current_stream, filled
+from warploom.interop.copies import as_if_compact, compact
 from warploom.interop.tracing import traced
 from warploom.kernels.attention.choice import KINDS, choose
 from warploom.kernels.attention.decode import Decode
-from warploom.kernels.attention.problem import FORWARD, AttentionConfig, AttentionProblem, Operands
-from warploom.kernels.settings import read, refuse, violations_of
-from warploom.ops.attention_arrays import (
-    AXES,
-    Layout,
-    Options,
-    Window,
-    checked,
-    laid_out,
-    result_shape,
-    strides_of,
-    without_keys,
+from warploom.kernels.attention.problem import (
+    FORWARD,
+    MOST_HEAD_DIM,
+    AttentionConfig,
+    AttentionProblem,
+    Even,
+    Operands,
 )
-from warploom.ops.calls import Caller, Computation, Shapes, Views
-from warploom.ops.declare import Few, Tensor
+from warploom.kernels.attention.scores import HEAD_ARRAYS, NUMBERS, ScoreOptions, Window
+from warploom.kernels.settings import read, refuse, violations_of
+from warploom.ops.arrays import FLOAT32, ArrayArgument, ResultArray
+from warploom.ops.calls import Caller, Computation
+from warploom.ops.declare import Arguments, Array, NumpyArray, Out
 from warploom.ops.processors import Processor, decided
 from warploom.ops.steps import CallsPlan
 from warploom.ops.tuned import tuned
@@ -36,15 +38,126 @@ from warploom.ops.tuned import tuned
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from warploom.ops.signatures import Array, AttentionOptions, NumpyArray, Out
+
+Layout = Literal["bshd", "bhsd"]
+AXES: dict[str, tuple[int, int, int]] = {"bshd": (0, 2, 1), "bhsd": (0, 1, 2)}
+"""Where (batch, head, sequence) stand among the dimensions."""
+_OPEN_SIDE = 2**30
+"""Keys on one side of a window from which on it is no window."""
+
+Queries = Annotated[Any, ArrayArgument("batch q_len heads head_dim")]
+Keys = Annotated[Any, ArrayArgument("batch kv_len kv_heads head_dim")]
+Values = Annotated[Any, ArrayArgument("batch kv_len kv_heads v_dim")]
+Sinks = Annotated[Any, ArrayArgument("heads", "f32 bf16 f16", FLOAT32, hint="one number for each query head")]
+Outputs = Annotated[
+    Any,
+    ResultArray("out", "batch q_len heads v_dim", "q"),
+    ResultArray("lse", "batch heads q_len", "f32", when="return_lse"),
+]
 
 
+# -- what problems of attention have in common
+def of_heads(given: Arguments) -> dict[str, Any]:
+    """Heads, type and options of a problem of attention, by name.
+
+    Raises ProblemError for heads that do not share keys evenly, for sizes of heads and for options that no kernel
+    takes.
+    """
+    sizes, q = given.sizes, given.views["q"]
+    heads, kv_heads, head_dim = sizes["heads"], sizes["kv_heads"], sizes["head_dim"]
+    v_dim = sizes.get("v_dim", head_dim)
+    if heads != kv_heads and (kv_heads == 0 or heads % kv_heads):
+        raise ProblemError(f"q has {heads} heads, no multiple of the {kv_heads} of k and v: heads share keys in groups")
+    own = f", pass scale={head_dim}**-0.5 where you gave none,"  # which goes by what is padded
+    for whose, size, scale in (("", head_dim, own), (" of v", v_dim, "")):
+        if size % 8 or not 8 <= size <= MOST_HEAD_DIM:
+            pad = f": pad it with zeros{scale} and cut the result" if 0 < size < MOST_HEAD_DIM else ""
+            raise ProblemError(
+                f"head_dim{whose} is {size}; attention takes multiples of 8 from 8 to {MOST_HEAD_DIM}{pad}"
+            )
+    return {
+        "heads": heads,
+        "kv_heads": max(1, kv_heads),
+        "head_dim": head_dim,
+        "dtype": q.dtype,
+        "v_dim": 0 if v_dim == head_dim else v_dim,
+        "lse": given.options.get("return_lse", False),
+        **{name: name in given.views for name in HEAD_ARRAYS},
+        **score_options(given.options, head_dim),
+    }
+
+
+def score_options(options: Mapping[str, Any], head_dim: int) -> dict[str, Any]:
+    """The options of a problem's scores, by name. Raises ProblemError for those that no kernel computes with."""
+    left, right = options["window"] or (None, None)
+    # -1 is FlashAttention's open side; one of so many keys is open too, and sums with it would not fit in 32 bits
+    left, right = (None if side is None or side == -1 or side >= _OPEN_SIDE else side for side in (left, right))
+    if options["causal"]:
+        right = 0 if right is None else min(right, 0)
+    found = {**{name: options[name] for name in NUMBERS}, "window": (left, right)}
+    ScoreOptions(**found).check()
+    scale = options["scale"]
+    if scale is not None and math.isclose(scale, head_dim**-0.5):  # the default, whoever says it: no kernel of its own
+        found["scale"] = None
+    return found
+
+
+def strides_of(view: ArrayView, layout: str) -> tuple[int, int, int]:
+    """(batch, head, sequence) strides of a tensor in a layout, in elements."""
+    batch, head, seq = AXES[layout]
+    return view.strides[batch], view.strides[head], view.strides[seq]
+
+
+def without_keys(given: Arguments) -> list[Any]:
+    """The results where there is nothing to compute: zeros, and for sums over no keys -inf or the sinks."""
+    q, sinks, new = given.views["q"], given.views.get("sinks"), given.results
+    empty = {name: -math.inf if name == "lse" and sinks is None else 0.0 for name in new}
+    made = {name: filled(q.kind, *form, q.device, empty[name]) for name, form in new.items()}
+    if sinks is not None and "lse" in made:
+        made["lse"] = made["lse"] + sinks.array[:, None]
+    return list(made.values())
+
+
+# -- lengths, where somebody asks
+def on_host(view: ArrayView) -> np.ndarray[Any, Any]:
+    """An array of int32 as int64 of NumPy; waits for what its framework has queued."""
+    if view.device[0] == "cpu":
+        return np.asarray(as_numpy(view)).astype(np.int64)
+    from warploom.cuda.buffers import downloaded
+
+    plain = view if view.contiguous else compact(view)
+    stream, count = current_stream(view.kind, view.device[1]), math.prod(plain.shape)
+    found = downloaded(plain.pointer, count, np.int32, view.device[1], stream)
+    return found.astype(np.int64).reshape(plain.shape)
+
+
+def refuse_first(name: str, wrong: Any, values: Any, why: str) -> None:
+    """Raises ProblemError that names the first entry where ``wrong`` holds."""
+    places: Any = np.argwhere(wrong)
+    if len(places):
+        place = tuple(int(i) for i in places[0])
+        raise ProblemError(f"{name}[{', '.join(map(str, place))}] is {values[place]}: {why}")
+
+
+def refuse_starts(name: str, starts: Any, total: int) -> None:
+    """Raises ProblemError that names the first of some ``starts`` of sequences that cannot be."""
+    wrong = (starts < 0) | (starts > total) | (np.diff(starts, prepend=0) < 0)
+    refuse_first(name, wrong, starts, f"starts ascend from 0 to at most {total}, the rows of the array")
+
+
+# -- attention
 @dataclass(frozen=True)
 class AttentionPlan(CallsPlan):
-    """What a call of :func:`attention` would run: nothing has been compiled or launched yet."""
+    """The kernels that a call of :func:`attention` would run: nothing has been compiled or launched yet."""
 
     problem: AttentionProblem
     config: AttentionConfig | Decode
+
+
+def problem_of(given: Arguments) -> AttentionProblem:
+    """The problem of a call on even sequences."""
+    sizes = given.sizes
+    return AttentionProblem(sizes["batch"], sequences=Even(sizes["q_len"], sizes["kv_len"]), **of_heads(given))
 
 
 def plan_for(problem: AttentionProblem, arrays: Mapping[str, ArrayView], layout: str, config: Any) -> AttentionPlan:
@@ -72,27 +185,24 @@ def refuse_config(config: Any, problem: AttentionProblem) -> None:
     refuse(f"{found} does not fit", violations_of(found, problem, None))
 
 
+class AttentionOptions(TypedDict, total=False):
+    """The options of :func:`attention` beside ``return_lse``, and its optional arrays."""
+
+    causal: bool
+    scale: float | None
+    window: Window | None
+    softcap: float | None
+    sinks: Any
+    layout: Layout
+    config: AttentionConfig | str | None
+
+
 @traced
-def plan(
-    q: Any,
-    k: Any,
-    v: Any,
-    *,
-    causal: bool = False,
-    scale: float | None = None,
-    window: Window | None = None,
-    softcap: float | None = None,
-    sinks: Any = None,
-    return_lse: bool = False,
-    layout: Layout = "bshd",
-    config: AttentionConfig | str | None = None,
-) -> AttentionPlan:
-    """What :func:`attention` would run with these arguments: configuration, reason, Program, CUDA. Runs nothing."""
-    views, options = attention_call.planned((q, k, v, sinks), (causal, scale, window, softcap, return_lse, layout))
-    views = laid_out(views, as_if_compact)
-    problem = checked(views, Options.of(options))
-    out = as_if_compact(views["q"]._replace(shape=result_shape(views["q"], views["v"])))
-    return plan_for(problem, {**views, "out": out}, layout, config)
+def plan(q: Any, k: Any, v: Any, *, return_lse: bool = False, **options: Unpack[AttentionOptions]) -> AttentionPlan:
+    """Plan a call of :func:`attention`: its configuration and the reason for it, Program and CUDA. Runs nothing."""
+    given, config = attention_call.planned({"q": q, "k": k, "v": v, "return_lse": return_lse, **options})
+    out = as_if_compact(given.views["q"]._replace(shape=given.results["out"][0]))
+    return plan_for(problem_of(given), {**given.views, "out": out}, given.options["layout"], config)
 
 
 @overload
@@ -114,19 +224,19 @@ def attention(
 
 
 def attention(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
+    q: Queries,
+    k: Keys,
+    v: Values,
     *,
     causal: bool = False,
     scale: float | None = None,
     window: Window | None = None,
     softcap: float | None = None,
-    sinks: Few = None,
+    sinks: Sinks = None,
     return_lse: bool = False,
     layout: Layout = "bshd",
     config: AttentionConfig | str | None = None,
-) -> Any:
+) -> Outputs:
     """softmax(scale · q·kᵀ) · v, computed without writing the attention matrix.
 
     Shapes: q (batch, q_len, heads, head_dim), k and v (batch, kv_len, kv_heads, head_dim) with ``layout="bshd"``; with
@@ -159,22 +269,13 @@ def attention(
     return attention_call((q, k, v, sinks), (causal, scale, window, softcap, return_lse, layout), config)
 
 
-def results(views: Mapping[str, ArrayView], options: Options) -> Shapes:
-    """The shapes and types of the output, and of log-sum-exps where they are asked for."""
-    q = views["q"]
-    found = {"out": (result_shape(q, views["v"]), q.dtype)}
-    return found | {"lse": (tuple([q.shape[i] for i in AXES[options.layout]]), f32)} if options.return_lse else found
-
-
-def _work(views: Views, asked: dict[str, Any], config: Any, copy: Callable[[ArrayView], ArrayView]) -> Computation:
-    options, views = Options.of(asked), laid_out(views, copy)
-    problem, layout, new = checked(views, options), options.layout, results(views, options)
-    made = None
+def _work(given: Arguments, config: Any) -> Computation:
+    problem, layout, made = problem_of(given), given.options["layout"], None
     if 0 in (problem.batch, problem.heads, problem.q_len, problem.kv_len):
         if config is not None:
-            configured(problem, views["q"].device, config)  # refuses what does not fit
-        made = without_keys(views["q"], new, views.get("sinks"))
-    return Computation(views, new, lambda lying: plan_for(problem, lying, layout, config).steps, made=made)
+            configured(problem, given.views["q"].device, config)  # refuses what does not fit
+        made = without_keys(given)
+    return Computation(given, lambda lying: plan_for(problem, lying, layout, config).steps, made=made)
 
 
 attention_call = Caller(attention, _work, recorded=True)

@@ -1,63 +1,95 @@
-"""``attention_backward``: the gradients of attention on arrays of any framework."""
+"""The gradients of attention: ``attention_backward`` of even sequences, and that of packed ones.
+
+The latter is for PyTorch's autograd.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any, TypedDict, Unpack
 
-from warploom.interop.arrays import ArrayView, filled, same_device
+from warploom.interop.arrays import Device, Form, filled
 from warploom.interop.copies import as_if_compact
 from warploom.interop.tracing import traced
-from warploom.kernels.attention.backward_choice import KINDS, BackwardConfig, choose
+from warploom.kernels.attention.backward_choice import KINDS, PACKED_KINDS, BackwardConfig, choose
 from warploom.kernels.attention.problem import BACKWARD, BackwardProblem, Operands
+from warploom.kernels.attention.scores import Window
 from warploom.kernels.settings import read
-from warploom.ops.attention_arrays import (
-    AXES,
-    OF_FORWARD,
-    Layout,
-    Options,
-    Window,
-    check_results,
-    checked,
-    laid_out,
-    result_shape,
-    strides_of,
+from warploom.ops.arrays import FEW, GRADIENT, ArrayArgument, ResultArray
+from warploom.ops.attention import Keys, Layout, Queries, Sinks, Values, problem_of, strides_of
+from warploom.ops.attention_varlen import (
+    KeyCounts,
+    KeyStarts,
+    PackedKeys,
+    PackedQueries,
+    PackedValues,
+    QueryCounts,
+    QueryStarts,
+    packed_problem,
+    placed,
 )
-from warploom.ops.calls import Caller, Computation, Views
-from warploom.ops.declare import Few, Tensor
+from warploom.ops.calls import Caller, Computation
+from warploom.ops.declare import Arguments, Views
 from warploom.ops.processors import decided
-from warploom.ops.steps import CallsPlan
+from warploom.ops.steps import CallsPlan, Steps, working_steps
 
-_GRADIENTS = ("dq", "dk", "dv", "dsinks")
+_HINT = "the forward pass returns it with return_lse=True"
+Gradient = Annotated[Any, ArrayArgument("batch q_len heads v_dim", memory=GRADIENT, late=True)]
+Output = Annotated[Any, ArrayArgument("batch q_len heads v_dim", memory=GRADIENT, hint=_HINT, late=True)]
+Sums = Annotated[Any, ArrayArgument("batch heads q_len", "f32", FEW, hint=_HINT, late=True)]
+PackedGradient = Annotated[Any, ArrayArgument("total_q heads v_dim", memory=GRADIENT, late=True)]
+PackedOutput = Annotated[Any, ArrayArgument("total_q heads v_dim", memory=GRADIENT, hint=_HINT, late=True)]
+PackedSums = Annotated[Any, ArrayArgument("heads total_q", "f32", FEW, hint=_HINT, late=True)]
+Gradients = Annotated[
+    tuple[Any, ...],
+    ResultArray("dq", "", "q"),
+    ResultArray("dk", "", "k"),
+    ResultArray("dv", "", "v"),
+    ResultArray("dsinks", "heads", "f32", when="sinks"),
+]
 
 
 @dataclass(frozen=True)
 class AttentionBackwardPlan(CallsPlan):
-    """What a call of :func:`attention_backward` would run: nothing has been compiled or launched yet."""
+    """The kernels that a call of :func:`attention_backward` would run: nothing has been compiled or launched yet."""
 
     problem: BackwardProblem
     config: BackwardConfig
 
 
+class BackwardOptions(TypedDict, total=False):
+    """The options of :func:`attention_backward`, and the arrays that not every call has."""
+
+    dlse: Any
+    causal: bool
+    scale: float | None
+    window: Window | None
+    softcap: float | None
+    sinks: Any
+    layout: Layout
+    deterministic: bool
+    config: BackwardConfig | str | None
+
+
 def attention_backward(
-    dout: Tensor,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    out: Tensor,
-    lse: Few,
+    dout: Gradient,
+    q: Queries,
+    k: Keys,
+    v: Values,
+    out: Output,
+    lse: Sums,
     *,
-    dlse: Few = None,
+    dlse: Sums = None,
     causal: bool = False,
     scale: float | None = None,
     window: Window | None = None,
     softcap: float | None = None,
-    sinks: Few = None,
+    sinks: Sinks = None,
     layout: Layout = "bshd",
     deterministic: bool = False,
     config: BackwardConfig | str | None = None,
-) -> tuple[Any, ...]:
+) -> Gradients:
     """The gradients (dq, dk, dv) of ``attention(q, k, v, …)`` for the gradient ``dout`` of its result.
 
     ``out`` and ``lse`` are what ``attention(…, return_lse=True)`` returned with the same options: shaped like q, and
@@ -80,44 +112,17 @@ def attention_backward(
 
 @traced
 def plan_attention_backward(
-    dout: Any,
-    q: Any,
-    k: Any,
-    v: Any,
-    out: Any,
-    lse: Any,
-    *,
-    dlse: Any = None,
-    causal: bool = False,
-    scale: float | None = None,
-    window: Window | None = None,
-    softcap: float | None = None,
-    sinks: Any = None,
-    layout: Layout = "bshd",
-    deterministic: bool = False,
-    config: BackwardConfig | str | None = None,
+    dout: Any, q: Any, k: Any, v: Any, out: Any, lse: Any, **options: Unpack[BackwardOptions]
 ) -> AttentionBackwardPlan:
-    """What :func:`attention_backward` would run with these arguments, and the memory it takes. Runs nothing."""
-    arrays, options = (dout, q, k, v, out, lse, dlse, sinks), (causal, scale, window, softcap, layout, deterministic)
-    views, asked = attention_backward_call.planned(arrays, options)
-    views = laid_out(views, as_if_compact)
-    problem = _checked(views, asked)
-    gradients = {name: as_if_compact(views[name[1:]]) for name in _gradients(views)}
-    return _plan({**views, **gradients}, problem, layout, config)
+    """Plan a call of :func:`attention_backward`: its kernels and the memory that they take. Runs nothing."""
+    arrays = {"dout": dout, "q": q, "k": k, "v": v, "out": out, "lse": lse}
+    given, config = attention_backward_call.planned({**arrays, **options})
+    gradients = {name: as_if_compact(given.views[name[1:]]) for name in given.results}
+    return _plan({**given.views, **gradients}, _problem(given), given.options["layout"], config)
 
 
-def _gradients(views: Views) -> tuple[str, ...]:
-    """The names of the gradients of a call with these arrays."""
-    return _GRADIENTS if "sinks" in views else _GRADIENTS[:3]
-
-
-def _checked(views: Views, asked: dict[str, Any]) -> BackwardProblem:
-    """The problem. Raises ProblemError with the first thing that is wrong."""
-    options, shape, q = Options.of(asked), result_shape(views["q"], views["v"]), views["q"]
-    forward = checked(views, options)
-    check_results(views, shape, tuple([q.shape[axis] for axis in AXES[options.layout]]))
-    same_device(list(views.values()), list(views))
-    return BackwardProblem(forward, "dlse" in views, asked["deterministic"])
+def _problem(given: Arguments) -> BackwardProblem:
+    return BackwardProblem(problem_of(given), "dlse" in given.views, given.options["deterministic"])
 
 
 def _plan(views: Views, problem: BackwardProblem, layout: str, config: Any) -> AttentionBackwardPlan:
@@ -129,18 +134,80 @@ def _plan(views: Views, problem: BackwardProblem, layout: str, config: Any) -> A
     return AttentionBackwardPlan(problem, config, reason, on.target.name, str(on), calls)
 
 
-def _work(views: Views, asked: dict[str, Any], config: Any, copy: Callable[[ArrayView], ArrayView]) -> Computation:
-    views, layout = laid_out(views, copy), asked["layout"]
-    problem, likes = _checked(views, asked), {name: views[name[1:]] for name in _gradients(views)}
-    p, made = problem.forward, None
+def _work(given: Arguments, config: Any) -> Computation:
+    problem, layout, made = _problem(given), given.options["layout"], None
+    p = problem.forward
     if 0 in (p.batch, p.heads, p.q_len, p.kv_len):
         if config is not None:
-            _plan({**views, **likes}, problem, layout, config)  # refuses what does not fit
-        made = [filled(x.kind, x.shape, x.dtype, x.device, 0.0) for x in likes.values()]
-        if p.sinks and p.kv_len == 0 and "dlse" in views:  # the sink is the log-sum-exp
-            made[3] = views["dlse"].array.sum((0, 2))
-    new = {name: (tuple(x.shape), x.dtype) for name, x in likes.items()}
-    return Computation(views, new, lambda lying: _plan(lying, problem, layout, config).steps, made=made)
+            likes = {name: given.views[name[1:]] for name in given.results}
+            _plan({**given.views, **likes}, problem, layout, config)  # refuses what does not fit
+        made = _zeros(given)
+        if p.sinks and p.kv_len == 0 and "dlse" in given.views:  # the sink is the log-sum-exp
+            made[3] = given.views["dlse"].array.sum((0, 2))
+    return Computation(given, lambda lying: _plan(lying, problem, layout, config).steps, made=made)
 
 
-attention_backward_call = Caller(attention_backward, _work, said=OF_FORWARD)
+def _zeros(given: Arguments) -> list[Any]:
+    q = given.views["q"]
+    return [filled(q.kind, *form, q.device, 0.0) for form in given.results.values()]
+
+
+attention_backward_call = Caller(attention_backward, _work)
+
+
+# -- of packed sequences
+def attention_varlen_backward(
+    dout: PackedGradient,
+    q: PackedQueries,
+    k: PackedKeys,
+    v: PackedValues,
+    out: PackedOutput,
+    lse: PackedSums,
+    cu_seqlens_q: QueryStarts,
+    cu_seqlens_k: KeyStarts = None,
+    *,
+    dlse: PackedSums = None,
+    seqused_q: QueryCounts = None,
+    seqused_k: KeyCounts = None,
+    causal: bool = False,
+    window: Window | None = None,
+    softcap: float | None = None,
+    scale: float | None = None,
+    sinks: Sinks = None,
+    deterministic: bool = False,
+    config: BackwardConfig | str | None = None,
+) -> Gradients:
+    """The gradients (dq, dk, dv) of ``attention_varlen(q, k, v, …)`` for the gradient ``dout`` of its result.
+
+    ``out`` and ``lse`` are what ``attention_varlen(…, return_lse=True)`` returned, ``dlse`` is the gradient of ``lse``.
+    With ``sinks`` a fourth follows, dsinks: float32 (heads,). Rows of no sequence have gradients of zero; what lies
+    there in the arrays is not read. The lengths are read on the device. Arrays and errors as for
+    :func:`warploom.attention_varlen`.
+    """
+    arrays = dout, q, k, v, out, lse, cu_seqlens_q, cu_seqlens_k, dlse, seqused_q, seqused_k, sinks
+    return attention_varlen_backward_call.computed(arrays, (causal, window, softcap, scale, deterministic), config)
+
+
+def _makes_zeros(kind: str, forms: Iterable[Form], device: Device) -> Callable[[], list[Any]]:
+    """A maker of gradients where there are no keys: all are zero but those of sinks."""
+    return lambda: [filled(kind, *form, device, 0.0) for form in forms]
+
+
+def _packed_work(given: Arguments, config: Any) -> Computation:
+    problem, views = packed_problem(given), given.views
+    backward = BackwardProblem(problem, "dlse" in views, given.options["deterministic"])
+    asked, device = read(config, PACKED_KINDS), views["q"].device
+    chosen, _, on = decided(backward, device, asked, lambda on: choose(backward, on.target))
+    some = 0 not in (problem.batch, problem.q_len, problem.heads)
+    whole = some and problem.kv_len > 0  # there are kernels that write every row
+    made = None if some and (problem.kv_len or problem.sinks) else _zeros(given)
+
+    def steps(arrays: Views) -> Steps:
+        operands = Operands({name: arrays[name].strides[:2] for name in BACKWARD})
+        return working_steps(chosen.calls(backward, operands, on.multiprocessors), backward.flops)
+
+    taken = placed(problem, views)
+    return Computation(given, steps, taken, make=None if whole else _makes_zeros, filled=not whole, made=made)
+
+
+attention_varlen_backward_call = Caller(attention_varlen_backward, _packed_work)

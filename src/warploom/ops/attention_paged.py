@@ -2,53 +2,189 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated, Any, TypedDict, Unpack
 
-from warploom.core.dtypes import f32
+import numpy as np
+
 from warploom.core.errors import ProblemError
-from warploom.interop.arrays import ArrayView, same_device
-from warploom.interop.copies import as_if_compact, compact, settled
+from warploom.interop.arrays import ArrayView
+from warploom.interop.copies import as_if_compact, settled
 from warploom.interop.tracing import is_tracing, traced
 from warploom.kernels.attention.choice import CACHED_KINDS, CachedConfig, choose_cached, violations_on_cache
-from warploom.kernels.attention.problem import AttentionProblem
+from warploom.kernels.attention.decode import SPLIT
+from warploom.kernels.attention.problem import MOST_POSITIONS, AttentionProblem, Cached, Operands
+from warploom.kernels.attention.scores import Window
 from warploom.kernels.settings import read, refuse
-from warploom.ops.attention_arrays import (
-    Options,
-    Window,
-    aligned,
-    check_output,
-    refuse_output,
-    with_sinks,
-    without_keys,
-)
-from warploom.ops.attention_paged_arrays import CacheInputs, check_entries, given_split, read_cache
-from warploom.ops.calls import Caller, Computation, Shapes, Views
-from warploom.ops.declare import ArrayArgument, Few, Output, Tensor
+from warploom.ops.arrays import CACHE, FP8, IN_PLACE, OUTPUT, ROW_MAJOR, ArrayArgument, ResultArray, is_fp8
+from warploom.ops.attention import Sinks, of_heads, on_host, refuse_first, refuse_starts, without_keys
+from warploom.ops.calls import Caller, Computation
+from warploom.ops.declare import Arguments, Views
 from warploom.ops.processors import Processor
-from warploom.ops.steps import CallsPlan, Steps
+from warploom.ops.steps import CallsPlan
 
-NAMES = {"kv_lens": "lengths", "cu_seqlens_q": "starts", "block_table": "table", "k_cache": "k", "v_cache": "v"}
-"""What the kernels call arrays whose public names are others."""
-_PUBLIC = {kernels: public for public, kernels in NAMES.items()}
-Lengths = Annotated[Any, ArrayArgument("lengths")]
-Starts = Annotated[Any, ArrayArgument("starts")]
-Table = Annotated[Any, ArrayArgument("table")]
-KeyCache = Annotated[Any, ArrayArgument("k")]
-ValueCache = Annotated[Any, ArrayArgument("v")]
+PAGE_KEYS = 16
+_CACHE = "pages page_size kv_heads head_dim if block_table | batch capacity kv_heads head_dim"
+_NEW = "queries heads head_dim if cu_seqlens_q | batch q_len heads head_dim"
+_PAGES = "or pages that block_table names"
+NewQueries = Annotated[Any, ArrayArgument(_NEW)]
+KeyCache = Annotated[Any, ArrayArgument(_CACHE, f"T {FP8}", CACHE, "k", hint=_PAGES)]
+ValueCache = Annotated[Any, ArrayArgument(_CACHE, "k_cache", CACHE, "v", hint=_PAGES)]
+Lengths = Annotated[Any, ArrayArgument("batch", "s32", IN_PLACE, "lengths", hint="keys of each sequence")]
+Starts = Annotated[Any, ArrayArgument("batch+1", "s32", IN_PLACE, "starts", hint="where sequences begin and end")]
+Table = Annotated[Any, ArrayArgument("batch entries", "s32", IN_PLACE, "table", hint="pages of each sequence")]
+Scales = Annotated[Any, ArrayArgument(" | 1 | batch kv_heads", "f32", ROW_MAJOR)]
+NewOutput = Annotated[Any, ArrayArgument(_NEW, "q", OUTPUT, written=True, over="q")]
+NewOutputs = Annotated[
+    Any,
+    ResultArray("out", _NEW, "q"),
+    ResultArray("lse", "heads queries if cu_seqlens_q | batch heads q_len", "f32", when="return_lse"),
+]
 
 
 @dataclass(frozen=True)
 class AttentionPagedPlan(CallsPlan):
-    """What a call of :func:`attention_paged` would run: nothing has been compiled or launched yet."""
+    """The kernels that a call of :func:`attention_paged` would run: nothing has been compiled or launched yet."""
 
     problem: AttentionProblem
     config: CachedConfig
 
 
+class PagedOptions(TypedDict, total=False):
+    """The options of :func:`attention_paged`, and the arrays that not every call has."""
+
+    block_table: Any
+    cu_seqlens_q: Any
+    causal: bool
+    window: Window | None
+    softcap: float | None
+    scale: float | None
+    sinks: Any
+    k_scale: Any
+    v_scale: Any
+    fixed_split: int | None
+    return_lse: bool
+    out: Any
+    config: CachedConfig | str | None
+
+
+# -- arrays
+def cache_sizes(given: Arguments, cache: ArrayView) -> dict[str, Any]:
+    """The sizes and the type of a ``cache``, by the names that a problem has; ``kv_len`` is a sequence's room for keys.
+
+    Raises ProblemError for pages and scales that no kernel takes.
+    """
+    sizes, views, fp8 = given.sizes, given.views, is_fp8(cache)
+    scales = [name for name in ("k_scale", "v_scale") if name in views]
+    if scales and (len(scales) == 1 or not fp8):
+        raise ProblemError(f"k_scale and v_scale belong to a {FP8} cache, both of them")
+    found = {"fp8": fp8, "scaled": bool(scales)}
+    if "table" not in views:
+        return found | {"kv_len": sizes["capacity"]}
+    size, entries = sizes["page_size"], sizes["entries"]
+    if size % PAGE_KEYS or not size:
+        raise ProblemError(f"a page has {size} keys (k_cache); it must be a multiple of {PAGE_KEYS}")
+    pages = {"page_size": size, "pages": sizes["pages"], "table_pages": entries}
+    return found | pages | {"kv_len": size * entries}
+
+
+def of_scale(view: ArrayView | None) -> tuple[int, int]:
+    """(sequence, key head) strides of scales."""
+    return (0, 0) if view is None or len(view.shape) < 2 else (view.shape[1], 1)
+
+
+def problem_on_cache(given: Arguments) -> AttentionProblem:
+    """The problem of a call on a cache. Raises ProblemError for what no kernel takes."""
+    sizes, packed, split = given.sizes, "starts" in given.views, given.options["fixed_split"]
+    if split is not None and (split % SPLIT or not 0 < split < MOST_POSITIONS):
+        raise ProblemError(f"fixed_split is a multiple of {SPLIT} keys below {MOST_POSITIONS}, not {split}")
+    q_len = sizes["queries"] if packed else sizes["q_len"]
+    sequences = Cached(q_len, packed=packed, split=split, **cache_sizes(given, given.views["k"]))
+    return AttentionProblem(sizes["batch"], sequences=sequences, **of_heads(given))
+
+
+def operands_of(views: Views, out: ArrayView) -> Operands:
+    """The strides of the arrays and of the output."""
+    k, v = views["k"].strides, views["v"].strides
+    lying = {
+        "q": _of_queries(views["q"]),
+        "k": (k[0], k[2], k[1]),
+        "v": (v[0], v[2], v[1]),
+        "out": _of_queries(settled(out)),
+        "table": views["table"].strides[:1] if "table" in views else (0,),
+    }
+    return Operands(lying | {name: of_scale(views.get(name)) for name in ("k_scale", "v_scale")})
+
+
+def _of_queries(view: ArrayView) -> tuple[int, int, int]:
+    """(batch, head, query) strides of q or out."""
+    *outer, query, head, _ = view.strides
+    return (outer[0] if outer else 0), head, query
+
+
+# -- plan
+def _plan(problem: AttentionProblem, views: Views, out: ArrayView, config: Any) -> AttentionPagedPlan:
+    """The plan for a problem on these arrays. Raises ConfigError for a ``config`` that does not fit."""
+    config, operands = read(config, CACHED_KINDS), operands_of(views, out)
+    requires = config.requires if config is not None else "sm_90" if problem.cache.fp8 else None
+    on = Processor.of(views["q"].device, requires=requires)
+    chosen, reason = config, "asked for by the caller"
+    if chosen is None:
+        chosen, reason = choose_cached(problem, operands, on.target, on.multiprocessors)
+    found = chosen.check() or chosen.check(on.target) + violations_on_cache(chosen, problem, operands)
+    if config is not None:
+        refuse(f"{config} does not fit", found)
+    elif found:
+        raise ProblemError("; ".join(found))
+    calls = chosen.calls(problem, operands, on.multiprocessors)
+    return AttentionPagedPlan(problem, chosen, reason, on.target.name, str(on), calls)
+
+
+@traced
+def plan_attention_paged(
+    q: Any, k_cache: Any, v_cache: Any, kv_lens: Any, **options: Unpack[PagedOptions]
+) -> AttentionPagedPlan:
+    """Plan a call of :func:`attention_paged`: its kernels and the reason for them. Runs nothing."""
+    arrays = {"q": q, "k_cache": k_cache, "v_cache": v_cache, "kv_lens": kv_lens}
+    given, config = attention_paged_call.planned({**arrays, **options})
+    return _plan(problem_on_cache(given), given.views, as_if_compact(given.views["q"]), config)
+
+
+def refuse_paged(config: Any, given: Arguments, problem: AttentionProblem) -> None:
+    """Raises ConfigError for a configuration, or its notation, that does not fit arguments as kernels take them."""
+    found = read(config, CACHED_KINDS)
+    if found is not None:
+        operands = operands_of(given.views, as_if_compact(given.views["q"]))
+        refuse(f"{found} does not fit", found.check() or violations_on_cache(found, problem, operands))
+
+
+def checked_attention_paged(
+    q: Any, k_cache: Any, v_cache: Any, kv_lens: Any, **options: Unpack[PagedOptions]
+) -> Callable[[], Any] | None:
+    """Raises ProblemError as :func:`attention_paged` does for these arguments, and runs nothing.
+
+    Where a call like this one was made before, the result is what makes it again. Where PyTorch traces a graph nothing
+    is refused: the operator does so while tracing, before anything runs.
+    """
+    if is_tracing():
+        return None
+    arrays = {"q": q, "k_cache": k_cache, "v_cache": v_cache, "kv_lens": kv_lens}
+    asked = {**arrays, **options}
+    lying, plain = attention_paged_call.positions(asked)
+    known = attention_paged_call.cache.known(plain, None, lying)
+    if known is not None:
+        return lambda: attention_paged_call.repeated(*known, lying, plain)
+    given, config = attention_paged_call.planned(asked)
+    problem = problem_on_cache(given)
+    if not _is_empty(given, problem):
+        _plan(problem, given.views, as_if_compact(given.views["q"]), config)
+    return None
+
+
+# -- the call
 def attention_paged(
-    q: Tensor,
+    q: NewQueries,
     k_cache: KeyCache,
     v_cache: ValueCache,
     kv_lens: Lengths,
@@ -59,15 +195,15 @@ def attention_paged(
     window: Window | None = None,
     softcap: float | None = None,
     scale: float | None = None,
-    sinks: Few = None,
-    k_scale: Few = None,
-    v_scale: Few = None,
+    sinks: Sinks = None,
+    k_scale: Scales = None,
+    v_scale: Scales = None,
     fixed_split: int | None = None,
     return_lse: bool = False,
-    out: Output = None,
+    out: NewOutput = None,
     check: bool = False,
     config: CachedConfig | str | None = None,
-) -> Any:
+) -> NewOutputs:
     """Attention of the newest queries of each sequence on the keys and values that a cache has of it.
 
     Shapes: q (batch, q_len, heads, head_dim), or with ``cu_seqlens_q`` (int32, batch + 1) all queries one sequence
@@ -101,171 +237,42 @@ def attention_paged(
     return attention_paged_call(arrays, options, config, check)
 
 
-def checked_attention_paged(
-    q: Any,
-    k_cache: Any,
-    v_cache: Any,
-    kv_lens: Any,
-    *,
-    block_table: Any = None,
-    cu_seqlens_q: Any = None,
-    causal: bool = True,
-    window: Window | None = None,
-    softcap: float | None = None,
-    scale: float | None = None,
-    sinks: Any = None,
-    return_lse: bool = False,
-    out: Any = None,
-) -> Callable[[], Any] | None:
-    """Raises ProblemError as :func:`attention_paged` does for these arguments, and runs nothing.
-
-    Where a call like this one was made before, that is what makes it again. Where PyTorch traces a graph nothing is
-    refused: the operator does so while tracing, before anything runs.
-    """
-    if is_tracing():
-        return None
-    arrays = q, k_cache, v_cache, kv_lens, block_table, cu_seqlens_q, sinks, None, None, out
-    options = causal, window, softcap, scale, None, return_lse
-    known = attention_paged_call.cache.known(options, None, arrays)
-    if known is not None:
-        return lambda: attention_paged_call.repeated(*known, arrays, options)
-    views, asked = attention_paged_call.planned(arrays, options)
-    _refuse_output(views)
-    inputs = _inputs(_laid_out(views, as_if_compact), asked)
-    if not _is_empty(inputs):
-        _plan(inputs, as_if_compact(inputs.views["q"]), None)
-    return None
-
-
-@traced
-def plan_attention_paged(
-    q: Any,
-    k_cache: Any,
-    v_cache: Any,
-    kv_lens: Any,
-    *,
-    block_table: Any = None,
-    cu_seqlens_q: Any = None,
-    causal: bool = True,
-    window: Window | None = None,
-    softcap: float | None = None,
-    scale: float | None = None,
-    sinks: Any = None,
-    k_scale: Any = None,
-    v_scale: Any = None,
-    fixed_split: int | None = None,
-    return_lse: bool = False,
-    config: CachedConfig | str | None = None,
-) -> AttentionPagedPlan:
-    """What :func:`attention_paged` would run with these arguments. Runs nothing."""
-    arrays = q, k_cache, v_cache, kv_lens, block_table, cu_seqlens_q, sinks, k_scale, v_scale, None
-    views, asked = attention_paged_call.planned(arrays, (causal, window, softcap, scale, fixed_split, return_lse))
-    inputs = _inputs(_laid_out(views, as_if_compact), asked)
-    return _plan(inputs, as_if_compact(inputs.views["q"]), config)
-
-
-def _named(views: Mapping[str, ArrayView]) -> dict[str, ArrayView]:
-    """The arrays that the kernels read, by the caller's names."""
-    return {_PUBLIC.get(name, name): x for name, x in views.items() if name != "out"}
-
-
-def _refuse_output(views: Mapping[str, ArrayView]) -> None:
-    """Raises ProblemError for an ``out`` that the result cannot be written to."""
-    if "out" not in views:
-        return
-    q, out = views["q"], views["out"]
-    check_output(out, q, tuple(q.shape))
-    same_device((q, out), ("q", "out"))
-    refuse_output(out, _named(views), "q")
-
-
-def _laid_out(views: Mapping[str, ArrayView], copy: Callable[[ArrayView], ArrayView] = compact) -> Views:
-    """Queries and sinks as kernels read them, by ``copy`` where they cannot; a cache is never copied."""
-    found = with_sinks({**views, "q": aligned(settled(views["q"]), copy)}, copy)
-    sinks = found.get("sinks")
-    if sinks is not None and len(sinks.shape) == 1 and not sinks.contiguous:
-        found["sinks"] = copy(sinks)
-    return found
-
-
-def _inputs(views: Mapping[str, ArrayView], asked: Mapping[str, Any]) -> CacheInputs:
-    """The arrays and what is asked of them. Raises ProblemError with the first thing that is wrong."""
-    return inputs_of(views, Options.of(asked), asked["fixed_split"])
-
-
-def inputs_of(views: Mapping[str, ArrayView], options: Options, fixed_split: Any) -> CacheInputs:
-    """:func:`read_cache` of arrays by the kernels' names."""
-    return read_cache(_named(views), options, given_split(fixed_split))
-
-
-def _plan(inputs: CacheInputs, out: ArrayView, config: Any) -> AttentionPagedPlan:
-    """The plan for checked inputs and an output. Raises ConfigError for a ``config`` that does not fit."""
-    problem, config = inputs.problem, read(config, CACHED_KINDS)
-    operands = inputs.operands(out)
-    requires = config.requires if config is not None else "sm_90" if problem.cache.fp8 else None
-    on = Processor.of(inputs.views["q"].device, requires=requires)
-    chosen, reason = config, "asked for by the caller"
-    if chosen is None:
-        chosen, reason = choose_cached(problem, operands, on.target, on.multiprocessors)
-    found = chosen.check() or chosen.check(on.target) + violations_on_cache(chosen, problem, operands)
-    if config is not None:
-        refuse(f"{config} does not fit", found)
-    elif found:
-        raise ProblemError("; ".join(found))
-    calls = chosen.calls(problem, operands, on.multiprocessors)
-    return AttentionPagedPlan(problem, chosen, reason, on.target.name, str(on), calls)
-
-
-def refuse_paged(config: Any, inputs: CacheInputs) -> None:
-    """Raises ConfigError for a configuration, or its notation, that does not fit checked inputs."""
-    found = read(config, CACHED_KINDS)
-    if found is not None:
-        operands = inputs.operands(as_if_compact(inputs.views["q"]))
-        refuse(f"{found} does not fit", found.check() or violations_on_cache(found, inputs.problem, operands))
-
-
-def _is_empty(inputs: CacheInputs) -> bool:
+def _is_empty(given: Arguments, problem: AttentionProblem) -> bool:
     """Whether there is nothing to compute."""
-    problem, views = inputs.problem, inputs.views
-    return 0 in (*views["q"].shape, problem.batch, problem.kv_len, *views["k_cache"].shape)
+    views = given.views
+    return 0 in (*views["q"].shape, problem.batch, problem.kv_len, *views["k"].shape)
 
 
-def _lse_shape(q: ArrayView) -> tuple[int, ...]:
-    """(batch, heads, q_len), of packed queries (heads, queries)."""
-    *outer, queries, heads, _ = q.shape
-    return (*outer, heads, queries)
-
-
-def results(views: Mapping[str, ArrayView], options: Options) -> Shapes:
-    """The shapes and types of the output, and of log-sum-exps where they are asked for."""
-    q = views["q"]
-    found = {"out": (tuple(q.shape), q.dtype)}
-    return found | {"lse": (_lse_shape(q), f32)} if options.return_lse else found
-
-
-def _work(views: Views, asked: dict[str, Any], config: Any, copy: Callable[[ArrayView], ArrayView]) -> Computation:
-    views = _laid_out(views, copy)
-    inputs, q, out = _inputs(views, asked), views["q"], views.get("out")
-    new, made = results(views, Options.of(asked)), None
-    if _is_empty(inputs):
+def _work(given: Arguments, config: Any) -> Computation:
+    problem, q, out, made = problem_on_cache(given), given.views["q"], given.views.get("out"), None
+    if _is_empty(given, problem):
         if config is not None:
-            _plan(inputs, q, config)  # refuses what does not fit
-        made = without_keys(q, new, inputs.views.get("sinks"))
-    if out is not None:
-        new = {name: x for name, x in new.items() if name != "out"}
-        if made is not None:
-            out.array[...] = made.pop(0)
-
-    def steps(arrays: Views) -> Steps:
-        again = CacheInputs({name: arrays[NAMES.get(name, name)] for name in inputs.views}, inputs.problem)
-        return _plan(again, arrays["out"], config).steps
-
-    taken = {NAMES.get(name, name): view for name, view in inputs.views.items()}
-    return Computation(views, new, steps, taken, () if out is None else ("out",), filled=True, made=made)
+            _plan(problem, given.views, q, config)  # refuses what does not fit
+        made = without_keys(given)
+        if out is not None:
+            out.array[...] = 0.0
+    taken = {name: x for name, x in given.views.items() if name != "out"}
+    return Computation(given, lambda x: _plan(problem, x, x["out"], config).steps, taken, filled=True, made=made)
 
 
-def _look(views: Views, asked: dict[str, Any]) -> None:
-    check_entries(_inputs(_laid_out(views, as_if_compact), asked))
+def check_table(given: Arguments, lengths: Any, first: Any = 0) -> None:
+    """Raises ProblemError that names the first entry of a block table that is no page, of keys from ``first`` on."""
+    sizes, table = given.sizes, on_host(given.views["table"])
+    page = np.arange(sizes["entries"])[None] * sizes["page_size"]
+    used = (page < lengths[:, None]) & (page + sizes["page_size"] > np.reshape(first, (-1, 1)))
+    wrong = used & ((table < 0) | (table >= sizes["pages"]))
+    refuse_first("block_table", wrong, table, f"there are {sizes['pages']} pages")
 
 
-attention_paged_call = Caller(attention_paged, _work, refuse=_refuse_output, look=_look)
+def _look(given: Arguments) -> None:
+    """Raises ProblemError that names the first entry of lengths or tables which points outside. Waits for the GPU."""
+    p, views = problem_on_cache(given), given.views
+    lens = on_host(views["lengths"])
+    refuse_first("kv_lens", (lens < 0) | (lens > p.kv_len), lens, f"a sequence has room for {p.kv_len} keys")
+    if p.cache.packed:
+        refuse_starts("cu_seqlens_q", on_host(views["starts"]), p.q_len)
+    if p.cache.page_size:
+        check_table(given, lens)
+
+
+attention_paged_call = Caller(attention_paged, _work, look=_look)

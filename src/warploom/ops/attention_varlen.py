@@ -2,36 +2,77 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, Literal, Unpack, overload
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypedDict, Unpack, overload
 
 import numpy as np
 
-from warploom.core.dtypes import f32
-from warploom.interop.arrays import ArrayView, empty
+from warploom.core.errors import ProblemError
+from warploom.interop.arrays import ArrayView, describe_new, empty, filled
 from warploom.kernels.attention.choice import PACKED_KINDS, PackedConfig, choose_packed
-from warploom.kernels.attention.problem import FORWARD, AttentionProblem, Operands
+from warploom.kernels.attention.problem import FORWARD, AttentionProblem, Operands, Packed
+from warploom.kernels.attention.scores import Window
 from warploom.kernels.settings import read, refuse, violations_of
-from warploom.ops.attention_arrays import Options, Window, laid_out
-from warploom.ops.calls import Caller, Computation, Shapes, Views
-from warploom.ops.declare import Few, Output, Tensor
+from warploom.ops.arrays import FEW, OUTPUT, ArrayArgument, ResultArray
+from warploom.ops.attention import Sinks, of_heads, on_host, refuse_first, refuse_starts
+from warploom.ops.calls import Caller, Computation
+from warploom.ops.declare import Arguments, Array, NumpyArray, Out, Views
 from warploom.ops.processors import Processor, decided
 from warploom.ops.steps import Steps, working_steps
-from warploom.ops.varlen_arrays import (
-    KeyCounts,
-    KeyStarts,
-    QueryCounts,
-    QueryStarts,
-    check_lengths,
-    read_packed,
-    refuse_out,
-    shape_of_result,
-)
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from warploom.ops.signatures import Array, NumpyArray, Out, VarlenOptions
+
+PackedQueries = Annotated[Any, ArrayArgument("total_q heads head_dim")]
+PackedKeys = Annotated[Any, ArrayArgument("total_k kv_heads head_dim")]
+PackedValues = Annotated[Any, ArrayArgument("total_k kv_heads v_dim")]
+QueryStarts = Annotated[Any, ArrayArgument("batch+1", "s32", FEW, "q_starts", hint="where sequences begin and end")]
+KeyStarts = Annotated[Any, ArrayArgument("batch+1", "s32", FEW, "k_starts", hint="where sequences begin and end")]
+QueryCounts = Annotated[Any, ArrayArgument("batch", "s32", FEW, "q_used")]
+KeyCounts = Annotated[Any, ArrayArgument("batch", "s32", FEW, "k_used")]
+PackedOutput = Annotated[Any, ArrayArgument("total_q heads v_dim", "q", OUTPUT, written=True)]
+PackedOutputs = Annotated[
+    Any,
+    ResultArray("out", "total_q heads v_dim", "q"),
+    ResultArray("lse", "heads total_q", "f32", when="return_lse"),
+]
+
+
+def packed_problem(given: Arguments) -> AttentionProblem:
+    """The problem of a call on packed sequences. Raises ProblemError with the first thing that is wrong."""
+    sizes, views = given.sizes, given.views
+    if "k_starts" not in views and sizes["total_q"] != sizes["total_k"]:
+        raise ProblemError(f"q has {sizes['total_q']} rows and k {sizes['total_k']}: give cu_seqlens_k as well")
+    sequences = Packed(sizes["total_q"], sizes["total_k"], ("q_used" in views, "k_used" in views))
+    return AttentionProblem(sizes["batch"], sequences=sequences, **of_heads(given))
+
+
+def placed(problem: AttentionProblem, views: Views) -> Views:
+    """The arrays that kernels take, in place of those of the caller."""
+    found = dict(views)
+    found.setdefault("k_starts", views["q_starts"])
+    if problem.kv_len == 0 < problem.q_len:  # no tensor map without a row: one that no sequence has
+        q = views["q"]
+        for name, cols in (("k", problem.head_dim), ("v", problem.value_dim)):
+            found[name] = describe_new(filled(q.kind, (1, problem.kv_heads, cols), q.dtype, q.device, 0.0))
+    return found
+
+
+class VarlenOptions(TypedDict, total=False):
+    """The options of :func:`attention_varlen` beside ``return_lse``, and its optional arrays."""
+
+    seqused_q: Any
+    seqused_k: Any
+    max_seqlen_q: Any
+    max_seqlen_k: Any
+    causal: bool
+    window: Window | None
+    softcap: float | None
+    scale: float | None
+    sinks: Any
+    out: Any
+    check: bool
+    config: PackedConfig | str | None
 
 
 @overload
@@ -74,9 +115,9 @@ def attention_varlen(
 
 
 def attention_varlen(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
+    q: PackedQueries,
+    k: PackedKeys,
+    v: PackedValues,
     cu_seqlens_q: QueryStarts,
     cu_seqlens_k: KeyStarts = None,
     *,
@@ -88,12 +129,12 @@ def attention_varlen(
     window: Window | None = None,
     softcap: float | None = None,
     scale: float | None = None,
-    sinks: Few = None,
+    sinks: Sinks = None,
     return_lse: bool = False,
-    out: Output = None,
+    out: PackedOutput = None,
     check: bool = False,
     config: PackedConfig | str | None = None,
-) -> Any:
+) -> PackedOutputs:
     """:func:`attention` of sequences of any lengths, packed one behind the other.
 
     Shapes: q (total_q, heads, head_dim), k and v (total_k, kv_heads, head_dim); v may have a head_dim of its own, which
@@ -124,35 +165,18 @@ def attention_varlen(
     return attention_varlen_call(arrays, (causal, window, softcap, scale, return_lse), config, check)
 
 
-def results(views: Mapping[str, ArrayView], options: Options) -> Shapes:
-    """The shapes and types of the output, and of log-sum-exps where they are asked for."""
-    q = views["q"]
-    found = {"out": (shape_of_result(views), q.dtype)}
-    return found | {"lse": ((q.shape[1], q.shape[0]), f32)} if options.return_lse else found
-
-
-def _work(views: Views, asked: dict[str, Any], config: Any, copy: Callable[[ArrayView], ArrayView]) -> Computation:
-    options, views = Options.of(asked), laid_out(views, copy, written="out")
-    problem, inputs = read_packed(views, options)
+def _work(given: Arguments, config: Any) -> Computation:
+    problem, views, made = packed_problem(given), given.views, None
     chosen, on = configured_packed(problem, views["q"], config)
-    new = {name: x for name, x in results(views, options).items() if name not in views}
-    made = None
     if 0 in (problem.batch, problem.q_len, problem.heads):
-        made = [empty(views["q"].kind, *form, views["q"].device) for form in new.values()]
+        made = [empty(views["q"].kind, *form, views["q"].device) for form in given.results.values()]
 
     def steps(arrays: Views) -> Steps:
         operands = Operands({name: arrays[name].strides[:2] for name in FORWARD})
         return working_steps(chosen.calls(problem, operands, on.multiprocessors), problem.flops)
 
-    written = ("out",) if "out" in views else ()
-    return Computation(views, new, steps, inputs, written, filled=True, made=made)
-
-
-def _look(views: Views, _: dict[str, Any]) -> None:
-    check_lengths(views)
-
-
-attention_varlen_call = Caller(attention_varlen, _work, refuse=refuse_out, look=_look, recorded=True)
+    taken = {name: x for name, x in placed(problem, views).items() if name != "out"}
+    return Computation(given, steps, taken, filled=True, made=made)
 
 
 def configured_packed(problem: AttentionProblem, q: ArrayView, config: Any) -> tuple[PackedConfig, Processor]:
@@ -166,3 +190,21 @@ def refuse_packed(config: Any, problem: AttentionProblem) -> None:
     """Raises ConfigError for a configuration, or its notation, that does not fit a problem."""
     found = read(config, PACKED_KINDS)
     refuse(f"{found} does not fit", [] if found is None else violations_of(found, problem, None))
+
+
+def _look(given: Arguments) -> None:
+    """Wait for the arrays of lengths and look at them. Raises ProblemError that names the first wrong entry."""
+    views = given.views
+    arrays = dict(zip(views, given.declaration.arguments_of(views), strict=True))
+    known = {name: on_host(views[name]) for name, x in arrays.items() if x.types == "s32"}
+    for name in ("q_starts", "k_starts"):
+        if name in known:
+            refuse_starts(arrays[name].name, known[name], views[name[0]].shape[0])
+    for name in ("q_used", "k_used"):
+        if name in known:
+            lengths, used = np.diff(known.get(f"{name[0]}_starts", known["q_starts"])), known[name]
+            wrong = (used < 0) | (used > lengths)
+            refuse_first(arrays[name].name, wrong, used, "no count of rows that the sequence has")
+
+
+attention_varlen_call = Caller(attention_varlen, _work, look=_look, recorded=True)

@@ -12,7 +12,6 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
-from warploom.core.dtypes import DType
 from warploom.core.errors import ProblemError
 from warploom.core.identity import function_key
 from warploom.interop import tracing
@@ -27,16 +26,15 @@ from warploom.interop.arrays import (
     makers,
     stream_reader,
 )
-from warploom.interop.copies import compact
+from warploom.interop.copies import as_if_compact, compact
 from warploom.interop.overlap import Written, count_write
 from warploom.interop.torch_internals import recogniser, tangents_are_on, watches
+from warploom.ops.arrays import Shapes
 from warploom.ops.backends import wait_for
-from warploom.ops.declare import Declaration
+from warploom.ops.declare import Arguments, Declaration, Views
 from warploom.ops.options import flag
 from warploom.ops.steps import Prepared, Steps, joined, run_anew
 
-Views = dict[str, ArrayView]
-Shapes = Mapping[str, tuple[tuple[int, ...], DType]]
 _KEPT = 4096  # prepared calls of an operation
 _ADDRESSES_KEPT = 1024  # of a prepared call
 _KINDS_KEPT = 8  # kinds of tensors that differ in more than the first one's shape
@@ -46,23 +44,26 @@ _ALIGNED = 16
 
 @dataclass(frozen=True)
 class Computation:
-    """What a call comes to, all arrays by the kernels' names.
+    """The launches that a call on ``given`` arguments comes to; all arrays go by the kernels' names.
 
-    ``arrays`` are the caller's, copied where kernels cannot read them; a repeated call is looked up by them. ``taken``
-    are those that the kernels take, in an order in which launches come cheaply; by default ``arrays``. ``results`` are
-    the new arrays, which ``make`` gives what makes; where they are ``filled``, kernels leave parts of them as they are.
-    ``written`` names arrays of the caller that receive results. Where there is nothing to compute, ``made`` holds the
-    new results.
+    ``taken`` are the arrays that the kernels take, in an order in which launches come cheaply; by default those given.
+    ``results`` are the new arrays, by default those declared. Where they are ``filled``, kernels
+    leave parts of them as they are. Where there is nothing to compute, ``made`` holds the new results.
     """
 
-    arrays: Views
-    results: Shapes
+    given: Arguments
     steps: Callable[[Views], Steps]
     taken: Views | None = None
-    written: tuple[str, ...] = ()
+    results: Shapes | None = None
     make: Callable[[str, Iterable[Form], Device], Callable[[], list[Any]]] | None = None
     filled: bool = False
     made: list[Any] | None = None
+
+    @property
+    def written(self) -> tuple[str, ...]:
+        """The caller's arrays that receive results."""
+        declared = self.given.declaration.arguments_of(self.given.views)
+        return tuple([name for name, x in zip(self.given.views, declared, strict=True) if x.written])
 
 
 class Repeatable(Protocol):
@@ -264,25 +265,22 @@ def _lying(views: Mapping[str, ArrayView]) -> tuple[Any, ...]:
 class Caller:
     """An operation that is called with its arrays and its options, each in the order of the declaration.
 
-    ``function`` is the public one, whose signature declares it. ``work`` says what a call on described arrays, by the
-    kernels' names, comes to; it takes the options by their names, the configuration, and what copies an array.
-    ``refuse`` looks at arrays that are written to, ``look`` at what only the device's memory tells, where a caller asks
-    for it. ``recorded`` operations have a derivative.
+    ``function`` is the public one, whose signature declares it. ``work`` makes the computation of checked arguments and
+    a configuration. ``look`` reads what only the device's memory tells, where a caller asks for it, and raises
+    ProblemError. ``recorded`` operations have a derivative.
     """
 
     def __init__(
         self,
         function: Callable[..., Any],
-        work: Callable[[Views, dict[str, Any], Any, Callable[[ArrayView], ArrayView]], Computation],
+        work: Callable[[Arguments, Any], Computation],
         *,
-        refuse: Callable[[Mapping[str, ArrayView]], None] | None = None,
-        look: Callable[[Views, dict[str, Any]], None] | None = None,
+        look: Callable[[Arguments], None] | None = None,
         recorded: bool = False,
-        said: Mapping[str, str] | None = None,
     ) -> None:
         self.function, self.declaration = function, (declaration := Declaration.of(function))
-        self.name, self.recorded, self.said = declaration.name, recorded, said or {}
-        self.work, self.refuse, self.look = work, refuse, look
+        self.name, self.recorded, self.work, self.look = declaration.name, recorded, work, look
+        self._hints = {x.name: f"{x.name} ({x.hint})" for x in declaration.arrays.values() if x.late and x.hint}
         self.cache = CallCache()
         names, options = list(declaration.arrays), list(declaration.options.values())
         self.array_names, self.option_names = tuple(names), tuple(declaration.options)
@@ -293,6 +291,7 @@ class Caller:
         self._defaults = tuple([(x.name, x.default) for x in options])
         self._written = tuple([i for i, name in enumerate(names) if declaration.arrays[name].written])
         self._out = names.index("out") if "out" in names and declaration.arrays["out"].written else -1
+        self._refuse = declaration.refuse_writes if self._written else None
 
     def __call__(
         self, arrays: tuple[Any, ...], options: tuple[Any, ...], config: Any = None, check: Any = False
@@ -371,15 +370,22 @@ class Caller:
             made = [arrays[self._out], *made]
         return made[0] if len(made) == 1 else tuple(made) if made else None
 
-    def planned(self, arrays: tuple[Any, ...], options: tuple[Any, ...]) -> tuple[Views, dict[str, Any]]:
-        """The described arrays and the options of a call that is planned alone."""
-        return self.views(arrays), self.declaration.plain(options)
+    def planned(self, given: Mapping[str, Any]) -> tuple[Arguments, Any]:
+        """The arguments of a call that is planned alone, and the configuration; those not given by their defaults."""
+        for name in given:
+            if name not in self.array_names and name not in self.option_names and name != "config":
+                raise TypeError(f"{self.name} has no argument {name!r}")
+        arrays, options = self.positions(given)
+        plain, views = self.declaration.plain(options), self.views(arrays)
+        if self._refuse is not None:
+            self._refuse(views)
+        return self.declaration.bind(views, plain).laid_out(as_if_compact), given.get("config")
 
     def views(self, arrays: tuple[Any, ...]) -> Views:
         """The arrays described, by the kernels' names. Raises ProblemError that begins with an array's name."""
         declaration, named = self.declaration, self.declaration.named(arrays)
         given = {name: x for name, x in named.items() if x is not None or name in declaration.needed}
-        found = describe_all(given, self.said)
+        found = describe_all(given, self._hints)
         return {declaration.kernels(name): x for name, x in found.items()}
 
     def _read(
@@ -391,26 +397,30 @@ class Caller:
         ready = None if looks else self.cache.find(asked, config, views, arrays)
         if ready is not None:
             return ready.run(views)
-        if self.refuse is not None:
-            self.refuse(views)
+        if self._refuse is not None:
+            self._refuse(views)
         plain = self.declaration.plain(options)
+        given = self.declaration.bind(views, plain).laid_out(compact)
         if looks and self.look is not None:
-            self.look(views, plain)
-        work = self.work(views, plain, config, compact)
-        if work.made is not None:
-            return work.made
-        key, lying = (self.asked(tuple(plain.values())), config), {name: work.arrays[name] for name in views}
+            self.look(given)
+        key, lying = (self.asked(tuple(plain.values())), config), given.views
         ready = self.cache.find(*key, lying)
-        return self._first(work, lying, key) if ready is None else ready.run(lying)
+        if ready is None:
+            work = self.work(given, config)
+            return self._first(work, lying, key) if work.made is None else work.made
+        if all(x.pointer == y.pointer for x, y in zip(views.values(), lying.values(), strict=True)):
+            self.cache.keep(*key, views, ready)
+        return ready.run(lying)
 
     def _first(self, work: Computation, views: Views, key: tuple[tuple[Any, ...], Any]) -> list[Any]:
         """Run launches for the first time, and keep what calls like this one need."""
         lying = list(views.values())
         taken, first = views if work.taken is None else work.taken, lying[0]
         callers = {**taken, **{name: views[name] for name in work.written if name not in taken}}
-        kind, forms, device = first.kind, work.results.values(), first.device
+        results = work.given.results if work.results is None else work.results
+        kind, forms, device = first.kind, results.values(), first.device
         make = makers(kind, forms, device) if work.make is None else work.make(kind, forms, device)
-        made = dict(zip(work.results, make(), strict=True))
+        made = dict(zip(results, make(), strict=True))
         new = {name: describe_new(x) for name, x in made.items()}
         prepared = run_anew(work.steps, {**callers, **new}, (*work.written, *made), filled=work.filled)
         places = {name: i for i, name in enumerate(views)}
@@ -420,7 +430,7 @@ class Caller:
         ):
             order = (*own, *range(len(lying), len(lying) + len(made)))
             prepared = replace(prepared, order=order, known={})
-            refuse, own = self.refuse, None if work.make is None else make
+            refuse, own = self._refuse, None if work.make is None else make
             written = None if refuse is None or not work.written else Written.of(views, work.written, refuse)
             self.cache.keep(*key, views, PreparedCall(prepared, kind, tuple(forms), own, written))
         return list(made.values())
@@ -443,7 +453,7 @@ class Caller:
         others = {name: x for name, x in given.items() if not isinstance(x, torch.Tensor)}
         if len(others) == len(given):
             return False
-        for name, view in describe_all(others, self.said).items():
+        for name, view in describe_all(others, self._hints).items():
             raise ProblemError(
                 f"{name} is of {view.kind}, beside tensors that PyTorch differentiates, casts or watches: pass "
                 "tensors alone, or call under torch.no_grad() and without autocast"

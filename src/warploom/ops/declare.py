@@ -1,35 +1,54 @@
-"""An operation as its public function declares it: names, order, defaults and kinds of the arguments are said once.
+"""An operation as its public function declares it: arrays, options and results are said once, in its signature.
 
-The annotations of the function's parameters say what each is: ``q: Annotated[Any, ArrayArgument()]`` is an array,
-``scale: float | None`` an option. Arrays' names for the kernels, how options are read, PyTorch's schema and what
+The annotations of the function's parameters say what each is: ``q: Annotated[Any, ArrayArgument("batch q_len heads
+head_dim")]`` is an array, ``scale: float | None`` an option; what the function returns is annotated with its results.
+Checks of arrays, the shapes of results, arrays' names for the kernels, how options are read, PyTorch's schema and what
 autocast leaves alone are all taken from here.
 """
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from types import NoneType, UnionType
-from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, Protocol, TypeVar, Union, get_args, get_origin, get_type_hints
 
-from warploom.core.dtypes import DType, dtype_of
+import numpy as np
+
+from warploom.core.dtypes import DTYPES, DType, dtype_of
 from warploom.core.errors import ProblemError, shown
+from warploom.interop.arrays import ArrayView, same_device
+from warploom.interop.overlap import same_elements, share_memory
+from warploom.ops.arrays import ArrayArgument, Binding, Copy, ResultArray, Shapes
 from warploom.ops.options import flag, number, whole, window_sides
 
+Views = dict[str, ArrayView]
+"""Arrays by the kernels' names."""
+_TURNED = {"bhsd": (0, 2, 1, 3)}
+"""The order of four dimensions, by layout, where it is not the declared one."""
 
-@dataclass(frozen=True)
-class ArrayArgument:
-    """An array argument.
 
-    ``kernel`` is the kernels' name for it, where that is another. Autocast leaves an ``exact`` array as it is. A
-    ``written`` array takes a result. ``many`` arrays come as a tuple, and are numbered.
-    """
+class CudaArray(Protocol):
+    """An array of torch, CuPy or Numba: NumPy's have no such interface."""
 
-    kernel: str = ""
-    exact: bool = False
-    written: bool = False
-    many: bool = False
+    @property
+    def __cuda_array_interface__(self) -> Any: ...
+
+
+class JaxArray(Protocol):
+    """An array of JAX: NumPy's have no such method."""
+
+    def block_until_ready(self) -> Any:
+        """Wait for the array."""
+        ...
+
+
+# For type checkers, a result has the first array's type, and NumPy's arrays the dtype where it is known. Overloads for
+# NumPy come after those for others, so that an array of unknown type gives a result of unknown type.
+Array = TypeVar("Array", bound=CudaArray | JaxArray)
+NumpyArray = TypeVar("NumpyArray", bound="np.ndarray[Any, Any]")
+Out = TypeVar("Out")
 
 
 class Word:
@@ -72,6 +91,7 @@ class Declaration:
     arrays: dict[str, ArrayArgument]
     needed: frozenset[str]
     options: dict[str, Option]
+    results: tuple[ResultArray, ...] = ()
 
     @classmethod
     def of(cls, function: Callable[..., Any]) -> Declaration:
@@ -87,7 +107,7 @@ class Declaration:
                 hint, *metadata = get_args(hint)
             said = next((x for x in metadata if isinstance(x, ArrayArgument | Word)), None)
             if isinstance(said, ArrayArgument):
-                arrays[name] = said
+                arrays[name] = replace(said, name=name)
                 if parameter.default is inspect.Parameter.empty:
                     needed.add(name)
             elif said is not None:
@@ -95,7 +115,8 @@ class Declaration:
             elif hint is not Any and name not in _ELSEWHERE:
                 options[name] = _option(name, hint, parameter.default)
         arrays = dict(sorted(arrays.items(), key=lambda x: x[1].many))
-        return cls(function.__name__, arrays, frozenset(needed), options)
+        results = tuple([x for x in get_args(hints["return"]) if isinstance(x, ResultArray)])
+        return cls(function.__name__, arrays, frozenset(needed), options, results)
 
     def plain(self, options: tuple[Any, ...]) -> dict[str, Any]:
         """The options by their names, as Python's own values. Raises ProblemError for one that is of another kind."""
@@ -105,8 +126,8 @@ class Declaration:
         """The arrays of a call by their names; those that are not given are None, and the last may be several."""
         names = list(self.arrays)
         if self.arrays[names[-1]].many:
-            last = names.pop()
-            names += [f"{last.removesuffix('s')}{i}" for i in range(len(arrays) - len(names))]
+            last = self.arrays[names.pop()]
+            names += last.numbered(len(arrays) - len(names))
         return dict(zip(names, arrays, strict=True))
 
     def is_exact(self, name: str) -> bool:
@@ -117,6 +138,81 @@ class Declaration:
         """The kernels' name of an array."""
         array = self.arrays.get(name)
         return name if array is None else array.kernel or name
+
+    def arguments_of(self, views: Mapping[str, ArrayView]) -> list[ArrayArgument]:
+        """The declarations of arrays, those of several under one name with their numbers."""
+        known, found = {x.kernel or x.name: x for x in self.arrays.values()}, list[ArrayArgument]()
+        *_, last = self.arrays.values()
+        for name in views:
+            one = known.get(name)
+            number = name.removeprefix(last.name.removesuffix("s"))
+            found.append(replace(last, name=f"{last.name}[{number}]") if one is None else one)
+        return found
+
+    def bind(self, views: Views, options: Mapping[str, Any], *, checked: bool = True) -> Arguments:
+        """The arguments of a call. Raises ProblemError, with the first thing wrong, for arrays not as declared.
+
+        That is for shapes, types, memory and devices. Of arrays that are not ``checked`` no sizes are compared.
+        """
+        arrays = self.arguments_of(views)
+        binding = Binding([x.name for x in arrays], _TURNED.get(options.get("layout", "")))
+        for array, view in sorted(zip(arrays, views.values(), strict=True), key=lambda x: x[0].late):
+            binding.take_shape(array, view, checked=checked)
+            if checked:
+                binding.take_type(array, view)
+                array.memory.refuse(array.name, view)
+        if checked:
+            same_device(list(views.values()), [x.name for x in arrays])
+        return Arguments(self, views, dict(options), binding)
+
+    def refuse_writes(self, views: Mapping[str, ArrayView]) -> None:
+        """Raises ProblemError for an array that cannot be written to, or shares memory with another."""
+        arrays = self.arguments_of(views)
+        for array, view in zip(arrays, views.values(), strict=True):
+            if array.written and view.readonly:
+                raise ProblemError(f"{array.name} is read-only: pass an array that can be written")
+            for other, read in zip(arrays, views.values(), strict=True) if array.written else ():
+                if other is array or not share_memory(read, view):
+                    continue
+                may = bool(array.over) and other.name.startswith(array.over)
+                if not (may and same_elements(read, view)):
+                    raise ProblemError(
+                        f"{array.name} shares memory with {other.name}, which would be overwritten: pass another array"
+                        + ", or exactly that one" * may
+                    )
+
+
+@dataclass(frozen=True)
+class Arguments:
+    """The arguments of a call: arrays as declared, by the kernels' names, and options by their names."""
+
+    declaration: Declaration
+    views: Views
+    options: dict[str, Any]
+    binding: Binding
+
+    @property
+    def sizes(self) -> dict[str, Any]:
+        """The sizes of all dimensions by their names."""
+        return self.binding.sizes
+
+    @property
+    def results(self) -> Shapes:
+        """Shapes and types of the new arrays that the call returns."""
+        found = dict[str, tuple[tuple[int, ...], DType]]()
+        for x in self.declaration.results:
+            if x.name in self.views or (x.when and not self.options.get(x.when) and x.when not in self.views):
+                continue
+            like = self.views.get(self.declaration.kernels(x.like))
+            shape = self.binding.shape(x.dims) if x.dims or like is None else tuple(like.shape)
+            found[x.name] = shape, DTYPES[x.like] if like is None else like.dtype
+        return found
+
+    def laid_out(self, copy: Copy) -> Arguments:
+        """The arguments with arrays as kernels take them, by ``copy`` those that they cannot take in place."""
+        arrays = self.declaration.arguments_of(self.views)
+        views = {name: x.memory.lay(self.views[name], copy) for x, name in zip(arrays, self.views, strict=True)}
+        return replace(self, views=views)
 
 
 _ELSEWHERE = "config", "check"
@@ -133,11 +229,6 @@ def type_name(dtype: Any) -> str:
         return str(dtype)
 
 
-Tensor = Annotated[Any, ArrayArgument()]
-"""An array whose type autocast chooses."""
-Few = Annotated[Any, ArrayArgument(exact=True)]
-"""A few numbers that kernels take as they are."""
-Output = Annotated[Any, ArrayArgument(written=True)]
 ElementType = Annotated[Any, Word()]
 
 

@@ -1,41 +1,370 @@
-"""``linear_cross_entropy``: the loss of a language model's output layer, forward and backward without logits."""
+"""``linear_cross_entropy``: the loss of a language model's output layer, forward and backward without logits.
+
+The backward pass walks blocks of rows and, of each, chunks of the columns. A chunk's logits are multiplied again and
+leave the kernel as the loss's derivatives by them, in the inputs' type; two products make of these the chunk's part of
+w's gradient and of x's. x's gradient is summed over the chunks in f32 and rounded once; w's is summed over the blocks
+of rows in its own type, so it is rounded once for each block. Everything between the kernels fits
+:data:`WORKSPACE_BYTES`.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import replace
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Unpack, overload
+from collections.abc import Hashable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypedDict, Unpack, overload
 
 import numpy as np
 
-from warploom.core.dtypes import f32, s32
+from warploom.core.dtypes import F32_MAX, DType, f32, s32
+from warploom.core.errors import ProblemError
+from warploom.core.targets import Target
 from warploom.interop.arrays import ArrayView, Device, as_numpy, describe, describe_all, empty
-from warploom.interop.copies import as_if_compact, compact, settled
+from warploom.interop.copies import as_if_compact
 from warploom.interop.tracing import traced
-from warploom.kernels.matmul.problem import MatmulConfig
-from warploom.kernels.matmul_reduce.loss import Loss
-from warploom.ops.calls import Caller, Computation, Shapes, Views
-from warploom.ops.declare import ArrayArgument, Few, Tensor
-from warploom.ops.loss_options import (
-    Reduction,
-    check_loss,
-    check_reduction,
-    check_row_values,
-    check_targets,
-    loss_of,
-    reduced,
+from warploom.kernels.matmul.choice import choose
+from warploom.kernels.matmul.cost import seconds
+from warploom.kernels.matmul.features import Epilogue, Extra
+from warploom.kernels.matmul.problem import MatmulConfig, MatmulProblem, Matrix, aligned_elements
+from warploom.kernels.matmul_reduce.loss import (
+    LogitGradient,
+    Loss,
+    SoftCap,
+    columns_call,
+    gradient_call,
+    losses_call,
+    table_words,
 )
-from warploom.ops.loss_plan import GradientPlan, LossPlan, forward_product
-from warploom.ops.matmul_arrays import Inputs, matmul_config, read_inputs, readable
-from warploom.ops.options import refuse_unhashable
+from warploom.kernels.source import KernelCall
+from warploom.ops.arrays import FEW, LINES, MATRIX, ArrayArgument, ResultArray
+from warploom.ops.calls import Caller, Computation
+from warploom.ops.declare import Arguments, Array, Views
+from warploom.ops.matmul import Bias, matmul_config, multiplication
+from warploom.ops.options import number, refuse_unhashable, whole
 from warploom.ops.processors import Processor
-from warploom.ops.reduce import reduce_plan
-from warploom.ops.steps import Steps
+from warploom.ops.reduce import ReducePlan, reduce_plan
+from warploom.ops.steps import Step, Steps
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from warploom.ops.signatures import Array, LossOptions
+
+Reduction = Literal["none", "mean", "sum"]
+_ROWS = "one number for each row of x"
+_WORDS = "x is (m, k) and w (n, k), one row a word"
+Hidden = Annotated[Any, ArrayArgument("m k", memory=LINES)]
+Vocabulary = Annotated[Any, ArrayArgument("n k", memory=LINES, hint=_WORDS)]
+AnyHidden = Annotated[Any, ArrayArgument("m k", memory=MATRIX)]
+AnyVocabulary = Annotated[Any, ArrayArgument("n k", memory=MATRIX, hint=_WORDS)]
+Targets = Annotated[Any, ArrayArgument("m", "s32 s64", FEW, hint=_ROWS)]
+OfRows = Annotated[Any, ArrayArgument("m", "f32", FEW, hint=_ROWS)]
+ByLoss = Annotated[Any, ArrayArgument("m", "f32", FEW, "loss_gradient", hint=_ROWS)]
+ByLse = Annotated[Any, ArrayArgument("m", "f32", FEW, "lse_gradient", hint=_ROWS)]
+Losses = Annotated[Any, ResultArray("loss", "m", "f32"), ResultArray("lse", "m", "f32")]
+RowGradients = Annotated[
+    Any,
+    ResultArray("dx", "", "x", when="wants_x"),
+    ResultArray("dw", "", "w", when="wants_w"),
+    ResultArray("dbias", "n", "x", when="wants_bias"),
+]
+WORKSPACE_BYTES = 60 << 20
+"""The most memory between the kernels of a backward pass, as long as a block of rows and a chunk fit at all."""
+BLOCK = 128
+"""Blocks of rows and chunks of columns are multiples of it."""
+LEAST_ROWS = 2048
+"""Rows below which blocks are not worth a look, where larger ones fit: each block rounds w's gradient once more."""
+LEAST_CHUNK = 1024
+"""Columns below which a chunk's products are too small; more blocks of rows come first."""
+_FLOPS_PER_ROW = 100
+
+
+def summed(x: Any, before: Any) -> Any:
+    """The epilogue that adds a product to what was there."""
+    return x + before
+
+
+@dataclass(frozen=True)
+class LossPlan:
+    """A forward pass: the rows' log-sum-exps, with label smoothing the sums of their logits, and the losses."""
+
+    lse: ReducePlan
+    loss: Loss
+
+    @cached_property
+    def sums(self) -> ReducePlan | None:
+        """The second pass over the logits that label smoothing takes."""
+        return replace(self.lse, problem=replace(self.lse.problem, op="sum")) if self.loss.label_smoothing else None
+
+    @property
+    def workspace_bytes(self) -> int:
+        """Memory beyond inputs and results."""
+        return self.lse.workspace_bytes + (4 * self.lse.problem.product.m if self.sums is not None else 0)
+
+    def steps(self, arrays: dict[str, ArrayView], target_words: int) -> Steps:
+        """The launches, of arrays x, w, bias (if any), target, lse and loss; a target has so many 32-bit words."""
+        p, x, w = self.lse.problem.product, arrays["x"], arrays["w"]
+        own, size = {"a": x, "b": w}, (p.m, p.n, p.k)
+        found = [_renamed(step) for step in self.lse.steps(own, "lse").steps]
+        if self.sums is not None:
+            found += [_renamed(step, sums=p.m) for step in self.sums.steps(own, "sums").steps]
+        strides = x.strides[0], w.strides[0]
+        losses = losses_call(size, strides, p.dtype, target_words, self.loss, bias=p.epilogue.bias)
+        found.append(Step(losses, 2 * p.m * p.k))
+        return Steps(tuple(found))
+
+
+def _renamed(step: Step, **more: int) -> Step:
+    """The step on x and w, with more words of workspace."""
+    call, offsets = step.call, {"x": step.offsets["a"], **step.offsets}
+    names = tuple({"a": "x", "b": "w"}.get(name, name) for name in call.arrays)
+    return replace(step, call=replace(call, arrays=names, workspace={**call.workspace, **more}), offsets=offsets)
+
+
+@dataclass(frozen=True)
+class GradientPlan:
+    """A backward pass: of x, w and the bias the gradients ``wanted``, by a loss or log-sum-exp of a product's rows.
+
+    ``product`` is alpha · x·wᵀ + bias, ``loss`` None for a log-sum-exp alone; of the gradients by the losses and by the
+    log-sum-exps some are ``given``. ``blocks``: rows and columns that are taken at a time, by default as many as fit.
+    """
+
+    product: MatmulProblem
+    loss: Loss | None
+    target_words: int
+    given: tuple[bool, bool]
+    wanted: tuple[bool, bool, bool]
+    target: Target
+    multiprocessors: int
+    config: MatmulConfig | None = None
+    blocks: tuple[int, int] | None = None
+
+    # -- what is taken at a time
+    @cached_property
+    def taken(self) -> tuple[int, int]:
+        """(rows of a block, columns of a chunk), the quickest by the cost model of those that fit."""
+        if self.blocks is not None:
+            return self.blocks
+        p, found = self.product, list[tuple[int, int]]()
+        sizes = dict.fromkeys(min(p.m, _multiple(-(-p.m // count))) for count in range(1, -(-p.m // BLOCK) + 1))
+        for rows in sizes:
+            if found and rows < LEAST_ROWS:
+                break
+            most = self._most_columns(rows)
+            found += [(rows, cols) for cols in _chunks(p.n, most) if cols >= min(p.n, LEAST_CHUNK)]
+        return min(found, key=self._seconds) if found else (min(p.m, BLOCK), min(p.n, BLOCK))
+
+    def _most_columns(self, rows: int) -> int:
+        p = self.product
+        if self.bytes_of(rows, p.n) <= WORKSPACE_BYTES:
+            return p.n
+        most = WORKSPACE_BYTES // (p.dtype.bytes * rows) // BLOCK * BLOCK
+        while most > 0 and self.bytes_of(rows, most) > WORKSPACE_BYTES:
+            most -= BLOCK
+        return most
+
+    def bytes_of(self, rows: int, cols: int) -> int:
+        """Memory for blocks of such a size."""
+        p, chunks = self.product, -(-self.product.n // max(cols, 1))
+        sums = 4 * rows * p.k if self.wanted[0] and chunks > 1 else 0
+        sums += 4 * p.n if self.wanted[2] and rows < p.m else 0
+        return rows * _line(cols) * p.dtype.bytes + sums + 4 * table_words(rows, chunks)
+
+    @property
+    def workspace_bytes(self) -> int:
+        """Memory beyond inputs and gradients."""
+        return self.bytes_of(*self.taken)
+
+    def _seconds(self, taken: tuple[int, int]) -> float:
+        p, (rows, cols) = self.product, taken
+        problems = [self._logits(rows, cols, cols)]
+        if self.wanted[1]:
+            problems.append(self._of_w(rows, cols, cols, add=rows < p.m))
+        if self.wanted[0]:
+            problems.append(self._of_x(rows, cols, cols, add=cols < p.n, last=cols == p.n))
+        one = sum(seconds(problem, self._configured(problem), self.target) for problem in problems)  # type: ignore[arg-type]
+        return one * (p.m / rows) * (p.n / cols)
+
+    # -- the products
+    def _configured(self, problem: MatmulProblem) -> MatmulConfig:
+        return self.config or choose(problem, self.target, whole=True)[0]
+
+    def _product(
+        self, size: tuple[int, int, int], a: Matrix, b: Matrix, line: int, out_dtype: DType, epilogue: Epilogue
+    ) -> MatmulProblem:
+        p, (m, n, k) = self.product, size
+        out = Matrix(True, line, 0, aligned_elements(line, n % 8))
+        scaled = replace(epilogue, scaled=p.alpha != 1.0)
+        return MatmulProblem(m, n, k, p.dtype, f32, out_dtype, a, b, out, 1, scaled, not (n | line) & 1, p.alpha)
+
+    def _logits(self, rows: int, cols: int, chunk: int) -> MatmulProblem:
+        """A chunk's logits, as the derivatives by them."""
+        p, loss = self.product, self.loss or Loss()
+        smooth = loss.label_smoothing if self.given[0] else 0.0
+        hot = 1.0 - smooth if self.given[0] else 0.0
+        function = LogitGradient(loss.softcap, hot, smooth / p.n)
+        epilogue = Epilogue(bias=p.epilogue.bias, function=function, key=function, row_values=True)
+        return self._product((rows, cols, p.k), p.a, p.b, _line(chunk), p.dtype, epilogue)
+
+    def _of_w(self, rows: int, cols: int, chunk: int, *, add: bool) -> MatmulProblem:
+        """A chunk's part of w's gradient: the derivatives transposed, times x; ``add`` to what is there."""
+        p = self.product
+        derivatives = Matrix(False, _line(chunk), 0, 8)
+        x = replace(p.a, k_contiguous=not p.a.k_contiguous)
+        epilogue = Epilogue(extras=(Extra(),), function=summed, key=summed) if add else Epilogue()
+        return self._product((cols, p.k, rows), derivatives, x, p.k, p.dtype, epilogue)
+
+    def _of_x(self, rows: int, cols: int, chunk: int, *, add: bool, last: bool) -> MatmulProblem:
+        """A chunk's part of x's gradient: the derivatives times w, in f32 until the ``last`` one."""
+        p = self.product
+        w = replace(p.b, k_contiguous=not p.b.k_contiguous)
+        epilogue = Epilogue(extras=(Extra(wide=True),), function=summed, key=summed) if add else Epilogue()
+        derivatives = Matrix(True, _line(chunk), 0, 8)
+        return self._product((rows, p.k, cols), derivatives, w, p.k, p.dtype if last else f32, epilogue)
+
+    # -- the launches
+    def steps(self) -> Steps:
+        """The launches, of arrays x, w, bias, target, lse, loss_gradient, lse_gradient, dx, dw and dbias."""
+        return Steps(tuple(self._steps()))
+
+    def _steps(self) -> Iterator[Step]:
+        p, (block, chunk) = self.product, self.taken
+        x_step, w_step = (p.dtype.bytes * (x.stride if x.k_contiguous else 1) for x in (p.a, p.b))
+        known: dict[Hashable, KernelCall] = {}
+
+        def step(problem: MatmulProblem, offsets: Mapping[str, int], **names: str) -> Step:
+            key = problem, tuple(names.values())
+            if key not in known:
+                known[key] = self._call(problem, names)
+            return Step(known[key], problem.flops, offsets)
+
+        for first_row in range(0, p.m, block):
+            rows = min(block, p.m - first_row)
+            at_rows = dict.fromkeys(("lse", "loss_gradient", "lse_gradient"), 4 * first_row)
+            at_rows |= {"x": x_step * first_row, "dx": p.dtype.bytes * p.k * first_row}
+            at_rows["target"] = 4 * self.target_words * first_row
+            table = gradient_call(
+                rows, p.n, chunk, target_words=self.target_words, loss=self.loss or Loss(), given=self.given
+            )
+            yield Step(table, _FLOPS_PER_ROW * rows, at_rows)
+            for first in range(0, p.n, chunk):
+                cols, last = min(chunk, p.n - first), first + chunk >= p.n
+                at = at_rows | {"w": w_step * first, "dw": p.dtype.bytes * p.k * first, "bias": p.dtype.bytes * first}
+                at |= {"table": 4 * table_words(rows, first // chunk), "dbias": at["bias"], "bias_sums": 4 * first}
+                logits = self._logits(rows, cols, chunk)
+                yield step(logits, at, a="x", b="w", out="derivatives", row_values="table")
+                if self.wanted[2]:
+                    sums = self._columns(rows, cols, chunk, first=first_row == 0, last=first_row + rows >= p.m)
+                    yield Step(sums, rows * cols, at)
+                if self.wanted[1]:
+                    of_w = self._of_w(rows, cols, chunk, add=first_row > 0)
+                    yield step(of_w, at, a="derivatives", b="x", out="dw", extra0="dw")
+                if self.wanted[0]:
+                    of_x = self._of_x(rows, cols, chunk, add=first > 0, last=last)
+                    yield step(of_x, at, a="derivatives", b="w", out="dx" if last else "sums", extra0="sums")
+
+    def _columns(self, rows: int, cols: int, chunk: int, *, first: bool, last: bool) -> KernelCall:
+        """A block's part of the bias's gradient."""
+        call = columns_call(rows, cols, _line(chunk), self.product.dtype, first=first, last=last)
+        return replace(call, workspace={"bias_sums": self.product.n}) if "bias_sums" in call.arrays else call
+
+    def _call(self, problem: MatmulProblem, names: Mapping[str, str]) -> KernelCall:
+        """The one kernel of a product, its arrays renamed."""
+        (call,) = self._configured(problem).calls(problem, self.multiprocessors)
+        arrays = tuple(names.get(name, name) for name in call.arrays)
+        workspace = {name: words for name, words in self._workspace.items() if name in arrays}
+        return replace(call, arrays=arrays, workspace=workspace)
+
+    @cached_property
+    def _workspace(self) -> dict[str, int]:
+        """Words of the memory between the kernels, the row values aside."""
+        p, (rows, cols) = self.product, self.taken
+        derivatives = -(-rows * _line(cols) * p.dtype.bytes // 4)
+        return {"derivatives": derivatives, "sums": rows * p.k} if cols < p.n else {"derivatives": derivatives}
+
+
+def _multiple(extent: int) -> int:
+    return -(-extent // BLOCK) * BLOCK
+
+
+def _line(cols: int) -> int:
+    """Elements between rows of a chunk's derivatives: aligned to 16 bytes."""
+    return -(-cols // 8) * 8
+
+
+def _chunks(n: int, most: int) -> list[int]:
+    """Sizes of chunks worth a look: all columns, or multiples of :data:`BLOCK` from ``most`` down to two thirds."""
+    if most >= n:
+        return [n]
+    least = 2 * most // 3
+    return [x for x in range(most, least, -max(BLOCK, (most - least) // 16 // BLOCK * BLOCK)) if x > 0]
+
+
+# -- options
+def loss_of(ignore_index: Any = -100, label_smoothing: Any = 0.0, z_loss: Any = 0.0, softcap: Any = None) -> Loss:
+    """The options as a :class:`Loss`. Raises ProblemError for those that make no sense."""
+    found = Loss(
+        whole("ignore_index", ignore_index),
+        number("label_smoothing", label_smoothing),
+        number("z_loss", z_loss),
+        None if softcap is None else number("softcap", softcap),
+    )
+    if not 0.0 <= found.label_smoothing <= 1.0:
+        raise ProblemError(f"label_smoothing is between 0 and 1, not {found.label_smoothing}")
+    if not 0.0 <= found.z_loss <= F32_MAX:
+        raise ProblemError(f"z_loss is a finite number from 0 on, not {found.z_loss}")
+    if found.softcap is not None and not 2.0**-100 < found.softcap < 2.0**100:
+        raise ProblemError(f"softcap is a positive finite number or None, not {found.softcap}")
+    return found
+
+
+def check_reduction(reduction: Any) -> None:
+    """Raises ProblemError for a ``reduction`` that is none."""
+    if reduction not in ("none", "mean", "sum"):
+        raise ProblemError(f"reduction is 'none', 'mean' or 'sum', not {reduction!r}")
+
+
+def reduced(losses: Any, target: Any, ignore_index: int, reduction: Reduction) -> Any:
+    """The losses of all rows, by the functions of their own framework."""
+    if reduction == "none":
+        return losses
+    total = losses.sum()
+    return total if reduction == "sum" else total / counted(target, ignore_index, losses.dtype)
+
+
+def counted(target: Any, ignore_index: int, dtype: Any) -> Any:
+    """How many rows are not ignored, by the functions of the targets' framework."""
+    return (target != ignore_index).sum(dtype=dtype)
+
+
+def _loss(options: Mapping[str, Any]) -> Loss:
+    """The loss that the options of a call ask for."""
+    return loss_of(*[options[name] for name in ("ignore_index", "label_smoothing", "z_loss", "softcap")])
+
+
+def check_targets(chosen: ArrayView, n: int, ignore_index: int) -> None:
+    """Raises ProblemError for targets on the CPU that name no column."""
+    if chosen.device[0] != "cpu":
+        return
+    values = as_numpy(chosen)
+    wrong = np.flatnonzero(((values < 0) | (values >= n)) & (values != ignore_index))
+    if wrong.size:
+        raise ProblemError(
+            f"target[{wrong[0]}] is {values[wrong[0]]}, and w has {n} rows: targets are 0 … {n - 1}, or "
+            f"ignore_index, {ignore_index}"
+        )
+
+
+# -- forward
+class LossOptions(TypedDict, total=False):
+    """The options of :func:`linear_cross_entropy` beside ``return_lse``, and its bias."""
+
+    bias: Any
+    ignore_index: int
+    reduction: Reduction
+    label_smoothing: float
+    z_loss: float
+    softcap: float | None
+    config: MatmulConfig | str | None
 
 
 @overload
@@ -63,11 +392,11 @@ def linear_cross_entropy(
 
 
 def linear_cross_entropy(
-    x: Tensor,
-    w: Tensor,
-    target: Tensor,
+    x: Hidden,
+    w: Vocabulary,
+    target: Targets,
     *,
-    bias: Tensor = None,
+    bias: Bias = None,
     ignore_index: int = -100,
     reduction: Reduction = "none",
     label_smoothing: float = 0.0,
@@ -75,7 +404,7 @@ def linear_cross_entropy(
     softcap: float | None = None,
     return_lse: bool = False,
     config: MatmulConfig | str | None = None,
-) -> Any:
+) -> Losses:
     """The cross-entropy of a language model's output layer: logsumexp(s) - s[target] for each row of s = x·wᵀ + bias.
 
     Shapes: x (m, k) hidden states, w (n, k) the vocabulary's embeddings, target (m,) int32 or int64, bias (n,) or none;
@@ -107,6 +436,122 @@ def linear_cross_entropy(
     return (result, lse) if return_lse else result
 
 
+def check_words(given: Arguments) -> Loss:
+    """The loss asked for. Raises ProblemError for options that make no sense, and for a vocabulary without a word."""
+    if given.sizes["n"] == 0:
+        raise ProblemError(f"w has shape {tuple(given.views['w'].shape)}: a vocabulary has at least one word")
+    return _loss(given.options)
+
+
+def _work(given: Arguments, config: Any) -> Computation:
+    loss, views = check_words(given), given.views
+    target, chosen, device = views["target"], matmul_config(config, views["x"].dtype), views["x"].device
+    check_targets(target, given.sizes["n"], loss.ignore_index)
+    refuse_unhashable({"config": chosen})
+
+    def steps(arrays: Views) -> Steps:
+        return _forward(_product(arrays, 1.0), loss, chosen, device).steps(arrays, target.dtype.bits // 32)
+
+    taken = {**views, "target": as_words(target)}
+    return Computation(given, steps, taken, made=_nothing(given))
+
+
+loss_call = Caller(linear_cross_entropy, _work, recorded=True)
+
+
+def _product(views: Views, scale: float) -> MatmulProblem:
+    """The problem of scale · x·wᵀ + bias."""
+    w = views["w"]
+    turned = w._replace(shape=tuple(w.shape)[::-1], strides=tuple(w.strides)[::-1])
+    bias = {"bias": views["bias"]} if "bias" in views else {}
+    return multiplication({"a": views["x"], "b": turned, **bias}, f32, f32, scale).problem
+
+
+def _nothing(given: Arguments) -> list[Any] | None:
+    """The results where there are no elements to compute; None where there are some."""
+    first, new = given.views["x"], given.results
+    if 0 not in (first.shape[0], *[shape[-1] for shape, _ in new.values()]):
+        return None
+    return [empty(first.kind, *form, first.device) for form in new.values()]
+
+
+def forward_product(product: MatmulProblem, loss: Loss) -> MatmulProblem:
+    """The product whose rows a loss reduces: with its soft cap."""
+    if loss.softcap is None:
+        return product
+    function = SoftCap(loss.softcap)
+    return replace(product, epilogue=replace(product.epilogue, function=function, key=function))
+
+
+def _forward(product: MatmulProblem, loss: Loss, config: MatmulConfig | None, device: Device) -> LossPlan:
+    return LossPlan(reduce_plan(forward_product(product, loss), "logsumexp", config, device), loss)
+
+
+# -- backward
+def row_gradients(
+    x: AnyHidden,
+    w: AnyVocabulary,
+    lse: OfRows,
+    target: Targets = None,
+    by_loss: ByLoss = None,
+    by_lse: ByLse = None,
+    *,
+    bias: Bias = None,
+    scale: float = 1.0,
+    wants_x: bool = True,
+    wants_w: bool = True,
+    wants_bias: bool = False,
+    ignore_index: int = -100,
+    label_smoothing: float = 0.0,
+    z_loss: float = 0.0,
+    softcap: float | None = None,
+    blocks: tuple[int, int] | None = None,
+    config: MatmulConfig | str | None = None,
+) -> RowGradients:
+    """The gradients by x (m, k), w (n, k) and bias (n,), those that are wanted, of losses of scale·x·wᵀ + bias.
+
+    ``lse`` and its gradient ``by_lse``, and that of the losses, ``by_loss``, are float32 (m,). Without a ``target``
+    there is a log-sum-exp alone. ``blocks``: rows and columns to take at a time.
+    """
+    options = scale, wants_x, wants_w, wants_bias, ignore_index, label_smoothing, z_loss, softcap, blocks
+    return row_gradients_call.computed((x, w, lse, target, by_loss, by_lse, bias), options, config)
+
+
+def _gradients(given: Arguments, config: Any) -> Computation:
+    views, options, new = given.views, given.options, given.results
+    x, has_target = views["x"], "target" in views
+    loss, chosen = _loss(options) if has_target else None, matmul_config(config, x.dtype)
+    refuse_unhashable({"config": chosen})
+    known, wanted = ("loss_gradient" in views, "lse_gradient" in views), ("dx" in new, "dw" in new, "dbias" in new)
+    taken, words = {name: view for name, view in views.items() if name != "target"}, 0
+    if has_target and known[0]:
+        taken["target"], words = as_words(views["target"]), views["target"].dtype.bits // 32
+
+    def steps(arrays: Views) -> Steps:
+        product = _product(arrays, options["scale"])
+        plan = _backward(product, loss, words, known, wanted, chosen, x.device)
+        return replace(plan, blocks=options["blocks"]).steps()
+
+    return Computation(given, steps, taken, made=_nothing(given))
+
+
+row_gradients_call = Caller(row_gradients, _gradients)
+
+
+def _backward(
+    product: MatmulProblem,
+    loss: Loss | None,
+    target_words: int,
+    given: tuple[bool, bool],
+    wanted: tuple[bool, bool, bool],
+    config: MatmulConfig | None,
+    device: Device,
+) -> GradientPlan:
+    on = Processor.of(device, requires=None if config is None else config.requires)
+    return GradientPlan(product, loss, target_words, given, wanted, on.target, on.multiprocessors, config)
+
+
+# -- both
 @traced
 def plan_linear_cross_entropy(
     x: Any,
@@ -118,142 +563,13 @@ def plan_linear_cross_entropy(
     softcap: float | None = None,
     config: MatmulConfig | str | None = None,
 ) -> tuple[LossPlan, GradientPlan]:
-    """What :func:`linear_cross_entropy` would run, forward and for the gradients of x, w and bias. Runs nothing."""
-    given = {"x": x, "w": w} if bias is None else {"x": x, "w": w, "bias": bias}
-    loss, views = loss_of(-100, label_smoothing, z_loss, softcap), describe_all(given)
-    inputs = _inputs({name: settled(view) for name, view in views.items()}, 1.0, as_if_compact)
-    chosen = matmul_config(config, inputs.problem.dtype)
-    wanted, device = (True, True, bias is not None), views["x"].device
-    return _forward(inputs, loss, chosen, device), _backward(inputs, loss, 2, (True, False), wanted, chosen, device)
-
-
-# -- forward
-def results(views: Views) -> Shapes:
-    """The shapes and types of the losses and the log-sum-exps."""
-    return dict.fromkeys(("loss", "lse"), ((views["x"].shape[0],), f32))
-
-
-def _work(views: Views, asked: dict[str, Any], config: Any, copy: Callable[[ArrayView], ArrayView]) -> Computation:
-    loss = loss_of(*[asked[name] for name in ("ignore_index", "label_smoothing", "z_loss", "softcap")])
-    views = {name: settled(view) for name, view in views.items()}
-    rows, words, target = (views[name] for name in ("x", "w", "target"))
-    check_loss(rows, words, target, views.get("bias"))
-    check_targets(target, words.shape[0], loss.ignore_index)
-    chosen, device = matmul_config(config, rows.dtype), rows.device
-    refuse_unhashable({"config": chosen})
-    x, w = (view if view.strides[1] == 1 else copy(view) for view in (rows, words))  # their elements are read too
-    given = {"x": readable(x, copy), "w": readable(w, copy), "target": row_major(target, copy)}
-    if "bias" in views:
-        given["bias"] = row_major(views["bias"], copy)
-
-    def steps(arrays: Views) -> Steps:
-        return _forward(_inputs(arrays, 1.0), loss, chosen, device).steps(arrays, target.dtype.bits // 32)
-
-    new = results(views)
-    return Computation(given, new, steps, given | {"target": as_words(given["target"])}, made=nothing(rows, new))
-
-
-loss_call = Caller(linear_cross_entropy, _work, recorded=True)
-
-
-def _inputs(views: Views, scale: float, copy: Callable[[ArrayView], ArrayView] = compact) -> Inputs:
-    """x·wᵀ as a product."""
-    bias = [views["bias"]] if "bias" in views else []
-    return read_inputs([views["x"], transposed(views["w"]), *bias], None, bool(bias), None, f32, "f32", scale, copy)
-
-
-def row_major(view: ArrayView, copy: Callable[[ArrayView], ArrayView] = compact) -> ArrayView:
-    """The array, or a copy that is."""
-    return view if view.contiguous else copy(view)
-
-
-def nothing(first: ArrayView, new: Shapes) -> list[Any] | None:
-    """The results where there are no elements to compute; None where there are some."""
-    if 0 not in (first.shape[0], *[shape[-1] for shape, _ in new.values()]):
-        return None
-    return [empty(first.kind, *form, first.device) for form in new.values()]
-
-
-def _forward(inputs: Inputs, loss: Loss, config: MatmulConfig | None, device: Device) -> LossPlan:
-    return LossPlan(reduce_plan(forward_product(inputs.problem, loss), "logsumexp", config, device), loss)
-
-
-# -- backward
-def row_gradients(
-    x: Tensor,
-    w: Tensor,
-    lse: Few,
-    target: Tensor = None,
-    by_loss: Annotated[Any, ArrayArgument("loss_gradient", exact=True)] = None,
-    by_lse: Annotated[Any, ArrayArgument("lse_gradient", exact=True)] = None,
-    *,
-    bias: Tensor = None,
-    scale: float = 1.0,
-    wants_x: bool = True,
-    wants_w: bool = True,
-    wants_bias: bool = False,
-    ignore_index: int = -100,
-    label_smoothing: float = 0.0,
-    z_loss: float = 0.0,
-    softcap: float | None = None,
-    blocks: tuple[int, int] | None = None,
-    config: MatmulConfig | str | None = None,
-) -> Any:
-    """The gradients by x (m, k), w (n, k) and bias (n,), those that are wanted, of losses of scale·x·wᵀ + bias.
-
-    ``lse`` and its gradient ``by_lse``, and that of the losses, ``by_loss``, are float32 (m,). Without a ``target``
-    there is a log-sum-exp alone. ``blocks``: rows and columns to take at a time.
-    """
-    options = scale, wants_x, wants_w, wants_bias, ignore_index, label_smoothing, z_loss, softcap, blocks
-    return row_gradients_call.computed((x, w, lse, target, by_loss, by_lse, bias), options, config)
-
-
-def _gradients(views: Views, asked: dict[str, Any], config: Any, copy: Callable[[ArrayView], ArrayView]) -> Computation:
-    views = {name: settled(view) for name, view in views.items()}
-    check_row_values(views)
-    given = {name: (readable if name in "xw" else row_major)(view, copy) for name, view in views.items()}
-    x, has_target = given["x"], "target" in given
-    options = [asked[name] for name in ("ignore_index", "label_smoothing", "z_loss", "softcap")]
-    loss, chosen = loss_of(*options) if has_target else None, matmul_config(config, x.dtype)
-    refuse_unhashable({"config": chosen})
-    (m, k), n = x.shape, given["w"].shape[0]
-    shapes: dict[str, tuple[int, ...]] = {"x": (m, k), "w": (n, k), "bias": (n,)}
-    new = {f"d{name}": (shape, x.dtype) for name, shape in shapes.items() if asked[f"wants_{name}"]}
-    known, wanted = ("loss_gradient" in given, "lse_gradient" in given), ("dx" in new, "dw" in new, "dbias" in new)
-    taken, words = {name: view for name, view in given.items() if name != "target"}, 0
-    if has_target and known[0]:
-        taken["target"], words = as_words(given["target"]), given["target"].dtype.bits // 32
-
-    def steps(arrays: Views) -> Steps:
-        inputs = _inputs(arrays, asked["scale"])
-        plan = _backward(inputs, loss, words, known, wanted, chosen, x.device)
-        return replace(plan, blocks=asked["blocks"]).steps()
-
-    return Computation(given, new, steps, taken, made=nothing(x, new))
-
-
-row_gradients_call = Caller(row_gradients, _gradients)
-
-
-def _backward(
-    inputs: Inputs,
-    loss: Loss | None,
-    target_words: int,
-    given: tuple[bool, bool],
-    wanted: tuple[bool, bool, bool],
-    config: MatmulConfig | None,
-    device: Device,
-) -> GradientPlan:
-    on = Processor.of(device, requires=None if config is None else config.requires)
-    return GradientPlan(inputs.problem, loss, target_words, given, wanted, on.target, on.multiprocessors, config)
-
-
-# -- both
-def transposed(view: ArrayView) -> ArrayView:
-    """The transpose of a matrix, without a copy."""
-    if view.kind in ("numpy", "torch", "cupy") and not isinstance(view.owner, tuple):
-        return settled(describe(view.owner.T))
-    return view._replace(shape=tuple(view.shape)[::-1], strides=tuple(view.strides)[::-1])
+    """Plan :func:`linear_cross_entropy`, forward and for the gradients of x, w and bias. Runs nothing."""
+    loss, views = loss_of(-100, label_smoothing, z_loss, softcap), {"x": x, "w": w}
+    views = describe_all(views if bias is None else {**views, "bias": bias})
+    views = loss_call.declaration.bind(views, {}).laid_out(as_if_compact).views
+    product, device, wanted = _product(views, 1.0), views["x"].device, (True, True, bias is not None)
+    chosen = matmul_config(config, product.dtype)
+    return _forward(product, loss, chosen, device), _backward(product, loss, 2, (True, False), wanted, chosen, device)
 
 
 def as_words(target: ArrayView) -> ArrayView:

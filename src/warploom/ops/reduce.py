@@ -5,17 +5,15 @@ The rows of a large problem are taken in blocks, so that the states of a block's
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Literal, Unpack, overload
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypedDict, Unpack, overload
 
 import numpy as np
 
-from warploom.core.dtypes import f32, s32
+from warploom.core.dtypes import f32
 from warploom.core.errors import ProblemError
 from warploom.interop.arrays import ArrayView, Device, empty
-from warploom.interop.copies import as_if_compact, compact
 from warploom.interop.tracing import traced
 from warploom.kernels.matmul.choice import choose_for_rows
 from warploom.kernels.matmul.problem import MatmulConfig, MatmulProblem
@@ -23,10 +21,11 @@ from warploom.kernels.matmul_reduce.problem import ReduceProblem
 from warploom.kernels.matmul_reduce.states import OPS, ReduceOp
 from warploom.kernels.settings import violations_of
 from warploom.kernels.source import KernelCall
-from warploom.ops.calls import Caller, Computation, Shapes, Views
-from warploom.ops.declare import Tensor
-from warploom.ops.matmul_arrays import Inputs, matmul_config, read_inputs
-from warploom.ops.options import flag, number, refuse_unhashable
+from warploom.ops.arrays import MATRIX, ArrayArgument, ResultArray
+from warploom.ops.calls import Caller, Computation
+from warploom.ops.declare import Arguments, Array, Views
+from warploom.ops.matmul import Bias, check_factor, matmul_config, multiplication
+from warploom.ops.options import flag, refuse_unhashable
 from warploom.ops.processors import Processor, decided
 from warploom.ops.steps import Plan, Step, Steps
 
@@ -34,11 +33,11 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from warploom.core.targets import Target
-    from warploom.ops.signatures import Array, ReduceOptions
 
 Op = Literal["max", "sum", "logsumexp"]
-
-
+Left = Annotated[Any, ArrayArgument("m k", memory=MATRIX)]
+Right = Annotated[Any, ArrayArgument("k n", memory=MATRIX, hint="for x·wᵀ pass w.T")]
+Reduced = Annotated[Any, ResultArray("out", "m", "f32"), ResultArray("index", "m", "s32", when="return_index")]
 WORKSPACE_BYTES = 1 << 25
 """Memory for the states of one block of rows; a block has at least :data:`LEAST_ROWS` rows, whatever that takes."""
 LEAST_ROWS = 256
@@ -47,7 +46,7 @@ _MERGE_FLOPS = 100  # for each state
 
 @dataclass(frozen=True)
 class ReducePlan(Plan):
-    """What a call of :func:`matmul_reduce` runs: two kernels, and a workspace of one state per row and tile column."""
+    """A call of :func:`matmul_reduce`: two kernels, and a workspace of one state per row and tile column."""
 
     problem: ReduceProblem
     config: MatmulConfig
@@ -103,6 +102,14 @@ class ReducePlan(Plan):
         return Steps(tuple(found))
 
 
+class ReduceOptions(TypedDict, total=False):
+    """The options of :func:`matmul_reduce` beside ``op`` and ``return_index``, and its bias."""
+
+    scale: float
+    bias: Any
+    config: MatmulConfig | str | None
+
+
 @overload
 def matmul_reduce(
     a: Array, b: Any, op: Op = "max", *, return_index: Literal[False] = False, **options: Unpack[ReduceOptions]
@@ -133,15 +140,15 @@ def matmul_reduce(
 
 
 def matmul_reduce(
-    a: Tensor,
-    b: Tensor,
+    a: Left,
+    b: Right,
     op: Op = "max",
     *,
     scale: float = 1.0,
-    bias: Tensor = None,
+    bias: Bias = None,
     return_index: bool = False,
     config: MatmulConfig | str | None = None,
-) -> Any:
+) -> Reduced:
     """A reduction over the columns of ``scale · a·b + bias`` for every row, without writing the product.
 
     Shapes: a (m, k), b (k, n), bias (n,); result float32 (m,). dtypes: float16 or bfloat16, all the same. Any sizes
@@ -174,42 +181,32 @@ def reduction_named(op: Op, return_index: bool) -> ReduceOp:
 
 
 @traced
-def plan_matmul_reduce(
-    a: Any,
-    b: Any,
-    op: ReduceOp = "max",
-    *,
-    scale: float = 1.0,
-    bias: Any = None,
-    config: MatmulConfig | str | None = None,
-) -> ReducePlan:
-    """What :func:`matmul_reduce` would run ("argmax" is "max" with its index), and why. Runs nothing."""
-    views = matmul_reduce_call.views((a, b, bias))
-    inputs = _read(views, op, number("scale", scale), as_if_compact)
-    return _plan(inputs, op, matmul_config(config, inputs.problem.dtype))
-
-
-def _read(views: Views, op: str, scale: float, copy: Callable[[ArrayView], ArrayView] = compact) -> Inputs:
-    check_matrices(views["a"], views["b"], op)
-    return read_inputs(list(views.values()), None, "bias" in views, None, f32, "f32", scale, copy)
-
-
-def check_matrices(a: ArrayView, b: ArrayView, op: str) -> None:
-    """Raises ProblemError for what a reduction takes less than a product does."""
+def plan_matmul_reduce(a: Any, b: Any, op: ReduceOp = "max", **options: Unpack[ReduceOptions]) -> ReducePlan:
+    """Plan a call of :func:`matmul_reduce` ("argmax" is "max" with its index). Runs nothing."""
     if op not in OPS:
         raise ProblemError(f"op is one of {', '.join(OPS)}, not {op!r}")
-    if len(a.shape) != 2 or len(b.shape) != 2:
-        raise ProblemError(f"a and b are matrices, not of shapes {tuple(a.shape)} and {tuple(b.shape)}")
-    if b.shape[1] == 0:
+    asked = {"op": "max" if op == "argmax" else op, "return_index": op == "argmax"}
+    given, config = matmul_reduce_call.planned({"a": a, "b": b, **asked, **options})
+    product = _product(given, given.views)
+    return reduce_plan(product, op, matmul_config(config, product.dtype), given.views["a"].device)
+
+
+def _product(given: Arguments, views: Views) -> MatmulProblem:
+    """The product of a call, whose arrays lie as ``views`` do. Raises ProblemError for one that has no columns."""
+    check_columns(given)
+    own = {name: views[name] for name in given.views}
+    return multiplication(own, f32, f32, given.options["scale"]).problem
+
+
+def check_columns(given: Arguments) -> None:
+    """Raises ProblemError for a product without columns, and for a factor that no kernel takes."""
+    check_factor(given.options["scale"])
+    if given.sizes["n"] == 0:
         raise ProblemError("b has no columns: there is nothing to reduce over")
 
 
-def _plan(inputs: Inputs, op: ReduceOp, config: MatmulConfig | None) -> ReducePlan:
-    return reduce_plan(inputs.problem, op, config, inputs.views[0].device)
-
-
 def reduce_plan(product: MatmulProblem, op: ReduceOp, config: MatmulConfig | None, device: Device) -> ReducePlan:
-    """How the rows of a product are reduced somewhere. Raises ConfigError for a ``config`` that does not fit."""
+    """Plan the reduction of a product's rows. Raises ConfigError for a ``config`` that does not fit."""
     problem = ReduceProblem(product, op)
 
     def violations(asked: MatmulConfig, _: Any, target: Target) -> list[str]:
@@ -222,29 +219,21 @@ def reduce_plan(product: MatmulProblem, op: ReduceOp, config: MatmulConfig | Non
     return ReducePlan(problem, chosen, reason, on.target.name, str(on), on.multiprocessors)
 
 
-def results(views: Mapping[str, ArrayView], op: ReduceOp) -> Shapes:
-    """The shapes and types of the values, and of the columns where they are asked for."""
-    kinds = {"out": f32, "index": s32} if op == "argmax" else {"out": f32}
-    return {name: ((views["a"].shape[0],), kind) for name, kind in kinds.items()}
-
-
-def _work(views: Views, asked: dict[str, Any], config: Any, copy: Callable[[ArrayView], ArrayView]) -> Computation:
-    op, scale = reduction_named(asked["op"], asked["return_index"]), asked["scale"]
-    chosen, first, made = matmul_config(config, views["a"].dtype), views["a"], None
+def _work(given: Arguments, config: Any) -> Computation:
+    a, op = given.views["a"], reduction_named(given.options["op"], given.options["return_index"])
+    chosen, made = matmul_config(config, a.dtype), None
     refuse_unhashable({"config": chosen})
-    inputs, new = _read(views, op, scale, copy), results(views, op)
-    plain = dict(zip(views, inputs.views, strict=True))
-    if inputs.problem.m == 0:
+    product = _product(given, given.views)
+    if product.m == 0:
         if chosen is not None:
-            _plan(inputs, op, chosen)  # refuses what does not fit
-        made = [empty(first.kind, *form, first.device) for form in new.values()]
+            reduce_plan(product, op, chosen, a.device)  # refuses what does not fit
+        made = [empty(a.kind, *form, a.device) for form in given.results.values()]
 
     def steps(lying: Views) -> Steps:
-        same = all(lying[name] is view for name, view in plain.items())
-        again = inputs if same else _read({name: lying[name] for name in plain}, op, scale)
-        return _plan(again, op, chosen).steps(lying)
+        same = all(lying[name] is view for name, view in given.views.items())
+        return reduce_plan(product if same else _product(given, lying), op, chosen, a.device).steps(lying)
 
-    return Computation(plain, new, steps, made=made)
+    return Computation(given, steps, made=made)
 
 
 matmul_reduce_call = Caller(matmul_reduce, _work, recorded=True)
