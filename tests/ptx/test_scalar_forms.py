@@ -299,6 +299,11 @@ def same(got: np.ndarray[Any, Any], wanted: np.ndarray[Any, Any]) -> None:
     assert np.array_equal(np.signbit(got[number]), np.signbit(wanted[number]))
 
 
+def maximum(a: np.ndarray[Any, Any], b: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """The larger number, NaN where one is; -0 is less than +0, of which NumPy takes either."""
+    return np.where(a == b, np.where(np.signbit(a), b, a), np.maximum(a, b))
+
+
 FLOAT_FORMS: list[tuple[str, int, Any, Callable[..., Any]]] = [
     ("add.f32 %out, %in0, %in1;", 2, np.float32, np.add),
     ("sub.rn.f32 %out, %in0, %in1;", 2, np.float32, np.subtract),
@@ -314,7 +319,7 @@ FLOAT_FORMS: list[tuple[str, int, Any, Callable[..., Any]]] = [
     ("cvt.rmi.f32.f32 %out, %in0;", 1, np.float32, np.floor),
     ("cvt.rni.f32.f32 %out, %in0;", 1, np.float32, np.rint),
     ("cvt.f64.f32 %e1, %in0; cvt.rn.f32.f64 %out, %e1;", 1, np.float32, lambda a: a),
-    ("max.NaN.f32 %out, %in0, %in1;", 2, np.float32, np.maximum),
+    ("max.NaN.f32 %out, %in0, %in1;", 2, np.float32, maximum),
     ("mov.f32 %f1, 0f3F800000; add.f32 %out, %in0, %f1;", 1, np.float32, lambda a: a + np.float32(1)),
     ("fma.rn.f64 %out, %in0, 0d4000000000000000, %in1;", 2, np.float64, lambda a, b: a * 2 + b),
 ]

@@ -245,7 +245,7 @@ class Formed(Instruction):
 
     def _register_types(self) -> tuple[tuple[DType, ...], tuple[DType, ...]]:
         """The types of results and operands. Programs may have operands in another order than PTX."""
-        types = [(p, self._type(p)) for p, n in zip(self.present, self.counts, strict=True) for _ in range(n)]
+        types = [(p, self.type_of(p)) for p, n in zip(self.present, self.counts, strict=True) for _ in range(n)]
         results, read = ([x for x in types if x[0].kind in kinds] for kinds in (("result",), _READ))
         self._order = [*range(len(read))]
         if self.form.operands:
@@ -263,7 +263,8 @@ class Formed(Instruction):
         value = self.fields.get(place.count, place.count)
         return value if isinstance(value, int) else int(value.strip("vxd") or 1)
 
-    def _type(self, place: OperandPlace) -> DType:
+    def type_of(self, place: OperandPlace) -> DType:
+        """The type of a place's registers in Programs."""
         name = place.type
         own = next((self.fields[slot] for slot in _TYPED if slot in self.fields), self.form.type)
         if isinstance(self.fields.get(name), DType):
@@ -535,6 +536,13 @@ def load_tables() -> None:
     """Import the modules whose lines declare the package's forms, which themselves import this one."""
     for name in (*_TABLES, *_MEMORY_TABLES, *_MATRIX_TABLES):
         import_module(f"warploom.isa.{name}")
+
+
+@cache
+def is_for_warps(opcode: str) -> bool:
+    """Whether the lanes of a warp execute an opcode together (``.sync``)."""
+    load_tables()
+    return any("sync" in form.words for form in FORMS.get(opcode, ()))
 
 
 @lru_cache(maxsize=1 << 14)

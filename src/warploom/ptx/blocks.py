@@ -12,31 +12,13 @@ from dataclasses import dataclass, field, replace
 
 from warploom.core.errors import PtxError
 from warploom.ir.statements import SourceLine
+from warploom.isa.form import is_for_warps
 from warploom.ptx.syntax import Function, Guard, Operand, PtxInstruction, PtxLabel, Symbol
 
-_MEETING = frozenset(
-    {
-        "activemask",
-        "bar",
-        "barrier",
-        "elect",
-        "ldmatrix",
-        "match",
-        "mma",
-        "movmatrix",
-        "redux",
-        "setmaxnreg",
-        "shfl",
-        "stmatrix",
-        "tensormap",
-        "vote",
-        "wgmma",
-        "wmma",
-    }
-)
 _ENDS = ("ret", "exit")
 _JUMPS = ("bra", "brx", *_ENDS)
-_SPREAD = (*_MEETING, *_ENDS, "trap")
+_ALONE = ("activemask", *_ENDS, "trap")
+"""Opcodes that get a block of their own under a predicate, beside those for the lanes of a warp together."""
 
 
 @dataclass(slots=True)
@@ -72,8 +54,8 @@ def _spread(body: list[PtxInstruction | PtxLabel]) -> list[PtxInstruction | PtxL
     """Predicated instructions that need their warp, and predicated ends, under branches."""
     items: list[PtxInstruction | PtxLabel] = []
     for item in body:
-        guard = None if isinstance(item, PtxLabel) or item.opcode not in _SPREAD else item.guard
-        if guard is None or isinstance(item, PtxLabel):
+        guard = None if isinstance(item, PtxLabel) else item.guard
+        if isinstance(item, PtxLabel) or guard is None or not (item.opcode in _ALONE or is_for_warps(item.opcode)):
             items += _ended(item)
             continue
         beyond = PtxLabel(f"after {len(items)}")

@@ -13,6 +13,8 @@ from warploom.ptx.syntax import Address, Both, Integer, Operand, PtxInstruction,
 
 CARRY = PtxRegister("%carry@")  # no name that PTX can have
 """Stands for the carry among what is written and read."""
+_UNKNOWN = Integer(16)
+"""Stands for a number that is not known yet: one that every instruction can have."""
 Home = Callable[[Operand, DType], DType]
 Known = Callable[[Operand], Operand]
 Found = tuple[Formed, Sequence[Operand], Sequence[Operand]]
@@ -33,6 +35,21 @@ def _shape(x: Operand) -> Any:
     return None if isinstance(x, Address) and x.coordinates is not None else type(x)
 
 
+def key_of(i: PtxInstruction) -> Any:
+    """What the places of operands depend on: the words, and of how many registers each operand is."""
+    return i.opcode, i.modifiers, tuple(map(_shape, i.operands))
+
+
+def placed(i: PtxInstruction) -> tuple[Formed, list[OperandPlace]]:
+    """The instruction, and the places of all that its operands name. Numbers in registers are not known yet.
+
+    Raises VerifyError.
+    """
+    every = frozenset(x.name for both in i.operands if isinstance(both, Both) for x in (both.first, both.second))
+    made, *_ = find(i, lambda _, dtype: dtype, lambda x: x if isinstance(x, Integer) else _UNKNOWN, every)
+    return made, [place for place, _ in _grouped(made.form, made.words, i.operands, every)[0]]
+
+
 def find(i: PtxInstruction, home: Home, known: Known, read: Container[str]) -> Found:
     """The instruction, the operands that it writes and those that it reads, in the order of Programs.
 
@@ -45,7 +62,7 @@ def find(i: PtxInstruction, home: Home, known: Known, read: Container[str]) -> F
     if scalar is not None and type(i.operands[0]) is not Both:
         count = len(scalar.result_types)
         return scalar, i.operands[:count], i.operands[count:]
-    key = (i.opcode, i.modifiers, tuple(map(_shape, i.operands)))
+    key = key_of(i)
     plain = _PLAIN.get(key)
     if plain is not None:
         count, operands = len(plain.result_types), _flat(i.operands)

@@ -1,7 +1,7 @@
 """The types of a function's PTX registers, and which of them are values of one block.
 
-PTX registers have a width; what they hold, their instructions say. Here a register has one *home* type, that of most of
-its uses, and is read as another one by a reinterpretation of its bits.
+PTX registers have a width; what they hold, the table of instructions says. Here a register has one *home* type, that of
+most of its uses, and is read as another one by a reinterpretation of its bits.
 """
 
 from __future__ import annotations
@@ -9,11 +9,14 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import lru_cache
+from itertools import chain
 
 from warploom.core.dtypes import DType, f32, f64, pred, u16, u32, u64
-from warploom.isa.form import RefusedError, candidates
+from warploom.core.errors import VerifyError
+from warploom.isa.form import Formed
+from warploom.isa.pattern import OperandPlace
 from warploom.ptx.blocks import BasicBlock
+from warploom.ptx.reading import key_of, placed
 from warploom.ptx.syntax import (
     TYPES,
     Address,
@@ -32,52 +35,88 @@ from warploom.ptx.syntax import (
 
 _INTEGER = {1: pred, 8: u16, 16: u16, 32: u32, 64: u64}
 _FLOAT = {"f32": f32, "f64": f64}
-_COPIES = ("mov", "selp", "shfl")
-_BITS_ALONE = ("ld", "st", "atom", "ldmatrix", *_COPIES)
+_IN_PLACE = 1 << 20
+"""Uses that the result of an instruction on registers in place counts as."""
 
 
-def destinations(i: PtxInstruction) -> tuple[Operand, ...]:
-    """The operands that an instruction writes."""
-    return i.operands[:1] if i.operands and _writes(i.opcode, i.modifiers) else ()
+@dataclass(frozen=True, slots=True)
+class Roles:
+    """What an instruction does with the registers of its operands, each of which has one part or two.
+
+    The first ``results`` parts are written, and ``in_place`` they are read too (the accumulators of ``wgmma``).
+    ``kinds`` are "f32", "f64", "bits", or "" where the table leaves it open; the parts ``alike`` are then of one type.
+    """
+
+    results: int
+    in_place: bool
+    kinds: tuple[str, ...]
+    alike: tuple[int, ...]
 
 
-@lru_cache(1 << 12)
-def _writes(opcode: str, modifiers: tuple[str, ...]) -> bool:
-    """Whether an instruction writes its first operand; one that no form has is refused when it is read."""
-    try:
-        form, _ = candidates((opcode, *modifiers))[0]
-    except RefusedError:
-        return True
-    return any(p.kind in ("result", "sink") and not p.hidden for p in form.places)
+_ROLES: dict[object, Roles] = {}
 
 
-def sources(i: PtxInstruction) -> tuple[Operand, ...]:
-    """The operands that it reads; the accumulators of ``wgmma`` are both."""
-    first = 0 if i.opcode == "wgmma" else len(destinations(i))
-    return i.operands[first:]
+def _roles(i: PtxInstruction) -> Roles:
+    """The roles of the operands. What no form has counts as writing its first operand until it is refused."""
+    key = key_of(i)
+    found = _ROLES.get(key)
+    if found is None:
+        try:
+            made, places = placed(i)
+        except VerifyError:
+            first = next(iter(i.operands), None)
+            return Roles(2 if isinstance(first, Both) else 1, False, (), ())
+        is_typed = any(m in TYPES and not m.startswith("b") for m in i.modifiers)
+        any_type = made.form.registers in ("home", "width") and not is_typed
+        found = _ROLES[key] = Roles(
+            sum(place.kind in ("result", "sink") for place in places),
+            any(p.hidden and p.name == made.form.tied for p in made.present),
+            tuple(_kind(made, p, any_type or (made.moves_bits and not is_typed)) for p in places),
+            tuple(n for n, p in enumerate(places) if any_type and p.kind in ("result", "value") and not p.type),
+        )
+    return found
 
 
-def registers(operand: Operand) -> Iterator[str]:
-    """The names of the virtual registers in an operand."""
-    if isinstance(operand, PtxRegister):
-        if operand.name:
-            yield operand.name
-    elif isinstance(operand, PtxVector):
-        for item in operand.items:
-            yield from registers(item)
-    elif isinstance(operand, Both):
-        yield from registers(operand.first)
-        yield from registers(operand.second)
-    elif isinstance(operand, Not):
-        yield from registers(operand.register)
-    elif isinstance(operand, Address):
-        yield from registers(operand.base) if isinstance(operand.base, PtxRegister) else ()
-        yield from registers(operand.coordinates) if operand.coordinates is not None else ()
+def _kind(made: Formed, place: OperandPlace, is_open: bool) -> str:
+    if place.kind not in ("result", "value"):
+        return "bits"
+    if is_open and (place.type in ("", "element") or place.type.startswith("b")):
+        return ""
+    name = made.type_of(place).name
+    return name if name in _FLOAT else "bits"
 
 
-def written(i: PtxInstruction) -> Iterator[str]:
-    """The names of the registers that an instruction writes."""
-    return (name for x in destinations(i) for name in registers(x))
+def _parts(i: PtxInstruction) -> Iterator[Operand]:
+    """The operands, of two destinations both, of a box the coordinates too."""
+    for x in i.operands:
+        if isinstance(x, Both):
+            yield from (x.first, x.second)
+        elif isinstance(x, Address):
+            yield from (x.base,) if x.coordinates is None else (x.base, x.coordinates)
+        else:
+            yield x
+
+
+def registers(operand: Operand) -> tuple[str, ...]:
+    """The names of the registers in a part of an operand."""
+    if type(operand) is PtxRegister:
+        return (operand.name,) if operand.name else ()
+    if isinstance(operand, PtxVector):
+        return tuple(name for item in operand.items for name in registers(item))
+    return registers(operand.register) if isinstance(operand, Not) else ()
+
+
+class _Use:
+    """The registers of an instruction, by the parts of its operands."""
+
+    def __init__(self, i: PtxInstruction) -> None:
+        self.instruction, self.roles = i, _roles(i)
+        self.parts = list(map(registers, _parts(i)))
+        results = self.roles.results
+        self.written = [*chain.from_iterable(self.parts[:results])]
+        self.read = [*chain.from_iterable(self.parts[0 if self.roles.in_place else results :])]
+        if i.guard is not None:
+            self.read.append(i.guard.register.name)
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,11 +134,10 @@ class Usage:
 
 def usage(function: Function, blocks: list[BasicBlock]) -> Usage:
     """The types and lifetimes of a function's registers."""
-    instructions = [i for block in blocks for i in block.body]
-    read = {n for i in instructions for x in sources(i) for n in registers(x)}
-    read |= {i.guard.register.name for i in instructions if i.guard is not None}
-    read |= {n for block in blocks for n in _decides(block)}
-    return Usage(_homes(function, blocks), _local(function, blocks), _constants(instructions), frozenset(read))
+    uses = [list(map(_Use, block.body)) for block in blocks]
+    every = [use for of in uses for use in of]
+    read = {name for use in every for name in use.read} | {name for block in blocks for name in _decides(block)}
+    return Usage(_homes(function, every), _local(function, blocks, uses), _constants(every), frozenset(read))
 
 
 def _decides(block: BasicBlock) -> Iterator[str]:
@@ -110,27 +148,28 @@ def _decides(block: BasicBlock) -> Iterator[str]:
         yield block.index.name
 
 
-def _constants(instructions: list[PtxInstruction]) -> dict[str, Operand]:
-    definitions = Counter(n for i in instructions for n in written(i))
+def _constants(uses: list[_Use]) -> dict[str, Operand]:
+    definitions = Counter(name for use in uses for name in use.written)
+    moves = (use.instruction for use in uses if use.instruction.opcode == "mov" and use.instruction.guard is None)
     return {
         i.operands[0].name: i.operands[1]
-        for i in instructions
-        if i.opcode == "mov" and i.guard is None and len(i.operands) == 2 and isinstance(i.operands[0], PtxRegister)
+        for i in moves
+        if len(i.operands) == 2 and isinstance(i.operands[0], PtxRegister)
         if definitions[i.operands[0].name] == 1 and isinstance(i.operands[1], Integer | Float | Symbol)
     }
 
 
-def _homes(function: Function, blocks: list[BasicBlock]) -> dict[str, DType]:
+def _homes(function: Function, uses: list[_Use]) -> dict[str, DType]:
     votes = defaultdict[str, Counter[str]](Counter)
     copies: list[tuple[str, str]] = []
-    for i in (i for block in blocks for i in block.body):
-        _vote(i, votes)
-        if i.opcode in _COPIES and "f32" not in i.modifiers and "f64" not in i.modifiers:
-            names = [n for x in i.operands[: 3 if i.opcode == "selp" else 2] for n in registers(x)]
-            copies += [(names[0], other) for other in names[1:]] if names else []
-    for i in (i for block in blocks for i in block.body):  # the accumulators of wgmma stay where they are
-        for name in (n for x in i.operands[:1] for n in registers(x)) if i.opcode == "wgmma" else ():
-            votes[name]["f32"] += 1 << 20
+    for use in uses:
+        roles = use.roles
+        for n, (names, kind) in enumerate(zip(use.parts, roles.kinds, strict=False)):
+            for name in names if kind else ():
+                votes[name][kind] += _IN_PLACE if roles.in_place and n < roles.results else 1
+        if roles.alike:
+            alike = [name for n in roles.alike for name in use.parts[n]]
+            copies += [(alike[0], other) for other in alike[1:]]
     for _ in range(4):  # a copy has the type of what it copies, or of what becomes of it
         for one, other in copies:
             for a, b in ((one, other), (other, one)):
@@ -149,42 +188,16 @@ def _home(kind: str, votes: Counter[str]) -> DType:
     return _INTEGER.get(bits, u64)
 
 
-def _vote(i: PtxInstruction, votes: dict[str, Counter[str]]) -> None:
-    types = [m for m in i.modifiers if m in TYPES]
-    if not types:
-        return
-    if i.opcode in _BITS_ALONE and types[-1].startswith("b"):
-        for address in (x for x in i.operands if isinstance(x, Address)):
-            for name in registers(address):
-                votes[name]["bits"] += 1
-        return
-    targets = len(destinations(i))
-    kinds = [types[0]] * targets + [types[-1]] * (len(i.operands) - targets)
-    if len(types) == 4 and len(i.operands) >= 4:  # mma: D, A, B, C
-        kinds[:4] = types
-    elif len(types) == 3 and i.opcode == "wgmma":
-        kinds[1:] = ["b64"] * (len(kinds) - 1)
-    elif i.opcode == "setp" and kinds:
-        kinds[0] = "pred"
-    for operand, kind in zip(i.operands, kinds, strict=False):
-        for name in registers(operand):
-            is_address = isinstance(operand, Address)
-            votes[name][kind if kind in _FLOAT and not is_address else "bits"] += 1
-
-
-def _local(function: Function, blocks: list[BasicBlock]) -> frozenset[str]:
+def _local(function: Function, blocks: list[BasicBlock], uses: list[list[_Use]]) -> frozenset[str]:
     defined: dict[str, int] = {}
     out: set[str] = set()
     for number, block in enumerate(blocks):
-        for i in block.body:
-            for name in (n for x in sources(i) for n in registers(x)):
+        for use in uses[number]:
+            for name in use.read:
                 if defined.get(name) != number:
                     out.add(name)
-            guard = i.guard
-            if guard is not None and defined.get(guard.register.name) != number:
-                out.add(guard.register.name)
-            for name in written(i):
-                if name in defined or guard is not None or i.opcode == "wgmma":
+            for name in use.written:
+                if name in defined or use.instruction.guard is not None or use.roles.in_place:
                     out.add(name)
                 defined[name] = number
         out.update(name for name in _decides(block) if defined.get(name) != number)
@@ -199,5 +212,5 @@ def by_guard(body: list[PtxInstruction]) -> list[tuple[Guard | None, list[PtxIns
         if changed or not groups or groups[-1][0] != i.guard:
             groups.append((i.guard, []))
         groups[-1][1].append(i)
-        changed = i.guard is not None and i.guard.register.name in written(i)
+        changed = i.guard is not None and i.guard.register.name in _Use(i).written
     return groups
