@@ -47,20 +47,24 @@ class Wait:
 
 @dataclass(eq=False)
 class Phase:
-    """One use of a barrier, until all have come: when each row last arrived, what that makes known, and who waits."""
+    """One use of a barrier: when each warp (or queue of transactions), by the clocks' columns, came last, what these
+    and those before them have made known, and who waits until all have come.
+    """
 
-    arrived: dict[int, int] = field(default_factory=dict[int, int])
+    came: dict[int, int] = field(default_factory=dict[int, int])
     known: Known | None = None
     waits: list[tuple[Wait, int]] = field(default_factory=list[tuple[Wait, int]])
     over: bool = False
 
-    def arrive(self, row: int, stamp: int, known: Known) -> None:
-        """A warp comes."""
-        self.arrived[row] = stamp
-        if self.known is None:
-            self.known = known
-        else:
-            self.known.join(known)
+    def arrive(self, column: int, stamp: int, known: Known) -> None:
+        """A warp or a queue comes."""
+        self.came[column] = stamp
+        self.known = joined(self.known, known)
+
+    def unordered(self, clocks: Clocks, row: int) -> list[int]:
+        """The stamps of arrivals that a warp does not know of."""
+        passed = clocks.passed(row) if self.came else np.zeros(0)
+        return [stamp for column, stamp in self.came.items() if passed[column] < stamp]
 
     def wait(self, wait: Wait, row: int) -> None:
         """A warp waits until all have come."""
@@ -79,6 +83,14 @@ class Phase:
         if rows:
             assert self.known is not None
             clocks.meet(np.array(rows), self.known)
+
+
+def joined(mine: Known | None, known: Known) -> Known:
+    """Both, in place of the first."""
+    if mine is None:
+        return known.copy()
+    mine.join(known)
+    return mine
 
 
 @dataclass(eq=False, kw_only=True)
@@ -159,7 +171,7 @@ class Barriers:
             self.report.add("barrier", op.where, message, row, 0, other=phase.op.where)
         self._follows(key, row, op)
         phase.count += 1
-        phase.arrive(row, self.clocks.now, self.clocks.release(row, None))
+        phase.arrive(int(self.clocks.columns[row]), self.clocks.now, self.clocks.release(row, None))
         if wait is not None:
             phase.wait(wait, row)
         self._complete_if_all_came(key)
@@ -167,11 +179,8 @@ class Barriers:
     def _follows(self, key: tuple[int, int], row: int, op: Op) -> None:
         """An arrival that may come before the barrier's last use is over counts for that one in another order."""
         earlier = self.past.get(key)
-        if earlier is None:
-            return
-        passed, columns = self.clocks.passed(row), self.clocks.columns
-        unknown = [stamp for other, stamp in earlier.arrived.items() if passed[columns[other]] < stamp]
-        if not unknown:
+        unknown = [] if earlier is None else earlier.unordered(self.clocks, row)
+        if earlier is None or not unknown:
             return
         message = (
             f"{op.instruction.mnemonic} at barrier {key[1]} is not ordered after its last use: in another order it "
@@ -189,7 +198,7 @@ class Barriers:
         del self.open[key]
         self.past[key] = phase
         if phase.everyone and key not in self.mixed:
-            lines = list(dict.fromkeys(self.report.line_of(stamp) for stamp in phase.arrived.values()))
+            lines = list(dict.fromkeys(self.report.line_of(stamp) for stamp in phase.came.values()))
             if len(lines) > 1:
                 self.mixed[key] = len(self.report.findings), lines
         phase.complete(self.clocks)
@@ -198,9 +207,11 @@ class Barriers:
     def describe(self, key: tuple[int, int], waits: Mapping[int, SourceLine]) -> str:
         """Arrived and expected threads of an open phase, and where others are; rows wait at the lines of ``waits``."""
         phase, warps = self.open[key], self.clocks.warps_per_cta
-        parts = [f"{warps_text(set(phase.arrived), warps)} came"]
-        elsewhere = set(range(key[0] * warps, (key[0] + 1) * warps)) - set(phase.arrived)
-        parts += [f"{warps_text({row}, warps)} {whereabouts(row, waits)}" for row in sorted(elsewhere)[:4]]
+        everyone = range(key[0] * warps, (key[0] + 1) * warps)
+        came = {row for row in everyone if self.clocks.columns[row] in phase.came}
+        parts = [f"{warps_text(came, warps)} came"]
+        elsewhere = [row for row in everyone if row not in came][:4]
+        parts += [f"{warps_text({row}, warps)} {whereabouts(row, waits)}" for row in elsewhere]
         text = f"barrier {key[1]} has {32 * phase.count} of {phase.expected} threads: {', '.join(parts)}"
         if key in self.mixed:
             text += f"; before, it was met from {' and '.join(map(str, self.mixed[key][1]))} at once"
@@ -249,8 +260,9 @@ class ClusterBarriers:
             known = self.clocks.release(row, None)
             # A relaxed arrival tells how far control has come, and which mbarriers' initialisation was published.
             known = known.only(CONTROL) if relaxed else known
-            self.current[row // self.domain].arrive(row, self.clocks.now, known)
-            self.arrived[row] = self.current[row // self.domain], op
+            phase = self.current[row // self.domain]
+            phase.arrive(int(self.clocks.columns[row]), self.clocks.now, known)
+            self.arrived[row] = phase, op
         self._complete(frame.flat)
 
     def wait(self, frame: Frame, op: Op) -> Wait | None:
@@ -276,11 +288,13 @@ class ClusterBarriers:
     def _missing(self, number: int) -> list[int]:
         """The warps of a cluster that have yet to come."""
         rows = np.arange(number * self.domain, (number + 1) * self.domain)
-        return [row for row in rows[~self.gone[rows]].tolist() if row not in self.current[number].arrived]
+        return [
+            row for row in rows[~self.gone[rows]].tolist() if self.clocks.columns[row] not in self.current[number].came
+        ]
 
     def _complete(self, rows: Array) -> None:
         for number in np.unique(rows // self.domain).tolist():
-            if self.current[number].arrived and not self._missing(number):
+            if self.current[number].came and not self._missing(number):
                 self.current[number].complete(self.clocks)
                 self.current[number] = Phase()
 

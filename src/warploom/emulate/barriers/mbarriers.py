@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from warploom.emulate.barriers.barriers import Wait, warps_text, whereabouts
+from warploom.emulate.barriers.barriers import Phase, Wait, joined, warps_text, whereabouts
 from warploom.emulate.control.frames import Actor, Frame, actors
 from warploom.emulate.findings.report import Reporter
 from warploom.emulate.memory.shared_memory import SHARED_BASE, SharedMemory
@@ -37,38 +37,20 @@ class Remote:
 
 
 @dataclass(eq=False)
-class Told:
-    """What arrivals and copies have made known at an mbarrier: since its first phase, and in completed phases."""
+class MbarrierPhase(Phase):
+    """A phase of an mbarrier. Phases add to what is ``known``: a later one implies the earlier ones.
 
-    now: Known | None = None
-    done: Known | None = None
-
-    def learn(self, known: Known) -> None:
-        """One more of them."""
-        if self.now is None:
-            self.now = known.copy()
-        else:
-            self.now.join(known)
-
-    def complete(self) -> None:
-        """The phase completes. Later ones add to what is known: a later phase implies the earlier ones."""
-        self.done = None if self.now is None else self.now.copy()
-
-
-@dataclass(eq=False)
-class PhaseEvents:
-    """When whose control came by an mbarrier, by the clocks' columns of warps and queues: in the current phase, the
-    ``last`` one and the one ``before`` that. ``waits``: warps that saw the end of the last one, and when.
+    ``far`` is what other CTAs have made known at the scope of the cluster, for waits at that scope. ``seen``: when
+    warps saw the end of this phase, by their columns.
     """
 
-    now: dict[int, int] = field(default_factory=dict[int, int])
-    last: dict[int, int] = field(default_factory=dict[int, int])
-    before: dict[int, int] = field(default_factory=dict[int, int])
-    waits: dict[int, int] = field(default_factory=dict[int, int])
+    far: Known | None = None
+    seen: dict[int, int] = field(default_factory=dict[int, int])
 
-    def complete(self) -> None:
-        """The phase is over; those who wait for it do so from now on."""
-        self.now, self.last, self.before, self.waits = {}, self.now, self.last, {}
+    def next(self) -> MbarrierPhase:
+        """The phase after this one, in which nothing has happened."""
+        known, far = (None if x is None else x.copy() for x in (self.known, self.far))
+        return MbarrierPhase(known=known, far=far)
 
 
 @dataclass(eq=False)
@@ -89,11 +71,9 @@ class Mbarrier:
     expected: int = 0  # bytes, of the current phase
     phase: int = 0
     observed: int = 0
-    told: Told = field(default_factory=lambda: Told())
-    far: Told = field(
-        default_factory=lambda: Told()
-    )  # by other CTAs at the scope of the cluster, for waits at that scope
-    events: PhaseEvents = field(default_factory=lambda: PhaseEvents())
+    current: MbarrierPhase = field(default_factory=MbarrierPhase)
+    last: MbarrierPhase = field(default_factory=MbarrierPhase)
+    before: MbarrierPhase = field(default_factory=MbarrierPhase)  # the phase before the last one
     waiters: list[Waiter] = field(default_factory=list["Waiter"])
     arrival: Op | None = None
     copy: Op | None = None
@@ -113,9 +93,7 @@ class Mbarrier:
         """The next phase begins."""
         self.phase += 1
         self.pending, self.expected = self.count, 0
-        self.told.complete()
-        self.far.complete()
-        self.events.complete()
+        self.before, self.last, self.current = self.last, self.current, self.current.next()
 
 
 @dataclass(eq=False)
@@ -185,7 +163,7 @@ class Mbarriers:
             return "nothing has arrived yet"
         clocks = self.clocks
         first = -clocks.first if clocks.across else bar.made.row // clocks.domain * clocks.domain
-        now, last = ({first + c for c in events if c < clocks.warps} for events in (bar.events.now, bar.events.last))
+        now, last = ({first + c for c in events if c < clocks.warps} for events in (bar.current.came, bar.last.came))
         parts = [f"{warps_text(now, clocks.warps_per_cta)} came at {bar.arrival.where.stack}"] if now else []
         for row in sorted(last - now)[:4]:
             name = warps_text({row}, clocks.warps_per_cta)
@@ -288,7 +266,6 @@ class Mbarriers:
                 continue
             if not effect.completes and bar.pending <= effect.count * len(by.each):
                 self._found(bar, by, f"{by.name} ends a phase of {self.name(bar.address)}: let another do so")
-            bar.events.now[int(self.clocks.columns[by.row])] = self.clocks.now
             self._release(bar, by, effect.scope)
             bar.arrival = op
             for lane in [*by.each] * effect.count:
@@ -311,9 +288,9 @@ class Mbarriers:
         if bar.cta != by.row // self.clocks.warps_per_cta:
             self.remote.append(Remote(bar, by, self.clocks.now))
             if scope == "cluster":
-                bar.far.learn(known)
+                bar.current.far = joined(bar.current.far, known)
             known = known.only(ORDER, CONTROL, FENCED, FENCED_GLOBALLY)  # not FAR
-        bar.told.learn(known)
+        bar.current.arrive(int(self.clocks.columns[by.row]), self.clocks.now, known)
 
     def _arrive(self, bar: Mbarrier, expected: int, by: Actor) -> None:
         if bar.pending == 0:
@@ -332,8 +309,7 @@ class Mbarriers:
 
         It completes ``size`` bytes, or, where that is 0, is an arrival of each lane.
         """
-        bar.told.learn(known)
-        bar.events.now[queue] = self.clocks.now
+        bar.current.arrive(queue, self.clocks.now, known)
         bar.copy, bar.copied_phase = by.op, bar.phase
         if size:
             bar.tx -= size
@@ -367,17 +343,16 @@ class Mbarriers:
 
     def _acquire(self, bar: Mbarrier, by: Actor, far: bool) -> None:
         bar.observed = bar.phase
-        bar.events.waits[int(self.clocks.columns[by.row])] = self.clocks.stamp(by.op)
-        for told in (bar.told, bar.far) if far else (bar.told,):
-            if told.done is not None:
-                self.clocks.acquire(by.row, by.lanes, told.done)
+        bar.last.seen[int(self.clocks.columns[by.row])] = self.clocks.stamp(by.op)
+        for known in (bar.last.known, bar.last.far) if far else (bar.last.known,):
+            if known is not None:
+                self.clocks.acquire(by.row, by.lanes, known)
 
     # -- phases in every order -------------------------------------------------------------------------------------
 
-    def _check_over(self, bar: Mbarrier, events: dict[int, int], phase: int, does: str, by: Actor) -> None:
+    def _check_over(self, bar: Mbarrier, earlier: Phase, phase: int, does: str, by: Actor) -> None:
         """All that counted for the phase before must be known to be over; else a finding: what it ``does`` earlier."""
-        passed = self.clocks.passed(by.row) if events else None
-        if passed is None or all(passed[column] >= stamp for column, stamp in events.items()):
+        if not earlier.unordered(self.clocks, by.row):
             return
         cure = f"initialise it for all that arrive, not {bar.count}, if they are more"
         if any(isinstance(e, BulkLoad | BulkTensorCopy) for e in by.op.instruction.effects()):
@@ -390,14 +365,12 @@ class Mbarriers:
 
     def check_follows(self, bar: Mbarrier, by: Actor) -> None:
         """What arrives, or starts a copy, before the last phase is over counts for that one in another order."""
-        self._check_over(bar, bar.events.last, bar.phase, "counts for that one", by)
+        self._check_over(bar, bar.last, bar.phase, "counts for that one", by)
 
     def _check_waits(self, bar: Mbarrier, by: Actor) -> None:
         """Who waits for a phase must have seen its end before the next one ends, whose parity is the other."""
-        if bar.told.now is None:
-            return
-        for waiter, stamp in bar.events.waits.items():
-            if bar.told.now.clock[CONTROL, waiter] >= stamp:
+        for waiter, stamp in bar.last.seen.items():
+            if bar.current.known is None or bar.current.known.clock[CONTROL, waiter] >= stamp:
                 continue
             warp = waiter % self.clocks.warps_per_cta
             message = (
@@ -415,8 +388,8 @@ class Mbarriers:
             bar = self.find(place - SHARED_BASE, by)
             if bar is not None:
                 over = bar.phase & 1 != odd & 1
-                events = bar.events.before if over else bar.events.last
-                self._check_over(bar, events, bar.phase - over, "comes before that, and passes at once", by)
+                earlier = bar.before if over else bar.last
+                self._check_over(bar, earlier, bar.phase - over, "comes before that, and passes at once", by)
                 yield by, bar, odd & 1, over
 
     def wait(self, frame: Frame, address: Array, parity: Array, far: bool, op: Op) -> Wait | None:
@@ -449,7 +422,7 @@ class Mbarriers:
             if bar is None:
                 continue
             self._check_left(bar)
-            passed, events = self.clocks.passed(by.row), (*bar.events.now.items(), *bar.events.waits.items())
+            passed, events = self.clocks.passed(by.row), (*bar.current.came.items(), *bar.last.seen.items())
             used = [(warp, stamp) for warp, stamp in events if warp < self.clocks.warps]
             if bar.waiters or bar.tx or any(passed[warp] < stamp for warp, stamp in used):
                 message = (
