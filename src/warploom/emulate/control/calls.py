@@ -23,18 +23,14 @@ _LONG = ("ll", "l", "z", "t", "j")
 _SIGNED = "di"
 
 
-def call_step(run: Context, op: Op, effect: Printed | Abort) -> Step:
-    """The step of a call of the system."""
-    return _print_step(run, op, effect) if isinstance(effect, Printed) else _abort_step(run, op, effect)
-
-
 def _acting(frame: Frame) -> Iterator[tuple[int, int, int]]:
     """(position in the frame, row, lane) of each thread."""
     for i, lane in zip(*(x.tolist() for x in np.nonzero(frame.acting())), strict=True):
         yield i, int(frame.flat[i]), lane
 
 
-def _print_step(run: Context, op: Op, effect: Printed) -> Step:
+def print_step(run: Context, op: Op, effect: Printed) -> Step:
+    """The step of ``printf``."""
     keys = run.keys(op)
 
     def step(frame: Frame) -> None:
@@ -51,7 +47,8 @@ def _print_step(run: Context, op: Op, effect: Printed) -> Step:
     return step
 
 
-def _abort_step(run: Context, op: Op, effect: Abort) -> Step:
+def abort_step(run: Context, op: Op, effect: Abort) -> Step:
+    """The step of ``trap``, or of an assertion that has failed."""
     keys = run.keys(op)
 
     def step(frame: Frame) -> None:

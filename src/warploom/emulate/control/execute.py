@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from random import Random
 from typing import Any
@@ -13,9 +13,9 @@ from numpy.typing import NDArray
 from warploom.core.dtypes import f32
 from warploom.core.errors import EmulationError
 from warploom.emulate.barriers.barriers import Wait
-from warploom.emulate.control.calls import call_step
+from warploom.emulate.control.calls import abort_step, print_step
 from warploom.emulate.control.context import Context, Step
-from warploom.emulate.control.frames import LANES, Frame, Origin, shadow_dtype
+from warploom.emulate.control.frames import LANES, Frame, shadow_dtype
 from warploom.emulate.control.graph import Graph
 from warploom.emulate.control.lane_steps import LaneSteps, ballot
 from warploom.emulate.control.undefined import WideAddresses, undefined
@@ -43,11 +43,27 @@ class Executor(Context):
         super().__init__(checks, across)
         self.engines = EngineSteps(self, program)
         self.counts: list[tuple[Op, list[int]]] = []
-        self._accesses = AccessSteps(self)
         self._lanes = LaneSteps(self)
+        self._steps = self._makers(AccessSteps(self))
         self._wide = WideAddresses(self, program) if large else None
         self._matrices: dict[tuple[Any, ...], tuple[tuple[Array, ...], Array]] = {}
         self.graph = Graph(self, program, self._prepare, self._is_lanewise, keep_all=large)
+
+    def _makers(self, accesses: AccessSteps) -> dict[type[fx.Effect], Callable[[Op, Any], Step]]:
+        """What makes the step of each effect, but for those of the asynchronous engines."""
+        return {
+            fx.Access: accesses.step,
+            fx.MatrixAccess: accesses.step,
+            fx.AsyncCopy: accesses.copy_step,
+            fx.TensorMapWrite: accesses.map_step,
+            fx.GlobalWait: accesses.wait_step,
+            fx.WarpSync: self._lanes.sync,
+            fx.Barrier: self._barrier,
+            fx.Fence: self._fence,
+            fx.ReadSpecial: self._read_special,
+            fx.Printed: partial(print_step, self),
+            fx.Abort: partial(abort_step, self),
+        }
 
     def begin(
         self,
@@ -88,14 +104,9 @@ class Executor(Context):
         (op,) = ops
         checks = (self.engines.watch([op]), undefined(self, op), self._wide_check(op)) if self.checks else ()
         parts: list[Step] = [check for check in checks if check is not None]
-        handled = False
-        for effect in op.instruction.effects():
-            if isinstance(effect, fx.WarpSync):
-                parts.append(self._lanes.sync(op, effect))
-            else:
-                parts.append(self._effect(op, effect))
-                handled = True
-        if not handled and op.results:
+        effects = op.instruction.effects()
+        parts += [self._effect(op, effect) for effect in effects]
+        if op.results and all(isinstance(effect, fx.WarpSync) for effect in effects):
             parts.append(self._compute(op))
         return self._counted([op], parts)
 
@@ -134,43 +145,29 @@ class Executor(Context):
         return None
 
     def _effect(self, op: Op, effect: fx.Effect) -> Step:
-        if isinstance(effect, fx.Access):
-            return self._accesses.step(op, effect)
-        if isinstance(effect, fx.AsyncCopy):
-            return self._accesses.copy_step(op, effect)
-        if isinstance(effect, fx.TensorMapWrite):
-            return self._accesses.map_step(op, effect)
-        if isinstance(effect, fx.GlobalWait):
-            return self._accesses.wait_step(op, effect)
-        if isinstance(effect, fx.ReadSpecial):
-            return lambda frame: self.put(frame, op.results[0], self._special(frame, effect.register), None, None)
-        if isinstance(effect, fx.Barrier):
-            return self._barrier(op, effect)
-        if isinstance(effect, fx.Fence):
-            return lambda frame: self.ordering.fence(frame, effect.scope) if self.across and self.checks else None
-        if isinstance(effect, fx.Printed | fx.Abort):
-            return call_step(self, op, effect)
-        step = self.engines.step(op, effect)
-        if step is not None:
-            return step
-        raise EmulationError(
-            f"{op.where}: the emulator does not execute {op.instruction.mnemonic} ({type(effect).__name__}); "
-            "run this kernel on a GPU"
-        )
+        make = self._steps.get(type(effect))
+        step = self.engines.step(op, effect) if make is None else make(op, effect)
+        if step is None:
+            raise EmulationError(
+                f"{op.where}: the emulator does not execute {op.instruction.mnemonic} ({type(effect).__name__}); "
+                "run this kernel on a GPU"
+            )
+        return step
+
+    def _fence(self, _op: Op, effect: fx.Fence) -> Step:
+        return lambda frame: self.ordering.fence(frame, effect.scope) if self.across and self.checks else None
 
     def _barrier(self, op: Op, effect: fx.Barrier) -> Step:
         keys = self.keys(op)
+        number, holds = keys[effect.barrier], None if effect.holds is None else keys[effect.holds]
 
         def arrive(frame: Frame) -> Wait | None:
-            self.observe(frame, keys[effect.barrier], op, "the number")
-            return self.barriers.arrive(frame, frame.env[keys[effect.barrier]], effect, op)
-
-        def reduce(frame: Frame) -> Wait:
-            for key in keys:
-                self.observe(frame, key, op, "an operand")
-            number, holds = frame.env[keys[effect.barrier]], frame.full(frame.env[keys[effect.holds or 0]])
-            wait = self.barriers.arrive(frame, number, effect, op, holds) or Wait(op, set())
-            wait.then = voted
+            which = self.observe(frame, number, op, "the number")
+            votes = None if holds is None else frame.full(self.observe(frame, holds, op, "an operand"))
+            wait = self.barriers.arrive(frame, which, effect, op, votes)
+            if holds is not None:
+                wait = wait or Wait(op, set())
+                wait.then = voted
             return wait
 
         def voted(frame: Frame) -> None:
@@ -178,7 +175,10 @@ class Executor(Context):
             found = op.instruction.meaning(votes[:, :1], votes[:, 1:])[0]
             self.put(frame, op.results[0], frame.shaped(np.broadcast_to(found, (frame.n, 32))), None, None)
 
-        return arrive if effect.holds is None else reduce
+        return arrive
+
+    def _read_special(self, op: Op, effect: fx.ReadSpecial) -> Step:
+        return lambda frame: self.put(frame, op.results[0], self._special(frame, effect.register), None, None)
 
     def _special(self, frame: Frame, register: str) -> Array:
         if register == "shared_base":
@@ -229,7 +229,7 @@ class Executor(Context):
                 values = [env[k] for k in keys]
                 arrays = meaning(*values)
                 if shadows and not (shadows.keys().isdisjoint(keys) and shadows.keys().isdisjoint(results)):
-                    self._put_lanewise(frame, op, keys, values, arrays)
+                    self._put_all(frame, op, keys, arrays, partial(op.instruction.shadow, values, results=arrays))
                 elif len(results) == 1:
                     env[first] = arrays[0]
                 else:
@@ -237,17 +237,22 @@ class Executor(Context):
 
         return step
 
-    def _put_lanewise(
-        self, frame: Frame, op: Op, keys: tuple[Value, ...], values: list[Array], arrays: tuple[Array, ...]
+    def _put_all(
+        self,
+        frame: Frame,
+        op: Op,
+        keys: tuple[Value, ...],
+        arrays: Sequence[Array],
+        shadow: Callable[[list[Array]], Sequence[Array]],
     ) -> None:
-        poisoned = [k for k in keys if k in frame.shadows] if self.checks else []
-        marks: tuple[Array | None, ...] = (None,) * len(arrays)
-        origin: Origin | None = None
+        """Write results; ``shadow`` works out their poison from that of the operands."""
+        poisoned = [k for k in keys if k in frame.shadows] if self.checks and frame.shadows else []
+        marks: Sequence[Array | None] = [None] * len(arrays)
         if poisoned:
-            origin = frame.origins.get(poisoned[0])
-            none = [np.zeros((1, 1, 1), shadow_dtype(v.dtype)) for v in values]
-            given = [frame.shadows.get(k, z) for k, z in zip(keys, none, strict=True)]
-            marks = tuple(m if m.any() else None for m in op.instruction.shadow(values, given, arrays))
+            none = [np.zeros((1, 1, 1), shadow_dtype(frame.env[k].dtype)) for k in keys]
+            found = shadow([frame.shadows.get(k, z) for k, z in zip(keys, none, strict=True)])
+            marks = [mark if mark.any() else None for mark in found]
+        origin = frame.origins.get(poisoned[0]) if poisoned else None
         for value, array, mark in zip(op.results, arrays, marks, strict=True):
             frame.write(value, array, mark, origin)
 
@@ -279,14 +284,9 @@ class Executor(Context):
             else:
                 values = [frame.full(env[k]) for k in keys]
                 results = tuple(frame.shaped(r) for r in meaning(*values))
-            poisoned = [k for k in keys if k in frame.shadows] if frame.shadows and self.checks else []
-            marks: tuple[Array | None, ...] = (None,) * len(results)
-            if poisoned:
-                none = [np.zeros((1, 1, 1), shadow_dtype(env[k].dtype)) for k in keys]
-                given = [frame.full(frame.shadows.get(k, z)) for k, z in zip(keys, none, strict=True)]
-                marks = tuple(frame.shaped(m) if m.any() else None for m in poison.mma(slots, given))
-            origin = frame.origins.get(poisoned[0]) if poisoned else None
-            for value, array, mark in zip(op.results, results, marks, strict=True):
-                self.put(frame, value, array, mark, origin)
+            self._put_all(frame, op, keys, results, partial(spoiled, frame))
+
+        def spoiled(frame: Frame, given: list[Array]) -> list[Array]:
+            return [frame.shaped(mark) for mark in poison.mma(slots, [frame.full(x) for x in given])]
 
         return step

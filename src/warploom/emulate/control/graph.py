@@ -133,22 +133,13 @@ class Graph:
     # -- statements ----------------------------------------------------------------------------------------------
 
     def _body(self, body: Sequence[Statement]) -> None:
-        for lanewise, group in groupby(body, self.lanewise):
-            if lanewise:
+        branches = {When: self._when, Loop: self._loop, Roles: self._roles, Flow: self._flow}
+        for straight, group in groupby(body, _is_straight):
+            if straight:
                 self._straight(tuple(group))
                 continue
             for statement in group:
-                if _is_straight(statement):
-                    self._straight((statement,))
-                elif isinstance(statement, When):
-                    self._when(statement)
-                elif isinstance(statement, Loop):
-                    self._loop(statement)
-                elif isinstance(statement, Roles):
-                    self._roles(statement)
-                else:
-                    assert isinstance(statement, Flow)
-                    self._flow(statement)
+                branches[type(statement)](statement)  # type: ignore[index]
 
     def _straight(self, body: Sequence[Statement]) -> None:
         """Statements that are no branches."""

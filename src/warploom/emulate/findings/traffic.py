@@ -102,7 +102,7 @@ class TrafficCounter:
     def __init__(self) -> None:
         self.traffic = Traffic()
         self.executed: Counter[str] = Counter()
-        self._patterns: dict[tuple[int, tuple[int, ...], bytes], tuple[int, int]] = {}
+        self._patterns: dict[tuple[int, tuple[int, ...], bytes, bytes | None], tuple[int, ...]] = {}
 
     def shared(
         self,
@@ -116,21 +116,14 @@ class TrafficCounter:
         """Count ``repeat`` × the accesses [..., lanes] of ``size`` bytes a lane."""
         row = addresses[..., :1] & ~np.int64(127)
         pattern = (addresses - row).astype(np.int32)
-        if active is None:
-            key = (size, pattern.shape, pattern.tobytes())
-            counts = self._patterns.get(key)
-            if counts is None:
-                counts = (int(wavefronts(addresses, size).sum()), int(ideal_wavefronts(addresses, size).sum()))
-                if len(self._patterns) > _CACHE_LIMIT:
-                    self._patterns.clear()
-                self._patterns[key] = counts
-            accesses = addresses.size // addresses.shape[-1]
-        else:
-            counts = (
-                int(wavefronts(addresses, size, active).sum()),
-                int(ideal_wavefronts(addresses, size, active).sum()),
-            )
-            accesses = int(active.any(axis=-1).sum())
+        key = (size, pattern.shape, pattern.tobytes(), None if active is None else active.tobytes())
+        counts = self._patterns.get(key)
+        if counts is None:
+            counts = tuple(int(count(addresses, size, active).sum()) for count in (wavefronts, ideal_wavefronts))
+            if len(self._patterns) > _CACHE_LIMIT:
+                self._patterns.clear()
+            self._patterns[key] = counts
+        accesses = addresses.size // addresses.shape[-1] if active is None else int(active.any(axis=-1).sum())
         for table, entry in ((self.traffic.shared, name), (self.traffic.lines, (where, name))):
             table.setdefault(entry, Wavefronts()).add(counts[0] * repeat, counts[1] * repeat, accesses * repeat)  # type: ignore[index,arg-type]
 
