@@ -11,49 +11,32 @@ one. Exit status 1 where a result is wrong.
 
 from __future__ import annotations
 
-import argparse
 import importlib
-import importlib.metadata
-import os
 import sys
-import tempfile
-import time
-from pathlib import Path
+from collections.abc import Iterator
 from typing import Any
 
-os.environ.update(
-    CUTE_DSL_ARCH="sm_90a",
-    CUTE_DSL_KEEP_PTX="1",
-    CUTE_DSL_LINEINFO="1",
-    CUTE_DSL_NO_CACHE="1",
-    CUTE_DSL_DUMP_DIR=tempfile.gettempdir(),
-)
-
+import cute_dsl as dsl
 import ml_dtypes
 import numpy as np
+from cute_dsl import Row
 
-import warploom
 from warploom.core.dtypes import bf16
 from warploom.layout.tensor_map import TensorMapSpec
-from warploom_lab.bench.evidence import write
 
 M, N, K, TILE, CLUSTER = 256, 256, 192, 128, (2, 1, 1)
 
 
 def compiled() -> str:
     """The PTX of D (M, N) = A (M, K) times the transpose of B (N, K)."""
-    cutlass: Any = importlib.import_module("cutlass")
-    cute: Any = importlib.import_module("cutlass.cute")
-    runtime: Any = importlib.import_module("cutlass.cute.runtime")
+    cutlass = dsl.cutlass()
     family: Any = importlib.import_module("quack.gemm_default_epi").GemmDefaultSm90
     scheduler: Any = importlib.import_module("quack.tile_scheduler").TileSchedulerOptions
     gemm = family(cutlass.Float32, cutlass.BFloat16, (TILE, TILE), CLUSTER, pingpong=False, is_persistent=True)
 
-    def tensor(*shape: int) -> Any:
-        return runtime.make_fake_compact_tensor(cutlass.BFloat16, shape, stride_order=(2, 1, 0), assumed_align=16)
-
-    given = (tensor(1, M, K), tensor(1, N, K), tensor(1, M, N), None, family.EpilogueArguments())
-    return cute.compile(gemm, *given, scheduler(cutlass.Int32(2)), None, runtime.make_fake_stream()).__ptx__
+    a, b, d = (dsl.fake(cutlass.BFloat16, 1, *shape) for shape in ((M, K), (N, K), (M, N)))
+    given = (a, b, d, None, family.EpilogueArguments())
+    return dsl.compiled(gemm, *given, scheduler(cutlass.Int32(2)), None, dsl.stream())
 
 
 def divisor(n: int) -> list[int]:
@@ -62,7 +45,7 @@ def divisor(n: int) -> list[int]:
     return [0, 0, 1] if n == 1 else [((1 << bits) + n - 1) // n & 0xFFFFFFFF, bits - 32, n]
 
 
-def checked(ptx: str, seed: int | None) -> dict[str, Any]:
+def checked(ptx: str, seed: int | None) -> Row:
     """One run by one cluster, which takes both tiles of 256 x 128 in turn."""
     rng = np.random.default_rng(0)
     a, b = (rng.standard_normal(shape).astype(ml_dtypes.bfloat16) for shape in ((M, K), (N, K)))
@@ -75,44 +58,18 @@ def checked(ptx: str, seed: int | None) -> dict[str, Any]:
     clusters = N // TILE
     schedule = [1, clusters, 1, 1, *divisor(clusters), 1, *divisor(clusters), *divisor(1), *divisor(clusters)]
     maps = [copied(a, 64, TILE), copied(b, 64, TILE // 2), copied(d, 32, TILE)]
-    start = time.process_time()
-    found = warploom.check_ptx(
-        ptx,
-        (2, 1, 1),
-        384,
-        [[np.uint8(0)], *maps, *schedule],
-        shared_bytes=227 * 1024,
-        cluster=CLUSTER,
-        seed=seed,
-        file="gemm_sm90.ptx",
-    )
-    seconds = time.process_time() - start
-    wanted = a.astype(np.float64) @ b.astype(np.float64).T
-    error = np.abs(d.astype(np.float64) - wanted).max() / np.abs(wanted).max() * 2**8
-    each = [f for cause in found.findings for f in (cause, *cause.follows)]
-    findings = [{"kind": f.kind, "where": str(f.where), "message": f.message} for f in each]
-    return {
-        "seed": seed,
-        "error": float(np.nan_to_num(error, nan=np.inf)),
-        "findings": findings,
-        "seconds": round(seconds, 2),
-    }
+    given = [[np.uint8(0)], *maps, *schedule]
+    _, row = dsl.checked(ptx, (2, 1, 1), given, "gemm_sm90.ptx", cluster=CLUSTER, seed=seed)
+    error = dsl.error_of(d.astype(np.float64), a.astype(np.float64) @ b.astype(np.float64).T)
+    return {"seed": seed, "error": error, **row}
 
 
-def main() -> int:
-    """Compile, check, write."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path)
-    options = parser.parse_args()
+def runs() -> Iterator[Row]:
+    """Both orders."""
     ptx = compiled()
-    rows = [checked(ptx, seed) for seed in (None, 3)]
-    for row in rows:
-        print(row)
-    versions = {name: importlib.metadata.version(name) for name in ("quack-kernels", "nvidia-cutlass-dsl")}
-    if options.out:
-        write(options.out, {"versions": versions, "runs": rows})
-    return int(not all(row["error"] <= 2 for row in rows))
+    yield from (checked(ptx, seed) for seed in (None, 3))
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    packages = "quack-kernels", "nvidia-cutlass-dsl"
+    sys.exit(dsl.main(__doc__, runs(), lambda row: row["error"] <= 2, packages))

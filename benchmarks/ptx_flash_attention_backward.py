@@ -9,37 +9,25 @@ compared as sorted numbers), findings, processor seconds. Exit status 1 where a 
 
 from __future__ import annotations
 
-import argparse
 import importlib
-import importlib.metadata
 import itertools
 import sys
-import time
-from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parent))
-
+import cute_dsl as dsl
 import ml_dtypes
 import numpy as np
-from ptx_flash_attention import HEADS, SEQUENCE, SHARED_BYTES
-
-import warploom
-from warploom.core.dtypes import bf16
-from warploom.layout.tensor_map import TensorMapSpec
-from warploom_lab.bench.evidence import write
+from cute_dsl import Array, Row
+from ptx_flash_attention import HEADS, SEQUENCE
 
 TILE_N = 128
 TILE_M = {(64, False): 128, (64, True): 128, (128, False): 80, (128, True): 64}
 """Rows of Q that FlashAttention-4 takes at a time, by head dimension and whether the mask is causal."""
-Array = np.ndarray[Any, Any]
 
 
 def compiled(head_dim: int, causal: bool) -> str:
     """The PTX for (1, SEQUENCE, HEADS, head_dim), with FlashAttention-4's configuration."""
-    cutlass: Any = importlib.import_module("cutlass")
-    cute: Any = importlib.import_module("cutlass.cute")
-    runtime: Any = importlib.import_module("cutlass.cute.runtime")
+    cutlass = dsl.cutlass()
     family: Any = importlib.import_module("flash_attn.cute.flash_bwd_sm90").FlashAttentionBackwardSm90
     tile_m = TILE_M[head_dim, causal]
     backward = family(
@@ -55,15 +43,11 @@ def compiled(head_dim: int, causal: bool) -> str:
         AtomLayoutMdQ=2 if head_dim == 64 else 1,
     )
 
-    def tensor(dtype: Any, *shape: int) -> Any:
-        order = tuple(reversed(range(len(shape))))
-        return runtime.make_fake_compact_tensor(dtype, shape, stride_order=order, assumed_align=16)
-
-    inputs, outputs = ([tensor(cutlass.BFloat16, 1, SEQUENCE, HEADS, head_dim) for _ in range(n)] for n in (4, 2))
+    inputs, outputs = ([dsl.fake(cutlass.BFloat16, 1, SEQUENCE, HEADS, head_dim) for _ in range(n)] for n in (4, 2))
     rows = padded(tile_m)
-    sums = [tensor(cutlass.Float32, 1, HEADS, n) for n in (rows, rows, rows * head_dim)]
-    scale, stream = cutlass.Float32(head_dim**-0.5), runtime.make_fake_stream()
-    return cute.compile(backward, *inputs, *sums, *outputs, scale, stream=stream).__ptx__
+    sums = [dsl.fake(cutlass.Float32, 1, HEADS, n) for n in (rows, rows, rows * head_dim)]
+    scale = cutlass.Float32(head_dim**-0.5)
+    return dsl.compiled(backward, *inputs, *sums, *outputs, scale, stream=dsl.stream())
 
 
 def padded(tile_m: int) -> int:
@@ -88,72 +72,29 @@ def reference(given: list[Array], causal: bool) -> dict[str, Array]:
     return {"dq": ds @ k, "dk": ds.swapaxes(1, 2) @ q * scale, "dv": p.swapaxes(1, 2) @ do, "lse": lse, "row": row}
 
 
-def checked(ptx: str, head_dim: int, causal: bool) -> dict[str, Any]:
+def checked(ptx: str, head_dim: int, causal: bool) -> Row:
     """One run: errors, findings, seconds."""
     rng, tile_m = np.random.default_rng(0), TILE_M[head_dim, causal]
     shape, scale = (1, SEQUENCE, HEADS, head_dim), head_dim**-0.5
     given = [rng.standard_normal(shape).astype(ml_dtypes.bfloat16) for _ in range(4)]  # Q, K, V, dO
-    exact = [x[0].astype(np.float64).transpose(1, 0, 2) for x in given]
-    wanted = reference(exact, causal)
+    wanted = reference([dsl.by_heads(x) for x in given], causal)
     dk, dv = (np.full(shape, np.nan, ml_dtypes.bfloat16) for _ in range(2))
     lse, row = (np.zeros((HEADS, padded(tile_m)), np.float32) for _ in range(2))
     lse[:, :SEQUENCE], row[:, :SEQUENCE] = wanted["lse"], wanted["row"]
     sums = np.zeros((HEADS, padded(tile_m) * head_dim), np.float32)
-
-    def copied(x: Array, rows: int) -> Any:
-        sizes, pitches = (head_dim, SEQUENCE, HEADS), (2 * HEADS * head_dim, 2 * head_dim)
-        return x, TensorMapSpec(bf16, sizes, pitches, (64, rows, 1), 128)
-
     q, k, v, do = given
-    maps = [copied(x, n) for x, n in ((q, tile_m), (k, TILE_N), (v, TILE_N), (do, tile_m), (dk, TILE_N), (dv, TILE_N))]
+    tiles = (q, tile_m), (k, TILE_N), (v, TILE_N), (do, tile_m), (dk, TILE_N), (dv, TILE_N)
+    maps = [dsl.heads_map(x, n) for x, n in tiles]
     absent = [[np.uint8(0)]] * 4 + [np.float32(scale * np.log2(np.e)), np.float32(scale), [np.int32(0)] * 3]
-    start = time.process_time()
-    found = warploom.check_ptx(
-        ptx,
-        (SEQUENCE // TILE_N, HEADS, 1),
-        384,
-        [*maps, [lse], [row], [sums], *absent, HEADS],
-        shared_bytes=SHARED_BYTES,
-        file="flash_bwd_sm90.ptx",
-    )
-    seconds = time.process_time() - start
-    errors = {
-        name: _error(got[0].astype(np.float64).transpose(1, 0, 2), wanted[name])
-        for name, got in (("dk", dk), ("dv", dv))
-    }
+    arguments = [*maps, [lse], [row], [sums], *absent, HEADS]
+    _, told = dsl.checked(ptx, (SEQUENCE // TILE_N, HEADS, 1), arguments, "flash_bwd_sm90.ptx")
+    errors = {name: dsl.error_of(dsl.by_heads(got), wanted[name]) for name, got in (("dk", dk), ("dv", dv))}
     whole = np.concatenate([wanted["dq"].reshape(-1), np.zeros(sums.size - wanted["dq"].size)])
-    errors["dq"] = _error(np.sort(sums, axis=None), np.sort(whole))
-    each = [f for cause in found.findings for f in (cause, *cause.follows)]
-    findings = [{"kind": f.kind, "where": str(f.where), "message": f.message} for f in each]
-    return {
-        "head_dim": head_dim,
-        "causal": causal,
-        "errors": errors,
-        "findings": findings,
-        "seconds": round(seconds, 2),
-    }
-
-
-def _error(got: Array, wanted: Array) -> float:
-    error = np.abs(got - wanted).max() / np.abs(wanted).max() * 2**8
-    return float(np.nan_to_num(error, nan=np.inf))
-
-
-def main() -> int:
-    """Compile, check, write."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path)
-    options = parser.parse_args()
-    rows: list[dict[str, Any]] = []
-    names = ("flash-attn-4", "nvidia-cutlass-dsl")
-    versions = {name: importlib.metadata.version(name) for name in names}
-    for head_dim, causal in itertools.product((64, 128), (False, True)):
-        rows.append(checked(compiled(head_dim, causal), head_dim, causal))
-        print(rows[-1], flush=True)
-        if options.out:
-            write(options.out, {"versions": versions, "runs": rows})
-    return int(not all(max(row["errors"].values()) <= 2 for row in rows))
+    errors["dq"] = dsl.error_of(np.sort(sums, axis=None), np.sort(whole))
+    return {"head_dim": head_dim, "causal": causal, "errors": errors, **told}
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    cells = itertools.product((64, 128), (False, True))
+    found = (checked(compiled(*cell), *cell) for cell in cells)
+    sys.exit(dsl.main(__doc__, found, lambda row: max(row["errors"].values()) <= 2))
