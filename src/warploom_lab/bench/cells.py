@@ -14,6 +14,7 @@ import sys
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from statistics import geometric_mean
 from typing import Any, Generic, TypeVar
@@ -140,9 +141,10 @@ class Load:
 
     def ratio(self) -> Row:
         """The ratios that :class:`Trial` describes, round by round."""
-        ours, over = self.found[self.trial.ours if not self.trial.over else self.trial.over], bool(self.trial.over)
-        others = {name: m for name, m in self.found.items() if m is not ours}
-        return {n: (paired_spread(m, ours) if over else paired_spread(ours, m)).json() for n, m in others.items()}
+        base = self.found[self.trial.over or self.trial.ours]
+        others = {name: (base, m) for name, m in self.found.items() if m is not base}
+        step = -1 if self.trial.over else 1
+        return {name: paired_spread(*pair[::step]).json() for name, pair in others.items()}
 
     def clocks(self) -> Row:
         """The median clock in MHz while each call ran, where it can be read."""
@@ -281,37 +283,21 @@ class CellScript(Generic[Cell]):
     given: argparse.Namespace
     gpu: TorchGpu
 
-    def timed(self, trial: Trial, error: dict[str, float], failed: dict[str, str]) -> tuple[Load, Load, Row]:
-        """The loads in company and rested, and power; errors and failures are noted under their names."""
-        candidates = [c for name in trial.calls if (c := self._checked(name, trial, error, failed)) is not None]
-        clock, rounds, monitor = self.gpu.clock, self.given.rounds, self.gpu.monitor
-        company = measure(
-            candidates,
-            1,
-            clock,
-            rounds=rounds,
-            sample_seconds=self.sample,
-            warm_up_seconds=5 * self.sample,
-            monitor=monitor,
-        )
-        longest = max(m.seconds.high for m in company.values())
-        rested = measure(
-            candidates,
-            1,
-            clock,
-            rounds=rounds,
-            sample_seconds=RESTED_SAMPLE,
-            warm_up_seconds=0.0,
-            pause_seconds=max(PAUSE_SECONDS, PAUSE_SAMPLES * longest),
-            monitor=monitor,
-        )
+    def timed(self, trial: Trial, row: Row, way: str) -> tuple[dict[str, Load], Row]:
+        """The loads by their names, and power; the row gets errors and failures."""
+        candidates = [c for name in trial.calls if (c := self._checked(name, trial, row, way)) is not None]
+        take_turns = partial(measure, candidates, 1, self.gpu.clock, rounds=self.given.rounds, monitor=self.gpu.monitor)
+        company = take_turns(sample_seconds=self.sample, warm_up_seconds=5 * self.sample)
+        pause = max(PAUSE_SECONDS, *(PAUSE_SAMPLES * m.seconds.high for m in company.values()))
+        rested = take_turns(sample_seconds=RESTED_SAMPLE, warm_up_seconds=0.0, pause_seconds=pause)
         metered = (c for c in candidates if c.name in trial.metered)
         drawn = {c.name: self.gpu.power(c, trial.count * trial.flops_of(c.name)) for c in metered}
-        return Load(trial, company), Load(trial, rested), {name: x for name, x in drawn.items() if x is not None}
+        loads = {"company": Load(trial, company), "rested": Load(trial, rested)}
+        return loads, {name: x for name, x in drawn.items() if x is not None}
 
-    def _checked(self, name: str, trial: Trial, error: dict[str, float], failed: dict[str, str]) -> Candidate | None:
+    def _checked(self, name: str, trial: Trial, row: Row, way: str) -> Candidate | None:
         """A call as a graph; None of a baseline that cannot run or is wrong."""
-        run, sets = trial.calls[name], trial.sets_of(name)
+        run, sets, told = trial.calls[name], trial.sets_of(name), f"{way} {name}".strip()
         last: list[Any] = [None]
 
         def call(i: int) -> None:
@@ -326,13 +312,13 @@ class CellScript(Generic[Cell]):
                 found.run(0)
             self.gpu.synchronize()
             if (off := trial.error(name, last[0])) is not None:
-                error[name] = off
+                row["error"][told] = off
                 if name in self.baselines and not off <= BASELINES_BOUND:
                     raise ValueError(f"its error is {off:.2f} of what is allowed")
         except Exception as refusal:
             if name not in (*self.baselines, *trial.optional):
                 raise
-            failed[name] = said(refusal)
+            row["not_run"][told] = said(refusal)
             self.gpu.synchronize()  # raises where the GPU refused: nothing can be timed behind that
             return None
         finally:
@@ -343,12 +329,8 @@ class CellScript(Generic[Cell]):
         """One cell: checked, timed and metered."""
         row: Row = {"cell": self.name_of(cell), "error": {}, "not_run": {}}
         for way, trial in self.trials(cell).items():
-            error, failed = dict[str, float](), dict[str, str]()
-            company, rested, power = self.timed(trial, error, failed)
-            timed = {"company": company, "rested": rested}
+            timed, power = self.timed(trial, row, way)
             first, other = (self._rates(cell, timed[load]) for load in self.loads)
-            row["error"] |= {f"{way} {name}".strip(): off for name, off in error.items()}
-            row["not_run"] |= {f"{way} {name}".strip(): why for name, why in failed.items()}
             found = first | {self.loads[1]: other}
             row |= trial.facts | (found if not way else {way: found}) | ({"power": power} if trial.metered else {})
         return row
@@ -360,8 +342,8 @@ class CellScript(Generic[Cell]):
             rates["ratio"]["best"] = rates["ratio"][min(others, key=load.seconds)]
         return rates | {"sm_mhz": load.clocks()}
 
-    def parsed(self, arguments: Sequence[str] | None) -> argparse.Namespace:
-        """The options of every script, and those of this one."""
+    def main(self, arguments: Sequence[str] | None = None, gpu: Callable[[], TorchGpu] = TorchGpu) -> int:
+        """Compile ahead, then check and time all cells; the exit code."""
         parser = parser_of(sys.modules[type(self).__module__].__doc__)
         parser.add_argument("--rounds", type=int, default=self.rounds)
         parser.add_argument("--only", nargs="*", default=[], help="cells whose names contain one of these")
@@ -370,11 +352,7 @@ class CellScript(Generic[Cell]):
         if self.baselines:
             parser.add_argument("--baselines", nargs="*", choices=self.baselines, default=[*self.baselines])
         self.options(parser)
-        return parser.parse_args(arguments)
-
-    def main(self, arguments: Sequence[str] | None = None, gpu: Callable[[], TorchGpu] = TorchGpu) -> int:
-        """Compile ahead, then check and time all cells; the exit code."""
-        self.given = self.parsed(arguments)
+        self.given = parser.parse_args(arguments)
         only = self.given.only
         todo = [c for c in self.cells() if not only or any(word in self.name_of(c) for word in only)]
         todo = [*todo[: -1 : self.given.every], *todo[-1:]]
