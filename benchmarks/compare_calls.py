@@ -35,6 +35,11 @@ class Cell(ABC):
     def elements(self) -> int:
         """16-bit elements of the inputs: how many sets of them rotate past the L2."""
 
+    @property
+    def result_shape(self) -> tuple[int, ...]:
+        """The shape of the first result."""
+        raise NotImplementedError
+
     @abstractmethod
     def inputs(self, make: Make) -> list[Any]:
         """New inputs."""
@@ -75,6 +80,10 @@ class Attention(Cell):
     @property
     def elements(self) -> int:
         return math.prod(self.q) + 2 * math.prod(self.keys)
+
+    @property
+    def result_shape(self) -> tuple[int, ...]:
+        return self.q
 
     def inputs(self, make: Make) -> list[Any]:
         return [make(self.q), make(self.keys), make(self.keys)]
@@ -246,6 +255,10 @@ class Product(Cell):
     def elements(self) -> int:
         return (self.m + self.n) * self.k
 
+    @property
+    def result_shape(self) -> tuple[int, ...]:
+        return (self.m,) if "op" in self.options else (self.m, self.n)
+
     def inputs(self, make: Make) -> list[Any]:
         return [make((self.m, self.k)), make((self.n, self.k))]
 
@@ -263,6 +276,9 @@ class Product(Cell):
         a, b = (x.double() for x in inputs)
         whole, magnitude = a[rows] @ b.T, a[rows].abs() @ b.abs().T
         found, op = results[0][rows].double(), self.options.get("op")
+        if self.options.get("epilogue"):  # gelu, whose slope is at most 1.13, and whose approximation errs by 2^-10
+            magnitude = 1.13 * (magnitude + 2.0**-10 / slack * whole.abs())
+            whole = torch.nn.functional.gelu(whole, approximate="tanh")
         if op is None:
             return largest(found - whole, self.unit * whole.abs() + slack * magnitude + 1e-7)
         expected = whole.max(1)[0] if op == "max" else whole.sum(1) if op == "sum" else torch.logsumexp(whole, 1)

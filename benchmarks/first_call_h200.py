@@ -5,7 +5,7 @@
 
 Each sample is a process of its own: it imports warploom, its operations, torch and cuda.core, makes the inputs (so the
 CUDA context exists), synchronises, and then times its first call up to the end of a synchronisation. The result, whose
-memory held NaN before, is compared with float64 element by element; then the host time of repeated calls is taken.
+memory held NaN before, is compared with float64 on rows of each kind; then the host time of repeated calls is taken.
 Sources are compiled to bytecode first, as an installation does. Processes start side by side and are timed one after
 the other; with another tree of sources ``--beside``, the two in turns. Writes ``first-call.json`` to DIR (``$OUT`` by
 default); exit status 1 for a wrong result or a figure of ``targets.json`` that was missed.
@@ -22,12 +22,11 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
-from functools import partial
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from compare_calls import Attention, Cell, Product
 from scripts import targets
 
 from warploom_lab.bench.cells import parser_of
@@ -39,33 +38,27 @@ AT_ONCE = 8
 SECONDS = 120
 """The most that one of them may take."""
 
-BATCH, LENGTH, HEADS = 1, 1024, 8
+SHAPE = 1, 1024, 8
+"""Batch, length and heads of attention."""
 M, N, K = 1024, 2048, 512
-# As in warploom.kernels.*.reference, which a tree beside may have elsewhere.
-BF16_ROUNDOFF, F32_ROUNDOFF, F32_SLACK = 2.0**-8, 2.0**-24, 2.0**-18
-GAMMA = K / 16 * 2.0**-22
-"""What summing K products may lose: up to 2^-22 at each step of 16."""
 
 
-@dataclass(frozen=True)
-class Cell:
-    """A first call: of attention (``head_dim``) or of a product, with these options."""
-
-    operation: str
-    options: dict[str, Any]
-    head_dim: int = 0
+def _attention(head_dim: int, causal: bool, mma: bool) -> Attention:
+    """A cell of attention; with ``mma`` the default of GPUs without wgmma."""
+    name = f"attention d={head_dim}" + " causal" * causal + " mma.sync" * mma
+    options: dict[str, Any] = {"causal": causal} | ({"config": "mma.sync"} if mma else {})
+    return Attention("attention", name, q=(*SHAPE, head_dim), options=options)
 
 
 CELLS: dict[str, Cell] = {
-    "attention d=64": Cell("attention", {}, 64),
-    "attention d=64 causal": Cell("attention", {"causal": True}, 64),
-    "attention d=128": Cell("attention", {}, 128),
-    "attention d=128 causal": Cell("attention", {"causal": True}, 128),
-    "attention d=128 mma.sync": Cell("attention", {"mma": True}, 128),
-    "attention d=128 causal mma.sync": Cell("attention", {"mma": True, "causal": True}, 128),
-    "matmul": Cell("matmul", {}),
-    "matmul gelu": Cell("matmul", {"gelu": True}),
-    "matmul_reduce": Cell("matmul_reduce", {"op": "logsumexp"}),
+    cell.name: cell
+    for cell in (
+        *(_attention(64, causal, False) for causal in (False, True)),
+        *(_attention(128, causal, mma) for mma in (False, True) for causal in (False, True)),
+        Product("products", "matmul", m=M, n=N, k=K),
+        Product("products", "matmul gelu", m=M, n=N, k=K, options={"epilogue": "gelu"}),
+        Product("reductions", "matmul_reduce", m=M, n=N, k=K, options={"op": "logsumexp"}),
+    )
 }
 
 
@@ -81,109 +74,44 @@ def child(cell: Cell) -> None:
     from host_cost import microseconds
 
     operations = warploom.attention, warploom.matmul, warploom.matmul_reduce
-    call = (_attention if cell.operation == "attention" else _product)(cell)
+    cell = prepared(cell)
+    torch.manual_seed(0)
+    inputs = cell.inputs(lambda shape: torch.randn(shape, device="cuda", dtype=getattr(torch, cell.dtype)))
     assert all((*operations, cuda.core)), "imported: what is timed begins after that"
-    poison = torch.full(call.shape, math.nan, dtype=call.dtype, device="cuda")
+    kind = torch.float32 if "op" in cell.options else getattr(torch, cell.dtype)
+    poison = torch.full(cell.result_shape, math.nan, dtype=kind, device="cuda")
     poisoned = poison.data_ptr()
     del poison  # the allocator gives this memory to the result
     torch.cuda.synchronize()
     print("ready", flush=True)
     sys.stdin.readline()
     start = time.perf_counter()
-    result = call.run(*call.inputs)
+    results = cell.run(inputs)
     torch.cuda.synchronize()
     seconds = time.perf_counter() - start
-    error, poison_met = call.error(result), result.data_ptr() == poisoned
-    repeated = microseconds({"call": lambda: call.run(*call.inputs)}, torch.cuda.synchronize, 1024)["call"].json()
+    poison_met, written = results[0].data_ptr() == poisoned, not bool(torch.isnan(results[0]).any())
+    error = cell.error(inputs, results) if written else math.inf
+    repeated = microseconds({"call": lambda: cell.run(inputs)}, torch.cuda.synchronize, 1024)["call"].json()
     told = {"seconds": seconds, "import_s": import_s, "microseconds": repeated, "error": error, "poisoned": poison_met}
     print(json.dumps(told), flush=True)
 
 
-@dataclass(frozen=True)
-class Call:
-    """What is called with which inputs, and what it should give: float64, and what the types allow at each element."""
-
-    inputs: list[Any]
-    run: Callable[..., Any]
-    shape: tuple[int, ...]
-    dtype: Any
-    expected: Callable[[], tuple[Any, Any]]
-
-    def error(self, result: Any) -> float:
-        """The largest |result - float64| over what is allowed; at most 1 is right."""
-        import torch
-
-        expected, allowed = self.expected()
-        error = torch.nan_to_num((result.double() - expected).abs(), nan=math.inf)
-        return float((error / allowed).max()) if result.shape == expected.shape else math.inf
-
-
-def _attention(cell: Cell) -> Call:
-    import torch
-
-    import warploom
-
-    torch.manual_seed(0)
-    shape = BATCH, LENGTH, HEADS, cell.head_dim
-    q, k, v = (torch.randn(shape, device="cuda", dtype=torch.bfloat16) for _ in range(3))
-    options = {name: value for name, value in cell.options.items() if name != "mma"}
-    if cell.options.get("mma"):
-        options["config"] = _mma_config(cell.head_dim)
-
-    def expected() -> tuple[Any, Any]:
-        q64, k64, v64 = (x.double().transpose(1, 2) for x in (q, k, v))
-        scores = q64 @ k64.transpose(-1, -2) / math.sqrt(cell.head_dim)
-        if options.get("causal"):
-            scores = scores.masked_fill(torch.ones_like(scores, dtype=torch.bool).triu(1), -math.inf)
-        weights = torch.softmax(scores, -1)
-        output, magnitude = ((weights @ x).transpose(1, 2) for x in (v64, v64.abs()))
-        return output, BF16_ROUNDOFF * (output.abs() + magnitude) + F32_SLACK * magnitude
-
-    return Call([q, k, v], partial(warploom.attention, **options), shape, torch.bfloat16, expected)
-
-
-def _mma_config(head_dim: int) -> Any:
-    """The default of GPUs without wgmma."""
+def prepared(cell: Cell) -> Cell:
+    """The cell with what its options name: the configuration of GPUs without wgmma, and gelu."""
     from warploom.core.dtypes import bf16
     from warploom.core.targets import target
     from warploom.kernels.attention.choice import choose
     from warploom.kernels.attention.problem import AttentionProblem, Even
-
-    problem = AttentionProblem(BATCH, HEADS, HEADS, Even(LENGTH, LENGTH), head_dim, bf16)
-    return choose(problem, target("sm_80"))[0]
-
-
-def _product(cell: Cell) -> Call:
-    import torch
-
-    import warploom
     from warploom.lang.functions import gelu
 
-    torch.manual_seed(0)
-    a, b = (torch.randn(shape, device="cuda", dtype=torch.bfloat16) for shape in ((M, K), (K, N)))
-
-    def product() -> tuple[Any, Any]:
-        """The product and the sums of the products' magnitudes."""
-        return a.double() @ b.double(), a.double().abs() @ b.double().abs()
-
-    def reduced() -> tuple[Any, Any]:
-        """An error of a sum of products moves the logarithm by at most as much; f32 rounds the rest."""
-        found, magnitude = product()
-        expected = torch.logsumexp(found, -1)
-        return expected, GAMMA * magnitude.amax(-1) + 16 * F32_ROUNDOFF * (1 + expected.abs())
-
-    def expected() -> tuple[Any, Any]:
-        found, magnitude = product()
-        slack, steep = GAMMA * magnitude, 1.0
-        if cell.options.get("gelu"):  # whose slope is at most 1.13, and whose approximation errs by 2^-10 of |x|
-            slack, steep = slack + 2.0**-10 * found.abs(), 1.13
-            found = torch.nn.functional.gelu(found, approximate="tanh")
-        return found, BF16_ROUNDOFF * found.abs() + 1.01 * steep * slack + 2.0**-126
-
-    if cell.operation == "matmul_reduce":
-        return Call([a, b], partial(warploom.matmul_reduce, **cell.options), (M,), torch.float32, reduced)
-    options: dict[str, Any] = {"epilogue": gelu} if cell.options.get("gelu") else {}
-    return Call([a, b], partial(warploom.matmul, **options), (M, N), torch.bfloat16, expected)
+    options = dict(cell.options)
+    if "config" in options and isinstance(cell, Attention):
+        batch, length, heads, head_dim = cell.q
+        problem = AttentionProblem(batch, heads, heads, Even(length, length), head_dim, bf16)
+        options["config"] = choose(problem, target("sm_80"))[0]
+    if "epilogue" in options:
+        options["epilogue"] = gelu
+    return replace(cell, options=options)
 
 
 # -- in the process that starts them

@@ -1,39 +1,35 @@
 """``linear_cross_entropy`` forward and backward, beside PyTorch's and Liger-Kernel's, on one GPU in one process.
 
-    PYTHONPATH=src python benchmarks/linear_cross_entropy_h200.py [--dry-run] [--out FOLDER]
+    PYTHONPATH=src python benchmarks/linear_cross_entropy_h200.py [--out FOLDER]
 
 Output layers of 8192 × 128256 × 4096 and 16384 × 151936 × 2048 (tokens × words × width), bf16, mean reduction, with
 gradients by the hidden states and the embeddings. Baselines: ``F.linear`` and ``F.cross_entropy`` under
 ``torch.compile``, and ``LigerFusedLinearCrossEntropyFunction`` where ``liger_kernel`` can be imported. Every candidate
-is checked first: its loss, and its gradients for some rows and some words, against float64. Then all are timed
-interleaved; peak memory is what a step takes beyond inputs and gradients. Writes linear-cross-entropy.json to the
-folder (by default ``$OUT``, else out), about two minutes on an H200. Exit code 1 if a result of ours is wrong or takes
-more than 64 MiB. ``--dry-run`` does the same at a small size on the CPU, without times.
+is checked first: its loss, and its gradients for some rows and some words, against float64. Extra memory is what a step
+takes beyond inputs and gradients. Writes linear-cross-entropy.json. Exit code 1 if a result is wrong or one of ours
+takes more than 64 MiB.
 """
 
 from __future__ import annotations
 
 import sys
-import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from reduce_baselines import extra_bytes
 
 import warploom
-from warploom.measure.timing import Candidate, EventClock, measure, paired_ratio
-from warploom_lab.bench.cells import parser_of
-from warploom_lab.bench.environment import environment
-from warploom_lab.bench.evidence import write
+from warploom_lab.bench.cells import CellScript, Load, Row, Run, Trial
 
 SIZES = ((8192, 128256, 4096), (16384, 151936, 2048))
-DRY = ((96, 200, 32),)
 CHECKED = 64
 """Rows and words whose gradients are checked."""
 MOST_EXTRA = 64 << 20
 TOLERANCE = 2.0**-6
 """Of the largest element of a gradient, for derivatives by the logits in bf16 and results in bf16."""
+LOSS_TOLERANCE = 1e-3
 
 Loss = Callable[[Any, Any, Any], Any]
 Tensor = torch.Tensor
@@ -65,20 +61,15 @@ def liger() -> Loss | None:
     return loss
 
 
-def candidates(device: str) -> dict[str, Loss]:
-    """By name, ours first."""
-    found: dict[str, Loss] = {"warploom": ours, "torch.compile": torch.compile(plain) if device == "cuda" else plain}
-    if device == "cuda" and (other := liger()) is not None:
-        found["liger"] = other
-    return found
+def step(loss: Loss) -> Run:
+    """Forward and backward: the loss, and the gradients by the hidden states and the embeddings."""
 
+    def run(given: tuple[Tensor, Tensor, Tensor]) -> tuple[Tensor, ...]:
+        x, w, target = given
+        found = loss(x, w, target)
+        return found.detach(), *torch.autograd.grad(found, (x, w))
 
-def step(loss: Loss, x: Tensor, w: Tensor, target: Tensor) -> Tensor:
-    """Forward and backward into fresh gradients."""
-    x.grad = w.grad = None
-    found = loss(x, w, target)
-    found.backward()
-    return found.detach()
+    return run
 
 
 class Reference:
@@ -103,80 +94,75 @@ class Reference:
             del logits
         self.loss = total / m
 
-    def errors(self, loss: Tensor, x: Tensor, w: Tensor) -> dict[str, float]:
-        """Of the loss, absolute; of the gradients, over their largest element."""
-        pairs = {"dx": (x.grad, self.by_x), "dw": (w.grad, self.by_w)}
-        found = {"loss": abs(float(loss) - self.loss)}
-        for name, (gradient, expected) in pairs.items():
-            assert gradient is not None
+    def error(self, loss: Tensor, by_x: Tensor, by_w: Tensor) -> float:
+        """The largest error over what is allowed: of the loss, and of gradients over their largest element."""
+        found = [abs(float(loss) - self.loss) / LOSS_TOLERANCE]
+        for gradient, expected in ((by_x, self.by_x), (by_w, self.by_w)):
             largest = float(expected.abs().max())
-            found[name] = float((gradient[: len(expected)].double() - expected).abs().max()) / largest
-        return found
+            off = float((gradient[: len(expected)].double() - expected).abs().max())
+            found.append(off / largest / TOLERANCE)
+        return float(torch.tensor(found).max())  # NaN where any is
 
 
-def compared(size: tuple[int, int, int], device: str, rounds: int) -> dict[str, Any]:
-    """All candidates at a size: errors, memory, seconds and how many times as fast ours is."""
-    m, n, k = size
-    torch.manual_seed(0)
-    x = (torch.randn(m, k, device=device) / k**0.25).to(torch.bfloat16).requires_grad_()
-    w = (torch.randn(n, k, device=device) / k**0.25).to(torch.bfloat16).requires_grad_()
-    target = torch.randint(n, (m,), device=device)
-    reference = Reference(x, w, target)
-    row: dict[str, Any] = {"m": m, "n": n, "k": k, "errors": {}, "extra_bytes": {}, "failed": {}}
-    row["plan"] = [plan.workspace_bytes for plan in warploom.plan_linear_cross_entropy(x.detach(), w.detach())]
-    usable: dict[str, Callable[[], Any]] = {}
-    for name, loss in candidates(device).items():
-        try:
-            row["errors"][name] = reference.errors(step(loss, x, w, target), x, w)
-        except Exception as error:  # PyTorch's errors have no common base: out of memory, a failed compilation
-            row["failed"][name] = str(error).splitlines()[0][:200]
-            continue
-        usable[name] = lambda loss=loss: step(loss, x, w, target)
-    if device != "cuda":
-        return row
-    for name, call in usable.items():
-        row["extra_bytes"][name] = extra_bytes(torch, call)  # the last step's gradients are there before it
-    clock = EventClock(int(torch.cuda.current_stream(0).cuda_stream))
-    timed = [Candidate(name, lambda _, call=call: call()) for name, call in usable.items()]
-    found = measure(timed, 1, clock, rounds=rounds, sample_seconds=0.02)
-    row["seconds"] = {name: measured.seconds.json() for name, measured in found.items()}
-    row["over"] = {name: paired_ratio(found["warploom"], one) for name, one in found.items() if name != "warploom"}
-    return row
+@dataclass(frozen=True)
+class Layer:
+    """An output layer."""
+
+    m: int
+    n: int
+    k: int
+
+    @property
+    def name(self) -> str:
+        """As the table has it."""
+        return f"{self.m} × {self.n} × {self.k}"
 
 
-def wrong(row: dict[str, Any]) -> list[str]:
-    """What of ours is wrong or takes too much memory."""
-    name = f"{row['m']} × {row['n']} × {row['k']}"
-    if "warploom" in row["failed"]:
-        return [f"{name}: {row['failed']['warploom']}"]
-    errors = row["errors"]["warploom"]
-    found = [f"{name}: {key} is off by {errors[key]:.2g}" for key in ("dx", "dw") if not errors[key] <= TOLERANCE]
-    if not errors["loss"] <= 1e-3:
-        found.append(f"{name}: the loss is off by {errors['loss']:.2g}")
-    extra = row["extra_bytes"].get("warploom", 0)
-    return [*found, *([f"{name}: {extra / 2**20:.0f} MiB beyond the gradients"] if extra > MOST_EXTRA else [])]
+class Losses(CellScript[Layer]):
+    """The script."""
 
+    file, listed, sample, graphs = "linear-cross-entropy.json", "rows", 0.02, False
+    baselines = ("torch.compile", "liger")
 
-def main() -> int:
-    """Measure, write, print."""
-    parser = parser_of(__doc__)
-    parser.add_argument("--dry-run", action="store_true")
-    parser.add_argument("--rounds", type=int, default=7)
-    given = parser.parse_args()
-    device, start = "cpu" if given.dry_run else "cuda", time.monotonic()
-    rows = [compared(size, device, given.rounds) for size in (DRY if given.dry_run else SIZES)]
-    file = given.out / "linear-cross-entropy.json"
-    write(file, {"environment": environment(None if given.dry_run else 0), "rows": rows})
-    for row in rows:
-        print(row["m"], row["n"], row["k"], "errors", row["errors"], row["failed"])
-        for name, seconds in row.get("seconds", {}).items():
-            extra, over = row["extra_bytes"][name] / 2**20, row["over"].get(name)
-            beside = "" if over is None else f"{over:.3f}×"
-            print(f"  {name}: {seconds['median'] * 1e3:.2f} ms, {extra:.0f} MiB", beside)
-    failures = [line for row in rows for line in wrong(row)]
-    print(*failures, f"{time.monotonic() - start:.0f} s, {file}", sep="\n")
-    return 1 if failures else 0
+    def cells(self) -> list[Layer]:
+        return [Layer(*size) for size in SIZES]
+
+    def trial(self, cell: Layer) -> Trial:
+        torch.manual_seed(0)
+        x, w = (
+            (torch.randn(rows, cell.k, device="cuda") / cell.k**0.25).to(torch.bfloat16).requires_grad_()
+            for rows in (cell.m, cell.n)
+        )
+        given = x, w, torch.randint(cell.n, (cell.m,), device="cuda")
+        reference, extra = Reference(*given), dict[str, int]()
+        losses: dict[str, Loss | None] = {"warploom": ours, "torch.compile": torch.compile(plain), "liger": liger()}
+        calls = {n: step(of) for n, of in losses.items() if of is not None and n in ("warploom", *self.given.baselines)}
+
+        def error(name: str, found: tuple[Tensor, ...]) -> float:
+            extra[name] = extra_bytes(torch, lambda: calls[name](given))
+            return reference.error(*found)
+
+        plan = [plan.workspace_bytes for plan in warploom.plan_linear_cross_entropy(x.detach(), w.detach())]
+        size = {"m": cell.m, "n": cell.n, "k": cell.k}
+        return Trial(calls, [given], error, facts=size | {"plan": plan, "extra_bytes": extra})
+
+    def rates(self, cell: Layer, load: Load) -> Row:
+        """Seconds, and ratios."""
+        return {"seconds": {name: m.seconds.json() for name, m in load.found.items()}, "ratio": load.ratio()}
+
+    def missed(self, rows: list[Row]) -> list[str]:
+        """Besides, where a call of ours takes too much memory."""
+        extra = {row["cell"]: row["extra_bytes"]["warploom"] for row in rows}
+        large = [f"{name}: {n / 2**20:.0f} MiB beyond the gradients" for name, n in extra.items() if n > MOST_EXTRA]
+        return super().missed(rows) + large
+
+    def line(self, row: Row) -> str:
+        steps = (
+            f"{name} {seconds['median'] * 1e3:.2f} ms, {row['extra_bytes'][name] / 2**20:.0f} MiB"
+            for name, seconds in row["seconds"].items()
+        )
+        return f"{self.line_head(row)}  {'  '.join(steps)}"
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(Losses().main())

@@ -222,6 +222,8 @@ class CellScript(Generic[Cell]):
     baselines: Sequence[str] = ()
     """The kernels of others: one may fail, and ``--baselines`` chooses among them."""
     figures: Sequence[Figure] = ()
+    graphs: bool = True
+    """Whether calls are graphs; others are timed one by one on their only set, for calls that wait for the GPU."""
     loads: tuple[str, str] = ("company", "rested")
     """The load that stands in the row itself, where figures hold, and the row's key for the other one."""
 
@@ -306,9 +308,11 @@ class CellScript(Generic[Cell]):
         try:
             for x in sets:  # forward passes of baselines are no part of a graph
                 run(x)
-            found = self.gpu.graphed(Candidate(name, call), trial.count)
+            found = Candidate(name, call)
+            found = self.gpu.graphed(found, trial.count) if self.graphs else found
             for _ in range(2):  # the second replay does not live on what the first one left behind
                 self.gpu.poison(last[0])
+                last[0] = last[0] if self.graphs else None  # a graph writes there again, a call to what was freed last
                 found.run(0)
             self.gpu.synchronize()
             if (off := trial.error(name, last[0])) is not None:
