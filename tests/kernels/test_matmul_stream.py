@@ -16,13 +16,13 @@ from tests.properties import slow_property
 from warploom.core.dtypes import bf16, f16, f32
 from warploom.ir.statements import Op
 from warploom.isa.form import named
-from warploom.kernels.matmul.shares import Shares
+from warploom.kernels.matmul.shares import StreamShares
 
 
 # -- shares
 @given(st.integers(1, 60), st.integers(1, 40), st.integers(1, 20))
 def test_the_segments_of_all_ctas_are_every_tile_once(tiles: int, k_tiles: int, ctas: int) -> None:
-    shares = Shares.of(tiles, k_tiles, ctas)
+    shares = StreamShares.of(tiles, k_tiles, ctas)
     covered = np.zeros((tiles, k_tiles), int)
     parts = np.zeros(tiles, int)
     slots: set[tuple[int, bool]] = set()
@@ -40,7 +40,7 @@ def test_the_segments_of_all_ctas_are_every_tile_once(tiles: int, k_tiles: int, 
 
 @given(st.integers(1, 400), st.integers(1, 40), st.integers(1, 140))
 def test_shares_are_equal_and_few_tiles_are_cut(tiles: int, k_tiles: int, ctas: int) -> None:
-    shares = Shares.of(tiles, k_tiles, ctas)
+    shares = StreamShares.of(tiles, k_tiles, ctas)
     sums = [shares.start(cta + 1) - shares.start(cta) for cta in range(shares.ctas)]
     assert max(sums) - min(sums) <= 1
     assert sum(sums) == shares.cut * k_tiles

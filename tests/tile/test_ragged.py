@@ -10,7 +10,7 @@ import pytest
 
 from tests.tile.support import clean
 from warploom.core.arguments import fields
-from warploom.kernels.attention.device.lists import list_gradient_tiles, list_tiles
+from warploom.kernels.attention.device.tiles import list_gradient_tiles, list_tiles
 from warploom.tile.planning import ENTRY_WORDS, divisors, most_pieces
 
 TILE_M = 64

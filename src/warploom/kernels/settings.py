@@ -111,7 +111,7 @@ def _added(operation: str) -> tuple[type[Any], ...]:
 
 
 def read(value: Any, kinds: Sequence[type[Read] | str], **types: DType) -> Read | None:
-    """What a caller gives as ``config``: None, a configuration of one of these kinds, or the text of one.
+    """Read a caller's ``config``: None, a configuration of one of these kinds, or the text of one.
 
     ``kinds`` are as :func:`all_kinds` takes them; those of other packages stand last, and are imported for a value that
     is none of the others. ``types`` are flags that hold where a text leaves them out. Raises ConfigError for others.
@@ -140,7 +140,7 @@ class AnyConfiguration(Protocol):
 
     @property
     def dtype(self) -> DType:
-        """Of the operands."""
+        """The element type of the operands."""
         ...
 
     def check(self, target: Target | None = None) -> list[str]:
@@ -161,7 +161,7 @@ def violations_of(config: Any, problem: Any, target: Target | None) -> list[str]
 
 
 def fitting(problem: Any, configs: Iterable[Config], target: Target) -> tuple[list[Config], list[str]]:
-    """Those of ``configs`` that take a problem on a target, and the first violated constraint of each other."""
+    """The configurations that take a problem on a target, and the first violated constraint of each other."""
     every = [(config, violations_of(config, problem, target)) for config in configs]
     return [c for c, found in every if not found], list(dict.fromkeys(found[0] for _, found in every if found))
 
@@ -178,7 +178,7 @@ def first_fitting(configs: Iterable[Config], violations: Callable[[Config], list
 
 
 def violated(constraints: Sequence[tuple[bool, str]]) -> list[str]:
-    """What is wrong, of (whether it holds, what is wrong if not)."""
+    """The messages of the constraints, pairs (whether it holds, message), that do not hold."""
     return [problem for holds, problem in constraints if not holds]
 
 
@@ -247,7 +247,7 @@ _KINDS = {
 
 
 def broken_flags(config: Any) -> list[str]:
-    """What is wrong with each flag by itself: its type, or a number smaller than any choice of it; empty if nothing is.
+    """The flags that are wrong by themselves, by type or smaller than any choice of theirs; empty if none is.
 
     Checks of how flags fit together may divide by them, so they come after this one.
     """

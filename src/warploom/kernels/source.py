@@ -75,7 +75,7 @@ class MappedArray:
 
     @cached_property
     def spec(self) -> TensorMapSpec:
-        """The same innermost first, checked. Raises LayoutError for what the hardware does not take."""
+        """The tensor map, innermost dimension first. Raises LayoutError for what the hardware does not take."""
         from warploom.layout.tensor_map import TensorMapSpec
 
         row_bytes = tuple(self.dtype.bytes * stride for stride in reversed(self.strides[:-1]))

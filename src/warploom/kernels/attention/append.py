@@ -32,11 +32,12 @@ MOVED = {
 
 @dataclass(frozen=True)
 class AppendForm:
-    """What a kernel is traced for. ``page_size``: 0 without pages. ``rotary``: elements of a head that are turned.
+    """The form of an append that a kernel is traced for.
 
-    ``interleaved``: neighbours are turned together, not the elements a half of ``rotary`` apart. ``table``: the type of
-    cosines and sines. ``queries``: queries are turned too. ``fp8``: the cache is ``e4m3``, with ``scaled`` times a
-    scale of each sequence and key head.
+    ``page_size``: 0 without pages. ``rotary``: elements of a head that are turned. ``interleaved``: neighbours are
+    turned together, not the elements a half of ``rotary`` apart. ``table``: the type of cosines and sines.
+    ``queries``: queries are turned too. ``fp8``: the cache is ``e4m3``, with ``scaled`` times a scale of each sequence
+    and key head.
     """
 
     head_dim: int
@@ -67,7 +68,7 @@ class AppendProblem:
 
     @property
     def form(self) -> AppendForm:
-        """What the kernel is traced for."""
+        """The form that the kernel is traced for."""
         p, cache = self.cached, self.cached.cache
         turned = self.rotary, self.interleaved, self.table, self.queries
         return AppendForm(p.head_dim, p.dtype, cache.page_size, *turned, cache.fp8, cache.scaled)

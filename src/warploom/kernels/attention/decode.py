@@ -40,7 +40,7 @@ def rows_of(problem: AttentionProblem) -> int:
 
 @dataclass(frozen=True)
 class CacheForm:
-    """How a kernel finds keys and queries: flags of :class:`.problem.Cached`, and ``split`` whether it is given."""
+    """The form of a cache that a kernel is traced for: flags of :class:`.problem.Cached`; ``split``: one is given."""
 
     page_size: int
     lengths: bool

@@ -44,7 +44,7 @@ SUM_COLS = 8
 
 @dataclass(frozen=True)
 class ListForm:
-    """How the kernel finds what a list of tiles names: rows of packed sequences, or of those on a cache.
+    """The form of a list of tiles that the kernel is traced for: it names rows of packed or of cached sequences.
 
     ``page_size``: keys of a page, 0 where a sequence's keys lie side by side. ``packed``: whether queries are.
     """
@@ -229,7 +229,7 @@ class ForwardSm90(HeadDims):
         return min(tiles, multiprocessors) if self.persistent else tiles, 1, 1
 
     def _maps(self, problem: AttentionProblem, operands: Operands) -> tuple[MappedArray, ...]:
-        """How the TMA sees Q, K, V and O."""
+        """The tensor maps of Q, K, V and O."""
         queries = ROWS, panel_cols(self.query_cols)
         boxes = queries, *((self.tile_n, panel_cols(cols)) for cols in (self.head_dim, self.value_dim)), queries
         return tuple(operands.mapped(x, problem, *box) for x, box in zip(FORWARD, boxes, strict=True))

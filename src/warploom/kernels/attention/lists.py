@@ -56,7 +56,7 @@ def list_tiles(
         return ()
     by_row = p.features().by_row
     source = KernelSource.of(
-        f"warploom.kernels.attention.device.lists:list_tiles{'_sm90' if overlap else ''}",
+        f"warploom.kernels.attention.device.tiles:list_tiles{'_sm90' if overlap else ''}",
         f"list_tiles_{tile_m}",
         tile_m=tile_m,
         by_row=by_row,
@@ -89,7 +89,7 @@ def list_cached_tiles(problem: AttentionProblem, operands: Operands, tile_m: int
     p, cache, tiles = problem, problem.cache, cached_tiles(problem, tile_m)
     by_row = p.features().by_row
     source = KernelSource.of(
-        "warploom.kernels.attention.device.lists:list_paged_tiles",
+        "warploom.kernels.attention.device.tiles:list_paged_tiles",
         f"list_paged_tiles_{tile_m}",
         tile_m=tile_m,
         by_row=by_row,
@@ -145,7 +145,7 @@ def _list(p: AttentionProblem, own: _Side, other: _Side, slots: tuple[int, bool]
     assert isinstance(p.sequences, Packed)
     arrays = *p.sequences.places(own.name, other.name), own.words, *own.gradients
     source = KernelSource.of(
-        "warploom.kernels.attention.device.lists:list_gradient_tiles",
+        "warploom.kernels.attention.device.tiles:list_gradient_tiles",
         f"list_tiles_{own.tile}_{own.words}",
         tile=own.tile,
         used=tuple(f"{side.name}_used" in arrays for side in (own, other)),

@@ -29,7 +29,7 @@ TYPICAL_LENGTH = 4096
 
 # -- what is asked
 class HeadSizes:
-    """What has the ``head_dim`` of Q and K, and the ``v_dim`` of V and O: 0 where it is the same."""
+    """A base with the sizes of heads: ``head_dim`` of Q and K, ``v_dim`` of V and O, 0 where it is the same."""
 
     head_dim: int
     v_dim: int
@@ -149,7 +149,7 @@ class AttentionProblem(HeadSizes, ScoreOptions):
         return isinstance(self.sequences, Packed)
 
     def of_lengths(self, q_len: int, kv_len: int, **changes: Any) -> AttentionProblem:
-        """The same with sequences of one length, and other ``changes``."""
+        """The problem with sequences of one length, and other ``changes``."""
         return replace(self, sequences=Even(q_len, kv_len), **changes)
 
     @property
@@ -159,7 +159,7 @@ class AttentionProblem(HeadSizes, ScoreOptions):
 
     @property
     def on_cache(self) -> AttentionProblem:
-        """The same with a cache; sequences of one length fill theirs."""
+        """The problem with its keys in a cache; sequences of one length fill theirs."""
         if isinstance(self.sequences, Even):
             return replace(self, sequences=Cached(self.q_len, self.kv_len, lengths=False))
         return self
@@ -237,7 +237,7 @@ class AttentionProblem(HeadSizes, ScoreOptions):
         return int(np.maximum(end - first, 0).sum())
 
     def features(self, tile_m: int = 1, tile_n: int = 1) -> AttentionFeatures:
-        """What a kernel with such tiles must be able to do, and nothing more: of packed sequences lengths are any."""
+        """The features that a kernel with such tiles needs; packed sequences may have any lengths."""
         return AttentionFeatures(
             ragged_q=self.listed or self.q_len % tile_m != 0,
             ragged_kv=self.listed or self.kv_len % tile_n != 0,
@@ -258,14 +258,14 @@ class AttentionProblem(HeadSizes, ScoreOptions):
         return -(-rows // tile), heads, self.batch
 
     def grid_constraint(self, tile_m: int) -> tuple[bool, str]:
-        """Of kernels with a grid as :meth:`grid` has it: whether it holds, and what is wrong if not."""
+        """Whether the launch can have such a :meth:`grid`, and the reason if not."""
         if self.listed:
             return self.tiles(tile_m) * ENTRY_WORDS < MOST_LIST_WORDS, "the tiles do not fit into 32 bits"
         most = max(self.heads, self.batch)
         return most <= MOST_GRID_ROWS, f"{self.heads} heads and {self.batch} batches: at most {MOST_GRID_ROWS} of each"
 
     def differences(self, config: HeadConfig) -> list[str]:
-        """How a configuration differs from the problem, and what no kernel takes; empty if nothing does."""
+        """The reasons why a configuration, or any, does not take the problem; empty if there is none."""
         of_cache = isinstance(self.sequences, Cached)
         longest = max(self.q_len * self.group if of_cache else self.q_len, self.kv_len)
         return broken_flags(config) or violated(
@@ -302,7 +302,7 @@ class AttentionProblem(HeadSizes, ScoreOptions):
 
 @dataclass(frozen=True)
 class BackwardProblem:
-    """What is asked of the backward pass of a forward problem, whose ``lse`` means nothing here.
+    """A backward pass of the problem ``forward``, whose ``lse`` means nothing here.
 
     ``lse_gradient``: the log-sum-exp has a gradient. ``deterministic``: equal bits from run to run.
 
@@ -329,11 +329,11 @@ class BackwardProblem:
         return 2 * p.heads * (3 * p.head_dim + 2 * p.value_dim) * p.pairs
 
     def features(self, tile_m: int, tile_n: int) -> AttentionFeatures:
-        """What the kernels of the products must be able to do."""
+        """The features that the kernels of the products need."""
         return replace(self.forward.features(tile_m, tile_n), **self.forward.of_gradients)
 
     def differences(self, config: HeadConfig, tile_m: int) -> list[str]:
-        """How a configuration differs from the problem, and what no kernel takes; empty if nothing does."""
+        """The reasons why a configuration, or any, does not take the problem; empty if there is none."""
         return self.forward.differences(config) + violated([self.forward.grid_constraint(tile_m)])
 
 
@@ -469,7 +469,7 @@ def stride_scalars(arrays: Mapping[str, Sequence[int]]) -> dict[str, int]:
 
 @dataclass(frozen=True)
 class Operands:
-    """How arrays lie: strides in elements by their names, (batch, head, position), of packed ones (position, head).
+    """The strides of arrays in elements by their names: (batch, head, position), of packed ones (position, head).
 
     A cache has (batch or page, head, position). ``layout`` "bshd": the heads of a position lie side by side, "bhsd":
     the positions of a head.
@@ -510,7 +510,7 @@ class Operands:
         return stride_scalars({name: self.strides[name] for name in names})
 
     def mapped(self, name: str, problem: AttentionProblem, rows: int, cols: int) -> MappedArray:
-        """How the TMA sees an array: in boxes of so many rows and columns of a head.
+        """The tensor map of an array, in boxes of so many rows and columns of a head.
 
         An array of packed sequences has three dimensions, others four.
         """

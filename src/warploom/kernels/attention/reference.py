@@ -116,7 +116,7 @@ def attention_reference(
 
 
 def attention_error(out: Any, reference: AttentionReference, dtype: DType) -> ErrorReport:
-    """How far ``out`` (shaped like the reference) is from float64, by element. NaN counts as infinitely far."""
+    """The error of ``out`` (shaped like the reference) against float64, by element. NaN counts as infinitely far."""
     return ErrorReport.of(*(float(x) for x in largest_errors(out, reference, dtype)))
 
 
@@ -136,7 +136,7 @@ def namespace_of(x: Any) -> Any:
 
 
 def as_double(x: Any) -> Any:
-    """In float64."""
+    """An array in float64."""
     return x.double() if hasattr(x, "double") else np.asarray(x).astype(np.float64)
 
 

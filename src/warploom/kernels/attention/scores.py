@@ -109,7 +109,7 @@ class Scale(ScoreOption):
             raise ProblemError(f"scale must be a finite float32 within ±{MOST_SCALE:.3g}, not {self.value}")
 
 
-class SoftCap(ScoreOption):
+class ScoreCap(ScoreOption):
     """A soft cap c replaces a score s by c·tanh(s/c).
 
     :meth:`slope` takes tanh from the score that the softmax gets, so no option that changes scores may follow this one.
@@ -127,20 +127,20 @@ class SoftCap(ScoreOption):
             )
 
     def score(self, k: Kernel, score: Traced, number: Traced | None) -> Traced:
-        """c·tanh(s/c)."""
+        """The score c·tanh(s/c)."""
         from warploom.tile.softmax import capped
 
         return capped(k, score, self.value)
 
     def slope(self, k: Kernel, exponent: Traced, number: Traced | None) -> Traced:
-        """1 - tanh²."""
+        """The derivative 1 - tanh²."""
         from warploom.tile.softmax import capped_slope
 
         return capped_slope(k, exponent, self.value)
 
     @staticmethod
     def float64(scores: Any, value: Any) -> Any:
-        """c·tanh(s/c)."""
+        """The scores c·tanh(s/c)."""
         tanh = np.tanh(scores / value) if isinstance(scores, np.ndarray) else (scores / value).tanh()
         return value * tanh
 
@@ -158,7 +158,7 @@ class Sinks(ScoreOption):
     def gradient(self, rows: HeadRows) -> KernelCall:
         """The kernel that sums over the rows of a head."""
         source = KernelSource.of(
-            "warploom.kernels.attention.device.backward_rows:attention_backward_sinks",
+            "warploom.kernels.attention.device.scores:attention_backward_sinks",
             "attention_backward_sinks",
             tile=rows.tile,
         )
@@ -166,7 +166,7 @@ class Sinks(ScoreOption):
         return KernelCall(source, (rows.heads, 1, 1), dict(rows.lengths), (), arrays)
 
 
-OPTIONS: dict[str, type[ScoreOption]] = {"window": KeyWindow, "scale": Scale, "softcap": SoftCap, "sinks": Sinks}
+OPTIONS: dict[str, type[ScoreOption]] = {"window": KeyWindow, "scale": Scale, "softcap": ScoreCap, "sinks": Sinks}
 """All options by their names; those that change scores do so in this order."""
 HEAD_ARRAYS = tuple(name for name, kind in OPTIONS.items() if kind.array)
 """The names of the options with an array, of shape (heads,)."""
@@ -222,7 +222,7 @@ class ScoreOptions:
 
     @property
     def changing_arrays(self) -> tuple[str, ...]:
-        """Those of options that change single scores: kernels that form scores take them."""
+        """The arrays of options that change single scores, which every kernel that forms scores takes."""
         return tuple(name for name, x in self.options.items() if x.array and x.changes)
 
     @property
@@ -232,18 +232,18 @@ class ScoreOptions:
 
     @property
     def tuned_by(self) -> dict[str, Any]:
-        """What a problem's tuned configuration depends on: the form of its mask, and options that change scores."""
+        """The facts that a tuned configuration depends on: the form of the mask, and whether options change scores."""
         mask = {(None, None): "full", (None, 0): "causal"}.get(self.window, "window")
         return {"mask": mask, "softcap": bool(self.changes)}
 
     @property
     def left(self) -> int | None:
-        """How many keys before its own a query sees; None: all."""
+        """The count of keys before its own that a query sees; None: all."""
         return self.window[0]
 
     @property
     def right(self) -> int | None:
-        """How many keys behind its own a query sees; None: all."""
+        """The count of keys behind its own that a query sees; None: all."""
         return self.window[1]
 
     @property

@@ -132,7 +132,7 @@ def choose(problem: MatmulProblem, target: Target, *, whole: bool = False) -> tu
 
 
 def choose_for_rows(problem: MatmulProblem, target: Target, *, exponentials: bool = False) -> tuple[Production, str]:
-    """As :func:`choose`, for a product whose rows are reduced and which is not stored: K is never cut.
+    """The choice of :func:`choose` for a product whose rows are reduced and which is not stored: K is never cut.
 
     ``exponentials``: the reduction takes one for each element.
     """
@@ -144,7 +144,7 @@ def choose_for_rows(problem: MatmulProblem, target: Target, *, exponentials: boo
 
 
 def general_for_rows(problem: MatmulProblem, target: Target) -> tuple[MatmulSm80, str]:
-    """As :func:`choose_for_rows`, of ``mma.sync`` configurations alone."""
+    """The choice of :func:`choose_for_rows` among ``mma.sync`` configurations alone."""
     configs = candidates_sm80(problem)
     config = least(problem, configs, target)
     return replace(config, split_k=1, stream_k=False), f"the least of {len(configs)} by the cost model; untuned"

@@ -20,7 +20,7 @@ OVERLAP = 0.25
 
 
 def seconds(problem: MatmulProblem, config: MatmulSm80 | MatmulSm90, target: Target) -> float:
-    """What the launches are expected to take: on a target's usual GPU, of ``wgmma`` on an H100 or H200."""
+    """The expected time of the launches on a target's usual GPU, for ``wgmma`` on an H100 or H200."""
     of: dict[str, Callable[[MatmulProblem, Any, Target], float]] = {"sm_80": _seconds_sm80, "sm_90a": _seconds_sm90}
     return of[config.requires](problem, config, target)
 
@@ -28,7 +28,7 @@ def seconds(problem: MatmulProblem, config: MatmulSm80 | MatmulSm90, target: Tar
 # -- mma.sync
 @dataclass(frozen=True)
 class Machine:
-    """What the model knows of a GPU: per second, and per SM and cycle."""
+    """The rates of a GPU that the model uses: per second, and per SM and cycle."""
 
     sms: int
     clock: float
@@ -75,8 +75,8 @@ FEW_WARPS = 0.8
 
 
 @dataclass(frozen=True)
-class _Load:
-    """What the multiprocessor with the most work has: CTAs at once, k of their tiles in all, segments begun."""
+class _MostWork:
+    """The work of the busiest multiprocessor: CTAs at once, k of their tiles in all, segments begun."""
 
     ctas: int
     at_once: int
@@ -89,7 +89,7 @@ class _Load:
 
 
 def _seconds_sm80(problem: MatmulProblem, config: MatmulSm80, target: Target) -> float:
-    """Of a launch by ``mma.sync`` on a target's usual GPU."""
+    """The expected time of a launch by ``mma.sync`` on a target's usual GPU."""
     machine = MACHINES[target.name]
     resident = _resident_ctas(config, target.shared_per_sm)
     load = _load(problem, config, machine.sms, resident)
@@ -116,7 +116,7 @@ def _resident_ctas(config: MatmulSm80, shared_per_sm: int) -> int:
     return max(1, min(by_shared, REGISTERS // (config.threads * USUAL_REGISTERS), 8))
 
 
-def _load(problem: MatmulProblem, config: MatmulSm80, sms: int, resident: int) -> _Load:
+def _load(problem: MatmulProblem, config: MatmulSm80, sms: int, resident: int) -> _MostWork:
     tiling = problem.tiling(config)
     if config.stream_k and tiling.k_tiles:
         shares = config.shares(problem, sms)
@@ -124,11 +124,11 @@ def _load(problem: MatmulProblem, config: MatmulSm80, sms: int, resident: int) -
         own = -(-shares.cut * tiling.k_tiles // shares.ctas) + shares.waves * tiling.k_tiles
         segments = shares.waves + (1 + shares.cut / shares.ctas if shares.cut else 0)
         cut = shares.cut / max(1, tiling.count)
-        return _Load(shares.ctas, min(on_one, resident), on_one * own * config.tile_k, on_one * segments, cut)
+        return _MostWork(shares.ctas, min(on_one, resident), on_one * own * config.tile_k, on_one * segments, cut)
     ctas = max(1, tiling.count)
     waves = -(-ctas // sms)
     depth = waves * tiling.per_part * config.tile_k
-    return _Load(ctas, min(resident, waves), depth, waves, last=waves % resident if waves > resident else 0)
+    return _MostWork(ctas, min(resident, waves), depth, waves, last=waves % resident if waves > resident else 0)
 
 
 def _busy(config: MatmulSm80, ctas: int) -> float:
@@ -146,8 +146,8 @@ def _read_again(problem: MatmulProblem, config: MatmulSm80, machine: Machine, cu
     return found * problem.batch
 
 
-def _joining(problem: MatmulProblem, config: MatmulSm80, machine: Machine, load: _Load) -> float:
-    """What the parts of sums cost: to write, to read and to wait for."""
+def _joining(problem: MatmulProblem, config: MatmulSm80, machine: Machine, load: _MostWork) -> float:
+    """The time that partial sums cost: to write, to read and to wait for."""
     if config.split_k > 1:  # read by a kernel of its own
         return SECOND_KERNEL_SECONDS + 2 * _part_bytes(problem, config.split_k) / machine.bandwidth
     shares = config.shares(problem, machine.sms) if config.stream_k else None
@@ -184,7 +184,7 @@ POWER = 0.08
 
 
 def _seconds_sm90(problem: MatmulProblem, config: MatmulSm90, target: Target) -> float:
-    """Of a launch by ``wgmma``, whatever the target."""
+    """The expected time of a launch by ``wgmma``, whatever the target."""
     c, tiling = config, problem.tiling(config)
     rounds = -(-tiling.count // SMS)
     product = 2 * c.tile_m * c.tile_n * c.tile_k / WGMMA_FLOPS_PER_CYCLE

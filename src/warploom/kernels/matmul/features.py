@@ -25,7 +25,7 @@ EpilogueFunction = Callable[..., Any]
 
 @dataclass(frozen=True)
 class OperandFeatures:
-    """How A or B lies in memory and which of its edges are ragged.
+    """The layout of A or B in memory, and which of its edges are ragged.
 
     ``k_contiguous``: K is the axis with stride 1 (A row-major, B column-major). ``chunk``: elements that one copy may
     take, from the alignment of its lines: 8, 4 or 2 by ``cp.async``, 1 through registers. ``ragged_outer``,
@@ -59,7 +59,7 @@ class Extra:
 
 @dataclass(frozen=True)
 class Epilogue:
-    """What happens to a sum before it is stored: ``function(alpha · sum + bias[col], extra[0][row, col], …)``.
+    """A function of each sum before it is stored: ``function(alpha · sum + bias[col], extra[0][row, col], …)``.
 
     With ``row_values`` the function also takes the f32
     that a table has for the row, :data:`ROW_VALUES` of them, and the column. ``key`` stands for ``function`` in

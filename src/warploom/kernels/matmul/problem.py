@@ -44,7 +44,7 @@ class MatmulConfig(AnyConfiguration, Protocol):
 
     @property
     def accumulate(self) -> DType:
-        """Of the sums."""
+        """The element type of the sums."""
         ...
 
     @property
@@ -68,7 +68,7 @@ class MatmulConfig(AnyConfiguration, Protocol):
 
 @dataclass(frozen=True)
 class Matrix:
-    """How A, B or C lies in memory: strides in elements; ``chunk``: elements its lines are aligned to (8, 4, 2, 1).
+    """The layout of A, B or C: strides in elements; ``chunk``: elements its lines are aligned to (8, 4, 2, 1).
 
     ``k_contiguous`` tells for A and B which axis has stride 1. ``batch``: the distance of matrices, 0 for one shared.
     """
@@ -80,7 +80,7 @@ class Matrix:
 
     @property
     def strides(self) -> tuple[int, int]:
-        """Of matrices and lines."""
+        """The strides of matrices and of lines."""
         return self.batch, self.stride
 
 
@@ -163,7 +163,7 @@ class MatmulProblem:
         return Tiling(rows, cols, k_tiles, config.split_k, self.batch)
 
     def differences(self, config: MatmulConfig) -> list[str]:
-        """How a configuration differs from the problem, and what no kernel takes; empty if nothing does."""
+        """The reasons why a configuration, or any, does not take the problem; empty if there is none."""
         found = broken_flags(config)
         if found:
             return found
@@ -182,7 +182,7 @@ class MatmulProblem:
         )
 
     def result_features(self, config: MatmulConfig) -> MatmulFeatures:
-        """What a kernel with such tiles must do with C, and nothing more; a split K writes f32 parts."""
+        """The features of C that a kernel with such tiles needs; a split K writes f32 parts."""
         ragged_m, ragged_n = self.m % config.tile_m != 0, self.n % config.tile_n != 0
         if config.split_k > 1:
             return MatmulFeatures(
@@ -200,7 +200,7 @@ class MatmulProblem:
         )
 
     def copied_features(self, config: MatmulConfig) -> MatmulFeatures:
-        """What a kernel must do whose threads copy A and B: their lines' alignment, and the edges that tiles have."""
+        """The features of A and B for a kernel whose threads copy them: alignment of lines, and edges of tiles."""
 
         def of(matrix: Matrix, outer: int, tile: int) -> OperandFeatures:
             line = self.k if matrix.k_contiguous else outer
@@ -260,7 +260,7 @@ class MatmulProblem:
 
     @property
     def scalars(self) -> dict[str, int]:
-        """What does not depend on the tiles, by the kernels' names."""
+        """The numbers of a launch that do not depend on tiles, by the kernels' names."""
         alpha = int.from_bytes(struct.pack("<f", self.alpha), "little")
         return {
             **fields("result", m=self.m, n=self.n, alpha=alpha),

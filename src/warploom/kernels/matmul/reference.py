@@ -67,7 +67,7 @@ def accumulation_bound(depth: int, accumulate: DType) -> float:
 
 
 def gemm_error(out: Any, reference: GemmReference, out_dtype: DType, accumulate: DType = f32) -> GemmError:
-    """How far ``out`` is from float64, by element. NaN counts as infinitely far."""
+    """The error of ``out`` against float64, by element. NaN counts as infinitely far."""
     got = np.asarray(out).astype(np.float64)
     return GemmError(float(largest_error(got, reference, out_dtype, accumulate)) if got.size else 0.0)
 

@@ -21,7 +21,7 @@ class Segment:
 
 
 @dataclass(frozen=True)
-class Shares:
+class StreamShares:
     """``cut`` tiles of ``k_tiles`` each are shared by ``ctas``; ``waves`` whole tiles for each CTA come after them.
 
     The first ``longer`` CTAs have ``share`` + 1 k-tiles, the others ``share``.
@@ -33,7 +33,7 @@ class Shares:
     waves: int
 
     @classmethod
-    def of(cls, tiles: int, k_tiles: int, ctas: int) -> Shares:
+    def of(cls, tiles: int, k_tiles: int, ctas: int) -> StreamShares:
         """For so many tiles and at most so many CTAs.
 
         Between one and two waves of tiles are cut where there are so many: the last wave with its idle CTAs, and the
@@ -70,7 +70,7 @@ class Shares:
         return self.owner((tile + 1) * self.k_tiles - 1) - self.owner(tile * self.k_tiles) + 1
 
     def segments(self, cta: int) -> Iterator[Segment]:
-        """What a CTA does, in order."""
+        """The segments of a CTA, in order."""
         item, end = self.start(cta), self.start(cta + 1)
         while item < end:
             tile, begin = divmod(item, self.k_tiles)

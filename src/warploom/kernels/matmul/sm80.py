@@ -11,7 +11,7 @@ from warploom.core.arguments import fields
 from warploom.core.dtypes import DType, bf16, f16, f32
 from warploom.core.targets import Target
 from warploom.kernels.matmul.problem import MOST_EXTENT, MOST_GRID_ROWS, MatmulProblem
-from warploom.kernels.matmul.shares import Shares
+from warploom.kernels.matmul.shares import StreamShares
 from warploom.kernels.settings import Configuration, broken_flags, flag, shared_excess, violated
 from warploom.kernels.source import KernelCall, KernelSource
 from warploom.tile.planning import CopyPlan
@@ -31,7 +31,7 @@ SEED_WORDS = {
 
 
 class WarpTiles(Configuration):
-    """What follows where each warp owns ``warp_m`` × ``warp_n`` of a tile."""
+    """A base of configurations where each warp owns ``warp_m`` × ``warp_n`` of a tile."""
 
     also: ClassVar[Mapping[str, str]] = SEED_WORDS
     requires: ClassVar[str] = "sm_80"
@@ -210,10 +210,10 @@ class MatmulSm80(WarpTiles):
         )
 
     # -- what it makes of a problem
-    def shares(self, problem: MatmulProblem, multiprocessors: int) -> Shares:
-        """What each CTA of a stream-K launch does on so many multiprocessors."""
+    def shares(self, problem: MatmulProblem, multiprocessors: int) -> StreamShares:
+        """The shares of the CTAs of a stream-K launch on so many multiprocessors."""
         tiling = problem.tiling(self)
-        return Shares.of(tiling.count, tiling.k_tiles, multiprocessors * self.min_ctas)
+        return StreamShares.of(tiling.count, tiling.k_tiles, multiprocessors * self.min_ctas)
 
     def calls(self, problem: MatmulProblem, multiprocessors: int) -> tuple[KernelCall, ...]:
         """The kernels for a problem: a CTA for each tile, or of stream-K as many as run at once."""

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from warploom.core.dtypes import f32, u16, u32
 from warploom.kernels.matmul.features import PLAIN, MatmulFeatures
 from warploom.kernels.matmul.sm80 import MatmulSm80
-from warploom.kernels.matmul.values import Output, Result, Tile, along, stored_rows
+from warploom.kernels.matmul.values import Output, Result, ResultTile, along, stored_rows
 from warploom.lang import Fragment, Kernel, SharedTile, Strided, StridedPointer, Traced, kernel
 from warploom.lang.values import Number
 from warploom.tile.copies import CopyRing, Place, accumulate
@@ -37,14 +37,14 @@ def matmul_sm80(
     a split K, whose f32 sums go out as (batch · splits, m, n). Parameters that a configuration does not use are left
     out.
     """
-    work = Product(k, config, features, (a, b), (result.m, result.n, depth))
+    work = Sm80Product(k, config, features, (a, b), (result.m, result.n, depth))
     tile = work.own_tile(k_tiles, tiles_per_split)
     work.begin(tile)
     work.multiply(tile)
     work.store(tile, Output(k, features, config.dtype, result))
 
 
-class Product:
+class Sm80Product:
     """A·B of a CTA, tile by tile: :meth:`begin` starts the copies, :meth:`multiply` sums, :meth:`store` stores."""
 
     def __init__(
@@ -85,7 +85,7 @@ class Product:
         )
 
     # -- which tile
-    def own_tile(self, k_tiles: Traced, tiles_per_split: Traced) -> Tile:
+    def own_tile(self, k_tiles: Traced, tiles_per_split: Traced) -> ResultTile:
         """The tile of C that the grid gives this CTA, and of a split K its part."""
         k, c = self._k, self._config
         row, col = self._tiles.tile(k.cta_x)
@@ -95,7 +95,7 @@ class Product:
             first = k.cta_z % c.split_k * tiles_per_split
             count = k.minimum(tiles_per_split, k_tiles - first)
         matrix = k.cta_z if self._features.batched or c.split_k > 1 else None
-        return Tile(row * c.tile_m, col * c.tile_n, matrix, k.cta_z // c.split_k, first, count)
+        return ResultTile(row * c.tile_m, col * c.tile_n, matrix, k.cta_z // c.split_k, first, count)
 
     def place(self, number: Traced) -> tuple[Traced, Traced, Traced]:
         """First row, first column and batch of tile ``number`` of all batches."""
@@ -107,19 +107,19 @@ class Product:
         return row * self._config.tile_m, col * self._config.tile_n, batch
 
     # -- the sum
-    def _places(self, tile: Tile, number: Traced) -> Sequence[Place]:
+    def _places(self, tile: ResultTile, number: Traced) -> Sequence[Place]:
         depth = self._k.value((number + tile.first) * self._config.tile_k, u32)
         outers = zip((tile.row, tile.col), self._operands, strict=True)
         matrix = (tile.batch,) if self._features.batched else ()
         return [(*along(own, outer, depth), *matrix) for outer, own in outers]
 
-    def begin(self, tile: Tile) -> None:
+    def begin(self, tile: ResultTile) -> None:
         """Start the copies of a tile's first k-tiles; no warp reads the stages any more."""
         steps = [along(own, 0, self._config.tile_k) for own in self._operands]
         self.ring.begin(tile.count, lambda number: self._places(tile, number), steps)
 
-    def multiply(self, tile: Tile) -> None:
-        """What :meth:`begin` began, in :attr:`sums`; no warp reads the stages any more."""
+    def multiply(self, tile: ResultTile) -> None:
+        """Finish the product that :meth:`begin` began, in :attr:`sums`; no warp reads the stages any more."""
         if self._features.empty:
             zero(self.sums)
         else:
@@ -132,7 +132,7 @@ class Product:
         over = None if beside else self.ring.tiles[0]
         return None if out is f32 else self._k.shared(out, (c.tile_m, c.tile_n), name="C", swizzle="auto", alias=over)
 
-    def store(self, tile: Tile, output: Output, staging: SharedTile | None = None) -> None:
+    def store(self, tile: ResultTile, output: Output, staging: SharedTile | None = None) -> None:
         """The sums through the epilogue to C; ``staging`` by default lies over the stages."""
         k, c = self._k, self._config
         target, value = output.of(tile.matrix, tile.batch)

@@ -40,7 +40,7 @@ class MatmulSm90(Configuration):
     }
     requires: ClassVar[str] = "sm_90a"
     function: ClassVar[str] = "warploom.kernels.matmul.sm90_kernel:matmul_sm90"
-    product: ClassVar[str] = "warploom.kernels.matmul.sm90_kernel:Product"
+    product: ClassVar[str] = "warploom.kernels.matmul.sm90_kernel:Sm90Product"
     """What the kernel's consumers do: of a rung, without some ideas."""
     reducing: ClassVar[str] = "warploom.kernels.matmul_reduce.sm90_kernel:matmul_reduce_sm90"
 
@@ -167,7 +167,7 @@ class MatmulSm90(Configuration):
 
     # -- what it makes of a problem
     def features(self, problem: MatmulProblem) -> MatmulFeatures:
-        """What the kernel must be able to do, and nothing more: the TMA sees to edges and strides of A and B."""
+        """The features that the kernel needs; the TMA sees to edges and strides of A and B."""
         a, b = (OperandFeatures(x.k_contiguous, batched=x.batch != 0) for x in (problem.a, problem.b))
         features = replace(problem.result_features(self), a=a, b=b)
         if features.epilogue.plain and features.bulk_out:  # the TMA clips what it stores
@@ -201,7 +201,7 @@ class MatmulSm90(Configuration):
 
 
 def _lines(name: str, matrix: Matrix, outer: int, depth: int) -> list[tuple[bool, str]]:
-    """What the TMA asks of the lines of A or B."""
+    """The constraints of the TMA on the lines of A or B."""
     lines, length = (outer, depth) if matrix.k_contiguous else (depth, outer)
     return [
         (matrix.chunk == ALIGNED, f"{name}'s lines do not start at multiples of 16 bytes, which the TMA needs"),

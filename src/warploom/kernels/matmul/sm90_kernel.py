@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from warploom.core.dtypes import f32, u32
 from warploom.kernels.matmul.features import PLAIN, MatmulFeatures, OperandFeatures
 from warploom.kernels.matmul.sm90 import MatmulSm90
-from warploom.kernels.matmul.values import EpilogueValue, Output, Result, Tile, along
+from warploom.kernels.matmul.values import EpilogueValue, Output, Result, ResultTile, along
 from warploom.kernels.source import named
 from warploom.lang import Kernel, TensorMap, Traced, kernel
 from warploom.lang.hopper import TensorMapHandle
@@ -45,17 +45,17 @@ def matmul_sm90(
     all batches, which the CTAs of the grid share in turns. Parameters that a configuration does not use are left out.
     """
     extents = Extents(result.m, result.n, k_tiles, tiles_per_split, tiles)
-    kind: type[Product] = named(config.product)
+    kind: type[Sm90Product] = named(config.product)
     multiply(k, kind(k, config, features, (a_map, b_map), extents), Output(k, features, config.dtype, result), c_map)
 
 
-def multiply(k: Kernel, work: Product, output: Output, c_map: TensorMapHandle) -> None:
+def multiply(k: Kernel, work: Sm90Product, output: Output, c_map: TensorMapHandle) -> None:
     """The kernel's roles: one thread loads, the consumers multiply and store."""
     c, f = work.config, work.features
     boxes = Boxes(c_map, _result_order(f)) if f.bulk_out else None
     panels = None if f.out_dtype is f32 else Panels(k, f.out_dtype, c.panel_cols, c.panels, c.consumers, boxes)
 
-    def finish(tile: Tile) -> None:
+    def finish(tile: ResultTile) -> None:
         target, value = output.of(tile.matrix, tile.batch)
         for number, sums in enumerate(work.sums(tile, value)):
             if panels is None:
@@ -99,7 +99,7 @@ def _result_order(features: MatmulFeatures) -> Callable[..., tuple[Number, ...]]
     return lambda _, col, row, batch: (col, row, batch) if features.batched else (col, row)
 
 
-class Product:
+class Sm90Product:
     """A·B tile by tile: :meth:`load` is the producer's part, :meth:`each_tile` that of the consumers."""
 
     def __init__(
@@ -127,7 +127,7 @@ class Product:
         self._ring = Pipeline(k, *fed, readers=warps_of(1 if c.pingpong else c.consumers), name="ring")
         ready(k, self._ring)
 
-    def tile(self, turn: Number) -> Tile:
+    def tile(self, turn: Number) -> ResultTile:
         """The CTA's tile of a turn."""
         k, c, e = self._k, self.config, self._extents
         number, matrix, batch = self._order.item(turn), None, k.value(0, u32)
@@ -141,7 +141,7 @@ class Product:
         if matrix is not None and c.split_k > 1:
             first = matrix % c.split_k * e.tiles_per_split
             count = k.minimum(e.tiles_per_split, e.k_tiles - first)
-        return Tile(row * c.tile_m, col * c.tile_n, matrix, batch, first, count)
+        return ResultTile(row * c.tile_m, col * c.tile_n, matrix, batch, first, count)
 
     def load(self) -> None:
         """The producer: the k-tiles of this CTA's tiles, as stages become empty."""
@@ -156,9 +156,9 @@ class Product:
 
     # -- the consumers
     def prepare(self, *, computes: bool = False, whole_turns: Traced | None = None) -> None:
-        """What a consumer has for all of its tiles.
+        """Set up what a consumer keeps for all of its tiles.
 
-        ``computes``: what finishes a tile computes for long before it stores. ptxas sinks the release of a tile's last
+        ``computes``: what finishes a tile computes for long before it stores. ptxas moves the release of a tile's last
         stage below arithmetic, and the ring would wait for it, but not into a branch. ``whole_turns``: whether a turn
         lasts until its products are done; by default the next one's begin while the last are under way.
         """
@@ -178,7 +178,7 @@ class Product:
         self._stages = self._ring.consumer(ahead=True)
         self._turns = Turns(k, self.me, c.consumers, on=c.pingpong)
 
-    def each_tile(self, finish: Callable[[Tile], None]) -> None:
+    def each_tile(self, finish: Callable[[ResultTile], None]) -> None:
         """Multiply and ``finish`` every tile; with ``pingpong`` every other one, and the other consumer the rest."""
         k, count = self._k, self._order.count
         if not self.config.pingpong:
@@ -198,7 +198,7 @@ class Product:
                     finish(tile)
                 self._stages.skip(self.tile(turn + 1).count)
 
-    def _multiply(self, tile: Tile) -> None:
+    def _multiply(self, tile: ResultTile) -> None:
         """The tile's sums; each k-tile is waited for while the next one's products run."""
         k, whole = self._k, self._whole_turns
         self._turns.take()
@@ -219,7 +219,7 @@ class Product:
         self._product.start(*self._stages.wait_all(), zero=zero)
         self._stages.advance()
 
-    def sums(self, tile: Tile, value: EpilogueValue | None = None) -> list[Sums]:
+    def sums(self, tile: ResultTile, value: EpilogueValue | None = None) -> list[Sums]:
         """This consumer's accumulators, 64 rows each, as values of C."""
         k = self._k
         rows = [tile.row + self._row + i * WARPGROUP_ROWS for i in range(len(self._blocks))]

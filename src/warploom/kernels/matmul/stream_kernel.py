@@ -12,8 +12,8 @@ from collections.abc import Iterator
 from warploom.core.dtypes import f16, u16, u32
 from warploom.kernels.matmul.features import PLAIN, MatmulFeatures
 from warploom.kernels.matmul.sm80 import MatmulSm80
-from warploom.kernels.matmul.sm80_kernel import Product
-from warploom.kernels.matmul.values import Output, Result, Tile
+from warploom.kernels.matmul.sm80_kernel import Sm80Product
+from warploom.kernels.matmul.values import Output, Result, ResultTile
 from warploom.lang import Compound, Fragment, Global, GlobalPointer, Kernel, Mutable, Strided, Traced, kernel
 from warploom.lang.values import Number
 from warploom.tile.accumulation import WORDS
@@ -41,7 +41,7 @@ def matmul_stream_k(
     """
     output = Output(k, features, config.dtype, result)
     order = Segments(k, shares)
-    work = Product(k, config, features, (a, b), (result.m, result.n, depth))
+    work = Sm80Product(k, config, features, (a, b), (result.m, result.n, depth))
     staging = work.staging(beside=True)  # the stages are being filled when C leaves
     joining = Joining(k, config, order, parts, arrived)
     taken = Taken(k, work, order)
@@ -55,14 +55,14 @@ def matmul_stream_k(
         complete = joining.join(work.sums, number, first, count)
         with k.when(complete.get() != 0, uniform=True):
             row, col, batch = work.place(number)
-            tile = Tile(row, col, batch if features.batched else None, batch, first, count)
+            tile = ResultTile(row, col, batch if features.batched else None, batch, first, count)
             work.store(tile, output, staging)
 
 
 class Taken:
     """The segment that is being summed, in registers: the loop over k is written once for all of them."""
 
-    def __init__(self, k: Kernel, work: Product, order: Segments) -> None:
+    def __init__(self, k: Kernel, work: Sm80Product, order: Segments) -> None:
         self._work, self._order = work, order
         self._row, self._col = k.register(u32, 0, "row"), k.register(u32, 0, "col")
         self._first, self._count = k.register(u32, 0, "first_tile"), k.register(u32, 0, "count")
@@ -75,12 +75,12 @@ class Taken:
         self._col.set(col)
         self._first.set(first)
         self._count.set(count)
-        self.tile = Tile(self._row, self._col, None, batch, self._first, self._count)
+        self.tile = ResultTile(self._row, self._col, None, batch, self._first, self._count)
         self._work.begin(self.tile)
 
 
 class KtileShares(Compound):
-    """A parameter: what :class:`~warploom.kernels.matmul.shares.Shares` says of a launch."""
+    """A parameter: what :class:`~warploom.kernels.matmul.shares.StreamShares` says of a launch."""
 
     k_tiles: u32
     cut: u32
@@ -90,7 +90,7 @@ class KtileShares(Compound):
 
 
 class Segments:
-    """The segments of this CTA, one after another: :meth:`warploom.kernels.matmul.shares.Shares.segments`."""
+    """The segments of this CTA, one after another: :meth:`warploom.kernels.matmul.shares.StreamShares.segments`."""
 
     def __init__(self, k: Kernel, shares: KtileShares) -> None:
         self._k, self._cut, cta = k, shares.cut, k.cta_x

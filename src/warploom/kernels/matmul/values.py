@@ -17,7 +17,7 @@ At = TypeVar("At", int, Number)
 
 
 @dataclass(frozen=True)
-class Tile:
+class ResultTile:
     """A tile of C, or a part of one: its first row and column, and its ``count`` k-tiles from ``first`` on.
 
     ``matrix`` is the number of its matrix among the results (batch · parts + part), None where there is one.
@@ -67,7 +67,7 @@ class Result(Compound):
 
 @dataclass(frozen=True)
 class Output:
-    """What a kernel does with sums; ``half`` is the type of the bias and the extra matrices."""
+    """The way from sums to the result; ``half`` is the type of the bias and the extra matrices."""
 
     k: Kernel
     features: MatmulFeatures

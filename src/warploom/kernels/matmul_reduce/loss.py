@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Loss:
-    """What a cross-entropy is: the options of :func:`warploom.linear_cross_entropy`."""
+    """A cross-entropy by its options, those of :func:`warploom.linear_cross_entropy`."""
 
     ignore_index: int = -100
     label_smoothing: float = 0.0

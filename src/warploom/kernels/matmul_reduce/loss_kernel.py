@@ -101,7 +101,7 @@ def gradient_rows(
     with_loss: bool,
     with_lse: bool,
 ) -> None:
-    """Of each row L·log2(e), A, g and the target's column in a chunk; one thread a row, grid (⌈m / 64⌉, chunks).
+    """Write L·log2(e), A, g and the target's column in a chunk for each row; one thread a row, grid (⌈m / 64⌉, chunks).
 
     ``table`` (chunks, m, 4); see :mod:`~warploom.kernels.matmul_reduce.loss`. A row that is ignored has A = g = 0 and
     L = inf, so that none of its logits counts, however large; a target outside 0 … n-1 makes them NaN.

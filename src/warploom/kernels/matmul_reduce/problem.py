@@ -26,7 +26,7 @@ class ReduceProblem:
         return STATES[: len(Reduction(self.op).types)]
 
     def violations(self, config: MatmulConfig) -> list[str]:
-        """What the reduction asks beyond the product, of a configuration that takes that; empty if nothing is wrong."""
+        """The constraints of the reduction that a configuration for the product violates; empty if there are none."""
         return violated(
             [
                 (not config.cut, "split_k and stream_k cut sums that the reduction needs whole"),

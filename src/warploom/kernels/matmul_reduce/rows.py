@@ -31,9 +31,9 @@ class Reduced(Compound):
 
 @dataclass(frozen=True)
 class RowValues:
-    """What is reduced: epilogue(alpha · product + bias) over the first ``cols`` columns. ``half``: the bias's type.
+    """The values that are reduced: epilogue(alpha · product + bias) over the first ``cols`` columns.
 
-    ``ragged``: a tile may reach beyond the last column.
+    ``half``: the bias's type. ``ragged``: a tile may reach beyond the last column.
     """
 
     k: Kernel
@@ -47,7 +47,7 @@ class RowValues:
 
     @classmethod
     def of(cls, k: Kernel, reduction: Reduction, half: DType, features: MatmulFeatures, result: Reduced) -> RowValues:
-        """What a product's epilogue gives."""
+        """The values that a product's epilogue gives."""
         scale = k.bitcast(result.alpha, f32) if features.epilogue.scaled else None
         added = result.bias if features.epilogue.bias else None
         return cls(k, reduction, half, result.n, scale, added, features.ragged_n, features.epilogue)

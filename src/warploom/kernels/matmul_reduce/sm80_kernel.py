@@ -10,8 +10,8 @@ from __future__ import annotations
 from warploom.core.dtypes import f32, u16, u32
 from warploom.kernels.matmul.features import MatmulFeatures
 from warploom.kernels.matmul.sm80 import MatmulSm80
-from warploom.kernels.matmul.sm80_kernel import Product
-from warploom.kernels.matmul.values import Tile
+from warploom.kernels.matmul.sm80_kernel import Sm80Product
+from warploom.kernels.matmul.values import ResultTile
 from warploom.kernels.matmul_reduce.rows import Reduced, RowValues
 from warploom.kernels.matmul_reduce.states import ReduceOp, Reduction
 from warploom.lang import Kernel, Strided, Traced, kernel
@@ -36,7 +36,7 @@ def matmul_reduce_sm80(
 
     Operands and grid as for :func:`~warploom.kernels.matmul.sm80_kernel.matmul_sm80`, without batches and split K.
     """
-    work = Product(k, config, features, (a, b), (result.m, result.n, depth))
+    work = Sm80Product(k, config, features, (a, b), (result.m, result.n, depth))
     tile = work.own_tile(k_tiles, tiles_per_split)
     values = RowValues.of(k, Reduction(op), config.dtype, features, result)
     work.begin(tile)
@@ -49,14 +49,14 @@ def matmul_reduce_sm80(
 class TileRows:
     """The states of a tile's rows: from the accumulators to one per row of the CTA."""
 
-    def __init__(self, k: Kernel, config: MatmulSm80, values: RowValues, work: Product) -> None:
+    def __init__(self, k: Kernel, config: MatmulSm80, values: RowValues, work: Sm80Product) -> None:
         self._k, self._config, self._values, self._work = k, config, values, work
         self._reduction = values.reduction
         # The stages are not read any more: the states of the warps lie over them.
         parts = len(self._reduction.types) * config.warps_n
         self._states = k.shared(f32, (parts, config.tile_m), name="row_states", alias=work.ring.tiles[0])
 
-    def reduce(self, tile: Tile) -> None:
+    def reduce(self, tile: ResultTile) -> None:
         """Each warp's rows, reduced within the warp and left in shared memory."""
         k, c, (along_m, along_n) = self._k, self._config, self._work.warp
         found = self._values.states(self._work.sums, along_n * c.warp_n + tile.col)
@@ -66,7 +66,7 @@ class TileRows:
                     self._states.store(x, along_n + part * c.warps_n, row + along_m * c.warp_m, dtype=x.dtype)
         k.syncthreads()  # a row's states come from all warps along N
 
-    def store(self, tile: Tile, to: Reduced) -> None:
+    def store(self, tile: ResultTile, to: Reduced) -> None:
         """Merge the warps' states in the order of their columns; one thread a row writes them out."""
         k, c = self._k, self._config
         for start in range(0, c.tile_m, c.threads):

@@ -10,8 +10,8 @@ from __future__ import annotations
 from warploom.core.dtypes import u32
 from warploom.kernels.matmul.features import MatmulFeatures
 from warploom.kernels.matmul.sm90 import MatmulSm90
-from warploom.kernels.matmul.sm90_kernel import Extents, Product
-from warploom.kernels.matmul.values import Tile
+from warploom.kernels.matmul.sm90_kernel import Extents, Sm90Product
+from warploom.kernels.matmul.values import ResultTile
 from warploom.kernels.matmul_reduce.rows import Reduced, RowValues
 from warploom.kernels.matmul_reduce.states import ReduceOp, Reduction
 from warploom.lang import Kernel, TensorMap, kernel
@@ -37,7 +37,7 @@ def matmul_reduce_sm90(
     Operands and grid as for :func:`~warploom.kernels.matmul.sm90_kernel.matmul_sm90`, without batches and split K.
     """
     m, n, targets = result.m, result.n, (result.first, result.second)
-    work = Product(k, config, features, (a_map, b_map), Extents(m, n, k_tiles, tiles_per_split, tiles))
+    work = Sm90Product(k, config, features, (a_map, b_map), Extents(m, n, k_tiles, tiles_per_split, tiles))
     work.load()
     with consumer(k, config.consumers):
         # Exponentials take about as long as the products of 256 of K: both consumers' would fall into one time.
@@ -45,7 +45,7 @@ def matmul_reduce_sm90(
         work.prepare(computes=True, whole_turns=whole_turns)
         values = RowValues.of(k, Reduction(op), config.dtype, features, result)
 
-        def finish(tile: Tile) -> None:
+        def finish(tile: ResultTile) -> None:
             at_tile = k.mul_wide(tile.col // config.tile_n, m)
             for sums in work.sums(tile):
                 found = values.states(sums.fragment, tile.col, sums.part)

@@ -50,7 +50,7 @@ class Reduction:
         ]
 
     def reducer(self, k: Kernel) -> Reducer:
-        """What fragments are reduced with."""
+        """The reducer for fragments."""
         from warploom.lang.reducers import ARG_MAX, LOG_SUM_EXP, single
 
         if self.op == "max":

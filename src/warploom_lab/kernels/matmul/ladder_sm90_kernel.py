@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from warploom.kernels.matmul.sm90_kernel import Product
-from warploom.kernels.matmul.values import Tile
+from warploom.kernels.matmul.sm90_kernel import Sm90Product
+from warploom.kernels.matmul.values import ResultTile
 from warploom_lab.kernels.matmul.ladder_sm90 import RungWgmma
 
 
-class StepwiseProduct(Product):
+class StepwiseProduct(Sm90Product):
     """A product whose consumers may wait for each k-tile before they start the next."""
 
     config: RungWgmma
 
-    def _multiply(self, tile: Tile) -> None:
+    def _multiply(self, tile: ResultTile) -> None:
         if self.config.in_flight:
             super()._multiply(tile)
             return

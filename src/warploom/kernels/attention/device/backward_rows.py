@@ -1,5 +1,5 @@
 # pyright: reportInvalidTypeForm=false
-"""What every block of a backward pass reads of the query rows, in one pass over O and dO; the sinks' gradient."""
+"""What every block of a backward pass reads of the query rows, in one pass over O and dO."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from warploom.core.dtypes import DType, f32, u16, u32, u64
-from warploom.kernels.attention.backward_rows import ROW_THREADS, SINK_THREADS, RowGroups
+from warploom.kernels.attention.backward_rows import ROW_THREADS, RowGroups
 from warploom.lang import Compound, Global, GlobalPointer, Kernel, Mutable, Strided, Traced, kernel
 from warploom.tile.ragged import PieceList
 from warploom.tile.softmax import LOG2_E
@@ -78,7 +78,7 @@ def attention_backward_rows(
             q_len,
             padded,
             lambda row: k.mul_wide(plane, q_len) + k.convert(row, u64),
-            lambda row: k.mul_wide(plane, padded // tile[0] * tile[1]) + k.convert(_slot(row, tile), u64),
+            lambda row: k.mul_wide(plane, padded // tile[0] * tile[1]) + k.convert(slot_of(row, tile), u64),
         ),
         rows,
         lambda row: [x.at(batch, head, row) + k.mul_wide(chunk, 8) for x in (out, dout)],
@@ -148,58 +148,6 @@ def form(
             vectors.delta.store(change, to)
 
 
-def _slot(row: Traced, tile: tuple[int, int]) -> Traced:
+def slot_of(row: Traced, tile: tuple[int, int]) -> Traced:
     """The place of a row among those of its plane."""
     return row if tile[0] == tile[1] else row // tile[0] * tile[1] + row % tile[0]
-
-
-ROWS_AT_ONCE = 4
-"""Rows that a thread of the sinks' kernel has loads of under way."""
-
-
-@kernel(threads=SINK_THREADS)
-def attention_backward_sinks(
-    k: Kernel,
-    sinks: Global[f32],
-    shift: Global[f32],
-    delta: Global[f32],
-    dsinks: Global[f32],
-    q_len: u32,
-    plane: u32,
-    batches: u32,
-    *,
-    tile: tuple[int, int],
-) -> None:
-    """dsinks = -Σ 2^(log2(e)·sink + shift)·delta over the rows of a head; grid (heads).
-
-    The rows come as :func:`attention_backward_rows` stores them, ``plane`` elements of a head. Sums are always taken in
-    the same order.
-    """
-    head = k.cta_x
-    sink = sinks.load(head)
-    total = k.register(f32, 0.0, "total")
-    with k.loop(batches) as batch:
-        first = k.mul_wide(batch * k.grid_x + head, plane)
-        with k.loop(q_len, step=ROWS_AT_ONCE * SINK_THREADS) as begin:
-            found: list[tuple[Mutable, Mutable]] = []
-            for i in range(ROWS_AT_ONCE):
-                row = begin + (i * SINK_THREADS + k.thread)
-                found.append((k.register(f32, 0.0, "exponent"), k.register(f32, 0.0, "change")))
-                with k.when(row < q_len):
-                    at = first + k.convert(_slot(row, tile), u64)
-                    for register, source in zip(found[-1], (shift, delta), strict=True):
-                        register.set(source.load(at))
-            for exponent, change in found:
-                # at most 1: where a row has nothing but the sink, and where both are infinite, it is that
-                weight = k.exp2(k.minimum(k.fma(sink, LOG2_E, exponent.get()), 0.0))
-                total.set(k.fma(weight, change, total))
-    sums = k.shared(f32, SINK_THREADS // 32)
-    own = total.get()
-    for bit in range(5):
-        own = own + k.shfl_xor(own, 1 << bit)
-    with k.when(k.lane == 0):
-        sums.store(own, 0, k.warp)
-    k.syncthreads()
-    with k.when(k.thread == 0):
-        whole = k.reduce_values("add", [sums.load(0, i) for i in range(SINK_THREADS // 32)])
-        dsinks.store(whole * -1.0, head)

@@ -14,8 +14,8 @@ from dataclasses import dataclass, replace
 
 from warploom.core.dtypes import f32, u16, u32
 from warploom.kernels.attention.backward_sm80 import STAGES, BackwardSm80
-from warploom.kernels.attention.device.places import Side, Tensor, TilePlace, tile_of
 from warploom.kernels.attention.device.scores import HeadArrays
+from warploom.kernels.attention.device.tiles import Side, Tensor, TilePlace, tile_of
 from warploom.kernels.attention.problem import PLAIN, AttentionFeatures
 from warploom.lang import Fragment, Global, GlobalPointer, Kernel, SharedTile, Strided, StridedPointer, Traced, kernel
 from warploom.lang.parameters import Compound

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 
 from warploom.core.dtypes import f32, u32
 from warploom.kernels.attention.backward_sm90 import ADDERS, CONSUMERS, KEYS, STAGES, BackwardSm90
-from warploom.kernels.attention.device.places import tile_of
 from warploom.kernels.attention.device.scores import HeadArrays
+from warploom.kernels.attention.device.tiles import tile_of
 from warploom.kernels.attention.problem import PLAIN, AttentionFeatures
 from warploom.lang import Fragment, Global, GlobalPointer, Kernel, Mutable, SharedTile, TensorMap, Traced, kernel
 from warploom.lang.hopper import TensorMapHandle

@@ -192,7 +192,7 @@ def load_queries(k: Kernel, tile: SharedTile, rows: GroupRows, q: StridedPointer
 
 
 def queries_for_fp8(k: Kernel, tile: SharedTile, of: Decode) -> None:
-    """What :func:`load_queries` has copied, as f16 in the order of fp8 keys.
+    """Convert the queries that :func:`load_queries` has copied to f16, in the order of fp8 keys.
 
     Each thread works on what it has copied itself.
     """

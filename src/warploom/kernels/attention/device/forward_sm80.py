@@ -4,8 +4,8 @@
 from __future__ import annotations
 
 from warploom.core.dtypes import f32, u16, u32
-from warploom.kernels.attention.device.places import Side, Tensor, tile_of
 from warploom.kernels.attention.device.scores import HeadArrays
+from warploom.kernels.attention.device.tiles import Side, Tensor, tile_of
 from warploom.kernels.attention.forward_sm80 import ForwardSm80
 from warploom.kernels.attention.problem import PLAIN, AttentionFeatures
 from warploom.lang import Global, Kernel, SharedTile, Strided, Traced, kernel

@@ -1,19 +1,20 @@
-"""The options of :mod:`warploom.kernels.attention.scores` at work in a kernel, on scores of rows of known heads."""
+# pyright: reportInvalidTypeForm=false
+"""The options of :mod:`warploom.kernels.attention.scores` at work in kernels, and the gradients of their arrays."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from functools import cache, reduce
 from operator import mul
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from warploom.core.dtypes import f32
+from warploom.core.dtypes import f32, u32, u64
+from warploom.kernels.attention.backward_rows import SINK_THREADS
+from warploom.kernels.attention.device.backward_rows import slot_of
 from warploom.kernels.attention.scores import HEAD_ARRAYS, ScoreOption, ScoreOptions
-from warploom.lang import Compound, Global
-
-if TYPE_CHECKING:
-    from warploom.lang import Kernel, Traced
-    from warploom.lang.values import Number
+from warploom.lang import Compound, Global, Kernel, Mutable, Traced, kernel
+from warploom.lang.values import Number
+from warploom.tile.softmax import LOG2_E
 
 
 class HeadArrays(Compound):
@@ -84,3 +85,56 @@ class HeadScores:
         assert head is not None, "turn_to has not been called"
         number = arrays.number(name, head)
         return lambda _: number
+
+
+# -- gradients
+ROWS_AT_ONCE = 4
+"""Rows that a thread of the sinks' kernel has loads of under way."""
+
+
+@kernel(threads=SINK_THREADS)
+def attention_backward_sinks(
+    k: Kernel,
+    sinks: Global[f32],
+    shift: Global[f32],
+    delta: Global[f32],
+    dsinks: Global[f32],
+    q_len: u32,
+    plane: u32,
+    batches: u32,
+    *,
+    tile: tuple[int, int],
+) -> None:
+    """dsinks = -Σ 2^(log2(e)·sink + shift)·delta over the rows of a head; grid (heads).
+
+    The rows come as :func:`attention_backward_rows` stores them, ``plane`` elements of a head. Sums are always taken in
+    the same order.
+    """
+    head = k.cta_x
+    sink = sinks.load(head)
+    total = k.register(f32, 0.0, "total")
+    with k.loop(batches) as batch:
+        first = k.mul_wide(batch * k.grid_x + head, plane)
+        with k.loop(q_len, step=ROWS_AT_ONCE * SINK_THREADS) as begin:
+            found: list[tuple[Mutable, Mutable]] = []
+            for i in range(ROWS_AT_ONCE):
+                row = begin + (i * SINK_THREADS + k.thread)
+                found.append((k.register(f32, 0.0, "exponent"), k.register(f32, 0.0, "change")))
+                with k.when(row < q_len):
+                    at = first + k.convert(slot_of(row, tile), u64)
+                    for register, source in zip(found[-1], (shift, delta), strict=True):
+                        register.set(source.load(at))
+            for exponent, change in found:
+                # at most 1: where a row has nothing but the sink, and where both are infinite, it is that
+                weight = k.exp2(k.minimum(k.fma(sink, LOG2_E, exponent.get()), 0.0))
+                total.set(k.fma(weight, change, total))
+    sums = k.shared(f32, SINK_THREADS // 32)
+    own = total.get()
+    for bit in range(5):
+        own = own + k.shfl_xor(own, 1 << bit)
+    with k.when(k.lane == 0):
+        sums.store(own, 0, k.warp)
+    k.syncthreads()
+    with k.when(k.thread == 0):
+        whole = k.reduce_values("add", [sums.load(0, i) for i in range(SINK_THREADS // 32)])
+        dsinks.store(whole * -1.0, head)
