@@ -21,7 +21,7 @@ from warploom.core.dtypes import dtype_of
 from warploom.core.errors import ProblemError
 from warploom.interop.arrays import CPU, ArrayView
 from warploom.interop.dlpack import row_major_strides
-from warploom.kernels.attention.scores import Window
+from warploom.kernels.attention.scores import HEAD_ARRAYS, Window
 from warploom.ops.attention import Layout, attention_call, problem_of
 from warploom.ops.attention_backward import attention_backward_call
 from warploom.ops.calls import Caller
@@ -50,9 +50,12 @@ def attention(
     arrays in the host's memory: on a GPU they are copied there and back. Raises ProblemError while tracing for shapes
     and types that attention does not take.
     """
-    asked = attention_call.declaration.plain((causal, scale, window, softcap, True, layout))
-    problem_of(_seen((q, k, v, sinks), asked))
-    found: Any = _attention(tuple(asked.values()), (q, k, v, sinks))
+    of_scores = {"causal": causal, "scale": scale, "window": window, "softcap": softcap, "sinks": sinks}
+    given = {"q": q, "k": k, "v": v, **of_scores, "return_lse": True, "layout": layout}
+    arrays, options = attention_call.positions(given)
+    asked = attention_call.declaration.plain(options)
+    problem_of(_seen(arrays, asked))
+    found: Any = _attention(tuple(asked.values()), arrays)
     return tuple(found) if return_lse else found[0]
 
 
@@ -94,7 +97,8 @@ def _backward(options: Given, saved: Any, gradients: tuple[Array, Array]) -> Any
         **dict(zip(attention_call.option_names, options, strict=True)),
     }
     given, asked = attention_backward_call.positions(known)
-    forms = [(x.shape, np.float32 if i == 3 else x.dtype) for i, x in enumerate(arrays) if x is not None]
+    named = zip(attention_call.array_names, arrays, strict=True)
+    forms = [(x.shape, np.float32 if name in HEAD_ARRAYS else x.dtype) for name, x in named if x is not None]
     made = iter(_on_host(attention_backward_call, given, asked, forms))
     return (tuple([None if x is None else next(made).astype(x.dtype) for x in arrays]),)
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from warploom.kernels.attention.scores import HEAD_ARRAYS
 from warploom.operators.fakes import arguments_of, if_sizes_are_known, made_of
 from warploom.operators.recorded import Gradients, RecordedCall, Recorder, Tape, eagerly, runs_eagerly
 from warploom.operators.registration import Derivative, define, differentiated
@@ -22,26 +23,29 @@ from warploom.ops.calls import Caller
 from warploom.ops.declare import Arguments, Option
 
 _DETERMINISTIC = Option("deterministic", "bool", False)
+DIFFERENTIATED = *"qkv", *HEAD_ARRAYS
+"""The arrays that have gradients, in the order of the operators' results."""
 
 
 def define_backward(caller: Caller) -> Any:
-    """The operator of gradients by q, k, v and sinks; the last is empty without sinks."""
+    """The operator of gradients by q, k, v and arrays of options; those of arrays that are not given are empty."""
 
     def run(arrays: tuple[Any, ...], options: tuple[Any, ...], _: Any) -> Any:
-        found = caller.computed(arrays, _deterministic(caller, options))
-        return found if len(found) > 3 else (*found, _of_sinks(arrays[0], 0))
+        found = iter(caller.computed(arrays, _deterministic(caller, options)))
+        given = dict(zip(caller.array_names, arrays, strict=True))
+        return tuple([next(found) if given[name] is not None else _of_heads(arrays[0], 0) for name in DIFFERENTIATED])
 
     def fake(given: Named) -> Any:
-        q, k, v, sinks = (given[name] for name in (*"qkv", "sinks"))
-        heads = 0 if sinks is None else sinks.shape[0]
-        return q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape), _of_sinks(q, heads)
+        whole, of_heads = [given[name] for name in "qkv"], [given[name] for name in HEAD_ARRAYS]
+        heads = [_of_heads(whole[0], 0 if x is None else x.shape[0]) for x in of_heads]
+        return *[x.new_empty(x.shape) for x in whole], *heads
 
-    results = "(Tensor, Tensor, Tensor, Tensor)"
+    results = f"({', '.join(['Tensor'] * len(DIFFERENTIATED))})"
     return define(caller.name, Schema(caller.declaration), results, run, fake, of_gradients=True)
 
 
-def _of_sinks(q: torch.Tensor, heads: int) -> torch.Tensor:
-    """Memory for the gradient of the sinks, of which there may be none."""
+def _of_heads(q: torch.Tensor, heads: int) -> torch.Tensor:
+    """Memory for the gradient of an array with a number for each head; without such an array there are no heads."""
     return q.new_empty((heads,), dtype=torch.float32)
 
 
@@ -90,7 +94,7 @@ class DifferentiableAttention:
 
     def __init__(self, caller: Caller, backward: Caller, operator: Any) -> None:
         self.caller, self._backward, self._operator, self._name = caller, backward, operator, caller.name
-        self.derivative = Derivative(frozenset({*"qkv", "sinks"}), self._traced_gradients)
+        self.derivative = Derivative(frozenset(DIFFERENTIATED), self._traced_gradients)
         schema = Schema(caller.declaration, {"return_lse": True}, (_DETERMINISTIC,))
         self._recorder = Recorder(caller, schema, self.derivative, self._gradients, {"return_lse": True})
         self._names = frozenset([x.name for x in operator._schema.arguments])
@@ -105,7 +109,7 @@ class DifferentiableAttention:
         if deterministic:
             arguments["deterministic"] = True
         return_lse = given.get("return_lse", False)
-        if not (return_lse or differentiated(*[given.get(name) for name in ("q", "k", "v", "sinks")])):
+        if not (return_lse or differentiated(*[given.get(name) for name in DIFFERENTIATED])):
             return getattr(operators, self._name)(**arguments)
         out, lse = getattr(operators, f"{self._name}_lse")(**arguments)  # the backward pass needs both
         return (out, lse) if return_lse else out
@@ -121,7 +125,7 @@ class DifferentiableAttention:
         known = {**dict(zip(call.names, saved, strict=False)), **results, **call.of.named_options(call)}
         arrays, options = backward.positions(known)
         found = tape.run(backward, arrays, _deterministic(backward, options))
-        return _by_names(found, known.get("sinks") if len(found) > 3 else None)
+        return _by_names(found, [name for name in DIFFERENTIATED if known.get(name) is not None], known)
 
     def _traced_gradients(self, given: Named, results: Any, by_results: tuple[Any, ...], _: frozenset[str]) -> Named:
         """The gradients through their operator."""
@@ -131,12 +135,13 @@ class DifferentiableAttention:
         options = {name: x for name, x in given.items() if name in self._names and name != "config"}
         dout = torch.zeros_like(out) if dout is None else dout
         found = self._operator(dout=dout, out=out, lse=lse, dlse=dlse, **options)
-        return _by_names(found, given.get("sinks"))
+        return _by_names(found, DIFFERENTIATED, given)
 
 
-def _by_names(found: Sequence[torch.Tensor], sinks: torch.Tensor | None) -> Named:
-    of_arrays = dict(zip("qkv", found[:3], strict=True))
-    return of_arrays if sinks is None else {**of_arrays, "sinks": found[3].to(sinks.dtype)}
+def _by_names(found: Sequence[torch.Tensor], names: Sequence[str], given: Named) -> Named:
+    """The gradients of the arrays that are given, of their types: those of options come in float32."""
+    known = {name: x for name, x in zip(names, found, strict=True) if given.get(name) is not None}
+    return {name: x.to(given[name].dtype) if name in HEAD_ARRAYS else x for name, x in known.items()}
 
 
 def _check(given: Arguments, config: Any) -> None:

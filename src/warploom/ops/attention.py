@@ -26,7 +26,7 @@ from warploom.kernels.attention.problem import (
     Even,
     Operands,
 )
-from warploom.kernels.attention.scores import HEAD_ARRAYS, NUMBERS, ScoreOptions, Window
+from warploom.kernels.attention.scores import HEAD_ARRAYS, NUMBERS, OPTIONS, ScoreOptions, Window
 from warploom.kernels.settings import read, refuse, violations_of
 from warploom.ops.arrays import FLOAT32, ArrayArgument, ResultArray
 from warploom.ops.calls import Caller, Computation
@@ -48,7 +48,7 @@ _OPEN_SIDE = 2**30
 Queries = Annotated[Any, ArrayArgument("batch q_len heads head_dim")]
 Keys = Annotated[Any, ArrayArgument("batch kv_len kv_heads head_dim")]
 Values = Annotated[Any, ArrayArgument("batch kv_len kv_heads v_dim")]
-Sinks = Annotated[Any, ArrayArgument("heads", "f32 bf16 f16", FLOAT32, hint="one number for each query head")]
+HeadNumbers = Annotated[Any, ArrayArgument("heads", "f32 bf16 f16", FLOAT32, hint="one number for each query head")]
 Outputs = Annotated[
     Any,
     ResultArray("out", "batch q_len heads v_dim", "q"),
@@ -109,12 +109,14 @@ def strides_of(view: ArrayView, layout: str) -> tuple[int, int, int]:
 
 
 def without_keys(given: Arguments) -> list[Any]:
-    """The results where there is nothing to compute: zeros, and for sums over no keys -inf or the sinks."""
-    q, sinks, new = given.views["q"], given.views.get("sinks"), given.results
-    empty = {name: -math.inf if name == "lse" and sinks is None else 0.0 for name in new}
+    """The results where there is nothing to compute: zeros, and for sums over no keys -inf or what joins them."""
+    q, new = given.views["q"], given.results
+    joined = [given.views[name] for name in HEAD_ARRAYS if OPTIONS[name].joins and name in given.views]
+    empty = {name: -math.inf if name == "lse" and not joined else 0.0 for name in new}
     made = {name: filled(q.kind, *form, q.device, empty[name]) for name, form in new.items()}
-    if sinks is not None and "lse" in made:
-        made["lse"] = made["lse"] + sinks.array[:, None]
+    if "lse" in made:
+        for numbers in joined:
+            made["lse"] = made["lse"] + numbers.array[:, None]
     return list(made.values())
 
 
@@ -232,7 +234,7 @@ def attention(
     scale: float | None = None,
     window: Window | None = None,
     softcap: float | None = None,
-    sinks: Sinks = None,
+    sinks: HeadNumbers = None,
     return_lse: bool = False,
     layout: Layout = "bshd",
     config: AttentionConfig | str | None = None,

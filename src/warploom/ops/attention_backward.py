@@ -14,10 +14,10 @@ from warploom.interop.copies import as_if_compact
 from warploom.interop.tracing import traced
 from warploom.kernels.attention.backward_choice import KINDS, PACKED_KINDS, BackwardConfig, choose
 from warploom.kernels.attention.problem import BACKWARD, BackwardProblem, Operands
-from warploom.kernels.attention.scores import Window
+from warploom.kernels.attention.scores import HEAD_ARRAYS, Window
 from warploom.kernels.settings import read
 from warploom.ops.arrays import FEW, GRADIENT, ArrayArgument, ResultArray
-from warploom.ops.attention import Keys, Layout, Queries, Sinks, Values, problem_of, strides_of
+from warploom.ops.attention import HeadNumbers, Keys, Layout, Queries, Values, problem_of, strides_of
 from warploom.ops.attention_varlen import (
     KeyCounts,
     KeyStarts,
@@ -46,7 +46,7 @@ Gradients = Annotated[
     ResultArray("dq", "", "q"),
     ResultArray("dk", "", "k"),
     ResultArray("dv", "", "v"),
-    ResultArray("dsinks", "heads", "f32", when="sinks"),
+    *[ResultArray(f"d{name}", "heads", "f32", when=name) for name in HEAD_ARRAYS],
 ]
 
 
@@ -85,7 +85,7 @@ def attention_backward(
     scale: float | None = None,
     window: Window | None = None,
     softcap: float | None = None,
-    sinks: Sinks = None,
+    sinks: HeadNumbers = None,
     layout: Layout = "bshd",
     deterministic: bool = False,
     config: BackwardConfig | str | None = None,
@@ -142,8 +142,8 @@ def _work(given: Arguments, config: Any) -> Computation:
             likes = {name: given.views[name[1:]] for name in given.results}
             _plan({**given.views, **likes}, problem, layout, config)  # refuses what does not fit
         made = _zeros(given)
-        if p.sinks and p.kv_len == 0 and "dlse" in given.views:  # the sink is the log-sum-exp
-            made[3] = given.views["dlse"].array.sum((0, 2))
+        if p.sink and p.kv_len == 0 and "dlse" in given.views:  # the sink is the log-sum-exp
+            made[list(given.results).index(f"d{p.sink}")] = given.views["dlse"].array.sum((0, 2))
     return Computation(given, lambda lying: _plan(lying, problem, layout, config).steps, made=made)
 
 
@@ -173,7 +173,7 @@ def attention_varlen_backward(
     window: Window | None = None,
     softcap: float | None = None,
     scale: float | None = None,
-    sinks: Sinks = None,
+    sinks: HeadNumbers = None,
     deterministic: bool = False,
     config: BackwardConfig | str | None = None,
 ) -> Gradients:
@@ -189,7 +189,7 @@ def attention_varlen_backward(
 
 
 def _makes_zeros(kind: str, forms: Iterable[Form], device: Device) -> Callable[[], list[Any]]:
-    """A maker of gradients where there are no keys: all are zero but those of sinks."""
+    """A maker of gradients where there are no keys: all are zero but those of options."""
     return lambda: [filled(kind, *form, device, 0.0) for form in forms]
 
 
@@ -200,7 +200,7 @@ def _packed_work(given: Arguments, config: Any) -> Computation:
     chosen, _, on = decided(backward, device, asked, lambda on: choose(backward, on.target))
     some = 0 not in (problem.batch, problem.q_len, problem.heads)
     whole = some and problem.kv_len > 0  # there are kernels that write every row
-    made = None if some and (problem.kv_len or problem.sinks) else _zeros(given)
+    made = None if some and (problem.kv_len or problem.head_arrays) else _zeros(given)
 
     def steps(arrays: Views) -> Steps:
         operands = Operands({name: arrays[name].strides[:2] for name in BACKWARD})

@@ -18,7 +18,7 @@ from warploom.kernels.attention.problem import MOST_POSITIONS, AttentionProblem,
 from warploom.kernels.attention.scores import Window
 from warploom.kernels.settings import read, refuse
 from warploom.ops.arrays import CACHE, FP8, IN_PLACE, OUTPUT, ROW_MAJOR, ArrayArgument, ResultArray, is_fp8
-from warploom.ops.attention import Sinks, of_heads, on_host, refuse_first, refuse_starts, without_keys
+from warploom.ops.attention import HeadNumbers, of_heads, on_host, refuse_first, refuse_starts, without_keys
 from warploom.ops.calls import Caller, Computation
 from warploom.ops.declare import Arguments, Views
 from warploom.ops.processors import Processor
@@ -195,7 +195,7 @@ def attention_paged(
     window: Window | None = None,
     softcap: float | None = None,
     scale: float | None = None,
-    sinks: Sinks = None,
+    sinks: HeadNumbers = None,
     k_scale: Scales = None,
     v_scale: Scales = None,
     fixed_split: int | None = None,

@@ -13,7 +13,7 @@ from warploom.kernels.attention.problem import FORWARD, AttentionProblem, Operan
 from warploom.kernels.attention.scores import Window
 from warploom.kernels.settings import read, refuse, violations_of
 from warploom.ops.arrays import FEW, OUTPUT, ArrayArgument, ResultArray
-from warploom.ops.attention import Sinks, of_heads, on_host, refuse_first, refuse_starts
+from warploom.ops.attention import HeadNumbers, of_heads, on_host, refuse_first, refuse_starts
 from warploom.ops.calls import Caller, Computation
 from warploom.ops.declare import Arguments, Array, NumpyArray, Out, Views
 from warploom.ops.processors import Processor, decided
@@ -129,7 +129,7 @@ def attention_varlen(
     window: Window | None = None,
     softcap: float | None = None,
     scale: float | None = None,
-    sinks: Sinks = None,
+    sinks: HeadNumbers = None,
     return_lse: bool = False,
     out: PackedOutput = None,
     check: bool = False,

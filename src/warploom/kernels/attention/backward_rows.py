@@ -94,5 +94,5 @@ def option_calls(problem: BackwardProblem, operands: Operands, tile: int, vector
     if p.listed:
         per_block, lengths = (1, 1), {"q_len": places, "plane": places, "batches": 1}
     strides = operands.scalars("q", "dq")
-    rows = HeadRows(p.heads, p.head_dim, p.dtype, p.listed, per_block, lengths, strides)
+    rows = HeadRows(p.heads, p.q_len, p.head_dim, p.dtype, p.listed, per_block, lengths, strides)
     return tuple(p.options[name].gradient(rows) for name in p.head_arrays)

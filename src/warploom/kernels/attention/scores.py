@@ -38,10 +38,11 @@ class HeadRows:
 
     ``shift`` and ``delta`` have ``tile[1]`` places for a block of ``tile[0]`` rows, and ``lengths`` tell how many rows
     there are: ``q_len`` of each of ``batches``, with ``plane`` places. Rows of packed sequences are counted by their
-    places. ``strides`` are those of the arrays q and dq.
+    places. ``strides`` are those of the arrays q and dq, which have ``rows`` of each sequence, of packed ones in all.
     """
 
     heads: int
+    rows: int
     head_dim: int
     dtype: DType
     packed: bool
