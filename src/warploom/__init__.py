@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from warploom.interop import tracing
-from warploom.operators.names import operator_of
+from warploom.operators import operator_of
 
 __version__ = "0.1.0"
 

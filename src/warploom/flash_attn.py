@@ -547,6 +547,6 @@ def _returned(found: Any, q: Tensor, v: Tensor, return_attn_probs: bool, return_
 
 def _deterministic(name: str) -> Callable[..., Any]:
     """``attention`` or ``attention_varlen``, whose gradients have equal bits from run to run."""
-    from warploom.operators.names import operator_of
+    from warploom.operators import operator_of
 
     return partial(operator_of(name), deterministic=True)

@@ -115,7 +115,7 @@ def test_what_is_written_in_place_is_seen_by_what_follows():
 
 
 def test_the_operator_keeps_to_its_schema():
-    importlib.import_module("warploom.operators.launch")  # defines it; a call does so by itself
+    importlib.import_module("warploom.operators.graphs")  # defines it; a call does so by itself
     x, y = torch.randn(32), torch.zeros(32)
     arguments = (scaled.key, [1], "rwif", [y], [x], [32], [2.0], "{}")
     torch.library.opcheck(torch.ops.warploom.launch.default, arguments, test_utils="test_schema")

@@ -156,8 +156,7 @@ def test_opcheck_of_attention(name, layout):
     ],
 )
 def test_opcheck_of_products(shapes, options):
-    from warploom.operators.epilogues import name_of
-    from warploom.operators.matmul import matmul_operator
+    from warploom.operators.matmul import matmul_operator, name_of
 
     named = {name: name_of(x) if name == "epilogue" else x for name, x in options.items()}
     torch.library.opcheck(matmul_operator, tensors(*shapes), named)

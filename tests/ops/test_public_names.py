@@ -63,7 +63,7 @@ def test_every_argument_reaches_its_place(call, monkeypatch):
 def test_an_operator_takes_what_its_function_takes(name):
     """By its schema, where a window is two numbers, but for what is written, waited for, or computed around it."""
     torch = pytest.importorskip("torch")
-    from warploom.operators.names import operator_of
+    from warploom.operators import operator_of
 
     operator_of(name)
     schema = getattr(torch.ops.warploom, name).default._schema

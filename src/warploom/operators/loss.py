@@ -11,10 +11,10 @@ from typing import Any
 import torch
 
 from warploom.operators.fakes import arguments_of, if_sizes_are_known, made_of
+from warploom.operators.graphs import untraced
 from warploom.operators.recorded import Gradients, RecordedCall, Recorder, Tape, by_names, eagerly, runs_eagerly
 from warploom.operators.registration import Derivative, define
 from warploom.operators.schema import Named, Schema
-from warploom.operators.untraced import untraced
 from warploom.ops import loss as eager
 from warploom.ops.calls import Caller
 from warploom.ops.matmul import checked_config

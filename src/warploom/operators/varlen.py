@@ -8,8 +8,8 @@ from __future__ import annotations
 from typing import Any
 
 from warploom.operators.attention import DifferentiableAttention, define_backward, define_both
+from warploom.operators.graphs import untraced
 from warploom.operators.recorded import runs_eagerly
-from warploom.operators.untraced import untraced
 from warploom.ops import attention_varlen as eager
 from warploom.ops.attention_backward import attention_varlen_backward_call
 from warploom.ops.declare import Arguments
