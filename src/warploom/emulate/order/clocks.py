@@ -319,9 +319,9 @@ class Clocks:
         clock[ORDER, column] = stamp
         return Known(clock)
 
-    def queue_done(self, row: int, column: int, stamp: int) -> None:
-        """All lanes of a warp have waited for what a queue did up to a stamp."""
-        self.known[row, ORDER, column] = max(self.known[row, ORDER, column], stamp)
+    def queue_done(self, rows: Array, column: int, stamp: int) -> None:
+        """All lanes of some warps have waited for what a queue did up to a stamp."""
+        self.known[rows, ORDER, column] = np.maximum(self.known[rows, ORDER, column], stamp)
 
     def proxy_fence(self, row: int, lanes: Sequence[int] | None, plane: int) -> None:
         """All accesses that these lanes know of now come before later ones of the async proxy as well."""

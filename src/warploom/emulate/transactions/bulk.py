@@ -410,8 +410,8 @@ class BulkCopies:
         for load in self.loads:
             message = f"the kernel ends while {load.by.name} is under way: wait for the phase of "
             self.report.by("leak", load.by, message + self.barriers.name(load.barrier.address))
-        for store, group in self.stores.open:
+        for store in self.stores.open:
             if store.read:
                 self._written(store)
-            elif self.stores.leak(store, group, "reads shared memory", "wait until it has read (wait_group.read)"):
+            elif self.stores.leak(store, "reads shared memory", "wait until it has read (wait_group.read)"):
                 self._write(store)

@@ -32,19 +32,11 @@ class EngineSteps:
 
     def watch(self, ops: Sequence[Op]) -> Step | None:
         """The check of ordinary instructions that follow each other without a pause; None for none to be checked."""
-        watched = [(op, self.watched.of(op), run) for op in ops if (run := self.watched.run_of(op)) is not None]
+        watched = self.watched.touched_by(ops)
         if not watched:
             return None
-
-        def check(frame: Frame) -> None:
-            flight = self.run.warpgroups.registers
-            for op, registers, run in watched:
-                if op is run.first:
-                    flight.begin_run(frame, run)
-                if flight.suspicious and registers is not None:
-                    flight.check_landed(frame, registers, op)
-
-        return check
+        registers = np.unique(np.concatenate([mine for _, mine in watched]))
+        return lambda frame: self.run.warpgroups.registers.touch(frame, watched, registers)
 
     def step(self, op: Op, effect: fx.Effect) -> Step | None:
         """The step of an effect; None for one that no engine has to do with."""

@@ -12,7 +12,7 @@ from warploom.emulate.barriers.barriers import Wait
 from warploom.emulate.control.frames import Frame, Origin, shadow_dtype
 from warploom.emulate.findings.findings import Kind
 from warploom.emulate.memory.shared_memory import SHARED_BASE, SharedMemory
-from warploom.emulate.transactions.transaction import SharedRead
+from warploom.emulate.transactions.transaction import SharedRead, Started
 from warploom.ir.statements import Op, TileRegion, Value
 from warploom.isa.narrow import half_to_f32
 from warploom.isa.wgmma import K, M, WarpgroupProduct
@@ -120,16 +120,15 @@ class Operands:
 
 
 @dataclass(eq=False)
-class Product:
+class Product(Started):
     """One ``wgmma`` of one warpgroup, a transaction that may ``read`` shared memory. ``number`` counts from 1.
 
     The descriptors are those of A and B, or of B alone. Of each of the four warps: A's registers (warps, lanes,
-    registers), their shadows if any has one, and whether D is ``added`` to. So many warps have ``left`` to wait for it.
+    registers), their shadows if any has one, and whether D is ``added`` to. So many warps are ``missing``, which have
+    not executed it; meanwhile rows of others wait for it.
     """
 
-    op: Op
     number: int
-    cta: int
     descriptors: tuple[int, ...]
     stamp: int
     operands: Operands
@@ -137,16 +136,20 @@ class Product:
     added: Array = field(default_factory=lambda: np.zeros(WARPS, np.bool_))
     registers: Array | None = None
     shadows: Array | None = None
-    left: int = WARPS
+    missing: int = WARPS
+    waits: list[tuple[Wait, int]] = field(default_factory=list[tuple[Wait, int]])
 
     @property
     def instruction(self) -> WarpgroupProduct:
-        """What it multiplies."""
+        """The instruction that multiplies."""
         return self.op.instruction.warpgroup_product
 
     def join(self, warps: Array, added: Array, registers: Array | None, shadows: Array | None) -> None:
-        """Some warps of the warpgroup execute it."""
-        self.added[warps] = added
+        """Some warps of the warpgroup execute it. After the last of them nobody waits for others any more."""
+        self.added[warps], self.under_way[warps] = added, True
+        self.missing -= warps.size
+        for wait, row in () if self.missing else self.waits:
+            wait.rows.discard(row)
         if registers is None or self.operands.a is not None:
             return
         if self.registers is None:
@@ -157,21 +160,20 @@ class Product:
                 self.shadows = np.zeros(self.registers.shape, np.uint32)
             self.shadows[warps] = shadows
 
-    def end(self, warps: int) -> None:
-        """Some warps have waited for it; after the last ones it holds no data any more."""
-        self.left -= warps
-        if self.left == 0:
+    def free(self) -> None:
+        """After the last warp has waited for it, it holds no data."""
+        if not self.missing and not self.under_way.any():
             self.registers = self.shadows = self.read = None
 
 
 @dataclass(eq=False)
-class Group:
-    """One warpgroup of one CTA."""
+class Warpgroup:
+    """One warpgroup of one CTA: the column of what it does, its number in the CTA, its first row, and its products."""
 
+    queue: int
     number: int
     first: int
     products: list[Product] = field(default_factory=list[Product])
-    waits: list[tuple[Wait, int, int]] = field(default_factory=list[tuple[Wait, int, int]])  # (wait, row, needs)
 
 
 class SharedOperands:
@@ -213,7 +215,8 @@ class SharedOperands:
 
     def matrix(self, product: Product, elements: Array) -> tuple[Array, Array | None]:
         """What elements of an operand hold now, f32, and which of them are poison (None: none)."""
-        shared, first = self.shared, product.cta * self.shared.stride >> 1
+        shared = self.shared
+        first = int(product.rows[0]) // shared.clocks.warps_per_cta * shared.stride >> 1
         words = shared.data.view(np.uint16)[first + elements]
         poison = None
         if shared.shadow is not None:

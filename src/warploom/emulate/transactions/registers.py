@@ -9,9 +9,7 @@ Sources: PTX ISA, "Asynchronous Warpgroup Level Matrix Multiply-Accumulate Instr
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -21,18 +19,10 @@ from warploom.emulate.barriers.barriers import Wait
 from warploom.emulate.control.frames import Frame
 from warploom.emulate.findings.report import Reporter
 from warploom.ir.program import Program
-from warploom.ir.statements import Flow, Op, Operand, Statement, Value, blocks
+from warploom.ir.statements import Op, Operand, Value
 from warploom.isa.effects import RegisterBudget, WaitGroup
 
 Array = NDArray[Any]
-
-
-@dataclass(frozen=True, eq=False)
-class Run:
-    """Instructions of one block that follow each other without a pause, and all watched registers they access."""
-
-    first: Op
-    registers: Array
 
 
 class WatchedRegisters:
@@ -41,7 +31,6 @@ class WatchedRegisters:
     def __init__(self, program: Program) -> None:
         self.numbers: dict[Value, int] = {}
         self._known: dict[int, tuple[Op, Array | None]] = {}
-        self._runs: dict[int, Run] = {}
         for op in program.ops():
             product = op.instruction.warpgroup_product
             if product is not None:
@@ -49,9 +38,6 @@ class WatchedRegisters:
                 for value in (*op.operands[:count], *op.results):
                     if isinstance(value, Value):
                         self.numbers.setdefault(value, len(self.numbers))
-        if self.numbers:
-            self._often = Counter(map(id, program.ops()))
-            self._find_runs(program.body, apart=False)
 
     def of(self, op: Op) -> Array | None:
         """The watched registers an instruction reads or writes; None for none."""
@@ -63,33 +49,10 @@ class WatchedRegisters:
             kept = self._known[id(op)] = op, np.array(sorted(numbers)) if numbers else None
         return kept[1]
 
-    def run_of(self, op: Op) -> Run | None:
-        """The run that an ordinary instruction belongs to; None where it accesses no watched register."""
-        return self._runs.get(id(op))
-
-    def _find_runs(self, body: tuple[Statement, ...], apart: bool) -> None:
-        """Note the runs of a block. ``apart``: its instructions may pause, as those of divergent control flow may."""
-        run: list[Op] = []
-        for statement in body:
-            if not isinstance(statement, Op):
-                self._end_run(run)
-                for block in blocks(statement):
-                    self._find_runs(block, apart or isinstance(statement, Flow))
-                continue
-            alone = apart or self._often[id(statement)] > 1
-            if alone:
-                self._end_run(run)
-            if not _is_of_wgmma(statement) and self.of(statement) is not None:
-                run.append(statement)
-            if alone or statement.instruction.effects():
-                self._end_run(run)
-        self._end_run(run)
-
-    def _end_run(self, run: list[Op]) -> None:
-        if run:
-            found = Run(run[0], np.unique(np.concatenate([self.of(op) for op in run])))  # type: ignore[arg-type]
-            self._runs.update((id(op), found) for op in run)
-            run.clear()
+    def touched_by(self, ops: Sequence[Op]) -> list[tuple[Op, Array]]:
+        """The ordinary instructions among some that access watched registers, and which."""
+        ordinary = [op for op in ops if not _is_of_wgmma(op)]
+        return [(op, registers) for op in ordinary if (registers := self.of(op)) is not None]
 
 
 def _is_of_wgmma(op: Op) -> bool:
@@ -113,15 +76,15 @@ class RegistersInFlight:
         self.last = np.zeros((len(self.values), rows), np.int64)  # the newest product that names the register
         self.touched = np.zeros((len(self.values), rows), np.bool_)  # by an ordinary instruction, since the last fence
         self.fenced = np.zeros(rows, np.bool_)
-        self.suspicious = False  # whether an instruction of the current run touches a register in flight
         self._clashes: dict[tuple[int, int], Array | None] = {}
 
-    def begin_run(self, frame: Frame, run: Run) -> None:
-        """A run of ordinary instructions begins."""
+    def touch(self, frame: Frame, ops: list[tuple[Op, Array]], registers: Array) -> None:
+        """Ordinary instructions that follow each other without a pause access some, and together all, ``registers``."""
         rows = frame.span
-        waited_for = not np.count_nonzero(self.issued[rows] > self.completed[rows])
-        self.suspicious = not waited_for and bool(np.count_nonzero(self._flying(frame, run.registers)))
-        self.touched[run.registers[:, None], frame.flat] = True
+        if np.count_nonzero(self.issued[rows] > self.completed[rows]) and self._flying(frame, registers).any():
+            for op, mine in ops:
+                self.check_landed(frame, mine, op)
+        self.touched[registers[:, None], frame.flat] = True
 
     def check_landed(self, frame: Frame, registers: Array, op: Op) -> None:
         """Registers that an instruction takes for complete must not be in flight."""

@@ -31,11 +31,15 @@ Array = NDArray[Any]
 
 @dataclass(eq=False)
 class Started:
-    """Transactions that lanes of warps ``rows`` have started together; ``under_way`` (warps, lanes) are not over."""
+    """Transactions that lanes of warps ``rows`` have started together; ``under_way`` (warps, lanes) are not over.
+
+    ``group`` (warps, lanes) is the number of the group that they are in.
+    """
 
     op: Op
     rows: Array
     under_way: Array
+    group: Array = field(init=False)
 
 
 S = TypeVar("S", bound=Started)
@@ -47,11 +51,12 @@ class Groups(Generic[S]):
     def __init__(self, rows: int, report: Reporter) -> None:
         self.report = report
         self.committed = np.zeros((rows, 32), np.int32)
-        self.open: list[tuple[S, Array]] = []  # with the group of each thread that it belongs to
+        self.open: list[S] = []
 
     def add(self, started: S) -> None:
         """Its threads have started it, in their current groups."""
-        self.open.append((started, self.committed[started.rows]))
+        started.group = self.committed[started.rows]
+        self.open.append(started)
 
     def commit(self, frame: Frame) -> None:
         """Each active thread closes its group."""
@@ -64,7 +69,7 @@ class Groups(Generic[S]):
         below = np.full(self.committed.shape, -1, np.int32)
         lanes = True if frame.active is None else frame.active
         below[frame.flat] = np.where(lanes, self.committed[frame.flat] - pending, -1)
-        found = [(started, started.under_way & (group < below[started.rows])) for started, group in self.open]
+        found = [(started, started.under_way & (started.group < below[started.rows])) for started in self.open]
         return [(started, done) for started, done in found if done.any()]
 
     def close(self, ended: list[tuple[S, Array]]) -> None:
@@ -72,22 +77,17 @@ class Groups(Generic[S]):
         for started, done in ended:
             started.under_way = started.under_way & ~done
         if ended:
-            self.open = [one for one in self.open if one[0].under_way.any()]
+            self.open = [one for one in self.open if one.under_way.any()]
 
-    def leak(self, started: S, group: Array, does: str, cure: str) -> bool:
+    def leak(self, started: S, does: str, cure: str) -> bool:
         """A finding: the kernel ends while something is under way. Returns whether it was committed to a group."""
         i, lane = (int(x[0]) for x in np.nonzero(started.under_way))
         row = int(started.rows[i])
-        committed = bool(group[i, lane] < self.committed[row, lane])
-        leak(self.report, started.op, f"{does}; it was", cure, (row, lane), committed, int(started.under_way.sum()))
+        committed = bool(started.group[i, lane] < self.committed[row, lane])
+        what = f"never waited for: {cure}" if committed else "never committed: commit it and wait for its group"
+        message = f"the kernel ends while {started.op.instruction.mnemonic} {does}; it was {what}"
+        self.report.add("leak", started.op.where, message, row, lane, count=int(started.under_way.sum()))
         return committed
-
-
-def leak(report: Reporter, op: Op, does: str, cure: str, who: tuple[int, int], committed: bool, count: int = 1) -> None:
-    """A finding: the kernel ends while a transaction of (row, lane) ``does`` something; ``cure`` if ``committed``."""
-    what = f"never waited for: {cure}" if committed else "never committed: commit it and wait for its group"
-    message = f"the kernel ends while {op.instruction.mnemonic} {does} {what}"
-    report.add("leak", op.where, message, *who, count=count)
 
 
 @dataclass(eq=False)
@@ -133,7 +133,7 @@ class CopyQueue(Groups[Copies]):
     def of_lanes(self, row: int, lanes: Lanes) -> list[tuple[Copies, Array]]:
         """The copies that lanes of a warp have under way: from now on they are in no group."""
         mine = np.isin(np.arange(32), range(32) if lanes is None else lanes)
-        found = [(copies, copies.under_way & mine & (copies.rows == row)[:, None]) for copies, _ in self.open]
+        found = [(copies, copies.under_way & mine & (copies.rows == row)[:, None]) for copies in self.open]
         taken = [(copies, which) for copies, which in found if which.any()]
         self.close(taken)
         return taken
@@ -149,8 +149,8 @@ class CopyQueue(Groups[Copies]):
 
     def at_exit(self) -> None:
         """Copies nobody waited for write into shared memory that the next CTA may own."""
-        for copies, group in self.open:
-            self.leak(copies, group, "is under way", "wait for its group")
+        for copies in self.open:
+            self.leak(copies, "is under way", "wait for its group")
 
 
 @dataclass(eq=False)

@@ -25,13 +25,13 @@ from warploom.emulate.transactions.products import (
     WARP_ROWS,
     WARPS,
     Accumulator,
-    Group,
     Product,
     SharedOperands,
+    Warpgroup,
     register_a,
 )
 from warploom.emulate.transactions.registers import RegistersInFlight, WatchedRegisters
-from warploom.emulate.transactions.transaction import SharedRead, leak
+from warploom.emulate.transactions.transaction import Groups, SharedRead
 from warploom.ir.program import Program
 from warploom.ir.statements import Op, Value
 from warploom.isa.effects import AsyncMatrix
@@ -46,7 +46,7 @@ _MEMBERS = -2
 class _Members:
     """The warps of a warpgroup that a frame has: positions in the frame, rows of the batch, numbers in the group."""
 
-    group: Group
+    group: Warpgroup
     positions: Array
     rows: Array
     warps: Array
@@ -58,29 +58,31 @@ class _Members:
         return _Members(self.group, self.positions[which], self.rows[which], self.warps[which])
 
 
-class Warpgroups:
+class Warpgroups(Groups[Product]):
     """The ``wgmma`` of a batch."""
 
     def __init__(
         self, shared: SharedMemory, reporter: Reporter, counter: TrafficCounter, watched: WatchedRegisters
     ) -> None:
-        self.shared, self.clocks, self.report, self.counter = shared, shared.clocks, reporter, counter
-        self.warps, rows = shared.clocks.warps_per_cta, shared.clocks.known.shape[0]
-        self.groups: dict[int, Group] = {}
+        rows = shared.clocks.known.shape[0]
+        super().__init__(rows, reporter)
+        self.shared, self.clocks, self.counter = shared, shared.clocks, counter
+        self.warps = shared.clocks.warps_per_cta
+        self.groups: dict[int, Warpgroup] = {}
         self.registers = RegistersInFlight(watched, rows, reporter, self._started_by)
         self.issued, self.completed = self.registers.issued, self.registers.completed
-        self.commits: dict[int, list[int]] = {}
         self.together: dict[int, tuple[Op, Array]] = {}
         self.operands = SharedOperands(shared)
 
     def _started_by(self, row: int, number: int) -> Op:
         return self._group(row).products[number - 1].op
 
-    def _group(self, row: int) -> Group:
-        warp = row % self.warps
+    def _group(self, row: int) -> Warpgroup:
+        cta, warp = divmod(row, self.warps)
         first = row - warp % WARPS
         if first not in self.groups:
-            self.groups[first] = Group(warp // WARPS, first)
+            queue = self.clocks.queue("wgmma", cta, warp // WARPS)
+            self.groups[first] = Warpgroup(queue, warp // WARPS, first)
         return self.groups[first]
 
     def _members(self, frame: Frame) -> list[_Members]:
@@ -113,7 +115,7 @@ class Warpgroups:
                 shadows = np.stack([frame.full(frame.shadows.get(k, none)) for k in keys[:count]], axis=-1)
         *descriptors, adds = (frame.full(frame.env[k])[:, 0] for k in keys[first : count + 2])
         if self.shared.checks:
-            self.registers.start(frame, op, self._in_flight(frame))
+            self.registers.start(frame, op, {id(product.op): product.op for product in self.open})
         self.issued[frame.span] += 1
         started: list[tuple[Product, _Members]] = []
         for members in self._members(frame):
@@ -124,29 +126,18 @@ class Warpgroups:
                 product = self._join(op, number, some, [x[at] for x in descriptors])
                 mine = (None if x is None else x[at] for x in (registers, shadows))
                 product.join(some.warps, adds[at], *mine)
+                product.group[some.warps] = self.committed[some.rows]
                 started.append((product, some))
         for product, members in started:
             if product.read is not None:
                 product.read.begin(members.rows.tolist(), None)
-            self._wake(members.group)
-
-    def _queue(self, group: Group) -> int:
-        """The column of the products of a warpgroup."""
-        return self.clocks.queue("wgmma", group.first // self.warps, group.number)
-
-    def _in_flight(self, frame: Frame) -> dict[int, Op]:
-        """The operations of which warps of a frame have products in flight, by their identities."""
-        found: dict[int, Op] = {}
-        for members in self._members(frame):
-            first, last = int(self.completed[members.rows].min()), int(self.issued[members.rows].max())
-            found.update((id(product.op), product.op) for product in members.group.products[first:last])
-        return found
 
     def _join(self, op: Op, number: int, members: _Members, descriptors: list[Array]) -> Product:
         """The product that warps execute as their next one; a finding where they disagree on it."""
         products = members.group.products
         if number > len(products):
             products.append(self._product(op, number, members.group, tuple(int(x[0]) for x in descriptors)))
+            self.add(products[-1])
         product = products[number - 1]
         differ = np.full(members.rows.shape, product.op is not op)
         for mine, first in zip(descriptors, product.descriptors, strict=False):
@@ -159,7 +150,7 @@ class Warpgroups:
             self.report.add("divergence", op.where, message, row, 0, other=product.op.where)
         return product
 
-    def _product(self, op: Op, number: int, group: Group, descriptors: tuple[int, ...]) -> Product:
+    def _product(self, op: Op, number: int, group: Warpgroup, descriptors: tuple[int, ...]) -> Product:
         found, read, stamp = self.operands.of(op, descriptors), None, self.clocks.stamp(op)
         for kind, message in found.wrong:
             self.report.add(kind, op.where, f"{op.instruction.mnemonic}: {message}", group.first, 0)
@@ -168,65 +159,44 @@ class Warpgroups:
                 self.counter.engine(name, part.size * ELEMENT_BYTES)
         cta, history = group.first // self.warps, self.shared.history
         if self.shared.checks and not found.outside:
-            read = SharedRead(history, op, self._queue(group), found.cells + cta * history.cells, stamp)
-        return Product(op, number, cta, descriptors, stamp, found, read)
+            read = SharedRead(history, op, group.queue, found.cells + cta * history.cells, stamp)
+        rows = np.minimum(group.first + np.arange(WARPS), self.issued.size - 1)
+        return Product(op, rows, np.zeros((WARPS, 32), np.bool_), number, descriptors, stamp, found, read)
 
     # -- groups --------------------------------------------------------------------------------------------------
 
-    def commit(self, frame: Frame) -> None:
-        """``wgmma.commit_group``."""
-        for row, issued in zip(frame.flat.tolist(), self.issued[frame.flat].tolist(), strict=True):
-            self.commits.setdefault(row, []).append(issued)
-
     def wait(self, frame: Frame, pending: int, op: Op, registers: Array | None) -> Wait:
         """``wgmma.wait_group``: the results of all but the newest groups arrive, once all four warps have issued."""
-        commits = [self.commits.get(row, []) for row in frame.flat.tolist()]
-        needs = np.array([mine[-1 - pending] if len(mine) > pending else 0 for mine in commits])
-        everyone = frame.flat
 
         def then(frame: Frame) -> None:
-            self._complete(frame, needs[np.searchsorted(everyone, frame.flat)], op)
+            self._complete(frame, self.over(frame, pending), op)
             if registers is not None and self.shared.checks:
                 self.registers.check_landed(frame, registers, op)
 
-        wait = Wait(op, set(), then=then)
-        for members in self._members(frame):
-            issued = self._all_issued(members.group)
-            for row, number in zip(members.rows.tolist(), needs[members.positions].tolist(), strict=True):
-                if number > issued:
-                    wait.rows.add(row)
-                    members.group.waits.append((wait, row, number))
+        wait, newest = Wait(op, set(), then=then), dict[int, Product]()
+        for product, done in self.over(frame, pending):
+            newest.update(dict.fromkeys(product.rows[done.any(axis=1)].tolist(), product))
+        for row, product in newest.items():
+            if product.missing:
+                wait.rows.add(row)
+                product.waits.append((wait, row))
         return wait
 
-    def _all_issued(self, group: Group) -> int:
-        return int(self.issued[group.first : group.first + WARPS].min())
-
-    def _wake(self, group: Group) -> None:
-        if group.waits:
-            issued = self._all_issued(group)
-            for wait, row, number in group.waits:
-                if number <= issued:
-                    wait.rows.discard(row)
-            group.waits = [w for w in group.waits if w[2] > issued]
-
-    def _complete(self, frame: Frame, needs: Array, op: Op) -> None:
-        """The products of each warp up to a number end now."""
+    def _complete(self, frame: Frame, ended: list[tuple[Product, Array]], op: Op) -> None:
+        """Products of some warps of a frame end now."""
         accumulators: dict[tuple[Value, ...], Accumulator] = {}
-        for members in self._members(frame):
-            ranges = [*zip(self.completed[members.rows].tolist(), needs[members.positions].tolist(), strict=True)]
-            for done, until in set(ranges):
-                if done >= until:
-                    continue
-                some = members.those(np.array([r == (done, until) for r in ranges]))
-                for product in members.group.products[done:until]:
-                    d = product.op.results
-                    if d not in accumulators:
-                        accumulators[d] = Accumulator(frame, d, product.instruction)
-                    self._multiply(product, some, accumulators[d])
-                self.completed[some.rows] = until
-                stamp = members.group.products[until - 1].stamp
-                for row in some.rows.tolist():
-                    self.clocks.queue_done(row, self._queue(members.group), stamp)
+        for product, done in ended:
+            warps = np.nonzero(done.any(axis=1))[0]
+            group, rows = self._group(int(product.rows[0])), product.rows[warps]
+            d = product.op.results
+            if d not in accumulators:
+                accumulators[d] = Accumulator(frame, d, product.instruction)
+            self._multiply(product, _Members(group, np.searchsorted(frame.flat, rows), rows, warps), accumulators[d])
+            self.completed[rows] = product.number
+            self.clocks.queue_done(rows, group.queue, product.stamp)
+        self.close(ended)
+        for product, _ in ended:
+            product.free()
         self.clocks.refresh(frame.flat)
         for found in accumulators.values():
             found.write(op)
@@ -253,17 +223,15 @@ class Warpgroups:
         adds = product.added[warps]
         d.add(members.positions, adds, instruction, a, b)
         d.spoil(members.positions, adds, a_poison, b_poison)
-        product.end(warps.size)
 
     def describe(self, row: int) -> str:
         """Whom a warp's ``wgmma`` waits for; '' for none."""
-        group = self.groups.get(row - row % self.warps % WARPS)
-        if group is None or not group.waits:
+        waited = [product for product in self.open if product.missing and product.waits and row in product.rows]
+        if not waited:
             return ""
-        needs = max(number for _, _, number in group.waits)
-        missing = [
-            r for r in range(group.first, group.first + WARPS) if r >= self.issued.size or self.issued[r] < needs
-        ]
+        group = self._group(row)
+        rows = range(group.first, group.first + WARPS)
+        missing = [r for r in rows if r >= self.issued.size or self.issued[r] < waited[-1].number]
         named = ", ".join(str(r % self.warps) for r in missing)
         return f"warpgroup {group.number}: its wgmma has not been executed by warp {named}"
 
@@ -271,14 +239,8 @@ class Warpgroups:
 
     def at_exit(self) -> None:
         """Products under way, and warpgroups of which only some warps came."""
-        for group in self.groups.values():
-            for product in group.products:
-                if product.number <= int(self.completed[group.first : group.first + WARPS].max()):
-                    continue
-                mine = range(group.first, group.first + WARPS)
-                committed = max((c[-1] for r in mine if (c := self.commits.get(r))), default=0)
-                who, waits = (group.first, 0), product.number <= committed
-                leak(self.report, product.op, "is under way; it was", "wait for its group", who, waits)
+        for product in self.open:
+            self.leak(product, "is under way", "wait for its group")
         self.check_together()
 
     def check_together(self, waiting: Collection[int] = ()) -> None:
