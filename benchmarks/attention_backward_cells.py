@@ -30,7 +30,7 @@ from warploom.core.targets import Target, target
 from warploom.kernels.attention.backward_choice import KINDS, choose
 from warploom.kernels.attention.choice import choose as choose_forward
 from warploom.kernels.attention.problem import BACKWARD, AttentionProblem, BackwardProblem, Even, Operands
-from warploom.kernels.attention.reference import seen_of
+from warploom.kernels.attention.scores import seen_of
 from warploom.kernels.settings import read
 from warploom.kernels.source import KernelCall
 from warploom_lab.bench import baselines

@@ -9,7 +9,8 @@ from collections.abc import Callable
 from typing import Any
 
 from warploom.core.dtypes import bf16
-from warploom.kernels.attention.reference import attention_error, attention_reference, seen_of
+from warploom.kernels.attention.reference import attention_error, attention_reference
+from warploom.kernels.attention.scores import seen_of
 from warploom_lab.bench import baselines
 from warploom_lab.bench.cells import Inputs, Run
 

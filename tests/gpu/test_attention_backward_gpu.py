@@ -7,7 +7,7 @@ import pytest
 import warploom
 from tests.kernels.gradient_reference import gradient_reference
 from warploom.core.dtypes import bf16, f16
-from warploom.kernels.attention.reference import seen_of
+from warploom.kernels.attention.scores import seen_of
 
 torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.gpu

@@ -8,7 +8,8 @@ import pytest
 import warploom
 from tests.kernels.attention64 import near
 from warploom.core.dtypes import bf16, f16
-from warploom.kernels.attention.reference import attention_reference, seen_of
+from warploom.kernels.attention.reference import attention_reference
+from warploom.kernels.attention.scores import seen_of
 
 torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.gpu

@@ -11,7 +11,8 @@ import warploom
 from tests.kernels.gradient_reference import Gradient, gradient_reference
 from warploom.core.dtypes import bf16, f16
 from warploom.core.errors import ProblemError
-from warploom.kernels.attention.reference import AttentionReference, attention_error, attention_reference, seen_of
+from warploom.kernels.attention.reference import AttentionReference, attention_error, attention_reference
+from warploom.kernels.attention.scores import seen_of
 
 torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.gpu

@@ -17,11 +17,8 @@ from warploom.core.targets import target  # noqa: E402
 from warploom.kernels.attention.choice import choose  # noqa: E402
 from warploom.kernels.attention.forward_sm90 import ForwardSm90  # noqa: E402
 from warploom.kernels.attention.problem import AttentionProblem, Even  # noqa: E402
-from warploom.kernels.attention.reference import (  # noqa: E402
-    attention_error,
-    attention_reference,
-    seen_of,
-)
+from warploom.kernels.attention.reference import attention_error, attention_reference  # noqa: E402
+from warploom.kernels.attention.scores import seen_of  # noqa: E402
 from warploom.ops.backends import gpu_present, gpu_target  # noqa: E402
 
 if gpu_present() and not gpu_target(0).has_wgmma:

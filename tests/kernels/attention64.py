@@ -7,14 +7,8 @@ from typing import Any
 import numpy as np
 
 from warploom.core.dtypes import DType, dtype_of
-from warploom.kernels.attention.reference import (
-    UNIT_ROUNDOFF,
-    AttentionReference,
-    attention_error,
-    attention_reference,
-    seen_of,
-)
-from warploom.kernels.attention.scores import Window
+from warploom.kernels.attention.reference import UNIT_ROUNDOFF, AttentionReference, attention_error, attention_reference
+from warploom.kernels.attention.scores import Window, seen_of
 
 TINY = {"f16": 2.0**-25, "bf16": 0.0}
 """What rounding to a number below the type's normal ones may lose."""

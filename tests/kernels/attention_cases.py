@@ -14,7 +14,8 @@ from warploom.emulate import Emulation, emulate
 from warploom.interop.arrays import describe
 from warploom.ir.program import Program
 from warploom.kernels.attention.problem import FORWARD, AttentionConfig, AttentionProblem, Even, Operands
-from warploom.kernels.attention.reference import ErrorReport, Window, attention_error, attention_reference, seen_of
+from warploom.kernels.attention.reference import ErrorReport, attention_error, attention_reference
+from warploom.kernels.attention.scores import Window, seen_of
 from warploom.kernels.source import KernelCall
 from warploom.ops.backends import emulator_arguments
 from warploom_lab.kernels.attention.ladder import FULL_LADDER, LADDER

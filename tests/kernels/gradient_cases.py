@@ -15,7 +15,8 @@ from warploom.interop.arrays import describe
 from warploom.ir.program import Program
 from warploom.kernels.attention.backward_choice import BackwardConfig
 from warploom.kernels.attention.problem import BACKWARD, AttentionProblem, BackwardProblem, Even, Operands
-from warploom.kernels.attention.reference import Window, attention_reference, seen_of
+from warploom.kernels.attention.reference import attention_reference
+from warploom.kernels.attention.scores import Window, seen_of
 from warploom.kernels.source import KernelCall
 from warploom.ops.attention import strides_of
 

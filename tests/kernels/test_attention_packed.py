@@ -18,7 +18,8 @@ from warploom.kernels.attention.choice import PackedConfig
 from warploom.kernels.attention.forward_sm80 import ForwardSm80
 from warploom.kernels.attention.forward_sm90 import ForwardSm90
 from warploom.kernels.attention.problem import AttentionProblem, Operands, Packed
-from warploom.kernels.attention.reference import attention_error, attention_reference, seen_of
+from warploom.kernels.attention.reference import attention_error, attention_reference
+from warploom.kernels.attention.scores import seen_of
 from warploom.kernels.source import KernelCall, named
 from warploom.tile.mask import Mask
 

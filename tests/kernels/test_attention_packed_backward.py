@@ -18,7 +18,8 @@ from warploom.kernels.attention.backward_sm80 import BackwardSm80
 from warploom.kernels.attention.backward_sm90 import KEYS, BackwardSm90
 from warploom.kernels.attention.lists import list_gradient_tiles
 from warploom.kernels.attention.problem import AttentionProblem, BackwardProblem, Operands, Packed
-from warploom.kernels.attention.reference import attention_reference, seen_of
+from warploom.kernels.attention.reference import attention_reference
+from warploom.kernels.attention.scores import seen_of
 from warploom.ops.steps import Step, Steps
 
 UNTOUCHED, PAD = 7.0, 5

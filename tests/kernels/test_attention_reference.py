@@ -10,7 +10,8 @@ import pytest
 
 from tests.kernels.gradient_reference import gradient_reference
 from warploom.core.dtypes import bf16, f16
-from warploom.kernels.attention.reference import attention_error, attention_reference, seen_of
+from warploom.kernels.attention.reference import attention_error, attention_reference
+from warploom.kernels.attention.scores import seen_of
 
 HALVES = [bf16, f16]
 RNG = np.random.default_rng(3)

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from warploom.core.dtypes import DType
-from warploom.kernels.attention.reference import seen_of
+from warploom.kernels.attention.scores import seen_of
 
 
 @dataclass(frozen=True)

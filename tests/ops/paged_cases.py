@@ -12,7 +12,8 @@ import numpy as np
 import warploom
 from tests.kernels.attention64 import near
 from warploom.core.dtypes import DType, bf16, f16
-from warploom.kernels.attention.reference import attention_error, attention_reference, seen_of
+from warploom.kernels.attention.reference import attention_error, attention_reference
+from warploom.kernels.attention.scores import seen_of
 
 NUMPY = {f16: np.dtype(np.float16), bf16: np.dtype(ml_dtypes.bfloat16)}
 LSE_ERROR = 2e-4

@@ -11,7 +11,8 @@ import pytest
 
 import warploom
 from warploom.core.dtypes import bf16
-from warploom.kernels.attention.reference import attention_error, attention_reference, seen_of
+from warploom.kernels.attention.reference import attention_error, attention_reference
+from warploom.kernels.attention.scores import seen_of
 
 BF16 = np.dtype(ml_dtypes.bfloat16)
 PAGE, PAGES, SLOTS, ENTRIES, HEADS, KV_HEADS, WIDTH = 16, 10, 3, 5, 4, 2, 16

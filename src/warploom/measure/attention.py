@@ -10,7 +10,8 @@ from typing import Any
 from warploom.core.dtypes import DType
 from warploom.interop.arrays import ArrayView, describe
 from warploom.kernels.attention.problem import AttentionConfig, AttentionProblem
-from warploom.kernels.attention.reference import ErrorReport, attention_reference, largest_errors, seen_of
+from warploom.kernels.attention.reference import ErrorReport, attention_reference, largest_errors
+from warploom.kernels.attention.scores import seen_of
 from warploom.measure.pytorch import torch_module
 from warploom.measure.workload import OnGpu
 from warploom.ops.attention import plan
@@ -30,11 +31,11 @@ def torch_error(out: Any, q: Any, k: Any, v: Any, dtype: DType, problem: Attenti
     worst = (torch.zeros((), dtype=torch.float64, device=out.device),) * 3
     batch, q_len, heads, _ = q.shape
     kv_len, how = k.shape[1], {} if problem is None else problem.numbers
-    window = how.pop("window", (None, None))
+    sides = how.pop("window", (None, None))
     block, group = max(1, min(q_len, _BLOCK_ELEMENTS // kv_len)), heads // k.shape[2]
     for b, h, start in product(range(batch), range(heads), range(0, q_len, block)):
         rows = slice(start, start + block)
-        seen = seen_of(q_len, kv_len, window, rows=rows, device=q.device)
+        seen = seen_of(q_len, kv_len, sides, rows=rows, device=q.device)
         given = q[b, rows, h], k[b, :, h // group], v[b, :, h // group]
         found = largest_errors(out[b, rows, h], attention_reference(*given, dtype, seen=seen, **how), dtype)
         worst = tuple(map(torch.maximum, worst, found))

@@ -55,14 +55,14 @@ class AttentionFeatures(ScoreOptions):
         self.check()
 
     @property
-    def visible(self) -> Visible:
-        """Which keys a row sees."""
-        return Visible(self.window, self.ragged_kv)
+    def mask(self) -> Visible:
+        """The predicate of the keys that a row sees."""
+        return self.visible(ragged=self.ragged_kv)
 
     @property
     def masked(self) -> bool:
         """Whether some scores are masked, so that a row may have none left."""
-        return self.visible.masks
+        return self.mask.masks
 
 
 PLAIN = AttentionFeatures()

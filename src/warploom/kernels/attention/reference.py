@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from warploom.core.dtypes import DType
-from warploom.kernels.attention.scores import OPTIONS, Window
+from warploom.kernels.attention.scores import OPTIONS
 
 UNIT_ROUNDOFF = {"bf16": 2.0**-8, "f16": 2.0**-11}
 """Half the distance of neighbouring numbers around 1: the relative error of one rounding."""
@@ -57,22 +57,6 @@ class ErrorReport:
     def ok(self) -> bool:
         """Whether every element is within its bound, and none is off more than twice the rounded reference's worst."""
         return self.value <= self.bound and self.against_rounded <= 2.0
-
-
-def seen_of(
-    q_len: int, kv_len: int, window: Window = (None, None), *, rows: Any = slice(None), device: Any = None
-) -> Any:
-    """Which scores count, (rows, kv_len): the last query stands at the last key, and sees a window of keys around it.
-
-    ``rows``: those of some queries alone. With a PyTorch ``device`` the result lies there, else it is NumPy's.
-    """
-    left, right = (math.inf if side is None else side for side in window)
-    if device is None:
-        query, key = np.arange(q_len), np.arange(kv_len)
-    else:
-        query, key = (sys.modules["torch"].arange(n, device=device) for n in (q_len, kv_len))
-    ahead = key[None] - (query[rows][:, None] + (kv_len - q_len))
-    return (ahead >= -left) & (ahead <= right)
 
 
 def attention_reference(

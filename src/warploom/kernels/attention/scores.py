@@ -9,6 +9,7 @@ references in float64 ask the list of options of a problem, and name none. A new
 from __future__ import annotations
 
 import math
+import sys
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -17,6 +18,7 @@ import numpy as np
 from warploom.core.dtypes import F32_MAX
 from warploom.core.errors import ProblemError
 from warploom.kernels.source import KernelCall, KernelSource
+from warploom.tile.mask import Visible
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -91,7 +93,8 @@ class KeyWindow(ScoreOption):
     """A query sees the keys from ``window[0]`` before its own to ``window[1]`` behind it; causal is (None, 0).
 
     Query i stands at key i + kv_len - q_len, so that the last query stands at the last key (as in FlashAttention-2).
-    :class:`warploom.tile.mask.Visible` has the predicate, which decides what blocks are visited and masked.
+    :class:`warploom.tile.mask.Visible` has the predicate, which decides what blocks are visited and masked;
+    :func:`seen_of` is the same in float64's reference.
     """
 
     def check(self) -> None:
@@ -99,6 +102,22 @@ class KeyWindow(ScoreOption):
         for name, side in zip(("left", "right"), self.value, strict=True):
             if side is not None and side < 0:
                 raise ProblemError(f"the window's {name} side is {side}; give a count of keys from 0, or None")
+
+
+def seen_of(
+    q_len: int, kv_len: int, window: Window = (None, None), *, rows: Any = slice(None), device: Any = None
+) -> Any:
+    """Which scores count, (rows, kv_len): the last query stands at the last key, and sees a window of keys around it.
+
+    ``rows``: those of some queries alone. With a PyTorch ``device`` the result lies there, else it is NumPy's.
+    """
+    left, right = (math.inf if side is None else side for side in window)
+    if device is None:
+        query, key = np.arange(q_len), np.arange(kv_len)
+    else:
+        query, key = (sys.modules["torch"].arange(n, device=device) for n in (q_len, kv_len))
+    ahead = key[None] - (query[rows][:, None] + (kv_len - q_len))
+    return (ahead >= -left) & (ahead <= right)
 
 
 class Scale(ScoreOption):
@@ -246,6 +265,10 @@ class ScoreOptions:
     def right(self) -> int | None:
         """The count of keys behind its own that a query sees; None: all."""
         return self.window[1]
+
+    def visible(self, *, ragged: bool) -> Visible:
+        """The predicate of the keys that a row sees; ``ragged``: there is no whole number of blocks of them."""
+        return Visible(self.window, ragged)
 
     @property
     def windowed(self) -> bool:

@@ -94,7 +94,7 @@ class Forward:
         self._v_tile = self._tile("v_tile", config.tile_n)
         self._warp_row = k.warp * config.warp_rows
         tile = config.tile_m, config.tile_n
-        self._mask = Mask(k, features.visible, tile, self._q_block * config.tile_m, lengths)
+        self._mask = Mask(k, features.mask, tile, self._q_block * config.tile_m, lengths)
 
     def _tile(self, name: str, rows: int) -> SharedTile:
         c = self._config

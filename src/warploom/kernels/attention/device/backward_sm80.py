@@ -129,7 +129,7 @@ class KeyGradients:
         self._multiply(q_tile, do_tile)
         self._options = options.scores(f)
         self._softmax = SoftmaxGradient(k, self._s, f.softmax_scale(c.head_dim), self._options.change)
-        self._mask = SeenBy(k, f.visible, (c.tile_m, c.keys), first, place.lengths)
+        self._mask = SeenBy(k, f.mask, (c.tile_m, c.keys), first, place.lengths)
         self._sums = QuerySums(k, c, f, place, sums)
 
     def _copies(self, keys: Tensor, values: Tensor) -> list[RowCopy]:
@@ -293,7 +293,7 @@ class QuerySums:
         if not c.in_turn:
             reduce_warp_part(k, to, dq)
             return
-        before = self.place.number - key_tiles(k, f.visible, (c.tile_m, c.keys), block, self.place.lengths)[0]
+        before = self.place.number - key_tiles(k, f.mask, (c.tile_m, c.keys), block, self.place.lengths)[0]
         with k.when(k.thread == 0):
             turns.await_turn(number, before)
         k.syncthreads()
@@ -336,7 +336,7 @@ def attention_backward_dq_sm80(
         part = (number * c.num_warps + k.warp) * c.dq_registers
         values = load_warp_part(k, total + k.mul_wide(part, 32), c.dq_registers)
         if c.in_turn:  # where no tile of keys adds anything, nobody has stored the first sum either
-            seen = key_tiles(k, f.visible, (c.tile_m, c.keys), block, at.lengths)
+            seen = key_tiles(k, f.mask, (c.tile_m, c.keys), block, at.lengths)
             values = [k.select(seen[0] < seen[1], x, k.value(0.0, f32)) for x in values]
         factor: Traced = k.value(f.softmax_scale(c.head_dim), f32)
         cols = c.dq_warps[1]

@@ -395,7 +395,7 @@ def attention_backward_dq_sm90(
         tile = operand_tile(k, c.dtype, c.tile_m, c.width, name="dQ")
         cores = Wgmma(k, c.dtype)
         factor: Traced = k.value(features.softmax_scale(c.head_dim), f32)
-        first, end = key_tiles(k, features.visible, (c.tile_m, KEYS), block, lengths)
+        first, end = key_tiles(k, features.mask, (c.tile_m, KEYS), block, lengths)
         values = Halves(k, c).load(total, number, first < end)  # of a block that no tile of keys sees nobody stores any
         sums = k.fragment(wgmma_accumulator(c.total_cols), f32, [x * factor for x in values])
         packed = cores.left(c.total_cols, "dq")
@@ -475,7 +475,7 @@ class KeyTile(ABC):
     def before(self, turn: Traced) -> Traced:
         """The number of tiles of keys that add to a block of dQ before this one."""
         block, _ = self.at(turn)
-        return self.number - key_tiles(self.k, self.features.visible, self.tile, block, self.lengths)[0]
+        return self.number - key_tiles(self.k, self.features.mask, self.tile, block, self.lengths)[0]
 
     @property
     def count(self) -> Traced:
@@ -515,7 +515,7 @@ class GridKeyTile(KeyTile):
         left, plane = at
         tiles = (lengths[1] + (tile[1] - 1)) // tile[1]
         number = tiles - 1 - left  # the first keys have the most query rows, and CTAs wait for those of lower numbers
-        mask = SeenBy(k, features.visible, tile, number * tile[1], lengths, rising=rising)
+        mask = SeenBy(k, features.mask, tile, number * tile[1], lengths, rising=rising)
         batch, head = kv_heads.divide(plane)
         of_head = Divisor.of(k, k.maximum(mask.blocks, 1)) if by_heads else None
         return cls(k, features, tile, number, head, lengths, mask, of_head, batch, kv_heads.value)
@@ -567,7 +567,7 @@ class ListedKeyTile(KeyTile):
         piece, slot = listed.at(entry), listed.slot(entry)
         tile, first = (config.tile_m, KEYS), slot.number * KEYS
         lengths = piece.keys.count, piece.queries.count + first
-        mask = SeenBy(k, features.visible, tile, first, lengths, rising=config.rising)
+        mask = SeenBy(k, features.mask, tile, first, lengths, rising=config.rising)
         of_head = Divisor.of(k, k.maximum(mask.blocks, 1)) if config.by_heads else None
         return cls(k, features, tile, slot.number, piece.head, lengths, mask, of_head, piece, slot, slots)
 

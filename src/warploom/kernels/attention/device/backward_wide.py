@@ -252,7 +252,7 @@ def attention_backward_queries_sm90(
     keys = Pipeline(k, (k_tile, k_boxes), readers=warps)
     values = Pipeline(k, (v_tile, v_boxes), readers=warps)
     ready(k, own, keys, values)
-    mask = Mask(k, f.visible, (ROWS, c.tile_n), row, (q_len, kv_len))
+    mask = Mask(k, f.mask, (ROWS, c.tile_n), row, (q_len, kv_len))
 
     with producer(k, CONSUMERS):
         with k.when(k.thread == 0):

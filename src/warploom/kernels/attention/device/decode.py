@@ -262,7 +262,7 @@ class Products:
     def _mask(self, at: BlockCursor) -> None:
         """-inf in place of scores that do not count."""
         k, c, f, span = self._k, self._config, self._features, at.span
-        rows, visible = GroupRows.at(k, at, f.group, c), replace(f.visible, ragged=True)
+        rows, visible = GroupRows.at(k, at, f.group, c), f.visible(ragged=True)
         mask = GroupMask(k, visible, c.tile_n, (span.queries, span.keys), rows.query)
         mask.apply(self._s, at.block.get(), self._ring.first_key)
 

@@ -65,7 +65,7 @@ def attention_sm80(
         fed = (k_tile, plane(arrays[1], at.keys, kv_head, d)), (v_tile, plane(arrays[2], at.keys, kv_head, c.value_dim))
         ring = CopyRing(k, *fed, threads=c.threads)
 
-        mask = Mask(k, f.visible, (c.tile_m, c.tile_n), row, at.lengths, may_lack_keys=listed)
+        mask = Mask(k, f.mask, (c.tile_m, c.tile_n), row, at.lengths, may_lack_keys=listed)
         cores = MmaSync(k, c.dtype, ahead=True)
         s = cores.accumulator(c.warp_rows, c.tile_n, "s")
         o = cores.accumulator(c.warp_rows, -(-c.value_dim // 16) * 16, "o")

@@ -446,7 +446,7 @@ class QueryTiles(ABC):
         """
         c, f = self.config, self.features
         queries, keys, lengths = self.place(self.item(turn) if item is None else item)
-        visible, lacking = f.visible, self.may_lack_keys
+        visible, lacking = f.mask, self.may_lack_keys
         mask = Mask(self.k, visible, (c.tile_m, c.tile_n), queries[0], lengths, may_lack_keys=lacking)
         if own_row is None or not c.skip_masked or f.right is None:
             return QueryTile(turn, queries, keys, c.tile_n, mask, mask, 0 if own_row is None else own_row)
