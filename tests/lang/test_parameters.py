@@ -236,6 +236,28 @@ def test_a_compound_parameter_without_fields_is_refused() -> None:
         kernel(threads=32)(wrong).trace()
 
 
+class Unprefixed(Compound):
+    """A factor for each row."""
+
+    prefixed = False
+    factors: Global[f32]
+
+
+class Outer(Compound):
+    """A matrix, and factors that are named as the matrix' own would be."""
+
+    rows: Strided[f32, 1]
+    more: Unprefixed
+
+
+def test_fields_of_a_compound_parameter_may_have_their_names_alone() -> None:
+    @kernel(threads=32)
+    def scaled(k: Kernel, x: Unprefixed, y: Outer) -> None:
+        y.rows.at(k.cta_x, k.lane).store(x.factors.load(k.cta_x) * y.more.factors.load(k.cta_x))
+
+    assert [x.name for x in scaled.trace().parameters] == ["factors", "y_rows", "y_factors", "y_rows_stride0"]
+
+
 @pytest.mark.parametrize("name", ["k", "values", "fields", "scaled", "cols"])
 def test_a_field_that_hides_something_else_is_refused(name: str) -> None:
     class Wrong(Compound):
