@@ -23,6 +23,7 @@ from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from multiprocessing import get_context
+from pathlib import Path
 from typing import Any
 
 from warploom import flash_attn
@@ -31,22 +32,8 @@ from warploom_lab.bench.environment import environment
 from warploom_lab.bench.evidence import write
 
 Case = dict[str, Any]
-BOTH = [False, True]
-HALVES = ["float16", "bfloat16"]
-HEAD_DIMS = [32, 40, 59, 64, 80, 96, 111, 128, 160, 192, 224, 256]
-UNEQUAL = [
-    (1, 239),
-    (3, 799),
-    (127, 512),
-    (127, 513),
-    (113, 203),
-    (128, 217),
-    (113, 211),
-    (108, 256),
-    (256, 512),
-    (1023, 1024),
-]
-"""Lengths of queries and keys, of the causal tests; the others have their own."""
+PARAMETERS = Path(__file__).resolve().parent / "seeds" / "flash_attn_tests.json"
+"""Of each of their tests: values of its parameters, batch and heads, how far results and gradients may be off."""
 
 
 @dataclass(frozen=True)
@@ -77,6 +64,11 @@ class Test:
     heads: int
     out: Bound
     gradients: Bound
+
+    @classmethod
+    def of(cls, run: str, out: list[float], gradients: list[float], **told: Any) -> Test:
+        """The test that :data:`PARAMETERS` tells of."""
+        return cls(run=RUNS[run], out=Bound(*out), gradients=Bound(*gradients), **told)
 
     def cases(self, count: int, seed: int) -> list[Case]:
         """So many of all combinations, at random; all of them if there are fewer."""
@@ -290,204 +282,14 @@ def run_kvcache(case: Case, test: Test) -> dict[str, float]:
     return {"out": test.out.excess(out, torch.cat(rounded), torch.cat(exact))}
 
 
-_MASKS = {"local": BOTH, "causal": BOTH}
-TESTS = (
-    Test(
-        "output",
-        run_dense,
-        {
-            "kvpacked": BOTH,
-            "dtype": HALVES,
-            "mha_type": ["mha", "mqa", "gqa"],
-            "deterministic": BOTH,
-            **_MASKS,
-            "d": [d for d in HEAD_DIMS if d != 80],
-            "softcap": [0.0, 50.0],
-            "lengths": [
-                (113, 203),
-                (128, 217),
-                (113, 211),
-                (108, 256),
-                (256, 512),
-                (512, 256),
-                (1024, 1024),
-                (1023, 1024),
-                (1024, 1023),
-                (2048, 2048),
-            ],
-        },
-        4,
-        6,
-        Bound(2),
-        Bound(3),
-    ),
-    Test(
-        "qkvpacked",
-        run_qkvpacked,
-        {
-            "dtype": HALVES,
-            "deterministic": BOTH,
-            **_MASKS,
-            "d": HEAD_DIMS,
-            "lengths": [(n, n) for n in (97, 128, 200, 384, 768, 1024, 1025, 2048)],
-        },
-        4,
-        9,
-        Bound(2),
-        Bound(2),
-    ),
-    Test(
-        "causal",
-        run_dense,
-        {
-            "dtype": HALVES,
-            "local": BOTH,
-            "causal": [True],
-            "d": HEAD_DIMS,
-            "lengths": [*UNEQUAL, *((b, a) for a, b in UNEQUAL)],
-        },
-        8,
-        9,
-        Bound(2, 1e-5),
-        Bound(2, 1e-5),
-    ),
-    Test(
-        "splitkv",
-        run_dense,
-        {
-            "dtype": HALVES,
-            "deterministic": BOTH,
-            **_MASKS,
-            "d": HEAD_DIMS,
-            "lengths": [
-                x
-                for a, b in (
-                    (3, 1024),
-                    (1, 339),
-                    (64, 800),
-                    (3, 799),
-                    (64, 2048),
-                    (16, 20000),
-                    (16, 100000),
-                    (128, 128),
-                    (256, 256),
-                )
-                for x in {(a, b), (b, a)}
-            ],
-        },
-        1,
-        12,
-        Bound(2, 1e-5),
-        Bound(2, 2e-4),
-    ),
-    Test(
-        "bwd_overflow",
-        run_dense,
-        {
-            "dtype": ["float16"],
-            "causal": BOTH,
-            "d": [16, 32, 64],
-            "lengths": [(n, n) for n in (1, 2, 5, 17, 128)],
-            "factors": [(5, 3, 3)],
-        },
-        2,
-        5,
-        Bound(2),
-        Bound(5, 1e-3),
-    ),
-    Test(
-        "bwd_transpose",
-        run_dense,
-        {
-            "dtype": HALVES,
-            "causal": BOTH,
-            "d": [64, 128],
-            "lengths": [(n, n) for n in (97, 128, 200, 256)],
-            "strided_gradient": [True],
-        },
-        5,
-        2,
-        Bound(2),
-        Bound(2),
-    ),
-    Test(
-        "deterministic",
-        run_again,
-        {
-            "dtype": HALVES,
-            **_MASKS,
-            "d": HEAD_DIMS,
-            "lengths": [*UNEQUAL, *((b, a) for a, b in UNEQUAL)],
-        },
-        4,
-        9,
-        Bound(1),
-        Bound(1),
-    ),
-    Test(
-        "varlen_output",
-        run_varlen,
-        {
-            "kvpacked": BOTH,
-            "dtype": HALVES,
-            "mha_type": ["mha", "mqa", "gqa"],
-            "deterministic": BOTH,
-            **_MASKS,
-            "d": [d for d in HEAD_DIMS if d not in (40, 80)],
-            "softcap": [0.0, 50.0],
-            "lengths": [
-                (1, 147),
-                (113, 203),
-                (128, 217),
-                (113, 211),
-                (108, 256),
-                (256, 512),
-                (512, 256),
-                (1024, 1024),
-                (1023, 1024),
-                (1024, 1023),
-                (2048, 2048),
-            ],
-        },
-        4,
-        6,
-        Bound(2),
-        Bound(3),
-    ),
-    Test(
-        "kvcache",
-        run_kvcache,
-        {
-            "dtype": HALVES[:1],
-            "num_splits": [1, 0],
-            "mha_type": ["mha", "mqa", "gqa"],
-            "new_kv": BOTH,
-            **_MASKS,
-            "seqlen_new_eq_seqlen_q": BOTH,
-            "rotary_interleaved": BOTH,
-            "rotary_fraction": [0.0, 0.5, 1.0],
-            "paged_kv_block_size": [None, 256],
-            "d": [32, 64, 80, 128, 256],
-            "lengths": [
-                (1, 128),
-                (1, 339),
-                (3, 1024),
-                (64, 800),
-                (64, 256),
-                (3, 799),
-                (64, 2048),
-                (16, 20000),
-                (1, 131072),
-                (16, 131072),
-                (128, 128),
-            ],
-        },
-        2,
-        6,
-        Bound(3, 1e-5),
-        Bound(3),
-    ),
-)
+RUNS = {
+    "dense": run_dense,
+    "qkvpacked": run_qkvpacked,
+    "again": run_again,
+    "varlen": run_varlen,
+    "kvcache": run_kvcache,
+}
+TESTS = tuple(Test.of(**told) for told in json.loads(PARAMETERS.read_text(encoding="utf-8"))["tests"])
 
 
 def run_share(cases: list[Case], deadline: float) -> list[Case]:
