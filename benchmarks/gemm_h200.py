@@ -208,6 +208,9 @@ class Products(CellScript[Product]):
                 found.setdefault(row["name"], {})[kernel] = of | {"sustained": row["power"].get(name)}
         return {"large": found}
 
+    def configs(self, rows: list[Row]) -> set[str]:
+        return {name for row in rows for load in (row, row["company"]) for name in load["configs"].values()}
+
     def line(self, row: Row) -> str:
         ratios = "  ".join(f"{key} {ratio['median']:.2f}" for key, ratio in row["ratio"].items())
         return f"{self.line_head(row)}  cuBLAS {row[CUBLAS]:.0f}  {ratios}"

@@ -61,19 +61,19 @@ class Waves(CellScript[Product]):
             yield Product(f"{m}x{n}x{WAVE_DEPTH}", m, n, WAVE_DEPTH, True)
         yield from (product for product in layers() if product.m in LAYER_ROWS)
 
-    def configs(self, cell: Product, goal: Target) -> dict[str, MatmulSm80]:
+    def tried(self, cell: Product, goal: Target) -> dict[str, MatmulSm80]:
         """Of each schedule the best by the cost model."""
         found = by_cost(cell.problem, candidates_sm80, goal)
         each = [[c for c in found if schedule_of(c) == s][: self.given.each] for s in SCHEDULES]
         return {str(c): c for of in each for c in of}
 
     def calls(self, cell: Product, goal: Target) -> Iterator[KernelCall]:
-        for config in self.configs(cell, goal).values():
+        for config in self.tried(cell, goal).values():
             yield from config.calls(cell.problem, 132)
 
     def trial(self, cell: Product) -> Trial:
         facts = {"m": cell.m, "n": cell.n, "k": cell.k, "weights": cell.weights}
-        trial = cell.trial(self.configs(cell, target(self.gpu.arch)), facts=facts)
+        trial = cell.trial(self.tried(cell, target(self.gpu.arch)), facts=facts)
 
         def error(name: str, out: Any) -> float | None:
             """Infinite where equal calls give other bits."""
@@ -91,7 +91,7 @@ class Waves(CellScript[Product]):
 
     def rates(self, cell: Product, load: Load) -> Row:
         """TFLOP/s and microseconds of cuBLAS, of everything that was tried, and of each schedule's best."""
-        configs, times = self.configs(cell, target(self.gpu.arch)), load.microseconds()
+        configs, times = self.tried(cell, target(self.gpu.arch)), load.microseconds()
         rates = {n: {"tflops": round(cell.flops / us / 1e6, 1), "microseconds": us} for n, us in times.items()}
         tried = {n: {"schedule": schedule_of(c), **rates.get(n, {})} for n, c in configs.items()}
         row: Row = {"cublas": rates.get(CUBLAS), "tried": tried}
@@ -116,6 +116,9 @@ class Waves(CellScript[Product]):
                     means[what] = {"geomean": mean, "least": round(min(some), 3), "products": len(some)}
             found[part] = {"products": of, "summary": means}
         return found
+
+    def configs(self, rows: list[Row]) -> set[str]:
+        return {row[s]["config"] for row in rows for s in SCHEDULES if s in row}
 
     def line(self, row: Row) -> str:
         told = {what: round(share, 3) for what, share in shares(row).items()}

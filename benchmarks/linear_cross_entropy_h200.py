@@ -139,7 +139,8 @@ class Losses(CellScript[Layer]):
         calls = {n: step(of) for n, of in losses.items() if of is not None and n in ("warploom", *self.given.baselines)}
 
         def error(name: str, found: tuple[Tensor, ...]) -> float:
-            extra[name] = extra_bytes(torch, lambda: calls[name](given))
+            results = sum(x.numel() * x.element_size() for x in found)
+            extra[name] = extra_bytes(torch, lambda: calls[name](given)) - results
             return reference.error(*found)
 
         plan = [plan.workspace_bytes for plan in warploom.plan_linear_cross_entropy(x.detach(), w.detach())]

@@ -72,6 +72,10 @@ class TorchGpu:
             if isinstance(x, self._torch.Tensor) and x.is_floating_point() and x.element_size() > 1:
                 x.detach().fill_(float("nan"))
 
+    def release(self) -> None:
+        """Give back the memory that the last cell has left: the next one's sizes are others."""
+        self._torch.cuda.empty_cache()
+
     def synchronize(self) -> None:
         """Wait for the GPU. Raises RuntimeError for what it refused."""
         self._torch.cuda.synchronize()
@@ -262,6 +266,10 @@ class CellScript(Generic[Cell]):
         """What is written beside the rows."""
         return {}
 
+    def configs(self, rows: list[Row]) -> Collection[str] | None:
+        """The configurations whose kernels a result names, where a search has tried others too; None for all."""
+        return None
+
     def missed(self, rows: list[Row]) -> list[str]:
         """Every wrong result, and every figure that is not reached."""
         wrong = [
@@ -376,9 +384,10 @@ class CellScript(Generic[Cell]):
         head = {"power_limit_watts": self.gpu.monitor.power_limit()} | self.head()
         result: Row = {"environment": environment() | head, self.listed: rows, "missed": list[str]()}
         for cell in todo:
+            self.gpu.release()
             rows.append(self.row(cell))
             print(self.line(rows[-1]), flush=True)
             result |= {"missed": self.missed(rows)} | self.summary(rows)
-            write(self.given.out / self.file, result)
+            write(self.given.out / self.file, result, self.configs(rows))
         print("\n".join(result["missed"]) or "every result is right, and every figure is reached")
         return 1 if result["missed"] else 0

@@ -44,6 +44,9 @@ class FakeGpu(SimulatedClock):
     def poison(self, result: Any) -> None:
         result[...] = np.nan
 
+    def release(self) -> None:
+        pass
+
     def synchronize(self) -> None:
         pass
 
