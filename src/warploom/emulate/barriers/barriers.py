@@ -94,7 +94,7 @@ def joined(mine: Known | None, known: Known) -> Known:
 
 
 @dataclass(eq=False, kw_only=True)
-class _Use(Phase):
+class NamedPhase(Phase):
     """One use of a named barrier: ``count`` warps have come, some perhaps more than once."""
 
     expected: int
@@ -111,9 +111,9 @@ class Barriers:
         self.clocks = clocks
         self.report = reporter
         self.threads = threads
-        self.open: dict[tuple[int, int], _Use] = {}
+        self.open: dict[tuple[int, int], NamedPhase] = {}
         self.gone: Counter[int] = Counter()  # CTA → warps that have ended
-        self.past: dict[tuple[int, int], _Use] = {}  # the last use of each that is over
+        self.past: dict[tuple[int, int], NamedPhase] = {}  # the last use of each that is over
         self.votes: dict[int, Array] = {}  # row → those of the last barrier that it has waited for
         # Barriers that warps have met at from different lines: how many findings there were then, and the lines.
         self.mixed: dict[tuple[int, int], tuple[int, list[SourceLine]]] = {}
@@ -155,7 +155,7 @@ class Barriers:
                 self.report.add("barrier", op.where, f"there is no barrier {which}: use 0 to 15", row, 0)
                 continue
             key = (row // self.clocks.warps_per_cta, which)
-            phase = self.open.setdefault(key, _Use(expected=expected, op=op, everyone=threads is None))
+            phase = self.open.setdefault(key, NamedPhase(expected=expected, op=op, everyone=threads is None))
             if holds is not None:
                 phase.votes += np.array([(holds[i] & came[i]).sum(), came[i].sum()], np.uint32)
             self._arrive(row, key, expected, wait if waits else None, op)
@@ -287,10 +287,8 @@ class ClusterBarriers:
 
     def _missing(self, number: int) -> list[int]:
         """The warps of a cluster that have yet to come."""
-        rows = np.arange(number * self.domain, (number + 1) * self.domain)
-        return [
-            row for row in rows[~self.gone[rows]].tolist() if self.clocks.columns[row] not in self.current[number].came
-        ]
+        rows, came = range(number * self.domain, (number + 1) * self.domain), self.current[number].came
+        return [row for row in rows if not self.gone[row] and self.clocks.columns[row] not in came]
 
     def _complete(self, rows: Array) -> None:
         for number in np.unique(rows // self.domain).tolist():
@@ -299,7 +297,7 @@ class ClusterBarriers:
                 self.current[number] = Phase()
 
     def describe(self, row: int) -> str:
-        """Who is missing at the barrier of a warp's cluster; '' where nobody waits."""
+        """Name the warps that are missing at the barrier of a warp's cluster; '' where nobody waits."""
         number = row // self.domain
         if not self.current[number].waits:
             return ""

@@ -158,7 +158,7 @@ class Mbarriers:
         return text
 
     def _who_came(self, bar: Mbarrier, waits: Mapping[int, SourceLine]) -> str:
-        """Who has arrived in the current phase; whoever did in the last one and not in this, with where it is now."""
+        """Name the warps that have come in the current phase, and where those are that came only in the last one."""
         if bar.arrival is None:
             return "nothing has arrived yet"
         clocks = self.clocks
@@ -171,7 +171,7 @@ class Mbarriers:
         return ", ".join(parts)
 
     def progress(self, row: int) -> int:
-        """How far the phase has come that a row waits for: 2 if only bytes are missing, 1 if something has arrived."""
+        """Rate the phase that a row waits for: 2 if only bytes are missing, 1 if something has arrived, else 0."""
         bars = [bar for bar in self.all.values() if any(w.by.row == row for w in bar.waiters)]
         return max((0 if bar.idle else 1 + (bar.pending == 0) for bar in bars), default=0)
 
@@ -283,7 +283,7 @@ class Mbarriers:
         return own if rank < 0 else own // together * together + rank, where
 
     def _release(self, bar: Mbarrier, by: Actor, scope: ClusterScope) -> None:
-        """What an arrival makes known; across CTAs, writes become visible at the scope of the cluster alone."""
+        """Let an arrival make known what its lanes know; other CTAs see writes only if its scope is the cluster."""
         known = self.clocks.release(by.row, by.lanes)
         if bar.cta != by.row // self.clocks.warps_per_cta:
             self.remote.append(Remote(bar, by, self.clocks.now))
@@ -364,11 +364,11 @@ class Mbarriers:
         self._found(bar, by, message)
 
     def check_follows(self, bar: Mbarrier, by: Actor) -> None:
-        """What arrives, or starts a copy, before the last phase is over counts for that one in another order."""
+        """An arrival or a copy must be ordered after the last phase: in another order it would count for that one."""
         self._check_over(bar, bar.last, bar.phase, "counts for that one", by)
 
     def _check_waits(self, bar: Mbarrier, by: Actor) -> None:
-        """Who waits for a phase must have seen its end before the next one ends, whose parity is the other."""
+        """All that wait for a phase must have seen its end before the next phase, of the other parity, ends."""
         for waiter, stamp in bar.last.seen.items():
             if bar.current.known is None or bar.current.known.clock[CONTROL, waiter] >= stamp:
                 continue

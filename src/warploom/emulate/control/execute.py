@@ -50,7 +50,7 @@ class Executor(Context):
         self.graph = Graph(self, program, self._prepare, self._is_lanewise, keep_all=large)
 
     def _makers(self, accesses: AccessSteps) -> dict[type[fx.Effect], Callable[[Op, Any], Step]]:
-        """What makes the step of each effect, but for those of the asynchronous engines."""
+        """Map each effect to the function that makes its step, but for those of the asynchronous engines."""
         return {
             fx.Access: accesses.step,
             fx.MatrixAccess: accesses.step,

@@ -103,10 +103,8 @@ class Frame:
         self._select: Chosen = slice(None)
         self.gone: Array | None = None  # lanes that have ended, of a frame without a parent
         self.seen: dict[int, Any] = {}
-        self.whole_ctas = self.n % warps_per_cta == 0 and bool(
-            (self.flat.reshape(-1, warps_per_cta) % warps_per_cta == np.arange(warps_per_cta)).all()
-            and (np.diff(self.cta.reshape(-1).reshape(-1, warps_per_cta), axis=1) == 0).all()
-        )
+        first = self.flat[::warps_per_cta, None]  # of each CTA, if they are whole
+        self.whole_ctas = np.array_equal((first - first % warps_per_cta + np.arange(warps_per_cta)).ravel(), self.flat)
 
     # -- values ------------------------------------------------------------------------------------------------
 
@@ -258,7 +256,7 @@ def _zero(dtype: np.dtype[Any]) -> Array:
 
 
 def taken(array: Array, shape: tuple[int, ...], chosen: Chosen) -> Array:
-    """Of a register of a frame of this shape, the part of the chosen warps."""
+    """The chosen warps' part of a register of a frame of this shape."""
     if array.shape[:2] == (1, 1) or isinstance(chosen, slice):
         return array
     if isinstance(chosen, tuple):
@@ -316,16 +314,12 @@ def apply_in_turn(instruction: Instruction, view: Array, index: Array, values: l
 
 def split(values: Array, lanes: Lanes) -> list[tuple[Any, Lanes]]:
     """The acting lanes by the value they give (one row of 32, or of one entry per value)."""
-    if lanes is not None and len(lanes) == 1:
-        return [(values[lanes[0]].tolist(), lanes)]
-    first = values[0 if lanes is None else lanes[0]]
-    mine = values if lanes is None else values[lanes]
-    if (mine == first).all():
-        return [(first.tolist(), lanes)]
-    numbers = range(32) if lanes is None else lanes
+    mine = (values if lanes is None else values[lanes]).tolist()
+    if mine.count(mine[0]) == len(mine):
+        return [(mine[0], lanes)]
     found: dict[Any, list[int]] = {}
-    for lane in numbers:
-        found.setdefault(values[lane].tolist(), []).append(lane)
+    for lane, value in zip(ASCENDING if lanes is None else lanes, mine, strict=True):
+        found.setdefault(value, []).append(lane)
     return list(found.items())
 
 

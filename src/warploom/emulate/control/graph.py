@@ -62,7 +62,7 @@ class Point(NamedTuple):
 
 
 @dataclass(eq=False)
-class BasicBlock:
+class StepBlock:
     """Steps, then the choice of a target for each lane: True is the first one. Without targets the lanes end.
 
     ``loops`` are the lines and indices of the loops around it, the outermost first. ``live`` are the values that it or
@@ -106,7 +106,7 @@ class Graph:
         keep_all: bool,
     ) -> None:
         self.context, self.program, self.prepare, self.lanewise = context, program, prepare, lanewise
-        self.blocks: list[BasicBlock] = []
+        self.blocks: list[StepBlock] = []
         self.structured = True
         self._open(())
         self._body(program.body)
@@ -114,8 +114,8 @@ class Graph:
             self.blocks[-1].points.append(Point(lambda frame: None, False, "warp"))  # warps end as a whole
         self._find_live(keep_all)
 
-    def _open(self, loops: tuple[tuple[SourceLine, Value], ...] | None = None) -> BasicBlock:
-        block = BasicBlock(len(self.blocks), self.blocks[-1].loops if loops is None else loops)
+    def _open(self, loops: tuple[tuple[SourceLine, Value], ...] | None = None) -> StepBlock:
+        block = StepBlock(len(self.blocks), self.blocks[-1].loops if loops is None else loops)
         self.blocks.append(block)
         return block
 
@@ -218,7 +218,7 @@ class Graph:
         head = self.blocks[-1]
         head.where, head.choose = s.where, self._condition(s.condition, s.where, s.uniform)
         head.note((s.condition,), ())
-        ends: list[BasicBlock] = []
+        ends: list[StepBlock] = []
         sides = [body for body in (s.body, s.otherwise) if body]
         for body in sides:
             head.targets += (self._open().number,)
@@ -287,7 +287,7 @@ class Graph:
             return np.where(mine.any(axis=1), mine.argmax(axis=1), len(bounds)).reshape(*frame.shape, 1)
 
         head.where, head.choose, head.roles = s.where, role_of, s.branches
-        ends: list[BasicBlock] = []
+        ends: list[StepBlock] = []
         for role in s.branches:
             head.targets += (self._open(head.loops).number,)
             change = self.program.register_change(role)
@@ -303,7 +303,7 @@ class Graph:
     def _flow(self, flow: Flow) -> None:
         """Blocks that end with branches: the end of a program."""
         self.structured = False
-        before, starts, ends = self.blocks[-1], list[int](), list[BasicBlock]()
+        before, starts, ends = self.blocks[-1], list[int](), list[StepBlock]()
         for body in flow.blocks:
             starts.append(self._open().number)
             self._body(body[:-1])

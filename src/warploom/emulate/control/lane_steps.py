@@ -28,9 +28,7 @@ class LaneSteps:
         """Votes and elections: every operand decides, lanes that are not here have no say."""
 
         def step(frame: Frame) -> None:
-            for k in keys:
-                self.run.observe(frame, k, op, "an operand")
-            values = [frame.full(frame.env[k]) for k in keys]
+            values = [frame.full(self.run.observe(frame, k, op, "an operand")) for k in keys]
             if frame.active is not None and len(values) == 2:
                 values[1] = values[1] & ballot(frame.active)  # inactive lanes have no vote
             for value, array in zip(op.results, op.instruction.meaning(*values), strict=True):
@@ -43,15 +41,13 @@ class LaneSteps:
         data, lane, mask = keys
 
         def step(frame: Frame) -> None:
-            env = frame.env
-            self.run.observe(frame, lane, op, "the lane")
-            argument = env[lane]
-            if argument.size == 1 and argument.ndim == 3:
+            argument, given = self.run.observe(frame, lane, op, "the lane"), frame.env[data]
+            if argument.size == 1:  # every warp exchanges alike
                 source, inside = exchange(np.broadcast_to(argument.reshape(1, 1), (1, 32)))
-                result = np.broadcast_to(env[data], (*np.broadcast(env[data]).shape[:2], 32))[..., source[0]]
+                result = np.broadcast_to(given, (*given.shape[:2], 32))[..., source[0]]
             else:
                 source, inside = exchange(frame.full(argument))
-                result = frame.shaped(np.take_along_axis(frame.full(env[data]), source, axis=1))
+                result = frame.shaped(np.take_along_axis(frame.full(given), source, axis=1))
             shadow = (
                 self._shuffle_shadow(frame, data, mask, source) if frame.shadows or frame.mask is not None else None
             )
@@ -92,8 +88,7 @@ class LaneSteps:
                 )
             partial: Array | None = None
             if mask_key is not None:
-                self.run.observe(frame, mask_key, op, "the member mask")
-                members = frame.env[mask_key]
+                members = self.run.observe(frame, mask_key, op, "the member mask")
                 if members.size != 1 or int(members.flat[0]) != _FULL_MASK or frame.mask is not None:
                     partial = frame.full(members)
                     self._check_members(frame, op, partial)
@@ -126,10 +121,8 @@ class LaneSteps:
         active, named = frame.acting(), lanes_named(members)
         itself = named[:, LANES, LANES]
         agree = members[:, :, None] == members[:, None, :]
-        present = np.broadcast_to(active[:, None, :], named.shape)
-        ended = np.zeros((1, 1), np.bool_) if frame.ended is None else frame.full(frame.ended)
-        absent = (named & ~present & ~ended[:, None, :]).any(axis=2) & active
-        unequal = (named & present & ~agree).any(axis=2) & active
+        absent = lanes_that_miss(frame, members)
+        unequal = (named & active[:, None, :] & ~agree).any(axis=2) & active
         for bad, text in (
             (~itself & active, "a lane executes it that its own member mask leaves out: name the executing lanes"),
             (absent, "the member mask names lanes that are not here: use the mask of the lanes that take this branch"),
@@ -145,6 +138,14 @@ def ballot(active: Array) -> Array:
     """The mask of the active lanes of each warp, u32 (warps, 1)."""
     bits = active.astype(np.uint64) << np.arange(32, dtype=np.uint64)
     return bits.sum(axis=1, keepdims=True).astype(np.uint32)
+
+
+def lanes_that_miss(frame: Frame, masks: Array) -> Array:
+    """The active lanes whose masks, (warps, 32), name lanes that are elsewhere."""
+    absent = frame.absent
+    if absent is None:
+        return np.zeros((frame.n, 32), np.bool_)
+    return (lanes_named(masks) & absent[:, None, :]).any(axis=2) & frame.acting()
 
 
 def lanes_named(masks: Array) -> Array:

@@ -23,8 +23,8 @@ from warploom.core.errors import EmulationError
 from warploom.emulate.barriers.barriers import Wait
 from warploom.emulate.control.context import Context
 from warploom.emulate.control.frames import Frame, taken
-from warploom.emulate.control.graph import BasicBlock, Graph, Meeting, looks
-from warploom.emulate.control.lane_steps import lanes_named
+from warploom.emulate.control.graph import Graph, Meeting, StepBlock, looks
+from warploom.emulate.control.lane_steps import lanes_that_miss
 from warploom.emulate.transactions.products import WARPS
 from warploom.ir.statements import Op, Role, SourceLine, Value, walk
 from warploom.isa.effects import AsyncMatrix, MbarrierWait
@@ -46,7 +46,7 @@ class LaneGroup:
     the end of which registers were as in ``before`` and the clock at ``now``, has changed nothing.
     """
 
-    block: BasicBlock
+    block: StepBlock
     lanes: Array
     step: int = 0
     frame: Frame | None = None
@@ -97,7 +97,7 @@ class Task:
         return [g for g in self.groups if g.resting is not None]
 
     def waits(self) -> Iterator[Wait]:
-        """What its groups wait for."""
+        """Its groups' waits that are not over, and loops that look what others do."""
         for group in self.groups:
             if group.resting is not None:
                 yield Wait(group.resting, set(self._rows(group)))
@@ -239,7 +239,7 @@ class Task:
         wide = np.broadcast_to(lanes, (*frame.shape, 32))
         return wide if frame is self.frame else frame.in_parent(wide)
 
-    def _give_back(self, group: LaneGroup, *then: BasicBlock) -> None:
+    def _give_back(self, group: LaneGroup, *then: StepBlock) -> None:
         """The task's frame gets what a group has written of what it, or a block where it goes ``then``, may read."""
         frame, group.frame = group.frame, None
         if frame is None or frame is self.frame:
@@ -292,7 +292,7 @@ class Task:
         else:
             self._end(group)
 
-    def _parts(self, frame: Frame, block: BasicBlock) -> dict[int, Array]:
+    def _parts(self, frame: Frame, block: StepBlock) -> dict[int, Array]:
         """Target → the lanes of a frame that go there; lanes without one are left out, and reported."""
         everyone = np.ones((1, 1, 1), np.bool_)
         if block.choose is None:
@@ -314,7 +314,7 @@ class Task:
             parts[target] = parts[target] | takes if target in parts else takes
         return parts
 
-    def _go(self, group: LaneGroup, target: BasicBlock) -> None:
+    def _go(self, group: LaneGroup, target: StepBlock) -> None:
         """A group goes to a block, and meets those that are there."""
         back = target.number <= group.block.number
         self.passes += back
@@ -363,16 +363,8 @@ class Task:
 
 def _missing(frame: Frame, meeting: Meeting) -> Array | None:
     """The warps of which lanes that an instruction needs are neither here nor at their end; None for none."""
-    absent = frame.absent
-    if absent is None:
-        return None
-    if isinstance(meeting, str):
-        return np.asarray(absent.any(axis=1))
-    assert meeting is not None
-    assert frame.active is not None
-    named = lanes_named(frame.full(frame.env[meeting]))
-    missing = np.asarray((named & frame.active[:, :, None] & absent[:, None, :]).any(axis=(1, 2)))
-    return missing if missing.any() else None
+    lanes = lanes_that_miss(frame, frame.full(frame.env[meeting])) if isinstance(meeting, Value) else frame.absent
+    return None if lanes is None or not lanes.any() else np.asarray(lanes.any(axis=1))
 
 
 def _equal(a: Array | None, b: Array | None) -> bool:

@@ -58,7 +58,7 @@ LARGE = 1 << 32
 
 
 class WideAddresses:
-    """What each address of a program is made of."""
+    """Knows the operation that makes each value of a program, to work out addresses without an end to integers."""
 
     def __init__(self, context: Context, program: Program) -> None:
         self.context = context

@@ -94,8 +94,7 @@ class Findings:
     """Collects findings; those of one kind with the same lines are merged and counted."""
 
     def __init__(self, stop: bool = False, enabled: bool = True) -> None:
-        self._found: dict[tuple[str, SourceLine, SourceLine | None], Finding] = {}
-        self._began: dict[tuple[str, SourceLine, SourceLine | None], float] = {}
+        self._found: dict[tuple[str, SourceLine, SourceLine | None], tuple[float, Finding]] = {}  # with when it began
         self._stop = stop
         self.enabled = enabled
 
@@ -110,20 +109,23 @@ class Findings:
         if not self.enabled:
             return
         key = (finding.kind, finding.where, finding.other)
-        earlier = self._found.get(key)
-        self._began.setdefault(key, len(self._found) if since is None else self._before_effects(finding.kind, since))
-        self._found[key] = replace(earlier, count=earlier.count + finding.count) if earlier else finding
+        began, earlier = self._found.get(key, (0.0, None))
+        if earlier is None:
+            began = len(self._found) if since is None else self._before_effects(finding.kind, since)
+        else:
+            finding = replace(earlier, count=earlier.count + finding.count)
+        self._found[key] = began, finding
         if self._stop:
             raise EmulationError(str(finding), (finding,))
 
     def _before_effects(self, kind: Kind, since: int) -> float:
-        mistakes = (began for (other, _, _), began in self._began.items() if other not in {*_EFFECTS, kind})
+        mistakes = (began for began, other in self._found.values() if other.kind not in {*_EFFECTS, kind})
         return max((since - 0.5, *mistakes))
 
     @property
     def all(self) -> tuple[Finding, ...]:
         """The merged findings, in the order in which they began."""
-        return tuple(self._found[key] for key in sorted(self._found, key=self._began.__getitem__))
+        return tuple(finding for _, finding in sorted(self._found.values(), key=lambda found: found[0]))
 
 
 _LATE: frozenset[Kind] = frozenset({"uninitialised", "deadlock", "leak"})
