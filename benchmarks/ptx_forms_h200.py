@@ -28,7 +28,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 from ptx_round_trip_h200 import Gpu
 
 from warploom.core.errors import PtxError
-from warploom.ops.ptx import check_ptx
+from warploom.ops.foreign import check_ptx
 from warploom.ptx.syntax import TYPES
 from warploom_lab.bench.environment import environment
 from warploom_lab.bench.evidence import write

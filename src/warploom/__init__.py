@@ -15,34 +15,28 @@ from warploom.operators import operator_of
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from warploom.ops.append_to_cache import append_to_cache
     from warploom.ops.attention import AttentionPlan, attention, plan
     from warploom.ops.attention_backward import AttentionBackwardPlan, attention_backward, plan_attention_backward
-    from warploom.ops.attention_paged import AttentionPagedPlan, attention_paged, plan_attention_paged
+    from warploom.ops.attention_paged import AttentionPagedPlan, append_to_cache, attention_paged, plan_attention_paged
     from warploom.ops.attention_varlen import attention_varlen
-    from warploom.ops.cuda import check_cuda
+    from warploom.ops.foreign import CheckedPtx, check_cuda, check_ptx, check_triton
     from warploom.ops.launch import launch
     from warploom.ops.loss import linear_cross_entropy, plan_linear_cross_entropy
     from warploom.ops.matmul import MatmulPlan, matmul, plan_matmul
-    from warploom.ops.ptx import CheckedPtx, check_ptx
     from warploom.ops.reduce import ReducePlan, matmul_reduce, plan_matmul_reduce
-    from warploom.ops.triton import check_triton
 
 tracing.operator_of = operator_of  # the packages below call what stands on them, and cannot import it
 
 _NAMES = {
     "attention": "attention plan AttentionPlan",
     "attention_backward": "attention_backward plan_attention_backward AttentionBackwardPlan",
-    "append_to_cache": "append_to_cache",
-    "attention_paged": "attention_paged plan_attention_paged AttentionPagedPlan",
+    "attention_paged": "attention_paged plan_attention_paged AttentionPagedPlan append_to_cache",
     "attention_varlen": "attention_varlen",
     "matmul": "matmul plan_matmul MatmulPlan",
     "reduce": "matmul_reduce plan_matmul_reduce ReducePlan",
     "loss": "linear_cross_entropy plan_linear_cross_entropy",
     "launch": "launch",
-    "cuda": "check_cuda",
-    "ptx": "check_ptx CheckedPtx",
-    "triton": "check_triton",
+    "foreign": "check_ptx CheckedPtx check_cuda check_triton",
 }
 """Module of ``warploom.ops`` → the public names in it."""
 _PUBLIC = {name: f"warploom.ops.{module}" for module, names in _NAMES.items() for name in names.split()}

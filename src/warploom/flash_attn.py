@@ -27,11 +27,10 @@ from warploom.core.errors import ProblemError, shown
 from warploom.interop.refusals import refuse_watched
 from warploom.interop.tracing import is_tracing
 from warploom.kernels.attention.problem import MOST_POSITIONS
-from warploom.ops.append_to_cache import append_to_cache
 from warploom.ops.attention import attention
-from warploom.ops.attention_paged import attention_paged, checked_attention_paged
+from warploom.ops.attention_paged import append_to_cache, attention_paged, checked_attention_paged
 from warploom.ops.attention_varlen import attention_varlen
-from warploom.ops.options import whole
+from warploom.ops.declare import whole
 
 if TYPE_CHECKING:
     from torch import Tensor

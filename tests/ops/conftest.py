@@ -8,11 +8,10 @@ import pytest
 
 from tests.ops.emulated_gpu import DeviceCopy, EmulatedGpu
 from warploom.core.targets import target
-from warploom.ops import backends, calls, launch, processors, steps, tuned
-from warploom.ops.append_to_cache import append_call
+from warploom.ops import backends, calls, launch, steps, tuned
 from warploom.ops.attention import attention_call
 from warploom.ops.attention_backward import attention_backward_call, attention_varlen_backward_call
-from warploom.ops.attention_paged import attention_paged_call
+from warploom.ops.attention_paged import append_call, attention_paged_call
 from warploom.ops.attention_varlen import attention_varlen_call
 from warploom.ops.loss import loss_call, row_gradients_call
 from warploom.ops.matmul import matmul_call
@@ -35,7 +34,7 @@ CALLS = (
 @pytest.fixture
 def emulated(monkeypatch: pytest.MonkeyPatch) -> None:
     """Calls run on the emulator, on any machine."""
-    for module in (processors, launch):
+    for module in (backends, launch):
         monkeypatch.setattr(module, "gpu_present", lambda: False)
 
 
@@ -45,9 +44,9 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[EmulatedGpu]:
     made = EmulatedGpu()
     monkeypatch.setattr(DeviceCopy, "gpu", made, raising=False)
     monkeypatch.setattr("warploom.cuda.buffers.DeviceCopy", DeviceCopy)
-    monkeypatch.setattr(processors, "gpu_present", lambda: True)
-    monkeypatch.setattr(processors, "gpu_target", lambda _: target("sm_80"))
-    monkeypatch.setattr(processors, "multiprocessors", lambda _: 2)
+    monkeypatch.setattr(backends, "gpu_present", lambda: True)
+    monkeypatch.setattr(backends, "gpu_target", lambda _: target("sm_80"))
+    monkeypatch.setattr(backends, "multiprocessors", lambda _: 2)
     monkeypatch.setattr(tuned, "gpu_name", lambda _: "the emulator")
     monkeypatch.setattr(backends.GpuCall, "prepare", made.prepare)
     monkeypatch.setattr(steps, "zeroing", made.zeroing)

@@ -17,9 +17,9 @@ from warploom.interop import copies
 from warploom.interop.arrays import ArrayView, Form, describe, memory_span
 from warploom.kernels.source import KernelSource
 from warploom.ops import (
-    append_to_cache,
     attention,
     attention_backward,
+    attention_paged,
     attention_varlen,
     backends,
     calls,
@@ -116,7 +116,7 @@ class EmulatedGpu:
             monkeypatch.setattr(loss, name, wrong)
         compact = copies._compact
         monkeypatch.setattr(copies, "_compact", lambda view: on_gpu(compact(view._replace(device=("cpu", 0))).owner))
-        for module in (append_to_cache, attention_varlen, matmul, reduce, loss):
+        for module in (attention_paged, attention_varlen, matmul, reduce, loss):
             monkeypatch.setattr(module, "empty", self.empty)
         for module in (attention, attention_backward, attention_varlen):
             monkeypatch.setattr(module, "filled", self.filled)

@@ -17,7 +17,7 @@ from tests.project import load
 from warploom.core.targets import target
 from warploom.interop import arrays
 from warploom.interop.arrays import ArrayView, Form, torch_type
-from warploom.ops import backends, calls, processors, steps, tuned
+from warploom.ops import backends, calls, steps, tuned
 from warploom.ops.backends import GpuCall
 
 torch = pytest.importorskip("torch")
@@ -92,8 +92,8 @@ def silent_gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(steps, "zeroing", lambda *_: (partial(tuple, (0,)), None))
     monkeypatch.setattr(backends.GpuCall, "prepare", _prepare)
     monkeypatch.setattr("warploom.cuda.tensor_maps.encode", lambda *_: 0)
-    monkeypatch.setattr(processors, "gpu_target", lambda _: target("sm_90a"))
-    monkeypatch.setattr(processors, "multiprocessors", lambda _: 132)
+    monkeypatch.setattr(backends, "gpu_target", lambda _: target("sm_90a"))
+    monkeypatch.setattr(backends, "multiprocessors", lambda _: 132)
     monkeypatch.setattr(tuned, "gpu_name", lambda _: "NVIDIA H200")
     for call in CALLS:
         call.cache.clear()

@@ -29,9 +29,8 @@ from warploom.cuda.store import KernelStore
 from warploom.kernels.matmul.sm80 import MatmulSm80
 from warploom.kernels.matmul.sm90 import MatmulSm90
 from warploom.kernels.source import KernelSource
-from warploom.ops import backends, recipes
-from warploom.ops.backends import built
-from warploom.ops.recipes import Signature, origin
+from warploom.ops import backends
+from warploom.ops.backends import Signature, built, origin
 
 pytest.importorskip("cuda.core")
 
@@ -292,7 +291,7 @@ def test_an_epilogue_is_kept_by_what_it_computes(monkeypatch, cache):
 _BEGIN = """
 import time
 from warploom.kernels.source import KernelSource
-from warploom.ops.recipes import origin
+from warploom.ops.backends import origin
 source = KernelSource.of("warploom.kernels.a:b", "name", x=1)
 """
 
@@ -349,7 +348,7 @@ def test_a_process_whose_sources_were_edited_keeps_nothing(copied_package):
 def test_the_rooms_that_decide_a_kernel_are_hashed():
     from tests.test_layering import KERNELS
 
-    assert set(recipes.SOURCES) >= KERNELS | {"cuda", "ops"}
+    assert set(backends.SOURCES) >= KERNELS | {"cuda", "ops"}
 
 
 def test_two_processes_at_once(cache):

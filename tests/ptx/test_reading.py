@@ -209,7 +209,7 @@ def test_the_program_prints_as_cuda_that_compiles():
 
 
 def test_public_names():
-    assert warploom.check_ptx.__module__ == "warploom.ops.ptx"
+    assert warploom.check_ptx.__module__ == "warploom.ops.foreign"
 
 
 def test_lines_within_inline_assembly_are_not_counted_on():

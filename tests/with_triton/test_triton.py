@@ -20,7 +20,7 @@ from tests.with_triton.cases import CASES, HOPPER, Case, descriptors, own_descri
 from tests.with_triton.known import KNOWN
 from warploom.core.errors import EmulationError, ProblemError
 from warploom.cuda.printer import print_cuda
-from warploom.ops import triton as bridge
+from warploom.ops import foreign as bridge
 
 VERSION = tuple(int(part) for part in re.findall(r"\d+", triton.__version__)[:3])
 

@@ -14,8 +14,7 @@ from warploom.checking.kernel_file import Checked, ExampleResult, compared
 from warploom.core.dtypes import dtype_of
 from warploom.core.errors import ProblemError
 from warploom.layout.tensor_map import TensorMapSpec
-from warploom.ops.cuda import check_cuda
-from warploom.ops.ptx import check_ptx
+from warploom.ops.foreign import check_cuda, check_ptx
 
 SUFFIXES = (".ptx", ".cu")
 """The files that :func:`check_file` takes."""

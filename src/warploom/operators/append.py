@@ -9,8 +9,8 @@ import torch
 from warploom.core.errors import ProblemError
 from warploom.operators.fakes import arguments_of, if_sizes_are_known
 from warploom.operators.registration import define_mutating
-from warploom.ops import append_to_cache as eager
-from warploom.ops.options import flag
+from warploom.ops import attention_paged as eager
+from warploom.ops.declare import flag
 
 _SCHEMA = (
     "(Tensor(a!) k_cache, Tensor(b!) v_cache, Tensor k, Tensor v, Tensor kv_lens, Tensor? block_table, Tensor? q, "
@@ -29,7 +29,7 @@ def _fake(*given: Any) -> None:
     *arrays, interleaved, _ = given
     declaration = eager.append_call.declaration
     found = arguments_of(declaration, declaration.named(tuple(arrays)), interleaved=interleaved)
-    if_sizes_are_known(lambda: eager.problem_of(found))
+    if_sizes_are_known(lambda: eager.append_problem(found))
 
 
 _APPEND = define_mutating("append_to_cache", _SCHEMA, _run, _fake)

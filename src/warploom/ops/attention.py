@@ -29,9 +29,9 @@ from warploom.kernels.attention.problem import (
 from warploom.kernels.attention.scores import HEAD_ARRAYS, NUMBERS, OPTIONS, ScoreOptions, Window
 from warploom.kernels.settings import read, refuse, violations_of
 from warploom.ops.arrays import FLOAT32, ArrayArgument, ResultArray
+from warploom.ops.backends import Processor, decided
 from warploom.ops.calls import Caller, Computation
 from warploom.ops.declare import Arguments, Array, NumpyArray, Out
-from warploom.ops.processors import Processor, decided
 from warploom.ops.steps import CallsPlan
 from warploom.ops.tuned import tuned
 

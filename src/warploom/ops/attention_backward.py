@@ -29,9 +29,9 @@ from warploom.ops.attention_varlen import (
     packed_problem,
     placed,
 )
+from warploom.ops.backends import decided
 from warploom.ops.calls import Caller, Computation
 from warploom.ops.declare import Arguments, Views
-from warploom.ops.processors import decided
 from warploom.ops.steps import CallsPlan, Steps, working_steps
 
 _HINT = "the forward pass returns it with return_lse=True"

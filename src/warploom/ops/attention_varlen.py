@@ -14,9 +14,9 @@ from warploom.kernels.attention.scores import Window
 from warploom.kernels.settings import read, refuse, violations_of
 from warploom.ops.arrays import FEW, OUTPUT, ArrayArgument, ResultArray
 from warploom.ops.attention import HeadNumbers, of_heads, on_host, refuse_first, refuse_starts
+from warploom.ops.backends import Processor, decided
 from warploom.ops.calls import Caller, Computation
 from warploom.ops.declare import Arguments, Array, NumpyArray, Out, Views
-from warploom.ops.processors import Processor, decided
 from warploom.ops.steps import Steps, working_steps
 
 if TYPE_CHECKING:

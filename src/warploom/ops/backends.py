@@ -1,21 +1,34 @@
-"""Running one Program where the arrays are: a compiled kernel on the caller's stream, or the emulator."""
+"""Running one Program where the arrays are: a compiled kernel on the caller's stream, or the emulator.
+
+Kernels are kept on disk by what they are traced from, so that a later process need not trace, print or compile them
+again: under everything that decides what comes out of a :class:`~warploom.kernels.source.KernelSource`, which is the
+sources of this package, the function, its arguments, the architecture and the compiler. Nothing of a trace is imported
+where that is found.
+"""
 
 from __future__ import annotations
 
+import hashlib
 import math
-from collections.abc import Callable, Mapping, Sequence
+import os
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import TYPE_CHECKING, Any
+from functools import lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
+from warploom.core import IMPORTED_NS
 from warploom.core.dtypes import u32
 from warploom.core.errors import EmulationError, EmulationWarning, warn_caller
+from warploom.core.identity import UnstableError, stable_text
 from warploom.core.once import once
 from warploom.core.targets import Target, target
-from warploom.interop.arrays import SYNCHRONOUS_KINDS, ArrayView, as_numpy, current_stream
+from warploom.interop.arrays import SYNCHRONOUS_KINDS, ArrayView, Device, as_numpy, current_stream
+from warploom.kernels.settings import refuse, violations_of
 from warploom.kernels.source import KernelCall, KernelSource, MappedArray
-from warploom.ops.recipes import Signature, origin
 
 if TYPE_CHECKING:
     from warploom.cuda.launch import Launch, Queueable
@@ -24,6 +37,7 @@ if TYPE_CHECKING:
     from warploom.ir.program import Program
 
 Grid = tuple[int, int, int]
+Config = TypeVar("Config")
 
 
 def gpu_present() -> bool:
@@ -54,6 +68,139 @@ def gpu_name(device: int) -> str:
     return gpus()[device].name
 
 
+EMULATED_TARGET = "sm_80"
+"""The architecture a plan is made for where there is no GPU; a ``wgmma`` configuration asked for is emulated too."""
+EMULATED_MULTIPROCESSORS = 2
+"""CTAs of an emulated persistent kernel, at most: each then has several tiles."""
+
+
+@dataclass(frozen=True)
+class Processor:
+    """A GPU by its number, or the emulator (None); the architecture to make kernels for, and how many SMs it has."""
+
+    gpu: int | None
+    target: Target
+    multiprocessors: int
+
+    @classmethod
+    def of(cls, device: Device, *, requires: str | None = None) -> Processor:
+        """Where arrays on a device are worked on; ``requires``: the architecture that a given configuration needs."""
+        if device[0] != "cuda" and not gpu_present():
+            return cls(None, target(requires or EMULATED_TARGET), EMULATED_MULTIPROCESSORS)
+        number = device[1] if device[0] == "cuda" else 0
+        return cls(number, gpu_target(number), multiprocessors(number))
+
+    def __str__(self) -> str:
+        return "the emulator" if self.gpu is None else f"GPU {self.gpu}"
+
+
+def decided(
+    problem: Any,
+    device: Device,
+    config: Any,
+    choose: Callable[[Processor], tuple[Config, str]],
+    violations: Callable[[Any, Any, Target], list[str]] = violations_of,
+) -> tuple[Config, str, Processor]:
+    """The configuration asked for, or else the one to ``choose``; why that; and where it runs.
+
+    Raises ConfigError for one asked for that does not fit, by its ``violations`` for the problem on a target.
+    """
+    on = Processor.of(device, requires=None if config is None else config.requires)
+    if config is None:
+        return *choose(on), on
+    refuse(f"{config} does not fit", violations(config, problem, on.target))
+    return config, "asked for by the caller", on
+
+
+# -- kernels on disk
+def origin(source: KernelSource) -> str | None:
+    """A text that determines the Program of a source in any process; None where there is none.
+
+    There is none for kernels and configurations of other packages, for arguments that only this process knows (an
+    epilogue that sees an object of the user's), and where the sources of the package are not at hand or have changed
+    since they were imported.
+    """
+    sources = sources_digest()
+    if sources is None or not _as_imported() or not source.function.startswith(f"{_PACKAGE.name}."):
+        return None
+    try:
+        return "\0".join((sources, _PYTHON, stable_text(source)))
+    except UnstableError:
+        return None
+
+
+@dataclass(frozen=True)
+class Signature:
+    """The facts of a Program that a launch needs. Arrays (pointers and tensor maps) come first among its parameters."""
+
+    threads: int
+    shared_bytes: int
+    arrays: tuple[str, ...]
+    scalars: tuple[str, ...]
+
+    @classmethod
+    def of(cls, program: Program) -> Signature:
+        """The signature of a traced kernel."""
+        arrays = tuple(p.name for p in program.parameters if p.kind != "scalar")
+        scalars = tuple(p.name for p in program.parameters if p.kind == "scalar")
+        return cls(program.threads, program.shared_bytes, arrays, scalars)
+
+    @classmethod
+    def read(cls, facts: Any) -> Signature:
+        """The signature that :func:`dataclasses.asdict` made JSON of. Raises ValueError for anything else."""
+        match facts:
+            case {"threads": int(threads), "shared_bytes": int(shared), "arrays": [*arrays], "scalars": [*scalars]}:
+                if all(isinstance(name, str) for name in (*arrays, *scalars)):
+                    return cls(threads, shared, tuple(arrays), tuple(scalars))
+        raise ValueError(f"no signature of a kernel: {facts!r:.200}")
+
+
+_PACKAGE = Path(__file__).resolve().parent.parent
+SOURCES = ("core", "layout", "isa", "ir", "lang", "tile", "kernels", "cuda", "ops")
+"""The packages that decide what a kernel is and how it is launched."""
+_PYTHON = f"{sys.implementation.cache_tag} numpy {np.__version__}"
+
+
+def _source_files() -> Iterator[os.DirEntry[str]]:
+    """Every file of those packages, in the order of their names."""
+    folders = [str(_PACKAGE / name) for name in reversed(SOURCES)]
+    while folders:
+        with os.scandir(folders.pop()) as found:
+            entries = sorted(found, key=lambda entry: entry.name)
+        folders += [e.path for e in entries if e.is_dir() and e.name != "__pycache__"]
+        yield from (e for e in entries if e.is_file())
+
+
+def _as_imported() -> bool:
+    """Whether the sources are those that run here: none has changed since this process imported the first (1 ms)."""
+    try:
+        return all(_changed_ns(entry) < IMPORTED_NS for entry in _source_files())
+    except OSError:  # the package does not lie in plain files
+        return False
+
+
+def _changed_ns(entry: os.DirEntry[str]) -> int:
+    at = entry.stat()
+    # A file's time of change cannot be set back, as that of its contents can; Windows keeps that of its creation there.
+    return at.st_mtime_ns if os.name == "nt" else at.st_ctime_ns
+
+
+@lru_cache(maxsize=1)
+def sources_digest() -> str | None:
+    """A hash of the sources' contents (3 ms), None where they cannot be read."""
+    total = hashlib.sha256()
+    try:
+        for entry in _source_files():
+            with open(entry.path, "rb", buffering=0) as file:
+                content = file.read()
+            total.update(f"{entry.path[len(str(_PACKAGE)) :]} {len(content)}\n".encode())
+            total.update(content)
+    except OSError:
+        return None
+    return total.hexdigest()
+
+
+# -- kernels on a GPU
 @once(maxsize=512)
 def compiled(program: Program, arch: str) -> CompiledKernel:
     """The Program as a cubin for an architecture; NVRTC's result is kept on disk.

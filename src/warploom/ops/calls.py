@@ -31,8 +31,7 @@ from warploom.interop.overlap import Written, count_write
 from warploom.interop.torch_internals import recogniser, tangents_are_on, watches
 from warploom.ops.arrays import Shapes
 from warploom.ops.backends import wait_for
-from warploom.ops.declare import Arguments, Declaration, Views
-from warploom.ops.options import flag
+from warploom.ops.declare import Arguments, Declaration, Views, flag
 from warploom.ops.steps import Prepared, Steps, joined, run_anew
 
 _KEPT = 4096  # prepared calls of an operation

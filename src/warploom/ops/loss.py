@@ -37,11 +37,10 @@ from warploom.kernels.matmul_reduce.loss import (
 )
 from warploom.kernels.source import KernelCall
 from warploom.ops.arrays import FEW, LINES, MATRIX, ArrayArgument, ResultArray
+from warploom.ops.backends import Processor
 from warploom.ops.calls import Caller, Computation
-from warploom.ops.declare import Arguments, Array, Views
+from warploom.ops.declare import Arguments, Array, Views, number, refuse_unhashable, whole
 from warploom.ops.matmul import Bias, matmul_config, multiplication
-from warploom.ops.options import number, refuse_unhashable, whole
-from warploom.ops.processors import Processor
 from warploom.ops.reduce import ReducePlan, reduce_plan
 from warploom.ops.steps import Step, Steps
 

@@ -27,10 +27,9 @@ from warploom.kernels.matmul.problem import MOST_GRID_ROWS, MatmulConfig, Matmul
 from warploom.kernels.settings import read, refuse
 from warploom.kernels.source import KernelCall
 from warploom.ops.arrays import FEW, MATRIX, RESULT, ArrayArgument
+from warploom.ops.backends import Processor, decided
 from warploom.ops.calls import Caller, Computation
-from warploom.ops.declare import Arguments, Array, ElementType, Out, Views
-from warploom.ops.options import extra_matrices, refuse_unhashable
-from warploom.ops.processors import Processor, decided
+from warploom.ops.declare import Arguments, Array, ElementType, Out, Views, extra_matrices, refuse_unhashable
 from warploom.ops.steps import Plan, Step, Steps
 from warploom.ops.tuned import tuned
 

@@ -22,11 +22,10 @@ from warploom.kernels.matmul_reduce.states import OPS, ReduceOp
 from warploom.kernels.settings import violations_of
 from warploom.kernels.source import KernelCall
 from warploom.ops.arrays import MATRIX, ArrayArgument, ResultArray
+from warploom.ops.backends import Processor, decided
 from warploom.ops.calls import Caller, Computation
-from warploom.ops.declare import Arguments, Array, Views
+from warploom.ops.declare import Arguments, Array, Views, flag, refuse_unhashable
 from warploom.ops.matmul import Bias, check_factor, matmul_config, multiplication
-from warploom.ops.options import flag, refuse_unhashable
-from warploom.ops.processors import Processor, decided
 from warploom.ops.steps import Plan, Step, Steps
 
 if TYPE_CHECKING:

@@ -27,6 +27,7 @@ from warploom.interop.arrays import (
 from warploom.kernels.source import Grid, KernelCall
 from warploom.ops.backends import (
     GpuCall,
+    Processor,
     emulated_seconds,
     queue_on,
     run_on_emulator,
@@ -34,7 +35,6 @@ from warploom.ops.backends import (
     warn_of_emulator,
     zeroing,
 )
-from warploom.ops.processors import Processor
 
 if TYPE_CHECKING:
     from warploom.cuda.launch import Queueable

@@ -19,8 +19,7 @@ from warploom.core.files import make_private_folder, open_private, parse_json, p
 from warploom.core.settings import cache_folder
 from warploom.core.targets import Target
 from warploom.kernels.settings import Read, read, violations_of
-from warploom.ops.backends import gpu_name
-from warploom.ops.recipes import sources_digest
+from warploom.ops.backends import gpu_name, sources_digest
 
 
 class TunableProblem(Protocol):
