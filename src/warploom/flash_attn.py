@@ -68,6 +68,9 @@ _NOT_COMPUTED = {
     "seqlen_k_per_split": "warploom.attention_paged(fixed_split=) divides keys so",
 }
 """Options of FlashAttention-3 and -4 that change the result, and what to do instead."""
+_CACHES_BEGIN = (
+    "cache_leftpad, cu_seqlens_k_new, and k beside cu_seqlens_q are not supported: begin caches at 0, append first"
+)
 
 
 def flash_attn_func(
@@ -261,20 +264,13 @@ def flash_attn_with_kvcache(
     """
     _needed(q=q, k_cache=k_cache, v_cache=v_cache)
     _refuse("flash_attn_with_kvcache", 0.0, softmax_scale, alibi_slopes, others)
-    if cache_leftpad is not None or cu_seqlens_k_new is not None or (k is not None and cu_seqlens_q is not None):
-        raise ProblemError(
-            "cache_leftpad, cu_seqlens_k_new, and k beside cu_seqlens_q are not supported: begin caches at 0, append "
-            "first"
-        )
-    if (k is None) != (v is None):
-        raise ProblemError("k and v, the new keys and values, come together: pass both or none")
     _optional(k=k, v=v, rotary_cos=rotary_cos, rotary_sin=rotary_sin, rotary_seqlens=rotary_seqlens)
     _optional(cache_batch_idx=cache_batch_idx, block_table=block_table, page_table=page_table)
+    if cache_leftpad is not None or cu_seqlens_k_new is not None or (k is not None and cu_seqlens_q is not None):
+        raise ProblemError(_CACHES_BEGIN)
     rows = None if cache_batch_idx is None else cache_batch_idx[:, None]  # each is a page
     table = _one_of(block_table=block_table, page_table=page_table, cache_batch_idx=rows)
-    new = 0 if k is None else k.shape[1]
-    if new and cache_seqlens is None:
-        raise ProblemError("k and v are written behind the keys that cache_seqlens counts: pass it")
+    new = _new_keys(k, v, cache_seqlens, rotary_cos, rotary_sin)
     _refuse_lengths("cache_seqlens", cache_seqlens, new, k_cache, table)
     lengths = _lengths(cache_seqlens, k_cache, table)
     if rotary_seqlens is not None and rotary_seqlens.is_floating_point():
@@ -290,25 +286,19 @@ def flash_attn_with_kvcache(
         "return_lse": return_softmax_lse,
         "out": out,
     }
-    if k is not None and v is not None:
-        counted = lengths + new
-        repeat = checked_attention_paged(q, k_cache, v_cache, counted, **options)  # before anything is written
-        turning: dict[str, Any] = {"cos": rotary_cos, "sin": rotary_sin, "interleaved": rotary_interleaved}
-        if rotary_cos is not None and rotary_sin is not None:
-            tables = rotary_cos, rotary_sin
-            masked = causal or any(side not in (-1, None) for side in (() if window_size is None else window_size))
-            first = (lengths if rotary_seqlens is None else rotary_seqlens)[:, None]
-            q = _turned("q", q, *tables, first + _count(q) * masked, rotary_interleaved)
-            repeat = None
-            if rotary_seqlens is not None and rotary_seqlens is not cache_seqlens:
-                k, turning = _turned("k", k, *tables, first + _count(k), rotary_interleaved), {}
-        lengths = counted
-        append_to_cache(k_cache, v_cache, k, v, lengths, block_table=table, **turning)
-        if repeat is not None:
-            return repeat()
-    elif rotary_cos is not None or rotary_sin is not None:
-        raise ProblemError("rotary_cos and rotary_sin turn q beside new keys only, k and v: turn it yourself")
-    return attention_paged(q, k_cache, v_cache, lengths, **options)
+    if k is None or v is None:
+        return attention_paged(q, k_cache, v_cache, lengths, **options)
+    counted = lengths + new
+    repeat = checked_attention_paged(q, k_cache, v_cache, counted, **options)  # before anything is written
+    turning: dict[str, Any] = {"cos": rotary_cos, "sin": rotary_sin, "interleaved": rotary_interleaved}
+    if rotary_cos is not None and rotary_sin is not None:
+        first, repeat = (lengths if rotary_seqlens is None else rotary_seqlens)[:, None], None
+        masked = causal or any(side not in (-1, None) for side in (() if window_size is None else window_size))
+        q = _turned("q", q, rotary_cos, rotary_sin, first + _count(q) * masked, rotary_interleaved)
+        if rotary_seqlens is not None and rotary_seqlens is not cache_seqlens:
+            k, turning = _turned("k", k, rotary_cos, rotary_sin, first + _count(k), rotary_interleaved), {}
+    append_to_cache(k_cache, v_cache, k, v, counted, block_table=table, **turning)
+    return attention_paged(q, k_cache, v_cache, counted, **options) if repeat is None else repeat()
 
 
 def flash_attn_combine(
@@ -349,6 +339,18 @@ def get_scheduler_metadata(*_: Any, **_named: Any) -> None:
 
     ``flash_attn_with_kvcache(scheduler_metadata=None)`` takes what this returns.
     """
+
+
+def _new_keys(k: Tensor | None, v: Tensor | None, lengths: Any, cos: Tensor | None, sin: Tensor | None) -> int:
+    """How many keys of each sequence are new. Raises ProblemError for new keys without what belongs to them."""
+    if (k is None) != (v is None):
+        raise ProblemError("k and v, the new keys and values, come together: pass both or none")
+    if k is None and (cos is not None or sin is not None):
+        raise ProblemError("rotary_cos and rotary_sin turn q beside new keys only, k and v: turn it yourself")
+    new = 0 if k is None else k.shape[1]
+    if new and lengths is None:
+        raise ProblemError("k and v are written behind the keys that cache_seqlens counts: pass it")
+    return new
 
 
 def _lengths(given: Tensor | int | None, cache: Tensor, table: Tensor | None) -> Tensor:

@@ -27,7 +27,7 @@ _ALIGNED_ELEMENTS = 8  # 16 bytes: what one cp.async moves
 # -- memory
 @dataclass(frozen=True)
 class Memory:
-    """What kernels ask of an array's memory.
+    """The demands of kernels on an array's memory.
 
     ``refuse`` raises ProblemError for an array, by its name, that no kernel takes. ``lay`` gives the array as kernels
     take it, with a copy where they cannot read it in place.

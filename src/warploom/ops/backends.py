@@ -344,14 +344,14 @@ def wait_for(stream: int, device: int) -> None:
 
 
 def zeroing(address: int, words: int, stream: int) -> Queueable:
-    """That so many 32-bit words of GPU memory become 0, in order with the launches on a stream."""
+    """A launch on a stream that sets so many 32-bit words of GPU memory to 0."""
     from warploom.cuda import launch
 
     return launch.zeroing(address, words, stream)
 
 
 def queue_on(device: int) -> Callable[[Sequence[Queueable]], None]:
-    """What queues launches on a GPU one after another, each on its stream."""
+    """A function that queues launches on a GPU one after another, each on its stream."""
     from warploom.cuda import launch
 
     return launch.queue_on(device)
@@ -380,7 +380,7 @@ def emulator_arguments(
     scalars: Mapping[str, int],
     mapped: Sequence[MappedArray] = (),
 ) -> dict[str, Any]:
-    """What :func:`warploom.emulate.emulate` takes by name: arrays, the first with their tensor maps, and numbers.
+    """The arguments of :func:`warploom.emulate.emulate` by name: arrays, the first with their tensor maps, and numbers.
 
     ``views`` are in the order of the Program's parameters, or by their names. ``mapped``: how the first of them look to
     the TMA, each from its first element on.

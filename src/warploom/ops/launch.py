@@ -232,7 +232,7 @@ def _configured(program: Program, grid: Grid, device: int) -> Launch:
 def _ready(
     program: Program, grid: Grid, given: Sequence[Any], pointers: Sequence[int | None], device: int
 ) -> Callable[[Any], None]:
-    """What queues the kernel on a stream: its code is loaded, its arguments (arrays at ``pointers``) are packed."""
+    """A function that queues the loaded kernel on a stream, with its arguments packed (arrays at ``pointers``)."""
     from warploom.cuda.launch import scalar
 
     made = _configured(program, grid, device)

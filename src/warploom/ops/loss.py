@@ -331,7 +331,7 @@ def reduced(losses: Any, target: Any, ignore_index: int, reduction: Reduction) -
 
 
 def counted(target: Any, ignore_index: int, dtype: Any) -> Any:
-    """How many rows are not ignored, by the functions of the targets' framework."""
+    """The number of rows that are not ignored, by the functions of the targets' framework."""
     return (target != ignore_index).sum(dtype=dtype)
 
 

@@ -241,7 +241,7 @@ def check_epilogue(given: Arguments) -> tuple[int, ...]:
 
 
 def _extra(view: ArrayView, shape: tuple[int, ...], batched: bool = False) -> Extra:
-    """What an extra matrix has values for. Raises ProblemError for a shape that fits no result of this one."""
+    """An extra matrix of a result of this shape, by its own. Raises ProblemError for a shape that does not fit."""
     own, wide = tuple(view.shape), view.dtype is f32
     if own == shape:
         return Extra(wide)

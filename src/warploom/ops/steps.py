@@ -45,7 +45,7 @@ _ALIGNED_WORDS = 64  # 256 bytes: as an allocation of its own would begin
 
 
 class Launches:
-    """What plans of calls have in common: their kernels."""
+    """The kernels of a plan."""
 
     calls: Any
     """Each :class:`~warploom.kernels.source.KernelCall` in order."""
@@ -70,7 +70,7 @@ class Launches:
 
 @dataclass(frozen=True)
 class Plan(Launches):
-    """What a call would run: nothing has been compiled or launched yet."""
+    """The kernels that a call would run: nothing has been compiled or launched yet."""
 
     problem: Any
     config: Any
@@ -233,7 +233,7 @@ class Loaded:
 
 @dataclass(frozen=True)
 class Prepared:
-    """What repeated calls on a GPU launch. Arrays are counted: those of the call, then the parts of its workspace."""
+    """The launches of repeated calls on a GPU. Arrays are counted: those of the call, then parts of its workspace."""
 
     launches: tuple[Loaded, ...]
     parts: tuple[int, ...]
@@ -254,7 +254,7 @@ class Prepared:
 
     @cached_property
     def queue(self) -> Callable[[Sequence[Queueable]], None]:
-        """What queues :meth:`launches_on` one after another."""
+        """A function that queues :meth:`launches_on` one after another."""
         return queue_on(self.device)
 
     def run(self, pointers: Sequence[int], kind: str) -> None:

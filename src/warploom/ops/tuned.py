@@ -61,7 +61,7 @@ class Tuned:
 
 
 def current_sources() -> str:
-    """What tuned configurations are bound to; empty where the sources cannot be read."""
+    """The digest that tuned configurations are bound to; empty where the sources cannot be read."""
     return (sources_digest() or "")[:16]
 
 
