@@ -43,7 +43,7 @@ from warploom_lab.bench.environment import environment
 from warploom_lab.bench.evidence import write
 from warploom_lab.bench.ladder import Family
 from warploom_lab.bench.ncu import ncu_version
-from warploom_lab.bench.profile import Launch, Watched, profile_launches
+from warploom_lab.bench.profile import AttentionLaunch, Watched, profile_launches
 from warploom_lab.bench.samples import Samples
 from warploom_lab.inspect.purpose import count_groups, count_opcodes, is_tensor
 from warploom_lab.inspect.sass import Listing
@@ -80,10 +80,10 @@ def together(launches: Mapping[str, Watched], **options: Any) -> dict[str, Profi
     return apart
 
 
-def both_sides(named: dict[str, Launch]) -> dict[str, Any]:
+def both_sides(named: dict[str, AttentionLaunch]) -> dict[str, Any]:
     """Counters at length :data:`SEQ`, and both sides' wavefronts at :data:`EMULATED_SEQ`."""
     large = together(named)
-    few = {name: Launch(one.rung, EMULATED_SEQ, settings=one.settings) for name, one in named.items()}
+    few = {name: AttentionLaunch(one.rung, EMULATED_SEQ, settings=one.settings) for name, one in named.items()}
     small = together(few, tables=("wavefronts",), samples=False)
     rows: dict[str, Any] = {}
     for name, launch in named.items():
@@ -169,18 +169,18 @@ def part(name: str, rungs: list[str], dtype: str) -> dict[str, Any]:
     named = [key for key in rungs if " " in key]  # ablations
     rungs = [key for key in rungs if key not in named]
     if name == "rungs":
-        return both_sides({key: Launch(key, SEQ, BATCH, HEADS, flags) for key in rungs})
+        return both_sides({key: AttentionLaunch(key, SEQ, BATCH, HEADS, flags) for key in rungs})
     if name == "ablations":
         every = {ablations.name(*one): one for one in ablations.ABLATIONS}
         return both_sides(
             {
-                key: Launch(rung, SEQ, BATCH, HEADS, (*settings, *flags))
+                key: AttentionLaunch(rung, SEQ, BATCH, HEADS, (*settings, *flags))
                 for key, (rung, settings) in every.items()
                 if key in named or not named
             }
         )
     launches = {
-        f"{key} at {seq}": Launch(key, seq, max(1, GPU_TOKENS // seq), HEADS, flags)
+        f"{key} at {seq}": AttentionLaunch(key, seq, max(1, GPU_TOKENS // seq), HEADS, flags)
         for seq in LENGTHS  # the outer loop: inputs are drawn once a length
         for key in rungs
         if key not in {str(n) for n in range(8)}

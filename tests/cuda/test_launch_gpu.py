@@ -8,7 +8,7 @@ from warploom.core.dtypes import f32, f64, s32, u32
 from warploom.core.errors import ConfigError
 from warploom.cuda import device
 from warploom.cuda.compile import compile_source
-from warploom.cuda.launch import Launch, LoadedKernel, load, scalar, synchronize
+from warploom.cuda.launch import ConfiguredLaunch, LoadedKernel, load, scalar, synchronize
 from warploom.cuda.tensor_maps import encode
 from warploom.interop.arrays import current_stream
 from warploom.layout.tensor_map import TensorMapSpec
@@ -109,7 +109,7 @@ def test_packed_launches(kernel):
     torch.cuda.synchronize()
     torch.testing.assert_close(outs, sources * torch.arange(2.0, 6.0, device="cuda")[:, None])
     with pytest.raises(RuntimeError, match="refused"):
-        Launch(kernel, ((1, 1, 1), (1025, 1, 1)), 512, overlaps=False, at_once=False).queue(0, sets[0])
+        ConfiguredLaunch(kernel, ((1, 1, 1), (1025, 1, 1)), 512, overlaps=False, at_once=False).queue(0, sets[0])
     with pytest.raises(RuntimeError, match="refused"):
         kernel.configure(1 << 20, 128, shared_bytes=512, at_once=True).queue(0, sets[0])
 

@@ -81,7 +81,7 @@ class LoadedKernel:
 
     def configure(
         self, grid: Grid, block: Grid, *, shared_bytes: int = 0, overlaps: bool = False, at_once: bool = False
-    ) -> Launch:
+    ) -> ConfiguredLaunch:
         """The launch of ``grid`` blocks of ``block`` threads; ``grid`` counts blocks, also of clusters.
 
         ``shared_bytes`` is the dynamic shared memory per block. Where it ``overlaps``, it begins before the launch
@@ -94,7 +94,7 @@ class LoadedKernel:
         if reasons:
             raise ConfigError(f"kernel {self.compiled.name!r} cannot be launched: " + "; ".join(reasons))
         self._allow_shared(shared_bytes)
-        return Launch(self, (blocks, threads), shared_bytes, overlaps=overlaps, at_once=at_once)
+        return ConfiguredLaunch(self, (blocks, threads), shared_bytes, overlaps=overlaps, at_once=at_once)
 
     def _allow_shared(self, shared_bytes: int) -> None:
         """Raise the kernel's dynamic shared-memory limit to ``shared_bytes``."""
@@ -108,7 +108,7 @@ class LoadedKernel:
             self._shared_limit = shared_bytes
 
 
-class Launch:
+class ConfiguredLaunch:
     """A kernel on one device with one grid: arguments are packed once, and queued any number of times.
 
     Made by :meth:`LoadedKernel.configure`; safe to use from several threads.

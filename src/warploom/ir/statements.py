@@ -17,7 +17,7 @@ from warploom.layout.shared import SharedLayout
 
 @dataclass(frozen=True, slots=True)
 class SourceLine:
-    """Where the author wrote it, and the line of the PTX that came of it (0 where there is none).
+    """A line of the author's source, and the line of the PTX that came of it (0 where there is none).
 
     ``callers`` are the calls of the author's own functions that led there, the innermost first. Lines that differ in
     them alone are equal: a helper's line is one line.
@@ -189,7 +189,7 @@ class Roles:
 
 @dataclass(frozen=True, slots=True)
 class Branch:
-    """Where the threads go at the end of a block of a :class:`Flow`; ``targets`` are numbers of its blocks.
+    """The way of the threads at the end of a block of a :class:`Flow`; ``targets`` are numbers of its blocks.
 
     Without targets the threads end. A predicate as ``condition`` chooses the first of two targets where it holds, an
     unsigned integer (``brx.idx``) the target of that number. ``uniform`` claims that all active lanes of a warp agree.

@@ -57,7 +57,7 @@ def verify(program: Program, target: Target | None = None) -> None:
 
 
 def verify_target(program: Program, target: Target) -> None:
-    """Whether code for ``target`` can be of ``program``, already verified, at all. Raises VerifyError."""
+    """Raise VerifyError where ``target`` cannot run ``program``, which is already verified."""
     for message in _architecture(program, target):
         raise VerifyError(f"kernel {program.name}: {message}")
 
@@ -173,7 +173,7 @@ class _Scopes:
         written.update(*after)
 
     def _flow(self, flow: Flow, scope: set[Value], written: set[Value]) -> None:
-        """Which block ran before is known when it runs: a register that any of them writes may be read."""
+        """A block may read a register that any block of the flow writes: which ran before is known when it runs."""
         written |= {r for s in walk((flow,)) for r in results_of(s) if isinstance(r, Register)}
         for block in flow.blocks:
             self.block(block, scope, written)

@@ -31,7 +31,7 @@ class _Uses:
 
 
 class _Threads:
-    """Which values all threads agree on."""
+    """Finds values on which all threads agree."""
 
     def __init__(self, program: Program) -> None:
         self.made: dict[Value, list[Op]] = {}

@@ -89,7 +89,7 @@ def _copy_groups(program: Program, _: Target | None) -> Iterator[str]:
 
 
 def _groups(body: tuple[Statement, ...], committed: set[str]) -> Iterator[str]:
-    """In program order; ``committed`` grows. A role does not see the groups of another."""
+    """Check groups in program order; ``committed`` grows. A role does not see the groups of another."""
     for s in body:
         if isinstance(s, Roles):
             after = [set(committed) for _ in s.branches]

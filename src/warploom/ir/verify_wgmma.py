@@ -35,7 +35,7 @@ class _State:
         return _State(dict(self.open), groups, set(self.touched), self.fenced, dict(self.unnamed))
 
     def clear(self) -> None:
-        """Nothing is under way."""
+        """Forget everything: nothing is in flight."""
         self.open, self.groups, self.touched, self.unnamed = {}, [], set(), {}
 
     def meet(self, other: _State) -> None:
@@ -238,7 +238,7 @@ def _whole_warpgroups(program: Program) -> Iterator[str]:
 
 
 def _stores(effect: Effect) -> bool:
-    """Whether it is a bulk copy from shared to global memory."""
+    """Whether an effect is a bulk copy from shared to global memory."""
     return isinstance(effect, BulkStore) or (isinstance(effect, BulkTensorCopy) and effect.direction == "store")
 
 

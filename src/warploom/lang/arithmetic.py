@@ -21,7 +21,7 @@ from warploom.isa.conversion import (
 from warploom.isa.form import named
 from warploom.isa.operators import multiply_wide, pair_arithmetic, select
 from warploom.lang.builder import Builder, word
-from warploom.lang.values import Element, Mutable, Number, Traced, holds_bits
+from warploom.lang.values import Element, Mutable, Number, Traced, holds_bits, is_a
 
 RoundTo = Literal["zero", "nearest", "down", "up"]
 _ROUNDING: dict[RoundTo, Rounding] = {"zero": "rzi", "nearest": "rni", "down": "rmi", "up": "rpi"}
@@ -32,17 +32,12 @@ def _is_float(x: Number) -> bool:
     return x.dtype.is_float if isinstance(x, Traced) else isinstance(x, float)
 
 
-def _is_type(what: object) -> bool:
-    """Whether an argument is a type of warploom; callers without a type checker may pass others."""
-    return isinstance(what, DType)
-
-
 class Arithmetic(Builder):
     """Arithmetic of each thread on its own values, conversions and registers."""
 
     def value(self, x: Number, dtype: DType) -> Traced:
         """``x`` as a traced value of ``dtype``: an immediate, or the value itself after a type check."""
-        if not _is_type(dtype):
+        if not is_a(dtype, DType):
             raise TraceError(
                 f"k.value takes a number and a type of warploom.lang, as k.value(0.0, f32), not {shown(x)} and "
                 f"{shown(dtype)} ({self.here()})"
@@ -57,7 +52,7 @@ class Arithmetic(Builder):
         32 and 64 bits. Elements of fewer than 32 bits, as loads give them and stores take them, convert too:
         ``k.convert(x.load(i), f32)`` of bf16, ``y.store(k.convert(v, s8, rounding="nearest", saturate=True), i)``.
         """
-        if not _is_type(dtype):
+        if not is_a(dtype, DType):
             raise TraceError(f"k.convert(x, dtype) takes a type of warploom.lang, not {shown(dtype)} ({self.here()})")
         if rounding not in (None, *_ROUNDING):
             raise TraceError(f"rounding is {', '.join(_ROUNDING)}, not {shown(rounding)} ({self.here()})")
@@ -280,7 +275,7 @@ class Arithmetic(Builder):
 
     def register(self, dtype: DType, value: Number | None = None, name: str = "") -> Mutable:
         """A mutable register, uninitialised unless ``value`` is given. It outlives loops and is what they carry."""
-        if not _is_type(dtype):
+        if not is_a(dtype, DType):
             raise TraceError(
                 f"a register holds a type of warploom.lang, as k.register(f32, 0.0), not {shown(dtype)} ({self.here()})"
             )

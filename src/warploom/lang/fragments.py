@@ -16,7 +16,7 @@ from warploom.isa.wmma import wmma_load, wmma_mma, wmma_store
 from warploom.lang.builder import word
 from warploom.lang.memory import GlobalPointer, SharedTile
 from warploom.lang.reducers import NAMED, Reducer, State, single
-from warploom.lang.values import Mutable, Number, Traced
+from warploom.lang.values import Mutable, Number, Traced, is_a
 from warploom.lang.warp import WarpWords
 from warploom.layout.conversion import operand_registers
 from warploom.layout.displacement import lane_addresses, signed_strides, split_displacement
@@ -32,7 +32,7 @@ Combine: TypeAlias = Callable[[Traced, Traced], Traced]
 Arithmetical: TypeAlias = Literal["max", "min", "add", "mul"]
 Stateful: TypeAlias = Literal["argmax", "logsumexp", "moments"]
 Addressing: TypeAlias = Literal["recomputed", "strided"]
-"""How a swizzled address with a constant displacement is formed: by applying the swizzle anew, or from the lane's base
+"""The way to form a swizzled address with a constant displacement: apply the swizzle anew, or add to the lane's base
 and its signed strides (the seeds' kernel 8)."""
 
 
@@ -264,7 +264,7 @@ class TileReader:
         Row and column are known while tracing; what the warp adds to them is the ``row=`` of ``k.reader``.
         """
         for what, given in (("row", row), ("column", col)):
-            if _is(given, Traced):
+            if is_a(given, Traced):
                 raise TraceError(
                     f"a reader's {what} is known while tracing, not {given!r} ({self._words.here()}): give a warp's "
                     "first row to k.reader(tile, layout, row=…), or use k.load_fragment(tile, layout, row, col)"
@@ -284,11 +284,6 @@ class TileReader:
     def on(self, tile: SharedTile) -> TileReader:
         """A reader of another tile of the same layout, with the lanes' bases of this one."""
         return TileReader(self._words, self._plan, self._addresses.on(tile))
-
-
-def _is(value: object, kind: type) -> bool:
-    """``isinstance``, of arguments that callers without a type checker may get wrong."""
-    return isinstance(value, kind)
 
 
 def _in_order(plan: MatrixPlan, loaded: Sequence[Traced]) -> tuple[Traced, ...]:
@@ -320,7 +315,7 @@ class FragmentWords(WarpWords):
 
         Raises TraceError for another number of registers than the layout has, and for registers of another type.
         """
-        if not (_is(layout, FragmentLayout) and _is(dtype, DType)):
+        if not (is_a(layout, FragmentLayout) and is_a(dtype, DType)):
             raise TraceError(
                 "k.fragment takes a fragment's layout, a type of warploom.core.dtypes and registers, not "
                 f"{shown(layout)} and {shown(dtype)} ({self.here()})"

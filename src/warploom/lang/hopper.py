@@ -67,7 +67,7 @@ class MbarrierArray:
         self.words.issue(mbarrier_arrival(None, cta is not None, scope), address, when)
 
     def arrive_cluster(self, index: Number = 0, *, when: Number = True) -> None:
-        """Each warp arrives once at this mbarrier of every CTA of the cluster: lane r at that of rank r.
+        """Arrive once a warp at this mbarrier of every CTA of the cluster: lane r at that of rank r.
 
         What consumers of a multicast tile do: every producer that writes into their CTA must know that it was read.
         ``when`` is a condition on the whole warp.
@@ -98,7 +98,7 @@ class Ring:
     phase: Mutable
 
     def advance(self) -> None:
-        """To the next stage; the parity flips on wrapping."""
+        """Move on to the next stage; the parity flips on wrapping."""
         k = self.words
         following = self.stage.get() + 1
         wraps = following == self.stages

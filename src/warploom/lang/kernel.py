@@ -75,7 +75,7 @@ class KernelFunction:
         self.sees = Versioned(self.function, self.threads, self.cluster)
         """Tells whether a trace would see other values than the one before."""
         self.key = f"{self.function.__module__}.{self.function.__qualname__}"
-        """What a kernel with declared outputs is called in graphs of PyTorch."""
+        """The name of a kernel with declared outputs in graphs of PyTorch."""
         if self.outputs:
             while self.key in WITH_OUTPUTS:  # defined again, as in a notebook
                 self.key += "'"

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from numbers import Integral
-from types import UnionType
 from typing import Any, Literal, NoReturn, overload
 
 from warploom.core.dtypes import DType, f32, u32, u64
@@ -23,7 +22,7 @@ from warploom.lang.arithmetic import Arithmetic
 from warploom.lang.builder import word
 from warploom.lang.fold import least, split_sum
 from warploom.lang.source import name_at
-from warploom.lang.values import Element, Mutable, Number, TileAddress, Traced, Vector
+from warploom.lang.values import Element, Mutable, Number, TileAddress, Traced, Vector, is_a
 from warploom.layout.shared import SharedLayout
 from warploom.layout.swizzle import NO_SWIZZLE, Swizzle
 
@@ -233,11 +232,6 @@ class SharedTile:
         return max(1, count * kind.bytes // self.layout.element_bytes)
 
 
-def _is(value: object, kind: type | UnionType) -> bool:
-    """``isinstance`` for arguments that callers without a type checker may get wrong."""
-    return isinstance(value, kind)
-
-
 class MemoryWords(Arithmetic):
     """Shared tiles, accesses by address, atomics, copies of threads, matrices of shared memory."""
 
@@ -267,21 +261,21 @@ class MemoryWords(Arithmetic):
         each row do the same for instructions that take no swizzle. ``alias`` places the tile over another one: the
         author then orders the accesses to both.
         """
-        if not _is(dtype, DType):
+        if not is_a(dtype, DType):
             what = shown(dtype)
             raise TraceError(f"a shared tile holds a type of warploom.lang (f32, bf16 …), not {what} ({self.here()})")
         given: Any = shape
         extents: tuple[Any, ...] = (
-            (1, given) if _is(given, Integral) else tuple(given) if _is(given, tuple | list) else ()
+            (1, given) if is_a(given, Integral) else tuple(given) if is_a(given, tuple | list) else ()
         )
-        if len(extents) != 2 or not all(_is(n, Integral) for n in extents):
+        if len(extents) != 2 or not all(is_a(n, Integral) for n in extents):
             raise TraceError(
                 f"the shape of a shared tile is a number or (rows, cols), not {shown(shape)} ({self.here()})"
             )
         rows, cols = map(int, extents)
-        if not (_is(stages, Integral) and stages >= 1):
+        if not (is_a(stages, Integral) and stages >= 1):
             raise TraceError(f"a shared tile has a number of stages, 1 or more, not {shown(stages)} ({self.here()})")
-        if not (swizzle in (None, "auto") or _is(swizzle, Swizzle)):
+        if not (swizzle in (None, "auto") or is_a(swizzle, Swizzle)):
             raise TraceError(
                 f'swizzle is "auto", None or a Swizzle of warploom.layout.swizzle, as Swizzle(3, 4, 3) for <3,4,3>, '
                 f"not {shown(swizzle)} ({self.here()})"
@@ -346,7 +340,7 @@ class MemoryWords(Arithmetic):
         """Stores by address; see :meth:`GlobalPointer.store` and :meth:`SharedTile.store`."""
         kind = register_type(dtype)
         for x in values:
-            if kind is not dtype and _is(x, Traced | float) and not (isinstance(x, Traced) and x.dtype.is_integer):
+            if kind is not dtype and is_a(x, Traced | float) and not (isinstance(x, Traced) and x.dtype.is_integer):
                 raise TraceError(
                     f"an element of {dtype} is stored as its bits, not as {x!r} ({self.here()}): "
                     f"store k.convert(x, {dtype})"

@@ -1,4 +1,4 @@
-"""What a kernel's parameters are annotated with, and the parameters of a Program that they come to."""
+"""Annotations of a kernel's parameters, and the parameters of a Program that they become."""
 
 from __future__ import annotations
 
@@ -148,7 +148,7 @@ class Parameters:
 
     @property
     def all(self) -> list[Parameter]:
-        """In the order of the Program."""
+        """All parameters in the order of the Program."""
         return [*self.written, *self.numbers, *self.strides]
 
     def argument(self, name: str, kind: Any, *, within: str | None = None) -> Any:

@@ -1,4 +1,4 @@
-"""What a fragment is reduced with: an operator on states of one or several registers.
+"""Operators that reduce fragments, on states of one or several registers.
 
 A reduction is two functions of traced values: what one element becomes, and what two states become. Arg-max,
 log-sum-exp and mean with variance are instances, and a kernel writes its own in the same way.

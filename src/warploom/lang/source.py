@@ -1,4 +1,4 @@
-"""What the author's source and bytecode say that the traced values do not.
+"""Facts from the author's source and bytecode that traced values do not have.
 
 - Names of values: a traced function cannot see the names it assigns to, so a value computed on the line of ``row = …``
   is called ``row``. Unnamed values keep numbers.
@@ -13,6 +13,7 @@ from __future__ import annotations
 import ast
 import dis
 import linecache
+import math
 from collections.abc import Generator
 from contextlib import contextmanager
 from functools import lru_cache
@@ -90,7 +91,7 @@ def refuse_uncalled(code: CodeType) -> frozenset[str]:
 
 
 def _is_all(code: CodeType, at: dis.Positions | None) -> bool:
-    """Whether an expression is a whole statement by its source: not of one that is there, as ``match x:``."""
+    """Whether an expression is a whole statement by its source, and not part of one, as in ``match x:``."""
     if at is None or None in at:
         return True
     first, last = (linecache.getline(code.co_filename, line or 0).encode() for line in (at.lineno, at.end_lineno))
@@ -119,20 +120,19 @@ def refuse_rebinding(frame: FrameType | None, *, loop: bool) -> Generator[None, 
         old = before.get(name)
         if old is None or _same(old, now):
             continue
-        line, why = None, ""
+        inside, after = _ways(frame, name, first, last), _ways(frame, name, last)
+        bound = [line for way, line in inside if way == "STORE"]
+        reads = [way for way, _ in (inside if loop else after)][:1] == ["LOAD"]
+        if not (bound and reads) or (isinstance(now, Traced) and not loop):
+            continue
+        where = SourceLine(frame.f_code.co_filename, bound[0])
         if loop:
-            line = _read_then_bound(frame, name, first, last)
-            why = "in a loop, which reads its old value ({}): the body is traced once, so the new value does not reach"
-            why += " the next iteration"
-        elif not isinstance(now, Traced) and _read_next(frame, name, last):
-            line = _bound(frame, name, first, last)
-            why = (
-                f"to {now} under a condition, and read after it ({{}}): the body is traced in any case, so the name is"
-            )
-            why += f" {now} for all threads"
-        if line is not None:
-            where = SourceLine(frame.f_code.co_filename, line)
-            raise TraceError(f"{name!r} is bound anew {why.format(where)}. {_cure(name, old, now)}")
+            why = f"in a loop, which reads its old value ({where}): the body is traced once, so the new value does not "
+            why += "reach the next iteration"
+        else:
+            why = f"to {now} under a condition, and read after it ({where}): the body is traced in any case, so the "
+            why += f"name is {now} for all threads"
+        raise TraceError(f"{name!r} is bound anew {why}. {_cure(name, old, now)}")
 
 
 def _same(old: Number, now: Number) -> bool:
@@ -173,22 +173,6 @@ def _accesses(code: CodeType) -> tuple[tuple[int, int, str, str], ...]:
     return tuple(found)
 
 
-def _read_then_bound(frame: FrameType, name: str, first: int, last: int) -> int | None:
-    """The line that binds a name, where the code between two offsets reads the name before it binds it."""
-    within = [(line, way) for at, line, way, of in _accesses(frame.f_code) if first < at < last and of == name]
-    if not within or within[0][1] == "STORE":
-        return None
-    return next((line for line, way in within if way == "STORE"), None)
-
-
-def _bound(frame: FrameType, name: str, first: int, last: int) -> int | None:
-    """The line between two offsets that binds a name."""
-    within = (
-        line for at, line, way, of in _accesses(frame.f_code) if first < at < last and of == name and way == "STORE"
-    )
-    return next(within, None)
-
-
-def _read_next(frame: FrameType, name: str, last: int) -> bool:
-    """Whether the code after an offset reads a name before it binds it."""
-    return next((way for at, _, way, of in _accesses(frame.f_code) if at > last and of == name), "") == "LOAD"
+def _ways(frame: FrameType, name: str, first: int, last: float = math.inf) -> list[tuple[str, int]]:
+    """(LOAD or STORE, line) of each access to a name between two offsets of the author's code."""
+    return [(way, line) for at, line, way, of in _accesses(frame.f_code) if first < at < last and of == name]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+from types import UnionType
 from typing import Any, NoReturn, Protocol, TypeAlias, TypeGuard
 
 from warploom.core.dtypes import DType
@@ -287,7 +288,7 @@ class Mutable(Traced):
 
 
 Number: TypeAlias = Traced | int | float | bool
-"""What arithmetic takes: a traced value or a Python number, which becomes an immediate."""
+"""An operand of arithmetic: a traced value, or a Python number, which becomes an immediate."""
 
 
 _OPERATORS = {
@@ -309,7 +310,7 @@ _OPERATORS = {
     "equal": "eq",
     "not_equal": "ne",
 }
-"""What NumPy's numbers call for an operator whose right side is not theirs."""
+"""NumPy's function for an operator → the operator's method, where a NumPy number stands on the left."""
 
 
 def defining_op(value: Traced) -> Op | None:
@@ -331,8 +332,13 @@ class Element(Traced):
 
 
 def holds_bits(value: object) -> TypeGuard[Element]:
-    """Whether ``value`` was loaded as the bits of something that u32 is not: a 16-bit float, a short signed integer."""
+    """Whether ``value`` was loaded as the bits of a 16-bit float or a short signed integer, which u32 is not."""
     return isinstance(value, Element) and value.dtype is not value.element and value.element.kind in ("float", "signed")
+
+
+def is_a(value: object, kind: type | UnionType) -> bool:
+    """``isinstance`` for arguments that callers without a type checker may get wrong."""
+    return isinstance(value, kind)
 
 
 class Vector(list[Traced]):

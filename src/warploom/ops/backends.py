@@ -31,7 +31,7 @@ from warploom.kernels.settings import refuse, violations_of
 from warploom.kernels.source import KernelCall, KernelSource, MappedArray
 
 if TYPE_CHECKING:
-    from warploom.cuda.launch import Launch, Queueable
+    from warploom.cuda.launch import ConfiguredLaunch, Queueable
     from warploom.cuda.store import CompiledKernel
     from warploom.emulate import Emulation
     from warploom.ir.program import Program
@@ -249,7 +249,7 @@ class GpuCall:
     maps of those arrays, once per set of addresses and stream.
     """
 
-    queued: Launch
+    queued: ConfiguredLaunch
     scalars: tuple[Any, ...]
     device: int
     mapped: tuple[MappedArray, ...] = ()

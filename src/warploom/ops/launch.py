@@ -27,7 +27,7 @@ from warploom.ops.backends import compiled, emulated, gpu_present, gpu_target, w
 if TYPE_CHECKING:
     from warploom.core.dtypes import DType
     from warploom.cuda.buffers import DeviceCopy
-    from warploom.cuda.launch import Launch
+    from warploom.cuda.launch import ConfiguredLaunch
     from warploom.ir.program import Parameter, Program
     from warploom.lang import KernelFunction
 
@@ -217,7 +217,7 @@ def _written(program: Program) -> frozenset[str]:
 
 
 @once(maxsize=512)
-def _configured(program: Program, grid: Grid, device: int) -> Launch:
+def _configured(program: Program, grid: Grid, device: int) -> ConfiguredLaunch:
     """The launch of so many CTAs on a GPU. Raises ConfigError for one that it does not take."""
     from warploom.cuda.launch import load
 

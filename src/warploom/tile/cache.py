@@ -49,7 +49,7 @@ class PageTable(Compound):
 
 @dataclass(frozen=True)
 class Pages:
-    """Which page holds which keys of a sequence: the ``table`` names those of ``size`` keys each.
+    """The pages of sequences: the ``table`` names those that hold a sequence's keys, ``size`` keys each.
 
     No page is read that does not exist, whatever the table says.
     """
@@ -115,7 +115,7 @@ class WarpRing:
 
     @property
     def head(self) -> Traced:
-        """Which of the heads is this warp's."""
+        """The number of this warp's head among the heads of the ring."""
         return self._k.warp % self.heads
 
     def first_key(self, block: Traced) -> Traced:
@@ -198,7 +198,7 @@ class WarpRing:
     def _rows(
         self, source: StridedPointer, sequence: Traced, head: Traced, keys: list[Traced], named: list[Traced]
     ) -> list[GlobalPointer]:
-        """Where keys of this warp's head begin; ``named``: what the table names as their pages."""
+        """Pointers to this warp's head at the first key of each run; ``named``: the table's entries of their pages."""
         k, (outer, of_head, of_key) = self._k, source.strides
         start = source + k.mul_wide(head * self.heads + self.head, of_head)
         if self._pages is None:
@@ -237,7 +237,7 @@ class PagedBoxes(Boxes):
 
 
 class PageRuns:
-    """Where blocks of ``block`` keys lie: read from the table ahead of the copies that need to know.
+    """The places of blocks of ``block`` keys in pages, read from the table ahead of the copies that need them.
 
     ``pitch``: rows of a cache, as one array, from the first of a page to that of the next.
     """

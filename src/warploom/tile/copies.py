@@ -160,7 +160,7 @@ class TileCopy:
     def load_elements(
         self, start: GlobalPointer, stage: Number | None, rows: Traced | None, cols: Traced | None
     ) -> None:
-        """For lines at odd addresses: element by element, then one store of 16 bytes."""
+        """Copy lines at odd addresses element by element, then store 16 bytes at once."""
         k, shared = self._k, self._shared if stage is None else self._shared.staged(stage)
         for row, col in self._steps:
             source, exists = self._source(start, row, col), self._exists(row, col, rows)
@@ -368,7 +368,7 @@ class CopyRing:
         return tuple(tile.stage(stage) for tile in self.tiles)
 
     def wait(self, pending: int) -> None:
-        """All but the ``pending`` newest tiles are here for every warp; and every warp is done with those before."""
+        """Wait until every warp has all but the ``pending`` newest tiles, and is done with those before."""
         if pending < 0:
             raise TraceError(
                 f"a ring that is filled while it is read takes 2 stages or more: {self.tiles[0].name} has "
@@ -433,7 +433,7 @@ class CopyCursor:
         return self.tiles
 
     def release(self, *, when: Traced | None = None) -> None:
-        """On to the next stage, or not: this one is filled again once all warps have waited for that."""
+        """Give the stage back and move on to the next; it is filled again once all warps have waited for that one."""
         stage = self._stage.get()
         self._advance()
         if when is not None:

@@ -32,7 +32,7 @@ _POSITIONS = [int(B.coordinates(lane, element)[0]) for lane in range(QUAD) for e
 
 
 def position(element: int) -> int:
-    """Where an element of every 16 along K stands in A."""
+    """The column of A that holds an element of every 16 along K."""
     return element - element % DEPTH + _POSITIONS[element % DEPTH]
 
 

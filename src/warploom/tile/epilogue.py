@@ -186,7 +186,7 @@ def send_tile(k: Kernel, tile: SharedTile, boxes: Boxes, place: tuple[Number, ..
 
 
 def await_sent(k: Kernel) -> None:
-    """The first thread of a warpgroup: until the rows that it has sent were read."""
+    """Wait, in the first thread of a warpgroup, until the rows that it has sent were read."""
     with k.when((k.thread & (WARPGROUP - 1)) == 0):
         k.wait_bulk(0, reads_only=True)
 
@@ -206,7 +206,7 @@ def store_pairs(k: Kernel, tile: SharedTile, sums: Fragment, row: Number, part: 
 
 # -- to global memory
 def store_registers(sums: Sums, target: OutputMatrix) -> None:
-    """Straight from the registers: of f32 four lanes fill a sector of 32 bytes.
+    """Store sums straight from the registers: of f32 four lanes fill a sector of 32 bytes.
 
     Values may come from memory, the target's own too, past whose stores no load moves: several are formed before the
     first of them is stored.
@@ -335,7 +335,7 @@ class Panels:
             self._k.stmatrix(to.address(0, col), [packed[r] for r in _STORE.register_order])
 
     def wait(self) -> None:
-        """Until everything has left: shared memory goes with the CTA."""
+        """Wait until everything has left: shared memory goes with the CTA."""
         if self._boxes is not None:
             with self._k.when(self._who == 0):
                 self._k.wait_bulk(0)
@@ -388,7 +388,7 @@ _TRANSPOSED_LANES = LinearMap(
 
 
 def column_values(vector: SharedTile | GlobalPointer, like: Fragment, lane: Traced) -> list[Traced]:
-    """For each element of an accumulator the f32 that a vector in memory has for its column."""
+    """Load for each element of an accumulator the f32 that a vector in memory has for its column."""
     loaded: dict[int, list[Traced]] = {}
     found: list[Traced] = []
     for element in range(like.layout.elements_per_thread):
@@ -402,7 +402,7 @@ def column_values(vector: SharedTile | GlobalPointer, like: Fragment, lane: Trac
 
 
 def row_values(vector: GlobalPointer, like: Fragment, lane: Traced, first: Traced) -> list[Traced]:
-    """For each element of an accumulator the f32 that a vector has for its row; row 0 is element ``first``."""
+    """Load for each element of an accumulator the f32 that a vector has for its row; row 0 is element ``first``."""
     loaded: dict[int, Traced] = {}
     found: list[Traced] = []
     for element in range(like.layout.elements_per_thread):

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Visible:
-    """Which keys row i sees: ``i + offset - left <= key <= i + offset + right``, and ``key < kv_len``.
+    """The keys that row i sees: ``i + offset - left <= key <= i + offset + right``, and ``key < kv_len``.
 
     ``window`` = (left, right); None leaves a side open. offset = kv_len - q_len aligns the last row with the last key.
     ``ragged``: kv_len is no multiple of the block.

@@ -65,7 +65,7 @@ def merged(k: Kernel, logs: Sequence[Traced]) -> tuple[list[Traced], Traced, Tra
 
 
 def _in_pairs(join: Callable[[Traced, Traced], Traced], values: Sequence[Traced]) -> Traced:
-    """All values as one, in as few steps one behind the other as there can be."""
+    """Join all values into one, in as few dependent steps as there can be."""
     while len(values) > 1:
         values = [reduce(join, values[i : i + 2]) for i in range(0, len(values), 2)]
     return values[0]

@@ -79,7 +79,7 @@ class Boxes:
     def send(
         self, k: Kernel, tile: SharedTile, place: Sequence[Number], *, row: Number = 0, cols: int | None = None
     ) -> None:
-        """One thread: start the copies of a tile that was written and fenced, from ``row`` on, as one bulk group.
+        """Start, in one thread, the copies of a tile that was written and fenced, from ``row`` on, as one bulk group.
 
         ``cols``: as many of its columns, by default all.
         """
@@ -108,7 +108,7 @@ class PackedPosition:
         return self._k.select(self._at >= self._stages, 1, 0)
 
     def advance(self) -> None:
-        """To the next stage."""
+        """Move on to the next stage."""
         k = self._k
         self._at.set(k.select(self._at == 2 * self._stages - 1, 0, self._at + 1))
 
@@ -121,7 +121,7 @@ class TurnPosition:
     phase: Number
 
     def advance(self) -> None:
-        """Nothing: the turn says where it is."""
+        """Do nothing: the turn tells the position."""
 
 
 Position = Ring | PackedPosition | TurnPosition
@@ -247,20 +247,20 @@ class Cursor:
 
     # -- who fills
     def put(self, *places: Sequence[Any]) -> None:
-        """One thread: once the stage is empty, start the copies of the tiles at ``places``; on to the next stage."""
+        """Start, in one thread, the copies of the tiles at ``places`` once the stage is empty; move on to the next."""
         self.claim()
         self._pipeline.copy_in(self.stage, places)
         self._position.advance()
 
     def claim(self) -> SharedTile:
-        """Each writing warp: the stage's tile, once it is empty."""
+        """The stage's tile once it is empty, for each writing warp."""
         p = self._pipeline
         if p.empty is not None:
             p.empty.wait(self._position.phase, self.stage)
         return self.tile
 
     def written(self, *, for_loads: bool = False) -> None:
-        """Each writing warp: what its lanes stored into the stage is there, for the TMA and ``wgmma`` too.
+        """Publish what the lanes of each writing warp stored into the stage, to the TMA and ``wgmma`` too.
 
         ``for_loads``: ordinary loads alone read it, for which nothing is fenced.
         """
@@ -282,7 +282,7 @@ class Cursor:
         return self.tiles
 
     def release(self) -> None:
-        """This warp (or thread) has read the stage: it may be filled again. On to the next stage."""
+        """Give the stage back to be filled again, once this warp (or thread) has read it; move on to the next."""
         p = self._pipeline
         if p.empty is None:
             raise TraceError(f"nobody releases this pipeline: it was made with readers=0 ({p.k.here()})")
@@ -290,7 +290,7 @@ class Cursor:
         self._released.advance()
 
     def advance(self) -> None:
-        """On to the next stage; this one is released later, or by another cursor."""
+        """Move on to the next stage; this one is released later, or by another cursor."""
         self._position.advance()
 
     def skip(self, count: Traced) -> None:
@@ -307,7 +307,7 @@ class Cursor:
             Cursor(self._pipeline, self._released).catch_up(self)
 
     def catch_up(self, other: Cursor) -> None:
-        """To where another cursor of this pipeline is."""
+        """Move to the position of another cursor of this pipeline."""
         mine, theirs = self._registers(), other._registers()
         mine.stage.set(theirs.stage)
         mine.phase.set(theirs.phase)
@@ -318,7 +318,7 @@ class Cursor:
         return self._position
 
     def send(self, boxes: Boxes, place: Sequence[Number]) -> None:
-        """One thread: once warps have written the stage, copy it out; returns when its memory may be written again."""
+        """Copy the stage out, in one thread, once warps have written it; return when its memory is free again."""
         k = self._pipeline.k
         boxes.send(k, self.wait(), place, cols=self._pipeline.cols)
         k.wait_bulk(0, reads_only=True)

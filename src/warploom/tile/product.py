@@ -74,7 +74,7 @@ class Part:
         return cls(spread, piece, (number >> bits) * tile.layout.rows, period, within)
 
     def col(self, outer: int) -> int:
-        """Where column ``outer`` of the part lies, counted from the first."""
+        """The column of the tile that holds column ``outer`` of the part, counted from the first."""
         return outer // self.within * self.period + outer % self.within
 
 
@@ -151,7 +151,7 @@ class StartedProduct:
     wait_for: Callable[[tuple[Fragment, ...]], None]
 
     def wait(self, *others: Fragment) -> None:
-        """Until this product and all that were started before it are done.
+        """Wait until this product and all that were started before it are done.
 
         ``others``: fragments whose values are computed before the wait, and not sunk below it.
         """
@@ -201,7 +201,7 @@ class Wgmma:
         return WgmmaProduct(self, blocks, (row, col), whole, transposed_a, transposed_b)
 
     def wait(self, pending: int, *ready: Fragment) -> None:
-        """Until all products but the ``pending`` newest are done; ``ready`` are what may be read from here on."""
+        """Wait until all products but the ``pending`` newest are done; ``ready`` may be read from here on."""
         self._k.wgmma_wait(pending, *ready)
 
     def started(self, sums: tuple[Fragment, ...]) -> StartedProduct:

@@ -133,7 +133,7 @@ class Piece:
 
 @dataclass(frozen=True)
 class Slot:
-    """Where a tile is: its ``number`` in the sequence, and the number of the sequence's ``first`` slot of a head.
+    """The place of a tile: its ``number`` in the sequence, and the number of the sequence's ``first`` slot of a head.
 
     Slots are places for blocks of rows in memory between kernels.
     """
@@ -169,7 +169,7 @@ class PieceList:
         return Piece(RowRange(q_begin, q_count), RowRange(k_begin, k_count), place.load(4))
 
     def slot(self, number: Traced) -> Slot:
-        """Where a tile is, if the list says so."""
+        """The slot of a tile, if the list has slots."""
         place = self._entry(number)
         return Slot(place.load(5), place.load(6))
 
@@ -223,7 +223,7 @@ class RaggedTiles:
     slots: Slots | None = None
 
     def write(self, to: PieceList, sequence: Traced, first: Traced, step: Traced) -> None:
-        """A warp: the entries of a sequence, of its tiles ``first``, ``first + step`` … ."""
+        """Write, by a warp, a sequence's entries: those of its tiles ``first``, ``first + step`` … ."""
         k = self.k
         queries, keys = self.queries.at(sequence), self.keys.at(sequence)
         own = self._tiles(queries.count)
@@ -250,7 +250,7 @@ class RaggedTiles:
                     to.put(number, Piece(piece, others, head), slot)
 
     def clear(self, rows_of: GlobalPointer, words: int, sequence: Traced, first: Traced, step: Traced) -> None:
-        """A warp: zeros in rows of so many ``words`` that are of no sequence, as :meth:`write` takes tiles in turn."""
+        """Clear, by a warp, the rows of ``words`` words that are of no sequence, in turns as in :meth:`write`."""
         k, queries = self.k, self.queries
         assert isinstance(queries, Sequences)
         for rows in queries.rest(sequence, self.batch.sequences):

@@ -27,7 +27,7 @@ class _Counted:
         self._k, self.count = k, count
 
     def any(self) -> AbstractContextManager[None]:
-        """Where this CTA works on some item."""
+        """A block that runs where this CTA works on some item."""
         return self._k.when(self.count != 0, uniform=True)
 
     def turns(self, *, claims: bool = False, asks: bool = False) -> AbstractContextManager[Traced]:
@@ -35,7 +35,7 @@ class _Counted:
         return self._k.loop(self.count)
 
     def claim(self, turn: Number) -> None:
-        """Nothing: this CTA has its items."""
+        """Do nothing: this CTA has its items."""
 
     def has(self, turn: Number) -> Traced:
         """Whether this CTA works on an item ``turn``."""
@@ -78,7 +78,7 @@ class Single(_Counted):
         self._always = total is None
 
     def any(self) -> AbstractContextManager[None]:
-        """Where this CTA works on some item."""
+        """A block that runs where this CTA works on some item."""
         return nullcontext() if self._always else super().any()
 
     def item(self, _turn: Number) -> Traced:
@@ -111,7 +111,7 @@ class Claimed:
         return Pipeline(k, k.shared(u32, 1, name="claims", stages=cls.TOLD), readers=0)
 
     def any(self) -> AbstractContextManager[None]:
-        """Where this CTA works on some item."""
+        """A block that runs where this CTA works on some item."""
         return self._k.when(self.has(0), uniform=True)
 
     @contextmanager
@@ -152,7 +152,7 @@ class Claimed:
         return self.item(turn) < self._total
 
     def _say(self, turn: Number) -> None:
-        """Which item a turn has; after the last one that the turn behind has none either."""
+        """Tell the item of a turn to the others; after the last one also that the turn behind has none."""
         number = self._claimed.get()
         self._put(turn, number)
         with self._k.when(number >= self._total):
@@ -190,7 +190,7 @@ class Divisor(Compound):
         return least + k.select(less, 1, 0), k.select(less, rest - value, rest)
 
     def or_else(self, condition: Traced, other: Divisor) -> Divisor:
-        """This one where ``condition`` holds, else the other."""
+        """Select this divisor where ``condition`` holds, else the other."""
         k = self.k
         value, inverse = k.select(condition, self.value, other.value), k.select(condition, self.inverse, other.inverse)
         return Divisor(k, value, inverse)
@@ -217,7 +217,7 @@ class RowTiles(Compound):
         self.grouped = grouped
 
     def ordered(self, *, grouped: bool) -> RowTiles:
-        """These tiles in groups, or plane by plane."""
+        """A copy that orders the tiles in groups, or plane by plane."""
         return RowTiles(self.k, *self.values, grouped=grouped)
 
     @classmethod

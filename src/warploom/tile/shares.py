@@ -100,7 +100,7 @@ class BlockShares:
         return self._total.get()
 
     def read_by(self, span: Callable[[Traced], SequenceBlocks]) -> BlockShares:
-        """This list with sequences read in another way: a survey of one holds for both."""
+        """A copy whose sequences are read in another way: a survey of one holds for both."""
         other = copy(self)
         other.span = span
         return other
@@ -230,7 +230,7 @@ class BlockCursor:
             self._since, self._piece = held("since"), held("piece")
 
     def move(self, place: BlockPlace) -> None:
-        """To a place."""
+        """Move to a place."""
         offset = place.block - place.span.begin
         for name in ("sequence", "head", "tile", "block"):
             getattr(self, name).set(getattr(place, name))
@@ -266,7 +266,7 @@ class BlockCursor:
         return self.ends_tile | (self._since + 1 == self._shares.split)
 
     def advance(self) -> None:
-        """To the next block of the list; past its end nothing is to be read."""
+        """Move on to the next block of the list; past its end nothing is to be read."""
         k = self._k
         done, split = self.ends_tile, self.ends_piece
         self.block += 1

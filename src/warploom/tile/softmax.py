@@ -38,7 +38,7 @@ LOG2_E = math.log2(math.e)
 LAZY_GROWTH = 8.0
 """Powers of two that a row's maximum may grow before O is rescaled."""
 STALE_SUM = 4096.0
-"""Up to which a lane's part of a block's row sum shows that stale maxima still serve: P then fits f16, and O and l stay
+"""The most that a lane's part of a block's row sum may be for stale maxima to serve: P then fits f16, and O and l stay
 as far from float32's end as they are with the block's own maxima. Times 2^-headroom."""
 HEADROOM = {"bf16": 24.0, "f16": 0.0}
 """Powers of two that P stays below 1 in bf16, so that O, which is divided by the sum of P only in the end, holds any v:
@@ -362,7 +362,7 @@ class StaleSoftmax:
     def __init__(self, k: Kernel, softmax: OnlineSoftmax) -> None:
         self._k, self._softmax = k, softmax
         self._wary = k.register(u32, 0, "wary")
-        """How many further blocks compute their maxima in any case."""
+        """The number of further blocks that compute their maxima in any case."""
         self._exact = k.register(u32, None, "exact")
         self._factors = k.registers(f32, softmax.rows, None, "factor")
 

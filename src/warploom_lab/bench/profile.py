@@ -44,7 +44,7 @@ class Watched(Protocol):
 
 
 @dataclass(frozen=True)
-class Launch:
+class AttentionLaunch:
     """One launch to profile: a rung on random inputs (full, head_dim 128, bf16); ``settings`` are FLAG=VALUE."""
 
     rung: str

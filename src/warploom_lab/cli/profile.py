@@ -50,11 +50,11 @@ def attention(
       warploom profile attention --rung 8
       warploom profile attention --rung 8 --set swizzle=off --json unswizzled.json
     """
-    from warploom_lab.bench.profile import Launch, profile_launches
+    from warploom_lab.bench.profile import AttentionLaunch, profile_launches
     from warploom_lab.kernels.attention.ladder import FULL_LADDER
 
     key = FULL_LADDER.rung(rung).key
-    found = profile_launches([Launch(key, seq, batch, heads, _settings(set_))])[0]
+    found = profile_launches([AttentionLaunch(key, seq, batch, heads, _settings(set_))])[0]
     _report(found, f"rung {key}, batch {batch}, heads {heads}, seq {seq}", json)
 
 

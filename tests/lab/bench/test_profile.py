@@ -13,7 +13,7 @@ from warploom_lab.bench import ncu as tool
 from warploom_lab.bench import profile
 from warploom_lab.bench.counters import OPCODES, choose_metrics, compare_wavefronts, parse_profiles
 from warploom_lab.bench.ncu import SAMPLED, find_ncu, ncu_version, refusal
-from warploom_lab.bench.profile import GemmLaunch, Launch, profile_launches, with_samples
+from warploom_lab.bench.profile import AttentionLaunch, GemmLaunch, profile_launches, with_samples
 from warploom_lab.bench.samples import Samples, Spot
 from warploom_lab.inspect import inspect_sass
 
@@ -128,7 +128,7 @@ def asked_of(ncu) -> list[str]:
 
 
 def test_a_run_asks_for_what_there_is(ncu):
-    (found,) = profile_launches([Launch("8", 256, settings=("swizzle=off",))])
+    (found,) = profile_launches([AttentionLaunch("8", 256, settings=("swizzle=off",))])
     assert found.tables == {"wavefronts": {"ldmatrix": 135168.0}, "pipes, %": {"tensor": 66.15}}
     assert found.samples is not None
     assert found.samples.total == 100
@@ -190,7 +190,7 @@ def test_the_watched_process_launches_each_once(monkeypatch):
     monkeypatch.setattr("warploom.ops.matmul.matmul", record)
     monkeypatch.setattr(profile, "require_driver", lambda: None)
     for kind, one in (
-        ("Launch", {"rung": "best", "seq": 64}),
+        ("AttentionLaunch", {"rung": "best", "seq": 64}),
         ("GemmLaunch", {"rung": "02", "m": 64, "n": 72, "k": 96}),
     ):
         described = json.dumps([one | {"settings": ["stages=2"]}, one | {"settings": ["stages=3"]}])
@@ -201,7 +201,7 @@ def test_the_watched_process_launches_each_once(monkeypatch):
 
 def test_another_number_of_kernels_is_an_error(ncu):
     with pytest.raises(UnsupportedDeviceError, match="1 kernels where 2 were launched"):
-        profile_launches([Launch("8", 256), Launch("9", 256)])
+        profile_launches([AttentionLaunch("8", 256), AttentionLaunch("9", 256)])
 
 
 def test_the_command_prints_tables_or_the_refusal(invoke, ncu, tmp_path):
