@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -139,11 +140,15 @@ def templates(**filters: Any) -> jinja2.Environment:
     return made
 
 
-def filled(template: str, **values: Any) -> str:
-    """A template filled by Jinja; functions among the values are filters too.
+def filled(template: str, *modules: str, **values: Any) -> str:
+    """A template filled by Jinja with values and the public functions of modules; functions are filters too.
 
     Raises jinja2.UndefinedError for a name that nothing has.
     """
+    for module in modules:
+        found = vars(sys.modules[module]).items()
+        own = {n: f for n, f in found if getattr(f, "__module__", "") == module and callable(f) and n[0] != "_"}
+        values = own | values
     functions = {name: value for name, value in values.items() if callable(value)}
     return templates(**functions).get_template(template).render(values)
 

@@ -97,7 +97,7 @@ def alone(cells: Iterable[Result]) -> list[Result]:
 
 def loads(cells: Sequence[Result]) -> list[tuple[str, list[Result]]]:
     """The cells as all kernels took turns and, where they were timed so too, rested."""
-    rested = [{**cell, **cell["rested"]} for cell in cells if "rested" in cell]
+    rested: list[Result] = [{**cell, **cell["rested"]} for cell in cells if "rested" in cell]
     return [("in turns", list(cells)), *([("rested", rested)] if rested else [])]
 
 

@@ -115,7 +115,7 @@ def page() -> str:
             kinds[list(kinds)[-1]].append(Form.of(line))
     evidence = read("h200/ptx-forms.json")
     lines = {"refused": refused(evidence), "declared": sorted(declared())}
-    return filled("ptx-forms.template.md", kinds=kinds, evidence=evidence, **lines)
+    return filled("ptx-forms.template.md", __name__, kinds=kinds, evidence=evidence, **lines)
 
 
 PAGES = {ROOT / "docs" / "reference" / "ptx-forms.md": page}

@@ -79,8 +79,8 @@ def page() -> str:
     plain = [row for row in every if row["change"] == PLAIN]
     return filled(
         "ptx-mutants.template.md",
+        __name__,
         mutants=mutants,
-        counts=counts,
         mended=evidence["mended before"],
         equivalent=Counter(
             (r["kernel"], f"{r['change']}: `{r['code']}`", r["reason"] or "**not shown**")
@@ -90,9 +90,7 @@ def page() -> str:
         round_trip=read("h200/ptx-round-trip.json"),
         launched=rows,
         tools=list(rows[0]["tools"]),
-        sides=sides,
         both=sum(bool(row["kinds"]) and _reported(row) for row in rows),
-        alike=alike,
         plain=plain,
         emulator_alone=[r for r in rows if r["kinds"] and not _reported(r) and None not in r["tools"].values()],
         tool_alone=[r for r in rows if not r["kinds"] and _reported(r)],

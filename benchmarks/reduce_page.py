@@ -60,18 +60,17 @@ def page() -> str:
     cells = ({r["rung"]: r for r in attention["rows"]}[key]["gpu"]["cells"] for key in ("0", "1"))
     return filled(
         "ladder-reduce.template.md",
+        __name__,
         rows=rows,
         published=experiment["result"]["paper"],
         hopper=hopper,
         hopper_rows={row["rung"]: row for row in hopper["result"]["rungs"]} if hopper else {},
         ladder=LADDER.rungs,
-        over=over,
         in_registers=("3", "4", "5"),
         baselines=baselines["result"],
         search=baselines["result"]["search_ten_millions"],
         textbook=read("h200/reduce-textbook.json"),
         attention=[(a["seq"], a["tflops"], b["tflops"]) for a, b in zip(*cells, strict=True)],
-        stalls=stalls,
         cycles=lambda key: rows[key]["loop"]["cycles_per_operation"],
         through_shared=("1", "1w", "2"),
         faster=lambda key, than: over(rows[key]["grid"]["speed_up"], rows[than]["grid"]["speed_up"]),
@@ -80,8 +79,6 @@ def page() -> str:
         ),
         sass=sass(rows).rstrip(),
         environment=experiment["environment"],
-        milliseconds=milliseconds,
-        mebibytes=mebibytes,
     )
 
 

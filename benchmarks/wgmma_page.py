@@ -138,6 +138,7 @@ def page() -> str:
     metered = {"16", "best", *(rung.key for rung in HOPPER_LADDER.rungs)}
     return filled(
         "from-mma-to-wgmma.template.md",
+        __name__,
         found=found,
         unseen=unseen,
         broken=broken,
@@ -154,10 +155,6 @@ def page() -> str:
         sweep=list(sweep(sweeps)),
         baselines=present(found["cells"]),
         swept=present(row for run in sweeps["runs"] for row in run["rows"]),
-        mask=mask,
-        beside=beside,
-        joules=joules,
-        by_itself=by_itself,
         cells=sorted(found["cells"], key=lambda c: (c["head_dim"], c["causal"], c["seq"])),
         gains=[r["over_plain"]["median"] for r in data["rows"] if r["data"] == suits],
         least=[r["over_plain"]["median"] for r in data["rows"] if r["data"] != suits],
