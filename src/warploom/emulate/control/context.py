@@ -13,8 +13,8 @@ from warploom.emulate.barriers.mbarriers import Mbarriers
 from warploom.emulate.control.frames import ASCENDING, Frame, Origin, Turns, constant_array
 from warploom.emulate.findings.report import Reporter
 from warploom.emulate.findings.traffic import TrafficCounter
+from warploom.emulate.memory.byte_memory import LocalMemory
 from warploom.emulate.memory.global_memory import GlobalMemory
-from warploom.emulate.memory.local_memory import LocalMemory
 from warploom.emulate.memory.shared_memory import SharedMemory
 from warploom.emulate.order.clocks import Clocks
 from warploom.emulate.order.ordering import Ordering

@@ -137,23 +137,7 @@ class MemoryReports:
     """Findings about shared and global memory."""
 
     def __init__(self, report: Reporter) -> None:
-        self._report, self.add, self.cta = report, report.add, report.cta
-
-    def refused(
-        self, kind: Kind, op: Op, who: tuple[int, int, int], byte: int, size: int, extent: tuple[int, int], total: int
-    ) -> None:
-        """An address outside of its tile (or of all shared memory), or not aligned; ``who``: row, lane, how many."""
-        name, tile, (first, end) = op.instruction.mnemonic, op.tile(0), extent
-        if kind == "misaligned":
-            text = f"{name} at byte {byte} of shared memory is not aligned to its {size} bytes: correct the address"
-        elif tile is None:
-            text = f"{name} of {size} bytes at byte {byte} is outside the {total} bytes of shared memory: "
-            text += "correct the address, or ask for more shared memory"
-        else:
-            text = f"{name} of {size} bytes at byte {byte} of shared memory is outside the tile {tile.name} (bytes "
-            text += f"{first} to {end - 1}): correct the row, column or stage"
-        row, lane, count = who
-        self.add(kind, op.where, text, row, lane, count=count, address=byte)
+        self._report, self.add, self.cta, self.of_lanes = report, report.add, report.cta, report.of_lanes
 
     def unreachable(self, op: Op, row: int, lane: int, owner: int, when: str) -> None:
         """An access to the memory of another CTA (of the warp ``owner``) ``when`` that may not be there."""

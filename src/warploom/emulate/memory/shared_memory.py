@@ -9,9 +9,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from warploom.emulate.control.frames import Frame, Origin, Turns, apply_in_turn, displaced, in_turn, widened
-from warploom.emulate.findings.findings import Kind
 from warploom.emulate.findings.report import MemoryReports
 from warploom.emulate.memory.access import Access, SharedAccess
+from warploom.emulate.memory.byte_memory import ByteMemory
 from warploom.emulate.memory.history import NEVER, SharedHistory
 from warploom.emulate.memory.lane_reads import MANY
 from warploom.emulate.memory.remote import RemoteAccesses
@@ -24,11 +24,12 @@ Array = NDArray[Any]
 
 
 _MODES = {"load": "read", "store": "write", "atomic": "atomic"}
+_BELOW = {lanes: np.arange(32) < lanes for lanes in (8, 16, 32)}
 SHARED_BASE = 1024
 """Where dynamic shared memory starts in the shared window: not 0, so that a kernel that forgets the base is found."""
 
 
-class SharedMemory:
+class SharedMemory(ByteMemory):
     """``size`` bytes for each of ``ctas`` CTAs; cells of ``granule`` bytes, the smallest access of the program.
 
     ``parts``: part of a warp may meet, so that it matters which lanes have read a cell.
@@ -37,12 +38,9 @@ class SharedMemory:
     def __init__(
         self, ctas: int, size: int, granule: int, clocks: Clocks, report: MemoryReports, checks: bool, parts: bool
     ) -> None:
-        self.size, self.granule, self.checks = size, granule, checks
-        self.stride = -(-max(size, 16) // 16) * 16
-        self.clocks, self.report = clocks, report
+        super().__init__(ctas, size, -(-max(size, 16) // 16) * 16, report)
+        self.clocks, self.report, self.granule, self.checks = clocks, report, granule, checks
         self.afar = RemoteAccesses(clocks, report, self.stride)
-        self.data = np.zeros(ctas * self.stride, np.uint8)
-        self.shadow: Array | None = None  # allocated when poison is first stored
         self.origins: dict[int, Origin] = {}  # stamp of a store → where its poison came from
         self.history = SharedHistory(
             ctas if checks else 0, self.stride // granule, granule, clocks, report, parts=parts
@@ -65,17 +63,23 @@ class SharedMemory:
         if access.remote:
             address, base = self.afar.locate(frame, address, lanes, op)
         local = address.astype(np.int64) - SHARED_BASE
-        local = widened(local, (*local.shape[:2], 32))[..., :lanes]
-        active = None if frame.mask is None else frame.mask[..., :lanes]
-        first, end = self._extent(op)
-        bad = (local < first) | (local > end - size) | ((local & (size - 1)) != 0)
+        local, active = widened(local, (*local.shape[:2], 32)), frame.active
+        tile = op.tile(
+            0
+        )  # where every instruction has the address of its access: it stays within a tile it is formed from
+        first, end = (0, self.size) if tile is None else (tile.offset, min(self.size, tile.offset + tile.bytes))
+        outside = (local < first) | (local > end - size)
+        bad = (outside | ((local & (size - 1)) != 0)) & _BELOW[lanes]
         if np.count_nonzero(bad):  # faster than any()
-            active = self._refuse(frame, local, bad, active, size, op)
+            whose = f"the {self.size} bytes of shared memory: correct the address, or ask for more shared memory"
+            if tile is not None:
+                whose = f"the tile {tile.name} (bytes {first} to {end - 1}): correct the row, column or stage"
+            active = self.refuse(frame, op, local, bad, outside, size, whose)
             local = np.where(bad, 0, local)
+        local = local[..., :lanes]
         unit = (local + base) >> (size.bit_length() - 1)
         index = widened(unit, (*frame.shape, lanes)).reshape(frame.n, lanes)
-        if active is not None:
-            active = widened(active, (*frame.shape, lanes)).reshape(frame.n, lanes)
+        active = None if active is None else active[:, :lanes]
         return SharedAccess(
             op=op,
             what=_MODES[access.mode],
@@ -96,45 +100,18 @@ class SharedMemory:
         start = self.stride * (self.clocks.first // self.clocks.warps_per_cta)
         return -1 - start - place.index * place.size
 
-    def _extent(self, op: Op) -> tuple[int, int]:
-        """First and last byte + 1 that an access may reach: its tile's, if it was formed from one."""
-        tile = op.tile(0)  # where every instruction has the address of its access
-        return (0, self.size) if tile is None else (tile.offset, min(self.size, tile.offset + tile.bytes))
-
-    def _refuse(self, frame: Frame, local: Array, bad: Array, active: Array | None, size: int, op: Op) -> Array:
-        """Report the lanes whose addresses are wrong. Returns those that may go on."""
-        wide = np.broadcast_to(bad, (*frame.shape, bad.shape[2])).reshape(frame.n, -1)
-        everywhere = np.broadcast_to(local, (*frame.shape, bad.shape[2])).reshape(frame.n, -1)
-        acting = np.ones_like(wide)
-        if active is not None:
-            acting = np.broadcast_to(active, (*frame.shape, bad.shape[2])).reshape(frame.n, -1)
-        first, end = self._extent(op)
-        outside = (everywhere < first) | (everywhere > end - size)
-        kinds: tuple[tuple[Kind, Array], ...] = (("bounds", outside), ("misaligned", ~outside))
-        for kind, part in kinds:
-            which = wide & acting & part
-            if which.any():
-                row, lane = (int(x[0]) for x in np.nonzero(which))
-                who = int(frame.flat[row]), lane, int(which.sum())
-                self.report.refused(kind, op, who, int(everywhere[row, lane]), size, (first, end), self.size)
-        return (acting & ~wide).reshape(*frame.shape, -1)
-
     # -- accesses ------------------------------------------------------------------------------------------------
 
     def load(self, place: SharedAccess, access: Effect) -> tuple[Array, Array | None, Origin | None]:
         """The words read (warps, lanes, words), their shadow if any is poison, and where the poison comes from."""
-        op, words, history = place.op, access.words, self.history
-        word = np.dtype(f"u{place.size // words}")
-        data = self.data.view(word).reshape(-1, words).take(place.index, axis=0)
-        if place.active is not None:
-            data[~place.active] = 0
+        op, history, data = place.op, self.history, self.words(self.data, place, access)
         if not self.checks:
             return data, None, None
         shadow: Array | None = None
         origin: Origin | None = None
         stamp = self.clocks.stamp(op)
         if self.shadow is not None:
-            shadow = self.shadow.view(word).reshape(-1, words).take(place.index, axis=0)
+            shadow = self.words(self.shadow, place, access)
             if shadow.any():
                 cell = place.index[np.nonzero(shadow.any(axis=2))][0] * place.parts
                 origin = self.origins.get(int(history.wrote[cell]) >> BITS, (op.where, "poisoned shared memory"))
@@ -146,7 +123,7 @@ class SharedMemory:
             empty = late & (last >= NEVER)
             if empty.any():
                 poison = np.repeat(empty.view(np.uint8) * np.uint8(255), self.granule, axis=2)
-                poison = np.ascontiguousarray(poison).view(word)
+                poison = np.ascontiguousarray(poison).view(data.dtype)
                 shadow = poison if shadow is None else shadow | poison
                 why = "are still being copied" if (last[empty] > NEVER).all() else "nobody has written"
                 origin = (op.where, f"bytes of shared memory that {why}, read by {op.instruction.mnemonic}")
@@ -181,7 +158,7 @@ class SharedMemory:
         elif self.checks:
             _, same = self.history.check(place, lambda: self._holds(place, data, shadow))
         data = data[acting]
-        self.put(place.units, data, None if shadow is None else shadow[acting])
+        self.put(place.units, data, None if shadow is None or not self.checks else shadow[acting])
         if not self.checks:
             return
         stamp = self.clocks.stamp(place.op)
@@ -216,14 +193,6 @@ class SharedMemory:
             wide[... if place.active is None else place.active] = bad
             mine = place.among(wide[..., None] & (np.arange(place.parts) == 0))
             self.report.clash(mine, self.history.bytes(mine))
-
-    def put(self, units: Array, data: Array, shadow: Array | None = None) -> None:
-        """Set the bytes of units (…, words), and what of them is poison."""
-        self.data.view(data.dtype).reshape(-1, data.shape[-1])[units] = data
-        if shadow is not None and self.checks and self.shadow is None:
-            self.shadow = np.zeros_like(self.data)
-        if self.shadow is not None:
-            self.shadow.view(data.dtype).reshape(-1, data.shape[-1])[units] = 0 if shadow is None else shadow
 
     def begin_update(self, place: SharedAccess, access: Effect) -> None:
         """Check and record a strong write, such as an atomic update: it conflicts with ordinary accesses only."""

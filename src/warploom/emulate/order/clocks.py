@@ -98,8 +98,8 @@ class Clocks:
         self.columns = first + np.arange(rows) if across else np.arange(rows) % self.domain  # of each row
         self.known = np.zeros((rows, planes, self.warps), np.int32)
         self.history = history  # stamp → operation; stamp 0 is "before the kernel"
-        # A stamp up to which each row knows all that sees its shared memory, and the newest record of such an access.
-        self.limit, self.bound = np.zeros(rows, np.int64), np.full(rows, LANES - 1, np.uint32)
+        # Records up to here are of accesses to its shared memory that each row knows, whoever made them.
+        self.bound = np.full(rows, LANES - 1, np.uint32)
         self.queues: list[tuple[str, int, int]] = []  # of the columns after those of the warps: kind, CTA, number
         self._numbers: dict[tuple[str, int, int], int] = {}
         # The newest stamp of each queue, before which it does not hold a row's limit back, and the CTA it is of.
@@ -177,8 +177,7 @@ class Clocks:
         self._limit(rows, limit)
 
     def _limit(self, rows: Array, limit: Any) -> None:
-        self.limit[rows] = limit
-        self.bound[rows] = self.limit[rows] << BITS | LANES - 1
+        self.bound[rows] = np.asarray(limit, np.int64) << BITS | LANES - 1
 
     def _raise_own(self, rows: Array) -> None:
         """All that the lanes of each row did until now is known to all of them."""

@@ -104,27 +104,23 @@ class EngineSteps:
     def _bulk(
         self, frame: Frame, op: Op, effect: fx.BulkTensorCopy | fx.BulkStore | fx.BulkLoad | fx.AsyncStore
     ) -> None:
-        """A transaction of single lanes: its operands by the names that :class:`BulkCopies` gives them."""
+        """A transaction of single lanes: its operands by the names that the effect gives them."""
         given = [self._operand(frame, op, i, "an operand") for i in range(len(op.operands))]
         guard = None if isinstance(effect, fx.AsyncStore) else self._guard(frame, op, effect.guard)
-        operands: dict[str, Array] = {}
+        operands, shared = dict[str, Array](), ("shared", "barrier")
         if isinstance(effect, fx.AsyncStore):
-            operands["target"] = self._address(frame, op, effect.target, effect.target_offset)
+            shared = "target", "barrier"
             operands |= {f"word{i}": word for i, word in enumerate(given[effect.values :])}
-        else:
-            operands["shared"] = self._address(frame, op, effect.shared, effect.shared_offset, guard)
-        if not isinstance(effect, fx.BulkStore) and effect.barrier is not None:
-            operands["barrier"] = self._address(frame, op, effect.barrier, effect.barrier_offset, guard)
-        if isinstance(effect, fx.BulkStore):
-            operands["target"] = displaced(given[effect.target], effect.target_offset)
+        for name in ("shared", "target", "source", "barrier", "tensor_map", "multicast"):
+            position, offset = getattr(effect, name, None), getattr(effect, f"{name}_offset", 0)
+            if position is not None and name in shared:
+                operands[name] = self._address(frame, op, position, offset, guard)
+            elif position is not None:
+                operands[name] = displaced(given[position], offset)
         if isinstance(effect, fx.BulkLoad):
-            operands["source"] = displaced(given[effect.source], effect.source_offset)
             operands["bytes"] = given[effect.bytes]
         if isinstance(effect, fx.BulkTensorCopy):
             operands |= {f"coordinate{i}": given[c] for i, c in enumerate(effect.coordinates)}
-            operands["tensor_map"] = given[effect.tensor_map]
-            if effect.multicast is not None:
-                operands["multicast"] = given[effect.multicast]
         self.run.bulk.start(frame, op, effect, operands, guard)
 
     def _copies_arrive(self, frame: Frame, op: Op, arrival: fx.CopyArrival) -> None:
