@@ -160,6 +160,7 @@ def _words(names: list[list[str]], at: tuple[int, ...], case: list[tuple[Any, ..
             yield str(value) if isinstance(value, str | int | float | None) else f"{name}{place}"
 
 
+@pytest.hookimpl(tryfirst=True)  # pytest-xdist reads the marks of its groups in the same hook
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Leave out what no shim can serve, and from loops over options what is refused; take tests in turns."""
     for item in items:
