@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import partial
-from typing import Any
+from typing import Any, Unpack
 
 import jax
 import numpy as np
@@ -21,8 +21,8 @@ from warploom.core.dtypes import dtype_of
 from warploom.core.errors import ProblemError
 from warploom.interop.arrays import CPU, ArrayView
 from warploom.interop.dlpack import row_major_strides
-from warploom.kernels.attention.scores import HEAD_ARRAYS, Window
-from warploom.ops.attention import Layout, attention_call, problem_of
+from warploom.kernels.attention.scores import HEAD_ARRAYS
+from warploom.ops.attention import AttentionOptions, attention_call, problem_of
 from warploom.ops.attention_backward import attention_backward_call
 from warploom.ops.calls import Caller
 from warploom.ops.declare import Arguments
@@ -31,29 +31,17 @@ Arrays = tuple[Array | None, ...]
 Given = tuple[Any, ...]
 
 
-def attention(
-    q: Array,
-    k: Array,
-    v: Array,
-    *,
-    causal: bool = False,
-    scale: float | None = None,
-    window: Window | None = None,
-    softcap: float | None = None,
-    sinks: Array | None = None,
-    return_lse: bool = False,
-    layout: Layout = "bshd",
-) -> Any:
-    """:func:`warploom.attention` that JAX may trace, compile and differentiate (in reverse mode, by q, k, v and sinks).
+def attention(q: Array, k: Array, v: Array, *, return_lse: bool = False, **options: Unpack[AttentionOptions]) -> Any:
+    """:func:`warploom.attention` that JAX may trace, compile and differentiate, in reverse mode and by every array.
 
-    Shapes, dtypes and options are those of :func:`warploom.attention`; options are Python values. The kernels see the
-    arrays in the host's memory: on a GPU they are copied there and back. Raises ProblemError while tracing for shapes
-    and types that attention does not take.
+    Shapes, dtypes and options are those of :func:`warploom.attention`, which chooses the ``config`` here; options that
+    are no arrays are Python values. The kernels see the arrays in the host's memory: on a GPU they are copied there and
+    back. Raises ProblemError while tracing for shapes and types that attention does not take.
     """
-    of_scores = {"causal": causal, "scale": scale, "window": window, "softcap": softcap, "sinks": sinks}
-    given = {"q": q, "k": k, "v": v, **of_scores, "return_lse": True, "layout": layout}
-    arrays, options = attention_call.positions(given)
-    asked = attention_call.declaration.plain(options)
+    if unknown := options.keys() - {*attention_call.array_names, *attention_call.option_names}:
+        raise TypeError(f"warploom.jax.attention has no argument {min(unknown)!r}")
+    arrays, plain = attention_call.positions({"q": q, "k": k, "v": v, "return_lse": True, **options})
+    asked = attention_call.declaration.plain(plain)
     problem_of(_seen(arrays, asked))
     found: Any = _attention(tuple(asked.values()), arrays)
     return tuple(found) if return_lse else found[0]

@@ -70,3 +70,7 @@ def test_what_attention_does_not_take_is_refused_while_tracing():
         jax.eval_shape(lambda q: attention(q.astype(jnp.float32), K, V), Q)
     with pytest.raises(ProblemError, match="q is a list"):
         attention([1.0], K, V)
+    with pytest.raises(TypeError, match="no argument 'casual'"):
+        attention(Q, K, V, casual=True)  # pyright: ignore[reportCallIssue]
+    with pytest.raises(TypeError, match="no argument 'config'"):
+        attention(Q, K, V, config="attention_sm80()")
