@@ -29,7 +29,7 @@ from warploom.core.dtypes import bf16
 from warploom.core.targets import Target, target
 from warploom.kernels.attention.backward_choice import KINDS, choose
 from warploom.kernels.attention.choice import choose as choose_forward
-from warploom.kernels.attention.problem import BACKWARD, AttentionProblem, BackwardProblem, Even, Operands
+from warploom.kernels.attention.problem import BACKWARD, ArrayStrides, AttentionProblem, BackwardProblem, Even
 from warploom.kernels.attention.scores import seen_of
 from warploom.kernels.settings import read
 from warploom.kernels.source import KernelCall
@@ -208,12 +208,12 @@ def sets_of(cell: Cell, gpu: TorchGpu) -> list[Inputs]:
 def calls(cell: Cell, goal: Target, texts: Iterable[str | None] = (None,)) -> Iterator[KernelCall]:
     """The launches of the forward pass and of the backward configurations (None: what a call chooses)."""
     forward, backward = replace(cell, lse=True), cell.gradients
-    operands = Operands.contiguous(forward)
+    operands = ArrayStrides.contiguous(forward)
     yield from choose_forward(forward, goal)[0].calls(forward, operands, 132)
     strides = {name: operands.strides["out" if name == "dout" else name.removeprefix("d")] for name in BACKWARD}
     for text in texts:
         config = read(text, KINDS) or choose(backward, goal)[0]
-        yield from config.calls(backward, Operands(strides), 132)
+        yield from config.calls(backward, ArrayStrides(strides), 132)
 
 
 class Gradients(CellScript[Cell]):

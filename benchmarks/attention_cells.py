@@ -20,7 +20,7 @@ import warploom
 from warploom.core.dtypes import bf16
 from warploom.core.targets import Target
 from warploom.kernels.attention.choice import choose
-from warploom.kernels.attention.problem import AttentionProblem, Even, Operands
+from warploom.kernels.attention.problem import ArrayStrides, AttentionProblem, Even
 from warploom.kernels.source import KernelCall
 from warploom.measure.timing import Candidate
 from warploom_lab.bench.baselines import flash_attention_4
@@ -109,7 +109,7 @@ class Attention(CellScript[AttentionProblem]):
         return f"head_dim {cell.head_dim} {'causal' if is_causal(cell) else 'full'} {cell.q_len}"
 
     def calls(self, cell: AttentionProblem, goal: Target) -> Iterator[KernelCall]:
-        yield from choose(cell, goal)[0].calls(cell, Operands.contiguous(cell), 132)
+        yield from choose(cell, goal)[0].calls(cell, ArrayStrides.contiguous(cell), 132)
 
     def head(self) -> Row:
         return {"flash_attention_4": flash_attention_4()[1]}

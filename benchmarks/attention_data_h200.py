@@ -23,7 +23,7 @@ from attention_cells import bytes_of, error_of, fresh, is_causal, others_of, our
 from warploom.core.targets import Target, target
 from warploom.kernels.attention.choice import choose
 from warploom.kernels.attention.decode import Decode
-from warploom.kernels.attention.problem import AttentionConfig, AttentionProblem, Operands
+from warploom.kernels.attention.problem import ArrayStrides, AttentionConfig, AttentionProblem
 from warploom.kernels.source import KernelCall
 from warploom_lab.bench.cells import CellScript, Load, Row, Trial
 from warploom_lab.kernels.attention.ladder_sm90 import RungSm90
@@ -104,7 +104,7 @@ class AttentionData(CellScript[Cell]):
 
     def calls(self, cell: Cell, goal: Target) -> Iterator[KernelCall]:
         for config in cell.configs(goal).values():
-            yield from config.calls(cell.problem, Operands.contiguous(cell.problem), 132)
+            yield from config.calls(cell.problem, ArrayStrides.contiguous(cell.problem), 132)
 
     def trial(self, cell: Cell) -> Trial:
         p, configs = cell.problem, cell.configs(target(self.gpu.arch))

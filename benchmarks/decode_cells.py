@@ -28,7 +28,7 @@ import warploom
 from warploom.core.dtypes import bf16
 from warploom.core.targets import Target, target
 from warploom.kernels.attention.decode import Decode, decode_configuration
-from warploom.kernels.attention.problem import AttentionProblem, Cached, Operands
+from warploom.kernels.attention.problem import ArrayStrides, AttentionProblem, Cached
 from warploom.kernels.attention.reference import AttentionReference, attention_error, attention_reference
 from warploom.kernels.source import KernelCall
 from warploom_lab.bench.cells import CellScript, Figure, Inputs, Load, Row, Trial
@@ -268,7 +268,7 @@ class DecodeCells(CellScript[Cell]):
         q, row = (heads * d, d, heads * d), d // 2 if cell.fp8 else d
         rows = keys * kv * row, row, kv * row
         for config in self.configurations(cell, goal).values():
-            yield from config.calls(cell.problem, Operands({"q": q, "k": rows, "v": rows, "out": q}), 132)
+            yield from config.calls(cell.problem, ArrayStrides({"q": q, "k": rows, "v": rows, "out": q}), 132)
 
     @cached_property
     def pool(self) -> Pool:

@@ -27,7 +27,7 @@ from warploom.kernels.attention.choice import candidates
 from warploom.kernels.attention.decode import decode_configuration
 from warploom.kernels.attention.forward_sm80 import ForwardSm80
 from warploom.kernels.attention.forward_sm90 import ForwardSm90
-from warploom.kernels.attention.problem import AttentionProblem, Even, Operands
+from warploom.kernels.attention.problem import ArrayStrides, AttentionProblem, Even
 from warploom.kernels.source import KernelCall
 from warploom_lab.bench.cells import CellScript, Inputs, Load, Row, Run, Trial
 
@@ -88,7 +88,7 @@ class FewQueries(CellScript[AttentionProblem]):
 
     def calls(self, cell: AttentionProblem, goal: Target) -> Iterator[KernelCall]:
         for config in kernels(cell, goal).values():
-            yield from config.calls(cell, Operands.contiguous(cell), 132)
+            yield from config.calls(cell, ArrayStrides.contiguous(cell), 132)
 
     def trial(self, cell: AttentionProblem) -> Trial:
         size = 2 * 2 * cell.kv_len * cell.kv_heads * cell.batch * cell.head_dim

@@ -24,7 +24,7 @@ from attention_others import of_qkv, rows_error, sdpa, through_autograd
 from warploom.core.targets import Target, target
 from warploom.kernels.attention.choice import choose
 from warploom.kernels.attention.forward_sm90 import ForwardSm90
-from warploom.kernels.attention.problem import Operands
+from warploom.kernels.attention.problem import ArrayStrides
 from warploom.kernels.source import KernelCall
 from warploom_lab.bench.baselines import flash_attention_4
 from warploom_lab.bench.cells import CellScript, Inputs, Row, Trial, rates_line
@@ -80,7 +80,7 @@ def forward_error(cell: Cell, x: Inputs, out: Any) -> float:
 
 def calls(cell: Cell, goal: Target) -> Iterator[KernelCall]:
     """Of all kernels of a cell."""
-    operands = Operands.contiguous(cell)
+    operands = ArrayStrides.contiguous(cell)
     for problem in (cell, replace(cell, sinks=False)):
         yield from choose(problem, goal)[0].calls(problem, operands, 132)
     for config in map(ForwardSm90.parse, others_of(cell)):

@@ -29,7 +29,7 @@ from warploom.core.dtypes import bf16
 from warploom.core.targets import Target, target
 from warploom.kernels.attention.choice import CACHED_KINDS, CachedConfig, choose, choose_cached, choose_packed
 from warploom.kernels.attention.decode import decode_configuration
-from warploom.kernels.attention.problem import AttentionProblem, Cached, Even, Operands, Packed
+from warploom.kernels.attention.problem import ArrayStrides, AttentionProblem, Cached, Even, Packed
 from warploom.kernels.settings import read
 from warploom.kernels.source import KernelCall
 from warploom_lab.bench.cells import CellScript, Figure, Inputs, Run, Trial
@@ -160,17 +160,17 @@ def calls(cell: Cell, goal: Target) -> Iterator[KernelCall]:
     """Of all kernels of a cell."""
     d, (h, g) = cell.head_dim, cell.heads
     q, kv = (h * d, d), (g * d, d)
-    packed = Operands({"q": q, "k": kv, "v": kv, "out": q})
+    packed = ArrayStrides({"q": q, "k": kv, "v": kv, "out": q})
     tiled: Any = choose_packed(typical(cell), goal)
     yield from tiled.calls(typical(cell), packed, 132)
     even = AttentionProblem(cell.batch, h, g, Even(cell.queries, cell.keys), d, bf16, window=CAUSAL)
-    yield from choose(even, goal)[0].calls(even, Operands.contiguous(even), 132)
+    yield from choose(even, goal)[0].calls(even, ArrayStrides.contiguous(even), 132)
     rows = (cell.queries * h * d, d, h * d)
     for page in (0, *PAGES):
         problem = cell.problem(page)
         of_page = ((page or cell.keys) * g * d, d, g * d)
         table = (problem.cache.table_pages,)
-        lying = Operands({"q": rows, "k": of_page, "v": of_page, "out": rows, "table": table})
+        lying = ArrayStrides({"q": rows, "k": of_page, "v": of_page, "out": rows, "table": table})
         chosen, _ = choose_cached(problem, lying, goal, 132)
         for config in dict.fromkeys((tiled, decode_configuration(problem, goal), chosen)):
             yield from config.calls(problem, lying, 132)

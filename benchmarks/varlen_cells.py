@@ -34,7 +34,7 @@ from warploom.core.dtypes import bf16
 from warploom.core.targets import Target, target
 from warploom.kernels.attention.backward_choice import choose as choose_backward
 from warploom.kernels.attention.choice import choose, choose_packed
-from warploom.kernels.attention.problem import BACKWARD, AttentionProblem, BackwardProblem, Even, Operands, Packed
+from warploom.kernels.attention.problem import BACKWARD, ArrayStrides, AttentionProblem, BackwardProblem, Even, Packed
 from warploom.kernels.source import KernelCall
 from warploom.ops.attention_backward import attention_varlen_backward
 from warploom_lab.bench import baselines
@@ -277,16 +277,16 @@ def calls(cell: Cell, goal: Target, backward: bool) -> Iterator[KernelCall]:
     d, (h, g), packed, even = cell.head_dim, cell.kinds, cell.packed, cell.dense
     q, kv = (h * d, d), (g * d, d)
     strides = {name: kv if name in ("k", "v", "dk", "dv") else q for name in BACKWARD}
-    operands = Operands(strides)
+    operands = ArrayStrides(strides)
     for problem in (packed, replace(packed, lse=True)) if backward else (packed,):
         yield from choose_packed(problem, goal).calls(problem, operands, 132)
-    yield from choose(even, goal)[0].calls(even, Operands.contiguous(even), 132)
+    yield from choose(even, goal)[0].calls(even, ArrayStrides.contiguous(even), 132)
     if not backward:
         return
     gradients, whole = BackwardProblem(replace(packed, lse=True)), BackwardProblem(even)
     yield from choose_backward(gradients, goal)[0].calls(gradients, operands, 132)
     lying = {name: (cell.length * row, head, row) for name, (row, head) in strides.items()}
-    yield from choose_backward(whole, goal)[0].calls(whole, Operands(lying), 132)
+    yield from choose_backward(whole, goal)[0].calls(whole, ArrayStrides(lying), 132)
 
 
 class Varlen(CellScript[Cell]):

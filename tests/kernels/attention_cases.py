@@ -13,7 +13,7 @@ from tests.kernels.mutate import objection
 from warploom.emulate import Emulation, emulate
 from warploom.interop.arrays import describe
 from warploom.ir.program import Program
-from warploom.kernels.attention.problem import FORWARD, AttentionConfig, AttentionProblem, Even, Operands
+from warploom.kernels.attention.problem import FORWARD, ArrayStrides, AttentionConfig, AttentionProblem, Even
 from warploom.kernels.attention.reference import ErrorReport, attention_error, attention_reference
 from warploom.kernels.attention.scores import Window, seen_of
 from warploom.kernels.source import KernelCall
@@ -74,7 +74,7 @@ class Case:
             (self.q_len, c.value_dim),
         )
         strides = ((length * h * d, d, h * d) for length, d in lying)
-        (call,) = c.calls(self.problem, Operands(dict(zip(FORWARD, strides, strict=True))), self.ctas)
+        (call,) = c.calls(self.problem, ArrayStrides(dict(zip(FORWARD, strides, strict=True))), self.ctas)
         return call
 
     @property

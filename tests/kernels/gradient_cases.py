@@ -14,7 +14,7 @@ from warploom.emulate.findings.findings import Finding
 from warploom.interop.arrays import describe
 from warploom.ir.program import Program
 from warploom.kernels.attention.backward_choice import BackwardConfig
-from warploom.kernels.attention.problem import BACKWARD, AttentionProblem, BackwardProblem, Even, Operands
+from warploom.kernels.attention.problem import BACKWARD, ArrayStrides, AttentionProblem, BackwardProblem, Even
 from warploom.kernels.attention.reference import attention_reference
 from warploom.kernels.attention.scores import Window, seen_of
 from warploom.kernels.source import KernelCall
@@ -108,7 +108,7 @@ class GradientCase:
         assert not self.config.violations(self.problem)
         arrays = self.arrays()
         strides = {n: strides_of(describe(arrays[n]), self.layout) for n in BACKWARD}
-        return self.config.calls(self.problem, Operands(strides, self.layout), CTAS)
+        return self.config.calls(self.problem, ArrayStrides(strides, self.layout), CTAS)
 
     def arrays(self) -> dict[str, Any]:
         """The arrays of a call, gradients full of NaN."""

@@ -17,7 +17,7 @@ from warploom.ir.program import Program
 from warploom.kernels.attention.choice import PackedConfig
 from warploom.kernels.attention.forward_sm80 import ForwardSm80
 from warploom.kernels.attention.forward_sm90 import ForwardSm90
-from warploom.kernels.attention.problem import AttentionProblem, Operands, Packed
+from warploom.kernels.attention.problem import ArrayStrides, AttentionProblem, Packed
 from warploom.kernels.attention.reference import attention_error, attention_reference
 from warploom.kernels.attention.scores import seen_of
 from warploom.kernels.source import KernelCall, named
@@ -108,7 +108,7 @@ class Case:
             v_dim=0 if x["v"].shape[2] == x["k"].shape[2] else x["v"].shape[2],
         )
         lying = {name: (x[name].shape[1] * x[name].shape[2], x[name].shape[2]) for name in ("q", "k", "v", "out")}
-        return self.config.calls(problem, Operands(lying), 3)
+        return self.config.calls(problem, ArrayStrides(lying), 3)
 
     def run(self, program: Program | None = None, seed: int | None = None) -> list[str]:
         """What is wrong: findings, and sequences that float64 has otherwise. ``program`` in place of the second."""

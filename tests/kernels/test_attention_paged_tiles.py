@@ -19,7 +19,7 @@ from warploom.core.targets import target
 from warploom.kernels.attention.choice import choose_cached
 from warploom.kernels.attention.decode import Decode
 from warploom.kernels.attention.forward_sm90 import ForwardSm90
-from warploom.kernels.attention.problem import AttentionProblem, Cached, Operands
+from warploom.kernels.attention.problem import ArrayStrides, AttentionProblem, Cached
 
 SMALL = ForwardSm90(head_dim=32, tile_n=48, consumers=1, dtype=bf16)
 WIDE = ForwardSm90(head_dim=64, tile_n=64, consumers=2, dtype=f16, skip_masked=True, turns=False)
@@ -120,7 +120,7 @@ PROBLEM = AttentionProblem(
     4, 4, 2, Cached(512, 8192, page_size=64, pages=500, table_pages=128), 64, bf16, window=(None, 0)
 )
 LYING = {"q": QUERIES, "k": KEYS, "v": KEYS, "out": QUERIES, "table": (128,)}
-OPERANDS = Operands(LYING)
+OPERANDS = ArrayStrides(LYING)
 
 
 def test_who_takes_what() -> None:
@@ -128,7 +128,7 @@ def test_who_takes_what() -> None:
     packed = changed(PROBLEM, packed=True, q_len=2000)
     assert isinstance(choose_cached(packed, OPERANDS, target("sm_90a"), 132)[0], ForwardSm90)
     assert isinstance(choose_cached(PROBLEM, OPERANDS, target("sm_90a"), 132)[0], ForwardSm90)
-    others: list[tuple[AttentionProblem, Operands, str]] = [
+    others: list[tuple[AttentionProblem, ArrayStrides, str]] = [
         (PROBLEM, OPERANDS, "sm_80"),
         (changed(PROBLEM, q_len=4), OPERANDS, "sm_90a"),
         (changed(PROBLEM, q_len=128, batch=1), OPERANDS, "sm_90a"),  # four tiles for 132 SMs
@@ -137,9 +137,9 @@ def test_who_takes_what() -> None:
         (changed(PROBLEM, q_len=1, pages=2**25), OPERANDS, "sm_90a"),  # more rows than tiles reach
         (changed(PROBLEM, fp8=True), OPERANDS, "sm_90a"),
         (changed(PROBLEM, split=128), OPERANDS, "sm_90a"),
-        (PROBLEM, Operands(LYING | {"k": (64 * 128 + 8, 64, 128)}), "sm_90a"),
-        (PROBLEM, Operands(LYING | {"v": (64 * 256, 64, 128)}), "sm_90a"),
-        (PROBLEM, Operands(LYING | {"out": (600 * 256, 64, 256)}), "sm_90a"),
+        (PROBLEM, ArrayStrides(LYING | {"k": (64 * 128 + 8, 64, 128)}), "sm_90a"),
+        (PROBLEM, ArrayStrides(LYING | {"v": (64 * 256, 64, 128)}), "sm_90a"),
+        (PROBLEM, ArrayStrides(LYING | {"out": (600 * 256, 64, 256)}), "sm_90a"),
     ]
     kinds = [type(choose_cached(p, o, target(t), 132)[0]) for p, o, t in others]
     assert kinds == [Decode] * len(others)

@@ -10,7 +10,7 @@ from warploom.core.targets import TARGETS, target
 from warploom.cuda.store import Resources
 from warploom.kernels.attention.choice import choose
 from warploom.kernels.attention.forward_sm90 import ForwardSm90
-from warploom.kernels.attention.problem import AttentionProblem, Even, Operands
+from warploom.kernels.attention.problem import ArrayStrides, AttentionProblem, Even
 from warploom.ops.backends import compiled
 
 pytest.importorskip("cuda.core", reason="needs cuda-core and NVRTC")
@@ -41,5 +41,5 @@ def test_wgmma_is_not_serialised_where_a_tile_has_the_most_to_keep(head_dim: int
     problem = AttentionProblem(2, 8, 8, Even(length, length), head_dim, bf16, window=(None, 0), lse=True, sinks=True)
     config = choose(problem, target("sm_90a"))[0]
     assert isinstance(config, ForwardSm90)
-    (call,) = config.calls(problem, Operands.contiguous(problem), 132)
+    (call,) = config.calls(problem, ArrayStrides.contiguous(problem), 132)
     assert compiled(call.source.program, "sm_90a").resources.registers

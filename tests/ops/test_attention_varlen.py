@@ -15,7 +15,7 @@ from warploom.core.dtypes import bf16
 from warploom.core.errors import ConfigError, EmulationError, ProblemError
 from warploom.core.targets import target
 from warploom.kernels.attention.choice import choose_packed
-from warploom.kernels.attention.problem import AttentionProblem, Operands, Packed
+from warploom.kernels.attention.problem import ArrayStrides, AttentionProblem, Packed
 from warploom.ops.attention_backward import attention_varlen_backward
 
 pytestmark = pytest.mark.usefixtures("emulated")
@@ -183,7 +183,7 @@ def test_no_length_makes_a_new_kernel() -> None:
             problem = AttentionProblem(batch, 16, 4, Packed(total_q, total_k), 128, bf16, window=(None, 0), lse=True)
             config = choose_packed(problem, target(arch))
             lying = {"q": (2048, 128), "k": (512, 128), "v": (512, 128), "out": (2048, 128)}
-            sources |= {call.source for call in config.calls(problem, Operands(lying), 132)}
+            sources |= {call.source for call in config.calls(problem, ArrayStrides(lying), 132)}
         assert len(sources) == 2
 
 

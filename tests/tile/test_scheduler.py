@@ -17,7 +17,7 @@ from warploom.emulate import emulate
 from warploom.interop.arrays import describe
 from warploom.ir.program import Program
 from warploom.kernels.attention.forward_sm90 import ForwardSm90
-from warploom.kernels.attention.problem import AttentionProblem, Even, Operands
+from warploom.kernels.attention.problem import ArrayStrides, AttentionProblem, Even
 from warploom.kernels.attention.reference import attention_error, attention_reference
 from warploom.lang import Global, Kernel, Traced, kernel, u32
 from warploom.ops.backends import emulator_arguments
@@ -195,7 +195,7 @@ def causal(n: int, head_dim: int = 128, tokens: int = 16384, width: int = 2048) 
 
 def chosen(problem: AttentionProblem) -> int:
     """The planes that the production kernel puts together on an H200."""
-    (call,) = ForwardSm90().calls(problem, Operands.contiguous(problem), 132)
+    (call,) = ForwardSm90().calls(problem, ArrayStrides.contiguous(problem), 132)
     return call.scalars["order_together_value"]
 
 

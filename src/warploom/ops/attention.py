@@ -21,10 +21,10 @@ from warploom.kernels.attention.decode import Decode
 from warploom.kernels.attention.problem import (
     FORWARD,
     MOST_HEAD_DIM,
+    ArrayStrides,
     AttentionConfig,
     AttentionProblem,
     Even,
-    Operands,
 )
 from warploom.kernels.attention.scores import HEAD_ARRAYS, NUMBERS, OPTIONS, ScoreOptions, Window
 from warploom.kernels.settings import read, refuse, violations_of
@@ -165,7 +165,7 @@ def problem_of(given: Arguments) -> AttentionProblem:
 def plan_for(problem: AttentionProblem, arrays: Mapping[str, ArrayView], layout: str, config: Any) -> AttentionPlan:
     """The plan for a problem on these arrays. Raises ConfigError for a ``config`` that does not fit."""
     config, reason, on = configured(problem, arrays["q"].device, config)
-    operands = Operands({name: strides_of(arrays[name], layout) for name in FORWARD}, layout)
+    operands = ArrayStrides({name: strides_of(arrays[name], layout) for name in FORWARD}, layout)
     calls = config.calls(problem, operands, on.multiprocessors)
     return AttentionPlan(problem, config, reason, on.target.name, str(on), calls)
 

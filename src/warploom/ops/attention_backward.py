@@ -13,7 +13,7 @@ from warploom.interop.arrays import Device, Form, filled
 from warploom.interop.copies import as_if_compact
 from warploom.interop.tracing import traced
 from warploom.kernels.attention.backward_choice import KINDS, PACKED_KINDS, BackwardConfig, choose
-from warploom.kernels.attention.problem import BACKWARD, BackwardProblem, Operands
+from warploom.kernels.attention.problem import BACKWARD, ArrayStrides, BackwardProblem
 from warploom.kernels.attention.scores import HEAD_ARRAYS, Window
 from warploom.kernels.settings import read
 from warploom.ops.arrays import FEW, GRADIENT, ArrayArgument, ResultArray
@@ -129,7 +129,7 @@ def _plan(views: Views, problem: BackwardProblem, layout: str, config: Any) -> A
     """The plan for these inputs and gradients. Raises ConfigError for a ``config`` that does not fit."""
     asked, device = read(config, KINDS), views["q"].device
     config, reason, on = decided(problem, device, asked, lambda on: choose(problem, on.target))
-    operands = Operands({name: strides_of(views[name], layout) for name in BACKWARD}, layout)
+    operands = ArrayStrides({name: strides_of(views[name], layout) for name in BACKWARD}, layout)
     calls = config.calls(problem, operands, on.multiprocessors)
     return AttentionBackwardPlan(problem, config, reason, on.target.name, str(on), calls)
 
@@ -203,7 +203,7 @@ def _packed_work(given: Arguments, config: Any) -> Computation:
     made = None if some and (problem.kv_len or problem.head_arrays) else _zeros(given)
 
     def steps(arrays: Views) -> Steps:
-        operands = Operands({name: arrays[name].strides[:2] for name in BACKWARD})
+        operands = ArrayStrides({name: arrays[name].strides[:2] for name in BACKWARD})
         return working_steps(chosen.calls(backward, operands, on.multiprocessors), backward.flops)
 
     taken = placed(problem, views)

@@ -19,7 +19,7 @@ from warploom.interop.tracing import is_tracing, traced
 from warploom.kernels.attention.append import MOVED, AppendProblem
 from warploom.kernels.attention.choice import CACHED_KINDS, CachedConfig, choose_cached, violations_on_cache
 from warploom.kernels.attention.decode import SPLIT
-from warploom.kernels.attention.problem import MOST_HEAD_DIM, MOST_POSITIONS, AttentionProblem, Cached, Operands
+from warploom.kernels.attention.problem import MOST_HEAD_DIM, MOST_POSITIONS, ArrayStrides, AttentionProblem, Cached
 from warploom.kernels.attention.scores import Window
 from warploom.kernels.settings import read, refuse
 from warploom.ops.arrays import CACHE, FP8, IN_PLACE, OUTPUT, ROW_MAJOR, TABLE, ArrayArgument, ResultArray, is_fp8
@@ -109,7 +109,7 @@ def problem_on_cache(given: Arguments) -> AttentionProblem:
     return AttentionProblem(sizes["batch"], sequences=sequences, **of_heads(given))
 
 
-def operands_of(views: Views, out: ArrayView) -> Operands:
+def operands_of(views: Views, out: ArrayView) -> ArrayStrides:
     """The strides of the arrays and of the output."""
     k, v = views["k"].strides, views["v"].strides
     lying = {
@@ -119,7 +119,7 @@ def operands_of(views: Views, out: ArrayView) -> Operands:
         "out": _of_queries(settled(out)),
         "table": views["table"].strides[:1] if "table" in views else (0,),
     }
-    return Operands(lying | {name: of_scale(views.get(name)) for name in ("k_scale", "v_scale")})
+    return ArrayStrides(lying | {name: of_scale(views.get(name)) for name in ("k_scale", "v_scale")})
 
 
 def _of_queries(view: ArrayView) -> tuple[int, int, int]:
@@ -382,7 +382,7 @@ def _steps(arrays: Views, problem: AppendProblem) -> Steps:
     }
     if "table" in arrays:
         strides["table"] = arrays["table"].strides[:1]
-    return Steps((Step(problem.call(Operands(strides)), 0),))
+    return Steps((Step(problem.call(ArrayStrides(strides)), 0),))
 
 
 def _strides(view: ArrayView) -> tuple[int, int, int]:

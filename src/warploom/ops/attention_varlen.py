@@ -9,7 +9,7 @@ import numpy as np
 from warploom.core.errors import ProblemError
 from warploom.interop.arrays import ArrayView, describe_new, empty, filled
 from warploom.kernels.attention.choice import PACKED_KINDS, PackedConfig, choose_packed
-from warploom.kernels.attention.problem import FORWARD, AttentionProblem, Operands, Packed
+from warploom.kernels.attention.problem import FORWARD, ArrayStrides, AttentionProblem, Packed
 from warploom.kernels.attention.scores import Window
 from warploom.kernels.settings import read, refuse, violations_of
 from warploom.ops.arrays import FEW, OUTPUT, ArrayArgument, ResultArray
@@ -172,7 +172,7 @@ def _work(given: Arguments, config: Any) -> Computation:
         made = [empty(views["q"].kind, *form, views["q"].device) for form in given.results.values()]
 
     def steps(arrays: Views) -> Steps:
-        operands = Operands({name: arrays[name].strides[:2] for name in FORWARD})
+        operands = ArrayStrides({name: arrays[name].strides[:2] for name in FORWARD})
         return working_steps(chosen.calls(problem, operands, on.multiprocessors), problem.flops)
 
     taken = {name: x for name, x in placed(problem, views).items() if name != "out"}

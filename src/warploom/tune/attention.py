@@ -9,7 +9,7 @@ from warploom.core.targets import Target
 from warploom.kernels.attention.choice import choose
 from warploom.kernels.attention.forward_sm80 import ForwardSm80
 from warploom.kernels.attention.forward_sm90 import ForwardSm90
-from warploom.kernels.attention.problem import AttentionConfig, AttentionProblem, Operands
+from warploom.kernels.attention.problem import ArrayStrides, AttentionConfig, AttentionProblem
 from warploom.kernels.settings import violations_of
 from warploom.kernels.source import KernelSource
 from warploom.measure.attention import AttentionOnGpu
@@ -35,7 +35,7 @@ def space(problem: AttentionProblem, target: Target) -> Iterator[AttentionConfig
 
 
 def _source(problem: AttentionProblem, config: AttentionConfig) -> KernelSource:
-    return config.calls(problem, Operands.contiguous(problem), 1)[0].source
+    return config.calls(problem, ArrayStrides.contiguous(problem), 1)[0].source
 
 
 ATTENTION = TunableOperation(

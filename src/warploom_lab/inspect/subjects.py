@@ -6,7 +6,7 @@ from pathlib import Path
 
 from warploom.core.errors import ConfigError
 from warploom.ir.program import Program
-from warploom.kernels.attention.problem import AttentionConfig, AttentionProblem, Even, Operands
+from warploom.kernels.attention.problem import ArrayStrides, AttentionConfig, AttentionProblem, Even
 from warploom.kernels.matmul.problem import MatmulConfig, contiguous_problem
 from warploom_lab.inspect.report import SassReport, inspect_cubin, inspect_sass
 
@@ -17,7 +17,7 @@ HEADS, LENGTH = 16, 4096
 def attention_program(config: AttentionConfig) -> Program:
     """The Program of an attention configuration: no mask, Q, K, V and O with the same strides."""
     problem = AttentionProblem(1, HEADS, HEADS, Even(LENGTH, LENGTH), config.head_dim, config.dtype)
-    return config.calls(problem, Operands.contiguous(problem), 1)[0].source.program
+    return config.calls(problem, ArrayStrides.contiguous(problem), 1)[0].source.program
 
 
 SQUARE = 4096

@@ -14,7 +14,7 @@ from tests.project import load
 from warploom.core.dtypes import bf16, f16
 from warploom.core.targets import target
 from warploom.kernels.attention.choice import choose
-from warploom.kernels.attention.problem import AttentionProblem, Even, Operands
+from warploom.kernels.attention.problem import ArrayStrides, AttentionProblem, Even
 from warploom.kernels.matmul.problem import contiguous_problem
 from warploom.kernels.source import KernelSource, traced
 from warploom.lang.functions import gelu
@@ -31,7 +31,7 @@ PROBLEM = AttentionProblem(1, 2, 2, Even(256, 256), 64, bf16, window=(None, 0))
 def sources() -> list[KernelSource]:
     """One of attention for each architecture, one of each kind of product, one of the reductions."""
     found = [choose(PROBLEM, target(arch))[0] for arch in ("sm_80", "sm_90a")]
-    calls = [config.calls(PROBLEM, Operands.contiguous(PROBLEM), 132)[0] for config in found]
+    calls = [config.calls(PROBLEM, ArrayStrides.contiguous(PROBLEM), 132)[0] for config in found]
     for key in ("02", "h3"):
         config = FULL_LADDER.rung(key).config
         calls += config.calls(contiguous_problem(256, 256, 256, f16, config.accumulate), 132)

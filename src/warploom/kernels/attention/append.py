@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from warploom.core.arguments import fields, strides
 from warploom.core.dtypes import DType
 from warploom.core.errors import ProblemError
-from warploom.kernels.attention.problem import AttentionProblem, Operands
+from warploom.kernels.attention.problem import ArrayStrides, AttentionProblem
 from warploom.kernels.source import KernelCall, KernelSource
 from warploom.tile.planning import page_table
 
@@ -73,7 +73,7 @@ class AppendProblem:
         turned = self.rotary, self.interleaved, self.table, self.queries
         return AppendForm(p.head_dim, p.dtype, cache.page_size, *turned, cache.fp8, cache.scaled)
 
-    def call(self, operands: Operands) -> KernelCall:
+    def call(self, operands: ArrayStrides) -> KernelCall:
         """The launch on arrays with strides (batch or page, head, token) of those of MOVED, (batch, head) of scales.
 
         Those of an fp8 cache count pairs. Raises ProblemError for more than a launch takes.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from warploom.kernels.attention.problem import BackwardProblem, Operands
+from warploom.kernels.attention.problem import ArrayStrides, BackwardProblem
 from warploom.kernels.attention.scores import HeadRows
 from warploom.kernels.source import KernelCall, KernelSource
 from warploom.tile.planning import most_pieces
@@ -62,7 +62,7 @@ def vectors_of(problem: BackwardProblem, tile: int, vector: int) -> tuple[int, i
     return p.heads if p.listed else p.planes, slots_of(problem, tile) * vector
 
 
-def rows_call(problem: BackwardProblem, operands: Operands, tile: int, vector: int) -> KernelCall:
+def rows_call(problem: BackwardProblem, operands: ArrayStrides, tile: int, vector: int) -> KernelCall:
     """The launch that forms ``shift`` and ``delta`` of every row: ``vector`` places for a block of ``tile`` rows."""
     p, (planes, places) = problem.forward, vectors_of(problem, tile, vector)
     groups, slots = RowGroups(p.value_dim), slots_of(problem, tile)
@@ -87,7 +87,7 @@ def rows_call(problem: BackwardProblem, operands: Operands, tile: int, vector: i
     return KernelCall(source, grid, scalars, (), arrays, memory, zeroed)
 
 
-def option_calls(problem: BackwardProblem, operands: Operands, tile: int, vector: int) -> tuple[KernelCall, ...]:
+def option_calls(problem: BackwardProblem, operands: ArrayStrides, tile: int, vector: int) -> tuple[KernelCall, ...]:
     """The launches that form the gradients of options' arrays, of a pass with such ``shift`` and ``delta``."""
     p, (_, places) = problem.forward, vectors_of(problem, tile, vector)
     per_block, lengths = (tile, vector), {"q_len": p.q_len, "plane": places, "batches": p.batch}

@@ -10,7 +10,7 @@ from warploom.core.arguments import fields
 from warploom.core.dtypes import DType, bf16, f16
 from warploom.kernels.attention.backward_rows import MULTIPLIED, extents, option_calls, rows_call, vectors_of
 from warploom.kernels.attention.lists import list_gradient_tiles
-from warploom.kernels.attention.problem import BACKWARD, BackwardProblem, GradientDims, Operands
+from warploom.kernels.attention.problem import BACKWARD, ArrayStrides, BackwardProblem, GradientDims
 from warploom.kernels.settings import flag, violated
 from warploom.kernels.source import KernelCall, KernelSource
 
@@ -126,7 +126,7 @@ class BackwardSm80(GradientDims):
             ]
         )
 
-    def calls(self, problem: BackwardProblem, operands: Operands, multiprocessors: int) -> tuple[KernelCall, ...]:
+    def calls(self, problem: BackwardProblem, operands: ArrayStrides, multiprocessors: int) -> tuple[KernelCall, ...]:
         """The kernels for a problem, on arrays with these strides; a CTA for each tile.
 
         Packed sequences have their tiles listed first. Without any keys there is nothing to multiply.
@@ -138,7 +138,7 @@ class BackwardSm80(GradientDims):
             return *listing[:1], rows, *options
         return *listing, rows, self._products(problem, operands), self._rounding(problem, operands), *options
 
-    def _products(self, problem: BackwardProblem, operands: Operands) -> KernelCall:
+    def _products(self, problem: BackwardProblem, operands: ArrayStrides) -> KernelCall:
         """The kernel that multiplies."""
         p = problem.forward
         source = self._source(
@@ -154,7 +154,7 @@ class BackwardSm80(GradientDims):
         grid = p.grid(self.keys, p.kv_heads, p.kv_len)
         return KernelCall(source, grid, scalars, (), arrays, memory, [*memory][-1])
 
-    def _rounding(self, problem: BackwardProblem, operands: Operands) -> KernelCall:
+    def _rounding(self, problem: BackwardProblem, operands: ArrayStrides) -> KernelCall:
         """The kernel that scales and rounds dQ."""
         p = problem.forward
         source = self._source(

@@ -9,7 +9,13 @@ from typing import ClassVar
 from warploom.core.dtypes import DType, bf16, f16, f32
 from warploom.kernels.attention.backward_rows import MULTIPLIED, extents, option_calls, rows_call, vectors_of
 from warploom.kernels.attention.lists import list_gradient_tiles
-from warploom.kernels.attention.problem import MOST_POSITIONS, AttentionProblem, BackwardProblem, GradientDims, Operands
+from warploom.kernels.attention.problem import (
+    MOST_POSITIONS,
+    ArrayStrides,
+    AttentionProblem,
+    BackwardProblem,
+    GradientDims,
+)
 from warploom.kernels.settings import flag, violated
 from warploom.kernels.source import KernelCall, KernelSource, MappedArray
 from warploom.tile.planning import L2_BYTES, PANEL_COLS, divisors, padded_cols, panel_cols, part_size, row_tiles
@@ -136,7 +142,7 @@ class BackwardSm90(GradientDims):
             ]
         )
 
-    def calls(self, problem: BackwardProblem, operands: Operands, multiprocessors: int) -> tuple[KernelCall, ...]:
+    def calls(self, problem: BackwardProblem, operands: ArrayStrides, multiprocessors: int) -> tuple[KernelCall, ...]:
         """The kernels for a problem, on arrays with these strides; persistent with one CTA per multiprocessor.
 
         Packed sequences have their tiles listed first. Without any keys there is nothing to multiply.
@@ -149,7 +155,7 @@ class BackwardSm90(GradientDims):
         products = self._products(problem, operands, multiprocessors)
         return *listing, rows, products, self._rounding(problem, operands), *options
 
-    def _products(self, problem: BackwardProblem, operands: Operands, multiprocessors: int) -> KernelCall:
+    def _products(self, problem: BackwardProblem, operands: ArrayStrides, multiprocessors: int) -> KernelCall:
         """The kernel that multiplies."""
         p, tiles = problem.forward, self._key_tiles(problem.forward)
         source = self._source(
@@ -172,7 +178,7 @@ class BackwardSm90(GradientDims):
         grid = min(tiles, multiprocessors) if self.persistent else tiles, 1, 1
         return KernelCall(source, grid, scalars, maps, arrays, memory, "turns", at_once=self.at_once)
 
-    def _rounding(self, problem: BackwardProblem, operands: Operands) -> KernelCall:
+    def _rounding(self, problem: BackwardProblem, operands: ArrayStrides) -> KernelCall:
         """The kernel that scales and rounds dQ."""
         p, scalars = problem.forward, extents(problem, self.tile_m)
         source = self._source(
@@ -185,7 +191,7 @@ class BackwardSm90(GradientDims):
         arrays = "dq", "total", *(["blocks"] if p.listed else ())
         return KernelCall(source, p.grid(self.tile_m, p.heads, p.q_len), scalars, maps, arrays)
 
-    def _source(self, problem: BackwardProblem, kernel: str, name: str, operands: Operands) -> KernelSource:
+    def _source(self, problem: BackwardProblem, kernel: str, name: str, operands: ArrayStrides) -> KernelSource:
         listed = problem.forward.listed
         return KernelSource.of(
             kernel,
@@ -196,7 +202,7 @@ class BackwardSm90(GradientDims):
             listed=listed,
         )
 
-    def _maps(self, p: AttentionProblem, operands: Operands, vector: MappedArray) -> tuple[MappedArray, ...]:
+    def _maps(self, p: AttentionProblem, operands: ArrayStrides, vector: MappedArray) -> tuple[MappedArray, ...]:
         """The tensor maps of what the kernel that multiplies reads and stores."""
 
         def mapped(name: str, rows: int) -> MappedArray:

@@ -7,7 +7,7 @@ from typing import ClassVar
 
 from warploom.core.dtypes import DType, bf16, f16, f32
 from warploom.kernels.attention.backward_rows import MULTIPLIED, option_calls, rows_call
-from warploom.kernels.attention.problem import MOST_POSITIONS, BackwardProblem, GradientDims, Operands
+from warploom.kernels.attention.problem import MOST_POSITIONS, ArrayStrides, BackwardProblem, GradientDims
 from warploom.kernels.settings import flag, violated
 from warploom.kernels.source import KernelCall, KernelSource, MappedArray
 from warploom.tile.planning import PANEL_COLS, divisors, row_tiles
@@ -97,12 +97,12 @@ class BackwardWideSm90(GradientDims):
             ]
         )
 
-    def calls(self, problem: BackwardProblem, operands: Operands, multiprocessors: int) -> tuple[KernelCall, ...]:
+    def calls(self, problem: BackwardProblem, operands: ArrayStrides, multiprocessors: int) -> tuple[KernelCall, ...]:
         """The kernels for a problem, on arrays with these strides; a CTA for each tile."""
         rows, options = rows_call(problem, operands, ROWS, ROWS), option_calls(problem, operands, ROWS, ROWS)
         return rows, self._keys(problem, operands), self._queries(problem, operands), *options
 
-    def _keys(self, problem: BackwardProblem, operands: Operands) -> KernelCall:
+    def _keys(self, problem: BackwardProblem, operands: ArrayStrides) -> KernelCall:
         """The kernel of dK and dV."""
         p = problem.forward
         source = KernelSource.of(
@@ -132,7 +132,7 @@ class BackwardWideSm90(GradientDims):
         }
         return KernelCall(source, (tiles * planes, 1, 1), scalars, maps, (*MULTIPLIED, *p.changing_arrays))
 
-    def _queries(self, problem: BackwardProblem, operands: Operands) -> KernelCall:
+    def _queries(self, problem: BackwardProblem, operands: ArrayStrides) -> KernelCall:
         """The kernel of dQ."""
         p = problem.forward
         source = KernelSource.of(

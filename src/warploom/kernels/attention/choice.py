@@ -11,7 +11,7 @@ from warploom.core.targets import Target
 from warploom.kernels.attention.decode import Decode, decode_configuration
 from warploom.kernels.attention.forward_sm80 import ForwardSm80
 from warploom.kernels.attention.forward_sm90 import ROWS, ForwardSm90, as_packed, unlisted
-from warploom.kernels.attention.problem import AttentionConfig, AttentionProblem, Operands
+from warploom.kernels.attention.problem import ArrayStrides, AttentionConfig, AttentionProblem
 from warploom.kernels.settings import first_fitting, fitting, violations_of
 
 PackedConfig = ForwardSm90 | ForwardSm80
@@ -182,7 +182,7 @@ def choose_packed(problem: AttentionProblem, target: Target) -> PackedConfig:
 
 
 def choose_cached(
-    problem: AttentionProblem, operands: Operands, target: Target, multiprocessors: int
+    problem: AttentionProblem, operands: ArrayStrides, target: Target, multiprocessors: int
 ) -> tuple[CachedConfig, str]:
     """The configuration for a problem on a cache when nobody asks for another, and why: never by what lengths say.
 
@@ -202,7 +202,7 @@ def choose_cached(
     return decode_configuration(problem, target), "by head_dim and rows"
 
 
-def violations_on_cache(config: CachedConfig, problem: AttentionProblem, operands: Operands) -> list[str]:
+def violations_on_cache(config: CachedConfig, problem: AttentionProblem, operands: ArrayStrides) -> list[str]:
     """The constraints that a problem on a cache with such arrays violates; empty if the kernels take it."""
     if config.shares_keys is True:
         return config.violations(problem)

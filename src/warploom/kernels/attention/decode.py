@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Literal
 from warploom.core.arguments import fields, strides
 from warploom.core.dtypes import DType, bf16, f16
 from warploom.core.targets import Target
-from warploom.kernels.attention.problem import AttentionProblem, Operands
+from warploom.kernels.attention.problem import ArrayStrides, AttentionProblem
 from warploom.kernels.settings import Configuration, broken_flags, flag, shared_excess, violated
 from warploom.kernels.source import KernelCall, KernelSource
 from warploom.tile.planning import CopyPlan, padded_cols, page_table
@@ -191,7 +191,7 @@ class Decode(Configuration):
     def _most_blocks(self, p: AttentionProblem) -> int:
         return self._tiles(p) * (p.kv_heads // self.heads) * (max(1, -(-p.kv_len // self.tile_n)) + GAP)
 
-    def calls(self, problem: AttentionProblem, operands: Operands, multiprocessors: int) -> tuple[KernelCall, ...]:
+    def calls(self, problem: AttentionProblem, operands: ArrayStrides, multiprocessors: int) -> tuple[KernelCall, ...]:
         """The kernels for a problem on arrays with these strides: pieces, and what is put together of them."""
         p, lying = problem.on_cache, operands.strides
         cache, one = p.cache, {"k_scale": (0, 0), "v_scale": (0, 0), "table": (0,)} | {**lying}

@@ -8,7 +8,7 @@ from typing import ClassVar, Self
 from warploom.core.dtypes import DType, bf16, f16
 from warploom.core.targets import Target
 from warploom.kernels.attention.lists import list_tiles
-from warploom.kernels.attention.problem import FORWARD, AttentionProblem, HeadDims, Operands
+from warploom.kernels.attention.problem import FORWARD, ArrayStrides, AttentionProblem, HeadDims
 from warploom.kernels.settings import flag, violated
 from warploom.kernels.source import KernelCall, KernelSource
 from warploom.tile.planning import CopyPlan, padded_cols
@@ -83,7 +83,7 @@ class ForwardSm80(HeadDims):
         """The constraints of the kernel that a problem violates; empty if it takes it."""
         return problem.differences(self) + violated([problem.grid_constraint(self.tile_m)])
 
-    def calls(self, problem: AttentionProblem, operands: Operands, multiprocessors: int) -> tuple[KernelCall, ...]:
+    def calls(self, problem: AttentionProblem, operands: ArrayStrides, multiprocessors: int) -> tuple[KernelCall, ...]:
         """The kernel for a problem, on arrays with these strides: one CTA per block of query rows.
 
         Before it the kernel that lists the blocks of packed sequences.

@@ -12,10 +12,10 @@ from warploom.kernels.attention.problem import (
     FORWARD,
     MOST_LIST_WORDS,
     MOST_POSITIONS,
+    ArrayStrides,
     AttentionProblem,
     Cached,
     HeadDims,
-    Operands,
     Packed,
 )
 from warploom.kernels.settings import flag, violated
@@ -162,11 +162,11 @@ class ForwardSm90(HeadDims):
         most = MOST_LIST_WORDS // ENTRY_WORDS if problem.listed else MOST_POSITIONS
         return problem.differences(self) + violated([(tiles < most, f"{tiles} tiles of query rows reach {most}")])
 
-    def violations_on_cache(self, problem: AttentionProblem, operands: Operands) -> list[str]:
+    def violations_on_cache(self, problem: AttentionProblem, operands: ArrayStrides) -> list[str]:
         """The constraints that a problem on a cache, with such arrays, violates; empty if the kernel takes it."""
         return unlisted(problem, operands) or self.violations(as_packed(problem, operands))
 
-    def calls(self, problem: AttentionProblem, operands: Operands, multiprocessors: int) -> tuple[KernelCall, ...]:
+    def calls(self, problem: AttentionProblem, operands: ArrayStrides, multiprocessors: int) -> tuple[KernelCall, ...]:
         """The kernel for a problem, on arrays with these strides: persistent with one CTA per multiprocessor.
 
         Before it the kernel that lists the tiles of packed or cached sequences.
@@ -187,11 +187,11 @@ class ForwardSm90(HeadDims):
         }
         return (self._call(p, "", tiles, scalars, maps, multiprocessors, heads_inside=operands.heads_inside),)
 
-    def _on_cache(self, problem: AttentionProblem, operands: Operands, multiprocessors: int) -> KernelCall:
+    def _on_cache(self, problem: AttentionProblem, operands: ArrayStrides, multiprocessors: int) -> KernelCall:
         """The launch on listed tiles of queries whose keys lie in a cache."""
         p, cache, packed = problem, problem.cache, as_packed(problem, operands)
         q_pitch, k_pitch = cache_pitches(p, operands)
-        maps = self._maps(packed, Operands({name: operands.strides[name][:0:-1] for name in FORWARD}))
+        maps = self._maps(packed, ArrayStrides({name: operands.strides[name][:0:-1] for name in FORWARD}))
         if cache.page_size:
             rows = box_rows(cache.page_size, self.tile_n)
             keys, values = (replace(x, box=(rows, *x.box[1:])) for x in maps[1:3])
@@ -228,7 +228,7 @@ class ForwardSm90(HeadDims):
         """A CTA for each tile, of a persistent kernel at most one per multiprocessor."""
         return min(tiles, multiprocessors) if self.persistent else tiles, 1, 1
 
-    def _maps(self, problem: AttentionProblem, operands: Operands) -> tuple[MappedArray, ...]:
+    def _maps(self, problem: AttentionProblem, operands: ArrayStrides) -> tuple[MappedArray, ...]:
         """The tensor maps of Q, K, V and O."""
         queries = ROWS, panel_cols(self.query_cols)
         boxes = queries, *((self.tile_n, panel_cols(cols)) for cols in (self.head_dim, self.value_dim)), queries
@@ -253,7 +253,7 @@ class ForwardSm90(HeadDims):
         )
 
 
-def unlisted(problem: AttentionProblem, operands: Operands) -> list[str]:
+def unlisted(problem: AttentionProblem, operands: ArrayStrides) -> list[str]:
     """The reasons against tiles on a cache: a tensor map reaches sequences and pages that are whole rows apart."""
     cache = problem.cache
     q, k, v, out = (operands.strides[name] for name in FORWARD)
@@ -270,7 +270,7 @@ def unlisted(problem: AttentionProblem, operands: Operands) -> list[str]:
     )
 
 
-def as_packed(problem: AttentionProblem, operands: Operands) -> AttentionProblem:
+def as_packed(problem: AttentionProblem, operands: ArrayStrides) -> AttentionProblem:
     """A problem on a cache as one of packed sequences: all rows that there are."""
     p, cache, (q_pitch, k_pitch) = problem, problem.cache, cache_pitches(problem, operands)
     total_q = p.q_len if cache.packed else (p.batch - 1) * q_pitch + p.q_len

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from warploom.core.arguments import fields
 from warploom.core.dtypes import u32
-from warploom.kernels.attention.problem import AttentionProblem, BackwardProblem, Operands, Packed
+from warploom.kernels.attention.problem import ArrayStrides, AttentionProblem, BackwardProblem, Packed
 from warploom.kernels.source import KernelCall, KernelSource
 from warploom.tile.planning import ENTRY_WORDS, divisors, heads_at_once, heads_together, most_pieces
 
@@ -78,13 +78,15 @@ def cached_tiles(problem: AttentionProblem, tile_m: int) -> ListedTiles:
     return ListedTiles(p.batch, p.heads, rows, p.q_len, tile_m)
 
 
-def cache_pitches(problem: AttentionProblem, operands: Operands) -> tuple[int, int]:
+def cache_pitches(problem: AttentionProblem, operands: ArrayStrides) -> tuple[int, int]:
     """Rows from one sequence of Q to the next, and from one page, or one sequence, of a cache."""
     q, k = operands.strides["q"], operands.strides["k"]
     return (0 if problem.cache.packed else q[0] // q[2]), k[0] // k[2]
 
 
-def list_cached_tiles(problem: AttentionProblem, operands: Operands, tile_m: int, multiprocessors: int) -> KernelCall:
+def list_cached_tiles(
+    problem: AttentionProblem, operands: ArrayStrides, tile_m: int, multiprocessors: int
+) -> KernelCall:
     """The launch that lists the tiles of sequences on a cache."""
     p, cache, tiles = problem, problem.cache, cached_tiles(problem, tile_m)
     by_row = p.features().by_row

@@ -450,7 +450,7 @@ class AttentionConfig(HeadConfig, AnyConfiguration, Protocol):
         """The constraints that a problem violates; empty if the kernel takes it."""
         ...
 
-    def calls(self, problem: AttentionProblem, operands: Operands, multiprocessors: int) -> tuple[KernelCall, ...]:
+    def calls(self, problem: AttentionProblem, operands: ArrayStrides, multiprocessors: int) -> tuple[KernelCall, ...]:
         """The kernels and their launches, in order."""
         ...
 
@@ -468,7 +468,7 @@ def stride_scalars(arrays: Mapping[str, Sequence[int]]) -> dict[str, int]:
 
 
 @dataclass(frozen=True)
-class Operands:
+class ArrayStrides:
     """The strides of arrays in elements by their names: (batch, head, position), of packed ones (position, head).
 
     A cache has (batch or page, head, position). ``layout`` "bshd": the heads of a position lie side by side, "bhsd":
@@ -479,7 +479,7 @@ class Operands:
     layout: str = "bshd"
 
     @classmethod
-    def contiguous(cls, problem: AttentionProblem) -> Operands:
+    def contiguous(cls, problem: AttentionProblem) -> ArrayStrides:
         """Row-major tensors (batch, sequence, heads, head_dim)."""
         p = problem
         sizes = (

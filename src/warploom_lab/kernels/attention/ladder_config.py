@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from warploom.core.dtypes import DType, bf16, f16
 from warploom.core.errors import ConfigError
 from warploom.core.targets import Target
-from warploom.kernels.attention.problem import FORWARD, MOST_GRID_ROWS, AttentionProblem, HeadDims, Operands
+from warploom.kernels.attention.problem import FORWARD, MOST_GRID_ROWS, ArrayStrides, AttentionProblem, HeadDims
 from warploom.kernels.settings import element_type, flag, type_name, violated
 from warploom.kernels.source import KernelCall, KernelSource
 from warploom.tile.planning import CopyPlan
@@ -150,7 +150,7 @@ class RungSm80(HeadDims):
             ]
         )
 
-    def calls(self, problem: AttentionProblem, operands: Operands, multiprocessors: int) -> tuple[KernelCall]:
+    def calls(self, problem: AttentionProblem, operands: ArrayStrides, multiprocessors: int) -> tuple[KernelCall]:
         """The kernel for a problem, on arrays with these strides; one CTA per block of query rows."""
         source = KernelSource.of(
             "warploom_lab.kernels.attention.ladder_kernel:attention_forward",
