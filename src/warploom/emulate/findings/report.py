@@ -111,14 +111,14 @@ def tile_at(byte: int, *ops: Op | None) -> str:
     return ""
 
 
-def _how_to_wait(mine: Access, started: Op) -> str:
+def _how_to_wait(mine: Access, started: Op | None) -> str:
     if mine.buffer is not None:
         return "wait for its group until that is done (k.wait_bulk(0), not reads_only), then meet at a barrier, first"
-    bulk = any(isinstance(e, fx.BulkTensorCopy) for e in started.instruction.effects())
+    bulk = started is not None and any(isinstance(e, fx.BulkTensorCopy) for e in started.instruction.effects())
     return f"{'wait for the phase of its mbarrier (by its parity)' if bulk else 'commit and wait for its group'} first"
 
 
-def _byte(mine: Access, byte: int, *others: Op) -> str:
+def _byte(mine: Access, byte: int, *others: Op | None) -> str:
     """A byte that an access reaches, as messages name it."""
     if mine.buffer is not None:
         return f"byte {byte} of {mine.buffer.name}"
@@ -126,6 +126,36 @@ def _byte(mine: Access, byte: int, *others: Op) -> str:
 
 
 _VERBS = {"read": "reads", "write": "writes", "atomic": "updates"}
+_TEXTS: dict[str, tuple[Kind, str]] = {
+    "several": (
+        "race",
+        "several threads write {at} in one execution of {name}, and nothing says whose value stays: give each thread "
+        "its own address",
+    ),
+    "not fenced": (
+        "proxy",
+        "{name} {does} {at} through the async proxy, which {earlier} wrote through the generic proxy: fence ({fence}) "
+        "in the writing threads before they signal",
+    ),
+    "never written": (
+        "uninitialised",
+        "{name} {does} {at}, which nobody has written: initialise it, or wait for its data, and order that before",
+    ),
+    "changed": (
+        "in_flight",
+        "{name} may still read {at} when {earlier} writes there: before that, wait for the copy and meet at a barrier",
+    ),
+    "cached": (
+        "race",
+        "{name} reads {at}, which this kernel writes, through a cache that does not see it: load it without nc",
+    ),
+    "in flight": ("in_flight", "{name} {does} {at} while {earlier} is still copying there: {wait}"),
+    "an mbarrier": (
+        "mbarrier",
+        "{name} {does} {at}, where an mbarrier is: only its own instructions may touch it; correct the address",
+    ),
+}
+"""Findings of an access to bytes: kind, and message."""
 
 
 def _only_loads(op: Op | None) -> bool:
@@ -143,14 +173,6 @@ class MemoryReports:
         """An access to the memory of another CTA (of the warp ``owner``) ``when`` that may not be there."""
         message = f"{op.instruction.mnemonic} may reach the shared memory of {self.cta(owner)} {when}"
         self.add("cluster", op.where, message, row, lane)
-
-    def clash(self, mine: Access, addresses: Array) -> None:
-        """Threads that write different values to one byte at once."""
-        message = (
-            f"several threads write {_byte(mine, int(addresses[0]))} in one execution of "
-            f"{mine.op.instruction.mnemonic}, and nothing says whose value stays: give each thread its own address"
-        )
-        self._tell("race", mine, message, addresses, mine.op.where)
 
     def races(self, mine: Access, agents: Array, stamps: Array, addresses: Array, past: str) -> None:
         """Accesses of others (agents, stamps), to the same cells, that are not ordered with an access.
@@ -203,27 +225,6 @@ class MemoryReports:
         cure = "order the CTAs by an atomic with release and acquire (or fences), or split the kernel"
         return False, f"CTA {report.places.linear(agent // warps)}", cure
 
-    def unfenced(self, mine: Access, stamp: int, addresses: Array) -> None:
-        """A transaction on what an ordinary instruction wrote at a stamp."""
-        where = "shared memory" if mine.buffer is None else mine.buffer.name
-        fence = "fence.proxy.async" if mine.buffer is None else "k.fence_async('global')"
-        message = (
-            f"{mine.op.instruction.mnemonic} {mine.what}s byte {int(addresses[0])} of {where} through the async proxy, "
-            f"which {self._report.name_of(stamp)} wrote through the generic proxy: fence ({fence}) in the writing "
-            "threads before they signal"
-        )
-        self._tell("proxy", mine, message, addresses, self._report.line_of(stamp))
-
-    def unset(self, mine: Access, addresses: Array) -> None:
-        """An atomic update, or a transaction's read, of bytes that nobody has written."""
-        name, byte = mine.op.instruction.mnemonic, int(addresses[0])
-        if mine.proxy:
-            message = f"{name} reads byte {byte} of shared memory, which nobody has written: write it, or wait for its "
-            message += "data, before"
-        else:
-            message = f"{name} updates {_byte(mine, byte)}, never written: initialise it, and order that before"
-        self._tell("uninitialised", mine, message, addresses)
-
     def overwritten(self, op: Op, other: Op, row: int, lane: int, count: int, where: int) -> None:
         """A transaction that may still read what another operation writes."""
         message = (
@@ -232,36 +233,22 @@ class MemoryReports:
         )
         self.add("race", op.where, message, row, lane, other=other.where, count=count, address=where)
 
-    def changed(self, mine: Access, stamp: int, addresses: Array) -> None:
-        """A ``cp.async`` that may still read what has been written at a stamp."""
-        message = f"{mine.op.instruction.mnemonic} may still read {_byte(mine, int(addresses[0]))} when "
-        message += f"{self._report.name_of(stamp)} writes there: wait for the copy, then meet at a barrier, before that"
-        self._tell("in_flight", mine, message, addresses, self._report.line_of(stamp))
-
-    def cached(self, mine: Access, stamp: int, addresses: Array) -> None:
-        """A read, through a cache that does not see writes, of what has been written at a stamp."""
-        message = f"{mine.op.instruction.mnemonic} reads {_byte(mine, int(addresses[0]))}, which this kernel writes, "
-        message += "through a cache that does not see it: load it without nc"
-        self._tell("race", mine, message, addresses, self._report.line_of(stamp))
-
     def in_flight(self, mine: Access, begun: Array, addresses: Array) -> None:
         """One finding for each copy, by the stamp at which it has begun, that is still writing at these addresses."""
         for stamp in np.unique(begun).tolist():
-            these, started = begun == stamp, self._report.clocks.history[stamp]
-            assert started is not None
-            verb = _VERBS[mine.what].replace("writes", "overwrites")
-            message = (
-                f"{mine.op.instruction.mnemonic} {verb} {_byte(mine, int(addresses[these][0]), started)} while "
-                f"{started.instruction.mnemonic} is still copying there: {_how_to_wait(mine, started)}"
-            )
-            self._tell("in_flight", mine[these], message, addresses[these], started.where)
+            these = begun == stamp
+            self.tell("in flight", mine[these], addresses[these], stamp)
 
-    def of_mbarrier(self, mine: Access, addresses: Array) -> None:
-        """An access to bytes that an mbarrier has."""
-        message = f"{mine.op.instruction.mnemonic} {mine.what}s byte {int(addresses[0])} of shared memory, where an "
-        message += "mbarrier is: only its own instructions may touch it; correct the address"
-        self._tell("mbarrier", mine, message, addresses)
-
-    def _tell(self, kind: Kind, mine: Access, message: str, addresses: Array, other: SourceLine | None = None) -> None:
-        count, where = mine.cells.size, int(addresses[0])
-        self.add(kind, mine.op.where, message, *mine.first, other=other, count=count, address=where)
+    def tell(self, what: str, mine: Access, addresses: Array, stamp: int | None = None) -> None:
+        """A finding of :data:`_TEXTS`, of an access to bytes, and of the earlier operation of a stamp."""
+        report, byte, (kind, text) = self._report, int(addresses[0]), _TEXTS[what]
+        earlier, other = (None, None) if stamp is None else (report.clocks.history[stamp], report.line_of(stamp))
+        message = text.format(
+            name=mine.op.instruction.mnemonic,
+            does=_VERBS[mine.what],
+            at=_byte(mine, byte, earlier),
+            earlier="" if earlier is None else earlier.instruction.mnemonic,
+            fence="fence.proxy.async" if mine.buffer is None else "k.fence_async('global')",
+            wait=_how_to_wait(mine, earlier),
+        )
+        self.add(kind, mine.op.where, message, *mine.first, other=other, count=mine.cells.size, address=byte)

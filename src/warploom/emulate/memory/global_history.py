@@ -166,13 +166,13 @@ class GlobalHistory(History):
                 found += [(mine, records >> BITS) for mine, _, records, _ in self.lists[kind].late(mine)]
         for written, stamps in found:
             if stamps.size:
-                self.report.cached(written, int(stamps[0]), self.bytes(written))
+                self.report.tell("cached", written, self.bytes(written), int(stamps[0]))
 
     def check_unchanged(self, mine: Access, since: int) -> None:
         """Report writes of what was being read all the time since a stamp."""
         changed, stamps, _ = self._writes(mine, since)
         if stamps.size:
-            self.report.changed(changed, int(stamps[0]), self.bytes(changed))
+            self.report.tell("changed", changed, self.bytes(changed), int(stamps[0]))
 
     def end_read(self, mine: Access) -> None:
         """A transaction has read until now, what others may not have written meanwhile; reads count from now on."""

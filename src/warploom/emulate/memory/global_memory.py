@@ -231,7 +231,7 @@ class GlobalMemory:
             clash, elsewhere = (x.reshape(differs.size, -1).any(axis=1) for x in several)
             bad = np.nonzero(elsewhere | (clash & differs))[0] * (mine.cells.size // differs.size)
             if bad.size:
-                self.report.clash(mine[bad], history.bytes(mine)[bad])
+                self.report.tell("several", mine[bad], history.bytes(mine)[bad], self.clocks.now)
 
     def begin_update(self, place: GlobalPlace, access: Effect) -> None:
         """Check and record an atomic update."""

@@ -139,7 +139,7 @@ class History:
                 ordinary &= ~self._ordered(mine, self.fenced_plane, columns, lanes, stamps)
             for stamp in np.unique(stamps[ordinary]).tolist():
                 these = mine[ordinary & (stamps == stamp)]
-                self.report.unfenced(these, stamp, self.bytes(these))
+                self.report.tell("not fenced", these, self.bytes(these), stamp)
 
     def _ordered(self, mine: Access, plane: int, columns: Array, lanes: Array, stamps: Array) -> Array:
         """Whether all rows of an access know of records of its cells."""
@@ -258,12 +258,12 @@ class SharedHistory(History):
     def _unknown(self, mine: Access, record: Array) -> None:
         where, never, taken = self.bytes(mine), record == NEVER, record == MBARRIER
         if taken.any():
-            self.report.of_mbarrier(mine[taken], where[taken])
+            self.report.tell("an mbarrier", mine[taken], where[taken])
         flying = ~never & ~taken
         if flying.any():
             super()._unknown(mine[flying], record[flying])
         if never.any() and (mine.what == "atomic" or (mine.proxy and mine.what == "read")):
-            self.report.unset(mine[never], where[never])
+            self.report.tell("never written", mine[never], where[never])
 
     # -- transactions ------------------------------------------------------------------------------------------------
 

@@ -192,7 +192,7 @@ class SharedMemory(ByteMemory):
             wide = np.zeros(place.index.shape, np.bool_)
             wide[... if place.active is None else place.active] = bad
             mine = place.among(wide[..., None] & (np.arange(place.parts) == 0))
-            self.report.clash(mine, self.history.bytes(mine))
+            self.report.tell("several", mine, self.history.bytes(mine), self.clocks.now)
 
     def begin_update(self, place: SharedAccess, access: Effect) -> None:
         """Check and record a strong write, such as an atomic update: it conflicts with ordinary accesses only."""
