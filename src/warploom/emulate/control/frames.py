@@ -300,13 +300,10 @@ def apply_in_turn(instruction: Instruction, view: Array, index: Array, values: l
     old = np.zeros(flat.size, view.dtype)
     # Lanes that hit one address take turns: turn t serves the t-th lane of every address.
     order = acting[np.argsort(flat[acting], kind="stable")]
-    starts = np.r_[True, flat[order][1:] != flat[order][:-1]] if order.size else np.zeros(0, np.bool_)
-    group_start = np.maximum.accumulate(np.where(starts, np.arange(order.size), 0)) if order.size else starts
-    turn = np.arange(order.size) - group_start
-    by_turn = np.argsort(turn, kind="stable")
-    edges = np.r_[0, np.cumsum(np.bincount(turn[by_turn]))] if order.size else np.zeros(1, np.int64)
-    for begin, end in zip(edges[:-1].tolist(), edges[1:].tolist(), strict=True):
-        lanes = order[by_turn[begin:end]]
+    _, first, count = np.unique(flat[order], return_index=True, return_counts=True)
+    turn = np.arange(order.size) - np.repeat(first, count)
+    served = order[np.argsort(turn, kind="stable")]
+    for lanes in np.split(served, np.cumsum(np.bincount(turn))[:-1]):
         old[lanes] = view[flat[lanes]]
         view[flat[lanes]] = instruction.combine(old[lanes], *[v[lanes] for v in operands])
     return old.reshape(index.shape)

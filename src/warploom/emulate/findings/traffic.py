@@ -16,8 +16,16 @@ SECTOR_BYTES = 32
 """Global memory moves in sectors of 32 bytes (CUDA C++ Best Practices Guide, "Coalesced Access to Global Memory")."""
 
 
-@dataclass(slots=True)
-class Wavefronts:
+class Counts:
+    """Numbers that grow."""
+
+    def add(self, *more: int) -> None:
+        """Count more of each, in the order in which they are declared."""
+        self.__dict__.update({name: old + new for (name, old), new in zip(vars(self).items(), more, strict=True)})
+
+
+@dataclass
+class Wavefronts(Counts):
     """Executed wavefronts of shared-memory accesses, what they would be without bank conflicts, and the accesses."""
 
     actual: int = 0
@@ -29,15 +37,9 @@ class Wavefronts:
         """Wavefronts beyond the ideal."""
         return self.actual - self.ideal
 
-    def add(self, actual: int, ideal: int, accesses: int) -> None:
-        """Count more accesses and their wavefronts."""
-        self.actual += actual
-        self.ideal += ideal
-        self.accesses += accesses
 
-
-@dataclass(slots=True)
-class Sectors:
+@dataclass
+class Sectors(Counts):
     """Global accesses: warp requests, the 32-byte sectors they touch, and the bytes the lanes asked for.
 
     ``ideal`` are the fewest sectors that hold the bytes of each request.
@@ -48,16 +50,9 @@ class Sectors:
     bytes: int = 0
     ideal: int = 0
 
-    def add(self, requests: int, sectors: int, moved: int, ideal: int) -> None:
-        """Count more requests, of ``moved`` bytes in all."""
-        self.requests += requests
-        self.sectors += sectors
-        self.bytes += moved
-        self.ideal += ideal
 
-
-@dataclass(slots=True)
-class EngineTraffic:
+@dataclass
+class EngineTraffic(Counts):
     """Data that an engine beside the warps moved: operations, bytes of shared memory, bytes of global memory."""
 
     operations: int = 0
@@ -153,7 +148,4 @@ class TrafficCounter:
 
     def engine(self, name: str, shared_bytes: int, global_bytes: int = 0) -> None:
         """Count one operation of an engine."""
-        entry = self.traffic.engines.setdefault(name, EngineTraffic())
-        entry.operations += 1
-        entry.shared_bytes += shared_bytes
-        entry.global_bytes += global_bytes
+        self.traffic.engines.setdefault(name, EngineTraffic()).add(1, shared_bytes, global_bytes)

@@ -369,13 +369,13 @@ def _loops_of(tasks: list[Task], row: int, lane: int) -> tuple[tuple[SourceLine,
 
 def _cure(op: Op) -> str:
     """The advice on what would end a wait."""
-    if any(isinstance(e, MbarrierWait) for e in op.instruction.effects()):
-        return (
-            "all its arrivals and exactly the expected bytes must come, as often as it is waited for; who waits for "
-            "empty stages begins with phase=1"
-        )
-    if any(isinstance(e, RegisterBudget) for e in op.instruction.effects()):
-        return "other warpgroups must give registers back first, and enough of them"
-    if any(isinstance(e, GlobalWait) for e in op.instruction.effects()):
-        return "who raises the counter must come so far, and must not be behind this CTA in the grid"
-    return "every thread it counts must arrive, in every branch and as often"
+    found = (_CURES[type(effect)] for effect in op.instruction.effects() if type(effect) in _CURES)
+    return next(found, "every thread it counts must arrive, in every branch and as often")
+
+
+_CURES: dict[type[Effect], str] = {
+    MbarrierWait: "all its arrivals and exactly the expected bytes must come, as often as it is waited for; who waits "
+    "for empty stages begins with phase=1",
+    RegisterBudget: "other warpgroups must give registers back first, and enough of them",
+    GlobalWait: "who raises the counter must come so far, and must not be behind this CTA in the grid",
+}
