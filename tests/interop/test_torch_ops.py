@@ -164,8 +164,7 @@ def test_opcheck_of_products(shapes, options):
 
 @pytest.mark.parametrize("rows", [16, 0])
 def test_opcheck_of_reductions(rows):
-    from warploom.operators.loss import loss_operator
-    from warploom.operators.reduce import argmax_operator, reduce_operator
+    from warploom.operators.reduce import argmax_operator, loss_operator, reduce_operator
 
     a, b, bias = tensors((rows, 24), (24, 40), (40,))
     torch.library.opcheck(reduce_operator, (a, b, "logsumexp"), {"scale": 2.0, "bias": bias})

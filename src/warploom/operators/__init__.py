@@ -7,38 +7,16 @@ from typing import Any
 
 
 def operator_of(name: str) -> Callable[..., Any]:
-    """What stands for a public function while PyTorch traces a graph, with the same arguments. Imports PyTorch.
+    """The function that PyTorch traces in place of a public one, with the same arguments. Imports PyTorch.
 
-    By import statements, which PyTorch traces; :func:`importlib.import_module` would break the graph.
+    It is found by import statements, which PyTorch traces; :func:`importlib.import_module` would break the graph.
     """
-    if name == "append_to_cache":
-        from warploom.operators.append import append_to_cache
-
-        return append_to_cache
-    if name == "attention":
-        from warploom.operators.attention import attention
-
-        return attention
-    if name == "attention_paged":
-        from warploom.operators.attention_paged import attention_paged
-
-        return attention_paged
-    if name == "attention_varlen":
-        from warploom.operators.varlen import attention_varlen
-
-        return attention_varlen
-    if name == "matmul":
-        from warploom.operators.matmul import matmul
-
-        return matmul
-    if name == "matmul_reduce":
-        from warploom.operators.reduce import matmul_reduce
-
-        return matmul_reduce
-    if name == "linear_cross_entropy":
-        from warploom.operators.loss import linear_cross_entropy
-
-        return linear_cross_entropy
-    from warploom.operators import graphs
-
-    return getattr(graphs, name)
+    if name in ("attention", "attention_varlen", "attention_paged", "append_to_cache"):
+        from warploom.operators import attention as module
+    elif name == "matmul":
+        from warploom.operators import matmul as module
+    elif name in ("matmul_reduce", "linear_cross_entropy"):
+        from warploom.operators import reduce as module
+    else:
+        from warploom.operators import graphs as module
+    return getattr(module, name)

@@ -1,8 +1,8 @@
-"""``warploom::attention`` as a PyTorch operator: what ``torch.compile`` and ``torch.export`` see of a call.
+"""Attention as PyTorch operators: even and packed sequences with their gradients, a cache, and what is appended to it.
 
-:func:`warploom.attention` takes this way by itself while a graph is traced, where tensors have no memory to point
-at (:mod:`warploom.interop.tracing`). The operators allocate through PyTorch, wait for nothing and work on the
-current stream, so compiled code may run in CUDA graphs.
+The public functions take this way by themselves while a graph is traced, where tensors have no memory to point at
+(:mod:`warploom.interop.tracing`). The operators allocate through PyTorch, wait for nothing and work on the current
+stream, so compiled code may run in CUDA graphs. A ``config`` is in the notation that ``str(config)`` prints.
 """
 
 from __future__ import annotations
@@ -12,107 +12,78 @@ from typing import Any
 
 import torch
 
+from warploom.core.errors import ProblemError
+from warploom.interop.copies import as_if_compact
 from warploom.kernels.attention.scores import HEAD_ARRAYS
-from warploom.operators.fakes import arguments_of, if_sizes_are_known, made_of
+from warploom.operators.graphs import untraced
 from warploom.operators.recorded import Gradients, RecordedCall, Recorder, Tape, eagerly, runs_eagerly
-from warploom.operators.registration import Derivative, define, differentiated
-from warploom.operators.schema import Named, Schema
-from warploom.ops import attention as eager
-from warploom.ops.attention_backward import attention_backward_call
+from warploom.operators.registration import (
+    Derivative,
+    arguments_of,
+    define_call,
+    define_mutating,
+    deterministic,
+    differentiated,
+    if_sizes_are_known,
+)
+from warploom.operators.schema import Named
+from warploom.ops import attention as of_even
+from warploom.ops import attention_paged as of_cached
+from warploom.ops import attention_varlen as of_packed
+from warploom.ops.attention_backward import attention_backward_call, attention_varlen_backward_call
 from warploom.ops.calls import Caller
-from warploom.ops.declare import Arguments, Option
+from warploom.ops.declare import Arguments, Option, flag
 
 _DETERMINISTIC = Option("deterministic", "bool", False)
 DIFFERENTIATED = *"qkv", *HEAD_ARRAYS
 """The arrays that have gradients, in the order of the operators' results."""
+_UNREAD = "check=True reads lengths on the CPU, which a traced graph cannot: check before it"
 
 
-def define_backward(caller: Caller) -> Any:
-    """The operator of gradients by q, k, v and arrays of options; those of arrays that are not given are empty."""
+class Attention:
+    """A kind of attention as its operators, of the output and with ``_lse`` behind its name of the log-sum-exps too.
 
-    def run(arrays: tuple[Any, ...], options: tuple[Any, ...], _: Any) -> Any:
-        found = iter(caller.computed(arrays, _deterministic(caller, options)))
-        given = dict(zip(caller.array_names, arrays, strict=True))
-        return tuple([next(found) if given[name] is not None else _of_heads(arrays[0], 0) for name in DIFFERENTIATED])
-
-    def fake(given: Named) -> Any:
-        whole, of_heads = [given[name] for name in "qkv"], [given[name] for name in HEAD_ARRAYS]
-        heads = [_of_heads(whole[0], 0 if x is None else x.shape[0]) for x in of_heads]
-        return *[x.new_empty(x.shape) for x in whole], *heads
-
-    results = f"({', '.join(['Tensor'] * len(DIFFERENTIATED))})"
-    return define(caller.name, Schema(caller.declaration), results, run, fake, of_gradients=True)
-
-
-def _of_heads(q: torch.Tensor, heads: int) -> torch.Tensor:
-    """Memory for the gradient of an array with a number for each head; without such an array there are no heads."""
-    return q.new_empty((heads,), dtype=torch.float32)
-
-
-def _deterministic(caller: Caller, options: tuple[Any, ...]) -> tuple[Any, ...]:
-    """The options of a backward pass, deterministic where PyTorch asks for it."""
-    if not torch.are_deterministic_algorithms_enabled():
-        return options
-    return tuple([True if name == "deterministic" else x for name, x in zip(caller.option_names, options, strict=True)])
-
-
-def define_both(
-    caller: Caller,
-    check: Callable[[Arguments, Any], None],
-    derivative: Derivative | None = None,
-) -> tuple[Any, Any]:
-    """The operator of a call's output, and with ``_lse`` behind its name that of output and log-sum-exps.
-
-    ``check`` raises for what is wrong with arguments and a configuration beyond their declaration. ``derivative`` is
-    that of both results, if there is one.
+    ``check`` raises for what is wrong with arguments and a configuration beyond their declaration.
     """
 
-    def one(return_lse: bool) -> Any:
-        more = (_DETERMINISTIC,) if caller.recorded else ()
-        schema = Schema(caller.declaration, {"return_lse": return_lse}, more)
+    def __init__(
+        self, caller: Caller, check: Callable[[Arguments, Any], None], derivative: Derivative | None = None
+    ) -> None:
+        self.caller, self.derivative, self._name = caller, derivative, caller.name
+        more = () if derivative is None else (_DETERMINISTIC,)
+        self.schema, self.operator = define_call(caller, fixed={"return_lse": False}, more=more, check=check)
+        _, self.lse_operator = define_call(
+            caller, name=f"{caller.name}_lse", fixed={"return_lse": True}, more=more, check=check, derivative=derivative
+        )
 
-        def run(arrays: tuple[Any, ...], options: tuple[Any, ...], config: Any) -> Any:
-            return caller.computed(arrays, options, config)
-
-        def fake(given: Named) -> Any:
-            found = arguments_of(caller.declaration, given, return_lse=return_lse)
-            if_sizes_are_known(lambda: check(found, given["config"]))
-            return made_of(found.results, given)
-
-        forms = "(Tensor, Tensor)" if return_lse else "Tensor"
-        name = caller.name + "_lse" * return_lse
-        return define(name, schema, forms, run, fake, derivative if return_lse else None)
-
-    return one(False), one(True)
-
-
-class DifferentiableAttention:
-    """A kind of attention as an eager operation with a history, and as its operators.
-
-    ``backward`` computes the gradients, ``operator`` is theirs.
-    """
-
-    def __init__(self, caller: Caller, backward: Caller, operator: Any) -> None:
-        self.caller, self._backward, self._operator, self._name = caller, backward, operator, caller.name
-        self.derivative = Derivative(frozenset(DIFFERENTIATED), self._traced_gradients)
-        schema = Schema(caller.declaration, {"return_lse": True}, (_DETERMINISTIC,))
-        self._recorder = Recorder(caller, schema, self.derivative, self._gradients, {"return_lse": True})
-        self._names = frozenset([x.name for x in operator._schema.arguments])
-        self._schema = schema
-
-    def __call__(self, given: Named, config: Any, check: Any, deterministic: bool) -> Any:
-        """The results of a call; ``deterministic`` is an option of the gradients."""
-        if runs_eagerly(given["q"]):
-            more = {"deterministic": True} if deterministic else {}
-            return eagerly(self._recorder, *self.caller.positions(given), config, check, **more)
-        operators, arguments = torch.ops.warploom, self._schema.arguments(given, config)
-        if deterministic:
-            arguments["deterministic"] = True
+    def traced(self, given: Named, config: Any, **more: Any) -> Any:
+        """The results by an operator."""
+        operators, arguments = torch.ops.warploom, {**self.schema.arguments(given, config), **more}
         return_lse = given.get("return_lse", False)
-        if not (return_lse or differentiated(*[given.get(name) for name in DIFFERENTIATED])):
+        known = self.derivative is not None and differentiated(*[given.get(name) for name in DIFFERENTIATED])
+        if not (return_lse or known):
             return getattr(operators, self._name)(**arguments)
         out, lse = getattr(operators, f"{self._name}_lse")(**arguments)  # the backward pass needs both
         return (out, lse) if return_lse else out
+
+
+class DifferentiableAttention(Attention):
+    """A kind of attention as its operators and as an eager operation with a history; ``backward`` has its gradients."""
+
+    def __init__(self, caller: Caller, check: Callable[[Arguments, Any], None], backward: Caller) -> None:
+        self._backward = backward
+        schema, self.backward_operator = define_call(backward, of_gradients=True)
+        self._names = frozenset(schema.names)
+        super().__init__(caller, check, Derivative(frozenset(DIFFERENTIATED), self._traced_gradients))
+        assert self.derivative is not None
+        self._recorder = Recorder(caller, self.schema, self.derivative, self._gradients, {"return_lse": True})
+
+    def __call__(self, given: Named, config: Any, check: Any, deterministic: bool) -> Any:
+        """The results of a call; ``deterministic`` is an option of the gradients."""
+        more = {"deterministic": True} if deterministic else {}
+        if runs_eagerly(given["q"]):
+            return eagerly(self._recorder, *self.caller.positions(given), config, check, **more)
+        return self.traced(given, config, **more)
 
     def _gradients(self, call: RecordedCall, tape: Tape, by_results: Gradients) -> Named:
         """The gradients of a node."""
@@ -124,7 +95,7 @@ class DifferentiableAttention:
         results = dict(zip(("out", "lse", "dout", "dlse"), (*saved[-2:], dout, dlse), strict=True))
         known = {**dict(zip(call.names, saved, strict=False)), **results, **call.of.named_options(call)}
         arrays, options = backward.positions(known)
-        found = tape.run(backward, arrays, _deterministic(backward, options))
+        found = tape.run(backward, arrays, deterministic(backward, options))
         return _by_names(found, [name for name in DIFFERENTIATED if known.get(name) is not None], known)
 
     def _traced_gradients(self, given: Named, results: Any, by_results: tuple[Any, ...], _: frozenset[str]) -> Named:
@@ -134,7 +105,7 @@ class DifferentiableAttention:
             return {}
         options = {name: x for name, x in given.items() if name in self._names and name != "config"}
         dout = torch.zeros_like(out) if dout is None else dout
-        found = self._operator(dout=dout, out=out, lse=lse, dlse=dlse, **options)
+        found = self.backward_operator(dout=dout, out=out, lse=lse, dlse=dlse, **options)
         return _by_names(found, DIFFERENTIATED, given)
 
 
@@ -144,19 +115,16 @@ def _by_names(found: Sequence[torch.Tensor], names: Sequence[str], given: Named)
     return {name: x.to(given[name].dtype) if name in HEAD_ARRAYS else x for name, x in known.items()}
 
 
+# -- even sequences
 def _check(given: Arguments, config: Any) -> None:
-    problem = eager.problem_of(given)
+    problem = of_even.problem_of(given)
     if config is not None:
-        eager.refuse_config(config, problem)
+        of_even.refuse_config(config, problem)
 
 
-backward_operator = define_backward(attention_backward_call)
-_attention = DifferentiableAttention(eager.attention_call, attention_backward_call, backward_operator)
-attention_operator, attention_lse_operator = define_both(eager.attention_call, _check, _attention.derivative)
-"""The output of :func:`warploom.attention`, and with the log-sum-exp (float32, (batch, heads, q_len)).
-
-``config`` is in the notation that ``str(config)`` prints.
-"""
+_attention = DifferentiableAttention(of_even.attention_call, _check, attention_backward_call)
+backward_operator, attention_operator = _attention.backward_operator, _attention.operator
+attention_lse_operator = _attention.lse_operator
 
 
 def attention(
@@ -182,3 +150,95 @@ def attention(
     if not turned:
         return found
     return (found[0].transpose(1, 2), found[1]) if return_lse else found.transpose(1, 2)
+
+
+# -- packed sequences
+def _check_packed(given: Arguments, config: Any) -> None:
+    problem = of_packed.packed_problem(given)
+    if config is not None:
+        of_packed.refuse_packed(config, problem)
+
+
+_CALL = of_packed.attention_varlen_call
+_varlen = DifferentiableAttention(_CALL, _check_packed, attention_varlen_backward_call)
+
+
+def attention_varlen(
+    q: Any, *others: Any, deterministic: bool = False, check: bool = False, config: Any = None, **options: Any
+) -> Any:
+    """:func:`warploom.attention_varlen` where PyTorch keeps a history, or inside a traced graph: one node.
+
+    With ``out`` or ``check`` a graph breaks: the operator changes nothing and waits for nothing. ``deterministic`` asks
+    for gradients with equal bits from run to run.
+    """
+    given = {"q": q, **dict(zip(_CALL.array_names[1:], others, strict=False)), **options}
+    out = given.get("out")
+    if (out is not None or check is not False) and not runs_eagerly(q):
+        return _checked(deterministic=deterministic, check=check, config=config, **given)
+    if out is not None:  # has no history
+        return _CALL.computed(*_CALL.positions(given), config, check)
+    return _varlen(given, config, check, deterministic)
+
+
+_checked = untraced(
+    attention_varlen,
+    "warploom.attention_varlen takes no out or check under torch.compile: leave them away, or compile without "
+    "fullgraph=True",
+)
+
+
+# -- a cache
+def _check_cached(given: Arguments, config: Any) -> None:
+    problem = of_cached.problem_on_cache(given)
+    if config is not None:
+        of_cached.refuse_paged(config, given.laid_out(as_if_compact), problem)
+
+
+_paged = Attention(of_cached.attention_paged_call, _check_cached)
+
+
+def attention_paged(*, out: torch.Tensor | None = None, check: bool = False, config: Any = None, **given: Any) -> Any:
+    """:func:`warploom.attention_paged` inside a traced graph: one call of an operator, no graph break."""
+    if check:
+        raise ProblemError(_UNREAD)
+    found = _paged.traced(given, config)
+    if out is None:
+        return found
+    out.copy_(found[0] if given["return_lse"] else found)
+    return (out, found[1]) if given["return_lse"] else out
+
+
+_APPENDED = (
+    "(Tensor(a!) k_cache, Tensor(b!) v_cache, Tensor k, Tensor v, Tensor kv_lens, Tensor? block_table, Tensor? q, "
+    "Tensor? cos, Tensor? sin, Tensor? k_scale, Tensor? v_scale, bool interleaved, Tensor(c!)? turned) -> ()"
+)
+
+
+def _append(*given: Any) -> None:
+    *arrays, interleaved, turned = given
+    found = of_cached.append_call.computed(tuple(arrays), (interleaved,))
+    if turned is not None:
+        turned.copy_(found)
+
+
+def _fake_append(*given: Any) -> None:
+    *arrays, interleaved, _ = given
+    declaration = of_cached.append_call.declaration
+    found = arguments_of(declaration, declaration.named(tuple(arrays)), interleaved=interleaved)
+    if_sizes_are_known(lambda: of_cached.append_problem(found))
+
+
+_APPEND = define_mutating("append_to_cache", _APPENDED, _append, _fake_append)
+
+
+def append_to_cache(*, check: bool = False, config: None = None, **given: Any) -> torch.Tensor | None:
+    """:func:`warploom.append_to_cache` inside a traced graph: one call of an operator, no graph break."""
+    if check:
+        raise ProblemError(_UNREAD)
+    arrays, (interleaved,) = of_cached.append_call.positions(given)
+    q = given["q"]
+    turned = None if q is None else torch.empty_like(q, memory_format=torch.contiguous_format)
+    if not torch.compiler.is_compiling():
+        interleaved = flag("interleaved", interleaved)
+    _APPEND(*arrays, interleaved, turned)
+    return turned

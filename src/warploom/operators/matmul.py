@@ -28,9 +28,8 @@ from warploom.kernels.matmul.features import MOST_EXTRAS, EpilogueFunction
 from warploom.lang.arithmetic import Arithmetic
 from warploom.lang.functions import as_f32, vector_jacobian
 from warploom.lang.values import Number, Traced
-from warploom.operators.fakes import arguments_of, if_sizes_are_known
 from warploom.operators.recorded import Gradients, RecordedCall, Recorder, Tape, by_names, eagerly, runs_eagerly
-from warploom.operators.registration import Derivative, define
+from warploom.operators.registration import Derivative, arguments_of, define, if_sizes_are_known
 from warploom.operators.schema import Named, Schema
 from warploom.ops import matmul as public
 from warploom.ops.matmul import (

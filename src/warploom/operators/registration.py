@@ -10,12 +10,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch._functorch.utils import enable_single_level_autograd_function
+from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 
+from warploom.core.dtypes import DTYPES
 from warploom.core.errors import ProblemError
+from warploom.interop.arrays import ArrayView, torch_element_type, torch_type
 from warploom.interop.refusals import NESTED, NO_BACKWARD, NO_TANGENT, NOT_TWICE, refuse_derivatives, refuse_tangent
 from warploom.interop.torch_internals import (
     below_autograd,
@@ -25,7 +28,10 @@ from warploom.interop.torch_internals import (
     transforms,
 )
 from warploom.operators.schema import Named, Schema
+from warploom.ops.calls import Caller
+from warploom.ops.declare import Arguments, Declaration, Option
 
+Result = TypeVar("Result")
 _NAMESPACE = "warploom"
 _LIBRARY = torch.library.Library(_NAMESPACE, "FRAGMENT")  # operators live as long as this object
 _DEVICES = ("CUDA", "CPU")
@@ -90,6 +96,102 @@ def define(
     return operator
 
 
+def define_call(
+    caller: Caller,
+    *,
+    name: str = "",
+    fixed: Named | None = None,
+    more: tuple[Option, ...] = (),
+    twins: bool = True,
+    check: Callable[[Arguments, Any], object] = lambda *_: None,
+    derivative: Derivative | None = None,
+    of_gradients: bool = False,
+    run: Callable[[tuple[Any, ...], tuple[Any, ...], Any], Any] | None = None,
+) -> tuple[Schema, Any]:
+    """The schema and the operator of a declared operation, of its name or another.
+
+    The operator has the options but for the ``fixed`` ones, and ``more``; with ``twins`` its floats may be tensors. Its
+    results are those that the fixed options make; one ``of_gradients`` has all, those that are not made as empty
+    tensors. ``check`` raises for what is wrong with arguments and a configuration beyond their declaration. ``run``
+    computes the results in place of the call.
+    """
+    declaration, known = caller.declaration, dict(fixed or {})
+    schema = Schema(declaration, known, more, twins=twins)
+    results = [x for x in declaration.results if of_gradients or not x.when or known.get(x.when)]
+
+    def returned(found: list[Any]) -> Any:
+        return found[0] if len(results) == 1 else tuple(found)
+
+    def compute(arrays: tuple[Any, ...], options: tuple[Any, ...], config: Any) -> Any:
+        found = caller.made(arrays, deterministic(caller, options), config)
+        if not of_gradients:
+            return returned(found)
+        given, made = dict(zip(caller.array_names, arrays, strict=True)), iter(found)
+        there = [not x.when or given.get(x.when) is not None for x in results]
+        nothing = arrays[0].new_empty((0,), dtype=torch.float32)
+        return returned([next(made) if is_made else nothing.clone() for is_made in there])
+
+    def fake(given: dict[str, Any]) -> Any:
+        found = arguments_of(declaration, given, checked=not of_gradients, **known)
+        if_sizes_are_known(lambda: check(found, given["config"]))
+        first, forms = next(x for x in given.values() if isinstance(x, torch.Tensor)), found.results
+        likes = [found.views.get(declaration.kernels(x.like)) for x in results]
+        empty = [((0,), DTYPES[x.like] if like is None else like.dtype) for x, like in zip(results, likes, strict=True)]
+        wanted = [forms.get(x.name, nothing) for x, nothing in zip(results, empty, strict=True)]
+        return returned([first.new_empty(shape, dtype=torch_type(dtype)) for shape, dtype in wanted])
+
+    text = ", ".join(["Tensor"] * len(results))
+    operator = define(
+        name or caller.name,
+        schema,
+        f"({text})" if len(results) > 1 else text,
+        run or compute,
+        fake,
+        derivative,
+        of_gradients=of_gradients,
+    )
+    return schema, operator
+
+
+def deterministic(caller: Caller, options: tuple[Any, ...]) -> tuple[Any, ...]:
+    """The options of a call, deterministic where PyTorch asks for it."""
+    if not torch.are_deterministic_algorithms_enabled():
+        return options
+    return tuple([True if name == "deterministic" else x for name, x in zip(caller.option_names, options, strict=True)])
+
+
+# -- tensors without memory
+def arguments_of(declaration: Declaration, given: Named, *, checked: bool = True, **fixed: Any) -> Arguments:
+    """The arguments of an operation, of those of its operator; options that this one does not have are ``fixed``.
+
+    Raises ProblemError for arrays that are not as declared, unless that depends on sizes that only the data tells.
+    """
+    names = [x for name, y in declaration.arrays.items() for x in (y.numbered(2) if y.many else [name])]
+    views = {declaration.kernels(name): _seen(x) for name in names if (x := given.get(name)) is not None}
+    options = {x.name: given.get(x.name, x.default) for x in declaration.options.values()} | fixed
+    if "window_left" in given:
+        sides = given["window_left"], given["window_right"]
+        options["window"] = None if sides == (None, None) else sides
+    found = if_sizes_are_known(lambda: declaration.bind(views, options)) if checked else None
+    return declaration.bind(views, options, checked=False) if found is None else found
+
+
+def _seen(tensor: torch.Tensor) -> ArrayView:
+    """A fake tensor as the checks see it, with no address."""
+    device = tensor.device.type, tensor.device.index or 0
+    dtype = torch_element_type(tensor.dtype)
+    return ArrayView(0, tuple(tensor.shape), tuple(tensor.stride()), dtype, device, "torch", tensor)
+
+
+def if_sizes_are_known(check: Callable[[], Result]) -> Result | None:
+    """What ``check`` returns or raises; None where it would depend on sizes that only the data tells."""
+    try:
+        return check()
+    except GuardOnDataDependentSymNode:
+        return None
+
+
+# -- kernels of dispatch keys
 def _one_by_one(operator: Callable[[], Any]) -> Callable[..., Any]:
     """The rule by which ``torch.vmap`` runs an operator: a call for each part of the batch.
 
