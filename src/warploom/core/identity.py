@@ -32,7 +32,7 @@ class UnstableError(ValueError):
 
 
 def function_key(function: Any) -> Hashable:
-    """What identifies a function: its code and the values that the code sees, so that one made anew is recognised.
+    """The key of a function: its code and the values that the code sees, so that one made anew is recognised.
 
     Those values are its defaults, what it closes over, and the globals it names; functions among them count by their
     own keys, containers by what is in them, dataclasses by their fields. Of modules, classes and objects, the one that
@@ -115,7 +115,7 @@ class _Reader:
         self._known: dict[tuple[int, _Names], tuple[int, Any]] = {}
 
     def key(self, function: Any) -> Hashable:
-        """That of a function; one that equals no other where it cannot be read."""
+        """The key of a function; where the function cannot be read, one that equals no other."""
         try:
             key = self._value(function, ()) if callable(function) else function
             hash(key)
@@ -190,7 +190,7 @@ class _Reader:
         return self._value(value, names)
 
     def _attributes(self, value: Any, names: _Names) -> Iterator[Hashable]:
-        """Of a module, a class or an object those with these names, and those that it reads when it is called."""
+        """The attributes with these names of a module, a class or an object, and those that it reads when called."""
         kind = cast("type[Any]", type(value))
         classes = (value if isinstance(value, type) else kind).__mro__[:-1]
         if _is_fixed(value.__name__ if kind is types.ModuleType else classes[0].__module__ if classes else None):
@@ -222,7 +222,7 @@ _CONTAINERS = tuple, list, dict, set, frozenset, deque
 
 
 def _attribute(value: Any, name: str) -> Any:
-    """Of an object that computes it, or keeps it in a slot; None if it has none."""
+    """An attribute that the object computes, or keeps in a slot; None if it has none."""
     try:
         return getattr(value, name, None)
     except Exception:  # an author's own code, which is not asked for this
@@ -230,7 +230,7 @@ def _attribute(value: Any, name: str) -> Any:
 
 
 def _parts(items: Any) -> tuple[Any, ...]:
-    """What is in a container; of a dict its keys and values."""
+    """The elements of a container; of a dict its keys and values."""
     return (*items, *(cast("dict[Any, Any]", items).values() if isinstance(items, dict) else ()))
 
 

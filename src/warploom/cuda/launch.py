@@ -287,7 +287,7 @@ def synchronize(stream: int, device: int) -> None:
 
 
 def zeroing(address: int, words: int, stream: int) -> Queueable:
-    """That so many 32-bit words from an address on become 0, for :func:`queue_all` on the stream of this handle."""
+    """A write of zeros to so many 32-bit words from an address on, on the stream of this handle: :func:`queue_all`."""
     return partial(require_driver().cuMemsetD32Async, address, 0, words, stream), None
 
 

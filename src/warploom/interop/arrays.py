@@ -31,7 +31,7 @@ SYNCHRONOUS_KINDS = frozenset({"jax"})
 
 
 class ArrayView(NamedTuple):
-    """What a kernel needs to know of an array.
+    """An array as a kernel sees it.
 
     ``pointer`` is the address of element (0, …, 0); ``shape`` and ``strides`` count elements; ``device`` is ("cpu", 0)
     or ("cuda", index); ``kind`` is "torch", "numpy", "cupy", "jax" or "dlpack"; ``owner`` keeps the memory alive.

@@ -44,7 +44,7 @@ def in_float32(view: ArrayView) -> ArrayView:
 
 
 def as_if_compact(view: ArrayView) -> ArrayView:
-    """What :func:`compact` gives, without a copy and without memory: for plans, which only look at it."""
+    """The view that :func:`compact` gives, without a copy and without memory: for plans, which only look at it."""
     return view._replace(pointer=0, strides=row_major_strides(tuple(view.shape)), owner=None)
 
 

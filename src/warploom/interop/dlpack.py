@@ -54,7 +54,7 @@ class _Versioned(ctypes.Structure):
 
 
 class DLPackArray(NamedTuple):
-    """What a capsule says. ``strides`` count elements; ``device`` is ("cpu", 0) or ("cuda", index)."""
+    """The contents of a capsule. ``strides`` count elements; ``device`` is ("cpu", 0) or ("cuda", index)."""
 
     pointer: int
     shape: tuple[int, ...]

@@ -101,7 +101,7 @@ class Written:
 
 
 class _Described:
-    """What NumPy asks of memory: it compares addresses and reads nothing."""
+    """An array of memory for NumPy, which compares addresses and reads nothing."""
 
     def __init__(self, view: ArrayView) -> None:
         width = view.dtype.bytes

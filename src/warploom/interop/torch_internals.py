@@ -99,9 +99,9 @@ def stream_handles() -> Callable[[int], int]:
 
 
 def cuda_allocator() -> tuple[Callable[..., Any], Callable[[], int]] | None:
-    """What compiled code of PyTorch allocates by on the current GPU, and what tells its index; None in another PyTorch.
+    """The allocator of PyTorch's compiled code on the current GPU, and a function that tells that GPU's index.
 
-    It takes sizes, strides and a type, at half the cost of ``torch.empty``.
+    None in another PyTorch. The allocator takes sizes, strides and a type, at half the cost of ``torch.empty``.
     """
     c = internals()
     raw, current = getattr(c._dynamo.guards, "_empty_strided_cuda", None), getattr(c, "_cuda_getDevice", None)

@@ -18,7 +18,7 @@ Public = TypeVar("Public", bound=Callable[..., Any])
 
 
 def operator_of(name: str) -> Callable[..., Any]:
-    """What stands for a public function, with the same arguments: ``warploom.operators`` has it take this place."""
+    """The function that PyTorch traces in place of a public one; ``warploom.operators`` has its own take this place."""
     raise NotImplementedError(name)
 
 

@@ -204,7 +204,7 @@ def _gradients_of_epilogue(
         return multiply(a, b, bias=given.get("bias"), epilogue=own, out_dtype=out_dtype, **number, **others)
 
     def of_extra(by: int, extra: torch.Tensor) -> torch.Tensor:
-        """Of a value for a row or a column the sum of its elements' gradients."""
+        """The gradient of an extra matrix; that of a value for a row or a column is the sum of its elements'."""
         whole = extra.dtype == a.dtype and extra.shape == gradient.shape
         if whole:
             return of(by)

@@ -136,7 +136,7 @@ class Tape:
         return found
 
     def repeat(self, gradients: tuple[Any, ...]) -> Repeat | None:
-        """What gives the ``gradients`` of a node that came of the calls, for others; None where they came otherwise.
+        """A function that gives ``gradients`` for other tensors by the same calls; None where these came otherwise.
 
         They are results of the calls, their transposes or what came :meth:`then`, and the calls took nothing but views
         of what the node has and of each other's results: what lies where follows from how the node's tensors lie.
@@ -296,7 +296,7 @@ def _node(name: str, derivative: Derivative, finish: Finish | None) -> Any:
 
 
 def by_names(call: RecordedCall, saved: Sequence[torch.Tensor]) -> Named:
-    """What a node of a call saved of its arguments, its options and its configuration, by their names."""
+    """The arguments that a node saved, and the options and the configuration of its call, by their names."""
     return {**dict(zip(call.names, saved, strict=False)), **call.of.named_options(call), "config": call.config}
 
 

@@ -41,7 +41,7 @@ _BELOW_AUTOGRAD = keys_below_autograd()
 
 @dataclass(frozen=True)
 class Derivative:
-    """How an operator is differentiated, by the tensors ``by``; others that require gradients are refused.
+    """The derivative of an operator, by the tensors ``by``; others that require gradients are refused.
 
     ``backward`` takes the arguments by name, the results (none where they are not ``kept``), their gradients (None for
     those that nothing depends on) and the names of the arguments whose gradients are wanted; it gives those gradients
@@ -184,7 +184,7 @@ def _seen(tensor: torch.Tensor) -> ArrayView:
 
 
 def if_sizes_are_known(check: Callable[[], Result]) -> Result | None:
-    """What ``check`` returns or raises; None where it would depend on sizes that only the data tells."""
+    """The result of a check, which may raise; None where it would depend on sizes that only the data tells."""
     try:
         return check()
     except GuardOnDataDependentSymNode:
@@ -299,7 +299,7 @@ def _refuse_batches(*_: Any, **_named: Any) -> Any:
 
 
 def _function(name: str, schema: Schema, derivative: Derivative) -> Callable[..., Any]:
-    """What runs an operator (operator, keys below autograd, arguments) so that its results have a history."""
+    """A function that runs an operator (operator, keys below autograd, arguments) with a history of its results."""
     names = schema.names
 
     class Operation(torch.autograd.Function):
