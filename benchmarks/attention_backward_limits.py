@@ -25,7 +25,6 @@ from warploom.kernels.attention.backward_choice import choose
 from warploom.kernels.attention.backward_sm90 import CONSUMERS, KEYS, BackwardSm90
 from warploom.measure.timing import Candidate
 from warploom_lab.bench.cells import TorchGpu, compile_all, parser_of
-from warploom_lab.bench.environment import environment
 from warploom_lab.bench.evidence import write
 
 CELLS = [
@@ -135,7 +134,7 @@ def main() -> int:
         with gpu.working():
             rows.append(measured(cell, gpu))
         print(json.dumps(rows[-1]), flush=True)
-        write(options.out / "attention-backward-limits.json", {"environment": environment(), "rows": rows})
+        write(options.out / "attention-backward-limits.json", {"rows": rows})
     return 0
 
 

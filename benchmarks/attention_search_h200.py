@@ -27,7 +27,6 @@ from warploom.tune.attention import ATTENTION
 from warploom.tune.build import Built, build_all
 from warploom.tune.operation import combinations
 from warploom_lab.bench.cells import parser_of
-from warploom_lab.bench.environment import environment
 from warploom_lab.bench.evidence import write
 from warploom_lab.kernels.attention.ladder import FULL_LADDER
 from warploom_lab.kernels.attention.ladder_config import RungSm80
@@ -114,7 +113,7 @@ def main() -> int:
     if given.dry_run:
         return 0
     found = searched(problem, kernels, dropped)
-    write(given.out / "attention-search.json", {"environment": environment(0)} | found)
+    write(given.out / "attention-search.json", found)
     return 0
 
 

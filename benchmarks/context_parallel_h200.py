@@ -27,7 +27,6 @@ import torch.nn.functional as F  # noqa: N812
 
 import warploom.torch
 from warploom_lab.bench.cells import parser_of
-from warploom_lab.bench.environment import environment
 from warploom_lab.bench.evidence import write
 
 HEADS, HEAD_DIM = 16, 128
@@ -145,7 +144,7 @@ def run(rank: int, gpus: int, tokens: int, out: Path) -> None:
     finally:
         dist.destroy_process_group()
     if rank == 0:
-        found = {"environment": environment(0), "tokens": tokens, "heads": HEADS, "head_dim": HEAD_DIM, "rows": rows}
+        found = {"tokens": tokens, "heads": HEADS, "head_dim": HEAD_DIM, "rows": rows}
         write(out / "context-parallel.json", found)
 
 

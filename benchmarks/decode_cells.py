@@ -38,7 +38,6 @@ PART, SMALL_US = 0.85, 12.0
 COPIED = 2**29
 """Bytes that the copy reads and writes."""
 MEGABYTE = 10**6
-POOL = 6 * 2**30
 MOST_TO_MEAN = {True: 64, False: 8}
 """Of uneven lengths, with and without pages: a cache without pages has room for the longest in every sequence."""
 CHECKED_ROWS = 8
@@ -148,44 +147,26 @@ def small() -> Cell:
 # -- on the GPU
 
 
-class Pool:
-    """Random numbers that caches are parts of: what they hold matters, but not that it is theirs alone."""
+def fresh(cell: Cell) -> Inputs:
+    """Random arguments of a call; pages come in a random order."""
+    import torch
 
-    def __init__(self) -> None:
-        import torch
+    def make(*shape: int) -> Any:
+        return torch.randn(shape, device="cuda", dtype=torch.bfloat16)
 
-        self._torch, self._next = torch, 0
-        self._numbers = torch.empty(POOL // 2, device="cuda", dtype=torch.bfloat16)
-        for part in self._numbers.split(2**28):
-            part.normal_()
-
-    def take(self, shape: tuple[int, ...], *, fp8: bool = False) -> Any:
-        """The next part, from the start again where the pool ends."""
-        if fp8:
-            found = self._torch.empty(shape, device="cuda", dtype=self._torch.float8_e4m3fn)
-            for part in found.view(-1).split(2**26):
-                part.copy_(self.take((part.numel(),)))
-            return found
-        count = int(np.prod(shape))
-        if self._next + count > self._numbers.numel():
-            self._next = 0
-        start, self._next = self._next, self._next + count
-        return self._numbers[start : start + count].view(shape)
-
-    def inputs(self, cell: Cell) -> Inputs:
-        """Arguments of a call."""
-        torch = self._torch
-        q = torch.randn(cell.batch, 1, cell.group * cell.kv_heads, cell.head_dim, device="cuda", dtype=torch.bfloat16)
-        x = {"q": q, **{name: self.take(cell.shape, fp8=cell.fp8) for name in ("k_cache", "v_cache")}}
-        x["kv_lens"] = torch.from_numpy(cell.lengths).cuda()
-        if cell.page:
-            entries = -(-cell.lengths // cell.page)
-            table = np.zeros((cell.batch, cell.capacity // cell.page), np.int32)
-            pages = np.random.default_rng(1).permutation(cell.blocks)
-            for row, part in zip(table, np.split(pages, np.cumsum(entries)[:-1]), strict=True):
-                row[: len(part)] = part
-            x["block_table"] = torch.from_numpy(table).cuda()
-        return x
+    x = {"q": make(cell.batch, 1, cell.group * cell.kv_heads, cell.head_dim)}
+    for name in ("k_cache", "v_cache"):
+        cache = make(*cell.shape)
+        x[name] = cache.to(torch.float8_e4m3fn) if cell.fp8 else cache
+    x["kv_lens"] = torch.from_numpy(cell.lengths).cuda()
+    if cell.page:
+        entries = -(-cell.lengths // cell.page)
+        table = np.zeros((cell.batch, cell.capacity // cell.page), np.int32)
+        pages = np.random.default_rng(1).permutation(cell.blocks)
+        for row, part in zip(table, np.split(pages, np.cumsum(entries)[:-1]), strict=True):
+            row[: len(part)] = part
+        x["block_table"] = torch.from_numpy(table).cuda()
+    return x
 
 
 def ends(cell: Cell) -> list[tuple[int, int]]:
@@ -271,11 +252,6 @@ class DecodeCells(CellScript[Cell]):
             yield from config.calls(cell.problem, ArrayStrides({"q": q, "k": rows, "v": rows, "out": q}), 132)
 
     @cached_property
-    def pool(self) -> Pool:
-        """Where all caches lie."""
-        return Pool()
-
-    @cached_property
     def here(self) -> dict[str, str]:
         """The baselines that can be imported, with their versions."""
         return versions(self.given.baselines)
@@ -286,10 +262,10 @@ class DecodeCells(CellScript[Cell]):
     def trial(self, cell: Cell) -> Trial:
         import torch
 
-        sets = [self.pool.inputs(cell) for _ in range(self.gpu.sets(cell.bytes))]
+        sets = [fresh(cell) for _ in range(self.gpu.sets(cell.bytes))]
         configs, reference = self.configurations(cell, target(self.gpu.arch)), expected(cell, sets[0])
         outs = {name: repeated(sets[0], config, max(1, self.given.repeat)) for name, config in configs.items()}
-        half = self.pool.take((COPIED // 4,))
+        half = torch.randn(COPIED // 4, device="cuda", dtype=torch.bfloat16)
         spare = torch.empty_like(half)
         asked = {name: None if name == "warploom" else str(config) for name, config in configs.items()}
 

@@ -12,8 +12,6 @@ import json
 import sys
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parent))
-
 from wmma_products import errors
 
 from warploom.core.errors import WarploomError

@@ -244,7 +244,6 @@ def main() -> int:
     if options.child:
         child(CELLS[options.child])
         return 0
-    from warploom_lab.bench.environment import environment
 
     for tree in (ROOT / "src", options.beside):
         if tree is not None:
@@ -252,7 +251,7 @@ def main() -> int:
     cells, *others = measure(options.cells.split(","), options.fresh, options.later, options.beside, options.at_once)
     most = targets()["first_call_seconds"]
     short = missed(cells, most)
-    result = {"environment": environment(), "rows": cells, "most_seconds": most, "missed": short}
+    result = {"rows": cells, "most_seconds": most, "missed": short}
     if others:
         result["beside"] = others[0]
     write(options.out / "first-call.json", result)

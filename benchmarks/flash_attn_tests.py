@@ -28,7 +28,6 @@ from typing import Any
 
 from warploom import flash_attn
 from warploom_lab.bench.cells import parser_of
-from warploom_lab.bench.environment import environment
 from warploom_lab.bench.evidence import write
 
 Case = dict[str, Any]
@@ -343,7 +342,7 @@ def main() -> int:
     for case in failed[:20]:
         print("FAILED", json.dumps(case))
     if not options.dry_run:
-        result = {"environment": environment(0), "drawn": len(cases), "seed": options.seed, "cases": done}
+        result = {"drawn": len(cases), "seed": options.seed, "cases": done}
         write(options.out / "flash-attn-tests.json", result)
     return bool(failed)
 

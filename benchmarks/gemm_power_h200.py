@@ -30,7 +30,6 @@ from warploom.kernels.matmul.sm80 import MatmulSm80
 from warploom.measure.timing import Candidate
 from warploom.ops.backends import GpuCall
 from warploom_lab.bench.cells import TorchGpu, compile_all, parser_of
-from warploom_lab.bench.environment import environment
 from warploom_lab.bench.evidence import write
 from warploom_lab.bench.gemm import GemmFamily, Square
 from warploom_lab.kernels.ladder import Rung
@@ -156,7 +155,7 @@ def main() -> None:
     parser.add_argument("--parts", default="rate,f32,f16")
     parser.add_argument("--size", type=int, default=8192)
     options, gpu = parser.parse_args(), TorchGpu()
-    result: dict[str, Any] = {"environment": environment(0), "size": options.size}
+    result: dict[str, Any] = {"size": options.size}
     with gpu.working():
         for part in options.parts.split(","):
             rows = result[part] = {}

@@ -8,11 +8,8 @@ Needs NVRTC and nvdisasm, no GPU; takes about a minute on two cores.
 from __future__ import annotations
 
 import argparse
-import sys
 from pathlib import Path
 from typing import Any
-
-sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 from ladder_static import RESULTS, write
 

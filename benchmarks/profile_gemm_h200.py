@@ -11,10 +11,7 @@ is written with the reason. Exit code 1 if something was refused, or if ncu and 
 from __future__ import annotations
 
 import sys
-from pathlib import Path
 from typing import Any
-
-sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 from gemm_page_counters import RAGGED, UNALIGNED, WHOLE, reason
 from profile_h200 import beside_emulator, together

@@ -22,15 +22,11 @@ from typing import Any
 
 import ml_dtypes
 import numpy as np
-
-sys.path.insert(0, str(Path(__file__).resolve().parent))
-
 from ptx_round_trip_h200 import Gpu
 
 from warploom.core.errors import PtxError
 from warploom.ops.foreign import check_ptx
 from warploom.ptx.syntax import TYPES
-from warploom_lab.bench.environment import environment
 from warploom_lab.bench.evidence import write
 
 THREADS, COUNT = 128, 512
@@ -421,7 +417,7 @@ def main() -> int:
         print(f"{text} {why}")
     if options.out:
         found = {"forms": len(found), "differing": differing, "refused": refused}
-        write(options.out, {"environment": environment(), **found})
+        write(options.out, found)
     return int(bool(differing))
 
 

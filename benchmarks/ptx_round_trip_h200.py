@@ -26,7 +26,6 @@ from warploom.cuda.launch import load, scalar
 from warploom.cuda.names import entry_name
 from warploom.cuda.printer import print_cuda
 from warploom.ir.program import Program
-from warploom_lab.bench.environment import environment
 from warploom_lab.bench.evidence import write
 
 
@@ -123,7 +122,7 @@ def main() -> int:
             rows.append({"kernel": subject.name, "equal": False, "error": str(error)})
         print(rows[-1], flush=True)
         if options.out:
-            result = {"environment": environment(), "kernels": rows}
+            result = {"kernels": rows}
             write(options.out, result)
     return int(not all(row.get("equal", True) for row in rows))
 

@@ -38,7 +38,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from warploom_lab.bench.environment import environment
 from warploom_lab.bench.evidence import write
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -375,7 +374,7 @@ def main() -> int:
         print(f"{mutated} of the evidence's {known} mutants, {len(rows) - mutated} kernels", flush=True)
         if options.dry_run:
             return 0
-        result: dict[str, Any] = {"environment": environment(), "mutants": rows}
+        result: dict[str, Any] = {"mutants": rows}
 
         def save() -> None:
             if options.out:

@@ -19,7 +19,6 @@ import numpy as np
 from tests.kernels.attention_cases import RUNGS, Case
 from tests.ptx.test_round_trip import ptx, reread
 
-from warploom_lab.bench.environment import environment
 from warploom_lab.bench.evidence import write
 
 _TIMES = 7
@@ -63,7 +62,7 @@ def main() -> None:
         rows.append(row)
         print(row, flush=True)
     if options.out:
-        result = {"environment": environment(), "rows": rows}
+        result = {"rows": rows}
         write(options.out, result)
 
 

@@ -13,10 +13,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Any
-
-sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 from reduce_baselines import against_torch, loss_against_torch, search_ten_millions
 from reduce_counters import add_counters
@@ -24,7 +21,6 @@ from scripts import targets
 from textbook import measured
 
 from warploom_lab.bench.cells import parser_of
-from warploom_lab.bench.environment import environment
 from warploom_lab.bench.evidence import write as write_json
 from warploom_lab.bench.reduce import run_experiment
 from warploom_lab.kernels.reduce.ladder import LADDER
@@ -75,7 +71,7 @@ def main() -> int:
     parts, wrong = options.only.split(","), list[str]()
 
     def write(name: str, found: object) -> None:
-        write_json(options.out / name, {"environment": environment(), "targets": TARGETS, "result": found})
+        write_json(options.out / name, {"targets": TARGETS, "result": found})
 
     def progress(text: str, done: float) -> None:
         print(f"{done:4.0%} {text}", flush=True)

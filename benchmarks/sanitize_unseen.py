@@ -25,7 +25,6 @@ import numpy as np
 import warploom
 from warploom.emulate import emulate
 from warploom.ops.backends import gpu_present
-from warploom_lab.bench.environment import environment
 from warploom_lab.bench.evidence import write
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -122,7 +121,7 @@ def main(folder: Path) -> int:
     """Measure and write; 0 where every defect has a finding and the example none."""
     with tempfile.TemporaryDirectory() as scratch:
         findings = {name: on_emulator(variant(name, Path(scratch))) for name in VARIANTS}
-    result = {"environment": environment(), "findings": findings, "tools": under_tools() if gpu_present() else {}}
+    result = {"findings": findings, "tools": under_tools() if gpu_present() else {}}
     write(folder / "sanitizer-unseen.json", result)
     for name, found in findings.items():
         kinds = ", ".join(dict.fromkeys(f["kind"] for f in found)) or "none"

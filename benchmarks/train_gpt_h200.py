@@ -21,7 +21,6 @@ from typing import Any
 import torch
 
 from warploom_lab.bench.cells import parser_of
-from warploom_lab.bench.environment import environment
 from warploom_lab.bench.evidence import write
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -79,7 +78,6 @@ def main() -> int:
     runs = [run for kind in KERNELS for run in trained(kind, size, device, given.seeds, steps)]
     between, spread = apart(runs)
     result = {
-        "environment": environment(None if given.dry_run else 0),
         "steps": steps,
         "tokens": size.batch * size.length,
         "last": LAST,

@@ -28,7 +28,6 @@ import transformers
 import warploom.transformers
 from warploom.core.errors import EmulationWarning
 from warploom_lab.bench.cells import parser_of
-from warploom_lab.bench.environment import environment
 from warploom_lab.bench.evidence import write
 
 CHECKED_STEPS = 8
@@ -192,7 +191,7 @@ def main() -> int:
         print(json.dumps(rows[-1]), flush=True)
         del model
     file = given.out / "transformers.json"
-    found = {"environment": environment(None if given.dry_run else 0), "transformers": transformers.__version__}
+    found = {"transformers": transformers.__version__}
     write(file, {**found, "rows": rows})
     failures = [line for row in rows for line in wrong(row)]
     print(*failures, f"{time.monotonic() - start:.0f} s, {file}", sep="\n")

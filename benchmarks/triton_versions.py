@@ -92,10 +92,9 @@ def main() -> None:
         rows[-1]["printed"] = lines(rows[-1])
         print("\n".join(rows[-1]["printed"]), flush=True)
     if options.out:
-        from warploom_lab.bench.environment import environment
         from warploom_lab.bench.evidence import write
 
-        write(options.out, {"environment": environment(), "rows": rows})
+        write(options.out, {"rows": rows})
 
 
 if __name__ == "__main__":

@@ -9,8 +9,7 @@ geometric progression from the longest to a sixteenth of it, shuffled, with an e
 rows behind. Every result is checked first, rows of several sequences against float64, and timed in company and rested.
 Writes OUT/varlen-cells.json, prints the table with what whole blocks alone would leave of even lengths' rate ("whole
 blocks"), and exits with 1 if a result is wrong or uneven lengths run at less than 0.95 of even ones' rate.
-``--backward`` does the same for gradients and writes OUT/varlen-backward-cells.json. ``--kernels`` adds how long each
-kernel of a call takes, by CUPTI.
+``--backward`` does the same for gradients and writes OUT/varlen-backward-cells.json.
 """
 
 from __future__ import annotations
@@ -51,8 +50,6 @@ STEP = 32
 """Keys that P·V leaves out at a time."""
 MOST_SCORES = 2**26
 """Of the gradients' reference at a time."""
-PROFILED = 3
-"""Calls whose kernels are timed one by one."""
 
 
 @dataclass(frozen=True)
@@ -259,19 +256,6 @@ def largest_gradient_error(cell: Cell, x: Inputs, lengths: list[int], found: Any
     return worst
 
 
-def kernel_times(run: Run, x: Inputs) -> dict[str, float]:
-    """Microseconds of each kernel of a call, by its name; the mean of some calls."""
-    import torch
-    from torch.profiler import ProfilerActivity, profile
-
-    with profile(activities=[ProfilerActivity.CUDA]) as seen:
-        for _ in range(PROFILED):
-            run(x)
-        torch.cuda.synchronize()
-    times = {event.key: float(event.self_device_time_total) / PROFILED for event in seen.key_averages()}
-    return {name: round(time, 1) for name, time in times.items() if time > 0}
-
-
 def calls(cell: Cell, goal: Target, backward: bool) -> Iterator[KernelCall]:
     """Of all kernels of a cell."""
     d, (h, g), packed, even = cell.head_dim, cell.kinds, cell.packed, cell.dense
@@ -298,7 +282,6 @@ class Varlen(CellScript[Cell]):
     def options(self, parser: argparse.ArgumentParser) -> None:
         parser.add_argument("--config", nargs="*", default=[], help="configurations timed besides, in their notation")
         parser.add_argument("--backward", action="store_true", help="gradients")
-        parser.add_argument("--kernels", action="store_true", help="how long each kernel of ours takes as well")
 
     def cells(self) -> list[Cell]:
         self.file = "varlen-backward-cells.json" if self.given.backward else "varlen-cells.json"
@@ -328,7 +311,6 @@ class Varlen(CellScript[Cell]):
         inputs = {str(n): [fresh(cell, n, backward=backward) for _ in range(count)] for n in (cell.even, cell.uneven)}
         sets = {name: inputs[str(lengths)] for name, (_, lengths) in listed.items()}
         error_of = largest_gradient_error if backward else largest_error
-        timed = [name for name in listed if name not in self.baselines] if self.given.kernels else []
         facts = {name: getattr(cell, name) for name in ("head_dim", "causal", "batch", "length")}
         return Trial(
             {name: run for name, (run, _) in listed.items()},
@@ -337,9 +319,7 @@ class Varlen(CellScript[Cell]):
             {name: cell.flops(lengths, backward=backward) for name, (_, lengths) in listed.items()},
             ours="uneven",
             optional=self.given.config,
-            facts=facts
-            | {"lengths": cell.uneven, "whole_blocks": round(cell.whole_blocks(), 3)}
-            | {"kernels": {name: kernel_times(listed[name][0], sets[name][0]) for name in timed}},
+            facts=facts | {"lengths": cell.uneven, "whole_blocks": round(cell.whole_blocks(), 3)},
         )
 
     def line_head(self, row: Row) -> str:

@@ -148,6 +148,7 @@ def write(file: Path, result: Mapping[str, Any], configs: Collection[str] | None
 
     ``configs``: only kernels of these configurations, where a search has run others too.
     """
-    result = {**result, "environment": {**(result.get("environment") or environment()), **made_by(configs)}}
+    made = {**(result.get("environment") or environment()), **made_by(configs)}
+    result = {"environment": None, **result} | {"environment": made}
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text(json.dumps(result, indent=1, default=str) + "\n", encoding="utf-8")
