@@ -44,7 +44,7 @@ from warploom.lang.values import Mutable, Number, TileAddress, Traced, holds_bit
 _PACKAGE = __name__.partition(".")[0]
 _PYTHON = "contextlib", "functools", "dataclasses"
 """Python's own modules whose functions call back."""
-_OWN = *(f"{_PACKAGE}.{name}." for name in ("lang", "layout", "tile")), *_PYTHON
+_OWN = *(f"{_PACKAGE}.{name}." for name in ("isa", "lang", "layout", "tile")), *_PYTHON
 """Modules whose frames are the language itself, never the author's."""
 _TRACER = f"{_PACKAGE}.lang.kernel"
 """The module that calls kernel functions: what lies beyond calls the trace."""
@@ -401,6 +401,10 @@ def word(name: str, *, ptx: bool = True, **fixed: int) -> Callable[[Method], Met
             instruction = unchanging
             if changes:
                 said = dict(zip(names, values, strict=True))
+                for n in immediates:
+                    if not isinstance(said[n], Integral):
+                        takes = f"{method.__name__} takes {n} as an integer known while tracing"
+                        raise TraceError(f"{takes}, not {shown(said[n])} ({self.here()})")
                 instruction, values = made(said), [said[n] for n in operands]
             results = self.issue(instruction, *values)
             return results[0] if len(results) == 1 else results or None

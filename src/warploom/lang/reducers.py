@@ -16,14 +16,12 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from warploom.core.dtypes import f32, u32
 from warploom.core.errors import TraceError, shown
-from warploom.lang.functions import absolute, exp2, fma, log, maximum, select
+from warploom.lang.functions import LOG2_E, absolute, exp2, fma, log, maximum, select
 from warploom.lang.values import Number, Traced
 from warploom.layout.reduction import ReductionPlan
 
 if TYPE_CHECKING:
     from warploom.lang.warp import WarpWords
-
-LOG2_E = math.log2(math.e)
 
 State: TypeAlias = tuple[Traced, ...]
 """32-bit values that stand for some elements of a row (or column)."""

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from warploom.core.dtypes import f32, u32
 from warploom.lang.parameters import Compound, Global
 from warploom.tile.planning import part_size
-from warploom.tile.roles import WARPGROUP
+from warploom.tile.roles import WARP, WARPGROUP
 
 if TYPE_CHECKING:
     from warploom.lang import Fragment, GlobalPointer, Kernel, SharedTile, Traced
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 
 WORDS = 4
 """Elements that a thread moves at once: 16 bytes."""
-WARP = 32
 WARPS = WARPGROUP // WARP
 
 

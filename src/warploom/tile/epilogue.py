@@ -22,7 +22,7 @@ from warploom.layout.matrix_access import stmatrix_plan
 from warploom.layout.reduction import reduction_plan
 from warploom.tile.pipeline import Boxes
 from warploom.tile.planning import CopyPlan
-from warploom.tile.product import DEPTH, A, Part, of_warps
+from warploom.tile.product import DEPTH, A, Part, of_warps, read
 from warploom.tile.roles import WARPGROUP, WARPGROUP_ROWS
 
 if TYPE_CHECKING:
@@ -132,11 +132,6 @@ class Sums:
         if self.fragment.dtype is dtype and self.value is None:
             return read(self.fragment.registers[first // 2])
         return self.k.pack(*self.pair(first), dtype)
-
-
-def read(register: Traced) -> Traced:
-    """A register's value now."""
-    return register.get() if isinstance(register, Mutable) else register
 
 
 # -- into a tile that somebody else sends

@@ -15,7 +15,7 @@ from warploom.core.errors import TraceError
 from warploom.lang.fragments import TileAddresses
 from warploom.layout.shared import SharedLayout
 from warploom.tile.eight_bits import LANES, columns
-from warploom.tile.softmax import LOG2_E
+from warploom.tile.softmax import LOG2_E, inverse_or_zero
 
 if TYPE_CHECKING:
     from warploom.lang import Fragment, Kernel, Traced
@@ -37,11 +37,6 @@ def weight(k: Kernel, log: Traced, at: Traced) -> Traced:
     return k.exp2((log - at) * LOG2_E)
 
 
-def inverse(k: Kernel, total: Traced) -> Traced:
-    """The factor of weighted outputs: 1 / ``total``, and 0 for a row without a key."""
-    return k.select(total == 0.0, k.value(0.0, f32), k.reciprocal(total))
-
-
 def logarithm(k: Kernel, top: Traced, total: Traced) -> Traced:
     """The log-sum-exp of all parts: -inf without a key, +inf where a part has it."""
     return k.select(top == math.inf, top, k.fma(k.log2(total), 1 / LOG2_E, anchor(k, top)))
@@ -61,7 +56,7 @@ def merged(k: Kernel, logs: Sequence[Traced]) -> tuple[list[Traced], Traced, Tra
     at = anchor(k, top)
     weights = [weight(k, log, at) for log in logs]
     total = _in_pairs(add, weights)
-    return weights, inverse(k, total), logarithm(k, top, total)
+    return weights, inverse_or_zero(k, total), logarithm(k, top, total)
 
 
 def _in_pairs(join: Callable[[Traced, Traced], Traced], values: Sequence[Traced]) -> Traced:

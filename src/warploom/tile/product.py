@@ -269,7 +269,7 @@ class WgmmaProduct:
                 for i, block in enumerate(self._sums):
                     registers = _as_registers(a) if left is None else held
                     of_step = registers[depth // 4 : depth // 4 + 4]
-                    rows = left.at(i * WARPGROUP_ROWS, depth) if left and not of_step else [_read(r) for r in of_step]
+                    rows = left.at(i * WARPGROUP_ROWS, depth) if left and not of_step else [read(r) for r in of_step]
                     k.wgmma(
                         block,
                         rows,
@@ -431,7 +431,7 @@ class MmaSyncProduct:
         if isinstance(a, Fragment):
             return lambda i, d: a.atom(i, d // DEPTH)
         if not isinstance(a, SharedTile):
-            return lambda _, d: [_read(r) for r in a[d // 4 : d // 4 + 4]]
+            return lambda _, d: [read(r) for r in a[d // 4 : d // 4 + 4]]
         if self._a is None:
             raise TraceError(f"this product was made for A in registers, not for {a.name}")
         operand, held = self._a.on(a), self._held
@@ -479,5 +479,6 @@ def _as_registers(a: Left) -> Registers:
     return a
 
 
-def _read(register: Traced) -> Traced:
+def read(register: Traced) -> Traced:
+    """A register's value now."""
     return register.get() if isinstance(register, Mutable) else register

@@ -18,6 +18,7 @@ from warploom.lang.parameters import Compound, Global
 from warploom.layout.tensor_map import RAGGED_ROWS
 from warploom.tile.pipeline import Boxes
 from warploom.tile.planning import ENTRY_WORDS
+from warploom.tile.roles import WARP
 from warploom.tile.scheduler import Divisor
 
 if TYPE_CHECKING:
@@ -25,7 +26,6 @@ if TYPE_CHECKING:
     from warploom.lang.hopper import TensorMapHandle
     from warploom.lang.values import Number
 
-WARP = 32
 VECTOR = 4
 """32-bit words that a thread stores at once."""
 

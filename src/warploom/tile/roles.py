@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from warploom.lang import Kernel, Traced
     from warploom.lang.values import Number
 
+WARP = 32
 WARPGROUP = 128
 """Threads of a warpgroup."""
 WARPGROUP_ROWS = 64

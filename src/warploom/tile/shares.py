@@ -17,12 +17,12 @@ from itertools import accumulate
 from typing import TYPE_CHECKING
 
 from warploom.core.dtypes import u32
+from warploom.tile.roles import WARP
 
 if TYPE_CHECKING:
     from warploom.lang import Kernel, Mutable, Traced
     from warploom.lang.values import Number
 
-WARP = 32
 AT_ONCE = 4
 """Neighbours whose lengths a lane loads together."""
 MOST_LONGER = 16

@@ -26,6 +26,7 @@ from operator import and_, or_
 from typing import TYPE_CHECKING, Protocol
 
 from warploom.core.dtypes import F32_MAX, DType, f32, u32
+from warploom.lang.functions import LOG2_E
 from warploom.lang.values import Mutable
 from warploom.layout.reduction import reduction_plan
 
@@ -34,7 +35,6 @@ if TYPE_CHECKING:
     from warploom.lang.values import Number
 
 
-LOG2_E = math.log2(math.e)
 LAZY_GROWTH = 8.0
 """Powers of two that a row's maximum may grow before O is rescaled."""
 STALE_SUM = 4096.0
@@ -92,6 +92,11 @@ def capped_slope(k: Kernel, exponent: Traced, cap: float) -> Traced:
     return k.fma(tanh * -1.0, tanh, 1.0)
 
 
+def inverse_or_zero(k: Kernel, total: Traced) -> Traced:
+    """The factor of O, or of weighted outputs, in the end: 1 / ``total``, and 0 for a row without a score."""
+    return k.select(total == 0.0, k.value(0.0, f32), k.reciprocal(total))
+
+
 @dataclass(frozen=True)
 class Exponents:
     """The formula P = 2^(``c``·s - ``c``·m - headroom) of a score s and its row's maximum m, P of type ``dtype``."""
@@ -120,11 +125,6 @@ class Exponents:
     def judged(self, k: Kernel, m: Traced, total: Traced) -> Traced:
         """A row's sum, or a part of it: NaN for a row with a score of +inf."""
         return k.select(self._is_far(m), k.value(math.nan, f32), total)
-
-    @staticmethod
-    def inverse(k: Kernel, total: Traced) -> Traced:
-        """The factor of O in the end: 1 / l, and 0 for a row without a score."""
-        return k.select(total == 0.0, k.value(0.0, f32), k.reciprocal(total))
 
     def log_sum(self, k: Kernel, m: Traced, total: Traced) -> Traced:
         """The natural log-sum-exp of a row's scores."""
@@ -288,7 +288,7 @@ class OnlineSoftmax:
     def ends(self, sink: Traced | None = None) -> tuple[list[Traced], list[Traced]]:
         """The factors that :meth:`finish` would multiply O by, and the log-sum-exps; O stays as it is."""
         k = self._k
-        inverse: list[Traced] = []
+        factors: list[Traced] = []
         logs: list[Traced] = []
         for row, elements in enumerate(self._out_rows):
             if self._column:
@@ -299,12 +299,12 @@ class OnlineSoftmax:
                     total = total + k.shfl_xor(total, mask)
             sunk = None if sink is None else self._exponents.join(k, self._last_m[row].get(), total, sink)
             total = total if sunk is None else sunk.total
-            scaled = self._exponents.inverse(k, total)
-            inverse.append(scaled if sunk is None else scaled * sunk.factor)
+            scaled = inverse_or_zero(k, total)
+            factors.append(scaled if sunk is None else scaled * sunk.factor)
             if self._lse:
                 log = self._exponents.log_sum(k, self._last_m[row].get(), total)
                 logs.append(log if sunk is None else sunk.log_sum(log))
-        return inverse, logs
+        return factors, logs
 
     def ends_to(self, index: Number, logs: SharedTile, inverse: SharedTile) -> None:
         """Store the results of :meth:`ends` to (``index``, row) of shared tiles, for :func:`.merge.merged` to join.

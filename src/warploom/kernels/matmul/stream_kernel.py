@@ -17,7 +17,7 @@ from warploom.kernels.matmul.values import Output, Result, ResultTile
 from warploom.lang import Compound, Fragment, Global, GlobalPointer, Kernel, Mutable, Strided, Traced, kernel
 from warploom.lang.values import Number
 from warploom.tile.accumulation import WORDS
-from warploom.tile.epilogue import read
+from warploom.tile.product import read
 
 
 @kernel(threads=lambda config, **_: config.threads, drop_unused=True)

@@ -10,7 +10,7 @@ from warploom.kernels.attention.problem import AttentionFeatures
 from warploom.lang import Fragment, Kernel, Traced
 from warploom.layout.fragments import FragmentLayout
 from warploom.layout.reduction import reduction_plan
-from warploom.tile.softmax import LOG2_E, Exponents
+from warploom.tile.softmax import LOG2_E, Exponents, inverse_or_zero
 from warploom_lab.kernels.attention.ladder_config import RungSm80
 
 
@@ -96,7 +96,7 @@ class RungSoftmax:
             total = self._sum[row].get()
             for mask in self._plan.lane_masks:
                 total = total + k.shfl_xor(total, mask)
-            inverse = self._exponents.inverse(k, self._exponents.judged(k, self._max[row].get(), total))
+            inverse = inverse_or_zero(k, self._exponents.judged(k, self._max[row].get(), total))
             for element in elements:
                 self._output.scale(element, inverse)
 
@@ -162,7 +162,7 @@ class SharedSoftmax(RungSoftmax):
         k = self._k
         with k.when(k.lane < self._rows):
             total = self._exponents.judged(k, self._own_max.get(), self._own_sum.get())
-            self._per_row.store(self._exponents.inverse(k, total), 0, self._first_row + k.lane)
+            self._per_row.store(inverse_or_zero(k, total), 0, self._first_row + k.lane)
         k.syncthreads()
         for group, elements in enumerate(self._output_rows):
             inverse = self._row_value(group)

@@ -12,9 +12,9 @@ from warploom.kernels.matmul.values import Result, along, stored_rows
 from warploom.lang import Fragment, Kernel, SharedTile, Strided, Traced, kernel
 from warploom.layout.wmma import wmma_fragment
 from warploom.tile.copies import CopyCursor, CopyRing, Place, accumulate
-from warploom.tile.epilogue import OutputMatrix, Staging, Sums, read, store_registers
+from warploom.tile.epilogue import OutputMatrix, Staging, Sums, store_registers
 from warploom.tile.planning import CopyPlan
-from warploom.tile.product import Registers, zero
+from warploom.tile.product import Registers, read, zero
 from warploom.tile.scheduler import GroupedTiles
 from warploom_lab.kernels.matmul.ladder_config import RungGemm
 from warploom_lab.kernels.matmul.ladder_operand import SHAPE, WMMA_SHAPE, C, Operand

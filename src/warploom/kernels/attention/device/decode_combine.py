@@ -21,8 +21,9 @@ from warploom.kernels.attention.device.decode_rows import (
 )
 from warploom.kernels.attention.problem import AttentionFeatures
 from warploom.lang import Kernel, Mutable, Traced, kernel
-from warploom.tile.merge import anchor, inverse, logarithm, weight
+from warploom.tile.merge import anchor, logarithm, weight
 from warploom.tile.shares import BlockShares, ceiling
+from warploom.tile.softmax import inverse_or_zero
 
 QUAD = 4
 THREADS, LENGTHS = 32 * COMBINE_WARPS, 4
@@ -181,7 +182,7 @@ class Combination:
         sums = k.registers(f32, QUAD * len(self._cols), 0.0)
         self._load(held, self._member * AT_ONCE, count)  # while the weights are found
         top, total = self._weigh(count)
-        at, factor = anchor(k, top), inverse(k, total)
+        at, factor = anchor(k, top), inverse_or_zero(k, total)
         step = self._members * AT_ONCE
         with k.loop(count, start=self._member * AT_ONCE, step=step) as first:
             for i, part in enumerate(held):
