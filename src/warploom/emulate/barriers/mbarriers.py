@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -25,15 +26,6 @@ from warploom.isa.effects import BulkLoad, BulkTensorCopy, ClusterScope, Mbarrie
 
 Array = NDArray[Any]
 BYTES = 8
-
-
-@dataclass(frozen=True, slots=True)
-class Remote:
-    """An arrival from another CTA: at what, who, and when."""
-
-    bar: Mbarrier
-    by: Actor
-    stamp: int
 
 
 @dataclass(eq=False)
@@ -120,7 +112,6 @@ class Mbarriers:
         self.report = reporter
         self.program = program
         self.all: dict[tuple[int, int], Mbarrier] = {}
-        self.remote: list[Remote] = []
 
     def name(self, address: int) -> str:
         """The author's name of the mbarrier at a byte of shared memory."""
@@ -286,7 +277,8 @@ class Mbarriers:
         """Let an arrival make known what its lanes know; other CTAs see writes only if its scope is the cluster."""
         known = self.clocks.release(by.row, by.lanes)
         if bar.cta != by.row // self.clocks.warps_per_cta:
-            self.remote.append(Remote(bar, by, self.clocks.now))
+            name = partial(self.name, bar.address)
+            self.shared.afar.reach(by.op, by.row, by.lane, bar.cta, self.clocks.now, name)
             if scope == "cluster":
                 bar.current.far = joined(bar.current.far, known)
             known = known.only(ORDER, CONTROL, FENCED, FENCED_GLOBALLY)  # not FAR
@@ -436,20 +428,7 @@ class Mbarriers:
                 self.shared.history.disclaim(bar.cta, bar.address, BYTES, by.row, by.lane, stamp)
 
     def at_exit(self) -> None:
-        """A phase that is left half done, copies that nobody waited for, arrivals at a CTA that may have gone."""
-        warps = self.clocks.warps_per_cta
-        for remote in self.remote:
-            bar, by = remote.bar, remote.by
-            lanes = [None] if by.lanes is None else by.lanes
-            rows = np.arange(bar.cta * warps, (bar.cta + 1) * warps)
-            if all(self.clocks.anybody_knows(rows, by.row, lane, remote.stamp) for lane in lanes):
-                continue
-            message = (
-                f"{by.name} may reach {self.name(bar.address)} of {self.report.cta(bar.made.row)} when that CTA has "
-                "exited and its shared memory is another's: let it wait for this arrival, or let the cluster meet "
-                "(k.cluster_sync) at the end"
-            )
-            self.report.by("cluster", by, message, address=bar.address)
+        """Phases that are left half done, and copies that nobody has waited for."""
         for bar in self.all.values():
             self._check_left(bar)
 

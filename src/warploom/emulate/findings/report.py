@@ -169,9 +169,9 @@ class MemoryReports:
     def __init__(self, report: Reporter) -> None:
         self._report, self.add, self.cta, self.of_lanes = report, report.add, report.cta, report.of_lanes
 
-    def unreachable(self, op: Op, row: int, lane: int, owner: int, when: str) -> None:
-        """An access to the memory of another CTA (of the warp ``owner``) ``when`` that may not be there."""
-        message = f"{op.instruction.mnemonic} may reach the shared memory of {self.cta(owner)} {when}"
+    def unreachable(self, op: Op, row: int, lane: int, owner: int, what: str, when: str) -> None:
+        """An access to ``what`` another CTA (of the warp ``owner``) has, ``when`` that may not be there."""
+        message = f"{op.instruction.mnemonic} may reach {what} of {self.cta(owner)} {when}"
         self.add("cluster", op.where, message, row, lane)
 
     def races(self, mine: Access, agents: Array, stamps: Array, addresses: Array, past: str) -> None:

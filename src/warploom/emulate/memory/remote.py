@@ -5,6 +5,7 @@ Sources: PTX ISA, "mapa", "State Spaces" (``.shared::cluster``); CUDA Programmin
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -33,7 +34,7 @@ class RemoteAccesses:
 
     def __init__(self, clocks: Clocks, report: MemoryReports, stride: int) -> None:
         self.clocks, self.report, self.stride = clocks, report, stride
-        self.last: dict[tuple[int, int], tuple[Op, int, int]] = {}  # (row, CTA) → operation, lane, stamp
+        self.last: dict[tuple[int, int], tuple[Op, int, int, Callable[[], str]]] = {}  # by row and CTA
 
     def locate(self, frame: Frame, address: Array, lanes: int, op: Op) -> tuple[Array, Array]:
         """Addresses within their CTA, and where its memory begins; an address that none has for a rank too high."""
@@ -52,9 +53,15 @@ class RemoteAccesses:
             for cta in np.unique(theirs[acting]).tolist():
                 if cta != row // self.clocks.warps_per_cta:
                     lane = int(np.nonzero(acting & (theirs == cta))[0][0])
-                    if (row, cta) not in self.last and not self._has_begun(row, cta):
-                        self.report.unreachable(op, row, lane, cta * self.clocks.warps_per_cta, _BEFORE)
-                    self.last[row, cta] = op, lane, self.clocks.now + 1
+                    self.reach(op, row, lane, cta, self.clocks.now + 1)
+
+    def reach(
+        self, op: Op, row: int, lane: int, cta: int, stamp: int, what: Callable[[], str] = lambda: "the shared memory"
+    ) -> None:
+        """A lane accesses the memory of another CTA, or arrives at an mbarrier there."""
+        if (row, cta) not in self.last and not self._has_begun(row, cta):
+            self.report.unreachable(op, row, lane, cta * self.clocks.warps_per_cta, what(), _BEFORE)
+        self.last[row, cta] = op, lane, stamp, what
 
     def _has_begun(self, row: int, cta: int) -> bool:
         """Whether a warp knows of anything that a CTA of its cluster has done."""
@@ -64,7 +71,7 @@ class RemoteAccesses:
     def at_exit(self) -> None:
         """Accesses to the memory of a CTA that may have exited: none of its threads knows of them."""
         warps = self.clocks.warps_per_cta
-        for (row, cta), (op, lane, stamp) in self.last.items():
+        for (row, cta), (op, lane, stamp, what) in self.last.items():
             rows = np.arange(cta * warps, (cta + 1) * warps)
             if not any(self.clocks.anybody_knows(rows, row, who, stamp) for who in (None, lane)):
-                self.report.unreachable(op, row, lane, int(rows[0]), _AFTER)
+                self.report.unreachable(op, row, lane, int(rows[0]), what(), _AFTER)
