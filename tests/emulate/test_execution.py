@@ -32,6 +32,32 @@ def ragged_trips(k: Kernel, out: Global[U32]) -> None:
 
 
 @kernel(threads=64, requires="sm_90a")
+def lanes_of_a_warp(k: Kernel, out: Global[U32]) -> None:
+    """Lane 0 waits for what lane 1 of its warp does behind the branch in which it waits."""
+    told = k.mbarriers(1, "told")
+    tile = k.shared(U32, 4)
+    with k.when(k.thread == 0):
+        told.init(1)
+        k.mbarrier_fence()
+    k.syncthreads()
+    with k.when(k.thread == 0):
+        told.wait(0, 0)
+        out.store([tile.load(0, 0)], 0)
+    with k.when(k.thread == 1):
+        tile.store([k.value(7, U32)], 0, 0)
+        told.arrive(0)
+    k.syncthreads()
+    out.store([k.thread], k.thread + 1)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_a_lane_may_wait_for_another_one_of_its_warp(seed: int | None) -> None:
+    out = np.zeros(65, np.uint32)
+    assert emulate(lanes_of_a_warp.trace(), 1, [out], seed=seed).findings == ()
+    assert out.tolist() == [7, *range(64)]
+
+
+@kernel(threads=64, requires="sm_90a")
 def waits_within_a_loop(k: Kernel, out: Global[U32]) -> None:
     """Warp 0 goes round five times and waits in the fourth pass for what warp 1, which goes round once, does later."""
     told = k.mbarriers(1, "told")

@@ -157,10 +157,10 @@ class Task:
             wait.then(frame)
         for number in range(group.step, len(points)):
             step, boundary, meeting = points[number]
+            group.step = number
             if meeting is not None and frame.mask is not None and not group.forced and self._may_come(group):
                 missing = _missing(frame, meeting)
                 if missing is not None:
-                    group.step = number
                     self._hold(group, frame, missing)
                     return False
             group.forced = False
@@ -180,10 +180,8 @@ class Task:
         return True
 
     def _may_come(self, group: LaneGroup) -> bool:
-        """Whether other lanes may come to where a group is: without branches back, those behind it alone."""
-        return not self.graph.structured or any(
-            g.place < (group.block.number, 0) for g in self.groups if g is not group
-        )
+        """Whether other lanes may meet a group where it is: in structured control flow, those not beyond it."""
+        return not self.graph.structured or any(g.place <= group.place for g in self.groups if g is not group)
 
     def split(self, last: bool) -> list[Task]:
         """Let go on what need not wait; returns the tasks that take its place, none where all of it waits.
