@@ -18,8 +18,8 @@ from warploom.isa.form import Formed
 from warploom.isa.memory import CACHE_HINTS, register_type, width
 from warploom.isa.operators import select
 from warploom.ptx.builder import FlowBuilder, lowered
+from warploom.ptx.emitter import TYPE, constant, unsigned
 from warploom.ptx.syntax import Address, Integer, Not, Operand, PtxInstruction, PtxRegister, Symbol
-from warploom.ptx.types import TYPE, constant, unsigned
 
 
 def _reach(b: FlowBuilder, made: Formed) -> tuple[str, bool]:

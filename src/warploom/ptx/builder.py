@@ -21,10 +21,8 @@ from warploom.isa.operators import binary, select, unary
 from warploom.isa.spaces import Window, from_generic, is_space
 from warploom.isa.special import special
 from warploom.ptx.blocks import BasicBlock
-from warploom.ptx.emitter import Emitter
-from warploom.ptx.groups import completed_registers
+from warploom.ptx.emitter import Emitter, Specials, constant, unsigned
 from warploom.ptx.reading import CARRY, find
-from warploom.ptx.specials import Specials
 from warploom.ptx.syntax import (
     Address,
     Float,
@@ -38,8 +36,7 @@ from warploom.ptx.syntax import (
     Symbol,
     UnknownTypeError,
 )
-from warploom.ptx.types import constant, unsigned
-from warploom.ptx.usage import Usage, by_guard
+from warploom.ptx.usage import Usage, by_guard, completed_registers
 
 _PARAMETER_BYTES = 4096
 _HINT = "L2::cache_hint"

@@ -1,16 +1,55 @@
-"""Statements of a function, one after another: what every part of reading PTX makes operations with."""
+"""What every part of reading PTX makes operations with: types, constants, statements, special registers.
+
+A Program's threads are numbered in one dimension; special registers give them theirs back.
+
+Source: PTX ISA, "Special Registers".
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import count
 
-from warploom.core.dtypes import DType, u32
+import numpy as np
+
+from warploom.core.dtypes import DType, pred, u16, u32, u64
 from warploom.core.errors import PtxError
 from warploom.ir import statements as ir
-from warploom.ir.statements import NOWHERE, Const, Op, Statement, TileRegion, Value
+from warploom.ir.statements import NOWHERE, Const, Op, Operand, Statement, TileRegion, Value
 from warploom.isa.base import Instruction as Isa
+from warploom.isa.conversion import convert
+from warploom.isa.form import REGISTER
 from warploom.isa.operators import binary
+from warploom.isa.special import SPECIAL_REGISTERS, read_clock, special
+from warploom.ptx.syntax import UnknownTypeError
+
+
+class _Types(dict[str, DType]):
+    def __missing__(self, name: str) -> DType:
+        raise UnknownTypeError(name)
+
+
+TYPE = _Types(REGISTER)
+"""The register type of a PTX type; bits and 16-bit floats are unsigned integers."""
+
+
+def constant(value: int, dtype: DType) -> Const:
+    """An integer as an immediate of a type, wrapped."""
+    if dtype is pred:
+        return Const(pred, bool(value))
+    if dtype.is_float:
+        bits = u32 if dtype.bits == 32 else u64
+        return Const(dtype, float(np.array(value % (1 << dtype.bits), bits.numpy).view(dtype.numpy)))
+    value %= 1 << dtype.bits
+    return Const(dtype, value - (1 << dtype.bits) if dtype.kind == "signed" and value >> dtype.bits - 1 else value)
+
+
+def unsigned(dtype: DType) -> DType:
+    """The unsigned integer of a type's width."""
+    if dtype.bits not in (16, 32, 64):
+        raise UnknownTypeError(dtype.name)
+    return {16: u16, 32: u32, 64: u64}[dtype.bits]
 
 
 class Emitter:
@@ -60,3 +99,77 @@ class Emitter:
     def refusal(self, why: str) -> PtxError:
         """The error to raise at the current line."""
         return PtxError(f"{self.where}: {why}")
+
+
+_MASKS = ("eq", "lt", "le", "gt", "ge")
+
+
+@dataclass(frozen=True, slots=True)
+class Specials:
+    """Special registers of a launch: threads of a CTA along x, y, z, CTAs of a cluster, bytes of shared memory."""
+
+    block: tuple[int, int, int]
+    cluster: tuple[int, int, int]
+    dynamic_bytes: int
+    total_bytes: int
+
+    def read(self, b: Emitter, name: str) -> Operand:
+        """The value of a special register (``%tid.x``). Raises PtxError for one that is not known."""
+        known = name.removeprefix("%")
+        register, _, axis = known.partition(".")
+        if register == "tid":
+            return self._thread(b, axis)
+        fixed = self._fixed(register, axis)
+        if fixed is not None:
+            return Const(u32, fixed)
+        if known in SPECIAL_REGISTERS and known not in ("shared_base", "local_base", "clock64"):
+            return b.once(special(known))
+        if known in ("clock64", "globaltimer"):
+            return b.op(read_clock())
+        if known in ("clock", "globaltimer_lo"):
+            return b.op(convert(u64, u32), b.op(read_clock()))
+        lane = b.binary("and", b.once(special("tid.x")), 31)
+        if known == "laneid":
+            return lane
+        if known == "warpid":
+            return b.binary("shr", b.once(special("tid.x")), 5)
+        if register.startswith("lanemask_") and register[9:] in _MASKS:
+            return _lane_mask(b, lane, register[9:])
+        raise b.refusal(f"the register {name} is not known")
+
+    def _fixed(self, register: str, axis: str) -> int | None:
+        which = "xyz".find(axis) if axis else -1
+        if register == "ntid" and which >= 0:
+            return self.block[which]
+        if register == "cluster_nctaid" and which >= 0:
+            return self.cluster[which]
+        warps = -(-self.block[0] * self.block[1] * self.block[2] // 32)
+        return {
+            "nwarpid": warps,
+            "dynamic_smem_size": self.dynamic_bytes,
+            "total_smem_size": self.total_bytes,
+            "is_explicit_cluster": int(self.cluster != (1, 1, 1)),
+        }.get(register)
+
+    def _thread(self, b: Emitter, axis: str) -> Operand:
+        linear = b.once(special("tid.x"))
+        x, y, _ = self.block
+        if self.block[1:] == (1, 1):
+            return linear if axis == "x" else Const(u32, 0)
+        if axis == "x":
+            return b.binary("rem", linear, x)
+        row = b.binary("div", linear, x)
+        return b.binary("rem", row, y) if axis == "y" else b.binary("div", row, y)
+
+
+def _lane_mask(b: Emitter, lane: Operand, kind: str) -> Operand:
+    own = b.binary("shl", Const(u32, 1), lane)  # type: ignore[arg-type]
+    below = b.binary("sub", own, 1)
+    if kind == "eq":
+        return own
+    if kind == "lt":
+        return below
+    mask = b.binary("or", own, below)
+    if kind == "le":
+        return mask
+    return b.binary("xor", mask if kind == "gt" else below, 0xFFFFFFFF)

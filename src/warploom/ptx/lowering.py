@@ -28,8 +28,8 @@ from warploom.isa.operators import binary, select, unary
 from warploom.isa.spaces import from_generic, is_space, to_generic
 from warploom.isa.special import FULL_MASK, special
 from warploom.ptx.builder import FlowBuilder, lowered
+from warploom.ptx.emitter import constant
 from warploom.ptx.syntax import Operand, PtxRegister
-from warploom.ptx.types import constant
 
 Operands = Sequence[Operand]
 

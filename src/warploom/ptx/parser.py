@@ -1,8 +1,9 @@
 """PTX text → :class:`warploom.ptx.syntax.Module`.
 
 Names that a block in braces declares are made unique, so that a function has one flat list of instructions and labels.
+Instructions get the author's lines that ``.file`` and ``.loc`` say.
 
-Source: PTX ISA, "Syntax", "Directives", "Instruction Statements".
+Source: PTX ISA, "Syntax", "Directives", "Instruction Statements", "Instruction Operands", "Debugging Directives".
 """
 
 from __future__ import annotations
@@ -10,24 +11,174 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 
 from warploom.core.errors import PtxError
-from warploom.ptx.lines import Lines
-from warploom.ptx.operands import OperandCursor
+from warploom.ir.statements import SourceLine
 from warploom.ptx.syntax import (
     TYPES,
+    Address,
     Both,
     Float,
     Function,
     Guard,
     Integer,
     Module,
+    Not,
     Operand,
     PtxInstruction,
     PtxLabel,
     PtxRegister,
+    PtxVector,
     Symbol,
     Variable,
 )
-from warploom.ptx.tokens import END
+from warploom.ptx.tokens import END, TokenCursor
+
+
+class OperandCursor(TokenCursor):
+    """A cursor that takes operands; ``registers`` and ``vectors``, those of several parts, are what was declared."""
+
+    def __init__(self, text: str, name: str) -> None:
+        super().__init__(text, name)
+        self.registers: dict[str, str] = {}
+        self.vectors: dict[str, tuple[PtxRegister, ...]] = {}
+
+    def named(self, name: str) -> str:
+        """The name in the function for a name of the text; blocks of the text may rename."""
+        return name
+
+    def operand(self) -> Operand:
+        """Take an operand."""
+        token = self.next
+        if token.text in ("{", "("):
+            return self._vector()
+        if self.accept("["):
+            return self._address()
+        if self.accept("!"):
+            return Not(PtxRegister(self.named(self.word())))
+        if token.text in ("-", "+") or token.kind == "number":
+            return self._constant()
+        name = self.word()
+        if name == "_":
+            return PtxRegister("")
+        whole, _, part = name.partition(".")
+        if self.named(whole) in self.vectors:
+            items = self.vectors[self.named(whole)]
+            return items["xyzw".index(part)] if part else PtxVector(items)
+        name = self.named(name)
+        if name.startswith("%") or name in self.registers:  # inline assembly declares registers without the sign
+            return PtxRegister(name)
+        offset = self._displacement()
+        return Symbol(name, offset)
+
+    def _vector(self) -> PtxVector:
+        close = "}" if self.take().text == "{" else ")"
+        items: list[Operand] = []
+        while not self.accept(close):
+            items.append(self.operand())
+            if self.next.text != close:
+                self.expect(",")
+        return PtxVector(tuple(items))
+
+    def _constant(self) -> Integer | Float:
+        negative = False
+        while self.next.text in ("-", "+"):
+            negative ^= self.take().text == "-"
+        value = self.number("a number")
+        if not negative:
+            return value
+        if isinstance(value, Integer):
+            return Integer(-value.value)
+        return Float(value.bits ^ 1 << value.width - 1, value.width)
+
+    def _displacement(self) -> int:
+        offset = 0
+        while self.next.text in ("+", "-"):
+            sign = -1 if self.take().text == "-" else 1
+            offset += sign * self.integer()
+        return offset
+
+    def _address(self) -> Address:
+        base = self.operand()
+        if isinstance(base, Symbol):
+            offset, base = base.offset, Symbol(base.name)
+        else:
+            offset = self._displacement()
+        if not isinstance(base, PtxRegister | Symbol | Integer):
+            self.fail("expected the base of an address")
+        coordinates = None
+        if self.accept(","):
+            found = self.operand()
+            coordinates = found if isinstance(found, PtxVector) else None
+            if coordinates is None:
+                self.fail("expected coordinates in braces")
+        self.expect("]")
+        return Address(base, offset, coordinates)
+
+
+Place = tuple[int, int, int]
+"""File number, line, column."""
+_LIBRARIES = ("/site-packages/", "/dist-packages/", "/include/")
+
+
+@dataclass(frozen=True, slots=True)
+class _Location:
+    place: Place
+    inlined: _Location | None = None
+
+
+class Lines:
+    """Follows the ``.loc`` of a file. Places are named in files whose numbers the end of the text tells."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.files: dict[int, str] = {}
+        self._known: dict[Place, _Location] = {}
+        self._current: _Location | None = None
+        self._assembly = 0  # 2 before the first place in inline assembly, 1 after it
+        self._used: dict[int, _Location] = {}  # PTX line → where its code comes from
+
+    def start(self) -> None:
+        """A function begins."""
+        self._current = None
+
+    def assembly(self, begins: bool) -> None:
+        """Inline assembly begins or ends. LLVM counts on by its lines: only the first place in it is the author's."""
+        self._assembly = 2 if begins else 0
+
+    def set(self, place: Place, inlined: Place | None) -> None:
+        """A ``.loc``. What it is inlined at was a place of its own shortly before. Line 0 is code of the compiler's."""
+        if self._assembly == 1 or (place[1] == 0 and inlined is None):
+            return
+        self._assembly = min(self._assembly, 1)
+        outer = None if inlined is None else self._known.get(inlined, _Location(inlined))
+        self._current = self._known[place] = _Location(place, outer)
+
+    def here(self, line: int) -> SourceLine:
+        """Stands for the current place until the whole text has been read."""
+        if self._current is not None:
+            self._used[line] = self._current
+        return SourceLine(self.name, line, ptx=line)
+
+    def resolved(self, where: SourceLine) -> SourceLine:
+        """The author's line of a PTX line, and the calls that were inlined there; without any, the PTX line itself.
+
+        That is the innermost line that is no library's.
+        """
+        location, chain = self._used.get(where.ptx), list[_Location]()
+        if location is None:
+            return replace(where, ptx=0)
+        while location is not None:
+            chain.append(location)
+            location = location.inlined
+        line, *callers = (self._line(x) for x in [x for x in chain if not self._is_library(x)] or chain[-1:])
+        return replace(line, ptx=where.ptx, callers=tuple(callers))
+
+    def _line(self, location: _Location) -> SourceLine:
+        file, line, _ = location.place
+        return SourceLine(self.files.get(file, f"file {file}"), line)
+
+    def _is_library(self, location: _Location) -> bool:
+        return any(part in self.files.get(location.place[0], "") for part in _LIBRARIES)
+
 
 _SPACES = ("global", "const", "shared", "local", "param", "tex")
 

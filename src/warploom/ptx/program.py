@@ -20,10 +20,9 @@ from warploom.ir.statements import Flow, TileRegion, Value
 from warploom.ptx import accesses, lowering
 from warploom.ptx.blocks import basic_blocks
 from warploom.ptx.builder import FlowBuilder, VariablePlaces
+from warploom.ptx.emitter import TYPE, Specials
 from warploom.ptx.inline import inlined
-from warploom.ptx.specials import Specials
 from warploom.ptx.syntax import TYPES, Address, Function, Module, Operand, PtxVector, Symbol, Variable
-from warploom.ptx.types import TYPE
 from warploom.ptx.usage import usage
 
 LOWERED = (lowering, accesses)
