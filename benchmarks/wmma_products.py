@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from warploom.core.dtypes import DType, bf16, f16, f64, tf32, u32
-from warploom.isa.form import Formed
+from warploom.isa.instruction import Instruction
 from warploom.lang import Global, Kernel, kernel
 from warploom.layout.wmma import StorageOrder, operand_shape
 from warploom_lab.discover.tracers import Run, wmma_products
@@ -22,7 +22,7 @@ Array = NDArray[Any]
 
 
 @kernel(threads=32)
-def multiply(k: Kernel, source: Global[u32], out: Global[u32], *, instruction: Formed) -> None:
+def multiply(k: Kernel, source: Global[u32], out: Global[u32], *, instruction: Instruction) -> None:
     """D = A·B + C for product ``cta_x``: A, B and C one after the other in ``source``, D in ``out``, by rows."""
     i = instruction
     b, c, size = words(i, "A"), words(i, "A") + words(i, "B"), sum(words(i, operand) for operand in "ABC")
@@ -35,18 +35,18 @@ def multiply(k: Kernel, source: Global[u32], out: Global[u32], *, instruction: F
     k.wmma_store(out + k.cta_x * words(i, "D"), LEADING, d, shape=i.shape, dtype=i.accumulator)
 
 
-def words(instruction: Formed, operand: str) -> int:
+def words(instruction: Instruction, operand: str) -> int:
     """32-bit words of a matrix in memory."""
     lines = operand_shape(instruction.shape, operand)[0 if _order(instruction, operand) == "row" else 1]
     return lines * LEADING * _dtype(instruction, operand).bits // 32
 
 
-def _order(instruction: Formed, operand: str) -> StorageOrder:
+def _order(instruction: Instruction, operand: str) -> StorageOrder:
     orders: dict[str, StorageOrder] = {"A": instruction.a_order, "B": instruction.b_order}
     return orders.get(operand, "row")
 
 
-def _dtype(instruction: Formed, operand: str) -> DType:
+def _dtype(instruction: Instruction, operand: str) -> DType:
     return instruction.inputs if operand in "AB" else instruction.accumulator
 
 
@@ -65,7 +65,7 @@ def _packed(matrices: Array, order: StorageOrder) -> Array:
     return padded.reshape(len(padded), -1).view(np.uint32)
 
 
-def error(run: Run, instruction: Formed, seed: int = 0) -> float:
+def error(run: Run, instruction: Instruction, seed: int = 0) -> float:
     """The largest error of :data:`PRODUCTS` random products over its bound: at most 1 is right; NaN is infinite.
 
     The bound is 0 for integers, k roundings of the sum of absolute values for f64, that of ``mma.sync`` for sums in

@@ -137,7 +137,7 @@ def imports_of(file: Path) -> Iterator[Import]:
 
 
 def _from_import(node: ast.ImportFrom, module: str) -> Iterator[str]:
-    """``from warploom import isa`` imports a package; ``from warploom.isa import base`` a module of one."""
+    """``from warploom import isa`` imports a package; ``from warploom.isa import form`` a module of one."""
     for alias in node.names:
         path = SOURCES.joinpath(*module.split("."), alias.name) if module.startswith("warploom") else None
         is_module = path is not None and (path.is_dir() or path.with_suffix(".py").exists())

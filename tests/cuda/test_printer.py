@@ -33,13 +33,12 @@ from warploom.ir.statements import (
 from warploom.ir.verify import verify
 from warploom.isa.async_copy import commit_copies, cp_async, tensor_load, wait_copies
 from warploom.isa.barriers import bar_sync
-from warploom.isa.base import Instruction
 from warploom.isa.collective import shuffle
-from warploom.isa.conversion import convert, move, pack_pair
+from warploom.isa.conversion import FULL_MASK, convert, move, pack_pair, special
+from warploom.isa.instruction import Instruction
+from warploom.isa.lanewise import binary, multiply_wide, select, unary
 from warploom.isa.matrix import matrix_access, mma
 from warploom.isa.memory import load, store
-from warploom.isa.operators import binary, multiply_wide, select, unary
-from warploom.isa.special import FULL_MASK, special
 
 GOLDEN = Path(__file__).parent / "golden"
 

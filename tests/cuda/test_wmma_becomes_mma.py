@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 
 from warploom.core.errors import UnsupportedDeviceError
-from warploom.isa.form import Formed
+from warploom.isa.instruction import Instruction
 from warploom_lab.discover.kernels import trace_registers
 from warploom_lab.discover.tracers import wmma_products
 from warploom_lab.inspect.purpose import is_tensor
 from warploom_lab.inspect.report import inspect_program
-from warploom_lab.inspect.sass import Instruction
+from warploom_lab.inspect.sass import SassInstruction
 
 pytest.importorskip("cuda.core")
 
@@ -31,7 +31,7 @@ ONE_OF_A_KIND = {
 """Fragments depend on the shape and on the width of the inputs."""
 
 
-def products(instruction: Formed) -> list[Instruction]:
+def products(instruction: Instruction) -> list[SassInstruction]:
     """The tensor instructions of one ``wmma.mma`` for sm_80."""
     try:
         report = inspect_program(trace_registers.trace(instruction=instruction), "sm_80")
@@ -41,7 +41,7 @@ def products(instruction: Formed) -> list[Instruction]:
 
 
 @pytest.mark.parametrize("instruction", ONE_OF_A_KIND.values(), ids=lambda i: i.mnemonic)
-def test_wmma_is_two_products_of_mma_sync(instruction: Formed) -> None:
+def test_wmma_is_two_products_of_mma_sync(instruction: Instruction) -> None:
     found = products(instruction)
     assert all(i.opcode.startswith(BECOMES[instruction.inputs.name]) for i in found)
     assert len(found) == {"f64": 1, "tf32": 4}.get(instruction.inputs.name, 2)  # tf32: two halves of k each

@@ -16,7 +16,7 @@ from warploom.cuda.launch import load
 from warploom.cuda.printer import print_cuda
 from warploom.interop.arrays import current_stream
 from warploom.ir.program import Program
-from warploom.isa.base import Instruction
+from warploom.isa.instruction import Instruction
 from warploom.lang import Global, Kernel, Traced, kernel
 
 THREADS = 128

@@ -14,12 +14,11 @@ torch = pytest.importorskip("torch")
 
 from tests.gpu.harness import launch, on_gpu, random_operand  # noqa: E402 (after the skip)
 from warploom.core.dtypes import bf16, f16, f32, f64, pred, s8, s32, s64, tf32, u8, u32, u64  # noqa: E402
-from warploom.isa.base import Instruction  # noqa: E402
 from warploom.isa.collective import shuffle  # noqa: E402
 from warploom.isa.conversion import bitcast, convert, pack_bytes, pack_pair, permute, unpack_half  # noqa: E402
-from warploom.isa.form import Formed, named  # noqa: E402
+from warploom.isa.instruction import Instruction, named  # noqa: E402
+from warploom.isa.lanewise import binary, fma, multiply_wide, pair_arithmetic, select, unary  # noqa: E402
 from warploom.isa.matrix import matrix_access, mma  # noqa: E402
-from warploom.isa.operators import binary, fma, multiply_wide, pair_arithmetic, select, unary  # noqa: E402
 from warploom.lang import Global, Kernel, kernel  # noqa: E402
 
 INTEGERS = (u32, s32, u64, s64)
@@ -227,7 +226,7 @@ MMA = [
 ]
 
 
-def mma_operands(instruction: Formed, exact: bool) -> list[np.ndarray]:
+def mma_operands(instruction: Instruction, exact: bool) -> list[np.ndarray]:
     """Random registers: small integers, for which every order of summation gives the same, or normal numbers."""
     rng = np.random.default_rng(9)
     kinds = [slot.dtype for slot in instruction.slots for _ in range(slot.count)]

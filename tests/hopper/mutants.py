@@ -11,9 +11,8 @@ from tests.kernels.mutate import rewritten as rewritten_everywhere
 from warploom.core.dtypes import u32
 from warploom.ir.program import Program
 from warploom.ir.statements import Const, Op, Register, Value
-from warploom.isa.base import Instruction
-from warploom.isa.form import Formed
-from warploom.isa.operators import binary
+from warploom.isa.instruction import Instruction
+from warploom.isa.lanewise import binary
 
 Rewrite = Callable[[Op], list[Op]]
 
@@ -46,7 +45,7 @@ def deleted(program: Program, matches: Callable[[Op], bool], number: int = 0) ->
 
 def with_fields(instruction: Instruction, **fields: Any) -> Instruction:
     """With other values of fields or immediates."""
-    if isinstance(instruction, Formed):
+    if isinstance(instruction, Instruction):
         return instruction.at(**fields)
     return replace(instruction, **fields)  # type: ignore[type-var]
 

@@ -22,7 +22,7 @@ from warploom.emulate import Emulation, emulate
 from warploom.ir.program import Program
 from warploom.ir.statements import Const, Op, Operand
 from warploom.isa.barriers import bar_sync
-from warploom.isa.operators import binary
+from warploom.isa.lanewise import binary
 from warploom.lang import Global, Kernel, TensorMap, bf16, f32, kernel
 from warploom.lang import u32 as U32  # noqa: N812
 

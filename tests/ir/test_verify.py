@@ -27,14 +27,11 @@ from warploom.ir.statements import (
 from warploom.ir.verify import verify
 from warploom.isa import memory as isa
 from warploom.isa.async_copy import commit_copies, cp_async, tensor_store, wait_copies
-from warploom.isa.barriers import bar_arrive, bar_sync, elect, set_max_registers
-from warploom.isa.base import Instruction
+from warploom.isa.barriers import bar_arrive, bar_sync, elect, mbarrier_arrival, set_max_registers
 from warploom.isa.conversion import move
-from warploom.isa.form import named
-from warploom.isa.matrix import matrix_access
-from warploom.isa.mbarrier import mbarrier_arrival
-from warploom.isa.operators import binary, pair_arithmetic
-from warploom.isa.wgmma import wgmma, wgmma_wait
+from warploom.isa.instruction import Instruction, named
+from warploom.isa.lanewise import binary, pair_arithmetic
+from warploom.isa.matrix import matrix_access, wgmma, wgmma_wait
 
 COMMIT = named("wgmma.commit_group.sync.aligned")
 

@@ -16,7 +16,8 @@ from functools import cache
 from itertools import product
 
 from warploom.core.errors import VerifyError
-from warploom.isa.form import FORMS, Form, Formed, home_of, instruction, load_tables
+from warploom.isa.form import FORMS, Form, load_tables
+from warploom.isa.instruction import Instruction, home_of, instruction
 
 REGISTERS = {
     "pred": "%p",
@@ -59,7 +60,7 @@ NUMBERS = {
 """Immediates for each name of one, of which each form takes the first that it does not refuse."""
 
 
-def instructions(form: Form) -> Iterator[Formed]:
+def instructions(form: Form) -> Iterator[Instruction]:
     """Every word in every slot; of operands that may be left out none and, where it differs, all."""
     optional = frozenset(p.name for p in form.places if p.optional and not p.given)
     for words in form.choices():
@@ -80,17 +81,17 @@ def forms() -> tuple[Form, ...]:
     return tuple(dict.fromkeys(f for of in FORMS.values() for f in of))
 
 
-def every() -> list[Formed]:
+def every() -> list[Instruction]:
     """Every instruction of PTX."""
     return list(dict.fromkeys(i for form in forms() for i in instructions(form)))
 
 
-def line(made: Formed) -> str:
+def line(made: Instruction) -> str:
     """An instruction on registers of its types."""
     return made.text([f"{REGISTERS[t.name]}{n + 1}" for n, t in enumerate(made.ptx_types)])
 
 
-def exists(made: Formed, target: str) -> bool:
+def exists(made: Instruction, target: str) -> bool:
     """Whether an instruction is declared to exist for a target; those of ``sm_90a`` exist there alone."""
     if made.since.endswith("a"):
         return made.since == target
@@ -101,7 +102,7 @@ def _generation(architecture: str) -> tuple[int, str]:
     return int(architecture[3:].rstrip("a")), architecture
 
 
-def refused(made: Iterable[Formed], target: str) -> dict[Formed, str]:
+def refused(made: Iterable[Instruction], target: str) -> dict[Instruction, str]:
     """What ptxas refuses of instructions that are declared to exist for a target, and why."""
     wanted = [i for i in made if exists(i, target)]
     head = HEAD.format(target=target)
@@ -123,7 +124,7 @@ def main() -> int:
     found = refused(made, target)
     counted = sum(exists(i, target) for i in made)
     print(f"{counted} instructions of {len(forms())} forms for {target}: ptxas refuses {len(found)}")
-    by_form = defaultdict[Form, list[tuple[Formed, str]]](list)
+    by_form = defaultdict[Form, list[tuple[Instruction, str]]](list)
     for i, why in found.items():
         by_form[i.form].append((i, why))
     for form, cases in by_form.items():

@@ -11,13 +11,13 @@ import pytest
 from tests.isa.every_form import every
 from warploom.core.dtypes import pred
 from warploom.isa.cpp import compared
-from warploom.isa.form import Formed
+from warploom.isa.instruction import Instruction
 
 COMPARED = {str(i): i for i in every() if i.op == "setp" and compared(i) is not None}
 IN_PYTHON = (("&&", " and "), ("||", " or "), ("!(", " not ("), ("!{", " not {"))
 
 
-def values(made: Formed) -> list[tuple[Any, ...]]:
+def values(made: Instruction) -> list[tuple[Any, ...]]:
     """Numbers below, equal and above, the ends of their type, and no number at all."""
     of = []
     for dtype in made.operand_types:

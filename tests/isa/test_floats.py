@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from warploom.core.dtypes import bf16, f16, f32, f64
 from warploom.isa.conversion import pack_pair, unpack_half
-from warploom.isa.operators import binary, fma, pair_arithmetic, unary
-from warploom.isa.rounding import single_to_odd, sum_to_odd
+from warploom.isa.lanewise import binary, fma, pair_arithmetic, unary
+from warploom.isa.meanings import single_to_odd, sum_to_odd
 
 CASES = settings(deadline=None, max_examples=150)
 SINGLES = st.floats(width=32)

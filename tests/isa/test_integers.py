@@ -13,9 +13,9 @@ from warploom.isa.async_copy import cp_async, wait_copies
 from warploom.isa.barriers import set_max_registers
 from warploom.isa.collective import shuffle
 from warploom.isa.conversion import bitcast, convert, move, permute
+from warploom.isa.lanewise import binary, fma, multiply_wide, select, unary
+from warploom.isa.matrix import wgmma_wait
 from warploom.isa.memory import atomic, load, store
-from warploom.isa.operators import binary, fma, multiply_wide, select, unary
-from warploom.isa.wgmma import wgmma_wait
 
 INTEGERS = [u32, s32, u64, s64]
 CASES = settings(deadline=None, max_examples=60)

@@ -9,9 +9,8 @@ import pytest
 
 from warploom.core.dtypes import DTYPES, bf16, f16, f32, f64, s8, s32, tf32, u8
 from warploom.core.errors import VerifyError
-from warploom.isa.form import named
-from warploom.isa.matrix import mma
-from warploom.isa.wmma import ALL_SHAPES, fragment_registers, wmma_load, wmma_mma, wmma_store
+from warploom.isa.instruction import named
+from warploom.isa.matrix import ALL_SHAPES, fragment_registers, mma, wmma_load, wmma_mma, wmma_store
 from warploom.layout.wmma import WMMA_ACCUMULATORS
 
 WARPS = 3

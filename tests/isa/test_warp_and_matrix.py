@@ -12,7 +12,7 @@ from warploom.core.dtypes import bf16, f16, f32, s32, tf32, u16, u32
 from warploom.core.errors import VerifyError
 from warploom.isa.barriers import elect
 from warploom.isa.collective import shuffle
-from warploom.isa.form import named
+from warploom.isa.instruction import named
 from warploom.isa.matrix import matrix_access, mma
 from warploom.isa.memory import atomic, load, store
 

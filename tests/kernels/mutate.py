@@ -13,7 +13,7 @@ from warploom.emulate import Emulation, Finding, emulate
 from warploom.interop.arrays import describe
 from warploom.ir.program import Program
 from warploom.ir.statements import Op, SharedRegion, Statement, blocks, with_blocks
-from warploom.isa.form import Formed
+from warploom.isa.instruction import Instruction
 from warploom.kernels.source import KernelCall
 from warploom.ops.backends import emulator_arguments
 
@@ -133,9 +133,9 @@ def deletions(program: Program) -> list[Mutant]:
 def _shared_offset(op: Op) -> int | None:
     """The immediate part of the shared address, where the instruction has one."""
     instruction = op.instruction
-    if isinstance(instruction, Formed) and instruction.mnemonic.startswith(("cp.async.ca", "cp.async.cg")):
+    if isinstance(instruction, Instruction) and instruction.mnemonic.startswith(("cp.async.ca", "cp.async.cg")):
         return instruction.shared_offset
-    if isinstance(instruction, Formed) and instruction.op in ("ldmatrix", "ld", "st"):
+    if isinstance(instruction, Instruction) and instruction.op in ("ldmatrix", "ld", "st"):
         return instruction.offset if instruction.fields.get("space") == "shared" else None
     return None
 
@@ -143,7 +143,7 @@ def _shared_offset(op: Op) -> int | None:
 def moved(op: Op, distance: int) -> Op:
     """The instruction with its address moved by ``distance`` bytes; that it leaves its tile is not said of it."""
     instruction = op.instruction
-    assert isinstance(instruction, Formed)
+    assert isinstance(instruction, Instruction)
     place = instruction.addresses[0]
     return replace(op, instruction=instruction.at(**{place: instruction.fields[place] + distance}), within=())
 

@@ -16,8 +16,8 @@ from tests.kernels.mutate import Mutant, deletions, shifts
 from warploom.core.dtypes import f16, f32, u32
 from warploom.ir.program import Program
 from warploom.ir.statements import Const, Op, Register
-from warploom.isa.form import Formed, named
-from warploom.isa.operators import binary
+from warploom.isa.instruction import Instruction, named
+from warploom.isa.lanewise import binary
 from warploom.kernels.matmul.sm80 import MatmulSm80
 from warploom.kernels.matmul.sm90 import MatmulSm90
 from warploom_lab.kernels.matmul.ladder_config import RungGemm
@@ -97,7 +97,7 @@ def stage_mutants(program: Program, stages: int) -> list[Mutant]:
         return lambda op: replace(op, operands=(op.operands[0], Const(u32, stages + distance)))
 
     def weaker(op: Op) -> Op:
-        assert isinstance(op.instruction, Formed)
+        assert isinstance(op.instruction, Instruction)
         return replace(op, instruction=op.instruction.at(pending=op.instruction.pending + 1))
 
     found = _rewritten_one(program, "begins elsewhere", begins, elsewhere)

@@ -15,7 +15,7 @@ from tests.kernels.mutate import Mutant, deletions, located_ops, rewritten
 from tests.properties import slow_property
 from warploom.core.dtypes import bf16, f16, f32
 from warploom.ir.statements import Op
-from warploom.isa.form import named
+from warploom.isa.instruction import named
 from warploom.kernels.matmul.shares import StreamShares
 
 

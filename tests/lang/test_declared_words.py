@@ -11,7 +11,7 @@ from warploom.ir.statements import Op
 from warploom.ir.verify import verify
 from warploom.isa.barriers import elect
 from warploom.isa.conversion import permute
-from warploom.isa.form import named
+from warploom.isa.instruction import named
 from warploom.lang import Kernel, f32, u32
 from warploom.lang.builder import word
 from warploom.lang.values import Number, Traced

@@ -11,8 +11,8 @@ import numpy as np
 
 from warploom.core.dtypes import DType, f64, pred
 from warploom.ir.statements import Const, Op, Operand, Register, Value
-from warploom.isa.base import ANY, PREFIX, PRIMARY
-from warploom.isa.operators import binary
+from warploom.isa.cpp import ANY, PREFIX, PRIMARY
+from warploom.isa.lanewise import binary
 
 _INTEGER_SUFFIX = {"u16": "u", "s16": "", "u32": "u", "s32": "", "u64": "ull", "s64": "ll"}
 

@@ -36,8 +36,8 @@ from warploom.ir.statements import (
     results_of,
     walk,
 )
-from warploom.isa.base import ANY, SUM
-from warploom.isa.special import special
+from warploom.isa.conversion import special
+from warploom.isa.cpp import ANY, SUM
 
 COLUMNS = 110
 _LONGEST_INLINED = 72

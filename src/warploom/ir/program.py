@@ -35,7 +35,7 @@ from warploom.ir.statements import (
 )
 from warploom.isa.barriers import set_max_registers
 from warploom.isa.effects import Effect
-from warploom.isa.form import Formed
+from warploom.isa.instruction import Instruction
 
 
 class ValueNumbers:
@@ -174,7 +174,7 @@ class Program:
         fitting = REGISTERS_PER_SM // max(1, self.threads * self.min_ctas) // 8 * 8
         return min(255, fitting, self.max_registers or 255)
 
-    def register_change(self, role: Role) -> Formed | None:
+    def register_change(self, role: Role) -> Instruction | None:
         """The ``setmaxnreg`` at the start of a role; None where it keeps the registers of the launch."""
         launched = self.launch_registers
         if role.registers is None or role.registers == launched:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
 from warploom.core.dtypes import DType
-from warploom.isa.base import Instruction
+from warploom.isa.instruction import Instruction
 from warploom.layout.shared import SharedLayout
 
 

@@ -34,10 +34,7 @@ from warploom.ir.statements import (
     walk,
 )
 from warploom.ir.verify_sync import SYNCHRONISATION
-from warploom.isa.effects import (
-    AsyncMatrix,
-    WaitGroup,
-)
+from warploom.isa.effects import AsyncMatrix, WaitGroup
 
 _NUMBERED = re.compile(r"\d+'")
 _ARCHITECTURE = re.compile(r"sm_(\d+)(\d)(a?)")

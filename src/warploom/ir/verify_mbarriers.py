@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from warploom.core.targets import Target
 from warploom.ir.program import Program
 from warploom.ir.statements import Const, Loop, Op, Operand, Roles, SharedRegion, Statement, Value, at
+from warploom.isa.conversion import special
 from warploom.isa.effects import BulkTensorCopy, MbarrierArrive, MbarrierInit, MbarrierWait
-from warploom.isa.special import special
 
 _MOST_BYTES = (1 << 20) - 1  # PTX ISA, "mbarrier": transaction counts have 20 bits
 _TENSOR_UNIT = 16  # bytes; boxes are multiples of it

@@ -14,7 +14,7 @@ from warploom.core.targets import Target
 from warploom.ir.program import Program
 from warploom.ir.statements import Loop, Op, Roles, SourceLine, Statement, Value, When, at, label, walk
 from warploom.isa.effects import BulkStore, BulkTensorCopy, CommitGroup, Effect, WaitGroup, WarpgroupFence
-from warploom.isa.wgmma import WarpgroupProduct
+from warploom.isa.matrix import WarpgroupProduct
 
 Flying = dict[Value, Op]
 """Registers in flight, and the ``wgmma`` that has them."""

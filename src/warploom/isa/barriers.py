@@ -1,4 +1,4 @@
-"""The table of barriers, fences and what else threads meet at: ``bar``, ``fence``, ``elect``, ``setmaxnreg``, ``trap``.
+"""The table of what threads meet at: ``bar``, ``fence``, ``mbarrier``, ``elect``, ``setmaxnreg``, ``trap``.
 
 Sources: PTX ISA, "Parallel Synchronization and Communication Instructions" (``bar``, ``membar`` / ``fence``,
 ``griddepcontrol``, ``elect.sync``) and "Miscellaneous Instructions" (``setmaxnreg``, ``nanosleep``, ``trap``); CUDA C++
@@ -9,26 +9,33 @@ Programming Guide, "Formatted Output", "Assertion".
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, Literal
 
 import numpy as np
 
 from warploom.core.errors import VerifyError
-from warploom.isa.base import ANY, PRIMARY
+from warploom.isa.async_copy import whole_map
+from warploom.isa.cpp import address, called
 from warploom.isa.effects import (
     Abort,
     Barrier,
     ClusterBarrier,
+    ClusterScope,
     Fence,
+    MbarrierArrive,
     MbarrierFence,
+    MbarrierInit,
+    MbarrierInvalidate,
+    MbarrierWait,
     Printed,
     ProxyFence,
     RegisterBudget,
     TensorMapFence,
     WarpSync,
 )
-from warploom.isa.form import Expression, Formed, form, named
-from warploom.isa.tensor_map import whole_map
+from warploom.isa.form import form
+from warploom.isa.instruction import Instruction, named
 
 ORDERED: dict[str, Any] = {"asm": "volatile memory"}
 
@@ -36,25 +43,25 @@ ORDERED: dict[str, Any] = {"asm": "volatile memory"}
 # Barriers of a CTA. Where they are not aligned, each thread of a warp comes when it comes.
 
 
-def _barrier(i: Formed) -> dict[str, Any]:
+def _barrier(i: Instruction) -> dict[str, Any]:
     aligned = i.op == "bar" or bool(i.aligned)
     sync = WarpSync(aligned=aligned)
     holds = 1 if i.how == "red" else None
     return {"opcode": "bar" if aligned else "barrier", "met": (sync, Barrier(0, i.threads, i.how != "arrive", holds))}
 
 
-def _sync_threads(i: Formed, _: Sequence[str], operands: Sequence[str]) -> str | None:
+def _sync_threads(i: Instruction, _: Sequence[str], operands: Sequence[str]) -> str | None:
     """Barrier 0 of the whole CTA is CUDA's own."""
     return "__syncthreads();" if i.opcode == "bar" and i.threads is None and operands[0] == "0u" else None
 
 
-def _votes(i: Formed) -> Any:
+def _votes(i: Instruction) -> Any:
     """The result of ``bar.red`` from the count of threads whose predicate holds, and of all that came."""
     rules: dict[str, Any] = {"popc": lambda n, _: n, "and": lambda n, every: n == every, "or": lambda n, _: n > 0}
     return rules[i.rop]
 
 
-def _reduction(i: Formed) -> str:
+def _reduction(i: Instruction) -> str:
     """Inline PTX of ``bar.red``: one predicate register for the operand, one for the result."""
     count = "" if i.threads is None else f", {i.threads}"
     result, taken = ("%0", "") if i.rop == "popc" else ("q", "selp.u32 %0, 1, 0, q; ")
@@ -72,22 +79,22 @@ for opcode, aligned in (("bar", ""), ("barrier", "{.aligned}")):
         form(pattern, rop=rop, kind=kind, **said)
 
 
-def bar_sync(threads: int | None = None) -> Formed:
+def bar_sync(threads: int | None = None) -> Instruction:
     """``bar.sync``: ``threads`` threads meet, all of the CTA without a count. Operand: the barrier's number."""
     return _counted("bar.sync", threads)
 
 
-def bar_arrive(threads: int) -> Formed:
+def bar_arrive(threads: int) -> Instruction:
     """``bar.arrive``: the warp counts among ``threads`` threads, and goes on. Operand: the barrier's number."""
     return _counted("bar.arrive", threads)
 
 
-def bar_reduce(op: Literal["popc", "and", "or"]) -> Formed:
+def bar_reduce(op: Literal["popc", "and", "or"]) -> Instruction:
     """``bar.red``: all threads meet and learn of how many a predicate holds. Operands: the barrier's number, it."""
     return named(f"bar.red.{op}.{'u32' if op == 'popc' else 'pred'}")
 
 
-def _counted(name: str, threads: int | None) -> Formed:
+def _counted(name: str, threads: int | None) -> Instruction:
     return named(name, numbers=() if threads is None else (("threads", threads),))
 
 
@@ -138,7 +145,7 @@ form(
 # The warp and its registers
 
 
-def _full_warp(i: Formed) -> dict[str, Any]:
+def _full_warp(i: Instruction) -> dict[str, Any]:
     if i.mask % (1 << 32) != 0xFFFFFFFF:
         raise VerifyError("an election is for the whole warp")
     if "d" not in i.left:
@@ -159,12 +166,12 @@ form(
 )
 
 
-def elect() -> Formed:
+def elect() -> Instruction:
     """``elect.sync``: true in one lane of a full warp."""
     return named("elect.sync", numbers=(("mask", 0xFFFFFFFF),))
 
 
-def _budget(i: Formed) -> dict[str, Any]:
+def _budget(i: Instruction) -> dict[str, Any]:
     if i.registers % 8 or not 24 <= i.registers <= 256:
         raise VerifyError(f"setmaxnreg takes a multiple of 8, from 24 to 256, not {i.registers}")
     return {}
@@ -181,7 +188,7 @@ form(
 )
 
 
-def set_max_registers(registers: int, way: Literal["inc", "dec"]) -> Formed:
+def set_max_registers(registers: int, way: Literal["inc", "dec"]) -> Instruction:
     """``setmaxnreg``: the registers of each thread of a warpgroup, a multiple of 8 from 24 to 256."""
     return named(f"setmaxnreg.{way}.sync.aligned.u32", numbers=(("registers", registers),))
 
@@ -192,14 +199,10 @@ form("griddepcontrol.{action}", action="launch_dependents wait", since="sm_90", 
 form("nanosleep.u32 a", **ORDERED)
 
 
-def _called(function: str, count: int) -> Expression:
-    return Expression(function, PRIMARY, (ANY,) * count)
-
-
-form("trap", call=lambda _: _called("__trap()", 0), effects=(Abort(),), **ORDERED)
+form("trap", call=lambda _: called("__trap()", 0), effects=(Abort(),), **ORDERED)
 form(
     "vprintf d:u32, format:u64, arguments:u64",
-    call=lambda _: _called("vprintf((const char *)({0}), (void *)({1}))", 2),
+    call=lambda _: called("vprintf((const char *)({0}), (void *)({1}))", 2),
     let=lambda _: {"declaration": 'extern "C" __device__ int vprintf(const char *, void *);'},  # unknown to NVRTC
     effects=(Printed(0, 1),),
     ptx=False,
@@ -210,8 +213,145 @@ SYSTEM_CALLS = ("vprintf", "__assertfail")
 _ASSERTION = "__assertfail((const char *)({0}), (const char *)({1}), {2}, (const char *)({3}), {4})"
 form(
     "__assertfail message:u64, file:u64, line:u32, function:u64, size:u64",
-    call=lambda _: _called(_ASSERTION, 5),
+    call=lambda _: called(_ASSERTION, 5),
     effects=(Abort((0, 1, 2, 3)),),
     ptx=False,
     **ORDERED,
 )
+
+
+# Barriers in shared memory. Of arrivals, the threads whose predicate holds (``guard``) make them. It guards the PTX
+# instruction itself, which keeps loop variables in uniform registers where a branch around it would not.
+
+
+BARRIER: dict[str, Any] = {"space": "shared shared::cta", "scope": "cta cluster@sm_90", "asm": "volatile memory"}
+
+
+def _count_of_arrivals(i: Instruction) -> dict[str, Any]:
+    if not 1 <= i.count < 1 << 20:
+        raise VerifyError(f"an mbarrier counts 1 to {(1 << 20) - 1} arrivals, not {i.count}")
+    return {}
+
+
+form(
+    "mbarrier.init.{space}.b64 [at], #count",
+    name="mbarrier.init.{count}",
+    let=_count_of_arrivals,
+    effects=lambda i: (MbarrierInit(0, i.offset, i.count),),
+    **BARRIER,
+)
+form(
+    "mbarrier.inval.{space}.b64 [at]",
+    name="mbarrier.inval",
+    effects=lambda i: (MbarrierInvalidate(0, i.offset),),
+    **BARRIER,
+)
+
+# Arrivals, of which the phase's state that they give is dropped
+
+
+def _arrival(i: Instruction) -> dict[str, Any]:
+    remote, scope = "shared::cluster" in i.words, i.fields.get("scope") or "cta"
+    where = ".shared::cluster" * remote
+    _count_of_arrivals(i)
+    if i.how in ("expect_tx", "complete_tx"):  # no arrival
+        size, count, name = i.bytes * (-1 if i.how == "complete_tx" else 1), 0, f"mbarrier.{i.how}.{i.bytes}{where}"
+        scope = "cta"
+    else:
+        size, count = i.fields.get("expected_bytes"), i.count
+        expects = "" if size is None else f".expect_tx.{size}"
+        release = ".release.cluster" if scope == "cluster" else ""
+        name = f"mbarrier.{i.how}{expects}{release}{where}{f'.{count}' if count > 1 else ''}"
+    said: dict[str, Any] = {"scope": scope, "count": count, "drops": i.how == "arrive_drop"}
+    arrival = partial(MbarrierArrive, 0, expected_bytes=size, guard=1, remote=remote, **said)
+    return {"called": name, "arrival": arrival, "remote": remote, "expected_bytes": size}
+
+
+ARRIVAL: dict[str, Any] = BARRIER | {"space": "shared shared::cta shared::cluster@sm_90", "let": _arrival}
+ARRIVAL.update(default={"count": 1}, name=lambda i: i.called, effects=lambda i: (i.arrival(offset=i.offset),))
+for order in ("", ".release.{scope}"):
+    said: dict[str, Any] = {"how": "arrive arrive_drop", **ARRIVAL}
+    form(f"mbarrier.{{how}}{order}.{{space}}.b64 _, [at], ^guard:pred", **said)
+    form(f"mbarrier.{{how}}{order}.{{space}}.b64 _, [at], #count, ^guard:pred", since="sm_90", **said)
+    expecting = f"mbarrier.{{how}}.expect_tx{order}.{{space}}.b64 _, [at], #expected_bytes, ^guard:pred"
+    form(expecting, since="sm_90", **said)
+for order in ("", ".relaxed.{scope}"):
+    said = {"how": "expect_tx complete_tx", "since": "sm_90", **ARRIVAL}
+    form(f"mbarrier.{{how}}{order}.{{space}}.b64 [at], #bytes, ^guard:pred", **said)
+for order in ("", ".release.cta"):  # the phase must not end by them
+    form(
+        f"mbarrier.arrive.noComplete{order}.{{space}}.b64 _, [at], #count",
+        name="mbarrier.arrive.noComplete.{count}",
+        effects=lambda i: (MbarrierArrive(0, i.offset, count=i.count, completes=False),),
+        **BARRIER,
+    )
+
+
+def mbarrier_init(count: int) -> Instruction:
+    """``mbarrier.init``: ``count`` arrivals complete a phase. Operand: its address."""
+    return named("mbarrier.init.shared::cta.b64", numbers=(("count", count),))
+
+
+def mbarrier_arrival(
+    expected_bytes: int | None = None, remote: bool = False, scope: ClusterScope = "cta", count: int = 1
+) -> Instruction:
+    """``mbarrier.arrive``, which raises the bytes to expect first. Operands: address, predicate.
+
+    ``remote``: the address comes from ``mapa``, and the mbarrier is another CTA's. ``scope`` ``"cluster"`` publishes
+    writes to the whole cluster, at the price of a fence of the whole GPU (``MEMBAR.ALL.GPU`` in sm_90a's SASS); giving
+    back a stage that was only read needs none.
+    """
+    expect = "" if expected_bytes is None else ".expect_tx"
+    release = ".release.cluster" if scope == "cluster" else ""
+    numbers = (("count", count),) if count != 1 else ()
+    numbers = numbers if expected_bytes is None else (("expected_bytes", expected_bytes),)
+    return named(f"mbarrier.arrive{expect}{release}.shared::{'cluster' if remote else 'cta'}.b64", numbers=numbers)
+
+
+# Waits. One that acquires at the cluster's scope what other CTAs released costs the L1 cache's lines (``CCTL.IVALL``).
+
+
+def _test(i: Instruction) -> tuple[MbarrierWait, ...]:
+    relaxed, scope = "relaxed" in i.words, i.fields.get("scope") or "cta"
+    return (MbarrierWait(0, i.offset, 1, scope, blocks=False, acquires=not relaxed),)
+
+
+def _test_name(i: Instruction) -> str:
+    order = ".relaxed.cta" if "relaxed" in i.words else ".acquire.cluster" if i.fields.get("scope") == "cluster" else ""
+    return f"mbarrier.{i.how}{'.parity' if 'parity' in i.words else ''}{order}"
+
+
+for order, since in (("", "sm_80"), (".acquire.{scope}", "sm_80"), (".relaxed.{scope}", "sm_90")):
+    said = BARRIER | {"name": _test_name, "effects": _test}
+    for parity, phase in ((".parity", "parity:u32"), ("", "state:b64")):
+        test, tried = (
+            f"mbarrier.{{how}}{parity}{order}.{{space}}.b64 d:pred, [at], {phase}{x}" for x in ("", ", ns:u32?")
+        )
+        form(test, how="test_wait", since=since, **said)
+        form(tried, how="try_wait", since="sm_90", **said)
+form(
+    "mbarrier.try_wait.parity{.acquire}{.cluster} [at]:u32, parity:u32",
+    inline=lambda i: (  # a loop: one try_wait may give up before the phase completes
+        f"{{ .reg .pred done; waiting: {i.mnemonic}.shared::cta.b64 done, {address(0, i.offset)}, %1; "
+        "@done bra arrived; bra waiting; arrived: }"
+    ),
+    effects=lambda i: (MbarrierWait(0, i.offset, 1, i.cluster or "cta"),),
+    since="sm_90",
+    asm="volatile memory",
+    ptx=False,
+)
+
+
+def mbarrier_wait(scope: ClusterScope = "cta") -> Instruction:
+    """A loop on ``mbarrier.try_wait.parity``: blocks until the phase of that parity completed.
+
+    Operands: address, parity (0 for the first phase). ``scope`` ``"cluster"`` acquires what other CTAs of the cluster
+    released at that scope.
+    """
+    return named(f"mbarrier.try_wait.parity{'.acquire.cluster' if scope == 'cluster' else ''}", ptx=False)
+
+
+def mbarrier_test(scope: ClusterScope = "cta", relaxed: bool = False) -> Instruction:
+    """``mbarrier.test_wait.parity``: whether the phase of that parity completed; ``relaxed``: it acquires nothing."""
+    order = ".relaxed.cta" if relaxed else ".acquire.cluster" if scope == "cluster" else ""
+    return named(f"mbarrier.test_wait.parity{order}.shared::cta.b64")

@@ -15,17 +15,14 @@ from typing import Any, Literal
 import numpy as np
 
 from warploom.core.dtypes import DType, f32, s32, u32
-from warploom.isa.base import ANY, PRIMARY, Array, Open, takes
+from warploom.isa.cpp import Expression, called
 from warploom.isa.effects import ReadSpecial, WarpSync
-from warploom.isa.form import Expression, Formed, form, named
+from warploom.isa.form import Array, Open, form, takes
+from warploom.isa.instruction import Instruction, named
 
 _LANES = np.arange(32, dtype=np.uint32)
 Mode = Literal["xor", "idx", "up", "down"]
 Exchange = Callable[[Array], tuple[Array, Array]]
-
-
-def _called(function: str, count: int) -> Expression:
-    return Expression(function, PRIMARY, (ANY,) * count)
 
 
 # Shuffles. The clamp is the last lane to read from (for up the first), and from bit 8 on it has the bits of a lane that
@@ -36,7 +33,7 @@ def _whole_warp(mode: str) -> int:
     return 0 if mode == "up" else 31
 
 
-def exchange(i: Formed) -> Exchange:
+def exchange(i: Instruction) -> Exchange:
     """Of the lane operand, whose low 5 bits count: the lane that each lane reads, and whether it is in its group.
 
     A lane whose source lies outside keeps its own value.
@@ -54,7 +51,7 @@ def exchange(i: Formed) -> Exchange:
     return source
 
 
-def shuffled(i: Formed) -> Callable[..., Any]:
+def shuffled(i: Instruction) -> Callable[..., Any]:
     """Each lane's value of its source lane, bit for bit, and whether that lies in its group."""
     source = exchange(i)
 
@@ -65,17 +62,17 @@ def shuffled(i: Formed) -> Callable[..., Any]:
     return meaning
 
 
-def _shuffle_name(i: Formed) -> str:
+def _shuffle_name(i: Instruction) -> str:
     groups = "" if i.clamp == _whole_warp(i.mode) else f".{i.clamp:#x}"
     return f"shfl.sync.{i.mode}.{i.home}{groups}"
 
 
-def _shuffle_call(i: Formed) -> Expression | None:
+def _shuffle_call(i: Instruction) -> Expression | None:
     """CUDA's calls are for the whole warp."""
     if i.clamp != _whole_warp(i.mode) or len(i.result_types) > 1:
         return None
-    called = {"bfly": "__shfl_xor_sync", "idx": "__shfl_sync", "up": "__shfl_up_sync", "down": "__shfl_down_sync"}
-    return _called(f"{called[i.mode]}({{2}}, {{0}}, {{1}})", 3)
+    names = {"bfly": "__shfl_xor_sync", "idx": "__shfl_sync", "up": "__shfl_up_sync", "down": "__shfl_down_sync"}
+    return called(f"{names[i.mode]}({{2}}, {{0}}, {{1}})", 3)
 
 
 BEYOND = Open(
@@ -96,7 +93,7 @@ form(
 )
 
 
-def shuffle(mode: Mode, dtype: DType, clamp: int | None = None) -> Formed:
+def shuffle(mode: Mode, dtype: DType, clamp: int | None = None) -> Instruction:
     """``shfl.sync`` of values of a type (u32, s32 or f32); without ``clamp`` of the whole warp."""
     takes("shfl", dtype, (u32, s32, f32))
     clamp = _whole_warp(mode) if clamp is None else clamp
@@ -125,7 +122,7 @@ def _vote(mode: str) -> Callable[[Array, Array], Array]:
     return vote
 
 
-def _matched(i: Formed) -> Callable[..., Any]:
+def _matched(i: Instruction) -> Callable[..., Any]:
     """The members that have the lane's value; of ``all`` the mask if all have one, else 0, and whether they have."""
 
     def match(values: Array, mask: Array) -> tuple[Array, ...]:
@@ -149,7 +146,7 @@ _REDUCED: dict[str, Any] = {
 }
 
 
-def _reduction(i: Formed) -> Callable[[Array, Array], Array]:
+def _reduction(i: Instruction) -> Callable[[Array, Array], Array]:
     """The reduction over the lanes of each lane's mask."""
 
     def reduced(values: Array, mask: Array) -> Array:
@@ -173,14 +170,14 @@ form(
     mode="any all uni",
     name="vote.sync.{mode}",
     choose=lambda i: _vote(i.mode),
-    call=lambda i: _called(f"__{i.mode}_sync({{1}}, {{0}})", 2),
+    call=lambda i: called(f"__{i.mode}_sync({{1}}, {{0}})", 2),
     **MEET,
 )
 form(
     "vote.sync.ballot.b32 d, a:pred, mask:u32",
     name="vote.sync.ballot",
     meaning=lambda holds, mask: _bits(_members(mask) & holds[:, None, :]),
-    call=lambda _: _called("__ballot_sync({1}, {0})", 2),
+    call=lambda _: called("__ballot_sync({1}, {0})", 2),
     **MEET,
 )
 form("match.{mode}.sync.{bits} d:b32, a, mask:u32", mode="any", bits="b32 b64", choose=_matched, **MEET)
@@ -189,13 +186,13 @@ form("redux.sync.{rop}.{int} d, a, mask:u32", rop="add min max", int="u32 s32", 
 form("redux.sync.{rop}.b32 d, a, mask:u32", rop="and or xor", choose=_reduction, **MEET)
 form(
     "activemask.b32 d",
-    call=lambda _: _called("__activemask()", 0),
+    call=lambda _: called("__activemask()", 0),
     effects=(ReadSpecial("activemask"),),
     asm="volatile memory",
 )
 form(
     "bar.warp.sync mask:u32",
-    call=lambda _: _called("__syncwarp({0})", 1),
+    call=lambda _: called("__syncwarp({0})", 1),
     effects=(WarpSync(mask=0, orders_memory=True),),
     asm="volatile memory",
 )

@@ -1,9 +1,10 @@
-"""The table of conversions: between types, within a register's bits, packed pairs and bytes.
+"""The table of conversions and moves: between types, within a register's bits, packed pairs, special registers.
 
 Registers of Programs move and convert by forms of C++ (``mov.f32``, ``mov.b32.f32.u32``, ``cvt.pred.u32``), all else by
 PTX's. 8-bit integers are in registers of 16 (read) and 32 bits (written).
 
-Sources: PTX ISA, "Data Movement and Conversion Instructions" (``cvt``, ``mov``, ``prmt``).
+Sources: PTX ISA, "Data Movement and Conversion Instructions" (``cvt``, ``mov``, ``prmt``),
+"Special Registers".
 """
 
 # pyright: reportUnknownLambdaType=false, reportUnknownMemberType=false, reportUnknownArgumentType=false
@@ -15,23 +16,27 @@ from typing import Any, Literal
 
 import numpy as np
 
-from warploom.core.dtypes import DTYPES, DType, bf16, f16, pred, s8, s32, u8, u16, u32
+from warploom.core.dtypes import DTYPES, DType, bf16, f16, pred, s8, s32, u8, u16, u32, u64
 from warploom.core.errors import VerifyError
 from warploom.isa import poison
-from warploom.isa.alu import ROUND_TO_INTEGRAL, UNARY_MEANINGS, flush_subnormal
-from warploom.isa.base import ANY, EQUALITY, PREFIX, PRIMARY, REGISTERS, SUM, Array, takes
-from warploom.isa.form import REGISTER, Expression, Formed, form, named
-from warploom.isa.meanings import saturated
-from warploom.isa.narrow import (
+from warploom.isa.cpp import ANY, EQUALITY, PREFIX, PRIMARY, SUM, Expression
+from warploom.isa.effects import ReadSpecial
+from warploom.isa.form import REGISTER, REGISTERS, Array, form, takes
+from warploom.isa.instruction import Instruction, instruction, named
+from warploom.isa.meanings import (
+    ROUND_TO_INTEGRAL,
+    UNARY_MEANINGS,
     f16_to_fp8,
+    flush_subnormal,
     fp8_to_f16,
     half_to_f32,
     pack_halves,
     packed,
     pair_without_negatives,
+    saturated,
+    single_to_odd,
     to_fp8,
 )
-from warploom.isa.rounding import single_to_odd
 
 Rounding = Literal["rzi", "rni", "rmi", "rpi"]
 _INTRINSIC = {"s32": "int", "u32": "uint", "s64": "ll", "u64": "ull"}
@@ -43,7 +48,7 @@ _BYTES = {"u8": (u16, u32, "unsigned char"), "s8": (u16, s32, "signed char")}
 # Numbers of one type as those of another
 
 
-def _registers(i: Formed) -> dict[str, DType]:
+def _registers(i: Instruction) -> dict[str, DType]:
     source, to = DTYPES[i.source], DTYPES[i.to]
     if i.fields.get("sat") and source.is_integer and to.is_integer:
         own, most = np.iinfo(source.numpy), np.iinfo(to.numpy)
@@ -70,7 +75,7 @@ def _integer(x: Array, to: np.dtype[Any], rounding: str, narrow: bool) -> Array:
     return np.where(np.isnan(x), to.type(of_nan), found)
 
 
-def _converted(i: Formed) -> Callable[[Array], Array]:
+def _converted(i: Instruction) -> Callable[[Array], Array]:
     """``cvt``; ``.ftz`` flushes what is f32, ``.sat`` holds an f32 within 0 and 1 and an integer within its type."""
     source, to, half = DTYPES[i.source], DTYPES[i.to], _HALVES.get(i.source)
     ftz, sat, rounding = (str(i.fields.get(name, "")) for name in ("ftz", "sat", "rnd"))
@@ -96,7 +101,7 @@ def _converted(i: Formed) -> Callable[[Array], Array]:
     return meaning
 
 
-def _cast(i: Formed) -> Expression | None:
+def _cast(i: Instruction) -> Expression | None:
     """A C++ cast, or the function that rounds."""
     rounding = i.fields.get("rnd", "")
     if i.fields.get("ftz") or i.fields.get("sat") or {i.source, i.to} & _HALVES.keys() or i.source == i.to:
@@ -110,17 +115,17 @@ def _cast(i: Formed) -> Expression | None:
     return Expression(f"({i.of_d.cuda}){f'({byte[2]})' if byte else ''}{{0}}", PREFIX, (PREFIX,))
 
 
-def _widens(i: Formed) -> Any:
+def _widens(i: Instruction) -> Any:
     """An integer that becomes one of a larger type stays as it is."""
     return (lambda x: x) if DTYPES[i.to].bits >= DTYPES[i.source].bits else None
 
 
-def _extended(i: Formed, *given: Any) -> tuple[Array, ...] | None:
+def _extended(i: Instruction, *given: Any) -> tuple[Array, ...] | None:
     """Between integers the shadow converts as the value does: a poisoned sign poisons all bits it extends to."""
     return None if i.sat else poison.moved(1)(i, *given)
 
 
-def _plain(i: Formed) -> str:
+def _plain(i: Instruction) -> str:
     """Programs leave out the rounding that C++'s conversion has."""
     if i.fields.get("ftz") or i.fields.get("sat") or {i.source, i.to} & _HALVES.keys():
         return ""
@@ -177,7 +182,7 @@ form(
 )
 
 
-def convert(source: DType, dtype: DType, rounding: Rounding = "rzi") -> Formed:
+def convert(source: DType, dtype: DType, rounding: Rounding = "rzi") -> Instruction:
     """A conversion by value: integers widen, narrow (wrapping) or become floats; floats become integers.
 
     ``rounding`` is PTX's, and other than rzi of a float to an integer of 32 or 64 bits alone: rzi truncates, rni takes
@@ -199,7 +204,7 @@ def convert(source: DType, dtype: DType, rounding: Rounding = "rzi") -> Formed:
 # Pairs of 16-bit floats and of fp8, bytes. PTX names the high part first, Programs the low one.
 
 
-def _high_first(i: Formed, results: Any, operands: Any) -> str:
+def _high_first(i: Instruction, results: Any, operands: Any) -> str:
     low, high, *more = zip(i.operand_types, operands, strict=True)
     places = ", ".join(f"%{n}" for n in range(1 + len(operands)))
     return i.statement(f"{i.mnemonic} {places};", results, (high, low, *more))
@@ -220,12 +225,12 @@ form("cvt.rn.satfinite{.relu}.{fp8}.f16x2 d:fp8, a:f16x2", choose=lambda i: f16_
 form("cvt.rn{.relu}.f16x2.{fp8} d:f16x2, a:fp8", choose=lambda i: fp8_to_f16(i.fp8, bool(i.relu)), **FP8)
 
 
-def pack_pair(half: DType) -> Formed:
+def pack_pair(half: DType) -> Instruction:
     """Two f32 values (low, high) rounded to nearest even into one u32; beyond the range of f16 they are infinite."""
     return named(f"cvt.rn.{half}x2.f32")
 
 
-def _packed_bytes(i: Formed) -> Any:
+def _packed_bytes(i: Instruction) -> Any:
     info = np.iinfo(DTYPES[i.byte].numpy)
 
     def pack(low: Array, high: Array, word: Array) -> Array:
@@ -244,24 +249,24 @@ form(
 )
 
 
-def pack_bytes(byte: DType) -> Formed:
+def pack_bytes(byte: DType) -> Instruction:
     """Two s32 (low, high), clamped to s8 or u8, below the low half of a word that moves up by 16 bits."""
     takes("cvt.pack", byte, (s8, u8))
     return named(f"cvt.pack.sat.{byte}.s32.b32")
 
 
-def _unpacked(i: Formed) -> Expression | None:
+def _unpacked(i: Instruction) -> Expression | None:
     """bf16 is the upper half of an f32; f16 takes a ``cvt``."""
     bits = "{0} & 0xffff0000u" if i.part == "high" else "{0} << 16"
     return Expression(f"__uint_as_float({bits})", PRIMARY, (PREFIX,)) if i.type == "bf16" else None
 
 
-def _widened(i: Formed) -> Callable[[Array], Array]:
+def _widened(i: Instruction) -> Callable[[Array], Array]:
     shift, half = np.uint32(16 * (i.part == "high")), _HALVES[i.type]
     return lambda x: half_to_f32((x >> shift).astype(np.uint16), half)
 
 
-def _first_or_second(i: Formed) -> str:
+def _first_or_second(i: Instruction) -> str:
     return "{unused, half}" if i.part == "high" else "{half, unused}"
 
 
@@ -277,7 +282,7 @@ form(
 )
 
 
-def unpack_half(half: DType, which: int) -> Formed:
+def unpack_half(half: DType, which: int) -> Instruction:
     """One half (0 low, 1 high) of a packed pair as f32, exactly."""
     return named(f"cvt.f32.{half}.{'high' if which else 'low'}", ptx=False)
 
@@ -309,7 +314,7 @@ _BITCAST = {
 }
 
 
-def _reinterpreted(i: Formed) -> Expression:
+def _reinterpreted(i: Instruction) -> Expression:
     text = _BITCAST.get((i.source, i.to), f"({REGISTER[i.to].cuda}){{0}}")
     return Expression(text, PREFIX, (PREFIX,))
 
@@ -325,12 +330,12 @@ for bits, types in (("b16", "u16 s16"), ("b32", "u32 s32 f32"), ("b64", "u64 s64
     )
 
 
-def move(dtype: DType) -> Formed:
+def move(dtype: DType) -> Instruction:
     """A copy of one register: how a mutable register is set and how its value is kept."""
     return named(f"mov.{dtype}")
 
 
-def bitcast(source: DType, dtype: DType) -> Formed:
+def bitcast(source: DType, dtype: DType) -> Instruction:
     """The same bits read as another type of the same width."""
     for t in (source, dtype):
         takes("a conversion", t, REGISTERS)
@@ -344,7 +349,7 @@ def _joined(*parts: Array) -> Array:
     return packed(*parts)
 
 
-def _split(i: Formed) -> Any:
+def _split(i: Instruction) -> Any:
     part = i.result_types[0].numpy
     return lambda x: tuple(np.moveaxis(np.ascontiguousarray(x)[..., None].view(part), -1, 0))
 
@@ -354,7 +359,7 @@ for count, bits, part in ((2, "b32", "b16"), (2, "b64", "b32"), (4, "b64", "b16"
     form(f"mov.{bits} d*{count}:{part}, a", choose=_split, moves_bits=True)
 
 
-def _part_type(i: Formed) -> dict[str, Any]:
+def _part_type(i: Instruction) -> dict[str, Any]:
     part = u16 if i.bits == "b32" else u32
     return {"part_type": part, "shift": REGISTER[i.bits].numpy.type(part.bits)}
 
@@ -373,17 +378,17 @@ form(
 )
 
 
-def combine(dtype: DType) -> Formed:
+def combine(dtype: DType) -> Instruction:
     """Two registers (low, high) as the halves of one of type ``dtype``, u32 or u64."""
     return named(f"mov.b{dtype.bits}", operands=2)
 
 
-def half_of(dtype: DType, which: int) -> Formed:
+def half_of(dtype: DType, which: int) -> Instruction:
     """One half (0 low, 1 high) of a register of type ``dtype``, u32 or u64."""
     return named(f"mov.b{dtype.bits}.{'high' if which else 'low'}", ptx=False)
 
 
-def _picked(i: Formed) -> Any:
+def _picked(i: Instruction) -> Any:
     """Byte n is the one that nibble n of the selector names: 0 to 3 of the first register, 4 to 7 of the second."""
     if not 0 <= i.selector <= 0x7777 or i.selector & 0x8888:
         raise VerifyError(f"prmt picks four of the bytes 0 to 7, one a hex digit, not {i.selector:#x}")
@@ -408,6 +413,62 @@ form(
 )
 
 
-def permute(selector: int) -> Formed:
+def permute(selector: int) -> Instruction:
     """Four bytes picked from the eight of two registers by the nibbles of an immediate."""
     return named("prmt.b32", numbers=(("selector", selector),), ptx=False)
+
+
+# Special registers: who a thread is
+
+
+FULL_MASK = 0xFFFFFFFF
+
+SPECIAL_REGISTERS: dict[str, tuple[DType, str]] = {
+    "tid.x": (u32, "threadIdx.x"),
+    "ctaid.x": (u32, "blockIdx.x"),
+    "ctaid.y": (u32, "blockIdx.y"),
+    "ctaid.z": (u32, "blockIdx.z"),
+    "nctaid.x": (u32, "gridDim.x"),
+    "nctaid.y": (u32, "gridDim.y"),
+    "nctaid.z": (u32, "gridDim.z"),
+    "cluster_ctarank": (u32, "__clusterRelativeBlockRank()"),
+    "cluster_nctarank": (u32, "__clusterSizeInBlocks()"),
+    **{f"cluster_ctaid.{axis}": (u32, f"__clusterRelativeBlockIdx().{axis}") for axis in "xyz"},
+    **{f"clusterid.{axis}": (u32, f"__clusterIdx().{axis}") for axis in "xyz"},
+    "shared_base": (u32, "(unsigned)__cvta_generic_to_shared(shared_memory)"),
+    "local_base": (u32, "(unsigned)__cvta_generic_to_local(local_memory)"),
+    "clock64": (u64, "(unsigned long long)clock64()"),
+}
+"""Name → (type, CUDA C++): what :func:`special` can read. ``shared_base`` is the address of dynamic shared memory,
+``local_base`` of a thread's own.
+
+``clusterid`` is the cluster's place in the grid of clusters, ``cluster_ctaid`` the CTA's in its cluster,
+``cluster_ctarank`` the same as one number, x fastest.
+"""
+
+
+_SPECIAL = form(
+    "special.{register} d:kind",
+    register=" ".join(f"{name}@sm_90" if name.startswith("cluster") else name for name in SPECIAL_REGISTERS),
+    let=lambda i: {"kind": SPECIAL_REGISTERS[i.register][0]},
+    call=lambda i: Expression(SPECIAL_REGISTERS[i.register][1], PREFIX, ()),
+    effects=lambda i: (ReadSpecial(i.register),),
+    ptx=False,
+)
+form(
+    "mov.u64.clock64 d",
+    inline=lambda _: "mov.u64 %0, %%clock64;",  # volatile, so that two reads are never joined
+    effects=(ReadSpecial("clock64"),),
+    asm="volatile memory",
+    ptx=False,
+)
+
+
+def special(register: str) -> Instruction:
+    """The value of a special register (a key of :data:`SPECIAL_REGISTERS`)."""
+    return instruction(_SPECIAL, ("special", register))
+
+
+def read_clock() -> Instruction:
+    """``clock64()``: the SM's cycle counter; never shared or dropped, so that it stays where it is written."""
+    return named("mov.u64.clock64", ptx=False)

@@ -11,18 +11,22 @@ Floating-Point", "Comparison and Selection", "Logic and Shift" and "Data Movemen
 # pyright: reportUnknownVariableType=false
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
 
+from warploom.core.dtypes import DType, f32, pred, u32
+from warploom.core.errors import VerifyError
 from warploom.isa import cpp, poison
 from warploom.isa import meanings as m
-from warploom.isa.alu import BINARY_MEANINGS
-from warploom.isa.base import Open
-from warploom.isa.form import Formed, form
-from warploom.isa.integers import (
+from warploom.isa.form import REGISTERS, Open, RefusedError, form, takes
+from warploom.isa.instruction import Instruction, named
+from warploom.isa.meanings import (
+    BINARY_MEANINGS,
     bit_mask,
     distance_and_sum,
+    dot,
     extended,
     extract,
     funnel_shift,
@@ -31,8 +35,8 @@ from warploom.isa.integers import (
     left_of_highest,
     logic3,
     permute,
+    product24,
 )
-from warploom.isa.narrow import dot, product24
 
 # Derivatives: (k, result, its gradient, operands) → what is added to the gradient of each operand. At a tie, maximum
 # and minimum pass the gradient to their second operand; where no gradient comes, ex2 passes none on, though infinite.
@@ -59,7 +63,7 @@ _MANY: dict[str, Any] = {
 }
 
 
-def gradient(i: Formed) -> Any:
+def gradient(i: Instruction) -> Any:
     """The derivative of an f32 operation that neither saturates nor combines signs."""
     return None if i.fields.get("sat") else (_ONE | _MANY).get(i.op)
 
@@ -67,17 +71,17 @@ def gradient(i: Formed) -> Any:
 # Operators of C++
 
 
-def contracted(i: Formed) -> str:
+def contracted(i: Instruction) -> str:
     """A sum or product of floats is C++'s operator, which may be contracted, where it says nothing of its rounding."""
     return i.op if len(i.ptx_name.split(".")) == 2 else ""
 
 
-def exact_quotient(i: Formed) -> str:
+def exact_quotient(i: Instruction) -> str:
     """C++ divides floats as ``div.rn`` does."""
     return "div" if i.how == "rn" and not i.fields.get("ftz") else ""
 
 
-def quotient(i: Formed) -> str:
+def quotient(i: Instruction) -> str:
     """Programs call the exact quotient ``div.f32``, as the language does."""
     return f"div.{i.words[-1]}" if i.operator else ""
 
@@ -93,7 +97,7 @@ _EXACT: dict[str, Any] = {
 }
 
 
-def exact(i: Formed) -> Any:
+def exact(i: Instruction) -> Any:
     """Sums, products and shifts of integers; not the upper half of a product."""
     return None if i.fields.get("how") == "hi" else _EXACT.get(i.op)
 
@@ -101,7 +105,7 @@ def exact(i: Formed) -> Any:
 # Undefined operands
 
 
-def divides(i: Formed) -> tuple[Open, ...]:
+def divides(i: Instruction) -> tuple[Open, ...]:
     """``div`` and ``rem``: by zero, and the least integer by -1."""
     zero = Open(1, lambda _, by: by == 0, "divides by {}")
     if i.operand_types[0].kind != "signed":
@@ -111,7 +115,7 @@ def divides(i: Formed) -> tuple[Open, ...]:
     return zero, Open(1, lambda x, by: (by == -1) & (x == least), overflow, alone=False)
 
 
-def shifts(i: Formed) -> tuple[Open, ...]:
+def shifts(i: Instruction) -> tuple[Open, ...]:
     """The shifts of C++ are by less than the width."""
     bits = i.operand_types[0].bits
     return (Open(1, lambda _, by: by >= bits, f"shifts by {{}} of its {bits} bits"),)
@@ -196,7 +200,7 @@ form(
 )
 
 
-def summed(i: Formed) -> dict[str, str]:
+def summed(i: Instruction) -> dict[str, str]:
     """Sums of products of which one factor has a sign are signed."""
     return {"sum": "u32" if i.x == i.y == "u32" else "s32"}
 
@@ -305,3 +309,96 @@ SHIFT: dict[str, Any] = {
 }
 form("{op}.{int} d, a, b:u32", op="shl shr", open=shifts, exact=exact, **SHIFT)
 form("{op}.pred d, a, b", op=EQUAL, operator="{op}", choose=lambda i: BINARY_MEANINGS[i.op], call=cpp.infix, ptx=False)
+
+
+# The language's arithmetic by its own names: ``binary("lt", u32)`` is ``setp.lt.u32``, ``a / b`` of floats ``div.rn``,
+# ``!=`` of floats ``neu``.
+
+
+COMPARISONS = ("lt", "le", "gt", "ge", "eq", "ne")
+_BINARY = {
+    **{op: (f"{op}.{{t}}", f"{op}.{{t}}") for op in ("add", "sub", "min", "max")},
+    **{op: (f"{op}.b{{n}}", "") for op in ("and", "or", "xor")},
+    **{op: (f"setp.{op}.{{t}}", f"setp.{op}.{{t}}") for op in COMPARISONS},
+    **{op: (f"{op}.{{t}}", "") for op in ("rem", "shl", "shr")},
+    "mul": ("mul.lo.{t}", "mul.{t}"),
+    "div": ("div.{t}", "div.rn.{t}"),
+    "ne": ("setp.ne.{t}", "setp.neu.{t}"),
+}
+"""Operator → PTX's name of it for integers of a type ``{t}`` of ``{n}`` bits, and for floats; '' for none."""
+_UNARY = {
+    "neg": ("neg.s{n}", "neg.{t}"),
+    "not": ("not.b{n}", ""),
+    "abs": ("abs.{t}", "abs.{t}"),
+    **{op: (f"{op}.b{{n}}", "") for op in ("popc", "clz", "brev")},
+}
+_OF_F32 = {
+    **{op: f"{op}.approx.ftz.f32" for op in ("ex2", "lg2", "rcp", "rsqrt")},
+    "sqrt": "sqrt.rn.f32",
+    "tanh": "tanh.approx.f32",
+    "tf32": "cvt.rna.tf32.f32",
+}
+_NOT_PTX = ("shl", "shr")
+
+
+@lru_cache(maxsize=1 << 10)
+def _found(op: str, names: tuple[str, str], dtype: DType) -> Instruction | None:
+    """The instruction of an operator for a type, None where there is none."""
+    if dtype is pred:
+        name, ptx = f"{op}.pred", op not in ("eq", "ne")
+    else:
+        name, ptx = names[dtype.is_float].format(t=dtype.name, n=dtype.bits), op not in _NOT_PTX
+    try:
+        return named(name, dtype if dtype.is_integer else None, ptx=ptx) if name else None
+    except RefusedError:
+        return None
+
+
+def _made(op: str, names: tuple[str, str], dtype: DType) -> Instruction:
+    found = _found(op, names, dtype)
+    if found is None:
+        allowed = ", ".join(t.name for t in REGISTERS if _found(op, names, t) is not None)
+        raise VerifyError(f"{op} takes {allowed}, not {dtype}: convert the operand first")
+    return found
+
+
+def binary(op: str, dtype: DType) -> Instruction:
+    """``add sub mul div rem and or xor min max shl shr`` and the comparisons ``lt le gt ge eq ne`` of one type.
+
+    The count of a shift is u32. Raises VerifyError for a type that the operator does not take.
+    """
+    return _made(op, _BINARY[op], dtype)
+
+
+def unary(op: str, dtype: DType) -> Instruction:
+    """``neg not abs popc clz brev``; of f32 ``sqrt ex2 lg2 rcp rsqrt tanh`` and rounding to ``tf32``, a u32.
+
+    ``popc`` and ``clz`` give a u32, ``brev`` an unsigned integer. ``ex2 lg2 rcp rsqrt`` are the ``.approx.ftz`` forms:
+    the hardware's error is at most 2 ulp (PTX ISA). Raises VerifyError for a type that the operator does not take.
+    """
+    if op in _OF_F32:
+        takes(op, dtype, (f32,))
+        return named(_OF_F32[op])
+    return _made(op, _UNARY[op], dtype)
+
+
+def fma(dtype: DType = f32) -> Instruction:
+    """a·b + c of f32 or f64, rounded once."""
+    return _made("fma", ("", "fma.rn.{t}"), dtype)
+
+
+def multiply_wide(dtype: DType = u32) -> Instruction:
+    """The product of two integers, in twice their width."""
+    return _made("mul.wide", ("mul.wide.{t}", ""), dtype)
+
+
+def select(dtype: DType) -> Instruction:
+    """The second operand where the predicate, the first one, holds, else the third."""
+    if dtype is pred:
+        raise VerifyError("selp takes integers and floats, not pred")
+    return named(f"selp.b{dtype.bits}", dtype)
+
+
+def pair_arithmetic(op: str, half: DType) -> Instruction:
+    """Packed 16-bit arithmetic, ``fma add mul min max`` on f16x2 or bf16x2 (bf16 has add and mul from sm_90 on)."""
+    return named(f"{op}{'' if op in ('min', 'max') else '.rn'}.{half}x2")

@@ -1,27 +1,41 @@
-"""The table of matrices in registers: ``ldmatrix``, ``stmatrix`` and ``mma.sync``.
+"""The table of matrices: ``ldmatrix``, ``stmatrix``, ``mma.sync``, ``wmma`` and ``wgmma``.
 
-Source: PTX ISA, "Warp Level Matrix Multiply-Accumulate Instructions". The fragment maps come from the catalogue of
+Source: PTX ISA, "Warp Level Matrix Multiply-Accumulate Instructions", "Asynchronous Warpgroup Level Matrix
+Multiply-Accumulate Instructions". The fragment maps come from the catalogue of
 layouts.
 """
 
 # pyright: reportUnknownLambdaType=false, reportUnknownMemberType=false, reportUnknownArgumentType=false
+# pyright: reportUnknownVariableType=false
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any, Literal
 
 import numpy as np
 
 from warploom.core.dtypes import DTYPES, DType, bf16, f16, f32, tf32, u32
 from warploom.core.errors import VerifyError
-from warploom.isa.base import Array
-from warploom.isa.effects import Access, Effect, WarpSync
-from warploom.isa.form import FORMS, Formed, RefusedError, form, named
-from warploom.isa.narrow import half_to_f32
-from warploom.layout.catalogue import mma_fragment
+from warploom.isa.cpp import braces
+from warploom.isa.effects import (
+    Access,
+    AsyncMatrix,
+    CommitGroup,
+    Effect,
+    MatrixAccess,
+    WaitGroup,
+    WarpgroupFence,
+    WarpSync,
+)
+from warploom.isa.form import FORMS, Array, RefusedError, form, waits_for_groups
+from warploom.isa.instruction import Instruction, named
+from warploom.isa.meanings import half_to_f32
+from warploom.layout.catalogue import mma_fragment, wgmma_accumulator, wgmma_operand
 from warploom.layout.fragments import FragmentLayout
+from warploom.layout.wgmma import element_addresses
+from warploom.layout.wmma import WMMA_SHAPES, StorageOrder, wmma_elements, wmma_fragment
 
 
 @dataclass(frozen=True)
@@ -64,12 +78,12 @@ class FragmentSlot:
 # with ``.trans`` of column l/4.
 
 
-def _arranged(i: Formed, halves: Array) -> Array:
+def _arranged(i: Instruction, halves: Array) -> Array:
     """(warps, matrices, 8 rows, 8 halves), rows and columns exchanged for ``.trans``."""
     return np.ascontiguousarray(halves.transpose(0, 1, 3, 2)) if i.trans else halves
 
 
-def _loaded(i: Formed) -> Callable[[Array], tuple[Array, ...]]:
+def _loaded(i: Instruction) -> Callable[[Array], tuple[Array, ...]]:
     """A function from rows as u32 words, shape (warps, 8 · matrices, 4), to the registers of each matrix."""
 
     def registers(rows: Array) -> tuple[Array, ...]:
@@ -80,7 +94,7 @@ def _loaded(i: Formed) -> Callable[[Array], tuple[Array, ...]]:
     return registers
 
 
-def _stored(i: Formed) -> Callable[..., Array]:
+def _stored(i: Instruction) -> Callable[..., Array]:
     """A function from the registers of each matrix to the rows that are written."""
 
     def rows(*registers: Array) -> Array:
@@ -91,7 +105,7 @@ def _stored(i: Formed) -> Callable[..., Array]:
     return rows
 
 
-def _rows(i: Formed) -> tuple[Effect, ...]:
+def _rows(i: Instruction) -> tuple[Effect, ...]:
     mode, lanes = "load" if i.op == "ldmatrix" else "store", 8 * int(i.num[1:])
     access = Access("shared", mode, 0, 16, i.offset, lanes=lanes, collective=True, words=4)
     return WarpSync(aligned=True), access
@@ -103,7 +117,7 @@ form("ldmatrix.sync.aligned.m8n8.{num}{.trans}.{space}.b16 d*num:b32, [at]", cho
 form("stmatrix.sync.aligned.m8n8.{num}{.trans}.{space}.b16 [at], a*num:b32", choose=_stored, since="sm_90", **ROWS)
 
 
-def matrix_access(opcode: Literal["ldmatrix", "stmatrix"], count: int, transposed: bool = False) -> Formed:
+def matrix_access(opcode: Literal["ldmatrix", "stmatrix"], count: int, transposed: bool = False) -> Instruction:
     """``ldmatrix`` or ``stmatrix`` of 1, 2 or 4 matrices. Operands: the address, and the registers that are stored."""
     if count not in (1, 2, 4):
         raise VerifyError(f"ldmatrix and stmatrix move 1, 2 or 4 matrices, not {count}")
@@ -132,7 +146,7 @@ def _slots(shape: str, *types: DType) -> tuple[FragmentSlot, ...]:
     return tuple(found)
 
 
-def _fragments(i: Formed) -> dict[str, Any]:
+def _fragments(i: Instruction) -> dict[str, Any]:
     inputs, accumulator = DTYPES[i.a], DTYPES[i.c]
     a, b, c = slots = _slots(i.shape, inputs, DTYPES[i.fields.get("b", i.a)], accumulator)
     counts = {"na": a.count, "nb": b.count, "nc": c.count}
@@ -177,7 +191,7 @@ form(
 )
 
 
-def mma(shape: str, inputs: DType, accumulator: DType = f32, b: DType | None = None) -> Formed:
+def mma(shape: str, inputs: DType, accumulator: DType = f32, b: DType | None = None) -> Instruction:
     """``mma.sync``; ``b`` is the type of B where it is another than A's. Raises VerifyError for what does not exist."""
     try:
         return named(f"mma.sync.aligned.{shape}.row.col.{accumulator}.{inputs}.{b or inputs}.{accumulator}")
@@ -190,3 +204,285 @@ def mma(shape: str, inputs: DType, accumulator: DType = f32, b: DType | None = N
         listed = "; ".join(f"{one} takes {', '.join(types)}" for one, types in known.items())
         what = f"mma.sync has no {shape} of {inputs} with sums in {accumulator}"
         raise VerifyError(f"{what}: {listed}") from None
+
+
+# ``wmma``: matrices as opaque fragments. The ISA does not say which lane holds which element;
+# :mod:`warploom.layout.wmma` has what GPUs were seen to do, and the emulator needs it. Printing a kernel does not.
+
+
+Operand = Literal["A", "B", "C", "D"]
+ALL_SHAPES: tuple[tuple[str, DType], ...] = tuple((s, DTYPES[t]) for s, types in WMMA_SHAPES.items() for t in types)
+"""Every shape with every type of A and B."""
+
+
+def fragment_registers(shape: str, operand: str, dtype: DType) -> int:
+    """Registers of a fragment per thread (of :func:`fragment_register`)."""
+    return -(-wmma_elements(shape, operand, dtype) * dtype.bits // max(32, dtype.bits))
+
+
+# Loads and stores. Operands: the matrix's address and its leading dimension in elements (u32), the same in all lanes,
+# then the registers that are stored. The matrix is 16-byte aligned (32 for f64), and so is each line of it.
+
+
+def _fragment_in_memory(i: Instruction) -> dict[str, Any]:
+    operand, dtype = i.which.upper(), DTYPES[i.type]
+    registers = {"count": fragment_registers(i.shape, operand, dtype), "register": fragment_register(dtype)}
+    order = i.order if operand in "AB" else "row"
+    fragment = partial(wmma_fragment, i.shape, operand, dtype, order)
+    return {"operand": operand, "dtype": dtype, "fragment": fragment, **registers}
+
+
+def _wmma_name(i: Instruction) -> str:
+    space = i.space or "global"
+    return f"wmma.{i.kind}.{i.which}.sync.aligned.{i.order}.{i.shape}.{space}.{i.type}"
+
+
+def _whole_matrix(i: Instruction) -> tuple[Effect, ...]:
+    """The warp reads or writes the whole matrix together."""
+    space: Any = (i.space or "global").partition("::")[0]
+    major: StorageOrder = i.order
+    common: Any = {"collective": True, "stride": 1, "major": major, "is_input": i.operand in "AB"}
+    return WarpSync(aligned=True), MatrixAccess(space, i.kind, 0, i.dtype.bytes, i.offset, **common)
+
+
+def _loaded_fragment(i: Instruction) -> Any:
+    """A function from the elements of each lane, (warps, lanes, elements) of the element's width, to registers."""
+
+    def registers(words: Array) -> tuple[Array, ...]:
+        held = np.ascontiguousarray(words).view(i.register.numpy)
+        return tuple(np.ascontiguousarray(held[..., n]) for n in range(held.shape[-1]))
+
+    return registers
+
+
+def _stored_fragment(i: Instruction) -> Any:
+    """A function from registers to the elements that are written, (warps, 32, elements) of the element's width."""
+    return lambda *registers: np.ascontiguousarray(np.stack(registers, axis=-1)).view(f"u{i.dtype.bytes}")
+
+
+FRAGMENT: dict[str, Any] = {
+    "order": "row col",
+    "space": "shared shared::cta global",
+    "let": _fragment_in_memory,
+    "name": _wmma_name,
+    "effects": _whole_matrix,
+    "moves_bits": True,
+    "asm": "volatile memory",
+}
+FRAGMENT_WORDS = "{which}.sync.aligned.{order}.{shape}{.space}.{type}"
+WMMA_SHAPES_OF_16_BITS = "m16n16k16 m32n8k16 m8n32k16"
+for shape, inputs, sums in (
+    (WMMA_SHAPES_OF_16_BITS, "f16 bf16 s8 u8", "f16 f32 s32"),
+    ("m16n16k8", "tf32", "f32"),
+    ("m8n8k4", "f64", "f64"),
+):
+    for which, kind in (("a b", inputs), ("c", sums)):
+        said: dict[str, Any] = {"kind": "load", "which": which, "shape": shape, "type": kind, **FRAGMENT}
+        form(f"wmma.{{kind}}.{FRAGMENT_WORDS} d*count:register, [at], stride:u32", choose=_loaded_fragment, **said)
+    said = {"kind": "store", "which": "d", "shape": shape, "type": sums, "operands": "at stride a", **FRAGMENT}
+    form(f"wmma.{{kind}}.{FRAGMENT_WORDS} [at], a*count:register, stride:u32", choose=_stored_fragment, **said)
+
+# Products of fragments that were loaded in these orders: D = A·B + C. Operands and rounding are those of mma.sync.
+
+
+def _product_of_fragments(i: Instruction) -> dict[str, Any]:
+    inputs, accumulator = DTYPES[i.a], DTYPES[i.c]
+    a, b = (fragment_registers(i.shape, which, inputs) for which in "AB")
+    c = fragment_registers(i.shape, "C", accumulator)
+    types = {"of_ab": fragment_register(inputs), "of_c": fragment_register(accumulator)}
+    return {"inputs": inputs, "accumulator": accumulator, "na": a, "nb": b, "nc": c, **types}
+
+
+def product_slots(i: Instruction) -> tuple[FragmentSlot, FragmentSlot, FragmentSlot]:
+    """A, B and C of ``wmma.mma`` as fragments. Raises LayoutError if they were never traced."""
+    layouts = (
+        wmma_fragment(i.shape, "A", i.inputs, i.a_order),
+        wmma_fragment(i.shape, "B", i.inputs, i.b_order),
+        wmma_fragment(i.shape, "C", i.accumulator, "row"),
+    )
+    firsts, types = (0, i.na, i.na + i.nb), (i.inputs, i.inputs, i.accumulator)
+    a, b, c = map(FragmentSlot, layouts, types, firsts, (i.na, i.nb, i.nc))
+    return a, b, c
+
+
+WMMA: dict[str, Any] = {
+    "a_order": "row col",
+    "b_order": "row col",
+    "let": _product_of_fragments,
+    "choose": lambda i: lambda *registers: multiplied(product_slots(i), registers),
+    "effects": (WarpSync(aligned=True),),
+    "asm": "plain",
+}
+for a, c, shape in (
+    ("f16", "f16 f32", WMMA_SHAPES_OF_16_BITS),  # whose names give the types of D and C alone
+    ("bf16", "f32", WMMA_SHAPES_OF_16_BITS),
+    ("s8 u8", "s32", WMMA_SHAPES_OF_16_BITS),
+    ("tf32", "f32", "m16n16k8"),
+    ("f64", "f64", "m8n8k4"),
+):
+    types, default = ("{c}.{c}", {"a": a}) if a == "f16" else ("{c}.{a}.{a}.{c}", {})
+    pattern = f"wmma.mma.sync.aligned.{{a_order}}.{{b_order}}.{{shape}}.{types} {PLACES}"
+    form(pattern, a=a, c=c, shape=shape, default=default, **WMMA)
+
+
+def wmma_load(
+    operand: Literal["A", "B", "C"], shape: str, dtype: DType, order: StorageOrder, space: Literal["shared", "global"]
+) -> Instruction:
+    """``wmma.load``: a fragment from memory."""
+    return named(f"wmma.load.{operand.lower()}.sync.aligned.{order}.{shape}.{space}.{dtype.ptx}")
+
+
+def wmma_store(shape: str, dtype: DType, order: StorageOrder, space: Literal["shared", "global"]) -> Instruction:
+    """``wmma.store``: an accumulator to memory."""
+    return named(f"wmma.store.d.sync.aligned.{order}.{shape}.{space}.{dtype.ptx}")
+
+
+def wmma_mma(
+    shape: str, inputs: DType, accumulator: DType, a_order: StorageOrder = "row", b_order: StorageOrder = "col"
+) -> Instruction:
+    """``wmma.mma`` of fragments that were loaded in these orders."""
+    c = accumulator.ptx
+    types = f"{c}.{c}" if inputs is f16 else f"{c}.{inputs.ptx}.{inputs.ptx}.{c}"
+    return named(f"wmma.mma.sync.aligned.{a_order}.{b_order}.{shape}.{types}")
+
+
+# ``wgmma``: the asynchronous product of a warpgroup (sm_90a)
+
+
+M, K = 64, 16
+
+
+@lru_cache(maxsize=64)
+def _accumulator_slot(n: int, first: int) -> FragmentSlot:
+    layout = wgmma_accumulator(n)
+    return FragmentSlot(layout, f32, first, layout.registers)
+
+
+@lru_cache(maxsize=8)
+def _a_slot(inputs: DType) -> FragmentSlot:
+    layout = wgmma_operand(inputs.bits)
+    return FragmentSlot(layout, inputs, 0, layout.registers)
+
+
+@dataclass(frozen=True, slots=True)
+class WarpgroupProduct:
+    """D = A·B (+ D) of four warps, m64n{n}k16: f16 or bf16 in, f32 out.
+
+    Operands: A (a descriptor, or four registers), B's descriptor, whether to accumulate, D's registers; results: the
+    same registers. ``transposed_b``: B's rows of K are not contiguous in shared memory (N is); ``transposed_a``: nor
+    are A's (M is), which only an A in shared memory may be. Reads and writes happen at any time until the warpgroup
+    waits for the committed group.
+    """
+
+    n: int
+    inputs: DType
+    a_source: Literal["shared", "registers"]
+    transposed_b: bool
+    transposed_a: bool
+
+    @property
+    def a_count(self) -> int:
+        """Operands that make up A."""
+        return 1 if self.a_source == "shared" else 4
+
+    @property
+    def a_slot(self) -> FragmentSlot:
+        """A as a fragment, when it is in registers."""
+        return _a_slot(self.inputs)
+
+    @property
+    def accumulator_slot(self) -> FragmentSlot:
+        """D as a fragment among the operands."""
+        return _accumulator_slot(self.n, self.a_count + 2)
+
+    def a_addresses(self, descriptor: int) -> Array:
+        """Shared byte addresses of A's elements, int64 [64, 16]."""
+        return element_addresses(descriptor, M, K, k_contiguous=not self.transposed_a)
+
+    def b_addresses(self, descriptor: int) -> Array:
+        """Shared byte addresses of B's elements, int64 [n, 16]."""
+        return element_addresses(descriptor, self.n, K, k_contiguous=not self.transposed_b)
+
+    def multiply(self, a: Array, b: Array, c: Array) -> Array:
+        """D from A (groups, 64, 16), B (groups, n, 16), C (groups, 64, n), in float32; see ``mma.sync`` on rounding."""
+        return np.matmul(a, b.transpose(0, 2, 1)) + c
+
+
+def _warpgroup_product(i: Instruction) -> dict[str, Any]:
+    if (i.scale_a, i.scale_b) != (1, 1):
+        raise VerifyError("factors other than 1 are not supported")
+    n, transposed_a = int(i.shape[4:-3]), i.fields.get("transposed_a")
+    source = "registers" if transposed_a is None else "shared"
+    product = WarpgroupProduct(n, DTYPES[i.ab], source, bool(i.transposed_b), bool(transposed_a))
+    first = product.a_count + 2
+    return {"half": n // 2, "warpgroup_product": product, "optional_operands": range(first, first + n // 2)}
+
+
+def _wgmma_text(i: Instruction) -> str:
+    """The line on D's registers, then A, B and the predicate that says whether to accumulate."""
+    d, a = i.half, i.warpgroup_product.a_count
+    at, transpose = d + a, f"{i.transposed_b}" if a == 4 else f"{i.transposed_a}, {i.transposed_b}"
+    of_a = f"%{d}" if a == 1 else braces(d, 4)
+    line = f"{i.mnemonic} {braces(0, d)}, {of_a}, %{at}, p, 1, 1, {transpose};"
+    return f"{{ .reg .pred p; setp.ne.b32 p, %{at + 1}, 0; {line} }}"
+
+
+WARPGROUP: dict[str, Any] = {"since": "sm_90a", "asm": "volatile memory"}
+WGMMA = "wgmma.mma_async.sync.aligned.{shape}.f32.{ab}.{ab}"
+for a, of_a in (("a:b64", "#transposed_a, "), ("a*4:b32", "")):
+    form(
+        f"{WGMMA} d*half:f32, {a}, b:b64, adds:pred, #scale_a, #scale_b, {of_a}#transposed_b, ^sums*half:f32",
+        shape=" ".join(f"m64n{n}k16" for n in range(8, 257, 8)),
+        ab="f16 bf16",
+        name=WGMMA,
+        let=_warpgroup_product,
+        inline=_wgmma_text,
+        tied="sums",
+        effects=(WarpSync(aligned=True), AsyncMatrix()),
+        **WARPGROUP,
+    )
+form("wgmma.fence.sync.aligned", effects=(WarpSync(aligned=True), WarpgroupFence()), **WARPGROUP)
+form("wgmma.commit_group.sync.aligned", effects=(WarpSync(aligned=True), CommitGroup("wgmma")), **WARPGROUP)
+
+
+def _waits_for_products(i: Instruction) -> tuple[Effect, ...]:
+    waits_for_groups(i.pending)
+    return WarpSync(aligned=True), WaitGroup("wgmma", i.pending)
+
+
+# Operands and results are the registers that are complete from here on: naming them keeps the compiler from moving
+# their uses above the wait.
+form(
+    "wgmma.wait_group.sync.aligned ^d*registers:f32, ^done*registers:f32, #pending, #^registers",
+    name="wgmma.wait_group.sync.aligned",
+    default={"registers": 0},
+    inline=lambda i: f"{i.mnemonic} {i.pending};",
+    tied="done",
+    effects=_waits_for_products,
+    **WARPGROUP,
+)
+
+
+def wgmma(
+    n: int,
+    inputs: DType,
+    a_source: Literal["shared", "registers"] = "shared",
+    transposed_b: bool = False,
+    transposed_a: bool = False,
+) -> Instruction:
+    """``wgmma.mma_async`` m64n{n}k16; the parameters are fields of :class:`WarpgroupProduct`."""
+    if transposed_a and a_source != "shared":
+        raise VerifyError("wgmma transposes A only where it reads it from shared memory")
+    if n % 8 or not 8 <= n <= 256:
+        raise VerifyError(f"wgmma takes n = 8, 16 … 256, not {n}")
+    if inputs not in (f16, bf16):
+        raise VerifyError(f"wgmma here takes f16 or bf16, not {inputs}")
+    name = f"wgmma.mma_async.sync.aligned.m64n{n}k16.f32.{inputs}.{inputs}"
+    numbers = {"scale_a": 1, "scale_b": 1, "transposed_a": int(transposed_a), "transposed_b": int(transposed_b)}
+    return named(name, numbers=tuple(numbers.items()), operands=(3 if a_source == "shared" else 6) + n // 2)
+
+
+def wgmma_wait(pending: int, registers: int) -> Instruction:
+    """``wgmma.wait_group``: at most ``pending`` groups stay unfinished. Operands and results: completed registers."""
+    numbers = (("pending", pending), ("registers", registers))
+    return named("wgmma.wait_group.sync.aligned", numbers=numbers)

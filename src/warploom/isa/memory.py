@@ -1,10 +1,11 @@
-"""The table of accesses to memory: loads, stores, atomics, reductions and prefetches.
+"""The table of accesses to memory, and of addresses: loads, stores, atomics, prefetches; state spaces and clusters.
 
 A load gives words of 32 bits or more in the type of its registers, and extends single bytes and halves to u32. Access
 and registers have the same bits, whatever type the text names, so that Programs name them by their width.
 
 Sources: PTX ISA, "Data Movement and Conversion Instructions" (``ld``, ``ldu``, ``st``, ``prefetch``, cache operators
-and eviction hints), "Parallel Synchronization and Communication Instructions" (``atom``, ``red``).
+and eviction hints), "Parallel Synchronization and Communication Instructions" (``atom``, ``red``),
+"Generic Addressing" (``cvta``, ``isspacep``), ``mapa``, ``st.async``.
 """
 
 # pyright: reportUnknownLambdaType=false, reportUnknownMemberType=false, reportUnknownArgumentType=false
@@ -20,10 +21,11 @@ import numpy as np
 
 from warploom.core.dtypes import DTYPES, DType, f32, s64, u32
 from warploom.core.errors import VerifyError
-from warploom.isa.alu import flush_subnormal
-from warploom.isa.base import Array, address
-from warploom.isa.effects import Access, GlobalWait, MemoryOrder, Scope, Space
-from warploom.isa.form import REGISTER, Formed, form, named
+from warploom.isa.cpp import address
+from warploom.isa.effects import Access, AsyncStore, GlobalWait, MemoryOrder, ReadSpecial, Scope, Space
+from warploom.isa.form import REGISTER, Array, form
+from warploom.isa.instruction import Instruction, named
+from warploom.isa.meanings import flush_subnormal
 
 MOST_BYTES = 16
 """What one thread moves in one access."""
@@ -50,14 +52,14 @@ def register_type(element: DType) -> DType:
     return u32 if element.bits < 32 else element
 
 
-def _moved(i: Formed) -> dict[str, Any]:
+def _moved(i: Instruction) -> dict[str, Any]:
     count, bits = int((i.fields.get("vec") or "v1")[1:]), width(i.type)
     if count * bits > 8 * MOST_BYTES:
         raise VerifyError(f"one access moves at most {MOST_BYTES} bytes, not {count} of .{i.type}")
     return {"count": count, "bytes": count * bits // 8, "element": i.home if bits >= 32 else u32}
 
 
-def _access(i: Formed) -> tuple[Access, ...]:
+def _access(i: Instruction) -> tuple[Access, ...]:
     mode: Any = {"ld": "load", "ldu": "load", "st": "store"}.get(i.op, "atomic")
     access = Access(
         _SPACES.get(i.fields.get("space", ""), "global"),
@@ -75,7 +77,7 @@ def _access(i: Formed) -> tuple[Access, ...]:
     return (access,)
 
 
-def _loaded(i: Formed) -> Callable[[Array], tuple[Array, ...]]:
+def _loaded(i: Instruction) -> Callable[[Array], tuple[Array, ...]]:
     """The registers, of the words that are read, shape (warps, lanes, words)."""
     narrow = np.dtype(f"{'i' if i.type[0] == 's' else 'u'}{width(i.type) // 8}")
 
@@ -88,7 +90,7 @@ def _loaded(i: Formed) -> Callable[[Array], tuple[Array, ...]]:
     return registers
 
 
-def _stored(i: Formed) -> Callable[..., Array]:
+def _stored(i: Instruction) -> Callable[..., Array]:
     """The words to write, shape (warps, lanes, words): the low bits of the registers."""
     word = np.dtype(f"u{width(i.type) // 8}")
 
@@ -166,7 +168,7 @@ def _element_access(
     scope: Scope = "gpu",
     volatile: bool = False,
     remote: bool = False,
-) -> Formed:
+) -> Instruction:
     """``ld`` or ``st`` of ``count`` consecutive elements.
 
     Operands: the address, u64 in global memory, else u32; for a store, then the registers of :func:`register_type`.
@@ -211,7 +213,7 @@ def _swapped(old: Array, compare: Array, new: Array) -> Array:
     return np.where(old.view(bits) == compare.view(bits), new, old)
 
 
-def _combined(i: Formed) -> Callable[..., Array]:
+def _combined(i: Instruction) -> Callable[..., Array]:
     """What an atomic leaves in memory, of the old value and its operands, elementwise.
 
     Sums of f32 in global memory flush subnormals to zero.
@@ -226,7 +228,7 @@ def _combined(i: Formed) -> Callable[..., Array]:
     return _swapped if i.rmw == "cas" else _COMBINED[i.rmw]
 
 
-def _atomic(i: Formed) -> dict[str, Any]:
+def _atomic(i: Instruction) -> dict[str, Any]:
     if i.home is not None and i.home.is_float and i.rmw in ("and", "or", "xor"):
         raise VerifyError(f"atomic {i.rmw} takes integers, not {i.home}: convert the operand first")
     return {**_moved(i), "element": i.home or REGISTER[i.type], "combine": _combined(i)}
@@ -268,7 +270,7 @@ def atomic(
     scope: Scope = "gpu",
     kind: str = "",
     remote: bool = False,
-) -> Formed:
+) -> Instruction:
     """``atom``: gives the old value. Operands: the address and the value (``cas``: what to compare with, the value).
 
     ``inc`` counts up to the value and from 0 again, ``dec`` down to 0 and from the value. ``kind`` is PTX's type where
@@ -279,7 +281,7 @@ def atomic(
     return named(f"atom.{order}.{scope}.{'shared::cluster' if remote else space}.{op}.{kind}", dtype)
 
 
-def reduce_add(count: int = 1) -> Formed:
+def reduce_add(count: int = 1) -> Instruction:
     """``red.add`` of 1, 2 or 4 f32 in global memory, vectors from sm_90 on. Operands: the address, then the values."""
     check_vector(f32, count)
     return named(f"red.relaxed.gpu.global.add{f'.v{count}' if count > 1 else ''}.f32")
@@ -288,7 +290,7 @@ def reduce_add(count: int = 1) -> Formed:
 # Hints, and a wait for a counter
 
 
-def _line(i: Formed) -> dict[str, Any]:
+def _line(i: Instruction) -> dict[str, Any]:
     if i.size != 128:
         raise VerifyError(f"applypriority is for a line of 128 bytes, not {i.size}")
     return {}
@@ -313,9 +315,107 @@ form(
 )
 
 
-def wait_at_least() -> Formed:
+def wait_at_least() -> Instruction:
     """A loop on ``ld.acquire.gpu``: blocks until a counter in global memory has reached a value.
 
     Operands: address, the least value (u32). Whoever raises the counter must run without waiting for this thread.
     """
     return named("ld.acquire.gpu.global.u32", ptx=False)
+
+
+# Generic addresses. A global address is its own generic one. Within a space addresses of Programs have 32 bits.
+
+
+Window = Literal["shared", "local"]
+_MARK = {"shared": np.uint64(1 << 60), "local": np.uint64(1 << 61)}
+"""What the emulator adds to addresses of a space to have generic ones: above all of global memory."""
+_LOW_WORD = np.uint64(0xFFFFFFFF)
+
+
+def _within(i: Instruction) -> Any:
+    """A function from generic addresses to their low halves; others become one beyond all of the space."""
+
+    def address(generic: Any) -> Any:
+        inside = generic >> np.uint64(32) == _MARK[i.space] >> np.uint64(32)
+        return np.where(inside, generic & _LOW_WORD, _LOW_WORD).astype(np.uint32)
+
+    return address
+
+
+WINDOW: dict[str, Any] = {"let": lambda i: {"space": i.window.partition("::")[0]}}
+WINDOWS = "shared shared::cta shared::cluster@sm_90 local"
+form("cvta{.to}.{space}.u64 d, a", space="global const", meaning=lambda a: a)
+form("cvta.param.u64 d, a", asm="plain", effects=(ReadSpecial("param_base"),))
+form(
+    "cvta.{window}.u64 d, a:u32=b64",
+    window=WINDOWS,
+    name="cvta.{space}.u64",
+    choose=lambda i: lambda a: a.astype(np.uint64) | _MARK[i.space],
+    **WINDOW,
+)
+form(
+    "cvta.to.{window}.u64 d:u32=b64, a",
+    window=WINDOWS,
+    name="cvta.to.{space}.u64",
+    choose=_within,
+    inline=lambda i: f"{{ .reg .u64 a; {i.ptx_name} a, %1; cvt.u32.u64 %0, a; }}",
+    **WINDOW,
+)
+form(
+    "isspacep.{window} d:pred, a:u64",
+    window="shared shared::cta local",
+    name="isspacep.{space}",
+    choose=lambda i: lambda a: (a & _MARK[i.space]) != 0,
+    **WINDOW,
+)
+form("isspacep.global d:pred, a:u64", meaning=lambda a: a < _MARK["shared"])
+
+
+def to_generic(window: Window) -> Instruction:
+    """``cvta``: the generic address of an address within a state space."""
+    return named(f"cvta.{window}.u64")
+
+
+def from_generic(window: Window) -> Instruction:
+    """``cvta.to``: the address within a state space of a generic address that lies in it."""
+    return named(f"cvta.to.{window}.u64")
+
+
+def is_space(window: Window) -> Instruction:
+    """``isspacep``: whether a generic address lies in a state space."""
+    return named(f"isspacep.{window}")
+
+
+# The shared memory of other CTAs of a cluster
+
+
+WINDOW_BITS = 24
+"""The emulator's shared::cluster addresses: rank + 1 above this bit, the CTA's own shared address below it."""
+
+
+def _mapped(address: Array, rank: Array) -> Array:
+    """The address with the rank in its window; what the hardware returns is its own affair."""
+    return (address & np.uint32((1 << WINDOW_BITS) - 1)) + (rank + np.uint32(1) << np.uint32(WINDOW_BITS))
+
+
+def _mapped_generic(address: Array, rank: Array) -> Array:
+    (own,) = from_generic("shared").meaning(address)
+    return to_generic("shared").meaning(_mapped(own, rank))[0]
+
+
+form("mapa.shared::cluster.u32 d, a, cta:u32", meaning=_mapped, let=lambda _: {"cta_rank": 1}, since="sm_90")
+form("mapa.u64 d, a, cta:u32", meaning=_mapped_generic, let=lambda _: {"cta_rank": 1}, since="sm_90")
+form(
+    "st.async{.weak}.shared::cluster.mbarrier::complete_tx::bytes.v4.{type} [target]:u32, a*4:b32, [barrier]:u32",
+    type="b32 u32 s32 f32",
+    name="st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.b32",
+    operands="target barrier a",
+    effects=lambda i: (AsyncStore(0, 1, 2, i.target_offset, i.barrier_offset),),
+    since="sm_90",
+    asm="volatile memory",
+)
+
+
+def map_shared() -> Instruction:
+    """``mapa``: the place of a shared address in the CTA of a rank. Operands: address, rank."""
+    return named("mapa.shared::cluster.u32")

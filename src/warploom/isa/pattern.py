@@ -57,6 +57,16 @@ class OperandPlace:
     box: Literal["", "map", "coordinates"] = ""
 
     @property
+    def is_read(self) -> bool:
+        """Whether registers stand there that the instruction reads."""
+        return self.kind in ("value", "address")
+
+    @property
+    def is_register(self) -> bool:
+        """Whether registers stand there."""
+        return self.is_read or self.kind == "result"
+
+    @property
     def offset(self) -> str:
         """The name of an address's displacement, ``offset`` for ``[at]``; '' for what is no address."""
         if self.kind != "address":

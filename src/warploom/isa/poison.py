@@ -12,10 +12,19 @@ from typing import Any
 
 import numpy as np
 
-from warploom.isa.base import Array, filled, unsigned_bits
+from warploom.isa.form import Array
 
 Arrays = Sequence[Array]
 LOW, HIGH = np.uint32(0x0000FFFF), np.uint32(0xFFFF0000)
+
+
+def anywhere(instruction: Any, values: Arrays, shadows: Arrays, results: Arrays) -> tuple[Array, ...]:
+    """What only moves bits moves their shadows; in all else one poisoned bit poisons the results."""
+    if instruction.moves_bits:
+        typed = [s if s.dtype == np.bool_ else s.view(v.dtype) for s, v in zip(shadows, values, strict=True)]
+        return tuple(unsigned_bits(x) for x in instruction.meaning(*typed))
+    poisoned = reduce(np.logical_or, [s != 0 for s in shadows])
+    return tuple(filled(poisoned, r.dtype) for r in results)
 
 
 def bitwise(instruction: Any, values: Arrays, shadows: Arrays, _: Arrays) -> tuple[Array, ...]:
@@ -62,3 +71,16 @@ def by_halves(_: Any, __: Arrays, shadows: Arrays, ___: Arrays) -> tuple[Array, 
     """Packed pairs: a poisoned bit poisons its half of the result."""
     wide = [np.where(s & LOW, LOW, np.uint32(0)) | np.where(s & HIGH, HIGH, np.uint32(0)) for s in shadows]
     return (reduce(np.bitwise_or, wide),)
+
+
+def unsigned_bits(x: Array) -> Array:
+    """The same bits as an unsigned integer; a predicate as it is."""
+    return x if x.dtype == np.bool_ else np.ascontiguousarray(x).view(f"u{x.dtype.itemsize}")
+
+
+def filled(where: Array, dtype: np.dtype[Any]) -> Array:
+    """All ones where ``where`` holds, as the shadow of a register of ``dtype``."""
+    if dtype == np.bool_:
+        return np.asarray(where)
+    zero: Any = np.dtype(f"u{dtype.itemsize}").type(0)
+    return np.where(where, ~zero, zero)  # pyright: ignore[reportUnknownVariableType]

@@ -9,17 +9,9 @@ import numpy as np
 
 from warploom.core.dtypes import DType, bf16, e4m3, e5m2, f16, f32, s8, s16, s32, u8, u16, u32, u64
 from warploom.core.errors import TraceError, shown
-from warploom.isa.conversion import (
-    Rounding,
-    bitcast,
-    convert,
-    half_of,
-    pack_bytes,
-    pack_pair,
-    unpack_half,
-)
-from warploom.isa.form import named
-from warploom.isa.operators import multiply_wide, pair_arithmetic, select
+from warploom.isa.conversion import Rounding, bitcast, convert, half_of, pack_bytes, pack_pair, unpack_half
+from warploom.isa.instruction import named
+from warploom.isa.lanewise import multiply_wide, pair_arithmetic, select
 from warploom.lang.builder import Builder, word
 from warploom.lang.values import Element, Mutable, Number, Traced, holds_bits, is_a
 

@@ -33,10 +33,10 @@ from warploom.ir.statements import (
     Value,
     When,
 )
-from warploom.isa.base import Instruction
 from warploom.isa.conversion import move
-from warploom.isa.form import Formed, RefusedError, named
-from warploom.isa.operators import binary, unary
+from warploom.isa.form import RefusedError
+from warploom.isa.instruction import Instruction, named
+from warploom.isa.lanewise import binary, unary
 from warploom.lang.fold import fold_binary, is_commutative, split_sum
 from warploom.lang.source import refuse_rebinding, refuse_uncalled
 from warploom.lang.values import Mutable, Number, TileAddress, Traced, holds_bits
@@ -175,7 +175,7 @@ class Builder:
             self._shared[-1][key] = results
         return results
 
-    def issue(self, instruction: Formed, *values: Number) -> tuple[Traced, ...]:
+    def issue(self, instruction: Instruction, *values: Number) -> tuple[Traced, ...]:
         """Emit an instruction on values: numbers become immediates of the types that its form gives its operands.
 
         The constant part of an address becomes its displacement.
@@ -380,7 +380,7 @@ def word(name: str, *, ptx: bool = True, **fixed: int) -> Callable[[Method], Met
         immediates = [p.name for p in parameters if p.annotation in (int, "int")]
         operands = [n for n in names if n not in immediates and f"{{{n}}}" not in name]
 
-        def made(said: dict[str, Any]) -> Formed:
+        def made(said: dict[str, Any]) -> Instruction:
             numbers = (*fixed.items(), *((n, said[n]) for n in immediates))
             return named(name.format(**said), numbers=numbers, operands=len(operands), ptx=ptx)
 

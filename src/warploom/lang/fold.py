@@ -9,8 +9,8 @@ from __future__ import annotations
 import numpy as np
 
 from warploom.core.dtypes import DType, pred, u32
-from warploom.isa.operators import COMPARISONS, binary
-from warploom.isa.special import special
+from warploom.isa.conversion import special
+from warploom.isa.lanewise import COMPARISONS, binary
 from warploom.lang.values import Number, TileAddress, Traced, ValueBuilder, defining_op
 
 _COMMUTATIVE = {"add", "mul", "and", "or", "xor", "min", "max"}

@@ -9,10 +9,9 @@ from typing import Literal, TypeAlias, get_args, overload
 
 from warploom.core.dtypes import DType, bf16, f16, f32, f64, s8, s32, tf32, u32
 from warploom.core.errors import TraceError, shown
-from warploom.isa.form import Formed
-from warploom.isa.matrix import mma
-from warploom.isa.special import FULL_MASK
-from warploom.isa.wmma import wmma_load, wmma_mma, wmma_store
+from warploom.isa.conversion import FULL_MASK
+from warploom.isa.instruction import Instruction
+from warploom.isa.matrix import mma, wmma_load, wmma_mma, wmma_store
 from warploom.lang.builder import word
 from warploom.lang.memory import GlobalPointer, SharedTile
 from warploom.lang.reducers import NAMED, Reducer, State, single
@@ -415,7 +414,7 @@ class FragmentWords(WarpWords):
 
     def _multiply(
         self,
-        instruction: Formed,
+        instruction: Instruction,
         a: Sequence[Number],
         b: Sequence[Number],
         c: Sequence[Number],

@@ -9,12 +9,12 @@ from typing import Literal
 from warploom.core.dtypes import DType, bf16, f32, pred, s32, u32, u64
 from warploom.core.errors import LayoutError, TraceError
 from warploom.isa.async_copy import Eviction, bulk_store, tensor_load, tensor_store, wait_copies
-from warploom.isa.cluster import map_shared
+from warploom.isa.barriers import mbarrier_arrival, mbarrier_init, mbarrier_wait
+from warploom.isa.conversion import FULL_MASK
 from warploom.isa.effects import ClusterScope
-from warploom.isa.form import named
-from warploom.isa.mbarrier import mbarrier_arrival, mbarrier_init, mbarrier_wait
-from warploom.isa.special import FULL_MASK
-from warploom.isa.wgmma import wgmma, wgmma_wait
+from warploom.isa.instruction import named
+from warploom.isa.matrix import wgmma, wgmma_wait
+from warploom.isa.memory import map_shared
 from warploom.lang.builder import word
 from warploom.lang.fragments import Fragment, FragmentWords
 from warploom.lang.memory import GlobalPointer, SharedTile

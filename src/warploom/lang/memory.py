@@ -13,11 +13,11 @@ from warploom.core.targets import TARGETS
 from warploom.ir.statements import SharedRegion, TileRegion
 from warploom.isa import memory as isa
 from warploom.isa.async_copy import Eviction, cp_async
+from warploom.isa.conversion import special
 from warploom.isa.effects import MemoryOrder, Scope, Space
-from warploom.isa.form import named
+from warploom.isa.instruction import named
 from warploom.isa.matrix import matrix_access
 from warploom.isa.memory import register_type
-from warploom.isa.special import special
 from warploom.lang.arithmetic import Arithmetic
 from warploom.lang.builder import word
 from warploom.lang.fold import least, split_sum

@@ -9,7 +9,7 @@ from warploom.core.dtypes import pred, u32
 from warploom.core.errors import TraceError
 from warploom.isa.barriers import bar_arrive, bar_sync
 from warploom.isa.collective import Mode, shuffle
-from warploom.isa.special import FULL_MASK, special
+from warploom.isa.conversion import FULL_MASK, special
 from warploom.lang.builder import word
 from warploom.lang.memory import MemoryWords
 from warploom.lang.values import Number, Traced

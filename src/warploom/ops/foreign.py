@@ -193,8 +193,8 @@ def _initial(variable: Variable) -> Any:
 
 def _scalar(parameter: Variable, value: Any) -> DType:
     """The type of a number: PTX tells its bits alone, and often not whether they are a float's."""
+    from warploom.ptx.emitter import TYPE
     from warploom.ptx.syntax import TYPES
-    from warploom.ptx.types import TYPE
 
     bits = TYPES[parameter.type]
     if isinstance(value, float | np.floating) and parameter.type[0] in "us":

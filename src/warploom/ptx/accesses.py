@@ -14,15 +14,15 @@ from warploom.isa import memory as isa
 from warploom.isa.async_copy import commit_copies, cp_async, wait_copies
 from warploom.isa.conversion import combine, half_of
 from warploom.isa.effects import Space
-from warploom.isa.form import Formed
+from warploom.isa.instruction import Instruction
+from warploom.isa.lanewise import select
 from warploom.isa.memory import CACHE_HINTS, register_type, width
-from warploom.isa.operators import select
 from warploom.ptx.builder import FlowBuilder, lowered
 from warploom.ptx.emitter import TYPE, constant, unsigned
 from warploom.ptx.syntax import Address, Integer, Not, Operand, PtxInstruction, PtxRegister, Symbol
 
 
-def _reach(b: FlowBuilder, made: Formed) -> tuple[str, bool]:
+def _reach(b: FlowBuilder, made: Instruction) -> tuple[str, bool]:
     """The space of an access, '' for a generic address, and whether shared memory may be another CTA's.
 
     Constant memory is global memory that nobody writes.
@@ -32,7 +32,7 @@ def _reach(b: FlowBuilder, made: Formed) -> tuple[str, bool]:
     return space, written == "shared::cluster" or (not space and b.maps_generic)
 
 
-def _ordered(b: FlowBuilder, made: Formed, space: Space) -> dict[str, Any]:
+def _ordered(b: FlowBuilder, made: Instruction, space: Space) -> dict[str, Any]:
     """Cache hint, order and scope as they count in a space: caches are global memory's alone.
 
     ``volatile`` is a relaxed access of the system's scope. In shared memory it counts as an ordinary one, since what it
@@ -53,7 +53,7 @@ def _ordered(b: FlowBuilder, made: Formed, space: Space) -> dict[str, Any]:
 
 
 @lowered("ld", "ldu")
-def load(b: FlowBuilder, made: Formed, targets: Sequence[Operand], sources: Sequence[Operand]) -> None:
+def load(b: FlowBuilder, made: Instruction, targets: Sequence[Operand], sources: Sequence[Operand]) -> None:
     """``ld``: vectors of any elements as words of at least 32 bits, single bytes and halves extended."""
     if "param" in made.words:
         _parameter(b, made, targets, sources[0])
@@ -66,7 +66,7 @@ def load(b: FlowBuilder, made: Formed, targets: Sequence[Operand], sources: Sequ
     else:
         word, words = {1: u8, 2: u16}.get(made.bytes, u32), max(1, made.bytes // 4)
 
-    def make(where: Space, offset: int) -> tuple[Formed, tuple[Value, ...]]:
+    def make(where: Space, offset: int) -> tuple[Instruction, tuple[Value, ...]]:
         how = _ordered(b, made, where)
         return isa.load(where, word, words, remote=remote and where == "shared", **how).at(offset=offset), ()
 
@@ -97,7 +97,7 @@ def _element(b: FlowBuilder, words: Sequence[Value], index: int, kind: str) -> V
     return b.extend(b.cast(half, s16), s32) if kind[0] == "s" else half
 
 
-def _parameter(b: FlowBuilder, made: Formed, targets: Sequence[Operand], address: Operand) -> None:
+def _parameter(b: FlowBuilder, made: Instruction, targets: Sequence[Operand], address: Operand) -> None:
     """``ld.param``: an argument."""
     kind, bits = made.type, width(made.type)
     if not isinstance(address, Address) or not isinstance(address.base, Symbol):
@@ -115,7 +115,7 @@ def _parameter(b: FlowBuilder, made: Formed, targets: Sequence[Operand], address
 
 
 @lowered("st")
-def store(b: FlowBuilder, made: Formed, targets: Sequence[Operand], sources: Sequence[Operand]) -> None:
+def store(b: FlowBuilder, made: Instruction, targets: Sequence[Operand], sources: Sequence[Operand]) -> None:
     """``st``: vectors of any elements as words of at least 32 bits."""
     if "async" in made.words:
         b.declared(made, targets, sources)
@@ -127,7 +127,7 @@ def store(b: FlowBuilder, made: Formed, targets: Sequence[Operand], sources: Seq
     else:
         dtype, words = {1: u8, 2: u16}.get(made.bytes, u32), _words(b, values, made.type)
 
-    def make(where: Space, offset: int) -> tuple[Formed, list[Value]]:
+    def make(where: Space, offset: int) -> tuple[Instruction, list[Value]]:
         how = _ordered(b, made, where)
         return isa.store(where, dtype, len(words), remote=remote and where == "shared", **how).at(offset=offset), words
 
@@ -148,7 +148,7 @@ def _words(b: FlowBuilder, values: Sequence[Operand], kind: str) -> list[Value]:
 
 
 @lowered("atom", "red")
-def atomic(b: FlowBuilder, made: Formed, targets: Sequence[Operand], sources: Sequence[Operand]) -> None:
+def atomic(b: FlowBuilder, made: Instruction, targets: Sequence[Operand], sources: Sequence[Operand]) -> None:
     """``atom`` and, without the old value, ``red``."""
     (space, remote), scope = _reach(b, made), b.scope(made)
     if made.count > 1 and not space and b.windows:
@@ -156,7 +156,7 @@ def atomic(b: FlowBuilder, made: Formed, targets: Sequence[Operand], sources: Se
     kind = ".".join(filter(None, ("noftz" * ("noftz" in made.words), made.fields.get("vec"), made.type)))
     values = [b.read(x, made.element) for x in sources[1 : 1 + made.count * (2 if made.rmw == "cas" else 1)]]
 
-    def make(where: Space, offset: int) -> tuple[Formed, list[Value]]:
+    def make(where: Space, offset: int) -> tuple[Instruction, list[Value]]:
         reached, order = "global" if where == "local" else where, made.fields.get("order") or "relaxed"
         far = remote and where == "shared"
         return isa.atomic(reached, made.rmw, made.element, order, scope, kind, far).at(offset=offset), values
@@ -166,12 +166,12 @@ def atomic(b: FlowBuilder, made: Formed, targets: Sequence[Operand], sources: Se
 
 
 @lowered("prefetch", "prefetchu", "applypriority")
-def no_operation(b: FlowBuilder, made: Formed, targets: Sequence[Operand], sources: Sequence[Operand]) -> None:
+def no_operation(b: FlowBuilder, made: Instruction, targets: Sequence[Operand], sources: Sequence[Operand]) -> None:
     """Hints to caches change speed alone."""
 
 
 @lowered("cp")
-def copy(b: FlowBuilder, made: Formed, targets: Sequence[Operand], sources: Sequence[Operand]) -> None:
+def copy(b: FlowBuilder, made: Instruction, targets: Sequence[Operand], sources: Sequence[Operand]) -> None:
     """``cp.async`` and its groups, bulk copies of bytes and of tensors."""
     if "prefetch" in made.words:
         return
@@ -191,7 +191,7 @@ def copy(b: FlowBuilder, made: Formed, targets: Sequence[Operand], sources: Sequ
         b.declared(made, targets, sources)
 
 
-def _copy(b: FlowBuilder, made: Formed, sources: Sequence[Operand]) -> None:
+def _copy(b: FlowBuilder, made: Instruction, sources: Sequence[Operand]) -> None:
     """``cp.async``: a predicate in place of the count of bytes holds where the source is left out."""
     size, valid = made.bytes, sources[2] if len(sources) > 2 else None
     zero_fill = valid is not None and valid != Integer(size)

@@ -13,13 +13,11 @@ from warploom.core.errors import VerifyError
 from warploom.ir import statements as ir
 from warploom.ir.statements import Const, Op, Statement, TileRegion, Value, When
 from warploom.isa.async_copy import POLICIES
-from warploom.isa.base import Instruction as Isa
-from warploom.isa.conversion import bitcast, convert, move
+from warploom.isa.conversion import bitcast, convert, move, special
 from warploom.isa.effects import Scope, Space
-from warploom.isa.form import Formed
-from warploom.isa.operators import binary, select, unary
-from warploom.isa.spaces import Window, from_generic, is_space
-from warploom.isa.special import special
+from warploom.isa.instruction import Instruction
+from warploom.isa.lanewise import binary, select, unary
+from warploom.isa.memory import Window, from_generic, is_space
 from warploom.ptx.blocks import BasicBlock
 from warploom.ptx.emitter import Emitter, Specials, constant, unsigned
 from warploom.ptx.reading import CARRY, find
@@ -40,7 +38,7 @@ from warploom.ptx.usage import Usage, by_guard, completed_registers
 
 _PARAMETER_BYTES = 4096
 _HINT = "L2::cache_hint"
-Make: TypeAlias = Callable[[Space, int], tuple[Isa, Sequence[ir.Operand]]]
+Make: TypeAlias = Callable[[Space, int], tuple[Instruction, Sequence[ir.Operand]]]
 """An access for a space and a displacement: the instruction, and its operands after the address."""
 
 
@@ -160,7 +158,7 @@ class FlowBuilder(Emitter):
             return Integer(int(value.value))
         return self.usage.constants.get(x.name, x)
 
-    def declared(self, made: Formed, targets: Sequence[Operand], sources: Sequence[Operand]) -> None:
+    def declared(self, made: Instruction, targets: Sequence[Operand], sources: Sequence[Operand]) -> None:
         """An instruction that a table declares, as it is."""
         if made.form.scalar:
             self.set_all(targets, made, [self.read(x, t) for x, t in zip(sources, made.operand_types, strict=True)])
@@ -191,7 +189,7 @@ class FlowBuilder(Emitter):
         self.emit(move(u32), (carry,), (self.carry,))
         self.assign(targets[0], result)
 
-    def scope(self, made: Formed) -> Scope:
+    def scope(self, made: Instruction) -> Scope:
         """The scope of an access or a fence, the GPU's where none is named; in a cluster of one CTA the CTA's."""
         scope = made.fields.get("scope") or "gpu"
         if scope == "cluster" and self.specials.cluster != (1, 1, 1):
@@ -346,7 +344,11 @@ class FlowBuilder(Emitter):
         return list(found)
 
     def _when(
-        self, holds: ir.Operand, access: tuple[Isa, Sequence[ir.Operand]], base: ir.Operand, results: Sequence[Value]
+        self,
+        holds: ir.Operand,
+        access: tuple[Instruction, Sequence[ir.Operand]],
+        base: ir.Operand,
+        results: Sequence[Value],
     ) -> None:
         inner = Op(access[0], (base, *access[1]), tuple(results), self.where)
         self._out.append(When(holds, (inner,), where=self.where))
@@ -363,7 +365,7 @@ class FlowBuilder(Emitter):
     def set_all(
         self,
         targets: Sequence[Operand],
-        instruction: Isa,
+        instruction: Instruction,
         operands: Sequence[ir.Operand],
         within: TileRegion | None = None,
     ) -> None:
@@ -424,7 +426,7 @@ class FlowBuilder(Emitter):
         return value
 
 
-Lowering = Callable[[FlowBuilder, Formed, Sequence[Operand], Sequence[Operand]], None]
+Lowering = Callable[[FlowBuilder, Instruction, Sequence[Operand], Sequence[Operand]], None]
 LOWERINGS: dict[str, Lowering] = {}
 """Opcode → what makes other operations of a declared instruction, of what it writes and of what it reads."""
 

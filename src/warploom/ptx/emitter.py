@@ -17,11 +17,10 @@ from warploom.core.dtypes import DType, pred, u16, u32, u64
 from warploom.core.errors import PtxError
 from warploom.ir import statements as ir
 from warploom.ir.statements import NOWHERE, Const, Op, Operand, Statement, TileRegion, Value
-from warploom.isa.base import Instruction as Isa
-from warploom.isa.conversion import convert
+from warploom.isa.conversion import SPECIAL_REGISTERS, convert, read_clock, special
 from warploom.isa.form import REGISTER
-from warploom.isa.operators import binary
-from warploom.isa.special import SPECIAL_REGISTERS, read_clock, special
+from warploom.isa.instruction import Instruction
+from warploom.isa.lanewise import binary
 from warploom.ptx.syntax import UnknownTypeError
 
 
@@ -58,7 +57,7 @@ class Emitter:
     def __init__(self, first: int) -> None:
         self.numbers, self.where = count(first), NOWHERE
         self._out: list[Statement] = []
-        self._known: dict[tuple[Isa, ir.Operand | None], Value] = {}  # casts and special registers of the block
+        self._known: dict[tuple[Instruction, ir.Operand | None], Value] = {}  # casts and special registers of the block
 
     def fresh(self, dtype: DType, name: str = "") -> Value:
         """A new value."""
@@ -66,7 +65,7 @@ class Emitter:
 
     def emit(
         self,
-        instruction: Isa,
+        instruction: Instruction,
         operands: Sequence[ir.Operand] = (),
         results: Sequence[Value] = (),
         within: TileRegion | None = None,
@@ -75,13 +74,13 @@ class Emitter:
         tiles = (within, *(None,) * (len(operands) - 1)) if within is not None else ()
         self._out.append(Op(instruction, tuple(operands), tuple(results), self.where, tiles))
 
-    def op(self, instruction: Isa, *operands: ir.Operand) -> Value:
+    def op(self, instruction: Instruction, *operands: ir.Operand) -> Value:
         """An operation with one result, a new value."""
         result = self.fresh(instruction.result_types[0])
         self.emit(instruction, operands, (result,))
         return result
 
-    def once(self, instruction: Isa, operand: ir.Operand | None = None) -> Value:
+    def once(self, instruction: Instruction, operand: ir.Operand | None = None) -> Value:
         """The same for an instruction that depends on nothing that changes within the block: made once."""
         if isinstance(operand, ir.Register):
             return self.op(instruction, operand)

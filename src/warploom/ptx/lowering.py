@@ -17,16 +17,13 @@ from collections.abc import Sequence
 from warploom.core.dtypes import DType, pred, u32, u64
 from warploom.ir.statements import Const
 from warploom.ir.statements import Operand as Value
-from warploom.isa import cluster
-from warploom.isa.barriers import SYSTEM_CALLS
-from warploom.isa.conversion import combine, half_of
+from warploom.isa import memory
+from warploom.isa.barriers import SYSTEM_CALLS, mbarrier_test, mbarrier_wait
+from warploom.isa.conversion import FULL_MASK, combine, half_of, special
 from warploom.isa.effects import Space
-from warploom.isa.form import Formed, named
-from warploom.isa.mbarrier import mbarrier_test, mbarrier_wait
-from warploom.isa.memory import load, store
-from warploom.isa.operators import binary, select, unary
-from warploom.isa.spaces import from_generic, is_space, to_generic
-from warploom.isa.special import FULL_MASK, special
+from warploom.isa.instruction import Instruction, named
+from warploom.isa.lanewise import binary, select, unary
+from warploom.isa.memory import from_generic, is_space, load, store, to_generic
 from warploom.ptx.builder import FlowBuilder, lowered
 from warploom.ptx.emitter import constant
 from warploom.ptx.syntax import Operand, PtxRegister
@@ -38,7 +35,7 @@ Operands = Sequence[Operand]
 
 
 @lowered("mov")
-def move(b: FlowBuilder, made: Formed, targets: Operands, sources: Operands) -> None:
+def move(b: FlowBuilder, made: Instruction, targets: Operands, sources: Operands) -> None:
     """``mov``: copies the value of a register; vectors are packed into one, and unpacked."""
     if made.copies:
         b.assign(targets[0], b.read(sources[0], b.home(targets[0], made.result_types[0])))
@@ -59,7 +56,7 @@ def move(b: FlowBuilder, made: Formed, targets: Operands, sources: Operands) -> 
 
 
 @lowered("cvta")
-def convert_address(b: FlowBuilder, made: Formed, targets: Operands, sources: Operands) -> None:
+def convert_address(b: FlowBuilder, made: Instruction, targets: Operands, sources: Operands) -> None:
     """``cvta``: a global address is its own generic one, and that of a parameter the tensor map's."""
     address = b.read(sources[0], made.operand_types[0])
     if "param" in made.words:
@@ -70,7 +67,7 @@ def convert_address(b: FlowBuilder, made: Formed, targets: Operands, sources: Op
 
 
 @lowered("isspacep")
-def space_test(b: FlowBuilder, made: Formed, targets: Operands, sources: Operands) -> None:
+def space_test(b: FlowBuilder, made: Instruction, targets: Operands, sources: Operands) -> None:
     """``isspacep``: what lies in no other space is global."""
     address = b.read(sources[0], u64)
     if "global" in made.words:
@@ -81,12 +78,12 @@ def space_test(b: FlowBuilder, made: Formed, targets: Operands, sources: Operand
 
 
 @lowered("mapa")
-def map_shared(b: FlowBuilder, made: Formed, targets: Operands, sources: Operands) -> None:
+def map_shared(b: FlowBuilder, made: Instruction, targets: Operands, sources: Operands) -> None:
     """``mapa``: of an address in shared memory, or of a generic one."""
     generic = made.operand_types[0] is u64
     address = b.read(sources[0], made.operand_types[0])
     own = b.op(from_generic("shared"), address) if generic else address
-    place = b.op(cluster.map_shared(), own, b.read(sources[1], u32))
+    place = b.op(memory.map_shared(), own, b.read(sources[1], u32))
     b.assign(targets[0], b.op(to_generic("shared"), place) if generic else place)
 
 
@@ -94,12 +91,12 @@ def map_shared(b: FlowBuilder, made: Formed, targets: Operands, sources: Operand
 
 
 @lowered("griddepcontrol", "nanosleep")
-def nothing(b: FlowBuilder, made: Formed, targets: Operands, sources: Operands) -> None:
+def nothing(b: FlowBuilder, made: Instruction, targets: Operands, sources: Operands) -> None:
     """Ignore ``griddepcontrol`` and ``nanosleep``: they affect scheduling only."""
 
 
 @lowered("fence")
-def fence(b: FlowBuilder, made: Formed, targets: Operands, sources: Operands) -> None:
+def fence(b: FlowBuilder, made: Instruction, targets: Operands, sources: Operands) -> None:
     """Fences. Of a cluster of one CTA the scope is the CTA's; the address of an acquired tensor map is one operand."""
     if made.fields.get("scope") == "cluster":
         made = named(f"fence.{made.order}.{b.scope(made)}")
@@ -107,7 +104,7 @@ def fence(b: FlowBuilder, made: Formed, targets: Operands, sources: Operands) ->
 
 
 @lowered("wgmma")
-def warpgroup(b: FlowBuilder, made: Formed, targets: Operands, sources: Operands) -> None:
+def warpgroup(b: FlowBuilder, made: Instruction, targets: Operands, sources: Operands) -> None:
     """``wgmma.wait_group`` names the registers that it completes; other forms are what they are."""
     names = b.completed.get(id(b.current), ())
     if not names:
@@ -118,7 +115,7 @@ def warpgroup(b: FlowBuilder, made: Formed, targets: Operands, sources: Operands
 
 
 @lowered("mbarrier")
-def mbarrier(b: FlowBuilder, made: Formed, targets: Operands, sources: Operands) -> None:
+def mbarrier(b: FlowBuilder, made: Instruction, targets: Operands, sources: Operands) -> None:
     """``mbarrier``: waits become loops, and states the parity of their phase."""
     kind = made.words[1]
     if kind in ("try_wait", "test_wait"):
@@ -140,7 +137,7 @@ def _state(b: FlowBuilder, address: Operand) -> None:
         b.assign(state, b.op(select(u64), odd, constant(1, u64), constant(0, u64)))
 
 
-def _wait(b: FlowBuilder, made: Formed, target: Operand, sources: Operands) -> None:
+def _wait(b: FlowBuilder, made: Instruction, target: Operand, sources: Operands) -> None:
     base, offset, within = b.address(sources[0], "shared")
     scope, operands = made.fields.get("scope") or "cta", (base, b.read(sources[1], u32))
     if b.loops_until(target):
@@ -156,7 +153,7 @@ def _wait(b: FlowBuilder, made: Formed, target: Operand, sources: Operands) -> N
 
 
 @lowered("tensormap")
-def tensor_map(b: FlowBuilder, made: Formed, targets: Operands, sources: Operands) -> None:
+def tensor_map(b: FlowBuilder, made: Instruction, targets: Operands, sources: Operands) -> None:
     """``tensormap.replace``, and ``tensormap.cp_fenceproxy``: a warp copies a map, 4 bytes a lane, and publishes it."""
     if made.words[1] == "replace":
         _on_map(b, made, targets, sources)
@@ -170,7 +167,7 @@ def tensor_map(b: FlowBuilder, made: Formed, targets: Operands, sources: Operand
     b.emit(named("bar.warp.sync"), (Const(u32, FULL_MASK),))
 
 
-def _on_map(b: FlowBuilder, made: Formed, _: Operands, sources: Operands) -> None:
+def _on_map(b: FlowBuilder, made: Instruction, _: Operands, sources: Operands) -> None:
     """An instruction on a whole tensor map, whose address is one operand."""
     address, *values = sources
     base, offset, within = b.address(address, "global" if made.operand_types[0] is u64 else "shared")
@@ -182,7 +179,7 @@ def _on_map(b: FlowBuilder, made: Formed, _: Operands, sources: Operands) -> Non
 
 
 @lowered(*SYSTEM_CALLS)
-def call(b: FlowBuilder, made: Formed, targets: Operands, sources: Operands) -> None:
+def call(b: FlowBuilder, made: Instruction, targets: Operands, sources: Operands) -> None:
     """``vprintf`` and ``__assertfail``."""
     given = [_passed(b, x, t) for x, t in zip(sources, made.operand_types, strict=True)]
     found = [b.fresh(t) for t in made.result_types]
@@ -192,7 +189,7 @@ def call(b: FlowBuilder, made: Formed, targets: Operands, sources: Operands) -> 
 
 
 def _passed(b: FlowBuilder, place: Operand, dtype: DType) -> Value:
-    def make(_: Space, offset: int) -> tuple[Formed, tuple[Value, ...]]:
+    def make(_: Space, offset: int) -> tuple[Instruction, tuple[Value, ...]]:
         return load("local", dtype).at(offset=offset), ()
 
     return b.access(place, "local", make, [dtype])[0]

@@ -7,7 +7,8 @@ from typing import Any
 
 from warploom.core.dtypes import DType
 from warploom.isa.barriers import SYSTEM_CALLS
-from warploom.isa.form import Form, Formed, RefusedError, candidates, home_of, instruction
+from warploom.isa.form import Form, RefusedError, candidates
+from warploom.isa.instruction import Instruction, home_of, instruction
 from warploom.isa.pattern import OperandPlace
 from warploom.ptx.syntax import Address, Both, Integer, Operand, PtxInstruction, PtxRegister, PtxVector
 
@@ -17,9 +18,9 @@ _UNKNOWN = Integer(16)
 """Stands for a number that is not known yet: one that every instruction can have."""
 Home = Callable[[Operand, DType], DType]
 Known = Callable[[Operand], Operand]
-Found = tuple[Formed, Sequence[Operand], Sequence[Operand]]
-_PLAIN: dict[Any, Formed] = {}
-_SCALAR: dict[tuple[str, tuple[str, ...], int], Formed] = {}
+Found = tuple[Instruction, Sequence[Operand], Sequence[Operand]]
+_PLAIN: dict[Any, Instruction] = {}
+_SCALAR: dict[tuple[str, tuple[str, ...], int], Instruction] = {}
 
 
 def _flat(operands: Sequence[Operand]) -> Sequence[Operand]:
@@ -40,7 +41,7 @@ def key_of(i: PtxInstruction) -> Any:
     return i.opcode, i.modifiers, tuple(map(_shape, i.operands))
 
 
-def placed(i: PtxInstruction) -> tuple[Formed, list[OperandPlace]]:
+def placed(i: PtxInstruction) -> tuple[Instruction, list[OperandPlace]]:
     """The instruction, and the places of all that its operands name. Numbers in registers are not known yet.
 
     Raises VerifyError.

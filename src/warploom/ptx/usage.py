@@ -13,7 +13,7 @@ from itertools import chain
 
 from warploom.core.dtypes import DType, f32, f64, pred, u16, u32, u64
 from warploom.core.errors import VerifyError
-from warploom.isa.form import Formed
+from warploom.isa.instruction import Instruction
 from warploom.isa.pattern import OperandPlace
 from warploom.ptx.blocks import BasicBlock
 from warploom.ptx.reading import key_of, placed
@@ -77,7 +77,7 @@ def _roles(i: PtxInstruction) -> Roles:
     return found
 
 
-def _kind(made: Formed, place: OperandPlace, is_open: bool) -> str:
+def _kind(made: Instruction, place: OperandPlace, is_open: bool) -> str:
     if place.kind not in ("result", "value"):
         return "bits"
     if is_open and (place.type in ("", "element") or place.type.startswith("b")):

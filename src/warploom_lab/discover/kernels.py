@@ -8,8 +8,7 @@ instruction brought the element; :mod:`warploom_lab.discover.fragments` prepares
 from __future__ import annotations
 
 from warploom.core.dtypes import DType, bf16, f32, u16, u32
-from warploom.isa.base import Instruction
-from warploom.isa.form import Formed
+from warploom.isa.instruction import Instruction
 from warploom.lang import Global, Kernel, Mutable, Traced, kernel
 from warploom.lang.values import Number
 from warploom.layout.wgmma import MatrixDescriptor
@@ -53,7 +52,7 @@ def trace_registers(k: Kernel, source: Global[u32], out: Global[u32], *, instruc
 
 @kernel(threads=32)
 def trace_wmma_load(
-    k: Kernel, source: Global[u32], out: Global[u32], *, instruction: Formed, matrix_words: int, leading: int
+    k: Kernel, source: Global[u32], out: Global[u32], *, instruction: Instruction, matrix_words: int, leading: int
 ) -> None:
     """``wmma.load`` of matrix number ``cta_x`` (``matrix_words`` 32-bit words each), and its registers dumped."""
     matrix = source + k.cta_x * matrix_words
@@ -63,7 +62,7 @@ def trace_wmma_load(
 
 @kernel(threads=32)
 def trace_wmma_store(
-    k: Kernel, source: Global[u32], out: Global[u32], *, instruction: Formed, matrix_words: int, leading: int
+    k: Kernel, source: Global[u32], out: Global[u32], *, instruction: Instruction, matrix_words: int, leading: int
 ) -> None:
     """Registers from ``source``, and the matrix that ``wmma.store`` makes of them."""
     registers = _load_registers(k, source, k.cta_x, instruction.operand_types[2:])
@@ -72,7 +71,7 @@ def trace_wmma_store(
 
 
 @kernel(threads=32)
-def trace_ldmatrix(k: Kernel, source: Global[u32], out: Global[u32], *, instruction: Formed) -> None:
+def trace_ldmatrix(k: Kernel, source: Global[u32], out: Global[u32], *, instruction: Instruction) -> None:
     """8·count rows of 16 bytes to shared memory, lane *r* pointing to row *r*; the registers dumped."""
     rows = 8 * len(instruction.result_types)
     tile = k.shared(u16, (rows, 8), name="rows")
@@ -85,7 +84,7 @@ def trace_ldmatrix(k: Kernel, source: Global[u32], out: Global[u32], *, instruct
 
 
 @kernel(threads=32, requires="sm_90")
-def trace_stmatrix(k: Kernel, source: Global[u32], out: Global[u32], *, instruction: Formed) -> None:
+def trace_stmatrix(k: Kernel, source: Global[u32], out: Global[u32], *, instruction: Instruction) -> None:
     """Registers from ``source`` through ``stmatrix``; out are the 8·count rows of 16 bytes that it wrote."""
     count = len(instruction.operand_types) - 1
     rows = 8 * count

@@ -20,9 +20,8 @@ from numpy.typing import NDArray
 from warploom.core.dtypes import DTYPES, DType, bf16, f16, f64, s8, s32, tf32, u8, u16
 from warploom.core.errors import LayoutError
 from warploom.ir.program import Program
-from warploom.isa.form import Formed, named
-from warploom.isa.matrix import FragmentSlot, matrix_access, mma
-from warploom.isa.wmma import product_slots, wmma_load, wmma_mma, wmma_store
+from warploom.isa.instruction import Instruction, named
+from warploom.isa.matrix import FragmentSlot, matrix_access, mma, product_slots, wmma_load, wmma_mma, wmma_store
 from warploom.layout.catalogue import movmatrix_fragment, wgmma_accumulator
 from warploom.layout.fit import Observation
 from warploom.layout.fragments import WARP_SIZE, FragmentLayout
@@ -119,12 +118,12 @@ def _from_bits(name: str, passes: Array) -> Array:
 # -------------------------------------------------------------------- mma.sync
 
 
-def _slots(instruction: Formed) -> tuple[FragmentSlot, ...]:
+def _slots(instruction: Instruction) -> tuple[FragmentSlot, ...]:
     """A, B and C of ``mma`` or ``wmma.mma``."""
     return instruction.slots or product_slots(instruction)
 
 
-def _run_mma(run: Run, instruction: Formed, sources: list[tuple[Array, Array, Array]]) -> Array:
+def _run_mma(run: Run, instruction: Instruction, sources: list[tuple[Array, Array, Array]]) -> Array:
     """Words of A, B and C per pass → D's elements per lane, float64 [passes, 32, elements]."""
     out = _slots(instruction)[2]
     source = np.stack([np.concatenate(parts, axis=-1) for parts in sources])
@@ -135,7 +134,7 @@ def _run_mma(run: Run, instruction: Formed, sources: list[tuple[Array, Array, Ar
     return _unpacked(result, out.dtype)
 
 
-def _observe_input(run: Run, instruction: Formed, which: int, name: str) -> Observation:
+def _observe_input(run: Run, instruction: Instruction, which: int, name: str) -> Observation:
     """A (0) or B (1): identifiers enter there, multiplied by shifted identities, and show up in D."""
     slots = _slots(instruction)
     traced, other, out = slots[which], slots[1 - which], slots[2]
@@ -161,7 +160,7 @@ def _observe_input(run: Run, instruction: Formed, which: int, name: str) -> Obse
     return _located(name, traced.layout.shape, elements, joined)
 
 
-def _observe_result(run: Run, instruction: Formed, name: str) -> Observation:
+def _observe_result(run: Run, instruction: Instruction, name: str) -> Observation:
     """D: bits of the row enter through A's first column, bits of the column through B's first row."""
     a, b, c = _slots(instruction)
     (m, k), n = a.layout.shape, c.layout.shape[1]
@@ -177,7 +176,7 @@ def _observe_result(run: Run, instruction: Formed, name: str) -> Observation:
 
 
 def _mma_tracers() -> Iterator[FragmentTracer]:
-    instructions: list[Formed] = [
+    instructions: list[Instruction] = [
         *(mma(shape, t) for shape in ("m16n8k16", "m16n8k8") for t in (bf16, f16)),
         *(mma(shape, f16, f16) for shape in ("m16n8k16", "m16n8k8")),
         *(mma(shape, tf32) for shape in ("m16n8k8", "m16n8k4")),
@@ -209,7 +208,7 @@ def _coordinate_passes(rows: int, cols: int) -> Array:
     return np.stack([row >> b & 1 for b in range(_passes(rows))] + [col >> b & 1 for b in range(_passes(cols))])
 
 
-def _observe_ldmatrix(run: Run, instruction: Formed, name: str) -> Observation:
+def _observe_ldmatrix(run: Run, instruction: Instruction, name: str) -> Observation:
     count = len(instruction.result_types)
     shape = 8 * count, 8
     source = _packed(_coordinate_passes(*shape), u16)
@@ -218,7 +217,7 @@ def _observe_ldmatrix(run: Run, instruction: Formed, name: str) -> Observation:
     return Observation.from_bits(name, shape, _unpacked(out, u16))
 
 
-def _observe_stmatrix(run: Run, instruction: Formed, name: str) -> Observation:
+def _observe_stmatrix(run: Run, instruction: Instruction, name: str) -> Observation:
     count = len(instruction.operand_types) - 1
     shape, elements = (8 * count, 8), 2 * count
     numbers = _identifiers(elements)
@@ -299,7 +298,7 @@ def _leading(shape: tuple[int, int], order: str, dtype: DType) -> int:
     return -(-line * dtype.bytes // 16) * 16 // dtype.bytes
 
 
-def _observe_wmma_load(run: Run, instruction: Formed, name: str) -> Observation:
+def _observe_wmma_load(run: Run, instruction: Instruction, name: str) -> Observation:
     shape = operand_shape(instruction.shape, instruction.operand)
     dtype = instruction.dtype
     passes = _coordinate_passes(*shape)
@@ -314,7 +313,7 @@ def _observe_wmma_load(run: Run, instruction: Formed, name: str) -> Observation:
     return Observation.from_bits(name, shape, _unpacked(out, dtype))
 
 
-def _observe_wmma_store(run: Run, instruction: Formed, name: str) -> Observation:
+def _observe_wmma_store(run: Run, instruction: Instruction, name: str) -> Observation:
     shape, dtype = operand_shape(instruction.shape, "D"), instruction.dtype
     elements = wmma_elements(instruction.shape, "D", dtype)
     numbers = _identifiers(elements)
@@ -353,7 +352,7 @@ def _wmma_tracers() -> Iterator[FragmentTracer]:
         yield FragmentTracer(name, i.accumulator.bits, partial(_observe_result, instruction=i, name=name))
 
 
-def wmma_products() -> Iterator[Formed]:
+def wmma_products() -> Iterator[Instruction]:
     """``wmma.mma`` in every shape, type and order."""
     for shape, types in WMMA_SHAPES.items():
         for inputs, sums in ((DTYPES[t], DTYPES[c]) for t in types for c in WMMA_ACCUMULATORS[t]):

@@ -6,7 +6,7 @@ from __future__ import annotations
 import numpy as np
 
 from tests.emulate.defects.base import Launch, numbers, planted, zeros
-from warploom.isa.operators import binary
+from warploom.isa.lanewise import binary
 from warploom.lang import Global, Kernel, kernel, s32, u32, u64
 
 GROUP = "integers and values"

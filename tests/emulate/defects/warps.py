@@ -8,7 +8,7 @@ from contextlib import nullcontext
 import numpy as np
 
 from tests.emulate.defects.base import Launch, planted, zeros
-from warploom.isa.special import FULL_MASK
+from warploom.isa.conversion import FULL_MASK
 from warploom.lang import Global, Kernel, bf16, f32, kernel, u32
 
 GROUP = "lanes of a warp"

@@ -27,7 +27,7 @@ from tests.emulate.random_programs.arithmetic import (
 from tests.emulate.random_programs.writer import COMPARISONS, TYPES, Register, Statement, Writer
 from warploom.emulate import emulate
 from warploom.ir.program import Program
-from warploom.isa import operators
+from warploom.isa import lanewise as operators
 from warploom.isa.memory import atomic
 from warploom.lang import Global, GlobalPointer, Kernel, Mutable, Traced, f32, kernel, s32, u32, u64
 

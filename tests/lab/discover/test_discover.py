@@ -16,7 +16,7 @@ from warploom.core.dtypes import DTYPES
 from warploom.core.errors import LayoutError
 from warploom.core.targets import target
 from warploom.emulate import emulate
-from warploom.isa.wmma import wmma_mma
+from warploom.isa.matrix import wmma_mma
 from warploom.lang import Global, Kernel, bf16, f32, kernel
 from warploom.layout import wmma as wmma_maps_module
 from warploom.layout.gf2 import rank

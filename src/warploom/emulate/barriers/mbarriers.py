@@ -21,8 +21,8 @@ from warploom.emulate.order.clocks import Clocks
 from warploom.emulate.order.known import CONTROL, FENCED, FENCED_GLOBALLY, ORDER, PUBLISHED, Known
 from warploom.ir.program import Program
 from warploom.ir.statements import Op, SourceLine
-from warploom.isa.cluster import WINDOW_BITS
 from warploom.isa.effects import BulkLoad, BulkTensorCopy, ClusterScope, MbarrierArrive, MbarrierWait
+from warploom.isa.memory import WINDOW_BITS
 
 Array = NDArray[Any]
 BYTES = 8

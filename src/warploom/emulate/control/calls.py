@@ -16,7 +16,7 @@ from warploom.emulate.control.context import Context, Step
 from warploom.emulate.control.frames import Frame
 from warploom.ir.statements import Op
 from warploom.isa.effects import Abort, Printed
-from warploom.isa.spaces import from_generic
+from warploom.isa.memory import from_generic
 
 _DIRECTIVE = re.compile(r"%([-+ #0]*)(\*|\d*)((?:\.(?:\*|\d*))?)(hh|h|ll|l|z|t|j|)([diuoxXcsfFeEgGaAp%])")
 _LONG = ("ll", "l", "z", "t", "j")

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from warploom.core.dtypes import DType
 from warploom.ir.statements import NOWHERE, Op, Register, SourceLine, Value
-from warploom.isa.base import Instruction
+from warploom.isa.instruction import Instruction
 
 Array = NDArray[Any]
 

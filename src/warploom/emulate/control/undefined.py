@@ -18,7 +18,7 @@ from warploom.emulate.control.frames import Frame
 from warploom.emulate.memory.buffers import GlobalBuffer
 from warploom.ir.program import Program
 from warploom.ir.statements import Const, Op, Operand, Register, Value
-from warploom.isa.base import Open
+from warploom.isa.form import Open
 
 Array = NDArray[Any]
 

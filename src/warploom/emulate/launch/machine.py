@@ -44,8 +44,8 @@ from warploom.emulate.transactions.transaction import CopyQueue
 from warploom.emulate.transactions.warpgroups import Warpgroups, has_wgmma
 from warploom.ir.program import Program
 from warploom.ir.statements import Const, Op, SourceLine
+from warploom.isa.conversion import FULL_MASK
 from warploom.isa.effects import Access, Effect, Fence, GlobalWait, MbarrierWait, RegisterBudget, WarpSync
-from warploom.isa.special import FULL_MASK
 
 Array = NDArray[Any]
 

@@ -19,9 +19,9 @@ from warploom.emulate.control.frames import ASCENDING, Frame, Origin, Turns, sha
 from warploom.emulate.findings.traffic import access_class
 from warploom.emulate.memory.matrix_accesses import MatrixSteps
 from warploom.ir.statements import Op
+from warploom.isa.async_copy import MAP_BYTES
 from warploom.isa.effects import Access, AsyncCopy, GlobalWait, MatrixAccess, TensorMapWrite
 from warploom.isa.memory import MOST_BYTES
-from warploom.isa.tensor_map import MAP_BYTES
 
 Array = NDArray[Any]
 

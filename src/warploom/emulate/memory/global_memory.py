@@ -17,8 +17,8 @@ from warploom.emulate.memory.buffers import ADDRESS_BITS, GlobalBuffer, Region
 from warploom.emulate.memory.global_history import GlobalHistory
 from warploom.emulate.order.clocks import Clocks
 from warploom.ir.statements import Op
-from warploom.isa.base import Instruction
 from warploom.isa.effects import Access as Effect
+from warploom.isa.instruction import Instruction
 from warploom.layout.fragments import WARP_SIZE
 
 Array = NDArray[Any]

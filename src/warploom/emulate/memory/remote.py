@@ -15,7 +15,7 @@ from warploom.emulate.control.frames import Frame
 from warploom.emulate.findings.report import MemoryReports
 from warploom.emulate.order.clocks import Clocks
 from warploom.ir.statements import Op
-from warploom.isa.cluster import WINDOW_BITS
+from warploom.isa.memory import WINDOW_BITS
 
 Array = NDArray[Any]
 

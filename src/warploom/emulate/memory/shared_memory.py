@@ -17,8 +17,8 @@ from warploom.emulate.memory.lane_reads import MANY
 from warploom.emulate.memory.remote import RemoteAccesses
 from warploom.emulate.order.clocks import BITS, Clocks
 from warploom.ir.statements import Op
-from warploom.isa.base import Instruction
 from warploom.isa.effects import Access as Effect
+from warploom.isa.instruction import Instruction
 
 Array = NDArray[Any]
 

@@ -17,7 +17,7 @@ from warploom.emulate.transactions.registers import WatchedRegisters
 from warploom.ir.program import Program
 from warploom.ir.statements import Op
 from warploom.isa import effects as fx
-from warploom.isa.cluster import WINDOW_BITS
+from warploom.isa.memory import WINDOW_BITS
 
 Array = NDArray[Any]
 _WINDOW = np.uint32((1 << WINDOW_BITS) - 1)

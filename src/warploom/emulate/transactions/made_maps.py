@@ -26,7 +26,7 @@ from warploom.emulate.order.clocks import BITS, LANES
 from warploom.emulate.order.known import FAR, MAPS, ORDER, Known
 from warploom.emulate.transactions.tensor_maps import TensorMapArgument
 from warploom.ir.statements import Op
-from warploom.isa.tensor_map import MAP_BYTES, decoded
+from warploom.isa.async_copy import MAP_BYTES, decoded
 
 Array = NDArray[Any]
 _ALIGNMENT = 64  # of a tensor map

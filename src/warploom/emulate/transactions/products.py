@@ -14,8 +14,8 @@ from warploom.emulate.findings.findings import Kind
 from warploom.emulate.memory.shared_memory import SHARED_BASE, SharedMemory
 from warploom.emulate.transactions.transaction import SharedRead, Started
 from warploom.ir.statements import Op, TileRegion, Value
-from warploom.isa.narrow import half_to_f32
-from warploom.isa.wgmma import K, M, WarpgroupProduct
+from warploom.isa.matrix import K, M, WarpgroupProduct
+from warploom.isa.meanings import half_to_f32
 from warploom.layout.wgmma import decode
 
 Array = NDArray[Any]

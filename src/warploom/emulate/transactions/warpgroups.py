@@ -35,7 +35,7 @@ from warploom.emulate.transactions.transaction import Groups, SharedRead
 from warploom.ir.program import Program
 from warploom.ir.statements import Op, Value
 from warploom.isa.effects import AsyncMatrix
-from warploom.isa.wgmma import WarpgroupProduct
+from warploom.isa.matrix import WarpgroupProduct
 
 Array = NDArray[Any]
 _MEMBERS = -2
