@@ -40,7 +40,7 @@ def function_key(function: Any) -> Hashable:
     read, nor the elements of arrays. Functions of this package are identified by themselves; one that cannot be read
     equals no other.
     """
-    return _Reader(False).key(function)
+    return _KeyReader(False).key(function)
 
 
 def arrays_seen(function: Any) -> dict[str, Any]:
@@ -48,7 +48,7 @@ def arrays_seen(function: Any) -> dict[str, Any]:
 
     By the names of the variables or attributes that hold them, or the containers that they are in.
     """
-    reader = _Reader(False)
+    reader = _KeyReader(False)
     reader.key(function)
     return reader.arrays
 
@@ -66,7 +66,7 @@ class Versioned:
         """A number that stands for their keys: another one when what they see is another, and back with it."""
         found = self._found
         if found is None or any(fetch(name) is not value for fetch, name, value in found[0]):
-            reader = _Reader(True)
+            reader = _KeyReader(True)
             key = tuple([reader.key(function) for function in self._functions])
             self._found = found = reader.seen, self._number(key)
         return found[1]
@@ -104,7 +104,7 @@ class _Same:
         return id(self._value)
 
 
-class _Reader:
+class _KeyReader:
     """Makes keys; ``watching``, it remembers what it has ``seen``. Whatever is met again counts by its number."""
 
     def __init__(self, watching: bool) -> None:

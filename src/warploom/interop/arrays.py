@@ -10,6 +10,7 @@ import ctypes
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import lru_cache, partial
+from operator import call
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -219,7 +220,7 @@ def makers(kind: str, forms: Iterable[Form], device: Device) -> Callable[[], lis
         return anywhere
     (raw, current), index = allocator, device[1]
     made = tuple([partial(raw, shape, dlpack.row_major_strides(shape), torch_type(dtype)) for shape, dtype in wanted])
-    return lambda: [make() for make in made] if current() == index else anywhere()
+    return lambda: list(map(call, made)) if current() == index else anywhere()
 
 
 def filled(kind: str, shape: Sequence[int], dtype: DType, device: Device, value: float) -> Any:

@@ -302,7 +302,7 @@ def _function(name: str, schema: Schema, derivative: Derivative) -> Callable[...
     """A function that runs an operator (operator, keys below autograd, arguments) with a history of its results."""
     names = schema.names
 
-    class Operation(torch.autograd.Function):
+    class Differentiable(torch.autograd.Function):
         """One call; its arguments are in the order of the schema."""
 
         @staticmethod
@@ -334,9 +334,9 @@ def _function(name: str, schema: Schema, derivative: Derivative) -> Callable[...
             found = derivative.backward(given, saved[len(ctx.tensors) :], gradients, wanted)
             return None, None, *(found.get(k) for k in names[: len(needed)])
 
-    Operation.__name__ = Operation.__qualname__ = f"warploom_{name}"
+    Differentiable.__name__ = Differentiable.__qualname__ = f"warploom_{name}"
     # The dispatcher has lowered torch.func's transforms already: not through Function.apply, which would do it again.
-    base: Any = super(torch.autograd.Function, Operation)
+    base: Any = super(torch.autograd.Function, Differentiable)
 
     def apply(operator: Any, below: Any, arguments: tuple[Any, ...]) -> Any:
         with enable_single_level_autograd_function():

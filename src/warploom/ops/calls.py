@@ -158,23 +158,20 @@ class CallCache(dict[tuple[Any, ...], PreparedCall]):
         super().__init__()
         self._alike: dict[tuple[Any, ...], list[tuple[Callable[..., bool], bool | None, Any, Repeatable]]] = {}
 
-    def again(self, asked: tuple[Any, ...], config: Any, arrays: tuple[Any, ...]) -> list[Any] | None:
-        """The new results of a call with torch tensors like those of an earlier one; None where there was none.
-
-        Of the tensors nothing is read but their addresses.
-        """
-        found = self.known(asked, config, arrays)
-        return None if found is None else found[0].on(found[1])
-
     def known(
         self, asked: tuple[Any, ...], config: Any, arrays: tuple[Any, ...]
     ) -> tuple[Repeatable, list[Any]] | None:
-        """The earlier call that :meth:`again` repeats, and the tensors: nothing is left to refuse in such a call."""
+        """An earlier call with torch tensors like these, and the tensors; None where there was none.
+
+        Nothing is left to refuse in such a call: of its tensors no more is read than their addresses.
+        """
         tensors = [x for x in arrays if x is not None]
         try:
             for x in tensors:
                 x.stride()  # a nested or sparse tensor has no strides, and their comparison in C++ ends the process
-            alike = self._alike.get((asked, len(arrays), *_absent(arrays, tensors), tensors[0].shape))
+            count = len(arrays)
+            absent = () if count == len(tensors) else tuple([x is None for x in arrays])
+            alike = self._alike.get((asked, count, absent, tensors[0].shape))
         except (AttributeError, IndexError, RuntimeError, TypeError):  # no array, a nested tensor, no key
             return None
         if alike is None or tangents_are_on():
@@ -191,8 +188,8 @@ class CallCache(dict[tuple[Any, ...], PreparedCall]):
     ) -> PreparedCall | None:
         """The call prepared for arrays like these; None where there is none, or an option is nothing to look up.
 
-        ``arrays``: the arguments, of which ``views`` are the descriptions: calls with tensors like these are then known
-        :meth:`again`. Those that are not aligned have other kernels, and ``views`` of negated ones are of copies.
+        ``arrays``: the arguments, of which ``views`` are the descriptions: calls with tensors like these are then
+        :meth:`known`. Those that are not aligned have other kernels, and ``views`` of negated ones are of copies.
         """
         try:
             ready = self.get((asked, config, *_lying(views)))
@@ -220,7 +217,7 @@ class CallCache(dict[tuple[Any, ...], PreparedCall]):
     def recognise(
         self, asked: tuple[Any, ...], config: Any, arrays: tuple[Any, ...], call: Repeatable, recorded: bool
     ) -> None:
-        """Have calls with tensors like these known :meth:`again`; ``recorded`` ones have a history."""
+        """Have calls with tensors like these ``known``; ``recorded`` ones have a history."""
         tensors = [x for x in arrays if x is not None]
         same = _recogniser_under_autocast(tensors)
         if same is None:
@@ -228,7 +225,8 @@ class CallCache(dict[tuple[Any, ...], PreparedCall]):
         if len(self._alike) >= _KEPT:
             self._alike.clear()
         with suppress(TypeError):
-            known = self._alike.setdefault((asked, len(arrays), *_absent(arrays, tensors), tensors[0].shape), [])
+            absent = () if len(arrays) == len(tensors) else tuple([x is None for x in arrays])
+            known = self._alike.setdefault((asked, len(arrays), absent, tensors[0].shape), [])
             wanted = recorded if any(x.requires_grad for x in tensors) else None
             known[:] = [x for x in known if not (x[1] is wanted and x[2] == config and x[0](*tensors))]
             del known[: 1 - _KINDS_KEPT]
@@ -249,11 +247,6 @@ def _casts(torch: Any, tensor: Any) -> bool:
     """Whether autocast is on for the device of a tensor: PyTorch refuses the question for devices that have none."""
     kind = tensor.device.type
     return kind in ("cuda", "cpu") and torch.is_autocast_enabled(kind)
-
-
-def _absent(arrays: tuple[Any, ...], tensors: list[Any]) -> tuple[int, ...]:
-    """The places of arguments that are not given."""
-    return () if len(arrays) == len(tensors) else tuple([i for i, x in enumerate(arrays) if x is None])
 
 
 def _lying(views: Mapping[str, ArrayView]) -> tuple[Any, ...]:
@@ -302,8 +295,8 @@ class Caller:
         if torch.compiler.is_dynamo_compiling():
             return tracing.operator_of(self.name)(**self.named(arrays, options, config, check))
         if check is False:
-            made = self.cache.again(self.asked(options), config, arrays)
-            if made is not None:
+            known = self.cache.known(self.asked(options), config, arrays)
+            if known is not None and (made := known[0].on(known[1])) is not None:
                 return self.returned(made, arrays)
         if self._concerns(torch, arrays, options):
             return tracing.operator_of(self.name)(**self.named(arrays, options, config, check))
@@ -320,7 +313,8 @@ class Caller:
     ) -> list[Any]:
         """The new results of a call that PyTorch does not watch."""
         asked = self.asked(options)
-        found = None if check is not False else self.cache.again(asked, config, arrays)
+        known = None if check is not False else self.cache.known(asked, config, arrays)
+        found = None if known is None else known[0].on(known[1])
         return self._read(arrays, options, asked, config, check) if found is None else found
 
     def repeated(
