@@ -13,6 +13,8 @@ import jinja2
 import stale
 from page_tables import markdown_table
 
+from warploom_lab.bench.tables import conflicts
+
 ROOT = Path(__file__).resolve().parents[1]
 HERE = ROOT / "benchmarks"
 RESULTS = HERE / "results"
@@ -24,11 +26,7 @@ Pages = Mapping[Path, Callable[[], str]]
 
 def wavefronts(row: Row) -> str:
     """Executed wavefronts over conflict-free ones: ldmatrix, everything else."""
-    parts: list[str] = []
-    for names in (["ldmatrix"], [n for n in row["wavefronts"] if n != "ldmatrix"]):
-        actual, ideal = (sum(row["wavefronts"][n][what] for n in names) for what in ("actual", "ideal"))
-        parts.append(f"{actual / ideal:.2f}" if ideal else "–")
-    return ", ".join(parts)
+    return ", ".join(conflicts(row["wavefronts"]))
 
 
 def registers(kernel: Row) -> str:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from warploom.core.errors import ConfigError, UnsupportedDeviceError
+from warploom_lab.bench.tables import wavefront_factor
 
 Row = Mapping[str, Any]
 FORMATS = (".svg", ".png", ".pdf")
@@ -119,24 +120,23 @@ def _speed(pyplot: Any, cells: Sequence[tuple[Row, Row]], title: str) -> Any:
         )
     top = max(top, _baseline_lines(axes, cells))
     axes.set_ylim(0, 1.09 * top)
-    axes.set_xlim(-0.6, len(cells) - 0.4)
-    axes.set_xticks(
-        list(places),
-        [f"{row['rung']}  {_short(row)}" for row, _ in cells],
-        rotation=55,
-        ha="right",
-        rotation_mode="anchor",
-        fontsize=8.5,
-    )
     axes.set_ylabel("TFLOP/s")
-    axes.yaxis.grid(True, color="#e4e4e4", linewidth=0.7)
-    axes.set_axisbelow(True)
-    axes.tick_params(axis="x", length=0)
+    _name_rungs(axes, [row for row, _ in cells])
     if any(above) and not all(above):
         handles = [pyplot.Rectangle((0, 0), 1, 1, color=color) for color in (_BAR, _ABOVE)]
         axes.legend(handles, ["mma.sync", "wgmma"], loc="upper left", frameon=False)
     axes.set_title("; ".join(filter(None, (title, _title(cells[0][1])))), loc="left", fontsize=11)
     return figure
+
+
+def _name_rungs(axes: Any, rows: Sequence[Row]) -> None:
+    """The rungs below their bars, and lines across behind these."""
+    names = [f"{row['rung']}  {_short(row)}" for row in rows]
+    axes.set_xlim(-0.6, len(rows) - 0.4)
+    axes.set_xticks(range(len(rows)), names, rotation=55, ha="right", rotation_mode="anchor", fontsize=8.5)
+    axes.yaxis.grid(True, color="#e4e4e4", linewidth=0.7)
+    axes.set_axisbelow(True)
+    axes.tick_params(axis="x", length=0)
 
 
 def _is_warpgroup(row: Row) -> bool:
@@ -181,7 +181,7 @@ def _static(pyplot: Any, rows: Sequence[Row], title: str) -> Any:
     figure, (upper, lower) = pyplot.subplots(2, 1, figsize=size, sharex=True, layout="constrained")
     places = range(len(rows))
     for shift, what, color in ((-0.2, "ldmatrix", _BAR), (0.2, "other shared accesses", _ABOVE)):
-        heights = [_factor(row, matrix=what == "ldmatrix") for row in rows]
+        heights = [wavefront_factor(row["wavefronts"], matrix=what == "ldmatrix") or 0.0 for row in rows]
         upper.bar([p + shift for p in places], heights, 0.38, color=color, label=what)
     upper.axhline(1.0, color=_BASELINE, linestyle=(0, (5, 3)), linewidth=1.0)
     upper.set_ylabel("wavefronts / conflict-free")
@@ -210,24 +210,6 @@ def _static(pyplot: Any, rows: Sequence[Row], title: str) -> Any:
     lower.set_ylabel("registers (+ spilled bytes)")
     if archs:
         lower.legend(frameon=False, loc="upper left", ncols=len(archs))
-    lower.set_xticks(
-        list(places),
-        [f"{row['rung']}  {_short(row)}" for row in rows],
-        rotation=55,
-        ha="right",
-        rotation_mode="anchor",
-        fontsize=8.5,
-    )
-    upper.set_xlim(-0.6, len(rows) - 0.4)
     for axes in (upper, lower):
-        axes.tick_params(axis="x", length=0)
-        axes.yaxis.grid(True, color="#e4e4e4", linewidth=0.7)
-        axes.set_axisbelow(True)
+        _name_rungs(axes, rows)
     return figure
-
-
-def _factor(row: Row, *, matrix: bool) -> float:
-    """Executed wavefronts over the conflict-free ones; 0 where a rung has no such access."""
-    chosen = [w for name, w in row["wavefronts"].items() if (name == "ldmatrix") == matrix]
-    ideal = sum(w["ideal"] for w in chosen)
-    return sum(w["actual"] for w in chosen) / ideal if ideal else 0.0

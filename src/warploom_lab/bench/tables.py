@@ -20,7 +20,7 @@ def static_cells(rows: Rows) -> tuple[list[str], list[list[str]]]:
     body: list[list[str]] = []
     for row in rows:
         cells = [row["rung"], row["name"], f"{row['error']['value'] / row['error']['bound']:.2f}"]
-        cells += [str(sum(f["count"] for f in row["findings"]) or "none"), *_conflicts(row["wavefronts"])]
+        cells += [str(sum(f["count"] for f in row["findings"]) or "none"), *conflicts(row["wavefronts"])]
         body.append([*cells, *(_target(row["targets"].get(arch)) for arch in targets)])
     return header, body
 
@@ -146,15 +146,17 @@ def _first_baseline(cell: Mapping[str, Any]) -> tuple[str, float | None]:
     return name, ratios.get(name)
 
 
-def _conflicts(wavefronts: Mapping[str, Mapping[str, int]]) -> list[str]:
-    """(ldmatrix's, the others') executed wavefronts over the ideal ones."""
+def wavefront_factor(wavefronts: Mapping[str, Mapping[str, int]], *, matrix: bool) -> float | None:
+    """Executed wavefronts over the conflict-free ones, of ldmatrix or of all other accesses; None without such."""
+    chosen = [of for name, of in wavefronts.items() if (name == "ldmatrix") == matrix]
+    ideal = sum(of["ideal"] for of in chosen)
+    return sum(of["actual"] for of in chosen) / ideal if ideal else None
 
-    def factor(names: list[str]) -> str:
-        ideal = sum(wavefronts[n]["ideal"] for n in names)
-        return f"{sum(wavefronts[n]['actual'] for n in names) / ideal:.2f}" if ideal else "–"
 
-    matrix = [n for n in wavefronts if n == "ldmatrix"]
-    return [factor(matrix), factor([n for n in wavefronts if n != "ldmatrix"])]
+def conflicts(wavefronts: Mapping[str, Mapping[str, int]]) -> list[str]:
+    """The factors of ldmatrix and of all other accesses as text."""
+    factors = (wavefront_factor(wavefronts, matrix=matrix) for matrix in (True, False))
+    return ["–" if factor is None else f"{factor:.2f}" for factor in factors]
 
 
 def _target(entry: Mapping[str, Any] | None) -> str:
