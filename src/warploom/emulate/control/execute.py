@@ -34,6 +34,7 @@ from warploom.isa.matrix import FragmentSlot
 Array = NDArray[Any]
 
 _KEPT_MATRICES = 96
+_BASES = {"shared_base": SHARED_BASE, "local_base": LOCAL_BASE}
 
 
 class Executor(Context):
@@ -181,13 +182,10 @@ class Executor(Context):
         return lambda frame: self.put(frame, op.results[0], self._special(frame, effect.register), None, None)
 
     def _special(self, frame: Frame, register: str) -> Array:
-        if register == "shared_base":
-            return np.full((1, 1, 1), SHARED_BASE, np.uint32)
-        if register == "local_base":
-            return np.full((1, 1, 1), LOCAL_BASE, np.uint32)
+        if register in _BASES:
+            return np.full((1, 1, 1), _BASES[register], np.uint32)
         if register == "activemask":
-            whole = np.full((1, 1, 1), 0xFFFFFFFF, np.uint32)
-            return whole if frame.active is None else ballot(frame.active).reshape(*frame.shape, 1)
+            return ballot(frame.acting()).reshape(*frame.shape, 1)
         if register == "clock64":
             return np.full((1, 1, 1), self.clocks.now, np.uint64)
         if register == "tid.x":

@@ -206,17 +206,15 @@ class Task:
         Those with ``wgmma`` go on together, and under a seed each warpgroup by itself. In other roles each warp may
         wait for something else, for what the others start when they get there.
         """
-        local, units = self.frame.local, list[Array]()
-        others = np.ones(local.shape, np.bool_)
+        local = self.frame.local
+        unit = np.full(local.shape, -1)
         for role in roles:
             ops = [s for s in walk(role.body) if isinstance(s, Op)]
             multiplies = any(isinstance(e, AsyncMatrix) for op in ops for e in op.instruction.effects())
-            count = role.last - role.first
-            size = 1 if not multiplies else count if self.context.rng is None else WARPS
-            for first in range(role.first, role.last, size):
-                units.append((local >= first) & (local < min(first + size, role.last)))
-                others &= ~units[-1]
-        return [self.rows[unit] for unit in (others, *units) if unit.any()]
+            size = 1 if not multiplies else role.last - role.first if self.context.rng is None else WARPS
+            mine = (local >= role.first) & (local < role.last)
+            unit[mine] = role.first + (local[mine] - role.first) // size
+        return [self.rows[unit == number] for number in np.unique(unit)]
 
     def _only(self, rows: Array) -> Task:
         """The task of some of its warps, at the same places."""

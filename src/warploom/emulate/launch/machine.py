@@ -141,14 +141,6 @@ class Emulation:
         return self
 
 
-def _is_program(given: object) -> bool:
-    return isinstance(given, Program)
-
-
-def _is_count(given: object) -> bool:
-    return isinstance(given, int) and given >= 0
-
-
 def emulate(
     program: Program,
     grid: int | tuple[int, ...],
@@ -169,9 +161,9 @@ def emulate(
     ``progress`` is called with the fraction done. Raises ProblemError for arguments that do not fit the parameters,
     ConfigError for a grid that no GPU takes.
     """
-    if not _is_program(program):
+    if not isinstance(program, Program):
         raise ProblemError(f"emulate runs a Program, not {shown(program)}: of a kernel it is kernel.trace(…)")
-    if seed is not None and not _is_count(seed):
+    if seed is not None and (not isinstance(seed, int) or seed < 0):
         raise ProblemError(f"seed is a number that determines the order of the warps, 0 or more, not {shown(seed)}")
     places = Places.of(program, grid_of(grid))
     buffers, _, _ = bind(program, arguments)
