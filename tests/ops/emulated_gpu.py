@@ -17,15 +17,13 @@ from warploom.interop import copies
 from warploom.interop.arrays import ArrayView, Form, describe, memory_span
 from warploom.kernels.source import KernelSource
 from warploom.ops import (
-    attention,
     attention_backward,
-    attention_paged,
     attention_varlen,
     backends,
     calls,
+    declare,
     loss,
     matmul,
-    reduce,
     steps,
 )
 
@@ -116,9 +114,9 @@ class EmulatedGpu:
             monkeypatch.setattr(loss, name, wrong)
         compact = copies._compact
         monkeypatch.setattr(copies, "_compact", lambda view: on_gpu(compact(view._replace(device=("cpu", 0))).owner))
-        for module in (attention_paged, attention_varlen, matmul, reduce, loss):
+        for module in (declare, matmul):
             monkeypatch.setattr(module, "empty", self.empty)
-        for module in (attention, attention_backward, attention_varlen):
+        for module in (declare, attention_backward, attention_varlen):
             monkeypatch.setattr(module, "filled", self.filled)
         for module in (calls, steps):
             monkeypatch.setattr(module, "makers", self.makers)

@@ -14,6 +14,7 @@ import torch
 
 from warploom.core.errors import ProblemError
 from warploom.interop.copies import as_if_compact
+from warploom.kernels.attention.choice import PACKED_KINDS
 from warploom.kernels.attention.scores import HEAD_ARRAYS
 from warploom.operators.graphs import untraced
 from warploom.operators.recorded import Gradients, RecordedCall, Recorder, Tape, eagerly, runs_eagerly
@@ -156,7 +157,7 @@ def attention(
 def _check_packed(given: Arguments, config: Any) -> None:
     problem = of_packed.packed_problem(given)
     if config is not None:
-        of_packed.refuse_packed(config, problem)
+        of_even.refuse_config(config, problem, PACKED_KINDS)
 
 
 _CALL = of_packed.attention_varlen_call

@@ -317,12 +317,13 @@ class Binding:
         by = next((f"with {x} " for x in self.given if f" if {x}" in array.dims), "")
         form = [x for x in (fitting or self.forms(array.dims))[0] if x != "..."]
         found = shape[-len(form) :] if fitting else [None] * len(form)
-        wrong = [
-            f"{word} = {known}, as {self._setters[word.partition('+')[0]]} has"
-            for word, size in zip(form, found, strict=True)
-            if (known := self.known(word)) is not None and known != size and not word.isdigit()
-        ]
-        more = (f" with {' and '.join(wrong)}" if wrong else "") + (f"; {array.hint}" if array.hint else "")
+        wrong = dict[str, list[str]]()
+        for word, size in zip(form, found, strict=True):
+            known = self.known(word)
+            if known is not None and known != size and not word.isdigit():
+                wrong.setdefault(self._setters[word.partition("+")[0]], []).append(f"{word} = {known}")
+        sizes = ", ".join([f"{' and '.join(sizes)}, as {name} has" for name, sizes in wrong.items()])
+        more = (f" with {sizes}" if wrong else "") + (f"; {array.hint}" if array.hint else "")
         return f"{array.name} has shape {shape}; {by}it must be {said}{more}"
 
     def take_type(self, array: ArrayArgument, view: ArrayView) -> None:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypedDict, Unpack, ov
 import numpy as np
 
 from warploom.core.errors import ProblemError
-from warploom.interop.arrays import ArrayView, Device, as_numpy, current_stream, filled
+from warploom.interop.arrays import ArrayView, Device, as_numpy, current_stream
 from warploom.interop.copies import as_if_compact, compact
 from warploom.interop.tracing import traced
 from warploom.kernels.attention.choice import KINDS, choose
@@ -110,10 +110,8 @@ def strides_of(view: ArrayView, layout: str) -> tuple[int, int, int]:
 
 def without_keys(given: Arguments) -> list[Any]:
     """The results where there is nothing to compute: zeros, and for sums over no keys -inf or what joins them."""
-    q, new = given.views["q"], given.results
     joined = [given.views[name] for name in HEAD_ARRAYS if OPTIONS[name].joins and name in given.views]
-    empty = {name: -math.inf if name == "lse" and not joined else 0.0 for name in new}
-    made = {name: filled(q.kind, *form, q.device, empty[name]) for name, form in new.items()}
+    made = given.made(out=0.0, lse=0.0 if joined else -math.inf)
     if "lse" in made:
         for numbers in joined:
             made["lse"] = made["lse"] + numbers.array[:, None]
@@ -181,9 +179,9 @@ def configured(
     return decided(problem, device, read(config, KINDS), choice)
 
 
-def refuse_config(config: Any, problem: AttentionProblem) -> None:
-    """Raises ConfigError for a configuration, or its notation, that does not fit the problem."""
-    found = read(config, KINDS)
+def refuse_config(config: Any, problem: AttentionProblem, kinds: Any = KINDS) -> None:
+    """Raises ConfigError for a configuration, or its notation, that is of other kinds or does not fit the problem."""
+    found = read(config, kinds)
     refuse(f"{found} does not fit", violations_of(found, problem, None))
 
 

@@ -148,8 +148,7 @@ def _work(given: Arguments, config: Any) -> Computation:
 
 
 def _zeros(given: Arguments) -> list[Any]:
-    q = given.views["q"]
-    return [filled(q.kind, *form, q.device, 0.0) for form in given.results.values()]
+    return list(given.made(**dict.fromkeys(given.results, 0.0)).values())
 
 
 attention_backward_call = Caller(attention_backward, _work)

@@ -13,7 +13,7 @@ from typing import Annotated, Any, TypedDict, Unpack
 import numpy as np
 
 from warploom.core.errors import ProblemError
-from warploom.interop.arrays import ArrayView, empty
+from warploom.interop.arrays import ArrayView
 from warploom.interop.copies import as_if_compact, settled
 from warploom.interop.tracing import is_tracing, traced
 from warploom.kernels.attention.append import MOVED, AppendProblem
@@ -368,7 +368,7 @@ def _append(given: Arguments, _: Any) -> Computation:
     problem, views, made = append_problem(given), given.views, None
     cached = problem.cached
     if 0 in (cached.batch, cached.kv_heads) or not (problem.tokens or cached.q_len):
-        made = [empty(views["q"].kind, *form, views["q"].device) for form in given.results.values()]
+        made = list(given.made().values())
     elif 0 in (cached.kv_len, *views["k_cache"].shape):
         raise ProblemError("the cache has room for no key: allocate it larger")
     return Computation(given, lambda arrays: _steps(arrays, problem), filled=True, made=made)

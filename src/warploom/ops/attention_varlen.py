@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypedDict, Unpack, ov
 import numpy as np
 
 from warploom.core.errors import ProblemError
-from warploom.interop.arrays import ArrayView, describe_new, empty, filled
+from warploom.interop.arrays import ArrayView, describe_new, filled
 from warploom.kernels.attention.choice import PACKED_KINDS, PackedConfig, choose_packed
 from warploom.kernels.attention.problem import FORWARD, ArrayStrides, AttentionProblem, Packed
 from warploom.kernels.attention.scores import Window
-from warploom.kernels.settings import read, refuse, violations_of
+from warploom.kernels.settings import read
 from warploom.ops.arrays import FEW, OUTPUT, ArrayArgument, ResultArray
 from warploom.ops.attention import HeadNumbers, of_heads, on_host, refuse_first, refuse_starts
 from warploom.ops.backends import Processor, decided
@@ -169,7 +169,7 @@ def _work(given: Arguments, config: Any) -> Computation:
     problem, views, made = packed_problem(given), given.views, None
     chosen, on = configured_packed(problem, views["q"], config)
     if 0 in (problem.batch, problem.q_len, problem.heads):
-        made = [empty(views["q"].kind, *form, views["q"].device) for form in given.results.values()]
+        made = list(given.made().values())
 
     def steps(arrays: Views) -> Steps:
         operands = ArrayStrides({name: arrays[name].strides[:2] for name in FORWARD})
@@ -184,12 +184,6 @@ def configured_packed(problem: AttentionProblem, q: ArrayView, config: Any) -> t
     asked = read(config, PACKED_KINDS)
     found, _, on = decided(problem, q.device, asked, lambda on: (choose_packed(problem, on.target), ""))
     return found, on
-
-
-def refuse_packed(config: Any, problem: AttentionProblem) -> None:
-    """Raises ConfigError for a configuration, or its notation, that does not fit a problem."""
-    found = read(config, PACKED_KINDS)
-    refuse(f"{found} does not fit", [] if found is None else violations_of(found, problem, None))
 
 
 def _look(given: Arguments) -> None:

@@ -19,7 +19,7 @@ import numpy as np
 
 from warploom.core.dtypes import DTYPES, DType, dtype_of
 from warploom.core.errors import ConfigError, ProblemError, shown
-from warploom.interop.arrays import ArrayView, same_device
+from warploom.interop.arrays import ArrayView, empty, filled, same_device
 from warploom.interop.overlap import same_elements, share_memory
 from warploom.interop.refusals import refuse_watched
 from warploom.kernels.settings import broken_flags
@@ -284,6 +284,16 @@ class Arguments:
             shape = self.binding.shape(x.dims) if x.dims or like is None else tuple(like.shape)
             found[x.name] = shape, DTYPES[x.like] if like is None else like.dtype
         return found
+
+    def made(self, **values: float) -> dict[str, Any]:
+        """The new arrays by name, with every element one of these values, or anything where there is none."""
+        first = next(iter(self.views.values()))
+        return {
+            name: filled(first.kind, *form, first.device, values[name])
+            if name in values
+            else empty(first.kind, *form, first.device)
+            for name, form in self.results.items()
+        }
 
     def laid_out(self, copy: Copy) -> Arguments:
         """The arguments with arrays as kernels take them, by ``copy`` those that they cannot take in place."""

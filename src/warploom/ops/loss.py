@@ -19,7 +19,7 @@ import numpy as np
 from warploom.core.dtypes import F32_MAX, DType, f32, s32
 from warploom.core.errors import ProblemError
 from warploom.core.targets import Target
-from warploom.interop.arrays import ArrayView, Device, as_numpy, describe, describe_all, empty
+from warploom.interop.arrays import ArrayView, Device, as_numpy, describe, describe_all
 from warploom.interop.copies import as_if_compact
 from warploom.interop.tracing import traced
 from warploom.kernels.matmul.choice import choose
@@ -468,10 +468,9 @@ def _product(views: Views, scale: float) -> MatmulProblem:
 
 def _nothing(given: Arguments) -> list[Any] | None:
     """The results where there are no elements to compute; None where there are some."""
-    first, new = given.views["x"], given.results
-    if 0 not in (first.shape[0], *[shape[-1] for shape, _ in new.values()]):
+    if 0 not in (given.sizes["m"], *[shape[-1] for shape, _ in given.results.values()]):
         return None
-    return [empty(first.kind, *form, first.device) for form in new.values()]
+    return list(given.made().values())
 
 
 def forward_product(product: MatmulProblem, loss: Loss) -> MatmulProblem:

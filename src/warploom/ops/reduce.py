@@ -13,7 +13,7 @@ import numpy as np
 
 from warploom.core.dtypes import f32
 from warploom.core.errors import ProblemError
-from warploom.interop.arrays import ArrayView, Device, empty
+from warploom.interop.arrays import ArrayView, Device
 from warploom.interop.tracing import traced
 from warploom.kernels.matmul.choice import choose_for_rows
 from warploom.kernels.matmul.problem import MatmulConfig, MatmulProblem
@@ -226,7 +226,7 @@ def _work(given: Arguments, config: Any) -> Computation:
     if product.m == 0:
         if chosen is not None:
             reduce_plan(product, op, chosen, a.device)  # refuses what does not fit
-        made = [empty(a.kind, *form, a.device) for form in given.results.values()]
+        made = list(given.made().values())
 
     def steps(lying: Views) -> Steps:
         same = all(lying[name] is view for name, view in given.views.items())
