@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from warploom.emulate.control.frames import Actor, Frame
 from warploom.emulate.findings.findings import Finding, Findings, Kind
-from warploom.emulate.memory.access import Access
+from warploom.emulate.memory.access import MemoryAccess
 from warploom.emulate.order.clocks import Clocks
 from warploom.emulate.order.known import LOADS, REDUCTIONS
 from warploom.ir.statements import NOWHERE, Op, SourceLine
@@ -111,14 +111,14 @@ def tile_at(byte: int, *ops: Op | None) -> str:
     return ""
 
 
-def _how_to_wait(mine: Access, started: Op | None) -> str:
+def _how_to_wait(mine: MemoryAccess, started: Op | None) -> str:
     if mine.buffer is not None:
         return "wait for its group until that is done (k.wait_bulk(0), not reads_only), then meet at a barrier, first"
     bulk = started is not None and any(isinstance(e, fx.BulkTensorCopy) for e in started.instruction.effects())
     return f"{'wait for the phase of its mbarrier (by its parity)' if bulk else 'commit and wait for its group'} first"
 
 
-def _byte(mine: Access, byte: int, *others: Op | None) -> str:
+def _byte(mine: MemoryAccess, byte: int, *others: Op | None) -> str:
     """A byte that an access reaches, as messages name it."""
     if mine.buffer is not None:
         return f"byte {byte} of {mine.buffer.name}"
@@ -174,7 +174,7 @@ class MemoryReports:
         message = f"{op.instruction.mnemonic} may reach {what} of {self.cta(owner)} {when}"
         self.add("cluster", op.where, message, row, lane)
 
-    def races(self, mine: Access, agents: Array, stamps: Array, addresses: Array, past: str) -> None:
+    def races(self, mine: MemoryAccess, agents: Array, stamps: Array, addresses: Array, past: str) -> None:
         """Accesses of others (agents, stamps), to the same cells, that are not ordered with an access.
 
         One finding for each earlier operation; ``past`` tells what it did.
@@ -233,13 +233,13 @@ class MemoryReports:
         )
         self.add("race", op.where, message, row, lane, other=other.where, count=count, address=where)
 
-    def in_flight(self, mine: Access, begun: Array, addresses: Array) -> None:
+    def in_flight(self, mine: MemoryAccess, begun: Array, addresses: Array) -> None:
         """One finding for each copy, by the stamp at which it has begun, that is still writing at these addresses."""
         for stamp in np.unique(begun).tolist():
             these = begun == stamp
             self.tell("in flight", mine[these], addresses[these], stamp)
 
-    def tell(self, what: str, mine: Access, addresses: Array, stamp: int | None = None) -> None:
+    def tell(self, what: str, mine: MemoryAccess, addresses: Array, stamp: int | None = None) -> None:
         """A finding of :data:`_TEXTS`, of an access to bytes, and of the earlier operation of a stamp."""
         report, byte, (kind, text) = self._report, int(addresses[0]), _TEXTS[what]
         earlier, other = (None, None) if stamp is None else (report.clocks.history[stamp], report.line_of(stamp))

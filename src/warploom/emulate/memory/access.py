@@ -17,7 +17,7 @@ Array = NDArray[Any]
 
 
 @dataclass(slots=True, kw_only=True)
-class Access:
+class MemoryAccess:
     """``op`` reads, writes or updates ("atomic") the units ``index`` (n, k), of ``parts`` cells each.
 
     Line i is accessed by row ``rows[0][i]``, or by the rows of several arrays, which act together. ``lanes`` (n,) are
@@ -59,7 +59,7 @@ class Access:
         return units if self.parts == 1 else (units[:, None] * self.parts + np.arange(self.parts)).reshape(-1)
 
     def each(self, values: Array) -> Array:
-        """What belongs to each of :attr:`units`, of values (n, 1) or (1, k)."""
+        """Values (n, 1) or (1, k), one for each of :attr:`units`."""
         wide = np.broadcast_to(values, self.index.shape)
         return wide if self.active is None else wide[self.active]
 
@@ -90,14 +90,14 @@ class Access:
             found &= self.active[..., None]
         return found if np.count_nonzero(found) else None
 
-    def among(self, which: Array) -> Access:
+    def among(self, which: Array) -> MemoryAccess:
         """The access to some of its cells (n, k, parts), one on each line."""
         line, column, part = np.nonzero(which)
         lanes = column if self.lanes is None else self.lanes[line]
         cells, rows = self.index[line, column] * self.parts + part, tuple(rows[line] for rows in self.rows)
         return replace(self, rows=rows, index=cells[:, None], parts=1, lanes=lanes, active=None, bound=None, reach=None)
 
-    def __getitem__(self, lines: Array) -> Access:
+    def __getitem__(self, lines: Array) -> MemoryAccess:
         """Some of the lines of an access with one cell on each."""
         assert self.lanes is not None
         rows, bound = tuple(rows[lines] for rows in self.rows), None if self.bound is None else self.bound[lines]
@@ -110,7 +110,7 @@ class Access:
 
 
 @dataclass(slots=True, kw_only=True)
-class SharedAccess(Access):
+class SharedAccess(MemoryAccess):
     """Lanes of a frame access ``size`` bytes each, at byte ``addresses`` (broadcast shape) within their CTA."""
 
     frame: Frame

@@ -51,7 +51,7 @@ class AccessSteps:
     def step(self, op: Op, access: Access) -> Step:
         """The step of a synchronous access."""
         if isinstance(access, MatrixAccess):
-            return MatrixSteps(self.run).step(op, access)
+            return MatrixSteps(self.run, self._put).step(op, access)
         return {"load": self._load, "store": self._store, "atomic": self._atomic}[access.mode](op, access)
 
     # -- common --------------------------------------------------------------------------------------------------

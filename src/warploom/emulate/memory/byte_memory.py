@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from warploom.emulate.control.frames import Frame, Origin, displaced
 from warploom.emulate.findings.report import MemoryReports, Reporter
 from warploom.emulate.findings.traffic import TrafficCounter
-from warploom.emulate.memory.access import Access
+from warploom.emulate.memory.access import MemoryAccess
 from warploom.ir.statements import Op
 from warploom.isa.effects import Access as Effect
 from warploom.isa.memory import MOST_BYTES
@@ -39,7 +39,7 @@ class ByteMemory:
         report("misaligned", frame, op.where, wrong & ~outside, name, place, address=place)
         return frame.acting(~bad)
 
-    def words(self, table: Array, place: Access, access: Effect) -> Array:
+    def words(self, table: Array, place: MemoryAccess, access: Effect) -> Array:
         """The words (warps, lanes, words) of ``data`` or ``shadow`` that an access reads; 0 where a lane reads none."""
         word = np.dtype(f"u{access.bytes // access.words}")
         found = table.view(word).reshape(-1, access.words).take(place.index, axis=0)
@@ -56,7 +56,7 @@ class ByteMemory:
             self.shadow.view(data.dtype).reshape(-1, data.shape[-1])[units] = 0 if shadow is None else shadow
 
 
-class LocalAccess(Access):
+class LocalAccess(MemoryAccess):
     """An access to local memory."""
 
     def count(self, counter: TrafficCounter, name: str) -> None:

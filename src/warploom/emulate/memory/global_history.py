@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from warploom.emulate.memory.access import Access
+from warploom.emulate.memory.access import MemoryAccess
 from warploom.emulate.memory.buffers import GlobalBuffer, Region
 from warploom.emulate.memory.history import Answer, History
 from warploom.emulate.order.clocks import BITS, LANES
@@ -36,7 +36,7 @@ class AccessList:
         self.past, self.wrote = past, wrote
         self._lists: list[tuple[Array, Array, Array]] = []  # cells, agents, records; the longest first
 
-    def note(self, mine: Access, agents: Array, records: Array) -> None:
+    def note(self, mine: MemoryAccess, agents: Array, records: Array) -> None:
         """Record an access: an agent and a record for each of its cells."""
         order = np.argsort(mine.cells, kind="stable")
         self._lists.append((mine.cells[order], agents[order], records[order]))
@@ -58,9 +58,9 @@ class AccessList:
         return cells[kept], agents[kept], records[kept]
 
     def late(
-        self, at: Access, harmless: Callable[[], Array] | None = None
-    ) -> Iterator[tuple[Access, Array, Array, Answer | None]]:
-        """As :class:`~warploom.emulate.memory.history.Earlier`: all of them, whoever knows of them."""
+        self, at: MemoryAccess, harmless: Callable[[], Array] | None = None
+    ) -> Iterator[tuple[MemoryAccess, Array, Array, Answer | None]]:
+        """Yield those to the cells of an access, with agents and records, whoever knows of them."""
         wanted = at.cells
         for cells, agents, records in self._lists:
             low, high = np.searchsorted(cells, wanted, "left"), np.searchsorted(cells, wanted, "right")
@@ -75,7 +75,7 @@ class AccessList:
 
 
 class GlobalHistory(History):
-    """Of a region, in cells of ``granule`` bytes. ``clocks`` and ``report`` change with the batch.
+    """The history of a region, in cells of ``granule`` bytes. ``clocks`` and ``report`` change with the batch.
 
     Its accesses have one cell on each line.
     """
@@ -97,23 +97,25 @@ class GlobalHistory(History):
     def _agents(self, writers: Array, rows: Array) -> Array:
         return writers
 
-    def _ordinary(self, mine: Access, past: str, writers: Array) -> Array:
+    def _ordinary(self, mine: MemoryAccess, past: str, writers: Array) -> Array:
         return self.generic[mine.cells] if past == "wrote" else writers >= 0
 
-    def bytes(self, mine: Access) -> Array:
+    def bytes(self, mine: MemoryAccess) -> Array:
         """The bytes in its buffer that an access's cells begin at."""
         assert mine.buffer is not None
         return mine.cells * self.granule + self.region.real - mine.buffer.real
 
-    def _harmless(self, mine: Access, past: str, writers: Array) -> Any:
+    def _harmless(self, mine: MemoryAccess, past: str, writers: Array) -> Any:
         """Updates by threads of one CTA may have a scope that ends there."""
         warps = self.clocks.warps_per_cta
         return (past == "updated" and mine.strong) & (writers // warps == (self.clocks.first + mine.rows[0]) // warps)
 
-    def access(self, op: Op, what: str, buffer: GlobalBuffer, offsets: Array, rows: Array, lanes: Array) -> Access:
+    def access(
+        self, op: Op, what: str, buffer: GlobalBuffer, offsets: Array, rows: Array, lanes: Array
+    ) -> MemoryAccess:
         """An access to cells at byte offsets in a buffer, made now."""
         cells, known = (offsets + (buffer.real - self.region.real)) // self.granule, np.full(rows.shape, LANES - 1)
-        return Access(
+        return MemoryAccess(
             op=op,
             what=what,
             rows=(rows,),
@@ -124,11 +126,11 @@ class GlobalHistory(History):
             stamp=self.clocks.stamp(op),
         )
 
-    def _writers(self, mine: Access) -> Array:
+    def _writers(self, mine: MemoryAccess) -> Array:
         rows = mine.rows[0]
         return np.full(rows.shape, mine.name) if mine.name else self.clocks.first + rows
 
-    def note(self, mine: Access) -> None:
+    def note(self, mine: MemoryAccess) -> None:
         """Record a read or an update for those that come after it."""
         kind = "read" if mine.what == "read" else "write"
         if mine.strong:
@@ -139,12 +141,12 @@ class GlobalHistory(History):
         records = np.broadcast_to(self.coded(mine.stamp, lanes), mine.cells.shape)
         self.lists[kind].note(mine, self._writers(mine), records)
 
-    def store(self, mine: Access) -> tuple[Array, Array] | None:
+    def store(self, mine: MemoryAccess) -> tuple[Array, Array] | None:
         """Record a write, as :meth:`write`."""
         self.generic[mine.cells] = True
         return self.write(mine, self._writers(mine), mine.stamp)
 
-    def land(self, mine: Access) -> None:
+    def land(self, mine: MemoryAccess) -> None:
         """The thread of a bulk store knows that it has written, where no other one has begun to since."""
         mine = mine[self.still_written(mine.cells, mine.stamp)]
         self.generic[mine.cells] = False
@@ -152,13 +154,13 @@ class GlobalHistory(History):
 
     # -- writes at any time ------------------------------------------------------------------------------------------
 
-    def _writes(self, mine: Access, since: int) -> tuple[Access, Array, Array]:
+    def _writes(self, mine: MemoryAccess, since: int) -> tuple[MemoryAccess, Array, Array]:
         """The cells that have been written since a stamp, when, and by whom."""
         stamps = self.wrote[mine.cells] >> BITS
         late = np.nonzero((stamps > since) & (stamps < FLYING))[0]
         return mine[late], stamps[late], self.writer[mine.cells[late]]
 
-    def check_unwritten(self, mine: Access) -> None:
+    def check_unwritten(self, mine: MemoryAccess) -> None:
         """Report a read through a cache for what the kernel does not write."""
         found = [self._writes(mine, 0)[:2]]
         for kind in ("strong write", "narrow write"):
@@ -168,13 +170,13 @@ class GlobalHistory(History):
             if stamps.size:
                 self.report.tell("cached", written, self.bytes(written), int(stamps[0]))
 
-    def check_unchanged(self, mine: Access, since: int) -> None:
+    def check_unchanged(self, mine: MemoryAccess, since: int) -> None:
         """Report writes of what was being read all the time since a stamp."""
         changed, stamps, _ = self._writes(mine, since)
         if stamps.size:
             self.report.tell("changed", changed, self.bytes(changed), int(stamps[0]))
 
-    def end_read(self, mine: Access) -> None:
+    def end_read(self, mine: MemoryAccess) -> None:
         """A transaction has read until now, what others may not have written meanwhile; reads count from now on."""
         changed, stamps, writers = self._writes(mine, mine.stamp)
         if stamps.size:

@@ -12,7 +12,7 @@ from warploom.emulate.control.frames import Frame, Origin, Turns, apply_in_turn,
 from warploom.emulate.findings.findings import Kind
 from warploom.emulate.findings.report import MemoryReports
 from warploom.emulate.findings.traffic import TrafficCounter
-from warploom.emulate.memory.access import Access
+from warploom.emulate.memory.access import MemoryAccess
 from warploom.emulate.memory.buffers import ADDRESS_BITS, GlobalBuffer, Region
 from warploom.emulate.memory.global_history import GlobalHistory
 from warploom.emulate.order.clocks import Clocks
@@ -33,7 +33,7 @@ class BufferLanes:
     offsets: Array
 
     def some(self, which: Array) -> BufferLanes:
-        """The same for some of the lanes alone."""
+        """Select some of the lanes."""
         return BufferLanes(self.buffer, self.positions[which], self.offsets[which])
 
 
@@ -48,7 +48,7 @@ class GlobalPlace:
     targets: list[BufferLanes]
 
     def of(self, lanes: Array) -> GlobalPlace:
-        """The same for some lanes (warps, lanes) alone."""
+        """Select some lanes (warps, lanes)."""
         flat = lanes.reshape(-1)
         return replace(self, targets=[target.some(flat[target.positions]) for target in self.targets])
 
@@ -103,7 +103,7 @@ class GlobalMemory:
         return GlobalPlace(frame, op, size, at, self.resolve(frame, at, size, op, frame.active, access.bytes))
 
     def names(self, place: GlobalPlace) -> Array:
-        """What tells the addresses of a place from all others, (warps, lanes)."""
+        """A number (warps, lanes) for each address, which no other address of the launch has."""
         return place.address
 
     def resolve(
@@ -224,7 +224,7 @@ class GlobalMemory:
                 now, wanted = (x.view(np.uint8).reshape(-1, size) for x in (stored[target.offsets], wanted))
                 self._write(*found, (now != wanted).any(axis=1))
 
-    def _write(self, history: GlobalHistory, mine: Access, differs: Array) -> None:
+    def _write(self, history: GlobalHistory, mine: MemoryAccess, differs: Array) -> None:
         """Record a write. Of threads that write one place at once all must be of one warp, and none be overwritten."""
         several = history.store(mine)
         if several is not None:
@@ -273,7 +273,7 @@ class GlobalMemory:
 
     def _access(
         self, place: GlobalPlace, target: BufferLanes, what: str, access: Effect | None
-    ) -> tuple[GlobalHistory, Access] | None:
+    ) -> tuple[GlobalHistory, MemoryAccess] | None:
         """The history that an access to a buffer is compared with, and its cells; without an ``access`` a weak one."""
         history = self.history(target.buffer) if self.checks else None
         if history is None:

@@ -18,18 +18,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from warploom.emulate.findings.report import MemoryReports
-from warploom.emulate.memory.access import Access
-from warploom.emulate.memory.lane_reads import MANY, LaneReads
+from warploom.emulate.memory.access import MemoryAccess
 from warploom.emulate.order.clocks import BITS, LANES, MOST_STAMPS, Clocks
 from warploom.emulate.order.known import FAR, FENCED, ORDER
 from warploom.ir.statements import Op
 
 Array = NDArray[Any]
 
+MANY = 32
+"""In place of the lane: several lanes, or a collective access."""
 NEVER, MBARRIER = np.uint32(MOST_STAMPS << BITS | MANY), np.uint32((2 * MOST_STAMPS - 1) << BITS | MANY)
 """Records of cells of shared memory that nobody has written, and of those that are an mbarrier's."""
 
-Answer = Callable[[Array, Access, Array, Array, Array], None]
+Answer = Callable[[Array, MemoryAccess, Array, Array, Array], None]
 """Mends in place which cells of an access are ordered with records of several lanes: by columns, lanes and stamps."""
 
 
@@ -39,16 +40,16 @@ class Earlier(Protocol):
     past: str
 
     def late(
-        self, at: Access, harmless: Callable[[], Array] | None
-    ) -> Iterator[tuple[Access, Array, Array, Answer | None]]:
-        """Those that are not known at once to who makes an access, of cells that are not ``harmless``."""
+        self, at: MemoryAccess, harmless: Callable[[], Array] | None
+    ) -> Iterator[tuple[MemoryAccess, Array, Array, Answer | None]]:
+        """Yield accesses to the cells of another, except ``harmless`` ones, that its threads do not know of at once."""
         ...
 
 
 _STRONG_WRITES = ("strong write", "narrow write")
 
 
-def _conflicting(at: Access) -> tuple[str, ...]:
+def _conflicting(at: MemoryAccess) -> tuple[str, ...]:
     """The kinds of accesses that conflict with one: strong ones do not conflict with each other."""
     if at.what == "read":
         return () if at.strong else ("alike", *_STRONG_WRITES)
@@ -58,7 +59,7 @@ def _conflicting(at: Access) -> tuple[str, ...]:
 
 
 class History:
-    """Of cells of ``granule`` bytes, all of which begin with the record ``first``.
+    """The history of cells of ``granule`` bytes, all of which begin with the record ``first``.
 
     Stamps from ``flying`` on are known to nobody: of copies that still write, by the stamps at which they began.
     """
@@ -86,17 +87,17 @@ class History:
         """The agents, as findings name them."""
         raise NotImplementedError
 
-    def _ordinary(self, mine: Access, past: str, writers: Array) -> Array:
+    def _ordinary(self, mine: MemoryAccess, past: str, writers: Array) -> Array:
         """Which of the records of an access's cells ordinary instructions have made, through the generic proxy."""
         raise NotImplementedError
 
-    def bytes(self, mine: Access) -> Array:
+    def bytes(self, mine: MemoryAccess) -> Array:
         """The bytes that an access's cells begin at, as findings name them."""
         raise NotImplementedError
 
     # -- looking back ------------------------------------------------------------------------------------------------
 
-    def check(self, at: Access, holds: Callable[[], Array] | None = None) -> tuple[Array | None, Array | None]:
+    def check(self, at: MemoryAccess, holds: Callable[[], Array] | None = None) -> tuple[Array | None, Array | None]:
         """Report conflicts of an access with what came before it.
 
         Stores of values that their cells hold already (``holds`` says which do) do not conflict with unordered stores
@@ -117,7 +118,7 @@ class History:
                 self.judge(mine, earlier.past, writers, records, answer)
         return late, same
 
-    def judge(self, mine: Access, past: str, writers: Array, record: Array, answer: Answer | None = None) -> None:
+    def judge(self, mine: MemoryAccess, past: str, writers: Array, record: Array, answer: Answer | None = None) -> None:
         """Report what of an access conflicts with records of its cells, one for each."""
         unknown = record >> BITS >= self.flying
         if unknown.any():
@@ -141,22 +142,22 @@ class History:
                 these = mine[ordinary & (stamps == stamp)]
                 self.report.tell("not fenced", these, self.bytes(these), stamp)
 
-    def _ordered(self, mine: Access, plane: int, columns: Array, lanes: Array, stamps: Array) -> Array:
+    def _ordered(self, mine: MemoryAccess, plane: int, columns: Array, lanes: Array, stamps: Array) -> Array:
         """Whether all rows of an access know of records of its cells."""
         fine, mine_lanes = np.ones(columns.shape, np.bool_), mine.lane_of_each[:, 0]
         for rows in mine.rows:
             fine &= self.clocks.ordered(rows, mine_lanes, mine.whole, columns, lanes, stamps, plane=plane)
         return fine
 
-    def _whose(self, mine: Access) -> str:
+    def _whose(self, mine: MemoryAccess) -> str:
         """The CTA whose memory an access goes to, where findings name it."""
         return ""
 
-    def _harmless(self, mine: Access, past: str, writers: Array) -> Any:
+    def _harmless(self, mine: MemoryAccess, past: str, writers: Array) -> Any:
         """Which records an access may be unordered with."""
         return False
 
-    def _unknown(self, mine: Access, record: Array) -> None:
+    def _unknown(self, mine: MemoryAccess, record: Array) -> None:
         """Report an access to cells with stamps that nobody knows."""
         begun = (record >> BITS).astype(np.int64) - self.flying
         self.report.in_flight(mine, begun, self.bytes(mine))
@@ -167,7 +168,7 @@ class History:
         """The record of an access of a lane."""
         return np.asarray(stamp << BITS | np.asarray(lane, np.int64)).astype(self.record)
 
-    def write(self, at: Access, writers: Array, stamp: int) -> tuple[Array, Array] | None:
+    def write(self, at: MemoryAccess, writers: Array, stamp: int) -> tuple[Array, Array] | None:
         """Note who has written some units, an agent for each line.
 
         Returns which of the units other threads have written as well, and which of them other warps; None for none.
@@ -191,7 +192,7 @@ class History:
 
 
 class SharedHistory(History):
-    """Of ``cells`` cells for each CTA of a batch. ``parts``: part of a warp may meet.
+    """The history of ``cells`` cells for each CTA of a batch. ``parts``: part of a warp may meet.
 
     Agents are columns of the clocks. Stores of equal values do not conflict with each other: a store of what is there
     leaves the last write as it is, and is kept as "alike".
@@ -219,19 +220,21 @@ class SharedHistory(History):
     def _agents(self, writers: Array, rows: Array) -> Array:
         return self.clocks.agents(writers, rows)
 
-    def _ordinary(self, mine: Access, past: str, writers: Array) -> Array:
+    def _ordinary(self, mine: MemoryAccess, past: str, writers: Array) -> Array:
         return writers < self.clocks.warps
 
-    def bytes(self, mine: Access) -> Array:
+    def bytes(self, mine: MemoryAccess) -> Array:
         """The bytes of shared memory that an access's cells begin at."""
         return mine.cells % self.cells * self.granule
 
-    def _whose(self, mine: Access) -> str:
+    def _whose(self, mine: MemoryAccess) -> str:
         owner, warps = int(mine.cells[0]) // self.cells * self.clocks.warps_per_cta, self.clocks.warps_per_cta
         other = mine.proxy and owner != int(mine.rows[0][0]) // warps * warps
         return f" in the shared memory of {self.report.cta(owner)}" if other else ""
 
-    def of(self, rows: Sequence[int], lane: int | None, cells: Array, op: Op, what: str, *, proxy: bool) -> Access:
+    def of(
+        self, rows: Sequence[int], lane: int | None, cells: Array, op: Op, what: str, *, proxy: bool
+    ) -> MemoryAccess:
         """An access to cells of one CTA by rows that act together, or by one lane of one row.
 
         ``proxy``: through the async proxy, which must know of ordinary writes by fences.
@@ -244,7 +247,7 @@ class SharedHistory(History):
             bounds["wrote"] = reach[ORDER].copy()
             bounds["wrote"][: clocks.warps] = np.minimum(reach[ORDER, : clocks.warps], fenced)
         each, lanes = tuple(np.array([row]) for row in rows), np.array([lane or 0])
-        return Access(
+        return MemoryAccess(
             op=op,
             what=what,
             rows=each,
@@ -255,7 +258,7 @@ class SharedHistory(History):
             reach=bounds,
         )
 
-    def _unknown(self, mine: Access, record: Array) -> None:
+    def _unknown(self, mine: MemoryAccess, record: Array) -> None:
         where, never, taken = self.bytes(mine), record == NEVER, record == MBARRIER
         if taken.any():
             self.report.tell("an mbarrier", mine[taken], where[taken])
@@ -333,9 +336,9 @@ class WarpTable:
         return cells // self.history.cells * self.clocks.warps_per_cta // self.warps * self.warps
 
     def late(
-        self, at: Access, harmless: Callable[[], Array] | None
-    ) -> Iterator[tuple[Access, Array, Array, Answer | None]]:
-        """As :class:`Earlier`."""
+        self, at: MemoryAccess, harmless: Callable[[], Array] | None
+    ) -> Iterator[tuple[MemoryAccess, Array, Array, Answer | None]]:
+        """Yield, for each warp and queue, accesses that the threads of another do not know of at once."""
         clocks = self.clocks
         for number, (columns, newest, records) in enumerate(self._agents(at)):
             if not at.newer(self.past, newest, columns):
@@ -351,7 +354,7 @@ class WarpTable:
                 )
             yield mine, np.broadcast_to(writers, mine.cells.shape), records[mine.cells], answer
 
-    def _agents(self, at: Access) -> Iterator[tuple[Array, Any, Array]]:
+    def _agents(self, at: MemoryAccess) -> Iterator[tuple[Array, Any, Array]]:
         """Each warp, then each queue, that sees the cells: its columns, newest records, and the record of each cell."""
         homes = self._home(at.index[:, 0] * at.parts)
         columns = self.clocks.columns[homes]
@@ -360,7 +363,7 @@ class WarpTable:
         for column, records in self.queues.items():
             yield np.array([column]), self.clocks.newest[column - self.clocks.warps] << BITS, records
 
-    def note(self, at: Access, stamp: int) -> None:
+    def note(self, at: MemoryAccess, stamp: int) -> None:
         """Record an access of whole warps, or of their lanes."""
         (rows,), parts = at.rows, at.parts
         self.newest[rows] = stamp << BITS
@@ -384,3 +387,43 @@ class WarpTable:
         if self.lanes is not None:
             marks, old = ((x.reshape(-1, parts)) for x in (others | shared, old))
             self.lanes.note(marks, where.reshape(-1) * parts, lane.reshape(-1), old, stamp)
+
+
+class LaneReads:
+    """Which lanes MANY stands for, where part of a warp may meet: cell → lane → stamp of its last access.
+
+    A cell that is not here was accessed by all lanes at once.
+    """
+
+    def __init__(self, clocks: Clocks) -> None:
+        self._clocks = clocks
+        self._of: dict[int, dict[int, int]] = {}
+
+    def forget(self, cells: Array) -> None:
+        """All lanes of a warp access these together."""
+        if self._of:
+            for cell in cells.tolist():
+                self._of.pop(cell, None)
+
+    def note(self, many: Array, first: Array, lane: Array, old: Array, stamp: int) -> None:
+        """The accesses of single lanes, with what was there before them."""
+        for i, part in zip(*np.nonzero(many), strict=True):
+            cell, before = int(first[i]) + int(part), int(old[i, part])
+            if cell not in self._of:
+                lanes = range(32) if before & 63 == MANY else (before & 63,)
+                self._of[cell] = dict.fromkeys(lanes, before >> BITS) if before else {}
+            elif before & 63 != MANY:
+                self._of[cell][before & 63] = before >> BITS
+            self._of[cell][int(lane[i])] = stamp
+
+    def answer(self, cells: Array) -> Callable[[Array, MemoryAccess, Array, Array, Array], None]:
+        """Accesses of several lanes are ordered where each lane's is, though not all of their warp have met."""
+
+        def answer(fine: Array, mine: MemoryAccess, columns: Array, lanes: Array, stamps: Array) -> None:
+            for i in np.nonzero(~fine & (lanes == MANY))[0]:
+                read = self._of.get(int(cells[i]), dict.fromkeys(range(32), int(stamps[i])))
+                who, when = np.array(list(read)), np.array(list(read.values()))
+                row, lane, column = (np.full(who.shape, x[i]) for x in (mine.rows[0], mine.lane_of_each[:, 0], columns))
+                fine[i] = self._clocks.ordered(row, lane, mine.whole, column, who, when).all()
+
+        return answer

@@ -8,6 +8,7 @@ types and global memory are not counted.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,7 @@ from numpy.typing import NDArray
 
 from warploom.core.errors import EmulationError, LayoutError
 from warploom.emulate.control.context import Context, Step
-from warploom.emulate.control.frames import Frame, shadow_dtype
+from warploom.emulate.control.frames import Frame, Origin
 from warploom.emulate.memory.access import SharedAccess
 from warploom.ir.statements import Op
 from warploom.isa.effects import Access, MatrixAccess
@@ -25,10 +26,10 @@ Array = NDArray[Any]
 
 
 class MatrixSteps:
-    """Builds the steps of matrix accesses."""
+    """Builds the steps of matrix accesses; ``put`` sets registers from the words read."""
 
-    def __init__(self, context: Context) -> None:
-        self.run = context
+    def __init__(self, context: Context, put: Callable[[Frame, Op, Array, Array | None, Origin | None], None]) -> None:
+        self.run, self.put = context, put
 
     def step(self, op: Op, access: MatrixAccess) -> Step:
         """The step of a load or a store. Raises EmulationError for a fragment that was never traced on a GPU."""
@@ -75,14 +76,11 @@ class MatrixSteps:
         def step(frame: Frame) -> None:
             places, each = self._places(frame, op, access, layout)
             parts = [run.memories[access.space].load(place, each) for place in places]
-            results = op.instruction.meaning(np.concatenate([words for words, _, _ in parts], axis=-1))
-            marks, origin = None, next((origin for _, _, origin in parts if origin is not None), None)
-            if any(shadow is not None for _, shadow, _ in parts):
-                shadows = [np.zeros_like(words) if shadow is None else shadow for words, shadow, _ in parts]
-                marks = op.instruction.meaning(np.concatenate(shadows, axis=-1))
-            for i, (value, array) in enumerate(zip(op.results, results, strict=True)):
-                mine = None if marks is None else frame.shaped(marks[i].view(shadow_dtype(marks[i].dtype)))
-                run.put(frame, value, frame.shaped(array), mine, origin)
+            words, shadow = np.concatenate([words for words, _, _ in parts], axis=-1), None
+            if any(mine is not None for _, mine, _ in parts):
+                marks = [np.zeros_like(words) if mine is None else mine for words, mine, _ in parts]
+                shadow = np.concatenate(marks, axis=-1)
+            self.put(frame, op, words, shadow, next((x for _, _, x in parts if x is not None), None))
 
         return step
 

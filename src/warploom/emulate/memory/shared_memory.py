@@ -1,7 +1,11 @@
-"""Shared memory of a batch of CTAs: bytes, poison, and where addresses go."""
+"""Shared memory of a batch of CTAs: bytes, poison, and where addresses go, to other CTAs of a cluster too.
+
+Sources: PTX ISA, "mapa", "State Spaces" (``.shared::cluster``); CUDA Programming Guide, "Distributed Shared Memory".
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -10,15 +14,14 @@ from numpy.typing import NDArray
 
 from warploom.emulate.control.frames import Frame, Origin, Turns, apply_in_turn, displaced, in_turn, widened
 from warploom.emulate.findings.report import MemoryReports
-from warploom.emulate.memory.access import Access, SharedAccess
+from warploom.emulate.memory.access import MemoryAccess, SharedAccess
 from warploom.emulate.memory.byte_memory import ByteMemory
-from warploom.emulate.memory.history import NEVER, SharedHistory
-from warploom.emulate.memory.lane_reads import MANY
-from warploom.emulate.memory.remote import RemoteAccesses
+from warploom.emulate.memory.history import MANY, NEVER, SharedHistory
 from warploom.emulate.order.clocks import BITS, Clocks
 from warploom.ir.statements import Op
 from warploom.isa.effects import Access as Effect
 from warploom.isa.instruction import Instruction
+from warploom.isa.memory import WINDOW_BITS
 
 Array = NDArray[Any]
 
@@ -96,7 +99,7 @@ class SharedMemory(ByteMemory):
         )
 
     def names(self, place: SharedAccess) -> Array:
-        """What tells the addresses of a place from all others of the launch, (warps, lanes): below all global ones."""
+        """A number (warps, lanes) for each address, which no other address of the launch has: below all global ones."""
         start = self.stride * (self.clocks.first // self.clocks.warps_per_cta)
         return -1 - start - place.index * place.size
 
@@ -167,7 +170,7 @@ class SharedMemory(ByteMemory):
         if not place.strong:
             self._note_write(place, data, stamp, same)
 
-    def _note_write(self, place: Access, data: Array, stamp: int, same: Array | None) -> None:
+    def _note_write(self, place: MemoryAccess, data: Array, stamp: int, same: Array | None) -> None:
         """Note a store; of the ``same`` values that are there, and of several threads at once, as one of many."""
         history, alike = self.history, np.zeros(place.index.shape, np.bool_)
         if same is not None:
@@ -182,11 +185,11 @@ class SharedMemory(ByteMemory):
         if alike.any():
             history.table("alike").note(replace(place, active=alike), stamp)
 
-    def _differs(self, place: Access, data: Array) -> Array:
+    def _differs(self, place: MemoryAccess, data: Array) -> Array:
         """Which of the units that were written have other bytes than these now."""
         return (self.data.view(data.dtype).reshape(-1, data.shape[-1])[place.units] != data).any(axis=-1)
 
-    def _check_clash(self, place: Access, bad: Array) -> None:
+    def _check_clash(self, place: MemoryAccess, bad: Array) -> None:
         """Report threads that have written different values to one place at once."""
         if bad.any():
             wide = np.zeros(place.index.shape, np.bool_)
@@ -223,9 +226,67 @@ class SharedMemory(ByteMemory):
         """A copy's data arrives, as its threads' own writes: flat lists of units, their threads and their words."""
         self.put(units, data)
         parts, stamp = data[0].nbytes // self.granule, self.clocks.stamp(op)
-        place = Access(op=op, what="write", rows=(rows,), lanes=lanes, index=units[:, None], parts=parts)
+        place = MemoryAccess(op=op, what="write", rows=(rows,), lanes=lanes, index=units[:, None], parts=parts)
         several = self.history.write(place, self.clocks.columns[rows], stamp)
         if several is not None:  # copies are no stores: what one has brought, another one is still bringing
             clash, elsewhere = several
             self.history.wrote.reshape(-1, parts)[units[clash[:, 0]]] = self.history.coded(stamp, MANY)
             self._check_clash(place, elsewhere | (clash & self._differs(place, data[:, None])))
+
+
+_NOWHERE = np.uint32(1 << 31)  # beyond all shared memory
+
+
+_BEFORE = "before that CTA has begun: let the cluster meet (barrier.cluster) before"
+_AFTER = "when that CTA has exited: let the cluster meet (barrier.cluster) at the end"
+
+
+class RemoteAccesses:
+    """Accesses of a batch to other CTAs' shared memory: where they go, and whether those CTAs are there by then.
+
+    Each CTA's memory begins ``stride`` bytes after that of the one before it.
+    """
+
+    def __init__(self, clocks: Clocks, report: MemoryReports, stride: int) -> None:
+        self.clocks, self.report, self.stride = clocks, report, stride
+        self.last: dict[tuple[int, int], tuple[Op, int, int, Callable[[], str]]] = {}  # by row and CTA
+
+    def locate(self, frame: Frame, address: Array, lanes: int, op: Op) -> tuple[Array, Array]:
+        """Addresses within their CTA, and where its memory begins; an address that none has for a rank too high."""
+        rank = np.broadcast_to((address >> np.uint32(WINDOW_BITS)).astype(np.int64) - 1, (*frame.shape, 32))
+        together = self.clocks.domain // self.clocks.warps_per_cta
+        own, exists = frame.cta[:, :, None], rank < together
+        number = np.where(exists & (rank >= 0), own // together * together + rank, own)
+        self._note(frame, number, op)
+        place = np.where(exists, address & np.uint32((1 << WINDOW_BITS) - 1), _NOWHERE)
+        return place, (number * self.stride)[..., :lanes]
+
+    def _note(self, frame: Frame, number: Array, op: Op) -> None:
+        for position, row in enumerate(frame.flat.tolist()):
+            theirs = number.reshape(-1, 32)[position]
+            acting = np.ones(32, np.bool_) if frame.active is None else frame.active[position]
+            for cta in np.unique(theirs[acting]).tolist():
+                if cta != row // self.clocks.warps_per_cta:
+                    lane = int(np.nonzero(acting & (theirs == cta))[0][0])
+                    self.reach(op, row, lane, cta, self.clocks.now + 1)
+
+    def reach(
+        self, op: Op, row: int, lane: int, cta: int, stamp: int, what: Callable[[], str] = lambda: "the shared memory"
+    ) -> None:
+        """A lane accesses the memory of another CTA, or arrives at an mbarrier there."""
+        if (row, cta) not in self.last and not self._has_begun(row, cta):
+            self.report.unreachable(op, row, lane, cta * self.clocks.warps_per_cta, what(), _BEFORE)
+        self.last[row, cta] = op, lane, stamp, what
+
+    def _has_begun(self, row: int, cta: int) -> bool:
+        """Whether a warp knows of anything that a CTA of its cluster has done."""
+        warps = np.arange(cta * self.clocks.warps_per_cta, (cta + 1) * self.clocks.warps_per_cta)
+        return bool(self.clocks.passed(row)[self.clocks.columns[warps]].any())
+
+    def at_exit(self) -> None:
+        """Accesses to the memory of a CTA that may have exited: none of its threads knows of them."""
+        warps = self.clocks.warps_per_cta
+        for (row, cta), (op, lane, stamp, what) in self.last.items():
+            rows = np.arange(cta * warps, (cta + 1) * warps)
+            if not any(self.clocks.anybody_knows(rows, row, who, stamp) for who in (None, lane)):
+                self.report.unreachable(op, row, lane, int(rows[0]), what(), _AFTER)

@@ -42,7 +42,7 @@ Release = Callable[[], Known]
 
 @dataclass(slots=True)
 class Snapshot:
-    """What the lanes of one warp, which has the clocks' ``column``, know at the stamp ``now``.
+    """The knowledge of the lanes of one warp, which has the clocks' ``column``, at the stamp ``now``.
 
     ``known`` is what all of them do, ``alone`` what single lanes know beyond that, ``later`` what they have yet to
     learn, by lane and chain. What lanes do is told in the planes ``told``.
@@ -285,7 +285,7 @@ class Clocks:
     # -- release and acquire -----------------------------------------------------------------------------------------
 
     def release(self, row: int, lanes: Sequence[int] | None) -> Known:
-        """What some lanes of a warp (None: all) make known to who acquires it."""
+        """Return the knowledge that some lanes of a warp (None: all) release."""
         if lanes is not None:
             return self._now(row).of_lanes(lanes)
         found = Known(self.known[row].copy(), dict(self.single.get(row, {})))
@@ -311,7 +311,7 @@ class Clocks:
         self._later.setdefault(row, {})[lane, chain] = release
 
     def ended(self, column: int, stamp: int, passed: Array | None = None) -> Known:
-        """What it tells that a queue has ended what it did up to a stamp; who started that had come to ``passed``."""
+        """Return the knowledge that a queue has ended its work up to a stamp, begun when others had ``passed``."""
         clock = np.zeros(self.known.shape[1:], np.int32)
         if passed is not None:
             clock[CONTROL, : self.warps] = passed[: self.warps]
@@ -331,10 +331,7 @@ class Clocks:
             clock = np.zeros_like(known.clock)
             clock[plane, : self.warps] = known.clock[ORDER, : self.warps]
             singles = {(plane, c, lane): s for (p, c, lane), s in known.singles.items() if p == ORDER and c >= 0}
-            if group is None:
-                self._learn(row, Known(clock, singles))
-            else:
-                self._join(row, group, Known(clock, singles))
+            self.acquire(row, group, Known(clock, singles))
 
     # -- the question ------------------------------------------------------------------------------------------------
 
@@ -369,12 +366,9 @@ class Clocks:
 
     def anybody_knows(self, rows: Array, row: int, lane: int | None, stamp: int) -> bool:
         """Whether a lane of any of these warps knows what another one (one lane, or all) did at a stamp."""
-        column, theirs = int(self.columns[row]), -1 if lane is None else lane
-        return any(
-            known.has(ORDER, column, theirs, stamp)
-            for mine in rows.tolist()
-            for known in (Known(self.known[mine], self.single.get(mine, {})), *self._alone(mine).values())
-        )
+        mine = np.repeat(rows, 32), np.tile(np.arange(32), rows.size)
+        theirs = (np.full(mine[0].shape, x) for x in (int(self.columns[row]), LANES if lane is None else lane, stamp))
+        return bool(self.ordered(*mine, False, *theirs).any())
 
     def ordered(
         self,
@@ -412,7 +406,7 @@ class Clocks:
         return result
 
     def _ask_lanes(self, result: Array, accesses: tuple[Array, ...], whole_warp: bool) -> None:
-        """The same for what all lanes of a warp do not know: each question once."""
+        """Look up, in the clocks of single lanes, accesses that not all lanes of a warp know: each question once."""
         open_ones = np.nonzero(~result)[0]
         if not open_ones.size:
             return

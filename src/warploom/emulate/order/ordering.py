@@ -47,30 +47,22 @@ class Sequence:
         return id(self._told)
 
     def heard_by(self, cta: int, warps: int | None) -> Known:
-        """What a thread of a CTA (of ``warps``, at a scope that ends there) learns of it; not to be changed."""
-        if warps is not None:
-            return self._heard_within(cta, warps)
+        """Return what a thread of a CTA learns from the sequence; not to be changed.
+
+        At a scope that ends at the CTA, of so many ``warps``, that is what its own threads have told.
+        """
         told: list[Sequence] = []
         link: Sequence | None = self
-        while link is not None and link._memory(cta) is None:
+        while link is not None and (warps is not None or link._memory(cta) is None):
             told.append(link)
             link = link._before
         earlier = None if link is None else link._memory(cta)
         known = Known(np.zeros_like(self._snapshot.known.clock)) if earlier is None else earlier.copy()
         for one in reversed(told):
-            if one._cta is None or one._cta == cta:
+            if one._cta in (None, cta) and (warps is None or one._snapshot.agent // warps == cta):
                 known.join(one._snapshot.of_lanes([one._lane]))
-        self._known[cta if self._narrow else None] = known
-        return known
-
-    def _heard_within(self, cta: int, warps: int) -> Known:
-        """What of it threads of the CTA itself (of so many ``warps``) have told."""
-        known = Known(np.zeros_like(self._snapshot.known.clock))
-        link: Sequence | None = self
-        while link is not None:
-            if link._snapshot.agent // warps == cta:
-                known.join(link._snapshot.of_lanes([link._lane]))
-            link = link._before
+        if warps is None:
+            self._known[cta if self._narrow else None] = known
         return known
 
     def _memory(self, cta: int) -> Known | None:
@@ -78,7 +70,7 @@ class Sequence:
 
 
 class Ordering:
-    """What travels through which addresses. ``published`` outlives the batch; the rest belongs to its warps."""
+    """Release sequences by their addresses. ``published`` outlives the batch; the rest belongs to its warps."""
 
     def __init__(self, clocks: Clocks, published: dict[int, Sequence]) -> None:
         self.clocks = clocks

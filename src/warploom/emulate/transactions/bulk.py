@@ -21,14 +21,22 @@ from warploom.emulate.barriers.mbarriers import Mbarriers
 from warploom.emulate.control.frames import Actor, Frame, actors
 from warploom.emulate.findings.report import Reporter
 from warploom.emulate.findings.traffic import TrafficCounter
-from warploom.emulate.memory.access import Access
+from warploom.emulate.memory.access import MemoryAccess
 from warploom.emulate.memory.global_history import GlobalHistory
 from warploom.emulate.memory.global_memory import GlobalMemory
 from warploom.emulate.memory.shared_memory import SHARED_BASE, SharedMemory
 from warploom.emulate.order.known import LOADS, ORDER, REDUCTIONS, Singles
 from warploom.emulate.transactions.made_maps import MadeMaps
 from warploom.emulate.transactions.tensor_maps import CHUNK, ByteRange, StoredWords, TensorMapArgument
-from warploom.emulate.transactions.transaction import Copies, CopyQueue, Groups, Landing, SharedRead, Started, cells_of
+from warploom.emulate.transactions.transaction import (
+    Copies,
+    CopyQueue,
+    Groups,
+    Landing,
+    SharedRead,
+    Transaction,
+    cells_of,
+)
 from warploom.ir.statements import Op
 from warploom.isa import effects as fx
 
@@ -52,7 +60,7 @@ class Starter(Actor):
 
 
 @dataclass(eq=False)
-class Store(Started):
+class Store(Transaction):
     """A copy of shared memory to global memory that one lane has started."""
 
     lane: int
@@ -60,7 +68,7 @@ class Store(Started):
     at: tuple[int, ...]
     chunks: Array
     source: SharedRead | None  # None without checks
-    box: Access | None
+    box: MemoryAccess | None
     read: bool = False
 
 
@@ -319,7 +327,7 @@ class BulkCopies:
 
     def _begin_globally(
         self, by: Starter, tensor: TensorMapArgument | ByteRange, at: tuple[int, ...], what: str
-    ) -> Access | None:
+    ) -> MemoryAccess | None:
         """The access to global memory of a load ("read"), store ("write") or reduction ("atomic") that a lane starts.
 
         Until a store's group has been waited for, nobody may touch its cells. None where the kernel writes nothing.
@@ -341,7 +349,7 @@ class BulkCopies:
             history.note(mine)
         return mine
 
-    def _history(self, access: Access) -> GlobalHistory:
+    def _history(self, access: MemoryAccess) -> GlobalHistory:
         found = self.memory.history(access.buffer)
         assert found is not None
         return found

@@ -12,7 +12,7 @@ from warploom.emulate.barriers.barriers import Wait
 from warploom.emulate.control.frames import Frame, Origin, shadow_dtype
 from warploom.emulate.findings.findings import Kind
 from warploom.emulate.memory.shared_memory import SHARED_BASE, SharedMemory
-from warploom.emulate.transactions.transaction import SharedRead, Started
+from warploom.emulate.transactions.transaction import SharedRead, Transaction
 from warploom.ir.statements import Op, TileRegion, Value
 from warploom.isa.matrix import K, M, WarpgroupProduct
 from warploom.isa.meanings import half_to_f32
@@ -106,8 +106,8 @@ ELEMENT_BYTES = 2
 
 
 @dataclass(frozen=True, eq=False)
-class Operands:
-    """What a ``wgmma`` reads of the shared memory of its CTA: elements of A and B in units of 16 bits, and their cells.
+class ProductOperands:
+    """The shared memory that a ``wgmma`` reads in its CTA: elements of A and B in units of 16 bits, and their cells.
 
     ``wrong`` are findings, kind and message; there is nothing to multiply if an operand lies ``outside``.
     """
@@ -120,7 +120,7 @@ class Operands:
 
 
 @dataclass(eq=False)
-class Product(Started):
+class ProductInFlight(Transaction):
     """One ``wgmma`` of one warpgroup, a transaction that may ``read`` shared memory. ``number`` counts from 1.
 
     The descriptors are those of A and B, or of B alone. Of each of the four warps: A's registers (warps, lanes,
@@ -131,7 +131,7 @@ class Product(Started):
     number: int
     descriptors: tuple[int, ...]
     stamp: int
-    operands: Operands
+    operands: ProductOperands
     read: SharedRead | None  # None without checks
     added: Array = field(default_factory=lambda: np.zeros(WARPS, np.bool_))
     registers: Array | None = None
@@ -173,24 +173,24 @@ class Warpgroup:
     queue: int
     number: int
     first: int
-    products: list[Product] = field(default_factory=list[Product])
+    products: list[ProductInFlight] = field(default_factory=list[ProductInFlight])
 
 
 class SharedOperands:
-    """Operands that descriptors name in the shared memory of a batch, worked out once for each pair of descriptors."""
+    """Finds operands in the shared memory of a batch by their descriptors, once for each pair of descriptors."""
 
     def __init__(self, shared: SharedMemory) -> None:
         self.shared = shared
-        self._found: dict[tuple[int, tuple[int, ...]], Operands] = {}
+        self._found: dict[tuple[int, tuple[int, ...]], ProductOperands] = {}
 
-    def of(self, op: Op, descriptors: tuple[int, ...]) -> Operands:
+    def of(self, op: Op, descriptors: tuple[int, ...]) -> ProductOperands:
         """The shared memory that an operation with these descriptors reads."""
         key = id(op), descriptors
         if key not in self._found:
             self._found[key] = self._find(op, descriptors)
         return self._found[key]
 
-    def _find(self, op: Op, descriptors: tuple[int, ...]) -> Operands:
+    def _find(self, op: Op, descriptors: tuple[int, ...]) -> ProductOperands:
         instruction: WarpgroupProduct = op.instruction.warpgroup_product
         wrong, outside = list[tuple[Kind, str]](), False
         kinds = [(0, instruction.a_addresses), (instruction.a_count, instruction.b_addresses)][-len(descriptors) :]
@@ -211,10 +211,10 @@ class SharedOperands:
             )
             wrong.append(("bounds", message + "address, stride or leading offset"))
         a = elements[0] if len(elements) > 1 else None
-        return Operands(a, elements[-1], np.unique(np.concatenate(cells)), tuple(wrong), outside)
+        return ProductOperands(a, elements[-1], np.unique(np.concatenate(cells)), tuple(wrong), outside)
 
-    def matrix(self, product: Product, elements: Array) -> tuple[Array, Array | None]:
-        """What elements of an operand hold now, f32, and which of them are poison (None: none)."""
+    def matrix(self, product: ProductInFlight, elements: Array) -> tuple[Array, Array | None]:
+        """Return elements of an operand as they are now, f32, and which of them are poison (None: none)."""
         shared = self.shared
         first = int(product.rows[0]) // shared.clocks.warps_per_cta * shared.stride >> 1
         words = shared.data.view(np.uint16)[first + elements]
@@ -228,7 +228,7 @@ class SharedOperands:
 def _misplaced(
     instruction: WarpgroupProduct, is_b: bool, descriptor: int, extent: tuple[int, int], tile: TileRegion
 ) -> tuple[Kind, str] | None:
-    """How an operand's descriptor, for bytes from the first to the end, contradicts the tile that it was made for."""
+    """Return how an operand's descriptor, for bytes from the first to the end, contradicts the tile it was made for."""
     (first, end), which, shape = extent, "AB"[is_b], decode(descriptor)[1]
     if first < tile.offset or end > tile.offset + tile.bytes:
         return "bounds", (

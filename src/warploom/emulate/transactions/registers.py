@@ -109,7 +109,7 @@ class RegistersInFlight:
         self.report.add("in_flight", op.where, message, row, 0, other=product.where, count=32 * int(flying.sum()))
 
     def fence(self, frame: Frame) -> None:
-        """``wgmma.fence``."""
+        """Note that the warps of a frame execute ``wgmma.fence``."""
         self.touched[:, frame.span] = False
         self.fenced[frame.span] = True
 
@@ -198,6 +198,6 @@ class RegisterPools:
         return True
 
     def describe(self, row: int) -> str:
-        """What is left for the warps of a CTA that wait for registers; '' where none does."""
+        """Say how many registers are left for the warps of a CTA that wait for some; '' where none waits."""
         mine = [r for _, r, _ in self._waiting if r // self.warps == row // self.warps]
         return f"its CTA has {self.free[row // self.warps]} registers to give" if mine else ""

@@ -35,7 +35,7 @@ class TensorMapArgument:
     reduction: str = ""
 
     def bound(self, buffer: GlobalBuffer) -> TensorMapArgument:
-        """The same over a buffer. Raises ProblemError for a tensor that does not lie within the array."""
+        """Bind the map to a buffer. Raises ProblemError for a tensor that does not lie within the array."""
         spec = self.spec
         if self.array.dtype.itemsize != spec.dtype.bytes:
             raise ProblemError(
@@ -80,7 +80,7 @@ class TensorMapArgument:
         return bool(self.reduction)
 
     def combining(self, reduction: str) -> TensorMapArgument:
-        """The same tensor for a store that combines ("add", "min", "max"), or for one that replaces ('')."""
+        """Return the map for a store that combines ("add", "min", "max"), or for one that replaces ('')."""
         return replace(self, reduction=reduction) if reduction else self
 
     @property
@@ -90,7 +90,7 @@ class TensorMapArgument:
 
     @property
     def element_bytes(self) -> int:
-        """Of what one access reaches."""
+        """The bytes of one element."""
         return self.spec.dtype.bytes
 
     @property
@@ -124,7 +124,7 @@ class TensorMapArgument:
         return first if first < 0 else self.buffer.data.size if end > self.buffer.data.size else None
 
     def inside(self, at: tuple[int, ...]) -> tuple[tuple[slice, ...], tuple[slice, ...]] | None:
-        """What of the box at ``at`` (innermost first) exists: slices of the tensor and of the box; None if nothing."""
+        """Return what exists of the box at ``at`` (innermost first), as slices of the tensor and of the box, or None."""
         source: list[slice] = []
         target: list[slice] = []
         for start, extent, length in zip(at[::-1], self.spec.box[::-1], self.spec.shape[::-1], strict=True):
@@ -208,7 +208,7 @@ class ByteRange:
 
     @property
     def element_bytes(self) -> int:
-        """Of what one access reaches."""
+        """The bytes of one element."""
         return f32.bytes
 
     def element_offsets(self, _at: tuple[int, ...]) -> Array:

@@ -30,7 +30,7 @@ Array = NDArray[Any]
 
 
 @dataclass(eq=False)
-class Started:
+class Transaction:
     """Transactions that lanes of warps ``rows`` have started together; ``under_way`` (warps, lanes) are not over.
 
     ``group`` (warps, lanes) is the number of the group that they are in.
@@ -42,7 +42,7 @@ class Started:
     group: Array = field(init=False)
 
 
-S = TypeVar("S", bound=Started)
+S = TypeVar("S", bound=Transaction)
 
 
 class Groups(Generic[S]):
@@ -63,7 +63,7 @@ class Groups(Generic[S]):
         self.committed[frame.flat] += 1 if frame.active is None else frame.active
 
     def over(self, frame: Frame, pending: int) -> list[tuple[S, Array]]:
-        """What ends, and for which (warps, lanes), as the active threads wait for all but their newest groups."""
+        """Return which transactions end, for which (warps, lanes), as threads wait for all but their newest groups."""
         if not self.open:
             return []
         below = np.full(self.committed.shape, -1, np.int32)
@@ -73,7 +73,7 @@ class Groups(Generic[S]):
         return [(started, done) for started, done in found if done.any()]
 
     def close(self, ended: list[tuple[S, Array]]) -> None:
-        """These transactions of these (warps, lanes) are in no group any more."""
+        """Take transactions of some (warps, lanes) out of their groups."""
         for started, done in ended:
             started.under_way = started.under_way & ~done
         if ended:
@@ -91,7 +91,7 @@ class Groups(Generic[S]):
 
 
 @dataclass(eq=False)
-class Copies(Started):
+class Copies(Transaction):
     """One execution of a ``cp.async``: units of shared memory (warps, lanes) and their words (warps, lanes, words).
 
     ``source``, where they come from, is read at any time after ``begun``, the stamp of the issue.
@@ -144,7 +144,7 @@ class CopyQueue(Groups[Copies]):
         self.shared.put(copies.index[lanes], copies.data[lanes])
 
     def _read_again(self, copies: Copies, lanes: Array) -> None:
-        """What arrives for some (warps, lanes) may have been written since the copy was issued."""
+        """Report writes, since the copy was issued, of the bytes that arrive for some (warps, lanes)."""
         self.memory.track(copies.source.of(lanes), "read", since=copies.begun)
 
     def at_exit(self) -> None:

@@ -25,7 +25,7 @@ from warploom.emulate.transactions.products import (
     WARP_ROWS,
     WARPS,
     Accumulator,
-    Product,
+    ProductInFlight,
     SharedOperands,
     Warpgroup,
     register_a,
@@ -58,7 +58,7 @@ class _Members:
         return _Members(self.group, self.positions[which], self.rows[which], self.warps[which])
 
 
-class Warpgroups(Groups[Product]):
+class Warpgroups(Groups[ProductInFlight]):
     """The ``wgmma`` of a batch."""
 
     def __init__(
@@ -117,7 +117,7 @@ class Warpgroups(Groups[Product]):
         if self.shared.checks:
             self.registers.start(frame, op, {id(product.op): product.op for product in self.open})
         self.issued[frame.span] += 1
-        started: list[tuple[Product, _Members]] = []
+        started: list[tuple[ProductInFlight, _Members]] = []
         for members in self._members(frame):
             numbers = self.issued[members.rows]
             for number in dict.fromkeys(numbers.tolist()):
@@ -132,7 +132,7 @@ class Warpgroups(Groups[Product]):
             if product.read is not None:
                 product.read.begin(members.rows.tolist(), None)
 
-    def _join(self, op: Op, number: int, members: _Members, descriptors: list[Array]) -> Product:
+    def _join(self, op: Op, number: int, members: _Members, descriptors: list[Array]) -> ProductInFlight:
         """The product that warps execute as their next one; a finding where they disagree on it."""
         products = members.group.products
         if number > len(products):
@@ -150,7 +150,7 @@ class Warpgroups(Groups[Product]):
             self.report.add("divergence", op.where, message, row, 0, other=product.op.where)
         return product
 
-    def _product(self, op: Op, number: int, group: Warpgroup, descriptors: tuple[int, ...]) -> Product:
+    def _product(self, op: Op, number: int, group: Warpgroup, descriptors: tuple[int, ...]) -> ProductInFlight:
         found, read, stamp = self.operands.of(op, descriptors), None, self.clocks.stamp(op)
         for kind, message in found.wrong:
             self.report.add(kind, op.where, f"{op.instruction.mnemonic}: {message}", group.first, 0)
@@ -161,7 +161,7 @@ class Warpgroups(Groups[Product]):
         if self.shared.checks and not found.outside:
             read = SharedRead(history, op, group.queue, found.cells + cta * history.cells, stamp)
         rows = np.minimum(group.first + np.arange(WARPS), self.issued.size - 1)
-        return Product(op, rows, np.zeros((WARPS, 32), np.bool_), number, descriptors, stamp, found, read)
+        return ProductInFlight(op, rows, np.zeros((WARPS, 32), np.bool_), number, descriptors, stamp, found, read)
 
     # -- groups --------------------------------------------------------------------------------------------------
 
@@ -173,7 +173,7 @@ class Warpgroups(Groups[Product]):
             if registers is not None and self.shared.checks:
                 self.registers.check_landed(frame, registers, op)
 
-        wait, newest = Wait(op, set(), then=then), dict[int, Product]()
+        wait, newest = Wait(op, set(), then=then), dict[int, ProductInFlight]()
         for product, done in self.over(frame, pending):
             newest.update(dict.fromkeys(product.rows[done.any(axis=1)].tolist(), product))
         for row, product in newest.items():
@@ -182,7 +182,7 @@ class Warpgroups(Groups[Product]):
                 product.waits.append((wait, row))
         return wait
 
-    def _complete(self, frame: Frame, ended: list[tuple[Product, Array]], op: Op) -> None:
+    def _complete(self, frame: Frame, ended: list[tuple[ProductInFlight, Array]], op: Op) -> None:
         """Products of some warps of a frame end now."""
         accumulators: dict[tuple[Value, ...], Accumulator] = {}
         for product, done in ended:
@@ -201,7 +201,7 @@ class Warpgroups(Groups[Product]):
         for found in accumulators.values():
             found.write(op)
 
-    def _multiply(self, product: Product, members: _Members, d: Accumulator) -> None:
+    def _multiply(self, product: ProductInFlight, members: _Members, d: Accumulator) -> None:
         """D of some warps of a warpgroup, from what their operands hold now."""
         if product.read is not None:
             product.read.end(int(members.rows[0]), 0)
