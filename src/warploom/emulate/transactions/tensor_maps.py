@@ -124,7 +124,7 @@ class TensorMapArgument:
         return first if first < 0 else self.buffer.data.size if end > self.buffer.data.size else None
 
     def inside(self, at: tuple[int, ...]) -> tuple[tuple[slice, ...], tuple[slice, ...]] | None:
-        """Return what exists of the box at ``at`` (innermost first), as slices of the tensor and of the box, or None."""
+        """Return what exists of the box at ``at`` (innermost first): slices of the tensor and of the box, or None."""
         source: list[slice] = []
         target: list[slice] = []
         for start, extent, length in zip(at[::-1], self.spec.box[::-1], self.spec.shape[::-1], strict=True):
