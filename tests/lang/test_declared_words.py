@@ -9,6 +9,7 @@ from warploom.core.errors import TraceError, VerifyError
 from warploom.cuda.printer import print_cuda
 from warploom.ir.statements import Op
 from warploom.ir.verify import verify
+from warploom.isa.async_copy import wait_copies
 from warploom.isa.barriers import elect
 from warploom.isa.conversion import permute
 from warploom.isa.instruction import named
@@ -90,6 +91,11 @@ def test_parameters_are_words_immediates_and_operands_of_the_instruction() -> No
     fence, elected = [op.instruction for op in k.finished_body() if isinstance(op, Op)][-2:]
     assert fence is named("fence.acq_rel.sys")
     assert elected is elect()
+    k.wait_bulk(1, reads_only=True)
+    (*_, waited) = (op.instruction for op in k.finished_body() if isinstance(op, Op))
+    assert waited is wait_copies(1, "bulk", reads_only=True)
+    with pytest.raises(TraceError, match="fence_async takes space as 'shared', 'global', 'all', not 'local'"):
+        k.fence_async("local")  # type: ignore[arg-type]
     with pytest.raises(VerifyError, match="gpux is not supported"):
         k.fence("gpux")  # type: ignore[arg-type]
     with pytest.raises(VerifyError, match="0 or more of the newest groups"):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from numbers import Integral
@@ -364,14 +364,17 @@ def _tiles(instruction: Instruction, operands: Sequence[Traced]) -> tuple[TileRe
 Method = TypeVar("Method", bound=Callable[..., Any])
 
 
-def word(name: str, *, ptx: bool = True, **fixed: int) -> Callable[[Method], Method]:
+def word(name: str, *, ptx: bool = True, **given: int | Mapping[Any, str]) -> Callable[[Method], Method]:
     """Give a method of ``k`` its body: one instruction, by PTX's name, on the method's parameters.
 
     Parameters of type ``int`` are the immediates of their names, those that ``name`` has in braces are words of the
     instruction (``fence.acq_rel.{scope}``), all others are its operands, in order. The form gives the types of operands
-    and results, what is refused and the architecture. ``fixed`` are immediates that authors of kernels do not choose.
-    Raises TypeError, as the module is imported, where the instruction has other operands than the method.
+    and results, what is refused and the architecture. ``given`` are immediates that authors of kernels do not choose,
+    and what a parameter's values are called in the name. Raises TypeError, as the module is imported, where the
+    instruction has other operands than the method.
     """
+    fixed = [(n, x) for n, x in given.items() if isinstance(x, int)]
+    called = {n: x for n, x in given.items() if not isinstance(x, int)}
 
     def decorate(method: Method) -> Method:
         signature = inspect.signature(method)
@@ -381,12 +384,19 @@ def word(name: str, *, ptx: bool = True, **fixed: int) -> Callable[[Method], Met
         operands = [n for n in names if n not in immediates and f"{{{n}}}" not in name]
 
         def made(said: dict[str, Any]) -> Instruction:
-            numbers = (*fixed.items(), *((n, said[n]) for n in immediates))
-            return named(name.format(**said), numbers=numbers, operands=len(operands), ptx=ptx)
+            words = said | {n: texts[said[n]] for n, texts in called.items()}
+            numbers = (*fixed, *((n, said[n]) for n in immediates))
+            return named(name.format(**words), numbers=numbers, operands=len(operands), ptx=ptx)
 
-        usual = {p.name: 0 if p.default is p.empty else p.default for p in parameters}
+        def check(k: Builder, said: dict[str, Any]) -> None:
+            """Raise TraceError for an immediate that is not known, and for a value that has no name."""
+            for n in (*immediates, *called):
+                if not (isinstance(said[n], Integral) if n in immediates else said[n] in called[n]):
+                    takes = "an integer known while tracing" if n in immediates else ", ".join(map(repr, called[n]))
+                    raise TraceError(f"{method.__name__} takes {n} as {takes}, not {shown(said[n])} ({k.here()})")
+
         try:
-            unchanging = made(usual)
+            usual = made({p.name: 0 if p.default is p.empty else p.default for p in parameters})
         except RefusedError as error:
             raise TypeError(f"{method.__qualname__}: {error}") from None
         changes, defaults = len(operands) < count, method.__defaults__ or ()
@@ -397,14 +407,11 @@ def word(name: str, *, ptx: bool = True, **fixed: int) -> Callable[[Method], Met
                 method(self, *given, **by_name)  # Python's own message where the arguments do not fit
                 bound = signature.bind(self, *given, **by_name)
                 bound.apply_defaults()
-                values = bound.args[1:]
-            instruction = unchanging
+                values = [*bound.arguments.values()][1:]
+            instruction = usual
             if changes:
                 said = dict(zip(names, values, strict=True))
-                for n in immediates:
-                    if not isinstance(said[n], Integral):
-                        takes = f"{method.__name__} takes {n} as an integer known while tracing"
-                        raise TraceError(f"{takes}, not {shown(said[n])} ({self.here()})")
+                check(self, said)
                 instruction, values = made(said), [said[n] for n in operands]
             results = self.issue(instruction, *values)
             return results[0] if len(results) == 1 else results or None

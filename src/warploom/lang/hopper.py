@@ -8,11 +8,10 @@ from typing import Literal
 
 from warploom.core.dtypes import DType, bf16, f32, pred, s32, u32, u64
 from warploom.core.errors import LayoutError, TraceError
-from warploom.isa.async_copy import Eviction, bulk_store, tensor_load, tensor_store, wait_copies
+from warploom.isa.async_copy import Eviction, bulk_store, tensor_load, tensor_store
 from warploom.isa.barriers import mbarrier_arrival, mbarrier_init, mbarrier_wait
 from warploom.isa.conversion import FULL_MASK
 from warploom.isa.effects import ClusterScope
-from warploom.isa.instruction import named
 from warploom.isa.matrix import wgmma, wgmma_wait
 from warploom.isa.memory import map_shared
 from warploom.lang.builder import word
@@ -192,14 +191,13 @@ class HopperWords(FragmentWords):
         """A predicate that holds in one lane of the warp (``elect.sync``)."""
         ...
 
+    @word("fence.proxy.async{space}", space={"shared": ".shared::cta", "global": ".global", "all": ""})
     def fence_async(self, space: Literal["shared", "global", "all"] = "shared") -> None:
         """``fence.proxy.async``: this thread's ordinary accesses to ``space`` come before later TMA and wgmma ones.
 
         In the writing threads, before they signal. ``"global"`` is for arrays that the kernel itself has written and
         then loads through the TMA.
         """
-        spaces = {"shared": ".shared::cta", "global": ".global", "all": ""}
-        self.issue(named(f"fence.proxy.async{spaces[space]}"))
 
     # -- TMA
     def tma_load(
@@ -277,9 +275,9 @@ class HopperWords(FragmentWords):
     def commit_bulk(self) -> None:
         """Close the thread's group of bulk stores."""
 
+    @word("cp.async.bulk.wait_group{reads_only}", reads_only={True: ".read", False: ""})
     def wait_bulk(self, pending: int = 0, *, reads_only: bool = False) -> None:
         """Wait for bulk-store groups; ``reads_only``: until their shared memory may be overwritten."""
-        self.issue(wait_copies(pending, "bulk", reads_only))
 
     # -- wgmma
     def descriptor(self, address: Traced, shape: MatrixDescriptor) -> Traced:
