@@ -13,7 +13,7 @@ import pytest
 
 from warploom.core.dtypes import DType, u32
 from warploom.emulate import emulate
-from warploom.interop import copies
+from warploom.interop import arrays
 from warploom.interop.arrays import ArrayView, Form, describe, memory_span
 from warploom.kernels.source import KernelSource
 from warploom.ops import (
@@ -112,8 +112,8 @@ class EmulatedGpu:
         monkeypatch.setattr(calls, "describe_all", all_on_gpu)
         for name, wrong in (("describe", on_gpu), ("describe_all", all_on_gpu)):
             monkeypatch.setattr(loss, name, wrong)
-        compact = copies._compact
-        monkeypatch.setattr(copies, "_compact", lambda view: on_gpu(compact(view._replace(device=("cpu", 0))).owner))
+        compact = arrays._compact
+        monkeypatch.setattr(arrays, "_compact", lambda view: on_gpu(compact(view._replace(device=("cpu", 0))).owner))
         for module in (declare, matmul):
             monkeypatch.setattr(module, "empty", self.empty)
         for module in (declare, attention_backward, attention_varlen):

@@ -10,8 +10,7 @@ import pytest
 import warploom
 from tests.ops.emulated_gpu import EmulatedGpu
 from warploom.core.errors import ProblemError
-from warploom.interop.arrays import describe
-from warploom.interop.copies import compact
+from warploom.interop.arrays import compact, describe
 from warploom.ops.arrays import (
     CACHE,
     FEW,

@@ -12,8 +12,7 @@ from numpy.lib.stride_tricks import as_strided
 
 import warploom
 from warploom.core.errors import ProblemError
-from warploom.interop.arrays import describe
-from warploom.interop.copies import as_if_compact, compact
+from warploom.interop.arrays import as_if_compact, compact, describe
 from warploom.ops.arrays import ROWS
 
 TOO_FAR = 2**32

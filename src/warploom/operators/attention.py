@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from warploom.core.errors import ProblemError
-from warploom.interop.copies import as_if_compact
+from warploom.interop.arrays import as_if_compact
 from warploom.kernels.attention.choice import PACKED_KINDS
 from warploom.kernels.attention.scores import HEAD_ARRAYS
 from warploom.operators.graphs import untraced

@@ -14,8 +14,7 @@ import numpy as np
 from warploom.core.arguments import MOST_STRIDE
 from warploom.core.dtypes import DTYPES, DType, bf16, f16, f32, u16
 from warploom.core.errors import ProblemError
-from warploom.interop.arrays import ArrayView
-from warploom.interop.copies import compact, in_float32, settled
+from warploom.interop.arrays import ArrayView, compact, in_float32, settled
 from warploom.interop.overlap import overlaps_itself
 
 Copy = Callable[[ArrayView], ArrayView]

@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypedDict, Unpack, ov
 import numpy as np
 
 from warploom.core.errors import ProblemError
-from warploom.interop.arrays import ArrayView, Device, as_numpy, current_stream
-from warploom.interop.copies import as_if_compact, compact
+from warploom.interop.arrays import ArrayView, Device, as_if_compact, as_numpy, compact, current_stream
 from warploom.interop.tracing import traced
 from warploom.kernels.attention.choice import KINDS, choose
 from warploom.kernels.attention.decode import Decode

@@ -9,8 +9,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Annotated, Any, TypedDict, Unpack
 
-from warploom.interop.arrays import Device, Form, filled
-from warploom.interop.copies import as_if_compact
+from warploom.interop.arrays import Device, Form, as_if_compact, filled
 from warploom.interop.tracing import traced
 from warploom.kernels.attention.backward_choice import KINDS, PACKED_KINDS, BackwardConfig, choose
 from warploom.kernels.attention.problem import BACKWARD, ArrayStrides, BackwardProblem

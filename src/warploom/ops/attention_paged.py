@@ -13,8 +13,7 @@ from typing import Annotated, Any, TypedDict, Unpack
 import numpy as np
 
 from warploom.core.errors import ProblemError
-from warploom.interop.arrays import ArrayView
-from warploom.interop.copies import as_if_compact, settled
+from warploom.interop.arrays import ArrayView, as_if_compact, settled
 from warploom.interop.tracing import is_tracing, traced
 from warploom.kernels.attention.append import MOVED, AppendProblem
 from warploom.kernels.attention.choice import CACHED_KINDS, CachedConfig, choose_cached, violations_on_cache

@@ -21,12 +21,13 @@ from warploom.interop.arrays import (
     Device,
     Form,
     address,
+    as_if_compact,
+    compact,
     describe_all,
     describe_new,
     makers,
     stream_reader,
 )
-from warploom.interop.copies import as_if_compact, compact
 from warploom.interop.overlap import Written, count_write
 from warploom.interop.torch_internals import recogniser, tangents_are_on, watches
 from warploom.ops.arrays import Shapes

@@ -19,8 +19,7 @@ import numpy as np
 from warploom.core.dtypes import F32_MAX, DType, f32, s32
 from warploom.core.errors import ProblemError
 from warploom.core.targets import Target
-from warploom.interop.arrays import ArrayView, Device, as_numpy, describe, describe_all
-from warploom.interop.copies import as_if_compact
+from warploom.interop.arrays import ArrayView, Device, as_if_compact, as_numpy, describe, describe_all
 from warploom.interop.tracing import traced
 from warploom.kernels.matmul.choice import choose
 from warploom.kernels.matmul.cost import seconds
