@@ -156,9 +156,8 @@ class GlobalHistory(History):
 
     def _writes(self, mine: MemoryAccess, since: int) -> tuple[MemoryAccess, Array, Array]:
         """The cells that have been written since a stamp, when, and by whom."""
-        stamps = self.wrote[mine.cells] >> BITS
-        late = np.nonzero((stamps > since) & (stamps < FLYING))[0]
-        return mine[late], stamps[late], self.writer[mine.cells[late]]
+        late = mine[self.written_since(mine.cells, since) & (self.wrote[mine.cells] >> BITS < FLYING)]
+        return late, self.wrote[late.cells] >> BITS, self.writer[late.cells]
 
     def check_unwritten(self, mine: MemoryAccess) -> None:
         """Report a read through a cache for what the kernel does not write."""

@@ -186,6 +186,11 @@ class History:
         """A transaction begins to write cells: nobody may touch them until it lands."""
         self.wrote[cells] = self.coded(self.flying + stamp, MANY)
 
+    def written_since(self, cells: Array, stamp: int) -> Array:
+        """Which cells have been written, or have begun to be, after a stamp."""
+        records = self.wrote[cells]
+        return ((records >> BITS & self.flying - 1) > stamp) & (records != MBARRIER)
+
     def still_written(self, cells: Array, begun: int) -> Array:
         """Which cells no other transaction has claimed since one began to write them."""
         return self.wrote[cells] >> BITS == self.flying + begun
@@ -284,10 +289,6 @@ class SharedHistory(History):
         queues[column][cells] = self.coded(stamp, MANY)
         self.clocks.queue_acts(column, stamp)
 
-    def state(self, cells: Array) -> Array:
-        """The last writes of cells, which change when they are written: to begin a copy there is no change yet."""
-        return np.minimum(self.wrote[cells], NEVER)
-
     def overwritten(self, op: Op, cells: Array, row: int, lane: int) -> None:
         """A finding: these cells have been written while a transaction of a lane was reading them."""
         records = self.wrote[cells]
@@ -355,13 +356,16 @@ class WarpTable:
             yield mine, np.broadcast_to(writers, mine.cells.shape), records[mine.cells], answer
 
     def _agents(self, at: MemoryAccess) -> Iterator[tuple[Array, Any, Array]]:
-        """Each warp, then each queue, that sees the cells: its columns, newest records, and the record of each cell."""
+        """Each warp, then each queue with news, that sees the cells: columns, newest, and the records of cells."""
         homes = self._home(at.index[:, 0] * at.parts)
         columns = self.clocks.columns[homes]
         for number, records in enumerate(self.records):
             yield columns + number, self.newest[homes + number], records
-        for column, records in self.queues.items():
-            yield np.array([column]), self.clocks.newest[column - self.clocks.warps] << BITS, records
+        queues = np.fromiter(self.queues, np.int64)
+        newest = self.clocks.newest[queues - self.clocks.warps] << BITS
+        known = np.min(at.bound) if at.reach is None else at.reach[self.past][queues]  # type: ignore[arg-type]
+        for i in np.nonzero(newest > known)[0]:
+            yield queues[i : i + 1], newest[i], self.queues[int(queues[i])]
 
     def note(self, at: MemoryAccess, stamp: int) -> None:
         """Record an access of whole warps, or of their lanes."""

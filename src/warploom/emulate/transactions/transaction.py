@@ -162,10 +162,6 @@ class SharedRead:
     queue: int
     cells: Array
     stamp: int
-    before: Array = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.before = self.history.state(self.cells)
 
     def begin(self, rows: Sequence[int], lane: int | None) -> None:
         """Warps that act together, or one lane, start it."""
@@ -174,7 +170,7 @@ class SharedRead:
 
     def end(self, row: int, lane: int) -> None:
         """It has been waited for: nobody may have written its cells since it began."""
-        changed = self.history.state(self.cells) != self.before
+        changed = self.history.written_since(self.cells, self.stamp)
         if np.count_nonzero(changed):
             self.history.overwritten(self.op, self.cells[changed], row, lane)
 
