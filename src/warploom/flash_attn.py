@@ -342,7 +342,7 @@ def get_scheduler_metadata(*_: Any, **_named: Any) -> None:
 
 
 def _new_keys(k: Tensor | None, v: Tensor | None, lengths: Any, cos: Tensor | None, sin: Tensor | None) -> int:
-    """How many keys of each sequence are new. Raises ProblemError for new keys without what belongs to them."""
+    """The number of new keys of each sequence. Raises ProblemError for new keys without what belongs to them."""
     if (k is None) != (v is None):
         raise ProblemError("k and v, the new keys and values, come together: pass both or none")
     if k is None and (cos is not None or sin is not None):

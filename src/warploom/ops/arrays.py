@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -241,6 +242,20 @@ class ResultArray:
     when: str = ""
 
 
+@cache
+def _alternatives(dims: str) -> tuple[tuple[tuple[str, ...], str], ...]:
+    """The alternatives of dimensions, each with the name of the array by which it holds, if there is one."""
+    parts = [part.partition(" if ") for part in dims.split("|")]
+    return tuple([(tuple(words.split()), by.strip()) for words, _, by in parts])
+
+
+@cache
+def _dimension(word: str) -> tuple[str, int]:
+    """The name of a dimension, and how many more there are."""
+    dim, _, more = word.partition("+")
+    return dim, int(more or 0)
+
+
 class Binding:
     """Sizes of dimensions and types of arrays, which become known from one array after another.
 
@@ -253,24 +268,25 @@ class Binding:
         self._setters: dict[str, str] = {}
         self._types: dict[str, tuple[str, DType]] = {}
 
-    def forms(self, dims: str) -> list[list[str]]:
+    def forms(self, dims: str) -> list[tuple[str, ...]]:
         """The alternatives of an array's dimensions."""
-        parts = [part.partition(" if ") for part in dims.split("|")]
-        certain = [words for words, _, by in parts if by and by.strip() in self.given]
-        found = [x.split() for x in certain or [words for words, _, by in parts if not by]]
-        turned = self.turned
-        return [[x[i] for i in turned] if turned and len(x) == len(turned) else x for x in found]
+        alternatives, turned = _alternatives(dims), self.turned
+        certain = [words for words, by in alternatives if by and by in self.given]
+        found = certain or [words for words, by in alternatives if not by]
+        return [tuple([x[i] for i in turned]) if turned and len(x) == len(turned) else x for x in found]
 
     def known(self, word: str) -> Any:
         """The size that a word stands for; None where no array has told it yet."""
-        dim, _, more = word.partition("+")
-        size = int(dim) if dim.isdigit() else self.sizes.get(dim)
-        return size if size is None or not more else size + int(more)
+        dim, more = _dimension(word)
+        size = self.sizes.get(dim)
+        if size is None:
+            return int(dim) if dim.isdigit() else None
+        return size + more if more else size
 
     def shape(self, dims: str) -> tuple[Any, ...]:
         """The shape of a result with these dimensions."""
         form = self.forms(dims)[0]
-        outer = self.sizes["..."] if form[:1] == ["..."] else ()
+        outer = self.sizes["..."] if form[:1] == ("...",) else ()
         return (*outer, *[self.known(word) for word in form if word != "..."])
 
     def take_shape(self, array: ArrayArgument, view: ArrayView, *, checked: bool = True) -> None:
@@ -278,7 +294,7 @@ class Binding:
         shape, forms = tuple(view.shape), self.forms(array.dims)
         if not array.dims:
             return
-        if forms[0][:1] == ["..."] and len(shape) >= len(forms[0]) - 1:
+        if forms[0][:1] == ("...",) and len(shape) >= len(forms[0]) - 1:
             inner = len(shape) - len(forms[0]) + 1
             self._take_leading(array, shape[:inner], checked)
             shape, forms = shape[inner:], [forms[0][1:]]
@@ -287,9 +303,9 @@ class Binding:
         if form is None:
             raise ProblemError(self._shape_message(array, tuple(view.shape), fitting))
         for word, size in zip(form, shape, strict=True):
-            dim, _, more = word.partition("+")
-            if not dim.isdigit() and dim not in self.sizes:
-                self.sizes[dim], self._setters[dim] = size - int(more or 0), array.name
+            dim, more = _dimension(word)
+            if dim not in self.sizes and not dim.isdigit():
+                self.sizes[dim], self._setters[dim] = size - more, array.name
 
     def _take_leading(self, array: ArrayArgument, outer: tuple[Any, ...], checked: bool) -> None:
         """Broadcast leading dimensions with those before; what is written to has all of them."""
@@ -304,14 +320,14 @@ class Binding:
             raise ProblemError(f"the leading dimensions {known} and {outer} of {array.name} do not broadcast")
         self.sizes["..."] = tuple(y if x == 1 else x for x, y in zip(one, two, strict=True))
 
-    def _fits(self, form: list[str], shape: tuple[Any, ...]) -> bool:
+    def _fits(self, form: tuple[str, ...], shape: tuple[Any, ...]) -> bool:
         for word, size in zip(form, shape, strict=True):
             known = self.known(word)
-            if (size < int(word.partition("+")[2] or 0)) if known is None else (size != known):
+            if (size < _dimension(word)[1]) if known is None else (size != known):
                 return False
         return True
 
-    def _shape_message(self, array: ArrayArgument, shape: tuple[Any, ...], fitting: list[list[str]]) -> str:
+    def _shape_message(self, array: ArrayArgument, shape: tuple[Any, ...], fitting: list[tuple[str, ...]]) -> str:
         said = " or ".join(f"({', '.join(x)}{',' * (len(x) == 1)})" for x in self.forms(array.dims))
         by = next((f"with {x} " for x in self.given if f" if {x}" in array.dims), "")
         form = [x for x in (fitting or self.forms(array.dims))[0] if x != "..."]
@@ -320,7 +336,7 @@ class Binding:
         for word, size in zip(form, found, strict=True):
             known = self.known(word)
             if known is not None and known != size and not word.isdigit():
-                wrong.setdefault(self._setters[word.partition("+")[0]], []).append(f"{word} = {known}")
+                wrong.setdefault(self._setters[_dimension(word)[0]], []).append(f"{word} = {known}")
         sizes = ", ".join([f"{' and '.join(sizes)}, as {name} has" for name, sizes in wrong.items()])
         more = (f" with {sizes}" if wrong else "") + (f"; {array.hint}" if array.hint else "")
         return f"{array.name} has shape {shape}; {by}it must be {said}{more}"

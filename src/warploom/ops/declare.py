@@ -11,6 +11,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, is_dataclass, replace
+from functools import cached_property
 from numbers import Integral, Real
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Protocol, TypeVar, Union, get_args, get_origin, get_type_hints
@@ -218,13 +219,18 @@ class Declaration:
 
     def arguments_of(self, views: Mapping[str, ArrayView]) -> list[ArrayArgument]:
         """The declarations of arrays, those of several under one name with their numbers."""
-        known, found = {x.kernel or x.name: x for x in self.arrays.values()}, list[ArrayArgument]()
-        *_, last = self.arrays.values()
+        known, found = self._by_kernels, list[ArrayArgument]()
         for name in views:
             one = known.get(name)
-            number = name.removeprefix(last.name.removesuffix("s"))
-            found.append(replace(last, name=f"{last.name}[{number}]") if one is None else one)
+            if one is None:
+                *_, last = known.values()
+                one = replace(last, name=f"{last.name}[{name.removeprefix(last.name.removesuffix('s'))}]")
+            found.append(one)
         return found
+
+    @cached_property
+    def _by_kernels(self) -> dict[str, ArrayArgument]:
+        return {x.kernel or x.name: x for x in self.arrays.values()}
 
     def bind(self, views: Views, options: Mapping[str, Any], *, checked: bool = True) -> Arguments:
         """The arguments of a call. Raises ProblemError, with the first thing wrong, for arrays not as declared.
