@@ -54,6 +54,12 @@ def test_none_for_an_array_that_a_call_needs_is_refused_by_its_name(call):
         assert name != "lse" or "return_lse=True" in str(refused.value)
 
 
+def test_what_is_wrong_with_the_gradient_of_the_log_sum_exp_says_what_it_is():
+    for wrong in (1.0, LSE[:, 1:], LSE.astype(np.float16)):
+        with pytest.raises(ProblemError, match="^dlse\\b.*the gradient of lse"):
+            warploom.attention_backward(Q, Q, Q, Q, Q, LSE, dlse=wrong)
+
+
 def test_a_number_for_an_array_is_refused_by_its_name():
     with pytest.raises(ProblemError, match="sinks: float"):
         warploom.attention(Q, Q, Q, sinks=1.0)
@@ -251,7 +257,9 @@ def test_of_types_messages_name_those_that_the_operation_takes(dtype):
     calls = {
         "q is .*convert it to f16 or bf16": lambda: warploom.attention(four, four, four),
         "a is .*convert it to f16 or bf16": lambda: warploom.matmul(wrong, wrong),
-        "a is f16 and bias is .*: convert them to one type": lambda: warploom.matmul(A, B[:, :16], bias=wrong[0]),
+        "a is f16 and bias is .*: convert them to one type, f16 or bf16": lambda: warploom.matmul(
+            A, B[:, :16], bias=wrong[0]
+        ),
         "convert it to int32 or int64": lambda: warploom.linear_cross_entropy(A, B.T, wrong[0]),
     }
     if dtype is not np.float32:

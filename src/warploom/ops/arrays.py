@@ -354,9 +354,10 @@ class Binding:
                 self._types[array.name] = array.name, dtype
                 return
             if shared is not None and (dtype.name in HALVES or array.types == word):
+                taken = ", f16 or bf16" if word == "T" and dtype.name not in HALVES else ""
                 raise ProblemError(
                     f"{shared[0]} is {shared[1].array_name} and {array.name} is {dtype.array_name}: convert them to "
-                    "one type"
+                    f"one type{taken}"
                 )
         taken = " or ".join([DTYPES[x].array_name if x in DTYPES else x for x in allowed])
         hint = f" ({array.hint})" if array.hint else ""

@@ -34,12 +34,15 @@ from warploom.ops.declare import Arguments, Views
 from warploom.ops.steps import CallsPlan, Steps, working_steps
 
 _HINT = "the forward pass returns it with return_lse=True"
+_OF_SUMS = "the gradient of lse, in its shape"
 Gradient = Annotated[Any, ArrayArgument("batch q_len heads v_dim", memory=GRADIENT, late=True)]
 Output = Annotated[Any, ArrayArgument("batch q_len heads v_dim", memory=GRADIENT, hint=_HINT, late=True)]
 Sums = Annotated[Any, ArrayArgument("batch heads q_len", "f32", FEW, hint=_HINT, late=True)]
+SumsGradient = Annotated[Any, ArrayArgument("batch heads q_len", "f32", FEW, hint=_OF_SUMS, late=True)]
 PackedGradient = Annotated[Any, ArrayArgument("total_q heads v_dim", memory=GRADIENT, late=True)]
 PackedOutput = Annotated[Any, ArrayArgument("total_q heads v_dim", memory=GRADIENT, hint=_HINT, late=True)]
 PackedSums = Annotated[Any, ArrayArgument("heads total_q", "f32", FEW, hint=_HINT, late=True)]
+PackedSumsGradient = Annotated[Any, ArrayArgument("heads total_q", "f32", FEW, hint=_OF_SUMS, late=True)]
 Gradients = Annotated[
     tuple[Any, ...],
     ResultArray("dq", "", "q"),
@@ -79,7 +82,7 @@ def attention_backward(
     out: Output,
     lse: Sums,
     *,
-    dlse: Sums = None,
+    dlse: SumsGradient = None,
     causal: bool = False,
     scale: float | None = None,
     window: Window | None = None,
@@ -164,7 +167,7 @@ def attention_varlen_backward(
     cu_seqlens_q: QueryStarts,
     cu_seqlens_k: KeyStarts = None,
     *,
-    dlse: PackedSums = None,
+    dlse: PackedSumsGradient = None,
     seqused_q: QueryCounts = None,
     seqused_k: KeyCounts = None,
     causal: bool = False,

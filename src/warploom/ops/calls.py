@@ -368,7 +368,7 @@ class Caller:
         """The arguments of a call that is planned alone, and the configuration; those not given by their defaults."""
         for name in given:
             if name not in self.array_names and name not in self.option_names and name != "config":
-                raise TypeError(f"{self.name} has no argument {name!r}")
+                raise TypeError(f"a plan of {self.name} takes no argument {name!r}")
         arrays, options = self.positions(given)
         plain, views = self.declaration.plain(options), self.views(arrays)
         if self._refuse is not None:
