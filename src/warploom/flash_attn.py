@@ -193,6 +193,7 @@ def flash_attn_varlen_func(
         lengths = cu_seqlens_k.diff() if seqused_k is None and cu_seqlens_k is not None else seqused_k
         if lengths is None:
             raise ProblemError("pages of no lengths: pass seqused_k, int32 (batch,), or cu_seqlens_k")
+        _of_keys(k=k, v=v)
         _refuse_lengths("seqused_k" if cu_seqlens_k is None else "cu_seqlens_k", lengths, 0, k, table)
         if not _differentiated(q, k, v, options["sinks"]):
             found = attention_paged(q, k, v, lengths, block_table=table, cu_seqlens_q=cu_seqlens_q, **options)
@@ -268,6 +269,7 @@ def flash_attn_with_kvcache(
     _optional(cache_batch_idx=cache_batch_idx, block_table=block_table, page_table=page_table)
     if cache_leftpad is not None or cu_seqlens_k_new is not None or (k is not None and cu_seqlens_q is not None):
         raise ProblemError(_CACHES_BEGIN)
+    _of_keys(k_cache=k_cache, v_cache=v_cache, k=k, v=v)
     rows = None if cache_batch_idx is None else cache_batch_idx[:, None]  # each is a page
     table = _one_of(block_table=block_table, page_table=page_table, cache_batch_idx=rows)
     new = _new_keys(k, v, cache_seqlens, rotary_cos, rotary_sin)
@@ -358,6 +360,8 @@ def _lengths(given: Tensor | int | None, cache: Tensor, table: Tensor | None) ->
     import torch
 
     if isinstance(given, torch.Tensor):
+        if given.dtype is not torch.int32 or given.layout is not torch.strided:
+            raise ProblemError(f"cache_seqlens is {given.dtype}, {given.layout}: it must be int32 (batch,), strided")
         return given
     if given is not None and not isinstance(given, Integral):
         raise ProblemError(f"cache_seqlens is an int, or an int32 tensor (batch,), not {shown(given)}")
@@ -374,19 +378,29 @@ def _refuse_lengths(name: str, given: Any, new: int, cache: Tensor, table: Tenso
     if isinstance(given, torch.Tensor):
         if given.device.type != "cpu" or given.dim() != 1 or not len(given) or is_tracing():
             return
+        if given.dtype not in (torch.int32, torch.int64) or given.layout is not torch.strided:
+            return  # the operation refuses it
         least, most = int(given.min()), int(given.max())
     elif isinstance(given, Integral):
         least = most = int(given)
     else:
         return
-    room = cache.shape[1] * (1 if table is None or table.dim() != 2 else table.shape[1])
+    entries = 1 if table is None or table.dim() != 2 else table.shape[1]
+    room = cache.shape[1] * entries
     if least < 0 or most + new > room:
         count = f"{new} new ones do" if new else "they do"
         why = "is less than no key" if least < 0 else f"keys, and {count} not fit"
-        columns = "" if table is None else f", {room // cache.shape[1]} columns of block_table"
+        columns = "" if table is None else f", {entries} columns of block_table"
         raise ProblemError(
             f"{name} says {least if least < 0 else most} {why}: a sequence has room for {room} keys{columns}"
         )
+
+
+def _of_keys(**given: Tensor | None) -> None:
+    """Raises ProblemError for caches, pages or new keys that are given and have not four dimensions."""
+    for name, x in given.items():
+        if x is not None and x.dim() != 4:
+            raise ProblemError(f"{name} has shape {tuple(x.shape)}; it must be (…, keys, kv_heads, head_dim), of four")
 
 
 def _differentiated(*tensors: Tensor | None) -> bool:

@@ -516,6 +516,36 @@ def test_what_cannot_be_read_is_refused_by_name():
             call()
 
 
+@pytest.mark.parametrize("name", ["k_cache", "v_cache", "k", "v"])
+def test_keys_of_another_number_of_dimensions_are_refused_by_name(name):
+    cache, q, lengths = torch.zeros(2, 16, 1, 16).half(), torch.ones(2, 1, 1, 16).half(), torch.tensor([3, 5]).int()
+    given = {"k_cache": cache, "v_cache": cache.clone(), "k": q, "v": q, "cache_seqlens": lengths}
+    with pytest.raises(ProblemError, match=f"^{name} has shape"):
+        untyped.flash_attn_with_kvcache(q, **{**given, name: given[name].flatten()})
+    if "cache" in name:
+        pages = {**given, name: cache.flatten()}
+        starts, table = torch.tensor([0, 1, 2]).int(), torch.tensor([[0], [1]]).int()
+        with pytest.raises(ProblemError, match=f"^{name[0]} has shape"):
+            untyped.flash_attn_varlen_func(
+                q[:, 0], pages["k_cache"], pages["v_cache"], starts, seqused_k=lengths, block_table=table
+            )
+
+
+@pytest.mark.parametrize("dtype", [torch.uint16, torch.complex64, torch.float16, torch.int64])
+def test_lengths_of_a_cache_that_are_no_int32_are_refused_by_name(dtype):
+    cache, q = torch.zeros(2, 16, 1, 16).half(), torch.ones(2, 1, 1, 16).half()
+    for lengths in (torch.tensor([3, 5]).to(dtype), torch.tensor([3, 5]).to_sparse()):
+        for new in (None, q):
+            with pytest.raises(ProblemError, match=r"^cache_seqlens is"):
+                untyped.flash_attn_with_kvcache(q, cache, cache.clone(), new, new, cache_seqlens=lengths)
+
+
+def test_pages_of_no_keys_have_no_room():
+    pages, q, table = torch.zeros(2, 0, 1, 16).half(), torch.ones(1, 1, 1, 16).half(), torch.tensor([[0]]).int()
+    with pytest.raises(ProblemError, match="room for 0 keys"):
+        untyped.flash_attn_with_kvcache(q, pages, pages.clone(), cache_seqlens=3, block_table=table)
+
+
 @pytest.mark.parametrize(
     ("name", "value"),
     [

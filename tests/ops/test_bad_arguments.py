@@ -56,7 +56,7 @@ def test_none_for_an_array_that_a_call_needs_is_refused_by_its_name(call):
 
 def test_what_is_wrong_with_the_gradient_of_the_log_sum_exp_says_what_it_is():
     for wrong in (1.0, LSE[:, 1:], LSE.astype(np.float16)):
-        with pytest.raises(ProblemError, match="^dlse\\b.*the gradient of lse"):
+        with pytest.raises(ProblemError, match=r"^dlse\b.*the gradient of lse"):
             warploom.attention_backward(Q, Q, Q, Q, Q, LSE, dlse=wrong)
 
 
