@@ -25,8 +25,8 @@ import numpy as np
 from ptx_round_trip_h200 import Gpu
 
 from warploom.core.errors import PtxError
+from warploom.isa.form import TYPE_BITS
 from warploom.ops.foreign import check_ptx
-from warploom.ptx.syntax import TYPES
 from warploom_lab.bench.evidence import write
 
 THREADS, COUNT = 128, 512
@@ -256,7 +256,7 @@ def _warps() -> Iterator[Case]:
 
 def size(kind: str) -> int:
     """Bytes of a type's elements in memory; predicates and shifts are words, bytes lie in halves."""
-    return max(2, (32 if kind in ("pred", "shift", "lane") else TYPES[kind]) // 8)
+    return max(2, (32 if kind in ("pred", "shift", "lane") else TYPE_BITS[kind]) // 8)
 
 
 def entry(case: Case, name: str) -> str:

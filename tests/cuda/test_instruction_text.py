@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 
 import pytest
-from tests.isa.every_form import every, forms, instructions
+from tests.isa.every_form import WMMA_PRODUCTS, every, forms, instructions
 
 from warploom.core.dtypes import DTYPES, DType, bf16, f16, f32, f64, pred, s8, s32, s64, tf32, u8, u16, u32, u64
 from warploom.cuda.names import entry_name
@@ -13,15 +13,7 @@ from warploom.cuda.printer import print_cuda
 from warploom.ir.program import Parameter, Program
 from warploom.ir.statements import Const, Op, Operand, Register, Value
 from warploom.ir.verify import verify
-from warploom.isa.async_copy import (
-    bulk_load,
-    bulk_store,
-    commit_copies,
-    cp_async,
-    tensor_load,
-    tensor_store,
-    wait_copies,
-)
+from warploom.isa.async_copy import bulk_store, commit_copies, cp_async, tensor_load, tensor_store, wait_copies
 from warploom.isa.barriers import (
     bar_arrive,
     bar_reduce,
@@ -50,7 +42,7 @@ from warploom.isa.conversion import (
 )
 from warploom.isa.instruction import Instruction, named
 from warploom.isa.lanewise import binary, fma, multiply_wide, pair_arithmetic, select, unary
-from warploom.isa.matrix import ALL_SHAPES, matrix_access, mma, wgmma, wgmma_wait, wmma_load, wmma_mma, wmma_store
+from warploom.isa.matrix import matrix_access, mma, wgmma, wgmma_wait, wmma_load, wmma_mma, wmma_store
 from warploom.isa.memory import (
     CACHE_HINTS,
     atomic,
@@ -166,7 +158,9 @@ ASYNC: list[Instruction] = [
     ),
     *(tensor_store(2, operation) for operation in ("add", "min", "max")),
     *(tensor_load(4, eviction).at(shared_offset=128, barrier_offset=8) for eviction in ("first", "last")),
-    bulk_load().at(shared_offset=16, global_offset=32, barrier_offset=8),
+    named("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes").at(
+        shared_offset=16, global_offset=32, barrier_offset=8
+    ),
     *(named(f"cp.async.mbarrier.arrive{'.noinc' * counted}.shared.b64").at(offset=8) for counted in (False, True)),
     load("shared", u32, 2, remote=True).at(offset=8),
     store("shared", u32, remote=True),
@@ -212,15 +206,15 @@ EXACT: list[Instruction] = [
     *(mma(shape, a, s32, b) for shape in ("m8n8k16", "m16n8k16", "m16n8k32") for a in (s8, u8) for b in (s8, u8)),
     *(mma(shape, f64, f64) for shape in ("m8n8k4", "m16n8k4", "m16n8k8", "m16n8k16")),
 ]
-_ACCUMULATED = [(s, t, DTYPES[c]) for s, t in ALL_SHAPES for c in WMMA_ACCUMULATORS[t.name]]
+_ACCUMULATED = [(s, t, DTYPES[c]) for s, t in WMMA_PRODUCTS for c in WMMA_ACCUMULATORS[t.name]]
 WMMA: list[Instruction] = [
     *(
         wmma_load(which, s, t, order, "global").at(offset=64)
         for which in ("A", "B")
-        for s, t in ALL_SHAPES
+        for s, t in WMMA_PRODUCTS
         for order in ("row", "col")
     ),
-    *(wmma_load("A", s, t, "row", "shared") for s, t in ALL_SHAPES),
+    *(wmma_load("A", s, t, "row", "shared") for s, t in WMMA_PRODUCTS),
     *(wmma_load("C", s, c, order, "global") for s, _, c in _ACCUMULATED for order in ("row", "col")),
     *(
         wmma_store(s, c, order, space).at(offset=32)

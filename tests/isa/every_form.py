@@ -15,9 +15,11 @@ from contextlib import suppress
 from functools import cache
 from itertools import product
 
+from warploom.core.dtypes import DTYPES
 from warploom.core.errors import VerifyError
 from warploom.isa.form import FORMS, Form, load_tables
 from warploom.isa.instruction import Instruction, home_of, instruction
+from warploom.layout.wmma import WMMA_SHAPES
 
 REGISTERS = {
     "pred": "%p",
@@ -58,6 +60,8 @@ NUMBERS = {
     "value": (0,),
 }
 """Immediates for each name of one, of which each form takes the first that it does not refuse."""
+WMMA_PRODUCTS = tuple((shape, DTYPES[kind]) for shape, types in WMMA_SHAPES.items() for kind in types)
+"""Every shape of ``wmma`` with every type of A and B."""
 
 
 def instructions(form: Form) -> Iterator[Instruction]:

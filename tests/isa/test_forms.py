@@ -61,7 +61,7 @@ def test_ptxas_would_refuse_what_is_declared_too_wide() -> None:
     """The check finds a defect: a rounding that no addition of f64 has in ``sat``."""
     if shutil.which("ptxas") is None:
         pytest.skip("needs ptxas")
-    wrong = Form("add{.rnd}.sat.f64 d, a, b", rnd="rn", choose=lambda _: np.add)
+    wrong = Form("add{.rnd}.sat.f64 d, a, b", {"rnd": "rn"}, choose=lambda _: np.add)
     found = refused([instruction(wrong, ("add", "rn", "sat", "f64")), named("add.rn.f64")], "sm_90a")
     assert [i.ptx_name for i in found] == ["add.rn.sat.f64"]
 

@@ -7,10 +7,11 @@ import itertools
 import numpy as np
 import pytest
 
+from tests.isa.every_form import WMMA_PRODUCTS
 from warploom.core.dtypes import DTYPES, bf16, f16, f32, f64, s8, s32, tf32, u8
 from warploom.core.errors import VerifyError
 from warploom.isa.instruction import named
-from warploom.isa.matrix import ALL_SHAPES, fragment_registers, mma, wmma_load, wmma_mma, wmma_store
+from warploom.isa.matrix import fragment_registers, mma, wmma_load, wmma_mma, wmma_store
 from warploom.layout.wmma import WMMA_ACCUMULATORS
 
 WARPS = 3
@@ -91,7 +92,7 @@ def test_wmma_registers_are_those_of_the_isas_tables():
 
 
 def test_types_of_wmma_mma_follow_its_registers():
-    for shape, dtype in ALL_SHAPES:
+    for shape, dtype in WMMA_PRODUCTS:
         for accumulator in WMMA_ACCUMULATORS[dtype.name]:
             product = wmma_mma(shape, dtype, DTYPES[accumulator])
             assert len(product.operand_types) == product.na + product.nb + product.nc

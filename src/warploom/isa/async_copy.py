@@ -32,7 +32,7 @@ from warploom.isa.effects import (
     WaitGroup,
     WarpSync,
 )
-from warploom.isa.form import Open, form, waits_for_groups
+from warploom.isa.form import Open, common, form, waits_for_groups
 from warploom.isa.instruction import Instruction, instruction, named
 from warploom.isa.meanings import as_words
 from warploom.layout.tensor_map import TensorMapSpec
@@ -41,8 +41,8 @@ Queue = Literal["cp.async", "bulk"]
 Eviction = Literal["", "first", "last"]
 POLICIES: dict[Eviction, int] = {"first": 0x12F0000000000000, "last": 0x14F0000000000000}
 """What createpolicy.fractional.L2::evict_{first,last} with a fraction of 1 returns (sm_90)."""
-COPY: dict[str, Any] = {"asm": "volatile memory", "hint": "L2::cache_hint", "to": "shared::cluster shared::cta"}
-BULK: dict[str, Any] = COPY | {"since": "sm_90"}
+COPY = common(asm="volatile memory", hint="L2::cache_hint", to="shared::cluster shared::cta")
+BULK = COPY | common(since="sm_90")
 
 
 def _policy(eviction: Eviction) -> tuple[str, tuple[tuple[str, int], ...]]:
@@ -77,6 +77,7 @@ def _copy(i: Instruction) -> tuple[AsyncCopy, ...]:
 
 form(
     "cp.async.{cache}.{to}.global{.hint}{.prefetch} [shared]:u32, [global]:u64, #bytes, valid:u32?, #policy:hex?hint",
+    COPY,
     cache="ca cg",
     prefetch="L2::64B L2::128B L2::256B",
     name=lambda i: ".".join(
@@ -85,18 +86,19 @@ form(
     let=_copied,
     open=_beyond,
     effects=_copy,
-    **(COPY | {"to": "shared shared::cta", "hint": "L2::cache_hint@sm_90"}),
+    to="shared shared::cta",
+    hint="L2::cache_hint@sm_90",
 )
-form("cp.async.commit_group", effects=(CommitGroup("cp.async"),), **COPY)
-form("cp.async.wait_all", effects=(CommitGroup("cp.async"), WaitGroup("cp.async", 0)), **COPY)
+form("cp.async.commit_group", COPY, effects=(CommitGroup("cp.async"),))
+form("cp.async.wait_all", COPY, effects=(CommitGroup("cp.async"), WaitGroup("cp.async", 0)))
 form(
     "cp.async.mbarrier.arrive{.noinc}.{space}.b64 [at]",
+    COPY,
     space="shared shared::cta",
     name=lambda i: f"cp.async.mbarrier.arrive{'.noinc' if i.noinc else ''}",
     effects=lambda i: (CopyArrival(0, i.offset, bool(i.noinc)),),
-    **COPY,
 )
-form("cp.async.bulk.commit_group", effects=(CommitGroup("bulk"),), **BULK)
+form("cp.async.bulk.commit_group", BULK, effects=(CommitGroup("bulk"),))
 
 
 def _waited(i: Instruction) -> dict[str, Any]:
@@ -104,13 +106,13 @@ def _waited(i: Instruction) -> dict[str, Any]:
     return {}
 
 
-WAIT: dict[str, Any] = {"let": _waited, "name": lambda i: i.ptx_name}
-form("cp.async.wait_group #pending", effects=lambda i: (WaitGroup("cp.async", i.pending),), **WAIT, **COPY)
+WAIT = common(let=_waited, name=lambda i: i.ptx_name)
+form("cp.async.wait_group #pending", WAIT, COPY, effects=lambda i: (WaitGroup("cp.async", i.pending),))
 form(
     "cp.async.bulk.wait_group{.read} #pending",
+    WAIT,
+    BULK,
     effects=lambda i: (WaitGroup("bulk", i.pending, bool(i.read)),),
-    **WAIT,
-    **BULK,
 )
 
 
@@ -156,21 +158,21 @@ for opcode, adds in (("cp.async", ""), ("cp.reduce.async", ".add.f32")):
     form(
         f"{opcode}.bulk.global.shared::cta.bulk_group{adds}{{.hint}} "
         "[global]:u64, [shared]:u32, #bytes, policy:b64?hint, ^guard:pred",
+        BULK,
         operands="shared global guard policy",
         name=f"{opcode}.bulk.global.shared::cta.bulk_group{adds}",
         let=_sixteens,
         effects=lambda i: (BulkStore(0, 1, i.bytes, i.shared_offset, i.global_offset, 2, i.words[1] == "reduce"),),
-        **BULK,
     )
 form(
     "cp.async.bulk.{to}.global.mbarrier::complete_tx::bytes{.hint} "
     "[shared]:u32, [global]:u64, bytes:u32, [barrier]:u32, policy:b64?hint, ^guard:pred",
+    BULK,
     operands="shared global bytes barrier guard policy",
     name="cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes",
     effects=lambda i: (BulkLoad(0, 1, 2, 3, 4, i.shared_offset, i.global_offset, i.barrier_offset),),
-    **BULK,
 )
-form("cp.async.bulk.prefetch.L2.global{.hint} [at]:u64, bytes:u32, policy:b64?hint", **BULK)
+form("cp.async.bulk.prefetch.L2.global{.hint} [at]:u64, bytes:u32, policy:b64?hint", BULK)
 
 
 def bulk_store(size: int, adds: bool = False) -> Instruction:
@@ -182,17 +184,9 @@ def bulk_store(size: int, adds: bool = False) -> Instruction:
     return named(name, numbers=(("bytes", size),))
 
 
-def bulk_load() -> Instruction:
-    """``cp.async.bulk`` to shared memory.
-
-    Operands: shared address, global address, count of bytes, mbarrier address, predicate.
-    """
-    return named("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes")
-
-
 # Boxes of tensor maps
 
-TENSOR: dict[str, Any] = BULK | {"rank": "1d 2d 3d 4d 5d", "multicast": "multicast::cluster"}
+TENSOR = BULK | common(rank="1d 2d 3d 4d 5d", multicast="multicast::cluster")
 
 
 def _box(i: Instruction) -> tuple[BulkTensorCopy, ...]:
@@ -208,23 +202,23 @@ for to, several, mask in (("shared::cluster", "{.multicast}", "ctas:u32=b16?mult
     form(
         f"cp.async.bulk.tensor.{{rank}}.{to}.global{{.tile}}.mbarrier::complete_tx::bytes{several}{{.hint}} "
         f"[shared]:u32, [map, at*rank:s32], [barrier]:u32, {mask}#policy:hex?hint, ^guard:pred",
+        TENSOR,
         operands="shared map barrier guard at ctas",
         default={"multicast": ""},
         name=lambda i: ".".join(filter(None, (f"cp.async.bulk.tensor.{i.rank}.load", i.multicast))) + _eviction(i),
         effects=_box,
-        **TENSOR,
     )
 for opcode, reduction in (("cp.async", ""), ("cp.reduce.async", ".{reduction}")):
     form(
         f"{opcode}.bulk.tensor.{{rank}}.global.shared::cta{reduction}{{.tile}}.bulk_group{{.hint}} "
         "[map, at*rank:s32], [shared]:u32, policy:b64?hint, ^guard:pred",
+        TENSOR,
         operands="shared map guard at policy",
         reduction="add min max",
         name=f"{opcode}.bulk.tensor.{{rank}}.store{reduction}",
         effects=_box,
-        **TENSOR,
     )
-form("cp.async.bulk.prefetch.tensor.{rank}.L2.global{.tile}{.hint} [map, at*rank:s32], policy:b64?hint", **TENSOR)
+form("cp.async.bulk.prefetch.tensor.{rank}.L2.global{.tile}{.hint} [map, at*rank:s32], policy:b64?hint", TENSOR)
 
 
 def tensor_load(rank: int, eviction: Eviction = "", multicast: bool = False) -> Instruction:
@@ -348,22 +342,22 @@ def _write(i: Instruction) -> tuple[Effect, ...]:
     return (TensorMapWrite("shared" if "shared" in i.space else "global", 0, i.place, i.size),)
 
 
-MAP: dict[str, Any] = {"since": "sm_90a", "asm": "volatile memory"}
+MAP = common(since="sm_90a", asm="volatile memory")
 for bits, operands in dict.fromkeys(field.operands for field in FIELDS.values()):
     form(
         f"tensormap.replace.tile.{{member}}{{.space}}.b1024.{bits} [map], {operands}",
+        MAP,
         member=" ".join(name for name, field in FIELDS.items() if field.operands == (bits, operands)),
         space="global shared::cta",
         let=_field,
         choose=_written,
         effects=_write,
-        **MAP,
     )
 form(
     "tensormap.cp_fenceproxy.global.shared::cta.tensormap::generic.release.{scope}.sync.aligned "
     "[to]:u64, [from]:u32, #size",
+    MAP,
     scope="gpu sys",
     let=whole_map,
     effects=(WarpSync(aligned=True), TensorMapFence()),
-    **MAP,
 )

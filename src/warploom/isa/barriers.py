@@ -34,10 +34,10 @@ from warploom.isa.effects import (
     TensorMapFence,
     WarpSync,
 )
-from warploom.isa.form import form
+from warploom.isa.form import common, form
 from warploom.isa.instruction import Instruction, named
 
-ORDERED: dict[str, Any] = {"asm": "volatile memory"}
+ORDERED = common(asm="volatile memory")
 
 
 # Barriers of a CTA. Where they are not aligned, each thread of a warp comes when it comes.
@@ -69,14 +69,14 @@ def _reduction(i: Instruction) -> str:
 
 
 for opcode, aligned in (("bar", ""), ("barrier", "{.aligned}")):
-    said: dict[str, Any] = {"let": _barrier, "effects": lambda i: i.met, **ORDERED}
+    said = common(let=_barrier, effects=lambda i: i.met, **ORDERED)
     said |= {"default": {"threads": None, "aligned": ""}, "how": "sync", "name": "{opcode}.{how}"}
-    form(f"{opcode}{{.cta}}.{{how}}{aligned} id:u32, #threads?", statement=_sync_threads, **said)
-    form(f"{opcode}{{.cta}}.{{how}}{aligned} id:u32, #threads", **(said | {"how": "arrive"}))
+    form(f"{opcode}{{.cta}}.{{how}}{aligned} id:u32, #threads?", said, statement=_sync_threads)
+    form(f"{opcode}{{.cta}}.{{how}}{aligned} id:u32, #threads", said, how="arrive")
     said |= {"how": "red", "name": "{opcode}.red.{rop}.{kind}", "choose": _votes, "inline": _reduction}
     for rop, kind in (("popc", "u32"), ("and or", "pred")):
         pattern = f"{opcode}{{.cta}}.{{how}}.{{rop}}{aligned}.{{kind}} d:kind, id:u32, #threads?, holds:pred"
-        form(pattern, rop=rop, kind=kind, **said)
+        form(pattern, said, rop=rop, kind=kind)
 
 
 def bar_sync(threads: int | None = None) -> Instruction:
@@ -100,46 +100,46 @@ def _counted(name: str, threads: int | None) -> Instruction:
 
 # The barrier of a cluster. A relaxed arrival publishes nothing but mbarriers whose initialisation was fenced.
 
-CLUSTER: dict[str, Any] = {"since": "sm_90", **ORDERED}
+CLUSTER = common(since="sm_90", **ORDERED)
 form(
     "barrier.cluster.arrive{.order}{.aligned}",
+    CLUSTER,
     order="release relaxed",
     default={"order": "release"},
     name=lambda i: f"barrier.cluster.arrive.{i.order}{'.aligned' if i.aligned else ''}",
     effects=lambda i: (WarpSync(aligned=bool(i.aligned)), ClusterBarrier(waits=False, relaxed=i.order == "relaxed")),
-    **CLUSTER,
 )
 form(
     "barrier.cluster.wait{.acquire}{.aligned}",
+    CLUSTER,
     name=lambda i: f"barrier.cluster.wait.acquire{'.aligned' if i.aligned else ''}",
     effects=lambda i: (WarpSync(aligned=bool(i.aligned)), ClusterBarrier(waits=True)),
-    **CLUSTER,
 )
 
 # Fences
 
-FENCE: dict[str, Any] = {"effects": lambda i: (Fence("gpu" if i.scope == "gl" else i.scope),), **ORDERED}
-form("fence.{order}.{scope}", order="acq_rel sc", scope="cta gpu sys cluster@sm_90", **FENCE)
-form("membar.{scope}", scope="cta gl sys", **FENCE)
+FENCE = common(effects=lambda i: (Fence("gpu" if i.scope == "gl" else i.scope),), **ORDERED)
+form("fence.{order}.{scope}", FENCE, order="acq_rel sc", scope="cta gpu sys cluster@sm_90")
+form("membar.{scope}", FENCE, scope="cta gl sys")
 _SPACES: dict[str, Any] = {"": "all", "shared::cta": "shared", "global": "global"}
 form(
     "fence.proxy.async{.space}",
+    ORDERED,
     space="shared::cta global",
     effects=lambda i: (ProxyFence(_SPACES[i.space]),),
     since="sm_90",
-    **ORDERED,
 )
-form("fence.mbarrier_init.release.cluster", effects=(MbarrierFence(),), since="sm_90", **ORDERED)
-MAP_FENCE: dict[str, Any] = {"scope": "gpu sys", "since": "sm_90", **ORDERED}
-form("fence.proxy.tensormap::generic.release.{scope}", effects=(TensorMapFence(),), **MAP_FENCE)
+form("fence.mbarrier_init.release.cluster", ORDERED, effects=(MbarrierFence(),), since="sm_90")
+MAP_FENCE = common(scope="gpu sys", since="sm_90", **ORDERED)
+form("fence.proxy.tensormap::generic.release.{scope}", MAP_FENCE, effects=(TensorMapFence(),))
 
 
 form(
     "fence.proxy.tensormap::generic.acquire.{scope} [at], #size",
+    MAP_FENCE,
     name="fence.proxy.tensormap::generic.acquire.{scope}",
     let=whole_map,
     effects=(TensorMapFence(0),),
-    **MAP_FENCE,
 )
 
 # The warp and its registers
@@ -195,28 +195,28 @@ def set_max_registers(registers: int, way: Literal["inc", "dec"]) -> Instruction
 
 # Other launches, time, and the end
 
-form("griddepcontrol.{action}", action="launch_dependents wait", since="sm_90", **ORDERED)
-form("nanosleep.u32 a", **ORDERED)
+form("griddepcontrol.{action}", ORDERED, action="launch_dependents wait", since="sm_90")
+form("nanosleep.u32 a", ORDERED)
 
 
-form("trap", call=lambda _: called("__trap()", 0), effects=(Abort(),), **ORDERED)
+form("trap", ORDERED, call=lambda _: called("__trap()", 0), effects=(Abort(),))
 form(
     "vprintf d:u32, format:u64, arguments:u64",
+    ORDERED,
     call=lambda _: called("vprintf((const char *)({0}), (void *)({1}))", 2),
     let=lambda _: {"declaration": 'extern "C" __device__ int vprintf(const char *, void *);'},  # unknown to NVRTC
     effects=(Printed(0, 1),),
     ptx=False,
-    **ORDERED,
 )
 SYSTEM_CALLS = ("vprintf", "__assertfail")
 """Functions of the system, which PTX calls and has no body of."""
 _ASSERTION = "__assertfail((const char *)({0}), (const char *)({1}), {2}, (const char *)({3}), {4})"
 form(
     "__assertfail message:u64, file:u64, line:u32, function:u64, size:u64",
+    ORDERED,
     call=lambda _: called(_ASSERTION, 5),
     effects=(Abort((0, 1, 2, 3)),),
     ptx=False,
-    **ORDERED,
 )
 
 
@@ -224,7 +224,7 @@ form(
 # instruction itself, which keeps loop variables in uniform registers where a branch around it would not.
 
 
-BARRIER: dict[str, Any] = {"space": "shared shared::cta", "scope": "cta cluster@sm_90", "asm": "volatile memory"}
+BARRIER = common(space="shared shared::cta", scope="cta cluster@sm_90", asm="volatile memory")
 
 
 def _count_of_arrivals(i: Instruction) -> dict[str, Any]:
@@ -235,16 +235,16 @@ def _count_of_arrivals(i: Instruction) -> dict[str, Any]:
 
 form(
     "mbarrier.init.{space}.b64 [at], #count",
+    BARRIER,
     name="mbarrier.init.{count}",
     let=_count_of_arrivals,
     effects=lambda i: (MbarrierInit(0, i.offset, i.count),),
-    **BARRIER,
 )
 form(
     "mbarrier.inval.{space}.b64 [at]",
+    BARRIER,
     name="mbarrier.inval",
     effects=lambda i: (MbarrierInvalidate(0, i.offset),),
-    **BARRIER,
 )
 
 # Arrivals, of which the phase's state that they give is dropped
@@ -262,28 +262,28 @@ def _arrival(i: Instruction) -> dict[str, Any]:
         expects = "" if size is None else f".expect_tx.{size}"
         release = ".release.cluster" if scope == "cluster" else ""
         name = f"mbarrier.{i.how}{expects}{release}{where}{f'.{count}' if count > 1 else ''}"
-    said: dict[str, Any] = {"scope": scope, "count": count, "drops": i.how == "arrive_drop"}
+    said = common(scope=scope, count=count, drops=i.how == "arrive_drop")
     arrival = partial(MbarrierArrive, 0, expected_bytes=size, guard=1, remote=remote, **said)
     return {"called": name, "arrival": arrival, "remote": remote, "expected_bytes": size}
 
 
-ARRIVAL: dict[str, Any] = BARRIER | {"space": "shared shared::cta shared::cluster@sm_90", "let": _arrival}
+ARRIVAL = BARRIER | common(space="shared shared::cta shared::cluster@sm_90", let=_arrival)
 ARRIVAL.update(default={"count": 1}, name=lambda i: i.called, effects=lambda i: (i.arrival(offset=i.offset),))
 for order in ("", ".release.{scope}"):
-    said: dict[str, Any] = {"how": "arrive arrive_drop", **ARRIVAL}
-    form(f"mbarrier.{{how}}{order}.{{space}}.b64 _, [at], ^guard:pred", **said)
-    form(f"mbarrier.{{how}}{order}.{{space}}.b64 _, [at], #count, ^guard:pred", since="sm_90", **said)
+    said = common(how="arrive arrive_drop", **ARRIVAL)
+    form(f"mbarrier.{{how}}{order}.{{space}}.b64 _, [at], ^guard:pred", said)
+    form(f"mbarrier.{{how}}{order}.{{space}}.b64 _, [at], #count, ^guard:pred", said, since="sm_90")
     expecting = f"mbarrier.{{how}}.expect_tx{order}.{{space}}.b64 _, [at], #expected_bytes, ^guard:pred"
-    form(expecting, since="sm_90", **said)
+    form(expecting, said, since="sm_90")
 for order in ("", ".relaxed.{scope}"):
-    said = {"how": "expect_tx complete_tx", "since": "sm_90", **ARRIVAL}
-    form(f"mbarrier.{{how}}{order}.{{space}}.b64 [at], #bytes, ^guard:pred", **said)
+    said = common(how="expect_tx complete_tx", since="sm_90", **ARRIVAL)
+    form(f"mbarrier.{{how}}{order}.{{space}}.b64 [at], #bytes, ^guard:pred", said)
 for order in ("", ".release.cta"):  # the phase must not end by them
     form(
         f"mbarrier.arrive.noComplete{order}.{{space}}.b64 _, [at], #count",
+        BARRIER,
         name="mbarrier.arrive.noComplete.{count}",
         effects=lambda i: (MbarrierArrive(0, i.offset, count=i.count, completes=False),),
-        **BARRIER,
     )
 
 
@@ -322,13 +322,13 @@ def _test_name(i: Instruction) -> str:
 
 
 for order, since in (("", "sm_80"), (".acquire.{scope}", "sm_80"), (".relaxed.{scope}", "sm_90")):
-    said = BARRIER | {"name": _test_name, "effects": _test}
+    said = BARRIER | common(name=_test_name, effects=_test)
     for parity, phase in ((".parity", "parity:u32"), ("", "state:b64")):
         test, tried = (
             f"mbarrier.{{how}}{parity}{order}.{{space}}.b64 d:pred, [at], {phase}{x}" for x in ("", ", ns:u32?")
         )
-        form(test, how="test_wait", since=since, **said)
-        form(tried, how="try_wait", since="sm_90", **said)
+        form(test, said, how="test_wait", since=since)
+        form(tried, said, how="try_wait", since="sm_90")
 form(
     "mbarrier.try_wait.parity{.acquire}{.cluster} [at]:u32, parity:u32",
     inline=lambda i: (  # a loop: one try_wait may give up before the phase completes

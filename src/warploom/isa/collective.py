@@ -17,7 +17,7 @@ import numpy as np
 from warploom.core.dtypes import DType, f32, s32, u32
 from warploom.isa.cpp import Expression, called
 from warploom.isa.effects import ReadSpecial, WarpSync
-from warploom.isa.form import Array, Open, form, takes
+from warploom.isa.form import Array, Open, common, form, takes, viewed
 from warploom.isa.instruction import Instruction, named
 
 _LANES = np.arange(32, dtype=np.uint32)
@@ -34,7 +34,7 @@ def _whole_warp(mode: str) -> int:
 
 
 def exchange(i: Instruction) -> Exchange:
-    """Of the lane operand, whose low 5 bits count: the lane that each lane reads, and whether it is in its group.
+    """A function of the lane operand, of 5 bits: which lane each lane reads, and whether that is in its group.
 
     A lane whose source lies outside keeps its own value.
     """
@@ -160,30 +160,30 @@ def _reduction(i: Instruction) -> Callable[[Array, Array], Array]:
 
 def _transposed(x: Array) -> Array:
     """Lane 4·i + j holds elements 2·j and 2·j + 1 of row i, before and after."""
-    rows = np.ascontiguousarray(x).view(np.uint16).reshape(-1, 8, 8)
-    return np.ascontiguousarray(rows.transpose(0, 2, 1)).view(np.uint32).reshape(rows.shape[0], 32)
+    rows = viewed(x, np.uint16).reshape(-1, 8, 8)
+    return viewed(rows.transpose(0, 2, 1), np.uint32).reshape(rows.shape[0], 32)
 
 
-MEET: dict[str, Any] = {"effects": (WarpSync(mask=1),), "asm": "volatile"}
+MEET = common(effects=(WarpSync(mask=1),), asm="volatile")
 form(
     "vote.sync.{mode}.pred d, a, mask:u32",
+    MEET,
     mode="any all uni",
     name="vote.sync.{mode}",
     choose=lambda i: _vote(i.mode),
     call=lambda i: called(f"__{i.mode}_sync({{1}}, {{0}})", 2),
-    **MEET,
 )
 form(
     "vote.sync.ballot.b32 d, a:pred, mask:u32",
+    MEET,
     name="vote.sync.ballot",
     meaning=lambda holds, mask: _bits(_members(mask) & holds[:, None, :]),
     call=lambda _: called("__ballot_sync({1}, {0})", 2),
-    **MEET,
 )
-form("match.{mode}.sync.{bits} d:b32, a, mask:u32", mode="any", bits="b32 b64", choose=_matched, **MEET)
-form("match.{mode}.sync.{bits} d:b32|p:pred?, a, mask:u32", mode="all", bits="b32 b64", choose=_matched, **MEET)
-form("redux.sync.{rop}.{int} d, a, mask:u32", rop="add min max", int="u32 s32", choose=_reduction, **MEET)
-form("redux.sync.{rop}.b32 d, a, mask:u32", rop="and or xor", choose=_reduction, **MEET)
+form("match.{mode}.sync.{bits} d:b32, a, mask:u32", MEET, mode="any", bits="b32 b64", choose=_matched)
+form("match.{mode}.sync.{bits} d:b32|p:pred?, a, mask:u32", MEET, mode="all", bits="b32 b64", choose=_matched)
+form("redux.sync.{rop}.{int} d, a, mask:u32", MEET, rop="add min max", int="u32 s32", choose=_reduction)
+form("redux.sync.{rop}.b32 d, a, mask:u32", MEET, rop="and or xor", choose=_reduction)
 form(
     "activemask.b32 d",
     call=lambda _: called("__activemask()", 0),

@@ -21,7 +21,7 @@ from warploom.core.errors import VerifyError
 from warploom.isa import poison
 from warploom.isa.cpp import ANY, EQUALITY, PREFIX, PRIMARY, SUM, Expression
 from warploom.isa.effects import ReadSpecial
-from warploom.isa.form import REGISTER, REGISTERS, Array, form, takes
+from warploom.isa.form import REGISTER, REGISTERS, Array, common, form, takes, viewed
 from warploom.isa.instruction import Instruction, instruction, named
 from warploom.isa.meanings import (
     ROUND_TO_INTEGRAL,
@@ -133,18 +133,16 @@ def _plain(i: Instruction) -> str:
 
 
 INTEGER, INTEGRAL = "u8 s8 u16 s16 u32 s32 u64 s64", "rni rzi rmi rpi"
-CONVERTED: dict[str, Any] = {"let": _registers, "choose": _converted, "call": _cast}
+CONVERTED = common(let=_registers, choose=_converted, call=_cast)
 PLACES = "d:of_d, a:of_a"
-form(
-    f"cvt{{.sat}}.{{to}}.{{source}} {PLACES}", to=INTEGER, source=INTEGER, shadow=_extended, exact=_widens, **CONVERTED
-)
+form(f"cvt{{.sat}}.{{to}}.{{source}} {PLACES}", CONVERTED, to=INTEGER, source=INTEGER, shadow=_extended, exact=_widens)
 for flags, to, source in (
     ("{.ftz}{.sat}", INTEGER, "f32"),
     ("{.sat}", INTEGER, "f16 f64"),
     ("", "u16 s16 u32 s32 u64 s64", "bf16@sm_90"),
 ):
-    said: dict[str, Any] = {"rnd": INTEGRAL, "to": to, "source": source, "name": _plain, **CONVERTED}
-    form(f"cvt.{{rnd}}{flags}.{{to}}.{{source}} {PLACES}", **said)
+    said = common(rnd=INTEGRAL, to=to, source=source, name=_plain, **CONVERTED)
+    form(f"cvt.{{rnd}}{flags}.{{to}}.{{source}} {PLACES}", said)
 for flags, to, source in (
     ("{.ftz}{.sat}", "f32", INTEGER),
     ("", "f64 f16", INTEGER),
@@ -155,7 +153,7 @@ for flags, to, source in (
     ("", "bf16@sm_90", "f16"),
     ("", "f16@sm_90", "bf16"),
 ):
-    form(f"cvt.{{rnd}}{flags}.{{to}}.{{source}} {PLACES}", rnd="rn", to=to, source=source, name=_plain, **CONVERTED)
+    form(f"cvt.{{rnd}}{flags}.{{to}}.{{source}} {PLACES}", CONVERTED, rnd="rn", to=to, source=source, name=_plain)
 for pattern, to, source in (
     ("cvt{.ftz}.{to}.{source}", "f64", "f32"),
     ("cvt.{to}.{source}", "f64", "f16 bf16@sm_90"),
@@ -165,13 +163,13 @@ for pattern, to, source in (
     ("cvt{.rnd}.{to}.{source}", "f64", "f64"),
     ("cvt{.rnd}.{to}.{source}", "f16", "f16"),
 ):
-    form(f"{pattern} {PLACES}", rnd=INTEGRAL, to=to, source=source, **CONVERTED)
+    form(f"{pattern} {PLACES}", CONVERTED, rnd=INTEGRAL, to=to, source=source)
 form("cvt.rna.tf32.f32 d:u32, a:f32", meaning=UNARY_MEANINGS["tf32"])
 
 # Predicates
 NUMBERS = "u16 s16 u32 s32 u64 s64 f32 f64"
-TRUTH: dict[str, Any] = {"choose": _converted, "ptx": False}
-form("cvt.{to}.{source} d:to, a:source", to=NUMBERS, source="pred", let=_registers, call=_cast, **TRUTH)
+TRUTH = common(choose=_converted, ptx=False)
+form("cvt.{to}.{source} d:to, a:source", TRUTH, to=NUMBERS, source="pred", let=_registers, call=_cast)
 form(
     "cvt.{to}.{source} d:to, a:source",
     to="pred",
@@ -220,9 +218,9 @@ for pair, half in (("f16x2", f16), ("bf16x2", bf16)):
     )
     form(f"cvt.rn.relu.{pair}.f32 d:u32, a:f32, b:f32", meaning=pair_without_negatives(half))
 FP8 = {"fp8": "e4m3x2 e5m2x2", "since": "sm_90"}
-form("cvt.rn.satfinite{.relu}.{fp8}.f32 d:fp8, a:f32, b:f32", choose=lambda i: to_fp8(i.fp8, bool(i.relu)), **FP8)
-form("cvt.rn.satfinite{.relu}.{fp8}.f16x2 d:fp8, a:f16x2", choose=lambda i: f16_to_fp8(i.fp8, bool(i.relu)), **FP8)
-form("cvt.rn{.relu}.f16x2.{fp8} d:f16x2, a:fp8", choose=lambda i: fp8_to_f16(i.fp8, bool(i.relu)), **FP8)
+form("cvt.rn.satfinite{.relu}.{fp8}.f32 d:fp8, a:f32, b:f32", FP8, choose=lambda i: to_fp8(i.fp8, bool(i.relu)))
+form("cvt.rn.satfinite{.relu}.{fp8}.f16x2 d:fp8, a:f16x2", FP8, choose=lambda i: f16_to_fp8(i.fp8, bool(i.relu)))
+form("cvt.rn{.relu}.f16x2.{fp8} d:f16x2, a:fp8", FP8, choose=lambda i: fp8_to_f16(i.fp8, bool(i.relu)))
 
 
 def pack_pair(half: DType) -> Instruction:
@@ -289,7 +287,7 @@ def unpack_half(half: DType, which: int) -> Instruction:
 
 # Bits that move
 
-MOVES: dict[str, Any] = {"moves_bits": True, "ptx": False}
+MOVES = common(moves_bits=True, ptx=False)
 form(
     "mov.{type} d, a",
     type=f"b16 b32 b64 {' '.join(t.name for t in REGISTERS)}",
@@ -322,11 +320,11 @@ def _reinterpreted(i: Instruction) -> Expression:
 for bits, types in (("b16", "u16 s16"), ("b32", "u32 s32 f32"), ("b64", "u64 s64 f64")):
     form(
         f"mov.{bits}.{{source}}.{{to}} d:to, a:source",
+        MOVES,
         source=types,
         to=types,
-        choose=lambda i: lambda x: np.ascontiguousarray(x).view(REGISTER[i.to].numpy),
+        choose=lambda i: lambda x: viewed(x, REGISTER[i.to].numpy),
         call=_reinterpreted,
-        **MOVES,
     )
 
 
@@ -336,7 +334,7 @@ def move(dtype: DType) -> Instruction:
 
 
 def bitcast(source: DType, dtype: DType) -> Instruction:
-    """The same bits read as another type of the same width."""
+    """``mov`` between registers of two types of one width, which keeps the bits."""
     for t in (source, dtype):
         takes("a conversion", t, REGISTERS)
     return named(f"mov.b{dtype.bits}.{source}.{dtype}", ptx=False)
@@ -366,6 +364,7 @@ def _part_type(i: Instruction) -> dict[str, Any]:
 
 form(
     "mov.{bits}.{part} d:part_type, a:bits",
+    MOVES,
     bits="b32 b64",
     part="low high",
     let=_part_type,
@@ -374,7 +373,6 @@ form(
         f"{{ .reg .b{i.part_type.bits} half, unused; mov.{i.bits} {_first_or_second(i)}, %1; "
         f"mov.b{i.part_type.bits} %0, half; }}"
     ),
-    **MOVES,
 )
 
 
@@ -406,10 +404,10 @@ def _picked(i: Instruction) -> Any:
 
 form(
     "prmt.b32 d, a, b, #selector",
+    MOVES,
     name=lambda i: f"prmt.b32.{i.selector:#06x}",
     choose=_picked,
     call=lambda i: Expression(f"__byte_perm({{0}}, {{1}}, {i.selector:#x})", PRIMARY, (ANY, ANY)),
-    **MOVES,
 )
 
 

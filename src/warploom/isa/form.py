@@ -10,12 +10,13 @@ is one object for each instruction.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, fields
 from functools import cache, lru_cache
 from importlib import import_module
 from itertools import product
 from typing import Any, Literal
 
+import numpy as np
 from numpy.typing import NDArray
 
 from warploom.core.dtypes import DType, f32, f64, pred, s16, s32, s64, u16, u32, u64
@@ -42,6 +43,12 @@ REGISTER: dict[str, DType] = {
 }
 """PTX's type → the type of the register that holds it."""
 Array = NDArray[Any]
+TYPE_BITS = (
+    {name: t.bits for name, t in REGISTER.items()}
+    | dict.fromkeys(("b8", "u8", "s8", "e4m3", "e5m2"), 8)
+    | {"b128": 128}
+)
+"""The bits of PTX's types."""
 REGISTERS = (pred, u16, s16, u32, s32, u64, s64, f32, f64)
 """The types that a register of a thread can have."""
 _SETS = {
@@ -55,6 +62,11 @@ _SETS = {
     "any": "b16 b32 b64 u16 s16 u32 s32 u64 s64 f32 f64",
 }
 """Words of slots that have the same in most forms."""
+
+
+def viewed(x: Array, dtype: Any) -> Array:
+    """The bits of an array as another type."""
+    return np.ascontiguousarray(x).view(dtype)
 
 
 def takes(what: str, dtype: DType, allowed: Sequence[DType]) -> None:
@@ -89,82 +101,80 @@ class Open:
 
 
 Of = Callable[[Any], Any]
-"""What is said of each instruction of a form by itself."""
+"""A function of an instruction, where its words or immediates decide."""
 
 
+@dataclass(eq=False)
 class Form:
-    """A declared form.
+    """A declared form: its pattern, the words of its slots, and what else a line of a table says of its instructions.
 
-    ``meaning`` is a function of arrays, ``choose`` makes it of the instruction. ``registers`` "bits": PTX reads and
-    writes unsigned registers, as the sign does not count; "home": those of the type at hand; "width": the same, and the
-    word for the type says only how wide they are. ``name`` is what Programs
-    call it instead of PTX's name, ``operands`` the order of theirs. ``operator`` is the language's operator.
-    ``call`` gives the C++ expression, ``inline`` the inline PTX where it is not the line itself, ``statement`` the
-    whole statement of the operands for which it gives one. ``let`` gives further attributes of an instruction (or
-    refuses it), ``effects``, ``open``, ``shadow``, ``exact`` and ``gradient`` are those of
-    :class:`~warploom.isa.instruction.Instruction`, ``default`` the words of slots that are left out. ``asm`` says how a
-    compiler treats inline PTX of what is not lanewise: it stays where it stands ("volatile"), in order with accesses to
-    memory ("memory"). Registers of the place ``tied`` that are those of the results are one read-write operand. What is
-    not ``ptx`` is an operator of C++ alone.
+    What depends on the words is a function of the instruction.
     """
 
-    def __init__(
-        self,
-        pattern: str,
-        *,
-        meaning: Callable[..., Any] | None = None,
-        choose: Of | None = None,
-        effects: tuple[Effect, ...] | Of = (),
-        let: Of | None = None,
-        registers: Literal["", "bits", "home", "width"] = "",
-        name: str | Of = "",
-        operands: str = "",
-        operator: str | Of = "",
-        call: Of | None = None,
-        inline: Of | None = None,
-        statement: Callable[..., str | None] | None = None,
-        tied: str = "",
-        open: tuple[Open, ...] | Of = (),  # noqa: A002 (as PTX's table has it)
-        shadow: Callable[..., Any] | None = None,
-        exact: Of | None = None,
-        gradient: Of | None = None,
-        exchange: Of | None = None,
-        asm: Literal["", "plain", "volatile", "volatile memory"] = "",
-        moves_bits: bool = False,
-        since: str = "sm_80",
-        ptx: bool = True,
-        default: Mapping[str, Any] | None = None,
-        **sets: str,
-    ) -> None:
-        head, _, tail = pattern.partition(" ")
-        self.pattern, self.slots, self.places = pattern, slots_of(head, _SETS | sets), places_of(tail)
-        self.meaning, self.choose, self.effects, self.let = meaning, choose, effects, let
-        self.registers, self.name, self.operands, self.operator, self.call = (
-            registers,
-            name,
-            operands.split(),
-            operator,
-            call,
+    pattern: str
+    sets: Mapping[str, str]
+    meaning: Callable[..., Any] | None = None
+    """Results as a function of arrays."""
+    choose: Of | None = None
+    """Makes that function of the instruction."""
+    effects: tuple[Effect, ...] | Of = ()
+    let: Of | None = None
+    """Gives further attributes of an instruction, or refuses it."""
+    registers: Literal["", "bits", "home", "width"] = ""
+    """PTX's registers where the form does not tell their type. "bits": unsigned ones, as the sign does not count;
+    "home": of the type at hand; "width": the same, and the word for the type says only how wide they are."""
+    name: str | Of = ""
+    """What Programs call it instead of PTX's name."""
+    operands: str = ""
+    """The order of a Program's operands, where it is not that of the text."""
+    operator: str | Of = ""
+    """The operator of the language."""
+    call: Of | None = None
+    """The C++ expression (:class:`~warploom.isa.cpp.Expression`)."""
+    inline: Of | None = None
+    """The inline PTX where it is not the line itself."""
+    statement: Callable[..., str | None] | None = None
+    """The whole C++ statement, of the results and operands for which it gives one."""
+    tied: str = ""
+    """The place whose registers, where they are those of the results, are one read-write operand with them."""
+    open: tuple[Open, ...] | Of = ()
+    shadow: Callable[..., Any] | None = None
+    """The poison rule (:mod:`warploom.isa.poison`)."""
+    exact: Of | None = None
+    gradient: Of | None = None
+    exchange: Of | None = None
+    asm: Literal["", "plain", "volatile", "volatile memory"] = ""
+    """How a compiler treats inline PTX of what is not lanewise: it stays where it stands ("volatile"), in order with
+    accesses to memory ("memory")."""
+    moves_bits: bool = False
+    since: str = "sm_80"
+    """The first architecture that has it."""
+    ptx: bool = True
+    """Whether PTX has it; else it is an operator of C++ or a function of the system."""
+    default: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    """Words and immediates that count where they are left out."""
+
+    def __post_init__(self) -> None:
+        head, _, tail = self.pattern.partition(" ")
+        self.slots, self.places, self.order = (
+            slots_of(head, _SETS | {**self.sets}),
+            places_of(tail),
+            self.operands.split(),
         )
-        self.open, self.shadow, self.exact, self.gradient = open, shadow, exact, gradient
-        self.exchange, self.asm, self.moves_bits, self.since = exchange, asm, moves_bits, since
-        self.ptx, self.default = ptx, default or {}
-        self.inline, self.statement, self.tied = inline, statement, tied
         addresses = [p for p in self.places if p.kind == "address"]
-        if self.operands:
-            addresses.sort(key=lambda p: self.operands.index(p.name))
+        if self.order:
+            addresses.sort(key=lambda p: self.order.index(p.name))
         self.offsets = tuple(p.offset for p in addresses)
         self.immediates = tuple(p.offset or p.name for p in self.places if p.kind in ("address", "number"))
         self.words = frozenset(word for slot in self.slots for word in slot.words)
         self.types = self.words & REGISTER.keys()
         fixed = [s.words[0] for s in self.slots if not s.name and s.words[0] in REGISTER]
         self.type = fixed[-1] if fixed else ""
-        self.scalar = all(
-            p.kind in ("result", "value") and not (p.written or p.count or p.paired or p.hidden or p.optional)
-            for p in self.places
-        )
         self.plain = all(
             p.is_register and not (p.paired or p.hidden or p.box or (p.optional and not p.given)) for p in self.places
+        )
+        self.scalar = self.plain and not any(
+            p.kind == "address" or p.written or p.count or p.optional for p in self.places
         )
 
     def match(self, written: Sequence[str]) -> tuple[str, ...] | None:
@@ -181,11 +191,8 @@ class Form:
             if word:
                 left.remove(word)
         types = [w for w in found if w in REGISTER]
-        return (
-            tuple(found)
-            if not left and types == [w for w in written if w in REGISTER] and self._agrees(found)
-            else None
-        )
+        fits = not left and types == [w for w in written if w in REGISTER] and self._agrees(found)
+        return tuple(found) if fits else None
 
     def _agrees(self, words: Sequence[str]) -> bool:
         """Whether slots of one name have the same word."""
@@ -206,9 +213,20 @@ FORMS: dict[str, list[Form]] = {}
 OPERATORS: dict[str, list[Form]] = {}
 
 
-def form(pattern: str, **said: Any) -> Form:
-    """Declare a form. Raises ValueError for one that is declared already."""
-    made = Form(pattern, **said)
+def common(**said: Any) -> dict[str, Any]:
+    """Collect what several lines of a table have in common."""
+    return said
+
+
+_SAID = {x.name for x in fields(Form)}
+
+
+def form(pattern: str, *bases: Mapping[str, Any], **said: Any) -> Form:
+    """Declare a form, with what lines of a table have in common. Raises ValueError for one that is declared already."""
+    for base in reversed(bases):
+        said = {**base, **said}
+    sets = {name: said.pop(name) for name in [*said] if name not in _SAID}
+    made = Form(pattern, sets, **said)
     table = FORMS if made.ptx else OPERATORS
     for opcode in made.slots[0].words:
         known = table.setdefault(opcode, [])

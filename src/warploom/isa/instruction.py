@@ -15,7 +15,7 @@ from typing import Any, cast
 from warploom.core.dtypes import DType, pred, s16, s32, s64, u16, u32, u64
 from warploom.isa.cpp import ANY, PRIMARY, Expression, inline_ptx
 from warploom.isa.effects import Effect
-from warploom.isa.form import FORMS, OPERATORS, REGISTER, Array, Form, Of, Open, RefusedError, candidates, load_tables
+from warploom.isa.form import FORMS, OPERATORS, REGISTER, Array, Form, Open, RefusedError, candidates, load_tables
 from warploom.isa.pattern import OperandPlace
 from warploom.isa.poison import anywhere
 
@@ -101,17 +101,16 @@ class Instruction:
         self.ptx_name = ".".join(filter(None, words))
         immediates = "".join(f".{self.fields[p.name]:#x}" for p in self.present if p.kind == "number")
         self._order: list[int] = []
-        self.operator, self.pure, self.lanewise = self._named(form.operator), not form.asm, not form.asm
-        self.moves_bits, self.exchange = form.moves_bits, form.exchange and form.exchange(self)
+        self.operator, self.pure, self.lanewise = self._said(form.operator), not form.asm, not form.asm
+        self.moves_bits, self.exchange = form.moves_bits, self._said(form.exchange)
         self.volatile_ptx, self.clobbers_memory = "volatile" in form.asm, "memory" in form.asm
-        self.mnemonic = self._named(form.name) or self.ptx_name + immediates
+        self.mnemonic = self._said(form.name) or self.ptx_name + immediates
         self.result_types, self.operand_types = self._register_types()
         self.since = max([form.since, *(s.since.get(w, "") for s, w in slots)], key=_generation)
-        self.open = form.open(self) if callable(form.open) else form.open
-        self.exact, self.gradient = form.exact and form.exact(self), form.gradient and form.gradient(self)
-        self._run = form.choose(self) if form.choose is not None else form.meaning
-        self._effects: tuple[Effect, ...] = form.effects(self) if callable(form.effects) else form.effects
-        self._call: Expression | None = form.call and form.call(self)
+        self.open, self.exact, self.gradient = self._said(form.open), self._said(form.exact), self._said(form.gradient)
+        self._run = self._said(form.choose) or form.meaning
+        self._effects: tuple[Effect, ...] = self._said(form.effects)
+        self._call: Expression | None = self._said(form.call)
         self.has_expression, self.nests = self._call is not None, self._call is not None and self._call.nests
         needed = (PRIMARY,) * len(self.operand_types)
         self.binds = (self._call.binds, self._call.needed) if self._call else (ANY, needed)
@@ -122,20 +121,20 @@ class Instruction:
         found = object.__new__(Instruction)
         found.__dict__.update(self.__dict__)
         found.numbers, found.fields, found._others = numbers, self.fields | dict(numbers), {}
-        effects = self.form.effects
-        found._effects = effects(found) if callable(effects) else effects
+        found._effects = found._said(self.form.effects)
         return found
 
-    def _named(self, how: str | Of) -> str:
-        return how(self) if callable(how) else how.format(**self.fields)
+    def _said(self, what: Any) -> Any:
+        """A value of the form, made of the instruction where it is a function or a pattern of names."""
+        return what(self) if callable(what) else what.format(**self.fields) if isinstance(what, str) else what
 
     def _register_types(self) -> tuple[tuple[DType, ...], tuple[DType, ...]]:
         """The types of results and operands. Programs may have operands in another order than PTX."""
         types = [(p, self.type_of(p)) for p, n in zip(self.present, self.counts, strict=True) for _ in range(n)]
         results, read = [x for x in types if not x[0].is_read], [x for x in types if x[0].is_read]
         self._order = [*range(len(read))]
-        if self.form.operands:
-            by_name = sorted(self._order, key=lambda k: self.form.operands.index(read[k][0].name))
+        if self.form.order:
+            by_name = sorted(self._order, key=lambda k: self.form.order.index(read[k][0].name))
             for position, k in enumerate(by_name):
                 self._order[k] = position
         self.addresses = {n: p.offset for n, (p, _) in zip(self._order, read, strict=True) if p.offset}
@@ -165,7 +164,7 @@ class Instruction:
 
     def ordered(self, read: Sequence[Any]) -> Sequence[Any]:
         """Operands of PTX's text in the order that Programs have."""
-        if not self.form.operands:
+        if not self.form.order:
             return read
         return [x for _, x in sorted(zip(self._order, read, strict=True), key=lambda x: x[0])]
 
@@ -208,7 +207,7 @@ class Instruction:
         return tuple([x.astype(t.numpy, copy=False) for x, t in both])
 
     def effects(self) -> tuple[Effect, ...]:
-        """What the instruction does to memory, to other threads and to the order of accesses."""
+        """Accesses, synchronisation and all else that the instruction does beyond its registers."""
         return self._effects
 
     def shadow(self, values: Sequence[Array], shadows: Sequence[Array], results: Sequence[Array]) -> tuple[Array, ...]:

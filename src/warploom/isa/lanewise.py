@@ -20,7 +20,7 @@ from warploom.core.dtypes import DType, f32, pred, u32
 from warploom.core.errors import VerifyError
 from warploom.isa import cpp, poison
 from warploom.isa import meanings as m
-from warploom.isa.form import REGISTERS, Open, RefusedError, form, takes
+from warploom.isa.form import REGISTERS, Open, RefusedError, common, form, takes
 from warploom.isa.instruction import Instruction, named
 from warploom.isa.meanings import (
     BINARY_MEANINGS,
@@ -42,7 +42,7 @@ from warploom.isa.meanings import (
 # and minimum pass the gradient to their second operand; where no gradient comes, ex2 passes none on, though infinite.
 
 LN_2 = float(np.log(2.0))
-_ONE: dict[str, Any] = {
+_GRADIENTS: dict[str, Any] = {
     "neg": lambda k, y, g, x: (-g,),
     "abs": lambda k, y, g, x: (k.select(x > 0.0, g, k.select(x < 0.0, -g, 0.0)),),
     "ex2": lambda k, y, g, x: (k.select(g == 0.0, 0.0, g * y * LN_2),),
@@ -51,8 +51,6 @@ _ONE: dict[str, Any] = {
     "rsqrt": lambda k, y, g, x: (g * -0.5 * y * y * y,),
     "sqrt": lambda k, y, g, x: (g * 0.5 / y,),
     "tanh": lambda k, y, g, x: (g * (1.0 - y * y),),
-}
-_MANY: dict[str, Any] = {
     "add": lambda k, y, g, a, b: (g, g),
     "sub": lambda k, y, g, a, b: (g, -g),
     "mul": lambda k, y, g, a, b: (g * b, g * a),
@@ -65,7 +63,7 @@ _MANY: dict[str, Any] = {
 
 def gradient(i: Instruction) -> Any:
     """The derivative of an f32 operation that neither saturates nor combines signs."""
-    return None if i.fields.get("sat") else (_ONE | _MANY).get(i.op)
+    return None if i.fields.get("sat") else _GRADIENTS.get(i.op)
 
 
 # Operators of C++
@@ -128,12 +126,12 @@ BITS = {"operator": "{op}", "call": cpp.infix, "shadow": poison.bitwise}
 HOME_INT = {"name": "{op}.{home}", "registers": "bits"}
 
 # Floats
-SUM: dict[str, Any] = {"op": "add sub mul", "choose": m.two, "operator": contracted, "call": cpp.rounded}
-form("{op}{.rnd}{.ftz}{.sat}.f32 d, a, b", gradient=gradient, **SUM)
-form("{op}{.rnd}.f64 d, a, b", rnd="rn", **SUM)
-QUOTIENT: dict[str, Any] = {"choose": m.divided, "name": quotient, "operator": exact_quotient, "call": cpp.infix}
-form("div.{how}{.ftz}.f32 d, a, b", how="approx full rn", gradient=gradient, **QUOTIENT)
-form("div.{how}.f64 d, a, b", how="rn", **QUOTIENT)
+SUM = common(op="add sub mul", choose=m.two, operator=contracted, call=cpp.rounded)
+form("{op}{.rnd}{.ftz}{.sat}.f32 d, a, b", SUM, gradient=gradient)
+form("{op}{.rnd}.f64 d, a, b", SUM, rnd="rn")
+QUOTIENT = common(choose=m.divided, name=quotient, operator=exact_quotient, call=cpp.infix)
+form("div.{how}{.ftz}.f32 d, a, b", QUOTIENT, how="approx full rn", gradient=gradient)
+form("div.{how}.f64 d, a, b", QUOTIENT, how="rn")
 form("{op}.{rnd}{.ftz}{.sat}.f32 d, a, b, c", op="fma mad", choose=m.fused, call=cpp.rounded, gradient=gradient)
 form("{op}.{rnd}.f64 d, a, b, c", op="fma mad", rnd="rn", choose=m.fused, call=cpp.rounded)
 form("{op}{.ftz}{.NaN}.f32 d, a, b", op="min max", choose=m.two, call=cpp.extreme, gradient=gradient)
@@ -155,27 +153,27 @@ form("copysign.{type} d, a, b", type="f32 f64", meaning=lambda a, b: np.copysign
 for kind, types in (("half", "f16 bf16"), ("pair", "f16x2 bf16x2")):
     late = {kind: f"{types}@sm_90"}
     tracked: Any = {"choose": m.halves, "shadow": poison.by_halves if kind == "pair" else None}
-    form(f"{{op}}{{.rnd}}.{{{kind}}} d, a, b", op="add sub mul", rnd="rn", **tracked, **late)
-    form(f"{{op}}{{.NaN}}.{{{kind}}} d, a, b", op="min max", **tracked)
-    form(f"fma.rn{{.relu}}.{{{kind}}} d, a, b, c", **tracked)
-    form(f"{{op}}.{{{kind}}} d, a", op="neg abs", **tracked)
-    form(f"tanh.approx.{{{kind}}} d, a", **tracked, **late)
+    form(f"{{op}}{{.rnd}}.{{{kind}}} d, a, b", tracked, late, op="add sub mul", rnd="rn")
+    form(f"{{op}}{{.NaN}}.{{{kind}}} d, a, b", tracked, op="min max")
+    form(f"fma.rn{{.relu}}.{{{kind}}} d, a, b, c", tracked)
+    form(f"{{op}}.{{{kind}}} d, a", tracked, op="neg abs")
+    form(f"tanh.approx.{{{kind}}} d, a", tracked, late)
 form("ex2.approx.{half} d, a", half="f16", choose=m.halves)
 form("ex2.approx.ftz.{half} d, a", half="bf16", default={"ftz": "ftz"}, choose=m.halves, since="sm_90")
 
 # Integers
-form("{op}.{int} d, a, b", op="add sub", operator="{op}", choose=m.two, call=cpp.infix, exact=exact, **HOME_INT)
+form("{op}.{int} d, a, b", HOME_INT, op="add sub", operator="{op}", choose=m.two, call=cpp.infix, exact=exact)
 form("{op}.sat.s32 d, a, b", op="add sub", choose=m.held_sum)
-form("mul.lo.{int} d, a, b", operator="mul", meaning=np.multiply, call=cpp.infix, exact=exact, **HOME_INT)
+form("mul.lo.{int} d, a, b", HOME_INT, operator="mul", meaning=np.multiply, call=cpp.infix, exact=exact)
 form("mul.hi.{int} d, a, b", meaning=m.product("hi"))
 form("mul.wide.{int} d:wide, a, b", int="u16 s16 u32 s32", meaning=m.product("wide"), call=cpp.product, exact=exact)
 form(
     "mad.lo.{int} d, a, b, c",
+    HOME_INT,
     meaning=m.product_sum("lo"),
     default={"how": "lo"},
     call=cpp.product_sum,
     exact=exact,
-    **HOME_INT,
 )
 form("mad.hi.{int} d, a, b, c", meaning=m.product_sum("hi"), default={"how": "hi"})
 form(
@@ -188,7 +186,7 @@ form(
 )
 form("{op}.{int} d, a, b", op="div rem", operator="{op}", choose=m.two, call=cpp.infix, open=divides)
 form("{op}.{int} d, a, b", op="min max", choose=m.two, call=cpp.extreme)
-form("neg.{signed} d, a", choose=m.one, call=cpp.prefix, **HOME_INT)
+form("neg.{signed} d, a", HOME_INT, choose=m.one, call=cpp.prefix)
 form("abs.{signed} d, a", choose=m.one)
 form("sad.{int} d, a, b, c", int="u32 s32", meaning=distance_and_sum)
 form("mul24.{how}.{int} d, a, b", how="lo hi", int="u32 s32", choose=lambda i: product24(i.how == "hi"))
@@ -230,15 +228,15 @@ form("madc.{how}.{wide32} d, a, b, c, ^in:u32", how="lo hi", choose=m.carried)
 form("madc.{how}.cc.{wide32} d, ^out:u32, a, b, c, ^in:u32", how="lo hi", choose=m.carried)
 
 # Bits
-form("{op}.{bits} d, a, b", op=BOOL, choose=m.two, **BITS, **HOME_INT)
-form("{op}.pred d, a, b", op=BOOL, choose=m.two, **BITS)
-form("not.{bits} d, a", choose=m.one, call=cpp.prefix, shadow=poison.bitwise, **HOME_INT)
+form("{op}.{bits} d, a, b", BITS, HOME_INT, op=BOOL, choose=m.two)
+form("{op}.pred d, a, b", BITS, op=BOOL, choose=m.two)
+form("not.{bits} d, a", HOME_INT, choose=m.one, call=cpp.prefix, shadow=poison.bitwise)
 form("not.pred d, a", choose=m.one, call=cpp.prefix, shadow=poison.bitwise)
 form("cnot.{bits} d, a", meaning=lambda a: a == 0)
 form("shl.{bits} d, a, b:u32", choose=m.two, shadow=poison.moved(1), exact=exact)
 form("shr.{type} d, a, b:u32", type="b16 b32 b64 u16 u32 u64 s16 s32 s64", choose=m.two, shadow=poison.moved(1))
-form("{op}.{bits} d:u32, a", op="popc clz", bits="b32 b64", choose=m.one, call=cpp.counted, **HOME_INT)
-form("brev.{bits} d:unsigned, a", bits="b32 b64", choose=m.one, call=cpp.counted, shadow=poison.moved(1), **HOME_INT)
+form("{op}.{bits} d:u32, a", HOME_INT, op="popc clz", bits="b32 b64", choose=m.one, call=cpp.counted)
+form("brev.{bits} d:unsigned, a", HOME_INT, bits="b32 b64", choose=m.one, call=cpp.counted, shadow=poison.moved(1))
 form("bfe.{wide32} d, a, b:u32, c:u32", meaning=extract, shadow=poison.moved(1))
 form("bfi.{bits} d, a, b, c:u32, e:u32", bits="b32 b64", meaning=insert, shadow=poison.moved(2))
 form("bfind{.shiftamt}.{wide32} d:u32, a", choose=lambda i: left_of_highest if i.shiftamt else highest)
@@ -267,19 +265,19 @@ for cmp, types, more in (
     (ORDER, "s16 s32 s64 u16 u32 u64", {"operator": "{cmp}", "name": "{cmp}.{type}"}),
     ("lo ls hi hs", "u16 u32 u64", {}),
 ):
-    said: dict[str, Any] = {"cmp": cmp, "type": types, "choose": m.compared, "call": cpp.compared}
-    form("setp.{cmp}.{type} d:pred, a, b", **said, **more)
-    form("setp.{cmp}.{type} d:pred|q:pred, a, b", **said)
-    form(f"setp.{{cmp}}.{{bool}}.{{type}} d:pred|q:pred?, {SECOND}", bool=BOOL, **said)
+    said = common(cmp=cmp, type=types, choose=m.compared, call=cpp.compared)
+    form("setp.{cmp}.{type} d:pred, a, b", said, more)
+    form("setp.{cmp}.{type} d:pred|q:pred, a, b", said)
+    form(f"setp.{{cmp}}.{{bool}}.{{type}} d:pred|q:pred?, {SECOND}", said, bool=BOOL)
     form("set.{cmp}.{to}.{type} d:to, a, b", cmp=cmp, to="u32 s32 f32", type=types, choose=m.flag_set)
 for op, to in (("eq", "eq"), ("neu", "ne"), *((x, x) for x in ORDER.split())):
-    said = {"cmp": op, "type": "f32 f64", "operator": to, "name": f"{to}.{{type}}", "call": cpp.compared}
-    form("setp.{cmp}.{type} d:pred, a, b", choose=m.compared, **said)
+    said = common(cmp=op, type="f32 f64", operator=to, name=f"{to}.{{type}}", call=cpp.compared)
+    form("setp.{cmp}.{type} d:pred, a, b", said, choose=m.compared)
 for ftz, number, half, pair in (("{.ftz}", "f32", "f16", "f16x2"), ("", "f64", "bf16@sm_90", "bf16x2@sm_90")):
-    said = {"cmp": f"{EQUAL} {ORDER} {FLOAT}", "bool": BOOL, "choose": m.compared, "call": cpp.compared}
-    form(f"{SETP}{ftz}.{{type}} d:pred|q:pred?, {SECOND}", type=number, **said)
-    form(f"{SETP}{ftz}.{{type}} d:pred, {SECOND}", type=half, **said)
-    form(f"{SETP}{ftz}.{{type}} d:pred|q:pred, {SECOND}", type=pair, **said)
+    said = common(cmp=f"{EQUAL} {ORDER} {FLOAT}", bool=BOOL, choose=m.compared, call=cpp.compared)
+    form(f"{SETP}{ftz}.{{type}} d:pred|q:pred?, {SECOND}", said, type=number)
+    form(f"{SETP}{ftz}.{{type}} d:pred, {SECOND}", said, type=half)
+    form(f"{SETP}{ftz}.{{type}} d:pred|q:pred, {SECOND}", said, type=pair)
     for kind, to in (
         (number, "u32 s32 f32"),
         (half, f"u16 s16 u32 s32 {half.partition('@')[0]}"),
@@ -300,14 +298,14 @@ form(
 form("slct.{any}.{sign} d, a, b, c:sign", sign="s32 f32", meaning=lambda a, b, c: np.where(c >= 0, a, b))
 
 # Operators of C++ that PTX has otherwise: shifts that are undefined beyond the width, comparisons of predicates
-SHIFT: dict[str, Any] = {
-    "operator": "{op}",
-    "choose": m.two,
-    "call": cpp.infix,
-    "shadow": poison.moved(1),
-    "ptx": False,
-}
-form("{op}.{int} d, a, b:u32", op="shl shr", open=shifts, exact=exact, **SHIFT)
+SHIFT = common(
+    operator="{op}",
+    choose=m.two,
+    call=cpp.infix,
+    shadow=poison.moved(1),
+    ptx=False,
+)
+form("{op}.{int} d, a, b:u32", SHIFT, op="shl shr", open=shifts, exact=exact)
 form("{op}.pred d, a, b", op=EQUAL, operator="{op}", choose=lambda i: BINARY_MEANINGS[i.op], call=cpp.infix, ptx=False)
 
 

@@ -29,13 +29,13 @@ from warploom.isa.effects import (
     WarpgroupFence,
     WarpSync,
 )
-from warploom.isa.form import FORMS, Array, RefusedError, form, waits_for_groups
+from warploom.isa.form import FORMS, Array, RefusedError, common, form, viewed, waits_for_groups
 from warploom.isa.instruction import Instruction, named
 from warploom.isa.meanings import half_to_f32
 from warploom.layout.catalogue import mma_fragment, wgmma_accumulator, wgmma_operand
 from warploom.layout.fragments import FragmentLayout
 from warploom.layout.wgmma import element_addresses
-from warploom.layout.wmma import WMMA_SHAPES, StorageOrder, wmma_elements, wmma_fragment
+from warploom.layout.wmma import StorageOrder, wmma_elements, wmma_fragment
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,7 @@ class FragmentSlot:
         values = values.reshape(matrix.shape[0], *index.shape)
         words = values.astype(self.dtype.numpy, copy=False)
         if self.dtype.bits < 32:
-            words = np.ascontiguousarray(words).view(np.uint32)
+            words = viewed(words, np.uint32)
         return tuple(np.ascontiguousarray(words[..., i]) for i in range(self.count))
 
 
@@ -87,7 +87,7 @@ def _loaded(i: Instruction) -> Callable[[Array], tuple[Array, ...]]:
     """A function from rows as u32 words, shape (warps, 8 · matrices, 4), to the registers of each matrix."""
 
     def registers(rows: Array) -> tuple[Array, ...]:
-        halves = np.ascontiguousarray(rows).view(np.uint16).reshape(rows.shape[0], -1, 8, 8)
+        halves = viewed(rows, np.uint16).reshape(rows.shape[0], -1, 8, 8)
         words = _arranged(i, halves).view(np.uint32).reshape(*halves.shape[:2], 32)
         return tuple(words[:, n] for n in range(words.shape[1]))
 
@@ -111,10 +111,10 @@ def _rows(i: Instruction) -> tuple[Effect, ...]:
     return WarpSync(aligned=True), access
 
 
-ROWS: dict[str, Any] = {"num": "x1 x2 x4", "space": "shared shared::cta", "effects": _rows, "moves_bits": True}
+ROWS = common(num="x1 x2 x4", space="shared shared::cta", effects=_rows, moves_bits=True)
 ROWS["asm"] = "volatile memory"
-form("ldmatrix.sync.aligned.m8n8.{num}{.trans}.{space}.b16 d*num:b32, [at]", choose=_loaded, **ROWS)
-form("stmatrix.sync.aligned.m8n8.{num}{.trans}.{space}.b16 [at], a*num:b32", choose=_stored, since="sm_90", **ROWS)
+form("ldmatrix.sync.aligned.m8n8.{num}{.trans}.{space}.b16 d*num:b32, [at]", ROWS, choose=_loaded)
+form("stmatrix.sync.aligned.m8n8.{num}{.trans}.{space}.b16 [at], a*num:b32", ROWS, choose=_stored, since="sm_90")
 
 
 def matrix_access(opcode: Literal["ldmatrix", "stmatrix"], count: int, transposed: bool = False) -> Instruction:
@@ -160,34 +160,34 @@ def multiplied(slots: Sequence[FragmentSlot], registers: Sequence[Array]) -> tup
     return slots[2].registers(np.matmul(a.astype(c.dtype, copy=False), b.astype(c.dtype, copy=False)) + c)
 
 
-PRODUCT: dict[str, Any] = {
-    "let": _fragments,
-    "choose": lambda i: lambda *registers: multiplied(i.slots, registers),
-    "effects": (WarpSync(aligned=True),),
-    "asm": "plain",  # ptxas orders mma by its registers alone, and may move it between memory instructions
-}
+PRODUCT = common(
+    let=_fragments,
+    choose=lambda i: lambda *registers: multiplied(i.slots, registers),
+    effects=(WarpSync(aligned=True),),
+    asm="plain",  # ptxas orders mma by its registers alone, and may move it between memory instructions
+)
 PLACES = "d*nc:of_c, a*na:of_ab, b*nb:of_ab, c*nc:of_c"
 for a, c, shape in (
     ("f16 bf16", "f32", "m16n8k16 m16n8k8"),
     ("f16", "f16", "m16n8k16 m16n8k8"),
     ("tf32", "f32", "m16n8k8 m16n8k4"),
 ):
-    said: dict[str, Any] = {"a": a, "c": c, "shape": shape, "tied": "c", **PRODUCT}
-    form(f"mma.sync.aligned.{{shape}}.row.col.{{c}}.{{a}}.{{a}}.{{c}} {PLACES}", **said)
+    said = common(a=a, c=c, shape=shape, tied="c", **PRODUCT)
+    form(f"mma.sync.aligned.{{shape}}.row.col.{{c}}.{{a}}.{{a}}.{{c}} {PLACES}", said)
 form(
     f"mma.sync.aligned.{{shape}}.row.col.{{c}}.{{a}}.{{b}}.{{c}} {PLACES}",
+    PRODUCT,
     a="s8 u8",
     b="s8 u8",
     c="s32",
     shape="m8n8k16 m16n8k16 m16n8k32",
-    **PRODUCT,
 )
 form(
     f"mma.sync.aligned.{{shape}}.row.col.{{c}}.{{a}}.{{a}}.{{c}} {PLACES}",
+    PRODUCT,
     a="f64",
     c="f64",
     shape="m8n8k4 m16n8k4@sm_90 m16n8k8@sm_90 m16n8k16@sm_90",
-    **PRODUCT,
 )
 
 
@@ -211,8 +211,6 @@ def mma(shape: str, inputs: DType, accumulator: DType = f32, b: DType | None = N
 
 
 Operand = Literal["A", "B", "C", "D"]
-ALL_SHAPES: tuple[tuple[str, DType], ...] = tuple((s, DTYPES[t]) for s, types in WMMA_SHAPES.items() for t in types)
-"""Every shape with every type of A and B."""
 
 
 def fragment_registers(shape: str, operand: str, dtype: DType) -> int:
@@ -249,7 +247,7 @@ def _loaded_fragment(i: Instruction) -> Any:
     """A function from the elements of each lane, (warps, lanes, elements) of the element's width, to registers."""
 
     def registers(words: Array) -> tuple[Array, ...]:
-        held = np.ascontiguousarray(words).view(i.register.numpy)
+        held = viewed(words, i.register.numpy)
         return tuple(np.ascontiguousarray(held[..., n]) for n in range(held.shape[-1]))
 
     return registers
@@ -257,18 +255,18 @@ def _loaded_fragment(i: Instruction) -> Any:
 
 def _stored_fragment(i: Instruction) -> Any:
     """A function from registers to the elements that are written, (warps, 32, elements) of the element's width."""
-    return lambda *registers: np.ascontiguousarray(np.stack(registers, axis=-1)).view(f"u{i.dtype.bytes}")
+    return lambda *registers: viewed(np.stack(registers, axis=-1), f"u{i.dtype.bytes}")
 
 
-FRAGMENT: dict[str, Any] = {
-    "order": "row col",
-    "space": "shared shared::cta global",
-    "let": _fragment_in_memory,
-    "name": _wmma_name,
-    "effects": _whole_matrix,
-    "moves_bits": True,
-    "asm": "volatile memory",
-}
+FRAGMENT = common(
+    order="row col",
+    space="shared shared::cta global",
+    let=_fragment_in_memory,
+    name=_wmma_name,
+    effects=_whole_matrix,
+    moves_bits=True,
+    asm="volatile memory",
+)
 FRAGMENT_WORDS = "{which}.sync.aligned.{order}.{shape}{.space}.{type}"
 WMMA_SHAPES_OF_16_BITS = "m16n16k16 m32n8k16 m8n32k16"
 for shape, inputs, sums in (
@@ -277,10 +275,10 @@ for shape, inputs, sums in (
     ("m8n8k4", "f64", "f64"),
 ):
     for which, kind in (("a b", inputs), ("c", sums)):
-        said: dict[str, Any] = {"kind": "load", "which": which, "shape": shape, "type": kind, **FRAGMENT}
-        form(f"wmma.{{kind}}.{FRAGMENT_WORDS} d*count:register, [at], stride:u32", choose=_loaded_fragment, **said)
-    said = {"kind": "store", "which": "d", "shape": shape, "type": sums, "operands": "at stride a", **FRAGMENT}
-    form(f"wmma.{{kind}}.{FRAGMENT_WORDS} [at], a*count:register, stride:u32", choose=_stored_fragment, **said)
+        said = common(kind="load", which=which, shape=shape, type=kind, **FRAGMENT)
+        form(f"wmma.{{kind}}.{FRAGMENT_WORDS} d*count:register, [at], stride:u32", said, choose=_loaded_fragment)
+    said = common(kind="store", which="d", shape=shape, type=sums, operands="at stride a", **FRAGMENT)
+    form(f"wmma.{{kind}}.{FRAGMENT_WORDS} [at], a*count:register, stride:u32", said, choose=_stored_fragment)
 
 # Products of fragments that were loaded in these orders: D = A·B + C. Operands and rounding are those of mma.sync.
 
@@ -305,14 +303,14 @@ def product_slots(i: Instruction) -> tuple[FragmentSlot, FragmentSlot, FragmentS
     return a, b, c
 
 
-WMMA: dict[str, Any] = {
-    "a_order": "row col",
-    "b_order": "row col",
-    "let": _product_of_fragments,
-    "choose": lambda i: lambda *registers: multiplied(product_slots(i), registers),
-    "effects": (WarpSync(aligned=True),),
-    "asm": "plain",
-}
+WMMA = common(
+    a_order="row col",
+    b_order="row col",
+    let=_product_of_fragments,
+    choose=lambda i: lambda *registers: multiplied(product_slots(i), registers),
+    effects=(WarpSync(aligned=True),),
+    asm="plain",
+)
 for a, c, shape in (
     ("f16", "f16 f32", WMMA_SHAPES_OF_16_BITS),  # whose names give the types of D and C alone
     ("bf16", "f32", WMMA_SHAPES_OF_16_BITS),
@@ -322,7 +320,7 @@ for a, c, shape in (
 ):
     types, default = ("{c}.{c}", {"a": a}) if a == "f16" else ("{c}.{a}.{a}.{c}", {})
     pattern = f"wmma.mma.sync.aligned.{{a_order}}.{{b_order}}.{{shape}}.{types} {PLACES}"
-    form(pattern, a=a, c=c, shape=shape, default=default, **WMMA)
+    form(pattern, WMMA, a=a, c=c, shape=shape, default=default)
 
 
 def wmma_load(
@@ -427,11 +425,12 @@ def _wgmma_text(i: Instruction) -> str:
     return f"{{ .reg .pred p; setp.ne.b32 p, %{at + 1}, 0; {line} }}"
 
 
-WARPGROUP: dict[str, Any] = {"since": "sm_90a", "asm": "volatile memory"}
+WARPGROUP = common(since="sm_90a", asm="volatile memory")
 WGMMA = "wgmma.mma_async.sync.aligned.{shape}.f32.{ab}.{ab}"
 for a, of_a in (("a:b64", "#transposed_a, "), ("a*4:b32", "")):
     form(
         f"{WGMMA} d*half:f32, {a}, b:b64, adds:pred, #scale_a, #scale_b, {of_a}#transposed_b, ^sums*half:f32",
+        WARPGROUP,
         shape=" ".join(f"m64n{n}k16" for n in range(8, 257, 8)),
         ab="f16 bf16",
         name=WGMMA,
@@ -439,10 +438,9 @@ for a, of_a in (("a:b64", "#transposed_a, "), ("a*4:b32", "")):
         inline=_wgmma_text,
         tied="sums",
         effects=(WarpSync(aligned=True), AsyncMatrix()),
-        **WARPGROUP,
     )
-form("wgmma.fence.sync.aligned", effects=(WarpSync(aligned=True), WarpgroupFence()), **WARPGROUP)
-form("wgmma.commit_group.sync.aligned", effects=(WarpSync(aligned=True), CommitGroup("wgmma")), **WARPGROUP)
+form("wgmma.fence.sync.aligned", WARPGROUP, effects=(WarpSync(aligned=True), WarpgroupFence()))
+form("wgmma.commit_group.sync.aligned", WARPGROUP, effects=(WarpSync(aligned=True), CommitGroup("wgmma")))
 
 
 def _waits_for_products(i: Instruction) -> tuple[Effect, ...]:
@@ -454,12 +452,12 @@ def _waits_for_products(i: Instruction) -> tuple[Effect, ...]:
 # their uses above the wait.
 form(
     "wgmma.wait_group.sync.aligned ^d*registers:f32, ^done*registers:f32, #pending, #^registers",
+    WARPGROUP,
     name="wgmma.wait_group.sync.aligned",
     default={"registers": 0},
     inline=lambda i: f"{i.mnemonic} {i.pending};",
     tied="done",
     effects=_waits_for_products,
-    **WARPGROUP,
 )
 
 

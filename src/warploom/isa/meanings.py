@@ -22,7 +22,7 @@ import ml_dtypes
 import numpy as np
 
 from warploom.core.dtypes import DType, bf16, f16
-from warploom.isa.form import Array
+from warploom.isa.form import Array, viewed
 from warploom.isa.instruction import Instruction
 from warploom.isa.poison import unsigned_bits
 
@@ -45,7 +45,7 @@ def _two_sum(x: Array, y: Array) -> tuple[Array, Array]:
 
 def _made_odd(total: Array, error: Array, integers: np.dtype[Any]) -> Array:
     """The neighbour of ``total`` with an odd last bit where there is an error; ``total`` elsewhere."""
-    bits = np.ascontiguousarray(total).view(integers)
+    bits = viewed(total, integers)
     outward = (error > 0) == (total > 0)
     beside = (bits + np.where(outward, 1, -1).astype(integers)).view(total.dtype)
     least = np.copysign(np.ones_like(bits).view(total.dtype), error).astype(total.dtype)
@@ -69,7 +69,7 @@ def single_to_odd(x: Array) -> Array:
 
 def _ties_are_possible(total: Array) -> bool:
     """Whether rounding an f64 sum to f32 could meet a tie, or a subnormal result: else one rounding is hidden."""
-    bits = np.ascontiguousarray(total).view(np.uint64)
+    bits = viewed(total, np.uint64)
     tie = (bits & np.uint64(0x1FFFFFFF)) == np.uint64(0x10000000)
     return bool((tie | (np.abs(total) < 2.0**-125)).any())
 
@@ -163,7 +163,7 @@ def _divide(value: Array, by: Array) -> Array:
     safe = np.where(by == 0, by.dtype.type(1), by)
     if value.dtype.kind == "i":
         unsigned = np.dtype(f"u{value.dtype.itemsize}")  # the magnitude of the least integer fits there alone
-        sizes = [np.ascontiguousarray(np.abs(x)).view(unsigned) for x in (value, safe)]
+        sizes = [viewed(np.abs(x), unsigned) for x in (value, safe)]
         magnitude = (sizes[0] // sizes[1]).view(value.dtype)
         quotient = np.where((value < 0) != (safe < 0), -magnitude, magnitude)
     else:
@@ -213,8 +213,8 @@ def flush_subnormal(x: Array) -> Array:
 def _bit_reverse(x: Array) -> Array:
     x = unsigned_bits(x)
     if x.dtype.itemsize == 8:
-        low, high = (_bit_reverse((x >> np.uint64(n)).astype(np.uint32)).astype(np.uint64) for n in (0, 32))
-        return (low << np.uint64(32)) | high
+        low, high = map(_bit_reverse, halves_of(x))
+        return packed(high, low)
     for shift, mask in ((1, 0x55555555), (2, 0x33333333), (4, 0x0F0F0F0F), (8, 0x00FF00FF), (16, 0x0000FFFF)):
         low = np.uint32(mask)
         x = ((x >> np.uint32(shift)) & low) | ((x & low) << np.uint32(shift))
@@ -224,13 +224,13 @@ def _bit_reverse(x: Array) -> Array:
 def _leading_zeros(x: Array) -> Array:
     x = unsigned_bits(x)
     if x.dtype.itemsize == 8:
-        low, high = (_leading_zeros((x >> np.uint64(n)).astype(np.uint32)) for n in (0, 32))
+        low, high = map(_leading_zeros, halves_of(x))
         return np.where(high == 32, low + np.uint32(32), high)
     return np.where(x == 0, 32, 31 - np.floor(np.log2(np.maximum(x, 1).astype(np.float64)))).astype(np.uint32)
 
 
 def _round_tf32(x: Array) -> Array:
-    bits = np.ascontiguousarray(x).view(np.uint32)
+    bits = viewed(x, np.uint32)
     rounded = (bits + np.uint32(0x1000)) & np.uint32(0xFFFFE000)
     return np.where(np.isfinite(x), rounded, np.where(np.isnan(x), _NAN, bits))
 
@@ -268,7 +268,7 @@ def multiply_high(a: Array, b: Array) -> Array:
         wide = np.dtype(f"{a.dtype.kind}{a.dtype.itemsize * 2}")
         return (a.astype(wide) * b.astype(wide)) >> wide.type(bits)
     half, mask = np.uint64(32), np.uint64(0xFFFFFFFF)
-    x, y = (np.ascontiguousarray(v).view(np.uint64) for v in (a, b))
+    x, y = (viewed(v, np.uint64) for v in (a, b))
     x_low, x_high, y_low, y_high = x & mask, x >> half, y & mask, y >> half
     middle = x_high * y_low + (x_low * y_low >> half)
     other = x_low * y_high + (middle & mask)
@@ -309,7 +309,7 @@ def _inside(mask: Array, start: Array, bits: int) -> Array:
 
 
 def _low_ones(count: Array) -> Array:
-    """As many one bits from the bottom, u64; ``count`` is 0 to 64."""
+    """u64 words whose lowest ``count`` bits (0 to 64) are 1."""
     ones = (np.uint64(1) << np.minimum(count, 63).astype(np.uint64)) - np.uint64(1)
     return np.where(count > 63, ~np.uint64(0), ones)
 
@@ -372,7 +372,7 @@ def permute(a: Array, b: Array, selector: Array) -> Array:
 
 def highest(x: Array) -> Array:
     """``bfind``: the position of the highest bit that is not the sign, all ones for none."""
-    word = np.ascontiguousarray(np.where(x < 0, ~x, x) if x.dtype.kind == "i" else x).view(f"u{x.dtype.itemsize}")
+    word = viewed(np.where(x < 0, ~x, x) if x.dtype.kind == "i" else x, f"u{x.dtype.itemsize}")
     return np.uint32(x.dtype.itemsize * 8 - 1) - UNARY_MEANINGS["clz"](word)
 
 
@@ -434,6 +434,12 @@ def held(sum_of: Meaning) -> Meaning:
     return meaning
 
 
+def halves_of(x: Array) -> tuple[Array, Array]:
+    """The low and the high half of unsigned integers."""
+    half = np.dtype(f"u{x.dtype.itemsize // 2}")
+    return x.astype(half), (x >> x.dtype.type(8 * half.itemsize)).astype(half)
+
+
 def packed(low: Array, high: Array) -> Array:
     """The bits of two values as the halves of an unsigned integer."""
     bits = 8 * low.dtype.itemsize
@@ -465,10 +471,7 @@ def f16_to_fp8(kind: str, relu: bool) -> Meaning:
     convert = to_fp8(kind, relu)
 
     def converted(pair: Array) -> Array:
-        low, high = (
-            np.ascontiguousarray(x).view(np.float16).astype(np.float32)
-            for x in (pair.astype(np.uint16), (pair >> np.uint32(16)).astype(np.uint16))
-        )
+        low, high = (viewed(x, np.float16).astype(np.float32) for x in halves_of(pair))
         return convert(high, low)
 
     return converted
@@ -478,10 +481,7 @@ def fp8_to_f16(kind: str, relu: bool) -> Meaning:
     """A pair of fp8 as one of f16, which holds them exactly."""
 
     def converted(pair: Array) -> Array:
-        numbers = [
-            np.ascontiguousarray(x).view(FP8[kind]).astype(np.float16)
-            for x in (pair.astype(np.uint8), (pair >> np.uint16(8)).astype(np.uint8))
-        ]
+        numbers = [viewed(x, FP8[kind]).astype(np.float16) for x in halves_of(pair)]
         return packed(*(without_negatives(v) if relu else v for v in numbers))
 
     return converted
@@ -491,7 +491,7 @@ def half_to_f32(bits: Array, half: DType) -> Array:
     """float32 values of 16-bit patterns of type ``half`` (f16 or bf16)."""
     if half is bf16:
         return (bits.astype(np.uint32) << np.uint32(16)).view(np.float32)
-    return np.ascontiguousarray(bits).view(np.float16).astype(np.float32)
+    return viewed(bits, np.float16).astype(np.float32)
 
 
 def pack_halves(half: DType, low: Array, high: Array) -> Array:
@@ -645,8 +645,7 @@ def paired(function: Meaning) -> Meaning:
     """A function of 16-bit patterns, of both halves of 32-bit words."""
 
     def both(*x: Array) -> Array:
-        low, high = (function(*((v >> np.uint32(s)).astype(np.uint16) for v in x)).astype(np.uint32) for s in (0, 16))
-        return low | high << np.uint32(16)
+        return packed(*(function(*half) for half in zip(*map(halves_of, x), strict=True)))
 
     return both
 
@@ -683,11 +682,6 @@ def _holds(cmp: str, kind: str, ftz: str) -> Meaning:
     return compare
 
 
-def _words_of_halves(*x: Array) -> list[tuple[Array, ...]]:
-    """The low and the high halves of 32-bit words."""
-    return [tuple((v >> np.uint32(s)).astype(np.uint16) for v in x) for s in (0, 16)]
-
-
 def compared(i: Instruction) -> Meaning:
     """``setp``: a predicate and its opposite; of pairs one for each half. Each is combined with a third operand."""
     kind, cmp = i.type, i.cmp
@@ -697,8 +691,10 @@ def compared(i: Instruction) -> Meaning:
     compare = _holds(cmp, kind.removesuffix("x2"), i.fields.get("ftz", ""))
 
     def meaning(a: Array, b: Array, *c: Array) -> tuple[Array, ...]:
-        both = tuple(compare(*x) for x in _words_of_halves(a, b)) if kind.endswith("x2") else (compare(a, b),)
-        both = both if len(both) == 2 else (both[0], ~both[0])
+        if kind.endswith("x2"):
+            both = tuple(map(compare, halves_of(a), halves_of(b)))
+        else:
+            both = (holds := compare(a, b), ~holds)
         return tuple(x if combine is None else combine(x, c[0]) for x in both)[: len(i.result_types)]
 
     return meaning
@@ -762,4 +758,4 @@ def held_sum(i: Instruction) -> Meaning:
 
 def as_words(values: Sequence[Array], word: np.dtype[Any]) -> Array:
     """Stack registers of shape (warps, 32) into memory words of shape (warps, 32, len(values))."""
-    return np.stack([np.ascontiguousarray(v).view(word) for v in values], axis=-1)
+    return np.stack([viewed(v, word) for v in values], axis=-1)

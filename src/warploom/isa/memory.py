@@ -23,7 +23,7 @@ from warploom.core.dtypes import DTYPES, DType, f32, s64, u32
 from warploom.core.errors import VerifyError
 from warploom.isa.cpp import address
 from warploom.isa.effects import Access, AsyncStore, GlobalWait, MemoryOrder, ReadSpecial, Scope, Space
-from warploom.isa.form import REGISTER, Array, form
+from warploom.isa.form import REGISTER, TYPE_BITS, Array, common, form, viewed
 from warploom.isa.instruction import Instruction, named
 from warploom.isa.meanings import flush_subnormal
 
@@ -38,13 +38,7 @@ CACHE_HINTS = {
 """Names of cache operators and L1 eviction hints → PTX qualifiers (``ld``: ca cg cs lu cv nc; ``st``: wb cg cs wt)."""
 _ELEMENTS = "b8 u8 s8 b16 u16 s16 b32 u32 s32 b64 u64 s64 f32 f64"
 _HALVES = "f16 bf16@sm_90 f16x2 bf16x2@sm_90"
-_WIDTHS = {name: int(name[1:]) for name in _ELEMENTS.split()} | {"f16": 16, "bf16": 16, "f16x2": 32, "bf16x2": 32}
 _SPACES: dict[str, Space] = {"local": "local", **dict.fromkeys(("shared", "shared::cta", "shared::cluster"), "shared")}
-
-
-def width(kind: str) -> int:
-    """The bits of an element of one of PTX's types."""
-    return _WIDTHS[kind]
 
 
 def register_type(element: DType) -> DType:
@@ -53,7 +47,7 @@ def register_type(element: DType) -> DType:
 
 
 def _moved(i: Instruction) -> dict[str, Any]:
-    count, bits = int((i.fields.get("vec") or "v1")[1:]), width(i.type)
+    count, bits = int((i.fields.get("vec") or "v1")[1:]), TYPE_BITS[i.type]
     if count * bits > 8 * MOST_BYTES:
         raise VerifyError(f"one access moves at most {MOST_BYTES} bytes, not {count} of .{i.type}")
     return {"count": count, "bytes": count * bits // 8, "element": i.home if bits >= 32 else u32}
@@ -79,7 +73,7 @@ def _access(i: Instruction) -> tuple[Access, ...]:
 
 def _loaded(i: Instruction) -> Callable[[Array], tuple[Array, ...]]:
     """The registers, of the words that are read, shape (warps, lanes, words)."""
-    narrow = np.dtype(f"{'i' if i.type[0] == 's' else 'u'}{width(i.type) // 8}")
+    narrow = np.dtype(f"{'i' if i.type[0] == 's' else 'u'}{TYPE_BITS[i.type] // 8}")
 
     def registers(words: Array) -> tuple[Array, ...]:
         parts = [np.ascontiguousarray(words[..., n]) for n in range(i.count)]
@@ -92,58 +86,53 @@ def _loaded(i: Instruction) -> Callable[[Array], tuple[Array, ...]]:
 
 def _stored(i: Instruction) -> Callable[..., Array]:
     """The words to write, shape (warps, lanes, words): the low bits of the registers."""
-    word = np.dtype(f"u{width(i.type) // 8}")
+    word = np.dtype(f"u{TYPE_BITS[i.type] // 8}")
 
     def words(*registers: Array) -> Array:
         if word.itemsize < 4:
             return np.stack([x.astype(word) for x in registers], axis=-1)
-        return np.stack([np.ascontiguousarray(x).view(word) for x in registers], axis=-1)
+        return np.stack([viewed(x, word) for x in registers], axis=-1)
 
     return words
 
 
 # Loads and stores. What changes the cache's lines alone is not said of an access.
 
-MEMORY: dict[str, Any] = {"let": _moved, "effects": _access, "registers": "width", "asm": "volatile memory"}
+MEMORY = common(let=_moved, effects=_access, registers="width", asm="volatile memory")
 SHARED = "shared shared::cta shared::cluster@sm_90"
 ANYWHERE, ORDERED = f"global const {SHARED} local", f"global {SHARED}"
 SCOPES = "cta gpu sys cluster@sm_90"
-HINTS: dict[str, Any] = {
-    "type": _ELEMENTS,
-    "vec": "v2 v4",
-    "scope": SCOPES,
-    "evict": "L1::evict_normal L1::evict_unchanged L1::evict_first L1::evict_last L1::no_allocate",
-    "prefetch": "L2::64B L2::128B L2::256B",
-    "hint": "L2::cache_hint",
-    "moves_bits": True,
-}
-LOAD: dict[str, Any] = {"choose": _loaded, "space": ANYWHERE, "order": "relaxed acquire", **HINTS, **MEMORY}
+HINTS = common(
+    type=_ELEMENTS,
+    vec="v2 v4",
+    scope=SCOPES,
+    evict="L1::evict_normal L1::evict_unchanged L1::evict_first L1::evict_last L1::no_allocate",
+    prefetch="L2::64B L2::128B L2::256B",
+    hint="L2::cache_hint",
+    moves_bits=True,
+)
+LOAD = common(choose=_loaded, space=ANYWHERE, order="relaxed acquire", **HINTS, **MEMORY)
 READ, GLOBAL = "{.hint}{.prefetch}{.vec}.{type} d*vec:element, [at], policy:b64?hint", LOAD | {"space": "global"}
-form("ld{.weak}.{space}{.vec}.{type} d*vec:element, [at]", **(LOAD | {"space": f"const {SHARED} local"}))
-form("ld{.weak}{.space}.{cache}{.vec}.{type} d*vec:element, [at]", cache="ca cg cs lu cv", **LOAD)
-form(f"ld{{.weak}}{{.space}}{{.evict}}{READ}", **GLOBAL)
-form(f"ld.{{space}}.{{cache}}.nc{READ}", cache="ca cg cs", **GLOBAL)
-form(f"ld.{{space}}.nc{{.evict}}{READ}", **GLOBAL)
-form(f"ld.{{order}}.{{scope}}{{.space}}{{.evict}}{READ}", **GLOBAL)
-form(
-    "ld.{order}.{scope}.{space}{.vec}.{type} d*vec:element, [at]", **(LOAD | {"space": ORDERED.removeprefix("global ")})
-)
-form("ld.volatile{.space}{.vec}.{type} d*vec:element, [at]", **(LOAD | {"space": ORDERED}))
-form("ld.param{.vec}.{type} d*vec:element, [at]", **LOAD)
-form("ldu{.space}{.vec}.{type} d*vec:element, [at]", **GLOBAL)
+form("ld{.weak}.{space}{.vec}.{type} d*vec:element, [at]", LOAD, space=f"const {SHARED} local")
+form("ld{.weak}{.space}.{cache}{.vec}.{type} d*vec:element, [at]", LOAD, cache="ca cg cs lu cv")
+form(f"ld{{.weak}}{{.space}}{{.evict}}{READ}", GLOBAL)
+form(f"ld.{{space}}.{{cache}}.nc{READ}", GLOBAL, cache="ca cg cs")
+form(f"ld.{{space}}.nc{{.evict}}{READ}", GLOBAL)
+form(f"ld.{{order}}.{{scope}}{{.space}}{{.evict}}{READ}", GLOBAL)
+form("ld.{order}.{scope}.{space}{.vec}.{type} d*vec:element, [at]", LOAD, space=ORDERED.removeprefix("global "))
+form("ld.volatile{.space}{.vec}.{type} d*vec:element, [at]", LOAD, space=ORDERED)
+form("ld.param{.vec}.{type} d*vec:element, [at]", LOAD)
+form("ldu{.space}{.vec}.{type} d*vec:element, [at]", GLOBAL)
 
-STORE: dict[str, Any] = {"choose": _stored, "space": ANYWHERE.replace("const ", ""), **HINTS, **MEMORY}
+STORE = common(choose=_stored, space=ANYWHERE.replace("const ", ""), **HINTS, **MEMORY)
 STORE["order"] = "relaxed release"
-form("st{.weak}.{space}{.vec}.{type} [at], a*vec:element", **(STORE | {"space": f"{SHARED} local"}))
-form("st{.weak}{.space}.{cache}{.vec}.{type} [at], a*vec:element", cache="wb cg cs wt", **STORE)
+form("st{.weak}.{space}{.vec}.{type} [at], a*vec:element", STORE, space=f"{SHARED} local")
+form("st{.weak}{.space}.{cache}{.vec}.{type} [at], a*vec:element", STORE, cache="wb cg cs wt")
 KEPT = "{.hint}{.vec}.{type} [at], a*vec:element, policy:b64?hint"
-form(f"st{{.weak}}{{.space}}{{.evict}}{KEPT}", **(STORE | {"space": "global"}))
-form(f"st.{{order}}.{{scope}}{{.space}}{{.evict}}{KEPT}", **(STORE | {"space": "global"}))
-form(
-    "st.{order}.{scope}.{space}{.vec}.{type} [at], a*vec:element",
-    **(STORE | {"space": ORDERED.removeprefix("global ")}),
-)
-form("st.volatile{.space}{.vec}.{type} [at], a*vec:element", **(STORE | {"space": ORDERED}))
+form(f"st{{.weak}}{{.space}}{{.evict}}{KEPT}", STORE, space="global")
+form(f"st.{{order}}.{{scope}}{{.space}}{{.evict}}{KEPT}", STORE, space="global")
+form("st.{order}.{scope}.{space}{.vec}.{type} [at], a*vec:element", STORE, space=ORDERED.removeprefix("global "))
+form("st.volatile{.space}{.vec}.{type} [at], a*vec:element", STORE, space=ORDERED)
 
 
 def check_vector(dtype: DType, count: int) -> None:
@@ -214,15 +203,13 @@ def _swapped(old: Array, compare: Array, new: Array) -> Array:
 
 
 def _combined(i: Instruction) -> Callable[..., Array]:
-    """What an atomic leaves in memory, of the old value and its operands, elementwise.
+    """A function that gives an atomic's new value in memory, elementwise, of the old value and its operands.
 
     Sums of f32 in global memory flush subnormals to zero.
     """
     if "noftz" in i.words:
         half = DTYPES[i.type.removesuffix("x2")].numpy
-        return lambda old, x: (np.ascontiguousarray(old).view(half) + np.ascontiguousarray(x).view(half)).view(
-            old.dtype
-        )
+        return lambda old, x: (viewed(old, half) + viewed(x, half)).view(old.dtype)
     if i.rmw == "add" and i.type == "f32" and "shared" not in i.fields.get("space", ""):
         return lambda old, x: flush_subnormal(flush_subnormal(old) + flush_subnormal(x))
     return _swapped if i.rmw == "cas" else _COMBINED[i.rmw]
@@ -234,31 +221,31 @@ def _atomic(i: Instruction) -> dict[str, Any]:
     return {**_moved(i), "element": i.home or REGISTER[i.type], "combine": _combined(i)}
 
 
-ATOMIC: dict[str, Any] = {"scope": SCOPES, "hint": "L2::cache_hint", **MEMORY, "let": _atomic}
-ATOMIC["registers"] = ""
+ATOMIC = MEMORY | common(scope=SCOPES, hint="L2::cache_hint", let=_atomic, registers="")
 for opcode, d, orders in (("atom", "d, ", "relaxed acquire release acq_rel"), ("red", "", "relaxed release")):
     for space, hint, policy in (("{.space}", "{.hint}", ", policy:b64?hint"), (".{space}", "", "")):
-        said: dict[str, Any] = {"order": orders, "space": "global" if hint else SHARED, **ATOMIC}
+        said = common(order=orders, space="global" if hint else SHARED, **ATOMIC)
         bits = said | {"registers": "width"}
         head, tail = f"{opcode}{{.order}}{{.scope}}{space}.{{rmw}}", f"{d}[at], a{policy}"
-        form(f"{head}{hint}.{{type}} {tail}", rmw="add", type="u32 s32 f32 f64", **said)
-        form(f"{head}{hint}.{{type}} {tail}", rmw="add", type="u64", **bits)
-        form(f"{head}{hint}.{{type}} {tail}", rmw="min max", type="u32 s32 u64 s64", **said)
-        form(f"{head}{hint}.{{type}} {tail}", rmw="and or xor exch" if d else "and or xor", type="b32 b64", **bits)
-        form(f"{head}.{{type}} {d}[at], a", rmw="inc dec", type="u32", **said)
-        form(f"{head}.noftz{hint}.{{type}} {tail}", rmw="add", type=_HALVES, **said)
-    said = {"order": orders, "space": "global", "rmw": "add", "vec": "v2 v4 v8", "since": "sm_90", **ATOMIC}
+        form(f"{head}{hint}.{{type}} {tail}", said, rmw="add", type="u32 s32 f32 f64")
+        form(f"{head}{hint}.{{type}} {tail}", bits, rmw="add", type="u64")
+        form(f"{head}{hint}.{{type}} {tail}", said, rmw="min max", type="u32 s32 u64 s64")
+        form(f"{head}{hint}.{{type}} {tail}", bits, rmw="and or xor exch" if d else "and or xor", type="b32 b64")
+        form(f"{head}.{{type}} {d}[at], a", said, rmw="inc dec", type="u32")
+        form(f"{head}.noftz{hint}.{{type}} {tail}", said, rmw="add", type=_HALVES)
+    said = common(order=orders, space="global", rmw="add", vec="v2 v4 v8", since="sm_90", **ATOMIC)
     tail = f"{d.replace('d', 'd*vec:element')}[at], a*vec:element, policy:b64?hint"
-    form(f"{opcode}{{.order}}{{.scope}}{{.space}}.{{rmw}}{{.hint}}.{{vec}}.{{type}} {tail}", type="f32", **said)
+    form(f"{opcode}{{.order}}{{.scope}}{{.space}}.{{rmw}}{{.hint}}.{{vec}}.{{type}} {tail}", said, type="f32")
     said["type"] = _HALVES
-    form(f"{opcode}{{.order}}{{.scope}}{{.space}}.{{rmw}}.noftz{{.hint}}.{{vec}}.{{type}} {tail}", **said)
+    form(f"{opcode}{{.order}}{{.scope}}{{.space}}.{{rmw}}.noftz{{.hint}}.{{vec}}.{{type}} {tail}", said)
 form(
     "atom{.order}{.scope}{.space}.{rmw}.{type} d, [at], a, b",
+    ATOMIC,
     rmw="cas",
     type="b32 b64",
     order="relaxed acquire release acq_rel",
     space=ORDERED,
-    **(ATOMIC | {"registers": "width"}),
+    registers="width",
 )
 
 
@@ -296,12 +283,12 @@ def _line(i: Instruction) -> dict[str, Any]:
     return {}
 
 
-PREFETCH: dict[str, Any] = {"asm": "volatile", "space": "global local"}
-form("prefetch{.space}.{level} [at]:u64", level="L1 L2", **PREFETCH)
-form("prefetch.global.{level} [at]:u64", level="L2::evict_last L2::evict_normal", **PREFETCH)
-form("prefetch{.space}.tensormap [at]:u64", **(PREFETCH | {"space": "const param", "since": "sm_90"}))
-form("prefetchu.L1 [at]:u64", **PREFETCH)
-form("applypriority{.global}.L2::evict_normal [at]:u64, #size", let=_line, **PREFETCH)
+PREFETCH = common(asm="volatile", space="global local")
+form("prefetch{.space}.{level} [at]:u64", PREFETCH, level="L1 L2")
+form("prefetch.global.{level} [at]:u64", PREFETCH, level="L2::evict_last L2::evict_normal")
+form("prefetch{.space}.tensormap [at]:u64", PREFETCH, space="const param", since="sm_90")
+form("prefetchu.L1 [at]:u64", PREFETCH)
+form("applypriority{.global}.L2::evict_normal [at]:u64, #size", PREFETCH, let=_line)
 
 form(
     "ld.acquire.gpu.global.u32 [at], least:u32",
@@ -342,31 +329,31 @@ def _within(i: Instruction) -> Any:
     return address
 
 
-WINDOW: dict[str, Any] = {"let": lambda i: {"space": i.window.partition("::")[0]}}
+WINDOW = common(let=lambda i: {"space": i.window.partition("::")[0]})
 WINDOWS = "shared shared::cta shared::cluster@sm_90 local"
 form("cvta{.to}.{space}.u64 d, a", space="global const", meaning=lambda a: a)
 form("cvta.param.u64 d, a", asm="plain", effects=(ReadSpecial("param_base"),))
 form(
     "cvta.{window}.u64 d, a:u32=b64",
+    WINDOW,
     window=WINDOWS,
     name="cvta.{space}.u64",
     choose=lambda i: lambda a: a.astype(np.uint64) | _MARK[i.space],
-    **WINDOW,
 )
 form(
     "cvta.to.{window}.u64 d:u32=b64, a",
+    WINDOW,
     window=WINDOWS,
     name="cvta.to.{space}.u64",
     choose=_within,
     inline=lambda i: f"{{ .reg .u64 a; {i.ptx_name} a, %1; cvt.u32.u64 %0, a; }}",
-    **WINDOW,
 )
 form(
     "isspacep.{window} d:pred, a:u64",
+    WINDOW,
     window="shared shared::cta local",
     name="isspacep.{space}",
     choose=lambda i: lambda a: (a & _MARK[i.space]) != 0,
-    **WINDOW,
 )
 form("isspacep.global d:pred, a:u64", meaning=lambda a: a < _MARK["shared"])
 

@@ -12,14 +12,14 @@ from typing import Any
 
 import numpy as np
 
-from warploom.isa.form import Array
+from warploom.isa.form import Array, viewed
 
 Arrays = Sequence[Array]
 LOW, HIGH = np.uint32(0x0000FFFF), np.uint32(0xFFFF0000)
 
 
 def anywhere(instruction: Any, values: Arrays, shadows: Arrays, results: Arrays) -> tuple[Array, ...]:
-    """What only moves bits moves their shadows; in all else one poisoned bit poisons the results."""
+    """The rule of forms without one of their own: moves of bits move shadows too, else one poisoned bit poisons all."""
     if instruction.moves_bits:
         typed = [s if s.dtype == np.bool_ else s.view(v.dtype) for s, v in zip(shadows, values, strict=True)]
         return tuple(unsigned_bits(x) for x in instruction.meaning(*typed))
@@ -74,8 +74,8 @@ def by_halves(_: Any, __: Arrays, shadows: Arrays, ___: Arrays) -> tuple[Array, 
 
 
 def unsigned_bits(x: Array) -> Array:
-    """The same bits as an unsigned integer; a predicate as it is."""
-    return x if x.dtype == np.bool_ else np.ascontiguousarray(x).view(f"u{x.dtype.itemsize}")
+    """View an array as unsigned integers; predicates stay as they are."""
+    return x if x.dtype == np.bool_ else viewed(x, f"u{x.dtype.itemsize}")
 
 
 def filled(where: Array, dtype: np.dtype[Any]) -> Array:

@@ -193,10 +193,10 @@ def _initial(variable: Variable) -> Any:
 
 def _scalar(parameter: Variable, value: Any) -> DType:
     """The type of a number: PTX tells its bits alone, and often not whether they are a float's."""
+    from warploom.isa.form import TYPE_BITS
     from warploom.ptx.emitter import TYPE
-    from warploom.ptx.syntax import TYPES
 
-    bits = TYPES[parameter.type]
+    bits = TYPE_BITS[parameter.type]
     if isinstance(value, float | np.floating) and parameter.type[0] in "us":
         raise ProblemError(f"{parameter.name} is an integer (.{parameter.type}), not {value}")
     is_float = parameter.type in ("f32", "f64") or isinstance(value, float | np.floating)

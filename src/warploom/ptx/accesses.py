@@ -14,9 +14,10 @@ from warploom.isa import memory as isa
 from warploom.isa.async_copy import commit_copies, cp_async, wait_copies
 from warploom.isa.conversion import combine, half_of
 from warploom.isa.effects import Space
+from warploom.isa.form import TYPE_BITS
 from warploom.isa.instruction import Instruction
 from warploom.isa.lanewise import select
-from warploom.isa.memory import CACHE_HINTS, register_type, width
+from warploom.isa.memory import CACHE_HINTS, register_type
 from warploom.ptx.builder import FlowBuilder, lowered
 from warploom.ptx.emitter import TYPE, constant, unsigned
 from warploom.ptx.syntax import Address, Integer, Not, Operand, PtxInstruction, PtxRegister, Symbol
@@ -58,7 +59,7 @@ def load(b: FlowBuilder, made: Instruction, targets: Sequence[Operand], sources:
     if "param" in made.words:
         _parameter(b, made, targets, sources[0])
         return
-    (space, remote), bits = _reach(b, made), width(made.type)
+    (space, remote), bits = _reach(b, made), TYPE_BITS[made.type]
     if bits >= 32:
         # of a register that is wider, the sign fills the rest
         word = made.element if made.element.is_float else b.home(targets[0], made.element)
@@ -89,17 +90,17 @@ def _byte(b: FlowBuilder, x: Value, signed: bool) -> Value:
 
 def _element(b: FlowBuilder, words: Sequence[Value], index: int, kind: str) -> Value:
     """One byte or half of loaded words, extended by its type."""
-    per_word = 32 // width(kind)
+    per_word = 32 // TYPE_BITS[kind]
     word, place = words[index // per_word], index % per_word
-    if width(kind) == 8:
-        return _byte(b, b.binary("shr", word, 8 * place) if place else word, kind[0] == "s")
+    if TYPE_BITS[kind] == 8:
+        return _byte(b, b.binary("shr", word, 8 * place), kind[0] == "s")
     half = b.once(half_of(u32, place), word)
     return b.extend(b.cast(half, s16), s32) if kind[0] == "s" else half
 
 
 def _parameter(b: FlowBuilder, made: Instruction, targets: Sequence[Operand], address: Operand) -> None:
     """``ld.param``: an argument."""
-    kind, bits = made.type, width(made.type)
+    kind, bits = made.type, TYPE_BITS[made.type]
     if not isinstance(address, Address) or not isinstance(address.base, Symbol):
         raise b.refusal("addresses within parameters must be constants")
     members = b.parameters.get(address.base.name, {})
@@ -121,7 +122,7 @@ def store(b: FlowBuilder, made: Instruction, targets: Sequence[Operand], sources
         b.declared(made, targets, sources)
         return
     (space, remote), values = _reach(b, made), sources[1 : 1 + made.count]
-    if width(made.type) >= 32:
+    if TYPE_BITS[made.type] >= 32:
         dtype = made.element if made.element.is_float else b.home(values[0], unsigned(made.element))
         words = [b.read(x, dtype) for x in values]
     else:
@@ -137,7 +138,7 @@ def store(b: FlowBuilder, made: Instruction, targets: Sequence[Operand], sources
 def _words(b: FlowBuilder, values: Sequence[Operand], kind: str) -> list[Value]:
     """Bytes or halves joined to words."""
     halves = [b.read(x, u16) for x in values]
-    if width(kind) == 8:
+    if TYPE_BITS[kind] == 8:
         if len(halves) == 1:
             return [b.extend(halves[0], u32)]
         bytes_ = [b.binary("and", x, 255) for x in halves]

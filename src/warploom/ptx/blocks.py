@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
-from warploom.core.errors import PtxError
 from warploom.ir.statements import SourceLine
 from warploom.isa.form import is_for_warps
 from warploom.ptx.syntax import Function, Guard, Operand, PtxInstruction, PtxLabel, Symbol
@@ -96,13 +95,13 @@ def _block(
     if last is None or last.opcode not in _JUMPS:
         return BasicBlock(code, beyond, where=last.where if last is not None else function.where)
     if len(last.operands) != {"bra": 1, "brx": 2}.get(last.opcode, 0):
-        raise PtxError(f"{last.where}: {last.form} has {len(last.operands)} operands")
+        raise last.refusal(f"it has {len(last.operands)} operands")
     block = BasicBlock(code[:-1], where=last.where, uniform="uni" in last.modifiers)
 
     def place(label: object) -> int:
         name = label.name if isinstance(label, Symbol) else str(label)
         if name not in labels:
-            raise PtxError(f"{last.where}: there is no label {name}")
+            raise last.refusal(f"there is no label {name}")
         return number[labels[name]]
 
     if last.opcode == "bra":
@@ -111,12 +110,12 @@ def _block(
         block.index, table = last.operands
         listed = function.targets.get(table.name) if isinstance(table, Symbol) else None
         if listed is None:
-            raise PtxError(f"{last.where}: {last.form} names no list of .branchtargets")
+            raise last.refusal("it names no list of .branchtargets")
         block.targets = tuple(place(label) for label in listed)
     if last.guard is None:
         return block
     if last.opcode == "brx":
-        raise PtxError(f"{last.where}: {last.form} under a predicate is not supported")
+        raise last.refusal("it is not supported under a predicate")
     block.guard, block.targets = last.guard, (*block.targets, *beyond)
     return block
 

@@ -168,7 +168,7 @@ class FlowBuilder(Emitter):
         for position, (x, dtype, written) in enumerate(types):
             if isinstance(x, Address) and position not in made.addresses:  # a tensor map
                 base = self.read(x.base, dtype)
-                values.append(self.binary("add", base, x.offset) if x.offset else base)
+                values.append(self.binary("add", base, x.offset))
             elif isinstance(x, Address):
                 space = str(made.fields.get("space", "global" if dtype is u64 else "shared")).partition("::")[0]
                 if not space and self.windows:
@@ -177,7 +177,7 @@ class FlowBuilder(Emitter):
                 within = tile if position == 0 else within
                 values.append(base)
             else:
-                value = self.carry if x is CARRY else self.read(x, written)
+                value = self.register(CARRY.name) if x is CARRY else self.read(x, written)
                 values.append(value if written is dtype else self.extend(value, dtype))
         if offsets:
             made = made.at(**offsets)
@@ -186,7 +186,7 @@ class FlowBuilder(Emitter):
             return
         result, carry = (self.fresh(t) for t in made.result_types)
         self.emit(made, values, (result, carry))
-        self.emit(move(u32), (carry,), (self.carry,))
+        self.emit(move(u32), (carry,), (self.register(CARRY.name),))
         self.assign(targets[0], result)
 
     def scope(self, made: Instruction) -> Scope:
@@ -225,18 +225,11 @@ class FlowBuilder(Emitter):
         return self.specials.read(self, name)
 
     def register(self, name: str) -> ir.Register:
-        """The mutable register of a PTX register that is used in several blocks."""
+        """The mutable register of a PTX register that is used in several blocks, or of the carry."""
         if name not in self._registers:
             label = name.lstrip("%").replace("@", "_")
-            self._registers[name] = ir.Register(next(self.numbers), self.usage.home[name], label)
+            self._registers[name] = ir.Register(next(self.numbers), self.usage.home.get(name, u32), label)
         return self._registers[name]
-
-    @property
-    def carry(self) -> ir.Register:
-        """The carry that ``add.cc`` and its like leave, 0 or 1."""
-        if CARRY.name not in self._registers:
-            self._registers[CARRY.name] = ir.Register(next(self.numbers), u32, "carry")
-        return self._registers[CARRY.name]
 
     def guard(self, guard: Guard) -> ir.Operand:
         """The predicate of a guard."""
@@ -252,7 +245,7 @@ class FlowBuilder(Emitter):
         return Const(dtype, float(dtype.numpy.type(operand.value)))
 
     def cast(self, x: ir.Operand, dtype: DType) -> ir.Operand:
-        """The same bits as ``dtype``; of a wider register the low ones."""
+        """Reinterpret the bits of a value as ``dtype``; of a wider value the low bits."""
         if x.dtype is dtype:
             return x
         if isinstance(x, Const) and x.dtype.is_integer and dtype.is_integer:
@@ -267,11 +260,9 @@ class FlowBuilder(Emitter):
         """The address of a variable: of a shared or local one u32."""
         found = self._window(symbol.name)
         if found is not None:
-            base, offset = found[0], found[1] + symbol.offset
-            return self.binary("add", base, offset) if offset else base
+            return self.binary("add", found[0], found[1] + symbol.offset)
         if symbol.name in self.names.pointers:
-            pointer = self.names.pointers[symbol.name]
-            return self.binary("add", pointer, symbol.offset) if symbol.offset else pointer
+            return self.binary("add", self.names.pointers[symbol.name], symbol.offset)
         if symbol.name == "WARP_SZ":  # the one constant that PTX defines
             return Const(u32, 32)
         if symbol.name in self.parameters:
@@ -329,8 +320,7 @@ class FlowBuilder(Emitter):
             self.emit(instruction, (base, *operands), values, within)
             return list(values)
         base, offset, _ = self.address(address, "global")
-        if offset:
-            base = self.binary("add", base, offset)
+        base = self.binary("add", base, offset)
         found = [ir.Register(next(self.numbers), t, "generic") for t in results]
         for register in found:
             self.emit(move(register.dtype), (constant(0, register.dtype),), (register,))

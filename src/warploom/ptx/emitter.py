@@ -81,7 +81,7 @@ class Emitter:
         return result
 
     def once(self, instruction: Instruction, operand: ir.Operand | None = None) -> Value:
-        """The same for an instruction that depends on nothing that changes within the block: made once."""
+        """The result of an instruction that depends on nothing that changes within the block: it is made once there."""
         if isinstance(operand, ir.Register):
             return self.op(instruction, operand)
         key = (instruction, operand)
@@ -90,8 +90,10 @@ class Emitter:
         return self._known[key]
 
     def binary(self, op: str, a: ir.Operand, b: ir.Operand | int) -> ir.Operand:
-        """An operation of two operands of one type; an integer is a constant of it (of u32, for shifts)."""
+        """An operation of two operands of one type; an integer is a constant (a u32 for shifts), and 0 adds nothing."""
         if isinstance(b, int):
+            if b == 0 and op in ("add", "shl", "shr"):
+                return a
             b = Const(u32 if op in ("shl", "shr") else a.dtype, b)
         return self.op(binary(op, a.dtype), a, b)
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from itertools import count
 
-from warploom.core.errors import PtxError
 from warploom.isa.barriers import SYSTEM_CALLS
 from warploom.ptx.syntax import (
     Address,
@@ -115,19 +114,17 @@ class _Copier:
             self.into.body.append(self._renamed(system, names, set()))
             return
         if called is None or not called.body:
-            raise PtxError(
-                f"{i.where}: {i.form} {target}: this function has no body here: calls of it are not supported"
-            )
+            raise i.refusal("this function has no body here: calls of it are not supported")
         if target in stack:
-            raise PtxError(f"{i.where}: {i.form} {target}: functions that call themselves are not supported")
+            raise i.refusal("functions that call themselves are not supported")
         if len(stack) > _DEPTH:
-            raise PtxError(f"{i.where}: {i.form} {target}: calls more than {_DEPTH} deep are not supported")
+            raise i.refusal(f"calls more than {_DEPTH} deep are not supported")
         if i.guard is not None:
-            raise PtxError(f"{i.where}: {i.form} {target}: calls under a predicate are not supported")
+            raise i.refusal("calls under a predicate are not supported")
         passed = dict(zip(_listed(called.parameters), _given(after), strict=False))
         passed |= dict(zip(_listed(called.results), _given(before), strict=False))
         if len(passed) != len(called.parameters) + len(called.results):
-            raise PtxError(f"{i.where}: {i.form} {target}: its arguments are not those of the function")
+            raise i.refusal("its arguments are not those of the function")
         number = next(self.numbers)
         own = {*called.registers, *called.targets, *(v.name for v in called.variables)}
         own |= {x.name for x in called.body if isinstance(x, PtxLabel)}

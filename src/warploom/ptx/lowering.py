@@ -14,13 +14,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from warploom.core.dtypes import DType, pred, u32, u64
+from warploom.core.dtypes import pred, u32, u64
 from warploom.ir.statements import Const
 from warploom.ir.statements import Operand as Value
 from warploom.isa import memory
 from warploom.isa.barriers import SYSTEM_CALLS, mbarrier_test, mbarrier_wait
 from warploom.isa.conversion import FULL_MASK, combine, half_of, special
-from warploom.isa.effects import Space
 from warploom.isa.instruction import Instruction, named
 from warploom.isa.lanewise import binary, select, unary
 from warploom.isa.memory import from_generic, is_space, load, store, to_generic
@@ -172,7 +171,7 @@ def _on_map(b: FlowBuilder, made: Instruction, _: Operands, sources: Operands) -
     address, *values = sources
     base, offset, within = b.address(address, "global" if made.operand_types[0] is u64 else "shared")
     given = [b.read(x, t) for x, t in zip(values, made.operand_types[1:], strict=True)]
-    b.emit(made, (b.binary("add", base, offset) if offset else base, *given), within=within)
+    b.emit(made, (b.binary("add", base, offset), *given), within=within)
 
 
 # Calls of the system, whose arguments and results lie in local memory; others have been replaced by their bodies
@@ -181,15 +180,10 @@ def _on_map(b: FlowBuilder, made: Instruction, _: Operands, sources: Operands) -
 @lowered(*SYSTEM_CALLS)
 def call(b: FlowBuilder, made: Instruction, targets: Operands, sources: Operands) -> None:
     """``vprintf`` and ``__assertfail``."""
-    given = [_passed(b, x, t) for x, t in zip(sources, made.operand_types, strict=True)]
+    given: list[Value] = []
+    for place, dtype in zip(sources, made.operand_types, strict=True):
+        given += b.access(place, "local", lambda _, offset, t=dtype: (load("local", t).at(offset=offset), ()), [dtype])
     found = [b.fresh(t) for t in made.result_types]
     b.emit(made, given, found)
     for place, value in zip(targets, found, strict=True):
         b.access(place, "local", lambda _, offset, x=value: (store("local", x.dtype).at(offset=offset), (x,)), ())
-
-
-def _passed(b: FlowBuilder, place: Operand, dtype: DType) -> Value:
-    def make(_: Space, offset: int) -> tuple[Instruction, tuple[Value, ...]]:
-        return load("local", dtype).at(offset=offset), ()
-
-    return b.access(place, "local", make, [dtype])[0]

@@ -12,8 +12,8 @@ from dataclasses import dataclass, field, replace
 
 from warploom.core.errors import PtxError
 from warploom.ir.statements import SourceLine
+from warploom.isa.form import TYPE_BITS
 from warploom.ptx.syntax import (
-    TYPES,
     Address,
     Both,
     Float,
@@ -31,88 +31,6 @@ from warploom.ptx.syntax import (
     Variable,
 )
 from warploom.ptx.tokens import END, TokenCursor
-
-
-class OperandCursor(TokenCursor):
-    """A cursor that takes operands; ``registers`` and ``vectors``, those of several parts, are what was declared."""
-
-    def __init__(self, text: str, name: str) -> None:
-        super().__init__(text, name)
-        self.registers: dict[str, str] = {}
-        self.vectors: dict[str, tuple[PtxRegister, ...]] = {}
-
-    def named(self, name: str) -> str:
-        """The name in the function for a name of the text; blocks of the text may rename."""
-        return name
-
-    def operand(self) -> Operand:
-        """Take an operand."""
-        token = self.next
-        if token.text in ("{", "("):
-            return self._vector()
-        if self.accept("["):
-            return self._address()
-        if self.accept("!"):
-            return Not(PtxRegister(self.named(self.word())))
-        if token.text in ("-", "+") or token.kind == "number":
-            return self._constant()
-        name = self.word()
-        if name == "_":
-            return PtxRegister("")
-        whole, _, part = name.partition(".")
-        if self.named(whole) in self.vectors:
-            items = self.vectors[self.named(whole)]
-            return items["xyzw".index(part)] if part else PtxVector(items)
-        name = self.named(name)
-        if name.startswith("%") or name in self.registers:  # inline assembly declares registers without the sign
-            return PtxRegister(name)
-        offset = self._displacement()
-        return Symbol(name, offset)
-
-    def _vector(self) -> PtxVector:
-        close = "}" if self.take().text == "{" else ")"
-        items: list[Operand] = []
-        while not self.accept(close):
-            items.append(self.operand())
-            if self.next.text != close:
-                self.expect(",")
-        return PtxVector(tuple(items))
-
-    def _constant(self) -> Integer | Float:
-        negative = False
-        while self.next.text in ("-", "+"):
-            negative ^= self.take().text == "-"
-        value = self.number("a number")
-        if not negative:
-            return value
-        if isinstance(value, Integer):
-            return Integer(-value.value)
-        return Float(value.bits ^ 1 << value.width - 1, value.width)
-
-    def _displacement(self) -> int:
-        offset = 0
-        while self.next.text in ("+", "-"):
-            sign = -1 if self.take().text == "-" else 1
-            offset += sign * self.integer()
-        return offset
-
-    def _address(self) -> Address:
-        base = self.operand()
-        if isinstance(base, Symbol):
-            offset, base = base.offset, Symbol(base.name)
-        else:
-            offset = self._displacement()
-        if not isinstance(base, PtxRegister | Symbol | Integer):
-            self.fail("expected the base of an address")
-        coordinates = None
-        if self.accept(","):
-            found = self.operand()
-            coordinates = found if isinstance(found, PtxVector) else None
-            if coordinates is None:
-                self.fail("expected coordinates in braces")
-        self.expect("]")
-        return Address(base, offset, coordinates)
-
 
 Place = tuple[int, int, int]
 """File number, line, column."""
@@ -202,9 +120,13 @@ class _Scope:
     labels: dict[str, str] = field(default_factory=dict[str, str])
 
 
-class _Parser(OperandCursor):
+class _Parser(TokenCursor):
+    """``registers`` and ``vectors``, those of several parts, are what was declared."""
+
     def __init__(self, text: str, name: str) -> None:
         super().__init__(text, name)
+        self.registers: dict[str, str] = {}
+        self.vectors: dict[str, tuple[PtxRegister, ...]] = {}
         self.lines = Lines(name)
         self.result = Module(name)
         self.scopes: list[_Scope] = []
@@ -285,7 +207,7 @@ class _Parser(OperandCursor):
                     self.fail(f"an alignment of {align} is no power of two")
             elif word in ("v2", "v4"):
                 count = int(word[1])
-            elif word in TYPES:
+            elif word in TYPE_BITS:
                 kind = word
             elif kind and word in _SPACES:
                 pointer = word
@@ -301,7 +223,7 @@ class _Parser(OperandCursor):
             if count < 0:
                 self.fail(f"{name} has a negative size")
             self.expect("]")
-        size = max(1, TYPES[kind] // 8)
+        size = max(1, TYPE_BITS[kind] // 8)
         initial = self._initial(size) if self.accept("=") else b""
         self.accept(";")
         return Variable(name, space, kind, count * size, align or size, initial, pointer)
@@ -402,7 +324,7 @@ class _Parser(OperandCursor):
         return name
 
     def named(self, name: str) -> str:
-        """What a name in the current block stands for, in the function."""
+        """The name in the function for a name in the current block."""
         return next((s.names[name] for s in reversed(self.scopes) if name in s.names), name)
 
     def _registers(self, function: Function) -> None:
@@ -410,7 +332,7 @@ class _Parser(OperandCursor):
         kind, parts = self.word().removeprefix("."), ""
         if kind in ("v2", "v4"):
             kind, parts = self.word().removeprefix("."), "xyzw"[: int(kind[1])]
-        if kind not in TYPES:
+        if kind not in TYPE_BITS:
             self.fail(f"registers of type {kind} are not supported; expected a scalar type")
         while not self.accept(";"):
             name = self.word()
@@ -485,6 +407,76 @@ class _Parser(OperandCursor):
                 self.expect(",")
         written = tuple(m.replace("\0", "::") for m in modifiers)
         function.body.append(PtxInstruction(opcode, written, tuple(operands), guard, where))
+
+    # Operands
+
+    def operand(self) -> Operand:
+        """Take an operand."""
+        token = self.next
+        if token.text in ("{", "("):
+            return self._vector()
+        if self.accept("["):
+            return self._address()
+        if self.accept("!"):
+            return Not(PtxRegister(self.named(self.word())))
+        if token.text in ("-", "+") or token.kind == "number":
+            return self._constant()
+        name = self.word()
+        if name == "_":
+            return PtxRegister("")
+        whole, _, part = name.partition(".")
+        if self.named(whole) in self.vectors:
+            items = self.vectors[self.named(whole)]
+            return items["xyzw".index(part)] if part else PtxVector(items)
+        name = self.named(name)
+        if name.startswith("%") or name in self.registers:  # inline assembly declares registers without the sign
+            return PtxRegister(name)
+        offset = self._displacement()
+        return Symbol(name, offset)
+
+    def _vector(self) -> PtxVector:
+        close = "}" if self.take().text == "{" else ")"
+        items: list[Operand] = []
+        while not self.accept(close):
+            items.append(self.operand())
+            if self.next.text != close:
+                self.expect(",")
+        return PtxVector(tuple(items))
+
+    def _constant(self) -> Integer | Float:
+        negative = False
+        while self.next.text in ("-", "+"):
+            negative ^= self.take().text == "-"
+        value = self.number("a number")
+        if not negative:
+            return value
+        if isinstance(value, Integer):
+            return Integer(-value.value)
+        return Float(value.bits ^ 1 << value.width - 1, value.width)
+
+    def _displacement(self) -> int:
+        offset = 0
+        while self.next.text in ("+", "-"):
+            sign = -1 if self.take().text == "-" else 1
+            offset += sign * self.integer()
+        return offset
+
+    def _address(self) -> Address:
+        base = self.operand()
+        if isinstance(base, Symbol):
+            offset, base = base.offset, Symbol(base.name)
+        else:
+            offset = self._displacement()
+        if not isinstance(base, PtxRegister | Symbol | Integer):
+            self.fail("expected the base of an address")
+        coordinates = None
+        if self.accept(","):
+            found = self.operand()
+            coordinates = found if isinstance(found, PtxVector) else None
+            if coordinates is None:
+                self.fail("expected coordinates in braces")
+        self.expect("]")
+        return Address(base, offset, coordinates)
 
 
 def _relabelled(operand: Operand, scope: _Scope) -> Operand:

@@ -17,16 +17,15 @@ from warploom.core.errors import PtxError
 from warploom.core.targets import TARGETS
 from warploom.ir.program import Parameter, Program
 from warploom.ir.statements import Flow, TileRegion, Value
-from warploom.ptx import accesses, lowering
+from warploom.isa.form import TYPE_BITS
+from warploom.ptx import accesses, lowering  # noqa: F401 (their import registers what they lower)
 from warploom.ptx.blocks import basic_blocks
 from warploom.ptx.builder import FlowBuilder, VariablePlaces
 from warploom.ptx.emitter import TYPE, Specials
 from warploom.ptx.inline import inlined
-from warploom.ptx.syntax import TYPES, Address, Function, Module, Operand, PtxVector, Symbol, Variable
+from warploom.ptx.syntax import Function, Module, Symbol, Variable, leaves
 from warploom.ptx.usage import usage
 
-LOWERED = (lowering, accesses)
-"""The modules whose import registers what makes other operations of declared instructions."""
 _TENSOR_MAP_BYTES = 128
 _LOCAL_BYTES = 512 << 10
 
@@ -80,9 +79,10 @@ def to_program(
     cluster = _cluster(function, cluster)
     function = inlined(module, function)
     blocks = basic_blocks(function)
-    used = {name for b in blocks for i in b.body for name in _symbols(i.operands)}
+    operands = (x for b in blocks for i in b.body for operand in i.operands for x in leaves(operand))
+    used = {x.name for x in operands if isinstance(x, Symbol)}
     regions, total = _shared(module, function, used, shared_bytes)
-    local, local_bytes = _local(function)
+    local, local_bytes = _placed(v for v in function.variables if v.space == "local")
     _check_memory(function, total, local_bytes)
     parameters, members = _parameters(function, arguments)
     pointers = [
@@ -125,14 +125,13 @@ def variables_of(module: Module, used: Iterable[str]) -> list[Variable]:
     return [v for v in module.variables.values() if v.name in named and v.space in ("global", "const")]
 
 
-def _local(function: Function) -> tuple[dict[str, int], int]:
-    """Where each variable lies in a thread's local memory, and the bytes of all."""
+def _placed(variables: Iterable[Variable]) -> tuple[dict[str, int], int]:
+    """Where each variable lies, one after another as their alignments allow, and where the last one ends."""
     places: dict[str, int] = {}
     end = 0
-    for v in (v for v in function.variables if v.space == "local"):
-        end = -(-end // v.align) * v.align
-        places[v.name] = end
-        end += v.bytes
+    for v in variables:
+        places[v.name] = -(-end // v.align) * v.align
+        end = places[v.name] + v.bytes
     return places, end
 
 
@@ -167,33 +166,17 @@ def _check_threads(function: Function, block: tuple[int, int, int]) -> None:
             raise PtxError(f"{function.name} was compiled for CTAs of at most {given} threads, not of {block}")
 
 
-def _symbols(operands: Iterable[Operand]) -> Iterable[str]:
-    for x in operands:
-        if isinstance(x, Symbol):
-            yield x.name
-        elif isinstance(x, Address) and isinstance(x.base, Symbol):
-            yield x.base.name
-        elif isinstance(x, PtxVector):
-            yield from _symbols(x.items)
-
-
 def _shared(module: Module, function: Function, used: set[str], dynamic: int) -> tuple[dict[str, TileRegion], int]:
     """The regions of the shared variables that a kernel names, those of fixed size first, and the bytes of all."""
-    known = [v for v in (*module.variables.values(), *function.variables) if v.space == "shared" and v.name in used]
+    named = (v for v in (*module.variables.values(), *function.variables) if v.space == "shared" and v.name in used)
+    known = sorted(named, key=lambda v: not v.bytes)
     short = {v.name: _author_name(v) for v in known}
     times = Counter(short.values())
     called = {name: of if times[of] == 1 else name for name, of in short.items()}
-    regions: dict[str, TileRegion] = {}
-    end = 0
-    for v in (v for v in known if v.bytes):
-        end = -(-end // v.align) * v.align
-        regions[v.name] = TileRegion(called[v.name], end, v.bytes)
-        end += v.bytes
-    dynamic_ones = [v for v in known if not v.bytes]
-    if dynamic_ones:
-        align = max(v.align for v in dynamic_ones)
-        end = -(-end // align) * align
-        regions |= {v.name: TileRegion(called[v.name], end, dynamic) for v in dynamic_ones}
+    places, end = _placed(v for v in known if v.bytes)
+    align = max((v.align for v in known if not v.bytes), default=1)
+    end = -(-end // align) * align
+    regions = {v.name: TileRegion(called[v.name], places.get(v.name, end), v.bytes or dynamic) for v in known}
     return regions, end + dynamic
 
 
@@ -213,7 +196,7 @@ def _parameters(
             Argument("tensor_map", u64)
             if v.bytes == _TENSOR_MAP_BYTES
             else Argument("pointer", u32)
-            if TYPES[v.type] == 64
+            if TYPE_BITS[v.type] == 64
             else Argument("scalar", TYPE.get(v.type, u32))
             for v in declared
         ]
@@ -258,7 +241,7 @@ def _parameter(variable: Variable, given: Argument) -> Parameter:
                 "tensor map an (array, TensorMapSpec) pair"
             )
         return Parameter(name, "tensor_map", u64, Value(0, u64, name))
-    bits = TYPES[variable.type]
+    bits = TYPE_BITS[variable.type]
     if given.kind == "pointer":
         if bits != 64:
             raise PtxError(f"an array is passed for the parameter {name}, which has {bits} bits")

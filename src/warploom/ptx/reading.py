@@ -12,7 +12,7 @@ from warploom.isa.instruction import Instruction, home_of, instruction
 from warploom.isa.pattern import OperandPlace
 from warploom.ptx.syntax import Address, Both, Integer, Operand, PtxInstruction, PtxRegister, PtxVector
 
-CARRY = PtxRegister("%carry@")  # no name that PTX can have
+CARRY = PtxRegister("%%carry")  # no name that PTX can have
 """Stands for the carry among what is written and read."""
 _UNKNOWN = Integer(16)
 """Stands for a number that is not known yet: one that every instruction can have."""
@@ -30,14 +30,14 @@ def _flat(operands: Sequence[Operand]) -> Sequence[Operand]:
 
 
 def _shape(x: Operand) -> Any:
-    """What kind of operand it is, or of how many registers."""
+    """The class of an operand, or the number of its registers."""
     if isinstance(x, PtxVector):
         return len(x.items)
     return None if isinstance(x, Address) and x.coordinates is not None else type(x)
 
 
 def key_of(i: PtxInstruction) -> Any:
-    """What the places of operands depend on: the words, and of how many registers each operand is."""
+    """The words of an instruction and the shapes of its operands, which decide where in a form each operand stands."""
     return i.opcode, i.modifiers, tuple(map(_shape, i.operands))
 
 
@@ -79,7 +79,7 @@ def find(i: PtxInstruction, home: Home, known: Known, read: Container[str]) -> F
         whole = len(found[1]) + len(found[2]) == len(_flat(i.operands))
         if form.plain and form.registers != "home" and whole:  # registers alone need no second look
             _PLAIN[key] = found[0]
-            if i.operands and form.scalar and not form.operands and len(choices) == 1:
+            if i.operands and form.scalar and not form.order and len(choices) == 1:
                 _SCALAR[short] = found[0]
         return found
     assert why is not None

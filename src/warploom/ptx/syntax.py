@@ -6,7 +6,9 @@ Source: PTX ISA, "Syntax", "State Spaces, Types, and Variables", "Instruction Op
 from __future__ import annotations
 
 import struct
+from collections.abc import Iterator
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Literal, TypeAlias
 
 import numpy as np
@@ -16,38 +18,6 @@ from warploom.ir.statements import SourceLine
 
 _MOST_SHOWN = 100
 """Characters of the operands in a message."""
-
-TYPES = {
-    "pred": 1,
-    "b8": 8,
-    "b16": 16,
-    "b32": 32,
-    "b64": 64,
-    "b128": 128,
-    "u8": 8,
-    "u16": 16,
-    "u32": 32,
-    "u64": 64,
-    "s8": 8,
-    "s16": 16,
-    "s32": 32,
-    "s64": 64,
-    "f16": 16,
-    "bf16": 16,
-    "f16x2": 32,
-    "bf16x2": 32,
-    "tf32": 32,
-    "f32": 32,
-    "f64": 64,
-    "e4m3": 8,
-    "e5m2": 8,
-    "e4m3x2": 16,
-    "e5m2x2": 16,
-    "u16x2": 32,
-    "s16x2": 32,
-    "f32x2": 64,
-}
-"""PTX's types and their bits."""
 
 
 class UnknownTypeError(KeyError):
@@ -86,7 +56,7 @@ class Float:
 
     @property
     def value(self) -> float:
-        """The number."""
+        """The constant as a Python float."""
         return struct.unpack("<f" if self.width == 32 else "<d", self.bits.to_bytes(self.width // 8, "little"))[0]
 
     def pattern(self, width: int) -> int:
@@ -151,6 +121,22 @@ class Both:
 
 
 Operand: TypeAlias = PtxRegister | Integer | Float | Symbol | PtxVector | Address | Not | Both
+
+
+def parts(x: Operand) -> tuple[Operand, ...]:
+    """Both destinations of two at once, the base and the coordinates of an address, any other operand itself."""
+    if isinstance(x, Both):
+        return x.first, x.second
+    if isinstance(x, Address):
+        return (x.base,) if x.coordinates is None else (x.base, x.coordinates)
+    return (x,)
+
+
+def leaves(x: Operand) -> Iterator[Operand]:
+    """The registers, symbols and constants in an operand."""
+    for part in parts(x):
+        inner = part.items if isinstance(part, PtxVector) else (part.register,) if isinstance(part, Not) else ()
+        yield from chain.from_iterable(map(leaves, inner)) if inner else (part,)
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,30 +7,31 @@ most of its uses, and is read as another one by a reinterpretation of its bits.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import reduce
 from itertools import chain
 
 from warploom.core.dtypes import DType, f32, f64, pred, u16, u32, u64
 from warploom.core.errors import VerifyError
+from warploom.isa.form import TYPE_BITS
 from warploom.isa.instruction import Instruction
 from warploom.isa.pattern import OperandPlace
 from warploom.ptx.blocks import BasicBlock
 from warploom.ptx.reading import key_of, placed
 from warploom.ptx.syntax import (
-    TYPES,
-    Address,
     Both,
     Float,
     Function,
     Guard,
     Integer,
-    Not,
     Operand,
     PtxInstruction,
     PtxRegister,
     PtxVector,
     Symbol,
+    leaves,
+    parts,
 )
 
 _INTEGER = {1: pred, 8: u16, 16: u16, 32: u32, 64: u64}
@@ -40,8 +41,8 @@ _IN_PLACE = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
-class Roles:
-    """What an instruction does with the registers of its operands, each of which has one part or two.
+class OperandRoles:
+    """Which registers of its operands an instruction reads and writes, by the parts of the operands (one or two each).
 
     The first ``results`` parts are written, and ``in_place`` they are read too (the accumulators of ``wgmma``).
     ``kinds`` are "f32", "f64", "bits", or "" where the table leaves it open; the parts ``alike`` are then of one type.
@@ -53,10 +54,10 @@ class Roles:
     alike: tuple[int, ...]
 
 
-_ROLES: dict[object, Roles] = {}
+_ROLES: dict[object, OperandRoles] = {}
 
 
-def _roles(i: PtxInstruction) -> Roles:
+def _roles(i: PtxInstruction) -> OperandRoles:
     """The roles of the operands. What no form has counts as writing its first operand until it is refused."""
     key = key_of(i)
     found = _ROLES.get(key)
@@ -65,10 +66,10 @@ def _roles(i: PtxInstruction) -> Roles:
             made, places = placed(i)
         except VerifyError:
             first = next(iter(i.operands), None)
-            return Roles(2 if isinstance(first, Both) else 1, False, (), ())
-        is_typed = any(m in TYPES and not m.startswith("b") for m in i.modifiers)
+            return OperandRoles(2 if isinstance(first, Both) else 1, False, (), ())
+        is_typed = any(m in TYPE_BITS and not m.startswith("b") for m in i.modifiers)
         any_type = made.form.registers in ("home", "width") and not is_typed
-        found = _ROLES[key] = Roles(
+        found = _ROLES[key] = OperandRoles(
             sum(place.kind in ("result", "sink") for place in places),
             any(p.hidden and p.name == made.form.tied for p in made.present),
             tuple(_kind(made, p, any_type or (made.moves_bits and not is_typed)) for p in places),
@@ -86,24 +87,11 @@ def _kind(made: Instruction, place: OperandPlace, is_open: bool) -> str:
     return name if name in _FLOAT else "bits"
 
 
-def _parts(i: PtxInstruction) -> Iterator[Operand]:
-    """The operands, of two destinations both, of a box the coordinates too."""
-    for x in i.operands:
-        if isinstance(x, Both):
-            yield from (x.first, x.second)
-        elif isinstance(x, Address):
-            yield from (x.base,) if x.coordinates is None else (x.base, x.coordinates)
-        else:
-            yield x
-
-
 def registers(operand: Operand) -> tuple[str, ...]:
     """The names of the registers in a part of an operand."""
     if type(operand) is PtxRegister:
         return (operand.name,) if operand.name else ()
-    if isinstance(operand, PtxVector):
-        return tuple(name for item in operand.items for name in registers(item))
-    return registers(operand.register) if isinstance(operand, Not) else ()
+    return tuple(x.name for x in leaves(operand) if isinstance(x, PtxRegister) and x.name)
 
 
 class _Use:
@@ -111,7 +99,8 @@ class _Use:
 
     def __init__(self, i: PtxInstruction) -> None:
         self.instruction, self.roles = i, _roles(i)
-        self.parts = list(map(registers, _parts(i)))
+        simple = all(type(x) is PtxRegister for x in i.operands)
+        self.parts = [registers(x) for x in (i.operands if simple else chain.from_iterable(map(parts, i.operands)))]
         results = self.roles.results
         self.written = [*chain.from_iterable(self.parts[:results])]
         self.read = [*chain.from_iterable(self.parts[0 if self.roles.in_place else results :])]
@@ -181,7 +170,7 @@ def _homes(function: Function, uses: list[_Use]) -> dict[str, DType]:
 def _home(kind: str, votes: Counter[str]) -> DType:
     if kind in _FLOAT:
         return _FLOAT[kind]
-    bits = TYPES[kind]
+    bits = TYPE_BITS[kind]
     name = f"f{bits}"
     if name in _FLOAT and votes[name] > votes["bits"]:
         return _FLOAT[name]
@@ -238,25 +227,25 @@ class _ProductsUnderWay:
         mine, theirs = ((*g, *(frozenset[str](),) * (count - len(g))) for g in (self.groups, other.groups))
         return _ProductsUnderWay(self.open | other.open, tuple(a | b for a, b in zip(mine, theirs, strict=True)))
 
+    @property
+    def registers(self) -> RegisterNames:
+        """All registers that products under way write."""
+        return self.open.union(*self.groups)
+
     def after(self, i: PtxInstruction) -> _ProductsUnderWay:
-        """After an instruction."""
+        """What is under way after an instruction."""
         if i.opcode != "wgmma":
             return self
         if "mma_async" in i.modifiers and isinstance(i.operands[0], PtxVector):
             return _ProductsUnderWay(self.open | frozenset(registers(i.operands[0])), self.groups)
         if "commit_group" in i.modifiers:
             newest = (self.open, *self.groups)
-            older = frozenset[str]().union(*newest[_MOST:])
-            return _ProductsUnderWay(
-                frozenset(), (*newest[: _MOST - 1], newest[_MOST - 1] | older) if older else newest[:_MOST]
-            )
+            older = frozenset[str]().union(*newest[_MOST - 1 :])
+            return _ProductsUnderWay(groups=(*newest[: _MOST - 1], older)[: len(newest)])
         if "wait_group" in i.modifiers:
-            return _ProductsUnderWay(self.open, self.groups[: _pending(i)])
+            pending = i.operands[0].value if i.operands and isinstance(i.operands[0], Integer) else 0
+            return _ProductsUnderWay(self.open, self.groups[:pending])
         return self
-
-
-def _pending(i: PtxInstruction) -> int:
-    return i.operands[0].value if i.operands and isinstance(i.operands[0], Integer) else 0
 
 
 def completed_registers(blocks: list[BasicBlock]) -> dict[int, tuple[str, ...]]:
@@ -265,7 +254,7 @@ def completed_registers(blocks: list[BasicBlock]) -> dict[int, tuple[str, ...]]:
     waiting = [0]
     while waiting:
         number = waiting.pop()
-        state = _through(blocks[number].body, starts[number])
+        state = reduce(_ProductsUnderWay.after, blocks[number].body, starts[number])
         for target in blocks[number].targets:
             joined = starts[target].joined(state) if target in starts else state
             if joined != starts.get(target):
@@ -275,16 +264,8 @@ def completed_registers(blocks: list[BasicBlock]) -> dict[int, tuple[str, ...]]:
     for number, block in enumerate(blocks):
         state = starts[number]
         for i in block.body:
+            before, state = state, state.after(i)
             if i.opcode == "wgmma" and "wait_group" in i.modifiers:
-                pending = _pending(i)
-                done = frozenset[str]().union(*state.groups[pending:])
-                still = frozenset[str]().union(*state.groups[:pending], state.open)
-                found[id(i)] = tuple(sorted(done - still, key=lambda name: (len(name), name)))
-            state = state.after(i)
+                done = before.registers - state.registers
+                found[id(i)] = tuple(sorted(done, key=lambda name: (len(name), name)))
     return found
-
-
-def _through(body: Iterable[PtxInstruction], state: _ProductsUnderWay) -> _ProductsUnderWay:
-    for i in body:
-        state = state.after(i)
-    return state
