@@ -103,7 +103,10 @@ class Context:
 
     def observe(self, frame: Frame, key: Value, op: Op, use: str) -> Array:
         """An operand that decides something. Poison in it is a finding."""
-        return self.decides(frame, key, op.where, f"{use} of {op.instruction.mnemonic}")
+        array = frame.env[key]
+        if frame.shadows and key in frame.shadows:
+            self.decides(frame, key, op.where, f"{use} of {op.instruction.mnemonic}")
+        return array
 
     def decides(self, frame: Frame, key: Value, where: SourceLine, use: str) -> Array:
         """The value of a register that is about to decide something. Poison in it is a finding."""

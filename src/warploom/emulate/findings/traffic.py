@@ -21,7 +21,9 @@ class Counts:
 
     def add(self, *more: int) -> None:
         """Count more of each, in the order in which they are declared."""
-        self.__dict__.update({name: old + new for (name, old), new in zip(vars(self).items(), more, strict=True)})
+        mine = vars(self)
+        for name, number in zip(mine, more, strict=True):
+            mine[name] += number
 
 
 @dataclass
