@@ -192,7 +192,7 @@ def test_rooms_import_only_what_is_below():
         ("emulate/launch/machine.py", "warploom.cuda.printer"),
         ("cuda/printer.py", "warploom.emulate.launch.machine"),
         ("cuda/printer.py", "warploom.lang.kernel"),
-        ("isa/alu.py", "warploom.ir.program"),
+        ("isa/lanewise.py", "warploom.ir.program"),
         ("interop/arrays.py", "warploom.ops.attention"),
         ("ops/attention.py", "warploom.cli.main"),
         ("ops/attention.py", "warploom_lab.bench"),
