@@ -12,14 +12,15 @@ from warploom.core.errors import ConfigError, ProblemError, UnsupportedDeviceErr
 from warploom.core.targets import target
 from warploom.cuda import device, tensor_maps
 from warploom.cuda import launch as launch_module
-from warploom.cuda.cubin import Parameter, Resources
+from warploom.cuda.cubin import CubinParameter, Resources
 from warploom.cuda.launch import LoadedKernel, launch_problems, load, scalar
 from warploom.cuda.store import CompiledKernel
 from warploom.layout.tensor_map import TensorMapSpec
 
 
 def compiled(*, registers=64, static_shared=0, parameters=(8,), cluster=(1, 1, 1)) -> CompiledKernel:
-    needs = Resources(registers, 0, static_shared, 1, tuple(Parameter(0, size) for size in parameters), 0, 0, cluster)
+    taken = tuple(CubinParameter(0, size) for size in parameters)
+    needs = Resources(registers, 0, static_shared, 1, taken, 0, 0, cluster)
     return CompiledKernel("kernel", "sm_80", b"", "", needs, False, 0.0)
 
 
