@@ -59,9 +59,8 @@ class MemoryAccess:
         return units if self.parts == 1 else (units[:, None] * self.parts + np.arange(self.parts)).reshape(-1)
 
     def each(self, values: Array) -> Array:
-        """Values (n, 1) or (1, k), one for each of :attr:`units`."""
-        wide = np.broadcast_to(values, self.index.shape)
-        return wide if self.active is None else wide[self.active]
+        """Values (n, 1) or (1, k) in a shape that broadcasts to that of :attr:`units`."""
+        return values if self.active is None else np.broadcast_to(values, self.index.shape)[self.active]
 
     @property
     def lane_of_each(self) -> Array:

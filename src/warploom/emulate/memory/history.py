@@ -390,7 +390,8 @@ class WarpTable:
             records[where] = np.where(shared.any(axis=-1, keepdims=True), many, records[where])
         if self.lanes is not None:
             marks, old = ((x.reshape(-1, parts)) for x in (others | shared, old))
-            self.lanes.note(marks, where.reshape(-1) * parts, lane.reshape(-1), old, stamp)
+            lanes = np.broadcast_to(lane, where.shape).reshape(-1)
+            self.lanes.note(marks, where.reshape(-1) * parts, lanes, old, stamp)
 
 
 class LaneReads:
