@@ -79,7 +79,7 @@ def find(i: PtxInstruction, home: Home, known: Known, read: Container[str]) -> F
         whole = len(found[1]) + len(found[2]) == len(_flat(i.operands))
         if form.plain and form.registers != "home" and whole:  # registers alone need no second look
             _PLAIN[key] = found[0]
-            if i.operands and form.scalar and not form.order and len(choices) == 1:
+            if i.operands and form.scalar and not form.order and not any(p.count for f, _ in choices for p in f.places):
                 _SCALAR[short] = found[0]
         return found
     assert why is not None
