@@ -19,6 +19,7 @@ from warploom import attention
 from warploom.core.errors import TraceError, VerifyError
 from warploom.ir.statements import Const, Op
 from warploom.ir.verify import verify
+from warploom.kernels.source import traced
 from warploom.lang import Global, Kernel, bf16, f16, f32, f64, kernel, s8, s32, u8, u32
 from warploom.lang.builder import Builder
 from warploom.layout.catalogue import mma_fragment
@@ -337,6 +338,7 @@ def test_every_word_is_run_by_a_test() -> None:
             patch.setattr(
                 Kernel, word, property(noted(word, own.fget)) if isinstance(own, property) else noted(word, own)
             )
+        traced.cache_clear()  # kernels that another test has traced call no words
         for test in (
             test_counts_and_reversals_of_bits,
             test_shuffles_up_and_down_keep_what_has_no_neighbour,
