@@ -69,7 +69,7 @@ class Prepared:
         self._calls = repeats * len(self._sets)
         results: tuple[Any, ...] = ()
         self._graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self._graph):
+        with torch.cuda.graph(self._graph, stream=torch.cuda.current_stream()):
             for i in range(self._calls):
                 results = self._cell.run(self._sets[i % len(self._sets)])
         for x in results:
@@ -95,9 +95,14 @@ class Prepared:
 
 
 def worker(cells: list[Cell]) -> None:
-    """Answer one JSON line for each on standard input: prepare a cell, time it, forget it."""
+    """Answer one JSON line for each on standard input: prepare a cell, time it, forget it.
+
+    All work is queued on one stream: autograd runs a backward pass on the stream of its forward pass, which a graph on
+    another stream cannot capture.
+    """
     import torch
 
+    torch.cuda.set_stream(torch.cuda.Stream())
     ready = None
     for line in sys.stdin:
         what, index = json.loads(line)
