@@ -68,10 +68,14 @@ class MemoryAccess:
         lanes = np.arange(self.index.shape[1])[None] if self.lanes is None else self.lanes[:, None]
         return self.each(lanes)
 
-    def newer(self, past: str, newest: Array, columns: Array) -> bool:
-        """Whether the newest of some records, of agents with such columns, may be unknown."""
-        known = self.bound if self.reach is None else self.reach[past][columns]
-        return bool(np.count_nonzero(newest > known))
+    def newer(self, past: str, newest: Array, columns: Array) -> Array:
+        """Which agents, whose ``newest`` records and ``columns`` are (n, agents), have records that may be unknown."""
+        if self.reach is not None:
+            known = self.reach[past][columns]
+        else:
+            assert self.bound is not None
+            known = self.bound[:, None]
+        return np.any(newest > known, axis=0)
 
     def late(self, past: str, records: Array, columns: Array) -> Array | None:
         """Which cells (n, k, parts) have records that are not known at once; None for none.

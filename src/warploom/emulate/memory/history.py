@@ -251,7 +251,7 @@ class SharedHistory(History):
             fenced = reach[FENCED, : clocks.warps] if clocks.planes > FENCED else LANES - 1
             bounds["wrote"] = reach[ORDER].copy()
             bounds["wrote"][: clocks.warps] = np.minimum(reach[ORDER, : clocks.warps], fenced)
-        each, lanes = tuple(np.array([row]) for row in rows), np.array([lane or 0])
+        each, lanes = tuple(np.array(rows)[:, None]), np.array([lane or 0])
         return MemoryAccess(
             op=op,
             what=what,
@@ -341,31 +341,30 @@ class WarpTable:
     ) -> Iterator[tuple[MemoryAccess, Array, Array, Answer | None]]:
         """Yield, for each warp and queue, accesses that the threads of another do not know of at once."""
         clocks = self.clocks
-        for number, (columns, newest, records) in enumerate(self._agents(at)):
-            if not at.newer(self.past, newest, columns):
-                continue
+        for number, columns, records in self._agents(at):
             found = at.late(self.past, records, columns)
             if found is None or (harmless is not None and not np.count_nonzero(found := found & ~harmless())):
                 continue
             mine, answer, writers = at.among(found), None, columns
-            if number < self.warps:
+            if number is not None:
                 writers = clocks.columns[self._home(mine.cells)] + number
                 answer = (
                     None if self.lanes is None else self.lanes.answer(number * self.history.wrote.size + mine.cells)
                 )
             yield mine, np.broadcast_to(writers, mine.cells.shape), records[mine.cells], answer
 
-    def _agents(self, at: MemoryAccess) -> Iterator[tuple[Array, Any, Array]]:
-        """Each warp, then each queue with news, that sees the cells: columns, newest, and the records of cells."""
-        homes = self._home(at.index[:, 0] * at.parts)
-        columns = self.clocks.columns[homes]
-        for number, records in enumerate(self.records):
-            yield columns + number, self.newest[homes + number], records
-        queues = np.fromiter(self.queues, np.int64)
-        newest = self.clocks.newest[queues - self.clocks.warps] << BITS
-        known = np.min(at.bound) if at.reach is None else at.reach[self.past][queues]  # type: ignore[arg-type]
-        for i in np.nonzero(newest > known)[0]:
-            yield queues[i : i + 1], newest[i], self.queues[int(queues[i])]
+    def _agents(self, at: MemoryAccess) -> Iterator[tuple[int | None, Array, Array]]:
+        """Each warp, by its number, and queue with news that sees the cells: columns, and the records of cells."""
+        homes, numbers = self._home(at.index[:, 0] * at.parts), np.arange(self.warps)
+        columns = self.clocks.columns[homes][:, None] + numbers
+        news = at.newer(self.past, self.newest[homes[:, None] + numbers], columns)
+        for number in np.nonzero(news)[0].tolist():
+            yield number, columns[:, number], self.records[number]
+        if self.queues:
+            queues = np.fromiter(self.queues, np.int64)
+            news = at.newer(self.past, self.clocks.newest[queues - self.clocks.warps][None] << BITS, queues[None])
+            for column in queues[news].tolist():
+                yield None, np.array([column]), self.queues[column]
 
     def note(self, at: MemoryAccess, stamp: int) -> None:
         """Record an access of whole warps, or of their lanes."""
