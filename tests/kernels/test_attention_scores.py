@@ -81,7 +81,8 @@ def test_each_score_has_the_number_of_its_head(by_element: bool) -> None:
 def test_kernels_without_changes_have_none() -> None:
     @kernel(threads=32, drop_unused=True)
     def plain(k: Kernel, options: HeadArrays, out: Global[f32]) -> None:
-        for asked, changes in ((ScoreOptions(**{NAME: True}), False), (ScoreOptions(softcap=2.0), True)):
+        given: list[tuple[dict[str, Any], bool]] = [({NAME: True}, False), ({"softcap": 2.0}, True)]
+        for asked, changes in ((ScoreOptions(**x), changes) for x, changes in given):
             assert (options.scores(asked, 0).change is not None) == changes
         out.store(1.0, k.lane)
 

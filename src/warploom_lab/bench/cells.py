@@ -291,7 +291,7 @@ class CellScript(Generic[Cell]):
 
     # -- done by the harness
     given: argparse.Namespace
-    gpu: TorchGpu
+    gpu: Any  # a TorchGpu, or what a test puts in its place
 
     def timed(self, trial: Trial, row: Row, way: str) -> tuple[dict[str, Load], Row]:
         """The loads by their names, and power; the row gets errors and failures."""
@@ -354,7 +354,7 @@ class CellScript(Generic[Cell]):
             rates["ratio"]["best"] = rates["ratio"][min(others, key=load.seconds)]
         return rates | {"sm_mhz": load.clocks()}
 
-    def main(self, arguments: Sequence[str] | None = None, gpu: Callable[[], TorchGpu] = TorchGpu) -> int:
+    def main(self, arguments: Sequence[str] | None = None, gpu: Callable[[], Any] = TorchGpu) -> int:
         """Compile ahead, then check and time all cells; the exit code."""
         parser = parser_of(sys.modules[type(self).__module__].__doc__)
         parser.add_argument("--rounds", type=int, default=self.rounds)
