@@ -8,8 +8,8 @@ process of its own; the processes take turns, cell by cell and round by round. I
 rotate past the L2, the calls of a round are one CUDA graph, and before a cell is timed what a graph wrote over NaN is
 held against float64 in both. At the power limit a round's clock depends on the one before: a cell that seems below
 0.98 is measured once more, with four times the rounds, which then count. Writes medians, spread, clock and watts of
-every cell as JSON ($OUT/compare.json by default). Exit code 1 if a result is wrong, a cell of NEW is slower than 0.98
-of OLD, or the geometric mean of all below 1.
+every cell as JSON ($OUT/compare.json by default), and names the kernels of NEW. Exit code 1 if a result is wrong, a
+cell of NEW is slower than 0.98 of OLD, or the geometric mean of all below 1.
 """
 
 from __future__ import annotations
@@ -112,6 +112,10 @@ def worker(cells: list[Cell]) -> None:
                 answer: Any = ready.capture()
             elif what == "time":
                 answer = ready.seconds() if ready is not None else None
+            elif what == "kernels":
+                from warploom_lab.bench.evidence import kernels_that_ran
+
+                answer = kernels_that_ran()
             else:
                 ready, answer = None, True
                 torch.cuda.empty_cache()
@@ -156,8 +160,8 @@ def _state() -> list[float]:
         return []
 
 
-def compare(trees: list[str], groups: str, names: str, rounds: int) -> list[dict[str, Any]]:
-    """The rows of all cells, printed as they come."""
+def compare(trees: list[str], groups: str, names: str, rounds: int) -> tuple[list[dict[str, Any]], Any]:
+    """The rows of all cells, printed as they come, and the kernels of the new tree that ran."""
     which = "--groups", groups, "--cells", names
     caches = [f"/tmp/compare-cache-{i}" for i in range(2)]
     started = time.perf_counter()
@@ -181,9 +185,10 @@ def compare(trees: list[str], groups: str, names: str, rounds: int) -> list[dict
         for process in pair:
             _ask(process, "forget", index)
         rows.append(row)
+    kernels = _ask(pair[1], "kernels", 0)
     for process in pair:
         process.kill()
-    return rows
+    return rows, kernels if isinstance(kernels, list) else []
 
 
 def _timed(pair: list[subprocess.Popen[str]], index: int, flops: float, rounds: int) -> dict[str, Any]:
@@ -229,13 +234,13 @@ def main() -> int:
         parser.error("give two folders: OLD NEW")
     from warploom_lab.bench.evidence import write  # of this tree: workers run others
 
-    rows = compare(given.trees, given.groups, given.cells, given.rounds)
+    rows, kernels = compare(given.trees, given.groups, given.cells, given.rounds)
     below = [r["cell"] for r in rows if r.get("ratio", 0.0) < LEAST_CELL]
     ratios: dict[str, list[float]] = {}
     for row in rows:
         ratios.setdefault(row["group"], []).extend([row["ratio"]] if "ratio" in row else [])
     means = {group: geometric_mean(of) for group, of in ratios.items() if of}
-    write(Path(given.out), {"means": means, "below": below, "rows": rows})
+    write(Path(given.out), {"means": means, "below": below, "rows": rows}, kernels=kernels)
     print({group: round(x, 4) for group, x in means.items()}, "below:", below)
     whole = geometric_mean(row["ratio"] for row in rows if "ratio" in row)
     print(f"all: {whole:.4f}")

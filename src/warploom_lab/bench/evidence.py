@@ -143,12 +143,20 @@ def made_by(configs: Collection[str] | None = None) -> dict[str, Any]:
     return {"commit": commit(), "kernels": kernels_that_ran(configs)}
 
 
-def write(file: Path, result: Mapping[str, Any], configs: Collection[str] | None = None) -> None:
+def write(
+    file: Path,
+    result: Mapping[str, Any],
+    configs: Collection[str] | None = None,
+    kernels: list[dict[str, Any]] | None = None,
+) -> None:
     """Write a result as JSON; its environment says the commit, and the kernels that ran with their digests.
 
-    ``configs``: only kernels of these configurations, where a search has run others too.
+    ``configs``: only kernels of these configurations, where a search has run others too. ``kernels``: those that ran in
+    other processes, as :func:`kernels_that_ran` returned them there.
     """
     made = {**(result.get("environment") or environment()), **made_by(configs)}
+    if kernels is not None:
+        made["kernels"] = kernels
     result = {"environment": None, **result} | {"environment": made}
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text(json.dumps(result, indent=1, default=str) + "\n", encoding="utf-8")
