@@ -36,7 +36,7 @@ class SearchOptions:
 
 
 @dataclass(frozen=True)
-class Attention:
+class TunedAttention:
     """A problem of attention, for several lengths."""
 
     head_dim: Annotated[int, typer.Option(metavar="N", help="Elements per head: a multiple of 8 up to 256.")] = 128
@@ -69,7 +69,7 @@ class ProductOptions:
 @app.command("attention")
 @explains_errors
 @grouped
-def tune_attention(wanted: Attention, search: SearchOptions) -> None:
+def tune_attention(wanted: TunedAttention, search: SearchOptions) -> None:
     """Find the fastest configurations of attention.
 
     They are searched, checked and timed on the GPU; attention() takes what won by itself.

@@ -6,7 +6,7 @@ from itertools import product
 
 import pytest
 
-from warploom_lab.kernels.matmul.ladder_rolling import Load, Mark, Multiply, RollingOrder
+from warploom_lab.kernels.matmul.ladder_rolling import FragmentLoad, Mark, Multiply, RollingOrder
 
 ORDERS = [
     RollingOrder(steps, rows, cols, lead)
@@ -16,7 +16,7 @@ ORDERS = [
 ]
 
 
-def tiles(order: RollingOrder) -> tuple[list[Load | Multiply | Mark], list[Load | Multiply | Mark]]:
+def tiles(order: RollingOrder) -> tuple[list[FragmentLoad | Multiply | Mark], list[FragmentLoad | Multiply | Mark]]:
     """The events of a tile, cut at the border."""
     events = list(order.events())
     border = events.index(Mark.BORDER)
@@ -34,13 +34,13 @@ def test_each_load_comes_once_and_lead_mma_before_its_first_use(order: RollingOr
     """Over two tiles, of which the second is whole: its first loads lie behind the first one's border."""
     before, after = tiles(order)
     stream = [(e, 1) for e in before]
-    stream += [(e, 2 if isinstance(e, Load) else 1) for e in after]
-    stream += [(e, 2) for e in before] + [(e, 3 if isinstance(e, Load) else 2) for e in after]
-    loads: dict[Load, list[int]] = {}
-    uses: dict[Load, int] = {}
+    stream += [(e, 2 if isinstance(e, FragmentLoad) else 1) for e in after]
+    stream += [(e, 2) for e in before] + [(e, 3 if isinstance(e, FragmentLoad) else 2) for e in after]
+    loads: dict[FragmentLoad, list[int]] = {}
+    uses: dict[FragmentLoad, int] = {}
     done = 0
     for event, tile in stream:
-        if isinstance(event, Load) and tile == 2:
+        if isinstance(event, FragmentLoad) and tile == 2:
             loads.setdefault(event, []).append(done)
         if isinstance(event, Multiply):
             if tile == 2:
@@ -54,6 +54,6 @@ def test_each_load_comes_once_and_lead_mma_before_its_first_use(order: RollingOr
 @pytest.mark.parametrize("order", ORDERS, ids=str)
 def test_what_is_carried_is_what_lies_behind_the_border(order: RollingOrder) -> None:
     before, after = tiles(order)
-    assert [e for e in after if isinstance(e, Load)] == order.carried
+    assert [e for e in after if isinstance(e, FragmentLoad)] == order.carried
     assert all(load.step == 0 for load in order.carried)
     assert Mark.MIDDLE in before, "copies start while no warp has yet waited for the next tile"

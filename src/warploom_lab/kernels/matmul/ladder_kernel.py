@@ -18,7 +18,7 @@ from warploom.tile.product import Registers, read, zero
 from warploom.tile.scheduler import GroupedTiles
 from warploom_lab.kernels.matmul.ladder_config import RungGemm
 from warploom_lab.kernels.matmul.ladder_operand import SHAPE, WMMA_SHAPE, C, Operand
-from warploom_lab.kernels.matmul.ladder_rolling import Load, Mark, Multiply, RollingOrder
+from warploom_lab.kernels.matmul.ladder_rolling import FragmentLoad, Mark, Multiply, RollingOrder
 
 Places = Callable[[Traced], Sequence[Place]]
 """Where A's and B's k-tile of a number begin."""
@@ -215,7 +215,7 @@ class Loops:
         ahead = {x: [k.register(u32, r, "ahead") for r in self._loaded(x, ring.at(0))] for x in order.carried}
         read, write = ring.consumer(), ring.producer()
         with k.loop(self._count) as tile:
-            held: dict[Load, Registers] = {x: [r.get() for r in registers] for x, registers in ahead.items()}
+            held: dict[FragmentLoad, Registers] = {x: [r.get() for r in registers] for x, registers in ahead.items()}
             crossed = False
             for event in order.events():
                 if isinstance(event, Multiply):
@@ -233,7 +233,7 @@ class Loops:
                     held[event] = self._loaded(event, read.tiles)
         k.syncthreads()  # every warp has loaded what lay past the last tile
 
-    def _loaded(self, load: Load, tiles: Sequence[SharedTile]) -> Registers:
+    def _loaded(self, load: FragmentLoad, tiles: Sequence[SharedTile]) -> Registers:
         """Load a fragment from a stage."""
         operand, tile = (self._work.a, tiles[0]) if load.operand == "A" else (self._work.b, tiles[1])
         return operand.load(tile, load.index, load.step)

@@ -11,7 +11,7 @@ from warploom_lab.kernels.matmul.ladder_config import RungGemm
 
 
 @dataclass(frozen=True)
-class Load:
+class FragmentLoad:
     """One load of fragments: the ``index``-th of A's or B's at k-step ``step``."""
 
     operand: Literal["A", "B"]
@@ -23,8 +23,8 @@ class Load:
 class Multiply:
     """One ``mma``: what two loads brought, into atom (``row``, ``col``) of the sums."""
 
-    a: Load
-    b: Load
+    a: FragmentLoad
+    b: FragmentLoad
     row: int
     col: int
 
@@ -38,7 +38,7 @@ class Mark(Enum):
     """The loads from here on are of the next tile."""
 
 
-Event = Load | Multiply | Mark
+Event = FragmentLoad | Multiply | Mark
 
 
 @dataclass(frozen=True)
@@ -62,23 +62,23 @@ class RollingOrder:
     @property
     def _multiplies(self) -> list[Multiply]:
         return [
-            Multiply(Load("A", step, row), Load("B", step, col), row, col)
+            Multiply(FragmentLoad("A", step, row), FragmentLoad("B", step, col), row, col)
             for step in range(self.steps)
             for row in range(self.rows)
             for col in range(self.cols)
         ]
 
     @property
-    def _first_uses(self) -> dict[Load, int]:
+    def _first_uses(self) -> dict[FragmentLoad, int]:
         """The number of the first mma that reads what a load brings, in the order of those."""
-        found: dict[Load, int] = {}
+        found: dict[FragmentLoad, int] = {}
         for number, multiply in enumerate(self._multiplies):
             found.setdefault(multiply.a, number)
             found.setdefault(multiply.b, number)
         return found
 
     @property
-    def carried(self) -> list[Load]:
+    def carried(self) -> list[FragmentLoad]:
         """The loads of a tile that happen during the tile before."""
         return [load for load, use in self._first_uses.items() if use < self.lead]
 
@@ -86,7 +86,7 @@ class RollingOrder:
         """One tile's loads and mma; from the border on the loads are the next tile's."""
         multiplies = self._multiplies
         count, uses = len(multiplies), self._first_uses
-        at: dict[int, list[Load]] = {}
+        at: dict[int, list[FragmentLoad]] = {}
         for load, use in uses.items():
             at.setdefault((use - self.lead) % count, []).append(load)
         for number, multiply in enumerate(multiplies):
