@@ -203,7 +203,8 @@ def pytest_runtest_logreport(report: pytest.TestReport) -> None:
         return
     said = report.longrepr[2].removeprefix("Skipped: ") if isinstance(report.longrepr, tuple) else ""
     outcome = "refused" if said.startswith("refused: ") else "left out" if report.skipped else report.outcome
-    said = said or report.longreprtext.strip().rpartition("\n")[2]
+    if not report.passed:
+        said = said or report.longreprtext.strip().rpartition("\n")[2]
     file, _, name = report.nodeid.partition("::")
     OUTCOMES[report.nodeid] = {
         "file": "/".join(Path(file).parts[-2:]),

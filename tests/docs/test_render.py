@@ -146,6 +146,6 @@ def test_what_became_of_the_cases_of_other_files_is_counted_and_failures_are_nam
         for i, outcome in enumerate(outcomes)
     ]
     text = load("page_sections").made("their_files", {"cases": cases})
-    assert "| `tests/test_it.py` | `test_out` | 2 | 1 | 1 | 1 |" in text
+    assert "| FlashAttention-2 | `test_out` | 2 | 1 | 1 | 1 |" in text
     assert "- `test_out[case3]`: said 3" in text
     assert "said 2" not in text

@@ -168,13 +168,6 @@ def test_devices_must_agree():
         same_device([here, there], ["q", "k"])
 
 
-def test_types_can_be_required():
-    view = describe(np.zeros(2, np.float32))
-    assert arrays.require_dtype(view, "q", (f16, f32)) is f32
-    with pytest.raises(ProblemError, match=r"q is f32.*f16 or bf16"):
-        arrays.require_dtype(view, "q", (f16, bf16))
-
-
 def test_numpy_results():
     out = empty("numpy", (2, 3), bf16, ("cpu", 0))
     assert out.shape == (2, 3)

@@ -130,14 +130,6 @@ def same_device(views: Sequence[ArrayView], names: Sequence[str] = ()) -> Device
     return first
 
 
-def require_dtype(view: ArrayView, name: str, allowed: Sequence[DType]) -> DType:
-    """The type of ``view``. Raises ProblemError if it is not among ``allowed``."""
-    if view.dtype not in allowed:
-        found, *names = (t.array_name for t in (view.dtype, *allowed))
-        raise ProblemError(f"{name} is {found}, which this operation does not take: convert it to {' or '.join(names)}")
-    return view.dtype
-
-
 def memory_span(view: ArrayView) -> tuple[int, int]:
     """(lowest address, number of bytes) of the memory that the elements of ``view`` lie in, gaps included."""
     if 0 in view.shape:
