@@ -22,7 +22,7 @@ from warploom_lab.discover.tracers import tracers
 
 def main(folder: Path) -> int:
     """Trace, write, summarise."""
-    from warploom_lab.bench.environment import environment
+    from warploom_lab.bench.evidence import environment
 
     machine = environment()
     run = gpu_runner(0)

@@ -27,8 +27,7 @@ from warploom.measure.matmul import DATA
 from warploom.measure.monitor import GpuMonitor
 from warploom.measure.timing import Candidate, EventClock
 from warploom.tune.tuner import gpu_for_tuning
-from warploom_lab.bench.environment import gpu_slug
-from warploom_lab.bench.evidence import made_by
+from warploom_lab.bench.evidence import gpu_slug, made_by
 from warploom_lab.bench.gemm import LOADS, Square
 from warploom_lab.bench.ladder import Family, LadderResult, fitting
 from warploom_lab.bench.power import power_of

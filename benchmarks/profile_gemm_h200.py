@@ -17,8 +17,7 @@ from gemm_page_counters import RAGGED, UNALIGNED, WHOLE, reason
 from profile_h200 import beside_emulator, together
 
 from warploom_lab.bench.cells import parser_of
-from warploom_lab.bench.environment import environment
-from warploom_lab.bench.evidence import write
+from warploom_lab.bench.evidence import environment, write
 from warploom_lab.bench.gemm import GemmFamily
 from warploom_lab.bench.ncu import ncu_version
 from warploom_lab.bench.profile import GemmLaunch

@@ -39,8 +39,7 @@ from warploom_lab.bench.attention import GPU_TOKENS, AttentionFamily, has_room
 from warploom_lab.bench.baselines import sdpa
 from warploom_lab.bench.cells import parser_of
 from warploom_lab.bench.counters import Profile, compare_wavefronts
-from warploom_lab.bench.environment import environment
-from warploom_lab.bench.evidence import write
+from warploom_lab.bench.evidence import environment, write
 from warploom_lab.bench.ladder import Family
 from warploom_lab.bench.ncu import ncu_version
 from warploom_lab.bench.profile import AttentionLaunch, Watched, profile_launches

@@ -23,8 +23,7 @@ import warploom
 from warploom.kernels.attention.reference import attention_error, attention_reference
 from warploom.kernels.matmul.reference import gemm_error, gemm_reference
 from warploom.ops.backends import GpuCall
-from warploom_lab.bench.environment import environment
-from warploom_lab.bench.evidence import write
+from warploom_lab.bench.evidence import environment, write
 from warploom_lab.kernels.attention.ladder import FULL_LADDER
 from warploom_lab.kernels.matmul.ladder import LADDER as GEMM_LADDER
 from warploom_lab.kernels.reduce.ladder import LADDER as REDUCE_LADDER

@@ -29,8 +29,7 @@ from warploom.tune.build import build_all
 from warploom.tune.tuner import gpu_for_tuning
 from warploom_lab.bench.baselines import flash_attention_4, sdpa
 from warploom_lab.bench.cells import parser_of
-from warploom_lab.bench.environment import environment
-from warploom_lab.bench.evidence import write
+from warploom_lab.bench.evidence import environment, write
 from warploom_lab.bench.power import power_of
 
 SM90 = target("sm_90a")

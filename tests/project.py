@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from warploom.cuda.cubin import find_nvdisasm
-from warploom_lab.bench.resources import missing_compiler
+from warploom_lab.bench.ladder import missing_compiler
 
 ROOT = Path(__file__).resolve().parents[1]
 needs_nvdisasm = pytest.mark.skipif(

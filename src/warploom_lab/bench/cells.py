@@ -25,8 +25,7 @@ from warploom.kernels.source import KernelCall
 from warploom.measure.monitor import GpuMonitor
 from warploom.measure.timing import Candidate, EventClock, Measured, graphed, input_sets, measure, paired_spread
 from warploom.tune.build import build_all
-from warploom_lab.bench.environment import environment
-from warploom_lab.bench.evidence import write
+from warploom_lab.bench.evidence import environment, write
 from warploom_lab.bench.power import power_of
 
 Cell = TypeVar("Cell")

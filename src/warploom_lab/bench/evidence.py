@@ -1,4 +1,4 @@
-"""What a result was measured on: the commit, and every kernel that ran with the digest of its Program.
+"""What a result was measured on: the machine, the commit, and every kernel that ran with the digest of its Program.
 
 Each kernel is named by what it is traced from, so that a page can trace it again (``stale.py``).
 """
@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import json
 import os
+import platform
 import subprocess
 from collections.abc import Collection, Mapping
-from dataclasses import fields, is_dataclass
+from dataclasses import asdict, fields, is_dataclass
+from datetime import UTC, datetime
 from enum import Enum
 from functools import cache
 from importlib import import_module
@@ -18,13 +20,50 @@ from pathlib import Path
 from types import FunctionType
 from typing import Any, cast
 
+import warploom
 from warploom.core.dtypes import DTYPES, DType
 from warploom.kernels.source import KernelSource, traced
-from warploom_lab.bench.environment import environment
+from warploom.measure.monitor import GpuMonitor
 
 HERE = Path(__file__).resolve()
+_PACKAGES = ("numpy", "ml_dtypes", "cuda-core", "cuda-bindings", "torch", "nvidia-cudnn-cu13", "triton")
 COMMIT = "WARPLOOM_COMMIT"
 """The environment variable that says which commit a copy without a ``.git`` folder is of."""
+
+
+# -- the machine
+
+
+def environment(device: int | None = None) -> dict[str, Any]:
+    """Versions, machine, date and, if there is one, the GPU ``device`` (default: the first). JSON-able.
+
+    ``driver`` is the driver's own version ("580.65.06"), ``cuda_driver`` the newest CUDA it supports ("13.0").
+    """
+    from warploom.cuda.device import installed_version, probe
+
+    report = probe()
+    gpu = next((g for g in report.gpus if device is None or g.index == device), None)
+    return {
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "warploom": warploom.__version__,
+        "python": platform.python_version(),
+        "os": platform.platform(),
+        "machine": platform.machine(),
+        "cores": os.cpu_count(),
+        "packages": {name: version for name in _PACKAGES if (version := installed_version(name)) is not None},
+        "nvrtc": report.nvrtc,
+        "driver": GpuMonitor.of(gpu.index).state().get("driver") if gpu else None,
+        "cuda_driver": report.driver,
+        "gpu": asdict(gpu) if gpu else None,
+    }
+
+
+def gpu_slug(env: dict[str, Any]) -> str:
+    """A folder name for the GPU of an :func:`environment`: ``"NVIDIA H200"`` → ``"h200"``; ``"cpu"`` without one."""
+    if not env.get("gpu"):
+        return "cpu"
+    words = str(env["gpu"]["name"]).lower().replace("nvidia", "").replace("geforce", "").split()
+    return "-".join("".join(c for c in word if c.isalnum()) for word in words) or "gpu"
 
 
 # -- what a kernel is traced from, as JSON

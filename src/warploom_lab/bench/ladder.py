@@ -13,20 +13,27 @@ from typing import Any, Generic, Protocol, TypeVar
 
 from warploom.checking.report import finding_json, wavefronts_json
 from warploom.core.dtypes import DType
-from warploom.core.errors import ConfigError
+from warploom.core.errors import CompileError, ConfigError, UnsupportedDeviceError, WarploomError
+from warploom.core.targets import target
 from warploom.cuda.compile import available_cores
+from warploom.cuda.cubin import disassemble
 from warploom.emulate import Emulation, emulate
 from warploom.ir.program import Program
 from warploom.measure.monitor import GpuMonitor
 from warploom.measure.timing import Candidate, EventClock, Measured, measure, paired_ratio
 from warploom.measure.workload import OnGpu
-from warploom_lab.bench.environment import environment
-from warploom_lab.bench.resources import TargetEntry, compile_for, missing_compiler
+from warploom.ops.backends import compiled
+from warploom_lab.bench.evidence import environment
+from warploom_lab.inspect.flow import control_flow
+from warploom_lab.inspect.sass import parse_sass
 from warploom_lab.kernels.ladder import Rung
 
 Config = TypeVar("Config")
 Progress = Callable[[str, float], None]
 """Told what is being done and the fraction done of the whole."""
+
+TargetEntry = dict[str, Any]
+"""What :func:`compile_for` says of a Program for a target."""
 
 TARGETS = ("sm_80", "sm_90a")
 EMULATION_SHARE = 0.4
@@ -199,6 +206,45 @@ def run_ladder(
         _time_on_gpu(family, places, result, device, seed or 0, rounds, lambda t, f: tell(t, share + (1 - share) * f))
     tell("done", 1.0)
     return result
+
+
+def missing_compiler() -> str | None:
+    """Why nothing can be compiled here, with what to do; None where NVRTC is at hand."""
+    from warploom.cuda.device import nvrtc_version
+
+    try:
+        nvrtc_version()
+    except UnsupportedDeviceError as error:
+        return f"not compiled: {error}"
+    return None
+
+
+def compile_for(program: Program, arch: str) -> TargetEntry:
+    """``registers`` and ``stack_bytes`` per thread, ``spill_bytes`` (stores plus loads), ``shared_bytes`` per CTA and,
+    with nvdisasm, the number of SASS ``instructions``; or ``{"error"}`` (no compiler, say) or ``{"not_for"}`` with the
+    reason.
+    """
+    limits = target(arch)
+    if target(program.requires).compute_capability > limits.compute_capability:
+        return {"not_for": f"the kernel needs {program.requires}"}
+    if program.shared_bytes > limits.shared_per_block:
+        return {"not_for": f"{program.shared_bytes} bytes of shared memory, {arch} has {limits.shared_per_block}"}
+    try:
+        kernel = compiled(program, arch)
+    except (CompileError, UnsupportedDeviceError) as error:
+        return {"error": str(error)}
+    needs = kernel.resources
+    entry: TargetEntry = {
+        "registers": needs.registers,
+        "spill_bytes": needs.spill_bytes,
+        "stack_bytes": needs.stack_bytes,
+        "shared_bytes": needs.static_shared_bytes + program.shared_bytes,
+    }
+    try:
+        (listing,) = parse_sass(disassemble(kernel.cubin))
+    except (WarploomError, ValueError):
+        return entry
+    return entry | {"instructions": len(control_flow(listing).instructions)}
 
 
 def _part(tell: Progress, what: str, start: float, width: float) -> Callable[[float], None]:

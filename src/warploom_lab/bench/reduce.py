@@ -21,8 +21,8 @@ from warploom.measure.monitor import GpuMonitor
 from warploom.measure.pytorch import torch_module
 from warploom.measure.timing import Candidate, EventClock, Spread, graphed, measure
 from warploom.ops.backends import GpuCall
+from warploom_lab.bench.ladder import compile_for
 from warploom_lab.bench.power import power_of
-from warploom_lab.bench.resources import compile_for
 from warploom_lab.inspect.report import inspect_program
 from warploom_lab.kernels.ladder import Rung
 from warploom_lab.kernels.reduce.config import ReduceConfig

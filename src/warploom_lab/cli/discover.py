@@ -57,7 +57,7 @@ def discover(
     if write:
         _write(found)
     if json is not None:
-        from warploom_lab.bench.environment import environment
+        from warploom_lab.bench.evidence import environment
 
         write_json({"on": where, "environment": environment(), "fragments": [d.as_row() for d in found]}, json)
     if any(d.verdict == "differs" for d in found):
@@ -118,7 +118,7 @@ def _summary(found: list[Discovered]) -> None:
 
 def _write(found: list[Discovered]) -> None:
     from warploom.layout.wmma import MAPS_FILE
-    from warploom_lab.bench.environment import environment
+    from warploom_lab.bench.evidence import environment
     from warploom_lab.discover.fragments import wmma_maps
 
     gpu = environment()["gpu"] or {}

@@ -132,7 +132,7 @@ def reduce(rung: RungList = None, on: On = "auto", json: JsonFile = None) -> Non
       warploom ladder reduce --rung 1w,4
       warploom ladder reduce --on gpu --json reduce.json
     """
-    from warploom_lab.bench.environment import environment
+    from warploom_lab.bench.evidence import environment
     from warploom_lab.bench.reduce import run_experiment
     from warploom_lab.kernels.reduce.ladder import LADDER
 
@@ -238,7 +238,7 @@ def report(result: LadderResult, json: str | None) -> None:
 
 
 def _report_reduce(found: dict[str, Any], timed: bool) -> None:
-    from warploom_lab.bench.resources import missing_compiler
+    from warploom_lab.bench.ladder import missing_compiler
 
     rows = found["rungs"]
     _table("Row maxima of 16×16 products, one of them", _static, rows)

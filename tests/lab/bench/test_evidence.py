@@ -11,7 +11,7 @@ from warploom.core.errors import ProblemError
 from warploom.cuda.device import Gpu
 from warploom.measure import monitor
 from warploom.measure.monitor import GpuMonitor, parse_nvidia_smi
-from warploom_lab.bench.environment import environment, gpu_slug
+from warploom_lab.bench.evidence import environment, gpu_slug
 from warploom_lab.kernels.attention.ladder import FULL_LADDER
 from warploom_lab.kernels.matmul.ladder import FULL_LADDER as GEMM_LADDER
 

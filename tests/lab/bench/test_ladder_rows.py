@@ -15,8 +15,7 @@ from warploom.kernels.attention.reference import ErrorReport, attention_error, a
 from warploom.lang import Global, Kernel, f32, kernel
 from warploom_lab.bench import ladder
 from warploom_lab.bench.attention import AttentionFamily, _entry, settled
-from warploom_lab.bench.ladder import ErrorEntry, LadderResult, run_ladder
-from warploom_lab.bench.resources import compile_for, missing_compiler
+from warploom_lab.bench.ladder import ErrorEntry, LadderResult, compile_for, missing_compiler, run_ladder
 from warploom_lab.inspect import inspect_program
 from warploom_lab.kernels.attention.ladder import LADDER
 from warploom_lab.kernels.ladder import Rung
@@ -141,7 +140,7 @@ def test_resources_of_a_small_kernel(monkeypatch):
     def refuse(*_):
         raise CompileError("ptxas says no")
 
-    monkeypatch.setattr("warploom_lab.bench.resources.compiled", refuse)
+    monkeypatch.setattr("warploom_lab.bench.ladder.compiled", refuse)
     assert compile_for(program, "sm_80") == {"error": "ptxas says no"}
 
 

@@ -8,7 +8,7 @@ from typer.testing import CliRunner
 from warploom.cli.main import app
 from warploom.core.errors import ConfigError
 from warploom.kernels.attention.reference import attention_reference
-from warploom_lab.bench import resources
+from warploom_lab.bench.ladder import missing_compiler
 from warploom_lab.cli.ladder import attention_rungs
 from warploom_lab.kernels.attention.ladder import FULL_LADDER
 
@@ -50,7 +50,7 @@ def test_rungs_1_and_2_have_the_known_conflicts(base_rows):
         assert row["wavefronts"]["st.shared"] == {"actual": factor * 512, "ideal": 512, "accesses": 512}
 
 
-@pytest.mark.skipif(resources.missing_compiler() is not None, reason="needs NVRTC")
+@pytest.mark.skipif(missing_compiler() is not None, reason="needs NVRTC")
 def test_registers_and_spills_of_both_targets(base_rows):
     for row, most in zip(base_rows["rows"], (202, 232), strict=True):
         assert set(row["targets"]) == {"sm_80", "sm_90a"}

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from warploom.core.errors import UnsupportedDeviceError
-from warploom_lab.bench import reduce, resources
+from warploom_lab.bench import reduce
 from warploom_lab.kernels.reduce.ladder import LADDER
 
 
@@ -18,7 +18,7 @@ def ladder(invoke, monkeypatch):
     def missing(*_):
         raise UnsupportedDeviceError("no compiler")
 
-    monkeypatch.setattr(resources, "compiled", missing)
+    monkeypatch.setattr("warploom_lab.bench.ladder.compiled", missing)
     monkeypatch.setattr(reduce, "inspect_program", missing)
 
     def run(*words):
