@@ -135,22 +135,22 @@ class Barriers:
         whole = frame.whole_ctas and waits and threads in (None, self.threads) and not self.open and holds is None
         if whole and number.size == 1 and 0 <= int(number.flat[0]) < NAMED_BARRIERS:
             if self.past:
-                for row in frame.flat.tolist():
+                for row in frame.rows.tolist():
                     self._follows((row // self.clocks.warps_per_cta, int(number.flat[0])), row, op)
-            self.clocks.sync_ctas(frame.flat)
+            self.clocks.sync_ctas(frame.rows)
             if self.past:  # whoever comes later knows of all that was
-                ctas = set((frame.flat // self.clocks.warps_per_cta).tolist())
+                ctas = set((frame.rows // self.clocks.warps_per_cta).tolist())
                 self.past = {key: phase for key, phase in self.past.items() if key[0] not in ctas}
             return None
         expected = self.threads if threads is None else threads
         if expected % 32 or not 0 < expected <= self.threads:
             message = f"{op.instruction.mnemonic} for {expected} threads: use a multiple of 32 up to {self.threads}"
-            self.report.add("barrier", op.where, message, int(frame.flat[0]), 0)
+            self.report.add("barrier", op.where, message, int(frame.rows[0]), 0)
             return None
         wait = Wait(op, set())
         numbers = frame.full(number)[:, 0]
         came = frame.acting()
-        for i, (row, which) in enumerate(zip(frame.flat.tolist(), numbers.tolist(), strict=True)):
+        for i, (row, which) in enumerate(zip(frame.rows.tolist(), numbers.tolist(), strict=True)):
             if not 0 <= which < NAMED_BARRIERS:
                 self.report.add("barrier", op.where, f"there is no barrier {which}: use 0 to 15", row, 0)
                 continue
@@ -250,8 +250,8 @@ class ClusterBarriers:
     def arrive(self, frame: Frame, op: Op, relaxed: bool) -> None:
         """All warps of the frame arrive."""
         self.clocks.stamp(op)
-        self.clocks.absorb(frame.flat)
-        for row in frame.flat.tolist():
+        self.clocks.absorb(frame.rows)
+        for row in frame.rows.tolist():
             if row in self.arrived:
                 message = f"a warp executes {op.instruction.mnemonic} again before it has waited for the first "
                 message += "arrival: arrive once for each wait"
@@ -263,12 +263,12 @@ class ClusterBarriers:
             phase = self.current[row // self.domain]
             phase.arrive(int(self.clocks.columns[row]), self.clocks.now, known)
             self.arrived[row] = phase, op
-        self._complete(frame.flat)
+        self._complete(frame.rows)
 
     def wait(self, frame: Frame, op: Op) -> Wait | None:
         """The wait of the frame's warps for their cluster's barrier; None where it is over already."""
         wait = Wait(op, set())
-        for row in frame.flat.tolist():
+        for row in frame.rows.tolist():
             if row not in self.arrived:
                 message = f"a warp executes {op.instruction.mnemonic} without having arrived (barrier.cluster.arrive): "
                 self.report.add("barrier", op.where, message + "every thread arrives before it waits", row, 0)

@@ -404,7 +404,7 @@ class Mbarriers:
             if over:
                 if effect.acquires:
                     self._acquire(bar, by, effect.scope == "cluster")
-                done[frame.flat == by.row, by.each] = True
+                done[frame.rows == by.row, by.each] = True
         return done
 
     def invalidate(self, frame: Frame, address: Array, op: Op) -> None:

@@ -26,7 +26,7 @@ _SIGNED = "di"
 def _acting(frame: Frame) -> Iterator[tuple[int, int, int]]:
     """(position in the frame, row, lane) of each thread."""
     for i, lane in zip(*(x.tolist() for x in np.nonzero(frame.acting())), strict=True):
-        yield i, int(frame.flat[i]), lane
+        yield i, int(frame.rows[i]), lane
 
 
 def print_step(run: Context, op: Op, effect: Printed) -> Step:
@@ -42,7 +42,7 @@ def print_step(run: Context, op: Op, effect: Printed) -> Step:
             given = _Arguments(run, op, row, lane, int(places[i, lane]))
             run.printed.append(_formatted(run, run.memory.text(int(formats[i, lane])), given))
             counts[i, lane] = given.taken
-        run.put(frame, op.results[0], frame.shaped(counts), None, None)
+        frame.write(op.results[0], counts)
 
     return step
 

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from warploom.emulate.barriers.barriers import Barriers, ClusterBarriers, Wait
 from warploom.emulate.barriers.mbarriers import Mbarriers
-from warploom.emulate.control.frames import ASCENDING, Frame, Origin, Turns, constant_array
+from warploom.emulate.control.frames import ASCENDING, Frame, Turns, constant_array
 from warploom.emulate.findings.report import Reporter
 from warploom.emulate.findings.traffic import TrafficCounter
 from warploom.emulate.memory.byte_memory import LocalMemory
@@ -95,11 +95,6 @@ class Context:
     def keys(self, op: Op) -> tuple[Value, ...]:
         """The keys of all operands."""
         return tuple(self.key(x) for x in op.operands)
-
-    @staticmethod
-    def put(frame: Frame, value: Value, array: Array, shadow: Array | None, origin: Origin | None) -> None:
-        """Write a result."""
-        frame.write(value, array, shadow, origin)
 
     def observe(self, frame: Frame, key: Value, op: Op, use: str) -> Array:
         """An operand that decides something. Poison in it is a finding."""

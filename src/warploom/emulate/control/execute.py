@@ -15,7 +15,7 @@ from warploom.core.errors import EmulationError
 from warploom.emulate.barriers.barriers import Wait
 from warploom.emulate.control.calls import abort_step, print_step
 from warploom.emulate.control.context import Context, Step
-from warploom.emulate.control.frames import LANES, Frame, shadow_dtype
+from warploom.emulate.control.frames import LANES, Frame
 from warploom.emulate.control.graph import Graph
 from warploom.emulate.control.lane_steps import LaneSteps, ballot
 from warploom.emulate.control.undefined import WideAddresses, undefined
@@ -172,31 +172,28 @@ class Executor(Context):
             return wait
 
         def voted(frame: Frame) -> None:
-            votes = np.stack([self.barriers.votes.get(row, np.zeros(2, np.uint32)) for row in frame.flat.tolist()])
+            votes = np.stack([self.barriers.votes.get(row, np.zeros(2, np.uint32)) for row in frame.rows.tolist()])
             found = op.instruction.meaning(votes[:, :1], votes[:, 1:])[0]
-            self.put(frame, op.results[0], frame.shaped(np.broadcast_to(found, (frame.n, 32))), None, None)
+            frame.write(op.results[0], found)
 
         return arrive
 
     def _read_special(self, op: Op, effect: fx.ReadSpecial) -> Step:
-        return lambda frame: self.put(frame, op.results[0], self._special(frame, effect.register), None, None)
+        return lambda frame: frame.write(op.results[0], self._special(frame, effect.register))
 
     def _special(self, frame: Frame, register: str) -> Array:
         if register in _BASES:
-            return np.full((1, 1, 1), _BASES[register], np.uint32)
+            return np.full((1, 1), _BASES[register], np.uint32)
         if register == "activemask":
-            return ballot(frame.acting()).reshape(*frame.shape, 1)
+            return ballot(frame.acting())
         if register == "clock64":
-            return np.full((1, 1, 1), self.clocks.now, np.uint64)
+            return np.full((1, 1), self.clocks.now, np.uint64)
         if register == "tid.x":
-            warp = frame.local.reshape(frame.shape)
-            warp = warp[:1] if (warp == warp[:1]).all() else warp
-            return (warp[:, :, None] * 32 + LANES).astype(np.uint32)
-        cta = frame.cta + self.report.first // self.report.warps_per_cta
-        cta = cta[:, :1] if (cta == cta[:, :1]).all() else cta
-        if register.startswith("n") or register == "cluster_nctarank":
-            cta = cta[:1, :1]
-        return self.report.places.special(register, cta)[:, :, None].astype(np.uint32)
+            return (frame.local[:, None] * 32 + LANES).astype(np.uint32)
+        cta = frame.cta[:, None] + self.report.first // self.report.warps_per_cta
+        if register.startswith("n") or register == "cluster_nctarank" or (cta == cta[0]).all():
+            cta = cta[:1]
+        return self.report.places.special(register, cta).astype(np.uint32)
 
     # -- registers only ------------------------------------------------------------------------------------------
 
@@ -227,32 +224,13 @@ class Executor(Context):
                 values = [env[k] for k in keys]
                 arrays = meaning(*values)
                 if shadows and not (shadows.keys().isdisjoint(keys) and shadows.keys().isdisjoint(results)):
-                    self._put_all(frame, op, keys, arrays, partial(op.instruction.shadow, values, results=arrays))
+                    frame.write_all(results, arrays, keys, partial(op.instruction.shadow, values, results=arrays))
                 elif len(results) == 1:
                     env[first] = arrays[0]
                 else:
                     env.update(zip(results, arrays, strict=True))
 
         return step
-
-    def _put_all(
-        self,
-        frame: Frame,
-        op: Op,
-        keys: tuple[Value, ...],
-        arrays: Sequence[Array],
-        shadow: Callable[[list[Array]], Sequence[Array]],
-    ) -> None:
-        """Write results; ``shadow`` works out their poison from that of the operands."""
-        poisoned = [k for k in keys if k in frame.shadows] if self.checks and frame.shadows else []
-        marks: Sequence[Array | None] = [None] * len(arrays)
-        if poisoned:
-            none = [np.zeros((1, 1, 1), shadow_dtype(frame.env[k].dtype)) for k in keys]
-            found = shadow([frame.shadows.get(k, z) for k, z in zip(keys, none, strict=True)])
-            marks = [mark if mark.any() else None for mark in found]
-        origin = frame.origins.get(poisoned[0]) if poisoned else None
-        for value, array, mark in zip(op.results, arrays, marks, strict=True):
-            frame.write(value, array, mark, origin)
 
     def _matrix(self, frame: Frame, slot: FragmentSlot, keys: tuple[Value, ...], which: tuple[str, ...]) -> Array:
         """An operand as matrices (warps, rows, columns), kept while its registers stay the same arrays."""
@@ -278,13 +256,12 @@ class Executor(Context):
             if fast:
                 product = np.matmul(self._matrix(frame, a, a_keys, of_a), self._matrix(frame, b, b_keys, of_b))
                 parts = c.registers(product)
-                results = tuple(frame.shaped(p) + env[k] for p, k in zip(parts, c_keys, strict=True))
+                results = tuple(p + env[k] for p, k in zip(parts, c_keys, strict=True))
             else:
-                values = [frame.full(env[k]) for k in keys]
-                results = tuple(frame.shaped(r) for r in meaning(*values))
-            self._put_all(frame, op, keys, results, partial(spoiled, frame))
+                results = meaning(*[frame.full(env[k]) for k in keys])
+            frame.write_all(op.results, results, keys, partial(spoiled, frame))
 
-        def spoiled(frame: Frame, given: list[Array]) -> list[Array]:
-            return [frame.shaped(mark) for mark in poison.mma(slots, [frame.full(x) for x in given])]
+        def spoiled(frame: Frame, given: list[Array]) -> tuple[Array, ...]:
+            return poison.mma(slots, [frame.full(x) for x in given])
 
         return step

@@ -1,14 +1,13 @@
 """Frames: the registers and active lanes of a set of warps that execute together.
 
-A frame holds A × B warps (CTAs × warps of a CTA where the set is such a product, else R × 1). A register is an array
-that broadcasts to (A, B, 32): values that all warps, or all lanes, agree on stay small. Divergent control flow runs on
-a part of a frame: the warps that take part, with a lane mask only where lanes of one warp disagree. What single threads
-execute asks which lanes of which warps act, and in which order.
+A register is an array that broadcasts to (warps, 32): values that all warps, or all lanes, agree on stay small.
+Divergent control flow runs on a part of a frame: the warps that take part, with a lane mask only where lanes of one
+warp disagree. What single threads execute asks which lanes of which warps act, and in which order.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -23,14 +22,9 @@ Array = NDArray[Any]
 
 
 Origin = tuple[SourceLine, str]
-Chosen: TypeAlias = tuple[Array, Array] | Array | slice
-"""Warps of a frame (A, B): places along both axes, numbers, or all."""
+Chosen: TypeAlias = Array | slice
+"""Positions of warps in a frame."""
 LANES = np.arange(32, dtype=np.int64)
-
-
-def shadow_dtype(dtype: np.dtype[Any]) -> np.dtype[Any]:
-    """The type of the shadow of a register: as many bits, 1 where the bit is poison."""
-    return np.dtype(np.bool_) if dtype == np.bool_ else np.dtype(f"u{dtype.itemsize}")
 
 
 def all_ones(dtype: np.dtype[Any]) -> Any:
@@ -38,12 +32,17 @@ def all_ones(dtype: np.dtype[Any]) -> Any:
     return np.True_ if dtype == np.bool_ else ~dtype.type(0)
 
 
+def unmarked(array: Array) -> Array:
+    """The shadow of a register that has no poison: as many bits, 1 where the bit is poison."""
+    return np.zeros((1, 1), np.bool_ if array.dtype == np.bool_ else f"u{array.dtype.itemsize}")
+
+
 def constant_array(dtype: DType, value: float) -> Array:
-    """An immediate as a (1, 1, 1) array; integers wrap to the type."""
+    """An immediate as a (1, 1) array; integers wrap to the type."""
     if dtype.is_integer:
         value = int(value) & ((1 << dtype.bits) - 1)
-        return np.array([[[value]]], dtype=f"u{dtype.bits // 8}").view(dtype.numpy)
-    return np.array([[[value]]], dtype=dtype.numpy)
+        return np.array([[value]], dtype=f"u{dtype.bits // 8}").view(dtype.numpy)
+    return np.array([[value]], dtype=dtype.numpy)
 
 
 def displaced(address: Array, offset: int) -> Array:
@@ -58,12 +57,6 @@ def widened(array: Array, shape: tuple[int, ...]) -> Array:
     wide = np.empty(shape, array.dtype)
     wide[...] = array
     return wide
-
-
-def _span(rows: Array) -> Array | slice:
-    """Rising numbers as an index: those without gaps as a slice, which NumPy need not gather."""
-    first = int(rows[0]) if rows.size else 0
-    return slice(first, first + rows.size) if rows.size and int(rows[-1]) - first == rows.size - 1 else rows
 
 
 class Registers(dict[Value, Array]):
@@ -83,18 +76,19 @@ class Registers(dict[Value, Array]):
 
 
 class Frame:
-    """See the module's docstring. ``rows`` (A, B) are warp numbers within the batch, CTA-major."""
+    """See the module's docstring. ``rows`` are the rising numbers of its warps within the batch, CTA-major.
+
+    ``active`` are the lanes (warps, 32) that take part; None: all of every warp.
+    """
 
     def __init__(self, rows: Array, warps_per_cta: int, constants: Mapping[Value, Array]) -> None:
-        self.rows = rows
-        self.shape = rows.shape
-        self.flat = np.ascontiguousarray(rows.reshape(-1))
-        self.n = self.flat.size
-        self.span = _span(self.flat)
+        self.rows, self.n, self.shape = rows, rows.size, (rows.size, 32)
+        # Rows without gaps are a slice, which NumPy need not gather.
+        first, last = (int(rows[0]), int(rows[-1])) if rows.size else (0, -1)
+        self.span: Chosen = slice(first, last + 1) if last - first == rows.size - 1 else rows
         self.warps_per_cta = warps_per_cta
-        self.cta = rows // warps_per_cta
-        self.local = self.flat % warps_per_cta
-        self.mask: Array | None = None
+        self.cta, self.local = np.divmod(rows, warps_per_cta)
+        self.active: Array | None = None
         self.constants = constants
         self.env: Registers = Registers(self, constants)
         self.shadows: dict[Value, Array] = {}
@@ -103,49 +97,35 @@ class Frame:
         self._select: Chosen = slice(None)
         self.gone: Array | None = None  # lanes that have ended, of a frame without a parent
         self.seen: dict[int, Any] = {}
-        first = self.flat[::warps_per_cta, None]  # of each CTA, if they are whole
-        self.whole_ctas = np.array_equal((first - first % warps_per_cta + np.arange(warps_per_cta)).ravel(), self.flat)
+        heads = rows[::warps_per_cta, None]  # of each CTA, if they are whole
+        self.whole_ctas = np.array_equal((heads - heads % warps_per_cta + np.arange(warps_per_cta)).ravel(), rows)
 
     # -- values ------------------------------------------------------------------------------------------------
 
     def full(self, array: Array) -> Array:
         """``array`` as (warps, 32)."""
-        return widened(array, (*self.shape, 32)).reshape(self.n, 32)
-
-    def shaped(self, array: Array) -> Array:
-        """(warps, 32) as (A, B, 32)."""
-        return array.reshape(*self.shape, 32)
-
-    @property
-    def active(self) -> Array | None:
-        """The lane mask as (warps, 32), or None when every lane of every warp is active."""
-        return None if self.mask is None else self.mask.reshape(self.n, 32)
+        return widened(array, self.shape)
 
     def acting(self, among: Array | None = None) -> Array:
         """The active lanes, (warps, 32), of those that ``among`` has."""
-        lanes = np.ones((self.n, 32), np.bool_) if among is None else self.full(among)
+        lanes = np.ones(self.shape, np.bool_) if among is None else self.full(among)
         return lanes if self.active is None else lanes & self.active
 
     def inherited(self, value: Value) -> Array:
         """A value this frame has not written: the parent's, or poison if nobody has."""
         if self.parent is None:
-            zero = np.zeros((1, 1, 1), value.dtype.numpy)
-            self.shadows[value] = np.full((1, 1, 1), all_ones(shadow_dtype(zero.dtype)), shadow_dtype(zero.dtype))
+            zero = np.zeros((1, 1), value.dtype.numpy)
+            self.shadows[value] = unmarked(zero) | all_ones(unmarked(zero).dtype)
             name = f"register {value.name}" if value.name else "a register"
             self.origins[value] = (NOWHERE, f"{name} that was never written")
             return zero
-        array = self._take(self.parent.env[value])
+        array = taken(self.parent.env[value], self._select)
         if value in self.parent.shadows:
-            self.shadows[value] = self._take(self.parent.shadows[value])
+            self.shadows[value] = taken(self.parent.shadows[value], self._select)
             self.origins[value] = self.parent.origins[value]
         return array
 
-    def _take(self, array: Array) -> Array:
-        """The parent's array for this frame's warps."""
-        assert self.parent is not None
-        return taken(array, self.parent.shape, self._select)
-
-    def write(self, value: Value, array: Array, shadow: Array | None, origin: Origin | None) -> None:
+    def write(self, value: Value, array: Array, shadow: Array | None = None, origin: Origin | None = None) -> None:
         """Set a register."""
         self.env[value] = array
         if shadow is not None:
@@ -153,67 +133,67 @@ class Frame:
         elif self.shadows:
             self.shadows.pop(value, None)
 
+    def poison(self, keys: Sequence[Value]) -> tuple[list[Array], Origin] | None:
+        """The shadows of values of which some have poison, and where that of the first comes from; None for none."""
+        poisoned = [k for k in keys if k in self.shadows] if self.shadows else []
+        if not poisoned:
+            return None
+        return [self.shadows.get(k, unmarked(self.env[k])) for k in keys], self.origins[poisoned[0]]
+
+    def write_all(
+        self,
+        results: Sequence[Value],
+        arrays: Sequence[Array],
+        keys: Sequence[Value],
+        shadow: Callable[[list[Array]], Sequence[Array]],
+    ) -> None:
+        """Set the results of an instruction; ``shadow`` works out their poison from that of its operands."""
+        found = self.poison(keys)
+        marks = [None] * len(arrays) if found is None else [m if m.any() else None for m in shadow(found[0])]
+        for value, array, mark in zip(results, arrays, marks, strict=True):
+            self.write(value, array, mark, None if found is None else found[1])
+
     # -- control flow --------------------------------------------------------------------------------------------
 
     def part(self, select: Array) -> Frame:
-        """The frame of the lanes in ``select`` (A, B, 32), with registers of its own. Warps with none are left out."""
-        chosen = self.chosen(np.asarray(select.any(axis=2)))
+        """The frame of the lanes in ``select`` (warps, 32), with registers of its own. Warps with none are left out."""
+        chosen = chosen_of(np.asarray(select.any(axis=1)))
         if isinstance(chosen, slice):
             frame = Frame.__new__(Frame)
             frame.__dict__.update(self.__dict__)
             frame.env, frame.shadows, frame.origins, frame.seen = Registers(frame, self.constants), {}, {}, {}
         else:
-            frame = Frame(self._rows(chosen), self.warps_per_cta, self.constants)
+            frame = Frame(self.rows[chosen], self.warps_per_cta, self.constants)
         frame.parent, frame._select = self, chosen
-        inner = taken(select, self.shape, chosen)
-        frame.mask = None if inner.all() else np.ascontiguousarray(inner)
+        inner = select[chosen]
+        frame.active = None if inner.all() else np.ascontiguousarray(inner)
         return frame
 
     def only(self, chosen: Chosen) -> Frame:
         """The frame of some of its warps, which goes on with their registers instead of this one."""
-        frame = Frame(self._rows(chosen), self.warps_per_cta, self.constants)
+        frame = Frame(self.rows[chosen], self.warps_per_cta, self.constants)
         for old, new in ((self.env, frame.env), (self.shadows, frame.shadows)):
-            new.update({value: taken(array, self.shape, chosen) for value, array in old.items()})
+            new.update({value: taken(array, chosen) for value, array in old.items()})
         frame.origins.update(self.origins)
-        if self.gone is not None:
-            frame.gone = taken(self.gone, self.shape, chosen)
+        frame.gone = None if self.gone is None else self.gone[chosen]
         return frame
-
-    @staticmethod
-    def chosen(warps: Array) -> Chosen:
-        """Warps, given as (A, B), by their places along both axes where they are a product, else one by one."""
-        if warps.all():
-            return slice(None)
-        first, second = (np.nonzero(np.logical_or.reduce(warps, axis=axis))[0] for axis in (1, 0))
-        if warps.sum() == first.size * second.size:
-            return first, second
-        return np.nonzero(warps.reshape(-1))[0]
-
-    def _rows(self, chosen: Chosen) -> Array:
-        if isinstance(chosen, slice):
-            return self.rows
-        return self.rows[np.ix_(*chosen)] if isinstance(chosen, tuple) else self.flat[chosen][:, None]
 
     @property
     def ended(self) -> Array | None:
-        """Lanes that have ended, (A, B, 32); None for none."""
+        """Lanes that have ended, (warps, 32); None for none."""
         if self.parent is None:
             return self.gone
         gone = self.parent.ended
-        return None if gone is None else self._take(gone)
+        return None if gone is None else gone[self._select]
 
     @property
     def absent(self) -> Array | None:
         """Lanes of these warps that are elsewhere, neither active here nor at their end, (warps, 32); None for none."""
-        if self.mask is None:
+        if self.active is None:
             return None
         ended = self.ended
-        here = self.mask if ended is None else self.mask | ended
-        return None if here.all() else ~self.full(here)
-
-    def in_parent(self, lanes: Array) -> Array:
-        """Lanes of this frame, (A, B, 32), as lanes of its parent."""
-        return self._put(np.zeros((1, 1, 1), np.bool_), lanes)
+        here = self.active if ended is None else self.active | ended
+        return None if here.all() else ~here
 
     def merge_into_parent(self, written: Iterable[Value]) -> None:
         """Give the parent what this frame has of values that it may have written."""
@@ -223,48 +203,37 @@ class Frame:
             if value not in self.env:
                 continue
             mine = self.env[value]
-            theirs = parent.env[value] if isinstance(value, Register) or value in parent.env else _zero(mine.dtype)
-            parent.env[value] = self._put(theirs, mine)
-            shadow, others = self.shadows.get(value), parent.shadows.get(value)
+            has = isinstance(value, Register) or value in parent.env
+            parent.env[value] = self.in_parent(mine, parent.env[value] if has else np.zeros((1, 1), mine.dtype))
+            shadow, others, none = self.shadows.get(value), parent.shadows.get(value), unmarked(mine)
             if shadow is None and others is None:
                 continue
-            none = _zero(shadow_dtype(mine.dtype))
-            merged = self._put(none if others is None else others, none if shadow is None else shadow)
+            merged = self.in_parent(none if shadow is None else shadow, none if others is None else others)
             if merged.any():
                 parent.shadows[value] = merged
                 parent.origins.setdefault(value, self.origins.get(value, (NOWHERE, "a value")))
             else:
                 parent.shadows.pop(value, None)
 
-    def _put(self, theirs: Array, mine: Array) -> Array:
-        """The parent's array with this frame's lanes in it."""
-        assert self.parent is not None
+    def in_parent(self, mine: Array, theirs: Array) -> Array:
+        """The parent's array with what this frame's lanes have in it."""
         if isinstance(self._select, slice):
-            return mine if self.mask is None else np.where(self.mask, mine, theirs)
-        width = 32 if self.mask is not None else max(theirs.shape[2], mine.shape[2])
-        merged = np.broadcast_to(theirs, (*self.parent.shape, width)).copy()
-        if isinstance(self._select, tuple):
-            where, view = np.ix_(*self._select), merged
-        else:
-            where, view = self._select, merged.reshape(-1, 1, width)
-        view[where] = mine if self.mask is None else np.where(self.mask, mine, view[where])
+            return mine if self.active is None else np.where(self.active, mine, theirs)
+        assert self.parent is not None
+        width = 32 if self.active is not None else max(theirs.shape[1], mine.shape[1])
+        merged = np.broadcast_to(theirs, (self.parent.n, width)).copy()
+        merged[self._select] = mine if self.active is None else np.where(self.active, mine, merged[self._select])
         return merged
 
 
-def _zero(dtype: np.dtype[Any]) -> Array:
-    return np.zeros((1, 1, 1), dtype)
+def chosen_of(warps: Array) -> Chosen:
+    """The positions of some warps (a bool for each); all of them as a slice."""
+    return slice(None) if warps.all() else np.nonzero(warps)[0]
 
 
-def taken(array: Array, shape: tuple[int, ...], chosen: Chosen) -> Array:
-    """The chosen warps' part of a register of a frame of this shape."""
-    if array.shape[:2] == (1, 1) or isinstance(chosen, slice):
-        return array
-    if isinstance(chosen, tuple):
-        first, second = chosen
-        if array.shape[0] > 1:
-            array = array[first]
-        return array.take(second, axis=1) if array.shape[1] > 1 else array
-    return np.broadcast_to(array, (*shape, array.shape[2])).reshape(-1, 1, array.shape[2])[chosen]
+def taken(array: Array, chosen: Chosen) -> Array:
+    """The chosen warps' part of a register."""
+    return array if array.shape[0] == 1 else array[chosen]
 
 
 Lanes = list[int] | None
@@ -276,12 +245,12 @@ ASCENDING: Turns = range(32)
 
 def lanes_of(frame: Frame, guard: Array | None) -> Iterator[tuple[int, int, Lanes]]:
     """(position in the frame, row, acting lanes) of each warp with any."""
-    if guard is None and frame.mask is None:
-        for i, row in enumerate(frame.flat.tolist()):
+    if guard is None and frame.active is None:
+        for i, row in enumerate(frame.rows.tolist()):
             yield i, row, None
         return
     acting = frame.acting(guard)
-    for i, row in enumerate(frame.flat.tolist()):
+    for i, row in enumerate(frame.rows.tolist()):
         lanes = np.nonzero(acting[i])[0].tolist()
         if lanes:
             yield i, row, None if len(lanes) == 32 else lanes

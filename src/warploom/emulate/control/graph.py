@@ -183,11 +183,11 @@ class Graph:
         def step(frame: Frame) -> None:
             holds = condition(frame)
             for (points, written), takes in zip(sides, (holds, ~holds), strict=True):
-                takes = takes if frame.mask is None else takes & frame.mask
+                takes = takes if frame.active is None else takes & frame.active
                 if not points or not takes.any():
                     continue
-                everyone = takes.all() or (frame.mask is not None and np.array_equal(takes, frame.mask))
-                inner = frame if everyone else frame.part(np.broadcast_to(takes, (*frame.shape, 32)))
+                everyone = takes.all() or (frame.active is not None and np.array_equal(takes, frame.active))
+                inner = frame if everyone else frame.part(np.broadcast_to(takes, frame.shape))
                 for point in points:
                     point.step(inner)
                 if inner is not frame:
@@ -201,7 +201,7 @@ class Graph:
 
         def condition(frame: Frame) -> Array:
             array = context.decides(frame, key, where, "a condition")
-            if uniform and array.shape[2] > 1:
+            if uniform and array.shape[1] > 1:
                 wide, active = frame.full(array), frame.acting()
                 first = wide[np.arange(frame.n), active.argmax(axis=1)]
                 message = (
@@ -284,7 +284,7 @@ class Graph:
 
         def role_of(frame: Frame) -> Array:
             mine = (frame.local[:, None] >= bounds[:, 0]) & (frame.local[:, None] < bounds[:, 1])
-            return np.where(mine.any(axis=1), mine.argmax(axis=1), len(bounds)).reshape(*frame.shape, 1)
+            return np.where(mine.any(axis=1), mine.argmax(axis=1), len(bounds))[:, None]
 
         head.where, head.choose, head.roles = s.where, role_of, s.branches
         ends: list[StepBlock] = []

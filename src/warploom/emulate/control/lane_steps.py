@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from warploom.core.errors import EmulationError
 from warploom.emulate.control.context import Context, Step
-from warploom.emulate.control.frames import LANES, Frame, shadow_dtype
+from warploom.emulate.control.frames import LANES, Frame, all_ones, unmarked
 from warploom.ir.statements import Op, Value
 from warploom.isa import effects as fx
 from warploom.isa.collective import Exchange
@@ -32,7 +32,7 @@ class LaneSteps:
             if frame.active is not None and len(values) == 2:
                 values[1] = values[1] & ballot(frame.active)  # inactive lanes have no vote
             for value, array in zip(op.results, op.instruction.meaning(*values), strict=True):
-                self.run.put(frame, value, frame.shaped(np.broadcast_to(array, (frame.n, 32))), None, None)
+                frame.write(value, array)
 
         return step
 
@@ -43,33 +43,31 @@ class LaneSteps:
         def step(frame: Frame) -> None:
             argument, given = self.run.observe(frame, lane, op, "the lane"), frame.env[data]
             if argument.size == 1:  # every warp exchanges alike
-                source, inside = exchange(np.broadcast_to(argument.reshape(1, 1), (1, 32)))
-                result = np.broadcast_to(given, (*given.shape[:2], 32))[..., source[0]]
+                source, inside = exchange(np.broadcast_to(argument, (1, 32)))
+                result = np.broadcast_to(given, (given.shape[0], 32))[:, source[0]]
             else:
                 source, inside = exchange(frame.full(argument))
-                result = frame.shaped(np.take_along_axis(frame.full(given), source, axis=1))
+                result = np.take_along_axis(frame.full(given), source, axis=1)
             shadow = (
-                self._shuffle_shadow(frame, data, mask, source) if frame.shadows or frame.mask is not None else None
+                self._shuffle_shadow(frame, data, mask, source) if frame.shadows or frame.active is not None else None
             )
             origin = frame.origins.get(data, (op.where, "a lane that takes no part in the shuffle"))
-            self.run.put(frame, op.results[0], result, shadow, origin)
+            frame.write(op.results[0], result, shadow, origin)
             for value in op.results[1:]:
-                self.run.put(frame, value, frame.shaped(np.broadcast_to(inside, (frame.n, 32))), None, None)
+                frame.write(value, inside)
 
         return step
 
     def _shuffle_shadow(self, frame: Frame, data: Value, mask: Value, source: Array) -> Array | None:
         """Poison of the source lanes; a lane that does not take part gives poison."""
-        dtype = shadow_dtype(frame.env[data].dtype)
-        none = np.zeros((1, 1, 1), dtype)
-        wide = np.broadcast_to(source, (frame.n, 32))
+        none, wide = unmarked(frame.env[data]), np.broadcast_to(source, frame.shape)
         shadow = np.take_along_axis(frame.full(frame.shadows.get(data, none)), wide, axis=1)
         members = frame.full(frame.env[mask])
         absent = (members >> wide.astype(np.uint32)) & 1 == 0
         if frame.active is not None:
             absent |= ~np.take_along_axis(frame.active, wide, axis=1)
-        shadow = np.where(absent, ~dtype.type(0) if dtype != np.bool_ else np.True_, shadow)
-        return frame.shaped(shadow) if shadow.any() else None
+        shadow = np.where(absent, all_ones(none.dtype), shadow)
+        return shadow if shadow.any() else None
 
     # -- who must be there -----------------------------------------------------------------------------------------
 
@@ -79,7 +77,7 @@ class LaneSteps:
         barrier = any(isinstance(e, fx.Barrier | fx.ClusterBarrier) for e in op.instruction.effects())
 
         def step(frame: Frame) -> None:
-            if sync.aligned and frame.mask is not None:
+            if sync.aligned and frame.active is not None:
                 self._divergent(frame, op, barrier)
             elif mask_key is None and frame.absent is not None:
                 raise EmulationError(
@@ -89,13 +87,13 @@ class LaneSteps:
             partial: Array | None = None
             if mask_key is not None:
                 members = self.run.observe(frame, mask_key, op, "the member mask")
-                if members.size != 1 or int(members.flat[0]) != _FULL_MASK or frame.mask is not None:
+                if members.size != 1 or int(members.flat[0]) != _FULL_MASK or frame.active is not None:
                     partial = frame.full(members)
                     self._check_members(frame, op, partial)
             if sync.orders_memory and self.run.checks:
                 self.run.clocks.stamp(op)
                 if partial is None or (partial == _FULL_MASK).all():
-                    self.run.clocks.sync_warps(frame.flat)
+                    self.run.clocks.sync_warps(frame.rows)
                 else:
                     self._sync_groups(frame, partial)
 
@@ -103,7 +101,7 @@ class LaneSteps:
 
     def _sync_groups(self, frame: Frame, members: Array) -> None:
         active = frame.acting()
-        for i, row in enumerate(frame.flat.tolist()):
+        for i, row in enumerate(frame.rows.tolist()):
             for mask in np.unique(members[i][active[i]]).tolist():
                 lanes = np.nonzero((mask >> LANES) & 1)[0]
                 self.run.clocks.sync_lanes(row, lanes)
@@ -114,8 +112,7 @@ class LaneSteps:
             return
         message = f"{op.instruction.mnemonic} needs all 32 lanes of a warp; {{}} are not here: move it out of the "
         message += "divergent branch or loop"
-        counts = frame.shaped(np.broadcast_to(missing.sum(axis=1, keepdims=True), missing.shape))
-        self.run.report.of_lanes("divergence", frame, op.where, missing, message, counts)
+        self.run.report.of_lanes("divergence", frame, op.where, missing, message, missing.sum(axis=1, keepdims=True))
 
     def _check_members(self, frame: Frame, op: Op, members: Array) -> None:
         active, named = frame.acting(), lanes_named(members)
@@ -130,7 +127,7 @@ class LaneSteps:
         ):
             if bad.any():
                 message = f"{op.instruction.mnemonic} with mask {{:#010x}}: {text}"
-                self.run.report.of_lanes("member_mask", frame, op.where, bad, message, frame.shaped(members))
+                self.run.report.of_lanes("member_mask", frame, op.where, bad, message, members)
                 return
 
 

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from warploom.core.errors import EmulationError
 from warploom.emulate.barriers.barriers import Wait
 from warploom.emulate.control.context import Context
-from warploom.emulate.control.frames import Frame, taken
+from warploom.emulate.control.frames import Frame, chosen_of
 from warploom.emulate.control.graph import Graph, Meeting, StepBlock, looks
 from warploom.emulate.control.lane_steps import lanes_that_miss
 from warploom.emulate.transactions.products import WARPS
@@ -38,7 +38,7 @@ _MANY_PASSES = 1 << 10
 
 @dataclass(eq=False)
 class LaneGroup:
-    """Lanes (A, B, 32) of a task at one place, before ``step`` of a block.
+    """Lanes (warps, 32) of a task at one place, before ``step`` of a block.
 
     ``frame`` has their registers, of which they have ``written`` some; without one, those of the task are theirs.
     ``held``: the step needs lanes that are elsewhere; ``forced``: it begins without them. ``ahead`` of groups that
@@ -77,14 +77,14 @@ class Task:
         exited: Callable[[Array], None],
     ) -> None:
         self.context, self.graph, self.frame, self.exited = context, graph, frame, exited
-        self.groups = [LaneGroup(graph.blocks[0], np.ones((*frame.shape, 32), np.bool_))]
+        self.groups = [LaneGroup(graph.blocks[0], np.ones(frame.shape, np.bool_))]
         self.steps: int | None = None
         self.passes = 0  # of all loops
 
     @property
     def rows(self) -> Array:
         """All its warps."""
-        return self.frame.flat
+        return self.frame.rows
 
     @property
     def busy(self) -> bool:
@@ -108,15 +108,15 @@ class Task:
     def loops(self, row: int, lane: int) -> tuple[tuple[SourceLine, int], ...]:
         """The loops that a lane of one of its warps is in, the outermost first, each with its index."""
         for group in self.groups:
-            if group.lanes.reshape(-1, 32)[self.rows == row, lane].any():
+            if group.lanes[self.rows == row, lane].any():
                 frame = group.frame or self.frame
-                mine = frame.flat == row
+                mine = frame.rows == row
                 indices = ((line, frame.full(frame.env[index])) for line, index in group.block.loops)
                 return tuple((line, int(index[mine, lane][0])) for line, index in indices)
         return ()
 
     def _rows(self, group: LaneGroup) -> list[int]:
-        return self.frame.rows[group.lanes.any(axis=2)].tolist()
+        return self.rows[group.lanes.any(axis=1)].tolist()
 
     def _ready(self, group: LaneGroup) -> bool:
         return group.wait is None or group.wait.ready or group.wait.rows.isdisjoint(self._rows(group))
@@ -158,7 +158,7 @@ class Task:
         for number in range(group.step, len(points)):
             step, boundary, meeting = points[number]
             group.step = number
-            if meeting is not None and frame.mask is not None and not group.forced and self._may_come(group):
+            if meeting is not None and frame.active is not None and not group.forced and self._may_come(group):
                 missing = _missing(frame, meeting)
                 if missing is not None:
                     self._hold(group, frame, missing)
@@ -220,20 +220,20 @@ class Task:
         """The task of some of its warps, at the same places."""
         for group in self.groups:
             self._give_back(group, group.block)
-        chosen = self.frame.chosen(np.isin(self.frame.rows, rows))
+        chosen = chosen_of(np.isin(self.rows, rows))
         task = Task(self.context, self.graph, self.frame.only(chosen), self.exited)
         task.passes = self.passes
         task.groups = [
             replace(g, lanes=lanes, frame=None, written=set(), before=[])
             for g in self.groups
-            if (lanes := np.ascontiguousarray(taken(g.lanes, self.frame.shape, chosen))).any()
+            if (lanes := np.ascontiguousarray(g.lanes[chosen])).any()
         ]
         return task
 
     def _lanes(self, frame: Frame, lanes: Array) -> Array:
         """Lanes of a group's frame as lanes of the task's."""
-        wide = np.broadcast_to(lanes, (*frame.shape, 32))
-        return wide if frame is self.frame else frame.in_parent(wide)
+        wide = np.broadcast_to(lanes, frame.shape)
+        return wide if frame is self.frame else frame.in_parent(wide, np.zeros((1, 1), np.bool_))
 
     def _give_back(self, group: LaneGroup, *then: StepBlock) -> None:
         """The task's frame gets what a group has written of what it, or a block where it goes ``then``, may read."""
@@ -256,7 +256,7 @@ class Task:
 
     def _hold(self, group: LaneGroup, frame: Frame, missing: Array) -> None:
         """Warps of which lanes are missing are held, those that are complete go on."""
-        lanes = group.lanes & self._lanes(frame, missing.reshape(*frame.shape, 1))
+        lanes = group.lanes & self._lanes(frame, missing[:, None])
         if missing.all():
             group.held = True
         else:
@@ -290,7 +290,7 @@ class Task:
 
     def _parts(self, frame: Frame, block: StepBlock) -> dict[int, Array]:
         """Target → the lanes of a frame that go there; lanes without one are left out, and reported."""
-        everyone = np.ones((1, 1, 1), np.bool_)
+        everyone = np.ones((1, 1), np.bool_)
         if block.choose is None:
             return dict.fromkeys(block.targets, everyone)
         chosen = block.choose(frame)
@@ -299,7 +299,7 @@ class Task:
             return {block.targets[int(number.flat[0])]: everyone}
         parts: dict[int, Array] = {}
         for which in np.unique(number).tolist():
-            takes = number == which if frame.mask is None else (number == which) & frame.mask
+            takes = number == which if frame.active is None else (number == which) & frame.active
             if not takes.any():
                 continue
             if not 0 <= which < len(block.targets):
@@ -352,7 +352,7 @@ class Task:
         self.frame.gone = gone = group.lanes if gone is None else gone | group.lanes
         for other in self.groups:
             other.held = False  # whom it was held for may have ended
-        rows = self.frame.rows[gone.all(axis=2) & group.lanes.any(axis=2)]
+        rows = self.rows[gone.all(axis=1) & group.lanes.any(axis=1)]
         if rows.size:
             self.exited(rows)
 

@@ -87,7 +87,7 @@ class WideAddresses:
 
     def _exact(self, frame: Frame, x: Operand) -> Array:
         if isinstance(x, Const):
-            return np.array([[[float(x.value)]]])
+            return np.array([[float(x.value)]])
         op = self.made.get(x)
         exact = op.instruction.exact if op is not None else None
         if op is not None and exact is not None and not x.dtype.is_float:

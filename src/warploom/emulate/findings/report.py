@@ -100,7 +100,7 @@ class Reporter:
         first = [int(frame.full(x)[i, lane]) for x in values]
         place = None if address is None else int(frame.full(address)[i, lane])
         message, count = message.format(*first) if first else message, int(bad.sum())
-        self.add(kind, where, message, int(frame.flat[i]), lane, other=other, count=count, address=place)
+        self.add(kind, where, message, int(frame.rows[i]), lane, other=other, count=count, address=place)
 
 
 def tile_at(byte: int, *ops: Op | None) -> str:

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from warploom.core.arguments import scalar_value
 from warploom.core.dtypes import DType
 from warploom.core.errors import ProblemError
+from warploom.emulate.control.frames import constant_array
 from warploom.emulate.memory.buffers import ADDRESS_BITS, GlobalBuffer, buffer_of
 from warploom.emulate.transactions.tensor_maps import TensorMapArgument
 from warploom.ir.program import Parameter, Program, in_order
@@ -23,7 +24,7 @@ Array = NDArray[Any]
 def bind(
     program: Program, arguments: Sequence[Any] | Mapping[str, Any]
 ) -> tuple[list[GlobalBuffer], dict[Value, Array], dict[int, TensorMapArgument]]:
-    """Buffers, the values of the parameters as (1, 1, 1) arrays, and tensor maps by their fake address.
+    """Buffers, the values of the parameters as (1, 1) arrays, and tensor maps by their fake address.
 
     Raises ProblemError when an argument is missing, of the wrong kind, or of another element size than the kernel's.
     """
@@ -35,7 +36,7 @@ def bind(
         if parameter.kind == "pointer":
             buffer = _pointer(parameter, argument, index)
             buffers.append(buffer)
-            values[parameter.value] = np.array([[[buffer.start]]], np.uint64)
+            values[parameter.value] = np.array([[buffer.start]], np.uint64)
         elif parameter.kind == "scalar":
             values[parameter.value] = _scalar(parameter, argument)
         else:
@@ -43,7 +44,7 @@ def bind(
             assert tensor_map.buffer is not None
             buffers.append(tensor_map.buffer)
             maps[tensor_map.buffer.address] = tensor_map
-            values[parameter.value] = np.array([[[tensor_map.buffer.address]]], np.uint64)
+            values[parameter.value] = np.array([[tensor_map.buffer.address]], np.uint64)
     return buffers, values, maps
 
 
@@ -103,11 +104,7 @@ def _holds(given: np.dtype[Any], wanted: DType) -> bool:
 
 
 def _scalar(parameter: Parameter, argument: Any) -> Array:
-    dtype, value = parameter.dtype, scalar_value(parameter.name, parameter.dtype, argument)
-    if dtype.is_integer:
-        value = int(value) & ((1 << dtype.bits) - 1)
-        return np.array([[[value]]], f"u{dtype.bytes}").view(dtype.numpy)
-    return np.array([[[value]]], dtype.numpy)
+    return constant_array(parameter.dtype, scalar_value(parameter.name, parameter.dtype, argument))
 
 
 def written_parameters(program: Program) -> set[str] | None:

@@ -276,7 +276,7 @@ class _Launch:
         parts = [
             everyone[cta::apart, warp : warp + step] for cta in range(apart) for warp in range(0, self.warps, step)
         ]
-        frames = [Frame(part, self.warps, self.executor.constants) for part in parts if part.size]
+        frames = [Frame(part.ravel(), self.warps, self.executor.constants) for part in parts if part.size]
         return [Task(self.executor, self.executor.graph, frame, self.executor.exited) for frame in frames]
 
     def _schedule(self) -> bool:

@@ -123,8 +123,7 @@ class SharedAccess(MemoryAccess):
     def count(self, counter: TrafficCounter, name: str) -> None:
         """Count the wavefronts."""
         frame, addresses, active = self.frame, self.addresses, self.active
-        if active is None:
-            repeat = frame.n // (addresses.shape[0] * addresses.shape[1])
-        else:
-            addresses, repeat = np.broadcast_to(addresses, (*frame.shape, addresses.shape[2])).reshape(frame.n, -1), 1
+        repeat = frame.n // addresses.shape[0]
+        if active is not None:
+            addresses, repeat = np.broadcast_to(addresses, active.shape), 1
         counter.shared(name, self.op.where, addresses, self.size, active, repeat)

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from warploom.core.dtypes import u32
 from warploom.emulate.barriers.barriers import Wait
 from warploom.emulate.control.context import Context, Step
-from warploom.emulate.control.frames import ASCENDING, Frame, Origin, Turns, shadow_dtype
+from warploom.emulate.control.frames import ASCENDING, Frame, Origin, Turns
 from warploom.emulate.findings.traffic import access_class
 from warploom.emulate.memory.matrix_accesses import MatrixSteps
 from warploom.ir.statements import Op
@@ -76,24 +76,19 @@ class AccessSteps:
 
     def _value_shadow(self, frame: Frame, op: Op, keys: tuple[Any, ...]) -> tuple[Array | None, Origin | None]:
         """The shadow of those words, if any of it is poison, and where that comes from."""
-        poisoned = [k for k in keys if k in frame.shadows]
-        if not poisoned:
+        found = frame.poison(keys)
+        if found is None:
             return None, None
-        typed: list[Array] = []
-        for k in keys:
-            dtype = frame.env[k].dtype
-            none = np.zeros((1, 1, 1), shadow_dtype(dtype))
-            typed.append(np.ascontiguousarray(frame.full(frame.shadows.get(k, none))).view(dtype))
+        typed = [frame.full(x).view(frame.env[k].dtype) for x, k in zip(found[0], keys, strict=True)]
         words = _unsigned(op.instruction.meaning(*typed)[0])
-        return (words, frame.origins.get(poisoned[0])) if words.any() else (None, None)
+        return (words, found[1]) if words.any() else (None, None)
 
     def _put(self, frame: Frame, op: Op, words: Array, shadow: Array | None, origin: Origin | None) -> None:
         """Registers from the words read."""
         results = op.instruction.meaning(words)
         shadows = None if shadow is None else op.instruction.meaning(shadow)
         for i, (value, array) in enumerate(zip(op.results, results, strict=True)):
-            mine = None if shadows is None else frame.shaped(_unsigned(shadows[i]))
-            self.run.put(frame, value, frame.shaped(array), mine, origin)
+            frame.write(value, array, None if shadows is None else _unsigned(shadows[i]), origin)
 
     # -- loads, stores, atomics ------------------------------------------------------------------------------------
 
@@ -137,7 +132,7 @@ class AccessSteps:
             self._order(place, access, turns)
             old = memory.update(place, access, instruction, values, turns)
             for result, array in zip(op.results, old, strict=False):  # red has no results
-                run.put(frame, result, frame.shaped(array), None, None)
+                frame.write(result, array)
 
         return step
 
@@ -162,7 +157,7 @@ class AccessSteps:
                 run.memory.track(over, "read", access)
                 self._order(over, access)
 
-            return Polled(op, set(frame.flat.tolist()), then=then if run.checks else None, reached=reached)
+            return Polled(op, set(frame.rows.tolist()), then=then if run.checks else None, reached=reached)
 
         return step
 

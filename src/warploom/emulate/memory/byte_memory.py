@@ -78,9 +78,9 @@ class LocalMemory(ByteMemory):
         if bad.any():
             whose = f"the thread's {self.size} bytes of local memory: correct the address"
             active, place = self.refuse(frame, op, place, bad, outside, size, whose), np.where(bad, 0, place)
-        thread = frame.flat[:, None] * 32 + np.arange(32)
+        thread = frame.rows[:, None] * 32 + np.arange(32)
         index = (thread * self.stride + place) // size
-        return LocalAccess(op=op, what=access.mode, rows=(frame.flat,), index=index, active=active)
+        return LocalAccess(op=op, what=access.mode, rows=(frame.rows,), index=index, active=active)
 
     def thread_bytes(self, row: int, lane: int, address: int, size: int, op: Op) -> bytes:
         """Bytes of one thread, for what reads them outside of the kernel; zeros where it has none."""

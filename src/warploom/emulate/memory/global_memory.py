@@ -156,7 +156,7 @@ class GlobalMemory:
 
     def _report(self, kind: Kind, frame: Frame, positions: Array, op: Op, message: str, address: int) -> None:
         row, lane = divmod(int(positions[0]), WARP_SIZE)
-        self.report.add(kind, op.where, message, int(frame.flat[row]), lane, count=positions.size, address=address)
+        self.report.add(kind, op.where, message, int(frame.rows[row]), lane, count=positions.size, address=address)
 
     def _check_gaps(self, frame: Frame, target: BufferLanes, size: Array, op: Op) -> None:
         """Report accesses between the elements of a view: the kernel takes it for an array without gaps."""
@@ -216,7 +216,7 @@ class GlobalMemory:
             found = self._access(place, target, "write", access) if weak else None
             if found is not None:
                 found[0].check(found[1])
-            if not self.may_write(place.op, target.buffer, int(place.frame.flat[0]), 0, target.offsets.size):
+            if not self.may_write(place.op, target.buffer, int(place.frame.rows[0]), 0, target.offsets.size):
                 continue
             stored, wanted = self.units(target.buffer, units.dtype), units[target.positions]
             stored[target.offsets] = wanted
@@ -243,7 +243,7 @@ class GlobalMemory:
         """Lanes take turns to update each element of a vector. Returns the old values, (elements, warps, lanes)."""
         old = np.zeros((access.words, place.frame.n * WARP_SIZE), instruction.operand_types[1].numpy)
         for target in place.targets:
-            if not self.may_write(place.op, target.buffer, int(place.frame.flat[0]), 0, target.offsets.size):
+            if not self.may_write(place.op, target.buffer, int(place.frame.rows[0]), 0, target.offsets.size):
                 continue
             view, order = self.units(target.buffer, old.dtype), in_turn(target.positions, turns)
             picked = [v.reshape(-1)[target.positions] for v in values]
@@ -280,7 +280,7 @@ class GlobalMemory:
             return None
         within = np.arange(0, int(np.max(place.size)), self.granule)
         which, part = np.nonzero(within < place.sizes(target)[:, None])
-        rows, lanes = place.frame.flat[target.positions // WARP_SIZE], target.positions % WARP_SIZE
+        rows, lanes = place.frame.rows[target.positions // WARP_SIZE], target.positions % WARP_SIZE
         offsets = target.offsets[which] + within[part]
         mine = history.access(place.op, what, target.buffer, offsets, rows[which], lanes[which])
         mine.strong = what == "atomic" or (access is not None and access.order != "weak")

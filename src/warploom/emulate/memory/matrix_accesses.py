@@ -51,7 +51,7 @@ class MatrixSteps:
             if differs.any():
                 row = int(np.nonzero(differs)[0][0])
                 text = f"the {what} of {op.instruction.mnemonic} differs between lanes: it must be the same in all"
-                self.run.report.add("divergence", op.where, text, int(frame.flat[row]), 0, count=int(differs.sum()))
+                self.run.report.add("divergence", op.where, text, int(frame.rows[row]), 0, count=int(differs.sum()))
         rows, cols = layout.element_coordinates()
         line, along = (rows, cols) if access.major == "row" else (cols, rows)
         start = base[:, :1].astype(np.int64) + access.offset
@@ -65,7 +65,7 @@ class MatrixSteps:
         """Where the elements of a thread lie, and what each of them is an access of."""
         each = Access(access.space, access.mode, access.address, access.bytes, collective=True)
         memory, addresses = self.run.memories[access.space], self._addresses(frame, op, access, layout)
-        places = [memory.place(frame, frame.shaped(address), op, each) for address in addresses]
+        places = [memory.place(frame, address, op, each) for address in addresses]
         if access.space == "shared" and self.run.checks:
             self._count(op, access, layout, places)
         return places, each
@@ -100,8 +100,7 @@ class MatrixSteps:
 
     def _count(self, op: Op, access: MatrixAccess, layout: FragmentLayout, places: list[SharedAccess]) -> None:
         """Count the wavefronts of an access whose elements are at ``places``."""
-        elements = np.stack([np.broadcast_to(p.addresses, (*p.frame.shape, 32)) for p in places], axis=-1)
-        elements = elements.reshape(places[0].frame.n, 32, len(places))  # (warps, lanes, elements of a lane)
+        elements = np.stack([p.frame.full(p.addresses) for p in places], axis=-1)  # (warps, lanes, elements of a lane)
         active = places[0].active
         if active is not None:
             elements = elements[active.any(axis=-1)]

@@ -52,10 +52,10 @@ class SharedMemory(ByteMemory):
     # -- addresses -----------------------------------------------------------------------------------------------
 
     def cta_base(self, frame: Frame) -> Array:
-        """Byte offset of each warp's CTA, (A, B, 1)."""
+        """Byte offset of each warp's CTA, (warps, 1)."""
         base = frame.seen.get(-1)
         if base is None:
-            base = (frame.cta[:, :, None] * self.stride).astype(np.int64)
+            base = (frame.cta[:, None] * self.stride).astype(np.int64)
             frame.seen[-1] = base
         return base
 
@@ -66,7 +66,7 @@ class SharedMemory(ByteMemory):
         if access.remote:
             address, base = self.afar.locate(frame, address, lanes, op)
         local = address.astype(np.int64) - SHARED_BASE
-        local, active = widened(local, (*local.shape[:2], 32)), frame.active
+        local, active = widened(local, (local.shape[0], 32)), frame.active
         tile = op.tile(
             0
         )  # where every instruction has the address of its access: it stays within a tile it is formed from
@@ -79,14 +79,14 @@ class SharedMemory(ByteMemory):
                 whose = f"the tile {tile.name} (bytes {first} to {end - 1}): correct the row, column or stage"
             active = self.refuse(frame, op, local, bad, outside, size, whose)
             local = np.where(bad, 0, local)
-        local = local[..., :lanes]
+        local = local[:, :lanes]
         unit = (local + base) >> (size.bit_length() - 1)
-        index = widened(unit, (*frame.shape, lanes)).reshape(frame.n, lanes)
+        index = widened(unit, (frame.n, lanes))
         active = None if active is None else active[:, :lanes]
         return SharedAccess(
             op=op,
             what=_MODES[access.mode],
-            rows=(frame.flat,),
+            rows=(frame.rows,),
             index=index,
             parts=size // self.granule,
             whole=access.collective,
@@ -253,17 +253,17 @@ class RemoteAccesses:
 
     def locate(self, frame: Frame, address: Array, lanes: int, op: Op) -> tuple[Array, Array]:
         """Addresses within their CTA, and where its memory begins; an address that none has for a rank too high."""
-        rank = np.broadcast_to((address >> np.uint32(WINDOW_BITS)).astype(np.int64) - 1, (*frame.shape, 32))
+        rank = np.broadcast_to((address >> np.uint32(WINDOW_BITS)).astype(np.int64) - 1, frame.shape)
         together = self.clocks.domain // self.clocks.warps_per_cta
-        own, exists = frame.cta[:, :, None], rank < together
+        own, exists = frame.cta[:, None], rank < together
         number = np.where(exists & (rank >= 0), own // together * together + rank, own)
         self._note(frame, number, op)
         place = np.where(exists, address & np.uint32((1 << WINDOW_BITS) - 1), _NOWHERE)
-        return place, (number * self.stride)[..., :lanes]
+        return place, (number * self.stride)[:, :lanes]
 
     def _note(self, frame: Frame, number: Array, op: Op) -> None:
-        for position, row in enumerate(frame.flat.tolist()):
-            theirs = number.reshape(-1, 32)[position]
+        for position, row in enumerate(frame.rows.tolist()):
+            theirs = number[position]
             acting = np.ones(32, np.bool_) if frame.active is None else frame.active[position]
             for cta in np.unique(theirs[acting]).tolist():
                 if cta != row // self.clocks.warps_per_cta:

@@ -99,7 +99,7 @@ class BulkCopies:
         """The acting lanes start transactions; a bulk copy should be started by one lane of its warp alone."""
         wide = {name: frame.full(array) for name, array in operands.items()}
         for acting, _ in actors(frame, op, guard):
-            position = int(np.nonzero(frame.flat == acting.row)[0][0])
+            position = int(np.nonzero(frame.rows == acting.row)[0][0])
             for lane in acting.each if isinstance(effect, fx.AsyncStore) else self._only(acting):
                 by = Starter(op, acting.row, [lane], frame, position, wide)
                 if isinstance(effect, fx.AsyncStore):

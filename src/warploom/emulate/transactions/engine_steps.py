@@ -91,7 +91,7 @@ class EngineSteps:
         if wait.blocks:
             return self.run.mbarriers.wait(frame, address, parity, wait.scope == "cluster", op)
         done = self.run.mbarriers.test(frame, address, parity, wait, op)
-        self.run.put(frame, op.results[0], frame.shaped(done), None, None)
+        frame.write(op.results[0], done)
         return None
 
     def _cluster(self, frame: Frame, op: Op, barrier: fx.ClusterBarrier) -> Wait | None:

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from warploom.emulate.barriers.barriers import Wait
-from warploom.emulate.control.frames import Frame, Origin, shadow_dtype
+from warploom.emulate.control.frames import Frame, Origin
 from warploom.emulate.findings.findings import Kind
 from warploom.emulate.memory.shared_memory import SHARED_BASE, SharedMemory
 from warploom.emulate.transactions.transaction import SharedRead, Transaction
@@ -38,17 +38,14 @@ class Accumulator:
     def _load(self) -> Array:
         if self.matrix is None:
             frame = self.frame
-            values = [frame.full(frame.env[r]) for r in self.registers]
-            self.matrix = self._matrix(values)
-            if any(r in frame.shadows for r in self.registers):
-                none = np.zeros((1, 1, 1), shadow_dtype(values[0].dtype))
-                shadows = [frame.full(frame.shadows.get(r, none)) for r in self.registers]
-                self.poison = self._matrix(shadows).astype(np.bool_)
+            self.matrix, found = self._matrix([frame.env[r] for r in self.registers]), frame.poison(self.registers)
+            if found is not None:
+                self.poison = self._matrix(found[0]).astype(np.bool_)
         return self.matrix
 
     def _matrix(self, values: list[Array]) -> Array:
         owner = self.slot.layout.owner_index()[: WARP_ROWS * self.n]
-        stacked = np.ascontiguousarray(np.stack(values, axis=-1))
+        stacked = np.ascontiguousarray(np.stack([self.frame.full(x) for x in values], axis=-1))
         return stacked.reshape(self.frame.n, -1)[:, owner].reshape(self.frame.n, WARP_ROWS, self.n)
 
     def add(self, positions: Array, adds: Array, instruction: WarpgroupProduct, a: Array, b: Array) -> None:
@@ -94,9 +91,9 @@ class Accumulator:
         for i, register in enumerate(self.registers):
             shadow = None
             if poison is not None and poison[..., i].any():
-                shadow = frame.shaped(np.where(poison[..., i], np.uint32(0xFFFFFFFF), np.uint32(0)))
+                shadow = np.where(poison[..., i], np.uint32(0xFFFFFFFF), np.uint32(0))
             known = frame.origins.get(register, origin)
-            frame.write(register, frame.shaped(np.ascontiguousarray(values[..., i])), shadow, known)
+            frame.write(register, np.ascontiguousarray(values[..., i]), shadow, known)
 
 
 WARPS = 4

@@ -84,7 +84,7 @@ class RegistersInFlight:
         if np.count_nonzero(self.issued[rows] > self.completed[rows]) and self._flying(frame, registers).any():
             for op, mine in ops:
                 self.check_landed(frame, mine, op)
-        self.touched[registers[:, None], frame.flat] = True
+        self.touched[registers[:, None], frame.rows] = True
 
     def check_landed(self, frame: Frame, registers: Array, op: Op) -> None:
         """Registers that an instruction takes for complete must not be in flight."""
@@ -94,11 +94,11 @@ class RegistersInFlight:
 
     def _flying(self, frame: Frame, registers: Array) -> Array:
         """Which registers are in flight in which warps of a frame, (registers, warps)."""
-        return self.last[registers[:, None], frame.flat] > self.completed[frame.flat]
+        return self.last[registers[:, None], frame.rows] > self.completed[frame.rows]
 
     def _report(self, frame: Frame, registers: Array, flying: Array, op: Op) -> None:
         which, position = (int(x[0]) for x in np.nonzero(flying))
-        row, value = int(frame.flat[position]), self.values[int(registers[which])]
+        row, value = int(frame.rows[position]), self.values[int(registers[which])]
         product = self.started_by(row, int(self.last[registers[which], row]))
         verb = "writes" if value in op.results and value not in op.operands else "accesses"
         name = f"register {value.name}" if value.name else "a register"
@@ -118,7 +118,7 @@ class RegistersInFlight:
 
         ``others`` are the operations, by their identities, of which its warps have products in flight.
         """
-        registers, rows = self.watched.of(op), frame.flat
+        registers, rows = self.watched.of(op), frame.rows
         assert registers is not None
         late = self.touched[registers[:, None], rows] | ~self.fenced[rows]
         if np.count_nonzero(late):
@@ -134,12 +134,12 @@ class RegistersInFlight:
 
     def _check_continues(self, frame: Frame, op: Op, registers: Array) -> None:
         """In flight, an operand A may be read again, and D continued by the same shape on the same registers."""
-        newest = np.where(self._flying(frame, registers), self.last[registers[:, None], frame.flat], 0)
+        newest = np.where(self._flying(frame, registers), self.last[registers[:, None], frame.rows], 0)
         for number in np.unique(newest).tolist():
             if number == 0:
                 continue
             for position in np.nonzero((newest == number).any(axis=0))[0].tolist():
-                other = self.started_by(int(frame.flat[position]), number)
+                other = self.started_by(int(frame.rows[position]), number)
                 clash = self._clash(op, other, registers)
                 if clash is not None and (clash & (newest[:, position] == number)).any():
                     only = np.zeros(newest.shape, np.bool_)
@@ -174,7 +174,7 @@ class RegisterPools:
     def change(self, frame: Frame, budget: RegisterBudget, op: Op) -> Wait | None:
         """The warps of a frame change their budgets. Returns what they wait for."""
         wait = Wait(op, set())
-        for row in frame.flat.tolist():
+        for row in frame.rows.tolist():
             held = int(self.held[row])
             if (budget.registers < held) if budget.direction == "inc" else (budget.registers > held):
                 message = f"{op.instruction.mnemonic} {budget.registers} by a warp that has {held} registers a thread: "

@@ -60,7 +60,7 @@ class Groups(Generic[S]):
 
     def commit(self, frame: Frame) -> None:
         """Each active thread closes its group."""
-        self.committed[frame.flat] += 1 if frame.active is None else frame.active
+        self.committed[frame.rows] += 1 if frame.active is None else frame.active
 
     def over(self, frame: Frame, pending: int) -> list[tuple[S, Array]]:
         """Return which transactions end, for which (warps, lanes), as threads wait for all but their newest groups."""
@@ -68,7 +68,7 @@ class Groups(Generic[S]):
             return []
         below = np.full(self.committed.shape, -1, np.int32)
         lanes = True if frame.active is None else frame.active
-        below[frame.flat] = np.where(lanes, self.committed[frame.flat] - pending, -1)
+        below[frame.rows] = np.where(lanes, self.committed[frame.rows] - pending, -1)
         found = [(started, started.under_way & (started.group < below[started.rows])) for started in self.open]
         return [(started, done) for started, done in found if done.any()]
 
@@ -118,7 +118,7 @@ class CopyQueue(Groups[Copies]):
         under_way = np.ones(place.index.shape, np.bool_) if place.active is None else place.active
         if under_way.any():
             now = self.memory.clocks.now
-            self.add(Copies(place.op, frame.flat, under_way, place.index, data, source, number, now))
+            self.add(Copies(place.op, frame.rows, under_way, place.index, data, source, number, now))
 
     def wait(self, frame: Frame, pending: int) -> None:
         """Copies of all but the newest ``pending`` committed groups of each active thread land."""

@@ -89,10 +89,10 @@ class Warpgroups(Groups[ProductInFlight]):
         """The warpgroups of a frame."""
         found: list[_Members] | None = frame.seen.get(_MEMBERS)
         if found is None:
-            warps = frame.flat % self.warps % WARPS
-            firsts = frame.flat - warps
+            warps = frame.rows % self.warps % WARPS
+            firsts = frame.rows - warps
             parts = [np.nonzero(firsts == first)[0] for first in dict.fromkeys(firsts.tolist())]
-            found = [_Members(self._group(int(frame.flat[p[0]])), p, frame.flat[p], warps[p]) for p in parts]
+            found = [_Members(self._group(int(frame.rows[p[0]])), p, frame.rows[p], warps[p]) for p in parts]
             frame.seen[_MEMBERS] = found
         return found
 
@@ -109,10 +109,12 @@ class Warpgroups(Groups[ProductInFlight]):
         count, first, registers, shadows = instruction.a_count, 0, None, None
         if instruction.a_source == "registers":
             first = count
-            registers = np.stack([frame.full(frame.env[k]) for k in keys[:count]], axis=-1)
-            if any(k in frame.shadows for k in keys[:count]):
-                none = np.zeros((1, 1, 1), np.uint32)
-                shadows = np.stack([frame.full(frame.shadows.get(k, none)) for k in keys[:count]], axis=-1)
+            registers, found = (
+                np.stack([frame.full(frame.env[k]) for k in keys[:count]], axis=-1),
+                frame.poison(keys[:count]),
+            )
+            if found is not None:
+                shadows = np.stack([frame.full(x) for x in found[0]], axis=-1)
         *descriptors, adds = (frame.full(frame.env[k])[:, 0] for k in keys[first : count + 2])
         if self.shared.checks:
             self.registers.start(frame, op, {id(product.op): product.op for product in self.open})
@@ -191,13 +193,13 @@ class Warpgroups(Groups[ProductInFlight]):
             d = product.op.results
             if d not in accumulators:
                 accumulators[d] = Accumulator(frame, d, product.instruction)
-            self._multiply(product, _Members(group, np.searchsorted(frame.flat, rows), rows, warps), accumulators[d])
+            self._multiply(product, _Members(group, np.searchsorted(frame.rows, rows), rows, warps), accumulators[d])
             self.completed[rows] = product.number
             self.clocks.queue_done(rows, group.queue, product.stamp)
         self.close(ended)
         for product, _ in ended:
             product.free()
-        self.clocks.refresh(frame.flat)
+        self.clocks.refresh(frame.rows)
         for found in accumulators.values():
             found.write(op)
 
