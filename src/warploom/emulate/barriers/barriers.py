@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from warploom.emulate.control.frames import Frame
 from warploom.emulate.findings.report import Reporter
 from warploom.emulate.order.clocks import Clocks
-from warploom.emulate.order.known import CONTROL, Known
+from warploom.emulate.order.planes import CONTROL, joined
 from warploom.ir.statements import Op, SourceLine
 from warploom.isa.effects import Barrier
 
@@ -52,14 +52,14 @@ class Phase:
     """
 
     came: dict[int, int] = field(default_factory=dict[int, int])
-    known: Known | None = None
+    known: Array | None = None
     waits: list[tuple[Wait, int]] = field(default_factory=list[tuple[Wait, int]])
     over: bool = False
 
-    def arrive(self, column: int, stamp: int, known: Known) -> None:
+    def arrive(self, column: int, stamp: int, known: Array) -> None:
         """A warp or a queue comes."""
         self.came[column] = stamp
-        self.known = joined(self.known, known)
+        self.known = known if self.known is None else joined(self.known, known)
 
     def unordered(self, clocks: Clocks, row: int) -> list[int]:
         """The stamps of arrivals that a warp does not know of."""
@@ -83,14 +83,6 @@ class Phase:
         if rows:
             assert self.known is not None
             clocks.meet(np.array(rows), self.known)
-
-
-def joined(mine: Known | None, known: Known) -> Known:
-    """Both, in place of the first."""
-    if mine is None:
-        return known.copy()
-    mine.join(known)
-    return mine
 
 
 @dataclass(eq=False, kw_only=True)
@@ -259,7 +251,8 @@ class ClusterBarriers:
                 continue
             known = self.clocks.release(row, None)
             # A relaxed arrival tells how far control has come, and which mbarriers' initialisation was published.
-            known = known.only(CONTROL) if relaxed else known
+            if relaxed:
+                known[:CONTROL], known[CONTROL + 1 :] = 0, 0
             phase = self.current[row // self.domain]
             phase.arrive(int(self.clocks.columns[row]), self.clocks.now, known)
             self.arrived[row] = phase, op

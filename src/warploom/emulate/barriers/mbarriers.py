@@ -13,12 +13,12 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from warploom.emulate.barriers.barriers import Phase, Wait, joined, warps_text, whereabouts
+from warploom.emulate.barriers.barriers import Phase, Wait, warps_text, whereabouts
 from warploom.emulate.control.frames import Actor, Frame, actors
 from warploom.emulate.findings.report import Reporter
 from warploom.emulate.memory.shared_memory import SHARED_BASE, SharedMemory
 from warploom.emulate.order.clocks import Clocks
-from warploom.emulate.order.known import CONTROL, FENCED, FENCED_GLOBALLY, ORDER, PUBLISHED, Known
+from warploom.emulate.order.planes import CONTROL, FAR, joined
 from warploom.ir.program import Program
 from warploom.ir.statements import Op, SourceLine
 from warploom.isa.effects import BulkLoad, BulkTensorCopy, ClusterScope, MbarrierArrive, MbarrierWait
@@ -36,13 +36,12 @@ class MbarrierPhase(Phase):
     warps saw the end of this phase, by their columns.
     """
 
-    far: Known | None = None
+    far: Array | None = None
     seen: dict[int, int] = field(default_factory=dict[int, int])
 
     def next(self) -> MbarrierPhase:
         """The phase after this one, in which nothing has happened."""
-        known, far = (None if x is None else x.copy() for x in (self.known, self.far))
-        return MbarrierPhase(known=known, far=far)
+        return MbarrierPhase(known=self.known, far=self.far)
 
 
 @dataclass(eq=False)
@@ -206,11 +205,12 @@ class Mbarriers:
                     continue
                 bar.fenced = bar.fenced or stamp
                 if publishes and self.clocks.clustered:
-                    self.clocks.acquire_single(by.row, bar.made.lanes, CONTROL, self._published(bar), stamp)
+                    known = self.clocks.ended({self._published(bar): stamp}, plane=CONTROL)
+                    self.clocks.acquire(by.row, bar.made.lanes, known)
 
     def _published(self, bar: Mbarrier) -> int:
-        """In whose name it is known that an mbarrier's initialisation was published."""
-        return PUBLISHED - (bar.cta * self.shared.stride + bar.address)
+        """The column in which it is known that an mbarrier's initialisation was published."""
+        return self.clocks.queue("published", bar.cta, bar.address)
 
     def is_known(self, bar: Mbarrier, by: Actor, stamp: int) -> bool:
         """Whether some lanes know of an mbarrier's initialisation (of a stamp), or that it was published."""
@@ -280,8 +280,9 @@ class Mbarriers:
             name = partial(self.name, bar.address)
             self.shared.afar.reach(by.op, by.row, by.lane, bar.cta, self.clocks.now, name)
             if scope == "cluster":
-                bar.current.far = joined(bar.current.far, known)
-            known = known.only(ORDER, CONTROL, FENCED, FENCED_GLOBALLY)  # not FAR
+                bar.current.far = known if bar.current.far is None else joined(bar.current.far, known)
+            known = known.copy()
+            known[FAR : FAR + 1] = 0
         bar.current.arrive(int(self.clocks.columns[by.row]), self.clocks.now, known)
 
     def _arrive(self, bar: Mbarrier, expected: int, by: Actor) -> None:
@@ -296,7 +297,7 @@ class Mbarriers:
         bar.pending -= 1
         self._complete(bar, by)
 
-    def land(self, bar: Mbarrier, by: Actor, known: Known, queue: int, size: int) -> None:
+    def land(self, bar: Mbarrier, by: Actor, known: Array, queue: int, size: int) -> None:
         """A transaction of some lanes has landed, of a queue, which makes this ``known``.
 
         It completes ``size`` bytes, or, where that is 0, is an arrival of each lane.
@@ -362,7 +363,7 @@ class Mbarriers:
     def _check_waits(self, bar: Mbarrier, by: Actor) -> None:
         """All that wait for a phase must have seen its end before the next phase, of the other parity, ends."""
         for waiter, stamp in bar.last.seen.items():
-            if bar.current.known is None or bar.current.known.clock[CONTROL, waiter] >= stamp:
+            if bar.current.known is None or bar.current.known[CONTROL, waiter] >= stamp:
                 continue
             warp = waiter % self.clocks.warps_per_cta
             message = (

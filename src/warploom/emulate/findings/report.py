@@ -12,7 +12,6 @@ from warploom.emulate.control.frames import Actor, Frame
 from warploom.emulate.findings.findings import Finding, Findings, Kind
 from warploom.emulate.memory.access import MemoryAccess
 from warploom.emulate.order.clocks import Clocks
-from warploom.emulate.order.known import LOADS, REDUCTIONS
 from warploom.ir.statements import NOWHERE, Op, SourceLine
 from warploom.isa import effects as fx
 
@@ -203,11 +202,11 @@ class MemoryReports:
         """Whether an agent is a warp of the same CTA; how a message calls it, and what orders an access after its."""
         report = self._report
         warps, domain = report.warps_per_cta, report.places.domain
-        if agent <= REDUCTIONS:
-            cure = "wait for its group until it is done (k.wait_bulk(0)), then meet at a barrier"
-            return False, "the TMA", cure
         if agent < 0:
-            kind, _, number = ("mbarrier", 0, 0) if agent <= LOADS else report.clocks.queues[-1 - agent]
+            kind, _, number = report.clocks.queue_of(agent)
+            if kind == "reduction":
+                cure = "wait for its group until it is done (k.wait_bulk(0)), then meet at a barrier"
+                return False, "the TMA", cure
             if kind == "wgmma":
                 cure = "wait for its group (wgmma.wait_group), then let the mbarrier or barrier tell"
                 return False, f"warpgroup {number}", cure

@@ -34,9 +34,9 @@ from warploom.emulate.memory.byte_memory import LocalMemory
 from warploom.emulate.memory.global_memory import GlobalMemory
 from warploom.emulate.memory.shared_memory import SharedMemory
 from warploom.emulate.order.clocks import MOST_CLOCKED, MOST_STAMPS, Clocks
-from warploom.emulate.order.known import planes_of
 from warploom.emulate.order.ordering import Ordering
 from warploom.emulate.order.places import Places
+from warploom.emulate.order.planes import planes_of
 from warploom.emulate.transactions.bulk import BulkCopies
 from warploom.emulate.transactions.products import WARPS
 from warploom.emulate.transactions.registers import RegisterPools
@@ -198,6 +198,7 @@ class _Launch:
         memory = GlobalMemory(buffers, executor.written, executor.global_granule, executor.checks)
         executor.begin(memory, TrafficCounter(), values, self.rng)
         self.history: list[Op | None] = [None]
+        self.names: dict[tuple[str, int, int], int] = {}
         self.published: dict[int, Any] = {}
         self.tasks: list[Task] = []
         self.idle = 0  # rounds in which loops looked in vain for what other threads do
@@ -234,6 +235,7 @@ class _Launch:
             self.places,
             first * self.warps,
             self.history,
+            self.names,
             across=run.across,
             planes=run.planes,
             home=home,

@@ -44,8 +44,8 @@ class MemoryAccess:
     stamp: int = 0
     buffer: GlobalBuffer | None = None
     """The global memory that was accessed."""
-    name: int = 0
-    """In place of its warps: who is said to have made a transaction's access."""
+    agent: int = 0
+    """In place of its warps: the number of the queue that makes a transaction's access to global memory."""
 
     @property
     def units(self) -> Array:

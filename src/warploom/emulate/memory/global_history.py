@@ -1,7 +1,7 @@
 """The history of global memory, which outlives a batch of CTAs.
 
 A table for each warp of a grid would be too large: reads and updates are kept in lists, sorted by cell. Agents are
-numbered as the grid counts warps; names below zero stand for transactions, which only those know who have waited.
+numbered as the grid counts warps; numbers below zero are queues of transactions.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from warploom.emulate.memory.access import MemoryAccess
 from warploom.emulate.memory.buffers import GlobalBuffer, Region
 from warploom.emulate.memory.history import Answer, History
 from warploom.emulate.order.clocks import BITS, LANES
-from warploom.emulate.order.known import FAR, FENCED_GLOBALLY
+from warploom.emulate.order.planes import FAR, FENCED_GLOBALLY
 from warploom.ir.statements import Op
 
 Array = NDArray[Any]
@@ -128,7 +128,7 @@ class GlobalHistory(History):
 
     def _writers(self, mine: MemoryAccess) -> Array:
         rows = mine.rows[0]
-        return np.full(rows.shape, mine.name) if mine.name else self.clocks.first + rows
+        return np.full(rows.shape, mine.agent) if mine.agent else self.clocks.first + rows
 
     def note(self, mine: MemoryAccess) -> None:
         """Record a read or an update for those that come after it."""
@@ -137,7 +137,7 @@ class GlobalHistory(History):
             kind = f"{'narrow' if mine.narrow and kind == 'write' else 'strong'} {kind}"
         if kind not in self.lists:
             self.lists[kind] = AccessList("updated" if "write" in kind else "read", self.wrote)
-        lanes = 0 if mine.name else mine.lane_of_each[:, 0]
+        lanes = 0 if mine.agent else mine.lane_of_each[:, 0]
         records = np.broadcast_to(self.coded(mine.stamp, lanes), mine.cells.shape)
         self.lists[kind].note(mine, self._writers(mine), records)
 

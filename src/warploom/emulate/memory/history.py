@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from warploom.emulate.findings.report import MemoryReports
 from warploom.emulate.memory.access import MemoryAccess
 from warploom.emulate.order.clocks import BITS, LANES, MOST_STAMPS, Clocks
-from warploom.emulate.order.known import FAR, FENCED, ORDER
+from warploom.emulate.order.planes import FAR, FENCED, ORDER
 from warploom.ir.statements import Op
 
 Array = NDArray[Any]

@@ -5,16 +5,16 @@ all accesses of agent u with stamps up to s happened before what every lane of w
 it. Because stamps are global, a vector clock here is a vector of stamps, and a warp's own clock is always "now".
 ``known[w, ORDER, w]`` is the last ``__syncwarp`` (or barrier): later accesses of other lanes of the same warp are
 unordered. Other planes of the same array say what is fenced, visible, or passed by control alone
-(:mod:`warploom.emulate.order.known`).
+(:mod:`warploom.emulate.order.planes`).
 
 What one lane has learnt is its own, until the lanes of its warp meet: only then do the others know it. Such a lane has
-a clock of its own meanwhile, and what it has done is told as a stamp of its own: a column for each lane would make the
-clocks of grids 32 times as long.
+a clock of its own meanwhile, and a column of its own once it alone has told others what it has done: a column for each
+lane would make the clocks of grids 32 times as long.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,8 +22,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from warploom.core.errors import EmulationError
-from warploom.emulate.order.known import CONTROL, FAR, FENCED, NOBODY, ORDER, Known, Singles, learn
 from warploom.emulate.order.places import Places
+from warploom.emulate.order.planes import CONTROL, FAR, FENCED, NOBODY, ORDER, joined
 from warploom.ir.statements import Op
 
 Array = NDArray[Any]
@@ -33,39 +33,42 @@ MOST_STAMPS = 1 << 25
 """Stamps of memory operations are below; those from here on mean something else in records of shared memory."""
 MOST_CLOCKED = (1 << 31) - 1
 """Clocks have room for as many, where nothing records accesses to shared memory."""
-_MANY_SINGLES = 64  # so many stamps of single lanes are worth looking which of them say nothing new
+_MOST_COLUMNS = 1 << 32
 
-
-Release = Callable[[], Known]
-"""Works out, when it is asked, what somebody has made known; what it tells is not to be changed."""
+Release = Callable[[], Array]
+"""Works out, when it is asked, what somebody has made known: a clock that is not to be changed."""
 
 
 @dataclass(slots=True)
 class Snapshot:
-    """The knowledge of the lanes of one warp, which has the clocks' ``column``, at the stamp ``now``.
+    """The knowledge of the lanes of one warp (a row of the batch) at the stamp ``now``.
 
     ``known`` is what all of them do, ``alone`` what single lanes know beyond that, ``later`` what they have yet to
-    learn, by lane and chain. What lanes do is told in the planes ``told``.
+    learn, by lane and chain.
     """
 
-    agent: int
-    column: int
+    clocks: Clocks
+    row: int
     now: int
-    known: Known
-    alone: dict[int, Known]
+    known: Array
+    alone: dict[int, Array]
     later: dict[tuple[int, int], Release]
-    told: list[int]
 
-    def of_lanes(self, lanes: Sequence[int]) -> Known:
-        """All that some lanes know, and what they did: what they release together."""
-        found = self.known.copy()
-        for extra in {id(e): e for lane in lanes if (e := self.alone.get(lane)) is not None}.values():
-            found.join(extra)
-        for (lane, _), release in self.later.items():
-            if lane in lanes:
-                found.join(release())
-        found.clock[CONTROL, self.column] = self.now
-        found.singles.update({(plane, self.column, lane): self.now for plane in self.told for lane in lanes})
+    @property
+    def agent(self) -> int:
+        """The grid-wide number of the warp."""
+        return self.clocks.first + self.row
+
+    def of_lanes(self, lanes: Sequence[int] | None) -> Array:
+        """All that some lanes (None: all) know, and what they did: what they release together."""
+        acting, clocks = range(32) if lanes is None else lanes, self.clocks
+        own = int(clocks.columns[self.row])
+        told = [own] if lanes is None else [clocks.lane(own, lane) for lane in lanes]
+        extra = {id(e): e for lane in acting if (e := self.alone.get(lane)) is not None}.values()
+        later = [release() for (lane, _), release in self.later.items() if lane in acting]
+        found = joined(clocks.nothing, self.known, *extra, *later)
+        found[CONTROL, own] = self.now
+        found[np.ix_(clocks.told, told)] = self.now
         return found
 
 
@@ -75,7 +78,7 @@ class Clocks:
     ``first`` is the grid-wide number of the batch's first warp. ``across``: the program orders accesses across
     clusters, so that there are columns for all warps of the grid; otherwise only for those of a cluster (without
     clusters, of a CTA), which every cluster of the batch numbers alike. ``home``: so many warps access a CTA's shared
-    memory. ``most``: so many stamps there may be.
+    memory. ``most``: so many stamps there may be. ``history`` and ``names`` are those of the launch.
     """
 
     def __init__(
@@ -84,6 +87,7 @@ class Clocks:
         places: Places,
         first: int,
         history: list[Op | None],
+        names: dict[tuple[str, int, int], int],
         *,
         across: bool,
         planes: int,
@@ -100,14 +104,14 @@ class Clocks:
         self.history = history  # stamp → operation; stamp 0 is "before the kernel"
         # Records up to here are of accesses to its shared memory that each row knows, whoever made them.
         self.bound = np.full(rows, LANES - 1, np.uint32)
-        self.queues: list[tuple[str, int, int]] = []  # of the columns after those of the warps: kind, CTA, number
-        self._numbers: dict[tuple[str, int, int], int] = {}
+        self.names = names  # kind, CTA or column, number → its place among the columns after those of the warps
         # The newest stamp of each queue, before which it does not hold a row's limit back, and the CTA it is of.
         self.newest, self._queue_ctas = np.zeros(0, np.int64), np.zeros(0, np.int64)
-        self._told = [ORDER, CONTROL, FAR] if self.clustered else [ORDER, CONTROL]
-        self.single: dict[int, Singles] = {}  # of each row: what all its lanes know of single lanes
-        self._lanes: dict[int, dict[int, Known]] = {}  # row → lane → what this lane alone has learnt; never changed
+        self.told = [ORDER, CONTROL, FAR] if self.clustered else [ORDER, CONTROL]
+        """The planes in which others learn what an agent does."""
+        self._lanes: dict[int, dict[int, Array]] = {}  # row → lane → what this lane alone has learnt; never changed
         self._later: dict[int, dict[tuple[int, int], Release]] = {}  # row → what single lanes have yet to learn
+        self._make_room()
 
     def stamp(self, op: Op) -> int:
         """A new stamp, for an execution of ``op``. Raises EmulationError where records have no room for more."""
@@ -129,30 +133,55 @@ class Clocks:
         Copies that complete on one mbarrier are one queue, the ``wgmma`` of a warpgroup another one, the bulk stores of
         a warp a third. Clusters that cannot know of each other number theirs alike.
         """
-        key = kind, cta if self.across else cta % self.places.together, number
-        if key not in self._numbers:
-            self._numbers[key] = self.warps + len(self.queues)
-            self.queues.append(key)
-            self.newest, self._queue_ctas = np.append(self.newest, 0), np.append(self._queue_ctas, key[1])
-            if self.warps + len(self.queues) > self.known.shape[2]:
-                self.known = np.pad(self.known, ((0, 0), (0, 0), (0, max(8, len(self.queues)))))
-        return self._numbers[key]
+        cta = cta if self.across else cta % self.places.together
+        column = self._column(kind, cta, number)
+        self._queue_ctas[column - self.warps] = cta
+        return column
+
+    def lane(self, column: int, lane: int) -> int:
+        """The column of one lane of the warp that has a ``column``."""
+        return self._column("lane", column, lane)
+
+    def _column(self, *name: Any) -> int:
+        index = self.names.setdefault(name, len(self.names))
+        self._make_room()
+        return self.warps + index
+
+    def _make_room(self) -> None:
+        """Clocks have columns for all names, and some more: those of all batches equally many."""
+        more = (1 << len(self.names).bit_length()) - self.newest.size
+        if more > 0:
+            self.known = np.pad(self.known, ((0, 0), (0, 0), (0, more)))
+            self.newest, self._queue_ctas = (np.pad(x, (0, more)) for x in (self.newest, self._queue_ctas))
+
+    @property
+    def nothing(self) -> Array:
+        """The clock of who knows nothing."""
+        return np.zeros(self.known.shape[1:], np.int32)
 
     def queue_acts(self, column: int, stamp: int) -> None:
         """A queue has made an access that memory records."""
         self.newest[column - self.warps] = stamp
 
     def column_of(self, agents: Array, rows: Array | int) -> Array:
-        """The columns, for rows, of agents: grid-wide numbers of warps, or names, which stay as they are."""
-        if self.across:
-            return agents
-        near = agents // self.domain == (self.first + rows) // self.domain
-        return np.where(agents < 0, agents, np.where(near, agents % self.domain, NOBODY))
+        """The columns, for rows, of agents as :meth:`agents` numbers them."""
+        queues, near = agents < 0, np.ones(agents.shape, np.bool_)
+        columns = np.where(queues, self.warps + (-1 - agents) % _MOST_COLUMNS, agents)
+        if not self.across:
+            ours = (self.first + rows) // self.domain
+            near = np.where(queues, (-1 - agents) // _MOST_COLUMNS, agents // self.domain) == ours
+            columns = np.where(queues, columns, agents % self.domain)
+        return np.where(near, columns, NOBODY)
 
     def agents(self, columns: Array, rows: Array) -> Array:
-        """Grid-wide numbers of the warps that have columns for rows; of queues -1 - their place among ``queues``."""
-        first = 0 if self.across else self.first + rows // self.domain * self.domain
-        return np.where(columns < self.warps, first + columns, self.warps - 1 - columns)
+        """The grid-wide numbers of agents that have columns for rows: warps as the grid counts them, queues below 0."""
+        cluster = 0 if self.across else (self.first + rows) // self.domain
+        queues = -1 - (cluster * _MOST_COLUMNS + columns - self.warps)
+        return np.where(columns < self.warps, cluster * self.domain + columns, queues)
+
+    def queue_of(self, agent: int) -> tuple[str, int, int]:
+        """The kind, CTA and number of the queue that has a number below 0."""
+        return list(self.names)[(-1 - agent) % _MOST_COLUMNS]
 
     # -- what all lanes of a warp know -----------------------------------------------------------------------------
 
@@ -166,8 +195,8 @@ class Clocks:
         limit = self.known[rows[:, None], ORDER, seen].min(axis=1)
         if self.home > self.warps_per_cta:
             limit = np.minimum(limit, self.known[rows[:, None], FAR, seen].min(axis=1))
-        if self.queues:
-            known = self.known[rows, ORDER, self.warps : self.warps + len(self.queues)]
+        if self.names:
+            known = self.known[rows, ORDER, self.warps :]
             late = known < self.newest
             if self.across or self.clustered:  # queues of other CTAs do not touch this one's memory
                 cta = rows // self.warps_per_cta if self.across else rows % self.domain // self.warps_per_cta
@@ -181,7 +210,7 @@ class Clocks:
 
     def _raise_own(self, rows: Array) -> None:
         """All that the lanes of each row did until now is known to all of them."""
-        self.known[rows[:, None], self._told, self.columns[rows][:, None]] = self.now
+        self.known[rows[:, None], self.told, self.columns[rows][:, None]] = self.now
 
     def sync_warps(self, rows: Array) -> None:
         """All lanes of each row have met (``__syncwarp``)."""
@@ -192,14 +221,7 @@ class Clocks:
     def sync_ctas(self, rows: Array) -> None:
         """All warps of the CTAs of ``rows`` (every warp listed, CTA by CTA) have met at a barrier."""
         self.absorb(rows)
-        if self.single:  # such as a proxy fence by part of a warp
-            for group in rows.reshape(-1, self.warps_per_cta).tolist():
-                together: Singles = {}
-                for row in group:
-                    learn(together, self.single.get(row, {}))
-                for row in group if together else ():
-                    self._learn_singles(row, together)
-        if not (self.queues or self.across or self.clustered or self.planes > FENCED):  # all there is to know
+        if not (self.names or self.across or self.clustered or self.planes > FENCED):  # all there is to know
             self.known[rows] = self.now
             self._limit(rows, self.now)
             return
@@ -208,30 +230,17 @@ class Clocks:
         self.known[rows] = np.repeat(known, self.warps_per_cta, axis=0)
         self.refresh(rows)
 
-    def meet(self, waiting: Array, known: Known) -> None:
+    def meet(self, waiting: Array, known: Array) -> None:
         """The waiting warps learn what is ``known``, and their lanes have met."""
         self.absorb(waiting)
-        width = known.clock.shape[1]
-        self.known[waiting, :, :width] = np.maximum(self.known[waiting, :, :width], known.clock)
-        for row in waiting.tolist() if known.singles else ():
-            self._learn_singles(row, known.singles)
+        self._learn(waiting, known)
         self._raise_own(waiting)
         self.refresh(waiting)
 
-    def _learn(self, row: int, known: Known) -> None:
-        mine = self.known[row, :, : known.clock.shape[1]]
-        np.maximum(mine, known.clock, out=mine)
-        self._learn_singles(row, known.singles)
-
-    def _learn_singles(self, row: int, singles: Singles) -> None:
-        if not singles:
-            return
-        mine = self.single.setdefault(row, {})
-        learn(mine, singles)
-        if len(mine) > _MANY_SINGLES:
-            clock = self.known[row]
-            for plane, column, lane in [k for k, stamp in mine.items() if k[1] >= 0 and stamp <= clock[k[0], k[1]]]:
-                del mine[plane, column, lane]
+    def _learn(self, rows: Any, known: Array) -> None:
+        self._make_room()  # what was released in an earlier batch may have more columns
+        width = known.shape[1]
+        self.known[rows, :, :width] = np.maximum(self.known[rows, :, :width], known)
 
     # -- what single lanes know ------------------------------------------------------------------------------------
 
@@ -242,59 +251,35 @@ class Clocks:
                 self._learn(row, extra)
             self._lanes.pop(row, None)
 
-    def _alone(self, row: int) -> dict[int, Known]:
+    def _alone(self, row: int) -> dict[int, Array]:
         """Knowledge of single lanes of a warp beyond that of the whole warp."""
-        self._settle(row)
+        for (lane, _), release in self._later.pop(row, {}).items():  # acquired, and not asked for yet
+            self._join(row, [lane], release())
+        self._make_room()
         return self._lanes.get(row, {})
 
-    def _settle(self, row: int) -> None:
-        """Single lanes learn what they have acquired and not asked for yet."""
-        for (lane, _), release in self._later.pop(row, {}).items():
-            self._join(row, [lane], release())
-
-    def _join(self, row: int, lanes: Sequence[int], known: Known) -> None:
+    def _join(self, row: int, lanes: Sequence[int], known: Array) -> None:
         mine = self._lanes.setdefault(row, {})
         for lane in lanes:
-            if lane in mine:
-                joined = mine[lane].copy()
-                joined.join(known)
-                mine[lane] = joined
-            else:
-                mine[lane] = known
+            mine[lane] = joined(mine[lane], known) if lane in mine else known
 
     def sync_lanes(self, row: int, members: Array) -> None:
         """Some lanes of a warp have met: they know each other's accesses, and what any of them has learnt."""
-        self._settle(row)
-        mine, lanes = self._now(row), members.tolist()
-        mine.known = Known(np.zeros_like(self.known[row]))
-        self._lanes.setdefault(row, {}).update(dict.fromkeys(lanes, mine.of_lanes(lanes)))
-
-    def _now(self, row: int) -> Snapshot:
-        """A view of what the lanes of a warp know, valid until any of them learns more."""
-        known, later = Known(self.known[row], self.single.get(row, {})), self._later.get(row, {})
-        return Snapshot(
-            self.first + row, int(self.columns[row]), self.now, known, self._lanes.get(row, {}), later, self._told
-        )
+        lanes = members.tolist()
+        self._lanes[row] = {**self._alone(row), **dict.fromkeys(lanes, self.release(row, lanes))}
 
     def snapshot(self, row: int) -> Snapshot:
         """A copy of what the lanes of a warp know now."""
-        found = self._now(row)
-        found.known, found.alone, found.later = found.known.copy(), dict(found.alone), dict(found.later)
-        return found
+        alone, later = dict(self._lanes.get(row, {})), dict(self._later.get(row, {}))
+        return Snapshot(self, row, self.now, self.known[row].copy(), alone, later)
 
     # -- release and acquire -----------------------------------------------------------------------------------------
 
-    def release(self, row: int, lanes: Sequence[int] | None) -> Known:
+    def release(self, row: int, lanes: Sequence[int] | None) -> Array:
         """Return the knowledge that some lanes of a warp (None: all) release."""
-        if lanes is not None:
-            return self._now(row).of_lanes(lanes)
-        found = Known(self.known[row].copy(), dict(self.single.get(row, {})))
-        for extra in self._alone(row).values():
-            found.join(extra)
-        found.clock[self._told, self.columns[row]] = self.now
-        return found
+        return self.snapshot(row).of_lanes(lanes)
 
-    def acquire(self, row: int, lanes: Sequence[int] | None, known: Known) -> None:
+    def acquire(self, row: int, lanes: Sequence[int] | None, known: Array) -> None:
         """Some lanes of a warp (None: all) learn what was released, which nobody changes after that."""
         if lanes is None:
             self._learn(row, known)
@@ -302,21 +287,17 @@ class Clocks:
         else:
             self._join(row, lanes, known)
 
-    def acquire_single(self, row: int, lanes: Sequence[int] | None, plane: int, name: int, stamp: int) -> None:
-        """Some lanes of a warp (None: all) learn what has a name, and no column, up to a stamp."""
-        self.acquire(row, lanes, Known(np.zeros((self.planes, 0), np.int32), {(plane, name, 0): stamp}))
-
     def acquire_later(self, row: int, lane: int, chain: int, release: Release) -> None:
         """One lane learns what was released, when asked for it: each of a chain tells all that earlier ones do."""
         self._later.setdefault(row, {})[lane, chain] = release
 
-    def ended(self, column: int, stamp: int, passed: Array | None = None) -> Known:
-        """Return the knowledge that a queue has ended its work up to a stamp, begun when others had ``passed``."""
-        clock = np.zeros(self.known.shape[1:], np.int32)
+    def ended(self, stamps: Mapping[int, int], *, plane: int = ORDER, passed: Array | None = None) -> Array:
+        """The clock of who knows agents up to stamps, by their columns, and how far others had ``passed``."""
+        clock = self.nothing
         if passed is not None:
             clock[CONTROL, : self.warps] = passed[: self.warps]
-        clock[ORDER, column] = stamp
-        return Known(clock)
+        clock[plane, list(stamps)] = list(stamps.values())
+        return clock
 
     def queue_done(self, rows: Array, column: int, stamp: int) -> None:
         """All lanes of some warps have waited for what a queue did up to a stamp."""
@@ -328,19 +309,18 @@ class Clocks:
             return
         for group in (None,) if lanes is None else [[lane] for lane in lanes]:
             known = self.release(row, group)
-            clock = np.zeros_like(known.clock)
-            clock[plane, : self.warps] = known.clock[ORDER, : self.warps]
-            singles = {(plane, c, lane): s for (p, c, lane), s in known.singles.items() if p == ORDER and c >= 0}
-            self.acquire(row, group, Known(clock, singles))
+            clock = np.zeros_like(known)
+            clock[plane] = known[ORDER]
+            self.acquire(row, group, clock)
 
     # -- the question ------------------------------------------------------------------------------------------------
 
     def passed(self, row: int) -> Array:
         """A stamp for each column: how far warps' control has come, and what is known of queues; any lane tells."""
-        clock = self.known[row, :FAR].max(axis=0)
-        for extra in self._alone(row).values():
-            mine = clock[: extra.clock.shape[1]]
-            np.maximum(mine, extra.clock[:FAR].max(axis=0), out=mine)
+        alone, clock = self._alone(row).values(), self.known[row, :FAR].max(axis=0)
+        for extra in alone:
+            mine = clock[: extra.shape[1]]
+            np.maximum(mine, extra[:FAR].max(axis=0), out=mine)
         clock[self.columns[row]] = self.now
         return clock
 
@@ -349,10 +329,7 @@ class Clocks:
         if lane is None:
             return self.known[rows].min(axis=0)
         extra = self._alone(rows[0]).get(lane)
-        found = Known(self.known[rows[0]].copy())
-        if extra is not None:
-            found.join(extra)
-        return found.clock
+        return self.known[rows[0]] if extra is None else joined(self.known[rows[0]], extra)
 
     def lanes_know(
         self, row: int, lanes: Sequence[int] | None, column: int, their_lane: int, stamp: int, plane: int = ORDER
@@ -381,7 +358,7 @@ class Clocks:
         *,
         plane: int = ORDER,
     ) -> Array:
-        """Whether each access (column or name, its lane, stamp) came before the step of (row, lane) now, elementwise.
+        """Whether each access (column, its lane, stamp) came before the step of (row, lane) now, elementwise.
 
         A lane above 31 stands for several lanes; ``whole_warp`` means the step is a collective one, on behalf of every
         lane. In the plane FAR, what warps of other CTAs did must be visible here; what else did, be ordered.
@@ -401,21 +378,22 @@ class Clocks:
         result = (stamps <= self.known[rows, planes, np.maximum(columns, 0)]) & (columns >= 0)
         if plane < FENCED and not whole_warp:
             result |= (columns == own) & (their_lanes == lanes)
-        if self._lanes or self._later or self.single:
+        if not result.all():
             self._ask_lanes(result, (rows, lanes, planes, columns, their_lanes, stamps), whole_warp)
         return result
 
     def _ask_lanes(self, result: Array, accesses: tuple[Array, ...], whole_warp: bool) -> None:
         """Look up, in the clocks of single lanes, accesses that not all lanes of a warp know: each question once."""
         open_ones = np.nonzero(~result)[0]
-        if not open_ones.size:
-            return
         questions = np.stack([x[open_ones] for x in accesses], axis=1)
         different, which = np.unique(questions, axis=0, return_inverse=True)
         answers: list[bool] = []
         for row, lane, *access in different.tolist():
-            plane, column, their_lane, stamp = access
             extra = None if whole_warp else self._alone(row).get(lane)
-            answer = stamp <= self.single.get(row, {}).get((plane, column, their_lane), 0)
-            answers.append(answer or (extra is not None and extra.has(plane, column, their_lane, stamp)))
+            answers.append(self.has(self.known[row], *access) or (extra is not None and self.has(extra, *access)))
         result[open_ones] = np.array(answers, np.bool_)[which.reshape(-1)]
+
+    def has(self, clock: Array, plane: int, column: int, lane: int, stamp: int) -> bool:
+        """Whether a clock includes what a lane of an agent did at a stamp."""
+        columns = column, self.warps + self.names.get(("lane", column, lane), NOBODY - self.warps)
+        return any(0 <= c < clock.shape[1] and stamp <= clock[plane, c] for c in columns)

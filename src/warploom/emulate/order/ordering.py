@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from warploom.emulate.control.frames import Frame, Turns, lanes_of
 from warploom.emulate.order.clocks import Clocks, Snapshot
-from warploom.emulate.order.known import Known
+from warploom.emulate.order.planes import joined
 from warploom.isa.effects import Access, Scope
 
 Array = NDArray[Any]
@@ -30,7 +30,7 @@ class Sequence:
         self._narrow = cta is not None or (before is not None and before._narrow)
         self._told: set[tuple[int, int]] = before._told if before is not None else set()  # of the whole sequence
         self._told.add((id(snapshot), lane))
-        self._known: dict[int | None, Known] = {}
+        self._known: dict[int | None, Array] = {}
         me = snapshot.agent, lane
         self.by_one = me if before is None or before.by_one == me else None  # the only thread that has told anything
 
@@ -46,7 +46,7 @@ class Sequence:
         """A number that all parts of one release sequence share."""
         return id(self._told)
 
-    def heard_by(self, cta: int, warps: int | None) -> Known:
+    def heard_by(self, cta: int, warps: int | None) -> Array:
         """Return what a thread of a CTA learns from the sequence; not to be changed.
 
         At a scope that ends at the CTA, of so many ``warps``, that is what its own threads have told.
@@ -57,15 +57,15 @@ class Sequence:
             told.append(link)
             link = link._before
         earlier = None if link is None else link._memory(cta)
-        known = Known(np.zeros_like(self._snapshot.known.clock)) if earlier is None else earlier.copy()
-        for one in reversed(told):
-            if one._cta in (None, cta) and (warps is None or one._snapshot.agent // warps == cta):
-                known.join(one._snapshot.of_lanes([one._lane]))
+        earlier = np.zeros_like(self._snapshot.known) if earlier is None else earlier
+        heard = [one for one in told if one._cta in (None, cta)]
+        heard = [one for one in heard if warps is None or one._snapshot.agent // warps == cta]
+        known = joined(earlier, *(one._snapshot.of_lanes([one._lane]) for one in heard))
         if warps is None:
             self._known[cta if self._narrow else None] = known
         return known
 
-    def _memory(self, cta: int) -> Known | None:
+    def _memory(self, cta: int) -> Array | None:
         return self._known.get(cta if self._narrow else None)
 
 

@@ -25,7 +25,6 @@ from warploom.emulate.memory.access import MemoryAccess
 from warploom.emulate.memory.global_history import GlobalHistory
 from warploom.emulate.memory.global_memory import GlobalMemory
 from warploom.emulate.memory.shared_memory import SHARED_BASE, SharedMemory
-from warploom.emulate.order.known import LOADS, ORDER, REDUCTIONS, Singles
 from warploom.emulate.transactions.made_maps import MadeMaps
 from warploom.emulate.transactions.tensor_maps import CHUNK, ByteRange, StoredWords, TensorMapArgument
 from warploom.emulate.transactions.transaction import (
@@ -276,7 +275,7 @@ class BulkCopies:
             box = None if isinstance(source, StoredWords) else self._begin_globally(by, source, at, "read")
             passed = self.clocks.passed(row)
 
-        def deliver(queue: int) -> Singles:
+        def deliver(queue: int) -> dict[int, int]:
             shared.data.reshape(-1, CHUNK)[index] = source.load(at)
             if not self.shared.checks:
                 return {}
@@ -285,9 +284,9 @@ class BulkCopies:
             history.land(number, queue, cells, op)
             if box is None:
                 return {}
-            box.name = LOADS - ((self.report.first // self.warps + cta) * shared.stride + barrier)
+            loads = self._agent("load", cta, barrier, box)
             self._history(box).end_read(box)
-            return {(ORDER, box.name, 0): box.stamp}
+            return {loads: box.stamp}
 
         self.loads.append(Landing(by, bar, passed, deliver, source.box_bytes))
 
@@ -304,7 +303,7 @@ class BulkCopies:
             deliver = partial(self._deliver_copies, copies, copies.of_lanes(by.row, by.lanes))
             self.loads.append(Landing(by, bar, passed, deliver))
 
-    def _deliver_copies(self, copied: CopyQueue, parts: list[tuple[Copies, Array]], queue: int) -> Singles:
+    def _deliver_copies(self, copied: CopyQueue, parts: list[tuple[Copies, Array]], queue: int) -> dict[int, int]:
         for copies, lanes in parts:
             copied.land(copies, lanes)
             if self.shared.checks:
@@ -345,9 +344,15 @@ class BulkCopies:
         if what == "write":
             history.begin(mine.cells, mine.stamp)
         if what == "atomic":  # in a name that only a wait for the group makes known
-            mine.name = REDUCTIONS - (32 * (self.clocks.first + by.row) + by.lane)
+            self._agent("reduction", by.row // self.warps, 32 * (by.row % self.warps) + by.lane, mine)
             history.note(mine)
         return mine
+
+    def _agent(self, kind: str, cta: int, number: int, access: MemoryAccess) -> int:
+        """Let a queue, of a CTA of the batch, make an access to global memory. Returns the queue's column."""
+        column = self.clocks.queue(kind, self.clocks.first // self.warps + cta, number)
+        access.agent = int(self.clocks.agents(np.array(column), access.rows[0][0]))
+        return column
 
     def _history(self, access: MemoryAccess) -> GlobalHistory:
         found = self.memory.history(access.buffer)
@@ -367,9 +372,8 @@ class BulkCopies:
         landing, clocks = self.loads.pop(0 if rng is None else rng.randrange(len(self.loads))), self.clocks
         bar = landing.barrier
         queue = clocks.queue("mbarrier", bar.cta, bar.address)
-        singles = landing.deliver(queue)
-        known = clocks.ended(queue, clocks.now, landing.passed)
-        known.singles = singles
+        more = landing.deliver(queue)
+        known = clocks.ended({queue: clocks.now, **more}, passed=landing.passed)
         self.barriers.land(bar, landing.by, known, queue, landing.size)
         return True
 
@@ -385,7 +389,7 @@ class BulkCopies:
                 row, store.read = int(store.rows[0]), True
                 self._write(store)
                 if store.source is not None:
-                    known = self.clocks.ended(store.source.queue, store.source.stamp)
+                    known = self.clocks.ended({store.source.queue: store.source.stamp})
                     self.clocks.acquire(row, [store.lane], known)
             if not reads_only:
                 self._written(store)
@@ -394,9 +398,10 @@ class BulkCopies:
 
     def _written(self, store: Store) -> None:
         """The thread of a store knows that it has written global memory, or the kernel has ended."""
-        box = store.box
-        if box is not None and box.name:
-            self.clocks.acquire_single(int(store.rows[0]), [store.lane], ORDER, box.name, box.stamp)
+        box, row = store.box, int(store.rows[0])
+        if box is not None and box.agent:
+            column = int(self.clocks.column_of(np.array(box.agent), row))
+            self.clocks.acquire(row, [store.lane], self.clocks.ended({column: box.stamp}))
         elif box is not None:
             self._history(box).land(box)
 

@@ -12,7 +12,7 @@ from warploom.emulate.barriers.barriers import Wait
 from warploom.emulate.control.context import Context, Step
 from warploom.emulate.control.frames import Frame, displaced, lanes_of
 from warploom.emulate.memory.shared_memory import SHARED_BASE
-from warploom.emulate.order.known import FENCED, FENCED_GLOBALLY
+from warploom.emulate.order.planes import FENCED, FENCED_GLOBALLY
 from warploom.emulate.transactions.registers import WatchedRegisters
 from warploom.ir.program import Program
 from warploom.ir.statements import Op

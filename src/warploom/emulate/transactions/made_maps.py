@@ -23,7 +23,7 @@ from warploom.emulate.memory.buffers import ADDRESS_BITS, GlobalBuffer
 from warploom.emulate.memory.global_history import FLYING, GlobalHistory
 from warploom.emulate.memory.global_memory import GlobalMemory
 from warploom.emulate.order.clocks import BITS, LANES
-from warploom.emulate.order.known import FAR, MAPS, ORDER, Known
+from warploom.emulate.order.planes import FAR, ORDER
 from warploom.emulate.transactions.tensor_maps import TensorMapArgument
 from warploom.ir.statements import Op
 from warploom.isa.async_copy import MAP_BYTES, decoded
@@ -39,7 +39,7 @@ class _Release:
     row: int
     lane: int
     stamp: int
-    known: Known
+    known: Array
 
 
 class MadeMaps:
@@ -48,7 +48,6 @@ class MadeMaps:
     def __init__(self, memory: GlobalMemory, report: Reporter) -> None:
         self.memory, self.report, self.clocks = memory, report, memory.clocks
         self.published: list[_Release] = []
-        self._agents: dict[int, int] = {}  # address of a map → in whose name acquires of it are known
         self._known: dict[bytes, TensorMapArgument] = {}
 
     # -- fences --------------------------------------------------------------------------------------------------
@@ -66,14 +65,14 @@ class MadeMaps:
         for by, (place,) in actors(frame, op, None, address):
             stamp, found = self.clocks.stamp(op), self._cells(place)
             if found is not None and self._published(found[1], found[2], by):
-                self.clocks.acquire_single(by.row, by.lanes, ORDER, self._name(place), stamp)
+                self.clocks.acquire(by.row, by.lanes, self.clocks.ended({self._acquires(place): stamp}))
 
     def _published(self, history: GlobalHistory, cells: Array, by: Actor) -> bool:
         """Whether each of some lanes knows that the last writes of cells were published."""
         for agent, record in set(zip(history.writer[cells].tolist(), history.wrote[cells].tolist(), strict=True)):
             written, written_by = record >> BITS, record & LANES - 1
             if written and not any(
-                release.known.has(ORDER, self._column(agent, release.row), written_by, written)
+                self.clocks.has(release.known, ORDER, self._column(agent, release.row), written_by, written)
                 and self.clocks.lanes_know(
                     by.row, by.lanes, int(self.clocks.columns[release.row]), release.lane, release.stamp, FAR
                 )
@@ -85,8 +84,9 @@ class MadeMaps:
     def _column(self, agent: int, row: int) -> int:
         return int(self.clocks.column_of(np.array(agent), row))
 
-    def _name(self, address: int) -> int:
-        return MAPS - self._agents.setdefault(address, len(self._agents))
+    def _acquires(self, address: int) -> int:
+        """The column in which acquires of the map at an address are known."""
+        return self.clocks.queue("map", 0, address)
 
     # -- use -----------------------------------------------------------------------------------------------------
 
@@ -137,7 +137,7 @@ class MadeMaps:
         history.check(access)
         history.note(access)
         written = int(history.wrote[cells].max() >> BITS) % FLYING
-        if written and not self.clocks.lanes_know(by.row, by.lanes, self._name(address), 0, written + 1):
+        if written and not self.clocks.lanes_know(by.row, by.lanes, self._acquires(address), 0, written + 1):
             message = (
                 f"{by.name} reads its tensor map, at byte {address - buffer.start} of {buffer.name}, "
                 f"which {self.report.name_of(written)} wrote through the generic proxy: publish it after that "

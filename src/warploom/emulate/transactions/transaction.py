@@ -23,7 +23,6 @@ from warploom.emulate.memory.access import SharedAccess
 from warploom.emulate.memory.global_memory import GlobalMemory, GlobalPlace
 from warploom.emulate.memory.history import SharedHistory
 from warploom.emulate.memory.shared_memory import SharedMemory
-from warploom.emulate.order.known import Singles
 from warploom.ir.statements import Op
 
 Array = NDArray[Any]
@@ -192,5 +191,5 @@ class Landing:
     by: Actor
     barrier: Mbarrier
     passed: Array | None
-    deliver: Callable[[int], Singles]
+    deliver: Callable[[int], dict[int, int]]
     size: int = 0
