@@ -6,6 +6,7 @@ import itertools
 
 import pytest
 from tests.isa.every_form import WMMA_PRODUCTS, every, forms, instructions
+from tests.isa.functions import function
 
 from warploom.core.dtypes import DTYPES, DType, bf16, f16, f32, f64, pred, s8, s32, s64, tf32, u8, u16, u32, u64
 from warploom.cuda.names import entry_name
@@ -13,12 +14,10 @@ from warploom.cuda.printer import print_cuda
 from warploom.ir.program import Parameter, Program
 from warploom.ir.statements import Const, Op, Operand, Register, Value
 from warploom.ir.verify import verify
-from warploom.isa.async_copy import bulk_store, commit_copies, cp_async, tensor_load, tensor_store, wait_copies
+from warploom.isa.async_copy import bulk_store, cp_async, tensor_load, tensor_store
 from warploom.isa.barriers import (
     bar_arrive,
-    bar_reduce,
     bar_sync,
-    elect,
     mbarrier_arrival,
     mbarrier_init,
     mbarrier_test,
@@ -35,13 +34,11 @@ from warploom.isa.conversion import (
     move,
     pack_bytes,
     pack_pair,
-    permute,
-    read_clock,
     special,
     unpack_half,
 )
 from warploom.isa.instruction import Instruction, named
-from warploom.isa.lanewise import binary, fma, multiply_wide, pair_arithmetic, select, unary
+from warploom.isa.lanewise import binary, multiply_wide, pair_arithmetic, select, unary
 from warploom.isa.matrix import matrix_access, mma, wgmma, wgmma_wait, wmma_load, wmma_mma, wmma_store
 from warploom.isa.memory import (
     CACHE_HINTS,
@@ -49,11 +46,9 @@ from warploom.isa.memory import (
     from_generic,
     is_space,
     load,
-    map_shared,
     reduce_add,
     store,
     to_generic,
-    wait_at_least,
 )
 from warploom.layout.wmma import WMMA_ACCUMULATORS
 
@@ -68,14 +63,14 @@ ALU: list[Instruction] = [
     *(binary(op, t) for op in _ARITHMETIC for t in (*_INTEGERS, *_FLOATS)),
     *(binary(op, t) for op in _BITS for t in _INTEGERS),
     *(binary(op, pred) for op in ("and", "or", "xor", "eq", "ne")),
-    *(unary(op, f32) for op in ("neg", "abs", "ex2", "lg2", "rcp", "rsqrt", "sqrt", "tanh", "tf32")),
+    *(function(op) for op in ("neg", "abs", "ex2", "lg2", "rcp", "rsqrt", "sqrt", "tanh", "tf32")),
     *(unary(op, t) for op in ("neg", "not", "abs") for t in (s32, s64)),
     unary("not", u32),
     *(unary(op, t) for op in ("popc", "clz", "brev") for t in _INTEGERS),
     *(binary(op, u16) for op in (*_ARITHMETIC, *_BITS)),
     *(unary(op, f64) for op in ("neg", "abs")),
     unary("not", pred),
-    *(fma(t) for t in _FLOATS),
+    *(named(f"fma.rn.{t}") for t in _FLOATS),
     *(multiply_wide(t) for t in (u32, s32)),
     *(select(t) for t in (*_INTEGERS, *_FLOATS)),
     *(bitcast(a, b) for a, b in itertools.permutations((u32, s32, f32), 2)),
@@ -88,16 +83,16 @@ ALU: list[Instruction] = [
     *(pack_pair(t) for t in (f16, bf16)),
     *(unpack_half(t, which) for t in (f16, bf16) for which in (0, 1)),
     *(pair_arithmetic(op, t) for t in (f16, bf16) for op in ("fma", "add", "mul", "min", "max")),
-    permute(0x5410),
+    named("prmt.b32", numbers=(("selector", 0x5410),), ptx=False),
     *(move(t) for t in (pred, *_INTEGERS, *_FLOATS)),
 ]
 WARP: list[Instruction] = [
     *(special(register) for register in SPECIAL_REGISTERS),
-    read_clock(),
+    named("mov.u64.clock64", ptx=False),
     *(shuffle(mode, t) for mode in ("xor", "idx", "up", "down") for t in (u32, s32, f32)),
     *(shuffle(mode, t, 0x181F) for mode in ("xor", "idx", "down") for t in (u32, f32)),
     shuffle("up", u32, 0x1800),
-    elect(),
+    named("elect.sync", numbers=(("mask", 0xFFFFFFFF),)),
 ]
 _LOADS = ("", "ca", "cg", "cs", "lu", "cv", "nc", "no_allocate", "evict_first", "evict_last", "nc.no_allocate")
 _SIZES = ((u8, 1), (u16, 1), (u32, 1), (u32, 4), (f32, 2), (u64, 2), (f64, 1))
@@ -121,7 +116,7 @@ MEMORY: list[Instruction] = [
     *(kind(space) for kind in (to_generic, from_generic, is_space) for space in ("shared", "local")),
     *(atomic("global", "add", u32, order=order) for order in ("acquire", "release", "acq_rel")),
     *(reduce_add(n).at(offset=16) for n in (1, 2, 4)),
-    *(wait_at_least().at(offset=offset) for offset in (0, 8)),
+    *(named("ld.acquire.gpu.global.u32", ptx=False).at(offset=offset) for offset in (0, 8)),
     *(
         atomic(space, "add", u32 if "x2" in kind else u16, kind=f"noftz.{kind}")
         for space in ("shared", "global")
@@ -142,10 +137,10 @@ ASYNC: list[Instruction] = [
         for fill in (False, True)
         for eviction in ("first", "last")
     ),
-    *(commit_copies(queue) for queue in ("cp.async", "bulk")),
-    wait_copies(2),
-    wait_copies(0, "bulk"),
-    wait_copies(0, "bulk", True),
+    *(named(f"cp.async{bulk}.commit_group") for bulk in ("", ".bulk")),
+    named("cp.async.wait_group", numbers=(("pending", 2),)),
+    named("cp.async.bulk.wait_group", numbers=(("pending", 0),)),
+    named("cp.async.bulk.wait_group.read", numbers=(("pending", 0),)),
     *(
         (tensor_load if direction == "load" else tensor_store)(rank).at(shared_offset=128, barrier_offset=8)
         for direction in ("load", "store")
@@ -156,7 +151,7 @@ ASYNC: list[Instruction] = [
         for rank in (1, 2, 5)
         for eviction in ("", "first", "last")
     ),
-    *(tensor_store(2, operation) for operation in ("add", "min", "max")),
+    *(named(f"cp.reduce.async.bulk.tensor.2d.global.shared::cta.{op}.tile.bulk_group") for op in ("add", "min", "max")),
     *(tensor_load(4, eviction).at(shared_offset=128, barrier_offset=8) for eviction in ("first", "last")),
     named("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes").at(
         shared_offset=16, global_offset=32, barrier_offset=8
@@ -171,7 +166,7 @@ SYNC: list[Instruction] = [
     bar_sync(),
     bar_sync(64),
     bar_arrive(64),
-    *(bar_reduce(op) for op in ("popc", "and", "or")),
+    *(named(f"bar.red.{op}") for op in ("popc.u32", "and.pred", "or.pred")),
     mbarrier_init(1).at(offset=8),
     mbarrier_arrival(),
     mbarrier_arrival(4096).at(offset=8),
@@ -182,14 +177,14 @@ SYNC: list[Instruction] = [
     mbarrier_test().at(offset=8),
     mbarrier_test("cluster"),
     mbarrier_test(relaxed=True),
-    mbarrier_arrival(count=3),
+    named("mbarrier.arrive.shared::cta.b64", numbers=(("count", 3),)),
     named("mbarrier.arrive.noComplete.shared.b64", numbers=(("count", 3),)).at(offset=8),
     named("mbarrier.complete_tx.relaxed.cta.shared::cta.b64", numbers=(("bytes", 16),)).at(offset=8),
     named("mbarrier.inval.shared::cta.b64").at(offset=8),
     named("mbarrier.expect_tx.relaxed.cta.shared::cta.b64", numbers=(("bytes", 4096),)),
     named("mbarrier.expect_tx.relaxed.cluster.shared::cluster.b64", numbers=(("bytes", 4096),)).at(offset=8),
     named("mbarrier.arrive_drop.shared::cta.b64"),
-    map_shared(),
+    named("mapa.shared::cluster.u32"),
     named("st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.b32").at(target_offset=16, barrier_offset=8),
     set_max_registers(240, "inc"),
     set_max_registers(24, "dec"),
@@ -275,7 +270,7 @@ def program_of(instructions: list[Instruction], requires: str) -> Program:
         if instruction.mnemonic.startswith("wgmma.wait"):
             body.append(Op(named("wgmma.commit_group.sync.aligned"), (), ()))
         if instruction.mnemonic.startswith("cp.async") and "wait_" in instruction.mnemonic:
-            body.append(Op(commit_copies("bulk" if "bulk" in instruction.mnemonic else "cp.async"), (), ()))
+            body.append(Op(named(f"cp.async{'.bulk' * ('bulk' in instruction.mnemonic)}.commit_group"), (), ()))
         operands: list[Operand] = [_operand(instruction, t, values) for t in instruction.operand_types]
         results: list[Value] = [Value(next(numbers), t) for t in instruction.result_types]
         if instruction.mnemonic.startswith(("wgmma.mma", "wgmma.wait")):  # accumulates in place

@@ -31,11 +31,11 @@ from warploom.ir.statements import (
     When,
 )
 from warploom.ir.verify import verify
-from warploom.isa.async_copy import commit_copies, cp_async, tensor_load, wait_copies
+from warploom.isa.async_copy import cp_async, tensor_load
 from warploom.isa.barriers import bar_sync
 from warploom.isa.collective import shuffle
 from warploom.isa.conversion import FULL_MASK, convert, move, pack_pair, special
-from warploom.isa.instruction import Instruction
+from warploom.isa.instruction import Instruction, named
 from warploom.isa.lanewise import binary, multiply_wide, select, unary
 from warploom.isa.matrix import matrix_access, mma
 from warploom.isa.memory import load, store
@@ -98,9 +98,9 @@ def dots() -> Program:
     w.line = 16
     wide = w.do(multiply_wide(u32), w.do(binary("add", u32), w.do(binary("shl", u32), index, _n(7)), thread), _n(16))
     w.do(cp_async(16), place, w.do(binary("add", u64), a, wide))
-    w.do(commit_copies())
+    w.do(named("cp.async.commit_group"))
     w.line = 17
-    w.do(wait_copies(0))
+    w.do(named("cp.async.wait_group", numbers=(("pending", 0),)))
     w.do(bar_sync(), _n(0))
     w.line = 18
     fragment = tuple(w.value(u32, f"a{i}") for i in range(4))
@@ -116,7 +116,7 @@ def dots() -> Program:
 
     w.line = 21
     other = w.do(shuffle("xor", f32), best, _n(16), _n(FULL_MASK), name="other")
-    power = w.do(unary("ex2", f32), w.do(binary("max", f32), best, other))
+    power = w.do(named("ex2.approx.ftz.f32"), w.do(binary("max", f32), best, other))
     after = w.block()
     w.line = 22
     lane = w.do(binary("and", u32), thread, _n(31))

@@ -13,11 +13,12 @@ pytestmark = pytest.mark.gpu
 torch = pytest.importorskip("torch")
 
 from tests.gpu.harness import launch, on_gpu, random_operand  # noqa: E402 (after the skip)
+from tests.isa.functions import function  # noqa: E402
 from warploom.core.dtypes import bf16, f16, f32, f64, pred, s8, s32, s64, tf32, u8, u32, u64  # noqa: E402
 from warploom.isa.collective import shuffle  # noqa: E402
-from warploom.isa.conversion import bitcast, convert, pack_bytes, pack_pair, permute, unpack_half  # noqa: E402
+from warploom.isa.conversion import bitcast, convert, pack_bytes, pack_pair, unpack_half  # noqa: E402
 from warploom.isa.instruction import Instruction, named  # noqa: E402
-from warploom.isa.lanewise import binary, fma, multiply_wide, pair_arithmetic, select, unary  # noqa: E402
+from warploom.isa.lanewise import binary, multiply_wide, pair_arithmetic, select, unary  # noqa: E402
 from warploom.isa.matrix import matrix_access, mma  # noqa: E402
 from warploom.lang import Global, Kernel, kernel  # noqa: E402
 
@@ -34,8 +35,8 @@ EXACT: list[Instruction] = [
     *(unary(op, u32) for op in ("not", "popc", "clz", "brev")),
     *(unary(op, t) for op in ("neg", "abs", "not") for t in (s32, s64)),
     *(unary(op, t) for op in ("neg", "abs") for t in FLOATS),
-    *(unary(op, f32) for op in ("sqrt", "tf32")),
-    *(fma(t) for t in FLOATS),
+    *(function(op) for op in ("sqrt", "tf32")),
+    *(named(f"fma.rn.{t}") for t in FLOATS),
     *(multiply_wide(t) for t in (u32, s32)),
     *(select(t) for t in (*INTEGERS, *FLOATS)),
     *(bitcast(a, b) for a, b in itertools.permutations((u32, s32, f32), 2)),
@@ -48,7 +49,7 @@ EXACT: list[Instruction] = [
     *(pack_pair(t) for t in (f16, bf16)),
     *(unpack_half(t, i) for t in (f16, bf16) for i in (0, 1)),
     *(pair_arithmetic(op, t) for t in (f16, bf16) for op in ("fma", "add", "mul", "min", "max")),
-    *(permute(s) for s in (0x5410, 0x7632, 0x0123, 0x3210)),
+    *(named("prmt.b32", numbers=(("selector", s),), ptx=False) for s in (0x5410, 0x7632, 0x0123, 0x3210)),
     *(shuffle("xor", t) for t in (u32, f32)),
 ]
 
@@ -137,7 +138,7 @@ def test_exact_instructions_agree_bit_by_bit(kinds):
 
 @pytest.mark.parametrize("op", APPROXIMATE)
 def test_approximations_are_as_close_as_documented(op):
-    instruction = unary(op, f32)
+    instruction = function(op)
     (x,) = operands_for(instruction, 3)
     ((have,),) = on_gpu([instruction], [x])
     (want,) = meaning(instruction, [x])
@@ -153,9 +154,9 @@ def test_approximations_are_as_close_as_documented(op):
 
 
 def test_tanh_is_as_close_as_documented():
-    (x,) = operands_for(unary("tanh", f32), 4)
+    (x,) = operands_for(named("tanh.approx.f32"), 4)
     x = x[np.isfinite(x)][:2048]
-    ((have,),) = on_gpu([unary("tanh", f32)], [x])
+    ((have,),) = on_gpu([named("tanh.approx.f32")], [x])
     want = np.tanh(x.astype(np.float64))
     error = np.abs(have - want) / np.maximum(np.abs(want), 2.0**-126)
     assert float(error.max()) <= TANH_RELATIVE

@@ -26,8 +26,8 @@ from warploom.ir.statements import (
 )
 from warploom.ir.verify import verify
 from warploom.isa import memory as isa
-from warploom.isa.async_copy import commit_copies, cp_async, tensor_store, wait_copies
-from warploom.isa.barriers import bar_arrive, bar_sync, elect, mbarrier_arrival, set_max_registers
+from warploom.isa.async_copy import cp_async, tensor_store
+from warploom.isa.barriers import bar_arrive, bar_sync, mbarrier_arrival, set_max_registers
 from warploom.isa.conversion import move
 from warploom.isa.instruction import Instruction, named
 from warploom.isa.lanewise import binary, pair_arithmetic
@@ -57,6 +57,8 @@ def store(x: Operand) -> Op:
     return op(isa.store("global", u32), Const(u64, 0), x)
 
 
+COMMIT_COPIES = op(named("cp.async.commit_group"))
+WAIT_COPIES = op(named("cp.async.wait_group", numbers=(("pending", 0),)))
 Y, R = Value(1, u32, "y"), Register(2, u32, "r")
 INDEX = Value(3, u32, "i")
 
@@ -139,13 +141,28 @@ BROKEN: dict[str, tuple[Program, str]] = {
         ),
         "must overwrite its accumulator registers in place",
     ),
-    "wait alone": (program(op(wait_copies(0))), "waits for a cp.async group that was never committed"),
+    "wait alone": (
+        program(WAIT_COPIES),
+        "waits for a cp.async group that was never committed",
+    ),
     "wait of another queue": (
-        program(op(commit_copies()), op(wait_copies(0, "bulk")), requires="sm_90"),
+        program(
+            COMMIT_COPIES,
+            op(named("cp.async.bulk.wait_group", numbers=(("pending", 0),))),
+            requires="sm_90",
+        ),
         "waits for a bulk group that was never committed",
     ),
     "commit in another role": (
-        program(Roles((Role(0, 4, (op(commit_copies()),), None, AT), Role(4, 8, (op(wait_copies(0)),), None, AT)), AT)),
+        program(
+            Roles(
+                (
+                    Role(0, 4, (COMMIT_COPIES,), None, AT),
+                    Role(4, 8, (WAIT_COPIES,), None, AT),
+                ),
+                AT,
+            )
+        ),
         "waits for a cp.async group that was never committed",
     ),
 }
@@ -164,10 +181,17 @@ def test_a_broken_rule_is_named_with_its_line(rule: str) -> None:
 def sound() -> Program:
     """Uses every construct that the rules look at."""
     copy = op(cp_async(16), X, Const(u64, 0))
-    loop = Loop(INDEX, ZERO, X, Const(u32, 1), (op(wait_copies(0)), add(Y, INDEX, R), op(move(u32), Y, into=(R,))), AT)
+    loop = Loop(
+        INDEX,
+        ZERO,
+        X,
+        Const(u32, 1),
+        (WAIT_COPIES, add(Y, INDEX, R), op(move(u32), Y, into=(R,))),
+        AT,
+    )
     when = When(Const(pred, True), (store(R),), (store(X),), True, AT)
     chain = Roles((Role(0, 4, (op(bar_sync(128), Const(u32, 1)),), None, AT), Role(4, 8, (when,), None, AT)), AT)
-    return program(op(move(u32), Const(u32, -1), into=(R,)), copy, op(commit_copies()), loop, chain)
+    return program(op(move(u32), Const(u32, -1), into=(R,)), copy, COMMIT_COPIES, loop, chain)
 
 
 def test_a_sound_program_passes() -> None:
@@ -188,7 +212,7 @@ def test_an_accumulator_that_a_product_overwrites_needs_no_value_before() -> Non
 
 def test_all_violations_are_listed() -> None:
     with pytest.raises(VerifyError, match="breaks 3 rules") as error:
-        verify(program(op(wait_copies(0)), store(Y), threads=100))
+        verify(program(WAIT_COPIES, store(Y), threads=100))
     assert len(str(error.value).splitlines()) == 4
 
 
@@ -218,11 +242,11 @@ def test_architecture_specific_kernels_run_there_alone() -> None:
     [
         (binary("add", u32), "sm_80"),
         (matrix_access("stmatrix", 4), "sm_90"),
-        (elect(), "sm_90"),
+        (named("elect.sync", numbers=(("mask", 0xFFFFFFFF),)), "sm_90"),
         (tensor_store(2), "sm_90"),
         (mbarrier_arrival(), "sm_80"),
         (mbarrier_arrival(128), "sm_90"),
-        (commit_copies("bulk"), "sm_90"),
+        (named("cp.async.bulk.commit_group"), "sm_90"),
         (pair_arithmetic("add", bf16), "sm_90"),
         (pair_arithmetic("fma", bf16), "sm_80"),
         (set_max_registers(24, "dec"), "sm_90a"),

@@ -10,9 +10,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.isa.functions import function
 from warploom.core.dtypes import bf16, f16, f32, f64
 from warploom.isa.conversion import pack_pair, unpack_half
-from warploom.isa.lanewise import binary, fma, pair_arithmetic, unary
+from warploom.isa.instruction import named
+from warploom.isa.lanewise import binary, pair_arithmetic, unary
 from warploom.isa.meanings import single_to_odd, sum_to_odd
 
 CASES = settings(deadline=None, max_examples=150)
@@ -46,7 +48,7 @@ def nearest_single(exact: Fraction) -> np.float32:
 @CASES
 @given(SINGLES, SINGLES, SINGLES)
 def test_fma_rounds_once(a, b, c):
-    (got,) = fma().meaning(f(a), f(b), f(c))
+    (got,) = named("fma.rn.f32").meaning(f(a), f(b), f(c))
     if not all(map(np.isfinite, (a, b, c))):
         return
     exact = Fraction(a) * Fraction(b) + Fraction(c)
@@ -73,7 +75,7 @@ def test_fma_rounds_once(a, b, c):
     ],
 )
 def test_fma_where_two_roundings_differ(a, b, c):
-    (got,) = fma().meaning(f(a), f(b), f(c))
+    (got,) = named("fma.rn.f32").meaning(f(a), f(b), f(c))
     assert got[0, 0] == nearest_single(Fraction(a) * Fraction(b) + Fraction(c))
 
 
@@ -97,7 +99,7 @@ def test_double_precision_fma_rounds_once_at_any_size(product):
     a, b = np.ldexp(factor[0], first), np.ldexp(factor[1], product - first)
     c = np.ldexp(factor[2], np.minimum(product + rng.choice([-60, -3, -2, -1, 0, 1, 2, 3, 52, 53, 54], 400), 1019))
     with np.errstate(all="ignore"):
-        (got,) = fma(f64).meaning(a, b, c)
+        (got,) = named("fma.rn.f64").meaning(a, b, c)
     assert got.tolist() == [double_exactly(*map(float, row)) for row in zip(a, b, c, strict=True)]
 
 
@@ -112,20 +114,20 @@ def test_double_precision_fma_rounds_once_at_any_size(product):
 )
 def test_double_precision_fma_at_the_ends_of_the_range(a, b, c):
     with np.errstate(all="ignore"):
-        (got,) = fma(f64).meaning(*(np.array([x]) for x in (a, b, c)))
+        (got,) = named("fma.rn.f64").meaning(*(np.array([x]) for x in (a, b, c)))
     wanted = double_exactly(a, b, c)
     assert got[0] == wanted
     assert np.signbit(got[0]) == np.signbit(wanted)
 
 
 def test_double_precision_fma_does_not_lose_the_product():
-    (got,) = fma(f64).meaning(np.array([[1 + 2.0**-30]]), np.array([[1 - 2.0**-30]]), np.array([[-1.0]]))
+    (got,) = named("fma.rn.f64").meaning(np.array([[1 + 2.0**-30]]), np.array([[1 - 2.0**-30]]), np.array([[-1.0]]))
     assert got[0, 0] == -(2.0**-60)
-    (got,) = fma(f64).meaning(
+    (got,) = named("fma.rn.f64").meaning(
         np.array([[2.0**1000 * (1 + 2.0**-30)]]), np.array([[2.0**-1000 * (1 - 2.0**-30)]]), np.array([[-1.0]])
     )
     assert got[0, 0] == -(2.0**-60)
-    (got,) = fma(f64).meaning(np.array([[-0.0, -0.0]]), np.array([[2.0, 2.0]]), np.array([[-0.0, 0.0]]))
+    (got,) = named("fma.rn.f64").meaning(np.array([[-0.0, -0.0]]), np.array([[2.0, 2.0]]), np.array([[-0.0, 0.0]]))
     assert np.signbit(got)[0].tolist() == [True, False]
 
 
@@ -178,7 +180,7 @@ def test_signs():
 @CASES
 @given(st.floats(-160, 160, width=32))
 def test_exp2_flushes_subnormals_on_both_sides(x):
-    got = unary("ex2", f32).meaning(f(x))[0][0, 0]
+    got = named("ex2.approx.ftz.f32").meaning(f(x))[0][0, 0]
     exact = 2.0 ** float(np.float32(x))
     if exact < float(TINY):
         assert got == 0
@@ -218,7 +220,7 @@ def test_exp2_flushes_subnormals_on_both_sides(x):
     ],
 )
 def test_special_values_of_the_approximations(op, x, expected):
-    got = unary(op, f32).meaning(f(x))[0][0, 0]
+    got = function(op).meaning(f(x))[0][0, 0]
     assert bits(got) == bits(expected)
 
 
@@ -232,13 +234,13 @@ def test_special_values_of_the_approximations(op, x, expected):
     ],
 )
 def test_undefined_values_are_nan(op, x):
-    assert np.isnan(unary(op, f32).meaning(f(x))[0][0, 0])
+    assert np.isnan(function(op).meaning(f(x))[0][0, 0])
 
 
 @CASES
 @given(st.floats(width=32, allow_subnormal=False))
 def test_tf32_rounds_ties_away(x):
-    (word,) = unary("tf32", f32).meaning(f(x))
+    (word,) = named("cvt.rna.tf32.f32").meaning(f(x))
     assert word.dtype == np.uint32
     got = word.view(np.float32)[0, 0]
     if not np.isfinite(x):
@@ -254,13 +256,13 @@ def test_tf32_rounds_ties_away(x):
 
 def test_tf32_ties_and_overflow():
     tie = np.array([[0x3F801000, 0x3F803000, 0xBF801000, 0x7F7FF000]], np.uint32)
-    (word,) = unary("tf32", f32).meaning(tie.view(np.float32))
+    (word,) = named("cvt.rna.tf32.f32").meaning(tie.view(np.float32))
     assert [hex(w) for w in word[0].tolist()] == ["0x3f802000", "0x3f804000", "0xbf802000", "0x7f800000"]
 
 
 @pytest.mark.parametrize("bits", [0x7F800001, 0x7FC00000, 0xFFFFFFFF, 0xFF800FFF])
 def test_tf32_of_nan_is_nan(bits):
-    (word,) = unary("tf32", f32).meaning(np.array([[bits]], np.uint32).view(np.float32))
+    (word,) = named("cvt.rna.tf32.f32").meaning(np.array([[bits]], np.uint32).view(np.float32))
     assert np.isnan(word.view(np.float32)[0, 0])
 
 

@@ -13,13 +13,14 @@ import pytest
 
 import warploom
 from tests.isa.every_form import every, forms, instructions, line, refused
+from tests.isa.functions import function
 from tests.ptx.text import check, kernel, lanewise
 from warploom.core.dtypes import f32, pred, u32
 from warploom.isa.conversion import move
 from warploom.isa.effects import MatrixAccess
 from warploom.isa.form import FORMS, Form, RefusedError, candidates
 from warploom.isa.instruction import Instruction, instruction, named
-from warploom.isa.lanewise import binary, unary
+from warploom.isa.lanewise import binary
 from warploom.ptx.parser import parse
 from warploom.ptx.reading import find
 from warploom.ptx.syntax import PtxInstruction
@@ -216,7 +217,7 @@ def test_every_bitwise_form_tracks_poison_by_the_bit() -> None:
 
 def test_every_word_of_arithmetic_on_f32_has_a_derivative() -> None:
     words = [binary(op, f32) for op in ("add", "sub", "mul", "div", "min", "max")]
-    words += [unary(op, f32) for op in ("neg", "abs", "ex2", "lg2", "rcp", "rsqrt", "sqrt", "tanh")]
+    words += [function(op) for op in ("neg", "abs", "ex2", "lg2", "rcp", "rsqrt", "sqrt", "tanh")]
     assert all(made.gradient is not None for made in words)
 
 

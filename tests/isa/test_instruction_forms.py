@@ -8,19 +8,20 @@ from dataclasses import fields
 import numpy as np
 import pytest
 
+from tests.isa.functions import function
 from warploom.core.dtypes import bf16, f16, f32, f64, pred, s8, s32, tf32, u8, u16, u32, u64
-from warploom.isa.async_copy import bulk_store, commit_copies, cp_async, tensor_load, tensor_store, wait_copies
-from warploom.isa.barriers import bar_arrive, bar_sync, elect, mbarrier_arrival, mbarrier_wait
+from warploom.isa.async_copy import bulk_store, cp_async, tensor_load, tensor_store
+from warploom.isa.barriers import bar_arrive, bar_sync, mbarrier_arrival, mbarrier_wait
 from warploom.isa.collective import shuffle
-from warploom.isa.conversion import bitcast, convert, pack_bytes, pack_pair, permute, unpack_half
+from warploom.isa.conversion import bitcast, convert, pack_bytes, pack_pair, unpack_half
 from warploom.isa.cpp import inline_ptx
 from warploom.isa.instruction import Instruction, named
-from warploom.isa.lanewise import binary, fma, pair_arithmetic, select, unary
+from warploom.isa.lanewise import binary, pair_arithmetic, select
 from warploom.isa.matrix import matrix_access, mma
-from warploom.isa.memory import atomic, load, map_shared, reduce_add, store, wait_at_least
+from warploom.isa.memory import atomic, load, reduce_add, store
 
 INSTRUCTIONS: list[Instruction] = [
-    *(unary(op, f32) for op in ("ex2", "lg2", "rcp", "rsqrt", "sqrt", "tanh", "tf32")),
+    *(function(op) for op in ("ex2", "lg2", "rcp", "rsqrt", "sqrt", "tanh", "tf32")),
     *(pack_pair(t) for t in (f16, bf16)),
     *(pack_bytes(t) for t in (s8, u8)),
     *(unpack_half(f16, i) for i in (0, 1)),
@@ -42,8 +43,8 @@ INSTRUCTIONS: list[Instruction] = [
     *(cp_async(n, "ca") for n in (4, 8, 16)),
     cp_async(16, "cg", True, 128).at(shared_offset=32, global_offset=-64),
     cp_async(16, "cg", eviction="first"),
-    commit_copies(),
-    wait_copies(1),
+    named("cp.async.commit_group"),
+    named("cp.async.wait_group", numbers=(("pending", 1),)),
     bar_sync(64),
     bar_arrive(64),
     named("fence.acq_rel.gpu"),
@@ -53,14 +54,14 @@ INSTRUCTIONS: list[Instruction] = [
     mbarrier_arrival(remote=True, scope="cluster").at(offset=8),
     named("barrier.cluster.arrive.release.aligned"),
     named("barrier.cluster.wait.acquire.aligned"),
-    map_shared(),
+    named("mapa.shared::cluster.u32"),
     tensor_load(2),
     tensor_load(3, "last", True).at(shared_offset=128, barrier_offset=8),
     tensor_store(3),
     *(bulk_store(4096, adds).at(shared_offset=32, global_offset=64) for adds in (False, True)),
     *(reduce_add(n).at(offset=16) for n in (1, 2, 4)),
-    wait_at_least().at(offset=4),
-    elect(),
+    named("ld.acquire.gpu.global.u32", ptx=False).at(offset=4),
+    named("elect.sync", numbers=(("mask", 0xFFFFFFFF),)),
 ]
 
 
@@ -172,7 +173,7 @@ LANEWISE: list[Instruction] = [
     binary("add", f32),
     binary("lt", s32),
     binary("shl", u64),
-    fma(),
+    named("fma.rn.f32"),
     select(f32),
     bitcast(f32, u32),
     convert(f32, s32, "rni"),
@@ -180,8 +181,8 @@ LANEWISE: list[Instruction] = [
     pack_pair(f16),
     unpack_half(bf16, 1),
     pair_arithmetic("mul", bf16),
-    permute(0x3210),
-    *(unary(op, f32) for op in ("ex2", "lg2", "rcp", "rsqrt", "sqrt", "tanh", "tf32", "neg", "abs")),
+    named("prmt.b32", numbers=(("selector", 0x3210),), ptx=False),
+    *(function(op) for op in ("ex2", "lg2", "rcp", "rsqrt", "sqrt", "tanh", "tf32", "neg", "abs")),
 ]
 
 

@@ -9,16 +9,21 @@ from hypothesis import strategies as st
 
 from warploom.core.dtypes import DType, bf16, f16, f32, f64, pred, s32, s64, u16, u32, u64
 from warploom.core.errors import VerifyError
-from warploom.isa.async_copy import cp_async, wait_copies
+from warploom.isa.async_copy import cp_async
 from warploom.isa.barriers import set_max_registers
 from warploom.isa.collective import shuffle
-from warploom.isa.conversion import bitcast, convert, move, permute
-from warploom.isa.lanewise import binary, fma, multiply_wide, select, unary
+from warploom.isa.conversion import bitcast, convert, move
+from warploom.isa.instruction import Instruction, named
+from warploom.isa.lanewise import binary, multiply_wide, select, unary
 from warploom.isa.matrix import wgmma_wait
 from warploom.isa.memory import atomic, load, store
 
 INTEGERS = [u32, s32, u64, s64]
 CASES = settings(deadline=None, max_examples=60)
+
+
+def permute(selector: int) -> Instruction:
+    return named("prmt.b32", numbers=(("selector", selector),), ptx=False)
 
 
 def bounds(dtype: DType) -> tuple[int, int]:
@@ -77,12 +82,12 @@ def test_division_truncates(dtype, data):
         lambda: binary("shl", f64),
         lambda: binary("lt", pred),
         lambda: binary("and", f32),
-        lambda: unary("ex2", u32),
-        lambda: unary("sqrt", f64),
+        lambda: named("ex2.approx.ftz.u32"),
+        lambda: named("sqrt.approx.f64"),
         lambda: unary("popc", f32),
         lambda: unary("not", f32),
         lambda: unary("abs", u32),
-        lambda: fma(u32),
+        lambda: named("fma.rn.u32"),
         lambda: multiply_wide(u64),
         lambda: convert(f32, bf16),
         lambda: bitcast(f16, u16),
@@ -95,8 +100,8 @@ def test_division_truncates(dtype, data):
         lambda: permute(0x8000),
         lambda: cp_async(8, "cg"),
         lambda: cp_async(2, "ca"),  # pyright: ignore[reportArgumentType]
-        lambda: wait_copies(-1),
-        lambda: wait_copies(-1, "bulk"),  # pyright: ignore[reportArgumentType]
+        lambda: named("cp.async.wait_group", numbers=(("pending", -1),)),
+        lambda: named("cp.async.bulk.wait_group", numbers=(("pending", -1),)),  # pyright: ignore[reportArgumentType]
         lambda: wgmma_wait(-1, 0),
         lambda: set_max_registers(30, "inc"),
         lambda: load("global", u32, cache="wb"),
@@ -190,7 +195,12 @@ def test_bitcasts_keep_the_bits(a, b):
 
 def test_operands_may_broadcast():
     lane, warp = np.arange(32, dtype=np.uint32)[None, :], np.arange(4, dtype=np.uint32)[:, None]
-    for instruction in (binary("add", u32), binary("shl", u32), binary("div", u32), permute(0x5410)):
+    for instruction in (
+        binary("add", u32),
+        binary("shl", u32),
+        binary("div", u32),
+        permute(0x5410),
+    ):
         (result,) = instruction.meaning(lane, warp)
         full = np.broadcast_to(lane, (4, 32)).copy(), np.broadcast_to(warp, (4, 32)).copy()
         assert np.array_equal(np.broadcast_to(result, (4, 32)), instruction.meaning(*full)[0]), instruction

@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 
 from warploom.core.dtypes import bf16, f16, f32, s32, tf32, u16, u32
 from warploom.core.errors import VerifyError
-from warploom.isa.barriers import elect
 from warploom.isa.collective import shuffle
 from warploom.isa.instruction import named
 from warploom.isa.matrix import matrix_access, mma
@@ -81,7 +80,7 @@ def test_each_half_of_a_warp_may_vote_apart():
 
 
 def test_one_lane_is_elected():
-    assert elect().meaning()[0].sum() == 1
+    assert named("elect.sync", numbers=(("mask", 0xFFFFFFFF),)).meaning()[0].sum() == 1
 
 
 # -- ldmatrix and stmatrix

@@ -9,9 +9,6 @@ from warploom.core.errors import TraceError, VerifyError
 from warploom.cuda.printer import print_cuda
 from warploom.ir.statements import Op
 from warploom.ir.verify import verify
-from warploom.isa.async_copy import wait_copies
-from warploom.isa.barriers import elect
-from warploom.isa.conversion import permute
 from warploom.isa.instruction import named
 from warploom.lang import Kernel, f32, u32
 from warploom.lang.builder import word
@@ -84,16 +81,16 @@ def test_parameters_are_words_immediates_and_operands_of_the_instruction() -> No
     k = MoreWords()
     low = k.picked(k.value(1, u32), 2, selector=0x5410)
     assert low.definition is not None
-    assert low.definition.instruction is permute(0x5410)
+    assert low.definition.instruction is named("prmt.b32", numbers=(("selector", 0x5410),), ptx=False)
     assert [x.constant for x in low.sources] == [1, 2]
     k.fence("sys")
     k.elect()
     fence, elected = [op.instruction for op in k.finished_body() if isinstance(op, Op)][-2:]
     assert fence is named("fence.acq_rel.sys")
-    assert elected is elect()
+    assert elected is named("elect.sync", numbers=(("mask", 0xFFFFFFFF),))
     k.wait_bulk(1, reads_only=True)
     (*_, waited) = (op.instruction for op in k.finished_body() if isinstance(op, Op))
-    assert waited is wait_copies(1, "bulk", reads_only=True)
+    assert waited is named("cp.async.bulk.wait_group.read", numbers=(("pending", 1),))
     with pytest.raises(TraceError, match="fence_async takes space as 'shared', 'global', 'all', not 'local'"):
         k.fence_async("local")  # type: ignore[arg-type]
     with pytest.raises(VerifyError, match="gpux is not supported"):

@@ -37,7 +37,6 @@ from warploom.isa.instruction import Instruction, instruction, named
 from warploom.isa.meanings import as_words
 from warploom.layout.tensor_map import TensorMapSpec
 
-Queue = Literal["cp.async", "bulk"]
 Eviction = Literal["", "first", "last"]
 POLICIES: dict[Eviction, int] = {"first": 0x12F0000000000000, "last": 0x14F0000000000000}
 """What createpolicy.fractional.L2::evict_{first,last} with a fraction of 1 returns (sm_90)."""
@@ -89,6 +88,7 @@ form(
     to="shared shared::cta",
     hint="L2::cache_hint@sm_90",
 )
+# Groups: an empty one counts as one. A barrier must follow a wait before other threads read the data.
 form("cp.async.commit_group", COPY, effects=(CommitGroup("cp.async"),))
 form("cp.async.wait_all", COPY, effects=(CommitGroup("cp.async"), WaitGroup("cp.async", 0)))
 form(
@@ -129,20 +129,6 @@ def cp_async(
     name = f"cp.async.{cache}.shared.global{hint}{ahead}"
     made = named(name, numbers=(("bytes", size), *policy))
     return instruction(made.form, made.words, made.numbers) if zero_fill else made
-
-
-def commit_copies(queue: Queue = "cp.async") -> Instruction:
-    """Closes the group of copies, or of bulk stores, that this thread has issued; an empty group counts as one."""
-    return named(f"cp.async{'.bulk' if queue == 'bulk' else ''}.commit_group")
-
-
-def wait_copies(pending: int, queue: Queue = "cp.async", reads_only: bool = False) -> Instruction:
-    """Waits until at most ``pending`` of this thread's newest groups are unfinished, or have not read their sources.
-
-    A barrier must follow before other threads read the data.
-    """
-    name = f"cp.async{'.bulk' if queue == 'bulk' else ''}.wait_group{'.read' if reads_only else ''}"
-    return named(name, numbers=(("pending", pending),))
 
 
 # Consecutive bytes, in multiples of 16
@@ -234,13 +220,9 @@ def tensor_load(rank: int, eviction: Eviction = "", multicast: bool = False) -> 
     return named(name, numbers=policy)
 
 
-def tensor_store(rank: int, reduction: Literal["", "add", "min", "max"] = "") -> Instruction:
-    """``cp.async.bulk.tensor`` to global memory, where a ``reduction`` combines each element with what is there.
-
-    Operands: shared address, tensor map, predicate, coordinates.
-    """
-    reduce, how = (".reduce", f".{reduction}.tile") if reduction else ("", "")
-    return named(f"cp{reduce}.async.bulk.tensor.{rank}d.global.shared::cta{how}.bulk_group")
+def tensor_store(rank: int) -> Instruction:
+    """``cp.async.bulk.tensor`` to global memory. Operands: shared address, tensor map, predicate, coordinates."""
+    return named(f"cp.async.bulk.tensor.{rank}d.global.shared::cta.bulk_group")
 
 
 # Tensor maps that a kernel makes (sm_90a). A tensor map is 128 opaque bytes in memory. What the hardware keeps where in

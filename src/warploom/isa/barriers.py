@@ -89,11 +89,6 @@ def bar_arrive(threads: int) -> Instruction:
     return _counted("bar.arrive", threads)
 
 
-def bar_reduce(op: Literal["popc", "and", "or"]) -> Instruction:
-    """``bar.red``: all threads meet and learn of how many a predicate holds. Operands: the barrier's number, it."""
-    return named(f"bar.red.{op}.{'u32' if op == 'popc' else 'pred'}")
-
-
 def _counted(name: str, threads: int | None) -> Instruction:
     return named(name, numbers=() if threads is None else (("threads", threads),))
 
@@ -164,11 +159,6 @@ form(
     since="sm_90",
     asm="volatile",
 )
-
-
-def elect() -> Instruction:
-    """``elect.sync``: true in one lane of a full warp."""
-    return named("elect.sync", numbers=(("mask", 0xFFFFFFFF),))
 
 
 def _budget(i: Instruction) -> dict[str, Any]:
@@ -293,7 +283,7 @@ def mbarrier_init(count: int) -> Instruction:
 
 
 def mbarrier_arrival(
-    expected_bytes: int | None = None, remote: bool = False, scope: ClusterScope = "cta", count: int = 1
+    expected_bytes: int | None = None, remote: bool = False, scope: ClusterScope = "cta"
 ) -> Instruction:
     """``mbarrier.arrive``, which raises the bytes to expect first. Operands: address, predicate.
 
@@ -303,8 +293,7 @@ def mbarrier_arrival(
     """
     expect = "" if expected_bytes is None else ".expect_tx"
     release = ".release.cluster" if scope == "cluster" else ""
-    numbers = (("count", count),) if count != 1 else ()
-    numbers = numbers if expected_bytes is None else (("expected_bytes", expected_bytes),)
+    numbers = () if expected_bytes is None else (("expected_bytes", expected_bytes),)
     return named(f"mbarrier.arrive{expect}{release}.shared::{'cluster' if remote else 'cta'}.b64", numbers=numbers)
 
 

@@ -10,6 +10,7 @@ Sources: PTX ISA, "Parallel Synchronization and Communication Instructions" (``s
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import reduce
 from typing import Any, Literal
 
 import numpy as np
@@ -19,6 +20,7 @@ from warploom.isa.cpp import Expression, called
 from warploom.isa.effects import ReadSpecial, WarpSync
 from warploom.isa.form import Array, Open, common, form, takes, viewed
 from warploom.isa.instruction import Instruction, named
+from warploom.isa.meanings import BINARY_MEANINGS
 
 _LANES = np.arange(32, dtype=np.uint32)
 Mode = Literal["xor", "idx", "up", "down"]
@@ -136,16 +138,6 @@ def _matched(i: Instruction) -> Callable[..., Any]:
     return match
 
 
-_REDUCED: dict[str, Any] = {
-    "add": np.add,
-    "min": np.minimum,
-    "max": np.maximum,
-    "and": np.bitwise_and,
-    "or": np.bitwise_or,
-    "xor": np.bitwise_xor,
-}
-
-
 def _reduction(i: Instruction) -> Callable[[Array, Array], Array]:
     """The reduction over the lanes of each lane's mask."""
 
@@ -153,7 +145,7 @@ def _reduction(i: Instruction) -> Callable[[Array, Array], Array]:
         info = np.iinfo(values.dtype)
         none = {"min": info.max, "max": info.min, "and": info.max}.get(i.rop, 0)
         wide = np.where(_members(mask), values[:, None, :], values.dtype.type(none))
-        return _REDUCED[i.rop].reduce(wide, axis=2)
+        return reduce(BINARY_MEANINGS[i.rop], np.moveaxis(wide, 2, 0))
 
     return reduced
 

@@ -33,6 +33,7 @@ from warploom.isa.meanings import (
     pack_halves,
     packed,
     pair_without_negatives,
+    permute,
     saturated,
     single_to_odd,
     to_fp8,
@@ -387,19 +388,13 @@ def half_of(dtype: DType, which: int) -> Instruction:
 
 
 def _picked(i: Instruction) -> Any:
-    """Byte n is the one that nibble n of the selector names: 0 to 3 of the first register, 4 to 7 of the second."""
+    """Four bytes of two registers by the nibbles of an immediate: 0 to 3 of the first register, 4 to 7 of the second.
+
+    Signs do not replicate.
+    """
     if not 0 <= i.selector <= 0x7777 or i.selector & 0x8888:
         raise VerifyError(f"prmt picks four of the bytes 0 to 7, one a hex digit, not {i.selector:#x}")
-
-    def permuted(low: Array, high: Array) -> Array:
-        result = np.zeros(np.broadcast(low, high).shape, np.uint32)
-        for n in range(4):
-            pick = (i.selector >> (4 * n)) & 7
-            source = low if pick < 4 else high
-            result |= ((source >> np.uint32(8 * (pick & 3))) & np.uint32(0xFF)) << np.uint32(8 * n)
-        return result
-
-    return permuted
+    return lambda low, high: permute(low, high, np.array(i.selector, np.uint32))
 
 
 form(
@@ -409,11 +404,6 @@ form(
     choose=_picked,
     call=lambda i: Expression(f"__byte_perm({{0}}, {{1}}, {i.selector:#x})", PRIMARY, (ANY, ANY)),
 )
-
-
-def permute(selector: int) -> Instruction:
-    """Four bytes picked from the eight of two registers by the nibbles of an immediate."""
-    return named("prmt.b32", numbers=(("selector", selector),), ptx=False)
 
 
 # Special registers: who a thread is
@@ -455,7 +445,7 @@ _SPECIAL = form(
 )
 form(
     "mov.u64.clock64 d",
-    inline=lambda _: "mov.u64 %0, %%clock64;",  # volatile, so that two reads are never joined
+    inline=lambda _: "mov.u64 %0, %%clock64;",  # volatile: it stays where it is written, and two are never joined
     effects=(ReadSpecial("clock64"),),
     asm="volatile memory",
     ptx=False,
@@ -465,8 +455,3 @@ form(
 def special(register: str) -> Instruction:
     """The value of a special register (a key of :data:`SPECIAL_REGISTERS`)."""
     return instruction(_SPECIAL, ("special", register))
-
-
-def read_clock() -> Instruction:
-    """``clock64()``: the SM's cycle counter; never shared or dropped, so that it stays where it is written."""
-    return named("mov.u64.clock64", ptx=False)

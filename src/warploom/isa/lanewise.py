@@ -16,11 +16,11 @@ from typing import Any
 
 import numpy as np
 
-from warploom.core.dtypes import DType, f32, pred, u32
+from warploom.core.dtypes import DType, pred, u32
 from warploom.core.errors import VerifyError
 from warploom.isa import cpp, poison
 from warploom.isa import meanings as m
-from warploom.isa.form import REGISTERS, Open, RefusedError, common, form, takes
+from warploom.isa.form import REGISTERS, Open, RefusedError, common, form
 from warploom.isa.instruction import Instruction, named
 from warploom.isa.meanings import (
     BINARY_MEANINGS,
@@ -330,12 +330,6 @@ _UNARY = {
     "abs": ("abs.{t}", "abs.{t}"),
     **{op: (f"{op}.b{{n}}", "") for op in ("popc", "clz", "brev")},
 }
-_OF_F32 = {
-    **{op: f"{op}.approx.ftz.f32" for op in ("ex2", "lg2", "rcp", "rsqrt")},
-    "sqrt": "sqrt.rn.f32",
-    "tanh": "tanh.approx.f32",
-    "tf32": "cvt.rna.tf32.f32",
-}
 _NOT_PTX = ("shl", "shr")
 
 
@@ -369,20 +363,11 @@ def binary(op: str, dtype: DType) -> Instruction:
 
 
 def unary(op: str, dtype: DType) -> Instruction:
-    """``neg not abs popc clz brev``; of f32 ``sqrt ex2 lg2 rcp rsqrt tanh`` and rounding to ``tf32``, a u32.
+    """``neg not abs popc clz brev`` of one type; ``popc`` and ``clz`` give a u32, ``brev`` an unsigned integer.
 
-    ``popc`` and ``clz`` give a u32, ``brev`` an unsigned integer. ``ex2 lg2 rcp rsqrt`` are the ``.approx.ftz`` forms:
-    the hardware's error is at most 2 ulp (PTX ISA). Raises VerifyError for a type that the operator does not take.
+    Raises VerifyError for a type that the operator does not take.
     """
-    if op in _OF_F32:
-        takes(op, dtype, (f32,))
-        return named(_OF_F32[op])
     return _made(op, _UNARY[op], dtype)
-
-
-def fma(dtype: DType = f32) -> Instruction:
-    """a·b + c of f32 or f64, rounded once."""
-    return _made("fma", ("", "fma.rn.{t}"), dtype)
 
 
 def multiply_wide(dtype: DType = u32) -> Instruction:

@@ -148,13 +148,15 @@ def _two_product(a: Array, b: Array) -> tuple[Array, Array]:
 _NAN = np.uint32(0x7FFFFFFF)  # what conversions and approximations of the hardware make of any NaN
 
 
-def _shift(kind: str, value: Array, count: Array) -> Array:
+def _shifted_left(value: Array, count: Array) -> Array:
     bits = value.dtype.itemsize * 8
-    safe = np.minimum(count, bits - 1).astype(value.dtype)
-    if kind == "shl":
-        return np.where(count < bits, value << safe, value.dtype.type(0))
+    return np.where(count < bits, value << np.minimum(count, bits - 1).astype(value.dtype), value.dtype.type(0))
+
+
+def _shifted_right(value: Array, count: Array) -> Array:
+    bits = value.dtype.itemsize * 8
     beyond = value >> value.dtype.type(bits - 1) if value.dtype.kind == "i" else value.dtype.type(0)
-    return np.where(count < bits, value >> safe, beyond)
+    return np.where(count < bits, value >> np.minimum(count, bits - 1).astype(value.dtype), beyond)
 
 
 def _divide(value: Array, by: Array) -> Array:
@@ -184,24 +186,24 @@ def _extreme(choose: Callable[[Array, Array], Array], a: Array, b: Array, if_neg
 
 
 BINARY_MEANINGS: dict[str, Callable[[Array, Array], Array]] = {
-    "add": lambda a, b: a + b,
-    "sub": lambda a, b: a - b,
-    "mul": lambda a, b: a * b,
+    "add": np.add,
+    "sub": np.subtract,
+    "mul": np.multiply,
     "div": _divide,
     "rem": _remainder,
-    "and": lambda a, b: a & b,
-    "or": lambda a, b: a | b,
-    "xor": lambda a, b: a ^ b,
+    "and": np.bitwise_and,
+    "or": np.bitwise_or,
+    "xor": np.bitwise_xor,
     "min": lambda a, b: _extreme(np.fmin, a, b, a, b),
     "max": lambda a, b: _extreme(np.fmax, a, b, b, a),
-    "shl": lambda a, b: _shift("shl", a, b),
-    "shr": lambda a, b: _shift("shr", a, b),
-    "lt": lambda a, b: a < b,
-    "le": lambda a, b: a <= b,
-    "gt": lambda a, b: a > b,
-    "ge": lambda a, b: a >= b,
-    "eq": lambda a, b: a == b,
-    "ne": lambda a, b: a != b,
+    "shl": _shifted_left,
+    "shr": _shifted_right,
+    "lt": np.less,
+    "le": np.less_equal,
+    "gt": np.greater,
+    "ge": np.greater_equal,
+    "eq": np.equal,
+    "ne": np.not_equal,
 }
 
 
@@ -236,15 +238,15 @@ def _round_tf32(x: Array) -> Array:
 
 
 UNARY_MEANINGS: dict[str, Callable[[Array], Array]] = {
-    "neg": lambda a: -a,
-    "not": lambda a: ~a,
-    "abs": lambda a: np.abs(a),
+    "neg": np.negative,
+    "not": np.invert,
+    "abs": np.abs,
     "ex2": lambda a: flush_subnormal(np.exp2(flush_subnormal(a))),
     "lg2": lambda a: np.log2(flush_subnormal(a)),
     "rcp": lambda a: flush_subnormal(np.float32(1) / flush_subnormal(a)),
     "rsqrt": lambda a: np.float32(1) / np.sqrt(flush_subnormal(a)),
-    "sqrt": lambda a: np.sqrt(a),
-    "tanh": lambda a: np.tanh(a),
+    "sqrt": np.sqrt,
+    "tanh": np.tanh,
     "popc": lambda a: np.bitwise_count(unsigned_bits(a)).astype(np.uint32),
     "clz": _leading_zeros,
     "brev": _bit_reverse,
@@ -424,16 +426,6 @@ def product24(high: bool) -> Meaning:
     return product
 
 
-def held(sum_of: Meaning) -> Meaning:
-    """A sum or difference of s32, within their range (``.sat``)."""
-
-    def meaning(a: Array, b: Array) -> Array:
-        exact = sum_of(a.astype(np.int64), b.astype(np.int64))
-        return np.clip(exact, np.iinfo(np.int32).min, np.iinfo(np.int32).max).astype(np.int32)
-
-    return meaning
-
-
 def halves_of(x: Array) -> tuple[Array, Array]:
     """The low and the high half of unsigned integers."""
     half = np.dtype(f"u{x.dtype.itemsize // 2}")
@@ -556,8 +548,6 @@ _EXACT: dict[str, Meaning] = {
     "lg2": np.log2,
     "sin": np.sin,
     "cos": np.cos,
-    "sqrt": np.sqrt,
-    "tanh": np.tanh,
     "rcp": lambda a: a.dtype.type(1) / a,
     "rsqrt": lambda a: a.dtype.type(1) / np.sqrt(a),
 }
@@ -621,7 +611,7 @@ _HALVES: dict[str, Meaning] = {
     "neg": np.negative,
     "abs": np.abs,
     "tanh": np.tanh,
-    "ex2": lambda a: np.exp2(a),
+    "ex2": np.exp2,
 }
 
 
@@ -685,7 +675,7 @@ def _holds(cmp: str, kind: str, ftz: str) -> Meaning:
 def compared(i: Instruction) -> Meaning:
     """``setp``: a predicate and its opposite; of pairs one for each half. Each is combined with a third operand."""
     kind, cmp = i.type, i.cmp
-    combine = {"and": np.logical_and, "or": np.logical_or, "xor": np.logical_xor}.get(i.fields.get("bool", ""))
+    combine = BINARY_MEANINGS.get(i.fields.get("bool", ""))
     if i.operator:  # what the language has too
         return BINARY_MEANINGS[i.operator]
     compare = _holds(cmp, kind.removesuffix("x2"), i.fields.get("ftz", ""))
@@ -752,8 +742,9 @@ def carried(i: Instruction) -> Meaning:
 
 
 def held_sum(i: Instruction) -> Meaning:
-    """``add.sat.s32``: within the range of the type."""
-    return held(BINARY_MEANINGS[i.op])
+    """A sum or difference of s32, within their range (``add.sat.s32``)."""
+    info = np.iinfo(np.int32)
+    return lambda a, b: np.clip(BINARY_MEANINGS[i.op](a.astype(np.int64), b.astype(np.int64)), info.min, info.max)
 
 
 def as_words(values: Sequence[Array], word: np.dtype[Any]) -> Array:

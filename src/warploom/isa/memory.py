@@ -25,7 +25,7 @@ from warploom.isa.cpp import address
 from warploom.isa.effects import Access, AsyncStore, GlobalWait, MemoryOrder, ReadSpecial, Scope, Space
 from warploom.isa.form import REGISTER, TYPE_BITS, Array, common, form, viewed
 from warploom.isa.instruction import Instruction, named
-from warploom.isa.meanings import flush_subnormal
+from warploom.isa.meanings import BINARY_MEANINGS, flush_subnormal
 
 MOST_BYTES = 16
 """What one thread moves in one access."""
@@ -184,12 +184,7 @@ store = partial(_element_access, "st")
 # ascending order. Each element of a vector is one atomic operation.
 
 _COMBINED: dict[str, Callable[[Array, Array], Array]] = {
-    "add": np.add,
-    "min": np.minimum,
-    "max": np.maximum,
-    "and": np.bitwise_and,
-    "or": np.bitwise_or,
-    "xor": np.bitwise_xor,
+    **BINARY_MEANINGS,
     "exch": lambda _, new: new,
     "inc": lambda old, most: np.where(old >= most, np.zeros_like(old), old + np.ones_like(old)),
     "dec": lambda old, most: np.where((old == 0) | (old > most), most, old - np.ones_like(old)),
@@ -290,6 +285,7 @@ form("prefetch{.space}.tensormap [at]:u64", PREFETCH, space="const param", since
 form("prefetchu.L1 [at]:u64", PREFETCH)
 form("applypriority{.global}.L2::evict_normal [at]:u64, #size", PREFETCH, let=_line)
 
+# A loop that blocks until a counter has reached a value. Whoever raises it must run without waiting for this thread.
 form(
     "ld.acquire.gpu.global.u32 [at], least:u32",
     inline=lambda i: (
@@ -300,14 +296,6 @@ form(
     asm="volatile memory",
     ptx=False,
 )
-
-
-def wait_at_least() -> Instruction:
-    """A loop on ``ld.acquire.gpu``: blocks until a counter in global memory has reached a value.
-
-    Operands: address, the least value (u32). Whoever raises the counter must run without waiting for this thread.
-    """
-    return named("ld.acquire.gpu.global.u32", ptx=False)
 
 
 # Generic addresses. A global address is its own generic one. Within a space addresses of Programs have 32 bits.
@@ -401,8 +389,3 @@ form(
     since="sm_90",
     asm="volatile memory",
 )
-
-
-def map_shared() -> Instruction:
-    """``mapa``: the place of a shared address in the CTA of a rank. Operands: address, rank."""
-    return named("mapa.shared::cluster.u32")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial, reduce
 from typing import Literal
 
 import numpy as np
@@ -282,7 +283,4 @@ class Arithmetic(Builder):
 
     def reduce_values(self, op: str, values: Sequence[Traced]) -> Traced:
         """``op`` over values a thread holds, from the first to the last."""
-        total = values[0]
-        for x in values[1:]:
-            total = self.binary(op, total, x)
-        return total
+        return reduce(partial(self.binary, op), values)

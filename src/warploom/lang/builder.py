@@ -37,7 +37,7 @@ from warploom.isa.conversion import move
 from warploom.isa.form import RefusedError
 from warploom.isa.instruction import Instruction, named
 from warploom.isa.lanewise import binary, unary
-from warploom.lang.fold import fold_binary, is_commutative, split_sum
+from warploom.lang.fold import COMMUTATIVE, fold_binary, split_sum
 from warploom.lang.source import refuse_rebinding, refuse_uncalled
 from warploom.lang.values import Mutable, Number, TileAddress, Traced, holds_bits
 
@@ -212,7 +212,7 @@ class Builder:
         dtype = self._common_type(op, a, b)
         x = self.operand(a, dtype)
         y = self.operand(b, u32 if op in ("shl", "shr") else dtype)
-        if is_commutative(op) and x.constant is not None:
+        if op in COMMUTATIVE and x.constant is not None:
             x, y = y, x
         self._refuse_undefined(op, dtype, y)
         folded = fold_binary(self, op, x, y)

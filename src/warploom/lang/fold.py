@@ -13,7 +13,8 @@ from warploom.isa.conversion import special
 from warploom.isa.lanewise import COMPARISONS, binary
 from warploom.lang.values import Number, TileAddress, Traced, ValueBuilder, defining_op
 
-_COMMUTATIVE = {"add", "mul", "and", "or", "xor", "min", "max"}
+COMMUTATIVE = {"add", "mul", "and", "or", "xor", "min", "max"}
+"""Operators whose operands may be exchanged."""
 
 
 def wrap(dtype: DType, value: int) -> int:
@@ -126,11 +127,10 @@ def _identity(builder: ValueBuilder, op: str, a: Traced, c: int) -> Traced | Non
         return a
     if all_ones and op == "and":
         return a
-    if op == "mul" and c > 0 and c & (c - 1) == 0 and a.dtype.kind == "unsigned":
-        return builder.binary("shl", a, c.bit_length() - 1)
     if a.dtype.kind == "unsigned" and c > 0 and c & (c - 1) == 0:
-        if op == "div":
-            return builder.binary("shr", a, c.bit_length() - 1)
+        shift = {"mul": "shl", "div": "shr"}.get(op)
+        if shift:
+            return builder.binary(shift, a, c.bit_length() - 1)
         if op == "rem":
             return builder.binary("and", a, c - 1)
     return None
@@ -149,8 +149,3 @@ def _fold_add(builder: ValueBuilder, a: Traced, b: Traced) -> Traced | None:
     if constant_a or constant_b:
         return builder.binary("add", builder.binary("add", base_a, base_b), total)
     return None
-
-
-def is_commutative(op: str) -> bool:
-    """Whether the operands of ``op`` may be exchanged."""
-    return op in _COMMUTATIVE

@@ -12,8 +12,8 @@ from warploom.isa.async_copy import Eviction, bulk_store, tensor_load, tensor_st
 from warploom.isa.barriers import mbarrier_arrival, mbarrier_init, mbarrier_wait
 from warploom.isa.conversion import FULL_MASK
 from warploom.isa.effects import ClusterScope
+from warploom.isa.instruction import named
 from warploom.isa.matrix import wgmma, wgmma_wait
-from warploom.isa.memory import map_shared
 from warploom.lang.builder import word
 from warploom.lang.fragments import Fragment, FragmentWords
 from warploom.lang.memory import GlobalPointer, SharedTile
@@ -151,7 +151,7 @@ class HopperWords(FragmentWords):
                 f"there is no CTA of rank {rank} in a cluster of {self.cluster_ctas} ({self.here()}); "
                 "@kernel(cluster=…) says how many there are"
             )
-        mapped = self.issue(map_shared(), address, rank)[0]
+        mapped = self.issue(named("mapa.shared::cluster.u32"), address, rank)[0]
         return TileAddress(mapped, address.within) if isinstance(address, TileAddress) else mapped
 
     # -- mbarriers, and what waits for other launches

@@ -378,7 +378,7 @@ class MemoryWords(Arithmetic):
         Who raises it must not wait for this CTA, nor be behind it in the grid: CTAs start in the order of their
         numbers, and one that has not started cannot be waited for.
         """
-        self.issue(isa.wait_at_least(), (pointer + index).address, value)
+        self.issue(named("ld.acquire.gpu.global.u32", ptx=False), (pointer + index).address, value)
 
     def prefetch(self, pointer: GlobalPointer, index: Number = 0) -> None:
         """``prefetch.global.L2``: the L2 fetches the line of an element, whoever may be writing it. A hint."""

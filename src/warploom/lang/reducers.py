@@ -12,6 +12,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial, reduce
+from operator import add
 from typing import TYPE_CHECKING, TypeAlias
 
 from warploom.core.dtypes import f32, u32
@@ -52,10 +54,7 @@ class Reducer:
         if self.own is not None:
             return _traced(k, self.own(values, positions), "own")
         states = [_traced(k, self.start(x, at), "start") for x, at in zip(values, positions, strict=True)]
-        total = states[0]
-        for state in states[1:]:
-            total = self.combine(k, total, state)
-        return total
+        return reduce(partial(self.combine, k), states)
 
     def combine(self, k: WarpWords, left: State, right: State) -> State:
         """One state of two. Raises TraceError where ``merge`` makes no state of two like them."""
@@ -145,16 +144,12 @@ def _added(a: State, b: State) -> State:
 
 
 def _own_sum(values: Sequence[Traced], _: Sequence[Traced]) -> State:
-    top = values[0]
-    for x in values[1:]:
-        top = maximum(top, x)
+    top = reduce(maximum, values)
     # One fma an element, exact enough as long as top · log2(e) is: beyond, its rounding would overflow the exponential.
     near = absolute(top) < _LARGE  # never true of infinities and NaN
     shift = select(near, top * -LOG2_E, 0.0)
     terms = [exp2(fma(x, LOG2_E, shift)) for x in values]
-    total = terms[0]
-    for x in terms[1:]:
-        total = total + x
+    total = reduce(add, terms)
     return top, select(near | (total != total), total, 1.0)
 
 
@@ -182,10 +177,7 @@ def _pooled(a: State, b: State) -> State:
 
 
 def _own_moments(values: Sequence[Traced], _: Sequence[Traced]) -> tuple[Number, ...]:
-    total = values[0]
-    for x in values[1:]:
-        total = total + x
-    mean = total * (1.0 / len(values))
+    mean = reduce(add, values) * (1.0 / len(values))
     squares = (values[0] - mean) * (values[0] - mean)
     for x in values[1:]:
         squares = fma(x - mean, x - mean, squares)

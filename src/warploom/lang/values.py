@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+from collections.abc import Callable
 from types import UnionType
 from typing import Any, NoReturn, Protocol, TypeAlias, TypeGuard
 
@@ -49,6 +50,26 @@ class ValueBuilder(Protocol):
     def write(self, target: Mutable, value: Number) -> None:
         """Overwrite a register."""
         ...
+
+
+def _operator(op: str) -> Callable[[Traced, Number], Traced]:
+    """The method of an operator of two operands, the traced value first."""
+    return lambda self, other: self.builder.binary(op, self, other)
+
+
+def _reflected(op: str) -> Callable[[Traced, Number], Traced]:
+    """The method of an operator whose first operand is a Python number."""
+    return lambda self, other: self.builder.binary(op, other, self)
+
+
+def _in_place(method: Callable[[Traced, Number], Traced]) -> Callable[[Mutable, Number], Mutable]:
+    """The method of an operator that overwrites a register, from that of its value."""
+
+    def overwrite(self: Mutable, other: Number) -> Mutable:
+        self.set(method(self.get(), other))
+        return self
+
+    return overwrite
 
 
 class Traced:
@@ -145,21 +166,9 @@ class Traced:
         self.__iter__()
 
     # -- arithmetic
-    def __add__(self, other: Number) -> Traced:
-        return self.builder.binary("add", self, other)
-
-    __radd__ = __add__
-
-    def __sub__(self, other: Number) -> Traced:
-        return self.builder.binary("sub", self, other)
-
-    def __rsub__(self, other: Number) -> Traced:
-        return self.builder.binary("sub", other, self)
-
-    def __mul__(self, other: Number) -> Traced:
-        return self.builder.binary("mul", self, other)
-
-    __rmul__ = __mul__
+    __add__ = __radd__ = _operator("add")
+    __sub__, __rsub__ = _operator("sub"), _reflected("sub")
+    __mul__ = __rmul__ = _operator("mul")
 
     def __truediv__(self, other: Number) -> Traced:
         return self.builder.divide(self, other)
@@ -183,48 +192,18 @@ class Traced:
         return self.builder.unary("abs", self)
 
     # -- bits and predicates
-    def __and__(self, other: Number) -> Traced:
-        return self.builder.binary("and", self, other)
-
-    __rand__ = __and__
-
-    def __or__(self, other: Number) -> Traced:
-        return self.builder.binary("or", self, other)
-
-    __ror__ = __or__
-
-    def __xor__(self, other: Number) -> Traced:
-        return self.builder.binary("xor", self, other)
-
-    __rxor__ = __xor__
-
-    def __lshift__(self, other: Number) -> Traced:
-        return self.builder.binary("shl", self, other)
-
-    def __rlshift__(self, other: Number) -> Traced:
-        return self.builder.binary("shl", other, self)
-
-    def __rshift__(self, other: Number) -> Traced:
-        return self.builder.binary("shr", self, other)
-
-    def __rrshift__(self, other: Number) -> Traced:
-        return self.builder.binary("shr", other, self)
+    __and__ = __rand__ = _operator("and")
+    __or__ = __ror__ = _operator("or")
+    __xor__ = __rxor__ = _operator("xor")
+    __lshift__, __rlshift__ = _operator("shl"), _reflected("shl")
+    __rshift__, __rrshift__ = _operator("shr"), _reflected("shr")
 
     def __invert__(self) -> Traced:
         return self.builder.unary("not", self)
 
     # -- comparisons
-    def __lt__(self, other: Number) -> Traced:
-        return self.builder.binary("lt", self, other)
-
-    def __le__(self, other: Number) -> Traced:
-        return self.builder.binary("le", self, other)
-
-    def __gt__(self, other: Number) -> Traced:
-        return self.builder.binary("gt", self, other)
-
-    def __ge__(self, other: Number) -> Traced:
-        return self.builder.binary("ge", self, other)
+    __lt__, __le__ = _operator("lt"), _operator("le")
+    __gt__, __ge__ = _operator("gt"), _operator("ge")
 
     def __eq__(self, other: object) -> Traced:  # type: ignore[override]
         return self.builder.binary("eq", self, other)  # type: ignore[arg-type]
@@ -270,21 +249,8 @@ class Mutable(Traced):
         """Overwrite it (in the active lanes)."""
         self.builder.write(self, value)
 
-    def __iadd__(self, other: Number) -> Mutable:
-        self.set(self.get() + other)
-        return self
-
-    def __isub__(self, other: Number) -> Mutable:
-        self.set(self.get() - other)
-        return self
-
-    def __imul__(self, other: Number) -> Mutable:
-        self.set(self.get() * other)
-        return self
-
-    def __ixor__(self, other: Number) -> Mutable:
-        self.set(self.get() ^ other)
-        return self
+    __iadd__, __isub__ = _in_place(Traced.__add__), _in_place(Traced.__sub__)
+    __imul__, __ixor__ = _in_place(Traced.__mul__), _in_place(Traced.__xor__)
 
 
 Number: TypeAlias = Traced | int | float | bool

@@ -11,15 +11,15 @@ from typing import Any, cast
 from warploom.core.dtypes import pred, s16, s32, u8, u16, u32
 from warploom.ir.statements import Operand as Value
 from warploom.isa import memory as isa
-from warploom.isa.async_copy import commit_copies, cp_async, wait_copies
+from warploom.isa.async_copy import cp_async
 from warploom.isa.conversion import combine, half_of
 from warploom.isa.effects import Space
-from warploom.isa.form import TYPE_BITS
-from warploom.isa.instruction import Instruction
+from warploom.isa.form import REGISTER, TYPE_BITS
+from warploom.isa.instruction import Instruction, named
 from warploom.isa.lanewise import select
 from warploom.isa.memory import CACHE_HINTS, register_type
 from warploom.ptx.builder import FlowBuilder, lowered
-from warploom.ptx.emitter import TYPE, constant, unsigned
+from warploom.ptx.emitter import constant, unsigned
 from warploom.ptx.syntax import Address, Integer, Not, Operand, PtxInstruction, PtxRegister, Symbol
 
 
@@ -111,7 +111,7 @@ def _parameter(b: FlowBuilder, made: Instruction, targets: Sequence[Operand], ad
         if bits == 8:
             b.assign(register, _byte(b, b.cast(value, u32), kind[0] == "s"))
         else:
-            dtype = TYPE[kind] if kind[0] == "s" else b.home(register, unsigned(TYPE[kind]))
+            dtype = REGISTER[kind] if kind[0] == "s" else b.home(register, unsigned(REGISTER[kind]))
             b.assign(register, b.cast(value, dtype))
 
 
@@ -166,19 +166,14 @@ def atomic(b: FlowBuilder, made: Instruction, targets: Sequence[Operand], source
         b.assign(target, old)
 
 
-@lowered("prefetch", "prefetchu", "applypriority")
-def no_operation(b: FlowBuilder, made: Instruction, targets: Sequence[Operand], sources: Sequence[Operand]) -> None:
-    """Hints to caches change speed alone."""
-
-
 @lowered("cp")
 def copy(b: FlowBuilder, made: Instruction, targets: Sequence[Operand], sources: Sequence[Operand]) -> None:
     """``cp.async`` and its groups, bulk copies of bytes and of tensors."""
     if "prefetch" in made.words:
         return
     if "wait_all" in made.words:
-        b.emit(commit_copies())
-        b.emit(wait_copies(0))
+        b.emit(named("cp.async.commit_group"))
+        b.emit(named("cp.async.wait_group", numbers=(("pending", 0),)))
     elif made.words[1:3] == ("async", "mbarrier"):
         # What the async proxy reads would need a fence that is not looked for here.
         if any(

@@ -32,7 +32,6 @@ from warploom.ptx.syntax import (
     PtxInstruction,
     PtxRegister,
     Symbol,
-    UnknownTypeError,
 )
 from warploom.ptx.usage import Usage, by_guard, completed_registers
 
@@ -136,8 +135,6 @@ class FlowBuilder(Emitter):
             lowering(self, *find(self._unhinted(i), self.home, self.known, self.usage.read))
         except VerifyError as error:  # no instruction of Programs, as its types or counts are
             raise i.refusal(str(error)) from None
-        except UnknownTypeError as error:
-            raise i.refusal(f"the type .{error} is not supported") from None
 
     def _unhinted(self, i: PtxInstruction) -> PtxInstruction:
         """Without a cache policy, as it changes speed alone; but tensor copies' loads keep those that Programs know."""

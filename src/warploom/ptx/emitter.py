@@ -17,20 +17,9 @@ from warploom.core.dtypes import DType, pred, u16, u32, u64
 from warploom.core.errors import PtxError
 from warploom.ir import statements as ir
 from warploom.ir.statements import NOWHERE, Const, Op, Operand, Statement, TileRegion, Value
-from warploom.isa.conversion import SPECIAL_REGISTERS, convert, read_clock, special
-from warploom.isa.form import REGISTER
-from warploom.isa.instruction import Instruction
+from warploom.isa.conversion import SPECIAL_REGISTERS, convert, special
+from warploom.isa.instruction import Instruction, named
 from warploom.isa.lanewise import binary
-from warploom.ptx.syntax import UnknownTypeError
-
-
-class _Types(dict[str, DType]):
-    def __missing__(self, name: str) -> DType:
-        raise UnknownTypeError(name)
-
-
-TYPE = _Types(REGISTER)
-"""The register type of a PTX type; bits and 16-bit floats are unsigned integers."""
 
 
 def constant(value: int, dtype: DType) -> Const:
@@ -46,8 +35,6 @@ def constant(value: int, dtype: DType) -> Const:
 
 def unsigned(dtype: DType) -> DType:
     """The unsigned integer of a type's width."""
-    if dtype.bits not in (16, 32, 64):
-        raise UnknownTypeError(dtype.name)
     return {16: u16, 32: u32, 64: u64}[dtype.bits]
 
 
@@ -126,9 +113,9 @@ class Specials:
         if known in SPECIAL_REGISTERS and known not in ("shared_base", "local_base", "clock64"):
             return b.once(special(known))
         if known in ("clock64", "globaltimer"):
-            return b.op(read_clock())
+            return b.op(named("mov.u64.clock64", ptx=False))
         if known in ("clock", "globaltimer_lo"):
-            return b.op(convert(u64, u32), b.op(read_clock()))
+            return b.op(convert(u64, u32), b.op(named("mov.u64.clock64", ptx=False)))
         lane = b.binary("and", b.once(special("tid.x")), 31)
         if known == "laneid":
             return lane

@@ -17,7 +17,6 @@ from collections.abc import Sequence
 from warploom.core.dtypes import pred, u32, u64
 from warploom.ir.statements import Const
 from warploom.ir.statements import Operand as Value
-from warploom.isa import memory
 from warploom.isa.barriers import SYSTEM_CALLS, mbarrier_test, mbarrier_wait
 from warploom.isa.conversion import FULL_MASK, combine, half_of, special
 from warploom.isa.instruction import Instruction, named
@@ -82,16 +81,16 @@ def map_shared(b: FlowBuilder, made: Instruction, targets: Operands, sources: Op
     generic = made.operand_types[0] is u64
     address = b.read(sources[0], made.operand_types[0])
     own = b.op(from_generic("shared"), address) if generic else address
-    place = b.op(memory.map_shared(), own, b.read(sources[1], u32))
+    place = b.op(named("mapa.shared::cluster.u32"), own, b.read(sources[1], u32))
     b.assign(targets[0], b.op(to_generic("shared"), place) if generic else place)
 
 
 # Barriers, fences and waits
 
 
-@lowered("griddepcontrol", "nanosleep")
+@lowered("griddepcontrol", "nanosleep", "prefetch", "prefetchu", "applypriority")
 def nothing(b: FlowBuilder, made: Instruction, targets: Operands, sources: Operands) -> None:
-    """Ignore ``griddepcontrol`` and ``nanosleep``: they affect scheduling only."""
+    """Ignore what affects scheduling or caches only."""
 
 
 @lowered("fence")

@@ -237,7 +237,7 @@ class _Parser(TokenCursor):
                 self.accept(",")
             return parts
         value = self.operand()
-        if isinstance(value, Float) and size >= 4:
+        if isinstance(value, Float) and size in (4, 8):
             return value.pattern(8 * size).to_bytes(size, "little")
         if not isinstance(value, Integer):
             self.fail("an initial value must be a number")

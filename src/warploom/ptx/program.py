@@ -17,11 +17,11 @@ from warploom.core.errors import PtxError
 from warploom.core.targets import TARGETS
 from warploom.ir.program import Parameter, Program
 from warploom.ir.statements import Flow, TileRegion, Value
-from warploom.isa.form import TYPE_BITS
+from warploom.isa.form import REGISTER, TYPE_BITS
 from warploom.ptx import accesses, lowering  # noqa: F401 (their import registers what they lower)
 from warploom.ptx.blocks import basic_blocks
 from warploom.ptx.builder import FlowBuilder, VariablePlaces
-from warploom.ptx.emitter import TYPE, Specials
+from warploom.ptx.emitter import Specials
 from warploom.ptx.inline import inlined
 from warploom.ptx.syntax import Function, Module, Symbol, Variable, leaves
 from warploom.ptx.usage import usage
@@ -197,7 +197,7 @@ def _parameters(
             if v.bytes == _TENSOR_MAP_BYTES
             else Argument("pointer", u32)
             if TYPE_BITS[v.type] == 64
-            else Argument("scalar", TYPE.get(v.type, u32))
+            else Argument("scalar", REGISTER.get(v.type, u32))
             for v in declared
         ]
     if len(arguments) != len(declared):

@@ -13,18 +13,11 @@ from typing import Literal, TypeAlias
 
 import numpy as np
 
-from warploom.core.errors import PtxError
+from warploom.core.errors import PtxError, VerifyError
 from warploom.ir.statements import SourceLine
 
 _MOST_SHOWN = 100
 """Characters of the operands in a message."""
-
-
-class UnknownTypeError(KeyError):
-    """A PTX type that no register of a Program has."""
-
-    def __str__(self) -> str:
-        return str(self.args[0])
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,11 +53,11 @@ class Float:
         return struct.unpack("<f" if self.width == 32 else "<d", self.bits.to_bytes(self.width // 8, "little"))[0]
 
     def pattern(self, width: int) -> int:
-        """The bits of the number as a float of 32 or 64 bits. Raises UnknownTypeError for another width."""
+        """The bits of the number as a float of 32 or 64 bits. Raises VerifyError for another width."""
         if width == self.width:
             return self.bits
         if width not in (32, 64):
-            raise UnknownTypeError(f"b{width} for the constant {self}")
+            raise VerifyError(f"the type .b{width} for the constant {self} is not supported")
         with np.errstate(over="ignore"):
             return int(np.float64(self.value).astype(f"f{width // 8}").view(f"u{width // 8}"))
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 import numpy as np
 
 from tests.emulate.defects.base import Launch, numbers, planted, zeros
-from warploom.isa.async_copy import wait_copies
+from warploom.isa.instruction import named
 from warploom.lang import Global, Kernel, Traced, kernel, u32
 
 GROUP = "cp.async"
@@ -68,7 +68,7 @@ def one_copy(defect: str, *, size: int) -> Launch:
             with k.when(k.lane == 0):
                 k.wait_group(0)
         elif defect == "a negative count of groups":
-            k.emit(wait_copies(-1), ())
+            k.emit(named("cp.async.wait_group", numbers=(("pending", -1),)), ())
         elif defect != "never waited for":
             k.wait_group(0)
         if defect not in ("waited for, no barrier", "barrier before the wait"):

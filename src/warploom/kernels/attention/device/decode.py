@@ -13,7 +13,7 @@ from functools import reduce
 from operator import or_
 
 from warploom.core.dtypes import f32, s32, u16, u32
-from warploom.isa.barriers import bar_reduce
+from warploom.isa.instruction import named
 from warploom.kernels.attention.decode import GAP, CacheForm, Decode
 from warploom.kernels.attention.device.decode_rows import (
     CacheBatch,
@@ -426,7 +426,7 @@ class EarlyLengths:
         k, found = self._k, self._k.register(u32, 1, "others")
         with k.when(self.few, uniform=True):
             differ = reduce(or_, [own != before for own, before in zip(self._own, self._before, strict=True)])
-            others = k.emit(bar_reduce("or"), (k.constant(0, u32), differ))[0]
+            others = k.emit(named("bar.red.or.pred"), (k.constant(0, u32), differ))[0]
             found.set(k.select(others, 1, 0))
             with k.when(others, uniform=True):
                 self._keep()
