@@ -193,8 +193,7 @@ def _initial(variable: Variable) -> Any:
 
 def _scalar(parameter: Variable, value: Any) -> DType:
     """The type of a number: PTX tells its bits alone, and often not whether they are a float's."""
-    from warploom.isa.form import TYPE_BITS
-    from warploom.ptx.emitter import TYPE
+    from warploom.isa.form import REGISTER, TYPE_BITS
 
     bits = TYPE_BITS[parameter.type]
     if isinstance(value, float | np.floating) and parameter.type[0] in "us":
@@ -204,7 +203,7 @@ def _scalar(parameter: Variable, value: Any) -> DType:
         return f32 if bits == 32 else f64
     if value < 0 and bits in (32, 64):
         return s32 if bits == 32 else s64
-    return {32: u32, 64: u64}.get(bits, TYPE.get(parameter.type, u32))
+    return {32: u32, 64: u64}.get(bits, REGISTER.get(parameter.type, u32))
 
 
 # -- CUDA C++
