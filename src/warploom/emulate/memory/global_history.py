@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from warploom.emulate.memory.access import MemoryAccess
 from warploom.emulate.memory.buffers import GlobalBuffer, Region
-from warploom.emulate.memory.history import Answer, History
+from warploom.emulate.memory.history import History, Lanes
 from warploom.emulate.order.clocks import BITS, LANES
 from warploom.emulate.order.planes import FAR, FENCED_GLOBALLY
 from warploom.ir.statements import Op
@@ -59,7 +59,7 @@ class AccessList:
 
     def late(
         self, at: MemoryAccess, harmless: Callable[[], Array] | None = None
-    ) -> Iterator[tuple[MemoryAccess, Array, Array, Answer | None]]:
+    ) -> Iterator[tuple[MemoryAccess, Array, Array, Lanes | None]]:
         """Yield those to the cells of an access, with agents and records, whoever knows of them."""
         wanted = at.cells
         for cells, agents, records in self._lists:

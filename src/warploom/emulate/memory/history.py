@@ -11,7 +11,7 @@ How accesses are compared is the same for every memory; :class:`SharedHistory` k
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from functools import cache
+from functools import cache, partial
 from typing import Any, Protocol
 
 import numpy as np
@@ -30,8 +30,8 @@ MANY = 32
 NEVER, MBARRIER = np.uint32(MOST_STAMPS << BITS | MANY), np.uint32((2 * MOST_STAMPS - 1) << BITS | MANY)
 """Records of cells of shared memory that nobody has written, and of those that are an mbarrier's."""
 
-Answer = Callable[[Array, MemoryAccess, Array, Array, Array], None]
-"""Mends in place which cells of an access are ordered with records of several lanes: by columns, lanes and stamps."""
+Lanes = Callable[[Array], Array]
+"""Of some cells of an access, the stamps (cells, 32) at which each lane of the warp has made a record; 0 for never."""
 
 
 class Earlier(Protocol):
@@ -41,7 +41,7 @@ class Earlier(Protocol):
 
     def late(
         self, at: MemoryAccess, harmless: Callable[[], Array] | None
-    ) -> Iterator[tuple[MemoryAccess, Array, Array, Answer | None]]:
+    ) -> Iterator[tuple[MemoryAccess, Array, Array, Lanes | None]]:
         """Yield accesses to the cells of another, except ``harmless`` ones, that its threads do not know of at once."""
         ...
 
@@ -114,12 +114,15 @@ class History:
             earlier = self._earlier(kind)
             if earlier is None:
                 continue
-            for mine, writers, records, answer in earlier.late(at, held if kind == "alike" else None):
-                self.judge(mine, earlier.past, writers, records, answer)
+            for mine, writers, records, each in earlier.late(at, held if kind == "alike" else None):
+                self.judge(mine, earlier.past, writers, records, each)
         return late, same
 
-    def judge(self, mine: MemoryAccess, past: str, writers: Array, record: Array, answer: Answer | None = None) -> None:
-        """Report what of an access conflicts with records of its cells, one for each."""
+    def judge(self, mine: MemoryAccess, past: str, writers: Array, record: Array, each: Lanes | None = None) -> None:
+        """Report what of an access conflicts with records of its cells, one for each.
+
+        Records of several lanes are ordered where ``each`` of them is, though not all of their warp have met.
+        """
         unknown = record >> BITS >= self.flying
         if unknown.any():
             self._unknown(mine[unknown], record[unknown])
@@ -128,8 +131,12 @@ class History:
         columns = self._columns(writers, mine.rows[0])
         plane = self.read_plane if past == "read" or mine.proxy else FAR
         fine = self._ordered(mine, plane, columns, lanes, stamps)
-        if answer is not None:
-            answer(fine, mine, columns, lanes, stamps)
+        if each is not None and (several := np.nonzero(~fine & (lanes == MANY))[0]).size:
+            when = each(several)
+            one, lane = np.nonzero(when)
+            some = several[one]
+            known = self._ordered(mine[some], plane, columns[some], lane, when[one, lane])
+            fine[several] = np.bincount(one[~known], minlength=several.size) == 0
         fine |= self._harmless(mine, past, writers)
         if not fine.all():
             bad, agents = mine[~fine], self._agents(writers[~fine], mine.rows[0][~fine])
@@ -330,7 +337,7 @@ class WarpTable:
         self.records = np.zeros((self.warps, cells), np.uint32)
         self.newest = np.zeros(self.clocks.columns.size, np.uint32)  # by each row of the batch, to any cell
         self.queues: dict[int, Array] = {}  # column → its last access to each cell
-        self.lanes = LaneReads(self.clocks) if history.parts else None
+        self.lanes = np.zeros((self.warps, cells, 32), np.uint32) if history.parts else None  # stamps of each lane
 
     def _home(self, cells: Array) -> Array:
         """The first row of the warps that see cells."""
@@ -338,20 +345,22 @@ class WarpTable:
 
     def late(
         self, at: MemoryAccess, harmless: Callable[[], Array] | None
-    ) -> Iterator[tuple[MemoryAccess, Array, Array, Answer | None]]:
+    ) -> Iterator[tuple[MemoryAccess, Array, Array, Lanes | None]]:
         """Yield, for each warp and queue, accesses that the threads of another do not know of at once."""
         clocks = self.clocks
         for number, columns, records in self._agents(at):
             found = at.late(self.past, records, columns)
             if found is None or (harmless is not None and not np.count_nonzero(found := found & ~harmless())):
                 continue
-            mine, answer, writers = at.among(found), None, columns
+            mine, each, writers = at.among(found), None, columns
             if number is not None:
                 writers = clocks.columns[self._home(mine.cells)] + number
-                answer = (
-                    None if self.lanes is None else self.lanes.answer(number * self.history.wrote.size + mine.cells)
-                )
-            yield mine, np.broadcast_to(writers, mine.cells.shape), records[mine.cells], answer
+                each = None if self.lanes is None else partial(self._by_lane, number, mine.cells)
+            yield mine, np.broadcast_to(writers, mine.cells.shape), records[mine.cells], each
+
+    def _by_lane(self, number: int, cells: Array, some: Array) -> Array:
+        assert self.lanes is not None
+        return self.lanes[number, cells[some]]
 
     def _agents(self, at: MemoryAccess) -> Iterator[tuple[int | None, Array, Array]]:
         """Each warp, by its number, and queue with news that sees the cells: columns, and the records of cells."""
@@ -372,10 +381,10 @@ class WarpTable:
         self.newest[rows] = stamp << BITS
         records, units = self.records.reshape(-1, parts), self.history.wrote.size // parts
         where, many = at.units + at.each((rows % self.warps * units)[:, None]), np.uint32(stamp << BITS | MANY)
+        if self.lanes is not None:
+            self.lanes.reshape(-1, parts, 32)[where, :, ... if at.whole else at.lane_of_each] = stamp
         if at.whole:
             records[where] = many
-            if self.lanes is not None:
-                self.lanes.forget((where.reshape(-1, 1) * parts + np.arange(parts)).reshape(-1))
             return
         lane, met = at.lane_of_each, self.clocks.met(rows).astype(np.uint32) << BITS | np.uint32(LANES - 1)
         code, old = np.uint32(stamp << BITS) | lane.astype(np.uint32)[..., None], records.take(where, axis=0)
@@ -387,47 +396,3 @@ class WarpTable:
         shared = records.take(where, axis=0) != code  # by several lanes in this access
         if np.count_nonzero(shared):
             records[where] = np.where(shared.any(axis=-1, keepdims=True), many, records[where])
-        if self.lanes is not None:
-            marks, old = ((x.reshape(-1, parts)) for x in (others | shared, old))
-            lanes = np.broadcast_to(lane, where.shape).reshape(-1)
-            self.lanes.note(marks, where.reshape(-1) * parts, lanes, old, stamp)
-
-
-class LaneReads:
-    """Which lanes MANY stands for, where part of a warp may meet: cell → lane → stamp of its last access.
-
-    A cell that is not here was accessed by all lanes at once.
-    """
-
-    def __init__(self, clocks: Clocks) -> None:
-        self._clocks = clocks
-        self._of: dict[int, dict[int, int]] = {}
-
-    def forget(self, cells: Array) -> None:
-        """All lanes of a warp access these together."""
-        if self._of:
-            for cell in cells.tolist():
-                self._of.pop(cell, None)
-
-    def note(self, many: Array, first: Array, lane: Array, old: Array, stamp: int) -> None:
-        """The accesses of single lanes, with what was there before them."""
-        for i, part in zip(*np.nonzero(many), strict=True):
-            cell, before = int(first[i]) + int(part), int(old[i, part])
-            if cell not in self._of:
-                lanes = range(32) if before & 63 == MANY else (before & 63,)
-                self._of[cell] = dict.fromkeys(lanes, before >> BITS) if before else {}
-            elif before & 63 != MANY:
-                self._of[cell][before & 63] = before >> BITS
-            self._of[cell][int(lane[i])] = stamp
-
-    def answer(self, cells: Array) -> Callable[[Array, MemoryAccess, Array, Array, Array], None]:
-        """Accesses of several lanes are ordered where each lane's is, though not all of their warp have met."""
-
-        def answer(fine: Array, mine: MemoryAccess, columns: Array, lanes: Array, stamps: Array) -> None:
-            for i in np.nonzero(~fine & (lanes == MANY))[0]:
-                read = self._of.get(int(cells[i]), dict.fromkeys(range(32), int(stamps[i])))
-                who, when = np.array(list(read)), np.array(list(read.values()))
-                row, lane, column = (np.full(who.shape, x[i]) for x in (mine.rows[0], mine.lane_of_each[:, 0], columns))
-                fine[i] = self._clocks.ordered(row, lane, mine.whole, column, who, when).all()
-
-        return answer
