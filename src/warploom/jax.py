@@ -38,6 +38,8 @@ def attention(q: Array, k: Array, v: Array, *, return_lse: bool = False, **optio
     are no arrays are Python values. The kernels see the arrays in the host's memory: on a GPU they are copied there and
     back. Raises ProblemError while tracing for shapes and types that attention does not take.
     """
+    if options.pop("config", None) is not None:
+        raise ProblemError("config: warploom.jax.attention chooses it where the program runs: leave it out")
     if unknown := options.keys() - {*attention_call.array_names, *attention_call.option_names}:
         raise TypeError(f"warploom.jax.attention has no argument {min(unknown)!r}")
     arrays, plain = attention_call.positions({"q": q, "k": k, "v": v, "return_lse": True, **options})

@@ -35,7 +35,7 @@ class DecodeCase:
         arrays = {"q": q, "k_cache": k, "v_cache": v, "kv_lens": lens}
         views, options = attention_paged_call.positions({"return_lse": True, **named, **arrays, "fixed_split": None})
         declaration = attention_paged_call.declaration
-        return declaration.bind(attention_paged_call.views(views), declaration.plain(options)).laid_out(lambda x: x)
+        return declaration.bind(attention_paged_call.views(views), declaration.plain(options), lambda x: x)
 
     @cached_property
     def problem(self) -> AttentionProblem:

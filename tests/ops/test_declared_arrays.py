@@ -129,8 +129,7 @@ LYING: dict[str, tuple[Any, Memory, bool]] = {
 def test_only_what_kernels_cannot_take_in_place_is_copied(name: str) -> None:
     array, memory, copied = LYING[name]
     view = describe(array)
-    memory.refuse("x", view)
-    laid = memory.lay(view, compact)
+    laid = memory.take("x", view, compact)
     assert (laid.pointer != view.pointer) == copied
     assert tuple(laid.shape) == array.shape
 
@@ -149,7 +148,7 @@ def test_only_what_kernels_cannot_take_in_place_is_copied(name: str) -> None:
 )
 def test_what_no_kernel_takes_and_nobody_copies_is_refused_by_name(memory: Memory, array: Any) -> None:
     with pytest.raises(ProblemError, match=r"\bx\b"):
-        memory.refuse("x", describe(array))
+        memory.take("x", describe(array), compact)
 
 
 def test_a_call_whose_strides_say_nothing_is_found_as_it_is_the_third_time(

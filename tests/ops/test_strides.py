@@ -55,7 +55,7 @@ def test_attention_neither_copies_nor_refuses_dimensions_of_one(layout: Any, str
         shape[axis] = 1
         q, k, v = (half(*shape) + i for i in range(3))
         odd = [idle(x, axis, stride) for x in (q, k, v)]
-        assert all(ROWS.lay(describe(x), compact).pointer == describe(x).pointer for x in odd)
+        assert all(ROWS.take("x", describe(x), compact).pointer == describe(x).pointer for x in odd)
         found = warploom.attention(odd[0], odd[1], odd[2], layout=layout)
         np.testing.assert_array_equal(found, warploom.attention(q, k, v, layout=layout))
 
@@ -118,7 +118,7 @@ def test_one_sequence_may_be_longer_than_strides_reach() -> None:
     """There is no second one that its stride would lead to."""
     keys, row = 2**22, 8 * 128
     shown = as_strided(np.zeros(8, np.float16), (1, keys, 8, 128), (2 * keys * row, 2 * row, 256, 2))
-    first, read = describe(shown).pointer, ROWS.lay(describe(shown), as_if_compact).pointer
+    first, read = describe(shown).pointer, ROWS.take("x", describe(shown), as_if_compact).pointer
     assert first == read  # no memory is behind it: nothing but numbers may be shown
     q, lens = np.zeros((1, 1, 8, 128), np.float16), np.ones(1, np.int32)
     turned = shown.swapaxes(1, 2)[:, :1]  # of one head as well

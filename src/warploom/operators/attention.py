@@ -192,7 +192,8 @@ _checked = untraced(
 def _check_cached(given: Arguments, config: Any) -> None:
     problem = of_cached.problem_on_cache(given)
     if config is not None:
-        of_cached.refuse_paged(config, given.laid_out(as_if_compact), problem)
+        lying = given.declaration.bind(given.views, given.options, as_if_compact)
+        of_cached.refuse_paged(config, lying, problem)
 
 
 _paged = Attention(of_cached.attention_paged_call, _check_cached)

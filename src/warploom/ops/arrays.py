@@ -5,10 +5,11 @@ Every check of an array, and the shapes of the results, follow from these declar
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
-from functools import cache
-from typing import Any
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from functools import cache, reduce
+from operator import or_
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -21,74 +22,123 @@ from warploom.interop.overlap import overlaps_itself
 Copy = Callable[[ArrayView], ArrayView]
 Shapes = Mapping[str, tuple[tuple[int, ...], DType]]
 FP8 = "float8_e4m3fn"
-_ALIGNED_ELEMENTS = 8  # 16 bytes: what one cp.async moves
+_ALIGNED_BYTES = 16  # what one cp.async moves
 
 
 # -- memory
+Demand = Callable[[str, ArrayView], str]
+"""Says what of an array's memory no kernel takes, with the array's name; nothing of one that they take."""
+
+
 @dataclass(frozen=True)
 class Memory:
     """The demands of kernels on an array's memory.
 
-    ``refuse`` raises ProblemError for an array, by its name, that no kernel takes. ``lay`` gives the array as kernels
-    take it, with a copy where they cannot read it in place.
+    An array that one of ``demands`` says something of is refused, with the ``cure``. One that does not ``fit`` is
+    copied, and so is one of halves where ``in_float32`` are wanted. Kernels see the others in place, as ``seen`` says.
     """
 
-    refuse: Callable[[str, ArrayView], None]
-    lay: Callable[[ArrayView, Copy], ArrayView]
+    demands: tuple[Demand, ...] = ()
+    fit: Callable[[ArrayView], bool] | None = None
+    seen: Callable[[ArrayView], ArrayView] = settled
+    cure: str = "copy it"
+    in_float32: bool = False
+
+    def take(self, name: str, view: ArrayView, copy: Copy | None) -> ArrayView:
+        """The array as kernels take it, by ``copy`` where they cannot read it in place; without one as it is.
+
+        Raises ProblemError that names an array which no kernel takes.
+        """
+        for demand in self.demands:
+            if wrong := demand(name, view):
+                raise ProblemError(f"{wrong}: {self.cure}")
+        if copy is None:
+            return view
+        view = self.seen(view)
+        if self.in_float32 and view.dtype in (bf16, f16):
+            return in_float32(view) if copy is compact else copy(view._replace(dtype=f32))
+        return view if self.fit is None or self.fit(view) else copy(view)
 
 
-def _anything(_name: str, _view: ArrayView) -> None:
-    """Refuse nothing: what does not fit is copied."""
+def _whole(name: str, view: ArrayView) -> str:
+    odd = view.pointer % view.dtype.bytes and 0 not in view.shape
+    return f"{name} starts at an odd address, no multiple of its elements' {view.dtype.bytes} bytes" if odd else ""
 
 
-def check_last(name: str, view: ArrayView) -> None:
-    """Raises ProblemError for an array whose last dimension is not contiguous."""
-    if view.strides[-1] != 1 and view.shape[-1] > 1 and 0 not in view.shape:  # of no elements the strides say nothing
-        raise ProblemError(f"the last dimension of {name} is not contiguous (stride {view.strides[-1]}): copy it")
+def _last(name: str, view: ArrayView) -> str:
+    if view.strides[-1] == 1 or view.shape[-1] <= 1 or 0 in view.shape:  # of no elements the strides say nothing
+        return ""
+    return f"the last dimension of {name} is not contiguous (stride {view.strides[-1]})"
 
 
 def misaligned(view: ArrayView) -> str:
-    """The reason why kernels cannot take the rows of an array where they lie; empty if they can."""
+    """What is wrong with the rows of an array for kernels that take them where they lie; empty where nothing is."""
+    outer, size = view.strides[:-1], view.dtype.bytes
+    if 0 in view.shape or not outer:
+        return ""
+    if min(outer) < 0 or max(outer) * size > 2 * MOST_STRIDE:
+        return f"has a stride that is negative or beyond {2 * MOST_STRIDE // size} elements"
+    odd = (view.pointer | reduce(or_, outer) * size) % _ALIGNED_BYTES
+    return f"has rows that do not start at multiples of {_ALIGNED_BYTES} bytes" if odd else ""
+
+
+def _rows(name: str, view: ArrayView) -> str:
+    why = misaligned(settled(view))
+    return f"{name} {why}" if why else ""
+
+
+def _near(name: str, view: ArrayView) -> str:
+    near = len(view.shape) != 2 or 0 <= settled(view).strides[0] <= MOST_STRIDE
+    return "" if near else f"the rows of {name} are {view.strides[0]} elements apart"
+
+
+def _row_major(name: str, view: ArrayView) -> str:
+    lying = f"{name} of shape {tuple(view.shape)} and strides {view.strides}"
+    return "" if view.contiguous else f"{lying} is not row-major"
+
+
+def _start(name: str, view: ArrayView) -> str:
+    odd = view.pointer % _ALIGNED_BYTES
+    return f"{name} does not start at a multiple of {_ALIGNED_BYTES} bytes" if odd else ""
+
+
+def _apart(name: str, view: ArrayView) -> str:
+    lying = f"{name} has strides {tuple(view.strides)} for shape {tuple(view.shape)}"
+    return f"{lying}: some of its elements lie on each other" if overlaps_itself(view) else ""
+
+
+def _lines(name: str, view: ArrayView) -> str:
     if 0 in view.shape:
         return ""
-    if any(not 0 <= s <= MOST_STRIDE for s in view.strides[:-1]):
-        return f"has a stride that is negative or beyond {MOST_STRIDE} elements"
-    odd = view.pointer % 16 or any(s % _ALIGNED_ELEMENTS for s in view.strides[:-1])
-    return "has rows that do not start at multiples of 16 bytes" if odd else ""
+    outer, lying = _outer_strides(view), f"{name} has strides {view.strides}"
+    if max(outer, default=0) > MOST_STRIDE:
+        return f"{lying}: {MOST_STRIDE + 1} elements or more are too far"
+    plain = (view.strides[-1] == 1 or view.shape[-1] == 1) and min(outer, default=1) > 0
+    return "" if plain else f"{lying}: it must be row-major with a contiguous last dimension"
 
 
-def _aligned(view: ArrayView, copy: Copy) -> ArrayView:
-    view = settled(view)
-    return copy(view) if misaligned(view) else view
+def _outer_strides(view: ArrayView) -> list[int]:
+    return [s for size, s in zip(view.shape, view.strides, strict=True) if size > 1]
 
 
-def _row_major(view: ArrayView, copy: Copy) -> ArrayView:
-    view = settled(view)
-    return view if view.contiguous else copy(view)
+def _is_aligned(view: ArrayView) -> bool:
+    return not misaligned(view)
 
 
-def _gradient(view: ArrayView, copy: Copy) -> ArrayView:
+def _is_row_major(view: ArrayView) -> bool:
+    return view.contiguous
+
+
+def _is_dense(view: ArrayView) -> bool:
     spread = any(stride == 0 < size - 1 for size, stride in zip(view.shape, view.strides, strict=True))
-    return copy(view) if spread or view.strides[-1] != 1 else _aligned(view, copy)
+    return not spread and view.strides[-1] == 1 and _is_aligned(view)
 
 
-def _in_float32(view: ArrayView, copy: Copy) -> ArrayView:
-    if view.dtype not in (bf16, f16):
-        return _row_major(view, copy)
-    return in_float32(view) if copy is compact else copy(view._replace(dtype=f32))
-
-
-def _matrix(view: ArrayView, copy: Copy) -> ArrayView:
+def _is_matrix(view: ArrayView) -> bool:
     if 0 in view.shape:
-        return settled(view)
-    outer = [s for size, s in zip(view.shape, view.strides, strict=True) if size > 1]
+        return True
     plain = view.strides[-1] == 1 or view.strides[-2] == 1 or view.shape[-1] == 1 or view.shape[-2] == 1
-    return view if plain and all(0 <= s <= MOST_STRIDE for s in outer) else copy(view)
-
-
-def _lines(view: ArrayView, copy: Copy) -> ArrayView:
-    view = settled(view)
-    return _matrix(view if view.strides[-1] == 1 else copy(view), copy)
+    return plain and all(0 <= s <= MOST_STRIDE for s in _outer_strides(view))
 
 
 def is_fp8(view: ArrayView) -> bool:
@@ -97,93 +147,44 @@ def is_fp8(view: ArrayView) -> bool:
 
 
 def in_pairs(view: ArrayView) -> ArrayView:
-    """A cache as kernels see it: of fp8 elements pairs. Raises ProblemError where its rows hold none."""
+    """A cache as kernels see it: of fp8 elements pairs."""
     view = settled(view)
     if view.dtype.name != FP8:
         return view
-    if any(stride % 2 for stride in view.strides[:3]) or view.shape[3] % 2:
-        raise ProblemError("the rows of an fp8 cache do not start at multiples of 16 bytes: allocate it so")
     owner = view.owner.view(np.uint16) if view.kind == "numpy" else view.owner
     shape, strides = (*view.shape[:3], view.shape[3] // 2), (*(s // 2 for s in view.strides[:3]), 1)
     return view._replace(shape=shape, strides=strides, dtype=u16, owner=owner)
 
 
-def _check_cache(name: str, view: ArrayView) -> None:
-    check_last(name, view)
-    if why := misaligned(in_pairs(view)):
-        raise ProblemError(f"{name} {why}: a cache is never copied, allocate it otherwise")
+def _as_it_is(view: ArrayView) -> ArrayView:
+    return view
 
 
-def _check_in_place(name: str, view: ArrayView) -> None:
-    check_last(name, view)
-    if len(view.shape) == 2 and not 0 <= settled(view).strides[0] <= MOST_STRIDE:
-        raise ProblemError(f"the rows of {name} are {view.strides[0]} elements apart: copy it")
-
-
-def _check_row_major(name: str, view: ArrayView) -> None:
-    if not view.contiguous:
-        raise ProblemError(f"{name} of shape {tuple(view.shape)} and strides {view.strides} is not row-major: copy it")
-
-
-def _check_table(name: str, view: ArrayView) -> None:
-    _check_row_major(name, view)
-    if view.pointer % 16:
-        raise ProblemError(f"{name} does not start at a multiple of 16 bytes: copy it")
-
-
-def _check_output(name: str, view: ArrayView) -> None:
-    plain = settled(view)
-    check_last(name, plain)
-    if why := misaligned(plain):
-        raise ProblemError(f"{name} {why}: pass another array")
-    if overlaps_itself(plain):
-        raise ProblemError(f"{name} has rows that lie in each other: pass one whose elements are apart")
-
-
-def _check_result(name: str, view: ArrayView) -> None:
-    if 0 in view.shape:  # of no elements the strides say nothing
-        return
-    outer = [s for size, s in zip(view.shape, view.strides, strict=True) if size > 1]
-    if max(outer, default=0) > MOST_STRIDE:
-        raise ProblemError(
-            f"{name} has strides {view.strides}: {MOST_STRIDE + 1} elements or more are too far, pass another"
-        )
-    if (view.shape[-1] > 1 and view.strides[-1] != 1) or min(outer, default=1) <= 0:
-        raise ProblemError(f"{name} has strides {view.strides}: it must be row-major with a contiguous last dimension")
-    if overlaps_itself(view):
-        shape = tuple(view.shape)
-        raise ProblemError(
-            f"{name} has strides {view.strides} for shape {shape}: some of its elements lie on each other"
-        )
-
-
-def _in_place(view: ArrayView, _: Copy) -> ArrayView:
-    return settled(view)
-
-
-ROWS = Memory(check_last, _aligned)
+ROWS = Memory((_last,), _is_aligned)
 """Rows are contiguous, and copied where they do not start at multiples of 16 bytes."""
-GRADIENT = Memory(_anything, _gradient)
+GRADIENT = Memory((), _is_dense)
 """As :data:`ROWS`; what autograd makes, such as one number that is shown everywhere, is copied as well."""
-FEW = Memory(_anything, _row_major)
+FEW = Memory((_whole,), _is_row_major)
 """A few numbers, copied where they are not row-major."""
-FLOAT32 = Memory(_anything, _in_float32)
+FLOAT32 = replace(FEW, in_float32=True)
 """As :data:`FEW`, and in float32."""
-MATRIX = Memory(_anything, _matrix)
+MATRIX = Memory((_whole,), _is_matrix, lambda view: settled(view) if 0 in view.shape else view)
 """Rows or columns are contiguous; others are copied."""
-LINES = Memory(_anything, _lines)
+LINES = Memory((_whole,), lambda view: view.strides[-1] == 1 and _is_matrix(view))
 """Rows are contiguous; others are copied."""
-CACHE = Memory(_check_cache, lambda view, _: in_pairs(view))
+CACHE = Memory((_last, _rows), seen=in_pairs, cure="a cache is never copied, allocate it otherwise")
 """Rows start at multiples of 16 bytes; nothing is copied."""
-IN_PLACE = Memory(_check_in_place, _in_place)
+WRITTEN_CACHE = replace(CACHE, demands=(*CACHE.demands, _apart))
+"""As :data:`CACHE`, and each element is a place of its own."""
+IN_PLACE = Memory((_whole, _last, _near))
 """Numbers that a replayed CUDA graph reads anew, so that they are not copied."""
-ROW_MAJOR = Memory(_check_row_major, _in_place)
+ROW_MAJOR = Memory((_whole, _row_major))
 """A few row-major numbers; nothing is copied."""
-TABLE = Memory(_check_table, _in_place)
+TABLE = Memory((_row_major, _start))
 """A row-major table that starts at a multiple of 16 bytes; nothing is copied."""
-OUTPUT = Memory(_check_output, _in_place)
+OUTPUT = Memory((_last, _rows, _apart), cure="pass another array")
 """Rows that a result of attention can be written to."""
-RESULT = Memory(_check_result, lambda view, _: view)
+RESULT = Memory((_whole, _lines, _apart), seen=_as_it_is, cure="pass another array")
 """Rows that a product can be written to, at any distance from each other."""
 
 
@@ -242,18 +243,30 @@ class ResultArray:
     when: str = ""
 
 
+class Dimension(NamedTuple):
+    """A dimension as ``word`` declares it: ``more`` than the size called ``name``; without a name that many."""
+
+    word: str
+    name: str
+    more: int
+
+    @classmethod
+    def of(cls, word: str) -> Dimension:
+        """``batch``, ``batch+1``, ``1`` or ``...``."""
+        name, _, more = word.partition("+")
+        return cls(word, "", int(word)) if word.isdigit() else cls(word, name, int(more or 0))
+
+
 @cache
-def _alternatives(dims: str) -> tuple[tuple[tuple[str, ...], str], ...]:
-    """The alternatives of dimensions, each with the name of the array by which it holds, if there is one."""
+def _forms(dims: str, given: tuple[str, ...], turned: tuple[int, ...] | None) -> tuple[tuple[Dimension, ...], ...]:
+    """The alternatives of dimensions that hold where these arrays are given, in the order of a layout."""
     parts = [part.partition(" if ") for part in dims.split("|")]
-    return tuple([(tuple(words.split()), by.strip()) for words, _, by in parts])
+    forms = [([*map(Dimension.of, words.split())], by.strip()) for words, _, by in parts]
+    found = [form for form, by in forms if by in given] or [form for form, by in forms if not by]
+    return tuple([tuple([x[i] for i in turned]) if turned and len(x) == len(turned) else tuple(x) for x in found])
 
 
-@cache
-def _dimension(word: str) -> tuple[str, int]:
-    """The name of a dimension, and how many more there are."""
-    dim, _, more = word.partition("+")
-    return dim, int(more or 0)
+_LEADING = Dimension.of("...")
 
 
 class Binding:
@@ -262,50 +275,45 @@ class Binding:
     ``given`` are the names of the arrays. ``turned`` is the order of four dimensions, where the layout has another.
     """
 
-    def __init__(self, given: Collection[str], turned: tuple[int, ...] | None = None) -> None:
+    def __init__(self, given: tuple[str, ...], turned: tuple[int, ...] | None = None) -> None:
         self.given, self.turned = given, turned
         self.sizes: dict[str, Any] = {}
         self._setters: dict[str, str] = {}
         self._types: dict[str, tuple[str, DType]] = {}
 
-    def forms(self, dims: str) -> list[tuple[str, ...]]:
-        """The alternatives of an array's dimensions."""
-        alternatives, turned = _alternatives(dims), self.turned
-        certain = [words for words, by in alternatives if by and by in self.given]
-        found = certain or [words for words, by in alternatives if not by]
-        return [tuple([x[i] for i in turned]) if turned and len(x) == len(turned) else x for x in found]
-
-    def known(self, word: str) -> Any:
-        """The size that a word stands for; None where no array has told it yet."""
-        dim, more = _dimension(word)
-        size = self.sizes.get(dim)
-        if size is None:
-            return int(dim) if dim.isdigit() else None
-        return size + more if more else size
+    def _known(self, dim: Dimension) -> Any:
+        """The size of a dimension; None where no array has told it yet."""
+        size = self.sizes.get(dim.name) if dim.name else 0
+        return size + dim.more if dim.more and size is not None else size
 
     def shape(self, dims: str) -> tuple[Any, ...]:
         """The shape of a result with these dimensions."""
-        form = self.forms(dims)[0]
-        outer = self.sizes["..."] if form[:1] == ("...",) else ()
-        return (*outer, *[self.known(word) for word in form if word != "..."])
+        form = _forms(dims, self.given, self.turned)[0]
+        outer = self.sizes["..."] if form[:1] == (_LEADING,) else ()
+        return (*outer, *[self._known(dim) for dim in form if dim != _LEADING])
+
+    def take(self, array: ArrayArgument, view: ArrayView, copy: Copy | None) -> ArrayView:
+        """The array as kernels take it, as :meth:`Memory.take` says. Raises ProblemError for one not as declared."""
+        self.take_shape(array, view)
+        self._take_type(array, view)
+        return array.memory.take(array.name, view, copy)
 
     def take_shape(self, array: ArrayArgument, view: ArrayView, *, checked: bool = True) -> None:
         """Take the sizes of an array's dimensions. Raises ProblemError where they are others, if ``checked``."""
-        shape, forms = tuple(view.shape), self.forms(array.dims)
         if not array.dims:
             return
-        if forms[0][:1] == ("...",) and len(shape) >= len(forms[0]) - 1:
+        shape, forms = tuple(view.shape), _forms(array.dims, self.given, self.turned)
+        if forms[0][:1] == (_LEADING,) and len(shape) >= len(forms[0]) - 1:
             inner = len(shape) - len(forms[0]) + 1
             self._take_leading(array, shape[:inner], checked)
-            shape, forms = shape[inner:], [forms[0][1:]]
+            shape, forms = shape[inner:], (forms[0][1:],)
         fitting = [form for form in forms if len(form) == len(shape)]
         form = next((x for x in fitting if not checked or self._fits(x, shape)), None)
         if form is None:
-            raise ProblemError(self._shape_message(array, tuple(view.shape), fitting))
-        for word, size in zip(form, shape, strict=True):
-            dim, more = _dimension(word)
-            if dim not in self.sizes and not dim.isdigit():
-                self.sizes[dim], self._setters[dim] = size - more, array.name
+            raise ProblemError(self._shape_message(array, tuple(view.shape), [*fitting, *forms][0], bool(fitting)))
+        for dim, size in zip(form, shape, strict=True):
+            if dim.name and dim.name not in self.sizes:
+                self.sizes[dim.name], self._setters[dim.name] = size - dim.more, array.name
 
     def _take_leading(self, array: ArrayArgument, outer: tuple[Any, ...], checked: bool) -> None:
         """Broadcast leading dimensions with those before; what is written to has all of them."""
@@ -320,28 +328,32 @@ class Binding:
             raise ProblemError(f"the leading dimensions {known} and {outer} of {array.name} do not broadcast")
         self.sizes["..."] = tuple(y if x == 1 else x for x, y in zip(one, two, strict=True))
 
-    def _fits(self, form: tuple[str, ...], shape: tuple[Any, ...]) -> bool:
-        for word, size in zip(form, shape, strict=True):
-            known = self.known(word)
-            if (size < _dimension(word)[1]) if known is None else (size != known):
+    def _fits(self, form: tuple[Dimension, ...], shape: tuple[Any, ...]) -> bool:
+        for dim, size in zip(form, shape, strict=True):
+            known = self._known(dim)
+            if (size < dim.more) if known is None else (size != known):
                 return False
         return True
 
-    def _shape_message(self, array: ArrayArgument, shape: tuple[Any, ...], fitting: list[tuple[str, ...]]) -> str:
-        said = " or ".join(f"({', '.join(x)}{',' * (len(x) == 1)})" for x in self.forms(array.dims))
+    def _shape_message(
+        self, array: ArrayArgument, shape: tuple[Any, ...], form: tuple[Dimension, ...], fits: bool
+    ) -> str:
+        """Why a shape is refused; ``form`` is the likeliest one, which ``fits`` in the number of dimensions."""
+        forms = [[dim.word for dim in x] for x in _forms(array.dims, self.given, self.turned)]
+        said = " or ".join(f"({', '.join(x)}{',' * (len(x) == 1)})" for x in forms)
         by = next((f"with {x} " for x in self.given if f" if {x}" in array.dims), "")
-        form = [x for x in (fitting or self.forms(array.dims))[0] if x != "..."]
-        found = shape[-len(form) :] if fitting else [None] * len(form)
+        form = tuple([dim for dim in form if dim != _LEADING])
+        found = shape[-len(form) :] if fits else [None] * len(form)
         wrong = dict[str, list[str]]()
-        for word, size in zip(form, found, strict=True):
-            known = self.known(word)
-            if known is not None and known != size and not word.isdigit():
-                wrong.setdefault(self._setters[_dimension(word)[0]], []).append(f"{word} = {known}")
+        for dim, size in zip(form, found, strict=True):
+            known = self._known(dim)
+            if dim.name and known is not None and known != size:
+                wrong.setdefault(self._setters[dim.name], []).append(f"{dim.word} = {known}")
         sizes = ", ".join([f"{' and '.join(sizes)}, as {name} has" for name, sizes in wrong.items()])
         more = (f" with {sizes}" if wrong else "") + (f"; {array.hint}" if array.hint else "")
         return f"{array.name} has shape {shape}; {by}it must be {said}{more}"
 
-    def take_type(self, array: ArrayArgument, view: ArrayView) -> None:
+    def _take_type(self, array: ArrayArgument, view: ArrayView) -> None:
         """Take an array's type. Raises ProblemError where it is none of those declared."""
         dtype, allowed = view.dtype, list[str]()
         for word in array.types.split():

@@ -21,7 +21,18 @@ from warploom.kernels.attention.decode import SPLIT
 from warploom.kernels.attention.problem import MOST_HEAD_DIM, MOST_POSITIONS, ArrayStrides, AttentionProblem, Cached
 from warploom.kernels.attention.scores import Window
 from warploom.kernels.settings import read, refuse
-from warploom.ops.arrays import CACHE, FP8, IN_PLACE, OUTPUT, ROW_MAJOR, TABLE, ArrayArgument, ResultArray, is_fp8
+from warploom.ops.arrays import (
+    CACHE,
+    FP8,
+    IN_PLACE,
+    OUTPUT,
+    ROW_MAJOR,
+    TABLE,
+    WRITTEN_CACHE,
+    ArrayArgument,
+    ResultArray,
+    is_fp8,
+)
 from warploom.ops.attention import HeadNumbers, of_heads, on_host, refuse_first, refuse_starts, without_keys
 from warploom.ops.backends import Processor
 from warploom.ops.calls import Caller, Computation
@@ -284,8 +295,8 @@ attention_paged_call = Caller(attention_paged, _work, look=_look)
 
 # -- append
 _TURNS = "cos and sin come together, of one shape"
-WrittenKeys = Annotated[Any, ArrayArgument(_CACHE, f"T {FP8}", CACHE, "k_cache", written=True, hint=_PAGES)]
-WrittenValues = Annotated[Any, ArrayArgument(_CACHE, "k_cache", CACHE, "v_cache", written=True, hint=_PAGES)]
+WrittenKeys = Annotated[Any, ArrayArgument(_CACHE, f"T {FP8}", WRITTEN_CACHE, "k_cache", written=True, hint=_PAGES)]
+WrittenValues = Annotated[Any, ArrayArgument(_CACHE, "k_cache", WRITTEN_CACHE, "v_cache", written=True, hint=_PAGES)]
 NewRows = Annotated[Any, ArrayArgument("batch tokens kv_heads head_dim")]
 TurnedQueries = Annotated[Any, ArrayArgument("batch q_len heads head_dim")]
 Rotation = Annotated[Any, ArrayArgument("positions pairs", "f32 bf16 f16", TABLE, hint=_TURNS)]

@@ -373,7 +373,7 @@ class Caller:
         plain, views = self.declaration.plain(options), self.views(arrays)
         if self._refuse is not None:
             self._refuse(views)
-        return self.declaration.bind(views, plain).laid_out(as_if_compact), given.get("config")
+        return self.declaration.bind(views, plain, as_if_compact), given.get("config")
 
     def views(self, arrays: tuple[Any, ...]) -> Views:
         """The arrays described, by the kernels' names. Raises ProblemError that begins with an array's name."""
@@ -394,7 +394,7 @@ class Caller:
         if self._refuse is not None:
             self._refuse(views)
         plain = self.declaration.plain(options)
-        given = self.declaration.bind(views, plain).laid_out(compact)
+        given = self.declaration.bind(views, plain, compact)
         if looks and self.look is not None:
             self.look(given)
         key, lying = (self.asked(tuple(plain.values())), config), given.views

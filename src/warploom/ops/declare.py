@@ -217,36 +217,42 @@ class Declaration:
         array = self.arrays.get(name)
         return name if array is None else array.kernel or name
 
-    def arguments_of(self, views: Mapping[str, ArrayView]) -> list[ArrayArgument]:
+    def arguments_of(self, views: Mapping[str, ArrayView]) -> tuple[ArrayArgument, ...]:
         """The declarations of arrays, those of several under one name with their numbers."""
-        known, found = self._by_kernels, list[ArrayArgument]()
-        for name in views:
-            one = known.get(name)
-            if one is None:
-                *_, last = known.values()
-                one = replace(last, name=f"{last.name}[{name.removeprefix(last.name.removesuffix('s'))}]")
-            found.append(one)
+        names = tuple(views)
+        found = self._known.get(names)
+        if found is None:
+            by_kernels = {x.kernel or x.name: x for x in self.arrays.values()}
+            *_, last = by_kernels.values()
+            plural = last.name.removesuffix("s")
+            found = self._known[names] = tuple(
+                [by_kernels.get(x) or replace(last, name=f"{last.name}[{x.removeprefix(plural)}]") for x in names]
+            )
         return found
 
     @cached_property
-    def _by_kernels(self) -> dict[str, ArrayArgument]:
-        return {x.kernel or x.name: x for x in self.arrays.values()}
+    def _known(self) -> dict[tuple[str, ...], tuple[ArrayArgument, ...]]:
+        return {}
 
-    def bind(self, views: Views, options: Mapping[str, Any], *, checked: bool = True) -> Arguments:
-        """The arguments of a call. Raises ProblemError, with the first thing wrong, for arrays not as declared.
+    def bind(
+        self, views: Views, options: Mapping[str, Any], copy: Copy | None = None, *, checked: bool = True
+    ) -> Arguments:
+        """The arguments of a call, with arrays as kernels take them, by ``copy`` those that are not read in place.
 
-        That is for shapes, types, memory and devices. Of arrays that are not ``checked`` no sizes are compared.
+        Raises ProblemError, with the first thing wrong, for arrays not as declared: that is for shapes, types, memory
+        and devices. Without a ``copy`` arrays stay as they are; of those that are not ``checked`` no sizes are compared
+        either.
         """
-        arrays = self.arguments_of(views)
-        binding = Binding([x.name for x in arrays], _TURNED.get(options.get("layout", "")))
-        for array, view in sorted(zip(arrays, views.values(), strict=True), key=lambda x: x[0].late):
-            binding.take_shape(array, view, checked=checked)
+        arrays, lying = self.arguments_of(views), dict(views)
+        binding = Binding(tuple([x.name for x in arrays]), _TURNED.get(options.get("layout", "")))
+        for array, (name, view) in sorted(zip(arrays, views.items(), strict=True), key=lambda x: x[0].late):
             if checked:
-                binding.take_type(array, view)
-                array.memory.refuse(array.name, view)
+                lying[name] = binding.take(array, view, copy)
+            else:
+                binding.take_shape(array, view, checked=False)
         if checked:
-            same_device(list(views.values()), [x.name for x in arrays])
-        return Arguments(self, views, dict(options), binding)
+            same_device(list(views.values()), binding.given)
+        return Arguments(self, lying, dict(options), binding)
 
     def refuse_writes(self, views: Mapping[str, ArrayView]) -> None:
         """Raises ProblemError for an array that cannot be written to, or shares memory with another."""
@@ -300,12 +306,6 @@ class Arguments:
             else empty(first.kind, *form, first.device)
             for name, form in self.results.items()
         }
-
-    def laid_out(self, copy: Copy) -> Arguments:
-        """The arguments with arrays as kernels take them, by ``copy`` those that they cannot take in place."""
-        arrays = self.declaration.arguments_of(self.views)
-        views = {name: x.memory.lay(self.views[name], copy) for x, name in zip(arrays, self.views, strict=True)}
-        return replace(self, views=views)
 
 
 _ELSEWHERE = "config", "check"

@@ -563,7 +563,7 @@ def plan_linear_cross_entropy(
     """Plan :func:`linear_cross_entropy`, forward and for the gradients of x, w and bias. Runs nothing."""
     loss, views = loss_of(-100, label_smoothing, z_loss, softcap), {"x": x, "w": w}
     views = describe_all(views if bias is None else {**views, "bias": bias})
-    views = loss_call.declaration.bind(views, {}).laid_out(as_if_compact).views
+    views = loss_call.declaration.bind(views, {}, as_if_compact).views
     product, device, wanted = _product(views, 1.0), views["x"].device, (True, True, bias is not None)
     chosen = matmul_config(config, product.dtype)
     return _forward(product, loss, chosen, device), _backward(product, loss, 2, (True, False), wanted, chosen, device)

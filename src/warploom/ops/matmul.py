@@ -291,12 +291,7 @@ def multiplication(
 
 
 def _chunk(address: int, *strides: int) -> int:
-    """Elements (8, 4, 2, 1) that every line is aligned to, 16-bit elements, ``address`` in bytes.
-
-    Raises ProblemError for elements at odd addresses.
-    """
-    if address % 2:
-        raise ProblemError("an array's 16-bit elements start at an odd address: copy it first")
+    """Elements (8, 4, 2, 1) that every line is aligned to, 16-bit elements, ``address`` in bytes."""
     bits = address | 16
     for stride in strides:
         bits |= 2 * stride
