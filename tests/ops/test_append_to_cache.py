@@ -206,6 +206,13 @@ def test_every_call_is_held_to_where_its_caches_lie(gpu: EmulatedGpu, monkeypatc
     assert len(gpu.prepared) == prepared
 
 
+def test_a_cache_whose_elements_lie_on_each_other_is_refused() -> None:
+    new, lens, shape = np.ones((2, 1, 1, 64), np.float16), np.ones(2, np.int32), (2, 16, 1, 64)
+    shared = np.lib.stride_tricks.as_strided(np.zeros((16, 1, 64), np.float16), shape, (0, 128, 128, 2))
+    with pytest.raises(ProblemError, match=r"^v_cache has strides .*: some of its elements lie on each other"):
+        warploom.append_to_cache(np.zeros(shape, np.float16), shared, new, new, lens)
+
+
 def test_no_new_keys_are_none() -> None:
     """NumPy's strides of nothing are 0."""
     cache, empty = np.zeros((4, 16, 1, 64), BF16), np.zeros((2, 0, 1, 64)).astype(BF16)

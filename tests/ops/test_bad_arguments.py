@@ -181,8 +181,9 @@ def test_a_tensor_given_as_a_factor_is_read_in_every_call():
         ({"alpha": [2]}, "alpha is a number"),
         ({"alpha": np.ones(2)}, "alpha is a number"),
         ({"alpha": 10**400}, "alpha must be a finite float32"),
-        ({"out_dtype": [1]}, r"out_dtype cannot be \[1\]"),
-        ({"accumulate": np.ones(2)}, "accumulate cannot be ndarray of shape"),
+        ({"out_dtype": [1]}, r"out_dtype is f16, bf16 or f32, not \[1\]"),
+        ({"accumulate": np.ones(2)}, "accumulate is 'f32', .*; not ndarray of shape"),
+        ({"epilogue": len}, "the epilogue len does not compute with numbers that are traced: .* has no len"),
         ({"extras": random(16, 48), "epilogue": lambda x, y: x + y}, r"write extras=\(matrix,\)"),
         ({"extras": 5, "epilogue": lambda x, y: x + y}, "extras is a tuple of matrices, not 5"),
     ],
@@ -190,6 +191,12 @@ def test_a_tensor_given_as_a_factor_is_read_in_every_call():
 def test_options_of_products_that_are_no_numbers(options, says):
     with pytest.raises(ProblemError, match=says):
         warploom.matmul(A, B, **options)
+
+
+def test_a_few_numbers_at_an_odd_address_are_refused_by_their_name():
+    odd = np.zeros(9, np.uint8)[1:].view(np.float32)
+    with pytest.raises(ProblemError, match=r"^sinks starts at an odd address, no multiple of its elements' 4 bytes"):
+        warploom.attention(*[random(1, 8, 2, 16) for _ in "qkv"], sinks=odd)
 
 
 # -- ranges, types, and arrays without elements

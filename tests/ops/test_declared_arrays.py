@@ -24,6 +24,7 @@ from warploom.ops.arrays import (
     ROW_MAJOR,
     ROWS,
     TABLE,
+    WRITTEN_CACHE,
     ArrayArgument,
     Memory,
     ResultArray,
@@ -53,6 +54,7 @@ def operation(
 
 DECLARED = Declaration.of(operation)
 HALF = np.zeros((4, 6, 16), np.float16)
+ODD = np.zeros(129, np.uint8)[1:].view(np.float16).reshape(4, 16)
 
 
 def bound(*, keep: bool = False, **changed: Any) -> Any:
@@ -144,6 +146,10 @@ def test_only_what_kernels_cannot_take_in_place_is_copied(name: str) -> None:
         (TABLE, HALF[0].reshape(-1)[1:]),
         (OUTPUT, HALF[..., 1:]),
         (RESULT, HALF[::-1]),
+        (RESULT, np.broadcast_to(HALF[0], (4, 6, 16))),
+        (WRITTEN_CACHE, np.broadcast_to(HALF[0], (1, 4, 6, 16))),
+        *[(memory, ODD[0]) for memory in (FEW, FLOAT32, ROW_MAJOR, IN_PLACE)],
+        *[(memory, ODD) for memory in (MATRIX, LINES, RESULT)],
     ],
 )
 def test_what_no_kernel_takes_and_nobody_copies_is_refused_by_name(memory: Memory, array: Any) -> None:

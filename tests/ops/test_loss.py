@@ -229,6 +229,6 @@ def test_the_workspace_is_bounded(size):
     product = contiguous_problem(m, n, k, bf16, b_rows=False)
     goal = architecture("sm_90a")
     plan = GradientPlan(product, loss_of(IGNORED, 0, 0, None), 2, (True, False), (True, True, True), goal, 132)
-    steps = plan.steps()
+    steps = plan.steps
     assert 4 * steps.words <= 64 << 20
     assert plan.workspace_bytes <= 4 * steps.words <= plan.workspace_bytes + 4096

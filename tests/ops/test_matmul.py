@@ -166,7 +166,7 @@ def test_shared_tiles_are_right_and_repeatable(shapes):
     a, b = random(*shapes[0]), random(*shapes[1])
     plan = warploom.plan_matmul(a, b, config=STREAM)
     shares = STREAM.shares(plan.problem, plan.multiprocessors)
-    assert plan.steps().workspace == {"parts": shares.ctas * 2 * 32 * 32, "arrived": shares.cut}
+    assert plan.steps.workspace == {"parts": shares.ctas * 2 * 32 * 32, "arrived": shares.cut}
     assert shares.cut > 0
     first, second = (warploom.matmul(a, b, config=STREAM, out_dtype="f32") for _ in range(2))
     assert_right(first, a, b)
@@ -176,7 +176,7 @@ def test_shared_tiles_are_right_and_repeatable(shapes):
 def test_long_thin_products_are_split():
     plan = warploom.plan_matmul(random(16, 16384), random(16384, 32))
     assert plan.config.split_k > 1
-    assert plan.steps().workspace == {"parts": plan.config.split_k * 16 * 32}
+    assert plan.steps.workspace == {"parts": plan.config.split_k * 16 * 32}
     assert len(plan.calls) == 2
 
 

@@ -135,8 +135,8 @@ LOOKED_UP: dict[str, tuple[ModuleType, Callable[[], Any]]] = {
     "matmul": (matmul_ops, lambda: warploom.matmul(X[0, :, 0], Y[0, :, 0], config=SMALL)),
     "matmul_reduce": (reduce_ops, lambda: warploom.matmul_reduce(X[0, :, 0], Y[0, :, 0], "sum", config=SMALL)),
 }
-SETTLED = "empty", "laid_out", "read_inputs", "plan_for", "Options"
-"""What only a first call needs: to lay arrays out, to choose how results are made, to plan."""
+SETTLED = "problem_of", "_plan", "check_epilogue", "multiplication", "reduce_plan"
+"""What only a first call needs: to form the problem, and to plan."""
 
 
 @pytest.mark.parametrize("name", LOOKED_UP)

@@ -66,8 +66,7 @@ class PlannedCall:
     """A plan's launches on one GPU without allocation: the kernels, and the memory between them."""
 
     def __init__(self, made: MatmulPlan, device: int, torch: Any) -> None:
-        steps = made.steps()
-        self._prepared = prepared = steps.prepare(("a", "b", "out"), device)
+        self._prepared = prepared = made.steps.prepare(("a", "b", "out"), device)
         where = torch.device("cuda", device)
         self._memory = [torch.empty(shape, dtype=torch.float32, device=where) for shape, _ in prepared.workspace]
         self._behind = tuple([x.data_ptr() for x in self._memory])

@@ -107,7 +107,7 @@ def _by_rows(call: RecordedCall, saved: tuple[torch.Tensor, ...], gradients: Gra
 def _check_loss(given: Arguments, config: Any) -> None:
     of_loss.check_words(given)
     if config is not None:
-        of_matmul.checked_config(config, given.views["x"].dtype)
+        of_matmul.checked_config(config, given.views["a"].dtype)
 
 
 _LOSS_DERIVATIVE = Derivative(frozenset({"x", "w", "bias"}), _loss_backward_by(gradients_operator))

@@ -233,14 +233,15 @@ class ArrayArgument:
 class ResultArray:
     """A new array that a call returns, with these ``dims`` and the type of the array ``like``, or the type so named.
 
-    Without ``dims`` it has the shape of that array. It is made ``when`` that option is set, or that array is given; and
-    not where an array of its own name is given.
+    Without ``dims`` it has the shape of that array, and another type where the option ``typed`` gives one. It is made
+    ``when`` that option is set, or that array is given; and not where an array of its own name is given.
     """
 
     name: str
     dims: str
     like: str
     when: str = ""
+    typed: str = ""
 
 
 class Dimension(NamedTuple):

@@ -8,12 +8,13 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypedDict, Unpack, overload
 
 import numpy as np
 
 from warploom.core.errors import ProblemError
-from warploom.interop.arrays import ArrayView, Device, as_if_compact, as_numpy, compact, current_stream
+from warploom.interop.arrays import ArrayView, as_numpy, compact, current_stream
 from warploom.interop.tracing import traced
 from warploom.kernels.attention.choice import KINDS, choose
 from warploom.kernels.attention.decode import Decode
@@ -28,10 +29,10 @@ from warploom.kernels.attention.problem import (
 from warploom.kernels.attention.scores import HEAD_ARRAYS, NUMBERS, OPTIONS, ScoreOptions, Window
 from warploom.kernels.settings import read, refuse, violations_of
 from warploom.ops.arrays import FLOAT32, ArrayArgument, ResultArray
-from warploom.ops.backends import Processor, decided
+from warploom.ops.backends import Processor
 from warploom.ops.calls import Caller, Computation
-from warploom.ops.declare import Arguments, Array, NumpyArray, Out
-from warploom.ops.steps import CallsPlan
+from warploom.ops.declare import Arguments, Array, NumpyArray, Out, Views
+from warploom.ops.steps import StridedPlan
 from warploom.ops.tuned import tuned
 
 if TYPE_CHECKING:
@@ -107,14 +108,14 @@ def strides_of(view: ArrayView, layout: str) -> tuple[int, int, int]:
     return view.strides[batch], view.strides[head], view.strides[seq]
 
 
-def without_keys(given: Arguments) -> list[Any]:
+def without_keys(given: Arguments) -> dict[str, Any]:
     """The results where there is nothing to compute: zeros, and for sums over no keys -inf or what joins them."""
     joined = [given.views[name] for name in HEAD_ARRAYS if OPTIONS[name].joins and name in given.views]
     made = given.made(out=0.0, lse=0.0 if joined else -math.inf)
     if "lse" in made:
         for numbers in joined:
             made["lse"] = made["lse"] + numbers.array[:, None]
-    return list(made.values())
+    return made
 
 
 # -- lengths, where somebody asks
@@ -146,7 +147,7 @@ def refuse_starts(name: str, starts: Any, total: int) -> None:
 
 # -- attention
 @dataclass(frozen=True)
-class AttentionPlan(CallsPlan):
+class AttentionPlan(StridedPlan):
     """The kernels that a call of :func:`attention` would run: nothing has been compiled or launched yet."""
 
     problem: AttentionProblem
@@ -159,23 +160,12 @@ def problem_of(given: Arguments) -> AttentionProblem:
     return AttentionProblem(sizes["batch"], sequences=Even(sizes["q_len"], sizes["kv_len"]), **of_heads(given))
 
 
-def plan_for(problem: AttentionProblem, arrays: Mapping[str, ArrayView], layout: str, config: Any) -> AttentionPlan:
-    """The plan for a problem on these arrays. Raises ConfigError for a ``config`` that does not fit."""
-    config, reason, on = configured(problem, arrays["q"].device, config)
-    operands = ArrayStrides({name: strides_of(arrays[name], layout) for name in FORWARD}, layout)
-    calls = config.calls(problem, operands, on.multiprocessors)
-    return AttentionPlan(problem, config, reason, on.target.name, str(on), calls)
-
-
-def configured(
-    problem: AttentionProblem, device: Device, config: Any
-) -> tuple[AttentionConfig | Decode, str, Processor]:
-    """The configuration, why it runs, and where. Raises ConfigError for one asked for that does not fit."""
-
+def _plan(problem: AttentionProblem, arrays: Views, layout: str, config: Any) -> AttentionPlan:
     def choice(on: Processor) -> tuple[AttentionConfig | Decode, str]:
         return tuned(problem, on.target, on.gpu, KINDS) or choose(problem, on.target)
 
-    return decided(problem, device, read(config, KINDS), choice)
+    strides = ArrayStrides({name: strides_of(arrays[name], layout) for name in FORWARD}, layout)
+    return AttentionPlan.of(problem, arrays["q"].device, read(config, KINDS), choice, strides=strides)
 
 
 def refuse_config(config: Any, problem: AttentionProblem, kinds: Any = KINDS) -> None:
@@ -199,9 +189,7 @@ class AttentionOptions(TypedDict, total=False):
 @traced
 def plan(q: Any, k: Any, v: Any, *, return_lse: bool = False, **options: Unpack[AttentionOptions]) -> AttentionPlan:
     """Plan a call of :func:`attention`: its configuration and the reason for it, Program and CUDA. Runs nothing."""
-    given, config = attention_call.planned({"q": q, "k": k, "v": v, "return_lse": return_lse, **options})
-    out = as_if_compact(given.views["q"]._replace(shape=given.results["out"][0]))
-    return plan_for(problem_of(given), {**given.views, "out": out}, given.options["layout"], config)
+    return attention_call.computation({"q": q, "k": k, "v": v, "return_lse": return_lse, **options}).planned()
 
 
 @overload
@@ -269,12 +257,13 @@ def attention(
 
 
 def _work(given: Arguments, config: Any) -> Computation:
-    problem, layout, made = problem_of(given), given.options["layout"], None
-    if 0 in (problem.batch, problem.heads, problem.q_len, problem.kv_len):
-        if config is not None:
-            configured(problem, given.views["q"].device, config)  # refuses what does not fit
-        made = without_keys(given)
-    return Computation(given, lambda lying: plan_for(problem, lying, layout, config).steps, made=made)
+    problem, layout = problem_of(given), given.options["layout"]
+    nothing = 0 in (problem.batch, problem.heads, problem.q_len, problem.kv_len)
+    return Computation(
+        given,
+        lambda arrays: _plan(problem, arrays, layout, config),
+        empty=partial(without_keys, given) if nothing else None,
+    )
 
 
 attention_call = Caller(attention, _work, recorded=True)

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import partial
 from typing import Annotated, Any, TypedDict, Unpack
 
-from warploom.interop.arrays import Device, Form, as_if_compact, filled
+from warploom.interop.arrays import Device, Form, filled
 from warploom.interop.tracing import traced
 from warploom.kernels.attention.backward_choice import KINDS, PACKED_KINDS, BackwardConfig, choose
 from warploom.kernels.attention.problem import BACKWARD, ArrayStrides, BackwardProblem
@@ -28,10 +29,9 @@ from warploom.ops.attention_varlen import (
     packed_problem,
     placed,
 )
-from warploom.ops.backends import decided
 from warploom.ops.calls import Caller, Computation
 from warploom.ops.declare import Arguments, Views
-from warploom.ops.steps import CallsPlan, Steps, working_steps
+from warploom.ops.steps import StridedPlan
 
 _HINT = "the forward pass returns it with return_lse=True"
 _OF_SUMS = "the gradient of lse, in its shape"
@@ -53,7 +53,7 @@ Gradients = Annotated[
 
 
 @dataclass(frozen=True)
-class AttentionBackwardPlan(CallsPlan):
+class AttentionBackwardPlan(StridedPlan):
     """The kernels that a call of :func:`attention_backward` would run: nothing has been compiled or launched yet."""
 
     problem: BackwardProblem
@@ -118,39 +118,33 @@ def plan_attention_backward(
 ) -> AttentionBackwardPlan:
     """Plan a call of :func:`attention_backward`: its kernels and the memory that they take. Runs nothing."""
     arrays = {"dout": dout, "q": q, "k": k, "v": v, "out": out, "lse": lse}
-    given, config = attention_backward_call.planned({**arrays, **options})
-    gradients = {name: as_if_compact(given.views[name[1:]]) for name in given.results}
-    return _plan({**given.views, **gradients}, _problem(given), given.options["layout"], config)
+    return attention_backward_call.computation({**arrays, **options}).planned()
 
 
-def _problem(given: Arguments) -> BackwardProblem:
-    return BackwardProblem(problem_of(given), "dlse" in given.views, given.options["deterministic"])
-
-
-def _plan(views: Views, problem: BackwardProblem, layout: str, config: Any) -> AttentionBackwardPlan:
-    """The plan for these inputs and gradients. Raises ConfigError for a ``config`` that does not fit."""
-    asked, device = read(config, KINDS), views["q"].device
-    config, reason, on = decided(problem, device, asked, lambda on: choose(problem, on.target))
-    operands = ArrayStrides({name: strides_of(views[name], layout) for name in BACKWARD}, layout)
-    calls = config.calls(problem, operands, on.multiprocessors)
-    return AttentionBackwardPlan(problem, config, reason, on.target.name, str(on), calls)
+def _plan(problem: BackwardProblem, arrays: Views, strides: ArrayStrides, config: Any, kinds: Any) -> StridedPlan:
+    kind, asked = AttentionBackwardPlan if kinds is KINDS else StridedPlan, read(config, kinds)
+    return kind.of(problem, arrays["q"].device, asked, lambda on: choose(problem, on.target), strides=strides)
 
 
 def _work(given: Arguments, config: Any) -> Computation:
-    problem, layout, made = _problem(given), given.options["layout"], None
-    p = problem.forward
-    if 0 in (p.batch, p.heads, p.q_len, p.kv_len):
-        if config is not None:
-            likes = {name: given.views[name[1:]] for name in given.results}
-            _plan({**given.views, **likes}, problem, layout, config)  # refuses what does not fit
+    p, layout = problem_of(given), given.options["layout"]
+    problem = BackwardProblem(p, "dlse" in given.views, given.options["deterministic"])
+
+    def plan(arrays: Views) -> StridedPlan:
+        strides = ArrayStrides({name: strides_of(arrays[name], layout) for name in BACKWARD}, layout)
+        return _plan(problem, arrays, strides, config, KINDS)
+
+    def zeros() -> dict[str, Any]:
         made = _zeros(given)
         if p.sink and p.kv_len == 0 and "dlse" in given.views:  # the sink is the log-sum-exp
-            made[list(given.results).index(f"d{p.sink}")] = given.views["dlse"].array.sum((0, 2))
-    return Computation(given, lambda lying: _plan(lying, problem, layout, config).steps, made=made)
+            made[f"d{p.sink}"] = given.views["dlse"].array.sum((0, 2))
+        return made
+
+    return Computation(given, plan, empty=zeros if 0 in (p.batch, p.heads, p.q_len, p.kv_len) else None)
 
 
-def _zeros(given: Arguments) -> list[Any]:
-    return list(given.made(**dict.fromkeys(given.results, 0.0)).values())
+def _zeros(given: Arguments) -> dict[str, Any]:
+    return given.made(**dict.fromkeys(given.results, 0.0))
 
 
 attention_backward_call = Caller(attention_backward, _work)
@@ -195,20 +189,18 @@ def _makes_zeros(kind: str, forms: Iterable[Form], device: Device) -> Callable[[
 
 
 def _packed_work(given: Arguments, config: Any) -> Computation:
-    problem, views = packed_problem(given), given.views
-    backward = BackwardProblem(problem, "dlse" in views, given.options["deterministic"])
-    asked, device = read(config, PACKED_KINDS), views["q"].device
-    chosen, _, on = decided(backward, device, asked, lambda on: choose(backward, on.target))
-    some = 0 not in (problem.batch, problem.q_len, problem.heads)
-    whole = some and problem.kv_len > 0  # there are kernels that write every row
-    made = None if some and (problem.kv_len or problem.head_arrays) else _zeros(given)
+    p, views = packed_problem(given), given.views
+    problem = BackwardProblem(p, "dlse" in views, given.options["deterministic"])
+    some = 0 not in (p.batch, p.q_len, p.heads)
+    whole = some and p.kv_len > 0  # there are kernels that write every row
 
-    def steps(arrays: Views) -> Steps:
-        operands = ArrayStrides({name: arrays[name].strides[:2] for name in BACKWARD})
-        return working_steps(chosen.calls(backward, operands, on.multiprocessors), backward.flops)
+    def plan(arrays: Views) -> StridedPlan:
+        strides = ArrayStrides({name: arrays[name].strides[:2] for name in BACKWARD})
+        return _plan(problem, arrays, strides, config, PACKED_KINDS)
 
-    taken = placed(problem, views)
-    return Computation(given, steps, taken, make=None if whole else _makes_zeros, filled=not whole, made=made)
+    empty = None if some and (p.kv_len or p.head_arrays) else partial(_zeros, given)
+    make = None if whole else _makes_zeros
+    return Computation(given, plan, placed(p, views), make=make, filled=not whole, empty=empty)
 
 
 attention_varlen_backward_call = Caller(attention_varlen_backward, _packed_work)

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Annotated, Any, TypedDict, Unpack
 
 import numpy as np
 
 from warploom.core.errors import ProblemError
+from warploom.core.targets import Target
 from warploom.interop.arrays import ArrayView, as_if_compact, settled
 from warploom.interop.tracing import is_tracing, traced
 from warploom.kernels.attention.append import MOVED, AppendProblem
@@ -37,7 +39,7 @@ from warploom.ops.attention import HeadNumbers, of_heads, on_host, refuse_first,
 from warploom.ops.backends import Processor
 from warploom.ops.calls import Caller, Computation
 from warploom.ops.declare import Arguments, Views
-from warploom.ops.steps import CallsPlan, Step, Steps
+from warploom.ops.steps import Launches, Step, Steps, StridedPlan
 
 PAGE_KEYS = 16
 _CACHE = "pages page_size kv_heads head_dim if block_table | batch capacity kv_heads head_dim"
@@ -59,7 +61,7 @@ NewOutputs = Annotated[
 
 
 @dataclass(frozen=True)
-class AttentionPagedPlan(CallsPlan):
+class AttentionPagedPlan(StridedPlan):
     """The kernels that a call of :func:`attention_paged` would run: nothing has been compiled or launched yet."""
 
     problem: AttentionProblem
@@ -119,7 +121,7 @@ def problem_on_cache(given: Arguments) -> AttentionProblem:
     return AttentionProblem(sizes["batch"], sequences=sequences, **of_heads(given))
 
 
-def operands_of(views: Views, out: ArrayView) -> ArrayStrides:
+def strides_on_cache(views: Views, out: ArrayView) -> ArrayStrides:
     """The strides of the arrays and of the output."""
     k, v = views["k"].strides, views["v"].strides
     lying = {
@@ -139,21 +141,28 @@ def _of_queries(view: ArrayView) -> tuple[int, int, int]:
 
 
 # -- plan
-def _plan(problem: AttentionProblem, views: Views, out: ArrayView, config: Any) -> AttentionPagedPlan:
+def _plan(problem: AttentionProblem, arrays: Views, config: Any) -> AttentionPagedPlan:
     """The plan for a problem on these arrays. Raises ConfigError for a ``config`` that does not fit."""
-    config, operands = read(config, CACHED_KINDS), operands_of(views, out)
-    requires = config.requires if config is not None else "sm_90" if problem.cache.fp8 else None
-    on = Processor.of(views["q"].device, requires=requires)
-    chosen, reason = config, "asked for by the caller"
-    if chosen is None:
-        chosen, reason = choose_cached(problem, operands, on.target, on.multiprocessors)
-    found = chosen.check() or chosen.check(on.target) + violations_on_cache(chosen, problem, operands)
-    if config is not None:
-        refuse(f"{config} does not fit", found)
-    elif found:
-        raise ProblemError("; ".join(found))
-    calls = chosen.calls(problem, operands, on.multiprocessors)
-    return AttentionPagedPlan(problem, chosen, reason, on.target.name, str(on), calls)
+    strides = strides_on_cache(arrays, arrays["out"])
+
+    def violations(found: CachedConfig, _: Any, target: Target) -> list[str]:
+        return found.check() or found.check(target) + violations_on_cache(found, problem, strides)
+
+    def choice(on: Processor) -> tuple[CachedConfig, str]:
+        found, reason = choose_cached(problem, strides, on.target, on.multiprocessors)
+        if wrong := violations(found, problem, on.target):
+            raise ProblemError("; ".join(wrong))
+        return found, reason
+
+    return AttentionPagedPlan.of(
+        problem,
+        arrays["q"].device,
+        read(config, CACHED_KINDS),
+        choice,
+        violations=violations,
+        requires="sm_90" if problem.cache.fp8 else None,
+        strides=strides,
+    )
 
 
 @traced
@@ -162,16 +171,15 @@ def plan_attention_paged(
 ) -> AttentionPagedPlan:
     """Plan a call of :func:`attention_paged`: its kernels and the reason for them. Runs nothing."""
     arrays = {"q": q, "k_cache": k_cache, "v_cache": v_cache, "kv_lens": kv_lens}
-    given, config = attention_paged_call.planned({**arrays, **options})
-    return _plan(problem_on_cache(given), given.views, as_if_compact(given.views["q"]), config)
+    return attention_paged_call.computation({**arrays, **options}).planned()
 
 
 def refuse_paged(config: Any, given: Arguments, problem: AttentionProblem) -> None:
     """Raises ConfigError for a configuration, or its notation, that does not fit arguments as kernels take them."""
     found = read(config, CACHED_KINDS)
     if found is not None:
-        operands = operands_of(given.views, as_if_compact(given.views["q"]))
-        refuse(f"{found} does not fit", found.check() or violations_on_cache(found, problem, operands))
+        strides = strides_on_cache(given.views, as_if_compact(given.views["q"]))
+        refuse(f"{found} does not fit", found.check() or violations_on_cache(found, problem, strides))
 
 
 def checked_attention_paged(
@@ -190,10 +198,9 @@ def checked_attention_paged(
     known = attention_paged_call.cache.known(plain, None, lying)
     if known is not None:
         return lambda: attention_paged_call.repeated(*known, lying, plain)
-    given, config = attention_paged_call.planned(asked)
-    problem = problem_on_cache(given)
-    if not _is_empty(given, problem):
-        _plan(problem, given.views, as_if_compact(given.views["q"]), config)
+    work = attention_paged_call.computation(asked)
+    if work.empty is None:
+        work.planned()
     return None
 
 
@@ -252,22 +259,18 @@ def attention_paged(
     return attention_paged_call(arrays, options, config, check)
 
 
-def _is_empty(given: Arguments, problem: AttentionProblem) -> bool:
-    """Whether there is nothing to compute."""
-    views = given.views
-    return 0 in (*views["q"].shape, problem.batch, problem.kv_len, *views["k"].shape)
-
-
 def _work(given: Arguments, config: Any) -> Computation:
-    problem, q, out, made = problem_on_cache(given), given.views["q"], given.views.get("out"), None
-    if _is_empty(given, problem):
-        if config is not None:
-            _plan(problem, given.views, q, config)  # refuses what does not fit
-        made = without_keys(given)
-        if out is not None:
-            out.array[...] = 0.0
-    taken = {name: x for name, x in given.views.items() if name != "out"}
-    return Computation(given, lambda x: _plan(problem, x, x["out"], config).steps, taken, filled=True, made=made)
+    problem, views = problem_on_cache(given), given.views
+
+    def empty() -> dict[str, Any]:
+        if "out" in views:
+            views["out"].array[...] = 0.0
+        return without_keys(given)
+
+    nothing = 0 in (*views["q"].shape, problem.batch, problem.kv_len, *views["k"].shape)
+    return Computation(
+        given, lambda arrays: _plan(problem, arrays, config), filled=True, empty=empty if nothing else None
+    )
 
 
 def check_table(given: Arguments, lengths: Any, first: Any = 0) -> None:
@@ -374,17 +377,31 @@ def _rotary(given: Arguments) -> tuple[int, Any, int]:
     return rotary, cos.dtype, sizes["positions"]
 
 
+@dataclass(frozen=True)
+class AppendPlan(Launches):
+    """The launch of an append to arrays with these strides."""
+
+    problem: AppendProblem
+    strides: ArrayStrides
+
+    @cached_property
+    def steps(self) -> Steps:
+        """The launch."""
+        return Steps((Step(self.problem.call(self.strides), 0),))
+
+
 def _append(given: Arguments, _: Any) -> Computation:
-    problem, views, made = append_problem(given), given.views, None
+    problem = append_problem(given)
     cached = problem.cached
-    if 0 in (cached.batch, cached.kv_heads) or not (problem.tokens or cached.q_len):
-        made = list(given.made().values())
-    elif 0 in (cached.kv_len, *views["k_cache"].shape):
+    nothing = 0 in (cached.batch, cached.kv_heads) or not (problem.tokens or cached.q_len)
+    if not nothing and 0 in (cached.kv_len, *given.views["k_cache"].shape):
         raise ProblemError("the cache has room for no key: allocate it larger")
-    return Computation(given, lambda arrays: _steps(arrays, problem), filled=True, made=made)
+    return Computation(
+        given, lambda arrays: AppendPlan(problem, _moved(arrays)), filled=True, empty=given.made if nothing else None
+    )
 
 
-def _steps(arrays: Views, problem: AppendProblem) -> Steps:
+def _moved(arrays: Views) -> ArrayStrides:
     strides: dict[str, tuple[int, ...]] = {
         name: of_scale(arrays[name]) if name.endswith("_scale") else _strides(arrays[name])
         for name in MOVED
@@ -392,7 +409,7 @@ def _steps(arrays: Views, problem: AppendProblem) -> Steps:
     }
     if "table" in arrays:
         strides["table"] = arrays["table"].strides[:1]
-    return Steps((Step(problem.call(ArrayStrides(strides)), 0),))
+    return ArrayStrides(strides)
 
 
 def _strides(view: ArrayView) -> tuple[int, int, int]:

@@ -7,17 +7,16 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypedDict, Unpack, ov
 import numpy as np
 
 from warploom.core.errors import ProblemError
-from warploom.interop.arrays import ArrayView, describe_new, filled
+from warploom.interop.arrays import describe_new, filled
 from warploom.kernels.attention.choice import PACKED_KINDS, PackedConfig, choose_packed
 from warploom.kernels.attention.problem import FORWARD, ArrayStrides, AttentionProblem, Packed
 from warploom.kernels.attention.scores import Window
 from warploom.kernels.settings import read
 from warploom.ops.arrays import FEW, OUTPUT, ArrayArgument, ResultArray
 from warploom.ops.attention import HeadNumbers, of_heads, on_host, refuse_first, refuse_starts
-from warploom.ops.backends import Processor, decided
 from warploom.ops.calls import Caller, Computation
 from warploom.ops.declare import Arguments, Array, NumpyArray, Out, Views
-from warploom.ops.steps import Steps, working_steps
+from warploom.ops.steps import StridedPlan
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -166,24 +165,17 @@ def attention_varlen(
 
 
 def _work(given: Arguments, config: Any) -> Computation:
-    problem, views, made = packed_problem(given), given.views, None
-    chosen, on = configured_packed(problem, views["q"], config)
-    if 0 in (problem.batch, problem.q_len, problem.heads):
-        made = list(given.made().values())
+    problem, views = packed_problem(given), given.views
 
-    def steps(arrays: Views) -> Steps:
-        operands = ArrayStrides({name: arrays[name].strides[:2] for name in FORWARD})
-        return working_steps(chosen.calls(problem, operands, on.multiprocessors), problem.flops)
+    def plan(arrays: Views) -> StridedPlan:
+        strides = ArrayStrides({name: arrays[name].strides[:2] for name in FORWARD})
+        asked, device = read(config, PACKED_KINDS), arrays["q"].device
+        return StridedPlan.of(
+            problem, device, asked, lambda on: (choose_packed(problem, on.target), ""), strides=strides
+        )
 
-    taken = {name: x for name, x in placed(problem, views).items() if name != "out"}
-    return Computation(given, steps, taken, filled=True, made=made)
-
-
-def configured_packed(problem: AttentionProblem, q: ArrayView, config: Any) -> tuple[PackedConfig, Processor]:
-    """The configuration for a problem and where it runs. Raises ConfigError for one asked for that does not fit."""
-    asked = read(config, PACKED_KINDS)
-    found, _, on = decided(problem, q.device, asked, lambda on: (choose_packed(problem, on.target), ""))
-    return found, on
+    nothing = 0 in (problem.batch, problem.q_len, problem.heads)
+    return Computation(given, plan, placed(problem, views), filled=True, empty=given.made if nothing else None)
 
 
 def _look(given: Arguments) -> None:

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -27,7 +27,6 @@ from warploom.core.identity import UnstableError, stable_text
 from warploom.core.once import once
 from warploom.core.targets import Target, target
 from warploom.interop.arrays import SYNCHRONOUS_KINDS, ArrayView, Device, as_numpy, current_stream
-from warploom.kernels.settings import refuse, violations_of
 from warploom.kernels.source import KernelCall, KernelSource, MappedArray
 
 if TYPE_CHECKING:
@@ -37,7 +36,6 @@ if TYPE_CHECKING:
     from warploom.ir.program import Program
 
 Grid = tuple[int, int, int]
-Config = TypeVar("Config")
 
 
 def gpu_present() -> bool:
@@ -92,24 +90,6 @@ class Processor:
 
     def __str__(self) -> str:
         return "the emulator" if self.gpu is None else f"GPU {self.gpu}"
-
-
-def decided(
-    problem: Any,
-    device: Device,
-    config: Any,
-    choose: Callable[[Processor], tuple[Config, str]],
-    violations: Callable[[Any, Any, Target], list[str]] = violations_of,
-) -> tuple[Config, str, Processor]:
-    """The configuration asked for, or else the one to ``choose``; why that; and where it runs.
-
-    Raises ConfigError for one asked for that does not fit, by its ``violations`` for the problem on a target.
-    """
-    on = Processor.of(device, requires=None if config is None else config.requires)
-    if config is None:
-        return *choose(on), on
-    refuse(f"{config} does not fit", violations(config, problem, on.target))
-    return config, "asked for by the caller", on
 
 
 # -- kernels on disk

@@ -10,6 +10,7 @@ import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any, Protocol
 
 from warploom.core.errors import ProblemError
@@ -30,10 +31,9 @@ from warploom.interop.arrays import (
 )
 from warploom.interop.overlap import Written, count_write
 from warploom.interop.torch_internals import recogniser, tangents_are_on, watches
-from warploom.ops.arrays import Shapes
 from warploom.ops.backends import wait_for
 from warploom.ops.declare import Arguments, Declaration, Views, flag
-from warploom.ops.steps import Prepared, Steps, joined, run_anew
+from warploom.ops.steps import Launches, Prepared, Steps, joined, run_anew
 
 _KEPT = 4096  # prepared calls of an operation
 _ADDRESSES_KEPT = 1024  # of a prepared call
@@ -46,24 +46,36 @@ _ALIGNED = 16
 class Computation:
     """The launches that a call on ``given`` arguments comes to; all arrays go by the kernels' names.
 
-    ``taken`` are the arrays that the kernels take, in an order in which launches come cheaply; by default those given.
-    ``results`` are the new arrays, by default those declared. Where they are ``filled``, kernels
-    leave parts of them as they are. Where there is nothing to compute, ``made`` holds the new results.
+    ``plan`` makes them of arrays in place: those ``taken``, by default all that are only read, those that are written
+    to, and the new results. Where these are ``filled``, kernels leave parts of them as they are. Where there is nothing
+    to compute, ``empty`` makes them by name.
     """
 
     given: Arguments
-    steps: Callable[[Views], Steps]
+    plan: Callable[[Views], Launches]
     taken: Views | None = None
-    results: Shapes | None = None
     make: Callable[[str, Iterable[Form], Device], Callable[[], list[Any]]] | None = None
     filled: bool = False
-    made: list[Any] | None = None
+    empty: Callable[[], dict[str, Any]] | None = None
 
-    @property
-    def written(self) -> tuple[str, ...]:
+    @cached_property
+    def written(self) -> Views:
         """The caller's arrays that receive results."""
         declared = self.given.declaration.arguments_of(self.given.views)
-        return tuple([name for name, x in zip(self.given.views, declared, strict=True) if x.written])
+        return {name: view for (name, view), x in zip(self.given.views.items(), declared, strict=True) if x.written}
+
+    @property
+    def callers(self) -> Views:
+        """The arrays in place, but for the new ones."""
+        read = self.given.views if self.taken is None else self.taken
+        return {name: view for name, view in read.items() if name not in self.written} | self.written
+
+    def planned(self) -> Any:
+        """The plan for arrays that lie as those given. Raises ConfigError for a configuration that does not fit."""
+        first, new = next(iter(self.given.views.values())), Views()
+        for name, (shape, dtype) in self.given.results.items():
+            new[name] = as_if_compact(first._replace(shape=tuple(shape), dtype=dtype))
+        return self.plan(self.callers | new)
 
 
 class Repeatable(Protocol):
@@ -364,8 +376,8 @@ class Caller:
             made = [arrays[self._out], *made]
         return made[0] if len(made) == 1 else tuple(made) if made else None
 
-    def planned(self, given: Mapping[str, Any]) -> tuple[Arguments, Any]:
-        """The arguments of a call that is planned alone, and the configuration; those not given by their defaults."""
+    def computation(self, given: Mapping[str, Any]) -> Computation:
+        """What a call comes to that is planned alone; arguments that are not given have their defaults."""
         for name in given:
             if name not in self.array_names and name not in self.option_names and name != "config":
                 raise TypeError(f"a plan of {self.name} takes no argument {name!r}")
@@ -373,7 +385,7 @@ class Caller:
         plain, views = self.declaration.plain(options), self.views(arrays)
         if self._refuse is not None:
             self._refuse(views)
-        return self.declaration.bind(views, plain, as_if_compact), given.get("config")
+        return self.work(self.declaration.bind(views, plain, as_if_compact), given.get("config"))
 
     def views(self, arrays: tuple[Any, ...]) -> Views:
         """The arrays described, by the kernels' names. Raises ProblemError that begins with an array's name."""
@@ -401,7 +413,11 @@ class Caller:
         ready = self.cache.find(*key, lying)
         if ready is None:
             work = self.work(given, config)
-            return self._first(work, lying, key) if work.made is None else work.made
+            if work.empty is None:
+                return self._first(work, lying, key)
+            if config is not None:
+                work.planned()  # refuses what does not fit
+            return list(work.empty().values())
         if all(x.pointer == y.pointer for x, y in zip(views.values(), lying.values(), strict=True)):
             self.cache.keep(*key, views, ready)
         return ready.run(lying)
@@ -409,14 +425,14 @@ class Caller:
     def _first(self, work: Computation, views: Views, key: tuple[tuple[Any, ...], Any]) -> list[Any]:
         """Run launches for the first time, and keep what calls like this one need."""
         lying = list(views.values())
-        taken, first = views if work.taken is None else work.taken, lying[0]
-        callers = {**taken, **{name: views[name] for name in work.written if name not in taken}}
-        results = work.given.results if work.results is None else work.results
+        callers, results, first = work.callers, work.given.results, lying[0]
         kind, forms, device = first.kind, results.values(), first.device
         make = makers(kind, forms, device) if work.make is None else work.make(kind, forms, device)
         made = dict(zip(results, make(), strict=True))
         new = {name: describe_new(x) for name, x in made.items()}
-        prepared = run_anew(work.steps, {**callers, **new}, (*work.written, *made), filled=work.filled)
+        prepared = run_anew(
+            lambda arrays: work.plan(arrays).steps, callers | new, (*work.written, *made), filled=work.filled
+        )
         places = {name: i for i, name in enumerate(views)}
         own = [places.get(name, next((i for i, y in enumerate(lying) if y is x), -1)) for name, x in callers.items()]
         if prepared and all(
@@ -425,7 +441,7 @@ class Caller:
             order = (*own, *range(len(lying), len(lying) + len(made)))
             prepared = replace(prepared, order=order, known={})
             refuse, own = self._refuse, None if work.make is None else make
-            written = None if refuse is None or not work.written else Written.of(views, work.written, refuse)
+            written = None if refuse is None or not work.written else Written.of(views, tuple(work.written), refuse)
             self.cache.keep(*key, views, PreparedCall(prepared, kind, tuple(forms), own, written))
         return list(made.values())
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, is_dataclass, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from numbers import Integral, Real
 from types import NoneType, UnionType
@@ -19,11 +19,10 @@ from typing import Annotated, Any, Literal, Protocol, TypeVar, Union, get_args, 
 import numpy as np
 
 from warploom.core.dtypes import DTYPES, DType, dtype_of
-from warploom.core.errors import ConfigError, ProblemError, shown
+from warploom.core.errors import ProblemError, shown
 from warploom.interop.arrays import ArrayView, empty, filled, same_device
 from warploom.interop.overlap import same_elements, share_memory
 from warploom.interop.refusals import refuse_watched
-from warploom.kernels.settings import broken_flags
 from warploom.ops.arrays import ArrayArgument, Binding, Copy, ResultArray, Shapes
 
 Views = dict[str, ArrayView]
@@ -115,18 +114,6 @@ def single(name: str, value: Any) -> Any:
     if not isinstance(shape, tuple) or not hasattr(value, "item") or any(size != 1 for size in shape):
         return value
     return value.item()
-
-
-def refuse_unhashable(options: Mapping[str, Any]) -> None:
-    """Raises ProblemError (for a configuration ConfigError) that names the first of ``options`` no key can hold."""
-    for name, value in options.items():
-        try:
-            hash(value)
-        except TypeError:
-            problems = broken_flags(value) if is_dataclass(value) else []
-            if problems:
-                raise ConfigError(f"{value} does not fit: " + "; ".join(problems)) from None
-            raise ProblemError(f"{name} cannot be {shown(value)}") from None
 
 
 class Word:
@@ -292,9 +279,10 @@ class Arguments:
         for x in self.declaration.results:
             if x.name in self.views or (x.when and not self.options.get(x.when) and x.when not in self.views):
                 continue
-            like = self.views.get(self.declaration.kernels(x.like))
+            like, given = self.views.get(self.declaration.kernels(x.like)), self.options.get(x.typed)
             shape = self.binding.shape(x.dims) if x.dims or like is None else tuple(like.shape)
-            found[x.name] = shape, DTYPES[x.like] if like is None else like.dtype
+            dtype = DTYPES[x.like] if like is None else like.dtype
+            found[x.name] = shape, dtype if given is None else dtype_of(given)
         return found
 
     def made(self, **values: float) -> dict[str, Any]:

@@ -38,10 +38,10 @@ from warploom.kernels.source import KernelCall
 from warploom.ops.arrays import FEW, LINES, MATRIX, ArrayArgument, ResultArray
 from warploom.ops.backends import Processor
 from warploom.ops.calls import Caller, Computation
-from warploom.ops.declare import Arguments, Array, Views, number, refuse_unhashable, whole
-from warploom.ops.matmul import Bias, matmul_config, multiplication
+from warploom.ops.declare import Arguments, Array, Views, number, whole
+from warploom.ops.matmul import Bias, checked_config, multiplication
 from warploom.ops.reduce import ReducePlan, reduce_plan
-from warploom.ops.steps import Step, Steps
+from warploom.ops.steps import Launches, Step, Steps
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -50,8 +50,8 @@ if TYPE_CHECKING:
 Reduction = Literal["none", "mean", "sum"]
 _ROWS = "one number for each row of x"
 _WORDS = "x is (m, k) and w (n, k), one row a word"
-Hidden = Annotated[Any, ArrayArgument("m k", memory=LINES)]
-Vocabulary = Annotated[Any, ArrayArgument("n k", memory=LINES, hint=_WORDS)]
+Hidden = Annotated[Any, ArrayArgument("m k", memory=LINES, kernel="a")]
+Vocabulary = Annotated[Any, ArrayArgument("n k", memory=LINES, kernel="b", hint=_WORDS)]
 AnyHidden = Annotated[Any, ArrayArgument("m k", memory=MATRIX)]
 AnyVocabulary = Annotated[Any, ArrayArgument("n k", memory=MATRIX, hint=_WORDS)]
 Targets = Annotated[Any, ArrayArgument("m", "s32 s64", FEW, hint=_ROWS)]
@@ -82,44 +82,39 @@ def summed(x: Any, before: Any) -> Any:
 
 
 @dataclass(frozen=True)
-class LossPlan:
-    """A forward pass: the rows' log-sum-exps, with label smoothing the sums of their logits, and the losses."""
+class LossPlan(Launches):
+    """A forward pass: the rows' log-sum-exps, with label smoothing the sums of their logits, and the losses.
+
+    A target has so many 32-bit words.
+    """
 
     lse: ReducePlan
     loss: Loss
+    target_words: int
 
     @cached_property
     def sums(self) -> ReducePlan | None:
         """The second pass over the logits that label smoothing takes."""
-        return replace(self.lse, problem=replace(self.lse.problem, op="sum")) if self.loss.label_smoothing else None
+        problem = replace(self.lse.problem, op="sum")
+        return replace(self.lse, problem=problem, result="sums") if self.loss.label_smoothing else None
 
     @property
     def workspace_bytes(self) -> int:
         """Memory beyond inputs and results."""
         return self.lse.workspace_bytes + (4 * self.lse.problem.product.m if self.sums is not None else 0)
 
-    def steps(self, arrays: dict[str, ArrayView], target_words: int) -> Steps:
-        """The launches, of arrays x, w, bias (if any), target, lse and loss; a target has so many 32-bit words."""
-        p, x, w = self.lse.problem.product, arrays["x"], arrays["w"]
-        own, size = {"a": x, "b": w}, (p.m, p.n, p.k)
-        found = [_renamed(step) for step in self.lse.steps(own, "lse").steps]
-        if self.sums is not None:
-            found += [_renamed(step, sums=p.m) for step in self.sums.steps(own, "sums").steps]
-        strides = x.strides[0], w.strides[0]
-        losses = losses_call(size, strides, p.dtype, target_words, self.loss, bias=p.epilogue.bias)
-        found.append(Step(losses, 2 * p.m * p.k))
-        return Steps(tuple(found))
-
-
-def _renamed(step: Step, **more: int) -> Step:
-    """The step on x and w, with more words of workspace."""
-    call, offsets = step.call, {"x": step.offsets["a"], **step.offsets}
-    names = tuple({"a": "x", "b": "w"}.get(name, name) for name in call.arrays)
-    return replace(step, call=replace(call, arrays=names, workspace={**call.workspace, **more}), offsets=offsets)
+    @cached_property
+    def steps(self) -> Steps:
+        """The launches."""
+        p = self.lse.problem.product
+        found = [step for plan in (self.lse, self.sums) if plan is not None for step in plan.steps.steps]
+        size, strides = (p.m, p.n, p.k), (p.a.stride, p.b.stride)
+        losses = losses_call(size, strides, p.dtype, self.target_words, self.loss, bias=p.epilogue.bias)
+        return Steps((*found, Step(losses, 2 * p.m * p.k)))
 
 
 @dataclass(frozen=True)
-class GradientPlan:
+class GradientPlan(Launches):
     """A backward pass: of x, w and the bias the gradients ``wanted``, by a loss or log-sum-exp of a product's rows.
 
     ``product`` is alpha · x·wᵀ + bias, ``loss`` None for a log-sum-exp alone; of the gradients by the losses and by the
@@ -220,6 +215,7 @@ class GradientPlan:
         return self._product((rows, p.k, cols), derivatives, w, p.k, p.dtype if last else f32, epilogue)
 
     # -- the launches
+    @cached_property
     def steps(self) -> Steps:
         """The launches, of arrays x, w, bias, target, lse, loss_gradient, lse_gradient, dx, dw and dbias."""
         return Steps(tuple(self._steps()))
@@ -313,12 +309,6 @@ def loss_of(ignore_index: Any = -100, label_smoothing: Any = 0.0, z_loss: Any = 
     if found.softcap is not None and not 2.0**-100 < found.softcap < 2.0**100:
         raise ProblemError(f"softcap is a positive finite number or None, not {found.softcap}")
     return found
-
-
-def check_reduction(reduction: Any) -> None:
-    """Raises ProblemError for a ``reduction`` that is none."""
-    if reduction not in ("none", "mean", "sum"):
-        raise ProblemError(f"reduction is 'none', 'mean' or 'sum', not {reduction!r}")
 
 
 def reduced(losses: Any, target: Any, ignore_index: int, reduction: Reduction) -> Any:
@@ -425,7 +415,6 @@ def linear_cross_entropy(
     Under ``torch.compile`` a call is one operator, ``warploom::linear_cross_entropy``.
     Raises ProblemError as :func:`matmul_reduce` does.
     """
-    check_reduction(reduction)
     options = ignore_index, reduction, label_smoothing, z_loss, softcap, return_lse
     found = loss_call((x, w, target, bias), options, config)
     rows, lse = found if found.__class__ is tuple else (found, None)
@@ -437,39 +426,31 @@ def linear_cross_entropy(
 def check_words(given: Arguments) -> Loss:
     """The loss asked for. Raises ProblemError for options that make no sense, and for a vocabulary without a word."""
     if given.sizes["n"] == 0:
-        raise ProblemError(f"w has shape {tuple(given.views['w'].shape)}: a vocabulary has at least one word")
+        raise ProblemError(f"w has shape {tuple(given.views['b'].shape)}: a vocabulary has at least one word")
     return _loss(given.options)
 
 
 def _work(given: Arguments, config: Any) -> Computation:
     loss, views = check_words(given), given.views
-    target, chosen, device = views["target"], matmul_config(config, views["x"].dtype), views["x"].device
+    target = views["target"]
     check_targets(target, given.sizes["n"], loss.ignore_index)
-    refuse_unhashable({"config": chosen})
 
-    def steps(arrays: Views) -> Steps:
-        return _forward(_product(arrays, 1.0), loss, chosen, device).steps(arrays, target.dtype.bits // 32)
+    def plan(arrays: Views) -> LossPlan:
+        product = _product(arrays["a"], arrays["b"], arrays.get("bias"))
+        return _forward(product, loss, config, target.device, target.dtype.bits // 32)
 
     taken = {**views, "target": as_words(target)}
-    return Computation(given, steps, taken, made=_nothing(given))
+    return Computation(given, plan, taken, empty=None if given.sizes["m"] else given.made)
 
 
 loss_call = Caller(linear_cross_entropy, _work, recorded=True)
 
 
-def _product(views: Views, scale: float) -> MatmulProblem:
+def _product(x: ArrayView, w: ArrayView, bias: ArrayView | None, scale: float = 1.0) -> MatmulProblem:
     """The problem of scale · x·wᵀ + bias."""
-    w = views["w"]
     turned = w._replace(shape=tuple(w.shape)[::-1], strides=tuple(w.strides)[::-1])
-    bias = {"bias": views["bias"]} if "bias" in views else {}
-    return multiplication({"a": views["x"], "b": turned, **bias}, f32, f32, scale).problem
-
-
-def _nothing(given: Arguments) -> list[Any] | None:
-    """The results where there are no elements to compute; None where there are some."""
-    if 0 not in (given.sizes["m"], *[shape[-1] for shape, _ in given.results.values()]):
-        return None
-    return list(given.made().values())
+    arrays = {"a": x, "b": turned} | ({} if bias is None else {"bias": bias})
+    return multiplication(arrays, f32, f32, scale).problem
 
 
 def forward_product(product: MatmulProblem, loss: Loss) -> MatmulProblem:
@@ -480,8 +461,9 @@ def forward_product(product: MatmulProblem, loss: Loss) -> MatmulProblem:
     return replace(product, epilogue=replace(product.epilogue, function=function, key=function))
 
 
-def _forward(product: MatmulProblem, loss: Loss, config: MatmulConfig | None, device: Device) -> LossPlan:
-    return LossPlan(reduce_plan(forward_product(product, loss), "logsumexp", config, device), loss)
+def _forward(product: MatmulProblem, loss: Loss, config: Any, device: Device, target_words: int) -> LossPlan:
+    lse = reduce_plan(forward_product(product, loss), "logsumexp", config, device, result="lse")
+    return LossPlan(lse, loss, target_words)
 
 
 # -- backward
@@ -517,19 +499,19 @@ def row_gradients(
 def _gradients(given: Arguments, config: Any) -> Computation:
     views, options, new = given.views, given.options, given.results
     x, has_target = views["x"], "target" in views
-    loss, chosen = _loss(options) if has_target else None, matmul_config(config, x.dtype)
-    refuse_unhashable({"config": chosen})
+    loss = _loss(options) if has_target else None
     known, wanted = ("loss_gradient" in views, "lse_gradient" in views), ("dx" in new, "dw" in new, "dbias" in new)
     taken, words = {name: view for name, view in views.items() if name != "target"}, 0
     if has_target and known[0]:
         taken["target"], words = as_words(views["target"]), views["target"].dtype.bits // 32
 
-    def steps(arrays: Views) -> Steps:
-        product = _product(arrays, options["scale"])
-        plan = _backward(product, loss, words, known, wanted, chosen, x.device)
-        return replace(plan, blocks=options["blocks"]).steps()
+    def plan(arrays: Views) -> GradientPlan:
+        product = _product(arrays["x"], arrays["w"], arrays.get("bias"), options["scale"])
+        found = _backward(product, loss, words, known, wanted, config, x.device)
+        return replace(found, blocks=options["blocks"])
 
-    return Computation(given, steps, taken, made=_nothing(given))
+    some = given.sizes["m"] and all(shape[-1] for shape, _ in new.values())
+    return Computation(given, plan, taken, empty=None if some else given.made)
 
 
 row_gradients_call = Caller(row_gradients, _gradients)
@@ -541,11 +523,12 @@ def _backward(
     target_words: int,
     given: tuple[bool, bool],
     wanted: tuple[bool, bool, bool],
-    config: MatmulConfig | None,
+    config: Any,
     device: Device,
 ) -> GradientPlan:
-    on = Processor.of(device, requires=None if config is None else config.requires)
-    return GradientPlan(product, loss, target_words, given, wanted, on.target, on.multiprocessors, config)
+    asked = checked_config(config, product.dtype)
+    on = Processor.of(device, requires=None if asked is None else asked.requires)
+    return GradientPlan(product, loss, target_words, given, wanted, on.target, on.multiprocessors, asked)
 
 
 # -- both
@@ -562,11 +545,14 @@ def plan_linear_cross_entropy(
 ) -> tuple[LossPlan, GradientPlan]:
     """Plan :func:`linear_cross_entropy`, forward and for the gradients of x, w and bias. Runs nothing."""
     loss, views = loss_of(-100, label_smoothing, z_loss, softcap), {"x": x, "w": w}
-    views = describe_all(views if bias is None else {**views, "bias": bias})
-    views = loss_call.declaration.bind(views, {}, as_if_compact).views
-    product, device, wanted = _product(views, 1.0), views["x"].device, (True, True, bias is not None)
-    chosen = matmul_config(config, product.dtype)
-    return _forward(product, loss, chosen, device), _backward(product, loss, 2, (True, False), wanted, chosen, device)
+    found = describe_all(views if bias is None else {**views, "bias": bias})
+    found = {loss_call.declaration.kernels(name): view for name, view in found.items()}
+    found = loss_call.declaration.bind(found, {}, as_if_compact).views
+    product, device = _product(found["a"], found["b"], found.get("bias")), found["a"].device
+    wanted = True, True, bias is not None
+    return _forward(product, loss, config, device, 2), _backward(
+        product, loss, 2, (True, False), wanted, config, device
+    )
 
 
 def as_words(target: ArrayView) -> ArrayView:

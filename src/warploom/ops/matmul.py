@@ -7,17 +7,19 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
+from types import BuiltinFunctionType
 from typing import TYPE_CHECKING, Annotated, Any, TypedDict, Unpack, overload
 
 import numpy as np
 
 from warploom.core.dtypes import F32_MAX, DType, dtype_of, f16, f32
-from warploom.core.errors import ProblemError, shown
+from warploom.core.errors import ProblemError, TraceError, shown
 from warploom.core.identity import arrays_seen, function_key
-from warploom.interop.arrays import ArrayView, Device, empty
+from warploom.interop.arrays import ArrayView
 from warploom.interop.dlpack import row_major_strides
 from warploom.interop.refusals import reads_tensors
 from warploom.interop.tracing import traced
@@ -25,11 +27,10 @@ from warploom.kernels.matmul.choice import KINDS, choose
 from warploom.kernels.matmul.features import MOST_EXTRAS, Epilogue, EpilogueFunction, Extra
 from warploom.kernels.matmul.problem import MOST_GRID_ROWS, MatmulConfig, MatmulProblem, Matrix
 from warploom.kernels.settings import read, refuse
-from warploom.kernels.source import KernelCall
-from warploom.ops.arrays import FEW, MATRIX, RESULT, ArrayArgument
-from warploom.ops.backends import Processor, decided
+from warploom.ops.arrays import FEW, MATRIX, RESULT, ArrayArgument, ResultArray
+from warploom.ops.backends import Processor
 from warploom.ops.calls import Caller, Computation
-from warploom.ops.declare import Arguments, Array, ElementType, Out, Views, extra_matrices, refuse_unhashable
+from warploom.ops.declare import Arguments, Array, ElementType, Out, Views, extra_matrices
 from warploom.ops.steps import Plan, Step, Steps
 from warploom.ops.tuned import tuned
 
@@ -42,6 +43,7 @@ Right = Annotated[Any, ArrayArgument("... k n", memory=MATRIX, hint="for x·wᵀ
 Bias = Annotated[Any, ArrayArgument("n", memory=FEW)]
 Extras = Annotated[Sequence[Any], ArrayArgument(types="T f32", memory=FEW, many=True)]
 Product = Annotated[Any, ArrayArgument("... m n", "f16 bf16 f32", RESULT, written=True, over="extras")]
+NewProduct = Annotated[Any, ResultArray("out", "... m n", "a", typed="out_dtype")]
 
 
 # -- batches
@@ -130,11 +132,12 @@ def matmul_config(config: Any, dtype: DType, accumulate: Any = "f32") -> MatmulC
     return read(config, KINDS, **types)
 
 
-def checked_config(config: Any, dtype: DType, accumulate: Any = "f32") -> None:
-    """Raises ConfigError for a ``config`` that is not valid on any GPU and for any layout."""
+def checked_config(config: Any, dtype: DType, accumulate: Any = "f32") -> MatmulConfig | None:
+    """:func:`matmul_config`. Raises ConfigError for a ``config`` that is not valid on any GPU and for any layout."""
     found = matmul_config(config, dtype, accumulate)
     if found is not None:
         refuse(f"{found} does not fit", found.check())
+    return found
 
 
 def check_count(extras: Sequence[Any]) -> None:
@@ -154,12 +157,12 @@ def check_function(function: Any, extras: int) -> None:
         raise ProblemError(
             f"epilogue is a function of the sum, such as warploom.lang.functions.relu, not {shown(function)}"
         )
-    try:
+    signature = None
+    with suppress(TypeError, ValueError):  # of some builtins there is none
         signature = inspect.signature(function)
-    except (TypeError, ValueError):  # of some builtins there is none
-        return
     try:
-        signature.bind(*range(1 + extras))
+        if signature is not None:
+            signature.bind(*range(1 + extras))
     except TypeError as error:
         values = "the sum" if extras == 0 else f"the sum and one element of each of the {extras} extra matrices"
         name = getattr(function, "__name__", type(function).__name__)
@@ -169,11 +172,21 @@ def check_function(function: Any, extras: int) -> None:
         ) from None
     kinds = {name: type(array).__name__ for name, array in arrays_seen(function).items()}
     found = [f"{name}, a {kind}" if name else f"a bound {kind}" for name, kind in kinds.items()]
-    if found or reads_tensors(lambda: _trace(function, 1 + extras)):
+    trace = partial(_trace, function, 1 + extras)
+    if found or reads_tensors(trace):
         raise ProblemError(
             f"the epilogue reads {found[0] if found else 'a tensor'}, whose elements a kernel would keep as they are "
             "now, without a gradient: pass it in extras, as (1, n) or (m, 1), or one number of it as a keyword default"
         )
+    if isinstance(function, BuiltinFunctionType | type | np.ufunc):  # what fails in the author's own lines says where
+        try:
+            trace()
+        except (TypeError, ValueError) as error:
+            if isinstance(error, TraceError):
+                raise
+            raise ProblemError(
+                f"the epilogue {function.__name__} does not compute with numbers that are traced: {error}"
+            ) from None
 
 
 def _trace(function: Any, arguments: int) -> None:
@@ -356,38 +369,23 @@ def _lines(view: ArrayView, outer: int, outer_stride: int, k_dim: int) -> tuple[
 # -- plan
 @dataclass(frozen=True)
 class MatmulPlan(Plan):
-    """The kernels that a call of :func:`matmul` would run: nothing has been compiled or launched yet."""
+    """The kernels that a call of :func:`matmul` would run: nothing has been compiled or launched yet.
+
+    Of a split K a second kernel adds the parts. They run once for each of the ``offsets`` of groups of batches.
+    """
 
     problem: MatmulProblem
     config: MatmulConfig
-    multiprocessors: int
+    offsets: tuple[Offsets, ...] = ((0, 0, 0, 0),)
 
     @cached_property
-    def calls(self) -> tuple[KernelCall, ...]:
-        """The kernels and their launches: of a split K a second one adds the parts."""
-        return self.config.calls(self.problem, self.multiprocessors)
-
-    def steps(self, groups: Iterable[Offsets] = ((0, 0, 0, 0),)) -> Steps:
+    def steps(self) -> Steps:
         """The launches, for each group of batches."""
         found: list[Step] = []
-        for of_a, of_b, of_out, of_extra in groups:
+        for of_a, of_b, of_out, of_extra in self.offsets:
             offsets = {"a": of_a, "b": of_b, "out": of_out, "extra0": of_extra, "extra1": of_extra}
             found += [Step(call, self.problem.flops if "a" in call.arrays else 0, offsets) for call in self.calls]
         return Steps(tuple(found))
-
-
-def _plan(problem: MatmulProblem, device: Device, config: MatmulConfig | None) -> MatmulPlan:
-    def choice(on: Processor) -> tuple[MatmulConfig, str]:
-        return tuned(problem, on.target, on.gpu, KINDS) or choose(problem, on.target)
-
-    chosen, reason, on = decided(problem, device, config, choice)
-    return MatmulPlan(problem, chosen, reason, on.target.name, str(on), on.multiprocessors)
-
-
-def _multiplied(given: Arguments, views: Views) -> Multiplication:
-    """The problem of a call, whose arrays lie as ``views`` do."""
-    types = result_types(views["a"].dtype, views.get("out"), given.options)
-    return multiplication(views, *types, given.options["alpha"], given.options["epilogue"])
 
 
 class MatmulOptions(TypedDict, total=False):
@@ -406,10 +404,7 @@ class MatmulOptions(TypedDict, total=False):
 def plan_matmul(a: Any, b: Any, *, out: Any = None, **options: Unpack[MatmulOptions]) -> MatmulPlan:
     """Plan a call of :func:`matmul`: its configuration and the reason for it, Program and CUDA. Runs nothing."""
     extras = extra_matrices(options.get("extras"))
-    given, config = matmul_call.planned({"a": a, "b": b, "out": out, **options, "extras": extras})
-    check_epilogue(given)
-    problem, accumulate = _multiplied(given, given.views).problem, given.options["accumulate"]
-    return _plan(problem, given.views["a"].device, matmul_config(config, problem.dtype, accumulate))
+    return matmul_call.computation({"a": a, "b": b, "out": out, **options, "extras": extras}).planned()
 
 
 # -- the call
@@ -437,7 +432,7 @@ def matmul(
     alpha: float = 1.0,
     out: Product = None,
     config: MatmulConfig | str | None = None,
-) -> Any:
+) -> NewProduct:
     """epilogue(alpha · a·b + bias), in one kernel.
 
     Shapes: a (…, m, k), b (…, k, n), result (…, m, n); leading dimensions broadcast as in NumPy. dtypes: float16 or
@@ -475,22 +470,19 @@ def matmul(
 
 def _work(given: Arguments, config: Any) -> Computation:
     a, out, options = given.views["a"], given.views.get("out"), given.options
-    chosen = matmul_config(config, a.dtype, options["accumulate"])
-    refuse_unhashable({**{name: options[name] for name in ("out_dtype", "accumulate", "epilogue")}, "config": chosen})
+    config = matmul_config(config, a.dtype, options["accumulate"])
     types, shape = result_types(a.dtype, out, options), check_epilogue(given)
-    new, made, first = {"out": (shape, types[0])} if out is None else {}, None, _multiplied(given, given.views)
-    if 0 in shape:
-        if chosen is not None:
-            _plan(first.problem, a.device, chosen)  # refuses what does not fit
-        made = [empty(a.kind, *form, a.device) for form in new.values()]
-    taken = {name: given.views[name] for name in ("a", "b", *first.problem.combined)}
 
-    def steps(lying: Views) -> Steps:
-        same = all(lying[name] is x for name, x in given.views.items())
-        product = first if same else _multiplied(given, lying)
-        return _plan(product.problem, a.device, chosen).steps(product.offsets)
+    def plan(arrays: Views) -> MatmulPlan:
+        product = multiplication(arrays, *types, options["alpha"], options["epilogue"])
+        problem = product.problem
 
-    return Computation(given, steps, taken, new, made=made)
+        def choice(on: Processor) -> tuple[MatmulConfig, str]:
+            return tuned(problem, on.target, on.gpu, KINDS) or choose(problem, on.target)
+
+        return MatmulPlan.of(problem, a.device, config, choice, offsets=product.offsets)
+
+    return Computation(given, plan, empty=given.made if 0 in shape else None)
 
 
 matmul_call = Caller(matmul, _work, recorded=True)

@@ -13,7 +13,7 @@ import numpy as np
 
 from warploom.core.dtypes import f32
 from warploom.core.errors import ProblemError
-from warploom.interop.arrays import ArrayView, Device
+from warploom.interop.arrays import Device
 from warploom.interop.tracing import traced
 from warploom.kernels.matmul.choice import choose_for_rows
 from warploom.kernels.matmul.problem import MatmulConfig, MatmulProblem
@@ -22,9 +22,9 @@ from warploom.kernels.matmul_reduce.states import OPS, ReduceOp
 from warploom.kernels.settings import violations_of
 from warploom.kernels.source import KernelCall
 from warploom.ops.arrays import MATRIX, ArrayArgument, ResultArray
-from warploom.ops.backends import Processor, decided
+from warploom.ops.backends import Processor
 from warploom.ops.calls import Caller, Computation
-from warploom.ops.declare import Arguments, Array, Views, flag, refuse_unhashable
+from warploom.ops.declare import Arguments, Array, Views, flag
 from warploom.ops.matmul import Bias, check_factor, matmul_config, multiplication
 from warploom.ops.steps import Plan, Step, Steps
 
@@ -49,7 +49,8 @@ class ReducePlan(Plan):
 
     problem: ReduceProblem
     config: MatmulConfig
-    multiprocessors: int
+    result: str = "out"
+    """The name of the array that receives the values."""
 
     @property
     def tiles(self) -> int:
@@ -84,13 +85,11 @@ class ReducePlan(Plan):
     def __str__(self) -> str:
         return f"{self.problem.op}: {super().__str__()}"
 
-    def steps(self, arrays: dict[str, ArrayView], result: str = "out") -> Steps:
-        """The launches, block after block of rows; ``arrays`` are those of the call by the kernels' names.
-
-        ``result``: the name of the array that receives the values.
-        """
-        p, found = self.problem.product, list[Step]()
-        of_row = {"a": arrays["a"].strides[0] * p.dtype.bytes, "index": 4, result: 4}
+    @cached_property
+    def steps(self) -> Steps:
+        """The launches, block after block of rows."""
+        p, result, found = self.problem.product, self.result, list[Step]()
+        of_row = {"a": (p.a.stride if p.a.k_contiguous else 1) * p.dtype.bytes, "index": 4, result: 4}
         for start in range(0, p.m, self.block_rows):
             rows = min(self.block_rows, p.m - start)
             offsets = {name: start * distance for name, distance in of_row.items()}
@@ -185,16 +184,7 @@ def plan_matmul_reduce(a: Any, b: Any, op: ReduceOp = "max", **options: Unpack[R
     if op not in OPS:
         raise ProblemError(f"op is one of {', '.join(OPS)}, not {op!r}")
     asked = {"op": "max" if op == "argmax" else op, "return_index": op == "argmax"}
-    given, config = matmul_reduce_call.planned({"a": a, "b": b, **asked, **options})
-    product = _product(given, given.views)
-    return reduce_plan(product, op, matmul_config(config, product.dtype), given.views["a"].device)
-
-
-def _product(given: Arguments, views: Views) -> MatmulProblem:
-    """The product of a call, whose arrays lie as ``views`` do. Raises ProblemError for one that has no columns."""
-    check_columns(given)
-    own = {name: views[name] for name in given.views}
-    return multiplication(own, f32, f32, given.options["scale"]).problem
+    return matmul_reduce_call.computation({"a": a, "b": b, **asked, **options}).planned()
 
 
 def check_columns(given: Arguments) -> None:
@@ -204,7 +194,7 @@ def check_columns(given: Arguments) -> None:
         raise ProblemError("b has no columns: there is nothing to reduce over")
 
 
-def reduce_plan(product: MatmulProblem, op: ReduceOp, config: MatmulConfig | None, device: Device) -> ReducePlan:
+def reduce_plan(product: MatmulProblem, op: ReduceOp, config: Any, device: Device, **own: Any) -> ReducePlan:
     """Plan the reduction of a product's rows. Raises ConfigError for a ``config`` that does not fit."""
     problem = ReduceProblem(product, op)
 
@@ -214,25 +204,20 @@ def reduce_plan(product: MatmulProblem, op: ReduceOp, config: MatmulConfig | Non
     def choice(on: Processor) -> tuple[MatmulConfig, str]:
         return choose_for_rows(product, on.target, exponentials=op == "logsumexp")
 
-    chosen, reason, on = decided(problem, device, config, choice, violations)
-    return ReducePlan(problem, chosen, reason, on.target.name, str(on), on.multiprocessors)
+    asked = matmul_config(config, product.dtype)
+    return ReducePlan.of(problem, device, asked, choice, violations=violations, **own)
 
 
 def _work(given: Arguments, config: Any) -> Computation:
-    a, op = given.views["a"], reduction_named(given.options["op"], given.options["return_index"])
-    chosen, made = matmul_config(config, a.dtype), None
-    refuse_unhashable({"config": chosen})
-    product = _product(given, given.views)
-    if product.m == 0:
-        if chosen is not None:
-            reduce_plan(product, op, chosen, a.device)  # refuses what does not fit
-        made = list(given.made().values())
+    a, options = given.views["a"], given.options
+    op = reduction_named(options["op"], options["return_index"])
+    check_columns(given)
 
-    def steps(lying: Views) -> Steps:
-        same = all(lying[name] is view for name, view in given.views.items())
-        return reduce_plan(product if same else _product(given, lying), op, chosen, a.device).steps(lying)
+    def plan(arrays: Views) -> ReducePlan:
+        own = {name: arrays[name] for name in given.views}
+        return reduce_plan(multiplication(own, f32, f32, options["scale"]).problem, op, config, a.device)
 
-    return Computation(given, steps, made=made)
+    return Computation(given, plan, empty=None if given.sizes["m"] else given.made)
 
 
 matmul_reduce_call = Caller(matmul_reduce, _work, recorded=True)

@@ -10,20 +10,23 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import accumulate
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 import numpy as np
 
 from warploom.core.dtypes import DType, f32
+from warploom.core.targets import Target
 from warploom.interop.arrays import (
     SYNCHRONOUS_KINDS,
     ArrayView,
+    Device,
     address,
     as_numpy,
     current_stream,
     describe,
     makers,
 )
+from warploom.kernels.settings import refuse, violations_of
 from warploom.kernels.source import Grid, KernelCall
 from warploom.ops.backends import (
     GpuCall,
@@ -40,15 +43,60 @@ if TYPE_CHECKING:
     from warploom.cuda.launch import Queueable
     from warploom.ir.program import Program
 
+Config = TypeVar("Config")
 _ADDRESSES_KEPT = 1024  # sets of them, of a prepared call
 _ALIGNED_WORDS = 64  # 256 bytes: as an allocation of its own would begin
 
 
 class Launches:
-    """The kernels of a plan."""
+    """The launches of a call, planned."""
 
-    calls: Any
-    """Each :class:`~warploom.kernels.source.KernelCall` in order."""
+    @cached_property
+    def steps(self) -> Steps:
+        """The launches in order."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class Plan(Launches):
+    """The kernels that a call would run: nothing has been compiled or launched yet."""
+
+    problem: Any
+    config: Any
+    reason: str
+    target: str
+    device: str
+    multiprocessors: int
+
+    @classmethod
+    def of(
+        cls,
+        problem: Any,
+        device: Device,
+        config: Any,
+        choose: Callable[[Processor], tuple[Config, str]],
+        *,
+        violations: Callable[[Any, Any, Target], list[str]] = violations_of,
+        requires: str | None = None,
+        **own: Any,
+    ) -> Self:
+        """The plan with the configuration asked for, or else the one to ``choose``, where arrays on a device run.
+
+        ``requires``: the architecture that the problem needs. Raises ConfigError for a configuration asked for that
+        does not fit, by its ``violations`` for the problem on a target.
+        """
+        on = Processor.of(device, requires=requires if config is None else config.requires)
+        if config is None:
+            found, reason = choose(on)
+        else:
+            refuse(f"{config} does not fit", violations(config, problem, on.target))
+            found, reason = config, "asked for by the caller"
+        return cls(problem, found, reason, on.target.name, str(on), on.multiprocessors, **own)
+
+    @cached_property
+    def calls(self) -> tuple[KernelCall, ...]:
+        """The kernels and their launches in order."""
+        return self.config.calls(self.problem, self.multiprocessors)
 
     @property
     def grid(self) -> Grid:
@@ -67,26 +115,20 @@ class Launches:
 
         return "\n".join(print_cuda(call.source.program) for call in self.calls)
 
-
-@dataclass(frozen=True)
-class Plan(Launches):
-    """The kernels that a call would run: nothing has been compiled or launched yet."""
-
-    problem: Any
-    config: Any
-    reason: str
-    target: str
-    device: str
-
     def __str__(self) -> str:
         return f"{self.config}\n  on {self.device} ({self.target}), grid {self.grid}: {self.reason}"
 
 
 @dataclass(frozen=True)
-class CallsPlan(Plan):
-    """The plan of several launches."""
+class StridedPlan(Plan):
+    """The plan of launches that depend on the strides of arrays."""
 
-    calls: tuple[KernelCall, ...]
+    strides: Any
+
+    @cached_property
+    def calls(self) -> tuple[KernelCall, ...]:
+        """The kernels and their launches in order."""
+        return self.config.calls(self.problem, self.strides, self.multiprocessors)
 
     @property
     def workspace_bytes(self) -> int:
@@ -95,8 +137,9 @@ class CallsPlan(Plan):
 
     @cached_property
     def steps(self) -> Steps:
-        """The launches in order."""
-        return working_steps(self.calls, self.problem.flops)
+        """The launches, of which the one with the most arrays does the work."""
+        most = max(self.calls, key=lambda call: len(call.arrays))
+        return Steps(tuple(Step(call, self.problem.flops if call is most else 0) for call in self.calls))
 
     def __str__(self) -> str:
         kernels = ", ".join(f"{call.source.name} {call.grid}" for call in self.calls)
@@ -183,12 +226,6 @@ class Steps:
             for step in self.steps
         ]
         return Prepared(tuple(loaded), tuple(4 * start for start in offsets), words, device)
-
-
-def working_steps(calls: Sequence[KernelCall], flops: int) -> Steps:
-    """Launches in order, of which the one with the most arrays does the work."""
-    most = max(calls, key=lambda call: len(call.arrays))
-    return Steps(tuple(Step(call, flops if call is most else 0) for call in calls))
 
 
 def run_anew(

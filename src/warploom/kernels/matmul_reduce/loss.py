@@ -76,9 +76,9 @@ class LogitGradient:
 def losses_call(
     size: tuple[int, int, int], rows: tuple[int, int], dtype: DType, target_words: int, loss: Loss, *, bias: bool
 ) -> KernelCall:
-    """The losses of rows from their log-sum-exps, of arrays x (m, depth), w (n, depth), target, lse, sums, bias, loss.
+    """The losses of rows from their log-sum-exps, of arrays a (m, depth), b (n, depth), target, lse, sums, bias, loss.
 
-    ``size`` = (m, n, depth); ``rows`` are the strides between rows of x and w in elements; a target has so many 32-bit
+    ``size`` = (m, n, depth); ``rows`` are the strides between rows of a and b in elements; a target has so many 32-bit
     words. ``sums``, those of the rows' logits, is left out without label smoothing, and the bias where there is none.
     """
     source = KernelSource.of(
@@ -92,7 +92,8 @@ def losses_call(
     scalars = fields("logits", **dict(zip(("m", "n", "depth"), size, strict=True)), **strides(x=rows[:1], w=rows[1:]))
     sums, biases = ["sums"] if loss.label_smoothing else [], ["bias"] if bias else []
     grid = -(-size[0] // DOT_WARPS), 1, 1
-    return KernelCall(source, grid, scalars, (), ("x", "w", *biases, "target", "lse", *sums, "loss"))
+    arrays = ("a", "b", *biases, "target", "lse", *sums, "loss")
+    return KernelCall(source, grid, scalars, (), arrays, dict.fromkeys(sums, size[0]))
 
 
 def gradient_call(m: int, n: int, chunk: int, *, target_words: int, loss: Loss, given: tuple[bool, bool]) -> KernelCall:
