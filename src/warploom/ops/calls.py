@@ -33,7 +33,7 @@ from warploom.interop.overlap import Written, count_write
 from warploom.interop.torch_internals import recogniser, tangents_are_on, watches
 from warploom.ops.backends import wait_for
 from warploom.ops.declare import Arguments, Declaration, Views, flag
-from warploom.ops.steps import Launches, Prepared, Steps, joined, run_anew
+from warploom.ops.steps import Launches, Prepared, joined, run_anew
 
 _KEPT = 4096  # prepared calls of an operation
 _ADDRESSES_KEPT = 1024  # of a prepared call
