@@ -32,7 +32,7 @@ from warploom.isa.effects import (
 from warploom.isa.form import FORMS, Array, RefusedError, common, form, viewed, waits_for_groups
 from warploom.isa.instruction import Instruction, named
 from warploom.isa.meanings import half_to_f32
-from warploom.layout.catalogue import mma_fragment, wgmma_accumulator, wgmma_operand
+from warploom.layout.catalogue import mma_fragment
 from warploom.layout.fragments import FragmentLayout
 from warploom.layout.wgmma import element_addresses
 from warploom.layout.wmma import StorageOrder, wmma_elements, wmma_fragment
@@ -352,13 +352,13 @@ M, K = 64, 16
 
 @lru_cache(maxsize=64)
 def _accumulator_slot(n: int, first: int) -> FragmentSlot:
-    layout = wgmma_accumulator(n)
+    layout = mma_fragment("m16n8k16", "D").tile(1, n // 8)
     return FragmentSlot(layout, f32, first, layout.registers)
 
 
 @lru_cache(maxsize=8)
 def _a_slot(inputs: DType) -> FragmentSlot:
-    layout = wgmma_operand(inputs.bits)
+    layout = mma_fragment("m16n8k16", "A", inputs.bits)
     return FragmentSlot(layout, inputs, 0, layout.registers)
 
 
@@ -385,12 +385,12 @@ class WarpgroupProduct:
 
     @property
     def a_slot(self) -> FragmentSlot:
-        """A as a fragment, when it is in registers."""
+        """The 16 rows of A that one warp holds, when it is in registers: the fragment of ``mma.m16n8k16``."""
         return _a_slot(self.inputs)
 
     @property
     def accumulator_slot(self) -> FragmentSlot:
-        """D as a fragment among the operands."""
+        """The 16 rows of D that one warp holds, among the operands: accumulators of ``mma.m16n8k16`` side by side."""
         return _accumulator_slot(self.n, self.a_count + 2)
 
     def a_addresses(self, descriptor: int) -> Array:

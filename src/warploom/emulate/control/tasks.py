@@ -25,7 +25,7 @@ from warploom.emulate.control.context import Context
 from warploom.emulate.control.frames import Frame, chosen_of
 from warploom.emulate.control.graph import Graph, Meeting, StepBlock, looks
 from warploom.emulate.control.lane_steps import lanes_that_miss
-from warploom.emulate.transactions.products import WARPS
+from warploom.emulate.transactions.warpgroups import WARPS
 from warploom.ir.statements import Op, Role, SourceLine, Value, walk
 from warploom.isa.effects import AsyncMatrix, MbarrierWait
 

@@ -133,7 +133,7 @@ class EngineSteps:
 
     def _wait_group(self, frame: Frame, op: Op, wait: fx.WaitGroup) -> Wait | None:
         if wait.queue == "wgmma":
-            return self.run.warpgroups.wait(frame, wait.pending, op, self.watched.of(op))
+            return self.run.warpgroups.wait(frame, wait.pending, op, self.watched.of.get(id(op)))
         if wait.queue == "bulk":
             return self.run.bulk.wait(frame, wait.pending, wait.reads_only)
         return self.run.copies.wait(frame, wait.pending)

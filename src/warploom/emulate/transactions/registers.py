@@ -26,33 +26,34 @@ Array = NDArray[Any]
 
 
 class WatchedRegisters:
-    """The registers that any ``wgmma`` of a program names, numbered; made once for a program."""
+    """The registers that any ``wgmma`` of a program names, numbered; made once for a program.
+
+    ``of`` has those that each operation names, by its identity, and ``sums`` the accumulator that each of a product's
+    is part of, numbered from 1; 0 for an operand A.
+    """
 
     def __init__(self, program: Program) -> None:
-        self.numbers: dict[Value, int] = {}
-        self._known: dict[int, tuple[Op, Array | None]] = {}
-        for op in program.ops():
+        self.of: dict[int, Array] = {}
+        self.sums: dict[int, Array] = {}
+        numbers, accumulators = dict[Operand, int](), dict[tuple[Value, ...], int]()
+        products = [op for op in program.ops() if op.instruction.warpgroup_product is not None]
+        for op in products:
             product = op.instruction.warpgroup_product
-            if product is not None:
-                count = 0 if product.a_source == "shared" else product.a_count
-                for value in (*op.operands[:count], *op.results):
-                    if isinstance(value, Value):
-                        self.numbers.setdefault(value, len(self.numbers))
-
-    def of(self, op: Op) -> Array | None:
-        """The watched registers an instruction reads or writes; None for none."""
-        if not self.numbers:
-            return None
-        kept = self._known.get(id(op))
-        if kept is None:
-            numbers = {self.numbers[x] for x in (*op.operands, *op.results) if x in self.numbers}  # type: ignore[index,operator]
-            kept = self._known[id(op)] = op, np.array(sorted(numbers)) if numbers else None
-        return kept[1]
+            for value in (*op.operands[: 0 if product.a_source == "shared" else product.a_count], *op.results):
+                if isinstance(value, Value):
+                    numbers.setdefault(value, len(numbers))
+        self.values = [value for value in numbers if isinstance(value, Value)]
+        for op in program.ops() if numbers else ():
+            mine = sorted({numbers[x] for x in (*op.operands, *op.results) if x in numbers})
+            if mine:
+                self.of[id(op)] = np.array(mine)
+        for op in products:
+            which = accumulators.setdefault(op.results, len(accumulators) + 1)
+            self.sums[id(op)] = np.array([which if self.values[n] in op.results else 0 for n in self.of[id(op)]])
 
     def touched_by(self, ops: Sequence[Op]) -> list[tuple[Op, Array]]:
         """The ordinary instructions among some that access watched registers, and which."""
-        ordinary = [op for op in ops if not _is_of_wgmma(op)]
-        return [(op, registers) for op in ordinary if (registers := self.of(op)) is not None]
+        return [(op, self.of[id(op)]) for op in ops if id(op) in self.of and not _is_of_wgmma(op)]
 
 
 def _is_of_wgmma(op: Op) -> bool:
@@ -71,12 +72,11 @@ class RegistersInFlight:
         self, watched: WatchedRegisters, rows: int, report: Reporter, started_by: Callable[[int, int], Op]
     ) -> None:
         self.watched, self.report, self.started_by = watched, report, started_by
-        self.values = list(watched.numbers)
+        shape = len(watched.values), rows
         self.issued, self.completed = np.zeros(rows, np.int64), np.zeros(rows, np.int64)
-        self.last = np.zeros((len(self.values), rows), np.int64)  # the newest product that names the register
-        self.touched = np.zeros((len(self.values), rows), np.bool_)  # by an ordinary instruction, since the last fence
+        self.last, self.sums = np.zeros(shape, np.int64), np.zeros(shape, np.int64)  # the newest product, and its D
+        self.touched = np.zeros(shape, np.bool_)  # by an ordinary instruction, since the last fence
         self.fenced = np.zeros(rows, np.bool_)
-        self._clashes: dict[tuple[int, int], Array | None] = {}
 
     def touch(self, frame: Frame, ops: list[tuple[Op, Array]], registers: Array) -> None:
         """Ordinary instructions that follow each other without a pause access some, and together all, ``registers``."""
@@ -88,17 +88,18 @@ class RegistersInFlight:
 
     def check_landed(self, frame: Frame, registers: Array, op: Op) -> None:
         """Registers that an instruction takes for complete must not be in flight."""
-        flying = self._flying(frame, registers)
-        if flying.any():
-            self._report(frame, registers, flying, op)
+        self._refuse(frame, registers, self._flying(frame, registers), op)
 
     def _flying(self, frame: Frame, registers: Array) -> Array:
         """Which registers are in flight in which warps of a frame, (registers, warps)."""
         return self.last[registers[:, None], frame.rows] > self.completed[frame.rows]
 
-    def _report(self, frame: Frame, registers: Array, flying: Array, op: Op) -> None:
+    def _refuse(self, frame: Frame, registers: Array, flying: Array, op: Op) -> None:
+        """Report an access to registers in flight, if there are any."""
+        if not flying.any():
+            return
         which, position = (int(x[0]) for x in np.nonzero(flying))
-        row, value = int(frame.rows[position]), self.values[int(registers[which])]
+        row, value = int(frame.rows[position]), self.watched.values[int(registers[which])]
         product = self.started_by(row, int(self.last[registers[which], row]))
         verb = "writes" if value in op.results and value not in op.operands else "accesses"
         name = f"register {value.name}" if value.name else "a register"
@@ -113,14 +114,14 @@ class RegistersInFlight:
         self.touched[:, frame.span] = False
         self.fenced[frame.span] = True
 
-    def start(self, frame: Frame, op: Op, others: dict[int, Op]) -> None:
+    def start(self, frame: Frame, op: Op) -> None:
         """A product starts: its registers must be fenced since ordinary accesses, and are in flight from now on.
 
-        ``others`` are the operations, by their identities, of which its warps have products in flight.
+        In flight, an operand A may be read again, and D continued by the same shape on the same registers.
         """
-        registers, rows = self.watched.of(op), frame.rows
-        assert registers is not None
-        late = self.touched[registers[:, None], rows] | ~self.fenced[rows]
+        registers, sums, rows = self.watched.of[id(op)], self.watched.sums[id(op)][:, None], frame.rows
+        mine = registers[:, None], rows
+        late = self.touched[mine] | ~self.fenced[rows]
         if np.count_nonzero(late):
             row = int(rows[np.nonzero(late)[1][0]])
             message = (
@@ -128,34 +129,8 @@ class RegistersInFlight:
                 "registers (or at all): put one before it"
             )
             self.report.add("race", op.where, message, row, 0)
-        if any(self._clash(op, other, registers) is not None for other in others.values()):
-            self._check_continues(frame, op, registers)
-        self.last[registers[:, None], rows] = self.issued[rows] + 1
-
-    def _check_continues(self, frame: Frame, op: Op, registers: Array) -> None:
-        """In flight, an operand A may be read again, and D continued by the same shape on the same registers."""
-        newest = np.where(self._flying(frame, registers), self.last[registers[:, None], frame.rows], 0)
-        for number in np.unique(newest).tolist():
-            if number == 0:
-                continue
-            for position in np.nonzero((newest == number).any(axis=0))[0].tolist():
-                other = self.started_by(int(frame.rows[position]), number)
-                clash = self._clash(op, other, registers)
-                if clash is not None and (clash & (newest[:, position] == number)).any():
-                    only = np.zeros(newest.shape, np.bool_)
-                    only[clash & (newest[:, position] == number), position] = True
-                    self._report(frame, registers, only, op)
-
-    def _clash(self, op: Op, other: Op, registers: Array) -> Array | None:
-        """Which registers of a product another one in flight may not have as well; None for none."""
-        key = (id(op), id(other))
-        if key not in self._clashes:
-            common = set[Operand]()
-            if other.results != op.results:
-                common = {*op.results, *other.results} & {*other.operands, *other.results}
-            clash = np.array([self.values[n] in common for n in registers.tolist()])
-            self._clashes[key] = clash if clash.any() else None
-        return self._clashes[key]
+        self._refuse(frame, registers, self._flying(frame, registers) & (self.sums[mine] != sums), op)
+        self.last[mine], self.sums[mine] = self.issued[rows] + 1, sums
 
 
 class RegisterPools:

@@ -8,58 +8,161 @@ Source: PTX ISA, "Asynchronous Warpgroup Level Matrix Multiply-Accumulate Instru
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Collection
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from warploom.emulate.barriers.barriers import Wait
-from warploom.emulate.control.frames import Frame
+from warploom.emulate.control.frames import Frame, Origin
+from warploom.emulate.findings.findings import Kind
 from warploom.emulate.findings.report import Reporter
 from warploom.emulate.findings.traffic import TrafficCounter
-from warploom.emulate.memory.shared_memory import SharedMemory
-from warploom.emulate.transactions.products import (
-    ELEMENT_BYTES,
-    WARP_ROWS,
-    WARPS,
-    Accumulator,
-    ProductInFlight,
-    SharedOperands,
-    Warpgroup,
-    register_a,
-)
+from warploom.emulate.memory import shadows
+from warploom.emulate.memory.shared_memory import SHARED_BASE, SharedMemory
 from warploom.emulate.transactions.registers import RegistersInFlight, WatchedRegisters
-from warploom.emulate.transactions.transaction import Groups, SharedRead
+from warploom.emulate.transactions.transaction import Groups, SharedRead, Transaction
 from warploom.ir.program import Program
-from warploom.ir.statements import Op, Value
+from warploom.ir.statements import Op, TileRegion, Value
 from warploom.isa.effects import AsyncMatrix
-from warploom.isa.matrix import WarpgroupProduct
+from warploom.isa.matrix import K, M, WarpgroupProduct
+from warploom.isa.meanings import half_to_f32
+from warploom.layout.wgmma import decode
 
 Array = NDArray[Any]
-_MEMBERS = -2
+Operand: TypeAlias = tuple[Array, Array | None]
+"""The elements of a matrix, f32, and which of them are poison; None for none."""
+
+_GROUPS = -2
 """Where a frame keeps its warpgroups among what has been worked out for it."""
+WARPS = 4
+"""Warps of a warpgroup."""
+ELEMENT_BYTES = 2
+"""Of an operand in shared memory."""
+
+
+class Accumulator:
+    """D of all warps of a frame as matrices (warps, 16, n), from registers and back."""
+
+    def __init__(self, frame: Frame, registers: tuple[Value, ...], instruction: WarpgroupProduct) -> None:
+        self.frame, self.registers, self.slot = frame, registers, instruction.accumulator_slot
+        self.matrix, found = self.slot.matrix([frame.full(frame.env[r]) for r in registers]), frame.poison(registers)
+        self.poison = None if found is None else shadows.elements(self.slot, [frame.full(x) for x in found[0]])
+
+    def add(self, positions: Array, adds: Array, instruction: WarpgroupProduct, a: Operand, b: Operand) -> None:
+        """D = A·B, or D += A·B where ``adds``, of some warps. Poison of A spoils its row of D, of B its column."""
+        where, adds = slice(None) if positions.size == self.frame.n else positions, adds[:, None, None]
+        old = self.matrix[where]
+        summed = old if adds.all() else np.where(adds, old, np.float32(0))
+        found = instruction.multiply(a[0].reshape(1, -1, K), b[0][None], summed.reshape(1, -1, instruction.n))
+        self.matrix[where] = found.reshape(old.shape)
+        if self.poison is None and (a[1] is not None or b[1] is not None):
+            self.poison = np.zeros(self.matrix.shape, np.bool_)
+        if self.poison is not None:
+            mine = self.poison[where] & adds
+            mine |= False if a[1] is None else a[1].any(axis=2, keepdims=True)
+            mine |= False if b[1] is None else b[1].any(axis=1)
+            self.poison[where] = mine
+
+    def write(self, op: Op) -> None:
+        """The registers of the frame from the matrices."""
+        arrays, marks = self.slot.registers(self.matrix), None
+        if self.poison is not None and self.poison.any():
+            marks = shadows.registers(self.slot, self.poison)
+        origin: Origin = (op.where, "an accumulator whose operands were poison")
+        for i, (register, array) in enumerate(zip(self.registers, arrays, strict=True)):
+            shadow = None if marks is None or not marks[i].any() else marks[i]
+            self.frame.write(register, array, shadow, self.frame.origins.get(register, origin))
 
 
 @dataclass(frozen=True, eq=False)
-class _Members:
-    """The warps of a warpgroup that a frame has: positions in the frame, rows of the batch, numbers in the group."""
+class ProductOperands:
+    """The shared memory that a ``wgmma`` reads in its CTA: elements of A and B in units of 16 bits, and their cells.
 
-    group: Warpgroup
-    positions: Array
-    rows: Array
-    warps: Array
+    ``wrong`` are findings, kind and message; there is nothing to multiply if an operand lies ``outside``.
+    """
 
-    def those(self, which: Array) -> _Members:
-        """Some of them."""
-        if which.all():
-            return self
-        return _Members(self.group, self.positions[which], self.rows[which], self.warps[which])
+    a: Array | None
+    b: Array
+    cells: Array
+    wrong: tuple[tuple[Kind, str], ...]
+    outside: bool
+
+
+@dataclass(eq=False)
+class ProductInFlight(Transaction):
+    """One ``wgmma`` of the warpgroup whose first warp is ``first``. ``number`` counts its products from 1.
+
+    The descriptors are those of A and B, or of B alone. Of each of the four warps: A's registers (warps, lanes,
+    registers), their shadows if any has one, and whether D is ``added`` to. So many warps are ``missing``, which have
+    not executed it; meanwhile rows of others wait for it.
+    """
+
+    first: int
+    number: int
+    descriptors: tuple[int, ...]
+    stamp: int
+    operands: ProductOperands
+    read: SharedRead | None  # None without checks
+    added: Array = field(default_factory=lambda: np.zeros(WARPS, np.bool_))
+    registers: Array | None = None
+    marks: Array | None = None
+    missing: int = WARPS
+    waits: list[tuple[Wait, int]] = field(default_factory=list[tuple[Wait, int]])
+
+    @property
+    def instruction(self) -> WarpgroupProduct:
+        """The instruction that multiplies."""
+        return self.op.instruction.warpgroup_product
+
+    def join(self, warps: Array, added: Array, registers: Array | None, marks: Array | None) -> None:
+        """Some warps of the warpgroup execute it. After the last of them nobody waits for others any more."""
+        self.added[warps], self.under_way[warps] = added, True
+        self.missing -= warps.size
+        for wait, row in () if self.missing else self.waits:
+            wait.rows.discard(row)
+        if registers is not None and self.registers is None:
+            self.registers = np.zeros((WARPS, *registers.shape[1:]), registers.dtype)
+        if marks is not None and self.marks is None:
+            self.marks = np.zeros((WARPS, *marks.shape[1:]), np.uint32)
+        for mine, given in ((self.registers, registers), (self.marks, marks)):
+            if mine is not None and given is not None:
+                mine[warps] = given
+
+    def a(self, shared: SharedMemory, warps: Array) -> Operand:
+        """A of some warps, (warps, 16, 16)."""
+        if self.operands.a is not None:
+            words, marks = self._elements(shared, self.operands.a)
+            return words.reshape(WARPS, -1, K)[warps], None if marks is None else marks.reshape(WARPS, -1, K)[warps]
+        assert self.registers is not None
+        slot, marks = self.instruction.a_slot, None
+        if self.marks is not None:
+            marks = shadows.elements(slot, list(np.moveaxis(self.marks[warps], 2, 0)))
+        return slot.matrix(list(np.moveaxis(self.registers[warps], 2, 0))), marks
+
+    def b(self, shared: SharedMemory) -> Operand:
+        """B, (n, 16)."""
+        return self._elements(shared, self.operands.b)
+
+    def _elements(self, shared: SharedMemory, elements: Array) -> Operand:
+        """Elements of an operand in shared memory as they are now."""
+        index = elements + (self.first // shared.clocks.warps_per_cta * shared.stride >> 1)
+        words, poison = shared.data.view(np.uint16)[index], None
+        if shared.shadow is not None:
+            poison = shared.shadow.view(np.uint16)[index] != 0
+        return half_to_f32(words, self.instruction.inputs), poison if poison is not None and poison.any() else None
+
+    def free(self) -> None:
+        """After the last warp has waited for it, it holds no data."""
+        if not self.missing and not self.under_way.any():
+            self.registers = self.marks = self.read = None
 
 
 class Warpgroups(Groups[ProductInFlight]):
-    """The ``wgmma`` of a batch."""
+    """The ``wgmma`` of a batch. ``products`` are those of each warpgroup, by the row of its first warp."""
 
     def __init__(
         self, shared: SharedMemory, reporter: Reporter, counter: TrafficCounter, watched: WatchedRegisters
@@ -68,33 +171,29 @@ class Warpgroups(Groups[ProductInFlight]):
         super().__init__(rows, reporter)
         self.shared, self.clocks, self.counter = shared, shared.clocks, counter
         self.warps = shared.clocks.warps_per_cta
-        self.groups: dict[int, Warpgroup] = {}
+        self.products = defaultdict[int, list[ProductInFlight]](list)
         self.registers = RegistersInFlight(watched, rows, reporter, self._started_by)
         self.issued, self.completed = self.registers.issued, self.registers.completed
         self.together: dict[int, tuple[Op, Array]] = {}
-        self.operands = SharedOperands(shared)
+        self._operands: dict[tuple[int, tuple[int, ...]], ProductOperands] = {}
+
+    def _first(self, rows: Any) -> Any:
+        """The rows of the first warps of the warpgroups that rows are in."""
+        return rows - rows % self.warps % WARPS
 
     def _started_by(self, row: int, number: int) -> Op:
-        return self._group(row).products[number - 1].op
+        return self.products[self._first(row)][number - 1].op
 
-    def _group(self, row: int) -> Warpgroup:
-        cta, warp = divmod(row, self.warps)
-        first = row - warp % WARPS
-        if first not in self.groups:
-            queue = self.clocks.queue("wgmma", cta, warp // WARPS)
-            self.groups[first] = Warpgroup(queue, warp // WARPS, first)
-        return self.groups[first]
+    def _queue(self, first: int) -> int:
+        """The column of what a warpgroup does."""
+        return self.clocks.queue("wgmma", first // self.warps, first % self.warps // WARPS)
 
-    def _members(self, frame: Frame) -> list[_Members]:
-        """The warpgroups of a frame."""
-        found: list[_Members] | None = frame.seen.get(_MEMBERS)
-        if found is None:
-            warps = frame.rows % self.warps % WARPS
-            firsts = frame.rows - warps
-            parts = [np.nonzero(firsts == first)[0] for first in dict.fromkeys(firsts.tolist())]
-            found = [_Members(self._group(int(frame.rows[p[0]])), p, frame.rows[p], warps[p]) for p in parts]
-            frame.seen[_MEMBERS] = found
-        return found
+    def _groups(self, frame: Frame) -> list[tuple[int, Array]]:
+        """The warpgroups of a frame, and the rows of each that it has."""
+        if _GROUPS not in frame.seen:
+            firsts = self._first(frame.rows)
+            frame.seen[_GROUPS] = [(first, frame.rows[firsts == first]) for first in dict.fromkeys(firsts.tolist())]
+        return frame.seen[_GROUPS]
 
     def meet(self, frame: Frame, op: Op) -> None:
         """Count an instruction that whole warpgroups execute; compared at exit."""
@@ -106,45 +205,40 @@ class Warpgroups(Groups[ProductInFlight]):
     def issue(self, frame: Frame, op: Op, keys: tuple[Value, ...]) -> None:
         """Warps of a frame start a product."""
         instruction: WarpgroupProduct = op.instruction.warpgroup_product
-        count, first, registers, shadows = instruction.a_count, 0, None, None
+        first, registers, marks = 0, None, None
         if instruction.a_source == "registers":
-            first = count
-            registers, found = (
-                np.stack([frame.full(frame.env[k]) for k in keys[:count]], axis=-1),
-                frame.poison(keys[:count]),
-            )
-            if found is not None:
-                shadows = np.stack([frame.full(x) for x in found[0]], axis=-1)
-        *descriptors, adds = (frame.full(frame.env[k])[:, 0] for k in keys[first : count + 2])
+            first, of_a = instruction.a_count, keys[: instruction.a_count]
+            registers, found = np.stack([frame.full(frame.env[k]) for k in of_a], axis=-1), frame.poison(of_a)
+            marks = None if found is None else np.stack([frame.full(x) for x in found[0]], axis=-1)
+        *descriptors, adds = (frame.full(frame.env[k])[:, 0] for k in keys[first:])
         if self.shared.checks:
-            self.registers.start(frame, op, {id(product.op): product.op for product in self.open})
+            self.registers.start(frame, op)
         self.issued[frame.span] += 1
-        started: list[tuple[ProductInFlight, _Members]] = []
-        for members in self._members(frame):
-            numbers = self.issued[members.rows]
+        started: list[tuple[ProductInFlight, Array]] = []
+        for group, rows in self._groups(frame):
+            numbers = self.issued[rows]
             for number in dict.fromkeys(numbers.tolist()):
-                some = members.those(numbers == number)
-                at = some.positions
-                product = self._join(op, number, some, [x[at] for x in descriptors])
-                mine = (None if x is None else x[at] for x in (registers, shadows))
-                product.join(some.warps, adds[at], *mine)
-                product.group[some.warps] = self.committed[some.rows]
-                started.append((product, some))
-        for product, members in started:
+                mine = rows[numbers == number]
+                at, warps = np.searchsorted(frame.rows, mine), mine - group
+                product = self._product(op, group, number, mine, [x[at] for x in descriptors])
+                product.join(warps, adds[at], *(None if x is None else x[at] for x in (registers, marks)))
+                product.group[warps] = self.committed[mine]
+                started.append((product, mine))
+        for product, mine in started:
             if product.read is not None:
-                product.read.begin(members.rows.tolist(), None)
+                product.read.begin(mine.tolist(), None)
 
-    def _join(self, op: Op, number: int, members: _Members, descriptors: list[Array]) -> ProductInFlight:
-        """The product that warps execute as their next one; a finding where they disagree on it."""
-        products = members.group.products
+    def _product(self, op: Op, first: int, number: int, rows: Array, descriptors: list[Array]) -> ProductInFlight:
+        """The product that warps of a group execute as their next one; a finding where they disagree on it."""
+        products = self.products[first]
         if number > len(products):
-            products.append(self._product(op, number, members.group, tuple(int(x[0]) for x in descriptors)))
+            products.append(self._begin(op, first, number, tuple(int(x[0]) for x in descriptors)))
             self.add(products[-1])
         product = products[number - 1]
-        differ = np.full(members.rows.shape, product.op is not op)
-        for mine, first in zip(descriptors, product.descriptors, strict=False):
-            differ |= mine != first
-        for row in members.rows[differ].tolist():
+        differ = np.full(rows.shape, product.op is not op)
+        for mine, given in zip(descriptors, product.descriptors, strict=False):
+            differ |= mine != given
+        for row in rows[differ].tolist():
             message = (
                 f"the warps of a warpgroup disagree on {op.instruction.mnemonic} (another line, or other descriptors): "
                 "all four execute the same ones"
@@ -152,18 +246,24 @@ class Warpgroups(Groups[ProductInFlight]):
             self.report.add("divergence", op.where, message, row, 0, other=product.op.where)
         return product
 
-    def _product(self, op: Op, number: int, group: Warpgroup, descriptors: tuple[int, ...]) -> ProductInFlight:
-        found, read, stamp = self.operands.of(op, descriptors), None, self.clocks.stamp(op)
+    def _begin(self, op: Op, first: int, number: int, descriptors: tuple[int, ...]) -> ProductInFlight:
+        """A warpgroup's next product, which none of its warps has joined."""
+        read, stamp, history = None, self.clocks.stamp(op), self.shared.history
+        found = self._operands.get((id(op), descriptors))
+        if found is None:
+            found = self._operands[id(op), descriptors] = operands_of(self.shared, op, descriptors)
         for kind, message in found.wrong:
-            self.report.add(kind, op.where, f"{op.instruction.mnemonic}: {message}", group.first, 0)
+            self.report.add(kind, op.where, f"{op.instruction.mnemonic}: {message}", first, 0)
         for name, part in (("wgmma.b", found.b), ("wgmma.a", found.a)):
             if part is not None:
                 self.counter.engine(name, part.size * ELEMENT_BYTES)
-        cta, history = group.first // self.warps, self.shared.history
         if self.shared.checks and not found.outside:
-            read = SharedRead(history, op, group.queue, found.cells + cta * history.cells, stamp)
-        rows = np.minimum(group.first + np.arange(WARPS), self.issued.size - 1)
-        return ProductInFlight(op, rows, np.zeros((WARPS, 32), np.bool_), number, descriptors, stamp, found, read)
+            cells = found.cells + first // self.warps * history.cells
+            read = SharedRead(history, op, self._queue(first), cells, stamp)
+        rows = np.minimum(first + np.arange(WARPS), self.issued.size - 1)
+        return ProductInFlight(
+            op, rows, np.zeros((WARPS, 32), np.bool_), first, number, descriptors, stamp, found, read
+        )
 
     # -- groups --------------------------------------------------------------------------------------------------
 
@@ -185,57 +285,37 @@ class Warpgroups(Groups[ProductInFlight]):
         return wait
 
     def _complete(self, frame: Frame, ended: list[tuple[ProductInFlight, Array]], op: Op) -> None:
-        """Products of some warps of a frame end now."""
-        accumulators: dict[tuple[Value, ...], Accumulator] = {}
+        """Products of some warps of a frame end now: D, from what their operands hold now."""
+        sums: dict[tuple[Value, ...], Accumulator] = {}
         for product, done in ended:
             warps = np.nonzero(done.any(axis=1))[0]
-            group, rows = self._group(int(product.rows[0])), product.rows[warps]
-            d = product.op.results
-            if d not in accumulators:
-                accumulators[d] = Accumulator(frame, d, product.instruction)
-            self._multiply(product, _Members(group, np.searchsorted(frame.rows, rows), rows, warps), accumulators[d])
+            rows, instruction, results = product.rows[warps], product.instruction, product.op.results
+            if product.read is not None:
+                product.read.end(int(rows[0]), 0)
+            if not product.operands.outside:
+                if results not in sums:
+                    sums[results] = Accumulator(frame, results, instruction)
+                a, b = product.a(self.shared, warps), product.b(self.shared)
+                sums[results].add(np.searchsorted(frame.rows, rows), product.added[warps], instruction, a, b)
             self.completed[rows] = product.number
-            self.clocks.queue_done(rows, group.queue, product.stamp)
+            self.clocks.queue_done(rows, self._queue(product.first), product.stamp)
         self.close(ended)
         for product, _ in ended:
             product.free()
         self.clocks.refresh(frame.rows)
-        for found in accumulators.values():
+        for found in sums.values():
             found.write(op)
-
-    def _multiply(self, product: ProductInFlight, members: _Members, d: Accumulator) -> None:
-        """D of some warps of a warpgroup, from what their operands hold now."""
-        if product.read is not None:
-            product.read.end(int(members.rows[0]), 0)
-        operands, instruction, warps, a_poison = product.operands, product.instruction, members.warps, None
-        if operands.outside:
-            return
-        b, b_poison = self.operands.matrix(product, operands.b)
-        if operands.a is None:
-            assert product.registers is not None
-            a = register_a(instruction, product.registers[warps])
-            if product.shadows is not None:
-                a_poison = register_a(instruction, product.shadows[warps], poison=True)
-        else:
-            a, a_poison = (
-                None if x is None else x.reshape(WARPS, WARP_ROWS, -1)[warps]
-                for x in self.operands.matrix(product, operands.a)
-            )
-            assert a is not None
-        adds = product.added[warps]
-        d.add(members.positions, adds, instruction, a, b)
-        d.spoil(members.positions, adds, a_poison, b_poison)
 
     def describe(self, row: int) -> str:
         """Whom a warp's ``wgmma`` waits for; '' for none."""
         waited = [product for product in self.open if product.missing and product.waits and row in product.rows]
         if not waited:
             return ""
-        group = self._group(row)
-        rows = range(group.first, group.first + WARPS)
+        first = self._first(row)
+        rows = range(first, first + WARPS)
         missing = [r for r in rows if r >= self.issued.size or self.issued[r] < waited[-1].number]
         named = ", ".join(str(r % self.warps) for r in missing)
-        return f"warpgroup {group.number}: its wgmma has not been executed by warp {named}"
+        return f"warpgroup {first % self.warps // WARPS}: its wgmma has not been executed by warp {named}"
 
     # -- the end -------------------------------------------------------------------------------------------------
 
@@ -266,3 +346,58 @@ class Warpgroups(Groups[ProductInFlight]):
 def has_wgmma(program: Program) -> bool:
     """Whether a program multiplies by warpgroups."""
     return any(isinstance(e, AsyncMatrix) for _, e in program.effects)
+
+
+def operands_of(shared: SharedMemory, op: Op, descriptors: tuple[int, ...]) -> ProductOperands:
+    """The shared memory of a CTA that a product with these descriptors reads."""
+    instruction: WarpgroupProduct = op.instruction.warpgroup_product
+    wrong, outside = list[tuple[Kind, str]](), False
+    kinds = [(0, instruction.a_addresses), (instruction.a_count, instruction.b_addresses)][-len(descriptors) :]
+    elements: list[Array] = []
+    cells: list[Array] = []
+    for (position, addresses), descriptor in zip(kinds, descriptors, strict=True):
+        places = addresses(descriptor) - SHARED_BASE
+        elements.append(places >> 1)
+        first, end = int(places.min()), int(places.max()) + ELEMENT_BYTES
+        outside |= first < 0 or end > shared.size
+        cells.append(places.reshape(-1) // shared.granule)
+        tile = op.tile(position)
+        found = None if tile is None else _misplaced(instruction, position > 0, descriptor, (first, end), tile)
+        wrong += [] if found is None else [found]
+    if outside:
+        message = f"an operand lies outside the {shared.size} bytes of shared memory: correct the descriptor's "
+        wrong.append(("bounds", message + "address, stride or leading offset"))
+    a = elements[0] if len(elements) > 1 else None
+    return ProductOperands(a, elements[-1], np.unique(np.concatenate(cells)), tuple(wrong), outside)
+
+
+def _misplaced(
+    instruction: WarpgroupProduct, is_b: bool, descriptor: int, extent: tuple[int, int], tile: TileRegion
+) -> tuple[Kind, str] | None:
+    """Return how an operand's descriptor, for bytes from the first to the end, contradicts the tile it was made for."""
+    (first, end), which, shape = extent, "AB"[is_b], decode(descriptor)[1]
+    if first < tile.offset or end > tile.offset + tile.bytes:
+        return "bounds", (
+            f"operand {which} takes bytes {first} to {end - 1} of shared memory, outside the tile {tile.name} (bytes "
+            f"{tile.offset} to {tile.offset + tile.bytes - 1}): correct the descriptor's start, stride or leading "
+            "offset"
+        )
+    if tile.swizzle_bytes != shape.row_bytes:
+        has = "no swizzle" if tile.swizzle_bytes == 0 else f"swizzled rows of {tile.swizzle_bytes} bytes"
+        has = "a swizzle that wgmma does not have" if tile.swizzle_bytes is None else has
+        return "layout", (
+            f"the tile {tile.name} has {has}, the descriptor of operand {which} says {shape.row_bytes}: "
+            "make it with k.wgmma_operand, or give both one swizzle"
+        )
+    transposed, size = (instruction.transposed_b, instruction.n) if is_b else (instruction.transposed_a, M)
+    lines, along = (K, size) if transposed else (size, K)
+    for what, says, is_, needed in (
+        ("stride", shape.stride, 8 * tile.row_bytes, shape.row_bytes and lines > 8),
+        ("leading", shape.leading, tile.panel_bytes, shape.row_bytes and ELEMENT_BYTES * along > shape.row_bytes),
+    ):
+        if needed and says != is_:
+            return "layout", (
+                f"the {what} offset of operand {which} is {says} bytes, in the tile {tile.name} it is {is_}: make the "
+                "descriptor with k.wgmma_operand"
+            )
+    return None
