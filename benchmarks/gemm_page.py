@@ -72,6 +72,14 @@ class Timed:
         """A rung's cells by size."""
         return {cell["n"]: cell for cell in self.rows[kind][key]["gpu"]["cells"]}
 
+    def sizes(self, kind: str) -> list[str]:
+        """The sizes that were timed, as heads of columns."""
+        return [f"N = {n}" for n in self.cells(kind, "02")]
+
+    def f16_kernels(self, arch: str) -> dict[str, Row]:
+        """The figures of the kernels with f16 accumulators, by rung."""
+        return {r.key: self.kernels[f"{r.key} f16 {arch}"] for r in LADDER.rungs if r.config is not BEST32}
+
     def needs(self, key: str, kind: str, arch: str) -> str:
         """Registers and spills of a rung, where it was compiled."""
         found = self.kernels.get(f"{key} {kind} {arch}")
@@ -134,6 +142,11 @@ def tile(config: Any) -> str:
     return " ".join(f"{word}={config_json(config)[name]}" for word, name in words.items())
 
 
+def cublas(cell: Row) -> str:
+    """TFLOP/s of cuBLAS in a cell, with their spread."""
+    return spread(cell["baselines"]["cublas"]["tflops"])
+
+
 def beside_cublas(cell: Row) -> str:
     """TFLOP/s with spread and the share of cuBLAS."""
     return f"{spread(cell['tflops'])} · {cell['ratio']['cublas']:.0%}"
@@ -187,15 +200,6 @@ def of_power(timed: Timed, power: Row, products: list[Row]) -> dict[str, Any]:
     for row in products:
         for group in (int(row["name"].rpartition(".m")[2]), row["weights"]):
             ratios.setdefault(group, []).append(row["best mma.sync"] / row["cublas"])
-    found: dict[str, Any] = {
-        "hot": [cell["power"] for cells in last.values() for key, cell in cells.items() if not key.startswith("01")],
-        "limit": {kind: fastest(last[kind][key]["power"] for key in by_mma(rows)) for kind, rows in timed.rows.items()},
-        "layers": sorted(item for item in ratios.items() if isinstance(item[0], int)),
-        "layouts": [item for item in ratios.items() if isinstance(item[0], str)],
-    }
-    found["limit"]["cublas"] = last["f32"]["best32"]["baselines"]["cublas"]["power"]
-    if not power:
-        return found
     cells = {kind: [timed.cells(kind, key)[8192] for key in by_mma(rows)] for kind, rows in timed.rows.items()}
     ours = {kind: [r for name, r in power[kind].items() if name != "cublas" and "tflops" in r] for kind in KINDS}
 
@@ -203,7 +207,12 @@ def of_power(timed: Timed, power: Row, products: list[Row]) -> dict[str, Any]:
         """TFLOP/s of so many cycles per mma, were the clock FULL_CLOCK."""
         return TENSOR_CORES * HMMA_FLOPS / power["rate"][f"f32 64x64 mma {what}"]["cycles_per_mma"] * FULL_CLOCK / 1e6
 
-    return found | {
+    limit = {kind: fastest(last[kind][key]["power"] for key in by_mma(rows)) for kind, rows in timed.rows.items()}
+    return {
+        "hot": [cell["power"] for cells in last.values() for key, cell in cells.items() if not key.startswith("01")],
+        "limit": limit | {"cublas": last["f32"]["best32"]["baselines"]["cublas"]["power"]},
+        "layers": sorted(item for item in ratios.items() if isinstance(item[0], int)),
+        "layouts": [item for item in ratios.items() if isinstance(item[0], str)],
         "best": {kind: fastest(of) for kind, of in ours.items()},
         "at_full_clock": at_full_clock,
         "rested": {kind: fastest(of, lambda cell: cell["tflops"]["median"]) for kind, of in cells.items()},
@@ -238,78 +247,52 @@ def searched(rows: Iterable[Row]) -> Iterator[str]:
             yield f"{row['rung']} {of['timed']} of {of['timed'] + sum(of['dropped'].values())}"
 
 
+def at_conditions(rows: Iterable[Row], n: int, told: Callable[[Row], str]) -> list[str]:
+    """What is told of the cell of some rows at a size under each of CONDITIONS."""
+    cells = {(c["data"], c["load"]): c for row in rows for c in row["gpu"]["cells"] if c["n"] == n}
+    return [told(cells[key]) if key in cells else "–" for key in CONDITIONS]
+
+
+def sizes_of(rows: Iterable[Row]) -> list[int]:
+    """The sizes of all cells."""
+    return list(dict.fromkeys(cell["n"] for row in rows for cell in row["gpu"]["cells"]))
+
+
 def scheduled(row: Row) -> list[str]:
     """TFLOP/s of each schedule's best, and beside cuBLAS."""
     rates = (row[s]["tflops"] if s in row else None for s in SCHEDULES)
     return ["–" if rate is None else f"{rate:.0f} ({rate / row['cublas']['tflops']:.2f})" for rate in rates]
 
 
-def uneven(rows: Iterable[Row], tiles: Callable[[Row], float]) -> Iterator[str]:
+def fastest_schedule(row: Row) -> str:
+    """The schedule whose best is the fastest."""
+    return max((s for s in SCHEDULES if s in row), key=lambda s: row[s]["tflops"])
+
+
+def waves_of(row: Row, waves: Row) -> float:
+    """Waves of BEST32's tiles."""
+    return -(-row["m"] // BEST32.tile_m) * -(-row["n"] // BEST32.tile_n) / waves["multiprocessors"]
+
+
+def uneven(waves: Row) -> Iterator[str]:
     """What a fraction of a wave costs with whole tiles, and with stream-K."""
-    for before, after in pairwise(sorted(rows, key=tiles)):
-        waves = tiles(before), tiles(after)
-        if waves[0] == int(waves[0]) and waves[1] < waves[0] + 0.2:
+    counted = sorted(((waves_of(row, waves), row) for row in waves["waves"]["products"].values()), key=lambda x: x[0])
+    for (few, before), (more, after) in pairwise(counted):
+        if few == int(few) and more < few + 0.2:
             losses = (1.0 - after[s]["tflops"] / before["whole"]["tflops"] for s in ("whole", "stream_k"))
-            yield "from {:g} to {:.2f} waves {:.0%} and {:.0%}".format(*waves, *losses)
+            yield "from {:g} to {:.2f} waves {:.0%} and {:.0%}".format(few, more, *losses)
+
+
+def seeds(file: str) -> Row:
+    """A file of the seed's figures."""
+    return json.loads((HERE / "seeds" / file).read_text(encoding="utf-8"))
 
 
 def page() -> str:
     """The whole page."""
-    timed = Timed()
-    power, waves, profile, tuned, starts, products = (
-        read(f"h200/{name}.json")
-        for name in ("gemm-power", "gemm-waves", "profile-gemm", "gemm-tuned-f16", "gemm-tuned-starts-f16", "gemm")
-    )
-    starts = starts or read("h100/gemm-tuned-starts-f16.json")
-    later = read("h100/profile-gemm.json")  # of rungs that the H200 was not asked for
-    tuned_rows, on_layers = tuned.get("rows", []), list(waves["layers"]["products"].values()) if waves else []
-
-    def tuned_rates(row: Row | None, n: int, every: list[Row] = tuned_rows) -> list[str]:
-        """A rung's rates under each condition at a size; cuBLAS's, of the cells of ``every`` row, without a rung."""
-        rows = every if row is None else [row]
-        cells = {(c["data"], c["load"]): c for r in rows for c in r["gpu"]["cells"] if c["n"] == n}
-        told = beside_cublas if row else lambda cell: spread(cell["baselines"]["cublas"]["tflops"])
-        return [told(cells[key]) if key in cells else "–" for key in CONDITIONS]
-
-    def tiles(row: Row) -> float:
-        """Waves of BEST32's tiles."""
-        return -(-row["m"] // BEST32.tile_m) * -(-row["n"] // BEST32.tile_n) / waves["multiprocessors"]
-
-    return filled(
-        "ladder-gemm.template.md",
-        __name__,
-        timed=timed.rows,
-        made=timed.made,
-        nvrtc=timed.nvrtc,
-        cells=timed.cells,
-        needs=timed.needs,
-        moved=timed.moved,
-        rungs=LADDER.rungs,
-        hopper=HOPPER_LADDER.rungs,
-        sizes=lambda kind: [f"N = {n}" for n in timed.cells(kind, "02")],
-        cublas=lambda cell: spread(cell["baselines"]["cublas"]["tflops"]),
-        f16_kernels=lambda arch: {
-            rung.key: timed.kernels[f"{rung.key} f16 {arch}"] for rung in LADDER.rungs if rung.config is not BEST32
-        },
-        mean=geometric_mean,
-        seed=json.loads((HERE / "seeds" / "gemm.json").read_text(encoding="utf-8"))["tflops"],
-        profile=profile,
-        later=later,
-        both_sides=both_sides,
-        power=power,
-        tuned=tuned,
-        starts=starts,
-        starts_sizes=list(dict.fromkeys(c["n"] for row in starts.get("rows", []) for c in row["gpu"]["cells"])),
-        kernels_of_seed=json.loads((HERE / "seeds" / BESIDE_OURS).read_text(encoding="utf-8")),
-        waves=waves,
-        tuned_sizes=list(dict.fromkeys(cell["n"] for row in tuned_rows for cell in row["gpu"]["cells"])),
-        tuned_rates=tuned_rates,
-        searched=searched(tuned_rows),
-        tiles=tiles,
-        uneven=uneven(waves["waves"]["products"].values(), tiles) if waves else [],
-        fastest=[max((s for s in SCHEDULES if s in row), key=lambda s: row[s]["tflops"]) for row in on_layers],
-        **of_power(timed, power, products["shapes"]),
-    )
+    timed, power, products = Timed(), read("h200/gemm-power.json"), read("h200/gemm.json")
+    figures = of_power(timed, power, products["shapes"]) | {"ladder": timed, "power": power, "both_sides": both_sides}
+    return filled("ladder-gemm.template.md", __name__, hopper=HOPPER_LADDER.rungs, **figures)
 
 
 PAGES = {EVIDENCE / "ladder-gemm.md": page}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 from warploom_lab.kernels.matmul.ladder import LADDER
@@ -56,20 +55,17 @@ def _hinted(rung: str) -> bool:
     return getattr(LADDER.rung(rung).config, "pipelined", True)  # from 06 on every kernel is
 
 
-@dataclass
-class _Apart:
-    """A class of access that the two sides count differently for one reason: by product the rungs, with ratios."""
+Apart = dict[str, list[tuple[str, float]]]
+"""Of a class of access that the two sides count differently: by product the rungs, with ncu's count over the other."""
 
-    rungs: dict[str, list[str]] = field(default_factory=dict[str, list[str]])
-    ratios: dict[str, list[float]] = field(default_factory=dict[str, list[float]])
 
-    def __str__(self) -> str:
-        parts: list[str] = []
-        for product, ratios in self.ratios.items():
-            least, most = (f"{x:.2f}" for x in (min(ratios), max(ratios)))
-            times = least if least == most else f"{least} to {most}"
-            parts.append(f"{times} times on {product} ({_listed(self.rungs[product])})")
-        return ", ".join(parts)
+def _text(apart: Apart) -> str:
+    parts: list[str] = []
+    for product, found in apart.items():
+        rungs, ratios = zip(*found, strict=True)
+        times = " to ".join(dict.fromkeys(f"{x:.2f}" for x in (min(ratios), max(ratios))))
+        parts.append(f"{times} times on {product} ({_listed(rungs)})")
+    return ", ".join(parts)
 
 
 def both_sides(profile: Row) -> str:
@@ -81,13 +77,13 @@ def both_sides(profile: Row) -> str:
     found = _apart(profile["rungs"])
     if not found:
         return f"{text}, for every rung."
-    lines = [f"- `{kind}`, {apart}: {why}." for (why, kind), apart in found.items()]
+    lines = [f"- `{kind}`, {_text(apart)}: {why}." for (why, kind), apart in found.items()]
     return f"{text}, except for\n\n" + "\n".join(lines) + _without_hint(profile)
 
 
-def _apart(rungs: Mapping[str, Any]) -> dict[tuple[str, str], _Apart]:
+def _apart(rungs: Mapping[str, Any]) -> dict[tuple[str, str], Apart]:
     """What the two sides count differently, by reason and class. Raises ValueError where there is no reason."""
-    found: dict[tuple[str, str], _Apart] = {}
+    found: dict[tuple[str, str], Apart] = {}
     for rung, row in rungs.items():
         for product, counted in row["wavefronts"].items():
             for kind, pair in counted.items():
@@ -96,9 +92,8 @@ def _apart(rungs: Mapping[str, Any]) -> dict[tuple[str, str], _Apart]:
                     continue
                 if why is None:
                     raise ValueError(f"rung {rung}, {product}: nothing explains {kind} {pair}")
-                of = found.setdefault((why, kind), _Apart())
-                of.rungs.setdefault(product, []).append(rung)
-                of.ratios.setdefault(product, []).append(pair["ncu"] / pair["emulator"])
+                apart = found.setdefault((why, kind), {})
+                apart.setdefault(product, []).append((rung, pair["ncu"] / pair["emulator"]))
     return found
 
 

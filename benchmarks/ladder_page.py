@@ -10,13 +10,11 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from functools import partial
 from itertools import pairwise
 from statistics import geometric_mean
 from typing import Any
 
 import ladder_counters as counted
-import ladder_seeds as seeds
 from page_parts import (
     EVIDENCE,
     Row,
@@ -29,12 +27,12 @@ from page_parts import (
     read,
     registers,
     spread,
-    wavefronts,
 )
 
 from warploom_lab.kernels.attention.ladder import FULL_LADDER, HOPPER_LADDER
 from warploom_lab.kernels.ladder import Rung
 
+HOPPER_KEYS = [rung.key for rung in HOPPER_LADDER.rungs]
 SAME_TILE = ("8", "9", "16")
 """Rungs with the tile of the reference kernel, (128,64,4)."""
 FALL = 0.02
@@ -61,6 +59,11 @@ class Fall:
     def lengths(self) -> list[int]:
         """Where it falls."""
         return [seq for seq in self.rates if min(self.rates[seq], self.paired[seq]) < -FALL]
+
+    @property
+    def in_mean(self) -> bool:
+        """Whether it falls in the mean over the lengths too, beside flash."""
+        return self.means[1] < -FALL
 
 
 class Ladder:
@@ -189,50 +192,17 @@ def grid_orders(ablated: Row, counters: counted.Counters) -> tuple[list[tuple[st
 
 def page() -> str:
     """The whole page."""
-    ladder, ablated, search = Ladder(), read("h200/ablations.json"), read("h200/attention-search.json")
-    counters, falling, published = ladder.counters, ladder.falling(), seeds.seed_figures()
-    keys = [rung.key for rung in ladder.rungs]
-    reference = {key: one["sass"] for key, one in counters.reference.items()}
-    turned, turned_on, turned_counters = grid_orders(ablated, counters)
+    ladder, search = Ladder(), read("h200/attention-search.json")
+    reference = {key: one["sass"] for key, one in ladder.counters.reference.items()}
     return filled(
         "ladder-attention.template.md",
         __name__,
         "ladder_counters",
         "ladder_seeds",
         ladder=ladder,
-        counters=counters,
-        published=published,
         search=search,
-        places=places(search) if search else "",
-        wavefronts=wavefronts,
-        falling=falling,
-        code=ladder.code,
-        mean_falls=[fall.name for fall in falling if fall.means[1] < -FALL],
-        mma=[key for key in keys if not key.startswith("h")],
-        hopper=[rung.key for rung in HOPPER_LADDER.rungs],
         reference=reference and reference | ladder.listed(SAME_TILE, "sm_90a"),
-        f16_kernels=ladder.f16_kernels,
-        profile=counters.profile,
-        stalls=counted.STALLS,
-        unequal=counters.unequal(),
-        ablated=counted.ablations(ablated["rows"]),
-        turned=turned,
-        turned_on=turned_on,
-        turned_counters=turned_counters,
-        ldmatrix_shapes=list(seeds.ldmatrix_shapes()),
-        ldmatrix_operands=list(seeds.OPERANDS),
-        buffered=seeds.buffered(search) if search else [],
-        made_ablations=ablated["environment"],
-        listings=seeds.listings(),
-        near=seeds.NEAR,
-        types_apart=seeds.types_apart(ladder.f16_kernels, ladder.kernels),
-        need=seeds.register_need(published),
-        shares=seeds.shares(ladder.f16_rows),
-        bf16_shares=seeds.shares(ladder.rows),
-        spilled_at=partial(seeds.spilled_at, ladder.f16_kernels, published),
-        claims=list(seeds.claims(ladder.f16_kernels, published)),
-        groups=list(seeds.GROUPS),
-        counts=list(seeds.counts(ladder.f16_kernels)),
+        ablated=read("h200/ablations.json"),
     )
 
 

@@ -100,7 +100,7 @@ def ldmatrix_shapes() -> Iterator[tuple[str, int, list[str]]]:
 
 def buffered(search: Mapping[str, Any]) -> list[float]:
     """How much a double buffer of fragments changes each configuration of a search that has both."""
-    glance: Mapping[str, float] = search["glance"]
+    glance: Mapping[str, float] = search.get("glance", {})
     pairs = ((rate, glance.get(name.replace("+buffer", ""))) for name, rate in glance.items() if "+buffer" in name)
     return [rate / plain - 1 for rate, plain in pairs if plain]
 

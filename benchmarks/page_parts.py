@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from importlib import import_module
 from pathlib import Path
+from statistics import geometric_mean
 from typing import Any
 
 import jinja2
@@ -132,23 +133,33 @@ def templates(**filters: Any) -> jinja2.Environment:
         lstrip_blocks=True,
         keep_trailing_newline=True,
     )
-    functions = (head, row, provenance, registers, group_table, distance)
-    made.filters |= {"f": number, "median": median, "spread": spread, "joined": joined, **filters}
-    made.globals |= {function.__name__: function for function in functions}
+    made.filters |= {"f": number, "mean": geometric_mean} | _named(median, spread, joined, wavefronts) | filters
+    made.globals |= _named(read, head, row, provenance, registers, group_table, distance)
     return made
 
 
+def _named(*functions: Callable[..., Any]) -> dict[str, Callable[..., Any]]:
+    return {function.__name__: function for function in functions}
+
+
+def public(*modules: str) -> dict[str, Any]:
+    """The constants and functions of modules."""
+    named = ((module, name, x) for module in modules for name, x in vars(import_module(module)).items())
+    return {name: x for of, name, x in named if name[0] != "_" and (not callable(x) or x.__module__ == of)}
+
+
+def functions(values: Mapping[str, Any]) -> dict[str, Callable[..., Any]]:
+    """Those of some values that can be called."""
+    return {name: value for name, value in values.items() if callable(value)}
+
+
 def filled(template: str, *modules: str, **values: Any) -> str:
-    """A template filled by Jinja with values and the public functions of modules; functions are filters too.
+    """A template filled by Jinja with values, and constants and functions of modules; functions are filters too.
 
     Raises jinja2.UndefinedError for a name that nothing has.
     """
-    for module in modules:
-        found = vars(sys.modules[module]).items()
-        own = {n: f for n, f in found if getattr(f, "__module__", "") == module and callable(f) and n[0] != "_"}
-        values = own | values
-    functions = {name: value for name, value in values.items() if callable(value)}
-    return templates(**functions).get_template(template).render(values)
+    given = public(*modules) | values
+    return templates(**functions(given)).get_template(template).render(given)
 
 
 def read(name: str) -> Any:

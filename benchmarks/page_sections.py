@@ -10,7 +10,7 @@ from statistics import geometric_mean
 from typing import Any
 
 from decode_baselines import to_the_fastest
-from page_parts import templates
+from page_parts import functions, public, templates
 
 Result = Mapping[str, Any]
 SEQUENCES = (512, 1024, 4096, 16384)
@@ -62,7 +62,7 @@ SMOOTHED = 10
 
 def made(name: str, result: Result) -> str:
     """A table or section of a result."""
-    template = templates(**FILTERS).get_template("tables.template.md")
+    template = templates(**functions(public(__name__)), **FILTERS).get_template("tables.template.md")
     return str(getattr(template.make_module({"baselines": BASELINES}), name.replace("-", "_"))(result))
 
 
@@ -101,16 +101,18 @@ def loads(cells: Sequence[Result]) -> list[tuple[str, list[Result]]]:
     return [("in turns", list(cells)), *([("rested", rested)] if rested else [])]
 
 
-def means(cells: Sequence[Result], baselines: Iterable[str]) -> Iterator[str]:
+def means(cells: Sequence[Result], baselines: Iterable[str]) -> list[str]:
     """``1.26×, least 1.06× (64 causal 512)`` of each baseline, or –."""
-    for baseline in baselines:
-        ratios = [(ratio, cell) for cell in cells if (ratio := ratio_to(cell, baseline)) is not None]
-        if not ratios:
-            yield "–"
-            continue
-        least, c = min(ratios, key=lambda found: found[0])
-        where = f"{c['head_dim']} {'causal' if c['causal'] else 'full'} {c['seq']}"
-        yield f"{geometric_mean(ratio for ratio, _ in ratios):.2f}×, least {least:.2f}× (head_dim {where})"
+    return [_mean(cells, baseline) for baseline in baselines]
+
+
+def _mean(cells: Sequence[Result], baseline: str) -> str:
+    ratios = [(ratio, cell) for cell in cells if (ratio := ratio_to(cell, baseline)) is not None]
+    if not ratios:
+        return "–"
+    least, c = min(ratios, key=lambda found: found[0])
+    where = f"{c['head_dim']} {'causal' if c['causal'] else 'full'} {c['seq']}"
+    return f"{geometric_mean(ratio for ratio, _ in ratios):.2f}×, least {least:.2f}× (head_dim {where})"
 
 
 def rates_beside(rows: Iterable[Result], name: str, baselines: Sequence[str]) -> list[str]:
@@ -162,12 +164,10 @@ def parts_beside(parts: Sequence[Result], baselines: Iterable[str]) -> list[str]
     return [name for name in baselines if any(name in part for part in parts)]
 
 
-def ranges(parts: Sequence[Result], names: Iterable[str]) -> Iterator[str]:
-    """The lowest and the highest of each."""
-    for name in names:
-        values = [part[name] for part in parts if name in part]
-        low, high = (f"{of(values):.2f}" if values else "–" for of in (min, max))
-        yield low if low == high else f"{low} … {high}"
+def ranges(parts: Sequence[Result], names: Iterable[str]) -> list[str]:
+    """The lowest and the highest of each, or –."""
+    found = ([part[name] for part in parts if name in part] for name in names)
+    return [" … ".join(dict.fromkeys(f"{x:.2f}" for x in (min(of), max(of)))) if of else "–" for of in found]
 
 
 # -- products
@@ -234,40 +234,22 @@ def ends_at(run: Result, last: int) -> str:
     return f"{sum(run['losses'][-last:]) / last:.3f}"
 
 
+def product_heads(layouts: Iterable[str]) -> list[str]:
+    """The heads of :func:`product_table`."""
+    return [f"{layout}: {kernel}" for layout in layouts for kernel in ("cuBLAS", "matmul", "mma.sync")]
+
+
+def over_best(cells: Iterable[Result]) -> list[float]:
+    """How many times as long as the fastest configuration the chosen one takes."""
+    return [c["microseconds"][c["chosen"]] / min(c["microseconds"].values()) for c in cells]
+
+
 FILTERS: dict[str, Any] = {
-    "mean": geometric_mean,
     "largest": lambda of: max(of.values()),
-    "over_best": lambda cells: [c["microseconds"][c["chosen"]] / min(c["microseconds"].values()) for c in cells],
     "count_of": lambda cases, outcome: sum(case["outcome"] == outcome for case in cases),
     "baseline_name": lambda name: BASELINES.get(name, name),
     "as_list": lambda x: x if isinstance(x, list) else [x],
     "to_the_fastest": to_the_fastest,
-    **{
-        function.__name__: function
-        for function in (
-            ratio_to,
-            ratios_to,
-            at_lengths,
-            alone,
-            loads,
-            rates_beside,
-            square,
-            timed_beside,
-            by_dims,
-            by_batch,
-            parts_beside,
-            by_rows,
-            beside_cublas,
-            product_table,
-            steps,
-            against,
-            by_kernels,
-            ends_at,
-        )
-    },
-    "means": lambda cells, baselines: list(means(cells, baselines)),
-    "product_heads": lambda layouts: [f"{x}: {kernel}" for x in layouts for kernel in ("cuBLAS", "matmul", "mma.sync")],
-    "ranges": lambda parts, names: list(ranges(parts, names)),
 }
 
 

@@ -80,14 +80,12 @@ def page() -> str:
     return filled(
         "ptx-mutants.template.md",
         __name__,
-        mutants=mutants,
-        mended=evidence["mended before"],
+        evidence=evidence,
         equivalent=Counter(
             (r["kernel"], f"{r['change']}: `{r['code']}`", r["reason"] or "**not shown**")
             for r in mutants
             if r["verdict"] in ("equivalent", "unseen")
         ),
-        round_trip=read("h200/ptx-round-trip.json"),
         launched=rows,
         tools=list(rows[0]["tools"]),
         both=sum(bool(row["kinds"]) and _reported(row) for row in rows),

@@ -8,7 +8,6 @@ The evidence is benchmarks/results/h200/reduce.json, reduce-textbook.json and ma
 from __future__ import annotations
 
 import sys
-from typing import Any
 
 from page_parts import EVIDENCE, Row, filled, main, read, spread
 from page_tables import markdown_table
@@ -50,36 +49,28 @@ def sass(rows: dict[str, Row]) -> str:
     return markdown_table(["rung", *(f"`{op}`" for op in OPCODES), "others", "all"], body)
 
 
+def by_rung(found: Row) -> dict[str, Row]:
+    """The rows of the paper's experiment."""
+    return {row["rung"]: row for row in found["result"]["rungs"]}
+
+
+def faster(rows: dict[str, Row], key: str, than: str) -> float:
+    """How many times as many operations a rung does with every SM full."""
+    return over(rows[key]["grid"]["speed_up"], rows[than]["grid"]["speed_up"])
+
+
+def energy(rows: dict[str, Row], key: str, than: str) -> float:
+    """How many times less energy an operation of a rung takes there."""
+    return rows[than]["grid"]["energy_per_operation_j"] / rows[key]["grid"]["energy_per_operation_j"]
+
+
 def page() -> str:
     """The whole page."""
-    experiment, baselines, attention = (
-        read(f"h200/{name}.json") for name in ("reduce", "matmul-reduce", "attention-d128-bf16")
-    )
-    hopper = read("h100/reduce.json")
-    rows: dict[str, Any] = {row["rung"]: row for row in experiment["result"]["rungs"]}
-    cells = ({r["rung"]: r for r in attention["rows"]}[key]["gpu"]["cells"] for key in ("0", "1"))
-    return filled(
-        "ladder-reduce.template.md",
-        __name__,
-        rows=rows,
-        published=experiment["result"]["paper"],
-        hopper=hopper,
-        hopper_rows={row["rung"]: row for row in hopper["result"]["rungs"]} if hopper else {},
-        ladder=LADDER.rungs,
-        in_registers=("3", "4", "5"),
-        baselines=baselines["result"],
-        search=baselines["result"]["search_ten_millions"],
-        textbook=read("h200/reduce-textbook.json"),
-        attention=[(a["seq"], a["tflops"], b["tflops"]) for a, b in zip(*cells, strict=True)],
-        cycles=lambda key: rows[key]["loop"]["cycles_per_operation"],
-        through_shared=("1", "1w", "2"),
-        faster=lambda key, than: over(rows[key]["grid"]["speed_up"], rows[than]["grid"]["speed_up"]),
-        energy=lambda key, than: (
-            rows[than]["grid"]["energy_per_operation_j"] / rows[key]["grid"]["energy_per_operation_j"]
-        ),
-        sass=sass(rows).rstrip(),
-        environment=experiment["environment"],
-    )
+    experiment, rungs = read("h200/reduce.json"), read("h200/attention-d128-bf16.json")["rows"]
+    cells = ({row["rung"]: row["gpu"]["cells"] for row in rungs}[key] for key in ("0", "1"))
+    rows, pairs = by_rung(experiment), list(zip(*cells, strict=True))
+    named = {"experiment": experiment, "rows": rows, "ladder": LADDER.rungs, "attention": pairs}
+    return filled("ladder-reduce.template.md", __name__, **named)
 
 
 PAGES = {EVIDENCE / "ladder-reduce.md": page}

@@ -86,10 +86,10 @@ def by_itself(cell: Row) -> str:
     return "".join(rates_beside(alone([cell]), "warploom", ("torch_cudnn", "flash_attention_4"))) or "–"
 
 
-def sweep(found: Row) -> Iterator[Row]:
+def sweep(runs: Iterable[Row]) -> Iterator[Row]:
     """The best of each swept cell, and the best with two consumers, where both were among the last."""
     cells: dict[str, list[Row]] = {}
-    for run in found["runs"]:
+    for run in runs:
         for row in run["rows"]:
             if row["config"] not in BASELINES:
                 cells.setdefault(row["cell"], []).append(row)
@@ -123,41 +123,15 @@ def sustained(rows: Sequence[Row]) -> str:
 
 def page() -> str:
     """The whole page."""
-    ladder, found, unseen, sweeps, data, profile = (
-        read(f"h200/{name}.json")
-        for name in (
-            "attention-d128-bf16",
-            "attention-cells",
-            "sanitizer-unseen",
-            "attention-sweep",
-            "attention-data",
-            "profile",
-        )
-    )
-    rows, broken, suits = ladder["rows"], read("static/hopper-mutants.json"), data["rows"][0]["data"]
+    rows = read("h200/attention-d128-bf16.json")["rows"]
     metered = {"16", "best", *(rung.key for rung in HOPPER_LADDER.rungs)}
     return filled(
         "from-mma-to-wgmma.template.md",
         __name__,
-        found=found,
-        unseen=unseen,
-        broken=broken,
-        data=data["rows"],
+        rows=rows,
         listing=(ROOT / "examples" / "wgmma_pipeline.py").read_text(encoding="utf-8").rstrip("\n"),
-        defects=defects(unseen),
-        totals=totals(unseen),
-        rungs=rungs(rows),
-        zeros=zeros(found["cells"]),
-        equivalent={label for row in broken["configs"].values() for label in row["equivalent"]},
         power=power_markdown([row for row in rows if row["rung"] in metered]).rstrip("\n"),
-        sustained=sustained(rows),
-        counters=Counters(profile),
-        sweep=list(sweep(sweeps)),
-        baselines=present(found["cells"]),
-        swept=present(row for run in sweeps["runs"] for row in run["rows"]),
-        cells=sorted(found["cells"], key=lambda c: (c["head_dim"], c["causal"], c["seq"])),
-        gains=[r["over_plain"]["median"] for r in data["rows"] if r["data"] == suits],
-        least=[r["over_plain"]["median"] for r in data["rows"] if r["data"] != suits],
+        counters=Counters(read("h200/profile.json")),
     )
 
 
