@@ -291,16 +291,14 @@ def flash_attn_with_kvcache(
     if k is None or v is None:
         return attention_paged(q, k_cache, v_cache, lengths, **options)
     counted = lengths + new
-    repeat = checked_attention_paged(q, k_cache, v_cache, counted, **options)  # before anything is written
+    attend = checked_attention_paged(q, k_cache, v_cache, counted, **options)  # before anything is written
     turning: dict[str, Any] = {"cos": rotary_cos, "sin": rotary_sin, "interleaved": rotary_interleaved}
     if rotary_cos is not None and rotary_sin is not None:
-        first, repeat = (lengths if rotary_seqlens is None else rotary_seqlens)[:, None], None
-        masked = causal or any(side not in (-1, None) for side in (() if window_size is None else window_size))
-        q = _turned("q", q, rotary_cos, rotary_sin, first + _count(q) * masked, rotary_interleaved)
-        if rotary_seqlens is not None and rotary_seqlens is not cache_seqlens:
-            k, turning = _turned("k", k, rotary_cos, rotary_sin, first + _count(k), rotary_interleaved), {}
+        apart = None if rotary_seqlens is cache_seqlens else rotary_seqlens
+        q, k, turning = _rotated(q, k, turning, lengths, apart, masked=causal or _is_window(window_size))
+        attend = None
     append_to_cache(k_cache, v_cache, k, v, counted, block_table=table, **turning)
-    return attention_paged(q, k_cache, v_cache, counted, **options) if repeat is None else repeat()
+    return attention_paged(q, k_cache, v_cache, counted, **options) if attend is None else attend()
 
 
 def flash_attn_combine(
@@ -446,6 +444,23 @@ def _parts(name: str, packed: Tensor, axis: int, form: str) -> tuple[Tensor, ...
     return packed.unbind(axis)
 
 
+def _is_window(window_size: Window | None) -> bool:
+    return window_size is not None and any(side not in (-1, None) for side in window_size)
+
+
+def _rotated(
+    q: Tensor, k: Tensor, turning: dict[str, Any], lengths: Tensor, apart: Tensor | None, *, masked: bool
+) -> tuple[Tensor, Tensor, dict[str, Any]]:
+    """q at its positions, which begin at ``lengths`` or ``apart`` from those, the new keys, and what turns those yet.
+
+    q is at its own positions if it is ``masked``, all at the first otherwise. Keys that begin ``apart`` are turned
+    here, others as they are appended.
+    """
+    first = (lengths if apart is None else apart)[:, None]
+    q = _turned("q", q, first + _count(q) * masked, **turning)
+    return (q, k, turning) if apart is None else (q, _turned("k", k, first + _count(k), **turning), {})
+
+
 def _count(x: Tensor) -> Tensor:
     """0, 1, … for each position of (batch, positions, …)."""
     import torch
@@ -453,7 +468,7 @@ def _count(x: Tensor) -> Tensor:
     return torch.arange(x.shape[1], dtype=torch.int32, device=x.device)
 
 
-def _turned(name: str, x: Tensor, cos: Tensor, sin: Tensor, positions: Tensor, interleaved: bool) -> Tensor:
+def _turned(name: str, x: Tensor, positions: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) -> Tensor:
     """Rotary embedding of (batch, n, heads, head_dim) at positions (batch, n), in float32; later dimensions stay.
 
     Positions beyond the tables take their last row, as in :func:`warploom.append_to_cache`. Raises ProblemError for

@@ -72,7 +72,7 @@ def _last(name: str, view: ArrayView) -> str:
 
 
 def misaligned(view: ArrayView) -> str:
-    """What is wrong with the rows of an array for kernels that take them where they lie; empty where nothing is."""
+    """The fault of rows that kernels cannot take where they lie; empty where they can."""
     outer, size = view.strides[:-1], view.dtype.bytes
     if 0 in view.shape or not outer:
         return ""

@@ -377,7 +377,7 @@ class Caller:
         return made[0] if len(made) == 1 else tuple(made) if made else None
 
     def computation(self, given: Mapping[str, Any]) -> Computation:
-        """What a call comes to that is planned alone; arguments that are not given have their defaults."""
+        """The computation of a call that is planned alone; arguments that are not given have their defaults."""
         for name in given:
             if name not in self.array_names and name not in self.option_names and name != "config":
                 raise TypeError(f"a plan of {self.name} takes no argument {name!r}")
