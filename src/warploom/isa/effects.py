@@ -288,12 +288,12 @@ class BulkLoad(Effect):
 class AsyncStore(Effect):
     """Each thread stores 16 bytes into a CTA of the cluster; they complete on an mbarrier of that CTA.
 
-    ``target`` and ``barrier`` are operands, addresses of the cluster; four operands from ``values`` on are the words.
+    ``target`` and ``barrier`` are operands, addresses of the cluster; the four operands ``values`` are the words.
     """
 
     target: int
     barrier: int
-    values: int
+    values: tuple[int, int, int, int]
     target_offset: int
     barrier_offset: int
 

@@ -385,7 +385,7 @@ form(
     type="b32 u32 s32 f32",
     name="st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.b32",
     operands="target barrier a",
-    effects=lambda i: (AsyncStore(0, 1, 2, i.target_offset, i.barrier_offset),),
+    effects=lambda i: (AsyncStore(0, 1, (2, 3, 4, 5), i.target_offset, i.barrier_offset),),
     since="sm_90",
     asm="volatile memory",
 )

@@ -8,17 +8,18 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from warploom.emulate.control.frames import Frame
+from warploom.emulate.control.frames import Execution, Frame
 from warploom.emulate.findings.report import Reporter
 from warploom.emulate.order.clocks import Clocks
 from warploom.emulate.order.planes import CONTROL, joined
 from warploom.ir.statements import Op, SourceLine
-from warploom.isa.effects import Barrier
+from warploom.isa.effects import Barrier, ClusterBarrier
 
 Array = NDArray[Any]
 
@@ -117,12 +118,13 @@ class Barriers:
         for key in [k for k in self.open if k[0] in set(ctas)]:
             self._complete_if_all_came(key)
 
-    def arrive(self, frame: Frame, number: Array, barrier: Barrier, op: Op, holds: Array | None = None) -> Wait | None:
+    def arrive(self, call: Execution[Barrier]) -> Wait | None:
         """All warps of the frame arrive. Returns what they wait for, or None if they may go on.
 
-        ``holds``: the predicate of each thread, (warps, 32), where the barrier puts these together.
+        Where the barrier puts predicates of its threads together, warps that have waited for it get the result.
         """
-        threads, waits = barrier.threads, barrier.waits
+        frame, op, number, holds = call.frame, call.op, call.given["barrier"], call.given.get("holds")
+        threads, waits = call.effect.threads, call.effect.waits
         self.clocks.stamp(op)
         whole = frame.whole_ctas and waits and threads in (None, self.threads) and not self.open and holds is None
         if whole and number.size == 1 and 0 <= int(number.flat[0]) < NAMED_BARRIERS:
@@ -139,9 +141,8 @@ class Barriers:
             message = f"{op.instruction.mnemonic} for {expected} threads: use a multiple of 32 up to {self.threads}"
             self.report.add("barrier", op.where, message, int(frame.rows[0]), 0)
             return None
-        wait = Wait(op, set())
-        numbers = frame.full(number)[:, 0]
-        came = frame.acting()
+        wait = Wait(op, set(), then=None if holds is None else partial(self._voted, op))
+        numbers, came = frame.full(number)[:, 0], frame.acting()
         for i, (row, which) in enumerate(zip(frame.rows.tolist(), numbers.tolist(), strict=True)):
             if not 0 <= which < NAMED_BARRIERS:
                 self.report.add("barrier", op.where, f"there is no barrier {which}: use 0 to 15", row, 0)
@@ -149,9 +150,14 @@ class Barriers:
             key = (row // self.clocks.warps_per_cta, which)
             phase = self.open.setdefault(key, NamedPhase(expected=expected, op=op, everyone=threads is None))
             if holds is not None:
-                phase.votes += np.array([(holds[i] & came[i]).sum(), came[i].sum()], np.uint32)
+                phase.votes += np.array([(frame.full(holds)[i] & came[i]).sum(), came[i].sum()], np.uint32)
             self._arrive(row, key, expected, wait if waits else None, op)
-        return None if wait.ready else wait
+        return None if wait.ready and holds is None else wait
+
+    def _voted(self, op: Op, frame: Frame) -> None:
+        """Warps that have waited get what the predicates of all threads say together."""
+        votes = np.stack([self.votes.get(row, np.zeros(2, np.uint32)) for row in frame.rows.tolist()])
+        frame.write(op.results[0], op.instruction.meaning(votes[:, :1], votes[:, 1:])[0])
 
     def _arrive(self, row: int, key: tuple[int, int], expected: int, wait: Wait | None, op: Op) -> None:
         phase = self.open[key]
@@ -239,7 +245,13 @@ class ClusterBarriers:
         self.current = [Phase() for _ in range(rows // self.domain)]
         self.arrived: dict[int, tuple[Phase, Op]] = {}
 
-    def arrive(self, frame: Frame, op: Op, relaxed: bool) -> None:
+    def meet(self, call: Execution[ClusterBarrier]) -> Wait | None:
+        """All warps of the frame execute one of the halves. Returns what they wait for."""
+        if call.effect.waits:
+            return self._wait(call.frame, call.op)
+        return self._arrive(call.frame, call.op, call.effect.relaxed)
+
+    def _arrive(self, frame: Frame, op: Op, relaxed: bool) -> None:
         """All warps of the frame arrive."""
         self.clocks.stamp(op)
         self.clocks.absorb(frame.rows)
@@ -258,7 +270,7 @@ class ClusterBarriers:
             self.arrived[row] = phase, op
         self._complete(frame.rows)
 
-    def wait(self, frame: Frame, op: Op) -> Wait | None:
+    def _wait(self, frame: Frame, op: Op) -> Wait | None:
         """The wait of the frame's warps for their cluster's barrier; None where it is over already."""
         wait = Wait(op, set())
         for row in frame.rows.tolist():

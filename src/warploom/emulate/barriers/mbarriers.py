@@ -14,14 +14,24 @@ import numpy as np
 from numpy.typing import NDArray
 
 from warploom.emulate.barriers.barriers import Phase, Wait, warps_text, whereabouts
-from warploom.emulate.control.frames import Actor, Frame, actors
+from warploom.emulate.control.frames import Actor, Execution
 from warploom.emulate.findings.report import Reporter
 from warploom.emulate.memory.shared_memory import SHARED_BASE, SharedMemory
 from warploom.emulate.order.clocks import Clocks
 from warploom.emulate.order.planes import CONTROL, FAR, joined
 from warploom.ir.program import Program
 from warploom.ir.statements import Op, SourceLine
-from warploom.isa.effects import BulkLoad, BulkTensorCopy, ClusterScope, MbarrierArrive, MbarrierWait
+from warploom.isa.effects import (
+    BulkLoad,
+    BulkTensorCopy,
+    ClusterScope,
+    MbarrierArrive,
+    MbarrierFence,
+    MbarrierInit,
+    MbarrierInvalidate,
+    MbarrierWait,
+    ProxyFence,
+)
 from warploom.isa.memory import WINDOW_BITS
 
 Array = NDArray[Any]
@@ -167,9 +177,10 @@ class Mbarriers:
 
     # -- life ----------------------------------------------------------------------------------------------------
 
-    def initialise(self, frame: Frame, address: Array, count: int, op: Op) -> None:
+    def initialise(self, call: Execution[MbarrierInit]) -> None:
         """``mbarrier.init`` by the active lanes."""
-        for by, (place,) in actors(frame, op, None, address):
+        op, count = call.op, call.effect.count
+        for by, (place,) in call.actors("address"):
             where = place - SHARED_BASE
             if not self._fits(where, by):
                 continue
@@ -196,10 +207,10 @@ class Mbarriers:
         self.report.by("misaligned" if where % BYTES else "bounds", by, message, address=where)
         return False
 
-    def fence(self, frame: Frame, op: Op, *, publishes: bool = False) -> None:
+    def fence(self, call: Execution[MbarrierFence | ProxyFence]) -> None:
         """The active lanes make the mbarriers they initialised visible to the async proxy, and to the cluster."""
-        stamp = self.clocks.stamp(op)
-        for by, _ in actors(frame, op, None):
+        stamp, publishes = self.clocks.stamp(call.op), isinstance(call.effect, MbarrierFence)
+        for by, _ in call.actors():
             for bar in self.all.values():
                 if bar.made.row != by.row or bar.made.lane not in by.each:
                     continue
@@ -242,9 +253,10 @@ class Mbarriers:
 
     # -- arrivals ------------------------------------------------------------------------------------------------
 
-    def arrive(self, frame: Frame, address: Array, effect: MbarrierArrive, guard: Array | None, op: Op) -> None:
+    def arrive(self, call: Execution[MbarrierArrive]) -> None:
         """One arrival for each acting lane."""
-        for by, (place,) in actors(frame, op, guard, address):
+        op, effect = call.op, call.effect
+        for by, (place,) in call.actors("address"):
             self.clocks.stamp(op)
             cta, where = self.window(place, by) if effect.remote else (None, place)
             bar = self.find(where - SHARED_BASE, by, cta)
@@ -372,12 +384,12 @@ class Mbarriers:
             )
             self._found(bar, by, message)
 
-    def _looks(self, frame: Frame, address: Array, parity: Array, op: Op) -> Iterator[_Look]:
+    def _looks(self, call: Execution[MbarrierWait]) -> Iterator[_Look]:
         """Each mbarrier that active lanes look at, and whether the phase of their parity is over.
 
         A finding if in another order it passes for the phase two before.
         """
-        for by, (place, odd) in actors(frame, op, None, address, parity):
+        for by, (place, odd) in call.actors("address", "parity"):
             bar = self.find(place - SHARED_BASE, by)
             if bar is not None:
                 over = bar.phase & 1 != odd & 1
@@ -385,32 +397,27 @@ class Mbarriers:
                 self._check_over(bar, earlier, bar.phase - over, "comes before that, and passes at once", by)
                 yield by, bar, odd & 1, over
 
-    def wait(self, frame: Frame, address: Array, parity: Array, far: bool, op: Op) -> Wait | None:
-        """``try_wait.parity`` in a loop: what the frame has to wait for, or None."""
-        wait, left = Wait(op, set()), dict[int, list[Waiter]]()
-        for by, bar, odd, over in self._looks(frame, address, parity, op):
+    def wait(self, call: Execution[MbarrierWait]) -> Wait | None:
+        """``try_wait.parity`` in a loop: what the frame has to wait for, or None. A test tells whether it is over."""
+        effect, frame, done = call.effect, call.frame, np.zeros(call.frame.shape, np.bool_)
+        wait, left, far = Wait(call.op, set()), dict[int, list[Waiter]](), effect.scope == "cluster"
+        for by, bar, odd, over in self._looks(call):
             if over:
-                self._acquire(bar, by, far)
-                continue
-            waiter = Waiter(wait, left.setdefault(by.row, []), by, odd, far)
-            waiter.left.append(waiter)
-            bar.waiters.append(waiter)
-            wait.rows.add(by.row)
+                done[frame.rows == by.row, by.each] = True
+                if effect.acquires:
+                    self._acquire(bar, by, far)
+            elif effect.blocks:
+                waiter = Waiter(wait, left.setdefault(by.row, []), by, odd, far)
+                waiter.left.append(waiter)
+                bar.waiters.append(waiter)
+                wait.rows.add(by.row)
+        if not effect.blocks:
+            frame.write(call.op.results[0], done)
         return None if wait.ready else wait
 
-    def test(self, frame: Frame, address: Array, parity: Array, effect: MbarrierWait, op: Op) -> Array:
-        """``test_wait.parity``: whether the phase has completed, (warps, 32)."""
-        done = np.zeros((frame.n, 32), np.bool_)
-        for by, bar, _, over in self._looks(frame, address, parity, op):
-            if over:
-                if effect.acquires:
-                    self._acquire(bar, by, effect.scope == "cluster")
-                done[frame.rows == by.row, by.each] = True
-        return done
-
-    def invalidate(self, frame: Frame, address: Array, op: Op) -> None:
+    def invalidate(self, call: Execution[MbarrierInvalidate]) -> None:
         """``mbarrier.inval`` by the active lanes: all that use it must be known to have done so."""
-        for by, (place,) in actors(frame, op, None, address):
+        for by, (place,) in call.actors("address"):
             bar = self.find(place - SHARED_BASE, by)
             if bar is None:
                 continue
@@ -425,7 +432,7 @@ class Mbarriers:
                 self._found(bar, by, message)
             del self.all[(bar.cta, bar.address)]
             if self.shared.checks:
-                stamp = self.clocks.stamp(op)
+                stamp = self.clocks.stamp(call.op)
                 self.shared.history.disclaim(bar.cta, bar.address, BYTES, by.row, by.lane, stamp)
 
     def at_exit(self) -> None:

@@ -20,7 +20,7 @@ from warploom.emulate.order.clocks import Clocks
 from warploom.emulate.order.ordering import Ordering
 from warploom.emulate.transactions.bulk import BulkCopies
 from warploom.emulate.transactions.registers import RegisterPools
-from warploom.emulate.transactions.transaction import CopyQueue
+from warploom.emulate.transactions.transaction import CopyQueue, Groups
 from warploom.emulate.transactions.warpgroups import Warpgroups
 from warploom.ir.statements import NOWHERE, Const, Loop, Op, SourceLine, Value
 
@@ -67,6 +67,11 @@ class Context:
     def memories(self) -> dict[str, Any]:
         """The memories of the batch by their state spaces: all have places, loads, stores and updates."""
         return {"shared": self.shared, "global": self.memory, "local": self.local}
+
+    @property
+    def groups(self) -> dict[str, Groups[Any]]:
+        """The transactions that threads commit to groups, by their kinds."""
+        return {"cp.async": self.copies, "bulk": self.bulk, "wgmma": self.warpgroups}
 
     def passed(self, frame: Frame, loop: Loop) -> None:
         """A pass of an outermost loop is over: the first one that has begun tells how far it has come."""

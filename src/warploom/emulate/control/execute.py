@@ -12,7 +12,6 @@ from numpy.typing import NDArray
 
 from warploom.core.dtypes import f32
 from warploom.core.errors import EmulationError
-from warploom.emulate.barriers.barriers import Wait
 from warploom.emulate.control.calls import abort_step, print_step
 from warploom.emulate.control.context import Context, Step
 from warploom.emulate.control.frames import LANES, Frame
@@ -25,7 +24,8 @@ from warploom.emulate.memory.accesses import AccessSteps
 from warploom.emulate.memory.byte_memory import LOCAL_BASE
 from warploom.emulate.memory.global_memory import GlobalMemory
 from warploom.emulate.memory.shared_memory import SHARED_BASE
-from warploom.emulate.transactions.engine_steps import EngineSteps
+from warploom.emulate.transactions.engine_steps import engine_step
+from warploom.emulate.transactions.registers import WatchedRegisters
 from warploom.ir.program import Program
 from warploom.ir.statements import Op, Statement, Value
 from warploom.isa import effects as fx
@@ -42,7 +42,7 @@ class Executor(Context):
 
     def __init__(self, program: Program, checks: bool, across: bool, large: bool) -> None:
         super().__init__(checks, across)
-        self.engines = EngineSteps(self, program)
+        self.watched = WatchedRegisters(program)
         self.counts: list[tuple[Op, list[int]]] = []
         self._lanes = LaneSteps(self)
         self._steps = self._makers(AccessSteps(self))
@@ -59,7 +59,6 @@ class Executor(Context):
             fx.TensorMapWrite: accesses.map_step,
             fx.GlobalWait: accesses.wait_step,
             fx.WarpSync: self._lanes.sync,
-            fx.Barrier: self._barrier,
             fx.Fence: self._fence,
             fx.ReadSpecial: self._read_special,
             fx.Printed: partial(print_step, self),
@@ -100,16 +99,24 @@ class Executor(Context):
     def _prepare(self, ops: Sequence[Op]) -> Step:
         """The step of an instruction, or of lanewise ones that follow each other."""
         if self._is_lanewise(ops[0]):
-            check = self.engines.watch(ops) if self.checks else None
+            check = self._watch(ops) if self.checks else None
             return self._counted(ops, [self._lanewise(ops)] if check is None else [check, self._lanewise(ops)])
         (op,) = ops
-        checks = (self.engines.watch([op]), undefined(self, op), self._wide_check(op)) if self.checks else ()
+        checks = (self._watch([op]), undefined(self, op), self._wide_check(op)) if self.checks else ()
         parts: list[Step] = [check for check in checks if check is not None]
         effects = op.instruction.effects()
         parts += [self._effect(op, effect) for effect in effects]
         if op.results and all(isinstance(effect, fx.WarpSync) for effect in effects):
             parts.append(self._compute(op))
         return self._counted([op], parts)
+
+    def _watch(self, ops: Sequence[Op]) -> Step | None:
+        """The check of ordinary instructions that follow each other without a pause; None for none to be checked."""
+        watched = self.watched.touched_by(ops)
+        if not watched:
+            return None
+        registers = np.unique(np.concatenate([mine for _, mine in watched]))
+        return lambda frame: self.warpgroups.registers.touch(frame, watched, registers)
 
     def _counted(self, ops: Sequence[Op], parts: Sequence[Step]) -> Step:
         """One step of several parts, that counts how many warps come by."""
@@ -147,7 +154,7 @@ class Executor(Context):
 
     def _effect(self, op: Op, effect: fx.Effect) -> Step:
         make = self._steps.get(type(effect))
-        step = self.engines.step(op, effect) if make is None else make(op, effect)
+        step = engine_step(self, op, effect) if make is None else make(op, effect)
         if step is None:
             raise EmulationError(
                 f"{op.where}: the emulator does not execute {op.instruction.mnemonic} ({type(effect).__name__}); "
@@ -157,26 +164,6 @@ class Executor(Context):
 
     def _fence(self, _op: Op, effect: fx.Fence) -> Step:
         return lambda frame: self.ordering.fence(frame, effect.scope) if self.across and self.checks else None
-
-    def _barrier(self, op: Op, effect: fx.Barrier) -> Step:
-        keys = self.keys(op)
-        number, holds = keys[effect.barrier], None if effect.holds is None else keys[effect.holds]
-
-        def arrive(frame: Frame) -> Wait | None:
-            which = self.observe(frame, number, op, "the number")
-            votes = None if holds is None else frame.full(self.observe(frame, holds, op, "an operand"))
-            wait = self.barriers.arrive(frame, which, effect, op, votes)
-            if holds is not None:
-                wait = wait or Wait(op, set())
-                wait.then = voted
-            return wait
-
-        def voted(frame: Frame) -> None:
-            votes = np.stack([self.barriers.votes.get(row, np.zeros(2, np.uint32)) for row in frame.rows.tolist()])
-            found = op.instruction.meaning(votes[:, :1], votes[:, 1:])[0]
-            frame.write(op.results[0], found)
-
-        return arrive
 
     def _read_special(self, op: Op, effect: fx.ReadSpecial) -> Step:
         return lambda frame: frame.write(op.results[0], self._special(frame, effect.register))

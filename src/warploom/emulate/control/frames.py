@@ -9,13 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, Generic, TypeAlias, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from warploom.core.dtypes import DType
 from warploom.ir.statements import NOWHERE, Op, Register, SourceLine, Value
+from warploom.isa.effects import Effect
 from warploom.isa.instruction import Instruction
 
 Array = NDArray[Any]
@@ -313,12 +314,27 @@ class Actor:
         return self.op.instruction.mnemonic
 
 
-def actors(frame: Frame, op: Op, guard: Array | None, *arrays: Array) -> Iterator[tuple[Actor, list[int]]]:
-    """The acting lanes of each warp by what they give in some arrays, with the values that they agree on."""
-    wide = [frame.full(array) for array in arrays]
-    for i, row, lanes in lanes_of(frame, guard):
-        groups: list[tuple[Lanes, list[int]]] = [(lanes, [])]
-        for array in wide:
-            groups = [(part, [*values, int(x)]) for group, values in groups for x, part in split(array[i], group)]
-        for group, values in groups:
-            yield Actor(op, row, group), values
+E = TypeVar("E", bound=Effect, covariant=True)
+
+
+@dataclass(frozen=True, eq=False)
+class Execution(Generic[E]):
+    """A frame carries out an effect of an operation. ``given`` are operands, by the names that the effect has for them.
+
+    A ``guard`` among them says which of the active lanes act.
+    """
+
+    frame: Frame
+    op: Op
+    effect: E
+    given: Mapping[str, Array]
+
+    def actors(self, *names: str) -> Iterator[tuple[Actor, list[int]]]:
+        """The acting lanes of each warp by what they give for some operands, with the values that they agree on."""
+        wide = [self.frame.full(self.given[name]) for name in names]
+        for i, row, lanes in lanes_of(self.frame, self.given.get("guard")):
+            groups: list[tuple[Lanes, list[int]]] = [(lanes, [])]
+            for array in wide:
+                groups = [(part, [*values, int(x)]) for group, values in groups for x, part in split(array[i], group)]
+            for group, values in groups:
+                yield Actor(self.op, row, group), values

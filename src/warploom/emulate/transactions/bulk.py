@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from warploom.emulate.barriers.mbarriers import Mbarriers
-from warploom.emulate.control.frames import Actor, Frame, actors
+from warploom.emulate.control.frames import Actor, Execution, Frame
 from warploom.emulate.findings.report import Reporter
 from warploom.emulate.findings.traffic import TrafficCounter
 from warploom.emulate.memory.access import MemoryAccess
@@ -36,7 +36,6 @@ from warploom.emulate.transactions.transaction import (
     Transaction,
     cells_of,
 )
-from warploom.ir.statements import Op
 from warploom.isa import effects as fx
 
 Array = NDArray[Any]
@@ -57,6 +56,10 @@ class Starter(Actor):
     def __contains__(self, name: str) -> bool:
         return name in self.operands
 
+    def several(self, name: str, count: int) -> list[int]:
+        """The values of operands that have one name and numbers."""
+        return [self[f"{name}{i}"] for i in range(count)]
+
 
 @dataclass(eq=False)
 class Store(Transaction):
@@ -71,8 +74,8 @@ class Store(Transaction):
     read: bool = False
 
 
-class BulkCopies:
-    """The bulk transactions of a batch."""
+class BulkCopies(Groups[Store]):
+    """The bulk transactions of a batch: loads, and groups of stores."""
 
     def __init__(
         self,
@@ -82,22 +85,22 @@ class BulkCopies:
         reporter: Reporter,
         counter: TrafficCounter,
         maps: dict[int, TensorMapArgument],
+        copies: CopyQueue,
     ) -> None:
+        super().__init__(shared.clocks.known.shape[0], reporter)
         self.shared, self.memory, self.barriers, self.clocks = shared, memory, barriers, shared.clocks
-        self.report, self.counter, self.maps = reporter, counter, maps
+        self.counter, self.maps, self.copies = counter, maps, copies
         self.warps = shared.clocks.warps_per_cta
         self.loads: list[Landing] = []
-        self.stores: Groups[Store] = Groups(self.clocks.known.shape[0], reporter)
         self.made = MadeMaps(memory, reporter)
 
     # -- issue ---------------------------------------------------------------------------------------------------
 
-    def start(
-        self, frame: Frame, op: Op, effect: fx.Effect, operands: Mapping[str, Array], guard: Array | None
-    ) -> None:
+    def start(self, call: Execution[Any]) -> None:
         """The acting lanes start transactions; a bulk copy should be started by one lane of its warp alone."""
-        wide = {name: frame.full(array) for name, array in operands.items()}
-        for acting, _ in actors(frame, op, guard):
+        frame, op, effect = call.frame, call.op, call.effect
+        wide = {name: frame.full(array) for name, array in call.given.items()}
+        for acting, _ in call.actors():
             position = int(np.nonzero(frame.rows == acting.row)[0][0])
             for lane in acting.each if isinstance(effect, fx.AsyncStore) else self._only(acting):
                 by = Starter(op, acting.row, [lane], frame, position, wide)
@@ -121,7 +124,7 @@ class BulkCopies:
         source = self.maps.get(by["tensor_map"]) or self.made.find(by["tensor_map"], by)
         if source is None:
             return
-        at = tuple(by[f"coordinate{i}"] for i in range(len(copy.coordinates)))
+        at = tuple(by.several("coordinates", len(copy.coordinates)))
         if len(at) != len(source.spec.box):
             message = f"{by.name} gives {len(at)} coordinates for a tensor of {len(source.spec.box)} dimensions: give "
             self.report.by("bounds", by, message + "one for each, the innermost first")
@@ -174,7 +177,7 @@ class BulkCopies:
         if to is not None:
             cta, place, barrier = to
             chunks = self._inside(by, np.array([place]), CHUNK, CHUNK)
-            words = np.array([by.operands[f"word{i}"][by.position, by.lane] for i in range(CHUNK // 4)])
+            words = np.array(by.several("values", CHUNK // 4), np.uint32)
             self._start_load(by, StoredWords(words), (), chunks, barrier, cta)
 
     def _span(self, by: Starter, name: str, size: int, adds: bool = False) -> ByteRange | None:
@@ -290,22 +293,22 @@ class BulkCopies:
 
         self.loads.append(Landing(by, bar, passed, deliver, source.box_bytes))
 
-    def track_copies(self, frame: Frame, op: Op, barrier: Array, copies: CopyQueue, *, counted: bool) -> None:
+    def track_copies(self, call: Execution[fx.CopyArrival]) -> None:
         """The active lanes arrive at an mbarrier when the ``cp.async`` that they have under way land."""
-        for by, (place,) in actors(frame, op, None, barrier):
+        for by, (place,) in call.actors("address"):
             bar = self.barriers.find(place - SHARED_BASE, by)
             if bar is None:
                 continue
             self.barriers.check_follows(bar, by)
-            if not counted:
+            if not call.effect.counted:
                 bar.pending += len(by.each)
             passed = self.clocks.passed(by.row) if self.shared.checks else None
-            deliver = partial(self._deliver_copies, copies, copies.of_lanes(by.row, by.lanes))
+            deliver = partial(self._deliver_copies, self.copies.of_lanes(by.row, by.lanes))
             self.loads.append(Landing(by, bar, passed, deliver))
 
-    def _deliver_copies(self, copied: CopyQueue, parts: list[tuple[Copies, Array]], queue: int) -> dict[int, int]:
+    def _deliver_copies(self, parts: list[tuple[Copies, Array]], queue: int) -> dict[int, int]:
         for copies, lanes in parts:
-            copied.land(copies, lanes)
+            self.copies.land(copies, lanes)
             if self.shared.checks:
                 size, history = copies.data.dtype.itemsize * copies.data.shape[2], self.shared.history
                 history.land(copies.number, queue, cells_of(copies.index[lanes], size, history), copies.op)
@@ -322,7 +325,7 @@ class BulkCopies:
             source.begin([row], lane)
             box = self._begin_globally(by, target, at, "atomic" if target.adds else "write")
         under_way = (np.arange(32) == lane)[None]
-        self.stores.add(Store(op, np.array([row]), under_way, lane, target, at, chunks, source, box))
+        self.add(Store(op, np.array([row]), under_way, lane, target, at, chunks, source, box))
 
     def _begin_globally(
         self, by: Starter, tensor: TensorMapArgument | ByteRange, at: tuple[int, ...], what: str
@@ -381,9 +384,9 @@ class BulkCopies:
         """The column of the bulk stores of a warp."""
         return self.clocks.queue("bulk", row // self.warps, row % self.warps)
 
-    def wait(self, frame: Frame, pending: int, reads_only: bool) -> None:
-        """Stores of all but the newest ``pending`` groups of each active lane end, at this last moment."""
-        over = self.stores.over(frame, pending)
+    def wait(self, call: Execution[fx.WaitGroup]) -> None:
+        """Stores of all but the newest groups of each active lane end, at this last moment."""
+        over, reads_only = self.over(call.frame, call.effect.pending), call.effect.reads_only
         for store, _ in over:
             if not store.read:
                 row, store.read = int(store.rows[0]), True
@@ -394,7 +397,7 @@ class BulkCopies:
             if not reads_only:
                 self._written(store)
         if not reads_only:
-            self.stores.close(over)
+            self.close(over)
 
     def _written(self, store: Store) -> None:
         """The thread of a store knows that it has written global memory, or the kernel has ended."""
@@ -423,8 +426,8 @@ class BulkCopies:
         for load in self.loads:
             message = f"the kernel ends while {load.by.name} is under way: wait for the phase of "
             self.report.by("leak", load.by, message + self.barriers.name(load.barrier.address))
-        for store in self.stores.open:
+        for store in self.open:
             if store.read:
                 self._written(store)
-            elif self.stores.leak(store, "reads shared memory", "wait until it has read (wait_group.read)"):
+            elif self.leak(store, "reads shared memory", "wait until it has read (wait_group.read)"):
                 self._write(store)

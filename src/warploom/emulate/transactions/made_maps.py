@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from warploom.core.errors import LayoutError
-from warploom.emulate.control.frames import Actor, Frame, actors
+from warploom.emulate.control.frames import Actor, Execution
 from warploom.emulate.findings.report import Reporter
 from warploom.emulate.memory.buffers import ADDRESS_BITS, GlobalBuffer
 from warploom.emulate.memory.global_history import FLYING, GlobalHistory
@@ -25,8 +25,8 @@ from warploom.emulate.memory.global_memory import GlobalMemory
 from warploom.emulate.order.clocks import BITS, LANES
 from warploom.emulate.order.planes import FAR, ORDER
 from warploom.emulate.transactions.tensor_maps import TensorMapArgument
-from warploom.ir.statements import Op
 from warploom.isa.async_copy import MAP_BYTES, decoded
+from warploom.isa.effects import TensorMapFence
 
 Array = NDArray[Any]
 _ALIGNMENT = 64  # of a tensor map
@@ -52,18 +52,25 @@ class MadeMaps:
 
     # -- fences --------------------------------------------------------------------------------------------------
 
-    def release(self, frame: Frame, op: Op) -> None:
+    def fence(self, call: Execution[TensorMapFence]) -> None:
+        """One of the halves."""
+        if call.effect.acquired is None:
+            self._release(call)
+        else:
+            self._acquire(call)
+
+    def _release(self, call: Execution[TensorMapFence]) -> None:
         """The active lanes publish what they have written."""
-        stamp = self.clocks.stamp(op)
-        for by, _ in actors(frame, op, None):
+        stamp = self.clocks.stamp(call.op)
+        for by, _ in call.actors():
             for lane in by.each:
                 known = self.clocks.release(by.row, [lane])
                 self.published.append(_Release(by.row, lane, stamp, known))
 
-    def acquire(self, frame: Frame, address: Array, op: Op) -> None:
+    def _acquire(self, call: Execution[TensorMapFence]) -> None:
         """The active lanes take in the maps at their addresses, as far as they know that they were published."""
-        for by, (place,) in actors(frame, op, None, address):
-            stamp, found = self.clocks.stamp(op), self._cells(place)
+        for by, (place,) in call.actors("acquired"):
+            stamp, found = self.clocks.stamp(call.op), self._cells(place)
             if found is not None and self._published(found[1], found[2], by):
                 self.clocks.acquire(by.row, by.lanes, self.clocks.ended({self._acquires(place): stamp}))
 

@@ -16,11 +16,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from warploom.emulate.barriers.barriers import Wait
-from warploom.emulate.control.frames import Frame
+from warploom.emulate.control.frames import Execution, Frame
 from warploom.emulate.findings.report import Reporter
 from warploom.ir.program import Program
 from warploom.ir.statements import Op, Operand, Value
-from warploom.isa.effects import RegisterBudget, WaitGroup
+from warploom.isa.effects import RegisterBudget, WaitGroup, WarpgroupFence
 
 Array = NDArray[Any]
 
@@ -109,10 +109,10 @@ class RegistersInFlight:
         )
         self.report.add("in_flight", op.where, message, row, 0, other=product.where, count=32 * int(flying.sum()))
 
-    def fence(self, frame: Frame) -> None:
+    def fence(self, call: Execution[WarpgroupFence]) -> None:
         """Note that the warps of a frame execute ``wgmma.fence``."""
-        self.touched[:, frame.span] = False
-        self.fenced[frame.span] = True
+        self.touched[:, call.frame.span] = False
+        self.fenced[call.frame.span] = True
 
     def start(self, frame: Frame, op: Op) -> None:
         """A product starts: its registers must be fenced since ordinary accesses, and are in flight from now on.
@@ -146,10 +146,11 @@ class RegisterPools:
         self.free = np.zeros(rows // program.warps, np.int64)
         self._waiting: list[tuple[Wait, int, int]] = []  # (wait, row, registers)
 
-    def change(self, frame: Frame, budget: RegisterBudget, op: Op) -> Wait | None:
+    def change(self, call: Execution[RegisterBudget]) -> Wait | None:
         """The warps of a frame change their budgets. Returns what they wait for."""
+        op, budget = call.op, call.effect
         wait = Wait(op, set())
-        for row in frame.rows.tolist():
+        for row in call.frame.rows.tolist():
             held = int(self.held[row])
             if (budget.registers < held) if budget.direction == "inc" else (budget.registers > held):
                 message = f"{op.instruction.mnemonic} {budget.registers} by a warp that has {held} registers a thread: "

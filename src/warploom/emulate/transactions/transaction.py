@@ -16,14 +16,16 @@ from typing import Any, Generic, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from warploom.emulate.barriers.barriers import Wait
 from warploom.emulate.barriers.mbarriers import Mbarrier
-from warploom.emulate.control.frames import Actor, Frame, Lanes
+from warploom.emulate.control.frames import Actor, Execution, Frame, Lanes
 from warploom.emulate.findings.report import Reporter
 from warploom.emulate.memory.access import SharedAccess
 from warploom.emulate.memory.global_memory import GlobalMemory, GlobalPlace
 from warploom.emulate.memory.history import SharedHistory
 from warploom.emulate.memory.shared_memory import SharedMemory
 from warploom.ir.statements import Op
+from warploom.isa.effects import CommitGroup, WaitGroup
 
 Array = NDArray[Any]
 
@@ -57,9 +59,14 @@ class Groups(Generic[S]):
         started.group = self.committed[started.rows]
         self.open.append(started)
 
-    def commit(self, frame: Frame) -> None:
+    def commit(self, call: Execution[CommitGroup]) -> None:
         """Each active thread closes its group."""
-        self.committed[frame.rows] += 1 if frame.active is None else frame.active
+        active = call.frame.active
+        self.committed[call.frame.rows] += 1 if active is None else active
+
+    def wait(self, call: Execution[WaitGroup]) -> Wait | None:
+        """Active threads wait for all but their newest groups."""
+        raise NotImplementedError
 
     def over(self, frame: Frame, pending: int) -> list[tuple[S, Array]]:
         """Return which transactions end, for which (warps, lanes), as threads wait for all but their newest groups."""
@@ -119,9 +126,9 @@ class CopyQueue(Groups[Copies]):
             now = self.memory.clocks.now
             self.add(Copies(place.op, frame.rows, under_way, place.index, data, source, number, now))
 
-    def wait(self, frame: Frame, pending: int) -> None:
-        """Copies of all but the newest ``pending`` committed groups of each active thread land."""
-        over = self.over(frame, pending)
+    def wait(self, call: Execution[WaitGroup]) -> None:
+        """Copies of all but the newest committed groups of each active thread land."""
+        over = self.over(call.frame, call.effect.pending)
         for copies, done in over:
             self._read_again(copies, done)
             row, lane = np.nonzero(done)

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from warploom.emulate.barriers.barriers import Wait
-from warploom.emulate.control.frames import Frame, Origin
+from warploom.emulate.control.frames import Execution, Frame, Origin
 from warploom.emulate.findings.findings import Kind
 from warploom.emulate.findings.report import Reporter
 from warploom.emulate.findings.traffic import TrafficCounter
@@ -27,7 +27,7 @@ from warploom.emulate.transactions.registers import RegistersInFlight, WatchedRe
 from warploom.emulate.transactions.transaction import Groups, SharedRead, Transaction
 from warploom.ir.program import Program
 from warploom.ir.statements import Op, TileRegion, Value
-from warploom.isa.effects import AsyncMatrix
+from warploom.isa.effects import AsyncMatrix, WaitGroup
 from warploom.isa.matrix import K, M, WarpgroupProduct
 from warploom.isa.meanings import half_to_f32
 from warploom.layout.wgmma import decode
@@ -267,8 +267,9 @@ class Warpgroups(Groups[ProductInFlight]):
 
     # -- groups --------------------------------------------------------------------------------------------------
 
-    def wait(self, frame: Frame, pending: int, op: Op, registers: Array | None) -> Wait:
+    def wait(self, call: Execution[WaitGroup]) -> Wait:
         """``wgmma.wait_group``: the results of all but the newest groups arrive, once all four warps have issued."""
+        op, pending, registers = call.op, call.effect.pending, self.registers.watched.of.get(id(call.op))
 
         def then(frame: Frame) -> None:
             self._complete(frame, self.over(frame, pending), op)
@@ -276,7 +277,7 @@ class Warpgroups(Groups[ProductInFlight]):
                 self.registers.check_landed(frame, registers, op)
 
         wait, newest = Wait(op, set(), then=then), dict[int, ProductInFlight]()
-        for product, done in self.over(frame, pending):
+        for product, done in self.over(call.frame, pending):
             newest.update(dict.fromkeys(product.rows[done.any(axis=1)].tolist(), product))
         for row, product in newest.items():
             if product.missing:
