@@ -449,3 +449,16 @@ def test_deterministic_algorithms_are_asked_of_backward_passes(compiled):
     finally:
         torch.use_deterministic_algorithms(False)
     torch.testing.assert_close(found, expected)
+
+
+def test_the_backward_pass_alone_is_one_operator():
+    q, sinks = *tensors((1, 24, 2, 16)), torch.randn(2)
+    out, lse = warploom.attention(q, q, q, sinks=sinks, return_lse=True)
+
+    def backward(dout, q, sinks):
+        return warploom.attention_backward(dout, q, q, q, out, lse, sinks=sinks)
+
+    given = torch.randn(out.shape).to(out.dtype), q, sinks
+    compiled = torch.compile(backward, backend="aot_eager", fullgraph=True)
+    for found, expected in zip(compiled(*given), backward(*given), strict=True):
+        assert found.equal(expected)

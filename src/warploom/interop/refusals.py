@@ -89,6 +89,15 @@ def reads_tensors(call: Callable[[], Any]) -> bool:
     return bool(asked)
 
 
+def has_memory(tensor: Any) -> bool:
+    """Whether a tensor of PyTorch is no part of a batch, which operators see one by one (``is_grads_batched=True``)."""
+    try:
+        tensor.data_ptr()
+    except RuntimeError:
+        return tensor.layout is not sys.modules["torch"].strided
+    return True
+
+
 def without_memory(tensor: Any, error: str = "") -> ProblemError:
     """Why a tensor has no plain memory, and what to pass instead; ``error`` is what PyTorch said."""
     if tensor.is_nested:

@@ -11,11 +11,11 @@ def operator_of(name: str) -> Callable[..., Any]:
 
     It is found by import statements, which PyTorch traces; :func:`importlib.import_module` would break the graph.
     """
-    if name in ("attention", "attention_varlen", "attention_paged", "append_to_cache"):
+    if name.startswith(("attention", "append")):
         from warploom.operators import attention as module
     elif name == "matmul":
         from warploom.operators import matmul as module
-    elif name in ("matmul_reduce", "linear_cross_entropy"):
+    elif name in ("matmul_reduce", "linear_cross_entropy", "row_gradients"):
         from warploom.operators import reduce as module
     else:
         from warploom.operators import graphs as module

@@ -7,7 +7,7 @@ stream, so compiled code may run in CUDA graphs. A ``config`` is in the notation
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -17,9 +17,8 @@ from warploom.interop.arrays import as_if_compact
 from warploom.kernels.attention.choice import PACKED_KINDS
 from warploom.kernels.attention.scores import HEAD_ARRAYS
 from warploom.operators.graphs import untraced
-from warploom.operators.recorded import Gradients, RecordedCall, Recorder, Tape, eagerly, runs_eagerly
+from warploom.operators.recorded import BackwardPass, Derivative, Place, RecordedCall, Recorder, runs_eagerly
 from warploom.operators.registration import (
-    Derivative,
     arguments_of,
     define_call,
     define_mutating,
@@ -73,47 +72,40 @@ class DifferentiableAttention(Attention):
 
     def __init__(self, caller: Caller, check: Callable[[Arguments, Any], None], backward: Caller) -> None:
         self._backward = backward
-        schema, self.backward_operator = define_call(backward, of_gradients=True)
-        self._names = frozenset(schema.names)
-        super().__init__(caller, check, Derivative(frozenset(DIFFERENTIATED), self._traced_gradients))
-        assert self.derivative is not None
-        self._recorder = Recorder(caller, self.schema, self.derivative, self._gradients, {"return_lse": True})
+        self._backward_schema, self.backward_operator = define_call(backward, of_gradients=True)
+        derivative = Derivative(frozenset(DIFFERENTIATED), self._gradients, needs={"return_lse": True})
+        super().__init__(caller, check, derivative)
+        self._recorder = Recorder(caller, derivative)
 
     def __call__(self, given: Named, config: Any, check: Any, deterministic: bool) -> Any:
         """The results of a call; ``deterministic`` is an option of the gradients."""
         more = {"deterministic": True} if deterministic else {}
         if runs_eagerly(given["q"]):
-            return eagerly(self._recorder, *self.caller.positions(given), config, check, **more)
+            return self._recorder(*self.caller.positions(given), config, check, **more)
         return self.traced(given, config, **more)
 
-    def _gradients(self, call: RecordedCall, tape: Tape, by_results: Gradients) -> Named:
-        """The gradients of a node."""
-        saved, (dout, dlse), backward = tape.saved, by_results, self._backward
+    def _gradients(self, call: RecordedCall, how: BackwardPass) -> dict[str, Place]:
+        """The gradients of a node by the arrays of the call, of their types: those of options come in float32."""
+        (dout, dlse), given, backward = how.by_results, call.given(how.saved), self._backward
         if dout is None:
             if dlse is None:
                 return {}
-            dout = torch.zeros_like(saved[-2])
-        results = dict(zip(("out", "lse", "dout", "dlse"), (*saved[-2:], dout, dlse), strict=True))
-        known = {**dict(zip(call.names, saved, strict=False)), **results, **call.of.named_options(call)}
-        arrays, options = backward.positions(known)
-        found = tape.run(backward, arrays, deterministic(backward, options))
-        return _by_names(found, [name for name in DIFFERENTIATED if known.get(name) is not None], known)
+            dout = Place(torch.zeros_like(how.saved[-2].tensor))
+        results = dict(zip(("out", "lse", "dout", "dlse"), (*how.saved[-2:], dout, dlse), strict=True))
+        arrays, options = backward.positions(given | results)
+        made = how.run(backward, arrays, deterministic(backward, options))
+        found = dict(zip([name for name in DIFFERENTIATED if name in call.names], made, strict=True))
+        for name in HEAD_ARRAYS:
+            if name in found and given[name].tensor.dtype != torch.float32:
+                dtype = given[name].tensor.dtype
+                found[name] = found[name].then(lambda x, dtype=dtype: x.to(dtype))
+        return found
 
-    def _traced_gradients(self, given: Named, results: Any, by_results: tuple[Any, ...], _: frozenset[str]) -> Named:
-        """The gradients through their operator."""
-        (out, lse), (dout, dlse) = results, by_results
-        if dout is None and dlse is None:
-            return {}
-        options = {name: x for name, x in given.items() if name in self._names and name != "config"}
-        dout = torch.zeros_like(out) if dout is None else dout
-        found = self.backward_operator(dout=dout, out=out, lse=lse, dlse=dlse, **options)
-        return _by_names(found, DIFFERENTIATED, given)
-
-
-def _by_names(found: Sequence[torch.Tensor], names: Sequence[str], given: Named) -> Named:
-    """The gradients of the arrays that are given, of their types: those of options come in float32."""
-    known = {name: x for name, x in zip(names, found, strict=True) if given.get(name) is not None}
-    return {name: x.to(given[name].dtype) if name in HEAD_ARRAYS else x for name, x in known.items()}
+    def traced_gradients(self, *, config: Any = None, **given: Any) -> Any:
+        """The gradients by their operator, which has those by absent arrays too, as empty tensors."""
+        arguments = self._backward_schema.arguments(given, config)
+        found = getattr(torch.ops.warploom, self._backward.name)(**arguments)
+        return tuple([x for name, x in zip(DIFFERENTIATED, found, strict=True) if given.get(name) is not None])
 
 
 # -- even sequences
@@ -125,7 +117,7 @@ def _check(given: Arguments, config: Any) -> None:
 
 _attention = DifferentiableAttention(of_even.attention_call, _check, attention_backward_call)
 backward_operator, attention_operator = _attention.backward_operator, _attention.operator
-attention_lse_operator = _attention.lse_operator
+attention_lse_operator, attention_backward = _attention.lse_operator, _attention.traced_gradients
 
 
 def attention(
@@ -162,6 +154,7 @@ def _check_packed(given: Arguments, config: Any) -> None:
 
 _CALL = of_packed.attention_varlen_call
 _varlen = DifferentiableAttention(_CALL, _check_packed, attention_varlen_backward_call)
+attention_varlen_backward = _varlen.traced_gradients
 
 
 def attention_varlen(

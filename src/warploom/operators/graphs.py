@@ -61,10 +61,6 @@ matmul = untraced(
     of_matmul.matmul,
     "warploom.matmul takes no out in PyTorch's graphs and transforms: leave it away, or compile without fullgraph=True",
 )
-attention_backward = untraced(
-    of_backward.attention_backward,
-    "warploom.attention_backward is no PyTorch operator: compile without fullgraph=True",
-)
 _PLANNED = "plans are made outside of graphs: call it before the compiled function, or compile without fullgraph=True"
 plan = untraced(of_attention.plan, _PLANNED)
 plan_attention_paged = untraced(of_paged.plan_attention_paged, _PLANNED)

@@ -12,7 +12,7 @@ stored between the passes, and the epilogue's argument is not rounded.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
@@ -23,15 +23,21 @@ from warploom.core.dtypes import f32
 from warploom.core.errors import ProblemError
 from warploom.core.identity import function_key
 from warploom.interop.arrays import torch_type
-from warploom.interop.torch_internals import is_batched
 from warploom.kernels.matmul.features import MOST_EXTRAS, EpilogueFunction
 from warploom.lang.arithmetic import Arithmetic
 from warploom.lang.functions import as_f32, vector_jacobian
 from warploom.lang.values import Number, Traced
-from warploom.operators.recorded import Gradients, RecordedCall, Recorder, Tape, by_names, eagerly, runs_eagerly
-from warploom.operators.registration import Derivative, arguments_of, define, if_sizes_are_known
+from warploom.operators.recorded import (
+    BackwardPass,
+    Derivative,
+    EagerCall,
+    Place,
+    RecordedCall,
+    Recorder,
+    runs_eagerly,
+)
+from warploom.operators.registration import arguments_of, define, if_sizes_are_known
 from warploom.operators.schema import Named, Schema
-from warploom.ops import matmul as public
 from warploom.ops.matmul import (
     check_count,
     check_epilogue,
@@ -113,53 +119,74 @@ _BY = ", differentiated by "
 
 
 # -- gradients
-def gradients_of_product(
-    a: torch.Tensor,
-    b: torch.Tensor,
-    gradient: torch.Tensor,
-    alpha: Any,
-    wanted: frozenset[str],
-    multiply: Callable[..., torch.Tensor] = public.matmul,
-    then: Callable[[Callable[[torch.Tensor], torch.Tensor], torch.Tensor], torch.Tensor] = lambda f, x: f(x),
-) -> dict[str, torch.Tensor]:
-    """The gradients by a, b and bias of alpha · a·b + bias: products again, with a and b read where they lie.
+class _Products:
+    """The products of a backward pass."""
 
-    The result's gradient enters them in the type of a and b; the bias's is summed in f32. Sums over the dimensions that
-    were broadcast are in f32 too. ``multiply`` is :func:`warploom.matmul`; ``then`` applies a function to a tensor.
-    """
-    if is_batched(gradient):  # is_grads_batched=True: the dispatcher unpacks them
-        multiply = torch.ops.warploom.matmul
-    d, found = gradient.to(a.dtype), dict[str, torch.Tensor]()
+    def __init__(self, how: BackwardPass, alpha: Any) -> None:
+        self._how, self._alpha = how, alpha
 
-    def product(left: torch.Tensor, right: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
-        """left·right, in memory as ``like`` lies: of w.T the gradient by w is not copied to lie as w does."""
-        turned, shape = like.stride(-2) == 1 < like.stride(-1), like.shape
+    def product(
+        self,
+        a: Place,
+        b: Place,
+        bias: Place | None = None,
+        extras: Sequence[Place] = (),
+        epilogue: Any = None,
+        out_dtype: Any = None,
+    ) -> Place:
+        """A product by :func:`warploom.matmul`, or by its operator with an epilogue that has a name."""
+        if isinstance(epilogue, str):
+            named = {"a": a, "b": b, "bias": bias, **dict(zip(("extra0", "extra1"), extras, strict=False))}
+            given: dict[str, Any] = {name: x.tensor for name, x in named.items() if x is not None}
+            given |= {"out_dtype": out_dtype, "epilogue": epilogue, "alpha": self._alpha}
+            return Place(torch.ops.warploom.matmul(**_SCHEMA.arguments(given, None)))
+        arrays, options = (a, b, bias, None, *extras), (out_dtype, "f32", epilogue, self._alpha)
+        (found,) = self._how.run(matmul_call, arrays, options)
+        return found
+
+    def gradients(self, a: Place, b: Place, d: Place, wanted: frozenset[str]) -> dict[str, Place]:
+        """The gradients by a, b and bias of alpha · a·b + bias: products again, with a and b read where they lie.
+
+        The result's gradient d enters them in the type of a and b; the bias's is summed in f32. Sums over the
+        dimensions that were broadcast are in f32 too.
+        """
+        dtype, given, found = a.tensor.dtype, d, dict[str, Place]()
+        if d.tensor.dtype != dtype:
+            d = d.then(lambda x: x.to(dtype))
+        if "a" in wanted:
+            found["a"] = self._like(a, d, b.then(_turned))
+        if "b" in wanted and b.tensor.dim() == 2:  # the rows of all batches are those of one product
+            found["b"] = self._like(b, a.then(lambda x: _rows(x).mT), d.then(_rows))
+        elif "b" in wanted:
+            found["b"] = self._like(b, a.then(_turned), d)
+        if "bias" in wanted:
+            found["bias"] = given.then(lambda x: _rows(x).sum(0, dtype=torch.float32).to(dtype))
+        return found
+
+    def _like(self, array: Place, left: Place, right: Place) -> Place:
+        """left·right, in memory as an array lies: of w.T the gradient by w is not copied to lie as w does."""
+        like = array.tensor
+        turned, shape, dtype = like.stride(-2) == 1 < like.stride(-1), like.shape, like.dtype
         if turned:
-            left, right, shape = right.mT, left.mT, like.mT.shape
-        if left.dim() == right.dim() == 2 or torch.broadcast_shapes(left.shape[:-2], right.shape[:-2]) == shape[:-2]:
-            found = multiply(left, right, alpha=alpha)
+            left, right, shape = right.then(_turned), left.then(_turned), like.mT.shape
+        x, y = left.tensor.shape[:-2], right.tensor.shape[:-2]
+        if x == y == () or torch.broadcast_shapes(x, y) == shape[:-2]:
+            found = self.product(left, right)
         else:
-            found = multiply(left, right, alpha=alpha, out_dtype="f32").sum_to_size(shape).to(a.dtype)
-        return found.mT if turned else found
+            found = self.product(left, right, out_dtype="f32").then(lambda x: x.sum_to_size(shape).to(dtype))
+        return found.then(_turned) if turned else found
 
-    if "a" in wanted:
-        found["a"] = product(d, b.mT, a)
-    if "b" in wanted and b.dim() == 2:  # the rows of all batches are those of one product
-        found["b"] = product(_rows(a).mT, _rows(d), b)
-    elif "b" in wanted:
-        found["b"] = product(a.mT, d, b)
-    if "bias" in wanted:
-        dtype = a.dtype
-        found["bias"] = then(lambda x: _rows(x).sum(0, dtype=torch.float32).to(dtype), gradient)
-    return found
+
+def _turned(x: torch.Tensor) -> torch.Tensor:
+    return x.mT
 
 
 def _rows(x: torch.Tensor) -> torch.Tensor:
     """The rows of all batches as those of one matrix; gradients that are batched cannot be flattened."""
-    return x.reshape(math.prod(x.shape[:-1]), x.shape[-1])
+    return x if x.dim() == 2 else x.reshape(math.prod(x.shape[:-1]), x.shape[-1])
 
 
-def _extras_of(given: Mapping[str, Any]) -> dict[str, torch.Tensor]:
+def _extras_of(given: Mapping[str, Any]) -> dict[str, Any]:
     """The extra matrices among the arguments of a product, by their names."""
     return {name: given[name] for name in ("extra0", "extra1") if given.get(name) is not None}
 
@@ -180,13 +207,8 @@ def _check_differentiable(given: Mapping[str, Any]) -> None:
 
 
 def _gradients_of_epilogue(
-    given: Mapping[str, Any],
-    gradient: torch.Tensor,
-    alpha: Any,
-    wanted: frozenset[str],
-    multiply: Callable[..., torch.Tensor],
-    then: Callable[..., torch.Tensor],
-) -> dict[str, torch.Tensor]:
+    products: _Products, given: Mapping[str, Any], d: Place, wanted: frozenset[str]
+) -> dict[str, Place]:
     """The gradients of a product with an epilogue, by the tensors ``wanted``.
 
     The gradient of the epilogue's sum is the same product through another epilogue; those of a, b and the bias follow
@@ -195,25 +217,39 @@ def _gradients_of_epilogue(
     if torch.is_grad_enabled():
         raise ProblemError("a product with an epilogue is not differentiated twice: leave out create_graph=True")
     a, b, extras, epilogue = given["a"], given["b"], _extras_of(given), given["epilogue"]
-    others = dict(zip(("extra0", "extra1"), (gradient.to(a.dtype), *extras.values()), strict=False))
-    named = isinstance(epilogue, str)  # in graphs
+    dtype, shape = a.tensor.dtype, d.tensor.shape
+    taken = d if d.tensor.dtype == dtype else d.then(lambda x: x.to(dtype)), *extras.values()
 
-    def of(by: int, out_dtype: Any = None) -> torch.Tensor:
+    def of(by: int, out_dtype: Any = None) -> Place:
+        named = isinstance(epilogue, str)  # in graphs
         own = f"{epilogue}{_BY}{by}" if named else EpilogueGradient(epilogue, function_key(epilogue), by)
-        number = {"alpha_tensor": alpha} if named and isinstance(alpha, torch.Tensor) else {"alpha": alpha}
-        return multiply(a, b, bias=given.get("bias"), epilogue=own, out_dtype=out_dtype, **number, **others)
+        return products.product(a, b, given.get("bias"), taken, own, out_dtype)
 
-    def of_extra(by: int, extra: torch.Tensor) -> torch.Tensor:
+    def of_extra(by: int, extra: torch.Tensor) -> Place:
         """The gradient of an extra matrix; that of a value for a row or a column is the sum of its elements'."""
-        whole = extra.dtype == a.dtype and extra.shape == gradient.shape
-        if whole:
+        if extra.dtype == dtype and extra.shape == shape:
             return of(by)
-        shape, dtype = extra.shape, extra.dtype
-        return then(lambda x: x.sum_to_size(shape).to(dtype), of(by, "f32"))
+        return of(by, "f32").then(lambda x: x.sum_to_size(extra.shape).to(extra.dtype))
 
-    found = {name: of_extra(i, x) for i, (name, x) in enumerate(extras.items(), 1) if name in wanted}
+    found = {name: of_extra(i, x.tensor) for i, (name, x) in enumerate(extras.items(), 1) if name in wanted}
     by_product = wanted - found.keys()
-    return found | (gradients_of_product(a, b, of(0), alpha, by_product, multiply, then) if by_product else {})
+    return found | (products.gradients(a, b, of(0), by_product) if by_product else {})
+
+
+def _gradients(call: RecordedCall, how: BackwardPass) -> dict[str, Place]:
+    """The gradients of a node."""
+    (d,), given = how.by_results, call.given(how.saved)
+    epilogue, alpha = given["epilogue"], given["alpha"]
+    if d is None:
+        return {}
+    if isinstance(call, EagerCall) and epilogue is not None and function_key(epilogue) != call.asked[_EPILOGUE]:
+        raise ProblemError(
+            "the epilogue, or a value that it reads, has changed since the forward pass: the gradient is another's now"
+        )
+    products = _Products(how, alpha.tensor if isinstance(alpha, Place) else alpha)
+    if epilogue is not None:
+        return _gradients_of_epilogue(products, given, d, call.wanted)
+    return products.gradients(given["a"], given["b"], d, call.wanted)
 
 
 # -- the operator
@@ -236,44 +272,13 @@ def _fake(given: Named) -> torch.Tensor:
     return a.new_empty(shape, dtype=torch_type(dtype))
 
 
-def _backward(
-    given: Named, _: Sequence[Any], gradients: Gradients, wanted: frozenset[str], *eager: Callable[..., torch.Tensor]
-) -> Named:
-    """The gradients by products of operators, or by the ``eager`` functions in their place."""
-    (gradient,), tensor, operators = gradients, given.get("alpha_tensor"), torch.ops.warploom
-    alpha = given.get("alpha", 1.0) if tensor is None else tensor
-    if gradient is None:
-        return {}
-    if given.get("epilogue") is not None:
-        how = eager or (operators.matmul, lambda function, x: function(x))
-        return _gradients_of_epilogue(given, gradient, alpha, wanted, *how)
-    return gradients_of_product(given["a"], given["b"], gradient, alpha, wanted, *eager)
-
-
-def _eager_backward(call: RecordedCall, tape: Tape, gradients: Gradients) -> Named:
-    def multiply(
-        a: torch.Tensor, b: torch.Tensor, extra0: Any = None, extra1: Any = None, **options: Any
-    ) -> torch.Tensor:
-        """A product, with the extra matrices of an epilogue by their names."""
-        extras = tuple([x for x in (extra0, extra1) if x is not None])
-        (found,) = tape.run(matmul_call, *matmul_call.positions({"a": a, "b": b, "extras": extras, **options}))
-        return found
-
-    function = call.options[_EPILOGUE]
-    if function is not None and function_key(function) != call.asked[_EPILOGUE]:
-        raise ProblemError(
-            "the epilogue, or a value that it reads, has changed since the forward pass: the gradient is another's now"
-        )
-    return _backward(by_names(call, tape.saved), (), gradients, call.wanted, multiply, tape.then)
-
-
 _EPILOGUE = matmul_call.option_names.index("epilogue")
 _SCHEMA = Schema(matmul_call.declaration)
 _DERIVATIVE = Derivative(
-    frozenset({"a", "b", "bias", "extra0", "extra1"}), _backward, kept=False, check=_check_differentiable
+    frozenset({"a", "b", "bias", "extra0", "extra1"}), _gradients, kept=False, check=_check_differentiable
 )
-_recorder = Recorder(matmul_call, _SCHEMA, _DERIVATIVE, _eager_backward)
-matmul_operator = define("matmul", _SCHEMA, "Tensor", _run, _fake, _DERIVATIVE)
+_recorder = Recorder(matmul_call, _DERIVATIVE)
+matmul_operator = define("matmul", matmul_call, _SCHEMA, "Tensor", _run, _fake, _DERIVATIVE)
 """alpha · a·b + bias by :func:`warploom.matmul`; ``config`` in the notation that ``str(config)`` prints."""
 
 
@@ -291,8 +296,8 @@ def matmul(*, out: torch.Tensor | None = None, config: Any = None, **given: Any)
     check_count(extras)
     if epilogue is not None and not callable(epilogue):
         check_function(epilogue, len(extras))
-    if runs_eagerly(given["a"]):
-        return eagerly(_recorder, *matmul_call.positions(given), config)
+    if runs_eagerly(given["a"], given["b"]):
+        return _recorder(*matmul_call.positions(given), config)
     if epilogue is not None:
         given["epilogue"] = name_of(epilogue)
     given |= dict(zip(("extra0", "extra1"), extras, strict=False))

@@ -8,8 +8,7 @@ Source: PyTorch, "Custom Python Operators" and ``torch.library``.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 import torch
@@ -27,6 +26,7 @@ from warploom.interop.torch_internals import (
     keys_of_devices,
     transforms,
 )
+from warploom.operators.recorded import Derivative, RecordedCall, node
 from warploom.operators.schema import Named, Schema
 from warploom.ops.calls import Caller
 from warploom.ops.declare import Arguments, Declaration, Option
@@ -39,24 +39,9 @@ _ONE_DEVICE = keys_of_devices(_DEVICES)
 _BELOW_AUTOGRAD = keys_below_autograd()
 
 
-@dataclass(frozen=True)
-class Derivative:
-    """The derivative of an operator, by the tensors ``by``; others that require gradients are refused.
-
-    ``backward`` takes the arguments by name, the results (none where they are not ``kept``), their gradients (None for
-    those that nothing depends on) and the names of the arguments whose gradients are wanted; it gives those gradients
-    by name. It is itself made of operators, so that it is traced and, where they are differentiable, differentiated.
-    ``check`` raises ProblemError for arguments, by name, that have no derivative.
-    """
-
-    by: frozenset[str]
-    backward: Callable[[Named, tuple[Any, ...], tuple[torch.Tensor | None, ...], frozenset[str]], Named]
-    kept: bool = True
-    check: Callable[[Named], None] | None = None
-
-
 def define(
     name: str,
+    caller: Caller,
     schema: Schema,
     results: str,
     run: Callable[[tuple[Any, ...], tuple[Any, ...], Any], Any],
@@ -76,8 +61,8 @@ def define(
     if of_gradients:
         derivative = Derivative(frozenset(schema.names), _refuse_twice, kept=False)
 
-    def kernel(*arguments: Any, **named: Any) -> Any:
-        return run(*schema.declared(arguments, named))
+    def kernel(*arguments: Any) -> Any:
+        return run(*schema.declared(arguments))
 
     # Known to torch.compile as what it may trace through: the operator has a fake and keeps to its schema.
     _LIBRARY.define(f"{name}({schema.text}) -> {results}", tags=(torch.Tag.pt2_compliant_tag,))
@@ -85,11 +70,10 @@ def define(
         _LIBRARY.impl(name, kernel, key)
         if not of_gradients:
             _LIBRARY.impl(name, _autocast(key, lambda: operator, schema), f"Autocast{key}")
-    differentiable = None if derivative is None else _function(name, schema, derivative)
-    autograd = _autograd(kernel, differentiable, lambda: operator, schema.names)
-    _LIBRARY.impl(name, autograd, "Autograd", with_keyset=True)
+    record = None if derivative is None else _recording(name, caller, schema, derivative)
+    _LIBRARY.impl(name, _autograd(kernel, record, lambda: operator, schema.names), "Autograd", with_keyset=True)
     torch.library.register_fake(
-        f"{_NAMESPACE}::{name}", lambda *given, **named: fake(schema.every(given, named)), lib=_LIBRARY
+        f"{_NAMESPACE}::{name}", lambda *given, **named: fake(schema.every(given) | named), lib=_LIBRARY
     )
     torch.library.register_vmap(f"{_NAMESPACE}::{name}", _one_by_one(lambda: operator), lib=_LIBRARY)
     operator: Any = getattr(getattr(torch.ops, _NAMESPACE), name).default
@@ -106,14 +90,12 @@ def define_call(
     check: Callable[[Arguments, Any], object] = lambda *_: None,
     derivative: Derivative | None = None,
     of_gradients: bool = False,
-    run: Callable[[tuple[Any, ...], tuple[Any, ...], Any], Any] | None = None,
 ) -> tuple[Schema, Any]:
     """The schema and the operator of a declared operation, of its name or another.
 
     The operator has the options but for the ``fixed`` ones, and ``more``; with ``twins`` its floats may be tensors. Its
     results are those that the fixed options make; one ``of_gradients`` has all, those that are not made as empty
-    tensors. ``check`` raises for what is wrong with arguments and a configuration beyond their declaration. ``run``
-    computes the results in place of the call.
+    tensors. ``check`` raises for what is wrong with arguments and a configuration beyond their declaration.
     """
     declaration, known = caller.declaration, dict(fixed or {})
     schema = Schema(declaration, known, more, twins=twins)
@@ -126,10 +108,10 @@ def define_call(
         found = caller.made(arrays, deterministic(caller, options), config)
         if not of_gradients:
             return returned(found)
-        given, made = dict(zip(caller.array_names, arrays, strict=True)), iter(found)
-        there = [not x.when or given.get(x.when) is not None for x in results]
-        nothing = arrays[0].new_empty((0,), dtype=torch.float32)
-        return returned([next(made) if is_made else nothing.clone() for is_made in there])
+        made, like = iter(found), arrays[0]
+        given = dict(zip((*caller.array_names, *caller.option_names), (*arrays, *options), strict=True))
+        absent = [bool(x.when) and (given[x.when] is None or given[x.when] is False) for x in results]
+        return returned([like.new_empty((0,), dtype=torch.float32) if x else next(made) for x in absent])
 
     def fake(given: dict[str, Any]) -> Any:
         found = arguments_of(declaration, given, checked=not of_gradients, **known)
@@ -143,9 +125,10 @@ def define_call(
     text = ", ".join(["Tensor"] * len(results))
     operator = define(
         name or caller.name,
+        caller,
         schema,
         f"({text})" if len(results) > 1 else text,
-        run or compute,
+        compute,
         fake,
         derivative,
         of_gradients=of_gradients,
@@ -198,9 +181,9 @@ def _one_by_one(operator: Callable[[], Any]) -> Callable[..., Any]:
     PyTorch's own way to do so warns first, and where the call is refused then, the warning ends in a SystemError.
     """
 
-    def rule(info: Any, in_dims: tuple[Any, ...], *arguments: Any, **named: Any) -> tuple[Any, Any]:
+    def rule(info: Any, in_dims: tuple[Any, ...], *arguments: Any) -> tuple[Any, Any]:
         parts = [[_part(x, dim, i) for x, dim in zip(arguments, in_dims, strict=True)] for i in range(info.batch_size)]
-        found = [operator()(*part, **named) for part in parts]
+        found = [operator()(*part) for part in parts]
         if not found:
             raise ProblemError("torch.vmap maps over no element: there is no result")
         if isinstance(found[0], torch.Tensor):
@@ -219,7 +202,7 @@ def _part(x: Any, dim: Any, i: int) -> Any:
 
 def _autograd(
     kernel: Callable[..., Any],
-    differentiable: Callable[..., Any] | None,
+    record: Callable[..., Any] | None,
     operator: Callable[[], Any],
     names: tuple[str, ...],
 ) -> Callable[..., Any]:
@@ -229,27 +212,26 @@ def _autograd(
     is wanted.
     """
 
-    def run(keyset: Any, *arguments: Any, **named: Any) -> Any:
+    def run(keyset: Any, *arguments: Any) -> Any:
         below = keyset & _BELOW_AUTOGRAD
-        given = (*arguments, *named.values())
-        wanted = torch.is_grad_enabled() and True in [getattr(x, "requires_grad", False) for x in given]
+        wanted = torch.is_grad_enabled() and True in [getattr(x, "requires_grad", False) for x in arguments]
         if below in _ONE_DEVICE and not wanted:  # the dispatcher would come to it 2 µs later
-            return kernel(*arguments, **named)
-        for name, x in (*zip(names, arguments, strict=False), *named.items()):
+            return kernel(*arguments)
+        for name, x in zip(names, arguments, strict=False):
             if isinstance(x, torch.Tensor):
                 if x.is_nested:
                     raise ProblemError(f"{name}: {NESTED}")
                 refuse_tangent(x, name.removesuffix("_tensor"))
         if not wanted:
-            return operator().redispatch(below, *arguments, **named)
+            return operator().redispatch(below, *arguments)
         if forward_mode():  # below a function with a backward pass PyTorch would drop the tangents
             raise ProblemError(NO_TANGENT)
-        if differentiable is not None:
-            return differentiable(operator(), below, arguments)
+        if record is not None:
+            return record(operator(), below, arguments)
         # What is exported may never need a gradient; if it does, the exported operator refuses.
         if transforms() or not torch.compiler.is_exporting():
             raise ProblemError(NO_BACKWARD)
-        return operator().redispatch(below, *arguments, **named)
+        return operator().redispatch(below, *arguments)
 
     return run
 
@@ -298,58 +280,41 @@ def _refuse_batches(*_: Any, **_named: Any) -> Any:
     raise ProblemError("a call that writes to its arguments has no batches: call it outside of torch.vmap")
 
 
-def _function(name: str, schema: Schema, derivative: Derivative) -> Callable[..., Any]:
+class _OperatorCall(RecordedCall):
+    """A call of an operator, which computes the results below autograd."""
+
+    compute: Callable[[], Any]
+
+    def run(self, tensors: Sequence[Any]) -> list[Any]:
+        """The results, by the kernel below autograd."""
+        # PyTorch runs this without grad mode, by which levels of torch.func below this one would record nothing.
+        with torch.set_grad_enabled(transforms()), below_autograd():
+            found = self.compute()
+        return list(found) if isinstance(found, tuple) else [found]
+
+
+def _recording(name: str, caller: Caller, schema: Schema, derivative: Derivative) -> Callable[..., Any]:
     """A function that runs an operator (operator, keys below autograd, arguments) with a history of its results."""
-    names = schema.names
+    apply = node(name, kept=derivative.kept)
 
-    class Differentiable(torch.autograd.Function):
-        """One call; its arguments are in the order of the schema."""
-
-        @staticmethod
-        def forward(ctx: Any, operator: Any, below: Any, *arguments: Any) -> Any:
-            given = schema.every(arguments, {})
-            needed = {k for k, needs in zip(names, ctx.needs_input_grad[2:], strict=False) if needs}
-            for other in sorted(needed - derivative.by):
-                raise ProblemError(f"{other.removesuffix('_tensor')}: {NO_BACKWARD}")
-            if derivative.check is not None:
-                derivative.check(given)
-            # PyTorch runs this without grad mode, by which levels of torch.func below this one would record nothing.
-            with torch.set_grad_enabled(transforms()), below_autograd():
-                result = operator.redispatch(below, *arguments)
-            tensors, ctx.others = dict[str, torch.Tensor](), dict[str, Any]()
-            for k, x in given.items():
-                (tensors if isinstance(x, torch.Tensor) else ctx.others)[k] = x
-            results = (result if isinstance(result, tuple) else (result,)) if derivative.kept else ()
-            ctx.tensors = tuple(tensors)
-            ctx.save_for_backward(*tensors.values(), *results)
-            ctx.set_materialize_grads(False)
-            return result
-
-        @staticmethod
-        def backward(ctx: Any, *gradients: torch.Tensor | None) -> Any:
-            needed = ctx.needs_input_grad[2:]
-            wanted = frozenset(k for k, needs in zip(names, needed, strict=False) if needs)
-            saved = ctx.saved_tensors
-            given = {**ctx.others, **dict(zip(ctx.tensors, saved, strict=False))}
-            found = derivative.backward(given, saved[len(ctx.tensors) :], gradients, wanted)
-            return None, None, *(found.get(k) for k in names[: len(needed)])
-
-    Differentiable.__name__ = Differentiable.__qualname__ = f"warploom_{name}"
-    # The dispatcher has lowered torch.func's transforms already: not through Function.apply, which would do it again.
-    base: Any = super(torch.autograd.Function, Differentiable)
-
-    def apply(operator: Any, below: Any, arguments: tuple[Any, ...]) -> Any:
+    def record(operator: Any, below: Any, arguments: tuple[Any, ...]) -> Any:
+        arrays, options, config = schema.declared(arguments)
+        given = schema.every(arguments)
+        named = dict(zip(caller.option_names, options, strict=True)) | {x: given[x] for x in schema.more}
+        call = _OperatorCall(caller, derivative, arrays, named, config)
+        call.compute = lambda: operator.redispatch(below, *arguments)
+        known = {**caller.declaration.named(arrays), **named}
         with enable_single_level_autograd_function():
-            return base.apply(operator, below, *arguments)
+            return apply(call, *[known[x] for x in call.names])
 
-    return apply
+    return record
 
 
 def _autocast(key: str, operator: Callable[[], Any], schema: Schema) -> Callable[..., Any]:
     """The kernel of an Autocast key: floats but for the schema's exact ones in the type that autocast has now."""
     kind = key.lower()
 
-    def run(*arguments: Any, **named: Any) -> Any:
+    def run(*arguments: Any) -> Any:
         dtype = torch.get_autocast_dtype(kind)
 
         def cast(name: str, x: Any) -> Any:
@@ -357,6 +322,6 @@ def _autocast(key: str, operator: Callable[[], Any], schema: Schema) -> Callable
             return x.to(dtype) if floats else x
 
         with torch.autocast(kind, enabled=False):
-            return operator()(*map(cast, schema.names, arguments), **{k: cast(k, x) for k, x in named.items()})
+            return operator()(*map(cast, schema.names, arguments))
 
     return run

@@ -32,6 +32,7 @@ class Schema:
         fixed = dict(fixed or {})
         own = [x for x in declaration.options.values() if x.name not in fixed]
         options = self._options = {x.name: x for x in (*own, *more)}
+        self.more = tuple([x.name for x in more])
         floats = [x.name for x in own if x.kind == "float"] if twins else []
         twin_of = {name: f"{name}_tensor" for name in floats}
         arrays = list[str]()
@@ -68,22 +69,13 @@ class Schema:
         self._config = places["config"]
 
     # -- from an operator
-    def every(self, arguments: tuple[Any, ...], named: Named) -> dict[str, Any]:
+    def every(self, arguments: tuple[Any, ...]) -> dict[str, Any]:
         """All arguments by their names; PyTorch leaves out those that equal their defaults."""
-        found = dict(self.defaults)
-        found.update(zip(self.names, arguments, strict=False))
-        found.update(named)
-        return found
+        return {**self.defaults, **dict(zip(self.names, arguments, strict=False))}
 
-    def declared(
-        self, arguments: tuple[Any, ...], named: Named | None = None
-    ) -> tuple[tuple[Any, ...], tuple[Any, ...], Any]:
+    def declared(self, arguments: tuple[Any, ...]) -> tuple[tuple[Any, ...], tuple[Any, ...], Any]:
         """(arrays, options, configuration) in the order of the declaration."""
-        if named:
-            every = self.every(arguments, named)
-            arguments = tuple([every[name] for name in self.names])
-        else:
-            arguments += self._padding[len(arguments) :]
+        arguments += self._padding[len(arguments) :]
         arrays = [arguments[i] if i >= 0 else None for i in self._taken]
         arrays += [x for i in self._many if (x := arguments[i]) is not None]
         options = [arguments[i] if i >= 0 else known for i, known in self._plain]

@@ -500,7 +500,9 @@ def _gradients(given: Arguments, config: Any) -> Computation:
     views, options, new = given.views, given.options, given.results
     x, has_target = views["x"], "target" in views
     loss = _loss(options) if has_target else None
-    known, wanted = ("loss_gradient" in views, "lse_gradient" in views), ("dx" in new, "dw" in new, "dbias" in new)
+    some, products = given.sizes["m"] > 0, given.sizes["k"] > 0
+    known = "loss_gradient" in views, "lse_gradient" in views
+    wanted = "dx" in new and products, "dw" in new and products, "dbias" in new
     taken, words = {name: view for name, view in views.items() if name != "target"}, 0
     if has_target and known[0]:
         taken["target"], words = as_words(views["target"]), views["target"].dtype.bits // 32
@@ -510,8 +512,8 @@ def _gradients(given: Arguments, config: Any) -> Computation:
         found = _backward(product, loss, words, known, wanted, config, x.device)
         return replace(found, blocks=options["blocks"])
 
-    some = given.sizes["m"] and all(shape[-1] for shape, _ in new.values())
-    return Computation(given, plan, taken, empty=None if some else given.made)
+    zeros = None if some and any(wanted) else lambda: given.made(**dict.fromkeys(new, 0.0))
+    return Computation(given, plan, taken, empty=zeros)
 
 
 row_gradients_call = Caller(row_gradients, _gradients)
