@@ -275,8 +275,8 @@ def flash_attn_with_kvcache(
     new = _new_keys(k, v, cache_seqlens, rotary_cos, rotary_sin)
     _refuse_lengths("cache_seqlens", cache_seqlens, new, k_cache, table)
     lengths = _lengths(cache_seqlens, k_cache, table)
-    if rotary_seqlens is not None and rotary_seqlens.is_floating_point():
-        raise ProblemError(f"rotary_seqlens is {rotary_seqlens.dtype}: it has positions, int32 (batch,)")
+    if rotary_seqlens is not None:
+        _refuse_positions(rotary_seqlens)
     options: dict[str, Any] = {
         "block_table": table,
         "cu_seqlens_q": cu_seqlens_q,
@@ -315,6 +315,10 @@ def flash_attn_combine(
 
     _needed(out_partial=out_partial, lse_partial=lse_partial)
     _optional(out=out)
+    if out_dtype is not None and not isinstance(out_dtype, torch.dtype):
+        raise ProblemError(f"out_dtype is a torch.dtype, not {shown(out_dtype)}")
+    if not (out_partial.is_floating_point() and lse_partial.is_floating_point()):
+        raise ProblemError(f"out_partial is {out_partial.dtype} and lse_partial {lse_partial.dtype}: both are floats")
     if out_partial.dim() < 2 or out_partial.shape[:-1] != lse_partial.shape:
         raise ProblemError(
             f"out_partial has shape {tuple(out_partial.shape)} and lse_partial {tuple(lse_partial.shape)}: they are "
@@ -394,6 +398,15 @@ def _refuse_lengths(name: str, given: Any, new: int, cache: Tensor, table: Tenso
         )
 
 
+def _refuse_positions(given: Tensor) -> None:
+    """Raises ProblemError for ``rotary_seqlens`` that are no integers, one for each sequence."""
+    import torch
+
+    if given.dtype not in (torch.int32, torch.int64) or given.dim() != 1:
+        form = f"{given.dtype} of shape {tuple(given.shape)}"
+        raise ProblemError(f"rotary_seqlens is {form}: it has the positions of sequences, int32 (batch,)")
+
+
 def _of_keys(**given: Tensor | None) -> None:
     """Raises ProblemError for caches, pages or new keys that are given and have not four dimensions."""
     for name, x in given.items():
@@ -417,6 +430,8 @@ def _gathered(k: Tensor, v: Tensor, lengths: Tensor, table: Tensor) -> tuple[Ten
             f"block_table has shape {tuple(table.shape)}, k {tuple(k.shape)} and v {tuple(v.shape)}: they are (batch, "
             "pages of a sequence) and (pages, page_size, kv_heads, head_dim)"
         )
+    if table.dtype is not torch.int32:
+        raise ProblemError(f"block_table is {table.dtype}: it names pages, int32 (batch, pages of a sequence)")
     named = table.long().clamp(0, max(0, len(k) - 1))
     room = table.shape[1] * k.shape[1]
     starts = torch.arange(0, len(table) * room + 1, max(1, room), dtype=torch.int32, device=k.device)

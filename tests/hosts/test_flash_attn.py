@@ -509,6 +509,8 @@ def test_what_cannot_be_read_is_refused_by_name():
         "q: ndarray": lambda: untyped.flash_attn_func(q.numpy(), q, q),
         "v is a single number": lambda: untyped.flash_attn_func(q, q, torch.tensor(1.0)),
         "lse_partial: NoneType": lambda: untyped.flash_attn_combine(q, None),
+        "out_partial is torch.int32": lambda: untyped.flash_attn_combine(q.int(), q[..., 0]),
+        "out_dtype is a torch.dtype, not 'bf16'": lambda: untyped.flash_attn_combine(q, q[..., 0], out_dtype="bf16"),
         "block_table: list": lambda: untyped.flash_attn_varlen_func(q[0], q, q, starts, starts, block_table=[[0]]),
     }
     for says, call in wrong.items():
@@ -575,12 +577,22 @@ def test_an_open_window_beside_rotary_embedding():
     assert all((one == found[0]).all() for one in found)
 
 
-def test_rotary_positions_that_are_no_integers_are_refused_before_anything_is_written():
+@pytest.mark.parametrize("positions", [[1.5, 2.0], [True, False], [[3], [5]]], ids=str)
+def test_what_is_no_rotary_position_of_each_sequence_is_refused_before_anything_is_written(positions):
     caches = [torch.zeros(2, 16, 1, 16, dtype=torch.float16) for _ in range(2)]
     q, new, lengths = torch.ones(2, 1, 1, 16).half(), torch.ones(2, 1, 1, 16).half(), torch.tensor([3, 5]).int()
     turns = torch.ones(20, 8).half()
-    with pytest.raises(ProblemError, match="rotary_seqlens"):
+    with pytest.raises(ProblemError, match=r"^rotary_seqlens is torch"):
         flash_attn.flash_attn_with_kvcache(
-            q, caches[0], caches[1], new, new, turns, turns, lengths, rotary_seqlens=torch.tensor([1.5, 2.0])
+            q, caches[0], caches[1], new, new, turns, turns, lengths, rotary_seqlens=torch.tensor(positions)
         )
     assert not any(cache.any() for cache in caches)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.int64, torch.bool])
+@pytest.mark.parametrize("wanted", [False, True])
+def test_a_block_table_that_is_no_int32_is_refused_whether_or_not_a_gradient_is_wanted(dtype, wanted):
+    q, pages = torch.ones(3, 1, 16).half().requires_grad_(wanted), torch.ones(2, 16, 1, 16).half()
+    starts, table = torch.tensor([0, 3]).int(), torch.tensor([[1]]).to(dtype)
+    with pytest.raises(ProblemError, match=r"^block_table is"):
+        flash_attn.flash_attn_varlen_func(q, pages, pages, starts, starts, block_table=table)
