@@ -1,6 +1,6 @@
 """Rungs with one of their ideas taken away, timed beside the rungs they come from and PyTorch's kernels.
 
-    python benchmarks/ablations.py [--only heads_first] [--out FILE]
+    python benchmarks/ablations.py [--only heads_first] [--out DIR]
 
 writes ablations.json to ``$OUT`` (else to the folder out), in the form of a ladder: every row has its errors, findings,
 wavefronts, registers and, at lengths 4096 and 16384, TFLOP/s. About a minute on an H200; ``--only`` takes words of the
@@ -9,15 +9,13 @@ ablations' flags, with commas between.
 
 from __future__ import annotations
 
-import argparse
-import os
 import sys
 from dataclasses import replace
-from pathlib import Path
 
 from warploom.core.dtypes import bf16
 from warploom.kernels.attention.problem import AttentionConfig
 from warploom_lab.bench.attention import AttentionFamily, settled
+from warploom_lab.bench.cells import parser_of
 from warploom_lab.bench.evidence import write
 from warploom_lab.bench.ladder import run_ladder
 from warploom_lab.kernels.attention.ladder import FULL_LADDER
@@ -53,8 +51,7 @@ def ablated(key: str, flags: tuple[str, ...]) -> Rung[AttentionConfig]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--out", type=Path, default=Path(os.environ.get("OUT", "out")) / "ablations.json")
+    parser = parser_of(__doc__)
     parser.add_argument("--only", default="", help="words of their flags, with commas between")
     options = parser.parse_args()
     words = options.only.split(",")
@@ -62,7 +59,7 @@ def main() -> int:
     whole = [FULL_LADDER.rung(key) for key in dict.fromkeys(key for key, _ in chosen)]
     rungs = [*whole, *(ablated(*one) for one in chosen)]
     result = run_ladder(AttentionFamily(), rungs, gpu_sizes=LENGTHS)
-    write(options.out, result.json())
+    write(options.out / "ablations.json", result.json())
     for row in result.rows:
         cells = {cell["seq"]: (round(cell["tflops"]["median"]), cell["ratio"]) for cell in row["gpu"]["cells"]}
         print(f"{row['rung']:>28}  {cells}  error {row['error']['value']:.2f}  findings {len(row['findings'])}")

@@ -13,19 +13,18 @@ from __future__ import annotations
 
 import csv
 import io
-import json
 import sys
 from pathlib import Path
 from typing import Any
 
 from attention_backward_cells import TOKENS, WIDTH, Cell, calls, forward, fresh, ours
+from scripts import kept
 
 from warploom.core.targets import target
 from warploom.kernels.attention.backward_choice import choose
 from warploom.kernels.attention.backward_sm90 import CONSUMERS, KEYS, BackwardSm90
 from warploom.measure.timing import Candidate
 from warploom_lab.bench.cells import TorchGpu, compile_all, parser_of
-from warploom_lab.bench.evidence import write
 
 CELLS = [
     Cell.of(d, causal, n, n, WIDTH // d, WIDTH // d)
@@ -129,12 +128,8 @@ def main() -> int:
         return 0
     gpu = TorchGpu()
     compile_all((call for cell in CELLS for call in calls(cell, target(gpu.arch))), gpu.arch)
-    rows: list[dict[str, Any]] = []
-    for cell in CELLS:
-        with gpu.working():
-            rows.append(measured(cell, gpu))
-        print(json.dumps(rows[-1]), flush=True)
-        write(options.out / "attention-backward-limits.json", {"rows": rows})
+    with gpu.working():
+        kept((measured(cell, gpu) for cell in CELLS), options.out / "attention-backward-limits.json")
     return 0
 
 

@@ -5,14 +5,12 @@ CuTe DSL reads its settings from the environment when it is imported.
 
 from __future__ import annotations
 
-import argparse
 import importlib
 import importlib.metadata
 import os
 import tempfile
 import time
 from collections.abc import Callable, Iterable
-from pathlib import Path
 from typing import Any
 
 os.environ.update(
@@ -24,10 +22,12 @@ os.environ.update(
 )
 
 import numpy as np
+from scripts import kept
 
 import warploom
 from warploom.core.dtypes import bf16
 from warploom.layout.tensor_map import TensorMapSpec
+from warploom_lab.bench.cells import parser_of
 from warploom_lab.bench.evidence import write
 
 Row = dict[str, Any]
@@ -87,28 +87,19 @@ def checked(ptx: str, grid: tuple[int, int, int], arguments: list[Any], file: st
 
 def main(
     doc: str | None,
+    file: str,
     runs: Iterable[Row],
     right: Callable[[Row], bool],
     packages: tuple[str, ...] = ("flash-attn-4", "nvidia-cutlass-dsl"),
     mutants: Callable[[], list[Row]] | None = None,
 ) -> int:
     """Print and write each run as it comes, then the ``mutants`` that are asked for; 1 where a run is wrong."""
-    parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path)
+    parser = parser_of(doc)
     if mutants is not None:
         parser.add_argument("--mutants", action="store_true")
-    options, rows = parser.parse_args(), list[Row]()
-    result: Row = {"versions": {name: importlib.metadata.version(name) for name in packages}, "runs": rows}
-
-    def save() -> None:
-        if options.out:
-            write(options.out, result)
-
-    for row in runs:
-        rows.append(row)
-        print(row, flush=True)
-        save()
+    options = parser.parse_args()
+    versions = {name: importlib.metadata.version(name) for name in packages}
+    result = kept(runs, options.out / file, "runs", versions=versions)
     if mutants is not None and options.mutants:
-        result["mutants"] = mutants()
-        save()
-    return int(not all(map(right, rows)))
+        write(options.out / file, result | {"mutants": mutants()})
+    return int(not all(map(right, result["runs"])))

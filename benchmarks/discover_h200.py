@@ -1,4 +1,4 @@
-"""Trace every fragment on this machine's GPU: `python benchmarks/discover_h200.py OUTPUT_FOLDER`.
+"""Trace every fragment on this machine's GPU: ``python benchmarks/discover_h200.py [--out DIR]``.
 
 Writes ``discovery.json`` (one row per fragment, with the GPU's name and driver; and the largest error over its bound of
 random products by each ``wmma.mma``, against float64) and ``wmma_maps.json`` (what
@@ -10,21 +10,19 @@ from __future__ import annotations
 
 import json
 import sys
-from pathlib import Path
 
 from wmma_products import errors
 
 from warploom.core.errors import WarploomError
-from warploom_lab.bench.evidence import write
+from warploom_lab.bench.cells import parser_of
+from warploom_lab.bench.evidence import environment, write
 from warploom_lab.discover.fragments import Discovered, gpu_runner, trace_fragment, wmma_maps
 from warploom_lab.discover.tracers import tracers
 
 
-def main(folder: Path) -> int:
+def main() -> int:
     """Trace, write, summarise."""
-    from warploom_lab.bench.evidence import environment
-
-    machine = environment()
+    folder, machine = parser_of(__doc__).parse_args().out, environment()
     run = gpu_runner(0)
     found: list[Discovered] = []
     rows: list[dict[str, object]] = []
@@ -49,4 +47,4 @@ def main(folder: Path) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(Path(sys.argv[1] if len(sys.argv) > 1 else ".")))
+    sys.exit(main())

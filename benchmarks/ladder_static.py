@@ -1,6 +1,6 @@
 """The static evidence of docs/evidence/ladder-attention.md: what every rung compiles to, as figures in JSON.
 
-    python benchmarks/ladder_static.py [--dtype f16] [--out FILE]
+    python benchmarks/ladder_static.py [--dtype f16] [--out DIR]
 
 bf16 is what the H200's figures are of, f16 what the seeds compiled. Needs NVRTC and nvdisasm, no GPU; takes about two
 minutes on two cores. Registers and counts are comparable with those of a GPU's evidence where its NVRTC is the same
@@ -9,7 +9,6 @@ one: for the committed files, pip install "nvidia-cuda-nvrtc==13.0.*".
 
 from __future__ import annotations
 
-import argparse
 import hashlib
 import statistics
 from collections.abc import Callable, Mapping
@@ -24,6 +23,7 @@ from warploom.cuda.compile import available_cores
 from warploom.cuda.device import nvrtc_version
 from warploom.ir.program import Program
 from warploom_lab.bench.attention import has_room
+from warploom_lab.bench.cells import parser_of
 from warploom_lab.bench.evidence import write as write_json
 from warploom_lab.inspect import SassReport, inspect_program
 from warploom_lab.inspect.subjects import attention_program
@@ -31,7 +31,6 @@ from warploom_lab.kernels.attention.ladder import FULL_LADDER
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results" / "static"
-EVIDENCE = {dtype: RESULTS / f"attention-d128-{dtype}.json" for dtype in ("bf16", "f16")}
 SPILL_TILES = ((64, 32), (64, 64), (128, 32), (128, 64), (128, 128))
 """(tile_m, tile_n) of the spill tables in part 5 of the seeds, with four warps."""
 
@@ -123,11 +122,12 @@ def write(subjects: Subjects, traced: Callable[[Any], Program], out: Path) -> No
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--dtype", choices=EVIDENCE, default="bf16")
-    parser.add_argument("--out", type=Path, help="default: the committed file of the type")
+    parser = parser_of(__doc__)
+    parser.set_defaults(out=RESULTS)
+    parser.add_argument("--dtype", choices=("bf16", "f16"), default="bf16")
     options = parser.parse_args()
-    write(subjects(DTYPES[options.dtype]), attention_program, options.out or EVIDENCE[options.dtype])
+    file = options.out / f"attention-d128-{options.dtype}.json"
+    write(subjects(DTYPES[options.dtype]), attention_program, file)
 
 
 if __name__ == "__main__":

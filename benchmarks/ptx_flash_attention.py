@@ -1,6 +1,6 @@
 """FlashAttention-4's forward kernel for sm_90a, compiled by CuTe DSL without a GPU, under all checks of the emulator.
 
-    PYTHONPATH=src:. python benchmarks/ptx_flash_attention.py [--mutants] [--out FILE.json]
+    PYTHONPATH=src:. python benchmarks/ptx_flash_attention.py [--mutants] [--out DIR]
 
 Needs Python 3.12 or newer and ``pip install flash-attn-4`` (which brings CuTe DSL and PyTorch), but no GPU. For head
 dimensions 64 and 128, full and causal, in the emulator's own order and an adversarial one: the error to attention in
@@ -113,4 +113,4 @@ def runs() -> Iterator[Row]:
 
 
 if __name__ == "__main__":
-    sys.exit(dsl.main(__doc__, runs(), right, mutants=tried))
+    sys.exit(dsl.main(__doc__, "ptx-flash-attention.json", runs(), right, mutants=tried))

@@ -1,6 +1,6 @@
 """FlashAttention-4's backward kernel for sm_90a, compiled by CuTe DSL without a GPU, under all checks of the emulator.
 
-    PYTHONPATH=src python benchmarks/ptx_flash_attention_backward.py [--out FILE.json]
+    PYTHONPATH=src python benchmarks/ptx_flash_attention_backward.py [--out DIR]
 
 Needs what ``ptx_flash_attention.py`` needs. For head dimensions 64 and 128, full and causal: the errors of dK and dV to
 float64 relative to bf16's rounding, of the sums of dQ (whose elements the kernel leaves in the order of its registers:
@@ -97,4 +97,6 @@ def checked(ptx: str, head_dim: int, causal: bool) -> Row:
 if __name__ == "__main__":
     cells = itertools.product((64, 128), (False, True))
     found = (checked(compiled(*cell), *cell) for cell in cells)
-    sys.exit(dsl.main(__doc__, found, lambda row: max(row["errors"].values()) <= 2))
+    sys.exit(
+        dsl.main(__doc__, "ptx-flash-attention-backward.json", found, lambda row: max(row["errors"].values()) <= 2)
+    )

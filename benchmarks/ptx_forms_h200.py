@@ -1,23 +1,21 @@
 """Every lanewise PTX form that the emulator runs, beside a GPU: are the results the same, bit for bit?
 
-    PYTHONPATH=src:. python benchmarks/ptx_forms_h200.py [--dry-run] [--out FILE.json]
+    PYTHONPATH=src:. python benchmarks/ptx_forms_h200.py [--dry-run] [--out DIR]
 
 Each opcode is put together with all modifiers and types that might go with it. What the assembler takes is PTX, and
 runs on the GPU and on the emulator, on edges and random operands, unless the emulator refuses it. NaNs count as equal;
 approximations by definition are compared by their relative error. ``--dry-run`` launches nothing: it needs no GPU. Exit
-status 1 where results differ. Takes half a minute.
+status 1 where results differ. Writes ptx-forms.json, in half a minute.
 """
 
 from __future__ import annotations
 
-import argparse
 import importlib
 import re
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import product
-from pathlib import Path
 from typing import Any
 
 import ml_dtypes
@@ -27,6 +25,7 @@ from ptx_round_trip_h200 import Gpu
 from warploom.core.errors import PtxError
 from warploom.isa.form import TYPE_BITS
 from warploom.ops.foreign import check_ptx
+from warploom_lab.bench.cells import parser_of
 from warploom_lab.bench.evidence import write
 
 THREADS, COUNT = 128, 512
@@ -386,9 +385,8 @@ def equal(case: Case, mine: np.ndarray[Any, Any], theirs: np.ndarray[Any, Any]) 
 
 def main() -> int:
     """Read, assemble, run and compare."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = parser_of(__doc__)
     parser.add_argument("--dry-run", action="store_true", help="assemble and emulate, launch nothing")
-    parser.add_argument("--out", type=Path)
     options = parser.parse_args()
     code, found = assembled()
     gpu = None if options.dry_run else Gpu()
@@ -415,9 +413,7 @@ def main() -> int:
     print(f"{len(found)} forms: {len(refused)} refused, {len(differing)} differ")
     for text, why in differing.items():
         print(f"{text} {why}")
-    if options.out:
-        found = {"forms": len(found), "differing": differing, "refused": refused}
-        write(options.out, found)
+    write(options.out / "ptx-forms.json", {"forms": len(found), "differing": differing, "refused": refused})
     return int(bool(differing))
 
 

@@ -1,22 +1,22 @@
 """PTX of Triton and NVRTC on the GPU, as it is and by way of a Program: are the results the same, bit for bit?
 
-    PYTHONPATH=src:. python benchmarks/ptx_round_trip_h200.py [--dry-run] [--out FILE.json]
+    PYTHONPATH=src:. python benchmarks/ptx_round_trip_h200.py [--dry-run] [--out DIR]
 
 The kernels are those of ``tests/ptx/cuda_cases.py`` and, where Triton is installed, of ``tests/with_triton``. Each is
 read as a Program and run on the emulator; the Program is printed as CUDA C++, compiled, and launched beside the
 original PTX on the same arrays. ``--dry-run`` compiles both and launches neither: it needs no GPU. Exit status 1 where
-results differ. The file is written after each kernel.
+results differ. Writes ptx-round-trip.json after each kernel.
 """
 
 from __future__ import annotations
 
-import argparse
 import importlib
 import sys
-from pathlib import Path
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
+from scripts import kept
 from tests.ptx.mutants import Subject, subjects
 
 from warploom.cuda.buffers import DeviceCopy
@@ -26,7 +26,7 @@ from warploom.cuda.launch import load, scalar
 from warploom.cuda.names import entry_name
 from warploom.cuda.printer import print_cuda
 from warploom.ir.program import Program
-from warploom_lab.bench.evidence import write
+from warploom_lab.bench.cells import parser_of
 
 
 def triple(size: Any) -> tuple[int, int, int]:
@@ -102,29 +102,28 @@ def compared(subject: Subject, arch: str, gpu: Gpu | None) -> dict[str, Any]:
     }
 
 
-def main() -> int:
-    """Compare every kernel that has arrays and numbers as arguments."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--dry-run", action="store_true", help="compile, and launch nothing")
-    parser.add_argument("--arch", default="sm_90a", help="the GPU's architecture")
-    parser.add_argument("--out", type=Path, help="where to write the results as JSON")
-    options = parser.parse_args()
-    gpu = None if options.dry_run else Gpu()
-    rows: list[dict[str, Any]] = []
+def rows(arch: str, gpu: Gpu | None) -> Iterator[dict[str, Any]]:
+    """Every kernel that has arrays and numbers as arguments."""
     for name, make in subjects():
         subject = make()
         if not all(isinstance(x, np.ndarray | int | float) for x in subject.call.arguments):
             print(f"{name}: left out, as it takes tensor maps")
             continue
         try:
-            rows.append(compared(subject, options.arch, gpu))
+            yield compared(subject, arch, gpu)
         except RuntimeError as error:  # the driver's
-            rows.append({"kernel": subject.name, "equal": False, "error": str(error)})
-        print(rows[-1], flush=True)
-        if options.out:
-            result = {"kernels": rows}
-            write(options.out, result)
-    return int(not all(row.get("equal", True) for row in rows))
+            yield {"kernel": subject.name, "equal": False, "error": str(error)}
+
+
+def main() -> int:
+    """Compare all kernels."""
+    parser = parser_of(__doc__)
+    parser.add_argument("--dry-run", action="store_true", help="compile, and launch nothing")
+    parser.add_argument("--arch", default="sm_90a", help="the GPU's architecture")
+    options = parser.parse_args()
+    gpu = None if options.dry_run else Gpu()
+    found = kept(rows(options.arch, gpu), options.out / "ptx-round-trip.json", "kernels")
+    return int(not all(row.get("equal", True) for row in found["kernels"]))
 
 
 if __name__ == "__main__":

@@ -1,13 +1,13 @@
 """Mutants of other compilers' PTX on a GPU: what each tool of compute-sanitizer reports, beside the emulator.
 
-    PYTHONPATH=src:. python benchmarks/ptx_sanitizer_h200.py [--prepared FILE] [--dry-run] [--jobs 12] [--out FILE.json]
+    PYTHONPATH=src:. python benchmarks/ptx_sanitizer_h200.py [--prepared FILE] [--dry-run] [--jobs 12] [--out DIR]
 
 The mutants are those of benchmarks/results/static/ptx-mutants.json, with the emulator's verdicts, and the kernels as
 they are. Each is assembled under a name of its own and launched under memcheck, racecheck, synccheck and initcheck. So
 many processes at a time launch some mutants each; one that ends, or waits for ever, costs the mutant it was at, and the
-rest go to a new process. What may hang comes last. Writes, of each mutant and tool, the headlines of its reports with
-their counts, and how the launch ended: ``ran``, ``failed`` (the driver's error), ``hangs`` (``--limit`` seconds), or
-``dies``; both null where ``--seconds`` were over.
+rest go to a new process. What may hang comes last. Writes to ptx-sanitizer.json, of each mutant and tool, the headlines
+of its reports with their counts, and how the launch ended: ``ran``, ``failed`` (the driver's error), ``hangs``
+(``--limit`` seconds), or ``dies``; both null where ``--seconds`` were over.
 ``--dry-run`` assembles and launches nothing: it needs no GPU. ``--prepared`` keeps what was assembled in a file, or
 takes it from there: the GPU's machine then needs no Triton, and the lines are the evidence's. Assembling takes a
 minute, the tools about two. Needs cuda.core and compute-sanitizer.
@@ -32,12 +32,14 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterable
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from warploom_lab.bench.cells import parser_of
 from warploom_lab.bench.evidence import write
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -350,7 +352,7 @@ def summary(rows: list[Row]) -> str:
 
 def main() -> int:
     """Choose, assemble, run and write."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = parser_of(__doc__)
     parser.add_argument("--dry-run", action="store_true", help="assemble, launch nothing")
     parser.add_argument("--prepared", type=Path, help="file of what is assembled: read if it is there, else written")
     parser.add_argument("--count", type=int, default=1000, help="mutants, at most")
@@ -358,7 +360,6 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=130, help="of all launches together")
     parser.add_argument("--limit", type=float, default=4, help="seconds of one launch")
     parser.add_argument("--arch", default="sm_90a")
-    parser.add_argument("--out", type=Path)
     parser.add_argument("--launch", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.launch:
@@ -374,12 +375,7 @@ def main() -> int:
         print(f"{mutated} of the evidence's {known} mutants, {len(rows) - mutated} kernels", flush=True)
         if options.dry_run:
             return 0
-        result: dict[str, Any] = {"mutants": rows}
-
-        def save() -> None:
-            if options.out:
-                write(options.out, result)
-
+        save = partial(write, options.out / "ptx-sanitizer.json", {"mutants": rows})
         under_tools(rows, path, options.jobs, (options.seconds, options.limit), save)
         save()
     print(summary(rows))

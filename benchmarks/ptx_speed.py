@@ -1,25 +1,25 @@
-"""How fast the emulator runs PTX: ``PYTHONPATH=src:. python benchmarks/ptx_speed.py [--out FILE.json]``, in a minute.
+"""How fast the emulator runs PTX: ``PYTHONPATH=src:. python benchmarks/ptx_speed.py [--out DIR]``, in a minute.
 
 Measures processor seconds, all checks on, without a GPU: of Triton's attention forward at 1×1×1024×64 (where Triton is
-installed), compiled and checked, and of two rungs of the attention ladder as Programs and by way of NVRTC's PTX.
+installed), compiled and checked, and of two rungs of the attention ladder as Programs and by way of NVRTC's PTX. Writes
+ptx-speed.json.
 """
 
 from __future__ import annotations
 
-import argparse
 import importlib.util
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
-from pathlib import Path
 from statistics import median
 from typing import Any
 
 import numpy as np
+from scripts import kept
 from tests.kernels.attention_cases import RUNGS, Case
 from tests.ptx.test_round_trip import ptx, reread
 
-from warploom_lab.bench.evidence import write
+from warploom_lab.bench.cells import parser_of
 
 _TIMES = 7
 
@@ -52,19 +52,5 @@ def measured() -> Iterator[dict[str, Any]]:
         yield {"kernel": name, "program": mine, "ptx": theirs, "throughput": mine / theirs}
 
 
-def main() -> None:
-    """Print a line for each kernel, and write the file."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path)
-    options = parser.parse_args()
-    rows: list[dict[str, Any]] = []
-    for row in measured():
-        rows.append(row)
-        print(row, flush=True)
-    if options.out:
-        result = {"rows": rows}
-        write(options.out, result)
-
-
 if __name__ == "__main__":
-    main()
+    kept(measured(), parser_of(__doc__).parse_args().out / "ptx-speed.json")

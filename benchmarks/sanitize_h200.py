@@ -1,6 +1,6 @@
 """Every rung of every ladder under compute-sanitizer's memcheck, racecheck and synccheck, on small problems.
 
-    PYTHONPATH=src python benchmarks/sanitize_h200.py OUTPUT_FOLDER [attention,gemm,reduce]
+    PYTHONPATH=src python benchmarks/sanitize_h200.py [--out DIR] [--only attention,gemm,reduce]
 
 Writes ``sanitizer.json``: per family and tool the errors it counted and, per rung, whether the result was right; a
 family that was not asked for keeps what the file had. Exit status 1 for any error. Arrays are NumPy's, so that no
@@ -9,12 +9,12 @@ framework's kernels run under the tool.
 
 from __future__ import annotations
 
+import argparse
 import json
 import re
 import subprocess
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -23,6 +23,7 @@ import warploom
 from warploom.kernels.attention.reference import attention_error, attention_reference
 from warploom.kernels.matmul.reference import gemm_error, gemm_reference
 from warploom.ops.backends import GpuCall
+from warploom_lab.bench.cells import parser_of
 from warploom_lab.bench.evidence import environment, write
 from warploom_lab.kernels.attention.ladder import FULL_LADDER
 from warploom_lab.kernels.matmul.ladder import LADDER as GEMM_LADDER
@@ -114,12 +115,19 @@ def clean(result: dict[str, Any]) -> bool:
     return result["errors"] == 0 and bool(result["right"]) and all(result["right"].values())
 
 
-def main(folder: Path, families: list[str]) -> int:
+def main() -> int:
     """Run the families under every tool; the file is written after each."""
-    path = folder / "sanitizer.json"
+    parser = parser_of(__doc__)
+    parser.add_argument("--only", default=",".join(FAMILIES), help="families, with commas between")
+    parser.add_argument("--rungs", choices=FAMILIES, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.rungs:
+        run_rungs(options.rungs)
+        return 0
+    path = options.out / "sanitizer.json"
     found = json.loads(path.read_text(encoding="utf-8"))["families"] if path.is_file() else {}
     failed = False
-    for family in families:
+    for family in options.only.split(","):
         found[family] = {"environment": environment(), "tools": {tool: under(tool, family) for tool in TOOLS}}
         write(path, {"families": found})
         for tool, result in found[family]["tools"].items():
@@ -131,9 +139,4 @@ def main(folder: Path, families: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    if "--rungs" in sys.argv:
-        run_rungs(sys.argv[-1])
-    else:
-        words = sys.argv[1:]
-        chosen = words[1].split(",") if len(words) > 1 else list(FAMILIES)
-        sys.exit(main(Path(words[0] if words else "."), chosen))
+    sys.exit(main())

@@ -1,6 +1,6 @@
 """Defects of examples/wgmma_pipeline.py: what the emulator says, and what compute-sanitizer's tools say on a GPU.
 
-    PYTHONPATH=src python benchmarks/sanitize_unseen.py OUTPUT_FOLDER
+    PYTHONPATH=src python benchmarks/sanitize_unseen.py [--out DIR]
 
 Each variant is the example with lines moved or taken out. Writes ``sanitizer-unseen.json``: of each variant the
 emulator's findings, whether the GPU's result was right, and the errors that each tool counted for its kernel. Without a
@@ -10,6 +10,7 @@ hangs costs its tool the rest.
 
 from __future__ import annotations
 
+import argparse
 import importlib.util
 import json
 import re
@@ -25,6 +26,7 @@ import numpy as np
 import warploom
 from warploom.emulate import emulate
 from warploom.ops.backends import gpu_present
+from warploom_lab.bench.cells import parser_of
 from warploom_lab.bench.evidence import write
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -83,10 +85,11 @@ def kernel_name(name: str) -> str:
     return f"product_{list(VARIANTS).index(name)}"
 
 
-def run_all(folder: Path) -> None:
+def run_all() -> None:
     """Every variant on the GPU; prints lines of JSON."""
-    for name in VARIANTS:
-        print("RESULT " + json.dumps({name: on_gpu(name, variant(name, folder))}), flush=True)
+    with tempfile.TemporaryDirectory() as scratch:
+        for name in VARIANTS:
+            print("RESULT " + json.dumps({name: on_gpu(name, variant(name, Path(scratch)))}), flush=True)
 
 
 def under_tools() -> dict[str, dict[str, Any]]:
@@ -117,12 +120,18 @@ def under_tools() -> dict[str, dict[str, Any]]:
     return found
 
 
-def main(folder: Path) -> int:
+def main() -> int:
     """Measure and write; 0 where every defect has a finding and the example none."""
+    parser = parser_of(__doc__)
+    parser.add_argument("--run", action="store_true", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.run:
+        run_all()
+        return 0
     with tempfile.TemporaryDirectory() as scratch:
         findings = {name: on_emulator(variant(name, Path(scratch))) for name in VARIANTS}
     result = {"findings": findings, "tools": under_tools() if gpu_present() else {}}
-    write(folder / "sanitizer-unseen.json", result)
+    write(options.out / "sanitizer-unseen.json", result)
     for name, found in findings.items():
         kinds = ", ".join(dict.fromkeys(f["kind"] for f in found)) or "none"
         tools = ", ".join(
@@ -136,8 +145,4 @@ def main(folder: Path) -> int:
 
 
 if __name__ == "__main__":
-    if sys.argv[-1] == "--run":
-        with tempfile.TemporaryDirectory() as scratch:
-            run_all(Path(scratch))
-    else:
-        sys.exit(main(Path(sys.argv[1] if len(sys.argv) > 1 else ".")))
+    sys.exit(main())

@@ -1,10 +1,11 @@
-"""What scripts share: a log, targets, and the products of layers."""
+"""What scripts share: a log, rows that are kept as they come, targets, and the products of layers."""
 
 from __future__ import annotations
 
 import csv
 import json
 import time
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,18 @@ START = time.perf_counter()
 def log(*words: Any) -> None:
     """Print with the seconds since the start."""
     print(f"[{time.perf_counter() - START:6.1f}]", *words, flush=True)
+
+
+def kept(rows: Iterable[dict[str, Any]], file: Path, key: str = "rows", **head: Any) -> dict[str, Any]:
+    """Print each row and write all that there are after it; the result, whose rows stand under ``key``."""
+    from warploom_lab.bench.evidence import write  # not for those who time imports, or those of other trees
+
+    result: dict[str, Any] = {**head, key: (found := list[dict[str, Any]]())}
+    for row in rows:
+        found.append(row)
+        print(row, flush=True)
+        write(file, result)
+    return result
 
 
 def targets() -> dict[str, Any]:

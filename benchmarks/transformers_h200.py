@@ -13,7 +13,6 @@ wrong. ``--dry-run`` does the same at a small size on the CPU's emulator.
 
 from __future__ import annotations
 
-import json
 import statistics
 import sys
 import time
@@ -24,11 +23,11 @@ from typing import Any
 
 import torch
 import transformers
+from scripts import kept
 
 import warploom.transformers
 from warploom.core.errors import EmulationWarning
 from warploom_lab.bench.cells import parser_of
-from warploom_lab.bench.evidence import write
 
 CHECKED_STEPS = 8
 Tensor = torch.Tensor
@@ -180,20 +179,18 @@ def main() -> int:
     warnings.simplefilter("ignore", EmulationWarning)
     warploom.transformers.register()
     device, size, start = ("cpu", DRY, time.monotonic()) if given.dry_run else ("cuda", FULL, time.monotonic())
-    rows: list[dict[str, Any]] = []
-    for name, (config, baseline) in configurations(given.dry_run).items():
+
+    def row(name: str, config: Any, baseline: str) -> dict[str, Any]:
         torch.manual_seed(0)
         with torch.device(device):
             model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation=baseline).eval()
         names = implementations(baseline)
-        row = {"model": name, "baseline": baseline, **checked(model, names, baseline, size)}
-        rows.append({**row, "tokens_per_second": timed(model, names, size)})
-        print(json.dumps(rows[-1]), flush=True)
-        del model
-    file = given.out / "transformers.json"
-    found = {"transformers": transformers.__version__}
-    write(file, {**found, "rows": rows})
-    failures = [line for row in rows for line in wrong(row)]
+        found = {"model": name, "baseline": baseline, **checked(model, names, baseline, size)}
+        return found | {"tokens_per_second": timed(model, names, size)}
+
+    rows, file = (row(name, *of) for name, of in configurations(given.dry_run).items()), given.out / "transformers.json"
+    found = kept(rows, file, transformers=transformers.__version__)
+    failures = [line for row in found["rows"] for line in wrong(row)]
     print(*failures, f"{time.monotonic() - start:.0f} s, {file}", sep="\n")
     return 1 if failures else 0
 

@@ -2,7 +2,7 @@
 
 pip puts each version into a folder of its own (1.4 GB for both while it runs), and a process with that folder compiles
 and checks the plain matmul of ``tests/with_triton/kernels.py`` for sm_90, on the CPU. Triton 3.7.0 leaves out a fence
-that 3.7.1 has. ``--out FILE.json`` keeps what was printed; other versions can be named: ``… 3.6.0 3.9.0``.
+that 3.7.1 has. Writes triton-versions.json; other versions can be named: ``… 3.6.0 3.9.0``.
 """
 
 from __future__ import annotations
@@ -16,9 +16,14 @@ import sys
 import tempfile
 import textwrap
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from statistics import median
 from typing import Any
+
+from scripts import kept
+
+from warploom_lab.bench.cells import parser_of
 
 ROOT = Path(__file__).resolve().parents[1]
 _TIMES = 5
@@ -75,26 +80,25 @@ def lines(row: dict[str, Any]) -> list[str]:
     return printed
 
 
+def found(versions: list[str]) -> Iterator[dict[str, Any]]:
+    """What is found under each version, with its lines."""
+    for version in versions:
+        with tempfile.TemporaryDirectory() as folder:
+            row = checked_with(version, Path(folder))
+        yield row | {"printed": lines(row)}
+
+
 def main() -> None:
     """Print what is found under each version, and write the file."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = parser_of(__doc__)
     parser.add_argument("versions", nargs="*", default=["3.7.0", "3.7.1"])
-    parser.add_argument("--out", type=Path)
     parser.add_argument("--inside", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.inside:
         print(json.dumps(checked()))
         return
-    rows: list[dict[str, Any]] = []
-    for version in options.versions:
-        with tempfile.TemporaryDirectory() as folder:
-            rows.append(checked_with(version, Path(folder)))
-        rows[-1]["printed"] = lines(rows[-1])
-        print("\n".join(rows[-1]["printed"]), flush=True)
-    if options.out:
-        from warploom_lab.bench.evidence import write
-
-        write(options.out, {"rows": rows})
+    result = kept(found(options.versions), options.out / "triton-versions.json")
+    print("\n".join(line for row in result["rows"] for line in row["printed"]))
 
 
 if __name__ == "__main__":
