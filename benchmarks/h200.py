@@ -3,21 +3,19 @@
     python benchmarks/h200.py --out DIR
 
 runs the tests marked ``gpu``, the attention ladder beside PyTorch's kernels, and the host cost of a call, each in a
-process of its own, and writes their JSON files (at most eight) to DIR, by default ``$OUT``. A summary comes last.
+process of its own, and writes their JSON files (at most eight) to DIR, by default ``$OUT``. What each printed goes to
+DIR/log.txt; its last lines come in a summary at the end.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from scripts import targets
 
@@ -27,57 +25,35 @@ from warploom_lab.bench.evidence import write
 ROOT = Path(__file__).resolve().parents[1]
 BUDGET_SECONDS = 460.0
 LENGTHS = "512,1024,2048,4096,8192,16384"
+SHOWN = 40
+"""Last lines of what a section prints that stand in the summary."""
 
 
 @dataclass(frozen=True)
 class Section:
-    """One command; ``summary`` makes lines of the file it wrote."""
+    """One command, and the most seconds that it may take."""
 
     name: str
     command: list[str]
     seconds: float
-    file: str = ""
-    summary: Callable[[dict[str, Any]], list[str]] = lambda _: []
 
 
 def sections(out: Path) -> list[Section]:
     """What is run, the most important first."""
 
-    def ladder(file: str, seconds: float, *options: str) -> Section:
-        script = str(ROOT / "benchmarks" / "ladders.py")
-        command = [sys.executable, script, "attention", "--out", str(out / file), *options]
-        return Section(file.removesuffix(".json"), command, seconds, file, ladder_lines)
+    def ladder(name: str, seconds: float, *options: str) -> Section:
+        script, file = str(ROOT / "benchmarks" / "ladders.py"), str(out / f"{name}.json")
+        return Section(name, [sys.executable, script, "attention", "--out", file, *options], seconds)
 
     host_cost = [sys.executable, __file__, "--host-cost", str(out / "host-cost.json")]
     tests = [sys.executable, "-m", "pytest", "-m", "gpu", "-q", "--no-header", "-p", "no:cacheprovider", "tests"]
     return [
-        ladder("attention-d128-bf16.json", 300, "--gpu-seq", LENGTHS),
-        Section("host-cost", host_cost, 60, "host-cost.json", host_cost_lines),
+        ladder("attention-d128-bf16", 300, "--gpu-seq", LENGTHS),
+        Section("host-cost", host_cost, 60),
         Section("gpu-tests", tests, 240),
-        ladder("attention-d64-bf16.json", 90, "--head-dim", "64", "--rung", "1,2,best", "--gpu-seq", LENGTHS),
-        ladder("attention-d128-f16.json", 90, "--dtype", "f16", "--gpu-seq", "4096"),
+        ladder("attention-d64-bf16", 90, "--head-dim", "64", "--rung", "1,2,best", "--gpu-seq", LENGTHS),
+        ladder("attention-d128-f16", 90, "--dtype", "f16", "--gpu-seq", "4096"),
     ]
-
-
-def ladder_lines(result: dict[str, Any]) -> list[str]:
-    """One line a rung: TFLOP/s and the ratio to PyTorch's flash backend at each length."""
-    lines: list[str] = []
-    for row in result["rows"]:
-        cells = (row["gpu"] or {}).get("cells", [])
-        text = "  ".join(
-            f"{cell['seq']}: {cell['tflops']['median']:.0f} ({cell['ratio'].get('torch_flash', float('nan')):.2f})"
-            for cell in cells
-        )
-        worst = max((cell["error"]["value"] for cell in cells), default=float("nan"))
-        lines.append(f"  rung {row['rung']:>5}  {text}  error {worst:.2f}")
-    clocks = result["environment"].get("clocks")
-    return [*lines, f"  clocks {clocks}"]
-
-
-def host_cost_lines(result: dict[str, Any]) -> list[str]:
-    """µs per call of each."""
-    lines = [f"  {row['call']}: {row['microseconds']['median']:.1f} µs" for row in result["rows"]]
-    return [*lines, *[f"  MISSED {line}" for line in result.get("missed", ())]]
 
 
 def run(section: Section, out: Path, seconds: float) -> tuple[str, list[str]]:
@@ -101,11 +77,7 @@ def run(section: Section, out: Path, seconds: float) -> tuple[str, list[str]]:
         state, log = f"STOPPED after {seconds:.0f} s", text if isinstance(text, str) else text.decode(errors="replace")
     with (out / "log.txt").open("a", encoding="utf-8") as file:
         file.write(f"==== {section.name}: {state}\n{log}\n")
-    lines: list[str] = []
-    if section.file and (out / section.file).exists():
-        lines = section.summary(json.loads((out / section.file).read_text(encoding="utf-8")))
-    if state != "passed" or not section.file:
-        lines += [f"  | {line}" for line in log.strip().splitlines()[-12:]]
+    lines = [f"  | {line}" for line in log.strip().splitlines()[-SHOWN:]]
     return f"{state} in {time.monotonic() - start:.0f} s", lines
 
 
@@ -117,9 +89,11 @@ def write_host_cost(file: Path) -> int:
     found = host_cost()
     short = missed(found, most)
     rows = [{"call": name, "microseconds": spread, "most": most.get(name)} for name, spread in found.items()]
-    result = {"rows": rows, "missed": short}
-    write(file, result)
-    print("\n".join(host_cost_lines(result)))
+    write(file, {"rows": rows, "missed": short})
+    for name, spread in found.items():
+        print(f"{name}: {spread['median']:.1f} µs")
+    for line in short:
+        print(f"MISSED {line}")
     return 1 if short else 0
 
 

@@ -11,17 +11,10 @@ def python(code: str) -> list[str]:
 
 def test_a_failing_and_a_hanging_section_stop_no_other(tmp_path, monkeypatch, capsys):
     script = load("h200")
-    written = tmp_path / "written.json"
     sections = [
         script.Section("broken", python("raise SystemExit('no luck')"), 20),
         script.Section("hanging", python("import time; print('started', flush=True); time.sleep(60)"), 1),
-        script.Section(
-            "good",
-            python(f"open({str(written)!r}, 'w').write('{{\"x\": 7}}')"),
-            20,
-            "written.json",
-            lambda result: [f"  x is {result['x']}"],
-        ),
+        script.Section("good", python("print('x is 7')"), 20),
     ]
     monkeypatch.setattr(script, "sections", lambda out: sections)
     monkeypatch.setattr(sys, "argv", ["h200.py", "--out", str(tmp_path)])
