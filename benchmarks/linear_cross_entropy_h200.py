@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from reduce_baselines import extra_bytes
+from reduce_cells import extra_bytes
 
 import warploom
 from warploom_lab.bench.cells import CellScript, Load, Row, Run, Trial
@@ -140,7 +140,7 @@ class Losses(CellScript[Layer]):
 
         def error(name: str, found: tuple[Tensor, ...]) -> float:
             results = sum(x.numel() * x.element_size() for x in found)
-            extra[name] = extra_bytes(torch, lambda: calls[name](given)) - results
+            extra[name] = extra_bytes(lambda: calls[name](given)) - results
             return reference.error(*found)
 
         plan = [plan.workspace_bytes for plan in warploom.plan_linear_cross_entropy(x.detach(), w.detach())]

@@ -2,24 +2,55 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from warploom.core.errors import UnsupportedDeviceError, WarploomError
+from warploom.core.errors import WarploomError
+from warploom.ir.program import Program
 from warploom.ops.backends import GpuCall, multiprocessors
-from warploom_lab.bench.counters import OPCODES, Profile, choose_metrics, parse_profiles
-from warploom_lab.bench.ncu import available_metrics, find_ncu, record
+from warploom_lab.bench.counters import Profile
+from warploom_lab.bench.profile import profile_launches
+from warploom_lab.kernels.reduce.config import ReduceConfig
 from warploom_lab.kernels.reduce.ladder import LADDER, SETTINGS, Setting
 from warploom_lab.kernels.reduce.tile import matmul_row_max
 
 Row = dict[str, Any]
 MIO = ("mio_throttle", "short_scoreboard")
 """Stalls on the memory input/output queue and on what it returns: shared memory and shuffles go through it."""
+BY_NAME = {setting.name: setting for setting in SETTINGS}
 RESIDENT = 32
 """One-warp CTAs that an SM holds at a time (compute capability 8.0 and 9.0)."""
+
+
+@dataclass(frozen=True)
+class ReduceLaunch:
+    """One launch of a rung in a setting, on random tiles."""
+
+    rung: str
+    setting: str
+
+    @property
+    def config(self) -> ReduceConfig:
+        """The rung's configuration in the setting."""
+        return BY_NAME[self.setting].of(LADDER.rung(self.rung).config)
+
+    @property
+    def program(self) -> Program:
+        """The Program that runs."""
+        return matmul_row_max.trace(config=self.config)
+
+    def run(self) -> None:
+        """Launch it once."""
+        rng, grid = np.random.default_rng(0), ctas(BY_NAME[self.setting], multiprocessors(0))
+        kind = self.config.dtype.numpy
+        a, b = (rng.standard_normal((grid, 16, 16)).astype(kind).view(np.uint16) for _ in range(2))
+        out, cycles = np.full((grid, 16), np.nan, np.float32), np.zeros(grid, np.uint64)
+        arrays: dict[str, np.ndarray[Any, Any]] = {"a": a, "b": b, "out": out, "cycles": cycles}
+        given = [arrays[p.name] for p in self.program.parameters if p.kind == "pointer"]
+        GpuCall.prepare(self.program, (grid, 1, 1), {"zero": 0}, 0).run_from_host(given[:2], given[2:])
 
 
 def count(rungs: Sequence[str], seconds: float = 120.0) -> dict[str, dict[str, Row]]:
@@ -27,17 +58,12 @@ def count(rungs: Sequence[str], seconds: float = 120.0) -> dict[str, dict[str, R
 
     Raises UnsupportedDeviceError where ncu is missing or refuses.
     """
-    ncu = find_ncu()
-    chosen = choose_metrics(available_metrics(ncu))
-    wanted = [*(m for table in chosen.values() for m in table.values()), OPCODES]
-    driver = [sys.executable, __file__, *rungs]
-    profiles = parse_profiles(record(ncu, wanted, driver, samples=False, seconds=seconds)[0], chosen)
-    names = [(rung, setting) for rung in rungs for setting in SETTINGS]
-    if len(profiles) != len(names):
-        raise UnsupportedDeviceError(f"ncu saw {len(profiles)} kernels where {len(names)} were launched")
+    launches = [ReduceLaunch(rung, setting) for rung in rungs for setting in BY_NAME]
+    profiles = profile_launches(launches, samples=False, seconds=seconds, module="benchmarks.reduce_counters")
     found: dict[str, dict[str, Row]] = {}
-    for (rung, setting), profile in zip(names, profiles, strict=True):
-        found.setdefault(rung, {})[setting.name] = figures(profile, operations(setting, multiprocessors(0)))
+    for one, profile in zip(launches, profiles, strict=True):
+        done = operations(BY_NAME[one.setting], multiprocessors(0))
+        found.setdefault(one.rung, {})[one.setting] = figures(profile, done)
     return found
 
 
@@ -83,27 +109,3 @@ def figures(profile: Profile, operations: int) -> Row:
         "instructions": round(tables.get("instructions", {}).get("all", 0.0) / operations, 2),
         "opcodes": {op: round(n / operations, 2) for op, n in profile.opcodes.items() if n / operations >= 0.1},
     }
-
-
-def launch(rungs: Sequence[str]) -> None:
-    """Run every setting of every rung once on random tiles: the process that ncu watches."""
-    rng = np.random.default_rng(0)
-    for rung in rungs:
-        for setting in SETTINGS:
-            config = setting.of(LADDER.rung(rung).config)
-            grid = ctas(setting, multiprocessors(0))
-            program = matmul_row_max.trace(config=config)
-            a, b = (rng.standard_normal((grid, 16, 16)).astype(config.dtype.numpy).view(np.uint16) for _ in range(2))
-            arrays: dict[str, np.ndarray[Any, Any]] = {
-                "a": a,
-                "b": b,
-                "out": np.full((grid, 16), np.nan, np.float32),
-                "cycles": np.zeros(grid, np.uint64),
-            }
-            given = [arrays[p.name] for p in program.parameters if p.kind == "pointer"]
-            call = GpuCall.prepare(program, (grid, 1, 1), {"zero": 0}, 0)
-            call.run_from_host(given[:2], given[2:])
-
-
-if __name__ == "__main__":
-    launch(sys.argv[1:])
