@@ -103,6 +103,9 @@ def test_lines_are_those_of_the_author_not_of_a_library(library, lines):
         ("call (%r1), f, (%r2);", "call"),
         ("brkpt;", "brkpt"),
         ("mov.u32 %r1, nothing;", "nothing"),
+        ("elect.sync %r1|%p1, -1;", "elect.sync %r1|%p1, -1: the elected lane's number"),
+        ("popc.b32 %r1, %r2, !%p1;", "popc.b32 %r1, %r2, !%p1: "),
+        ("add.u16 %h1, 1, 0f3F800000;", "the type .b16 for the constant 0f3F800000 is not supported"),
     ],
 )
 def test_unknown_forms_are_refused_with_line_and_form(body, named):

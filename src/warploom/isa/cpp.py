@@ -46,6 +46,10 @@ _INFIX = {
     "gt": (">", RELATION),
     "ge": (">=", RELATION),
 }
+SAME = {"lo": "lt", "ls": "le", "hi": "gt", "hs": "ge"}
+"""PTX's comparisons of unsigned integers that are called otherwise than those of other types."""
+OPPOSITE = {"equ": "ne", "neu": "eq", "ltu": "ge", "leu": "gt", "gtu": "le", "geu": "lt"}
+"""Comparisons that are true where one operand is a NaN → the ordered ones that they are the opposite of."""
 _UNSIGNED = {s32: u32, s64: u64}
 
 
@@ -89,16 +93,15 @@ def compared(i: Any) -> Expression | None:
     """``setp`` of one predicate: ``a < b``, its opposite where a NaN counts, combined with another predicate."""
     if len(i.result_types) > 1 or i.fields.get("ftz") or (i.operand_types[0] is u16 and "f16" in i.type):
         return None
-    opposite = {"ltu": ">=", "leu": ">", "gtu": "<=", "geu": "<"}.get(i.cmp)
-    cmp = str({"lo": "lt", "ls": "le", "hi": "gt", "hs": "ge", "neu": "ne"}.get(i.cmp, i.cmp))
+    cmp = "ne" if i.cmp == "neu" else str(SAME.get(i.cmp, i.cmp))
     is_float = i.operand_types[0].is_float
     if i.cmp in ("num", "nan"):
         text = "({0} == {0} && {1} == {1})" if i.cmp == "num" else "({0} != {0} || {1} != {1})"
         own, needed = PRIMARY, (SUM, SUM)
     elif i.cmp == "equ":
         text, own, needed = "!({0} < {1} || {0} > {1})", PREFIX, (SUM, SUM)
-    elif opposite is not None:
-        text, own, needed = f"!({{0}} {opposite} {{1}})", PREFIX, (SUM, SUM)
+    elif cmp in OPPOSITE:
+        text, own, needed = f"!({{0}} {_INFIX[OPPOSITE[cmp]][0]} {{1}})", PREFIX, (SUM, SUM)
     elif is_float and i.cmp == "ne":
         text, own, needed = "({0} < {1} || {0} > {1})", PRIMARY, (SUM, SUM)
     else:

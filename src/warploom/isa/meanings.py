@@ -22,6 +22,7 @@ import ml_dtypes
 import numpy as np
 
 from warploom.core.dtypes import DType, bf16, f16
+from warploom.isa.cpp import OPPOSITE, SAME
 from warploom.isa.form import Array, viewed
 from warploom.isa.instruction import Instruction
 from warploom.isa.poison import unsigned_bits
@@ -643,11 +644,6 @@ def paired(function: Meaning) -> Meaning:
 # Comparisons
 
 
-_SAME = {"lo": "lt", "ls": "le", "hi": "gt", "hs": "ge"}
-_OPPOSITE = {"equ": "ne", "neu": "eq", "ltu": "ge", "leu": "gt", "gtu": "le", "geu": "lt"}
-"""Comparisons that are true where one operand is a NaN → the ordered ones that they are the opposite of."""
-
-
 def _numbers(a: Array, b: Array) -> Array:
     return ~(np.isnan(a) | np.isnan(b))
 
@@ -664,9 +660,9 @@ def _holds(cmp: str, kind: str, ftz: str) -> Meaning:
         a, b = number(a), number(b)
         if cmp in ("num", "nan"):
             return _numbers(a, b) if cmp == "num" else ~_numbers(a, b)
-        if cmp in _OPPOSITE:
-            return ~(BINARY_MEANINGS[_OPPOSITE[cmp]](a, b) & _numbers(a, b))
-        found = BINARY_MEANINGS[_SAME.get(cmp, cmp)](a, b)
+        if cmp in OPPOSITE:
+            return ~(BINARY_MEANINGS[OPPOSITE[cmp]](a, b) & _numbers(a, b))
+        found = BINARY_MEANINGS[SAME.get(cmp, cmp)](a, b)
         return found & _numbers(a, b) if a.dtype.kind == "f" and cmp == "ne" else found
 
     return compare

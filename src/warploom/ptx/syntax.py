@@ -104,6 +104,9 @@ class Not:
 
     register: PtxRegister
 
+    def __str__(self) -> str:
+        return f"!{self.register}"
+
 
 @dataclass(frozen=True, slots=True)
 class Both:
@@ -111,6 +114,9 @@ class Both:
 
     first: PtxRegister
     second: PtxRegister
+
+    def __str__(self) -> str:
+        return f"{self.first}|{self.second}"
 
 
 Operand: TypeAlias = PtxRegister | Integer | Float | Symbol | PtxVector | Address | Not | Both
