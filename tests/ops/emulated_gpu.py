@@ -22,7 +22,6 @@ from warploom.ops import (
     backends,
     calls,
     declare,
-    loss,
     steps,
 )
 
@@ -109,8 +108,6 @@ class EmulatedGpu:
             return {name: on_gpu(array) for name, array in given.items()}
 
         monkeypatch.setattr(calls, "describe_all", all_on_gpu)
-        for name, wrong in (("describe", on_gpu), ("describe_all", all_on_gpu)):
-            monkeypatch.setattr(loss, name, wrong)
         compact = arrays._compact
         monkeypatch.setattr(arrays, "_compact", lambda view: on_gpu(compact(view._replace(device=("cpu", 0))).owner))
         monkeypatch.setattr(declare, "empty", self.empty)

@@ -12,7 +12,8 @@ from warploom.core.targets import target as architecture
 from warploom.kernels.matmul.problem import contiguous_problem
 from warploom.kernels.matmul.sm80 import MatmulSm80
 from warploom.kernels.matmul.sm90 import MatmulSm90
-from warploom.ops.loss import GradientPlan, loss_of
+from warploom.kernels.matmul_reduce.loss import Loss
+from warploom.ops.loss import GradientPlan
 from warploom.ops.loss import row_gradients as gradients
 
 SMALL = {t: MatmulSm80(32, 32, 32, 16, 16, stages=2, dtype=t) for t in (bf16, f16)}
@@ -228,7 +229,7 @@ def test_the_workspace_is_bounded(size):
     m, n, k = size
     product = contiguous_problem(m, n, k, bf16, b_rows=False)
     goal = architecture("sm_90a")
-    plan = GradientPlan(product, loss_of(IGNORED, 0, 0, None), 2, (True, False), (True, True, True), goal, 132)
+    plan = GradientPlan(product, Loss(IGNORED), 2, (True, False), (True, True, True), goal, 132)
     steps = plan.steps
     assert 4 * steps.words <= 64 << 20
     assert plan.workspace_bytes <= 4 * steps.words <= plan.workspace_bytes + 4096

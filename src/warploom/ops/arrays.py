@@ -11,8 +11,6 @@ from functools import cache, reduce
 from operator import or_
 from typing import Any, NamedTuple
 
-import numpy as np
-
 from warploom.core.arguments import MOST_STRIDE
 from warploom.core.dtypes import DTYPES, DType, bf16, f16, f32, u16
 from warploom.core.errors import ProblemError
@@ -146,14 +144,21 @@ def is_fp8(view: ArrayView) -> bool:
     return view.dtype.name == FP8 or view.dtype is u16
 
 
+def as_elements(view: ArrayView, dtype: DType) -> ArrayView:
+    """The view with its elements read as those of another type; the last dimension is contiguous."""
+    own, size = view.dtype.bytes, dtype.bytes
+    if own == size:
+        return view
+    *outer, last = view.shape
+    owner = view.owner.view(dtype.numpy) if view.kind == "numpy" and view.owner is not None else view.owner
+    strides = (*[s * own // size for s in view.strides[:-1]], 1)
+    return view._replace(shape=(*outer, last * own // size), strides=strides, dtype=dtype, owner=owner)
+
+
 def in_pairs(view: ArrayView) -> ArrayView:
     """A cache as kernels see it: of fp8 elements pairs."""
     view = settled(view)
-    if view.dtype.name != FP8:
-        return view
-    owner = view.owner.view(np.uint16) if view.kind == "numpy" else view.owner
-    shape, strides = (*view.shape[:3], view.shape[3] // 2), (*(s // 2 for s in view.strides[:3]), 1)
-    return view._replace(shape=shape, strides=strides, dtype=u16, owner=owner)
+    return as_elements(view, u16) if view.dtype.name == FP8 else view
 
 
 def _as_it_is(view: ArrayView) -> ArrayView:

@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypedDict, Unpack, ov
 
 import numpy as np
 
-from warploom.core.dtypes import F32_MAX, DType, f32, s32
+from warploom.core.dtypes import F32_MAX, DType, f32, s32, s64
 from warploom.core.errors import ProblemError
 from warploom.core.targets import Target
-from warploom.interop.arrays import ArrayView, Device, as_if_compact, as_numpy, describe, describe_all
+from warploom.interop.arrays import ArrayView, as_if_compact, as_numpy, describe_all
 from warploom.interop.tracing import traced
 from warploom.kernels.matmul.choice import choose
 from warploom.kernels.matmul.cost import seconds
@@ -35,10 +35,10 @@ from warploom.kernels.matmul_reduce.loss import (
     table_words,
 )
 from warploom.kernels.source import KernelCall
-from warploom.ops.arrays import FEW, LINES, MATRIX, ArrayArgument, ResultArray
+from warploom.ops.arrays import FEW, LINES, MATRIX, ArrayArgument, ResultArray, as_elements
 from warploom.ops.backends import Processor
 from warploom.ops.calls import Caller, Computation
-from warploom.ops.declare import Arguments, Array, Views, number, whole
+from warploom.ops.declare import Arguments, Array, Views
 from warploom.ops.matmul import Bias, checked_config, multiplication
 from warploom.ops.reduce import ReducePlan, reduce_plan
 from warploom.ops.steps import Launches, Step, Steps
@@ -294,14 +294,9 @@ def _chunks(n: int, most: int) -> list[int]:
 
 
 # -- options
-def loss_of(ignore_index: Any = -100, label_smoothing: Any = 0.0, z_loss: Any = 0.0, softcap: Any = None) -> Loss:
-    """The options as a :class:`Loss`. Raises ProblemError for those that make no sense."""
-    found = Loss(
-        whole("ignore_index", ignore_index),
-        number("label_smoothing", label_smoothing),
-        number("z_loss", z_loss),
-        None if softcap is None else number("softcap", softcap),
-    )
+def _loss(options: Mapping[str, Any]) -> Loss:
+    """The loss that the options of a call ask for. Raises ProblemError for those that make no sense."""
+    found = Loss(*[options[name] for name in ("ignore_index", "label_smoothing", "z_loss", "softcap")])
     if not 0.0 <= found.label_smoothing <= 1.0:
         raise ProblemError(f"label_smoothing is between 0 and 1, not {found.label_smoothing}")
     if not 0.0 <= found.z_loss <= F32_MAX:
@@ -324,14 +319,9 @@ def counted(target: Any, ignore_index: int, dtype: Any) -> Any:
     return (target != ignore_index).sum(dtype=dtype)
 
 
-def _loss(options: Mapping[str, Any]) -> Loss:
-    """The loss that the options of a call ask for."""
-    return loss_of(*[options[name] for name in ("ignore_index", "label_smoothing", "z_loss", "softcap")])
-
-
 def check_targets(chosen: ArrayView, n: int, ignore_index: int) -> None:
     """Raises ProblemError for targets on the CPU that name no column."""
-    if chosen.device[0] != "cpu":
+    if chosen.device[0] != "cpu" or not chosen.pointer:  # of a plan alone
         return
     values = as_numpy(chosen)
     wrong = np.flatnonzero(((values < 0) | (values >= n)) & (values != ignore_index))
@@ -437,9 +427,13 @@ def _work(given: Arguments, config: Any) -> Computation:
 
     def plan(arrays: Views) -> LossPlan:
         product = _product(arrays["a"], arrays["b"], arrays.get("bias"))
-        return _forward(product, loss, config, target.device, target.dtype.bits // 32)
+        if loss.softcap is not None:
+            function = SoftCap(loss.softcap)
+            product = replace(product, epilogue=replace(product.epilogue, function=function, key=function))
+        lse = reduce_plan(product, "logsumexp", config, target.device, result="lse")
+        return LossPlan(lse, loss, target.dtype.bits // 32)
 
-    taken = {**views, "target": as_words(target)}
+    taken = {**views, "target": as_elements(target, s32)}
     return Computation(given, plan, taken, empty=None if given.sizes["m"] else given.made)
 
 
@@ -451,19 +445,6 @@ def _product(x: ArrayView, w: ArrayView, bias: ArrayView | None, scale: float = 
     turned = w._replace(shape=tuple(w.shape)[::-1], strides=tuple(w.strides)[::-1])
     arrays = {"a": x, "b": turned} | ({} if bias is None else {"bias": bias})
     return multiplication(arrays, f32, f32, scale).problem
-
-
-def forward_product(product: MatmulProblem, loss: Loss) -> MatmulProblem:
-    """The product whose rows a loss reduces: with its soft cap."""
-    if loss.softcap is None:
-        return product
-    function = SoftCap(loss.softcap)
-    return replace(product, epilogue=replace(product.epilogue, function=function, key=function))
-
-
-def _forward(product: MatmulProblem, loss: Loss, config: Any, device: Device, target_words: int) -> LossPlan:
-    lse = reduce_plan(forward_product(product, loss), "logsumexp", config, device, result="lse")
-    return LossPlan(lse, loss, target_words)
 
 
 # -- backward
@@ -505,32 +486,20 @@ def _gradients(given: Arguments, config: Any) -> Computation:
     wanted = "dx" in new and products, "dw" in new and products, "dbias" in new
     taken, words = {name: view for name, view in views.items() if name != "target"}, 0
     if has_target and known[0]:
-        taken["target"], words = as_words(views["target"]), views["target"].dtype.bits // 32
+        taken["target"], words = as_elements(views["target"], s32), views["target"].dtype.bits // 32
 
     def plan(arrays: Views) -> GradientPlan:
         product = _product(arrays["x"], arrays["w"], arrays.get("bias"), options["scale"])
-        found = _backward(product, loss, words, known, wanted, config, x.device)
-        return replace(found, blocks=options["blocks"])
+        asked = checked_config(config, product.dtype)
+        on = Processor.of(x.device, requires=None if asked is None else asked.requires)
+        to = on.target, on.multiprocessors
+        return GradientPlan(product, loss, words, known, wanted, *to, asked, options["blocks"])
 
     zeros = None if some and any(wanted) else lambda: given.made(**dict.fromkeys(new, 0.0))
     return Computation(given, plan, taken, empty=zeros)
 
 
 row_gradients_call = Caller(row_gradients, _gradients)
-
-
-def _backward(
-    product: MatmulProblem,
-    loss: Loss | None,
-    target_words: int,
-    given: tuple[bool, bool],
-    wanted: tuple[bool, bool, bool],
-    config: Any,
-    device: Device,
-) -> GradientPlan:
-    asked = checked_config(config, product.dtype)
-    on = Processor.of(device, requires=None if asked is None else asked.requires)
-    return GradientPlan(product, loss, target_words, given, wanted, on.target, on.multiprocessors, asked)
 
 
 # -- both
@@ -546,21 +515,12 @@ def plan_linear_cross_entropy(
     config: MatmulConfig | str | None = None,
 ) -> tuple[LossPlan, GradientPlan]:
     """Plan :func:`linear_cross_entropy`, forward and for the gradients of x, w and bias. Runs nothing."""
-    loss, views = loss_of(-100, label_smoothing, z_loss, softcap), {"x": x, "w": w}
-    found = describe_all(views if bias is None else {**views, "bias": bias})
-    found = {loss_call.declaration.kernels(name): view for name, view in found.items()}
-    found = loss_call.declaration.bind(found, {}, as_if_compact).views
-    product, device = _product(found["a"], found["b"], found.get("bias")), found["a"].device
-    wanted = True, True, bias is not None
-    return _forward(product, loss, config, device, 2), _backward(
-        product, loss, 2, (True, False), wanted, config, device
-    )
+    options = {"label_smoothing": label_smoothing, "z_loss": z_loss, "softcap": softcap, "config": config}
+    like = describe_all({"x": x})["x"]
 
+    def rows(dtype: DType) -> ArrayView:
+        return as_if_compact(like._replace(shape=tuple(like.shape[:1]), dtype=dtype))
 
-def as_words(target: ArrayView) -> ArrayView:
-    """Contiguous integers as the 32-bit words that the kernels read."""
-    if target.dtype is s32:
-        return target
-    if target.device[0] == "cpu":
-        return describe(as_numpy(target).view(np.int32))
-    return target._replace(dtype=s32, shape=(2 * target.shape[0],), strides=(1,))
+    given = {"x": x, "w": w, "target": rows(s64), "bias": bias, **options}
+    passed = {"lse": rows(f32), "by_loss": rows(f32), "wants_bias": bias is not None}
+    return loss_call.computation(given).planned(), row_gradients_call.computation({**given, **passed}).planned()

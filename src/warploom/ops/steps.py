@@ -28,6 +28,7 @@ from warploom.interop.arrays import (
 )
 from warploom.kernels.settings import refuse, violations_of
 from warploom.kernels.source import Grid, KernelCall
+from warploom.ops.arrays import as_elements
 from warploom.ops.backends import (
     GpuCall,
     Processor,
@@ -191,7 +192,7 @@ class Steps:
             kinds = [x.dtype for x in call.maps]
             kinds += [p.dtype for p in call.source.program.parameters if p.kind == "pointer"]
             known = [
-                describe(own[name].view(kind.numpy)) if name in own else _in_elements(arrays[name], kind)
+                describe(own[name].view(kind.numpy)) if name in own else as_elements(arrays[name], kind)
                 for name, kind in zip(call.arrays, kinds, strict=True)
             ]
             views = [_moved(x, step.offsets.get(name, 0)) for name, x in zip(call.arrays, known, strict=True)]
@@ -344,11 +345,6 @@ def joined(calls: Sequence[tuple[Prepared, Sequence[int], int]], count: int) -> 
         parts += [start + 4 * words for start in prepared.parts]
         words += prepared.words
     return Prepared(tuple(launches), tuple(parts), words, calls[0][0].device)
-
-
-def _in_elements(view: ArrayView, kind: DType) -> ArrayView:
-    """A contiguous array as elements of the size that a kernel names: f32 extra matrices come as halves."""
-    return view if view.dtype.bytes == kind.bytes else describe(as_numpy(view).view(kind.numpy))
 
 
 def _moved(view: ArrayView, offset: int) -> ArrayView:
