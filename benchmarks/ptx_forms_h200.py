@@ -22,9 +22,9 @@ import ml_dtypes
 import numpy as np
 from ptx_round_trip_h200 import Gpu
 
+from warploom.checking.foreign import check_ptx
 from warploom.core.errors import PtxError
 from warploom.isa.form import TYPE_BITS
-from warploom.ops.foreign import check_ptx
 from warploom_lab.bench.cells import parser_of
 from warploom_lab.bench.evidence import write
 

@@ -50,7 +50,7 @@ ALLOWED: dict[str, frozenset[str]] = {
     "measure": OPS | {"checking", "measure"},
     "tune": OPS | {"measure", "tune"},
     "cli": OPS | {"operators", "checking", "measure", "tune", "cli", ""},
-    "": OPS | {"operators"},
+    "": OPS | {"operators", "checking"},
 }
 """Package → packages it may import; '' is the package itself (``warploom/__init__.py``)."""
 ALLOWED["lab"] = frozenset({*ALLOWED, "lab"})

@@ -15,11 +15,11 @@ from warploom.operators import operator_of
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
+    from warploom.checking.foreign import CheckedPtx, check_cuda, check_ptx, check_triton
     from warploom.ops.attention import AttentionPlan, attention, plan
     from warploom.ops.attention_backward import AttentionBackwardPlan, attention_backward, plan_attention_backward
     from warploom.ops.attention_paged import AttentionPagedPlan, append_to_cache, attention_paged, plan_attention_paged
     from warploom.ops.attention_varlen import attention_varlen
-    from warploom.ops.foreign import CheckedPtx, check_cuda, check_ptx, check_triton
     from warploom.ops.launch import launch
     from warploom.ops.loss import linear_cross_entropy, plan_linear_cross_entropy
     from warploom.ops.matmul import MatmulPlan, matmul, plan_matmul
@@ -28,18 +28,18 @@ if TYPE_CHECKING:
 tracing.operator_of = operator_of  # the packages below call what stands on them, and cannot import it
 
 _NAMES = {
-    "attention": "attention plan AttentionPlan",
-    "attention_backward": "attention_backward plan_attention_backward AttentionBackwardPlan",
-    "attention_paged": "attention_paged plan_attention_paged AttentionPagedPlan append_to_cache",
-    "attention_varlen": "attention_varlen",
-    "matmul": "matmul plan_matmul MatmulPlan",
-    "reduce": "matmul_reduce plan_matmul_reduce ReducePlan",
-    "loss": "linear_cross_entropy plan_linear_cross_entropy",
-    "launch": "launch",
-    "foreign": "check_ptx CheckedPtx check_cuda check_triton",
+    "ops.attention": "attention plan AttentionPlan",
+    "ops.attention_backward": "attention_backward plan_attention_backward AttentionBackwardPlan",
+    "ops.attention_paged": "attention_paged plan_attention_paged AttentionPagedPlan append_to_cache",
+    "ops.attention_varlen": "attention_varlen",
+    "ops.matmul": "matmul plan_matmul MatmulPlan",
+    "ops.reduce": "matmul_reduce plan_matmul_reduce ReducePlan",
+    "ops.loss": "linear_cross_entropy plan_linear_cross_entropy",
+    "ops.launch": "launch",
+    "checking.foreign": "check_ptx CheckedPtx check_cuda check_triton",
 }
-"""Module of ``warploom.ops`` → the public names in it."""
-_PUBLIC = {name: f"warploom.ops.{module}" for module, names in _NAMES.items() for name in names.split()}
+"""Module of the package → the public names in it."""
+_PUBLIC = {name: f"warploom.{module}" for module, names in _NAMES.items() for name in names.split()}
 
 __all__ = [
     "AttentionBackwardPlan",

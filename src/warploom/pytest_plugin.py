@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 if TYPE_CHECKING:
-    from warploom.ops.foreign import CheckedPtx
+    from warploom.checking.foreign import CheckedPtx
 
 
 @pytest.fixture
@@ -19,7 +19,7 @@ def check_triton() -> Callable[..., CheckedPtx]:
     """
 
     def check(kernel: Any, grid: Any, arguments: Any, **options: Any) -> CheckedPtx:
-        from warploom.ops.foreign import check_triton
+        from warploom.checking.foreign import check_triton
 
         return check_triton(kernel, grid, arguments, **options).raise_if_found()
 

@@ -161,7 +161,7 @@ def captured(module: Any, check: Callable[[], Any]) -> Call:
 
 def cuda_subject(name: str, case: CudaCase) -> Subject:
     """A kernel in CUDA C++."""
-    from warploom.ops import foreign as bridge
+    from warploom.checking import foreign as bridge
 
     call = captured(bridge, case.run)
 
@@ -177,7 +177,7 @@ def cuda_subject(name: str, case: CudaCase) -> Subject:
 def triton_subject(name: str, target: str) -> Subject:
     """A Triton kernel for an architecture."""
     from tests.with_triton.cases import CASES, attention, descriptors, own_descriptors
-    from warploom.ops import foreign as bridge
+    from warploom.checking import foreign as bridge
 
     makes = {
         **CASES,

@@ -212,7 +212,7 @@ def test_the_program_prints_as_cuda_that_compiles():
 
 
 def test_public_names():
-    assert warploom.check_ptx.__module__ == "warploom.ops.foreign"
+    assert warploom.check_ptx.__module__ == "warploom.checking.foreign"
 
 
 def test_lines_within_inline_assembly_are_not_counted_on():

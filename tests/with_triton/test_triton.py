@@ -18,9 +18,9 @@ from tests.ptx.text import kinds
 from tests.with_triton import kernels
 from tests.with_triton.cases import CASES, HOPPER, Case, descriptors, own_descriptors
 from tests.with_triton.known import KNOWN
+from warploom.checking import foreign as bridge
 from warploom.core.errors import EmulationError, ProblemError
 from warploom.cuda.printer import print_cuda
-from warploom.ops import foreign as bridge
 
 VERSION = tuple(int(part) for part in re.findall(r"\d+", triton.__version__)[:3])
 

@@ -10,11 +10,11 @@ from typing import Any, cast
 
 import numpy as np
 
+from warploom.checking.foreign import check_cuda, check_ptx
 from warploom.checking.kernel_file import Checked, ExampleResult, compared
 from warploom.core.dtypes import dtype_of
 from warploom.core.errors import ProblemError
 from warploom.layout.tensor_map import TensorMapSpec
-from warploom.ops.foreign import check_cuda, check_ptx
 
 SUFFIXES = (".ptx", ".cu")
 """The files that :func:`check_file` takes."""
