@@ -9,8 +9,9 @@ import inspect
 import math
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property, partial
+from itertools import product
 from types import BuiltinFunctionType
 from typing import TYPE_CHECKING, Annotated, Any, TypedDict, Unpack, overload
 
@@ -47,76 +48,62 @@ NewProduct = Annotated[Any, ResultArray("out", "... m n", "a", typed="out_dtype"
 
 
 # -- batches
-Offsets = tuple[int, int, int, int]
-"""Bytes, of (a, b, the result, the extra matrices)."""
+Numbers = tuple[int, int, int, int]
+"""One number for each of (a, b, the result, the extra matrices): strides or offsets."""
 
 
 @dataclass(frozen=True)
 class Batches:
-    """Leading dimensions as one launch sees them: ``count`` batches at the strides of (a, b, out, extras).
+    """A product as one launch sees it: ``rows`` of a result, and ``count`` of those, at strides in elements.
 
-    ``offsets`` (elements): where each launch begins. ``folded``: the batches are more rows of A instead
-    (b is one matrix, and rows follow each other evenly).
+    ``offsets`` (elements): where each launch begins.
     """
 
+    rows: int
+    row_strides: Numbers
     count: int
-    strides: tuple[int, int, int, int]
-    offsets: tuple[Offsets, ...]
-    folded: bool = False
+    strides: Numbers
+    offsets: tuple[Numbers, ...]
 
     @classmethod
-    def of(cls, views: Sequence[ArrayView], shape: tuple[int, ...], out: tuple[int, ...]) -> Batches:
-        """The batches of arrays (a, b, …) whose product has a shape and goes to strides ``out``."""
-        a, b = views[:2]
-        lead, rows, cols = shape[:-2], shape[-2], shape[-1]
-        of_extra = tuple(math.prod(shape[i + 1 :]) for i in range(len(lead)))
-        dims = [
-            (size, (sa, sb, so, se))
-            for size, sa, sb, so, se in zip(
-                lead, _lead_strides(a, lead), _lead_strides(b, lead), out[:-2], of_extra, strict=True
-            )
-            if size != 1
-        ]
-        merged: list[tuple[int, tuple[int, int, int, int]]] = []
-        for size, strides in dims:
-            if merged and merged[-1][1] == tuple(size * s for s in strides):
-                merged[-1] = (merged[-1][0] * size, strides)
-            else:
-                merged.append((size, strides))
-        if not merged:
-            return cls(1, (0, 0, 0, 0), ((0, 0, 0, 0),))
-        count, strides = merged[-1]
-        as_rows = (rows * a.strides[-2], 0, rows * out[-2], rows * cols)
-        folded = rows > 0 and (rows == 1 or strides == as_rows) and strides[1] == 0 and _is_row_major(a)
-        if rows == 1:
-            folded = folded and strides[3] == cols
-        outer = merged[:-1]
-        if not folded and count > MOST_GRID_ROWS:
-            outer, count, strides = merged, 1, (0, 0, 0, 0)
-        return cls(count, strides, _offsets(outer), folded)
+    def of(cls, a: ArrayView, b: ArrayView, shape: tuple[int, ...], out: tuple[int, ...]) -> Batches:
+        """The batches of a product that has a shape and goes to strides ``out``.
+
+        Dimensions that lie as one do are one. So batches are more rows, where b is one matrix.
+        """
+        *lead, rows, cols = shape
+        of_extra = [math.prod(shape[i + 1 :]) for i in range(len(lead))]
+        dims = list(zip(lead, zip(_lead_strides(a, lead), _lead_strides(b, lead), out[:-2], of_extra), strict=True))  # noqa: B905
+        own = (a.strides[-2], 0, out[-2], cols)
+        row_major = a.strides[-1] == 1 or a.shape[-1] == 1
+        merged = _merged([*dims, (rows, own)] if row_major else dims)
+        if row_major and merged and (rows != 1 or merged[-1][1][1::2] == (0, cols)):  # of one row strides say nothing
+            rows, own = merged.pop()
+        count, strides = merged.pop() if merged and merged[-1][0] <= MOST_GRID_ROWS else (1, (0, 0, 0, 0))
+        offsets: list[Numbers] = []
+        for place in product(*[range(size) for size, _ in merged]):
+            steps = [[i * s for s in others] for i, (_, others) in zip(place, merged, strict=True)]
+            a_step, b_step, out_step, extra_step = map(sum, zip((0, 0, 0, 0), *steps, strict=True))
+            offsets.append((a_step, b_step, out_step, extra_step))
+        return cls(rows, own, count, strides, tuple(offsets))
 
 
-def _offsets(dims: Sequence[tuple[int, tuple[int, int, int, int]]]) -> tuple[Offsets, ...]:
-    """Element offsets of every combination of the outer dimensions."""
-    found: list[Offsets] = [(0, 0, 0, 0)]
+def _merged(dims: Sequence[tuple[int, Numbers]]) -> list[tuple[int, Numbers]]:
+    """The dimensions, outermost first, without those of one element; those that lie as one do are one."""
+    found: list[tuple[int, Numbers]] = []
     for size, strides in dims:
-        found = [
-            (o[0] + i * strides[0], o[1] + i * strides[1], o[2] + i * strides[2], o[3] + i * strides[3])
-            for o in found
-            for i in range(size)
-        ]
-    return tuple(found)
+        if size == 1:
+            continue
+        outer = found.pop()[0] if found and found[-1][1] == tuple(size * s for s in strides) else 1
+        found.append((outer * size, strides))
+    return found
 
 
-def _lead_strides(view: ArrayView, lead: tuple[int, ...]) -> tuple[int, ...]:
+def _lead_strides(view: ArrayView, lead: Sequence[int]) -> tuple[int, ...]:
     """Strides along the result's leading dimensions; 0 where the array has one matrix for all."""
     own, strides = view.shape[:-2], view.strides[:-2]
     missing = len(lead) - len(own)
     return (0,) * missing + tuple(0 if size == 1 else s for size, s in zip(own, strides, strict=True))
-
-
-def _is_row_major(view: ArrayView) -> bool:
-    return view.strides[-1] == 1 or view.shape[-1] == 1
 
 
 # -- configurations and epilogues
@@ -204,7 +191,7 @@ class Multiplication:
     """The problem of a product, and bytes to add to (a, b, out, extras) for each launch."""
 
     problem: MatmulProblem
-    offsets: tuple[Offsets, ...]
+    offsets: tuple[Numbers, ...]
 
 
 def result_types(dtype: DType, out: ArrayView | None, options: Mapping[str, Any]) -> tuple[DType, DType]:
@@ -271,10 +258,7 @@ def _extra(view: ArrayView, shape: tuple[int, ...], batched: bool = False) -> Ex
 def _check_batches(extras: Sequence[Extra], batches: Batches) -> None:
     """Raises ProblemError for extra matrices that the launches of a batch do not reach."""
     several = len(batches.offsets) > 1
-    if any(
-        (x.along != "both" and (several or (batches.count > 1 and not batches.folded))) or (x.wide and several)
-        for x in extras
-    ):
+    if any((x.along != "both" and (several or batches.count > 1)) or (x.wide and several) for x in extras):
         raise ProblemError(
             "a batch of products takes extra matrices of the result's shape and the inputs' type alone: multiply the "
             "matrices one by one, or give all their values"
@@ -289,80 +273,46 @@ def multiplication(
     Raises ProblemError for what no kernel takes.
     """
     a, b, out = arrays["a"], arrays["b"], arrays.get("out")
-    others = [x for name, x in arrays.items() if name == "bias" or name.startswith("extra")]
-    batch = np.broadcast_shapes(tuple(a.shape[:-2]), tuple(b.shape[:-2]))
-    shape = (*batch, a.shape[-2], b.shape[-1])
-    target = (0, row_major_strides(shape)) if out is None else (out.pointer % 16, tuple(out.strides))
-    batches = Batches.of([a, b], shape, target[1])
-    extras = tuple([_extra(x, shape) for name, x in arrays.items() if name.startswith("extra")])
+    others = {name: x for name, x in arrays.items() if name == "bias" or name.startswith("extra")}
+    shape = (*np.broadcast_shapes(tuple(a.shape[:-2]), tuple(b.shape[:-2])), a.shape[-2], b.shape[-1])
+    address, lying = (0, row_major_strides(shape)) if out is None else (out.pointer % 16, tuple(out.strides))
+    batches = Batches.of(a, b, shape, lying)
+    extras = tuple([_extra(x, shape) for name, x in others.items() if name != "bias"])
     _check_batches(extras, batches)
+
+    def matrix(i: int, address: int, k_contiguous: bool, line: int, *more: int) -> Matrix:
+        """One of a, b and the result; every line is aligned to so many (8, 4, 2, 1) elements of 16 bits."""
+        stride = batches.strides[i]
+        bits = address | 16
+        for s in (line, stride, *more, *[group[i] for group in batches.offsets]):
+            bits |= 2 * s
+        return Matrix(k_contiguous, line, stride, (bits & -bits) // 2)
+
+    rows, cols, depth = batches.rows, shape[-1], a.shape[-1]
+    of_a = matrix(0, a.pointer, *_lines(a, rows, batches.row_strides[0], depth, a.strides[-1]))
+    of_b = matrix(1, b.pointer, *_lines(b, cols, b.strides[-1], depth, b.strides[-2]))
+    of_out = matrix(2, address, True, batches.row_strides[2] if rows > 1 else 0, cols % 8)
+    odd = [cols, of_out.stride, of_out.batch, *[group[2] for group in batches.offsets]]
+    pairs = not any(x & 1 for x in odd) and address % (8 if out_dtype is f32 else 4) == 0
+    pairs = pairs and all(x.pointer % (2 * x.dtype.bytes) == 0 for x in others.values() if x.shape[-1] > 1)
     epilogue = Epilogue(alpha != 1.0, "bias" in arrays, extras, function, function_key(function))
-    problem = _problem((a, b, *others), batches, shape, target, (out_dtype, accumulate), epilogue)
+    types = a.dtype, accumulate, out_dtype
+    problem = MatmulProblem(
+        rows, cols, depth, *types, of_a, of_b, of_out, batches.count, epilogue, pairs=pairs, alpha=alpha
+    )
     sizes = a.dtype.bytes, b.dtype.bytes, out_dtype.bytes, a.dtype.bytes
     offsets = [tuple([o * size for o, size in zip(group, sizes, strict=True)]) for group in batches.offsets]
-    return Multiplication(replace(problem, alpha=alpha), tuple(offsets))  # type: ignore[arg-type]
+    return Multiplication(problem, tuple(offsets))  # type: ignore[arg-type]
 
 
-def _chunk(address: int, *strides: int) -> int:
-    """Elements (8, 4, 2, 1) that every line is aligned to, 16-bit elements, ``address`` in bytes."""
-    bits = address | 16
-    for stride in strides:
-        bits |= 2 * stride
-    return (bits & -bits) // 2
-
-
-def _problem(
-    views: Sequence[ArrayView],
-    batches: Batches,
-    shape: tuple[int, ...],
-    target: tuple[int, tuple[int, ...]],
-    dtypes: tuple[DType, DType],
-    epilogue: Epilogue,
-) -> MatmulProblem:
-    a, b, *others = views
-    address, out = target
-    count = batches.count
-    rows, cols, depth = shape[-2], shape[-1], a.shape[-1]
-    inner = (0, 0, 0, 0) if batches.folded else batches.strides
-    row_stride = (batches.strides[0], batches.strides[2]) if batches.folded and rows == 1 else (a.strides[-2], out[-2])
-    if batches.folded:
-        rows, count = rows * count, 1
-    steps = [[group[i] for group in batches.offsets] for i in range(4)]  # between launches
-    a_k, a_line = _lines(a, rows, row_stride[0], 0)
-    b_k, b_line = _lines(b, cols, b.strides[-1], 1)
-    out_line = row_stride[1] if rows > 1 else 0
-    pairs = cols % 2 == 0 and (address % (8 if dtypes[0] is f32 else 4)) == 0 and not (out_line | inner[2]) & 1
-    pairs = (
-        pairs
-        and all(x.pointer % (2 * x.dtype.bytes) == 0 for x in others if x.shape[-1] > 1)
-        and not any(o & 1 for o in steps[2])
-    )
-    return MatmulProblem(
-        rows,
-        cols,
-        depth,
-        a.dtype,
-        dtypes[1],
-        dtypes[0],
-        Matrix(a_k, a_line, inner[0], _chunk(a.pointer, a_line, inner[0], *steps[0])),
-        Matrix(b_k, b_line, inner[1], _chunk(b.pointer, b_line, inner[1], *steps[1])),
-        Matrix(True, out_line, inner[2], _chunk(address, out_line, inner[2], cols % 8, *steps[2])),
-        count,
-        epilogue,
-        pairs,
-    )
-
-
-def _lines(view: ArrayView, outer: int, outer_stride: int, k_dim: int) -> tuple[bool, int]:
-    """(whether K is contiguous, the stride between lines): ``outer`` is the extent of M or N, ``k_dim`` 0 for A."""
+def _lines(view: ArrayView, outer: int, outer_stride: int, depth: int, k_stride: int) -> tuple[bool, int]:
+    """(whether K is contiguous, the stride between lines): ``outer`` is the extent of M or N."""
     if 0 in view.shape:
         return True, 0
-    k_stride = view.strides[-1] if k_dim == 0 else view.strides[-2]
-    depth = view.shape[-1] if k_dim == 0 else view.shape[-2]
-    if k_stride == 1 or (depth <= 1 and outer_stride != 1):
+    if k_stride == 1 or depth <= 1:
         return True, outer_stride if outer > 1 else 0
     if outer_stride == 1 or outer <= 1:
-        return (False, k_stride) if depth > 1 else (True, outer_stride if outer > 1 else 0)
+        return False, k_stride
     raise ProblemError(f"strides {view.strides} of shape {view.shape} have no contiguous axis")
 
 
@@ -376,7 +326,7 @@ class MatmulPlan(Plan):
 
     problem: MatmulProblem
     config: MatmulConfig
-    offsets: tuple[Offsets, ...] = ((0, 0, 0, 0),)
+    offsets: tuple[Numbers, ...] = ((0, 0, 0, 0),)
 
     @cached_property
     def steps(self) -> Steps:
