@@ -34,7 +34,7 @@ from warploom.kernels.attention.scores import seen_of
 from warploom.kernels.settings import read
 from warploom.kernels.source import KernelCall
 from warploom_lab.bench import baselines
-from warploom_lab.bench.cells import CellScript, Figure, Inputs, Row, Run, TorchGpu, Trial
+from warploom_lab.bench.cells import Figure, Inputs, Run, TorchGpu, Trial
 
 TOKENS, WIDTH = 16384, 2048
 LENGTHS = (512, 1024, 2048, 4096, 8192, 16384)
@@ -108,12 +108,8 @@ def fresh(cell: Cell) -> Inputs:
     """Random q, k, v and dO, and what the forward pass makes of them."""
     import torch
 
-    def make(heads: int, length: int, width: int) -> Any:
-        return torch.randn(cell.batch, length, heads, width, device="cuda", dtype=torch.bfloat16)
-
-    both = cell.head_dim, cell.value_dim
-    x: Inputs = {name: make(cell.heads, cell.q_len, d) for name, d in zip(("q", "dout"), both, strict=True)}
-    x |= {name: make(cell.kv_heads, cell.kv_len, d) for name, d in zip("kv", both, strict=True)}
+    x = others.fresh(cell)
+    x["dout"] = torch.randn(*x["q"].shape[:-1], cell.value_dim, device="cuda", dtype=torch.bfloat16)
     x |= {"sinks": torch.randn(cell.heads, device="cuda")} if cell.sinks else {}
     x["out"], x["lse"] = forward(cell, return_lse=True)(x)
     return x
@@ -216,13 +212,13 @@ def calls(cell: Cell, goal: Target, texts: Iterable[str | None] = (None,)) -> It
         yield from config.calls(backward, ArrayStrides(strides), 132)
 
 
-class Gradients(CellScript[Cell]):
+class Gradients(others.AttentionScript[Cell]):
     """The script."""
 
     rounds, baselines = 9, tuple(BASELINES)
 
     def options(self, parser: argparse.ArgumentParser) -> None:
-        parser.add_argument("--config", nargs="*", default=[], help="configurations timed besides, in their notation")
+        super().options(parser)
         parser.add_argument("--sync", action="store_true", help="the kernels without wgmma, beside FlashAttention-2")
 
     def cells(self) -> list[Cell]:
@@ -230,13 +226,10 @@ class Gradients(CellScript[Cell]):
         self.file = f"attention-backward-{'sync-' * self.given.sync}cells.json"
         return cells()
 
-    def head(self) -> Row:
-        return {"flash_attention_4": baselines.flash_attention_4()[1]}
-
     def configurations(self, cell: Cell) -> dict[str, str | None]:
         """The configurations of this package, in their notation (None: what a call chooses), by name."""
         first = str(choose(cell.gradients, target("sm_100a"))[0]) if self.given.sync else None
-        return {"warploom": first} | {text: text for text in self.given.config if f"head_dim={cell.head_dim}," in text}
+        return {"warploom": first} | {text: text for text in self.asked(cell.head_dim)}
 
     def calls(self, cell: Cell, goal: Target) -> Iterator[KernelCall]:
         return calls(cell, goal, self.configurations(cell).values())

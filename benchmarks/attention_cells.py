@@ -14,7 +14,7 @@ import sys
 from collections.abc import Collection, Iterator
 from typing import Any
 
-from attention_others import of_qkv, rows_error, sdpa
+from attention_others import fresh, of_qkv, plane_error, sdpa
 
 import warploom
 from warploom.core.dtypes import bf16
@@ -24,7 +24,7 @@ from warploom.kernels.attention.problem import ArrayStrides, AttentionProblem, E
 from warploom.kernels.source import KernelCall
 from warploom.measure.timing import Candidate
 from warploom_lab.bench.baselines import flash_attention_4
-from warploom_lab.bench.cells import CellScript, Figure, Inputs, Row, Run, Trial
+from warploom_lab.bench.cells import CellScript, Figure, Row, Run, Trial
 
 TOKENS, WIDTH = 16384, 2048
 LENGTHS = (512, 1024, 2048, 4096, 8192, 16384)
@@ -48,14 +48,6 @@ def problem_of(head_dim: int, causal: bool, seq: int) -> AttentionProblem:
     )
 
 
-def fresh(p: AttentionProblem) -> Inputs:
-    """Random q, k, v."""
-    import torch
-
-    shape = p.batch, p.q_len, p.heads, p.head_dim
-    return {name: torch.randn(shape, device="cuda", dtype=torch.bfloat16) for name in "qkv"}
-
-
 def bytes_of(p: AttentionProblem) -> int:
     """The size of q, k and v."""
     return 3 * 2 * TOKENS * p.heads * p.head_dim
@@ -64,12 +56,6 @@ def bytes_of(p: AttentionProblem) -> int:
 def is_causal(p: AttentionProblem) -> bool:
     """Whether later keys are hidden."""
     return p.window[1] == 0
-
-
-def error_of(p: AttentionProblem, x: Inputs, out: Any) -> float:
-    """The error of the first head of the first sequence."""
-    q, k, v, found = (of[0, :, 0] for of in (*x.values(), out))
-    return rows_error(q, k, v, found, p.window)
 
 
 def others_of(causal: bool) -> dict[str, Run]:
@@ -125,7 +111,8 @@ class Attention(CellScript[AttentionProblem]):
             nothing = {name: x.new_zeros(x.shape) for name, x in sets[0].items()}
             zeros = self.gpu.graphed(Candidate("zeros", lambda _: ours(cell)(nothing)), 1)
             facts["zeros"] = self.gpu.power(zeros, cell.flops)
-        return Trial(calls, sets, lambda _, out: error_of(cell, sets[0], out), cell.flops, metered=METERED, facts=facts)
+        error = lambda _, out: plane_error(sets[0], out, cell.window, 0, 0)  # noqa: E731
+        return Trial(calls, sets, error, cell.flops, metered=METERED, facts=facts)
 
     def summary(self, rows: list[Row]) -> Row:
         """Baselines of a figure that no row has, with the reason."""

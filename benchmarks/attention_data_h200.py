@@ -18,7 +18,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from attention_cells import bytes_of, error_of, fresh, is_causal, others_of, ours, problem_of
+from attention_cells import bytes_of, is_causal, others_of, ours, problem_of
+from attention_others import fresh, plane_error
 
 from warploom.core.targets import Target, target
 from warploom.kernels.attention.choice import choose
@@ -115,7 +116,7 @@ class AttentionData(CellScript[Cell]):
             {name: ours(p, config) for name, config in configs.items()}
             | {name: others[name] for name in self.given.baselines if name in others},
             sets,
-            lambda name, out: error_of(p, sets[0], out) if name in configs else None,
+            lambda name, out: plane_error(sets[0], out, p.window, 0, 0) if name in configs else None,
             p.flops,
             ours="carried",
             facts={

@@ -1,20 +1,54 @@
-"""What scripts of attention's cells share: the kernels of others, and the check of some rows against float64.
+"""What scripts of attention's cells share: inputs, the kernels of others, and the check of some rows against float64.
 
 A set of inputs is a dictionary of tensors, ``q``, ``k``, ``v`` … in (batch, sequence, heads, head_dim) or packed rows.
 """
 
 from __future__ import annotations
 
+import argparse
 from collections.abc import Callable
 from typing import Any
 
 from warploom.core.dtypes import bf16
+from warploom.kernels.attention.problem import AttentionProblem
 from warploom.kernels.attention.reference import attention_error, attention_reference
 from warploom.kernels.attention.scores import seen_of
 from warploom_lab.bench import baselines
-from warploom_lab.bench.cells import Inputs, Run
+from warploom_lab.bench.cells import Cell, CellScript, Inputs, Row, Run
 
 CHECKED_ROWS = 128
+
+
+class AttentionScript(CellScript[Cell]):
+    """A script of attention's cells, which takes further configurations of this package's kernels."""
+
+    def options(self, parser: argparse.ArgumentParser) -> None:
+        parser.add_argument("--config", nargs="*", default=[], help="configurations timed besides, in their notation")
+
+    def asked(self, head_dim: int) -> list[str]:
+        """Those of the configurations that are for such heads."""
+        return [text for text in self.given.config if f"head_dim={head_dim}," in text]
+
+    def head(self) -> Row:
+        """The version of FlashAttention-4, or why it is not there."""
+        return {name: baselines.flash_attention_4()[1] for name in self.baselines if name == "flash_attention_4"}
+
+
+def fresh(p: AttentionProblem) -> Inputs:
+    """Random q, k and v."""
+    import torch
+
+    keys = p.kv_len, p.kv_heads
+    sizes = {"q": (p.q_len, p.heads, p.head_dim), "k": (*keys, p.head_dim), "v": (*keys, p.value_dim)}
+    return {n: torch.randn(p.batch, *size, device="cuda", dtype=torch.bfloat16) for n, size in sizes.items()}
+
+
+def plane_error(x: Inputs, out: Any, window: tuple[Any, Any], sequence: int, head: int) -> float:
+    """:func:`rows_error` of a head of a sequence."""
+    of_keys = head * x["k"].shape[2] // x["q"].shape[2]
+    k, v = (x[name][sequence, :, of_keys] for name in "kv")
+    sinks = x["sinks"][head] if "sinks" in x else None
+    return rows_error(x["q"][sequence, :, head], k, v, out[sequence, :, head], window, sinks)
 
 
 def rows_error(q: Any, k: Any, v: Any, out: Any, window: tuple[Any, Any], sinks: Any = None) -> float:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from attention_others import sdpa
 
+from warploom_lab.bench import baselines
 from warploom_lab.bench.cells import Inputs, Run, said
 
 if TYPE_CHECKING:
@@ -30,13 +31,9 @@ def of_torch(backend: str, cell: Cell, _sets: list[Inputs]) -> Run:
 
 def flash_attention_4(_cell: Cell, _sets: list[Inputs]) -> Run:
     """FlashAttention-4 on the caches as they are; without a mask, for a single query sees every key."""
-    function: Any = importlib.import_module("flash_attn.cute").flash_attn_varlen_func
-
-    def run(x: Inputs) -> Any:
-        found = function(x["q"], x["k_cache"], x["v_cache"], seqused_k=x["kv_lens"], page_table=x.get("block_table"))
-        return found[0] if isinstance(found, tuple) else found
-
-    return run
+    run, why = baselines.flash_attention_4("flash_attn_varlen_func")
+    assert run is not None, why
+    return lambda x: run(x["q"], x["k_cache"], x["v_cache"], seqused_k=x["kv_lens"], page_table=x.get("block_table"))
 
 
 def flashinfer(tensor_cores: bool, cell: Cell, sets: list[Inputs]) -> Run:

@@ -18,7 +18,7 @@ import sys
 from collections.abc import Iterator
 from typing import Any
 
-from attention_others import of_qkv, rows_error
+from attention_others import fresh, of_qkv, plane_error
 
 import warploom
 from warploom.core.dtypes import bf16
@@ -29,7 +29,7 @@ from warploom.kernels.attention.forward_sm80 import ForwardSm80
 from warploom.kernels.attention.forward_sm90 import ForwardSm90
 from warploom.kernels.attention.problem import ArrayStrides, AttentionProblem, Even
 from warploom.kernels.source import KernelCall
-from warploom_lab.bench.cells import CellScript, Inputs, Load, Row, Run, Trial
+from warploom_lab.bench.cells import CellScript, Load, Row, Run, Trial
 
 HEADS = ((1, 1, 1), (1, 8, 2), (1, 16, 16), (1, 32, 8), (4, 32, 8))
 """(batch, heads, kv_heads)."""
@@ -61,15 +61,6 @@ def kernels(p: AttentionProblem, goal: Target) -> dict[str, Any]:
     return {key: c for key, c in found.items() if not (c.check(goal) or c.violations(p))}
 
 
-def fresh(p: AttentionProblem) -> Inputs:
-    """Random q, k and v."""
-    import torch
-
-    sizes = {"q": (p.q_len, p.heads), "k": (p.kv_len, p.kv_heads), "v": (p.kv_len, p.kv_heads)}
-    shapes = {name: (p.batch, *size, p.head_dim) for name, size in sizes.items()}
-    return {name: torch.randn(shape, device="cuda", dtype=torch.bfloat16) for name, shape in shapes.items()}
-
-
 def call(config: Any) -> Run:
     """A call with a configuration."""
     return of_qkv(lambda q, k, v: warploom.attention(q, k, v, causal=True, config=config))
@@ -98,12 +89,8 @@ class FewQueries(CellScript[AttentionProblem]):
         keys = {str(config): key for key, config in configs.items()}
         facts: Row = {n: getattr(cell, n) for n in ("batch", "heads", "kv_heads", "q_len", "kv_len", "head_dim")}
 
-        def error(_: str, out: Any) -> float:
-            """Of the last head of the last sequence."""
-            q, k, v, found = (x[-1, :, -1] for x in (*sets[0].values(), out))
-            return rows_error(q, k, v, found, cell.window)
-
         calls = {key: call(config) for key, config in configs.items()}
+        error = lambda _, out: plane_error(sets[0], out, cell.window, -1, -1)  # noqa: E731
         return Trial(calls, sets, error, facts=facts | {"chosen": keys.get(chosen, chosen)})
 
     def rates(self, cell: AttentionProblem, load: Load) -> Row:

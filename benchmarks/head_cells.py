@@ -19,7 +19,7 @@ from typing import Any
 
 import attention_backward_cells as gradients
 from attention_backward_cells import Cell, error_of, forward, ours, sets_of
-from attention_others import of_qkv, rows_error, sdpa, through_autograd
+from attention_others import of_qkv, plane_error, sdpa, through_autograd
 
 from warploom.core.targets import Target, target
 from warploom.kernels.attention.choice import choose
@@ -27,7 +27,7 @@ from warploom.kernels.attention.forward_sm90 import ForwardSm90
 from warploom.kernels.attention.problem import ArrayStrides
 from warploom.kernels.source import KernelCall
 from warploom_lab.bench.baselines import flash_attention_4
-from warploom_lab.bench.cells import CellScript, Inputs, Row, Trial, rates_line
+from warploom_lab.bench.cells import CellScript, Row, Trial, rates_line
 
 OTHERS = {
     192: (
@@ -71,13 +71,6 @@ def baselines(cell: Cell) -> dict[str, Any]:
     return found | ({"flash_attention_4": lambda *qkv: latest(*qkv, causal=cell.causal)} if latest else {})
 
 
-def forward_error(cell: Cell, x: Inputs, out: Any) -> float:
-    """The error of the last head of the first sequence."""
-    sinks = x["sinks"][-1] if cell.sinks else None
-    q, k, v, found = (of[0, :, -1] for of in (x["q"], x["k"], x["v"], out))
-    return rows_error(q, k, v, found, cell.window, sinks)
-
-
 def calls(cell: Cell, goal: Target) -> Iterator[KernelCall]:
     """Of all kernels of a cell."""
     operands = ArrayStrides.contiguous(cell)
@@ -114,7 +107,7 @@ class Heads(CellScript[Cell]):
         def error(name: str, out: Any) -> float | None:
             if name == "without":
                 return None
-            return right(out) if isinstance(out, tuple) else forward_error(cell, sets[0], out)
+            return right(out) if isinstance(out, tuple) else plane_error(sets[0], out, cell.window, 0, -1)
 
         facts = {"config": str(choose(cell, target(self.gpu.arch))[0])}
         return {

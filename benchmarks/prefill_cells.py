@@ -13,7 +13,6 @@ is wrong, or if pages of a prompt or chunk run at less than 0.95 of the rate of 
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import math
 import sys
@@ -21,7 +20,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from attention_others import rows_error
+from attention_others import AttentionScript, fresh, plane_error
 from varlen_cells import WIDTH
 
 import warploom
@@ -32,7 +31,7 @@ from warploom.kernels.attention.decode import decode_configuration
 from warploom.kernels.attention.problem import ArrayStrides, AttentionProblem, Cached, Even, Packed
 from warploom.kernels.settings import read
 from warploom.kernels.source import KernelCall
-from warploom_lab.bench.cells import CellScript, Figure, Inputs, Run, Trial
+from warploom_lab.bench.cells import Figure, Inputs, Run, Trial
 
 PAGES = 64, 128, 256
 SPARE_PAGES = 7
@@ -69,6 +68,13 @@ class Cell:
         q, n = self.queries, self.keys
         return 4 * WIDTH * self.batch * (q * n - q * (q - 1) // 2)
 
+    @property
+    def even(self) -> AttentionProblem:
+        """The problem with its keys side by side."""
+        return AttentionProblem(
+            self.batch, *self.heads, Even(self.queries, self.keys), self.head_dim, bf16, window=CAUSAL
+        )
+
     def problem(self, page: int) -> AttentionProblem:
         """What ``attention_paged`` is asked."""
         capacity = -(-self.keys // max(1, page)) * max(1, page)
@@ -97,16 +103,11 @@ def in_pages(x: Any, page: int, order: Any) -> Any:
     return found
 
 
-def fresh(cell: Cell) -> Inputs:
+def drawn(cell: Cell) -> Inputs:
     """Random q, k and v, side by side and in pages."""
     import torch
 
-    heads, kv_heads = cell.heads
-
-    def make(rows: int, heads: int) -> Any:
-        return torch.randn(cell.batch, rows, heads, cell.head_dim, device="cuda", dtype=torch.bfloat16)
-
-    x: Inputs = {"q": make(cell.queries, heads), "k": make(cell.keys, kv_heads), "v": make(cell.keys, kv_heads)}
+    x = fresh(cell.even)
     for name, rows in (("q_starts", cell.queries), ("k_starts", cell.keys)):
         x[name] = torch.arange(cell.batch + 1, device="cuda", dtype=torch.int32) * rows
     x["lengths"] = torch.full((cell.batch,), cell.keys, device="cuda", dtype=torch.int32)
@@ -141,12 +142,8 @@ def paged(page: int, config: CachedConfig | None = None) -> Run:
 
 def largest_error(cell: Cell, x: Inputs, out: Any) -> float:
     """The largest error over what bf16 allows, of some rows of the first and the last sequence."""
-    heads, kv_heads = cell.heads
-    errors: list[float] = []
-    for number, head in ((0, heads - 1), (cell.batch - 1, 0)):
-        k, v = (x[name][number, :, head * kv_heads // heads] for name in "kv")
-        errors.append(rows_error(x["q"][number, :, head], k, v, out[number, :, head], CAUSAL))
-    return max(errors)
+    planes = (0, cell.heads[0] - 1), (cell.batch - 1, 0)
+    return max(plane_error(x, out, CAUSAL, *plane) for plane in planes)
 
 
 # -- kernels that are compiled before
@@ -163,8 +160,7 @@ def calls(cell: Cell, goal: Target) -> Iterator[KernelCall]:
     packed = ArrayStrides({"q": q, "k": kv, "v": kv, "out": q})
     tiled: Any = choose_packed(typical(cell), goal)
     yield from tiled.calls(typical(cell), packed, 132)
-    even = AttentionProblem(cell.batch, h, g, Even(cell.queries, cell.keys), d, bf16, window=CAUSAL)
-    yield from choose(even, goal)[0].calls(even, ArrayStrides.contiguous(even), 132)
+    yield from choose(cell.even, goal)[0].calls(cell.even, ArrayStrides.contiguous(cell.even), 132)
     rows = (cell.queries * h * d, d, h * d)
     for page in (0, *PAGES):
         problem = cell.problem(page)
@@ -176,14 +172,11 @@ def calls(cell: Cell, goal: Target) -> Iterator[KernelCall]:
             yield from config.calls(problem, lying, 132)
 
 
-class Prefill(CellScript[Cell]):
+class Prefill(AttentionScript[Cell]):
     """The script."""
 
     file = "prefill-cells.json"
     figures = tuple(Figure(f"pages of {page}", 0.95, {"judged": (True,)}) for page in PAGES)
-
-    def options(self, parser: argparse.ArgumentParser) -> None:
-        parser.add_argument("--config", nargs="*", default=[], help="configurations timed besides, in their notation")
 
     def cells(self) -> list[Cell]:
         return cells()
@@ -200,13 +193,12 @@ class Prefill(CellScript[Cell]):
             return {"attention": contiguous, "chosen": paged(64), "pages of 64": paged(64, tiled), "few queries": few}
         found: dict[str, Run] = {"attention": contiguous, "packed": packed, "no pages": paged(0)}
         found |= {f"pages of {page}": paged(page) for page in PAGES} | {"few queries": few}
-        texts = [text for text in self.given.config if f"head_dim={cell.head_dim}," in text]
-        return found | {text: paged(64, read(text, CACHED_KINDS)) for text in texts}
+        return found | {text: paged(64, read(text, CACHED_KINDS)) for text in self.asked(cell.head_dim)}
 
     def trial(self, cell: Cell) -> Trial:
         kv_heads = cell.heads[1]
         count = self.gpu.sets(2 * cell.head_dim * 2 * kv_heads * cell.keys * cell.batch)
-        sets = [fresh(cell) for _ in range(count)]
+        sets = [drawn(cell) for _ in range(count)]
         facts = dataclasses.asdict(cell) | {"kv_heads": kv_heads}
         error = lambda _, out: largest_error(cell, sets[0], out)  # noqa: E731
         return Trial(

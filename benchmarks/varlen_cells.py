@@ -15,7 +15,6 @@ blocks"), and exits with 1 if a result is wrong or uneven lengths run at less th
 from __future__ import annotations
 
 import argparse
-import importlib
 import math
 import random
 import sys
@@ -37,7 +36,7 @@ from warploom.kernels.attention.problem import BACKWARD, ArrayStrides, Attention
 from warploom.kernels.source import KernelCall
 from warploom.ops.attention_backward import attention_varlen_backward
 from warploom_lab.bench import baselines
-from warploom_lab.bench.cells import CellScript, Figure, Inputs, Row, Run, Trial
+from warploom_lab.bench.cells import Figure, Inputs, Row, Run, Trial
 
 WIDTH = 2048
 SPREAD = 16
@@ -201,24 +200,15 @@ def flash_attention_2(cell: Cell, *, gradients: bool = False) -> Run:
 
 def flash_attention_4(cell: Cell) -> Run | None:
     """The newest release, wherever it can be imported."""
-    try:
-        function: Any = importlib.import_module("flash_attn.cute").flash_attn_varlen_func
-    except Exception:
+    latest, _ = baselines.flash_attention_4("flash_attn_varlen_func")
+    if latest is None:
         return None
 
     def run(x: Inputs) -> Any:
-        q, k, v = (x[n][:-BEHIND] for n in "qkv")  # it multiplies what lies behind by zero, which NaN survives
-        found = function(
-            q,
-            k,
-            v,
-            cu_seqlens_q=x["starts"],
-            cu_seqlens_k=x["starts"],
-            max_seqlen_q=x["longest"],
-            max_seqlen_k=x["longest"],
-            causal=cell.causal,
-        )
-        return found[0] if isinstance(found, tuple) else found
+        qkv = (x[n][:-BEHIND] for n in "qkv")  # it multiplies what lies behind by zero, which NaN survives
+        where = {f"cu_seqlens_{side}": x["starts"] for side in "qk"}
+        where |= {f"max_seqlen_{side}": x["longest"] for side in "qk"}
+        return latest(*qkv, **where, causal=cell.causal)
 
     return run
 
@@ -273,22 +263,19 @@ def calls(cell: Cell, goal: Target, backward: bool) -> Iterator[KernelCall]:
     yield from choose_backward(whole, goal)[0].calls(whole, ArrayStrides(lying), 132)
 
 
-class Varlen(CellScript[Cell]):
+class Varlen(others.AttentionScript[Cell]):
     """The script."""
 
     baselines = ("flash_attention_2", "flash_attention_4")
     figures = (Figure("even", 0.95), Figure("dense", 0.95))
 
     def options(self, parser: argparse.ArgumentParser) -> None:
-        parser.add_argument("--config", nargs="*", default=[], help="configurations timed besides, in their notation")
+        super().options(parser)
         parser.add_argument("--backward", action="store_true", help="gradients")
 
     def cells(self) -> list[Cell]:
         self.file = "varlen-backward-cells.json" if self.given.backward else "varlen-cells.json"
         return cells()
-
-    def head(self) -> Row:
-        return {"flash_attention_4": baselines.flash_attention_4()[1]}
 
     def calls(self, cell: Cell, goal: Target) -> Iterator[KernelCall]:
         return calls(cell, goal, self.given.backward)
@@ -298,8 +285,7 @@ class Varlen(CellScript[Cell]):
         backward = self.given.backward
         mine, even = (our_gradients, dense_gradients) if backward else (ours, dense)
         found = {"uneven": (mine(cell), cell.uneven), "even": (mine(cell), cell.even), "dense": (even(cell), cell.even)}
-        texts = [text for text in self.given.config if f"head_dim={cell.head_dim}," in text]
-        found |= {text: (mine(cell, text), cell.uneven) for text in texts}
+        found |= {text: (mine(cell, text), cell.uneven) for text in self.asked(cell.head_dim)}
         of_others = {"flash_attention_2": flash_attention_2(cell, gradients=backward)}
         if not backward and (newest := flash_attention_4(cell)) is not None:
             of_others["flash_attention_4"] = newest

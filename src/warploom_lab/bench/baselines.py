@@ -43,19 +43,18 @@ def available_sdpa(q: Any, k: Any, v: Any, names: tuple[str, ...] = ("torch_flas
     return found
 
 
-def flash_attention_4() -> tuple[Callable[..., Any] | None, str]:
-    """FlashAttention-4 (the CuTe DSL kernels of ``flash_attn.cute``) on (batch, seq, heads, head_dim) tensors.
+def flash_attention_4(name: str = "flash_attn_func") -> tuple[Callable[..., Any] | None, str]:
+    """A function of FlashAttention-4 (the CuTe DSL kernels of ``flash_attn.cute``), of its results the first.
 
-    ``run(q, k, v, causal=False, **others)``, and its version; or None, and why it cannot be imported here.
+    It, and its version; or None, and why it cannot be imported here.
     """
     try:
-        module: Any = importlib.import_module("flash_attn.cute")
-        function = module.flash_attn_func
+        function = getattr(importlib.import_module("flash_attn.cute"), name)
     except Exception as error:  # an absent package, or one whose compiler does not fit this driver
         return None, f"{type(error).__name__}: {error}".splitlines()[0][:200]
 
-    def run(q: Any, k: Any, v: Any, causal: bool = False, **others: Any) -> Any:
-        found = function(q, k, v, causal=causal, **others)
+    def run(*arrays: Any, **options: Any) -> Any:
+        found = function(*arrays, **options)
         return found[0] if isinstance(found, tuple) else found
 
     return run, installed_version("flash-attn-4") or "of unknown version"
