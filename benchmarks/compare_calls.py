@@ -31,11 +31,6 @@ class Cell(ABC):
         """Floating-point operations of the call's products."""
 
     @property
-    @abstractmethod
-    def elements(self) -> int:
-        """16-bit elements of the inputs: how many sets of them rotate past the L2."""
-
-    @property
     def result_shape(self) -> tuple[int, ...]:
         """The shape of the first result."""
         raise NotImplementedError
@@ -76,10 +71,6 @@ class Attention(Cell):
         """Of Q·Kᵀ and P·V; half of them under a causal mask."""
         batch, q_len, heads, dim = self.q
         return 4.0 * batch * heads * q_len * self.keys[1] * dim * (0.5 if self.options.get("causal") else 1.0)
-
-    @property
-    def elements(self) -> int:
-        return math.prod(self.q) + 2 * math.prod(self.keys)
 
     @property
     def result_shape(self) -> tuple[int, ...]:
@@ -151,10 +142,6 @@ class Decode(Cell):
     def flops(self) -> float:
         return 4.0 * self.queries * self.heads * self.head_dim * sum(self.lengths)
 
-    @property
-    def elements(self) -> int:
-        return 2 * sum(self.lengths) * self.kv_heads * self.head_dim
-
     def inputs(self, make: Make) -> list[Any]:
         """q, the caches, the lengths, and the block table if there are pages."""
         import torch
@@ -198,10 +185,6 @@ class Packed(Cell):
         products = 10.0 if self.gradients else 4.0
         half = 0.5 if self.options.get("causal") else 1.0
         return products * half * self.heads * self.head_dim * sum(n * n for n in self.lengths)
-
-    @property
-    def elements(self) -> int:
-        return sum(self.lengths) * (self.heads + 2 * self.kv_heads) * self.head_dim
 
     def inputs(self, make: Make) -> list[Any]:
         """q, k, v, where sequences begin; with gradients also the output of the forward pass and dO."""
@@ -250,10 +233,6 @@ class Product(Cell):
     @property
     def flops(self) -> float:
         return 2.0 * self.m * self.n * self.k
-
-    @property
-    def elements(self) -> int:
-        return (self.m + self.n) * self.k
 
     @property
     def result_shape(self) -> tuple[int, ...]:

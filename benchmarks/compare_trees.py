@@ -52,8 +52,10 @@ class Prepared:
 
         torch.manual_seed(zlib.crc32(cell.name.encode()))
         torch.set_default_device("cuda")
-        count = max(1, min(16, -(-(180 << 20) // (2 * cell.elements))))
-        self._sets = [cell.inputs(make) for _ in range(count)]
+        first = cell.inputs(make)
+        size = sum(x.nbytes for x in first if isinstance(x, torch.Tensor))
+        count = max(1, min(16, -(-(180 << 20) // size)))  # so many rotate past the L2
+        self._sets = [first, *(cell.inputs(make) for _ in range(count - 1))]
 
     def compile(self) -> None:
         """Make the kernels, once."""

@@ -51,7 +51,7 @@ def host_cost(device: int = 0) -> dict[str, Any]:
     torch = torch_module()
     torch.cuda.set_device(device)
     with torch.device("cuda", device):  # for the inputs alone: it slows whatever is called within
-        calls = {**plain_calls(torch), **recording_calls(torch), **backward_calls(torch)}
+        calls = {**plain_calls(torch), **gradient_calls(torch)}
     calls |= empty_launches(device, int(torch.cuda.current_stream(device).cuda_stream))
     return {name: spread.json() for name, spread in microseconds(calls, torch.cuda.synchronize).items()}
 
@@ -103,30 +103,8 @@ def plain_calls(torch: Any) -> dict[str, Callable[[], object]]:
     }
 
 
-def recording_calls(torch: Any) -> dict[str, Callable[[], object]]:
-    """Calls of which autograd keeps a history."""
-    import warploom
-
-    q, k, v = (halves(torch, 1, 256, 4, 128, history=True) for _ in range(3))
-    pq, pk, pv = (halves(torch, 256, 4, 128, history=True) for _ in range(3))
-    starts = torch.tensor([0, 100, 256], dtype=torch.int32)
-    a, b = (halves(torch, 256, 256, history=True) for _ in range(2))
-    target = torch.randint(256, (256,))
-    flash, cudnn = sdpa("torch_flash"), sdpa("torch_cudnn")
-    transposed = [x.transpose(1, 2) for x in (q, k, v)]
-    return {
-        "attention, recorded": lambda: warploom.attention(q, k, v, causal=True),
-        "attention_varlen, recorded": lambda: warploom.attention_varlen(pq, pk, pv, starts, causal=True),
-        "matmul, recorded": lambda: warploom.matmul(a, b),
-        "linear_cross_entropy, recorded": lambda: warploom.linear_cross_entropy(a, b, target, reduction="mean"),
-        "torch flash, recorded": lambda: flash(*transposed),
-        "torch cuDNN, recorded": lambda: cudnn(*transposed),
-        "torch.matmul, recorded": lambda: torch.matmul(a, b),
-    }
-
-
-def backward_calls(torch: Any) -> dict[str, Callable[[], object]]:
-    """Backward passes alone, and a loss forward and backward."""
+def gradient_calls(torch: Any) -> dict[str, Callable[[], object]]:
+    """Calls of which autograd keeps a history, backward passes alone, and a loss forward and backward."""
     import warploom
 
     q, k, v = (halves(torch, 1, 256, 4, 128, history=True) for _ in range(3))
@@ -136,27 +114,29 @@ def backward_calls(torch: Any) -> dict[str, Callable[[], object]]:
     target = torch.randint(256, (256,))
     flash, cudnn = sdpa("torch_flash"), sdpa("torch_cudnn")
     turned = tuple(x.transpose(1, 2).detach().requires_grad_() for x in (q, k, v))
+    recorded: dict[str, tuple[Callable[[], Any], tuple[Any, ...]]] = {
+        "attention": (lambda: warploom.attention(q, k, v, causal=True), (q, k, v)),
+        "attention_varlen": (lambda: warploom.attention_varlen(pq, pk, pv, starts, causal=True), (pq, pk, pv)),
+        "matmul": (lambda: warploom.matmul(a, b), (a, b)),
+        "linear_cross_entropy": (lambda: warploom.linear_cross_entropy(a, b, target, reduction="mean"), (a, b)),
+        "torch flash": (lambda: flash(*turned), turned),
+        "torch cuDNN": (lambda: cudnn(*turned), turned),
+        "torch.matmul": (lambda: torch.matmul(a, b), (a, b)),
+        "torch cross_entropy": (lambda: torch.nn.functional.cross_entropy((a @ b.T).float(), target), (a, b)),
+    }
 
-    def backward(out: Any, by: tuple[Any, ...]) -> Callable[[], object]:
+    def backward(call: Callable[[], Any], by: tuple[Any, ...]) -> Callable[[], object]:
+        out = call()
         gradient = torch.randn_like(out)
         return lambda: torch.autograd.grad(out, by, gradient, retain_graph=True)
 
-    def loss(call: Callable[[], Any]) -> Callable[[], object]:
-        return lambda: torch.autograd.grad(call(), (a, b))
+    def both(call: Callable[[], Any], by: tuple[Any, ...]) -> Callable[[], object]:
+        return lambda: torch.autograd.grad(call(), by)
 
-    ours = loss(lambda: warploom.linear_cross_entropy(a, b, target, reduction="mean"))
-    theirs = loss(lambda: torch.nn.functional.cross_entropy((a @ b.T).float(), target))
     return {
-        "attention, backward": backward(warploom.attention(q, k, v, causal=True), (q, k, v)),
-        "attention_varlen, backward": backward(
-            warploom.attention_varlen(pq, pk, pv, starts, causal=True), (pq, pk, pv)
-        ),
-        "matmul, backward": backward(warploom.matmul(a, b), (a, b)),
-        "linear_cross_entropy, forward and backward": ours,
-        "torch flash, backward": backward(flash(*turned), turned),
-        "torch cuDNN, backward": backward(cudnn(*turned), turned),
-        "torch.matmul, backward": backward(torch.matmul(a, b), (a, b)),
-        "torch cross_entropy, forward and backward": theirs,
+        **{f"{name}, recorded": call for name, (call, _) in recorded.items() if name != "torch cross_entropy"},
+        **{f"{name}, backward": backward(*of) for name, of in recorded.items() if "cross_entropy" not in name},
+        **{f"{name}, forward and backward": both(*of) for name, of in recorded.items() if "cross_entropy" in name},
     }
 
 

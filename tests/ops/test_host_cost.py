@@ -120,7 +120,7 @@ def counted(call: Callable[[], object]) -> int:
 def test_a_repeated_call_calls_few_functions(silent_gpu: None, monkeypatch: pytest.MonkeyPatch) -> None:
     script = load("host_cost")
     monkeypatch.setattr(script, "sdpa", lambda _: torch.nn.functional.scaled_dot_product_attention)
-    timed = {**script.plain_calls(torch), **script.recording_calls(torch), **script.backward_calls(torch)}
+    timed = {**script.plain_calls(torch), **script.gradient_calls(torch)}
     found = dict[str, int]()
     for name in MOST:
         for _ in range(16):
