@@ -30,7 +30,8 @@ class Figure:
 
     def __str__(self) -> str:
         unit = f"× {self.baseline}" if self.baseline else " TFLOP/s"
-        return f"rung {self.rung} at {dict(self.where)}: at least {self.at_least}{unit}"
+        where = ", ".join([f"{name} = {value}" for name, value in self.where.items()])
+        return f"rung {self.rung} at {where}: at least {self.at_least}{unit}"
 
 
 def load_targets(path: Path, family: str) -> list[Figure]:
@@ -66,7 +67,8 @@ def missed(figures: Sequence[Figure], rows: Sequence[Mapping[str, Any]]) -> list
                         continue
                     reached = _reached(figure, cell)
                     if reached is None or not reached >= figure.at_least:
-                        found.append(f"{figure}, reached {reached}")
+                        conditions = "".join([f", {cell[name]}" for name in ("data", "load") if name in cell])
+                        found.append(f"{figure}, reached {reached}{conditions}")
     return found
 
 

@@ -12,6 +12,8 @@ from typing import Any
 
 import jinja2
 import stale
+from figures import load_targets
+from figures import missed as missed_figures
 from page_tables import markdown_table
 
 from warploom_lab.bench.tables import conflicts
@@ -73,7 +75,7 @@ def median(figures: Row, factor: float = 1.0, spec: str = ".0f") -> str:
 
 
 def provenance(environment: Row) -> str:
-    """GPU, versions and date of a result, and what is told of an older kernel, with commas between."""
+    """GPU, versions and date of a result, what is told of an older kernel, and the targets that were missed."""
     gpu, packages, nvrtc = environment.get("gpu"), environment.get("packages", {}), environment.get("nvrtc")
     told = environment.get("told", "")
     own, cuda = environment.get("driver"), environment.get("cuda_driver")  # a version of its own, and the newest CUDA
@@ -86,7 +88,8 @@ def provenance(environment: Row) -> str:
         f"ncu {environment['ncu']}" if environment.get("ncu") else "",
         told,
     ]
-    return ", ".join(part for part in parts if part)
+    missed = environment.get("missed")
+    return ", ".join(part for part in parts if part) + (f". Targets missed: {'; '.join(missed)}" if missed else "")
 
 
 def made_with(static: Row) -> str:
@@ -162,16 +165,27 @@ def filled(template: str, *modules: str, **values: Any) -> str:
     return templates(**functions(given)).get_template(template).render(given)
 
 
-def read(name: str) -> Any:
-    """The JSON of a file below benchmarks/results, its environment with what is told of an older kernel; {} without it.
+def missed_targets(name: str, result: Row) -> list[str]:
+    """The targets that a result has missed: those that it names, or of a ladder's rungs those of ``targets.json``."""
+    if "missed" in result:
+        return [reason for reason in result["missed"] if " is wrong at " not in reason]
+    rungs = [row for row in result.get("rows", ()) if "rung" in row and "config" in row]
+    family = Path(name).name.partition("-")[0]
+    return missed_figures(load_targets(HERE / "targets.json", family), rungs) if rungs else []
 
-    Raises StaleEvidenceError where its kernels are not today's and ``older.json`` does not list it.
+
+def read(name: str) -> Any:
+    """The JSON of a file below benchmarks/results; {} without it.
+
+    Its environment has what is told of an older kernel, and the targets that were missed. Raises StaleEvidenceError
+    where its kernels are not today's and ``older.json`` does not list it.
     """
     path = RESULTS / name
     if not path.is_file():
         return {}
     result = stale.checked(name, json.loads(path.read_text(encoding="utf-8")))
-    return {**result, "environment": {**result.get("environment", {}), "told": stale.told(name)}}
+    said = {"told": stale.told(name), "missed": missed_targets(name, result)}
+    return {**result, "environment": {**result.get("environment", {}), **said}}
 
 
 def main(pages: Pages, arguments: Sequence[str] | None = None) -> int:

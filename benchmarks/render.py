@@ -39,8 +39,6 @@ def table(name: str) -> str:
     notes = [provenance(result["environment"])]
     if WRONG in filled:
         notes.append(f"{WRONG} the baseline's own result was beyond the error that its types allow")
-    if missed := [reason for reason in result.get("missed", ()) if " is wrong at " not in reason]:
-        notes.append(f"Targets missed: {'; '.join(missed)}")
     return f"\n{filled}\n*{'. '.join(notes)}*\n\n"
 
 

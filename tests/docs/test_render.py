@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 
@@ -130,13 +131,26 @@ def test_rows_that_were_timed_rested_too_say_so(file: str, columns: str) -> None
     assert after.count("| rested |") == after.count("| in turns |") > 0
 
 
-def test_a_missed_target_stands_below_its_table(render: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missed_targets_stand_below_their_table(
+    render: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     missed = ["a call: 13 µs, at most 12", "another is wrong at d64: 2.0"]
-    rows = [{"call": "a call", "microseconds": RATE}]
-    monkeypatch.setattr(render, "read", lambda _: {"environment": ENVIRONMENT, "rows": rows, "missed": missed})
-    text = render.table("h200/host-cost.json host-cost")
+    rung = ROW | {"rung": "02", "gpu": {**CELL, "cells": [{**CELL, "n": 8192, "over_rung_before": 2.25}]}}
+    results: dict[str, dict[str, Any]] = {
+        "host-cost": {"rows": [{"call": "a call", "microseconds": RATE}], "missed": missed},
+        "gemm-f16": {"rows": [rung]},  # as benchmarks/targets.json has it
+    }
+    for name, result in results.items():
+        (tmp_path / f"{name}.json").write_text(json.dumps({"environment": ENVIRONMENT, **result}), encoding="utf-8")
+    listed = {f"{name}.json": {"date": "2031-05-06", "commit": "abc", "kernels": "older"} for name in results}
+    (tmp_path / "older.json").write_text(json.dumps(listed), encoding="utf-8")
+    for module in ("page_parts", "stale"):
+        monkeypatch.setattr(load(module), "RESULTS", tmp_path)
+    text = render.table("host-cost.json host-cost")
     assert "Targets missed: a call: 13 µs, at most 12*" in text
     assert "another" not in text
+    short = "Targets missed: rung 02 at n = 8192: at least 2.5× the rung before, reached 2.25*"
+    assert short in render.table("gemm-f16.json gpu")
 
 
 def test_what_became_of_the_cases_of_other_files_is_counted_and_failures_are_named(render: ModuleType) -> None:
