@@ -13,8 +13,8 @@ from warploom.emulate.barriers.mbarriers import Mbarriers
 from warploom.emulate.control.frames import ASCENDING, Frame, Turns, constant_array
 from warploom.emulate.findings.report import Reporter
 from warploom.emulate.findings.traffic import TrafficCounter
-from warploom.emulate.memory.byte_memory import LocalMemory
 from warploom.emulate.memory.global_memory import GlobalMemory
+from warploom.emulate.memory.memory import LocalMemory
 from warploom.emulate.memory.shared_memory import SharedMemory
 from warploom.emulate.order.clocks import Clocks
 from warploom.emulate.order.ordering import Ordering
@@ -59,6 +59,8 @@ class Context:
 
     def leave(self) -> None:
         """The launch is over: what it held is let go."""
+        if "memory" in self.__dict__:
+            self.memory.leave()
         for name in Context.__annotations__:
             self.__dict__.pop(name, None)
         self.progress = self._leader = None

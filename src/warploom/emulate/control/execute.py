@@ -21,8 +21,8 @@ from warploom.emulate.control.undefined import WideAddresses, undefined
 from warploom.emulate.findings.traffic import TrafficCounter
 from warploom.emulate.memory import shadows as poison
 from warploom.emulate.memory.accesses import AccessSteps
-from warploom.emulate.memory.byte_memory import LOCAL_BASE
 from warploom.emulate.memory.global_memory import GlobalMemory
+from warploom.emulate.memory.memory import LOCAL_BASE
 from warploom.emulate.memory.shared_memory import SHARED_BASE
 from warploom.emulate.transactions.engine_steps import engine_step
 from warploom.emulate.transactions.registers import WatchedRegisters

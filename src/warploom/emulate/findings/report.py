@@ -111,7 +111,7 @@ def tile_at(byte: int, *ops: Op | None) -> str:
 
 
 def _how_to_wait(mine: MemoryAccess, started: Op | None) -> str:
-    if mine.buffer is not None:
+    if mine.buffers is not None:
         return "wait for its group until that is done (k.wait_bulk(0), not reads_only), then meet at a barrier, first"
     bulk = started is not None and any(isinstance(e, fx.BulkTensorCopy) for e in started.instruction.effects())
     return f"{'wait for the phase of its mbarrier (by its parity)' if bulk else 'commit and wait for its group'} first"
@@ -119,8 +119,8 @@ def _how_to_wait(mine: MemoryAccess, started: Op | None) -> str:
 
 def _byte(mine: MemoryAccess, byte: int, *others: Op | None) -> str:
     """A byte that an access reaches, as messages name it."""
-    if mine.buffer is not None:
-        return f"byte {byte} of {mine.buffer.name}"
+    if (buffer := mine.buffer()) is not None:
+        return f"byte {byte} of {buffer.name}"
     return f"byte {byte}{tile_at(byte, mine.op, *others) or ' of shared memory'}"
 
 
@@ -189,7 +189,8 @@ class MemoryReports:
             if mine.what == "write" and other == op.where and _only_loads(earlier):
                 word = "k.atomic, atomicAdd" if op.tile(0) is None else "tile.atomic"
                 cure = f"update it in one step, by an atomic ({word}), or {cure}"
-            place = tile_at(byte, op, earlier) if mine.buffer is None else f" of {mine.buffer.element(byte)}"
+            buffer = mine.buffer(i)
+            place = tile_at(byte, op, earlier) if buffer is None else f" of {buffer.element(byte)}"
             message = (
                 f"{op.instruction.mnemonic} {_VERBS[mine.what]} byte {byte}{place} which {report.name_of(stamp)} of "
                 f"{whom} {past}, and nothing orders the two: {cure}"
@@ -247,7 +248,7 @@ class MemoryReports:
             does=_VERBS[mine.what],
             at=_byte(mine, byte, earlier),
             earlier="" if earlier is None else earlier.instruction.mnemonic,
-            fence="fence.proxy.async" if mine.buffer is None else "k.fence_async('global')",
+            fence="fence.proxy.async" if mine.buffers is None else "k.fence_async('global')",
             wait=_how_to_wait(mine, earlier),
         )
         self.add(kind, mine.op.where, message, *mine.first, other=other, count=mine.cells.size, address=byte)

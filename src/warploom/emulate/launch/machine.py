@@ -30,8 +30,8 @@ from warploom.emulate.findings.findings import Finding, Findings, causes
 from warploom.emulate.findings.report import MemoryReports, Reporter
 from warploom.emulate.findings.traffic import Traffic, TrafficCounter
 from warploom.emulate.launch.arguments import bind, granules, written_parameters
-from warploom.emulate.memory.byte_memory import LocalMemory
 from warploom.emulate.memory.global_memory import GlobalMemory
+from warploom.emulate.memory.memory import LocalMemory
 from warploom.emulate.memory.shared_memory import SharedMemory
 from warploom.emulate.order.clocks import MOST_CLOCKED, MOST_STAMPS, Clocks
 from warploom.emulate.order.ordering import Ordering

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -42,8 +43,10 @@ class MemoryAccess:
     narrow: bool = False
     """At a scope that ends at the CTA."""
     stamp: int = 0
-    buffer: GlobalBuffer | None = None
-    """The global memory that was accessed."""
+    buffers: Mapping[int, GlobalBuffer] | None = None
+    """Global memory's, by their numbers."""
+    numbers: Array | None = None
+    """The buffer that each unit is in."""
     agent: int = 0
     """In place of its warps: the number of the queue that makes a transaction's access to global memory."""
 
@@ -98,13 +101,31 @@ class MemoryAccess:
         line, column, part = np.nonzero(which)
         lanes = column if self.lanes is None else self.lanes[line]
         cells, rows = self.index[line, column] * self.parts + part, tuple(rows[line] for rows in self.rows)
-        return replace(self, rows=rows, index=cells[:, None], parts=1, lanes=lanes, active=None, bound=None, reach=None)
+        numbers = None if self.numbers is None else self.numbers[line, column][:, None]
+        found = replace(self, rows=rows, index=cells[:, None], parts=1, lanes=lanes, active=None, numbers=numbers)
+        found.bound = found.reach = None
+        return found
+
+    @property
+    def flat(self) -> MemoryAccess:
+        """The access to all its cells, one on each line."""
+        shape = (*self.index.shape, self.parts)
+        if self.lanes is not None and self.active is None and shape[1:] == (1, 1):
+            return self
+        return self.among(np.broadcast_to(np.True_ if self.active is None else self.active[..., None], shape))
+
+    def buffer(self, line: int = 0) -> GlobalBuffer | None:
+        """The buffer that a line with one cell is in; None in shared memory."""
+        if self.buffers is None or self.numbers is None:
+            return None
+        return self.buffers[int(self.numbers[line, 0])]
 
     def __getitem__(self, lines: Array) -> MemoryAccess:
         """Some of the lines of an access with one cell on each."""
         assert self.lanes is not None
         rows, bound = tuple(rows[lines] for rows in self.rows), None if self.bound is None else self.bound[lines]
-        return replace(self, rows=rows, index=self.index[lines], lanes=self.lanes[lines], bound=bound)
+        numbers = None if self.numbers is None else self.numbers[lines]
+        return replace(self, rows=rows, index=self.index[lines], lanes=self.lanes[lines], bound=bound, numbers=numbers)
 
     @property
     def first(self) -> tuple[int, int]:
@@ -127,3 +148,16 @@ class SharedAccess(MemoryAccess):
         if active is not None:
             addresses, repeat = np.broadcast_to(addresses, active.shape), 1
         counter.shared(name, self.op.where, addresses, self.size, active, repeat)
+
+
+@dataclass(slots=True, kw_only=True)
+class GlobalAccess(MemoryAccess):
+    """Lanes of a frame access ``size`` bytes each (an array where they differ), at global ``addresses``."""
+
+    frame: Frame
+    size: Array | int
+    addresses: Array
+
+    def count(self, counter: TrafficCounter, name: str) -> None:
+        """Count the sectors."""
+        counter.global_access(name, self.op.where, self.addresses, self.size, self.frame.active)

@@ -128,7 +128,7 @@ class AccessSteps:
             place, turns = self._place(frame, op, access), run.turns()
             values = [frame.full(frame.env[k]) for k in rest]
             memory = run.memories[access.space]
-            memory.begin_update(place, access)
+            memory.begin_update(place)
             self._order(place, access, turns)
             old = memory.update(place, access, instruction, values, turns)
             for result, array in zip(op.results, old, strict=False):  # red has no results
@@ -145,16 +145,14 @@ class AccessSteps:
             run.observe(frame, key, op, "an address")
             run.observe(frame, least, op, "the value to wait for")
             place = run.memory.place(frame, frame.env[key], op, access)
-            wanted, acting = frame.full(frame.env[least]), np.zeros((frame.n, 32), np.bool_)
-            for target in place.targets:
-                acting.reshape(-1)[target.positions] = True
+            wanted, acting = frame.full(frame.env[least]), True if place.active is None else place.active
 
             def reached() -> bool:
-                return not (acting & (run.memory.read(place, np.dtype("u4"), 1)[..., 0] < wanted)).any()
+                return not (acting & (run.memory.words(run.memory.data, place, access)[..., 0] < wanted)).any()
 
             def then(frame: Frame) -> None:
                 over = place if frame.n == place.frame.n else run.memory.place(frame, frame.env[key], op, access)
-                run.memory.track(over, "read", access)
+                run.memory.track(over)
                 self._order(over, access)
 
             return Polled(op, set(frame.rows.tolist()), then=then if run.checks else None, reached=reached)
@@ -184,7 +182,8 @@ class AccessSteps:
         """The step of a ``cp.async``: its data is taken now and arrives when it is waited for."""
         run, keys, name = self.run, self.run.keys(op), access_class(op.instruction.mnemonic)
         to = Access("shared", "store", copy.shared, copy.bytes, copy.shared_offset)
-        source = Access("global", "load", copy.source, copy.bytes, copy.source_offset)
+        words = copy.bytes // u32.bytes
+        source = Access("global", "load", copy.source, copy.bytes, copy.source_offset, words=words)
 
         def step(frame: Frame) -> None:
             for k in keys:
@@ -194,8 +193,8 @@ class AccessSteps:
                 size = np.minimum(frame.full(frame.env[keys[copy.valid_bytes]]), copy.bytes).astype(np.int64)
             place = run.shared.place(frame, frame.env[keys[copy.shared]], op, to)
             taken = run.memory.place(frame, frame.env[keys[copy.source]], op, source, size=size)
-            run.memory.track(taken, "read")
-            data = run.memory.read(taken, np.dtype("u4"), copy.bytes // u32.bytes)
+            run.memory.track(taken)
+            data = run.memory.words(run.memory.data, taken, source)
             if run.checks:
                 place.count(run.counter, name)
                 taken.count(run.counter, name)

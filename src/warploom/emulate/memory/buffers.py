@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ctypes
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -9,11 +11,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from warploom.core.errors import ProblemError
+from warploom.isa.memory import MOST_BYTES
 
 Array = NDArray[Any]
 
 ADDRESS_BITS = 40
 """Buffer i lives at (i + 1) · 2^40: arithmetic on pointers can never wander from one array into another unnoticed."""
+
+_ALIGNMENT = MOST_BYTES  # of arrays that own their memory
 
 
 @dataclass(eq=False)
@@ -30,7 +35,6 @@ class GlobalBuffer:
     skew: int
     real: int
     writable: bool
-    region: Region | None = field(default=None, repr=False)
     shape: tuple[int, ...] = ()
     strides: tuple[int, ...] = ()
     between: NDArray[np.bool_] | None = field(default=None, repr=False)
@@ -51,6 +55,16 @@ class GlobalBuffer:
                 index[axis], byte = divmod(byte, self.strides[axis])
         return f"{self.name}{index}"
 
+    def align(self) -> NDArray[np.uint8] | None:
+        """Give memory that begins at an odd address in this process a copy at an even one. Returns what was copied."""
+        if (self.real - self.skew) % _ALIGNMENT == 0:
+            return None
+        given, room = self.data, np.empty(self.data.size + _ALIGNMENT, np.uint8)
+        first = (self.skew - address_of(room)) % _ALIGNMENT
+        self.data = room[first : first + given.size]
+        self.data[:], self.real = given, address_of(self.data)
+        return given
+
     def in_gaps(self, offsets: Array, size: Array | int) -> Array:
         """The positions of those accesses, of ``size`` bytes each from ``offsets`` on, that reach between elements."""
         if self.between is None:
@@ -60,12 +74,9 @@ class GlobalBuffer:
         return np.nonzero((self.between[reached] & (reach < np.reshape(size, (-1, 1)))).any(axis=1))[0]
 
 
-@dataclass(eq=False)
-class Region:
-    """A range of memory that one or more buffers cover and the kernel writes: what races are tracked on."""
-
-    real: int
-    bytes: int
+def address_of(array: Array) -> int:
+    """Where an array begins in this process."""
+    return int(array.__array_interface__["data"][0])
 
 
 def root_address(array: Array) -> int:
@@ -73,14 +84,27 @@ def root_address(array: Array) -> int:
     base: Any = array
     while isinstance(base.base, np.ndarray):
         base = base.base
-    return int(base.__array_interface__["data"][0])
+    return address_of(base)
+
+
+def memory_around(buffers: Sequence[GlobalBuffer]) -> tuple[int, NDArray[np.uint8]]:
+    """The memory of this process from the first of some buffers to the last one, and its address, a multiple of 16.
+
+    So buffers are accessed in place, however far they are apart; what lies between them is for nobody to touch.
+    """
+    if not buffers:
+        return 0, np.zeros(0, np.uint8)
+    first = min(buffer.real for buffer in buffers) // _ALIGNMENT * _ALIGNMENT
+    end = max(buffer.real + buffer.data.size for buffer in buffers)
+    size = -(-(end - first) // _ALIGNMENT) * _ALIGNMENT
+    return first, np.ctypeslib.as_array((ctypes.c_uint8 * size).from_address(first))
 
 
 def buffer_of(name: str, array: Array, index: int) -> GlobalBuffer:
     """A byte view of everything between an array's first and last element. Raises ProblemError for negative strides."""
     if any(s < 0 for s, n in zip(array.strides, array.shape, strict=True) if n > 1):
         raise ProblemError(f"argument {name} has a negative stride; pass a view that runs forward")
-    real = int(array.__array_interface__["data"][0])
+    real = address_of(array)
     size = array.itemsize if array.size else 0
     size += sum((n - 1) * s for s, n in zip(array.strides, array.shape, strict=True)) if array.size else 0
     writable = bool(array.flags.writeable)
@@ -95,4 +119,4 @@ def buffer_of(name: str, array: Array, index: int) -> GlobalBuffer:
         between = np.ones(data.size, np.bool_)
         np.lib.stride_tricks.as_strided(between, (*shape, array.itemsize), (*strides, 1))[...] = False
         between = between if between.any() else None  # transposed arrays have no gaps
-    return GlobalBuffer(name, data, (index + 1) << ADDRESS_BITS, skew, real, writable, None, shape, strides, between)
+    return GlobalBuffer(name, data, (index + 1) << ADDRESS_BITS, skew, real, writable, shape, strides, between)

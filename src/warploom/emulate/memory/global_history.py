@@ -13,11 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from warploom.emulate.memory.access import MemoryAccess
-from warploom.emulate.memory.buffers import GlobalBuffer, Region
 from warploom.emulate.memory.history import History, Lanes
 from warploom.emulate.order.clocks import BITS, LANES
 from warploom.emulate.order.planes import FAR, FENCED_GLOBALLY
-from warploom.ir.statements import Op
 
 Array = NDArray[Any]
 
@@ -27,19 +25,22 @@ _UNMERGED = 8  # lists that may wait to be merged
 
 
 class AccessList:
-    """Accesses of one kind since the cells were last written (``wrote``): of each thread the last one.
+    """Accesses of one kind since the cells were last written: of each thread the last one.
 
     New ones are kept as a list of their own, sorted by cell, until there are many: then the shortest are merged.
     """
 
-    def __init__(self, past: str, wrote: Array) -> None:
-        self.past, self.wrote = past, wrote
+    def __init__(self, past: str, history: GlobalHistory) -> None:
+        self.past, self.history = past, history
         self._lists: list[tuple[Array, Array, Array]] = []  # cells, agents, records; the longest first
 
-    def note(self, mine: MemoryAccess, agents: Array, records: Array) -> None:
-        """Record an access: an agent and a record for each of its cells."""
+    def note(self, at: MemoryAccess) -> None:
+        """Record an access."""
+        mine = at.flat
         order = np.argsort(mine.cells, kind="stable")
-        self._lists.append((mine.cells[order], agents[order], records[order]))
+        records = self.history.coded(mine.stamp, 0 if mine.agent else mine.lane_of_each[order, 0])
+        agents = self.history.writers(mine)[order]
+        self._lists.append((mine.cells[order], agents, np.broadcast_to(records, agents.shape)))
         if len(self._lists) > _UNMERGED:
             merged = self._lists.pop()
             while self._lists and (len(self._lists) >= _UNMERGED or self._lists[-1][0].size < 2 * merged[0].size):
@@ -49,7 +50,7 @@ class AccessList:
     def _merged(self, first: tuple[Array, ...], second: tuple[Array, ...]) -> tuple[Array, Array, Array]:
         """Both lists, without what a write has ended and without a thread's older accesses to the same cell."""
         cells, agents, records = (np.concatenate(pair) for pair in zip(first, second, strict=True))
-        kept = np.nonzero(records > self.wrote[cells])[0]
+        kept = np.nonzero(records > self.history.wrote[cells])[0]
         threads = agents * LANES + (records & LANES - 1)
         kept = kept[np.lexsort((threads[kept], cells[kept]))]
         last = np.ones(kept.size, np.bool_)
@@ -61,6 +62,7 @@ class AccessList:
         self, at: MemoryAccess, harmless: Callable[[], Array] | None = None
     ) -> Iterator[tuple[MemoryAccess, Array, Array, Lanes | None]]:
         """Yield those to the cells of an access, with agents and records, whoever knows of them."""
+        at = at.flat
         wanted = at.cells
         for cells, agents, records in self._lists:
             low, high = np.searchsorted(cells, wanted, "left"), np.searchsorted(cells, wanted, "right")
@@ -69,27 +71,32 @@ class AccessList:
                 continue
             mine = np.repeat(np.arange(wanted.size), counts)
             theirs = np.repeat(low - (np.cumsum(counts) - counts), counts) + np.arange(mine.size)
-            current = records[theirs] > self.wrote[wanted[mine]]
+            current = records[theirs] > self.history.wrote[wanted[mine]]
             if current.any():
                 yield at[mine[current]], agents[theirs[current]], records[theirs[current]], None
 
 
 class GlobalHistory(History):
-    """The history of a region, in cells of ``granule`` bytes. ``clocks`` and ``report`` change with the batch.
+    """The history of global memory that a kernel writes, in cells of ``granule`` bytes.
 
-    Its accesses have one cell on each line.
+    ``base`` are the bytes, in the history, at which buffers begin, by their numbers. ``clocks`` and ``report`` change
+    with the batch.
     """
 
     read_plane, fenced_plane = FAR, FENCED_GLOBALLY
 
-    def __init__(self, region: Region, granule: int) -> None:
-        super().__init__(-(-region.bytes // granule) + 1, granule, np.int64(0), FLYING)
-        self.region = region
-        self.lists: dict[str, AccessList] = {}  # by kind
+    def __init__(self, size: int, granule: int, base: Array) -> None:
+        super().__init__(-(-size // granule), granule, np.int64(0), FLYING)
+        self.base = base
         self.generic = np.zeros(self.wrote.shape, np.bool_)  # last written by an ordinary instruction
 
-    def _earlier(self, kind: str) -> AccessList | None:
-        return self.lists.get(kind)
+    def _table(self, past: str) -> AccessList:
+        return AccessList(past, self)
+
+    def writers(self, at: MemoryAccess) -> Array:
+        """The numbers in the grid of those who make an access."""
+        rows = at.rows[0]
+        return np.full(rows.shape, at.agent) if at.agent else self.clocks.first + rows
 
     def _columns(self, writers: Array, rows: Array) -> Array:
         return self.clocks.column_of(writers, rows)
@@ -101,61 +108,31 @@ class GlobalHistory(History):
         return self.generic[mine.cells] if past == "wrote" else writers >= 0
 
     def bytes(self, mine: MemoryAccess) -> Array:
-        """The bytes in its buffer that an access's cells begin at."""
-        assert mine.buffer is not None
-        return mine.cells * self.granule + self.region.real - mine.buffer.real
+        """The bytes in their buffers that an access's cells begin at."""
+        assert mine.numbers is not None
+        return mine.cells * self.granule - self.base[mine.numbers[:, 0]]
 
     def _harmless(self, mine: MemoryAccess, past: str, writers: Array) -> Any:
         """Updates by threads of one CTA may have a scope that ends there."""
         warps = self.clocks.warps_per_cta
         return (past == "updated" and mine.strong) & (writers // warps == (self.clocks.first + mine.rows[0]) // warps)
 
-    def access(
-        self, op: Op, what: str, buffer: GlobalBuffer, offsets: Array, rows: Array, lanes: Array
-    ) -> MemoryAccess:
-        """An access to cells at byte offsets in a buffer, made now."""
-        cells, known = (offsets + (buffer.real - self.region.real)) // self.granule, np.full(rows.shape, LANES - 1)
-        return MemoryAccess(
-            op=op,
-            what=what,
-            rows=(rows,),
-            index=cells[:, None],
-            lanes=lanes,
-            bound=known,
-            buffer=buffer,
-            stamp=self.clocks.stamp(op),
-        )
-
-    def _writers(self, mine: MemoryAccess) -> Array:
-        rows = mine.rows[0]
-        return np.full(rows.shape, mine.agent) if mine.agent else self.clocks.first + rows
-
-    def note(self, mine: MemoryAccess) -> None:
-        """Record a read or an update for those that come after it."""
-        kind = "read" if mine.what == "read" else "write"
-        if mine.strong:
-            kind = f"{'narrow' if mine.narrow and kind == 'write' else 'strong'} {kind}"
-        if kind not in self.lists:
-            self.lists[kind] = AccessList("updated" if "write" in kind else "read", self.wrote)
-        lanes = 0 if mine.agent else mine.lane_of_each[:, 0]
-        records = np.broadcast_to(self.coded(mine.stamp, lanes), mine.cells.shape)
-        self.lists[kind].note(mine, self._writers(mine), records)
-
-    def store(self, mine: MemoryAccess) -> tuple[Array, Array] | None:
-        """Record a write, as :meth:`write`."""
-        self.generic[mine.cells] = True
-        return self.write(mine, self._writers(mine), mine.stamp)
+    def write(self, at: MemoryAccess) -> tuple[Array, Array] | None:
+        """Note who has written some units, as :meth:`History.write`."""
+        self.generic[at.cells] = not at.proxy
+        return super().write(at)
 
     def land(self, mine: MemoryAccess) -> None:
         """The thread of a bulk store knows that it has written, where no other one has begun to since."""
         mine = mine[self.still_written(mine.cells, mine.stamp)]
-        self.generic[mine.cells] = False
-        self.write(mine, self._writers(mine), self.clocks.stamp(mine.op))
+        mine.stamp = self.clocks.stamp(mine.op)
+        self.write(mine)
 
     # -- writes at any time ------------------------------------------------------------------------------------------
 
     def _writes(self, mine: MemoryAccess, since: int) -> tuple[MemoryAccess, Array, Array]:
         """The cells that have been written since a stamp, when, and by whom."""
+        mine = mine.flat
         late = mine[self.written_since(mine.cells, since) & (self.wrote[mine.cells] >> BITS < FLYING)]
         return late, self.wrote[late.cells] >> BITS, self.writer[late.cells]
 
@@ -163,8 +140,8 @@ class GlobalHistory(History):
         """Report a read through a cache for what the kernel does not write."""
         found = [self._writes(mine, 0)[:2]]
         for kind in ("strong write", "narrow write"):
-            if kind in self.lists:
-                found += [(mine, records >> BITS) for mine, _, records, _ in self.lists[kind].late(mine)]
+            if kind in self.tables:
+                found += [(mine, records >> BITS) for mine, _, records, _ in self.tables[kind].late(mine, None)]
         for written, stamps in found:
             if stamps.size:
                 self.report.tell("cached", written, self.bytes(written), int(stamps[0]))

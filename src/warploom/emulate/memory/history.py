@@ -39,6 +39,10 @@ class Earlier(Protocol):
 
     past: str
 
+    def note(self, at: MemoryAccess) -> None:
+        """Record an access."""
+        ...
+
     def late(
         self, at: MemoryAccess, harmless: Callable[[], Array] | None
     ) -> Iterator[tuple[MemoryAccess, Array, Array, Lanes | None]]:
@@ -72,11 +76,16 @@ class History:
         self.granule, self.flying, self.record = granule, flying, type(first)
         self.wrote = np.full(cells, first, type(first))
         self.writer = np.zeros(cells, np.int64)
+        self.first, self.tables = first, dict[str, Earlier]()  # accesses by kind
 
     # -- what memories differ in -------------------------------------------------------------------------------------
 
-    def _earlier(self, kind: str) -> Earlier | None:
-        """The accesses of a kind; None where there is none."""
+    def _table(self, past: str) -> Earlier:
+        """A record of accesses, none of which has been made."""
+        raise NotImplementedError
+
+    def writers(self, at: MemoryAccess) -> Array:
+        """The agents who make an access, one for each line, as they are written down."""
         raise NotImplementedError
 
     def _columns(self, writers: Array, rows: Array) -> Array:
@@ -111,7 +120,7 @@ class History:
             if mine.cells.size:
                 self.judge(mine, "wrote", self.writer[mine.cells], self.wrote[mine.cells])
         for kind in _conflicting(at):
-            earlier = self._earlier(kind)
+            earlier = self.tables.get(kind)
             if earlier is None:
                 continue
             for mine, writers, records, each in earlier.late(at, held if kind == "alike" else None):
@@ -175,18 +184,35 @@ class History:
         """The record of an access of a lane."""
         return np.asarray(stamp << BITS | np.asarray(lane, np.int64)).astype(self.record)
 
-    def write(self, at: MemoryAccess, writers: Array, stamp: int) -> tuple[Array, Array] | None:
-        """Note who has written some units, an agent for each line.
+    def table(self, kind: str) -> Earlier:
+        """The record of accesses of a kind."""
+        if kind not in self.tables:
+            self.tables[kind] = self._table("read" if "read" in kind else "updated" if "write" in kind else "wrote")
+        return self.tables[kind]
+
+    def note(self, at: MemoryAccess) -> None:
+        """Record a read, or a strong write such as an atomic update, for the accesses that come after it."""
+        kind = "read" if at.what == "read" else "write"
+        if at.strong:
+            kind = f"{'narrow' if at.narrow and kind == 'write' else 'strong'} {kind}"
+        self.table(kind).note(at)
+        if at.what != "read":
+            cells = at.cells
+            self.wrote[cells[self.wrote[cells] == self.first]] = 0
+
+    def write(self, at: MemoryAccess) -> tuple[Array, Array] | None:
+        """Note who has written some units.
 
         Returns which of the units other threads have written as well, and which of them other warps; None for none.
         """
         wrote, writer, units = self.wrote.reshape(-1, at.parts), self.writer.reshape(-1, at.parts), at.units
-        code, mine = self.coded(stamp, at.lane_of_each)[..., None], at.each(writers[:, None])[..., None]
+        code = self.coded(at.stamp, at.lane_of_each)[..., None]
+        mine = at.each(self.writers(at)[:, None])[..., None]
         wrote[units], writer[units] = code, mine
         elsewhere = writer[units] != mine
         clash = ((wrote[units] != code) | elsewhere).any(axis=-1)
         if at.whole:
-            wrote[units] = self.coded(stamp, MANY)
+            wrote[units] = self.coded(at.stamp, MANY)
         return (clash, elsewhere.any(axis=-1)) if np.count_nonzero(clash) else None
 
     def begin(self, cells: Array, stamp: int) -> None:
@@ -215,16 +241,14 @@ class SharedHistory(History):
     ) -> None:
         super().__init__(ctas * cells, granule, NEVER, MOST_STAMPS)
         self.cells, self.clocks, self.report, self.parts = cells, clocks, report, parts
-        self.tables: dict[str, WarpTable] = {}  # by kind
+        self.reads = self.tables["read"] = WarpTable("read", self)
 
-    def table(self, kind: str) -> WarpTable:
-        """The table of accesses of a kind."""
-        if kind not in self.tables:
-            self.tables[kind] = WarpTable("read" if "read" in kind else "wrote", self)
-        return self.tables[kind]
+    def _table(self, past: str) -> WarpTable:
+        return WarpTable(past, self)
 
-    def _earlier(self, kind: str) -> WarpTable | None:
-        return self.tables.get(kind)
+    def writers(self, at: MemoryAccess) -> Array:
+        """The columns of the rows that make an access."""
+        return self.clocks.columns[at.rows[0]]
 
     def _columns(self, writers: Array, rows: Array) -> Array:
         return writers
@@ -258,6 +282,7 @@ class SharedHistory(History):
             fenced = reach[FENCED, : clocks.warps] if clocks.planes > FENCED else LANES - 1
             bounds["wrote"] = reach[ORDER].copy()
             bounds["wrote"][: clocks.warps] = np.minimum(reach[ORDER, : clocks.warps], fenced)
+        bounds["updated"] = bounds["wrote"]
         each, lanes = tuple(np.array(rows)[:, None]), np.array([lane or 0])
         return MemoryAccess(
             op=op,
@@ -290,7 +315,7 @@ class SharedHistory(History):
 
     def read_by(self, column: int, cells: Array, stamp: int) -> None:
         """A queue reads cells until what it does up to a stamp has been waited for."""
-        queues = self.table("read").queues
+        queues = self.reads.queues
         if column not in queues:
             queues[column] = np.zeros(self.wrote.shape, np.uint32)
         queues[column][cells] = self.coded(stamp, MANY)
@@ -375,9 +400,9 @@ class WarpTable:
             for column in queues[news].tolist():
                 yield None, np.array([column]), self.queues[column]
 
-    def note(self, at: MemoryAccess, stamp: int) -> None:
+    def note(self, at: MemoryAccess) -> None:
         """Record an access of whole warps, or of their lanes."""
-        (rows,), parts = at.rows, at.parts
+        (rows,), parts, stamp = at.rows, at.parts, at.stamp
         self.newest[rows] = stamp << BITS
         records, units = self.records.reshape(-1, parts), self.history.wrote.size // parts
         where, many = at.units + at.each((rows % self.warps * units)[:, None]), np.uint32(stamp << BITS | MANY)

@@ -12,27 +12,24 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from warploom.emulate.control.frames import Frame, Origin, Turns, apply_in_turn, displaced, in_turn, widened
+from warploom.emulate.control.frames import Frame, Origin, displaced, widened
 from warploom.emulate.findings.report import MemoryReports
 from warploom.emulate.memory.access import MemoryAccess, SharedAccess
-from warploom.emulate.memory.byte_memory import ByteMemory
 from warploom.emulate.memory.history import MANY, NEVER, SharedHistory
+from warploom.emulate.memory.memory import MODES, OwnedMemory
 from warploom.emulate.order.clocks import BITS, Clocks
 from warploom.ir.statements import Op
 from warploom.isa.effects import Access as Effect
-from warploom.isa.instruction import Instruction
 from warploom.isa.memory import WINDOW_BITS
 
 Array = NDArray[Any]
 
-
-_MODES = {"load": "read", "store": "write", "atomic": "atomic"}
 _BELOW = {lanes: np.arange(32) < lanes for lanes in (8, 16, 32)}
 SHARED_BASE = 1024
 """Where dynamic shared memory starts in the shared window: not 0, so that a kernel that forgets the base is found."""
 
 
-class SharedMemory(ByteMemory):
+class SharedMemory(OwnedMemory):
     """``size`` bytes for each of ``ctas`` CTAs; cells of ``granule`` bytes, the smallest access of the program.
 
     ``parts``: part of a warp may meet, so that it matters which lanes have read a cell.
@@ -41,13 +38,13 @@ class SharedMemory(ByteMemory):
     def __init__(
         self, ctas: int, size: int, granule: int, clocks: Clocks, report: MemoryReports, checks: bool, parts: bool
     ) -> None:
-        super().__init__(ctas, size, -(-max(size, 16) // 16) * 16, report)
-        self.clocks, self.report, self.granule, self.checks = clocks, report, granule, checks
+        stride = -(-max(size, 16) // 16) * 16
+        cells = ctas if checks else 0, stride // granule, granule
+        self.history = SharedHistory(*cells, clocks, report, parts=parts)
+        super().__init__(ctas, size, stride, report, self.history)
+        self.clocks, self.granule, self.checks = clocks, granule, checks
         self.afar = RemoteAccesses(clocks, report, self.stride)
         self.origins: dict[int, Origin] = {}  # stamp of a store → where its poison came from
-        self.history = SharedHistory(
-            ctas if checks else 0, self.stride // granule, granule, clocks, report, parts=parts
-        )
 
     # -- addresses -----------------------------------------------------------------------------------------------
 
@@ -85,7 +82,7 @@ class SharedMemory(ByteMemory):
         active = None if active is None else active[:, :lanes]
         return SharedAccess(
             op=op,
-            what=_MODES[access.mode],
+            what=MODES[access.mode],
             rows=(frame.rows,),
             index=index,
             parts=size // self.granule,
@@ -108,11 +105,10 @@ class SharedMemory(ByteMemory):
     def load(self, place: SharedAccess, access: Effect) -> tuple[Array, Array | None, Origin | None]:
         """The words read (warps, lanes, words), their shadow if any is poison, and where the poison comes from."""
         op, history, data = place.op, self.history, self.words(self.data, place, access)
-        if not self.checks:
+        if self.tracked(place) is None:
             return data, None, None
         shadow: Array | None = None
         origin: Origin | None = None
-        stamp = self.clocks.stamp(op)
         if self.shadow is not None:
             shadow = self.words(self.shadow, place, access)
             if shadow.any():
@@ -130,10 +126,10 @@ class SharedMemory(ByteMemory):
                 shadow = poison if shadow is None else shadow | poison
                 why = "are still being copied" if (last[empty] > NEVER).all() else "nobody has written"
                 origin = (op.where, f"bytes of shared memory that {why}, read by {op.instruction.mnemonic}")
-        history.table("strong read" if place.strong else "read").note(place, stamp)
+        history.note(place)
         return data, shadow, origin
 
-    def _holds(self, place: SharedAccess, data: Array, shadow: Array | None) -> Array:
+    def _holds(self, place: Any, data: Array, shadow: Array | None) -> Array:
         """The cells (warps, lanes, parts) into which a store put what is to be stored, none of it poison."""
         shape = (*place.index.shape, place.parts, self.granule)
         wrote, writer = (x.reshape(-1, place.parts)[place.index] for x in (self.history.wrote, self.history.writer))
@@ -155,63 +151,31 @@ class SharedMemory(ByteMemory):
         origin: Origin | None = None,
     ) -> None:
         """Write ``data`` (warps, lanes, words) now."""
-        acting, same = ... if place.active is None else place.active, None
-        if self.checks and place.strong:
-            self.begin_update(place, access)
-        elif self.checks:
-            _, same = self.history.check(place, lambda: self._holds(place, data, shadow))
-        data = data[acting]
-        self.put(place.units, data, None if shadow is None or not self.checks else shadow[acting])
-        if not self.checks:
-            return
-        stamp = self.clocks.stamp(place.op)
+        super().store(place, access, data, shadow if self.checks else None)
         if shadow is not None and origin is not None:
-            self.origins[stamp] = origin
-        if not place.strong:
-            self._note_write(place, data, stamp, same)
+            self.origins[place.stamp] = origin
 
-    def _note_write(self, place: MemoryAccess, data: Array, stamp: int, same: Array | None) -> None:
+    def _check_store(self, at: MemoryAccess, data: Array, shadow: Array | None) -> Array | None:
+        _, same = self.history.check(at, lambda: self._holds(at, data, shadow))
+        return same
+
+    def _note_store(
+        self, at: MemoryAccess, place: MemoryAccess, data: Array, same: Array | None
+    ) -> tuple[Array, Array] | None:
         """Note a store; of the ``same`` values that are there, and of several threads at once, as one of many."""
-        history, alike = self.history, np.zeros(place.index.shape, np.bool_)
+        history, alike = self.history, np.zeros(at.index.shape, np.bool_)
         if same is not None:
             alike |= same.any(axis=2)
-        cells = np.zeros(0, np.int64) if same is None else place.among(same).cells
+        cells = np.zeros(0, np.int64) if same is None else at.among(same).cells
         kept = history.wrote[cells], history.writer[cells]
-        several = history.write(place, self.clocks.columns[place.rows[0]], stamp)
+        several = history.write(at)
         history.wrote[cells], history.writer[cells] = kept
         if several is not None:
-            alike[... if place.active is None else place.active] |= np.isin(place.units, place.units[several[0]])
-            self._check_clash(place, several[0] & self._differs(place, data))
+            alike[... if at.active is None else at.active] |= np.isin(at.units, at.units[several[0]])
+            self.check_clash(at, several[0] & self.differs(at, place, data))
         if alike.any():
-            history.table("alike").note(replace(place, active=alike), stamp)
-
-    def _differs(self, place: MemoryAccess, data: Array) -> Array:
-        """Which of the units that were written have other bytes than these now."""
-        return (self.data.view(data.dtype).reshape(-1, data.shape[-1])[place.units] != data).any(axis=-1)
-
-    def _check_clash(self, place: MemoryAccess, bad: Array) -> None:
-        """Report threads that have written different values to one place at once."""
-        if bad.any():
-            wide = np.zeros(place.index.shape, np.bool_)
-            wide[... if place.active is None else place.active] = bad
-            mine = place.among(wide[..., None] & (np.arange(place.parts) == 0))
-            self.report.tell("several", mine, self.history.bytes(mine), self.clocks.now)
-
-    def begin_update(self, place: SharedAccess, access: Effect) -> None:
-        """Check and record a strong write, such as an atomic update: it conflicts with ordinary accesses only."""
-        if self.checks:
-            history, cells = self.history, place.cells
-            history.check(place)
-            history.table("strong write").note(place, self.clocks.stamp(place.op))
-            history.wrote[cells[history.wrote[cells] == NEVER]] = 0
-
-    def update(
-        self, place: SharedAccess, access: Effect, instruction: Instruction, values: list[Array], turns: Turns
-    ) -> Array:
-        """Lanes take turns to update. Returns the old values, (1, warps, lanes)."""
-        acting = np.arange(place.index.size) if place.active is None else np.nonzero(place.active.reshape(-1))[0]
-        view = self.data.view(instruction.operand_types[1].numpy)
-        return apply_in_turn(instruction, view, place.index, values, acting[in_turn(acting, turns)])[None]
+            history.table("alike").note(replace(at, active=alike))
+        return several
 
     # -- copies of cp.async ----------------------------------------------------------------------------------------
 
@@ -225,13 +189,12 @@ class SharedMemory(ByteMemory):
     def land(self, rows: Array, lanes: Array, units: Array, data: Array, op: Op) -> None:
         """A copy's data arrives, as its threads' own writes: flat lists of units, their threads and their words."""
         self.put(units, data)
-        parts, stamp = data[0].nbytes // self.granule, self.clocks.stamp(op)
-        place = MemoryAccess(op=op, what="write", rows=(rows,), lanes=lanes, index=units[:, None], parts=parts)
-        several = self.history.write(place, self.clocks.columns[rows], stamp)
+        parts = data[0].nbytes // self.granule
+        at = MemoryAccess(op=op, what="write", rows=(rows,), lanes=lanes, index=units[:, None], parts=parts)
+        self.tracked(at)
+        several = super()._note_store(at, at, data[:, None], None)
         if several is not None:  # copies are no stores: what one has brought, another one is still bringing
-            clash, elsewhere = several
-            self.history.wrote.reshape(-1, parts)[units[clash[:, 0]]] = self.history.coded(stamp, MANY)
-            self._check_clash(place, elsewhere | (clash & self._differs(place, data[:, None])))
+            self.history.wrote.reshape(-1, at.parts)[units[several[0][:, 0]]] = self.history.coded(at.stamp, MANY)
 
 
 _NOWHERE = np.uint32(1 << 31)  # beyond all shared memory

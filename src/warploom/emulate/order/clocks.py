@@ -68,7 +68,8 @@ class Snapshot:
         later = [release() for (lane, _), release in self.later.items() if lane in acting]
         found = joined(clocks.nothing, self.known, *extra, *later)
         found[CONTROL, own] = self.now
-        found[np.ix_(clocks.told, told)] = self.now
+        for column in told:
+            found[clocks.told, column] = self.now
         return found
 
 

@@ -22,7 +22,6 @@ from warploom.emulate.control.frames import Actor, Execution, Frame
 from warploom.emulate.findings.report import Reporter
 from warploom.emulate.findings.traffic import TrafficCounter
 from warploom.emulate.memory.access import MemoryAccess
-from warploom.emulate.memory.global_history import GlobalHistory
 from warploom.emulate.memory.global_memory import GlobalMemory
 from warploom.emulate.memory.shared_memory import SHARED_BASE, SharedMemory
 from warploom.emulate.transactions.made_maps import MadeMaps
@@ -184,8 +183,12 @@ class BulkCopies(Groups[Store]):
         """The bytes of global memory that one lane names; None and a finding outside of it."""
         alone = np.zeros((by.frame.n, 32), np.bool_)
         alone[by.position, by.lane] = True
-        found = self.memory.resolve(by.frame, by.operands[name], size, by.op, alone, CHUNK)
-        return ByteRange(found[0].buffer, int(found[0].offsets[0]), size, adds) if found else None
+        address = by.operands[name].astype(np.int64)
+        numbers, offsets, good = self.memory.locate(by.frame, address, size, by.op, alone, CHUNK)
+        if not good.any():
+            return None
+        at = by.position, by.lane
+        return ByteRange(self.memory.buffers[int(numbers[at])], int(offsets[at]), size, adds)
 
     def _to(self, by: Starter, name: str) -> tuple[int, int, int] | None:
         """The CTA (of the batch) of an address and of the mbarrier, the first within it, and the mbarrier's byte.
@@ -267,7 +270,7 @@ class BulkCopies(Groups[Store]):
             self.report.by("mbarrier", by, message, other=bar.made.op.where, address=barrier)
         if chunks is None:
             return
-        shared, index = self.shared, self._index(chunks, cta)
+        shared, memory, index = self.shared, self.memory, self._index(chunks, cta)
         history, number, box, passed = shared.history, 0, None, None
         cells = cells_of(index, CHUNK, history)
         if shared.checks:
@@ -288,7 +291,8 @@ class BulkCopies(Groups[Store]):
             if box is None:
                 return {}
             loads = self._agent("load", cta, barrier, box)
-            self._history(box).end_read(box)
+            assert memory.history is not None
+            memory.history.end_read(box)
             return {loads: box.stamp}
 
         self.loads.append(Landing(by, bar, passed, deliver, source.box_bytes))
@@ -334,14 +338,13 @@ class BulkCopies(Groups[Store]):
 
         Until a store's group has been waited for, nobody may touch its cells. None where the kernel writes nothing.
         """
-        history, buffer = self.memory.history(tensor.buffer), tensor.buffer
-        offsets = tensor.element_offsets(at) if history is not None else np.zeros(0, np.int64)
-        if history is None or buffer is None or not offsets.size:
+        history, buffer = self.memory.history, tensor.buffer
+        if history is None or buffer is None:
             return None
-        offsets = (offsets[:, None] + np.arange(0, tensor.element_bytes, self.memory.granule)).reshape(-1)
-        rows, lanes = np.full(offsets.shape, by.row), np.full(offsets.shape, by.lane)
-        mine = history.access(by.op, what, buffer, offsets, rows, lanes)
-        mine = mine[np.unique(mine.cells, return_index=True)[1]]
+        offsets = tensor.element_offsets(at)[:, None] + np.arange(0, tensor.element_bytes, self.memory.granule)
+        mine = self.memory.reach(by.op, what, buffer, offsets, by.row, by.lane)
+        if mine is None:
+            return None
         mine.proxy, mine.strong = True, what == "atomic"
         history.check(mine)
         if what == "write":
@@ -356,11 +359,6 @@ class BulkCopies(Groups[Store]):
         column = self.clocks.queue(kind, self.clocks.first // self.warps + cta, number)
         access.agent = int(self.clocks.agents(np.array(column), access.rows[0][0]))
         return column
-
-    def _history(self, access: MemoryAccess) -> GlobalHistory:
-        found = self.memory.history(access.buffer)
-        assert found is not None
-        return found
 
     def _index(self, chunks: Array, cta: int) -> Array:
         """Where chunks of a CTA are among those of the batch."""
@@ -405,8 +403,8 @@ class BulkCopies(Groups[Store]):
         if box is not None and box.agent:
             column = int(self.clocks.column_of(np.array(box.agent), row))
             self.clocks.acquire(row, [store.lane], self.clocks.ended({column: box.stamp}))
-        elif box is not None:
-            self._history(box).land(box)
+        elif box is not None and self.memory.history is not None:
+            self.memory.history.land(box)
 
     def _write(self, store: Store) -> None:
         """Shared memory is read, and global memory written, now."""

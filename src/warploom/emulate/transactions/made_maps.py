@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from warploom.core.errors import LayoutError
 from warploom.emulate.control.frames import Actor, Execution
 from warploom.emulate.findings.report import Reporter
+from warploom.emulate.memory.access import MemoryAccess
 from warploom.emulate.memory.buffers import ADDRESS_BITS, GlobalBuffer
 from warploom.emulate.memory.global_history import FLYING, GlobalHistory
 from warploom.emulate.memory.global_memory import GlobalMemory
@@ -70,8 +71,8 @@ class MadeMaps:
     def _acquire(self, call: Execution[TensorMapFence]) -> None:
         """The active lanes take in the maps at their addresses, as far as they know that they were published."""
         for by, (place,) in call.actors("acquired"):
-            stamp, found = self.clocks.stamp(call.op), self._cells(place)
-            if found is not None and self._published(found[1], found[2], by):
+            stamp, found, history = self.clocks.stamp(call.op), self._read(place, by), self.memory.history
+            if found is not None and history is not None and self._published(history, found.cells, by):
                 self.clocks.acquire(by.row, by.lanes, self.clocks.ended({self._acquires(place): stamp}))
 
     def _published(self, history: GlobalHistory, cells: Array, by: Actor) -> bool:
@@ -123,27 +124,23 @@ class MadeMaps:
             return None
         return buffer, address - buffer.start
 
-    def _cells(self, address: int) -> tuple[GlobalBuffer, GlobalHistory, Array] | None:
-        """The cells of a map in memory that the kernel writes."""
+    def _read(self, address: int, by: Actor) -> MemoryAccess | None:
+        """A read of a map by some lanes; None where the kernel does not write its memory."""
         place = self._place(address)
-        history = None if place is None else self.memory.history(place[0])
-        if place is None or history is None:
+        if place is None:
             return None
-        first = (place[1] + place[0].real - history.region.real) // self.memory.granule
-        return place[0], history, np.arange(first, first + MAP_BYTES // self.memory.granule)
+        offsets = place[1] + np.arange(0, MAP_BYTES, self.memory.granule)
+        return self.memory.reach(by.op, "read", place[0], offsets, by.row, by.lane)
 
     def _check(self, address: int, by: Actor) -> None:
         """The map must be there for the copy: ordered before it, and fenced against the proxy that reads it."""
-        found = self._cells(address)
-        if found is None:
+        access, history = self._read(address, by), self.memory.history
+        if access is None or history is None:
             return
-        buffer, history, cells = found
-        rows, lanes = np.full(cells.shape, by.row), np.full(cells.shape, by.lane)
-        offsets = address - buffer.start + np.arange(cells.size) * self.memory.granule
-        access = history.access(by.op, "read", buffer, offsets, rows, lanes)
         history.check(access)
         history.note(access)
-        written = int(history.wrote[cells].max() >> BITS) % FLYING
+        buffer, written = self.memory.buffers[address >> ADDRESS_BITS], int(history.wrote[access.cells].max() >> BITS)
+        written %= FLYING
         if written and not self.clocks.lanes_know(by.row, by.lanes, self._acquires(address), 0, written + 1):
             message = (
                 f"{by.name} reads its tensor map, at byte {address - buffer.start} of {buffer.name}, "
@@ -171,7 +168,6 @@ class MadeMaps:
             address % 256,
             buffer.real + offset,
             buffer.writable,
-            buffer.region,
         )
         found = TensorMapArgument(part.data, spec, part)
         return found.refusal or found

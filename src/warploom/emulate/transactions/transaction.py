@@ -10,7 +10,7 @@ Source: PTX ISA, "Completion mechanisms for asynchronous copies".
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Generic, TypeVar
 
 import numpy as np
@@ -20,8 +20,8 @@ from warploom.emulate.barriers.barriers import Wait
 from warploom.emulate.barriers.mbarriers import Mbarrier
 from warploom.emulate.control.frames import Actor, Execution, Frame, Lanes
 from warploom.emulate.findings.report import Reporter
-from warploom.emulate.memory.access import SharedAccess
-from warploom.emulate.memory.global_memory import GlobalMemory, GlobalPlace
+from warploom.emulate.memory.access import GlobalAccess, SharedAccess
+from warploom.emulate.memory.global_memory import GlobalMemory
 from warploom.emulate.memory.history import SharedHistory
 from warploom.emulate.memory.shared_memory import SharedMemory
 from warploom.ir.statements import Op
@@ -105,7 +105,7 @@ class Copies(Transaction):
 
     index: Array
     data: Array
-    source: GlobalPlace
+    source: GlobalAccess
     number: int
     begun: int
 
@@ -118,7 +118,7 @@ class CopyQueue(Groups[Copies]):
         self.shared = shared
         self.memory = memory
 
-    def start(self, place: SharedAccess, data: Array, source: GlobalPlace) -> None:
+    def start(self, place: SharedAccess, data: Array, source: GlobalAccess) -> None:
         """The threads issue copies whose bytes are ``data`` (warps, lanes, words)."""
         frame, number = place.frame, self.shared.begin_copy(place)
         under_way = np.ones(place.index.shape, np.bool_) if place.active is None else place.active
@@ -151,7 +151,10 @@ class CopyQueue(Groups[Copies]):
 
     def _read_again(self, copies: Copies, lanes: Array) -> None:
         """Report writes, since the copy was issued, of the bytes that arrive for some (warps, lanes)."""
-        self.memory.track(copies.source.of(lanes), "read", since=copies.begun)
+        active = copies.source.active
+        self.memory.track(
+            replace(copies.source, active=lanes if active is None else active & lanes), since=copies.begun
+        )
 
     def at_exit(self) -> None:
         """Copies nobody waited for write into shared memory that the next CTA may own."""
