@@ -11,7 +11,7 @@ from contextlib import suppress
 from typing import Any
 
 from warploom.core.errors import ProblemError
-from warploom.interop.torch_internals import is_wrapped, tangents_are_on
+from warploom.interop.torch_internals import tangents_are_on
 
 NO_BACKWARD = (
     "this tensor requires a gradient, and this call has no backward pass: call under torch.no_grad(), or pass "
@@ -61,7 +61,7 @@ def refuse_watched(name: str, value: Any) -> None:
         raise DerivativeError(
             f"{name} requires a gradient, and this call has no backward pass by it: pass {name}.detach()"
         )
-    if is_wrapped(value):
+    if torch.func.debug_unwrap(value, recurse=False) is not value:
         raise ProblemError(f"{name} is transformed by torch.func or torch.vmap, and a kernel needs it: pass a number")
     refuse_tangent(value, name)
 
@@ -102,7 +102,7 @@ def without_memory(tensor: Any, error: str = "") -> ProblemError:
     """Why a tensor has no plain memory, and what to pass instead; ``error`` is what PyTorch said."""
     if tensor.is_nested:
         return ProblemError(NESTED)
-    if is_wrapped(tensor):
+    if sys.modules["torch"].func.debug_unwrap(tensor, recurse=False) is not tensor or not has_memory(tensor):
         return ProblemError(
             "inside torch.vmap, torch.func.jvp, is_grads_batched=True and the like tensors have no memory of their "
             "own: call this outside"

@@ -17,10 +17,9 @@ from typing import Any
 
 import torch
 from torch.fx.experimental.proxy_tensor import get_proxy_mode
-from torch.utils._python_dispatch import _disable_current_modes
 
 from warploom.core.errors import ProblemError
-from warploom.interop.torch_internals import is_recorded, transforms
+from warploom.interop.torch_internals import past_modes, transforms
 from warploom.lang.kernel import WITH_OUTPUTS, KernelFunction
 from warploom.operators.registration import define_mutating
 from warploom.ops import attention as of_attention
@@ -44,9 +43,9 @@ def untraced(function: Callable[..., Any], reason: str) -> Callable[..., Any]:
     def call(*arguments: Any, **named: Any) -> Any:
         if torch.compiler.is_compiling():
             return breaking(*arguments, **named)
-        if is_recorded() or get_proxy_mode() is not None or transforms():
+        if torch.jit.is_tracing() or get_proxy_mode() is not None or transforms():
             raise ProblemError(f"this call cannot be recorded or transformed by PyTorch: {reason}")
-        with _disable_current_modes():
+        with past_modes():
             return function(*arguments, **named)
 
     return call

@@ -12,7 +12,6 @@ from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 import torch
-from torch._functorch.utils import enable_single_level_autograd_function
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 
 from warploom.core.dtypes import DTYPES
@@ -21,9 +20,10 @@ from warploom.interop.arrays import ArrayView, torch_element_type, torch_type
 from warploom.interop.refusals import NESTED, NO_BACKWARD, NO_TANGENT, NOT_TWICE, refuse_derivatives, refuse_tangent
 from warploom.interop.torch_internals import (
     below_autograd,
-    forward_mode,
     keys_below_autograd,
     keys_of_devices,
+    one_level_of_autograd,
+    tangents_are_on,
     transforms,
 )
 from warploom.operators.recorded import Derivative, RecordedCall, node
@@ -224,7 +224,7 @@ def _autograd(
                 refuse_tangent(x, name.removesuffix("_tensor"))
         if not wanted:
             return operator().redispatch(below, *arguments)
-        if forward_mode():  # below a function with a backward pass PyTorch would drop the tangents
+        if transforms() and tangents_are_on():  # below a function with a backward pass PyTorch would drop the tangents
             raise ProblemError(NO_TANGENT)
         if record is not None:
             return record(operator(), below, arguments)
@@ -304,7 +304,7 @@ def _recording(name: str, caller: Caller, schema: Schema, derivative: Derivative
         call = _OperatorCall(caller, derivative, arrays, named, config)
         call.compute = lambda: operator.redispatch(below, *arguments)
         known = {**caller.declaration.named(arrays), **named}
-        with enable_single_level_autograd_function():
+        with one_level_of_autograd():
             return apply(call, *[known[x] for x in call.names])
 
     return record

@@ -33,7 +33,7 @@ from warploom.interop.overlap import Written, count_write
 from warploom.interop.torch_internals import recogniser, tangents_are_on, watches
 from warploom.ops.backends import wait_for
 from warploom.ops.declare import Arguments, Declaration, Views, flag
-from warploom.ops.steps import Launches, Prepared, joined, run_anew
+from warploom.ops.steps import Launches, Prepared, run_anew
 
 _KEPT = 4096  # prepared calls of an operation
 _ADDRESSES_KEPT = 1024  # of a prepared call
@@ -102,7 +102,6 @@ class PreparedCall:
         written: Written | None = None,
     ) -> None:
         self.prepared, self.kind, self.forms, self._written = prepared, kind, forms, written
-        self.plain = make is None and written is None
         own, device = prepared.workspace, ("cuda", prepared.device)
         if make is None:
             self.make = makers(kind, (*forms, *own), device)
@@ -151,17 +150,6 @@ class PreparedCall:
         if 0 in pointers or any(x % _ALIGNED for x in pointers):
             return False
         return self._written is None or self._written.apart(pointers)
-
-
-def together(calls: Sequence[tuple[PreparedCall, Sequence[int]]], count: int) -> PreparedCall | None:
-    """Several calls as one on ``count`` arrays, with the numbers of those that each takes; None where they cannot be.
-
-    The results are those of all calls in order.
-    """
-    if not all(call.plain for call, _ in calls):
-        return None
-    prepared = joined([(call.prepared, places, len(call.forms)) for call, places in calls], count)
-    return PreparedCall(prepared, calls[0][0].kind, [form for call, _ in calls for form in call.forms])
 
 
 class CallCache(dict[tuple[Any, ...], PreparedCall]):

@@ -324,29 +324,6 @@ class Prepared:
         return found
 
 
-def joined(calls: Sequence[tuple[Prepared, Sequence[int], int]], count: int) -> Prepared:
-    """The launches of several calls, in order, as those of one call on ``count`` arrays.
-
-    Of each call: where its arrays stand among these, and how many results follow them. The results of all calls follow
-    the arrays of the joint one.
-    """
-    launches, parts, words = list[Loaded](), list[int](), 0
-    results, places_of = count, list[list[int]]()
-    for prepared, places, made in calls:
-        lying = [*places, *range(results, results + made)]
-        places_of.append(lying if prepared.order is None else [lying[i] for i in prepared.order])
-        results += made
-    for (prepared, _, _), own in zip(calls, places_of, strict=True):
-        numbers = [*own, *range(results + len(parts), results + len(parts) + len(prepared.parts))]
-        for one in prepared.launches:
-            arrays = tuple([(numbers[i], offset) for i, offset in one.arrays])
-            zeroed = None if one.zeroed is None else (one.zeroed[0] + words, one.zeroed[1])
-            launches.append(Loaded(one.call, arrays, zeroed))
-        parts += [start + 4 * words for start in prepared.parts]
-        words += prepared.words
-    return Prepared(tuple(launches), tuple(parts), words, calls[0][0].device)
-
-
 def _moved(view: ArrayView, offset: int) -> ArrayView:
     """The array from ``offset`` bytes on, flattened to what lies behind it."""
     if offset == 0:
