@@ -43,7 +43,8 @@ def untraced(function: Callable[..., Any], reason: str) -> Callable[..., Any]:
     def call(*arguments: Any, **named: Any) -> Any:
         if torch.compiler.is_compiling():
             return breaking(*arguments, **named)
-        if torch.jit.is_tracing() or get_proxy_mode() is not None or transforms():
+        recorded = torch.jit.is_tracing()  # pyright: ignore[reportPrivateImportUsage]
+        if recorded or get_proxy_mode() is not None or transforms():
             raise ProblemError(f"this call cannot be recorded or transformed by PyTorch: {reason}")
         with past_modes():
             return function(*arguments, **named)

@@ -87,23 +87,21 @@ class BackwardPass:
         given, numbers = self._tensors[: self._given], [-2 if x is None else x.number for x in gradients]
         if not self._calls or -1 in numbers:
             return None
-        sources = sorted({i for _, own in self._calls for i in own if i < self._given})
-        absent = [i for i, x in enumerate(given) if x is None]
-        same, certain = recogniser([given[i] for i in sources]), torch.are_deterministic_algorithms_enabled()
+        there, absent = ([i for i, x in enumerate(given) if (x is None) is none] for none in (False, True))
+        same, certain = recogniser([given[i] for i in there]), torch.are_deterministic_algorithms_enabled()
         if same is None:
             return None
-        pick, order = itemgetter(*sources), itemgetter(*[len(self._tensors) if i == -2 else i for i in numbers])
+        pick, order = itemgetter(*there), itemgetter(*[len(self._tensors) if i == -2 else i for i in numbers])
         calls = [(call, itemgetter(*own)) for call, own in self._calls]  # each of two tensors at least
         functions = [(i, x.function) for i, x in enumerate(gradients) if x is not None and x.function is not None]
 
         def repeat(tensors: list[Any]) -> Sequence[Any] | None:
-            if not same(*pick(tensors)) or tangents_are_on():
+            if absent and any(tensors[i] is not None for i in absent):
+                return None
+            if not same(*(pick(tensors) if absent else tensors)) or tangents_are_on():
                 return None
             if torch.are_deterministic_algorithms_enabled() is not certain:
                 return None
-            for i in absent:
-                if tensors[i] is not None:
-                    return None
             for call, take in calls:
                 made = call.on(take(tensors))
                 if made is None:
