@@ -17,6 +17,7 @@ KIB = 1024
         ("sm_80", 128, 232, 48 * KIB, 2, ("registers",)),  # the seeds' kernel 2: two CTAs of 4 warps
         ("sm_80", 128, 168, 48 * KIB, 3, ("registers", "shared memory")),  # 164 KiB / (48 + 1) KiB = 3
         ("sm_80", 128, 96, 48 * KIB, 3, ("shared memory",)),
+        ("sm_80", 96, 40, 0, 16, ("registers",)),  # 12 warps per partition are 48; all registers together held 51
         ("sm_80", 1024, 32, 0, 2, ("warps", "registers")),
         ("sm_80", 32, 16, 0, 32, ("CTAs",)),
         ("sm_86", 1024, 32, 0, 1, ("warps",)),  # 48 warps per SM

@@ -75,7 +75,14 @@ def test_conversions_between_warps_or_shapes_are_refused() -> None:
     with pytest.raises(LayoutError, match="tile them to one shape"):
         operand_registers(mma_fragment("m16n8k16", "C"), mma_fragment("m16n8k16", "A"))
     atom = wgmma_accumulator(8).atom
-    turned = LinearMap(dict(atom.ins) | {"warp": [(32, 0), (16, 0)]}, dict(atom.outs))
-    with pytest.raises(LayoutError, match="between warps"):
-        conversion_plan(wgmma_accumulator(8), FragmentLayout("turned", turned, 32))
+    turned = dict(atom.ins) | {"warp": [(32, 0), (16, 0)]}
+    sheared = [
+        dict(atom.ins)
+        | {dim: [*vectors[:-1], (vectors[-1][0] ^ 16, vectors[-1][1])]}  # the last bit: a warp further on
+        for dim, vectors in atom.ins
+        if dim != "warp"
+    ]
+    for ins in (turned, *sheared):
+        with pytest.raises(LayoutError, match="between warps"):
+            conversion_plan(wgmma_accumulator(8), FragmentLayout("turned", LinearMap(ins, dict(atom.outs)), 32))
     assert conversion_plan(wgmma_accumulator(8), wgmma_accumulator(8)).shuffles == 4

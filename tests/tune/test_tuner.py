@@ -193,6 +193,12 @@ def test_a_disk_that_fills_up_costs_the_file_and_not_the_search(monkeypatch):
     assert tuned.kept() == []
 
 
+def test_what_is_far_behind_is_not_timed_again():
+    told: list[str] = []
+    tuner(effort=replace(QUICK, most_behind=1.05), report=lambda text, _: told.append(text)).tune(LONG)
+    assert "timing 3 finalists" in told, "the best, the same with its hint, and the default"
+
+
 def test_one_flag_must_be_worth_it():
     outcome = tuner(effort=replace(QUICK, worth=1.10)).tune(LONG)
     assert config(outcome) == replace(BEST_LONG, hint=False)
