@@ -8,6 +8,7 @@ other two. So is D of ``wmma.mma``.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
@@ -57,8 +58,12 @@ class FragmentTracer:
 
     name: str
     bits: int
-    observe: Callable[[Run], Observation]
+    how: Callable[[Run, str], Observation]
     capability: tuple[int, int] = (8, 0)
+
+    def observe(self, run: Run) -> Observation:
+        """What a run of its kernels shows."""
+        return self.how(run, self.name)
 
 
 # -------------------------------------------------------------------- bits and words
@@ -66,6 +71,13 @@ class FragmentTracer:
 
 def _passes(size: int) -> int:
     return max(0, (size - 1).bit_length())
+
+
+def _traced(run: Run, program: Program, source: Array, shape: tuple[int, ...], dtype: DType) -> Array:
+    """The elements that a tracer writes, of so many words for each pass."""
+    out = np.zeros((len(source), *shape), np.uint32)
+    run(program, source, out)
+    return _unpacked(out, dtype)
 
 
 def _packed(values: Array, dtype: DType) -> Array:
@@ -86,6 +98,12 @@ def _filled(layout: FragmentLayout, matrix: Array, dtype: DType) -> Array:
 def _identifiers(elements: int) -> Array:
     """A number for each (lane, element), int64 [32, elements]."""
     return np.arange(WARP_SIZE * elements, dtype=np.int64).reshape(WARP_SIZE, elements)
+
+
+def _identifier_passes(elements: int, dtype: DType) -> Array:
+    """The words of each lane in a pass for each bit of its numbers."""
+    numbers = _identifiers(elements)
+    return np.stack([_packed(numbers >> b & 1, dtype) for b in range(_passes(numbers.size))])
 
 
 def _located(name: str, shape: tuple[int, int], elements: int, identifiers: Array) -> Observation:
@@ -125,16 +143,14 @@ def _slots(instruction: Instruction) -> tuple[FragmentSlot, ...]:
 
 def _run_mma(run: Run, instruction: Instruction, sources: list[tuple[Array, Array, Array]]) -> Array:
     """Words of A, B and C per pass → D's elements per lane, float64 [passes, 32, elements]."""
-    out = _slots(instruction)[2]
     source = np.stack([np.concatenate(parts, axis=-1) for parts in sources])
-    result = np.zeros((len(sources), WARP_SIZE, words_of(instruction.result_types)), np.uint32)
     needs_hopper = instruction.since != "sm_80"
     kernel = replace(trace_registers, requires="sm_90") if needs_hopper else trace_registers
-    run(kernel.trace(instruction=instruction), source, result)
-    return _unpacked(result, out.dtype)
+    words = WARP_SIZE, words_of(instruction.result_types)
+    return _traced(run, kernel.trace(instruction=instruction), source, words, _slots(instruction)[2].dtype)
 
 
-def _observe_input(run: Run, instruction: Instruction, which: int, name: str) -> Observation:
+def _observe_input(instruction: Instruction, which: int, run: Run, name: str) -> Observation:
     """A (0) or B (1): identifiers enter there, multiplied by shifted identities, and show up in D."""
     slots = _slots(instruction)
     traced, other, out = slots[which], slots[1 - which], slots[2]
@@ -160,7 +176,7 @@ def _observe_input(run: Run, instruction: Instruction, which: int, name: str) ->
     return _located(name, traced.layout.shape, elements, joined)
 
 
-def _observe_result(run: Run, instruction: Instruction, name: str) -> Observation:
+def _observe_result(instruction: Instruction, run: Run, name: str) -> Observation:
     """D: bits of the row enter through A's first column, bits of the column through B's first row."""
     a, b, c = _slots(instruction)
     (m, k), n = a.layout.shape, c.layout.shape[1]
@@ -191,12 +207,8 @@ def _mma_tracers() -> Iterator[FragmentTracer]:
                 continue  # the operands of the f32 form
             of = slots[0].dtype.name if which < 2 else f"{slots[0].dtype.name}.{slot.dtype.name}"
             name = f"mma.{instruction.shape}.{'ABD'[which]}.{of}"
-            observe = (
-                partial(_observe_result, instruction=instruction, name=name)
-                if which == 2
-                else partial(_observe_input, instruction=instruction, which=which, name=name)
-            )
-            yield FragmentTracer(name, slot.dtype.bits, observe, (9, 0) if hopper else (8, 0))
+            how = partial(_observe_result, instruction) if which == 2 else partial(_observe_input, instruction, which)
+            yield FragmentTracer(name, slot.dtype.bits, how, (9, 0) if hopper else (8, 0))
 
 
 # -------------------------------------------------------------------- ldmatrix, stmatrix, movmatrix
@@ -208,52 +220,41 @@ def _coordinate_passes(rows: int, cols: int) -> Array:
     return np.stack([row >> b & 1 for b in range(_passes(rows))] + [col >> b & 1 for b in range(_passes(cols))])
 
 
-def _observe_ldmatrix(run: Run, instruction: Instruction, name: str) -> Observation:
+def _observe_ldmatrix(instruction: Instruction, run: Run, name: str) -> Observation:
     count = len(instruction.result_types)
-    shape = 8 * count, 8
-    source = _packed(_coordinate_passes(*shape), u16)
-    out = np.zeros((len(source), WARP_SIZE, count), np.uint32)
-    run(trace_ldmatrix.trace(instruction=instruction), source, out)
-    return Observation.from_bits(name, shape, _unpacked(out, u16))
+    shape, program = (8 * count, 8), trace_ldmatrix.trace(instruction=instruction)
+    passes = _traced(run, program, _packed(_coordinate_passes(*shape), u16), (WARP_SIZE, count), u16)
+    return Observation.from_bits(name, shape, passes)
 
 
-def _observe_stmatrix(run: Run, instruction: Instruction, name: str) -> Observation:
+def _observe_stmatrix(instruction: Instruction, run: Run, name: str) -> Observation:
     count = len(instruction.operand_types) - 1
     shape, elements = (8 * count, 8), 2 * count
-    numbers = _identifiers(elements)
-    source = np.stack([_packed(numbers >> b & 1, u16) for b in range(_passes(numbers.size))])
-    out = np.zeros((len(source), shape[0], 4), np.uint32)
-    run(trace_stmatrix.trace(instruction=instruction), source, out)
-    return _located(name, shape, elements, _from_bits(name, _unpacked(out, u16)))
+    source = _identifier_passes(elements, u16)
+    passes = _traced(run, trace_stmatrix.trace(instruction=instruction), source, (shape[0], 4), u16)
+    return _located(name, shape, elements, _from_bits(name, passes))
 
 
 def _observe_movmatrix(run: Run, name: str) -> Observation:
-    source_layout = movmatrix_fragment()
-    source = np.stack([_filled(source_layout, m, u16) for m in _coordinate_passes(8, 8)])
-    out = np.zeros((len(source), WARP_SIZE, 1), np.uint32)
-    run(trace_registers.trace(instruction=named("movmatrix.sync.aligned.m8n8.trans.b16")), source, out)
-    return Observation.from_bits(name, (8, 8), _unpacked(out, u16))
+    source = np.stack([_filled(movmatrix_fragment(), m, u16) for m in _coordinate_passes(8, 8)])
+    program = trace_registers.trace(instruction=named("movmatrix.sync.aligned.m8n8.trans.b16"))
+    return Observation.from_bits(name, (8, 8), _traced(run, program, source, (WARP_SIZE, 1), u16))
 
 
 def _matrix_tracers() -> Iterator[FragmentTracer]:
     for count in (1, 2, 4):
         for transposed in (False, True):
             suffix = f"x{count}{'.trans' if transposed else ''}.b16"
-            load = partial(
-                _observe_ldmatrix, instruction=matrix_access("ldmatrix", count, transposed), name=f"ldmatrix.{suffix}"
-            )
-            yield FragmentTracer(f"ldmatrix.{suffix}", 16, load)
-            store = partial(
-                _observe_stmatrix, instruction=matrix_access("stmatrix", count, transposed), name=f"stmatrix.{suffix}"
-            )
-            yield FragmentTracer(f"stmatrix.{suffix}", 16, store, (9, 0))
-    yield FragmentTracer("movmatrix.trans.b16", 16, partial(_observe_movmatrix, name="movmatrix.trans.b16"))
+            load, store = (matrix_access(kind, count, transposed) for kind in ("ldmatrix", "stmatrix"))
+            yield FragmentTracer(f"ldmatrix.{suffix}", 16, partial(_observe_ldmatrix, load))
+            yield FragmentTracer(f"stmatrix.{suffix}", 16, partial(_observe_stmatrix, store), (9, 0))
+    yield FragmentTracer("movmatrix.trans.b16", 16, _observe_movmatrix)
 
 
 # -------------------------------------------------------------------- wgmma
 
 
-def _observe_wgmma_result(run: Run, inputs: DType, name: str) -> Observation:
+def _observe_wgmma_result(inputs: DType, run: Run, name: str) -> Observation:
     sources = [_wgmma_source(np.arange(64) >> bit & 1, np.ones(8), inputs) for bit in range(_passes(64))]
     sources += [_wgmma_source(np.ones(64), np.arange(8) >> bit & 1, inputs) for bit in range(_passes(8))]
     out = np.zeros((len(sources), 128, 4), np.float32)
@@ -268,7 +269,7 @@ def _wgmma_source(first_column: Array, first_row: Array, inputs: DType) -> Array
     return np.concatenate([_packed(a, inputs).reshape(-1), _packed(b, inputs).reshape(-1)])
 
 
-def _observe_wgmma_operand(run: Run, inputs: DType, name: str) -> Observation:
+def _observe_wgmma_operand(inputs: DType, run: Run, name: str) -> Observation:
     result, elements, bits = wgmma_accumulator(8), 8, 10
     numbers = np.arange(128 * elements).reshape(128, elements)
     sources: list[Array] = []
@@ -283,10 +284,9 @@ def _observe_wgmma_operand(run: Run, inputs: DType, name: str) -> Observation:
 
 def _wgmma_tracers() -> Iterator[FragmentTracer]:
     for inputs in (bf16, f16):
-        name = f"wgmma.m64n8k16.D.{inputs.name}.f32"
-        yield FragmentTracer(name, 32, partial(_observe_wgmma_result, inputs=inputs, name=name), (9, 0))
-        name = f"wgmma.m64n8k16.A.{inputs.name}"
-        yield FragmentTracer(name, 16, partial(_observe_wgmma_operand, inputs=inputs, name=name), (9, 0))
+        result, operand = partial(_observe_wgmma_result, inputs), partial(_observe_wgmma_operand, inputs)
+        yield FragmentTracer(f"wgmma.m64n8k16.D.{inputs.name}.f32", 32, result, (9, 0))
+        yield FragmentTracer(f"wgmma.m64n8k16.A.{inputs.name}", 16, operand, (9, 0))
 
 
 # -------------------------------------------------------------------- wmma
@@ -298,7 +298,7 @@ def _leading(shape: tuple[int, int], order: str, dtype: DType) -> int:
     return -(-line * dtype.bytes // 16) * 16 // dtype.bytes
 
 
-def _observe_wmma_load(run: Run, instruction: Instruction, name: str) -> Observation:
+def _observe_wmma_load(instruction: Instruction, run: Run, name: str) -> Observation:
     shape = operand_shape(instruction.shape, instruction.operand)
     dtype = instruction.dtype
     passes = _coordinate_passes(*shape)
@@ -307,49 +307,41 @@ def _observe_wmma_load(run: Run, instruction: Instruction, name: str) -> Observa
     padded = np.zeros((*lines.shape[:2], leading))
     padded[..., : lines.shape[2]] = lines
     source = _packed(padded, dtype)
-    out = np.zeros((len(source), WARP_SIZE, words_of(instruction.result_types)), np.uint32)
-    words = source[0].size
-    run(trace_wmma_load.trace(instruction=instruction, matrix_words=words, leading=leading), source, out)
-    return Observation.from_bits(name, shape, _unpacked(out, dtype))
+    program = trace_wmma_load.trace(instruction=instruction, matrix_words=source[0].size, leading=leading)
+    words = WARP_SIZE, words_of(instruction.result_types)
+    return Observation.from_bits(name, shape, _traced(run, program, source, words, dtype))
 
 
-def _observe_wmma_store(run: Run, instruction: Instruction, name: str) -> Observation:
+def _observe_wmma_store(instruction: Instruction, run: Run, name: str) -> Observation:
     shape, dtype = operand_shape(instruction.shape, "D"), instruction.dtype
     elements = wmma_elements(instruction.shape, "D", dtype)
-    numbers = _identifiers(elements)
-    source = np.stack([_packed(numbers >> b & 1, dtype) for b in range(_passes(numbers.size))])
     leading = _leading(shape, instruction.order, dtype)
     lines, line = shape if instruction.order == "row" else shape[::-1]
-    out = np.zeros((len(source), lines, leading * dtype.bits // 32), np.uint32)
-    words = out[0].size
-    run(trace_wmma_store.trace(instruction=instruction, matrix_words=words, leading=leading), source, out)
-    numbers = _from_bits(name, _unpacked(out, dtype)[..., :line])
+    words = lines, leading * dtype.bits // 32
+    program = trace_wmma_store.trace(instruction=instruction, matrix_words=math.prod(words), leading=leading)
+    passes = _traced(run, program, _identifier_passes(elements, dtype), words, dtype)
+    numbers = _from_bits(name, passes[..., :line])
     return _located(name, shape, elements, numbers if instruction.order == "row" else numbers.T)
 
 
 def _wmma_tracers() -> Iterator[FragmentTracer]:
     for shape, types in WMMA_SHAPES.items():
         for dtype in (DTYPES[t] for t in types):
-            for operand in ("A", "B"):
-                for order in ORDERS:
-                    name = wmma_name(shape, operand, dtype, order)
-                    load = wmma_load(operand, shape, dtype, order, "global")
-                    yield FragmentTracer(name, dtype.bits, partial(_observe_wmma_load, instruction=load, name=name))
+            for operand, order in product(("A", "B"), ORDERS):
+                load = wmma_load(operand, shape, dtype, order, "global")
+                name = wmma_name(shape, operand, dtype, order)
+                yield FragmentTracer(name, dtype.bits, partial(_observe_wmma_load, load))
         for dtype in (DTYPES[c] for c in dict.fromkeys(c for t in types for c in WMMA_ACCUMULATORS[t])):
             name = wmma_name(shape, "C", dtype, "row")
             for order in ORDERS:
                 # The plain name is the fragment; the others must show the same map.
                 of_load, of_store = (name if order == "row" else f"{name}.load.col"), f"{name}.store.{order}"
-                load = wmma_load("C", shape, dtype, order, "global")
-                yield FragmentTracer(of_load, dtype.bits, partial(_observe_wmma_load, instruction=load, name=of_load))
-                store = wmma_store(shape, dtype, order, "global")
-                yield FragmentTracer(
-                    of_store, dtype.bits, partial(_observe_wmma_store, instruction=store, name=of_store)
-                )
+                load, store = wmma_load("C", shape, dtype, order, "global"), wmma_store(shape, dtype, order, "global")
+                yield FragmentTracer(of_load, dtype.bits, partial(_observe_wmma_load, load))
+                yield FragmentTracer(of_store, dtype.bits, partial(_observe_wmma_store, store))
     for i in wmma_products():
-        types = f"{i.inputs.name}.{i.accumulator.name}.{i.a_order}.{i.b_order}"
-        name = f"wmma.{i.shape}.D.{types}"
-        yield FragmentTracer(name, i.accumulator.bits, partial(_observe_result, instruction=i, name=name))
+        name = f"wmma.{i.shape}.D.{i.inputs.name}.{i.accumulator.name}.{i.a_order}.{i.b_order}"
+        yield FragmentTracer(name, i.accumulator.bits, partial(_observe_result, i))
 
 
 def wmma_products() -> Iterator[Instruction]:
