@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Generic, TypeVar
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Generic, TypeVar
 
 from warploom.core.errors import ConfigError
 
@@ -18,6 +19,13 @@ class Rung(Generic[Config]):
     name: str
     changes: str
     config: Config
+
+
+def steps(config: Any, changed: Iterable[tuple[str, str, str, Mapping[str, Any]]]) -> Iterator[Rung[Any]]:
+    """The rungs of a configuration whose flags change step by step: (key, name, what changes, flags)."""
+    for key, name, changes, flags in changed:
+        config = replace(config, **flags)
+        yield Rung(key, name, changes, config)
 
 
 @dataclass(frozen=True)

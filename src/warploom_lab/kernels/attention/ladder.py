@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 from warploom.kernels.attention.forward_sm80 import ForwardSm80
@@ -10,7 +9,7 @@ from warploom.kernels.attention.forward_sm90 import ForwardSm90
 from warploom.kernels.attention.problem import AttentionConfig
 from warploom_lab.kernels.attention.ladder_config import RungSm80
 from warploom_lab.kernels.attention.ladder_sm90 import RungSm90
-from warploom_lab.kernels.ladder import Ladder, Rung
+from warploom_lab.kernels.ladder import Ladder, Rung, steps
 
 _STEPS: tuple[tuple[str, str, str, dict[str, Any]], ...] = (
     ("0", "kernel 0: shared softmax", "softmax by a round trip through shared memory", {"softmax_in_shared": True}),
@@ -46,17 +45,6 @@ _STEPS: tuple[tuple[str, str, str, dict[str, Any]], ...] = (
     ("15", "kernel 15: head_dim tiles", "shared tiles as panels of 64 columns", {"head_dim_panels": True}),
     ("16", "kernel 16: static strides", "row strides known while tracing", {"static_strides": True}),
 )
-
-
-def _rungs() -> tuple[Rung[AttentionConfig], ...]:
-    config = RungSm80()
-    rungs: list[Rung[AttentionConfig]] = []
-    for key, name, changes, flags in _STEPS:
-        config = replace(config, **flags)
-        rungs.append(Rung(key, name, changes, config))
-    return tuple(rungs)
-
-
 _WGMMA_STEPS: tuple[tuple[str, str, str, dict[str, Any]], ...] = (
     ("h1", "wgmma: roles", "TMA producer, two consumer warpgroups with wgmma, no overlap", {}),
     ("h2", "wgmma: overlap", "the next Q·Kᵀ is issued before this block's softmax", {"overlap": True}),
@@ -67,34 +55,25 @@ _WGMMA_STEPS: tuple[tuple[str, str, str, dict[str, Any]], ...] = (
     ("h7", "wgmma: hold", "the wait is held below the exponentials", {"hold": True}),
 )
 _PLAIN = RungSm90(overlap=False, turns=False, persistent=False, q_in_registers=False, lazy_rescale=False)
-
-
-def _wgmma_rungs() -> tuple[Rung[AttentionConfig], ...]:
-    config = _PLAIN
-    rungs: list[Rung[AttentionConfig]] = []
-    for key, name, changes, flags in _WGMMA_STEPS:
-        config = replace(config, **flags)
-        rungs.append(Rung(key, name, changes, config))
-    stale, column = (
-        "the maxima so far serve until P shows that one grew; no hold",
-        "the row sums are one more column of P·V",
-    )
-    rungs.append(Rung("h8", "wgmma: stale max", stale, ForwardSm90()))
-    rungs.append(Rung("h9", "wgmma: sum column", column, ForwardSm90(sum_column=True)))
-    return tuple(rungs)
-
-
-_BEST = Rung[AttentionConfig](
-    "best", "two stages", "32 rows per warp, two K/V stages with one barrier, lazy rescaling", ForwardSm80()
-)
+_STALE = "the maxima so far serve until P shows that one grew; no hold"
+_TWO_STAGES = "32 rows per warp, two K/V stages with one barrier, lazy rescaling"
 
 CONFIGURATIONS = (RungSm90, RungSm80)
 """Configurations that calls of attention take beside the production kernels'."""
 
-LADDER = Ladder[AttentionConfig]("attention", (*_rungs(), _BEST))
+LADDER = Ladder[AttentionConfig](
+    "attention", (*steps(RungSm80(), _STEPS), Rung("best", "two stages", _TWO_STAGES, ForwardSm80()))
+)
 """The ``mma.sync`` ladder: what every GPU from sm_80 on runs."""
 
-HOPPER_LADDER = Ladder[AttentionConfig]("attention", _wgmma_rungs())
+HOPPER_LADDER = Ladder[AttentionConfig](
+    "attention",
+    (
+        *steps(_PLAIN, _WGMMA_STEPS),
+        Rung("h8", "wgmma: stale max", _STALE, ForwardSm90()),
+        Rung("h9", "wgmma: sum column", "the row sums are one more column of P·V", ForwardSm90(sum_column=True)),
+    ),
+)
 """The rungs above it, for sm_90a alone."""
 
 FULL_LADDER = Ladder[AttentionConfig]("attention", (*LADDER.rungs, *HOPPER_LADDER.rungs))

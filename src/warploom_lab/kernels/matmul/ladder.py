@@ -10,7 +10,7 @@ from warploom.kernels.matmul.choice import BEST16, BEST32
 from warploom.kernels.matmul.problem import MatmulConfig
 from warploom.kernels.matmul.sm80 import MatmulSm80
 from warploom.kernels.matmul.sm90 import MatmulSm90
-from warploom_lab.kernels.ladder import Ladder, Rung
+from warploom_lab.kernels.ladder import Ladder, Rung, steps
 from warploom_lab.kernels.matmul.ladder_config import RungGemm
 from warploom_lab.kernels.matmul.ladder_sm90 import RungWgmma
 
@@ -31,26 +31,21 @@ _STEPS: tuple[tuple[str, str, str, dict[str, Any]], ...] = (
 )
 
 
-def _rungs() -> tuple[Rung[MatmulConfig], ...]:
-    config = RungGemm(accumulate=f16)
-    rungs: list[Rung[MatmulConfig]] = []
-    for key, name, changes, flags in _STEPS:
-        config = replace(config, **flags)
-        rungs.append(Rung[MatmulConfig](key, name, changes, config))
-    strided = MatmulSm80(tile_n=128, tile_k=64, stages=3, accumulate=f16)
-    rungs += [
-        Rung[MatmulConfig]("06", "06_Strided", "addresses as base + strides, two B operands per ldmatrix", strided),
-        Rung[MatmulConfig](
-            "07",
-            "07_WideTile",
-            "a tile of 128×256 by eight warps: fewer bytes from the L2 for each product",
-            MatmulSm80(accumulate=f16),
-        ),
-    ]
-    return tuple(rungs)
-
-
-RUNGS = _rungs()
+RUNGS: tuple[Rung[MatmulConfig], ...] = (
+    *steps(RungGemm(accumulate=f16), _STEPS),
+    Rung(
+        "06",
+        "06_Strided",
+        "addresses as base + strides, two B operands per ldmatrix",
+        MatmulSm80(tile_n=128, tile_k=64, stages=3, accumulate=f16),
+    ),
+    Rung(
+        "07",
+        "07_WideTile",
+        "a tile of 128×256 by eight warps: fewer bytes from the L2 for each product",
+        MatmulSm80(accumulate=f16),
+    ),
+)
 
 BEST = {f16: BEST16, f32: BEST32}
 """By accumulator."""
@@ -74,24 +69,22 @@ _GROUPED = replace(_FIRST, block_stride=8)
 HOPPER_LADDER = Ladder[MatmulConfig](
     "gemm",
     (
-        Rung[MatmulConfig](
+        Rung(
             "h1",
             "wgmma: roles",
             "a TMA producer, one consumer warpgroup with m64n256k16",
             replace(_FIRST, tile_m=64, consumers=1, stages=5),
         ),
-        Rung[MatmulConfig]("h2", "wgmma: two consumers", "two consumers of 64 rows each share the tile of B", _FIRST),
-        Rung[MatmulConfig]("h3", "wgmma: grouped", "tiles walk in groups that share the L2", _GROUPED),
-        Rung[MatmulConfig](
+        Rung("h2", "wgmma: two consumers", "two consumers of 64 rows each share the tile of B", _FIRST),
+        Rung("h3", "wgmma: grouped", "tiles walk in groups that share the L2", _GROUPED),
+        Rung(
             "h4",
             "wgmma: persistent",
             "one CTA per SM: the next tile loads during this one's epilogue",
             replace(_GROUPED, persistent=True),
         ),
-        Rung[MatmulConfig](
-            "h5", "wgmma: in flight", "a k-tile's products are waited for while the next one's run", MatmulSm90()
-        ),
-        Rung[MatmulConfig](
+        Rung("h5", "wgmma: in flight", "a k-tile's products are waited for while the next one's run", MatmulSm90()),
+        Rung(
             "h6",
             "wgmma: ping-pong",
             "each consumer has its own tile: one multiplies while one stores",
