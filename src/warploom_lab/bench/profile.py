@@ -4,23 +4,33 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
 from importlib import import_module
 from typing import Any, ClassVar, Protocol
 
+import numpy as np
+
 from warploom.checking.kernel_file import configuration_of, example_of, one_kernel, traced_kernel
+from warploom.core.dtypes import bf16
 from warploom.core.errors import ConfigError, UnsupportedDeviceError
 from warploom.cuda.device import require_driver, target_of
 from warploom.ir.program import Program
 from warploom.kernels.attention.problem import AttentionConfig
 from warploom.lang import KernelFunction
+from warploom.ops.attention import attention, plan
 from warploom.ops.launch import copied_launch
+from warploom.ops.matmul import matmul, plan_matmul
+from warploom_lab.bench.attention import settled as attention_rung
 from warploom_lab.bench.counters import METRICS, OPCODES, Profile, choose_metrics, parse_profiles
+from warploom_lab.bench.gemm import ACCUMULATORS
+from warploom_lab.bench.gemm import settled as gemm_rungs
 from warploom_lab.bench.ncu import available_metrics, find_ncu, record
 from warploom_lab.bench.samples import locate, parse_source_page
 from warploom_lab.inspect import SassReport, inspect_program
+from warploom_lab.kernels.attention.ladder import FULL_LADDER as ATTENTION
+from warploom_lab.kernels.matmul.ladder import LADDER as GEMM
 
 
 class Watched(Protocol):
@@ -61,36 +71,27 @@ class AttentionLaunch:
     @property
     def config(self) -> AttentionConfig:
         """The rung's configuration with the settings. Raises ConfigError for a rung or a flag that does not exist."""
-        from warploom.core.dtypes import bf16
-        from warploom_lab.bench.attention import settled
-        from warploom_lab.kernels.attention.ladder import FULL_LADDER
-
-        flags = dict(text.split("=", 1) for text in self.settings)
-        return settled(FULL_LADDER.rung(self.rung), 128, bf16, flags).config
+        return attention_rung(ATTENTION.rung(self.rung), 128, bf16, _flags(self.settings)).config
 
     @property
     def program(self) -> Program:
         """The Program that runs."""
-        import numpy as np
-
-        from warploom.ops.attention import plan
-
         q = np.empty(self.shape, self.config.dtype.numpy)  # never touched: planning reads shapes and strides
         return plan(q, q, q, config=self.config).program
 
     def run(self) -> None:
         """Launch it once on random NumPy arrays."""
-        from warploom.ops.attention import attention
+        attention(*_inputs(self.config.dtype.numpy, *3 * [self.shape]), config=self.config)
 
-        attention(*_inputs(self.shape, self.config.dtype.numpy), config=self.config)
+
+def _flags(settings: Iterable[str]) -> dict[str, str]:
+    return dict(text.split("=", 1) for text in settings)
 
 
 @lru_cache(maxsize=1)  # a long problem fills a gigabyte
-def _inputs(shape: tuple[int, ...], kind: Any) -> list[Any]:
-    import numpy as np
-
+def _inputs(kind: Any, *shapes: tuple[int, ...]) -> list[Any]:
     rng = np.random.default_rng(0)
-    return [rng.standard_normal(shape, np.float32).astype(kind) for _ in range(3)]
+    return [rng.standard_normal(shape, np.float32).astype(kind) for shape in shapes]
 
 
 @dataclass(frozen=True)
@@ -110,38 +111,25 @@ class GemmLaunch:
     @property
     def config(self) -> Any:
         """The rung's configuration with the settings. Raises ConfigError for a rung or a flag that does not exist."""
-        from warploom_lab.bench.gemm import ACCUMULATORS, settled
-        from warploom_lab.kernels.matmul.ladder import LADDER
-
-        flags = dict(text.split("=", 1) for text in self.settings)
         kind = None if self.accumulate is None else ACCUMULATORS[self.accumulate]
-        return settled([LADDER.rung(self.rung)], kind, flags)[0].config
+        return gemm_rungs([GEMM.rung(self.rung)], kind, _flags(self.settings))[0].config
 
-    def plan(self) -> Any:
-        """What runs."""
-        import numpy as np
-
-        from warploom.ops.matmul import plan_matmul
-
-        config = self.config
-        a, b = (np.empty(shape, config.dtype.numpy) for shape in ((self.m, self.k), (self.k, self.n)))
-        return plan_matmul(a, b, config=config, accumulate=config.accumulate)  # reads shapes and strides alone
+    @property
+    def shapes(self) -> tuple[tuple[int, int], tuple[int, int]]:
+        """Those of A and B."""
+        return (self.m, self.k), (self.k, self.n)
 
     @property
     def program(self) -> Program:
         """The Program that runs; of a split K the first of two."""
-        return self.plan().program
+        config = self.config
+        a, b = (np.empty(shape, config.dtype.numpy) for shape in self.shapes)
+        return plan_matmul(a, b, config=config, accumulate=config.accumulate).program  # reads shapes and strides alone
 
     def run(self) -> None:
         """Launch it once on random NumPy arrays."""
-        import numpy as np
-
-        from warploom.ops.matmul import matmul
-
-        rng, config = np.random.default_rng(0), self.config
-        shapes = (self.m, self.k), (self.k, self.n)
-        a, b = (rng.standard_normal(shape, np.float32).astype(config.dtype.numpy) for shape in shapes)
-        matmul(a, b, config=config, accumulate=config.accumulate)
+        config = self.config
+        matmul(*_inputs(config.dtype.numpy, *self.shapes), config=config, accumulate=config.accumulate)
 
 
 @dataclass(frozen=True)
@@ -155,7 +143,7 @@ class KernelLaunch:
     def config(self) -> tuple[KernelFunction, dict[str, Any]]:
         """The kernel and its configuration. Raises ProblemError or ConfigError for what does not exist."""
         function = one_kernel(self.file)
-        return function, configuration_of(function, dict(text.split("=", 1) for text in self.settings))
+        return function, configuration_of(function, _flags(self.settings))
 
     @property
     def program(self) -> Program:

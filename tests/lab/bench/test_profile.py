@@ -145,7 +145,7 @@ def test_a_run_asks_for_what_there_is(ncu):
 
 def test_a_run_of_gemm_launches_products(ncu):
     launch = GemmLaunch("02", 64, 72, 96, "f32", ("stages=2",))
-    assert (launch.config.stages, launch.config.accumulate.name, launch.plan().problem.k) == (2, "f32", 96)
+    assert (launch.config.stages, launch.config.accumulate.name, launch.shapes[0]) == (2, "f32", (64, 96))
     assert profile_launches([launch])[0].tables["wavefronts"] == {"ldmatrix": 135168.0}
     *_, module, described = asked_of(ncu)
     assert module == "warploom_lab.bench.profile:GemmLaunch"
@@ -186,8 +186,8 @@ def test_the_watched_process_launches_each_once(monkeypatch):
     def record(*arrays, config, **_):
         ran.append((*(x.shape for x in arrays), config.stages))
 
-    monkeypatch.setattr("warploom.ops.attention.attention", record)
-    monkeypatch.setattr("warploom.ops.matmul.matmul", record)
+    monkeypatch.setattr(profile, "attention", record)
+    monkeypatch.setattr(profile, "matmul", record)
     monkeypatch.setattr(profile, "require_driver", lambda: None)
     for kind, one in (
         ("AttentionLaunch", {"rung": "best", "seq": 64}),
