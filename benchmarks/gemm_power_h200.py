@@ -102,27 +102,24 @@ def _rate(gpu: TorchGpu, name: str, source: Any, feeds: Feeds, tile: tuple[DType
     return row
 
 
-def _tiled(base: MatmulSm80, m: int, n: int, k: int, warp_m: int, warp_n: int, stages: int, **flags: Any) -> MatmulSm80:
-    return replace(base, tile_m=m, tile_n=n, tile_k=k, warp_m=warp_m, warp_n=warp_n, stages=stages, **flags)
+TILES = (
+    (128, 128, 64, 64, 64, 3),
+    (128, 128, 32, 64, 64, 4),
+    (256, 128, 32, 64, 64, 4),
+    (128, 256, 32, 64, 64, 4),
+    (128, 256, 64, 64, 64, 4),
+)
+"""tile_m, tile_n, tile_k, warp_m, warp_n and stages."""
+F16_TILES = ((192, 256, 32, 96, 64, 4), (128, 256, 32, 64, 128, 4), (256, 256, 32, 128, 64, 4))
+"""Of f32 accumulators these do not fit beside whole sets of fragments."""
 
 
 def configurations(accumulate: DType) -> dict[str, MatmulSm80]:
     """Tiles, stages and orders of CTAs around the best."""
-    best = BEST[accumulate]
-    tiles = {
-        "128x128x64 64x64 s3": (128, 128, 64, 64, 64, 3),
-        "128x128x32 64x64 s4": (128, 128, 32, 64, 64, 4),
-        "256x128x32 64x64 s4": (256, 128, 32, 64, 64, 4),
-        "128x256x32 64x64 s4": (128, 256, 32, 64, 64, 4),
-        "128x256x64 64x64 s4": (128, 256, 64, 64, 64, 4),
-    }
-    if accumulate is f16:  # f32 accumulators of these do not fit beside whole sets of fragments
-        tiles |= {
-            "192x256x32 96x64 s4": (192, 256, 32, 96, 64, 4),
-            "128x256x32 64x128 s4": (128, 256, 32, 64, 128, 4),
-            "256x256x32 128x64 s4": (256, 256, 32, 128, 64, 4),
-        }
-    found: dict[str, MatmulSm80] = {name: _tiled(best, *tile) for name, tile in tiles.items()}
+    best, found = BEST[accumulate], dict[str, MatmulSm80]()
+    for m, n, k, warp_m, warp_n, stages in (*TILES, *(F16_TILES if accumulate is f16 else ())):
+        tile = {"tile_m": m, "tile_n": n, "tile_k": k, "warp_m": warp_m, "warp_n": warp_n, "stages": stages}
+        found[f"{m}x{n}x{k} {warp_m}x{warp_n} s{stages}"] = replace(best, **tile)
     found |= {f"best, BLOCK_STRIDE={n}": replace(best, block_stride=n) for n in (0, 8)}
     sm90 = target("sm_90a")
     return {name: c for name, c in found.items() if not c.check(sm90)}

@@ -10,7 +10,7 @@ from functools import cached_property
 from typing import Any
 
 from warploom.core.errors import ConfigError, WarploomError
-from warploom.core.targets import Target, target
+from warploom.core.targets import target
 from warploom.cuda.cubin import Resources, compute_capability, disassemble, local_memory_bytes, resources
 from warploom.cuda.occupancy import Occupancy, occupancy
 from warploom.ir.program import Program
@@ -134,24 +134,13 @@ class SassReport:
         """Spill stores plus loads, in bytes per thread, each instruction once."""
         return self.spill_store_bytes + self.spill_load_bytes
 
-    def occupancy(
-        self, threads: int | None = None, on: Target | None = None, dynamic_shared_bytes: int | None = None
-    ) -> Occupancy:
-        """Theoretical occupancy; what is not given comes from the report.
-
-        Raises ConfigError where neither tells threads per CTA, or the architecture.
-        """
-        threads = threads or self.threads
-        if threads is None:
-            raise ConfigError("a cubin does not tell the threads per CTA: give them to occupancy(threads=…)")
-        dynamic = dynamic_shared_bytes if dynamic_shared_bytes is not None else self.dynamic_shared_bytes or 0
-        shared = (self.static_shared_bytes or 0) + dynamic
-        return occupancy(on or target(self.arch), threads=threads, registers=self.registers, shared_bytes=shared)
-
     def known_occupancy(self) -> Occupancy | None:
-        """:meth:`occupancy`, or None where the threads or the architecture are not known."""
+        """Theoretical occupancy; None where the threads per CTA or the architecture are not known."""
+        if self.threads is None:
+            return None
+        shared = (self.static_shared_bytes or 0) + (self.dynamic_shared_bytes or 0)
         try:
-            return self.occupancy()
+            return occupancy(target(self.arch), threads=self.threads, registers=self.registers, shared_bytes=shared)
         except ConfigError:
             return None
 

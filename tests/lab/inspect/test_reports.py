@@ -1,5 +1,6 @@
 """Reports of compiled rungs, and what differs between two of them."""
 
+from dataclasses import replace
 from functools import cache
 
 import pytest
@@ -55,9 +56,12 @@ def test_the_swizzle_costs_address_registers():
 def test_resources_and_occupancy():
     report = rung("1")
     assert (report.threads, report.dynamic_shared_bytes, report.spill_bytes) == (128, 3 * 64 * 128 * 2, 0)
-    found = report.occupancy()
+    found = report.known_occupancy()
+    assert found is not None
     assert (found.ctas_per_sm, found.limited_by) == (2, ("registers",))
-    assert report.occupancy(dynamic_shared_bytes=100 * 1024).limited_by == ("shared memory",)
+    more = replace(report, dynamic_shared_bytes=100 * 1024).known_occupancy()
+    assert more is not None
+    assert more.limited_by == ("shared memory",)
 
 
 def test_a_cubin_and_its_text_say_the_same(tmp_path):
@@ -70,9 +74,9 @@ def test_a_cubin_and_its_text_say_the_same(tmp_path):
     assert from_cubin.counts == from_text.counts == from_program.counts
     assert from_cubin.registers == from_text.registers == from_program.registers
     assert from_cubin.threads is None
-    with pytest.raises(ConfigError, match="threads"):
-        from_cubin.occupancy()
-    assert from_cubin.occupancy(128, dynamic_shared_bytes=49152) == from_program.occupancy()
+    assert from_cubin.known_occupancy() is None
+    told = replace(from_cubin, threads=128, dynamic_shared_bytes=49152)
+    assert told.known_occupancy() == from_program.known_occupancy()
     for content, says in ((b"\xff\xfe\x00", "neither a cubin nor SASS"), (cubin[:200], "no cubin")):
         neither.write_bytes(content)
         with pytest.raises(ConfigError, match=says):
