@@ -33,35 +33,44 @@ class Engine(NamedTuple):
     values: tuple[str, ...] = ()
 
 
+class Named(NamedTuple):
+    """An operand of an operation by the name that an effect has for it; all of them decide something."""
+
+    name: str
+    position: int
+    offset: int
+    use: str
+
+    @classmethod
+    def of(cls, effect: fx.Effect, engine: Engine) -> list[Named]:
+        """Those that an engine gets; where several have one name, it is followed by their numbers."""
+        found: list[Named] = []
+        for name in ("guard", *engine.values, *engine.addresses):
+            which, offset = getattr(effect, name, None), "offset" if name == "address" else f"{name}_offset"
+            use = "an address" if name in engine.addresses else "the predicate" if name == "guard" else "an operand"
+            which = {name: which} if not isinstance(which, tuple) else {f"{name}{i}": x for i, x in enumerate(which)}
+            found += [cls(n, x, getattr(effect, offset, 0), use) for n, x in which.items() if x is not None]
+        return found
+
+
 def engine_step(run: Context, op: Op, effect: fx.Effect) -> Step | None:
     """The step of an effect; None for one that no engine has to do with."""
     engine = _ENGINES.get(type(effect))
     if engine is None:
         return None
+    operands = [(run.key(op.operands[named.position]), named) for named in Named.of(effect, engine)]
 
     def step(frame: Frame) -> Wait | None:
-        return engine.carries_out(run, effect)(Execution(frame, op, effect, _operands(run, frame, op, effect, engine)))
+        given = dict[str, Array]()
+        for key, named in operands:
+            given[named.name] = displaced(run.observe(frame, key, op, named.use), named.offset)
+            if named.name in engine.addresses and run.checks:
+                _check_tile(run, frame, op, named.position, given[named.name], given.get("guard"))
+        if "guard" in given and given["guard"].all():
+            del given["guard"]
+        return engine.carries_out(run, effect)(Execution(frame, op, effect, given))
 
     return step
-
-
-def _operands(run: Context, frame: Frame, op: Op, effect: fx.Effect, engine: Engine) -> dict[str, Array]:
-    """Operands by their names, those that have one name in common with numbers. All of them decide something."""
-    given = dict[str, Array]()
-    for name in ("guard", *engine.values, *engine.addresses):
-        which, offset = getattr(effect, name, None), "offset" if name == "address" else f"{name}_offset"
-        if which is None:
-            continue
-        named = [(f"{name}{i}", x) for i, x in enumerate(which)] if isinstance(which, tuple) else [(name, which)]
-        for key, position in named:
-            use = "an address" if name in engine.addresses else "the predicate" if name == "guard" else "an operand"
-            found = run.observe(frame, run.key(op.operands[position]), op, use)
-            given[key] = displaced(found, getattr(effect, offset, 0))
-            if name in engine.addresses and run.checks:
-                _check_tile(run, frame, op, position, given[key], given.get("guard"))
-    if "guard" in given and given["guard"].all():
-        del given["guard"]
-    return given
 
 
 def _check_tile(run: Context, frame: Frame, op: Op, operand: int, address: Array, among: Array | None) -> None:
