@@ -18,7 +18,7 @@ from warploom.emulate.control.frames import Actor, Execution
 from warploom.emulate.findings.report import Reporter
 from warploom.emulate.memory.shared_memory import SHARED_BASE, SharedMemory
 from warploom.emulate.order.clocks import Clocks
-from warploom.emulate.order.planes import CONTROL, FAR, joined
+from warploom.emulate.order.planes import CONTROL, FAR, MAPS, joined
 from warploom.ir.program import Program
 from warploom.ir.statements import Op, SourceLine
 from warploom.isa.effects import (
@@ -294,7 +294,7 @@ class Mbarriers:
             if scope == "cluster":
                 bar.current.far = known if bar.current.far is None else joined(bar.current.far, known)
             known = known.copy()
-            known[FAR : FAR + 1] = 0
+            known[FAR : FAR + 1], known[MAPS:] = 0, 0
         bar.current.arrive(int(self.clocks.columns[by.row]), self.clocks.now, known)
 
     def _arrive(self, bar: Mbarrier, expected: int, by: Actor) -> None:

@@ -17,10 +17,10 @@ from warploom.isa import effects as fx
 
 Array = NDArray[Any]
 
-ORDER, CONTROL, FAR, FENCED, FENCED_GLOBALLY = range(5)
+ORDER, CONTROL, FAR, FENCED, FENCED_GLOBALLY, MAPS = range(6)
 """The planes of a clock: memory accesses that happened before; how far control has come, which carries no memory
 accesses along; accesses that are visible beyond their CTA; accesses to shared memory, and writes to global memory, that
-are fenced against the async proxy."""
+are fenced against the async proxy; writes of tensor maps that are published."""
 
 NOBODY = -1
 """In place of a column: an agent of another cluster, of which nothing can be known."""
@@ -28,6 +28,8 @@ NOBODY = -1
 
 def planes_of(program: Program) -> int:
     """The number of planes that a program can tell apart."""
+    if any(isinstance(e, fx.TensorMapFence) for _, e in program.effects):
+        return MAPS + 1
     fenced = {e.space for _, e in program.effects if isinstance(e, fx.ProxyFence)}
     if fenced:
         return FENCED + 1 if fenced == {"shared"} else FENCED_GLOBALLY + 1

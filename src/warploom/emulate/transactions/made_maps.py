@@ -10,7 +10,7 @@ Source: PTX ISA, "Tensor-Map modification", "membar / fence", "Proxy-preserved b
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -21,10 +21,10 @@ from warploom.emulate.control.frames import Actor, Execution
 from warploom.emulate.findings.report import Reporter
 from warploom.emulate.memory.access import MemoryAccess
 from warploom.emulate.memory.buffers import ADDRESS_BITS, GlobalBuffer
-from warploom.emulate.memory.global_history import FLYING, GlobalHistory
+from warploom.emulate.memory.global_history import FLYING
 from warploom.emulate.memory.global_memory import GlobalMemory
 from warploom.emulate.order.clocks import BITS, LANES
-from warploom.emulate.order.planes import FAR, ORDER
+from warploom.emulate.order.planes import MAPS
 from warploom.emulate.transactions.tensor_maps import TensorMapArgument
 from warploom.isa.async_copy import MAP_BYTES, decoded
 from warploom.isa.effects import TensorMapFence
@@ -33,64 +33,35 @@ Array = NDArray[Any]
 _ALIGNMENT = 64  # of a tensor map
 
 
-@dataclass(frozen=True, slots=True)
-class _Release:
-    """A lane has published what was ``known`` to it."""
-
-    row: int
-    lane: int
-    stamp: int
-    known: Array
-
-
 class MadeMaps:
     """The maps of one batch."""
 
     def __init__(self, memory: GlobalMemory, report: Reporter) -> None:
         self.memory, self.report, self.clocks = memory, report, memory.clocks
-        self.published: list[_Release] = []
         self._known: dict[bytes, TensorMapArgument] = {}
 
     # -- fences --------------------------------------------------------------------------------------------------
 
     def fence(self, call: Execution[TensorMapFence]) -> None:
-        """One of the halves."""
-        if call.effect.acquired is None:
-            self._release(call)
-        else:
-            self._acquire(call)
-
-    def _release(self, call: Execution[TensorMapFence]) -> None:
-        """The active lanes publish what they have written."""
+        """The active lanes publish what they know of, or take in the maps at their addresses, as far as published."""
         stamp = self.clocks.stamp(call.op)
-        for by, _ in call.actors():
-            for lane in by.each:
-                known = self.clocks.release(by.row, [lane])
-                self.published.append(_Release(by.row, lane, stamp, known))
-
-    def _acquire(self, call: Execution[TensorMapFence]) -> None:
-        """The active lanes take in the maps at their addresses, as far as they know that they were published."""
+        if call.effect.acquired is None:
+            for by, _ in call.actors():
+                self.clocks.proxy_fence(by.row, by.lanes, MAPS)
+            return
         for by, (place,) in call.actors("acquired"):
-            stamp, found, history = self.clocks.stamp(call.op), self._read(place, by), self.memory.history
-            if found is not None and history is not None and self._published(history, found.cells, by):
+            if self._is_published(place, by):
                 self.clocks.acquire(by.row, by.lanes, self.clocks.ended({self._acquires(place): stamp}))
 
-    def _published(self, history: GlobalHistory, cells: Array, by: Actor) -> bool:
-        """Whether each of some lanes knows that the last writes of cells were published."""
-        for agent, record in set(zip(history.writer[cells].tolist(), history.wrote[cells].tolist(), strict=True)):
-            written, written_by = record >> BITS, record & LANES - 1
-            if written and not any(
-                self.clocks.has(release.known, ORDER, self._column(agent, release.row), written_by, written)
-                and self.clocks.lanes_know(
-                    by.row, by.lanes, int(self.clocks.columns[release.row]), release.lane, release.stamp, FAR
-                )
-                for release in reversed(self.published)
-            ):
-                return False
-        return True
-
-    def _column(self, agent: int, row: int) -> int:
-        return int(self.clocks.column_of(np.array(agent), row))
+    def _is_published(self, address: int, by: Actor) -> bool:
+        """Whether each of some lanes knows that the last writes of a map's cells were published."""
+        access, history = self._read(address, by), self.memory.history
+        if access is None or history is None:
+            return False
+        columns = self.clocks.column_of(history.writer[access.cells], by.row)
+        writes = set(zip(columns.tolist(), history.wrote[access.cells].tolist(), strict=True))
+        know = partial(self.clocks.lanes_know, by.row, by.lanes, plane=MAPS)
+        return all(not record or know(column, record & LANES - 1, record >> BITS) for column, record in writes)
 
     def _acquires(self, address: int) -> int:
         """The column in which acquires of the map at an address are known."""
