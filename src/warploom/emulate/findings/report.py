@@ -20,6 +20,71 @@ Loops: TypeAlias = Callable[[int, int], tuple[tuple[SourceLine, int], ...]]
 """Of a warp and a lane, the lines and indices of the loops that they are in."""
 
 
+def tile_at(byte: int, *ops: Op | None) -> str:
+    """ " of TILE, row 3, column 5," of a byte of shared memory, where one of the operations names its tile; else ""."""
+    for tile in (tile for op in ops if op is not None for tile in op.within if tile is not None):
+        if tile.offset <= byte < tile.offset + tile.bytes:
+            return f" of {tile.names(byte)},"
+    return ""
+
+
+def _how_to_wait(mine: MemoryAccess, started: Op | None) -> str:
+    if mine.buffers is not None:
+        return "wait for its group until that is done (k.wait_bulk(0), not reads_only), then meet at a barrier, first"
+    bulk = started is not None and any(isinstance(e, fx.BulkTensorCopy) for e in started.instruction.effects())
+    return f"{'wait for the phase of its mbarrier (by its parity)' if bulk else 'commit and wait for its group'} first"
+
+
+def _byte(mine: MemoryAccess, byte: int, *others: Op | None) -> str:
+    """A byte that an access reaches, as messages name it."""
+    if (buffer := mine.buffer()) is not None:
+        return f"byte {byte} of {buffer.name}"
+    return f"byte {byte}{tile_at(byte, mine.op, *others) or ' of shared memory'}"
+
+
+_VERBS = {"read": "reads", "write": "writes", "atomic": "updates"}
+_TEXTS: dict[str, tuple[Kind, str]] = {
+    "several": (
+        "race",
+        "several threads write {at} in one execution of {name}, and nothing says whose value stays: give each thread "
+        "its own address",
+    ),
+    "not fenced": (
+        "proxy",
+        "{name} {does} {at} through the async proxy, which {earlier} wrote through the generic proxy: fence ({fence}) "
+        "in the writing threads before they signal",
+    ),
+    "never written": (
+        "uninitialised",
+        "{name} {does} {at}, which nobody has written: initialise it, or wait for its data, and order that before",
+    ),
+    "changed": (
+        "in_flight",
+        "{name} may still read {at} when {earlier} writes there: before that, wait for the copy and meet at a barrier",
+    ),
+    "overwritten": (
+        "race",
+        "{name} may still read {at} when {earlier} overwrites it: wait until it has read, for its group or the phase "
+        "of its mbarrier, before the memory is given away",
+    ),
+    "cached": (
+        "race",
+        "{name} reads {at}, which this kernel writes, through a cache that does not see it: load it without nc",
+    ),
+    "in flight": ("in_flight", "{name} {does} {at} while {earlier} is still copying there: {wait}"),
+    "an mbarrier": (
+        "mbarrier",
+        "{name} {does} {at}, where an mbarrier is: only its own instructions may touch it; correct the address",
+    ),
+}
+"""Findings of an access to bytes: kind, and message."""
+
+
+def _only_loads(op: Op | None) -> bool:
+    """Whether an operation reads memory and does no more."""
+    return op is not None and all(isinstance(e, fx.Access) and e.mode == "load" for e in op.instruction.effects())
+
+
 class Reporter:
     """Knows the batch's place in the grid, so that findings name CTA, warp and lane."""
 
@@ -101,72 +166,7 @@ class Reporter:
         message, count = message.format(*first) if first else message, int(bad.sum())
         self.add(kind, where, message, int(frame.rows[i]), lane, other=other, count=count, address=place)
 
-
-def tile_at(byte: int, *ops: Op | None) -> str:
-    """ " of TILE, row 3, column 5," of a byte of shared memory, where one of the operations names its tile; else ""."""
-    for tile in (tile for op in ops if op is not None for tile in op.within if tile is not None):
-        if tile.offset <= byte < tile.offset + tile.bytes:
-            return f" of {tile.names(byte)},"
-    return ""
-
-
-def _how_to_wait(mine: MemoryAccess, started: Op | None) -> str:
-    if mine.buffers is not None:
-        return "wait for its group until that is done (k.wait_bulk(0), not reads_only), then meet at a barrier, first"
-    bulk = started is not None and any(isinstance(e, fx.BulkTensorCopy) for e in started.instruction.effects())
-    return f"{'wait for the phase of its mbarrier (by its parity)' if bulk else 'commit and wait for its group'} first"
-
-
-def _byte(mine: MemoryAccess, byte: int, *others: Op | None) -> str:
-    """A byte that an access reaches, as messages name it."""
-    if (buffer := mine.buffer()) is not None:
-        return f"byte {byte} of {buffer.name}"
-    return f"byte {byte}{tile_at(byte, mine.op, *others) or ' of shared memory'}"
-
-
-_VERBS = {"read": "reads", "write": "writes", "atomic": "updates"}
-_TEXTS: dict[str, tuple[Kind, str]] = {
-    "several": (
-        "race",
-        "several threads write {at} in one execution of {name}, and nothing says whose value stays: give each thread "
-        "its own address",
-    ),
-    "not fenced": (
-        "proxy",
-        "{name} {does} {at} through the async proxy, which {earlier} wrote through the generic proxy: fence ({fence}) "
-        "in the writing threads before they signal",
-    ),
-    "never written": (
-        "uninitialised",
-        "{name} {does} {at}, which nobody has written: initialise it, or wait for its data, and order that before",
-    ),
-    "changed": (
-        "in_flight",
-        "{name} may still read {at} when {earlier} writes there: before that, wait for the copy and meet at a barrier",
-    ),
-    "cached": (
-        "race",
-        "{name} reads {at}, which this kernel writes, through a cache that does not see it: load it without nc",
-    ),
-    "in flight": ("in_flight", "{name} {does} {at} while {earlier} is still copying there: {wait}"),
-    "an mbarrier": (
-        "mbarrier",
-        "{name} {does} {at}, where an mbarrier is: only its own instructions may touch it; correct the address",
-    ),
-}
-"""Findings of an access to bytes: kind, and message."""
-
-
-def _only_loads(op: Op | None) -> bool:
-    """Whether an operation reads memory and does no more."""
-    return op is not None and all(isinstance(e, fx.Access) and e.mode == "load" for e in op.instruction.effects())
-
-
-class MemoryReports:
-    """Findings about shared and global memory."""
-
-    def __init__(self, report: Reporter) -> None:
-        self._report, self.add, self.cta, self.of_lanes = report, report.add, report.cta, report.of_lanes
+    # -- accesses to shared and global memory ------------------------------------------------------------------------
 
     def unreachable(self, op: Op, row: int, lane: int, owner: int, what: str, when: str) -> None:
         """An access to ``what`` another CTA (of the warp ``owner``) has, ``when`` that may not be there."""
@@ -178,33 +178,32 @@ class MemoryReports:
 
         One finding for each earlier operation; ``past`` tells what it did.
         """
-        report, op, rows = self._report, mine.op, mine.rows[0]
+        op, rows = mine.op, mine.rows[0]
         for stamp in np.unique(stamps).tolist():
             these = stamps == stamp
             # Name another warp if there is one: that needs the stronger cure.
-            i = int(np.argmax(np.where(agents == report.first + rows, 1, 2) * these))
+            i = int(np.argmax(np.where(agents == self.first + rows, 1, 2) * these))
             row, agent, byte = int(rows[i]), int(agents[i]), int(addresses[i])
-            earlier, other = report.clocks.history[stamp], report.line_of(stamp)
-            near, whom, cure = self._whom(report.first + row, agent)
+            earlier, other = self.clocks.history[stamp], self.line_of(stamp)
+            near, whom, cure = self._whom(self.first + row, agent)
             if mine.what == "write" and other == op.where and _only_loads(earlier):
                 word = "k.atomic, atomicAdd" if op.tile(0) is None else "tile.atomic"
                 cure = f"update it in one step, by an atomic ({word}), or {cure}"
             buffer = mine.buffer(i)
             place = tile_at(byte, op, earlier) if buffer is None else f" of {buffer.element(byte)}"
             message = (
-                f"{op.instruction.mnemonic} {_VERBS[mine.what]} byte {byte}{place} which {report.name_of(stamp)} of "
+                f"{op.instruction.mnemonic} {_VERBS[mine.what]} byte {byte}{place} which {self.name_of(stamp)} of "
                 f"{whom} {past}, and nothing orders the two: {cure}"
             )
-            between = (stamp, report.clocks.now) if near else None
+            between = (stamp, self.clocks.now) if near else None
             who, count = (row, int(mine.lane_of_each[i, 0])), int(these.sum())
             self.add("race", op.where, message, *who, other=other, count=count, address=byte, between=between)
 
     def _whom(self, mine: int, agent: int) -> tuple[bool, str, str]:
         """Whether an agent is a warp of the same CTA; how a message calls it, and what orders an access after its."""
-        report = self._report
-        warps, domain = report.warps_per_cta, report.places.domain
+        warps, domain = self.warps_per_cta, self.places.domain
         if agent < 0:
-            kind, _, number = report.clocks.queue_of(agent)
+            kind, _, number = self.clocks.queue_of(agent)
             if kind == "reduction":
                 cure = "wait for its group until it is done (k.wait_bulk(0)), then meet at a barrier"
                 return False, "the TMA", cure
@@ -221,17 +220,9 @@ class MemoryReports:
             return True, f"warp {agent % warps} of the same CTA", "put a barrier (__syncthreads) between them"
         if mine // domain == agent // domain:
             cure = "let the cluster meet (k.cluster_sync), or arrive and wait at an mbarrier with scope='cluster'"
-            return False, f"{self.cta(agent - report.first)} of the same cluster", cure
+            return False, f"{self.cta(agent - self.first)} of the same cluster", cure
         cure = "order the CTAs by an atomic with release and acquire (or fences), or split the kernel"
-        return False, f"CTA {report.places.linear(agent // warps)}", cure
-
-    def overwritten(self, op: Op, other: Op, row: int, lane: int, count: int, where: int) -> None:
-        """A transaction that may still read what another operation writes."""
-        message = (
-            f"{op.instruction.mnemonic} may still read byte {where} of shared memory when {other.instruction.mnemonic} "
-            "overwrites it: wait for its group before the memory is given away"
-        )
-        self.add("race", op.where, message, row, lane, other=other.where, count=count, address=where)
+        return False, f"CTA {self.places.linear(agent // warps)}", cure
 
     def in_flight(self, mine: MemoryAccess, begun: Array, addresses: Array) -> None:
         """One finding for each copy, by the stamp at which it has begun, that is still writing at these addresses."""
@@ -241,8 +232,8 @@ class MemoryReports:
 
     def tell(self, what: str, mine: MemoryAccess, addresses: Array, stamp: int | None = None) -> None:
         """A finding of :data:`_TEXTS`, of an access to bytes, and of the earlier operation of a stamp."""
-        report, byte, (kind, text) = self._report, int(addresses[0]), _TEXTS[what]
-        earlier, other = (None, None) if stamp is None else (report.clocks.history[stamp], report.line_of(stamp))
+        byte, (kind, text) = int(addresses[0]), _TEXTS[what]
+        earlier, other = (None, None) if stamp is None else (self.clocks.history[stamp], self.line_of(stamp))
         message = text.format(
             name=mine.op.instruction.mnemonic,
             does=_VERBS[mine.what],

@@ -27,7 +27,7 @@ from warploom.emulate.control.frames import Frame
 from warploom.emulate.control.tasks import Task
 from warploom.emulate.control.undefined import WideAddresses
 from warploom.emulate.findings.findings import Finding, Findings, causes
-from warploom.emulate.findings.report import MemoryReports, Reporter
+from warploom.emulate.findings.report import Reporter
 from warploom.emulate.findings.traffic import Traffic, TrafficCounter
 from warploom.emulate.launch.arguments import bind, granules, written_parameters
 from warploom.emulate.memory.global_memory import GlobalMemory
@@ -241,10 +241,10 @@ class _Launch:
             most=most,
         )
         report = run.report = Reporter(self.findings, clocks, partial(_loops_of, self.tasks))
-        memory, reports = run.memory, MemoryReports(report)
-        memory.enter(clocks, reports)
+        memory = run.memory
+        memory.enter(clocks, report)
         shared = run.shared = SharedMemory(
-            ctas, program.shared_bytes, run.shared_granule, clocks, reports, run.checks, run.meets_in_part
+            ctas, program.shared_bytes, run.shared_granule, clocks, report, run.checks, run.meets_in_part
         )
         run.local = LocalMemory(rows, program.local_bytes, report)
         run.ordering = Ordering(clocks, self.published)

@@ -130,32 +130,20 @@ class GlobalHistory(History):
 
     # -- writes at any time ------------------------------------------------------------------------------------------
 
-    def _writes(self, mine: MemoryAccess, since: int) -> tuple[MemoryAccess, Array, Array]:
-        """The cells that have been written since a stamp, when, and by whom."""
-        mine = mine.flat
-        late = mine[self.written_since(mine.cells, since) & (self.wrote[mine.cells] >> BITS < FLYING)]
-        return late, self.wrote[late.cells] >> BITS, self.writer[late.cells]
+    def written_since(self, cells: Array, stamp: int) -> Array:
+        """Which cells have been written after a stamp."""
+        return super().written_since(cells, stamp) & (self.wrote[cells] >> BITS < FLYING)
 
     def check_unwritten(self, mine: MemoryAccess) -> None:
         """Report a read through a cache for what the kernel does not write."""
-        found = [self._writes(mine, 0)[:2]]
+        self.check_unchanged(mine.flat, "cached", 0)
         for kind in ("strong write", "narrow write"):
             if kind in self.tables:
-                found += [(mine, records >> BITS) for mine, _, records, _ in self.tables[kind].late(mine, None)]
-        for written, stamps in found:
-            if stamps.size:
-                self.report.tell("cached", written, self.bytes(written), int(stamps[0]))
-
-    def check_unchanged(self, mine: MemoryAccess, since: int) -> None:
-        """Report writes of what was being read all the time since a stamp."""
-        changed, stamps, _ = self._writes(mine, since)
-        if stamps.size:
-            self.report.tell("changed", changed, self.bytes(changed), int(stamps[0]))
+                for written, _, records, _ in self.tables[kind].late(mine, None):
+                    self.report.tell("cached", written, self.bytes(written), int(records[0] >> BITS))
 
     def end_read(self, mine: MemoryAccess) -> None:
         """A transaction has read until now, what others may not have written meanwhile; reads count from now on."""
-        changed, stamps, writers = self._writes(mine, mine.stamp)
-        if stamps.size:
-            self.report.races(changed, writers, stamps, self.bytes(changed), "wrote")
+        self.check_unchanged(mine, "overwritten", mine.stamp)
         mine.stamp = self.clocks.stamp(mine.op)
         self.note(mine)

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from warploom.emulate.control.frames import Frame, displaced
-from warploom.emulate.findings.report import MemoryReports
+from warploom.emulate.findings.report import Reporter
 from warploom.emulate.memory.access import GlobalAccess, MemoryAccess
 from warploom.emulate.memory.buffers import ADDRESS_BITS, GlobalBuffer, memory_around
 from warploom.emulate.memory.global_history import GlobalHistory
@@ -67,7 +67,7 @@ class GlobalMemory(Memory):
             if buffer.writable:
                 given[:] = buffer.data
 
-    def enter(self, clocks: Clocks, report: MemoryReports) -> None:
+    def enter(self, clocks: Clocks, report: Reporter) -> None:
         """Work for this batch from now on."""
         self.clocks, self.report = clocks, report
         if self.history is not None:
@@ -220,7 +220,7 @@ class GlobalMemory(Memory):
             self.history.check(at)
             self.history.note(at)
             if since is not None:
-                self.history.check_unchanged(at, since)
+                self.history.check_unchanged(at.flat, "changed", since)
         return at
 
     def reach(

@@ -17,7 +17,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from warploom.emulate.findings.report import MemoryReports
+from warploom.emulate.findings.report import Reporter
 from warploom.emulate.memory.access import MemoryAccess
 from warploom.emulate.order.clocks import BITS, LANES, MOST_STAMPS, Clocks
 from warploom.emulate.order.planes import FAR, FENCED, ORDER
@@ -69,7 +69,7 @@ class History:
     """
 
     clocks: Clocks
-    report: MemoryReports
+    report: Reporter
     read_plane, fenced_plane = ORDER, FENCED
 
     def __init__(self, cells: int, granule: int, first: Any, flying: int) -> None:
@@ -224,6 +224,13 @@ class History:
         records = self.wrote[cells]
         return ((records >> BITS & self.flying - 1) > stamp) & (records != MBARRIER)
 
+    def check_unchanged(self, mine: MemoryAccess, what: str, since: int) -> None:
+        """Report, as ``what``, writes since a stamp of cells (one on each line) that are read all the time."""
+        changed = mine[self.written_since(mine.cells, since)]
+        if changed.cells.size:
+            stamp = int(self.wrote[changed.cells[0]] >> BITS) % self.flying
+            self.report.tell(what, changed, self.bytes(changed), stamp)
+
     def still_written(self, cells: Array, begun: int) -> Array:
         """Which cells no other transaction has claimed since one began to write them."""
         return self.wrote[cells] >> BITS == self.flying + begun
@@ -236,9 +243,7 @@ class SharedHistory(History):
     leaves the last write as it is, and is kept as "alike".
     """
 
-    def __init__(
-        self, ctas: int, cells: int, granule: int, clocks: Clocks, report: MemoryReports, *, parts: bool
-    ) -> None:
+    def __init__(self, ctas: int, cells: int, granule: int, clocks: Clocks, report: Reporter, *, parts: bool) -> None:
         super().__init__(ctas * cells, granule, NEVER, MOST_STAMPS)
         self.cells, self.clocks, self.report, self.parts = cells, clocks, report, parts
         self.reads = self.tables["read"] = WarpTable("read", self)
@@ -320,15 +325,6 @@ class SharedHistory(History):
             queues[column] = np.zeros(self.wrote.shape, np.uint32)
         queues[column][cells] = self.coded(stamp, MANY)
         self.clocks.queue_acts(column, stamp)
-
-    def overwritten(self, op: Op, cells: Array, row: int, lane: int) -> None:
-        """A finding: these cells have been written while a transaction of a lane was reading them."""
-        records = self.wrote[cells]
-        record = records[np.argmax((records > NEVER) & (records < MBARRIER))]  # a copy under way, or else the first
-        other = None if record in (NEVER, MBARRIER) else self.clocks.history[(int(record) >> BITS) % self.flying]
-        if other is not None:
-            where = int(cells[0]) % self.cells * self.granule
-            self.report.overwritten(op, other, row, lane, cells.size, where)
 
     # -- mbarriers ---------------------------------------------------------------------------------------------------
 

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from warploom.emulate.control.frames import Frame, Origin, Turns, apply_in_turn, displaced, in_turn
-from warploom.emulate.findings.report import MemoryReports, Reporter
+from warploom.emulate.findings.report import Reporter
 from warploom.emulate.findings.traffic import TrafficCounter
 from warploom.emulate.memory.access import MemoryAccess
 from warploom.emulate.order.clocks import Clocks
@@ -30,7 +30,7 @@ MODES = {"load": "read", "store": "write", "atomic": "atomic"}
 class Memory:
     """Bytes, of which ``shadow`` says which are poison, and the history with which ``checks`` compare accesses."""
 
-    report: Any
+    report: Reporter
     clocks: Clocks
     checks = False
     shadow: Array | None = None  # allocated when poison is first stored
@@ -130,7 +130,7 @@ class Memory:
 class OwnedMemory(Memory):
     """Bytes of all who have some of their own, ``size`` each, ``stride`` apart."""
 
-    def __init__(self, owners: int, size: int, stride: int, report: MemoryReports | Reporter, history: Any) -> None:
+    def __init__(self, owners: int, size: int, stride: int, report: Reporter, history: Any) -> None:
         super().__init__(np.zeros(owners * stride, np.uint8), history)
         self.size, self.stride, self.report = size, stride, report
 

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from warploom.emulate.control.frames import Frame, Origin, displaced, widened
-from warploom.emulate.findings.report import MemoryReports
+from warploom.emulate.findings.report import Reporter
 from warploom.emulate.memory.access import MemoryAccess, SharedAccess
 from warploom.emulate.memory.history import MANY, NEVER, SharedHistory
 from warploom.emulate.memory.memory import MODES, OwnedMemory
@@ -36,7 +36,7 @@ class SharedMemory(OwnedMemory):
     """
 
     def __init__(
-        self, ctas: int, size: int, granule: int, clocks: Clocks, report: MemoryReports, checks: bool, parts: bool
+        self, ctas: int, size: int, granule: int, clocks: Clocks, report: Reporter, checks: bool, parts: bool
     ) -> None:
         stride = -(-max(size, 16) // 16) * 16
         cells = ctas if checks else 0, stride // granule, granule
@@ -210,7 +210,7 @@ class RemoteAccesses:
     Each CTA's memory begins ``stride`` bytes after that of the one before it.
     """
 
-    def __init__(self, clocks: Clocks, report: MemoryReports, stride: int) -> None:
+    def __init__(self, clocks: Clocks, report: Reporter, stride: int) -> None:
         self.clocks, self.report, self.stride = clocks, report, stride
         self.last: dict[tuple[int, int], tuple[Op, int, int, Callable[[], str]]] = {}  # by row and CTA
 

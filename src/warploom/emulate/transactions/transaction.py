@@ -179,9 +179,9 @@ class SharedRead:
 
     def end(self, row: int, lane: int) -> None:
         """It has been waited for: nobody may have written its cells since it began."""
-        changed = self.history.written_since(self.cells, self.stamp)
-        if np.count_nonzero(changed):
-            self.history.overwritten(self.op, self.cells[changed], row, lane)
+        if np.count_nonzero(self.history.written_since(self.cells, self.stamp)):
+            mine = self.history.of([row], lane, self.cells, self.op, "read", proxy=True)
+            self.history.check_unchanged(mine.flat, "overwritten", self.stamp)
 
 
 def cells_of(units: Array, size: int, history: SharedHistory) -> Array:
