@@ -65,6 +65,26 @@ def test_an_access_to_several_elements_may_not_reach_between_them() -> None:
 
 
 @kernel(threads=32)
+def copied(k: Kernel, a: Global[U32], b: Global[U32], out: Global[U32], *, bytes_of_last: int) -> None:
+    tile = k.shared(U32, 128)
+    valid = k.select(k.thread < 31, 8, bytes_of_last)
+    k.cp_async(tile.address(0, k.thread * 4), a + k.thread * 4, valid_bytes=valid)
+    k.commit_group()
+    k.wait_group()
+    k.syncwarp()
+    out.store(tile.load(0, k.thread * 4) + b.load(k.thread), k.thread)
+
+
+def test_copies_of_some_bytes_may_not_reach_between_the_elements_of_a_view_nor_mind_another_view() -> None:
+    """Sizes differ by lane, and no lane of a copy goes to the other array."""
+    gaps, plain = numbers(128).reshape(32, 4)[:, :2], numbers(128)
+    assert emulate(copied.trace(bytes_of_last=8), 1, [gaps, numbers(32), numbers(32)]).findings == ()
+    assert kinds(emulate(copied.trace(bytes_of_last=8), 1, [plain, numbers(64)[::2], numbers(32)])) == {"bounds"}
+    (found,) = emulate(copied.trace(bytes_of_last=16), 1, [gaps, numbers(32), numbers(32)]).findings
+    assert (found.kind, found.count, found.lane) == ("bounds", 1, 31)
+
+
+@kernel(threads=32)
 def wide(k: Kernel, a: Global[U32], out: Global[U32], *, offset: int) -> None:
     out.store(a.load(k.thread * 2 + offset, 2), k.thread * 2)
 

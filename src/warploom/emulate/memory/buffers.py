@@ -67,7 +67,7 @@ class GlobalBuffer:
 
     def in_gaps(self, offsets: Array, size: Array | int) -> Array:
         """The positions of those accesses, of ``size`` bytes each from ``offsets`` on, that reach between elements."""
-        if self.between is None:
+        if self.between is None or not offsets.size:
             return np.zeros(0, np.int64)
         reach = np.arange(np.max(size))
         reached = np.minimum(offsets[:, None] + reach, self.between.size - 1)
