@@ -8,7 +8,7 @@ from warploom.core.dtypes import bf16, f16, f32, s32
 from warploom.cuda import device
 from warploom.cuda.compile import compile_source
 from warploom.cuda.launch import load, scalar, synchronize
-from warploom.interop.arrays import SYNCHRONOUS_KINDS, current_stream, describe, empty_like
+from warploom.interop.arrays import SYNCHRONOUS_KINDS, current_stream, describe, empty
 
 pytestmark = pytest.mark.gpu
 DOUBLE = """
@@ -21,7 +21,7 @@ extern "C" __global__ void doubled(float* out, const float* in, int n) {
 
 def doubled(array):
     view = describe(array)
-    out = empty_like(view)
+    out = empty(view.kind, view.shape, view.dtype, view.device)
     index = view.device[1]
     kernel = load(compile_source(DOUBLE, "doubled", arch=device.target_of(index).name), index)
     stream = current_stream(view.kind, index)
@@ -52,7 +52,8 @@ def test_cupy_bfloat16():
     cupy = pytest.importorskip("cupy", minversion="14")
     array = cupy.zeros((4, 8), ml_dtypes.bfloat16)
     assert describe(array).dtype is bf16
-    assert empty_like(describe(array)).dtype == ml_dtypes.bfloat16
+    view = describe(array)
+    assert empty(view.kind, view.shape, view.dtype, view.device).dtype == ml_dtypes.bfloat16
 
 
 def test_jax():
@@ -67,7 +68,7 @@ def test_jax():
     np.testing.assert_array_equal(np.asarray(out + 1), np.arange(1000, dtype=np.float32) * 6 + 1)
     half = describe(jax.numpy.zeros((4, 8), jax.numpy.bfloat16))
     assert (half.dtype, half.strides) == (bf16, (8, 1))
-    assert empty_like(half).dtype == jax.numpy.bfloat16
+    assert empty(half.kind, half.shape, half.dtype, half.device).dtype == jax.numpy.bfloat16
 
 
 def test_foreign_objects_come_back_as_tensors():

@@ -109,7 +109,11 @@ class EmulatedGpu:
 
         monkeypatch.setattr(calls, "describe_all", all_on_gpu)
         compact = arrays._compact
-        monkeypatch.setattr(arrays, "_compact", lambda view: on_gpu(compact(view._replace(device=("cpu", 0))).owner))
+
+        def copied(view: ArrayView, dtype: DType | None) -> Any:
+            return on_gpu(compact(view._replace(device=("cpu", 0)), dtype))
+
+        monkeypatch.setattr(arrays, "_compact", copied)
         monkeypatch.setattr(declare, "empty", self.empty)
         for module in (declare, attention_backward, attention_varlen):
             monkeypatch.setattr(module, "filled", self.filled)

@@ -10,7 +10,7 @@ import ctypes
 import math
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import lru_cache, partial
+from functools import cache, partial
 from operator import call
 from typing import Any, NamedTuple
 
@@ -197,11 +197,6 @@ def empty(kind: str, shape: Sequence[int], dtype: DType, device: Device) -> Any:
     raise ProblemError("a result on the GPU needs torch, CuPy or JAX to hold it: import one of them, or pass an output")
 
 
-def empty_like(view: ArrayView, shape: Sequence[int] | None = None, dtype: DType | None = None) -> Any:
-    """:func:`empty` of the kind and on the device of ``view``, of its shape and type unless others are given."""
-    return empty(view.kind, view.shape if shape is None else shape, dtype or view.dtype, view.device)
-
-
 def makers(kind: str, forms: Iterable[Form], device: Device) -> Callable[[], list[Any]]:
     """A function that makes :func:`empty` arrays of these forms, again and again."""
     wanted = [(tuple(shape), dtype) for shape, dtype in forms]
@@ -282,10 +277,7 @@ def _reader_for(array: Any) -> Callable[[Any], ArrayView]:
 
 
 _readers: dict[type, Callable[[Any], ArrayView]] = {ArrayView: lambda view: view}
-_torch_to_dtype: dict[Any, DType] = {}
-_dtype_to_torch: dict[str, Any] = {}
-_cuda_devices: dict[int, Device] = {}
-_TORCH_NAMES = {
+_OURS = {
     "float16": "f16",
     "bfloat16": "bf16",
     "float32": "f32",
@@ -302,22 +294,27 @@ _TORCH_NAMES = {
 }
 
 
-def _learn_torch(torch: Any) -> None:
-    for name, ours in _TORCH_NAMES.items():
-        if hasattr(torch, name):
-            _torch_to_dtype[getattr(torch, name)] = DTYPES[ours]
-            _dtype_to_torch[ours] = getattr(torch, name)
+_TORCHS = {ours: name for name, ours in _OURS.items()}
 
 
+@cache
 def torch_element_type(dtype: Any) -> DType:
     """The type of the elements of torch's ``dtype``."""
-    if dtype not in _torch_to_dtype:
-        _learn_torch(sys.modules["torch"])
-    return _torch_to_dtype.get(dtype) or foreign_dtype(str(dtype).rpartition(".")[2], dtype.itemsize)
+    name = str(dtype).rpartition(".")[2]
+    return DTYPES[_OURS[name]] if name in _OURS else foreign_dtype(name, dtype.itemsize)
+
+
+@cache
+def torch_type(dtype: DType) -> Any:
+    """Torch's type of elements. Raises ProblemError where it has none."""
+    found = getattr(sys.modules["torch"], _TORCHS.get(dtype.name, ""), None)
+    if found is None:
+        raise ProblemError(f"this torch has no type for {dtype}")
+    return found
 
 
 def _read_torch(tensor: Any) -> ArrayView:
-    dtype = _torch_to_dtype.get(tensor.dtype) or torch_element_type(tensor.dtype)
+    dtype = torch_element_type(tensor.dtype)
     if tensor.requires_grad or tangents_are_on():
         refuse_derivatives(tensor)
     copied = tensor.is_neg()
@@ -328,8 +325,7 @@ def _read_torch(tensor: Any) -> ArrayView:
     except RuntimeError as error:
         raise without_memory(tensor, str(error)) from error
     if tensor.is_cuda:
-        index = tensor.get_device()
-        device = _cuda_devices.get(index) or _cuda_devices.setdefault(index, ("cuda", index))
+        device = "cuda", tensor.get_device()
     elif tensor.device.type == "cpu":
         device = CPU
     else:
@@ -381,27 +377,15 @@ def _read_jax(array: Any) -> ArrayView:
 
 
 def _through_dlpack(array: Any, kind: str, *, readonly: bool = False) -> ArrayView:
-    found, capsule = dlpack.read(array, lambda index: current_stream(kind, index))
-    owner = (array, capsule)
-    return ArrayView(
-        found.pointer, found.shape, found.strides, found.dtype, found.device, kind, owner, readonly or found.readonly
-    )
+    read = dlpack.read(array, lambda index: current_stream(kind, index))
+    pointer, shape, strides, dtype, device, unwritable, capsule = read
+    return ArrayView(pointer, shape, strides, dtype, device, kind, (array, capsule), readonly or unwritable)
 
 
 # --- makers -----------------------------------------------------------------------------------------------------------
 
 
-def torch_type(dtype: DType) -> Any:
-    """Torch's type of elements. Raises ProblemError where it has none."""
-    if dtype.name not in _dtype_to_torch:
-        _learn_torch(sys.modules["torch"])
-    try:
-        return _dtype_to_torch[dtype.name]
-    except KeyError:
-        raise ProblemError(f"this torch has no type for {dtype}") from None
-
-
-@lru_cache
+@cache
 def _torch_device(device: Device) -> Any:
     torch: Any = sys.modules["torch"]
     return torch.device("cpu") if device == CPU else torch.device(*device)
@@ -450,32 +434,20 @@ def settled(view: ArrayView) -> ArrayView:
     return view if strides == tuple(view.strides) else view._replace(strides=strides)
 
 
-def in_float32(view: ArrayView) -> ArrayView:
-    """A copy of the array in float32, of its own kind."""
-    if view.kind == "torch":
-        return describe(view.array.float())
-    if view.kind == "cupy":
-        return describe(view.array.astype(np.float32))
-    if view.kind == "jax":
-        with sys.modules["jax"].ensure_compile_time_eval():
-            return describe(view.array.astype(np.float32))
-    if view.device[0] == "cpu":
-        return describe(as_numpy(view).astype(np.float32))
-    raise ProblemError("this array must be float32, and its framework is unknown: convert it")
-
-
-def as_if_compact(view: ArrayView) -> ArrayView:
+def as_if_compact(view: ArrayView, dtype: DType | None = None) -> ArrayView:
     """The view that :func:`compact` gives, without a copy and without memory: for plans, which only look at it."""
-    return view._replace(pointer=0, strides=dlpack.row_major_strides(tuple(view.shape)), owner=None)
+    strides = dlpack.row_major_strides(tuple(view.shape))
+    return view._replace(pointer=0, strides=strides, dtype=dtype or view.dtype, owner=None)
 
 
-def compact(view: ArrayView) -> ArrayView:
-    """A row-major copy of the array, of its own kind: for kernels that need aligned or plain rows.
+def compact(view: ArrayView, dtype: DType | None = None) -> ArrayView:
+    """A row-major copy of the array, of its own kind and in its own type, or another.
 
-    Raises ProblemError where the memory of the CPU does not hold it; a framework's own error where a GPU's does not.
+    For kernels that need aligned or plain rows. Raises ProblemError where the memory of the CPU does not hold it; a
+    framework's own error where a GPU's does not.
     """
     try:
-        return _compact(view)
+        return describe(_compact(view, dtype))
     except (MemoryError, RuntimeError) as error:
         if view.device[0] != "cpu":
             raise
@@ -486,15 +458,17 @@ def compact(view: ArrayView) -> ArrayView:
         ) from error
 
 
-def _compact(view: ArrayView) -> ArrayView:
-    owner = view.array
+def _compact(view: ArrayView, dtype: DType | None) -> Any:
+    owner, wanted = view.array, None if dtype is None else dtype.numpy
     if view.kind == "torch":
-        return describe(owner.clone(memory_format=sys.modules["torch"].contiguous_format))
+        kind = owner.dtype if dtype is None else torch_type(dtype)
+        return owner.to(kind, copy=True, memory_format=sys.modules["torch"].contiguous_format)
     if view.kind == "cupy":
-        return describe(sys.modules["cupy"].array(owner, order="C"))
+        return sys.modules["cupy"].array(owner, wanted, order="C")
     if view.kind == "jax":
         with sys.modules["jax"].ensure_compile_time_eval():
-            return describe(sys.modules["jax"].numpy.array(owner, copy=True))
+            return sys.modules["jax"].numpy.array(owner, wanted, copy=True)
     if view.device[0] == "cpu":
-        return describe(np.array(as_numpy(view), order="C"))
-    raise ProblemError("rows of this array are not 16-byte aligned, and its framework is unknown: pass an aligned copy")
+        return np.array(as_numpy(view), wanted, order="C")
+    said = "aligned, row-major" if dtype is None else f"row-major {dtype.array_name}"
+    raise ProblemError(f"kernels take a copy of this array, and its framework is unknown: pass an {said} one")

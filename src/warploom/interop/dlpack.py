@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 from warploom.core.dtypes import DTYPES, DType, foreign_dtype
 from warploom.core.errors import ProblemError
@@ -53,15 +53,9 @@ class _Versioned(ctypes.Structure):
     ]
 
 
-class DLPackArray(NamedTuple):
-    """The contents of a capsule. ``strides`` count elements; ``device`` is ("cpu", 0) or ("cuda", index)."""
-
-    pointer: int
-    shape: tuple[int, ...]
-    strides: tuple[int, ...]
-    dtype: DType
-    device: tuple[str, int]
-    readonly: bool
+Read = tuple[int, tuple[int, ...], tuple[int, ...], DType, tuple[str, int], bool, Any]
+"""(pointer, shape, strides in elements, type, device, whether it is read-only, capsule); a device is ("cpu", 0) or
+("cuda", index)."""
 
 
 _api: Any = ctypes.pythonapi
@@ -79,8 +73,8 @@ def row_major_strides(shape: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(strides)
 
 
-def read(array: Any, current_stream: Callable[[int], int]) -> tuple[DLPackArray, Any]:
-    """(description, capsule) of ``array``. Keep the capsule, or the array, alive while the pointer is used.
+def read(array: Any, current_stream: Callable[[int], int]) -> Read:
+    """What the capsule of ``array`` says, and the capsule. Keep it, or the array, alive while the pointer is used.
 
     For a GPU array the producer is asked to make its data ready on ``current_stream(device index)``. The capsule is not
     consumed, so whoever drops it last releases the producer's memory. Raises ProblemError for a device that warploom
@@ -94,7 +88,7 @@ def read(array: Any, current_stream: Callable[[int], int]) -> tuple[DLPackArray,
         raise ProblemError(f"{type(array).__name__} cannot be read through DLPack: {error}") from error
 
 
-def _read(array: Any, current_stream: Callable[[int], int]) -> tuple[DLPackArray, Any]:
+def _read(array: Any, current_stream: Callable[[int], int]) -> Read:
     device_type, device_id = (int(part) for part in array.__dlpack_device__())
     if device_type in (CUDA, CUDA_MANAGED):
         # The protocol's numbers: 1 is the legacy default stream, 0 is not allowed.
@@ -114,7 +108,7 @@ def _read(array: Any, current_stream: Callable[[int], int]) -> tuple[DLPackArray
     shape = tuple(tensor.shape[axis] for axis in range(tensor.ndim))
     strides = tuple(tensor.strides[axis] for axis in range(tensor.ndim)) if tensor.strides else row_major_strides(shape)
     device = ("cuda", device_id) if device_type in (CUDA, CUDA_MANAGED) else ("cpu", 0)
-    return DLPackArray((tensor.data or 0) + tensor.byte_offset, shape, strides, dtype, device, readonly), capsule
+    return (tensor.data or 0) + tensor.byte_offset, shape, strides, dtype, device, readonly, capsule
 
 
 def _export(array: Any, **stream: int) -> Any:

@@ -14,10 +14,10 @@ from typing import Any, NamedTuple
 from warploom.core.arguments import MOST_STRIDE
 from warploom.core.dtypes import DTYPES, DType, bf16, f16, f32, u16
 from warploom.core.errors import ProblemError
-from warploom.interop.arrays import ArrayView, compact, in_float32, settled
+from warploom.interop.arrays import ArrayView, settled
 from warploom.interop.overlap import overlaps_itself
 
-Copy = Callable[[ArrayView], ArrayView]
+Copy = Callable[..., ArrayView]
 Shapes = Mapping[str, tuple[tuple[int, ...], DType]]
 FP8 = "float8_e4m3fn"
 _ALIGNED_BYTES = 16  # what one cp.async moves
@@ -54,7 +54,7 @@ class Memory:
             return view
         view = self.seen(view)
         if self.in_float32 and view.dtype in (bf16, f16):
-            return in_float32(view) if copy is compact else copy(view._replace(dtype=f32))
+            return copy(view, f32)
         return view if self.fit is None or self.fit(view) else copy(view)
 
 
