@@ -21,7 +21,6 @@ from warploom.core.dtypes import dtype_of
 from warploom.core.errors import ProblemError
 from warploom.interop.arrays import CPU, ArrayView
 from warploom.interop.dlpack import row_major_strides
-from warploom.kernels.attention.scores import HEAD_ARRAYS
 from warploom.ops.attention import AttentionOptions, attention_call, problem_of
 from warploom.ops.attention_backward import attention_backward_call
 from warploom.ops.calls import Caller
@@ -44,16 +43,16 @@ def attention(q: Array, k: Array, v: Array, *, return_lse: bool = False, **optio
         raise TypeError(f"warploom.jax.attention has no argument {min(unknown)!r}")
     arrays, plain = attention_call.positions({"q": q, "k": k, "v": v, "return_lse": True, **options})
     asked = attention_call.declaration.plain(plain)
-    problem_of(_seen(arrays, asked))
+    problem_of(_seen(attention_call, arrays, tuple(asked.values())))
     found: Any = _attention(tuple(asked.values()), arrays)
     return tuple(found) if return_lse else found[0]
 
 
-def _seen(arrays: Arrays, options: dict[str, Any]) -> Arguments:
+def _seen(caller: Caller, arrays: Arrays, options: Given) -> Arguments:
     """The arguments of a call in a trace, without addresses. Raises ProblemError for arrays not as declared."""
-    views = dict[str, ArrayView]()
-    for name, x in attention_call.declaration.named(arrays).items():
-        if x is None and name not in attention_call.declaration.needed:
+    views, declaration = dict[str, ArrayView](), caller.declaration
+    for name, x in declaration.named(arrays).items():
+        if x is None and name not in declaration.needed:
             continue
         if not isinstance(x, jax.Array | np.ndarray):
             raise ProblemError(f"{name} is a {type(x).__name__}: pass an array of JAX")
@@ -62,15 +61,14 @@ def _seen(arrays: Arrays, options: dict[str, Any]) -> Arguments:
             dtype = dtype_of(x.dtype)
         except ValueError:
             raise ProblemError(f"{name} is {x.dtype}: attention takes float16 and bfloat16") from None
-        views[name] = ArrayView(0, shape, row_major_strides(shape), dtype, CPU, "jax", x)
-    return attention_call.declaration.bind(views, options)
+        views[declaration.kernels(name)] = ArrayView(0, shape, row_major_strides(shape), dtype, CPU, "jax", x)
+    return declaration.bind(views, dict(zip(caller.option_names, options, strict=True)))
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _attention(options: Given, arrays: Arrays) -> Any:
     """The result and its log-sum-exps, which the backward pass needs."""
-    forms = _seen(arrays, dict(zip(attention_call.option_names, options, strict=True))).results.values()
-    return _on_host(attention_call, arrays, options, [(shape, dtype.numpy) for shape, dtype in forms])
+    return _on_host(attention_call, arrays, options)
 
 
 def _forward(options: Given, arrays: Arrays) -> Any:
@@ -87,22 +85,21 @@ def _backward(options: Given, saved: Any, gradients: tuple[Array, Array]) -> Any
         **dict(zip(attention_call.option_names, options, strict=True)),
     }
     given, asked = attention_backward_call.positions(known)
-    named = zip(attention_call.array_names, arrays, strict=True)
-    forms = [(x.shape, np.float32 if name in HEAD_ARRAYS else x.dtype) for name, x in named if x is not None]
-    made = iter(_on_host(attention_backward_call, given, asked, forms))
+    made = iter(_on_host(attention_backward_call, given, asked))
     return (tuple([None if x is None else next(made).astype(x.dtype) for x in arrays]),)
 
 
 _attention.defvjp(_forward, _backward)  # pyright: ignore[reportFunctionMemberAccess]  (where JAX is absent)
 
 
-def _on_host(caller: Caller, arrays: Arrays, options: Given, forms: Any) -> Any:
+def _on_host(caller: Caller, arrays: Arrays, options: Given) -> Any:
     """The results of a call on NumPy's arrays, when the program runs."""
 
     def run(*given: Any) -> Any:
         hosts = iter(map(np.asarray, given))
         return caller.computed(tuple([None if x is None else next(hosts) for x in arrays]), options)
 
-    shapes = tuple([jax.ShapeDtypeStruct(*form) for form in forms])
+    forms = _seen(caller, arrays, options).results.values()
+    shapes = tuple([jax.ShapeDtypeStruct(shape, dtype.numpy) for shape, dtype in forms])
     given = [jnp.asarray(x) for x in arrays if x is not None]
     return jax.pure_callback(run, shapes, *given, vmap_method="sequential")

@@ -15,7 +15,7 @@ import torch
 
 from warploom.core.errors import ProblemError
 from warploom.interop import tracing
-from warploom.interop.refusals import NO_BACKWARD, has_memory, refuse_tangent, refuse_watched
+from warploom.interop.refusals import NO_BACKWARD, has_memory, refuse_tangent
 from warploom.interop.torch_internals import recogniser, tangents_are_on
 from warploom.operators.schema import Named
 from warploom.ops.calls import Caller, Repeatable
@@ -284,9 +284,6 @@ class Recorder:
         known = caller.cache.known(asked, config, arrays) if check is False else None
         made = None if known is None else known[0].on(known[1])
         if made is None:
-            for name, x in zip(caller.option_names, options, strict=True):
-                if isinstance(x, torch.Tensor):
-                    refuse_watched(name, x)
             for name, x in caller.declaration.named(arrays).items():
                 if x is not None:
                     refuse_tangent(x, name)
