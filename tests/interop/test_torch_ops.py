@@ -164,12 +164,15 @@ def test_opcheck_of_products(shapes, options):
 
 @pytest.mark.parametrize("rows", [16, 0])
 def test_opcheck_of_reductions(rows):
-    from warploom.operators.reduce import argmax_operator, loss_operator, reduce_operator
+    from warploom.operators.reduce import argmax_operator, gradients_operator, loss_operator, reduce_operator
 
     a, b, bias = tensors((rows, 24), (24, 40), (40,))
     torch.library.opcheck(reduce_operator, (a, b, "logsumexp"), {"scale": 2.0, "bias": bias})
     torch.library.opcheck(argmax_operator, (a, b))
     torch.library.opcheck(loss_operator, (a, b.T.contiguous(), torch.arange(rows)))
+    of_rows = {"lse": torch.zeros(rows), "by_lse": torch.ones(rows), "wants_w": False}
+    which = "test_schema", "test_faketensor"
+    torch.library.opcheck(gradients_operator, (a, b.T.contiguous()), of_rows, test_utils=which)
 
 
 def test_out_breaks_the_graph():

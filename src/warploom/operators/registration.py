@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 import torch
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 
-from warploom.core.dtypes import DTYPES
+from warploom.core.dtypes import f32
 from warploom.core.errors import ProblemError
 from warploom.interop.arrays import ArrayView, torch_element_type, torch_type
 from warploom.interop.refusals import NESTED, NO_BACKWARD, NO_TANGENT, NOT_TWICE, refuse_derivatives, refuse_tangent
@@ -117,9 +117,7 @@ def define_call(
         found = arguments_of(declaration, given, checked=not of_gradients, **known)
         if_sizes_are_known(lambda: check(found, given["config"]))
         first, forms = next(x for x in given.values() if isinstance(x, torch.Tensor)), found.results
-        likes = [found.views.get(declaration.kernels(x.like)) for x in results]
-        empty = [((0,), DTYPES[x.like] if like is None else like.dtype) for x, like in zip(results, likes, strict=True)]
-        wanted = [forms.get(x.name, nothing) for x, nothing in zip(results, empty, strict=True)]
+        wanted = [forms.get(x.name, ((0,), f32)) for x in results]
         return returned([first.new_empty(shape, dtype=torch_type(dtype)) for shape, dtype in wanted])
 
     text = ", ".join(["Tensor"] * len(results))
