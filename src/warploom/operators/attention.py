@@ -21,6 +21,7 @@ from warploom.operators.recorded import BackwardPass, Derivative, Place, Recorde
 from warploom.operators.registration import (
     arguments_of,
     define_call,
+    define_gradients,
     define_mutating,
     deterministic,
     differentiated,
@@ -43,50 +44,39 @@ _UNREAD = "check=True reads lengths on the CPU, which a traced graph cannot: che
 class Attention:
     """A kind of attention as its operators, of the output and with ``_lse`` behind its name of the log-sum-exps too.
 
-    ``check`` raises for what is wrong with arguments and a configuration beyond their declaration.
+    ``check`` raises for what is wrong with arguments and a configuration beyond their declaration. Where there is a
+    ``backward`` operation, it has the gradients of both, and of eager calls.
     """
 
-    def __init__(
-        self, caller: Caller, check: Callable[[Arguments, Any], None], derivative: Derivative | None = None
-    ) -> None:
-        self.caller, self.derivative, self._name = caller, derivative, caller.name
+    def __init__(self, caller: Caller, check: Callable[[Arguments, Any], None], backward: Caller | None = None) -> None:
+        self.caller, self._name, self._backward = caller, caller.name, backward
+        derivative = self._recorder = None
+        if backward is not None:
+            derivative = Derivative(frozenset(DIFFERENTIATED), self._gradients, needs={"return_lse": True})
+            self._recorder = Recorder(caller, derivative)
         more = () if derivative is None else (_DETERMINISTIC,)
         self.schema, self.operator = define_call(caller, fixed={"return_lse": False}, more=more, check=check)
         _, self.lse_operator = define_call(
             caller, name=f"{caller.name}_lse", fixed={"return_lse": True}, more=more, check=check, derivative=derivative
         )
 
-    def traced(self, given: Named, config: Any, **more: Any) -> Any:
-        """The results by an operator."""
+    def __call__(self, given: Named, config: Any, check: Any = False, **more: Any) -> Any:
+        """The results of a call; ``more`` are options of the gradients."""
+        recorder = self._recorder
+        if recorder is not None and runs_eagerly(given["q"]):
+            return recorder(*self.caller.positions(given), config, check, **more)
         operators, arguments = torch.ops.warploom, {**self.schema.arguments(given, config), **more}
         return_lse = given.get("return_lse", False)
-        known = self.derivative is not None and differentiated(*[given.get(name) for name in DIFFERENTIATED])
+        known = recorder is not None and differentiated(*[given.get(name) for name in DIFFERENTIATED])
         if not (return_lse or known):
             return getattr(operators, self._name)(**arguments)
         out, lse = getattr(operators, f"{self._name}_lse")(**arguments)  # the backward pass needs both
         return (out, lse) if return_lse else out
 
-
-class DifferentiableAttention(Attention):
-    """A kind of attention as its operators and as an eager operation with a history; ``backward`` has its gradients."""
-
-    def __init__(self, caller: Caller, check: Callable[[Arguments, Any], None], backward: Caller) -> None:
-        self._backward = backward
-        self._backward_schema, self.backward_operator = define_call(backward, of_gradients=True)
-        derivative = Derivative(frozenset(DIFFERENTIATED), self._gradients, needs={"return_lse": True})
-        super().__init__(caller, check, derivative)
-        self._recorder = Recorder(caller, derivative)
-
-    def __call__(self, given: Named, config: Any, check: Any, deterministic: bool) -> Any:
-        """The results of a call; ``deterministic`` is an option of the gradients."""
-        more = {"deterministic": True} if deterministic else {}
-        if runs_eagerly(given["q"]):
-            return self._recorder(*self.caller.positions(given), config, check, **more)
-        return self.traced(given, config, **more)
-
     def _gradients(self, call: RecordedCall, how: BackwardPass) -> dict[str, Place]:
         """The gradients of a node by the arrays of the call, of their types: those of options come in float32."""
         (dout, dlse), given, backward = how.by_results, call.given(how.saved), self._backward
+        assert backward is not None
         if dout is None:
             if dlse is None:
                 return {}
@@ -101,11 +91,10 @@ class DifferentiableAttention(Attention):
                 found[name] = found[name].then(lambda x, dtype=dtype: x.to(dtype))
         return found
 
-    def traced_gradients(self, *, config: Any = None, **given: Any) -> Any:
-        """The gradients by their operator, which has those by absent arrays too, as empty tensors."""
-        arguments = self._backward_schema.arguments(given, config)
-        found = getattr(torch.ops.warploom, self._backward.name)(**arguments)
-        return tuple([x for name, x in zip(DIFFERENTIATED, found, strict=True) if given.get(name) is not None])
+
+def _of_gradients(deterministic: bool) -> dict[str, bool]:
+    """The options of gradients that are asked for."""
+    return {"deterministic": True} if deterministic else {}
 
 
 # -- even sequences
@@ -115,9 +104,9 @@ def _check(given: Arguments, config: Any) -> None:
         of_even.refuse_config(config, problem)
 
 
-_attention = DifferentiableAttention(of_even.attention_call, _check, attention_backward_call)
-backward_operator, attention_operator = _attention.backward_operator, _attention.operator
-attention_lse_operator, attention_backward = _attention.lse_operator, _attention.traced_gradients
+_attention = Attention(of_even.attention_call, _check, attention_backward_call)
+attention_operator, attention_lse_operator = _attention.operator, _attention.lse_operator
+backward_operator, attention_backward = define_gradients(attention_backward_call)
 
 
 def attention(
@@ -139,7 +128,7 @@ def attention(
     if turned:
         q, k, v, options["layout"] = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), "bshd"
     given = {"q": q, "k": k, "v": v, "return_lse": return_lse, **options}
-    found = _attention(given, config, False, deterministic)
+    found = _attention(given, config, **_of_gradients(deterministic))
     if not turned:
         return found
     return (found[0].transpose(1, 2), found[1]) if return_lse else found.transpose(1, 2)
@@ -153,8 +142,8 @@ def _check_packed(given: Arguments, config: Any) -> None:
 
 
 _CALL = of_packed.attention_varlen_call
-_varlen = DifferentiableAttention(_CALL, _check_packed, attention_varlen_backward_call)
-attention_varlen_backward = _varlen.traced_gradients
+_varlen = Attention(_CALL, _check_packed, attention_varlen_backward_call)
+_, attention_varlen_backward = define_gradients(attention_varlen_backward_call)
 
 
 def attention_varlen(
@@ -171,7 +160,7 @@ def attention_varlen(
         return _checked(deterministic=deterministic, check=check, config=config, **given)
     if out is not None:  # has no history
         return _CALL.computed(*_CALL.positions(given), config, check)
-    return _varlen(given, config, check, deterministic)
+    return _varlen(given, config, check, **_of_gradients(deterministic))
 
 
 _checked = untraced(
@@ -196,7 +185,7 @@ def attention_paged(*, out: torch.Tensor | None = None, check: bool = False, con
     """:func:`warploom.attention_paged` inside a traced graph: one call of an operator, no graph break."""
     if check:
         raise ProblemError(_UNREAD)
-    found = _paged.traced(given, config)
+    found = _paged(given, config)
     if out is None:
         return found
     out.copy_(found[0] if given["return_lse"] else found)
@@ -218,8 +207,7 @@ def _append(*given: Any) -> None:
 
 def _fake_append(*given: Any) -> None:
     *arrays, interleaved, _ = given
-    declaration = of_cached.append_call.declaration
-    found = arguments_of(declaration, declaration.named(tuple(arrays)), interleaved=interleaved)
+    found = arguments_of(of_cached.append_call.declaration, tuple(arrays), (interleaved,))
     if_sizes_are_known(lambda: of_cached.append_problem(found))
 
 

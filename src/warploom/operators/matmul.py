@@ -37,7 +37,7 @@ from warploom.operators.recorded import (
     runs_eagerly,
 )
 from warploom.operators.registration import arguments_of, define, if_sizes_are_known
-from warploom.operators.schema import Named, Schema
+from warploom.operators.schema import Schema
 from warploom.ops.matmul import (
     check_count,
     check_epilogue,
@@ -259,14 +259,14 @@ def _run(arrays: tuple[Any, ...], options: tuple[Any, ...], config: Any) -> torc
     return matmul_call.computed(arrays, (out_dtype, accumulate, function_of(epilogue), alpha), config)
 
 
-def _fake(given: Named) -> torch.Tensor:
-    a, b, accumulate = (given[name] for name in ("a", "b", "accumulate"))
-    found = arguments_of(matmul_call.declaration, given, epilogue=function_of(given["epilogue"]))
+def _fake(arrays: tuple[Any, ...], options: tuple[Any, ...], config: Any) -> torch.Tensor:
+    (a, b, *_), (out_dtype, accumulate, epilogue, alpha) = arrays, options
+    found = arguments_of(matmul_call.declaration, arrays, (out_dtype, accumulate, function_of(epilogue), alpha))
     own = found.views["a"].dtype
     dtype = result_types(own, None, found.options)[0]
     shape = if_sizes_are_known(lambda: check_epilogue(found))
-    if given["config"] is not None:
-        checked_config(given["config"], own, accumulate)
+    if config is not None:
+        checked_config(config, own, accumulate)
     if shape is None:
         shape = (*torch.broadcast_shapes(a.shape[:-2], b.shape[:-2]), a.shape[-2], b.shape[-1])
     return a.new_empty(shape, dtype=torch_type(dtype))

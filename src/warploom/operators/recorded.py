@@ -6,7 +6,7 @@ of its tensors (:class:`~warploom.ops.calls.CallCache`), and so are the calls of
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from operator import itemgetter
 from typing import Any
@@ -146,6 +146,7 @@ gradients of the results."""
 class RecordedCall:
     """A call with a history. ``names`` are those of the tensors it takes, ``wanted`` those with gradients.
 
+    ``run`` computes the results, the hidden ones too, of the tensors, without a history.
     ``hidden``: how many of the last results the backward pass needs, and the caller does not.
     """
 
@@ -153,21 +154,24 @@ class RecordedCall:
     finish: Finish | None = None
 
     def __init__(
-        self, caller: Caller, derivative: Derivative, arrays: tuple[Any, ...], options: Named, config: Any
+        self,
+        run: Callable[[Sequence[Any]], list[Any]],
+        caller: Caller,
+        derivative: Derivative,
+        arrays: tuple[Any, ...],
+        options: Named,
+        config: Any,
     ) -> None:
         given = {**caller.declaration.named(arrays), **options}
         tensors = {name: x for name, x in given.items() if isinstance(x, torch.Tensor)}
-        self.caller, self.options, self.config, self.names = caller, options, config, tuple(tensors)
+        self.run, self.caller, self.options, self.config = run, caller, options, config
+        self.names = tuple(tensors)
         self.wanted = frozenset([name for name, x in tensors.items() if x.requires_grad])
         for name in sorted(self.wanted - derivative.by):
             raise ProblemError(f"{name}: {NO_BACKWARD}")
         if derivative.check is not None:
             derivative.check(given)
         self._backward = derivative.backward
-
-    def run(self, tensors: Sequence[Any]) -> list[Any]:
-        """The results, the hidden ones too, without a history."""
-        raise NotImplementedError
 
     def gradients(self, saved: tuple[torch.Tensor, ...], by_results: Tensors) -> Sequence[Any]:
         """The gradients by the call's tensors, of what the node saved and of the gradients of what it gave."""
@@ -194,7 +198,7 @@ class EagerCall(RecordedCall):
         names, needs = of.caller.option_names, of.derivative.needs
         self._options = tuple([needs.get(name, x) for name, x in zip(names, options, strict=True)])
         named = {**dict(zip(names, self._options, strict=True)), **more}
-        super().__init__(of.caller, of.derivative, arrays, named, config)
+        super().__init__(self._run, of.caller, of.derivative, arrays, named, config)
         self.hidden = int(any(not x and name in needs for name, x in zip(names, options, strict=True)))
         self._apply, self.finish, self._check = of.apply, of.finish, check
         self._places, self._count = [i for i, x in enumerate(arrays) if x is not None], len(arrays)
@@ -207,7 +211,7 @@ class EagerCall(RecordedCall):
         found = self._apply(self, *tensors)
         return list(found) if found.__class__ is tuple else [found]
 
-    def run(self, tensors: Sequence[Any]) -> list[Any]:
+    def _run(self, tensors: Sequence[Any]) -> list[Any]:
         """The results, by the launches that were prepared for tensors like these."""
         made = None if self._prepared is None else self._prepared.on(tensors)
         if made is None:
@@ -275,7 +279,8 @@ class Recorder:
         """
         caller, kind = self.caller, arrays[0].device.type
         if torch.is_autocast_enabled(kind):
-            arrays = cast(caller, arrays)
+            declaration = caller.declaration
+            arrays = cast(kind, declaration.is_exact, declaration.named(arrays).items())
             with torch.autocast(kind, enabled=False):
                 return self(arrays, options, config, check, **more)
         if not (torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in arrays)):
@@ -306,12 +311,11 @@ def runs_eagerly(*arrays: Any) -> bool:
     return plain and all(x is None or has_memory(x) for x in arrays)
 
 
-def cast(caller: Caller, arrays: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Floating-point tensors but the exact ones in the type of autocast."""
-    dtype, declaration = torch.get_autocast_dtype(arrays[0].device.type), caller.declaration
-    return tuple(
-        [
-            x.to(dtype) if x is not None and x.is_floating_point() and not declaration.is_exact(name) else x
-            for name, x in declaration.named(arrays).items()
-        ]
-    )
+def cast(kind: str, is_exact: Callable[[str], bool], given: Iterable[tuple[str, Any]]) -> tuple[Any, ...]:
+    """Arguments by their names, floating-point tensors but the exact ones in the type of autocast on a device."""
+    dtype = torch.get_autocast_dtype(kind)
+
+    def typed(name: str, x: Any) -> Any:
+        return x.to(dtype) if isinstance(x, torch.Tensor) and x.is_floating_point() and not is_exact(name) else x
+
+    return tuple([typed(name, x) for name, x in given])

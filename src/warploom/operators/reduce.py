@@ -24,7 +24,7 @@ from warploom.operators.recorded import (
     Tensors,
     runs_eagerly,
 )
-from warploom.operators.registration import define_call
+from warploom.operators.registration import define_call, define_gradients
 from warploom.operators.schema import Named
 from warploom.ops import loss as of_loss
 from warploom.ops import matmul as of_matmul
@@ -37,17 +37,8 @@ _TARGET = _LOSS.array_names.index("target")
 
 
 # -- the gradients of both
-_GRADIENTS_SCHEMA, gradients_operator = define_call(_GRADIENTS, fixed={"blocks": None}, twins=False, of_gradients=True)
-"""The gradients by x, w and bias of losses, or log-sum-exps, of rows of scale · x·wᵀ + bias; empty if not wanted."""
-
-
+gradients_operator, row_gradients = define_gradients(_GRADIENTS, fixed={"blocks": None}, twins=False)
 _WANTS = "wants_x", "wants_w", "wants_bias"
-
-
-def row_gradients(*, config: Any = None, **given: Any) -> Any:
-    """The gradients that are wanted, by their operator."""
-    found = torch.ops.warploom.row_gradients(**_GRADIENTS_SCHEMA.arguments(given, config))
-    return tuple([x for name, x in zip(_WANTS, found, strict=True) if given[name]])
 
 
 def _by_rows(

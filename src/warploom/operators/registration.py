@@ -8,7 +8,7 @@ Source: PyTorch, "Custom Python Operators" and ``torch.library``.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, TypeVar
 
 import torch
@@ -26,8 +26,9 @@ from warploom.interop.torch_internals import (
     tangents_are_on,
     transforms,
 )
-from warploom.operators.recorded import Derivative, RecordedCall, node
+from warploom.operators.recorded import Derivative, RecordedCall, cast, node
 from warploom.operators.schema import Named, Schema
+from warploom.ops.arrays import ResultArray
 from warploom.ops.calls import Caller
 from warploom.ops.declare import Arguments, Declaration, Option
 
@@ -45,18 +46,18 @@ def define(
     schema: Schema,
     results: str,
     run: Callable[[tuple[Any, ...], tuple[Any, ...], Any], Any],
-    fake: Callable[[dict[str, Any]], Any],
+    fake: Callable[[tuple[Any, ...], tuple[Any, ...], Any], Any],
     derivative: Derivative | None = None,
     *,
     of_gradients: bool = False,
 ) -> Any:
     """``torch.ops.warploom.<name>``: what ``run`` computes, and what ``fake`` says of its shapes while tracing.
 
-    ``run`` is called with arrays, options and the configuration in the order of the declaration; ``fake`` with all
-    arguments by the schema's names. Nothing is mutated. Without a ``derivative`` whoever asks for one gets a
-    ProblemError, and so does who asks for one in forward mode. An operator ``of_gradients`` may be recorded
-    (``create_graph``, ``torch.func.grad``), and refuses once its own derivative is asked for. It takes no part in
-    autocast: the forward pass has chosen the types, and torch.compile traces both passes under its autocast.
+    Both are called with arrays, options and the configuration in the order of the declaration. Nothing is mutated.
+    Without a ``derivative`` whoever asks for one gets a ProblemError, and so does who asks for one in forward mode. An
+    operator ``of_gradients`` may be recorded (``create_graph``, ``torch.func.grad``), and refuses once its own
+    derivative is asked for. It takes no part in autocast: the forward pass has chosen the types, and torch.compile
+    traces both passes under its autocast.
     """
     if of_gradients:
         derivative = Derivative(frozenset(schema.names), _refuse_twice, kept=False)
@@ -72,9 +73,7 @@ def define(
             _LIBRARY.impl(name, _autocast(key, lambda: operator, schema), f"Autocast{key}")
     record = None if derivative is None else _recording(name, caller, schema, derivative)
     _LIBRARY.impl(name, _autograd(kernel, record, lambda: operator, schema.names), "Autograd", with_keyset=True)
-    torch.library.register_fake(
-        f"{_NAMESPACE}::{name}", lambda *given, **named: fake(schema.every(given) | named), lib=_LIBRARY
-    )
+    torch.library.register_fake(f"{_NAMESPACE}::{name}", lambda *given: fake(*schema.declared(given)), lib=_LIBRARY)
     torch.library.register_vmap(f"{_NAMESPACE}::{name}", _one_by_one(lambda: operator), lib=_LIBRARY)
     operator: Any = getattr(getattr(torch.ops, _NAMESPACE), name).default
     return operator
@@ -110,13 +109,13 @@ def define_call(
             return returned(found)
         made, like = iter(found), arrays[0]
         given = dict(zip((*caller.array_names, *caller.option_names), (*arrays, *options), strict=True))
-        absent = [bool(x.when) and (given[x.when] is None or given[x.when] is False) for x in results]
-        return returned([like.new_empty((0,), dtype=torch.float32) if x else next(made) for x in absent])
+        there = [is_made(x, given) for x in results]
+        return returned([next(made) if x else like.new_empty((0,), dtype=torch.float32) for x in there])
 
-    def fake(given: dict[str, Any]) -> Any:
-        found = arguments_of(declaration, given, checked=not of_gradients, **known)
-        if_sizes_are_known(lambda: check(found, given["config"]))
-        first, forms = next(x for x in given.values() if isinstance(x, torch.Tensor)), found.results
+    def fake(arrays: tuple[Any, ...], options: tuple[Any, ...], config: Any) -> Any:
+        found = arguments_of(declaration, arrays, options, checked=not of_gradients)
+        if_sizes_are_known(lambda: check(found, config))
+        first, forms = arrays[0], found.results
         wanted = [forms.get(x.name, ((0,), f32)) for x in results]
         return returned([first.new_empty(shape, dtype=torch_type(dtype)) for shape, dtype in wanted])
 
@@ -134,6 +133,28 @@ def define_call(
     return schema, operator
 
 
+def define_gradients(
+    caller: Caller, fixed: Named | None = None, *, twins: bool = True
+) -> tuple[Any, Callable[..., Any]]:
+    """The operator of a declared operation that computes gradients, and a function of the arguments by their names.
+
+    The function gives the gradients that are asked for.
+    """
+    schema, operator = define_call(caller, fixed=fixed, twins=twins, of_gradients=True)
+    name, results = caller.name, caller.declaration.results
+
+    def traced(*, config: Any = None, **given: Any) -> Any:
+        found = getattr(torch.ops.warploom, name)(**schema.arguments(given, config))
+        return tuple([x for x, result in zip(found, results, strict=True) if is_made(result, given)])
+
+    return operator, traced
+
+
+def is_made(result: ResultArray, given: Named) -> bool:
+    """Whether a call with these arrays and options makes a result."""
+    return not result.when or not (given.get(result.when) is None or given[result.when] is False)
+
+
 def deterministic(caller: Caller, options: tuple[Any, ...]) -> tuple[Any, ...]:
     """The options of a call, deterministic where PyTorch asks for it."""
     if not torch.are_deterministic_algorithms_enabled():
@@ -142,19 +163,20 @@ def deterministic(caller: Caller, options: tuple[Any, ...]) -> tuple[Any, ...]:
 
 
 # -- tensors without memory
-def arguments_of(declaration: Declaration, given: Named, *, checked: bool = True, **fixed: Any) -> Arguments:
-    """The arguments of an operation, of those of its operator; options that this one does not have are ``fixed``.
+def arguments_of(
+    declaration: Declaration, arrays: tuple[Any, ...], options: tuple[Any, ...], *, checked: bool = True
+) -> Arguments:
+    """The arguments of an operation, of arrays and options in the order of its declaration.
 
     Raises ProblemError for arrays that are not as declared, unless that depends on sizes that only the data tells.
     """
-    names = [x for name, y in declaration.arrays.items() for x in (y.numbered(2) if y.many else [name])]
-    views = {declaration.kernels(name): _seen(x) for name in names if (x := given.get(name)) is not None}
-    options = {x.name: given.get(x.name, x.default) for x in declaration.options.values()} | fixed
-    if "window_left" in given:
-        sides = given["window_left"], given["window_right"]
-        options["window"] = None if sides == (None, None) else sides
-    found = if_sizes_are_known(lambda: declaration.bind(views, options)) if checked else None
-    return declaration.bind(views, options, checked=False) if found is None else found
+    views = {declaration.kernels(name): _seen(x) for name, x in declaration.named(arrays).items() if x is not None}
+    known = {  # a tensor stands for a number that the graph does not know
+        x.name: x.default if isinstance(value, torch.Tensor) else value
+        for x, value in zip(declaration.options.values(), options, strict=True)
+    }
+    found = if_sizes_are_known(lambda: declaration.bind(views, known)) if checked else None
+    return declaration.bind(views, known, checked=False) if found is None else found
 
 
 def _seen(tensor: torch.Tensor) -> ArrayView:
@@ -278,19 +300,6 @@ def _refuse_batches(*_: Any, **_named: Any) -> Any:
     raise ProblemError("a call that writes to its arguments has no batches: call it outside of torch.vmap")
 
 
-class _OperatorCall(RecordedCall):
-    """A call of an operator, which computes the results below autograd."""
-
-    compute: Callable[[], Any]
-
-    def run(self, tensors: Sequence[Any]) -> list[Any]:
-        """The results, by the kernel below autograd."""
-        # PyTorch runs this without grad mode, by which levels of torch.func below this one would record nothing.
-        with torch.set_grad_enabled(transforms()), below_autograd():
-            found = self.compute()
-        return list(found) if isinstance(found, tuple) else [found]
-
-
 def _recording(name: str, caller: Caller, schema: Schema, derivative: Derivative) -> Callable[..., Any]:
     """A function that runs an operator (operator, keys below autograd, arguments) with a history of its results."""
     apply = node(name, kept=derivative.kept)
@@ -299,8 +308,14 @@ def _recording(name: str, caller: Caller, schema: Schema, derivative: Derivative
         arrays, options, config = schema.declared(arguments)
         given = schema.every(arguments)
         named = dict(zip(caller.option_names, options, strict=True)) | {x: given[x] for x in schema.more}
-        call = _OperatorCall(caller, derivative, arrays, named, config)
-        call.compute = lambda: operator.redispatch(below, *arguments)
+
+        def run(_: Any) -> list[Any]:
+            # PyTorch runs this without grad mode, by which levels of torch.func below this one would record nothing.
+            with torch.set_grad_enabled(transforms()), below_autograd():
+                found = operator.redispatch(below, *arguments)
+            return list(found) if isinstance(found, tuple) else [found]
+
+        call = RecordedCall(run, caller, derivative, arrays, named, config)
         known = {**caller.declaration.named(arrays), **named}
         with one_level_of_autograd():
             return apply(call, *[known[x] for x in call.names])
@@ -313,13 +328,8 @@ def _autocast(key: str, operator: Callable[[], Any], schema: Schema) -> Callable
     kind = key.lower()
 
     def run(*arguments: Any) -> Any:
-        dtype = torch.get_autocast_dtype(kind)
-
-        def cast(name: str, x: Any) -> Any:
-            floats = name not in schema.exact and isinstance(x, torch.Tensor) and x.is_floating_point()
-            return x.to(dtype) if floats else x
-
+        given = cast(kind, schema.exact.__contains__, zip(schema.names, arguments, strict=False))
         with torch.autocast(kind, enabled=False):
-            return operator()(*map(cast, schema.names, arguments))
+            return operator()(*given)
 
     return run
