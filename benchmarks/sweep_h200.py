@@ -27,7 +27,7 @@ from warploom.measure.timing import Candidate, Measured, measure, paired_ratio
 from warploom.tune.attention import ATTENTION
 from warploom.tune.build import build_all
 from warploom.tune.tuner import gpu_for_tuning
-from warploom_lab.bench.baselines import flash_attention_4, sdpa
+from warploom_lab.bench.attention import baselines
 from warploom_lab.bench.cells import parser_of
 from warploom_lab.bench.evidence import environment, write
 from warploom_lab.bench.power import power_of
@@ -94,18 +94,7 @@ class Cell:
             for c in built(self.problem, self.causal)
             if self.workload.fault(c) is None
         }
-        self.baselines = self._baselines()
-
-    def _baselines(self) -> list[Candidate]:
-        inputs = self.workload.inputs
-        cudnn = sdpa("torch_cudnn", self.causal)
-        swapped = [tuple(x.transpose(1, 2) for x in of) for of in inputs]
-        found = [Candidate("torch_cudnn", lambda i: cudnn(*swapped[i]))]
-        latest, _ = flash_attention_4()
-        if latest is not None:
-            latest(*inputs[0], causal=self.causal)
-            found.append(Candidate("flash_attention_4", lambda i: latest(*inputs[i], causal=self.causal)))
-        return found
+        self.baselines = baselines(self.workload.inputs, self.causal, ("torch_cudnn",))
 
     def best(self, clock: Any) -> tuple[list[str], dict[str, Measured]]:
         """The names that stayed, the fastest first, and the last round of timing."""

@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -19,7 +20,7 @@ from warploom.measure.attention import AttentionOnGpu
 from warploom.measure.timing import Candidate
 from warploom.ops.attention import plan
 from warploom.ops.backends import EMULATION_OVERHEAD, SECONDS_PER_FLOP, emulator_arguments
-from warploom_lab.bench.baselines import available_sdpa, flash_attention_4
+from warploom_lab.bench.baselines import flash_attention_4, sdpa
 from warploom_lab.bench.ladder import EmulatorCase, ErrorEntry, GpuCase
 from warploom_lab.kernels.ladder import Rung
 
@@ -83,7 +84,7 @@ class AttentionFamily:
         batch, heads = max(1, GPU_TOKENS // size), max(1, GPU_WIDTH // self.head_dim)
         problem = AttentionProblem(batch, heads, heads, Even(size, size), self.head_dim, self.dtype)
         work, label = AttentionOnGpu(problem, device, seed), {"seq": size, "batch": batch, "heads": heads}
-        return GpuCase(label, problem.flops, work, _baselines(work.inputs), lambda config: _entry(work.error(config)))
+        return GpuCase(label, problem.flops, work, baselines(work.inputs), lambda config: _entry(work.error(config)))
 
 
 def _entry(report: ErrorReport) -> ErrorEntry:
@@ -97,18 +98,20 @@ def _entry(report: ErrorReport) -> ErrorEntry:
     return ErrorEntry(metric, value if value < np.inf else float(np.finfo(np.float64).max), 1.0)
 
 
-def _baselines(inputs: Sequence[tuple[Any, Any, Any]]) -> list[Candidate]:
-    """PyTorch's flash and cuDNN backends, on the same memory seen as (batch, heads, seq, head_dim); and
-    FlashAttention-4 where it can be imported and runs."""
-    sets = [tuple(x.transpose(1, 2) for x in of) for of in inputs]
-    found = [Candidate(name, _on_sets(run, sets)) for name, run in available_sdpa(*sets[0]).items()]
+def baselines(
+    inputs: Sequence[tuple[Any, Any, Any]],
+    causal: bool = False,
+    backends: Sequence[str] = ("torch_flash", "torch_cudnn"),
+) -> list[Candidate]:
+    """PyTorch's backends on (batch, heads, seq, head_dim) views of the inputs, and FlashAttention-4: what runs here."""
+    swapped = [tuple(x.transpose(1, 2) for x in of) for of in inputs]
     latest, _ = flash_attention_4()
+    calls: dict[str, tuple[Any, Sequence[tuple[Any, ...]]]] = {x: (sdpa(x, causal), swapped) for x in backends}
     if latest is not None:
-        with contextlib.suppress(Exception):  # its compiler does not take this GPU or head_dim
-            latest(*inputs[0])
-            found.append(Candidate("flash_attention_4", _on_sets(latest, inputs)))
+        calls["flash_attention_4"] = partial(latest, causal=causal), inputs
+    found: list[Candidate] = []
+    for name, (run, sets) in calls.items():
+        with contextlib.suppress(Exception):  # this build, GPU or head_dim lacks the kernel
+            run(*sets[0])
+            found.append(Candidate(name, lambda i, run=run, sets=sets: run(*sets[i])))
     return found
-
-
-def _on_sets(run: Any, sets: Sequence[tuple[Any, ...]]) -> Any:
-    return lambda i: run(*sets[i])

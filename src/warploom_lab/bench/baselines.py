@@ -30,19 +30,6 @@ def sdpa(name: str, causal: bool = False, **options: Any) -> Callable[[Any, Any,
     return run
 
 
-def available_sdpa(q: Any, k: Any, v: Any, names: tuple[str, ...] = ("torch_flash", "torch_cudnn")) -> dict[str, Any]:
-    """The backends of ``names`` that take these tensors, and of each that does not, nothing."""
-    found: dict[str, Any] = {}
-    for name in names:
-        run = sdpa(name)
-        try:
-            run(q, k, v)
-        except RuntimeError:  # "No available kernel": this build or GPU lacks the backend
-            continue
-        found[name] = run
-    return found
-
-
 def flash_attention_4(name: str = "flash_attn_func") -> tuple[Callable[..., Any] | None, str]:
     """A function of FlashAttention-4 (the CuTe DSL kernels of ``flash_attn.cute``), of its results the first.
 

@@ -16,11 +16,8 @@ from warploom.layout.catalogue import FRAGMENTS, ldmatrix_fragment, movmatrix_fr
 from warploom.layout.fit import Difference, Fit, Observation, compare, fit, formulas
 from warploom.layout.fragments import FragmentLayout
 from warploom.layout.wmma import (
-    WMMA_ACCUMULATORS,
-    WMMA_SHAPES,
     discovered,
     wmma_fragment,
-    wmma_name,
 )
 from warploom_lab.discover.tracers import FragmentTracer, Run, tracers
 from warploom_lab.discover.transcribed import PTX_FORMULAS, WMMA_FORMULAS
@@ -178,23 +175,12 @@ def _is_emulated(name: str) -> bool:
 
 
 def wmma_maps(found: list[Discovered], gpu: str) -> dict[str, Any]:
-    """The contents of ``wmma_maps.json``: the linear ``wmma`` fragments among ``found``."""
-    names = {
-        wmma_name(s, o, DTYPES[t], order)
-        for s, types in WMMA_SHAPES.items()
-        for t in types
-        for o in "AB"
-        for order in ("row", "col")
-    }
-    names |= {
-        wmma_name(s, "C", DTYPES[c], "row")
-        for s, types in WMMA_SHAPES.items()
-        for t in types
-        for c in WMMA_ACCUMULATORS[t]
-    }
+    """The contents of ``wmma_maps.json``: the linear ``wmma`` fragments among ``found``, each by its plain name."""
     fragments: dict[str, Any] = {}
     for item in found:
-        if item.name in names and item.fit.map is not None:
+        kind, *parts = item.name.split(".")
+        plain = kind == "wmma" and parts[1] in "ABC" and not {"load", "store"} & set(parts)
+        if plain and item.fit.map is not None:
             row = item.as_row()
             fragments[item.name] = {key: row[key] for key in ("shape", "bits", "register", "lane")}
     return {"gpu": gpu, "fragments": fragments}

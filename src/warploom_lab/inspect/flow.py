@@ -147,6 +147,15 @@ def _reach(blocks: tuple[Block, ...], start: int, *, without: int | None) -> fro
     return frozenset(seen)
 
 
+def predecessors_of(blocks: tuple[Block, ...], reachable: frozenset[int]) -> dict[int, list[int]]:
+    """The reachable blocks from which each one is reached at once."""
+    found: dict[int, list[int]] = {block: [] for block in reachable}
+    for block in reachable:
+        for successor in blocks[block].successors:
+            found[successor].append(block)
+    return found
+
+
 def _loops(blocks: tuple[Block, ...], reachable: frozenset[int]) -> tuple[SassLoop, ...]:
     """Natural loops of the edges that go back to a block which dominates their start, merged by header."""
     back_edges: dict[int, set[int]] = {}
@@ -155,10 +164,7 @@ def _loops(blocks: tuple[Block, ...], reachable: frozenset[int]) -> tuple[SassLo
         # A header dominates what cannot be reached around it.
         if sources and (ends := sources - _reach(blocks, 0, without=header)):
             back_edges[header] = ends
-    predecessors: dict[int, set[int]] = {}
-    for b in reachable:
-        for s in blocks[b].successors:
-            predecessors.setdefault(s, set()).add(b)
+    predecessors = predecessors_of(blocks, reachable)
     loops: list[SassLoop] = []
     for header, ends in back_edges.items():
         body, todo = {header}, list(ends)
@@ -166,6 +172,6 @@ def _loops(blocks: tuple[Block, ...], reachable: frozenset[int]) -> tuple[SassLo
             block = todo.pop()
             if block not in body:
                 body.add(block)
-                todo += predecessors.get(block, ())
+                todo += predecessors[block]
         loops.append(SassLoop(header, frozenset(body)))
     return tuple(sorted(loops, key=lambda loop: (-len(loop.blocks), loop.header)))

@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from warploom_lab.inspect.flow import SassFlow
+from warploom_lab.inspect.flow import SassFlow, predecessors_of
 from warploom_lab.inspect.sass import SassInstruction
 
 _REGISTER = re.compile(r"-?\|?(U?)R(\d+)(?:\.(64|128))?\b")
@@ -49,7 +49,7 @@ def waits(flow: SassFlow) -> dict[int, tuple[ScoreboardWait, ...]]:
     First those whose result is read, then the nearest; loops are followed backwards. Empty for a listing without
     encodings.
     """
-    predecessors = _predecessors(flow)
+    predecessors = predecessors_of(flow.blocks, flow.reachable)
     found: dict[int, tuple[ScoreboardWait, ...]] = {}
     for block in flow.reachable:
         for index, instruction in enumerate(flow.blocks[block].instructions):
@@ -86,14 +86,6 @@ def awaited(instruction: SassInstruction) -> tuple[int, ...]:
         return ()
     named = [int(n) for operand in instruction.operands for n in _SCOREBOARD.findall(operand)]
     return tuple(dict.fromkeys([*instruction.control.waits, *(named if instruction.mnemonic == "DEPBAR" else [])]))
-
-
-def _predecessors(flow: SassFlow) -> dict[int, list[int]]:
-    found: dict[int, list[int]] = {block: [] for block in flow.reachable}
-    for block in flow.reachable:
-        for successor in flow.blocks[block].successors:
-            found[successor].append(block)
-    return found
 
 
 def _holders(

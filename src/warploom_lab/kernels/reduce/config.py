@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from warploom.core.dtypes import DType, bf16, f16
-from warploom.kernels.settings import flag, refuse
+from warploom.kernels.settings import flag, refuse, violated
 
 Method = Literal["serial", "parallel", "registers"]
 Mask = Literal["full", "quad"]
@@ -41,22 +41,26 @@ class ReduceConfig:
 
     def check(self) -> list[str]:
         """The violated constraints; empty if the configuration is valid."""
-        found: list[str] = []
-        if self.method not in ("serial", "parallel", "registers"):
-            found.append(f"method is serial, parallel or registers, not {self.method!r}")
-        if self.member_mask not in ("full", "quad"):
-            found.append(f"member_mask is full or quad, not {self.member_mask!r}")
-        if self.repeats != 1 and (self.repeats < 2 or self.repeats % 2):
-            found.append(f"repeats is 1 or even (two tiles take turns in shared memory), not {self.repeats}")
-        if self.wide and self.method != "serial":
-            found.append("wide is for serial reads; parallel ones are 16 bytes each anyway")
-        if self.spread and self.method != "registers":
-            found.append("spread is for reductions in registers")
-        if not 1 <= self.num_warps <= 32:
-            found.append(f"num_warps is 1 … 32, not {self.num_warps}")
-        if self.dtype not in (bf16, f16):
-            found.append(f"dtype {self.dtype} is not f16 or bf16")
-        return found
+        return violated(
+            [
+                (
+                    self.method in ("serial", "parallel", "registers"),
+                    f"method is serial, parallel or registers, not {self.method!r}",
+                ),
+                (self.member_mask in ("full", "quad"), f"member_mask is full or quad, not {self.member_mask!r}"),
+                (
+                    self.repeats == 1 or (self.repeats >= 2 and self.repeats % 2 == 0),
+                    f"repeats is 1 or even (two tiles take turns in shared memory), not {self.repeats}",
+                ),
+                (
+                    not self.wide or self.method == "serial",
+                    "wide is for serial reads; parallel ones are 16 bytes each anyway",
+                ),
+                (not self.spread or self.method == "registers", "spread is for reductions in registers"),
+                (1 <= self.num_warps <= 32, f"num_warps is 1 … 32, not {self.num_warps}"),
+                (self.dtype in (bf16, f16), f"dtype {self.dtype} is not f16 or bf16"),
+            ]
+        )
 
     def require(self) -> None:
         """Raise ConfigError with every reason of :meth:`check`."""
