@@ -10,7 +10,7 @@ import pytest
 
 from warploom.core.dtypes import bf16, f16, f32, s32, u8
 from warploom.core.errors import ProblemError
-from warploom.interop import arrays
+from warploom.interop import arrays, dlpack
 from warploom.interop.arrays import ArrayView, as_bytes, as_numpy, describe, empty, memory_span, same_device
 
 
@@ -86,6 +86,31 @@ def test_any_dlpack_object(versioned):
     view = describe(Exporter(array, versioned=versioned))
     assert (view.pointer, view.shape, view.strides) == (array.ctypes.data, (4, 3), (1, 4))
     assert (view.dtype, view.kind, view.device) == (f32, "dlpack", ("cpu", 0))
+    np.testing.assert_array_equal(as_numpy(view), array)
+
+
+def test_dlpack_says_what_may_not_be_written():
+    array = np.zeros(4, np.float32)
+    array.flags.writeable = False
+    view = describe(Exporter(array, versioned=True))
+    assert view.readonly
+    assert not describe(Exporter(array.copy(), versioned=True)).readonly
+
+
+@pytest.mark.parametrize("versioned", [False, True])
+def test_a_dlpack_array_begins_behind_its_memory_by_an_offset(versioned):
+    """Producers such as JAX may give the allocation, and say in ``byte_offset`` where the array begins in it."""
+
+    class Further(Exporter):
+        def __dlpack__(self, **options):
+            capsule = super().__dlpack__(**options)
+            tensor, _ = dlpack._tensor_of(capsule)
+            tensor.data, tensor.byte_offset = tensor.data - 64, 64
+            return capsule
+
+    array = np.arange(12, dtype=np.float32)
+    view = describe(Further(array, versioned=versioned))
+    assert view.pointer == array.ctypes.data
     np.testing.assert_array_equal(as_numpy(view), array)
 
 

@@ -55,6 +55,25 @@ def cuda_text(form: str) -> str:
     return print_cuda(to_program(module, module.entries[0], block=(32, 1, 1)))
 
 
+HINTS = {
+    "ld.global.nc": "ld.global.nc",
+    "ld.global.nc.L1::no_allocate": "ld.global.nc.L1::no_allocate",
+    "ld.global.nc.L1::evict_last": "ld.global.nc",
+    "ld.global.L1::no_allocate": "ld.global.L1::no_allocate",
+    "ld.global.L1::evict_first": "ld.global.L1::evict_first",
+    "ld.global.cs": "ld.global.cs",
+    "ld.volatile.global": "ld.relaxed.sys.global",
+    "ld.acquire.gpu.global": "ld.acquire.gpu.global",
+}
+
+
+@pytest.mark.parametrize("form", HINTS)
+def test_a_load_keeps_its_hint_where_programs_have_one_and_its_order(form: str) -> None:
+    module = parse(kernel(f"{form}.b32 %r0, [%d0]; st.global.b32 [%d0+4], %r0;", target="sm_90"))
+    text = print_cuda(to_program(module, module.entries[0], block=(32, 1, 1)))
+    assert re.search(rf'"{re.escape(HINTS[form])}\.b32 ', text), text
+
+
 @pytest.mark.parametrize("form", WRITTEN_AS_EXPRESSIONS)
 def test_arithmetic_is_an_expression(form: str) -> None:
     """Inline PTX would keep the compiler from folding it."""
