@@ -48,7 +48,7 @@ class Executor(Context):
         self._steps = self._makers(AccessSteps(self))
         self._wide = WideAddresses(self, program) if large else None
         self._matrices: dict[tuple[Any, ...], tuple[tuple[Array, ...], Array]] = {}
-        self.graph = Graph(self, program, self._prepare, self._is_lanewise, keep_all=large)
+        self.graph = Graph(self, program, self._prepare, self._is_lanewise)
 
     def _makers(self, accesses: AccessSteps) -> dict[type[fx.Effect], Callable[[Op, Any], Step]]:
         """Map each effect to the function that makes its step, but for those of the asynchronous engines."""

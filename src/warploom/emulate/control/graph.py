@@ -6,7 +6,7 @@ reach. A condition over instructions that neither wait nor need other lanes is n
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import groupby
@@ -31,7 +31,6 @@ from warploom.ir.statements import (
     Statement,
     Value,
     When,
-    operands_of,
     results_of,
     walk,
 )
@@ -65,8 +64,8 @@ class Point(NamedTuple):
 class StepBlock:
     """Steps, then the choice of a target for each lane: True is the first one. Without targets the lanes end.
 
-    ``loops`` are the lines and indices of the loops around it, the outermost first. ``live`` are the values that it or
-    a later block reads before they are written, ``shows`` the instructions that show what memory holds, in control flow
+    ``loops`` are the lines and indices of the loops around it, the outermost first. It ``writes`` these values,
+    ``shows`` are the instructions that show what memory holds, in control flow
     without a structure. ``roles`` divide its warps into tasks.
     """
 
@@ -78,24 +77,11 @@ class StepBlock:
     choose: Callable[[Frame], Array] | None = None
     roles: tuple[Role, ...] = ()
     shows: list[Op] = field(default_factory=list[Op])
-    reads: set[Value] = field(default_factory=set[Value])
-    kills: set[Value] = field(default_factory=set[Value])
     writes: set[Value] = field(default_factory=set[Value])
-    live: set[Value] = field(default_factory=set[Value])
-
-    def note(self, reads: Iterable[Operand], writes: Iterable[Value], *, always: bool = True) -> None:
-        """Some statement reads and writes these values; on all lanes, if ``always``."""
-        self.reads |= {x for x in reads if isinstance(x, Value) and x not in self.kills}
-        self.writes.update(writes)
-        if always:
-            self.kills.update(writes)
 
 
 class Graph:
-    """The blocks of a program; ``prepare`` makes the step of an instruction or of several that are ``lanewise``.
-
-    ``keep_all``: every value may be asked for at any time.
-    """
+    """The blocks of a program; ``prepare`` makes the step of an instruction or of several that are ``lanewise``."""
 
     def __init__(
         self,
@@ -103,7 +89,6 @@ class Graph:
         program: Program,
         prepare: Callable[[Sequence[Op]], Step],
         lanewise: Callable[[Statement], bool],
-        keep_all: bool,
     ) -> None:
         self.context, self.program, self.prepare, self.lanewise = context, program, prepare, lanewise
         self.blocks: list[StepBlock] = []
@@ -112,23 +97,11 @@ class Graph:
         self._body(program.body)
         if self.structured:
             self.blocks[-1].points.append(Point(lambda frame: None, False, "warp"))  # warps end as a whole
-        self._find_live(keep_all)
 
     def _open(self, loops: tuple[tuple[SourceLine, Value], ...] | None = None) -> StepBlock:
         block = StepBlock(len(self.blocks), self.blocks[-1].loops if loops is None else loops)
         self.blocks.append(block)
         return block
-
-    def _find_live(self, keep_all: bool) -> None:
-        for block in self.blocks:
-            block.live = set[Value]().union(*(b.writes for b in self.blocks)) if keep_all else set(block.reads)
-        changed = True
-        while changed:
-            changed = False
-            for block in reversed(self.blocks):
-                more = set[Value]().union(*(self.blocks[t].live for t in block.targets)) - block.kills - block.live
-                block.live |= more
-                changed |= bool(more)
 
     # -- statements ----------------------------------------------------------------------------------------------
 
@@ -146,9 +119,7 @@ class Graph:
         block = self.blocks[-1]
         block.points += self._points(body)
         for s in body:
-            block.note(operands_of(s), results_of(s))
-            for inner in walk((s,)) if isinstance(s, When) else ():
-                block.note(operands_of(inner), results_of(inner), always=False)
+            block.writes.update(r for inner in walk((s,)) for r in results_of(inner))
             if not self.structured:
                 block.shows += [op for op in walk((s,)) if isinstance(op, Op) and _shows(op)]
 
@@ -217,7 +188,6 @@ class Graph:
     def _when(self, s: When) -> None:
         head = self.blocks[-1]
         head.where, head.choose = s.where, self._condition(s.condition, s.where, s.uniform)
-        head.note((s.condition,), ())
         ends: list[StepBlock] = []
         sides = [body for body in (s.body, s.otherwise) if body]
         for body in sides:
@@ -238,10 +208,9 @@ class Graph:
         entry = self.blocks[-1]
         outermost = not entry.loops
         entry.where, entry.choose = s.where, partial(self._begin, s, (start, stop, by))
-        entry.note(operands_of(s), (s.index,))
+        entry.writes.add(s.index)
         header = self._open((*entry.loops, (s.where, s.index)))
         header.where, header.choose = s.where, lambda frame: frame.env[s.index] < frame.env[stop]
-        header.note((s.index, s.stop), ())
         body = self._open()
         self._body(s.body)
 
@@ -252,7 +221,7 @@ class Graph:
 
         latch = self.blocks[-1]
         latch.points.append(Point(advance, False))
-        latch.note((s.index, s.step), (s.index,))
+        latch.writes.add(s.index)
         latch.targets = (header.number,)
         after = self._open(entry.loops)
         entry.targets, header.targets = (header.number, after.number), (body.number, after.number)
@@ -314,7 +283,6 @@ class Graph:
             end.where, end.targets = branch.where, tuple(starts[t] for t in branch.targets)
             if branch.condition is not None:
                 end.choose = self._condition(branch.condition, branch.where, branch.uniform)
-                end.note((branch.condition,), ())
 
 
 def _is_straight(statement: Statement) -> bool:

@@ -57,7 +57,7 @@ class LaneGroup:
     ahead: bool = False
     resting: Op | None = None
     idle: bool = False
-    before: list[Array | None] = field(default_factory=list["Array | None"])
+    before: dict[Value, Array | None] = field(default_factory=dict["Value", "Array | None"])
     now: int = -1
 
     @property
@@ -219,12 +219,12 @@ class Task:
     def _only(self, rows: Array) -> Task:
         """The task of some of its warps, at the same places."""
         for group in self.groups:
-            self._give_back(group, group.block)
+            self._give_back(group)
         chosen = chosen_of(np.isin(self.rows, rows))
         task = Task(self.context, self.graph, self.frame.only(chosen), self.exited)
         task.passes = self.passes
         task.groups = [
-            replace(g, lanes=lanes, frame=None, written=set(), before=[])
+            replace(g, lanes=lanes, frame=None, written=set(), before={})
             for g in self.groups
             if (lanes := np.ascontiguousarray(g.lanes[chosen])).any()
         ]
@@ -235,22 +235,19 @@ class Task:
         wide = np.broadcast_to(lanes, frame.shape)
         return wide if frame is self.frame else frame.in_parent(wide, np.zeros((1, 1), np.bool_))
 
-    def _give_back(self, group: LaneGroup, *then: StepBlock) -> None:
-        """The task's frame gets what a group has written of what it, or a block where it goes ``then``, may read."""
+    def _give_back(self, group: LaneGroup) -> None:
+        """The task's frame gets what a group has written."""
         frame, group.frame = group.frame, None
         if frame is None or frame is self.frame:
             return
-        written, live = group.written, set[Value]().union(*(block.live for block in then))
-        if group.step:
-            written, live = written | group.block.writes, live | group.block.writes
-        frame.merge_into_parent(written & live)
+        frame.merge_into_parent(group.written | group.block.writes if group.step else group.written)
         group.written = set()
 
     def _merge(self, groups: list[LaneGroup]) -> None:
         """Groups at one place become one, on the registers of the task's frame."""
         first = groups[0]
         for group in groups:
-            self._give_back(group, first.block)
+            self._give_back(group)
             self.groups.remove(group)
         self.groups.append(LaneGroup(first.block, np.logical_or.reduce([g.lanes for g in groups]), first.step))
 
@@ -260,7 +257,7 @@ class Task:
         if missing.all():
             group.held = True
         else:
-            self._give_back(group, group.block)
+            self._give_back(group)
             group.lanes = group.lanes & ~lanes
             self.groups.append(LaneGroup(group.block, lanes, group.step, held=True))
         same = [g for g in self.groups if g.held and g.place == group.place]
@@ -277,7 +274,7 @@ class Task:
         parts = self._parts(frame, block)
         group.step = 0
         if len(parts) > 1:
-            self._give_back(group, *(self.graph.blocks[target] for target in parts))
+            self._give_back(group)
             self.groups.remove(group)
             for target, takes in parts.items():
                 part = LaneGroup(block, self._lanes(frame, takes), ahead=group.ahead)
@@ -319,30 +316,27 @@ class Task:
                 f"{group.block.where}: after {_MOST_PASSES} passes of its loops the kernel has not ended: it does not "
                 "end, or its loops are too long for the emulator, for which small problems are enough"
             )
-        shows = (
-            [op for b in self.graph.blocks[target.number : group.block.number + 1] for op in b.shows] if back else []
-        )
+        if back:
+            self._rest(group, self.graph.blocks[target.number : group.block.number + 1])
         group.block = target
-        if shows:
-            self._rest(group, shows)
         same = [g for g in self.groups if g.place == group.place and g.wait is None]
         if len(same) > 1:
             self._merge(same)
 
-    def _rest(self, group: LaneGroup, shows: list[Op]) -> None:
+    def _rest(self, group: LaneGroup, loop: Sequence[StepBlock]) -> None:
         """After a pass of a loop that looks what others do, or may and has changed nothing, these go first."""
+        shows = [op for block in loop for op in block.shows]
         strong = [op for op in shows if looks(op)]
         if not strong and (self.passes <= _MANY_PASSES or not shows):
             return
         frame, op = group.frame or self.frame, (strong or shows)[0]
-        values = [value for shown in shows for value in shown.results]
-        now = [frame.env.get(x) for x in (*sorted(group.block.live, key=lambda v: v.number), *values)]
-        before, group.before = group.before, now
+        before, now = group.before, {value: frame.env.get(value) for block in loop for value in block.writes}
+        group.before = now
         clock, group.now = group.now, self.context.clocks.now
         if any(isinstance(e, MbarrierWait) for e in op.instruction.effects()):
             group.idle = clock == group.now  # it may count its passes: nobody has touched memory meanwhile
         else:
-            group.idle = len(before) == len(now) and all(map(_equal, before, now))
+            group.idle = before.keys() == now.keys() and all(_equal(before[x], now[x]) for x in now)
         group.resting = op if strong or group.idle else None
 
     def _end(self, group: LaneGroup) -> None:
