@@ -84,6 +84,27 @@ def test_copies_of_some_bytes_may_not_reach_between_the_elements_of_a_view_nor_m
     assert (found.kind, found.count, found.lane) == ("bounds", 1, 31)
 
 
+@kernel(threads=64)
+def copied_and_written(k: Kernel, a: Global[U32], *, barrier: bool) -> None:
+    tile = k.shared(U32, 128)
+    with k.when(k.thread < 32):
+        k.cp_async(tile.address(0, k.thread * 4), a + k.thread * 4, valid_bytes=k.select(k.thread < 31, 16, 4))
+        k.commit_group()
+        k.wait_group()
+    if barrier:
+        k.syncthreads()
+    with k.when(k.thread == 32):
+        a.store(1, 124)
+
+
+def test_copies_of_some_bytes_race_with_a_store_to_those_alone() -> None:
+    """Sizes differ by lane, in an array that the kernel writes."""
+    assert emulate(copied_and_written.trace(barrier=True), 1, [numbers(128)]).findings == ()
+    found = emulate(copied_and_written.trace(barrier=False), 1, [numbers(128)])
+    assert kinds(found) == {"race"}
+    assert found.findings[0].address == 4 * 124
+
+
 @kernel(threads=32)
 def wide(k: Kernel, a: Global[U32], out: Global[U32], *, offset: int) -> None:
     out.store(a.load(k.thread * 2 + offset, 2), k.thread * 2)

@@ -208,7 +208,9 @@ class GlobalMemory(Memory):
         if isinstance(place.size, int):
             return at
         within = np.arange(0, unit, self.granule)
-        return at.among(acting[..., None] & (within < place.size[..., None]))
+        some = at.among(acting[..., None] & (within < place.size[..., None]))
+        some.bound = np.full(some.index.shape[0], LANES - 1)
+        return some
 
     def track(self, place: GlobalAccess, *, since: int | None = None) -> MemoryAccess | None:
         """Check and record a read. Returns what of it goes to memory that the kernel writes.
