@@ -23,7 +23,6 @@ from warploom.operators.registration import (
     define_call,
     define_gradients,
     define_mutating,
-    deterministic,
     differentiated,
     if_sizes_are_known,
 )
@@ -83,7 +82,7 @@ class Attention:
             dout = Place(torch.zeros_like(how.saved[-2].tensor))
         results = dict(zip(("out", "lse", "dout", "dlse"), (*how.saved[-2:], dout, dlse), strict=True))
         arrays, options = backward.positions(given | results)
-        made = how.run(backward, arrays, deterministic(backward, options))
+        made = how.run(backward, arrays, options)
         found = dict(zip([name for name in DIFFERENTIATED if name in call.names], made, strict=True))
         for name in HEAD_ARRAYS:
             if name in found and given[name].tensor.dtype != torch.float32:

@@ -40,6 +40,13 @@ class Place:
         return Place(function(self.tensor), self.number, both)
 
 
+def deterministic(caller: Caller, options: tuple[Any, ...]) -> tuple[Any, ...]:
+    """The options of a call, deterministic where PyTorch asks for it."""
+    if not torch.are_deterministic_algorithms_enabled():
+        return options
+    return tuple([True if name == "deterministic" else x for name, x in zip(caller.option_names, options, strict=True)])
+
+
 Places = Sequence[Place | None]
 Repeat = Callable[[list[Any]], "Sequence[Any] | None"]
 """The gradients of a node, of what it saved and the gradients it is given; None where these lie otherwise."""
@@ -58,9 +65,12 @@ class BackwardPass:
         self.by_results = [None if x is None else Place(x, i) for i, x in enumerate(by_results, len(saved))]
         self.by_results += [None] * hidden
         self._calls: list[tuple[Repeatable, list[int]]] | None = []
+        self._asks = False  # whether an algorithm is to be deterministic
 
     def run(self, caller: Caller, arrays: Places, options: tuple[Any, ...], config: Any = None) -> list[Place]:
-        """The results of a call."""
+        """The results of a call, deterministic where PyTorch asks for it."""
+        if "deterministic" in caller.option_names:
+            self._asks, options = True, deterministic(caller, options)
         tensors = tuple([None if x is None else x.tensor for x in arrays])
         if torch.is_grad_enabled() or not runs_eagerly(*tensors):
             found = tracing.operator_of(caller.name)(**caller.named(tensors, options, config))
@@ -88,10 +98,12 @@ class BackwardPass:
         if not self._calls or -1 in numbers:
             return None
         there, absent = ([i for i, x in enumerate(given) if (x is None) is none] for none in (False, True))
-        same, certain = recogniser([given[i] for i in there]), torch.are_deterministic_algorithms_enabled()
+        same, asks = recogniser([given[i] for i in there]), self._asks
         if same is None:
             return None
         pick, order = itemgetter(*there), itemgetter(*[len(self._tensors) if i == -2 else i for i in numbers])
+        enabled = torch.are_deterministic_algorithms_enabled
+        certain = enabled()
         calls = [(call, itemgetter(*own)) for call, own in self._calls]  # each of two tensors at least
         functions = [(i, x.function) for i, x in enumerate(gradients) if x is not None and x.function is not None]
 
@@ -100,7 +112,7 @@ class BackwardPass:
                 return None
             if not same(*(pick(tensors) if absent else tensors)) or tangents_are_on():
                 return None
-            if torch.are_deterministic_algorithms_enabled() is not certain:
+            if asks and enabled() is not certain:
                 return None
             for call, take in calls:
                 made = call.on(take(tensors))

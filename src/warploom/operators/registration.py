@@ -26,7 +26,7 @@ from warploom.interop.torch_internals import (
     tangents_are_on,
     transforms,
 )
-from warploom.operators.recorded import Derivative, RecordedCall, cast, node
+from warploom.operators.recorded import Derivative, RecordedCall, cast, deterministic, node
 from warploom.operators.schema import Named, Schema
 from warploom.ops.arrays import ResultArray
 from warploom.ops.calls import Caller
@@ -153,13 +153,6 @@ def define_gradients(
 def is_made(result: ResultArray, given: Named) -> bool:
     """Whether a call with these arrays and options makes a result."""
     return not result.when or not (given.get(result.when) is None or given[result.when] is False)
-
-
-def deterministic(caller: Caller, options: tuple[Any, ...]) -> tuple[Any, ...]:
-    """The options of a call, deterministic where PyTorch asks for it."""
-    if not torch.are_deterministic_algorithms_enabled():
-        return options
-    return tuple([True if name == "deterministic" else x for name, x in zip(caller.option_names, options, strict=True)])
 
 
 # -- tensors without memory
