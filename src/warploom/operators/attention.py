@@ -97,13 +97,18 @@ def _of_gradients(deterministic: bool) -> dict[str, bool]:
 
 
 # -- even sequences
-def _check(given: Arguments, config: Any) -> None:
-    problem = of_even.problem_of(given)
-    if config is not None:
-        of_even.refuse_config(config, problem)
+def _checking(problem_of: Callable[[Arguments], Any], *kinds: Any) -> Callable[[Arguments, Any], None]:
+    """A check of arguments that are a problem, and of a configuration, which is of these kinds where they are given."""
+
+    def check(given: Arguments, config: Any) -> None:
+        problem = problem_of(given)
+        if config is not None:
+            of_even.refuse_config(config, problem, *kinds)
+
+    return check
 
 
-_attention = Attention(of_even.attention_call, _check, attention_backward_call)
+_attention = Attention(of_even.attention_call, _checking(of_even.problem_of), attention_backward_call)
 attention_operator, attention_lse_operator = _attention.operator, _attention.lse_operator
 backward_operator, attention_backward = define_gradients(attention_backward_call)
 
@@ -134,14 +139,8 @@ def attention(
 
 
 # -- packed sequences
-def _check_packed(given: Arguments, config: Any) -> None:
-    problem = of_packed.packed_problem(given)
-    if config is not None:
-        of_even.refuse_config(config, problem, PACKED_KINDS)
-
-
 _CALL = of_packed.attention_varlen_call
-_varlen = Attention(_CALL, _check_packed, attention_varlen_backward_call)
+_varlen = Attention(_CALL, _checking(of_packed.packed_problem, PACKED_KINDS), attention_varlen_backward_call)
 _, attention_varlen_backward = define_gradients(attention_varlen_backward_call)
 
 

@@ -227,9 +227,10 @@ def _gradients_of_epilogue(
 
     def of_extra(by: int, extra: torch.Tensor) -> Place:
         """The gradient of an extra matrix; that of a value for a row or a column is the sum of its elements'."""
-        if extra.dtype == dtype and extra.shape == shape:
+        own, kind = extra.shape, extra.dtype  # what is kept of it to be repeated: not the tensor
+        if kind == dtype and own == shape:
             return of(by)
-        return of(by, "f32").then(lambda x: x.sum_to_size(extra.shape).to(extra.dtype))
+        return of(by, "f32").then(lambda x: x.sum_to_size(own).to(kind))
 
     found = {name: of_extra(i, x.tensor) for i, (name, x) in enumerate(extras.items(), 1) if name in wanted}
     by_product = wanted - found.keys()
