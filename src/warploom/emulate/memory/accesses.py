@@ -17,7 +17,7 @@ from warploom.emulate.barriers.barriers import Wait
 from warploom.emulate.control.context import Context, Step
 from warploom.emulate.control.frames import ASCENDING, Frame, Origin, Turns
 from warploom.emulate.findings.traffic import access_class
-from warploom.emulate.memory.matrix_accesses import MatrixSteps
+from warploom.emulate.memory.matrix_accesses import MatrixPlaces
 from warploom.ir.statements import Op
 from warploom.isa.async_copy import MAP_BYTES
 from warploom.isa.effects import Access, AsyncCopy, GlobalWait, MatrixAccess, TensorMapWrite
@@ -50,19 +50,24 @@ class AccessSteps:
 
     def step(self, op: Op, access: Access) -> Step:
         """The step of a synchronous access."""
-        if isinstance(access, MatrixAccess):
-            return MatrixSteps(self.run, self._put).step(op, access)
         return {"load": self._load, "store": self._store, "atomic": self._atomic}[access.mode](op, access)
 
     # -- common --------------------------------------------------------------------------------------------------
 
-    def _place(self, frame: Frame, op: Op, access: Access) -> Any:
-        """Where an access goes; its wavefronts or sectors are counted."""
-        run, address = self.run, frame.env[self.run.key(op.operands[access.address])]
-        place = run.memories[access.space].place(frame, address, op, access)
-        if run.checks:
-            place.count(run.counter, access_class(op.instruction.mnemonic))
-        return place
+    def _place(self, op: Op, access: Access) -> Callable[[Frame], list[Any]]:
+        """Where an access goes: one place, or one for each element of a matrix. Wavefronts and sectors are counted."""
+        if isinstance(access, MatrixAccess):
+            return MatrixPlaces(self.run, op, access)
+        run, key = self.run, self.run.key(op.operands[access.address])
+
+        def places(frame: Frame) -> list[Any]:
+            address = run.observe(frame, key, op, "an address")
+            place = run.memories[access.space].place(frame, address, op, access)
+            if run.checks:
+                place.count(run.counter, access_class(op.instruction.mnemonic))
+            return [place]
+
+        return places
 
     def _order(self, place: Any, access: Access, turns: Turns = ASCENDING) -> None:
         """Release what the warps know, or acquire, as the semantics of a strong access say."""
@@ -93,39 +98,48 @@ class AccessSteps:
     # -- loads, stores, atomics ------------------------------------------------------------------------------------
 
     def _load(self, op: Op, access: Access) -> Step:
-        run, (key,) = self.run, self.run.keys(op)
+        run, place = self.run, self._place(op, access)
 
         def step(frame: Frame) -> None:
-            run.observe(frame, key, op, "an address")
-            place = self._place(frame, op, access)
-            self._order(place, access)
-            self._put(frame, op, *run.memories[access.space].load(place, access))
+            places = place(frame)
+            self._order(places[0], access)
+            parts = [run.memories[access.space].load(place, access) for place in places]
+            words, shadow, origin = parts[0]
+            if len(parts) > 1:
+                words = np.concatenate([part[0] for part in parts], axis=-1)
+                poisoned = [part for part in parts if part[1] is not None]
+                origin = poisoned[0][2] if poisoned else None
+                marks = [np.zeros_like(part[0]) if part[1] is None else part[1] for part in parts]
+                shadow = np.concatenate(marks, axis=-1) if poisoned else None
+            self._put(frame, op, words, shadow, origin)
 
         return step
 
     def _store(self, op: Op, access: Access) -> Step:
-        run, (key, *values) = self.run, self.run.keys(op)
-        keys, leaves = tuple(values), access.space == "global"
+        run, place, is_matrix = self.run, self._place(op, access), isinstance(access, MatrixAccess)
+        keys, decides = run.keys(op)[2 if is_matrix else 1 :], is_matrix or access.space == "global"
 
         def step(frame: Frame) -> None:
-            run.observe(frame, key, op, "an address")
-            for k in keys if leaves else ():
-                run.observe(frame, k, op, "a value stored to global memory")
-            place, data = self._place(frame, op, access), self._values(frame, op, keys)
-            shadow, origin = self._value_shadow(frame, op, keys) if frame.shadows and not leaves else (None, None)
-            run.memories[access.space].store(place, access, data, shadow, origin)
-            self._order(place, access)
+            places, memory = place(frame), run.memories[access.space]
+            for k in keys if decides else ():
+                run.observe(frame, k, op, "a value stored to global memory, or as part of a matrix,")
+            data = self._values(frame, op, keys)
+            shadow, origin = self._value_shadow(frame, op, keys) if frame.shadows and not decides else (None, None)
+            parts = [data] if len(places) == 1 else np.split(data, len(places), axis=-1)
+            for part, words in zip(places, parts, strict=True):
+                memory.store(part, access, np.ascontiguousarray(words), shadow, origin)
+            self._order(places[0], access)
 
         return step
 
     def _atomic(self, op: Op, access: Access) -> Step:
-        run, instruction, (key, *rest) = self.run, op.instruction, self.run.keys(op)
+        run, instruction, places, (key, *rest) = self.run, op.instruction, self._place(op, access), self.run.keys(op)
         decisive = (key, *rest) if access.space == "global" else ()
 
         def step(frame: Frame) -> None:
             for k in decisive:
                 run.observe(frame, k, op, "an atomic")
-            place, turns = self._place(frame, op, access), run.turns()
+            (place,), turns = places(frame), run.turns()
             values = [frame.full(frame.env[k]) for k in rest]
             memory = run.memories[access.space]
             memory.begin_update(place)
