@@ -150,6 +150,8 @@ class GlobalMemory(Memory):
             if buffer.between is None:
                 continue
             bad = good & (numbers == number)
+            if not bad.any():
+                continue
             sizes = size if isinstance(size, int) else size[bad]
             wrong = np.zeros(np.count_nonzero(bad), np.bool_)
             wrong[buffer.in_gaps(offsets[bad], sizes)] = True
