@@ -135,6 +135,22 @@ def test_strided_views_are_changed_in_place() -> None:
     assert {f.kind for f in emulate(scaled.trace(), 1, [base[:241:8], 9]).findings} == {"bounds"}
 
 
+@pytest.mark.parametrize("odd", [0, 4, 12])
+def test_arrays_at_odd_addresses_are_changed_in_place(odd: int) -> None:
+    """What owns its memory is aligned on a GPU, wherever it lies here."""
+    memory = np.ones(144, np.float32)
+    array = np.frombuffer(memoryview(memory.view(np.uint8))[odd : odd + 512], np.float32)
+    run = emulate(doubled.trace(), 1, [array])
+    assert run.findings == ()
+    assert array.tolist() == [2.0] * 128
+    assert memory.sum() == 144 + 128
+
+
+@kernel(threads=32)
+def doubled(k: Kernel, x: Global[F32]) -> None:
+    x.store([v * 2.0 for v in x.load(k.thread * 4, 4)], k.thread * 4)
+
+
 def test_progress_grows_to_one() -> None:
     told: list[float] = []
     Case.of_blocks(RUNGS["2"], 3).run(progress=told.append)

@@ -52,6 +52,34 @@ def test_bounds_of_the_elements_of_a_view_with_gaps(array: Any, count: int) -> N
     assert emulate(strided.trace(offset=0), 1, [np.ascontiguousarray(array), numbers(32)]).findings == ()
 
 
+def test_views_with_gaps_may_lie_beside_other_arrays() -> None:
+    both = numbers(128)
+    assert emulate(strided.trace(offset=0), 1, [both[:32], both[32:64]]).findings == ()
+    assert emulate(shifted.trace(), 1, [both[:63:2], both[64:96], numbers(32)]).findings == ()
+
+
+@kernel(threads=32)
+def shifted(k: Kernel, gaps: Global[U32], a: Global[U32], out: Global[U32]) -> None:
+    out.store(a.load(k.thread) + gaps.load(0), k.thread)
+
+
+@kernel(threads=32)
+def partly_copied(k: Kernel, x: Global[U32], *, early: bool) -> None:
+    """Copies 8 of 16 bytes, of an array that the kernel also writes: behind those bytes, or ``early`` in them."""
+    tile = k.shared(U32, 128)
+    k.cp_async(tile.address(0, 4 * k.thread), x + 4 * k.thread, valid_bytes=k.value(8, U32))
+    k.commit_group()
+    x.store([k.thread], 4 * k.thread + (1 if early else 2))
+    k.wait_group()
+
+
+def test_copies_read_no_more_bytes_than_they_are_told() -> None:
+    assert emulate(partly_copied.trace(early=False), 1, [numbers(128)]).findings == ()
+    (found,) = emulate(partly_copied.trace(early=True), 1, [numbers(128)]).findings
+    assert found.kind == "in_flight"
+    assert found.address == 4
+
+
 @kernel(threads=32)
 def apart(k: Kernel, a: Global[U32], out: Global[U32], *, count: int) -> None:
     with k.when(k.thread < 31):
