@@ -109,8 +109,8 @@ class Backward(Attention):
         """dO, Q, K, V, and O and the log-sum-exps of the forward pass."""
         import warploom
 
-        q, k, v, dout = make(self.q), make(self.keys), make(self.keys), make(self.q)
-        return [dout, q, k, v, *warploom.attention(q, k, v, return_lse=True, **self.options)]
+        qkv = super().inputs(make)
+        return [make(self.q), *qkv, *warploom.attention(*qkv, return_lse=True, **self.options)]
 
     def run(self, inputs: list[Any]) -> tuple[Any, ...]:
         import warploom

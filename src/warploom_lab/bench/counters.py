@@ -16,7 +16,7 @@ from typing import Any
 
 from warploom.core.errors import ConfigError
 from warploom_lab.bench.samples import REASONS, Samples
-from warploom_lab.inspect.purpose import GROUPS, purpose
+from warploom_lab.inspect.purpose import executed_groups
 from warploom_lab.inspect.sass import SassInstruction
 
 _ACTIVE = "avg.pct_of_peak_sustained_active"
@@ -112,11 +112,7 @@ class Profile:
         """Executed warp instructions by purpose; without samples MOV and IMAD count by their mnemonic alone."""
         if self.samples is not None and any(spot.executed for spot in self.samples.spots):
             return self.samples.groups
-        found: dict[str, int] = {}
-        for opcode, count in self.opcodes.items():
-            group = purpose(SassInstruction(0, "", opcode, ()))
-            found[group] = found.get(group, 0) + count
-        return {group: found[group] for group in GROUPS if group in found}
+        return executed_groups((SassInstruction(0, "", opcode, ()), count) for opcode, count in self.opcodes.items())
 
     def json(self) -> dict[str, Any]:
         """As it is written to files."""

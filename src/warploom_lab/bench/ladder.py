@@ -192,9 +192,9 @@ def run_ladder(
         ]
         done = 0.0
         for rung, case, jobs, weight in zip(rungs, cases, compiling, weights, strict=True):
-            start, width, what = done / sum(weights), weight / sum(weights), f"rung {rung.key} on the emulator"
-            tell(what, emulated * start)
-            part = _part(tell, what, emulated * start, emulated * width)
+            each = emulated / sum(weights)
+            part = _part(tell, f"rung {rung.key} on the emulator", each * done, each * weight)
+            part(0.0)
             emulation = emulate(case.program, case.grid, case.arguments, seed=seed, progress=part)
             done += weight
             result.rows.append(_row(rung, case, emulation) | {"targets": jobs})  # replaced below, once compiled
@@ -279,10 +279,9 @@ def _time_on_gpu(
     clocks: dict[str, Any] = {"before": monitor.state()}
     cells: list[list[dict[str, Any]]] = [[] for _ in result.rows]
     for number, (size, rungs) in enumerate(places):
-        what = f"GPU, size {size}"
-        tell(what, number / len(places))
+        part = _part(tell, f"GPU, size {size}", number / len(places), 1 / len(places))
+        part(0.0)
         case = family.gpu_case(size, device, seed + number)
-        part = _part(tell, what, number / len(places), 1 / len(places))
         timed = _size(case, rungs, result, monitor, rounds, part)
         clocks["under_load"] = monitor.state()
         for index, cell in timed.items():

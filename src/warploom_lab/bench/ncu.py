@@ -14,6 +14,7 @@ from warploom.core.errors import UnsupportedDeviceError
 SAMPLED = "SourceCounters"
 """The section with the samples of warp states, instruction by instruction."""
 
+_AS_IT_IS = "--clock-control", "none", "--target-processes", "all"
 _VERSION = re.compile(r"Version (\d[\d.]*)")
 _BASE_NAME = re.compile(r"^([a-z][a-z0-9]*__\w+)", re.MULTILINE)
 
@@ -59,22 +60,7 @@ def record(
         section = ["--section", SAMPLED] if samples else []
         named = ["--kernel-name", f"regex:{kernels}"] if kernels else []
         done = run(
-            [
-                ncu,
-                "--clock-control",
-                "none",
-                "--target-processes",
-                "all",
-                "-f",
-                "-o",
-                file,
-                *section,
-                *named,
-                "--metrics",
-                ",".join(metrics),
-                *driver,
-            ],
-            seconds,
+            [ncu, *_AS_IT_IS, "-f", "-o", file, *section, *named, "--metrics", ",".join(metrics), *driver], seconds
         )
         if done.returncode != 0 or not Path(file).exists():
             raise UnsupportedDeviceError(refusal(done.stdout + done.stderr))

@@ -7,6 +7,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from warploom.core.errors import ConfigError, UnsupportedDeviceError
 from warploom_lab.bench.tables import wavefront_factor
 
@@ -98,20 +100,19 @@ def _speed(pyplot: Any, cells: Sequence[tuple[Row, Row]], title: str) -> Any:
     """Bars of TFLOP/s with spread, coloured by the instructions that multiply, and a line for each baseline."""
     figure, axes = pyplot.subplots(figsize=(max(6.0, 1.2 + 0.42 * len(cells)), 4.6))
     spreads = [cell["tflops"] for _, cell in cells]
-    middle = [spread["median"] for spread in spreads]
-    low = [m - s["low"] for m, s in zip(middle, spreads, strict=True)]
-    high = [s["high"] - m for m, s in zip(middle, spreads, strict=True)]
+    low, middle, high = (np.array([spread[key] for spread in spreads]) for key in ("low", "median", "high"))
     places = range(len(cells))
     above = [_is_warpgroup(row) for row, _ in cells]
     axes.bar(places, middle, 0.74, color=[_ABOVE if a else _BAR for a in above])
-    axes.errorbar(places, middle, yerr=[low, high], fmt="none", ecolor=_SPREAD, elinewidth=1.0, capsize=2.5)
-    top = max(s["high"] for s in spreads)
-    for place, spread in zip(places, spreads, strict=True):
-        text = f"{spread['median']:.0f}"
+    axes.errorbar(
+        places, middle, yerr=[middle - low, high - middle], fmt="none", ecolor=_SPREAD, elinewidth=1.0, capsize=2.5
+    )
+    top = max(high)
+    for place in places:
         axes.text(
             place,
-            spread["high"] + 0.012 * top,
-            text,
+            high[place] + 0.012 * top,
+            f"{middle[place]:.0f}",
             ha="center",
             va="bottom",
             fontsize=8,

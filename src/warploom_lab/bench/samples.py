@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import csv
 import io
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from warploom.core.errors import ConfigError
-from warploom_lab.inspect.purpose import GROUPS, is_tensor, purpose
+from warploom_lab.inspect.purpose import executed_groups, is_tensor
 from warploom_lab.inspect.report import SassReport
 from warploom_lab.inspect.sass import SassInstruction, parse_sass
 from warploom_lab.inspect.waits import ScoreboardWait, waits
@@ -97,20 +98,15 @@ class Samples:
     @property
     def shares(self) -> dict[str, float]:
         """Each reason's share of the samples in %, the largest first; ``selected`` is the issue itself."""
-        counts: dict[str, int] = {}
+        counts: Counter[str] = Counter()
         for spot in self.spots:
-            for reason, count in spot.samples.items():
-                counts[reason] = counts.get(reason, 0) + count
-        return {r: 100 * n / self.total for r, n in sorted(counts.items(), key=lambda item: -item[1]) if n}
+            counts.update(spot.samples)
+        return {r: 100 * n / self.total for r, n in counts.most_common() if n}
 
     @property
     def groups(self) -> dict[str, int]:
         """Executed warp instructions by purpose; zeroing, copies and constants told apart by their operands."""
-        found: dict[str, int] = {}
-        for spot in self.spots:
-            group = purpose(spot.instruction)
-            found[group] = found.get(group, 0) + spot.executed
-        return {group: found[group] for group in GROUPS if found.get(group)}
+        return executed_groups((spot.instruction, spot.executed) for spot in self.spots)
 
     def hottest(self, most: int = 12) -> list[dict[str, Any]]:
         """The instructions with most samples: share in %, reasons, producer and distance, the author's line."""
@@ -118,12 +114,11 @@ class Samples:
         return [self._row(spot) for spot in ordered if spot.total]
 
     def _row(self, spot: Spot) -> dict[str, Any]:
-        reasons = sorted(spot.samples.items(), key=lambda item: -item[1])
         row: dict[str, Any] = {
             "address": f"{spot.instruction.address:#06x}",
             "sass": str(spot.instruction),
             "share, %": round(100 * spot.total / self.total, 2),
-            "reasons, %": {r: round(100 * n / self.total, 2) for r, n in reasons[:3] if n},
+            "reasons, %": {r: round(100 * n / self.total, 2) for r, n in Counter(spot.samples).most_common(3) if n},
             "line": spot.line,
         }
         scoreboards = [(count, reason) for reason in (SHORT, LONG) if (count := spot.samples.get(reason, 0))]
@@ -184,33 +179,20 @@ def parse_source_page(text: str) -> list[list[Sampled]]:
     Raises ConfigError where no table has samples.
     """
     kernels: list[list[Sampled]] = []
-    columns: dict[int, str] = {}
-    extra: dict[str, int] = {}
-    source = -1
+    header: list[str] = []
     for row in csv.reader(io.StringIO(text)):
+        cells = dict(zip(header, row, strict=False))
+        samples = {r: _count(cells[name]) for x, r in REASONS.items() if (name := f"stall_{x}") in cells}
         if "Source" in row:
-            source, columns = row.index("Source"), _reasons(row)
-            extra = {name: row.index(name) for name in (_ALL, _EXECUTED) if name in row}
+            header = row
             kernels.append([])
-        elif kernels and len(row) > max([source, *columns]) and row[source].strip():
-            samples = {reason: _count(row[index]) for index, reason in columns.items()}
-            if _ALL in extra and (rest := _count(row[extra[_ALL]]) - sum(samples.values())) > 0:
+        elif samples and (source := cells["Source"].strip()):
+            if (rest := _count(cells.get(_ALL, "")) - sum(samples.values())) > 0:
                 samples[REST] = rest
-            executed = _count(row[extra[_EXECUTED]]) if _EXECUTED in extra else 0
-            kernels[-1].append(Sampled(row[source].strip(), samples, executed))
-    if not kernels or not columns:
+            kernels[-1].append(Sampled(source, samples, _count(cells.get(_EXECUTED, ""))))
+    if not any(name.removeprefix("stall_") in REASONS for name in header):
         raise ConfigError("this is no source page of ncu with samples: no column is called Source, or none stall_…")
     return kernels
-
-
-def _reasons(header: Sequence[str]) -> dict[int, str]:
-    """Index of a column → its reason, for the samples of all warp states (not those "not issued")."""
-    found: dict[int, str] = {}
-    for index, name in enumerate(header):
-        short = name.removeprefix("stall_")
-        if short != name and short in REASONS:
-            found[index] = REASONS[short]
-    return found
 
 
 def _count(text: str) -> int:

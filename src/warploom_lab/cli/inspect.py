@@ -57,9 +57,8 @@ class Wanted(Subject):
     def other(self, against: str) -> Wanted:
         """Return the kernel to compare with: this one with one thing changed, or another file."""
         levels = {f"O{level}": level for level in range(4)}
-        if Path(against.rpartition(":")[0] or against).is_file():
-            return dataclasses.replace(self, what=against)
-        if not self.is_rung and not self.is_python:
+        is_file = Path(against.rpartition(":")[0] or against).is_file()
+        if is_file or not (self.is_rung or self.is_python):
             return dataclasses.replace(self, what=against)
         if (level := levels.get(against.lstrip("-"))) is not None:
             return dataclasses.replace(self, opt_level=level)

@@ -96,7 +96,14 @@ def moved_source(instruction: SassInstruction) -> str | None:
 
 def count_groups(instructions: Iterable[SassInstruction]) -> dict[str, int]:
     """Instructions by purpose: every group that occurs, in the order of :data:`GROUPS`."""
-    found = Counter(map(purpose, instructions))
+    return executed_groups((instruction, 1) for instruction in instructions)
+
+
+def executed_groups(counted: Iterable[tuple[SassInstruction, int]]) -> dict[str, int]:
+    """How often instructions of each purpose ran, in the order of :data:`GROUPS`; none that never did."""
+    found: Counter[str] = Counter()
+    for instruction, count in counted:
+        found[purpose(instruction)] += count
     return {group: found[group] for group in GROUPS if found[group]}
 
 

@@ -24,7 +24,7 @@ _LABEL = re.compile(r"^\s*(\.L_\w+|\$[\w$.]+):")
 _SOURCE = re.compile(r'^\s*//## File "(?P<file>[^"]*)", line (?P<line>\d+)')
 _ARCHITECTURE = re.compile(r"(?:\.target\s+|code for\s+)(sm_\d+\w?)|EF_CUDA_SM(\d+)")
 _REGISTERS = re.compile(r"SHI_REGISTERS=(\d+)|REG:(\d+)")
-_REGISTER = re.compile(r"\b(U?R)(\d+)\b")
+_REGISTER = re.compile(r"\bR(\d+)\b")
 _ADDRESS_REGISTER = re.compile(r"\bU?R\d+\b")
 _BRACKET = re.compile(r"(?<![\]\w])(?:desc\[[^\]]*\])?\[([^\]]*)\]")
 _INSTRUCTION_BYTES = 16
@@ -94,8 +94,7 @@ class Listing:
             int(number)
             for instruction in self.instructions
             for operand in instruction.operands
-            for kind, number in _REGISTER.findall(operand)
-            if kind == "R"
+            for number in _REGISTER.findall(operand)
         )
         return max(numbers, default=-1) + 1
 

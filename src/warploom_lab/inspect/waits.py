@@ -11,6 +11,7 @@ import re
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 
 from warploom_lab.inspect.flow import SassFlow, predecessors_of
 from warploom_lab.inspect.sass import SassInstruction
@@ -76,7 +77,7 @@ def load_use_distances(loop: Sequence[SassInstruction], load: str = "LDSM", use:
         loaded = written(instruction)
         after = (*loop[index + 1 :], *loop[:index])
         users = (n for n, other in enumerate(after) if other.mnemonic == use and loaded & read(other))
-        found += [n for n in [next(users, None)] if n is not None]
+        found += islice(users, 1)
     return tuple(found)
 
 
@@ -121,7 +122,7 @@ def written(instruction: SassInstruction) -> frozenset[str]:
 
 
 def _width(instruction: SassInstruction) -> int:
-    """32-bit registers of the result."""
+    """32-bit registers of the result, or of what is stored."""
     if instruction.mnemonic == "HMMA":
         return _accumulator(instruction)
     last = instruction.modifiers[-1] if instruction.modifiers else ""
@@ -143,8 +144,7 @@ def read(instruction: SassInstruction) -> frozenset[str]:
         widths = (*_OPERANDS_OF_HMMA[shape], _accumulator(instruction))
         return frozenset().union(*(_named(o, w) for o, w in zip(operands[1:4], widths, strict=False)))
     if instruction.mnemonic in _NO_RESULT:
-        width = max((_WIDTHS.get(modifier, 1) for modifier in instruction.modifiers), default=1)
-        return frozenset().union(*(_named(operand, width) for operand in operands))
+        return frozenset().union(*(_named(operand, _width(instruction)) for operand in operands))
     return frozenset().union(*(_named(operand, 1) for operand in operands[1:]))
 
 
