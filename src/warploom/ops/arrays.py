@@ -239,7 +239,8 @@ class ResultArray:
     """A new array that a call returns, with these ``dims`` and the type of the array ``like``, or the type so named.
 
     Without ``dims`` it has the shape of that array, and another type where the option ``typed`` gives one. It is made
-    ``when`` that option is set, or that array is given; and not where an array of its own name is given.
+    ``when`` that option is set, or that array is given; and not where an array of its own name is given. Where there is
+    nothing to compute, its elements are ``empty``, or anything.
     """
 
     name: str
@@ -247,6 +248,7 @@ class ResultArray:
     like: str
     when: str = ""
     typed: str = ""
+    empty: float | None = None
 
 
 class Dimension(NamedTuple):

@@ -51,8 +51,8 @@ Values = Annotated[Any, ArrayArgument("batch kv_len kv_heads v_dim")]
 HeadNumbers = Annotated[Any, ArrayArgument("heads", "f32 bf16 f16", FLOAT32, hint="one number for each query head")]
 Outputs = Annotated[
     Any,
-    ResultArray("out", "batch q_len heads v_dim", "q"),
-    ResultArray("lse", "batch heads q_len", "f32", when="return_lse"),
+    ResultArray("out", "batch q_len heads v_dim", "q", empty=0.0),
+    ResultArray("lse", "batch heads q_len", "f32", when="return_lse", empty=-math.inf),
 ]
 
 
@@ -111,7 +111,7 @@ def strides_of(view: ArrayView, layout: str) -> tuple[int, int, int]:
 def without_keys(given: Arguments) -> dict[str, Any]:
     """The results where there is nothing to compute: zeros, and for sums over no keys -inf or what joins them."""
     joined = [given.views[name] for name in HEAD_ARRAYS if OPTIONS[name].joins and name in given.views]
-    made = given.made(out=0.0, lse=0.0 if joined else -math.inf)
+    made = given.made(**({"lse": 0.0} if joined else {}))
     if "lse" in made:
         for numbers in joined:
             made["lse"] = made["lse"] + numbers.array[:, None]
@@ -262,7 +262,8 @@ def _work(given: Arguments, config: Any) -> Computation:
     return Computation(
         given,
         lambda arrays: _plan(problem, arrays, layout, config),
-        empty=partial(without_keys, given) if nothing else None,
+        nothing=nothing,
+        empty=partial(without_keys, given),
     )
 
 

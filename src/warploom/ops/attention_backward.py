@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from functools import partial
 from typing import Annotated, Any, TypedDict, Unpack
 
 from warploom.interop.arrays import Device, Form, filled
@@ -45,10 +44,8 @@ PackedSums = Annotated[Any, ArrayArgument("heads total_q", "f32", FEW, hint=_HIN
 PackedSumsGradient = Annotated[Any, ArrayArgument("heads total_q", "f32", FEW, hint=_OF_SUMS, late=True)]
 Gradients = Annotated[
     tuple[Any, ...],
-    ResultArray("dq", "", "q"),
-    ResultArray("dk", "", "k"),
-    ResultArray("dv", "", "v"),
-    *[ResultArray(f"d{name}", "heads", "f32", when=name) for name in HEAD_ARRAYS],
+    *[ResultArray(f"d{name}", "", name, empty=0.0) for name in "qkv"],
+    *[ResultArray(f"d{name}", "heads", "f32", when=name, empty=0.0) for name in HEAD_ARRAYS],
 ]
 
 
@@ -135,16 +132,13 @@ def _work(given: Arguments, config: Any) -> Computation:
         return _plan(problem, arrays, strides, config, KINDS)
 
     def zeros() -> dict[str, Any]:
-        made = _zeros(given)
+        made = given.made()
         if p.sink and p.kv_len == 0 and "dlse" in given.views:  # the sink is the log-sum-exp
             made[f"d{p.sink}"] = given.views["dlse"].array.sum((0, 2))
         return made
 
-    return Computation(given, plan, empty=zeros if 0 in (p.batch, p.heads, p.q_len, p.kv_len) else None)
-
-
-def _zeros(given: Arguments) -> dict[str, Any]:
-    return given.made(**dict.fromkeys(given.results, 0.0))
+    nothing = 0 in (p.batch, p.heads, p.q_len, p.kv_len)
+    return Computation(given, plan, nothing=nothing, empty=zeros)
 
 
 attention_backward_call = Caller(attention_backward, _work)
@@ -198,9 +192,9 @@ def _packed_work(given: Arguments, config: Any) -> Computation:
         strides = ArrayStrides({name: arrays[name].strides[:2] for name in BACKWARD})
         return _plan(problem, arrays, strides, config, PACKED_KINDS)
 
-    empty = None if some and (p.kv_len or p.head_arrays) else partial(_zeros, given)
+    nothing = not some or (p.kv_len == 0 and not p.head_arrays)
     make = None if whole else _makes_zeros
-    return Computation(given, plan, placed(p, views), make=make, filled=not whole, empty=empty)
+    return Computation(given, plan, placed(p, views), make=make, filled=not whole, nothing=nothing)
 
 
 attention_varlen_backward_call = Caller(attention_varlen_backward, _packed_work)

@@ -6,6 +6,7 @@ way.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
@@ -15,9 +16,9 @@ import numpy as np
 
 from warploom.core.errors import ProblemError
 from warploom.core.targets import Target
-from warploom.interop.arrays import ArrayView, as_if_compact, settled
+from warploom.interop.arrays import ArrayView, as_if_compact
 from warploom.interop.tracing import is_tracing, traced
-from warploom.kernels.attention.append import MOVED, AppendProblem
+from warploom.kernels.attention.append import AppendProblem
 from warploom.kernels.attention.choice import CACHED_KINDS, CachedConfig, choose_cached, violations_on_cache
 from warploom.kernels.attention.decode import SPLIT
 from warploom.kernels.attention.problem import MOST_HEAD_DIM, MOST_POSITIONS, ArrayStrides, AttentionProblem, Cached
@@ -55,8 +56,8 @@ Scales = Annotated[Any, ArrayArgument(" | 1 | batch kv_heads", "f32", ROW_MAJOR)
 NewOutput = Annotated[Any, ArrayArgument(_NEW, "q", OUTPUT, written=True, over="q")]
 NewOutputs = Annotated[
     Any,
-    ResultArray("out", _NEW, "q"),
-    ResultArray("lse", "heads queries if cu_seqlens_q | batch heads q_len", "f32", when="return_lse"),
+    ResultArray("out", _NEW, "q", empty=0.0),
+    ResultArray("lse", "heads queries if cu_seqlens_q | batch heads q_len", "f32", when="return_lse", empty=-math.inf),
 ]
 
 
@@ -106,11 +107,6 @@ def cache_sizes(given: Arguments, cache: ArrayView) -> dict[str, Any]:
     return found | pages | {"kv_len": size * entries}
 
 
-def of_scale(view: ArrayView | None) -> tuple[int, int]:
-    """(sequence, key head) strides of scales."""
-    return (0, 0) if view is None or len(view.shape) < 2 else (view.shape[1], 1)
-
-
 def problem_on_cache(given: Arguments) -> AttentionProblem:
     """The problem of a call on a cache. Raises ProblemError for what no kernel takes."""
     sizes, packed, split = given.sizes, "starts" in given.views, given.options["fixed_split"]
@@ -121,29 +117,24 @@ def problem_on_cache(given: Arguments) -> AttentionProblem:
     return AttentionProblem(sizes["batch"], sequences=sequences, **of_heads(given))
 
 
-def strides_on_cache(views: Views, out: ArrayView) -> ArrayStrides:
-    """The strides of the arrays and of the output."""
-    k, v = views["k"].strides, views["v"].strides
-    lying = {
-        "q": _of_queries(views["q"]),
-        "k": (k[0], k[2], k[1]),
-        "v": (v[0], v[2], v[1]),
-        "out": _of_queries(settled(out)),
-        "table": views["table"].strides[:1] if "table" in views else (0,),
-    }
-    return ArrayStrides(lying | {name: of_scale(views.get(name)) for name in ("k_scale", "v_scale")})
-
-
-def _of_queries(view: ArrayView) -> tuple[int, int, int]:
-    """(batch, head, query) strides of q or out."""
-    *outer, query, head, _ = view.strides
-    return (outer[0] if outer else 0), head, query
+def cached_strides(arrays: Views) -> ArrayStrides:
+    """The strides of arrays: (sequence or page, head, row), of scales (sequence, key head), of a table (sequence,)."""
+    found = dict[str, tuple[int, ...]]()
+    for name, view in arrays.items():
+        if name == "table":
+            found[name] = view.strides[:1]
+        elif name.endswith("_scale"):
+            found[name] = (view.shape[1], 1) if len(view.shape) == 2 else (0, 0)
+        elif len(view.shape) > 2:
+            *outer, row, head, _ = view.strides
+            found[name] = (outer[0] if outer else 0), head, row
+    return ArrayStrides(found)
 
 
 # -- plan
 def _plan(problem: AttentionProblem, arrays: Views, config: Any) -> AttentionPagedPlan:
     """The plan for a problem on these arrays. Raises ConfigError for a ``config`` that does not fit."""
-    strides = strides_on_cache(arrays, arrays["out"])
+    strides = cached_strides(arrays)
 
     def violations(found: CachedConfig, _: Any, target: Target) -> list[str]:
         return found.check() or found.check(target) + violations_on_cache(found, problem, strides)
@@ -178,7 +169,7 @@ def refuse_paged(config: Any, given: Arguments, problem: AttentionProblem) -> No
     """Raises ConfigError for a configuration, or its notation, that does not fit arguments as kernels take them."""
     found = read(config, CACHED_KINDS)
     if found is not None:
-        strides = strides_on_cache(given.views, as_if_compact(given.views["q"]))
+        strides = cached_strides(given.views | {"out": as_if_compact(given.views["q"])})
         refuse(f"{found} does not fit", found.check() or violations_on_cache(found, problem, strides))
 
 
@@ -199,7 +190,7 @@ def checked_attention_paged(
     if known is not None:
         return lambda: attention_paged_call.repeated(*known, lying, plain)
     work = attention_paged_call.computation(asked)
-    if work.empty is None:
+    if not work.nothing:
         work.planned()
     return None
 
@@ -268,9 +259,7 @@ def _work(given: Arguments, config: Any) -> Computation:
         return without_keys(given)
 
     nothing = 0 in (*views["q"].shape, problem.batch, problem.kv_len, *views["k"].shape)
-    return Computation(
-        given, lambda arrays: _plan(problem, arrays, config), filled=True, empty=empty if nothing else None
-    )
+    return Computation(given, lambda arrays: _plan(problem, arrays, config), filled=True, nothing=nothing, empty=empty)
 
 
 def check_table(given: Arguments, lengths: Any, first: Any = 0) -> None:
@@ -396,26 +385,7 @@ def _append(given: Arguments, _: Any) -> Computation:
     nothing = 0 in (cached.batch, cached.kv_heads) or not (problem.tokens or cached.q_len)
     if not nothing and 0 in (cached.kv_len, *given.views["k_cache"].shape):
         raise ProblemError("the cache has room for no key: allocate it larger")
-    return Computation(
-        given, lambda arrays: AppendPlan(problem, _moved(arrays)), filled=True, empty=given.made if nothing else None
-    )
-
-
-def _moved(arrays: Views) -> ArrayStrides:
-    strides: dict[str, tuple[int, ...]] = {
-        name: of_scale(arrays[name]) if name.endswith("_scale") else _strides(arrays[name])
-        for name in MOVED
-        if name in arrays
-    }
-    if "table" in arrays:
-        strides["table"] = arrays["table"].strides[:1]
-    return ArrayStrides(strides)
-
-
-def _strides(view: ArrayView) -> tuple[int, int, int]:
-    """(sequence or page, head, token)."""
-    outer, row, head, _ = view.strides
-    return outer, head, row
+    return Computation(given, lambda x: AppendPlan(problem, cached_strides(x)), filled=True, nothing=nothing)
 
 
 def _look_at_rows(given: Arguments) -> None:

@@ -175,7 +175,7 @@ def _work(given: Arguments, config: Any) -> Computation:
         )
 
     nothing = 0 in (problem.batch, problem.q_len, problem.heads)
-    return Computation(given, plan, placed(problem, views), filled=True, empty=given.made if nothing else None)
+    return Computation(given, plan, placed(problem, views), filled=True, nothing=nothing)
 
 
 def _look(given: Arguments) -> None:

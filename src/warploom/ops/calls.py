@@ -47,8 +47,8 @@ class Computation:
     """The launches that a call on ``given`` arguments comes to; all arrays go by the kernels' names.
 
     ``plan`` makes them of arrays in place: those ``taken``, by default all that are only read, those that are written
-    to, and the new results. Where these are ``filled``, kernels leave parts of them as they are. Where there is nothing
-    to compute, ``empty`` makes them by name.
+    to, and the new results. Where these are ``filled``, kernels leave parts of them as they are. Where there is
+    ``nothing`` to compute, ``empty`` makes them by name, by default as they are declared.
     """
 
     given: Arguments
@@ -56,6 +56,7 @@ class Computation:
     taken: Views | None = None
     make: Callable[[str, Iterable[Form], Device], Callable[[], list[Any]]] | None = None
     filled: bool = False
+    nothing: bool = False
     empty: Callable[[], dict[str, Any]] | None = None
 
     @cached_property
@@ -401,11 +402,11 @@ class Caller:
         ready = self.cache.find(*key, lying)
         if ready is None:
             work = self.work(given, config)
-            if work.empty is None:
+            if not work.nothing:
                 return self._first(work, lying, key)
             if config is not None:
                 work.planned()  # refuses what does not fit
-            return list(work.empty().values())
+            return list((work.empty or given.made)().values())
         if all(x.pointer == y.pointer for x, y in zip(views.values(), lying.values(), strict=True)):
             self.cache.keep(*key, views, ready)
         return ready.run(lying)

@@ -286,14 +286,13 @@ class Arguments:
         return found
 
     def made(self, **values: float) -> dict[str, Any]:
-        """The new arrays by name, with every element one of these values, or anything where there is none."""
-        first = next(iter(self.views.values()))
-        return {
-            name: filled(first.kind, *form, first.device, values[name])
-            if name in values
-            else empty(first.kind, *form, first.device)
-            for name, form in self.results.items()
-        }
+        """The new arrays by name where there is nothing to compute: as declared, or with every element one of these."""
+        first, found = next(iter(self.views.values())), dict[str, Any]()
+        known = {x.name: x.empty for x in self.declaration.results} | values
+        for name, form in self.results.items():
+            like, value = (first.kind, *form, first.device), known[name]
+            found[name] = empty(*like) if value is None else filled(*like, value)
+        return found
 
 
 _ELSEWHERE = "config", "check"

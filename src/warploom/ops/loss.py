@@ -61,9 +61,9 @@ ByLse = Annotated[Any, ArrayArgument("m", "f32", FEW, "lse_gradient", hint=_ROWS
 Losses = Annotated[Any, ResultArray("loss", "m", "f32"), ResultArray("lse", "m", "f32")]
 RowGradients = Annotated[
     Any,
-    ResultArray("dx", "", "x", when="wants_x"),
-    ResultArray("dw", "", "w", when="wants_w"),
-    ResultArray("dbias", "n", "x", when="wants_bias"),
+    ResultArray("dx", "", "x", when="wants_x", empty=0.0),
+    ResultArray("dw", "", "w", when="wants_w", empty=0.0),
+    ResultArray("dbias", "n", "x", when="wants_bias", empty=0.0),
 ]
 WORKSPACE_BYTES = 60 << 20
 """The most memory between the kernels of a backward pass, as long as a block of rows and a chunk fit at all."""
@@ -434,7 +434,7 @@ def _work(given: Arguments, config: Any) -> Computation:
         return LossPlan(lse, loss, target.dtype.bits // 32)
 
     taken = {**views, "target": as_elements(target, s32)}
-    return Computation(given, plan, taken, empty=None if given.sizes["m"] else given.made)
+    return Computation(given, plan, taken, nothing=given.sizes["m"] == 0)
 
 
 loss_call = Caller(linear_cross_entropy, _work, recorded=True)
@@ -481,7 +481,7 @@ def _gradients(given: Arguments, config: Any) -> Computation:
     views, options, new = given.views, given.options, given.results
     x, has_target = views["x"], "target" in views
     loss = _loss(options) if has_target else None
-    some, products = given.sizes["m"] > 0, given.sizes["k"] > 0
+    products = given.sizes["k"] > 0
     known = "loss_gradient" in views, "lse_gradient" in views
     wanted = "dx" in new and products, "dw" in new and products, "dbias" in new
     taken, words = {name: view for name, view in views.items() if name != "target"}, 0
@@ -495,8 +495,7 @@ def _gradients(given: Arguments, config: Any) -> Computation:
         to = on.target, on.multiprocessors
         return GradientPlan(product, loss, words, known, wanted, *to, asked, options["blocks"])
 
-    zeros = None if some and any(wanted) else lambda: given.made(**dict.fromkeys(new, 0.0))
-    return Computation(given, plan, taken, empty=zeros)
+    return Computation(given, plan, taken, nothing=given.sizes["m"] == 0 or not any(wanted))
 
 
 row_gradients_call = Caller(row_gradients, _gradients)

@@ -432,7 +432,7 @@ def _work(given: Arguments, config: Any) -> Computation:
 
         return MatmulPlan.of(problem, a.device, config, choice, offsets=product.offsets)
 
-    return Computation(given, plan, empty=given.made if 0 in shape else None)
+    return Computation(given, plan, nothing=0 in shape)
 
 
 matmul_call = Caller(matmul, _work, recorded=True)

@@ -217,7 +217,7 @@ def _work(given: Arguments, config: Any) -> Computation:
         own = {name: arrays[name] for name in given.views}
         return reduce_plan(multiplication(own, f32, f32, options["scale"]).problem, op, config, a.device)
 
-    return Computation(given, plan, empty=None if given.sizes["m"] else given.made)
+    return Computation(given, plan, nothing=given.sizes["m"] == 0)
 
 
 matmul_reduce_call = Caller(matmul_reduce, _work, recorded=True)
