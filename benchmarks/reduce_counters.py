@@ -10,7 +10,8 @@ import numpy as np
 
 from warploom.core.errors import WarploomError
 from warploom.ir.program import Program
-from warploom.ops.backends import GpuCall, multiprocessors
+from warploom.ops.backends import multiprocessors
+from warploom.ops.launch import launch
 from warploom_lab.bench.counters import Profile
 from warploom_lab.bench.profile import profile_launches
 from warploom_lab.kernels.reduce.config import ReduceConfig
@@ -49,8 +50,7 @@ class ReduceLaunch:
         a, b = (rng.standard_normal((grid, 16, 16)).astype(kind).view(np.uint16) for _ in range(2))
         out, cycles = np.full((grid, 16), np.nan, np.float32), np.zeros(grid, np.uint64)
         arrays: dict[str, np.ndarray[Any, Any]] = {"a": a, "b": b, "out": out, "cycles": cycles}
-        given = [arrays[p.name] for p in self.program.parameters if p.kind == "pointer"]
-        GpuCall.prepare(self.program, (grid, 1, 1), {"zero": 0}, 0).run_from_host(given[:2], given[2:])
+        launch(self.program, grid, {p.name: arrays.get(p.name, 0) for p in self.program.parameters})
 
 
 def count(rungs: Sequence[str], seconds: float = 120.0) -> dict[str, dict[str, Row]]:

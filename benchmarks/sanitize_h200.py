@@ -22,7 +22,6 @@ import numpy as np
 import warploom
 from warploom.kernels.attention.reference import attention_error, attention_reference
 from warploom.kernels.matmul.reference import gemm_error, gemm_reference
-from warploom.ops.backends import GpuCall
 from warploom_lab.bench.cells import parser_of
 from warploom_lab.bench.evidence import environment, write
 from warploom_lab.kernels.attention.ladder import FULL_LADDER
@@ -79,8 +78,9 @@ def reduce() -> Iterator[tuple[str, bool]]:
         a, b = (rng.standard_normal((TILES, 16, 16)).astype(kind) for _ in range(2))
         out = np.full((TILES, 16), np.nan, np.float32)
         program = matmul_row_max.trace(config=rung.config)
-        call = GpuCall.prepare(program, (TILES // rung.config.num_warps, 1, 1), {"zero": 0}, 0)
-        call.run_from_host([a.view(np.uint16), b.view(np.uint16)], [out])
+        arrays = {"a": a.view(np.uint16), "b": b.view(np.uint16), "out": out}
+        given = {p.name: arrays.get(p.name, 0) for p in program.parameters}
+        warploom.launch(program, TILES // rung.config.num_warps, given)
         yield rung.key, bool((np.abs(out - row_max_reference(a, b)) <= row_max_tolerance(a, b)).all())
     a, b = (rng.standard_normal(shape).astype(np.float16) for shape in ((200, 72), (72, 777)))
     values = warploom.matmul_reduce(a, b, "max")

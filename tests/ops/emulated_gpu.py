@@ -125,7 +125,7 @@ class EmulatedCall:
     """A ``GpuCall`` whose launches are emulated under all checks."""
 
     device = 0
-    launch, run_from_host = backends.GpuCall.launch, backends.GpuCall.run_from_host
+    launch = backends.GpuCall.launch
 
     def __init__(self, gpu: EmulatedGpu, source: KernelSource, grid: Any, scalars: Mapping[str, int]) -> None:
         self.gpu, self.program, self.grid = gpu, source.program, grid

@@ -305,16 +305,6 @@ class GpuCall:
             found = self.maps[position, pointer] = encode(pointer, self.mapped[position].spec, self.device)
         return found
 
-    def run_from_host(self, inputs: Sequence[np.ndarray[Any, Any]], outputs: Sequence[np.ndarray[Any, Any]]) -> None:
-        """Copy C-contiguous host arrays, the kernel's parameters, to the GPU, run, and copy the outputs back."""
-        from warploom.cuda.buffers import DeviceCopy
-
-        copies = [DeviceCopy(x, self.device) for x in inputs]
-        results = [DeviceCopy(x, self.device, copy=False) for x in outputs]
-        self.launch_again(tuple(c.pointer for c in (*copies, *results)), "numpy")
-        for result in results:
-            result.download()
-
 
 def wait_for(stream: int, device: int) -> None:
     """Wait for a stream of a GPU, whose arrays are handed to a framework that takes them as ready."""

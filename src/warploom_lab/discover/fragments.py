@@ -116,15 +116,11 @@ def trace_fragment(tracer: FragmentTracer, run: Run) -> Discovered:
     return Discovered(seen, fit(seen), tracer.bits, expected, difference)
 
 
-def gpu_runner(device: int = 0) -> Run:
-    """Runs tracers on a GPU."""
-    from warploom.ops.backends import GpuCall
+def gpu_runner() -> Run:
+    """Runs tracers on GPU 0."""
+    from warploom.ops.launch import launch
 
-    def run(program: Program, source: Array, out: Array) -> None:
-        call = GpuCall.prepare(program, (len(source), 1, 1), {}, device)
-        call.run_from_host([np.ascontiguousarray(source)], [out])
-
-    return run
+    return lambda program, source, out: launch(program, len(source), [np.ascontiguousarray(source), out])
 
 
 def emulator_runner() -> Run:
@@ -140,7 +136,7 @@ def emulator_runner() -> Run:
     return run
 
 
-def discover(on: Where, wanted: str = "", device: int = 0) -> Iterator[Discovered]:
+def discover(on: Where, wanted: str = "") -> Iterator[Discovered]:
     """Trace every fragment whose name contains ``wanted``.
 
     On the emulator, ``wgmma`` and fragments without a map (``wmma`` that no GPU has traced) are left out; on a GPU,
@@ -155,8 +151,8 @@ def discover(on: Where, wanted: str = "", device: int = 0) -> Iterator[Discovere
     else:
         from warploom.ops.backends import gpu_target
 
-        run = gpu_runner(device)
-        capability = gpu_target(device).compute_capability
+        run = gpu_runner()
+        capability = gpu_target(0).compute_capability
         chosen = [t for t in chosen if t.capability <= capability]
     for tracer in chosen:
         yield trace_fragment(tracer, run)

@@ -200,7 +200,7 @@ def test_unknown_names_are_refused():
 
 
 def test_a_gpu_traces_what_its_architecture_has(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(discover_module, "gpu_runner", lambda _device: None)
+    monkeypatch.setattr(discover_module, "gpu_runner", lambda: None)
     monkeypatch.setattr(discover_module, "trace_fragment", lambda tracer, _run: tracer)
     for name in ("sm_80", "sm_90a"):
         monkeypatch.setattr("warploom.ops.backends.gpu_target", lambda _device, name=name: target(name))
