@@ -232,4 +232,4 @@ def test_the_workspace_is_bounded(size):
     plan = GradientPlan(product, Loss(IGNORED), 2, (True, False), (True, True, True), goal, 132)
     steps = plan.steps
     assert 4 * steps.words <= 64 << 20
-    assert plan.workspace_bytes <= 4 * steps.words <= plan.workspace_bytes + 4096
+    assert plan.bytes_of(*plan.taken) <= plan.workspace_bytes <= plan.bytes_of(*plan.taken) + 4096

@@ -98,11 +98,6 @@ class LossPlan(Launches):
         problem = replace(self.lse.problem, op="sum")
         return replace(self.lse, problem=problem, result="sums") if self.loss.label_smoothing else None
 
-    @property
-    def workspace_bytes(self) -> int:
-        """Memory beyond inputs and results."""
-        return self.lse.workspace_bytes + (4 * self.lse.problem.product.m if self.sums is not None else 0)
-
     @cached_property
     def steps(self) -> Steps:
         """The launches."""
@@ -161,11 +156,6 @@ class GradientPlan(Launches):
         sums = 4 * rows * p.k if self.wanted[0] and chunks > 1 else 0
         sums += 4 * p.n if self.wanted[2] and rows < p.m else 0
         return rows * _line(cols) * p.dtype.bytes + sums + 4 * table_words(rows, chunks)
-
-    @property
-    def workspace_bytes(self) -> int:
-        """Memory beyond inputs and gradients."""
-        return self.bytes_of(*self.taken)
 
     def _seconds(self, taken: tuple[int, int]) -> float:
         p, (rows, cols) = self.product, taken

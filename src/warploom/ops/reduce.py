@@ -68,11 +68,6 @@ class ReducePlan(Plan):
         fitting = WORKSPACE_BYTES // self.row_bytes // LEAST_ROWS * LEAST_ROWS
         return min(self.problem.product.m, max(LEAST_ROWS, fitting))
 
-    @property
-    def workspace_bytes(self) -> int:
-        """Memory beyond inputs and results."""
-        return self.row_bytes * self.block_rows
-
     @cached_property
     def calls(self) -> tuple[KernelCall, KernelCall]:
         """The kernel of the product and its tiles' reductions, and the one that merges them, of a block of rows."""

@@ -57,6 +57,11 @@ class Launches:
         """The launches in order."""
         raise NotImplementedError
 
+    @property
+    def workspace_bytes(self) -> int:
+        """Memory that a call takes beside its arrays."""
+        return 4 * self.steps.words
+
 
 @dataclass(frozen=True)
 class Plan(Launches):
@@ -130,11 +135,6 @@ class StridedPlan(Plan):
     def calls(self) -> tuple[KernelCall, ...]:
         """The kernels and their launches in order."""
         return self.config.calls(self.problem, self.strides, self.multiprocessors)
-
-    @property
-    def workspace_bytes(self) -> int:
-        """Memory that a call takes beside its arrays."""
-        return 4 * self.steps.words
 
     @cached_property
     def steps(self) -> Steps:
