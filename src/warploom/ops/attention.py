@@ -45,14 +45,19 @@ AXES: dict[str, tuple[int, int, int]] = {"bshd": (0, 2, 1), "bhsd": (0, 1, 2)}
 _OPEN_SIDE = 2**30
 """Keys on one side of a window from which on it is no window."""
 
-Queries = Annotated[Any, ArrayArgument("batch q_len heads head_dim")]
-Keys = Annotated[Any, ArrayArgument("batch kv_len kv_heads head_dim")]
-Values = Annotated[Any, ArrayArgument("batch kv_len kv_heads v_dim")]
+# Sequences lie in a batch, or packed one behind the other where their starts are given.
+OF_QUERIES = "total_q heads head_dim if cu_seqlens_q | batch q_len heads head_dim"
+_OF_KEYS = "total_k kv_heads head_dim if cu_seqlens_q | batch kv_len kv_heads head_dim"
+OF_RESULTS, _OF_VALUES = (x.replace("head_dim", "v_dim") for x in (OF_QUERIES, _OF_KEYS))
+OF_SUMS = "heads total_q if cu_seqlens_q | batch heads q_len"
+Queries = Annotated[Any, ArrayArgument(OF_QUERIES)]
+Keys = Annotated[Any, ArrayArgument(_OF_KEYS)]
+Values = Annotated[Any, ArrayArgument(_OF_VALUES)]
 HeadNumbers = Annotated[Any, ArrayArgument("heads", "f32 bf16 f16", FLOAT32, hint="one number for each query head")]
 Outputs = Annotated[
     Any,
-    ResultArray("out", "batch q_len heads v_dim", "q", empty=0.0),
-    ResultArray("lse", "batch heads q_len", "f32", when="return_lse", empty=-math.inf),
+    ResultArray("out", OF_RESULTS, "q", empty=0.0),
+    ResultArray("lse", OF_SUMS, "f32", when="return_lse", empty=-math.inf),
 ]
 
 

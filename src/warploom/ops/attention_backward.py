@@ -16,13 +16,20 @@ from warploom.kernels.attention.problem import BACKWARD, ArrayStrides, BackwardP
 from warploom.kernels.attention.scores import HEAD_ARRAYS, Window
 from warploom.kernels.settings import read
 from warploom.ops.arrays import FEW, GRADIENT, ArrayArgument, ResultArray
-from warploom.ops.attention import HeadNumbers, Keys, Layout, Queries, Values, problem_of, strides_of
+from warploom.ops.attention import (
+    OF_RESULTS,
+    OF_SUMS,
+    HeadNumbers,
+    Keys,
+    Layout,
+    Queries,
+    Values,
+    problem_of,
+    strides_of,
+)
 from warploom.ops.attention_varlen import (
     KeyCounts,
     KeyStarts,
-    PackedKeys,
-    PackedQueries,
-    PackedValues,
     QueryCounts,
     QueryStarts,
     packed_problem,
@@ -34,14 +41,10 @@ from warploom.ops.steps import StridedPlan
 
 _HINT = "the forward pass returns it with return_lse=True"
 _OF_SUMS = "the gradient of lse, in its shape"
-Gradient = Annotated[Any, ArrayArgument("batch q_len heads v_dim", memory=GRADIENT, late=True)]
-Output = Annotated[Any, ArrayArgument("batch q_len heads v_dim", memory=GRADIENT, hint=_HINT, late=True)]
-Sums = Annotated[Any, ArrayArgument("batch heads q_len", "f32", FEW, hint=_HINT, late=True)]
-SumsGradient = Annotated[Any, ArrayArgument("batch heads q_len", "f32", FEW, hint=_OF_SUMS, late=True)]
-PackedGradient = Annotated[Any, ArrayArgument("total_q heads v_dim", memory=GRADIENT, late=True)]
-PackedOutput = Annotated[Any, ArrayArgument("total_q heads v_dim", memory=GRADIENT, hint=_HINT, late=True)]
-PackedSums = Annotated[Any, ArrayArgument("heads total_q", "f32", FEW, hint=_HINT, late=True)]
-PackedSumsGradient = Annotated[Any, ArrayArgument("heads total_q", "f32", FEW, hint=_OF_SUMS, late=True)]
+Gradient = Annotated[Any, ArrayArgument(OF_RESULTS, memory=GRADIENT, late=True)]
+Output = Annotated[Any, ArrayArgument(OF_RESULTS, memory=GRADIENT, hint=_HINT, late=True)]
+Sums = Annotated[Any, ArrayArgument(OF_SUMS, "f32", FEW, hint=_HINT, late=True)]
+SumsGradient = Annotated[Any, ArrayArgument(OF_SUMS, "f32", FEW, hint=_OF_SUMS, late=True)]
 Gradients = Annotated[
     tuple[Any, ...],
     *[ResultArray(f"d{name}", "", name, empty=0.0) for name in "qkv"],
@@ -146,16 +149,16 @@ attention_backward_call = Caller(attention_backward, _work)
 
 # -- of packed sequences
 def attention_varlen_backward(
-    dout: PackedGradient,
-    q: PackedQueries,
-    k: PackedKeys,
-    v: PackedValues,
-    out: PackedOutput,
-    lse: PackedSums,
+    dout: Gradient,
+    q: Queries,
+    k: Keys,
+    v: Values,
+    out: Output,
+    lse: Sums,
     cu_seqlens_q: QueryStarts,
     cu_seqlens_k: KeyStarts = None,
     *,
-    dlse: PackedSumsGradient = None,
+    dlse: SumsGradient = None,
     seqused_q: QueryCounts = None,
     seqused_k: KeyCounts = None,
     causal: bool = False,

@@ -36,7 +36,17 @@ from warploom.ops.arrays import (
     ResultArray,
     is_fp8,
 )
-from warploom.ops.attention import HeadNumbers, of_heads, on_host, refuse_first, refuse_starts, without_keys
+from warploom.ops.attention import (
+    OF_QUERIES,
+    OF_SUMS,
+    HeadNumbers,
+    Queries,
+    of_heads,
+    on_host,
+    refuse_first,
+    refuse_starts,
+    without_keys,
+)
 from warploom.ops.backends import Processor
 from warploom.ops.calls import Caller, Computation
 from warploom.ops.declare import Arguments, Views
@@ -44,20 +54,18 @@ from warploom.ops.steps import Launches, Step, Steps, StridedPlan
 
 PAGE_KEYS = 16
 _CACHE = "pages page_size kv_heads head_dim if block_table | batch capacity kv_heads head_dim"
-_NEW = "queries heads head_dim if cu_seqlens_q | batch q_len heads head_dim"
 _PAGES = "or pages that block_table names"
-NewQueries = Annotated[Any, ArrayArgument(_NEW)]
 KeyCache = Annotated[Any, ArrayArgument(_CACHE, f"T {FP8}", CACHE, "k", hint=_PAGES)]
 ValueCache = Annotated[Any, ArrayArgument(_CACHE, "k_cache", CACHE, "v", hint=_PAGES)]
 Lengths = Annotated[Any, ArrayArgument("batch", "s32", IN_PLACE, "lengths", hint="keys of each sequence")]
 Starts = Annotated[Any, ArrayArgument("batch+1", "s32", IN_PLACE, "starts", hint="where sequences begin and end")]
 Table = Annotated[Any, ArrayArgument("batch entries", "s32", IN_PLACE, "table", hint="pages of each sequence")]
 Scales = Annotated[Any, ArrayArgument(" | 1 | batch kv_heads", "f32", ROW_MAJOR)]
-NewOutput = Annotated[Any, ArrayArgument(_NEW, "q", OUTPUT, written=True, over="q")]
+NewOutput = Annotated[Any, ArrayArgument(OF_QUERIES, "q", OUTPUT, written=True, over="q")]
 NewOutputs = Annotated[
     Any,
-    ResultArray("out", _NEW, "q", empty=0.0),
-    ResultArray("lse", "heads queries if cu_seqlens_q | batch heads q_len", "f32", when="return_lse", empty=-math.inf),
+    ResultArray("out", OF_QUERIES, "q", empty=0.0),
+    ResultArray("lse", OF_SUMS, "f32", when="return_lse", empty=-math.inf),
 ]
 
 
@@ -112,7 +120,7 @@ def problem_on_cache(given: Arguments) -> AttentionProblem:
     sizes, packed, split = given.sizes, "starts" in given.views, given.options["fixed_split"]
     if split is not None and (split % SPLIT or not 0 < split < MOST_POSITIONS):
         raise ProblemError(f"fixed_split is a multiple of {SPLIT} keys below {MOST_POSITIONS}, not {split}")
-    q_len = sizes["queries"] if packed else sizes["q_len"]
+    q_len = sizes["total_q"] if packed else sizes["q_len"]
     sequences = Cached(q_len, packed=packed, split=split, **cache_sizes(given, given.views["k"]))
     return AttentionProblem(sizes["batch"], sequences=sequences, **of_heads(given))
 
@@ -197,7 +205,7 @@ def checked_attention_paged(
 
 # -- the call
 def attention_paged(
-    q: NewQueries,
+    q: Queries,
     k_cache: KeyCache,
     v_cache: ValueCache,
     kv_lens: Lengths,
@@ -290,7 +298,6 @@ _TURNS = "cos and sin come together, of one shape"
 WrittenKeys = Annotated[Any, ArrayArgument(_CACHE, f"T {FP8}", WRITTEN_CACHE, "k_cache", written=True, hint=_PAGES)]
 WrittenValues = Annotated[Any, ArrayArgument(_CACHE, "k_cache", WRITTEN_CACHE, "v_cache", written=True, hint=_PAGES)]
 NewRows = Annotated[Any, ArrayArgument("batch tokens kv_heads head_dim")]
-TurnedQueries = Annotated[Any, ArrayArgument("batch q_len heads head_dim")]
 Rotation = Annotated[Any, ArrayArgument("positions pairs", "f32 bf16 f16", TABLE, hint=_TURNS)]
 
 
@@ -302,7 +309,7 @@ def append_to_cache(
     kv_lens: Lengths,
     *,
     block_table: Table = None,
-    q: TurnedQueries = None,
+    q: Queries = None,
     cos: Rotation = None,
     sin: Rotation = None,
     interleaved: bool = False,

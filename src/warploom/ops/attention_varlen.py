@@ -12,8 +12,19 @@ from warploom.kernels.attention.choice import PACKED_KINDS, PackedConfig, choose
 from warploom.kernels.attention.problem import FORWARD, ArrayStrides, AttentionProblem, Packed
 from warploom.kernels.attention.scores import Window
 from warploom.kernels.settings import read
-from warploom.ops.arrays import FEW, OUTPUT, ArrayArgument, ResultArray
-from warploom.ops.attention import HeadNumbers, of_heads, on_host, refuse_first, refuse_starts
+from warploom.ops.arrays import FEW, OUTPUT, ArrayArgument
+from warploom.ops.attention import (
+    OF_RESULTS,
+    HeadNumbers,
+    Keys,
+    Outputs,
+    Queries,
+    Values,
+    of_heads,
+    on_host,
+    refuse_first,
+    refuse_starts,
+)
 from warploom.ops.calls import Caller, Computation
 from warploom.ops.declare import Arguments, Array, NumpyArray, Out, Views
 from warploom.ops.steps import StridedPlan
@@ -22,19 +33,11 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 
-PackedQueries = Annotated[Any, ArrayArgument("total_q heads head_dim")]
-PackedKeys = Annotated[Any, ArrayArgument("total_k kv_heads head_dim")]
-PackedValues = Annotated[Any, ArrayArgument("total_k kv_heads v_dim")]
 QueryStarts = Annotated[Any, ArrayArgument("batch+1", "s32", FEW, "q_starts", hint="where sequences begin and end")]
 KeyStarts = Annotated[Any, ArrayArgument("batch+1", "s32", FEW, "k_starts", hint="where sequences begin and end")]
 QueryCounts = Annotated[Any, ArrayArgument("batch", "s32", FEW, "q_used")]
 KeyCounts = Annotated[Any, ArrayArgument("batch", "s32", FEW, "k_used")]
-PackedOutput = Annotated[Any, ArrayArgument("total_q heads v_dim", "q", OUTPUT, written=True)]
-PackedOutputs = Annotated[
-    Any,
-    ResultArray("out", "total_q heads v_dim", "q"),
-    ResultArray("lse", "heads total_q", "f32", when="return_lse"),
-]
+PackedOutput = Annotated[Any, ArrayArgument(OF_RESULTS, "q", OUTPUT, written=True)]
 
 
 def packed_problem(given: Arguments) -> AttentionProblem:
@@ -114,9 +117,9 @@ def attention_varlen(
 
 
 def attention_varlen(
-    q: PackedQueries,
-    k: PackedKeys,
-    v: PackedValues,
+    q: Queries,
+    k: Keys,
+    v: Values,
     cu_seqlens_q: QueryStarts,
     cu_seqlens_k: KeyStarts = None,
     *,
@@ -133,7 +136,7 @@ def attention_varlen(
     out: PackedOutput = None,
     check: bool = False,
     config: PackedConfig | str | None = None,
-) -> PackedOutputs:
+) -> Outputs:
     """:func:`attention` of sequences of any lengths, packed one behind the other.
 
     Shapes: q (total_q, heads, head_dim), k and v (total_k, kv_heads, head_dim); v may have a head_dim of its own, which
