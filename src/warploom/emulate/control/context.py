@@ -19,9 +19,8 @@ from warploom.emulate.memory.shared_memory import SharedMemory
 from warploom.emulate.order.clocks import Clocks
 from warploom.emulate.order.ordering import Ordering
 from warploom.emulate.transactions.bulk import BulkCopies
-from warploom.emulate.transactions.registers import RegisterPools
 from warploom.emulate.transactions.transaction import CopyQueue, Groups
-from warploom.emulate.transactions.warpgroups import Warpgroups
+from warploom.emulate.transactions.warpgroups import RegisterPools, Warpgroups
 from warploom.ir.statements import NOWHERE, Const, Loop, Op, SourceLine, Value
 
 Array = NDArray[Any]

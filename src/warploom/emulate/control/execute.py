@@ -16,7 +16,7 @@ from warploom.emulate.control.calls import abort_step, print_step
 from warploom.emulate.control.context import Context, Step
 from warploom.emulate.control.frames import LANES, Frame
 from warploom.emulate.control.graph import Graph
-from warploom.emulate.control.lane_steps import LaneSteps, ballot
+from warploom.emulate.control.lane_steps import ballot, collective_step, shuffle_step, sync_step
 from warploom.emulate.control.undefined import WideAddresses, undefined
 from warploom.emulate.findings.traffic import TrafficCounter
 from warploom.emulate.memory import shadows as poison
@@ -25,7 +25,7 @@ from warploom.emulate.memory.global_memory import GlobalMemory
 from warploom.emulate.memory.memory import LOCAL_BASE
 from warploom.emulate.memory.shared_memory import SHARED_BASE
 from warploom.emulate.transactions.engine_steps import engine_step
-from warploom.emulate.transactions.registers import WatchedRegisters
+from warploom.emulate.transactions.warpgroups import WatchedRegisters
 from warploom.ir.program import Program
 from warploom.ir.statements import Op, Statement, Value
 from warploom.isa import effects as fx
@@ -44,7 +44,6 @@ class Executor(Context):
         super().__init__(checks, across)
         self.watched = WatchedRegisters(program)
         self.counts: list[tuple[Op, list[int]]] = []
-        self._lanes = LaneSteps(self)
         self._steps = self._makers(AccessSteps(self))
         self._wide = WideAddresses(self, program) if large else None
         self._matrices: dict[tuple[Any, ...], tuple[tuple[Array, ...], Array]] = {}
@@ -58,7 +57,7 @@ class Executor(Context):
             fx.AsyncCopy: accesses.copy_step,
             fx.TensorMapWrite: accesses.map_step,
             fx.GlobalWait: accesses.wait_step,
-            fx.WarpSync: self._lanes.sync,
+            fx.WarpSync: partial(sync_step, self),
             fx.Fence: self._fence,
             fx.ReadSpecial: self._read_special,
             fx.Printed: partial(print_step, self),
@@ -189,9 +188,9 @@ class Executor(Context):
         if instruction.slots is not None:
             return self._mma(op, instruction.slots, keys)
         if instruction.exchange is not None:
-            return self._lanes.shuffle(op, instruction.exchange, keys)
+            return shuffle_step(self, op, instruction.exchange, keys)
         if not instruction.lanewise:
-            return self._lanes.collective(op, keys)
+            return collective_step(self, op, keys)
         return self._lanewise([op])
 
     def _is_lanewise(self, statement: Statement) -> bool:

@@ -38,9 +38,8 @@ from warploom.emulate.order.ordering import Ordering
 from warploom.emulate.order.places import Places
 from warploom.emulate.order.planes import planes_of
 from warploom.emulate.transactions.bulk import BulkCopies
-from warploom.emulate.transactions.registers import RegisterPools
 from warploom.emulate.transactions.transaction import CopyQueue
-from warploom.emulate.transactions.warpgroups import WARPS, Warpgroups, has_wgmma
+from warploom.emulate.transactions.warpgroups import WARPS, RegisterPools, Warpgroups, has_wgmma
 from warploom.ir.program import Program
 from warploom.ir.statements import Const, Op, SourceLine
 from warploom.isa.conversion import FULL_MASK
