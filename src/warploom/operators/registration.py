@@ -65,18 +65,35 @@ def define(
     def kernel(*arguments: Any) -> Any:
         return run(*schema.declared(arguments))
 
+    record = None if derivative is None else _recording(name, caller, schema, derivative)
+    autograd = _autograd(kernel, record, lambda: operator, schema.names)
+    signature = f"({schema.text}) -> {results}"
+    operator = _register(
+        name, signature, kernel, autograd, lambda *given: fake(*schema.declared(given)), _one_by_one(lambda: operator)
+    )
+    if not of_gradients:
+        for key in _DEVICES:
+            _LIBRARY.impl(name, _autocast(key, operator, schema), f"Autocast{key}")
+    return operator
+
+
+def _register(
+    name: str,
+    signature: str,
+    kernel: Callable[..., Any],
+    autograd: Callable[..., Any],
+    fake: Callable[..., Any],
+    vmap: Callable[..., Any],
+) -> Any:
+    """``torch.ops.warploom.<name>``: the kernel of each device, that of the Autograd keys, and two rules of tracing."""
     # Known to torch.compile as what it may trace through: the operator has a fake and keeps to its schema.
-    _LIBRARY.define(f"{name}({schema.text}) -> {results}", tags=(torch.Tag.pt2_compliant_tag,))
+    _LIBRARY.define(name + signature, tags=(torch.Tag.pt2_compliant_tag,))
     for key in _DEVICES:
         _LIBRARY.impl(name, kernel, key)
-        if not of_gradients:
-            _LIBRARY.impl(name, _autocast(key, lambda: operator, schema), f"Autocast{key}")
-    record = None if derivative is None else _recording(name, caller, schema, derivative)
-    _LIBRARY.impl(name, _autograd(kernel, record, lambda: operator, schema.names), "Autograd", with_keyset=True)
-    torch.library.register_fake(f"{_NAMESPACE}::{name}", lambda *given: fake(*schema.declared(given)), lib=_LIBRARY)
-    torch.library.register_vmap(f"{_NAMESPACE}::{name}", _one_by_one(lambda: operator), lib=_LIBRARY)
-    operator: Any = getattr(getattr(torch.ops, _NAMESPACE), name).default
-    return operator
+    _LIBRARY.impl(name, autograd, "Autograd", with_keyset=True)
+    torch.library.register_fake(f"{_NAMESPACE}::{name}", fake, lib=_LIBRARY)
+    torch.library.register_vmap(f"{_NAMESPACE}::{name}", vmap, lib=_LIBRARY)
+    return getattr(getattr(torch.ops, _NAMESPACE), name).default
 
 
 def define_call(
@@ -279,13 +296,7 @@ def define_mutating(name: str, schema: str, run: Callable[..., None], fake: Call
                 refuse_derivatives(x)
         operator.redispatch(keyset & _BELOW_AUTOGRAD, *arguments)
 
-    _LIBRARY.define(name + schema, tags=(torch.Tag.pt2_compliant_tag,))
-    for key in _DEVICES:
-        _LIBRARY.impl(name, run, key)
-    _LIBRARY.impl(name, autograd, "Autograd", with_keyset=True)
-    torch.library.register_fake(f"{_NAMESPACE}::{name}", fake, lib=_LIBRARY)
-    torch.library.register_vmap(f"{_NAMESPACE}::{name}", _refuse_batches, lib=_LIBRARY)
-    operator: Any = getattr(getattr(torch.ops, _NAMESPACE), name).default
+    operator = _register(name, schema, run, autograd, fake, _refuse_batches)
     return operator
 
 
@@ -316,13 +327,13 @@ def _recording(name: str, caller: Caller, schema: Schema, derivative: Derivative
     return record
 
 
-def _autocast(key: str, operator: Callable[[], Any], schema: Schema) -> Callable[..., Any]:
+def _autocast(key: str, operator: Callable[..., Any], schema: Schema) -> Callable[..., Any]:
     """The kernel of an Autocast key: floats but for the schema's exact ones in the type that autocast has now."""
     kind = key.lower()
 
     def run(*arguments: Any) -> Any:
         given = cast(kind, schema.exact.__contains__, zip(schema.names, arguments, strict=False))
         with torch.autocast(kind, enabled=False):
-            return operator()(*given)
+            return operator(*given)
 
     return run
