@@ -171,9 +171,7 @@ class CallCache(dict[tuple[Any, ...], PreparedCall]):
         try:
             for x in tensors:
                 x.stride()  # a nested or sparse tensor has no strides, and their comparison in C++ ends the process
-            count = len(arrays)
-            absent = () if count == len(tensors) else tuple([x is None for x in arrays])
-            alike = self._alike.get((asked, count, absent, tensors[0].shape))
+            alike = self._alike.get((asked, tensors[0].shape, *map(type, arrays)))
         except (AttributeError, IndexError, RuntimeError, TypeError):  # no array, a nested tensor, no key
             return None
         if alike is None or tangents_are_on():
@@ -227,8 +225,7 @@ class CallCache(dict[tuple[Any, ...], PreparedCall]):
         if len(self._alike) >= _KEPT:
             self._alike.clear()
         with suppress(TypeError):
-            absent = () if len(arrays) == len(tensors) else tuple([x is None for x in arrays])
-            known = self._alike.setdefault((asked, len(arrays), absent, tensors[0].shape), [])
+            known = self._alike.setdefault((asked, tensors[0].shape, *map(type, arrays)), [])
             wanted = recorded if any(x.requires_grad for x in tensors) else None
             known[:] = [x for x in known if not (x[1] is wanted and x[2] == config and x[0](*tensors))]
             del known[: 1 - _KINDS_KEPT]
