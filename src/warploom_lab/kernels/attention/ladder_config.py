@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from warploom.core.dtypes import DType, bf16, f16
@@ -170,15 +170,12 @@ class RungSm80(HeadDims):
     def __str__(self) -> str:
         """The seeds' notation: ``(BF16, 128, 64, 64, 4): async+eager+swizzled+load_0_2_2_fragments+…``."""
         words = [word for word, name in _WORDS.items() if getattr(self, name)]
-        words.insert(len([w for w in ("async", "eager", "swizzled") if w in words]), self._loads)
-        extra = [f"{n}={getattr(self, n)}" for n in _NUMBERS if getattr(self, n) != _DEFAULTS[n]]
+        loads = f"load_{self.load_q}_{self.load_k}_{self.load_v}_fragments"
+        words.insert(len([w for w in ("async", "eager", "swizzled") if w in words]), loads)
+        words += [f"opt_level={self.opt_level}"] * (self.opt_level != 3)
         kind = type_name(self.dtype)
         name = {"bf16": "BF16", "f16": "FP16"}.get(kind, kind)
-        return f"({name}, {self.head_dim}, {self.tile_m}, {self.tile_n}, {self.num_warps}): " + "+".join(words + extra)
-
-    @property
-    def _loads(self) -> str:
-        return f"load_{self.load_q}_{self.load_k}_{self.load_v}_fragments"
+        return f"({name}, {self.head_dim}, {self.tile_m}, {self.tile_n}, {self.num_warps}): " + "+".join(words)
 
     @classmethod
     def reads(cls, text: str) -> bool:
@@ -199,11 +196,11 @@ class RungSm80(HeadDims):
         changes: dict[str, Any] = {}
         for word in filter(None, (w.strip() for w in rest.split("+"))):
             loads = re.fullmatch(r"load_(\d+)_(\d+)_(\d+)_fragments", word)
-            setting = re.fullmatch(r"(\w+)=(\d+)", word)
+            level = re.fullmatch(r"opt_level=(\d+)", word)
             if loads:
                 changes |= dict(zip(("load_q", "load_k", "load_v"), map(int, loads.groups()), strict=True))
-            elif setting and setting[1] in _NUMBERS:
-                changes[setting[1]] = int(setting[2])
+            elif level:
+                changes["opt_level"] = int(level[1])
             elif word == "row_by_column":
                 changes["k_slices"] = False
             elif word in _WORDS:
@@ -213,7 +210,6 @@ class RungSm80(HeadDims):
         return replace(base, **changes)
 
 
-_DEFAULTS = {f.name: f.default for f in fields(RungSm80)}
 _WORDS = {
     "async": "async_copy",
     "eager": "eager",
@@ -234,4 +230,3 @@ _WORDS = {
     "row_by_column": "_row_by_column",
     "heads_first": "heads_first",
 }
-_NUMBERS = ("opt_level",)
