@@ -16,7 +16,7 @@ from warploom.kernels.attention.choice import CachedConfig
 from warploom.kernels.attention.decode import Decode
 from warploom.kernels.attention.problem import AttentionProblem
 from warploom.kernels.source import KernelCall
-from warploom.ops.attention_paged import attention_paged_call, problem_on_cache, strides_on_cache
+from warploom.ops.attention_paged import attention_paged_call, cached_strides, problem_on_cache
 from warploom.ops.declare import Arguments
 
 
@@ -48,7 +48,7 @@ class DecodeCase:
     def calls(self) -> tuple[KernelCall, ...]:
         """The two launches."""
         views = self.given.views
-        return self.config.calls(self.problem, strides_on_cache(views, views["q"]), self.multiprocessors)
+        return self.config.calls(self.problem, cached_strides({**views, "out": views["q"]}), self.multiprocessors)
 
     @property
     def main(self) -> KernelCall:
