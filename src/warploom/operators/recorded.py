@@ -213,7 +213,7 @@ class EagerCall(RecordedCall):
         super().__init__(self._run, of.caller, of.derivative, arrays, named, config)
         self.hidden = int(any(not x and name in needs for name, x in zip(names, options, strict=True)))
         self._apply, self.finish, self._check = of.apply, of.finish, check
-        self._places, self._count = [i for i, x in enumerate(arrays) if x is not None], len(arrays)
+        self._given = [x is not None for x in arrays]
         self.asked = of.caller.asked(self._options)
         self._prepared: Repeatable | None = None
         self._repeat: Repeat | None = None
@@ -227,11 +227,10 @@ class EagerCall(RecordedCall):
         """The results, by the launches that were prepared for tensors like these."""
         made = None if self._prepared is None else self._prepared.on(tensors)
         if made is None:
-            arrays: list[Any] = [None] * self._count
-            for i, x in zip(self._places, tensors, strict=True):
-                arrays[i] = x
-            made, self._check = self.caller.made(tuple(arrays), self._options, self.config, self._check), False
-            known = self.caller.cache.known(self.asked, self.config, tuple(arrays))
+            rest = iter(tensors)
+            arrays = tuple([next(rest) if given else None for given in self._given])
+            made, self._check = self.caller.made(arrays, self._options, self.config, self._check), False
+            known = self.caller.cache.known(self.asked, self.config, arrays)
             self._prepared = None if known is None else known[0]
         return made
 

@@ -105,6 +105,8 @@ def attention_backward(
     ``deterministic`` asks for results with equal bits from run to run. No array grows with q_len · kv_len: beside the
     results a call takes at most one float32 copy of dq (``plan_attention_backward(…).workspace_bytes``).
 
+    Under ``torch.compile`` a call is one operator, ``warploom::attention_backward``.
+
     Arrays as for :func:`attention`. Raises ProblemError for arrays it does not take, ConfigError for a ``config`` that
     does not fit, UnsupportedDeviceError for a GPU older than compute capability 8.0.
     """
