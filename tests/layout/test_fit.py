@@ -87,7 +87,10 @@ def test_sizes_that_are_no_powers_of_two_are_not_linear() -> None:
 def test_coordinates_outside_the_matrix_are_named() -> None:
     rows, cols = observe(mma_fragment("m16n8k16", "C"))
     cols[7, 2] = 9
-    assert "lane 7, register 2 holds (9, 9)" in fit(Observation("outside", (16, 8), rows, cols)).reason
+    reason = fit(Observation("outside", (16, 8), rows, cols)).reason
+    assert "lane 7, register 2 holds (9, 9), which is outside the 16×8 matrix" in reason
+    rows[7, 2], cols[7, 2] = 16, 1
+    assert "holds (16, 1), which is outside the 16×8 matrix" in fit(Observation("below", (16, 8), rows, cols)).reason
 
 
 def test_bits_are_put_together_and_checked() -> None:

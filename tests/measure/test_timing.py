@@ -44,6 +44,12 @@ def test_the_first_slow_calls_do_not_count():
     assert measure([cold], 2, gpu, rounds=5)["cold"].seconds.high == pytest.approx(0.01)
 
 
+def test_calls_warm_the_gpu_up_for_as_long_as_they_are_to():
+    gpu = SimulatedClock()
+    measure([gpu.candidate("a", 0.001)], 2, gpu, rounds=1, sample_seconds=0.001, warm_up_seconds=0.25)
+    assert 0.25 <= gpu.now - 0.001 <= 1.0
+
+
 def test_the_clocks_that_a_monitor_could_read_are_those_of_their_own_candidate():
     gpu, told = SimulatedClock(), itertools.cycle([1500.0, None])
     monitor: Any = SimpleNamespace(sm_clock=lambda: next(told))

@@ -169,3 +169,14 @@ def test_a_call_whose_strides_say_nothing_is_found_as_it_is_the_third_time(
     monkeypatch.setattr(Declaration, "bind", lambda *_, **__: pytest.fail("checked again"))
     for found in (second, warploom.attention(q, k, v)):
         assert (found == first).all()
+
+
+@pytest.mark.parametrize(
+    ("batch", "of_out"), [((2,), (1,)), ((2,), ()), ((1,), (2,)), ((2,), (1, 2)), ((2, 1), (2, 3))]
+)
+def test_what_is_written_to_has_the_leading_dimensions_of_the_result(batch: Any, of_out: Any) -> None:
+    """Of what is read they broadcast; what is written would have other places for the same elements."""
+    a, b, out = (np.ones((*outer, 16, 16), np.float16) for outer in (batch, (), of_out))
+    with pytest.raises(ProblemError, match=r"^out has the leading dimensions \(.*\), the result \("):
+        warploom.matmul(a, b, out=out)
+    assert (out == 1).all()

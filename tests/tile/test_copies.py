@@ -17,7 +17,7 @@ from warploom.ir.program import Program
 from warploom.lang import Global, Kernel, SharedTile, Traced, f32, kernel, u16, u32
 from warploom.tile.copies import CopyRing, RowCopy, Rows
 from warploom.tile.pipeline import operand_tile
-from warploom.tile.planning import CopyPlan
+from warploom.tile.planning import CopyPlan, padded_cols, panel_cols
 
 THREADS = 64
 
@@ -168,6 +168,24 @@ def test_a_plan_covers_its_tile_once_or_says_why_not(rows: int, cols: int, coope
         for row, col in plan.steps:
             seen[first + at["row"] + row, at["col"] + col : at["col"] + col + 8] += 1
     assert (seen == 1).all()
+
+
+@pytest.mark.parametrize(
+    ("cols", "tight", "panel", "padded"),
+    [
+        (8, False, 16, 16),
+        (33, False, 64, 64),
+        (65, False, 64, 128),
+        (64, True, 64, 64),
+        (65, True, 32, 96),
+        (96, True, 32, 96),
+        (97, True, 64, 128),  # no panel of 64 would be half empty
+    ],
+)
+def test_panels_are_as_wide_as_a_swizzle_and_narrower_where_half_of_one_would_be_empty(
+    cols: int, tight: bool, panel: int, padded: int
+) -> None:
+    assert (panel_cols(cols, tight=tight), padded_cols(cols, tight=tight)) == (panel, padded)
 
 
 def test_a_tile_that_threads_cannot_divide_is_refused() -> None:
