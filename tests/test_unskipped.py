@@ -12,12 +12,14 @@ from tests.project import ROOT
 
 SKIPPED = "import pytest\npytest.skip('today', allow_module_level=True)\n"
 WITHOUT = "import pytest\ndef test(): pytest.importorskip('no_such_package')\n"
+WITHOUT_COMPILER = "import pytest\npytest.importorskip('no_such_package', reason='needs NVRTC')\n"
 RUNS = "def test(): pass\n"
 ALLOWED = {"tests/with_triton/test_it.py": RUNS, "tests/ptx/test_other.py": SKIPPED}
 FORBIDDEN = {
     "tests/with_triton/test_kernels.py": SKIPPED,
     "tests/ptx/test_numba.py": SKIPPED,
     "tests/ops/test_call.py": WITHOUT,
+    "tests/cuda/test_text.py": WITHOUT_COMPILER,
 }
 
 
