@@ -87,7 +87,7 @@ def test_lines_are_those_of_the_author_not_of_a_library(library, lines):
         ("tex.1d.v4.f32.s32 {%f1, %f2, %f3, %f4}, [t, {%r1}];", "tex.1d.v4.f32.s32"),
         ("mul.cc.u32 %r1, %r2, %r3;", "mul.cc"),
         ("add.rz.f64 %e1, %e2, %e3;", "add.rz.f64"),
-        ("div.rz.f32 %f1, %f2, %f3;", "div.rz.f32"),
+        ("div.rz.f64 %e1, %e2, %e3;", "div.rz.f64"),
         ("cvt.rz.f16.f32 %h1, %f1;", "cvt.rz.f16.f32"),
         ("ld.global.v8.f32 {%f1, %f2}, [%d0];", "ld.global.v8.f32"),
         ("discard.global.L2 [%d0], 128;", "discard.global.L2"),
@@ -99,11 +99,11 @@ def test_lines_are_those_of_the_author_not_of_a_library(library, lines):
         ("setp.gt.f16x2 %p1, %r2, %r3;", "setp.gt.f16x2"),
         ("ld.global.v8.b32 {%r0, %r1, %r2, %r3, %r4, %r5, %r6, %r7}, [%d0];", "ld.global.v8.b32"),
         ("ld.global.b128 %d1, [%d0];", "ld.global.b128"),
-        ("mov.u32 %r1, %smid;", "%smid"),
+        ("mov.u32 %r1, %pm0;", "%pm0"),
         ("call (%r1), f, (%r2);", "call"),
-        ("brkpt;", "brkpt"),
+        ("fns.b32 %r1, %r2, %r3, %r4;", "fns.b32"),
         ("mov.u32 %r1, nothing;", "nothing"),
-        ("elect.sync %r1|%p1, -1;", "elect.sync %r1|%p1, -1: the elected lane's number"),
+        ("elect.sync %r1|%p1, 1;", "elect.sync %r1|%p1, 1: an election is for the whole warp"),
         ("popc.b32 %r1, %r2, !%p1;", "popc.b32 %r1, %r2, !%p1: "),
         ("add.u16 %h1, 1, 0f3F800000;", "the type .b16 for the constant 0f3F800000 is not supported"),
     ],
@@ -118,8 +118,8 @@ def test_unknown_forms_are_refused_with_line_and_form(body, named):
 
 
 def test_a_refusal_names_the_authors_line_too():
-    text = kernel(".loc 1 12 3\nbrkpt;", before='.file 1 "/home/me/mine.py"')
-    with pytest.raises(PtxError, match=r"mine\.py:12 \(PTX line \d+\): brkpt"):
+    text = kernel(".loc 1 12 3\ndiscard.global.L2 [%d0], 128;", before='.file 1 "/home/me/mine.py"')
+    with pytest.raises(PtxError, match=r"mine\.py:12 \(PTX line \d+\): discard"):
         check(text, [np.zeros(1, np.uint32)])
 
 

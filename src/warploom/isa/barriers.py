@@ -143,18 +143,30 @@ form(
 def _full_warp(i: Instruction) -> dict[str, Any]:
     if i.mask % (1 << 32) != 0xFFFFFFFF:
         raise VerifyError("an election is for the whole warp")
-    if "d" not in i.left:
-        raise VerifyError("the elected lane's number is not supported: use the predicate")
     return {}
+
+
+def _elected(i: Instruction) -> Any:
+    """The lane that is elected, where its number is asked for, and whether a lane is it.
+
+    PTX does not say which lane. Where a kernel counts on the first, lanes race that nothing orders.
+    """
+    lanes = np.arange(32)[None, :]
+    return lambda: (np.full_like(lanes, 31), lanes == 31)[-len(i.result_types) :]
+
+
+def _election(i: Instruction) -> str:
+    holds = len(i.result_types) - 1
+    lane = "mov.b32 %0, d; " * holds
+    return f"{{ .reg .pred p; .reg .b32 d; elect.sync d|p, 0xffffffff; {lane}selp.u32 %{holds}, 1, 0, p; }}"
 
 
 form(
     "elect.sync d:b32?|p:pred, #mask:hex",
     name="elect.sync",
     let=_full_warp,
-    # PTX does not say which lane. Where a kernel counts on the first, lanes race that nothing orders.
-    meaning=lambda: (np.arange(32) == 31)[None, :],
-    inline=lambda _: "{ .reg .pred p; .reg .b32 d; elect.sync d|p, 0xffffffff; selp.u32 %0, 1, 0, p; }",
+    choose=_elected,
+    inline=_election,
     effects=(WarpSync(aligned=True),),
     since="sm_90",
     asm="volatile",
@@ -189,7 +201,7 @@ form("griddepcontrol.{action}", ORDERED, action="launch_dependents wait", since=
 form("nanosleep.u32 a", ORDERED)
 
 
-form("trap", ORDERED, call=lambda _: called("__trap()", 0), effects=(Abort(),))
+form("{op}", ORDERED, op="trap brkpt", call=lambda i: called(f"__{i.op}()", 0), effects=(Abort(),))
 form(
     "vprintf d:u32, format:u64, arguments:u64",
     ORDERED,

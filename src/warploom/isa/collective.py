@@ -20,7 +20,7 @@ from warploom.isa.cpp import Expression, called
 from warploom.isa.effects import ReadSpecial, WarpSync
 from warploom.isa.form import Array, Open, common, form, takes, viewed
 from warploom.isa.instruction import Instruction, named
-from warploom.isa.meanings import BINARY_MEANINGS
+from warploom.isa.meanings import BINARY_MEANINGS, flagged
 
 _LANES = np.arange(32, dtype=np.uint32)
 Mode = Literal["xor", "idx", "up", "down"]
@@ -139,13 +139,14 @@ def _matched(i: Instruction) -> Callable[..., Any]:
 
 
 def _reduction(i: Instruction) -> Callable[[Array, Array], Array]:
-    """The reduction over the lanes of each lane's mask."""
+    """The reduction over the lanes of each lane's mask, in which it is itself."""
+    combine = flagged(i, BINARY_MEANINGS[i.rop])
 
     def reduced(values: Array, mask: Array) -> Array:
-        info = np.iinfo(values.dtype)
-        none = {"min": info.max, "max": info.min, "and": info.max}.get(i.rop, 0)
-        wide = np.where(_members(mask), values[:, None, :], values.dtype.type(none))
-        return reduce(BINARY_MEANINGS[i.rop], np.moveaxis(wide, 2, 0))
+        values = np.abs(values) if i.fields.get("abs") else values
+        none = 0 if i.rop in ("add", "xor") else values[:, :, None]
+        wide = np.where(_members(mask), values[:, None, :], none)
+        return reduce(combine, np.moveaxis(wide, 2, 0))
 
     return reduced
 
@@ -175,6 +176,7 @@ form(
 form("match.{mode}.sync.{bits} d:b32, a, mask:u32", MEET, mode="any", bits="b32 b64", choose=_matched)
 form("match.{mode}.sync.{bits} d:b32|p:pred?, a, mask:u32", MEET, mode="all", bits="b32 b64", choose=_matched)
 form("redux.sync.{rop}.{int} d, a, mask:u32", MEET, rop="add min max", int="u32 s32", choose=_reduction)
+form("redux.sync.{rop}{.abs}{.NaN}.f32 d, a, mask:u32", MEET, rop="min max", choose=_reduction, since="sm_100a")
 form("redux.sync.{rop}.b32 d, a, mask:u32", MEET, rop="and or xor", choose=_reduction)
 form(
     "activemask.b32 d",

@@ -24,6 +24,7 @@ from warploom.isa.effects import ReadSpecial
 from warploom.isa.form import REGISTER, REGISTERS, Array, common, form, takes, viewed
 from warploom.isa.instruction import Instruction, instruction, named
 from warploom.isa.meanings import (
+    DIRECTED,
     ROUND_TO_INTEGRAL,
     UNARY_MEANINGS,
     f16_to_fp8,
@@ -36,6 +37,7 @@ from warploom.isa.meanings import (
     permute,
     saturated,
     single_to_odd,
+    single_towards,
     to_fp8,
 )
 
@@ -92,6 +94,8 @@ def _converted(i: Instruction) -> Callable[[Array], Array]:
                 number = np.clip(number, max(own.min, most.min), min(own.max, most.max))
             return number.astype(to.numpy)
         number = ROUND_TO_INTEGRAL[rounding](number) if rounding in ROUND_TO_INTEGRAL else number
+        if rounding in DIRECTED:
+            number = single_towards(number, rounding)
         if i.to in _HALVES:
             exact = number if number.dtype == np.float32 else single_to_odd(number.astype(np.float64))
             return np.ascontiguousarray(exact).astype(to.numpy).view(np.uint16)
@@ -105,7 +109,13 @@ def _converted(i: Instruction) -> Callable[[Array], Array]:
 def _cast(i: Instruction) -> Expression | None:
     """A C++ cast, or the function that rounds."""
     rounding = i.fields.get("rnd", "")
-    if i.fields.get("ftz") or i.fields.get("sat") or {i.source, i.to} & _HALVES.keys() or i.source == i.to:
+    if (
+        i.fields.get("ftz")
+        or i.fields.get("sat")
+        or {i.source, i.to} & _HALVES.keys()
+        or i.source == i.to
+        or rounding in DIRECTED
+    ):
         return None
     if rounding in ("rni", "rmi", "rpi"):
         if i.to not in _INTRINSIC:
@@ -154,7 +164,8 @@ for flags, to, source in (
     ("", "bf16@sm_90", "f16"),
     ("", "f16@sm_90", "bf16"),
 ):
-    form(f"cvt.{{rnd}}{flags}.{{to}}.{{source}} {PLACES}", CONVERTED, rnd="rn", to=to, source=source, name=_plain)
+    rounds = "rn rz rm rp" if to == "f32" else "rn"
+    form(f"cvt.{{rnd}}{flags}.{{to}}.{{source}} {PLACES}", CONVERTED, rnd=rounds, to=to, source=source, name=_plain)
 for pattern, to, source in (
     ("cvt{.ftz}.{to}.{source}", "f64", "f32"),
     ("cvt.{to}.{source}", "f64", "f16 bf16@sm_90"),
@@ -425,10 +436,11 @@ SPECIAL_REGISTERS: dict[str, tuple[DType, str]] = {
     **{f"clusterid.{axis}": (u32, f"__clusterIdx().{axis}") for axis in "xyz"},
     "shared_base": (u32, "(unsigned)__cvta_generic_to_shared(shared_memory)"),
     "local_base": (u32, "(unsigned)__cvta_generic_to_local(local_memory)"),
+    "smid": (u32, '[] {{ unsigned d; asm("mov.u32 %0, %%smid;" : "=r"(d)); return d; }}()'),
     "clock64": (u64, "(unsigned long long)clock64()"),
 }
 """Name → (type, CUDA C++): what :func:`special` can read. ``shared_base`` is the address of dynamic shared memory,
-``local_base`` of a thread's own.
+``local_base`` of a thread's own. The emulator's ``smid`` is 0 for all, as every CTA may run on one SM.
 
 ``clusterid`` is the cluster's place in the grid of clusters, ``cluster_ctaid`` the CTA's in its cluster,
 ``cluster_ctarank`` the same as one number, x fastest.

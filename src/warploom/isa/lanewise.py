@@ -34,7 +34,6 @@ from warploom.isa.meanings import (
     insert,
     left_of_highest,
     logic3,
-    permute,
     product24,
 )
 
@@ -130,7 +129,7 @@ SUM = common(op="add sub mul", choose=m.two, operator=contracted, call=cpp.round
 form("{op}{.rnd}{.ftz}{.sat}.f32 d, a, b", SUM, gradient=gradient)
 form("{op}{.rnd}.f64 d, a, b", SUM, rnd="rn")
 QUOTIENT = common(choose=m.divided, name=quotient, operator=exact_quotient, call=cpp.infix)
-form("div.{how}{.ftz}.f32 d, a, b", QUOTIENT, how="approx full rn", gradient=gradient)
+form("div.{how}{.ftz}.f32 d, a, b", QUOTIENT, how="approx full rn rz rm rp", gradient=gradient)
 form("div.{how}.f64 d, a, b", QUOTIENT, how="rn")
 form("{op}.{rnd}{.ftz}{.sat}.f32 d, a, b, c", op="fma mad", choose=m.fused, call=cpp.rounded, gradient=gradient)
 form("{op}.{rnd}.f64 d, a, b, c", op="fma mad", rnd="rn", choose=m.fused, call=cpp.rounded)
@@ -142,7 +141,7 @@ form("neg.f64 d, a", choose=m.one, call=cpp.prefix)
 form("abs{.ftz}.f32 d, a", choose=m.one, call=cpp.magnitude, gradient=gradient)
 form("abs.f64 d, a", choose=m.one, call=cpp.magnitude)
 form("{op}.approx{.ftz}.f32 d, a", op="ex2 lg2 rcp rsqrt sqrt sin cos", choose=m.one, gradient=gradient)
-form("{op}.rn{.ftz}.f32 d, a", op="rcp sqrt", choose=m.one, gradient=gradient)
+form("{op}.{rnd}{.ftz}.f32 d, a", op="rcp sqrt", choose=m.one, gradient=gradient)
 form("{op}.rn.f64 d, a", op="rcp sqrt", choose=m.one)
 form("rcp.approx.ftz.f64 d, a", choose=m.one)
 form("rsqrt.approx.f64 d, a", choose=m.one)
@@ -256,7 +255,7 @@ form(
     shadow=poison.moved(1),
 )
 form("lop3.b32 d, a, b, c, #table", choose=lambda i: lambda a, b, c: logic3(a, b, c, i.table), shadow=poison.bitwise)
-form("prmt.b32 d, a, b, c", meaning=permute, shadow=poison.moved(2))
+form("prmt.b32{.mode} d, a, b, c", mode=" ".join(m.PERMUTATIONS), choose=m.permuted, shadow=poison.moved(2))
 
 # Comparison and selection
 SETP, SECOND = "setp.{cmp}{.bool}", "a, b, c:pred?bool"

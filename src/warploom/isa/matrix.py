@@ -154,15 +154,20 @@ def _fragments(i: Instruction) -> dict[str, Any]:
     return {"slots": slots, "inputs": inputs, "accumulator": accumulator, **counts, **types}
 
 
-def multiplied(slots: Sequence[FragmentSlot], registers: Sequence[Array]) -> tuple[Array, ...]:
-    """D from the matrices that the registers hold, dealt out to the lanes as C is laid out."""
+def multiplied(slots: Sequence[FragmentSlot], registers: Sequence[Array], saturates: bool = False) -> tuple[Array, ...]:
+    """D from the matrices that the registers hold, dealt out to the lanes as C is laid out.
+
+    ``saturates``: sums of integers beyond the range of s32 become its nearest end.
+    """
     a, b, c = (slot.matrix(registers[slot.first : slot.first + slot.count]) for slot in slots)
-    return slots[2].registers(np.matmul(a.astype(c.dtype, copy=False), b.astype(c.dtype, copy=False)) + c)
+    wide = np.int64 if saturates else c.dtype
+    total = np.matmul(a.astype(wide, copy=False), b.astype(wide, copy=False)) + c
+    return slots[2].registers(np.clip(total, -(2**31), 2**31 - 1) if saturates else total)
 
 
 PRODUCT = common(
     let=_fragments,
-    choose=lambda i: lambda *registers: multiplied(i.slots, registers),
+    choose=lambda i: lambda *registers: multiplied(i.slots, registers, bool(i.fields.get("satfinite"))),
     effects=(WarpSync(aligned=True),),
     asm="plain",  # ptxas orders mma by its registers alone, and may move it between memory instructions
 )
@@ -175,7 +180,7 @@ for a, c, shape in (
     said = common(a=a, c=c, shape=shape, tied="c", **PRODUCT)
     form(f"mma.sync.aligned.{{shape}}.row.col.{{c}}.{{a}}.{{a}}.{{c}} {PLACES}", said)
 form(
-    f"mma.sync.aligned.{{shape}}.row.col.{{c}}.{{a}}.{{b}}.{{c}} {PLACES}",
+    f"mma.sync.aligned.{{shape}}.row.col{{.satfinite}}.{{c}}.{{a}}.{{b}}.{{c}} {PLACES}",
     PRODUCT,
     a="s8 u8",
     b="s8 u8",

@@ -84,18 +84,27 @@ def fma_single(a: Array, b: Array, c: Array) -> Array:
     return total.astype(np.float32)
 
 
+DIRECTED = {"rz": 0.0, "rm": -np.inf, "rp": np.inf}
+"""Roundings in a direction, and what they go towards."""
+
+
 def sum_towards(x: Array, y: Array, mode: str) -> Array:
     """x + y of f64 arrays as f32, rounded down (``rm``), up (``rp``) or to zero (``rz``)."""
-    exact = sum_to_odd(x, y)
+    exact, limit = sum_to_odd(x, y), DIRECTED[mode]
     single = exact.astype(np.float32)
-    back = single.astype(np.float64)
-    if mode == "rz":
-        beyond, limit = np.abs(back) > np.abs(exact), np.float32(0)
-    else:
-        beyond, limit = (back > exact, np.float32(-np.inf)) if mode == "rm" else (back < exact, np.float32(np.inf))
-    found = np.where(beyond & np.isfinite(exact), np.nextafter(single, limit), single)
+    beyond = np.sign(single - exact) * np.sign(limit - exact) < 0
+    found = np.where(beyond, np.nextafter(single, np.float32(limit)), single)
     cancelled = (exact == 0) & (np.signbit(x) != np.signbit(y))
     return np.where(cancelled, np.float32(-0.0 if mode == "rm" else 0.0), found)
+
+
+def single_towards(x: Array, mode: str) -> Array:
+    """Integers or f64 as f32, rounded in a direction."""
+    if x.dtype.kind == "f":
+        return sum_towards(x, np.copysign(0.0, x), mode)
+    wide = x.astype(f"{x.dtype.kind}8")
+    low = wide & 0xFFFF  # the rest is exact in f64
+    return sum_towards((wide - low) * 1.0, low * 1.0, mode)
 
 
 def fma_double(a: Array, b: Array, c: Array) -> Array:
@@ -373,6 +382,25 @@ def permute(a: Array, b: Array, selector: Array) -> Array:
     return result
 
 
+PERMUTATIONS = {
+    "f4e": "3210 4321 5432 6543",
+    "b4e": "5670 6701 7012 0123",
+    "rc8": "0000 1111 2222 3333",
+    "ecl": "3210 3211 3222 3333",
+    "ecr": "0000 1110 2210 3210",
+    "rc16": "1010 3232 1010 3232",
+}
+"""Mode of ``prmt`` → its selectors for 0 to 3."""
+
+
+def permuted(i: Instruction) -> Meaning:
+    """``prmt``; a mode makes the selector of the last operand's two low bits."""
+    if not i.mode:
+        return permute
+    selectors = np.array([int(x, 16) for x in PERMUTATIONS[i.mode].split()], np.uint32)
+    return lambda a, b, c: permute(a, b, selectors[c & 3])
+
+
 def highest(x: Array) -> Array:
     """``bfind``: the position of the highest bit that is not the sign, all ones for none."""
     word = viewed(np.where(x < 0, ~x, x) if x.dtype.kind == "i" else x, f"u{x.dtype.itemsize}")
@@ -556,6 +584,8 @@ _EXACT: dict[str, Meaning] = {
 
 def one(i: Instruction) -> Meaning:
     """A function of one operand. The four that the language has with ``.ftz`` flush as their hardware does."""
+    if i.fields.get("rnd", "rn") != "rn":
+        return flagged(i, _towards(i.rnd, i.op))
     if i.ptx_name.endswith(".approx.ftz.f32") and i.op in UNARY_MEANINGS:
         return UNARY_MEANINGS[i.op]
     return flagged(i, _EXACT.get(i.op) or UNARY_MEANINGS[i.op])
@@ -576,7 +606,7 @@ def three(i: Instruction) -> Meaning:
 
 def divided(i: Instruction) -> Meaning:
     """``div``: beyond 2^126 ``.approx`` takes the reciprocal of a divisor for 0."""
-    divide = BINARY_MEANINGS["div"]
+    divide = _towards(i.how, "div") if i.how in DIRECTED else BINARY_MEANINGS["div"]
     if i.how != "approx":
         return flagged(i, divide)
     return flagged(i, lambda a, b: divide(a, np.where(np.abs(b) > 2.0**126, np.copysign(b.dtype.type(np.inf), b), b)))
@@ -589,15 +619,22 @@ def fused(i: Instruction) -> Meaning:
     return flagged(i, _towards(i.rnd, "fma"))
 
 
+_QUOTIENTS: dict[str, Meaning] = {"div": np.divide, "rcp": np.reciprocal, "sqrt": np.sqrt}
+
+
 def _towards(mode: str, op: str) -> Meaning:
-    """A sum, difference, product or ``fma`` of f32, rounded in a direction; their products are exact in f64."""
+    """An operation of f32, rounded in a direction.
+
+    Products are exact in f64. Quotients and roots are rounded there, but lie on the same side of every f32: of one that
+    they are not, they are further away than 2^-50 of their size.
+    """
 
     def rounded(*x: Array) -> Array:
-        a, b, *c = (v.astype(np.float64) for v in x)
+        a, *others = (v.astype(np.float64) for v in x)
         if op in ("add", "sub"):
-            return sum_towards(a, b if op == "add" else -b, mode)
-        product = a * b
-        return sum_towards(product, c[0] if c else np.copysign(np.zeros_like(product), product), mode)
+            return sum_towards(a, others[0] if op == "add" else -others[0], mode)
+        found = _QUOTIENTS.get(op, np.multiply)(a, *others[:1])
+        return sum_towards(found, others[1], mode) if op == "fma" else single_towards(found, mode)
 
     return rounded
 

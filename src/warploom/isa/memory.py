@@ -237,7 +237,7 @@ form(
     "atom{.order}{.scope}{.space}.{rmw}.{type} d, [at], a, b",
     ATOMIC,
     rmw="cas",
-    type="b32 b64",
+    type="b16 b32 b64",
     order="relaxed acquire release acq_rel",
     space=ORDERED,
     registers="width",
@@ -278,6 +278,13 @@ def _line(i: Instruction) -> dict[str, Any]:
     return {}
 
 
+# A policy that accesses with ``.L2::cache_hint`` name. Its bits are opaque, and what it says changes speed alone.
+form(
+    "createpolicy.fractional.{first}{.second}.b64 d, fraction:f32?",
+    first="L2::evict_last L2::evict_normal L2::evict_first L2::evict_unchanged",
+    second="L2::evict_first L2::evict_unchanged",
+    meaning=lambda *_: np.zeros((1, 1)),
+)
 PREFETCH = common(asm="volatile", space="global local")
 form("prefetch{.space}.{level} [at]:u64", PREFETCH, level="L1 L2")
 form("prefetch.global.{level} [at]:u64", PREFETCH, level="L2::evict_last L2::evict_normal")

@@ -109,7 +109,7 @@ def _parameter(b: FlowBuilder, made: Instruction, targets: Sequence[Operand], ad
         if value is None or (value.dtype.bits != bits and bits > 16):
             raise b.refusal("whole arguments, and whole members of structures, are supported")
         if bits == 8:
-            b.assign(register, _byte(b, b.cast(value, u32), kind[0] == "s"))
+            b.assign(register, _byte(b, b.extend(value, u32), kind[0] == "s"))
         else:
             dtype = REGISTER[kind] if kind[0] == "s" else b.home(register, unsigned(REGISTER[kind]))
             b.assign(register, b.cast(value, dtype))

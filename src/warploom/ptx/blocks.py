@@ -16,7 +16,8 @@ from warploom.ptx.syntax import Function, Guard, Operand, PtxInstruction, PtxLab
 
 _ENDS = ("ret", "exit")
 _JUMPS = ("bra", "brx", *_ENDS)
-_ALONE = ("activemask", *_ENDS, "trap")
+_TRAPS = ("trap", "brkpt")  # a breakpoint that no debugger takes stops the launch as a trap does
+_ALONE = ("activemask", *_ENDS, *_TRAPS)
 """Opcodes that get a block of their own under a predicate, beside those for the lanes of a warp together."""
 
 
@@ -65,8 +66,8 @@ def _spread(body: list[PtxInstruction | PtxLabel]) -> list[PtxInstruction | PtxL
 
 
 def _ended(item: PtxInstruction | PtxLabel) -> list[PtxInstruction | PtxLabel]:
-    """``trap`` with the end of its threads."""
-    if isinstance(item, PtxInstruction) and item.opcode == "trap":
+    """``trap`` and ``brkpt`` with the end of their threads."""
+    if isinstance(item, PtxInstruction) and item.opcode in _TRAPS:
         return [item, PtxInstruction("exit", (), (), None, item.where)]
     return [item]
 

@@ -239,6 +239,8 @@ class _Parser(TokenCursor):
         value = self.operand()
         if isinstance(value, Float) and size in (4, 8):
             return value.pattern(8 * size).to_bytes(size, "little")
+        if isinstance(value, Symbol):
+            self.fail(f"{value.name} as an initial value is not supported: a table of functions, or of addresses")
         if not isinstance(value, Integer):
             self.fail("an initial value must be a number")
         return (value.value % (1 << 8 * size)).to_bytes(size, "little")

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from warploom.core.dtypes import DType, u8, u16, u32, u64
+from warploom.core.dtypes import DType, pred, s8, s16, u8, u16, u32, u64
 from warploom.core.errors import PtxError
 from warploom.core.targets import TARGETS
 from warploom.ir.program import Parameter, Program
@@ -28,6 +28,8 @@ from warploom.ptx.usage import usage
 
 _TENSOR_MAP_BYTES = 128
 _LOCAL_BYTES = 512 << 10
+_OF_BYTES = {pred: u16, u8: u16, s8: s16}
+"""Types of 8 bits in memory → the registers that hold one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,10 +223,12 @@ def _members(variable: Variable, given: Argument) -> dict[int, Parameter]:
     parts: dict[int, Parameter] = {}
     end = 0
     for i, member in enumerate(given.members):
-        size = 8 if member.kind == "pointer" else member.dtype.bytes
+        pointer, dtype = member.kind == "pointer", member.dtype
+        size = 8 if pointer else dtype.bytes
         place = -(-end // size) * size
-        value = Value(0, u64 if member.kind == "pointer" else member.dtype, f"{name}.{i}")
-        parts[place] = Parameter(value.name, member.kind, member.dtype, value)
+        dtype = dtype if pointer else _OF_BYTES.get(dtype, dtype)
+        value = Value(0, u64 if pointer else dtype, f"{name}.{i}")
+        parts[place] = Parameter(value.name, member.kind, dtype, value)
         end = place + size
     if end > variable.bytes:
         raise PtxError(f"the members given for the structure {name} have {end} bytes, it has {variable.bytes}")

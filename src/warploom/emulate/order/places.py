@@ -81,6 +81,8 @@ class Places:
             return slot % self.together
         if register == "cluster_nctarank":
             return np.full_like(slot, self.together)
+        if register == "smid":
+            return np.zeros_like(slot)
         name, axis = register.split(".")
         if name == "nctaid":
             return np.full_like(slot, self.grid["xyz".index(axis)])
