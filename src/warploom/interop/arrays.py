@@ -425,10 +425,11 @@ def settled(view: ArrayView) -> ArrayView:
         return view._replace(strides=dlpack.row_major_strides(tuple(view.shape)))
     if 1 not in view.shape:
         return view
+    row_major = dlpack.row_major_strides(tuple(view.shape))
+    if row_major == view.strides and row_major[0] <= MOST_STRIDE:
+        return view
     found: list[int] = []  # the last first
-    for size, own, plain in [*zip(view.shape, view.strides, dlpack.row_major_strides(tuple(view.shape)), strict=True)][
-        ::-1
-    ]:
+    for size, own, plain in [*zip(view.shape, view.strides, row_major, strict=True)][::-1]:
         found.append(own if size != 1 else plain if plain <= MOST_STRIDE else found[-1])
     strides = tuple(found[::-1])
     return view if strides == tuple(view.strides) else view._replace(strides=strides)

@@ -128,7 +128,7 @@ def _is_row_major(view: ArrayView) -> bool:
 
 
 def _is_dense(view: ArrayView) -> bool:
-    spread = any(stride == 0 < size - 1 for size, stride in zip(view.shape, view.strides, strict=True))
+    spread = 0 in view.strides and 0 in _outer_strides(view)
     return not spread and view.strides[-1] == 1 and _is_aligned(view)
 
 
