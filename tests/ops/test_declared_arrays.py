@@ -26,7 +26,7 @@ from warploom.ops.arrays import (
     TABLE,
     WRITTEN_CACHE,
     ArrayArgument,
-    Memory,
+    MemoryDemands,
     ResultArray,
 )
 from warploom.ops.declare import Declaration
@@ -114,7 +114,7 @@ def test_a_result_may_lie_exactly_over_the_array_declared() -> None:
         bound(y=x[:2], out=x[:2])
 
 
-LYING: dict[str, tuple[Any, Memory, bool]] = {
+LYING: dict[str, tuple[Any, MemoryDemands, bool]] = {
     "rows in place": (HALF[:, ::2], ROWS, False),
     "rows that are not aligned": (HALF[..., 1:], ROWS, True),
     "a gradient of one number": (np.broadcast_to(HALF[0, 0, 0], (4, 6, 16)), GRADIENT, True),
@@ -152,7 +152,7 @@ def test_only_what_kernels_cannot_take_in_place_is_copied(name: str) -> None:
         *[(memory, ODD) for memory in (MATRIX, LINES, RESULT)],
     ],
 )
-def test_what_no_kernel_takes_and_nobody_copies_is_refused_by_name(memory: Memory, array: Any) -> None:
+def test_what_no_kernel_takes_and_nobody_copies_is_refused_by_name(memory: MemoryDemands, array: Any) -> None:
     with pytest.raises(ProblemError, match=r"\bx\b"):
         memory.take("x", describe(array), compact)
 

@@ -29,7 +29,7 @@ Demand = Callable[[str, ArrayView], str]
 
 
 @dataclass(frozen=True)
-class Memory:
+class MemoryDemands:
     """The demands of kernels on an array's memory.
 
     An array that one of ``demands`` says something of is refused, with the ``cure``. One that does not ``fit`` is
@@ -165,31 +165,31 @@ def _as_it_is(view: ArrayView) -> ArrayView:
     return view
 
 
-ROWS = Memory((_last,), _is_aligned)
+ROWS = MemoryDemands((_last,), _is_aligned)
 """Rows are contiguous, and copied where they do not start at multiples of 16 bytes."""
-GRADIENT = Memory((), _is_dense)
+GRADIENT = MemoryDemands((), _is_dense)
 """As :data:`ROWS`; what autograd makes, such as one number that is shown everywhere, is copied as well."""
-FEW = Memory((_whole,), _is_row_major)
+FEW = MemoryDemands((_whole,), _is_row_major)
 """A few numbers, copied where they are not row-major."""
 FLOAT32 = replace(FEW, in_float32=True)
 """As :data:`FEW`, and in float32."""
-MATRIX = Memory((_whole,), _is_matrix, lambda view: settled(view) if 0 in view.shape else view)
+MATRIX = MemoryDemands((_whole,), _is_matrix, lambda view: settled(view) if 0 in view.shape else view)
 """Rows or columns are contiguous; others are copied."""
-LINES = Memory((_whole,), lambda view: view.strides[-1] == 1 and _is_matrix(view))
+LINES = MemoryDemands((_whole,), lambda view: view.strides[-1] == 1 and _is_matrix(view))
 """Rows are contiguous; others are copied."""
-CACHE = Memory((_last, _rows), seen=in_pairs, cure="a cache is never copied, allocate it otherwise")
+CACHE = MemoryDemands((_last, _rows), seen=in_pairs, cure="a cache is never copied, allocate it otherwise")
 """Rows start at multiples of 16 bytes; nothing is copied."""
 WRITTEN_CACHE = replace(CACHE, demands=(*CACHE.demands, _apart))
 """As :data:`CACHE`, and each element is a place of its own."""
-IN_PLACE = Memory((_whole, _last, _near))
+IN_PLACE = MemoryDemands((_whole, _last, _near))
 """Numbers that a replayed CUDA graph reads anew, so that they are not copied."""
-ROW_MAJOR = Memory((_whole, _row_major))
+ROW_MAJOR = MemoryDemands((_whole, _row_major))
 """A few row-major numbers; nothing is copied."""
-TABLE = Memory((_row_major, _start))
+TABLE = MemoryDemands((_row_major, _start))
 """A row-major table that starts at a multiple of 16 bytes; nothing is copied."""
-OUTPUT = Memory((_last, _rows, _apart), cure="pass another array")
+OUTPUT = MemoryDemands((_last, _rows, _apart), cure="pass another array")
 """Rows that a result of attention can be written to."""
-RESULT = Memory((_whole, _lines, _apart), seen=_as_it_is, cure="pass another array")
+RESULT = MemoryDemands((_whole, _lines, _apart), seen=_as_it_is, cure="pass another array")
 """Rows that a product can be written to, at any distance from each other."""
 
 
@@ -215,7 +215,7 @@ class ArrayArgument:
 
     dims: str = ""
     types: str = "T"
-    memory: Memory = ROWS
+    memory: MemoryDemands = ROWS
     kernel: str = ""
     written: bool = False
     over: str = ""
@@ -301,7 +301,7 @@ class Binding:
         return (*outer, *[self._known(dim) for dim in form if dim != _LEADING])
 
     def take(self, array: ArrayArgument, view: ArrayView, copy: Copy | None) -> ArrayView:
-        """The array as kernels take it, as :meth:`Memory.take` says. Raises ProblemError for one not as declared."""
+        """The array as :meth:`MemoryDemands.take` gives it to kernels. Raises ProblemError for one not as declared."""
         self.take_shape(array, view)
         self._take_type(array, view)
         return array.memory.take(array.name, view, copy)
