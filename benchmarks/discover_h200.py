@@ -23,7 +23,7 @@ from warploom_lab.discover.tracers import tracers
 def main() -> int:
     """Trace, write, summarise."""
     folder, machine = parser_of(__doc__).parse_args().out, environment()
-    run = gpu_runner(0)
+    run = gpu_runner()
     found: list[Discovered] = []
     rows: list[dict[str, object]] = []
     for tracer in tracers():
