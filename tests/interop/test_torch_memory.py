@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from types import SimpleNamespace
 from typing import Any
 
@@ -72,6 +74,32 @@ def test_results_and_gradients_are_all_that_is_allocated(name: str) -> None:
     assert sum(allocations(again)) <= sum(x.nbytes for x in kept) + SMALL
     for x, before in zip(leaves, kept[len(outs) :], strict=True):
         assert torch.equal(x.grad, before)
+
+
+def _watched() -> AbstractContextManager[Any]:
+    """A dispatch mode, which sees operators: selective checkpointing is one."""
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    class Watch(TorchDispatchMode):
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            return func(*args, **(kwargs or {}))
+
+    return Watch()
+
+
+@pytest.mark.parametrize("mode", [nullcontext, _watched], ids=["eager", "watched"])
+@pytest.mark.parametrize("name", CASES)
+def test_only_what_autograd_saves_is_kept(name: str, mode: Callable[[], AbstractContextManager[Any]]) -> None:
+    """Checkpoints, and hooks that take saved tensors elsewhere, would else free nothing."""
+    call, shapes = CASES[name]
+    given = [torch.randn(shape).half().requires_grad_() * 1 for shape in shapes]
+    there = [weakref.ref(x) for x in given]
+    elsewhere = torch.autograd.graph.saved_tensors_hooks(lambda x: x.tolist(), torch.tensor)
+    with mode(), elsewhere:
+        found = call(*given)
+    del given
+    assert found is not None
+    assert [x() for x in there] == [None] * len(there)
 
 
 def test_padded_batches_of_transformers_are_moved_without_an_index_for_each_element() -> None:

@@ -158,7 +158,7 @@ gradients of the results."""
 class RecordedCall:
     """A call with a history. ``names`` are those of the tensors it takes, ``wanted`` those with gradients.
 
-    ``run`` computes the results, the hidden ones too, of the tensors, without a history.
+    It lives as long as its node, and keeps no tensor: the node saves them, until its backward pass or elsewhere.
     ``hidden``: how many of the last results the backward pass needs, and the caller does not.
     """
 
@@ -167,7 +167,6 @@ class RecordedCall:
 
     def __init__(
         self,
-        run: Callable[[Sequence[Any]], list[Any]],
         caller: Caller,
         derivative: Derivative,
         arrays: tuple[Any, ...],
@@ -176,8 +175,8 @@ class RecordedCall:
     ) -> None:
         given = {**caller.declaration.named(arrays), **options}
         tensors = {name: x for name, x in given.items() if isinstance(x, torch.Tensor)}
-        self.run, self.caller, self.options, self.config = run, caller, options, config
-        self.names = tuple(tensors)
+        self.caller, self.config, self.names = caller, config, tuple(tensors)
+        self.options = {name: x for name, x in options.items() if name not in tensors}
         self.wanted = frozenset([name for name, x in tensors.items() if x.requires_grad])
         for name in sorted(self.wanted - derivative.by):
             raise ProblemError(f"{name}: {NO_BACKWARD}")
@@ -210,7 +209,7 @@ class EagerCall(RecordedCall):
         names, needs = of.caller.option_names, of.derivative.needs
         self._options = tuple([needs.get(name, x) for name, x in zip(names, options, strict=True)])
         named = {**dict(zip(names, self._options, strict=True)), **more}
-        super().__init__(self._run, of.caller, of.derivative, arrays, named, config)
+        super().__init__(of.caller, of.derivative, arrays, named, config)
         self.hidden = int(any(not x and name in needs for name, x in zip(names, options, strict=True)))
         self._apply, self.finish, self._check = of.apply, of.finish, check
         self._given = [x is not None for x in arrays]
@@ -220,7 +219,7 @@ class EagerCall(RecordedCall):
 
     def on(self, tensors: Sequence[Any]) -> list[Any]:
         """The results for tensors like the first ones, with a history."""
-        found = self._apply(self, *tensors)
+        found = self._apply(self, self._run, *tensors)
         return list(found) if found.__class__ is tuple else [found]
 
     def _run(self, tensors: Sequence[Any]) -> list[Any]:
@@ -245,14 +244,16 @@ class EagerCall(RecordedCall):
 
 
 def node(name: str, *, kept: bool) -> Callable[..., Any]:
-    """A function that runs a :class:`RecordedCall` on its tensors, as one node of autograd's graph.
+    """A function of a :class:`RecordedCall`, what runs it, and its tensors, as one node of autograd's graph.
+
+    The second computes all results, the hidden ones too, of the tensors. The node does not keep it.
 
     It goes past ``Function.apply``, which looks for transforms of ``torch.func``: eager calls are never in one, and for
     operators the dispatcher has lowered them already. The results are ``kept`` for the backward pass.
     """
 
-    def forward(ctx: Any, call: Any, *tensors: torch.Tensor) -> Any:
-        results, more = call.run(tensors), ()
+    def forward(ctx: Any, call: Any, run: Callable[..., list[Any]], *tensors: torch.Tensor) -> Any:
+        results, more = run(tensors), ()
         saved = (*tensors, *results) if kept else tensors
         if call.finish is not None:
             results, more = call.finish[0](call, tensors, results)
@@ -267,7 +268,7 @@ def node(name: str, *, kept: bool) -> Callable[..., Any]:
         call, saved = ctx.call, ctx.saved_tensors
         if call.finish is not None:
             gradients = call.finish[1](call, saved, gradients)
-        return None, *call.gradients(saved, gradients)
+        return None, None, *call.gradients(saved, gradients)
 
     members = {"forward": staticmethod(forward), "backward": staticmethod(backward)}
     base: Any = super(torch.autograd.Function, type(f"warploom_{name}", (torch.autograd.Function,), members))

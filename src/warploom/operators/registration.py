@@ -319,10 +319,10 @@ def _recording(name: str, caller: Caller, schema: Schema, derivative: Derivative
                 found = operator.redispatch(below, *arguments)
             return list(found) if isinstance(found, tuple) else [found]
 
-        call = RecordedCall(run, caller, derivative, arrays, named, config)
+        call = RecordedCall(caller, derivative, arrays, named, config)
         known = {**caller.declaration.named(arrays), **named}
         with one_level_of_autograd():
-            return apply(call, *[known[x] for x in call.names])
+            return apply(call, run, *[known[x] for x in call.names])
 
     return record
 
