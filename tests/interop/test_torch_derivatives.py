@@ -78,6 +78,27 @@ def test_a_derivative_is_refused(name, way):
         WAYS[way](OPERATIONS[name], matrix(16, 16))
 
 
+def test_a_tangent_below_a_gradient_is_refused():
+    """Of a level around ``torch.func.grad``, which PyTorch would drop."""
+    x, f = matrix(16, 16), OPERATIONS["matmul"]
+    with forward_ad.dual_level(), pytest.raises(ProblemError, match="carries a tangent"):
+        func.grad(f)(forward_ad.make_dual(x, x))
+    with forward_ad.dual_level(), pytest.raises(ProblemError, match="carries a tangent"):
+        func.vjp(f, x)[1](forward_ad.make_dual(torch.ones(()), torch.ones(())))
+
+
+@pytest.mark.parametrize("name", [name for name in OPERATIONS if name not in NO_BACKWARD])
+def test_gradients_where_only_others_carry_tangents(name):
+    x, f = matrix(16, 16), OPERATIONS[name]
+    expected = func.grad(f)(x)
+    with forward_ad.dual_level():
+        assert func.grad(f)(x).equal(expected)
+        y = x.clone().requires_grad_()
+        assert torch.autograd.grad(f(y), y)[0].equal(expected)
+    _, found = func.jvp(lambda factor: factor * func.grad(f)(x), (torch.tensor(2.0),), (torch.tensor(1.0),))
+    assert found.equal(expected)
+
+
 INTO = {
     "attention_varlen": lambda x, out: warploom.attention_varlen(
         x[:, None], KEYS[0], KEYS[0], torch.tensor([0, 16], dtype=torch.int32), out=out[:, None]

@@ -37,9 +37,18 @@ def refuse_derivatives(tensor: Any) -> None:
 
 
 def refuse_tangent(tensor: Any, name: str = "") -> None:
-    """Raises ProblemError for a tensor with a tangent, which its ``name`` begins."""
-    if tangents_are_on() and sys.modules["torch"].autograd.forward_ad.unpack_dual(tensor).tangent is not None:
-        raise ProblemError(f"{name}: {NO_TANGENT}" if name else NO_TANGENT)
+    """Raises ProblemError for a tensor with a tangent, at any level of ``torch.func``, which its ``name`` begins.
+
+    Within a function with a backward pass PyTorch would drop those of the levels below.
+    """
+    if not tangents_are_on():
+        return
+    torch: Any = sys.modules["torch"]
+    outer = None
+    while tensor is not outer:  # each transform of torch.func wraps the tensor of the one around it
+        if torch.autograd.forward_ad.unpack_dual(tensor).tangent is not None:
+            raise ProblemError(f"{name}: {NO_TANGENT}" if name else NO_TANGENT)
+        outer, tensor = tensor, torch.func.debug_unwrap(tensor, recurse=False)
 
 
 def refuse_watched(name: str, value: Any) -> None:

@@ -17,13 +17,12 @@ from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 from warploom.core.dtypes import f32
 from warploom.core.errors import ProblemError
 from warploom.interop.arrays import ArrayView, torch_element_type, torch_type
-from warploom.interop.refusals import NESTED, NO_BACKWARD, NO_TANGENT, NOT_TWICE, refuse_derivatives, refuse_tangent
+from warploom.interop.refusals import NESTED, NO_BACKWARD, NOT_TWICE, refuse_derivatives, refuse_tangent
 from warploom.interop.torch_internals import (
     below_autograd,
     keys_below_autograd,
     keys_of_devices,
     one_level_of_autograd,
-    tangents_are_on,
     transforms,
 )
 from warploom.operators.recorded import Derivative, RecordedCall, cast, deterministic, node
@@ -254,8 +253,6 @@ def _autograd(
                 refuse_tangent(x, name.removesuffix("_tensor"))
         if not wanted:
             return operator().redispatch(below, *arguments)
-        if transforms() and tangents_are_on():  # below a function with a backward pass PyTorch would drop the tangents
-            raise ProblemError(NO_TANGENT)
         if record is not None:
             return record(operator(), below, arguments)
         # What is exported may never need a gradient; if it does, the exported operator refuses.
