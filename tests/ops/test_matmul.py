@@ -195,6 +195,17 @@ def test_an_empty_sum_is_zero_and_still_gets_its_epilogue():
     assert np.array_equal(c, np.broadcast_to(2 * bias.astype(np.float32), (3, 5)))
 
 
+def test_matrices_without_elements_lie_anyhow():
+    rows = np.zeros((3, 20), np.float16)
+    odd = np.zeros(61, np.uint8)[1:].view(np.float16).reshape(3, 10)
+    for a, b in (
+        (odd[:, :0], np.zeros((0, 5), np.float16)),
+        (np.flip(rows[:, :0], 0), rows[:0, :5]),
+        (rows[:, :0], np.flip(rows[:0, :5], 1)),
+    ):
+        assert np.array_equal(warploom.matmul(a, b), np.zeros((3, 5)))
+
+
 @pytest.mark.parametrize("dtype", [np.float16, np.float32])
 def test_out_receives_the_result_and_nothing_else(dtype):
     whole = np.full((40, 50), 7, dtype)

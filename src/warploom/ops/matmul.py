@@ -275,7 +275,7 @@ def multiplication(
     a, b, out = arrays["a"], arrays["b"], arrays.get("out")
     others = {name: x for name, x in arrays.items() if name == "bias" or name.startswith("extra")}
     shape = (*np.broadcast_shapes(tuple(a.shape[:-2]), tuple(b.shape[:-2])), a.shape[-2], b.shape[-1])
-    address, lying = (0, row_major_strides(shape)) if out is None else (out.pointer % 16, tuple(out.strides))
+    address, lying = (0, row_major_strides(shape)) if out is None else (_start(out) % 16, tuple(out.strides))
     batches = Batches.of(a, b, shape, lying)
     extras = tuple([_extra(x, shape) for name, x in others.items() if name != "bias"])
     _check_batches(extras, batches)
@@ -289,8 +289,8 @@ def multiplication(
         return Matrix(k_contiguous, line, stride, (bits & -bits) // 2)
 
     rows, cols, depth = batches.rows, shape[-1], a.shape[-1]
-    of_a = matrix(0, a.pointer, *_lines(a, rows, batches.row_strides[0], depth, a.strides[-1]))
-    of_b = matrix(1, b.pointer, *_lines(b, cols, b.strides[-1], depth, b.strides[-2]))
+    of_a = matrix(0, _start(a), *_lines(a, rows, batches.row_strides[0], depth, a.strides[-1]))
+    of_b = matrix(1, _start(b), *_lines(b, cols, b.strides[-1], depth, b.strides[-2]))
     of_out = matrix(2, address, True, batches.row_strides[2] if rows > 1 else 0, cols % 8)
     odd = [cols, of_out.stride, of_out.batch, *[group[2] for group in batches.offsets]]
     pairs = not any(x & 1 for x in odd) and address % (8 if out_dtype is f32 else 4) == 0
@@ -303,6 +303,11 @@ def multiplication(
     sizes = a.dtype.bytes, b.dtype.bytes, out_dtype.bytes, a.dtype.bytes
     offsets = [tuple([o * size for o, size in zip(group, sizes, strict=True)]) for group in batches.offsets]
     return Multiplication(problem, tuple(offsets))  # type: ignore[arg-type]
+
+
+def _start(view: ArrayView) -> int:
+    """The address of the first element; 0 without elements, of which an address says nothing."""
+    return 0 if 0 in view.shape else view.pointer
 
 
 def _lines(view: ArrayView, outer: int, outer_stride: int, depth: int, k_stride: int) -> tuple[bool, int]:

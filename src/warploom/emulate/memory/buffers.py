@@ -102,7 +102,7 @@ def memory_around(buffers: Sequence[GlobalBuffer]) -> tuple[int, NDArray[np.uint
 
 def buffer_of(name: str, array: Array, index: int) -> GlobalBuffer:
     """A byte view of everything between an array's first and last element. Raises ProblemError for negative strides."""
-    if any(s < 0 for s, n in zip(array.strides, array.shape, strict=True) if n > 1):
+    if array.size and any(s < 0 for s, n in zip(array.strides, array.shape, strict=True) if n > 1):
         raise ProblemError(f"argument {name} has a negative stride; pass a view that runs forward")
     real = address_of(array)
     size = array.itemsize if array.size else 0
