@@ -67,6 +67,10 @@ def test_known_accesses() -> None:
     assert (shape == 1).all()
 
 
+def test_no_access_takes_no_wavefront() -> None:
+    assert wavefronts(np.zeros((0, 32), np.int64), 16).shape == (0,)
+
+
 def test_lanes_that_take_no_part() -> None:
     one = LANES == 17
     assert wavefronts(LANES * 128, 4, one) == 1

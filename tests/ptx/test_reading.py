@@ -105,7 +105,28 @@ def test_lines_are_those_of_the_author_not_of_a_library(library, lines):
         ("mov.u32 %r1, nothing;", "nothing"),
         ("elect.sync %r1|%p1, 1;", "elect.sync %r1|%p1, 1: an election is for the whole warp"),
         ("popc.b32 %r1, %r2, !%p1;", "popc.b32 %r1, %r2, !%p1: "),
-        ("add.u16 %h1, 1, 0f3F800000;", "the type .b16 for the constant 0f3F800000 is not supported"),
+        ("and.b16 %h1, 1, 0f3F800000;", "the type .b16 for the constant 0f3F800000 is not supported"),
+        ("add.u16 %h1, 1, 0f3F800000;", "the constant 0f3F800000 stands where add.u16 has an integer"),
+        ("add.f32 %f1, %f2, 1;", "the constant 1 stands where add.f32 has a float"),
+        ("mov.f32 %f1, 1;", "the constant 1 stands where mov.f32 has a float"),
+        ("st.global.f32 [%d0], 0;", "the constant 0 stands where st.global.f32 has a float"),
+        ("elect.sync !%r1;", "elect.sync !%r1: it gives two registers"),
+        ("add.u32 %r2, %r1, !%r1;", "!%r1 stands where a u32 is needed"),
+        ("selp.b32 %r2, 1, 0, !%r1;", "%r1 is no predicate"),
+        ("@%r1 mov.u32 %r2, %r1;", "%r1 is no predicate"),
+        ("@%missing add.u32 %r2, %r1, 1;", "%missing is no predicate"),
+        ("mov.u32 %missing, 1;", "%missing cannot be written"),
+        ("mov.u32 %tid.x, %r1;", "%tid.x cannot be written"),
+        ("mov.L2 %r2, 1;", ".L2 is not supported"),
+        ("setp.ge.u32 %p1|%p2, [%r1+4], 8;", "setp.ge.u32 %p1|%p2, [%r1+4], 8: "),
+        ("bar.sync [%r1], 64;", "[%r1] is an address"),
+        ("mbarrier.arrive.shared.b64 [%r1], [%r1];", "mbarrier.arrive.shared.b64 [%r1], [%r1]: "),
+        (
+            "mma.sync.aligned.m8n8k4.row.col.f64.f64.f64.f64 {%e0, %e1}, {%e2}, {%e0, %e1}, {%e3};",
+            "as many registers as elements are needed",
+        ),
+        ("exit.noftz;", "exit.noftz : .noftz is not supported"),
+        ("@%p1 ret.init;", "ret.init : .init is not supported"),
     ],
 )
 def test_unknown_forms_are_refused_with_line_and_form(body, named):
@@ -121,6 +142,20 @@ def test_a_refusal_names_the_authors_line_too():
     text = kernel(".loc 1 12 3\ndiscard.global.L2 [%d0], 128;", before='.file 1 "/home/me/mine.py"')
     with pytest.raises(PtxError, match=r"mine\.py:12 \(PTX line \d+\): discard"):
         check(text, [np.zeros(1, np.uint32)])
+
+
+def test_constants_of_untyped_bits_are_integers_or_floats():
+    """As ptxas takes them; %f1 and %r1 are set once, so that what they stand for is read in their place."""
+    body = "mov.b32 %f1, 0x3F800000; mov.b32 %r1, 0f3F800000; add.f32 %f2, %f1, 0f3F800000; add.u32 %r2, %r1, 1;"
+    body += "st.global.b32 [%d0], 0f40000000; st.global.f32 [%d0+4], %f2; st.global.u32 [%d0+8], %r2;"
+    out = np.zeros(3, np.uint32)
+    check(kernel(body), [out])
+    assert list(out) == [0x40000000, 0x40000000, 0x3F800001]
+
+
+def test_an_access_without_any_array_is_out_of_bounds():
+    text = kernel("mov.u64 %d1, 4096; ld.global.u32 %r1, [%d1]; st.global.v4.u32 [%d1], {%r1, %r1, %r1, %r1};", [])
+    assert {f.kind for f in check(text, []).findings} == {"bounds"}
 
 
 @pytest.mark.parametrize("text", ["", "hello", "int main() {}", ".version 8.0\n", HEAD + ".entry k() { add.u32 %r1"])

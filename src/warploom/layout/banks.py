@@ -35,7 +35,7 @@ def _phases(values: NDArray[Any], lanes: int, fill: Any) -> NDArray[Any]:
     missing = -total % lanes
     if missing:
         flat = np.concatenate([flat, np.full((flat.shape[0], missing), fill, dtype=flat.dtype)], axis=1)
-    return flat.reshape(flat.shape[0], -1, lanes)
+    return flat.reshape(flat.shape[0], flat.shape[1] // lanes, lanes)
 
 
 def wavefronts(

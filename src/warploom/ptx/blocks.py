@@ -15,7 +15,8 @@ from warploom.isa.form import is_for_warps
 from warploom.ptx.syntax import Function, Guard, Operand, PtxInstruction, PtxLabel, Symbol
 
 _ENDS = ("ret", "exit")
-_JUMPS = ("bra", "brx", *_ENDS)
+_JUMPS = {"bra": (1, {"uni"}), "brx": (2, {"idx", "uni"}), "ret": (0, {"uni"}), "exit": (0, set[str]())}
+"""Opcodes that end a block → how many operands they have, and their modifiers."""
 _TRAPS = ("trap", "brkpt")  # a breakpoint that no debugger takes stops the launch as a trap does
 _ALONE = ("activemask", *_ENDS, *_TRAPS)
 """Opcodes that get a block of their own under a predicate, beside those for the lanes of a warp together."""
@@ -95,8 +96,12 @@ def _block(
     beyond = () if after is None else (after,)
     if last is None or last.opcode not in _JUMPS:
         return BasicBlock(code, beyond, where=last.where if last is not None else function.where)
-    if len(last.operands) != {"bra": 1, "brx": 2}.get(last.opcode, 0):
+    count, modifiers = _JUMPS[last.opcode]
+    if len(last.operands) != count:
         raise last.refusal(f"it has {len(last.operands)} operands")
+    for word in last.modifiers:
+        if word not in modifiers:
+            raise last.refusal(f".{word} is not supported")
     block = BasicBlock(code[:-1], where=last.where, uniform="uni" in last.modifiers)
 
     def place(label: object) -> int:

@@ -15,6 +15,7 @@ from warploom.ir.statements import Const, Op, Statement, TileRegion, Value, When
 from warploom.isa.async_copy import POLICIES
 from warploom.isa.conversion import bitcast, convert, move, special
 from warploom.isa.effects import Scope, Space
+from warploom.isa.form import TYPE_BITS
 from warploom.isa.instruction import Instruction
 from warploom.isa.lanewise import binary, select, unary
 from warploom.isa.memory import Window, from_generic, is_space
@@ -126,13 +127,14 @@ class FlowBuilder(Emitter):
         self._out, self._known = outer, known
 
     def _instruction(self, i: PtxInstruction) -> None:
-        target = i.operands[0] if i.opcode == "mov" and i.operands else None
-        if isinstance(target, PtxRegister) and target.name in self.usage.constants:
-            return
         self.where, self.current = i.where, i
+        target = i.operands[0] if i.opcode == "mov" and i.operands else None
         try:
-            lowering = LOWERINGS.get(i.opcode, FlowBuilder.declared)
-            lowering(self, *find(self._unhinted(i), self.home, self.known, self.usage.read))
+            found = find(self._unhinted(i), self.home, self.known, self.usage.read)
+            if isinstance(target, PtxRegister) and target.name in self.usage.constants:
+                self._typed(i.operands[1], found[0].result_types[0])
+                return
+            LOWERINGS.get(i.opcode, FlowBuilder.declared)(self, *found)
         except VerifyError as error:  # no instruction of Programs, as its types or counts are
             raise i.refusal(str(error)) from None
 
@@ -197,18 +199,35 @@ class FlowBuilder(Emitter):
 
     def read(self, operand: Operand, dtype: DType) -> ir.Operand:
         """An operand's low bits as ``dtype``."""
+        if isinstance(operand, PtxRegister):
+            known = self.usage.constants.get(operand.name)
+            return self.cast(self.value(operand), dtype) if known is None else self._constant(known, dtype)
+        if isinstance(operand, Not):
+            if dtype is not pred:
+                raise self.refusal(f"{operand} stands where a {dtype} is needed: predicates alone are negated")
+            return self.guard(Guard(operand.register, negated=True))
+        self._typed(operand, dtype)
+        return self._constant(operand, dtype)
+
+    def _constant(self, operand: Operand, dtype: DType) -> ir.Operand:
+        """What is written as a number or as a name, or what a register is set to once."""
         if isinstance(operand, Integer):
             return constant(operand.value, dtype)
         if isinstance(operand, Float):
             return self._float(operand, dtype)
-        if isinstance(operand, Not):
-            return self.op(unary("not", pred), self.read(operand.register, pred))
         if isinstance(operand, Symbol):
             return self.extend(self.symbol(operand), dtype)
-        if isinstance(operand, PtxRegister):
-            known = self.usage.constants.get(operand.name)
-            return self.read(known, dtype) if known is not None else self.cast(self.value(operand), dtype)
         raise self.refusal(f"{operand} is no operand of one value")
+
+    def _typed(self, operand: Operand, dtype: DType) -> None:
+        """Refuse an integer for instructions of floats alone, and a float for those of integers: none is converted."""
+        is_float = isinstance(operand, Float)
+        if is_float == dtype.is_float or not isinstance(operand, Integer | Float):
+            return
+        types = [m for m in self.current.modifiers if m in TYPE_BITS]
+        if types and all(t[0] in ("us" if is_float else "f") for t in types):
+            needed = "an integer" if is_float else "a float"
+            raise self.refusal(f"the constant {operand} stands where {self.current.form} has {needed}")
 
     def value(self, register: PtxRegister) -> ir.Operand:
         """The value of a register in its home type."""
@@ -230,6 +249,8 @@ class FlowBuilder(Emitter):
 
     def guard(self, guard: Guard) -> ir.Operand:
         """The predicate of a guard."""
+        if self.usage.home.get(guard.register.name) is not pred:
+            raise self.refusal(f"{guard.register} is no predicate")
         holds = self.read(guard.register, pred)
         return self.op(unary("not", pred), holds) if guard.negated else holds
 
@@ -381,8 +402,10 @@ class FlowBuilder(Emitter):
         """``target = x``: its low bits, or zero-extended (sign-extended, if it is signed)."""
         if not isinstance(target, PtxRegister):
             raise self.refusal(f"{target} is no register to write")
-        if target.name not in self.usage.home:
+        if not target.name:
             return
+        if target.name not in self.usage.home:
+            raise self.refusal(f"{target} cannot be written")
         self._put(target.name, self._widened(x, self.usage.home[target.name]))
 
     def _widened(self, x: ir.Operand, home: DType) -> ir.Operand:

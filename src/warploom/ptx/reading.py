@@ -109,7 +109,12 @@ def _placed(
             if not isinstance(operand, Address) or operand.coordinates is not None:
                 raise RefusedError(f"{operand} is no address in {form}")
             sources.append(operand)
-        elif place.kind != "sink":
+        elif place.kind == "sink":
+            if not isinstance(operand, PtxRegister):
+                raise RefusedError(f"{place.name} is one register in {form}")
+        else:
+            if isinstance(operand, Address) and place.box != "map" and form.ptx:
+                raise RefusedError(f"{operand} is an address, {place.name} is none in {form}")
             vector = isinstance(operand, PtxVector)
             if vector and not place.count:
                 raise RefusedError(f"{place.name} is one register in {form}")
@@ -122,7 +127,9 @@ def _placed(
     hidden = {p.name for p in found.present if p.hidden}
     targets += [CARRY] * ("out" in hidden)
     sources += [CARRY] * ("in" in hidden) + [Integer(1)] * ("guard" in hidden) + targets * (form.tied in hidden)
-    if len(targets) != len(found.result_types) or len(sources) != len(found.operand_types):
+    counts = dict(zip(found.present, found.counts, strict=True))
+    fits = all(len(x.items) == counts[p] for p, x in groups if isinstance(x, PtxVector) and p.is_register)
+    if not fits or len(targets) != len(found.result_types) or len(sources) != len(found.operand_types):
         raise RefusedError(f"as many registers as elements are needed in {form}")
     return found, targets, found.ordered(sources)
 
@@ -145,6 +152,8 @@ def _grouped(
                 raise RefusedError(f"{box} is no box of a tensor map in {form}")
             groups.append((place, box.coordinates))
         elif place.paired:
+            if not groups:
+                raise RefusedError(f"it gives two registers, as {form}")
             first, both = groups[-1]
             if isinstance(both, Both):
                 parts = (first, both.first), (place, both.second)

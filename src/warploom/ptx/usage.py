@@ -126,7 +126,7 @@ def usage(function: Function, blocks: list[BasicBlock]) -> Usage:
     uses = [list(map(_Use, block.body)) for block in blocks]
     every = [use for of in uses for use in of]
     read = {name for use in every for name in use.read} | {name for block in blocks for name in _decides(block)}
-    return Usage(_homes(function, every), _local(function, blocks, uses), _constants(every), frozenset(read))
+    return Usage(_homes(function, every), _local(function, blocks, uses), _constants(function, every), frozenset(read))
 
 
 def _decides(block: BasicBlock) -> Iterator[str]:
@@ -137,13 +137,13 @@ def _decides(block: BasicBlock) -> Iterator[str]:
         yield block.index.name
 
 
-def _constants(uses: list[_Use]) -> dict[str, Operand]:
+def _constants(function: Function, uses: list[_Use]) -> dict[str, Operand]:
     definitions = Counter(name for use in uses for name in use.written)
     moves = (use.instruction for use in uses if use.instruction.opcode == "mov" and use.instruction.guard is None)
     return {
         i.operands[0].name: i.operands[1]
         for i in moves
-        if len(i.operands) == 2 and isinstance(i.operands[0], PtxRegister)
+        if len(i.operands) == 2 and isinstance(i.operands[0], PtxRegister) and i.operands[0].name in function.registers
         if definitions[i.operands[0].name] == 1 and isinstance(i.operands[1], Integer | Float | Symbol)
     }
 

@@ -93,7 +93,7 @@ def memory_around(buffers: Sequence[GlobalBuffer]) -> tuple[int, NDArray[np.uint
     So buffers are accessed in place, however far they are apart; what lies between them is for nobody to touch.
     """
     if not buffers:
-        return 0, np.zeros(0, np.uint8)
+        return 0, np.zeros(_ALIGNMENT, np.uint8)  # where lanes out of bounds read
     first = min(buffer.real for buffer in buffers) // _ALIGNMENT * _ALIGNMENT
     end = max(buffer.real + buffer.data.size for buffer in buffers)
     size = -(-(end - first) // _ALIGNMENT) * _ALIGNMENT
