@@ -9,10 +9,11 @@ import pytest
 
 import warploom
 from tests.ptx.text import HEAD, check, kernel
-from warploom.core.errors import ProblemError, PtxError
+from warploom.core.errors import EmulationError, ProblemError, PtxError
 from warploom.cuda.printer import print_cuda
 from warploom.ir.statements import Flow
 from warploom.ir.verify import verify
+from warploom.isa.form import FORMS, Form
 from warploom.ptx.parser import parse
 from warploom.ptx.program import entry_of, to_program
 from warploom.ptx.syntax import Address, Float, Integer, PtxInstruction, PtxRegister, PtxVector
@@ -151,6 +152,12 @@ def test_constants_of_untyped_bits_are_integers_or_floats():
     out = np.zeros(3, np.uint32)
     check(kernel(body), [out])
     assert list(out) == [0x40000000, 0x40000000, 0x3F800001]
+
+
+def test_what_is_printed_and_read_alone_is_not_emulated(monkeypatch):
+    monkeypatch.setitem(FORMS, "vabsdiff", [Form("vabsdiff.u32 d, a, b", {}, asm="plain")])
+    with pytest.raises(EmulationError, match=r"kernel\.ptx:\d+: vabsdiff\.u32 is printed and read alone"):
+        check(kernel("ld.global.u32 %r1, [%d0]; vabsdiff.u32 %r1, %r1, %r1;" + STORE), [np.zeros(1, np.uint32)])
 
 
 def test_an_access_without_any_array_is_out_of_bounds():

@@ -188,6 +188,11 @@ class Instruction:
     def __reduce__(self) -> Any:
         return _unpickled, (self.form.pattern, self.form.ptx, self.words, self.numbers, self.left, self.home)
 
+    @property
+    def has_meaning(self) -> bool:
+        """Whether the form says what the instruction computes; else it is printed and read alone."""
+        return self._run is not None
+
     def meaning(self, *operands: Array) -> tuple[Array, ...]:
         """Results as a pure function of operands, where NumPy's warnings of overflows and the like are silenced.
 

@@ -190,8 +190,14 @@ class Executor(Context):
         if instruction.exchange is not None:
             return shuffle_step(self, op, instruction.exchange, keys)
         if not instruction.lanewise:
+            self._must_have_meaning(op)
             return collective_step(self, op, keys)
         return self._lanewise([op])
+
+    def _must_have_meaning(self, op: Op) -> None:
+        if not op.instruction.has_meaning:
+            name = op.instruction.mnemonic
+            raise EmulationError(f"{op.where}: {name} is printed and read alone, the emulator does not execute it")
 
     def _is_lanewise(self, statement: Statement) -> bool:
         """Whether an instruction asks nothing but that each lane works out its results from registers."""
@@ -202,6 +208,8 @@ class Executor(Context):
         return alone and (not self.checks or undefined(self, statement) is None)
 
     def _lanewise(self, ops: Sequence[Op]) -> Step:
+        for op in ops:
+            self._must_have_meaning(op)
         parts = [(op, op.instruction.meaning, self.keys(op), op.results, op.results[0]) for op in ops]
 
         def step(frame: Frame) -> None:
