@@ -206,7 +206,8 @@ class FlowBuilder(Emitter):
             if dtype is not pred:
                 raise self.refusal(f"{operand} stands where a {dtype} is needed: predicates alone are negated")
             return self.guard(Guard(operand.register, negated=True))
-        self._typed(operand, dtype)
+        if isinstance(operand, Float) is not dtype.is_float:
+            self._typed(operand, dtype)
         return self._constant(operand, dtype)
 
     def _constant(self, operand: Operand, dtype: DType) -> ir.Operand:
