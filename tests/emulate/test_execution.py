@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import weakref
+from typing import Any
 
 import numpy as np
 import pytest
@@ -144,6 +145,53 @@ def test_arrays_at_odd_addresses_are_changed_in_place(odd: int) -> None:
     assert run.findings == ()
     assert array.tolist() == [2.0] * 128
     assert memory.sum() == 144 + 128
+
+
+@kernel(threads=64)
+def passed_on(k: Kernel, x: Global[F32], out: Global[F32], *, barrier: bool) -> None:
+    x.store([1.0], k.thread)
+    if barrier:
+        k.syncthreads()
+    out.store([out.load(63 - k.thread) + 2.0], 63 - k.thread)
+
+
+def own(memory: np.ndarray[Any, Any], first: int, count: int) -> np.ndarray[Any, Any]:
+    """A part of an array that seems to own its memory, as views of other frameworks do."""
+    return np.frombuffer(memoryview(memory.view(np.uint8))[4 * first :], np.float32, count)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("distance", [0, 1, 3, 4])
+def test_arrays_at_odd_addresses_that_share_memory_go_on_sharing_it(distance: int, seed: int | None) -> None:
+    for odd in (0, 1):
+        memory = np.zeros(144, np.float32)
+        parts = own(memory, odd, 64), own(memory, odd + distance, 64)
+        assert emulate(passed_on.trace(barrier=True), 1, parts, seed=seed).findings == ()
+        wanted = np.zeros(144, np.float32)
+        wanted[odd : odd + 64] = 1
+        wanted[odd + distance : odd + distance + 64] += 2
+        assert memory.tolist() == wanted.tolist()
+        assert {f.kind for f in emulate(passed_on.trace(barrier=False), 1, parts, seed=seed).findings} == {"race"}
+
+
+def test_vectors_of_arrays_that_share_memory_are_aligned_as_the_memory_is() -> None:
+    memory = np.ones(144, np.float32)
+    assert emulate(both_doubled.trace(), 1, [own(memory, 0, 128), own(memory, 4, 128)]).findings == ()
+    assert memory.tolist() == [1.0] * 4 + [2.0] * 128 + [1.0] * 12
+    (found,) = emulate(both_doubled.trace(), 1, [own(memory, 0, 128), own(memory, 1, 128)]).findings
+    assert found.kind == "misaligned"
+
+
+@kernel(threads=32)
+def both_doubled(k: Kernel, x: Global[F32], out: Global[F32]) -> None:
+    with k.when(k.thread == 0):
+        x.load(0, 4)
+    out.store([v * 2.0 for v in out.load(k.thread * 4, 4)], k.thread * 4)
+
+
+def test_an_access_where_every_array_is_empty_is_out_of_bounds() -> None:
+    (found,) = emulate(doubled.trace(), 1, [np.zeros((0, 5), np.float32)]).findings
+    assert found.kind == "bounds"
 
 
 @kernel(threads=32)

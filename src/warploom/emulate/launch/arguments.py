@@ -12,7 +12,7 @@ from warploom.core.arguments import scalar_value
 from warploom.core.dtypes import DType
 from warploom.core.errors import ProblemError
 from warploom.emulate.control.frames import constant_array
-from warploom.emulate.memory.buffers import ADDRESS_BITS, GlobalBuffer, buffer_of
+from warploom.emulate.memory.buffers import ADDRESS_BITS, GlobalBuffer, buffer_of, settle
 from warploom.emulate.transactions.tensor_maps import TensorMapArgument
 from warploom.ir.program import Parameter, Program, in_order
 from warploom.ir.statements import Value
@@ -29,23 +29,21 @@ def bind(
     Raises ProblemError when an argument is missing, of the wrong kind, or of another element size than the kernel's.
     """
     arguments = in_order(program, arguments, _layout)
-    buffers: list[GlobalBuffer] = []
+    given = list(zip(program.parameters, arguments, strict=True))
+    buffers = {p.value: _buffer(p, x, i) for i, (p, x) in enumerate(given) if p.kind != "scalar"}
+    settle(buffers.values())
     values: dict[Value, Array] = {}
     maps: dict[int, TensorMapArgument] = {}
-    for index, (parameter, argument) in enumerate(zip(program.parameters, arguments, strict=True)):
-        if parameter.kind == "pointer":
-            buffer = _pointer(parameter, argument, index)
-            buffers.append(buffer)
-            values[parameter.value] = np.array([[buffer.start]], np.uint64)
-        elif parameter.kind == "scalar":
+    for parameter, argument in given:
+        buffer = buffers.get(parameter.value)
+        if buffer is None:
             values[parameter.value] = _scalar(parameter, argument)
-        else:
-            tensor_map = _tensor_map(parameter, argument, index)
-            assert tensor_map.buffer is not None
-            buffers.append(tensor_map.buffer)
-            maps[tensor_map.buffer.address] = tensor_map
-            values[parameter.value] = np.array([[tensor_map.buffer.address]], np.uint64)
-    return buffers, values, maps
+            continue
+        if parameter.kind == "tensor_map":
+            maps[buffer.address] = _tensor_map(parameter, argument).bound(buffer)
+        start = buffer.start if parameter.kind == "pointer" else buffer.address
+        values[parameter.value] = np.array([[start]], np.uint64)
+    return list(buffers.values()), values, maps
 
 
 def _layout(parameter: Parameter, argument: Any) -> tuple[Sequence[int], Sequence[int]]:
@@ -58,7 +56,7 @@ def _layout(parameter: Parameter, argument: Any) -> tuple[Sequence[int], Sequenc
     return array.shape, [stride // size for stride in array.strides]
 
 
-def _tensor_map(parameter: Parameter, argument: Any, index: int) -> TensorMapArgument:
+def _tensor_map(parameter: Parameter, argument: Any) -> TensorMapArgument:
     if isinstance(argument, tuple) and len(argument) == 2:
         argument = TensorMapArgument(*argument)
     if not isinstance(argument, TensorMapArgument):
@@ -66,10 +64,13 @@ def _tensor_map(parameter: Parameter, argument: Any, index: int) -> TensorMapArg
             f"argument {parameter.name} must be a TensorMapArgument, or an (array, TensorMapSpec) pair, not "
             f"{type(argument).__name__}"
         )
-    return argument.bound(buffer_of(parameter.name, argument.array, index))
+    return argument
 
 
-def _pointer(parameter: Parameter, argument: Any, index: int) -> GlobalBuffer:
+def _buffer(parameter: Parameter, argument: Any, index: int) -> GlobalBuffer:
+    """The memory of a pointer or of a tensor map."""
+    if parameter.kind == "tensor_map":
+        return buffer_of(parameter.name, _tensor_map(parameter, argument).array, index)
     if isinstance(argument, GlobalBuffer):
         return GlobalBuffer(
             parameter.name, argument.data, (index + 1) << ADDRESS_BITS, argument.skew, argument.real, argument.writable

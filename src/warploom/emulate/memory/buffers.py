@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,7 +18,8 @@ Array = NDArray[Any]
 ADDRESS_BITS = 40
 """Buffer i lives at (i + 1) · 2^40: arithmetic on pointers can never wander from one array into another unnoticed."""
 
-_ALIGNMENT = MOST_BYTES  # of arrays that own their memory
+_ALIGNMENT = MOST_BYTES  # of arrays that own their memory, in this process
+_ALLOCATION = 256  # bytes that what a GPU allocates is aligned to
 
 
 @dataclass(eq=False)
@@ -55,16 +56,6 @@ class GlobalBuffer:
                 index[axis], byte = divmod(byte, self.strides[axis])
         return f"{self.name}{index}"
 
-    def align(self) -> NDArray[np.uint8] | None:
-        """Give memory that begins at an odd address in this process a copy at an even one. Returns what was copied."""
-        if (self.real - self.skew) % _ALIGNMENT == 0:
-            return None
-        given, room = self.data, np.empty(self.data.size + _ALIGNMENT, np.uint8)
-        first = (self.skew - address_of(room)) % _ALIGNMENT
-        self.data = room[first : first + given.size]
-        self.data[:], self.real = given, address_of(self.data)
-        return given
-
     def in_gaps(self, offsets: Array, size: Array | int) -> Array:
         """The positions of those accesses, of ``size`` bytes each from ``offsets`` on, that reach between elements."""
         if self.between is None or not offsets.size:
@@ -85,6 +76,46 @@ def root_address(array: Array) -> int:
     while isinstance(base.base, np.ndarray):
         base = base.base
     return address_of(base)
+
+
+def overlapping(buffers: Iterable[GlobalBuffer]) -> list[list[GlobalBuffer]]:
+    """Those that are not empty, in the order of memory: each group shares no byte with another one."""
+    groups: list[list[GlobalBuffer]] = []
+    end = 0
+    for buffer in sorted(buffers, key=lambda buffer: buffer.real):
+        if buffer.data.size:
+            groups += [[]] if not groups or buffer.real >= end else []
+            groups[-1].append(buffer)
+            end = max(end, buffer.real + buffer.data.size)
+    return groups
+
+
+def settle(buffers: Iterable[GlobalBuffer]) -> None:
+    """Let arrays that share memory be as far apart as they are here, also where each seems to own its memory."""
+    for first, *others in overlapping(buffers):
+        for buffer in others:
+            buffer.skew = (first.skew + buffer.real - first.real) % _ALLOCATION
+
+
+def align(buffers: Iterable[GlobalBuffer]) -> list[tuple[NDArray[np.uint8], GlobalBuffer]]:
+    """Give memory that begins at an odd address in this process a copy at an even one, which all that share it share.
+
+    Returns what was copied, and the buffer that has the copy now.
+    """
+    copies: list[tuple[NDArray[np.uint8], GlobalBuffer]] = []
+    for group in overlapping(buffers):
+        start, skew = group[0].real, group[0].skew
+        if (start - skew) % _ALIGNMENT == 0:
+            continue
+        size = max(buffer.real + buffer.data.size for buffer in group) - start
+        room = np.empty(size + _ALIGNMENT, np.uint8)
+        room = room[(skew - address_of(room)) % _ALIGNMENT :]
+        for buffer in group:
+            given, first = buffer.data, buffer.real - start
+            buffer.data = room[first : first + given.size]
+            buffer.data[:], buffer.real = given, address_of(buffer.data)
+            copies.append((given, buffer))
+    return copies
 
 
 def memory_around(buffers: Sequence[GlobalBuffer]) -> tuple[int, NDArray[np.uint8]]:
@@ -113,7 +144,7 @@ def buffer_of(name: str, array: Array, index: int) -> GlobalBuffer:
         data = flat.view(np.uint8)
     else:
         data = np.zeros(0, np.uint8)
-    skew = (real - root_address(array)) % 256
+    skew = (real - root_address(array)) % _ALLOCATION
     shape, strides, between = array.shape, array.strides, None
     if not array.flags.c_contiguous and data.size:
         between = np.ones(data.size, np.bool_)

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from warploom.emulate.control.frames import Frame, displaced
 from warploom.emulate.findings.report import Reporter
 from warploom.emulate.memory.access import GlobalAccess, MemoryAccess
-from warploom.emulate.memory.buffers import ADDRESS_BITS, GlobalBuffer, memory_around
+from warploom.emulate.memory.buffers import ADDRESS_BITS, GlobalBuffer, align, memory_around, overlapping
 from warploom.emulate.memory.global_history import GlobalHistory
 from warploom.emulate.memory.memory import MODES, Memory
 from warploom.emulate.order.clocks import LANES, Clocks
@@ -30,7 +30,7 @@ class GlobalMemory(Memory):
     def __init__(self, buffers: list[GlobalBuffer], written: set[str] | None, granule: int, checks: bool) -> None:
         self.buffers = {b.address >> ADDRESS_BITS: b for b in buffers}
         self.granule, self.checks = granule, checks
-        self._copies = [(given, buffer) for buffer in buffers if (given := buffer.align()) is not None]
+        self._copies = align(buffers)
         # By number, with one behind the last: addresses, sizes (-1: no buffer), and where it is in this process.
         count = max(self.buffers, default=0) + 2
         self._start, self._size, self._real = (np.full(count, x) for x in (0, -1, 0))
@@ -44,18 +44,11 @@ class GlobalMemory(Memory):
 
     def _make_history(self, written: set[str] | None, base: Array) -> None:
         """Give a place in the history to buffers that may be written, and to those that they overlap."""
-        groups: list[list[int]] = []
-        end, total = 0, 0
-        for number, buffer in sorted(self.buffers.items(), key=lambda item: item[1].real):
-            if buffer.data.size:
-                groups += [[]] if not groups or buffer.real >= end else []
-                groups[-1].append(number)
-                end = max(end, buffer.real + buffer.data.size)
-        for group in groups:
-            parts = [self.buffers[number] for number in group]
+        total = 0
+        for parts in overlapping(self.buffers.values()):
             if written is None or any(buffer.name in written for buffer in parts):
                 first = total + parts[0].skew - parts[0].real
-                base[group] = [first + buffer.real for buffer in parts]
+                base[[b.address >> ADDRESS_BITS for b in parts]] = [first + b.real for b in parts]
                 end = max(first + buffer.real + buffer.data.size for buffer in parts)
                 total = -(-end // _ALIGNMENT) * _ALIGNMENT
         if total:
