@@ -291,11 +291,12 @@ class Task:
         if block.choose is None:
             return dict.fromkeys(block.targets, everyone)
         chosen = block.choose(frame)
-        number = np.where(chosen, 0, 1) if chosen.dtype == np.bool_ else chosen.astype(np.int64)
+        two = chosen.dtype == np.bool_
+        number = np.where(chosen, 0, 1) if two else chosen.astype(np.int64)
         if number.size == 1 and 0 <= int(number.flat[0]) < len(block.targets):
             return {block.targets[int(number.flat[0])]: everyone}
         parts: dict[int, Array] = {}
-        for which in np.unique(number).tolist():
+        for which in (0, 1) if two else np.unique(number).tolist():
             takes = number == which if frame.active is None else (number == which) & frame.active
             if not takes.any():
                 continue
