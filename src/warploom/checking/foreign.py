@@ -349,7 +349,7 @@ class _Target:
         return f"checked for {self.target.arch}"
 
     def get_current_stream(self, _: Any = None) -> int:
-        """The default stream."""
+        """The handle of the stream that Triton launches on: CUDA's default one."""
         return 0
 
 

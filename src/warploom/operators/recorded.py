@@ -34,7 +34,7 @@ class Place:
         self.tensor, self.number, self.function = tensor, number, function
 
     def then(self, function: Function) -> Place:
-        """What a function of PyTorch makes of the tensor, such as a view."""
+        """Apply a function of PyTorch to the tensor, such as one that makes a view."""
         before = self.function
         both = function if before is None else lambda x: function(before(x))
         return Place(function(self.tensor), self.number, both)

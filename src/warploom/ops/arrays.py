@@ -260,7 +260,7 @@ class Dimension(NamedTuple):
 
     @classmethod
     def of(cls, word: str) -> Dimension:
-        """``batch``, ``batch+1``, ``1`` or ``...``."""
+        """Read a dimension as signatures write it: ``batch``, ``batch+1``, ``1`` or ``...``."""
         name, _, more = word.partition("+")
         return cls(word, "", int(word)) if word.isdigit() else cls(word, name, int(more or 0))
 

@@ -73,7 +73,8 @@ class Batches:
         """
         *lead, rows, cols = shape
         of_extra = [math.prod(shape[i + 1 :]) for i in range(len(lead))]
-        dims = list(zip(lead, zip(_lead_strides(a, lead), _lead_strides(b, lead), out[:-2], of_extra), strict=True))  # noqa: B905
+        of_each = zip(_lead_strides(a, lead), _lead_strides(b, lead), out[:-2], of_extra, strict=True)
+        dims = list(zip(lead, of_each, strict=True))
         own = (a.strides[-2], 0, out[-2], cols)
         row_major = a.strides[-1] == 1 or a.shape[-1] == 1
         merged = _merged([*dims, (rows, own)] if row_major else dims)

@@ -211,7 +211,7 @@ class FlowBuilder(Emitter):
         return self._constant(operand, dtype)
 
     def _constant(self, operand: Operand, dtype: DType) -> ir.Operand:
-        """What is written as a number or as a name, or what a register is set to once."""
+        """Return the value of a number or a symbol, which the operand is or which its register is set to once."""
         if isinstance(operand, Integer):
             return constant(operand.value, dtype)
         if isinstance(operand, Float):

@@ -116,7 +116,7 @@ class GemmLaunch:
 
     @property
     def shapes(self) -> tuple[tuple[int, int], tuple[int, int]]:
-        """Those of A and B."""
+        """The shapes of A and B."""
         return (self.m, self.k), (self.k, self.n)
 
     @property

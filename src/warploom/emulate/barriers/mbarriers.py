@@ -91,7 +91,7 @@ class Mbarrier:
         self.expected += size
 
     def complete(self) -> None:
-        """The next phase begins."""
+        """End the current phase: the pending arrivals are counted from the mbarrier's initial count again."""
         self.phase += 1
         self.pending, self.expected = self.count, 0
         self.before, self.last, self.current = self.last, self.current, self.current.next()

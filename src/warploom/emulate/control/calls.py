@@ -30,7 +30,7 @@ def _acting(frame: Frame) -> Iterator[tuple[int, int, int]]:
 
 
 def print_step(run: Context, op: Op, effect: Printed) -> Step:
-    """The step of ``printf``."""
+    """Return the step that prints what the active lanes pass to ``printf``."""
     keys = run.keys(op)
 
     def step(frame: Frame) -> None:

@@ -104,7 +104,7 @@ class Frame:
     # -- values ------------------------------------------------------------------------------------------------
 
     def full(self, array: Array) -> Array:
-        """``array`` as (warps, 32)."""
+        """Return an array of values, one for all lanes or for each, broadcast to (warps, 32)."""
         return widened(array, self.shape)
 
     def acting(self, among: Array | None = None) -> Array:
@@ -127,7 +127,7 @@ class Frame:
         return array
 
     def write(self, value: Value, array: Array, shadow: Array | None = None, origin: Origin | None = None) -> None:
-        """Set a register."""
+        """Write a register of all warps of the frame, with the poison of its bits where the checks follow it."""
         self.env[value] = array
         if shadow is not None:
             self.shadows[value], self.origins[value] = shadow, origin or (NOWHERE, "a value")
@@ -300,7 +300,7 @@ class Actor:
 
     @property
     def lane(self) -> int:
-        """The lowest lane."""
+        """The lowest of the lanes, which findings name."""
         return 0 if self.lanes is None else self.lanes[0]
 
     @property

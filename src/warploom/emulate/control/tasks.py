@@ -83,7 +83,7 @@ class Task:
 
     @property
     def rows(self) -> Array:
-        """All its warps."""
+        """The warps that run the task, as rows of the batch."""
         return self.frame.rows
 
     @property

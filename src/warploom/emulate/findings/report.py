@@ -139,7 +139,7 @@ class Reporter:
         return op.where if op is not None else NOWHERE
 
     def name_of(self, stamp: int) -> str:
-        """The instruction's mnemonic."""
+        """Return the mnemonic of the instruction that was executed at a stamp."""
         op = self.clocks.history[stamp]
         return op.instruction.mnemonic if op is not None else "nothing"
 

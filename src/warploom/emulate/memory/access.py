@@ -142,7 +142,7 @@ class SharedAccess(MemoryAccess):
     addresses: Array
 
     def count(self, counter: TrafficCounter, name: str) -> None:
-        """Count the wavefronts."""
+        """Add the wavefronts and bank conflicts of the access to the traffic of its line."""
         frame, addresses, active = self.frame, self.addresses, self.active
         repeat = frame.n // addresses.shape[0]
         if active is not None:
@@ -159,5 +159,5 @@ class GlobalAccess(MemoryAccess):
     addresses: Array
 
     def count(self, counter: TrafficCounter, name: str) -> None:
-        """Count the sectors."""
+        """Add the sectors of the access to the traffic of its line."""
         counter.global_access(name, self.op.where, self.addresses, self.size, self.frame.active)

@@ -38,7 +38,7 @@ class Polled(Wait):
 
     @property
     def ready(self) -> bool:
-        """Whether it does now."""
+        """Whether the counter in memory has reached the value that the warp waits for."""
         return self.reached()
 
 

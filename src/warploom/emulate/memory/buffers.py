@@ -79,7 +79,7 @@ def root_address(array: Array) -> int:
 
 
 def overlapping(buffers: Iterable[GlobalBuffer]) -> list[list[GlobalBuffer]]:
-    """Those that are not empty, in the order of memory: each group shares no byte with another one."""
+    """Return the buffers that have elements, in groups that share no byte with each other, by address."""
     groups: list[list[GlobalBuffer]] = []
     end = 0
     for buffer in sorted(buffers, key=lambda buffer: buffer.real):

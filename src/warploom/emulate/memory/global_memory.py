@@ -189,7 +189,7 @@ class GlobalMemory(Memory):
     # -- races ---------------------------------------------------------------------------------------------------
 
     def tracked(self, place: Any) -> MemoryAccess | None:
-        """What of an access goes to memory that the kernel writes, now; None for nothing."""
+        """Return the part of an access that goes to memory which the kernel writes, at the current stamp, or None."""
         if self.history is None:
             return None
         base, unit = self.history.base[place.numbers], place.parts * self.granule

@@ -1,4 +1,4 @@
-"""What memories have in common, and local memory: bytes of each thread's own, which nobody else sees.
+"""The base class of all memories, and local memory: bytes of each thread's own, which nobody else sees.
 
 A memory is asked where an access goes (``place``), and then to load, store or update there: its bytes are read or
 changed, and the access is compared with its history and written down there.
@@ -55,7 +55,7 @@ class Memory:
             self.shadow.view(data.dtype).reshape(-1, data.shape[-1])[units] = 0 if shadow is None else shadow
 
     def tracked(self, place: Any) -> MemoryAccess | None:
-        """What of an access is compared with others, now; None for nothing."""
+        """Return the part of an access that is compared with earlier ones, at the current stamp, or None."""
         if not self.checks:
             return None
         place.stamp = self.clocks.stamp(place.op)

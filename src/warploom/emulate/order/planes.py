@@ -1,4 +1,4 @@
-"""What is known of others: clocks of stamps.
+"""The planes of a clock: what a warp knows of the other agents, by their stamps.
 
 A clock is an array with a row for each *plane*, which says in what sense something came before, and a column for each
 agent: a warp, and on demand a single lane, or a queue of transactions that complete together. Clocks that were made

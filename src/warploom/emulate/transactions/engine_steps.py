@@ -26,7 +26,7 @@ _WINDOW = np.uint32((1 << WINDOW_BITS) - 1)
 
 
 class Engine(NamedTuple):
-    """Who carries an effect out; the operands that it gets: shared addresses, and values."""
+    """A method that carries an effect out, and the operands that it gets: shared addresses, and values."""
 
     carries_out: Callable[[Context, Any], Callable[[Execution[Any]], Wait | None]]
     addresses: tuple[str, ...] = ()
@@ -43,7 +43,7 @@ class Named(NamedTuple):
 
     @classmethod
     def of(cls, effect: fx.Effect, engine: Engine) -> list[Named]:
-        """Those that an engine gets; where several have one name, it is followed by their numbers."""
+        """Return the operands that an engine gets, by name; operands of one name are numbered."""
         found: list[Named] = []
         for name in ("guard", *engine.values, *engine.addresses):
             which, offset = getattr(effect, name, None), "offset" if name == "address" else f"{name}_offset"
