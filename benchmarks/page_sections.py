@@ -26,6 +26,7 @@ BASELINES = {
 }
 TABLES = (
     "attention-calls",
+    "attention-means",
     "attention-data",
     "products",
     "product-cells",
