@@ -35,3 +35,7 @@ def test_what_is_not_ordered_is_found_and_nothing_else(first: int) -> None:
 @pytest.mark.parametrize("number", [1008302, 1009119, 1033125])
 def test_half_a_warp_that_met_knows_of_the_equal_stores_of_its_lanes(number: int) -> None:
     assert order.difference(number) == ""
+
+
+def test_a_lane_that_an_mbarrier_told_of_the_other_reader_may_write() -> None:
+    assert order.difference(10014253) == ""

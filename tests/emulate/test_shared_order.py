@@ -217,3 +217,33 @@ def test_lanes_that_met_know_of_all_equal_stores_to_a_place(at_once: bool) -> No
     for reader in (0, 3, 7):
         assert emulate(agreed_by_lanes.trace(at_once=at_once, reader=reader), 1, [numbers(32)]).findings == (), reader
     assert kinds(emulate(agreed_by_lanes.trace(at_once=at_once, reader=20), 1, [numbers(32)])) == {"race"}
+
+
+@kernel(threads=32, requires="sm_90a")
+def told_of_a_reader(k: Kernel, out: Global[U32], *, others: int, whole: bool) -> None:
+    """Lane 19 writes the word that it has read itself, as have the first lanes, of which lane 0 tells it."""
+    tile, read = k.shared(U32, 32), k.mbarriers(1)
+    tile.store([k.thread], 0, k.lane)
+    with k.when(k.thread == 0):
+        read.init(1)
+        k.mbarrier_fence()
+    k.syncwarp()
+    if whole:  # all lanes read all words
+        k.ldmatrix(tile.address(0, k.lane % 8 * 4), 1)
+        k.syncwarp()
+    total = k.register(U32, 0)
+    total += tile.load(0, k.lane)
+    with k.when(k.lane < others):
+        total += tile.load(0, 19)
+    read.arrive(when=k.lane == 0)
+    with k.when(k.lane >= 16):
+        read.wait(0)
+        with k.when(k.lane == 19):
+            tile.store([k.value(8, U32)], 0, 19)
+    out.store(total, k.lane)
+
+
+@pytest.mark.parametrize("whole", [False, True])
+def test_a_lane_may_write_what_others_have_read_that_it_was_told_of(whole: bool) -> None:
+    assert emulate(told_of_a_reader.trace(others=1, whole=whole), 1, [numbers(32)]).findings == ()
+    assert kinds(emulate(told_of_a_reader.trace(others=2, whole=whole), 1, [numbers(32)])) == {"race"}

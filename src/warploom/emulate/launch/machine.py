@@ -61,7 +61,7 @@ class PreparedProgram(Executor):
         self.program, self.ops = program, sum(1 for _ in program.ops())
         self.written = written_parameters(program)
         self.shared_granule, self.global_granule = granules(program)
-        self.meets_in_part = any(_meets_in_part(op, e) for op, e in effects)
+        self.apart = any(_tells_lanes(op, e) for op, e in effects)
         self.distributed = any(isinstance(e, Access) and e.remote for _, e in effects)
         self.waits_for_ctas = any(isinstance(e, GlobalWait) for _, e in effects)
         self.planes = planes_of(program)
@@ -93,12 +93,12 @@ def prepared(program: Program, checks: bool, large: bool) -> Iterator[PreparedPr
                     del _kept[old]
 
 
-def _meets_in_part(op: Op, effect: Effect) -> bool:
-    """Whether an instruction lets part of a warp meet."""
-    if not isinstance(effect, WarpSync) or not effect.orders_memory or effect.mask is None:
-        return False
-    mask = op.operands[effect.mask]
-    return not (isinstance(mask, Const) and int(mask.value) % 2**32 == FULL_MASK)
+def _tells_lanes(op: Op, effect: Effect) -> bool:
+    """Whether by an instruction some lanes of a warp may learn what its other lanes do not."""
+    if isinstance(effect, WarpSync):
+        mask = None if effect.mask is None or not effect.orders_memory else op.operands[effect.mask]
+        return mask is not None and not (isinstance(mask, Const) and int(mask.value) % 2**32 == FULL_MASK)
+    return isinstance(effect, MbarrierWait) or _orders(effect)
 
 
 def _orders(effect: Effect) -> bool:
@@ -243,7 +243,7 @@ class _Launch:
         memory = run.memory
         memory.enter(clocks, report)
         shared = run.shared = SharedMemory(
-            ctas, program.shared_bytes, run.shared_granule, clocks, report, run.checks, run.meets_in_part
+            ctas, program.shared_bytes, run.shared_granule, clocks, report, run.checks, run.apart
         )
         run.local = LocalMemory(rows, program.local_bytes, report)
         run.ordering = Ordering(clocks, self.published)

@@ -237,15 +237,15 @@ class History:
 
 
 class SharedHistory(History):
-    """The history of ``cells`` cells for each CTA of a batch. ``parts``: part of a warp may meet.
+    """The history of ``cells`` cells for each CTA of a batch. ``apart``: lanes of one warp may learn different things.
 
     Agents are columns of the clocks. Stores of equal values do not conflict with each other: a store of what is there
     leaves the last write as it is, and is kept as "alike".
     """
 
-    def __init__(self, ctas: int, cells: int, granule: int, clocks: Clocks, report: Reporter, *, parts: bool) -> None:
+    def __init__(self, ctas: int, cells: int, granule: int, clocks: Clocks, report: Reporter, *, apart: bool) -> None:
         super().__init__(ctas * cells, granule, NEVER, MOST_STAMPS)
-        self.cells, self.clocks, self.report, self.parts = cells, clocks, report, parts
+        self.cells, self.clocks, self.report, self.apart = cells, clocks, report, apart
         self.reads = self.tables["read"] = WarpTable("read", self)
 
     def _table(self, past: str) -> WarpTable:
@@ -358,7 +358,7 @@ class WarpTable:
         self.records = np.zeros((self.warps, cells), np.uint32)
         self.newest = np.zeros(self.clocks.columns.size, np.uint32)  # by each row of the batch, to any cell
         self.queues: dict[int, Array] = {}  # column → its last access to each cell
-        self.lanes = np.zeros((self.warps, cells, 32), np.uint32) if history.parts else None  # stamps of each lane
+        self.lanes = LaneStamps(self.records) if history.apart else None
 
     def _home(self, cells: Array) -> Array:
         """The first row of the warps that see cells."""
@@ -376,12 +376,8 @@ class WarpTable:
             mine, each, writers = at.among(found), None, columns
             if number is not None:
                 writers = clocks.columns[self._home(mine.cells)] + number
-                each = None if self.lanes is None else partial(self._by_lane, number, mine.cells)
+                each = None if self.lanes is None else partial(self.lanes.of, number, mine.cells)
             yield mine, np.broadcast_to(writers, mine.cells.shape), records[mine.cells], each
-
-    def _by_lane(self, number: int, cells: Array, some: Array) -> Array:
-        assert self.lanes is not None
-        return self.lanes[number, cells[some]]
 
     def _agents(self, at: MemoryAccess) -> Iterator[tuple[int | None, Array, Array]]:
         """Each warp, by its number, and queue with news that sees the cells: columns, and the records of cells."""
@@ -403,7 +399,7 @@ class WarpTable:
         records, units = self.records.reshape(-1, parts), self.history.wrote.size // parts
         where, many = at.units + at.each((rows % self.warps * units)[:, None]), np.uint32(stamp << BITS | MANY)
         if self.lanes is not None:
-            self.lanes.reshape(-1, parts, 32)[where, :, ... if at.whole else at.lane_of_each] = stamp
+            self.lanes.note(where, parts, stamp, None if at.whole else at.lane_of_each)
         if at.whole:
             records[where] = many
             return
@@ -417,3 +413,40 @@ class WarpTable:
         shared = records.take(where, axis=0) != code  # by several lanes in this access
         if np.count_nonzero(shared):
             records[where] = np.where(shared.any(axis=-1, keepdims=True), many, records[where])
+
+
+class LaneStamps:
+    """The stamps of each lane's last access to the cells of a :class:`WarpTable`, whose ``records`` these are.
+
+    Cells that lanes have accessed have a line of stamps; others have been accessed by whole warps alone.
+    """
+
+    def __init__(self, records: Array) -> None:
+        self.records, self.line = records, np.zeros(records.shape, np.int32)
+        self.stamps, self.used = np.zeros((1, 32), np.uint32), 1  # nobody has line 0
+
+    def of(self, number: int, cells: Array, some: Array) -> Array:
+        """The stamps (cells, 32) of the lanes of a warp at some of the cells."""
+        lines, whole = self.line[number, cells[some]], self.records[number, cells[some]] >> BITS
+        return np.where(lines[:, None] > 0, self.stamps[lines], whole[:, None])
+
+    def note(self, where: Array, parts: int, stamp: int, lanes: Array | None) -> None:
+        """Lanes (None: whole warps) access units of so many cells, which the records do not say yet."""
+        if lanes is None and self.used == 1:
+            return
+        lines = self.line.reshape(-1, parts)[where]
+        if lanes is None:
+            self.stamps[lines[lines > 0]] = stamp
+            return
+        if not lines.all():
+            self._add(np.unique((where[..., None] * parts + np.arange(parts))[lines == 0]))
+            lines = self.line.reshape(-1, parts)[where]
+        self.stamps[lines, lanes[..., None]] = stamp
+
+    def _add(self, cells: Array) -> None:
+        """Give lines to cells (of the flat table) that have none."""
+        first, self.used = self.used, self.used + cells.size
+        if self.used > len(self.stamps):
+            self.stamps = np.pad(self.stamps, ((0, 2 * self.used - len(self.stamps)), (0, 0)))
+        self.line.reshape(-1)[cells] = np.arange(first, self.used)
+        self.stamps[first : self.used] = self.records.reshape(-1)[cells][:, None] >> BITS

@@ -32,15 +32,15 @@ SHARED_BASE = 1024
 class SharedMemory(OwnedMemory):
     """``size`` bytes for each of ``ctas`` CTAs; cells of ``granule`` bytes, the smallest access of the program.
 
-    ``parts``: part of a warp may meet, so that it matters which lanes have read a cell.
+    ``apart``: lanes of one warp may learn different things, so that it matters which of them have read a cell.
     """
 
     def __init__(
-        self, ctas: int, size: int, granule: int, clocks: Clocks, report: Reporter, checks: bool, parts: bool
+        self, ctas: int, size: int, granule: int, clocks: Clocks, report: Reporter, checks: bool, apart: bool
     ) -> None:
         stride = -(-max(size, 16) // 16) * 16
         cells = ctas if checks else 0, stride // granule, granule
-        self.history = SharedHistory(*cells, clocks, report, parts=parts)
+        self.history = SharedHistory(*cells, clocks, report, apart=apart)
         super().__init__(ctas, size, stride, report, self.history)
         self.clocks, self.granule, self.checks = clocks, granule, checks
         self.afar = RemoteAccesses(clocks, report, self.stride)
