@@ -28,7 +28,6 @@ from warploom.isa.collective import shuffle
 from warploom.isa.conversion import (
     SPECIAL_REGISTERS,
     bitcast,
-    combine,
     convert,
     half_of,
     move,
@@ -236,7 +235,7 @@ OF_MEMORY = {"ld", "ldu", "st", "atom", "red", "prefetch", "prefetchu", "applypr
 """Opcodes of which the groups before have some; the other instructions of the tables are tried one and all."""
 SCALAR: list[Instruction] = [
     *(made for made in every() if made.since in ("sm_80", "sm_90") and made.op not in OF_MEMORY),
-    *(combine(t) for t in (u32, u64)),
+    *(named(name, operands=2) for name in ("mov.b32", "mov.b64")),
     *(half_of(t, which) for t in (u32, u64) for which in (0, 1)),
 ]
 GROUPS = {

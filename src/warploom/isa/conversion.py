@@ -388,11 +388,6 @@ form(
 )
 
 
-def combine(dtype: DType) -> Instruction:
-    """Two registers (low, high) as the halves of one of type ``dtype``, u32 or u64."""
-    return named(f"mov.b{dtype.bits}", operands=2)
-
-
 def half_of(dtype: DType, which: int) -> Instruction:
     """One half (0 low, 1 high) of a register of type ``dtype``, u32 or u64."""
     return named(f"mov.b{dtype.bits}.{'high' if which else 'low'}", ptx=False)

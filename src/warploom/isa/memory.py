@@ -26,6 +26,7 @@ from warploom.isa.effects import Access, AsyncStore, GlobalWait, MemoryOrder, Re
 from warploom.isa.form import REGISTER, TYPE_BITS, Array, common, form, viewed
 from warploom.isa.instruction import Instruction, named
 from warploom.isa.meanings import BINARY_MEANINGS, flush_subnormal
+from warploom.isa.poison import unsigned_bits
 
 MOST_BYTES = 16
 """What one thread moves in one access."""
@@ -50,7 +51,7 @@ def _moved(i: Instruction) -> dict[str, Any]:
     count, bits = int((i.fields.get("vec") or "v1")[1:]), TYPE_BITS[i.type]
     if count * bits > 8 * MOST_BYTES:
         raise VerifyError(f"one access moves at most {MOST_BYTES} bytes, not {count} of .{i.type}")
-    return {"count": count, "bytes": count * bits // 8, "element": i.home if bits >= 32 else u32}
+    return {"count": count, "bytes": count * bits // 8, "element": i.home}
 
 
 def _access(i: Instruction) -> tuple[Access, ...]:
@@ -72,14 +73,13 @@ def _access(i: Instruction) -> tuple[Access, ...]:
 
 
 def _loaded(i: Instruction) -> Callable[[Array], tuple[Array, ...]]:
-    """The registers, of the words that are read, shape (warps, lanes, words)."""
-    narrow = np.dtype(f"{'i' if i.type[0] == 's' else 'u'}{TYPE_BITS[i.type] // 8}")
+    """The registers, of the words that are read, shape (warps, lanes, words): by their sign where they are wider."""
+    register, bits = i.element, TYPE_BITS[i.type]
+    element = register.numpy if register.bits == bits else np.dtype(f"{'i' if i.type[0] == 's' else 'u'}{bits // 8}")
 
     def registers(words: Array) -> tuple[Array, ...]:
-        parts = [np.ascontiguousarray(words[..., n]) for n in range(i.count)]
-        if narrow.itemsize < 4:
-            return tuple(p.view(narrow).astype(np.int32).view(np.uint32) for p in parts)
-        return tuple(p.view(t.numpy) for p, t in zip(parts, i.result_types, strict=True))
+        parts = (np.ascontiguousarray(words[..., n]).view(element) for n in range(i.count))
+        return tuple(part.astype(register.numpy, copy=False) for part in parts)
 
     return registers
 
@@ -89,9 +89,7 @@ def _stored(i: Instruction) -> Callable[..., Array]:
     word = np.dtype(f"u{TYPE_BITS[i.type] // 8}")
 
     def words(*registers: Array) -> Array:
-        if word.itemsize < 4:
-            return np.stack([x.astype(word) for x in registers], axis=-1)
-        return np.stack([viewed(x, word) for x in registers], axis=-1)
+        return np.stack([unsigned_bits(x).astype(word, copy=False) for x in registers], axis=-1)
 
     return words
 
@@ -326,7 +324,7 @@ def _within(i: Instruction) -> Any:
 
 WINDOW = common(let=lambda i: {"space": i.window.partition("::")[0]})
 WINDOWS = "shared shared::cta shared::cluster@sm_90 local"
-form("cvta{.to}.{space}.u64 d, a", space="global const", meaning=lambda a: a)
+form("cvta{.to}.{space}.u64 d, a", space="global const", let=lambda _: {"copies": True}, meaning=lambda a: a)
 form("cvta.param.u64 d, a", asm="plain", effects=(ReadSpecial("param_base"),))
 form(
     "cvta.{window}.u64 d, a:u32=b64",

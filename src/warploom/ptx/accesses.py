@@ -6,18 +6,16 @@ Source: PTX ISA, "Data Movement and Conversion Instructions", "Parallel Synchron
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, cast
+from typing import cast
 
-from warploom.core.dtypes import pred, s16, s32, u8, u16, u32
+from warploom.core.dtypes import DType, pred, u16, u32
 from warploom.ir.statements import Operand as Value
-from warploom.isa import memory as isa
 from warploom.isa.async_copy import cp_async
-from warploom.isa.conversion import combine, half_of
 from warploom.isa.effects import Space
 from warploom.isa.form import REGISTER, TYPE_BITS
 from warploom.isa.instruction import Instruction, named
 from warploom.isa.lanewise import select
-from warploom.isa.memory import CACHE_HINTS, register_type
+from warploom.isa.memory import CACHE_HINTS
 from warploom.ptx.builder import FlowBuilder, lowered
 from warploom.ptx.emitter import constant, unsigned
 from warploom.ptx.syntax import Address, Integer, Not, Operand, PtxInstruction, PtxRegister, Symbol
@@ -33,69 +31,71 @@ def _reach(b: FlowBuilder, made: Instruction) -> tuple[str, bool]:
     return space, written == "shared::cluster" or (not space and b.maps_generic)
 
 
-def _ordered(b: FlowBuilder, made: Instruction, space: Space) -> dict[str, Any]:
-    """Cache hint, order and scope as they count in a space: caches are global memory's alone.
+def _qualified(b: FlowBuilder, made: Instruction, where: Space) -> tuple[str, str]:
+    """Order and scope, and the cache hint, as they count in a space: caches are global memory's alone.
 
     ``volatile`` is a relaxed access of the system's scope. In shared memory it counts as an ordinary one, since what it
     reads is what another thread wrote before only by luck: a barrier must say so. Hints that Programs do not know are
     left out, as they change speed alone.
     """
-    if space == "local":
-        return {}
+    if where == "local":
+        return "", ""
     if "volatile" in made.words:
-        return {"volatile": True} if space == "shared" else {"order": "relaxed", "scope": "sys"}
-    if made.fields.get("order"):
-        return {"order": made.order, "scope": b.scope(made)}
+        return ("volatile" if where == "shared" else "relaxed.sys"), ""
+    order = made.fields.get("order") or ("relaxed" if made.combine else "")
+    if order:
+        return f"{order}.{b.scope(made)}", ""
     hint, eviction = made.fields.get("cache", ""), made.fields.get("evict", "").removeprefix("L1::")
     if "nc" in made.words:
         hint = "nc.no_allocate" if eviction == "no_allocate" else "nc"
-    cache = hint or eviction
-    return {"cache": cache} if space == "global" and cache in CACHE_HINTS else {}
+    return "", CACHE_HINTS.get(hint or eviction, "") if where == "global" else ""
 
 
-@lowered("ld", "ldu")
-def load(b: FlowBuilder, made: Instruction, targets: Sequence[Operand], sources: Sequence[Operand]) -> None:
-    """``ld``: vectors of any elements as words of at least 32 bits, single bytes and halves extended."""
+def _in_space(b: FlowBuilder, made: Instruction, where: Space, far: bool, home: DType) -> Instruction:
+    """The access to a space; ``far``: of shared memory, to that of any CTA of the cluster."""
+    if made.combine and where == "local":  # which has no atomics: no array lies there
+        where = "global"
+    how, hint = _qualified(b, made, where)
+    kind, bits = made.type, TYPE_BITS[made.type]
+    if not made.combine:
+        kind = f"{'b' if home.bits == bits else 's' if kind[0] == 's' else 'u'}{bits}"
+    place = f"{'shared::cluster' if far and where == 'shared' else where}{hint}"
+    rounds = "noftz" * ("noftz" in made.words)
+    words = (made.op.removesuffix("u"), how, place, made.fields.get("rmw"), rounds, made.fields.get("vec"), kind)
+    return named(".".join(filter(None, words)), home)
+
+
+@lowered("ld", "ldu", "st", "atom", "red")
+def access(b: FlowBuilder, made: Instruction, targets: Sequence[Operand], sources: Sequence[Operand]) -> None:
+    """Loads, stores and atomics, in the space in which a generic address lies, on registers as they are at home."""
     if "param" in made.words:
         _parameter(b, made, targets, sources[0])
         return
-    (space, remote), bits = _reach(b, made), TYPE_BITS[made.type]
-    if bits >= 32:
-        # of a register that is wider, the sign fills the rest
-        word = made.element if made.element.is_float else b.home(targets[0], made.element)
-        words = made.count
-    else:
-        word, words = {1: u8, 2: u16}.get(made.bytes, u32), max(1, made.bytes // 4)
-
-    def make(where: Space, offset: int) -> tuple[Instruction, tuple[Value, ...]]:
-        how = _ordered(b, made, where)
-        return isa.load(where, word, words, remote=remote and where == "shared", **how).at(offset=offset), ()
-
-    if bits >= 32 and (space or not b.windows):
-        base, offset, within = b.address(sources[0], space or "global")
-        b.set_all(targets, make(cast("Space", space or "global"), offset)[0], (base,), within)
+    if "async" in made.words:
+        b.declared(made, targets, sources)
         return
-    loaded = b.access(sources[0], space, make, [register_type(word)] * words)
-    for i, register in enumerate(targets):
-        b.assign(register, loaded[i] if bits >= 32 else _element(b, loaded, i, made.type))
+    (space, remote), (address, *values) = _reach(b, made), sources
+    home = made.element if made.combine or made.element.is_float else _home(b, made, (targets or values)[0])
+    given = [b.read(x, home) for x in values]
+
+    def make(where: Space, offset: int) -> tuple[Instruction, list[Value]]:
+        return _in_space(b, made, where, remote, home).at(offset=offset), given
+
+    if space or not b.windows:
+        base, offset, within = b.address(address, space or "global")
+        instruction, _ = make(cast("Space", space or "global"), offset)
+        b.set_all(targets, instruction, (base, *given), within)
+        return
+    if made.combine and made.count > 1:
+        raise b.refusal("vectors are for sums in global memory")
+    for target, value in zip(targets, b.access(address, space, make, [home] * len(targets)), strict=True):
+        b.assign(target, value)
 
 
-def _byte(b: FlowBuilder, x: Value, signed: bool) -> Value:
-    """The low byte of a u32 as a number, u32 or s32."""
-    if not signed:
-        return b.binary("and", x, 255)
-    high = b.cast(b.binary("shl", x, 24), s32)
-    return b.binary("shr", high, 24)
-
-
-def _element(b: FlowBuilder, words: Sequence[Value], index: int, kind: str) -> Value:
-    """One byte or half of loaded words, extended by its type."""
-    per_word = 32 // TYPE_BITS[kind]
-    word, place = words[index // per_word], index % per_word
-    if TYPE_BITS[kind] == 8:
-        return _byte(b, b.binary("shr", word, 8 * place), kind[0] == "s")
-    half = b.once(half_of(u32, place), word)
-    return b.extend(b.cast(half, s16), s32) if kind[0] == "s" else half
+def _home(b: FlowBuilder, made: Instruction, x: Operand) -> DType:
+    """The type of a register of an access, which may be wider than what is moved."""
+    home = b.usage.home.get(x.name) if isinstance(x, PtxRegister) else None
+    return made.element if home is None or home.bits < TYPE_BITS[made.type] else home
 
 
 def _parameter(b: FlowBuilder, made: Instruction, targets: Sequence[Operand], address: Operand) -> None:
@@ -109,61 +109,11 @@ def _parameter(b: FlowBuilder, made: Instruction, targets: Sequence[Operand], ad
         if value is None or (value.dtype.bits != bits and bits > 16):
             raise b.refusal("whole arguments, and whole members of structures, are supported")
         if bits == 8:
-            b.assign(register, _byte(b, b.extend(value, u32), kind[0] == "s"))
+            sign = "s" if kind == "s8" else "u"
+            b.assign(register, b.op(named(f"cvt.{sign}32.{sign}8"), b.cast(value, u16)))
         else:
             dtype = REGISTER[kind] if kind[0] == "s" else b.home(register, unsigned(REGISTER[kind]))
             b.assign(register, b.cast(value, dtype))
-
-
-@lowered("st")
-def store(b: FlowBuilder, made: Instruction, targets: Sequence[Operand], sources: Sequence[Operand]) -> None:
-    """``st``: vectors of any elements as words of at least 32 bits."""
-    if "async" in made.words:
-        b.declared(made, targets, sources)
-        return
-    (space, remote), values = _reach(b, made), sources[1 : 1 + made.count]
-    if TYPE_BITS[made.type] >= 32:
-        dtype = made.element if made.element.is_float else b.home(values[0], unsigned(made.element))
-        words = [b.read(x, dtype) for x in values]
-    else:
-        dtype, words = {1: u8, 2: u16}.get(made.bytes, u32), _words(b, values, made.type)
-
-    def make(where: Space, offset: int) -> tuple[Instruction, list[Value]]:
-        how = _ordered(b, made, where)
-        return isa.store(where, dtype, len(words), remote=remote and where == "shared", **how).at(offset=offset), words
-
-    b.access(sources[0], space, make, ())
-
-
-def _words(b: FlowBuilder, values: Sequence[Operand], kind: str) -> list[Value]:
-    """Bytes or halves joined to words."""
-    halves = [b.read(x, u16) for x in values]
-    if TYPE_BITS[kind] == 8:
-        if len(halves) == 1:
-            return [b.extend(halves[0], u32)]
-        bytes_ = [b.binary("and", x, 255) for x in halves]
-        halves = [b.binary("or", bytes_[i], b.binary("shl", bytes_[i + 1], 8)) for i in range(0, len(bytes_), 2)]
-    if len(halves) == 1:
-        return [b.extend(halves[0], u32)]
-    return [b.op(combine(u32), *halves[i : i + 2]) for i in range(0, len(halves), 2)]
-
-
-@lowered("atom", "red")
-def atomic(b: FlowBuilder, made: Instruction, targets: Sequence[Operand], sources: Sequence[Operand]) -> None:
-    """``atom`` and, without the old value, ``red``."""
-    (space, remote), scope = _reach(b, made), b.scope(made)
-    if made.count > 1 and not space and b.windows:
-        raise b.refusal("vectors are for sums in global memory")
-    kind = ".".join(filter(None, ("noftz" * ("noftz" in made.words), made.fields.get("vec"), made.type)))
-    values = [b.read(x, made.element) for x in sources[1 : 1 + made.count * (2 if made.rmw == "cas" else 1)]]
-
-    def make(where: Space, offset: int) -> tuple[Instruction, list[Value]]:
-        reached, order = "global" if where == "local" else where, made.fields.get("order") or "relaxed"
-        far = remote and where == "shared"
-        return isa.atomic(reached, made.rmw, made.element, order, scope, kind, far).at(offset=offset), values
-
-    for target, old in zip(targets, b.access(sources[0], space, make, [made.element] * made.count), strict=False):
-        b.assign(target, old)
 
 
 @lowered("cp")

@@ -18,10 +18,10 @@ from warploom.core.dtypes import pred, u32, u64
 from warploom.ir.statements import Const
 from warploom.ir.statements import Operand as Value
 from warploom.isa.barriers import SYSTEM_CALLS, mbarrier_test, mbarrier_wait
-from warploom.isa.conversion import FULL_MASK, combine, half_of, special
+from warploom.isa.conversion import FULL_MASK, special
 from warploom.isa.instruction import Instruction, named
-from warploom.isa.lanewise import binary, select, unary
-from warploom.isa.memory import from_generic, is_space, load, store, to_generic
+from warploom.isa.lanewise import select
+from warploom.isa.memory import load, store
 from warploom.ptx.builder import FlowBuilder, lowered
 from warploom.ptx.emitter import constant
 from warploom.ptx.syntax import Operand, PtxRegister
@@ -29,60 +29,18 @@ from warploom.ptx.syntax import Operand, PtxRegister
 Operands = Sequence[Operand]
 
 
-# Registers
+# Registers and addresses
 
 
-@lowered("mov")
+@lowered("mov", "cvta")
 def move(b: FlowBuilder, made: Instruction, targets: Operands, sources: Operands) -> None:
-    """``mov``: copies the value of a register; vectors are packed into one, and unpacked."""
+    """``mov`` of one register, and ``cvta`` of what is generic already; of a parameter the tensor map's address."""
     if made.copies:
         b.assign(targets[0], b.read(sources[0], b.home(targets[0], made.result_types[0])))
-        return
-    parts: list[Value] = [b.read(x, t) for x, t in zip(sources, made.operand_types, strict=True)]
-    while len(parts) > 1:
-        whole = u32 if parts[0].dtype.bits == 16 else u64
-        parts = [b.op(combine(whole), *parts[i : i + 2]) for i in range(0, len(parts), 2)]
-    if len(targets) == 4:
-        parts = [b.op(half_of(u32, q), b.op(half_of(u64, h), parts[0])) for h in (0, 1) for q in (0, 1)]
-    elif len(targets) == 2:
-        parts = [b.op(half_of(made.operand_types[0], which), parts[0]) for which in (0, 1)]
-    for target, part in zip(targets, parts, strict=True):
-        b.assign(target, part)
-
-
-# Addresses
-
-
-@lowered("cvta")
-def convert_address(b: FlowBuilder, made: Instruction, targets: Operands, sources: Operands) -> None:
-    """``cvta``: a global address is its own generic one, and that of a parameter the tensor map's."""
-    address = b.read(sources[0], made.operand_types[0])
-    if "param" in made.words:
-        address = b.generic(address)
-    elif made.space not in ("global", "const"):
-        address = b.op(made, address)
-    b.assign(targets[0], address)
-
-
-@lowered("isspacep")
-def space_test(b: FlowBuilder, made: Instruction, targets: Operands, sources: Operands) -> None:
-    """``isspacep``: what lies in no other space is global."""
-    address = b.read(sources[0], u64)
-    if "global" in made.words:
-        inside = (b.op(is_space(window), address) for window in ("shared", "local"))
-        b.set_all(targets, unary("not", pred), (b.op(binary("or", pred), *inside),))
+    elif "param" in made.words:
+        b.assign(targets[0], b.generic(b.read(sources[0], u64)))
     else:
-        b.set_all(targets, made, (address,))
-
-
-@lowered("mapa")
-def map_shared(b: FlowBuilder, made: Instruction, targets: Operands, sources: Operands) -> None:
-    """``mapa``: of an address in shared memory, or of a generic one."""
-    generic = made.operand_types[0] is u64
-    address = b.read(sources[0], made.operand_types[0])
-    own = b.op(from_generic("shared"), address) if generic else address
-    place = b.op(named("mapa.shared::cluster.u32"), own, b.read(sources[1], u32))
-    b.assign(targets[0], b.op(to_generic("shared"), place) if generic else place)
+        b.declared(made, targets, sources)
 
 
 # Barriers, fences and waits
