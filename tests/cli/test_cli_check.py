@@ -79,13 +79,13 @@ def test_a_wrong_or_unwritten_element_is_told(invoke, kernel_file, store):
         (DOUBLE, ":triple", "no kernel 'triple'; it has double"),
         (DOUBLE.split("@double.example")[0].rstrip(), "", "@double.example"),
         ("import a_package_that_is_nowhere", "", "a_package_that_is_nowhere"),
-        ("def f(:", "", "kernels.py, line 1)"),
+        ("def f(:", "", "kernels.py:1: "),
         ("import sys; sys.exit(3)", "", "cannot be imported: SystemExit: 3"),
         (DOUBLE.replace('{"out"', '{"result"'), "", "'result'"),
         (DOUBLE.replace("(np.roll(source, 32) * 2, 0.0)", "source"), "", "(array, tolerance)"),
         (DOUBLE.replace("out: Global[f32])", "out: Global[f32], *, size: int)"), "", "without defaults: size"),
         (DOUBLE.replace("return Launch(1, ", "return (0, "), "", "tuple, not a warploom.lang.Launch"),
-        (DOUBLE.replace("return Launch(1, ", "return missing("), "", "'missing' is not defined (line 18"),
+        (DOUBLE.replace("return Launch(1, ", "return missing("), "", "kernels.py:18: "),
         (DOUBLE.replace("value * FACTOR", "1.0 if value else 2.0"), "", "select"),
         (DOUBLE, "x", "there is no file"),
     ],
@@ -95,6 +95,67 @@ def test_a_file_that_cannot_be_checked(invoke, kernel_file, source, suffix, says
     assert result.exit_code == 2, result.output
     assert says in " ".join(result.stderr.split())
     assert "Traceback" not in result.output
+
+
+@pytest.mark.parametrize(
+    ("change", "line", "says"),
+    [
+        (("value * FACTOR", "1.0 if value else 2.0"), "out.store(", "select"),
+        (("threads=64", "threads=50"), "@kernel(", "multiple of 32"),
+        (("out = np.full(64", "out = missing(64"), "out = missing", "'missing' is not defined"),
+        (("np.full(64, np.nan, np.float32)", "np.full(64, np.nan)"), "@double.example", "float64"),
+        (("rng.standard_normal", "rng.standard_normals"), "source = r", "standard_normals"),
+        (("source = ", "TensorMapSpec(f32, (64, 8), (256,), (64, 8), 128); source = "), "source = r", "box[0]=32"),
+        (("def launch(", "def launch(:"), "def launch", "invalid syntax"),
+    ],
+)
+def test_an_error_begins_with_its_line_and_shows_it(invoke, kernel_file, change, line, says):
+    source = DOUBLE.replace(
+        "import numpy as np", "import numpy as np; from warploom.layout.tensor_map import TensorMapSpec"
+    )
+    assert change[0] in source
+    file = kernel_file(source=source.replace(*change))
+    at = next(i for i, text in enumerate(file.read_text().splitlines(), 1) if line in text)
+    text = file.read_text().splitlines()[at - 1]
+    refused = invoke("check", str(file))
+    assert refused.exit_code == 2
+    assert refused.stderr.startswith(f"error: kernels.py:{at}: ")
+    assert f"{file}:{at}\n" in refused.stderr
+    assert f"> {at:4d} | {text}" in refused.stderr
+    assert says in refused.stderr
+    result = invoke("check", str(file), "--json")
+    assert result.exit_code == 2
+    found = json.loads(result.stdout)
+    assert not found["kernels"]
+    assert (found["error"]["file"], found["error"]["line"]) == (str(file), at)
+    assert says in found["error"]["message"]
+
+
+TWO = """
+    import numpy as np
+    from warploom.lang import Global, Kernel, Launch, f32, kernel
+
+    @kernel(threads=32)
+    def first(k: Kernel, out: Global[f32]) -> None:
+        out.store(1.0, k.lane)
+
+    @kernel(threads=32)
+    def second(k: Kernel, out: Global[f32]) -> None:
+        out.store(True and k.lane, k.lane)
+
+    @first.example
+    @second.example
+    def launch(rng: np.random.Generator) -> Launch:
+        return Launch(1, [np.zeros(32, np.float32)])
+"""
+
+
+def test_what_ran_before_a_refused_kernel_is_told(invoke, kernel_file):
+    file = kernel_file(source=TWO)
+    assert "first: no findings" in invoke("check", str(file)).stdout
+    found = json.loads(invoke("check", str(file), "--json").stdout)
+    assert [one["kernel"] for one in found["kernels"]] == ["first"]
+    assert found["error"]["kind"] == "TraceError"
 
 
 CONFLICTS = """

@@ -174,8 +174,9 @@ def test_a_broken_rule_is_named_with_its_line(rule: str) -> None:
     with pytest.raises(VerifyError) as error:
         verify(broken)
     assert message in str(error.value)
-    assert "kernel.py:88: " in str(error.value)
-    assert "kernel tested breaks 1 rule:" in str(error.value), "the Program was to break this rule alone"
+    assert str(error.value).startswith("kernel.py:88: ")
+    assert error.value.where == AT
+    assert "\n" not in str(error.value), "the Program was to break this rule alone"
 
 
 def sound() -> Program:

@@ -74,7 +74,7 @@ def not_set(k, x, h):
     [(summed, "total"), (augmented, "total"), (swapped, "before"), (counted, "total"), (set_in_a_branch, "total")],
 )
 def test_a_name_that_carries_nothing_is_refused_with_its_line(body, name):
-    with pytest.raises(TraceError, match=rf"'{name}' is bound anew.*test_loads\.py:\d+.*{name} = k\.register\(f32"):
+    with pytest.raises(TraceError, match=rf"^test_loads\.py:\d+: '{name}' is bound anew.*{name} = k\.register\(f32"):
         traces(body)
 
 

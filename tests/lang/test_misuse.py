@@ -229,7 +229,7 @@ def test_an_old_architecture_is_one_cause():
     def old(k: Kernel, x: Global[f32]) -> None:
         x.store(x.load(k.lane), k.lane)
 
-    with pytest.raises(VerifyError, match=r"breaks 1 rule:\n.*requires 'sm_77': kernels need sm_80 or later$"):
+    with pytest.raises(VerifyError, match=r"^test_misuse\.py:\d+: [^\n]*requires 'sm_77': kernels need sm_80"):
         old.trace()
 
 
@@ -308,7 +308,7 @@ def test_pythons_abs_works():
     ],
 )
 def test_words_of_tiles_of_the_wrong_kind(body, says):
-    with pytest.raises((TraceError, LayoutError), match=rf"^test_misuse\.py:\d+: .*{says}|{says}.*\(test_misuse\.py:"):
+    with pytest.raises((TraceError, LayoutError), match=rf"^test_misuse\.py:\d+: .*{says}"):
         traces(body)
 
 
@@ -333,7 +333,7 @@ def bound_of(k, x):
 
 
 def test_an_error_in_a_helper_names_the_lines_that_called_it():
-    with pytest.raises(TraceError, match=r"test_misuse\.py:\d+\).*\(called from test_misuse\.py:\d+, test_misuse"):
+    with pytest.raises(TraceError, match=r"^test_misuse\.py:\d+: .*\(called from test_misuse\.py:\d+, test_misuse"):
         traces(lambda k, x: bound_of(k, x.load(0)))
 
 
@@ -417,7 +417,7 @@ def test_attributes_and_names_that_are_part_of_a_statement_are_taken():
 
 
 def test_what_many_registers_break_is_said_once():
-    with pytest.raises(VerifyError, match=r"breaks 1 rule:\n.*'sums0' is read before.*\(and 3 more\)$"):
+    with pytest.raises(VerifyError, match=r"^test_misuse\.py:\d+: [^\n]*'sums0' is read before.*\(and 3 more\)"):
         traces(lambda k, x: [x.store(r, k.lane) for r in k.registers(f32, 4, name="sums")] and None)
 
 
@@ -431,7 +431,7 @@ def test_what_needs_a_newer_architecture_is_said_once():
         full.arrive(when=k.thread == 0)
         full.wait(0)
 
-    with pytest.raises(VerifyError, match=r"breaks 1 rule:\n.*write @kernel\(requires=\"sm_90\"\)$"):
+    with pytest.raises(VerifyError, match=r"^test_misuse\.py:\d+: [^\n]*write @kernel\(requires=\"sm_90\"\)"):
         traces(hopper)
 
 

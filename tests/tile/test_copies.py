@@ -189,7 +189,7 @@ def test_panels_are_as_wide_as_a_swizzle_and_narrower_where_half_of_one_would_be
 
 
 def test_a_tile_that_threads_cannot_divide_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"X: 8 rows are no multiple of the 16 rows a CTA copies.*test_copies\.py"):
+    with pytest.raises(ConfigError, match=r"^test_copies\.py:\d+: X: 8 rows are no multiple of the 16 rows"):
         ring_sums.trace(shape=(8, 32), stages=2)
 
 
@@ -201,7 +201,7 @@ def test_a_place_for_each_tile_of_a_ring(steps: list[tuple[int, int]] | None) ->
         ring = CopyRing(k, *((tile, Rows(x, 32)) for tile in tiles), threads=THREADS)
         ring.begin(k.value(2, u32), lambda j: [(0, 0)], steps)
 
-    with pytest.raises(TraceError, match=r"a place for each of 2 tiles.*test_copies\.py"):
+    with pytest.raises(TraceError, match=r"^test_copies\.py:\d+: .*a place for each of 2 tiles"):
         wrong.trace()
 
 
@@ -220,7 +220,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
 def test_what_a_ring_of_copies_does_not_do_is_refused(wrong: dict[str, Any], message: str) -> None:
     trace = turning.trace
     assert trace().body
-    with pytest.raises(TraceError, match=rf"{message}.*test_copies\.py"):
+    with pytest.raises(TraceError, match=rf"^test_copies\.py:\d+: .*{message}"):
         trace(**wrong)
 
 

@@ -345,8 +345,10 @@ def test_a_target_is_of_its_pointers_type_and_panels_take_whole_ones() -> None:
         )
 
     assert wrong.trace(of_bits=True).body
-    with pytest.raises(TraceError, match=r"a target of bf16 lies at a pointer to f32.*test_product\.py"):
+    with pytest.raises(TraceError, match=r"^test_product\.py:\d+: .*a target of bf16 lies at a pointer to f32"):
         wrong.trace(of_bits=False)
     for cols in (32, 96):
-        with pytest.raises(TraceError, match=rf"{cols} columns of sums are no whole panels of 64.*test_product\.py"):
+        with pytest.raises(
+            TraceError, match=rf"^test_product\.py:\d+: {cols} columns of sums are no whole panels of 64"
+        ):
             wrong.trace(of_bits=True, cols=cols)

@@ -44,7 +44,7 @@ def test_a_barrier_is_given_once() -> None:
         assert {0, *range(first, first + 3), second} == {*range(5)}
         k.named_barriers(12)
 
-    with pytest.raises(TraceError, match=r"15 named barriers, not 16.*test_roles.py"):
+    with pytest.raises(TraceError, match=r"^test_roles\.py:\d+: .*15 named barriers, not 16"):
         greedy.trace()
 
 
@@ -59,7 +59,7 @@ def test_a_barrier_written_by_hand_is_nobody_elses() -> None:
 
     both.trace(number=5)
     for number in (1, 3, 4):
-        with pytest.raises(TraceError, match=rf"barrier {number} .*test_roles.py:\d+"):
+        with pytest.raises(TraceError, match=rf"^test_roles\.py:\d+: barrier {number} "):
             both.trace(number=number)
 
 

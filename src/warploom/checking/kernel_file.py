@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import inspect
 import sys
+import sysconfig
 import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -14,10 +15,11 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from warploom.core.errors import ProblemError, UnsupportedDeviceError, WarploomError
+from warploom.core.errors import ProblemError, UnsupportedDeviceError, WarploomError, located
 from warploom.cuda.device import nvrtc_version
 from warploom.emulate import Emulation, TensorMapArgument, emulate
 from warploom.ir.program import Program
+from warploom.ir.statements import NOWHERE, SourceLine
 from warploom.kernels.settings import flag_value
 from warploom.lang import KernelFunction, Launch
 from warploom.ops.backends import compiled
@@ -106,8 +108,9 @@ def one_kernel(target: str, *, runnable: bool = True) -> KernelFunction:
 
 def configuration_of(function: KernelFunction, settings: Mapping[str, str]) -> dict[str, Any]:
     """Trace-time parameters of a kernel, set by text. Raises WarploomError for one that it does not have."""
-    function.check_configuration(settings)
-    return {name: flag_value(name, text, function.settings.get(name)) for name, text in settings.items()}
+    with located(function.where):
+        function.check_configuration(settings)
+        return {name: flag_value(name, text, function.settings.get(name)) for name, text in settings.items()}
 
 
 def traced_kernel(function: KernelFunction, configuration: Mapping[str, Any] | None = None) -> Program:
@@ -122,8 +125,25 @@ def example_of(
     example = function.example_launch
     if example is None:
         raise ProblemError(f"{function.name} has no example: decorate a function with @{function.name}.example")
+    with located(_line_of(example)):
+        return _launch_of(function, example, program, seed, configuration or {})
+
+
+def _line_of(example: Callable[..., Any]) -> SourceLine:
+    """Where an example is defined."""
+    code = inspect.unwrap(example).__code__
+    return SourceLine(code.co_filename, code.co_firstlineno, code.co_name)
+
+
+def _launch_of(
+    function: KernelFunction,
+    example: Callable[..., Launch],
+    program: Program,
+    seed: int | None,
+    configuration: Mapping[str, Any],
+) -> Launch:
     takes = inspect.signature(example).parameters
-    settings = {name: value for name, value in (configuration or {}).items() if name in takes}
+    settings = {name: value for name, value in configuration.items() if name in takes}
     rng = np.random.default_rng(seed or 0)
     launch = _of_the_user(f"the example of {function.name} fails", lambda: example(rng, **settings))
     if not isinstance(launch, Launch):
@@ -163,8 +183,9 @@ def check_kernel(
     """
     program = program or traced_kernel(function, configuration)
     launch = example_of(function, program, seed, configuration)
-    emulation = emulate(program, launch.grid, launch.arguments, seed=seed)
-    return Checked(function.name, program, emulation, results_of(program, launch))
+    with located(_line_of(function.example_launch) if function.example_launch is not None else function.where):
+        emulation = emulate(program, launch.grid, launch.arguments, seed=seed)
+        return Checked(function.name, program, emulation, results_of(program, launch))
 
 
 ORDERS = (None, 1, 2, 3)
@@ -250,12 +271,24 @@ def _load(path: Path) -> ModuleType:
 
 
 def _of_the_user(failure: str, run: Callable[[], T]) -> T:
-    """Run the user's code: what it raises becomes one message with its line."""
+    """Run the user's code: what it raises becomes one message that begins with its line."""
     try:
         return run()
-    except WarploomError:
+    except WarploomError as error:
+        error.at(_users_line(error))
         raise
     except (Exception, SystemExit) as error:  # a script that exits is no file of kernels
-        last = traceback.extract_tb(error.__traceback__)[-1]
-        where = "" if isinstance(error, SyntaxError) else f" (line {last.lineno} of {last.filename})"
-        raise ProblemError(f"{failure}: {type(error).__name__}: {error}{where}") from error
+        where, said = _users_line(error), str(error)
+        if isinstance(error, SyntaxError) and error.filename:
+            where, said = SourceLine(error.filename, error.lineno or 0), error.msg
+        raise ProblemError(f"{failure}: {type(error).__name__}: {said}").at(where) from error
+
+
+_OTHERS = tuple({*sysconfig.get_paths().values(), str(Path(__file__).parents[1]), "<"})
+"""Where files of Python, of installed packages and of warploom begin."""
+
+
+def _users_line(error: BaseException) -> SourceLine:
+    """The innermost line of the user's that an error came through."""
+    frames = [x for x in traceback.extract_tb(error.__traceback__) if not x.filename.startswith(_OTHERS)]
+    return SourceLine(frames[-1].filename, frames[-1].lineno or 0, frames[-1].name) if frames else NOWHERE

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
+from warploom.core.errors import WarploomError
 from warploom.emulate import Emulation, Finding
 from warploom.ir.statements import NOWHERE
 
@@ -23,6 +24,18 @@ def finding_json(finding: Finding) -> dict[str, Any]:
         "other_called_from": [str(caller) for caller in (finding.other or NOWHERE).callers],
         "loops": [{"line": str(line), "index": index} for line, index in finding.loops],
         "follows": [finding_json(other) for other in finding.follows],
+    }
+
+
+def error_json(error: WarploomError) -> dict[str, Any]:
+    """An error that ended a check: its type, its message, and the author's line where it is known."""
+    where = error.where or NOWHERE
+    return {
+        "kind": type(error).__name__,
+        "message": str(error),
+        "file": where.file or None,
+        "line": where.line or None,
+        "called_from": [str(caller) for caller in where.callers],
     }
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import linecache
 from collections.abc import Iterator
 from functools import partial
 from textwrap import fill
@@ -13,14 +12,12 @@ import typer
 
 from warploom.cli.errors import explains_errors
 from warploom.cli.options import KernelSettings, parse_settings
-from warploom.cli.output import console, note, write_json
+from warploom.cli.output import console, excerpt, note, write_json
 
 if TYPE_CHECKING:
     from warploom.checking.kernel_file import Checked, ExampleResult
-    from warploom.ir.statements import SourceLine
+    from warploom.core.errors import WarploomError
     from warploom.lang import KernelFunction
-
-_EXCERPT = 1  # lines of source shown before and after
 
 
 @explains_errors
@@ -39,7 +36,9 @@ def check(
         int | None, typer.Option(min=0, help="Draw other inputs, and run the warps in an adversarial order.")
     ] = None,
     set_: KernelSettings = None,
-    json: Annotated[bool, typer.Option("--json", help="The findings as JSON on standard output.")] = False,
+    json: Annotated[
+        bool, typer.Option("--json", help="Write the findings, or the error, as JSON to standard output.")
+    ] = False,
 ) -> None:
     """Run kernels on the emulator with all checks.
 
@@ -61,19 +60,29 @@ def check(
       warploom check kernel.ptx --launch launch.json
       warploom check kernel.cu --launch launch.json
     """
-    checked = _checked(file, launch, seed, set_)
+    from warploom.core.errors import WarploomError
+
+    checked: list[Checked] = []
+    ended: WarploomError | None = None
+    try:
+        checked.extend(_checked(file, launch, seed, set_))
+    except WarploomError as error:
+        ended = error
     if json:
-        write_json({"kernels": [_as_json(one) for one in checked]}, "-")
+        write_json({"kernels": [_as_json(one) for one in checked]} | _ended_json(ended), "-")
     else:
         for one in checked:
             _show(one, compiles=launch is None)
-        if launch is None:
-            _name_unchecked(file)
+    if ended is not None:
+        raise ended
+    if launch is None and not json:
+        _name_unchecked(file)
     if not all(one.ok for one in checked):
         raise typer.Exit(1)
 
 
-def _checked(file: str, launch: str | None, seed: int | None, set_: list[str] | None) -> list[Checked]:
+def _checked(file: str, launch: str | None, seed: int | None, set_: list[str] | None) -> Iterator[Checked]:
+    """Check one kernel after the other. Raises WarploomError for one that cannot run."""
     from warploom.checking.kernel_file import in_orders, kernels_of
     from warploom.checking.launch_file import SUFFIXES, check_file
     from warploom.core.errors import ProblemError
@@ -81,10 +90,11 @@ def _checked(file: str, launch: str | None, seed: int | None, set_: list[str] | 
     if not file.endswith(SUFFIXES):
         if launch is not None:
             raise ProblemError(f"{file} says itself how its kernels run (@KERNEL.example): leave out --launch")
-        return [_in_orders(function, seed, set_) for function in kernels_of(file)]
+        yield from (_in_orders(function, seed, set_) for function in kernels_of(file))
+        return
     if launch is None:
         raise ProblemError(f"{file} does not say how it is run: add --launch FILE.json (see warploom check --help)")
-    return [in_orders(partial(check_file, file, launch), seed)]
+    yield in_orders(partial(check_file, file, launch), seed)
 
 
 def _in_orders(function: KernelFunction, seed: int | None, set_: list[str] | None) -> Checked:
@@ -93,6 +103,12 @@ def _in_orders(function: KernelFunction, seed: int | None, set_: list[str] | Non
     configuration = configuration_of(function, parse_settings(set_))
     program = traced_kernel(function, configuration)
     return in_orders(lambda order: check_kernel(function, order, configuration, program), seed)
+
+
+def _ended_json(error: WarploomError | None) -> dict[str, Any]:
+    from warploom.checking.report import error_json
+
+    return {} if error is None else {"error": error_json(error)}
 
 
 def _as_json(one: Checked) -> dict[str, Any]:
@@ -156,16 +172,3 @@ def wrong_elements(result: ExampleResult) -> Iterator[str]:
     yield f"{result.wrong} of {result.count} elements are wrong{nans}; the first:"
     for index, got, expected in result.first:
         yield f"{result.name}[{', '.join(map(str, index))}] is {got:.6g}, expected {expected:.6g}"
-
-
-def excerpt(where: SourceLine) -> str:
-    """The author's line with its neighbours, the line itself marked, and the lines that called it."""
-    first, last = max(1, where.line - _EXCERPT), where.line + _EXCERPT
-    lines = [f"  {where.file}:{where.line}"]
-    for number in range(first, last + 1):
-        text = linecache.getline(where.file, number).rstrip()
-        if text or number == where.line:
-            lines.append(f"  {'>' if number == where.line else ' '} {number:4d} | {text}")
-    for caller in where.callers:
-        lines += [f"    called from {caller}", f"      {linecache.getline(caller.file, caller.line).strip()}"]
-    return "\n".join(lines)

@@ -6,9 +6,14 @@ import errno
 import functools
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import ParamSpec
+from typing import TYPE_CHECKING, ParamSpec
 
 import typer
+
+from warploom.cli.output import excerpt
+
+if TYPE_CHECKING:
+    from warploom.core.errors import WarploomError
 
 P = ParamSpec("P")
 FULL = errno.ENOSPC, errno.EFBIG, errno.EDQUOT
@@ -37,13 +42,18 @@ def explains_errors(command: Callable[P, None]) -> Callable[P, None]:
         except WarploomError as error:
             if settings.debug:
                 raise
-            fail(str(error))
+            fail(explained(error))
         except OSError as error:
             if settings.debug or (error.filename is None and error.errno not in FULL):
                 raise
             fail(f"{error.filename or 'writing'}: {error.strerror or error}")
 
     return run
+
+
+def explained(error: WarploomError) -> str:
+    """The message of an error, and the author's line with its neighbours where the error names one."""
+    return str(error) if error.where is None else f"{error}\n{excerpt(error.where)}"
 
 
 def fail(message: str) -> None:

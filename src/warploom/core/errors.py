@@ -4,11 +4,23 @@ from __future__ import annotations
 
 import sys
 import warnings
-from typing import cast
+from collections.abc import Generator
+from contextlib import contextmanager
+from typing import Any, Self, cast
 
 
 class WarploomError(Exception):
     """Base of all errors that warploom raises on purpose."""
+
+    where: Any = None
+    """The author's line with which the message begins, if it is known: a ``warploom.ir.statements.SourceLine``."""
+
+    def at(self, where: Any) -> Self:
+        """Begin the message with the author's line, unless it has one, and end it with the calls that led there."""
+        if self.where is None and where.line:
+            self.where = where
+            self.args = (f"{where}: {self.args[0]}{where.calls}", *self.args[1:])
+        return self
 
 
 class LayoutError(WarploomError, ValueError):
@@ -58,6 +70,16 @@ class EmulationError(WarploomError, RuntimeError):
 
 class EmulationWarning(UserWarning):
     """A call runs on the emulator because there is no GPU: right, checked, and slow."""
+
+
+@contextmanager
+def located(where: Any) -> Generator[None, None, None]:
+    """Begin the messages of errors within with the author's line, of those that have none."""
+    try:
+        yield
+    except WarploomError as error:
+        error.at(where)
+        raise
 
 
 def warn_caller(message: str, category: type[Warning]) -> None:

@@ -46,6 +46,9 @@ class SourceLine:
 
 NOWHERE = SourceLine("", 0)
 
+Violation: TypeAlias = tuple[SourceLine, str]
+"""A rule that a Program breaks: the author's line, and what is wrong there."""
+
 
 @dataclass(frozen=True, slots=True)
 class Const:
@@ -271,11 +274,6 @@ def results_of(statement: Statement) -> tuple[Value, ...]:
     if isinstance(statement, Loop):
         return (statement.index,)
     return ()
-
-
-def at(where: SourceLine) -> str:
-    """The author's line as the start of a message."""
-    return f"{where.stack}: " if where != NOWHERE else ""
 
 
 def label(operand: Operand) -> str:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from warploom.core.targets import Target
 from warploom.ir.program import Program
-from warploom.ir.statements import Const, Loop, Op, Operand, Roles, SharedRegion, Statement, Value, at
+from warploom.ir.statements import Const, Loop, Op, Operand, Roles, SharedRegion, Statement, Value, Violation
 from warploom.isa.conversion import special
 from warploom.isa.effects import BulkTensorCopy, MbarrierArrive, MbarrierInit, MbarrierWait
 
@@ -55,7 +55,7 @@ class _Threads:
         return False
 
 
-def mbarrier_rules(program: Program, _: Target | None) -> Iterator[str]:
+def mbarrier_rules(program: Program, _: Target | None) -> Iterator[Violation]:
     """Counts, bytes, parities; uses without initialisation; waits for what nobody brings about."""
     uses: dict[SharedRegion, _Uses] = {}
     known = True
@@ -88,44 +88,47 @@ def _sort(op: Op, effect: object, uses: _Uses) -> None:
         (uses.arrivals if effect.expected_bytes is None else uses.expects).append(op)
 
 
-def _numbers(op: Op, effect: MbarrierInit | MbarrierArrive | MbarrierWait) -> Iterator[str]:
-    where = at(op.where)
+def _numbers(op: Op, effect: MbarrierInit | MbarrierArrive | MbarrierWait) -> Iterator[Violation]:
     if isinstance(effect, MbarrierArrive) and effect.expected_bytes is not None:
         size = abs(effect.expected_bytes)
         if size % _TENSOR_UNIT or not 0 < size <= _MOST_BYTES:
             yield (
-                f"{where}expects {size} bytes: boxes are multiples of {_TENSOR_UNIT} bytes, and a phase counts at most "
-                f"{_MOST_BYTES}"
+                op.where,
+                f"expects {size} bytes: boxes are multiples of {_TENSOR_UNIT} bytes, and a phase counts at most "
+                f"{_MOST_BYTES}",
             )
     if isinstance(effect, MbarrierWait):
         parity = op.operands[effect.parity]
         if isinstance(parity, Const) and parity.value not in (0, 1):
-            yield f"{where}waits for parity {parity.value}: phases alternate between 0, the first, and 1"
+            yield op.where, f"waits for parity {parity.value}: phases alternate between 0, the first, and 1"
 
 
-def _missing(region: SharedRegion, uses: _Uses) -> Iterator[str]:
+def _missing(region: SharedRegion, uses: _Uses) -> Iterator[Violation]:
     name = region.name
     others = (*uses.arrivals, *uses.expects, *uses.copies, *uses.waits)
     if others and not uses.inits:
         yield (
-            f"{at(others[0].where)}uses the mbarriers {name!r}, which nothing initialises: one thread calls init, then "
-            "k.mbarrier_fence(), and all meet at a barrier"
+            others[0].where,
+            f"uses the mbarriers {name!r}, which nothing initialises: one thread calls init, then "
+            "k.mbarrier_fence(), and all meet at a barrier",
         )
     if uses.copies and not uses.expects:
         yield (
-            f"{at(uses.copies[0].where)}copies to complete on {name!r}, which never expects any bytes: the phase ends "
-            "without them. Call expect with the bytes of the boxes, once a phase"
+            uses.copies[0].where,
+            f"copies to complete on {name!r}, which never expects any bytes: the phase ends "
+            "without them. Call expect with the bytes of the boxes, once a phase",
         )
     if uses.expects and not uses.copies:
         yield (
-            f"{at(uses.expects[0].where)}expects bytes at {name!r}, on which no copy completes: its phase never ends. "
-            "Let the loads name it, or arrive without bytes"
+            uses.expects[0].where,
+            f"expects bytes at {name!r}, on which no copy completes: its phase never ends. "
+            "Let the loads name it, or arrive without bytes",
         )
     if uses.waits and not (uses.arrivals or uses.expects or uses.copies):
-        yield f"{at(uses.waits[0].where)}waits for {name!r}, at which nothing ever arrives: it waits for ever"
+        yield uses.waits[0].where, f"waits for {name!r}, at which nothing ever arrives: it waits for ever"
 
 
-def _too_many(program: Program, uses: dict[SharedRegion, _Uses]) -> Iterator[str]:
+def _too_many(program: Program, uses: dict[SharedRegion, _Uses]) -> Iterator[Violation]:
     """Threads that all arrive at once at an mbarrier that was initialised for fewer."""
     together = dict(_acting_together(program.body, program.threads))
     values = _Threads(program)
@@ -139,8 +142,9 @@ def _too_many(program: Program, uses: dict[SharedRegion, _Uses]) -> Iterator[str
                 always = isinstance(guard := op.operands[effect.guard], Const) and bool(guard.value)
                 if always and threads > most and not values.differs(op.operands[effect.address]):
                     yield (
-                        f"{at(op.where)}all {threads} threads arrive at {region.name!r}, which is initialised for "
-                        f"{most} arrivals a phase: let one of each warp arrive (when=…), or initialise it for {threads}"
+                        op.where,
+                        f"all {threads} threads arrive at {region.name!r}, which is initialised for {most} arrivals a "
+                        f"phase: let one of each warp arrive (when=…), or initialise it for {threads}",
                     )
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from warploom.core.targets import Target
 from warploom.ir.program import Program
-from warploom.ir.statements import Loop, Op, Roles, SourceLine, Statement, Value, When, at, label, walk
+from warploom.ir.statements import Loop, Op, Roles, SourceLine, Statement, Value, Violation, When, label, walk
 from warploom.isa.effects import BulkStore, BulkTensorCopy, CommitGroup, Effect, WaitGroup, WarpgroupFence
 from warploom.isa.matrix import WarpgroupProduct
 
@@ -66,7 +66,7 @@ class _Walk:
     def __init__(self, watched: set[Value], accumulators: set[Value]) -> None:
         self.watched, self.accumulators = watched, accumulators
         self._ordinary: dict[int, tuple[Value, ...]] = {}  # what an instruction that is none of these accesses
-        self.messages: list[str] = []
+        self.messages: list[Violation] = []
         self._told: set[tuple[SourceLine, SourceLine]] = set()
 
     def block(self, body: tuple[Statement, ...], state: _State) -> None:
@@ -96,11 +96,14 @@ class _Walk:
     def end(self, state: _State) -> None:
         """A role or the kernel ends."""
         for op in dict.fromkeys(state.open.values()):
-            self.messages.append(f"{at(op.where)}this wgmma is never committed: k.wgmma_commit(), then k.wgmma_wait")
+            self.messages.append((op.where, "this wgmma is never committed: k.wgmma_commit(), then k.wgmma_wait"))
         for op in dict.fromkeys(op for group in state.groups for op in group.values()):
             self.messages.append(
-                f"{at(op.where)}this wgmma is never waited for: call wait() of what start returned, or "
-                "k.wgmma_wait(0, its accumulator)"
+                (
+                    op.where,
+                    "this wgmma is never waited for: call wait() of what start returned, or "
+                    "k.wgmma_wait(0, its accumulator)",
+                )
             )
 
     def _op(self, op: Op, state: _State) -> None:
@@ -155,7 +158,7 @@ class _Walk:
         """One message for all registers of a line."""
         if (op.where, cause.where) not in self._told:
             self._told.add((op.where, cause.where))
-            self.messages.append(f"{at(op.where)}{message}")
+            self.messages.append((op.where, message))
 
     def _issue(self, op: Op, product: WarpgroupProduct, state: _State) -> None:
         from_registers = product.a_source == "registers"
@@ -164,15 +167,18 @@ class _Walk:
         late = [x for x in mine if x in state.touched]
         if late or not state.fenced:
             what = f"since {label(late[0])} was last accessed" if late else "before it"
-            self.messages.append(f"{at(op.where)}wgmma without a k.wgmma_fence() {what}: put one before it")
+            self.messages.append((op.where, f"wgmma without a k.wgmma_fence() {what}: put one before it"))
         ahead = state.holder(op.results[0])
         same = ahead is not None and ahead.results == op.results and _continues(op, product, ahead, op.results[0])
         for value in a if same else mine:
             holder = state.holder(value)
             if holder is not None and not _continues(op, product, holder, value):
                 self.messages.append(
-                    f"{at(op.where)}this wgmma uses {label(value)}, which the wgmma of {holder.where} has in flight "
-                    "for something else: wait for its group first"
+                    (
+                        op.where,
+                        f"this wgmma uses {label(value)}, which the wgmma of {holder.where} has in flight "
+                        "for something else: wait for its group first",
+                    )
                 )
                 break
         state.open.update(dict.fromkeys(mine, op))
@@ -194,7 +200,7 @@ class _Walk:
                 why = "was not committed: k.wgmma_commit() comes before the wait"
             else:
                 why = f"is in one of the {pending} newest groups, which this wait leaves pending: wait for more"
-            self.messages.append(f"{at(op.where)}waits for accumulators whose wgmma ({holder.where}) {why}")
+            self.messages.append((op.where, f"waits for accumulators whose wgmma ({holder.where}) {why}"))
 
 
 def _continues(op: Op, product: WarpgroupProduct, holder: Op, value: Value) -> bool:
@@ -205,7 +211,7 @@ def _continues(op: Op, product: WarpgroupProduct, holder: Op, value: Value) -> b
     return value not in op.results and value not in holder.results
 
 
-def wgmma_rules(program: Program, _: Target | None) -> Iterator[str]:
+def wgmma_rules(program: Program, _: Target | None) -> Iterator[Violation]:
     """Fences, commits, waits and registers in flight."""
     watched: set[Value] = set()
     accumulators: set[Value] = set()
@@ -225,15 +231,16 @@ def wgmma_rules(program: Program, _: Target | None) -> Iterator[str]:
     yield from follow.messages
 
 
-def _whole_warpgroups(program: Program) -> Iterator[str]:
+def _whole_warpgroups(program: Program) -> Iterator[Violation]:
     """All four warps of a warpgroup execute a ``wgmma``."""
     for s in program.body:
         for role in s.branches if isinstance(s, Roles) else ():
             uses = any(isinstance(op, Op) and op.instruction.warpgroup_product is not None for op in walk(role.body))
             if uses and (role.first % 4 or role.last % 4):
                 yield (
-                    f"{at(role.where)}the role of warps {role.first}..{role.last} executes wgmma, which is for whole "
-                    "warpgroups: four warps from a multiple of four"
+                    role.where,
+                    f"the role of warps {role.first}..{role.last} executes wgmma, which is for whole "
+                    "warpgroups: four warps from a multiple of four",
                 )
 
 
@@ -242,7 +249,7 @@ def _stores(effect: Effect) -> bool:
     return isinstance(effect, BulkStore) or (isinstance(effect, BulkTensorCopy) and effect.direction == "store")
 
 
-def bulk_store_rules(program: Program, _: Target | None) -> Iterator[str]:
+def bulk_store_rules(program: Program, _: Target | None) -> Iterator[Violation]:
     """A bulk store must be committed and waited for by the threads that start it."""
     if not any(_stores(effect) for _, effect in program.effects):
         return
@@ -257,9 +264,10 @@ def bulk_store_rules(program: Program, _: Target | None) -> Iterator[str]:
             if not any(_stores(e) for e in op.instruction.effects()):
                 continue
             if not committed:
-                yield f"{at(op.where)}this bulk store is never committed to a group: k.commit_bulk() after it"
+                yield op.where, "this bulk store is never committed to a group: k.commit_bulk() after it"
             elif not waited:
                 yield (
-                    f"{at(op.where)}nothing waits for this bulk store: k.wait_bulk(reads_only=True) before its shared "
-                    "memory is used again or the kernel ends"
+                    op.where,
+                    "nothing waits for this bulk store: k.wait_bulk(reads_only=True) before its shared "
+                    "memory is used again or the kernel ends",
                 )

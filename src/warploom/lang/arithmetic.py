@@ -33,7 +33,7 @@ class Arithmetic(Builder):
         if not is_a(dtype, DType):
             raise TraceError(
                 f"k.value takes a number and a type of warploom.lang, as k.value(0.0, f32), not {shown(x)} and "
-                f"{shown(dtype)} ({self.here()})"
+                f"{shown(dtype)}"
             )
         return self.operand(x, dtype)
 
@@ -46,9 +46,9 @@ class Arithmetic(Builder):
         ``k.convert(x.load(i), f32)`` of bf16, ``y.store(k.convert(v, s8, rounding="nearest", saturate=True), i)``.
         """
         if not is_a(dtype, DType):
-            raise TraceError(f"k.convert(x, dtype) takes a type of warploom.lang, not {shown(dtype)} ({self.here()})")
+            raise TraceError(f"k.convert(x, dtype) takes a type of warploom.lang, not {shown(dtype)}")
         if rounding not in (None, *_ROUNDING):
-            raise TraceError(f"rounding is {', '.join(_ROUNDING)}, not {shown(rounding)} ({self.here()})")
+            raise TraceError(f"rounding is {', '.join(_ROUNDING)}, not {shown(rounding)}")
         if isinstance(x, Mutable):
             x = x.get()
         if not isinstance(x, Traced):
@@ -71,7 +71,7 @@ class Arithmetic(Builder):
         if dtype in (*_BYTES, *_SHORTS):
             return self._to_short(x, dtype, rounding, saturate)
         if rounding is not None and not (x.dtype.is_float and dtype.is_integer):
-            raise TraceError(f"rounding is for floats that become integers, not {x.dtype} to {dtype} ({self.here()})")
+            raise TraceError(f"rounding is for floats that become integers, not {x.dtype} to {dtype}")
         if saturate and x.dtype.is_integer and dtype.is_integer:
             x = self._clamped(x, dtype)
         if x.dtype is dtype:
@@ -115,9 +115,7 @@ class Arithmetic(Builder):
         Or four f32 as e4m3 or e5m2 (sm_90), to nearest, numbers beyond the largest as the largest.
         """
         if dtype not in (*_BYTES, *_FP8) or len(values) != 4:
-            raise TraceError(
-                f"pack_bytes packs four values of s8, u8, e4m3 or e5m2, not {len(values)} of {dtype} ({self.here()})"
-            )
+            raise TraceError(f"pack_bytes packs four values of s8, u8, e4m3 or e5m2, not {len(values)} of {dtype}")
         if dtype in _FP8:
             lower, upper = (self._to_fp8(values[i], values[i + 1], dtype) for i in (0, 2))
             return self.convert(upper, u32) << 16 | self.convert(lower, u32)
@@ -128,7 +126,7 @@ class Arithmetic(Builder):
     def unpack_bytes(self, word: Traced, dtype: DType) -> tuple[Traced, Traced, Traced, Traced]:
         """The four bytes of a u32, the lowest first: of s8 and u8 as s32, of e4m3 and e5m2 (sm_90) as f32, exactly."""
         if dtype not in (*_BYTES, *_FP8):
-            raise TraceError(f"unpack_bytes takes s8, u8, e4m3 or e5m2, not {dtype} ({self.here()})")
+            raise TraceError(f"unpack_bytes takes s8, u8, e4m3 or e5m2, not {dtype}")
         x = self.operand(word, u32)
         if dtype in _FP8:
             return *self._from_fp8(x, dtype), *self._from_fp8(x >> 16, dtype)
@@ -158,7 +156,7 @@ class Arithmetic(Builder):
         if x.dtype is dtype:
             return x
         if x.dtype.bits != dtype.bits:
-            raise TraceError(f"bitcast from {x.dtype} to {dtype} changes the width ({self.here()}); use k.convert")
+            raise TraceError(f"bitcast from {x.dtype} to {dtype} changes the width; use k.convert")
         return self.emit(bitcast(x.dtype, dtype), (x,))[0]
 
     @word("fma.rn.f32")
@@ -264,14 +262,12 @@ class Arithmetic(Builder):
 
     def _check_half(self, half: DType) -> None:
         if half not in _HALVES:
-            raise TraceError(f"a packed pair holds f16 or bf16, not {half} ({self.here()})")
+            raise TraceError(f"a packed pair holds f16 or bf16, not {half}")
 
     def register(self, dtype: DType, value: Number | None = None, name: str = "") -> Mutable:
         """A mutable register, uninitialised unless ``value`` is given. It outlives loops and is what they carry."""
         if not is_a(dtype, DType):
-            raise TraceError(
-                f"a register holds a type of warploom.lang, as k.register(f32, 0.0), not {shown(dtype)} ({self.here()})"
-            )
+            raise TraceError(f"a register holds a type of warploom.lang, as k.register(f32, 0.0), not {shown(dtype)}")
         register = Mutable(self, self.new_register(dtype, name))
         if value is not None:
             register.set(value)

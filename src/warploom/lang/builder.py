@@ -62,8 +62,8 @@ class Builder:
         self._shared: list[dict[_Key, tuple[Traced, ...]]] = [{}]
         self._share = share
         self._lines: dict[tuple[tuple[str, int, str], ...], SourceLine] = {}
-        self.unentered: dict[object, str] = {}
-        """Blocks that were made and that no ``with`` has entered, with what is wrong."""
+        self.unentered: dict[object, TraceError] = {}
+        """Blocks that were made and that no ``with`` has entered, each with the error that it is."""
 
     # -- source lines
     @staticmethod
@@ -96,12 +96,13 @@ class Builder:
 
     def line_of(self, error: BaseException) -> SourceLine:
         """The author's line that an error came through, and the calls of the author's that led there."""
-        lines = [
-            SourceLine(frame.f_code.co_filename, line, frame.f_code.co_name)
-            for frame, line in walk_tb(error.__traceback__)
-            if not _is_of(frame, (f"{_PACKAGE}.", *_PYTHON))
-        ]
-        return replace(lines[-1], callers=tuple(lines[-2::-1])) if lines else NOWHERE
+        lines = dict[tuple[str, int], SourceLine]()  # a lambda is called where it stands
+        for frame, line in walk_tb(error.__traceback__):
+            if not _is_of(frame, _OWN):
+                code = frame.f_code
+                lines[code.co_filename, line] = SourceLine(code.co_filename, line, code.co_name)
+        where, *callers = list(lines.values())[::-1] or [NOWHERE]
+        return replace(where, callers=tuple(callers))
 
     # -- values
     def constant(self, value: int | float | bool, dtype: DType) -> Traced:
@@ -109,14 +110,14 @@ class Builder:
         if dtype.is_integer and isinstance(value, Integral):
             value = int(value)  # NumPy's integers too
         if dtype.is_integer and not isinstance(value, int):
-            raise TraceError(f"{value!r} is not an integer, but the other operand is {dtype} ({self.here()})")
+            raise TraceError(f"{value!r} is not an integer, but the other operand is {dtype}")
         if dtype.is_float:
             value = self._as_float(value, dtype)
         elif dtype is pred:
             if not isinstance(value, bool | int):
-                raise TraceError(f"{shown(value)} is no condition ({self.here()}): write a comparison, True or False")
+                raise TraceError(f"{shown(value)} is no condition: write a comparison, True or False")
         elif not -(2 ** (dtype.bits - 1)) <= value < 2**dtype.bits:
-            raise TraceError(f"{value} does not fit {dtype} ({self.here()})")
+            raise TraceError(f"{value} does not fit {dtype}")
         return Traced(self, Const(dtype, value))
 
     def _as_float(self, value: Any, dtype: DType) -> float:
@@ -128,7 +129,7 @@ class Builder:
                 raise OverflowError
             return number
         except (TypeError, ValueError, OverflowError):
-            raise TraceError(f"{shown(value)} is no number that {dtype} can hold ({self.here()})") from None
+            raise TraceError(f"{shown(value)} is no number that {dtype} can hold") from None
 
     def operand(self, value: Number, dtype: DType) -> Traced:
         """``value`` as an operand of type ``dtype``: numbers become immediates, registers are read."""
@@ -140,7 +141,7 @@ class Builder:
             if value.constant is not None and dtype.is_integer and value.dtype.is_integer:
                 return self.constant(int(value.constant), dtype)
             raise TraceError(
-                f"expected {dtype}, got {value!r} ({self.here()}); convert it with k.convert(x, {dtype}) "
+                f"expected {dtype}, got {value!r}; convert it with k.convert(x, {dtype}) "
                 f"(by value) or k.bitcast(x, {dtype}) (the same bits)"
             )
         return value
@@ -226,8 +227,7 @@ class Builder:
                 if x.element.is_float:
                     kind, pairs = f32, f"; pairs are read with dtype=u32 and k.unpack(pair, {x.element})"
                 raise TraceError(
-                    f"{x!r} holds the bits of one {x.element} in {x.dtype} ({self.here()}): "
-                    f"k.convert(x, {kind}) gives its value{pairs}"
+                    f"{x!r} holds the bits of one {x.element} in {x.dtype}: k.convert(x, {kind}) gives its value{pairs}"
                 )
 
     def _refuse_undefined(self, op: str, dtype: DType, y: Traced) -> None:
@@ -235,11 +235,9 @@ class Builder:
         if y.constant is None or not dtype.is_integer:
             return
         if op in ("div", "rem") and y.constant == 0:
-            raise TraceError(f"division by 0 ({self.here()})")
+            raise TraceError("division by 0")
         if op in ("shl", "shr") and not 0 <= y.constant < dtype.bits:
-            raise TraceError(
-                f"a shift of {dtype} is by 0 to {dtype.bits - 1} bits, not by {y.constant} ({self.here()})"
-            )
+            raise TraceError(f"a shift of {dtype} is by 0 to {dtype.bits - 1} bits, not by {y.constant}")
 
     def _common_type(self, op: str, a: Number, b: Number) -> DType:
         for value in (a,) if op in ("shl", "shr") and isinstance(a, Traced) else (a, b):
@@ -263,14 +261,14 @@ class Builder:
         """``a / b`` of floats, rounded to nearest."""
         dtype = self._common_type("div", a, b)
         if not dtype.is_float:
-            raise TraceError(f"`/` divides floats; integers take `//` ({self.here()})")
+            raise TraceError("`/` divides floats; integers take `//`")
         return self.binary("div", a, b)
 
     def floor_divide(self, op: str, a: Number, b: Number) -> Traced:
         """``//`` and ``%`` of unsigned integers (signed ones truncate toward zero in hardware, so they are refused)."""
         dtype = self._common_type(op, a, b)
         if dtype.kind != "unsigned":
-            raise TraceError(f"`//` and `%` take unsigned integers, not {dtype} ({self.here()})")
+            raise TraceError(f"`//` and `%` take unsigned integers, not {dtype}")
         return self.binary(op, a, b)
 
     # -- mutable registers
@@ -318,12 +316,12 @@ class Builder:
         """The other branch of the ``when`` just closed."""
         previous = self._blocks[-1][-1] if self._blocks[-1] else None
         if not isinstance(previous, When) or previous.otherwise:
-            raise TraceError(f"`k.otherwise()` follows directly after a `with k.when(…):` ({self.here()})")
+            raise TraceError("`k.otherwise()` follows directly after a `with k.when(…):`")
         with refuse_rebinding(self.author(), loop=False), self.block() as body:
             yield
         last = self._blocks[-1][-1]
         if last is not previous:
-            raise TraceError(f"statements stand between `k.when` and `k.otherwise` ({self.here()})")
+            raise TraceError("statements stand between `k.when` and `k.otherwise`")
         self._blocks[-1][-1] = When(previous.condition, previous.body, tuple(body), previous.uniform, previous.where)
 
     @contextmanager
@@ -344,7 +342,7 @@ class Builder:
         if len(self._blocks) != 1:
             raise TraceError("a block is still open at the end of the kernel")
         for wrong in self.unentered.values():
-            raise TraceError(f"{wrong}: write it, and indent what the block holds")
+            raise wrong
         return tuple(self._blocks[0])
 
 
@@ -393,7 +391,7 @@ def word(name: str, *, ptx: bool = True, **given: int | Mapping[Any, str]) -> Ca
             for n in (*immediates, *called):
                 if not (isinstance(said[n], Integral) if n in immediates else said[n] in called[n]):
                     takes = "an integer known while tracing" if n in immediates else ", ".join(map(repr, called[n]))
-                    raise TraceError(f"{method.__name__} takes {n} as {takes}, not {shown(said[n])} ({k.here()})")
+                    raise TraceError(f"{method.__name__} takes {n} as {takes}, not {shown(said[n])}")
 
         try:
             usual = made({p.name: 0 if p.default is p.empty else p.default for p in parameters})

@@ -265,7 +265,7 @@ class TileReader:
         for what, given in (("row", row), ("column", col)):
             if is_a(given, Traced):
                 raise TraceError(
-                    f"a reader's {what} is known while tracing, not {given!r} ({self._words.here()}): give a warp's "
+                    f"a reader's {what} is known while tracing, not {given!r}: give a warp's "
                     "first row to k.reader(tile, layout, row=…), or use k.load_fragment(tile, layout, row, col)"
                 )
         address = self._addresses.address(row, col)
@@ -317,10 +317,10 @@ class FragmentWords(WarpWords):
         if not (is_a(layout, FragmentLayout) and is_a(dtype, DType)):
             raise TraceError(
                 "k.fragment takes a fragment's layout, a type of warploom.core.dtypes and registers, not "
-                f"{shown(layout)} and {shown(dtype)} ({self.here()})"
+                f"{shown(layout)} and {shown(dtype)}"
             )
         if dtype.bits != layout.element_bits:
-            raise TraceError(f"{layout.name} holds elements of {layout.element_bits} bits, not {dtype} ({self.here()})")
+            raise TraceError(f"{layout.name} holds elements of {layout.element_bits} bits, not {dtype}")
         kind = dtype if dtype.bits >= 32 and dtype is not tf32 else u32
         return Fragment(self, layout, dtype, tuple(self._of_type(x, kind) for x in registers))
 
@@ -372,9 +372,7 @@ class FragmentWords(WarpWords):
 
     def _same_bits(self, tile: SharedTile, target: FragmentLayout) -> None:
         if 8 * tile.layout.element_bytes != target.element_bits:
-            raise TraceError(
-                f"{tile.name} holds {tile.dtype}, {target.name} elements of {target.element_bits} bits ({self.here()})"
-            )
+            raise TraceError(f"{tile.name} holds {tile.dtype}, {target.name} elements of {target.element_bits} bits")
 
     def mma(
         self,
@@ -424,9 +422,7 @@ class FragmentWords(WarpWords):
         counts = instruction.na, instruction.nb, instruction.nc, instruction.nc
         for name, given, count in zip("ABCD", (a, b, c, c if into is None else into), counts, strict=True):
             if len(given) != count:
-                raise TraceError(
-                    f"{instruction.mnemonic} takes {count} registers for {name}, got {len(given)} ({self.here()})"
-                )
+                raise TraceError(f"{instruction.mnemonic} takes {count} registers for {name}, got {len(given)}")
         if into is None:
             return self.issue(instruction, *a, *b, *c)
         typed = zip((*a, *b, *c), instruction.operand_types, strict=True)

@@ -148,7 +148,7 @@ class HopperWords(FragmentWords):
         """``mapa``: where a shared address (u32) of this CTA lies in the CTA of a rank, for remote arrivals."""
         if isinstance(rank, int) and not 0 <= rank < self.cluster_ctas:
             raise TraceError(
-                f"there is no CTA of rank {rank} in a cluster of {self.cluster_ctas} ({self.here()}); "
+                f"there is no CTA of rank {rank} in a cluster of {self.cluster_ctas}; "
                 "@kernel(cluster=…) says how many there are"
             )
         mapped = self.issue(named("mapa.shared::cluster.u32"), address, rank)[0]
@@ -228,16 +228,14 @@ class HopperWords(FragmentWords):
 
     def _one_stage(self, tile: SharedTile) -> None:
         if tile.stages > 1 and not tile.chosen:
-            raise TraceError(
-                f"{tile.name} has {tile.stages} stages: choose one with {tile.name}.stage(ring.stage) ({self.here()})"
-            )
+            raise TraceError(f"{tile.name} has {tile.stages} stages: choose one with {tile.name}.stage(ring.stage)")
 
     def _mask(self, ctas: Number) -> Traced:
         most = (1 << self.cluster_ctas) - 1
         if isinstance(ctas, int) and not 0 < ctas <= most:
             raise TraceError(
-                f"multicast={ctas:#b} names CTAs outside of the cluster, which has {self.cluster_ctas} "
-                f"({self.here()}): masks are 0b1 to {most:#b}; @kernel(cluster=…) says how many CTAs there are"
+                f"multicast={ctas:#b} names CTAs outside of the cluster, which has {self.cluster_ctas}"
+                f": masks are 0b1 to {most:#b}; @kernel(cluster=…) says how many CTAs there are"
             )
         return self.operand(ctas, u32)
 
@@ -263,7 +261,7 @@ class HopperWords(FragmentWords):
         """
         self._one_stage(tile)
         if adds and tile.dtype is not f32:
-            raise TraceError(f"bulk_store adds f32, and {tile.name} holds {tile.dtype} ({self.here()})")
+            raise TraceError(f"bulk_store adds f32, and {tile.name} holds {tile.dtype}")
         self.issue(bulk_store(tile.layout.bytes, adds), tile.at(0), pointer.address, when)
 
     def _coordinate(self, x: Number) -> Traced:
@@ -296,7 +294,7 @@ class HopperWords(FragmentWords):
             shape = tile.layout.matrix_descriptor(transposed=transposed)
             offset = tile.layout.matrix_offset(row, col, transposed=transposed)
         except LayoutError as error:
-            raise TraceError(f"{tile.name}: {error} ({self.here()})") from error
+            raise TraceError(f"{tile.name}: {error}") from error
         return self.descriptor(tile.at(offset), shape)
 
     def descriptor_of(self, low: Traced, shape: MatrixDescriptor) -> Traced:
@@ -327,9 +325,7 @@ class HopperWords(FragmentWords):
         ``transposed_b`` and ``transposed_a`` (a descriptor): the shared tile's rows run along N (M), not along K.
         """
         if isinstance(a, SharedTile) or isinstance(b, SharedTile):
-            raise TraceError(
-                f"wgmma takes descriptors, not tiles: k.wgmma_operand(tile, row, col) makes one ({self.here()})"
-            )
+            raise TraceError("wgmma takes descriptors, not tiles: k.wgmma_operand(tile, row, col) makes one")
         n = accumulator.layout.shape[1]
         instruction = wgmma(n, inputs, "shared" if isinstance(a, Traced) else "registers", transposed_b, transposed_a)
         head, sums = [a] if isinstance(a, Traced) else list(a), accumulator.mutable
@@ -343,7 +339,7 @@ class HopperWords(FragmentWords):
         """``wgmma.wait_group``; ``complete`` are the accumulators that may be read from here on."""
         sums = [r for f in complete for r in f.mutable]
         if any(r.dtype is not f32 for r in sums):
-            raise TraceError(f"wgmma accumulators are f32 ({self.here()})")
+            raise TraceError("wgmma accumulators are f32")
         self.emit_into(wgmma_wait(pending, len(sums)), sums, sums)
 
 

@@ -13,7 +13,7 @@ from types import FunctionType
 from typing import Any, NoReturn, cast
 from weakref import WeakValueDictionary
 
-from warploom.core.errors import LayoutError, TraceError, VerifyError, WarploomError, shown
+from warploom.core.errors import TraceError, WarploomError, located, shown
 from warploom.core.identity import Versioned
 from warploom.ir.program import Parameter, Program
 from warploom.ir.simplify import simplify
@@ -72,6 +72,9 @@ class KernelFunction:
             raise TraceError(
                 f"{self.name} has no parameter {unknown[0]!r}, which outputs names; it has {', '.join(self.names)}"
             )
+        code = self.function.__code__
+        self.where = SourceLine(code.co_filename, code.co_firstlineno, code.co_name)
+        """The line of the definition: that of its decorator."""
         self.sees = Versioned(self.function, self.threads, self.cluster)
         """Tells whether a trace would see other values than the one before."""
         self.key = f"{self.function.__module__}.{self.function.__qualname__}"
@@ -87,6 +90,10 @@ class KernelFunction:
         ``name`` is the Program's, if not the kernel's own. Raises TraceError for a configuration that the kernel does
         not have and for what its words refuse, VerifyError and LayoutError.
         """
+        with located(self.where):
+            return self._traced(name, configuration)
+
+    def _traced(self, name: str | None, configuration: Mapping[str, Any]) -> Program:
         self.check_configuration(configuration)
         cluster = self._cluster(self._of_configuration(self.cluster, configuration))
         count: Any = self._of_configuration(self.threads, configuration)
@@ -97,22 +104,17 @@ class KernelFunction:
         refuse_uncalled_from(self.function)
         try:
             returned: object = self.function(k, *arguments, **configuration)
-        except (LayoutError, VerifyError) as error:  # of a layout or an instruction, which know no lines
-            where = k.line_of(error)
-            raise type(error)(f"{where}: {error}{where.calls}" if where.line else str(error)) from error
-        except TraceError as error:  # names its line
-            error.args = (f"{error}{k.line_of(error).calls}",)
+        except WarploomError as error:  # of words, layouts and instructions, which know no lines
+            error.at(k.line_of(error))
             raise
         except (TypeError, LookupError, AttributeError, ValueError) as error:
-            if isinstance(error, WarploomError) or (explained := explain(error, k)) is None:
+            if (explained := explain(error, k)) is None:
                 raise  # of the author's own code
-            where = k.line_of(error)
-            raise TraceError(f"{where}: {explained}{where.calls}") from error
+            raise TraceError(explained).at(k.line_of(error)) from error
         if returned is not None:  # of a generator or coroutine nothing has run
             raise TraceError(
                 f"{self.name} returns {shown(returned)}: a kernel returns nothing, its results are what it stores"
             )
-        code = self.function.__code__
         body = simplify(k.finished_body(), lambda where: name_at(where.file, where.line))
         if self.drop_unused:
             used = {x for statement in walk(body) for x in operands_of(statement)}
@@ -128,7 +130,7 @@ class KernelFunction:
             opt_level=self.opt_level,
             requires=self.requires,
             cluster=cluster,
-            where=SourceLine(code.co_filename, code.co_firstlineno, code.co_name),
+            where=self.where,
         )
         verify(program)
         return program

@@ -43,7 +43,7 @@ class GlobalPointer:
         return f"a pointer to {self.dtype}"
 
     def __getitem__(self, *_: object) -> NoReturn:
-        raise TraceError(f"a pointer is not indexed ({self.words.here()}): write x.load(i) and x.store(value, i)")
+        raise TraceError("a pointer is not indexed: write x.load(i) and x.store(value, i)")
 
     __setitem__ = __getitem__
 
@@ -118,12 +118,10 @@ class SharedTile:
         return f"tile {self.name} of {self.dtype}"
 
     def __iter__(self) -> NoReturn:
-        raise TraceError(f"a shared tile is one tile, no sequence ({self.words.here()}): `wait_all` returns several")
+        raise TraceError("a shared tile is one tile, no sequence: `wait_all` returns several")
 
     def __getitem__(self, *_: object) -> NoReturn:
-        raise TraceError(
-            f"a shared tile is not indexed ({self.words.here()}): write tile.load(row, col) and tile.store(x, row, col)"
-        )
+        raise TraceError("a shared tile is not indexed: write tile.load(row, col) and tile.store(x, row, col)")
 
     __setitem__ = __getitem__
 
@@ -133,18 +131,14 @@ class SharedTile:
         if isinstance(known, Integral):
             stage = int(known)
             if not 0 <= stage < self.stages:
-                raise TraceError(
-                    f"{self.name} has {self.stages} stages; there is no stage {stage} ({self.words.here()})"
-                )
+                raise TraceError(f"{self.name} has {self.stages} stages; there is no stage {stage}")
             return replace(self, offset=self.offset + stage * self.stage_bytes, chosen=True)
         return replace(self, shift=self.words.operand(index, u32) * self.stage_bytes, chosen=True)
 
     def seen_as(self, dtype: DType, layout: SharedLayout) -> SharedTile:
         """A tile of another type and layout, no larger, in this one's memory; the author orders accesses to both."""
         if layout.bytes > self.layout.bytes or layout.alignment > max(16, self.layout.alignment):
-            raise TraceError(
-                f"{self.name} has {self.layout.bytes} bytes a stage, too few for {layout.bytes} ({self.words.here()})"
-            )
+            raise TraceError(f"{self.name} has {self.layout.bytes} bytes a stage, too few for {layout.bytes}")
         return replace(self, dtype=dtype, layout=layout)
 
     @property
@@ -176,7 +170,7 @@ class SharedTile:
                 known = not isinstance(index, Traced) or index.constant is not None
                 raise TraceError(
                     f"{self.name} has {layout.rows} rows and {layout.cols} columns: there is no {which}"
-                    f"{'' if known else ' or beyond'} ({self.words.here()})"
+                    f"{'' if known else ' or beyond'}"
                 )
         return self.at(layout.offset(row, col))
 
@@ -263,22 +257,20 @@ class MemoryWords(Arithmetic):
         """
         if not is_a(dtype, DType):
             what = shown(dtype)
-            raise TraceError(f"a shared tile holds a type of warploom.lang (f32, bf16 …), not {what} ({self.here()})")
+            raise TraceError(f"a shared tile holds a type of warploom.lang (f32, bf16 …), not {what}")
         given: Any = shape
         extents: tuple[Any, ...] = (
             (1, given) if is_a(given, Integral) else tuple(given) if is_a(given, tuple | list) else ()
         )
         if len(extents) != 2 or not all(is_a(n, Integral) for n in extents):
-            raise TraceError(
-                f"the shape of a shared tile is a number or (rows, cols), not {shown(shape)} ({self.here()})"
-            )
+            raise TraceError(f"the shape of a shared tile is a number or (rows, cols), not {shown(shape)}")
         rows, cols = map(int, extents)
         if not (is_a(stages, Integral) and stages >= 1):
-            raise TraceError(f"a shared tile has a number of stages, 1 or more, not {shown(stages)} ({self.here()})")
+            raise TraceError(f"a shared tile has a number of stages, 1 or more, not {shown(stages)}")
         if not (swizzle in (None, "auto") or is_a(swizzle, Swizzle)):
             raise TraceError(
                 f'swizzle is "auto", None or a Swizzle of warploom.layout.swizzle, as Swizzle(3, 4, 3) for <3,4,3>, '
-                f"not {shown(swizzle)} ({self.here()})"
+                f"not {shown(swizzle)}"
             )
         if swizzle == "auto":
             first = SharedLayout(rows, cols, dtype.bytes, NO_SWIZZLE, panel_cols)
@@ -310,14 +302,12 @@ class MemoryWords(Arithmetic):
         """``address`` + elements · size, widened to 64 bits."""
         if not isinstance(elements, Traced):
             if not isinstance(elements, Integral):
-                raise TraceError(f"an index is an integer, not {shown(elements)} ({self.here()})")
+                raise TraceError(f"an index is an integer, not {shown(elements)}")
             return address + elements * size
         if isinstance(elements, Mutable):
             elements = elements.get()
         if not elements.dtype.is_integer:
-            raise TraceError(
-                f"an index is an integer, not {elements!r} ({self.here()}): convert it (k.convert(x, u32))"
-            )
+            raise TraceError(f"an index is an integer, not {elements!r}: convert it (k.convert(x, u32))")
         if elements.dtype is u32:
             return address + self._wide_bytes(elements, size)
         return address + self.convert(elements, u64) * size
@@ -342,8 +332,7 @@ class MemoryWords(Arithmetic):
         for x in values:
             if kind is not dtype and is_a(x, Traced | float) and not (isinstance(x, Traced) and x.dtype.is_integer):
                 raise TraceError(
-                    f"an element of {dtype} is stored as its bits, not as {x!r} ({self.here()}): "
-                    f"store k.convert(x, {dtype})"
+                    f"an element of {dtype} is stored as its bits, not as {x!r}: store k.convert(x, {dtype})"
                 )
         self.issue(isa.store(space, dtype, len(values), cache, order), address, *values)
 
@@ -369,7 +358,7 @@ class MemoryWords(Arithmetic):
         """``red.global.add`` of an f32, or of 2 or 4 consecutive ones (sm_90): nothing comes back."""
         listed = list(values) if isinstance(values, Sequence) else [values]
         if pointer.dtype is not f32 or len(listed) not in (1, 2, 4):
-            raise TraceError(f"reduce_add adds 1, 2 or 4 f32, not {len(listed)} of {pointer.dtype} ({self.here()})")
+            raise TraceError(f"reduce_add adds 1, 2 or 4 f32, not {len(listed)} of {pointer.dtype}")
         self.issue(isa.reduce_add(len(listed)), (pointer + index).address, *listed)
 
     def wait_at_least(self, pointer: GlobalPointer, value: Number, index: Number = 0) -> None:

@@ -60,9 +60,7 @@ class StridedPointer(GlobalPointer):
     strides: tuple[Traced, ...] = ()
 
     def __getitem__(self, *_: object) -> NoReturn:
-        raise TraceError(
-            f"an array is not indexed ({self.words.here()}): write x.at(i, j).load() and x.at(i, j).store(value)"
-        )
+        raise TraceError("an array is not indexed: write x.at(i, j).load() and x.at(i, j).store(value)")
 
     __setitem__ = __getitem__
 
@@ -75,11 +73,9 @@ class StridedPointer(GlobalPointer):
         """The distance of an element from the first one, in elements (u64)."""
         k, count = self.words, len(self.strides)
         if not 1 <= len(indices) <= count + 1:
-            raise TraceError(
-                f"an array with {count} strides takes 1 to {count + 1} indices, not {len(indices)} ({k.here()})"
-            )
+            raise TraceError(f"an array with {count} strides takes 1 to {count + 1} indices, not {len(indices)}")
         if below := [index for index in indices if isinstance(index, int) and index < 0]:
-            raise TraceError(f"an index counts from the first element: {below[0]} is before it ({k.here()})")
+            raise TraceError(f"an index counts from the first element: {below[0]} is before it")
         steps = (k.mul_wide(index, stride) for index, stride in zip(indices, (*self.strides, 1), strict=False))
         return reduce(add, steps)
 

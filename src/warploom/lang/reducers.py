@@ -63,8 +63,7 @@ class Reducer:
         if kinds[0] != kinds[1] or kinds[0] != kinds[2]:
             of_each = " and ".join(f"({', '.join(map(str, kind))})" for kind in kinds[:2])
             raise TraceError(
-                f"a reducer's states must have one form: of {of_each} its merge makes "
-                f"({', '.join(map(str, kinds[2]))}) ({k.here()})"
+                f"a reducer's states must have one form: of {of_each} its merge makes ({', '.join(map(str, kinds[2]))})"
             )
         return found
 
@@ -87,7 +86,7 @@ class Reducer:
 def _traced(k: WarpWords, state: Sequence[Number], made_by: str) -> State:
     if not isinstance(state, tuple | list) or not state:
         raise TraceError(
-            f"a reducer's {made_by} returns a tuple of one or more values, not {shown(state)} ({k.here()}): for one "
+            f"a reducer's {made_by} returns a tuple of one or more values, not {shown(state)}: for one "
             "value write (value,)"
         )
     kinds = [x.dtype if isinstance(x, Traced) else (f32 if isinstance(x, float) else u32) for x in state]

@@ -78,8 +78,8 @@ def refuse_uncalled(code: CodeType) -> frozenset[str]:
         if instruction.opname == "POP_TOP" and text not in ("", *code.co_varnames[:1]) and _is_all(code, read):
             where = SourceLine(code.co_filename, (read and read.lineno) or code.co_firstlineno)
             raise TraceError(
-                f"{where}: {text} is named here and not called, which does nothing: write {text}(), or leave it out"
-            )
+                f"{text} is named here and not called, which does nothing: write {text}(), or leave it out"
+            ).at(where)
         if instruction.opname.startswith(_NAMES):
             text = name
             if instruction.opname == "LOAD_GLOBAL":
@@ -127,12 +127,12 @@ def refuse_rebinding(frame: FrameType | None, *, loop: bool) -> Generator[None, 
             continue
         where = SourceLine(frame.f_code.co_filename, bound[0])
         if loop:
-            why = f"in a loop, which reads its old value ({where}): the body is traced once, so the new value does not "
+            why = "in a loop, which reads its old value: the body is traced once, so the new value does not "
             why += "reach the next iteration"
         else:
-            why = f"to {now} under a condition, and read after it ({where}): the body is traced in any case, so the "
+            why = f"to {now} under a condition, and read after it: the body is traced in any case, so the "
             why += f"name is {now} for all threads"
-        raise TraceError(f"{name!r} is bound anew {why}. {_cure(name, old, now)}")
+        raise TraceError(f"{name!r} is bound anew {why}. {_cure(name, old, now)}").at(where)
 
 
 def _same(old: Number, now: Number) -> bool:

@@ -106,21 +106,21 @@ class Traced:
 
     def __bool__(self) -> NoReturn:
         raise TraceError(
-            f"{self!r} is a value of the running kernel: it has no truth value while the kernel is traced "
-            f"({self.builder.here()}). Use `with k.when(condition):` for control flow or "
+            f"{self!r} is a value of the running kernel: it has no truth value while the kernel is traced. "
+            "Use `with k.when(condition):` for control flow or "
             "`k.select(condition, a, b)` for a value; `and`/`or` are `&`/`|`, `max`/`min` are `k.maximum`/`k.minimum`. "
             "Where there is no k, as in an epilogue: select, maximum, minimum of warploom.lang.functions."
         )
 
     def __index__(self) -> NoReturn:
         raise TraceError(
-            f"{self!r} cannot be a Python index ({self.builder.here()}): a loop over it is "
+            f"{self!r} cannot be a Python index: a loop over it is "
             "`with k.loop(stop) as i:`, and register arrays are indexed by trace-time integers only"
         )
 
     def __float__(self) -> NoReturn:
         raise TraceError(
-            f"{self!r} is no Python number while the kernel is traced ({self.builder.here()}): in place of math's "
+            f"{self!r} is no Python number while the kernel is traced: in place of math's "
             f"functions use k's, or warploom.lang.functions where there is no k"
         )
 
@@ -128,12 +128,12 @@ class Traced:
 
     def __format__(self, spec: str) -> NoReturn:
         raise TraceError(
-            f"{self!r} has no text while the kernel is traced ({self.builder.here()}): store values to see them; "
+            f"{self!r} has no text while the kernel is traced: store values to see them; "
             "in a text, {x!r} is the type and name"
         )
 
     def __pow__(self, power: object) -> NoReturn:
-        raise TraceError(f"a value of the running kernel has no ** ({self.builder.here()}): write x * x, exp or log")
+        raise TraceError("a value of the running kernel has no **: write x * x, exp or log")
 
     def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, **options: Any) -> Any:
         """Arithmetic with a NumPy number on the left; other functions of NumPy are refused."""
@@ -155,12 +155,12 @@ class Traced:
 
     def _refuse(self, function: str) -> NoReturn:
         raise TraceError(
-            f"{function} computes with arrays, {self!r} is a value of the running kernel ({self.builder.here()}): use "
+            f"{function} computes with arrays, {self!r} is a value of the running kernel: use "
             f"k's words, or warploom.lang.functions where there is no k (an epilogue)"
         )
 
     def __iter__(self) -> NoReturn:
-        raise TraceError(f"{self!r} is one value, not a sequence ({self.builder.here()})")
+        raise TraceError(f"{self!r} is one value, not a sequence")
 
     def __getitem__(self, _: object) -> NoReturn:
         self.__iter__()
@@ -311,9 +311,8 @@ class Vector(list[Traced]):
     """The values of one access to several elements. It is no value: arithmetic goes element by element."""
 
     def _refuse(self, *_: object) -> NoReturn:
-        here = f" ({self[0].builder.here()})" if self else ""
         raise TraceError(
-            f"a load of {len(self)} elements gives {len(self)} values, which have no arithmetic together{here}: "
+            f"a load of {len(self)} elements gives {len(self)} values, which have no arithmetic together: "
             "compute with each, as in [x * 2.0 for x in values]"
         )
 

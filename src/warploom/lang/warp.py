@@ -22,7 +22,9 @@ class _WithBlock(AbstractContextManager[_T]):
 
     def __init__(self, words: WarpWords, word: str, body: AbstractContextManager[_T]) -> None:
         self._words, self._word, self._body = words, word, body
-        words.unentered[self] = f"k.{word}(…) has no `with` before it ({words.here()})"
+        words.unentered[self] = TraceError(
+            f"k.{word}(…) has no `with` before it: write it, and indent what the block holds"
+        ).at(words.here())
 
     def __enter__(self) -> _T:
         self._words.unentered.pop(self, None)
@@ -33,7 +35,7 @@ class _WithBlock(AbstractContextManager[_T]):
 
     def __iter__(self) -> NoReturn:
         raise TraceError(
-            f"a loop of the running kernel is `with k.loop(stop) as i:` ({self._words.here()}); "
+            "a loop of the running kernel is `with k.loop(stop) as i:`; "
             "`for i in range(stop):` is one that is unrolled while tracing"
         )
 
@@ -126,9 +128,9 @@ class WarpWords(MemoryWords):
     def _shuffle(self, mode: Mode, x: Number, lane: Number, member_mask: Number) -> Traced:
         known, x = x, self.operand(x, x.dtype if isinstance(x, Traced) else self._common_type("shfl", x, x))
         if x.dtype.bits != 32:
-            raise TraceError(f"shfl moves 32-bit values, not {x.dtype} ({self.here()})")
+            raise TraceError(f"shfl moves 32-bit values, not {x.dtype}")
         if isinstance(lane, int) and not 0 <= lane < 32:
-            raise TraceError(f"shfl names one of 32 lanes, 0 to 31, not {lane} ({self.here()})")
+            raise TraceError(f"shfl names one of 32 lanes, 0 to 31, not {lane}")
         if not isinstance(known, Traced):
             return x  # every lane has the same
         return self.issue(shuffle(mode, x.dtype), x, lane, member_mask)[0]
@@ -160,12 +162,12 @@ class WarpWords(MemoryWords):
     def named_barriers(self, count: int = 1) -> int:
         """The number of the first of ``count`` barriers that were given to nobody else."""
         if not isinstance(count, int) or count < 1:  # pyright: ignore[reportUnnecessaryIsInstance]
-            raise TraceError(f"named_barriers takes how many there are to be, not {count!r} ({self.here()})")
+            raise TraceError(f"named_barriers takes how many there are to be, not {count!r}")
         taken = self._barriers_given | self._barriers_written
         ranges = (range(first, first + count) for first in range(1, 17 - count))
         given = next(filter(taken.isdisjoint, ranges), None)
         if given is None:
-            raise TraceError(f"a CTA has 15 named barriers, not {max(taken, default=0) + count} ({self.here()})")
+            raise TraceError(f"a CTA has 15 named barriers, not {max(taken, default=0) + count}")
         self._barriers_given |= {*given}
         return _Given(given[0])
 
@@ -174,8 +176,8 @@ class WarpWords(MemoryWords):
         if isinstance(number, int) and not isinstance(number, _Given):
             if number in self._barriers_given:
                 raise TraceError(
-                    f"barrier {number} is one that k.named_barriers gave, and this number did not come from there "
-                    f"({self.here()}): write given + i, in a loop over range(count) too, or another number"
+                    f"barrier {number} is one that k.named_barriers gave, and this number did not come from there"
+                    ": write given + i, in a loop over range(count) too, or another number"
                 )
             self._barriers_written |= {number}
         return self.operand(number, u32)
@@ -193,7 +195,7 @@ class WarpWords(MemoryWords):
         """``with k.loop(stop, start=1) as i:``: a dynamic loop over u32 ``i`` = start, start + step … below stop."""
         for name, bound, least in (("start", start, 0), ("stop", stop, 0), ("step", step, 1)):
             if isinstance(bound, int) and bound < least:
-                raise TraceError(f"k.loop counts upwards from 0: its {name} is {bound} ({self.here()})")
+                raise TraceError(f"k.loop counts upwards from 0: its {name} is {bound}")
         bounds = [self.operand(x, u32) for x in (start, stop, step)]
         return _WithBlock(self, "loop", self.loop_block(bounds[0].ir, bounds[1].ir, bounds[2].ir, u32))
 
@@ -214,5 +216,5 @@ class WarpWords(MemoryWords):
         Roles written one after another are one if/else chain.
         """
         if not 0 <= first < last:
-            raise TraceError(f"k.warps({first}, {last}) is an empty range of warps ({self.here()})")
+            raise TraceError(f"k.warps({first}, {last}) is an empty range of warps")
         return _WithBlock(self, "warps", self.role_block(first, last, registers))

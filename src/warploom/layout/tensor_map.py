@@ -34,16 +34,31 @@ class TensorMapSpec:
     def __post_init__(self) -> None:
         rank = len(self.shape)
         if not 1 <= rank <= 5 or len(self.box) != rank or len(self.strides) != rank - 1:
-            raise LayoutError(f"a tensor map has 1 to 5 dimensions, one stride less; got {self}")
+            raise LayoutError(
+                f"a tensor map has 1 to 5 dimensions, one stride less: not shape={self.shape}, "
+                f"box={self.box}, strides={self.strides}"
+            )
         if any(not 1 <= b <= _LARGEST_BOX for b in self.box):
-            raise LayoutError(f"a box is 1 to {_LARGEST_BOX} elements along each dimension, not {self.box}")
+            raise LayoutError(f"a box is 1 to {_LARGEST_BOX} elements along each dimension, not box={self.box}")
         if any(s % 16 for s in self.strides):
-            raise LayoutError(f"the strides of a tensor map are multiples of 16 bytes, not {self.strides}")
+            raise LayoutError(
+                f"strides of a tensor map are multiples of 16 bytes, not strides={self.strides}: pad the rows"
+            )
         if self.swizzle_bytes not in (0, 32, 64, 128):
-            raise LayoutError(f"a box is swizzled over 0, 32, 64 or 128 bytes, not {self.swizzle_bytes}")
+            raise LayoutError(f"a box is swizzled over 0, 32, 64 or 128 bytes, not swizzle_bytes={self.swizzle_bytes}")
         inner = self.box[0] * self.dtype.bytes
-        if inner % 16 or (self.swizzle_bytes and inner > self.swizzle_bytes):
-            raise LayoutError(f"a box's inner row is a multiple of 16 bytes within the swizzle's width, not {inner}")
+        if inner % 16:
+            raise LayoutError(
+                f"box={self.box} has an inner row of {inner} bytes ({self.dtype}), which must be a multiple of 16: "
+                f"make box[0] a multiple of {16 // self.dtype.bytes}"
+            )
+        if self.swizzle_bytes and inner > self.swizzle_bytes:
+            wider = f"swizzle_bytes={inner}, or " if inner in (64, 128) else ""
+            raise LayoutError(
+                f"box={self.box} has an inner row of {inner} bytes ({self.dtype}), wider than swizzle_bytes="
+                f"{self.swizzle_bytes}: write {wider}box[0]={self.swizzle_bytes // self.dtype.bytes} and copy a box "
+                "for each panel of so many columns"
+            )
 
     @classmethod
     def ragged(

@@ -96,7 +96,7 @@ class WarpRing:
         self._k, self._sources, self._pages = k, [source for _, source in fed], pages
         self.tiles = tuple(tile for tile, _ in fed)
         if warps % heads:
-            raise TraceError(f"{warps} warps do not divide among {heads} heads: take a multiple of them ({k.here()})")
+            raise TraceError(f"{warps} warps do not divide among {heads} heads: take a multiple of them")
         self._warps, self.heads, self.parts = warps, heads, warps // heads
         """``parts``: of a block's keys, one after another, each the keys of ``heads`` warps."""
         self.stages, self._ahead = self.tiles[0].stages // warps, 0
@@ -154,7 +154,7 @@ class WarpRing:
         """
         k, (sequence, head, block) = self._k, place
         if self._ahead == self.stages:
-            raise TraceError(f"each of {self.stages} stages has a block: wait for one before the next ({k.here()})")
+            raise TraceError(f"each of {self.stages} stages has a block: wait for one before the next")
         with nullcontext() if when is None else k.when(when, uniform=True):
             source, copy, first = self._sources[tile], self._copies[tile], self.first_key(block)
             exist = k.maximum(keys, first) - first
@@ -173,7 +173,7 @@ class WarpRing:
         """
         k, last = self._k, len(self.tiles) - 1
         if not self._ahead:
-            raise TraceError(f"wait has no block to wait for: put one first ({k.here()})")
+            raise TraceError("wait has no block to wait for: put one first")
         self._ahead -= 1
         k.wait_group(self._ahead * len(self.tiles) + last - tile)
         self._ahead += tile != last

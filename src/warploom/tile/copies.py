@@ -42,7 +42,7 @@ class TileCopy:
     ) -> None:
         problems = plan.problems()
         if problems:
-            raise ConfigError(f"{tile.name}: {'; '.join(problems)} ({k.here()})")
+            raise ConfigError(f"{tile.name}: {'; '.join(problems)}")
         self._k, self._plan, self._stride = k, plan, row_stride
         self._valid_cols = plan.cols if valid_cols is None else valid_cols
         who = k.thread if plan.cooperative else k.lane
@@ -229,7 +229,7 @@ class RowCopy:
         if tile.dtype.bytes != 2 or matrix.pointer.dtype.bytes != 2:
             raise TraceError(
                 f"rows of 16-bit elements are copied: {tile.name} has {tile.dtype}, its matrix "
-                f"{matrix.pointer.dtype} ({k.here()}). For others write k.cp_async, or let the TMA copy boxes"
+                f"{matrix.pointer.dtype}. For others write k.cp_async, or let the TMA copy boxes"
             )
         # Copies of single elements still store 16 bytes to shared memory.
         chunk = CHUNK_BYTES // 2 if matrix.chunk == 1 else matrix.chunk
@@ -280,7 +280,7 @@ class RowCopy:
         matrix, plane = self._matrix.pointer, self._matrix.plane
         if number:
             if plane is None:
-                raise TraceError(f"a place names one of several matrices: Rows(…, plane=…) says ({self._k.here()})")
+                raise TraceError("a place names one of several matrices: Rows(…, plane=…) says")
             matrix = matrix + self._k.mul_wide(number[0], plane)
         return self._copy.start(matrix, (row, col))
 
@@ -304,11 +304,11 @@ class CopyRing:
         self.tiles = tuple(tile for tile, _ in fed)
         self.stages, self._begun = self.tiles[0].stages, False
         if any(tile.stages != self.stages for tile in self.tiles):
-            raise TraceError(f"the tiles of a ring of copies have as many stages each ({k.here()})")
+            raise TraceError("the tiles of a ring of copies have as many stages each")
         if k.cta_threads not in (None, threads):
             raise TraceError(
                 f"a ring of copies is of all threads of the CTA, which meet at its waits: threads={threads} in a "
-                f"kernel of {k.cta_threads} ({k.here()})"
+                f"kernel of {k.cta_threads}"
             )
         self._copies = [RowCopy(k, tile, matrix, threads, addressing) for tile, matrix in fed]
         self._steps: Sequence[tuple[int, int]] | None = None
@@ -356,11 +356,11 @@ class CopyRing:
     def check_begun(self) -> None:
         """Raises TraceError where no copies are started that a cursor goes on from."""
         if not self._begun:
-            raise TraceError(f"begin starts the first copies: call it before a cursor puts or waits ({self.k.here()})")
+            raise TraceError("begin starts the first copies: call it before a cursor puts or waits")
 
     def _with(self, places: Sequence[Place]) -> list[tuple[RowCopy, Place]]:
         if len(places) != len(self.tiles):
-            raise TraceError(f"put takes a place for each of {len(self.tiles)} tiles ({self.k.here()})")
+            raise TraceError(f"put takes a place for each of {len(self.tiles)} tiles")
         return list(zip(self._copies, places, strict=True))
 
     def at(self, stage: Number) -> tuple[SharedTile, ...]:
@@ -371,8 +371,7 @@ class CopyRing:
         """Wait until every warp has all but the ``pending`` newest tiles, and is done with those before."""
         if pending < 0:
             raise TraceError(
-                f"a ring that is filled while it is read takes 2 stages or more: {self.tiles[0].name} has "
-                f"{self.stages} ({self.k.here()})"
+                f"a ring that is filled while it is read takes 2 stages or more: {self.tiles[0].name} has {self.stages}"
             )
         self.k.wait_group(pending)
         self.k.syncthreads()

@@ -61,7 +61,7 @@ class OutputMatrix:
     def __post_init__(self) -> None:
         has = self.pointer.dtype
         if has is not self.dtype and (has.is_float or has.bytes != self.dtype.bytes):
-            raise TraceError(f"a target of {self.dtype} lies at a pointer to {has}: name its type ({self.k.here()})")
+            raise TraceError(f"a target of {self.dtype} lies at a pointer to {has}: name its type")
 
     def exists(self, row: Traced, col: Traced) -> Traced | None:
         """Whether there is an element (row, col); None where there always is."""
@@ -296,12 +296,11 @@ class Panels:
         """Store accumulator ``number`` of the consumer; ``outer``: the box's place beyond rows and columns."""
         k, to, cols = self._k, self._to, sums.fragment.layout.shape[1]
         if to is None:
-            raise TraceError(f"panels are prepared before sums are stored: call prepare(me) ({k.here()})")
+            raise TraceError("panels are prepared before sums are stored: call prepare(me)")
         boxes, beyond = divmod(cols, self._cols)
         if beyond:
             raise TraceError(
-                f"{cols} columns of sums are no whole panels of {self._cols}: make panels of as many as "
-                f"divide them ({k.here()})"
+                f"{cols} columns of sums are no whole panels of {self._cols}: make panels of as many as divide them"
             )
         for j in range(boxes):
             buffer = (number * boxes + j) % self._count
@@ -365,7 +364,7 @@ class Staging:
         if self._warps != fits or (tile.rows % own[0], tile.cols % own[1]) != (0, 0) or any(n & (n - 1) for n in fits):
             raise TraceError(
                 f"warps={self._warps} with {own[0]}×{own[1]} sums each do not fill {self._tile.name}, {tile.rows}×"
-                f"{tile.cols}: warps are (along rows, along columns), powers of two that do ({self._k.here()})"
+                f"{tile.cols}: warps are (along rows, along columns), powers of two that do"
             )
 
     def copy_out(self, target: OutputMatrix, first: Pair) -> None:

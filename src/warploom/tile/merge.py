@@ -80,7 +80,7 @@ class WarpSums:
         self._k, self._ring, self._o, self._softmax, self._cols, self._fp8 = k, ring, o, softmax, cols, fp8
         self._warps, self._rows, whole = ring.parts * ring.heads, o.layout.shape[0], ring.tiles[0].layout
         if whole.rows < self._rows:
-            raise TraceError(f"the place of {whole.rows} keys takes no sums of {self._rows} rows ({k.here()})")
+            raise TraceError(f"the place of {whole.rows} keys takes no sums of {self._rows} rows")
         self._logs, self._inverses = (k.shared(f32, (self._warps, self._rows), name=x) for x in ("logs", "inverses"))
         self._half, self._together = whole.cols // 2, whole.rows // self._rows * 2
         self._layout = SharedLayout(whole.rows, self._half, 4, whole.swizzle, whole.panels[0].cols // 2)

@@ -156,7 +156,7 @@ class Pipeline:
         self._boxes = tuple(boxes for _, boxes in pairs)
         self.stages = self.tiles[0].stages
         if any(tile.stages != self.stages for tile in self.tiles):
-            raise TraceError(f"the tiles of a pipeline have as many stages each ({k.here()})")
+            raise TraceError("the tiles of a pipeline have as many stages each")
         self.cols = cols
         """Columns that copies fill; None: all."""
         self._panels = [[p for p in tile.layout.panels if cols is None or p.first_col < cols] for tile in self.tiles]
@@ -206,11 +206,11 @@ class Pipeline:
     def copy_in(self, stage: Number, places: Sequence[Sequence[Any]]) -> None:
         """Start the copies of every tile of a stage; their bytes complete the stage's phase."""
         if len(places) != len(self.tiles):
-            raise TraceError(f"put takes a place for each of {len(self.tiles)} tiles ({self.k.here()})")
+            raise TraceError(f"put takes a place for each of {len(self.tiles)} tiles")
         self.full.expect(self.stage_bytes, stage)
         for tile, boxes, panels, place in zip(self.tiles, self._boxes, self._panels, places, strict=True):
             if boxes is None:
-                raise TraceError(f"{tile.name} is written by warps: it has no boxes to load from ({self.k.here()})")
+                raise TraceError(f"{tile.name} is written by warps: it has no boxes to load from")
             for first_row, at in boxes.parts(place):
                 for panel in panels:
                     self.k.tma_load(
@@ -285,7 +285,7 @@ class Cursor:
         """Give the stage back to be filled again, once this warp (or thread) has read it; move on to the next."""
         p = self._pipeline
         if p.empty is None:
-            raise TraceError(f"nobody releases this pipeline: it was made with readers=0 ({p.k.here()})")
+            raise TraceError("nobody releases this pipeline: it was made with readers=0")
         p.empty.arrive(self._released.stage, when=p.k.lane == 0)
         self._released.advance()
 
@@ -314,7 +314,7 @@ class Cursor:
 
     def _registers(self) -> Ring:
         if not isinstance(self._position, Ring):
-            raise TraceError(f"only a cursor in two registers moves so ({self._pipeline.k.here()})")
+            raise TraceError("only a cursor in two registers moves so")
         return self._position
 
     def send(self, boxes: Boxes, place: Sequence[Number]) -> None:

@@ -323,9 +323,7 @@ class MmaSync:
     def accumulator(self, rows: int, cols: int, name: str) -> Fragment:
         """Registers for a warp's ``rows`` × ``cols`` sums, multiples of 16 and 8; with nothing in them yet."""
         if rows % 16 or cols % 8 or rows < 1 or cols < 1:
-            raise TraceError(
-                f"a warp's sums are multiples of 16 rows and 8 columns, not {rows}×{cols} ({self._k.here()})"
-            )
+            raise TraceError(f"a warp's sums are multiples of 16 rows and 8 columns, not {rows}×{cols}")
         layout = C if self._sums is f32 else replace(C, element_bits=16)
         return self._k.accumulator(layout.tile(rows // 16, cols // 8), None, name)
 
@@ -457,11 +455,11 @@ def _whole_depth(
     """K in whole steps. Raises TraceError for a tile of other elements than the product's."""
     for tile in operands:
         if isinstance(tile, SharedTile) and tile.dtype is not dtype:
-            raise TraceError(f"{tile.name} holds {tile.dtype}: this product reads {dtype} ({k.here()})")
+            raise TraceError(f"{tile.name} holds {tile.dtype}: this product reads {dtype}")
     b = operands[1]
     depth = depth or (b.layout.rows if transposed_b else b.layout.cols)
     if depth % DEPTH and (transposed_a or transposed_b):
-        raise TraceError(f"tiles whose rows run along K have multiples of {DEPTH} rows, not {depth} ({k.here()})")
+        raise TraceError(f"tiles whose rows run along K have multiples of {DEPTH} rows, not {depth}")
     return -(-depth // DEPTH) * DEPTH
 
 
