@@ -358,7 +358,7 @@ class WarpTable:
         self.records = np.zeros((self.warps, cells), np.uint32)
         self.newest = np.zeros(self.clocks.columns.size, np.uint32)  # by each row of the batch, to any cell
         self.queues: dict[int, Array] = {}  # column → its last access to each cell
-        self.lanes = LaneStamps(self.records) if history.apart else None
+        self.lanes = LaneStamps(self.records, self.clocks) if history.apart else None
 
     def _home(self, cells: Array) -> Array:
         """The first row of the warps that see cells."""
@@ -398,13 +398,15 @@ class WarpTable:
         self.newest[rows] = stamp << BITS
         records, units = self.records.reshape(-1, parts), self.history.wrote.size // parts
         where, many = at.units + at.each((rows % self.warps * units)[:, None]), np.uint32(stamp << BITS | MANY)
-        if self.lanes is not None:
-            self.lanes.note(where, parts, stamp, None if at.whole else at.lane_of_each)
         if at.whole:
+            if self.lanes is not None:
+                self.lanes.note(where, parts, stamp)
             records[where] = many
             return
         lane, met = at.lane_of_each, self.clocks.met(rows).astype(np.uint32) << BITS | np.uint32(LANES - 1)
         code, old = np.uint32(stamp << BITS) | lane.astype(np.uint32)[..., None], records.take(where, axis=0)
+        if self.lanes is not None:
+            self.lanes.note(where, parts, stamp, lane, old)
         others = old > at.each(met[:, None])[..., None]  # accesses since the warp met, by other lanes
         if np.count_nonzero(others):
             others &= (old ^ code) & (LANES - 1) != 0
@@ -415,38 +417,60 @@ class WarpTable:
             records[where] = np.where(shared.any(axis=-1, keepdims=True), many, records[where])
 
 
+_MOST_PENDING = 1 << 21
+
+
 class LaneStamps:
     """The stamps of each lane's last access to the cells of a :class:`WarpTable`, whose ``records`` these are.
 
+    Accesses are written down when somebody asks, or when many are pending; most are known to all warps before that.
     Cells that lanes have accessed have a line of stamps; others have been accessed by whole warps alone.
     """
 
-    def __init__(self, records: Array) -> None:
-        self.records, self.line = records, np.zeros(records.shape, np.int32)
+    def __init__(self, records: Array, clocks: Clocks) -> None:
+        self.records, self.clocks, self.line = records, clocks, np.zeros(records.shape, np.int32)
         self.stamps, self.used = np.zeros((1, 32), np.uint32), 1  # nobody has line 0
+        self.pending: list[tuple[Array, int, int, Array | None, Array | None]] = []
+        self.size = 0  # of what is pending, in cells
 
     def of(self, number: int, cells: Array, some: Array) -> Array:
         """The stamps (cells, 32) of the lanes of a warp at some of the cells."""
+        self._write()
         lines, whole = self.line[number, cells[some]], self.records[number, cells[some]] >> BITS
         return np.where(lines[:, None] > 0, self.stamps[lines], whole[:, None])
 
-    def note(self, where: Array, parts: int, stamp: int, lanes: Array | None) -> None:
-        """Lanes (None: whole warps) access units of so many cells, which the records do not say yet."""
-        if lanes is None and self.used == 1:
+    def note(self, where: Array, parts: int, stamp: int, lanes: Array | None = None, old: Array | None = None) -> None:
+        """Lanes (None: whole warps) access units of so many cells, of which the records said ``old``."""
+        if lanes is None and self.used == 1 and not self.pending:
             return
-        lines = self.line.reshape(-1, parts)[where]
-        if lanes is None:
-            self.stamps[lines[lines > 0]] = stamp
-            return
-        if not lines.all():
-            self._add(np.unique((where[..., None] * parts + np.arange(parts))[lines == 0]))
-            lines = self.line.reshape(-1, parts)[where]
-        self.stamps[lines, lanes[..., None]] = stamp
+        self.pending.append((where, parts, stamp, lanes, old))
+        self.size += where.size * parts
+        if self.size > _MOST_PENDING:
+            known = int(self.clocks.bound.min()) >> BITS
+            self.pending = [access for access in self.pending if access[2] > known]
+            self.size = sum(where.size * parts for where, parts, *_ in self.pending)
+            if self.size > _MOST_PENDING // 2:
+                self._write()
 
-    def _add(self, cells: Array) -> None:
-        """Give lines to cells (of the flat table) that have none."""
-        first, self.used = self.used, self.used + cells.size
+    def _write(self) -> None:
+        for where, parts, stamp, lanes, old in self.pending:
+            lines = self.line.reshape(-1, parts)[where]
+            if lanes is None or old is None:
+                self.stamps[lines[lines > 0]] = stamp
+                continue
+            new = lines == 0
+            if new.any():
+                self._add((where[..., None] * parts + np.arange(parts))[new], old[new])
+                lines = self.line.reshape(-1, parts)[where]
+            self.stamps[lines, lanes[..., None]] = stamp
+        self.pending, self.size = [], 0
+
+    def _add(self, cells: Array, records: Array) -> None:
+        """Give lines to cells (of the flat table), which whole warps have accessed last as these records say."""
+        cells, first = np.unique(cells, return_index=True)
+        lines = self.used + np.arange(cells.size)
+        self.used += cells.size
         if self.used > len(self.stamps):
             self.stamps = np.pad(self.stamps, ((0, 2 * self.used - len(self.stamps)), (0, 0)))
-        self.line.reshape(-1)[cells] = np.arange(first, self.used)
-        self.stamps[first : self.used] = self.records.reshape(-1)[cells][:, None] >> BITS
+        self.line.reshape(-1)[cells] = lines
+        self.stamps[lines] = records[first][:, None] >> BITS
