@@ -270,12 +270,17 @@ def apply_in_turn(instruction: Instruction, view: Array, index: Array, values: l
     old = np.zeros(flat.size, view.dtype)
     # Lanes that hit one address take turns: turn t serves the t-th lane of every address.
     order = acting[np.argsort(flat[acting], kind="stable")]
-    _, first, count = np.unique(flat[order], return_index=True, return_counts=True)
-    turn = np.arange(order.size) - np.repeat(first, count)
-    served = order[np.argsort(turn, kind="stable")]
-    for lanes in np.split(served, np.cumsum(np.bincount(turn))[:-1]):
-        old[lanes] = view[flat[lanes]]
-        view[flat[lanes]] = instruction.combine(old[lanes], *[v[lanes] for v in operands])
+    places = flat[order]
+    begins = np.ones(places.size, np.bool_)
+    begins[1:] = places[1:] != places[:-1]
+    (first,) = np.nonzero(begins)
+    turn = np.arange(places.size) - np.repeat(first, np.diff(first, append=places.size))
+    served, start = order[np.argsort(turn, kind="stable")], 0
+    for end in np.cumsum(np.bincount(turn)).tolist():
+        lanes, start = served[start:end], end
+        at = flat[lanes]
+        before = old[lanes] = view[at]
+        view[at] = instruction.combine(before, *[v[lanes] for v in operands])
     return old.reshape(index.shape)
 
 

@@ -30,6 +30,7 @@ from warploom.emulate.findings.findings import Finding, Findings, causes
 from warploom.emulate.findings.report import Reporter
 from warploom.emulate.findings.traffic import Traffic, TrafficCounter
 from warploom.emulate.launch.arguments import bind, granules, written_parameters
+from warploom.emulate.memory.buffers import GlobalBuffer
 from warploom.emulate.memory.global_memory import GlobalMemory
 from warploom.emulate.memory.memory import LocalMemory
 from warploom.emulate.memory.shared_memory import SharedMemory
@@ -38,10 +39,11 @@ from warploom.emulate.order.ordering import Ordering
 from warploom.emulate.order.places import Places
 from warploom.emulate.order.planes import planes_of
 from warploom.emulate.transactions.bulk import BulkCopies
+from warploom.emulate.transactions.tensor_maps import TensorMapArgument
 from warploom.emulate.transactions.transaction import CopyQueue
 from warploom.emulate.transactions.warpgroups import WARPS, RegisterPools, Warpgroups, has_wgmma
 from warploom.ir.program import Program
-from warploom.ir.statements import Const, Op, SourceLine
+from warploom.ir.statements import Const, Op, SourceLine, Value
 from warploom.isa.conversion import FULL_MASK
 from warploom.isa.effects import Access, Effect, Fence, GlobalWait, MbarrierWait, RegisterBudget, WarpSync
 
@@ -164,11 +166,11 @@ def emulate(
     if seed is not None and (not isinstance(seed, int) or seed < 0):
         raise ProblemError(f"seed is a number that determines the order of the warps, 0 or more, not {shown(seed)}")
     places = Places.of(program, grid_of(grid))
-    buffers, _, _ = bind(program, arguments)
+    bound = buffers, _, _ = bind(program, arguments)
     large = checks and WideAddresses.needed(buffers)
     with prepared(program, checks, large) as ready:
         try:
-            return _Launch(ready, places, arguments, Findings(stop, checks), seed, progress).run()
+            return _Launch(ready, places, bound, Findings(stop, checks), seed, progress).run()
         except MemoryError:
             size = sum(buffer.data.nbytes for buffer in buffers)
             raise ProblemError(
@@ -183,7 +185,7 @@ class _Launch:
         self,
         executor: PreparedProgram,
         places: Places,
-        arguments: Any,
+        bound: tuple[list[GlobalBuffer], dict[Value, Array], dict[int, TensorMapArgument]],
         findings: Findings,
         seed: int | None,
         progress: Callable[[float], None] | None,
@@ -192,7 +194,7 @@ class _Launch:
         self.rng = None if seed is None else random.Random(seed)
         self.progress = progress
         self.warps = self.program.warps
-        buffers, values, self.maps = bind(self.program, arguments)
+        buffers, values, self.maps = bound
         memory = GlobalMemory(buffers, executor.written, executor.global_granule, executor.checks)
         executor.begin(memory, TrafficCounter(), values, self.rng)
         self.history: list[Op | None] = [None]

@@ -73,6 +73,11 @@ class Snapshot:
         return found
 
 
+def _room(names: Mapping[tuple[str, int, int], int]) -> int:
+    """The number of columns that clocks have for queues and single lanes."""
+    return 1 << len(names).bit_length()
+
+
 class Clocks:
     """The clocks of the warps of one batch of CTAs: of all lanes of each warp, and of single lanes.
 
@@ -101,18 +106,18 @@ class Clocks:
         self.clustered = places.together > 1
         self.warps = places.ctas * places.warps if across else places.domain  # the columns of warps
         self.columns = first + np.arange(rows) if across else np.arange(rows) % self.domain  # of each row
-        self.known = np.zeros((rows, planes, self.warps), np.int32)
+        room = _room(names)
+        self.known = np.zeros((rows, planes, self.warps + room), np.int32)
         self.history = history  # stamp → operation; stamp 0 is "before the kernel"
         # Records up to here are of accesses to its shared memory that each row knows, whoever made them.
         self.bound = np.full(rows, LANES - 1, np.uint32)
         self.names = names  # kind, CTA or column, number → its place among the columns after those of the warps
         # The newest stamp of each queue, before which it does not hold a row's limit back, and the CTA it is of.
-        self.newest, self._queue_ctas = np.zeros(0, np.int64), np.zeros(0, np.int64)
+        self.newest, self._queue_ctas = np.zeros(room, np.int64), np.zeros(room, np.int64)
         self.told = [ORDER, CONTROL, FAR] if self.clustered else [ORDER, CONTROL]
         """The planes in which others learn what an agent does."""
         self._lanes: dict[int, dict[int, Array]] = {}  # row → lane → what this lane alone has learnt; never changed
         self._later: dict[int, dict[tuple[int, int], Release]] = {}  # row → what single lanes have yet to learn
-        self._make_room()
 
     def stamp(self, op: Op) -> int:
         """A new stamp, for an execution of ``op``. Raises EmulationError where records have no room for more."""
@@ -150,7 +155,7 @@ class Clocks:
 
     def _make_room(self) -> None:
         """Clocks have columns for all names, and some more: those of all batches equally many."""
-        more = (1 << len(self.names).bit_length()) - self.newest.size
+        more = _room(self.names) - self.newest.size
         if more > 0:
             self.known = np.pad(self.known, ((0, 0), (0, 0), (0, more)))
             self.newest, self._queue_ctas = (np.pad(x, (0, more)) for x in (self.newest, self._queue_ctas))
