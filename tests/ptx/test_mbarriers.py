@@ -164,3 +164,56 @@ def test_copies_that_nobody_waits_for_by_their_mbarrier(change: dict[str, Any], 
 def test_arrivals_that_do_not_end_a_phase_and_bytes_that_no_copy_brings(before: str, count: int, kind: str) -> None:
     findings = copied("cp.async.mbarrier.arrive.noinc.shared.b64 [bar];", count, before=before)[1]
     assert kinds(findings) >= {kind} if kind else findings == ()
+
+
+COUNTED = """mov.u32 %r0, %tid.x; setp.eq.u32 %p1, %r0, 0; @%p1 mbarrier.init.shared::cta.b64 [bar], %r6;
+fence.mbarrier_init.release.cluster; bar.sync 0; mov.u32 %r1, 42; setp.ge.u32 %p2, %r0, 32; @%p2 bra consumer;
+@!%p1 bra done; st.shared.u32 [word], 42;"""
+
+
+def counted(arrive: str, numbers: tuple[int, int]) -> tuple[Any, Any]:
+    """Warp 1 waits for what thread 0 stores before it arrives; %r6 (arrivals of a phase) and %r7 are ``numbers``."""
+    body = f"""{COUNTED} {arrive} bra done;
+    consumer: {WAITS["a loop"]} ld.shared.u32 %r1, [word];
+    done: {STORE}"""
+    out = np.zeros(64, np.uint32)
+    text = kernel(body, ["u64", "u32", "u32"], BEFORE, "sm_90").replace("%r51", "%r6").replace("%r52", "%r7")
+    return out, check(text, [out, *map(np.uint32, numbers)], 64).findings
+
+
+@pytest.mark.parametrize(
+    ("arrive", "init", "number"),
+    [
+        ("mbarrier.arrive.shared::cta.b64 _, [bar], %r7;", 3, 3),
+        ("mbarrier.arrive.release.cta.shared::cta.b64 %d9, [bar], %r7;", 2, 2),
+        (
+            """mbarrier.arrive.expect_tx.shared::cta.b64 _, [bar], %r7;
+            mbarrier.complete_tx.relaxed.cta.shared::cta.b64 [bar], 32;""",
+            1,
+            32,
+        ),
+        (
+            """mbarrier.expect_tx.relaxed.cta.shared::cta.b64 [bar], %r7; mbarrier.arrive.shared::cta.b64 _, [bar], 2;
+            mbarrier.complete_tx.relaxed.cta.shared::cta.b64 [bar], 16;""",
+            2,
+            16,
+        ),
+    ],
+)
+def test_counts_and_bytes_in_registers(arrive: str, init: int, number: int) -> None:
+    out, findings = counted(arrive, (init, number))
+    assert findings == ()
+    assert out.tolist() == [42] * 64
+    assert kinds(counted(arrive, (init + 1, number))[1]) & {"deadlock", "mbarrier"}
+
+
+def test_an_mbarrier_of_no_arrivals_is_a_finding() -> None:
+    assert "mbarrier" in kinds(counted(PRODUCER, (0, 0))[1])
+
+
+def test_a_relaxed_arrival_counts_and_releases_nothing() -> None:
+    arrive = "mbarrier.arrive.{}.cta.shared::cta.b64 _, [bar];"
+    assert counted(arrive.format("release"), (1, 1))[1] == ()
+    out, findings = counted(arrive.format("relaxed"), (1, 1))
+    assert out.tolist() == [42] * 64
+    assert kinds(findings) == {"race"}

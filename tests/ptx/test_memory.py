@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from tests.ptx.text import check, kernel, kinds
-from warploom.core.errors import ProblemError, PtxError
+from warploom.core.errors import ProblemError
 
 TID = "mov.u32 %r0, %tid.x;"
 
@@ -361,11 +361,40 @@ def test_copies_leave_out_sources_under_a_predicate() -> None:
     assert np.array_equal(y.reshape(2, 128), x.reshape(2, 128)[::-1])
 
 
-def test_the_scope_of_a_cluster_is_that_of_a_cta_alone_in_it() -> None:
-    text = kernel("fence.acq_rel.cluster; ld.acquire.cluster.global.u32 %r1, [%d0];", target="sm_90")
-    assert check(text, [np.zeros(1, np.uint32)]).findings == ()
-    with pytest.raises(PtxError, match="in a cluster of several CTAs"):
-        check(text, [np.zeros(1, np.uint32)], grid=2, cluster=2)
+TELLS = {
+    "accesses": ("st.release.SCOPE.global.u32 [%d1], 1;", "ld.acquire.SCOPE.global.u32 %r1, [%d1];", ""),
+    "fences": (
+        "fence.acq_rel.SCOPE; st.relaxed.gpu.global.u32 [%d1], 1;",
+        "ld.relaxed.gpu.global.u32 %r1, [%d1];",
+        "fence.acq_rel.SCOPE;",
+    ),
+    "a fence and atomics": (
+        "fence.sc.SCOPE; atom.relaxed.SCOPE.global.add.u32 %r9, [%d1], 1;",
+        "atom.acquire.SCOPE.global.add.u32 %r1, [%d1], 0;",
+        "",
+    ),
+}
+"""How a thread tells another one of what it has stored: before the flag, a look at the flag, after it."""
+
+
+@pytest.mark.parametrize("how", TELLS)
+@pytest.mark.parametrize("scope", ["cta", "cluster", "gpu", "sys"])
+@pytest.mark.parametrize("reader", [0, 1, 2])
+def test_what_a_scope_reaches(how: str, scope: str, reader: int) -> None:
+    tell, look, then = (x.replace("SCOPE", scope) for x in TELLS[how])
+    # the other warp reads, or a thread of another CTA
+    body = f"""mov.u32 %r0, %tid.x; mov.u32 %r5, %ctaid.x; mad.lo.u32 %r6, %r5, 64, %r0;
+    setp.eq.u32 %p1, %r6, 0; setp.eq.u32 %p2, %r6, {reader * 64 or 32};
+    @%p2 bra reads; @!%p1 bra done;
+    st.global.u32 [%d0], 42; {tell} bra done;
+    reads: {look} setp.ne.u32 %p3, %r1, 0; @!%p3 bra reads; {then} ld.global.u32 %r2, [%d0]; st.global.u32 [%d2], %r2;
+    done:"""
+    data, flag, out = (np.zeros(1, np.uint32) for _ in range(3))
+    text = kernel(body, ["u64"] * 3, target="sm_90")
+    findings = check(text, [data, flag, out], 64, grid=4, cluster=2).findings
+    assert out[0] == 42
+    reached = {"cta": 0, "cluster": 1}.get(scope, 2)
+    assert bool(findings) == (reader > reached), findings
 
 
 @pytest.mark.parametrize("seed", [None, 0])

@@ -9,7 +9,6 @@ Programming Guide, "Formatted Output", "Assertion".
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
 from typing import Any, Literal
 
 import numpy as np
@@ -235,13 +234,20 @@ def _count_of_arrivals(i: Instruction) -> dict[str, Any]:
     return {}
 
 
-form(
-    "mbarrier.init.{space}.b64 [at], #count",
-    BARRIER,
-    name="mbarrier.init.{count}",
-    let=_count_of_arrivals,
-    effects=lambda i: (MbarrierInit(0, i.offset, i.count),),
-)
+def _operand(i: Instruction, name: str) -> int | None:
+    """The position of a register that gives a number; None where the number stands in the text."""
+    return next(iter(i.positions(name)), None)
+
+
+for number, how in (("#count", ".{count}"), ("count:u32", "")):
+    form(
+        f"mbarrier.init.{{space}}.b64 [at], {number}",
+        BARRIER,
+        name=f"mbarrier.init{how}",
+        default={"count": 1},
+        let=_count_of_arrivals,
+        effects=lambda i: (MbarrierInit(0, i.offset, i.count, _operand(i, "count")),),
+    )
 form(
     "mbarrier.inval.{space}.b64 [at]",
     BARRIER,
@@ -253,33 +259,60 @@ form(
 
 
 def _arrival(i: Instruction) -> dict[str, Any]:
-    remote, scope = "shared::cluster" in i.words, i.fields.get("scope") or "cta"
-    where = ".shared::cluster" * remote
     _count_of_arrivals(i)
-    if i.how in ("expect_tx", "complete_tx"):  # no arrival
-        size, count, name = i.bytes * (-1 if i.how == "complete_tx" else 1), 0, f"mbarrier.{i.how}.{i.bytes}{where}"
-        scope = "cta"
-    else:
-        size, count = i.fields.get("expected_bytes"), i.count
-        expects = "" if size is None else f".expect_tx.{size}"
-        release = ".release.cluster" if scope == "cluster" else ""
-        name = f"mbarrier.{i.how}{expects}{release}{where}{f'.{count}' if count > 1 else ''}"
-    said = common(scope=scope, count=count, drops=i.how == "arrive_drop")
-    arrival = partial(MbarrierArrive, 0, expected_bytes=size, guard=1, remote=remote, **said)
-    return {"called": name, "arrival": arrival, "remote": remote, "expected_bytes": size}
+    arrives = i.how.startswith("arrive")  # else it changes the bytes alone
+    scope = (i.fields.get("scope") or "cta") if arrives else "cta"
+    return {"arrives": arrives, "scope": scope, "remote": "shared::cluster" in i.words, "size": i.expected_bytes}
 
 
-ARRIVAL = BARRIER | common(space="shared shared::cta shared::cluster@sm_90", let=_arrival)
-ARRIVAL.update(default={"count": 1}, name=lambda i: i.called, effects=lambda i: (i.arrival(offset=i.offset),))
-for order in ("", ".release.{scope}"):
-    said = common(how="arrive arrive_drop", **ARRIVAL)
-    form(f"mbarrier.{{how}}{order}.{{space}}.b64 _, [at], ^guard:pred", said)
-    form(f"mbarrier.{{how}}{order}.{{space}}.b64 _, [at], #count, ^guard:pred", said, since="sm_90")
-    expecting = f"mbarrier.{{how}}.expect_tx{order}.{{space}}.b64 _, [at], #expected_bytes, ^guard:pred"
-    form(expecting, said, since="sm_90")
-for order in ("", ".relaxed.{scope}"):
-    said = common(how="expect_tx complete_tx", since="sm_90", **ARRIVAL)
-    form(f"mbarrier.{{how}}{order}.{{space}}.b64 [at], #bytes, ^guard:pred", said)
+def _arrival_name(i: Instruction) -> str:
+    order = i.fields.get("order") if i.arrives else None
+    return ".".join(
+        filter(
+            None,
+            (
+                f"mbarrier.{i.how}",
+                "expect_tx" * (i.arrives and "expect_tx" in i.words),
+                "" if i.size is None else str(i.size),
+                f"{order or 'release'}.{i.scope}" * (i.scope == "cluster" or order == "relaxed"),
+                "shared::cluster" * i.remote,
+                str(i.count) * (i.count > 1),
+            ),
+        )
+    )
+
+
+def _arrives(i: Instruction) -> tuple[MbarrierArrive, ...]:
+    size = -i.size if i.how == "complete_tx" else i.size
+    relaxed = i.arrives and i.fields.get("order") == "relaxed"
+    arrival = MbarrierArrive(
+        0,
+        i.offset,
+        size,
+        _operand(i, "guard"),
+        i.remote,
+        i.scope,
+        i.count if i.arrives else 0,
+        drops=i.how == "arrive_drop",
+        releases=not relaxed,
+        counted=_operand(i, "count"),
+        expects=_operand(i, "expected_bytes"),
+    )
+    return (arrival,)
+
+
+ARRIVAL = BARRIER | common(space="shared shared::cta shared::cluster@sm_90", let=_arrival, how="arrive arrive_drop")
+ARRIVAL.update(default={"count": 1, "expected_bytes": None}, name=_arrival_name, effects=_arrives)
+for order, since in (("", "sm_80"), (".{order}.{scope}", "sm_90")):
+    said = common(order="release relaxed", **ARRIVAL)
+    form(f"mbarrier.{{how}}{order}.{{space}}.b64 _, [at], ^guard:pred", said, since=since)
+    for count, size in (("#count", "#expected_bytes"), ("count:u32", "expected_bytes:u32")):
+        form(f"mbarrier.{{how}}{order}.{{space}}.b64 _, [at], {count}, ^guard:pred", said, since="sm_90")
+        form(f"mbarrier.{{how}}.expect_tx{order}.{{space}}.b64 _, [at], {size}, ^guard:pred", said, since="sm_90")
+        order_of_bytes = order.replace("{order}", "relaxed")
+        for how in ("expect_tx complete_tx",) if size[0] == "#" else ("expect_tx",):
+            line = f"mbarrier.{{how}}{order_of_bytes}.{{space}}.b64 [at], {size}, ^guard:pred"
+            form(line, ARRIVAL, how=how, since="sm_90")
 for order in ("", ".release.cta"):  # the phase must not end by them
     form(
         f"mbarrier.arrive.noComplete{order}.{{space}}.b64 _, [at], #count",

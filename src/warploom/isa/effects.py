@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 Space = Literal["shared", "global", "local"]
-Scope = Literal["cta", "gpu", "sys"]
+Scope = Literal["cta", "cluster", "gpu", "sys"]
 ClusterScope = Literal["cta", "cluster"]
 MemoryOrder = Literal["weak", "relaxed", "acquire", "release", "acq_rel"]
 
@@ -157,11 +157,15 @@ class ProxyFence(Effect):
 
 @dataclass(frozen=True, slots=True)
 class MbarrierInit(Effect):
-    """Makes the 8 bytes at ``operand[address] + offset`` an mbarrier that expects ``count`` arrivals a phase."""
+    """Makes the 8 bytes at ``operand[address] + offset`` an mbarrier that expects ``count`` arrivals a phase.
+
+    ``counted`` is the operand that gives the count in its place.
+    """
 
     address: int
     offset: int
     count: int
+    counted: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,7 +181,9 @@ class MbarrierArrive(Effect):
     cluster's (``mapa``), in any of its CTAs. A count of 0 only expects bytes. ``drops``: who arrives takes no part in
     later phases. Without ``completes`` the phase must not end by it. ``scope`` is how
     far the arrival releases what was done before it: with
-    ``"cta"`` a remote arrival orders accesses to shared memory, but publishes no writes to global memory.
+    ``"cta"`` a remote arrival orders accesses to shared memory, but publishes no writes to global memory; without
+    ``releases`` it counts, and releases nothing. ``counted`` and ``expects`` are the operands that give the count and
+    the bytes in the place of numbers.
     """
 
     address: int
@@ -189,6 +195,9 @@ class MbarrierArrive(Effect):
     count: int = 1
     drops: bool = False
     completes: bool = True
+    releases: bool = True
+    counted: int | None = None
+    expects: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

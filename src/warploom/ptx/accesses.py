@@ -31,7 +31,7 @@ def _reach(b: FlowBuilder, made: Instruction) -> tuple[str, bool]:
     return space, written == "shared::cluster" or (not space and b.maps_generic)
 
 
-def _qualified(b: FlowBuilder, made: Instruction, where: Space) -> tuple[str, str]:
+def _qualified(made: Instruction, where: Space) -> tuple[str, str]:
     """Order and scope, and the cache hint, as they count in a space: caches are global memory's alone.
 
     ``volatile`` is a relaxed access of the system's scope. In shared memory it counts as an ordinary one, since what it
@@ -44,18 +44,18 @@ def _qualified(b: FlowBuilder, made: Instruction, where: Space) -> tuple[str, st
         return ("volatile" if where == "shared" else "relaxed.sys"), ""
     order = made.fields.get("order") or ("relaxed" if made.combine else "")
     if order:
-        return f"{order}.{b.scope(made)}", ""
+        return f"{order}.{made.fields.get('scope') or 'gpu'}", ""
     hint, eviction = made.fields.get("cache", ""), made.fields.get("evict", "").removeprefix("L1::")
     if "nc" in made.words:
         hint = "nc.no_allocate" if eviction == "no_allocate" else "nc"
     return "", CACHE_HINTS.get(hint or eviction, "") if where == "global" else ""
 
 
-def _in_space(b: FlowBuilder, made: Instruction, where: Space, far: bool, home: DType) -> Instruction:
+def _in_space(made: Instruction, where: Space, far: bool, home: DType) -> Instruction:
     """The access to a space; ``far``: of shared memory, to that of any CTA of the cluster."""
     if made.combine and where == "local":  # which has no atomics: no array lies there
         where = "global"
-    how, hint = _qualified(b, made, where)
+    how, hint = _qualified(made, where)
     kind, bits = made.type, TYPE_BITS[made.type]
     if not made.combine:
         kind = f"{'b' if home.bits == bits else 's' if kind[0] == 's' else 'u'}{bits}"
@@ -79,7 +79,7 @@ def access(b: FlowBuilder, made: Instruction, targets: Sequence[Operand], source
     given = [b.read(x, home) for x in values]
 
     def make(where: Space, offset: int) -> tuple[Instruction, list[Value]]:
-        return _in_space(b, made, where, remote, home).at(offset=offset), given
+        return _in_space(made, where, remote, home).at(offset=offset), given
 
     if space or not b.windows:
         base, offset, within = b.address(address, space or "global")

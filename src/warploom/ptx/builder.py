@@ -14,7 +14,7 @@ from warploom.ir import statements as ir
 from warploom.ir.statements import Const, Op, Statement, TileRegion, Value, When
 from warploom.isa.async_copy import POLICIES
 from warploom.isa.conversion import bitcast, convert, move, special
-from warploom.isa.effects import Scope, Space
+from warploom.isa.effects import Space
 from warploom.isa.form import TYPE_BITS
 from warploom.isa.instruction import Instruction
 from warploom.isa.lanewise import binary, select, unary
@@ -187,13 +187,6 @@ class FlowBuilder(Emitter):
         self.emit(made, values, (result, carry))
         self.emit(move(u32), (carry,), (self.register(CARRY.name),))
         self.assign(targets[0], result)
-
-    def scope(self, made: Instruction) -> Scope:
-        """The scope of an access or a fence, the GPU's where none is named; in a cluster of one CTA the CTA's."""
-        scope = made.fields.get("scope") or "gpu"
-        if scope == "cluster" and self.specials.cluster != (1, 1, 1):
-            raise self.refusal("in a cluster of several CTAs the scope .cluster is not supported: .gpu holds it")
-        return "cta" if scope == "cluster" else scope
 
     # -- reading -----------------------------------------------------------------------------------------------------
 

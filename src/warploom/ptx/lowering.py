@@ -53,9 +53,7 @@ def nothing(b: FlowBuilder, made: Instruction, targets: Operands, sources: Opera
 
 @lowered("fence")
 def fence(b: FlowBuilder, made: Instruction, targets: Operands, sources: Operands) -> None:
-    """Fences. Of a cluster of one CTA the scope is the CTA's; the address of an acquired tensor map is one operand."""
-    if made.fields.get("scope") == "cluster":
-        made = named(f"fence.{made.order}.{b.scope(made)}")
+    """Fences. The address of an acquired tensor map is one operand."""
     _on_map(b, made, targets, sources) if made.addresses else b.declared(made, targets, sources)
 
 

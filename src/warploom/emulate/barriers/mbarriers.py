@@ -24,7 +24,6 @@ from warploom.ir.statements import Op, SourceLine
 from warploom.isa.effects import (
     BulkLoad,
     BulkTensorCopy,
-    ClusterScope,
     MbarrierArrive,
     MbarrierFence,
     MbarrierInit,
@@ -179,10 +178,14 @@ class Mbarriers:
 
     def initialise(self, call: Execution[MbarrierInit]) -> None:
         """``mbarrier.init`` by the active lanes."""
-        op, count = call.op, call.effect.count
-        for by, (place,) in call.actors("address"):
+        op = call.op
+        for by, place, count, _ in self._counted(call):
             where = place - SHARED_BASE
             if not self._fits(where, by):
+                continue
+            if not 0 < count < 1 << 20:
+                message = f"{by.name} initialises {self.name(where)} for {count} arrivals: it counts 1 to 1048575"
+                self.report.by("mbarrier", by, message, address=where)
                 continue
             if len(by.each) > 1:
                 message = f"several threads initialise the mbarrier {self.name(where)}: let one do it"
@@ -195,6 +198,16 @@ class Mbarriers:
                 self.shared.history.claim(*key, BYTES, by.row, by.lane, op)
             made = Actor(op, by.row, [by.lane])
             self.all[key] = Mbarrier(*key, count, made, self.clocks.stamp(op), count)
+
+    def _counted(
+        self, call: Execution[MbarrierInit] | Execution[MbarrierArrive]
+    ) -> Iterator[tuple[Actor, int, int, int]]:
+        """The lanes that give one address, one count of arrivals and one of bytes: of registers, or the effect's."""
+        fixed = {"counted": call.effect.count, "expects": getattr(call.effect, "expected_bytes", None) or 0}
+        names = [name for name in fixed if name in call.given]
+        for by, (place, *numbers) in call.actors("address", *names):
+            given = fixed | dict(zip(names, numbers, strict=True))
+            yield by, place, given["counted"], given["expects"]
 
     def _found(self, bar: Mbarrier, by: Actor, message: str) -> None:
         """A finding of an mbarrier, which names the line of its initialisation as well."""
@@ -256,7 +269,7 @@ class Mbarriers:
     def arrive(self, call: Execution[MbarrierArrive]) -> None:
         """One arrival for each acting lane."""
         op, effect = call.op, call.effect
-        for by, (place,) in call.actors("address"):
+        for by, place, count, size in self._counted(call):
             self.clocks.stamp(op)
             cta, where = self.window(place, by) if effect.remote else (None, place)
             bar = self.find(where - SHARED_BASE, by, cta)
@@ -264,16 +277,16 @@ class Mbarriers:
                 continue
             self.check_follows(bar, by)
             if effect.count == 0:
-                bar.expect((effect.expected_bytes or 0) * len(by.each))
+                bar.expect(size * len(by.each))
                 self._complete(bar, by)
                 continue
-            if not effect.completes and bar.pending <= effect.count * len(by.each):
+            if not effect.completes and bar.pending <= count * len(by.each):
                 self._found(bar, by, f"{by.name} ends a phase of {self.name(bar.address)}: let another do so")
-            self._release(bar, by, effect.scope)
+            self._release(bar, by, effect)
             bar.arrival = op
-            for lane in [*by.each] * effect.count:
+            for lane in [*by.each] * count:
                 bar.count -= effect.drops
-                self._arrive(bar, effect.expected_bytes or 0, Actor(op, by.row, [lane]))
+                self._arrive(bar, size, Actor(op, by.row, [lane]))
 
     def window(self, place: int, by: Actor) -> tuple[int, int]:
         """The CTA (of the batch) and the address within it of a shared::cluster address; its own without a rank."""
@@ -285,13 +298,19 @@ class Mbarriers:
             return own, -1
         return own if rank < 0 else own // together * together + rank, where
 
-    def _release(self, bar: Mbarrier, by: Actor, scope: ClusterScope) -> None:
-        """Let an arrival make known what its lanes know; other CTAs see writes only if its scope is the cluster."""
+    def _release(self, bar: Mbarrier, by: Actor, arrival: MbarrierArrive) -> None:
+        """Let an arrival make known what its lanes know; other CTAs see writes only if its scope is the cluster.
+
+        A relaxed one tells how far control has come, and of no access to memory.
+        """
         known = self.clocks.release(by.row, by.lanes)
+        if not arrival.releases:
+            known = known.copy()
+            known[:CONTROL], known[CONTROL + 1 :] = 0, 0
         if bar.cta != by.row // self.clocks.warps_per_cta:
             name = partial(self.name, bar.address)
             self.shared.afar.reach(by.op, by.row, by.lane, bar.cta, self.clocks.now, name)
-            if scope == "cluster":
+            if arrival.scope == "cluster":
                 bar.current.far = known if bar.current.far is None else joined(bar.current.far, known)
             known = known.copy()
             known[FAR : FAR + 1], known[MAPS:] = 0, 0

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,18 +16,26 @@ from warploom.isa.effects import Access, Scope
 Array = NDArray[Any]
 
 
+Ctas: TypeAlias = range | None
+"""The CTAs that a scope reaches, None where it is the whole GPU."""
+
+
+def _smaller(one: Ctas, other: Ctas) -> Ctas:
+    """The narrower of two scopes around one thread."""
+    return min((x for x in (one, other) if x is not None), key=len, default=None)
+
+
 class Sequence:
     """A release sequence: what a lane told at some moment, on top of what was told at the same address before.
 
     Nothing is joined before somebody asks.
     """
 
-    __slots__ = ("_before", "_cta", "_known", "_lane", "_narrow", "_snapshot", "_told", "by_one")
+    __slots__ = ("_before", "_hearers", "_known", "_lane", "_narrow", "_snapshot", "_told", "by_one")
 
-    def __init__(self, before: Sequence | None, snapshot: Snapshot, lane: int, cta: int | None) -> None:
-        self._before, self._snapshot, self._lane = before, snapshot, lane
-        self._cta = cta  # the only CTA that hears of it (scope "cta"); None: all do
-        self._narrow = cta is not None or (before is not None and before._narrow)
+    def __init__(self, before: Sequence | None, snapshot: Snapshot, lane: int, hearers: Ctas) -> None:
+        self._before, self._snapshot, self._lane, self._hearers = before, snapshot, lane, hearers
+        self._narrow = hearers is not None or (before is not None and before._narrow)
         self._told: set[tuple[int, int]] = before._told if before is not None else set()  # of the whole sequence
         self._told.add((id(snapshot), lane))
         self._known: dict[int | None, Array] = {}
@@ -35,33 +43,33 @@ class Sequence:
         self.by_one = me if before is None or before.by_one == me else None  # the only thread that has told anything
 
     @classmethod
-    def after(cls, before: Sequence | None, snapshot: Snapshot, lane: int, cta: int | None) -> Sequence:
+    def after(cls, before: Sequence | None, snapshot: Snapshot, lane: int, hearers: Ctas) -> Sequence:
         """The sequence with what a lane tells; the same one where that is told already."""
         if before is not None and (id(snapshot), lane) in before._told:
             return before
-        return cls(before, snapshot, lane, cta)
+        return cls(before, snapshot, lane, hearers)
 
     @property
     def chain(self) -> int:
         """A number that all parts of one release sequence share."""
         return id(self._told)
 
-    def heard_by(self, cta: int, warps: int | None) -> Array:
-        """Return what a thread of a CTA learns from the sequence; not to be changed.
+    def heard_by(self, cta: int, tellers: Ctas, warps: int) -> Array:
+        """Return what a thread of a CTA, of so many ``warps``, learns from the sequence; not to be changed.
 
-        At a scope that ends at the CTA, of so many ``warps``, that is what its own threads have told.
+        Where its own scope ends at some CTAs, that is what their threads have told.
         """
         told: list[Sequence] = []
         link: Sequence | None = self
-        while link is not None and (warps is not None or link._memory(cta) is None):
+        while link is not None and (tellers is not None or link._memory(cta) is None):
             told.append(link)
             link = link._before
         earlier = None if link is None else link._memory(cta)
         earlier = np.zeros_like(self._snapshot.known) if earlier is None else earlier
-        heard = [one for one in told if one._cta in (None, cta)]
-        heard = [one for one in heard if warps is None or one._snapshot.agent // warps == cta]
+        heard = [one for one in told if one._hearers is None or cta in one._hearers]
+        heard = [one for one in heard if tellers is None or one._snapshot.agent // warps in tellers]
         known = joined(earlier, *(one._snapshot.of_lanes([one._lane]) for one in heard))
-        if warps is None:
+        if tellers is None:
             self._known[cta if self._narrow else None] = known
         return known
 
@@ -75,26 +83,34 @@ class Ordering:
     def __init__(self, clocks: Clocks, published: dict[int, Sequence]) -> None:
         self.clocks = clocks
         self.published = published
-        self._fenced: dict[int, dict[int, tuple[Snapshot, Scope]]] = {}  # row → lane → what its fence made ready
-        # Row → lane, chain → the sequence read since the lane's last fence, and whether at the scope of the CTA alone.
-        self._seen: dict[int, dict[tuple[int, int], tuple[Sequence, bool]]] = {}
+        self._fenced: dict[int, dict[int, tuple[Snapshot, Ctas]]] = {}  # row → lane → what its fence made ready
+        # Row → lane, chain → the sequence read since the lane's last fence, and at which scope.
+        self._seen: dict[int, dict[tuple[int, int], tuple[Sequence, Ctas]]] = {}
 
     def _cta(self, row: int) -> int:
         return (self.clocks.first + row) // self.clocks.warps_per_cta
 
+    def _within(self, row: int, scope: Scope) -> Ctas:
+        """The CTAs of a scope around a warp, by their numbers in the grid; None for all."""
+        if scope not in ("cta", "cluster"):
+            return None
+        count = 1 if scope == "cta" else self.clocks.places.together
+        first = self._cta(row) // count * count
+        return range(first, first + count)
+
     def fence(self, frame: Frame, scope: Scope) -> None:
         """Each active thread: what it did is ready to be published, what it saw published is now known."""
         for _, row, lanes in lanes_of(frame, None):
-            acting = range(32) if lanes is None else lanes
+            acting, within = range(32) if lanes is None else lanes, self._within(row, scope)
             seen = self._seen.get(row, {})
             for lane, chain in [key for key in seen if key[0] in acting]:
-                sequence, narrow = seen.pop((lane, chain))
-                self._acquire(row, lane, sequence, narrow or scope == "cta")
-            self._fenced.setdefault(row, {}).update(dict.fromkeys(acting, (self.clocks.snapshot(row), scope)))
+                sequence, read_within = seen.pop((lane, chain))
+                self._acquire(row, lane, sequence, _smaller(read_within, within))
+            self._fenced.setdefault(row, {}).update(dict.fromkeys(acting, (self.clocks.snapshot(row), within)))
 
-    def _acquire(self, row: int, lane: int, sequence: Sequence, narrow: bool) -> None:
-        warps = self.clocks.warps_per_cta if narrow else None
-        self.clocks.acquire_later(row, lane, sequence.chain, partial(sequence.heard_by, self._cta(row), warps))
+    def _acquire(self, row: int, lane: int, sequence: Sequence, within: Ctas) -> None:
+        release = partial(sequence.heard_by, self._cta(row), within, self.clocks.warps_per_cta)
+        self.clocks.acquire_later(row, lane, sequence.chain, release)
 
     def strong_access(self, frame: Frame, access: Access, addresses: Array, turns: Turns) -> None:
         """A relaxed, acquire or release access of each active thread to its address, (warps, lanes), in turn."""
@@ -103,26 +119,26 @@ class Ordering:
             return
         acquires = access.order in ("acquire", "acq_rel")
         reads, writes = access.mode != "store", access.mode != "load"
-        published, alone = self.published, access.scope == "cta"
+        published = self.published
         for i, row, lanes in lanes_of(frame, None):
-            cta, fenced = self._cta(row), self._fenced.get(row, {})
+            within, fenced = self._within(row, access.scope), self._fenced.get(row, {})
             snapshot = self.clocks.snapshot(row) if releases and writes else None
             for lane, address in self._places(addresses[i], lanes, turns):
                 before = published.get(address) if reads else None
                 if before is not None and before.by_one != (self.clocks.first + row, lane):
                     if acquires:
-                        self._acquire(row, lane, before, alone)
+                        self._acquire(row, lane, before, within)
                     else:
-                        self._seen.setdefault(row, {})[lane, before.chain] = before, alone
+                        self._seen.setdefault(row, {})[lane, before.chain] = before, within
                 if not writes:
                     continue
                 # A read-modify-write continues the release sequence that it reads from; a store ends it.
                 after = before
                 if lane in fenced:
-                    own = alone or fenced[lane][1] == "cta"
-                    after = Sequence.after(after, fenced[lane][0], lane, cta if own else None)
+                    earlier, fenced_within = fenced[lane]
+                    after = Sequence.after(after, earlier, lane, _smaller(fenced_within, within))
                 if snapshot is not None:
-                    after = Sequence.after(after, snapshot, lane, cta if alone else None)
+                    after = Sequence.after(after, snapshot, lane, within)
                 if after is not None:
                     published[address] = after
                 else:

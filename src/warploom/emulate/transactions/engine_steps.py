@@ -115,10 +115,10 @@ def _fence_proxy(run: Context, call: Execution[fx.ProxyFence]) -> None:
 _ENGINES: dict[type[fx.Effect], Engine] = {
     fx.Barrier: Engine(lambda run, _: run.barriers.arrive, values=("barrier", "holds")),
     fx.ClusterBarrier: Engine(lambda run, _: run.clusters.meet),
-    fx.MbarrierInit: Engine(lambda run, _: run.mbarriers.initialise, ("address",)),
+    fx.MbarrierInit: Engine(lambda run, _: run.mbarriers.initialise, ("address",), ("counted",)),
     fx.MbarrierInvalidate: Engine(lambda run, _: run.mbarriers.invalidate, ("address",)),
     fx.MbarrierFence: Engine(lambda run, _: run.mbarriers.fence),
-    fx.MbarrierArrive: Engine(lambda run, _: run.mbarriers.arrive, ("address",)),
+    fx.MbarrierArrive: Engine(lambda run, _: run.mbarriers.arrive, ("address",), ("counted", "expects")),
     fx.MbarrierWait: Engine(lambda run, _: run.mbarriers.wait, ("address",), ("parity",)),
     fx.BulkTensorCopy: Engine(
         lambda run, _: run.bulk.start, ("shared", "barrier"), ("tensor_map", "multicast", "coordinates")
