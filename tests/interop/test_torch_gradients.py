@@ -93,6 +93,16 @@ CALLS: dict[str, tuple[Any, Any, tuple[tuple[int, ...], ...]]] = {
         lambda x, w, b: plain_loss(x, w, bias=b, **ALL),
         ((24, 40), (56, 40), (56,)),
     ),
+    "loss, sum": (
+        lambda x, w: loss(x, w, reduction="sum"),
+        lambda x, w: plain_loss(x, w, reduction="sum"),
+        ((24, 40), (56, 40)),
+    ),
+    "loss, mean and log-sum-exp": (
+        lambda x, w: (lambda a, b: a + b)(*loss(x, w, reduction="mean", return_lse=True)),
+        lambda x, w: plain_loss(x, w, reduction="mean") + torch.logsumexp(x @ w.T, 1),
+        ((24, 40), (56, 40)),
+    ),
     "loss, log-sum-exp": (
         lambda x, w: (lambda a, b: a + b)(*loss(x, w, return_lse=True)),
         lambda x, w: plain_loss(x, w) + torch.logsumexp(x @ w.T, 1),

@@ -59,6 +59,15 @@ CALLS: dict[str, tuple[Any, tuple[tuple[int, ...], ...]]] = {
     },
     "argmax": (lambda a, b, _: warploom.matmul_reduce(a, b, return_index=True), A_B_BIAS),
     "loss": (lambda a, b, _: warploom.linear_cross_entropy(a, b.T, torch.arange(24) * 2).mean(), A_B_BIAS),
+    **{
+        f"loss, {reduction}": (
+            lambda a, b, _, reduction=reduction: warploom.linear_cross_entropy(
+                a, b.T, torch.arange(24) * 2, reduction=reduction, return_lse=True, ignore_index=6
+            ),
+            A_B_BIAS,
+        )
+        for reduction in ("sum", "mean")
+    },
 }
 
 
@@ -169,7 +178,10 @@ def test_opcheck_of_reductions(rows):
     a, b, bias = tensors((rows, 24), (24, 40), (40,))
     torch.library.opcheck(reduce_operator, (a, b, "logsumexp"), {"scale": 2.0, "bias": bias})
     torch.library.opcheck(argmax_operator, (a, b))
-    torch.library.opcheck(loss_operator, (a, b.T.contiguous(), torch.arange(rows)))
+    operators = torch.ops.warploom
+    means = (operators.linear_cross_entropy_mean,) if rows else ()  # that of no row is NaN, which equals nothing
+    for operator in (loss_operator, operators.linear_cross_entropy_sum, *means):
+        torch.library.opcheck(operator, (a, b.T.contiguous(), torch.arange(rows)))
     of_rows = {"lse": torch.zeros(rows), "by_lse": torch.ones(rows), "wants_w": False}
     which = "test_schema", "test_faketensor"
     torch.library.opcheck(gradients_operator, (a, b.T.contiguous()), of_rows, test_utils=which)

@@ -12,7 +12,8 @@ from warploom.core.targets import target as architecture
 from warploom.kernels.matmul.problem import contiguous_problem
 from warploom.kernels.matmul.sm80 import MatmulSm80
 from warploom.kernels.matmul.sm90 import MatmulSm90
-from warploom.kernels.matmul_reduce.loss import Loss
+from warploom.kernels.matmul_reduce.loss import Loss, total_call
+from warploom.ops.backends import emulated
 from warploom.ops.loss import GradientPlan
 from warploom.ops.loss import row_gradients as gradients
 
@@ -92,6 +93,32 @@ def test_reductions_count_the_rows_that_are_not_ignored():
     np.testing.assert_array_equal(
         linear_cross_entropy(x, w, padded, ignore_index=7, config=SMALL[bf16])[target == 7], 0
     )
+
+
+@pytest.mark.parametrize("words", [1, 2])
+@pytest.mark.parametrize("m", [1, 511, 2 * 4096 + 700])
+def test_the_losses_of_many_rows_are_added_by_one_cta(m, words):
+    rng = np.random.default_rng(m)
+    losses, target = (
+        rng.uniform(1, 2, m).astype(np.float32),
+        rng.integers(-1, 2, m, np.int64 if words == 2 else np.int32),
+    )
+    for mean in (False, True):
+        call, total, count = total_call(m, words, -1, mean=mean), np.zeros((), np.float32), np.zeros((), np.float32)
+        given = [losses, target.view(np.uint32), total, count] if mean else [losses, total]
+        emulated(call.source.program, call.grid, [*given, m])
+        kept = np.count_nonzero(target != -1)
+        np.testing.assert_allclose(total, losses.sum(dtype=np.float64) / (kept if mean else 1), rtol=1e-6)
+        assert count == (kept if mean else 0)
+
+
+def test_reductions_of_no_row():
+    x, w, target = inputs(1, 40, 32)
+    found = {r: linear_cross_entropy(x[:0], w, target[:0], reduction=r) for r in ("none", "sum", "mean")}
+    assert found["none"].shape == (0,)
+    assert found["sum"] == 0
+    assert np.isnan(found["mean"])
+    assert np.isnan(linear_cross_entropy(x, w, np.full(1, IGNORED), reduction="mean", config=SMALL[bf16]))
 
 
 @pytest.mark.parametrize("wrong", [40, -1, 2**40])

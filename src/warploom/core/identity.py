@@ -40,6 +40,8 @@ def function_key(function: Any) -> Hashable:
     read, nor the elements of arrays. Functions of this package are identified by themselves; one that cannot be read
     equals no other.
     """
+    if function.__class__ is types.FunctionType and _is_fixed(function.__module__):
+        return function
     return _KeyReader(False).key(function)
 
 

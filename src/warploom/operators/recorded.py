@@ -147,14 +147,6 @@ class Derivative:
     needs: Named = field(default_factory=dict[str, Any])
 
 
-Finish = tuple[
-    Callable[["EagerCall", Sequence[torch.Tensor], list[Any]], tuple[list[Any], tuple[torch.Tensor, ...]]],
-    Callable[["EagerCall", tuple[torch.Tensor, ...], Tensors], Tensors],
-]
-"""What a node makes of the results of an eager call, of its tensors, with tensors that it saves beside them; and the
-gradients of the results."""
-
-
 class RecordedCall:
     """A call with a history. ``names`` are those of the tensors it takes, ``wanted`` those with gradients.
 
@@ -163,7 +155,6 @@ class RecordedCall:
     """
 
     hidden = 0
-    finish: Finish | None = None
 
     def __init__(
         self,
@@ -210,8 +201,10 @@ class EagerCall(RecordedCall):
         self._options = tuple([needs.get(name, x) for name, x in zip(names, options, strict=True)])
         named = {**dict(zip(names, self._options, strict=True)), **more}
         super().__init__(of.caller, of.derivative, arrays, named, config)
-        self.hidden = int(any(not x and name in needs for name, x in zip(names, options, strict=True)))
-        self._apply, self.finish, self._check = of.apply, of.finish, check
+        given = {**of.caller.declaration.named(arrays), **dict(zip(names, options, strict=True))}
+        results = of.caller.declaration.results
+        self.hidden = sum(x.is_made({**given, **needs}) and (x.inner or not x.is_made(given)) for x in results)
+        self._apply, self._check = of.apply, check
         self._given = [x is not None for x in arrays]
         self.asked = of.caller.asked(self._options)
         self._prepared: Repeatable | None = None
@@ -253,22 +246,16 @@ def node(name: str, *, kept: bool) -> Callable[..., Any]:
     """
 
     def forward(ctx: Any, call: Any, run: Callable[..., list[Any]], *tensors: torch.Tensor) -> Any:
-        results, more = run(tensors), ()
-        saved = (*tensors, *results) if kept else tensors
-        if call.finish is not None:
-            results, more = call.finish[0](call, tensors, results)
+        results = run(tensors)
         ctx.call = call
-        ctx.save_for_backward(*saved, *more)
+        ctx.save_for_backward(*tensors, *(results if kept else ()))
         ctx.set_materialize_grads(False)
         if call.hidden:
             results = results[: -call.hidden]
         return results[0] if len(results) == 1 else tuple(results)
 
     def backward(ctx: Any, *gradients: torch.Tensor | None) -> Any:
-        call, saved = ctx.call, ctx.saved_tensors
-        if call.finish is not None:
-            gradients = call.finish[1](call, saved, gradients)
-        return None, None, *call.gradients(saved, gradients)
+        return None, None, *ctx.call.gradients(ctx.saved_tensors, gradients)
 
     members = {"forward": staticmethod(forward), "backward": staticmethod(backward)}
     base: Any = super(torch.autograd.Function, type(f"warploom_{name}", (torch.autograd.Function,), members))
@@ -276,10 +263,10 @@ def node(name: str, *, kept: bool) -> Callable[..., Any]:
 
 
 class Recorder:
-    """An operation whose eager calls are nodes of autograd's graph, which may ``finish`` the results."""
+    """An operation whose eager calls are nodes of autograd's graph."""
 
-    def __init__(self, caller: Caller, derivative: Derivative, finish: Finish | None = None) -> None:
-        self.caller, self.derivative, self.finish = caller, derivative, finish
+    def __init__(self, caller: Caller, derivative: Derivative) -> None:
+        self.caller, self.derivative = caller, derivative
         self.apply = node(caller.name, kept=derivative.kept)
 
     def __call__(

@@ -7,7 +7,6 @@ where PyTorch watches (:mod:`warploom.interop.tracing`).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -17,11 +16,9 @@ from warploom.operators.graphs import untraced
 from warploom.operators.recorded import (
     BackwardPass,
     Derivative,
-    EagerCall,
     Place,
     RecordedCall,
     Recorder,
-    Tensors,
     runs_eagerly,
 )
 from warploom.operators.registration import define_call, define_gradients
@@ -33,7 +30,7 @@ from warploom.ops.declare import Arguments
 
 _LOSS, _GRADIENTS, _REDUCE = of_loss.loss_call, of_loss.row_gradients_call, of_reduce.matmul_reduce_call
 _OPTIONS = "ignore_index", "label_smoothing", "z_loss", "softcap"
-_TARGET = _LOSS.array_names.index("target")
+_REDUCTIONS = "none", "sum", "mean"
 
 
 # -- the gradients of both
@@ -53,33 +50,12 @@ def _by_rows(
 # -- the loss
 def _loss_gradients(call: RecordedCall, how: BackwardPass) -> dict[str, Place]:
     """The gradients of a node; the logits are formed again, in chunks (:class:`warploom.ops.loss.GradientPlan`)."""
-    by_loss, by_lse = (x if x is None else x.then(torch.Tensor.contiguous) for x in how.by_results)
+    by_loss, by_lse, *_ = (x if x is None else x.then(torch.Tensor.contiguous) for x in how.by_results)
     if by_loss is None and by_lse is None:
         return {}
-    given, lse = call.given(how.saved), how.saved[len(call.names) + 1]
-    return _by_rows(call, how, ("x", "w", "bias"), call.config, **given, lse=lse, by_loss=by_loss, by_lse=by_lse)
-
-
-def _reduced(
-    call: EagerCall, tensors: Sequence[torch.Tensor], results: list[Any]
-) -> tuple[list[Any], tuple[torch.Tensor, ...]]:
-    """The losses' sum or mean in their place, and how many rows count in a mean."""
-    reduction, (losses, lse) = call.options["reduction"], results
-    if reduction == "none":
-        return results, ()
-    if reduction == "sum":
-        return [losses.sum(), lse], ()
-    count = of_loss.counted(tensors[_TARGET], call.options["ignore_index"], losses.dtype)
-    return [losses.sum() / count, lse], (count,)
-
-
-def _of_rows(call: EagerCall, saved: tuple[torch.Tensor, ...], gradients: Tensors) -> Tensors:
-    """The gradients of the losses of rows and of log-sum-exps, of those of what :func:`_reduced` gives."""
-    reduction, by_loss = call.options["reduction"], gradients[0]
-    if reduction == "none" or by_loss is None:
-        return gradients
-    rows = by_loss.expand(len(saved[_TARGET]))
-    return rows / saved[-1] if reduction == "mean" else rows.contiguous(), *gradients[1:]
+    given, (_, lse, *count) = call.given(how.saved), how.saved[len(call.names) :]
+    rows = {"lse": lse, "by_loss": by_loss, "by_lse": by_lse, "count": count[0] if count else None}
+    return _by_rows(call, how, ("x", "w", "bias"), call.config, **given, **rows)
 
 
 def _check_loss(given: Arguments, config: Any) -> None:
@@ -89,21 +65,32 @@ def _check_loss(given: Arguments, config: Any) -> None:
 
 
 _LOSS_DERIVATIVE = Derivative(frozenset({"x", "w", "bias"}), _loss_gradients, needs={"return_lse": True})
-_LOSS_SCHEMA, loss_operator = define_call(
-    _LOSS, fixed={"reduction": "none", "return_lse": False}, twins=False, check=_check_loss, derivative=_LOSS_DERIVATIVE
-)
-_record_loss = Recorder(_LOSS, _LOSS_DERIVATIVE, (_reduced, _of_rows))
+_LOSS_OPERATORS = {
+    reduction: define_call(
+        _LOSS,
+        name=_LOSS.name if reduction == "none" else f"{_LOSS.name}_{reduction}",
+        fixed={"reduction": reduction, "return_lse": True},
+        twins=False,
+        check=_check_loss,
+        derivative=_LOSS_DERIVATIVE,
+    )
+    for reduction in _REDUCTIONS
+}
+_LOSS_SCHEMA, loss_operator = _LOSS_OPERATORS["none"]
+_record_loss = Recorder(_LOSS, _LOSS_DERIVATIVE)
 
 
 def linear_cross_entropy(*, config: Any = None, **given: Any) -> Any:
-    """The losses and log-sum-exps of all rows where PyTorch keeps a history, or inside a traced graph: one node."""
-    compiling = torch.compiler.is_compiling()
+    """The losses, and log-sum-exps of all rows, where PyTorch keeps a history, or inside a traced graph: one node."""
+    compiling, reduction = torch.compiler.is_compiling(), given["reduction"]
     if compiling and any(isinstance(given[name], torch.Tensor) for name in _OPTIONS):
         return _untraced(config=config, **given)
     if runs_eagerly(given["x"]):
         return _record_loss(*_LOSS.positions(given), config)
-    operators: Any = torch.ops.warploom
-    return operators.linear_cross_entropy(**_LOSS_SCHEMA.arguments(given, config))
+    if not compiling or reduction not in _REDUCTIONS:
+        _LOSS.declaration.options["reduction"].plain(reduction)
+    name = "linear_cross_entropy" + ("" if reduction == "none" else f"_{reduction}")
+    return getattr(torch.ops.warploom, name)(**_LOSS_SCHEMA.arguments(given, config))
 
 
 _untraced = untraced(

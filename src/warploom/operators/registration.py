@@ -27,7 +27,6 @@ from warploom.interop.torch_internals import (
 )
 from warploom.operators.recorded import Derivative, RecordedCall, cast, deterministic, node
 from warploom.operators.schema import Named, Schema
-from warploom.ops.arrays import ResultArray
 from warploom.ops.calls import Caller
 from warploom.ops.declare import Arguments, Declaration, Option
 
@@ -114,7 +113,7 @@ def define_call(
     """
     declaration, known = caller.declaration, dict(fixed or {})
     schema = Schema(declaration, known, more, twins=twins)
-    results = [x for x in declaration.results if of_gradients or not x.when or known.get(x.when)]
+    results = [x for x in declaration.results if of_gradients or x.is_made(known)]
 
     def returned(found: list[Any]) -> Any:
         return found[0] if len(results) == 1 else tuple(found)
@@ -125,7 +124,7 @@ def define_call(
             return returned(found)
         made, like = iter(found), arrays[0]
         given = dict(zip((*caller.array_names, *caller.option_names), (*arrays, *options), strict=True))
-        there = [is_made(x, given) for x in results]
+        there = [x.is_made(given) for x in results]
         return returned([next(made) if x else like.new_empty((0,), dtype=torch.float32) for x in there])
 
     def fake(arrays: tuple[Any, ...], options: tuple[Any, ...], config: Any) -> Any:
@@ -161,14 +160,9 @@ def define_gradients(
 
     def traced(*, config: Any = None, **given: Any) -> Any:
         found = getattr(torch.ops.warploom, name)(**schema.arguments(given, config))
-        return tuple([x for x, result in zip(found, results, strict=True) if is_made(result, given)])
+        return tuple([x for x, result in zip(found, results, strict=True) if result.is_made(given)])
 
     return operator, traced
-
-
-def is_made(result: ResultArray, given: Named) -> bool:
-    """Whether a call with these arrays and options makes a result."""
-    return not result.when or not (given.get(result.when) is None or given[result.when] is False)
 
 
 # -- tensors without memory

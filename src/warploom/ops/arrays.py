@@ -238,9 +238,10 @@ class ArrayArgument:
 class ResultArray:
     """A new array that a call returns, with these ``dims`` and the type of the array ``like``, or the type so named.
 
-    Without ``dims`` it has the shape of that array, and another type where the option ``typed`` gives one. It is made
-    ``when`` that option is set, or that array is given; and not where an array of its own name is given. Where there is
-    nothing to compute, its elements are ``empty``, or anything.
+    Without ``dims`` it has the shape of that array, if there is one, and another type where the option ``typed`` gives
+    one. It is made ``when`` that option is set, that array is given, or with ``option=a|b`` the option is one of these;
+    and not where an array of its own name is given. Where there is nothing to compute, its elements are ``empty``, or
+    anything. An ``inner`` one is for the backward pass alone.
     """
 
     name: str
@@ -249,6 +250,15 @@ class ResultArray:
     when: str = ""
     typed: str = ""
     empty: float | None = None
+    inner: bool = False
+
+    def is_made(self, given: Mapping[str, Any]) -> bool:
+        """Whether a call with these arrays and options makes it."""
+        name, _, values = self.when.partition("=")
+        value = given.get(name)
+        if values:
+            return value in values.split("|")
+        return not name or not (value is None or value is False)
 
 
 class Dimension(NamedTuple):

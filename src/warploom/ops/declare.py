@@ -275,9 +275,9 @@ class Arguments:
     @property
     def results(self) -> Shapes:
         """Shapes and types of the new arrays that the call returns."""
-        found = dict[str, tuple[tuple[int, ...], DType]]()
+        found, known = dict[str, tuple[tuple[int, ...], DType]](), self.views | self.options
         for x in self.declaration.results:
-            if x.name in self.views or (x.when and not self.options.get(x.when) and x.when not in self.views):
+            if x.name in self.views or not x.is_made(known):
                 continue
             like, given = self.views.get(self.declaration.kernels(x.like)), self.options.get(x.typed)
             shape = self.binding.shape(x.dims) if x.dims or like is None else tuple(like.shape)

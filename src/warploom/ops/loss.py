@@ -9,6 +9,7 @@ of rows in its own type, so it is rounded once for each block. Everything betwee
 
 from __future__ import annotations
 
+import math
 from collections.abc import Hashable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -28,11 +29,13 @@ from warploom.kernels.matmul.problem import MatmulConfig, MatmulProblem, Matrix,
 from warploom.kernels.matmul_reduce.loss import (
     LogitGradient,
     Loss,
+    Reduction,
     SoftCap,
     columns_call,
     gradient_call,
     losses_call,
     table_words,
+    total_call,
 )
 from warploom.kernels.source import KernelCall
 from warploom.ops.arrays import FEW, LINES, MATRIX, ArrayArgument, ResultArray, as_elements
@@ -47,7 +50,6 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 
-Reduction = Literal["none", "mean", "sum"]
 _ROWS = "one number for each row of x"
 _WORDS = "x is (m, k) and w (n, k), one row a word"
 Hidden = Annotated[Any, ArrayArgument("m k", memory=LINES, kernel="a")]
@@ -56,9 +58,16 @@ AnyHidden = Annotated[Any, ArrayArgument("m k", memory=MATRIX)]
 AnyVocabulary = Annotated[Any, ArrayArgument("n k", memory=MATRIX, hint=_WORDS)]
 Targets = Annotated[Any, ArrayArgument("m", "s32 s64", FEW, hint=_ROWS)]
 OfRows = Annotated[Any, ArrayArgument("m", "f32", FEW, hint=_ROWS)]
-ByLoss = Annotated[Any, ArrayArgument("m", "f32", FEW, "loss_gradient", hint=_ROWS)]
+ByLoss = Annotated[Any, ArrayArgument("m|", "f32", FEW, "loss_gradient", hint=f"{_ROWS}, or one by their sum or mean")]
+Count = Annotated[Any, ArrayArgument("", "f32", FEW)]
 ByLse = Annotated[Any, ArrayArgument("m", "f32", FEW, "lse_gradient", hint=_ROWS)]
-Losses = Annotated[Any, ResultArray("loss", "m", "f32"), ResultArray("lse", "m", "f32")]
+Losses = Annotated[
+    Any,
+    ResultArray("loss", "m", "f32", when="reduction=none"),
+    ResultArray("total", "", "f32", when="reduction=mean|sum"),
+    ResultArray("lse", "m", "f32", when="return_lse"),
+    ResultArray("count", "", "f32", when="reduction=mean", inner=True),
+]
 RowGradients = Annotated[
     Any,
     ResultArray("dx", "", "x", when="wants_x", empty=0.0),
@@ -83,14 +92,15 @@ def summed(x: Any, before: Any) -> Any:
 
 @dataclass(frozen=True)
 class LossPlan(Launches):
-    """A forward pass: the rows' log-sum-exps, with label smoothing the sums of their logits, and the losses.
+    """A forward pass: the rows' log-sum-exps, with label smoothing the sums of their logits, the losses, and a total.
 
-    A target has so many 32-bit words.
+    A target has so many 32-bit words. Of the arrays that kernels make, ``results`` are the caller's.
     """
 
     lse: ReducePlan
     loss: Loss
     target_words: int
+    results: tuple[str, ...]
 
     @cached_property
     def sums(self) -> ReducePlan | None:
@@ -105,15 +115,21 @@ class LossPlan(Launches):
         found = [step for plan in (self.lse, self.sums) if plan is not None for step in plan.steps.steps]
         size, strides = (p.m, p.n, p.k), (p.a.stride, p.b.stride)
         losses = losses_call(size, strides, p.dtype, self.target_words, self.loss, bias=p.epilogue.bias)
-        return Steps((*found, Step(losses, 2 * p.m * p.k)))
+        own = {name: p.m for name in ("loss", "lse") if name not in self.results}
+        found.append(Step(replace(losses, workspace={**losses.workspace, **own}), 2 * p.m * p.k))
+        if "total" in self.results:
+            total = total_call(p.m, self.target_words, self.loss.ignore_index, mean="count" in self.results)
+            found.append(Step(total, p.m))
+        return Steps(tuple(found))
 
 
 @dataclass(frozen=True)
 class GradientPlan(Launches):
     """A backward pass: of x, w and the bias the gradients ``wanted``, by a loss or log-sum-exp of a product's rows.
 
-    ``product`` is alpha · x·wᵀ + bias, ``loss`` None for a log-sum-exp alone; of the gradients by the losses and by the
-    log-sum-exps some are ``given``. ``blocks``: rows and columns that are taken at a time, by default as many as fit.
+    ``product`` is alpha · x·wᵀ + bias, ``loss`` None for a log-sum-exp alone; of the gradients by the losses, or by
+    their ``reduction``, and by the log-sum-exps some are ``given``. ``blocks``: rows and columns that are taken at a
+    time, by default as many as fit.
     """
 
     product: MatmulProblem
@@ -125,6 +141,7 @@ class GradientPlan(Launches):
     multiprocessors: int
     config: MatmulConfig | None = None
     blocks: tuple[int, int] | None = None
+    reduction: Reduction = "none"
 
     # -- what is taken at a time
     @cached_property
@@ -223,11 +240,18 @@ class GradientPlan(Launches):
 
         for first_row in range(0, p.m, block):
             rows = min(block, p.m - first_row)
-            at_rows = dict.fromkeys(("lse", "loss_gradient", "lse_gradient"), 4 * first_row)
+            of_rows = ("lse", "loss_gradient", "lse_gradient") if self.reduction == "none" else ("lse", "lse_gradient")
+            at_rows = dict.fromkeys(of_rows, 4 * first_row)
             at_rows |= {"x": x_step * first_row, "dx": p.dtype.bytes * p.k * first_row}
             at_rows["target"] = 4 * self.target_words * first_row
             table = gradient_call(
-                rows, p.n, chunk, target_words=self.target_words, loss=self.loss or Loss(), given=self.given
+                rows,
+                p.n,
+                chunk,
+                target_words=self.target_words,
+                loss=self.loss or Loss(),
+                given=self.given,
+                reduction=self.reduction,
             )
             yield Step(table, _FLOPS_PER_ROW * rows, at_rows)
             for first in range(0, p.n, chunk):
@@ -294,19 +318,6 @@ def _loss(options: Mapping[str, Any]) -> Loss:
     if found.softcap is not None and not 2.0**-100 < found.softcap < 2.0**100:
         raise ProblemError(f"softcap is a positive finite number or None, not {found.softcap}")
     return found
-
-
-def reduced(losses: Any, target: Any, ignore_index: int, reduction: Reduction) -> Any:
-    """The losses of all rows, by the functions of their own framework."""
-    if reduction == "none":
-        return losses
-    total = losses.sum()
-    return total if reduction == "sum" else total / counted(target, ignore_index, losses.dtype)
-
-
-def counted(target: Any, ignore_index: int, dtype: Any) -> Any:
-    """The number of rows that are not ignored, by the functions of the targets' framework."""
-    return (target != ignore_index).sum(dtype=dtype)
 
 
 def check_targets(chosen: ArrayView, n: int, ignore_index: int) -> None:
@@ -397,10 +408,9 @@ def linear_cross_entropy(
     """
     options = ignore_index, reduction, label_smoothing, z_loss, softcap, return_lse
     found = loss_call((x, w, target, bias), options, config)
-    rows, lse = found if found.__class__ is tuple else (found, None)
-    # autograd's node of a call has reduced the losses
-    result = rows if reduction == "none" or rows.ndim == 0 else reduced(rows, target, ignore_index, reduction)
-    return (result, lse) if return_lse else result
+    if found.__class__ is not tuple:
+        return found
+    return found[:2] if return_lse else found[0]
 
 
 def check_words(given: Arguments) -> Loss:
@@ -421,10 +431,13 @@ def _work(given: Arguments, config: Any) -> Computation:
             function = SoftCap(loss.softcap)
             product = replace(product, epilogue=replace(product.epilogue, function=function, key=function))
         lse = reduce_plan(product, "logsumexp", config, target.device, result="lse")
-        return LossPlan(lse, loss, target.dtype.bits // 32)
+        return LossPlan(lse, loss, target.dtype.bits // 32, tuple(given.results))
+
+    def empty() -> dict[str, Any]:
+        return given.made(total=math.nan if "count" in given.results else 0.0, count=0.0)
 
     taken = {**views, "target": as_elements(target, s32)}
-    return Computation(given, plan, taken, nothing=given.sizes["m"] == 0)
+    return Computation(given, plan, taken, nothing=given.sizes["m"] == 0, empty=empty)
 
 
 loss_call = Caller(linear_cross_entropy, _work, recorded=True)
@@ -456,15 +469,17 @@ def row_gradients(
     z_loss: float = 0.0,
     softcap: float | None = None,
     blocks: tuple[int, int] | None = None,
+    count: Count = None,
     config: MatmulConfig | str | None = None,
 ) -> RowGradients:
     """The gradients by x (m, k), w (n, k) and bias (n,), those that are wanted, of losses of scale·x·wᵀ + bias.
 
-    ``lse`` and its gradient ``by_lse``, and that of the losses, ``by_loss``, are float32 (m,). Without a ``target``
-    there is a log-sum-exp alone. ``blocks``: rows and columns to take at a time.
+    ``lse`` and its gradient ``by_lse``, and that of the losses, ``by_loss``, are float32 (m,); that by their sum is
+    float32 (), and so is that by their mean, beside the ``count`` of rows in it. Without a ``target`` there is a
+    log-sum-exp alone. ``blocks``: rows and columns to take at a time.
     """
     options = scale, wants_x, wants_w, wants_bias, ignore_index, label_smoothing, z_loss, softcap, blocks
-    return row_gradients_call.computed((x, w, lse, target, by_loss, by_lse, bias), options, config)
+    return row_gradients_call.computed((x, w, lse, target, by_loss, by_lse, bias, count), options, config)
 
 
 def _gradients(given: Arguments, config: Any) -> Computation:
@@ -475,15 +490,18 @@ def _gradients(given: Arguments, config: Any) -> Computation:
     known = "loss_gradient" in views, "lse_gradient" in views
     wanted = "dx" in new and products, "dw" in new and products, "dbias" in new
     taken, words = {name: view for name, view in views.items() if name != "target"}, 0
+    reduction: Reduction = "none"
     if has_target and known[0]:
         taken["target"], words = as_elements(views["target"], s32), views["target"].dtype.bits // 32
+        if not views["loss_gradient"].shape:
+            reduction = "mean" if "count" in views else "sum"
 
     def plan(arrays: Views) -> GradientPlan:
         product = _product(arrays["x"], arrays["w"], arrays.get("bias"), options["scale"])
         asked = checked_config(config, product.dtype)
         on = Processor.of(x.device, requires=None if asked is None else asked.requires)
         to = on.target, on.multiprocessors
-        return GradientPlan(product, loss, words, known, wanted, *to, asked, options["blocks"])
+        return GradientPlan(product, loss, words, known, wanted, *to, asked, options["blocks"], reduction)
 
     return Computation(given, plan, taken, nothing=given.sizes["m"] == 0 or not any(wanted))
 
@@ -512,4 +530,6 @@ def plan_linear_cross_entropy(
 
     given = {"x": x, "w": w, "target": rows(s64), "bias": bias, **options}
     passed = {"lse": rows(f32), "by_loss": rows(f32), "wants_bias": bias is not None}
-    return loss_call.computation(given).planned(), row_gradients_call.computation({**given, **passed}).planned()
+    return loss_call.computation({**given, "return_lse": True}).planned(), row_gradients_call.computation(
+        {**given, **passed}
+    ).planned()

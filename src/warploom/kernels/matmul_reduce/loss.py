@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from warploom.core.arguments import fields, strides
 from warploom.core.dtypes import DType
@@ -21,6 +21,8 @@ from warploom.kernels.source import KernelCall, KernelSource
 
 if TYPE_CHECKING:
     from warploom.lang.values import Traced
+
+Reduction = Literal["none", "mean", "sum"]
 
 
 @dataclass(frozen=True)
@@ -96,10 +98,33 @@ def losses_call(
     return KernelCall(source, grid, scalars, (), arrays, dict.fromkeys(sums, size[0]))
 
 
-def gradient_call(m: int, n: int, chunk: int, *, target_words: int, loss: Loss, given: tuple[bool, bool]) -> KernelCall:
+def total_call(m: int, target_words: int, ignore_index: int, *, mean: bool) -> KernelCall:
+    """The sum of the losses of m rows, in ``total``; or their ``mean``, and in ``count`` how many are not ignored."""
+    source = KernelSource.of(
+        "warploom.kernels.matmul_reduce.loss_kernel:total_losses",
+        "mean_of_losses" if mean else "sum_of_losses",
+        target_words=target_words,
+        ignore_index=ignore_index,
+        mean=mean,
+    )
+    arrays = ("loss", "target", "total", "count") if mean else ("loss", "total")
+    return KernelCall(source, (1, 1, 1), {"m": m}, (), arrays)
+
+
+def gradient_call(
+    m: int,
+    n: int,
+    chunk: int,
+    *,
+    target_words: int,
+    loss: Loss,
+    given: tuple[bool, bool],
+    reduction: Reduction = "none",
+) -> KernelCall:
     """The row values of :class:`LogitGradient`, for each chunk of the columns: ``table`` (chunks, m, 4).
 
-    Of arrays target, lse and the gradients by the loss and by the log-sum-exp, of which some may be ``given``.
+    Of arrays target, lse and the gradients by the loss and by the log-sum-exp, of which some may be ``given``. That by
+    a ``reduction`` of the losses is one number, and a mean's is divided by another array, ``count``.
     """
     source = KernelSource.of(
         "warploom.kernels.matmul_reduce.loss_kernel:gradient_rows",
@@ -108,12 +133,14 @@ def gradient_call(m: int, n: int, chunk: int, *, target_words: int, loss: Loss, 
         loss=loss,
         with_loss=given[0],
         with_lse=given[1],
+        reduction=reduction,
     )
     chunks = -(-n // chunk)
     names: Mapping[str, bool] = {
         "target": target_words > 0,
         "lse": True,
         "loss_gradient": given[0],
+        "count": reduction == "mean",
         "lse_gradient": given[1],
         "table": True,
     }

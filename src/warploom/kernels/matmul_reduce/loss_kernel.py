@@ -7,8 +7,8 @@ import math
 
 from warploom.core.dtypes import DType, f32, u16, u32, u64
 from warploom.kernels.matmul.features import ROW_VALUES
-from warploom.kernels.matmul_reduce.loss import Loss, SoftCap
-from warploom.kernels.matmul_reduce.states import COLUMN_WARPS, COLUMNS, DOT_WARPS, ROW_THREADS
+from warploom.kernels.matmul_reduce.loss import Loss, Reduction, SoftCap
+from warploom.kernels.matmul_reduce.states import COLUMN_WARPS, COLUMNS, DOT_WARPS, ROW_THREADS, TOTAL_THREADS
 from warploom.lang import Compound, Global, GlobalPointer, Kernel, Strided, Traced, kernel
 from warploom.lang.functions import LOG2_E
 
@@ -73,6 +73,56 @@ def row_losses(
             out.store(k.select(ignored, k.value(0.0, f32), found), row)
 
 
+@kernel(threads=TOTAL_THREADS, drop_unused=True)
+def total_losses(
+    k: Kernel,
+    losses: Global[f32],
+    target: Global[u32],
+    total: Global[f32],
+    count: Global[f32],
+    m: u32,
+    *,
+    target_words: int,
+    ignore_index: int,
+    mean: bool,
+) -> None:
+    """``total`` = the sum of the m losses, or their ``mean`` over the rows not ignored, of which there are ``count``.
+
+    One CTA adds them, always in the same order.
+    """
+    sums = k.registers(f32, 1 + mean, 0.0)
+    with k.loop(m, start=k.thread, step=TOTAL_THREADS * _ROWS_UNDER_WAY) as first:
+        found = [k.registers(f32, _ROWS_UNDER_WAY, 0.0) for _ in sums]
+        for i in range(_ROWS_UNDER_WAY):  # all loads before the first use
+            row = first + i * TOTAL_THREADS
+            with k.when(row < m):
+                found[0][i].set(losses.load(row))
+                if mean:
+                    ignored = _chosen(k, target, row, m, target_words, ignore_index)[2]
+                    found[1][i].set(k.select(ignored, k.value(0.0, f32), 1.0))
+        for whole, parts in zip(sums, found, strict=True):
+            for x in parts:
+                whole.set(whole.get() + x.get())
+    k.syncwarp()
+    parts = k.shared(f32, (len(sums), TOTAL_THREADS // 32))
+    for i, register in enumerate(sums):
+        value = register.get()
+        for mask in (1, 2, 4, 8, 16):
+            value = value + k.shfl_xor(value, mask)
+        with k.when(k.lane == 0):
+            parts.store(value, i, k.warp)
+    k.syncthreads()
+    with k.when(k.thread == 0):
+        value, *counted = [parts.load(i, 0) for i in range(len(sums))]
+        for warp in range(1, TOTAL_THREADS // 32):
+            value = value + parts.load(0, warp)
+            counted = [x + parts.load(1, warp) for x in counted]
+        for x in counted:
+            count.store(x, 0)
+            value = value / x
+        total.store(value, 0)
+
+
 class Logits(Compound):
     """A parameter: the logits x·wᵀ + bias by what they come from: x (m, depth), w (n, depth) and bias (n)."""
 
@@ -84,12 +134,20 @@ class Logits(Compound):
     depth: u32
 
 
+def _by_loss(gradient: GlobalPointer, count: GlobalPointer, row: Traced, reduction: Reduction) -> Traced:
+    """The gradient by the loss of a row."""
+    if reduction == "mean":
+        return gradient.load(0) / count.load(0)
+    return gradient.load(row if reduction == "none" else 0)
+
+
 @kernel(threads=ROW_THREADS, drop_unused=True)
 def gradient_rows(
     k: Kernel,
     target: Global[u32],
     lse: Global[f32],
     loss_gradient: Global[f32],
+    count: Global[f32],
     lse_gradient: Global[f32],
     table: Global[f32],
     m: u32,
@@ -100,10 +158,12 @@ def gradient_rows(
     loss: Loss,
     with_loss: bool,
     with_lse: bool,
+    reduction: Reduction = "none",
 ) -> None:
     """Write L·log2(e), A, g and the target's column in a chunk for each row; one thread a row, grid (⌈m / 64⌉, chunks).
 
-    ``table`` (chunks, m, 4); see :mod:`~warploom.kernels.matmul_reduce.loss`. A row that is ignored has A = g = 0 and
+    ``table`` (chunks, m, 4); see :mod:`~warploom.kernels.matmul_reduce.loss`. ``loss_gradient`` has a number a row, or
+    one by a ``reduction`` of the losses, for a mean of ``count`` rows. A row that is ignored has A = g = 0 and
     L = inf, so that none of its logits counts, however large; a target outside 0 … n-1 makes them NaN.
     """
     row = k.cta_x * ROW_THREADS + k.thread
@@ -114,7 +174,7 @@ def gradient_rows(
             column, valid, ignored = _chosen(k, target, row, n, target_words, loss.ignore_index)
             if not with_lse:
                 top = k.select(ignored, k.value(math.inf, f32), top)
-            own = k.select(valid, loss_gradient.load(row), k.value(math.nan, f32))
+            own = k.select(valid, _by_loss(loss_gradient, count, row, reduction), k.value(math.nan, f32))
             own = k.select(ignored, k.value(0.0, f32), own)
             factor = own * k.fma(log_sum, 2.0 * loss.z_loss, 1.0) if loss.z_loss else own
             factor = k.select(ignored, k.value(0.0, f32), factor)

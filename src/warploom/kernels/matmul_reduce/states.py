@@ -25,6 +25,8 @@ DOT_WARPS = 4
 """Rows per CTA of the kernel that computes one logit per row."""
 COLUMN_WARPS, COLUMNS = 16, 64
 """Warps and columns per CTA of the kernel that sums columns."""
+TOTAL_THREADS = 512
+"""Threads of the one CTA that sums the losses of all rows."""
 
 
 @dataclass(frozen=True)
