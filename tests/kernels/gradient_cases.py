@@ -128,7 +128,8 @@ class GradientCase:
         Raises EmulationError at the first finding where it is asked to ``stop``.
         """
         arrays = self.arrays()
-        multiplies = next(i for i, call in enumerate(self.calls) if {"q", of} <= {*call.arrays})
+        ways = {of, "shares"} if of == "dk" else {of}
+        multiplies = next(i for i, call in enumerate(self.calls) if "q" in call.arrays and ways & {*call.arrays})
         done = run_calls(self.calls, arrays, seed, changed, of=multiplies, stop=stop)
         findings = tuple(finding for one in done for finding in one.findings)
         swapped = (arrays[n] if self.layout == "bhsd" else np.swapaxes(arrays[n], 1, 2) for n in GRADIENTS)

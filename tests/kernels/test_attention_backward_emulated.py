@@ -13,6 +13,7 @@ from tests.kernels.gradient_cases import GradientCase
 from warploom.core.dtypes import bf16, f16
 from warploom.core.targets import target
 from warploom.kernels.attention.backward_choice import choose
+from warploom.kernels.attention.backward_shares import HeadShares
 from warploom.kernels.attention.backward_sm80 import BackwardSm80
 from warploom.kernels.attention.backward_sm90 import BackwardSm90
 from warploom.kernels.attention.backward_wide import BackwardWideSm90
@@ -84,6 +85,60 @@ CASES = {
         replace(GROUPS, head_dim=256, warp_keys=16, tile_m=16, num_warps=4), 40, 70, CAUSAL
     ),
 }
+
+
+SHARED = {
+    "sm_90": GradientCase(SM90, 150, 200, CAUSAL, (4, 2), batch=2, layout="bhsd"),
+    "sm_90 of two heads": GradientCase(replace(SM90, tile_m=128, side_by_side=1), 150, 260, (40, 20), (6, 1)),
+    "sm_90 heads in turn": GradientCase(replace(SM90, by_heads=True, dtype=f16), 250, 150, CAUSAL, (4, 1), batch=2),
+    "sm_90 in turn": GradientCase(replace(SM90, in_turn=True), 100, 150, CAUSAL, (3, 1), sinks=True),
+    "sm_90 keys nobody sees": GradientCase(replace(SM90, head_dim=40, v_dim=88), 64, 400, (10, 0), (4, 1)),
+    "sm_90 96": GradientCase(BackwardSm90(tile_m=96, head_dim=96), 200, 130, (None, None), (2, 1)),
+    "sm_90 128": GradientCase(BackwardSm90(dtype=f16), 130, 200, CAUSAL, (2, 1), softcap=3.0),
+    "wide 192 and 128": GradientCase(replace(ROLES, head_dim=192, v_dim=128), 150, 90, CAUSAL, (4, 1), batch=2),
+    "wide 256": GradientCase(replace(ROLES, head_dim=256, dtype=f16), 130, 70, (40, 20), (2, 1), lse_gradient=True),
+}
+"""CTAs share the query heads of a key head."""
+
+
+@pytest.mark.parametrize("name", SHARED)
+def test_shares_of_query_heads_add_up(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    case, heads = SHARED[name], 2 if name.endswith("two heads") else 1
+    monkeypatch.setattr(
+        HeadShares, "of", lambda problem, tile, *_, **__: HeadShares(problem.forward.group, heads, tile)
+    )
+    assert any({"dk", "dv", "shares"} == {*call.arrays} for call in case.calls)
+    first, second = case.run(), case.run(seed=1)
+    for outcome in (first, second):
+        assert outcome.findings == ()
+        assert max(outcome.excess.values()) <= 1.0, outcome.excess
+    for a, b in zip(first.gradients[1:3], second.gradients[1:3], strict=True):
+        np.testing.assert_array_equal(a.view(np.uint16), b.view(np.uint16))
+
+
+MANY = AttentionProblem(2, 48, 1, Even(4096, 4096), 128, bf16, window=CAUSAL)
+
+
+@pytest.mark.parametrize(
+    ("change", "heads"),
+    [
+        ({}, 4),
+        ({"kv_heads": 48}, 1),
+        ({"heads": 8}, 2),
+        ({"heads": 8, "batch": 1}, 1),
+        ({"heads": 64, "kv_heads": 8, "batch": 4}, 8),
+        ({"heads": 64, "kv_heads": 8, "batch": 4, "window": (None, None)}, 8),
+        ({"heads": 28, "kv_heads": 4, "batch": 1}, 1),
+        ({"q_len": 8, "heads": 8}, 8),
+    ],
+    ids=str,
+)
+def test_heads_are_shared_where_tiles_of_keys_do_not_fill_the_gpu(change: dict[str, Any], heads: int) -> None:
+    problem = BackwardProblem(changed(MANY, **change))
+    assert HeadShares.of(problem, (64, 128), 132).heads == heads
+    group = problem.forward.group
+    assert HeadShares.of(problem, (64, 128), 132, persistent=True).heads == group
+    assert HeadShares.of(problem, (64, 128), 1).heads == group
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -14,6 +14,7 @@ from warploom.core.dtypes import f16
 from warploom.core.targets import target
 from warploom.interop.arrays import describe
 from warploom.kernels.attention.backward_choice import BackwardConfig, choose
+from warploom.kernels.attention.backward_shares import HeadShares
 from warploom.kernels.attention.backward_sm80 import BackwardSm80
 from warploom.kernels.attention.backward_sm90 import KEYS, BackwardSm90
 from warploom.kernels.attention.lists import list_gradient_tiles
@@ -141,6 +142,15 @@ class Case:
 @pytest.mark.parametrize("kind", KINDS)
 def test_sequences_of_any_lengths(kind: str) -> None:
     assert Case(KINDS[kind], (5, 0, 40, 30), (9, 3, 80, 0), (None, 0)).run() == []
+
+
+@pytest.mark.parametrize(("heads", "kv_heads", "share"), [(4, 2, 1), (6, 1, 2)])
+@pytest.mark.parametrize("kind", ["sm90", "wide keys"])
+def test_ctas_share_the_heads_of_sequences(
+    kind: str, heads: int, kv_heads: int, share: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(HeadShares, "of", lambda problem, tile, *_, **__: HeadShares(heads // kv_heads, share, tile))
+    assert Case(KINDS[kind], (5, 0, 40, 30), (9, 3, 200, 0), (None, 0), heads, kv_heads).run() == []
 
 
 @pytest.mark.parametrize("kind", ["sm80", "sm90"])

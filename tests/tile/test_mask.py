@@ -224,6 +224,8 @@ def test_who_sees_keys_is_the_same_predicate(
     assert ((out == 1) == seen)[:, :q_len][visited[:, :q_len]].all()
     used: Any = visited.reshape(tiles, TILE_M, blocks, tile_m).any((1, 3))
     assert used.sum(1).tolist() == visits.tolist()
+    problem = AttentionProblem(1, 1, 1, Even(q_len, kv_len), 64, bf16, window=window)
+    assert visits.tolist() == problem.visiting_blocks(tile_m, TILE_M).tolist(), "what the host counts"
     for own, at in zip(used, turns, strict=True):
         assert at[own].tolist() == list(range(own.sum()))[:: 1 if rising else -1]
     if rising and q_len == kv_len and window == (None, 0):

@@ -103,7 +103,8 @@ def attention_backward(
     always in the same order.
 
     ``deterministic`` asks for results with equal bits from run to run. No array grows with q_len · kv_len: beside the
-    results a call takes at most one float32 copy of dq (``plan_attention_backward(…).workspace_bytes``).
+    results a call takes at most one float32 copy of dq and, where CTAs divide the query heads of few key heads, copies
+    of dk and dv, at most one for each query head (``plan_attention_backward(…).workspace_bytes``).
 
     Under ``torch.compile`` a call is one operator, ``warploom::attention_backward``.
 

@@ -37,6 +37,13 @@ def store_part(k: Kernel, tile: SharedTile, sums: Fragment, first: Number = 0) -
         tile.store(sums.registers[i : i + WORDS], i * tile.layout.rows // registers + at)
 
 
+def save_part(k: Kernel, to: GlobalPointer, sums: Fragment) -> None:
+    """Store a warpgroup's accumulator to its part in global memory, from the registers."""
+    mine = to + (k.thread & (WARPGROUP - 1)) * WORDS
+    for i in range(0, len(sums.registers), WORDS):
+        mine.store(sums.registers[i : i + WORDS], i * WARPGROUP)
+
+
 def fetch_part(k: Kernel, tile: SharedTile) -> list[Traced]:
     """Load the sums that the corresponding thread of another warpgroup put into a tile by :func:`store_part`."""
     at = k.thread & (WARPGROUP - 1)

@@ -8,6 +8,7 @@ from typing import ClassVar
 
 from warploom.core.dtypes import DType, bf16, f16, f32
 from warploom.kernels.attention.backward_rows import MULTIPLIED, extents, option_calls, rows_call, vectors_of
+from warploom.kernels.attention.backward_shares import HeadShares
 from warploom.kernels.attention.lists import list_gradient_tiles
 from warploom.kernels.attention.problem import (
     MOST_POSITIONS,
@@ -147,22 +148,27 @@ class BackwardSm90(GradientDims):
 
         Packed sequences have their tiles listed first. Without any keys there is nothing to multiply.
         """
-        listing = list_gradient_tiles(problem, (self.tile_m, KEYS), self.side_by_side)
+        shares = HeadShares.of(problem, (self.tile_m, KEYS), multiprocessors, persistent=self.persistent)
+        listing = list_gradient_tiles(problem, (self.tile_m, KEYS), self.side_by_side, shares.count)
         rows = rows_call(problem, operands, self.tile_m, self.vector)
         options = option_calls(problem, operands, self.tile_m, self.vector)
         if not problem.forward.kv_len:
             return *listing[:1], rows, *options
-        products = self._products(problem, operands, multiprocessors)
-        return *listing, rows, products, self._rounding(problem, operands), *options
+        products = self._products(problem, operands, multiprocessors, shares)
+        sums = shares.sums(problem, operands, self)
+        return *listing, rows, products, self._rounding(problem, operands), *sums, *options
 
-    def _products(self, problem: BackwardProblem, operands: ArrayStrides, multiprocessors: int) -> KernelCall:
+    def _products(
+        self, problem: BackwardProblem, operands: ArrayStrides, multiprocessors: int, shares: HeadShares
+    ) -> KernelCall:
         """The kernel that multiplies."""
-        p, tiles = problem.forward, self._key_tiles(problem.forward)
+        p, tiles = problem.forward, self._key_tiles(problem.forward) * shares.count
         source = self._source(
             problem,
             "warploom.kernels.attention.device.backward_sm90:attention_backward_sm90",
             f"{self.tile_m}x{KEYS}x{self.dims}",
             operands,
+            **shares.argument,
         )
         vectors, parts = (
             vectors_of(problem, self.tile_m, self.vector),
@@ -171,12 +177,15 @@ class BackwardSm90(GradientDims):
         maps = self._maps(p, operands, MappedArray(f32, vectors, (vectors[1], 1), (1, self.vector), False))
         scalars = extents(problem, self.tile_m)
         if not p.listed:
-            planes = p.kv_heads * p.batch
-            scalars |= divisors(kv_heads=p.kv_heads) | row_tiles(tiles // planes, planes, self._together(p))
-        memory = {"total": parts * self.total_size, "turns": parts}
-        arrays = *MULTIPLIED, *p.changing_arrays, *(["tiles"] if p.listed else ()), *memory
+            walkers = p.kv_heads * shares.count
+            planes = walkers * p.batch
+            scalars |= divisors(kv_heads=walkers) | row_tiles(tiles // planes, planes, self._together(p, shares))
+        memory = {"total": parts * self.total_size, "turns": parts} | shares.workspace(problem, self)
+        arrays = *shares.stored(MULTIPLIED), *p.changing_arrays, *(["tiles"] if p.listed else ()), *memory
         grid = min(tiles, multiprocessors) if self.persistent else tiles, 1, 1
-        return KernelCall(source, grid, scalars, maps, arrays, memory, "turns", at_once=self.at_once)
+        return KernelCall(
+            source, grid, scalars, shares.stored(maps), arrays, memory, zeroed="turns", at_once=self.at_once
+        )
 
     def _rounding(self, problem: BackwardProblem, operands: ArrayStrides) -> KernelCall:
         """The kernel that scales and rounds dQ."""
@@ -191,7 +200,9 @@ class BackwardSm90(GradientDims):
         arrays = "dq", "total", *(["blocks"] if p.listed else ())
         return KernelCall(source, p.grid(self.tile_m, p.heads, p.q_len), scalars, maps, arrays)
 
-    def _source(self, problem: BackwardProblem, kernel: str, name: str, operands: ArrayStrides) -> KernelSource:
+    def _source(
+        self, problem: BackwardProblem, kernel: str, name: str, operands: ArrayStrides, **more: int
+    ) -> KernelSource:
         listed = problem.forward.listed
         return KernelSource.of(
             kernel,
@@ -200,6 +211,7 @@ class BackwardSm90(GradientDims):
             features=problem.features(self.tile_m, KEYS),
             heads_inside=operands.heads_inside,
             listed=listed,
+            **more,
         )
 
     def _maps(self, p: AttentionProblem, operands: ArrayStrides, vector: MappedArray) -> tuple[MappedArray, ...]:
@@ -228,11 +240,11 @@ class BackwardSm90(GradientDims):
         """Tiles of keys of all key heads, of packed sequences the most there may be."""
         return math.prod(p.grid(KEYS, p.kv_heads, p.kv_len))
 
-    def _together(self, p: AttentionProblem) -> int:
+    def _together(self, p: AttentionProblem, shares: HeadShares) -> int:
         """Planes that form a group: as many as the L2 holds Q, dO and dQ of, and at least ``side_by_side``.
 
         Each tile waits for those before it: the first ones start one after another, and the more of a plane, the later.
         """
         row = (self.width + self.value_width) * self.dtype.bytes + self.sum_cols * f32.bytes
-        plane = p.q_len * p.heads // p.kv_heads * row
-        return max(1, min(p.kv_heads * p.batch, max(self.side_by_side, L2_BYTES // max(1, plane))))
+        plane, planes = p.q_len * shares.heads * row, p.kv_heads * shares.count * p.batch
+        return max(1, min(planes, max(self.side_by_side, L2_BYTES // max(1, plane))))

@@ -7,6 +7,7 @@ from typing import ClassVar
 
 from warploom.core.dtypes import DType, bf16, f16, f32
 from warploom.kernels.attention.backward_rows import MULTIPLIED, option_calls, rows_call
+from warploom.kernels.attention.backward_shares import HeadShares
 from warploom.kernels.attention.problem import MOST_POSITIONS, ArrayStrides, BackwardProblem, GradientDims
 from warploom.kernels.settings import flag, violated
 from warploom.kernels.source import KernelCall, KernelSource, MappedArray
@@ -100,9 +101,11 @@ class BackwardWideSm90(GradientDims):
     def calls(self, problem: BackwardProblem, operands: ArrayStrides, multiprocessors: int) -> tuple[KernelCall, ...]:
         """The kernels for a problem, on arrays with these strides; a CTA for each tile."""
         rows, options = rows_call(problem, operands, ROWS, ROWS), option_calls(problem, operands, ROWS, ROWS)
-        return rows, self._keys(problem, operands), self._queries(problem, operands), *options
+        shares = HeadShares.of(problem, (self.tile_m, KEYS), multiprocessors)
+        keys = self._keys(problem, operands, shares)
+        return rows, keys, self._queries(problem, operands), *shares.sums(problem, operands, self), *options
 
-    def _keys(self, problem: BackwardProblem, operands: ArrayStrides) -> KernelCall:
+    def _keys(self, problem: BackwardProblem, operands: ArrayStrides, shares: HeadShares) -> KernelCall:
         """The kernel of dK and dV."""
         p = problem.forward
         source = KernelSource.of(
@@ -111,8 +114,10 @@ class BackwardWideSm90(GradientDims):
             config=self,
             features=problem.features(self.tile_m, KEYS),
             heads_inside=operands.heads_inside,
+            **shares.argument,
         )
-        padded, planes, tiles = -(-p.q_len // ROWS) * ROWS, p.kv_heads * p.batch, -(-p.kv_len // KEYS)
+        walkers, padded, tiles = p.kv_heads * shares.count, -(-p.q_len // ROWS) * ROWS, -(-p.kv_len // KEYS)
+        planes = walkers * p.batch
         vector = MappedArray(f32, (p.planes, padded), (padded, 1), (1, self.tile_m), swizzled=False)
         maps = (
             operands.mapped("q", p, self.tile_m, PANEL_COLS),
@@ -127,10 +132,12 @@ class BackwardWideSm90(GradientDims):
         scalars = {
             "q_len": p.q_len,
             "kv_len": p.kv_len,
-            **divisors(kv_heads=p.kv_heads),
+            **divisors(kv_heads=walkers),
             **row_tiles(tiles, planes, min(planes, self.side_by_side)),
         }
-        return KernelCall(source, (tiles * planes, 1, 1), scalars, maps, (*MULTIPLIED, *p.changing_arrays))
+        memory = shares.workspace(problem, self)
+        arrays = *shares.stored(MULTIPLIED), *p.changing_arrays, *memory
+        return KernelCall(source, (tiles * planes, 1, 1), scalars, shares.stored(maps), arrays, memory)
 
     def _queries(self, problem: BackwardProblem, operands: ArrayStrides) -> KernelCall:
         """The kernel of dQ."""

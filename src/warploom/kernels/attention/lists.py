@@ -111,18 +111,19 @@ def list_cached_tiles(
 
 # -- backward
 def list_gradient_tiles(
-    problem: BackwardProblem, blocks: tuple[int, int], least_together: int
+    problem: BackwardProblem, blocks: tuple[int, int], least_together: int, shares: int = 1
 ) -> tuple[KernelCall, ...]:
     """The launches that list blocks of queries ("blocks") and tiles of keys ("tiles"), each with its slots.
 
     ``blocks``: query rows of a block, and keys of a tile. Each launch also puts zeros into the gradients' rows of no
-    sequence. There are none where all sequences are as long.
+    sequence. There are none where all sequences are as long. Each of the ``shares`` of a key head's query heads has
+    tiles of its own, one behind the other.
     """
     p, (rows, keys) = problem.forward, blocks
     if not p.listed:
         return ()
     queries = _Side("q", p.q_len, p.heads, rows, "blocks", {"dq": p.head_dim})
-    others = _Side("k", p.kv_len, p.kv_heads, keys, "tiles", {"dk": p.head_dim, "dv": p.value_dim})
+    others = _Side("k", p.kv_len, p.kv_heads, keys, "tiles", {"dk": p.head_dim, "dv": p.value_dim}, shares)
     of_queries = _list(p, queries, others, (rows, False))
     return of_queries, _list(p, others, queries, (rows, True), least_together)
 
@@ -131,7 +132,7 @@ def list_gradient_tiles(
 class _Side:
     """Queries or keys: whose sequences are cut into tiles of ``tile`` rows, of so many heads, in a list.
 
-    ``gradients``: their names, and elements of a head.
+    ``gradients``: their names, and elements of a head. Of each head there are ``shares``.
     """
 
     name: str
@@ -140,6 +141,7 @@ class _Side:
     tile: int
     words: str
     gradients: dict[str, int]
+    shares: int = 1
 
 
 def _list(p: AttentionProblem, own: _Side, other: _Side, slots: tuple[int, bool], least: int = 1) -> KernelCall:
@@ -154,10 +156,12 @@ def _list(p: AttentionProblem, own: _Side, other: _Side, slots: tuple[int, bool]
         slots=slots,
         clears=tuple(own.heads * cols * p.dtype.bytes // u32.bytes for cols in own.gradients.values()),
     )
-    row_bytes = p.head_dim * p.dtype.bytes * (2 if own.name == "q" else 4 * p.group)
+    listed = own.heads * own.shares
+    row_bytes = p.head_dim * p.dtype.bytes * (2 if own.name == "q" else 4 * p.group // own.shares)
     rows = -(-other.total // max(1, p.batch))  # of one sequence: all of its heads come before the next
-    together = min(own.heads, max(least, heads_together(rows, row_bytes, own.heads)))
+    together = min(listed, max(least, heads_together(rows, row_bytes, listed)))
+    together = -(-together // own.shares) * own.shares
     most_slots = most_pieces(p.q_len, p.batch, slots[0])
     scalars = {"own_total": own.total, "others_total": other.total, "most_slots": most_slots}
-    tiles = ListedTiles(p.batch, own.heads, own.total, own.total, own.tile)
+    tiles = ListedTiles(p.batch, listed, own.total, own.total, own.tile)
     return tiles.call(source, scalars, arrays, together, own.words)

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal, Protocol
 
 import numpy as np
+from numpy.typing import NDArray
 
 from warploom.core.arguments import strides
 from warploom.core.dtypes import DType, bf16, f16
@@ -158,6 +159,11 @@ class AttentionProblem(HeadSizes, ScoreOptions):
         return self.of_lengths(TYPICAL_LENGTH, TYPICAL_LENGTH, batch=1) if self.listed else self
 
     @property
+    def mean(self) -> AttentionProblem:
+        """The problem of as many sequences that are all as long, where they are packed."""
+        return self.of_lengths(*(-(-n // self.batch) for n in (self.q_len, self.kv_len))) if self.listed else self
+
+    @property
     def on_cache(self) -> AttentionProblem:
         """The problem with its keys in a cache; sequences of one length fill theirs."""
         if isinstance(self.sequences, Even):
@@ -298,6 +304,18 @@ class AttentionProblem(HeadSizes, ScoreOptions):
         if left is not None:
             first = np.minimum(np.maximum(top - left, 0) // tile_n, end - 1)
         return tuple((end - first).tolist())
+
+    def visiting_blocks(self, tile_m: int, tile_n: int) -> NDArray[np.int64]:
+        """Blocks of query rows that see each tile of keys of a plane: what the kernels' ``SeenBy.blocks`` counts."""
+        left, right, offset = self.left, self.right, self.kv_len - self.q_len
+        first_key = np.arange(-(-self.kv_len // tile_n), dtype=np.int64) * tile_n
+        end = np.full_like(first_key, self.q_len)
+        if left is not None:
+            end = np.clip(np.minimum(first_key + tile_n, self.kv_len) - offset + left, 0, self.q_len)
+        begin = np.zeros_like(first_key)
+        if right is not None:
+            begin = np.clip(first_key - offset - right, 0, self.q_len)
+        return np.where(begin < end, -(-end // tile_m) - begin // tile_m, 0)
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 from warploom.core.dtypes import f32, u32
 from warploom.kernels.attention.backward_sm90 import ADDERS, CONSUMERS, KEYS, STAGES, BackwardSm90
+from warploom.kernels.attention.device.backward_shares import ShareSums
 from warploom.kernels.attention.device.scores import HeadArrays
 from warploom.kernels.attention.device.tiles import tile_of
 from warploom.kernels.attention.problem import PLAIN, AttentionFeatures
@@ -40,6 +41,7 @@ def attention_backward_sm90(
     options: HeadArrays,
     tiles: Global[u32],
     sums: PartSums,
+    shares: Global[f32],
     q_len: u32,
     kv_len: u32,
     slots: u32,
@@ -50,15 +52,17 @@ def attention_backward_sm90(
     features: AttentionFeatures = PLAIN,
     heads_inside: bool = True,
     listed: bool = False,
+    share: int = 0,
 ) -> None:
     """dK and dV of tiles of keys, and what they add to dQ; a grid along x has, or shares, (tiles · planes) of them.
 
     Tensor maps of rank 4, boxes of 64 columns × tile rows; shift and delta as :mod:`.device.backward_rows` forms them.
     A plane is a key head of a batch; ``order`` says which tiles come first. ``sums``: for each block of query rows the
     parts of both consumers, as their threads hold them. Of packed sequences the tiles are ``listed`` in ``tiles``, the
-    maps of tensors are ragged ones, and each head has ``slots`` for blocks.
+    maps of tensors are ragged ones, and each head has ``slots`` for blocks. With a ``share`` a plane is so many of the
+    query heads of a key head, of which there are ``kv_heads`` in a batch, and dK and dV go to ``shares``.
     """
-    c, f = config, features
+    c, f, of_heads = config, features, share or features.group
     pieces = PieceList(k, tiles) if listed else None
     if pieces is None:
         turns_of = Persistent(k, order.count) if c.persistent else Single(k)
@@ -68,13 +72,14 @@ def attention_backward_sm90(
     def at(turn: Number) -> KeyTile:
         if pieces is not None:
             number = turns_of.item(turn)
-            return ListedKeyTile.of(k, c, f, pieces, number, slots)
+            return ListedKeyTile.of(k, c, f, pieces, number, slots, of_heads)
         place = order.tile(turns_of.item(turn))
         how = {"by_heads": c.by_heads, "rising": c.rising}
-        return GridKeyTile.of(k, f, (c.tile_m, KEYS), place, (q_len, kv_len), kv_heads, **how)
+        return GridKeyTile.of(k, f, (c.tile_m, KEYS), place, (q_len, kv_len), kv_heads, of_heads, **how)
 
     boxes = maps.boxes(sequence_boxes if listed else lambda of: Boxes.of_heads(of, heads_inside))
-    differentiate(k, c, f, KeyTiles(k, turns_of, at), boxes, options, sums)
+    saved = ShareSums(k, shares, c) if share else None
+    differentiate(k, c, f, KeyTiles(k, turns_of, at), boxes, options, sums, saved)
 
 
 class GradientMaps(Compound):
@@ -105,10 +110,12 @@ def differentiate(
     maps: tuple[Boxes, ...],
     options: HeadArrays,
     dq: PartSums,
+    saved: ShareSums | None,
 ) -> None:
     """dK and dV of tiles of keys, and what they add to dQ; each role forms the tiles, and keeps what it needs of one.
 
-    ``maps``: Q, K, V, dO, shift, delta, dK and dV at the places that a tile says; ``dq``: its sums.
+    ``maps``: Q, K, V, dO, shift, delta, dK and dV at the places that a tile says; ``dq``: its sums; ``saved``: those of
+    dK and dV, where there are shares.
     """
     c, f = config, features
     q_map, k_map, v_map, do_map, shift_map, delta_map, dk_map, dv_map = maps
@@ -146,8 +153,9 @@ def differentiate(
     with consumer(k, CONSUMERS):
         work = KeyConsumer(k, c, f, options, Uses(tiles), (keys, values, queries, gradients, shared, sums))
         with tiles.each() as number:
-            work.run(tiles.at(number), number, (dk_map, dv_map))
-        await_sent(k)
+            work.run(tiles.at(number), number, (dk_map, dv_map) if saved is None else saved)
+        if saved is None:
+            await_sent(k)
 
 
 def add(k: Kernel, config: BackwardSm90, tiles: KeyTiles, sums: Pipeline, dq: PartSums, adder: int) -> None:
@@ -260,7 +268,7 @@ class KeyConsumer:
         self._options = options.scores(features)
         self._softmax = SoftmaxGradient(k, self._s, self._scale, self._options.change)
 
-    def run(self, tile: KeyTile, number: Traced, results: tuple[Boxes, Boxes]) -> None:
+    def run(self, tile: KeyTile, number: Traced, results: tuple[Boxes, Boxes] | ShareSums) -> None:
         """dK and dV of the tile that is this CTA's ``number``, and its parts of dQ."""
         k = self._k
         self._tile, self._number = tile, number
@@ -280,7 +288,10 @@ class KeyConsumer:
             self._give_back()
             self._keys.at(number).wait()
             self._values.at(number).wait()
-        self._store(count, *results)
+        if isinstance(results, ShareSums):
+            self._save(count, results)
+        else:
+            self._store(count, *results)
         self._uses.end(count)
 
     def _block(self, turn: Traced, *, first: bool = False) -> None:
@@ -350,6 +361,15 @@ class KeyConsumer:
         scale(self._dk, self._scale)
         self._both.sync()  # they are done with all of K
         send_rows(k, self._k_tile, self._dk, self._me, dk, place, barrier=barrier)
+
+    def _save(self, count: Traced, shares: ShareSums) -> None:
+        """dV, the last dQ and dK of a share."""
+        k, number = self._k, self._tile.of_shares * CONSUMERS + self._me
+        shares.save(self._dv, number, value=True)
+        with k.when(count != 0, uniform=True):
+            self._add(count - 1)
+        scale(self._dk, self._scale)
+        shares.save(self._dk, number, value=False)
 
     def _give_back(self) -> None:
         """K and V of the tile before, once dK and dV have left through them: with two stages nobody waits for that."""
@@ -441,9 +461,10 @@ class Uses:
 
 @dataclass(frozen=True)
 class KeyTile(ABC):
-    """Tile ``number`` of the keys of a head, and the query rows that see them.
+    """Tile ``number`` of the keys of a head, and the query rows that see them, of ``share`` query heads.
 
-    ``of_head``: how many blocks of a query head come before those of the next; None where all heads of a block do.
+    ``walker``: which share of a batch's query heads. ``of_head``: how many blocks of a query head come before those of
+    the next; None where all heads of a block do.
     """
 
     k: Kernel
@@ -454,6 +475,8 @@ class KeyTile(ABC):
     lengths: tuple[Traced, Traced]
     mask: SeenBy
     of_head: Divisor | None
+    walker: Traced
+    share: int
 
     @property
     @abstractmethod
@@ -479,24 +502,34 @@ class KeyTile(ABC):
 
     @property
     def count(self) -> Traced:
-        """The number of blocks of query rows that see the keys, of all the query heads that share them."""
-        return self.mask.blocks * self.features.group
+        """The number of blocks of query rows that see the keys, of all its query heads."""
+        return self.mask.blocks * self.share
+
+    @property
+    @abstractmethod
+    def of_shares(self) -> Traced:
+        """The number of the tile among those of all shares of all batches."""
 
     def at(self, turn: Traced) -> tuple[Traced, Traced]:
         """(block of query rows, query head) of number ``turn``."""
-        group = self.features.group
-        if group == 1:
-            return self.mask.block(turn), self.kv_head
-        own, step = (turn % group, turn // group) if self.of_head is None else self.of_head.divide(turn)
-        return self.mask.block(step), self.kv_head * group + own
+        share = self.share
+        if share == 1:
+            return self.mask.block(turn), self.walker
+        own, step = (turn % share, turn // share) if self.of_head is None else self.of_head.divide(turn)
+        return self.mask.block(step), self.walker * share + own
+
+
+def key_head(walker: Traced, features: AttentionFeatures, share: int) -> Traced:
+    """The key head of a share of so many query heads, by its number."""
+    return walker // (features.group // share) if share < features.group else walker
 
 
 @dataclass(frozen=True)
 class GridKeyTile(KeyTile):
-    """A tile of sequences of one length."""
+    """A tile of sequences of one length; a batch has so many ``walkers``."""
 
     batch: Traced
-    kv_heads: Traced
+    walkers: Traced
 
     @classmethod
     def of(
@@ -506,19 +539,21 @@ class GridKeyTile(KeyTile):
         tile: tuple[int, int],
         at: tuple[Traced, Traced],
         lengths: tuple[Traced, Traced],
-        kv_heads: Divisor,
+        walkers: Divisor,
+        share: int,
         *,
         by_heads: bool = False,
         rising: bool = False,
     ) -> GridKeyTile:
-        """A tile of so many query rows and keys at (tiles after it, plane)."""
+        """A tile of so many query rows and keys at (tiles after it, plane), a plane being a walker of a batch."""
         left, plane = at
         tiles = (lengths[1] + (tile[1] - 1)) // tile[1]
         number = tiles - 1 - left  # the first keys have the most query rows, and CTAs wait for those of lower numbers
         mask = SeenBy(k, features.mask, tile, number * tile[1], lengths, rising=rising)
-        batch, head = kv_heads.divide(plane)
+        batch, walker = walkers.divide(plane)
+        head = key_head(walker, features, share)
         of_head = Divisor.of(k, k.maximum(mask.blocks, 1)) if by_heads else None
-        return cls(k, features, tile, number, head, lengths, mask, of_head, batch, kv_heads.value)
+        return cls(k, features, tile, number, head, lengths, mask, of_head, walker, share, batch, walkers.value)
 
     @property
     def place(self) -> tuple[Number, ...]:
@@ -536,7 +571,13 @@ class GridKeyTile(KeyTile):
 
     def plane_of(self, head: Traced) -> Traced:
         """The number of a query head among those of all batches."""
-        return self.batch * (self.kv_heads * self.features.group) + head
+        return self.batch * (self.walkers * self.share) + head
+
+    @property
+    def of_shares(self) -> Traced:
+        """The number of the tile among those of all shares of all batches."""
+        tiles = (self.lengths[1] + (self.tile[1] - 1)) // self.tile[1]
+        return (self.batch * self.walkers + self.walker) * tiles + self.number
 
     def part(self, turn: Traced, me: Number) -> Traced:
         """The number of a consumer's part of a block of dQ."""
@@ -552,6 +593,7 @@ class ListedKeyTile(KeyTile):
     piece: Piece
     slot: Slot
     slots: Traced
+    entry: Traced
 
     @classmethod
     def of(
@@ -562,6 +604,7 @@ class ListedKeyTile(KeyTile):
         listed: PieceList,
         entry: Traced,
         slots: Traced,
+        share: int,
     ) -> ListedKeyTile:
         """The tile of an entry."""
         piece, slot = listed.at(entry), listed.slot(entry)
@@ -569,7 +612,8 @@ class ListedKeyTile(KeyTile):
         lengths = piece.keys.count, piece.queries.count + first
         mask = SeenBy(k, features.mask, tile, first, lengths, rising=config.rising)
         of_head = Divisor.of(k, k.maximum(mask.blocks, 1)) if config.by_heads else None
-        return cls(k, features, tile, slot.number, piece.head, lengths, mask, of_head, piece, slot, slots)
+        head, places = key_head(piece.head, features, share), (piece, slot, slots, entry)
+        return cls(k, features, tile, slot.number, head, lengths, mask, of_head, piece.head, share, *places)
 
     @property
     def place(self) -> tuple[Number, ...]:
@@ -584,6 +628,11 @@ class ListedKeyTile(KeyTile):
     def values(self, block: Traced, head: Traced, vector: int) -> tuple[Traced, Traced]:
         """Where shift and delta of a block lie."""
         return (self.slot.first + block) * vector, head
+
+    @property
+    def of_shares(self) -> Traced:
+        """The number of the tile among those of all shares: its place in the list."""
+        return self.entry
 
     def part(self, turn: Traced, me: Number) -> Traced:
         """The number of a consumer's part of a block of dQ."""

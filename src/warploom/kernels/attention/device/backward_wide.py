@@ -11,9 +11,11 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
+from typing import ClassVar
 
 from warploom.core.dtypes import f32, u32
 from warploom.kernels.attention.backward_wide import CONSUMERS, KEYS, ROWS, STAGES, BackwardWideSm90
+from warploom.kernels.attention.device.backward_shares import ShareSums
 from warploom.kernels.attention.device.backward_sm90 import GradientMaps, GridKeyTile
 from warploom.kernels.attention.device.scores import HeadArrays
 from warploom.kernels.attention.problem import PLAIN, AttentionFeatures
@@ -35,6 +37,7 @@ def attention_backward_keys_sm90(
     k: Kernel,
     maps: GradientMaps,
     options: HeadArrays,
+    shares: Global[f32],
     q_len: u32,
     kv_len: u32,
     kv_heads: Divisor,
@@ -43,9 +46,12 @@ def attention_backward_keys_sm90(
     config: BackwardWideSm90,
     features: AttentionFeatures = PLAIN,
     heads_inside: bool = True,
+    share: int = 0,
 ) -> None:
     """dK and dV of 64 keys; a grid of (tiles of keys · planes) along x. Arguments as for the fused kernel."""
-    tile = GridKeyTile.of(k, features, (config.tile_m, KEYS), order.tile(k.cta_x), (q_len, kv_len), kv_heads)
+    heads = share or features.group
+    tile = GridKeyTile.of(k, features, (config.tile_m, KEYS), order.tile(k.cta_x), (q_len, kv_len), kv_heads, heads)
+    saved = ShareSums(k, shares, config) if share else None
     boxes = maps.boxes(lambda of: Boxes.of_heads(of, heads_inside))
     q_boxes, k_boxes, v_boxes, do_boxes, shift_boxes, delta_boxes, dk_boxes, dv_boxes = boxes
     streams = Streams.of(k, config, (k_boxes, v_boxes), (q_boxes, do_boxes), (shift_boxes, delta_boxes))
@@ -54,9 +60,9 @@ def attention_backward_keys_sm90(
         streams.fill(k, tile)
     with consumer(k, CONSUMERS):
         with k.when(k.warpgroup == 1, uniform=True):
-            ValueGradient(k, config, features, options, tile, streams).run(dv_boxes)
+            ValueGradient(k, config, features, options, tile, streams).run(saved or dv_boxes)
         with k.otherwise():
-            KeyGradient(k, config, features, tile, streams).run(dk_boxes)
+            KeyGradient(k, config, features, tile, streams).run(saved or dk_boxes)
 
 
 @dataclass(frozen=True)
@@ -105,6 +111,8 @@ class Gradient(ABC):
     of the gradient.
     """
 
+    _of_values: ClassVar[bool]
+    """Whether the gradient is V's, not K's."""
     _scale: float | None = None
 
     def __init__(
@@ -131,8 +139,8 @@ class Gradient(ABC):
     def _turn(self, turn: Traced, values: list[Traced]) -> None:
         """A block's product into the operand of the next, by the values of its columns."""
 
-    def run(self, boxes: Boxes) -> None:
-        """The gradient of all blocks, and on its way out through what was K or V."""
+    def run(self, to: Boxes | ShareSums) -> None:
+        """The gradient of all blocks, and on its way out through what was K or V, or to those of other shares."""
         k, count = self._k, self._tile.count
         zero(self._sums)
         self._own.at(0).wait()
@@ -146,7 +154,10 @@ class Gradient(ABC):
             last.release()
         if self._scale is not None:
             scale(self._sums, self._scale)
-        send_rows(k, self._own.tiles[0], self._sums, k.value(0, u32), boxes, self._tile.place)
+        if isinstance(to, ShareSums):
+            to.save(self._sums, self._tile.of_shares, value=self._of_values)
+            return
+        send_rows(k, self._own.tiles[0], self._sums, k.value(0, u32), to, self._tile.place)
         await_sent(k)
 
     def _step(self, turn: Traced, *, first: bool = False) -> None:
@@ -168,6 +179,8 @@ class Gradient(ABC):
 
 class ValueGradient(Gradient):
     """dV = Pᵀ·dO; P goes to the other consumer as well."""
+
+    _of_values = True
 
     def __init__(
         self,
@@ -198,6 +211,8 @@ class ValueGradient(Gradient):
 
 class KeyGradient(Gradient):
     """dK = scale · dSᵀ·Q, with dS of dP and the other consumer's P."""
+
+    _of_values = False
 
     def __init__(
         self, k: Kernel, config: BackwardWideSm90, features: AttentionFeatures, tile: GridKeyTile, streams: Streams
