@@ -172,6 +172,7 @@ def test_headers_of_the_host_and_names_of_the_source() -> None:
 #include <cuda.h>
 #include <cstdint>
 #include <cstdio>
+typedef struct CUtensorMap_st CUtensorMap;  // as <cuda/barrier> has it
 template <int N> __global__ void last(std::uint32_t *out, const __grid_constant__ CUtensorMap) {
   __shared__ uint32_t kept[N];
   kept[threadIdx.x] = threadIdx.x;

@@ -20,7 +20,8 @@ _NAMES = "".join(f"using ::{sign}int{bits}_t;\n" for sign in ("", "u") for bits 
 _HOST_HEADERS = {
     "stdint.h": _STDINT,
     "cstdint": f"#include <stdint.h>\nnamespace std {{\n{_NAMES}}}\n",
-    "cuda.h": "#pragma once\nstruct CUtensorMap { alignas(64) unsigned long long opaque[16]; };\n",
+    "cuda.h": "#pragma once\nstruct CUtensorMap_st { alignas(64) unsigned long long opaque[16]; };\n"
+    "typedef struct CUtensorMap_st CUtensorMap;\n",  # CCCL declares it so, too
 } | dict.fromkeys(("assert.h", "cassert", "cmath", "cstdio", "cstdlib", "math.h", "stdio.h", "stdlib.h"), "")
 """Headers of the host that CUDA sources include, as far as kernels use them: NVRTC has none of these."""
 
