@@ -3,6 +3,7 @@
 # pyright: reportInvalidTypeForm=false
 from __future__ import annotations
 
+import linecache
 from collections import Counter
 from collections.abc import Callable
 from typing import Any
@@ -13,7 +14,7 @@ import pytest
 from tests.tile.support import SEEDS, as_boxes, clean, escapes, whole
 from warploom.core.dtypes import DType, bf16, f16
 from warploom.core.errors import TraceError
-from warploom.emulate import TensorMapArgument
+from warploom.emulate import Emulation, TensorMapArgument, emulate
 from warploom.ir.program import Program
 from warploom.lang import Global, Kernel, SharedTile, TensorMap, Traced, f32, kernel, u32
 from warploom.layout.tensor_map import TensorMapSpec
@@ -253,3 +254,78 @@ def test_misuse_is_said(says: str) -> None:
 
     with pytest.raises(TraceError, match=f"{says}.*test_pipeline.py"):
         wrong.trace()
+
+
+@kernel(threads=160, requires="sm_90a")
+def mistaken(
+    k: Kernel,
+    x: TensorMap,
+    out: Global[f32],
+    *,
+    readers: int = 4,
+    rows: int = ROWS,
+    releases: bool = True,
+    sets_up: bool = True,
+    place: int = 1,
+) -> None:
+    """Warp 4 loads eight tiles for the warps before it, which add up their rows."""
+    tile = operand_tile(k, bf16, rows, 64, name="X", stages=3)
+    ring = Pipeline(k, (tile, Boxes(x)), readers=readers)
+    if sets_up:
+        ready(k, ring)
+    with k.warps(4, 5), k.when(k.thread == 128):
+        put = ring.producer()
+        with k.loop(8) as i:
+            put.put((i * ROWS, 0)[:place] if place else i * ROWS)  # type: ignore[arg-type]
+    with k.warps(0, 4):
+        get = ring.consumer()
+        totals = k.registers(f32, 2, 0.0, "totals")
+        with k.loop(8):
+            add_columns(k, get.wait(), 64, totals)
+            k.syncwarp()
+            if releases:
+                get.release()
+        with k.when(k.thread < ROWS):
+            out.store(totals[0].get() + totals[1].get(), k.thread)
+
+
+REFUSED: dict[str, tuple[dict[str, Any], str, tuple[str, ...]]] = {
+    "nothing is released": ({"releases": False}, "get.wait()", ("nothing releases X", "release()")),
+    "fewer readers": ({"readers": 2}, "get.release()", ("4 warps release X", "readers=2", "readers=4")),
+    "more readers": ({"readers": 8}, "get.release()", ("4 warps release X", "readers=8", "readers=4")),
+    "never set up": ({"sets_up": False}, "ring = Pipeline(", ("never set up", "ready(k")),
+    "no place": ({"place": 0}, "put.put(", ("a place is a tuple", "(row,)")),
+}
+
+
+@pytest.mark.parametrize("mistake", REFUSED)
+def test_a_mistake_with_a_pipeline_is_refused_at_its_line(mistake: str) -> None:
+    configuration, line, says = REFUSED[mistake]
+    assert mistaken.trace().body
+    with pytest.raises(TraceError) as refused:
+        mistaken.trace(**configuration)
+    assert line in linecache.getline(__file__, refused.value.where.line)
+    assert all(part in str(refused.value) for part in says), str(refused.value)
+
+
+def launched(configuration: dict[str, Any], box: int = ROWS, swizzle: int = 128) -> Emulation:
+    x, out = whole(8 * ROWS, 64), np.zeros(ROWS, np.float32)
+    spec = TensorMapSpec(bf16, (64, 8 * ROWS), (128,), (64, box), swizzle)
+    return emulate(mistaken.trace(**configuration), 1, [TensorMapArgument(x, spec), out])
+
+
+MISFITS: dict[str, tuple[dict[str, Any], dict[str, int], tuple[str, ...]]] = {
+    "a box too low": ({}, {"box": ROWS // 2}, ("X has 16 rows", "(64, 8)", "make it (64, 16)")),
+    "a tile too high": ({"rows": 2 * ROWS}, {}, ("X has 32 rows", "(64, 16)", "make it (64, 32)")),
+    "another swizzle": ({}, {"swizzle": 0}, ("'X'", "swizzle_bytes=128")),
+    "columns in a place": ({"place": 2}, {}, ("3 coordinates", "2 dimensions", "leaves the columns out")),
+}
+
+
+@pytest.mark.parametrize("misfit", MISFITS)
+def test_a_map_that_does_not_fit_the_tile_is_told_where_it_is_put(misfit: str) -> None:
+    configuration, of_map, says = MISFITS[misfit]
+    assert not launched({}).findings
+    found = launched(configuration, **of_map).findings[0]
+    assert "put.put(" in linecache.getline(__file__, found.where.line)
+    assert all(part in found.message for part in says), found.message

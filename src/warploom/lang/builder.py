@@ -62,8 +62,10 @@ class Builder:
         self._shared: list[dict[_Key, tuple[Traced, ...]]] = [{}]
         self._share = share
         self._lines: dict[tuple[tuple[str, int, str], ...], SourceLine] = {}
-        self.unentered: dict[object, TraceError] = {}
-        """Blocks that were made and that no ``with`` has entered, each with the error that it is."""
+        self.unfinished: dict[object, TraceError] = {}
+        """What must come before the end of the kernel, such as a block's ``with``: the error that it is otherwise."""
+        self._conditions: list[tuple[int, int] | None] = []
+        """The roles, as warps, and the conditions (None) around what is written now."""
 
     # -- source lines
     @staticmethod
@@ -295,6 +297,20 @@ class Builder:
             self._shared.pop()
 
     @contextmanager
+    def _within(self, warps: tuple[int, int] | None) -> Generator[None, None, None]:
+        self._conditions.append(warps)
+        try:
+            yield
+        finally:
+            self._conditions.pop()
+
+    def warps_here(self, count: int) -> range | None:
+        """Which of the ``count`` warps of a CTA execute what is written now; None under a condition."""
+        if None in self._conditions:
+            return None
+        return range(*(self._conditions[-1] or ())) if self._conditions else range(count)
+
+    @contextmanager
     def loop_block(self, start: Operand, stop: Operand, step: Operand, dtype: DType) -> Generator[Traced, None, None]:
         """A dynamic loop's body."""
         where = self.here()
@@ -307,7 +323,7 @@ class Builder:
     def when_block(self, condition: Operand, uniform: bool) -> Generator[None, None, None]:
         """The body of a condition."""
         where = self.here()
-        with refuse_rebinding(self.author(), loop=False), self.block() as body:
+        with refuse_rebinding(self.author(), loop=False), self.block() as body, self._within(None):
             yield
         self.append(When(condition, tuple(body), (), uniform, where))
 
@@ -317,7 +333,7 @@ class Builder:
         previous = self._blocks[-1][-1] if self._blocks[-1] else None
         if not isinstance(previous, When) or previous.otherwise:
             raise TraceError("`k.otherwise()` follows directly after a `with k.when(…):`")
-        with refuse_rebinding(self.author(), loop=False), self.block() as body:
+        with refuse_rebinding(self.author(), loop=False), self.block() as body, self._within(None):
             yield
         last = self._blocks[-1][-1]
         if last is not previous:
@@ -328,7 +344,7 @@ class Builder:
     def role_block(self, first: int, last: int, registers: int | None) -> Generator[None, None, None]:
         """One warp role; roles written one after another form one if/else chain."""
         where = self.here()
-        with self.block() as body:
+        with self.block() as body, self._within((first, last)):
             yield
         role = Role(first, last, tuple(body), registers, where)
         previous = self._blocks[-1][-1] if self._blocks[-1] else None
@@ -341,7 +357,7 @@ class Builder:
         """The outermost block."""
         if len(self._blocks) != 1:
             raise TraceError("a block is still open at the end of the kernel")
-        for wrong in self.unentered.values():
+        for wrong in self.unfinished.values():
             raise wrong
         return tuple(self._blocks[0])
 

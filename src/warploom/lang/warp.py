@@ -22,12 +22,12 @@ class _WithBlock(AbstractContextManager[_T]):
 
     def __init__(self, words: WarpWords, word: str, body: AbstractContextManager[_T]) -> None:
         self._words, self._word, self._body = words, word, body
-        words.unentered[self] = TraceError(
+        words.unfinished[self] = TraceError(
             f"k.{word}(…) has no `with` before it: write it, and indent what the block holds"
         ).at(words.here())
 
     def __enter__(self) -> _T:
-        self._words.unentered.pop(self, None)
+        self._words.unfinished.pop(self, None)
         return self._body.__enter__()
 
     def __exit__(self, *error: Any) -> bool | None:

@@ -11,12 +11,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from warploom.core.dtypes import DType, f32, u32
-from warploom.core.errors import TraceError
+from warploom.core.errors import TraceError, shown
 from warploom.isa.async_copy import Eviction
 from warploom.lang.hopper import Ring
 from warploom.tile.planning import panel_cols
 
 if TYPE_CHECKING:
+    from warploom.ir.statements import SourceLine
     from warploom.lang import Kernel, SharedTile, Traced
     from warploom.lang.hopper import MbarrierArray, TensorMapHandle
     from warploom.lang.values import Number
@@ -128,6 +129,40 @@ Position = Ring | PackedPosition | TurnPosition
 """A stage and the parity of its phase, and how to go on to the next."""
 
 
+class _Arrivals:
+    """The warps that release the stages of a pipeline, or write them, as far as they are known while tracing."""
+
+    def __init__(self, pipeline: Pipeline, argument: str, does: str, count: int) -> None:
+        self._pipeline, self._argument, self._does, self._count = pipeline, argument, does, count
+        self._warps: set[int] | None = set() if pipeline.parts == 1 else None
+        self._most = 0
+
+    def forget(self) -> None:
+        """Claim nothing: some warps arrive for some stages, others for others."""
+        self._warps = None
+        self._pipeline.k.unfinished.pop((self._pipeline, self._argument), None)
+
+    def add(self) -> None:
+        """Note that the warps that execute what is written now arrive once each; under a condition none are known.
+
+        It is an error by the end of the kernel if they alone are more than the pipeline counts, or all together fewer.
+        """
+        k, argument, count = self._pipeline.k, self._argument, self._count
+        here = k.warps_here((k.cta_threads or 0) // 32)
+        if here is None or self._warps is None:
+            self.forget()
+            return
+        self._warps |= set(here)
+        self._most = max(self._most, len(here))
+        k.unfinished.pop((self._pipeline, argument), None)
+        if self._most > count or len(self._warps) < count:
+            found = max(self._most, min(len(self._warps), count))
+            k.unfinished[self._pipeline, argument] = TraceError(
+                f"{found} warps {self._does} {self._pipeline.name} here, once each, and its pipeline counts {argument}="
+                f"{count}: write {argument}={found}, or let {'fewer' if found > count else 'the others'} do so"
+            ).at(k.here())
+
+
 class Pipeline:
     """Stages of one shared tile, or of several that travel together.
 
@@ -161,9 +196,18 @@ class Pipeline:
         """Columns that copies fill; None: all."""
         self._panels = [[p for p in tile.layout.panels if cols is None or p.first_col < cols] for tile in self.tiles]
         name = name or self.tiles[0].name
-        self._writers, self._readers, self._parts = writers, readers, parts
+        self.name, self._writers, self._readers, self.parts = name, writers, readers, parts
+        self.released_by, self.written_by = (
+            _Arrivals(self, "readers", "release", readers),
+            _Arrivals(self, "writers", "write", writers),
+        )
         self.full: MbarrierArray = k.mbarriers(self.stages, f"{name}_full")
         self.empty: MbarrierArray | None = k.mbarriers(self.stages, f"{name}_empty") if readers else None
+        self._lines: dict[str, SourceLine] = {}
+        k.unfinished[self, "ready"] = TraceError(
+            f"the barriers of the pipeline of {name} are never set up: call ready(k, …) with it, once all pipelines of "
+            "the kernel are made"
+        ).at(k.here())
 
     @property
     def stage_bytes(self) -> int:
@@ -175,6 +219,7 @@ class Pipeline:
 
     def initialise(self) -> None:
         """Set up the mbarriers, by one thread."""
+        self.k.unfinished.pop((self, "ready"), None)
         self.full.init(self._writers)
         if self.empty is not None:
             self.empty.init(self._readers)
@@ -197,16 +242,36 @@ class Pipeline:
 
     def at(self, turn: Number, part: Number = 0, *, filling: bool = False) -> Cursor:
         """The stage that a part uses as number ``turn``; ``filling``: for whoever fills it. Takes no registers."""
-        n = self.stages // self._parts
+        n = self.stages // self.parts
+        self.released_by.forget()
+        self.written_by.forget()
         number = self.k.value(turn, u32)
         since = number + n if filling else number  # what was there before was put n turns ago; at first all are empty
-        return Cursor(self, TurnPosition(since % n * self._parts + part, since // n & 1))
+        return Cursor(self, TurnPosition(since % n * self.parts + part, since // n & 1))
 
     # -- what a cursor does
+    def used(self, how: str) -> None:
+        """Note that a cursor has claimed a stage, waited for one or released one: what is claimed again is released."""
+        lines = self._lines
+        lines.setdefault(how, self.k.here())
+        if "release" in lines:
+            self.k.unfinished.pop((self, "release"), None)
+        elif self.empty is not None and {"claim", "wait"} <= lines.keys():
+            self.k.unfinished[self, "release"] = TraceError(
+                f"nothing releases {self.name}, which is waited for here and filled at {lines['claim']}: who fills it "
+                f"again waits for ever once {self.stages} stages are full. Call release() of the cursor that waited, "
+                "when its warp has read the stage"
+            ).at(lines["wait"])
+
     def copy_in(self, stage: Number, places: Sequence[Sequence[Any]]) -> None:
         """Start the copies of every tile of a stage; their bytes complete the stage's phase."""
         if len(places) != len(self.tiles):
             raise TraceError(f"put takes a place for each of {len(self.tiles)} tiles")
+        if alone := [place for place in places if not isinstance(place, Sequence)]:
+            raise TraceError(
+                f"a place is a tuple, which Boxes takes apart: (row,) of a matrix, and its further dimensions; not "
+                f"{shown(alone[0])}"
+            )
         self.full.expect(self.stage_bytes, stage)
         for tile, boxes, panels, place in zip(self.tiles, self._boxes, self._panels, places, strict=True):
             if boxes is None:
@@ -255,6 +320,7 @@ class Cursor:
     def claim(self) -> SharedTile:
         """The stage's tile once it is empty, for each writing warp."""
         p = self._pipeline
+        p.used("claim")
         if p.empty is not None:
             p.empty.wait(self._position.phase, self.stage)
         return self.tile
@@ -265,6 +331,7 @@ class Cursor:
         ``for_loads``: ordinary loads alone read it, for which nothing is fenced.
         """
         k = self._pipeline.k
+        self._pipeline.written_by.add()
         if not for_loads:
             k.fence_async()
         k.syncwarp()
@@ -278,6 +345,7 @@ class Cursor:
 
     def wait_all(self) -> tuple[SharedTile, ...]:
         """The stage's tiles, once they are full."""
+        self._pipeline.used("wait")
         self._pipeline.full.wait(self._position.phase, self.stage)
         return self.tiles
 
@@ -286,6 +354,8 @@ class Cursor:
         p = self._pipeline
         if p.empty is None:
             raise TraceError("nobody releases this pipeline: it was made with readers=0")
+        p.used("release")
+        p.released_by.add()
         p.empty.arrive(self._released.stage, when=p.k.lane == 0)
         self._released.advance()
 
@@ -299,6 +369,7 @@ class Cursor:
         Take turns for that: a wait tells a phase from the one before, not from those before both.
         """
         ring, n = self._registers(), self._pipeline.stages
+        self._pipeline.released_by.forget()
         total = ring.stage.get() + count
         rounds = total // n
         ring.phase.set((ring.phase.get() + rounds) & 1)

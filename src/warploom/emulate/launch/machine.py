@@ -38,6 +38,7 @@ from warploom.emulate.order.clocks import MOST_CLOCKED, MOST_STAMPS, Clocks
 from warploom.emulate.order.ordering import Ordering
 from warploom.emulate.order.places import Places
 from warploom.emulate.order.planes import planes_of
+from warploom.emulate.transactions.boxes import wrong_boxes
 from warploom.emulate.transactions.bulk import BulkCopies
 from warploom.emulate.transactions.tensor_maps import TensorMapArgument
 from warploom.emulate.transactions.transaction import CopyQueue
@@ -194,9 +195,9 @@ class _Launch:
         self.rng = None if seed is None else random.Random(seed)
         self.progress = progress
         self.warps = self.program.warps
-        buffers, values, self.maps = bound
+        buffers, self.values, self.maps = bound
         memory = GlobalMemory(buffers, executor.written, executor.global_granule, executor.checks)
-        executor.begin(memory, TrafficCounter(), values, self.rng)
+        executor.begin(memory, TrafficCounter(), self.values, self.rng)
         self.history: list[Op | None] = [None]
         self.names: dict[tuple[str, int, int], int] = {}
         self.published: dict[int, Any] = {}
@@ -210,6 +211,14 @@ class _Launch:
 
     def run(self) -> Emulation:
         total, together = self.places.ctas, self.places.together
+        if self.maps and self.executor.checks:
+            maps = {
+                p.value: (p.name, self.maps[int(self.values[p.value].item())].spec)
+                for p in self.program.parameters
+                if p.kind == "tensor_map"
+            }
+            for op, message in wrong_boxes(self.program, maps):
+                self.findings.add(Finding("layout", f"{op.instruction.mnemonic} {message}", op.where))
         per_batch = max(1, _WARPS_PER_BATCH // (self.warps * together)) * together
         with np.errstate(all="ignore"):
             for first in range(0, total, per_batch):
@@ -368,8 +377,8 @@ def _cure(op: Op) -> str:
 
 
 _CURES: dict[type[Effect], str] = {
-    MbarrierWait: "all its arrivals and exactly the expected bytes must come, as often as it is waited for; who waits "
-    "for empty stages begins with phase=1",
+    MbarrierWait: "all its arrivals (of an empty stage a release by each reader) and exactly the expected bytes must "
+    "come, as often as it is waited for; who waits for empty stages begins with phase=1",
     RegisterBudget: "other warpgroups must give registers back first, and enough of them",
     GlobalWait: "who raises the counter must come so far, and must not be behind this CTA in the grid",
 }

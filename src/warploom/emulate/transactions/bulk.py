@@ -126,7 +126,8 @@ class BulkCopies(Groups[Store]):
         at = tuple(by.several("coordinates", len(copy.coordinates)))
         if len(at) != len(source.spec.box):
             message = f"{by.name} gives {len(at)} coordinates for a tensor of {len(source.spec.box)} dimensions: give "
-            self.report.by("bounds", by, message + "one for each, the innermost first")
+            message += "one for each, the innermost first (a place of Boxes leaves the columns out: those of the tile)"
+            self.report.by("bounds", by, message)
             return
         beyond = source.outside(at)
         if beyond is not None:
@@ -237,7 +238,9 @@ class BulkCopies(Groups[Store]):
             has = "no swizzle" if tile.swizzle_bytes == 0 else f"swizzled rows of {tile.swizzle_bytes} bytes"
             has = "a swizzle that the TMA does not have" if tile.swizzle_bytes is None else has
             wants = f"swizzles {spec.swizzle_bytes} bytes" if spec.swizzle_bytes else "does not swizzle"
-            message = f"{by.name}: the tile {tile.name!r} has {has}, its tensor map {wants}: make them agree"
+            message = f"{by.name}: the tile {tile.name!r} has {has}, its tensor map {wants}: "
+            fits = tile.swizzle_bytes is not None and (tile.swizzle_bytes == 0 or inner <= tile.swizzle_bytes)
+            message += f"make the map with swizzle_bytes={tile.swizzle_bytes}" if fits else "make them agree"
             self.report.by("layout", by, message)
         elif tile.row_bytes and spec.box_bytes > inner and pitch != tile.row_bytes:
             message = f"{by.name}: rows of the tile {tile.name!r} are {tile.row_bytes} bytes apart, those of the "
