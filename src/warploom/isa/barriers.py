@@ -112,9 +112,19 @@ form(
 
 # Fences
 
-FENCE = common(effects=lambda i: (Fence("gpu" if i.scope == "gl" else i.scope),), **ORDERED)
-form("fence.{order}.{scope}", FENCE, order="acq_rel sc", scope="cta gpu sys cluster@sm_90")
-form("membar.{scope}", FENCE, scope="cta gl sys")
+form(
+    "fence.{order}.{scope}",
+    ORDERED,
+    order="acq_rel sc",
+    scope="cta gpu sys cluster@sm_90",
+    effects=lambda i: (Fence(i.scope, i.order == "sc"),),
+)
+form(
+    "membar.{scope}",
+    ORDERED,
+    scope="cta gl sys",
+    effects=lambda i: (Fence("gpu" if i.scope == "gl" else i.scope, sc=True),),
+)
 _SPACES: dict[str, Any] = {"": "all", "shared::cta": "shared", "global": "global"}
 form(
     "fence.proxy.async{.space}",

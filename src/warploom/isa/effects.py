@@ -143,9 +143,10 @@ class Barrier(Effect):
 
 @dataclass(frozen=True, slots=True)
 class Fence(Effect):
-    """A memory fence of a scope (``fence.acq_rel``)."""
+    """A memory fence of a scope; ``sc``: one of those that are in one order with each other (``fence.sc``)."""
 
     scope: Scope
+    sc: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,6 +6,7 @@ from __future__ import annotations
 import numpy as np
 
 from tests.emulate.defects.base import Launch, numbers, planted, zeros
+from warploom.isa.instruction import named
 from warploom.isa.memory import load
 from warploom.lang import Global, Kernel, f32, kernel, u32
 
@@ -65,6 +66,57 @@ def last_cta(defect: str, *, way: str) -> Launch:
 
     right = numbers(64) * ctas + 100 * (ctas * (ctas - 1) // 2)
     return Launch(run.trace(), ctas, [zeros(64 * ctas), zeros(1), zeros(64)], {2: right})
+
+
+@planted(
+    GROUP,
+    "ROCm/pytorch#2553",
+    {
+        "no fence before the count": ("race", r"parts\."),
+        "no fence after the count": ("race", r"parts\."),
+        "a fence without order among fences": ("race", r"parts\."),
+        "fenced for the CTA alone": ("race", r"parts\."),
+        "no barrier before the count": ("race", r"parts\."),
+        "fenced after the barrier by another warp": ("race", r"parts\."),
+        "no barrier after the count": ("race|uninitialised", r"flag|parts\."),
+        "fenced by another warp as it counts": ("race", r"parts\."),
+    },
+    [{"warps": 2}, {"warps": 4}],
+)
+def fenced_by_all(defect: str, *, warps: int) -> Launch:
+    """Every thread fences its part (`__threadfence()`), one thread counts for the CTA; the last CTA adds them up."""
+    ctas, threads = 3, 32 * warps
+
+    @kernel(threads=threads)
+    def run(k: Kernel, parts: Global[u32], count: Global[u32], out: Global[u32]) -> None:
+        flag = k.shared(u32, 4, name="flag")
+        parts.store(k.thread + 100 * k.cta_x, k.cta_x * threads + k.thread)
+        late, unordered = defect == "fenced after the barrier by another warp", "a fence without order among fences"
+        scope = "cta" if defect == "fenced for the CTA alone" else "gpu"
+        if defect != "no fence before the count" and not late:
+            k.issue(named(f"fence.{'acq_rel' if defect == unordered else 'sc'}.{scope}"))
+        if defect != "no barrier before the count":
+            k.syncthreads()
+        if late:
+            with k.when(k.warp == 1):
+                k.issue(named("fence.sc.gpu"))
+        with k.when(k.thread == 0):
+            flag.store(k.atomic("add", count, 1, order="relaxed"), 0, 0)
+        if defect == "fenced by another warp as it counts":
+            with k.when(k.warp == 1):
+                k.issue(named("fence.sc.gpu"))
+        if defect != "no barrier after the count":
+            k.syncthreads()
+        with k.when(flag.load(0, 0) == k.grid_x - 1):
+            if defect not in ("no fence after the count", "fenced by another warp as it counts"):
+                k.issue(named(f"fence.sc.{scope}"))
+            total = k.register(u32, 0)
+            with k.loop(k.grid_x) as i:
+                total += parts.load(i * threads + (k.thread ^ 32))
+            out.store(total, k.thread)
+
+    right = (numbers(threads) ^ 32) * ctas + 100 * (ctas * (ctas - 1) // 2)
+    return Launch(run.trace(), ctas, [zeros(threads * ctas), zeros(1), zeros(threads)], {2: right})
 
 
 @planted(

@@ -161,8 +161,8 @@ class Executor(Context):
             )
         return step
 
-    def _fence(self, _op: Op, effect: fx.Fence) -> Step:
-        return lambda frame: self.ordering.fence(frame, effect.scope) if self.across and self.checks else None
+    def _fence(self, op: Op, effect: fx.Fence) -> Step:
+        return lambda frame: self.ordering.fence(frame, op, effect) if self.across and self.checks else None
 
     def _read_special(self, op: Op, effect: fx.ReadSpecial) -> Step:
         return lambda frame: frame.write(op.results[0], self._special(frame, effect.register))

@@ -35,7 +35,7 @@ from warploom.emulate.memory.global_memory import GlobalMemory
 from warploom.emulate.memory.memory import LocalMemory
 from warploom.emulate.memory.shared_memory import SharedMemory
 from warploom.emulate.order.clocks import MOST_CLOCKED, MOST_STAMPS, Clocks
-from warploom.emulate.order.ordering import Ordering
+from warploom.emulate.order.ordering import Ordering, Published
 from warploom.emulate.order.places import Places
 from warploom.emulate.order.planes import planes_of
 from warploom.emulate.transactions.boxes import wrong_boxes
@@ -200,7 +200,7 @@ class _Launch:
         executor.begin(memory, TrafficCounter(), self.values, self.rng)
         self.history: list[Op | None] = [None]
         self.names: dict[tuple[str, int, int], int] = {}
-        self.published: dict[int, Any] = {}
+        self.published = Published()
         self.tasks: list[Task] = []
         self.idle = 0  # rounds in which loops looked in vain for what other threads do
         # How often a copy lands before some warp goes on; without a seed, none does while any warp can.

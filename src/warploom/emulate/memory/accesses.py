@@ -72,7 +72,8 @@ class AccessSteps:
     def _order(self, place: Any, access: Access, turns: Turns = ASCENDING) -> None:
         """Release what the warps know, or acquire, as the semantics of a strong access say."""
         if access.order != "weak" and self.run.across:
-            self.run.ordering.strong_access(place.frame, access, self.run.memories[access.space].names(place), turns)
+            names = self.run.memories[access.space].names(place)
+            self.run.ordering.strong_access(place.frame, place.op, access, names, turns)
 
     def _values(self, frame: Frame, op: Op, keys: tuple[Any, ...]) -> Array:
         """The words a store writes, (warps, lanes, words)."""

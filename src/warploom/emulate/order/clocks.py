@@ -347,6 +347,14 @@ class Clocks:
         theirs = (np.full(mine.shape, x) for x in (column, their_lane, stamp))
         return bool(self.ordered(np.full(mine.shape, row), mine, False, *theirs, plane=plane).all())
 
+    def lane_knows(self, row: int, lane: int | None, column: int, their_lane: int, stamp: int) -> bool:
+        """Whether one lane (None: all of a warp alike) knows what a lane of an agent did, as :meth:`ordered`."""
+        if self.known[row, ORDER, column] >= stamp or (lane == their_lane and column == self.columns[row]):
+            return True
+        extra = None if lane is None else self._alone(row).get(lane)
+        clocks = (self.known[row],) if extra is None else (self.known[row], extra)
+        return any(self.has(clock, ORDER, column, their_lane, stamp) for clock in clocks)
+
     def anybody_knows(self, rows: Array, row: int, lane: int | None, stamp: int) -> bool:
         """Whether a lane of any of these warps knows what another one (one lane, or all) did at a stamp."""
         mine = np.repeat(rows, 32), np.tile(np.arange(32), rows.size)

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
-from warploom.emulate.control.frames import Frame, Turns, lanes_of
-from warploom.emulate.order.clocks import Clocks, Snapshot
+from warploom.emulate.control.frames import Frame, Lanes, Turns, lanes_of
+from warploom.emulate.order.clocks import LANES, Clocks, Snapshot
 from warploom.emulate.order.planes import joined
-from warploom.isa.effects import Access, Scope
+from warploom.ir.statements import Op
+from warploom.isa.effects import Access, Fence, Scope
 
 Array = NDArray[Any]
 
@@ -26,28 +28,32 @@ def _smaller(one: Ctas, other: Ctas) -> Ctas:
 
 
 class Sequence:
-    """A release sequence: what a lane told at some moment, on top of what was told at the same address before.
+    """A release sequence: what lanes told at some moment, on top of what was told at the same address before.
 
     Nothing is joined before somebody asks.
     """
 
-    __slots__ = ("_before", "_hearers", "_known", "_lane", "_narrow", "_snapshot", "_told", "by_one")
+    __slots__ = ("_before", "_hearers", "_known", "_lanes", "_narrow", "_snapshot", "_told", "by_one")
 
-    def __init__(self, before: Sequence | None, snapshot: Snapshot, lane: int, hearers: Ctas) -> None:
-        self._before, self._snapshot, self._lane, self._hearers = before, snapshot, lane, hearers
+    def __init__(self, before: Sequence | None, snapshot: Snapshot, lanes: Lanes, hearers: Ctas) -> None:
+        self._before, self._snapshot, self._lanes, self._hearers = before, snapshot, lanes, hearers
         self._narrow = hearers is not None or (before is not None and before._narrow)
-        self._told: set[tuple[int, int]] = before._told if before is not None else set()  # of the whole sequence
-        self._told.add((id(snapshot), lane))
+        self._told: set[tuple[int, Any]] = before._told if before is not None else set()  # of the whole sequence
+        self._told.add(self._key(snapshot, lanes))
         self._known: dict[int | None, Array] = {}
-        me = snapshot.agent, lane
+        me = snapshot.agent, None if lanes is None else lanes[0]
         self.by_one = me if before is None or before.by_one == me else None  # the only thread that has told anything
 
     @classmethod
-    def after(cls, before: Sequence | None, snapshot: Snapshot, lane: int, hearers: Ctas) -> Sequence:
-        """The sequence with what a lane tells; the same one where that is told already."""
-        if before is not None and (id(snapshot), lane) in before._told:
+    def after(cls, before: Sequence | None, snapshot: Snapshot, lanes: Lanes, hearers: Ctas) -> Sequence:
+        """The sequence with what lanes tell; the same one where that is told already."""
+        if before is not None and cls._key(snapshot, lanes) in before._told:
             return before
-        return cls(before, snapshot, lane, hearers)
+        return cls(before, snapshot, lanes, hearers)
+
+    @staticmethod
+    def _key(snapshot: Snapshot, lanes: Lanes) -> tuple[int, Any]:
+        return id(snapshot), None if lanes is None else tuple(lanes)
 
     @property
     def chain(self) -> int:
@@ -68,7 +74,7 @@ class Sequence:
         earlier = np.zeros_like(self._snapshot.known) if earlier is None else earlier
         heard = [one for one in told if one._hearers is None or cta in one._hearers]
         heard = [one for one in heard if tellers is None or one._snapshot.agent // warps in tellers]
-        known = joined(earlier, *(one._snapshot.of_lanes([one._lane]) for one in heard))
+        known = joined(earlier, *(one._snapshot.of_lanes(one._lanes) for one in heard))
         if tellers is None:
             self._known[cta if self._narrow else None] = known
         return known
@@ -77,12 +83,21 @@ class Sequence:
         return self._known.get(cta if self._narrow else None)
 
 
+@dataclass
+class Published:
+    """What has been told in a launch, by addresses: release sequences, and what ``fence.sc`` alone passes on."""
+
+    sequences: dict[int, Sequence] = field(default_factory=dict[int, Sequence])
+    fenced: dict[int, tuple[Sequence, bool]] = field(default_factory=dict[int, tuple[Sequence, bool]])
+
+
 class Ordering:
     """Release sequences by their addresses. ``published`` outlives the batch; the rest belongs to its warps."""
 
-    def __init__(self, clocks: Clocks, published: dict[int, Sequence]) -> None:
+    def __init__(self, clocks: Clocks, published: Published) -> None:
         self.clocks = clocks
-        self.published = published
+        self.published = published.sequences
+        self.sc_fences = ScFences(clocks, published.fenced)
         self._fenced: dict[int, dict[int, tuple[Snapshot, Ctas]]] = {}  # row → lane → what its fence made ready
         # Row → lane, chain → the sequence read since the lane's last fence, and at which scope.
         self._seen: dict[int, dict[tuple[int, int], tuple[Sequence, Ctas]]] = {}
@@ -98,53 +113,171 @@ class Ordering:
         first = self._cta(row) // count * count
         return range(first, first + count)
 
-    def fence(self, frame: Frame, scope: Scope) -> None:
+    def fence(self, frame: Frame, op: Op, fence: Fence) -> None:
         """Each active thread: what it did is ready to be published, what it saw published is now known."""
+        if fence.sc:
+            self.clocks.stamp(op)
         for _, row, lanes in lanes_of(frame, None):
-            acting, within = range(32) if lanes is None else lanes, self._within(row, scope)
+            acting, within = range(32) if lanes is None else lanes, self._within(row, fence.scope)
             seen = self._seen.get(row, {})
             for lane, chain in [key for key in seen if key[0] in acting]:
                 sequence, read_within = seen.pop((lane, chain))
                 self._acquire(row, lane, sequence, _smaller(read_within, within))
-            self._fenced.setdefault(row, {}).update(dict.fromkeys(acting, (self.clocks.snapshot(row), within)))
+            if fence.sc:
+                self.sc_fences.acquire(row, lanes, within)
+            snapshot = self.clocks.snapshot(row)
+            self._fenced.setdefault(row, {}).update(dict.fromkeys(acting, (snapshot, within)))
+            if fence.sc:
+                self.sc_fences.note(row, ScFence(snapshot, lanes, within))
 
     def _acquire(self, row: int, lane: int, sequence: Sequence, within: Ctas) -> None:
         release = partial(sequence.heard_by, self._cta(row), within, self.clocks.warps_per_cta)
         self.clocks.acquire_later(row, lane, sequence.chain, release)
 
-    def strong_access(self, frame: Frame, access: Access, addresses: Array, turns: Turns) -> None:
+    def strong_access(self, frame: Frame, op: Op, access: Access, addresses: Array, turns: Turns) -> None:
         """A relaxed, acquire or release access of each active thread to its address, (warps, lanes), in turn."""
         releases = access.order in ("release", "acq_rel")
-        if not (releases or self.published or self._fenced):
+        if not (releases or self.published or self._fenced or self.sc_fences.told):
             return
         acquires = access.order in ("acquire", "acq_rel")
         reads, writes = access.mode != "store", access.mode != "load"
-        published = self.published
+        published, sc_fences = self.published, self.sc_fences
+        stamp = self.clocks.stamp(op) if sc_fences.told or sc_fences.made else 0
         for i, row, lanes in lanes_of(frame, None):
-            within, fenced = self._within(row, access.scope), self._fenced.get(row, {})
+            within, fenced, fences = self._within(row, access.scope), self._fenced.get(row, {}), sc_fences.of(row)
             snapshot = self.clocks.snapshot(row) if releases and writes else None
-            for lane, address in self._places(addresses[i], lanes, turns):
+            for lane, address in _places(addresses[i], lanes, turns):
                 before = published.get(address) if reads else None
                 if before is not None and before.by_one != (self.clocks.first + row, lane):
                     if acquires:
                         self._acquire(row, lane, before, within)
                     else:
                         self._seen.setdefault(row, {})[lane, before.chain] = before, within
+                if reads and address in sc_fences.told:
+                    sc_fences.read(row, lane, address, stamp, within)
                 if not writes:
                     continue
+                if fences:
+                    sc_fences.write(row, lane, address, within, not reads)
                 # A read-modify-write continues the release sequence that it reads from; a store ends it.
                 after = before
                 if lane in fenced:
                     earlier, fenced_within = fenced[lane]
-                    after = Sequence.after(after, earlier, lane, _smaller(fenced_within, within))
+                    after = Sequence.after(after, earlier, [lane], _smaller(fenced_within, within))
                 if snapshot is not None:
-                    after = Sequence.after(after, snapshot, lane, within)
+                    after = Sequence.after(after, snapshot, [lane], within)
                 if after is not None:
                     published[address] = after
                 else:
                     published.pop(address, None)
 
-    @staticmethod
-    def _places(addresses: Array, lanes: list[int] | None, turns: Turns) -> list[tuple[int, int]]:
-        listed = addresses.tolist()
-        return [(lane, listed[lane]) for lane in turns if lanes is None or lane in lanes]
+
+def _places(addresses: Array, lanes: Lanes, turns: Turns) -> list[tuple[int, int]]:
+    """The acting lanes with their addresses, in the order in which they take turns."""
+    listed = addresses.tolist()
+    return [(lane, listed[lane]) for lane in turns if lanes is None or lane in lanes]
+
+
+@dataclass(frozen=True, slots=True)
+class ScFence:
+    """Lanes of a warp have executed a ``fence.sc``; the snapshot is of what they knew, at a stamp of its own."""
+
+    snapshot: Snapshot
+    lanes: Lanes
+    within: Ctas
+
+
+@dataclass(frozen=True, slots=True)
+class ScRead:
+    """A strong read, at a stamp of its own, of what fences were ``told`` before."""
+
+    stamp: int
+    told: Sequence
+    beyond: bool
+    within: Ctas
+
+
+_KEPT = 4
+"""So many fences of a warp, and reads of a lane, are remembered: others of the CTA may know of older ones alone."""
+
+
+class ScFences:
+    """Fence-SC order: all of ``fence.sc`` are in one order, which agrees with what is read.
+
+    If a strong write comes after one fence, and a strong read of it (or of what is written there later) before another
+    one, the first fence comes first, and with it all that came before. Write and read may be of other threads than the
+    fences, of the same CTA, with a barrier between. ``told`` are the fences that come before the writes of an address,
+    and whether a release sequence does not say the same.
+    """
+
+    def __init__(self, clocks: Clocks, told: dict[int, tuple[Sequence, bool]]) -> None:
+        self.clocks, self.told = clocks, told
+        self.made: dict[int, dict[int, list[ScFence]]] = {}  # CTA → row → its fences
+        self._reads: dict[int, dict[tuple[int, int, int], list[ScRead]]] = {}  # CTA → row, lane and chain
+        self._heard: dict[Any, Sequence] = {}
+
+    def _cta(self, row: int) -> int:
+        return (self.clocks.first + row) // self.clocks.warps_per_cta
+
+    def of(self, row: int) -> dict[int, list[ScFence]] | None:
+        """The fences of a row's CTA, by rows; None if there are none."""
+        return self.made.get(self._cta(row)) if self.made else None
+
+    def note(self, row: int, fence: ScFence) -> None:
+        """Lanes of a row have executed a fence."""
+        fences = self.made.setdefault(self._cta(row), {}).setdefault(row, [])
+        fences.append(fence)
+        del fences[:-_KEPT]
+
+    def acquire(self, row: int, lanes: Lanes, within: Ctas) -> None:
+        """Lanes of a row execute a fence: those before it are the ones that were told to reads which come before it."""
+        cta, warps = self._cta(row), self.clocks.warps_per_cta
+        for (reader, lane, chain), reads in self._reads.get(cta, {}).items():
+            own = reader == row and (lanes is None or lane in lanes)
+            for read in reversed(reads):
+                if self._knows(row, lanes, reader, [lane], read.stamp):
+                    mine = lanes
+                elif own:
+                    mine = [lane]
+                else:
+                    continue
+                key = row, None if mine is None else tuple(mine), reader, lane, chain
+                if (read.beyond or mine != [lane] or not own) and self._heard.get(key) is not read.told:
+                    known = read.told.heard_by(cta, _smaller(read.within, within), warps)
+                    self.clocks.acquire(row, mine, known)
+                    self._heard[key] = read.told
+                break
+
+    def read(self, row: int, lane: int, address: int, stamp: int, within: Ctas) -> None:
+        """A lane makes a strong read of an address that fences come before."""
+        told, beyond = self.told[address]
+        reads = self._reads.setdefault(self._cta(row), {}).setdefault((row, lane, told.chain), [])
+        if not reads or reads[-1].told is not told:
+            reads.append(ScRead(stamp, told, beyond, within))
+            del reads[:-_KEPT]
+
+    def write(self, row: int, lane: int, address: int, within: Ctas, ends: bool) -> None:
+        """A lane makes a strong write at an address; it ``ends`` release sequences there."""
+        told, beyond = self.told.get(address, (None, False))
+        beyond |= ends and told is not None
+        cta = self._cta(row)
+        for other, fences in self.made[cta].items():
+            for fence in reversed(fences):
+                own = other == row and (fence.lanes is None or lane in fence.lanes)
+                if fence.lanes != [lane] and self._knows(row, [lane], other, fence.lanes, fence.snapshot.now):
+                    lanes = fence.lanes
+                elif own:
+                    lanes = [lane]
+                else:
+                    continue
+                beyond |= not own or lanes != [lane]
+                told = Sequence.after(told, fence.snapshot, lanes, _smaller(fence.within, within))
+                break
+        if told is not None:
+            self.told[address] = told, beyond
+
+    def _knows(self, row: int, lanes: Lanes, other: int, theirs: Lanes, stamp: int) -> bool:
+        """Whether lanes of a row know what those of another one did at a stamp."""
+        column = int(self.clocks.columns[other])
+        mine: Lanes | list[None] = [None] if lanes is None else lanes
+        return all(self.clocks.lane_knows(row, x, column, y, stamp) for x in mine for y in theirs or [LANES])
