@@ -446,7 +446,6 @@ GRIDS = [
     }""",
         2 * T,
         grid=2,
-        alarm="fences of all threads, then a barrier, then one atomic: the order of sequentially consistent fences",
     ),
     Miniature(
         "PaddlePaddle/Paddle#32596",
