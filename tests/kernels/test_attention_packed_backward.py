@@ -159,6 +159,14 @@ def test_the_gradient_of_sinks_is_the_sum_over_the_rows_of_all_sequences(kind: s
     assert Case(KINDS[kind], (5, 0, 20, 3), (9, 3, 7, 0), (None, 0), sinks=(0.5, -1.0)).run() == []
 
 
+@pytest.mark.parametrize(("rows", "batch", "shares"), [(8192, 6, 12), (131072, 32, 1), (0, 1, 1)])
+def test_heads_of_packed_sequences_are_shared_where_these_do_not_fill_the_gpu(
+    rows: int, batch: int, shares: int
+) -> None:
+    problem = BackwardProblem(AttentionProblem(batch, 48, 1, Packed(rows, rows), 128, f16, window=(None, 0)))
+    assert HeadShares.of(problem, (64, KEYS), 132).count == shares
+
+
 def test_windows_and_more_keys_than_queries() -> None:
     assert Case(SM80, (40, 3), (90, 70), (20, 5), heads=3, kv_heads=3).run() == []
 

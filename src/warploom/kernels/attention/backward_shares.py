@@ -48,9 +48,10 @@ class HeadShares:
         """The quickest shares by an estimate; one of all heads where others gain little, or CTAs are ``persistent``."""
         group = problem.forward.group
         sizes = [heads for heads in range(group, 0, -1) if group % heads == 0]
-        if len(sizes) == 1 or persistent:
+        if len(sizes) == 1 or persistent or not problem.forward.kv_len:
             return cls(group, group, tile)
-        found = {heads: cls(group, heads, tile)._seconds(problem.forward.mean, multiprocessors) for heads in sizes}
+        p = problem.forward.of_long_ones
+        found = {heads: cls(group, heads, tile)._seconds(p, multiprocessors) for heads in sizes}
         best = min(sizes, key=found.__getitem__)
         return cls(group, best if found[best] < _WORTH * found[group] else group, tile)
 

@@ -159,9 +159,11 @@ class AttentionProblem(HeadSizes, ScoreOptions):
         return self.of_lengths(TYPICAL_LENGTH, TYPICAL_LENGTH, batch=1) if self.listed else self
 
     @property
-    def mean(self) -> AttentionProblem:
-        """The problem of as many sequences that are all as long, where they are packed."""
-        return self.of_lengths(*(-(-n // self.batch) for n in (self.q_len, self.kv_len))) if self.listed else self
+    def of_long_ones(self) -> AttentionProblem:
+        """The problem of half as many sequences twice as long as the mean, where they are packed: long ones decide."""
+        batch = -(-self.batch // 2)
+        lengths = (-(-n // max(1, batch)) for n in (self.q_len, self.kv_len))
+        return self.of_lengths(*lengths, batch=batch) if self.listed else self
 
     @property
     def on_cache(self) -> AttentionProblem:
