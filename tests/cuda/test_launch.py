@@ -219,6 +219,95 @@ def test_a_refusal_is_heard(driven):
         launch.queue(5, launch.pack(arguments(1)))
 
 
+class Graphs(Driver):
+    """A driver that makes graphs of launches, and notes what is asked of it."""
+
+    def __init__(self, refusing: str = "") -> None:
+        super().__init__()
+        self.asked, self.capturing, self.mode = [], False, "before"
+        for name, found in (("cuStreamCreate", 99), ("cuStreamEndCapture", "graph"), ("cuGraphInstantiate", "made")):
+            self.calls[name] = lambda *given, name=name, found=found: self.note(name, found, given[0])
+        for name in ("cuStreamBeginCapture", "cuGraphDestroy", "cuGraphExecDestroy", "cuGraphLaunch"):
+            self.calls[name] = lambda *given, name=name: self.note(name, None, given[0])[:1]
+        self.calls["cuStreamIsCapturing"] = lambda _: (0, int(self.capturing))
+        self.refusing = refusing
+
+    def note(self, name, found, of):
+        self.asked.append((name, of))
+        return int(name == self.refusing), found
+
+    def cuThreadExchangeStreamCaptureMode(self, mode):
+        self.mode, before = mode, self.mode
+        return 0, before
+
+
+@pytest.fixture
+def repeated(driven):
+    """Makes launches of numbers on stream 5 that a driver notes, as one."""
+
+    def make(driver: Graphs) -> launch_module.Repeated:
+        driven(driver)
+        launch_module._stream_for_graphs.cache_clear()
+
+        def on(stream):
+            return [(lambda i=i: (driver.asked.append((stream, i)) or 0,), None) for i in range(3)]
+
+        return launch_module.Repeated(on(5), 5, 0, on)
+
+    yield make
+    launch_module._stream_for_graphs.cache_clear()
+
+
+ONE_BY_ONE = [(5, 0), (5, 1), (5, 2)]
+
+
+def test_launches_that_are_repeated_become_a_graph(repeated):
+    launches = repeated(driver := Graphs())
+    for _ in range(launch_module._REPEATED):
+        launches()
+    assert driver.asked == ONE_BY_ONE * launch_module._REPEATED
+    driver.asked.clear()
+    driver.capturing = True
+    launches()  # into the caller's graph
+    assert driver.asked == ONE_BY_ONE
+    driver.asked.clear()
+    driver.capturing = False
+    assert [launches(), launches()] == [(0,), (0,)]
+    names = [name for name, _ in driver.asked if isinstance(name, str)]
+    made = ["cuStreamCreate", "cuStreamBeginCapture", "cuStreamEndCapture", "cuGraphInstantiate", "cuGraphDestroy"]
+    assert names == [*made, "cuGraphLaunch", "cuGraphLaunch"]
+    assert [x for x in driver.asked if x[0] == 99] == [(99, 0), (99, 1), (99, 2)]
+    assert driver.mode == "before"
+    del launches
+    gc.collect()
+    assert driver.asked[-1] == ("cuGraphExecDestroy", "made")
+
+
+def test_there_are_so_many_graphs_and_no_more(repeated, monkeypatch):
+    monkeypatch.setattr(launch_module, "_GRAPHS_KEPT", len(launch_module._graphs) + 1)
+    launches = repeated(driver := Graphs())
+    others = [repeated(driver) for _ in range(2)]
+    for _ in range(3 * launch_module._REPEATED):
+        for one in (launches, *others):
+            assert one() == (0,)
+    assert [name for name, _ in driver.asked].count("cuGraphInstantiate") == 1
+    del launches, one
+    gc.collect()
+    for _ in range(2 * launch_module._REPEATED):
+        others[0]()
+    assert [name for name, _ in driver.asked].count("cuGraphInstantiate") == 2
+
+
+@pytest.mark.parametrize("step", ["cuStreamBeginCapture", "cuStreamEndCapture", "cuGraphInstantiate"])
+def test_a_driver_that_makes_no_graph_is_asked_once(repeated, step):
+    launches = repeated(driver := Graphs(step))
+    for _ in range(launch_module._REPEATED + 3):
+        assert launches() == (0,)
+    assert [x for x in driver.asked if x[0] == 5] == ONE_BY_ONE * (launch_module._REPEATED + 3)
+    assert [name for name, _ in driver.asked].count("cuStreamBeginCapture") == 1
+    assert driver.mode == "before"
+
+
 def test_what_does_not_fit(driven):
     kernel = driven(Driver())
     with pytest.raises(ProblemError, match="takes 3 arguments, not 2"):

@@ -8,7 +8,7 @@ from warploom.core.dtypes import f32, f64, s32, u32
 from warploom.core.errors import ConfigError
 from warploom.cuda import device
 from warploom.cuda.compile import compile_source
-from warploom.cuda.launch import ConfiguredLaunch, LoadedKernel, load, scalar, synchronize
+from warploom.cuda.launch import ConfiguredLaunch, LoadedKernel, Repeated, load, queue_on, scalar, synchronize
 from warploom.cuda.tensor_maps import encode
 from warploom.interop.arrays import current_stream
 from warploom.layout.tensor_map import TensorMapSpec
@@ -112,6 +112,43 @@ def test_packed_launches(kernel):
         ConfiguredLaunch(kernel, ((1, 1, 1), (1025, 1, 1)), 512, overlaps=False, at_once=False).queue(0, sets[0])
     with pytest.raises(RuntimeError, match="refused"):
         kernel.configure(1 << 20, 128, shared_bytes=512, at_once=True).queue(0, sets[0])
+
+
+def test_repeated_launches_are_a_graph_that_threads_and_captures_may_ask_for(kernel):
+    source = torch.zeros(1000, device="cuda")
+    call = kernel.configure(8, 128, shared_bytes=512)
+    packed = call.pack((source.data_ptr(), source.data_ptr(), scalar(f32, 2.0), scalar(s32, 1000)))
+
+    def on(stream):
+        return [call.queueable(stream, packed)] * 3
+
+    made = list[Repeated]()
+    for stream in (torch.cuda.current_stream(), torch.cuda.Stream()):
+        handle = int(stream.cuda_stream)
+        made.append(repeated := Repeated(on(handle), handle, kernel.device, on))
+        queue = queue_on(kernel.device)
+        for graph in (False, True, True):
+            source.fill_(1.0)
+            torch.cuda.synchronize()
+            for _ in range(10):
+                queue(((repeated, None),))
+            torch.cuda.synchronize()
+            assert (source == 2.0**30).all()
+            assert graph is (repeated._graph is not None) or not graph
+        thread = threading.Thread(target=queue, args=(((repeated, None),),))
+        thread.start()
+        thread.join()
+        torch.cuda.synchronize()
+        assert (source == 2.0**33).all()
+    captured = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(captured, stream=stream):
+        for _ in range(2):
+            queue(((made[1], None),))
+    source.fill_(1.0)
+    captured.replay()
+    torch.cuda.synchronize()
+    assert (source == 2.0**6).all()
+    made.clear()
 
 
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")

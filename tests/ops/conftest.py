@@ -50,6 +50,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[EmulatedGpu]:
     monkeypatch.setattr(tuned, "gpu_name", lambda _: "the emulator")
     monkeypatch.setattr(backends.GpuCall, "prepare", made.prepare)
     monkeypatch.setattr(steps, "zeroing", made.zeroing)
+    monkeypatch.setattr(steps, "repeated", lambda wanted, *_: wanted)
     monkeypatch.setattr(steps, "queue_on", made.queue_on)
     monkeypatch.setattr(steps, "current_stream", lambda *_: 0)
     monkeypatch.setattr(calls, "stream_reader", lambda *_: lambda: 0)

@@ -90,6 +90,7 @@ def silent_gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(steps, "current_stream", lambda *_: 0)
     monkeypatch.setattr(steps, "queue_on", lambda _: _queue_all)
     monkeypatch.setattr(steps, "zeroing", lambda *_: (partial(tuple, (0,)), None))
+    monkeypatch.setattr(steps, "repeated", lambda wanted, *_: wanted)
     monkeypatch.setattr(backends.GpuCall, "prepare", _prepare)
     monkeypatch.setattr("warploom.cuda.tensor_maps.encode", lambda *_: 0)
     monkeypatch.setattr(backends, "gpu_target", lambda _: target("sm_90a"))

@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import ctypes
 import math
+import sys
 import threading
+import weakref
 from collections.abc import Callable, Sequence
 from functools import lru_cache, partial
 from typing import Any
@@ -289,6 +291,82 @@ def synchronize(stream: int, device: int) -> None:
 def zeroing(address: int, words: int, stream: int) -> Queueable:
     """A write of zeros to so many 32-bit words from an address on, on the stream of this handle: :func:`queue_all`."""
     return partial(require_driver().cuMemsetD32Async, address, 0, words, stream), None
+
+
+class Repeated:
+    """Launches that follow each other on a stream: once they were repeated often, the driver is asked once for all.
+
+    Then they are a CUDA graph of their own, which costs the host less than two launches, however many they are, and the
+    GPU no more. While the stream is captured they are launches, because a graph takes no graph in. ``on`` gives the
+    same launches on another stream, on which the graph is made.
+    """
+
+    def __init__(
+        self, wanted: Sequence[Queueable], stream: int, device: int, on: Callable[[int], Sequence[Queueable]]
+    ) -> None:
+        self._wanted, self._stream, self._device, self._on = wanted, stream, device, on
+        self._driver = driver = require_driver()
+        self._captured = partial(driver.cuStreamIsCapturing, stream)
+        self._left = _REPEATED
+        self._graph: Callable[[], tuple[Any, ...]] | None = None
+
+    def __call__(self) -> tuple[Any, ...]:
+        """Ask the driver for the launches and return its status."""
+        if self._left > 0:
+            self._left -= 1
+        elif self._captured() == _NOT_CAPTURED:
+            if self._graph is None:
+                self._graph = self._made()
+            if self._graph is not None:
+                return self._graph()
+        result: tuple[Any, ...] = ()
+        for queue, _ in self._wanted:
+            result = queue()
+            if result[0] != 0:
+                break
+        return result
+
+    def _made(self) -> Callable[[], tuple[Any, ...]] | None:
+        """The launch of the graph; None where there are many, or the driver makes none: that is not tried again."""
+        driver, stream = self._driver, _stream_for_graphs(self._device)
+        wanted, relaxed = self._on(stream), driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED
+        with _graph_lock:
+            if len(_graphs) >= _GRAPHS_KEPT:
+                self._left = _REPEATED
+                return None
+            mode = check(driver, driver.cuThreadExchangeStreamCaptureMode(relaxed))  # other threads may capture, too
+            try:
+                check(driver, driver.cuStreamBeginCapture(stream, relaxed))
+                refused = any(queue()[0] for queue, _ in wanted)
+                graph = check(driver, driver.cuStreamEndCapture(stream))
+                made = None if refused else check(driver, driver.cuGraphInstantiate(graph, 0))
+                check(driver, driver.cuGraphDestroy(graph))
+            except RuntimeError:
+                made = None
+            finally:
+                check(driver, driver.cuThreadExchangeStreamCaptureMode(mode))
+        if made is None:
+            self._left = sys.maxsize
+            return None
+        _graphs.add(self)
+        weakref.finalize(self, driver.cuGraphExecDestroy, made).atexit = False
+        return partial(driver.cuGraphLaunch, made, self._stream)
+
+
+_REPEATED = 16
+"""Repetitions after which a graph is made: that takes as long as some ten of them."""
+_NOT_CAPTURED = (0, 0)  # the status of the call, and that of the stream
+_GRAPHS_KEPT = 512
+"""Graphs of this process: each takes some 110 KiB of a GPU's memory."""
+_graph_lock, _graphs = threading.Lock(), weakref.WeakSet["Repeated"]()
+
+
+@lru_cache(maxsize=64)
+def _stream_for_graphs(device: int) -> int:
+    """A stream that is captured to make graphs, and runs nothing."""
+    driver = require_driver()
+    with current_context(device):
+        return int(check(driver, driver.cuStreamCreate(driver.CUstream_flags.CU_STREAM_NON_BLOCKING)))
 
 
 def queue_all(driver: Any, device: int, wanted: Sequence[Queueable]) -> None:

@@ -320,6 +320,15 @@ def zeroing(address: int, words: int, stream: int) -> Queueable:
     return launch.zeroing(address, words, stream)
 
 
+def repeated(
+    wanted: Sequence[Queueable], stream: int, device: int, on: Callable[[int], Sequence[Queueable]]
+) -> tuple[Queueable, ...]:
+    """Launches on a stream that are asked for as one; ``on`` gives them on another stream."""
+    from warploom.cuda.launch import Repeated
+
+    return ((Repeated(wanted, stream, device, on), None),)
+
+
 def queue_on(device: int) -> Callable[[Sequence[Queueable]], None]:
     """A function that queues launches on a GPU one after another, each on its stream."""
     from warploom.cuda import launch

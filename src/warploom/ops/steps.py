@@ -34,6 +34,7 @@ from warploom.ops.backends import (
     Processor,
     emulated_seconds,
     queue_on,
+    repeated,
     run_on_emulator,
     wait_for,
     warn_of_emulator,
@@ -226,7 +227,8 @@ class Steps:
             )
             for step in self.steps
         ]
-        return Prepared(tuple(loaded), tuple(4 * start for start in offsets), words, device)
+        apart = len(loaded) == 1 or self.steps[0].call.overlaps  # a graph begins when what is before it has ended
+        return Prepared(tuple(loaded), tuple(4 * start for start in offsets), words, device, not apart)
 
 
 def run_anew(
@@ -278,6 +280,8 @@ class Prepared:
     """Where the parts of the workspace begin, in bytes."""
     words: int
     device: int
+    joined: bool = False
+    """Whether the launches may be one for the driver."""
     order: tuple[int, ...] | None = None
     """Which arrays of a call these are, where they are not all in order."""
     known: dict[tuple[int, ...], tuple[Queueable, ...]] = field(
@@ -314,13 +318,20 @@ class Prepared:
         if self.order is not None:
             pointers = [pointers[i] for i in self.order]
         pointers += [memory + start for start in self.parts]
-        queued: list[Queueable] = []
-        for one in self.launches:
-            if one.zeroed is not None:
-                first, count = one.zeroed
-                queued.append(zeroing(memory + 4 * first, count, stream))
-            queued.append(one.call.queueable(stream, tuple([pointers[i] + offset for i, offset in one.arrays])))
-        found = self.known[key] = tuple(queued)
+
+        def on(stream: int) -> tuple[Queueable, ...]:
+            queued: list[Queueable] = []
+            for one in self.launches:
+                if one.zeroed is not None:
+                    first, count = one.zeroed
+                    queued.append(zeroing(memory + 4 * first, count, stream))
+                queued.append(one.call.queueable(stream, tuple([pointers[i] + offset for i, offset in one.arrays])))
+            return tuple(queued)
+
+        found = on(stream)
+        if self.joined:
+            found = repeated(found, stream, self.device, on)
+        self.known[key] = found
         return found
 
 

@@ -73,6 +73,7 @@ def on_cpu(monkeypatch):
         monkeypatch.setattr(room, "torch_module", lambda: stand_in)
     monkeypatch.setattr(steps, "GpuCall", SimpleNamespace(of=prepared))
     monkeypatch.setattr(matmul, "current_stream", lambda kind, device: STREAM)
+    monkeypatch.setattr(steps, "repeated", lambda wanted, *_: wanted)
     monkeypatch.setattr(steps, "zeroing", lambda at, words, _: (partial(ctypes.memset, at, 0, 4 * words), None))
     monkeypatch.setattr(steps, "queue_on", lambda _: lambda wanted: [queue() for queue, _ in wanted])
 
