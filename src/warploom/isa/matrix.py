@@ -16,7 +16,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from warploom.core.dtypes import DTYPES, DType, bf16, f16, f32, tf32, u32
+from warploom.core.dtypes import DTYPES, DType, bf16, e4m3, e5m2, f16, f32, tf32, u32
 from warploom.core.errors import VerifyError
 from warploom.isa.cpp import braces
 from warploom.isa.effects import (
@@ -37,6 +37,19 @@ from warploom.layout.fragments import FragmentLayout
 from warploom.layout.wgmma import element_addresses
 from warploom.layout.wmma import StorageOrder, wmma_elements, wmma_fragment
 
+_ELEMENTS = DTYPES | {"e4m3": e4m3, "e5m2": e5m2}
+"""The types of a matrix's elements by PTX's names."""
+
+
+def element_values(bits: Array, dtype: DType) -> Array:
+    """The values of elements, of unsigned integers of their width: float32 for floats of up to 32 bits."""
+    if dtype in (f16, bf16):
+        return half_to_f32(bits, dtype)
+    if dtype is tf32:  # the hardware ignores the 13 low bits of the fraction
+        return (bits & np.uint32(0xFFFFE000)).view(np.float32)
+    numbers = bits.view(dtype.numpy)
+    return numbers.astype(np.float32) if dtype in (e4m3, e5m2) else numbers
+
 
 @dataclass(frozen=True)
 class FragmentSlot:
@@ -50,11 +63,7 @@ class FragmentSlot:
     def elements(self, registers: Sequence[Array]) -> Array:
         """Exact element values per lane, shape (warps, 32, elements); ``registers`` have the shape (warps, 32)."""
         stacked = np.ascontiguousarray(np.stack(registers, axis=-1))
-        if self.dtype in (f16, bf16):
-            return half_to_f32(stacked.view(np.uint16), self.dtype)
-        if self.dtype is tf32:  # the hardware ignores the 13 low bits of the fraction
-            return (stacked & np.uint32(0xFFFFE000)).view(np.float32)
-        return stacked.view(self.dtype.numpy)
+        return element_values(stacked.view(f"u{self.dtype.bits // 8}"), self.dtype)
 
     def matrix(self, registers: Sequence[Array]) -> Array:
         """The matrix per warp, shape (warps, rows, columns): float32 for floats of up to 32 bits, else the own type."""
@@ -147,22 +156,24 @@ def _slots(shape: str, *types: DType) -> tuple[FragmentSlot, ...]:
 
 
 def _fragments(i: Instruction) -> dict[str, Any]:
-    inputs, accumulator = DTYPES[i.a], DTYPES[i.c]
-    a, b, c = slots = _slots(i.shape, inputs, DTYPES[i.fields.get("b", i.a)], accumulator)
+    inputs, accumulator = _ELEMENTS[i.a], _ELEMENTS[i.c]
+    a, b, c = slots = _slots(i.shape, inputs, _ELEMENTS[i.fields.get("b", i.a)], accumulator)
     counts = {"na": a.count, "nb": b.count, "nc": c.count}
     types = {"of_ab": fragment_register(inputs), "of_c": fragment_register(accumulator)}
     return {"slots": slots, "inputs": inputs, "accumulator": accumulator, **counts, **types}
 
 
-def multiplied(slots: Sequence[FragmentSlot], registers: Sequence[Array], saturates: bool = False) -> tuple[Array, ...]:
-    """D from the matrices that the registers hold, dealt out to the lanes as C is laid out.
-
-    ``saturates``: sums of integers beyond the range of s32 become its nearest end.
-    """
-    a, b, c = (slot.matrix(registers[slot.first : slot.first + slot.count]) for slot in slots)
+def product_and_sum(a: Array, b: Array, c: Array, saturates: bool) -> Array:
+    """A·B + C in the type of C; ``saturates``: sums of integers beyond the range of s32 become its nearest end."""
     wide = np.int64 if saturates else c.dtype
     total = np.matmul(a.astype(wide, copy=False), b.astype(wide, copy=False)) + c
-    return slots[2].registers(np.clip(total, -(2**31), 2**31 - 1) if saturates else total)
+    return np.clip(total, -(2**31), 2**31 - 1).astype(c.dtype) if saturates else total
+
+
+def multiplied(slots: Sequence[FragmentSlot], registers: Sequence[Array], saturates: bool = False) -> tuple[Array, ...]:
+    """D from the matrices that the registers hold, dealt out to the lanes as C is laid out."""
+    a, b, c = (slot.matrix(registers[slot.first : slot.first + slot.count]) for slot in slots)
+    return slots[2].registers(product_and_sum(a, b, c, saturates))
 
 
 PRODUCT = common(
@@ -179,14 +190,12 @@ for a, c, shape in (
 ):
     said = common(a=a, c=c, shape=shape, tied="c", **PRODUCT)
     form(f"mma.sync.aligned.{{shape}}.row.col.{{c}}.{{a}}.{{a}}.{{c}} {PLACES}", said)
-form(
-    f"mma.sync.aligned.{{shape}}.row.col{{.satfinite}}.{{c}}.{{a}}.{{b}}.{{c}} {PLACES}",
-    PRODUCT,
-    a="s8 u8",
-    b="s8 u8",
-    c="s32",
-    shape="m8n8k16 m16n8k16 m16n8k32",
-)
+for flag, ab, c, shape, since in (
+    ("{.satfinite}", "s8 u8", "s32", "m8n8k16 m16n8k16 m16n8k32", "sm_80"),
+    ("", "e4m3 e5m2", "f32 f16", "m16n8k16 m16n8k32", "sm_89"),
+):
+    said = common(a=ab, b=ab, c=c, shape=shape, since=since, **PRODUCT)
+    form(f"mma.sync.aligned.{{shape}}.row.col{flag}.{{c}}.{{a}}.{{b}}.{{c}} {PLACES}", said)
 form(
     f"mma.sync.aligned.{{shape}}.row.col.{{c}}.{{a}}.{{a}}.{{c}} {PLACES}",
     PRODUCT,
@@ -352,24 +361,26 @@ def wmma_mma(
 # ``wgmma``: the asynchronous product of a warpgroup (sm_90a)
 
 
-M, K = 64, 16
+M = 64
+_DEPTHS = {8: 32, 16: 16, 32: 8}
+"""The bits of A's elements → K."""
 
 
 @lru_cache(maxsize=64)
-def _accumulator_slot(n: int, first: int) -> FragmentSlot:
-    layout = mma_fragment("m16n8k16", "D").tile(1, n // 8)
-    return FragmentSlot(layout, f32, first, layout.registers)
+def _accumulator_slot(n: int, dtype: DType, first: int) -> FragmentSlot:
+    layout = mma_fragment("m16n8k16", "D", dtype.bits).tile(1, n // 8)
+    return FragmentSlot(layout, dtype, first, layout.registers)
 
 
 @lru_cache(maxsize=8)
-def _a_slot(inputs: DType) -> FragmentSlot:
-    layout = mma_fragment("m16n8k16", "A", inputs.bits)
-    return FragmentSlot(layout, inputs, 0, layout.registers)
+def _a_slot(dtype: DType) -> FragmentSlot:
+    layout = mma_fragment(f"m16n8k{_DEPTHS[dtype.bits]}", "A", dtype.bits)
+    return FragmentSlot(layout, dtype, 0, layout.registers)
 
 
 @dataclass(frozen=True, slots=True)
 class WarpgroupProduct:
-    """D = A·B (+ D) of four warps, m64n{n}k16: f16 or bf16 in, f32 out.
+    """D = A·B (+ D) of four warps, of m64n{n} and K elements in 32 bytes of a row.
 
     Operands: A (a descriptor, or four registers), B's descriptor, whether to accumulate, D's registers; results: the
     same registers. ``transposed_b``: B's rows of K are not contiguous in shared memory (N is); ``transposed_a``: nor
@@ -378,10 +389,23 @@ class WarpgroupProduct:
     """
 
     n: int
-    inputs: DType
+    a: DType
+    b: DType
+    sums: DType
     a_source: Literal["shared", "registers"]
     transposed_b: bool
     transposed_a: bool
+    saturates: bool
+
+    @property
+    def k(self) -> int:
+        """Columns of A, rows of B."""
+        return _DEPTHS[self.a.bits]
+
+    @property
+    def element_bytes(self) -> int:
+        """Bytes of an element of A or B."""
+        return self.a.bits // 8
 
     @property
     def a_count(self) -> int:
@@ -390,60 +414,78 @@ class WarpgroupProduct:
 
     @property
     def a_slot(self) -> FragmentSlot:
-        """The 16 rows of A that one warp holds, when it is in registers: the fragment of ``mma.m16n8k16``."""
-        return _a_slot(self.inputs)
+        """The 16 rows of A that one warp holds, when it is in registers: the fragment of ``mma.m16n8``."""
+        return _a_slot(self.a)
 
     @property
     def accumulator_slot(self) -> FragmentSlot:
         """The 16 rows of D that one warp holds, among the operands: accumulators of ``mma.m16n8k16`` side by side."""
-        return _accumulator_slot(self.n, self.a_count + 2)
+        return _accumulator_slot(self.n, self.sums, self.a_count + 2)
 
     def a_addresses(self, descriptor: int) -> Array:
-        """Shared byte addresses of A's elements, int64 [64, 16]."""
-        return element_addresses(descriptor, M, K, k_contiguous=not self.transposed_a)
+        """Shared byte addresses of A's elements, int64 [64, k]."""
+        return self._addresses(descriptor, M, self.transposed_a)
 
     def b_addresses(self, descriptor: int) -> Array:
-        """Shared byte addresses of B's elements, int64 [n, 16]."""
-        return element_addresses(descriptor, self.n, K, k_contiguous=not self.transposed_b)
+        """Shared byte addresses of B's elements, int64 [n, k]."""
+        return self._addresses(descriptor, self.n, self.transposed_b)
+
+    def _addresses(self, descriptor: int, rows: int, transposed: bool) -> Array:
+        size = self.element_bytes
+        return element_addresses(descriptor, rows, self.k, k_contiguous=not transposed, element_bytes=size)
 
     def multiply(self, a: Array, b: Array, c: Array) -> Array:
-        """D from A (groups, 64, 16), B (groups, n, 16), C (groups, 64, n), in float32; see ``mma.sync`` on rounding."""
-        return np.matmul(a, b.transpose(0, 2, 1)) + c
+        """D from A (groups, 64, k), B (groups, n, k), C (groups, 64, n); see ``mma.sync`` on rounding."""
+        return product_and_sum(a, b.transpose(0, 2, 1), c, self.saturates)
 
 
 def _warpgroup_product(i: Instruction) -> dict[str, Any]:
-    if (i.scale_a, i.scale_b) != (1, 1):
+    said = i.fields.get
+    if (said("scale_a", 1), said("scale_b", 1)) != (1, 1):
         raise VerifyError("factors other than 1 are not supported")
-    n, transposed_a = int(i.shape[4:-3]), i.fields.get("transposed_a")
-    source = "registers" if transposed_a is None else "shared"
-    product = WarpgroupProduct(n, DTYPES[i.ab], source, bool(i.transposed_b), bool(transposed_a))
-    first = product.a_count + 2
-    return {"half": n // 2, "warpgroup_product": product, "optional_operands": range(first, first + n // 2)}
+    n, a, b, sums = int(i.shape[4:].partition("k")[0]), i.a, said("b", i.a), _ELEMENTS[i.c]
+    source = "registers" if any(p.name == "a" and p.count for p in i.form.places) else "shared"
+    transposed_b, transposed_a, saturates = (bool(said(x)) for x in ("transposed_b", "transposed_a", "satfinite"))
+    product = WarpgroupProduct(n, _ELEMENTS[a], _ELEMENTS[b], sums, source, transposed_b, transposed_a, saturates)
+    first, count = product.a_count + 2, product.accumulator_slot.count
+    registers = {"nc": count, "of_c": f32 if sums is f32 else u32}
+    return {**registers, "warpgroup_product": product, "optional_operands": range(first, first + count)}
 
 
 def _wgmma_text(i: Instruction) -> str:
     """The line on D's registers, then A, B and the predicate that says whether to accumulate."""
-    d, a = i.half, i.warpgroup_product.a_count
-    at, transpose = d + a, f"{i.transposed_b}" if a == 4 else f"{i.transposed_a}, {i.transposed_b}"
-    of_a = f"%{d}" if a == 1 else braces(d, 4)
-    line = f"{i.mnemonic} {braces(0, d)}, {of_a}, %{at}, p, 1, 1, {transpose};"
+    d, a = i.nc, i.warpgroup_product.a_count
+    at, of_a = d + a, f"%{d}" if a == 1 else braces(d, 4)
+    line = ", ".join(("p", *(str(i.fields[p.name]) for p in i.present if p.kind == "number")))
+    line = f"{i.mnemonic} {braces(0, d)}, {of_a}, %{at}, {line};"
     return f"{{ .reg .pred p; setp.ne.b32 p, %{at + 1}, 0; {line} }}"
 
 
 WARPGROUP = common(since="sm_90a", asm="volatile memory")
-WGMMA = "wgmma.mma_async.sync.aligned.{shape}.f32.{ab}.{ab}"
-for a, of_a in (("a:b64", "#transposed_a, "), ("a*4:b32", "")):
-    form(
-        f"{WGMMA} d*half:f32, {a}, b:b64, adds:pred, #scale_a, #scale_b, {of_a}#transposed_b, ^sums*half:f32",
-        WARPGROUP,
-        shape=" ".join(f"m64n{n}k16" for n in range(8, 257, 8)),
-        ab="f16 bf16",
-        name=WGMMA,
-        let=_warpgroup_product,
-        inline=_wgmma_text,
-        tied="sums",
-        effects=(WarpSync(aligned=True), AsyncMatrix()),
-    )
+for types, ab, c, k, widths in (
+    ("{c}.{a}.{a}", "f16", "f32 f16", 16, range(8, 257, 8)),
+    ("{c}.{a}.{a}", "bf16", "f32", 16, range(8, 257, 8)),
+    ("{c}.{a}.{a}", "tf32", "f32", 8, range(8, 257, 8)),
+    ("{c}.{a}.{b}", "e4m3 e5m2", "f32 f16", 32, range(8, 257, 8)),
+    ("{c}.{a}.{b}{.satfinite}", "s8 u8", "s32", 32, (8, 24, *range(16, 257, 16))),
+):
+    scales = "" if c == "s32" else ", #scale_a, #scale_b"
+    for a, of_a in (("a:b64", ", #transposed_a"), ("a*4:b32", "")):
+        transposes = f"{of_a}, #transposed_b" if k == 16 else ""
+        form(
+            f"wgmma.mma_async.sync.aligned.{{shape}}.{types} "
+            f"d*nc:of_c, {a}, b:b64, adds:pred{scales}{transposes}, ^sums*nc:of_c",
+            WARPGROUP,
+            shape=" ".join(f"m64n{n}k{k}" for n in widths),
+            a=ab,
+            b=ab,
+            c=c,
+            name=lambda i: i.ptx_name,
+            let=_warpgroup_product,
+            inline=_wgmma_text,
+            tied="sums",
+            effects=(WarpSync(aligned=True), AsyncMatrix()),
+        )
 form("wgmma.fence.sync.aligned", WARPGROUP, effects=(WarpSync(aligned=True), WarpgroupFence()))
 form("wgmma.commit_group.sync.aligned", WARPGROUP, effects=(WarpSync(aligned=True), CommitGroup("wgmma")))
 
@@ -456,8 +498,9 @@ def _waits_for_products(i: Instruction) -> tuple[Effect, ...]:
 # Operands and results are the registers that are complete from here on: naming them keeps the compiler from moving
 # their uses above the wait.
 form(
-    "wgmma.wait_group.sync.aligned ^d*registers:f32, ^done*registers:f32, #pending, #^registers",
+    "wgmma.wait_group.sync.aligned ^d*registers, ^done*registers, #pending, #^registers",
     WARPGROUP,
+    registers="width",
     name="wgmma.wait_group.sync.aligned",
     default={"registers": 0},
     inline=lambda i: f"{i.mnemonic} {i.pending};",
@@ -485,7 +528,7 @@ def wgmma(
     return named(name, numbers=tuple(numbers.items()), operands=(3 if a_source == "shared" else 6) + n // 2)
 
 
-def wgmma_wait(pending: int, registers: int) -> Instruction:
+def wgmma_wait(pending: int, registers: int, dtype: DType = f32) -> Instruction:
     """``wgmma.wait_group``: at most ``pending`` groups stay unfinished. Operands and results: completed registers."""
     numbers = (("pending", pending), ("registers", registers))
-    return named("wgmma.wait_group.sync.aligned", numbers=numbers)
+    return named("wgmma.wait_group.sync.aligned", dtype, numbers=numbers)

@@ -74,9 +74,8 @@ _MMA: dict[tuple[str, str, int], LinearMap] = {
     ("m16n8k16", "B", 64): _atom((16, 8), [(4, 0), (8, 0)], _turned(_ROW_SINGLES)),
     **{(shape, "C", 64): _ACCUMULATOR for shape in ("m16n8k4", "m16n8k8", "m16n8k16")},
     # Every m16n8 accumulator, 32-bit or packed 16-bit, has one map.
-    **{(shape, "C", bits): _ACCUMULATOR for shape in ("m16n8k16", "m16n8k8") for bits in (16, 32)},
+    **{(shape, "C", bits): _ACCUMULATOR for shape in ("m16n8k8", "m16n8k16", "m16n8k32") for bits in (16, 32)},
     ("m16n8k4", "C", 32): _ACCUMULATOR,
-    ("m16n8k32", "C", 32): _ACCUMULATOR,
 }
 
 

@@ -6,6 +6,7 @@ Source: PTX ISA, "Data Movement and Conversion Instructions", "Parallel Synchron
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import cast
 
 from warploom.core.dtypes import DType, pred, u16, u32
@@ -78,17 +79,14 @@ def access(b: FlowBuilder, made: Instruction, targets: Sequence[Operand], source
     home = made.element if made.combine or made.element.is_float else _home(b, made, (targets or values)[0])
     given = [b.read(x, home) for x in values]
 
-    def make(where: Space, offset: int) -> tuple[Instruction, list[Value]]:
-        return _in_space(made, where, remote, home).at(offset=offset), given
-
+    make = partial(_in_space, made, far=remote, home=home)
     if space or not b.windows:
         base, offset, within = b.address(address, space or "global")
-        instruction, _ = make(cast("Space", space or "global"), offset)
-        b.set_all(targets, instruction, (base, *given), within)
+        b.set_all(targets, make(cast("Space", space or "global")).at(offset=offset), (base, *given), within)
         return
     if made.combine and made.count > 1:
         raise b.refusal("vectors are for sums in global memory")
-    for target, value in zip(targets, b.access(address, space, make, [home] * len(targets)), strict=True):
+    for target, value in zip(targets, b.access(address, make, given, [home] * len(targets)), strict=True):
         b.assign(target, value)
 
 
@@ -121,10 +119,7 @@ def copy(b: FlowBuilder, made: Instruction, targets: Sequence[Operand], sources:
     """``cp.async`` and its groups, bulk copies of bytes and of tensors."""
     if "prefetch" in made.words:
         return
-    if "wait_all" in made.words:
-        b.emit(named("cp.async.commit_group"))
-        b.emit(named("cp.async.wait_group", numbers=(("pending", 0),)))
-    elif made.words[1:3] == ("async", "mbarrier"):
+    if made.words[1:3] == ("async", "mbarrier"):
         # What the async proxy reads would need a fence that is not looked for here.
         if any(
             isinstance(i, PtxInstruction) and (i.opcode == "wgmma" or "bulk" in i.modifiers) for i in b.function.body

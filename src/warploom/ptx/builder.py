@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TypeAlias, cast
+from typing import TypeAlias
 
 import numpy as np
 
@@ -38,8 +38,8 @@ from warploom.ptx.usage import Usage, by_guard, completed_registers
 
 _PARAMETER_BYTES = 4096
 _HINT = "L2::cache_hint"
-Make: TypeAlias = Callable[[Space, int], tuple[Instruction, Sequence[ir.Operand]]]
-"""An access for a space and a displacement: the instruction, and its operands after the address."""
+Make: TypeAlias = Callable[[Space], Instruction]
+"""An access for a space."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -320,17 +320,10 @@ class FlowBuilder(Emitter):
             return self.once(special("local_base")), self.names.local[name]
         return None
 
-    def access(self, address: Operand, space: str, make: Make, results: Sequence[DType]) -> list[ir.Operand]:
-        """An access at an address; at a generic one (``space`` '') that of the space in which each thread's lies.
-
-        ``make`` gives the instruction for a space and a displacement, and its operands after the address.
-        """
-        if space or not self.windows:
-            base, offset, within = self.address(address, space or "global")
-            values = [self.fresh(t) for t in results]
-            instruction, operands = make(cast("Space", space or "global"), offset)
-            self.emit(instruction, (base, *operands), values, within)
-            return list(values)
+    def access(
+        self, address: Operand, make: Make, operands: Sequence[ir.Operand], results: Sequence[DType]
+    ) -> list[ir.Register]:
+        """An access at a generic address, to the space in which each thread's lies."""
         base, offset, _ = self.address(address, "global")
         base = self.binary("add", base, offset)
         found = [ir.Register(next(self.numbers), t, "generic") for t in results]
@@ -341,19 +334,14 @@ class FlowBuilder(Emitter):
             inside = self.op(is_space(window), base)
             elsewhere = self.op(binary("and", pred), elsewhere, self.op(unary("not", pred), inside))
             place = self.op(from_generic(window), base)
-            self._when(inside, make(window, 0), place, found)
-        self._when(elsewhere, make("global", 0), base, found)
-        return list(found)
+            self._when(inside, make(window), (place, *operands), found)
+        self._when(elsewhere, make("global"), (base, *operands), found)
+        return found
 
     def _when(
-        self,
-        holds: ir.Operand,
-        access: tuple[Instruction, Sequence[ir.Operand]],
-        base: ir.Operand,
-        results: Sequence[Value],
+        self, holds: ir.Operand, made: Instruction, operands: tuple[ir.Operand, ...], results: Sequence[Value]
     ) -> None:
-        inner = Op(access[0], (base, *access[1]), tuple(results), self.where)
-        self._out.append(When(holds, (inner,), where=self.where))
+        self._out.append(When(holds, (Op(made, operands, tuple(results), self.where),), where=self.where))
 
     def home(self, operand: Operand, default: DType) -> DType:
         """The type in which a register is at home, if it has the width of ``default``; else ``default``."""

@@ -77,9 +77,9 @@ class Emitter:
         return self._known[key]
 
     def binary(self, op: str, a: ir.Operand, b: ir.Operand | int) -> ir.Operand:
-        """An operation of two operands of one type; an integer is a constant (a u32 for shifts), and 0 adds nothing."""
+        """An operation of two operands of one type; an integer is a constant (u32 for shifts), 0 changes nothing."""
         if isinstance(b, int):
-            if b == 0 and op in ("add", "shl", "shr"):
+            if b == 0 and op in ("add", "xor", "shl", "shr"):
                 return a
             b = Const(u32 if op in ("shl", "shr") else a.dtype, b)
         return self.op(binary(op, a.dtype), a, b)
@@ -89,7 +89,9 @@ class Emitter:
         return PtxError(f"{self.where}: {why}")
 
 
-_MASKS = ("eq", "lt", "le", "gt", "ge")
+_ONES = 0xFFFFFFFF
+_MASKS = {"eq": (1, 0), "ge": (_ONES, 0), "gt": (_ONES - 1, 0), "lt": (_ONES, _ONES), "le": (_ONES - 1, _ONES)}
+"""Which lanes a mask names → the bits that are moved up by the lane's number, and those that are then flipped."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,13 +153,5 @@ class Specials:
 
 
 def _lane_mask(b: Emitter, lane: Operand, kind: str) -> Operand:
-    own = b.binary("shl", Const(u32, 1), lane)  # type: ignore[arg-type]
-    below = b.binary("sub", own, 1)
-    if kind == "eq":
-        return own
-    if kind == "lt":
-        return below
-    mask = b.binary("or", own, below)
-    if kind == "le":
-        return mask
-    return b.binary("xor", mask if kind == "gt" else below, 0xFFFFFFFF)
+    shifted, flipped = _MASKS[kind]
+    return b.binary("xor", b.op(binary("shl", u32), Const(u32, shifted), lane), flipped)

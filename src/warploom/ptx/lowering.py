@@ -21,6 +21,7 @@ from warploom.isa.barriers import SYSTEM_CALLS, mbarrier_test, mbarrier_wait
 from warploom.isa.conversion import FULL_MASK, special
 from warploom.isa.instruction import Instruction, named
 from warploom.isa.lanewise import select
+from warploom.isa.matrix import wgmma_wait
 from warploom.isa.memory import load, store
 from warploom.ptx.builder import FlowBuilder, lowered
 from warploom.ptx.emitter import constant
@@ -64,8 +65,10 @@ def warpgroup(b: FlowBuilder, made: Instruction, targets: Operands, sources: Ope
     if not names:
         b.declared(made, targets, sources)
         return
-    done = [b.register(name) for name in names]
-    b.emit(made.at(registers=len(done)), done, done)
+    registers = [b.register(name) for name in names]
+    for dtype in dict.fromkeys(r.dtype for r in registers):
+        done = [r for r in registers if r.dtype is dtype]
+        b.emit(wgmma_wait(made.pending, len(done), dtype), done, done)
 
 
 @lowered("mbarrier")
@@ -137,8 +140,10 @@ def call(b: FlowBuilder, made: Instruction, targets: Operands, sources: Operands
     """``vprintf`` and ``__assertfail``."""
     given: list[Value] = []
     for place, dtype in zip(sources, made.operand_types, strict=True):
-        given += b.access(place, "local", lambda _, offset, t=dtype: (load("local", t).at(offset=offset), ()), [dtype])
+        base, offset, _ = b.address(place, "local")
+        given.append(b.op(load("local", dtype).at(offset=offset), base))
     found = [b.fresh(t) for t in made.result_types]
     b.emit(made, given, found)
     for place, value in zip(targets, found, strict=True):
-        b.access(place, "local", lambda _, offset, x=value: (store("local", x.dtype).at(offset=offset), (x,)), ())
+        base, offset, _ = b.address(place, "local")
+        b.emit(store("local", value.dtype).at(offset=offset), (base, value))

@@ -20,6 +20,7 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from warploom.core.dtypes import DType
 from warploom.emulate.barriers.barriers import Wait
 from warploom.emulate.control.frames import Execution, Frame, Origin
 from warploom.emulate.findings.findings import Kind
@@ -31,20 +32,17 @@ from warploom.emulate.transactions.transaction import Groups, SharedRead, Transa
 from warploom.ir.program import Program
 from warploom.ir.statements import Op, Operand, TileRegion, Value
 from warploom.isa.effects import AsyncMatrix, RegisterBudget, WaitGroup, WarpgroupFence
-from warploom.isa.matrix import K, M, WarpgroupProduct
-from warploom.isa.meanings import half_to_f32
+from warploom.isa.matrix import M, WarpgroupProduct, element_values
 from warploom.layout.wgmma import decode
 
 Array = NDArray[Any]
 Matrix: TypeAlias = tuple[Array, Array | None]
-"""The elements of a matrix, f32, and which of them are poison; None for none."""
+"""The values of a matrix's elements, and which of them are poison; None for none."""
 
 _GROUPS = -2
 """Where a frame keeps its warpgroups among what has been worked out for it."""
 WARPS = 4
 """Warps of a warpgroup."""
-ELEMENT_BYTES = 2
-"""Of an operand in shared memory."""
 
 
 class Accumulator:
@@ -59,8 +57,10 @@ class Accumulator:
         """D = A·B, or D += A·B where ``adds``, of some warps. Poison of A spoils its row of D, of B its column."""
         where, adds = slice(None) if positions.size == self.frame.n else positions, adds[:, None, None]
         old = self.matrix[where]
-        summed = old if adds.all() else np.where(adds, old, np.float32(0))
-        found = instruction.multiply(a[0].reshape(1, -1, K), b[0][None], summed.reshape(1, -1, instruction.n))
+        summed = old if adds.all() else np.where(adds, old, old.dtype.type(0))
+        found = instruction.multiply(
+            a[0].reshape(1, -1, instruction.k), b[0][None], summed.reshape(1, -1, instruction.n)
+        )
         self.matrix[where] = found.reshape(old.shape)
         if self.poison is None and (a[1] is not None or b[1] is not None):
             self.poison = np.zeros(self.matrix.shape, np.bool_)
@@ -78,12 +78,14 @@ class Accumulator:
         origin: Origin = (op.where, "an accumulator whose operands were poison")
         for i, (register, array) in enumerate(zip(self.registers, arrays, strict=True)):
             shadow = None if marks is None or not marks[i].any() else marks[i]
-            self.frame.write(register, array, shadow, self.frame.origins.get(register, origin))
+            self.frame.write(
+                register, array.view(register.dtype.numpy), shadow, self.frame.origins.get(register, origin)
+            )
 
 
 @dataclass(frozen=True, eq=False)
 class ProductOperands:
-    """The shared memory that a ``wgmma`` reads in its CTA: elements of A and B in units of 16 bits, and their cells.
+    """The shared memory that a ``wgmma`` reads in its CTA: elements of A and B in units of their size, and their cells.
 
     ``wrong`` are findings, kind and message; there is nothing to multiply if an operand lies ``outside``.
     """
@@ -136,10 +138,11 @@ class ProductInFlight(Transaction):
                 mine[warps] = given
 
     def a(self, shared: SharedMemory, warps: Array) -> Matrix:
-        """A of some warps, (warps, 16, 16)."""
+        """A of some warps, (warps, 16, k)."""
         if self.operands.a is not None:
-            words, marks = self._elements(shared, self.operands.a)
-            return words.reshape(WARPS, -1, K)[warps], None if marks is None else marks.reshape(WARPS, -1, K)[warps]
+            words, marks = self._elements(shared, self.operands.a, self.instruction.a)
+            shape = WARPS, -1, self.instruction.k
+            return words.reshape(shape)[warps], None if marks is None else marks.reshape(shape)[warps]
         assert self.registers is not None
         slot, marks = self.instruction.a_slot, None
         if self.marks is not None:
@@ -147,16 +150,17 @@ class ProductInFlight(Transaction):
         return slot.matrix(list(np.moveaxis(self.registers[warps], 2, 0))), marks
 
     def b(self, shared: SharedMemory) -> Matrix:
-        """B, (n, 16)."""
-        return self._elements(shared, self.operands.b)
+        """B, (n, k)."""
+        return self._elements(shared, self.operands.b, self.instruction.b)
 
-    def _elements(self, shared: SharedMemory, elements: Array) -> Matrix:
+    def _elements(self, shared: SharedMemory, elements: Array, dtype: DType) -> Matrix:
         """Elements of an operand in shared memory as they are now."""
-        index = elements + (self.first // shared.clocks.warps_per_cta * shared.stride >> 1)
-        words, poison = shared.data.view(np.uint16)[index], None
+        word = np.dtype(f"u{dtype.bits // 8}")
+        index = elements + self.first // shared.clocks.warps_per_cta * shared.stride // word.itemsize
+        words, poison = shared.data.view(word)[index], None
         if shared.shadow is not None:
-            poison = shared.shadow.view(np.uint16)[index] != 0
-        return half_to_f32(words, self.instruction.inputs), poison if poison is not None and poison.any() else None
+            poison = shared.shadow.view(word)[index] != 0
+        return element_values(words, dtype), poison if poison is not None and poison.any() else None
 
     def free(self) -> None:
         """After the last warp has waited for it, it holds no data."""
@@ -413,7 +417,7 @@ class Warpgroups(Groups[ProductInFlight]):
             self.report.add(kind, op.where, f"{op.instruction.mnemonic}: {message}", first, 0)
         for name, part in (("wgmma.b", found.b), ("wgmma.a", found.a)):
             if part is not None:
-                self.counter.engine(name, part.size * ELEMENT_BYTES)
+                self.counter.engine(name, part.size * op.instruction.warpgroup_product.element_bytes)
         if self.shared.checks and not found.outside:
             cells = found.cells + first // self.warps * history.cells
             read = SharedRead(history, op, self._queue(first), cells, stamp)
@@ -515,8 +519,8 @@ def operands_of(shared: SharedMemory, op: Op, descriptors: tuple[int, ...]) -> P
     cells: list[Array] = []
     for (position, addresses), descriptor in zip(kinds, descriptors, strict=True):
         places = addresses(descriptor) - SHARED_BASE
-        elements.append(places >> 1)
-        first, end = int(places.min()), int(places.max()) + ELEMENT_BYTES
+        elements.append(places // instruction.element_bytes)
+        first, end = int(places.min()), int(places.max()) + instruction.element_bytes
         outside |= first < 0 or end > shared.size
         cells.append(places.reshape(-1) // shared.granule)
         tile = op.tile(position)
@@ -548,10 +552,11 @@ def _misplaced(
             "make it with k.wgmma_operand, or give both one swizzle"
         )
     transposed, size = (instruction.transposed_b, instruction.n) if is_b else (instruction.transposed_a, M)
-    lines, along = (K, size) if transposed else (size, K)
+    lines, along = (instruction.k, size) if transposed else (size, instruction.k)
+    row_bytes = along * instruction.element_bytes
     for what, says, is_, needed in (
         ("stride", shape.stride, 8 * tile.row_bytes, shape.row_bytes and lines > 8),
-        ("leading", shape.leading, tile.panel_bytes, shape.row_bytes and ELEMENT_BYTES * along > shape.row_bytes),
+        ("leading", shape.leading, tile.panel_bytes, shape.row_bytes and row_bytes > shape.row_bytes),
     ):
         if needed and says != is_:
             return "layout", (
