@@ -159,3 +159,25 @@ def test_bytes_from_global_memory_to_the_other_cta(rank: str) -> None:
         assert out.tolist() == [*range(64, 128), *range(64)]
     else:
         assert "mbarrier" in kinds(findings)
+
+
+@pytest.mark.parametrize("mask", [3, 2, 1, 5])
+def test_bytes_from_global_memory_to_several_ctas(mask: int) -> None:
+    """CTA 0 sends the same bytes to the CTAs of a mask, to the same place, where they complete on their mbarriers."""
+    body = f"""mov.u32 %r0, %tid.x; mov.u32 %r9, %cluster_ctarank; mov.u32 %r1, s; mov.u16 %h1, {mask};
+    setp.ne.u32 %p1, %r0, 0; mov.u32 %r3, {mask}; shr.u32 %r3, %r3, %r9; and.b32 %r3, %r3, 1; mov.u32 %r4, 0;
+    @%p1 bra met; mbarrier.init.shared::cta.b64 [bar], 1; fence.mbarrier_init.release.cluster;
+    mul.lo.u32 %r6, %r3, 256; mbarrier.arrive.expect_tx.shared::cta.b64 _, [bar], %r6; met: {SYNC}
+    or.b32 %r5, %r0, %r9; setp.ne.u32 %p2, %r5, 0; @%p2 bra wait;
+    cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster [s], [%d1], 256, [bar], %h1;
+    wait: {{ .reg .pred done; again: mbarrier.try_wait.parity.shared::cta.b64 done, [bar], 0; @!done bra again; }}
+    mul.lo.u32 %r5, %r0, 4; add.u32 %r6, %r1, %r5; setp.ne.u32 %p3, %r3, 0; @%p3 ld.shared.u32 %r4, [%r6];
+    {SYNC} {OUT}"""
+    before = ".shared .align 16 .b8 s[256]; .shared .align 8 .b8 bar[8];"
+    out, x = np.zeros(128, np.uint32), np.arange(1, 65, dtype=np.uint32)
+    findings = check(kernel(body, ["u64", "u64"], before, "sm_90"), [out, x], 64, grid=2, cluster=2).findings
+    if mask == 5:
+        assert "bounds" in kinds(findings)
+        return
+    assert findings == ()
+    assert out.reshape(2, 64).tolist() == [(x * (mask >> cta & 1)).tolist() for cta in (0, 1)]

@@ -18,15 +18,19 @@ SHARED_ALONE = "fence.proxy.async.shared::cta;"
 ADD = "cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32 [%d0+16], [s], 128"
 
 
+@pytest.mark.parametrize("size", ["128", "%r51"])
 @pytest.mark.parametrize("copy", [STORE, ADD])
-def test_bulk_copies_to_global_memory(copy: str) -> None:
+def test_bulk_copies_to_global_memory(copy: str, size: str) -> None:
+    """Their size may stand in a register."""
     before = ".shared .align 16 .b8 s[128];"
-    text = kernel(BULK.replace("COPY", copy), before=before, target="sm_90")
+    text = kernel(BULK.replace("COPY", copy.replace("128", size)), ["u64", "u32"], before, "sm_90")
     out = np.ones(36, np.float32)
-    assert check(text, [out]).findings == ()
+    assert check(text, [out, np.uint32(128)]).findings == ()
     assert np.array_equal(out, np.r_[np.ones(4), np.arange(32) + (copy == ADD)])
-    found = check(text.replace("fence.proxy.async.shared::cta;", ""), [out]).findings
+    found = check(text.replace("fence.proxy.async.shared::cta;", ""), [out, np.uint32(128)]).findings
     assert kinds(found) == {"proxy"}
+    if size != "128":
+        assert kinds(check(text, [out, np.uint32(24)]).findings) >= {"misaligned"}
 
 
 def test_the_cluster_that_a_kernel_was_compiled_for() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import ml_dtypes
 import numpy as np
 import pytest
@@ -368,6 +370,11 @@ TELLS = {
         "ld.relaxed.gpu.global.u32 %r1, [%d1];",
         "fence.acq_rel.SCOPE;",
     ),
+    "halves of fences": (
+        "fence.release.SCOPE; st.relaxed.gpu.global.u32 [%d1], 1;",
+        "ld.relaxed.gpu.global.u32 %r1, [%d1];",
+        "fence.acquire.SCOPE;",
+    ),
     "a fence and atomics": (
         "fence.sc.SCOPE; atom.relaxed.SCOPE.global.add.u32 %r9, [%d1], 1;",
         "atom.acquire.SCOPE.global.add.u32 %r1, [%d1], 0;",
@@ -377,12 +384,8 @@ TELLS = {
 """How a thread tells another one of what it has stored: before the flag, a look at the flag, after it."""
 
 
-@pytest.mark.parametrize("how", TELLS)
-@pytest.mark.parametrize("scope", ["cta", "cluster", "gpu", "sys"])
-@pytest.mark.parametrize("reader", [0, 1, 2])
-def test_what_a_scope_reaches(how: str, scope: str, reader: int) -> None:
-    tell, look, then = (x.replace("SCOPE", scope) for x in TELLS[how])
-    # the other warp reads, or a thread of another CTA
+def told(reader: int, tell: str, look: str, then: str) -> Any:
+    """The findings of a thread of a CTA (in CTA 0 of its other warp) that reads what thread 0 of CTA 0 stored."""
     body = f"""mov.u32 %r0, %tid.x; mov.u32 %r5, %ctaid.x; mad.lo.u32 %r6, %r5, 64, %r0;
     setp.eq.u32 %p1, %r6, 0; setp.eq.u32 %p2, %r6, {reader * 64 or 32};
     @%p2 bra reads; @!%p1 bra done;
@@ -393,8 +396,22 @@ def test_what_a_scope_reaches(how: str, scope: str, reader: int) -> None:
     text = kernel(body, ["u64"] * 3, target="sm_90")
     findings = check(text, [data, flag, out], 64, grid=4, cluster=2).findings
     assert out[0] == 42
+    return findings
+
+
+@pytest.mark.parametrize("how", TELLS)
+@pytest.mark.parametrize("scope", ["cta", "cluster", "gpu", "sys"])
+@pytest.mark.parametrize("reader", [0, 1, 2])
+def test_what_a_scope_reaches(how: str, scope: str, reader: int) -> None:
     reached = {"cta": 0, "cluster": 1}.get(scope, 2)
-    assert bool(findings) == (reader > reached), findings
+    assert bool(told(reader, *(x.replace("SCOPE", scope) for x in TELLS[how]))) == (reader > reached)
+
+
+@pytest.mark.parametrize(("half", "other"), [("release", "acquire"), ("acquire", "release")])
+def test_each_half_of_a_fence_is_one_side(half: str, other: str) -> None:
+    tells = [x.replace("SCOPE", "gpu") for x in TELLS["halves of fences"]]
+    assert told(2, *tells) == ()
+    assert kinds(told(2, *(x.replace(f"fence.{half}", f"fence.{other}") for x in tells))) == {"race"}
 
 
 @pytest.mark.parametrize("seed", [None, 0])
@@ -448,3 +465,28 @@ def test_constant_memory_that_the_host_would_write_is_refused() -> None:
     text = kernel("ld.const.u32 %r1, [c]; st.global.u32 [%d0], %r1;", before=".const .align 4 .b8 c[8];")
     with pytest.raises(ProblemError, match="cudaMemcpyToSymbol"):
         check(text, [np.zeros(1, np.uint32)])
+
+
+GRID_SYNC = """mov.u32 %r1, %envreg2; cvt.u64.u32 %d5, %r1; mov.u32 %r2, %envreg1; cvt.u64.u32 %d6, %r2;
+    bfi.b64 %d7, %d6, %d5, 32, 32; setp.ne.s64 %p1, %d7, 0; @%p1 bra given; trap;
+    given: bar.sync 0; @%p4 bra met;
+    add.s64 %d7, %d7, 4; mov.u32 %r5, -2147483647; sub.s32 %r5, %r5, %r4;
+    setp.eq.u32 %p2, %r7, 0; selp.b32 %r6, %r5, 1, %p2; atom.add.ORDER.gpu.u32 %r8, [%d7], %r6;
+    look: ld.acquire.gpu.u32 %r9, [%d7]; xor.b32 %r9, %r9, %r8; setp.gt.s32 %p3, %r9, -1; @%p3 bra look;
+    met: bar.sync 0;"""
+"""What CUDA makes of ``cooperative_groups::this_grid().sync()``: the barrier is in what the system gives the launch."""
+
+
+@pytest.mark.parametrize("seed", [None, 0])
+@pytest.mark.parametrize("order", ["release", "relaxed"])
+def test_the_ctas_of_a_cooperative_grid_meet(order: str, seed: int | None) -> None:
+    """Each CTA stores its number, they meet, and each reads that of the next one."""
+    body = f"""mov.u32 %r0, %tid.x; mov.u32 %r7, %ctaid.x; mov.u32 %r4, %nctaid.x;
+    setp.ne.u32 %p4, %r0, 0; mul.wide.u32 %d2, %r7, 4; add.s64 %d3, %d0, %d2; @!%p4 st.global.u32 [%d3], %r7;
+    {GRID_SYNC.replace("ORDER", order)}
+    add.u32 %r10, %r7, 1; rem.u32 %r10, %r10, %r4; mul.wide.u32 %d4, %r10, 4; add.s64 %d4, %d0, %d4;
+    @!%p4 ld.global.u32 %r11, [%d4]; @!%p4 st.global.u32 [%d3+32], %r11;"""
+    out = np.zeros(16, np.uint32)
+    findings = check(kernel(body), [out], 64, grid=8, seed=seed).findings
+    assert out.tolist() == [*range(8), *range(1, 8), 0]
+    assert kinds(findings) == ({"race"} if order == "relaxed" else set())

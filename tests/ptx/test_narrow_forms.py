@@ -147,3 +147,24 @@ def test_subnormals_are_flushed_before_halves_compare_and_after_f64_narrows() ->
     x = np.resize([1e-40, 1.5], 32)
     assert np.array_equal(lanewise("cvt.rn.ftz.f32.f64 %out, %in0;", [x], np.float32), np.resize([0, 1.5], 32))
     assert np.array_equal(lanewise("cvt.rn.sat.f32.f64 %out, %in0;", [x], np.float32)[1::2], np.ones(16))
+
+
+@pytest.mark.parametrize("form", ["ex2.approx.f16x2", "ex2.approx.ftz.bf16x2"])
+def test_powers_of_pairs(form: str) -> None:
+    dtype = np.dtype(np.float16 if "bf16" not in form else ml_dtypes.bfloat16)
+    x = RNG.uniform(-8, 8, (64, 2)).astype(dtype)
+    found = lanewise(f"{form} %out, %in0;", [x.view(np.uint32).reshape(-1)], np.uint32).view(dtype)
+    exact = np.exp2(x.astype(np.float64)).reshape(-1)
+    np.testing.assert_allclose(found.astype(np.float64), exact, rtol=2.0 ** (-8 if "bf16" in form else -10))
+
+
+@pytest.mark.parametrize("ftz", ["", ".ftz"])
+@pytest.mark.parametrize("form", ["add.rn", "sub", "mul.rz", "fma.rn", "fma.rp"])
+def test_pairs_of_f32_are_two_of_them(form: str, ftz: str) -> None:
+    count = 3 if "fma" in form else 2
+    pairs = [RNG.uniform(-4, 4, (64, 2)).astype(np.float32) for _ in range(count)]
+    pairs[0][:8] *= np.float32(2.0**-149)
+    form, places = form + ftz, ", ".join(f"%in{n}" for n in range(count))
+    found = lanewise(f"{form}.f32x2 %out, {places};", [x.view(np.uint64).reshape(-1) for x in pairs], np.uint64)
+    single = lanewise(f"{form}.f32 %out, {places};", [x.reshape(-1) for x in pairs], np.float32)
+    assert np.array_equal(found.view(np.uint32), single.view(np.uint32))

@@ -42,6 +42,8 @@ POLICIES: dict[Eviction, int] = {"first": 0x12F0000000000000, "last": 0x14F00000
 """What createpolicy.fractional.L2::evict_{first,last} with a fraction of 1 returns (sm_90)."""
 COPY = common(asm="volatile memory", hint="L2::cache_hint", to="shared::cluster shared::cta")
 BULK = COPY | common(since="sm_90")
+RECEIVERS = ("shared::cluster", "{.multicast}", "ctas:u32=b16?multicast, "), ("shared::cta", "", "")
+"""Where bulk copies go, the word for several CTAs of a cluster, and the operand that names them."""
 
 
 def _policy(eviction: Eviction) -> tuple[str, tuple[tuple[str, int], ...]]:
@@ -140,24 +142,40 @@ def _sixteens(i: Instruction) -> dict[str, Any]:
     return {}
 
 
+def _stored(i: Instruction) -> tuple[BulkStore, ...]:
+    adds, sized = i.words[1] == "reduce", i.position("bytes")
+    return (BulkStore(0, 1, i.bytes, i.shared_offset, i.global_offset, 2, adds, sized),)
+
+
 for opcode, adds in (("cp.async", ""), ("cp.reduce.async", ".add.f32")):
+    for size in ("#bytes", "bytes:u32"):
+        form(
+            f"{opcode}.bulk.global.shared::cta.bulk_group{adds}{{.hint}} "
+            f"[global]:u64, [shared]:u32, {size}, policy:b64?hint, ^guard:pred",
+            BULK,
+            operands="shared global guard bytes policy",
+            default={"bytes": 16},
+            name=f"{opcode}.bulk.global.shared::cta.bulk_group{adds}",
+            let=_sixteens,
+            effects=_stored,
+        )
+
+
+def _fetched(i: Instruction) -> tuple[BulkLoad, ...]:
+    offsets = i.shared_offset, i.global_offset, i.barrier_offset
+    return (BulkLoad(0, 1, 2, 3, 4, *offsets, i.position("ctas")),)
+
+
+for to, several, mask in RECEIVERS:
     form(
-        f"{opcode}.bulk.global.shared::cta.bulk_group{adds}{{.hint}} "
-        "[global]:u64, [shared]:u32, #bytes, policy:b64?hint, ^guard:pred",
+        f"cp.async.bulk.{to}.global.mbarrier::complete_tx::bytes{several}{{.hint}} "
+        f"[shared]:u32, [global]:u64, bytes:u32, [barrier]:u32, {mask}policy:b64?hint, ^guard:pred",
         BULK,
-        operands="shared global guard policy",
-        name=f"{opcode}.bulk.global.shared::cta.bulk_group{adds}",
-        let=_sixteens,
-        effects=lambda i: (BulkStore(0, 1, i.bytes, i.shared_offset, i.global_offset, 2, i.words[1] == "reduce"),),
+        multicast="multicast::cluster",
+        operands="shared global bytes barrier guard ctas policy",
+        name="cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes",
+        effects=_fetched,
     )
-form(
-    "cp.async.bulk.{to}.global.mbarrier::complete_tx::bytes{.hint} "
-    "[shared]:u32, [global]:u64, bytes:u32, [barrier]:u32, policy:b64?hint, ^guard:pred",
-    BULK,
-    operands="shared global bytes barrier guard policy",
-    name="cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes",
-    effects=lambda i: (BulkLoad(0, 1, 2, 3, 4, i.shared_offset, i.global_offset, i.barrier_offset),),
-)
 form("cp.async.bulk.prefetch.L2.global{.hint} [at]:u64, bytes:u32, policy:b64?hint", BULK)
 
 
@@ -184,7 +202,7 @@ def _box(i: Instruction) -> tuple[BulkTensorCopy, ...]:
     return (BulkTensorCopy("load", 1, 0, i.shared_offset, at, 2, i.barrier_offset, 3, mask),)
 
 
-for to, several, mask in (("shared::cluster", "{.multicast}", "ctas:u32=b16?multicast, "), ("shared::cta", "", "")):
+for to, several, mask in RECEIVERS:
     form(
         f"cp.async.bulk.tensor.{{rank}}.{to}.global{{.tile}}.mbarrier::complete_tx::bytes{several}{{.hint}} "
         f"[shared]:u32, [map, at*rank:s32], [barrier]:u32, {mask}#policy:hex?hint, ^guard:pred",

@@ -112,19 +112,14 @@ form(
 
 # Fences
 
-form(
-    "fence.{order}.{scope}",
-    ORDERED,
-    order="acq_rel sc",
-    scope="cta gpu sys cluster@sm_90",
-    effects=lambda i: (Fence(i.scope, i.order == "sc"),),
-)
-form(
-    "membar.{scope}",
-    ORDERED,
-    scope="cta gl sys",
-    effects=lambda i: (Fence("gpu" if i.scope == "gl" else i.scope, sc=True),),
-)
+
+def _fence(i: Instruction) -> tuple[Fence, ...]:
+    return (Fence("gpu" if i.scope == "gl" else i.scope, i.order == "sc", i.order != "release", i.order != "acquire"),)
+
+
+FENCE = common(effects=_fence, **ORDERED)
+form("fence.{order}.{scope}", FENCE, order="acq_rel sc acquire@sm_90 release@sm_90", scope="cta gpu sys cluster@sm_90")
+form("membar.{scope}", FENCE, scope="cta gl sys", default={"order": "sc"})
 _SPACES: dict[str, Any] = {"": "all", "shared::cta": "shared", "global": "global"}
 form(
     "fence.proxy.async{.space}",
@@ -244,11 +239,6 @@ def _count_of_arrivals(i: Instruction) -> dict[str, Any]:
     return {}
 
 
-def _operand(i: Instruction, name: str) -> int | None:
-    """The position of a register that gives a number; None where the number stands in the text."""
-    return next(iter(i.positions(name)), None)
-
-
 for number, how in (("#count", ".{count}"), ("count:u32", "")):
     form(
         f"mbarrier.init.{{space}}.b64 [at], {number}",
@@ -256,7 +246,7 @@ for number, how in (("#count", ".{count}"), ("count:u32", "")):
         name=f"mbarrier.init{how}",
         default={"count": 1},
         let=_count_of_arrivals,
-        effects=lambda i: (MbarrierInit(0, i.offset, i.count, _operand(i, "count")),),
+        effects=lambda i: (MbarrierInit(0, i.offset, i.count, i.position("count")),),
     )
 form(
     "mbarrier.inval.{space}.b64 [at]",
@@ -299,14 +289,14 @@ def _arrives(i: Instruction) -> tuple[MbarrierArrive, ...]:
         0,
         i.offset,
         size,
-        _operand(i, "guard"),
+        i.position("guard"),
         i.remote,
         i.scope,
         i.count if i.arrives else 0,
         drops=i.how == "arrive_drop",
         releases=not relaxed,
-        counted=_operand(i, "count"),
-        expects=_operand(i, "expected_bytes"),
+        counted=i.position("count"),
+        expects=i.position("expected_bytes"),
     )
     return (arrival,)
 

@@ -25,6 +25,7 @@ from warploom.isa.form import REGISTER, REGISTERS, Array, common, form, takes, v
 from warploom.isa.instruction import Instruction, instruction, named
 from warploom.isa.meanings import (
     DIRECTED,
+    HALVES,
     ROUND_TO_INTEGRAL,
     UNARY_MEANINGS,
     f16_to_fp8,
@@ -43,7 +44,6 @@ from warploom.isa.meanings import (
 
 Rounding = Literal["rzi", "rni", "rmi", "rpi"]
 _INTRINSIC = {"s32": "int", "u32": "uint", "s64": "ll", "u64": "ull"}
-_HALVES = {"f16": f16, "bf16": bf16}
 _BYTES = {"u8": (u16, u32, "unsigned char"), "s8": (u16, s32, "signed char")}
 """8-bit type → the registers that it is read from and written to, and C++'s name of it."""
 
@@ -80,7 +80,7 @@ def _integer(x: Array, to: np.dtype[Any], rounding: str, narrow: bool) -> Array:
 
 def _converted(i: Instruction) -> Callable[[Array], Array]:
     """``cvt``; ``.ftz`` flushes what is f32, ``.sat`` holds an f32 within 0 and 1 and an integer within its type."""
-    source, to, half = DTYPES[i.source], DTYPES[i.to], _HALVES.get(i.source)
+    source, to, half = DTYPES[i.source], DTYPES[i.to], HALVES.get(i.source)
     ftz, sat, rounding = (str(i.fields.get(name, "")) for name in ("ftz", "sat", "rnd"))
 
     def meaning(x: Array) -> Array:
@@ -96,7 +96,7 @@ def _converted(i: Instruction) -> Callable[[Array], Array]:
         number = ROUND_TO_INTEGRAL[rounding](number) if rounding in ROUND_TO_INTEGRAL else number
         if rounding in DIRECTED:
             number = single_towards(number, rounding)
-        if i.to in _HALVES:
+        if i.to in HALVES:
             exact = number if number.dtype == np.float32 else single_to_odd(number.astype(np.float64))
             return np.ascontiguousarray(exact).astype(to.numpy).view(np.uint16)
         number = number.astype(to.numpy)
@@ -112,7 +112,7 @@ def _cast(i: Instruction) -> Expression | None:
     if (
         i.fields.get("ftz")
         or i.fields.get("sat")
-        or {i.source, i.to} & _HALVES.keys()
+        or {i.source, i.to} & HALVES.keys()
         or i.source == i.to
         or rounding in DIRECTED
     ):
@@ -138,33 +138,27 @@ def _extended(i: Instruction, *given: Any) -> tuple[Array, ...] | None:
 
 def _plain(i: Instruction) -> str:
     """Programs leave out the rounding that C++'s conversion has."""
-    if i.fields.get("ftz") or i.fields.get("sat") or {i.source, i.to} & _HALVES.keys():
+    if i.fields.get("ftz") or i.fields.get("sat") or {i.source, i.to} & HALVES.keys():
         return ""
     return f"cvt.{i.to}.{i.source}" if i.rnd in ("rzi", "rn") else i.ptx_name
 
 
-INTEGER, INTEGRAL = "u8 s8 u16 s16 u32 s32 u64 s64", "rni rzi rmi rpi"
+INTEGER, INTEGRAL, DIRECTIONS = "u8 s8 u16 s16 u32 s32 u64 s64", "rni rzi rmi rpi", "rn rz rm rp"
 CONVERTED = common(let=_registers, choose=_converted, call=_cast)
 PLACES = "d:of_d, a:of_a"
 form(f"cvt{{.sat}}.{{to}}.{{source}} {PLACES}", CONVERTED, to=INTEGER, source=INTEGER, shadow=_extended, exact=_widens)
-for flags, to, source in (
-    ("{.ftz}{.sat}", INTEGER, "f32"),
-    ("{.sat}", INTEGER, "f16 f64"),
-    ("", "u16 s16 u32 s32 u64 s64", "bf16@sm_90"),
+for rounds, flags, to, source in (
+    (INTEGRAL, "{.ftz}{.sat}", INTEGER, "f32"),
+    (INTEGRAL, "{.sat}", INTEGER, "f16 f64"),
+    (INTEGRAL, "", "u16 s16 u32 s32 u64 s64", "bf16@sm_90"),
+    (DIRECTIONS, "{.ftz}{.sat}", "f32", f"{INTEGER} f64"),
+    ("rn", "", "f64 f16", INTEGER),
+    ("rn", "", "bf16@sm_90", "u16 s16 u32 s32"),
+    ("rn", "", "f16 bf16@sm_90", "f64"),
+    ("rn", "", "f16 bf16", "f32"),
+    ("rn", "", "bf16@sm_90", "f16"),
+    ("rn", "", "f16@sm_90", "bf16"),
 ):
-    said = common(rnd=INTEGRAL, to=to, source=source, name=_plain, **CONVERTED)
-    form(f"cvt.{{rnd}}{flags}.{{to}}.{{source}} {PLACES}", said)
-for flags, to, source in (
-    ("{.ftz}{.sat}", "f32", INTEGER),
-    ("", "f64 f16", INTEGER),
-    ("", "bf16@sm_90", "u16 s16 u32 s32"),
-    ("{.ftz}{.sat}", "f32", "f64"),
-    ("", "f16 bf16@sm_90", "f64"),
-    ("", "f16 bf16", "f32"),
-    ("", "bf16@sm_90", "f16"),
-    ("", "f16@sm_90", "bf16"),
-):
-    rounds = "rn rz rm rp" if to == "f32" else "rn"
     form(f"cvt.{{rnd}}{flags}.{{to}}.{{source}} {PLACES}", CONVERTED, rnd=rounds, to=to, source=source, name=_plain)
 for pattern, to, source in (
     ("cvt{.ftz}.{to}.{source}", "f64", "f32"),
@@ -272,7 +266,7 @@ def _unpacked(i: Instruction) -> Expression | None:
 
 
 def _widened(i: Instruction) -> Callable[[Array], Array]:
-    shift, half = np.uint32(16 * (i.part == "high")), _HALVES[i.type]
+    shift, half = np.uint32(16 * (i.part == "high")), HALVES[i.type]
     return lambda x: half_to_f32((x >> shift).astype(np.uint16), half)
 
 

@@ -143,10 +143,12 @@ class Barrier(Effect):
 
 @dataclass(frozen=True, slots=True)
 class Fence(Effect):
-    """A memory fence of a scope; ``sc``: one of those that are in one order with each other (``fence.sc``)."""
+    """A memory fence of a scope, or one of its halves; ``sc``: they are in one order with each other (``fence.sc``)."""
 
     scope: Scope
     sc: bool = False
+    acquires: bool = True
+    releases: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -265,7 +267,8 @@ class BulkStore(Effect):
     """``bytes`` consecutive bytes from shared to global memory, through the async proxy; part of the bulk group.
 
     ``shared`` and ``target`` are the operands of the addresses; ``guard`` selects the thread that issues it. ``adds``:
-    f32 elements are added to what is there, each by one atomic operation, in no order.
+    f32 elements are added to what is there, each by one atomic operation, in no order. ``sized`` is the operand that
+    gives the bytes in the place of the number.
     """
 
     shared: int
@@ -275,13 +278,15 @@ class BulkStore(Effect):
     target_offset: int
     guard: int
     adds: bool
+    sized: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class BulkLoad(Effect):
     """Consecutive bytes from global to shared memory, through the async proxy; they complete on an mbarrier.
 
-    ``shared``, ``source``, ``bytes`` (a multiple of 16), ``barrier`` and ``guard`` are operands.
+    ``shared``, ``source``, ``bytes`` (a multiple of 16), ``barrier`` and ``guard`` are operands, and so is the mask
+    ``multicast`` of the CTAs of the cluster that receive them, as those of :class:`BulkTensorCopy`.
     """
 
     shared: int
@@ -292,6 +297,7 @@ class BulkLoad(Effect):
     shared_offset: int
     source_offset: int
     barrier_offset: int
+    multicast: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

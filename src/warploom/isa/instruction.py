@@ -318,6 +318,10 @@ class Instruction:
         read = [p.name for p, n in zip(self.present, self.counts, strict=True) for _ in range(n) if p.is_read]
         return [self._order[k] for k, of in enumerate(read) if of == name]
 
+    def position(self, name: str) -> int | None:
+        """The position of the only register of a place; None where none stands there."""
+        return next(iter(self.positions(name)), None)
+
     def _template(self, names: list[str]) -> str:
         """Inline PTX. Predicates are 0 or 1 in 32 bits, and so are carries."""
         if self.form.inline is not None:

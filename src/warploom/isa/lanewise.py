@@ -157,8 +157,13 @@ for kind, types in (("half", "f16 bf16"), ("pair", "f16x2 bf16x2")):
     form(f"fma.rn{{.relu}}.{{{kind}}} d, a, b, c", tracked)
     form(f"{{op}}.{{{kind}}} d, a", tracked, op="neg abs")
     form(f"tanh.approx.{{{kind}}} d, a", tracked, late)
-form("ex2.approx.{half} d, a", half="f16", choose=m.halves)
-form("ex2.approx.ftz.{half} d, a", half="bf16", default={"ftz": "ftz"}, choose=m.halves, since="sm_90")
+    of_f16, of_bf16 = ({kind: x} for x in types.split())
+    form(f"ex2.approx.{{{kind}}} d, a", tracked, of_f16)
+    form(f"ex2.approx.ftz.{{{kind}}} d, a", tracked, of_bf16, default={"ftz": "ftz"}, since="sm_90")
+
+# Pairs of f32
+form("{op}{.rnd}{.ftz}.f32x2 d, a, b", op="add sub mul", choose=m.single_pairs, since="sm_100")
+form("fma.{rnd}{.ftz}.f32x2 d, a, b, c", choose=m.single_pairs, since="sm_100")
 
 # Integers
 form("{op}.{int} d, a, b", HOME_INT, op="add sub", operator="{op}", choose=m.two, call=cpp.infix, exact=exact)

@@ -533,7 +533,7 @@ def pair_without_negatives(half: DType) -> Meaning:
 # Families of forms
 
 
-_HALF = {"f16": f16, "bf16": bf16}
+HALVES = {"f16": f16, "bf16": bf16}
 
 
 # Flags
@@ -615,7 +615,7 @@ def divided(i: Instruction) -> Meaning:
 def fused(i: Instruction) -> Meaning:
     """``fma`` of f32 and f64, rounded once."""
     if i.rnd == "rn":
-        return flagged(i, fma_single if i.words[-1] == "f32" else fma_double)
+        return flagged(i, fma_double if i.words[-1] == "f64" else fma_single)
     return flagged(i, _towards(i.rnd, "fma"))
 
 
@@ -656,7 +656,7 @@ _HALVES: dict[str, Meaning] = {
 def halves(i: Instruction) -> Meaning:
     """Arithmetic of f16 and bf16, alone or in pairs: exact in f64, rounded once."""
     kind = i.fields.get("half") or i.fields["pair"]
-    half = _HALF[kind.removesuffix("x2")]
+    half = HALVES[kind.removesuffix("x2")]
     flushes = i.fields.get("ftz") and (
         lambda x: flush_subnormal(x.astype(np.float32))
     )  # bf16 alone, whose range is f32's
@@ -669,8 +669,14 @@ def halves(i: Instruction) -> Meaning:
     return paired(single) if kind.endswith("x2") else single
 
 
+def single_pairs(i: Instruction) -> Meaning:
+    """Arithmetic of f32 in both halves of 64-bit registers."""
+    function = fused(i) if i.op == "fma" else two(i)
+    return paired(lambda *x: function(*(viewed(v, np.float32) for v in x)))
+
+
 def paired(function: Meaning) -> Meaning:
-    """A function of 16-bit patterns, of both halves of 32-bit words."""
+    """A function of the bits of a half, of both halves of registers."""
 
     def both(*x: Array) -> Array:
         return packed(*(function(*half) for half in zip(*map(halves_of, x), strict=True)))
@@ -687,7 +693,7 @@ def _numbers(a: Array, b: Array) -> Array:
 
 def _holds(cmp: str, kind: str, ftz: str) -> Meaning:
     """A comparison of registers of a PTX type."""
-    half, least = _HALF.get(kind), np.float32(2.0**-14 if kind == "f16" else 2.0**-126)
+    half, least = HALVES.get(kind), np.float32(2.0**-14 if kind == "f16" else 2.0**-126)
 
     def number(x: Array) -> Array:
         x = x if half is None else half_to_f32(x, half)

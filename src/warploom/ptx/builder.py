@@ -13,7 +13,7 @@ from warploom.core.errors import VerifyError
 from warploom.ir import statements as ir
 from warploom.ir.statements import Const, Op, Statement, TileRegion, Value, When
 from warploom.isa.async_copy import POLICIES
-from warploom.isa.conversion import bitcast, convert, move, special
+from warploom.isa.conversion import bitcast, convert, half_of, move, special
 from warploom.isa.effects import Space
 from warploom.isa.form import TYPE_BITS
 from warploom.isa.instruction import Instruction
@@ -23,6 +23,8 @@ from warploom.ptx.blocks import BasicBlock
 from warploom.ptx.emitter import Emitter, Specials, constant, unsigned
 from warploom.ptx.reading import CARRY, find
 from warploom.ptx.syntax import (
+    ENVIRONMENT,
+    WORKSPACE,
     Address,
     Float,
     Function,
@@ -232,6 +234,8 @@ class FlowBuilder(Emitter):
             if name in self.usage.local:
                 raise self.refusal(f"{name} is read before it is written")
             return self.register(name)
+        if name in ENVIRONMENT:
+            return self.once(half_of(u64, ENVIRONMENT[name]), self.names.pointers[WORKSPACE.name])
         return self.specials.read(self, name)
 
     def register(self, name: str) -> ir.Register:

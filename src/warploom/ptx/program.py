@@ -23,7 +23,7 @@ from warploom.ptx.blocks import basic_blocks
 from warploom.ptx.builder import FlowBuilder, VariablePlaces
 from warploom.ptx.emitter import Specials
 from warploom.ptx.inline import inlined
-from warploom.ptx.syntax import Function, Module, Symbol, Variable, leaves
+from warploom.ptx.syntax import ENVIRONMENT, WORKSPACE, Function, Module, PtxRegister, Symbol, Variable, leaves
 from warploom.ptx.usage import usage
 
 _TENSOR_MAP_BYTES = 128
@@ -81,8 +81,11 @@ def to_program(
     cluster = _cluster(function, cluster)
     function = inlined(module, function)
     blocks = basic_blocks(function)
-    operands = (x for b in blocks for i in b.body for operand in i.operands for x in leaves(operand))
+    operands = [x for b in blocks for i in b.body for operand in i.operands for x in leaves(operand)]
     used = {x.name for x in operands if isinstance(x, Symbol)}
+    if any(isinstance(x, PtxRegister) and x.name in ENVIRONMENT for x in operands):
+        module.variables[WORKSPACE.name] = WORKSPACE
+        used.add(WORKSPACE.name)
     regions, total = _shared(module, function, used, shared_bytes)
     local, local_bytes = _placed(v for v in function.variables if v.space == "local")
     _check_memory(function, total, local_bytes)

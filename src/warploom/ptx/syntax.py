@@ -192,6 +192,12 @@ class Variable:
     pointer: str = ""
 
 
+WORKSPACE = Variable("%envreg", "global", "b32", 8, 8)
+"""What the system gives a cooperative launch; the second word is where the CTAs of the grid meet (``grid.sync()``)."""
+ENVIRONMENT = {"%envreg2": 0, "%envreg1": 1}
+"""The registers that hold the low (0) and the high half of its address."""
+
+
 @dataclass(slots=True)
 class Function:
     """An ``.entry`` or a ``.func``: ``registers`` are name → type; ``targets`` lists of labels for ``brx.idx``."""

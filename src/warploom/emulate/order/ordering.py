@@ -119,12 +119,14 @@ class Ordering:
             self.clocks.stamp(op)
         for _, row, lanes in lanes_of(frame, None):
             acting, within = range(32) if lanes is None else lanes, self._within(row, fence.scope)
-            seen = self._seen.get(row, {})
+            seen = self._seen.get(row, {}) if fence.acquires else {}
             for lane, chain in [key for key in seen if key[0] in acting]:
                 sequence, read_within = seen.pop((lane, chain))
                 self._acquire(row, lane, sequence, _smaller(read_within, within))
             if fence.sc:
                 self.sc_fences.acquire(row, lanes, within)
+            if not fence.releases:
+                continue
             snapshot = self.clocks.snapshot(row)
             self._fenced.setdefault(row, {}).update(dict.fromkeys(acting, (snapshot, within)))
             if fence.sc:

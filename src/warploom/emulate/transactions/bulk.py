@@ -149,27 +149,36 @@ class BulkCopies(Groups[Store]):
 
     def _store_bytes(self, by: Starter, store: fx.BulkStore) -> None:
         """A copy of consecutive bytes to global memory."""
-        span, place = self._span(by, "target", store.bytes, store.adds), by["shared"]
-        chunks = self._inside(by, place + np.arange(0, store.bytes, CHUNK), store.bytes, CHUNK)
+        size, place = store.bytes if store.sized is None else by["sized"], by["shared"]
+        if not self._is_whole(by, size):
+            return
+        span = self._span(by, "target", size, store.adds)
+        chunks = self._inside(by, place + np.arange(0, size, CHUNK), size, CHUNK)
         if span and chunks is not None:
-            self.counter.engine("tma.store", store.bytes, store.bytes)
+            self.counter.engine("tma.store", size, size)
             self._start_store(by, span, (), chunks)
+
+    def _is_whole(self, by: Starter, size: int) -> bool:
+        """Whether a bulk copy can move so many bytes; else a finding."""
+        if size % CHUNK == 0 and size > 0:
+            return True
+        message = f"{by.name} of {size} bytes: a bulk copy moves a positive multiple of {CHUNK}"
+        self.report.by("misaligned", by, message)
+        return False
 
     def _load_bytes(self, by: Starter) -> None:
         """A copy of consecutive bytes to shared memory."""
         size, to = by["bytes"], self._to(by, "shared")
-        if size % CHUNK or size <= 0:
-            message = f"{by.name} of {size} bytes: a bulk copy moves a positive multiple of {CHUNK}"
-            self.report.by("misaligned", by, message)
-            return
-        if to is None:
+        if not self._is_whole(by, size) or to is None:
             return
         cta, place, barrier = to
         span = self._span(by, "source", size)
         chunks = self._inside(by, place + np.arange(0, size, CHUNK), size, CHUNK)
+        ctas = self._receivers(by) if "multicast" in by else [cta]
         if span:
-            self.counter.engine("tma.load", size, size)
-            self._start_load(by, span, (), chunks, barrier, cta)
+            self.counter.engine("tma.load", size * len(ctas), size)
+            for receiver in ctas:
+                self._start_load(by, span, (), chunks, barrier, receiver)
 
     def _store_words(self, by: Starter) -> None:
         """A store of one thread's registers into a CTA of the cluster."""

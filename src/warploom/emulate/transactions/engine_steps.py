@@ -123,8 +123,8 @@ _ENGINES: dict[type[fx.Effect], Engine] = {
     fx.BulkTensorCopy: Engine(
         lambda run, _: run.bulk.start, ("shared", "barrier"), ("tensor_map", "multicast", "coordinates")
     ),
-    fx.BulkLoad: Engine(lambda run, _: run.bulk.start, ("shared", "barrier"), ("source", "bytes")),
-    fx.BulkStore: Engine(lambda run, _: run.bulk.start, ("shared",), ("target",)),
+    fx.BulkLoad: Engine(lambda run, _: run.bulk.start, ("shared", "barrier"), ("source", "bytes", "multicast")),
+    fx.BulkStore: Engine(lambda run, _: run.bulk.start, ("shared",), ("target", "sized")),
     fx.AsyncStore: Engine(lambda run, _: run.bulk.start, ("target", "barrier"), ("values",)),
     fx.CopyArrival: Engine(lambda run, _: run.bulk.track_copies, ("address",)),
     fx.CommitGroup: Engine(lambda run, effect: run.groups[effect.queue].commit),
