@@ -309,10 +309,9 @@ for order, since in (("", "sm_80"), (".{order}.{scope}", "sm_90")):
     for count, size in (("#count", "#expected_bytes"), ("count:u32", "expected_bytes:u32")):
         form(f"mbarrier.{{how}}{order}.{{space}}.b64 _, [at], {count}, ^guard:pred", said, since="sm_90")
         form(f"mbarrier.{{how}}.expect_tx{order}.{{space}}.b64 _, [at], {size}, ^guard:pred", said, since="sm_90")
-        order_of_bytes = order.replace("{order}", "relaxed")
-        for how in ("expect_tx complete_tx",) if size[0] == "#" else ("expect_tx",):
-            line = f"mbarrier.{{how}}{order_of_bytes}.{{space}}.b64 [at], {size}, ^guard:pred"
-            form(line, ARRIVAL, how=how, since="sm_90")
+for size, how in (("#expected_bytes", "expect_tx complete_tx"), ("expected_bytes:u32", "expect_tx")):
+    for order in ("", ".relaxed.{scope}"):
+        form(f"mbarrier.{{how}}{order}.{{space}}.b64 [at], {size}, ^guard:pred", ARRIVAL, how=how, since="sm_90")
 for order in ("", ".release.cta"):  # the phase must not end by them
     form(
         f"mbarrier.arrive.noComplete{order}.{{space}}.b64 _, [at], #count",

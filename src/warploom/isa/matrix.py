@@ -362,20 +362,12 @@ def wmma_mma(
 
 
 M = 64
-_DEPTHS = {8: 32, 16: 16, 32: 8}
-"""The bits of A's elements → K."""
 
 
-@lru_cache(maxsize=64)
-def _accumulator_slot(n: int, dtype: DType, first: int) -> FragmentSlot:
-    layout = mma_fragment("m16n8k16", "D", dtype.bits).tile(1, n // 8)
+@lru_cache(maxsize=128)
+def _of_one_warp(shape: str, operand: str, dtype: DType, first: int, tiles: int) -> FragmentSlot:
+    layout = mma_fragment(shape, operand, dtype.bits).tile(1, tiles)
     return FragmentSlot(layout, dtype, first, layout.registers)
-
-
-@lru_cache(maxsize=8)
-def _a_slot(dtype: DType) -> FragmentSlot:
-    layout = mma_fragment(f"m16n8k{_DEPTHS[dtype.bits]}", "A", dtype.bits)
-    return FragmentSlot(layout, dtype, 0, layout.registers)
 
 
 @dataclass(frozen=True, slots=True)
@@ -400,7 +392,7 @@ class WarpgroupProduct:
     @property
     def k(self) -> int:
         """Columns of A, rows of B."""
-        return _DEPTHS[self.a.bits]
+        return 256 // self.a.bits
 
     @property
     def element_bytes(self) -> int:
@@ -415,12 +407,12 @@ class WarpgroupProduct:
     @property
     def a_slot(self) -> FragmentSlot:
         """The 16 rows of A that one warp holds, when it is in registers: the fragment of ``mma.m16n8``."""
-        return _a_slot(self.a)
+        return _of_one_warp(f"m16n8k{self.k}", "A", self.a, 0, 1)
 
     @property
     def accumulator_slot(self) -> FragmentSlot:
         """The 16 rows of D that one warp holds, among the operands: accumulators of ``mma.m16n8k16`` side by side."""
-        return _accumulator_slot(self.n, self.sums, self.a_count + 2)
+        return _of_one_warp("m16n8k16", "D", self.sums, self.a_count + 2, self.n // 8)
 
     def a_addresses(self, descriptor: int) -> Array:
         """Shared byte addresses of A's elements, int64 [64, k]."""
