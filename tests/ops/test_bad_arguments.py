@@ -358,3 +358,27 @@ def test_messages_show_no_contents_of_arrays():
 def test_the_loss_speaks_of_its_own_arguments(x, w, target, says):
     with pytest.raises(ProblemError, match=says):
         warploom.linear_cross_entropy(x, w, target)
+
+
+@pytest.mark.parametrize(
+    ("call", "name", "says"),
+    [
+        (warploom.attention, "is_causal", "write causal="),
+        (warploom.attention, "dropout_p", "no dropout"),
+        (warploom.attention, "softmax_scale", "write scale="),
+        (warploom.attention, "causl", "write causal="),
+        (warploom.attention, "anything", "its parameters are q, k, v, causal"),
+        (warploom.matmul, "transpose_b", "b.T"),
+        (warploom.matmul, "out_type", "write out_dtype="),
+    ],
+)
+def test_a_keyword_of_other_libraries_says_what_to_write(call, name, says):
+    with pytest.raises(TypeError, match=rf"{call.__name__}\(\) got an unexpected keyword argument '{name}'") as refused:
+        call(*(np.zeros((1, 16, 1, 16), np.float16),) * (2 if call is warploom.matmul else 3), **{name: True})
+    assert says in str(refused.value)
+
+
+def test_a_reduction_that_there_is_not_says_how_to_have_it():
+    a = np.zeros((16, 16), np.float16)
+    with pytest.raises(ProblemError, match=r"op is 'max'.*not 'min': .*max of -a"):
+        warploom.matmul_reduce(a, a, "min")

@@ -9,7 +9,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Annotated, Any, Literal, TypedDict, Unpack, overload
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Never, TypedDict, Unpack, overload
 
 import numpy as np
 
@@ -31,7 +31,7 @@ from warploom.kernels.settings import read, refuse, violations_of
 from warploom.ops.arrays import FLOAT32, ArrayArgument, ResultArray
 from warploom.ops.backends import Processor
 from warploom.ops.calls import Caller, Computation
-from warploom.ops.declare import Arguments, Array, NumpyArray, Out, Views
+from warploom.ops.declare import Arguments, Array, NumpyArray, Out, Views, refuse_unknown, without_unknown
 from warploom.ops.steps import StridedPlan
 from warploom.ops.tuned import tuned
 
@@ -215,6 +215,7 @@ def attention(
 ) -> tuple[NumpyArray, NDArray[np.float32]]: ...
 
 
+@without_unknown
 def attention(
     q: Queries,
     k: Keys,
@@ -228,6 +229,7 @@ def attention(
     return_lse: bool = False,
     layout: Layout = "bshd",
     config: AttentionConfig | str | None = None,
+    **unknown: Never,
 ) -> Outputs:
     """softmax(scale · q·kᵀ) · v, computed without writing the attention matrix.
 
@@ -258,6 +260,8 @@ def attention(
     Raises ProblemError for arrays it does not take, ConfigError for a ``config`` that does not fit,
     UnsupportedDeviceError for a GPU older than compute capability 8.0.
     """
+    if unknown:
+        refuse_unknown(attention, unknown)
     return attention_call((q, k, v, sinks), (causal, scale, window, softcap, return_lse, layout), config)
 
 

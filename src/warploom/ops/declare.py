@@ -8,13 +8,14 @@ autocast leaves alone are all taken from here.
 
 from __future__ import annotations
 
+import difflib
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from numbers import Integral, Real
 from types import NoneType, UnionType
-from typing import Annotated, Any, Literal, Protocol, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, NoReturn, Protocol, TypeVar, Union, get_args, get_origin, get_type_hints
 
 import numpy as np
 
@@ -138,7 +139,8 @@ class Option:
             if not isinstance(value, str) or value not in self.choices:
                 *first, last = [f"{x!r}{_SAID.get(x, '')}" for x in self.choices]
                 said = f"{', '.join(first)} or {last}"
-                raise ProblemError(f"{self.name} is {said}, not {shown(value)}")
+                instead = f": {_INSTEAD[value]}" if isinstance(value, str) and value in _INSTEAD else ""
+                raise ProblemError(f"{self.name} is {said}, not {shown(value)}{instead}")
             return value
         read = _READERS.get(self.kind)
         return value if read is None else read(self.name, value)
@@ -146,6 +148,41 @@ class Option:
 
 _READERS: dict[str, Callable[[str, Any], Any]] = {"bool": flag, "float": number, "int": whole, "window": window_sides}
 _SAID = {"bshd": " (batch, sequence, heads, head_dim)"}
+
+
+_INSTEAD = {
+    "is_causal": "write causal=",
+    "softmax_scale": "write scale=",
+    "sm_scale": "write scale=",
+    "window_size": "write window=",
+    "attn_mask": "causal= and window= are the masks there are",
+    "dropout_p": "there is no dropout, leave it out",
+    "enable_gqa": "leave it out, the arrays' heads tell",
+    "transpose_a": "pass a.T, which is read in place",
+    "transpose_b": "pass b.T, which is read in place",
+    "min": "the minimum is the negated max of -a and b",
+    "mean": "the mean is the sum divided by the columns",
+}
+"""What other libraries call an option or a choice, and what to do here."""
+
+
+Operation = TypeVar("Operation", bound=Callable[..., Any])
+
+
+def without_unknown(operation: Operation) -> Operation:
+    """Decorator of an operation that ends with ``**unknown: Never``: its signature says what it takes."""
+    found = inspect.signature(operation)
+    known = [x for x in found.parameters.values() if x.kind is not x.VAR_KEYWORD]
+    vars(operation)["__signature__"] = found.replace(parameters=known)
+    return operation
+
+
+def refuse_unknown(operation: Callable[..., Any], unknown: Iterable[str]) -> NoReturn:
+    """Raise the TypeError of a call with keywords that an operation does not have, and say what is meant."""
+    name, known = next(iter(unknown)), inspect.signature(operation).parameters
+    near = [f"write {x}=" for x in difflib.get_close_matches(name, known, 1)]
+    instead = _INSTEAD.get(name, "".join(near)) or f"its parameters are {', '.join(known)}"
+    raise TypeError(f"{operation.__name__}() got an unexpected keyword argument {name!r}: {instead}")
 
 
 @dataclass(frozen=True)

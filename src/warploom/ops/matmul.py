@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import cached_property, partial
 from itertools import product
 from types import BuiltinFunctionType
-from typing import TYPE_CHECKING, Annotated, Any, TypedDict, Unpack, overload
+from typing import TYPE_CHECKING, Annotated, Any, Never, TypedDict, Unpack, overload
 
 import numpy as np
 
@@ -31,7 +31,16 @@ from warploom.kernels.settings import read, refuse
 from warploom.ops.arrays import FEW, MATRIX, RESULT, ArrayArgument, ResultArray
 from warploom.ops.backends import Processor
 from warploom.ops.calls import Caller, Computation
-from warploom.ops.declare import Arguments, Array, ElementType, Out, Views, extra_matrices
+from warploom.ops.declare import (
+    Arguments,
+    Array,
+    ElementType,
+    Out,
+    Views,
+    extra_matrices,
+    refuse_unknown,
+    without_unknown,
+)
 from warploom.ops.steps import Plan, Step, Steps
 from warploom.ops.tuned import tuned
 
@@ -376,6 +385,7 @@ def matmul(a: np.ndarray[Any, Any], b: Any, *, out: None = None, **options: Unpa
 def matmul(a: Any, b: Any, *, out: Out, **options: Unpack[MatmulOptions]) -> Out: ...
 
 
+@without_unknown
 def matmul(
     a: Left,
     b: Right,
@@ -388,6 +398,7 @@ def matmul(
     alpha: float = 1.0,
     out: Product = None,
     config: MatmulConfig | str | None = None,
+    **unknown: Never,
 ) -> NewProduct:
     """epilogue(alpha · a·b + bias), in one kernel.
 
@@ -419,6 +430,8 @@ def matmul(
 
     Raises ProblemError for arrays it does not take, ConfigError for a ``config`` that does not fit.
     """
+    if unknown:
+        refuse_unknown(matmul, unknown)
     if extras.__class__ is not tuple:
         extras = extra_matrices(extras)
     return matmul_call((a, b, bias, out, *extras), (out_dtype, accumulate, epilogue, alpha), config)
