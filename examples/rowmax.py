@@ -37,3 +37,13 @@ def random_matrices(rng: np.random.Generator) -> Launch:
     a, b = (rng.standard_normal((16, 16)).astype(bf16.numpy) for _ in range(2))
     expected = (a.astype(np.float64) @ b.astype(np.float64)).max(axis=1)
     return Launch(grid=1, arguments=[a, b, np.full(16, np.nan, np.float32)], expect={"out": (expected, 1e-4)})
+
+
+if __name__ == "__main__":
+    from warploom.emulate import emulate
+
+    launch = random_matrices(np.random.default_rng(0))
+    emulate(matmul_rowmax.trace(), launch.grid, launch.arguments).raise_if_found()
+    (expected, _), found = launch.expect["out"], launch.arguments[2]
+    print("the largest element of each row:", found.round(2))
+    print(f"largest error: {np.abs(found - expected).max():.1e}")

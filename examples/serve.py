@@ -1,18 +1,19 @@
 """Serve many requests of uneven length with one paged cache: a small loop of continuous batching.
 
-    python examples/serve.py [--requests 64] [--seed 0] [--tiny --device cpu]
+    python examples/serve.py [--requests 64] [--seed 0]
 
 The model is a transformer with random weights, so what it says means nothing; the loop is the point. Each step takes
 the next chunk of every prompt that is being read and the newest token of every request that is being answered, writes
 their keys and values to pages, and computes the attention of all of them in one call per layer
 (``warploom.attention_paged``). A request joins as soon as there are pages for it and leaves with its last token.
-``--tiny --device cpu`` answers a few requests on the emulator.
+Without a GPU (or with ``--device cpu``) a tiny model answers a few short requests on the emulator, in seconds.
 """
 
 from __future__ import annotations
 
 import argparse
 import random
+import sys
 import time
 import warnings
 from collections import deque
@@ -200,7 +201,7 @@ def serve(server: Server, given: list[Request]) -> float:
     server.waiting.extend(given)
     start, count = time.perf_counter(), 0
     columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn()
-    with Progress(*columns, transient=True) as progress:
+    with Progress(*columns, transient=True, disable=not sys.stdout.isatty()) as progress:
         everything = progress.add_task("all requests", total=sum(r.wanted for r in given))
         tasks: dict[int, TaskID] = {}
         while server.waiting or server.running:
@@ -218,16 +219,20 @@ def serve(server: Server, given: list[Request]) -> float:
 def main() -> None:
     """Serve random requests."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--requests", type=int, default=64)
+    parser.add_argument("--requests", type=int, help="64, and 8 of the tiny model")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--device", default="cuda")
-    parser.add_argument("--tiny", action="store_true", help="a model of one layer, a few tokens")
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument(
+        "--tiny", action="store_true", help="a model of one layer and a few tokens, as always on the CPU"
+    )
     options = parser.parse_args()
-    if options.device == "cpu":  # asked for
+    tiny = options.tiny or options.device == "cpu"
+    if options.device == "cpu":
+        print("on the CPU, by the emulator: a tiny model")
         warnings.simplefilter("ignore", EmulationWarning)
     torch.manual_seed(options.seed)
-    size = TINY if options.tiny else Size()
-    given = requests(size, options.requests, options.seed)
+    size = TINY if tiny else Size()
+    given = requests(size, options.requests or (8 if tiny else 64), options.seed)
     rate = serve(Server(size, options.device), given)
     answered = sum(len(request.answer) for request in given)
     print(f"{len(given)} requests, {answered} tokens, {rate:.0f} tokens/s")

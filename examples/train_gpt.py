@@ -3,8 +3,8 @@
     python examples/train_gpt.py --attention warploom --loss warploom --seed 0 --out run.json
 
 About 100 million parameters, bfloat16 with float32 master weights, ``torch.compile``, bytes as tokens on a vocabulary
-of 50304 words. Writes each step's loss, tokens per second and the peak of memory as JSON. ``--tiny --device cpu`` takes
-a model of one layer through two steps, on the emulator.
+of 50304 words. Prints the loss as it falls; writes each step's, tokens per second and the peak of memory as JSON.
+Without a GPU (or with ``--device cpu``, ``--tiny``) a model of one layer takes some steps on the emulator, in seconds.
 """
 
 from __future__ import annotations
@@ -13,7 +13,9 @@ import argparse
 import json
 import time
 import warnings
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +29,8 @@ from warploom.core.errors import EmulationWarning
 DOCS = Path(__file__).resolve().parents[1] / "docs"
 WARM_UP = 10
 """Steps before the clock starts: the first compiles."""
+TOLD = 20
+"""Losses that are printed, at most."""
 
 
 class Block(nn.Module):
@@ -102,8 +106,11 @@ class Training:
         pages = b"".join(page.read_bytes() for page in sorted(DOCS.rglob("*.md")))
         self.data = torch.frombuffer(bytearray(pages), dtype=torch.uint8).long().to(device)
 
-    def run(self, seed: int, steps: int) -> dict[str, Any]:
-        """Train: each step's loss, and tokens per second and the peak of memory without the first steps."""
+    def run(self, seed: int, steps: int, tell: Callable[[str], None] | None = None) -> dict[str, Any]:
+        """Train: each step's loss, and tokens per second and the peak of memory without the first steps.
+
+        ``tell`` gets some of the losses as the training goes on: each waits for the GPU.
+        """
         torch.manual_seed(seed)
         self.model.reset()
         optimizer = torch.optim.AdamW(self.model.parameters(), lr=3e-4, weight_decay=0.1)
@@ -122,6 +129,8 @@ class Training:
             optimizer.step()
             optimizer.zero_grad()
             losses.append(loss.detach())
+            if tell is not None and (number + 1) % -(-steps // TOLD) == 0:
+                tell(f"step {number + 1} of {steps}: loss {float(losses[-1]):.3f}")
         seen = [float(x) for x in losses]  # waits for the last step
         tokens = self.size.batch * self.size.length * (steps - first)
         return self.kernels | {
@@ -144,16 +153,18 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Train a small GPT.")
     for name in ("--attention", "--loss"):
         parser.add_argument(name, choices=("warploom", "torch"), default="warploom")
-    parser.add_argument("--steps", type=int, default=300)
+    parser.add_argument("--steps", type=int, help="300, and 8 of the tiny model")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--device", default="cuda")
-    parser.add_argument("--tiny", action="store_true")
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--tiny", action="store_true", help="a model of one layer, as always on the CPU")
     parser.add_argument("--out", type=Path)
     given = parser.parse_args()
-    if given.device == "cpu":  # asked for
+    tiny = given.tiny or given.device == "cpu"
+    if given.device == "cpu":
+        print("on the CPU, by the emulator: a tiny model")
         warnings.simplefilter("ignore", EmulationWarning)
-    training = Training(TINY if given.tiny else Size(), given.attention, given.loss, given.device)
-    found = training.run(given.seed, 2 if given.tiny else given.steps)
+    training = Training(TINY if tiny else Size(), given.attention, given.loss, given.device)
+    found = training.run(given.seed, given.steps or (8 if tiny else 300), partial(print, flush=True))
     if given.out is not None:
         given.out.write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
     ends = found["losses"][0], found["losses"][-1]

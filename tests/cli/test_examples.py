@@ -172,7 +172,7 @@ def test_a_small_gpt_trains_alike_with_own_and_pytorchs_kernels(monkeypatch, tmp
     losses: list[list[float]] = []
     for kind in ("warploom", "torch"):
         file = tmp_path / f"{kind}.json"
-        options = f"--tiny --device cpu --attention {kind} --loss {kind} --out {file}"
+        options = f"--steps 2 --device cpu --attention {kind} --loss {kind} --out {file}"
         run("train_gpt.py", monkeypatch, *options.split())
         losses.append(json.loads(file.read_text(encoding="utf-8"))["losses"])
     np.testing.assert_allclose(*losses, rtol=1e-4)  # the second is after a step
@@ -206,3 +206,20 @@ def test_requests_served_together_are_answered_as_if_they_were_alone():
         best = logits[len(request.prompt) - 1 : -1]
         chosen = best.gather(1, torch.tensor(request.answer)[:, None])[:, 0]
         assert (best.max(1).values - chosen).max() <= 0.02 * best.abs().max()  # ties of bfloat16 apart
+
+
+def test_examples_of_models_end_soon_without_a_gpu_and_show_how_far_they_are(monkeypatch, capsys):
+    torch = pytest.importorskip("torch")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    run("train_gpt.py", monkeypatch, "--steps", "3")
+    text = capsys.readouterr().out
+    losses = [float(line.split()[-1]) for line in text.splitlines() if line.startswith("step ")]
+    assert len(losses) == 3
+    assert losses[-1] < losses[0]
+    run("serve.py", monkeypatch, "--requests", "2")
+    assert "2 requests" in capsys.readouterr().out
+
+
+def test_the_first_kernel_says_what_it_computes(monkeypatch, capsys):
+    run("rowmax.py", monkeypatch)
+    assert "largest element of each row" in capsys.readouterr().out
