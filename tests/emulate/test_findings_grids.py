@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.emulate.findings import numbers
+from tests.emulate.findings import kinds, numbers
 from warploom.emulate import emulate
 from warploom.lang import Global, Kernel, kernel
 from warploom.lang import u32 as U32  # noqa: N812
@@ -51,3 +51,42 @@ def test_copies_of_a_cta_are_done_when_it_has_waited_whenever_others_wait(seed: 
 def test_what_is_written_while_a_copy_reads_it_is_found_though_barriers_stand_between() -> None:
     (finding,) = emulate(added_in_place.trace(waits_first=False), 3, [numbers(96)]).findings
     assert finding.kind == "in_flight"
+
+
+@kernel(threads=64)
+def agreed(k: Kernel, out: Global[U32], seen: Global[U32], *, how: str) -> None:
+    """All warps of all CTAs store one word to the same place; ``how`` says what else happens to it."""
+    value = k.value(7, U32)
+    if how == "of the CTA":
+        value = k.cta_x * 1
+    if how == "of the warp":
+        value = k.warp * 1
+    if how == "of the lane":
+        value = k.lane * 1
+    out.store(value, 0)
+    if how == "read after a barrier":
+        k.syncthreads()
+        with k.when(k.cta_x == 0):
+            seen.store(out.load(0), k.thread)
+    if how == "written again":
+        with k.when((k.cta_x == 0) & (k.thread == 0)):
+            out.store(k.value(9, U32), 0)
+    if how == "added to":
+        with k.when(k.thread == 0):
+            k.atomic("add", out, 0, order="relaxed")
+
+
+@pytest.mark.parametrize("seed", [None, 0, 1, 2])
+def test_warps_and_ctas_may_store_equal_values_to_one_place(seed: int | None) -> None:
+    def found(how: str, grid: int) -> set[str]:
+        return kinds(emulate(agreed.trace(how=how), grid, [numbers(1), numbers(64)], seed=seed))
+
+    for grid in (1, 3):
+        assert found("equal", grid) == set()
+        assert found("of the warp", grid) == {"race"}
+        assert found("of the lane", grid) == {"race"}
+        assert found("written again", grid) == {"race"}
+        assert found("added to", grid) == {"race"}
+    assert found("of the CTA", 3) == {"race"}
+    assert found("read after a barrier", 1) == set()
+    assert found("read after a barrier", 3) == {"race"}  # the other CTAs store it at any time

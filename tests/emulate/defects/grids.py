@@ -188,14 +188,14 @@ def ends(defect: str, *, wide: int) -> Launch:
     @kernel(threads=32)
     def run(k: Kernel, data: Global[u32], out: Global[u32], limit: u32) -> None:
         at = (k.cta_x * 32 + k.thread) * wide
-        if defect == "CTAs overlap":
-            at = (k.cta_x * 31 + k.thread) * wide
         bound = limit
         if defect == "a guard off by one":
             bound = limit + wide
         if defect == "a guard of rows where columns are meant":
             bound = k.grid_x * 32 * wide
         source, target = at, at
+        if defect == "CTAs overlap":
+            target = (k.cta_x * 31 + k.thread) * wide
         if defect == "a vector off its alignment":
             source = at + (1 if wide == 4 else 0)
         if defect == "before the beginning":

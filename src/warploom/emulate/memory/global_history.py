@@ -62,6 +62,8 @@ class AccessList:
         self, at: MemoryAccess, harmless: Callable[[], Array] | None = None
     ) -> Iterator[tuple[MemoryAccess, Array, Array, Lanes | None]]:
         """Yield those to the cells of an access, with agents and records, whoever knows of them."""
+        if harmless is not None:
+            at = at.among(~harmless() & (True if at.active is None else at.active[..., None]))
         at = at.flat
         wanted = at.cells
         for cells, agents, records in self._lists:
@@ -89,6 +91,10 @@ class GlobalHistory(History):
         super().__init__(-(-size // granule), granule, np.int64(0), FLYING)
         self.base = base
         self.generic = np.zeros(self.wrote.shape, np.bool_)  # last written by an ordinary instruction
+
+    def stored(self, cells: Array) -> Array:
+        """The cells whose last write an ordinary instruction has made."""
+        return (self.wrote[cells] >> BITS < FLYING) & self.generic[cells]
 
     def _table(self, past: str) -> AccessList:
         return AccessList(past, self)

@@ -4,6 +4,9 @@ A cell is as wide as the program's smallest access. Its history is its last writ
 each agent since. A copy stands there as a write from its start, with a stamp that nobody can know of, until it lands:
 so "in flight" and "never written" are found by the comparison that finds races.
 
+Stores of equal values do not conflict with each other: an unordered store of what is there leaves the last write as it
+is, and is kept as "alike".
+
 How accesses are compared is the same for every memory; :class:`SharedHistory` keeps reads in a table for each warp, and
 :class:`~warploom.emulate.memory.global_history.GlobalHistory` in lists.
 """
@@ -100,6 +103,10 @@ class History:
         """Which of the records of an access's cells ordinary instructions have made, through the generic proxy."""
         raise NotImplementedError
 
+    def stored(self, cells: Array) -> Array:
+        """The cells whose last write an ordinary instruction has made."""
+        raise NotImplementedError
+
     def bytes(self, mine: MemoryAccess) -> Array:
         """The bytes that an access's cells begin at, as findings name them."""
         raise NotImplementedError
@@ -110,15 +117,17 @@ class History:
         """Report conflicts of an access with what came before it.
 
         Stores of values that their cells hold already (``holds`` says which do) do not conflict with unordered stores
-        of the same. Returns the cells whose last write is not known at once, and which of these so hold the values.
+        of the same. Returns the cells whose last write is not known at once, and those of unordered equal stores.
         """
         late, same = at.late("wrote", self.wrote, self.writer), None
         held = None if holds is None else cache(holds)
         if late is not None:
-            same = None if held is None else late & held()
-            mine = at.among(late if same is None else late & ~same)
-            if mine.cells.size:
-                self.judge(mine, "wrote", self.writer[mine.cells], self.wrote[mine.cells])
+            mine = at.among(late)
+            harmless = None if held is None else lambda: held()[late]
+            alike = self.judge(mine, "wrote", self.writer[mine.cells], self.wrote[mine.cells], harmless=harmless)
+            if alike.any():
+                same = np.zeros(late.shape, np.bool_)
+                same[late] = alike
         for kind in _conflicting(at):
             earlier = self.tables.get(kind)
             if earlier is None:
@@ -127,12 +136,21 @@ class History:
                 self.judge(mine, earlier.past, writers, records, each)
         return late, same
 
-    def judge(self, mine: MemoryAccess, past: str, writers: Array, record: Array, each: Lanes | None = None) -> None:
+    def judge(
+        self,
+        mine: MemoryAccess,
+        past: str,
+        writers: Array,
+        record: Array,
+        each: Lanes | None = None,
+        harmless: Callable[[], Array] | None = None,
+    ) -> Array:
         """Report what of an access conflicts with records of its cells, one for each.
 
         Records of several lanes are ordered where ``each`` of them is, though not all of their warp have met.
+        Returns the cells that are not ordered, and ``harmless``.
         """
-        unknown = record >> BITS >= self.flying
+        found, unknown = np.zeros(record.shape, np.bool_), record >> BITS >= self.flying
         if unknown.any():
             self._unknown(mine[unknown], record[unknown])
             mine, writers, record = mine[~unknown], writers[~unknown], record[~unknown]
@@ -147,6 +165,10 @@ class History:
             known = self._ordered(mine[some], plane, columns[some], lane, when[one, lane])
             fine[several] = np.bincount(one[~known], minlength=several.size) == 0
         fine |= self._harmless(mine, past, writers)
+        if harmless is not None and not fine.all():
+            found[~unknown] = ~fine
+            found &= harmless()
+            fine |= found[~unknown]
         if not fine.all():
             bad, agents = mine[~fine], self._agents(writers[~fine], mine.rows[0][~fine])
             self.report.races(bad, agents, stamps[~fine], self.bytes(bad), past + self._whose(bad))
@@ -157,6 +179,7 @@ class History:
             for stamp in np.unique(stamps[ordinary]).tolist():
                 these = mine[ordinary & (stamps == stamp)]
                 self.report.tell("not fenced", these, self.bytes(these), stamp)
+        return found
 
     def _ordered(self, mine: MemoryAccess, plane: int, columns: Array, lanes: Array, stamps: Array) -> Array:
         """Whether all rows of an access know of records of its cells."""
@@ -239,8 +262,7 @@ class History:
 class SharedHistory(History):
     """The history of ``cells`` cells for each CTA of a batch. ``apart``: lanes of one warp may learn different things.
 
-    Agents are columns of the clocks. Stores of equal values do not conflict with each other: a store of what is there
-    leaves the last write as it is, and is kept as "alike".
+    Agents are columns of the clocks.
     """
 
     def __init__(self, ctas: int, cells: int, granule: int, clocks: Clocks, report: Reporter, *, apart: bool) -> None:
@@ -263,6 +285,10 @@ class SharedHistory(History):
 
     def _ordinary(self, mine: MemoryAccess, past: str, writers: Array) -> Array:
         return writers < self.clocks.warps
+
+    def stored(self, cells: Array) -> Array:
+        """The cells whose last write an ordinary instruction has made."""
+        return (self.wrote[cells] < NEVER) & (self.writer[cells] < self.clocks.warps)
 
     def bytes(self, mine: MemoryAccess) -> Array:
         """The bytes of shared memory that an access's cells begin at."""

@@ -6,6 +6,7 @@ changed, and the access is compared with its history and written down there.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -71,27 +72,39 @@ class Memory:
         if place.strong:
             self.begin_update(place)
         elif (at := self.tracked(place)) is not None:
-            same = self._check_store(at, data, shadow)
+            _, same = self.history.check(at, lambda: self._holds(at, place, data, shadow))
         self.put(place.units, data[acting], None if shadow is None else shadow[acting])
         if at is not None:
             self._note_store(at, place, data, same)
 
-    def _check_store(self, at: MemoryAccess, data: Array, shadow: Array | None) -> Array | None:
-        """Compare a store with the history. Returns cells that hold what is stored, and whose last write stays."""
-        self.history.check(at)
+    def _holds(self, at: MemoryAccess, place: MemoryAccess, data: Array, shadow: Array | None) -> Array:
+        """The cells (warps, lanes, parts) into which a store put what is to be stored, none of it poison."""
+        size = data.shape[-1] * data.itemsize
+        shape = (*at.index.shape, at.parts, size // at.parts)
+        units = at.index if at.active is None else np.where(at.active, at.index, 0)
+        same = self.history.stored(units[..., None] * at.parts + np.arange(at.parts))
+        now = self.data.reshape(-1, size).take(place.index, axis=0).reshape(shape)
+        same &= (now == np.ascontiguousarray(data).view(np.uint8).reshape(shape)).all(axis=-1)
+        if self.shadow is not None:
+            same &= ~self.shadow.reshape(-1, size).take(place.index, axis=0).reshape(shape).any(axis=-1)
+        if shadow is not None:
+            same &= ~np.ascontiguousarray(shadow).view(np.uint8).reshape(shape).any(axis=-1)
+        return same
 
-    def _note_store(
-        self, at: MemoryAccess, place: MemoryAccess, data: Array, same: Array | None
-    ) -> tuple[Array, Array] | None:
-        """Write a store down. Of threads that write one unit at once all must be of one warp, and none be overwritten.
-
-        Returns what :meth:`History.write` does.
-        """
-        several = self.history.write(at)
+    def _note_store(self, at: MemoryAccess, place: MemoryAccess, data: Array, same: Array | None) -> None:
+        """Note a store; of the ``same`` values that are there, and of several threads at once, as one of many."""
+        history, alike = self.history, np.zeros(at.index.shape, np.bool_)
+        if same is not None:
+            alike |= same.any(axis=2)
+        cells = np.zeros(0, np.int64) if same is None else at.among(same).cells
+        kept = history.wrote[cells], history.writer[cells]
+        several = history.write(at)
+        history.wrote[cells], history.writer[cells] = kept
         if several is not None:
-            clash, elsewhere = several
-            self.check_clash(at, elsewhere | (clash & self.differs(at, place, data)))
-        return several
+            alike[... if at.active is None else at.active] |= np.isin(at.units, at.units[several[0]])
+            self.check_clash(at, several[0] & self.differs(at, place, data))
+        if alike.any():
+            history.table("alike").note(replace(at, active=alike))
 
     def differs(self, at: MemoryAccess, place: MemoryAccess, data: Array) -> Array:
         """Which of the units of ``at``, a part of a store, have other bytes than those stored (warps, lanes, words)."""

@@ -6,7 +6,6 @@ Sources: PTX ISA, "mapa", "State Spaces" (``.shared::cluster``); CUDA Programmin
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -129,19 +128,6 @@ class SharedMemory(OwnedMemory):
         history.note(place)
         return data, shadow, origin
 
-    def _holds(self, place: Any, data: Array, shadow: Array | None) -> Array:
-        """The cells (warps, lanes, parts) into which a store put what is to be stored, none of it poison."""
-        shape = (*place.index.shape, place.parts, self.granule)
-        wrote, writer = (x.reshape(-1, place.parts)[place.index] for x in (self.history.wrote, self.history.writer))
-        same = (wrote < NEVER) & (writer < self.clocks.warps)
-        now = self.data.reshape(-1, place.size).take(place.index, axis=0).reshape(shape)
-        same &= (now == np.ascontiguousarray(data).view(np.uint8).reshape(shape)).all(axis=-1)
-        if self.shadow is not None:
-            same &= ~self.shadow.reshape(-1, place.size).take(place.index, axis=0).reshape(shape).any(axis=-1)
-        if shadow is not None:
-            same &= ~np.ascontiguousarray(shadow).view(np.uint8).reshape(shape).any(axis=-1)
-        return same
-
     def store(
         self,
         place: SharedAccess,
@@ -154,28 +140,6 @@ class SharedMemory(OwnedMemory):
         super().store(place, access, data, shadow if self.checks else None)
         if shadow is not None and origin is not None:
             self.origins[place.stamp] = origin
-
-    def _check_store(self, at: MemoryAccess, data: Array, shadow: Array | None) -> Array | None:
-        _, same = self.history.check(at, lambda: self._holds(at, data, shadow))
-        return same
-
-    def _note_store(
-        self, at: MemoryAccess, place: MemoryAccess, data: Array, same: Array | None
-    ) -> tuple[Array, Array] | None:
-        """Note a store; of the ``same`` values that are there, and of several threads at once, as one of many."""
-        history, alike = self.history, np.zeros(at.index.shape, np.bool_)
-        if same is not None:
-            alike |= same.any(axis=2)
-        cells = np.zeros(0, np.int64) if same is None else at.among(same).cells
-        kept = history.wrote[cells], history.writer[cells]
-        several = history.write(at)
-        history.wrote[cells], history.writer[cells] = kept
-        if several is not None:
-            alike[... if at.active is None else at.active] |= np.isin(at.units, at.units[several[0]])
-            self.check_clash(at, several[0] & self.differs(at, place, data))
-        if alike.any():
-            history.table("alike").note(replace(at, active=alike))
-        return several
 
     # -- copies of cp.async ----------------------------------------------------------------------------------------
 
@@ -192,8 +156,9 @@ class SharedMemory(OwnedMemory):
         parts = data[0].nbytes // self.granule
         at = MemoryAccess(op=op, what="write", rows=(rows,), lanes=lanes, index=units[:, None], parts=parts)
         self.tracked(at)
-        several = super()._note_store(at, at, data[:, None], None)
+        several = self.history.write(at)
         if several is not None:  # copies are no stores: what one has brought, another one is still bringing
+            self.check_clash(at, several[1] | (several[0] & self.differs(at, at, data[:, None])))
             self.history.wrote.reshape(-1, at.parts)[units[several[0][:, 0]]] = self.history.coded(at.stamp, MANY)
 
 
