@@ -45,6 +45,7 @@ def sums_of(product: Fragment) -> list[Mutable]:
         "sums are added to, never cleared": ("uninitialised|refused", r"wgmma|out|store", "triton-lang/triton#3106"),
         "sums touched while it runs": ("refused|in_flight", r"first|wgmma", "triton-lang/triton#9433"),
         "tile overwritten while it runs": ("race|in_flight", r"tile\.|wgmma", "NVIDIA/cutlass#2162"),
+        "lanes disagree on whether it adds": ("divergence|refused", r"wgmma", "triton-lang/triton#3106"),
         "part of the tile is empty": ("uninitialised", r"wgmma|out|store", "Modular/mojo-gpu-puzzles#9"),
         "three warps of four": ("divergence|refused|deadlock", r"wgmma", "triton-lang/triton#9514"),
         "a branch of some lanes": ("divergence|refused", r"wgmma", "ggml-org/llama.cpp#27955"),
@@ -102,6 +103,8 @@ def stored(defect: str, *, n: int) -> Launch:
                 if defect == "transposed in the descriptor alone":
                     x = k.wgmma_operand(tile, row=depth, transposed=True)
                 adds = depth > 0 or defect == "sums are added to, never cleared"
+                if defect == "lanes disagree on whether it adds":
+                    adds = (k.lane > 0) | (k.value(depth, u32) > 0)
                 k.wgmma(result, x, y, accumulate=adds)
             if defect != "never committed":
                 k.wgmma_commit()

@@ -120,6 +120,41 @@ def reduce_part(defect: str, *, mode: str) -> Launch:
 
 @planted(
     GROUP,
+    "brucefan1983/CUDA-Programming#51",
+    {
+        "from the other half": ("uninitialised|member_mask", r"shfl|out\."),
+        "masks of quarters": ("uninitialised|member_mask", r"shfl|out\."),
+        "a lane names another half": ("member_mask", r"shfl"),
+    },
+    [{"mode": "xor"}, {"mode": "down"}],
+)
+def reduce_halves(defect: str, *, mode: str) -> Launch:
+    """Both halves of a warp, each with a mask of its own, sum their numbers by one instruction."""
+
+    @kernel(threads=32)
+    def run(k: Kernel, out: Global[u32]) -> None:
+        total, half = k.register(u32, 0), k.lane >> 4
+        total.set(k.thread + 0)
+        mask = k.value(0xFFFF, u32) << (half * 16)
+        if defect == "masks of quarters":
+            mask = k.value(0xFF, u32) << ((k.lane >> 3) * 8)
+        if defect == "a lane names another half":
+            mask = k.select(k.lane == 5, k.value(0xFFFF0000, u32), mask)
+        for step in (8, 4, 2, 1):
+            far = 16 if defect == "from the other half" and step == 8 else step
+            inside = k.lane if mode == "down" and far != 16 else k.lane * 0
+            other = k.shfl_xor(total, far, mask) if mode == "xor" else k.shfl_down(total, far, mask)
+            if mode == "down" and far != 16:
+                other = k.select((inside & 15) + step < 16, other, k.value(0, u32))
+            total += other
+        with k.when((k.lane & 15) == 0):
+            out.store(total, half)
+
+    return Launch(run.trace(), 1, [zeros(2)], {0: np.array([120, 376])})
+
+
+@planted(
+    GROUP,
     "NVIDIA/cccl#854",
     {
         "vote with lanes that left": ("member_mask|divergence", r"vote|ballot"),

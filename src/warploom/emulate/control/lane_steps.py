@@ -43,7 +43,9 @@ def shuffle_step(run: Context, op: Op, exchange: Exchange, keys: tuple[Value, ..
         else:
             source, inside = exchange(frame.full(argument))
             result = np.take_along_axis(frame.full(given), source, axis=1)
-        shadow = _shuffle_shadow(frame, data, mask, source) if frame.shadows or frame.active is not None else None
+        members = frame.env[mask]
+        partial = frame.active is not None or members.size > 1 or int(members.flat[0]) != _FULL_MASK
+        shadow = _shuffle_shadow(frame, data, members, source) if frame.shadows or partial else None
         origin = frame.origins.get(data, (op.where, "a lane that takes no part in the shuffle"))
         frame.write(op.results[0], result, shadow, origin)
         for value in op.results[1:]:
@@ -52,12 +54,11 @@ def shuffle_step(run: Context, op: Op, exchange: Exchange, keys: tuple[Value, ..
     return step
 
 
-def _shuffle_shadow(frame: Frame, data: Value, mask: Value, source: Array) -> Array | None:
+def _shuffle_shadow(frame: Frame, data: Value, members: Array, source: Array) -> Array | None:
     """Poison of the source lanes; a lane that does not take part gives poison."""
     none, wide = unmarked(frame.env[data]), np.broadcast_to(source, frame.shape)
     shadow = np.take_along_axis(frame.full(frame.shadows.get(data, none)), wide, axis=1)
-    members = frame.full(frame.env[mask])
-    absent = (members >> wide.astype(np.uint32)) & 1 == 0
+    absent = (frame.full(members) >> wide.astype(np.uint32)) & 1 == 0
     if frame.active is not None:
         absent |= ~np.take_along_axis(frame.active, wide, axis=1)
     shadow = np.where(absent, all_ones(none.dtype), shadow)

@@ -372,6 +372,7 @@ class Warpgroups(Groups[ProductInFlight]):
             registers, found = np.stack([frame.full(frame.env[k]) for k in of_a], axis=-1), frame.poison(of_a)
             marks = None if found is None else np.stack([frame.full(x) for x in found[0]], axis=-1)
         *descriptors, adds = (frame.full(frame.env[k])[:, 0] for k in keys[first:])
+        self._check_agreed(frame, op, [frame.env[k] for k in keys[first:]])
         if self.shared.checks:
             self.registers.start(frame, op)
         self.issued[frame.span] += 1
@@ -388,6 +389,14 @@ class Warpgroups(Groups[ProductInFlight]):
         for product, mine in started:
             if product.read is not None:
                 product.read.begin(mine.tolist(), None)
+
+    def _check_agreed(self, frame: Frame, op: Op, operands: list[Array]) -> None:
+        """Report lanes of a warp that give other descriptors than its first one, or another predicate."""
+        for given in operands:
+            if given.shape[1] > 1 and (differ := given != given[:, :1]).any():
+                message = f"the lanes of a warp disagree on {op.instruction.mnemonic} (its descriptors, or whether it "
+                message += "adds to D): all of a warpgroup give the same"
+                self.report.of_lanes("divergence", frame, op.where, frame.full(differ), message)
 
     def _product(self, op: Op, first: int, number: int, rows: Array, descriptors: list[Array]) -> ProductInFlight:
         """The product that warps of a group execute as their next one; a finding where they disagree on it."""
