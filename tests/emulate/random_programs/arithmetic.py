@@ -99,12 +99,14 @@ def unary(op: str, kind: str, x: int) -> int:
 
 
 def converted(x: Any, kind: str, to: str) -> Any:
-    """A conversion by value."""
+    """A conversion by value; NaN becomes 0, and the highest bit alone where the integer has 64 bits."""
     if to == "f32":
         return rounded(Fraction(x)) if kind != "f32" else x
     if kind == "f32":
+        if math.isnan(x):
+            return 0 if BITS[to] == 32 else 1 << 63
         least, most = wrap(to, 1 << BITS[to] - 1) if to[0] == "s" else 0, (1 << BITS[to] - (to[0] == "s")) - 1
-        return 0 if math.isnan(x) else most if x >= most else least if x <= least else int(x)
+        return most if x >= most else least if x <= least else int(x)
     return wrap(to, x)
 
 
