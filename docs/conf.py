@@ -6,6 +6,7 @@ same Markdown that the repository shows.
 
 from __future__ import annotations
 
+import os
 import re
 import runpy
 import subprocess
@@ -18,12 +19,16 @@ import warploom
 
 project = "warploom"
 author = "The warploom developers"
+copyright = f"2026, {author}"  # noqa: A001  # Sphinx's name
 version = release = warploom.__version__
 extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx_copybutton"]
 exclude_patterns = ["_build"]
 html_theme = "furo"
 html_title = f"warploom {version}"
 html_copy_source = False
+html_static_path = ["static"]
+html_css_files = ["site.css"]
+smartquotes = False  # options keep both their hyphens, and JSON its quotes
 copybutton_exclude = ".linenos, .gp, .go"  # of a console block the commands alone
 
 myst_heading_anchors = 4  # headings are link targets, as the repository page has them
@@ -36,9 +41,23 @@ def write_commands(file: Path) -> None:
     """The command line's reference, from the help of its commands."""
     file.parent.mkdir(parents=True, exist_ok=True)
     command = [sys.executable, "-m", "typer", "warploom.cli.main", "utils", "docs", "--name", "warploom"]
-    text = subprocess.run(command, check=True, capture_output=True, encoding="utf-8").stdout
-    text = re.sub(r"^Examples?:\n((?:  .+\n)+)", r"```sh\n\1```\n", text, flags=re.MULTILINE)
-    file.write_text(text.partition("\n")[2], encoding="utf-8")
+    environment = os.environ | {"PYTHONIOENCODING": "utf-8"}
+    text = subprocess.run(command, check=True, capture_output=True, encoding="utf-8", env=environment).stdout
+    file.write_text(commands_page(text).partition("\n")[2], encoding="utf-8")
+
+
+def commands_page(text: str) -> str:
+    """What Typer writes of all commands, with whole summaries in its lists, and without marks for terminals."""
+    text = text.replace("\b", "")
+    summaries = dict(re.findall(r"^#+ `warploom (.+)`\n\n(.+)$", text, flags=re.MULTILINE))
+    group, lines = "", list[str]()
+    for line in text.splitlines():
+        if heading := re.match(r"#+ `warploom ?(.*)`$", line):
+            group = heading[1]
+        elif (item := re.match(r"\* `(\S+)`: ", line)) and (name := f"{group} {item[1]}".strip()) in summaries:
+            line = item[0] + summaries[name]
+        lines.append(line)
+    return re.sub(r"^Examples?:\n((?:  .+\n)+)", r"```sh\n\1```\n", "\n".join(lines) + "\n", flags=re.MULTILINE)
 
 
 def show_signatures_of_implementations() -> None:

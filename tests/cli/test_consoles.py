@@ -54,3 +54,15 @@ def test_importing_what_starts_it_starts_nothing():
     start = [sys.executable, "-c", "import warploom.__main__"]
     done = subprocess.run(start, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+@pytest.mark.parametrize("command", ["layout", "show attention", "doctor --json"])
+def test_a_reader_that_has_seen_enough_is_no_error(command):
+    """As ``| head`` is; here it has gone before anything is written."""
+    start = [sys.executable, "-m", "warploom", *command.split()]
+    with subprocess.Popen(start, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        process.stdout.close()
+        assert process.stderr is not None
+        said = process.stderr.read()
+    assert (process.returncode, said) == (0, "")

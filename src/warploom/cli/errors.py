@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import errno
 import functools
+import os
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ParamSpec
@@ -39,6 +41,10 @@ def explains_errors(command: Callable[P, None]) -> Callable[P, None]:
 
         try:
             command(*args, **kwargs)
+            sys.stdout.flush()
+        except BrokenPipeError:  # of `… | head`, which has read what it wants
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            raise typer.Exit(0) from None
         except WarploomError as error:
             if settings.debug:
                 raise

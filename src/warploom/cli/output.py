@@ -65,9 +65,13 @@ def console(stderr: bool = False) -> Console:
     """A rich console; tables that are piped away keep a fixed, wide layout."""
     from rich.console import Console
 
-    found = Console(stderr=stderr, highlight=False, emoji=False)
+    class Piped(Console):
+        def on_broken_pipe(self) -> None:
+            raise BrokenPipeError  # rich's own ends with exit code 1
+
+    found = Piped(stderr=stderr, highlight=False, emoji=False)
     if not found.is_terminal:
-        found = Console(stderr=stderr, highlight=False, emoji=False, width=PLAIN_WIDTH)
+        found = Piped(stderr=stderr, highlight=False, emoji=False, width=PLAIN_WIDTH)
     return found
 
 

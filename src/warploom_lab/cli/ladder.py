@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
@@ -24,8 +25,8 @@ if TYPE_CHECKING:
 
 app = typer.Typer(no_args_is_help=True)
 
-COMPILE_SECONDS = 2.8
-"""Of one core, for one rung: NVRTC and nvdisasm for both targets."""
+SHOWN_AFTER = 5.0
+"""Seconds after which a ladder says how long it will take."""
 
 
 @dataclass(frozen=True)
@@ -205,18 +206,25 @@ def gemm_rungs(
 def run(
     family: Family[Any], rungs: list[Rung[Any]], sizes: Sequence[Any], seed: int | None, **more: Any
 ) -> LadderResult:
-    """Run the ladder under a progress bar, after saying how long the emulator will take; ``more`` as it takes it."""
-    from warploom.cuda.compile import available_cores
+    """Run the ladder under a progress bar; ``more`` as it takes it.
+
+    It says how long all will take once this machine has shown how fast it is.
+    """
     from warploom_lab.bench.ladder import run_ladder
 
-    expected = sum(family.expected_seconds(rung.config) for rung in rungs) * (1 if seed is None else 4)
-    compiling = len(rungs) * COMPILE_SECONDS / available_cores()
-    note(
-        f"{len(rungs)} rungs: about {max(1, round(expected))} s on the emulator with all checks, and up to "
-        f"{max(1, round(compiling))} s to compile what is new"
-    )
+    note(f"{len(rungs)} rungs on the emulator with all checks, and through the compiler")
+    start, told = time.perf_counter(), False
     with progress_bar() as progress:
-        return run_ladder(family, rungs, seed=seed, gpu_sizes=sizes, progress=progress, **more)
+
+        def tell(text: str, fraction: float) -> None:
+            nonlocal told
+            seconds = time.perf_counter() - start
+            if not told and seconds >= SHOWN_AFTER and fraction > 0:
+                told = True
+                note(f"about {seconds / fraction:.0f} s in all, by how fast the first of them go on this machine")
+            progress(text, fraction)
+
+        return run_ladder(family, rungs, seed=seed, gpu_sizes=sizes, progress=tell, **more)
 
 
 def report(result: LadderResult, json: str | None) -> None:
