@@ -13,7 +13,7 @@ from tests.kernels.gradient_cases import GradientCase
 from warploom.core.dtypes import bf16, f16
 from warploom.core.targets import target
 from warploom.kernels.attention.backward_choice import choose
-from warploom.kernels.attention.backward_shares import HeadShares
+from warploom.kernels.attention.backward_shares import WGMMA_RATE, HeadShares
 from warploom.kernels.attention.backward_sm80 import BackwardSm80
 from warploom.kernels.attention.backward_sm90 import BackwardSm90
 from warploom.kernels.attention.backward_wide import BackwardWideSm90
@@ -95,6 +95,9 @@ SHARED = {
     "sm_90 keys nobody sees": GradientCase(replace(SM90, head_dim=40, v_dim=88), 64, 400, (10, 0), (4, 1)),
     "sm_90 96": GradientCase(BackwardSm90(tile_m=96, head_dim=96), 200, 130, (None, None), (2, 1)),
     "sm_90 128": GradientCase(BackwardSm90(dtype=f16), 130, 200, CAUSAL, (2, 1), softcap=3.0),
+    "sm_80": GradientCase(SM80, 150, 200, CAUSAL, (4, 2), batch=2, layout="bhsd"),
+    "sm_80 of two heads": GradientCase(replace(SM80, in_turn=True), 100, 130, (40, 20), (4, 1), sinks=True),
+    "sm_80 136 and 40": GradientCase(replace(GROUPS, head_dim=136, v_dim=40, dtype=f16), 60, 100, CAUSAL, (2, 1)),
     "wide 192 and 128": GradientCase(replace(ROLES, head_dim=192, v_dim=128), 150, 90, CAUSAL, (4, 1), batch=2),
     "wide 256": GradientCase(replace(ROLES, head_dim=256, dtype=f16), 130, 70, (40, 20), (2, 1), lse_gradient=True),
 }
@@ -135,10 +138,10 @@ MANY = AttentionProblem(2, 48, 1, Even(4096, 4096), 128, bf16, window=CAUSAL)
 )
 def test_heads_are_shared_where_tiles_of_keys_do_not_fill_the_gpu(change: dict[str, Any], heads: int) -> None:
     problem = BackwardProblem(changed(MANY, **change))
-    assert HeadShares.of(problem, (64, 128), 132).heads == heads
+    assert HeadShares.of(problem, (64, 128), 132, rate=WGMMA_RATE).heads == heads
     group = problem.forward.group
-    assert HeadShares.of(problem, (64, 128), 132, persistent=True).heads == group
-    assert HeadShares.of(problem, (64, 128), 1).heads == group
+    assert HeadShares.of(problem, (64, 128), 132, rate=WGMMA_RATE, whole=True).heads == group
+    assert HeadShares.of(problem, (64, 128), 1, rate=WGMMA_RATE).heads == group
 
 
 @pytest.mark.parametrize("name", CASES)

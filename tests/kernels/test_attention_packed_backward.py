@@ -14,7 +14,7 @@ from warploom.core.dtypes import f16
 from warploom.core.targets import target
 from warploom.interop.arrays import describe
 from warploom.kernels.attention.backward_choice import BackwardConfig, choose
-from warploom.kernels.attention.backward_shares import HeadShares
+from warploom.kernels.attention.backward_shares import WGMMA_RATE, HeadShares
 from warploom.kernels.attention.backward_sm80 import BackwardSm80
 from warploom.kernels.attention.backward_sm90 import KEYS, BackwardSm90
 from warploom.kernels.attention.lists import list_gradient_tiles
@@ -164,7 +164,7 @@ def test_heads_of_packed_sequences_are_shared_where_these_do_not_fill_the_gpu(
     rows: int, batch: int, shares: int
 ) -> None:
     problem = BackwardProblem(AttentionProblem(batch, 48, 1, Packed(rows, rows), 128, f16, window=(None, 0)))
-    assert HeadShares.of(problem, (64, KEYS), 132).count == shares
+    assert HeadShares.of(problem, (64, KEYS), 132, rate=WGMMA_RATE).count == shares
 
 
 def test_windows_and_more_keys_than_queries() -> None:

@@ -61,8 +61,7 @@ def reduce_warp_part(k: Kernel, to: GlobalPointer, sums: Fragment, first: Traced
     mine = to + k.lane
     if first is not None:
         with k.when(first, uniform=True):
-            for i, x in enumerate(sums.registers):
-                mine.store(x, i * WARP)
+            _store(mine, sums)
         with k.otherwise():
             _reduce(k, mine, sums)
         return
@@ -72,6 +71,16 @@ def reduce_warp_part(k: Kernel, to: GlobalPointer, sums: Fragment, first: Traced
 def _reduce(k: Kernel, to: GlobalPointer, sums: Fragment) -> None:
     for i, x in enumerate(sums.registers):
         k.reduce_add(to, x, i * WARP)
+
+
+def save_warp_part(k: Kernel, to: GlobalPointer, sums: Fragment) -> None:
+    """Store a warp's accumulator to its part in global memory, from the registers."""
+    _store(to + k.lane, sums)
+
+
+def _store(to: GlobalPointer, sums: Fragment) -> None:
+    for i, x in enumerate(sums.registers):
+        to.store(x, i * WARP)
 
 
 def load_warp_part(k: Kernel, source: GlobalPointer, registers: int) -> list[Traced]:

@@ -14,14 +14,14 @@ from typing import Any, TypeVar
 import numpy as np
 
 from warploom.core.dtypes import f32
-from warploom.kernels.attention.problem import ArrayStrides, AttentionProblem, BackwardProblem, GradientDims
+from warploom.kernels.attention.problem import ArrayStrides, AttentionProblem, BackwardProblem
 from warploom.kernels.source import KernelCall, KernelSource
 from warploom.tile.planning import panel_cols
 from warploom.tile.roles import WARPGROUP_ROWS
 
 T = TypeVar("T")
-_FLOPS_PER_SECOND = 3.7e12
-"""The rate of one multiprocessor of all that multiply; these figures are fitted to 21 grouped problems on an H200."""
+WGMMA_RATE, MMA_RATE = 3.7e12, 1.8e12
+"""FLOP/s of one multiprocessor of all that multiply; these figures are fitted to 30 grouped problems on an H200."""
 _TILE_SECONDS = 6e-6
 """The time of a CTA beside its blocks: K and V, the first block and the last, the gradients on their way out."""
 _LATE = 0.25
@@ -43,15 +43,18 @@ class HeadShares:
 
     @classmethod
     def of(
-        cls, problem: BackwardProblem, tile: tuple[int, int], multiprocessors: int, *, persistent: bool = False
+        cls, problem: BackwardProblem, tile: tuple[int, int], ctas: int, *, rate: float, whole: bool = False
     ) -> HeadShares:
-        """The quickest shares by an estimate; one of all heads where others gain little, or CTAs are ``persistent``."""
+        """The quickest shares by an estimate; one of all heads where others gain little, or where it is ``whole``.
+
+        So many ``ctas`` run at a time, each at a ``rate`` of FLOP/s.
+        """
         group = problem.forward.group
         sizes = [heads for heads in range(group, 0, -1) if group % heads == 0]
-        if len(sizes) == 1 or persistent or not problem.forward.kv_len:
+        if len(sizes) == 1 or whole or not problem.forward.kv_len:
             return cls(group, group, tile)
         p = problem.forward.of_long_ones
-        found = {heads: cls(group, heads, tile)._seconds(p, multiprocessors) for heads in sizes}
+        found = {heads: cls(group, heads, tile)._seconds(p, ctas, rate) for heads in sizes}
         best = min(sizes, key=found.__getitem__)
         return cls(group, best if found[best] < _WORTH * found[group] else group, tile)
 
@@ -69,14 +72,14 @@ class HeadShares:
         """Tensor maps or arrays of the kernel of dK and dV, the last two of them its own where it has all heads."""
         return of if self.count == 1 else of[:-2]
 
-    def workspace(self, problem: BackwardProblem, config: GradientDims) -> dict[str, int]:
-        """The memory for dK and dV of the shares, in words."""
+    def workspace(self, problem: BackwardProblem, words: int) -> dict[str, int]:
+        """The memory for dK and dV of the shares, so many ``words`` of a tile of keys."""
         p = problem.forward
-        keys = math.prod(p.grid(self.tile[1], p.kv_heads * self.count, p.kv_len)) * self.tile[1]
-        return {"shares": keys * (config.sum_cols + config.value_sum_cols)} if self.count > 1 else {}
+        tiles = math.prod(p.grid(self.tile[1], p.kv_heads * self.count, p.kv_len))
+        return {"shares": tiles * words} if self.count > 1 else {}
 
     def sums(self, problem: BackwardProblem, operands: ArrayStrides, config: Any) -> tuple[KernelCall, ...]:
-        """The launch that sums them, where there are any: a CTA for 64 keys of a head."""
+        """The launch that sums those of ``wgmma``, where there are any: a CTA for 64 keys of a head."""
         if self.count == 1:
             return ()
         p = problem.forward
@@ -97,19 +100,19 @@ class HeadShares:
         arrays = "dk", "dv", *(["tiles"] if p.listed else []), "shares"
         return (KernelCall(source, grid, {}, maps, arrays),)
 
-    def _seconds(self, p: AttentionProblem, multiprocessors: int) -> float:
+    def _seconds(self, p: AttentionProblem, ctas: int, rate: float) -> float:
         """The estimated time of the kernel of dK and dV and of the sums.
 
-        CTAs begin from the longest on: while the last of ``rounds`` rounds begins, some multiprocessor works on as many
-        tiles, none of which is shorter.
+        CTAs begin from the longest on: where the last of ``rounds`` rounds begins, as many tiles come one after
+        another, none of which is shorter.
         """
         rows, keys = self.tile
-        block = 4 * rows * keys * (p.head_dim + p.value_dim) / _FLOPS_PER_SECOND
+        block = 4 * rows * keys * (p.head_dim + p.value_dim) / rate
         tiles = np.sort(p.visiting_blocks(rows, keys))[::-1] * (self.heads * block) + _TILE_SECONDS
         alike = p.kv_heads * p.batch * self.count
-        rounds = np.arange(-(-len(tiles) * alike // multiprocessors))
-        last = (rounds + 1) * tiles[rounds * multiprocessors // alike]
-        mean = float(tiles.sum()) * alike / multiprocessors
+        rounds = np.arange(-(-len(tiles) * alike // ctas))
+        last = (rounds + 1) * tiles[rounds * ctas // alike]
+        mean = float(tiles.sum()) * alike / ctas
         busiest = max(mean + _LATE * float(tiles[0]), float(last.max()))
         if self.count == 1:
             return busiest

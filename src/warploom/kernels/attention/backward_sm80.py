@@ -9,6 +9,7 @@ from typing import ClassVar
 from warploom.core.arguments import fields
 from warploom.core.dtypes import DType, bf16, f16
 from warploom.kernels.attention.backward_rows import MULTIPLIED, extents, option_calls, rows_call, vectors_of
+from warploom.kernels.attention.backward_shares import MMA_RATE, HeadShares
 from warploom.kernels.attention.lists import list_gradient_tiles
 from warploom.kernels.attention.problem import BACKWARD, ArrayStrides, BackwardProblem, GradientDims
 from warploom.kernels.settings import flag, violated
@@ -18,6 +19,8 @@ ROWS = tuple(x for x in MULTIPLIED if x in BACKWARD)
 """The arrays of the kernel that multiplies with rows of a head_dim."""
 STAGES = 2
 """Blocks of Q and dO in flight."""
+_WARPS = 8
+"""That run on a multiprocessor at a time."""
 _MOST_SUMS = 2048
 """Elements of dK, and as many of dV, that a warp's registers hold."""
 _MOST_SCORES = 1024
@@ -100,6 +103,11 @@ class BackwardSm80(GradientDims):
         return self.dq_tile[0] * self.dq_tile[1] // 32
 
     @property
+    def key_registers(self) -> tuple[int, int]:
+        """Sums of dK and of dV of a thread."""
+        return self.warp_keys * self.sum_cols // 32, self.warp_keys * self.value_sum_cols // 32
+
+    @property
     def shared_bytes(self) -> int:
         """Shared memory for the tiles, in bytes."""
         rows = self.keys + STAGES * self.tile_m
@@ -131,14 +139,18 @@ class BackwardSm80(GradientDims):
 
         Packed sequences have their tiles listed first. Without any keys there is nothing to multiply.
         """
-        listing = list_gradient_tiles(problem, (self.tile_m, self.keys), 1)
+        tile, side_by_side = (self.tile_m, self.keys), _WARPS // self.num_warps
+        listing = list_gradient_tiles(problem, tile, 1)
+        rate, ctas = MMA_RATE / side_by_side, multiprocessors * side_by_side
+        shares = HeadShares.of(problem, tile, ctas, rate=rate, whole=problem.forward.listed)
         rows = rows_call(problem, operands, self.tile_m, self.tile_m)
         options = option_calls(problem, operands, self.tile_m, self.tile_m)
         if not problem.forward.kv_len:
             return *listing[:1], rows, *options
-        return *listing, rows, self._products(problem, operands), self._rounding(problem, operands), *options
+        products, rounding = self._products(problem, operands, shares), self._rounding(problem, operands)
+        return *listing, rows, products, rounding, *self._shared_sums(problem, operands, shares), *options
 
-    def _products(self, problem: BackwardProblem, operands: ArrayStrides) -> KernelCall:
+    def _products(self, problem: BackwardProblem, operands: ArrayStrides, shares: HeadShares) -> KernelCall:
         """The kernel that multiplies."""
         p = problem.forward
         source = self._source(
@@ -146,13 +158,33 @@ class BackwardSm80(GradientDims):
             "warploom.kernels.attention.device.backward_sm80:attention_backward_sm80",
             f"{self.tile_m}x{self.keys}x{self.dims}",
             operands.rows(*ROWS),
+            **shares.argument,
         )
         scalars = {**extents(problem, self.tile_m), **fields("arrays", **operands.scalars(*ROWS))}
         blocks = math.prod(vectors_of(problem, self.tile_m, 1))
         memory = {"total": blocks * self.threads * self.dq_registers} | ({"turns": blocks} if self.in_turn else {})
-        arrays = *MULTIPLIED, *p.changing_arrays, *(["tiles"] if p.listed else ()), *memory
-        grid = p.grid(self.keys, p.kv_heads, p.kv_len)
-        return KernelCall(source, grid, scalars, (), arrays, memory, [*memory][-1])
+        zeroed, memory = [*memory][-1], memory | shares.workspace(problem, self.threads * sum(self.key_registers))
+        arrays = *shares.stored(MULTIPLIED), *p.changing_arrays, *(["tiles"] if p.listed else ()), *memory
+        grid = p.grid(self.keys, p.kv_heads * shares.count, p.kv_len)
+        return KernelCall(source, grid, scalars, (), arrays, memory, zeroed)
+
+    def _shared_sums(
+        self, problem: BackwardProblem, operands: ArrayStrides, shares: HeadShares
+    ) -> tuple[KernelCall, ...]:
+        """The kernel that sums dK and dV of shares, where there are any."""
+        if shares.count == 1:
+            return ()
+        p = problem.forward
+        source = KernelSource.of(
+            "warploom.kernels.attention.device.backward_sm80:attention_backward_shares_sm80",
+            f"attention_backward_shares_{self.dims}",
+            config=self,
+            features=problem.features(self.tile_m, self.keys),
+            row_strides=operands.rows("dk", "dv"),
+            count=shares.count,
+        )
+        scalars = {"kv_len": p.kv_len, **operands.scalars("dk", "dv")}
+        return (KernelCall(source, p.grid(self.keys, p.kv_heads, p.kv_len), scalars, (), ("dk", "dv", "shares")),)
 
     def _rounding(self, problem: BackwardProblem, operands: ArrayStrides) -> KernelCall:
         """The kernel that scales and rounds dQ."""
@@ -167,7 +199,9 @@ class BackwardSm80(GradientDims):
         arrays = "dq", "total", *(["blocks"] if p.listed else ())
         return KernelCall(source, p.grid(self.tile_m, p.heads, p.q_len), scalars, (), arrays)
 
-    def _source(self, problem: BackwardProblem, kernel: str, name: str, row_strides: tuple[int, ...]) -> KernelSource:
+    def _source(
+        self, problem: BackwardProblem, kernel: str, name: str, row_strides: tuple[int, ...], **more: int
+    ) -> KernelSource:
         listed = problem.forward.listed
         return KernelSource.of(
             kernel,
@@ -176,6 +210,7 @@ class BackwardSm80(GradientDims):
             features=problem.features(self.tile_m, self.keys),
             row_strides=row_strides,
             listed=listed,
+            **more,
         )
 
 

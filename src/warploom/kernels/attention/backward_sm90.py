@@ -8,7 +8,7 @@ from typing import ClassVar
 
 from warploom.core.dtypes import DType, bf16, f16, f32
 from warploom.kernels.attention.backward_rows import MULTIPLIED, extents, option_calls, rows_call, vectors_of
-from warploom.kernels.attention.backward_shares import HeadShares
+from warploom.kernels.attention.backward_shares import WGMMA_RATE, HeadShares
 from warploom.kernels.attention.lists import list_gradient_tiles
 from warploom.kernels.attention.problem import (
     MOST_POSITIONS,
@@ -148,8 +148,9 @@ class BackwardSm90(GradientDims):
 
         Packed sequences have their tiles listed first. Without any keys there is nothing to multiply.
         """
-        shares = HeadShares.of(problem, (self.tile_m, KEYS), multiprocessors, persistent=self.persistent)
-        listing = list_gradient_tiles(problem, (self.tile_m, KEYS), self.side_by_side, shares.count)
+        tile = self.tile_m, KEYS
+        shares = HeadShares.of(problem, tile, multiprocessors, rate=WGMMA_RATE, whole=self.persistent)
+        listing = list_gradient_tiles(problem, tile, self.side_by_side, shares.count)
         rows = rows_call(problem, operands, self.tile_m, self.vector)
         options = option_calls(problem, operands, self.tile_m, self.vector)
         if not problem.forward.kv_len:
@@ -180,7 +181,9 @@ class BackwardSm90(GradientDims):
             walkers = p.kv_heads * shares.count
             planes = walkers * p.batch
             scalars |= divisors(kv_heads=walkers) | row_tiles(tiles // planes, planes, self._together(p, shares))
-        memory = {"total": parts * self.total_size, "turns": parts} | shares.workspace(problem, self)
+        memory = {"total": parts * self.total_size, "turns": parts} | shares.workspace(
+            problem, KEYS * (self.sum_cols + self.value_sum_cols)
+        )
         arrays = *shares.stored(MULTIPLIED), *p.changing_arrays, *(["tiles"] if p.listed else ()), *memory
         grid = min(tiles, multiprocessors) if self.persistent else tiles, 1, 1
         return KernelCall(

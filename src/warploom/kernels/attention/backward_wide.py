@@ -7,7 +7,7 @@ from typing import ClassVar
 
 from warploom.core.dtypes import DType, bf16, f16, f32
 from warploom.kernels.attention.backward_rows import MULTIPLIED, option_calls, rows_call
-from warploom.kernels.attention.backward_shares import HeadShares
+from warploom.kernels.attention.backward_shares import WGMMA_RATE, HeadShares
 from warploom.kernels.attention.problem import MOST_POSITIONS, ArrayStrides, BackwardProblem, GradientDims
 from warploom.kernels.settings import flag, violated
 from warploom.kernels.source import KernelCall, KernelSource, MappedArray
@@ -101,7 +101,7 @@ class BackwardWideSm90(GradientDims):
     def calls(self, problem: BackwardProblem, operands: ArrayStrides, multiprocessors: int) -> tuple[KernelCall, ...]:
         """The kernels for a problem, on arrays with these strides; a CTA for each tile."""
         rows, options = rows_call(problem, operands, ROWS, ROWS), option_calls(problem, operands, ROWS, ROWS)
-        shares = HeadShares.of(problem, (self.tile_m, KEYS), multiprocessors)
+        shares = HeadShares.of(problem, (self.tile_m, KEYS), multiprocessors, rate=WGMMA_RATE)
         keys = self._keys(problem, operands, shares)
         return rows, keys, self._queries(problem, operands), *shares.sums(problem, operands, self), *options
 
@@ -135,7 +135,7 @@ class BackwardWideSm90(GradientDims):
             **divisors(kv_heads=walkers),
             **row_tiles(tiles, planes, min(planes, self.side_by_side)),
         }
-        memory = shares.workspace(problem, self)
+        memory = shares.workspace(problem, KEYS * (self.sum_cols + self.value_sum_cols))
         arrays = *shares.stored(MULTIPLIED), *p.changing_arrays, *memory
         return KernelCall(source, (tiles * planes, 1, 1), scalars, shares.stored(maps), arrays, memory)
 

@@ -20,7 +20,7 @@ from warploom.kernels.attention.problem import PLAIN, AttentionFeatures
 from warploom.lang import Fragment, Global, GlobalPointer, Kernel, SharedTile, Strided, StridedPointer, Traced, kernel
 from warploom.lang.parameters import Compound
 from warploom.lang.values import Number
-from warploom.tile.accumulation import PartSums, load_warp_part, reduce_warp_part
+from warploom.tile.accumulation import PartSums, load_warp_part, reduce_warp_part, save_warp_part
 from warploom.tile.copies import CopyRing, RowCopy, Rows
 from warploom.tile.epilogue import column_values, store_pairs
 from warploom.tile.mask import SeenBy, key_tiles
@@ -37,6 +37,7 @@ def attention_backward_sm80(
     options: HeadArrays,
     tiles: Global[u32],
     sums: PartSums,
+    shares: Global[f32],
     q_len: u32,
     kv_len: u32,
     slots: u32,
@@ -45,13 +46,15 @@ def attention_backward_sm80(
     features: AttentionFeatures = PLAIN,
     row_strides: tuple[int, ...],
     listed: bool = False,
+    share: int = 0,
 ) -> None:
     """dK and dV of a tile of keys, and what it adds to dQ; grid (tiles of keys, key heads, batches).
 
     Strides of batches and heads; those between positions are known while tracing. ``sums``: for each block of query
     rows the parts of all warps, as their threads hold them; turns count the tiles of keys that are in it. Of packed
     sequences the tiles are ``listed`` in ``tiles``, with a CTA for each that there may be, and each head has ``slots``
-    for blocks.
+    for blocks. With a ``share`` the grid has the shares of so many query heads in the place of key heads, and dK and dV
+    go to ``shares``.
     """
     known = zip(arrays.tensors, row_strides, strict=True)
     tensors = [Tensor.of(x, row, packed=listed, head=1) for x, row in known]
@@ -61,7 +64,8 @@ def attention_backward_sm80(
             own = place.queries
             keys = RowRange(own.outer - first, own.length + first)
             place = replace(place, queries=place.keys, keys=Side.packed(keys))
-        KeyGradients(k, c, features, place, first, tensors, (arrays.shift, arrays.delta), options, sums).run()
+        saved = WarpShares(k, shares, c, share) if share else None
+        KeyGradients(k, c, features, place, first, tensors, (arrays.shift, arrays.delta), options, sums, saved).run()
 
 
 class GradientArrays(Compound):
@@ -80,6 +84,23 @@ class GradientArrays(Compound):
     def tensors(self) -> list[StridedPointer]:
         """The arrays with rows of a head_dim."""
         return [x for x in self.values if isinstance(x, StridedPointer)]
+
+
+@dataclass(frozen=True)
+class WarpShares:
+    """dK and dV of shares of ``heads`` query heads in memory: of each tile those of its warps, as threads hold them."""
+
+    k: Kernel
+    shares: GlobalPointer
+    config: BackwardSm80
+    heads: int = 0
+
+    def parts(self, plane: Traced) -> tuple[GlobalPointer, GlobalPointer]:
+        """This warp's of dK and of dV, of the CTA's tile of keys and a share with this number among those of all."""
+        k, (of_keys, of_values) = self.k, self.config.key_registers
+        number = (plane * k.grid_x + k.cta_x) * self.config.num_warps + k.warp
+        first = self.shares + k.mul_wide(number, 32 * (of_keys + of_values))
+        return first, first + 32 * of_keys
 
 
 @dataclass(frozen=True)
@@ -107,12 +128,14 @@ class KeyGradients:
         vectors: tuple[GlobalPointer, GlobalPointer],
         options: HeadArrays,
         sums: PartSums,
+        saved: WarpShares | None,
     ) -> None:
         """The CTA's keys from ``first`` on; ``tensors``: of :class:`GradientArrays`; ``vectors``: shift and delta."""
         c, f, (q, key, value, dout, *self._results) = config, features, tensors
+        self._saved, self._heads = saved, f.group if saved is None else saved.heads
         self._k, self._config, self._features, self._vectors = k, c, f, vectors
         self._place, self._first = place, first
-        self._group, self._number = (k.warp, 0) if c.share == 1 else (k.warp // c.share, k.warp % c.share)
+        self._group, self._number = owned(k, c)
         self._part = self._number % c.parts if c.parts > 1 else 0
         self._k_tile = operand_tile(k, c.dtype, c.keys, c.width, name="K")
         self._v_tile = operand_tile(k, c.dtype, c.keys, c.value_width, name="V")
@@ -140,13 +163,14 @@ class KeyGradients:
 
     def _keys_of(self, of: Tensor, cols: int) -> Rows:
         """The sequence's rows in an array of keys."""
-        p = self._place
-        return Rows(of.array.at(p.keys.outer, p.head), of.row, p.keys.rows, cols)
+        p, shares = self._place, self._features.group // self._heads
+        head = p.head // shares if shares > 1 else p.head
+        return Rows(of.array.at(p.keys.outer, head), of.row, p.keys.rows, cols)
 
     def _queries_of(self, of: Tensor, cols: int) -> Rows:
         """Its rows in an array of queries, of the first of the heads that share the keys; places name the others."""
         p, (_, plane) = self._place, of.array.strides
-        outer, rows, group = p.queries.outer, p.queries.rows, self._features.group
+        outer, rows, group = p.queries.outer, p.queries.rows, self._heads
         return Rows(of.array.at(outer, p.head * group), of.row, rows, cols, plane=plane)
 
     def _multiply(self, q_tile: SharedTile, do_tile: SharedTile) -> None:
@@ -191,7 +215,7 @@ class KeyGradients:
         zero(self._dk)
         zero(self._dv)
         ready = self._hold if self._config.held else None
-        self._ring.each(self._mask.blocks * self._features.group, self._places, self._block, ready=ready)
+        self._ring.each(self._mask.blocks * self._heads, self._places, self._block, ready=ready)
         self._store()
 
     def _hold(self) -> None:
@@ -202,7 +226,7 @@ class KeyGradients:
 
     def _block_of(self, turn: Traced) -> tuple[Traced, Traced]:
         """(block of query rows, member of the group of heads)."""
-        group = self._features.group
+        group = self._heads
         if group == 1:
             return self._mask.block(turn), self._k.value(0, u32)
         return self._mask.block(turn // group), turn % group
@@ -216,7 +240,7 @@ class KeyGradients:
         """Add a block of query rows to dK and dV, and to its dQ."""
         k, place = self._k, self._place
         at, member = self._block_of(turn)
-        number = self._slot(at, head := place.head * self._features.group + member)
+        number = self._slot(at, head := place.head * self._heads + member)
         self._options.turn_to(head)
         for strip in self._strips:
             self._add_strip(strip, (at, number), queries, gradients)
@@ -233,7 +257,7 @@ class KeyGradients:
         listed = place.slot_of(block, head)
         if listed is not None:
             return listed
-        plane = place.queries.outer * (k.special("nctaid.y") * self._features.group) + head
+        plane = place.queries.outer * (k.special("nctaid.y") * self._heads) + head
         rows = self._config.tile_m
         return plane * ((place.queries.length + (rows - 1)) // rows) + block
 
@@ -263,16 +287,35 @@ class KeyGradients:
             store_pairs(k, tile, values, self._group * c.warp_keys, strip.number)
 
     def _store(self) -> None:
-        """dK and dV, through the tiles of K and V."""
+        """dK and dV, through the tiles of K and V, or to those of other shares."""
         k, c, dk = self._k, self._config, self._dk
         k.wait_group(0)  # K and V travel with the first block, or alone where nobody sees the keys
+        if self._saved is not None:
+            scale(dk, self._features.softmax_scale(c.head_dim))
+            parts = self._saved.parts(k.cta_z * k.special("nctaid.y") + k.cta_y)
+            for part, sums in zip(parts, (dk, self._dv), strict=True):
+                save_warp_part(k, part, sums)
+            return
         k.syncthreads()  # every warp is done with K
         scale(dk, self._features.softmax_scale(c.head_dim))
-        store_pairs(k, self._k_tile, dk, self._group * c.warp_keys, self._number)
-        store_pairs(k, self._v_tile, self._dv, self._group * c.warp_keys, self._number)
-        k.syncthreads()
+        round_keys(k, c, (self._k_tile, self._v_tile), (dk, self._dv))
         for copy in self._copies(*self._results):
             copy.store((self._first, 0))
+
+
+def owned(k: Kernel, config: BackwardSm80) -> tuple[Traced, Number]:
+    """(the group of keys, the part of the columns) whose dK and dV this warp sums."""
+    return (k.warp, 0) if config.share == 1 else (k.warp // config.share, k.warp % config.share)
+
+
+def round_keys(
+    k: Kernel, config: BackwardSm80, tiles: tuple[SharedTile, SharedTile], sums: tuple[Fragment, Fragment]
+) -> None:
+    """All warps' dK and dV, rounded, into tiles of the keys, for all threads to read."""
+    group, number = owned(k, config)
+    for tile, own in zip(tiles, sums, strict=True):
+        store_pairs(k, tile, own, group * config.warp_keys, number)
+    k.syncthreads()
 
 
 @dataclass(frozen=True)
@@ -344,3 +387,39 @@ def attention_backward_dq_sm80(
         store_pairs(k, tile, sums, k.warp // cols * c.dq_tile[0], k.warp % cols)
         k.syncthreads()
         RowCopy(k, tile, rows, c.threads).store((block * c.tile_m, 0))
+
+
+@kernel(threads=lambda config, **_: config.threads, drop_unused=True)
+def attention_backward_shares_sm80(
+    k: Kernel,
+    dk: Strided[u16, 2],
+    dv: Strided[u16, 2],
+    shares: Global[f32],
+    kv_len: u32,
+    *,
+    config: BackwardSm80,
+    features: AttentionFeatures = PLAIN,
+    row_strides: tuple[int, ...],
+    count: int,
+) -> None:
+    """dK and dV from those of ``count`` shares, rounded; grid (tiles of keys, key heads, batches)."""
+    c, cores, saved = config, MmaSync(k, config.dtype), WarpShares(k, shares, config)
+    sums = cores.accumulator(c.warp_keys, c.sum_cols, "dk"), cores.accumulator(c.warp_keys, c.value_sum_cols, "dv")
+    for own in sums:
+        zero(own)
+    with k.loop(count) as share:
+        parts = saved.parts((k.cta_z * k.special("nctaid.y") + k.cta_y) * count + share)
+        for part, own in zip(parts, sums, strict=True):
+            for total, x in zip(own.mutable, load_warp_part(k, part, len(own.registers)), strict=True):
+                total.set(total.get() + x)
+    tiles = (
+        operand_tile(k, c.dtype, c.keys, c.width, name="K"),
+        operand_tile(k, c.dtype, c.keys, c.value_width, name="V"),
+    )
+    round_keys(k, c, tiles, sums)
+    rows = kv_len if features.ragged_kv else None
+    for tile, to, row, cols in zip(tiles, (dk, dv), row_strides, (c.head_dim, c.value_dim), strict=True):
+        of = Tensor.of(to, row, packed=False)
+        RowCopy(k, tile, Rows(of.array.at(k.cta_z, k.cta_y), of.row, rows, cols), c.threads).store(
+            (k.cta_x * c.keys, 0)
+        )
