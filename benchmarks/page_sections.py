@@ -34,6 +34,8 @@ TABLES = (
     "reductions",
     "ptx-speed",
     "triton-versions",
+    "real-bugs-packages",
+    "real-bugs-miniatures",
     "first-call",
     "host-cost",
 )
@@ -238,6 +240,28 @@ def ends_at(run: Result, last: int) -> str:
 def product_heads(layouts: Iterable[str]) -> list[str]:
     """The heads of :func:`product_table`."""
     return [f"{layout}: {kernel}" for layout in layouts for kernel in ("cuBLAS", "matmul", "mma.sync")]
+
+
+def linked(thread: str) -> str:
+    """A link to an issue or pull request, ``owner/name#12``."""
+    repository, number = thread.split("#")
+    return f"[{repository.split('/')[1]} {number}](https://github.com/{repository}/issues/{number})"
+
+
+def said(side: Result) -> str:
+    """What was found in a kernel, where, and in what time."""
+    found = f"**{side['kinds'][0]}** at {side['at']}" if side["kinds"] else "nothing"
+    return f"{found}, {side['seconds']:.1f} s"
+
+
+def reported_in(thread: str, rows: Iterable[Result]) -> str:
+    """The tools of compute-sanitizer that report something of a miniature, and not the same of its repaired form."""
+    sides = {row["change"]: row for row in rows if row["kernel"] == thread}
+    if not sides:
+        return "–"
+    faulty, repaired = sides["faulty"], sides["repaired"]["tools"]
+    tools = [tool for tool, reports in faulty["tools"].items() if set(reports) - set(repaired[tool])]
+    return ", ".join(tools) or ("hangs" if "hangs" in faulty["ended"].values() else "nothing")
 
 
 def over_best(cells: Iterable[Result]) -> list[float]:

@@ -104,7 +104,7 @@ def prepared(place: int, arch: str) -> list[tuple[Row, Job]]:
     for number, (row, text) in enumerate(rows_of(subject, judged)):
         name = f"mutant_{place}_{number}"
         renamed = re.sub(rf"(?<![\w$]){re.escape(entry)}(?![\w$])", name, text)
-        found.append((row, Job(name, _assembled(renamed, arch), *sizes, values)))
+        found.append((row, Job(name, assembled(renamed, arch), *sizes, values)))
     return found
 
 
@@ -115,7 +115,7 @@ def _copied(x: Any) -> Any:
     return np.copy(x) if isinstance(x, np.ndarray) else x
 
 
-def _assembled(text: str, arch: str) -> bytes:
+def assembled(text: str, arch: str) -> bytes:
     core: Any = importlib.import_module("cuda.core")
     return bytes(core.Program(text, "ptx", core.ProgramOptions(arch=arch)).compile("cubin").code)
 

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import csv
 import json
+import os
+import resource
+import subprocess
+import sys
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +32,23 @@ def kept(rows: Iterable[dict[str, Any]], file: Path, key: str = "rows", **head: 
         print(row, flush=True)
         write(file, result)
     return result
+
+
+def seconds() -> float:
+    """Processor seconds of this process and of those it started, ptxas among them."""
+    children = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return time.process_time() + children.ru_utime + children.ru_stime
+
+
+def result_with(packages: Sequence[str], folder: Path, script: str, *arguments: str) -> dict[str, Any]:
+    """What a script prints last, as JSON, in a process with these packages, which pip puts into the folder."""
+    install = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", str(folder)]
+    subprocess.run([*install, *packages], check=True)
+    paths = os.pathsep.join([str(folder), str(HERE.parent / "src"), str(HERE.parent)])
+    environment = {**os.environ, "PYTHONPATH": paths, "TRITON_CACHE_DIR": str(folder / "cache")}
+    command = [sys.executable, script, *arguments]
+    printed = subprocess.run(command, env=environment, check=True, stdout=subprocess.PIPE, encoding="utf-8").stdout
+    return json.loads(printed.splitlines()[-1])
 
 
 def targets() -> dict[str, Any]:

@@ -9,30 +9,18 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import resource
-import subprocess
-import sys
 import tempfile
 import textwrap
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from statistics import median
 from typing import Any
 
-from scripts import kept
+from scripts import kept, result_with, seconds
 
 from warploom_lab.bench.cells import parser_of
 
-ROOT = Path(__file__).resolve().parents[1]
 _TIMES = 5
-
-
-def seconds() -> float:
-    """Processor seconds of this process and of those it started, ptxas among them."""
-    children = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return time.process_time() + children.ru_utime + children.ru_stime
 
 
 def checked() -> dict[str, Any]:
@@ -58,17 +46,6 @@ def checked() -> dict[str, Any]:
     return {"triton": triton.__version__, **runs[0], "seconds": median(run["seconds"] for run in runs)}
 
 
-def checked_with(version: str, folder: Path) -> dict[str, Any]:
-    """The same in a process of its own, with this version of Triton installed into the folder."""
-    install = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", str(folder)]
-    subprocess.run([*install, f"triton=={version}"], check=True)
-    paths = os.pathsep.join([str(folder), str(ROOT / "src"), str(ROOT)])
-    environment = {**os.environ, "PYTHONPATH": paths, "TRITON_CACHE_DIR": str(folder / "cache")}
-    command = [sys.executable, str(Path(__file__).resolve()), "--inside"]
-    printed = subprocess.run(command, env=environment, check=True, stdout=subprocess.PIPE, encoding="utf-8").stdout
-    return json.loads(printed.splitlines()[-1])
-
-
 def lines(row: dict[str, Any]) -> list[str]:
     """What is printed of a version."""
     findings, right = row["findings"], "right" if row["error"] <= 1 else "wrong"
@@ -84,7 +61,7 @@ def found(versions: list[str]) -> Iterator[dict[str, Any]]:
     """What is found under each version, with its lines."""
     for version in versions:
         with tempfile.TemporaryDirectory() as folder:
-            row = checked_with(version, Path(folder))
+            row = result_with([f"triton=={version}"], Path(folder), __file__, "--inside")
         yield row | {"printed": lines(row)}
 
 

@@ -27,7 +27,7 @@ HEAD = 'extern "C" __global__ void k(const int* x, int* y, int* z) {'
 class Miniature:
     """A repaired bug: the ``thread`` that tells of it, what it ``was``, its kernel, and what ``y`` must begin with.
 
-    ``missed`` says why the checker may be silent on the bug, ``alarm`` why it speaks of the repaired kernel.
+    ``missed`` says what the checker would have to see, where it is silent on the bug.
     """
 
     thread: str
@@ -40,7 +40,6 @@ class Miniature:
     target: str = "sm_80"
     cluster: int | None = None
     missed: str = ""
-    alarm: str = ""
 
     def source(self, repaired: bool) -> str:
         """The CUDA C++ of one of its forms."""

@@ -305,7 +305,8 @@ HOPPER = [
         __syncwarp();
         publish(z, map);                                           //!
         if (T == 0) load_by_map(tile[i], z, 512, &full[i]);        //!
-        REPAIR(wait(&full[i], 0); __syncwarp();)
+        REPAIR(wait(&full[i], 0);)
+        __syncwarp();
     }
     for (int i = 0; i < 2; i++) wait(&full[i], 0);
     y[T] = tile[0][T] + tile[1][T];""",
