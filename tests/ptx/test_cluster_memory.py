@@ -133,6 +133,42 @@ def test_words_that_are_stored_asynchronously(expected: str, wait: str, kind: st
         assert out.reshape(4, 64)[:, :4].tolist() == [[1, 5, 6, 7], [0, 5, 6, 7]] * 2
 
 
+@pytest.mark.parametrize(
+    ("kind", "size", "values"),
+    [
+        ("b32", 4, "%r3"),
+        ("f32", 4, "%f1"),
+        ("s64", 8, "%d7"),
+        ("f64", 8, "%e1"),
+        ("v2.u32", 8, "{%r3, %r9}"),
+        ("v2.f32", 8, "{%f1, %f2}"),
+        ("v2.b64", 16, "{%d7, %d8}"),
+    ],
+)
+def test_each_thread_stores_words_of_its_own_asynchronously(kind: str, size: int, values: str) -> None:
+    """Every thread sends to the other CTA what it would have stored in its own memory."""
+    body = f"""{START.replace("%r0, 4", f"%r0, {size}")} mov.u32 %r10, bar; setp.ne.u32 %p1, %r0, 0;
+    mov.b32 %f1, %r3; mov.b32 %f2, %r9; cvt.u64.u32 %d7, %r3; mul.lo.u64 %d7, %d7, 0x300000001; cvt.u64.u32 %d8, %r9;
+    mov.b64 %e1, %d7; @%p1 bra met;
+    mbarrier.init.shared::cta.b64 [bar], 1; fence.mbarrier_init.release.cluster;
+    mbarrier.arrive.expect_tx.shared::cta.b64 _, [bar], {64 * size}; met: {SYNC}
+    mapa.shared::cluster.u32 %r10, %r10, %r8; mapa.shared::cluster.u32 %r11, %r1, %r8;
+    st.async.shared::cluster.mbarrier::complete_tx::bytes.{kind} [%r11], {values}, [%r10];
+    {WAIT} mov.u32 %r7, %ctaid.x; mad.lo.u32 %r5, %r7, 64, %r0; mul.wide.u32 %d2, %r5, {size}; add.u64 %d3, %d0, %d2;
+    {"".join(f"ld.shared.u32 %r4, [%r1+{n}]; st.global.u32 [%d3+{n}], %r4;" for n in range(0, size, 4))} {SYNC}"""
+    before = ".shared .align 16 .b8 s[1024]; .shared .align 8 .b8 bar[8];"
+    out = np.zeros((4, 64, size // 4), np.uint32)
+    assert check(kernel(body, before=before, target="sm_90"), [out], 64, grid=4, cluster=2).findings == ()
+    for cta in range(4):
+        rank = 1 - cta % 2
+        word = 100 * rank + np.arange(64)
+        sent = {"%r3": [word], "%f1": [word]}.get(values, [word, 3 * word if "64" in kind else word * 0 + rank])
+        sent += [word * 0 + rank, word * 0] if size == 16 else []
+        assert np.array_equal(out[cta], np.stack(sent, axis=-1))
+    late = body.replace(WAIT, "bar.sync 0;")
+    assert "in_flight" in kinds(check(kernel(late, before=before, target="sm_90"), [out], 64, 4, cluster=2).findings)
+
+
 BULK = f"""mov.u32 %r0, %tid.x; mov.u32 %r9, %cluster_ctarank; xor.b32 %r8, %r9, 1; mov.u32 %r1, s; mov.u32 %r2, bar;
     setp.ne.u32 %p1, %r0, 0; @%p1 bra met; mbarrier.init.shared::cta.b64 [bar], 1; fence.mbarrier_init.release.cluster;
     mbarrier.arrive.expect_tx.shared::cta.b64 _, [bar], 256; met: {SYNC} @%p1 bra wait;

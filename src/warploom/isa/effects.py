@@ -302,14 +302,16 @@ class BulkLoad(Effect):
 
 @dataclass(frozen=True, slots=True)
 class AsyncStore(Effect):
-    """Each thread stores 16 bytes into a CTA of the cluster; they complete on an mbarrier of that CTA.
+    """Each thread stores words into a CTA of the cluster; they complete on an mbarrier of that CTA.
 
-    ``target`` and ``barrier`` are operands, addresses of the cluster; the four operands ``values`` are the words.
+    ``target`` and ``barrier`` are operands, addresses of the cluster; the operands ``values`` are the words, each of
+    ``word_bytes``.
     """
 
     target: int
     barrier: int
-    values: tuple[int, int, int, int]
+    values: tuple[int, ...]
+    word_bytes: int
     target_offset: int
     barrier_offset: int
 

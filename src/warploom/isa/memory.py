@@ -19,7 +19,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from warploom.core.dtypes import DTYPES, DType, f32, s64, u32
+from warploom.core.dtypes import DTYPES, DType, f32, s64, u32, u64
 from warploom.core.errors import VerifyError
 from warploom.isa.cpp import address
 from warploom.isa.effects import Access, AsyncStore, GlobalWait, MemoryOrder, ReadSpecial, Scope, Space
@@ -386,11 +386,14 @@ def _mapped_generic(address: Array, rank: Array) -> Array:
 form("mapa.shared::cluster.u32 d, a, cta:u32", meaning=_mapped, let=lambda _: {"cta_rank": 1}, since="sm_90")
 form("mapa.u64 d, a, cta:u32", meaning=_mapped_generic, let=lambda _: {"cta_rank": 1}, since="sm_90")
 form(
-    "st.async{.weak}.shared::cluster.mbarrier::complete_tx::bytes.v4.{type} [target]:u32, a*4:b32, [barrier]:u32",
-    type="b32 u32 s32 f32",
-    name="st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.b32",
+    "st.async{.weak}.shared::cluster.mbarrier::complete_tx::bytes{.vec}.{type} "
+    "[target]:u32, a*vec:element, [barrier]:u32",
+    vec="v2 v4",
+    type="b32 u32 s32 f32 b64 u64 s64 f64",
+    name=lambda i: i.ptx_name.replace(".weak", "").replace(i.type, f"b{i.element.bits}"),
+    let=lambda i: _moved(i) | {"element": {32: u32, 64: u64}[TYPE_BITS[i.type]]},
     operands="target barrier a",
-    effects=lambda i: (AsyncStore(0, 1, (2, 3, 4, 5), i.target_offset, i.barrier_offset),),
+    effects=lambda i: (AsyncStore(0, 1, tuple(i.positions("a")), i.element.bytes, i.target_offset, i.barrier_offset),),
     since="sm_90",
     asm="volatile memory",
 )

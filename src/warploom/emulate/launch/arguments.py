@@ -16,7 +16,7 @@ from warploom.emulate.memory.buffers import ADDRESS_BITS, GlobalBuffer, buffer_o
 from warploom.emulate.transactions.tensor_maps import TensorMapArgument
 from warploom.ir.program import Parameter, Program, in_order
 from warploom.ir.statements import Value
-from warploom.isa.effects import Access, AsyncCopy, BulkStore, BulkTensorCopy, Effect, TensorMapWrite
+from warploom.isa.effects import Access, AsyncCopy, AsyncStore, BulkStore, BulkTensorCopy, Effect, TensorMapWrite
 
 Array = NDArray[Any]
 
@@ -162,6 +162,8 @@ def granules(program: Program) -> tuple[int, int]:
     for _, effect in program.effects:
         if isinstance(effect, Access | TensorMapWrite) and effect.space != "local":
             (shared if effect.space == "shared" else everywhere).append(effect.bytes)
+        elif isinstance(effect, AsyncStore):
+            shared.append(len(effect.values) * effect.word_bytes)
         elif isinstance(effect, AsyncCopy):
             shared.append(effect.bytes)
             everywhere.append(effect.bytes if effect.valid_bytes is None else 1)

@@ -104,7 +104,7 @@ class BulkCopies(Groups[Store]):
             for lane in acting.each if isinstance(effect, fx.AsyncStore) else self._only(acting):
                 by = Starter(op, acting.row, [lane], frame, position, wide)
                 if isinstance(effect, fx.AsyncStore):
-                    self._store_words(by)
+                    self._store_words(by, effect)
                 elif isinstance(effect, fx.BulkTensorCopy):
                     self._copy_box(by, effect)
                 elif isinstance(effect, fx.BulkStore):
@@ -180,13 +180,13 @@ class BulkCopies(Groups[Store]):
             for receiver in ctas:
                 self._start_load(by, span, (), chunks, barrier, receiver)
 
-    def _store_words(self, by: Starter) -> None:
+    def _store_words(self, by: Starter, store: fx.AsyncStore) -> None:
         """A store of one thread's registers into a CTA of the cluster."""
         to = self._to(by, "target")
         if to is not None:
             cta, place, barrier = to
-            chunks = self._inside(by, np.array([place]), CHUNK, CHUNK)
-            words = np.array(by.several("values", CHUNK // 4), np.uint32)
+            words = np.array(by.several("values", len(store.values)), f"u{store.word_bytes}")
+            chunks = self._inside(by, np.array([place]), words.nbytes, words.nbytes, words.nbytes)
             self._start_load(by, StoredWords(words), (), chunks, barrier, cta)
 
     def _span(self, by: Starter, name: str, size: int, adds: bool = False) -> ByteRange | None:
@@ -221,14 +221,14 @@ class BulkCopies(Groups[Store]):
         first = by.row // self.clocks.domain * together
         return [first + rank for rank in range(together) if mask >> rank & 1]
 
-    def _inside(self, by: Starter, chunks: Array, moved: int, alignment: int) -> Array | None:
+    def _inside(self, by: Starter, chunks: Array, moved: int, alignment: int, chunk_bytes: int = CHUNK) -> Array | None:
         """The chunks, if they lie in shared memory, aligned; else None and a finding."""
         size, where = self.shared.size, int(chunks[0]) - SHARED_BASE
         if int(chunks[0]) % alignment:
             message = f"{by.name} at byte {where} of shared memory: it starts at a multiple of {alignment} bytes"
             self.report.by("misaligned", by, message, address=where)
             return None
-        if int(chunks.min()) < SHARED_BASE or int(chunks.max()) + CHUNK > SHARED_BASE + size:
+        if int(chunks.min()) < SHARED_BASE or int(chunks.max()) + chunk_bytes > SHARED_BASE + size:
             message = f"{by.name} moves {moved} bytes at byte {where}, outside the {size} bytes of shared memory: "
             message += "correct the address, or ask for more shared memory"
             self.report.by("bounds", by, message, address=where)
@@ -282,9 +282,10 @@ class BulkCopies(Groups[Store]):
             self.report.by("mbarrier", by, message, other=bar.made.op.where, address=barrier)
         if chunks is None:
             return
-        shared, memory, index = self.shared, self.memory, self._index(chunks, cta)
+        shared, memory, unit = self.shared, self.memory, min(CHUNK, source.box_bytes)
         history, number, box, passed = shared.history, 0, None, None
-        cells = cells_of(index, CHUNK, history)
+        index = self._index(chunks, cta, unit)
+        cells = cells_of(index, unit, history)
         if shared.checks:
             self.barriers.check_follows(bar, by)
             history.check(history.of([row], lane, cells, op, "write", proxy=True))
@@ -294,11 +295,11 @@ class BulkCopies(Groups[Store]):
             passed = self.clocks.passed(row)
 
         def deliver(queue: int) -> dict[int, int]:
-            shared.data.reshape(-1, CHUNK)[index] = source.load(at)
+            shared.data.reshape(-1, unit)[index] = source.load(at)
             if not self.shared.checks:
                 return {}
             if shared.shadow is not None:
-                shared.shadow.reshape(-1, CHUNK)[index] = 0
+                shared.shadow.reshape(-1, unit)[index] = 0
             history.land(number, queue, cells, op)
             if box is None:
                 return {}
@@ -372,9 +373,9 @@ class BulkCopies(Groups[Store]):
         access.agent = int(self.clocks.agents(np.array(column), access.rows[0][0]))
         return column
 
-    def _index(self, chunks: Array, cta: int) -> Array:
-        """Where chunks of a CTA are among those of the batch."""
-        return (chunks - SHARED_BASE + cta * self.shared.stride) // CHUNK
+    def _index(self, chunks: Array, cta: int, unit: int = CHUNK) -> Array:
+        """Where chunks of a CTA, of ``unit`` bytes, are among those of the batch."""
+        return (chunks - SHARED_BASE + cta * self.shared.stride) // unit
 
     # -- completion ----------------------------------------------------------------------------------------------
 

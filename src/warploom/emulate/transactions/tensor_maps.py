@@ -230,7 +230,7 @@ class ByteRange:
 
 @dataclass(frozen=True, eq=False)
 class StoredWords:
-    """The 16 bytes that a thread stores asynchronously."""
+    """The bytes that a thread stores asynchronously, 4 to 16."""
 
     words: Array
 
@@ -240,5 +240,5 @@ class StoredWords:
         return self.words.nbytes
 
     def load(self, _at: tuple[int, ...]) -> Array:
-        """The bytes, (1, 16)."""
+        """The bytes, (1, bytes)."""
         return self.words.view(np.uint8).reshape(1, -1)
