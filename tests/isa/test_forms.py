@@ -264,7 +264,7 @@ def test_every_product_of_a_warpgroup_says_where_its_operands_are() -> None:
         assert (product is not None) == ("mma_async" in made.words)
         if product is not None:
             assert made.optional_operands == range(product.a_count + 2, len(made.operand_types))
-            assert len(made.result_types) == product.n // 2
+            assert len(made.result_types) == product.n * product.sums.bits // 64
 
 
 def test_every_access_of_a_warp_to_a_matrix_names_its_fragment() -> None:

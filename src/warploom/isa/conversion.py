@@ -106,16 +106,15 @@ def _converted(i: Instruction) -> Callable[[Array], Array]:
     return meaning
 
 
+def _is_plain(i: Instruction) -> bool:
+    """Whether C++ converts these types, and without more ado."""
+    return not (i.fields.get("ftz") or i.fields.get("sat") or {i.source, i.to} & HALVES.keys())
+
+
 def _cast(i: Instruction) -> Expression | None:
     """A C++ cast, or the function that rounds."""
     rounding = i.fields.get("rnd", "")
-    if (
-        i.fields.get("ftz")
-        or i.fields.get("sat")
-        or {i.source, i.to} & HALVES.keys()
-        or i.source == i.to
-        or rounding in DIRECTED
-    ):
+    if not _is_plain(i) or i.source == i.to or rounding in DIRECTED:
         return None
     if rounding in ("rni", "rmi", "rpi"):
         if i.to not in _INTRINSIC:
@@ -138,7 +137,7 @@ def _extended(i: Instruction, *given: Any) -> tuple[Array, ...] | None:
 
 def _plain(i: Instruction) -> str:
     """Programs leave out the rounding that C++'s conversion has."""
-    if i.fields.get("ftz") or i.fields.get("sat") or {i.source, i.to} & HALVES.keys():
+    if not _is_plain(i):
         return ""
     return f"cvt.{i.to}.{i.source}" if i.rnd in ("rzi", "rn") else i.ptx_name
 

@@ -351,19 +351,9 @@ form(
 form("isspacep.global d:pred, a:u64", meaning=lambda a: a < _MARK["shared"])
 
 
-def to_generic(window: Window) -> Instruction:
-    """``cvta``: the generic address of an address within a state space."""
-    return named(f"cvta.{window}.u64")
-
-
 def from_generic(window: Window) -> Instruction:
     """``cvta.to``: the address within a state space of a generic address that lies in it."""
     return named(f"cvta.to.{window}.u64")
-
-
-def is_space(window: Window) -> Instruction:
-    """``isspacep``: whether a generic address lies in a state space."""
-    return named(f"isspacep.{window}")
 
 
 # The shared memory of other CTAs of a cluster
@@ -380,7 +370,7 @@ def _mapped(address: Array, rank: Array) -> Array:
 
 def _mapped_generic(address: Array, rank: Array) -> Array:
     (own,) = from_generic("shared").meaning(address)
-    return to_generic("shared").meaning(_mapped(own, rank))[0]
+    return named("cvta.shared.u64").meaning(_mapped(own, rank))[0]
 
 
 form("mapa.shared::cluster.u32 d, a, cta:u32", meaning=_mapped, let=lambda _: {"cta_rank": 1}, since="sm_90")

@@ -117,37 +117,23 @@ def _parameter(b: FlowBuilder, made: Instruction, targets: Sequence[Operand], ad
 @lowered("cp")
 def copy(b: FlowBuilder, made: Instruction, targets: Sequence[Operand], sources: Sequence[Operand]) -> None:
     """``cp.async`` and its groups, bulk copies of bytes and of tensors."""
-    if "prefetch" in made.words:
+    # What the async proxy reads would need a fence that is not looked for here.
+    if made.words[1:3] == ("async", "mbarrier") and any(
+        isinstance(i, PtxInstruction) and (i.opcode == "wgmma" or "bulk" in i.modifiers) for i in b.function.body
+    ):
+        raise b.refusal("beside wgmma and bulk copies it is not supported")
+    if not made.fields.get("cache"):
+        b.declared(made, targets, sources)
         return
-    if made.words[1:3] == ("async", "mbarrier"):
-        # What the async proxy reads would need a fence that is not looked for here.
-        if any(
-            isinstance(i, PtxInstruction) and (i.opcode == "wgmma" or "bulk" in i.modifiers) for i in b.function.body
-        ):
-            raise b.refusal("beside wgmma and bulk copies it is not supported")
-        b.declared(made, targets, sources)
-    elif made.fields.get("cache"):
-        _copy(b, made, sources)
-    else:
-        b.declared(made, targets, sources)
-
-
-def _copy(b: FlowBuilder, made: Instruction, sources: Sequence[Operand]) -> None:
-    """``cp.async``: a predicate in place of the count of bytes holds where the source is left out."""
-    size, valid = made.bytes, sources[2] if len(sources) > 2 else None
-    zero_fill = valid is not None and valid != Integer(size)
-    copied = cp_async(size, made.cache, zero_fill, int(made.prefetch.strip("L2:B") or 0))
-    base, offset, within = b.address(sources[0], "shared")
-    origin, displaced, _ = b.address(sources[1], "global")
-    words: tuple[Value, ...] = ()
-    if valid is not None and zero_fill:
-        words = (
-            (b.read(valid, u32),)
-            if not _is_predicate(b, valid)
-            else (b.op(select(u32), b.read(valid, pred), constant(0, u32), constant(size, u32)),)
-        )
+    to, of, *valid = sources
+    (base, offset, within), (origin, displaced, _) = b.address(to, "shared"), b.address(of, "global")
+    words = [_valid_bytes(b, x, made.bytes) for x in valid if x != Integer(made.bytes)]
+    copied = cp_async(made.bytes, made.cache, bool(words), int(made.prefetch.strip("L2:B") or 0))
     b.emit(copied.at(shared_offset=offset, global_offset=displaced), (base, origin, *words), within=within)
 
 
-def _is_predicate(b: FlowBuilder, x: Operand) -> bool:
-    return isinstance(x, Not) or (isinstance(x, PtxRegister) and b.usage.home.get(x.name) is pred)
+def _valid_bytes(b: FlowBuilder, x: Operand, size: int) -> Value:
+    """How many bytes a copy reads; a predicate in their place holds where the source is left out."""
+    if isinstance(x, Not) or (isinstance(x, PtxRegister) and b.usage.home.get(x.name) is pred):
+        return b.op(select(u32), b.read(x, pred), constant(0, u32), constant(size, u32))
+    return b.read(x, u32)

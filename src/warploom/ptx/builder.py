@@ -16,9 +16,9 @@ from warploom.isa.async_copy import POLICIES
 from warploom.isa.conversion import bitcast, convert, half_of, move, special
 from warploom.isa.effects import Space
 from warploom.isa.form import TYPE_BITS
-from warploom.isa.instruction import Instruction
+from warploom.isa.instruction import Instruction, named
 from warploom.isa.lanewise import binary, select, unary
-from warploom.isa.memory import Window, from_generic, is_space
+from warploom.isa.memory import Window, from_generic
 from warploom.ptx.blocks import BasicBlock
 from warploom.ptx.emitter import Emitter, Specials, constant, unsigned
 from warploom.ptx.reading import CARRY, find
@@ -135,6 +135,8 @@ class FlowBuilder(Emitter):
             found = find(self._unhinted(i), self.home, self.known, self.usage.read)
             if isinstance(target, PtxRegister) and target.name in self.usage.constants:
                 self._typed(i.operands[1], found[0].result_types[0])
+                return
+            if not (found[0].result_types or found[0].effects()):  # it changes scheduling or caches alone
                 return
             LOWERINGS.get(i.opcode, FlowBuilder.declared)(self, *found)
         except VerifyError as error:  # no instruction of Programs, as its types or counts are
@@ -335,7 +337,7 @@ class FlowBuilder(Emitter):
             self.emit(move(register.dtype), (constant(0, register.dtype),), (register,))
         elsewhere: ir.Operand = Const(pred, True)
         for window in self.windows:
-            inside = self.op(is_space(window), base)
+            inside = self.op(named(f"isspacep.{window}"), base)
             elsewhere = self.op(binary("and", pred), elsewhere, self.op(unary("not", pred), inside))
             place = self.op(from_generic(window), base)
             self._when(inside, make(window), (place, *operands), found)

@@ -47,11 +47,6 @@ def move(b: FlowBuilder, made: Instruction, targets: Operands, sources: Operands
 # Barriers, fences and waits
 
 
-@lowered("griddepcontrol", "nanosleep", "prefetch", "prefetchu", "applypriority")
-def nothing(b: FlowBuilder, made: Instruction, targets: Operands, sources: Operands) -> None:
-    """Ignore what affects scheduling or caches only."""
-
-
 @lowered("fence")
 def fence(b: FlowBuilder, made: Instruction, targets: Operands, sources: Operands) -> None:
     """Fences. The address of an acquired tensor map is one operand."""
