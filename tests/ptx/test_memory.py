@@ -106,6 +106,23 @@ def test_an_address_named_by_its_variable_stays_in_it():
     assert "one" in finding.message
 
 
+def test_an_address_that_a_register_has_from_one_variable_stays_in_it():
+    before = ".shared .align 4 .b8 one[128]; .shared .align 4 .b8 two[128];"
+    body = f"""{TID} mov.u32 %r2, one; mad.lo.u32 %r3, %r0, 4, %r2; mov.u32 %r4, two; mad.lo.u32 %r5, %r0, 4, %r4;
+    st.shared.u32 [%r3], %r0; st.shared.u32 [%r5], 7; bar.sync 0;
+    mov.u32 %r6, %r3; mov.u32 %r7, 0;
+    again: ld.shared.u32 %r8, [%r6]; add.u32 %r6, %r6, STEP; add.u32 %r7, %r7, 1;
+    setp.lt.u32 %p1, %r7, 2; @%p1 bra again;
+    setp.ne.u32 %p2, %r0, 99; selp.u32 %r9, %r2, %r4, %p2; ld.shared.u32 %r10, [%r9+128];
+    mul.wide.u32 %d1, %r0, 4; add.s64 %d2, %d0, %d1; st.global.u32 [%d2], %r8;"""
+    text, out = kernel(body, before=before), np.zeros(32, np.uint32)
+    assert check(text.replace("STEP", "0"), [out]).findings == ()
+    assert out.tolist() == list(range(32))
+    (finding,) = check(text.replace("STEP", "4"), [out]).findings
+    assert (finding.kind, finding.lane) == ("bounds", 31)
+    assert "one" in finding.message
+
+
 WRAPPED = {
     "ld.shared": "ld.shared.u32 %r8, [ADDRESS];",
     "st.shared": "st.shared.u32 [ADDRESS], %r0; ld.shared.u32 %r8, [%r4];",

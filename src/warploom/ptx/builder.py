@@ -305,7 +305,7 @@ class FlowBuilder(Emitter):
         return found
 
     def address(self, address: Operand, space: str) -> tuple[ir.Operand, int, TileRegion | None]:
-        """(base, displacement, the variable if it is named) of an address: u64 in global memory, else u32."""
+        """(base, displacement, the variable if it is known) of an address: u64 in global memory, else u32."""
         if not isinstance(address, Address):
             raise self.refusal(f"{address} is no address")
         base = address.base
@@ -316,7 +316,9 @@ class FlowBuilder(Emitter):
             if found is None and space == "global" and base.name in self.names.pointers:
                 return self.names.pointers[base.name], base.offset + address.offset, None
             raise self.refusal(f"{base.name} is no variable in {space} memory")
-        return self.read(base, u64 if space == "global" else u32), address.offset, None
+        variable = self.usage.variables.get(base.name, "") if isinstance(base, PtxRegister) else ""
+        within = self.names.shared.get(variable) if space == "shared" else None
+        return self.read(base, u64 if space == "global" else u32), address.offset, within
 
     def _window(self, name: str) -> tuple[ir.Operand, int] | None:
         """Where the space of a shared or local variable begins, and the variable's place in it."""

@@ -100,7 +100,9 @@ def to_program(
         if v.name in members and members[v.name][0].dtype is u64 and v.bytes == _TENSOR_MAP_BYTES
     )
     names = VariablePlaces(regions, local, members, maps, {p.name: p.value for p in pointers})
-    builder = FlowBuilder(function, usage(function, blocks), Specials(block, cluster, shared_bytes, total), names)
+    builder = FlowBuilder(
+        function, usage(function, blocks, regions), Specials(block, cluster, shared_bytes, total), names
+    )
     flow = Flow(builder.flow(blocks), function.where)
     return Program(
         name=function.name,

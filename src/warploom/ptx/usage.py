@@ -7,7 +7,7 @@ most of its uses, and is read as another one by a reinterpretation of its bits.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from functools import reduce
 from itertools import chain
@@ -112,21 +112,24 @@ class _Use:
 class Usage:
     """``home``: register → its type here; ``local``: those with one definition, used in its block after it alone.
 
-    ``constants`` are set once, to a constant or the address of a variable; ``read`` are read anywhere.
+    ``constants`` are set once, to a constant or the address of a variable; ``read`` are read anywhere. ``variables``:
+    those that hold addresses formed from one shared variable alone.
     """
 
     home: dict[str, DType]
     local: frozenset[str]
     constants: dict[str, Operand]
     read: frozenset[str]
+    variables: dict[str, str]
 
 
-def usage(function: Function, blocks: list[BasicBlock]) -> Usage:
-    """The types and lifetimes of a function's registers."""
+def usage(function: Function, blocks: list[BasicBlock], shared: Collection[str] = ()) -> Usage:
+    """The types and lifetimes of a function's registers, and from which of the ``shared`` variables each is formed."""
     uses = [list(map(_Use, block.body)) for block in blocks]
     every = [use for of in uses for use in of]
     read = {name for use in every for name in use.read} | {name for block in blocks for name in _decides(block)}
-    return Usage(_homes(function, every), _local(function, blocks, uses), _constants(function, every), frozenset(read))
+    constants, variables = _constants(function, every), _variables(every, shared) if len(shared) > 1 else {}
+    return Usage(_homes(function, every), _local(function, blocks, uses), constants, frozenset(read), variables)
 
 
 def _decides(block: BasicBlock) -> Iterator[str]:
@@ -146,6 +149,64 @@ def _constants(function: Function, uses: list[_Use]) -> dict[str, Operand]:
         if len(i.operands) == 2 and isinstance(i.operands[0], PtxRegister) and i.operands[0].name in function.registers
         if definitions[i.operands[0].name] == 1 and isinstance(i.operands[1], Integer | Float | Symbol)
     }
+
+
+# An address is formed from a shared variable where numbers are added to the variable's. Of what is formed of two, or in
+# another way, nothing is said.
+
+
+_NUMBER, _UNKNOWN = "", "?"
+_FORMS = {"mov": (0,), "cvta": (0,), "cvt": (0,), "add": (0, 1), "sub": (0,), "and": (0, 1), "or": (0, 1), "mad": (2,)}
+"""The sources of an instruction of which one may be an address that the result is formed from, too."""
+_READS_MEMORY = ("ld", "ldu", "atom", "ldmatrix")
+
+
+def _variables(uses: list[_Use], shared: Collection[str]) -> dict[str, str]:
+    """The shared variable of each register that holds addresses formed from one alone."""
+    readers, writers, reached = defaultdict[str, list[_Use]](list), defaultdict[str, list[_Use]](list), dict[str, str]()
+    for use in uses:
+        for name in use.written:
+            writers[name].append(use)
+        if use.instruction.opcode not in _READS_MEMORY:
+            for name in use.read:
+                readers[name].append(use)
+            if any(isinstance(x, Symbol) and x.name in shared for o in use.instruction.operands for x in leaves(o)):
+                reached.update(dict.fromkeys(use.written, ""))
+    waiting = list(reached)
+    while waiting:
+        more = {name for use in readers[waiting.pop()] for name in use.written if name not in reached}
+        reached.update(dict.fromkeys(more, ""))
+        waiting += more
+    found: dict[str, str] = {}
+    changed = True
+    while changed:
+        changed = False
+        for name in reached:
+            kinds = {x for use in writers[name] if (x := _formed_from(use, found, reached, shared)) is not None}
+            kind = None if not kinds else kinds.pop() if len(kinds) == 1 else _UNKNOWN
+            if kind is not None and kind != found.get(name):
+                found[name], changed = kind, True
+    return {name: kind for name, kind in found.items() if kind not in (_NUMBER, _UNKNOWN)}
+
+
+def _formed_from(use: _Use, found: dict[str, str], reached: Collection[str], shared: Collection[str]) -> str | None:
+    """What an instruction's result is formed from; None where that is not known yet."""
+    i = use.instruction
+    if i.opcode in _READS_MEMORY:
+        return _NUMBER
+    kinds: list[str] = []
+    for operand in i.operands[1:]:
+        for x in leaves(operand):
+            kind: str | None = x.name if isinstance(x, Symbol) and x.name in shared else _NUMBER
+            if isinstance(x, PtxRegister) and x.name in reached:
+                kind = found.get(x.name)
+            if kind is None:
+                return None
+            kinds.append(kind)
+    formed = [n for n, kind in enumerate(kinds) if kind != _NUMBER]
+    if not formed:
+        return _NUMBER
+    return kinds[formed[0]] if len(formed) == 1 and formed[0] in _FORMS.get(i.opcode, ()) else _UNKNOWN
 
 
 def _homes(function: Function, uses: list[_Use]) -> dict[str, DType]:
