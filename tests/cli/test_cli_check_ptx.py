@@ -53,6 +53,26 @@ def test_a_missing_barrier_is_a_race_with_its_line_shown(invoke, swap):
     assert finding["where"].startswith("swap.ptx:")
 
 
+def test_what_a_compiler_relies_on_is_for_review_and_no_failure(invoke, swap, tmp_path):
+    """Lanes of a warp swap words without a barrier: Triton's choice where its name for shared memory stands."""
+    command = swap("")
+    file = tmp_path / "swap.ptx"
+    within_a_warp = file.read_text().replace("xor.b32 %r4, %r1, 128", "xor.b32 %r4, %r1, 4")
+    np.save(tmp_path / "y.npy", np.arange(64, dtype=np.float32).reshape(32, 2)[:, ::-1].reshape(-1))
+    file.write_text(within_a_warp)
+    assert invoke("check", *command).exit_code == 1
+    file.write_text(within_a_warp.replace("tile", "global_smem"))
+    result = invoke("check", *command)
+    assert result.exit_code == 0
+    assert "race" in result.stdout
+    assert "For review" in result.stdout
+    checked = json.loads(invoke("check", *command, "--json").stdout)["kernels"][0]
+    assert checked["ok"]
+    (finding,) = checked["findings"]
+    assert finding["grade"] == "review"
+    assert "in step" in finding["relies_on"]
+
+
 @pytest.mark.parametrize(
     ("changes", "says"),
     [

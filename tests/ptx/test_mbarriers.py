@@ -101,8 +101,14 @@ def test_nobody_knows_which_lane_is_elected(between, seed):
     body = f"""mov.u32 %r0, %tid.x; setp.eq.u32 %p1, %r0, 0; elect.sync %r1|%p2, -1;
     @%p2 mbarrier.init.shared::cta.b64 [bar], 1; {between} @%p1 mbarrier.arrive.shared::cta.b64 _, [bar];
     bar.sync 0; {WAITS["a loop"]}"""
-    found = check(kernel(body, before=BEFORE, target="sm_90"), [np.zeros(1, np.uint32)], seed=seed).findings
+    text = kernel(body, before=BEFORE, target="sm_90")
+    found = check(text, [np.zeros(1, np.uint32)], seed=seed).findings
     assert ("mbarrier" in kinds(found)) == (not between)
+    assert all(finding.grade == "error" for finding in found)
+    by_triton = text.replace("[bar]", "[global_smem]").replace(" bar[", " global_smem[")
+    found = check(by_triton, [np.zeros(1, np.uint32)], seed=seed).raise_if_found().findings
+    assert kinds(found) == (set() if between else {"mbarrier"})
+    assert all(finding.grade == "review" and "lane 0" in finding.relies_on for finding in found)
 
 
 COPIES = """cvta.to.global.u64 %d1, %d0; mul.wide.u32 %d2, %r0, 4; add.s64 %d3, %d1, %d2; shl.b32 %r3, %r0, 2;

@@ -56,7 +56,7 @@ class CheckedPtx:
         return self.emulation.printed
 
     def raise_if_found(self) -> CheckedPtx:
-        """Raise EmulationError with every finding, if there is any; else return self."""
+        """Raise EmulationError with every finding, if there is an error among them; else return self."""
         self.emulation.raise_if_found()
         return self
 

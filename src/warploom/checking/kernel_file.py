@@ -60,8 +60,9 @@ class Checked:
 
     @property
     def ok(self) -> bool:
-        """No findings, and every result within its tolerance."""
-        return not self.emulation.findings and all(result.ok for result in self.results)
+        """No errors among the findings, and every result within its tolerance."""
+        errors = any(finding.grade == "error" for finding in self.emulation.findings)
+        return not errors and all(result.ok for result in self.results)
 
 
 def kernels_of(target: str, *, runnable: bool = True) -> list[KernelFunction]:

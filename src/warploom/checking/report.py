@@ -18,6 +18,7 @@ def finding_json(finding: Finding) -> dict[str, Any]:
     found = dataclasses.asdict(finding)
     del found["between"]  # means something to this run alone
     return found | {
+        "grade": finding.grade,
         "where": str(finding.where),
         "other": str(finding.other) if finding.other is not None else None,
         "where_called_from": [str(caller) for caller in finding.where.callers],

@@ -51,7 +51,8 @@ def check(
     ``warploom.lang.Launch(grid, arguments, expect)``. PTX of any compiler, and CUDA C++, is run as a JSON file says: an
     object with grid, block and arguments, and perhaps shared_bytes, kernel and (for CUDA C++) target. Arguments are
     numbers, and arrays such as {"dtype": "f32", "shape": [1024], "fill": "random"} or {"file": "x.npy", "expect":
-    "y.npy", "tolerance": 1e-5}. Exit code 1 if there is a finding or a wrong result.
+    "y.npy", "tolerance": 1e-5}. Exit code 1 if there is an error or a wrong result. What is for review (a compiler
+    relies on what GPUs do, and PTX does not promise) leaves it 0.
 
     \b
     Examples:
@@ -137,7 +138,8 @@ def _show(one: Checked, compiles: bool) -> None:
     out = console()
     out.print(one.emulation.printed, end="", markup=False, highlight=False)
     for finding in one.emulation.findings:
-        text = f"{one.name}: {finding.kind}: {finding.message} ({finding.place}). {finding.consequences}"
+        relies = f"For review: {finding.relies_on} " if finding.relies_on else ""
+        text = f"{one.name}: {finding.kind}: {finding.message} ({finding.place}). {relies}{finding.consequences}"
         out.print(fill(text, out.width, subsequent_indent="  ", break_on_hyphens=False), markup=False)
         for where in dict.fromkeys(filter(None, (finding.where, finding.other))):
             out.print(excerpt(where), markup=False)
@@ -161,7 +163,8 @@ def _show(one: Checked, compiles: bool) -> None:
         code = code_size(one.program) if compiles else ""
         shown = "" if one.results else " (nothing was expected of the outputs: give expect to Launch)"
         orders = f" in {one.orders} orders" if one.orders > 1 else ""
-        out.print(f"{one.name}: no findings{orders}{shown}{'; ' if code else ''}{code}", markup=False)
+        found = "no errors" if one.emulation.findings else "no findings"
+        out.print(f"{one.name}: {found}{orders}{shown}{'; ' if code else ''}{code}", markup=False)
 
 
 def wrong_elements(result: ExampleResult) -> Iterator[str]:

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from warploom.emulate.barriers.barriers import Phase, Wait, warps_text, whereabouts
 from warploom.emulate.control.frames import Actor, Execution
-from warploom.emulate.findings.report import Reporter
+from warploom.emulate.findings.report import ELECTED, REUSED, Reporter
 from warploom.emulate.memory.shared_memory import SHARED_BASE, SharedMemory
 from warploom.emulate.order.clocks import Clocks
 from warploom.emulate.order.planes import CONTROL, FAR, MAPS, joined
@@ -193,7 +193,7 @@ class Mbarriers:
             key = (by.row // self.clocks.warps_per_cta, where)
             if key in self.all:
                 message = f"{self.name(where)} is an mbarrier already: initialise it once, by one thread"
-                self._found(self.all[key], by, message)
+                self._found(self.all[key], by, message, REUSED)
             if self.shared.checks:
                 self.shared.history.claim(*key, BYTES, by.row, by.lane, op)
             made = Actor(op, by.row, [by.lane])
@@ -209,9 +209,10 @@ class Mbarriers:
             given = fixed | dict(zip(names, numbers, strict=True))
             yield by, place, given["counted"], given["expects"]
 
-    def _found(self, bar: Mbarrier, by: Actor, message: str) -> None:
+    def _found(self, bar: Mbarrier, by: Actor, message: str, relies_on: str = "") -> None:
         """A finding of an mbarrier, which names the line of its initialisation as well."""
-        self.report.by("mbarrier", by, message, other=bar.made.op.where, address=bar.address)
+        other = bar.made.op.where
+        self.report.by("mbarrier", by, message, other=other, address=bar.address, relies_on=relies_on)
 
     def _fits(self, where: int, by: Actor) -> bool:
         if where % BYTES == 0 and 0 <= where <= self.program.shared_bytes - BYTES:
@@ -261,7 +262,8 @@ class Mbarriers:
             self.report.by("mbarrier", by, message, address=where)
         elif not self.is_known(bar, by, bar.stamp):
             message = f"{by.name} uses {self.name(where)}{whose}, and nothing orders its initialisation before: put "
-            self._found(bar, by, f"{message}{meeting} between them")
+            relies_on = ELECTED if bar.made.row == by.row else ""
+            self._found(bar, by, f"{message}{meeting} between them", relies_on)
         return bar
 
     # -- arrivals ------------------------------------------------------------------------------------------------

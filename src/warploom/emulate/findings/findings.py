@@ -31,6 +31,7 @@ Kind = Literal[
     "overflow",
     "assert",
 ]
+Grade = Literal["error", "review"]
 
 _EFFECTS: frozenset[Kind] = frozenset({"race", "in_flight", "proxy", "uninitialised", "leak", "cluster"})
 """What a warp that waits for ever may bring about elsewhere; all others are mistakes of their own."""
@@ -45,7 +46,8 @@ class Finding:
     shared memory, or from the start of the array. ``rank`` is the CTA's in its cluster, None without clusters, and
     ``loops`` are the lines of the loops around it with their indices, the outermost first.
     ``between`` are the steps of the run between which a barrier would end a race of threads of one CTA.
-    ``follows`` are findings that probably have the same cause.
+    ``relies_on`` says in one sentence what usual behaviour of GPUs the code relies on, where a compiler has chosen so;
+    empty for every other defect. ``follows`` are findings that probably have the same cause.
     """
 
     kind: Kind
@@ -60,7 +62,13 @@ class Finding:
     rank: int | None = None
     loops: tuple[tuple[SourceLine, int], ...] = ()
     between: tuple[int, int] | None = field(default=None, repr=False, compare=False)
+    relies_on: str = ""
     follows: tuple[Finding, ...] = ()
+
+    @property
+    def grade(self) -> Grade:
+        """Whether it is an error, or for review: GPUs run it as it was meant, and PTX does not promise that they do."""
+        return "review" if self.relies_on else "error"
 
     @property
     def lines(self) -> str:
@@ -87,7 +95,8 @@ class Finding:
 
     def __str__(self) -> str:
         more = f". {self.consequences}" if self.follows else ""
-        return f"{self.kind} at {self.lines}: {self.message} ({self.place}){more}"
+        relies = f". For review: {self.relies_on}" if self.relies_on else ""
+        return f"{self.kind} at {self.lines}: {self.message} ({self.place}){relies}{more}"
 
 
 class Findings:
@@ -115,7 +124,7 @@ class Findings:
         else:
             finding = replace(earlier, count=earlier.count + finding.count)
         self._found[key] = began, finding
-        if self._stop:
+        if self._stop and finding.grade == "error":
             raise EmulationError(str(finding), (finding,))
 
     def _before_effects(self, kind: Kind, since: int) -> float:
@@ -191,7 +200,15 @@ def _lanes(finding: Finding) -> tuple[Kind, int, int, int, int]:
 
 
 def causes(findings: Sequence[Finding]) -> tuple[Finding, ...]:
-    """The findings (in the order of their appearance) that none before explains; each with those it explains."""
+    """The findings (in the order of their appearance) that none before explains; each with those it explains.
+
+    Errors come first, and explain no findings for review, nor these them.
+    """
+    errors, others = ([f for f in findings if f.grade == grade] for grade in ("error", "review"))
+    return (*_causes(errors), *_causes(others))
+
+
+def _causes(findings: Sequence[Finding]) -> tuple[Finding, ...]:
     found: list[_Cause] = []
     for finding in findings:
         explained = [cause for cause in found if cause.explains(finding)]

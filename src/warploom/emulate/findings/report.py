@@ -80,16 +80,26 @@ _TEXTS: dict[str, tuple[Kind, str]] = {
 """Findings of an access to bytes: kind, and message."""
 
 
+IN_STEP = "it relies on the lanes of a warp running in step, as they do on GPUs until they part."
+ELECTED = "it relies on elect.sync electing lane 0, as GPUs do where that lane takes part."
+SEEN = "it relies on the TMA seeing what a thread initialised before the CTA met, as it does on GPUs, without a fence."
+REUSED = "it relies on memory where an mbarrier was being free for other use without mbarrier.inval, as it is on GPUs."
+"""What code relies on that GPUs do and PTX does not promise. Compilers may know; authors have no reason to do so."""
+
+
 def _only_loads(op: Op | None) -> bool:
     """Whether an operation reads memory and does no more."""
     return op is not None and all(isinstance(e, fx.Access) and e.mode == "load" for e in op.instruction.effects())
 
 
 class Reporter:
-    """Knows the batch's place in the grid, so that findings name CTA, warp and lane."""
+    """Knows the batch's place in the grid, so that findings name CTA, warp and lane.
 
-    def __init__(self, findings: Findings, clocks: Clocks, loops: Loops) -> None:
-        self.findings, self.clocks, self.loops = findings, clocks, loops
+    ``compiled``: shared memory and what synchronises it are a compiler's choice, not the author's.
+    """
+
+    def __init__(self, findings: Findings, clocks: Clocks, loops: Loops, *, compiled: bool) -> None:
+        self.findings, self.clocks, self.loops, self.compiled = findings, clocks, loops, compiled
         self.places, self.first, self.warps_per_cta = clocks.places, clocks.first, clocks.warps_per_cta
 
     def add(
@@ -105,12 +115,17 @@ class Reporter:
         address: int | None = None,
         since: int | None = None,
         between: tuple[int, int] | None = None,
+        relies_on: str = "",
     ) -> None:
-        """Record a finding in warp ``row`` of the batch; ``since`` as :meth:`Findings.add` takes it."""
+        """Record a finding in warp ``row`` of the batch; ``since`` as :meth:`Findings.add` takes it.
+
+        ``relies_on``: what the code relies on, if a compiler has made it.
+        """
         slot, local = divmod(self.first + row, self.warps_per_cta)
         cta, rank = self.places.linear(slot), self.places.rank(slot)
         loops = self.loops(row, lane)
-        found = Finding(kind, message, where, other, count, cta, local, lane, address, rank, loops, between)
+        relies_on = relies_on if self.compiled else ""
+        found = Finding(kind, message, where, other, count, cta, local, lane, address, rank, loops, between, relies_on)
         self.findings.add(found, since)
 
     def by(
@@ -122,10 +137,11 @@ class Reporter:
         other: SourceLine | None = None,
         count: int = 1,
         address: int | None = None,
+        relies_on: str = "",
     ) -> None:
         """Record a finding in what some lanes execute."""
-        row, lane = actor.row, actor.lane
-        self.add(kind, actor.op.where, message, row, lane, other=other, count=count, address=address)
+        row, lane, where = actor.row, actor.lane, actor.op.where
+        self.add(kind, where, message, row, lane, other=other, count=count, address=address, relies_on=relies_on)
 
     def cta(self, row: int) -> str:
         """The CTA of a row as messages name it: by its rank, in a cluster."""
@@ -197,7 +213,9 @@ class Reporter:
             )
             between = (stamp, self.clocks.now) if near else None
             who, count = (row, int(mine.lane_of_each[i, 0])), int(these.sum())
-            self.add("race", op.where, message, *who, other=other, count=count, address=byte, between=between)
+            relies = IN_STEP if buffer is None and agent == self.first + row else ""
+            where = {"other": other, "count": count, "address": byte, "between": between, "relies_on": relies}
+            self.add("race", op.where, message, *who, **where)
 
     def _whom(self, mine: int, agent: int) -> tuple[bool, str, str]:
         """Whether an agent is a warp of the same CTA; how a message calls it, and what orders an access after its."""
@@ -242,4 +260,5 @@ class Reporter:
             fence="fence.proxy.async" if mine.buffers is None else "k.fence_async('global')",
             wait=_how_to_wait(mine, earlier),
         )
-        self.add(kind, mine.op.where, message, *mine.first, other=other, count=mine.cells.size, address=byte)
+        relies, size = REUSED if what == "an mbarrier" and mine.proxy else "", mine.cells.size
+        self.add(kind, mine.op.where, message, *mine.first, other=other, count=size, address=byte, relies_on=relies)

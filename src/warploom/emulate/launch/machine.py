@@ -68,6 +68,7 @@ class PreparedProgram(Executor):
         self.distributed = any(isinstance(e, Access) and e.remote for _, e in effects)
         self.waits_for_ctas = any(isinstance(e, GlobalWait) for _, e in effects)
         self.planes = planes_of(program)
+        self.compiled = any(region.name == _OF_TRITON for region in program.shared)
         self.multiplies_by_warpgroups = has_wgmma(program)
 
 
@@ -111,6 +112,8 @@ def _orders(effect: Effect) -> bool:
     )
 
 
+_OF_TRITON = "global_smem"
+"""What Triton calls all of a kernel's shared memory, which no author's code names."""
 _WARPS_PER_BATCH = 512
 _BURST = 24  # the most steps a task may take at a stretch under a seed
 _UNEVEN = 4  # every so many seeds one group of warps is held back, until the others wait for it or almost so
@@ -135,8 +138,8 @@ class Emulation:
     printed: str = ""
 
     def raise_if_found(self) -> Emulation:
-        """Raise EmulationError with every finding, if there is any; else return self."""
-        if self.findings:
+        """Raise EmulationError with every finding, if there is an error among them; else return self."""
+        if any(finding.grade == "error" for finding in self.findings):
             lines = "\n".join(f"  {f}" for f in self.findings)
             raise EmulationError(f"{self.program}: the emulator found {len(self.findings)}:\n{lines}", self.findings)
         return self
@@ -250,7 +253,7 @@ class _Launch:
             home=home,
             most=most,
         )
-        report = run.report = Reporter(self.findings, clocks, partial(_loops_of, self.tasks))
+        report = run.report = Reporter(self.findings, clocks, partial(_loops_of, self.tasks), compiled=run.compiled)
         memory = run.memory
         memory.enter(clocks, report)
         shared = run.shared = SharedMemory(

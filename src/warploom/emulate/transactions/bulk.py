@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from warploom.emulate.barriers.mbarriers import Mbarriers
 from warploom.emulate.control.frames import Actor, Execution, Frame
-from warploom.emulate.findings.report import Reporter
+from warploom.emulate.findings.report import SEEN, Reporter
 from warploom.emulate.findings.traffic import TrafficCounter
 from warploom.emulate.memory.access import MemoryAccess
 from warploom.emulate.memory.global_memory import GlobalMemory
@@ -279,7 +279,7 @@ class BulkCopies(Groups[Store]):
                 f"{by.name} completes on {self.barriers.name(barrier)}, whose initialisation the async proxy may not "
                 "see: fence (fence.mbarrier_init) after mbarrier.init in the thread that runs it"
             )
-            self.report.by("mbarrier", by, message, other=bar.made.op.where, address=barrier)
+            self.report.by("mbarrier", by, message, other=bar.made.op.where, address=barrier, relies_on=SEEN)
         if chunks is None:
             return
         shared, memory, unit = self.shared, self.memory, min(CHUNK, source.box_bytes)
