@@ -284,18 +284,27 @@ def test_launches_that_are_repeated_become_a_graph(repeated):
 
 
 def test_there_are_so_many_graphs_and_no_more(repeated, monkeypatch):
-    monkeypatch.setattr(launch_module, "_GRAPHS_KEPT", len(launch_module._graphs) + 1)
-    launches = repeated(driver := Graphs())
-    others = [repeated(driver) for _ in range(2)]
-    for _ in range(3 * launch_module._REPEATED):
-        for one in (launches, *others):
-            assert one() == (0,)
-    assert [name for name, _ in driver.asked].count("cuGraphInstantiate") == 1
-    del launches, one
     gc.collect()
-    for _ in range(2 * launch_module._REPEATED):
-        others[0]()
-    assert [name for name, _ in driver.asked].count("cuGraphInstantiate") == 2
+    monkeypatch.setattr(launch_module, "_GRAPHS_KEPT", 2)
+    all_of_them = [repeated(driver := Graphs())]
+    all_of_them += [repeated(driver) for _ in range(2)]
+
+    def count(name):
+        return [asked for asked, _ in driver.asked].count(name)
+
+    for one in all_of_them:
+        for _ in range(launch_module._REPEATED + 1):
+            assert one() == (0,)
+    assert (count("cuGraphInstantiate"), count("cuGraphExecDestroy")) == (3, 1)
+    driver.asked.clear()
+    for one in all_of_them:
+        assert one() == (0,)
+    assert driver.asked == [*ONE_BY_ONE, ("cuGraphLaunch", "made"), ("cuGraphLaunch", "made")]
+    del all_of_them[1:], one
+    gc.collect()
+    for _ in range(launch_module._REPEATED):
+        all_of_them[0]()
+    assert (count("cuGraphInstantiate"), count("cuGraphExecDestroy")) == (1, 2)
 
 
 @pytest.mark.parametrize("step", ["cuStreamBeginCapture", "cuStreamEndCapture", "cuGraphInstantiate"])

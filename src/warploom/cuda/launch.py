@@ -315,10 +315,9 @@ class Repeated:
         if self._left > 0:
             self._left -= 1
         elif self._captured() == _NOT_CAPTURED:
-            if self._graph is None:
-                self._graph = self._made()
-            if self._graph is not None:
-                return self._graph()
+            graph = self._graph or self._made()
+            if graph is not None:
+                return graph()
         result: tuple[Any, ...] = ()
         for queue, _ in self._wanted:
             result = queue()
@@ -327,13 +326,10 @@ class Repeated:
         return result
 
     def _made(self) -> Callable[[], tuple[Any, ...]] | None:
-        """The launch of the graph; None where there are many, or the driver makes none: that is not tried again."""
+        """The launch of the graph; None where the driver makes none, which is not tried again. The oldest may go."""
         driver, stream = self._driver, _stream_for_graphs(self._device)
         wanted, relaxed = self._on(stream), driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED
         with _graph_lock:
-            if len(_graphs) >= _GRAPHS_KEPT:
-                self._left = _REPEATED
-                return None
             mode = check(driver, driver.cuThreadExchangeStreamCaptureMode(relaxed))  # other threads may capture, too
             try:
                 check(driver, driver.cuStreamBeginCapture(stream, relaxed))
@@ -341,24 +337,32 @@ class Repeated:
                 graph = check(driver, driver.cuStreamEndCapture(stream))
                 made = None if refused else check(driver, driver.cuGraphInstantiate(graph, 0))
                 check(driver, driver.cuGraphDestroy(graph))
+                if made is not None:
+                    self._keep(made)
             except RuntimeError:
                 made = None
             finally:
                 check(driver, driver.cuThreadExchangeStreamCaptureMode(mode))
         if made is None:
             self._left = sys.maxsize
-            return None
-        _graphs.add(self)
-        weakref.finalize(self, driver.cuGraphExecDestroy, made).atexit = False
-        return partial(driver.cuGraphLaunch, made, self._stream)
+        return self._graph
+
+    def _keep(self, made: Any) -> None:
+        """Keep a graph as long as it is launched, in the place of the oldest where there are many."""
+        launch = self._graph = partial(self._driver.cuGraphLaunch, made, self._stream)
+        weakref.finalize(launch, self._driver.cuGraphExecDestroy, made).atexit = False
+        _graphs[:] = [*[x for x in _graphs if x() is not None], weakref.ref(self)]
+        oldest = _graphs.pop(0)() if len(_graphs) > _GRAPHS_KEPT else None
+        if oldest is not None:
+            oldest._graph, oldest._left = None, _REPEATED
 
 
 _REPEATED = 16
 """Repetitions after which a graph is made: that takes as long as some ten of them."""
 _NOT_CAPTURED = (0, 0)  # the status of the call, and that of the stream
-_GRAPHS_KEPT = 512
+_GRAPHS_KEPT = 256
 """Graphs of this process: each takes some 110 KiB of a GPU's memory."""
-_graph_lock, _graphs = threading.Lock(), weakref.WeakSet["Repeated"]()
+_graph_lock, _graphs = threading.Lock(), list["weakref.ref[Repeated]"]()
 
 
 @lru_cache(maxsize=64)
