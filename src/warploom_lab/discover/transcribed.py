@@ -23,6 +23,7 @@ PTX_FORMULAS: dict[str, Formula] = {
             *(f"{shape}.C.{bits}" for shape in _SUMS for bits in ("b32", "b64")),
             *(f"{shape}.C.b16" for shape in _SUMS[:2]),
             "mma.m16n8k8.A.b16",
+            "mma.m16n8k32.C.b16",
             "mma.m16n8k32.C.b32",
         ),
         lambda t, i: (t // 4 + (8 if i >= 2 else 0), (t % 4) * 2 + (i & 1)),
