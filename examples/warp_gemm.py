@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from warploom.lang import Global, GlobalPointer, Kernel, Launch, SharedTile, bf16, f32, kernel, u32
+from warploom.lang import Global, GlobalPointer, Kernel, Launch, SharedTile, Traced, bf16, f32, kernel, u32
 from warploom.layout import mma_fragment
 
 M, N, DEPTH = 64, 64, 32  # a CTA's tile of C, and the columns of A in a stage
@@ -26,7 +26,7 @@ def product(k: Kernel, a: Global[bf16], b: Global[bf16], c: Global[f32], n: u32,
     a_rows, b_cols = a + k.cta_y * M * depth, b + k.cta_x * N  # this CTA's
     warp_row, warp_col = k.warp // 2 * 32, k.warp % 2 * 32
 
-    def load(step: u32) -> None:
+    def load(step: Traced) -> None:
         copy(k, a_tile.stage(step & 1), a_rows + step * DEPTH, depth)
         copy(k, b_tile.stage(step & 1), b_cols + step * DEPTH * n, n)
 

@@ -82,4 +82,4 @@ if not TYPE_CHECKING:  # for a type checker the names above are all there is
 
 
 def __dir__() -> list[str]:
-    return sorted([*globals(), *_PUBLIC])
+    return [*__all__, "__version__"]

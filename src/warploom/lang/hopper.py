@@ -14,7 +14,7 @@ from warploom.isa.conversion import FULL_MASK
 from warploom.isa.effects import ClusterScope
 from warploom.isa.instruction import named
 from warploom.isa.matrix import wgmma, wgmma_wait
-from warploom.lang.builder import word
+from warploom.lang.builder import Builder, word
 from warploom.lang.fragments import Fragment, FragmentWords
 from warploom.lang.memory import GlobalPointer, SharedTile
 from warploom.lang.source import name_at
@@ -345,3 +345,7 @@ class HopperWords(FragmentWords):
 
 class Kernel(HopperWords):
     """``k``: the first argument of every kernel function. Its methods are the language; see the base classes."""
+
+    def __dir__(self) -> list[str]:
+        """The words of the language, as a prompt completes them: without what builds a Program underneath."""
+        return [name for name in dir(type(self)) if not hasattr(Builder, name)]
