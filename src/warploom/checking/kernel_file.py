@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from warploom.checking.coverage import Uncovered, uncovered
 from warploom.core.errors import ProblemError, UnsupportedDeviceError, WarploomError, located
 from warploom.cuda.device import nvrtc_version
 from warploom.emulate import Emulation, TensorMapArgument, emulate
@@ -50,13 +51,17 @@ class ExampleResult:
 
 @dataclass(frozen=True)
 class Checked:
-    """The outcome of checking a kernel: its only run, or the first failing one of several ``orders``."""
+    """The outcome of checking a kernel: its only run, or the first failing one of several ``orders``.
+
+    ``uncovered`` is what none of the runs exercised.
+    """
 
     name: str
     program: Program
     emulation: Emulation
     results: tuple[ExampleResult, ...]
     orders: int = 1
+    uncovered: tuple[Uncovered, ...] = ()
 
     @property
     def ok(self) -> bool:
@@ -186,7 +191,8 @@ def check_kernel(
     launch = example_of(function, program, seed, configuration)
     with located(_line_of(function.example_launch) if function.example_launch is not None else function.where):
         emulation = emulate(program, launch.grid, launch.arguments, seed=seed)
-        return Checked(function.name, program, emulation, results_of(program, launch))
+        missed = tuple(uncovered(program, emulation, launch))
+        return Checked(function.name, program, emulation, results_of(program, launch), uncovered=missed)
 
 
 ORDERS = (None, 1, 2, 3)
@@ -202,7 +208,9 @@ def in_orders(run: Callable[[int | None], Checked], seed: int | None = None) -> 
         if not checked.ok:
             break
         again = run(order)
-        checked = replace(checked if again.ok else again, orders=orders)
+        missed = {(x.kind, x.where) for x in again.uncovered}
+        both = tuple([x for x in checked.uncovered if (x.kind, x.where) in missed])
+        checked = replace(checked if again.ok else again, orders=orders, uncovered=both)
     return checked
 
 

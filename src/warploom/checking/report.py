@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterable
 from typing import Any
 
+from warploom.checking.coverage import Uncovered
 from warploom.core.errors import WarploomError
 from warploom.emulate import Emulation, Finding
 from warploom.ir.statements import NOWHERE
@@ -26,6 +28,14 @@ def finding_json(finding: Finding) -> dict[str, Any]:
         "loops": [{"line": str(line), "index": index} for line, index in finding.loops],
         "follows": [finding_json(other) for other in finding.follows],
     }
+
+
+def uncovered_json(missed: Iterable[Uncovered]) -> list[dict[str, Any]]:
+    """What no run exercised: its kind, its line, what was not seen and what to change in the example."""
+    return [
+        {"kind": x.kind, "where": str(x.where), "file": x.where.file, "message": x.message, "cure": x.cure}
+        for x in missed
+    ]
 
 
 def error_json(error: WarploomError) -> dict[str, Any]:

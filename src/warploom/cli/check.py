@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from warploom.core.errors import WarploomError
     from warploom.lang import KernelFunction
 
+_UNCOVERED = 5  # lines of a kernel that are told to be unexercised
+
 
 @explains_errors
 def check(
@@ -42,7 +44,8 @@ def check(
 ) -> None:
     """Run kernels on the emulator with all checks.
 
-    They find races, missing waits, uninitialised data, accesses out of bounds and deadlocks.
+    They find races, missing waits, uninitialised data, accesses out of bounds and deadlocks, and name what the example
+    leaves unexercised: stages that are filled once, loops that run once, branches never taken, masks that hide nothing.
 
     Each runs in lock-step, and on other inputs in adversarial orders (with --seed in that one alone). Lines with bank
     conflicts or accesses that are not coalesced are shown. Where NVRTC is installed, kernels in Python are compiled.
@@ -113,7 +116,7 @@ def _ended_json(error: WarploomError | None) -> dict[str, Any]:
 
 
 def _as_json(one: Checked) -> dict[str, Any]:
-    from warploom.checking.report import finding_json, wavefronts_json
+    from warploom.checking.report import finding_json, uncovered_json, wavefronts_json
 
     return {
         "kernel": one.name,
@@ -122,6 +125,7 @@ def _as_json(one: Checked) -> dict[str, Any]:
         "printed": one.emulation.printed,
         "results": [dataclasses.asdict(result) for result in one.results],
         "wavefronts": wavefronts_json(one.emulation),
+        "uncovered": uncovered_json(one.uncovered),
     }
 
 
@@ -165,6 +169,12 @@ def _show(one: Checked, compiles: bool) -> None:
         orders = f" in {one.orders} orders" if one.orders > 1 else ""
         found = "no errors" if one.emulation.findings else "no findings"
         out.print(f"{one.name}: {found}{orders}{shown}{'; ' if code else ''}{code}", markup=False)
+        for missed in one.uncovered[:_UNCOVERED]:
+            text = f"{one.name}: not exercised: {missed.where.stack}: {missed}"
+            out.print(fill(text, out.width, subsequent_indent="  ", break_on_hyphens=False), markup=False)
+        if len(one.uncovered) > _UNCOVERED:
+            more = len(one.uncovered) - _UNCOVERED
+            out.print(f"{one.name}: not exercised: {more} more, which --json lists", markup=False)
 
 
 def wrong_elements(result: ExampleResult) -> Iterator[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from random import Random
 from typing import Any, TypeAlias
 
@@ -21,11 +22,36 @@ from warploom.emulate.order.ordering import Ordering
 from warploom.emulate.transactions.bulk import BulkCopies
 from warploom.emulate.transactions.transaction import CopyQueue, Groups
 from warploom.emulate.transactions.warpgroups import RegisterPools, Warpgroups
-from warploom.ir.statements import NOWHERE, Const, Loop, Op, SourceLine, Value
+from warploom.ir.statements import NOWHERE, Const, Loop, Op, SourceLine, Statement, Value
 
 Array = NDArray[Any]
 Step: TypeAlias = Callable[[Frame], Wait | None]
 """Instructions prepared to run on any frame. Returns what their warps have to wait for."""
+
+
+@dataclass(eq=False)
+class Decision:
+    """How a launch went at a condition, a loop or a copy of masked bytes; what all lanes did alike was not exercised.
+
+    It ``held`` for some lanes and ``failed`` for some (a copy holds where it copies all its bytes); a loop took at most
+    so many ``rounds``.
+    """
+
+    statement: Statement
+    held: bool = False
+    failed: bool = False
+    rounds: int = 0
+
+    def note(self, frame: Frame, holds: Array) -> None:
+        """Note what the active lanes of a frame decide."""
+        if self.held and self.failed:
+            return
+        if holds.all():
+            self.held = True
+            return
+        acting = frame.acting()
+        self.held |= bool((acting & holds).any())
+        self.failed |= bool((acting & ~holds).any())
 
 
 class Context:
@@ -53,8 +79,14 @@ class Context:
         self.progress: Callable[[float], None] | None = None
         self._leader: Loop | None = None
         self.printed: list[str] = []
+        self.decisions: list[Decision] = []
         self.constants: dict[Value, Array] = {}
         self._interned: dict[tuple[str, str], Value] = {}
+
+    def decision(self, statement: Statement) -> Decision:
+        """A new record of what lanes decide at a statement."""
+        self.decisions.append(Decision(statement))
+        return self.decisions[-1]
 
     def leave(self) -> None:
         """The launch is over: what it held is let go."""

@@ -77,6 +77,8 @@ class Executor(Context):
         self.printed.clear()
         for _, count in self.counts:
             count[0] = 0
+        for decision in self.decisions:
+            decision.held, decision.failed, decision.rounds = False, False, 0
 
     def leave(self) -> None:
         """The launch is over: what it held is let go."""

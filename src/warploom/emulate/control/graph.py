@@ -15,11 +15,12 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from warploom.emulate.control.context import Context, Step
+from warploom.emulate.control.context import Context, Decision, Step
 from warploom.emulate.control.frames import Frame
 from warploom.ir.program import Program
 from warploom.ir.statements import (
     NOWHERE,
+    Branch,
     Flow,
     Loop,
     Op,
@@ -145,7 +146,7 @@ class Graph:
 
     def _predicated(self, statement: When) -> Step:
         """A condition whose sides run one after the other, each on the lanes that take it."""
-        condition = self._condition(statement.condition, statement.where, statement.uniform)
+        condition = self._condition(statement, statement.condition)
         sides = [
             (self._points(body), {r for s in walk(body) for r in results_of(s) if isinstance(r, Register)})
             for body in (statement.body, statement.otherwise)
@@ -166,9 +167,10 @@ class Graph:
 
         return step
 
-    def _condition(self, operand: Operand, where: SourceLine, uniform: bool) -> Callable[[Frame], Array]:
+    def _condition(self, statement: When | Branch, operand: Operand) -> Callable[[Frame], Array]:
         """The value that decides where lanes go."""
         context, key = self.context, self.context.key(operand)
+        where, uniform, decision = statement.where, statement.uniform, context.decision(statement)
 
         def condition(frame: Frame) -> Array:
             array = context.decides(frame, key, where, "a condition")
@@ -179,6 +181,7 @@ class Graph:
                     "the lanes of a warp disagree on a condition that was declared uniform: drop `uniform`, or vote"
                 )
                 context.report.of_lanes("divergence", frame, where, (wide != first[:, None]) & active, message)
+            decision.note(frame, array != 0)
             return array
 
         return condition
@@ -187,7 +190,7 @@ class Graph:
 
     def _when(self, s: When) -> None:
         head = self.blocks[-1]
-        head.where, head.choose = s.where, self._condition(s.condition, s.where, s.uniform)
+        head.where, head.choose = s.where, self._condition(s, s.condition)
         ends: list[StepBlock] = []
         sides = [body for body in (s.body, s.otherwise) if body]
         for body in sides:
@@ -207,7 +210,7 @@ class Graph:
         start, stop, by = (self.context.key(x) for x in (s.start, s.stop, s.step))
         entry = self.blocks[-1]
         outermost = not entry.loops
-        entry.where, entry.choose = s.where, partial(self._begin, s, (start, stop, by))
+        entry.where, entry.choose = s.where, partial(self._begin, s, (start, stop, by), self.context.decision(s))
         entry.writes.add(s.index)
         header = self._open((*entry.loops, (s.where, s.index)))
         header.where, header.choose = s.where, lambda frame: frame.env[s.index] < frame.env[stop]
@@ -226,7 +229,7 @@ class Graph:
         after = self._open(entry.loops)
         entry.targets, header.targets = (header.number, after.number), (body.number, after.number)
 
-    def _begin(self, loop: Loop, keys: Sequence[Value], frame: Frame) -> Array:
+    def _begin(self, loop: Loop, keys: Sequence[Value], decision: Decision, frame: Frame) -> Array:
         """Whether lanes may enter a loop: one whose index would pass the end of its type is a finding."""
         context = self.context
         start, stop, step = (
@@ -237,6 +240,7 @@ class Graph:
         exact = np.int64 if stop.dtype.itemsize < 8 else np.float64
         begin, end, by = (x.astype(exact) for x in (start, stop, step))
         rounds = np.where(by > 0, -((begin - end) // np.maximum(by, 1)), _MOST_ROUNDS)
+        decision.rounds = max(decision.rounds, int(np.where(frame.acting(), rounds, 0).max()))
         endless = (start < stop) & ((begin + rounds * by > np.iinfo(stop.dtype).max) | (rounds >= _MOST_ROUNDS))
         if endless.any() and context.checks:
             message = (
@@ -282,7 +286,7 @@ class Graph:
             assert not isinstance(branch, Op | Loop | When | Roles | Flow)
             end.where, end.targets = branch.where, tuple(starts[t] for t in branch.targets)
             if branch.condition is not None:
-                end.choose = self._condition(branch.condition, branch.where, branch.uniform)
+                end.choose = self._condition(branch, branch.condition)
 
 
 def _is_straight(statement: Statement) -> bool:

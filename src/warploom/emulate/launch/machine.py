@@ -10,7 +10,7 @@ import random
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import partial
 from threading import RLock
 from typing import Any
@@ -22,6 +22,7 @@ from warploom.core.arguments import grid_of
 from warploom.core.errors import EmulationError, ProblemError, shown
 from warploom.emulate.barriers.barriers import Barriers, ClusterBarriers, Wait
 from warploom.emulate.barriers.mbarriers import Mbarriers
+from warploom.emulate.control.context import Decision
 from warploom.emulate.control.execute import Executor
 from warploom.emulate.control.frames import Frame
 from warploom.emulate.control.tasks import Task
@@ -136,6 +137,8 @@ class Emulation:
     program: str
     counts: Sequence[tuple[Op, int]]
     printed: str = ""
+    decisions: Sequence[Decision] = field(default=(), repr=False)
+    """What lanes decided at each condition, loop and masked copy: what they did alike was not exercised."""
 
     def raise_if_found(self) -> Emulation:
         """Raise EmulationError with every finding, if there is an error among them; else return self."""
@@ -235,7 +238,8 @@ class _Launch:
         for op, count in counts:
             executed[op.instruction.mnemonic] += count
         traffic, printed = self.executor.counter.traffic, "".join(self.executor.printed)
-        return Emulation(causes(self.findings.all), traffic, executed, self.program.name, counts, printed)
+        decisions = tuple([replace(decision) for decision in self.executor.decisions])
+        return Emulation(causes(self.findings.all), traffic, executed, self.program.name, counts, printed, decisions)
 
     def _run_batch(self, first: int, ctas: int) -> bool:
         """Run CTAs together; whether all came to their end."""

@@ -198,6 +198,7 @@ class AccessSteps:
         run, keys, name = self.run, self.run.keys(op), access_class(op.instruction.mnemonic)
         to = Access("shared", "store", copy.shared, copy.bytes, copy.shared_offset)
         words = copy.bytes // u32.bytes
+        decision = None if copy.valid_bytes is None else run.decision(op)
         source = Access("global", "load", copy.source, copy.bytes, copy.source_offset, words=words)
 
         def step(frame: Frame) -> None:
@@ -206,6 +207,8 @@ class AccessSteps:
             size: Array | int = copy.bytes
             if copy.valid_bytes is not None:
                 size = np.minimum(frame.full(frame.env[keys[copy.valid_bytes]]), copy.bytes).astype(np.int64)
+                if decision is not None:
+                    decision.note(frame, size == copy.bytes)
             place = run.shared.place(frame, frame.env[keys[copy.shared]], op, to)
             taken = run.memory.place(frame, frame.env[keys[copy.source]], op, source, size=size)
             run.memory.track(taken)
