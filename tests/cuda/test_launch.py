@@ -82,6 +82,7 @@ class Driver:
             "cuDeviceGet": lambda index: (0, index),
             "cuDevicePrimaryCtxRetain": lambda index: (0, index),
             "cuCtxGetDevice": lambda: (0, self.contexts[-1]),
+            "cuCtxGetCurrent": lambda: (0, self.contexts[-1]),
             "cuCtxPushCurrent": lambda context: (self.contexts.append(context) or 0,),
             "cuCtxPopCurrent": lambda: (0, self.contexts.pop()),
             "cuLibraryLoadData": lambda code, *_: (0, code),
@@ -252,7 +253,7 @@ def repeated(driven):
         def on(stream):
             return [(lambda i=i: (driver.asked.append((stream, i)) or 0,), None) for i in range(3)]
 
-        return launch_module.Repeated(on(5), 5, 0, on)
+        return launch_module.Repeated(on(5), 5, on)
 
     yield make
     launch_module._stream_for_graphs.cache_clear()

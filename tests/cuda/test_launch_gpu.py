@@ -125,7 +125,7 @@ def test_repeated_launches_are_a_graph_that_threads_and_captures_may_ask_for(ker
     made = list[Repeated]()
     for stream in (torch.cuda.current_stream(), torch.cuda.Stream()):
         handle = int(stream.cuda_stream)
-        made.append(repeated := Repeated(on(handle), handle, kernel.device, on))
+        made.append(repeated := Repeated(on(handle), handle, on))
         queue = queue_on(kernel.device)
         for graph in (False, True, True):
             source.fill_(1.0)

@@ -301,10 +301,8 @@ class Repeated:
     same launches on another stream, on which the graph is made.
     """
 
-    def __init__(
-        self, wanted: Sequence[Queueable], stream: int, device: int, on: Callable[[int], Sequence[Queueable]]
-    ) -> None:
-        self._wanted, self._stream, self._device, self._on = wanted, stream, device, on
+    def __init__(self, wanted: Sequence[Queueable], stream: int, on: Callable[[int], Sequence[Queueable]]) -> None:
+        self._wanted, self._stream, self._on = wanted, stream, on
         self._driver = driver = require_driver()
         self._captured = partial(driver.cuStreamIsCapturing, stream)
         self._left = _REPEATED
@@ -327,7 +325,8 @@ class Repeated:
 
     def _made(self) -> Callable[[], tuple[Any, ...]] | None:
         """The launch of the graph; None where the driver makes none, which is not tried again. The oldest may go."""
-        driver, stream = self._driver, _stream_for_graphs(self._device)
+        driver = self._driver
+        stream = _stream_for_graphs(int(check(driver, driver.cuCtxGetCurrent())))
         wanted, relaxed = self._on(stream), driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED
         with _graph_lock:
             mode = check(driver, driver.cuThreadExchangeStreamCaptureMode(relaxed))  # other threads may capture, too
@@ -366,11 +365,10 @@ _graph_lock, _graphs = threading.Lock(), list["weakref.ref[Repeated]"]()
 
 
 @lru_cache(maxsize=64)
-def _stream_for_graphs(device: int) -> int:
-    """A stream that is captured to make graphs, and runs nothing."""
+def _stream_for_graphs(_context: int) -> int:
+    """A stream of the current context, the caller's, that is captured to make graphs and runs nothing."""
     driver = require_driver()
-    with current_context(device):
-        return int(check(driver, driver.cuStreamCreate(driver.CUstream_flags.CU_STREAM_NON_BLOCKING)))
+    return int(check(driver, driver.cuStreamCreate(driver.CUstream_flags.CU_STREAM_NON_BLOCKING)))
 
 
 def queue_all(driver: Any, device: int, wanted: Sequence[Queueable]) -> None:

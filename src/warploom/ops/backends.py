@@ -321,12 +321,12 @@ def zeroing(address: int, words: int, stream: int) -> Queueable:
 
 
 def repeated(
-    wanted: Sequence[Queueable], stream: int, device: int, on: Callable[[int], Sequence[Queueable]]
+    wanted: Sequence[Queueable], stream: int, on: Callable[[int], Sequence[Queueable]]
 ) -> tuple[Queueable, ...]:
     """Launches on a stream that are asked for as one; ``on`` gives them on another stream."""
     from warploom.cuda.launch import Repeated
 
-    return ((Repeated(wanted, stream, device, on), None),)
+    return ((Repeated(wanted, stream, on), None),)
 
 
 def queue_on(device: int) -> Callable[[Sequence[Queueable]], None]:

@@ -330,7 +330,7 @@ class Prepared:
 
         found = on(stream)
         if self.joined:
-            found = repeated(found, stream, self.device, on)
+            found = repeated(found, stream, on)
         self.known[key] = found
         return found
 
