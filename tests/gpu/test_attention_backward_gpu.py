@@ -123,3 +123,41 @@ def test_ctas_that_take_tile_after_tile_in_turn(head_dim, tile_m, alternating, c
     dout, q, k, v, out, *found = (x.transpose(1, 2)[1] for x in (dout, q, k, v, out, *found))
     reference = gradient_reference(dout, q, k, v, out, dtype=bf16, seen=seen_by(500, 500, causal, None))
     assert max(reference.excess(*found).values()) <= 1.0
+
+
+@pytest.mark.parametrize("deterministic", [False, True])
+@pytest.mark.parametrize(
+    ("head_dim", "heads", "kv_heads", "layout", "sync"),
+    [(64, 12, 1, "bshd", False), (128, 8, 2, "bhsd", False), (192, 6, 1, "bshd", False), (128, 14, 2, "bhsd", True)],
+)
+def test_ctas_divide_the_query_heads_of_few_key_heads(head_dim, heads, kv_heads, layout, sync, deterministic):
+    """Lengths that no tile divides, a window, a soft cap and a gradient of the log-sum-exp; two calls have equal dK."""
+    torch.manual_seed(heads)
+    sizes = {"q": (1300, heads), "k": (1100, kv_heads), "v": (1100, kv_heads), "dout": (1300, heads)}
+    sizes = {n: (a, b) if layout == "bshd" else (b, a) for n, (a, b) in sizes.items()}
+    q, k, v, dout = (torch.randn(1, *sizes[n], head_dim, device="cuda").half() for n in ("q", "k", "v", "dout"))
+    options = {"window": (700, 0), "softcap": 12.0, "layout": layout}
+    out, lse = warploom.attention(q, k, v, return_lse=True, **options)
+    arrays, options["dlse"] = (dout, q, k, v, out, lse), torch.randn_like(lse)
+    turn = f"in_turn={str(deterministic).lower()}"
+    options["config"] = f"attention_backward_sm80(head_dim={head_dim}, dtype=f16, {turn})" if sync else None
+    options["deterministic"] = deterministic
+    plan = warploom.plan_attention_backward(*arrays, **options)
+    assert any("shares" in call.arrays for call in plan.calls)
+    memory = [torch.full((n,), float("nan"), device="cuda") for n in (plan.workspace_bytes // 4, q.numel(), k.numel())]
+    del memory  # what the call's arrays are likely to hold
+    found, again = (warploom.attention_backward(*arrays, **options) for _ in range(2))
+    same = found if deterministic else found[1:]
+    assert all(torch.equal(a, b) for a, b in zip(same, again if deterministic else again[1:], strict=True))
+
+    def turned(x):
+        return x if layout == "bhsd" else x.transpose(1, 2)
+
+    reference = gradient_reference(
+        *map(turned, (dout, q, k, v, out)),
+        dtype=f16,
+        softcap=12.0,
+        dlse=options["dlse"],
+        seen=seen_by(1300, 1100, False, (700, 0)),
+    )
+    assert max(reference.excess(*map(turned, found)).values()) <= 1.0
