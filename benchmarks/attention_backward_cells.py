@@ -4,12 +4,12 @@
 
 Baselines: cuDNN and FlashAttention-2 as PyTorch has them, and FlashAttention-4 wherever ``flash_attn.cute`` can be
 imported. 16384 tokens, heads × head_dim = 2048, bf16; head_dim 64 to 256, full and causal, sequences of 512 to 16384;
-then grouped heads, a window, lengths that no tile divides, and head_dim 192 with a V of 128. Every gradient, those of
-baselines included, is checked by element against float64 first (one group of heads); then all are timed in turns
-as replays of CUDA graphs, on inputs that rotate past the L2. FLOPs are those of five products, and all kernels of a
-call count. ``--sync`` times the kernels for GPUs without wgmma instead, in as much shared memory as this one has.
-Writes OUT/attention-backward-cells.json after each cell, prints the table, and exits with 1 if a result is wrong (a
-baseline's from twice our bound on) or a figure below is missed.
+then grouped heads, a window, lengths that no tile divides, head_dim 192 with a V of 128, and few key heads. Every
+gradient, those of baselines included, is checked by element against float64 first (one group of heads); then all are
+timed in turns as replays of CUDA graphs, on inputs that rotate past the L2. FLOPs are those of five products, and all
+kernels of a call count. ``--sync`` times the kernels for GPUs without wgmma instead, in as much shared memory as this
+one has. Writes OUT/attention-backward-cells.json after each cell, prints the table, and exits with 1 if a result is
+wrong (a baseline's from twice our bound on) or a figure below is missed.
 """
 
 from __future__ import annotations
@@ -56,10 +56,11 @@ class Cell(AttentionProblem):
         heads: int,
         kv_heads: int,
         window: int | None = None,
+        batch: int = 0,
         **more: Any,
     ) -> Cell:
-        """About TOKENS tokens; ``window``: keys before a query's own."""
-        batch, sides = max(1, TOKENS // max(q_len, kv_len)), (window, 0 if causal else None)
+        """About TOKENS tokens where no ``batch`` is given; ``window``: keys before a query's own."""
+        batch, sides = batch or _batch(q_len, kv_len), (window, 0 if causal else None)
         return cls(batch, heads, kv_heads, Even(q_len, kv_len), head_dim, bf16, window=sides, **more)
 
     @property
@@ -74,12 +75,25 @@ class Cell(AttentionProblem):
         group = f" {self.heads}/{self.kv_heads} heads" if self.heads != self.kv_heads else ""
         dims = f"{self.head_dim}/{self.v_dim}" if self.v_dim else str(self.head_dim)
         more = (f" window {self.window[0]}" if self.window[0] else "") + (" sinks" if self.sinks else "")
+        more += f" batch {self.batch}" if self.batch != _batch(self.q_len, self.kv_len) else ""
         return f"d{dims} {'causal' if self.causal else 'full'} {lengths}{group}{more}"
 
     @property
     def gradients(self) -> BackwardProblem:
         """The backward problem."""
         return BackwardProblem(self)
+
+
+def _batch(q_len: int, kv_len: int) -> int:
+    """As many sequences as have about TOKENS tokens."""
+    return max(1, TOKENS // max(q_len, kv_len))
+
+
+def few_key_heads() -> list[Cell]:
+    """Problems whose tiles of keys are fewer than the multiprocessors, or about as many."""
+    sizes = [(2, 128, 4096, 48, 1), (1, 128, 4096, 64, 8), (1, 128, 4096, 28, 4), (1, 128, 2048, 32, 8)]
+    sizes += [(1, d, 4096, 8, 1) for d in (64, 128, 256)]
+    return [Cell.of(d, True, n, n, heads, kv_heads, batch=batch) for batch, d, n, heads, kv_heads in sizes]
 
 
 def cells() -> list[Cell]:
@@ -90,7 +104,7 @@ def cells() -> list[Cell]:
     sizes += [(128, True, n, n, 64, 8) for n in (4096, 16384)] + [(128, True, 16384, 16384, 16, 16, 1024)]
     sizes += [(128, causal, 3001, 5003, 16, 16) for causal in (False, True)]
     wide = [Cell.of(192, causal, n, n, 16, 16, v_dim=128) for causal in (False, True) for n in (4096, 16384)]
-    return [*(Cell.of(*size) for size in sizes), *wide]
+    return [*(Cell.of(*size) for size in sizes), *wide, *few_key_heads()]
 
 
 NARROW = {"head_dim": (64, 128)}
