@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+import warploom
 from tests.ops.conftest import CALLS
 from tests.project import load
 from warploom.core.targets import target
@@ -101,6 +102,22 @@ def silent_gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     yield
     for call in CALLS:
         call.cache.clear()
+
+
+def test_launches_are_one_for_the_driver_unless_the_first_begins_early_and_works_long(silent_gpu: None) -> None:
+    def joined(batch: int, length: int) -> bool:
+        pages = torch.empty(batch * length // 64, 64, 2, 128, dtype=torch.bfloat16)
+        q, lengths = torch.empty(batch, 1, 8, 128, dtype=torch.bfloat16), torch.zeros(batch, dtype=torch.int32)
+        table = torch.zeros(batch, length // 64, dtype=torch.int32)
+        steps = warploom.plan_attention_paged(q, pages, pages, lengths, block_table=table).steps
+        assert len(steps.steps) == 2
+        names = [x for step in steps.steps for x in step.call.arrays if x not in steps.workspace]
+        return steps.prepare(names, 0).joined
+
+    assert [joined(2, 256), joined(16, 4096)] == [True, False]
+    heads = torch.empty(1, 256, 4, 128, dtype=torch.bfloat16)
+    plan = warploom.plan(heads, heads, heads)
+    assert not plan.steps.prepare(("q", "k", "v", "out"), 0).joined
 
 
 def counted(call: Callable[[], object]) -> int:
