@@ -77,7 +77,7 @@ def test_a_plain_read_comes_after_the_updates_of_every_warp(strong: bool) -> Non
 
 
 @kernel(threads=64, requires="sm_90")
-def halves(k: Kernel, out: Global[U32], *, meet: bool, same: bool = True) -> None:
+def halves(k: Kernel, out: Global[U32], *, meet: bool, same: bool = True, leader: int = 0) -> None:
     """The lanes of half a warp read one cell, meet, and their leader lets the other warp write it."""
     tile, full = k.shared(U32, 4), k.mbarriers(1, "full")
     with k.when(k.thread == 0):
@@ -91,17 +91,42 @@ def halves(k: Kernel, out: Global[U32], *, meet: bool, same: bool = True) -> Non
             out.store(tile.load(0, 0), k.lane)
         if meet:
             k.syncwarp(half)
-        full.arrive(when=k.lane == 0)
+        full.arrive(when=k.lane == leader)
     with k.when(k.warp == 1, uniform=True):
         full.wait(0)
         with k.when(k.lane == 0):
             tile.store([k.value(8, U32)], 0, 0)
 
 
-def test_lanes_that_met_have_read_before_their_leader_tells() -> None:
-    assert emulate(halves.trace(meet=True), 1, [numbers(32)]).findings == ()
-    assert kinds(emulate(halves.trace(meet=False), 1, [numbers(32)])) == {"race"}
-    assert kinds(emulate(halves.trace(meet=True, same=False), 1, [numbers(32)])) == {"race"}
+@pytest.mark.parametrize("leader", [0, 7, 15])
+def test_lanes_that_met_have_read_before_their_leader_tells(leader: int) -> None:
+    def found(*, meet: bool, same: bool = True) -> set[str]:
+        return kinds(emulate(halves.trace(meet=meet, same=same, leader=leader), 1, [numbers(32)]))
+
+    assert found(meet=True) == set()
+    assert found(meet=False) == {"race"}
+    assert found(meet=True, same=False) == {"race"}
+
+
+@kernel(threads=32)
+def read_and_written(k: Kernel, out: Global[U32], *, meets: bool, writer: int) -> None:
+    """Some lanes read one cell, and one of them overwrites it."""
+    tile = k.shared(U32, 4)
+    with k.when(k.lane == 0):
+        tile.store([k.value(7, U32)], 0, 0)
+    k.syncwarp()
+    with k.when(k.lane < 16):
+        out.store(tile.load(0, 0), k.lane)
+    if meets:
+        k.syncwarp()
+    with k.when(k.lane == writer):
+        tile.store([k.value(8, U32)], 0, 0)
+
+
+@pytest.mark.parametrize("writer", [0, 7, 15, 31])
+def test_a_reader_overwrites_what_other_lanes_have_read_at_once(writer: int) -> None:
+    assert emulate(read_and_written.trace(meets=True, writer=writer), 1, [numbers(32)]).findings == ()
+    assert kinds(emulate(read_and_written.trace(meets=False, writer=writer), 1, [numbers(32)])) == {"race"}
 
 
 @kernel(threads=32)

@@ -50,13 +50,17 @@ class AccessList:
     def _merged(self, first: tuple[Array, ...], second: tuple[Array, ...]) -> tuple[Array, Array, Array]:
         """Both lists, without what a write has ended and without a thread's older accesses to the same cell."""
         cells, agents, records = (np.concatenate(pair) for pair in zip(first, second, strict=True))
-        kept = np.nonzero(records > self.history.wrote[cells])[0]
+        kept = np.nonzero(self._current(cells, records))[0]
         threads = agents * LANES + (records & LANES - 1)
         kept = kept[np.lexsort((threads[kept], cells[kept]))]
         last = np.ones(kept.size, np.bool_)
         last[:-1] = (cells[kept[1:]] != cells[kept[:-1]]) | (threads[kept[1:]] != threads[kept[:-1]])
         kept = kept[last]
         return cells[kept], agents[kept], records[kept]
+
+    def _current(self, cells: Array, records: Array) -> Array:
+        """Which records the last write of their cells has not ended; equal stores may be made with it, at one stamp."""
+        return records >> BITS >= self.history.wrote[cells] >> BITS
 
     def late(
         self, at: MemoryAccess, harmless: Callable[[], Array] | None = None
@@ -73,7 +77,7 @@ class AccessList:
                 continue
             mine = np.repeat(np.arange(wanted.size), counts)
             theirs = np.repeat(low - (np.cumsum(counts) - counts), counts) + np.arange(mine.size)
-            current = records[theirs] > self.history.wrote[wanted[mine]]
+            current = self._current(wanted[mine], records[theirs])
             if current.any():
                 yield at[mine[current]], agents[theirs[current]], records[theirs[current]], None
 

@@ -440,7 +440,7 @@ class WarpTable:
         records[where] = code
         shared = records.take(where, axis=0) != code  # by several lanes in this access
         if np.count_nonzero(shared):
-            records[where] = np.where(shared.any(axis=-1, keepdims=True), many, records[where])
+            records[where[shared.any(axis=-1)]] = many
 
 
 _MOST_PENDING = 1 << 21
