@@ -7,6 +7,7 @@ import pytest
 
 from tests.emulate.findings import kinds, numbers
 from warploom.emulate import emulate
+from warploom.isa.instruction import named
 from warploom.lang import Global, Kernel, kernel
 from warploom.lang import u32 as U32  # noqa: N812
 
@@ -90,3 +91,73 @@ def test_warps_and_ctas_may_store_equal_values_to_one_place(seed: int | None) ->
     assert found("of the CTA", 3) == {"race"}
     assert found("read after a barrier", 1) == set()
     assert found("read after a barrier", 3) == {"race"}  # the other CTAs store it at any time
+
+
+@kernel(threads=64)
+def agreed_by_some(k: Kernel, out: Global[U32], seen: Global[U32], *, lanes: int, meets: bool, then: str) -> None:
+    """Some lanes of each warp store one word to the same place, which the last of all these threads then accesses."""
+    with k.when(k.lane < lanes):
+        out.store(k.value(7, U32), 0)
+    if meets:
+        k.syncthreads()
+    with k.when((k.cta_x == k.grid_x - 1) & (k.warp == 1) & (k.lane == lanes - 1)):
+        if then == "read":
+            seen.store(out.load(0), 0)
+        if then == "write":
+            out.store(k.value(9, U32), 0)
+        if then == "add":
+            k.atomic("add", out, 0, order="relaxed")
+
+
+@pytest.mark.parametrize("seed", [None, 0, 1])
+@pytest.mark.parametrize("lanes", [1, 4, 32])
+@pytest.mark.parametrize("then", ["read", "write", "add"])
+def test_who_has_stored_what_others_store_too_is_ordered_after_himself_alone(
+    seed: int | None, lanes: int, then: str
+) -> None:
+    def found(grid: int, *, meets: bool) -> set[str]:
+        program = agreed_by_some.trace(lanes=lanes, meets=meets, then=then)
+        return kinds(emulate(program, grid, [numbers(1), numbers(64)], seed=seed))
+
+    assert found(1, meets=True) == set()
+    assert found(1, meets=False) == {"race"}
+    assert found(3, meets=True) == {"race"}
+
+
+@kernel(threads=64)
+def fenced_apart(k: Kernel, parts: Global[U32], count: Global[U32], out: Global[U32], *, how: str) -> None:
+    """Threads fence their parts one after another, one counts for the CTA, and the last CTA adds them up."""
+    last = k.shared(U32, 4)
+    parts.store(k.thread, k.cta_x * 64 + k.thread)
+    if how == "lane by lane":
+        for lane in range(32):
+            with k.when(k.lane == lane):
+                k.issue(named("fence.sc.gpu"))
+    else:
+        with k.when(k.lane < 16):
+            k.issue(named("fence.sc.gpu"))
+        if how != "half of them":
+            with k.when(k.lane >= 16):
+                k.issue(named("fence.sc.gpu"))
+    k.syncthreads()
+    if how == "and others again":
+        with k.when(k.thread > 0), k.loop(20):
+            k.issue(named("fence.sc.gpu"))
+    with k.when(k.thread == 0):
+        last.store(k.atomic("add", count, 1, order="relaxed"), 0, 0)
+    k.syncthreads()
+    with k.when(last.load(0, 0) == k.grid_x - 1):
+        k.issue(named("fence.sc.gpu"))
+        total = k.register(U32, 0)
+        with k.loop(k.grid_x) as i:
+            total += parts.load(i * 64 + (k.thread ^ 48))
+        out.store(total, k.thread)
+
+
+@pytest.mark.parametrize("seed", [None, 0, 1])
+@pytest.mark.parametrize("how", ["in halves", "lane by lane", "and others again", "half of them"])
+def test_threads_of_a_cta_may_fence_one_after_another(how: str, seed: int | None) -> None:
+    out = numbers(64)
+    run = emulate(fenced_apart.trace(how=how), 3, [numbers(192), numbers(1) * 0, out], seed=seed)
+    assert kinds(run) == ({"race"} if how == "half of them" else set())
+    assert out.tolist() == [3 * (i ^ 48) for i in range(64)]

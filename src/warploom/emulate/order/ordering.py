@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from warploom.emulate.control.frames import Frame, Lanes, Turns, lanes_of
 from warploom.emulate.order.clocks import LANES, Clocks, Snapshot
-from warploom.emulate.order.planes import joined
+from warploom.emulate.order.planes import ORDER, joined
 from warploom.ir.statements import Op
 from warploom.isa.effects import Access, Fence, Scope
 
@@ -188,6 +188,11 @@ class ScFence:
     lanes: Lanes
     within: Ctas
 
+    @property
+    def acting(self) -> range | list[int]:
+        """The lanes, one by one."""
+        return range(32) if self.lanes is None else self.lanes
+
 
 @dataclass(frozen=True, slots=True)
 class ScRead:
@@ -200,7 +205,8 @@ class ScRead:
 
 
 _KEPT = 4
-"""So many fences of a warp, and reads of a lane, are remembered: others of the CTA may know of older ones alone."""
+"""So many fences of a warp, and reads of a lane, are remembered at least: others of the CTA may know of older ones
+alone."""
 
 
 class ScFences:
@@ -229,7 +235,22 @@ class ScFences:
         """Lanes of a row have executed a fence."""
         fences = self.made.setdefault(self._cta(row), {}).setdefault(row, [])
         fences.append(fence)
-        del fences[:-_KEPT]
+        if len(fences) > 2 * _KEPT:
+            self._forget(row, fences)
+
+    def _forget(self, row: int, fences: list[ScFence]) -> None:
+        """Keep of a row's fences the newest ones, and those that are the last of a lane that some warp knows of."""
+        warps, column = self.clocks.warps_per_cta, int(self.clocks.columns[row])
+        first = row // warps * warps
+        ends = {int(x) for x in self.clocks.known[first : first + warps, ORDER, column]} | {fences[-1].snapshot.now}
+        kept, newest_first = set(range(len(fences) - _KEPT, len(fences))), range(len(fences) - 1, -1, -1)
+        for end in ends:
+            done: set[int] = set()
+            for i in newest_first:
+                if fences[i].snapshot.now <= end and not done.issuperset(fences[i].acting):
+                    kept.add(i)
+                    done.update(fences[i].acting)
+        fences[:] = [fences[i] for i in sorted(kept)]
 
     def acquire(self, row: int, lanes: Lanes, within: Ctas) -> None:
         """Lanes of a row execute a fence: those before it are the ones that were told to reads which come before it."""
@@ -248,7 +269,9 @@ class ScFences:
                     known = read.told.heard_by(cta, _smaller(read.within, within), warps)
                     self.clocks.acquire(row, mine, known)
                     self._heard[key] = read.told
-                break
+                own = False
+                if mine == lanes:
+                    break
 
     def read(self, row: int, lane: int, address: int, stamp: int, within: Ctas) -> None:
         """A lane makes a strong read of an address that fences come before."""
@@ -264,17 +287,22 @@ class ScFences:
         beyond |= ends and told is not None
         cta = self._cta(row)
         for other, fences in self.made[cta].items():
+            done: set[int] = set()  # lanes of whom a later fence comes before the write
             for fence in reversed(fences):
-                own = other == row and (fence.lanes is None or lane in fence.lanes)
-                if fence.lanes != [lane] and self._knows(row, [lane], other, fence.lanes, fence.snapshot.now):
+                if done.issuperset(fence.acting):
+                    continue
+                own = other == row and lane in fence.acting
+                if self._knows(row, [lane], other, fence.lanes, fence.snapshot.now):
                     lanes = fence.lanes
-                elif own:
+                elif own and lane not in done:
                     lanes = [lane]
                 else:
                     continue
+                done.update(fence.acting if lanes is None else lanes)
                 beyond |= not own or lanes != [lane]
                 told = Sequence.after(told, fence.snapshot, lanes, _smaller(fence.within, within))
-                break
+                if len(done) == 32:
+                    break
         if told is not None:
             self.told[address] = told, beyond
 
