@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from warploom.core import above
 from warploom.interop import tracing
 from warploom.operators import operator_of
 
@@ -25,7 +26,15 @@ if TYPE_CHECKING:
     from warploom.ops.matmul import MatmulPlan, matmul, plan_matmul
     from warploom.ops.reduce import ReducePlan, matmul_reduce, plan_matmul_reduce
 
-tracing.operator_of = operator_of  # the packages below call what stands on them, and cannot import it
+
+def _launch(*given: Any, **configuration: Any) -> None:
+    from warploom.ops.launch import launch
+
+    launch(*given, **configuration)
+
+
+# The packages below call what stands on them, and cannot import it.
+tracing.operator_of, above.launch = operator_of, _launch
 
 _NAMES = {
     "ops.attention": "attention plan AttentionPlan",

@@ -13,12 +13,12 @@ import pytest
 
 from tests.tile.support import SEEDS, as_boxes, clean, escapes, whole
 from warploom.core.dtypes import DType, bf16, f16
-from warploom.core.errors import TraceError
+from warploom.core.errors import LayoutError, TraceError
 from warploom.emulate import Emulation, TensorMapArgument, emulate
 from warploom.ir.program import Program
 from warploom.lang import Global, Kernel, SharedTile, TensorMap, Traced, f32, kernel, u32
 from warploom.layout.tensor_map import TensorMapSpec
-from warploom.tile.pipeline import Boxes, Cursor, Pipeline, operand_tile, ready, vector_tile
+from warploom.tile.pipeline import Boxes, Cursor, Pipeline, map_of, operand_tile, ready, vector_tile
 from warploom.tile.planning import padded_cols
 
 ROWS = 16
@@ -329,3 +329,46 @@ def test_a_map_that_does_not_fit_the_tile_is_told_where_it_is_put(misfit: str) -
     found = launched(configuration, **of_map).findings[0]
     assert "put.put(" in linecache.getline(__file__, found.where.line)
     assert all(part in found.message for part in says), found.message
+
+
+@kernel(threads=64, requires="sm_90a")
+def sums_of_rows(k: Kernel, x: TensorMap, out: Global[f32], tiles: u32, *, cols: int) -> None:
+    """Sums of the even and the odd columns of each row, by a pipeline that takes the tensor map itself."""
+    tile = operand_tile(k, bf16, ROWS, cols, name="X", stages=2)
+    ring = Pipeline(k, (tile, x), readers=1)
+    ready(k, ring)
+    with k.warps(0, 1), k.when(k.thread == 0):
+        put = ring.producer()
+        with k.loop(tiles) as i:
+            put.put((i * ROWS,))
+    with k.warps(1, 2):
+        get = ring.consumer()
+        with k.loop(tiles) as i:
+            totals = k.registers(f32, 2, 0.0, "totals")
+            add_columns(k, get.wait(), padded_cols(cols), totals)
+            k.syncwarp()
+            get.release()
+            with k.when(k.lane < ROWS):
+                out.store(totals[0].get() + totals[1].get(), i * ROWS + k.lane)
+
+
+@pytest.mark.parametrize("cols", [16, 40, 64, 96])
+def test_a_map_of_an_array_is_made_for_its_tile(cols: int) -> None:
+    x, out = whole(3 * ROWS, cols), np.zeros(3 * ROWS, np.float32)
+    array, spec = map_of(x, ROWS, cols)
+    assert array is x
+    assert spec == as_boxes(x, ROWS, cols).spec
+    assert clean(sums_of_rows.trace(cols=cols), 1, [(array, spec), out, 3])
+    assert np.allclose(out, x.astype(np.float32).sum(1), atol=1e-3)
+
+
+def test_maps_of_arrays_of_other_dimensions() -> None:
+    batches, row = whole(6 * ROWS, 64).reshape(2, 3 * ROWS, 64), np.zeros(64, np.float32)
+    spec = map_of(batches, ROWS, 64)[1]
+    assert (spec.shape, spec.box, spec.strides) == ((64, 3 * ROWS, 2), (64, ROWS, 1), (128, 3 * ROWS * 128))
+    assert map_of(row, 32)[1] == TensorMapSpec(f32, (64,), (), (32,))
+    assert map_of(batches.view(np.uint16), ROWS, 64, dtype=bf16)[1] == spec
+    with pytest.raises(LayoutError, match="side by side"):
+        map_of(batches[:, :, ::2], ROWS, 32)
+    with pytest.raises(LayoutError, match="multiples of 16 bytes"):
+        map_of(whole(16, 65)[:, :64], ROWS, 64)

@@ -8,11 +8,13 @@ import re
 import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from traceback import walk_tb
 from types import FunctionType
 from typing import Any, NoReturn, cast
 from weakref import WeakValueDictionary
 
+from warploom.core import above
 from warploom.core.errors import TraceError, WarploomError, located, shown
 from warploom.core.identity import Versioned
 from warploom.ir.program import Parameter, Program
@@ -163,11 +165,23 @@ class KernelFunction:
         x, y, z = (*sizes, 1, 1)[:3]
         return x, y, z
 
+    def launch(self, grid: int | Sequence[int], *arguments: Any, **configuration: Any) -> None:
+        """Run the kernel on a grid of CTAs, as :func:`warploom.launch` does: on arrays, which it changes in place.
+
+        The arrays are those of torch, CuPy, JAX or NumPy; without a GPU the emulator runs it, with a warning.
+        ``configuration`` are its trace-time parameters. Raises what :func:`warploom.launch` raises.
+        """
+        above.launch(self, grid, arguments, **configuration)
+
+    def __getitem__(self, grid: int | Sequence[int]) -> Callable[..., None]:
+        """``kernel[grid](x, y, n)`` is ``kernel.launch(grid, x, y, n)``."""
+        return partial(self.launch, grid)
+
     def __call__(self, *_: object, **__: object) -> NoReturn:
-        """Kernels are not called: raises TraceError that says what to do instead."""
+        """A kernel is called on a grid: raises TraceError that says how."""
         raise TraceError(
-            f"a kernel is traced, not called: {self.name}.trace(…) gives its Program, which "
-            "warploom.emulate.emulate(program, grid, arguments) runs"
+            f"a kernel is traced, not called: {self.name}[grid](x, y, …), or {self.name}.launch(grid, x, y, …), runs "
+            f"it on arrays; {self.name}.trace(…) gives its Program, for warploom.emulate.emulate(program, grid, …)"
         )
 
     def _parameters(self, k: Kernel) -> tuple[list[Parameter], list[Any]]:

@@ -10,16 +10,17 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from warploom.core.dtypes import DType, f32, u32
-from warploom.core.errors import TraceError, shown
+from warploom.core.dtypes import DType, dtype_of, f32, u32
+from warploom.core.errors import LayoutError, TraceError, shown
 from warploom.isa.async_copy import Eviction
-from warploom.lang.hopper import Ring
+from warploom.lang.hopper import Ring, TensorMapHandle
+from warploom.layout.tensor_map import TensorMapSpec
 from warploom.tile.planning import panel_cols
 
 if TYPE_CHECKING:
     from warploom.ir.statements import SourceLine
     from warploom.lang import Kernel, SharedTile, Traced
-    from warploom.lang.hopper import MbarrierArray, TensorMapHandle
+    from warploom.lang.hopper import MbarrierArray
     from warploom.lang.values import Number
 
 
@@ -49,6 +50,26 @@ def operand_tile(
 def vector_tile(k: Kernel, size: int, *, name: str, stages: int = 1) -> SharedTile:
     """A row of f32 in shared memory, which comes as one box: stages begin where one may, at multiples of 128 bytes."""
     return k.shared(f32, size, name=name, panel_cols=size, stages=stages, padding=max(0, 32 - size))
+
+
+def map_of(
+    array: Any, rows: int, cols: int = 0, *, panel: int = 0, tight: bool = False, dtype: DType | None = None
+) -> tuple[Any, TensorMapSpec]:
+    """The argument of a ``TensorMap`` parameter: an array, and the boxes that fill a tile of so many rows and columns.
+
+    ``array`` is of NumPy, its last dimension side by side, (…, rows, columns); the tile is an :func:`operand_tile` of
+    these ``rows``, ``cols``, ``panel`` and ``tight``, or, of an array of one dimension, a :func:`vector_tile` of
+    ``rows`` elements. ``dtype``: of the elements, where the array holds their bits as integers. Raises LayoutError for
+    what the TMA does not take, such as rows that do not begin at multiples of 16 bytes.
+    """
+    element = dtype or dtype_of(array.dtype.name)
+    if array.strides[-1] != element.bytes:
+        raise LayoutError("the TMA copies rows whose elements lie side by side: pass a copy (np.ascontiguousarray)")
+    if array.ndim == 1:
+        return array, TensorMapSpec(element, array.shape, (), (rows,))
+    width = panel or panel_cols(cols, tight=tight)
+    box = (width, rows, *(1,) * (array.ndim - 2))
+    return array, TensorMapSpec(element, array.shape[::-1], array.strides[-2::-1], box, width * element.bytes)
 
 
 @dataclass(frozen=True)
@@ -166,7 +187,8 @@ class _Arrivals:
 class Pipeline:
     """Stages of one shared tile, or of several that travel together.
 
-    ``fed`` lists the tiles, each with the :class:`Boxes` it is loaded from, or alone where warps write it. ``readers``:
+    ``fed`` lists the tiles, each with the :class:`Boxes` it is loaded from (of a plain matrix its tensor map says
+    enough), or alone where warps write it. ``readers``:
     how many times a stage is released before it may be filled again (once a warp, or by one thread); 0 where another
     pipeline over the same tile says so. ``writers``: arrivals that make a stage full: 1 for the TMA's thread, or so
     many warps. ``parts``: users with stages of their own, which :meth:`at` tells apart. ``cols``: columns that copies
@@ -178,7 +200,7 @@ class Pipeline:
     def __init__(
         self,
         k: Kernel,
-        *fed: SharedTile | tuple[SharedTile, Boxes],
+        *fed: SharedTile | tuple[SharedTile, Boxes | TensorMapHandle],
         readers: int,
         writers: int = 1,
         parts: int = 1,
@@ -188,7 +210,7 @@ class Pipeline:
         self.k = k
         pairs = [x if isinstance(x, tuple) else (x, None) for x in fed]
         self.tiles = tuple(tile for tile, _ in pairs)
-        self._boxes = tuple(boxes for _, boxes in pairs)
+        self._boxes = tuple(Boxes(boxes) if isinstance(boxes, TensorMapHandle) else boxes for _, boxes in pairs)
         self.stages = self.tiles[0].stages
         if any(tile.stages != self.stages for tile in self.tiles):
             raise TraceError("the tiles of a pipeline have as many stages each")
