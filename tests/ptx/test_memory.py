@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import ml_dtypes
@@ -422,6 +423,41 @@ def told(reader: int, tell: str, look: str, then: str) -> Any:
 def test_what_a_scope_reaches(how: str, scope: str, reader: int) -> None:
     reached = {"cta": 0, "cluster": 1}.get(scope, 2)
     assert bool(told(reader, *(x.replace("SCOPE", scope) for x in TELLS[how]))) == (reader > reached)
+
+
+@pytest.mark.parametrize("seed", [None, 0])
+@pytest.mark.parametrize("other", [0, 1, 2])
+def test_atomics_of_a_scope_race_with_those_beyond_it(other: int, seed: int | None) -> None:
+    for first, second in itertools.product(("cta", "cluster", "gpu"), repeat=2):
+        body = f"""{TID} mov.u32 %r5, %ctaid.x; mad.lo.u32 %r6, %r5, 64, %r0;
+        setp.eq.u32 %p1, %r6, 0; setp.eq.u32 %p2, %r6, {other * 64 or 32};
+        @%p1 red.relaxed.{first}.global.add.u32 [%d0], 1; @%p2 red.relaxed.{second}.global.add.u32 [%d0], 1;"""
+        count = np.zeros(1, np.uint32)
+        findings = check(kernel(body, target="sm_90"), [count], 64, grid=4, cluster=2, seed=seed).findings
+        assert count[0] == 2
+        reached = min({"cta": 0, "cluster": 1, "gpu": 2}[scope] for scope in (first, second))
+        assert kinds(findings) == ({"race"} if other > reached else set()), (first, second)
+
+
+@pytest.mark.parametrize("seed", [None, 0, 1])
+@pytest.mark.parametrize(
+    ("tell", "told"),
+    [
+        ("st.release.gpu.global.u32 [%d1], 0; st.relaxed.gpu.global.u32 [%d1], 1;", True),  # one release pattern
+        ("st.release.gpu.global.u32 [%d1+4], 0; st.relaxed.gpu.global.u32 [%d1], 1;", False),
+        ("st.relaxed.gpu.global.u32 [%d1], 0; st.relaxed.gpu.global.u32 [%d1], 1;", False),
+        ("st.release.gpu.global.u32 [%d1], 0; st.global.u32 [%d0], 42; st.relaxed.gpu.global.u32 [%d1], 1;", False),
+    ],
+)
+def test_a_strong_write_after_a_release_of_the_same_word(tell: str, told: bool, seed: int | None) -> None:
+    body = f"""{TID} mov.u32 %r5, %ctaid.x; mad.lo.u32 %r6, %r5, 32, %r0;
+    setp.eq.u32 %p1, %r6, 0; setp.eq.u32 %p2, %r6, 32; @%p2 bra reads; @!%p1 bra done;
+    st.global.u32 [%d0], 42; {tell} bra done;
+    reads: ld.acquire.gpu.global.u32 %r1, [%d1]; setp.ne.u32 %p3, %r1, 0; @!%p3 bra reads;
+    ld.global.u32 %r2, [%d0]; st.global.u32 [%d2], %r2;
+    done:"""
+    findings = check(kernel(body, ["u64"] * 3), [np.zeros(2, np.uint32) for _ in range(3)], grid=2, seed=seed).findings
+    assert kinds(findings) == (set() if told else {"race"})
 
 
 @pytest.mark.parametrize(("half", "other"), [("release", "acquire"), ("acquire", "release")])

@@ -40,8 +40,8 @@ class MemoryAccess:
     proxy: bool = False
     """Through the async proxy."""
     strong: bool = False
-    narrow: bool = False
-    """At a scope that ends at the CTA."""
+    narrow: int = 0
+    """The CTAs that are in the scope of a strong access together: 1, or those of a cluster; 0 if all are."""
     stamp: int = 0
     buffers: Mapping[int, GlobalBuffer] | None = None
     """Global memory's, by their numbers."""

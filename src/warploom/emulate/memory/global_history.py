@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from warploom.emulate.memory.access import MemoryAccess
-from warploom.emulate.memory.history import History, Lanes
+from warploom.emulate.memory.history import STRONG_WRITES, History, Lanes
 from warploom.emulate.order.clocks import BITS, LANES
 from warploom.emulate.order.planes import FAR, FENCED_GLOBALLY
 
@@ -122,10 +122,13 @@ class GlobalHistory(History):
         assert mine.numbers is not None
         return mine.cells * self.granule - self.base[mine.numbers[:, 0]]
 
-    def _harmless(self, mine: MemoryAccess, past: str, writers: Array) -> Any:
-        """Updates by threads of one CTA may have a scope that ends there."""
-        warps = self.clocks.warps_per_cta
-        return (past == "updated" and mine.strong) & (writers // warps == (self.clocks.first + mine.rows[0]) // warps)
+    def _harmless(self, mine: MemoryAccess, kind: str, writers: Array) -> Any:
+        """Updates by threads of one CTA, or of one cluster, may have a scope that ends there."""
+        if not mine.strong or kind not in STRONG_WRITES:
+            return False
+        theirs = {"narrow write": 1, "cluster write": self.clocks.places.together}.get(kind, 0)
+        warps = min(x for x in (mine.narrow, theirs) if x) * self.clocks.warps_per_cta
+        return writers // warps == (self.clocks.first + mine.rows[0]) // warps
 
     def write(self, at: MemoryAccess) -> tuple[Array, Array] | None:
         """Note who has written some units, as :meth:`History.write`."""
@@ -147,7 +150,7 @@ class GlobalHistory(History):
     def check_unwritten(self, mine: MemoryAccess) -> None:
         """Report a read through a cache for what the kernel does not write."""
         self.check_unchanged(mine.flat, "cached", 0)
-        for kind in ("strong write", "narrow write"):
+        for kind in STRONG_WRITES:
             if kind in self.tables:
                 for written, _, records, _ in self.tables[kind].late(mine, None):
                     self.report.tell("cached", written, self.bytes(written), int(records[0] >> BITS))

@@ -88,7 +88,7 @@ class GlobalMemory(Memory):
             active=None if good.all() else good,
             bound=np.full(frame.n, LANES - 1),
             strong=access.mode == "atomic" or access.order != "weak",
-            narrow=access.scope == "cta" or (access.scope == "cluster" and not self.clocks.clustered),
+            narrow={"cta": 1, "cluster": self.clocks.places.together}.get(access.scope, 0),
             buffers=self.buffers,
             numbers=numbers,
             frame=frame,

@@ -53,16 +53,16 @@ class Earlier(Protocol):
         ...
 
 
-_STRONG_WRITES = ("strong write", "narrow write")
+STRONG_WRITES = ("strong write", "cluster write", "narrow write")
 
 
 def _conflicting(at: MemoryAccess) -> tuple[str, ...]:
     """The kinds of accesses that conflict with one: strong ones do not conflict with each other."""
     if at.what == "read":
-        return () if at.strong else ("alike", *_STRONG_WRITES)
+        return () if at.strong else ("alike", *STRONG_WRITES)
     if not at.strong:
-        return "alike", *_STRONG_WRITES, "read", "strong read"
-    return "alike", "read", *(_STRONG_WRITES if at.narrow else ("narrow write",))
+        return "alike", *STRONG_WRITES, "read", "strong read"
+    return "alike", "read", *(STRONG_WRITES if at.narrow else STRONG_WRITES[1:])
 
 
 class History:
@@ -133,7 +133,7 @@ class History:
             if earlier is None:
                 continue
             for mine, writers, records, each in earlier.late(at, held if kind == "alike" else None):
-                self.judge(mine, earlier.past, writers, records, each)
+                self.judge(mine, earlier.past, writers, records, each, kind=kind)
         return late, same
 
     def judge(
@@ -144,6 +144,7 @@ class History:
         record: Array,
         each: Lanes | None = None,
         harmless: Callable[[], Array] | None = None,
+        kind: str = "",
     ) -> Array:
         """Report what of an access conflicts with records of its cells, one for each.
 
@@ -164,7 +165,7 @@ class History:
             some = several[one]
             known = self._ordered(mine[some], plane, columns[some], lane, when[one, lane])
             fine[several] = np.bincount(one[~known], minlength=several.size) == 0
-        fine |= self._harmless(mine, past, writers)
+        fine |= self._harmless(mine, kind, writers)
         if harmless is not None and not fine.all():
             found[~unknown] = ~fine
             found &= harmless()
@@ -192,8 +193,8 @@ class History:
         """The CTA whose memory an access goes to, where findings name it."""
         return ""
 
-    def _harmless(self, mine: MemoryAccess, past: str, writers: Array) -> Any:
-        """Which records an access may be unordered with."""
+    def _harmless(self, mine: MemoryAccess, kind: str, writers: Array) -> Any:
+        """Which records of a kind an access may be unordered with."""
         return False
 
     def _unknown(self, mine: MemoryAccess, record: Array) -> None:
@@ -217,7 +218,8 @@ class History:
         """Record a read, or a strong write such as an atomic update, for the accesses that come after it."""
         kind = "read" if at.what == "read" else "write"
         if at.strong:
-            kind = f"{'narrow' if at.narrow and kind == 'write' else 'strong'} {kind}"
+            scope = ("strong", "narrow", "cluster")[min(at.narrow, 2)] if kind == "write" else "strong"
+            kind = f"{scope} {kind}"
         self.table(kind).note(at)
         if at.what != "read":
             cells = at.cells

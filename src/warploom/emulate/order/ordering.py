@@ -149,8 +149,8 @@ class Ordering:
             within, fenced, fences = self._within(row, access.scope), self._fenced.get(row, {}), sc_fences.of(row)
             snapshot = self.clocks.snapshot(row) if releases and writes else None
             for lane, address in _places(addresses[i], lanes, turns):
-                before = published.get(address) if reads else None
-                if before is not None and before.by_one != (self.clocks.first + row, lane):
+                before, me = published.get(address), (self.clocks.first + row, lane)
+                if reads and before is not None and before.by_one != me:
                     if acquires:
                         self._acquire(row, lane, before, within)
                     else:
@@ -161,8 +161,8 @@ class Ordering:
                     continue
                 if fences:
                     sc_fences.write(row, lane, address, within, not reads)
-                # A read-modify-write continues the release sequence that it reads from; a store ends it.
-                after = before
+                # A read-modify-write continues the release sequence that it reads from; a store ends those of others.
+                after = before if reads or (before is not None and before.by_one == me) else None
                 if lane in fenced:
                     earlier, fenced_within = fenced[lane]
                     after = Sequence.after(after, earlier, [lane], _smaller(fenced_within, within))
