@@ -399,13 +399,16 @@ class Clocks:
     def _ask_lanes(self, result: Array, accesses: tuple[Array, ...], whole_warp: bool) -> None:
         """Look up, in the clocks of single lanes, accesses that not all lanes of a warp know: each question once."""
         open_ones = np.nonzero(~result)[0]
-        questions = np.stack([x[open_ones] for x in accesses], axis=1)
-        different, which = np.unique(questions, axis=0, return_inverse=True)
-        answers: list[bool] = []
-        for row, lane, *access in different.tolist():
-            extra = None if whole_warp else self._alone(row).get(lane)
-            answers.append(self.has(self.known[row], *access) or (extra is not None and self.has(extra, *access)))
-        result[open_ones] = np.array(answers, np.bool_)[which.reshape(-1)]
+        answers: dict[tuple[int, ...], bool] = {}
+        for i, question in zip(
+            open_ones.tolist(), zip(*(x[open_ones].tolist() for x in accesses), strict=True), strict=True
+        ):
+            if question not in answers:
+                row, lane, *access = question
+                extra = None if whole_warp else self._alone(row).get(lane)
+                known = self.has(self.known[row], *access)
+                answers[question] = known or (extra is not None and self.has(extra, *access))
+            result[i] = answers[question]
 
     def has(self, clock: Array, plane: int, column: int, lane: int, stamp: int) -> bool:
         """Whether a clock includes what a lane of an agent did at a stamp."""
