@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from warploom.core.dtypes import DType, f16, f32
-from warploom.lang import Fragment, Global, Kernel, kernel, u16, u32
+from warploom.lang import Fragment, Global, Kernel, Traced, kernel, u16, u32
 from warploom.layout.catalogue import mma_fragment
 
 SHAPE = "m16n8k16"
@@ -77,7 +77,7 @@ def mma_rate(
     k.syncthreads()
     readers = k.reader(tile, A), k.reader(tile, B.tile(1, 2).transposed())
 
-    def fragments(step: int) -> tuple[list[tuple[u32, ...]], list[tuple[u32, ...]]]:
+    def fragments(step: int) -> tuple[list[tuple[Traced, ...]], list[tuple[Traced, ...]]]:
         pairs = [readers[1].load(warp_m + col, 16 * step) for col in range(0, warp_n, 16)]
         operands = [half for pair in pairs for half in (pair[:2], pair[2:])]
         return [readers[0].load(row, 16 * step) for row in range(0, warp_m, 16)], operands

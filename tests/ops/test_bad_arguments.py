@@ -381,4 +381,4 @@ def test_a_keyword_of_other_libraries_says_what_to_write(call, name, says):
 def test_a_reduction_that_there_is_not_says_how_to_have_it():
     a = np.zeros((16, 16), np.float16)
     with pytest.raises(ProblemError, match=r"op is 'max'.*not 'min': .*max of -a"):
-        warploom.matmul_reduce(a, a, "min")
+        warploom.matmul_reduce(a, a, "min")  # pyright: ignore
