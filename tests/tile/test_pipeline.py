@@ -372,3 +372,38 @@ def test_maps_of_arrays_of_other_dimensions() -> None:
         map_of(batches[:, :, ::2], ROWS, 32)
     with pytest.raises(LayoutError, match="multiples of 16 bytes"):
         map_of(whole(16, 65)[:, :64], ROWS, 64)
+
+
+@kernel(threads=96, requires="sm_90a")
+def in_turns(k: Kernel, x: TensorMap, out: Global[f32], rounds: u32) -> None:
+    """Warps 1 and 2, one role, read every other tile; the barriers are set up by hand."""
+    tile = operand_tile(k, bf16, ROWS, 64, name="X", stages=4)
+    ring = Pipeline(k, (tile, x), readers=1)
+    with k.when(k.thread == 0):
+        assert ring.empty is not None
+        ring.full.init(1)
+        ring.empty.init(1)
+        k.mbarrier_fence()
+    k.syncthreads()
+    with k.warps(0, 1), k.when(k.thread == 0):
+        put = ring.producer()
+        with k.loop(2 * rounds) as i:
+            put.put((i * ROWS,))
+    with k.warps(1, 3):
+        get = ring.consumer()
+        with k.when(k.warp == 2):
+            get.advance()
+        with k.loop(rounds) as i:
+            totals = k.registers(f32, 2, 0.0, "totals")
+            add_columns(k, get.wait(), 64, totals)
+            k.syncwarp()
+            get.release()
+            get.advance()
+            with k.when(k.lane < ROWS):
+                out.store(totals[0].get() + totals[1].get(), (2 * i + k.warp - 1) * ROWS + k.lane)
+
+
+def test_warps_of_one_role_may_take_turns() -> None:
+    x, out = whole(8 * ROWS, 64), np.zeros(8 * ROWS, np.float32)
+    assert all(clean(in_turns.trace(), 1, [map_of(x, ROWS, 64), out, 4], seed) for seed in SEEDS)
+    assert np.allclose(out, x.astype(np.float32).sum(1), atol=1e-3)

@@ -49,6 +49,7 @@ class MbarrierArray:
 
         ``full.init(1, k.thread)`` under ``k.when(k.thread < full.count)`` lets as many threads take one each.
         """
+        self.words.unfinished.pop(self, None)
         for i in range(self.count) if index is None else (index,):
             self.words.issue(mbarrier_init(arrivals), self.address(i))
 

@@ -226,7 +226,7 @@ class Pipeline:
         self.full: MbarrierArray = k.mbarriers(self.stages, f"{name}_full")
         self.empty: MbarrierArray | None = k.mbarriers(self.stages, f"{name}_empty") if readers else None
         self._lines: dict[str, SourceLine] = {}
-        k.unfinished[self, "ready"] = TraceError(
+        k.unfinished[self.full] = TraceError(
             f"the barriers of the pipeline of {name} are never set up: call ready(k, …) with it, once all pipelines of "
             "the kernel are made"
         ).at(k.here())
@@ -241,7 +241,6 @@ class Pipeline:
 
     def initialise(self) -> None:
         """Set up the mbarriers, by one thread."""
-        self.k.unfinished.pop((self, "ready"), None)
         self.full.init(self._writers)
         if self.empty is not None:
             self.empty.init(self._readers)
@@ -265,13 +264,17 @@ class Pipeline:
     def at(self, turn: Number, part: Number = 0, *, filling: bool = False) -> Cursor:
         """The stage that a part uses as number ``turn``; ``filling``: for whoever fills it. Takes no registers."""
         n = self.stages // self.parts
-        self.released_by.forget()
-        self.written_by.forget()
+        self.part_ways()
         number = self.k.value(turn, u32)
         since = number + n if filling else number  # what was there before was put n turns ago; at first all are empty
         return Cursor(self, TurnPosition(since % n * self.parts + part, since // n & 1))
 
     # -- what a cursor does
+    def part_ways(self) -> None:
+        """Note that warps may use other stages than each other: how many use one is not known."""
+        self.released_by.forget()
+        self.written_by.forget()
+
     def used(self, how: str) -> None:
         """Note that a cursor has claimed a stage, waited for one or released one: what is claimed again is released."""
         lines = self._lines
@@ -383,6 +386,7 @@ class Cursor:
 
     def advance(self) -> None:
         """Move on to the next stage; this one is released later, or by another cursor."""
+        self._pipeline.part_ways()
         self._position.advance()
 
     def skip(self, count: Traced) -> None:
@@ -390,8 +394,8 @@ class Cursor:
 
         Take turns for that: a wait tells a phase from the one before, not from those before both.
         """
+        self._pipeline.part_ways()
         ring, n = self._registers(), self._pipeline.stages
-        self._pipeline.released_by.forget()
         total = ring.stage.get() + count
         rounds = total // n
         ring.phase.set((ring.phase.get() + rounds) & 1)
@@ -401,6 +405,7 @@ class Cursor:
 
     def catch_up(self, other: Cursor) -> None:
         """Move to the position of another cursor of this pipeline."""
+        self._pipeline.part_ways()
         mine, theirs = self._registers(), other._registers()
         mine.stage.set(theirs.stage)
         mine.phase.set(theirs.phase)
