@@ -55,6 +55,32 @@ def test_reductions_give_every_lane_its_results(name, axis, op, exact):
             assert out[lane, group] == expected[plan.result_coordinate(group, lane)]
 
 
+@kernel(threads=32)
+def softmax(
+    k: Kernel, matrix: Global[f32], out: Global[f32], *, layout, axis: str = "col", short: bool = False
+) -> None:
+    rows, cols = layout.shape
+    places = [layout.coordinates(k.lane, element) for element in range(layout.elements_per_thread)]
+    scores = k.fragment(layout, f32, [matrix.load(row * cols + col) for row, col in places])
+    tops = scores.reduce("max", axis)
+    powers = scores.map_rows(lambda x, top: k.exp2(x - top), tops[1:] if short else tops, axis)
+    powers.map_rows(lambda x, total: x / total, powers.reduce("add", axis), axis).store_global(out, cols)
+    assert rows
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+@pytest.mark.parametrize("axis", ["col", "row"])
+def test_values_of_rows_go_back_to_their_rows(name, axis):
+    layout, along = LAYOUTS[name], 1 if axis == "col" else 0
+    matrix = RNG.standard_normal(layout.shape).astype(np.float32)
+    out = np.zeros_like(matrix)
+    run(softmax, matrix, out, layout=layout, axis=axis)
+    powers = np.exp2(matrix.astype(np.float64))
+    assert np.abs(out - powers / powers.sum(along, keepdims=True)).max() < 1e-6
+    with pytest.raises(TraceError, match=rf"reduce\(…, '{axis}'\) gives, not"):
+        softmax.trace(layout=layout, axis=axis, short=True)
+
+
 def test_a_quads_own_member_mask_is_enough():
     matrix = RNG.standard_normal(C.shape).astype(np.float32)
     full, quad = np.zeros((32, 2), np.float32), np.zeros((32, 2), np.float32)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
-from typing import Literal, TypeAlias, get_args, overload
+from typing import Literal, TypeAlias, TypeVar, get_args, overload
 
 from warploom.core.dtypes import DType, bf16, f16, f32, f64, s8, s32, tf32, u32
 from warploom.core.errors import TraceError, shown
@@ -33,6 +33,9 @@ Stateful: TypeAlias = Literal["argmax", "logsumexp", "moments"]
 Addressing: TypeAlias = Literal["recomputed", "strided"]
 """The way to form a swizzled address with a constant displacement: apply the swizzle anew, or add to the lane's base
 and its signed strides (the seeds' kernel 8)."""
+
+
+_Row = TypeVar("_Row")
 
 
 @dataclass(frozen=True, eq=False)
@@ -73,6 +76,23 @@ class Fragment:
         """``function`` of every f32 element."""
         self._need_f32("map")
         return replace(self, registers=tuple(function(x) for x in self.registers))
+
+    def map_rows(
+        self, function: Callable[[Traced, _Row], Traced], values: Sequence[_Row], axis: int | str = "col"
+    ) -> Fragment:
+        """``function`` of every f32 element and its row's value, of those that :meth:`reduce` along ``axis`` gives.
+
+        ``scores.map_rows(lambda x, top: x - top, scores.reduce("max", "col"))`` takes each row's maximum away; with
+        ``axis="row"`` values are those of columns. Raises TraceError where there are more or fewer of them.
+        """
+        self._need_f32("map_rows")
+        groups = reduction_plan(self.layout, axis).groups
+        if len(values) != len(groups):
+            raise TraceError(
+                f"map_rows takes the {len(groups)} values of a thread that reduce(…, {axis!r}) gives, not {len(values)}"
+            )
+        of = {e: value for group, value in zip(groups, values, strict=True) for e in group}
+        return replace(self, registers=tuple([function(self._read(e), of[e]) for e in range(len(of))]))
 
     def scale(self, element: int, factor: Number) -> None:
         """Multiply one element of an accumulator in place."""
