@@ -161,3 +161,31 @@ def test_threads_of_a_cta_may_fence_one_after_another(how: str, seed: int | None
     run = emulate(fenced_apart.trace(how=how), 3, [numbers(192), numbers(1) * 0, out], seed=seed)
     assert kinds(run) == ({"race"} if how == "half of them" else set())
     assert out.tolist() == [3 * (i ^ 48) for i in range(64)]
+
+
+@kernel(threads=96)
+def agreed_after_a_read(k: Kernel, out: Global[U32], seen: Global[U32], *, ordered: bool, atomic: bool) -> None:
+    """Warps 0 and 2 store one word to the same place, which warp 1 has read, or updated, before one of them did."""
+    with k.when(k.thread == 32):
+        seen.store(k.atomic("add", out, 0, order="relaxed") if atomic else out.load(0), 0)
+    if ordered:
+        k.syncthreads()
+    else:
+        with k.warps(0, 2):
+            k.bar_sync(1, 64)
+    with k.when((k.warp != 1) & (k.lane == 0)):
+        with k.when(k.warp == 0):
+            out.store(k.value(7, U32), 0)
+        with k.when(k.warp == 2):
+            out.store(k.value(7, U32), 0)
+
+
+@pytest.mark.parametrize("atomic", [False, True])
+@pytest.mark.parametrize("seed", [None, 0, 1, 2, 3])
+def test_equal_stores_are_each_ordered_after_what_was_there(seed: int | None, atomic: bool) -> None:
+    def found(*, ordered: bool) -> set[str]:
+        program = agreed_after_a_read.trace(ordered=ordered, atomic=atomic)
+        return kinds(emulate(program, 1, [numbers(1), numbers(1)], seed=seed))
+
+    assert found(ordered=True) == set()
+    assert found(ordered=False) == {"race"}

@@ -63,9 +63,12 @@ class AccessList:
         return records >> BITS >= self.history.wrote[cells] >> BITS
 
     def late(
-        self, at: MemoryAccess, harmless: Callable[[], Array] | None = None
+        self, at: MemoryAccess, harmless: Callable[[], Array] | None = None, *, ended: bool = False
     ) -> Iterator[tuple[MemoryAccess, Array, Array, Lanes | None]]:
-        """Yield those to the cells of an access, with agents and records, whoever knows of them."""
+        """Yield those to the cells of an access, with agents and records, whoever knows of them.
+
+        ``ended``: those that the last write has ended, as far as they are still listed.
+        """
         if harmless is not None:
             at = at.among(~harmless() & (True if at.active is None else at.active[..., None]))
         at = at.flat
@@ -77,9 +80,9 @@ class AccessList:
                 continue
             mine = np.repeat(np.arange(wanted.size), counts)
             theirs = np.repeat(low - (np.cumsum(counts) - counts), counts) + np.arange(mine.size)
-            current = self._current(wanted[mine], records[theirs])
-            if current.any():
-                yield at[mine[current]], agents[theirs[current]], records[theirs[current]], None
+            these = self._current(wanted[mine], records[theirs]) != ended
+            if these.any():
+                yield at[mine[these]], agents[theirs[these]], records[theirs[these]], None
 
 
 class GlobalHistory(History):
@@ -129,6 +132,13 @@ class GlobalHistory(History):
         theirs = {"narrow write": 1, "cluster write": self.clocks.places.together}.get(kind, 0)
         warps = min(x for x in (mine.narrow, theirs) if x) * self.clocks.warps_per_cta
         return writers // warps == (self.clocks.first + mine.rows[0]) // warps
+
+    def check_ended(self, mine: MemoryAccess) -> None:
+        """Report conflicts of equal stores with reads and updates that the last write has ended."""
+        for kind, earlier in self.tables.items():
+            if kind != "alike" and isinstance(earlier, AccessList):
+                for found, writers, records, each in earlier.late(mine, ended=True):
+                    self.judge(found, earlier.past, writers, records, each, kind=kind)
 
     def write(self, at: MemoryAccess) -> tuple[Array, Array] | None:
         """Note who has written some units, as :meth:`History.write`."""

@@ -134,7 +134,12 @@ class History:
                 continue
             for mine, writers, records, each in earlier.late(at, held if kind == "alike" else None):
                 self.judge(mine, earlier.past, writers, records, each, kind=kind)
+        if same is not None:
+            self.check_ended(at.among(same))
         return late, same
+
+    def check_ended(self, mine: MemoryAccess) -> None:
+        """Report conflicts of equal stores with accesses before the last write, where that write has ended those."""
 
     def judge(
         self,
