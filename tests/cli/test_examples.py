@@ -215,7 +215,7 @@ def test_examples_of_models_end_soon_without_a_gpu_and_show_how_far_they_are(mon
     text = capsys.readouterr().out
     losses = [float(line.split()[-1]) for line in text.splitlines() if line.startswith("step ")]
     assert len(losses) == 3
-    assert losses[-1] < losses[0]
+    assert all(4 < loss < 6 for loss in losses)  # of 256 words at random 5.5; each step sees other text
     run("serve.py", monkeypatch, "--requests", "2")
     assert "2 requests" in capsys.readouterr().out
 
