@@ -293,15 +293,12 @@ def test_there_are_so_many_graphs_and_no_more(repeated, monkeypatch):
     def count(name):
         return [asked for asked, _ in driver.asked].count(name)
 
-    for one in all_of_them:
-        for _ in range(launch_module._REPEATED + 1):
-            assert one() == (0,)
+    assert all(repeated() == (0,) for repeated in all_of_them for _ in range(launch_module._REPEATED + 1))
     assert (count("cuGraphInstantiate"), count("cuGraphExecDestroy")) == (3, 1)
     driver.asked.clear()
-    for one in all_of_them:
-        assert one() == (0,)
+    assert all(repeated() == (0,) for repeated in all_of_them)
     assert driver.asked == [*ONE_BY_ONE, ("cuGraphLaunch", "made"), ("cuGraphLaunch", "made")]
-    del all_of_them[1:], one
+    del all_of_them[1:]
     gc.collect()
     for _ in range(launch_module._REPEATED):
         all_of_them[0]()

@@ -40,6 +40,7 @@ SMALL = MatmulSm80(32, 32, 32, 16, 16, stages=2)
 PRODUCT: dict[str, Any] = {"accumulate": "f16", "alpha": 0.5, "config": MatmulSm80(32, 32, 32, 16, 16, 2, f16, f16)}
 A_B_BIAS = (24, 40), (40, 56), (56,)
 reduce: Any = warploom.matmul_reduce
+loss: Any = warploom.linear_cross_entropy
 CALLS: dict[str, tuple[Any, tuple[tuple[int, ...], ...]]] = {
     "attention": (lambda q, k, v: warploom.attention(q * 1, k, v, causal=True) + 1, (heads(), heads(), heads())),
     "attention, options": (lambda q, k, v: warploom.attention(q, k, v, **WINDOW), (heads(24, 4), heads(40), heads(40))),
@@ -61,7 +62,7 @@ CALLS: dict[str, tuple[Any, tuple[tuple[int, ...], ...]]] = {
     "loss": (lambda a, b, _: warploom.linear_cross_entropy(a, b.T, torch.arange(24) * 2).mean(), A_B_BIAS),
     **{
         f"loss, {reduction}": (
-            lambda a, b, _, reduction=reduction: warploom.linear_cross_entropy(
+            lambda a, b, _, reduction=reduction: loss(
                 a, b.T, torch.arange(24) * 2, reduction=reduction, return_lse=True, ignore_index=6
             ),
             A_B_BIAS,
