@@ -485,6 +485,76 @@ def test_an_atomic_of_a_cta_races_with_one_of_the_gpu_in_another_cta(seed: int |
         assert kinds(found) == ({"race"} if scope == "cta" else set())
 
 
+COUNT = f"""{TID} mov.u32 %r1, %nctaid.x; mov.u32 %r2, %ntid.x; mul.lo.u32 %r3, %r1, %r2; sub.u32 %r3, %r3, 1;
+    atom.relaxed.gpu.global.add.u32 %r4, [%d0], 1; setp.eq.u32 %p1, %r4, %r3; @%p1 st.global.u32 [%d0], 0;"""
+"""All threads count, and the last one resets the counter by a plain store."""
+ONE_OF_EACH_CTA = COUNT.replace("mul.lo.u32 %r3, %r1, %r2;", "mov.u32 %r3, %r1; setp.ne.u32 %p2, %r0, 0; @%p2 ret;")
+TOLD = """.shared .align 4 .b32 last[1];
+    setp.eq.u32 %p4, %r0, 0; selp.b32 %r9, 1, 0, %p1; @%p4 st.shared.u32 [last], %r9;
+    bar.sync 0; ld.shared.u32 %r9, [last]; setp.eq.u32 %p5, %r0, 33; setp.ne.and.u32 %p5, %r9, 0, %p5;"""
+BY_ANOTHER = (
+    COUNT.replace("mul.lo.u32 %r3, %r1, %r2;", "mov.u32 %r3, %r1; setp.eq.u32 %p3, %r0, 0; setp.ne.u32 %p1, %r0, %r0;")
+    .replace("atom", "@%p3 atom")
+    .replace("setp.eq.u32 %p1, %r4, %r3;", f"@%p3 setp.eq.u32 %p1, %r4, %r3; {TOLD}")
+    .replace("@%p1 st.global", "@%p5 st.global")
+)
+"""Thread 0 counts for its CTA, and thread 33 of the last one resets the counter, behind a barrier."""
+FIRST = "setp.eq.u32 %p1, %r4, %r3", "setp.eq.u32 %p1, %r4, 0"
+ROUNDS = "atom.relaxed.gpu.global.add.u32 %r5, [%d0], 0; " * 12
+RESETS: dict[str, tuple[str, list[tuple[str, str]]]] = {
+    "one of each CTA": (ONE_OF_EACH_CTA, [FIRST, ("relaxed.gpu", "relaxed.cta")]),
+    "all threads": (COUNT, [FIRST, ("relaxed.gpu", "relaxed.cta")]),
+    "a plain load": (COUNT.replace("st.global.u32 [%d0], 0", "ld.global.u32 %r9, [%d0]"), [FIRST]),
+    "another thread": (BY_ANOTHER, [FIRST, (TOLD, "setp.eq.u32 %p5, %r0, 33;"), ("relaxed.gpu", "relaxed.cta")]),
+    "many rounds": (COUNT.replace("atom", f"{ROUNDS} atom"), [FIRST]),
+}
+
+
+@pytest.mark.parametrize("seed", [None, 0, 1, 2])
+@pytest.mark.parametrize("name", RESETS)
+def test_the_last_one_to_count_resets_the_counter(name: str, seed: int | None) -> None:
+    """Its atomic has read what those of all others have left, so that they come before its plain access."""
+    body, defects = RESETS[name]
+    out = np.zeros(1, np.uint32)
+    assert check(kernel(body), [out], 64, grid=8, seed=seed).findings == ()
+    assert "st.global" not in body or out.tolist() == [0]
+    for right, wrong in defects:
+        assert right in body
+        text = kernel(body.replace(right, wrong).replace(";", ";\n"))  # a finding on each line
+        found = check(text, [np.zeros(1, np.uint32)], 64, grid=8, seed=seed).findings
+        races = [x.message for cause in found for x in (cause, *cause.follows) if x.kind == "race"]
+        assert any("st.global" in message or "ld.global" in message for message in races)
+
+
+def test_atomics_of_a_cta_are_read_by_its_last_one() -> None:
+    text = kernel(COUNT.replace("relaxed.gpu", "relaxed.cta"))
+    assert check(text, [np.zeros(1, np.uint32)], 64).findings == ()
+
+
+ATOM, RED = "atom.relaxed.gpu.global.add.u32 %r4, [%d0], 1;", "red.relaxed.gpu.global.add.u32 [%d0], 1;"
+STORE = "st.relaxed.gpu.global.u32 [%d0], 1;"
+
+
+@pytest.mark.parametrize(
+    ("writes", "clean"),
+    [
+        ((ATOM, ATOM, ATOM), True),
+        ((STORE, ATOM, ATOM), True),
+        ((RED, RED, ATOM), True),
+        ((ATOM, STORE, ATOM), False),  # ends what atomics hand on
+        ((ATOM, ATOM, STORE), False),  # reads nothing
+        ((ATOM, ATOM, RED), False),  # tells nobody what it has read
+    ],
+)
+def test_what_an_atomic_reads_comes_before_a_plain_store(writes: tuple[str, str, str], clean: bool) -> None:
+    body = "mov.u32 %r1, %laneid; setp.ne.u32 %p2, %r1, 0; @%p2 ret; mov.u32 %r0, %ctaid.x;"
+    for cta, write in enumerate(writes):
+        body += f"setp.eq.u32 %p1, %r0, {cta}; @%p1 {write}"
+    text = kernel(body + "@%p1 st.global.u32 [%d0], 0;")
+    findings = check(text, [np.zeros(1, np.uint32)], grid=3).findings
+    assert kinds(findings) == (set() if clean else {"race"})
+
+
 def test_copies_that_read_nothing_touch_no_sector() -> None:
     body = f"""{TID} setp.lt.u32 %p1, %r0, 8; selp.b32 %r9, 16, 0, %p1; mul.wide.u32 %d20, %r0, 16;
     add.s64 %d21, %d0, %d20; mov.u32 %r2, tile; mad.lo.u32 %r3, %r0, 16, %r2;

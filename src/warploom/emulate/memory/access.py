@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from warploom.emulate.control.frames import Frame
+from warploom.emulate.control.frames import ASCENDING, Frame, Turns
 from warploom.emulate.findings.traffic import TrafficCounter
 from warploom.emulate.memory.buffers import GlobalBuffer
 from warploom.ir.statements import Op
@@ -42,6 +42,8 @@ class MemoryAccess:
     strong: bool = False
     narrow: int = 0
     """The CTAs that are in the scope of a strong access together: 1, or those of a cluster; 0 if all are."""
+    turns: Turns = ASCENDING
+    """The order in which the lanes of a warp access one unit."""
     stamp: int = 0
     buffers: Mapping[int, GlobalBuffer] | None = None
     """Global memory's, by their numbers."""

@@ -143,9 +143,10 @@ class AccessSteps:
             (place,), turns = places(frame), run.turns()
             values = [frame.full(frame.env[k]) for k in rest]
             memory = run.memories[access.space]
+            place.turns = turns
             memory.begin_update(place)
             self._order(place, access, turns)
-            old = memory.update(place, access, instruction, values, turns)
+            old = memory.update(place, access, instruction, values)
             for result, array in zip(op.results, old, strict=False):  # red has no results
                 frame.write(result, array)
 

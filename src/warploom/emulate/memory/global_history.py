@@ -12,10 +12,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from warploom.emulate.control.frames import ASCENDING
 from warploom.emulate.memory.access import MemoryAccess
 from warploom.emulate.memory.history import STRONG_WRITES, History, Lanes
 from warploom.emulate.order.clocks import BITS, LANES
 from warploom.emulate.order.planes import FAR, FENCED_GLOBALLY
+from warploom.ir.statements import Op
+from warploom.isa.effects import Access as Effect
 
 Array = NDArray[Any]
 
@@ -37,6 +40,8 @@ class AccessList:
     def note(self, at: MemoryAccess) -> None:
         """Record an access."""
         mine = at.flat
+        if at.turns is not ASCENDING:
+            self.history.turns[at.stamp] = bytes(at.turns)
         order = np.argsort(mine.cells, kind="stable")
         records = self.history.coded(mine.stamp, 0 if mine.agent else mine.lane_of_each[order, 0])
         agents = self.history.writers(mine)[order]
@@ -65,14 +70,14 @@ class AccessList:
     def late(
         self, at: MemoryAccess, harmless: Callable[[], Array] | None = None, *, ended: bool = False
     ) -> Iterator[tuple[MemoryAccess, Array, Array, Lanes | None]]:
-        """Yield those to the cells of an access, with agents and records, whoever knows of them.
+        """Yield those to the cells of an access, all at once, with agents and records, whoever knows of them.
 
         ``ended``: those that the last write has ended, as far as they are still listed.
         """
         if harmless is not None:
             at = at.among(~harmless() & (True if at.active is None else at.active[..., None]))
         at = at.flat
-        wanted = at.cells
+        wanted, found = at.cells, list[tuple[Array, Array, Array]]()
         for cells, agents, records in self._lists:
             low, high = np.searchsorted(cells, wanted, "left"), np.searchsorted(cells, wanted, "right")
             counts = high - low
@@ -82,7 +87,20 @@ class AccessList:
             theirs = np.repeat(low - (np.cumsum(counts) - counts), counts) + np.arange(mine.size)
             these = self._current(wanted[mine], records[theirs]) != ended
             if these.any():
-                yield at[mine[these]], agents[theirs[these]], records[theirs[these]], None
+                found.append((mine[these], agents[theirs[these]], records[theirs[these]]))
+        if found:
+            lines, agents, records = (np.concatenate(parts) for parts in zip(*found, strict=True))
+            yield at[lines], agents, records, None
+
+
+def _is_atomic(op: Op | None) -> bool:
+    return op is not None and any(isinstance(e, Effect) and e.mode == "atomic" for e in op.instruction.effects())
+
+
+def _next(which: Array) -> Array:
+    """For each place, the next one after it that is among ``which``; their number if there is none."""
+    places = np.append(np.where(which, np.arange(which.size), which.size)[1:], which.size)
+    return np.minimum.accumulate(places[::-1])[::-1]
 
 
 class GlobalHistory(History):
@@ -97,6 +115,9 @@ class GlobalHistory(History):
     def __init__(self, size: int, granule: int, base: Array) -> None:
         super().__init__(-(-size // granule), granule, np.int64(0), FLYING)
         self.base = base
+        self.turns = dict[
+            int, bytes
+        ]()  # stamp → the order in which lanes took turns at an atomic, other than ascending
         self.generic = np.zeros(self.wrote.shape, np.bool_)  # last written by an ordinary instruction
 
     def stored(self, cells: Array) -> Array:
@@ -125,13 +146,37 @@ class GlobalHistory(History):
         assert mine.numbers is not None
         return mine.cells * self.granule - self.base[mine.numbers[:, 0]]
 
-    def _harmless(self, mine: MemoryAccess, kind: str, writers: Array) -> Any:
-        """Updates by threads of one CTA, or of one cluster, may have a scope that ends there."""
-        if not mine.strong or kind not in STRONG_WRITES:
+    def _harmless(self, mine: MemoryAccess, kind: str, writers: Array, record: Array, known: Array) -> Any:
+        """Updates by threads of one CTA or cluster, whose scope may end there; and those that an atomic has read."""
+        if kind not in STRONG_WRITES or known.all():
             return False
         theirs = {"narrow write": 1, "cluster write": self.clocks.places.together}.get(kind, 0)
+        if not mine.strong:
+            return self._observed(mine, writers, record, known, theirs * self.clocks.warps_per_cta)
         warps = min(x for x in (mine.narrow, theirs) if x) * self.clocks.warps_per_cta
         return writers // warps == (self.clocks.first + mine.rows[0]) // warps
+
+    def _observed(self, mine: MemoryAccess, writers: Array, record: Array, known: Array, warps: int) -> Array:
+        """Which strong writes an atomic has read that the accessor knows of; PTX calls this observation order.
+
+        An atomic reads what the write before it has left, and through an atomic before it what that has read. It must
+        return that: no other thread can tell that it came later. Scopes end at so many ``warps``; 0: nowhere.
+        """
+        stamps, which = np.unique(record >> BITS, return_inverse=True)
+        ops = [self.clocks.history[stamp] for stamp in stamps.tolist()]
+        ranks = np.array([np.argsort(list(self.turns.get(stamp, ASCENDING))) for stamp in stamps.tolist()])
+        line = mine.lane_of_each[:, 0], mine.rows[0], mine.cells
+        order = np.lexsort((ranks[which, record & LANES - 1], writers, which, *line))
+        atomic = np.array([_is_atomic(op) for op in ops])[which[order]]
+        returns = np.array([op is not None and bool(op.results) for op in ops])[which[order]]
+        reader = _next(returns & known[order])
+        seen = (reader < _next(~atomic)) & (writers[order] >= 0)  # the async proxy's are morally strong with no atomic
+        reader[~seen] = 0
+        for same in (*line, *([writers // warps] if warps else ())):
+            seen &= same[order[reader]] == same[order]
+        found = np.zeros(seen.shape, np.bool_)
+        found[order] = seen
+        return found
 
     def check_ended(self, mine: MemoryAccess) -> None:
         """Report conflicts of equal stores with reads and updates that the last write has ended."""

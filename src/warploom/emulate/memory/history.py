@@ -170,7 +170,7 @@ class History:
             some = several[one]
             known = self._ordered(mine[some], plane, columns[some], lane, when[one, lane])
             fine[several] = np.bincount(one[~known], minlength=several.size) == 0
-        fine |= self._harmless(mine, kind, writers)
+        fine |= self._harmless(mine, kind, writers, record, fine)
         if harmless is not None and not fine.all():
             found[~unknown] = ~fine
             found &= harmless()
@@ -198,8 +198,8 @@ class History:
         """The CTA whose memory an access goes to, where findings name it."""
         return ""
 
-    def _harmless(self, mine: MemoryAccess, kind: str, writers: Array) -> Any:
-        """Which records of a kind an access may be unordered with."""
+    def _harmless(self, mine: MemoryAccess, kind: str, writers: Array, record: Array, known: Array) -> Any:
+        """Which records of a kind an access may be unordered with, where it is ``known`` with which it is ordered."""
         return False
 
     def _unknown(self, mine: MemoryAccess, record: Array) -> None:

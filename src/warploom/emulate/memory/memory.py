@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from warploom.emulate.control.frames import Frame, Origin, Turns, apply_in_turn, displaced, in_turn
+from warploom.emulate.control.frames import Frame, Origin, apply_in_turn, displaced, in_turn
 from warploom.emulate.findings.report import Reporter
 from warploom.emulate.findings.traffic import TrafficCounter
 from warploom.emulate.memory.access import MemoryAccess
@@ -131,10 +131,10 @@ class Memory:
             history.check(at)
             history.note(at)
 
-    def update(self, place: Any, access: Effect, instruction: Instruction, values: list[Array], turns: Turns) -> Array:
+    def update(self, place: Any, access: Effect, instruction: Instruction, values: list[Array]) -> Array:
         """Lanes take turns to update each element of a vector. Returns the old values, (elements, warps, lanes)."""
         acting = np.arange(place.index.size) if place.active is None else np.nonzero(place.active.reshape(-1))[0]
-        order, count = acting[in_turn(acting, turns)], access.words
+        order, count = acting[in_turn(acting, place.turns)], access.words
         view, first = self.data.view(instruction.operand_types[1].numpy), place.index * count
         old = [apply_in_turn(instruction, view, first + i, values[i::count], order) for i in range(count)]
         return np.stack(old)
