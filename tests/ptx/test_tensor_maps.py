@@ -6,7 +6,9 @@ import numpy as np
 import pytest
 
 from tests.ptx.text import check, kernel, kinds
+from warploom.core.dtypes import f32
 from warploom.core.errors import PtxError
+from warploom.layout.tensor_map import TensorMapSpec
 
 FIELDS = """
     tensormap.replace.tile.global_address.SPACE.b1024.b64 [MAP], %d0;
@@ -106,3 +108,37 @@ def test_a_map_that_reaches_beyond_its_array() -> None:
 def test_fields_that_are_refused(change: str) -> None:
     with pytest.raises(PtxError, match=rf"{change} other than 0 is not supported"):
         run(SHARED.replace("swizzle_mode.shared::cta.b1024.b32 [map], 0", f"{change}.shared::cta.b1024.b32 [map], 1"))
+
+
+def swizzled(swizzle: int, at: int):
+    """256 threads read a box of 1024 bytes that lies ``at`` bytes behind a multiple of 1024, and hand it out."""
+    cols = swizzle // 4
+    x, out = np.arange(1, 257, dtype=np.float32).reshape(-1, cols), np.zeros(256, np.float32)
+    source = x, TensorMapSpec(f32, x.shape[::-1], (swizzle,), (cols, 256 // cols), swizzle)
+    body = f"""mov.u32 %r0, %tid.x; setp.eq.u32 %p1, %r0, 0; mov.u32 %r2, box; add.u32 %r2, %r2, {at};
+    mov.b64 %d2, p1; cvta.param.u64 %d3, %d2;
+    @%p1 mbarrier.init.shared::cta.b64 [bar], 1; fence.mbarrier_init.release.cluster; bar.sync 0; @!%p1 bra wait;
+    mbarrier.arrive.expect_tx.shared::cta.b64 _, [bar], 1024;
+    cp.async.bulk.tensor.2d.shared::cta.global.mbarrier::complete_tx::bytes [%r2], [%d3, {{0, 0}}], [bar];
+    wait: {{ .reg .pred done; again: mbarrier.try_wait.parity.shared::cta.b64 done, [bar], 0; @!done bra again; }}
+    shl.b32 %r3, %r0, 2; add.u32 %r3, %r3, %r2; shr.u32 %r4, %r3, 7; and.b32 %r4, %r4, {swizzle // 16 - 1};
+    shl.b32 %r4, %r4, 4; xor.b32 %r3, %r3, %r4; ld.shared.u32 %r5, [%r3];
+    mul.wide.u32 %d1, %r0, 4; add.u64 %d1, %d1, %d0; st.global.u32 [%d1], %r5;"""
+    text = kernel(body, before=".shared .align 1024 .b8 box[2048]; .shared .align 8 .b8 bar[8];", target="sm_90a")
+    text = text.replace(".param .u64 p0)", ".param .u64 p0, .param .align 64 .b8 p1[128])")
+    return x.ravel(), out, check(text, [out, source], 256).findings
+
+
+@pytest.mark.parametrize("swizzle", [32, 64, 128])
+@pytest.mark.parametrize("at", [0, 128, 256, 896])
+def test_a_swizzled_box_lies_at_any_multiple_of_128_bytes(swizzle: int, at: int) -> None:
+    """The swizzle goes by bits of the address, so that the first chunk of such a box is not at its start."""
+    x, out, findings = swizzled(swizzle, at)
+    assert findings == ()
+    assert np.array_equal(out, x)
+
+
+@pytest.mark.parametrize("at", [16, 64, 144])
+def test_a_box_off_128_bytes_is_misaligned(at: int) -> None:
+    """At 144 the swizzle takes the first chunk to 128, which helps nothing."""
+    assert "misaligned" in kinds(swizzled(128, at)[2])

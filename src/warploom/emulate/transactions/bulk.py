@@ -135,7 +135,7 @@ class BulkCopies(Groups[Store]):
             self.report.by("bounds", by, message + "say that rows exist which do not")
             return
         place, size, moved = by["shared"], source.spec.box_bytes, source.bytes_inside(at)
-        chunks = self._inside(by, source.chunk_addresses(place), size, _BOX_ALIGNMENT)
+        chunks = self._inside(by, place, source.chunk_addresses(place), size, _BOX_ALIGNMENT)
         if chunks is not None and self.shared.checks:
             self._check_tile(by, source, place - SHARED_BASE, int(chunks.max()) + CHUNK - place)
         if "barrier" in by:
@@ -153,7 +153,7 @@ class BulkCopies(Groups[Store]):
         if not self._is_whole(by, size):
             return
         span = self._span(by, "target", size, store.adds)
-        chunks = self._inside(by, place + np.arange(0, size, CHUNK), size, CHUNK)
+        chunks = self._inside(by, place, place + np.arange(0, size, CHUNK), size, CHUNK)
         if span and chunks is not None:
             self.counter.engine("tma.store", size, size)
             self._start_store(by, span, (), chunks)
@@ -173,7 +173,7 @@ class BulkCopies(Groups[Store]):
             return
         cta, place, barrier = to
         span = self._span(by, "source", size)
-        chunks = self._inside(by, place + np.arange(0, size, CHUNK), size, CHUNK)
+        chunks = self._inside(by, place, place + np.arange(0, size, CHUNK), size, CHUNK)
         ctas = self._receivers(by) if "multicast" in by else [cta]
         if span:
             self.counter.engine("tma.load", size * len(ctas), size)
@@ -186,7 +186,7 @@ class BulkCopies(Groups[Store]):
         if to is not None:
             cta, place, barrier = to
             words = np.array(by.several("values", len(store.values)), f"u{store.word_bytes}")
-            chunks = self._inside(by, np.array([place]), words.nbytes, words.nbytes, words.nbytes)
+            chunks = self._inside(by, place, np.array([place]), words.nbytes, words.nbytes, words.nbytes)
             self._start_load(by, StoredWords(words), (), chunks, barrier, cta)
 
     def _span(self, by: Starter, name: str, size: int, adds: bool = False) -> ByteRange | None:
@@ -221,10 +221,15 @@ class BulkCopies(Groups[Store]):
         first = by.row // self.clocks.domain * together
         return [first + rank for rank in range(together) if mask >> rank & 1]
 
-    def _inside(self, by: Starter, chunks: Array, moved: int, alignment: int, chunk_bytes: int = CHUNK) -> Array | None:
-        """The chunks, if they lie in shared memory, aligned; else None and a finding."""
-        size, where = self.shared.size, int(chunks[0]) - SHARED_BASE
-        if int(chunks[0]) % alignment:
+    def _inside(
+        self, by: Starter, place: int, chunks: Array, moved: int, alignment: int, chunk_bytes: int = CHUNK
+    ) -> Array | None:
+        """The chunks, if they lie in shared memory and the address that the copy names is aligned; else a finding.
+
+        A swizzle moves chunks by bits of their addresses: the first one need not lie at the tile's address ``place``.
+        """
+        size, where = self.shared.size, place - SHARED_BASE
+        if place % alignment:
             message = f"{by.name} at byte {where} of shared memory: it starts at a multiple of {alignment} bytes"
             self.report.by("misaligned", by, message, address=where)
             return None
@@ -243,7 +248,8 @@ class BulkCopies(Groups[Store]):
         spec = source.spec
         inner = spec.box[0] * spec.dtype.bytes
         pitch = spec.swizzle_bytes or inner
-        if tile.swizzle_bytes != spec.swizzle_bytes and extent > CHUNK:
+        laid_out = tile.layout is not None  # of an array that PTX declares, its readers alone know the swizzle
+        if laid_out and tile.swizzle_bytes != spec.swizzle_bytes and extent > CHUNK:
             has = "no swizzle" if tile.swizzle_bytes == 0 else f"swizzled rows of {tile.swizzle_bytes} bytes"
             has = "a swizzle that the TMA does not have" if tile.swizzle_bytes is None else has
             wants = f"swizzles {spec.swizzle_bytes} bytes" if spec.swizzle_bytes else "does not swizzle"
