@@ -70,6 +70,17 @@ def test_what_is_stored_afar_is_told_at_the_scope_of_the_cluster(released: str, 
     assert found == (set() if released and acquired else {"race"})
 
 
+@pytest.mark.parametrize("fence", ["fence.acq_rel.cluster;", "fence.sc.gpu;", "fence.acq_rel.cta;", ""])
+def test_what_is_stored_afar_is_fenced_at_the_scope_of_the_cluster(fence: str) -> None:
+    first = f"""mapa.shared::cluster.u32 %r10, bar, %r8; {fence}
+        mbarrier.arrive.relaxed.cluster.shared::cluster.b64 _, [%r10]; {WAIT}"""
+    begin = f"setp.eq.u32 %p1, %r0, 0; @%p1 mbarrier.init.shared::cta.b64 [bar], 64; {SYNC}"
+    text = STORES.replace(SYNC, begin, 1).replace("FIRST", first) + SYNC
+    text = kernel(text, before=".shared .align 16 .b8 s[256]; .shared .align 8 .b8 bar[8];", target="sm_90")
+    found = kinds(check(text, [np.zeros(256, np.uint32)], 64, grid=4, cluster=2).findings)
+    assert found == (set() if "cluster" in fence or "gpu" in fence else {"race"})
+
+
 def test_what_is_read_from_afar_may_not_be_overwritten() -> None:
     again = f"st.shared.u32 [%r1], 5; {SYNC}"
     assert "race" in kinds(run(LOADS, last=again)[1])

@@ -223,3 +223,39 @@ def test_a_relaxed_arrival_counts_and_releases_nothing() -> None:
     out, findings = counted(arrive.format("relaxed"), (1, 1))
     assert out.tolist() == [42] * 64
     assert kinds(findings) == {"race"}
+
+
+RELAXED = "mbarrier.arrive.relaxed.cta.shared::cta.b64 _, [bar];"
+STORED = "st.shared.u32 [word], 42;"
+
+
+@pytest.mark.parametrize("seed", [None, 0, 1, 3])
+@pytest.mark.parametrize("fence", ["fence.acq_rel.cta;", "fence.release.cta;", "fence.sc.gpu;", "membar.cta;"])
+def test_a_relaxed_arrival_releases_what_its_thread_has_fenced(fence: str, seed: int | None) -> None:
+    out, findings = run(WAITS["a loop"], seed, f"{STORED} {fence} {RELAXED}")
+    assert findings == ()
+    assert out.tolist() == [42] * 64
+
+
+@pytest.mark.parametrize("seed", [None, 3])
+@pytest.mark.parametrize(
+    "producer",
+    [f"{STORED} {RELAXED}", f"fence.acq_rel.cta; {STORED} {RELAXED}", f"{STORED} fence.acquire.cta; {RELAXED}"],
+)
+def test_a_relaxed_arrival_releases_nothing_that_is_not_fenced(producer: str, seed: int | None) -> None:
+    assert kinds(run(WAITS["a loop"], seed, producer)[1]) == {"race"}
+
+
+@pytest.mark.parametrize("fences", [32, 16])
+def test_each_lane_fences_for_itself(fences: int) -> None:
+    """32 lanes store a word each and arrive, of which so many fence; the other warp reads all words."""
+    body = f"""mov.u32 %r0, %tid.x; setp.eq.u32 %p1, %r0, 0; @%p1 mbarrier.init.shared::cta.b64 [bar], 32; bar.sync 0;
+    and.b32 %r2, %r0, 31; shl.b32 %r2, %r2, 2; mov.u32 %r3, words; add.u32 %r3, %r3, %r2; mov.u32 %r1, %r0;
+    setp.ge.u32 %p2, %r0, 32; @%p2 bra consumer; st.shared.u32 [%r3], %r0;
+    setp.lt.u32 %p3, %r0, {fences}; @%p3 fence.acq_rel.cta; {RELAXED} bra done;
+    consumer: {WAITS["a loop"]} ld.shared.u32 %r1, [%r3];
+    done: {STORE}"""
+    out = np.zeros(64, np.uint32)
+    found = check(kernel(body, before=MANY, target="sm_90"), [out], 64).findings
+    assert out.tolist() == [*range(32)] * 2
+    assert kinds(found) == (set() if fences == 32 else {"race"})

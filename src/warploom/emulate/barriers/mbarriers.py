@@ -18,6 +18,7 @@ from warploom.emulate.control.frames import Actor, Execution
 from warploom.emulate.findings.report import ELECTED, REUSED, Reporter
 from warploom.emulate.memory.shared_memory import SHARED_BASE, SharedMemory
 from warploom.emulate.order.clocks import Clocks
+from warploom.emulate.order.ordering import Ordering
 from warploom.emulate.order.planes import CONTROL, FAR, MAPS, joined
 from warploom.ir.program import Program
 from warploom.ir.statements import Op, SourceLine
@@ -114,8 +115,10 @@ _Look: TypeAlias = tuple[Actor, Mbarrier, int, bool]
 class Mbarriers:
     """All mbarriers of a batch, by (CTA of the batch, byte in shared memory)."""
 
-    def __init__(self, clocks: Clocks, reporter: Reporter, program: Program, shared: SharedMemory) -> None:
-        self.clocks = clocks
+    def __init__(
+        self, clocks: Clocks, reporter: Reporter, program: Program, shared: SharedMemory, ordering: Ordering
+    ) -> None:
+        self.clocks, self.ordering = clocks, ordering
         self.shared = shared
         self.report = reporter
         self.program = program
@@ -303,12 +306,14 @@ class Mbarriers:
     def _release(self, bar: Mbarrier, by: Actor, arrival: MbarrierArrive) -> None:
         """Let an arrival make known what its lanes know; other CTAs see writes only if its scope is the cluster.
 
-        A relaxed one tells how far control has come, and of no access to memory.
+        A relaxed one tells how far control has come, and of those accesses to memory alone that each lane has fenced.
         """
         known = self.clocks.release(by.row, by.lanes)
         if not arrival.releases:
             known = known.copy()
             known[:CONTROL], known[CONTROL + 1 :] = 0, 0
+            cta = self.clocks.first // self.clocks.warps_per_cta + bar.cta
+            known = joined(known, *self.ordering.fenced(by.row, by.lanes, cta))
         if bar.cta != by.row // self.clocks.warps_per_cta:
             name = partial(self.name, bar.address)
             self.shared.afar.reach(by.op, by.row, by.lane, bar.cta, self.clocks.now, name)

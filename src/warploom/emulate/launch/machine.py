@@ -267,7 +267,7 @@ class _Launch:
         run.ordering = Ordering(clocks, self.published)
         run.barriers = Barriers(clocks, report, program.threads)
         run.clusters = ClusterBarriers(rows, clocks, report)
-        run.mbarriers = Mbarriers(clocks, report, program, shared)
+        run.mbarriers = Mbarriers(clocks, report, program, shared, run.ordering)
         run.copies = CopyQueue(rows, shared, memory, report)
         run.bulk = BulkCopies(shared, memory, run.mbarriers, report, run.counter, self.maps, run.copies)
         run.warpgroups = Warpgroups(shared, report, run.counter, run.watched)

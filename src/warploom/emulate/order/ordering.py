@@ -132,6 +132,16 @@ class Ordering:
             if fence.sc:
                 self.sc_fences.note(row, ScFence(snapshot, lanes, within))
 
+    def fenced(self, row: int, lanes: Lanes, cta: int) -> list[Array]:
+        """What the last fences of some lanes of a warp let their relaxed writes tell a CTA of the grid."""
+        made = self._fenced.get(row, {})
+        ready: dict[int, tuple[Snapshot, list[int]]] = {}
+        for lane in [x for x in (range(32) if lanes is None else lanes) if x in made]:
+            snapshot, within = made[lane]
+            if within is None or cta in within:
+                ready.setdefault(id(snapshot), (snapshot, []))[1].append(lane)
+        return [snapshot.of_lanes(None if len(acting) == 32 else acting) for snapshot, acting in ready.values()]
+
     def _acquire(self, row: int, lane: int, sequence: Sequence, within: Ctas) -> None:
         release = partial(sequence.heard_by, self._cta(row), within, self.clocks.warps_per_cta)
         self.clocks.acquire_later(row, lane, sequence.chain, release)
