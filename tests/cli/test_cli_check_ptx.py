@@ -76,10 +76,11 @@ def test_what_a_compiler_relies_on_is_for_review_and_no_failure(invoke, swap, tm
 @pytest.mark.parametrize(
     ("changes", "says"),
     [
-        ({"shared": 5}, "unknown keys ['shared']"),
+        ({"shared": 5}, "json: unknown keys ['shared']\n"),
+        ({"arguments": [{"dtype": "f32", "shape": [4], "fill": "ones"}, 1]}, "a number, not 'ones'"),
         ({"arguments": [1]}, "takes 2 arguments"),
         ({"arguments": ["x", 1]}, "argument 0"),
-        ({"arguments": [{"file": "z.npy"}, 1]}, "z.npy"),
+        ({"arguments": [{"file": "z.npy"}, 1]}, "z.npy: no such file"),
         ({"arguments": [{"dtype": "f12", "shape": [1]}, 1]}, "f12"),
         ({"kernel": "other"}, "other"),
         ({"arguments": None}, "arguments are a list"),
@@ -94,6 +95,13 @@ def test_a_launch_that_does_not_fit(invoke, swap, changes, says):
     result = invoke("check", *swap(**changes))
     assert result.exit_code != 0
     assert says in result.output
+
+
+def test_a_launch_that_lacks_a_key_or_is_no_file(invoke, swap, tmp_path):
+    file, _, launch = swap()
+    (tmp_path / "launch.json").write_text('{"grid": 1, "arguments": []}')
+    assert "json: missing keys ['block']\n" in invoke("check", file, "--launch", launch).output
+    assert "none.json: no such file" in invoke("check", file, "--launch", str(tmp_path / "none.json")).output
 
 
 def test_ptx_needs_a_launch_and_python_none(invoke, swap, tmp_path):

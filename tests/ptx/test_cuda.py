@@ -11,9 +11,10 @@ import pytest
 import warploom
 from tests.ptx.cuda_cases import HEADERS, PLAIN
 from tests.ptx.text import kinds
-from warploom.core.dtypes import f32
-from warploom.core.errors import CompileError, PtxError, UnsupportedDeviceError
+from warploom.core.dtypes import f16, f32, u32
+from warploom.core.errors import CompileError, ProblemError, PtxError, UnsupportedDeviceError
 from warploom.cuda.printer import print_cuda
+from warploom.cuda.signatures import pointed_types
 from warploom.layout.tensor_map import TensorMapSpec
 
 pytest.importorskip("cuda.bindings.nvrtc", reason="needs NVRTC")
@@ -183,3 +184,87 @@ template <int N> __global__ void last(std::uint32_t *out, const __grid_constant_
     checked = warploom.check_cuda(source, "last<64>", 1, 64, [out, (x, spec)], target="sm_90a")
     assert [f.kind for f in checked.findings] == ["race"]
     assert [tile.name for tile in checked.program.shared] == ["kept"]
+
+
+NAMED = """
+// __global__ void of_a_comment(float *a);
+namespace mine {
+template <typename T> __global__ void __launch_bounds__(64) fill(const T *x, float *y, const T *z, int n) {
+  y[threadIdx.x + n] = x[threadIdx.x] + z[threadIdx.x];
+}
+}
+extern "C" __global__ void plain(const float *x, float *y) { y[threadIdx.x] = x[threadIdx.x]; }
+"""
+
+
+def single(count: int = 32) -> Any:
+    return np.zeros(count, np.float32)
+
+
+def test_findings_name_the_kernel_and_its_parameters_as_the_source_does() -> None:
+    checked = warploom.check_cuda(
+        NAMED, "mine::fill<float>", 1, 32, {"x": single(), "y": single(), "z": single(), "n": 8}
+    )
+    (finding,) = checked.findings
+    assert "y[32]" in finding.message
+    assert "_Z" not in finding.message
+    assert checked.program.name == "fill"
+    assert "fill: 1 finding" in repr(checked)
+    assert "y[32]" in repr(checked)
+    assert len(repr(checked)) < 1000
+    with pytest.raises(ProblemError, match=r"fill takes 4 arguments \(x, y, z, n\), not 1"):
+        warploom.check_cuda(NAMED, "mine::fill<float>", 1, 32, [single()])
+
+
+@pytest.mark.parametrize(
+    ("element", "position", "array", "message"),
+    [
+        ("float", 0, np.zeros(32), r"x is float \*, the array is float64: pass x\.astype\(np\.float32\)"),
+        ("float", 1, np.zeros(32, np.int32), r"y is float \*, the array is int32"),
+        ("double", 2, single(), r"z is double \*, the array is float32"),
+        ("int", 0, np.zeros(32, np.int64), r"x is int \*, the array is int64"),
+        ("unsigned", 0, np.zeros(32, np.int32), None),
+        ("unsigned", 0, np.zeros(64, np.float16), None),
+        ("unsigned char", 0, np.zeros(32), None),
+        ("int", 0, np.zeros(128, np.uint8), None),
+    ],
+)
+def test_an_array_of_other_numbers_than_the_pointer_is_refused(
+    element: str, position: int, array: Any, message: str | None
+) -> None:
+    given = [np.zeros(128, np.uint8), single(), np.zeros(128, np.uint8), 0]
+    given[position] = array
+    if message is None:
+        warploom.check_cuda(NAMED, f"mine::fill<{element}>", 1, 32, given)
+        return
+    with pytest.raises(ProblemError, match=message):
+        warploom.check_cuda(NAMED, f"mine::fill<{element}>", 1, 32, given)
+
+
+def test_types_of_a_kernel_without_a_mangled_name_are_not_known() -> None:
+    assert warploom.check_cuda(NAMED, "plain", 1, 32, [np.zeros(32), single()]).findings == ()
+
+
+def test_a_misspelt_kernel_is_answered_with_those_of_the_source() -> None:
+    with pytest.raises(ProblemError, match="no kernel fil; it has fill, plain"):
+        warploom.check_cuda(NAMED, "fil", 1, 32, [])
+    with pytest.raises(CompileError, match='"fill" is undefined'):  # it is there, in a namespace
+        warploom.check_cuda("namespace mine { __global__ void fill() {} }", "fill", 1, 32, [])
+
+
+@pytest.mark.parametrize(
+    ("mangled", "types"),
+    [
+        ("_Z5totalPKfPfi", [f32, f32, None]),
+        ("_Z3addPKfS0_Pf", [f32, f32, f32]),
+        ("_ZN1a1b1gEPKfS2_Pf1PPS4_PS2_S3_", [f32, f32, f32, None, None, None, f32]),
+        ("_Z4scanI6__halfLi3EEvPT_PKjS1_S2_S4_", [f16, u32, None, f16, u32]),
+        ("_Z3twoIffEvPT_PT0_S1_S3_S0_PfPKfPKS2_S4_", [f32, f32, f32, f32, None, f32, f32, f32, f32]),
+        ("_Z1hPKfSt4pairIiiEPf", [f32]),
+        ("_Z3oneI1PEvT_PS1_Pf", []),
+        ("plain", []),
+        ("_Z", []),
+    ],
+)
+def test_pointed_types_are_read_from_mangled_names(mangled: str, types: list[Any]) -> None:
+    assert pointed_types(mangled) == types

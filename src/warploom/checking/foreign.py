@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 
 from warploom.core.arguments import check_names, grid_of
-from warploom.core.dtypes import DType, dtype_of, f32, f64, s32, s64, u8, u32, u64
+from warploom.core.dtypes import DType, bf16, dtype_of, f16, f32, f64, s8, s32, s64, u8, u32, u64
 from warploom.core.errors import ProblemError, UnsupportedDeviceError, shown
 from warploom.interop.arrays import as_numpy, describe
 
@@ -26,9 +26,11 @@ if TYPE_CHECKING:
     from warploom.emulate.findings.traffic import Traffic
     from warploom.ir.program import Program
     from warploom.ptx.program import Argument
-    from warploom.ptx.syntax import Function, Variable
+    from warploom.ptx.syntax import Function, Module, Variable
 
 _ALWAYS = "TRITON_ALWAYS_COMPILE"
+_CUDA_NAMES = {f16: "__half", bf16: "__nv_bfloat16"}
+_TOLD = 3  # findings that the repr of a result shows
 _ALIGNMENT = 256  # of what a GPU's allocators return; Triton compiles for arguments that are multiples of 16
 
 
@@ -39,6 +41,14 @@ class CheckedPtx:
 
     program: Program
     emulation: Emulation
+
+    def __repr__(self) -> str:
+        count = len(self.findings)
+        told = [f"  {str(finding).splitlines()[0]}" for finding in self.findings[:_TOLD]]
+        if count > _TOLD:
+            told.append(f"  and {count - _TOLD} more")
+        counted = f"{count or 'no'} finding{'' if count == 1 else 's'}"
+        return "\n".join([f"<CheckedPtx {self.program.name}: {counted}>", *told])
 
     @property
     def findings(self) -> tuple[Finding, ...]:
@@ -87,27 +97,54 @@ def check_ptx(
     Findings are what :func:`warploom.emulate.emulate` finds. Raises PtxError, with its line, for a form that cannot be
     run, ProblemError for arguments that do not fit.
     """
-    from warploom.emulate import emulate
     from warploom.ptx.parser import parse
-    from warploom.ptx.program import entry_of, to_program
+    from warploom.ptx.program import entry_of
 
     if not isinstance(ptx, str):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise ProblemError(f"check_ptx takes the text of PTX, not {shown(ptx)}: of a file, Path(file).read_text()")
+    module = parse(ptx, file)
+    launch = _Launch(grid, block, arguments, shared_bytes, cluster, seed)
+    return _checked(module, entry_of(module, kernel), launch, names)
+
+
+@dataclass(frozen=True)
+class _Launch:
+    """What a caller says of the launch to check."""
+
+    grid: int | Sequence[int]
+    block: int | Sequence[int]
+    arguments: Sequence[Any] | Mapping[str, Any]
+    shared_bytes: int
+    cluster: int | Sequence[int] | None
+    seed: int | None
+
+
+def _checked(
+    module: Module,
+    function: Function,
+    launch: _Launch,
+    names: Sequence[str] | None,
+    pointed: Sequence[DType | None] = (),
+) -> CheckedPtx:
+    """Runs a kernel; ``pointed`` are the number types that its first parameters point to, where that is known."""
+    from warploom.emulate import emulate
+    from warploom.ptx.program import to_program
+
+    shared_bytes = launch.shared_bytes
     if isinstance(shared_bytes, bool) or not isinstance(shared_bytes, int) or shared_bytes < 0:  # pyright: ignore[reportUnnecessaryIsInstance]
         raise ProblemError(f"shared_bytes counts bytes of dynamic shared memory, not {shown(shared_bytes)}")
-    module = parse(ptx, file)
-    function = entry_of(module, kernel)
-    given, kinds = _arguments(function, arguments, names)
+    given, kinds = _arguments(function, launch.arguments, names)
+    _check_elements(kinds, pointed)
     program = to_program(
         module,
         function,
-        block=_sizes("a block", "threads", block),
+        block=_sizes("a block", "threads", launch.block),
         arguments=kinds,
         shared_bytes=shared_bytes,
-        cluster=None if cluster is None else _sizes("a cluster", "CTAs", cluster),
+        cluster=None if launch.cluster is None else _sizes("a cluster", "CTAs", launch.cluster),
     )
     given += [_initial(module.variables[p.name]) for p in program.parameters[len(given) :]]
-    return CheckedPtx(program, emulate(program, grid_of(grid), given, seed=seed))
+    return CheckedPtx(program, emulate(program, grid_of(launch.grid), given, seed=launch.seed))
 
 
 def _sizes(what: str, unit: str, given: int | Sequence[int]) -> tuple[int, int, int]:
@@ -147,17 +184,43 @@ def _arguments(
             values.append((as_numpy(describe(x[0])), *x[1:]))
             kinds.append(Argument("tensor_map", u64, name))
         elif isinstance(x, list):
-            members = [_value(member, None) for member in cast("list[Any]", x)]
+            members = [_value(member, None, name) for member in cast("list[Any]", x)]
             values += [value for value, _ in members]
             kinds.append(Argument("scalar", u8, name, tuple(kind for _, kind in members)))
         else:
-            value, kind = _value(x, parameter)
+            value, kind = _value(x, parameter, name)
             values.append(value)
             kinds.append(replace(kind, name=name))
     return values, kinds
 
 
-def _value(x: Any, parameter: Variable | None) -> tuple[Any, Argument]:
+def _check_elements(arguments: Sequence[Argument], pointed: Sequence[DType | None]) -> None:
+    """Raises ProblemError for an array of other numbers than its pointer is declared for.
+
+    Integers fit those of their size, and unsigned ones, which are often a format's bits, any type of it; so do
+    bytes. An unsigned pointer takes an array of smaller elements, several to a word.
+    """
+    for argument, declared in zip(arguments, pointed, strict=False):
+        found = argument.dtype
+        if argument.members and declared is not None:
+            raise ProblemError(f"{argument.name} is a pointer: pass an array, not a list")
+        if argument.kind != "pointer" or declared is None or found is declared or found in (u8, s8):
+            continue
+        if found.bits == declared.bits and (found.is_integer and declared.is_integer):
+            continue
+        if found.bits == declared.bits and "unsigned" in (found.kind, declared.kind):
+            continue
+        if found.bits < declared.bits and declared.kind == "unsigned":
+            continue
+        wanted = declared.numpy.name
+        cure = f"{argument.name}.astype({'ml_dtypes' if wanted == 'bfloat16' else 'np'}.{wanted})"
+        raise ProblemError(
+            f"{argument.name} is {_CUDA_NAMES.get(declared, declared.cuda)} *, "
+            f"the array is {found.numpy.name}: pass {cure}"
+        )
+
+
+def _value(x: Any, parameter: Variable | None, name: str) -> tuple[Any, Argument]:
     """An array or a number as the emulator takes it; ``parameter`` tells its bits, NumPy does for members."""
     from warploom.ptx.program import Argument
 
@@ -166,7 +229,7 @@ def _value(x: Any, parameter: Variable | None) -> tuple[Any, Argument]:
     if hasattr(x, "__array_interface__") and getattr(x, "shape", ()) == ():
         x = x.item()
     if isinstance(x, int | float | np.number):
-        dtype = (f32 if isinstance(x, float) else s32) if parameter is None else _scalar(parameter, x)
+        dtype = (f32 if isinstance(x, float) else s32) if parameter is None else _scalar(parameter, name, x)
         return x, Argument("scalar", dtype)
     if getattr(getattr(x, "dtype", None), "hasobject", False):
         raise ProblemError("an array of Python objects cannot be passed: give it one of NumPy's number types")
@@ -191,13 +254,13 @@ def _initial(variable: Variable) -> Any:
     return memory
 
 
-def _scalar(parameter: Variable, value: Any) -> DType:
+def _scalar(parameter: Variable, name: str, value: Any) -> DType:
     """The type of a number: PTX tells its bits alone, and often not whether they are a float's."""
     from warploom.isa.form import REGISTER, TYPE_BITS
 
     bits = TYPE_BITS[parameter.type]
     if isinstance(value, float | np.floating) and parameter.type[0] in "us":
-        raise ProblemError(f"{parameter.name} is an integer (.{parameter.type}), not {value}")
+        raise ProblemError(f"{name} is an integer (.{parameter.type}), not {value}")
     is_float = parameter.type in ("f32", "f64") or isinstance(value, float | np.floating)
     if is_float and bits in (32, 64):
         return f32 if bits == 32 else f64
@@ -227,15 +290,18 @@ def check_cuda(
     (blocks), ``block`` threads, along x, y and z; ``shared_bytes`` of dynamic shared memory, ``cluster`` the CTAs
     of a cluster where the launch gives them. ``arguments`` are those of
     :func:`warploom.check_ptx`: arrays of NumPy or of torch on the CPU for pointers, which are changed in place,
-    numbers, and what it says of structures and tensor maps. ``options`` are NVRTC's (``-I``, ``-D``, ``-std=c++20``);
-    headers of CUDA and of CCCL are found where their wheels are installed. With ``seed`` the warps run in an
-    adversarial order.
+    numbers, and what it says of structures and tensor maps; by name, they are called as in the source. ``options``
+    are NVRTC's (``-I``, ``-D``, ``-std=c++20``); headers of CUDA and of CCCL are found where their wheels are
+    installed. With ``seed`` the warps run in an adversarial order.
 
     Findings name the lines of the source as those of ``file``, of its headers by their paths. Raises
     UnsupportedDeviceError without NVRTC, CompileError with its log, ProblemError for arguments that do not fit,
     PtxError for an instruction that cannot be run.
     """
     from warploom.cuda.ptx import header_options, ptx_of
+    from warploom.cuda.signatures import kernels_in, plain_name, pointed_types
+    from warploom.ptx.parser import parse
+    from warploom.ptx.program import entry_of
 
     for what, given in (("source", source), ("name", name), ("target", target)):
         if not isinstance(given, str):  # pyright: ignore[reportUnnecessaryIsInstance]
@@ -243,17 +309,14 @@ def check_cuda(
     if isinstance(options, str):
         raise ProblemError(f"check_cuda: options are a list, [{options!r}]")
     found = ptx_of(source, file, target, [*header_options(), *options], kernel=name)
-    return check_ptx(
-        found.text,
-        grid,
-        block,
-        arguments,
-        kernel=found.entry,
-        shared_bytes=shared_bytes,
-        cluster=cluster,
-        file=file,
-        seed=seed,
-    )
+    module = parse(found.text, file)
+    called = plain_name(name)
+    function = replace(entry_of(module, found.entry), name=called)
+    names = kernels_in(source).get(called, ())
+    if len(names) != len(function.parameters):
+        names = [f"argument_{i}" for i in range(len(function.parameters))]
+    launch = _Launch(grid, block, arguments, shared_bytes, cluster, seed)
+    return _checked(module, function, launch, names, pointed_types(found.entry))
 
 
 # -- Triton

@@ -53,14 +53,17 @@ def read_launch(file: str, seed: int | None = None) -> LaunchFile:
     path = Path(file)
     try:
         found: Any = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except OSError as error:
+        raise ProblemError(f"{file}: {_reason(error)}") from error
+    except ValueError as error:
         raise ProblemError(f"{file} is no launch in JSON: {error}") from error
     if not isinstance(found, dict):
         raise ProblemError(f"{file}: a launch is an object with {', '.join(sorted(_KEYS))}")
     launch = cast("dict[str, Any]", found)
     unknown, missing = sorted(set(launch) - _KEYS), [k for k in ("grid", "block", "arguments") if k not in launch]
-    if unknown or missing:
-        raise ProblemError(f"{file}: unknown keys {unknown}, missing keys {missing}")
+    kinds = (("unknown", unknown), ("missing", missing))
+    if wrong := [f"{kind} keys {keys}" for kind, keys in kinds if keys]:
+        raise ProblemError(f"{file}: {', '.join(wrong)}")
     rng = np.random.default_rng(seed or 0)
     given: Any = launch["arguments"]
     if not isinstance(given, list):
@@ -130,14 +133,24 @@ def _filled(fill: Any, dtype: np.dtype[Any], shape: tuple[int, ...], rng: np.ran
         return np.arange(int(np.prod(shape))).reshape(shape).astype(dtype)
     if fill == "nan" and dtype.kind in "iu":
         raise ValueError(f"{dtype} has no NaN: fill it with a number")
-    return np.full(shape, float(fill)).astype(dtype)
+    try:
+        value = float(fill)
+    except (TypeError, ValueError):
+        raise ValueError(f"fill is random, arange, nan or a number, not {fill!r}") from None
+    return np.full(shape, value).astype(dtype)
 
 
 def _load(path: Path, name: str) -> Any:
     try:
         return np.load(path.parent / name)
-    except (OSError, ValueError) as error:
+    except OSError as error:
+        raise ProblemError(f"{path}: {path.parent / name}: {_reason(error)}") from error
+    except ValueError as error:
         raise ProblemError(f"{path}: {name} is no array of NumPy's: {error}") from error
+
+
+def _reason(error: OSError) -> str:
+    return "no such file" if isinstance(error, FileNotFoundError) else str(error.strerror or error)
 
 
 def check_file(file: str, launch_file: str, seed: int | None = None) -> Checked:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import importlib
 import os
+import re
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from warploom.core.errors import CompileError
+from warploom.core.errors import CompileError, ProblemError
 from warploom.core.targets import target
 from warploom.cuda.device import nvrtc_version
+from warploom.cuda.signatures import kernels_in, plain_name
 
 _INTEGERS = "".join(
     f"using int{bits}_t = signed {name}; using uint{bits}_t = unsigned {name};\n"
@@ -62,13 +64,17 @@ def compile_to_ptx(source: str, file: str, arch: str, options: Sequence[str] = (
 def ptx_of(source: str, file: str, arch: str, options: Sequence[str] = (), kernel: str = "") -> Ptx:
     """Compile CUDA C++ to PTX for ``arch``.
 
-    Raises CompileError with NVRTC's log, ConfigError for an unknown ``arch``, UnsupportedDeviceError where NVRTC is
-    missing.
+    Raises CompileError with NVRTC's log, ProblemError where the source has no such kernel but others, ConfigError for
+    an unknown ``arch``, UnsupportedDeviceError where NVRTC is missing.
     """
     nvrtc_version()  # says what to install where the compiler is missing
     virtual = target(arch).name.replace("sm_", "compute_")
     found = compile_to_ptx(source, file, virtual, options, kernel)
     if not found.text:
+        there = kernels_in(source)
+        of_the_name = set(re.findall(r"^(\S+)\(\d+\): error", found.log, re.MULTILINE)) == {"__nv_name_map"}
+        if of_the_name and there and plain_name(kernel) not in there:
+            raise ProblemError(f"{file} has no kernel {kernel}; it has {', '.join(there)}")
         raise CompileError(f"{file} does not compile for {arch}:\n{found.log.strip()}", log=found.log, source=source)
     return found
 
