@@ -41,6 +41,7 @@ TABLES = (
 )
 SECTIONS = (
     "gradients",
+    "few_key_heads",
     "sync_gradients",
     "limits",
     "losses",
