@@ -161,7 +161,7 @@ def _show(one: Checked, compiles: bool) -> None:
                 out.print(f"  {where}: {here.actual}, {here.ideal} without", markup=False)
     scattered = {k: s for k, s in one.emulation.traffic.global_lines.items() if s.sectors > s.ideal}
     for (where, of), here in scattered.items():
-        text = f"{of} moves {here.sectors} sectors of 32 bytes, {here.ideal} would hold what it asks for"
+        text = f"{of} moves {here.sectors} sectors of 32 bytes, {here.ideal} if lanes were neighbours in memory"
         out.print(f"{one.name}: {where}: {text}", markup=False)
     if one.ok:
         code = code_size(one.program) if compiles else ""

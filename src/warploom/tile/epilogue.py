@@ -61,7 +61,7 @@ class OutputMatrix:
     def __post_init__(self) -> None:
         has = self.pointer.dtype
         if has is not self.dtype and (has.is_float or has.bytes != self.dtype.bytes):
-            raise TraceError(f"a target of {self.dtype} lies at a pointer to {has}: name its type")
+            raise TraceError(f"a target of {self.dtype} has a pointer to {has}: give the pointer that type")
 
     def exists(self, row: Traced, col: Traced) -> Traced | None:
         """Whether there is an element (row, col); None where there always is."""

@@ -392,7 +392,7 @@ class Cursor:
     def skip(self, count: Traced) -> None:
         """Past ``count`` stages that somebody else reads, and has waited for before this cursor waits again.
 
-        Take turns for that: a wait tells a phase from the one before, not from those before both.
+        The warps must take turns at the stages: by its parity, a wait cannot tell a phase from the one two before.
         """
         self._pipeline.part_ways()
         ring, n = self._registers(), self._pipeline.stages

@@ -406,7 +406,8 @@ class Mbarriers:
             warp = waiter % self.clocks.warps_per_cta
             message = (
                 f"phase {bar.phase} of {self.name(bar.address)} may end before warp {warp} has seen the end of phase "
-                f"{bar.phase - 1}, which it would then wait for again: let who arrives know that all have waited"
+                f"{bar.phase - 1}, and would then wait for the wrong phase: "
+                "order the arrivals after that wait (is a stage released twice for one wait?)"
             )
             self._found(bar, by, message)
 

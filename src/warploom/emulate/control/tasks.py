@@ -314,8 +314,8 @@ class Task:
         self.passes += back
         if self.passes > _MOST_PASSES:
             raise EmulationError(
-                f"{group.block.where}: after {_MOST_PASSES} passes of its loops the kernel has not ended: it does not "
-                "end, or its loops are too long for the emulator, for which small problems are enough"
+                f"{group.block.where}: after {_MOST_PASSES} passes of its loops the kernel has not ended: it never "
+                "does, or its loops are too long for the emulator: check a smaller problem"
             )
         if back:
             self._rest(group, self.graph.blocks[target.number : group.block.number + 1])

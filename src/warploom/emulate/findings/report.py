@@ -226,7 +226,7 @@ class Reporter:
                 cure = "wait for its group until it is done (k.wait_bulk(0)), then meet at a barrier"
                 return False, "the TMA", cure
             if kind == "wgmma":
-                cure = "wait for its group (wgmma.wait_group), then let the mbarrier or barrier tell"
+                cure = "wait for its group (wgmma.wait_group), then arrive at the barrier that orders the two"
                 return False, f"warpgroup {number}", cure
             if kind == "bulk":
                 cure = "wait for its group (cp.async.bulk.wait_group.read), then meet at a barrier"
