@@ -103,12 +103,12 @@ def check_ptx(
     if not isinstance(ptx, str):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise ProblemError(f"check_ptx takes the text of PTX, not {shown(ptx)}: of a file, Path(file).read_text()")
     module = parse(ptx, file)
-    launch = _Launch(grid, block, arguments, shared_bytes, cluster, seed)
+    launch = _ForeignLaunch(grid, block, arguments, shared_bytes, cluster, seed)
     return _checked(module, entry_of(module, kernel), launch, names)
 
 
 @dataclass(frozen=True)
-class _Launch:
+class _ForeignLaunch:
     """What a caller says of the launch to check."""
 
     grid: int | Sequence[int]
@@ -122,7 +122,7 @@ class _Launch:
 def _checked(
     module: Module,
     function: Function,
-    launch: _Launch,
+    launch: _ForeignLaunch,
     names: Sequence[str] | None,
     pointed: Sequence[DType | None] = (),
 ) -> CheckedPtx:
@@ -315,7 +315,7 @@ def check_cuda(
     names = kernels_in(source).get(called, ())
     if len(names) != len(function.parameters):
         names = [f"argument_{i}" for i in range(len(function.parameters))]
-    launch = _Launch(grid, block, arguments, shared_bytes, cluster, seed)
+    launch = _ForeignLaunch(grid, block, arguments, shared_bytes, cluster, seed)
     return _checked(module, function, launch, names, pointed_types(found.entry))
 
 
@@ -416,7 +416,7 @@ class _Target:
         return 0
 
 
-class _Element(str):
+class _TritonElement(str):
     """The name of an array's type, with the size that tensor descriptors ask for."""
 
     itemsize: int
@@ -431,7 +431,7 @@ class _Pointer:
         while isinstance(root.base, np.ndarray):
             root = root.base
         first = int(array.__array_interface__["data"][0]) - int(root.__array_interface__["data"][0])
-        self.array, self.dtype, self.place = array, _Element(array.dtype.name), _ALIGNMENT + first % _ALIGNMENT
+        self.array, self.dtype, self.place = array, _TritonElement(array.dtype.name), _ALIGNMENT + first % _ALIGNMENT
         self.dtype.itemsize = array.dtype.itemsize
 
     def data_ptr(self) -> int:
