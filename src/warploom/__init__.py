@@ -10,7 +10,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from warploom.core import above
-from warploom.interop import tracing
 from warploom.operators import operator_of
 
 __version__ = "0.1.0"
@@ -34,7 +33,7 @@ def _launch(*given: Any, **configuration: Any) -> None:
 
 
 # The packages below call what stands on them, and cannot import it.
-tracing.operator_of, above.launch = operator_of, _launch
+above.operator_of, above.launch = operator_of, _launch
 
 _NAMES = {
     "ops.attention": "attention plan AttentionPlan",

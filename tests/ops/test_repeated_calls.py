@@ -15,9 +15,9 @@ import pytest
 
 import warploom
 from tests.ops.emulated_gpu import EmulatedGpu
+from warploom.core import above
 from warploom.core.dtypes import bf16, f16
 from warploom.core.errors import ProblemError
-from warploom.interop import tracing
 from warploom.interop.refusals import DerivativeError
 from warploom.kernels.matmul.sm80 import MatmulSm80
 from warploom.ops import attention as attention_ops
@@ -256,7 +256,7 @@ def test_a_gradient_is_wanted_of_tensors_known_without_one(like: Any, monkeypatc
         found = [call(wanted, *others).clone() for _ in range(4)]
     assert all(x.equal(found[0]) for x in found)
     read.clear()
-    monkeypatch.setattr(tracing, "operator_of", lambda _: operator)
+    monkeypatch.setattr(above, "operator_of", lambda _: operator)
     with pytest.raises(DerivativeError, match="requires a gradient"):
         call(wanted, *others)
 

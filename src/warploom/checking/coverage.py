@@ -35,7 +35,7 @@ class Uncovered:
 
 
 def uncovered(program: Program, emulation: Emulation, launch: Launch) -> list[Uncovered]:
-    """What a run of a launch did not exercise, of what another example can: each line and kind once."""
+    """Return what a run of a launch left unexercised and another example can exercise: each line and kind once."""
     origins = _Origins(program)
     found = [
         *(x for decision in emulation.decisions for x in _of_decision(decision, origins)),

@@ -109,7 +109,7 @@ def check_ptx(
 
 @dataclass(frozen=True)
 class _ForeignLaunch:
-    """What a caller says of the launch to check."""
+    """The launch of a foreign kernel, as the caller of ``check_ptx`` or ``check_cuda`` describes it."""
 
     grid: int | Sequence[int]
     block: int | Sequence[int]

@@ -31,7 +31,7 @@ def finding_json(finding: Finding) -> dict[str, Any]:
 
 
 def uncovered_json(missed: Iterable[Uncovered]) -> list[dict[str, Any]]:
-    """What no run exercised: its kind, its line, what was not seen and what to change in the example."""
+    """Return each line that no run exercised for JSON: its kind, what was not seen, what to change in the example."""
     return [
         {"kind": x.kind, "where": str(x.where), "file": x.where.file, "message": x.message, "cure": x.cure}
         for x in missed

@@ -390,7 +390,7 @@ def queue_all(driver: Any, device: int, wanted: Sequence[Queueable]) -> None:
 
 
 def queue_on(device: int) -> Callable[[Sequence[Queueable]], None]:
-    """:func:`queue_all` on a GPU."""
+    """Return :func:`queue_all` for the launches of one GPU."""
     return partial(queue_all, require_driver(), device)
 
 

@@ -2,7 +2,7 @@
 
 Traced tensors have no memory to point at, and what is read past PyTorch it does not record. Other eager calls do not
 take the way through an operator: PyTorch's dispatcher costs more than the rest of a call. The operators stand on the
-functions that they call, so who they are is told from above, when the package is imported.
+functions that they call, which reach them by :mod:`warploom.core.above`.
 """
 
 from __future__ import annotations
@@ -12,14 +12,10 @@ from collections.abc import Callable
 from functools import wraps
 from typing import Any, TypeVar, cast
 
+from warploom.core import above
 from warploom.interop.torch_internals import watches
 
 Public = TypeVar("Public", bound=Callable[..., Any])
-
-
-def operator_of(name: str) -> Callable[..., Any]:
-    """The function that PyTorch traces in place of a public one; ``warploom.operators`` has its own take this place."""
-    raise NotImplementedError(name)
 
 
 def traced(function: Public) -> Public:
@@ -27,7 +23,7 @@ def traced(function: Public) -> Public:
 
     @wraps(function)
     def call(*given: Any, **named: Any) -> Any:
-        return operator_of(function.__name__)(*given, **named) if is_tracing() else function(*given, **named)
+        return above.operator_of(function.__name__)(*given, **named) if is_tracing() else function(*given, **named)
 
     return cast(Public, call)
 

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from warploom.core import above
 from warploom.core.errors import ProblemError
 from warploom.interop import tracing
 from warploom.interop.refusals import NO_BACKWARD, has_memory, refuse_tangent
@@ -73,7 +74,7 @@ class BackwardPass:
             self._asks, options = True, deterministic(caller, options)
         tensors = tuple([None if x is None else x.tensor for x in arrays])
         if torch.is_grad_enabled() or not runs_eagerly(*tensors):
-            found = tracing.operator_of(caller.name)(**caller.named(tensors, options, config))
+            found = above.operator_of(caller.name)(**caller.named(tensors, options, config))
             self._calls = None
             return list(map(Place, found if isinstance(found, tuple) else (found,)))
         made = caller.made(tensors, options, config)

@@ -13,9 +13,9 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Protocol
 
+from warploom.core import above
 from warploom.core.errors import ProblemError
 from warploom.core.identity import function_key
-from warploom.interop import tracing
 from warploom.interop.arrays import (
     SYNCHRONOUS_KINDS,
     ArrayView,
@@ -292,13 +292,13 @@ class Caller:
         if torch is None:
             return self.computed(arrays, options, config, check)
         if torch.compiler.is_dynamo_compiling():
-            return tracing.operator_of(self.name)(**self.named(arrays, options, config, check))
+            return above.operator_of(self.name)(**self.named(arrays, options, config, check))
         if check is False:
             known = self.cache.known(self.asked(options), config, arrays)
             if known is not None and (made := known[0].on(known[1])) is not None:
                 return self.returned(made, arrays)
         if self._concerns(torch, arrays, options):
-            return tracing.operator_of(self.name)(**self.named(arrays, options, config, check))
+            return above.operator_of(self.name)(**self.named(arrays, options, config, check))
         return self.computed(arrays, options, config, check)
 
     def computed(

@@ -31,7 +31,7 @@ Step: TypeAlias = Callable[[Frame], Wait | None]
 
 @dataclass(eq=False)
 class Decision:
-    """How a launch went at a condition, a loop or a copy of masked bytes; what all lanes did alike was not exercised.
+    """The outcomes that a launch has seen at a condition, a loop or a copy of masked bytes.
 
     It ``held`` for some lanes and ``failed`` for some (a copy holds where it copies all its bytes); a loop took at most
     so many ``rounds``.

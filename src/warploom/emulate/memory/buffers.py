@@ -43,7 +43,7 @@ class GlobalBuffer:
 
     @property
     def start(self) -> int:
-        """The pointer's value."""
+        """The address that the kernel gets for the array's first byte."""
         return self.address + self.skew
 
     def element(self, byte: int) -> str:

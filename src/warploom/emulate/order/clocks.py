@@ -128,7 +128,7 @@ class Clocks:
 
     @property
     def now(self) -> int:
-        """The newest stamp."""
+        """The stamp that was given last."""
         return len(self.history) - 1
 
     # -- columns ---------------------------------------------------------------------------------------------------

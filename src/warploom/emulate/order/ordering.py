@@ -85,7 +85,7 @@ class Sequence:
 
 @dataclass
 class Published:
-    """What has been told in a launch, by addresses: release sequences, and what ``fence.sc`` alone passes on."""
+    """By their addresses, the release sequences of a launch, and the ``fence.sc`` that come before writes."""
 
     sequences: dict[int, Sequence] = field(default_factory=dict[int, Sequence])
     fenced: dict[int, tuple[Sequence, bool]] = field(default_factory=dict[int, tuple[Sequence, bool]])
@@ -133,7 +133,7 @@ class Ordering:
                 self.sc_fences.note(row, ScFence(snapshot, lanes, within))
 
     def fenced(self, row: int, lanes: Lanes, cta: int) -> list[Array]:
-        """What the last fences of some lanes of a warp let their relaxed writes tell a CTA of the grid."""
+        """Return the clocks that relaxed writes by some lanes of a warp release to a CTA, by each lane's last fence."""
         made = self._fenced.get(row, {})
         ready: dict[int, tuple[Snapshot, list[int]]] = {}
         for lane in [x for x in (range(32) if lanes is None else lanes) if x in made]:

@@ -16,7 +16,7 @@ Maps = Mapping[Value, tuple[str, TensorMapSpec]]
 
 @dataclass
 class _Phase:
-    """What one statement expects at an mbarrier, and the loads that follow it in its block."""
+    """A statement that expects bytes at an mbarrier, with the loads that follow it in its block."""
 
     expects: Op
     expected: int
