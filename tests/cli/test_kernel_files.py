@@ -8,9 +8,12 @@ import numpy as np
 import pytest
 from tests.clock import SimulatedClock
 
-from warploom.checking.kernel_file import compared
+from warploom.checking.kernel_file import compared, one_kernel
+from warploom.core.errors import ProblemError, TraceError
 from warploom.emulate import emulate
+from warploom.lang import Global, Kernel, f32, kernel
 from warploom.measure import kernel_file
+from warploom.ops import launch, tuned
 from warploom.ops.launch import CopiedLaunch
 
 KERNELS = """
@@ -90,6 +93,54 @@ def test_tune_times_every_right_combination_the_fastest_first(invoke, target, em
     assert first.startswith("tile=64, factor=2.0: 1000 µs")
     assert [line.partition(":")[0] for line in others] == ["tile=32, factor=2.0", "tile=128, factor=2.0"]
     assert result.stderr.count("wrong on the GPU") == 3
+
+
+TUNED = KERNELS.replace("lambda tile: tile)", "lambda tile: tile, tune={'tile': (32, 64, 128)})").replace(
+    "tile: int = 64, factor", "tile: int = 128, factor"
+)
+
+
+def test_what_a_kernel_declares_is_tuned_and_launches_take_the_fastest(invoke, tmp_path, emulated_gpu, monkeypatch):
+    file = tmp_path / "tuned_kernels.py"
+    file.write_text(TUNED)
+    function, x, y = one_kernel(f"{file}:scaled"), np.ones(256, np.float32), np.zeros(256, np.float32)
+    ran = []
+    with monkeypatch.context() as gpu:
+        for module in (launch, tuned, kernel_file):
+            gpu.setattr(module, "gpu_name", lambda _: "NVIDIA Test", raising=False)
+        gpu.setattr(launch, "gpu_present", lambda: True)
+        gpu.setattr(
+            launch, "_copied", lambda program, grid, *_: ran.append((program.threads, grid)) or CopiedLaunch(id, ())
+        )
+        function[lambda tile: 256 // tile](x, y)
+        result = invoke("tune", f"{file}:scaled")
+        assert result.stdout.startswith("tile=64: 1000 µs")
+        function[lambda tile: 256 // tile](x, y)
+        function[8](x, y, tile=32)
+        function[lambda tile: 256 // tile](x, y, factor=3.0)  # another kernel, which nobody has tuned
+        assert ran == [(128, (2, 1, 1)), (64, (4, 1, 1)), (32, (8, 1, 1)), (128, (2, 1, 1))]
+        assert invoke("tune", f"{file}:scaled", "--try", "tile=32").exit_code == 0
+        function[lambda tile: 256 // tile](x, y)
+        assert ran[-1][0] == 64
+    assert "tile=64" in invoke("tune", "show").stdout
+    function[lambda tile: 256 // tile](x, y)  # the emulator runs the defaults
+    assert (y == 2).all()
+
+
+def test_a_grid_in_numbers_is_refused_where_tuning_chooses_what_it_depends_on(tmp_path):
+    file = tmp_path / "tuned_kernels.py"
+    file.write_text(TUNED)
+    x = np.ones(256, np.float32)
+    with pytest.raises(ProblemError, match=r"lambda tile: …"):
+        one_kernel(f"{file}:scaled")[2](x, x.copy())
+
+
+@pytest.mark.parametrize("tune", [{"tile": (64, 128)}, {"width": (1, 2)}])
+def test_a_tuned_parameter_has_its_default_among_its_values(tune):
+    with pytest.raises(TraceError, match=next(iter(tune))):
+
+        @kernel(threads=32, tune=tune)
+        def copy(k: Kernel, x: Global[f32], *, tile: int = 32) -> None: ...
 
 
 @pytest.mark.parametrize("bits", [0x7FA00001, 0x7FC00000, 0x7F800000])

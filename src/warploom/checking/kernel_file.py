@@ -149,7 +149,8 @@ def _launch_of(
     configuration: Mapping[str, Any],
 ) -> Launch:
     takes = inspect.signature(example).parameters
-    settings = {name: value for name, value in configuration.items() if name in takes}
+    values = {**function.settings, **configuration}
+    settings = {name: values[name] for name in takes if values.get(name, takes[name].empty) is not takes[name].empty}
     rng = np.random.default_rng(seed or 0)
     launch = _of_the_user(f"the example of {function.name} fails", lambda: example(rng, **settings))
     if not isinstance(launch, Launch):

@@ -146,12 +146,15 @@ def tune_file(
     rounds: Annotated[int, typer.Option(min=3, help="Samples of every configuration.")] = 15,
     json: Json = False,
 ) -> None:
-    """Check and time configurations of a kernel of yours. The word ``file`` may be left out.
+    """Check and time configurations of a kernel of yours on the GPU. The word ``file`` may be left out.
 
     Trace-time parameters are the kernel's keyword-only ones; its example may take those that its launch depends on.
+    Without --try the values are those that the kernel declares, @kernel(…, tune={"tile": (64, 128)}), and launches on
+    this GPU take the fastest from then on.
 
     \b
-    Example:
+    Examples:
+      warploom tune my_kernels.py:row_max
       warploom tune my_kernels.py:row_max --try tile=64,128 --try stages=2,3
     """
     from warploom.checking.kernel_file import one_kernel

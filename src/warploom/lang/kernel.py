@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import inspect
+import itertools
 import re
 import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -15,7 +16,7 @@ from typing import Any, NoReturn, cast
 from weakref import WeakValueDictionary
 
 from warploom.core import above
-from warploom.core.errors import TraceError, WarploomError, located, shown
+from warploom.core.errors import ProblemError, TraceError, WarploomError, located, shown
 from warploom.core.identity import Versioned
 from warploom.ir.program import Parameter, Program
 from warploom.ir.simplify import simplify
@@ -28,6 +29,8 @@ from warploom.lang.source import name_at, refuse_uncalled_from
 from warploom.lang.values import Traced
 
 Cluster = int | tuple[int, ...]
+Grid = int | Sequence[int] | Callable[..., int | Sequence[int]]
+"""CTAs along x, y and z, or a function of the trace-time parameters that it names."""
 
 
 @dataclass(frozen=True)
@@ -60,6 +63,7 @@ class KernelFunction:
     drop_unused: bool = False
     cluster: Cluster | Callable[..., Cluster] = 1
     outputs: tuple[str, ...] = ()
+    tune: Mapping[str, Sequence[Any]] = field(default_factory=dict[str, Sequence[Any]])
     example_launch: Callable[..., Launch] | None = None
 
     def __post_init__(self) -> None:
@@ -67,6 +71,12 @@ class KernelFunction:
         self.settings: dict[str, Any] = {p.name: p.default for p in takes if p.kind is p.KEYWORD_ONLY}
         """The trace-time parameters and their defaults (``inspect.Parameter.empty``: none)."""
         self.takes_any = any(p.kind is p.VAR_KEYWORD for p in takes)
+        for name, values in self.tune.items():
+            if name not in self.settings or self.settings[name] not in values:
+                raise TraceError(
+                    f"{self.name}: tune maps trace-time parameters (keyword-only, after *) to the values to try, the "
+                    f"parameter's default among them; not {name} to {shown(values)}"
+                )
         declared = self._parameters(Kernel())[0] if self.outputs else []
         self.names = [p.name for p in declared if p.stride_of is None]
         """The names of the launch's arguments, if outputs are declared."""
@@ -137,6 +147,30 @@ class KernelFunction:
         verify(program)
         return program
 
+    def choices(self) -> list[dict[str, Any]]:
+        """Every combination of the values that ``tune`` declares."""
+        return [dict(zip(self.tune, chosen, strict=True)) for chosen in itertools.product(*self.tune.values())]
+
+    def choice(self, text: str) -> dict[str, Any]:
+        """The one of :meth:`choices` with this text (:func:`configuration_text`); empty if there is none."""
+        return next((one for one in self.choices() if configuration_text(one) == text), dict[str, Any]())
+
+    def grid_of(self, grid: Grid, given: Mapping[str, Any], tuned: Mapping[str, Any]) -> int | Sequence[int]:
+        """The grid of a launch with given trace-time parameters and others that were found by tuning.
+
+        Raises ProblemError for a grid in numbers where ``tune`` chooses a parameter that the example takes, because
+        its launch depends on it.
+        """
+        if callable(grid):
+            return self._of_configuration(grid, {**given, **tuned})
+        takes = () if self.example_launch is None else inspect.signature(self.example_launch).parameters
+        if chosen := [name for name in self.tune if name in takes and name not in given]:
+            raise ProblemError(
+                f"{self.name} chooses {', '.join(chosen)} by tuning, and its launch depends on it, as its example "
+                f"says: give the grid as a function (lambda {', '.join(chosen)}: …), or the value ({chosen[0]}=…)"
+            )
+        return grid
+
     def check_configuration(self, names: Collection[str]) -> None:
         """Raises TraceError for trace-time parameters that the kernel does not have, or that are missing."""
         has = f"it has {', '.join(self.settings) or 'none: they are keyword-only, after *'}"
@@ -165,15 +199,16 @@ class KernelFunction:
         x, y, z = (*sizes, 1, 1)[:3]
         return x, y, z
 
-    def launch(self, grid: int | Sequence[int], *arguments: Any, **configuration: Any) -> None:
+    def launch(self, grid: Grid, *arguments: Any, **configuration: Any) -> None:
         """Run the kernel on a grid of CTAs, as :func:`warploom.launch` does: on arrays, which it changes in place.
 
         The arrays are those of torch, CuPy, JAX or NumPy; without a GPU the emulator runs it, with a warning.
-        ``configuration`` are its trace-time parameters. Raises what :func:`warploom.launch` raises.
+        ``configuration`` are its trace-time parameters; a grid that depends on some is a function of them. Raises what
+        :func:`warploom.launch` raises.
         """
         above.launch(self, grid, arguments, **configuration)
 
-    def __getitem__(self, grid: int | Sequence[int]) -> Callable[..., None]:
+    def __getitem__(self, grid: Grid) -> Callable[..., None]:
         """``kernel[grid](x, y, n)`` is ``kernel.launch(grid, x, y, n)``."""
         return partial(self.launch, grid)
 
@@ -213,6 +248,7 @@ def kernel(
     drop_unused: bool = False,
     cluster: Cluster | Callable[..., Cluster] = 1,
     outputs: Sequence[str] = (),
+    tune: Mapping[str, Sequence[Any]] | None = None,
     name: str | None = None,
 ) -> Callable[[Callable[..., None]], KernelFunction]:
     """Decorator that makes a function a kernel.
@@ -224,7 +260,8 @@ def kernel(
     ``cluster`` (sm_90) are the CTAs along x, y and z that run together and reach each other's shared memory, at most 8
     in all, or a function of the configuration; the grid is a multiple of it. ``outputs`` names all parameters that the
     kernel writes to (of compound ones ``parameter_field``): a launch of it is then one operator under
-    ``torch.compile``.
+    ``torch.compile``. ``tune`` maps trace-time parameters to the values that ``warploom tune FILE.py`` tries: launches
+    that give none of these parameters take the fastest that it found on this GPU, else the defaults.
     """
 
     if undecorated:
@@ -242,9 +279,15 @@ def kernel(
             drop_unused,
             cluster,
             tuple(outputs),
+            dict(tune or {}),
         )
 
     return wrap
+
+
+def configuration_text(configuration: Mapping[str, Any]) -> str:
+    """``tile=64, stages=2``, or "as it is" for none."""
+    return ", ".join(f"{name}={value}" for name, value in configuration.items()) or "as it is"
 
 
 _PACKAGE = __name__.partition(".")[0]

@@ -14,7 +14,10 @@ from warploom.core.errors import ConfigError, ProblemError, WarploomError
 from warploom.cuda.device import require_driver
 from warploom.ir.program import Program
 from warploom.lang import KernelFunction
-from warploom.measure.timing import Candidate, Clock, EventClock, Measured, input_sets, measure
+from warploom.lang.kernel import configuration_text
+from warploom.measure.timing import Candidate, Clock, EventClock, Measured, input_sets, measure, paired_ratio
+from warploom.ops import tuned
+from warploom.ops.backends import gpu_name
 from warploom.ops.launch import CopiedLaunch, copied_launch
 
 _L2_BYTES = 50 << 20
@@ -40,9 +43,8 @@ class Timed:
         """In one line: microseconds with the 10th and 90th percentile, and the rate."""
         micro = {name: value * 1e6 for name, value in self.measured.seconds.json().items()}
         spread = f"({micro['low']:.4g} to {micro['high']:.4g})"
-        return (
-            f"{shown(self.configuration)}: {micro['median']:.4g} µs {spread}, {self.gigabytes:.4g} GB/s of its arrays"
-        )
+        name = configuration_text(self.configuration)
+        return f"{name}: {micro['median']:.4g} µs {spread}, {self.gigabytes:.4g} GB/s of its arrays"
 
     def json(self) -> dict[str, Any]:
         """The configuration, microseconds, GB/s, and the checked results."""
@@ -112,34 +114,48 @@ def tune_kernel(
 ) -> Search:
     """Check every combination of the values of trace-time parameters, and time those that are right, interleaved.
 
-    Raises UnsupportedDeviceError without a GPU, ConfigError for parameters that the kernel does not have.
+    Without values the kernel's own are tried (``@kernel(tune=…)``), and the fastest is kept for launches. Raises
+    UnsupportedDeviceError without a GPU, ConfigError for parameters that the kernel does not have, OSError where
+    nothing can be kept.
     """
-    candidates = combinations(function, values)
+    candidates = combinations(function, values) if values else function.choices()
+    if candidates == [{}]:
+        raise ConfigError(
+            f"name what to try, as in --try tile=64,128, or declare it: @kernel(…, tune={{'tile': (64, 128)}}) of "
+            f"{function.name}"
+        )
     require_driver()
+    if not values:
+        tuned.require_writable()
     ready: list[PreparedConfiguration] = []
     dropped: dict[str, str] = {}
     for configuration in candidates:
         try:
             ready.append(prepare(function, configuration))
         except WarploomError as error:
-            dropped[shown(configuration)] = str(error)
-    timed = _timed(ready, rounds, clock)
-    return Search(tuple(sorted(timed, key=lambda t: t.measured.seconds.median)), dropped)
+            dropped[configuration_text(configuration)] = str(error)
+    timed = sorted(_timed(ready, rounds, clock), key=lambda t: t.measured.seconds.median)
+    if timed and not values:
+        _keep(function, timed)
+    return Search(tuple(timed), dropped)
+
+
+def _keep(function: KernelFunction, timed: Sequence[Timed]) -> None:
+    """Keep the first of ``timed`` for launches on GPU 0."""
+    first, spread = timed[0], timed[0].measured.seconds
+    default = [one for one in timed if all(function.settings[name] == x for name, x in one.configuration.items())]
+    speedup = paired_ratio(first.measured, default[0].measured) if default else 1.0
+    seconds, size_class = (spread.median, spread.low, spread.high), tuned.kernel_class(function.trace())
+    config = configuration_text(first.configuration)
+    tuned.keep(tuned.Tuned.now(gpu_name(0), size_class, config, seconds, speedup, len(timed)))
 
 
 def combinations(function: KernelFunction, values: Mapping[str, Sequence[str]]) -> list[dict[str, Any]]:
-    """Every configuration of the values, given as text. Raises ConfigError for an unknown parameter, or for none."""
-    if not values:
-        raise ConfigError("name what to try, as in --try tile=64,128 --try stages=2,3")
+    """Every configuration of the values, given as text. Raises ConfigError for an unknown parameter."""
     return [
         configuration_of(function, dict(zip(values, chosen, strict=True)))
         for chosen in itertools.product(*values.values())
     ]
-
-
-def shown(configuration: Mapping[str, Any]) -> str:
-    """``tile=64, stages=2``, or "as it is" for none."""
-    return ", ".join(f"{name}={value}" for name, value in configuration.items()) or "as it is"
 
 
 def _timed(ready: Sequence[PreparedConfiguration], rounds: int, clock: Clock | None) -> list[Timed]:
@@ -148,8 +164,8 @@ def _timed(ready: Sequence[PreparedConfiguration], rounds: int, clock: Clock | N
 
     def candidate(one: PreparedConfiguration) -> Candidate:
         launches = one.launches
-        return Candidate(shown(one.configuration), lambda i: launches[i % len(launches)].queue(0))
+        return Candidate(configuration_text(one.configuration), lambda i: launches[i % len(launches)].queue(0))
 
     sets = max(len(one.launches) for one in ready)
     found = measure([candidate(one) for one in ready], sets, clock or EventClock(0), rounds=rounds)
-    return [Timed(x.configuration, x.results, found[shown(x.configuration)], x.bytes) for x in ready]
+    return [Timed(x.configuration, x.results, found[configuration_text(x.configuration)], x.bytes) for x in ready]

@@ -103,7 +103,7 @@ _LAUNCH = define_mutating("launch", _LAUNCH_SCHEMA, _run_launch, lambda *_: None
 
 def launch(kernel: Any, grid: Any, arguments: Sequence[Any] | Mapping[str, Any], **configuration: Any) -> None:
     """:func:`warploom.launch` while PyTorch traces: the operator, or a break of the graph where it is none."""
-    if not isinstance(kernel, KernelFunction) or not kernel.outputs:
+    if not isinstance(kernel, KernelFunction) or not kernel.outputs or callable(grid):
         return _untraced_launch(kernel, grid, arguments, **configuration)
     names = kernel.names
     if len(arguments) != len(names) or (isinstance(arguments, Mapping) and set(arguments) != set(names)):

@@ -23,6 +23,7 @@ from warploom.interop.arrays import (
 from warploom.interop.refusals import refuse_watched
 from warploom.interop.tracing import traced
 from warploom.ops.backends import compiled, emulated, gpu_present, gpu_target, warn_of_emulator
+from warploom.ops.tuned import configuration_found
 
 if TYPE_CHECKING:
     from warploom.core.dtypes import DType
@@ -45,7 +46,9 @@ def launch(
 
     ``kernel`` is a function decorated with ``@warploom.lang.kernel``, traced with the keyword-only ``configuration``
     (once for each that is hashable, and again where a global or attribute that the function names is another), or a
-    Program. ``grid`` counts CTAs along x, y and z: integers of any kind.
+    Program. ``grid`` counts CTAs along x, y and z: integers of any kind, or a function of trace-time parameters that
+    gives them. A kernel that declares what to ``tune`` runs as ``warploom tune`` has found it fastest on this GPU,
+    unless some of that is given.
 
     ``arguments`` follow the parameters of the Program, by position or by name: arrays for pointers, numbers for
     scalars, which must lie within the range of their types, ``(array, TensorMapSpec)`` pairs for tensor maps. A pointer
@@ -66,8 +69,7 @@ def launch(
     Raises ProblemError for arguments that do not fit, ConfigError for a launch that the GPU does not take,
     EmulationError if the emulator finds a defect, and what tracing raises.
     """
-    program = _program(kernel, configuration)
-    grid = grid_of(grid)
+    program, grid = _settled(kernel, grid, configuration)
     given, views = _described(program, arguments)
     arrays = [view for view in views if view is not None]
     _check_outputs(kernel, program)
@@ -133,6 +135,20 @@ def _plain(name: str, value: Any) -> Any:
     if value.__class__ not in (int, float, bool):
         refuse_watched(name, value)
     return value
+
+
+def _settled(kernel: KernelFunction | Program, grid: Any, given: Mapping[str, Any]) -> tuple[Program, Grid]:
+    """The Program and its grid, with what ``warploom tune`` found where none of a kernel's ``tune`` is given."""
+    from warploom.ir.program import Program
+
+    program = _program(kernel, given)
+    if isinstance(kernel, Program):
+        return program, grid_of(grid)
+    found: Mapping[str, Any] = {}
+    if kernel.tune and not kernel.tune.keys() & given.keys() and gpu_present():
+        found = kernel.choice(configuration_found(program, 0))
+        program = _program(kernel, {**given, **found})
+    return program, grid_of(kernel.grid_of(grid, given, found))
 
 
 def _program(kernel: KernelFunction | Program, configuration: Mapping[str, Any]) -> Program:

@@ -9,10 +9,12 @@ from __future__ import annotations
 import hashlib
 import json
 import tempfile
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields
+from datetime import UTC, datetime
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from warploom.core.errors import ConfigError, warn_caller
 from warploom.core.files import make_private_folder, open_private, parse_json, put_file, require_private_folder
@@ -20,6 +22,9 @@ from warploom.core.settings import cache_folder
 from warploom.core.targets import Target
 from warploom.kernels.settings import Read, read, violations_of
 from warploom.ops.backends import gpu_name, sources_digest
+
+if TYPE_CHECKING:
+    from warploom.ir.program import Program
 
 
 class TunableProblem(Protocol):
@@ -49,6 +54,13 @@ class Tuned:
     timed: int
     date: str
     sources: str
+
+    @classmethod
+    def now(cls, gpu: str, size_class: str, config: str, seconds: Sequence[float], speedup: float, timed: int) -> Tuned:
+        """One of today and of these sources; ``seconds`` are the median, the 10th and the 90th percentile."""
+        median, low, high, ratio = (float(f"{x:.5g}") for x in (*seconds, speedup))
+        today = datetime.now(UTC).date().isoformat()
+        return cls(gpu, size_class, config, median, low, high, ratio, timed, today, current_sources())
 
     @property
     def current(self) -> bool:
@@ -87,6 +99,7 @@ def keep(found: Tuned) -> None:
     make_private_folder(folder())
     put_file(_file(found.gpu, found.size_class), json.dumps(asdict(found)).encode())
     _find.cache_clear()
+    _configuration.cache_clear()
 
 
 def kept() -> list[Tuned]:
@@ -133,6 +146,22 @@ def tuned(
     if found is None or violations_of(found[0], problem, target):
         return None
     return found
+
+
+def kernel_class(program: Program) -> str:
+    """The class of all launches of a kernel of the user's: its name, and its Program with the defaults."""
+    return f"{program.name} {program.digest[:16]}"
+
+
+def configuration_found(program: Program, device: int) -> str:
+    """The text of the configuration that was found for :func:`kernel_class` on GPU ``device``, "" without one."""
+    return _configuration(folder(), gpu_name(device), kernel_class(program))
+
+
+@lru_cache(maxsize=1024)
+def _configuration(_folder: Path, gpu: str, size_class: str) -> str:
+    found = find(gpu, size_class)
+    return "" if found is None else found.config
 
 
 def _read(path: Path) -> Tuned | None:

@@ -13,7 +13,6 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
 from typing import Any, Protocol
 
 from warploom.core.errors import ConfigError, UnsupportedDeviceError, WarploomError
@@ -316,17 +315,6 @@ class _Search:
         found = self._measure(finalists, self.effort.final_rounds)
         first = min(found, key=lambda name: found[name].seconds.median)
         ratio = paired_ratio(found[first], found[default]) if default in found else 1.0
-        spread = found[first].seconds
-        seconds, low, high, speedup = (float(f"{x:.5g}") for x in (spread.median, spread.low, spread.high, ratio))
-        return tuned.Tuned(
-            self.gpu.name,
-            self.problem.size_class,
-            first,
-            seconds,
-            low,
-            high,
-            speedup,
-            len(self.timed),
-            datetime.now(UTC).date().isoformat(),
-            tuned.current_sources(),
-        )
+        spread, size_class = found[first].seconds, self.problem.size_class
+        seconds = spread.median, spread.low, spread.high
+        return tuned.Tuned.now(self.gpu.name, size_class, first, seconds, ratio, len(self.timed))
