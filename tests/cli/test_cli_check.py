@@ -127,8 +127,9 @@ def test_an_error_begins_with_its_line_and_shows_it(invoke, kernel_file, change,
     assert result.exit_code == 2
     found = json.loads(result.stdout)
     assert not found["kernels"]
-    assert (found["error"]["file"], found["error"]["line"]) == (str(file), at)
-    assert says in found["error"]["message"]
+    (error,) = found["errors"]
+    assert (error["file"], error["line"]) == (str(file), at)
+    assert says in error["message"]
 
 
 TWO = """
@@ -155,7 +156,7 @@ def test_what_ran_before_a_refused_kernel_is_told(invoke, kernel_file):
     assert "first: no findings" in invoke("check", str(file)).stdout
     found = json.loads(invoke("check", str(file), "--json").stdout)
     assert [one["kernel"] for one in found["kernels"]] == ["first"]
-    assert found["error"]["kind"] == "TraceError"
+    assert [(e["kernel"], e["kind"]) for e in found["errors"]] == [("second", "TraceError")]
 
 
 CONFLICTS = """

@@ -75,7 +75,7 @@ def kernels_of(target: str, *, runnable: bool = True) -> list[KernelFunction]:
 
     Raises ProblemError for a file that is not there or fails, a name that is no kernel, or a kernel without an example.
     """
-    path, name = _split(target)
+    path, name = split_target(target)
     module = _load(path)
     found = {
         key: value
@@ -100,7 +100,11 @@ def kernels_of(target: str, *, runnable: bool = True) -> list[KernelFunction]:
 
 def without_example(target: str) -> list[str]:
     """The names of the kernels of ``FILE.py`` that do not say how to run them; none for ``FILE.py:NAME``."""
-    return [] if _split(target)[1] else [f.name for f in kernels_of(target, runnable=False) if f.example_launch is None]
+    return (
+        []
+        if split_target(target)[1]
+        else [f.name for f in kernels_of(target, runnable=False) if f.example_launch is None]
+    )
 
 
 def one_kernel(target: str, *, runnable: bool = True) -> KernelFunction:
@@ -253,7 +257,7 @@ def compared(name: str, got: Any, expected: Any, tolerance: float) -> ExampleRes
     return ExampleResult(name, largest, tolerance, largest <= tolerance, found.size, len(wrong), nans, first)
 
 
-def _split(target: str) -> tuple[Path, str | None]:
+def split_target(target: str) -> tuple[Path, str | None]:
     """The file and the kernel's name, if there is one; a Windows drive's colon is none."""
     head, colon, tail = target.rpartition(":")
     file, name = (head, tail) if colon and tail.isidentifier() and head.endswith(".py") else (target, None)

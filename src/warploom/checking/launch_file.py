@@ -40,34 +40,44 @@ class LaunchFile:
     cluster: Sequence[int] | None = None
 
 
-def read_launch(file: str, seed: int | None = None) -> LaunchFile:
-    """The launch of a JSON file; ``seed`` draws other random arrays. Raises ProblemError for what is no launch.
+def launch_beside(file: Path) -> Path:
+    """The file that says how kernels of CUDA C++ or PTX are launched: NAME.launch.json beside NAME.cu."""
+    return file.with_suffix(".launch.json")
 
-    ``{"grid": [4], "block": [128], "arguments": [...], "shared_bytes": 0, "kernel": "name"}``; the last two may be
-    missing, though CUDA C++ needs the kernel's name; ``"cluster"`` and ``"target"`` may be there. An argument is a
+
+def read_launches(path: Path) -> list[dict[str, Any]]:
+    """The launches of a JSON file: an object is one, a list has several. Raises ProblemError for what is neither."""
+    try:
+        found: Any = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ProblemError(f"{path}: {_reason(error)}") from error
+    except ValueError as error:
+        raise ProblemError(f"{path} is no launch in JSON: {error}") from error
+    launches: list[Any] = found if isinstance(found, list) and found else [found]
+    if not all(isinstance(launch, dict) for launch in launches):
+        raise ProblemError(f"{path}: a launch is an object with {', '.join(sorted(_KEYS))}; several are a list of them")
+    return launches
+
+
+def launch_of(launch: dict[str, Any], path: Path, seed: int | None = None) -> LaunchFile:
+    """The launch that an object of a JSON file describes; ``seed`` draws other random arrays.
+
+    Raises ProblemError for what is no launch. ``{"grid": [4], "block": [128], "arguments": [...], "shared_bytes": 0,
+    "kernel": "name"}``; the last two may be missing, though CUDA C++ needs the kernel's name; ``"cluster"`` and
+    ``"target"`` may be there. An argument is a
     number, a list of a structure's members, or an array as an object: ``{"file": "x.npy"}``, or ``{"dtype": "f32",
     "shape": [64, 64], "fill": "random"}``, with ``fill`` one of ``random``, ``arange``, ``nan`` or a number.
     ``expect`` is the file of what it should hold afterwards, within ``tolerance``; ``"tensor_map": {"box": [64, 32],
     "swizzle_bytes": 128}`` passes a tensor map of it, boxes innermost first. Files are sought beside the launch's.
     """
-    path = Path(file)
-    try:
-        found: Any = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ProblemError(f"{file}: {_reason(error)}") from error
-    except ValueError as error:
-        raise ProblemError(f"{file} is no launch in JSON: {error}") from error
-    if not isinstance(found, dict):
-        raise ProblemError(f"{file}: a launch is an object with {', '.join(sorted(_KEYS))}")
-    launch = cast("dict[str, Any]", found)
     unknown, missing = sorted(set(launch) - _KEYS), [k for k in ("grid", "block", "arguments") if k not in launch]
     kinds = (("unknown", unknown), ("missing", missing))
     if wrong := [f"{kind} keys {keys}" for kind, keys in kinds if keys]:
-        raise ProblemError(f"{file}: {', '.join(wrong)}")
+        raise ProblemError(f"{path}: {', '.join(wrong)}")
     rng = np.random.default_rng(seed or 0)
     given: Any = launch["arguments"]
     if not isinstance(given, list):
-        raise ProblemError(f"{file}: arguments are a list, not {given!r}")
+        raise ProblemError(f"{path}: arguments are a list, not {given!r}")
     given = cast("list[Any]", given)
     arguments = [_argument(x, i, path, rng) for i, x in enumerate(given)]
     names = [
@@ -153,19 +163,18 @@ def _reason(error: OSError) -> str:
     return "no such file" if isinstance(error, FileNotFoundError) else str(error.strerror or error)
 
 
-def check_file(file: str, launch_file: str, seed: int | None = None) -> Checked:
-    """Run the kernel of a file as its launch says, with all checks, and compare what is expected."""
-    launch = read_launch(launch_file, seed)
-    path = Path(file)
+def check_launch(path: Path, launch_file: Path, number: int, seed: int | None = None) -> Checked:
+    """Run a kernel of a file as a launch of a JSON file says, with all checks, and compare what is expected."""
+    launch = launch_of(read_launches(launch_file)[number], launch_file, seed)
     try:
         text = path.read_text(encoding="utf-8")
     except OSError as error:
-        raise ProblemError(f"there is no file {file}: {error}") from error
+        raise ProblemError(f"there is no file {path}: {error}") from error
     except UnicodeDecodeError as error:
-        raise ProblemError(f"{file} is no text: {error}") from error
+        raise ProblemError(f"{path} is no text: {error}") from error
     if path.suffix == ".cu":
         if launch.kernel is None:
-            raise ProblemError(f'{launch_file} must name the kernel of {file}: add "kernel"')
+            raise ProblemError(f'{launch_file} must name the kernel of {path}: add "kernel"')
         found = check_cuda(
             text,
             launch.kernel,

@@ -3,44 +3,62 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
-from functools import partial
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from textwrap import fill
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from warploom.cli.errors import explains_errors
-from warploom.cli.options import KernelSettings, parse_settings
-from warploom.cli.output import console, excerpt, note, write_json
+from warploom.cli.errors import explained, explains_errors, settings
+from warploom.cli.options import KernelSettings, grouped, parse_settings
+from warploom.cli.output import console, excerpt, note, progress_bar, write_json
 
 if TYPE_CHECKING:
     from warploom.checking.kernel_file import Checked, ExampleResult
+    from warploom.checking.suite import Outcome
     from warploom.core.errors import WarploomError
-    from warploom.lang import KernelFunction
 
 _UNCOVERED = 5  # lines of a kernel that are told to be unexercised
 
 
-@explains_errors
-def check(
-    file: Annotated[
-        str,
-        typer.Argument(
-            metavar="FILE.py[:KERNEL]|FILE.ptx|FILE.cu", help="Kernels, one of them, or a kernel as PTX or CUDA C++."
-        ),
-    ],
+@dataclass(frozen=True)
+class RunOptions:
+    """What kernels are run with."""
+
     launch: Annotated[
         str | None,
-        typer.Option("--launch", metavar="FILE.json", help="Grid, block and arguments of a kernel in PTX or CUDA C++."),
-    ] = None,
+        typer.Option("--launch", metavar="FILE.json", help="The launches of one .cu or .ptx, if not beside it."),
+    ] = None
     seed: Annotated[
         int | None, typer.Option(min=0, help="Draw other inputs, and run the warps in an adversarial order.")
-    ] = None,
-    set_: KernelSettings = None,
-    json: Annotated[
-        bool, typer.Option("--json", help="Write the findings, or the error, as JSON to standard output.")
-    ] = False,
+    ] = None
+    set_: KernelSettings = None
+    jobs: Annotated[
+        int | None, typer.Option("--jobs", "-j", min=1, help="Files checked side by side; default: one a core.")
+    ] = None
+
+
+@dataclass(frozen=True)
+class ReportOptions:
+    """How the findings are reported."""
+
+    json: Annotated[bool, typer.Option("--json", help="Write findings and errors as JSON to standard output.")] = False
+
+
+@explains_errors
+@grouped
+def check(
+    files: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="FILE.py[:KERNEL]|FILE.cu|FILE.ptx|FOLDER|'**/*.cu'...",
+            help="Kernels in Python (or one of them), in CUDA C++, as PTX; folders and patterns of such files.",
+        ),
+    ],
+    run: RunOptions,
+    report: ReportOptions,
 ) -> None:
     """Run kernels on the emulator with all checks.
 
@@ -50,131 +68,141 @@ def check(
     Each runs in lock-step, and on other inputs in adversarial orders (with --seed in that one alone). Lines with bank
     conflicts or accesses that are not coalesced are shown. Where NVRTC is installed, kernels in Python are compiled.
 
-    A kernel says how to run it with ``@KERNEL.example``: a function of a NumPy generator that returns a
-    ``warploom.lang.Launch(grid, arguments, expect)``. PTX of any compiler, and CUDA C++, is run as a JSON file says: an
-    object with grid, block and arguments, and perhaps shared_bytes, kernel and (for CUDA C++) target. Arguments are
-    numbers, and arrays such as {"dtype": "f32", "shape": [1024], "fill": "random"} or {"file": "x.npy", "expect":
-    "y.npy", "tolerance": 1e-5}. Exit code 1 if there is an error or a wrong result. What is for review (a compiler
-    relies on what GPUs do, and PTX does not promise) leaves it 0.
+    A kernel in Python says how to run it with ``@KERNEL.example``: a function of a NumPy generator that returns a
+    ``warploom.lang.Launch(grid, arguments, expect)``. NAME.launch.json beside NAME.cu or NAME.ptx says how its kernels
+    run: an object with kernel, grid, block and arguments, or a list of several.
+
+    Exit code 0: nothing is wrong. 1: an error or a wrong result; what is for review (a compiler relies on what GPUs do,
+    and PTX does not promise) leaves it 0. 2: something could not be checked; all else was, and is reported.
 
     \b
     Examples:
       warploom check my_kernels.py
       warploom check my_kernels.py:row_max --seed 7
-      warploom check kernel.ptx --launch launch.json
+      warploom check kernels/ generated.ptx --jobs 2
       warploom check kernel.cu --launch launch.json
     """
-    from warploom.core.errors import WarploomError
+    from warploom.checking.suite import How, check_all, targets_of
 
-    checked: list[Checked] = []
-    ended: WarploomError | None = None
-    try:
-        checked.extend(_checked(file, launch, seed, set_))
-    except WarploomError as error:
-        ended = error
-    if json:
-        write_json({"kernels": [_as_json(one) for one in checked]} | _ended_json(ended), "-")
-    else:
-        for one in checked:
-            _show(one, compiles=launch is None)
-    if ended is not None:
-        raise ended
-    if launch is None and not json:
-        _name_unchecked(file)
-    if not all(one.ok for one in checked):
-        raise typer.Exit(1)
+    targets = targets_of(files, run.launch)
+    outcomes: list[Outcome] = []
+    with progress_bar() as progress:
+        for number, found in enumerate(check_all(targets, How(run.seed, parse_settings(run.set_)), run.jobs), 1):
+            progress(f"{number} of {len(targets)} files", number / len(targets))
+            outcomes += found
+            if not report.json:
+                _show_file(found, named=len(targets) > 1)
+    if report.json:
+        write_json(_as_json(outcomes), "-")
+    elif len(targets) > 1:
+        note(_summary(outcomes))
+    if code := max((outcome.exit_code for outcome in outcomes), default=0):
+        raise typer.Exit(code)
 
 
-def _checked(file: str, launch: str | None, seed: int | None, set_: list[str] | None) -> Iterator[Checked]:
-    """Check one kernel after the other. Raises WarploomError for one that cannot run."""
-    from warploom.checking.kernel_file import in_orders, kernels_of
-    from warploom.checking.launch_file import SUFFIXES, check_file
-    from warploom.core.errors import ProblemError
-
-    if not file.endswith(SUFFIXES):
-        if launch is not None:
-            raise ProblemError(f"{file} says itself how its kernels run (@KERNEL.example): leave out --launch")
-        yield from (_in_orders(function, seed, set_) for function in kernels_of(file))
-        return
-    if launch is None:
-        raise ProblemError(f"{file} does not say how it is run: add --launch FILE.json (see warploom check --help)")
-    yield in_orders(partial(check_file, file, launch), seed)
-
-
-def _in_orders(function: KernelFunction, seed: int | None, set_: list[str] | None) -> Checked:
-    from warploom.checking.kernel_file import check_kernel, configuration_of, in_orders, traced_kernel
-
-    configuration = configuration_of(function, parse_settings(set_))
-    program = traced_kernel(function, configuration)
-    return in_orders(lambda order: check_kernel(function, order, configuration, program), seed)
-
-
-def _ended_json(error: WarploomError | None) -> dict[str, Any]:
-    from warploom.checking.report import error_json
-
-    return {} if error is None else {"error": error_json(error)}
-
-
-def _as_json(one: Checked) -> dict[str, Any]:
-    from warploom.checking.report import finding_json, uncovered_json, wavefronts_json
-
+def _as_json(outcomes: Sequence[Outcome]) -> dict[str, Any]:
     return {
-        "kernel": one.name,
-        "ok": one.ok,
-        "findings": [finding_json(f) for f in one.emulation.findings],
-        "printed": one.emulation.printed,
-        "results": [dataclasses.asdict(result) for result in one.results],
-        "wavefronts": wavefronts_json(one.emulation),
-        "uncovered": uncovered_json(one.uncovered),
+        "kernels": [_checked_json(one, one.checked) for one in outcomes if one.checked is not None],
+        "errors": [_error_json(one, one.error) for one in outcomes if one.error is not None],
+        "skipped": [{"file": x.file, "kernel": x.kernel, "reason": x.skipped} for x in outcomes if x.skipped],
     }
 
 
-def _name_unchecked(file: str) -> None:
-    from warploom.checking.kernel_file import without_example
+def _error_json(one: Outcome, error: WarploomError) -> dict[str, Any]:
+    from warploom.checking.report import error_json
 
-    if names := without_example(file):
-        note(f"not checked, for want of an example (@{names[0]}.example): {', '.join(names)}")
+    found = error_json(error)
+    return found | {"file": found["file"] or one.file, "kernel": one.kernel}
 
 
-def _show(one: Checked, compiles: bool) -> None:
+def _checked_json(one: Outcome, checked: Checked) -> dict[str, Any]:
+    from warploom.checking.report import finding_json, uncovered_json, wavefronts_json
+
+    return {
+        "file": one.file,
+        "kernel": one.kernel,
+        "ok": checked.ok,
+        "seconds": one.seconds,
+        "findings": [finding_json(f) for f in checked.emulation.findings],
+        "printed": checked.emulation.printed,
+        "results": [dataclasses.asdict(result) for result in checked.results],
+        "wavefronts": wavefronts_json(checked.emulation),
+        "uncovered": uncovered_json(checked.uncovered),
+    }
+
+
+def _summary(outcomes: Sequence[Outcome]) -> str:
+    checked = [one.checked for one in outcomes if one.checked is not None]
+    wrong = sum(not one.ok for one in checked)
+    counts = {
+        "checked": len(checked),
+        "with errors": wrong,
+        "that could not be checked": sum(one.error is not None for one in outcomes),
+        "skipped": sum(bool(one.skipped) for one in outcomes),
+    }
+    told = ", ".join(f"{count} {what}" for what, count in counts.items() if count)
+    return f"kernels of {len({one.file for one in outcomes})} files: {told or 'none'}"
+
+
+def _show_file(outcomes: Sequence[Outcome], named: bool) -> None:
+    """Print a file's outcomes: findings to standard output, errors and remarks to standard error."""
+    if named and outcomes:
+        console().print(f"{outcomes[0].file}:", markup=False, soft_wrap=True)
+    for one in outcomes:
+        if one.checked is not None:
+            _show(one.kernel, one.checked, one.compiles)
+        if one.error is not None:
+            if settings.debug:
+                raise one.error
+            where = "" if Path(one.file.partition(".py:")[0]).stem in str(one.error) else f"{one.file}: "
+            note(f"error: {where}{explained(one.error)}")
+    skipped: dict[str, list[str]] = {}
+    for one in outcomes:
+        if one.skipped:
+            skipped.setdefault(one.skipped, []).append(one.kernel or one.file)
+    for reason, names in skipped.items():
+        note(f"not checked, {reason}: {', '.join(names)}")
+
+
+def _show(name: str, one: Checked, compiles: bool) -> None:
     from warploom.checking.kernel_file import code_size
 
     out = console()
     out.print(one.emulation.printed, end="", markup=False, highlight=False)
     for finding in one.emulation.findings:
         relies = f"For review: {finding.relies_on} " if finding.relies_on else ""
-        text = f"{one.name}: {finding.kind}: {finding.message} ({finding.place}). {relies}{finding.consequences}"
+        text = f"{name}: {finding.kind}: {finding.message} ({finding.place}). {relies}{finding.consequences}"
         out.print(fill(text, out.width, subsequent_indent="  ", break_on_hyphens=False), markup=False)
         for where in dict.fromkeys(filter(None, (finding.where, finding.other))):
             out.print(excerpt(where), markup=False)
     for result in one.results:
         verdict, error = "right" if result.ok else "WRONG", "NaN" if result.nans else f"{result.error:.3g}"
         text = f"{result.name} is {verdict}, error {error} (tolerance {result.tolerance:g})"
-        out.print(f"{one.name}: {text}", markup=False)
+        out.print(f"{name}: {text}", markup=False)
         for line in wrong_elements(result):
             out.print(f"  {line}", markup=False)
     conflicts = {n: w for n, w in one.emulation.traffic.shared.items() if w.conflicts}
-    for name, w in conflicts.items():
-        out.print(f"{one.name}: {name} takes {w.actual} wavefronts, {w.ideal} without bank conflicts", markup=False)
+    for access, w in conflicts.items():
+        out.print(f"{name}: {access} takes {w.actual} wavefronts, {w.ideal} without bank conflicts", markup=False)
         for (where, of), here in one.emulation.traffic.lines.items():
-            if of == name and here.conflicts:
+            if of == access and here.conflicts:
                 out.print(f"  {where}: {here.actual}, {here.ideal} without", markup=False)
     scattered = {k: s for k, s in one.emulation.traffic.global_lines.items() if s.sectors > s.ideal}
     for (where, of), here in scattered.items():
         text = f"{of} moves {here.sectors} sectors of 32 bytes, {here.ideal} if lanes were neighbours in memory"
-        out.print(f"{one.name}: {where}: {text}", markup=False)
+        out.print(f"{name}: {where}: {text}", markup=False)
     if one.ok:
         code = code_size(one.program) if compiles else ""
         shown = "" if one.results else " (nothing was expected of the outputs: give expect to Launch)"
         orders = f" in {one.orders} orders" if one.orders > 1 else ""
         found = "no errors" if one.emulation.findings else "no findings"
-        out.print(f"{one.name}: {found}{orders}{shown}{'; ' if code else ''}{code}", markup=False)
+        out.print(f"{name}: {found}{orders}{shown}{'; ' if code else ''}{code}", markup=False)
         for missed in one.uncovered[:_UNCOVERED]:
-            text = f"{one.name}: not exercised: {missed.where.stack}: {missed}"
+            text = f"{name}: not exercised: {missed.where.stack}: {missed}"
             out.print(fill(text, out.width, subsequent_indent="  ", break_on_hyphens=False), markup=False)
         if len(one.uncovered) > _UNCOVERED:
             more = len(one.uncovered) - _UNCOVERED
-            out.print(f"{one.name}: not exercised: {more} more, which --json lists", markup=False)
+            out.print(f"{name}: not exercised: {more} more, which --json lists", markup=False)
 
 
 def wrong_elements(result: ExampleResult) -> Iterator[str]:
