@@ -101,6 +101,7 @@ TUNED = KERNELS.replace("lambda tile: tile)", "lambda tile: tile, tune={'tile': 
 
 
 def test_what_a_kernel_declares_is_tuned_and_launches_take_the_fastest(invoke, tmp_path, emulated_gpu, monkeypatch):
+    monkeypatch.setenv("WARPLOOM_CACHE", str(tmp_path / "cache"))  # what an earlier run tuned is not there
     file = tmp_path / "tuned_kernels.py"
     file.write_text(TUNED)
     function, x, y = one_kernel(f"{file}:scaled"), np.ones(256, np.float32), np.zeros(256, np.float32)
