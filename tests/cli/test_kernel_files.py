@@ -106,13 +106,16 @@ def test_what_a_kernel_declares_is_tuned_and_launches_take_the_fastest(invoke, t
     file.write_text(TUNED)
     function, x, y = one_kernel(f"{file}:scaled"), np.ones(256, np.float32), np.zeros(256, np.float32)
     ran = []
+
+    def copied(program, grid, *_):
+        ran.append((program.threads, grid))
+        return CopiedLaunch(lambda _: None, ())
+
     with monkeypatch.context() as gpu:
         for module in (launch, tuned, kernel_file):
             gpu.setattr(module, "gpu_name", lambda _: "NVIDIA Test", raising=False)
         gpu.setattr(launch, "gpu_present", lambda: True)
-        gpu.setattr(
-            launch, "_copied", lambda program, grid, *_: ran.append((program.threads, grid)) or CopiedLaunch(id, ())
-        )
+        gpu.setattr(launch, "_copied", copied)
         function[lambda tile: 256 // tile](x, y)
         result = invoke("tune", f"{file}:scaled")
         assert result.stdout.startswith("tile=64: 1000 µs")

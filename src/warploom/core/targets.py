@@ -49,6 +49,38 @@ TARGETS: dict[str, Target] = {
 }
 
 
+@dataclass(frozen=True, slots=True)
+class Gpu:
+    """A GPU's published rates: its clock in Hz, bytes of memory a second, FLOP of an SM's tensor cores in a cycle.
+
+    ``tensor_flops_per_cycle`` are those of dense products of 16-bit inputs; the clock is the one that the published
+    rates of tensor cores are of.
+    """
+
+    name: str
+    arch: str
+    multiprocessors: int
+    clock: float
+    bandwidth: float
+    tensor_flops_per_cycle: int
+
+
+GPUS: dict[str, Gpu] = {
+    g.name: g
+    for g in (
+        Gpu("A100", "sm_80", 108, 1.41e9, 2.039e12, 2048),  # of 80 GB: 312 TFLOP/s
+        Gpu("H100", "sm_90a", 132, 1.83e9, 3.35e12, 4096),  # SXM: 989 TFLOP/s
+        Gpu("H200", "sm_90a", 132, 1.83e9, 4.8e12, 4096),
+    )
+}
+"""NVIDIA's "A100 Tensor Core GPU Architecture", "H100 Tensor Core GPU Architecture", and the datasheet of the H200."""
+ISSUED_PER_CYCLE, SPECIAL_PER_CYCLE, SHARED_BYTES_PER_CYCLE = 4, 16, 128
+"""Instructions of warps, results of special functions, bytes of shared memory: of an SM (compute capability 8.0, 9.0).
+
+CUDA C++ Programming Guide, "Hardware Multithreading", "Arithmetic Instructions", "Shared Memory".
+"""
+
+
 def target(name: str) -> Target:
     """The limits of architecture ``name`` (``"sm_80"`` … ``"sm_120a"``). Raises ConfigError for an unknown name."""
     found = TARGETS.get(name) or TARGETS.get(name + "a")

@@ -14,7 +14,9 @@ from warploom.cli.output import console, write_json
 from warploom_lab.cli.subjects import Subject
 
 if TYPE_CHECKING:
+    from warploom.core.targets import Gpu
     from warploom_lab.inspect import SassReport
+    from warploom_lab.inspect.estimate import Estimate
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,6 +41,10 @@ class Wanted(Subject):
     ] = None
     shared: Annotated[
         int | None, typer.Option(metavar="BYTES", min=0, help="Dynamic shared memory of a file's kernel.")
+    ] = None
+    estimate: Annotated[
+        str | None,
+        typer.Option(metavar="A100|H100|H200", help="Run the example, and say what bounds the kernel on this GPU."),
     ] = None
     source: Annotated[
         bool, typer.Option("--source", help="Print the SASS with whom it waits for, beside the Python.")
@@ -76,7 +82,33 @@ class Wanted(Subject):
 
         named = self.kernel and self.what.endswith(".py")
         program = (dataclasses.replace(self, what=f"{self.what}:{self.kernel}") if named else self).program()
-        return inspect_program(program, self.arch or program.requires, self.opt_level, with_source=self.source)
+        arch = self.arch or (self.gpu.arch if self.gpu else program.requires)
+        return inspect_program(program, arch, self.opt_level, with_source=self.source)
+
+    @property
+    def gpu(self) -> Gpu | None:
+        """The GPU of ``--estimate``. Raises typer.BadParameter for another name."""
+        from warploom.core.targets import GPUS
+
+        if self.estimate is not None and self.estimate not in GPUS:
+            raise typer.BadParameter(f"--estimate knows {', '.join(GPUS)}, not {self.estimate!r}")
+        return GPUS[self.estimate] if self.estimate else None
+
+    def estimated(self, gpu: Gpu) -> Estimate:
+        """Run the example of a file's kernel. Raises ConfigError for what has none, and what the run raises."""
+        from warploom.checking.kernel_file import configuration_of, example_of, one_kernel, traced_kernel
+        from warploom.cli.options import parse_settings
+        from warploom.core.errors import ConfigError
+        from warploom.emulate import emulate
+        from warploom_lab.inspect.estimate import estimate
+
+        if not self.is_python:
+            raise ConfigError("--estimate counts what the example of a kernel does: give it FILE.py[:KERNEL]")
+        function = one_kernel(f"{self.what}:{self.kernel}" if self.kernel else self.what)
+        configuration = configuration_of(function, parse_settings(self.settings))
+        program = traced_kernel(function, configuration)
+        launch = example_of(function, program, None, configuration)
+        return estimate(gpu, launch, emulate(program, launch.grid, launch.arguments))
 
     def _of_file(self) -> SassReport:
         from warploom.core.errors import ConfigError
@@ -118,6 +150,7 @@ def inspect_command(
       warploom inspect attention --rung 2 --source
       warploom inspect gemm --rung 03 --against 02
       warploom inspect my_kernels.py:row_max --source
+      warploom inspect my_kernels.py:row_max --estimate H200
       warploom inspect kernel.cubin --threads 128 --shared 49152 --against other.sass
     """
     from rich.markup import escape
@@ -127,6 +160,10 @@ def inspect_command(
     report = wanted.report()
     if against is None:
         value, tables = report.to_dict(), inspect_tables.report_tables(report)
+        if (gpu := wanted.gpu) is not None:
+            found = wanted.estimated(gpu)
+            value |= {"estimate": found.to_dict()}
+            tables = [*tables, *inspect_tables.estimate_table(found)]
     else:
         value, tables = _compared(wanted.other(against), report)
     if json != "-":

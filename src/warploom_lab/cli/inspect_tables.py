@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from warploom_lab.inspect import Change, Comparison, SassReport
+    from warploom_lab.inspect.estimate import Estimate
 
 _OPCODES_SHOWN = 6
 _CHANGES_SHOWN = 16
@@ -62,6 +63,23 @@ def report_tables(report: SassReport) -> list[Any]:
         inside = report.loop_groups.get(group, 0)
         table.add_row(group, str(count), _share(count, total), str(inside), _share(inside, loop_total), opcodes[group])
     return [table, *_address_tables(report)]
+
+
+def estimate_table(found: Estimate) -> list[Any]:
+    """The resources of an estimate, and the bound in a sentence."""
+    gpu, bound = found.gpu, found.bound
+    table = _table(
+        f"The example on an {gpu.name}, at least", "resource", "amount", "unit", "a second", "µs", "of the bound"
+    )
+    for share in found.shares:
+        cells = f"{share.amount:.4g}", share.unit, f"{share.per_second:.4g}", f"{share.seconds * 1e6:.3g}"
+        table.add_row(share.resource, *cells, _share(share.seconds, bound.seconds))
+    filled = min(found.ctas, gpu.multiprocessors)
+    return [
+        table,
+        f"bound by {bound.resource}, if CTAs fill all SMs evenly (the example's {found.ctas} are on {filled} of "
+        f"{gpu.multiprocessors}); {found.l2_bytes / 1e6:.4g} MB go through the L2",
+    ]
 
 
 def _address_tables(report: SassReport) -> list[Any]:
@@ -147,5 +165,5 @@ def _cells(change: Change) -> tuple[str, str, str]:
     return before, after, "?" if difference is None else f"{difference:+d}" if difference else "·"
 
 
-def _share(part: int, whole: int) -> str:
+def _share(part: float, whole: float) -> str:
     return f"{100 * part / whole:.1f} %" if whole else ""
