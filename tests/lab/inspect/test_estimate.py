@@ -9,7 +9,7 @@ import pytest
 
 from tests.project import needs_nvdisasm
 from warploom.checking.kernel_file import example_of, one_kernel
-from warploom.core.dtypes import DTYPES, e4m3
+from warploom.core.dtypes import DTYPES
 from warploom.core.targets import GPUS
 from warploom.emulate import emulate
 from warploom.isa.instruction import named
@@ -48,8 +48,7 @@ def test_tensor_work_is_in_products_of_16_bits(shape, inputs, sums, factor):
 
 
 def test_each_warp_has_a_quarter_of_a_warpgroups_product():
-    product = named("wgmma.mma_async.sync.aligned.m64n128k32.f32.e4m3.e4m3")
-    assert product.warpgroup_product.a is e4m3
+    product = named("wgmma.mma_async.sync.aligned.m64n128k32.s32.s8.s8")
     assert tensor_work(product) == 2 * 64 * 128 * 32 / 2 / 4
     assert tensor_work(named("add.u32")) == 0
 
