@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 from tests.lang.support import lanes, run
+from tests.lang.test_printing import test_what_was_never_written_is_a_finding as printed_words
 from tests.lang.test_wmma_words import test_sums_in_place_from_a_place_within_a_padded_tile as wmma_sums
 from warploom import attention
 from warploom.core.errors import TraceError, VerifyError
@@ -346,6 +347,7 @@ def test_every_word_is_run_by_a_test() -> None:
             test_products_of_doubles,
             test_shared_memory_of_another_cta_is_elsewhere,
             wmma_sums,
+            printed_words,
             test_words_of_floats_and_bytes,
             test_words_between_ctas_and_launches,
             test_words_of_matrices,

@@ -8,11 +8,13 @@ Programming Guide, "Formatted Output", "Assertion".
 # pyright: reportUnknownLambdaType=false, reportUnknownMemberType=false, reportUnknownArgumentType=false
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from typing import Any, Literal
 
 import numpy as np
 
+from warploom.core.dtypes import DType
 from warploom.core.errors import VerifyError
 from warploom.isa.async_copy import whole_map
 from warploom.isa.cpp import address, called
@@ -214,6 +216,26 @@ form(
     effects=(Printed(0, 1),),
     ptx=False,
 )
+form(
+    "printf #format, #^types, values*types:types",
+    ORDERED,
+    name=lambda i: f"printf {json.dumps(i.format)}",
+    call=lambda i: called(f"printf({', '.join([_braced(i.format), *(f'{{{n}}}' for n in range(len(i.types)))])})", 0),
+    effects=lambda i: (Printed(i.format),),
+    ptx=False,
+)
+
+
+def _braced(text: str) -> str:
+    """A text as C++ has it, within a format of Python's."""
+    return json.dumps(text).replace("{", "{{").replace("}", "}}")
+
+
+def printf(text: str, types: Sequence[DType]) -> Instruction:
+    """``printf`` of values of these types."""
+    return named("printf", numbers=(("format", text), ("types", tuple(types))), ptx=False)
+
+
 SYSTEM_CALLS = ("vprintf", "__assertfail")
 """Functions of the system, which PTX calls and has no body of."""
 _ASSERTION = "__assertfail((const char *)({0}), (const char *)({1}), {2}, (const char *)({3}), {4})"

@@ -347,10 +347,10 @@ class GlobalWait(Effect):
 
 @dataclass(frozen=True, slots=True)
 class Printed(Effect):
-    """Prints; ``format`` and ``arguments`` are the operands of generic addresses."""
+    """Prints the operands by a format; or ``format`` and ``arguments`` are operands that are generic addresses."""
 
-    format: int
-    arguments: int
+    format: str | int
+    arguments: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -83,7 +83,7 @@ class Instruction:
         self,
         form: Form,
         words: tuple[str, ...],
-        numbers: tuple[tuple[str, int], ...],
+        numbers: tuple[tuple[str, Any], ...],
         left: frozenset[str],
         home: DType | None,
     ) -> None:
@@ -99,12 +99,11 @@ class Instruction:
         self.present = tuple(p for p in form.places if (self.fields[p.given] if p.given else p.name not in left))
         self.counts = tuple(map(self._count, self.present))
         self.ptx_name = ".".join(filter(None, words))
-        immediates = "".join(f".{self.fields[p.name]:#x}" for p in self.present if p.kind == "number")
         self._order: list[int] = []
         self.operator, self.pure, self.lanewise = self._said(form.operator), not form.asm, not form.asm
         self.moves_bits, self.exchange = form.moves_bits, self._said(form.exchange)
         self.volatile_ptx, self.clobbers_memory = "volatile" in form.asm, "memory" in form.asm
-        self.mnemonic = self._said(form.name) or self.ptx_name + immediates
+        self.mnemonic = self._said(form.name) or self.ptx_name + self._immediates()
         self.result_types, self.operand_types = self._register_types()
         self.since = max([form.since, *(s.since.get(w, "") for s, w in slots)], key=_generation)
         self.open, self.exact, self.gradient = self._said(form.open), self._said(form.exact), self._said(form.gradient)
@@ -116,7 +115,7 @@ class Instruction:
         self.binds = (self._call.binds, self._call.needed) if self._call else (ANY, needed)
         self._others = dict[Any, Instruction]()
 
-    def displaced(self, numbers: tuple[tuple[str, int], ...]) -> Instruction:
+    def displaced(self, numbers: tuple[tuple[str, Any], ...]) -> Instruction:
         """The instruction with displacements of its addresses, on which its effects alone depend."""
         found = object.__new__(Instruction)
         found.__dict__.update(self.__dict__)
@@ -128,9 +127,12 @@ class Instruction:
         """A value of the form, made of the instruction where it is a function or a pattern of names."""
         return what(self) if callable(what) else what.format(**self.fields) if isinstance(what, str) else what
 
+    def _immediates(self) -> str:
+        return "".join(f".{self.fields[p.name]:#x}" for p in self.present if p.kind == "number")
+
     def _register_types(self) -> tuple[tuple[DType, ...], tuple[DType, ...]]:
         """The types of results and operands. Programs may have operands in another order than PTX."""
-        types = [(p, self.type_of(p)) for p, n in zip(self.present, self.counts, strict=True) for _ in range(n)]
+        types = [(p, t) for p, n in zip(self.present, self.counts, strict=True) for t in self._types_of(p, n)]
         results, read = [x for x in types if not x[0].is_read], [x for x in types if x[0].is_read]
         self._order = [*range(len(read))]
         if self.form.order:
@@ -146,7 +148,15 @@ class Instruction:
         if not place.count or not place.is_register:
             return int(place.is_register)
         value = self.fields.get(place.count, place.count)
+        if isinstance(value, tuple):  # the type of each
+            return len(cast("tuple[DType, ...]", value))
         return value if isinstance(value, int) else int(value.strip("vxd") or 1)
+
+    def _types_of(self, place: OperandPlace, count: int) -> Sequence[DType]:
+        each = self.fields.get(place.type)
+        return (
+            cast("tuple[DType, ...]", each) if isinstance(each, tuple) else [self.type_of(place) for _ in range(count)]
+        )
 
     def type_of(self, place: OperandPlace) -> DType:
         """The type of a place's registers in Programs."""
@@ -367,7 +377,7 @@ _MADE: dict[Any, Instruction] = {}
 def instruction(
     form: Form,
     words: tuple[str, ...],
-    numbers: tuple[tuple[str, int], ...] = (),
+    numbers: tuple[tuple[str, Any], ...] = (),
     left: frozenset[str] = frozenset(),
     home: DType | None = None,
 ) -> Instruction:
@@ -418,7 +428,7 @@ def named(
     name: str,
     home: DType | None = None,
     *,
-    numbers: tuple[tuple[str, int], ...] = (),
+    numbers: tuple[tuple[str, Any], ...] = (),
     operands: int | None = None,
     ptx: bool = True,
 ) -> Instruction:

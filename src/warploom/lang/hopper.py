@@ -17,6 +17,7 @@ from warploom.isa.matrix import wgmma, wgmma_wait
 from warploom.lang.builder import Builder, word
 from warploom.lang.fragments import Fragment, FragmentWords
 from warploom.lang.memory import GlobalPointer, SharedTile
+from warploom.lang.printing import PrintWords
 from warploom.lang.source import name_at
 from warploom.lang.values import Mutable, Number, TileAddress, Traced
 from warploom.layout.catalogue import wgmma_accumulator
@@ -344,7 +345,7 @@ class HopperWords(FragmentWords):
         self.emit_into(wgmma_wait(pending, len(sums)), sums, sums)
 
 
-class Kernel(HopperWords):
+class Kernel(HopperWords, PrintWords):
     """``k``: the first argument of every kernel function. Its methods are the language; see the base classes."""
 
     def __dir__(self) -> list[str]:

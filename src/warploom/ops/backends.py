@@ -394,6 +394,7 @@ def emulated(program: Program, grid: Grid, arguments: Sequence[Any] | Mapping[st
     from warploom.emulate import emulate
 
     emulation = emulate(program, grid, arguments)
+    print(emulation.printed, end="")
     if emulation.findings:
         listed = "\n".join(str(f) for f in emulation.findings[:8])
         raise EmulationError(f"{program.name} has defects:\n{listed}", tuple(emulation.findings))

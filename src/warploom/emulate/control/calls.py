@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import re
 import struct
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import numpy as np
 
@@ -21,6 +22,7 @@ from warploom.isa.memory import from_generic
 _DIRECTIVE = re.compile(r"%([-+ #0]*)(\*|\d*)((?:\.(?:\*|\d*))?)(hh|h|ll|l|z|t|j|)([diuoxXcsfFeEgGaAp%])")
 _LONG = ("ll", "l", "z", "t", "j")
 _SIGNED = "di"
+_Next = Callable[[str], "int | float"]
 
 
 def _acting(frame: Frame) -> Iterator[tuple[int, int, int]]:
@@ -31,20 +33,40 @@ def _acting(frame: Frame) -> Iterator[tuple[int, int, int]]:
 
 def print_step(run: Context, op: Op, effect: Printed) -> Step:
     """Return the step that prints what the active lanes pass to ``printf``."""
-    keys = run.keys(op)
+    keys, text = run.keys(op), effect.format
 
-    def step(frame: Frame) -> None:
+    def prints(frame: Frame) -> None:
+        first = run.report.first
+        arrays = [frame.full(run.observe(frame, key, op, "a value")) for key in keys]
+        for i, row, lane in _acting(frame):
+            run.printed.append((first + row, _formatted(run, str(text), _values([x[i, lane] for x in arrays]))))
+
+    def calls(frame: Frame) -> None:
         for key in keys:
             run.observe(frame, key, op, "an address")
-        formats, places = (frame.full(frame.env[keys[k]]) for k in (effect.format, effect.arguments))
+        formats, places = (frame.full(frame.env[keys[k]]) for k in (int(text), effect.arguments))
         counts = np.zeros((frame.n, 32), np.uint32)
         for i, row, lane in _acting(frame):
             given = _Arguments(run, op, row, lane, int(places[i, lane]))
-            run.printed.append(_formatted(run, run.memory.text(int(formats[i, lane])), given))
+            line = _formatted(run, run.memory.text(int(formats[i, lane])), given.next)
+            run.printed.append((run.report.first + row, line))
             counts[i, lane] = given.taken
         frame.write(op.results[0], counts)
 
-    return step
+    return prints if isinstance(text, str) else calls
+
+
+def _values(registers: list[Any]) -> _Next:
+    """A thread's values one after the other, as :mod:`struct` calls the type that is asked for."""
+    left = iter(registers)
+
+    def following(kind: str) -> int | float:
+        value = next(left)
+        if kind == "d":
+            return float(value)
+        return int(value) % (1 << 8 * struct.calcsize(kind)) if kind.isupper() else int(value)
+
+    return following
 
 
 def abort_step(run: Context, op: Op, effect: Abort) -> Step:
@@ -81,24 +103,24 @@ class _Arguments:
         return struct.unpack(f"<{kind}", data)[0]
 
 
-def _formatted(run: Context, text: str, given: _Arguments) -> str:
+def _formatted(run: Context, text: str, following: _Next) -> str:
     """The text that ``printf`` would print."""
 
     def one(found: re.Match[str]) -> str:
         flags, width, precision, length, kind = found.groups()
         if kind == "%":
             return "%"
-        width = str(given.next("i")) if width == "*" else width
-        precision = f".{given.next('i')}" if precision == ".*" else precision
+        width = str(following("i")) if width == "*" else width
+        precision = f".{following('i')}" if precision == ".*" else precision
         head = f"%{flags}{width}{precision}"
         if kind in "fFeEgGaA":
-            value = given.next("d")
+            value = following("d")
             return float(value).hex() if kind in "aA" else f"{head}{kind}" % value
         if kind in "sp":
-            value = int(given.next("Q"))
+            value = int(following("Q"))
             return f"{head}s" % (run.memory.text(value) if kind == "s" else f"{value:#x}")
         code = "q" if length in _LONG else "i"
-        value = given.next(code if kind in _SIGNED else code.upper())
+        value = following(code if kind in _SIGNED else code.upper())
         return f"{head}c" % (int(value) & 0xFF) if kind == "c" else f"{head}{'d' if kind in 'diu' else kind}" % value
 
     return _DIRECTIVE.sub(one, text)

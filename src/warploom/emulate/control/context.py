@@ -78,7 +78,8 @@ class Context:
         self.across = across
         self.progress: Callable[[float], None] | None = None
         self._leader: Loop | None = None
-        self.printed: list[str] = []
+        self.printed: list[tuple[int, str]] = []
+        """The number of a warp in the grid, and what one of its threads prints."""
         self.decisions: list[Decision] = []
         self.constants: dict[Value, Array] = {}
         self._interned: dict[tuple[str, str], Value] = {}

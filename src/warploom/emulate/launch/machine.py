@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
+from operator import itemgetter
 from threading import RLock
 from typing import Any
 
@@ -128,7 +129,7 @@ class Emulation:
 
     ``findings`` has one for each cause; what probably follows from it is in its ``follows``. ``executed`` counts the
     warps that came by each instruction, by name, ``counts`` one by one: what counts none was not checked. ``printed``
-    is what the kernel printed.
+    is what the kernel printed, CTA by CTA and warp by warp.
     """
 
     findings: tuple[Finding, ...]
@@ -237,7 +238,8 @@ class _Launch:
         executed = Counter[str]()
         for op, count in counts:
             executed[op.instruction.mnemonic] += count
-        traffic, printed = self.executor.counter.traffic, "".join(self.executor.printed)
+        traffic = self.executor.counter.traffic
+        printed = "".join(text for _, text in sorted(self.executor.printed, key=itemgetter(0)))
         decisions = tuple([replace(decision) for decision in self.executor.decisions])
         return Emulation(causes(self.findings.all), traffic, executed, self.program.name, counts, printed, decisions)
 
