@@ -30,7 +30,7 @@ from warploom.kernels.attention.problem import MOST_POSITIONS
 from warploom.ops.attention import attention
 from warploom.ops.attention_paged import append_to_cache, attention_paged, checked_attention_paged
 from warploom.ops.attention_varlen import attention_varlen
-from warploom.ops.declare import whole
+from warploom.ops.declare import known_signature, refuse_unknown, whole
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -528,7 +528,7 @@ def _refuse(name: str, dropout_p: Any, softmax_scale: Any, alibi_slopes: Any, ot
                 instead = _NOT_COMPUTED[option]
                 raise ProblemError(f"{option}: warploom does not compute this option of FlashAttention; {instead}")
         elif option not in _HINTS:
-            raise TypeError(f"{name}() got an unexpected keyword argument {option!r}")
+            refuse_unknown(name, (option,), known_signature(globals()[name]).parameters)
 
 
 def _needed(**given: Any) -> None:

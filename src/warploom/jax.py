@@ -24,7 +24,7 @@ from warploom.interop.dlpack import row_major_strides
 from warploom.ops.attention import AttentionOptions, attention_call, problem_of
 from warploom.ops.attention_backward import attention_backward_call
 from warploom.ops.calls import Caller
-from warploom.ops.declare import Arguments
+from warploom.ops.declare import Arguments, refuse_unknown
 
 Arrays = tuple[Array | None, ...]
 Given = tuple[Any, ...]
@@ -39,8 +39,8 @@ def attention(q: Array, k: Array, v: Array, *, return_lse: bool = False, **optio
     """
     if options.pop("config", None) is not None:
         raise ProblemError("config: warploom.jax.attention chooses it where the program runs: leave it out")
-    if unknown := options.keys() - {*attention_call.array_names, *attention_call.option_names}:
-        raise TypeError(f"warploom.jax.attention has no argument {min(unknown)!r}")
+    if unknown := [name for name in options if name not in attention_call.parameters]:
+        refuse_unknown("warploom.jax.attention", unknown, attention_call.parameters)
     arrays, plain = attention_call.positions({"q": q, "k": k, "v": v, "return_lse": True, **options})
     asked = attention_call.declaration.plain(plain)
     problem_of(_seen(attention_call, arrays, tuple(asked.values())))

@@ -70,7 +70,7 @@ def test_what_attention_does_not_take_is_refused_while_tracing():
         jax.eval_shape(lambda q: attention(q.astype(jnp.float32), K, V), Q)
     with pytest.raises(ProblemError, match="q is a list"):
         attention([1.0], K, V)
-    with pytest.raises(TypeError, match="no argument 'casual'"):
+    with pytest.raises(TypeError, match="keyword argument 'casual': write causal="):
         attention(Q, K, V, casual=True)  # pyright: ignore[reportCallIssue]
     with pytest.raises(ProblemError, match=r"^config: warploom\.jax\.attention chooses it"):
         attention(Q, K, V, config="attention_sm80()")

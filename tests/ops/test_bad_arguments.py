@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 import re
 from typing import Any
@@ -15,6 +16,7 @@ import pytest
 import warploom
 from warploom.core.dtypes import f32
 from warploom.core.errors import ConfigError, ProblemError, TraceError
+from warploom.flash_attn import flash_attn_func
 from warploom.kernels.attention.forward_sm80 import ForwardSm80
 from warploom.kernels.matmul.sm80 import MatmulSm80
 from warploom.lang.functions import relu
@@ -368,14 +370,37 @@ def test_the_loss_speaks_of_its_own_arguments(x, w, target, says):
         (warploom.attention, "softmax_scale", "write scale="),
         (warploom.attention, "causl", "write causal="),
         (warploom.attention, "anything", "its parameters are q, k, v, causal"),
+        (warploom.attention_varlen, "window_size", "write window="),
+        (warploom.attention_varlen, "cu_seqlens", "write cu_seqlens_q="),
+        (warploom.attention_paged, "cache_seqlens", "write kv_lens="),
+        (warploom.attention_paged, "page_table", "write block_table="),
+        (warploom.attention_paged, "num_splits", "leave it out"),
+        (warploom.append_to_cache, "rotary_cos", "write cos="),
+        (warploom.attention_backward, "learnable_sink", "write sinks="),
         (warploom.matmul, "transpose_b", "b.T"),
         (warploom.matmul, "out_type", "write out_dtype="),
+        (warploom.matmul, "scale", "write alpha="),
+        (warploom.matmul_reduce, "return_indices", "write return_index="),
+        (warploom.linear_cross_entropy, "lse_square_scale", "write z_loss="),
+        (warploom.linear_cross_entropy, "weight", "no weights of their own"),
+        (warploom.plan, "is_causal", "write causal="),
+        (warploom.plan_matmul, "aplha", "write alpha="),
     ],
 )
 def test_a_keyword_of_other_libraries_says_what_to_write(call, name, says):
-    with pytest.raises(TypeError, match=rf"{call.__name__}\(\) got an unexpected keyword argument '{name}'") as refused:
-        call(*(np.zeros((1, 16, 1, 16), np.float16),) * (2 if call is warploom.matmul else 3), **{name: True})
+    parameters = inspect.signature(call).parameters.values()
+    needed = [x for x in parameters if x.default is x.empty and x.kind is not x.VAR_KEYWORD]
+    called = "a plan of .*" if call.__name__.startswith("plan") else call.__name__
+    with pytest.raises(TypeError, match=rf"^{called}\(\) got an unexpected keyword argument '{name}'") as refused:
+        call(*(np.zeros((1, 16, 1, 16), np.float16),) * len(needed), **{name: True})
     assert says in str(refused.value)
+
+
+def test_the_functions_named_as_flash_attentions_say_so_too():
+    torch = pytest.importorskip("torch")
+    q = torch.zeros(1, 16, 1, 16, dtype=torch.float16)
+    with pytest.raises(TypeError, match=r"flash_attn_func\(\) got .* 'window': write window_size="):
+        flash_attn_func(q, q, q, window=(1, 1))
 
 
 def test_a_reduction_that_there_is_not_says_how_to_have_it():

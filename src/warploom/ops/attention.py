@@ -31,7 +31,7 @@ from warploom.kernels.settings import read, refuse, violations_of
 from warploom.ops.arrays import FLOAT32, ArrayArgument, ResultArray
 from warploom.ops.backends import Processor
 from warploom.ops.calls import Caller, Computation
-from warploom.ops.declare import Arguments, Array, NumpyArray, Out, Views, refuse_unknown, without_unknown
+from warploom.ops.declare import Arguments, Array, NumpyArray, Out, Views
 from warploom.ops.steps import StridedPlan
 from warploom.ops.tuned import tuned
 
@@ -215,7 +215,6 @@ def attention(
 ) -> tuple[NumpyArray, NDArray[np.float32]]: ...
 
 
-@without_unknown
 def attention(
     q: Queries,
     k: Keys,
@@ -260,9 +259,8 @@ def attention(
     Raises ProblemError for arrays it does not take, ConfigError for a ``config`` that does not fit,
     UnsupportedDeviceError for a GPU older than compute capability 8.0.
     """
-    if unknown:
-        refuse_unknown(attention, unknown)
-    return attention_call((q, k, v, sinks), (causal, scale, window, softcap, return_lse, layout), config)
+    options = causal, scale, window, softcap, return_lse, layout
+    return attention_call((q, k, v, sinks), options, config, False, unknown)
 
 
 def _work(given: Arguments, config: Any) -> Computation:

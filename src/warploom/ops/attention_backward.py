@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Annotated, Any, TypedDict, Unpack
+from typing import Annotated, Any, Never, TypedDict, Unpack
 
 from warploom.interop.arrays import Device, Form, filled
 from warploom.interop.tracing import traced
@@ -91,6 +91,7 @@ def attention_backward(
     layout: Layout = "bshd",
     deterministic: bool = False,
     config: BackwardConfig | str | None = None,
+    **unknown: Never,
 ) -> Gradients:
     """The gradients (dq, dk, dv) of ``attention(q, k, v, …)`` for the gradient ``dout`` of its result.
 
@@ -112,7 +113,7 @@ def attention_backward(
     does not fit, UnsupportedDeviceError for a GPU older than compute capability 8.0.
     """
     options = causal, scale, window, softcap, layout, deterministic
-    return attention_backward_call((dout, q, k, v, out, lse, dlse, sinks), options, config)
+    return attention_backward_call((dout, q, k, v, out, lse, dlse, sinks), options, config, False, unknown)
 
 
 @traced

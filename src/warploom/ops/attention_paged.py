@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Annotated, Any, TypedDict, Unpack
+from typing import Annotated, Any, Never, TypedDict, Unpack
 
 import numpy as np
 
@@ -224,6 +224,7 @@ def attention_paged(
     out: NewOutput = None,
     check: bool = False,
     config: CachedConfig | str | None = None,
+    **unknown: Never,
 ) -> NewOutputs:
     """Attention of the newest queries of each sequence on the keys and values that a cache has of it.
 
@@ -255,7 +256,7 @@ def attention_paged(
     """
     arrays = q, k_cache, v_cache, kv_lens, block_table, cu_seqlens_q, sinks, k_scale, v_scale, out
     options = causal, window, softcap, scale, fixed_split, return_lse
-    return attention_paged_call(arrays, options, config, check)
+    return attention_paged_call(arrays, options, config, check, unknown)
 
 
 def _work(given: Arguments, config: Any) -> Computation:
@@ -316,6 +317,7 @@ def append_to_cache(
     k_scale: Scales = None,
     v_scale: Scales = None,
     check: bool = False,
+    **unknown: Never,
 ) -> Annotated[Any, ResultArray("q_out", "", "q", when="q")]:
     """Write new keys and values of each sequence into its cache, as the last of its ``kv_lens`` keys.
 
@@ -336,7 +338,7 @@ def append_to_cache(
     Returns the turned q, or None without one. Raises ProblemError for arrays it does not take.
     """
     arrays = k_cache, v_cache, k, v, kv_lens, block_table, q, cos, sin, k_scale, v_scale
-    return append_call(arrays, (interleaved,), None, check)
+    return append_call(arrays, (interleaved,), None, check, unknown)
 
 
 def append_problem(given: Arguments) -> AppendProblem:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any, Literal, TypedDict, Unpack, overload
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Never, TypedDict, Unpack, overload
 
 import numpy as np
 
@@ -136,6 +136,7 @@ def attention_varlen(
     out: PackedOutput = None,
     check: bool = False,
     config: PackedConfig | str | None = None,
+    **unknown: Never,
 ) -> Outputs:
     """:func:`attention` of sequences of any lengths, packed one behind the other.
 
@@ -164,7 +165,7 @@ def attention_varlen(
     UnsupportedDeviceError for a GPU older than compute capability 8.0.
     """
     arrays = q, k, v, cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, sinks, out
-    return attention_varlen_call(arrays, (causal, window, softcap, scale, return_lse), config, check)
+    return attention_varlen_call(arrays, (causal, window, softcap, scale, return_lse), config, check, unknown)
 
 
 def _work(given: Arguments, config: Any) -> Computation:

@@ -32,7 +32,7 @@ from warploom.interop.arrays import (
 from warploom.interop.overlap import Written, count_write
 from warploom.interop.torch_internals import recogniser, tangents_are_on, watches
 from warploom.ops.backends import wait_for
-from warploom.ops.declare import Arguments, Declaration, Views, flag
+from warploom.ops.declare import Arguments, Declaration, Views, flag, known_signature, refuse_unknown
 from warploom.ops.steps import Launches, Prepared, run_anew
 
 _KEPT = 4096  # prepared calls of an operation
@@ -269,7 +269,9 @@ class Caller:
         look: Callable[[Arguments], None] | None = None,
         recorded: bool = False,
     ) -> None:
+        signature = vars(function)["__signature__"] = known_signature(function)  # what help and editors show
         self.function, self.declaration = function, (declaration := Declaration.of(function))
+        self.parameters = tuple(signature.parameters)
         self.name, self.recorded, self.work, self.look = declaration.name, recorded, work, look
         self._hints = {x.name: f"{x.name} ({x.hint})" for x in declaration.arrays.values() if x.late and x.hint}
         self.cache = CallCache()
@@ -285,9 +287,19 @@ class Caller:
         self._refuse = declaration.refuse_writes if self._written else None
 
     def __call__(
-        self, arrays: tuple[Any, ...], options: tuple[Any, ...], config: Any = None, check: Any = False
+        self,
+        arrays: tuple[Any, ...],
+        options: tuple[Any, ...],
+        config: Any = None,
+        check: Any = False,
+        unknown: Iterable[str] = (),
     ) -> Any:
-        """The results of a call; where PyTorch must see it, or remember it, those of its operator."""
+        """The results of a call; where PyTorch must see it, or remember it, those of its operator.
+
+        Raises TypeError for ``unknown`` keywords.
+        """
+        if unknown:
+            refuse_unknown(self.name, unknown, self.parameters)
         torch: Any = sys.modules.get("torch")
         if torch is None:
             return self.computed(arrays, options, config, check)
@@ -364,9 +376,9 @@ class Caller:
 
     def computation(self, given: Mapping[str, Any]) -> Computation:
         """The computation of a call that is planned alone; arguments that are not given have their defaults."""
-        for name in given:
-            if name not in self.array_names and name not in self.option_names and name != "config":
-                raise TypeError(f"a plan of {self.name} takes no argument {name!r}")
+        known = *self.array_names, *self.option_names, "config"
+        if unknown := [name for name in given if name not in known]:
+            refuse_unknown(f"a plan of {self.name}", unknown, known)
         arrays, options = self.positions(given)
         plain, views = self.declaration.plain(options), self.views(arrays)
         if self._refuse is not None:

@@ -139,7 +139,7 @@ class Option:
             if not isinstance(value, str) or value not in self.choices:
                 *first, last = [f"{x!r}{_SAID.get(x, '')}" for x in self.choices]
                 said = f"{', '.join(first)} or {last}"
-                instead = f": {_INSTEAD[value]}" if isinstance(value, str) and value in _INSTEAD else ""
+                instead = f": {INSTEAD[value]}" if isinstance(value, str) and value in INSTEAD else ""
                 raise ProblemError(f"{self.name} is {said}, not {shown(value)}{instead}")
             return value
         read = _READERS.get(self.kind)
@@ -150,39 +150,81 @@ _READERS: dict[str, Callable[[str, Any], Any]] = {"bool": flag, "float": number,
 _SAID = {"bshd": " (batch, sequence, heads, head_dim)"}
 
 
-_INSTEAD = {
-    "is_causal": "write causal=",
-    "softmax_scale": "write scale=",
-    "sm_scale": "write scale=",
-    "window_size": "write window=",
-    "attn_mask": "causal= and window= are the masks there are",
+# -- words of other libraries
+_OURS = {
+    "is_causal": "causal",
+    "softmax_scale": "scale",
+    "sm_scale": "scale",
+    "scale": "alpha",
+    "scaling": "scale",
+    "window_size": "window",
+    "sliding_window": "window",
+    "logits_soft_cap": "softcap",
+    "learnable_sink": "sinks",
+    "s_aux": "sinks",
+    "return_attn_probs": "return_lse",
+    "return_softmax_lse": "return_lse",
+    "kv_layout": "layout",
+    "tensor_layout": "layout",
+    "cache_seqlens": "kv_lens",
+    "page_table": "block_table",
+    "cu_seqlens": "cu_seqlens_q",
+    "seqlen_k_per_split": "fixed_split",
+    "rotary_cos": "cos",
+    "rotary_sin": "sin",
+    "rotary_interleaved": "interleaved",
+    "k_descale": "k_scale",
+    "v_descale": "v_scale",
+    "activation": "epilogue",
+    "acc_dtype": "accumulate",
+    "lse_square_scale": "z_loss",
+    "return_indices": "return_index",
+}
+"""An option's name in PyTorch, FlashAttention, FlashInfer, SageAttention or Liger → its name here."""
+_MASKS = "causal= and window= are the masks there are"
+_SCHEDULE = "leave it out, the plan divides the work"
+_BLOCKS = "pass packed sequences, or gather the keys before"
+INSTEAD = {
+    "attn_mask": _MASKS,
+    "attn_bias": _MASKS,
+    "mask_mod": _MASKS,
+    "mask_mod_bwd": _MASKS,
+    "score_mod": "softcap and windows are what there is for scores",
+    "score_mod_bwd": "softcap and windows are what there is for scores",
+    "alibi_slopes": "there is no ALiBi, leave it out",
     "dropout_p": "there is no dropout, leave it out",
     "enable_gqa": "leave it out, the arrays' heads tell",
+    "deterministic": "torch.use_deterministic_algorithms(True) asks for gradients with equal bits",
+    "num_splits": _SCHEDULE,
+    "pack_gqa": _SCHEDULE,
+    "qv": "concatenate it to q, and v to k, along the head_dim",
+    "attention_chunk": "pass each chunk as a sequence of a packed call, or a window",
+    "block_sparse_tensors": _BLOCKS,
+    "gather_kv_indices": _BLOCKS,
     "transpose_a": "pass a.T, which is read in place",
     "transpose_b": "pass b.T, which is read in place",
+    "beta": "extras and an epilogue add a matrix: epilogue=lambda x, c: x + beta * c",
+    "weight": "classes have no weights of their own; the vocabulary's rows are w",
     "min": "the minimum is the negated max of -a and b",
     "mean": "the mean is the sum divided by the columns",
 }
-"""What other libraries call an option or a choice, and what to do here."""
+"""What to do instead of an option or a choice that other libraries have."""
 
 
-Operation = TypeVar("Operation", bound=Callable[..., Any])
+def known_signature(function: Callable[..., Any]) -> inspect.Signature:
+    """The signature of a function without the parameter that takes keywords which it does not know."""
+    found = inspect.signature(function)
+    return found.replace(parameters=[x for x in found.parameters.values() if x.kind is not x.VAR_KEYWORD])
 
 
-def without_unknown(operation: Operation) -> Operation:
-    """Decorator of an operation that ends with ``**unknown: Never``: its signature says what it takes."""
-    found = inspect.signature(operation)
-    known = [x for x in found.parameters.values() if x.kind is not x.VAR_KEYWORD]
-    vars(operation)["__signature__"] = found.replace(parameters=known)
-    return operation
-
-
-def refuse_unknown(operation: Callable[..., Any], unknown: Iterable[str]) -> NoReturn:
-    """Raise the TypeError of a call with keywords that an operation does not have, and say what is meant."""
-    name, known = next(iter(unknown)), inspect.signature(operation).parameters
-    near = [f"write {x}=" for x in difflib.get_close_matches(name, known, 1)]
-    instead = _INSTEAD.get(name, "".join(near)) or f"its parameters are {', '.join(known)}"
-    raise TypeError(f"{operation.__name__}() got an unexpected keyword argument {name!r}: {instead}")
+def refuse_unknown(name: str, unknown: Iterable[str], known: Iterable[str]) -> NoReturn:
+    """Raise the TypeError of a call of ``name`` with ``unknown`` keywords beside the ``known``: say what is meant."""
+    word, known = next(iter(unknown)), list(known)
+    said = [f"write {_OURS[word]}="] if _OURS.get(word) in known else []
+    said += [INSTEAD[word]] if word in INSTEAD else []
+    said += [f"write {x}=" for x in difflib.get_close_matches(word, known, 1)]
+    said += [f"its parameters are {', '.join(known)}"]
+    raise TypeError(f"{name}() got an unexpected keyword argument {word!r}: {said[0]}")
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ import math
 from collections.abc import Hashable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Annotated, Any, Literal, TypedDict, Unpack, overload
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Never, TypedDict, Unpack, overload
 
 import numpy as np
 
@@ -383,6 +383,7 @@ def linear_cross_entropy(
     softcap: float | None = None,
     return_lse: bool = False,
     config: MatmulConfig | str | None = None,
+    **unknown: Never,
 ) -> Losses:
     """The cross-entropy of a language model's output layer: logsumexp(s) - s[target] for each row of s = x·wᵀ + bias.
 
@@ -407,7 +408,7 @@ def linear_cross_entropy(
     Raises ProblemError as :func:`matmul_reduce` does.
     """
     options = ignore_index, reduction, label_smoothing, z_loss, softcap, return_lse
-    found = loss_call((x, w, target, bias), options, config)
+    found = loss_call((x, w, target, bias), options, config, False, unknown)
     if found.__class__ is not tuple:
         return found
     return found[:2] if return_lse else found[0]

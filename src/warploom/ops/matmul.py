@@ -38,8 +38,6 @@ from warploom.ops.declare import (
     Out,
     Views,
     extra_matrices,
-    refuse_unknown,
-    without_unknown,
 )
 from warploom.ops.steps import Plan, Step, Steps
 from warploom.ops.tuned import tuned
@@ -385,7 +383,6 @@ def matmul(a: np.ndarray[Any, Any], b: Any, *, out: None = None, **options: Unpa
 def matmul(a: Any, b: Any, *, out: Out, **options: Unpack[MatmulOptions]) -> Out: ...
 
 
-@without_unknown
 def matmul(
     a: Left,
     b: Right,
@@ -430,11 +427,9 @@ def matmul(
 
     Raises ProblemError for arrays it does not take, ConfigError for a ``config`` that does not fit.
     """
-    if unknown:
-        refuse_unknown(matmul, unknown)
     if extras.__class__ is not tuple:
         extras = extra_matrices(extras)
-    return matmul_call((a, b, bias, out, *extras), (out_dtype, accumulate, epilogue, alpha), config)
+    return matmul_call((a, b, bias, out, *extras), (out_dtype, accumulate, epilogue, alpha), config, False, unknown)
 
 
 def _work(given: Arguments, config: Any) -> Computation:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Annotated, Any, Literal, TypedDict, Unpack, overload
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Never, TypedDict, Unpack, overload
 
 import numpy as np
 
@@ -141,6 +141,7 @@ def matmul_reduce(
     bias: Bias = None,
     return_index: bool = False,
     config: MatmulConfig | str | None = None,
+    **unknown: Never,
 ) -> Reduced:
     """A reduction over the columns of ``scale · a·b + bias`` for every row, without writing the product.
 
@@ -160,7 +161,7 @@ def matmul_reduce(
 
     Raises ProblemError for arrays or an ``op`` it does not take, ConfigError for a ``config`` that does not fit.
     """
-    return matmul_reduce_call((a, b, bias), (op, scale, return_index), config)
+    return matmul_reduce_call((a, b, bias), (op, scale, return_index), config, False, unknown)
 
 
 def reduction_named(op: Op, return_index: bool) -> ReduceOp:
