@@ -34,7 +34,7 @@ from warploom.kernels.attention.backward_choice import choose as choose_backward
 from warploom.kernels.attention.choice import choose, choose_packed
 from warploom.kernels.attention.problem import BACKWARD, ArrayStrides, AttentionProblem, BackwardProblem, Even, Packed
 from warploom.kernels.source import KernelCall
-from warploom.ops.attention_backward import attention_varlen_backward
+from warploom.ops.attention_varlen import attention_varlen_backward
 from warploom_lab.bench import baselines
 from warploom_lab.bench.cells import Figure, Inputs, Row, Run, Trial
 

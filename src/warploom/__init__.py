@@ -16,8 +16,14 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from warploom.checking.foreign import CheckedPtx, check_cuda, check_ptx, check_triton
-    from warploom.ops.attention import AttentionPlan, attention, plan
-    from warploom.ops.attention_backward import AttentionBackwardPlan, attention_backward, plan_attention_backward
+    from warploom.ops.attention import (
+        AttentionBackwardPlan,
+        AttentionPlan,
+        attention,
+        attention_backward,
+        plan,
+        plan_attention_backward,
+    )
     from warploom.ops.attention_paged import AttentionPagedPlan, append_to_cache, attention_paged, plan_attention_paged
     from warploom.ops.attention_varlen import attention_varlen
     from warploom.ops.launch import launch
@@ -36,8 +42,7 @@ def _launch(*given: Any, **configuration: Any) -> None:
 above.operator_of, above.launch = operator_of, _launch
 
 _NAMES = {
-    "ops.attention": "attention plan AttentionPlan",
-    "ops.attention_backward": "attention_backward plan_attention_backward AttentionBackwardPlan",
+    "ops.attention": "attention plan AttentionPlan attention_backward plan_attention_backward AttentionBackwardPlan",
     "ops.attention_paged": "attention_paged plan_attention_paged AttentionPagedPlan append_to_cache",
     "ops.attention_varlen": "attention_varlen",
     "ops.matmul": "matmul plan_matmul MatmulPlan",

@@ -21,8 +21,7 @@ from warploom.core.dtypes import dtype_of
 from warploom.core.errors import ProblemError
 from warploom.interop.arrays import CPU, ArrayView
 from warploom.interop.dlpack import row_major_strides
-from warploom.ops.attention import AttentionOptions, attention_call, problem_of
-from warploom.ops.attention_backward import attention_backward_call
+from warploom.ops.attention import AttentionOptions, attention_backward_call, attention_call, problem_of
 from warploom.ops.calls import Caller
 from warploom.ops.declare import Arguments, refuse_unknown
 

@@ -203,7 +203,7 @@ def _flash_attention_backward(
         return _backward(*tensors, "bshd", **options)
     import torch
 
-    from warploom.ops.attention_backward import attention_varlen_backward
+    from warploom.ops.attention_varlen import attention_varlen_backward
 
     deterministic = torch.are_deterministic_algorithms_enabled()
     return attention_varlen_backward(*tensors, cum_seq_q, cum_seq_k, deterministic=deterministic, **options)
@@ -261,7 +261,7 @@ def _backward(
     """The gradients by q, k and v, each in memory as its tensor lies."""
     import torch
 
-    from warploom.ops.attention_backward import attention_backward
+    from warploom.ops.attention import attention_backward
 
     layout = _layout(q, axes)
     tensors: Any = (x if layout == axes else x.transpose(1, 2) for x in (dout, q, k, v, out))

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from warploom.core.errors import ProblemError
 from warploom.ops.attention import attention
 from warploom.ops.attention_varlen import attention_varlen
+from warploom.ops.declare import by_our_names
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -62,7 +63,9 @@ def attention_forward(
         raise ProblemError(f"attention dropout is {dropout}, and warploom has no dropout: set attention_dropout to 0")
     if attention_mask is not None and attention_mask.dim() == 4:
         if s_aux is not None:
-            raise ProblemError("s_aux (sinks) beside a four-dimensional mask: use attn_implementation='eager'")
+            raise ProblemError(
+                "s_aux, logits of heads, beside a four-dimensional mask: use attn_implementation='eager'"
+            )
         return _by_sdpa(module, query, key, value, attention_mask, scaling, softcap, is_causal, others)
     if others.get("cache") is not None:
         raise ProblemError("continuous batching on Transformers' paged cache: use attn_implementation='sdpa' for it")
@@ -71,7 +74,7 @@ def attention_forward(
     if sliding_window is not None and kv_length > sliding_window:
         sides = sliding_window - 1, sliding_window - 1
     causal = (module.is_causal if is_causal is None else is_causal) and length > 1
-    options = {"causal": bool(causal), "scale": scaling, "window": sides, "softcap": softcap, "sinks": s_aux}
+    options = by_our_names(is_causal=bool(causal), scaling=scaling, window=sides, softcap=softcap, s_aux=s_aux)
     # heads beside each other, so that the result is what the next layer reads, and nothing is copied
     q, k, v = (x.transpose(1, 2) for x in (query, key, value))
     starts = None if attention_mask is not None else _starts(query, others)

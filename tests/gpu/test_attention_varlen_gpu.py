@@ -161,7 +161,7 @@ def test_gradients_are_those_of_each_sequence(head_dim: int, v_dim: int, group: 
 
 @pytest.mark.parametrize("head_dim", [64, 128, 256])
 def test_deterministic_gradients_have_equal_bits(head_dim: int) -> None:
-    from warploom.ops.attention_backward import attention_varlen_backward
+    from warploom.ops.attention_varlen import attention_varlen_backward
 
     lengths = [900, 30, 0, 1500]
     q, k, v = (make(sum(lengths), h, head_dim) for h in (4, 2, 2))

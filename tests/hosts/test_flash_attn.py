@@ -11,10 +11,8 @@ import warploom  # noqa: E402
 from tests.hosts.reference import assert_like_float64, assert_near, attention64, tensors  # noqa: E402
 from warploom import flash_attn  # noqa: E402
 from warploom.core.errors import ProblemError  # noqa: E402
-from warploom.ops.attention_backward import (  # noqa: E402
-    attention_backward_call,
-    attention_varlen_backward_call,
-)
+from warploom.ops.attention import attention_backward_call  # noqa: E402
+from warploom.ops.attention_varlen import attention_varlen_backward_call  # noqa: E402
 
 HEADS = (1, 24, 2, 16), (1, 40, 1, 16), (1, 40, 1, 16)
 

@@ -9,10 +9,9 @@ import pytest
 from tests.ops.emulated_gpu import DeviceCopy, EmulatedGpu
 from warploom.core.targets import target
 from warploom.ops import backends, calls, launch, steps, tuned
-from warploom.ops.attention import attention_call
-from warploom.ops.attention_backward import attention_backward_call, attention_varlen_backward_call
+from warploom.ops.attention import attention_backward_call, attention_call
 from warploom.ops.attention_paged import append_call, attention_paged_call
-from warploom.ops.attention_varlen import attention_varlen_call
+from warploom.ops.attention_varlen import attention_varlen_backward_call, attention_varlen_call
 from warploom.ops.loss import loss_call, row_gradients_call
 from warploom.ops.matmul import matmul_call
 from warploom.ops.reduce import matmul_reduce_call

@@ -17,7 +17,6 @@ from warploom.interop import arrays
 from warploom.interop.arrays import ArrayView, Form, describe, memory_span
 from warploom.kernels.source import KernelSource
 from warploom.ops import (
-    attention_backward,
     attention_varlen,
     backends,
     calls,
@@ -115,7 +114,7 @@ class EmulatedGpu:
 
         monkeypatch.setattr(arrays, "_compact", copied)
         monkeypatch.setattr(declare, "empty", self.empty)
-        for module in (declare, attention_backward, attention_varlen):
+        for module in (declare, attention_varlen):
             monkeypatch.setattr(module, "filled", self.filled)
         for module in (calls, steps):
             monkeypatch.setattr(module, "makers", self.makers)

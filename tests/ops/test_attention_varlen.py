@@ -16,7 +16,7 @@ from warploom.core.errors import ConfigError, EmulationError, ProblemError
 from warploom.core.targets import target
 from warploom.kernels.attention.choice import choose_packed
 from warploom.kernels.attention.problem import ArrayStrides, AttentionProblem, Packed
-from warploom.ops.attention_backward import attention_varlen_backward
+from warploom.ops.attention_varlen import attention_varlen_backward
 
 pytestmark = pytest.mark.usefixtures("emulated")
 SM90 = "attention_sm90(head_dim=32, dtype=f16, tile_n=48, consumers=1)"

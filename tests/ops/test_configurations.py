@@ -14,7 +14,7 @@ from warploom.core.errors import ConfigError
 from warploom.kernels.attention import backward_choice, choice
 from warploom.kernels.matmul import choice as matmul_choice
 from warploom.kernels.settings import all_kinds
-from warploom.ops.attention_backward import attention_varlen_backward
+from warploom.ops.attention_varlen import attention_varlen_backward
 
 X = np.zeros((1, 64, 2, 64), ml_dtypes.bfloat16)
 ROWS, LENGTHS = X[0], np.array([64], np.int32)

@@ -30,7 +30,6 @@ from warploom.operators.schema import Named
 from warploom.ops import attention as of_even
 from warploom.ops import attention_paged as of_cached
 from warploom.ops import attention_varlen as of_packed
-from warploom.ops.attention_backward import attention_backward_call, attention_varlen_backward_call
 from warploom.ops.calls import Caller
 from warploom.ops.declare import Arguments, Option, flag
 
@@ -108,9 +107,9 @@ def _checking(problem_of: Callable[[Arguments], Any], *kinds: Any) -> Callable[[
     return check
 
 
-_attention = Attention(of_even.attention_call, _checking(of_even.problem_of), attention_backward_call)
+_attention = Attention(of_even.attention_call, _checking(of_even.problem_of), of_even.attention_backward_call)
 attention_operator, attention_lse_operator = _attention.operator, _attention.lse_operator
-backward_operator, attention_backward = define_gradients(attention_backward_call)
+backward_operator, attention_backward = define_gradients(of_even.attention_backward_call)
 
 
 def attention(
@@ -140,8 +139,8 @@ def attention(
 
 # -- packed sequences
 _CALL = of_packed.attention_varlen_call
-_varlen = Attention(_CALL, _checking(of_packed.packed_problem, PACKED_KINDS), attention_varlen_backward_call)
-_, attention_varlen_backward = define_gradients(attention_varlen_backward_call)
+_varlen = Attention(_CALL, _checking(of_packed.packed_problem, PACKED_KINDS), of_packed.attention_varlen_backward_call)
+_, attention_varlen_backward = define_gradients(of_packed.attention_varlen_backward_call)
 
 
 def attention_varlen(

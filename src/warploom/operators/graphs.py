@@ -23,7 +23,6 @@ from warploom.interop.torch_internals import past_modes, transforms
 from warploom.lang.kernel import WITH_OUTPUTS, KernelFunction
 from warploom.operators.registration import define_mutating
 from warploom.ops import attention as of_attention
-from warploom.ops import attention_backward as of_backward
 from warploom.ops import attention_paged as of_paged
 from warploom.ops import launch as of_launch
 from warploom.ops import loss as of_loss
@@ -64,7 +63,7 @@ matmul = untraced(
 _PLANNED = "plans are made outside of graphs: call it before the compiled function, or compile without fullgraph=True"
 plan = untraced(of_attention.plan, _PLANNED)
 plan_attention_paged = untraced(of_paged.plan_attention_paged, _PLANNED)
-plan_attention_backward = untraced(of_backward.plan_attention_backward, _PLANNED)
+plan_attention_backward = untraced(of_attention.plan_attention_backward, _PLANNED)
 plan_matmul = untraced(of_matmul.plan_matmul, _PLANNED)
 plan_matmul_reduce = untraced(of_reduce.plan_matmul_reduce, _PLANNED)
 plan_linear_cross_entropy = untraced(of_loss.plan_linear_cross_entropy, _PLANNED)

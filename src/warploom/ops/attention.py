@@ -1,4 +1,4 @@
-"""``attention`` and ``plan``: scaled dot-product attention on arrays of any framework.
+"""``attention`` and ``attention_backward``: scaled dot-product attention and its gradients, on arrays of any framework.
 
 What operations of attention share stands here too: arrays, the heads of a problem and the options of its scores.
 """
@@ -14,21 +14,24 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Never, TypedDict, Unp
 import numpy as np
 
 from warploom.core.errors import ProblemError
-from warploom.interop.arrays import ArrayView, as_numpy, compact, current_stream
+from warploom.interop.arrays import ArrayView, Device, as_numpy, compact, current_stream
 from warploom.interop.tracing import traced
+from warploom.kernels.attention import backward_choice
 from warploom.kernels.attention.choice import KINDS, choose
 from warploom.kernels.attention.decode import Decode
 from warploom.kernels.attention.problem import (
+    BACKWARD,
     FORWARD,
     MOST_HEAD_DIM,
     ArrayStrides,
     AttentionConfig,
     AttentionProblem,
+    BackwardProblem,
     Even,
 )
 from warploom.kernels.attention.scores import HEAD_ARRAYS, NUMBERS, OPTIONS, ScoreOptions, Window
 from warploom.kernels.settings import read, refuse, violations_of
-from warploom.ops.arrays import FLOAT32, ArrayArgument, ResultArray
+from warploom.ops.arrays import FEW, FLOAT32, GRADIENT, ArrayArgument, ResultArray
 from warploom.ops.backends import Processor
 from warploom.ops.calls import Caller, Computation
 from warploom.ops.declare import Arguments, Array, NumpyArray, Out, Views
@@ -58,6 +61,17 @@ Outputs = Annotated[
     Any,
     ResultArray("out", OF_RESULTS, "q", empty=0.0),
     ResultArray("lse", OF_SUMS, "f32", when="return_lse", empty=-math.inf),
+]
+_HINT = "the forward pass returns it with return_lse=True"
+_OF_SUMS = "the gradient of lse, in its shape"
+Gradient = Annotated[Any, ArrayArgument(OF_RESULTS, memory=GRADIENT, late=True)]
+Output = Annotated[Any, ArrayArgument(OF_RESULTS, memory=GRADIENT, hint=_HINT, late=True)]
+Sums = Annotated[Any, ArrayArgument(OF_SUMS, "f32", FEW, hint=_HINT, late=True)]
+SumsGradient = Annotated[Any, ArrayArgument(OF_SUMS, "f32", FEW, hint=_OF_SUMS, late=True)]
+Gradients = Annotated[
+    tuple[Any, ...],
+    *[ResultArray(f"d{name}", "", name, empty=0.0) for name in "qkv"],
+    *[ResultArray(f"d{name}", "heads", "f32", when=name, empty=0.0) for name in HEAD_ARRAYS],
 ]
 
 
@@ -179,14 +193,19 @@ def refuse_config(config: Any, problem: AttentionProblem, kinds: Any = KINDS) ->
     refuse(f"{found} does not fit", violations_of(found, problem, None))
 
 
-class AttentionOptions(TypedDict, total=False):
-    """The options of :func:`attention` beside ``return_lse``, and its optional arrays."""
+class ScoreArguments(TypedDict, total=False):
+    """The options of all operations of attention, and their arrays with a number for each query head."""
 
     causal: bool
     scale: float | None
     window: Window | None
     softcap: float | None
     sinks: Any
+
+
+class AttentionOptions(ScoreArguments, total=False):
+    """The options of :func:`attention` beside ``return_lse``, and its optional arrays."""
+
     layout: Layout
     config: AttentionConfig | str | None
 
@@ -275,3 +294,101 @@ def _work(given: Arguments, config: Any) -> Computation:
 
 
 attention_call = Caller(attention, _work, recorded=True)
+
+
+# -- its gradients
+@dataclass(frozen=True)
+class AttentionBackwardPlan(StridedPlan):
+    """The kernels that a call of :func:`attention_backward` would run: nothing has been compiled or launched yet."""
+
+    problem: BackwardProblem
+    config: backward_choice.BackwardConfig
+
+
+class BackwardOptions(ScoreArguments, total=False):
+    """The options of :func:`attention_backward`, and the arrays that not every call has."""
+
+    dlse: Any
+    layout: Layout
+    deterministic: bool
+    config: backward_choice.BackwardConfig | str | None
+
+
+def attention_backward(
+    dout: Gradient,
+    q: Queries,
+    k: Keys,
+    v: Values,
+    out: Output,
+    lse: Sums,
+    *,
+    dlse: SumsGradient = None,
+    causal: bool = False,
+    scale: float | None = None,
+    window: Window | None = None,
+    softcap: float | None = None,
+    sinks: HeadNumbers = None,
+    layout: Layout = "bshd",
+    deterministic: bool = False,
+    config: backward_choice.BackwardConfig | str | None = None,
+    **unknown: Never,
+) -> Gradients:
+    """The gradients (dq, dk, dv) of ``attention(q, k, v, …)`` for the gradient ``dout`` of its result.
+
+    ``out`` and ``lse`` are what ``attention(…, return_lse=True)`` returned with the same options: shaped like q, and
+    float32 (batch, heads, q_len). ``dlse`` is the gradient of ``lse``, if it has one. ``dout`` is shaped and typed like
+    ``out``; the gradients are like q, k and v, row-major. Heads that share keys add to their dk and dv in float32.
+    Queries that see no key and keys that no query sees have gradients of zero.
+
+    With ``sinks`` a fourth gradient follows, dsinks: float32 (heads,), summed over the rows of a head in float32 and
+    always in the same order.
+
+    ``deterministic`` asks for results with equal bits from run to run. No array grows with q_len · kv_len: beside the
+    results a call takes at most one float32 copy of dq and, where CTAs divide the query heads of few key heads, copies
+    of dk and dv, at most one for each query head (``plan_attention_backward(…).workspace_bytes``).
+
+    Under ``torch.compile`` a call is one operator, ``warploom::attention_backward``.
+
+    Arrays as for :func:`attention`. Raises ProblemError for arrays it does not take, ConfigError for a ``config`` that
+    does not fit, UnsupportedDeviceError for a GPU older than compute capability 8.0.
+    """
+    options = causal, scale, window, softcap, layout, deterministic
+    return attention_backward_call((dout, q, k, v, out, lse, dlse, sinks), options, config, False, unknown)
+
+
+@traced
+def plan_attention_backward(
+    dout: Any, q: Any, k: Any, v: Any, out: Any, lse: Any, **options: Unpack[BackwardOptions]
+) -> AttentionBackwardPlan:
+    """Plan a call of :func:`attention_backward`: its kernels and the memory that they take. Runs nothing."""
+    arrays = {"dout": dout, "q": q, "k": k, "v": v, "out": out, "lse": lse}
+    return attention_backward_call.computation({**arrays, **options}).planned()
+
+
+def backward_plan(
+    problem: BackwardProblem, device: Device, strides: ArrayStrides, asked: Any, kind: type[StridedPlan] = StridedPlan
+) -> StridedPlan:
+    """The plan of the launches for a problem on a device, with the configuration asked for or the one to choose."""
+    return kind.of(problem, device, asked, lambda on: backward_choice.choose(problem, on.target), strides=strides)
+
+
+def _backward_work(given: Arguments, config: Any) -> Computation:
+    p, layout = problem_of(given), given.options["layout"]
+    problem = BackwardProblem(p, "dlse" in given.views, given.options["deterministic"])
+
+    def plan(arrays: Views) -> StridedPlan:
+        strides = ArrayStrides({name: strides_of(arrays[name], layout) for name in BACKWARD}, layout)
+        asked = read(config, backward_choice.KINDS)
+        return backward_plan(problem, arrays["q"].device, strides, asked, AttentionBackwardPlan)
+
+    def zeros() -> dict[str, Any]:
+        made = given.made()
+        if p.sink and p.kv_len == 0 and "dlse" in given.views:  # the sink is the log-sum-exp
+            made[f"d{p.sink}"] = given.views["dlse"].array.sum((0, 2))
+        return made
+
+    nothing = 0 in (p.batch, p.heads, p.q_len, p.kv_len)
+    return Computation(given, plan, nothing=nothing, empty=zeros)
+
+
+attention_backward_call = Caller(attention_backward, _backward_work)

@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Annotated, Any, Never, TypedDict, Unpack
+from typing import Annotated, Any, Never, Unpack
 
 import numpy as np
 
@@ -41,6 +41,7 @@ from warploom.ops.attention import (
     OF_SUMS,
     HeadNumbers,
     Queries,
+    ScoreArguments,
     of_heads,
     on_host,
     refuse_first,
@@ -77,16 +78,11 @@ class AttentionPagedPlan(StridedPlan):
     config: CachedConfig
 
 
-class PagedOptions(TypedDict, total=False):
+class PagedOptions(ScoreArguments, total=False):
     """The options of :func:`attention_paged`, and the arrays that not every call has."""
 
     block_table: Any
     cu_seqlens_q: Any
-    causal: bool
-    window: Window | None
-    softcap: float | None
-    scale: float | None
-    sinks: Any
     k_scale: Any
     v_scale: Any
     fixed_split: int | None

@@ -1,25 +1,41 @@
-"""``attention_varlen``: attention of packed sequences, whose lengths only the arrays' device knows."""
+"""``attention_varlen``: attention of packed sequences, whose lengths only their device knows, and its gradients."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Never, TypedDict, Unpack, overload
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Never, Unpack, overload
 
 import numpy as np
 
 from warploom.core.errors import ProblemError
-from warploom.interop.arrays import describe_new, filled
+from warploom.interop.arrays import Device, Form, describe_new, filled
+from warploom.kernels.attention import backward_choice
 from warploom.kernels.attention.choice import PACKED_KINDS, PackedConfig, choose_packed
-from warploom.kernels.attention.problem import FORWARD, ArrayStrides, AttentionProblem, Packed
+from warploom.kernels.attention.problem import (
+    BACKWARD,
+    FORWARD,
+    ArrayStrides,
+    AttentionProblem,
+    BackwardProblem,
+    Packed,
+)
 from warploom.kernels.attention.scores import Window
 from warploom.kernels.settings import read
 from warploom.ops.arrays import FEW, OUTPUT, ArrayArgument
 from warploom.ops.attention import (
     OF_RESULTS,
+    Gradient,
+    Gradients,
     HeadNumbers,
     Keys,
+    Output,
     Outputs,
     Queries,
+    ScoreArguments,
+    Sums,
+    SumsGradient,
     Values,
+    backward_plan,
     of_heads,
     on_host,
     refuse_first,
@@ -60,18 +76,13 @@ def placed(problem: AttentionProblem, views: Views) -> Views:
     return found
 
 
-class VarlenOptions(TypedDict, total=False):
+class VarlenOptions(ScoreArguments, total=False):
     """The options of :func:`attention_varlen` beside ``return_lse``, and its optional arrays."""
 
     seqused_q: Any
     seqused_k: Any
     max_seqlen_q: Any
     max_seqlen_k: Any
-    causal: bool
-    window: Window | None
-    softcap: float | None
-    scale: float | None
-    sinks: Any
     out: Any
     check: bool
     config: PackedConfig | str | None
@@ -198,3 +209,59 @@ def _look(given: Arguments) -> None:
 
 
 attention_varlen_call = Caller(attention_varlen, _work, look=_look, recorded=True)
+
+
+# -- its gradients, for PyTorch's autograd
+def attention_varlen_backward(
+    dout: Gradient,
+    q: Queries,
+    k: Keys,
+    v: Values,
+    out: Output,
+    lse: Sums,
+    cu_seqlens_q: QueryStarts,
+    cu_seqlens_k: KeyStarts = None,
+    *,
+    dlse: SumsGradient = None,
+    seqused_q: QueryCounts = None,
+    seqused_k: KeyCounts = None,
+    causal: bool = False,
+    window: Window | None = None,
+    softcap: float | None = None,
+    scale: float | None = None,
+    sinks: HeadNumbers = None,
+    deterministic: bool = False,
+    config: backward_choice.BackwardConfig | str | None = None,
+) -> Gradients:
+    """The gradients (dq, dk, dv) of ``attention_varlen(q, k, v, …)`` for the gradient ``dout`` of its result.
+
+    ``out`` and ``lse`` are what ``attention_varlen(…, return_lse=True)`` returned, ``dlse`` is the gradient of ``lse``.
+    With ``sinks`` a fourth follows, dsinks: float32 (heads,). Rows of no sequence have gradients of zero; what lies
+    there in the arrays is not read. The lengths are read on the device. Arrays and errors as for
+    :func:`warploom.attention_varlen`.
+    """
+    arrays = dout, q, k, v, out, lse, cu_seqlens_q, cu_seqlens_k, dlse, seqused_q, seqused_k, sinks
+    return attention_varlen_backward_call.computed(arrays, (causal, window, softcap, scale, deterministic), config)
+
+
+def _makes_zeros(kind: str, forms: Iterable[Form], device: Device) -> Callable[[], list[Any]]:
+    """A maker of gradients where there are no keys: all are zero but those of options."""
+    return lambda: [filled(kind, *form, device, 0.0) for form in forms]
+
+
+def _packed_work(given: Arguments, config: Any) -> Computation:
+    p, views = packed_problem(given), given.views
+    problem = BackwardProblem(p, "dlse" in views, given.options["deterministic"])
+    some = 0 not in (p.batch, p.q_len, p.heads)
+    whole = some and p.kv_len > 0  # there are kernels that write every row
+
+    def plan(arrays: Views) -> StridedPlan:
+        strides = ArrayStrides({name: arrays[name].strides[:2] for name in BACKWARD})
+        return backward_plan(problem, arrays["q"].device, strides, read(config, backward_choice.PACKED_KINDS))
+
+    nothing = not some or (p.kv_len == 0 and not p.head_arrays)
+    make = None if whole else _makes_zeros
+    return Computation(given, plan, placed(p, views), make=make, filled=not whole, nothing=nothing)
+
+
+attention_varlen_backward_call = Caller(attention_varlen_backward, _packed_work)

@@ -24,6 +24,7 @@ from warploom.core.errors import ProblemError, shown
 from warploom.interop.arrays import ArrayView, empty, filled, same_device
 from warploom.interop.overlap import same_elements, share_memory
 from warploom.interop.refusals import refuse_watched
+from warploom.kernels.attention.scores import OPTIONS
 from warploom.ops.arrays import ArrayArgument, Binding, Copy, ResultArray, Shapes
 
 Views = dict[str, ArrayView]
@@ -152,16 +153,9 @@ _SAID = {"bshd": " (batch, sequence, heads, head_dim)"}
 
 # -- words of other libraries
 _OURS = {
+    **{word: name for name, kind in OPTIONS.items() for word in kind.elsewhere},
     "is_causal": "causal",
-    "softmax_scale": "scale",
-    "sm_scale": "scale",
     "scale": "alpha",
-    "scaling": "scale",
-    "window_size": "window",
-    "sliding_window": "window",
-    "logits_soft_cap": "softcap",
-    "learnable_sink": "sinks",
-    "s_aux": "sinks",
     "return_attn_probs": "return_lse",
     "return_softmax_lse": "return_lse",
     "kv_layout": "layout",
@@ -180,7 +174,7 @@ _OURS = {
     "lse_square_scale": "z_loss",
     "return_indices": "return_index",
 }
-"""An option's name in PyTorch, FlashAttention, FlashInfer, SageAttention or Liger → its name here."""
+"""An option's name in PyTorch, FlashAttention, FlashInfer, SageAttention, Transformers or Liger → its name here."""
 _MASKS = "causal= and window= are the masks there are"
 _SCHEDULE = "leave it out, the plan divides the work"
 _BLOCKS = "pass packed sequences, or gather the keys before"
@@ -209,6 +203,11 @@ INSTEAD = {
     "mean": "the mean is the sum divided by the columns",
 }
 """What to do instead of an option or a choice that other libraries have."""
+
+
+def by_our_names(**given: Any) -> dict[str, Any]:
+    """Options by their names here."""
+    return {_OURS.get(name, name): x for name, x in given.items()}
 
 
 def known_signature(function: Callable[..., Any]) -> inspect.Signature:

@@ -1,4 +1,4 @@
-"""The options of attention's scores. Each is declared here once: its check, its formulas, its gradient, its reference.
+"""The options of attention's scores. Each is declared here once: check, formulas, gradient, reference, names elsewhere.
 
 A score scale · q·k goes through the options that change scores, in the order of :data:`OPTIONS`; those that the window
 hides count as -inf; the softmax follows, to whose row sums a sink may be added. Problems, kernels, choices and the
@@ -62,6 +62,8 @@ class ScoreOption:
     """
 
     value: Any
+    elsewhere: ClassVar[tuple[str, ...]] = ()
+    """What other libraries call the option."""
     array: ClassVar[bool] = False
     changes: ClassVar[bool] = False
     """Whether kernels replace each score by :meth:`score`."""
@@ -97,6 +99,8 @@ class KeyWindow(ScoreOption):
     :func:`seen_of` is the same in float64's reference.
     """
 
+    elsewhere = "window_size", "sliding_window"
+
     def check(self) -> None:
         """Raise ProblemError for a side that is no count of keys."""
         for name, side in zip(("left", "right"), self.value, strict=True):
@@ -123,6 +127,8 @@ def seen_of(
 class Scale(ScoreOption):
     """The factor of q·k, by default 1/√head_dim. Kernels fold it into the exponent where no option changes scores."""
 
+    elsewhere = "softmax_scale", "sm_scale", "scaling"
+
     def check(self) -> None:
         """Raise ProblemError for a factor whose product with log2(e) is no float32."""
         if not abs(self.value) <= MOST_SCALE:
@@ -135,6 +141,7 @@ class ScoreCap(ScoreOption):
     :meth:`slope` takes tanh from the score that the softmax gets, so no option that changes scores may follow this one.
     """
 
+    elsewhere = ("logits_soft_cap",)
     changes = True
 
     def check(self) -> None:
@@ -172,6 +179,7 @@ class Sinks(ScoreOption):
     its head (delta as in :class:`.problem.BackwardProblem`).
     """
 
+    elsewhere = "learnable_sink", "s_aux"
     array = True
     joins = True
 

@@ -130,12 +130,10 @@ class RungSm80(HeadDims):
     def violations(self, problem: AttentionProblem) -> list[str]:
         """The constraints of the kernel that a problem violates; empty if it takes it."""
         masked = problem.features(self.tile_m, self.tile_n).masked
+        more = [*problem.changes, *problem.head_arrays, *["log-sum-exps"] * problem.lse]
         return problem.differences(self) + violated(
             [
-                (
-                    not (problem.changes or problem.head_arrays or problem.lse),
-                    "a rung of the ladder has no soft cap, no log-sum-exp and no sinks",
-                ),
+                (not more, f"a rung of the ladder has no {', '.join(more)}"),
                 (
                     not (self.softmax_in_shared and masked),
                     "softmax_in_shared is the plain product's baseline: no masks",
