@@ -18,7 +18,7 @@ import numpy as np
 from warploom.checking.coverage import Uncovered, uncovered
 from warploom.core.errors import ProblemError, UnsupportedDeviceError, WarploomError, located
 from warploom.cuda.device import nvrtc_version
-from warploom.emulate import Emulation, TensorMapArgument, emulate
+from warploom.emulate import Emulation, Finding, TensorMapArgument, emulate
 from warploom.ir.program import Program
 from warploom.ir.statements import NOWHERE, SourceLine
 from warploom.kernels.settings import flag_value
@@ -53,7 +53,8 @@ class ExampleResult:
 class Checked:
     """The outcome of checking a kernel: its only run, or the first failing one of several ``orders``.
 
-    ``uncovered`` is what none of the runs exercised.
+    ``uncovered`` is what none of the runs exercised. ``accepted`` are findings that a baseline knows, which are no
+    longer among those of the emulation; ``strict`` counts what is for review as an error.
     """
 
     name: str
@@ -62,11 +63,13 @@ class Checked:
     results: tuple[ExampleResult, ...]
     orders: int = 1
     uncovered: tuple[Uncovered, ...] = ()
+    accepted: tuple[Finding, ...] = ()
+    strict: bool = False
 
     @property
     def ok(self) -> bool:
         """No errors among the findings, and every result within its tolerance."""
-        errors = any(finding.grade == "error" for finding in self.emulation.findings)
+        errors = any(self.strict or finding.grade == "error" for finding in self.emulation.findings)
         return not errors and all(result.ok for result in self.results)
 
 
@@ -215,7 +218,9 @@ def in_orders(run: Callable[[int | None], Checked], seed: int | None = None) -> 
         again = run(order)
         missed = {(x.kind, x.where) for x in again.uncovered}
         both = tuple([x for x in checked.uncovered if (x.kind, x.where) in missed])
-        checked = replace(checked if again.ok else again, orders=orders, uncovered=both)
+        known = {(x.kind, x.where, x.other): x for x in (*again.accepted, *checked.accepted)}
+        accepted = tuple(known.values())
+        checked = replace(checked if again.ok else again, orders=orders, uncovered=both, accepted=accepted)
     return checked
 
 

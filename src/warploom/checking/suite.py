@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import glob
+import linecache
 import multiprocessing
 import os
+import re
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
@@ -15,6 +17,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
+from warploom.checking.baseline import Accepted
 from warploom.checking.kernel_file import (
     Checked,
     check_kernel,
@@ -27,6 +30,7 @@ from warploom.checking.kernel_file import (
 )
 from warploom.checking.launch_file import SUFFIXES, check_launch, launch_beside, read_launches
 from warploom.core.errors import ProblemError, WarploomError
+from warploom.cuda.signatures import plain_name
 from warploom.lang import KernelFunction
 
 _NOT_SEARCHED = {"build", "dist", "node_modules", "__pycache__"}
@@ -51,11 +55,13 @@ class Target:
 class Outcome:
     """What became of a kernel: it was checked, it could not be (``error``), or it was ``skipped`` for a reason.
 
-    ``kernel`` is empty where a whole file could not be read. ``compiles``: it is a kernel in Python.
+    ``kernel``, at ``line`` of the file, is empty where a whole file could not be read. ``compiles``: it is a kernel in
+    Python.
     """
 
     file: str
     kernel: str = ""
+    line: int = 1
     checked: Checked | None = None
     error: WarploomError | None = None
     skipped: str = ""
@@ -70,10 +76,20 @@ class Outcome:
 
 @dataclass(frozen=True)
 class How:
-    """How kernels are run: with a ``seed`` in one order, and with ``settings`` of trace-time parameters."""
+    """How kernels are run, and what fails: with a ``seed`` in one order, with ``settings`` of trace-time parameters.
+
+    Findings that a baseline has ``accepted`` are no failures; with ``strict`` those for review are.
+    """
 
     seed: int | None = None
     settings: Mapping[str, str] = field(default_factory=dict[str, str])
+    accepted: Accepted = Accepted()
+    strict: bool = False
+
+    def run(self, file: str, once: Callable[[int | None], Checked]) -> Checked:
+        """Run a kernel of a file in this order, or in several until one fails."""
+        judged = lambda order: self.accepted.screened(replace(once(order), strict=self.strict), file)  # noqa: E731
+        return in_orders(judged, self.seed)
 
 
 def targets_of(names: Sequence[str], launch: str | None = None) -> list[Target]:
@@ -159,10 +175,13 @@ def _alone(target: Target, how: How) -> list[Outcome]:
 
 def check_target(target: Target, how: How) -> list[Outcome]:
     """The outcome of each kernel of a file. Errors, of whatever type, are part of them."""
-    foreign = target.name.endswith(SUFFIXES)
+    linecache.checkcache()  # whoever checks again may have edited
     try:
-        with _own_modules(target.name):
-            return list((_of_launches if foreign else _of_python)(target, how))
+        path, kernel = split_target(target.name)
+        file = target.name.removesuffix(f":{kernel}")
+        with _own_modules(path.parent):
+            foreign = file.endswith(SUFFIXES)
+            return list(_of_launches(target, how) if foreign else _of_python(target.name, file, how))
     except Exception as error:
         return [Outcome(target.name, error=_as_error(error))]
 
@@ -185,43 +204,50 @@ def _timed(outcome: Outcome, run: partial[Checked]) -> Outcome:
     return replace(outcome, seconds=time.perf_counter() - start)
 
 
-def _of_python(target: Target, how: How) -> Iterator[Outcome]:
-    functions = kernels_of(target.name)
-    for function in functions:
-        yield _timed(Outcome(target.name, function.name, compiles=True), partial(_check_python, function, how))
-    for name in without_example(target.name):
-        yield Outcome(target.name, name, skipped="for want of an example (@KERNEL.example)")
+def _of_python(name: str, file: str, how: How) -> Iterator[Outcome]:
+    for function in kernels_of(name):
+        outcome = Outcome(file, function.name, function.where.line, compiles=True)
+        yield _timed(outcome, partial(_check_python, file, function, how))
+    for without in without_example(name):
+        yield Outcome(file, without, skipped="for want of an example (@KERNEL.example)")
 
 
-def _check_python(function: KernelFunction, how: How) -> Checked:
+def _check_python(file: str, function: KernelFunction, how: How) -> Checked:
     configuration = configuration_of(function, how.settings)
     program = traced_kernel(function, configuration)
-    return in_orders(lambda order: check_kernel(function, order, configuration, program), how.seed)
+    return how.run(file, lambda order: check_kernel(function, order, configuration, program))
 
 
 def _of_launches(target: Target, how: How) -> Iterator[Outcome]:
-    file = Path(target.name)
-    beside = launch_beside(file)
+    file, beside = target.name, launch_beside(Path(target.name))
     path = beside if target.launch is None else Path(target.launch)
     if target.launch is None and not beside.exists():
         if not target.found:
             raise ProblemError(f"{file} does not say how it is run: write {beside}, or add --launch FILE.json")
-        yield Outcome(target.name, skipped=f"for want of a launch ({beside.name} beside it)")
+        yield Outcome(file, skipped=f"for want of a launch ({beside.name} beside it)")
         return
     launches = read_launches(path)
     for number, launch in enumerate(launches):
-        name = str(launch.get("kernel") or file.stem) + (f", launch {number + 1}" if len(launches) > 1 else "")
-        run = partial(in_orders, partial(check_launch, file, path, number), how.seed)
-        yield _timed(Outcome(target.name, name), run)
+        kernel = str(launch.get("kernel") or Path(file).stem)
+        name = kernel + (f", launch {number + 1}" if len(launches) > 1 else "")
+        once = partial(check_launch, Path(file), path, number)
+        yield _timed(Outcome(file, name, _line_of(file, plain_name(kernel))), partial(how.run, file, once))
+
+
+def _line_of(file: str, kernel: str) -> int:
+    """The line on which a kernel's name stands before a parenthesis, 1 if there is none."""
+    lines = Path(file).read_text(encoding="utf-8", errors="replace").splitlines()
+    named = re.compile(rf"\b{re.escape(kernel)}\s*\(")
+    return next((number for number, text in enumerate(lines, 1) if named.search(text)), 1)
 
 
 @contextmanager
-def _own_modules(name: str) -> Iterator[None]:
+def _own_modules(folder: Path) -> Iterator[None]:
     """Forget modules of the file's folder afterwards: a file in another folder may import others of these names."""
-    folder, before = f"{split_target(name)[0].parent}{os.sep}", set(sys.modules)
+    before = set(sys.modules)
     try:
         yield
     finally:
         for module in set(sys.modules) - before:
-            if str(getattr(sys.modules[module], "__file__", None)).startswith(folder):
+            if str(getattr(sys.modules[module], "__file__", None)).startswith(f"{folder}{os.sep}"):
                 del sys.modules[module]

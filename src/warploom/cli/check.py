@@ -13,9 +13,10 @@ import typer
 
 from warploom.cli.errors import explained, explains_errors, settings
 from warploom.cli.options import KernelSettings, grouped, parse_settings
-from warploom.cli.output import console, excerpt, note, progress_bar, write_json
+from warploom.cli.output import console, excerpt, note, progress_bar, write_json, write_text
 
 if TYPE_CHECKING:
+    from warploom.checking.baseline import Baseline
     from warploom.checking.kernel_file import Checked, ExampleResult
     from warploom.checking.suite import Outcome
     from warploom.core.errors import WarploomError
@@ -45,6 +46,22 @@ class ReportOptions:
     """How the findings are reported."""
 
     json: Annotated[bool, typer.Option("--json", help="Write findings and errors as JSON to standard output.")] = False
+    sarif: Annotated[
+        str | None, typer.Option("--sarif", metavar="FILE", help="Also write SARIF 2.1.0, for code scanning.")
+    ] = None
+    junit: Annotated[
+        str | None, typer.Option("--junit", metavar="FILE", help="Also write JUnit's XML: a test for each kernel.")
+    ] = None
+    github: Annotated[
+        bool, typer.Option("--github", help="Also annotate lines on GitHub, from a step of a workflow.")
+    ] = False
+    strict: Annotated[bool, typer.Option("--strict", help="What is for review is an error, too.")] = False
+    baseline: Annotated[
+        str | None, typer.Option("--baseline", metavar="FILE", help="Findings that are accepted: no errors.")
+    ] = None
+    write_baseline: Annotated[
+        bool, typer.Option("--write-baseline", help="Accept all findings of this run: write them to --baseline.")
+    ] = False
 
 
 @explains_errors
@@ -73,7 +90,8 @@ def check(
     run: an object with kernel, grid, block and arguments, or a list of several.
 
     Exit code 0: nothing is wrong. 1: an error or a wrong result; what is for review (a compiler relies on what GPUs do,
-    and PTX does not promise) leaves it 0. 2: something could not be checked; all else was, and is reported.
+    and PTX does not promise) leaves it 0 unless --strict, and so does what a baseline has. 2: something could not be
+    checked; all else was, and is reported.
 
     \b
     Examples:
@@ -81,13 +99,18 @@ def check(
       warploom check my_kernels.py:row_max --seed 7
       warploom check kernels/ generated.ptx --jobs 2
       warploom check kernel.cu --launch launch.json
+      warploom check kernels/ --baseline accepted.json --sarif findings.sarif --junit kernels.xml
     """
+    from warploom.checking.baseline import Accepted
     from warploom.checking.suite import How, check_all, targets_of
 
     targets = targets_of(files, run.launch)
+    baseline = _baseline(report)
+    accepted = Accepted(baseline.entries if baseline is not None else (), report.write_baseline)
+    how = How(run.seed, parse_settings(run.set_), accepted, report.strict)
     outcomes: list[Outcome] = []
     with progress_bar() as progress:
-        for number, found in enumerate(check_all(targets, How(run.seed, parse_settings(run.set_)), run.jobs), 1):
+        for number, found in enumerate(check_all(targets, how, run.jobs), 1):
             progress(f"{number} of {len(targets)} files", number / len(targets))
             outcomes += found
             if not report.json:
@@ -96,8 +119,51 @@ def check(
         write_json(_as_json(outcomes), "-")
     elif len(targets) > 1:
         note(_summary(outcomes))
-    if code := max((outcome.exit_code for outcome in outcomes), default=0):
+    if baseline is not None:
+        _settle(baseline, outcomes, report.write_baseline)
+    code = max((outcome.exit_code for outcome in outcomes), default=0)
+    _write_reports(outcomes, report, code)
+    if code:
         raise typer.Exit(code)
+
+
+def _baseline(report: ReportOptions) -> Baseline | None:
+    from warploom.checking.baseline import Baseline
+
+    if report.baseline is None:
+        if report.write_baseline:
+            raise typer.BadParameter("--write-baseline writes to the file that --baseline FILE names")
+        return None
+    return Baseline(Path(report.baseline), may_be_missing=report.write_baseline)
+
+
+def _settle(baseline: Baseline, outcomes: Sequence[Outcome], write: bool) -> None:
+    """Write the baseline anew, or tell which of its entries no longer occur."""
+    from warploom.checking.baseline import identity_of, relative
+
+    checked = [(one.file, one.checked) for one in outcomes if one.checked is not None]
+    seen = {identity_of(finding, file, one.name) for file, one in checked for finding in one.accepted}
+    files = {relative(one.file) for one in outcomes} - {relative(one.file) for one in outcomes if one.error is not None}
+    if write:
+        note(f"{baseline.path} accepts {baseline.write(seen, files)} findings")
+        return
+    for entry in baseline.stale(seen, files):
+        gone = f"{entry.rule} in {entry.kernel} of {entry.file}: {entry.source}"
+        note(f"{baseline.path} accepts what no longer occurs: {gone}")
+
+
+def _write_reports(outcomes: Sequence[Outcome], report: ReportOptions, code: int) -> None:
+    from warploom import __version__
+    from warploom.checking import formats
+
+    if report.sarif is not None:
+        issues = [issue for one in outcomes for issue in formats.issues_of(one)]
+        write_json(formats.sarif(issues, __version__, formats.errors_of(outcomes), code), report.sarif)
+    if report.junit is not None:
+        write_text(formats.junit(outcomes), report.junit)
+    if report.github:
+        for line in formats.github_annotations(outcomes):
+            note(line)
 
 
 def _as_json(outcomes: Sequence[Outcome]) -> dict[str, Any]:
@@ -124,6 +190,7 @@ def _checked_json(one: Outcome, checked: Checked) -> dict[str, Any]:
         "ok": checked.ok,
         "seconds": one.seconds,
         "findings": [finding_json(f) for f in checked.emulation.findings],
+        "accepted": [finding_json(f) for f in checked.accepted],
         "printed": checked.emulation.printed,
         "results": [dataclasses.asdict(result) for result in checked.results],
         "wavefronts": wavefronts_json(checked.emulation),
@@ -196,6 +263,7 @@ def _show(name: str, one: Checked, compiles: bool) -> None:
         shown = "" if one.results else " (nothing was expected of the outputs: give expect to Launch)"
         orders = f" in {one.orders} orders" if one.orders > 1 else ""
         found = "no errors" if one.emulation.findings else "no findings"
+        found += f" beside {len(one.accepted)} accepted" if one.accepted else ""
         out.print(f"{name}: {found}{orders}{shown}{'; ' if code else ''}{code}", markup=False)
         for missed in one.uncovered[:_UNCOVERED]:
             text = f"{name}: not exercised: {missed.where.stack}: {missed}"

@@ -106,9 +106,14 @@ def write_json(value: Any, destination: str) -> None:
     if destination == "-":
         typer.echo(text)
         return
+    write_text(text + "\n", destination)
+
+
+def write_text(text: str, destination: str) -> None:
+    """``text`` to a file. Folders on the way are made."""
     path = Path(destination)
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(text + "\n", encoding="utf-8")
+    path.write_text(text, encoding="utf-8")
     note(f"written to {path}")
 
 
