@@ -147,7 +147,6 @@ HOPPER = [
     }
     y[T] = sum;""",
         2 * T + 128,
-        missed="a write of the TMA after reads by threads",
     ),
     Miniature(
         "deepseek-ai/DeepEP#642",
@@ -174,7 +173,6 @@ HOPPER = [
     if (T < 32) y[T] = sum;""",
         2 * T[:32] + 32,
         block=64,
-        missed="a write of the TMA after reads by threads",
     ),
     Miniature(
         "triton-lang/triton#3858",

@@ -99,7 +99,7 @@ class _Forward:
         last_of_line = following is None or following.where != op.where
         results = tuple(self._named(r, op.where if last_of_line else None) for r in op.results)
         self._bump(r for r in op.results if isinstance(r, Register))
-        return Op(op.instruction, operands, results, op.where, op.within)
+        return replace(op, operands=operands, results=results)
 
     def _bump(self, registers: Iterable[Register]) -> None:
         for r in registers:

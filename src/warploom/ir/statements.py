@@ -134,7 +134,8 @@ class Op:
     """One instruction. A result may be a :class:`Register`, which it overwrites.
 
     ``within`` tells of each operand that is a shared address, or a descriptor of one, from which tile the author formed
-    it: where the access must stay. It is empty where that is known of none. It changes nothing in what is printed.
+    it: where the access must stay. It is empty where that is known of none. ``relies_on`` is the author's reason for an
+    order that PTX does not promise. Neither changes anything in what is printed.
     """
 
     instruction: Instruction
@@ -142,6 +143,7 @@ class Op:
     results: tuple[Value, ...]
     where: SourceLine = NOWHERE
     within: tuple[TileRegion | None, ...] = ()
+    relies_on: str = ""
 
     def tile(self, operand: int) -> TileRegion | None:
         """The tile from which the operand at this position was formed, if that is known."""

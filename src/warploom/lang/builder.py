@@ -66,6 +66,7 @@ class Builder:
         """What must come before the end of the kernel, such as a block's ``with``: the error that it is otherwise."""
         self._conditions: list[tuple[int, int] | None] = []
         """The roles, as warps, and the conditions (None) around what is written now."""
+        self._reason = ""
 
     # -- source lines
     @staticmethod
@@ -171,8 +172,7 @@ class Builder:
                 if key in known:
                     return known[key]
         values = tuple(self.new_value(t) for t in instruction.result_types)
-        op = Op(instruction, tuple(x.ir for x in operands), values, self.here(), _tiles(instruction, operands))
-        self.append(op)
+        op = self._append_op(instruction, operands, values)
         results = tuple(Traced(self, v, op, tuple(operands)) for v in values)
         if key is not None:
             self._shared[-1][key] = results
@@ -194,9 +194,13 @@ class Builder:
 
     def emit_into(self, instruction: Instruction, operands: Sequence[Traced], targets: Sequence[Mutable]) -> None:
         """Emit an instruction that overwrites mutable registers (accumulators in place)."""
-        results = tuple(t.register for t in targets)
-        within = _tiles(instruction, operands)
-        self.append(Op(instruction, tuple(x.ir for x in operands), results, self.here(), within))
+        self._append_op(instruction, operands, [t.register for t in targets])
+
+    def _append_op(self, instruction: Instruction, operands: Sequence[Traced], results: Sequence[Value]) -> Op:
+        given, tiles = tuple(x.ir for x in operands), _tiles(instruction, operands)
+        op = Op(instruction, given, tuple(results), self.here(), tiles, self._reason)
+        self.append(op)
+        return op
 
     def _key(self, instruction: Instruction, operands: Sequence[Traced]) -> _Key | None:
         if not (self._share and instruction.pure and all(not t.is_float for t in instruction.result_types)):
@@ -284,6 +288,18 @@ class Builder:
         self.append(Op(move(target.dtype), (x.ir,), (target.register,), self.here()))
 
     # -- blocks
+    @contextmanager
+    def relies_on(self, reason: str) -> Generator[None, None, None]:
+        """State, in a sentence, why reads in the body have ended when their memory is given back to the TMA.
+
+        PTX asks for ``k.fence_async()`` there, and the emulator shows its absence for review, except of these reads.
+        """
+        before, self._reason = self._reason, reason
+        try:
+            yield
+        finally:
+            self._reason = before
+
     @contextmanager
     def block(self) -> Generator[list[Statement], None, None]:
         """A nested block; values shared inside it stay inside."""

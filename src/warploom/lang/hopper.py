@@ -197,8 +197,8 @@ class HopperWords(FragmentWords):
     def fence_async(self, space: Literal["shared", "global", "all"] = "shared") -> None:
         """``fence.proxy.async``: this thread's ordinary accesses to ``space`` come before later TMA and wgmma ones.
 
-        In the writing threads, before they signal. ``"global"`` is for arrays that the kernel itself has written and
-        then loads through the TMA.
+        In the writing threads, before they signal, and in those that have read what the TMA is to overwrite.
+        ``"global"`` is for arrays that the kernel itself has written and then loads through the TMA.
         """
 
     # -- TMA

@@ -164,6 +164,7 @@ def halves(defect: str, *, warps: int) -> Launch:
         "free counts the own CTA": ("race|in_flight|mbarrier", r"tile|free|full|tma_load", "inclusionAI/humming#56"),
         "free is not waited for": ("race|in_flight|mbarrier", r"tile|free|full|tma_load"),
         "full is not waited for": ("in_flight|uninitialised|race|mbarrier|refused", r"tile|free|full|tma_load"),
+        "read and given back without a fence": ("proxy", r"tile|tma_load", "NVIDIA/TransformerEngine#2695"),
         "both halves to one place": ("in_flight|race|uninitialised", r"tma_load|tile"),
         "no meeting before the first copy": ("mbarrier", r"full|free|tma_load", "facebookexperimental/triton#2146"),
         "no meeting at the end": ("cluster", r"free|full", "facebookexperimental/triton#1105"),
@@ -223,6 +224,8 @@ def multicast(defect: str, *, stages: int) -> Launch:
                     full.wait(use.phase, use.stage)
                 for row in range(ROWS):
                     total += tile.stage(use.stage).load(row, k.lane)
+                if defect != "read and given back without a fence":
+                    k.fence_async()
                 k.syncwarp()
                 if defect == "free is told at home alone":
                     free.arrive(use.stage, when=k.lane == 0)

@@ -225,6 +225,7 @@ def store(defect: str, *, turns: int) -> Launch:
             r"tma_load|tile\.|f(ull|ree)",
             "tile-ai/tilelang#2182",
         ),
+        "read and given back without a fence": ("proxy", r"tma_load|tile\.", "NVIDIA/TransformerEngine#2695"),
         "free is told too early": ("race", r"tma_load|tile\.", "triton-lang/triton#10035"),
         "no __syncwarp before free is told": ("race", r"tma_load|tile\.", "NVIDIA/cudnn-frontend#426"),
         "the producer begins with phase 0": ("deadlock|mbarrier", r"free|full", "tile-ai/tilelang#3087"),
@@ -280,6 +281,8 @@ def ring(defect: str, *, stages: int) -> Launch:
                     free.arrive(use.stage, when=one)
                 for row in range(ROWS):
                     total += tile.stage(use.stage).load(row, k.lane)
+                if defect != "read and given back without a fence":
+                    k.fence_async()
                 if defect != "no __syncwarp before free is told":
                     k.syncwarp()
                 if defect != "free is told too early":

@@ -54,6 +54,11 @@ _TEXTS: dict[str, tuple[Kind, str]] = {
         "{name} {does} {at} through the async proxy, which {earlier} wrote through the generic proxy: fence ({fence}) "
         "in the writing threads before they signal",
     ),
+    "read, not fenced": (
+        "proxy",
+        "{name} overwrites {at} through the async proxy, which {earlier} read through the generic proxy: fence "
+        "({fence}) in the reading threads before they give it back, or in this one after it has waited for them",
+    ),
     "never written": (
         "uninitialised",
         "{name} {does} {at}, which nobody has written: initialise it, or wait for its data, and order that before",
@@ -85,6 +90,11 @@ ELECTED = "it relies on elect.sync electing lane 0, as GPUs do where that lane t
 SEEN = "it relies on the TMA seeing what a thread initialised before the CTA met, as it does on GPUs, without a fence."
 REUSED = "it relies on memory where an mbarrier was being free for other use without mbarrier.inval, as it is on GPUs."
 """What code relies on that GPUs do and PTX does not promise. Compilers may know; authors have no reason to do so."""
+READ = (
+    "it relies on reads having ended when their threads give the memory back, as where what they read was used before; "
+    "PTX orders them before writes of the async proxy by a fence of the proxies alone."
+)
+"""What authors rely on as well: rings whose consumers read by ldmatrix, of CUTLASS and others, have no such fence."""
 
 
 def _only_loads(op: Op | None) -> bool:
@@ -119,12 +129,12 @@ class Reporter:
     ) -> None:
         """Record a finding in warp ``row`` of the batch; ``since`` as :meth:`Findings.add` takes it.
 
-        ``relies_on``: what the code relies on, if a compiler has made it.
+        ``relies_on``: what the code relies on; what compilers alone may know counts if a compiler has made it.
         """
         slot, local = divmod(self.first + row, self.warps_per_cta)
         cta, rank = self.places.linear(slot), self.places.rank(slot)
         loops = self.loops(row, lane)
-        relies_on = relies_on if self.compiled else ""
+        relies_on = relies_on if self.compiled or relies_on == READ else ""
         found = Finding(kind, message, where, other, count, cta, local, lane, address, rank, loops, between, relies_on)
         self.findings.add(found, since)
 
@@ -252,6 +262,8 @@ class Reporter:
         """A finding of :data:`_TEXTS`, of an access to bytes, and of the earlier operation of a stamp."""
         byte, (kind, text) = int(addresses[0]), _TEXTS[what]
         earlier, other = (None, None) if stamp is None else (self.clocks.history[stamp], self.line_of(stamp))
+        if what == "read, not fenced" and earlier is not None and earlier.relies_on:
+            return
         message = text.format(
             name=mine.op.instruction.mnemonic,
             does=_VERBS[mine.what],
@@ -260,5 +272,8 @@ class Reporter:
             fence="fence.proxy.async" if mine.buffers is None else "k.fence_async('global')",
             wait=_how_to_wait(mine, earlier),
         )
-        relies, size = REUSED if what == "an mbarrier" and mine.proxy else "", mine.cells.size
+        relies, size = (
+            {"an mbarrier": REUSED, "read, not fenced": READ}.get(what, "") if mine.proxy else "",
+            mine.cells.size,
+        )
         self.add(kind, mine.op.where, message, *mine.first, other=other, count=size, address=byte, relies_on=relies)

@@ -24,7 +24,7 @@ class MemoryAccess:
     Line i is accessed by row ``rows[0][i]``, or by the rows of several arrays, which act together. ``lanes`` (n,) are
     the lanes that do so; without them, lane j accesses column j. ``whole``: each warp acts as one. Of the units, those
     that are ``active`` are accessed; None: all. Records up to ``bound`` (n,) are of accesses known to whole warps;
-    on a single line, those up to ``reach``, for each kind of access and column, may be known beyond that.
+    on a single line, those up to ``reach``, for each column, may be known beyond that.
     """
 
     op: Op
@@ -36,7 +36,7 @@ class MemoryAccess:
     whole: bool = False
     active: Array | None = None
     bound: Array | None = None
-    reach: dict[str, Array] | None = None
+    reach: Array | None = None
     proxy: bool = False
     """Through the async proxy."""
     strong: bool = False
@@ -73,23 +73,23 @@ class MemoryAccess:
         lanes = np.arange(self.index.shape[1])[None] if self.lanes is None else self.lanes[:, None]
         return self.each(lanes)
 
-    def newer(self, past: str, newest: Array, columns: Array) -> Array:
+    def newer(self, newest: Array, columns: Array) -> Array:
         """Which agents, whose ``newest`` records and ``columns`` are (n, agents), have records that may be unknown."""
         if self.reach is not None:
-            known = self.reach[past][columns]
+            known = self.reach[columns]
         else:
             assert self.bound is not None
             known = self.bound[:, None]
         return np.any(newest > known, axis=0)
 
-    def late(self, past: str, records: Array, columns: Array) -> Array | None:
+    def late(self, records: Array, columns: Array) -> Array | None:
         """Which cells (n, k, parts) have records that are not known at once; None for none.
 
         ``columns`` are those of the agents that made them, one for each cell or one alone.
         """
         if self.reach is not None:
             (cells,) = self.index
-            known = self.reach[past][columns if columns.size == 1 else columns[cells]]
+            known = self.reach[columns if columns.size == 1 else columns[cells]]
             found = (records[cells] > known)[None, :, None]
         else:
             assert self.bound is not None

@@ -139,7 +139,7 @@ class GlobalHistory(History):
         return writers
 
     def _ordinary(self, mine: MemoryAccess, past: str, writers: Array) -> Array:
-        return self.generic[mine.cells] if past == "wrote" else writers >= 0
+        return self.generic[mine.cells] if past == "wrote" else (writers >= 0) & (past != "read")  # not asked of reads
 
     def bytes(self, mine: MemoryAccess) -> Array:
         """The bytes in their buffers that an access's cells begin at."""

@@ -119,7 +119,7 @@ class History:
         Stores of values that their cells hold already (``holds`` says which do) do not conflict with unordered stores
         of the same. Returns the cells whose last write is not known at once, and those of unordered equal stores.
         """
-        late, same = at.late("wrote", self.wrote, self.writer), None
+        late, same = at.late(self.wrote, self.writer), None
         held = None if holds is None else cache(holds)
         if late is not None:
             mine = at.among(late)
@@ -163,13 +163,7 @@ class History:
         stamps, lanes = (record >> BITS).astype(np.int64), record & (LANES - 1)
         columns = self._columns(writers, mine.rows[0])
         plane = self.read_plane if past == "read" or mine.proxy else FAR
-        fine = self._ordered(mine, plane, columns, lanes, stamps)
-        if each is not None and (several := np.nonzero(~fine & (lanes == MANY))[0]).size:
-            when = each(several)
-            one, lane = np.nonzero(when)
-            some = several[one]
-            known = self._ordered(mine[some], plane, columns[some], lane, when[one, lane])
-            fine[several] = np.bincount(one[~known], minlength=several.size) == 0
+        fine = self._ordered(mine, plane, columns, lanes, stamps, each)
         fine |= self._harmless(mine, kind, writers, record, fine)
         if harmless is not None and not fine.all():
             found[~unknown] = ~fine
@@ -178,20 +172,30 @@ class History:
         if not fine.all():
             bad, agents = mine[~fine], self._agents(writers[~fine], mine.rows[0][~fine])
             self.report.races(bad, agents, stamps[~fine], self.bytes(bad), past + self._whose(bad))
-        if mine.proxy and past != "read":
-            ordinary = self._ordinary(mine, past, writers)
+        if mine.proxy:
+            ordinary, what = self._ordinary(mine, past, writers), "not fenced"
+            if past == "read":
+                ordinary, what = ordinary & fine, "read, not fenced"
             if ordinary.any():
-                ordinary &= ~self._ordered(mine, self.fenced_plane, columns, lanes, stamps)
+                ordinary &= ~self._ordered(mine, self.fenced_plane, columns, lanes, stamps, each)
             for stamp in np.unique(stamps[ordinary]).tolist():
                 these = mine[ordinary & (stamps == stamp)]
-                self.report.tell("not fenced", these, self.bytes(these), stamp)
+                self.report.tell(what, these, self.bytes(these), stamp)
         return found
 
-    def _ordered(self, mine: MemoryAccess, plane: int, columns: Array, lanes: Array, stamps: Array) -> Array:
-        """Whether all rows of an access know of records of its cells."""
+    def _ordered(
+        self, mine: MemoryAccess, plane: int, columns: Array, lanes: Array, stamps: Array, each: Lanes | None = None
+    ) -> Array:
+        """Whether all rows of an access know of records of its cells; of several lanes, of ``each`` one's."""
         fine, mine_lanes = np.ones(columns.shape, np.bool_), mine.lane_of_each[:, 0]
         for rows in mine.rows:
             fine &= self.clocks.ordered(rows, mine_lanes, mine.whole, columns, lanes, stamps, plane=plane)
+        if each is not None and (several := np.nonzero(~fine & (lanes == MANY))[0]).size:
+            when = each(several)
+            one, lane = np.nonzero(when)
+            some = several[one]
+            known = self._ordered(mine[some], plane, columns[some], lane, when[one, lane])
+            fine[several] = np.bincount(one[~known], minlength=several.size) == 0
         return fine
 
     def _whose(self, mine: MemoryAccess) -> str:
@@ -311,16 +315,14 @@ class SharedHistory(History):
     ) -> MemoryAccess:
         """An access to cells of one CTA by rows that act together, or by one lane of one row.
 
-        ``proxy``: through the async proxy, which must know of ordinary writes by fences.
+        ``proxy``: through the async proxy, which must know of ordinary accesses by fences.
         """
         clocks = self.clocks
         reach = clocks.reach(rows, lane).astype(np.uint32) << BITS | np.uint32(LANES - 1)
-        bounds = {"read": reach[ORDER], "wrote": reach[ORDER]}
+        known = reach[ORDER].copy()
         if proxy:
             fenced = reach[FENCED, : clocks.warps] if clocks.planes > FENCED else LANES - 1
-            bounds["wrote"] = reach[ORDER].copy()
-            bounds["wrote"][: clocks.warps] = np.minimum(reach[ORDER, : clocks.warps], fenced)
-        bounds["updated"] = bounds["wrote"]
+            known[: clocks.warps] = np.minimum(known[: clocks.warps], fenced)
         each, lanes = tuple(np.array(rows)[:, None]), np.array([lane or 0])
         return MemoryAccess(
             op=op,
@@ -330,7 +332,7 @@ class SharedHistory(History):
             lanes=lanes,
             whole=lane is None,
             proxy=proxy,
-            reach=bounds,
+            reach=known,
         )
 
     def _unknown(self, mine: MemoryAccess, record: Array) -> None:
@@ -403,7 +405,7 @@ class WarpTable:
         """Yield, for each warp and queue, accesses that the threads of another do not know of at once."""
         clocks = self.clocks
         for number, columns, records in self._agents(at):
-            found = at.late(self.past, records, columns)
+            found = at.late(records, columns)
             if found is None or (harmless is not None and not np.count_nonzero(found := found & ~harmless())):
                 continue
             mine, each, writers = at.among(found), None, columns
@@ -416,12 +418,12 @@ class WarpTable:
         """Each warp, by its number, and queue with news that sees the cells: columns, and the records of cells."""
         homes, numbers = self._home(at.index[:, 0] * at.parts), np.arange(self.warps)
         columns = self.clocks.columns[homes][:, None] + numbers
-        news = at.newer(self.past, self.newest[homes[:, None] + numbers], columns)
+        news = at.newer(self.newest[homes[:, None] + numbers], columns)
         for number in np.nonzero(news)[0].tolist():
             yield number, columns[:, number], self.records[number]
         if self.queues:
             queues = np.fromiter(self.queues, np.int64)
-            news = at.newer(self.past, self.clocks.newest[queues - self.clocks.warps][None] << BITS, queues[None])
+            news = at.newer(self.clocks.newest[queues - self.clocks.warps][None] << BITS, queues[None])
             for column in queues[news].tolist():
                 yield None, np.array([column]), self.queues[column]
 

@@ -311,7 +311,11 @@ class Consumer:
         """A warp's scores of the block once more: each warp decides for itself, so by ``mma.sync``."""
         q, keys, warp = self._left(tile), self._keys.tile, (self._warp, 0)
         alone = MmaSync(self._k, self._config.dtype)
-        alone.product(self._s, q, keys, warp=warp, depth=self._config.head_dim).start(q, keys, zero=True)
+        with self._k.relies_on(
+            "warps issue in order, and mma.sync, which comes before the stage is given back, has"
+            " waited for what ldmatrix read"
+        ):
+            alone.product(self._s, q, keys, warp=warp, depth=self._config.head_dim).start(q, keys, zero=True)
         self._k.syncwarp()  # one lane gives back what all have read
 
     def _pass_over(self, tile: QueryTile, cursor: Cursor, turns: Turns | None = None) -> None:
