@@ -310,7 +310,6 @@ HOPPER = [
     y[T] = tile[0][T] + tile[1][T];""",
         2 * T[:32] + 128,
         block=32,
-        missed="a tensor map rewritten while a load by it is in flight",
     ),
     Miniature(
         "NVIDIA/cccl#5456",

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -70,6 +70,7 @@ class Store(Transaction):
     chunks: Array
     source: SharedRead | None  # None without checks
     box: MemoryAccess | None
+    made: MemoryAccess | None  # the read of its tensor map, where the kernel has made that
     read: bool = False
 
 
@@ -120,7 +121,9 @@ class BulkCopies(Groups[Store]):
         return [acting.lane]
 
     def _copy_box(self, by: Starter, copy: fx.BulkTensorCopy) -> None:
-        source = self.maps.get(by["tensor_map"]) or self.made.find(by["tensor_map"], by)
+        source, made = self.maps.get(by["tensor_map"]), None
+        if source is None:
+            source, made = self.made.find(by["tensor_map"], by)
         if source is None:
             return
         at = tuple(by.several("coordinates", len(copy.coordinates)))
@@ -142,10 +145,10 @@ class BulkCopies(Groups[Store]):
             ctas = self._receivers(by) if "multicast" in by else [by.row // self.warps]
             self.counter.engine("tma.load", size * len(ctas), moved)  # multicast: read once
             for cta in ctas:
-                self._start_load(by, source, at, chunks, by["barrier"] - SHARED_BASE, cta)
+                self._start_load(by, source, at, chunks, by["barrier"] - SHARED_BASE, cta, made)
         elif chunks is not None:
             self.counter.engine("tma.store", size, moved)
-            self._start_store(by, source.combining(copy.reduction), at, chunks)
+            self._start_store(by, source.combining(copy.reduction), at, chunks, made)
 
     def _store_bytes(self, by: Starter, store: fx.BulkStore) -> None:
         """A copy of consecutive bytes to global memory."""
@@ -274,8 +277,12 @@ class BulkCopies(Groups[Store]):
         chunks: Array | None,
         barrier: int,
         cta: int,
+        made: MemoryAccess | None = None,
     ) -> None:
-        """Data comes to ``chunks`` of a CTA (of the batch) and completes its bytes on an mbarrier there."""
+        """Data comes to ``chunks`` of a CTA (of the batch) and completes its bytes on an mbarrier there.
+
+        ``made`` is the read of a tensor map that the kernel has made.
+        """
         row, lane, op = by.row, by.lane, by.op
         bar = self.barriers.find(barrier, by, cta)
         if bar is None:
@@ -289,7 +296,7 @@ class BulkCopies(Groups[Store]):
         if chunks is None:
             return
         shared, memory, unit = self.shared, self.memory, min(CHUNK, source.box_bytes)
-        history, number, box, passed = shared.history, 0, None, None
+        history, number, reads, passed = shared.history, 0, list[MemoryAccess](), None
         index = self._index(chunks, cta, unit)
         cells = cells_of(index, unit, history)
         if shared.checks:
@@ -298,6 +305,7 @@ class BulkCopies(Groups[Store]):
             number = self.clocks.stamp(op)
             history.begin(cells, number)
             box = None if isinstance(source, StoredWords) else self._begin_globally(by, source, at, "read")
+            reads = [replace(read) for read in (box, made) if read is not None]
             passed = self.clocks.passed(row)
 
         def deliver(queue: int) -> dict[int, int]:
@@ -307,12 +315,13 @@ class BulkCopies(Groups[Store]):
             if shared.shadow is not None:
                 shared.shadow.reshape(-1, unit)[index] = 0
             history.land(number, queue, cells, op)
-            if box is None:
-                return {}
-            loads = self._agent("load", cta, barrier, box)
-            assert memory.history is not None
-            memory.history.end_read(box)
-            return {loads: box.stamp}
+            ended = dict[int, int]()
+            for read in reads:
+                loads = self._agent("load", cta, barrier, read)
+                assert memory.history is not None
+                memory.history.end_read(read)
+                ended[loads] = read.stamp
+            return ended
 
         self.loads.append(Landing(by, bar, passed, deliver, source.box_bytes))
 
@@ -338,7 +347,12 @@ class BulkCopies(Groups[Store]):
         return {}
 
     def _start_store(
-        self, by: Starter, target: TensorMapArgument | ByteRange, at: tuple[int, ...], chunks: Array
+        self,
+        by: Starter,
+        target: TensorMapArgument | ByteRange,
+        at: tuple[int, ...],
+        chunks: Array,
+        made: MemoryAccess | None = None,
     ) -> None:
         row, lane, op = by.row, by.lane, by.op
         source, box = None, None
@@ -348,7 +362,7 @@ class BulkCopies(Groups[Store]):
             source.begin([row], lane)
             box = self._begin_globally(by, target, at, "atomic" if target.adds else "write")
         under_way = (np.arange(32) == lane)[None]
-        self.add(Store(op, np.array([row]), under_way, lane, target, at, chunks, source, box))
+        self.add(Store(op, np.array([row]), under_way, lane, target, at, chunks, source, box, made))
 
     def _begin_globally(
         self, by: Starter, tensor: TensorMapArgument | ByteRange, at: tuple[int, ...], what: str
@@ -411,6 +425,8 @@ class BulkCopies(Groups[Store]):
                 if store.source is not None:
                     known = self.clocks.ended({store.source.queue: store.source.stamp})
                     self.clocks.acquire(row, [store.lane], known)
+                if store.made is not None and self.memory.history is not None:
+                    self.memory.history.end_read(store.made)
             if not reads_only:
                 self._written(store)
         if not reads_only:

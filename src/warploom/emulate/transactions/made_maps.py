@@ -3,7 +3,7 @@
 The generic proxy writes a map; the TMA reads it through a proxy of its own. A thread that knows of the writes must
 publish them (``tensormap.cp_fenceproxy``, or ``fence.proxy.tensormap::generic.release``), one that knows of that must
 take them in (``fence.proxy.tensormap::generic.acquire`` of the map's address), and whoever starts a copy must know of
-that one. A map counts as read when the copy starts.
+that one. A map is read until the copy has ended, or a store has read its shared memory.
 
 Source: PTX ISA, "Tensor-Map modification", "membar / fence", "Proxy-preserved base causality order".
 """
@@ -69,24 +69,24 @@ class MadeMaps:
 
     # -- use -----------------------------------------------------------------------------------------------------
 
-    def find(self, address: int, by: Actor) -> TensorMapArgument | None:
-        """The map at an address, for a copy that a lane starts; None, and a finding, if there is none."""
-        place = self._place(address)
+    def find(self, address: int, by: Actor) -> tuple[TensorMapArgument | None, MemoryAccess | None]:
+        """The map at an address, for a copy that a lane starts, and its read; None, and a finding, if there is none."""
+        place, read = self._place(address), None
         if place is None:
             self.report.by("bounds", by, f"{by.name}: address {address:#x} is no tensor map of the kernel's")
-            return None
+            return None, None
         buffer, offset = place
         if self.memory.checks:
-            self._check(address, by)
+            read = self._check(address, by)
         data = buffer.data[offset : offset + MAP_BYTES].tobytes()
         if data not in self._known:
             found = self._argument(data)
             if isinstance(found, str):
                 message = f"{by.name}: at byte {offset} of {buffer.name} is no tensor map that can be used: {found}"
                 self.report.by("layout", by, message, address=offset)
-                return None
+                return None, None
             self._known[data] = found
-        return self._known[data]
+        return self._known[data], read
 
     def _place(self, address: int) -> tuple[GlobalBuffer, int] | None:
         """Where a map lies; None if nowhere, or askew."""
@@ -103,13 +103,12 @@ class MadeMaps:
         offsets = place[1] + np.arange(0, MAP_BYTES, self.memory.granule)
         return self.memory.reach(by.op, "read", place[0], offsets, by.row, by.lane)
 
-    def _check(self, address: int, by: Actor) -> None:
+    def _check(self, address: int, by: Actor) -> MemoryAccess | None:
         """The map must be there for the copy: ordered before it, and fenced against the proxy that reads it."""
         access, history = self._read(address, by), self.memory.history
         if access is None or history is None:
-            return
+            return None
         history.check(access)
-        history.note(access)
         buffer, written = self.memory.buffers[address >> ADDRESS_BITS], int(history.wrote[access.cells].max() >> BITS)
         written %= FLYING
         if written and not self.clocks.lanes_know(by.row, by.lanes, self._acquires(address), 0, written + 1):
@@ -121,6 +120,7 @@ class MadeMaps:
             )
             other = self.report.line_of(written)
             self.report.by("proxy", by, message, other=other, address=address - buffer.start)
+        return access
 
     def _argument(self, data: bytes) -> TensorMapArgument | str:
         """The tensor map that 128 bytes encode, or the reason why they encode none."""
