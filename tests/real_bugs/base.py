@@ -27,7 +27,8 @@ HEAD = 'extern "C" __global__ void k(const int* x, int* y, int* z) {'
 class Miniature:
     """A repaired bug: the ``thread`` that tells of it, what it ``was``, its kernel, and what ``y`` must begin with.
 
-    ``missed`` says what the checker would have to see, where it is silent on the bug.
+    ``missed`` says what the checker would have to see, where it is silent on the bug, and ``seeds`` give orders in
+    which control flow runs into it.
     """
 
     thread: str
@@ -40,6 +41,7 @@ class Miniature:
     target: str = "sm_80"
     cluster: int | None = None
     missed: str = ""
+    seeds: tuple[int | None, ...] = (None, 3)
 
     def source(self, repaired: bool) -> str:
         """The CUDA C++ of one of its forms."""

@@ -65,6 +65,30 @@ HOPPER = [
         2 * T + 128,
     ),
     Miniature(
+        "flashinfer-ai/flashinfer#3630",
+        "if a try of the next stage's barrier fails, the loop that tries again asks the barrier of the first stage",
+        "in_flight race",
+        """
+    __shared__ __align__(128) int stage[2][128];
+    __shared__ Barrier full[2];
+    if (T == 0) { init(&full[0], 1); init(&full[1], 1); published(); }
+    __syncthreads();
+    if (T == 32) for (int i = 0; i < 2; i++) load(stage[i], x + 128 * i, 512, &full[i]);
+    int sum = 0;
+    if (T < 32) {
+        bool ready = complete(&full[0], 0);
+        for (int i = 0; i < 2; i++) {
+            while (!ready) ready = complete(&full[REPAIR(i) FAULT(0)], 0);
+            if (i == 0) ready = complete(&full[1], 0);
+            for (int j = 0; j < 4; j++) sum += stage[i][32 * j + T];   //!
+        }
+        y[T] = sum;
+    }""",
+        8 * T[:32] + 896,
+        block=64,
+        seeds=(None,),
+    ),
+    Miniature(
         "tile-ai/tilelang#3087",
         "generated code: the parity of a ring is asked of a barrier that flips in every step, and has passed already",
         "race in_flight mbarrier",

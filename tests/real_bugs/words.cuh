@@ -38,6 +38,13 @@ __device__ void wait(Barrier* b, int parity) {
         "{ .reg .pred p; again: mbarrier.try_wait.parity.shared.b64 p, [%0], %1; @!p bra again; }"
         :: "r"(at(b)), "r"(parity) : "memory");
 }
+__device__ bool complete(Barrier* b, int parity) {
+    int v;
+    asm volatile(
+        "{ .reg .pred p; mbarrier.try_wait.parity.shared.b64 p, [%1], %2; selp.s32 %0, 1, 0, p; }"
+        : "=r"(v) : "r"(at(b)), "r"(parity) : "memory");
+    return v;
+}
 __device__ void load(void* to, const void* from, int bytes, Barrier* b) {
     asm volatile("mbarrier.arrive.expect_tx.shared.b64 _, [%0], %1;" :: "r"(at(b)), "r"(bytes) : "memory");
     asm volatile(

@@ -31,7 +31,8 @@ def tile_at(byte: int, *ops: Op | None) -> str:
 def _how_to_wait(mine: MemoryAccess, started: Op | None) -> str:
     if mine.buffers is not None:
         return "wait for its group until that is done (k.wait_bulk(0), not reads_only), then meet at a barrier, first"
-    bulk = started is not None and any(isinstance(e, fx.BulkTensorCopy) for e in started.instruction.effects())
+    kinds = fx.BulkTensorCopy | fx.BulkLoad | fx.AsyncStore
+    bulk = started is not None and any(isinstance(e, kinds) for e in started.instruction.effects())
     return f"{'wait for the phase of its mbarrier (by its parity)' if bulk else 'commit and wait for its group'} first"
 
 

@@ -301,11 +301,14 @@ class _Launch:
 
     def _schedule(self) -> bool:
         """Run tasks until all have ended; those that wait are passed over. Returns whether they have."""
+        looked = True  # loops that look again and again do so after each copy that lands
         while self.tasks:
             busy = [t for t in self.tasks if t.busy]
-            if not busy and self.executor.bulk.land(self.rng):
+            resting = [t for t in self.tasks if t.resting]
+            if not busy and (looked or not resting) and self.executor.bulk.land(self.rng):
+                self.idle, looked = 0, False
                 continue
-            ready = busy or [t for t in self.tasks if t.resting]
+            ready, looked = busy or resting, not busy
             stuck = not ready or self.idle > _IDLE_PASSES
             if not busy and self._split(stuck):
                 continue
