@@ -290,7 +290,8 @@ def _row(
     place = [where, *where.callers][-1 if source else 0]
     lines = source.splitlines()
     at = lines[place.line - 1].partition("//!")[0].strip() if lines else f"{Path(place.file).name}:{place.line}"
-    return row | {"blamed": blames(findings[0]), "at": at, "message": findings[0].message}
+    first = findings[0]
+    return row | {"blamed": blames(first), "grade": first.grade, "at": at, "message": first.message}
 
 
 def inside(name: str, folder: Path) -> dict[str, Any]:

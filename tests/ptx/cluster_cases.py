@@ -48,6 +48,7 @@ MULTICAST = CudaCase(
     }}
     wait(&full[s], i >> 1 & 1);
     for (int r = 0; r < {ROWS}; r++) sum += tile[s][r][t & 31] * (r + i);
+    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
     __syncwarp();
     if ((t & 31) < 2) {{
       asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(other) : "r"(at(&empty[s])), "r"(t & 31));

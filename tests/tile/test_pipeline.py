@@ -282,6 +282,7 @@ def mistaken(
         totals = k.registers(f32, 2, 0.0, "totals")
         with k.loop(8):
             add_columns(k, get.wait(), 64, totals)
+            k.fence_async()
             k.syncwarp()
             if releases:
                 get.release()

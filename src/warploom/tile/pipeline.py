@@ -375,7 +375,11 @@ class Cursor:
         return self.tiles
 
     def release(self) -> None:
-        """Give the stage back to be filled again, once this warp (or thread) has read it; move on to the next."""
+        """Give the stage back to be filled again, and move on to the next. Lane 0 arrives for its warp, and waits for none.
+
+        Lanes that read the stage themselves, by loads or ``ldmatrix``, meet before at a ``k.syncwarp()``, after a
+        ``k.fence_async()`` if the TMA fills it.
+        """
         p = self._pipeline
         if p.empty is None:
             raise TraceError("nobody releases this pipeline: it was made with readers=0")
