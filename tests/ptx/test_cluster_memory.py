@@ -228,3 +228,17 @@ def test_bytes_from_global_memory_to_several_ctas(mask: int) -> None:
         return
     assert findings == ()
     assert out.reshape(2, 64).tolist() == [(x * (mask >> cta & 1)).tolist() for cta in (0, 1)]
+
+
+@pytest.mark.parametrize("seed", [None, 0])
+@pytest.mark.parametrize("own", [True, False])
+@pytest.mark.parametrize("scope", ["cta", "cluster", "gpu"])
+def test_updates_of_two_ctas_need_the_scope_of_the_cluster(scope: str, own: bool, seed: int | None) -> None:
+    """PTX ISA, "Morally Strong Operations": each operation's scope includes the thread that executes the other."""
+    target = "%r9" if own else "0"
+    body = f"""mov.u32 %r0, %tid.x; mov.u32 %r9, %cluster_ctarank; mov.u32 %r1, s; setp.eq.u32 %p1, %r0, 0;
+    @%p1 st.shared.u32 [s], 0; {SYNC} mapa.shared::cluster.u32 %r6, %r1, {target};
+    red.relaxed.{scope}.shared::cluster.add.u32 [%r6], 1; {SYNC}"""
+    text = kernel(body, target="sm_90", before=".shared .align 4 .b8 s[4];")
+    found = check(text, [np.zeros(1, np.uint32)], 64, grid=4, cluster=2, seed=seed).findings
+    assert kinds(found) == ({"race"} if scope == "cta" and not own else set())

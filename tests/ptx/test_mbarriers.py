@@ -246,6 +246,29 @@ def test_a_relaxed_arrival_releases_nothing_that_is_not_fenced(producer: str, se
     assert kinds(run(WAITS["a loop"], seed, producer)[1]) == {"race"}
 
 
+@pytest.mark.parametrize("seed", [None, 0, 3])
+@pytest.mark.parametrize(
+    ("arrive", "wait", "told"),
+    [
+        ("release", "acquire", True),
+        ("release", "relaxed", False),
+        ("release", "relaxed, fenced", True),
+        ("relaxed", "relaxed, fenced", False),
+        ("fence, relaxed", "relaxed, fenced", True),
+        ("fence, relaxed", "relaxed", False),
+    ],
+)
+def test_a_relaxed_wait_acquires_by_a_fence_behind_it(arrive: str, wait: str, told: bool, seed: int | None) -> None:
+    """PTX ISA, "Release and Acquire Patterns": a strong read followed by a fence is an acquire pattern."""
+    fence, order = "fence.acq_rel.cta;", wait.partition(",")[0]
+    loop = WAITS["a loop"].replace(".parity.", f".parity.{order}.cta.") + fence * ("fenced" in wait)
+    loop = loop.replace("test_wait", "try_wait")
+    arrival = RELAXED if "relaxed" in arrive else RELAXED.replace("relaxed", "release")
+    out, findings = run(loop, seed, f"{STORED} {fence * ('fence' in arrive)} {arrival}")
+    assert kinds(findings) == (set() if told else {"race"})
+    assert out.tolist() == [42] * 64
+
+
 @pytest.mark.parametrize("fences", [32, 16])
 def test_each_lane_fences_for_itself(fences: int) -> None:
     """32 lanes store a word each and arrive, of which so many fence; the other warp reads all words."""

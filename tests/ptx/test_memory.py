@@ -485,6 +485,53 @@ def test_an_atomic_of_a_cta_races_with_one_of_the_gpu_in_another_cta(seed: int |
         assert kinds(found) == ({"race"} if scope == "cta" else set())
 
 
+@pytest.mark.parametrize("seed", [None, 0, 1])
+@pytest.mark.parametrize(("load", "update"), [("gpu", "gpu"), ("gpu", "cta"), ("cta", "gpu")])
+@pytest.mark.parametrize("ctas", [1, 2])
+def test_a_strong_read_races_with_updates_beyond_its_scope(load: str, update: str, ctas: int, seed: int | None) -> None:
+    """PTX ISA, "Morally Strong Operations": each operation's scope includes the thread that executes the other."""
+    body = f"""{TID} mov.u32 %r5, %ctaid.x; mov.u32 %r7, %ntid.x; mad.lo.u32 %r6, %r5, %r7, %r0;
+    setp.eq.u32 %p1, %r6, 0; setp.eq.u32 %p2, %r6, 32; @%p1 red.relaxed.{update}.global.add.u32 [%d0], 1;
+    @%p2 ld.relaxed.{load}.global.u32 %r1, [%d0]; @%p2 st.global.u32 [%d1], %r1;"""
+    given = [np.zeros(1, np.uint32), np.zeros(1, np.uint32)]
+    findings = check(kernel(body, ["u64", "u64"]), given, 64 // ctas, grid=ctas, seed=seed).findings
+    assert kinds(findings) == ({"race"} if ctas == 2 and "cta" in (load, update) else set())
+
+
+@pytest.mark.parametrize("seed", [None, 0, 1])
+@pytest.mark.parametrize("ordered", [False, True])
+@pytest.mark.parametrize(
+    ("first", "second", "mixed"),
+    [
+        ("red.relaxed.gpu.SPACE.add.u32 [AT], 1;", "red.relaxed.gpu.SPACE.add.u64 [AT], %d30;", True),
+        ("red.relaxed.gpu.SPACE.add.u32 [AT], 1;", "red.relaxed.gpu.SPACE.add.u32 [AT], 1;", False),
+        ("st.relaxed.gpu.SPACE.u32 [AT], 1;", "ld.relaxed.gpu.SPACE.u64 %d31, [AT];", True),
+        ("st.relaxed.gpu.SPACE.u32 [AT], 1;", "ld.relaxed.gpu.SPACE.v2.u32 {%r10, %r11}, [AT];", False),
+    ],
+)
+@pytest.mark.parametrize("space", ["shared", "global"])
+def test_strong_accesses_of_two_widths_race(
+    space: str, first: str, second: str, mixed: bool, ordered: bool, seed: int | None
+) -> None:
+    """PTX ISA, "Morally Strong Operations": if both are memory operations, they overlap completely."""
+    at = {"shared": "word", "global": "%d0"}[space]
+    first, second = (x.replace("SPACE", space).replace("AT", at) for x in (first, second))
+    body = f"""{TID} mov.u64 %d30, 1; setp.eq.u32 %p1, %r0, 0; setp.eq.u32 %p2, %r0, 32; setp.eq.u32 %p3, %r0, 1;
+    @%p3 st.{space}.u64 [{at}], 0; bar.sync 0; @%p1 {first} {"bar.sync 0;" * ordered} @%p2 {second}"""
+    text = kernel(body, before=".shared .align 8 .b8 word[8];")
+    findings = check(text, [np.zeros(2, np.uint32)], 64, seed=seed).findings
+    assert kinds(findings) == ({"race"} if mixed and not ordered else set())
+
+
+@pytest.mark.parametrize(("fences", "reaches"), [("gpu cta", True), ("cta gpu", True), ("cta cta", False)])
+def test_a_narrow_fence_takes_nothing_from_a_wide_one_before_it(fences: str, reaches: bool) -> None:
+    """PTX ISA, "Release and Acquire Patterns": a fence followed by a strong write, whatever is between."""
+    tell = "".join(f"fence.acq_rel.{scope};" for scope in fences.split())
+    look = TELLS["fences"][1]
+    found = told(1, f"{tell} st.relaxed.gpu.global.u32 [%d1], 1;", look, "fence.acq_rel.gpu;")
+    assert kinds(found) == (set() if reaches else {"race"})
+
+
 COUNT = f"""{TID} mov.u32 %r1, %nctaid.x; mov.u32 %r2, %ntid.x; mul.lo.u32 %r3, %r1, %r2; sub.u32 %r3, %r3, 1;
     atom.relaxed.gpu.global.add.u32 %r4, [%d0], 1; setp.eq.u32 %p1, %r4, %r3; @%p1 st.global.u32 [%d0], 0;"""
 """All threads count, and the last one resets the counter by a plain store."""

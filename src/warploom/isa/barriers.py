@@ -385,25 +385,26 @@ for order, since in (("", "sm_80"), (".acquire.{scope}", "sm_80"), (".relaxed.{s
         form(test, said, how="test_wait", since=since)
         form(tried, said, how="try_wait", since="sm_90")
 form(
-    "mbarrier.try_wait.parity{.acquire}{.cluster} [at]:u32, parity:u32",
+    "mbarrier.try_wait.parity{.acquire}{.relaxed}{.cta}{.cluster} [at]:u32, parity:u32",
     inline=lambda i: (  # a loop: one try_wait may give up before the phase completes
         f"{{ .reg .pred done; waiting: {i.mnemonic}.shared::cta.b64 done, {address(0, i.offset)}, %1; "
         "@done bra arrived; bra waiting; arrived: }"
     ),
-    effects=lambda i: (MbarrierWait(0, i.offset, 1, i.cluster or "cta"),),
+    effects=lambda i: (MbarrierWait(0, i.offset, 1, i.cluster or "cta", acquires=not i.relaxed),),
     since="sm_90",
     asm="volatile memory",
     ptx=False,
 )
 
 
-def mbarrier_wait(scope: ClusterScope = "cta") -> Instruction:
+def mbarrier_wait(scope: ClusterScope = "cta", relaxed: bool = False) -> Instruction:
     """A loop on ``mbarrier.try_wait.parity``: blocks until the phase of that parity completed.
 
     Operands: address, parity (0 for the first phase). ``scope`` ``"cluster"`` acquires what other CTAs of the cluster
-    released at that scope.
+    released at that scope. A ``relaxed`` wait acquires nothing before a fence.
     """
-    return named(f"mbarrier.try_wait.parity{'.acquire.cluster' if scope == 'cluster' else ''}", ptx=False)
+    order = f".relaxed.{scope}" if relaxed else ".acquire.cluster" if scope == "cluster" else ""
+    return named(f"mbarrier.try_wait.parity{order}", ptx=False)
 
 
 def mbarrier_test(scope: ClusterScope = "cta", relaxed: bool = False) -> Instruction:

@@ -215,8 +215,8 @@ class MbarrierInvalidate(Effect):
 class MbarrierWait(Effect):
     """Blocks until the phase with the parity in operand ``parity`` has completed; without ``blocks``, tells whether.
 
-    With ``scope`` ``"cluster"`` it acquires what arrivals of other CTAs released at that scope; without ``acquires``
-    it is no wait at all, but a look.
+    With ``scope`` ``"cluster"`` it acquires what arrivals of other CTAs released at that scope. Without ``acquires`` a
+    fence must follow to that end, and what does not block is no more than a look.
     """
 
     address: int

@@ -93,7 +93,7 @@ def _wait(b: FlowBuilder, made: Instruction, target: Operand, sources: Operands)
     base, offset, within = b.address(sources[0], "shared")
     scope, operands = made.fields.get("scope") or "cta", (base, b.read(sources[1], u32))
     if b.loops_until(target):
-        b.emit(mbarrier_wait(scope).at(offset=offset), operands, within=within)
+        b.emit(mbarrier_wait(scope, "relaxed" in made.words).at(offset=offset), operands, within=within)
         b.assign(target, Const(pred, True))
     else:
         unread = isinstance(target, PtxRegister) and target.name not in b.usage.read  # what follows runs in any case

@@ -375,7 +375,7 @@ class Cursor:
         return self.tiles
 
     def release(self) -> None:
-        """Give the stage back to be filled again, and move on to the next. Lane 0 arrives for its warp, and waits for none.
+        """Give the stage back to be filled again, and move on to the next. Lane 0 arrives for its warp at once.
 
         Lanes that read the stage themselves, by loads or ``ldmatrix``, meet before at a ``k.syncwarp()``, after a
         ``k.fence_async()`` if the TMA fills it.

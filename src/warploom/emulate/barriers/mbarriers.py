@@ -18,8 +18,8 @@ from warploom.emulate.control.frames import Actor, Execution
 from warploom.emulate.findings.report import ELECTED, REUSED, Reporter
 from warploom.emulate.memory.shared_memory import SHARED_BASE, SharedMemory
 from warploom.emulate.order.clocks import Clocks
-from warploom.emulate.order.ordering import Ordering
-from warploom.emulate.order.planes import CONTROL, FAR, MAPS, joined
+from warploom.emulate.order.ordering import Ordering, Told
+from warploom.emulate.order.planes import CONTROL, FAR, MAPS, joined, only_control
 from warploom.ir.program import Program
 from warploom.ir.statements import Op, SourceLine
 from warploom.isa.effects import (
@@ -105,7 +105,7 @@ class Waiter:
     left: list[Waiter]  # the waiters of the same warp's execution that are not done
     by: Actor
     parity: int
-    far: bool
+    effect: MbarrierWait
 
 
 _Look: TypeAlias = tuple[Actor, Mbarrier, int, bool]
@@ -310,8 +310,7 @@ class Mbarriers:
         """
         known = self.clocks.release(by.row, by.lanes)
         if not arrival.releases:
-            known = known.copy()
-            known[:CONTROL], known[CONTROL + 1 :] = 0, 0
+            known = only_control(known)
             cta = self.clocks.first // self.clocks.warps_per_cta + bar.cta
             known = joined(known, *self.ordering.fenced(by.row, by.lanes, cta))
         if bar.cta != by.row // self.clocks.warps_per_cta:
@@ -365,19 +364,25 @@ class Mbarriers:
         ready = [w for w in bar.waiters if w.parity != bar.phase & 1]
         bar.waiters = [w for w in bar.waiters if w.parity == bar.phase & 1]
         for waiter in ready:
-            self._acquire(bar, waiter.by, waiter.far)
+            self._acquire(bar, waiter.by, waiter.effect)
             waiter.left.remove(waiter)
             if not waiter.left:
                 waiter.wait.rows.discard(waiter.by.row)
 
     # -- waits ---------------------------------------------------------------------------------------------------
 
-    def _acquire(self, bar: Mbarrier, by: Actor, far: bool) -> None:
+    def _acquire(self, bar: Mbarrier, by: Actor, wait: MbarrierWait) -> None:
+        """Lanes learn what the phases so far have told, or (of a relaxed wait) may take it in by a fence."""
         bar.observed = bar.phase
         bar.last.seen[int(self.clocks.columns[by.row])] = self.clocks.stamp(by.op)
-        for known in (bar.last.known, bar.last.far) if far else (bar.last.known,):
-            if known is not None:
-                self.clocks.acquire(by.row, by.lanes, known)
+        known = [clock for clock in (bar.last.known, bar.last.far) if clock is not None]
+        if wait.scope != "cluster" and bar.last.known is not None:
+            known = [bar.last.known]
+        if not wait.acquires:
+            self.ordering.saw(by.row, by.lanes, Told(bar, known), wait.scope)
+            known = [only_control(clock) for clock in known]
+        for clock in known:
+            self.clocks.acquire(by.row, by.lanes, clock)
 
     # -- phases in every order -------------------------------------------------------------------------------------
 
@@ -427,14 +432,14 @@ class Mbarriers:
     def wait(self, call: Execution[MbarrierWait]) -> Wait | None:
         """``try_wait.parity`` in a loop: what the frame has to wait for, or None. A test tells whether it is over."""
         effect, frame, done = call.effect, call.frame, np.zeros(call.frame.shape, np.bool_)
-        wait, left, far = Wait(call.op, set()), dict[int, list[Waiter]](), effect.scope == "cluster"
+        wait, left = Wait(call.op, set()), dict[int, list[Waiter]]()
         for by, bar, odd, over in self._looks(call):
             if over:
                 done[frame.rows == by.row, by.each] = True
-                if effect.acquires:
-                    self._acquire(bar, by, far)
+                if effect.acquires or effect.blocks:
+                    self._acquire(bar, by, effect)
             elif effect.blocks:
-                waiter = Waiter(wait, left.setdefault(by.row, []), by, odd, far)
+                waiter = Waiter(wait, left.setdefault(by.row, []), by, odd, effect)
                 waiter.left.append(waiter)
                 bar.waiters.append(waiter)
                 wait.rows.add(by.row)

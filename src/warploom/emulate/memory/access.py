@@ -42,6 +42,8 @@ class MemoryAccess:
     strong: bool = False
     narrow: int = 0
     """The CTAs that are in the scope of a strong access together: 1, or those of a cluster; 0 if all are."""
+    width: int = 0
+    """The bytes of each element of a strong access; 0 if nobody has said."""
     turns: Turns = ASCENDING
     """The order in which the lanes of a warp access one unit."""
     stamp: int = 0

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from warploom.emulate.control.frames import ASCENDING
 from warploom.emulate.memory.access import MemoryAccess
-from warploom.emulate.memory.history import STRONG_WRITES, History, Lanes
+from warploom.emulate.memory.history import ALIKE, History, Kind, Lanes
 from warploom.emulate.order.clocks import BITS, LANES
 from warploom.emulate.order.planes import FAR, FENCED_GLOBALLY
 from warploom.ir.statements import Op
@@ -132,6 +132,9 @@ class GlobalHistory(History):
         rows = at.rows[0]
         return np.full(rows.shape, at.agent) if at.agent else self.clocks.first + rows
 
+    def _warps(self, mine: MemoryAccess) -> Array:
+        return self.clocks.first + mine.rows[0]
+
     def _columns(self, writers: Array, rows: Array) -> Array:
         return self.clocks.column_of(writers, rows)
 
@@ -146,15 +149,13 @@ class GlobalHistory(History):
         assert mine.numbers is not None
         return mine.cells * self.granule - self.base[mine.numbers[:, 0]]
 
-    def _harmless(self, mine: MemoryAccess, kind: str, writers: Array, record: Array, known: Array) -> Any:
-        """Updates by threads of one CTA or cluster, whose scope may end there; and those that an atomic has read."""
-        if kind not in STRONG_WRITES or known.all():
+    def _harmless(self, mine: MemoryAccess, kind: Kind | None, writers: Array, record: Array, known: Array) -> Any:
+        """As :meth:`History._harmless`; and those updates that an atomic has read."""
+        if kind is None or known.all():
             return False
-        theirs = {"narrow write": 1, "cluster write": self.clocks.places.together}.get(kind, 0)
-        if not mine.strong:
-            return self._observed(mine, writers, record, known, theirs * self.clocks.warps_per_cta)
-        warps = min(x for x in (mine.narrow, theirs) if x) * self.clocks.warps_per_cta
-        return writers // warps == (self.clocks.first + mine.rows[0]) // warps
+        if kind.what == "update" and kind.scope is not None and not mine.strong:
+            return self._observed(mine, writers, record, known, kind.scope * self.clocks.warps_per_cta)
+        return super()._harmless(mine, kind, writers, record, known)
 
     def _observed(self, mine: MemoryAccess, writers: Array, record: Array, known: Array, warps: int) -> Array:
         """Which strong writes an atomic has read that the accessor knows of; PTX calls this observation order.
@@ -181,7 +182,7 @@ class GlobalHistory(History):
     def check_ended(self, mine: MemoryAccess) -> None:
         """Report conflicts of equal stores with reads and updates that the last write has ended."""
         for kind, earlier in self.tables.items():
-            if kind != "alike" and isinstance(earlier, AccessList):
+            if kind is not ALIKE and isinstance(earlier, AccessList):
                 for found, writers, records, each in earlier.late(mine, ended=True):
                     self.judge(found, earlier.past, writers, records, each, kind=kind)
 
@@ -205,9 +206,9 @@ class GlobalHistory(History):
     def check_unwritten(self, mine: MemoryAccess) -> None:
         """Report a read through a cache for what the kernel does not write."""
         self.check_unchanged(mine.flat, "cached", 0)
-        for kind in STRONG_WRITES:
-            if kind in self.tables:
-                for written, _, records, _ in self.tables[kind].late(mine, None):
+        for kind, earlier in self.tables.items():
+            if kind.what == "update":
+                for written, _, records, _ in earlier.late(mine, None):
                     self.report.tell("cached", written, self.bytes(written), int(records[0] >> BITS))
 
     def end_read(self, mine: MemoryAccess) -> None:

@@ -89,6 +89,7 @@ class GlobalMemory(Memory):
             bound=np.full(frame.n, LANES - 1),
             strong=access.mode == "atomic" or access.order != "weak",
             narrow={"cta": 1, "cluster": self.clocks.places.together}.get(access.scope, 0),
+            width=access.bytes // access.words,
             buffers=self.buffers,
             numbers=numbers,
             frame=frame,

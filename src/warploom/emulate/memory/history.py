@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from functools import cache, partial
-from typing import Any, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -53,16 +53,38 @@ class Earlier(Protocol):
         ...
 
 
-STRONG_WRITES = ("strong write", "cluster write", "narrow write")
+class Kind(NamedTuple):
+    """The accesses in one table: "read", "update" (strong writes) or "alike" (stores of equal values).
+
+    Those of strong accesses have their ``scope`` (:attr:`MemoryAccess.narrow`) and the ``width`` of elements in bytes.
+
+    Source: PTX ISA, "Morally Strong Operations".
+    """
+
+    what: Literal["read", "update", "alike"]
+    scope: int | None = None
+    width: int = 0
+
+    @classmethod
+    def of(cls, at: MemoryAccess) -> Kind:
+        """The table of an access that the last write of its cells does not stand for."""
+        what = "read" if at.what == "read" else "update"
+        return cls(what, at.narrow, at.width) if at.strong else cls(what)
+
+    def conflicts(self, at: MemoryAccess) -> bool:
+        """Whether an access may conflict with these: strong ones of one width do not, in each other's scope."""
+        if self.what == at.what == "read":
+            return False
+        if not at.strong or self.scope is None:
+            return True
+        return self.mixed(at) or bool(self.scope or at.narrow)
+
+    def mixed(self, at: MemoryAccess) -> bool:
+        """Whether these are wider or narrower than an access."""
+        return 0 < self.width != at.width > 0
 
 
-def _conflicting(at: MemoryAccess) -> tuple[str, ...]:
-    """The kinds of accesses that conflict with one: strong ones do not conflict with each other."""
-    if at.what == "read":
-        return () if at.strong else ("alike", *STRONG_WRITES)
-    if not at.strong:
-        return "alike", *STRONG_WRITES, "read", "strong read"
-    return "alike", "read", *(STRONG_WRITES if at.narrow else STRONG_WRITES[1:])
+READ, ALIKE = Kind("read"), Kind("alike")
 
 
 class History:
@@ -79,7 +101,7 @@ class History:
         self.granule, self.flying, self.record = granule, flying, type(first)
         self.wrote = np.full(cells, first, type(first))
         self.writer = np.zeros(cells, np.int64)
-        self.first, self.tables = first, dict[str, Earlier]()  # accesses by kind
+        self.first, self.tables = first, dict[Kind, Earlier]()  # accesses by kind
 
     # -- what memories differ in -------------------------------------------------------------------------------------
 
@@ -89,6 +111,10 @@ class History:
 
     def writers(self, at: MemoryAccess) -> Array:
         """The agents who make an access, one for each line, as they are written down."""
+        raise NotImplementedError
+
+    def _warps(self, mine: MemoryAccess) -> Array:
+        """The warps that make an access, as writers are written down."""
         raise NotImplementedError
 
     def _columns(self, writers: Array, rows: Array) -> Array:
@@ -128,11 +154,10 @@ class History:
             if alike.any():
                 same = np.zeros(late.shape, np.bool_)
                 same[late] = alike
-        for kind in _conflicting(at):
-            earlier = self.tables.get(kind)
-            if earlier is None:
+        for kind, earlier in self.tables.items():
+            if not kind.conflicts(at):
                 continue
-            for mine, writers, records, each in earlier.late(at, held if kind == "alike" else None):
+            for mine, writers, records, each in earlier.late(at, held if kind is ALIKE else None):
                 self.judge(mine, earlier.past, writers, records, each, kind=kind)
         if same is not None:
             self.check_ended(at.among(same))
@@ -149,7 +174,7 @@ class History:
         record: Array,
         each: Lanes | None = None,
         harmless: Callable[[], Array] | None = None,
-        kind: str = "",
+        kind: Kind | None = None,
     ) -> Array:
         """Report what of an access conflicts with records of its cells, one for each.
 
@@ -202,9 +227,15 @@ class History:
         """The CTA whose memory an access goes to, where findings name it."""
         return ""
 
-    def _harmless(self, mine: MemoryAccess, kind: str, writers: Array, record: Array, known: Array) -> Any:
-        """Which records of a kind an access may be unordered with, where it is ``known`` with which it is ordered."""
-        return False
+    def _harmless(self, mine: MemoryAccess, kind: Kind | None, writers: Array, record: Array, known: Array) -> Any:
+        """Which records of a kind an access may be unordered with: of strong accesses, those in each other's scope.
+
+        It is ``known`` with which ones it is ordered.
+        """
+        if kind is None or kind.scope is None or not mine.strong or kind.mixed(mine):
+            return False
+        warps = min((x for x in (mine.narrow, kind.scope) if x), default=0) * self.clocks.warps_per_cta
+        return not warps or writers // warps == self._warps(mine) // warps
 
     def _unknown(self, mine: MemoryAccess, record: Array) -> None:
         """Report an access to cells with stamps that nobody knows."""
@@ -217,19 +248,15 @@ class History:
         """The record of an access of a lane."""
         return np.asarray(stamp << BITS | np.asarray(lane, np.int64)).astype(self.record)
 
-    def table(self, kind: str) -> Earlier:
+    def table(self, kind: Kind) -> Earlier:
         """The record of accesses of a kind."""
         if kind not in self.tables:
-            self.tables[kind] = self._table("read" if "read" in kind else "updated" if "write" in kind else "wrote")
+            self.tables[kind] = self._table({"read": "read", "update": "updated", "alike": "wrote"}[kind.what])
         return self.tables[kind]
 
     def note(self, at: MemoryAccess) -> None:
         """Record a read, or a strong write such as an atomic update, for the accesses that come after it."""
-        kind = "read" if at.what == "read" else "write"
-        if at.strong:
-            scope = ("strong", "narrow", "cluster")[min(at.narrow, 2)] if kind == "write" else "strong"
-            kind = f"{scope} {kind}"
-        self.table(kind).note(at)
+        self.table(Kind.of(at)).note(at)
         if at.what != "read":
             cells = at.cells
             self.wrote[cells[self.wrote[cells] == self.first]] = 0
@@ -279,7 +306,7 @@ class SharedHistory(History):
     def __init__(self, ctas: int, cells: int, granule: int, clocks: Clocks, report: Reporter, *, apart: bool) -> None:
         super().__init__(ctas * cells, granule, NEVER, MOST_STAMPS)
         self.cells, self.clocks, self.report, self.apart = cells, clocks, report, apart
-        self.reads = self.tables["read"] = WarpTable("read", self)
+        self.reads = self.tables[READ] = WarpTable("read", self)
 
     def _table(self, past: str) -> WarpTable:
         return WarpTable(past, self)
@@ -287,6 +314,9 @@ class SharedHistory(History):
     def writers(self, at: MemoryAccess) -> Array:
         """The columns of the rows that make an access."""
         return self.clocks.columns[at.rows[0]]
+
+    def _warps(self, mine: MemoryAccess) -> Array:
+        return self.clocks.columns[mine.rows[0]]
 
     def _columns(self, writers: Array, rows: Array) -> Array:
         return writers

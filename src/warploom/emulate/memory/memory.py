@@ -16,6 +16,7 @@ from warploom.emulate.control.frames import Frame, Origin, apply_in_turn, displa
 from warploom.emulate.findings.report import Reporter
 from warploom.emulate.findings.traffic import TrafficCounter
 from warploom.emulate.memory.access import MemoryAccess
+from warploom.emulate.memory.history import ALIKE
 from warploom.emulate.order.clocks import Clocks
 from warploom.ir.statements import Op
 from warploom.isa.effects import Access as Effect
@@ -104,7 +105,7 @@ class Memory:
             alike[... if at.active is None else at.active] |= np.isin(at.units, at.units[several[0]])
             self.check_clash(at, several[0] & self.differs(at, place, data))
         if alike.any():
-            history.table("alike").note(replace(at, active=alike))
+            history.table(ALIKE).note(replace(at, active=alike))
 
     def differs(self, at: MemoryAccess, place: MemoryAccess, data: Array) -> Array:
         """Which of the units of ``at``, a part of a store, have other bytes than those stored (warps, lanes, words)."""

@@ -89,6 +89,8 @@ class SharedMemory(OwnedMemory):
             active=active,
             bound=self.clocks.bound[frame.span],
             strong=access.mode == "atomic" or access.order != "weak",
+            narrow=int(access.scope == "cta" and self.clocks.home > self.clocks.warps_per_cta),
+            width=size // access.words,
             frame=frame,
             size=size,
             addresses=local,

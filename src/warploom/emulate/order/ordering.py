@@ -83,6 +83,23 @@ class Sequence:
         return self._known.get(cta if self._narrow else None)
 
 
+@dataclass(frozen=True, slots=True)
+class Told:
+    """The clocks that a relaxed wait for an mbarrier saw: of arrivals from its CTA, and from others of the cluster."""
+
+    mbarrier: object
+    known: list[Array]
+
+    @property
+    def chain(self) -> int:
+        """A number of the mbarrier's."""
+        return id(self.mbarrier)
+
+    def heard_by(self, cta: int, tellers: Ctas, warps: int) -> Array:
+        """Return what a thread of a CTA learns by a fence, whose scope and that of its wait are ``tellers``."""
+        return joined(*(self.known if tellers is None or len(tellers) > 1 else self.known[:1]))
+
+
 @dataclass
 class Published:
     """By their addresses, the release sequences of a launch, and the ``fence.sc`` that come before writes."""
@@ -98,9 +115,10 @@ class Ordering:
         self.clocks = clocks
         self.published = published.sequences
         self.sc_fences = ScFences(clocks, published.fenced)
-        self._fenced: dict[int, dict[int, tuple[Snapshot, Ctas]]] = {}  # row → lane → what its fence made ready
+        # Row → lane → what its fences made ready, the widest first: each is the last of those that are as wide.
+        self._fenced: dict[int, dict[int, tuple[tuple[Snapshot, Ctas], ...]]] = {}
         # Row → lane, chain → the sequence read since the lane's last fence, and at which scope.
-        self._seen: dict[int, dict[tuple[int, int], tuple[Sequence, Ctas]]] = {}
+        self._seen: dict[int, dict[tuple[int, int], tuple[Sequence | Told, Ctas]]] = {}
 
     def _cta(self, row: int) -> int:
         return (self.clocks.first + row) // self.clocks.warps_per_cta
@@ -128,21 +146,33 @@ class Ordering:
             if not fence.releases:
                 continue
             snapshot = self.clocks.snapshot(row)
-            self._fenced.setdefault(row, {}).update(dict.fromkeys(acting, (snapshot, within)))
+            made = self._fenced.setdefault(row, {})
+            for lane in acting:
+                wider = [
+                    f for f in made.get(lane, ()) if within is not None and (f[1] is None or len(f[1]) > len(within))
+                ]
+                made[lane] = (*wider, (snapshot, within))
             if fence.sc:
                 self.sc_fences.note(row, ScFence(snapshot, lanes, within))
 
     def fenced(self, row: int, lanes: Lanes, cta: int) -> list[Array]:
-        """Return the clocks that relaxed writes by some lanes of a warp release to a CTA, by each lane's last fence."""
+        """Return the clocks that relaxed writes by some lanes of a warp release to a CTA, by each lane's fences."""
         made = self._fenced.get(row, {})
         ready: dict[int, tuple[Snapshot, list[int]]] = {}
         for lane in [x for x in (range(32) if lanes is None else lanes) if x in made]:
-            snapshot, within = made[lane]
-            if within is None or cta in within:
-                ready.setdefault(id(snapshot), (snapshot, []))[1].append(lane)
+            for snapshot, within in made[lane]:
+                if within is None or cta in within:
+                    ready.setdefault(id(snapshot), (snapshot, []))[1].append(lane)
         return [snapshot.of_lanes(None if len(acting) == 32 else acting) for snapshot, acting in ready.values()]
 
-    def _acquire(self, row: int, lane: int, sequence: Sequence, within: Ctas) -> None:
+    def saw(self, row: int, lanes: Lanes, told: Told, scope: Scope) -> None:
+        """Some lanes have waited for an mbarrier, relaxed: their next fence takes in what its phases have told."""
+        if told.known:
+            seen = self._seen.setdefault(row, {})
+            for lane in range(32) if lanes is None else lanes:
+                seen[lane, told.chain] = told, self._within(row, scope)
+
+    def _acquire(self, row: int, lane: int, sequence: Sequence | Told, within: Ctas) -> None:
         release = partial(sequence.heard_by, self._cta(row), within, self.clocks.warps_per_cta)
         self.clocks.acquire_later(row, lane, sequence.chain, release)
 
@@ -173,8 +203,7 @@ class Ordering:
                     sc_fences.write(row, lane, address, within, not reads)
                 # A read-modify-write continues the release sequence that it reads from; a store ends those of others.
                 after = before if reads or (before is not None and before.by_one == me) else None
-                if lane in fenced:
-                    earlier, fenced_within = fenced[lane]
+                for earlier, fenced_within in fenced.get(lane, ()):
                     after = Sequence.after(after, earlier, [lane], _smaller(fenced_within, within))
                 if snapshot is not None:
                     after = Sequence.after(after, snapshot, [lane], within)

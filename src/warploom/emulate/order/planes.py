@@ -36,6 +36,13 @@ def planes_of(program: Program) -> int:
     return FAR + 1 if program.cluster != (1, 1, 1) else CONTROL + 1
 
 
+def only_control(clock: Array) -> Array:
+    """A new clock that knows how far control has come, and nothing of memory."""
+    found = np.zeros_like(clock)
+    found[CONTROL] = clock[CONTROL]
+    return found
+
+
 def joined(*clocks: Array) -> Array:
     """A new clock that knows all that some clocks know."""
     found = np.zeros((clocks[0].shape[0], max(clock.shape[1] for clock in clocks)), np.int32)
