@@ -660,3 +660,17 @@ def test_the_ctas_of_a_cooperative_grid_meet(order: str, seed: int | None) -> No
     findings = check(kernel(body), [out], 64, grid=8, seed=seed).findings
     assert out.tolist() == [*range(8), *range(1, 8), 0]
     assert kinds(findings) == ({"race"} if order == "relaxed" else set())
+
+
+@pytest.mark.parametrize("seed", [None, 0])
+@pytest.mark.parametrize("memory", ["global_smem", "mine"])
+@pytest.mark.parametrize(("step", "rounding"), [("0f33800000", True), ("0f3A000000", False)])
+def test_sums_that_lanes_store_may_differ_by_rounding_where_triton_has_chosen_so(
+    step: str, rounding: bool, memory: str, seed: int | None
+) -> None:
+    """Lane i stores 1 + i · 2⁻²⁴ or 1 + i / 2048, all to one place."""
+    body = f"""{TID} cvt.rn.f32.u32 %f0, %r0; fma.rn.f32 %f1, %f0, {step}, 0f3F800000; st.shared.f32 [{memory}], %f1;"""
+    found = check(kernel(body, before=f".shared .align 4 .b8 {memory}[4];"), [np.zeros(1, np.uint32)], seed=seed)
+    (finding,) = found.findings
+    assert finding.kind == "race"
+    assert finding.grade == ("review" if rounding and memory == "global_smem" else "error")

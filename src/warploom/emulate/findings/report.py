@@ -43,13 +43,14 @@ def _byte(mine: MemoryAccess, byte: int, *others: Op | None) -> str:
     return f"byte {byte}{tile_at(byte, mine.op, *others) or ' of shared memory'}"
 
 
+_SEVERAL = (
+    "several threads write {at} in one execution of {name}, and nothing says whose value stays: give each thread its "
+    "own address"
+)
 _VERBS = {"read": "reads", "write": "writes", "atomic": "updates"}
 _TEXTS: dict[str, tuple[Kind, str]] = {
-    "several": (
-        "race",
-        "several threads write {at} in one execution of {name}, and nothing says whose value stays: give each thread "
-        "its own address",
-    ),
+    "several": ("race", _SEVERAL),
+    "several, rounded": ("race", _SEVERAL),
     "not fenced": (
         "proxy",
         "{name} {does} {at} through the async proxy, which {earlier} wrote through the generic proxy: fence ({fence}) "
@@ -91,11 +92,17 @@ ELECTED = "it relies on elect.sync electing lane 0, as GPUs do where that lane t
 SEEN = "it relies on the TMA seeing what a thread initialised before the CTA met, as it does on GPUs, without a fence."
 REUSED = "it relies on memory where an mbarrier was being free for other use without mbarrier.inval, as it is on GPUs."
 """What code relies on that GPUs do and PTX does not promise. Compilers may know; authors have no reason to do so."""
+ROUNDED = (
+    "it relies on any of the values being as good as another: they differ as sums of the same numbers by rounding."
+)
 READ = (
     "it relies on reads having ended when their threads give the memory back, as where what they read was used before; "
     "PTX orders them before writes of the async proxy by a fence of the proxies alone."
 )
 """What authors rely on as well: rings whose consumers read by ldmatrix, of CUTLASS and others, have no such fence."""
+
+
+_RELIES = {"an mbarrier": REUSED, "read, not fenced": READ, "several, rounded": ROUNDED}
 
 
 def _only_loads(op: Op | None) -> bool:
@@ -273,8 +280,5 @@ class Reporter:
             fence="fence.proxy.async" if mine.buffers is None else "k.fence_async('global')",
             wait=_how_to_wait(mine, earlier),
         )
-        relies, size = (
-            {"an mbarrier": REUSED, "read, not fenced": READ}.get(what, "") if mine.proxy else "",
-            mine.cells.size,
-        )
+        relies, size = "" if what == "an mbarrier" and not mine.proxy else _RELIES.get(what, ""), mine.cells.size
         self.add(kind, mine.op.where, message, *mine.first, other=other, count=size, address=byte, relies_on=relies)

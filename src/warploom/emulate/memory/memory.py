@@ -29,6 +29,9 @@ MODES = {"load": "read", "store": "write", "atomic": "atomic"}
 """What an access does, by the mode of its effect."""
 
 
+_ROUNDING = 1e-5  # relative: sums of the same numbers in other orders
+
+
 class Memory:
     """Bytes, of which ``shadow`` says which are poison, and the history with which ``checks`` compare accesses."""
 
@@ -103,7 +106,10 @@ class Memory:
         history.wrote[cells], history.writer[cells] = kept
         if several is not None:
             alike[... if at.active is None else at.active] |= np.isin(at.units, at.units[several[0]])
-            self.check_clash(at, several[0] & self.differs(at, place, data))
+            bad = several[0] & self.differs(at, place, data)
+            self.check_clash(
+                at, bad, "several" if (bad & ~self._rounded(at, place, data)).any() else "several, rounded"
+            )
         if alike.any():
             history.table(ALIKE).note(replace(at, active=alike))
 
@@ -112,13 +118,22 @@ class Memory:
         found = (self.data.view(data.dtype).reshape(-1, data.shape[-1])[place.index] != data).any(axis=-1)
         return found if at.active is None else found[at.active]
 
-    def check_clash(self, at: MemoryAccess, bad: Array) -> None:
-        """Report threads that have written different values to one place at once."""
+    def _rounded(self, at: MemoryAccess, place: MemoryAccess, data: Array) -> Array:
+        """Which of the units of ``at`` have, as f32, what is stored but for rounding."""
+        if data.itemsize != 4:
+            return np.zeros(at.index.shape, np.bool_)
+        words = self.data.view(data.dtype).reshape(-1, data.shape[-1])[place.index]
+        now, stored = (np.ascontiguousarray(x).view(np.float32) for x in (words, data))
+        found = (np.abs(now - stored) <= _ROUNDING * np.maximum(np.abs(now), np.abs(stored))).all(axis=-1)
+        return found if at.active is None else found[at.active]
+
+    def check_clash(self, at: MemoryAccess, bad: Array, what: str = "several") -> None:
+        """Report, as ``what``, threads that have written different values to one place at once."""
         if bad.any():
             wide = np.zeros(at.index.shape, np.bool_)
             wide[... if at.active is None else at.active] = bad
             mine = at.among(wide[..., None] & (np.arange(at.parts) == 0))
-            self.report.tell("several", mine, self.history.bytes(mine), self.clocks.now)
+            self.report.tell(what, mine, self.history.bytes(mine), self.clocks.now)
 
     def begin_update(self, place: Any) -> None:
         """Check and record a strong write, such as an atomic update."""
