@@ -68,9 +68,7 @@ def _flashinfer(folder: Path, kernel: str, grid: int, block: int, arguments: Seq
     from warploom import check_ptx
     from warploom.cuda.ptx import header_options, ptx_of
 
-    headers, host = folder / "headers", folder / "host"
-    if not headers.exists():  # lines of a folder "include" are taken for a library's, and its callers named instead
-        (folder / "flashinfer" / "data" / "include").rename(headers)
+    headers, host = folder / "flashinfer" / "data" / "include", folder / "host"
     for name in ("topk.cuh", "sampling.cuh"):
         file = headers / "flashinfer" / name
         text = file.read_text(encoding="utf-8")

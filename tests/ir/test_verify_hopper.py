@@ -11,6 +11,7 @@ import pytest
 
 from warploom.core.errors import LayoutError, TraceError, VerifyError
 from warploom.emulate import emulate
+from warploom.isa.instruction import named
 from warploom.lang import Fragment, Global, Kernel, KernelFunction, TensorMap, bf16, f32, kernel, u32
 from warploom.layout.wgmma import MatrixDescriptor
 
@@ -268,3 +269,22 @@ def initialised_twice(k: Kernel, count: u32) -> None:
 
 def test_of_several_initialisations_the_largest_counts() -> None:
     initialised_twice.trace()
+
+
+@pytest.mark.parametrize("arrives", [True, False])
+def test_arrivals_of_copies_are_arrivals(arrives: bool) -> None:
+    @kernel(threads=32, requires="sm_90a")
+    def run(k: Kernel) -> None:
+        full = k.mbarriers(1, "full")
+        with k.when(k.lane == 0):
+            full.init(32)
+        k.syncwarp()
+        if arrives:
+            k.issue(named("cp.async.mbarrier.arrive.noinc.shared::cta.b64"), full.address(0))
+        full.wait(0)
+
+    if arrives:
+        assert emulate(run.trace(), 1, []).findings == ()
+        return
+    with pytest.raises(VerifyError, match="at which nothing ever arrives"):
+        run.trace()

@@ -268,3 +268,25 @@ def test_a_misspelt_kernel_is_answered_with_those_of_the_source() -> None:
 )
 def test_pointed_types_are_read_from_mangled_names(mangled: str, types: list[Any]) -> None:
     assert pointed_types(mangled) == types
+
+
+PARTIAL = """extern "C" __global__ void k(const int* x, int* y) {
+  __shared__ int s[128];
+  int t = threadIdx.x + threadIdx.y * blockDim.x, n = blockDim.x * blockDim.y, at = t + n * blockIdx.x;
+  s[t] = x[at]; MEET
+  int v = s[n - 1 - t];
+  __syncwarp();
+  y[at] = v + 1000 * __syncthreads_count(t % 2);
+}"""
+
+
+@pytest.mark.parametrize("seed", [None, 0])
+@pytest.mark.parametrize("block", [1, 20, 33, (24, 2), (3, 5)])
+def test_the_last_warp_of_a_block_may_be_partial(block: Any, seed: int | None) -> None:
+    """CUB's block-wide reductions take paths of their own there (NVIDIA/cccl#2699)."""
+    n = int(np.prod(block))
+    x, y = np.arange(2 * n, dtype=np.int32), np.zeros(2 * n, np.int32)
+    for meet in ("", "__syncthreads();"):
+        found = warploom.check_cuda(PARTIAL.replace("MEET", meet), "k", 2, block, [x, y], seed=seed)
+        assert {finding.kind for finding in found.findings} == ({"race"} if n > 1 and not meet else set())
+    assert y.tolist() == [v + 1000 * (n // 2) for part in np.split(x, 2) for v in part[::-1].tolist()]

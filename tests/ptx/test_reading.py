@@ -73,6 +73,10 @@ FILES = '.file 1 "/home/me/mine.py"\n.file 2 "{library}/helper.py", 123, 456\n'
     [
         ("/usr/lib/python3/site-packages/triton/language", ["mine.py:5"]),
         ("/home/me", ["helper.py:40", "helper.py:50"]),
+        ("/home/me/project/include/project", ["helper.py:40", "helper.py:50"]),
+        ("/usr/local/cuda-13.0/targets/x86_64-linux/include", ["mine.py:5"]),
+        ("/home/me/nvidia/cu13/include/cccl/cub/block", ["mine.py:5"]),
+        ("/home/me/cutlass/include/cute/atom", ["mine.py:5"]),
     ],
 )
 def test_lines_are_those_of_the_author_not_of_a_library(library, lines):
@@ -209,7 +213,7 @@ def test_arguments_that_do_not_fit(arguments, message):
         check(kernel(PARAMETERS, ["u64", "u32", "u32"]), arguments)
 
 
-@pytest.mark.parametrize("block", [0, (32, 0), (8, 8, 8, 8), "x", 40])
+@pytest.mark.parametrize("block", [0, (32, 0), (8, 8, 8, 8), "x", 1025])
 def test_blocks_that_no_kernel_has(block):
     with pytest.raises((ProblemError, PtxError)):
         check(kernel(STORE), [np.zeros(1, np.uint32)], block)

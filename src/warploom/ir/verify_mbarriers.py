@@ -13,7 +13,7 @@ from warploom.core.targets import Target
 from warploom.ir.program import Program
 from warploom.ir.statements import Const, Loop, Op, Operand, Roles, SharedRegion, Statement, Value, Violation
 from warploom.isa.conversion import special
-from warploom.isa.effects import BulkTensorCopy, MbarrierArrive, MbarrierInit, MbarrierWait
+from warploom.isa.effects import BulkTensorCopy, CopyArrival, MbarrierArrive, MbarrierInit, MbarrierWait
 
 _MOST_BYTES = (1 << 20) - 1  # PTX ISA, "mbarrier": transaction counts have 20 bits
 _TENSOR_UNIT = 16  # bytes; boxes are multiples of it
@@ -63,6 +63,8 @@ def mbarrier_rules(program: Program, _: Target | None) -> Iterator[Violation]:
         if isinstance(effect, (MbarrierInit, MbarrierArrive, MbarrierWait)):
             yield from _numbers(op, effect)
             region = op.tile(effect.address)
+        elif isinstance(effect, CopyArrival):
+            region = op.tile(effect.address)
         elif isinstance(effect, BulkTensorCopy) and effect.barrier is not None:
             region = op.tile(effect.barrier)
         else:
@@ -84,6 +86,8 @@ def _sort(op: Op, effect: object, uses: _Uses) -> None:
         uses.waits.append(op)
     elif isinstance(effect, BulkTensorCopy):
         uses.copies.append(op)
+    elif isinstance(effect, CopyArrival):
+        uses.arrivals.append(op)
     elif isinstance(effect, MbarrierArrive):
         (uses.arrivals if effect.expected_bytes is None else uses.expects).append(op)
 

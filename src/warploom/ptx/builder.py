@@ -76,16 +76,25 @@ class FlowBuilder(Emitter):
         self.windows: tuple[Window, ...] = ("shared",) * bool(shared) + ("local",) * ("local" in made)
         self.maps_generic = any(i.opcode == "mapa" and "u64" in i.modifiers for i in code)
         self.blocks, self.number = list[BasicBlock](), 0
+        self.blocks, self.number = list[BasicBlock](), 0
         self.current: PtxInstruction
+        self.current: PtxInstruction
+        self.completed: dict[int, tuple[str, ...]] = {}
         self.completed: dict[int, tuple[str, ...]] = {}
         self._registers: dict[str, ir.Register] = {}
         self._values: dict[str, ir.Operand] = {}  # of the current block
 
     # -- blocks ------------------------------------------------------------------------------------------------------
 
-    def flow(self, blocks: list[BasicBlock]) -> tuple[tuple[Statement, ...], ...]:
-        """The statements of all blocks."""
-        self.blocks, self.completed = blocks, completed_registers(blocks)
+    def flow(self, blocks: list[BasicBlock], threads: int) -> tuple[tuple[Statement, ...], ...]:
+        """The statements of all blocks, for CTAs of so many threads: of whole warps, those beyond end at once."""
+        if threads % 32:
+            blocks = [
+                BasicBlock(targets=(1, len(blocks) + 1), where=blocks[0].where),
+                *(replace(block, targets=tuple(target + 1 for target in block.targets)) for block in blocks),
+                BasicBlock(where=blocks[0].where),
+            ]
+        self.blocks, self.completed, self.threads = blocks, completed_registers(blocks), threads
         found: list[tuple[Statement, ...]] = []
         for self.number, block in enumerate(blocks):
             found.append(self.block(block))
@@ -116,6 +125,8 @@ class FlowBuilder(Emitter):
             condition = self.guard(block.guard)
         elif block.index is not None:
             condition = self.read(block.index, u32)
+        elif len(block.targets) == 2:
+            condition = self.binary("lt", self.once(special("tid.x")), self.threads)
         return (*self._out, ir.Branch(block.targets, condition, block.uniform, block.where))
 
     def _guarded(self, guard: Guard, group: list[PtxInstruction]) -> None:

@@ -8,6 +8,7 @@ Source: PTX ISA, "Syntax", "Directives", "Instruction Statements", "Instruction 
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field, replace
 
 from warploom.core.errors import PtxError
@@ -34,7 +35,11 @@ from warploom.ptx.tokens import END, TokenCursor
 
 Place = tuple[int, int, int]
 """File number, line, column."""
-_LIBRARIES = ("/site-packages/", "/dist-packages/", "/include/")
+_LIBRARIES = re.compile(
+    r"/(site|dist)-packages/|^/usr/include/|/targets/[^/]+/include/|/(cuda[^/]*|nvidia)/(.*/)?include/"
+    r"|/include/(cuda|cub|thrust|cccl|nv|cooperative_groups|cutlass|cute)(?![a-z])"
+)
+"""Folders of Python's packages, and of the headers of CUDA, CCCL and CUTLASS; other headers are an author's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +100,7 @@ class Lines:
         return SourceLine(self.files.get(file, f"file {file}"), line)
 
     def _is_library(self, location: _Location) -> bool:
-        return any(part in self.files.get(location.place[0], "") for part in _LIBRARIES)
+        return _LIBRARIES.search(self.files.get(location.place[0], "")) is not None
 
 
 _SPACES = ("global", "const", "shared", "local", "param", "tex")

@@ -75,8 +75,8 @@ def to_program(
     PtxError, with the lines, for what cannot be run.
     """
     threads = block[0] * block[1] * block[2]
-    if threads % 32 or threads > 1024:
-        raise PtxError(f"{function.name} with CTAs of {threads} threads: multiples of 32 up to 1024 are supported")
+    if not 0 < threads <= 1024:
+        raise PtxError(f"{function.name} with CTAs of {threads} threads: a CTA has 1 to 1024")
     _check_threads(function, block)
     cluster = _cluster(function, cluster)
     function = inlined(module, function)
@@ -103,11 +103,11 @@ def to_program(
     builder = FlowBuilder(
         function, usage(function, blocks, regions), Specials(block, cluster, shared_bytes, total), names
     )
-    flow = Flow(builder.flow(blocks), function.where)
+    flow = Flow(builder.flow(blocks, threads), function.where)
     return Program(
         name=function.name,
         parameters=(*parameters, *pointers),
-        threads=threads,
+        threads=-(-threads // 32) * 32,
         body=(flow,),
         shared=tuple(regions.values()),
         shared_bytes=total,
