@@ -2,16 +2,19 @@
 
 python docs/pictures/steps.py
 
-The site's build draws them too. Each is a grid of :mod:`warploom.layout.draw`.
+The site's build draws them too. Each is a grid or a drawing of :mod:`warploom.layout.draw`.
 """
 
 from __future__ import annotations
 
 from pathlib import Path
 
+from warploom.checking.kernel_file import check_kernel, one_kernel
+from warploom.checking.timeline import drawing
+from warploom.emulate import recorded
 from warploom.layout import SharedLayout, Swizzle, mma_fragment
 from warploom.layout.catalogue import wgmma_accumulator
-from warploom.layout.draw import Cell, Grid, draw_banks, draw_elements, tone
+from warploom.layout.draw import Cell, Drawing, Grid, draw_banks, draw_elements, tone
 
 UNITS = ("copies", "tensor cores", "softmax")
 
@@ -63,7 +66,18 @@ TWO_CONSUMERS = ("producer: copies", "tensor cores", "consumer 1: softmax", "con
 KEYS = SharedLayout(64, 64, 2, Swizzle.for_row_bytes(128))
 
 
-def pictures() -> dict[str, Grid]:
+STEPS = Path(__file__).parents[2] / "examples" / "attention_steps.py"
+
+
+def run_of(name: str) -> Drawing:
+    """What a step of the tutorial did on the emulator."""
+    with recorded():
+        checked = check_kernel(one_kernel(f"{STEPS}:{name}"))
+    assert checked.emulation.recording is not None
+    return drawing(f"{name}: a run on the emulator", checked.program, checked.emulation.recording)
+
+
+def pictures() -> dict[str, Grid | Drawing]:
     """Each picture by the name of its file."""
     persistent = overlapped(2, 7, 2, 8) + overlapped(4, 11, 3, 8) + copies(2, 4, 15, 23)
     return {
@@ -72,6 +86,7 @@ def pictures() -> dict[str, Grid]:
         "step-2-ring": timeline("ring: the next block is on its way", UNITS, in_turn(ahead=True)),
         "step-3-roles": timeline("roles: another thread copies", ROLES, in_turn(ahead=True)),
         "step-3-accumulator": draw_elements(wgmma_accumulator(8)),
+        "step-3-run": run_of("roles"),
         "step-4-overlap": timeline("overlap: P·V beside the next softmax", ROLES, overlapped() + copies(2, 4, 11, 16)),
         "step-5-persistent": timeline("persistent: consumers fill gaps", TWO_CONSUMERS, persistent),
         "mma-accumulator": draw_elements(mma_fragment("m16n8k16", "C")),
@@ -80,8 +95,8 @@ def pictures() -> dict[str, Grid]:
 
 def draw(folder: Path) -> None:
     """Write them as SVG."""
-    for name, grid in pictures().items():
-        (folder / f"{name}.svg").write_text(grid.svg(), encoding="utf-8")
+    for name, picture in pictures().items():
+        (folder / f"{name}.svg").write_text(picture.svg(), encoding="utf-8")
 
 
 if __name__ == "__main__":

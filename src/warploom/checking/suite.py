@@ -31,6 +31,7 @@ from warploom.checking.kernel_file import (
 from warploom.checking.launch_file import SUFFIXES, check_launch, launch_beside, read_launches
 from warploom.core.errors import ProblemError, WarploomError
 from warploom.cuda.signatures import plain_name
+from warploom.emulate import recorded
 from warploom.lang import KernelFunction
 
 _NOT_SEARCHED = {"build", "dist", "node_modules", "__pycache__"}
@@ -78,13 +79,15 @@ class Outcome:
 class How:
     """How kernels are run, and what fails: with a ``seed`` in one order, with ``settings`` of trace-time parameters.
 
-    Findings that a baseline has ``accepted`` are no failures; with ``strict`` those for review are.
+    Findings that a baseline has ``accepted`` are no failures; with ``strict`` those for review are. ``record``: what
+    happened when is kept, in their emulations.
     """
 
     seed: int | None = None
     settings: Mapping[str, str] = field(default_factory=dict[str, str])
     accepted: Accepted = Accepted()
     strict: bool = False
+    record: bool = False
 
     def run(self, file: str, once: Callable[[int | None], Checked]) -> Checked:
         """Run a kernel of a file in this order, or in several until one fails."""
@@ -179,7 +182,7 @@ def check_target(target: Target, how: How) -> list[Outcome]:
     try:
         path, kernel = split_target(target.name)
         file = target.name.removesuffix(f":{kernel}")
-        with _own_modules(path.parent):
+        with _own_modules(path.parent), recorded(how.record):
             foreign = file.endswith(SUFFIXES)
             return list(_of_launches(target, how) if foreign else _of_python(target.name, file, how))
     except Exception as error:

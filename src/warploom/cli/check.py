@@ -62,6 +62,12 @@ class ReportOptions:
     write_baseline: Annotated[
         bool, typer.Option("--write-baseline", help="Accept all findings of this run: write them to --baseline.")
     ] = False
+    timeline: Annotated[
+        str | None, typer.Option("--timeline", metavar="FILE.json", help="Write the run for Perfetto or Chrome.")
+    ] = None
+    html: Annotated[
+        str | None, typer.Option("--html", metavar="FILE.html", help="Write a page: the source beside what was found.")
+    ] = None
 
 
 @explains_errors
@@ -100,6 +106,7 @@ def check(
       warploom check kernels/ generated.ptx --jobs 2
       warploom check kernel.cu --launch launch.json
       warploom check kernels/ --baseline accepted.json --sarif findings.sarif --junit kernels.xml
+      warploom check my_kernels.py:row_max --timeline run.json --html run.html
     """
     from warploom.checking.baseline import Accepted
     from warploom.checking.suite import How, check_all, targets_of
@@ -107,7 +114,7 @@ def check(
     targets = targets_of(files, run.launch)
     baseline = _baseline(report)
     accepted = Accepted(baseline.entries if baseline is not None else (), report.write_baseline)
-    how = How(run.seed, parse_settings(run.set_), accepted, report.strict)
+    how = How(run.seed, parse_settings(run.set_), accepted, report.strict, bool(report.timeline or report.html))
     outcomes: list[Outcome] = []
     with progress_bar() as progress:
         for number, found in enumerate(check_all(targets, how, run.jobs), 1):
@@ -164,6 +171,15 @@ def _write_reports(outcomes: Sequence[Outcome], report: ReportOptions, code: int
     if report.github:
         for line in formats.github_annotations(outcomes):
             note(line)
+    checked = [(one.kernel, one.checked) for one in outcomes if one.checked is not None]
+    if report.timeline is not None:
+        from warploom.checking.timeline import trace_of
+
+        write_json(trace_of(checked), report.timeline)
+    if report.html is not None:
+        from warploom.checking.page import page
+
+        write_text(page(", ".join(dict.fromkeys(one.file for one in outcomes)), checked), report.html)
 
 
 def _as_json(outcomes: Sequence[Outcome]) -> dict[str, Any]:

@@ -4,6 +4,7 @@ from warploom.emulate.control.context import Decision
 from warploom.emulate.findings.findings import Finding
 from warploom.emulate.findings.traffic import EngineTraffic, Sectors, Traffic, Wavefronts
 from warploom.emulate.launch.machine import Emulation, emulate
+from warploom.emulate.launch.recording import Recording, recorded
 from warploom.emulate.memory.buffers import GlobalBuffer
 from warploom.emulate.transactions.tensor_maps import TensorMapArgument
 
@@ -13,9 +14,11 @@ __all__ = [
     "EngineTraffic",
     "Finding",
     "GlobalBuffer",
+    "Recording",
     "Sectors",
     "TensorMapArgument",
     "Traffic",
     "Wavefronts",
     "emulate",
+    "recorded",
 ]

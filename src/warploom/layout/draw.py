@@ -78,14 +78,25 @@ class Label:
 
 
 @dataclass(frozen=True)
+class Stroke:
+    """An arrow of a drawing."""
+
+    x: float
+    y: float
+    to_x: float
+    to_y: float
+
+
+@dataclass(frozen=True)
 class Drawing:
-    """Boxes and labels on a page of ``width`` × ``height`` pixels: what every file format is made from."""
+    """Boxes, labels and arrows on a page of ``width`` × ``height`` pixels: what every file format is made from."""
 
     width: float
     height: float
     boxes: tuple[Rectangle, ...]
     labels: tuple[Label, ...]
     title: str
+    strokes: tuple[Stroke, ...] = ()
 
     def svg(self) -> str:
         """The drawing as an SVG document that stands by itself."""
@@ -101,6 +112,11 @@ class Drawing:
             parts.append(
                 f'<rect x="{b.x:g}" y="{b.y:g}" width="{b.width:g}" height="{b.height:g}" rx="3" fill="{b.fill}" '
                 f'stroke="#000000" stroke-opacity="0.13">{hint}</rect>'
+            )
+        for s in self.strokes:
+            parts.append(
+                f'<path d="M{s.x:g} {s.y:g}L{s.to_x:g} {s.to_y:g}" stroke="{SOFT}" stroke-width="1.2"/>'
+                f'<circle cx="{s.to_x:g}" cy="{s.to_y:g}" r="2.5" fill="{SOFT}"/>'
             )
         for t in self.labels:
             weight = ' font-weight="600"' if t.bold else ""

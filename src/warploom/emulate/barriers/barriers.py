@@ -199,6 +199,7 @@ class Barriers:
             lines = list(dict.fromkeys(self.report.line_of(stamp) for stamp in phase.came.values()))
             if len(lines) > 1:
                 self.mixed[key] = len(self.report.findings), lines
+        self.report.recorder.ends_waits([row for _, row in phase.waits])
         phase.complete(self.clocks)
         self.votes.update((row, phase.votes) for _, row in phase.waits)
 
@@ -298,6 +299,7 @@ class ClusterBarriers:
     def _complete(self, rows: Array) -> None:
         for number in np.unique(rows // self.domain).tolist():
             if self.current[number].came and not self._missing(number):
+                self.report.recorder.ends_waits([row for _, row in self.current[number].waits])
                 self.current[number].complete(self.clocks)
                 self.current[number] = Phase()
 

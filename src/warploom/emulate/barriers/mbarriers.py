@@ -363,6 +363,7 @@ class Mbarriers:
         bar.complete()
         ready = [w for w in bar.waiters if w.parity != bar.phase & 1]
         bar.waiters = [w for w in bar.waiters if w.parity == bar.phase & 1]
+        self.report.recorder.ends_waits([waiter.by.row for waiter in ready], by.row)
         for waiter in ready:
             self._acquire(bar, waiter.by, waiter.effect)
             waiter.left.remove(waiter)

@@ -100,10 +100,10 @@ class Task:
         """Its groups' waits that are not over, and loops that look what others do."""
         for group in self.groups:
             if group.resting is not None:
-                yield Wait(group.resting, set(self._rows(group)))
+                yield Wait(group.resting, set(self.rows_of(group)))
             elif not self._ready(group):
                 assert group.wait is not None
-                yield replace(group.wait, rows=group.wait.rows & set(self._rows(group)))
+                yield replace(group.wait, rows=group.wait.rows & set(self.rows_of(group)))
 
     def loops(self, row: int, lane: int) -> tuple[tuple[SourceLine, int], ...]:
         """The loops that a lane of one of its warps is in, the outermost first, each with its index."""
@@ -115,11 +115,12 @@ class Task:
                 return tuple((line, int(index[mine, lane][0])) for line, index in indices)
         return ()
 
-    def _rows(self, group: LaneGroup) -> list[int]:
+    def rows_of(self, group: LaneGroup) -> list[int]:
+        """The warps that have lanes in a group."""
         return self.rows[group.lanes.any(axis=1)].tolist()
 
     def _ready(self, group: LaneGroup) -> bool:
-        return group.wait is None or group.wait.ready or group.wait.rows.isdisjoint(self._rows(group))
+        return group.wait is None or group.wait.ready or group.wait.rows.isdisjoint(self.rows_of(group))
 
     def _next(self) -> LaneGroup | None:
         """The group that goes on; None if all wait for others."""
@@ -138,9 +139,12 @@ class Task:
         if not self.busy:
             for group in self.groups:
                 group.resting = None
-        self.steps = steps
+        self.steps, recorder = steps, self.context.report.recorder
         while self.steps != 0 and (group := self._next()) is not None:
-            if self._run_block(group):
+            recorder.goes_on(self, group)
+            done = self._run_block(group)
+            recorder.stops(group, done)
+            if done:
                 roles = group.block.roles
                 self._leave(group)
                 if roles:
@@ -194,7 +198,7 @@ class Task:
             return [self._only(self.rows[~held]), self._only(self.rows[held])]
         free = [g for g in self.groups if not g.held and g.resting is None and not g.ahead and self._ready(g)]
         if not free and last:
-            free = [g for g in self.groups if g.held and waiting.isdisjoint(self._rows(g))]
+            free = [g for g in self.groups if g.held and waiting.isdisjoint(self.rows_of(g))]
             free = sorted(free, key=lambda g: g.place)[:1]
         for group in free:
             group.held, group.forced, group.ahead = False, group.held, True

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from warploom.emulate.control.frames import Actor, Frame
 from warploom.emulate.findings.findings import Finding, Findings, Kind
+from warploom.emulate.findings.recorder import Recorder
 from warploom.emulate.memory.access import MemoryAccess
 from warploom.emulate.order.clocks import Clocks
 from warploom.ir.statements import NOWHERE, Op, SourceLine
@@ -116,7 +117,8 @@ class Reporter:
     ``compiled``: shared memory and what synchronises it are a compiler's choice, not the author's.
     """
 
-    def __init__(self, findings: Findings, clocks: Clocks, loops: Loops, *, compiled: bool) -> None:
+    def __init__(self, findings: Findings, clocks: Clocks, loops: Loops, *, compiled: bool, recorder: Recorder) -> None:
+        self.recorder = recorder
         self.findings, self.clocks, self.loops, self.compiled = findings, clocks, loops, compiled
         self.places, self.first, self.warps_per_cta = clocks.places, clocks.first, clocks.warps_per_cta
 
@@ -144,6 +146,7 @@ class Reporter:
         loops = self.loops(row, lane)
         relies_on = relies_on if self.compiled or relies_on == READ else ""
         found = Finding(kind, message, where, other, count, cta, local, lane, address, rank, loops, between, relies_on)
+        self.recorder.finds(found, row)
         self.findings.add(found, since)
 
     def by(

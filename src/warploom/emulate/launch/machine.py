@@ -32,6 +32,7 @@ from warploom.emulate.findings.findings import Finding, Findings, causes
 from warploom.emulate.findings.report import Reporter
 from warploom.emulate.findings.traffic import Traffic, TrafficCounter
 from warploom.emulate.launch.arguments import bind, granules, written_parameters
+from warploom.emulate.launch.recording import Recording, asked_for
 from warploom.emulate.memory.buffers import GlobalBuffer
 from warploom.emulate.memory.global_memory import GlobalMemory
 from warploom.emulate.memory.memory import LocalMemory
@@ -140,6 +141,8 @@ class Emulation:
     printed: str = ""
     decisions: Sequence[Decision] = field(default=(), repr=False)
     """What lanes decided at each condition, loop and masked copy: what they did alike was not exercised."""
+    recording: Recording | None = field(default=None, repr=False)
+    """What happened when, of a run within :func:`~warploom.emulate.recorded`."""
 
     def raise_if_found(self) -> Emulation:
         """Raise EmulationError with every finding, if there is an error among them; else return self."""
@@ -200,7 +203,7 @@ class _Launch:
     ) -> None:
         self.executor, self.program, self.places, self.findings = executor, executor.program, places, findings
         self.rng = None if seed is None else random.Random(seed)
-        self.progress = progress
+        self.progress, self.recorder = progress, asked_for()
         self.warps = self.program.warps
         buffers, self.values, self.maps = bound
         memory = GlobalMemory(buffers, executor.written, executor.global_granule, executor.checks)
@@ -241,7 +244,16 @@ class _Launch:
         traffic = self.executor.counter.traffic
         printed = "".join(text for _, text in sorted(self.executor.printed, key=itemgetter(0)))
         decisions = tuple([replace(decision) for decision in self.executor.decisions])
-        return Emulation(causes(self.findings.all), traffic, executed, self.program.name, counts, printed, decisions)
+        return Emulation(
+            causes(self.findings.all),
+            traffic,
+            executed,
+            self.program.name,
+            counts,
+            printed,
+            decisions,
+            self.recorder.finish(),
+        )
 
     def _run_batch(self, first: int, ctas: int) -> bool:
         """Run CTAs together; whether all came to their end."""
@@ -259,7 +271,10 @@ class _Launch:
             home=home,
             most=most,
         )
-        report = run.report = Reporter(self.findings, clocks, partial(_loops_of, self.tasks), compiled=run.compiled)
+        report = run.report = Reporter(
+            self.findings, clocks, partial(_loops_of, self.tasks), compiled=run.compiled, recorder=self.recorder
+        )
+        self.recorder.enter(report)
         memory = run.memory
         memory.enter(clocks, report)
         shared = run.shared = SharedMemory(

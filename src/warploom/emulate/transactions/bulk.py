@@ -323,7 +323,11 @@ class BulkCopies(Groups[Store]):
                 ended[loads] = read.stamp
             return ended
 
-        self.loads.append(Landing(by, bar, passed, deliver, source.box_bytes))
+        self._take_off(Landing(by, bar, passed, deliver, source.box_bytes))
+
+    def _take_off(self, landing: Landing) -> None:
+        self.loads.append(landing)
+        self.report.recorder.takes_off(landing)
 
     def track_copies(self, call: Execution[fx.CopyArrival]) -> None:
         """The active lanes arrive at an mbarrier when the ``cp.async`` that they have under way land."""
@@ -336,7 +340,7 @@ class BulkCopies(Groups[Store]):
                 bar.pending += len(by.each)
             passed = self.clocks.passed(by.row) if self.shared.checks else None
             deliver = partial(self._deliver_copies, self.copies.of_lanes(by.row, by.lanes))
-            self.loads.append(Landing(by, bar, passed, deliver))
+            self._take_off(Landing(by, bar, passed, deliver))
 
     def _deliver_copies(self, parts: list[tuple[Copies, Array]], queue: int) -> dict[int, int]:
         for copies, lanes in parts:
@@ -404,6 +408,7 @@ class BulkCopies(Groups[Store]):
         if not self.loads:
             return False
         landing, clocks = self.loads.pop(0 if rng is None else rng.randrange(len(self.loads))), self.clocks
+        self.report.recorder.lands(landing)
         bar = landing.barrier
         queue = clocks.queue("mbarrier", bar.cta, bar.address)
         more = landing.deliver(queue)
@@ -430,7 +435,7 @@ class BulkCopies(Groups[Store]):
             if not reads_only:
                 self._written(store)
         if not reads_only:
-            self.close(over)
+            self.close(over, call.op)
 
     def _written(self, store: Store) -> None:
         """The thread of a store knows that it has written global memory, or the kernel has ended."""

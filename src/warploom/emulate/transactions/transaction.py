@@ -58,6 +58,7 @@ class Groups(Generic[S]):
         """Its threads have started it, in their current groups."""
         started.group = self.committed[started.rows]
         self.open.append(started)
+        self.report.recorder.starts(started)
 
     def commit(self, call: Execution[CommitGroup]) -> None:
         """Each active thread closes its group."""
@@ -78,9 +79,10 @@ class Groups(Generic[S]):
         found = [(started, started.under_way & (started.group < below[started.rows])) for started in self.open]
         return [(started, done) for started, done in found if done.any()]
 
-    def close(self, ended: list[tuple[S, Array]]) -> None:
-        """Take transactions of some (warps, lanes) out of their groups."""
+    def close(self, ended: list[tuple[S, Array]], op: Op | None = None) -> None:
+        """Take transactions of some (warps, lanes), which ``op`` has waited for, out of their groups."""
         for started, done in ended:
+            self.report.recorder.ends(started, done, op)
             started.under_way = started.under_way & ~done
         if ended:
             self.open = [one for one in self.open if one.under_way.any()]
@@ -134,7 +136,7 @@ class CopyQueue(Groups[Copies]):
             row, lane = np.nonzero(done)
             data = copies.data[done]
             self.shared.land(copies.rows[row], lane, copies.index[done], data, copies.op)
-        self.close(over)
+        self.close(over, call.op)
 
     def of_lanes(self, row: int, lanes: Lanes) -> list[tuple[Copies, Array]]:
         """The copies that lanes of a warp have under way: from now on they are in no group."""

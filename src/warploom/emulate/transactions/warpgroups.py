@@ -470,7 +470,7 @@ class Warpgroups(Groups[ProductInFlight]):
                 sums[results].add(np.searchsorted(frame.rows, rows), product.added[warps], instruction, a, b)
             self.completed[rows] = product.number
             self.clocks.queue_done(rows, self._queue(product.first), product.stamp)
-        self.close(ended)
+        self.close(ended, op)
         for product, _ in ended:
             product.free()
         self.clocks.refresh(frame.rows)
