@@ -1,10 +1,16 @@
-"""``linear_cross_entropy``: the loss of a language model's output layer, forward and backward without logits.
+"""``linear_cross_entropy``: the loss of a language model's output layer, forward and backward, and its memory.
 
-The backward pass walks blocks of rows and, of each, chunks of the columns. A chunk's logits are multiplied again and
-leave the kernel as the loss's derivatives by them, in the inputs' type; two products make of these the chunk's part of
-w's gradient and of x's. x's gradient is summed over the chunks in f32 and rounded once; w's is summed over the blocks
-of rows in its own type, so it is rounded once for each block. Everything between the kernels fits
-:data:`WORKSPACE_BYTES`.
+There are two ways to the gradients. :class:`GradientPlan`, a backward pass, walks blocks of rows and, of each, chunks
+of the columns. A chunk's logits are multiplied again and leave the kernel as the loss's derivatives by them, in the
+inputs' type; two products make of these the chunk's part of w's gradient and of x's. x's gradient is summed over the
+chunks in f32 and rounded once; w's is summed over the blocks of rows in its own type, so it is rounded once for each
+block.
+
+:class:`FormedPlan` spares the second product of x and w: the forward pass stores a block of rows, all columns, as
+exponentials beside their parts' largest logits, and makes derivatives of them once the rows' log-sum-exps are known.
+Its gradients are those of a loss with the gradient 1; :class:`ScalePlan` multiplies them by another one.
+
+Everything between the kernels fits the ``workspace_mib`` of a call.
 """
 
 from __future__ import annotations
@@ -22,7 +28,7 @@ from warploom.core.errors import ProblemError
 from warploom.core.targets import Target
 from warploom.interop.arrays import ArrayView, as_if_compact, as_numpy, describe_all
 from warploom.interop.tracing import traced
-from warploom.kernels.matmul.choice import choose
+from warploom.kernels.matmul.choice import choose, choose_for_rows
 from warploom.kernels.matmul.cost import seconds
 from warploom.kernels.matmul.features import Epilogue, Extra
 from warploom.kernels.matmul.problem import MatmulConfig, MatmulProblem, Matrix, aligned_elements
@@ -32,13 +38,18 @@ from warploom.kernels.matmul_reduce.loss import (
     Reduction,
     SoftCap,
     columns_call,
+    count_call,
     gradient_call,
+    logits_call,
     losses_call,
+    scale_call,
     table_words,
     total_call,
 )
+from warploom.kernels.matmul_reduce.problem import ExponentialsProblem
+from warploom.kernels.matmul_reduce.states import STATES
 from warploom.kernels.source import KernelCall
-from warploom.ops.arrays import FEW, LINES, MATRIX, ArrayArgument, ResultArray, as_elements
+from warploom.ops.arrays import FEW, LINES, MATRIX, ROW_MAJOR, ArrayArgument, ResultArray, as_elements
 from warploom.ops.backends import Processor
 from warploom.ops.calls import Caller, Computation
 from warploom.ops.declare import Arguments, Array, Views
@@ -54,6 +65,8 @@ _ROWS = "one number for each row of x"
 _WORDS = "x is (m, k) and w (n, k), one row a word"
 Hidden = Annotated[Any, ArrayArgument("m k", memory=LINES, kernel="a")]
 Vocabulary = Annotated[Any, ArrayArgument("n k", memory=LINES, kernel="b", hint=_WORDS)]
+FormedHidden = Annotated[Any, ArrayArgument("m k", memory=LINES)]
+FormedVocabulary = Annotated[Any, ArrayArgument("n k", memory=LINES, hint=_WORDS)]
 AnyHidden = Annotated[Any, ArrayArgument("m k", memory=MATRIX)]
 AnyVocabulary = Annotated[Any, ArrayArgument("n k", memory=MATRIX, hint=_WORDS)]
 Targets = Annotated[Any, ArrayArgument("m", "s32 s64", FEW, hint=_ROWS)]
@@ -74,8 +87,29 @@ RowGradients = Annotated[
     ResultArray("dw", "", "w", when="wants_w", empty=0.0),
     ResultArray("dbias", "n", "x", when="wants_bias", empty=0.0),
 ]
-WORKSPACE_BYTES = 60 << 20
-"""The most memory between the kernels of a backward pass, as long as a block of rows and a chunk fit at all."""
+Formed = Annotated[
+    Any,
+    ResultArray("total", "", "f32"),
+    ResultArray("lse", "m", "f32", inner=True),
+    ResultArray("count", "", "f32", when="reduction=mean", inner=True),
+    ResultArray("dx", "", "x", when="wants_x", inner=True),
+    ResultArray("dw", "", "w", when="wants_w", inner=True),
+    ResultArray("dbias", "n", "x", when="wants_bias", inner=True),
+]
+_GRADIENT = ArrayArgument(memory=ROW_MAJOR, written=True)
+FormedByX = Annotated[Any, replace(_GRADIENT, dims="m k")]
+FormedByW = Annotated[Any, replace(_GRADIENT, dims="n k")]
+FormedByBias = Annotated[Any, replace(_GRADIENT, dims="n")]
+WORKSPACE_MIB = 512
+"""The most memory between the kernels of a loss with gradients, unless the caller says otherwise."""
+SMALL_WORKSPACE_MIB = 64
+"""The most between those of other gradients by rows, as long as a block of rows and a chunk fit at all."""
+_SPARE_BYTES = 4 << 20
+"""Of a backward pass's memory what its other arrays take."""
+LEAST_FORMED_ROWS = 768
+"""Rows with all of their columns that fit the workspace where gradients are formed in the forward pass."""
+_FORMED_BYTES = 2.5
+"""Memory for each row and column then, at most: an exponential, and a share of the states."""
 BLOCK = 128
 """Blocks of rows and chunks of columns are multiples of it."""
 LEAST_ROWS = 2048
@@ -83,6 +117,8 @@ LEAST_ROWS = 2048
 LEAST_CHUNK = 1024
 """Columns below which a chunk's products are too small; more blocks of rows come first."""
 _FLOPS_PER_ROW = 100
+_GRADIENTS_NAMES = {"a": "x", "b": "w"}
+"""A loss's arrays as its gradients name them."""
 
 
 def summed(x: Any, before: Any) -> Any:
@@ -111,8 +147,13 @@ class LossPlan(Launches):
     @cached_property
     def steps(self) -> Steps:
         """The launches."""
+        return Steps((*self.lse.steps.steps, *self.after))
+
+    @cached_property
+    def after(self) -> tuple[Step, ...]:
+        """The launches once the log-sum-exps are known."""
         p = self.lse.problem.product
-        found = [step for plan in (self.lse, self.sums) if plan is not None for step in plan.steps.steps]
+        found = [] if self.sums is None else [*self.sums.steps.steps]
         size, strides = (p.m, p.n, p.k), (p.a.stride, p.b.stride)
         losses = losses_call(size, strides, p.dtype, self.target_words, self.loss, bias=p.epilogue.bias)
         own = {name: p.m for name in ("loss", "lse") if name not in self.results}
@@ -120,7 +161,7 @@ class LossPlan(Launches):
         if "total" in self.results:
             total = total_call(p.m, self.target_words, self.loss.ignore_index, mean="count" in self.results)
             found.append(Step(total, p.m))
-        return Steps(tuple(found))
+        return tuple(found)
 
 
 @dataclass(frozen=True)
@@ -129,7 +170,7 @@ class GradientPlan(Launches):
 
     ``product`` is alpha · x·wᵀ + bias, ``loss`` None for a log-sum-exp alone; of the gradients by the losses, or by
     their ``reduction``, and by the log-sum-exps some are ``given``. ``blocks``: rows and columns that are taken at a
-    time, by default as many as fit.
+    time, by default as many as fit ``most_bytes``.
     """
 
     product: MatmulProblem
@@ -142,6 +183,7 @@ class GradientPlan(Launches):
     config: MatmulConfig | None = None
     blocks: tuple[int, int] | None = None
     reduction: Reduction = "none"
+    most_bytes: int = (SMALL_WORKSPACE_MIB << 20) - _SPARE_BYTES
 
     # -- what is taken at a time
     @cached_property
@@ -160,10 +202,10 @@ class GradientPlan(Launches):
 
     def _most_columns(self, rows: int) -> int:
         p = self.product
-        if self.bytes_of(rows, p.n) <= WORKSPACE_BYTES:
+        if self.bytes_of(rows, p.n) <= self.most_bytes:
             return p.n
-        most = WORKSPACE_BYTES // (p.dtype.bytes * rows) // BLOCK * BLOCK
-        while most > 0 and self.bytes_of(rows, most) > WORKSPACE_BYTES:
+        most = self.most_bytes // (p.dtype.bytes * rows) // BLOCK * BLOCK
+        while most > 0 and self.bytes_of(rows, most) > self.most_bytes:
             most -= BLOCK
         return most
 
@@ -172,21 +214,30 @@ class GradientPlan(Launches):
         p, chunks = self.product, -(-self.product.n // max(cols, 1))
         sums = 4 * rows * p.k if self.wanted[0] and chunks > 1 else 0
         sums += 4 * p.n if self.wanted[2] and rows < p.m else 0
-        return rows * _line(cols) * p.dtype.bytes + sums + 4 * table_words(rows, chunks)
+        return rows * _line(cols) * p.dtype.bytes + sums + self._values_bytes(rows, chunks)
+
+    def _values_bytes(self, rows: int, chunks: int) -> int:
+        """Memory for numbers of a block's rows."""
+        return 4 * table_words(rows, chunks)
 
     def _seconds(self, taken: tuple[int, int]) -> float:
         p, (rows, cols) = self.product, taken
-        problems = [self._logits(rows, cols, cols)]
+        logits, problems = self._logits(rows, cols, cols), list[MatmulProblem]()
         if self.wanted[1]:
             problems.append(self._of_w(rows, cols, cols, add=rows < p.m))
         if self.wanted[0]:
             problems.append(self._of_x(rows, cols, cols, add=cols < p.n, last=cols == p.n))
-        one = sum(seconds(problem, self._configured(problem), self.target) for problem in problems)  # type: ignore[arg-type]
+        configured = [(logits, self._of_logits(logits)), *((x, self._configured(x)) for x in problems)]
+        one = sum(seconds(problem, config, self.target) for problem, config in configured)  # type: ignore[arg-type]
         return one * (p.m / rows) * (p.n / cols)
 
     # -- the products
     def _configured(self, problem: MatmulProblem) -> MatmulConfig:
         return self.config or choose(problem, self.target, whole=True)[0]
+
+    def _of_logits(self, problem: MatmulProblem) -> MatmulConfig:
+        """The configuration of the product that makes a chunk's logits."""
+        return self._configured(problem)
 
     def _product(
         self, size: tuple[int, int, int], a: Matrix, b: Matrix, line: int, out_dtype: DType, epilogue: Epilogue
@@ -230,45 +281,57 @@ class GradientPlan(Launches):
     def _steps(self) -> Iterator[Step]:
         p, (block, chunk) = self.product, self.taken
         x_step, w_step = (p.dtype.bytes * (x.stride if x.k_contiguous else 1) for x in (p.a, p.b))
-        known: dict[Hashable, KernelCall] = {}
-
-        def step(problem: MatmulProblem, offsets: Mapping[str, int], **names: str) -> Step:
-            key = problem, tuple(names.values())
-            if key not in known:
-                known[key] = self._call(problem, names)
-            return Step(known[key], problem.flops, offsets)
-
+        of_rows = ("lse", "loss_gradient", "lse_gradient") if self.reduction == "none" else ("lse", "lse_gradient")
         for first_row in range(0, p.m, block):
             rows = min(block, p.m - first_row)
-            of_rows = ("lse", "loss_gradient", "lse_gradient") if self.reduction == "none" else ("lse", "lse_gradient")
             at_rows = dict.fromkeys(of_rows, 4 * first_row)
             at_rows |= {"x": x_step * first_row, "dx": p.dtype.bytes * p.k * first_row}
             at_rows["target"] = 4 * self.target_words * first_row
-            table = gradient_call(
-                rows,
-                p.n,
-                chunk,
-                target_words=self.target_words,
-                loss=self.loss or Loss(),
-                given=self.given,
-                reduction=self.reduction,
-            )
-            yield Step(table, _FLOPS_PER_ROW * rows, at_rows)
+            yield from self._of_rows(rows, chunk, at_rows)
             for first in range(0, p.n, chunk):
                 cols, last = min(chunk, p.n - first), first + chunk >= p.n
                 at = at_rows | {"w": w_step * first, "dw": p.dtype.bytes * p.k * first, "bias": p.dtype.bytes * first}
                 at |= {"table": 4 * table_words(rows, first // chunk), "dbias": at["bias"], "bias_sums": 4 * first}
-                logits = self._logits(rows, cols, chunk)
-                yield step(logits, at, a="x", b="w", out="derivatives", row_values="table")
+                yield from self._derivatives(rows, cols, chunk, at)
                 if self.wanted[2]:
                     sums = self._columns(rows, cols, chunk, first=first_row == 0, last=first_row + rows >= p.m)
                     yield Step(sums, rows * cols, at)
                 if self.wanted[1]:
                     of_w = self._of_w(rows, cols, chunk, add=first_row > 0)
-                    yield step(of_w, at, a="derivatives", b="x", out="dw", extra0="dw")
+                    yield self._step(of_w, at, a="derivatives", b="x", out="dw", extra0="dw")
                 if self.wanted[0]:
                     of_x = self._of_x(rows, cols, chunk, add=first > 0, last=last)
-                    yield step(of_x, at, a="derivatives", b="w", out="dx" if last else "sums", extra0="sums")
+                    yield self._step(of_x, at, a="derivatives", b="w", out="dx" if last else "sums", extra0="sums")
+
+    def _of_rows(self, rows: int, chunk: int, at: Mapping[str, int]) -> Iterator[Step]:
+        """What the derivatives of a block take of its rows."""
+        yield Step(
+            gradient_call(
+                rows,
+                self.product.n,
+                chunk,
+                target_words=self.target_words,
+                loss=self.loss or Loss(),
+                given=self.given,
+                reduction=self.reduction,
+            ),
+            _FLOPS_PER_ROW * rows,
+            at,
+        )
+
+    def _derivatives(self, rows: int, cols: int, chunk: int, at: Mapping[str, int]) -> Iterator[Step]:
+        """The derivatives by a chunk's logits."""
+        yield self._step(self._logits(rows, cols, chunk), at, a="x", b="w", out="derivatives", row_values="table")
+
+    def _step(self, problem: MatmulProblem, at: Mapping[str, int], **names: str) -> Step:
+        key = problem, tuple(names.values())
+        if key not in self._known:
+            self._known[key] = self._call(problem, names)
+        return Step(self._known[key], problem.flops, at)
+
+    @cached_property
+    def _known(self) -> dict[Hashable, KernelCall]:
+        return {}
 
     def _columns(self, rows: int, cols: int, chunk: int, *, first: bool, last: bool) -> KernelCall:
         """A block's part of the bias's gradient."""
@@ -278,9 +341,13 @@ class GradientPlan(Launches):
     def _call(self, problem: MatmulProblem, names: Mapping[str, str]) -> KernelCall:
         """The one kernel of a product, its arrays renamed."""
         (call,) = self._configured(problem).calls(problem, self.multiprocessors)
+        return self._renamed(call, names)
+
+    def _renamed(self, call: KernelCall, names: Mapping[str, str]) -> KernelCall:
+        """A kernel with other names for its arrays, and the memory between kernels that it is the first to use."""
         arrays = tuple(names.get(name, name) for name in call.arrays)
         workspace = {name: words for name, words in self._workspace.items() if name in arrays}
-        return replace(call, arrays=arrays, workspace=workspace)
+        return replace(call, arrays=arrays, workspace={**call.workspace, **workspace})
 
     @cached_property
     def _workspace(self) -> dict[str, int]:
@@ -288,6 +355,87 @@ class GradientPlan(Launches):
         p, (rows, cols) = self.product, self.taken
         derivatives = -(-rows * _line(cols) * p.dtype.bytes // 4)
         return {"derivatives": derivatives, "sums": rows * p.k} if cols < p.n else {"derivatives": derivatives}
+
+
+@dataclass(frozen=True)
+class FormedPlan(GradientPlan):
+    """A loss and its gradients in one pass, of the sum or mean of a product's rows: for the gradient 1 of the loss.
+
+    ``forward`` is the plan of the loss alone, of which the launches after the log-sum-exps are taken.
+    """
+
+    forward: LossPlan = None  # type: ignore[assignment]
+
+    @cached_property
+    def taken(self) -> tuple[int, int]:
+        """(rows of a block, all columns), the quickest by the cost model of those that fit."""
+        return self.blocks or super().taken
+
+    def _most_columns(self, rows: int) -> int:
+        return self.product.n if self.bytes_of(rows, self.product.n) <= self.most_bytes else 0
+
+    def _values_bytes(self, rows: int, chunks: int) -> int:
+        problem = ExponentialsProblem(self._logits(rows, self.product.n, self.product.n))
+        return 4 * len(STATES) * rows * problem.parts(self._of_logits(problem.product))
+
+    def _of_logits(self, problem: MatmulProblem) -> MatmulConfig:
+        return self.config or choose_for_rows(problem, self.target, exponentials=True)[0]
+
+    def _logits(self, rows: int, cols: int, chunk: int) -> MatmulProblem:
+        """A block's logits, of which exponentials are stored."""
+        p, epilogue = self.product, Epilogue(bias=self.product.epilogue.bias)
+        return self._product((rows, cols, p.k), p.a, p.b, _line(chunk), p.dtype, epilogue)
+
+    def _steps(self) -> Iterator[Step]:
+        loss, m = self.loss or Loss(), self.product.m
+        if self.reduction == "mean":
+            yield Step(count_call(m, self.target_words, loss.ignore_index), m)
+        yield from super()._steps()
+        for step in self.forward.after:
+            yield replace(step, call=self._renamed(step.call, _GRADIENTS_NAMES), offsets=_renamed(step.offsets))
+
+    def _of_rows(self, rows: int, chunk: int, at: Mapping[str, int]) -> Iterator[Step]:
+        return iter(())
+
+    def _derivatives(self, rows: int, cols: int, chunk: int, at: Mapping[str, int]) -> Iterator[Step]:
+        p = self.product
+        problem = ExponentialsProblem(self._logits(rows, cols, chunk))
+        config = self._of_logits(problem.product)
+        if problem not in self._known:
+            self._known[problem] = problem.calls(config, self.multiprocessors)
+        product, merge = self._known[problem]
+        yield Step(self._renamed(product, {"a": "x", "b": "w", "out": "derivatives"}), problem.product.flops, at)
+        yield Step(merge, _FLOPS_PER_ROW * rows * problem.parts(config), at)
+        derivatives = logits_call(
+            rows,
+            cols,
+            _line(chunk),
+            problem.part(config),
+            dtype=p.dtype,
+            target_words=self.target_words,
+            loss=self.loss or Loss(),
+            mean=self.reduction == "mean",
+        )
+        yield Step(derivatives, 10 * rows * cols, at)
+
+
+def _renamed(offsets: Mapping[str, int]) -> dict[str, int]:
+    return {_GRADIENTS_NAMES.get(name, name): x for name, x in offsets.items()}
+
+
+@dataclass(frozen=True)
+class ScalePlan(Launches):
+    """Gradients, elements by the arrays' names, times ``factor``, in place."""
+
+    elements: tuple[tuple[str, int], ...]
+    dtype: DType
+    multiprocessors: int
+
+    @cached_property
+    def steps(self) -> Steps:
+        """The launches, one an array."""
+        calls = ((scale_call(x, n, self.dtype, self.multiprocessors), n) for x, n in self.elements)
+        return Steps(tuple([Step(call, n) for call, n in calls]))
 
 
 def _multiple(extent: int) -> int:
@@ -310,7 +458,8 @@ def _chunks(n: int, most: int) -> list[int]:
 # -- options
 def _loss(options: Mapping[str, Any]) -> Loss:
     """The loss that the options of a call ask for. Raises ProblemError for those that make no sense."""
-    found = Loss(*[options[name] for name in ("ignore_index", "label_smoothing", "z_loss", "softcap")])
+    names = "ignore_index", "label_smoothing", "z_loss", "softcap"
+    found = Loss(**{name: options[name] for name in names if name in options})
     if not 0.0 <= found.label_smoothing <= 1.0:
         raise ProblemError(f"label_smoothing is between 0 and 1, not {found.label_smoothing}")
     if not 0.0 <= found.z_loss <= F32_MAX:
@@ -343,6 +492,7 @@ class LossOptions(TypedDict, total=False):
     label_smoothing: float
     z_loss: float
     softcap: float | None
+    workspace_mib: int
     config: MatmulConfig | str | None
 
 
@@ -381,6 +531,7 @@ def linear_cross_entropy(
     label_smoothing: float = 0.0,
     z_loss: float = 0.0,
     softcap: float | None = None,
+    workspace_mib: int = WORKSPACE_MIB,
     return_lse: bool = False,
     config: MatmulConfig | str | None = None,
     **unknown: Never,
@@ -388,8 +539,7 @@ def linear_cross_entropy(
     """The cross-entropy of a language model's output layer: logsumexp(s) - s[target] for each row of s = x·wᵀ + bias.
 
     Shapes: x (m, k) hidden states, w (n, k) the vocabulary's embeddings, target (m,) int32 or int64, bias (n,) or none;
-    losses float32 (m,). dtypes of x, w and bias: float16 or bfloat16. The m×n logits are never written, forward or
-    backward.
+    losses float32 (m,). dtypes of x, w and bias: float16 or bfloat16. The m×n logits are never in memory at once.
 
     A row with target ``ignore_index`` has loss 0 and no gradient; other targets outside 0 … n-1 raise a ProblemError
     where they lie on the CPU, and give NaN on a GPU, where looking at them would wait for it. ``reduction``: "none",
@@ -400,14 +550,18 @@ def linear_cross_entropy(
     Infinite logits enter as they are: the loss is +inf where another logit than the target's is +inf, or the target's
     alone is -inf; NaN where the target's is +inf, or any logit is NaN.
 
-    torch tensors that require gradients get them: the logits are multiplied again in chunks, whose derivatives are
-    rounded to x's type. Beyond the gradients that takes at most 64 MiB (``plan_linear_cross_entropy``). Sums are in
-    f32; w's gradient is rounded once for each block of rows. Of float16 scale the loss, as for any of its gradients.
+    torch tensors that require gradients get them. ``workspace_mib`` is the most memory, in MiB, that this takes beyond
+    the gradients. Of bfloat16 with a ``reduction`` the forward pass forms the gradients, while a block of rows is at
+    hand: three products instead of four. That takes as much as 768 rows of n columns, about 1.6 KiB a column; the
+    derivatives by the logits are rounded twice to x's type. In all other cases (less memory, float16, ``softcap``,
+    ``return_lse``, no reduction, ``torch.compile``, gradients of gradients) the backward pass multiplies the logits
+    again in chunks, whose derivatives are rounded once, and 64 MiB do. Sums are in f32; w's gradient is rounded once
+    for each block of rows. Of float16 scale the loss, as for any of its gradients.
 
     Under ``torch.compile`` a call is one operator, ``warploom::linear_cross_entropy``.
     Raises ProblemError as :func:`matmul_reduce` does.
     """
-    options = ignore_index, reduction, label_smoothing, z_loss, softcap, return_lse
+    options = ignore_index, reduction, label_smoothing, z_loss, softcap, workspace_mib, return_lse
     found = loss_call((x, w, target, bias), options, config, False, unknown)
     if found.__class__ is not tuple:
         return found
@@ -417,8 +571,16 @@ def linear_cross_entropy(
 def check_words(given: Arguments) -> Loss:
     """The loss asked for. Raises ProblemError for options that make no sense, and for a vocabulary without a word."""
     if given.sizes["n"] == 0:
-        raise ProblemError(f"w has shape {tuple(given.views['b'].shape)}: a vocabulary has at least one word")
+        raise ProblemError(f"w has shape {(0, given.sizes['k'])}: a vocabulary has at least one word")
+    _most_bytes(given.options)
     return _loss(given.options)
+
+
+def _most_bytes(options: Mapping[str, Any]) -> int:
+    """The workspace in bytes. Raises ProblemError for one without a byte."""
+    if options["workspace_mib"] < 1:
+        raise ProblemError(f"workspace_mib is a positive number of MiB, not {options['workspace_mib']}")
+    return options["workspace_mib"] << 20
 
 
 def _work(given: Arguments, config: Any) -> Computation:
@@ -428,11 +590,7 @@ def _work(given: Arguments, config: Any) -> Computation:
 
     def plan(arrays: Views) -> LossPlan:
         product = _product(arrays["a"], arrays["b"], arrays.get("bias"))
-        if loss.softcap is not None:
-            function = SoftCap(loss.softcap)
-            product = replace(product, epilogue=replace(product.epilogue, function=function, key=function))
-        lse = reduce_plan(product, "logsumexp", config, target.device, result="lse")
-        return LossPlan(lse, loss, target.dtype.bits // 32, tuple(given.results))
+        return _loss_plan(product, loss, target, config, tuple(given.results))
 
     def empty() -> dict[str, Any]:
         return given.made(total=math.nan if "count" in given.results else 0.0, count=0.0)
@@ -442,6 +600,16 @@ def _work(given: Arguments, config: Any) -> Computation:
 
 
 loss_call = Caller(linear_cross_entropy, _work, recorded=True)
+
+
+def _loss_plan(
+    product: MatmulProblem, loss: Loss, target: ArrayView, config: Any, results: tuple[str, ...]
+) -> LossPlan:
+    if loss.softcap is not None:
+        function = SoftCap(loss.softcap)
+        product = replace(product, epilogue=replace(product.epilogue, function=function, key=function))
+    lse = reduce_plan(product, "logsumexp", config, target.device, result="lse")
+    return LossPlan(lse, loss, target.dtype.bits // 32, results)
 
 
 def _product(x: ArrayView, w: ArrayView, bias: ArrayView | None, scale: float = 1.0) -> MatmulProblem:
@@ -469,6 +637,7 @@ def row_gradients(
     label_smoothing: float = 0.0,
     z_loss: float = 0.0,
     softcap: float | None = None,
+    workspace_mib: int = SMALL_WORKSPACE_MIB,
     blocks: tuple[int, int] | None = None,
     count: Count = None,
     config: MatmulConfig | str | None = None,
@@ -477,9 +646,10 @@ def row_gradients(
 
     ``lse`` and its gradient ``by_lse``, and that of the losses, ``by_loss``, are float32 (m,); that by their sum is
     float32 (), and so is that by their mean, beside the ``count`` of rows in it. Without a ``target`` there is a
-    log-sum-exp alone. ``blocks``: rows and columns to take at a time.
+    log-sum-exp alone. ``blocks``: rows and columns to take at a time, by default as many as ``workspace_mib`` hold.
     """
-    options = scale, wants_x, wants_w, wants_bias, ignore_index, label_smoothing, z_loss, softcap, blocks
+    wants = wants_x, wants_w, wants_bias
+    options = scale, *wants, ignore_index, label_smoothing, z_loss, softcap, workspace_mib, blocks
     return row_gradients_call.computed((x, w, lse, target, by_loss, by_lse, bias, count), options, config)
 
 
@@ -501,8 +671,8 @@ def _gradients(given: Arguments, config: Any) -> Computation:
         product = _product(arrays["x"], arrays["w"], arrays.get("bias"), options["scale"])
         asked = checked_config(config, product.dtype)
         on = Processor.of(x.device, requires=None if asked is None else asked.requires)
-        to = on.target, on.multiprocessors
-        return GradientPlan(product, loss, words, known, wanted, *to, asked, options["blocks"], reduction)
+        to, most = (on.target, on.multiprocessors), _most_bytes(options) - _SPARE_BYTES
+        return GradientPlan(product, loss, words, known, wanted, *to, asked, options["blocks"], reduction, most)
 
     return Computation(given, plan, taken, nothing=given.sizes["m"] == 0 or not any(wanted))
 
@@ -510,7 +680,85 @@ def _gradients(given: Arguments, config: Any) -> Computation:
 row_gradients_call = Caller(row_gradients, _gradients)
 
 
-# -- both
+# -- both in one pass
+def gradients_are_formed(
+    size: tuple[int, int, int], *, reduction: str, softcap: Any, return_lse: Any, workspace_mib: Any
+) -> bool:
+    """Whether the forward pass of a bfloat16 loss of (m, n, k) with these options forms the gradients."""
+    m, n, _ = size
+    if reduction == "none" or softcap is not None or return_lse or not isinstance(workspace_mib, int):
+        return False
+    rows = min(m, LEAST_FORMED_ROWS)
+    return min(size) > 0 and rows * n * _FORMED_BYTES <= workspace_mib << 20
+
+
+def loss_with_gradients(
+    x: FormedHidden,
+    w: FormedVocabulary,
+    target: Targets,
+    *,
+    bias: Bias = None,
+    ignore_index: int = -100,
+    reduction: Literal["mean", "sum"] = "mean",
+    label_smoothing: float = 0.0,
+    z_loss: float = 0.0,
+    workspace_mib: int = WORKSPACE_MIB,
+    wants_x: bool = True,
+    wants_w: bool = True,
+    wants_bias: bool = False,
+    blocks: tuple[int, int] | None = None,
+    config: MatmulConfig | str | None = None,
+) -> Formed:
+    """The sum or mean of :func:`linear_cross_entropy`, and its gradients by x, w and bias.
+
+    The results are the loss, the log-sum-exps, of a mean the number of rows in it, and those gradients that are wanted.
+    """
+    wants = wants_x, wants_w, wants_bias
+    options = ignore_index, reduction, label_smoothing, z_loss, workspace_mib, *wants, blocks
+    return loss_with_gradients_call.computed((x, w, target, bias), options, config)
+
+
+def _formed(given: Arguments, config: Any) -> Computation:
+    loss, views, options, new = check_words(given), given.views, given.options, given.results
+    target, wanted = views["target"], tuple(name in new for name in ("dx", "dw", "dbias"))
+    check_targets(target, given.sizes["n"], loss.ignore_index)
+    words = target.dtype.bits // 32
+
+    def plan(arrays: Views) -> FormedPlan:
+        product = _product(arrays["x"], arrays["w"], arrays.get("bias"))
+        forward = _loss_plan(product, loss, target, config, tuple(given.results))
+        asked = checked_config(config, product.dtype)
+        on = Processor.of(target.device, requires=None if asked is None else asked.requires)
+        to, most = (on.target, on.multiprocessors), _most_bytes(options)
+        how = asked, options["blocks"], options["reduction"], most, forward
+        return FormedPlan(product, loss, words, (True, False), wanted, *to, *how)
+
+    return Computation(given, plan, {**views, "target": as_elements(target, s32)})
+
+
+loss_with_gradients_call = Caller(loss_with_gradients, _formed)
+
+
+def scale_gradients(factor: Count, dx: FormedByX = None, dw: FormedByW = None, dbias: FormedByBias = None) -> None:
+    """Multiply gradients by a float32 (), in place."""
+    scale_gradients_call.computed((factor, dx, dw, dbias), ())
+
+
+def _scaled(given: Arguments, config: Any) -> Computation:
+    arrays = {name: view for name, view in given.views.items() if name != "factor"}
+
+    def plan(_: Views) -> ScalePlan:
+        first = next(iter(arrays.values()))
+        elements = tuple((name, math.prod(view.shape)) for name, view in arrays.items())
+        return ScalePlan(elements, first.dtype, Processor.of(first.device).multiprocessors)
+
+    return Computation(given, plan)
+
+
+scale_gradients_call = Caller(scale_gradients, _scaled)
+
+
+# -- plans
 @traced
 def plan_linear_cross_entropy(
     x: Any,

@@ -49,15 +49,28 @@ def matmul_sm90(
     multiply(k, kind(k, config, features, (a_map, b_map), extents), Output(k, features, config.dtype, result), c_map)
 
 
-def multiply(k: Kernel, work: Sm90Product, output: Output, c_map: TensorMapHandle) -> None:
-    """The kernel's roles: one thread loads, the consumers multiply and store."""
+def multiply(
+    k: Kernel,
+    work: Sm90Product,
+    output: Output,
+    c_map: TensorMapHandle,
+    transform: Callable[[Sums], None] | None = None,
+    whole_turns: Traced | None = None,
+) -> None:
+    """The kernel's roles: one thread loads, the consumers multiply and store.
+
+    ``transform`` changes a consumer's sums before they are stored, and takes long; the epilogue is its own then.
+    ``whole_turns`` as for :meth:`Sm90Product.prepare`.
+    """
     c, f = work.config, work.features
     boxes = Boxes(c_map, _result_order(f)) if f.bulk_out else None
     panels = None if f.out_dtype is f32 else Panels(k, f.out_dtype, c.panel_cols, c.panels, c.consumers, boxes)
 
     def finish(tile: ResultTile) -> None:
         target, value = output.of(tile.matrix, tile.batch)
-        for number, sums in enumerate(work.sums(tile, value)):
+        for number, sums in enumerate(work.sums(tile, None if transform else value)):
+            if transform is not None:
+                transform(sums)
             if panels is None:
                 store_registers(sums, target)
             else:
@@ -65,7 +78,7 @@ def multiply(k: Kernel, work: Sm90Product, output: Output, c_map: TensorMapHandl
 
     work.load()
     with consumer(k, c.consumers):
-        work.prepare()
+        work.prepare(computes=transform is not None, whole_turns=whole_turns)
         if panels is not None:
             panels.prepare(work.me)
         work.each_tile(finish)

@@ -16,7 +16,15 @@ from typing import TYPE_CHECKING, Literal
 
 from warploom.core.arguments import fields, strides
 from warploom.core.dtypes import DType
-from warploom.kernels.matmul_reduce.states import COLUMNS, DOT_WARPS, ROW_THREADS
+from warploom.kernels.matmul_reduce.states import (
+    COLUMNS,
+    DOT_WARPS,
+    LOGIT_CHUNKS,
+    LOGIT_THREADS,
+    ROW_THREADS,
+    SCALE_THREADS,
+    STATES,
+)
 from warploom.kernels.source import KernelCall, KernelSource
 
 if TYPE_CHECKING:
@@ -109,6 +117,47 @@ def total_call(m: int, target_words: int, ignore_index: int, *, mean: bool) -> K
     )
     arrays = ("loss", "target", "total", "count") if mean else ("loss", "total")
     return KernelCall(source, (1, 1, 1), {"m": m}, (), arrays)
+
+
+def count_call(m: int, target_words: int, ignore_index: int) -> KernelCall:
+    """How many of m rows are not ignored, in ``count``."""
+    source = KernelSource.of(
+        "warploom.kernels.matmul_reduce.loss_kernel:count_rows",
+        "count_rows",
+        target_words=target_words,
+        ignore_index=ignore_index,
+    )
+    return KernelCall(source, (1, 1, 1), {"m": m}, (), ("target", "count"))
+
+
+def logits_call(
+    m: int, n: int, line: int, part: int, *, dtype: DType, target_words: int, loss: Loss, mean: bool
+) -> KernelCall:
+    """The derivatives of the sum of losses, or their ``mean``, by logits, in the place of ``derivatives`` (m, n).
+
+    There, in lines of ``line`` elements, were the exponentials of parts of ``part`` columns, whose largest logits are
+    in ``first`` (parts, m); of arrays target, lse, count, first and derivatives.
+    """
+    source = KernelSource.of(
+        "warploom.kernels.matmul_reduce.loss_kernel:logit_gradients",
+        "logit_gradients",
+        dtype=dtype,
+        part=part,
+        target_words=target_words,
+        loss=loss,
+        mean=mean,
+    )
+    arrays = ("target", "lse", *(["count"] if mean else []), STATES[0], "derivatives")
+    grid = m, -(-n // (8 * LOGIT_CHUNKS * LOGIT_THREADS)), 1
+    return KernelCall(source, grid, {"m": m, "n": n, "line": line}, (), arrays)
+
+
+def scale_call(name: str, elements: int, dtype: DType, multiprocessors: int) -> KernelCall:
+    """An array of so many elements times ``factor``, in place; nothing is read if that is 1."""
+    source = KernelSource.of("warploom.kernels.matmul_reduce.loss_kernel:scale_values", "scale_values", dtype=dtype)
+    grid = max(1, min(-(-elements // (8 * SCALE_THREADS)), 8 * multiprocessors)), 1, 1
+    scalars = {"chunks": elements // 8, "rest": elements % 8, "step": grid[0] * SCALE_THREADS}
+    return KernelCall(source, grid, scalars, (), (name, "factor"))
 
 
 def gradient_call(

@@ -4,13 +4,24 @@
 from __future__ import annotations
 
 import math
+from functools import reduce
+from operator import add
 
 from warploom.core.dtypes import DType, f32, u16, u32, u64
 from warploom.kernels.matmul.features import ROW_VALUES
 from warploom.kernels.matmul_reduce.loss import Loss, Reduction, SoftCap
-from warploom.kernels.matmul_reduce.states import COLUMN_WARPS, COLUMNS, DOT_WARPS, ROW_THREADS, TOTAL_THREADS
+from warploom.kernels.matmul_reduce.states import (
+    COLUMN_WARPS,
+    COLUMNS,
+    DOT_WARPS,
+    LOGIT_CHUNKS,
+    LOGIT_THREADS,
+    ROW_THREADS,
+    SCALE_THREADS,
+    TOTAL_THREADS,
+)
 from warploom.lang import Compound, Global, GlobalPointer, Kernel, Strided, Traced, kernel
-from warploom.lang.functions import LOG2_E
+from warploom.lang.functions import LOG2_E, exp
 
 
 def _chosen(
@@ -123,6 +134,34 @@ def total_losses(
         total.store(value, 0)
 
 
+@kernel(threads=TOTAL_THREADS)
+def count_rows(
+    k: Kernel, target: Global[u32], count: Global[f32], m: u32, *, target_words: int, ignore_index: int
+) -> None:
+    """``count`` = how many of m rows are not ignored; one CTA."""
+    found = k.registers(f32, _ROWS_UNDER_WAY, 0.0)
+    with k.loop(m, start=k.thread, step=TOTAL_THREADS * _ROWS_UNDER_WAY) as first:
+        for i, own in enumerate(found):
+            row = first + i * TOTAL_THREADS
+            with k.when(row < m):
+                ignored = _chosen(k, target, row, m, target_words, ignore_index)[2]
+                own.set(own.get() + k.select(ignored, k.value(0.0, f32), 1.0))
+    k.syncwarp()
+    parts = k.shared(f32, (1, TOTAL_THREADS // 32))
+    value = _sum([x.get() for x in found])
+    for mask in (1, 2, 4, 8, 16):
+        value = value + k.shfl_xor(value, mask)
+    with k.when(k.lane == 0):
+        parts.store(value, 0, k.warp)
+    k.syncthreads()
+    with k.when(k.thread == 0):
+        count.store(_sum([parts.load(0, warp) for warp in range(TOTAL_THREADS // 32)]), 0)
+
+
+def _sum(values: list[Traced]) -> Traced:
+    return reduce(add, values)
+
+
 class Logits(Compound):
     """A parameter: the logits x·wᵀ + bias by what they come from: x (m, depth), w (n, depth) and bias (n)."""
 
@@ -183,6 +222,88 @@ def gradient_rows(
             factor = factor + lse_gradient.load(row)
         at = (k.mul_wide(k.cta_y, m) + k.mul_wide(row, 1)) * ROW_VALUES
         (table + at).store([top, factor, own, k.bitcast(column, f32)])
+
+
+@kernel(threads=LOGIT_THREADS, drop_unused=True)
+def logit_gradients(
+    k: Kernel,
+    target: Global[u32],
+    lse: Global[f32],
+    count: Global[f32],
+    tops: Global[f32],
+    values: Global[u16],
+    m: u32,
+    n: u32,
+    line: u32,
+    *,
+    dtype: DType,
+    part: int,
+    target_words: int,
+    loss: Loss,
+    mean: bool,
+) -> None:
+    """Exponentials become the derivatives of a loss by logits, in place; grid (m, ⌈n / 8192⌉), a CTA has one row.
+
+    ``values`` (m, n), lines ``line`` elements apart, a multiple of 8: exp(s - top), where ``tops`` (parts, m) is the
+    largest logit of each ``part`` columns. The derivative is that of the sum of the losses, or of their ``mean`` over
+    ``count`` rows. That of an ignored row is 0; a target outside 0 … n-1 makes it NaN.
+    """
+    row = k.cta_x
+    log_sum = lse.load(row)
+    column, valid, ignored = _chosen(k, target, row, n, target_words, loss.ignore_index)
+    own = k.select(valid, 1.0 / count.load(0) if mean else k.value(1.0, f32), k.value(math.nan, f32))
+    own = k.select(ignored, k.value(0.0, f32), own)
+    factor = own * k.fma(log_sum, 2.0 * loss.z_loss, 1.0) if loss.z_loss else own
+    factor = k.select(ignored, k.value(0.0, f32), factor)
+    share = own * (loss.label_smoothing / k.convert(n, f32)) if loss.label_smoothing else None
+    hot = own * (1.0 - loss.label_smoothing)
+    first = k.cta_y * (8 * LOGIT_CHUNKS * LOGIT_THREADS) + k.thread * 8
+    places = [first + i * (8 * LOGIT_THREADS) for i in range(LOGIT_CHUNKS)]
+    pointers = [values + (k.mul_wide(row, line) + k.convert(place, u64)) for place in places]
+    words = [k.registers(u32, 4, 0) for _ in places]
+    largest = k.registers(f32, LOGIT_CHUNKS, 0.0)
+    for place, pointer, into, top in zip(places, pointers, words, largest, strict=True):
+        with k.when(place < n):
+            for register, x in zip(into, pointer.load(count=4, dtype=u32), strict=True):
+                register.set(x)
+            top.set(tops.load(k.mul_wide(place // part, m) + k.convert(row, u64)))
+    for place, pointer, into, top in zip(places, pointers, words, largest, strict=True):
+        scale = k.select(ignored, k.value(0.0, f32), factor * exp(top.get() - log_sum))
+        found = list[Traced]()
+        for i, register in enumerate(into):
+            pair = [x * scale for x in k.unpack(register.get(), dtype)]
+            if share is not None:
+                pair = [x - share for x in pair]
+            pair = [k.select(column == place + (2 * i + j), x - hot, x) for j, x in enumerate(pair)]
+            found.append(k.pack(*pair, dtype))
+        with k.when(place < n):
+            pointer.store(found, dtype=u32)
+
+
+@kernel(threads=SCALE_THREADS, drop_unused=True)
+def scale_values(
+    k: Kernel,
+    values: Global[u16],
+    factor: Global[f32],
+    chunks: u32,
+    rest: u32,
+    step: u32,
+    *,
+    dtype: DType,
+) -> None:
+    """``values`` times ``factor``, in place, unless that is 1: ``chunks`` of 8 elements, and the ``rest``.
+
+    ``step`` is the number of threads of the grid.
+    """
+    by, me = factor.load(0), k.cta_x * SCALE_THREADS + k.thread
+    with k.when(by != 1.0, uniform=True):
+        with k.loop(chunks, start=me, step=step) as chunk:
+            at = values + k.mul_wide(chunk, 8)
+            pairs = [k.unpack(word, dtype) for word in at.load(count=4, dtype=u32)]
+            at.store([k.pack(x * by, y * by, dtype) for x, y in pairs], dtype=u32)
+        with k.when(me < rest):
+            at = values + (k.mul_wide(chunks, 8) + k.convert(me, u64))
+            at.store(k.pack(k.unpack(at.load(), dtype)[0] * by, 0.0, dtype))
 
 
 @kernel(threads=32 * COLUMN_WARPS, drop_unused=True)

@@ -5,12 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from warploom.kernels.matmul.problem import MatmulConfig, MatmulProblem
-from warploom.kernels.matmul_reduce.states import MERGE_ROWS, ReduceOp, Reduction
+from warploom.kernels.matmul.sm80 import MatmulSm80
+from warploom.kernels.matmul_reduce.states import MERGE_ROWS, STATES, ReduceOp, Reduction
 from warploom.kernels.settings import violated
 from warploom.kernels.source import KernelCall, KernelSource
-
-STATES = "first", "second"
-"""The arrays of the parts of states, 32 bits each, (tiles along N, rows)."""
 
 
 @dataclass(frozen=True)
@@ -50,13 +48,53 @@ class ReduceProblem:
             arrays=("a", "b", *self.states, *self.product.combined),
             workspace=dict.fromkeys(self.states, tiles * m),
         )
-        with_index = self.op == "argmax"
-        merge = KernelSource.of(
-            "warploom.kernels.matmul_reduce.merge_kernel:merge_tiles",
-            f"merge_tiles_{self.op}",
-            op=self.op,
-            with_index=with_index,
+        return reduced, merge_call(self.op, m, tiles)
+
+
+@dataclass(frozen=True)
+class ExponentialsProblem:
+    """A product of which exp(x - top) is stored, for parts of its rows, and the rows' log-sum-exps."""
+
+    product: MatmulProblem
+
+    @staticmethod
+    def part(config: MatmulConfig) -> int:
+        """Columns of a part of a row: what a warp holds of it."""
+        return config.warp_n if isinstance(config, MatmulSm80) else config.tile_n
+
+    def parts(self, config: MatmulConfig) -> int:
+        """Parts of a row; the last ones may hold no column."""
+        return self.product.tiling(config).cols * config.tile_n // self.part(config)
+
+    def calls(self, config: MatmulConfig, multiprocessors: int) -> tuple[KernelCall, KernelCall]:
+        """The product's kernel, and the one that merges the parts' states; of arrays a, b, out, bias and lse."""
+        p, (call,) = self.product, config.calls(self.product, multiprocessors)
+        ragged_m, ragged_n = p.m % config.tile_m != 0, p.n % config.tile_n != 0
+        given = dict(call.source.arguments)
+        features = replace(given["features"], ragged_m=ragged_m, ragged_n=ragged_n)  # the TMA does not clip states
+        source = replace(
+            call.source,
+            function=f"warploom.kernels.matmul_reduce.exponentials_kernel:matmul_exponentials_{_ISA[config.requires]}",
+            name=f"{call.source.name}_exponentials",
+            arguments=tuple({**given, "features": features}.items()),
         )
-        results = ("out", *(["index"] if with_index else []))
-        grid = -(-m // MERGE_ROWS), 1, 1
-        return reduced, KernelCall(merge, grid, {"m": m, "tiles": tiles}, (), (*self.states, *results))
+        parts = self.parts(config)
+        states = dict.fromkeys(STATES, parts * p.m)
+        product = replace(call, source=source, arrays=(*call.arrays, *STATES), workspace=states)
+        return product, merge_call("logsumexp", p.m, parts, "lse")
+
+
+_ISA = {"sm_80": "sm80", "sm_90a": "sm90"}
+
+
+def merge_call(op: ReduceOp, m: int, tiles: int, out: str = "out") -> KernelCall:
+    """The kernel that merges the states of m rows in so many tiles."""
+    with_index = op == "argmax"
+    merge = KernelSource.of(
+        "warploom.kernels.matmul_reduce.merge_kernel:merge_tiles",
+        f"merge_tiles_{op}",
+        op=op,
+        with_index=with_index,
+    )
+    arrays = (*STATES[: len(Reduction(op).types)], out, *(["index"] if with_index else []))
+    return KernelCall(merge, (-(-m // MERGE_ROWS), 1, 1), {"m": m, "tiles": tiles}, (), arrays)

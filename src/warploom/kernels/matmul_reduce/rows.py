@@ -3,13 +3,18 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
+from functools import reduce
+from operator import add
 
 from warploom.core.dtypes import DType, f32, u16, u32
 from warploom.kernels.matmul.features import Epilogue, MatmulFeatures
+from warploom.kernels.matmul.values import Result
 from warploom.kernels.matmul_reduce.states import Reduction
 from warploom.lang import Compound, Fragment, Global, GlobalPointer, Kernel, Mutable, Traced
-from warploom.lang.reducers import State
+from warploom.lang.functions import absolute, exp, maximum
+from warploom.lang.reducers import State, single
 from warploom.lang.values import Number
 from warploom.layout.reduction import FULL_MASK, ReductionPlan, reduction_plan
 
@@ -46,7 +51,9 @@ class RowValues:
     epilogue: Epilogue
 
     @classmethod
-    def of(cls, k: Kernel, reduction: Reduction, half: DType, features: MatmulFeatures, result: Reduced) -> RowValues:
+    def of(
+        cls, k: Kernel, reduction: Reduction, half: DType, features: MatmulFeatures, result: Reduced | Result
+    ) -> RowValues:
         """The values that a product's epilogue gives."""
         scale = k.bitcast(result.alpha, f32) if features.epilogue.scaled else None
         added = result.bias if features.epilogue.bias else None
@@ -71,6 +78,33 @@ class RowValues:
             states.append(self.reduction.of_values(k, values, cols))
         plan = plan.spread()
         return RowStates(k, plan, self.reduction.reducer(k).across(k, states, plan, FULL_MASK))
+
+    def exponentials(self, accumulator: Fragment, first_col: Traced, warp: Number = 0) -> RowStates:
+        """Replace the elements x of a row by exp(x - top), ``top`` the largest of them; states are (top, sum).
+
+        These are a log-sum-exp's, and all lanes of a row hold them. Where the largest element is infinite, x itself
+        takes the place of x - top.
+        """
+        k, layout = self.k, accumulator.layout
+        plan, values = reduction_plan(layout, "col"), dict[int, Traced]()
+        added: dict[int, Traced] = {}
+        for element, register in enumerate(accumulator.mutable):
+            own: int = layout.coordinates(0, element)[1]
+            col = layout.coordinates(k.lane, element, warp)[1] + first_col
+            if self.bias is not None and own not in added:
+                added[own] = self._bias(self.bias, col)
+            values[element] = self._value(register, col, added.get(own))
+        largest = [(reduce(maximum, [values[e] for e in elements]),) for elements in plan.groups]
+        tops = [top for (top,) in single(k.maximum).across(k, largest, plan, FULL_MASK)]
+        totals = list[State]()
+        for elements, top in zip(plan.groups, tops, strict=True):
+            base = k.select(absolute(top) == math.inf, k.value(0.0, f32), top)  # inf - inf would be NaN
+            terms = [exp(values[e] - base) for e in elements]
+            for e, term in zip(elements, terms, strict=True):
+                accumulator.mutable[e].set(term)
+            totals.append((reduce(add, terms),))
+        sums = [total for (total,) in single(add).across(k, totals, plan, FULL_MASK)]
+        return RowStates(k, plan, list(zip(tops, sums, strict=True)))
 
     def _value(self, register: Traced, col: Traced, bias: Traced | None) -> Traced:
         """One finished element; those beyond the last column count for nothing."""

@@ -17,6 +17,9 @@ ReduceOp = Literal["max", "argmax", "sum", "logsumexp"]
 OPS: tuple[ReduceOp, ...] = ("max", "argmax", "sum", "logsumexp")
 NO_INDEX = 0xFFFFFFFF
 
+STATES = "first", "second"
+"""The arrays of the parts of states, 32 bits each, (tiles along N, rows)."""
+
 MERGE_ROWS, MERGE_WARPS = 32, 8
 """Rows per CTA of the kernel that merges the states of tiles, and the warps that share these."""
 ROW_THREADS = 64
@@ -25,6 +28,10 @@ DOT_WARPS = 4
 """Rows per CTA of the kernel that computes one logit per row."""
 COLUMN_WARPS, COLUMNS = 16, 64
 """Warps and columns per CTA of the kernel that sums columns."""
+LOGIT_THREADS, LOGIT_CHUNKS = 256, 4
+"""Threads per CTA of the kernel that makes derivatives of exponentials, and the 16 bytes that each has under way."""
+SCALE_THREADS = 256
+"""Threads per CTA of the kernel that scales gradients."""
 TOTAL_THREADS = 512
 """Threads of the one CTA that sums the losses of all rows."""
 
