@@ -98,6 +98,16 @@ CALLS: dict[str, tuple[Any, Any, tuple[tuple[int, ...], ...]]] = {
         lambda x, w: plain_loss(x, w, reduction="sum"),
         ((24, 40), (56, 40)),
     ),
+    "loss, formed": (
+        lambda x, w, b: loss(x, w, bias=b, **ALL | {"softcap": None}),
+        lambda x, w, b: plain_loss(x, w, bias=b, **ALL | {"softcap": None}),
+        ((24, 40), (56, 40), (56,)),
+    ),
+    "loss, in chunks": (
+        lambda x, w: loss(x, w, reduction="mean", workspace_mib=1),
+        lambda x, w: plain_loss(x, w, reduction="mean"),
+        ((24, 40), (56, 40)),
+    ),
     "loss, mean and log-sum-exp": (
         lambda x, w: (lambda a, b: a + b)(*loss(x, w, reduction="mean", return_lse=True)),
         lambda x, w: plain_loss(x, w, reduction="mean") + torch.logsumexp(x @ w.T, 1),
@@ -402,6 +412,54 @@ def test_gradients_of_a_loss_are_written_once():
     with torch.profiler.profile(profile_memory=True) as seen:
         rows.backward(torch.ones_like(rows))
     assert sum(e.cpu_memory_usage for e in seen.key_averages() if e.key == "aten::new_zeros") == 0
+
+
+def _is_formed(value):
+    return type(value.grad_fn).__name__ == "warploom_loss_with_gradientsBackward"
+
+
+@pytest.mark.parametrize("wanted", ["xwb", "xw", "x", "w", "b"])
+def test_formed_gradients_are_those_of_every_backward_pass(wanted):
+    x, w, b = (
+        y.requires_grad_(name in wanted) for name, y in zip("xwb", tensors((24, 40), (56, 40), (56,)), strict=True)
+    )
+    by = [y for y in (x, w, b) if y.requires_grad]
+    expected = torch.autograd.grad(plain_loss(x.float(), w.float(), bias=b.float(), reduction="mean"), by)
+    value = loss(x, w, bias=b, reduction="mean")
+    assert _is_formed(value)
+    first = torch.autograd.grad(value, by, torch.tensor(0.3), retain_graph=True)
+    for y in first:
+        y.mul_(2)  # autograd has given it away
+    second, third = (torch.autograd.grad(value, by, torch.tensor(f), retain_graph=True) for f in (-2.0, 1.0))
+    for a, b, c, exact in zip(first, second, third, expected, strict=True):
+        for found, factor in ((a, 0.6), (b, -2.0), (c, 1.0)):
+            assert (found.float() - factor * exact).norm() <= 0.01 * abs(factor) * exact.norm()
+
+
+def test_formed_gradients_become_those_of_parameters_without_a_copy(monkeypatch):
+    x, w = (torch.nn.Parameter(y) for y in tensors((24, 40), (56, 40)))
+    value = loss(x, w, reduction="mean")
+    addresses = {y.data_ptr() for y in value.grad_fn.formed}
+    value.backward()
+    assert {x.grad.data_ptr(), w.grad.data_ptr()} == addresses
+    assert value.grad_fn is None or not value.grad_fn.formed
+
+
+def test_when_gradients_are_formed():
+    x, w = (y.requires_grad_() for y in tensors((24, 40), (56, 40)))
+    others = {"reduction": "none"}, {"reduction": "mean", "softcap": 3.0}, {"reduction": "mean", "return_lse": True}
+    for options in others:
+        found = loss(x, w, **options)
+        assert not _is_formed(found[0] if isinstance(found, tuple) else found)
+    assert not _is_formed(loss(x.half(), w.half(), reduction="mean"))
+    with torch.no_grad():
+        assert loss(x, w, reduction="mean").grad_fn is None
+    with torch.autocast("cpu", torch.bfloat16):
+        wide = [y.detach().float().requires_grad_() for y in (x, w)]
+        assert _is_formed(loss(*wide, reduction="mean"))
+    found = torch.autograd.grad(loss(x, w, reduction="sum"), (x, w), create_graph=True)
+    with pytest.raises(ProblemError, match="is differentiated once"):
+        found[0].float().sum().backward()
 
 
 def test_rows_and_columns_of_nothing():

@@ -12,7 +12,7 @@ from warploom.ops import backends, calls, launch, steps, tuned
 from warploom.ops.attention import attention_backward_call, attention_call
 from warploom.ops.attention_paged import append_call, attention_paged_call
 from warploom.ops.attention_varlen import attention_varlen_backward_call, attention_varlen_call
-from warploom.ops.loss import loss_call, row_gradients_call
+from warploom.ops.loss import loss_call, loss_with_gradients_call, row_gradients_call, scale_gradients_call
 from warploom.ops.matmul import matmul_call
 from warploom.ops.reduce import matmul_reduce_call
 
@@ -24,6 +24,8 @@ CALLS = (
     attention_varlen_call,
     attention_varlen_backward_call,
     loss_call,
+    loss_with_gradients_call,
+    scale_gradients_call,
     row_gradients_call,
     matmul_call,
     matmul_reduce_call,

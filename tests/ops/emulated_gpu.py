@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from warploom.core.dtypes import DType, u32
+from warploom.core.dtypes import DType, bf16, u32
 from warploom.emulate import emulate
 from warploom.interop import arrays
 from warploom.interop.arrays import ArrayView, Form, describe, memory_span
@@ -46,7 +46,10 @@ class EmulatedGpu:
         words = np.full(-(-int(np.prod(shape)) * dtype.bytes // 4), 0xFFFFFFFF, np.uint32)
         made = words.view(np.uint8)[: int(np.prod(shape)) * dtype.bytes].view(dtype.numpy).reshape(tuple(shape))
         self.keep(made)
-        return sys.modules["torch"].from_numpy(made) if kind == "torch" else made
+        if kind != "torch":
+            return made
+        torch = sys.modules["torch"]
+        return torch.from_numpy(made.view(np.uint16)).view(torch.bfloat16) if dtype is bf16 else torch.from_numpy(made)
 
     def filled(self, kind: str, shape: Sequence[int], dtype: DType, device: Any, value: float) -> Any:
         """An array of one number."""

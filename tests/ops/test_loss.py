@@ -14,11 +14,18 @@ from warploom.kernels.matmul.sm80 import MatmulSm80
 from warploom.kernels.matmul.sm90 import MatmulSm90
 from warploom.kernels.matmul_reduce.loss import Loss, total_call
 from warploom.ops.backends import emulated
-from warploom.ops.loss import GradientPlan
+from warploom.ops.loss import (
+    GradientPlan,
+    gradients_are_formed,
+    loss_with_gradients,
+    loss_with_gradients_call,
+    scale_gradients,
+)
 from warploom.ops.loss import row_gradients as gradients
 
 SMALL = {t: MatmulSm80(32, 32, 32, 16, 16, stages=2, dtype=t) for t in (bf16, f16)}
 BULK = MatmulSm90(tile_m=64, tile_n=64, consumers=1, stages=2, dtype=bf16)
+IN_TURN = MatmulSm90(tile_m=64, tile_n=64, consumers=2, stages=2, dtype=bf16, pingpong=True)
 IGNORED = -100
 UNIT = {bf16: 2.0**-8, f16: 2.0**-11}
 EVERYTHING: dict[str, Any] = {"label_smoothing": 0.1, "z_loss": 0.01, "softcap": 3.0}
@@ -144,6 +151,7 @@ def test_a_target_that_cannot_be_looked_at_is_nan(gpu, monkeypatch):
         ({"softcap": 0.0}, "softcap is a positive finite number"),
         ({"reduction": "average"}, "reduction is 'none', 'mean' or 'sum'"),
         ({"ignore_index": 0.5}, "ignore_index is an integer"),
+        ({"workspace_mib": 0}, "workspace_mib is a positive number of MiB"),
     ],
 )
 def test_options_that_make_no_sense(options, match):
@@ -176,6 +184,108 @@ def test_gradients(name):
         assert_gradients(found, expected, bf16, 1 if blocks is None else -(-m // blocks[0]))
         if other is None:
             assert (found[0][~reference.kept] == 0).all()
+
+
+FORMED: dict[str, tuple[Any, Any, Any, dict[str, Any]]] = {
+    "plain": ((37, 90, 40), SMALL[bf16], None, {}),
+    "sum": ((40, 72, 48), SMALL[bf16], None, {"reduction": "sum"}),
+    "blocks": ((40, 72, 48), SMALL[bf16], (16, 72), {"label_smoothing": 0.1, "z_loss": 0.01}),
+    "ragged, bias": ((33, 71, 41), SMALL[bf16], (16, 71), {"label_smoothing": 0.2, "bias": True}),
+    "one row": ((1, 30, 24), SMALL[bf16], None, {}),
+    "one word": ((24, 1, 24), SMALL[bf16], None, {"z_loss": 0.5}),
+    "wgmma": ((80, 136, 64), BULK, (64, 136), {"reduction": "sum"}),
+    "wgmma, ragged, bias": ((80, 137, 64), BULK, None, {"bias": True}),
+    "wgmma in turns": ((150, 300, 136), IN_TURN, None, {"z_loss": 0.1}),
+}
+
+
+@pytest.mark.parametrize("name", FORMED)
+@pytest.mark.parametrize("kind", [np.int32, np.int64])
+def test_gradients_formed_in_the_forward_pass(name, kind):
+    (m, n, k), config, blocks, options = FORMED[name]
+    x, w, target = inputs(m, n, k)
+    if m == 1:
+        target[:] = 3
+    options = {"reduction": "mean", **options}
+    biased, reduction = options.pop("bias", False), options["reduction"]
+    bias = np.random.default_rng(5).standard_normal(n).astype(bf16.numpy) if biased else None
+    reference = Reference(x, w, target, **{k: v for k, v in options.items() if k != "reduction"}, bias=bias)
+    kept = np.count_nonzero(reference.kept)
+    given = {"bias": bias, "wants_bias": biased, "config": config, "blocks": blocks, **options}
+    total, lse, *found = loss_with_gradients(x, w, target.astype(kind), **given)
+    if reduction == "mean":
+        assert found.pop(0) == kept
+    np.testing.assert_allclose(lse, reference.lse, atol=1e-4)
+    weight = 1 / kept if reduction == "mean" else 1.0
+    np.testing.assert_allclose(total, reference.rows.sum() * weight, rtol=1e-5)
+    expected = [*reference.gradients(np.full(m, weight)), *([reference.by_bias] if biased else [])]
+    assert_gradients(found, expected, bf16, 2 if blocks is None else 1 - (-m // blocks[0]))
+    assert (found[0][~reference.kept] == 0).all()
+
+
+def test_formed_gradients_of_large_logits_and_of_rows_that_count_for_nothing():
+    """One factor for all parts of a row would overflow: its logits are apart by more than float32's exponents."""
+    x, w, target = inputs(24, 96, 32)
+    w[::2] *= 100
+    reference = Reference(x, w, target)
+    assert np.ptp(x.astype(np.float64) @ w.astype(np.float64).T, axis=1).min() > 200
+    found = loss_with_gradients(x, w, target, reduction="sum", config=SMALL[bf16])
+    np.testing.assert_allclose(found[0], reference.rows.sum(), rtol=1e-5)
+    assert_gradients(found[2:], reference.gradients(np.ones(24)), bf16, 2)
+    ignored = loss_with_gradients(x, w, np.full(24, IGNORED), reduction="sum", config=SMALL[bf16])
+    assert ignored[0] == 0
+    assert all((x == 0).all() for x in ignored[2:])
+
+
+def test_a_target_that_cannot_be_looked_at_makes_formed_gradients_nan(gpu, monkeypatch):
+    gpu.hold(monkeypatch)
+    x, w, target = inputs(8, 40, 32)
+    target[5], target[6] = 40, 2**32 + 3
+    _, _, dx, _ = loss_with_gradients(x, w, target, reduction="sum")
+    assert np.isnan(dx.astype(np.float32)).all(1).tolist() == [False] * 5 + [True] * 2 + [False]
+
+
+@pytest.mark.parametrize("size", [(13, 7), (5, 8), (40, 72)])
+@pytest.mark.parametrize("factor", [1.0, 0.3, 0.0])
+def test_gradients_are_scaled_in_place(size, factor):
+    rng = np.random.default_rng(0)
+    dx, dbias = (rng.standard_normal(shape).astype(bf16.numpy) for shape in (size, size[:1]))
+    expected = [(x.astype(np.float32) * np.float32(factor)).astype(bf16.numpy) for x in (dx, dbias)]
+    scale_gradients(np.array(factor, np.float32), None, dx, dbias)
+    for found, wanted in zip((dx, dbias), expected, strict=True):
+        np.testing.assert_array_equal(found, wanted)
+
+
+def test_which_gradients_are_formed():
+    usual = {"reduction": "mean", "softcap": None, "return_lse": False, "workspace_mib": 512}
+    assert gradients_are_formed((8192, 128256, 4096), **usual)
+    assert gradients_are_formed((1, 1, 1), **usual)
+    for other in ({"reduction": "none"}, {"softcap": 30.0}, {"return_lse": True}, {"workspace_mib": 64}):
+        assert not gradients_are_formed((8192, 128256, 4096), **usual | other)
+    for size in ((0, 8, 8), (8, 8, 0), (8192, 1 << 20, 64)):
+        assert not gradients_are_formed(size, **usual)
+
+
+@pytest.mark.parametrize(
+    ("size", "mib"),
+    [
+        ((8192, 128256, 4096), 512),
+        ((16384, 151936, 2048), 512),
+        ((65536, 50304, 768), 128),
+        ((8192, 262144, 2048), 512),
+    ],
+)
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+def test_the_workspace_of_formed_gradients_is_bounded(size, mib, smoothing, gpu):
+    m, n, k = size
+    usual = {"reduction": "mean", "softcap": None, "return_lse": False, "workspace_mib": mib}
+    assert gradients_are_formed(size, **usual)
+    x, w = (np.lib.stride_tricks.as_strided(np.zeros(1, bf16.numpy), (rows, k), (2 * k, 2)) for rows in (m, n))
+    given = {"x": x, "w": w, "target": np.zeros(m, np.int64), "workspace_mib": mib, "label_smoothing": smoothing}
+    plan = loss_with_gradients_call.computation(given).planned()
+    assert plan.taken[1] == n
+    assert plan.taken[0] >= 768
+    assert plan.workspace_bytes <= mib << 20
 
 
 @pytest.mark.parametrize(("blocks", "options"), [(None, {}), ((16, 24), EVERYTHING), ((40, 24), {})])

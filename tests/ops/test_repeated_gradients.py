@@ -68,6 +68,11 @@ CALLS: dict[str, tuple[Callable[..., Any], Callable[..., Any], tuple[tuple[int, 
         lambda x, w: torch.nn.functional.cross_entropy(x @ w.T, TARGET, reduction="none"),
         ((8, 16), (24, 16)),
     ),
+    "mean loss": (
+        lambda x, w: warploom.linear_cross_entropy(x, w, TARGET, reduction="mean"),
+        lambda x, w: torch.nn.functional.cross_entropy(x @ w.T, TARGET),
+        ((8, 16), (24, 16)),
+    ),
 }
 
 
@@ -89,7 +94,8 @@ def test_a_repeated_backward_pass_is_right_and_reads_nothing(
     for seed in range(6):
         generator = torch.Generator().manual_seed(seed)
         given = [torch.randn(shape, generator=generator) for shape in shapes]
-        tensors = [x if name == "with sinks" and x.dim() == 1 else x.half() for x in given]
+        kind = torch.bfloat16 if name == "mean loss" else torch.float16
+        tensors = [x if name == "with sinks" and x.dim() == 1 else x.to(kind) for x in given]
         for x in tensors:
             gpu.keep(x)
         tensors = [x.requires_grad_() for x in tensors]

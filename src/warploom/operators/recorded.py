@@ -57,13 +57,19 @@ class BackwardPass:
     """The calls of a backward pass, which are repeated on what the node ``saved`` and the gradients it is given.
 
     Calls have a history where gradients shall have one (``create_graph=True``), and are operators where PyTorch
-    watches; such passes are not repeated, nor those that take what is no view of a tensor with a number.
+    watches; such passes are not repeated, nor those that take what is no view of a tensor with a number. ``formed``
+    are gradients that the forward pass has formed, which this pass alone may change and give away.
     """
 
-    def __init__(self, saved: Sequence[torch.Tensor], by_results: Tensors, hidden: int = 0) -> None:
-        self._tensors, self._given = [*saved, *by_results], len(saved) + len(by_results)
-        self.saved = [Place(x, i) for i, x in enumerate(saved)]
-        self.by_results = [None if x is None else Place(x, i) for i, x in enumerate(by_results, len(saved))]
+    def __init__(
+        self, saved: Sequence[torch.Tensor], by_results: Tensors, hidden: int = 0, formed: Sequence[torch.Tensor] = ()
+    ) -> None:
+        self._tensors = [*saved, *formed, *by_results]
+        self._given = len(self._tensors)
+        places = [None if x is None else Place(x, i) for i, x in enumerate(self._tensors)]
+        self.saved: list[Any] = places[: len(saved)]
+        self.formed: list[Any] = places[len(saved) : len(saved) + len(formed)]
+        self.by_results = places[len(saved) + len(formed) :]
         self.by_results += [None] * hidden
         self._calls: list[tuple[Repeatable, list[int]]] | None = []
         self._asks = False  # whether an algorithm is to be deterministic
@@ -138,7 +144,8 @@ class Derivative:
     ``backward`` takes a call and a backward pass, for which the node saved the tensors of the call, and its results
     where they are ``kept``; it gives gradients by name. ``check`` raises ProblemError for arguments, by name, that have
     no derivative. ``needs`` are options, by their values, without which results are missing that the backward pass
-    takes: last ones, which the caller does not see.
+    takes: last ones, which the caller does not see. ``formed`` names the very last of these, which are gradients: the
+    node does not save them, and its first backward pass takes them.
     """
 
     by: frozenset[str]
@@ -146,16 +153,18 @@ class Derivative:
     kept: bool = True
     check: Callable[[Named], None] | None = None
     needs: Named = field(default_factory=dict[str, Any])
+    formed: frozenset[str] = frozenset()
 
 
 class RecordedCall:
     """A call with a history. ``names`` are those of the tensors it takes, ``wanted`` those with gradients.
 
     It lives as long as its node, and keeps no tensor: the node saves them, until its backward pass or elsewhere.
-    ``hidden``: how many of the last results the backward pass needs, and the caller does not.
+    ``hidden``: how many of the last results the backward pass needs, and the caller does not; the last of these are
+    ``formed`` gradients.
     """
 
-    hidden = 0
+    hidden = formed = 0
 
     def __init__(
         self,
@@ -176,12 +185,18 @@ class RecordedCall:
             derivative.check(given)
         self._backward = derivative.backward
 
-    def gradients(self, saved: tuple[torch.Tensor, ...], by_results: Tensors) -> Sequence[Any]:
-        """The gradients by the call's tensors, of what the node saved and of the gradients of what it gave."""
-        how = BackwardPass(saved, by_results, self.hidden)
+    def gradients(
+        self, saved: tuple[torch.Tensor, ...], by_results: Tensors, formed: Sequence[torch.Tensor] = ()
+    ) -> Sequence[Any]:
+        """The gradients by the call's tensors, of what the node saved and of the gradients of what it gave.
+
+        ``formed``: those of the forward pass, in the first backward pass.
+        """
+        how = BackwardPass(saved, by_results, self.hidden, formed)
         named = self._backward(self, how)
         found = [named.get(name) for name in self.names]
-        self._learn(how, found)
+        if len(formed) == self.formed:
+            self._learn(how, found)
         return [None if x is None else x.tensor for x in found]
 
     def _learn(self, how: BackwardPass, gradients: Places) -> None:
@@ -203,8 +218,9 @@ class EagerCall(RecordedCall):
         named = {**dict(zip(names, self._options, strict=True)), **more}
         super().__init__(of.caller, of.derivative, arrays, named, config)
         given = {**of.caller.declaration.named(arrays), **dict(zip(names, options, strict=True))}
-        results = of.caller.declaration.results
-        self.hidden = sum(x.is_made({**given, **needs}) and (x.inner or not x.is_made(given)) for x in results)
+        results = [x for x in of.caller.declaration.results if x.is_made({**given, **needs})]
+        self.hidden = sum(x.inner or not x.is_made(given) for x in results)
+        self.formed = sum(x.name in of.derivative.formed for x in results)
         self._apply, self._check = of.apply, check
         self._given = [x is not None for x in arrays]
         self.asked = of.caller.asked(self._options)
@@ -227,11 +243,13 @@ class EagerCall(RecordedCall):
             self._prepared = None if known is None else known[0]
         return made
 
-    def gradients(self, saved: tuple[torch.Tensor, ...], by_results: Tensors) -> Sequence[Any]:
+    def gradients(
+        self, saved: tuple[torch.Tensor, ...], by_results: Tensors, formed: Sequence[torch.Tensor] = ()
+    ) -> Sequence[Any]:
         """The gradients, by the calls of an earlier backward pass where these can be repeated."""
-        repeat = None if torch.is_grad_enabled() else self._repeat
-        found = None if repeat is None else repeat([*saved, *by_results])
-        return super().gradients(saved, by_results) if found is None else found
+        repeat = None if torch.is_grad_enabled() or len(formed) != self.formed else self._repeat
+        found = None if repeat is None else repeat([*saved, *formed, *by_results])
+        return super().gradients(saved, by_results, formed) if found is None else found
 
     def _learn(self, how: BackwardPass, gradients: Places) -> None:
         self._repeat = how.repetition(gradients) or self._repeat
@@ -240,7 +258,8 @@ class EagerCall(RecordedCall):
 def node(name: str, *, kept: bool) -> Callable[..., Any]:
     """A function of a :class:`RecordedCall`, what runs it, and its tensors, as one node of autograd's graph.
 
-    The second computes all results, the hidden ones too, of the tensors. The node does not keep it.
+    The second computes all results, the hidden ones too, of the tensors. The node does not keep it. Gradients that it
+    has formed are no saved tensors: the first backward pass hands them on, and autograd takes them as they are.
 
     It goes past ``Function.apply``, which looks for transforms of ``torch.func``: eager calls are never in one, and for
     operators the dispatcher has lowered them already. The results are ``kept`` for the backward pass.
@@ -248,15 +267,16 @@ def node(name: str, *, kept: bool) -> Callable[..., Any]:
 
     def forward(ctx: Any, call: Any, run: Callable[..., list[Any]], *tensors: torch.Tensor) -> Any:
         results = run(tensors)
-        ctx.call = call
-        ctx.save_for_backward(*tensors, *(results if kept else ()))
+        seen, saved = len(results) - call.hidden, len(results) - call.formed
+        ctx.call, ctx.formed = call, results[saved:]
+        ctx.save_for_backward(*tensors, *(results[:saved] if kept else ()))
         ctx.set_materialize_grads(False)
-        if call.hidden:
-            results = results[: -call.hidden]
+        results = results[:seen]
         return results[0] if len(results) == 1 else tuple(results)
 
     def backward(ctx: Any, *gradients: torch.Tensor | None) -> Any:
-        return None, None, *ctx.call.gradients(ctx.saved_tensors, gradients)
+        formed, ctx.formed = ctx.formed, ()
+        return None, None, *ctx.call.gradients(ctx.saved_tensors, gradients, formed)
 
     members = {"forward": staticmethod(forward), "backward": staticmethod(backward)}
     base: Any = super(torch.autograd.Function, type(f"warploom_{name}", (torch.autograd.Function,), members))
@@ -271,11 +291,18 @@ class Recorder:
         self.apply = node(caller.name, kept=derivative.kept)
 
     def __call__(
-        self, arrays: tuple[Any, ...], options: tuple[Any, ...], config: Any, check: Any = False, **more: Any
+        self,
+        arrays: tuple[Any, ...],
+        options: tuple[Any, ...],
+        config: Any,
+        check: Any = False,
+        public: tuple[Caller, tuple[Any, ...]] | None = None,
+        **more: Any,
     ) -> Any:
         """The results of a call, in the types of autocast where that is on, with a history where one is wanted.
 
-        Raises ProblemError for an option that requires a gradient, and for tangents, where there is a history.
+        ``public``: the operation that the user called, with its options, if that was another one. Raises ProblemError
+        for an option that requires a gradient, and for tangents, where there is a history.
         """
         caller, kind = self.caller, arrays[0].device.type
         if torch.is_autocast_enabled(kind):
@@ -297,6 +324,8 @@ class Recorder:
             made = call.on([x for x in arrays if x is not None])
             if asked[: len(given)] == given and not any(map(_may_change, given)):
                 caller.cache.recognise(asked, config, arrays, call, True)
+                if public is not None and not any(map(_may_change, public[1])):
+                    public[0].cache.recognise(public[0].asked(public[1]), config, arrays, call, True)
         return caller.returned(made, arrays)
 
 

@@ -29,6 +29,7 @@ from warploom.ops import reduce as of_reduce
 from warploom.ops.declare import Arguments
 
 _LOSS, _GRADIENTS, _REDUCE = of_loss.loss_call, of_loss.row_gradients_call, of_reduce.matmul_reduce_call
+_FORMED, _SCALE = of_loss.loss_with_gradients_call, of_loss.scale_gradients_call
 _OPTIONS = "ignore_index", "label_smoothing", "z_loss", "softcap"
 _REDUCTIONS = "none", "sum", "mean"
 
@@ -58,6 +59,18 @@ def _loss_gradients(call: RecordedCall, how: BackwardPass) -> dict[str, Place]:
     return _by_rows(call, how, ("x", "w", "bias"), call.config, **given, **rows)
 
 
+def _formed_gradients(call: RecordedCall, how: BackwardPass) -> dict[str, Place]:
+    """The gradients that the forward pass has formed, times that of the loss; formed anew where these are gone."""
+    by_loss = how.by_results[0]
+    if by_loss is None or not how.formed or torch.is_grad_enabled() or not runs_eagerly(by_loss.tensor):
+        return _loss_gradients(call, how)
+    rest = iter(how.formed)
+    names = "x", "w", "bias"
+    found = {name: next(rest) for name in names if name in call.wanted}
+    how.run(_SCALE, (by_loss.then(torch.Tensor.contiguous), *map(found.get, names)), ())
+    return found
+
+
 def _check_loss(given: Arguments, config: Any) -> None:
     of_loss.check_words(given)
     if config is not None:
@@ -78,6 +91,8 @@ _LOSS_OPERATORS = {
 }
 _LOSS_SCHEMA, loss_operator = _LOSS_OPERATORS["none"]
 _record_loss = Recorder(_LOSS, _LOSS_DERIVATIVE)
+_FORMED_DERIVATIVE = Derivative(_LOSS_DERIVATIVE.by, _formed_gradients, formed=frozenset({"dx", "dw", "dbias"}))
+_record_formed = Recorder(_FORMED, _FORMED_DERIVATIVE)
 
 
 def linear_cross_entropy(*, config: Any = None, **given: Any) -> Any:
@@ -86,11 +101,32 @@ def linear_cross_entropy(*, config: Any = None, **given: Any) -> Any:
     if compiling and any(isinstance(given[name], torch.Tensor) for name in _OPTIONS):
         return _untraced(config=config, **given)
     if runs_eagerly(given["x"]):
-        return _record_loss(*_LOSS.positions(given), config)
+        arrays, options = _LOSS.positions(given)
+        if _are_formed(given):
+            wants = {want: _has_gradient(given[name]) for want, name in zip(_WANTS, ("x", "w", "bias"), strict=True)}
+            return _record_formed(*_FORMED.positions(given | wants), config, public=(_LOSS, options))
+        return _record_loss(arrays, options, config)
     if not compiling or reduction not in _REDUCTIONS:
         _LOSS.declaration.options["reduction"].plain(reduction)
     name = "linear_cross_entropy" + ("" if reduction == "none" else f"_{reduction}")
     return getattr(torch.ops.warploom, name)(**_LOSS_SCHEMA.arguments(given, config))
+
+
+def _has_gradient(x: Any) -> bool:
+    return isinstance(x, torch.Tensor) and x.requires_grad
+
+
+def _are_formed(given: Named) -> bool:
+    """Whether the forward pass of an eager call forms the gradients."""
+    x, w = given["x"], given["w"]
+    if not isinstance(w, torch.Tensor) or x.dim() != 2 or w.dim() != 2 or not torch.is_grad_enabled():
+        return False
+    kind = x.device.type
+    dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else x.dtype
+    if dtype is not torch.bfloat16 or not any(_has_gradient(given[name]) for name in ("x", "w", "bias")):
+        return False
+    names = "reduction", "softcap", "return_lse", "workspace_mib"
+    return of_loss.gradients_are_formed((len(x), *w.shape), **{name: given[name] for name in names})
 
 
 _untraced = untraced(

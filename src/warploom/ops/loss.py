@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Never, TypedDict, Unp
 
 import numpy as np
 
-from warploom.core.dtypes import F32_MAX, DType, f32, s32, s64
+from warploom.core.dtypes import F32_MAX, DType, bf16, f32, s32, s64
 from warploom.core.errors import ProblemError
 from warploom.core.targets import Target
 from warploom.interop.arrays import ArrayView, as_if_compact, as_numpy, describe_all
@@ -376,7 +376,8 @@ class FormedPlan(GradientPlan):
 
     def _values_bytes(self, rows: int, chunks: int) -> int:
         problem = ExponentialsProblem(self._logits(rows, self.product.n, self.product.n))
-        return 4 * len(STATES) * rows * problem.parts(self._of_logits(problem.product))
+        states = len(STATES) * rows * problem.parts(self._of_logits(problem.product))
+        return 4 * (states + Steps(self.forward.after).words)
 
     def _of_logits(self, problem: MatmulProblem) -> MatmulConfig:
         return self.config or choose_for_rows(problem, self.target, exponentials=True)[0]
@@ -765,20 +766,32 @@ def plan_linear_cross_entropy(
     w: Any,
     *,
     bias: Any = None,
+    reduction: Reduction = "none",
     label_smoothing: float = 0.0,
     z_loss: float = 0.0,
     softcap: float | None = None,
+    workspace_mib: int = WORKSPACE_MIB,
     config: MatmulConfig | str | None = None,
 ) -> tuple[LossPlan, GradientPlan]:
-    """Plan :func:`linear_cross_entropy`, forward and for the gradients of x, w and bias. Runs nothing."""
-    options = {"label_smoothing": label_smoothing, "z_loss": z_loss, "softcap": softcap, "config": config}
+    """Plan :func:`linear_cross_entropy`, forward and for the gradients of x, w and bias. Runs nothing.
+
+    The second plan is a :class:`FormedPlan` where one forward pass is all of it.
+    """
+    of_both = {"label_smoothing": label_smoothing, "z_loss": z_loss, "workspace_mib": workspace_mib, "config": config}
+    options = {**of_both, "softcap": softcap}
     like = describe_all({"x": x})["x"]
 
     def rows(dtype: DType) -> ArrayView:
         return as_if_compact(like._replace(shape=tuple(like.shape[:1]), dtype=dtype))
 
-    given = {"x": x, "w": w, "target": rows(s64), "bias": bias, **options}
-    passed = {"lse": rows(f32), "by_loss": rows(f32), "wants_bias": bias is not None}
-    return loss_call.computation({**given, "return_lse": True}).planned(), row_gradients_call.computation(
-        {**given, **passed}
-    ).planned()
+    given = {"x": x, "w": w, "target": rows(s64), "bias": bias}
+    forward = loss_call.computation({**given, **options, "reduction": reduction, "return_lse": True}).planned()
+    asked = {"reduction": reduction, "softcap": softcap, "workspace_mib": workspace_mib, "return_lse": False}
+    product: MatmulProblem = forward.lse.problem.product
+    wants = {"wants_bias": bias is not None}
+    if like.dtype is bf16 and gradients_are_formed((product.m, product.n, product.k), **asked):
+        formed = loss_with_gradients_call.computation({**given, **of_both, **wants, "reduction": reduction})
+        return forward, formed.planned()
+    by_loss = rows(f32) if reduction == "none" else as_if_compact(like._replace(shape=(), dtype=f32))
+    of_rows = {"lse": rows(f32), "by_loss": by_loss, "count": by_loss if reduction == "mean" else None}
+    return forward, row_gradients_call.computation({**given, **options, **of_rows, **wants}).planned()
