@@ -17,8 +17,10 @@ from tests.properties import slow_property
 from warploom.core.dtypes import DType, bf16, f16
 from warploom.core.errors import ConfigError, WarploomError
 from warploom.ir.program import Program
-from warploom.kernels.matmul.problem import MatmulConfig
+from warploom.kernels.matmul.problem import MatmulConfig, Matrix, contiguous_problem
+from warploom.kernels.matmul.sm80 import MatmulSm80
 from warploom.kernels.matmul.sm90 import MatmulSm90
+from warploom.kernels.matmul_reduce.problem import ExponentialsProblem
 from warploom.ops.reduce import plan_matmul_reduce
 from warploom_lab.kernels.matmul.ladder_sm90 import RungWgmma
 
@@ -118,6 +120,57 @@ def test_each_way_to_hand_on_a_turn_is_needed() -> None:
     arrivals = [mutant for mutant in deletions(program.program) if "bar.arrive" in mutant.what]
     assert len(arrivals) == 3  # the first turn's, and one for each way
     assert all(any(wrong(depth, mutant.program) for depth in depths) for mutant in arrivals)
+
+
+EXPONENTIALS = {
+    "mma.sync": MatmulSm80(32, 32, 32, 16, 16, stages=2),
+    "alone": MatmulSm90(64, 96, 2, 1),
+    "turns": MatmulSm90(64, 64, 2, 2, pingpong=True),
+}
+
+
+class Exponentials:
+    """Exponentials of a product of some k-tiles, by a kernel of such a kind."""
+
+    def __init__(self, kind: str, k_tiles: int) -> None:
+        self._config = config = EXPONENTIALS[kind]
+        m, n, depth = 2 * config.tile_m - 7, 3 * config.tile_n - 9, k_tiles * config.tile_k
+        rng = np.random.default_rng(6)
+        self._a, self._b = matrix(rng, m, depth), matrix(rng, n, depth)
+        out = Matrix(True, -(-n // 8) * 8)
+        self._problem = ExponentialsProblem(replace(contiguous_problem(m, n, depth, f16, b_rows=False), out=out))
+        part, parts = self._problem.part(config), self._problem.parts(config)
+        self._x = np.full((m, parts * part), -np.inf)
+        self._x[:, :n] = self._a.astype(np.float64) @ self._b.astype(np.float64).T
+        tops = self._x.reshape(m, parts, part).max(2)
+        self._expected = np.exp(self._x - np.where(np.isinf(tops), 0, tops).repeat(part, 1))[:, :n]
+
+    @property
+    def program(self) -> Program:
+        """The kernel of the product."""
+        return self._problem.calls(self._config, 2)[0].source.program
+
+    def wrong(self, mutant: Program | None = None, seed: int | None = None) -> bool:
+        """Whether a run has a finding, or an element beyond its bound."""
+        (m, n), lines = self._expected.shape, self._problem.product.out.stride
+        lse = np.full(m, np.nan, np.float32)
+        given = {"a": self._a, "b": self._b, "out": np.full((m, lines), np.nan, np.float16), "lse": lse}
+        try:
+            done = run_calls(self._problem.calls(self._config, 2), given, seed, mutant)
+        except WarploomError:
+            return True
+        near = abs(given["out"][:, :n] - self._expected) <= 2.0**-11 * self._expected + 1e-4
+        exact = np.logaddexp.reduce(self._x, 1)
+        return any(found.findings for found in done) or not near.all() or not (abs(lse - exact) < 1e-3).all()
+
+
+@pytest.mark.parametrize("kind", EXPONENTIALS)
+def test_each_synchronisation_of_exponentials_is_needed(kind: str) -> None:
+    cases = [Exponentials(kind, k_tiles) for k_tiles in ((3, 5) if kind == "turns" else (3,))]
+    assert not any(case.wrong(seed=seed) for case in cases for seed in (None, 0, 1))
+    mutants = deletions(cases[0].program)
+    assert len(mutants) > 4
+    assert [m.what for m in mutants if not any(case.wrong(m.program) for case in cases)] == []
 
 
 def test_the_vocabulary_loss() -> None:

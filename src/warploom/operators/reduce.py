@@ -126,7 +126,7 @@ def _are_formed(given: Named) -> bool:
     if dtype is not torch.bfloat16 or not any(_has_gradient(given[name]) for name in ("x", "w", "bias")):
         return False
     names = "reduction", "softcap", "return_lse", "workspace_mib"
-    return of_loss.gradients_are_formed((len(x), *w.shape), **{name: given[name] for name in names})
+    return of_loss.gradients_are_formed(len(x), *w.shape, **{name: given[name] for name in names})
 
 
 _untraced = untraced(

@@ -402,9 +402,7 @@ class FormedPlan(GradientPlan):
         p = self.product
         problem = ExponentialsProblem(self._logits(rows, cols, chunk))
         config = self._of_logits(problem.product)
-        if problem not in self._known:
-            self._known[problem] = problem.calls(config, self.multiprocessors)
-        product, merge = self._known[problem]
+        product, merge = self._blocks(problem, config)
         yield Step(self._renamed(product, {"a": "x", "b": "w", "out": "derivatives"}), problem.product.flops, at)
         yield Step(merge, _FLOPS_PER_ROW * rows * problem.parts(config), at)
         derivatives = logits_call(
@@ -418,6 +416,16 @@ class FormedPlan(GradientPlan):
             mean=self.reduction == "mean",
         )
         yield Step(derivatives, 10 * rows * cols, at)
+
+    def _blocks(self, problem: ExponentialsProblem, config: MatmulConfig) -> tuple[KernelCall, KernelCall]:
+        """The kernels of a block's exponentials; blocks of one size share them."""
+        if problem not in self._known_blocks:
+            self._known_blocks[problem] = problem.calls(config, self.multiprocessors)
+        return self._known_blocks[problem]
+
+    @cached_property
+    def _known_blocks(self) -> dict[ExponentialsProblem, tuple[KernelCall, KernelCall]]:
+        return {}
 
 
 def _renamed(offsets: Mapping[str, int]) -> dict[str, int]:
@@ -553,7 +561,7 @@ def linear_cross_entropy(
 
     torch tensors that require gradients get them. ``workspace_mib`` is the most memory, in MiB, that this takes beyond
     the gradients. Of bfloat16 with a ``reduction`` the forward pass forms the gradients, while a block of rows is at
-    hand: three products instead of four. That takes as much as 768 rows of n columns, about 1.6 KiB a column; the
+    hand: three products instead of four. That takes as much as 768 rows of n columns, about 1.9 KiB a column; the
     derivatives by the logits are rounded twice to x's type. In all other cases (less memory, float16, ``softcap``,
     ``return_lse``, no reduction, ``torch.compile``, gradients of gradients) the backward pass multiplies the logits
     again in chunks, whose derivatives are rounded once, and 64 MiB do. Sums are in f32; w's gradient is rounded once
@@ -683,14 +691,13 @@ row_gradients_call = Caller(row_gradients, _gradients)
 
 # -- both in one pass
 def gradients_are_formed(
-    size: tuple[int, int, int], *, reduction: str, softcap: Any, return_lse: Any, workspace_mib: Any
+    m: int, n: int, k: int, *, reduction: str, softcap: Any, return_lse: Any, workspace_mib: Any
 ) -> bool:
-    """Whether the forward pass of a bfloat16 loss of (m, n, k) with these options forms the gradients."""
-    m, n, _ = size
+    """Whether the forward pass of a bfloat16 loss of such a size with these options forms the gradients."""
     if reduction == "none" or softcap is not None or return_lse or not isinstance(workspace_mib, int):
         return False
     rows = min(m, LEAST_FORMED_ROWS)
-    return min(size) > 0 and rows * n * _FORMED_BYTES <= workspace_mib << 20
+    return min(m, n, k) > 0 and rows * n * _FORMED_BYTES <= workspace_mib << 20
 
 
 def loss_with_gradients(
@@ -721,7 +728,7 @@ def loss_with_gradients(
 
 def _formed(given: Arguments, config: Any) -> Computation:
     loss, views, options, new = check_words(given), given.views, given.options, given.results
-    target, wanted = views["target"], tuple(name in new for name in ("dx", "dw", "dbias"))
+    target, wanted = views["target"], ("dx" in new, "dw" in new, "dbias" in new)
     check_targets(target, given.sizes["n"], loss.ignore_index)
     words = target.dtype.bits // 32
 
@@ -789,7 +796,7 @@ def plan_linear_cross_entropy(
     asked = {"reduction": reduction, "softcap": softcap, "workspace_mib": workspace_mib, "return_lse": False}
     product: MatmulProblem = forward.lse.problem.product
     wants = {"wants_bias": bias is not None}
-    if like.dtype is bf16 and gradients_are_formed((product.m, product.n, product.k), **asked):
+    if like.dtype is bf16 and gradients_are_formed(product.m, product.n, product.k, **asked):
         formed = loss_with_gradients_call.computation({**given, **of_both, **wants, "reduction": reduction})
         return forward, formed.planned()
     by_loss = rows(f32) if reduction == "none" else as_if_compact(like._replace(shape=(), dtype=f32))

@@ -274,8 +274,8 @@ def logit_gradients(
             pair = [x * scale for x in k.unpack(register.get(), dtype)]
             if share is not None:
                 pair = [x - share for x in pair]
-            pair = [k.select(column == place + (2 * i + j), x - hot, x) for j, x in enumerate(pair)]
-            found.append(k.pack(*pair, dtype))
+            low, high = [k.select(column == place + (2 * i + j), x - hot, x) for j, x in enumerate(pair)]
+            found.append(k.pack(low, high, dtype))
         with k.when(place < n):
             pointer.store(found, dtype=u32)
 
