@@ -749,7 +749,7 @@ loss_with_gradients_call = Caller(loss_with_gradients, _formed)
 
 def scale_gradients(factor: Count, dx: FormedByX = None, dw: FormedByW = None, dbias: FormedByBias = None) -> None:
     """Multiply gradients by a float32 (), in place."""
-    scale_gradients_call.computed((factor, dx, dw, dbias), ())
+    scale_gradients_call.computed((factor, dx, dw, dbias), (), None)
 
 
 def _scaled(given: Arguments, config: Any) -> Computation:
