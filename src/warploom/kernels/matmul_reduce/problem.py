@@ -74,7 +74,7 @@ class ExponentialsProblem:
         features = replace(given["features"], ragged_m=ragged_m, ragged_n=ragged_n)  # the TMA does not clip states
         source = replace(
             call.source,
-            function=f"warploom.kernels.matmul_reduce.exponentials_kernel:matmul_exponentials_{_ISA[config.requires]}",
+            function=_EXPONENTIALS[config.requires],
             name=f"{call.source.name}_exponentials",
             arguments=tuple({**given, "features": features}.items()),
         )
@@ -84,7 +84,11 @@ class ExponentialsProblem:
         return product, merge_call("logsumexp", p.m, parts, "lse")
 
 
-_ISA = {"sm_80": "sm80", "sm_90a": "sm90"}
+_EXPONENTIALS = {
+    "sm_80": "warploom.kernels.matmul_reduce.exponentials_kernel:matmul_exponentials_sm80",
+    "sm_90a": "warploom.kernels.matmul_reduce.exponentials_kernel:matmul_exponentials_sm90",
+}
+"""The kernels by the architectures that they need."""
 
 
 def merge_call(op: ReduceOp, m: int, tiles: int, out: str = "out") -> KernelCall:
