@@ -76,14 +76,17 @@ def test_what_a_compiler_relies_on_is_for_review_and_no_failure(invoke, swap, tm
 @pytest.mark.parametrize(
     ("changes", "says"),
     [
-        ({"shared": 5}, "json: unknown keys ['shared']\n"),
+        ({"shared": 5}, 'has no "shared": did you mean "shared_bytes": bytes of dynamic'),
+        ({"xyz": 5}, "it may have grid, block"),
+        ({"arguments": [{"dtype": "f32", "shap": [4]}, 1]}, 'did you mean "shape"'),
+        ({"arguments": {"x": 1, "y": 2}}, "missing arguments ['p0', 'p1']"),
         ({"arguments": [{"dtype": "f32", "shape": [4], "fill": "ones"}, 1]}, "a number, not 'ones'"),
         ({"arguments": [1]}, "takes 2 arguments"),
         ({"arguments": ["x", 1]}, "argument 0"),
         ({"arguments": [{"file": "z.npy"}, 1]}, "z.npy: no such file"),
         ({"arguments": [{"dtype": "f12", "shape": [1]}, 1]}, "f12"),
         ({"kernel": "other"}, "other"),
-        ({"arguments": None}, "arguments are a list"),
+        ({"arguments": None}, "arguments are a list, or an object"),
         ({"shared_bytes": "many"}, "shared_bytes counts"),
         ({"block": 2048}, "1024"),
         ({"arguments": [{"dtype": "u32", "shape": [4], "fill": "nan"}, 1]}, "has no NaN"),
@@ -100,7 +103,7 @@ def test_a_launch_that_does_not_fit(invoke, swap, changes, says):
 def test_a_launch_that_lacks_a_key_or_is_no_file(invoke, swap, tmp_path):
     file, _, launch = swap()
     (tmp_path / "launch.json").write_text('{"grid": 1, "arguments": []}')
-    assert "json: missing keys ['block']\n" in invoke("check", file, "--launch", launch).output
+    assert 'a launch needs "block", threads' in invoke("check", file, "--launch", launch).output
     assert "none.json: no such file" in invoke("check", file, "--launch", str(tmp_path / "none.json")).output
 
 
@@ -134,6 +137,22 @@ def test_a_kernel_in_cuda(cuda):
     assert result.exit_code == 1
     assert "x[threadIdx.x] = n;" in result.stdout
     assert "must name the kernel" in cuda(source, **launch).output
+
+
+def test_arguments_by_name_and_options(cuda, tmp_path):
+    (tmp_path / "headers").mkdir()
+    (tmp_path / "headers" / "factor.h").write_text("#define FACTOR (N + 1)\n")
+    source = '#include "factor.h"\n__global__ void fill(float *x, int n) {\n  x[threadIdx.x] = n * FACTOR;\n}\n'
+    np.save(tmp_path / "x.npy", np.full(32, 20, np.float32))
+    array = {"dtype": "float", "shape": [32], "expect": "x.npy"}
+    launch = {"kernel": "fill", "grid": 1, "block": 32, "options": ["-Iheaders", "-DN=3"]}
+    result = cuda(source, **launch, arguments={"n": 5, "x": array})
+    assert result.exit_code == 0, result.output
+    assert "x is right" in result.stdout
+    assert "k.cu: fill: missing arguments ['x']" in cuda(source, **launch, arguments={"n": 5, "y": array}).output
+    assert "the array is float64" in cuda(source, **launch, arguments=[array | {"dtype": "double"}, 5]).output
+    assert "fill is" not in cuda(source, **launch, arguments=[array, 5]).output
+    assert "no kernel fil; it has fill" in cuda(source, **launch | {"kernel": "fil"}, arguments=[array, 5]).output
 
 
 def test_clusters_structures_and_tensor_maps(cuda, tmp_path):

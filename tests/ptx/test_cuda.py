@@ -14,8 +14,8 @@ from tests.ptx.text import kinds
 from warploom.core.dtypes import f16, f32, u32
 from warploom.core.errors import CompileError, ProblemError, PtxError, UnsupportedDeviceError
 from warploom.cuda.printer import print_cuda
-from warploom.cuda.signatures import pointed_types
 from warploom.layout.tensor_map import TensorMapSpec
+from warploom.ptx.mangled import pointed_types, readable_name
 
 pytest.importorskip("cuda.bindings.nvrtc", reason="needs NVRTC")
 from warploom.cuda.ptx import header_options, ptx_of
@@ -241,15 +241,68 @@ def test_an_array_of_other_numbers_than_the_pointer_is_refused(
         warploom.check_cuda(NAMED, f"mine::fill<{element}>", 1, 32, given)
 
 
-def test_types_of_a_kernel_without_a_mangled_name_are_not_known() -> None:
-    assert warploom.check_cuda(NAMED, "plain", 1, 32, [np.zeros(32), single()]).findings == ()
+@pytest.mark.parametrize(
+    ("declared", "given", "refused"),
+    [
+        ("const float *", np.zeros(32), True),
+        ("float* __restrict__ const", np.zeros(32), True),
+        ("volatile unsigned int *", np.zeros(32), True),
+        ("uint32_t *", np.zeros(32, np.int32), False),
+        ("Mine *", np.zeros(32), False),
+        ("float **", np.zeros(32), False),
+        ("void *", np.zeros(32), False),
+    ],
+)
+def test_types_of_a_kernel_without_a_mangled_name_are_those_of_its_text(
+    declared: str, given: Any, refused: bool
+) -> None:
+    source = f'#include <cstdint>\nusing Mine = double; extern "C" __global__ void plain({declared} x, int n) {{}}'
+    if not refused:
+        assert not warploom.check_cuda(source, "plain", 1, 32, [given, 1]).findings
+        return
+    with pytest.raises(ProblemError, match="the array is float64"):
+        warploom.check_cuda(source, "plain", 1, 32, [given, 1])
+
+
+def test_a_number_for_a_pointer_is_refused_but_for_null() -> None:
+    source = "__global__ void store(float *x, float *y) { if (y) *y = 1; }"
+    with pytest.raises(ProblemError, match=r"x is float \*: pass an array, not 3"):
+        warploom.check_cuda(source, "store", 1, 32, [3, 0])
+    assert not warploom.check_cuda(source, "store", 1, 32, [single(), 0]).findings
+
+
+def test_a_path_is_no_source(tmp_path: Any) -> None:
+    for given in (tmp_path / "k.cu", "k.cu", "some/where.cu"):
+        with pytest.raises(ProblemError, match="read_text"):
+            warploom.check_cuda(given, "k", 1, 32, [])
+    with pytest.raises(ProblemError, match="read_text"):
+        warploom.check_ptx("k.ptx", 1, 32, [])
+
+
+def test_mangled_ptx_is_told_by_the_names_of_its_source() -> None:
+    compiled = ptx_of(NAMED, "k.cu", "sm_80", kernel="mine::fill<float>")
+    given = [single(), single(), single(), 8]
+    for name in (None, "mine::fill", compiled.entry):
+        kernel = "mine::fill" if name is None else name
+        checked = warploom.check_ptx(compiled.text, 1, 32, given, kernel=kernel)
+        assert checked.program.name == "fill"
+        assert "argument_1[32]" in checked.findings[0].message
+    with pytest.raises(PtxError, match="no kernel fil; it has"):
+        warploom.check_ptx(compiled.text, 1, 32, given, kernel="fil")
+
+
+def test_readable_names() -> None:
+    assert readable_name("_ZN4mine4fillIfEEvPKT_PS1_i") == "mine::fill"
+    assert readable_name("_Z5totalPKfPfi") == "total"
+    assert readable_name("plain") == "plain"
 
 
 def test_a_misspelt_kernel_is_answered_with_those_of_the_source() -> None:
     with pytest.raises(ProblemError, match="no kernel fil; it has fill, plain"):
         warploom.check_cuda(NAMED, "fil", 1, 32, [])
-    with pytest.raises(CompileError, match='"fill" is undefined'):  # it is there, in a namespace
-        warploom.check_cuda("namespace mine { __global__ void fill() {} }", "fill", 1, 32, [])
+    for source in ("namespace mine { __global__ void fill() {} }", "template <int N> __global__ void fill() {}"):
+        with pytest.raises(ProblemError, match=r"mine::fill\).*fill<float, 128>"):
+            warploom.check_cuda(source, "fill", 1, 32, [])
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
@@ -97,54 +97,83 @@ def check_ptx(
     Findings are what :func:`warploom.emulate.emulate` finds. Raises PtxError, with its line, for a form that cannot be
     run, ProblemError for arguments that do not fit.
     """
-    from warploom.ptx.parser import parse
-    from warploom.ptx.program import entry_of
-
-    if not isinstance(ptx, str):  # pyright: ignore[reportUnnecessaryIsInstance]
-        raise ProblemError(f"check_ptx takes the text of PTX, not {shown(ptx)}: of a file, Path(file).read_text()")
-    module = parse(ptx, file)
-    launch = _ForeignLaunch(grid, block, arguments, shared_bytes, cluster, seed)
-    return _checked(module, entry_of(module, kernel), launch, names)
+    kernel_ = ptx_kernel(ptx, kernel, names=names, file=file)
+    return kernel_.run(ForeignLaunch(grid, block, arguments, shared_bytes, cluster, seed))
 
 
 @dataclass(frozen=True)
-class _ForeignLaunch:
+class ForeignLaunch:
     """The launch of a foreign kernel, as the caller of ``check_ptx`` or ``check_cuda`` describes it."""
 
     grid: int | Sequence[int]
     block: int | Sequence[int]
     arguments: Sequence[Any] | Mapping[str, Any]
-    shared_bytes: int
-    cluster: int | Sequence[int] | None
-    seed: int | None
+    shared_bytes: int = 0
+    cluster: int | Sequence[int] | None = None
+    seed: int | None = None
 
 
-def _checked(
-    module: Module,
-    function: Function,
-    launch: _ForeignLaunch,
-    names: Sequence[str] | None,
-    pointed: Sequence[DType | None] = (),
-) -> CheckedPtx:
-    """Runs a kernel; ``pointed`` are the number types that its first parameters point to, where that is known."""
-    from warploom.emulate import emulate
-    from warploom.ptx.program import to_program
+@dataclass(frozen=True)
+class ForeignKernel:
+    """A kernel of PTX, read once for any number of launches.
 
-    shared_bytes = launch.shared_bytes
-    if isinstance(shared_bytes, bool) or not isinstance(shared_bytes, int) or shared_bytes < 0:  # pyright: ignore[reportUnnecessaryIsInstance]
-        raise ProblemError(f"shared_bytes counts bytes of dynamic shared memory, not {shown(shared_bytes)}")
-    given, kinds = _arguments(function, launch.arguments, names)
-    _check_elements(kinds, pointed)
-    program = to_program(
-        module,
-        function,
-        block=_sizes("a block", "threads", launch.block),
-        arguments=kinds,
-        shared_bytes=shared_bytes,
-        cluster=None if launch.cluster is None else _sizes("a cluster", "CTAs", launch.cluster),
-    )
-    given += [_initial(module.variables[p.name]) for p in program.parameters[len(given) :]]
-    return CheckedPtx(program, emulate(program, grid_of(launch.grid), given, seed=launch.seed))
+    ``names`` call its parameters; ``pointed`` are the number types that the first of them point to, None where that is
+    not known.
+    """
+
+    module: Module
+    function: Function
+    names: Sequence[str]
+    pointed: Sequence[DType | None] = ()
+    _programs: dict[Any, Program] = field(default_factory=dict[Any, Any], repr=False)
+
+    def run(self, launch: ForeignLaunch) -> CheckedPtx:
+        """Run the kernel with all checks. Raises ProblemError for arguments that do not fit."""
+        from warploom.emulate import emulate
+
+        given, kinds = _arguments(self, launch.arguments)
+        program = self._program(launch, kinds)
+        given += [_initial(self.module.variables[p.name]) for p in program.parameters[len(given) :]]
+        return CheckedPtx(program, emulate(program, grid_of(launch.grid), given, seed=launch.seed))
+
+    def _program(self, launch: ForeignLaunch, kinds: list[Argument]) -> Program:
+        from warploom.ptx.program import to_program
+
+        shared_bytes = launch.shared_bytes
+        if isinstance(shared_bytes, bool) or not isinstance(shared_bytes, int) or shared_bytes < 0:  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise ProblemError(f"shared_bytes counts bytes of dynamic shared memory, not {shown(shared_bytes)}")
+        block = _sizes("a block", "threads", launch.block)
+        cluster = None if launch.cluster is None else _sizes("a cluster", "CTAs", launch.cluster)
+        key = block, cluster, shared_bytes, tuple(kinds)
+        if key not in self._programs:
+            self._programs[key] = to_program(
+                self.module, self.function, block=block, arguments=kinds, shared_bytes=shared_bytes, cluster=cluster
+            )
+        return self._programs[key]
+
+
+def ptx_kernel(ptx: str, kernel: str | None, *, names: Sequence[str] | None, file: str) -> ForeignKernel:
+    """The kernel of a PTX text, with the arguments of :func:`check_ptx`."""
+    from warploom.ptx.mangled import pointed_types, readable_name
+    from warploom.ptx.parser import parse
+    from warploom.ptx.program import entry_of
+
+    _check_text("check_ptx", "PTX", ptx, ".ptx")
+    module = parse(ptx, file)
+    function = entry_of(module, kernel)
+    name = readable_name(function.name)
+    if name != function.name:
+        names = names or [f"argument_{i}" for i in range(len(function.parameters))]
+    known = [p.name for p in function.parameters] if names is None else names
+    pointed = pointed_types(function.name)
+    return ForeignKernel(module, replace(function, name=name.rpartition("::")[2]), known, pointed)
+
+
+def _check_text(called: str, what: str, given: Any, suffix: str) -> None:
+    """Raises ProblemError for a path in the place of a text."""
+    if isinstance(given, str) and not ("\n" not in given.strip() and given.strip().endswith(suffix)):
+        return
+    raise ProblemError(f"{called} takes the text of {what}, not {shown(given)}: of a file, Path(file).read_text()")
 
 
 def _sizes(what: str, unit: str, given: int | Sequence[int]) -> tuple[int, int, int]:
@@ -158,28 +187,24 @@ def _sizes(what: str, unit: str, given: int | Sequence[int]) -> tuple[int, int, 
     return x, y, z
 
 
-def _arguments(
-    function: Function, arguments: Sequence[Any] | Mapping[str, Any], names: Sequence[str] | None
-) -> tuple[list[Any], list[Argument]]:
+def _arguments(kernel: ForeignKernel, arguments: Sequence[Any] | Mapping[str, Any]) -> tuple[list[Any], list[Argument]]:
     """The arguments as the emulator takes them, and what they are."""
     from warploom.ptx.program import Argument
 
-    parameters = function.parameters
-    known = [p.name for p in parameters] if names is None else list(names)
+    called, parameters, known = kernel.function.name, kernel.function.parameters, list(kernel.names)
     if not isinstance(arguments, Mapping | Sequence) or isinstance(arguments, str):
-        raise ProblemError(f"{function.name}: arguments are a list, or an object by name, not {shown(arguments)}")
+        raise ProblemError(f"{called}: arguments are a list, or an object by name, not {shown(arguments)}")
     if len(known) != len(parameters):
-        raise ProblemError(f"{function.name} has {len(parameters)} parameters, but names are {known}")
+        raise ProblemError(f"{called} has {len(parameters)} parameters, but names are {known}")
     if isinstance(arguments, Mapping):
-        check_names(function.name, [n for n in known if n not in arguments], sorted(set(arguments) - set(known)))
+        check_names(called, [n for n in known if n not in arguments], sorted(set(arguments) - set(known)))
         arguments = [arguments[name] for name in known]
     if len(arguments) != len(parameters):
-        raise ProblemError(
-            f"{function.name} takes {len(parameters)} arguments ({', '.join(known)}), not {len(arguments)}"
-        )
+        raise ProblemError(f"{called} takes {len(parameters)} arguments ({', '.join(known)}), not {len(arguments)}")
     values: list[Any] = []
     kinds: list[Argument] = []
-    for parameter, name, x in zip(parameters, known, arguments, strict=True):
+    declared = [*kernel.pointed, *[None] * len(parameters)]
+    for parameter, name, x, pointed in zip(parameters, known, arguments, declared, strict=False):
         if isinstance(x, tuple):  # an array and what its tensor map says
             values.append((as_numpy(describe(x[0])), *x[1:]))
             kinds.append(Argument("tensor_map", u64, name))
@@ -191,33 +216,33 @@ def _arguments(
             value, kind = _value(x, parameter, name)
             values.append(value)
             kinds.append(replace(kind, name=name))
+        if pointed is not None:
+            _check_elements(kinds[-1], values[-1], pointed)
     return values, kinds
 
 
-def _check_elements(arguments: Sequence[Argument], pointed: Sequence[DType | None]) -> None:
-    """Raises ProblemError for an array of other numbers than its pointer is declared for.
+def _check_elements(argument: Argument, value: Any, declared: DType) -> None:
+    """Raises ProblemError for what is no array of the numbers that a pointer is declared for.
 
     Integers fit those of their size, and unsigned ones, which are often a format's bits, any type of it; so do
-    bytes. An unsigned pointer takes an array of smaller elements, several to a word.
+    bytes. An unsigned pointer takes an array of smaller elements, several to a word. The number 0 is a null pointer.
     """
-    for argument, declared in zip(arguments, pointed, strict=False):
-        found = argument.dtype
-        if argument.members and declared is not None:
-            raise ProblemError(f"{argument.name} is a pointer: pass an array, not a list")
-        if argument.kind != "pointer" or declared is None or found is declared or found in (u8, s8):
-            continue
-        if found.bits == declared.bits and (found.is_integer and declared.is_integer):
-            continue
-        if found.bits == declared.bits and "unsigned" in (found.kind, declared.kind):
-            continue
-        if found.bits < declared.bits and declared.kind == "unsigned":
-            continue
-        wanted = declared.numpy.name
-        cure = f"{argument.name}.astype({'ml_dtypes' if wanted == 'bfloat16' else 'np'}.{wanted})"
-        raise ProblemError(
-            f"{argument.name} is {_CUDA_NAMES.get(declared, declared.cuda)} *, "
-            f"the array is {found.numpy.name}: pass {cure}"
-        )
+    found, pointer = argument.dtype, f"{argument.name} is {_CUDA_NAMES.get(declared, declared.cuda)} *"
+    if argument.members:
+        raise ProblemError(f"{pointer}: pass an array, not a list")
+    if argument.kind == "scalar" and value != 0:
+        raise ProblemError(f"{pointer}: pass an array, not {value} (0 is a null pointer)")
+    if argument.kind != "pointer" or found is declared or found in (u8, s8):
+        return
+    if found.bits == declared.bits and (found.is_integer and declared.is_integer):
+        return
+    if found.bits == declared.bits and "unsigned" in (found.kind, declared.kind):
+        return
+    if found.bits < declared.bits and declared.kind == "unsigned":
+        return
+    wanted = declared.numpy.name
+    cure = f"{argument.name}.astype({'ml_dtypes' if wanted == 'bfloat16' else 'np'}.{wanted})"
+    raise ProblemError(f"{pointer}, the array is {found.numpy.name}: pass {cure}")
 
 
 def _value(x: Any, parameter: Variable | None, name: str) -> tuple[Any, Argument]:
@@ -298,12 +323,20 @@ def check_cuda(
     UnsupportedDeviceError without NVRTC, CompileError with its log, ProblemError for arguments that do not fit,
     PtxError for an instruction that cannot be run.
     """
+    kernel = cuda_kernel(source, name, target=target, options=options, file=file)
+    return kernel.run(ForeignLaunch(grid, block, arguments, shared_bytes, cluster, seed))
+
+
+def cuda_kernel(source: str, name: str, *, target: str, options: Sequence[str], file: str) -> ForeignKernel:
+    """Compile a kernel of CUDA C++, with the arguments of :func:`check_cuda`."""
     from warploom.cuda.ptx import header_options, ptx_of
-    from warploom.cuda.signatures import kernels_in, plain_name, pointed_types
+    from warploom.cuda.signatures import Parameter, kernels_in, plain_name
+    from warploom.ptx.mangled import pointed_types
     from warploom.ptx.parser import parse
     from warploom.ptx.program import entry_of
 
-    for what, given in (("source", source), ("name", name), ("target", target)):
+    _check_text("check_cuda", "CUDA C++", source, ".cu")
+    for what, given in (("name", name), ("target", target)):
         if not isinstance(given, str):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise ProblemError(f"check_cuda: the {what} is a text, not {shown(given)}")
     if isinstance(options, str):
@@ -312,11 +345,11 @@ def check_cuda(
     module = parse(found.text, file)
     called = plain_name(name)
     function = replace(entry_of(module, found.entry), name=called)
-    names = kernels_in(source).get(called, ())
-    if len(names) != len(function.parameters):
-        names = [f"argument_{i}" for i in range(len(function.parameters))]
-    launch = _ForeignLaunch(grid, block, arguments, shared_bytes, cluster, seed)
-    return _checked(module, function, launch, names, pointed_types(found.entry))
+    parameters = kernels_in(source).get(called, ())
+    if len(parameters) != len(function.parameters):
+        parameters = [Parameter(f"argument_{i}", None) for i in range(len(function.parameters))]
+    pointed = pointed_types(found.entry) or [p.pointed for p in parameters]
+    return ForeignKernel(module, function, [p.name for p in parameters], pointed)
 
 
 # -- Triton

@@ -3,41 +3,56 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from dataclasses import dataclass
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
 
-from warploom.checking.foreign import check_cuda, check_ptx
+from warploom.checking.foreign import ForeignKernel, ForeignLaunch, cuda_kernel, ptx_kernel
 from warploom.checking.kernel_file import Checked, ExampleResult, compared
 from warploom.core.dtypes import dtype_of
 from warploom.core.errors import ProblemError
+from warploom.cuda.signatures import kernels_in
 from warploom.layout.tensor_map import TensorMapSpec
 
 SUFFIXES = (".ptx", ".cu")
-"""The files that :func:`check_file` takes."""
-_KEYS = {"kernel", "grid", "block", "cluster", "shared_bytes", "arguments", "target"}
-_ARRAY_KEYS = {"name", "file", "dtype", "shape", "fill", "expect", "tolerance", "tensor_map"}
+"""The files that have launches."""
+_KEYS = {
+    "grid": "CTAs along x, y and z: [64] or [8, 2]",
+    "block": "threads of a CTA along x, y and z: [128]",
+    "arguments": 'a list, or an object by name: [{"dtype": "f32", "shape": [64]}, 5]',
+    "kernel": "its name, with namespace and template arguments: mine::scan<float, 128>",
+    "target": "the architecture that CUDA C++ is compiled for: sm_90a",
+    "options": "a list of NVRTC's options, folders beside this file: [-Iinclude, -DN=4]",
+    "shared_bytes": "bytes of dynamic shared memory",
+    "cluster": "CTAs of a cluster along x, y and z: [2]",
+}
+"""What a launch may say; it must say the first three."""
+_NEEDED = ("grid", "block", "arguments")
+_ARRAY_KEYS = {
+    "name": "what findings call it",
+    "file": "a file of NumPy's, beside this one: x.npy",
+    "dtype": "the type of its elements: f32, or float",
+    "shape": "its extents: [64, 128]",
+    "fill": "random, arange, nan or a number",
+    "expect": "a file of what it must hold afterwards: y.npy",
+    "tolerance": "the largest error of an element: 1e-5",
+    "tensor_map": '{"box": [64, 32], "swizzle_bytes": 128}, innermost first',
+}
 
 
 @dataclass(frozen=True)
 class LaunchFile:
-    """A launch: ``expected`` are (name, position, array, tolerance) of arguments that the kernel writes.
+    """A launch: its foreign kernel's ``launch``, and (name, position, array, tolerance) of what it must write.
 
-    ``target`` is the architecture that CUDA C++ is compiled for.
+    ``values`` are its arguments by position.
     """
 
-    kernel: str | None
-    grid: Sequence[int]
-    block: Sequence[int]
-    shared_bytes: int
-    arguments: list[Any]
-    names: list[str] | None
+    launch: ForeignLaunch
+    values: list[Any]
     expected: list[tuple[str, int, Any, float]]
-    target: str = "sm_80"
-    cluster: Sequence[int] | None = None
 
 
 def launch_beside(file: Path) -> Path:
@@ -52,70 +67,112 @@ def read_launches(path: Path) -> list[dict[str, Any]]:
     except OSError as error:
         raise ProblemError(f"{path}: {_reason(error)}") from error
     except ValueError as error:
-        raise ProblemError(f"{path} is no launch in JSON: {error}") from error
+        raise ProblemError(f"{path} is no JSON: {error}") from error
     launches: list[Any] = found if isinstance(found, list) and found else [found]
     if not all(isinstance(launch, dict) for launch in launches):
-        raise ProblemError(f"{path}: a launch is an object with {', '.join(sorted(_KEYS))}; several are a list of them")
+        raise ProblemError(f"{path}: a launch is an object with {', '.join(_NEEDED)}; several are a list of them")
     return launches
+
+
+def kernel_of(path: Path, launch: dict[str, Any], launch_file: Path) -> ForeignKernel:
+    """The kernel of a file that a launch of a JSON file names, compiled for it. Raises ProblemError without a name."""
+    _check_keys(launch, _KEYS, f"{launch_file}: a launch")
+    if missing := [key for key in _NEEDED if key not in launch]:
+        told = "; ".join(f'"{key}", {_KEYS[key]}' for key in missing)
+        raise ProblemError(f"{launch_file}: a launch needs {told}")
+    try:
+        text = path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise ProblemError(f"{path} is no text: {error}") from error
+    kernel = launch.get("kernel")
+    if path.suffix == ".ptx":
+        return ptx_kernel(text, kernel, names=_names(launch["arguments"]), file=str(path))
+    if kernel is None:
+        there = ", ".join(kernels_in(text)) or "none is seen"
+        raise ProblemError(f'{launch_file} must name the kernel of {path}: add "kernel" (there: {there})')
+    options = [_beside(str(option), launch_file.parent) for option in _list(launch, "options", launch_file)]
+    return cuda_kernel(text, kernel, target=str(launch.get("target", "sm_80")), options=options, file=str(path))
+
+
+def _beside(option: str, folder: Path) -> str:
+    return f"-I{folder / option[2:]}" if option.startswith("-I") else option
+
+
+def _list(launch: dict[str, Any], key: str, file: Path) -> list[Any]:
+    value = launch.get(key, [])
+    if not isinstance(value, list):
+        raise ProblemError(f"{file}: {key} are a list, not {value!r}")
+    return cast("list[Any]", value)
+
+
+def _check_keys(given: dict[str, Any], known: dict[str, str], what: str) -> None:
+    """Raises ProblemError for a key that means nothing, with the one that was probably meant."""
+    for key in given:
+        if key not in known:
+            near = get_close_matches(key, known, 1)
+            meant = f'did you mean "{near[0]}": {known[near[0]]}?' if near else f"it may have {', '.join(known)}"
+            raise ProblemError(f'{what} has no "{key}": {meant}')
+
+
+def _names(arguments: Any) -> list[str] | None:
+    """What messages call the parameters of PTX: names that some argument has, or None."""
+    if not isinstance(arguments, list) or not any(isinstance(x, dict) and "name" in x for x in arguments):
+        return None
+    return [_name(x, i) for i, x in enumerate(cast("list[Any]", arguments))]
+
+
+def _name(given: Any, position: int) -> str:
+    return str(given.get("name", f"argument {position}")) if isinstance(given, dict) else f"argument {position}"
 
 
 def launch_of(launch: dict[str, Any], path: Path, seed: int | None = None) -> LaunchFile:
     """The launch that an object of a JSON file describes; ``seed`` draws other random arrays.
 
-    Raises ProblemError for what is no launch. ``{"grid": [4], "block": [128], "arguments": [...], "shared_bytes": 0,
-    "kernel": "name"}``; the last two may be missing, though CUDA C++ needs the kernel's name; ``"cluster"`` and
-    ``"target"`` may be there. An argument is a
-    number, a list of a structure's members, or an array as an object: ``{"file": "x.npy"}``, or ``{"dtype": "f32",
-    "shape": [64, 64], "fill": "random"}``, with ``fill`` one of ``random``, ``arange``, ``nan`` or a number.
-    ``expect`` is the file of what it should hold afterwards, within ``tolerance``; ``"tensor_map": {"box": [64, 32],
-    "swizzle_bytes": 128}`` passes a tensor map of it, boxes innermost first. Files are sought beside the launch's.
+    ``{"grid": [4], "block": [128], "arguments": [...]}``, and what else ``_KEYS`` tells. Arguments are a list, or an
+    object by the parameters' names. An argument is a number, a list of a structure's members, or an array as an object:
+    ``{"file": "x.npy"}``, or ``{"dtype": "f32", "shape": [64, 64], "fill": "random"}``, with ``fill`` one of
+    ``random``, ``arange``, ``nan`` or a number. ``expect`` is the file of what it should hold afterwards, within
+    ``tolerance``; ``"tensor_map": {"box": [64, 32], "swizzle_bytes": 128}`` passes a tensor map of it, boxes innermost
+    first. Files are sought beside the launch's. Raises ProblemError for what is no launch.
     """
-    unknown, missing = sorted(set(launch) - _KEYS), [k for k in ("grid", "block", "arguments") if k not in launch]
-    kinds = (("unknown", unknown), ("missing", missing))
-    if wrong := [f"{kind} keys {keys}" for kind, keys in kinds if keys]:
-        raise ProblemError(f"{path}: {', '.join(wrong)}")
     rng = np.random.default_rng(seed or 0)
     given: Any = launch["arguments"]
-    if not isinstance(given, list):
-        raise ProblemError(f"{path}: arguments are a list, not {given!r}")
-    given = cast("list[Any]", given)
-    arguments = [_argument(x, i, path, rng) for i, x in enumerate(given)]
-    names = [
-        str(x.get("name", f"argument {i}")) if isinstance(x, dict) else f"argument {i}" for i, x in enumerate(given)
-    ]
+    if not isinstance(given, list | dict):
+        raise ProblemError(f"{path}: arguments are a list, or an object by name, not {given!r}")
+    by_name = cast("dict[str, Any]", given) if isinstance(given, dict) else None
+    listed = list(by_name.values()) if by_name is not None else cast("list[Any]", given)
+    names = list(by_name) if by_name is not None else [_name(x, i) for i, x in enumerate(listed)]
+    values = [_argument(x, name, path, rng) for x, name in zip(listed, names, strict=True)]
     expected = [
         (names[i], i, _load(path, x["expect"]), float(x.get("tolerance", 0.0)))
-        for i, x in enumerate(given)
+        for i, x in enumerate(listed)
         if isinstance(x, dict) and "expect" in x
     ]
-    sizes = {key: value if isinstance(value, list) else [value] for key, value in launch.items()}
-    own = names if any(isinstance(x, dict) and "name" in x for x in given) else None
-    return LaunchFile(
-        launch.get("kernel"),
-        sizes["grid"],
-        sizes["block"],
+    foreign = ForeignLaunch(
+        launch["grid"],
+        launch["block"],
+        dict(zip(names, values, strict=True)) if by_name is not None else values,
         launch.get("shared_bytes", 0),
-        arguments,
-        own,
-        expected,
-        str(launch.get("target", "sm_80")),
-        sizes.get("cluster"),
+        launch.get("cluster"),
+        seed,
     )
+    return LaunchFile(foreign, values, expected)
 
 
-def _argument(given: Any, position: int, path: Path, rng: np.random.Generator) -> Any:
+def _argument(given: Any, name: str, path: Path, rng: np.random.Generator) -> Any:
     if isinstance(given, int | float):
         return given
     if isinstance(given, list):
-        return [_argument(member, position, path, rng) for member in cast("list[Any]", given)]
+        return [_argument(member, name, path, rng) for member in cast("list[Any]", given)]
     if not isinstance(given, dict):
-        raise ProblemError(f"{path}: argument {position} is a number, a list or an object, not {given!r}")
+        raise ProblemError(
+            f"{path}: {name} is {given!r}: a number, a list of a structure's members, or an array, such as "
+            '{"dtype": "f32", "shape": [64]}'
+        )
     array = cast("dict[str, Any]", given)
-    unknown = sorted(set(array) - _ARRAY_KEYS)
-    if unknown:
-        raise ProblemError(f"{path}: argument {position} has unknown keys {unknown}; known are {sorted(_ARRAY_KEYS)}")
+    _check_keys(array, _ARRAY_KEYS, f"{path}: {name}, an array,")
     if "file" not in array and not ("dtype" in array and "shape" in array):
-        raise ProblemError(f"{path}: argument {position} needs a file, or dtype and shape")
+        raise ProblemError(f"{path}: {name} needs a file, or dtype and shape")
     try:
         if "file" in array:
             made = _load(path, array["file"])
@@ -124,7 +181,7 @@ def _argument(given: Any, position: int, path: Path, rng: np.random.Generator) -
             made = _filled(array.get("fill", "random"), dtype, shape, rng)
         return (made, _tensor_map(made, **array["tensor_map"])) if "tensor_map" in array else made
     except (ValueError, TypeError, MemoryError) as error:
-        raise ProblemError(f"{path}: argument {position}: {error}") from error
+        raise ProblemError(f"{path}: {name}: {error}") from error
 
 
 def _tensor_map(array: Any, box: list[int], swizzle_bytes: int = 0) -> TensorMapSpec:
@@ -163,45 +220,12 @@ def _reason(error: OSError) -> str:
     return "no such file" if isinstance(error, FileNotFoundError) else str(error.strerror or error)
 
 
-def check_launch(path: Path, launch_file: Path, number: int, seed: int | None = None) -> Checked:
-    """Run a kernel of a file as a launch of a JSON file says, with all checks, and compare what is expected."""
-    launch = launch_of(read_launches(launch_file)[number], launch_file, seed)
-    try:
-        text = path.read_text(encoding="utf-8")
-    except OSError as error:
-        raise ProblemError(f"there is no file {path}: {error}") from error
-    except UnicodeDecodeError as error:
-        raise ProblemError(f"{path} is no text: {error}") from error
-    if path.suffix == ".cu":
-        if launch.kernel is None:
-            raise ProblemError(f'{launch_file} must name the kernel of {path}: add "kernel"')
-        found = check_cuda(
-            text,
-            launch.kernel,
-            launch.grid,
-            launch.block,
-            launch.arguments,
-            target=launch.target,
-            shared_bytes=launch.shared_bytes,
-            cluster=launch.cluster,
-            file=str(path),
-            seed=seed,
-        )
-    else:
-        found = check_ptx(
-            text,
-            launch.grid,
-            launch.block,
-            launch.arguments,
-            kernel=launch.kernel,
-            shared_bytes=launch.shared_bytes,
-            cluster=launch.cluster,
-            names=launch.names,
-            file=str(path),
-            seed=seed,
-        )
+def check_launch(kernel: ForeignKernel, launch: dict[str, Any], path: Path, seed: int | None = None) -> Checked:
+    """Run a kernel as a launch of a JSON file says, with all checks, and compare what is expected."""
+    said = launch_of(launch, path, seed)
+    found = kernel.run(said.launch)
     results: list[ExampleResult] = [
-        compared(name, given[0] if isinstance(given := launch.arguments[position], tuple) else given, wanted, tolerance)
-        for name, position, wanted, tolerance in launch.expected
+        compared(name, given[0] if isinstance(given := said.values[position], tuple) else given, wanted, tolerance)
+        for name, position, wanted, tolerance in said.expected
     ]
     return Checked(found.program.name, found.program, found.emulation, tuple(results))

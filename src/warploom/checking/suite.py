@@ -16,6 +16,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from warploom.checking.baseline import Accepted
 from warploom.checking.kernel_file import (
@@ -28,7 +29,7 @@ from warploom.checking.kernel_file import (
     traced_kernel,
     without_example,
 )
-from warploom.checking.launch_file import SUFFIXES, check_launch, launch_beside, read_launches
+from warploom.checking.launch_file import SUFFIXES, check_launch, kernel_of, launch_beside, read_launches
 from warploom.core.errors import ProblemError, WarploomError
 from warploom.cuda.signatures import plain_name
 from warploom.emulate import recorded
@@ -233,8 +234,12 @@ def _of_launches(target: Target, how: How) -> Iterator[Outcome]:
     for number, launch in enumerate(launches):
         kernel = str(launch.get("kernel") or Path(file).stem)
         name = kernel + (f", launch {number + 1}" if len(launches) > 1 else "")
-        once = partial(check_launch, Path(file), path, number)
-        yield _timed(Outcome(file, name, _line_of(file, plain_name(kernel))), partial(how.run, file, once))
+        yield _timed(Outcome(file, name, _line_of(file, plain_name(kernel))), partial(_check, file, launch, path, how))
+
+
+def _check(file: str, launch: dict[str, Any], path: Path, how: How) -> Checked:
+    kernel = kernel_of(Path(file), launch, path)
+    return how.run(file, lambda order: check_launch(kernel, launch, path, order))
 
 
 def _line_of(file: str, kernel: str) -> int:

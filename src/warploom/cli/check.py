@@ -237,7 +237,7 @@ def _show_file(outcomes: Sequence[Outcome], named: bool) -> None:
         if one.error is not None:
             if settings.debug:
                 raise one.error
-            where = "" if Path(one.file.partition(".py:")[0]).stem in str(one.error) else f"{one.file}: "
+            where = "" if f"{Path(one.file).stem}." in str(one.error) else f"{one.file}: "
             note(f"error: {where}{explained(one.error)}")
     skipped: dict[str, list[str]] = {}
     for one in outcomes:

@@ -71,12 +71,22 @@ def ptx_of(source: str, file: str, arch: str, options: Sequence[str] = (), kerne
     virtual = target(arch).name.replace("sm_", "compute_")
     found = compile_to_ptx(source, file, virtual, options, kernel)
     if not found.text:
-        there = kernels_in(source)
-        of_the_name = set(re.findall(r"^(\S+)\(\d+\): error", found.log, re.MULTILINE)) == {"__nv_name_map"}
-        if of_the_name and there and plain_name(kernel) not in there:
-            raise ProblemError(f"{file} has no kernel {kernel}; it has {', '.join(there)}")
+        if set(re.findall(r"^(\S+)\(\d+\): error", found.log, re.MULTILINE)) == {"__nv_name_map"}:
+            _refuse_name(source, file, kernel)
         raise CompileError(f"{file} does not compile for {arch}:\n{found.log.strip()}", log=found.log, source=source)
     return found
+
+
+def _refuse_name(source: str, file: str, kernel: str) -> None:
+    """Raises ProblemError for a name that NVRTC does not find, where the source's kernels are seen."""
+    there, plain = kernels_in(source), plain_name(kernel)
+    if plain in there:
+        raise ProblemError(
+            f"{file} has a kernel {plain}, which {kernel} does not name: a kernel in a namespace is named with it "
+            f"(mine::{plain}), a template with its arguments ({plain}<float, 128>)"
+        )
+    if there:
+        raise ProblemError(f"{file} has no kernel {kernel}; it has {', '.join(there)}")
 
 
 def header_options() -> list[str]:

@@ -1,8 +1,9 @@
-"""The kernels of a CUDA source: their names, their parameters' names, and what their pointers point to."""
+"""The kernels of a CUDA source, as its text shows them: names, parameters, what these point to."""
 
 from __future__ import annotations
 
 import re
+from typing import NamedTuple
 
 from warploom.core.dtypes import DType, bf16, f16, f32, f64, s16, s32, s64, u16, u32, u64
 
@@ -11,108 +12,57 @@ _IGNORED = re.compile(r"/\*.*?\*/|//[^\n]*|\b__\w+__\s*\([^()]*\)", re.DOTALL)
 _KERNEL = re.compile(r"__global__[^;{}()]*?(\w+)\s*\(([^()]*)\)")
 _PARAMETER = re.compile(r"\w.*[\s*&>](\w+)\s*(?:\[\s*\])?\s*", re.DOTALL)
 _TYPE_WORDS = {"bool", "char", "const", "double", "float", "half", "int", "long", "short", "signed", "unsigned"}
-_BUILTINS = {
-    "f": f32,
-    "d": f64,
-    "s": s16,
-    "t": u16,
-    "i": s32,
-    "j": u32,
-    "l": s64,
-    "m": u64,
-    "x": s64,
-    "y": u64,
-    "6__half": f16,
-    "13__nv_bfloat16": bf16,
-}
-"""Codes of the Itanium C++ ABI for numbers. Bytes are missing: they stand for memory of any type."""
-_TEMPLATE_ARGUMENTS = re.compile(r"I(?:[a-z]|L[a-z]n?\d+E|6__half|13__nv_bfloat16)*E")
-_TEMPLATE_ARGUMENT = re.compile(r"L\w+?E|6__half|13__nv_bfloat16|[a-z]")
-_LENGTH = re.compile(r"\d+")
-_PREFIX = re.compile(r"P|[rVK]+")
-_REFERENCE = re.compile(r"S(\d?)_")
-_TEMPLATE_PARAMETER = re.compile(r"T(\d?)_")
+_NOT_OF_A_TYPE = {"const", "volatile", "restrict", "__restrict", "__restrict__", "__grid_constant__"}
+_C_NUMBERS = {
+    "float": f32,
+    "double": f64,
+    "short": s16,
+    "unsigned short": u16,
+    "int": s32,
+    "unsigned": u32,
+    "unsigned int": u32,
+    "long long": s64,
+    "unsigned long long": u64,
+    "half": f16,
+    "__half": f16,
+    "__nv_bfloat16": bf16,
+} | {dtype.numpy.name + "_t": dtype for dtype in (s16, u16, s32, u32, s64, u64)}
+"""Names of numbers in C++. Bytes are missing: they stand for memory of any type."""
 
 
-def kernels_in(source: str) -> dict[str, tuple[str, ...]]:
-    """The kernels of a source and the names of their parameters, as far as a search for ``__global__`` shows them.
+class Parameter(NamedTuple):
+    """A kernel's parameter: its name, and the number type that it points to, None where the text does not tell."""
+
+    name: str
+    pointed: DType | None
+
+
+def kernels_in(source: str) -> dict[str, tuple[Parameter, ...]]:
+    """The kernels of a source and their parameters, as far as a search for ``__global__`` shows them.
 
     A kernel whose parameters cannot be read, and one that is there twice with others, has none.
     """
-    found: dict[str, tuple[str, ...]] = {}
+    found: dict[str, tuple[Parameter, ...]] = {}
     for name, text in _KERNEL.findall(_IGNORED.sub(" ", source)):
-        matches = [_PARAMETER.fullmatch(part.strip()) for part in text.split(",")]
-        names = tuple(match[1] for match in matches if match and match[1] not in _TYPE_WORDS)
-        readable = len(set(names)) == len(matches) and found.get(name, names) == names
-        found[name] = names if readable else ()
+        parts = [part.strip() for part in text.split(",")]
+        matches = [_PARAMETER.fullmatch(part) for part in parts]
+        parameters = tuple(
+            Parameter(match[1], _pointed(part[: match.start(1)]))
+            for part, match in zip(parts, matches, strict=True)
+            if match and match[1] not in _TYPE_WORDS
+        )
+        readable = len({p.name for p in parameters}) == len(matches)
+        same = [p.name for p in found.get(name, parameters)] == [p.name for p in parameters]
+        found[name] = parameters if readable and same else ()
     return found
+
+
+def _pointed(written: str) -> DType | None:
+    """The number type that a parameter's type, as it is written, points to."""
+    words = [word for word in re.findall(r"\w+|[^\w\s]", written) if word not in _NOT_OF_A_TYPE]
+    return _C_NUMBERS.get(" ".join(words[:-1])) if words[-1:] == ["*"] else None
 
 
 def plain_name(name: str) -> str:
     """A kernel's name without its namespace and template arguments."""
     return name.partition("<")[0].rpartition("::")[2].strip()
-
-
-def pointed_types(mangled: str) -> list[DType | None]:
-    """The number type that each parameter of a mangled kernel points to; None for one that is no pointer to numbers.
-
-    The list ends at the first parameter that cannot be read, and is empty for a kernel that is ``extern "C"``.
-    """
-    nested, at, names = mangled.startswith("_ZN"), 2, list[str]()
-    if not mangled.startswith("_Z"):
-        return []
-    at += nested
-    while length := _LENGTH.match(mangled, at):
-        at = length.end() + int(length[0])
-        names.append(mangled[length.start() : at])
-    arguments = _TEMPLATE_ARGUMENTS.match(mangled, at)
-    template = _TEMPLATE_ARGUMENT.findall(arguments[0][1:-1]) if arguments else []
-    if arguments:
-        at = arguments.end()
-    else:
-        names = names[:-1]  # S_ refers to namespaces and templates, not to the function
-    rest = ("E" if nested else "") + ("v" if arguments else "")  # a template's result is there, too
-    if not mangled.startswith(rest, at):
-        return []
-    known = names + [argument for argument in template if argument[0].isdigit()]
-    found: list[DType | None] = []
-    at += len(rest)
-    while at < len(mangled):
-        one, at = _read_type(mangled, at, known)
-        if not one:
-            break
-        target = re.sub(r"^P[rVK]*", "", one) if one[0] == "P" else ""
-        if parameter := _TEMPLATE_PARAMETER.fullmatch(target):
-            number = _number(parameter[1])
-            target = template[number] if number < len(template) else ""
-        found.append(_BUILTINS.get(target))
-    return found
-
-
-def _read_type(text: str, at: int, known: list[str]) -> tuple[str, int]:
-    """The type at a place with its references resolved, '' where it cannot be read, and where it ends.
-
-    ``known`` are the names and types that ``S_``, ``S0_``, ... refer to, and gets those of this type.
-    """
-    if reference := _REFERENCE.match(text, at):
-        number = _number(reference[1])
-        return (known[number] if number < len(known) else ""), reference.end()
-    if prefix := _PREFIX.match(text, at):
-        inner, at = _read_type(text, prefix.end(), known)
-        one = prefix[0] + inner if inner else ""
-    elif parameter := _TEMPLATE_PARAMETER.match(text, at):
-        one, at = parameter[0], parameter.end()
-    elif length := _LENGTH.match(text, at):
-        at = length.end() + int(length[0])
-        one = text[length.start() : at]
-    else:  # a letter for a builtin type, which is not referred to; u and capitals begin what is not read
-        one = text[at : at + 1]
-        return (one if one.islower() and one != "u" else ""), at + 1
-    if one and one not in known:
-        known.append(one)
-    return one, at
-
-
-def _number(digit: str) -> int:
-    """The position that a reference means: ``S_`` is the first, ``S0_`` the second."""
-    return int(digit) + 1 if digit else 0

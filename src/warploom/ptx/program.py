@@ -23,6 +23,7 @@ from warploom.ptx.blocks import basic_blocks
 from warploom.ptx.builder import FlowBuilder, VariablePlaces
 from warploom.ptx.emitter import Specials
 from warploom.ptx.inline import inlined
+from warploom.ptx.mangled import readable_name
 from warploom.ptx.syntax import ENVIRONMENT, WORKSPACE, Function, Module, PtxRegister, Symbol, Variable, leaves
 from warploom.ptx.usage import usage
 
@@ -46,17 +47,20 @@ class Argument:
 
 
 def entry_of(module: Module, name: str | None = None) -> Function:
-    """The kernel of that name, or the only one. Raises PtxError with the names that there are."""
-    entries = {f.name: f for f in module.entries}
-    if name is None and len(entries) == 1:
-        return next(iter(entries.values()))
-    if name not in entries:
-        if not entries:
+    """The kernel of that name, mangled or as C++ has it, or the only one. Raises PtxError with the names there are."""
+    called = {f.name: f for f in module.entries}
+    for function in module.entries:
+        called.setdefault(readable_name(function.name), function)
+    if name is None and len(module.entries) == 1:
+        return module.entries[0]
+    if name not in called:
+        if not called:
             raise PtxError(f"{module.name} has no kernel: none of its functions is an .entry")
-        listed = ", ".join(entries)
-        wanted = "name one" if name is None else f"{name} is none of them"
-        raise PtxError(f"{module.name} has the kernels {listed}: {wanted}")
-    return entries[name]
+        listed = ", ".join(readable_name(f.name) for f in module.entries)
+        raise PtxError(
+            f"{module.name} has {f'no kernel {name}; it has ' if name else 'several kernels, name one: '}{listed}"
+        )
+    return called[name]
 
 
 def to_program(
