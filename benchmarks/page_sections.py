@@ -36,6 +36,7 @@ TABLES = (
     "triton-versions",
     "real-bugs-packages",
     "real-bugs-miniatures",
+    "audit",
     "first-call",
     "host-cost",
 )
@@ -253,6 +254,26 @@ def said(side: Result) -> str:
     """What was found in a kernel, where, and in what time."""
     found = f"**{side['kinds'][0]}** at {side['at']}" if side["kinds"] else "nothing"
     return f"{found}, {side['seconds']:.1f} s"
+
+
+def result_of(case: Result, kernel: Result) -> str:
+    """Whether the result of an audited case is right; of one that was not run, why."""
+    refused = kernel.get("refused") or case.get("refused")
+    if refused:
+        return "not run: " + refused.replace("|", "\\|")
+    return "right" if case["error"] <= 1 else f"**wrong**, {case['wrong']}"
+
+
+def findings_of(kernel: Result) -> str:
+    """The findings of an audited kernel, those of one kind and verdict together."""
+    of = dict[tuple[str, ...], list[str]]()
+    for found in kernel["findings"]:
+        of.setdefault((found["kind"], found["grade"], found["verdict"], found["why"]), []).append(found["at"])
+    told: list[str] = []
+    for (kind, grade, verdict, why), places in of.items():
+        at = ", ".join(place.rpartition("/")[2] for place in dict.fromkeys(places))
+        told.append(f"{kind} at {at} ({grade}): **{verdict}**{': ' * (why != '')}{why}")
+    return "; ".join(told) or "none"
 
 
 def reported_in(thread: str, rows: Iterable[Result]) -> str:

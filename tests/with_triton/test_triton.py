@@ -119,6 +119,32 @@ def test_tensors_of_torch() -> None:
     assert torch.equal(out, x + x)
 
 
+def test_numbers_and_arrays_by_keyword_as_at_a_launch() -> None:
+    case = CASES["add"](np.random.default_rng(0))
+    x, y, out, n = case.arguments
+    warploom.check_triton(case.kernel, case.grid, [x, y], out=out, n=n, **case.meta).raise_if_found()
+    assert case.error() <= 1
+
+
+def test_a_tensor_without_dimensions_is_a_pointer() -> None:
+    torch = pytest.importorskip("torch")
+    one, total = torch.tensor(3.0), torch.tensor(float("nan"))
+    warploom.check_triton(kernels.add, 1, [one, one, total, 1], BLOCK=32).raise_if_found()
+    assert total == 6
+
+
+def test_a_kernel_in_a_wrapper_of_a_package() -> None:
+    class Entry(triton.KernelInterface):
+        """As packages wrap kernels, to keep what they have compiled."""
+
+        def __init__(self, fn: Any) -> None:
+            self.fn, self.arg_names = fn, fn.arg_names
+
+    case = CASES["add"](np.random.default_rng(0))
+    warploom.check_triton(Entry(case.kernel), case.grid, case.arguments, **case.meta).raise_if_found()
+    assert case.error() <= 1
+
+
 @pytest.mark.parametrize(
     ("arguments", "options", "message"),
     [

@@ -375,6 +375,8 @@ def check_triton(
     """
     function, meta = _configured(kernel, arguments, meta)
     given = _by_name(function, arguments, meta)
+    given |= {p.name: meta[p.name] for p in function.params if p.name in meta and not p.is_constexpr}
+    meta = {name: x for name, x in meta.items() if name not in given}
     compiled = _compile(function, given, meta, target)
     signature = {name: kind for name, kind in compiled.src.signature.items() if kind != "constexpr"}
     metadata = compiled.metadata
@@ -400,7 +402,7 @@ def check_triton(
 # -- what Triton compiles
 def _configured(kernel: Any, arguments: Any, meta: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
     """The function under autotuners and heuristics, and the constants and options that these choose."""
-    while not hasattr(kernel, "warmup") or hasattr(kernel, "configs") or hasattr(kernel, "values"):
+    while not hasattr(kernel, "params") or hasattr(kernel, "configs") or hasattr(kernel, "values"):
         if hasattr(kernel, "configs"):
             meta = {**(kernel.configs[0].all_kwargs() if kernel.configs else {}), **meta}
         elif hasattr(kernel, "values"):
@@ -487,8 +489,8 @@ def _compile(function: Any, given: dict[str, Any], meta: Mapping[str, Any], targ
             descriptor: Any = importlib.import_module("triton.tools.tensor_descriptor")
             base = _Pointer(as_numpy(describe(x.base)))
             given[name] = descriptor.TensorDescriptor(base, list(x.shape), list(x.strides), list(x.block_shape))
-        elif not isinstance(x, int | float | str | type(None)) and hasattr(x, "shape") and x.shape != ():
-            given[name] = _Pointer(as_numpy(describe(x)))
+        elif hasattr(x, "data_ptr") or (hasattr(x, "shape") and x.shape != ()):
+            given[name] = _Pointer(as_numpy(describe(x if len(x.shape) else x.reshape(1))))
     with _in_place_of_gpu(triton.runtime.driver, _Target(compiler.GPUTarget("cuda", int(number[1]), 32))):
         return function.warmup(grid=(1,), **given, **meta)
 

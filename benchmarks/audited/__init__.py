@@ -1,0 +1,1 @@
+"""Cases of the audit of shipped kernels: each calls a package as installed, and says what its result should be."""
