@@ -43,11 +43,10 @@ def triton_launches_checked(target: str, gpu: bool) -> Iterator[None]:
             while not hasattr(function, "params"):
                 function = function.fn
             given = dict(zip(function.arg_names, arguments, strict=False))
-            where: Any = grid({**given, **meta}) if callable(grid) and not hasattr(kernel, "configs") else grid
-            if not callable(where) and 0 in where:
+            if not callable(grid) and 0 in grid:
                 return  # as Triton does
             name, file = function.fn.__name__, function.fn.__code__.co_filename
-            launch(name, file, lambda: warploom.check_triton(kernel, where, given, target=target, **meta))
+            launch(name, file, lambda: warploom.check_triton(kernel, grid, given, target=target, **meta))
 
         return run
 
