@@ -155,6 +155,26 @@ def test_what_is_no_number_is_compared_without_a_warning(bits):
     assert not compared("y", x, np.zeros(1), 0).ok
 
 
+@pytest.mark.parametrize(
+    ("shape", "where", "pattern"),
+    [
+        ((128, 64), np.s_[64:], "row 64 to 127"),
+        ((128, 64), np.s_[3, 5], "row 3, column 5"),
+        ((128, 64), np.s_[:, 1::2], "column 1 of every 2"),
+        ((128, 64), np.s_[:, np.arange(64) % 16 >= 8], "column 8 to 15 of every 16"),
+        ((128, 64), np.s_[::32, 32:], "row 0 of every 32, column 32 to 63"),
+        ((96,), np.s_[90:], "index 90 to 95"),
+        ((4, 4, 4), np.s_[2, :, :], "index 0 2"),
+        ((128, 64), np.s_[[1, 4, 9], [2, 3, 7]], ""),
+        ((128, 64), np.s_[:], ""),
+    ],
+)
+def test_a_pattern_of_wrong_elements_is_named(shape, where, pattern):
+    got = np.zeros(shape)
+    got[where] = 1
+    assert compared("y", got, np.zeros(shape), 0).pattern == pattern
+
+
 def test_check_shows_which_elements_are_wrong_and_which_kernels_it_left_out(invoke, target):
     result = invoke("check", target, "--set", "factor=3.0", "--seed", "1")
     assert result.exit_code == 1

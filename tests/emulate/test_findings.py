@@ -225,7 +225,7 @@ def test_a_finding_in_a_loop_names_its_iteration() -> None:
     (race,) = emulate(exchanged.trace(), 1, [numbers(64), 9]).findings
     (loop,) = race.loops
     assert loop == (replace(race.where, line=race.where.line - 1), 6)
-    assert f"where the loop of {loop[0]} is at 6" in str(race)
+    assert f"where the loop at {loop[0]} has index 6" in str(race)
 
 
 @kernel(threads=64)

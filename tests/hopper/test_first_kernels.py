@@ -102,7 +102,7 @@ def test_without_mistakes_they_are_right(name: str, seed: int | None) -> None:
 RING = {
     "no barrier": ("mbarrier", "and nothing orders its initialisation before: put a barrier"),
     "phase": ("deadlock", "free[0] is in phase 0 (parity 0), 4 of 4 arrivals missing (nothing has arrived"),
-    "one of each warp": ("mbarrier", "arrives at full[0] in a phase that has all its 1 arrivals"),
+    "one of each warp": ("mbarrier", "arrives at full[0] in a phase that has its 1 arrival"),
     "no stage": ("refused", "tile has 2 stages: choose one with tile.stage(ring.stage)"),
     "not advanced": ("mbarrier", "full[0]"),
     "stage 0 given back": ("mbarrier", "free[0]"),

@@ -3,6 +3,7 @@
 # pyright: reportInvalidTypeForm=false, reportOperatorIssue=false, reportArgumentType=false
 # pyright: reportUnusedExpression=false
 
+import linecache
 from typing import Any
 
 import numpy as np
@@ -10,7 +11,8 @@ import pytest
 
 from warploom.core.errors import LayoutError, ProblemError, TraceError, VerifyError
 from warploom.emulate import emulate
-from warploom.lang import Global, Kernel, bf16, f16, f32, kernel, u32
+from warploom.lang import Global, Kernel, bf16, f16, f32, functions, kernel, u32
+from warploom.lang.values import FUNCTIONS
 from warploom.layout import mma_fragment
 from warploom.ops.backends import compiled
 from warploom.tile.product import MmaSync, Wgmma
@@ -443,3 +445,36 @@ def test_two_numbers_are_an_index_unless_one_is_negative():
     emulate(program, 1, [x])
     with pytest.raises(TraceError, match="got <s32"):
         traces(lambda k, x: x.store(1.0, k.lane + k.select(k.lane < 4, 1, -1)))
+
+
+def test_functions_of_arrays_are_answered_with_those_for_traced_values():
+    assert all(hasattr(functions, name) for name in FUNCTIONS.values())
+
+
+@kernel(threads=32)
+def sums_of_bf16(k: Kernel, y: Global[f32]) -> None:
+    k.accumulator(mma_fragment("m16n8k16", "C"), bf16)
+
+
+@kernel(threads=32)
+def half_of_b(k: Kernel, y: Global[f32]) -> None:
+    k.load_fragment(k.shared(bf16, (64, 64), swizzle="auto"), mma_fragment("m16n8k16", "B"), 8, 0)
+
+
+@kernel(threads=32)
+def odd_columns(k: Kernel, y: Global[f32]) -> None:
+    k.shared(bf16, (64, 33)).load(0, k.lane)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "line", "says"),
+    [
+        (sums_of_bf16, "k.accumulator(", r"the value to begin with, not bf16: .*fragment\.packed\(bf16\)"),
+        (half_of_b, "k.load_fragment(", "row 8 is within the 16 rows that one load takes.*transposed=True"),
+        (odd_columns, ".load(0, k.lane)", r"a tile of 33 columns has panels of 32\+1.*a power of two of columns"),
+    ],
+)
+def test_a_misread_argument_is_told_at_its_line(wrong, line, says):
+    with pytest.raises((TraceError, LayoutError), match=says) as refused:
+        wrong.trace()
+    assert line in linecache.getline(__file__, refused.value.where.line)

@@ -118,9 +118,9 @@ def test_traced_strides_use_the_given_select() -> None:
 
 def test_carrying_displacements_are_refused() -> None:
     memory = SharedLayout(64, 128, 2, Swizzle(3, 4, 4))
-    with pytest.raises(LayoutError, match="carries"):
+    with pytest.raises(LayoutError, match="that one load takes"):
         split_displacement(memory, FRAGMENT_LANES, 8, 0)
-    with pytest.raises(LayoutError, match="carries"):
+    with pytest.raises(LayoutError, match="that one load takes"):
         split_displacement(memory, FRAGMENT_LANES, 0, 8)
     with pytest.raises(LayoutError, match="outside the tile"):
         split_displacement(memory, FRAGMENT_LANES, 64, 0)

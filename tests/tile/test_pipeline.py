@@ -264,7 +264,8 @@ def mistaken(
     *,
     readers: int = 4,
     rows: int = ROWS,
-    releases: bool = True,
+    releases: int = 1,
+    rounds: int = 8,
     sets_up: bool = True,
     place: int = 1,
 ) -> None:
@@ -275,7 +276,7 @@ def mistaken(
         ready(k, ring)
     with k.warps(4, 5), k.when(k.thread == 128):
         put = ring.producer()
-        with k.loop(8) as i:
+        with k.loop(rounds) as i:
             put.put((i * ROWS, 0)[:place] if place else i * ROWS)  # type: ignore[arg-type]
     with k.warps(0, 4):
         get = ring.consumer()
@@ -284,14 +285,15 @@ def mistaken(
             add_columns(k, get.wait(), 64, totals)
             k.fence_async()
             k.syncwarp()
-            if releases:
+            for _ in range(releases):
                 get.release()
         with k.when(k.thread < ROWS):
             out.store(totals[0].get() + totals[1].get(), k.thread)
 
 
 REFUSED: dict[str, tuple[dict[str, Any], str, tuple[str, ...]]] = {
-    "nothing is released": ({"releases": False}, "get.wait()", ("nothing releases X", "release()")),
+    "nothing is released": ({"releases": 0}, "get.wait()", ("nothing releases X", "release()")),
+    "released twice": ({"releases": 2}, "get.release()", ("X is released twice for one wait", "release once")),
     "fewer readers": ({"readers": 2}, "get.release()", ("4 warps release X", "readers=2", "readers=4")),
     "more readers": ({"readers": 8}, "get.release()", ("4 warps release X", "readers=8", "readers=4")),
     "never set up": ({"sets_up": False}, "ring = Pipeline(", ("never set up", "ready(k")),
@@ -313,6 +315,13 @@ def launched(configuration: dict[str, Any], box: int = ROWS, swizzle: int = 128)
     x, out = whole(8 * ROWS, 64), np.zeros(ROWS, np.float32)
     spec = TensorMapSpec(bf16, (64, 8 * ROWS), (128,), (64, box), swizzle)
     return emulate(mistaken.trace(**configuration), 1, [TensorMapArgument(x, spec), out])
+
+
+def test_a_producer_that_is_a_round_short_is_told_how_often_it_came() -> None:
+    (found,) = launched({"rounds": 7}).findings
+    text, _, line = found.message.partition("after 7 completed phases of X_full, the last from test_pipeline.py:")
+    assert "X_full[1] is in phase 2" in text
+    assert "put.put(" in linecache.getline(__file__, int(line.partition(" ")[0].strip("),;:")))
 
 
 MISFITS: dict[str, tuple[dict[str, Any], dict[str, int], tuple[str, ...]]] = {

@@ -36,7 +36,7 @@ class ExampleResult:
     """One array that was expected: an element's largest absolute error (NaN counts as infinite), and the tolerance.
 
     Of ``count`` elements ``wrong`` are beyond it, ``nans`` of them NaN; ``first`` has the indices of the first few,
-    what came out and what was expected.
+    what came out and what was expected. ``pattern`` says where they lie, if that is no more than a part of an axis.
     """
 
     name: str
@@ -47,6 +47,7 @@ class ExampleResult:
     wrong: int = 0
     nans: int = 0
     first: tuple[tuple[tuple[int, ...], float, float], ...] = ()
+    pattern: str = ""
 
 
 @dataclass(frozen=True)
@@ -138,14 +139,8 @@ def example_of(
     example = function.example_launch
     if example is None:
         raise ProblemError(f"{function.name} has no example: decorate a function with @{function.name}.example")
-    with located(_line_of(example)):
+    with located(SourceLine.of(example)):
         return _launch_of(function, example, program, seed, configuration or {})
-
-
-def _line_of(example: Callable[..., Any]) -> SourceLine:
-    """Where an example is defined."""
-    code = inspect.unwrap(example).__code__
-    return SourceLine(code.co_filename, code.co_firstlineno, code.co_name)
 
 
 def _launch_of(
@@ -197,7 +192,7 @@ def check_kernel(
     """
     program = program or traced_kernel(function, configuration)
     launch = example_of(function, program, seed, configuration)
-    with located(_line_of(function.example_launch) if function.example_launch is not None else function.where):
+    with located(SourceLine.of(function.example_launch) if function.example_launch is not None else function.where):
         emulation = emulate(program, launch.grid, launch.arguments, seed=seed)
         missed = tuple(uncovered(program, emulation, launch))
         return Checked(function.name, program, emulation, results_of(program, launch), uncovered=missed)
@@ -259,7 +254,27 @@ def compared(name: str, got: Any, expected: Any, tolerance: float) -> ExampleRes
     wrong = np.argwhere(off > tolerance)
     first = tuple((tuple(map(int, at)), float(found[tuple(at)]), float(wanted[tuple(at)])) for at in wrong[:_SHOWN])
     nans = int(np.isnan(found[off > tolerance]).sum())
-    return ExampleResult(name, largest, tolerance, largest <= tolerance, found.size, len(wrong), nans, first)
+    pattern = ", ".join(filter(None, (_part(axis, found.ndim, off > tolerance) for axis in range(found.ndim))))
+    return ExampleResult(name, largest, tolerance, largest <= tolerance, found.size, len(wrong), nans, first, pattern)
+
+
+def _part(axis: int, axes: int, wrong: Any) -> str:
+    """The indices along an axis at which elements are wrong: a range, or the same ones of every power of two."""
+    size = wrong.shape[axis]
+    bad = wrong.any(axis=tuple(x for x in range(axes) if x != axis))
+    where = np.flatnonzero(bad)
+    if not 0 < len(where) < size:
+        return ""
+    what = f"{('row', 'column')[axis] if axes == 2 else 'index' if axes == 1 else f'index {axis}'}"
+    if where[-1] - where[0] == len(where) - 1:
+        return f"{what} {where[0]}" if len(where) == 1 else f"{what} {where[0]} to {where[-1]}"
+    for period in (2**bits for bits in range(1, (size // 2).bit_length())):
+        parts = bad[: size - size % period].reshape(-1, period)
+        rest = np.flatnonzero(parts[0])
+        if (parts == parts[0]).all() and rest[-1] - rest[0] == len(rest) - 1:
+            span = f"{rest[0]}" if len(rest) == 1 else f"{rest[0]} to {rest[-1]}"
+            return f"{what} {span} of every {period}"
+    return ""
 
 
 def split_target(target: str) -> tuple[Path, str | None]:

@@ -21,6 +21,11 @@ if TYPE_CHECKING:
     from warploom.checking.suite import Outcome
     from warploom.core.errors import WarploomError
 
+_SCATTERED = (
+    "let lanes beside each other load elements beside each other, or bring the rows through shared memory",
+    "let lanes beside each other store elements beside each other: a fragment goes through a shared tile first",
+)
+"""How to load and to store what lanes should find beside each other."""
 _UNCOVERED = 5  # lines of a kernel that are told to be unexercised
 
 
@@ -272,7 +277,8 @@ def _show(name: str, one: Checked, compiles: bool) -> None:
                 out.print(f"  {where}: {here.actual}, {here.ideal} without", markup=False)
     scattered = {k: s for k, s in one.emulation.traffic.global_lines.items() if s.sectors > s.ideal}
     for (where, of), here in scattered.items():
-        text = f"{of} moves {here.sectors} sectors of 32 bytes, {here.ideal} if lanes were neighbours in memory"
+        text = f"{of} moves {here.sectors} sectors of 32 bytes, {here.ideal} if lanes were neighbours in memory: "
+        text += _SCATTERED[of.startswith(("st", "red", "atom"))]
         out.print(f"{name}: {where}: {text}", markup=False)
     if one.ok:
         code = code_size(one.program) if compiles else ""
@@ -294,6 +300,7 @@ def wrong_elements(result: ExampleResult) -> Iterator[str]:
     if result.ok:
         return
     nans = f", {result.nans} of them NaN" if result.nans else ""
-    yield f"{result.wrong} of {result.count} elements are wrong{nans}; the first:"
+    where = f", all at {result.pattern}" if result.pattern else ""
+    yield f"{result.wrong} of {result.count} elements are wrong{nans}{where}; the first:"
     for index, got, expected in result.first:
         yield f"{result.name}[{', '.join(map(str, index))}] is {got:.6g}, expected {expected:.6g}"

@@ -6,9 +6,10 @@ that name it as a result.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from warploom.core.dtypes import DType
 from warploom.isa.instruction import Instruction
@@ -28,6 +29,12 @@ class SourceLine:
     function: str = ""
     ptx: int = field(default=0, compare=False)
     callers: tuple[SourceLine, ...] = field(default=(), compare=False)
+
+    @classmethod
+    def of(cls, function: Any) -> SourceLine:
+        """The line where a function is defined; :data:`NOWHERE` for what is none of Python's."""
+        code = getattr(inspect.unwrap(function), "__code__", None)
+        return NOWHERE if code is None else cls(code.co_filename, code.co_firstlineno, code.co_name)
 
     def __str__(self) -> str:
         author = f"{self.file.rsplit('/', 1)[-1]}:{self.line}"

@@ -11,6 +11,7 @@ import math
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from itertools import takewhile
 from numbers import Integral
 from traceback import walk_tb
 from types import CodeType, FrameType
@@ -46,6 +47,8 @@ _PYTHON = "contextlib", "functools", "dataclasses"
 """Python's own modules whose functions call back."""
 _OWN = *(f"{_PACKAGE}.{name}." for name in ("isa", "lang", "layout", "tile")), *_PYTHON
 """Modules whose frames are the language itself, never the author's."""
+_OF_ARRAYS = "torch.", "numpy."
+"""Modules of whose functions a traced value refuses to be an argument."""
 _TRACER = f"{_PACKAGE}.lang.kernel"
 """The module that calls kernel functions: what lies beyond calls the trace."""
 _BITWISE = ("and", "or", "xor", "shl", "shr", "eq", "ne")
@@ -99,13 +102,17 @@ class Builder:
 
     def line_of(self, error: BaseException) -> SourceLine:
         """The author's line that an error came through, and the calls of the author's that led there."""
-        lines = dict[tuple[str, int], SourceLine]()  # a lambda is called where it stands
+        lines = dict[tuple[str, int], tuple[SourceLine, bool]]()  # a lambda is called where it stands
         for frame, line in walk_tb(error.__traceback__):
-            if not _is_of(frame, _OWN):
+            if not _is_of(frame, (*_OWN, *_OF_ARRAYS)):
                 code = frame.f_code
-                lines[code.co_filename, line] = SourceLine(code.co_filename, line, code.co_name)
-        where, *callers = list(lines.values())[::-1] or [NOWHERE]
-        return replace(where, callers=tuple(callers))
+                where = SourceLine(code.co_filename, line, code.co_name)
+                lines[code.co_filename, line] = where, _is_of(frame, (f"{_PACKAGE}.",))
+        found = list(lines.values())[::-1] or [(NOWHERE, True)]
+        if not found[0][1]:  # of a function that a kernel of the package calls, an epilogue
+            found = [*takewhile(lambda line: not line[1], found)]
+        (where, _), *callers = found
+        return replace(where, callers=tuple([line for line, _ in callers]))
 
     # -- values
     def constant(self, value: int | float | bool, dtype: DType) -> Traced:
@@ -319,6 +326,10 @@ class Builder:
             yield
         finally:
             self._conditions.pop()
+
+    def block_here(self) -> object:
+        """What tells the block that is being written from others."""
+        return self._blocks[-1]
 
     def warps_here(self, count: int) -> range | None:
         """Which of the ``count`` warps of a CTA execute what is written now; None under a condition."""

@@ -324,6 +324,11 @@ class FragmentWords(WarpWords):
 
     def accumulator(self, layout: FragmentLayout, value: Number | None = 0.0, name: str = "") -> Fragment:
         """A mutable f32 (or packed f16) fragment, initialised unless ``value`` is None."""
+        if is_a(value, DType):
+            raise TraceError(
+                f"k.accumulator takes the value to begin with, not {value}: sums are f32; fragment.packed({value}) or "
+                f"fragment.as_operand(layout, {value}) rounds them"
+            )
         if layout.element_bits == 16:
             packed = self.registers(u32, layout.registers, None if value is None else 0, name)
             return Fragment(self, layout, f16, tuple(packed))

@@ -84,8 +84,7 @@ class KernelFunction:
             raise TraceError(
                 f"{self.name} has no parameter {unknown[0]!r}, which outputs names; it has {', '.join(self.names)}"
             )
-        code = self.function.__code__
-        self.where = SourceLine(code.co_filename, code.co_firstlineno, code.co_name)
+        self.where = SourceLine.of(self.function)
         """The line of the definition: that of its decorator."""
         self.sees = Versioned(self.function, self.threads, self.cluster)
         """Tells whether a trace would see other values than the one before."""

@@ -140,24 +140,24 @@ class Traced:
         apply = getattr(operator, _OPERATORS.get(ufunc.__name__, ""), None)
         numbers = [x.item() if getattr(x, "shape", None) == () else x for x in inputs]
         if apply is None or method != "__call__" or options or any(hasattr(x, "shape") for x in numbers):
-            self._refuse(f"numpy.{ufunc.__name__}")
+            self._refuse("numpy.", ufunc.__name__)
         return apply(*numbers)
 
     def __array_function__(self, function: Any, *_: object) -> NoReturn:
-        self._refuse(f"numpy.{function.__name__}")
+        self._refuse("numpy.", function.__name__)
 
     @classmethod
     def __torch_function__(
         cls, function: Any, _types: object, arguments: tuple[Any, ...] = (), named: dict[str, Any] | None = None
     ) -> NoReturn:
         traced = next(x for x in (*arguments, *(named or {}).values()) if isinstance(x, Traced))
-        traced._refuse(f"torch's {getattr(function, '__name__', function)}")
+        traced._refuse("torch's ", str(getattr(function, "__name__", function)))
 
-    def _refuse(self, function: str) -> NoReturn:
-        raise TraceError(
-            f"{function} computes with arrays, {self!r} is a value of the running kernel: use "
-            f"k's words, or warploom.lang.functions where there is no k (an epilogue)"
-        )
+    def _refuse(self, owner: str, name: str) -> NoReturn:
+        cure = "use k's words, or warploom.lang.functions where there is no k (an epilogue)"
+        if name in FUNCTIONS:
+            cure = f"warploom.lang.functions.{FUNCTIONS[name]} is the one for it"
+        raise TraceError(f"{owner}{name} computes with arrays, {self!r} is a value of the running kernel: {cure}")
 
     def __iter__(self) -> NoReturn:
         raise TraceError(f"{self!r} is one value, not a sequence")
@@ -277,6 +277,25 @@ _OPERATORS = {
     "not_equal": "ne",
 }
 """NumPy's function for an operator → the operator's method, where a NumPy number stands on the left."""
+
+
+_SAME = (
+    "maximum",
+    "minimum",
+    "exp2",
+    "exp",
+    "log",
+    "tanh",
+    "reciprocal",
+    "sqrt",
+    "absolute",
+    "relu",
+    "sigmoid",
+    "silu",
+    "gelu",
+)
+FUNCTIONS = {name: name for name in _SAME} | {"where": "select", "abs": "absolute", "fabs": "absolute"}
+"""NumPy's and torch's function → that of ``warploom.lang.functions``, which takes traced values."""
 
 
 def defining_op(value: Traced) -> Op | None:

@@ -54,9 +54,11 @@ def split_displacement(memory: SharedLayout, lanes: LinearMap, row: int, col: in
     for dim, constant in (("row", row), ("col", inner)):
         used = lanes.out_mask(dim)
         if used & constant:
+            span = 1 << used.bit_length()
             raise LayoutError(
-                f"the displacement {dim}={constant} shares bits with the lanes' own {dim} bits ({used:#b}), so the sum "
-                "carries; use a multiple of the lanes' span"
+                f"{dim} {constant} is within the {span} {dim}s that one load takes: give a multiple of {span}. If "
+                "the tile stores the operand's transpose (B with rows along N), say so: k.load_fragment(…, "
+                "transposed=True), k.reader(tile, layout.transposed())"
             )
     displacement: int = within.map.apply(row=row, col=inner)["byte"]
     reached = lane_addresses(memory, lanes).out_mask("byte")

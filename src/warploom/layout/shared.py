@@ -108,7 +108,7 @@ class SharedLayout:
         """
         if dtype.bytes != self.element_bytes:
             raise LayoutError(f"the tile has elements of {self.element_bytes} bytes, the tensor of {dtype}")
-        self._equal_panels("a tensor map's boxes")
+        self._equal_panels("a tensor map's boxes need")
         box = (self.panels[0].cols, rows or self.rows, *(1,) * (len(shape) - 2))
         return TensorMapSpec(dtype, shape, strides, box[: len(shape)], self.row_bytes if self.swizzle.bits else 0)
 
@@ -118,7 +118,7 @@ class SharedLayout:
         ``transposed``: rows of K, columns of M or N. Raises LayoutError unless the rows are swizzled over their 128, 64
         or 32 bytes.
         """
-        self._equal_panels("a wgmma operand")
+        self._equal_panels("a wgmma operand needs")
         if self.row_bytes not in (32, 64, 128) or self.swizzle != Swizzle.for_row_bytes(self.row_bytes):
             raise LayoutError(
                 "wgmma reads rows of 128, 64 or 32 bytes that are swizzled over their width, not "
@@ -154,10 +154,10 @@ class SharedLayout:
 
     def _equal_panels(self, what: str) -> None:
         if self.padding:
-            raise LayoutError(f"{what} need rows without padding")
+            raise LayoutError(f"{what} rows without padding")
         if any(p.cols != self.panels[0].cols for p in self.panels):
             widths = "+".join(str(p.cols) for p in self.panels)
-            raise LayoutError(f"{what} need panels of one width, not {widths}: choose panel_cols, or another width")
+            raise LayoutError(f"{what} panels of one width, not {widths}: choose panel_cols, or another width")
 
     def panel_layout(self, index: int) -> SharedLayout:
         """Panel ``index`` as a tile of its own; add its ``byte_offset``."""
@@ -225,8 +225,9 @@ class SharedLayout:
         first = self.panels[0]
         if any(panel.cols != first.cols for panel in self.panels):
             raise LayoutError(
-                f"the column is not known when tracing, and the panels {'+'.join(str(p.cols) for p in self.panels)} "
-                "have different strides; address panel_layout(index) and add its byte_offset"
+                f"a tile of {self.cols} columns has panels of {'+'.join(str(p.cols) for p in self.panels)}, whose rows "
+                "have different strides, and the column is not known while tracing: make the tile wider, by a power of "
+                "two of columns (k.shared, the last ones unused), or give the column as a number"
             )
         index = col >> (first.cols.bit_length() - 1)
         return self._within(row, col & (first.cols - 1), first.cols) + index * self.panels[1].byte_offset

@@ -319,6 +319,7 @@ class Cursor:
 
     def __init__(self, pipeline: Pipeline, position: Position, released: Position | None = None) -> None:
         self._pipeline, self._position, self._released = pipeline, position, released or position
+        self._given_back: tuple[object, SourceLine] | None = None  # the block and line of a release since the last wait
 
     @property
     def stage(self) -> Number:
@@ -371,6 +372,7 @@ class Cursor:
     def wait_all(self) -> tuple[SharedTile, ...]:
         """The stage's tiles, once they are full."""
         self._pipeline.used("wait")
+        self._given_back = None
         self._pipeline.full.wait(self._position.phase, self.stage)
         return self.tiles
 
@@ -384,9 +386,20 @@ class Cursor:
         if p.empty is None:
             raise TraceError("nobody releases this pipeline: it was made with readers=0")
         p.used("release")
+        self._refuse_again()
         p.released_by.add()
         p.empty.arrive(self._released.stage, when=p.k.lane == 0)
         self._released.advance()
+
+    def _refuse_again(self) -> None:
+        """Refuse a second release of a block without a wait between: it gives back a stage that nobody waited for."""
+        k, before = self._pipeline.k, self._given_back
+        self._given_back = k.block_here(), k.here()
+        if before is not None and before[0] is self._given_back[0] and self._released is self._position:
+            raise TraceError(
+                f"{self._pipeline.name} is released twice for one wait, at {before[1]} and here: a release gives one "
+                "stage back and moves on to the next, so wait for that one before, or release once"
+            ).at(k.here())
 
     def advance(self) -> None:
         """Move on to the next stage; this one is released later, or by another cursor."""
@@ -399,6 +412,7 @@ class Cursor:
         The warps must take turns at the stages: by its parity, a wait cannot tell a phase from the one two before.
         """
         self._pipeline.part_ways()
+        self._given_back = None
         ring, n = self._registers(), self._pipeline.stages
         total = ring.stage.get() + count
         rounds = total // n
@@ -410,6 +424,7 @@ class Cursor:
     def catch_up(self, other: Cursor) -> None:
         """Move to the position of another cursor of this pipeline."""
         self._pipeline.part_ways()
+        self._given_back = None
         mine, theirs = self._registers(), other._registers()
         mine.stage.set(theirs.stage)
         mine.phase.set(theirs.phase)

@@ -132,6 +132,10 @@ class Mbarriers:
                 return f"{region.name}[{index}]" if region.bytes > BYTES else region.name
         return f"byte {address}"
 
+    def _region(self, bar: Mbarrier) -> str:
+        """The author's name of the mbarriers that one is among, the stages of a ring."""
+        return self.name(bar.address).partition("[")[0]
+
     def describe(self, row: int, waits: Mapping[int, SourceLine]) -> str:
         """The mbarriers of a warp's cluster that are in the middle of a phase or waited for; rows wait at ``waits``.
 
@@ -150,6 +154,7 @@ class Mbarriers:
         text, warps = f"is in phase {bar.phase} (parity {bar.phase & 1})", self.clocks.warps_per_cta
         if bar.pending:
             text += f", {bar.pending} of {bar.count} arrivals missing ({self._who_came(bar, waits)})"
+            text += self._rounds(bar)
         if bar.tx:
             of = f"{bar.tx} of" if bar.tx > 0 else f"{-bar.tx} more than"
             text += f", {of} {bar.expected} expected bytes {'missing' if bar.tx > 0 else 'have come'}"
@@ -158,6 +163,13 @@ class Mbarriers:
             rows = {w.by.row for w in bar.waiters if w.parity == parity}
             text += f", waited for by {warps_text(rows, warps)} (parity {parity})" if rows else ""
         return text
+
+    def _rounds(self, bar: Mbarrier) -> str:
+        """How often the stages of a ring were completed, where the next phase has not begun; '' for all else."""
+        if bar.arrival is None or bar.current.came:
+            return ""
+        rounds = sum(b.phase for b in self.all.values() if b.cta == bar.cta and self._region(b) == self._region(bar))
+        return f" after {rounds} completed phases of {self._region(bar)}, the last from {bar.arrival.where.stack}"
 
     def _who_came(self, bar: Mbarrier, waits: Mapping[int, SourceLine]) -> str:
         """Name the warps that have come in the current phase, and where those are that came only in the last one."""
@@ -325,8 +337,8 @@ class Mbarriers:
     def _arrive(self, bar: Mbarrier, expected: int, by: Actor) -> None:
         if bar.pending == 0:
             message = (
-                f"{by.name} arrives at {self.name(bar.address)} in a phase that has all its {bar.count} arrivals and "
-                f"still misses {bar.tx} bytes: arrive once for each expected arrival"
+                f"{by.name} arrives at {self.name(bar.address)} in a phase that has its {bar.count} "
+                f"arrival{'s' * (bar.count > 1)} and still misses {bar.tx} bytes: arrive once for each expected arrival"
             )
             self._found(bar, by, message)
             bar.pending += 1
@@ -410,9 +422,10 @@ class Mbarriers:
             if bar.current.known is None or bar.current.known[CONTROL, waiter] >= stamp:
                 continue
             warp = waiter % self.clocks.warps_per_cta
+            seen = f"the end of phase {bar.phase - 1}" if bar.phase else "that it begins empty (its first wait)"
             message = (
-                f"phase {bar.phase} of {self.name(bar.address)} may end before warp {warp} has seen the end of phase "
-                f"{bar.phase - 1}, and would then wait for the wrong phase: "
+                f"phase {bar.phase} of {self.name(bar.address)} may end before warp {warp} has seen {seen}, and would "
+                "then wait for the wrong phase: "
                 "order the arrivals after that wait (is a stage released twice for one wait?)"
             )
             self._found(bar, by, message)

@@ -90,7 +90,7 @@ class Finding:
         """The number of times that the defect was met, and the first lane that met it."""
         rank = "" if self.rank is None else f" (rank {self.rank} of its cluster)"
         place = f"in CTA {self.cta}{rank}, warp {self.warp}, lane {self.lane}"
-        place += "".join(f", where the loop of {line} is at {index}" for line, index in self.loops)
+        place += "".join(f", where the loop at {line} has index {index}" for line, index in self.loops)
         return f"{self.count} times; first {place}" if self.count > 1 else place
 
     def __str__(self) -> str:

@@ -93,6 +93,7 @@ class Epilogue:
 
         Raises ProblemError if it does not return one f32 or number.
         """
+        from warploom.ir.statements import SourceLine
         from warploom.lang.functions import as_f32
         from warploom.lang.values import Traced
 
@@ -100,13 +101,14 @@ class Epilogue:
             return x
         result = self.function(x, *extras)
         if not isinstance(result, Traced | int | float):
-            raise ProblemError(f"the epilogue must return one traced value, not {type(result).__name__}")
+            error = ProblemError(f"the epilogue must return one traced value, not {type(result).__name__}")
+            raise error.at(SourceLine.of(self.function))
         if isinstance(result, Traced) and result.dtype is not f32:
             what = "a condition" if result.dtype is pred else f"a {result.dtype}"
             raise ProblemError(
                 f"the epilogue must return an f32, not {what}: warploom.lang.functions.select(condition, a, b) makes "
                 "numbers of a condition"
-            )
+            ).at(SourceLine.of(self.function))
         return as_f32(result, x)
 
 
